@@ -1,11 +1,11 @@
-"""Draws what `nocap.dashboard` lays out: its panels of loss and speed, from the JSON that it writes and the
-same runs' own rows.
+"""Draws what `nocap.dashboard` lays out: its panels of loss and speed, from the JSON that it writes
+and the same runs' own rows.
 
     python -m nocap.dashboard GRID --json dashboard.json
     python docs/dashboard_picture.py dashboard.json GRID dashboard.png
 
-It asks no server. A line is the mean over seeds at a step, its band their standard deviation; a bar is the
-value at the end.
+It asks no server. A line is the mean over seeds at a step, its band their standard deviation; a bar
+is the value at the end.
 """
 
 from __future__ import annotations
@@ -40,22 +40,27 @@ def line(axes: Any, seeds: list[list[dict[str, Any]]], x: str, y: str, label: st
     spread = [stdev(values) if len(values) > 1 else 0.0 for _, values in whole]
     axes.plot(xs, ys, label=label)
     axes.fill_between(
-        xs, *([y + side * sd for y, sd in zip(ys, spread, strict=True)] for side in (-1, 1)), alpha=0.25
+        xs,
+        *([y + side * sd for y, sd in zip(ys, spread, strict=True)] for side in (-1, 1)),
+        alpha=0.25,
     )
     axes.set(xlabel=x, ylabel=y)
 
 
 def main(dashboard: str, grid: str, picture: str) -> None:
-    sections = json.loads(Path(dashboard).read_text())["workspace"]["spec"]["section"]["panelBankConfig"][
-        "sections"
-    ]
+    sections = json.loads(Path(dashboard).read_text())["workspace"]["spec"]["section"][
+        "panelBankConfig"
+    ]["sections"]
     drawn = [section for section in sections if section["name"] in ("Loss", "Speed and memory")]
     panels = [panel["config"] for section in drawn for panel in section["panels"]]
     records = {record.identity: record for record in api.load(grid)}
     arms = [
-        (arm["label"], [records[identity] for identity in arm["runs"]]) for arm in api.compare(grid)["arms"]
+        (arm["label"], [records[identity] for identity in arm["runs"]])
+        for arm in api.compare(grid)["arms"]
     ]
-    figure, grid_axes = pyplot.subplots(-(-len(panels) // 3), 3, figsize=(13, 9), layout="constrained")
+    figure, grid_axes = pyplot.subplots(
+        -(-len(panels) // 3), 3, figsize=(13, 9), layout="constrained"
+    )
     for axes, panel in zip(grid_axes.flat, panels, strict=True):
         (shown,) = panel["metrics"]
         metric = RECORDED[shown]
@@ -66,10 +71,14 @@ def main(dashboard: str, grid: str, picture: str) -> None:
                 line(axes, rows, panel["xAxis"], metric, label)
             else:
                 ends = [at_the_end(run.summary)[metric] for run in runs]
-                axes.barh(label, fmean(ends), xerr=stdev(ends) if len(ends) > 1 else 0, color=f"C{i}")
+                axes.barh(
+                    label, fmean(ends), xerr=stdev(ends) if len(ends) > 1 else 0, color=f"C{i}"
+                )
         axes.set_xlim(panel.get("xAxisMin"), panel.get("xAxisMax"))
         axes.set_ylim(panel.get("yAxisMin"), panel.get("yAxisMax"))
-    grid_axes.flat[0].figure.legend(*grid_axes.flat[1].get_legend_handles_labels(), loc="outside lower right")
+    grid_axes.flat[0].figure.legend(
+        *grid_axes.flat[1].get_legend_handles_labels(), loc="outside lower right"
+    )
     figure.savefig(picture, dpi=70)
 
 

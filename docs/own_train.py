@@ -1,5 +1,5 @@
-"""A training script that knows nothing of nocap: a bigram model of this page's folder, by stochastic gradient
-descent, in numpy."""
+"""A training script that knows nothing of nocap: a bigram model of this page's folder, by
+stochastic gradient descent, in numpy."""
 
 import argparse
 from pathlib import Path
@@ -14,7 +14,8 @@ args = parser.parse_args()
 
 rng = np.random.default_rng(args.seed)
 tokens = np.frombuffer(
-    b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.md"))), dtype=np.uint8
+    b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.md"))),
+    dtype=np.uint8,
 )
 train, val = tokens[: len(tokens) * 9 // 10], tokens[len(tokens) * 9 // 10 :]
 logits = rng.normal(0, 0.02, (256, 256))

@@ -1,5 +1,5 @@
-"""A program that proposes: it doubles the learning rate of docs/own_train.py for as long as that is shown to
-help."""
+"""A program that proposes: it doubles the learning rate of docs/own_train.py for as long as that is
+shown to help."""
 
 import json
 import os
@@ -19,7 +19,9 @@ def answer(best: float, lr: float) -> dict:
     folder = Path(f"lr-{best}")  # of the campaign against the best so far
     folder.mkdir(exist_ok=True)
     rules = {"gain": 0.01, "command": train(best), "metric": r"val loss (\S+)"}
-    (folder / "study.yaml").write_text(json.dumps({"question": "which learning rate?", "propose": rules}))
+    (folder / "study.yaml").write_text(
+        json.dumps({"question": "which learning rate?", "propose": rules})
+    )
     command = [sys.executable, "-m", "nocap.study", str(folder), "--json", "--propose", train(lr)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     if done.returncode > 1:

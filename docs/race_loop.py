@@ -1,5 +1,5 @@
-"""Race two settings of docs/own_train.py until the answer is safe, or until the next command would take more
-minutes than are left. The program reads nothing but JSON."""
+"""Race two settings of docs/own_train.py until the answer is safe, or until the next command would
+take more minutes than are left. The program reads nothing but JSON."""
 
 import json
 import os

@@ -38,7 +38,8 @@ def table(path: Path, names: list[str], rows: list[list[object]]) -> None:
 # What programs print: a line a validation, in a file ARM/seedN.log
 PRINTED = {
     "nanogpt": "step {step}: train loss {loss:.4f}, val loss {loss:.4f}\n",
-    "torchtitan": "[titan] 12:00:00,000 - root - INFO - validate step: {step}  loss: {loss:.4f}  tps: 9\n",
+    "torchtitan": "[titan] 12:00:00,000 - root - INFO - validate step: {step}  loss: {loss:.4f}  "
+    "tps: 9\n",
     "nanochat": "Step {step:05d} | Validation bpb: {loss:.6f}\n",
     "llmc": "s:{step} tel:{loss:.4f}\n",
     "modded": "step:{step}/200 val_loss:{loss:.4f} train_time:{step}00ms step_avg:100.00ms\n",
@@ -70,10 +71,16 @@ def tables(root: Path) -> None:
         table(root / "csv" / f"{arm}_seed{seed}.csv", ["step", "val_loss"], points)
         written(
             root / "jsonl" / arm / f"seed{seed}.jsonl",
-            "".join(json.dumps({"step": step, "val": {"loss": loss}}) + "\n" for step, loss in points),
+            "".join(
+                json.dumps({"step": step, "val": {"loss": loss}}) + "\n" for step, loss in points
+            ),
         )
         version = root / "lightning" / "lightning_logs" / f"version_{number}"
-        table(version / "metrics.csv", ["epoch", "step", "val_loss"], [[0, *point] for point in points])
+        table(
+            version / "metrics.csv",
+            ["epoch", "step", "val_loss"],
+            [[0, *point] for point in points],
+        )
         written(version / "hparams.yaml", f"arm: {arm}\nseed: {seed}\n")
         epochs = [[epoch, loss, loss] for epoch, loss in enumerate(curve.values())]
         table(root / "keras" / arm / f"seed{seed}.csv", ["epoch", "loss", "val_loss"], epochs)
@@ -84,14 +91,20 @@ def tables(root: Path) -> None:
         table(board, ["Wall time", "Step", "Value"], [[9.5, *point] for point in points])
         rows = [{"step": step, "eval_loss": loss, "epoch": step / 100} for step, loss in points]
         state = {"best_metric": None, "global_step": 200, "max_steps": 200, "log_history": rows}
-        written(root / "hf" / arm / f"seed{seed}" / "trainer_state.json", json.dumps(state, indent=2))
-    ends = [[f"{arm}-seed{seed}", "finished", seed, 200, losses(arm, seed)[200]] for arm, seed in RUNS]
+        written(
+            root / "hf" / arm / f"seed{seed}" / "trainer_state.json", json.dumps(state, indent=2)
+        )
+    ends = [
+        [f"{arm}-seed{seed}", "finished", seed, 200, losses(arm, seed)[200]] for arm, seed in RUNS
+    ]
     table(root / "wandb_table" / "export.csv", ["Name", "State", "seed", "iter", "val/loss"], ends)
     names = ["iter"]
     for arm, seed in RUNS:
         metric = f"{arm}-seed{seed} - val/loss"
         names += [metric, f"{metric}__MIN", f"{metric}__MAX"]
-    rows_of_panel = [[step, *(losses(*run)[step] for run in RUNS for _ in range(3))] for step in STEPS]
+    rows_of_panel = [
+        [step, *(losses(*run)[step] for run in RUNS for _ in range(3))] for step in STEPS
+    ]
     table(root / "wandb_panel" / "export.csv", names, rows_of_panel)
 
 
@@ -105,7 +118,9 @@ def mlflow(root: Path) -> None:
             "CREATE TABLE params (key, value, run_uuid);"
         )
         for number, (arm, seed) in enumerate(RUNS):
-            base.execute("INSERT INTO runs VALUES (?, 'a', 'FINISHED', ?, 'active')", (number, number))
+            base.execute(
+                "INSERT INTO runs VALUES (?, 'a', 'FINISHED', ?, 'active')", (number, number)
+            )
             settings = [("arm", arm, number), ("seed", str(seed), number)]
             base.executemany("INSERT INTO params VALUES (?, ?, ?)", settings)
             points = [(loss, number, step) for step, loss in losses(arm, seed).items()]
@@ -115,7 +130,9 @@ def mlflow(root: Path) -> None:
 
 def tensorboard(root: Path) -> None:
     for arm, seed in RUNS:
-        path = root / "tensorboard" / arm / f"seed{seed}" / "events.out.tfevents.1795803088.host.1.0"
+        path = (
+            root / "tensorboard" / arm / f"seed{seed}" / "events.out.tfevents.1795803088.host.1.0"
+        )
         events = [b"\x1a\x0dbrain.Event:2"]
         for step, loss in losses(arm, seed).items():
             value = b"\x0a\x08val_loss" + b"\x15" + struct.pack("<f", loss)

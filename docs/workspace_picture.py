@@ -1,5 +1,5 @@
-"""Draws what W&B's own page of a project has of a grid, before anybody arranges it: a panel for each metric
-that is not hidden, in sections that are sorted by name, as the runs send them.
+"""Draws what W&B's own page of a project has of a grid, before anybody arranges it: a panel for
+each metric that is not hidden, in sections that are sorted by name, as the runs send them.
 
     python docs/workspace_picture.py GRID workspace.png
 
@@ -23,7 +23,9 @@ from matplotlib import pyplot  # after the choice of a backend that needs no scr
 def drawn(row: Row) -> dict[str, float]:
     """The metrics of a row that have a panel, by their names in W&B."""
     shown = {name_there(name): value for name, value in row.items() if value is not None}
-    return {name: value for name, value in shown.items() if name not in AXES and name[:6] != "clock/"}
+    return {
+        name: value for name, value in shown.items() if name not in AXES and name[:6] != "clock/"
+    }
 
 
 def main(grid: str, picture: str) -> None:

@@ -56,7 +56,8 @@ def main() -> None:
         if command is not None and not asked:
             close = difflib.get_close_matches(command, COMMANDS, n=1)
             print(
-                f"nocap: {command[:80]!a} is no command{f' (did you mean {close[0]}?)' if close else ''}",
+                f"nocap: {command[:80]!a} is no "
+                f"command{f' (did you mean {close[0]}?)' if close else ''}",
                 file=sys.stderr,
             )
         print(USAGE.format(commands=usage), file=sys.stdout if asked else sys.stderr)
@@ -69,8 +70,8 @@ def main() -> None:
 
 
 def _complete() -> None:
-    """Answer bash: the commands' names, or Hydra's completion with the command's name taken out of the
-    line."""
+    """Answer bash: the commands' names, or Hydra's completion with the command's name taken out of
+    the line."""
     typed = os.environ.get("COMP_LINE", "").split(" ")
     if len(typed) <= 2 or typed[1] != "train":
         print(" ".join(name for name in COMMANDS if len(typed) < 2 or name.startswith(typed[1])))

@@ -5,8 +5,8 @@
     api.train("model=nano", "attention=gqa", "seed=0")
     print(api.compare("outputs", baseline="attention=flash")["arms"])
 
-Everything is as on the command line: a run that is done is not trained again, and each one trains in a
-process of its own.
+Everything is as on the command line: a run that is done is not trained again, and each one trains
+in a process of its own.
 """
 
 from __future__ import annotations
@@ -40,13 +40,14 @@ Paths = str | Path | Iterable[str | Path]
 
 
 class TrainingError(RuntimeError):
-    """A run failed. The message is its summary's `error`, its log is `train.log` in the run's folder."""
+    """A run failed. The message is its summary's `error`, its log is `train.log` in the run's
+    folder."""
 
 
 def compose(*what: str | DictConfig) -> Run:
     """Return the checked run of these overrides: `compose("model=nano", "attention=gqa",
-    "seed=1").attention.n_kv_heads`. Or of one whole config, as `hydra.compose` or a run's `config.yaml`
-    gives it, each part with its `kind`.
+    "seed=1").attention.n_kv_heads`. Or of one whole config, as `hydra.compose` or a run's
+    `config.yaml` gives it, each part with its `kind`.
 
     Errors:
         ValueError: a wrong option, key, type or value, in one line.
@@ -57,12 +58,13 @@ def compose(*what: str | DictConfig) -> Run:
 
 
 def train(*what: Run | str, quiet: bool = False) -> dict[str, Any]:
-    """Train a run, given as overrides or as one `Run`, and return its summary: what `summary.json` holds.
+    """Train a run, given as overrides or as one `Run`, and return its summary: what `summary.json`
+    holds.
 
-    Losses are in nats per token, `clock_s` and `epoch_s` in seconds, `step_ms` in milliseconds, `memory_mib`
-    in MiB. `status` is finished, diverged, or preempted after a signal such as Ctrl-C: the same call then
-    goes on. With `quiet`, the run's output is in its log only. Call it from the main thread, as signals are
-    handled there.
+    Losses are in nats per token, `clock_s` and `epoch_s` in seconds, `step_ms` in milliseconds,
+    `memory_mib` in MiB. `status` is finished, diverged, or preempted after a signal such as Ctrl-C:
+    the same call then goes on. With `quiet`, the run's output is in its log only. Call it from the
+    main thread, as signals are handled there.
 
     Errors:
         ValueError: the input is invalid, or another process is training this run.
@@ -80,7 +82,9 @@ def train(*what: Run | str, quiet: bool = False) -> dict[str, Any]:
         composed = composing.composed([str(override) for override in what])
         run, choices = composed.run, composed.choices
     planned = replace(plan(run, choices=choices), swept=typed_keys(run, map(str, what)))
-    ended = train(planned, started=started, log=lambda line: None if quiet else print(line), quiet=quiet)
+    ended = train(
+        planned, started=started, log=lambda line: None if quiet else print(line), quiet=quiet
+    )
     if ended.status == "refused":
         raise ValueError(ended.summary["error"])
     if ended.status == "failed":
@@ -89,8 +93,8 @@ def train(*what: Run | str, quiet: bool = False) -> dict[str, Any]:
 
 
 def load(paths: Paths = "outputs") -> list[runs.Record]:
-    """Return the records of runs: each with its config, summary, manifest and loss curve. A run counts
-    once.
+    """Return the records of runs: each with its config, summary, manifest and loss curve. A run
+    counts once.
 
     A path is a run's folder, a folder of runs, a grid's folder, a glob, or a name, looked for in
     `outputs/runs`. A warning names each run that is left out because its record is damaged.
@@ -99,7 +103,10 @@ def load(paths: Paths = "outputs") -> list[runs.Record]:
         ValueError: a path holds no run.
     """
     loaded = runs.load(_several(paths))
-    for line in [*(f"{name}: left out, {why}" for name, why in loaded.unreadable.items()), *loaded.problems]:
+    for line in [
+        *(f"{name}: left out, {why}" for name, why in loaded.unreadable.items()),
+        *loaded.problems,
+    ]:
         warnings.warn(visible(line), stacklevel=2)
     return loaded.records
 
@@ -119,9 +126,9 @@ def frame(paths: Paths = "outputs") -> pd.DataFrame:
 
 
 def load_model(source: str | Path, *, device: str = "cpu") -> Trained:
-    """Return the model of a run's newest checkpoint, or of a file that `nocap.export` wrote, in fp32 and
-    ready to read: its `model`, `run`, `encoding` and `step`. `source` is the file, or a run's folder or
-    name.
+    """Return the model of a run's newest checkpoint, or of a file that `nocap.export` wrote, in
+    fp32 and ready to read: its `model`, `run`, `encoding` and `step`. `source` is the file, or a
+    run's folder or name.
 
     Errors:
         ValueError: it is neither, or holds no valid model.
@@ -152,21 +159,22 @@ def compare(
     names: str = "",
     hardware: str | None = None,
 ) -> dict[str, Any]:
-    """Return the comparison of these runs, arm by arm: what `python -m nocap.compare --json` writes,
-    without the records, from which such a file is judged again.
+    """Return the comparison of these runs, arm by arm: what `python -m nocap.compare --json`
+    writes, without the records, from which such a file is judged again.
 
-    `baseline` is an arm's label or id, one of its runs, or `key=value`. `target` is a validation loss in nats
-    per token: the time to it is then compared as well. `allow` names differences to compare across: kernel,
-    data, source, torch or a validation key. Of runs whose losses measure different things the largest group
-    is compared, or that with the id `group`; `problems` names each other one. `against="previous"`
-    compares each arm with the one before it in time. `cautious` gives losses the
-    wide interval. A path can also be a log of another trainer, or a folder of such, as `format`, `columns`
-    (`"step=iter,arm=attention+mlp"`), `names` and `hardware` say. Or it is such a file: its records are
-    compared as it asks, but for what is given here, and `problems` names what it says and they do not.
+    `baseline` is an arm's label or id, one of its runs, or `key=value`. `target` is a validation
+    loss in nats per token: the time to it is then compared as well. `allow` names differences to
+    compare across: kernel, data, source, torch or a validation key. Of runs whose losses measure
+    different things the largest group is compared, or that with the id `group`; `problems` names
+    each other one. `against="previous"` compares each arm with the one before it in time.
+    `cautious` gives losses the wide interval. A path can also be a log of another trainer, or a
+    folder of such, as `format`, `columns` (`"step=iter,arm=attention+mlp"`), `names` and `hardware`
+    say. Or it is such a file: its records are compared as it asks, but for what is given here, and
+    `problems` names what it says and they do not.
 
     Errors:
-        ValueError: a path holds no run and no log, no arm is the baseline, there is no such group, or two
-            files cannot be joined.
+        ValueError: a path holds no run and no log, no arm is the baseline, there is no such group,
+            or two files cannot be joined.
     """
     from msgspec import structs
 

@@ -1,5 +1,5 @@
-"""`python -m nocap.bench`: which arm's training step is faster on this machine, by how much, with an
-interval."""
+"""`python -m nocap.bench`: which arm's training step is faster on this machine, by how much, with
+an interval."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 SECONDS = 120.0
 FORMS = """\
-OVERRIDES are as nocap.train takes them. Every arm gets them, and its own on top; the first arm is the
-baseline, and runs twice. Tokens are random; on a CPU an arm has one thread unless its overrides say
-otherwise, and is compiled where a run of trainer.steps would be.
+OVERRIDES are as nocap.train takes them. Every arm gets them, and its own on top; the first arm is
+the baseline, and runs twice. Tokens are random; on a CPU an arm has one thread unless its overrides
+say otherwise, and is compiled where a run of trainer.steps would be.
 
   python -m nocap.bench model=small --arm attention=mha --arm attention=flash --arm "mlp=gelu3x"
 
@@ -68,8 +68,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _bench(options: argparse.Namespace) -> int:
-    """Time the arms. One that does not fit has the status of that; one that fails for another reason than
-    memory has failed. A file gets the result after each round."""
+    """Time the arms. One that does not fit has the status of that; one that fails for another
+    reason than memory has failed. A file gets the result after each round."""
     from nocap.judge.interval import LEAST_PAIRS
     from nocap.measure.arms import compose_arms
     from nocap.measure.bench_text import render_bench
@@ -96,7 +96,9 @@ def _bench(options: argparse.Namespace) -> int:
         with redirect_stdout(sys.stderr):  # what an option prints is not the result
             arms = [TimedArm(label, run) for label, run in runs.items()]
             keep = partial(_keep, options.json, words=base)
-            result = carry_out(arms, seconds=seconds, rounds=options.rounds, log=_progress, keep=keep)
+            result = carry_out(
+                arms, seconds=seconds, rounds=options.rounds, log=_progress, keep=keep
+            )
     finally:
         _progress("")
     print(render_bench(result))

@@ -1,4 +1,5 @@
-"""`python -m nocap.check DIR`: run on the options of a folder what the test suite runs on nocap's own."""
+"""`python -m nocap.check DIR`: run on the options of a folder what the test suite runs on nocap's
+own."""
 
 from __future__ import annotations
 
@@ -16,10 +17,10 @@ from nocap.config.paths import expanded
 from nocap.store.command import command
 
 FORMS = """\
-DIR is a folder as --config-dir takes it: DIR/GROUP/NAME.py beside DIR/GROUP/NAME.yaml. Overrides are those of
-nocap.train and hold for every run; ideas=[…] are companions, nocap's own or those of a --config-dir. The runs
-are small, on made-up tokens. What a failed check leaves stays, where its line says; the rest is deleted. An
-option takes a minute or two.
+DIR is a folder as --config-dir takes it: DIR/GROUP/NAME.py beside DIR/GROUP/NAME.yaml. Overrides
+are those of nocap.train and hold for every run; ideas=[…] are companions, nocap's own or those of a
+--config-dir. The runs are small, on made-up tokens. What a failed check leaves stays, where its
+line says; the rest is deleted. An option takes a minute or two.
 
   python -m nocap.check softcap
   python -m nocap.check softcap --only causal attention.cap=30 'ideas=[smear]'"""
@@ -38,7 +39,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("folder", metavar="DIR", help="a folder with options")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides for every run")
     parser.add_argument(
-        "--only", default="", metavar="NAME", help="only the check of this name, or all checks of this option"
+        "--only",
+        default="",
+        metavar="NAME",
+        help="only the check of this name, or all checks of this option",
     )
     return parser
 
@@ -46,13 +50,19 @@ def _parser() -> argparse.ArgumentParser:
 def _check(options: argparse.Namespace) -> int:
     """Run the checks; the answer says how each ended, and how many failed."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch
-    folder, only, words = expanded(options.folder).absolute(), options.only, tuple(options.overrides)
+    folder, only, words = (
+        expanded(options.folder).absolute(),
+        options.only,
+        tuple(options.overrides),
+    )
     require(folder.is_dir(), "DIR", "be a folder with options", options.folder)
     outside.use([folder])
     from nocap.checks.contract import CHECKS, results  # torch
     from nocap.checks.trial import OptionTrial
 
-    yamls = {group: sorted((folder / outside.place(group)).glob("*.yaml")) for group in outside.groups()}
+    yamls = {
+        group: sorted((folder / outside.place(group)).glob("*.yaml")) for group in outside.groups()
+    }
     candidates = {
         outside.choice(group, path.stem): (group, path.stem)
         for group, paths in yamls.items()
@@ -60,23 +70,37 @@ def _check(options: argparse.Namespace) -> int:
     }
     places = ", ".join(map(outside.place, yamls))
     require(
-        bool(candidates), str(folder), f"hold an option: GROUP/NAME.yaml, with GROUP one of {places}", "none"
+        bool(candidates),
+        str(folder),
+        f"hold an option: GROUP/NAME.yaml, with GROUP one of {places}",
+        "none",
     )
-    for group, name in candidates.values():  # what cannot be used is refused, also what is not chosen
+    for (
+        group,
+        name,
+    ) in candidates.values():  # what cannot be used is refused, also what is not chosen
         outside.yaml_of(group, name)
         outside.all_options(group)
-    checks = dict.fromkeys(check.__name__ for group, _ in candidates.values() for check in CHECKS[group])
-    chosen = [choice for choice, (_, name) in candidates.items() if only in ("", *checks, choice, name)]
+    checks = dict.fromkeys(
+        check.__name__ for group, _ in candidates.values() for check in CHECKS[group]
+    )
+    chosen = [
+        choice for choice, (_, name) in candidates.items() if only in ("", *checks, choice, name)
+    ]
     require(
         bool(chosen),
         "--only",
         f"be a check's name ({', '.join(checks)}) or an option's ({', '.join(candidates)})",
         only,
     )
-    taken = {choice.partition("=")[0]: choice for choice in chosen if not choice.startswith("ideas=")}
+    taken = {
+        choice.partition("=")[0]: choice for choice in chosen if not choice.startswith("ideas=")
+    }
     for word in words:
         key = word.partition("=")[0]
-        require(key not in taken, key, f"be left out, where {taken.get(key)} is what is checked", word)
+        require(
+            key not in taken, key, f"be left out, where {taken.get(key)} is what is checked", word
+        )
     ended, rows = Counter[str](), list[dict[str, str]]()
     for choice in chosen:
         group, name = candidates[choice]
@@ -93,7 +117,9 @@ def _check(options: argparse.Namespace) -> int:
             if ended["FAIL"] == failed:
                 shutil.rmtree(trial.folder, ignore_errors=True)
     skipped = f", {ended['skip']} skipped" if ended["skip"] else ""
-    print(f"{ended['FAIL']} failed{skipped}" if ended["FAIL"] else f"all passed{skipped}", flush=True)
+    print(
+        f"{ended['FAIL']} failed{skipped}" if ended["FAIL"] else f"all passed{skipped}", flush=True
+    )
     options.answer({"failed": ended["FAIL"], "skipped": ended["skip"], "checks": rows})
     return EXIT_CODES["failed" if ended["FAIL"] else "finished"]
 

@@ -18,24 +18,27 @@ if TYPE_CHECKING:
     from nocap.judge.compared import Comparison
 
 FORMS = """\
-A PATH is a run's folder, a folder of runs, a grid's folder, a glob, or a name: of a run, of an arm, an
-identity, the beginning of one run's name or identity, or last, looked for in outputs/runs. Several can be
-given; a run counts once. Runs are compared where their losses measure the same: same validation data,
-vocabulary and settings. Of several such groups the largest is compared, and a line for each other says how to
-compare that.
+A PATH is a run's folder, a folder of runs, a grid's folder, a glob, or a name: of a run, of an arm,
+an identity, the beginning of one run's name or identity, or last, looked for in outputs/runs.
+Several can be given; a run counts once. Runs are compared where their losses measure the same: same
+validation data, vocabulary and settings. Of several such groups the largest is compared, and a line
+for each other says how to compare that.
 
-A PATH can also be a log of another trainer, or a folder of such: of Hugging Face, Lightning, TensorBoard,
-W&B, MLflow, Keras, nanoGPT, nanochat, modded-nanogpt, parameter-golf, llm.c, torchtitan or litgpt; JSON
-lines, CSV, or a --format of your own. A line says what named arms and seeds (docs/logs.md).
+A PATH can also be a log of another trainer, or a folder of such: of Hugging Face, Lightning,
+TensorBoard, W&B, MLflow, Keras, nanoGPT, nanochat, modded-nanogpt, parameter-golf, llm.c,
+torchtitan or litgpt; JSON lines, CSV, or a --format of your own. A line says what named arms and
+seeds (docs/logs.md).
 
-Or it is a FILE.json that --json wrote: its records are judged again, as the question in it asks, and a line
-says whether what it says follows from them (exit code 1: it does not). Several are joined
-(docs/commands.md)."""
+Or it is a FILE.json that --json wrote: its records are judged again, as the question in it asks,
+and a line says whether what it says follows from them (exit code 1: it does not). Several are
+joined (docs/commands.md)."""
 
 
 def main(argv: list[str] | None = None) -> int:
     words = outside.arguments(argv)
-    return command(_parser(), partial(_compare, words), words, answer="the whole comparison with its records")
+    return command(
+        _parser(), partial(_compare, words), words, answer="the whole comparison with its records"
+    )
 
 
 def _compare(words: list[str], options: argparse.Namespace) -> int:
@@ -51,7 +54,10 @@ def _compare(words: list[str], options: argparse.Namespace) -> int:
         cautious=options.cautious,
     )
     logged = Logged(
-        format=options.format, columns=options.columns, names=options.names, hardware=options.hardware
+        format=options.format,
+        columns=options.columns,
+        names=options.names,
+        hardware=options.hardware,
     )
     answer = compared(options.paths, typed, group=options.group, logged=logged)
     print(render(answer.comparison))
@@ -63,7 +69,9 @@ def _compare(words: list[str], options: argparse.Namespace) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m nocap.compare", description="Compare runs, arm by arm, with intervals.", epilog=FORMS
+        prog="python -m nocap.compare",
+        description="Compare runs, arm by arm, with intervals.",
+        epilog=FORMS,
     )
     _add_question(parser)
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write one row per run")
@@ -71,7 +79,10 @@ def _parser() -> argparse.ArgumentParser:
         "--html", type=Path, metavar="FILE", help="write the report: one file that opens offline"
     )
     parser.add_argument(
-        "--markdown", type=Path, metavar="FILE", help="write the tables for a pull request or a README"
+        "--markdown",
+        type=Path,
+        metavar="FILE",
+        help="write the tables for a pull request or a README",
     )
     return parser
 
@@ -79,7 +90,11 @@ def _parser() -> argparse.ArgumentParser:
 def _add_question(parser: argparse.ArgumentParser) -> None:
     """Add the flags that say what is compared, and how."""
     parser.add_argument(
-        "paths", nargs="*", metavar="PATH", default=["outputs"], help="runs to compare (default: outputs)"
+        "paths",
+        nargs="*",
+        metavar="PATH",
+        default=["outputs"],
+        help="runs to compare (default: outputs)",
     )
     parser.add_argument(
         "--baseline",
@@ -89,11 +104,15 @@ def _add_question(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--against",
         choices=("baseline", "previous"),
-        help="compare each arm with the baseline (the default), or with the one before it in time, as on a "
+        help="compare each arm with the baseline (the default), or with the one before it in "
+        "time, as on a "
         "board",
     )
     parser.add_argument(
-        "--target", type=float, metavar="LOSS", help="also compare the time and steps to this validation loss"
+        "--target",
+        type=float,
+        metavar="LOSS",
+        help="also compare the time and steps to this validation loss",
     )
     allow = (
         "declare a difference, so that it is compared across: kernel, data, source, torch, "
@@ -101,7 +120,9 @@ def _add_question(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--allow", action="append", metavar="KEY", help=allow)
     parser.add_argument(
-        "--group", metavar="ID", help="compare this group of runs, as the line that left it out names it"
+        "--group",
+        metavar="ID",
+        help="compare this group of runs, as the line that left it out names it",
     )
     parser.add_argument(
         "--cautious",
@@ -112,7 +133,8 @@ def _add_question(parser: argparse.ArgumentParser) -> None:
     logs.add_argument(
         "--format",
         metavar="NAME",
-        help="which format, or a Python file with one of your own (default: by what is in the files)",
+        help="which format, or a Python file with one of your own (default: by what is in the "
+        "files)",
     )
     logs.add_argument(
         "--columns",

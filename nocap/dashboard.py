@@ -1,5 +1,5 @@
-"""`python -m nocap.dashboard`: a saved workspace and a report in Weights & Biases for a grid, a study or any
-runs."""
+"""`python -m nocap.dashboard`: a saved workspace and a report in Weights & Biases for a grid, a
+study or any runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ class Shown:
     """Says what a dashboard is about."""
 
     title: str
-    runs: Sequence[str]  # the runs' ids in W&B; of a study, whose records need not be here, identities
+    runs: Sequence[
+        str
+    ]  # the runs' ids in W&B; of a study, whose records need not be here, identities
     verdicts: str  # Markdown
     comparison: Comparison | None = None  # None: of a study, whose runs need not be here
 
@@ -46,7 +48,9 @@ def main(argv: list[str] | None = None) -> int:
 
 def _make(options: argparse.Namespace) -> int:
     shown = (
-        _of_study(options.path) if (options.path / "study.yaml").is_file() else _of_runs(str(options.path))
+        _of_study(options.path)
+        if (options.path / "study.yaml").is_file()
+        else _of_runs(str(options.path))
     )
     workspace, report = build(
         shown, entity=options.entity or ("" if options.json else _login()), project=options.project
@@ -64,11 +68,15 @@ def _make(options: argparse.Namespace) -> int:
 
 
 def _save(workspace: Any, report: Any, saved: Path) -> None:
-    """Save both, in place of those of before, whose ids a file in the grid's or the study's folder has."""
+    """Save both, in place of those of before, whose ids a file in the grid's or the study's folder
+    has."""
     before = read_json(saved, {}) or {}
     place = {"server": _server(), "entity": workspace.entity, "project": workspace.project}
     if {key: before.get(key) for key in place} == place:
-        workspace._internal_name, workspace._internal_id = before["workspace_name"], before["workspace"]
+        workspace._internal_name, workspace._internal_id = (
+            before["workspace_name"],
+            before["workspace"],
+        )
         report.id = before["report"]
     for made in (workspace, report):
         made.save()
@@ -85,7 +93,10 @@ def _server() -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    about = "Make a saved workspace and a report in Weights & Biases, with curves by arm and the verdicts."
+    about = (
+        "Make a saved workspace and a report in Weights & Biases, with curves by arm and the "
+        "verdicts."
+    )
     parser = argparse.ArgumentParser(prog="python -m nocap.dashboard", description=about)
     parser.add_argument(
         "path", type=Path, metavar="GRID|STUDY", help="a folder of a grid or a study, or any runs"
@@ -105,7 +116,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-# --- what it shows ------------------------------------------------------------------------------------------
+# --- what it shows --------------------------------------------------------------------------------
 
 
 def _of_runs(path: str) -> Shown:
@@ -127,7 +138,9 @@ def _of_runs(path: str) -> Shown:
     head = [f"**{one_line(headline(comparison))}**", ""]
     verdicts = tame("\n".join([*head, *told, *(f"* {one_line(line)}" for line in notes)]))
     runs = [_id_of(record) for record in comparison.records]
-    return Shown(title=Path(path).absolute().name, runs=runs, verdicts=verdicts, comparison=comparison)
+    return Shown(
+        title=Path(path).absolute().name, runs=runs, verdicts=verdicts, comparison=comparison
+    )
 
 
 def _id_of(record: Record) -> str:
@@ -135,7 +148,8 @@ def _id_of(record: Record) -> str:
 
 
 def _of_study(folder: Path) -> Shown:
-    """Return what is shown of a study: the claims of its README's own part, and the runs of its log."""
+    """Return what is shown of a study: the claims of its README's own part, and the runs of its
+    log."""
     from nocap.config.bounded import read_text
     from nocap.report.table import tame
     from nocap.study import log
@@ -143,11 +157,15 @@ def _of_study(folder: Path) -> Shown:
 
     ended = [line.identity for line in log.read(folder / log.FILE).of(log.RunLine, short=0)]
     require(bool(ended), str(folder), "be a study with finished runs in its log", "none")
-    text = read_text(folder / "README.md").partition(LEARNT)[0] if (folder / "README.md").is_file() else ""
+    text = (
+        read_text(folder / "README.md").partition(LEARNT)[0]
+        if (folder / "README.md").is_file()
+        else ""
+    )
     return Shown(title=folder.absolute().name, runs=list(dict.fromkeys(ended)), verdicts=tame(text))
 
 
-# --- what it is made of -------------------------------------------------------------------------------------
+# --- what it is made of ---------------------------------------------------------------------------
 
 
 def build(shown: Shown, *, entity: str, project: str) -> tuple[Any, Any]:
@@ -157,7 +175,9 @@ def build(shown: Shown, *, entity: str, project: str) -> tuple[Any, Any]:
         ValueError: the library is missing.
     """
     ws, wr = _library()
-    panels = {title: list(_panels(wr, plots)) for title, plots in _plots(wr, shown.comparison).items()}
+    panels = {
+        title: list(_panels(wr, plots)) for title, plots in _plots(wr, shown.comparison).items()
+    }
     verdicts = wr.MarkdownPanel(markdown=shown.verdicts, layout=wr.Layout(w=24, h=16))
     sections = [
         ws.Section(name=title, panels=section_panels, is_open=title != CLOCK)
@@ -175,11 +195,15 @@ def build(shown: Shown, *, entity: str, project: str) -> tuple[Any, Any]:
             filters=ids, groupby=[ws.Config(key) for key in ARM], pinned_columns=[*COLUMNS]
         ),
     )
-    # A set of runs without a project is of the report's own: with one, the library would ask a server now.
+    # A set of runs without a project is of the report's own: with one, the library would ask a
+    # server now.
     blocks: list[Any] = [wr.MarkdownBlock(text=shown.verdicts)]
     for title, section_panels in panels.items():
         runset = wr.Runset(
-            name=shown.title, filters=ids, groupby=[f"config.{key}" for key in ARM], pinned_columns=[*COLUMNS]
+            name=shown.title,
+            filters=ids,
+            groupby=[f"config.{key}" for key in ARM],
+            pinned_columns=[*COLUMNS],
         )
         blocks += [wr.H2(text=title), wr.PanelGrid(runsets=[runset], panels=section_panels)]
     return workspace, wr.Report(
@@ -204,7 +228,10 @@ LOSS = name_there("val/loss")
 MOST_KEYS = 8  # that stand side by side
 FIRST = 0.1  # of a run: so far the loss falls so much that nothing later could be told apart
 CLOCK = "Where the time went"
-ARM = ("arm", "arm_id")  # of a run's config: its name for people, and what two arms of one name differ in
+ARM = (
+    "arm",
+    "arm_id",
+)  # of a run's config: its name for people, and what two arms of one name differ in
 COLUMNS = (
     "run:displayName",
     "config:arm.value",
@@ -216,8 +243,8 @@ COLUMNS = (
 
 
 def _plots(wr: Any, comparison: Comparison | None) -> Mapping[str, list[Any]]:
-    """Draw the plots of each section. Runs are grouped by arm, each arm by itself: a line is the mean over
-    seeds, the band their standard deviation. Of a study the ranges are W&B's own."""
+    """Draw the plots of each section. Runs are grouped by arm, each arm by itself: a line is the
+    mean over seeds, the band their standard deviation. Of a study the ranges are W&B's own."""
     spread = {"groupby_aggfunc": "mean", "groupby_rangefunc": "stddev", "max_runs_to_show": 100}
     speed = {
         "tokens/s": "perf/tokens_per_s",
@@ -226,17 +253,24 @@ def _plots(wr: Any, comparison: Comparison | None) -> Mapping[str, list[Any]]:
     }
     runs = [run for row in comparison.rows for run in row.arm.runs] if comparison else []
     curves = [run.curve for run in runs]
-    late = [(step, loss) for curve in curves for step, loss in zip(curve.step, curve.val_loss, strict=True)]
+    late = [
+        (step, loss)
+        for curve in curves
+        for step, loss in zip(curve.step, curve.val_loss, strict=True)
+    ]
     falling = _range([loss for step, loss in late if step >= FIRST * max(late)[0]])
     starts = {
         by: (
-            FIRST * max((x for curve in curves for x in getattr(curve, name) if x), default=0.0) or None,
+            FIRST * max((x for curve in curves for x in getattr(curve, name) if x), default=0.0)
+            or None,
             None,
         )
         for by, (_, name) in AXES.items()
     }
     lines = [
-        line for line in LINES if not comparison or any(row.clock_s.get(line) for row in comparison.rows)
+        line
+        for line in LINES
+        if not comparison or any(row.clock_s.get(line) for row in comparison.rows)
     ]
     curve = {"y": [LOSS], "range_y": falling, **spread}
     return {
@@ -252,20 +286,30 @@ def _plots(wr: Any, comparison: Comparison | None) -> Mapping[str, list[Any]]:
                 for by, (axis, _) in AXES.items()
             ),
             wr.LinePlot(
-                title="training loss by steps", x="step", y=["train/loss"], range_x=starts["steps"], **spread
+                title="training loss by steps",
+                x="step",
+                y=["train/loss"],
+                range_x=starts["steps"],
+                **spread,
             ),
         ],
         **_by_keys(wr, comparison),
         "Speed and memory": [
-            *(wr.BarPlot(title=title, metrics=[metric], **spread) for title, metric in speed.items()),
+            *(
+                wr.BarPlot(title=title, metrics=[metric], **spread)
+                for title, metric in speed.items()
+            ),
             wr.LinePlot(title="tokens/s by steps", x="step", y=["perf/tokens_per_s"], **spread),
         ],
-        CLOCK: [wr.BarPlot(title=f"{line}, s", metrics=[f"clock/{line}_s"], **spread) for line in lines],
+        CLOCK: [
+            wr.BarPlot(title=f"{line}, s", metrics=[f"clock/{line}_s"], **spread) for line in lines
+        ],
     }
 
 
 def _by_keys(wr: Any, comparison: Comparison | None) -> dict[str, list[Any]]:
-    """Draw each run of a grid that sweeps two keys or more as a line through its keys, loss and speed."""
+    """Draw each run of a grid that sweeps two keys or more as a line through its keys, loss and
+    speed."""
     keys = comparison.swept if comparison else []
     if len(keys) < 2:
         return {}
@@ -276,7 +320,8 @@ def _by_keys(wr: Any, comparison: Comparison | None) -> dict[str, list[Any]]:
 
 
 def _range(values: Sequence[float | None]) -> tuple[float | None, float | None]:
-    """Return the range of an axis that holds these values and little else, so that it sets them apart."""
+    """Return the range of an axis that holds these values and little else, so that it sets them
+    apart."""
     from nocap.report.forest import axis
 
     known = [value for value in values if value is not None]
@@ -291,7 +336,8 @@ def _panels(wr: Any, plots: Sequence[Any]) -> Iterator[Any]:
 
 
 def _tell(shown: Shown, project: str) -> None:
-    """Write the arm's verdict into the summary of each run, where the table of runs has its columns from."""
+    """Write the arm's verdict into the summary of each run, where the table of runs has its columns
+    from."""
     import wandb
 
     for row in shown.comparison.rows if shown.comparison else []:
@@ -307,7 +353,9 @@ def _library() -> tuple[Any, Any]:
             import wandb_workspaces.reports.v2 as wr
             import wandb_workspaces.workspaces as ws
     except ModuleNotFoundError as error:
-        raise ValueError(f"a dashboard needs {error.name}: pip install 'nocap[dashboard]'") from error
+        raise ValueError(
+            f"a dashboard needs {error.name}: pip install 'nocap[dashboard]'"
+        ) from error
     return ws, wr
 
 

@@ -1,5 +1,5 @@
-"""`python -m nocap.export`: a run's model as one safetensors file, which `nocap.api.load_model` reads, and
-plain torch; or as a folder that Hugging Face's transformers reads."""
+"""`python -m nocap.export`: a run's model as one safetensors file, which `nocap.api.load_model`
+reads, and plain torch; or as a folder that Hugging Face's transformers reads."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ def _export_hf(options: argparse.Namespace) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m nocap.export",
-        description="Write the model of a run's newest checkpoint, with its config, as one safetensors file.",
+        description="Write the model of a run's newest checkpoint, with its config, as one "
+        "safetensors file.",
     )
     parser.add_argument(
         "run",

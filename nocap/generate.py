@@ -26,24 +26,39 @@ class Generate:
         default=LAST,
         metadata={"help": "a name, its beginning, identity, a folder, or a file of nocap.export"},
     )
-    prompt: str = key(free=True, default="", help="the text to continue; empty: the beginning of a document")
+    prompt: str = key(
+        free=True, default="", help="the text to continue; empty: the beginning of a document"
+    )
     max_tokens: int = key(
-        ge=1, le=2**24, default=200, help="new tokens a sample; fewer where the model's context ends"
+        ge=1,
+        le=2**24,
+        default=200,
+        help="new tokens a sample; fewer where the model's context ends",
     )
     samples: int = key(ge=1, le=4096, default=1, help="texts, decoded in one batch")
     temperature: float = key(ge=0, le=1e6, default=1.0, help="0 takes the most probable token")
-    top_k: int = key(ge=0, le=2**24, default=0, help="draw among the k most probable tokens; 0: among all")
+    top_k: int = key(
+        ge=0, le=2**24, default=0, help="draw among the k most probable tokens; 0: among all"
+    )
     seed: int = key(
-        ge=0, lt=2**63, default=0, help="of the draws; a sample is the same however many are drawn beside it"
+        ge=0,
+        lt=2**63,
+        default=0,
+        help="of the draws; a sample is the same however many are drawn beside it",
     )
     cache: bool = field(
-        default=True, metadata={"help": "over cached keys and values; false: the prefix again for each token"}
+        default=True,
+        metadata={"help": "over cached keys and values; false: the prefix again for each token"},
     )
-    compile: bool = field(default=False, metadata={"help": "decode from the cache through torch.compile"})
+    compile: bool = field(
+        default=False, metadata={"help": "decode from the cache through torch.compile"}
+    )
     device: Device | None = field(
         default=None, metadata={"help": "cpu or cuda (default: a GPU where there is one)"}
     )
-    threads: int | None = key(ge=1, le=4096, default=None, help="CPU threads (default: the cores there are)")
+    threads: int | None = key(
+        ge=1, le=4096, default=None, help="CPU threads (default: the cores there are)"
+    )
     output_dir: str = field(
         default="outputs", metadata={"help": "its runs are searched for names and identities"}
     )
@@ -75,20 +90,26 @@ def _parser() -> argparse.ArgumentParser:
         f.name: "" if f.default in (MISSING, None, "") else f" (default: {f.default})"
         for f in fields(Generate)
     }
-    keys = "".join(f"  {f.name:<12} {f.metadata['help']}{defaults[f.name]}\n" for f in fields(Generate))
+    keys = "".join(
+        f"  {f.name:<12} {f.metadata['help']}{defaults[f.name]}\n" for f in fields(Generate)
+    )
     parser = argparse.ArgumentParser(
         prog="python -m nocap.generate",
-        description="Text from the newest valid checkpoint of a run, over a cache of keys and values.",
+        description="Text from the newest valid checkpoint of a run, over a cache of keys and "
+        "values.",
         epilog=f"keys:\n{keys}\nexample:\n  python -m nocap.generate run=3f2a9c prompt='def main' "
         "temperature=0.8 top_k=50 samples=3",
     )
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="what to generate: see keys")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="what to generate: see keys"
+    )
     add_allow_code(parser)
     return parser
 
 
 def _generate(options: argparse.Namespace) -> int:
-    """Print the texts. The answer has how fast they came, too: what `cache` and `compile` change."""
+    """Print the texts. The answer has how fast they came, too: what `cache` and `compile`
+    change."""
     from nocap.config.compose import from_overrides  # Hydra
 
     asked = from_overrides(Generate, options.overrides)
@@ -117,13 +138,19 @@ def _generate(options: argparse.Namespace) -> int:
         f"be at most the model's context, model.seq_len={context} tokens",
         len(prompt),
     )
-    new = min(asked.max_tokens, context - len(prompt) + 1)  # the last new token needs no place in the context
+    new = min(
+        asked.max_tokens, context - len(prompt) + 1
+    )  # the last new token needs no place in the context
     engine: Engine = Recompute(trained.model)
     if asked.cache:
         size = {"batch": n, "capacity": len(prompt) + new - 1}
         engine = engine_for(trained.model, trained.run, **size, compiled=asked.compile, log=log)
     sampler = TokenSampler(
-        temperature=asked.temperature, top_k=asked.top_k, seed=asked.seed, sequences=n, max_tokens=new
+        temperature=asked.temperature,
+        top_k=asked.top_k,
+        seed=asked.seed,
+        sequences=n,
+        max_tokens=new,
     )
     written = write(trained, engine, prompt, sampler)
     cut, samples = "max_tokens" if new == asked.max_tokens else "context", list[dict[str, Any]]()
@@ -145,14 +172,17 @@ def _generate(options: argparse.Namespace) -> int:
         "decode_ms": written.decode_ms,
     }
     keys = {
-        key: getattr(asked, key) for key in ("prompt", "temperature", "top_k", "seed", "cache", "compile")
+        key: getattr(asked, key)
+        for key in ("prompt", "temperature", "top_k", "seed", "cache", "compile")
     }
     options.answer({**about, **keys, "samples": samples})
     return 0
 
 
 def _print(prompt: str, samples: Sequence[dict[str, Any]]) -> None:
-    out = sys.stdout if sys.stdout.isatty() else trusted(sys.stdout)  # a file or pipe gets the text as it is
+    out = (
+        sys.stdout if sys.stdout.isatty() else trusted(sys.stdout)
+    )  # a file or pipe gets the text as it is
     for number, sample in enumerate(samples, start=1):
         if len(samples) > 1:
             print(f"--- sample {number} of {len(samples)}", file=out)

@@ -1,4 +1,5 @@
-"""`python -m nocap.new GROUP NAME`: an option that works, its yaml and its test; or a study that runs."""
+"""`python -m nocap.new GROUP NAME`: an option that works, its yaml and its test; or a study that
+runs."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ def _write(options: argparse.Namespace) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m nocap.new",
-        description="Write DIR/GROUP/NAME.py, its yaml and DIR/test_NAME.py: an option that works, to "
+        description="Write DIR/GROUP/NAME.py, its yaml and DIR/test_NAME.py: an option that "
+        "works, to "
         "start from. "
         "With study for GROUP, write DIR/study.yaml: a study that runs in a few minutes.",
     )
@@ -53,7 +55,9 @@ def _parser() -> argparse.ArgumentParser:
         "name", metavar="NAME", help="the option's or the study's name: letters, digits and _"
     )
     parser.add_argument(
-        "--dir", metavar="DIR", help="the folder for --config-dir, or that of the study (default: ./NAME)"
+        "--dir",
+        metavar="DIR",
+        help="the folder for --config-dir, or that of the study (default: ./NAME)",
     )
     return parser
 
@@ -69,7 +73,9 @@ def _check(group: str, name: str, folder: Path) -> None:
         and not iskeyword(name)
         and len(name) <= 100
     )
-    require(ok, "NAME", "be a Python name, in letters, digits and _, that begins with a letter", name)
+    require(
+        ok, "NAME", "be a Python name, in letters, digits and _, that begins with a letter", name
+    )
     if group == STUDY:
         return
     outside.use([folder] if folder.is_dir() else [])
@@ -88,9 +94,16 @@ def _files(group: str, name: str, folder: Path) -> dict[Path, str]:
     """Path → text of what is to be written; none of it is there."""
     place, suffix = folder / outside.place(group), group.removesuffix("s").capitalize()
     camel = "".join(part[:1].upper() + part[1:] for part in name.split("_"))
-    words = {"NAME": name, "CLASS": camel if camel.endswith(suffix) and camel != suffix else camel + suffix}
+    words = {
+        "NAME": name,
+        "CLASS": camel if camel.endswith(suffix) and camel != suffix else camel + suffix,
+    }
     words["OVERRIDE"] = outside.choice(group, name)
-    paths = {"py": place / f"{name}.py", "yaml": place / f"{name}.yaml", "test": folder / f"test_{name}.py"}
+    paths = {
+        "py": place / f"{name}.py",
+        "yaml": place / f"{name}.yaml",
+        "test": folder / f"test_{name}.py",
+    }
     files = {}
     for kind, path in paths.items() if group != STUDY else [("yaml", folder / "study.yaml")]:
         require(not path.exists(), "NAME", "be new: the file must not be there", path)

@@ -1,18 +1,21 @@
-"""What there is to choose: a group's options are the files of its folder, nocap's own and those from outside.
+"""What there is to choose: a group's options are the files of its folder, nocap's own and those
+from outside.
 
-A group is a folder of `nocap/options`, its interface the folder's `__init__`. Every dataclass of a file that
-extends the interface and has a `kind` of its own is an option, which the `kind` of a yaml names.
+A group is a folder of `nocap/options`, its interface the folder's `__init__`. Every dataclass of a
+file that extends the interface and has a `kind` of its own is an option, which the `kind` of a yaml
+names.
 
-Options from outside lie in folders like `conf/`, whose groups hold a Python file beside each yaml. They come
-from the command's `--config-dir DIR`, or from the entry points `nocap.options` of installed packages, each
-naming a package that is such a folder, or, with `--allow-code`, from the `config_dir` of a study. A
-record never brings one along.
+Options from outside lie in folders like `conf/`, whose groups hold a Python file beside each yaml.
+They come from the command's `--config-dir DIR`, or from the entry points `nocap.options` of
+installed packages, each naming a package that is such a folder, or, with `--allow-code`, from the
+`config_dir` of a study. A record never brings one along.
 
-An option is found by name when it is chosen: by its yaml, with the file beside that, or by its `kind`, which
-is the name of a file or stands in its source. The rest of a folder is not imported, hashed or refused. A file
-`DIR/GROUP/NAME.py` is the module `nocap.outside.GROUP.NAME`, found by `_Finder`. The environment variable
-`NOCAP_OUTSIDE` lists the folders, and each file that was chosen with its SHA-256 and kinds, so that every
-process that a command starts, on whatever machine, loads the same bytes or refuses.
+An option is found by name when it is chosen: by its yaml, with the file beside that, or by its
+`kind`, which is the name of a file or stands in its source. The rest of a folder is not imported,
+hashed or refused. A file `DIR/GROUP/NAME.py` is the module `nocap.outside.GROUP.NAME`, found by
+`_Finder`. The environment variable `NOCAP_OUTSIDE` lists the folders, and each file that was chosen
+with its SHA-256 and kinds, so that every process that a command starts, on whatever machine, loads
+the same bytes or refuses.
 """
 
 from __future__ import annotations
@@ -75,7 +78,7 @@ class File:
         return f"{__name__}.{self.group}.{self.name}"
 
 
-# --- groups and their options -------------------------------------------------------------------------------
+# --- groups and their options ---------------------------------------------------------------------
 
 
 @cache
@@ -99,8 +102,8 @@ def choice(group: str, name: str) -> str:
 
 
 def yamls(group: str) -> dict[str, Path]:
-    """Return the yamls of a group, or of the experiments, by name: what Hydra can choose. Hidden files
-    and folders, as an editor's, hold none."""
+    """Return the yamls of a group, or of the experiments, by name: what Hydra can choose. Hidden
+    files and folders, as an editor's, hold none."""
     by_name = dict[str, Path]()
     for folder in (conf_dir(), *folders()):
         for path in (folder / place(group)).rglob("*.yaml"):
@@ -132,7 +135,8 @@ def option(group: str, place: str, plain: Any) -> type[Option]:
     if found is not None:
         return found
     rule = (
-        f"be one of {', '.join(options(group))}, or of an option that --config-dir brings (--allow-code "
+        f"be one of {', '.join(options(group))}, or of an option that --config-dir brings "
+        f"(--allow-code "
         "takes the record's own copy)"
     )
     unread = ", ".join(str(path) for path in _sources(group) if _kinds_in(path) is None)
@@ -156,8 +160,8 @@ def find(group: str, kind: str) -> type[Option] | None:
 
 
 def _holding(group: str, kind: str) -> Iterator[list[str]]:
-    """Yield the files that may define this kind, the likeliest first: the chosen files that define it, the
-    file of that name, the files whose source has it."""
+    """Yield the files that may define this kind, the likeliest first: the chosen files that define
+    it, the file of that name, the files whose source has it."""
     yield [file.name for file in files() if file.group == group and kind in file.kinds]
     yield [kind] if any(path.stem == kind for path in _sources(group)) else []
     yield [path.stem for path in _sources(group) if kind in (_kinds_in(path) or ())]
@@ -252,17 +256,20 @@ def _classes(module: ModuleType, base: type[Option]) -> list[type[Option]]:
     ]
 
 
-# --- files --------------------------------------------------------------------------------------------------
+# --- files ----------------------------------------------------------------------------------------
 
 
 def _sources(group: str) -> list[Path]:
     """List the Python files of a group in the folders from outside."""
-    paths = [path for folder in folders() for path in sorted((folder / place(group)).glob("[!_.]*.py"))]
+    paths = [
+        path for folder in folders() for path in sorted((folder / place(group)).glob("[!_.]*.py"))
+    ]
     return [path for path in paths if path.is_file()]
 
 
 def _kinds_in(path: Path) -> list[str] | None:
-    """List the kinds of the options in a source, without running it; None where it cannot be parsed."""
+    """List the kinds of the options in a source, without running it; None where it cannot be
+    parsed."""
     try:
         with warnings.catch_warnings(action="ignore"):
             tree = ast.parse(read_bytes(path))
@@ -294,7 +301,9 @@ def _only(paths: Iterable[Path], choice: str) -> Path | None:
     """Return the one of these files that is there, or None."""
     there = [path for path in paths if path.is_file()]
     for path in there[1:]:
-        raise InputError(f"{path} must have another name: {there[0]} is {choice} already, got {path.name}")
+        raise InputError(
+            f"{path} must have another name: {there[0]} is {choice} already, got {path.name}"
+        )
     return there[0] if there else None
 
 
@@ -302,8 +311,8 @@ def _load(group: str, name: str) -> None:
     """Choose a file: import it, and check the options that it defines.
 
     Errors:
-        ValueError: it cannot be imported, has changed since the command began, or holds no option, or one
-            whose kind is taken; one line with the file and the reason.
+        ValueError: it cannot be imported, has changed since the command began, or holds no option,
+            or one whose kind is taken; one line with the file and the reason.
     """
     path = path_of(f"{__name__}.{group}.{name}")
     assert path is not None, "one of `_sources`"
@@ -311,7 +320,9 @@ def _load(group: str, name: str) -> None:
     require(name.isidentifier(), str(path), rule, path.name)
     own = _options_in(_imported(f"{__name__}.{group}.{name}", path), group)
     known = options(group)
-    require(bool(own), str(path), "define an option", f"no dataclass of {interface(group).__name__}")
+    require(
+        bool(own), str(path), "define an option", f"no dataclass of {interface(group).__name__}"
+    )
     for cls in own:
         named = f"{path}: {cls.__name__}"
         is_dataclass = "__dataclass_fields__" in vars(cls)
@@ -334,19 +345,20 @@ def _imported(module: str, path: Path) -> ModuleType:
         raise InputError(f"{line}{where}") from error
 
 
-# --- what is in use -----------------------------------------------------------------------------------------
+# --- what is in use -------------------------------------------------------------------------------
 
 
 def state() -> str:
-    """Return the folders in use and the chosen files as JSON. At first the folders of installed packages are
-    in use."""
+    """Return the folders in use and the chosen files as JSON. At first the folders of installed
+    packages are in use."""
     if VARIABLE not in os.environ:
         _set(_installed())
     return os.environ[VARIABLE]
 
 
 def in_use() -> str:
-    """Return the folders in use as a text that differs after each `use`: then all modules are new."""
+    """Return the folders in use as a text that differs after each `use`: then all modules are
+    new."""
     parts = json.loads(state())
     return json.dumps([parts["use"], parts["folders"]])
 
@@ -363,7 +375,9 @@ def given() -> list[Path]:
 def files() -> list[File]:
     """List the files that were chosen, in their order."""
     rows = json.loads(state())["files"]
-    return [File(**{**row, "path": Path(row["path"]), "kinds": tuple(row["kinds"])}) for row in rows]
+    return [
+        File(**{**row, "path": Path(row["path"]), "kinds": tuple(row["kinds"])}) for row in rows
+    ]
 
 
 def used(modules: Iterable[str]) -> list[File]:
@@ -412,8 +426,8 @@ def _set(used: Iterable[Path]) -> None:
 
 
 def arguments(argv: Sequence[str] | None) -> list[str]:
-    """Return a command line, the process's own unless given, without its `--config-dir`s. Their folders
-    are in use from now on.
+    """Return a command line, the process's own unless given, without its `--config-dir`s. Their
+    folders are in use from now on.
 
     An invalid folder ends the process with exit code 2.
     """
@@ -426,8 +440,8 @@ def arguments(argv: Sequence[str] | None) -> list[str]:
 
 
 def document(parser: argparse.ArgumentParser, *, answer: str = "") -> None:
-    """Add what every command's parser has in common: the flag in its help, its width, and, where it has
-    an `answer`, `--json` for that."""
+    """Add what every command's parser has in common: the flag in its help, its width, and, where it
+    has an `answer`, `--json` for that."""
     parser.add_argument(
         "--config-dir",
         metavar="DIR",
@@ -436,27 +450,34 @@ def document(parser: argparse.ArgumentParser, *, answer: str = "") -> None:
     )
     if answer:
         about = f"{answer} as JSON; without FILE, or as -, on stdout and all else on stderr"
-        parser.add_argument("--json", type=Path, nargs="?", const=STDOUT, metavar="FILE", help=about)
+        parser.add_argument(
+            "--json", type=Path, nargs="?", const=STDOUT, metavar="FILE", help=about
+        )
     parser.formatter_class = partial(argparse.RawDescriptionHelpFormatter, width=WIDTH)
-    parser.description, parser.epilog = (_filled(text or "") for text in (parser.description, parser.epilog))
+    parser.description, parser.epilog = (
+        _filled(text or "") for text in (parser.description, parser.epilog)
+    )
 
 
 def _filled(text: str) -> str:
-    """Return a text in lines of the help's width, but for those that are indented, such as examples."""
+    """Return a text in lines of the help's width, but for those that are indented, such as
+    examples."""
     parts = itertools.groupby(text.splitlines(), key=lambda line: line[:2].isspace() or not line)
     return "\n".join(
         "\n".join(lines) if kept else textwrap.fill(" ".join(lines), WIDTH) for kept, lines in parts
     )
 
 
-# --- importing ----------------------------------------------------------------------------------------------
+# --- importing ------------------------------------------------------------------------------------
 
 
 class _Finder(MetaPathFinder, Loader):
     """A finder of `nocap.outside.GROUP` and `nocap.outside.GROUP.NAME`, which it chooses. It
     runs the very bytes that were hashed."""
 
-    def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
+    def find_spec(
+        self, fullname: str, path: object = None, target: object = None
+    ) -> ModuleSpec | None:
         if (file := path_of(fullname)) is not None:
             return importlib.util.spec_from_file_location(fullname, file, loader=self)
         is_group = fullname in [f"{__name__}.{group}" for group in groups()]

@@ -1,5 +1,5 @@
-"""`python -m nocap.plot`: curves of runs, in the terminal or as a picture. Also of a run that is still
-training."""
+"""`python -m nocap.plot`: curves of runs, in the terminal or as a picture. Also of a run that is
+still training."""
 
 from __future__ import annotations
 
@@ -36,12 +36,16 @@ def main(argv: list[str] | None = None) -> int:
 
 def _plot(options: argparse.Namespace) -> int:
     loaded = load(options.runs, outputs=options.output_dir, rows=False)
-    require(not loaded.unreadable, "RUN", "have a sound record", "; ".join(loaded.unreadable.values()))
+    require(
+        not loaded.unreadable, "RUN", "have a sound record", "; ".join(loaded.unreadable.values())
+    )
     for line in loaded.problems:
         print(f"nocap: {line}", file=sys.stderr)
     runs = loaded.records
     points = {run.identity: rows for run in runs if (rows := _points(run, options))}
-    after = options.after if options.after is not None else _parting(points) if len(points) > 1 else 0
+    after = (
+        options.after if options.after is not None else _parting(points) if len(points) > 1 else 0
+    )
     curves = list(_curves(runs, points, after))
     rule = f"be in the rows of these runs as a number{f' after step {after}' if after else ''}"
     require(bool(curves), "--y", rule, options.y)
@@ -69,7 +73,12 @@ def _plot(options: argparse.Namespace) -> int:
         with writing("--png", options.png) as path:
             write_file(path, _png(curves, **axes))
     options.answer(
-        {"x": options.x, "y": options.y, "after": after, "curves": [curve._asdict() for curve in curves]}
+        {
+            "x": options.x,
+            "y": options.y,
+            "after": after,
+            "curves": [curve._asdict() for curve in curves],
+        }
     )
     return 0
 
@@ -86,10 +95,17 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m nocap.plot", description=about, epilog=epilog)
     runs = "a name, its beginning, an identity, last (the default), a folder, a grid, a glob"
     parser.add_argument("runs", nargs="*", default=[LAST], metavar="RUN", help=runs)
-    parser.add_argument("--x", choices=list(X), default="step", help="the axis (default: %(default)s)")
-    parser.add_argument("--y", metavar="KEY", default="val/loss", help="what is drawn (default: %(default)s)")
     parser.add_argument(
-        "--log", choices=("x", "y", "xy"), default="", help="which axes are logarithmic; x begins above 0"
+        "--x", choices=list(X), default="step", help="the axis (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--y", metavar="KEY", default="val/loss", help="what is drawn (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--log",
+        choices=("x", "y", "xy"),
+        default="",
+        help="which axes are logarithmic; x begins above 0",
     )
     after = (
         "leave out the steps before this one (default: of several runs the first tenth, "
@@ -97,7 +113,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--after", type=int, metavar="STEP", help=after)
     parser.add_argument(
-        "--png", type=Path, metavar="FILE", help="write a picture, with matplotlib, and draw nothing"
+        "--png",
+        type=Path,
+        metavar="FILE",
+        help="write a picture, with matplotlib, and draw nothing",
     )
     add_outputs(parser)
     return parser
@@ -107,7 +126,11 @@ def _points(run: Record, options: argparse.Namespace) -> list[tuple[int, float, 
     """Step, x and y of the rows that have them."""
     rows = Metrics(run.folder / "metrics.jsonl").rows()
     points = [
-        (row["step"], train_s(row) if options.x == "train_s" else row.get(options.x), row.get(options.y))
+        (
+            row["step"],
+            train_s(row) if options.x == "train_s" else row.get(options.x),
+            row.get(options.y),
+        )
         for row in rows
     ]
     return [
@@ -118,8 +141,8 @@ def _points(run: Record, options: argparse.Namespace) -> list[tuple[int, float, 
 
 
 def _parting(points: Points) -> int:
-    """Return the step from which the curves part: the first tenth is left out where it takes a third of
-    the height or more. 0: it does not."""
+    """Return the step from which the curves part: the first tenth is left out where it takes a
+    third of the height or more. 0: it does not."""
     rows = [(step, y) for run in points.values() for step, _, y in run]
     cut = max(step for step, _ in rows) // 10
     late = [y for step, y in rows if step >= cut]
@@ -145,7 +168,9 @@ def _curves(runs: Sequence[Record], points: Points, after: int) -> Iterator[Draw
         if len(x):
             y = np.array([np.interp(x, *line.T) for line in lines])
             told = f"{label} ({plural(len(lines), 'seed')})" if len(lines) > 1 else label
-            yield DrawnCurve(told, *(values.tolist() for values in (x, y.mean(0), y.min(0), y.max(0))))
+            yield DrawnCurve(
+                told, *(values.tolist() for values in (x, y.mean(0), y.min(0), y.max(0)))
+            )
 
 
 def _png(curves: Sequence[DrawnCurve], *, x: str, y: str, log: str) -> bytes:
@@ -153,7 +178,8 @@ def _png(curves: Sequence[DrawnCurve], *, x: str, y: str, log: str) -> bytes:
         import matplotlib
     except ModuleNotFoundError:
         raise ValueError(
-            "--png needs matplotlib: pip install 'matplotlib>=3.9'; without --png, the terminal shows it"
+            "--png needs matplotlib: pip install 'matplotlib>=3.9'; without --png, the terminal "
+            "shows it"
         ) from None
     matplotlib.use("agg")
     from matplotlib import pyplot
@@ -171,7 +197,9 @@ def _png(curves: Sequence[DrawnCurve], *, x: str, y: str, log: str) -> bytes:
                 markersize=4,
                 markevery=(MARKED * index / len(curves), MARKED),
             )
-            axes.fill_between(curve.x, curve.low, curve.high, color=line.get_color(), alpha=0.2, linewidth=0)
+            axes.fill_between(
+                curve.x, curve.low, curve.high, color=line.get_color(), alpha=0.2, linewidth=0
+            )
         axes.set(xlabel=x, ylabel=y, **{f"{axis}scale": "log" for axis in log})
         for axis in [getattr(axes, f"{axis}axis") for axis in log]:
             axis.set_major_formatter("{x:g}")

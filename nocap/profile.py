@@ -1,5 +1,5 @@
-"""`python -m nocap.profile`: where the time and memory of a step, a forward or a text go, what each option
-could win at most, and what changed between two profiles."""
+"""`python -m nocap.profile`: where the time and memory of a step, a forward or a text go, what each
+option could win at most, and what changed between two profiles."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from nocap.config.run import Run
 
 USAGE = "python -m nocap.profile [flags] [key=value … | A.json B.json]"
-ABOUT = """Take a training step of this configuration apart, on random tokens: no data and no run folder are
-needed. OVERRIDES are those of nocap.train, whose --help lists them. On a CPU one thread is used unless
-trainer.threads is given. Two files that --json wrote are compared, part by part."""
+ABOUT = """Take a training step of this configuration apart, on random tokens: no data and no run
+folder are needed. OVERRIDES are those of nocap.train, whose --help lists them. On a CPU one thread
+is used unless trainer.threads is given. Two files that --json wrote are compared, part by part."""
 REPEATS = 3
 
 
@@ -39,22 +39,41 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m nocap.profile", usage=USAGE, description=ABOUT, allow_abbrev=False
     )
     add = parser.add_argument
-    add("overrides", nargs="*", metavar="OVERRIDES", help="the configuration; or two files to compare")
+    add(
+        "overrides",
+        nargs="*",
+        metavar="OVERRIDES",
+        help="the configuration; or two files to compare",
+    )
     add("--forward", action="store_true", help="a forward to the loss alone, without gradients")
     add(
         "--generate",
         action="store_true",
         help="generating text: a prompt in one pass (prefill), and one token after it",
     )
-    add("--prompt", type=int, metavar="N", help="beside --generate: tokens (default: half of model.seq_len)")
-    add("--texts", type=int, metavar="N", help="beside --generate: texts decoded together (default: 1)")
+    add(
+        "--prompt",
+        type=int,
+        metavar="N",
+        help="beside --generate: tokens (default: half of model.seq_len)",
+    )
+    add(
+        "--texts",
+        type=int,
+        metavar="N",
+        help="beside --generate: texts decoded together (default: 1)",
+    )
     add(
         "--trace",
         type=Path,
         metavar="FILE",
         help="write what was profiled (of a text: the token) for Perfetto or chrome://tracing",
     )
-    add("--ceilings", action="store_true", help="also: a table of what each option could win at most")
+    add(
+        "--ceilings",
+        action="store_true",
+        help="also: a table of what each option could win at most",
+    )
     add(
         "--repeats",
         type=int,
@@ -65,12 +84,19 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _profile(options: argparse.Namespace) -> int:
-    paths = [Path(word) for word in options.overrides if "=" not in word and not word.startswith("~")]
+    paths = [
+        Path(word) for word in options.overrides if "=" not in word and not word.startswith("~")
+    ]
     if paths:
         return _compare(paths, options)
     repeats = REPEATS if options.repeats is None else options.repeats
     require(repeats >= 1, "--repeats", "be at least 1", repeats)
-    require(not (options.forward and options.generate), "--forward", "be left out beside --generate", True)
+    require(
+        not (options.forward and options.generate),
+        "--forward",
+        "be left out beside --generate",
+        True,
+    )
     for name in ("prompt", "texts"):
         given = getattr(options, name)
         require(options.generate or given is None, f"--{name}", "stand beside --generate", given)
@@ -145,7 +171,7 @@ def _typed(options: argparse.Namespace, composed: Composed) -> Typed:
     )
 
 
-# --- two profiles -------------------------------------------------------------------------------------------
+# --- two profiles ---------------------------------------------------------------------------------
 
 
 def _compare(files: Sequence[Path], options: argparse.Namespace) -> int:

@@ -1,5 +1,5 @@
-"""`python -m nocap.race`: two or more training commands, or versions of one, pair by pair until the answer is
-safe."""
+"""`python -m nocap.race`: two or more training commands, or versions of one, pair by pair until the
+answer is safe."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ if TYPE_CHECKING:
     from nocap.sources.race import Guarded, Race
 
 FORMS = """\
-Arms are commands (--arm) or versions of the repository in which one stands (--ref), the baseline first.
-{seed} in a command, or $NOCAP_SEED, is the repeat's seed. A metric is a regular expression with one group,
-matched over the output (the last match counts), or a name: of lines METRIC name=number, or in a JSON or CSV
-file that the command writes (--file). The same command goes on where it was.
+Arms are commands (--arm) or versions of the repository in which one stands (--ref), the baseline
+first. {seed} in a command, or $NOCAP_SEED, is the repeat's seed. A metric is a regular expression
+with one group, matched over the output (the last match counts), or a name: of lines METRIC
+name=number, or in a JSON or CSV file that the command writes (--file). The same command goes on
+where it was.
 
   python -m nocap.race --arm base='python train.py --seed {seed}' \\
       --arm idea='python train.py --lr 3e-4 --seed {seed}' --metric 'val loss (\\S+)'
@@ -88,17 +89,25 @@ def _add_arms(group: argparse._ArgumentGroup) -> None:
 def _add_question(group: argparse._ArgumentGroup) -> None:
     add, of_metric = partial(_add, group), partial(_add, group, action=_Metric)
     of_metric("--metric", "PATTERN", "what is compared; the first one decides; can be repeated")
-    of_metric("--lower", None, "lower is better of the metric or guard before it (the default)", nargs=0)
+    of_metric(
+        "--lower", None, "lower is better of the metric or guard before it (the default)", nargs=0
+    )
     of_metric("--higher", None, "higher is better of the metric or guard before it", nargs=0)
     add(
         "--file",
         "FILE",
-        "JSON, JSON lines or CSV that the command writes; the metrics are its names. It may hold {seed}, or "
+        "JSON, JSON lines or CSV that the command writes; the metrics are its names. It may hold "
+        "{seed}, or "
         "be a glob, of which the file counts that was written last",
         default="",
     )
     of_metric("--guard", "'METRIC MARGIN'", "a metric that may be worse by MARGIN at most")
-    add("--expect", "LOW..HIGH", "the stated gain, such as 0.01.. : is it confirmed or refuted?", default="")
+    add(
+        "--expect",
+        "LOW..HIGH",
+        "the stated gain, such as 0.01.. : is it confirmed or refuted?",
+        default="",
+    )
     add(
         "--target",
         "VALUE",
@@ -109,17 +118,29 @@ def _add_question(group: argparse._ArgumentGroup) -> None:
 
 def _add_runs(group: argparse._ArgumentGroup) -> None:
     add, number = partial(_add, group), partial(_add, group, type=int)
-    number("--pairs", "N", "repeats at most (default: 12); arms are judged at 3, 6, 12, 24", default=12)
+    number(
+        "--pairs", "N", "repeats at most (default: 12); arms are judged at 3, 6, 12, 24", default=12
+    )
     number("--first-seed", "N", "seed of the first repeat (default: 0)", default=0)
     group.add_argument(
         "--reads-seed", action="store_true", help="the command reads $NOCAP_SEED: its repeats pair"
     )
-    number("--sessions", "N", "of timing; three or more that lie --apart give times a verdict", default=1)
+    number(
+        "--sessions",
+        "N",
+        "of timing; three or more that lie --apart give times a verdict",
+        default=1,
+    )
     add("--apart", "TIME", "between sessions: 30s, 10m, 2h (default: 10m)")
     add("--timeout", "TIME", "of a run (default: 12h)", default="12h")
     about = "a command before each run, outside its clock; {arm} and {seed} are the run's"
     add("--prepare", "COMMAND", about, default="")
-    number("--jobs", "N", "runs at once on this machine (default: 1); of more no time is known", default=1)
+    number(
+        "--jobs",
+        "N",
+        "runs at once on this machine (default: 1); of more no time is known",
+        default=1,
+    )
     add(
         "--output-dir",
         "FOLDER",
@@ -129,7 +150,9 @@ def _add_runs(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def _add(group: argparse._ArgumentGroup, flag: str, metavar: str | None, about: str, **more: Any) -> None:
+def _add(
+    group: argparse._ArgumentGroup, flag: str, metavar: str | None, about: str, **more: Any
+) -> None:
     group.add_argument(flag, metavar=metavar, help=about, **more)
 
 
@@ -150,9 +173,13 @@ def _raced(typed: Sequence[str], asked: argparse.Namespace) -> int:
         for table in answer.tables(running, raced):
             print(f"\n{table}")
         command_line = f"python -m nocap.race {shlex.join(typed)}"
-        write_text(running.folder / "result.html", answer.render(running, raced, command=command_line))
+        write_text(
+            running.folder / "result.html", answer.render(running, raced, command=command_line)
+        )
     except KeyboardInterrupt as stop:
-        raise StoppedError("paused; runs that ended are kept, and the same command goes on") from stop
+        raise StoppedError(
+            "paused; runs that ended are kept, and the same command goes on"
+        ) from stop
     print(f"written: {running.folder}: result.json, result.html")
     asked.answer(content)
     return 0
@@ -214,22 +241,44 @@ def _check(asked: argparse.Namespace, words: Sequence[str]) -> None:
     either = "be given, or --ref with a command after --; not both"
     rules = [
         (asked.pairs >= 1, "--pairs", "be at least 1", asked.pairs),
-        (1 <= sessions <= asked.pairs, "--sessions", "be at least 1, and at most --pairs", sessions),
+        (
+            1 <= sessions <= asked.pairs,
+            "--sessions",
+            "be at least 1, and at most --pairs",
+            sessions,
+        ),
         (jobs >= 1, "--jobs", "be at least 1", jobs),
-        (asked.target is None or math.isfinite(asked.target), "--target", "be a finite number", asked.target),
+        (
+            asked.target is None or math.isfinite(asked.target),
+            "--target",
+            "be a finite number",
+            asked.target,
+        ),
         (jobs == 1 or sessions == 1, "--jobs", together, jobs),
         (asked.apart is None or sessions > 1, "--apart", between, asked.apart),
         (jobs == 1 or not file, "--jobs", written, jobs),
         (not Path(file or "-").is_dir(), "--file", "be a file, and no folder", file),
         (asked.arm or asked.ref, "--arm", either, "none"),
         (not asked.arm or not asked.ref, "--arm", either, "both"),
-        (not (asked.arm and commands), "--arm", "be without a command after -- and without --link", commands),
+        (
+            not (asked.arm and commands),
+            "--arm",
+            "be without a command after -- and without --link",
+            commands,
+        ),
         (shaped, "--arm", "be NAME=COMMAND", "; ".join(asked.arm)),
-        (named, "--arm", "be two or more, each NAME=COMMAND with a name of its own", "; ".join(asked.arm)),
+        (
+            named,
+            "--arm",
+            "be two or more, each NAME=COMMAND with a name of its own",
+            "; ".join(asked.arm),
+        ),
     ]
     if not asked.arm:
         enough = len(asked.ref) >= 2 and words
-        rules.append((enough, "--ref", "be two or more, with a command after --", " ".join(asked.ref)))
+        rules.append(
+            (enough, "--ref", "be two or more, with a command after --", " ".join(asked.ref))
+        )
     for holds, option, rule, got in rules:
         require(bool(holds), option, rule, got)
 
@@ -280,8 +329,15 @@ def _readings(asked: argparse.Namespace) -> tuple[list[Reading], list[Guarded]]:
                     margin=number(margin, "--guard"),
                 )
             )
-            require(0 <= guards[-1].margin < math.inf, "--guard", "have a margin of 0 or more", margin)
-    require(bool(readings), "--metric", "be given: a pattern with one group, as in 'val loss (\\S+)'", "none")
+            require(
+                0 <= guards[-1].margin < math.inf, "--guard", "have a margin of 0 or more", margin
+            )
+    require(
+        bool(readings),
+        "--metric",
+        "be given: a pattern with one group, as in 'val loss (\\S+)'",
+        "none",
+    )
     every = [*readings, *(guard.reading for guard in guards)]
     for reading in every:
         reading.check()

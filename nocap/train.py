@@ -35,7 +35,9 @@ def main() -> None:
 
             cell.single(flags.overrides, started=STARTED)
         elif "RANK" in os.environ:
-            reason = "every rank would start the grid; use trainer.devices=N, and nocap starts the ranks"
+            reason = (
+                "every rank would start the grid; use trainer.devices=N, and nocap starts the ranks"
+            )
             raise ValueError(f"--multirun must not run under torchrun: {reason}")
         elif "WANDB_SWEEP_ID" in os.environ:
             reason = "it has one run for each command; sweep over the keys in the sweep's yaml"

@@ -1,5 +1,5 @@
-"""Runs in the background: start one, wait for a moment, disturb it, and compare what it leaves with an
-undisturbed run."""
+"""Runs in the background: start one, wait for a moment, disturb it, and compare what it leaves with
+an undisturbed run."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def wait_until(condition: Callable[[], object], what: str, *, limit_s: float = D
 def spawn(
     *words: str, cwd: Path, limits: Mapping[int, int] | None = None, path: str = str(REPO)
 ) -> subprocess.Popen[str]:
-    """`python WORDS…` in the background, its output in pipes; `limits` as `resource.setrlimit` takes them."""
+    """`python WORDS…` in the background, its output in pipes; `limits` as `resource.setrlimit`
+    takes them."""
 
     def limit() -> None:
         for name, value in (limits or {}).items():
@@ -59,11 +60,14 @@ def spawn(
 
 
 def on_a_terminal(*words: str, cwd: Path, env: dict[str, str] | None = None) -> tuple[int, str]:
-    """`python WORDS…` on a terminal of 24 × 120, to its end: exit code, and all that it wrote there."""
+    """`python WORDS…` on a terminal of 24 × 120, to its end: exit code, and all that it wrote
+    there."""
     terminal, end = pty.openpty()
     termios.tcsetwinsize(end, (24, 120))
     env = {**os.environ, "PYTHONPATH": str(REPO), "TERM": "xterm"} if env is None else env
-    process = subprocess.Popen([sys.executable, *words], cwd=cwd, env=env, stdin=end, stdout=end, stderr=end)
+    process = subprocess.Popen(
+        [sys.executable, *words], cwd=cwd, env=env, stdin=end, stdout=end, stderr=end
+    )
     os.close(end)
     output = b""
     try:
@@ -81,7 +85,9 @@ def on_a_terminal(*words: str, cwd: Path, env: dict[str, str] | None = None) -> 
 class Attempt:
     """One start of a run, in a process of its own."""
 
-    def __init__(self, output_dir: Path, *words: str, command: tuple[str, ...], **more: Any) -> None:
+    def __init__(
+        self, output_dir: Path, *words: str, command: tuple[str, ...], **more: Any
+    ) -> None:
         self.output_dir = output_dir
         self.process = spawn(
             *command, *MEDIUM, f"output_dir={output_dir}", *words, cwd=output_dir.parent, **more
@@ -101,8 +107,8 @@ class Attempt:
         self.wait_for(lambda: any(self.output_dir.glob(f"runs/*/{pattern}")), pattern)
 
     def wait_for_row(self, step: int) -> None:
-        """Wait until a new row of `step` or later is there: rows of an earlier attempt beyond its checkpoint
-        are cut back first."""
+        """Wait until a new row of `step` or later is there: rows of an earlier attempt beyond its
+        checkpoint are cut back first."""
         self.wait_for_file("metrics.jsonl")
         began = self.run_dir / "manifest.json"
         metrics = Metrics(self.run_dir / "metrics.jsonl")
@@ -130,7 +136,8 @@ class Attempt:
 def attempt(
     output_dir: Path, *words: str, command: tuple[str, ...] = ("-m", "nocap.train"), **more: Any
 ) -> Iterator[Attempt]:
-    """An attempt that leaves no process behind, also when the test fails. `more` as `spawn` takes it."""
+    """An attempt that leaves no process behind, also when the test fails. `more` as `spawn` takes
+    it."""
     started = Attempt(output_dir, *words, command=command, **more)
     try:
         yield started
@@ -148,12 +155,19 @@ def processes(run_dir: Path) -> dict[int, str]:
             if not entry.name.isdigit():
                 continue
             name = (entry / "comm").read_text().strip()
-            if name.startswith("nocap ") and (entry / "fd" / "2").readlink() == run_dir / "train.log":
+            if (
+                name.startswith("nocap ")
+                and (entry / "fd" / "2").readlink() == run_dir / "train.log"
+            ):
                 roles[int(entry.name)] = name.removeprefix("nocap ")
             elif os.fsencode(run_dir) in (entry / "cmdline").read_bytes():
                 environ = (entry / "environ").read_bytes().split(b"\0")
                 rank = next(
-                    (word.removeprefix(b"RANK=").decode() for word in environ if word.startswith(b"RANK=")),
+                    (
+                        word.removeprefix(b"RANK=").decode()
+                        for word in environ
+                        if word.startswith(b"RANK=")
+                    ),
                     None,
                 )
                 roles[int(entry.name)] = "worker" if rank is None else f"rank {rank}"
@@ -176,8 +190,8 @@ def killed_at(call: int, below: Path) -> None:
 
 
 def in_a_child(work: Callable[[], int], told: Path) -> int:
-    """The exit code of `work` in a fork of this process, or minus the signal that killed it; what it says
-    goes to `told`."""
+    """The exit code of `work` in a fork of this process, or minus the signal that killed it; what
+    it says goes to `told`."""
     sys.stdout.flush()
     if (pid := os.fork()) == 0:
         code = 1
@@ -217,7 +231,8 @@ def steady(run_dir: Path) -> list[dict[str, Any]]:
     """The rows without what differs from machine to machine and moment to moment."""
     noise = ("clock/", "perf/", "memory/")
     return [
-        {key: value for key, value in row.items() if not key.startswith(noise)} for row in rows_of(run_dir)
+        {key: value for key, value in row.items() if not key.startswith(noise)}
+        for row in rows_of(run_dir)
     ]
 
 
@@ -236,10 +251,13 @@ def restamp(folder: Path) -> None:
 
 
 def stamp(folder: Path) -> None:
-    """Make a folder that was changed look sound: its step, the rows before it, and its checksums."""
+    """Make a folder that was changed look sound: its step, the rows before it, and its
+    checksums."""
     step, state = int(folder.name[5:]), json.loads((folder / "state.json").read_text())
     lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (folder / "metrics.jsonl").write_text("".join(line for line in lines if json.loads(line)["step"] < step))
+    (folder / "metrics.jsonl").write_text(
+        "".join(line for line in lines if json.loads(line)["step"] < step)
+    )
     (folder / "state.json").write_text(json.dumps({**state, "step": step}))
     restamp(folder)
 
@@ -247,9 +265,13 @@ def stamp(folder: Path) -> None:
 def sealed(run_dir: Path) -> None:
     """Make the digests of a changed record fit, as who forges one would."""
     summary = summary_of(run_dir)
-    sums = {name: digests(run_dir)[name] for name in summary.pop("sha256") if name != "summary.json"}
+    sums = {
+        name: digests(run_dir)[name] for name in summary.pop("sha256") if name != "summary.json"
+    }
     own = hashlib.sha256(json.dumps(summary, sort_keys=True).encode()).hexdigest()
-    (run_dir / "summary.json").write_text(json.dumps({**summary, "sha256": {**sums, "summary.json": own}}))
+    (run_dir / "summary.json").write_text(
+        json.dumps({**summary, "sha256": {**sums, "summary.json": own}})
+    )
 
 
 def equal_within(first: Path, second: Path, tolerance: float) -> None:

@@ -1,5 +1,5 @@
-"""What the tests share: a cache of their own, the door as a subprocess, and the data beside the repository
-where it is there."""
+"""What the tests share: a cache of their own, the door as a subprocess, and the data beside the
+repository where it is there."""
 
 from __future__ import annotations
 
@@ -27,12 +27,15 @@ if TYPE_CHECKING:
     from tests.pretend import Pretended
 
 REPO = Path(__file__).resolve().parents[1]
-INTERRUPTIBLE = ("env", "--default-signal=INT")  # before a command: a shell's background job ignores Ctrl-C
+INTERRUPTIBLE = (
+    "env",
+    "--default-signal=INT",
+)  # before a command: a shell's background job ignores Ctrl-C
 # as PYTHONPATH: with NOCAP_FAULT, a rank's faults
 FAULTS = os.pathsep.join([str(REPO / "tests" / "faults"), str(REPO)])
 
-# Compiling takes a test half a minute, and a second when it was compiled before: what is kept outlives a
-# session.
+# Compiling takes a test half a minute, and a second when it was compiled before: what is kept
+# outlives a session.
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(REPO / ".pytest_cache" / "compiled"))
 # A twentieth of a test's time was spent on looking for garbage.
 gc.set_threshold(20_000, 20, 20)
@@ -68,14 +71,14 @@ ATLAS_IDEAS = ("--config-dir", IDEA_FOLDERS[0], "--config-dir", IDEA_FOLDERS[1])
 # A schedule whose first update is beyond all numbers.
 EXPLODING = ("--config-dir", str(REPO / "tests" / "exploding"), "schedule=exploding")
 
-# Long enough (a second and a half of steps) that a test can disturb it in the middle: checkpoints at 8, 16,
-# 24 and 30.
+# Long enough (a second and a half of steps) that a test can disturb it in the middle: checkpoints
+# at 8, 16, 24 and 30.
 MEDIUM = (*SMALL, "trainer.steps=30", "trainer.val_every=12", "trainer.checkpoint_every=8")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What takes an hour runs only where `-m` names it; a pretended GPU is skipped with the reason where
-    there is none."""
+    """What takes an hour runs only where `-m` names it; a pretended GPU is skipped with the reason
+    where there is none."""
     from tests.pretend import MISSING, REASON
 
     if "fuzz" not in config.option.markexpr:
@@ -87,16 +90,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)  # where pytest-xdist is
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """A half of the files for each worker, and who is done first takes from the other: what a file's tests
-    share is made once."""
+    """A half of the files for each worker, and who is done first takes from the other: what a
+    file's tests share is made once."""
     from xdist.scheduler import WorkStealingScheduling
 
     return WorkStealingScheduling(config, log)
 
 
 def pytest_collection_finish() -> None:
-    """What is imported now stays: unless it is told, each full collection of garbage looks through all of
-    torch again."""
+    """What is imported now stays: unless it is told, each full collection of garbage looks through
+    all of torch again."""
     gc.collect()
     gc.freeze()
 
@@ -142,7 +145,8 @@ def isolated(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass(kw_only=True)
 class InUse:
-    """Folders that no test changes, as the test before left them: what was imported and composed holds."""
+    """Folders that no test changes, as the test before left them: what was imported and composed
+    holds."""
 
     state: str
     modules: dict[str, ModuleType]
@@ -179,7 +183,9 @@ def shared() -> Path:
     """Real text, GPT-2 shards and vocabulary, which the project does not carry."""
     path = REPO.parent / "shared"
     if not (path / "data" / "prose").is_dir():
-        pytest.skip("no ../shared beside the repository: its text and shards are not part of the project")
+        pytest.skip(
+            "no ../shared beside the repository: its text and shards are not part of the project"
+        )
     return path
 
 
@@ -197,8 +203,8 @@ Door = Callable[..., Finished]
 
 @pytest.fixture(autouse=True)
 def grids_end_with_their_test() -> Iterator[None]:
-    """End the grids that a failed test left running. The next test would meet their load and their open
-    pipes."""
+    """End the grids that a failed test left running. The next test would meet their load and their
+    open pipes."""
     yield
     grids = sys.modules.get("tests.grids")
     if grids is None:
@@ -215,7 +221,10 @@ def door(tmp_path: Path) -> Door:
     """Run `python -m nocap.DOOR …` in an empty folder."""
 
     def call(
-        *words: str, module: str = "nocap.train", timeout: float = 600, env: dict[str, str] | None = None
+        *words: str,
+        module: str = "nocap.train",
+        timeout: float = 600,
+        env: dict[str, str] | None = None,
     ) -> Finished:
         done = subprocess.run(
             [sys.executable, "-m", module, *words],
@@ -234,8 +243,8 @@ def door(tmp_path: Path) -> Door:
 def called(
     *words: str, cwd: Path, module: str = "nocap.train", env: dict[str, str] | None = None
 ) -> Finished:
-    """A door, its workers and its sessions in this process: the same words and code, without a start of
-    Python and torch for each."""
+    """A door, its workers and its sessions in this process: the same words and code, without a
+    start of Python and torch for each."""
     from tests.fuzz.process import answer, every_session, workers_here
 
     with pytest.MonkeyPatch.context() as patch, workers_here(every_session):
@@ -247,7 +256,8 @@ def called(
         for name, value in (env or {}).items():
             patch.setenv(name, value)
         patch.setattr(
-            "nocap.checks.trial.subprocess", SimpleNamespace(run=_trained, DEVNULL=subprocess.DEVNULL)
+            "nocap.checks.trial.subprocess",
+            SimpleNamespace(run=_trained, DEVNULL=subprocess.DEVNULL),
         )
         entry = importlib.import_module(module)
         if hasattr(entry, "__path__"):
@@ -261,15 +271,20 @@ def _trained(command: list[str], **options: Any) -> subprocess.CompletedProcess[
     """A training that `nocap check` starts, in this process; two ranks in theirs."""
     if any(word.startswith("trainer.devices=") for word in command):
         return subprocess.run(command, **options)
-    done = called(*command[3:], cwd=Path.cwd(), env={"NOCAP_OUTSIDE": os.environ.get("NOCAP_OUTSIDE", "")})
+    done = called(
+        *command[3:], cwd=Path.cwd(), env={"NOCAP_OUTSIDE": os.environ.get("NOCAP_OUTSIDE", "")}
+    )
     return subprocess.CompletedProcess(command, done.code, done.out, done.err)
 
 
 @pytest.fixture
 def here(tmp_path: Path) -> Door:
-    """`door` in this process, for tests of what a door does and not of how its processes live and end."""
+    """`door` in this process, for tests of what a door does and not of how its processes live and
+    end."""
 
-    def call(*words: str, module: str = "nocap.train", env: dict[str, str] | None = None) -> Finished:
+    def call(
+        *words: str, module: str = "nocap.train", env: dict[str, str] | None = None
+    ) -> Finished:
         return called(*words, cwd=tmp_path, module=module, env=env)
 
     return call
@@ -286,7 +301,8 @@ def numbers(tmp_path: Path) -> Path:
 
 @contextmanager
 def shared_folder(tmp_path_factory: pytest.TempPathFactory, name: str) -> Iterator[Path]:
-    """A folder of this session's own, the same in each of pytest's workers, held by one of them at a time."""
+    """A folder of this session's own, the same in each of pytest's workers, held by one of them at
+    a time."""
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
     folder.mkdir(exist_ok=True)
@@ -333,6 +349,8 @@ def undisturbed(cache_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Un
                 stdin=subprocess.DEVNULL,
             )
             assert done.returncode == 0, done.stderr
-            made.write_text(json.dumps([done.returncode, done.stdout, done.stderr, time.monotonic() - began]))
+            made.write_text(
+                json.dumps([done.returncode, done.stdout, done.stderr, time.monotonic() - began])
+            )
         *ended, seconds = json.loads(made.read_text())
     return Undisturbed(output_dir, the_run(output_dir), Finished(*ended), seconds)

@@ -1,4 +1,5 @@
-"""What the tests of grids share: a small grid, one in the background, and what grids leave behind."""
+"""What the tests of grids share: a small grid, one in the background, and what grids leave
+behind."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ ARMS = "attention=flash,gqa"
 def summaries(out: Path) -> dict[str, Json]:
     """Run's folder name → its summary."""
     return {
-        path.parent.name: json.loads(path.read_text()) for path in sorted(out.glob("runs/*/summary.json"))
+        path.parent.name: json.loads(path.read_text())
+        for path in sorted(out.glob("runs/*/summary.json"))
     }
 
 
@@ -76,6 +78,8 @@ def grid_of(tmp_path: Path, *cells: tuple[str, ...]) -> Grid:
 def small_grid(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Trained:
     """Two arms, two seeds, trained one at a time, in this process. Copy it before changing it."""
     out, env = tmp_path_factory.mktemp("grid") / "out", {"NOCAP_CACHE": str(cache_dir)}
-    done = called(*CELL, ARMS, "--multirun", "seed=0,1", f"output_dir={out}", cwd=out.parent, env=env)
+    done = called(
+        *CELL, ARMS, "--multirun", "seed=0,1", f"output_dir={out}", cwd=out.parent, env=env
+    )
     assert (done.code, done.err) == (0, "")
     return Trained(out, done)

@@ -1,4 +1,5 @@
-"""A run of a fraction of a second, trained in this process: its record is written as a worker writes it."""
+"""A run of a fraction of a second, trained in this process: its record is written as a worker
+writes it."""
 
 from __future__ import annotations
 
@@ -55,8 +56,9 @@ def start(
     session: TrackerSession | None = None,
     beat: Callable[[int], None] = lambda step: None,
 ) -> Outcome:
-    """An attempt of the run, asked to stop in the step `stop_after`; its record as the parent and the worker
-    write it. `session` is its tracker's, which gets no rows; `beat` gets each heartbeat."""
+    """An attempt of the run, asked to stop in the step `stop_after`; its record as the parent and
+    the worker write it. `session` is its tracker's, which gets no rows; `beat` gets each
+    heartbeat."""
     this.run_dir.mkdir(parents=True, exist_ok=True)
     began, done = time.monotonic(), list[int]()
     write_record_head(this)

@@ -1,5 +1,5 @@
-"""A study that is carried out without training or timing: its runs and sessions are made by functions, and
-everything else is real."""
+"""A study that is carried out without training or timing: its runs and sessions are made by
+functions, and everything else is real."""
 
 from __future__ import annotations
 
@@ -43,17 +43,25 @@ SESSION_S = 60.0
 @dataclass
 class Lab:
     root: Path
-    loss: Callable[[Training], float | None] = lambda run: 3.0 + 0.001 * run.seed  # null: it diverges
-    speed: Callable[[str, int], float] = lambda arm, number: 1000.0 * (1.25 if arm == "mqa" else 1) + number
+    loss: Callable[[Training], float | None] = lambda run: (
+        3.0 + 0.001 * run.seed
+    )  # null: it diverges
+    speed: Callable[[str, int], float] = lambda arm, number: (
+        1000.0 * (1.25 if arm == "mqa" else 1) + number
+    )
     pace: Callable[[Training], float] | None = None  # µs a token of a run; None: no record has it
     train_s: float = 0.0  # of a run
     host: str = "here"  # this machine's name
-    dies_after: float = float("inf")  # of so many tasks: the process is killed when the next one begins
+    dies_after: float = float(
+        "inf"
+    )  # of so many tasks: the process is killed when the next one begins
     said: list[str] = field(default_factory=list)  # by the last study
     waits: list[float] = field(default_factory=list)  # minutes
-    _clock: Any = field(default_factory=lambda: FORK.Value("d", 0.0))  # seconds; a killed process's go on
+    _clock: Any = field(
+        default_factory=lambda: FORK.Value("d", 0.0)
+    )  # seconds; a killed process's go on
 
-    # --- the study ------------------------------------------------------------------------------------------
+    # --- the study --------------------------------------------------------------------------------
 
     def plan(self, out: str = "out", folder: str = "made", **changed: Any) -> StudyPlan:
         """Of the first scale."""
@@ -76,7 +84,8 @@ class Lab:
         return {claim["id"]: claim for claim in json.loads(json.dumps(to_json(result)))["claims"]}
 
     def killed(self, after: int, *place: str, **changed: Any) -> None:
-        """The same in a process that gets SIGKILL when so many tasks are done, of all that there were."""
+        """The same in a process that gets SIGKILL when so many tasks are done, of all that there
+        were."""
         self.dies_after = after
         child = FORK.Process(target=self.done, args=place, kwargs=changed)
         child.start()
@@ -90,7 +99,11 @@ class Lab:
 
     def lines(self, *events: str) -> list[Json]:
         """List the log's lines of such events, as its file has them."""
-        lines = [json.loads(raw) for raw in self.log.read_text().splitlines()] if self.log.exists() else []
+        lines = (
+            [json.loads(raw) for raw in self.log.read_text().splitlines()]
+            if self.log.exists()
+            else []
+        )
         return [line for line in lines if not events or line["event"] in events]
 
     @property
@@ -102,11 +115,12 @@ class Lab:
 
     @property
     def tasks(self) -> list[str]:
-        """What was done, in order, as the log's lines are named: `mqa, seed 0`, `bench session 1`."""
+        """What was done, in order, as the log's lines are named: `mqa, seed 0`, `bench session
+        1`."""
         path = self.root / "tasks.txt"
         return path.read_text().splitlines() if path.exists() else []
 
-    # --- what stands in for the machine ---------------------------------------------------------------------
+    # --- what stands in for the machine -----------------------------------------------------------
 
     def clock(self) -> datetime:
         self._clock.value += 1
@@ -127,9 +141,13 @@ class Lab:
         with (self.root / "tasks.txt").open("a") as file:
             file.write(task + "\n")
 
-    def train(self, runs: Sequence[Training], label: str, *, between: Callable[[], None]) -> dict[str, Any]:
+    def train(
+        self, runs: Sequence[Training], label: str, *, between: Callable[[], None]
+    ) -> dict[str, Any]:
         for seed in (
-            dict.fromkeys(run.seed for run in runs) if any(outcome(run.plan) is None for run in runs) else ()
+            dict.fromkeys(run.seed for run in runs)
+            if any(outcome(run.plan) is None for run in runs)
+            else ()
         ):
             between()
             for run in runs:
@@ -142,14 +160,22 @@ class Lab:
                     )
                     more = {"token_us": self.pace(run), "tokens": 512 * steps} if self.pace else {}
                     trained = record(
-                        run.arm, seed, steps, self.loss(run), started=self.now(), hardware=machine, **more
+                        run.arm,
+                        seed,
+                        steps,
+                        self.loss(run),
+                        started=self.now(),
+                        hardware=machine,
+                        **more,
                     )
                     self._clock.value += self.train_s
                     made.run_dir.mkdir(parents=True)
                     (made.run_dir / RECORD).write_bytes(
                         pickle.dumps(replace(trained, folder=made.run_dir, identity=made.identity))
                     )
-                    self._end(f"{run.arm}, seed {seed}" + (f", {run.short} steps" if run.short else ""))
+                    self._end(
+                        f"{run.arm}, seed {seed}" + (f", {run.short} steps" if run.short else "")
+                    )
         return {}
 
     def time(self, session: Session, folder: Path, number: int) -> SessionFile:
@@ -159,7 +185,12 @@ class Lab:
             started = self.now()
             self._clock.value += SESSION_S
             rows = {
-                arm: {**SEEN, "kv_bytes": 8.0, "tokens_per_s": self.speed(arm, number), "step_ms": 1.0}
+                arm: {
+                    **SEEN,
+                    "kv_bytes": 8.0,
+                    "tokens_per_s": self.speed(arm, number),
+                    "step_ms": 1.0,
+                }
                 for arm in session.arms
             }
             asked = {
@@ -191,13 +222,17 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
     made = Lab(tmp_path)
     monkeypatch.setattr("nocap.study.conduct.train", made.train)
     monkeypatch.setattr(Training, "record", record_of)
-    monkeypatch.setattr(Session, "run", lambda session, folder, number: made.time(session, folder, number))
+    monkeypatch.setattr(
+        Session, "run", lambda session, folder, number: made.time(session, folder, number)
+    )
     monkeypatch.setattr("nocap.study.log.now", made.now)
     monkeypatch.setattr(
-        "nocap.study.conduct.datetime", SimpleNamespace(now=made.clock, fromisoformat=datetime.fromisoformat)
+        "nocap.study.conduct.datetime",
+        SimpleNamespace(now=made.clock, fromisoformat=datetime.fromisoformat),
     )
     monkeypatch.setattr(
-        "nocap.study.conduct.time", SimpleNamespace(sleep=lambda s: made.sleep(s), monotonic=lambda: 0.0)
+        "nocap.study.conduct.time",
+        SimpleNamespace(sleep=lambda s: made.sleep(s), monotonic=lambda: 0.0),
     )
     monkeypatch.setattr(platform, "node", lambda: made.host)
     # a third of the time; what comes out is the same

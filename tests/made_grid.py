@@ -1,4 +1,5 @@
-"""A made-up grid as `nocap.compare` compares it: known effects, and every kind of verdict that there is."""
+"""A made-up grid as `nocap.compare` compares it: known effects, and every kind of verdict that
+there is."""
 
 from __future__ import annotations
 
@@ -81,20 +82,26 @@ def record_of(attention: str, mlp: str, seed: int, *, status: str = "finished") 
         manifest={},
         summary=summary,
         curve=Curve(
-            step=step, tokens=[4096 * s for s in step], train_s=train_s, val_loss=val_loss, val_bpb=val_bpb
+            step=step,
+            tokens=[4096 * s for s in step],
+            train_s=train_s,
+            val_loss=val_loss,
+            val_bpb=val_bpb,
         ),
     )
 
 
 def made(seeds: int, change: Change = lambda record: record, *, broken: bool = True) -> Comparison:
-    """A grid of 4 attentions × 3 MLPs × `seeds`, of which all runs but one of the last arm failed, if
-    `broken`."""
+    """A grid of 4 attentions × 3 MLPs × `seeds`, of which all runs but one of the last arm failed,
+    if `broken`."""
     records = []
     for attention, mlp, seed in itertools.product(ATTENTION, MLP, range(seeds)):
         fails = broken and (attention, mlp) == ("sliding", "swiglu") and seed > 0
         records.append(record_of(attention, mlp, seed, status="failed" if fails else "finished"))
     problems = ["flash-gelu3x-s1/metrics.jsonl: 1 corrupt line skipped (line 17)"]
-    return compare(Found(records=[change(record) for record in records], problems=problems), target_loss=1.49)
+    return compare(
+        Found(records=[change(record) for record in records], problems=problems), target_loss=1.49
+    )
 
 
 def with_summary(record: Record, **values: Any) -> Record:
@@ -107,7 +114,9 @@ def poisoned() -> Comparison:
     def poison(record: Record) -> Record:
         tame = record.arm == "sliding-gelu3x"
         record = replace(
-            record, name=f"{'tame' if tame else EVIL}-{record.name}", folder=Path(EVIL) / record.name
+            record,
+            name=f"{'tame' if tame else EVIL}-{record.name}",
+            folder=Path(EVIL) / record.name,
         )
         if record.arm == "flash-gelu3x":
             record = with_summary(record, kernel={"train": EVIL, "val": EVIL})

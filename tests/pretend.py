@@ -1,16 +1,16 @@
-"""A GPU that is pretended: a CUDA build of torch over libraries that stand in for CUDA's runtime, driver and
-cuBLAS.
+"""A GPU that is pretended: a CUDA build of torch over libraries that stand in for CUDA's runtime,
+driver and cuBLAS.
 
-No kernel computes, so no number, loss or time from there means anything. Real are torch's allocator and its
-out-of-memory errors, the choice of attention kernels, Dynamo's graphs, Triton's compilation, and counts of
-launches, waits and copies.
+No kernel computes, so no number, loss or time from there means anything. Real are torch's allocator
+and its out-of-memory errors, the choice of attention kernels, Dynamo's graphs, Triton's
+compilation, and counts of launches, waits and copies.
 
-NOCAP_PRETEND_PYTHON names the Python of an environment with a CUDA build of torch and nocap's dependencies,
-NOCAP_PRETEND_ENV a shell script that puts the libraries in front (LD_PRELOAD, LD_LIBRARY_PATH). The libraries
-read PRETEND_CC (compute capability: 80, 90, …), PRETEND_NAME, PRETEND_GB and PRETEND_GPUS, and count in
-`pretend_counts(long[3])`: launches, waits, copies to the host. What they lack, CUDA graphs, is
-pretend_graphs.c beside this file, compiled here, which counts in `pretend_graph_counts(long[2])`: captures,
-replays.
+NOCAP_PRETEND_PYTHON names the Python of an environment with a CUDA build of torch and nocap's
+dependencies, NOCAP_PRETEND_ENV a shell script that puts the libraries in front (LD_PRELOAD,
+LD_LIBRARY_PATH). The libraries read PRETEND_CC (compute capability: 80, 90, …), PRETEND_NAME,
+PRETEND_GB and PRETEND_GPUS, and count in `pretend_counts(long[3])`: launches, waits, copies to the
+host. What they lack, CUDA graphs, is pretend_graphs.c beside this file, compiled here, which counts
+in `pretend_graph_counts(long[2])`: captures, replays.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ NEEDED = {
     "NOCAP_PRETEND_ENV": (ENV, "the libraries' env.sh"),
 }
 MISSING = [
-    f"{name} names no file, to be {what}" for name, (path, what) in NEEDED.items() if not Path(path).is_file()
+    f"{name} names no file, to be {what}"
+    for name, (path, what) in NEEDED.items()
+    if not Path(path).is_file()
 ]
 REASON = f"no pretended GPU: {'; '.join(MISSING)} (tests/pretend.py)"
 
@@ -52,7 +54,12 @@ class Pretended:
     folder: Path
 
     def python(
-        self, *words: str, cc: int = 80, name: str = "NVIDIA H200", gb: float = 140, timeout: float = 250
+        self,
+        *words: str,
+        cc: int = 80,
+        name: str = "NVIDIA H200",
+        gb: float = 140,
+        timeout: float = 250,
     ) -> Finished:
         """cuDNN is not pretended: attention runs on capability 8.0, where torch's choice is
         FlashAttention-2."""

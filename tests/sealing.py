@@ -1,5 +1,5 @@
-"""Records that somebody else wrote, with digests that agree with them: a digest says that a record is whole,
-not that it is friendly."""
+"""Records that somebody else wrote, with digests that agree with them: a digest says that a record
+is whole, not that it is friendly."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ def seal(folder: Path) -> Path:
     summary = {key: value for key, value in json.loads(path.read_text()).items() if key != "sha256"}
     own = hashlib.sha256(json.dumps(summary, sort_keys=True).encode()).hexdigest()
     files = (folder / name for name in ("config.yaml", "manifest.json", "metrics.jsonl"))
-    digests = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files if file.exists()}
+    digests = {
+        file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files if file.exists()
+    }
     path.write_text(json.dumps({**summary, "sha256": {**digests, path.name: own}}))
     return folder

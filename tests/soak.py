@@ -1,13 +1,14 @@
-"""`python -m tests.soak`: runs, ranks, grids, pools and studies under random SIGKILLs, each against an
-undisturbed twin.
+"""`python -m tests.soak`: runs, ranks, grids, pools and studies under random SIGKILLs, each against
+an undisturbed twin.
 
-A job is a random command. Any processes of its tree are killed at random moments: its parent, a worker, a
-rank, a session, or several at once. The same command is given again until it ends. Everything that it leaves
-must then be its twin's, to the last bit, but what is a time: weights, optimizer, rows, summaries, the grid's
-records, the study's results and verdicts, the names of all files. What was lost stays in FOLDER.
+A job is a random command. Any processes of its tree are killed at random moments: its parent, a
+worker, a rank, a session, or several at once. The same command is given again until it ends.
+Everything that it leaves must then be its twin's, to the last bit, but what is a time: weights,
+optimizer, rows, summaries, the grid's records, the study's results and verdicts, the names of all
+files. What was lost stays in FOLDER.
 
-Each finished job is a line of a file there, of each seed's own: the same command, itself killed, goes on
-after the last one.
+Each finished job is a line of a file there, of each seed's own: the same command, itself killed,
+goes on after the last one.
 """
 
 from __future__ import annotations
@@ -75,12 +76,15 @@ ROLES = {
     "nocap.launch.worker": "worker",
     "nocap.sessions.worker": "session",
 }
-START_S, WORK_S = 4.0, (0.3, 1.0, 3.0)  # kills come as late as that after a start, and after new rows
+START_S, WORK_S = (
+    4.0,
+    (0.3, 1.0, 3.0),
+)  # kills come as late as that after a start, and after new rows
 DEADLINE_S = 1200.0  # of a command that nobody disturbs, and between two kills
 GONE_S = 10.0  # in which the last process of a command that ended goes
 
-# What may differ between twins: times, what is made of them, checksums of files with them or a path, how
-# often and where each began.
+# What may differ between twins: times, what is made of them, checksums of files with them or a
+# path, how often and where each began.
 TIMES = {"clock_s", "step_ms", "tokens_per_s", "epoch_s", "memory_mib"}
 TIMES |= {"when", "at", "started", "registered", "date", "pace", "attempts", "git", "commit"}
 TIMES |= {"state.json", "metrics.jsonl", "manifest.json", "summary.json", "config.yaml"}
@@ -88,7 +92,7 @@ OF_A_LINE = {"previous", "measured"}  # what a log's line has of times
 ROW_TIMES = ("clock/", "perf/", "memory/")
 
 
-# --- a command and its processes ----------------------------------------------------------------------------
+# --- a command and its processes ------------------------------------------------------------------
 
 
 def command(kind: str, chance: random.Random, root: Path) -> list[str]:
@@ -116,7 +120,9 @@ def command(kind: str, chance: random.Random, root: Path) -> list[str]:
     if kind in ("grid", "pool"):
         words += ["--multirun", f"attention={','.join(attentions)}", f"seed={seed},{seed + 1}"]
         words += (
-            ["hydra/launcher=pool"] if kind == "pool" else [f"trainer.devices={chance.choice((1, 1, 2))}"]
+            ["hydra/launcher=pool"]
+            if kind == "pool"
+            else [f"trainer.devices={chance.choice((1, 1, 2))}"]
         )
     else:
         words += [
@@ -128,7 +134,8 @@ def command(kind: str, chance: random.Random, root: Path) -> list[str]:
 
 
 def start(words: list[str], root: Path) -> subprocess.Popen[bytes]:
-    """In the folder `root`, which tells its processes from all others; stderr goes into a file beside it."""
+    """In the folder `root`, which tells its processes from all others; stderr goes into a file
+    beside it."""
     env = {**os.environ, "PYTHONPATH": str(REPO), "NOCAP_CACHE": str(root / "cache")}
     with root.with_suffix(".err").open("a") as err:
         quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": err}
@@ -175,8 +182,8 @@ def killed(pids: Iterable[int], roles: dict[int, str]) -> list[str]:
 
 
 def at_a_moment(process: subprocess.Popen[bytes], root: Path, chance: random.Random) -> bool:
-    """Wait for a random moment: in a start-up, or after the next row or session's start. Whether the process
-    is still there then."""
+    """Wait for a random moment: in a start-up, or after the next row or session's start. Whether
+    the process is still there then."""
     began, wall = time.monotonic(), time.time()
     ends = began + chance.uniform(0, START_S)
     at_work = chance.random() < 0.7
@@ -198,8 +205,8 @@ def _worked_since(root: Path, wall: float) -> bool:
 def disturbed(
     words: list[str], root: Path, chance: random.Random, *, more: Callable[[], bool]
 ) -> Iterator[list[str]]:
-    """Strike a command at random moments, give it again until it ends by itself, and strike on while there is
-    to be `more`.
+    """Strike a command at random moments, give it again until it ends by itself, and strike on
+    while there is to be `more`.
 
     Yields who was killed.
     """
@@ -225,13 +232,16 @@ def finish(words: list[str], root: Path) -> None:
     assert code == 0, f"undisturbed, exit code {code}"
 
 
-# --- what is left -------------------------------------------------------------------------------------------
+# --- what is left ---------------------------------------------------------------------------------
 
 
 def left(root: Path) -> dict[str, Any]:
-    """Path → what must be the twin's: of every file its name, and of records and tensors all but times."""
+    """Path → what must be the twin's: of every file its name, and of records and tensors all but
+    times."""
     # named by a path's hash
-    files = sorted(path for path in root.rglob("*") if path.is_file() and path.parent.name != "scans")
+    files = sorted(
+        path for path in root.rglob("*") if path.is_file() and path.parent.name != "scans"
+    )
     return {str(path.relative_to(root)): _content(path, root) for path in files}
 
 
@@ -243,7 +253,9 @@ def _content(path: Path, root: Path) -> Any:
     text = path.read_text().replace(str(root), "ROOT")
     if path.suffix == ".yaml":
         return text
-    lines = [json.loads(line) for line in (text.splitlines() if path.suffix == ".jsonl" else [text])]
+    lines = [
+        json.loads(line) for line in (text.splitlines() if path.suffix == ".jsonl" else [text])
+    ]
     return said(lines) if path.name == FILE else _timeless(lines)
 
 
@@ -265,9 +277,9 @@ def _timeless(content: Any) -> Any:
 
 
 def differences(actual: dict[str, Any], expected: dict[str, Any]) -> list[str]:
-    """A line for each file that is not the twin's. A run that is killed more often than it may restart has
-    failed for that command: a study then trains what follows from the others, so that a grid may be left
-    which is a part of one of the twin's."""
+    """A line for each file that is not the twin's. A run that is killed more often than it may
+    restart has failed for that command: a study then trains what follows from the others, so that a
+    grid may be left which is a part of one of the twin's."""
     grids = [_runs(content) for path, content in expected.items() if path.endswith("/grid.json")]
     parts = {
         path
@@ -287,7 +299,7 @@ def _runs(grid: list[Any]) -> set[str]:
     return {cell["run"] for cell in grid[0]["cells"]}
 
 
-# --- jobs ---------------------------------------------------------------------------------------------------
+# --- jobs -----------------------------------------------------------------------------------------
 
 
 @dataclass(kw_only=True)
@@ -331,7 +343,10 @@ class Soak:
             with self._lock, self.state.open("a") as file:
                 self.jobs.append(job)
                 file.write(json.dumps(job) + "\n")
-            print(f"{time.strftime('%H:%M:%S')}  of {self.injected} SIGKILLs: {json.dumps(job)}", flush=True)
+            print(
+                f"{time.strftime('%H:%M:%S')}  of {self.injected} SIGKILLs: {json.dumps(job)}",
+                flush=True,
+            )
 
     def _job(self, number: int, kind: str) -> Json:
         """One command, disturbed until it ends, and compared with its twin."""
@@ -343,7 +358,9 @@ class Soak:
         words, _ = (command(kind, random.Random(name), folder) for folder in (twin, root))
         try:
             finish(words, twin)
-            for roles in disturbed(words, root, chance, more=lambda: self.more() and len(struck) < moments):
+            for roles in disturbed(
+                words, root, chance, more=lambda: self.more() and len(struck) < moments
+            ):
                 struck.append(roles)
                 with self._lock:
                     self.injected += len(roles)
@@ -368,12 +385,18 @@ class Soak:
             "moments": sum(job["moments"] for job in self.jobs),
             "jobs": dict(Counter(job["kind"] for job in self.jobs)),
             "runs": sum(RUNS[job["kind"]] for job in self.jobs),
-            "lost": [f"job {job['job']}, {job['kind']}: {job['lost']}" for job in self.jobs if job["lost"]],
+            "lost": [
+                f"job {job['job']}, {job['kind']}: {job['lost']}"
+                for job in self.jobs
+                if job["lost"]
+            ],
             "seed": self.seed,
             "lane_minutes": round(sum(job["s"] for job in self.jobs) / 60, 1),
             "commit": (git_state() or {}).get("commit"),
             "date": time.strftime("%Y-%m-%d"),
-            "hardware": {key: value for key, value in describe(Device.cpu, 1).items() if key != "host"},
+            "hardware": {
+                key: value for key, value in describe(Device.cpu, 1).items() if key != "host"
+            },
             "command": f"OMP_NUM_THREADS=1 python -m tests.soak {shlex.join(sys.argv[1:])}".strip(),
         }
 
@@ -381,7 +404,9 @@ class Soak:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--kills", type=int, default=1000, help="stop after so many SIGKILLs")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="or then; the same command goes on")
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="or then; the same command goes on"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--lanes", type=int, default=os.cpu_count() or 1, help="jobs at once")
     parser.add_argument(

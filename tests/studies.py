@@ -80,7 +80,12 @@ STUDY: Json = {
     "arms": {"mha": ["attention=flash"], "mqa": ["attention=mqa"]},
     "seeds": [0, 1, 2],
     "scales": {
-        "cpu": {"train": ["trainer.val_every=6"], "bench": ["trainer.steps=12"], "rounds": 1, "apart_min": 0}
+        "cpu": {
+            "train": ["trainer.val_every=6"],
+            "bench": ["trainer.steps=12"],
+            "rounds": 1,
+            "apart_min": 0,
+        }
     },
     "claims": [SPEED, LOSS],
 }
@@ -88,7 +93,11 @@ STUDY: Json = {
 
 def study(**changed: Any) -> Json:
     """`STUDY` with other top-level keys; None takes one away."""
-    return {key: value for key, value in {**copy.deepcopy(STUDY), **changed}.items() if value is not None}
+    return {
+        key: value
+        for key, value in {**copy.deepcopy(STUDY), **changed}.items()
+        if value is not None
+    }
 
 
 def at(**changed: Any) -> Json:
@@ -111,7 +120,7 @@ def loaded(folder: Path, content: Mapping[str, Any]) -> Study:
     return load(written(folder, content))
 
 
-# --- results ------------------------------------------------------------------------------------------------
+# --- results --------------------------------------------------------------------------------------
 
 
 def typed(content: Mapping[str, Any]) -> Claim:
@@ -197,7 +206,8 @@ def record(
     started: str = NOW,
     **more: Any,
 ) -> Record:
-    """A run as if read from its folder; a loss of null diverged, after a validation at its start."""
+    """A run as if read from its folder; a loss of null diverged, after a validation at its
+    start."""
     status = "diverged" if val_loss is None else "finished"
     points = curve or ([(0, FIRST)] if val_loss is None else [(0, FIRST), (steps, val_loss)])
     return Record(
@@ -221,7 +231,11 @@ def later(minutes: float, started: str = NOW) -> str:
 
 
 def session(
-    arms: Mapping[str, Mapping[str, Any]], *, number: int = 1, started: str = NOW, kind: str = "steps"
+    arms: Mapping[str, Mapping[str, Any]],
+    *,
+    number: int = 1,
+    started: str = NOW,
+    kind: str = "steps",
 ) -> SessionFile:
     """Return a session's file."""
     content = {
@@ -242,10 +256,13 @@ def timed(
     numbers: Sequence[int], arms: Mapping[str, Mapping[str, Any]], *, started: str = NOW
 ) -> list[SessionFile]:
     """Sessions that measured the same, ten minutes apart."""
-    return [session(arms, number=number, started=later(10 * i, started)) for i, number in enumerate(numbers)]
+    return [
+        session(arms, number=number, started=later(10 * i, started))
+        for i, number in enumerate(numbers)
+    ]
 
 
-# --- arms by a law: a loss of A - B·ln(steps) ---------------------------------------------------------------
+# --- arms by a law: a loss of A - B·ln(steps) -----------------------------------------------------
 
 A, B = 8.0, 0.4
 NOISE = {0: -0.003, 1: 0.001, 2: 0.002}  # a seed moves a whole curve
@@ -279,10 +296,14 @@ def by_law(
 
 def both(arm: dict[str, Any], baseline: dict[str, Any], **sessions: list[SessionFile]) -> Evidence:
     """`sessions`: by their place."""
-    return Evidence(**{key: {**baseline[key], **arm[key]} for key in ("runs", "shorter")}, sessions=sessions)
+    return Evidence(
+        **{key: {**baseline[key], **arm[key]} for key in ("runs", "shorter")}, sessions=sessions
+    )
 
 
-def pace(faster: float, *, numbers: Sequence[int] = (1, 2, 3), started: str = NOW) -> list[SessionFile]:
+def pace(
+    faster: float, *, numbers: Sequence[int] = (1, 2, 3), started: str = NOW
+) -> list[SessionFile]:
     arms = {
         "mha": {"tokens_per_s": 1000.0, "step_ms": 10.0},
         "mqa": {"tokens_per_s": 1000.0 * faster, "step_ms": 10.0 / faster},

@@ -61,7 +61,9 @@ def trained(here: Door, out: Path, malloc: str) -> str:
 
 
 @GLIBC
-def test_no_number_depends_on_it_and_times_across_it_are_refused(tmp_path: Path, here: Door) -> None:
+def test_no_number_depends_on_it_and_times_across_it_are_refused(
+    tmp_path: Path, here: Door
+) -> None:
     assert "memory pooled" in trained(here, tmp_path, "pooled")
     assert "memory system" in trained(here, tmp_path, "system")
     pooled = load([tmp_path / "pooled"]).records[0]
@@ -90,5 +92,7 @@ def test_a_cpu_pools_by_default_and_a_gpu_does_not() -> None:
 def test_another_c_library_has_no_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "has_glibc", lambda: False)
     assert composed([*CELL]).run.trainer.malloc is Malloc.system
-    with pytest.raises(ValueError, match=r"trainer\.malloc must be system where the C library is not glibc"):
+    with pytest.raises(
+        ValueError, match=r"trainer\.malloc must be system where the C library is not glibc"
+    ):
         composed([*CELL, "trainer.malloc=pooled"])

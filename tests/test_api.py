@@ -56,12 +56,19 @@ def test_what_api_trains_is_what_the_command_trains(
 
 def test_logs_are_compared_as_the_command_does(tmp_path: Path, here: Door) -> None:
     rows = ["record,seed,loss"]
-    rows += [f"{arm},{seed},{base + 0.01 * seed}" for arm, base in (("a", 3), ("b", 2)) for seed in range(3)]
+    rows += [
+        f"{arm},{seed},{base + 0.01 * seed}"
+        for arm, base in (("a", 3), ("b", 2))
+        for seed in range(3)
+    ]
     board = tmp_path / "board.csv"
     board.write_text("\n".join(rows) + "\n")
     columns = "arm=record,val_loss=loss"
     answer = tmp_path / "answer.json"
-    assert here(str(board), "--columns", columns, "--json", str(answer), module="nocap.compare").code == 0
+    assert (
+        here(str(board), "--columns", columns, "--json", str(answer), module="nocap.compare").code
+        == 0
+    )
     written = json.loads(answer.read_text())
     compared = api.compare(board, columns=columns)
     assert compared == {key: written[key] for key in compared}
@@ -71,7 +78,9 @@ def test_logs_are_compared_as_the_command_does(tmp_path: Path, here: Door) -> No
 def test_errors_are_exceptions(tmp_path: Path) -> None:
     run = api.compose(*CELL, f"output_dir={tmp_path}")
     with pytest.raises(ValueError, match="must match at least one shard"):
-        api.train("data=shards", "data.train=none.bin", "data.val=none.bin", f"output_dir={tmp_path}")
+        api.train(
+            "data=shards", "data.train=none.bin", "data.val=none.bin", f"output_dir={tmp_path}"
+        )
     with pytest.raises(ValueError, match="no run"):
         api.load(tmp_path)
     run_dir = plan(run, choices={}).run_dir

@@ -1,5 +1,5 @@
-"""The atlas: its arms compose, its runs become lines and go on where they stopped, and a planted worth comes
-out of made lines."""
+"""The atlas: its arms compose, its runs become lines and go on where they stopped, and a planted
+worth comes out of made lines."""
 
 from __future__ import annotations
 
@@ -39,12 +39,16 @@ def worth(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("worth")
 
 
-def line(arm: str, seed: int, share: float, loss: float | None, machine: str = "here") -> dict[str, Any]:
+def line(
+    arm: str, seed: int, share: float, loss: float | None, machine: str = "here"
+) -> dict[str, Any]:
     known = {"arm": arm, "seed": seed, "share": share, "val_loss": loss}
     return {**known, "machine": machine, "status": "finished"}
 
 
-def made(worths: dict[str, float], *, slope: float = 0.3, noise: float = 0.002) -> list[dict[str, Any]]:
+def made(
+    worths: dict[str, float], *, slope: float = 0.3, noise: float = 0.002
+) -> list[dict[str, Any]]:
     """Two machines of which one is 0.5 nats off, and arms that end lower by a share of steps."""
     chance, lines = random.Random(1), []
     for machine, off in (("here", 0.0), ("there", 0.5)):
@@ -52,7 +56,9 @@ def made(worths: dict[str, float], *, slope: float = 0.3, noise: float = 0.002) 
             luck = chance.gauss(0, 0.05)  # of the seed, which all its arms share
             for share in (0.5, 1.0, 2.0):
                 lines.append(
-                    line("baseline", seed, share, 2.0 + off + luck - slope * math.log(share), machine)
+                    line(
+                        "baseline", seed, share, 2.0 + off + luck - slope * math.log(share), machine
+                    )
                 )
             for arm, factor in worths.items():
                 loss = 2.0 + off + luck - slope * math.log(factor) + chance.gauss(0, noise)
@@ -60,10 +66,15 @@ def made(worths: dict[str, float], *, slope: float = 0.3, noise: float = 0.002) 
     return lines
 
 
-def timed(worth: ModuleType, ratios: dict[str, float], *, sessions: int = 3, noise: float = 0.002) -> Any:
+def timed(
+    worth: ModuleType, ratios: dict[str, float], *, sessions: int = 3, noise: float = 0.002
+) -> Any:
     """Sessions of timing that find these speeds of steps over the baseline's, but for noise."""
     chance = random.Random(2)
-    timing = lambda x: {"speed": {"ratio": x * math.exp(chance.gauss(0, noise))}, "speed_by_flops": 1.0}  # noqa: E731
+    timing = lambda x: {  # noqa: E731
+        "speed": {"ratio": x * math.exp(chance.gauss(0, noise))},
+        "speed_by_flops": 1.0,
+    }
     return worth.Steps(
         [{"steps": {words: timing(x) for words, x in ratios.items()}} for _ in range(sessions)]
     )
@@ -99,12 +110,17 @@ def test_a_planted_worth_comes_out_of_the_blocks_of_two_machines(worth: ModuleTy
 
 def test_one_seed_or_two_have_no_verdict(worth: ModuleType) -> None:
     lines = made({"good": 3.0, "bad": 0.3, "nothing": 1.0})
-    few = [run for run in lines if run["arm"] != "good" or (run["seed"], run["machine"]) == (0, "here")]
+    few = [
+        run for run in lines if run["arm"] != "good" or (run["seed"], run["machine"]) == (0, "here")
+    ]
     few = [run for run in few if run["arm"] != "bad" or run["machine"] == "here"]
     arms = {arm: {"with": [arm]} for arm in ("good", "bad")}
     steps = timed(worth, dict.fromkeys(arms, 1.0))
     rows = told(
-        worth, [*few, *(line("other", seed, 1.0, 2.0 + seed / 100) for seed in range(2))], arms, steps
+        worth,
+        [*few, *(line("other", seed, 1.0, 2.0 + seed / 100) for seed in range(2))],
+        arms,
+        steps,
     )
     assert {arm: row["verdict"] for arm, row in rows.items()} == {
         "good": "no verdict (n=1)",
@@ -131,7 +147,8 @@ def test_sums_and_quotients_err_as_often_as_they_say() -> None:
     chance, misses, trials = random.Random(3), 0, 2000
     for _ in range(trials):
         gain, rate, speed = (
-            [chance.gauss(mid, sd) for _ in range(5)] for mid, sd in ((0.1, 0.03), (0.3, 0.03), (0.05, 0.03))
+            [chance.gauss(mid, sd) for _ in range(5)]
+            for mid, sd in ((0.1, 0.03), (0.3, 0.03), (0.05, 0.03))
         )
         e = interval(gain).over(interval(rate)).plus(interval(speed))
         misses += not e.low <= 0.1 / 0.3 + 0.05 <= e.high
@@ -146,8 +163,12 @@ def test_an_arm_that_diverged_is_worth_nothing(worth: ModuleType) -> None:
         line("lost", 1, 1.0, 1.0),
     ]
     assert worth.Blocks(1.0, lines).lower("lost") is None
-    assert told(worth, lines, {"lost": {}}, worth.Steps([]))["lost"]["lower loss, nats"] == "diverged"
-    odd = [line("baseline", seed, 0.9, 5.0) for seed in range(2)]  # a length that another question asked for
+    assert (
+        told(worth, lines, {"lost": {}}, worth.Steps([]))["lost"]["lower loss, nats"] == "diverged"
+    )
+    odd = [
+        line("baseline", seed, 0.9, 5.0) for seed in range(2)
+    ]  # a length that another question asked for
     assert worth.Blocks(1.0, [*lines, *odd]).slope() == worth.Blocks(1.0, lines).slope()
     alone = [line("baseline", 0, 0.5, 2.0), line("once", 0, 0.5, 1.9)]
     assert told(worth, alone, {"once": {}}, worth.Steps([]))["once"]["lower loss, nats"] == "–"
@@ -155,7 +176,9 @@ def test_an_arm_that_diverged_is_worth_nothing(worth: ModuleType) -> None:
 
 def test_the_atlas_recipe_is_the_best_trial_of_its_stack(jobs: ModuleType) -> None:
     search = json.loads((HERE / "recipe.json").read_text())
-    best, *others = (trial["val_loss"] for trial in search["trials"] if trial["val_loss"] is not None)
+    best, *others = (
+        trial["val_loss"] for trial in search["trials"] if trial["val_loss"] is not None
+    )
     assert best < min(others)
     assert [word for word in search["fixed"] if not word.startswith("output_dir")] == json.loads(
         jobs.STACK.read_text()
@@ -172,16 +195,23 @@ def test_the_recipe_is_what_the_race_judges_and_no_trial_of_its_search_was_bette
         list(map(json.loads, (folder / "search.jsonl").read_text().splitlines())),
     )
     steps = [word for word in raced if word.startswith("trainer.steps")]
-    assert composed(["experiment=atlas_cpu", *raced]).run == composed(["experiment=recipe_cpu", *steps]).run
+    assert (
+        composed(["experiment=atlas_cpu", *raced]).run
+        == composed(["experiment=recipe_cpu", *steps]).run
+    )
     by_words: dict[str, list[float]] = {}
     for row in rows:
         if row["share"] < 1 and row["phase"] in ("tune muon", "again muon"):
             by_words.setdefault(" ".join(row["words"]), []).extend(row["losses"].values())
     twice = {words: sum(losses) for words, losses in by_words.items() if len(losses) == 4}
-    assert min(twice, key=lambda words: twice[words]).split() == [word for word in raced if word not in steps]
+    assert min(twice, key=lambda words: twice[words]).split() == [
+        word for word in raced if word not in steps
+    ]
 
 
-def test_a_trial_of_the_search_had_the_steps_that_its_time_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_of_the_search_had_the_steps_that_its_time_allows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.syspath_prepend(str(REPO / "experiments" / "recipe_tuned"))
     search = importlib.import_module("search")
     for row in search.rows():
@@ -206,9 +236,13 @@ def test_the_page_has_the_figures_of_the_committed_lines(
     at = worth.HEAD.index("lines")
 
     def cells(rows: list[str]) -> list[list[str]]:
-        return [[cell for i, cell in enumerate(row.strip("| ").split(" | ")) if i != at] for row in rows]
+        return [
+            [cell for i, cell in enumerate(row.strip("| ").split(" | ")) if i != at] for row in rows
+        ]
 
-    assert len(wanted) == len(jobs.arms()) + 1  # a row for each but the baseline, below two lines of head
+    assert (
+        len(wanted) == len(jobs.arms()) + 1
+    )  # a row for each but the baseline, below two lines of head
     assert cells(shown.strip().splitlines()) == cells(wanted)
     for mark, rows in atlas.of_recipe().items():
         assert worth.between(mark)[1].strip().splitlines() == rows

@@ -22,7 +22,8 @@ HEADS = [(4, 4), (6, 2), (4, 1)]  # H, K
 LENGTHS = [1, 64, 65, 200]
 WINDOWS = [1, 37, 64, 65, 199, 1000]
 needs_gpu = pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="FlexAttention needs a CUDA GPU: its CPU version has no backward"
+    not torch.cuda.is_available(),
+    reason="FlexAttention needs a CUDA GPU: its CPU version has no backward",
 )
 
 
@@ -39,31 +40,46 @@ def naive(q: Tensor, k: Tensor, v: Tensor, window: int | None = None) -> Tensor:
     return torch.stack(heads, 1)
 
 
-def qkv(T: int, H: int = 4, K: int = 4, D: int = 16, B: int = 2, device: str = "cpu") -> list[Tensor]:
+def qkv(
+    T: int, H: int = 4, K: int = 4, D: int = 16, B: int = 2, device: str = "cpu"
+) -> list[Tensor]:
     generator = torch.Generator().manual_seed(1000 * T + 10 * H + K)
-    return [torch.randn(B, n, T, D, generator=generator).to(device).requires_grad_() for n in (H, K, K)]
+    return [
+        torch.randn(B, n, T, D, generator=generator).to(device).requires_grad_() for n in (H, K, K)
+    ]
 
 
 def assert_same(
-    mix: Callable[..., Tensor], inputs: list[Tensor], window: int | None = None, tolerance: float = 1e-5
+    mix: Callable[..., Tensor],
+    inputs: list[Tensor],
+    window: int | None = None,
+    tolerance: float = 1e-5,
 ) -> None:
     """Outputs and the gradients of all three inputs."""
     got, want = mix(*inputs), naive(*inputs, window=window)
-    weight = torch.randn(want.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(
-        want.device
-    )
+    weight = torch.randn(
+        want.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    ).to(want.device)
     got_grads = torch.autograd.grad((got * weight).sum(), inputs)
     want_grads = torch.autograd.grad((want * weight).sum(), inputs)
-    for name, a, b in zip(("output", "dq", "dk", "dv"), (got, *got_grads), (want, *want_grads), strict=True):
+    for name, a, b in zip(
+        ("output", "dq", "dk", "dv"), (got, *got_grads), (want, *want_grads), strict=True
+    ):
         torch.testing.assert_close(
-            a.double(), b.double(), atol=tolerance, rtol=tolerance, msg=lambda m, name=name: f"{name}: {m}"
+            a.double(),
+            b.double(),
+            atol=tolerance,
+            rtol=tolerance,
+            msg=lambda m, name=name: f"{name}: {m}",
         )
 
 
 @pytest.mark.parametrize(("H", "K"), HEADS)
 @pytest.mark.parametrize("T", LENGTHS)
 @pytest.mark.parametrize(
-    "mix", [materialized, fused(Kernel.fused), fused(Kernel.flash)], ids=["materialized", "fused", "flash"]
+    "mix",
+    [materialized, fused(Kernel.fused), fused(Kernel.flash)],
+    ids=["materialized", "fused", "flash"],
 )
 def test_global_attention(mix: Callable[..., Tensor], T: int, H: int, K: int):
     assert_same(mix, qkv(T, H, K))
@@ -87,10 +103,13 @@ def test_flex(T: int, window: int, H: int, K: int):
 
 
 @pytest.mark.parametrize(
-    "mix", [materialized, fused(Kernel.fused), blocks(1000)], ids=["materialized", "fused", "blocks"]
+    "mix",
+    [materialized, fused(Kernel.fused), blocks(1000)],
+    ids=["materialized", "fused", "blocks"],
 )
 def test_under_bf16_autocast_it_stays_near(mix: Callable[..., Tensor]):
-    """As the model calls it: queries and keys fp32 from the rotation, values bf16 from their projection."""
+    """As the model calls it: queries and keys fp32 from the rotation, values bf16 from their
+    projection."""
     q, k, v = (x.detach() for x in qkv(200))
     with torch.autocast("cpu", torch.bfloat16):
         got = mix(q, k, v.bfloat16())
@@ -115,12 +134,12 @@ def test_each_layer_has_its_window(words: tuple[str, ...], windows: tuple[int | 
         assert_same(run.attention.mixer(run, layer), inputs, window)
 
 
-# --- kernels and cost ---------------------------------------------------------------------------------------
+# --- kernels and cost -----------------------------------------------------------------------------
 
 
 class Watch(TorchDispatchMode):
-    """Which operators ran, the elements of the largest tensor made, and the query-key pairs that attention
-    kernels were given."""
+    """Which operators ran, the elements of the largest tensor made, and the query-key pairs that
+    attention kernels were given."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -142,7 +161,10 @@ class Watch(TorchDispatchMode):
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 def test_fused_is_the_fused_kernel(precision: torch.dtype, H: int, K: int):
     inputs = qkv(64, H, K)
-    with Watch() as watch, torch.autocast("cpu", torch.bfloat16, enabled=precision is torch.bfloat16):
+    with (
+        Watch() as watch,
+        torch.autocast("cpu", torch.bfloat16, enabled=precision is torch.bfloat16),
+    ):
         fused(Kernel.fused)(*inputs).sum().backward()
     assert "_scaled_dot_product_flash_attention_for_cpu" in watch.names
     assert not {"bmm", "softmax", "_softmax", "_safe_softmax"} & watch.names, "the math kernel ran"

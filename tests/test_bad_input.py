@@ -1,5 +1,5 @@
-"""Whatever a person types wrong, at any door: exit code 2, one line with key, rule and value, nothing created
-and no code run; what is accepted is what was given."""
+"""Whatever a person types wrong, at any door: exit code 2, one line with key, rule and value,
+nothing created and no code run; what is accepted is what was given."""
 
 import importlib
 import logging
@@ -31,15 +31,15 @@ from tests.test_config import CHOICES, EXPERIMENTS, MANDATORY, ONE_ROW, OPTIONS
 
 BASE = ("model=nano", "tracker=none", "data=synthetic", "trainer.device=cpu", *ONE_ROW)
 
-# --- every key with every kind of wrong value ---------------------------------------------------------------
+# --- every key with every kind of wrong value -----------------------------------------------------
 
 
 @cache
 def places(
     choices: tuple[tuple[str, str], ...] = tuple(CHOICES),
 ) -> list[tuple[tuple[str, ...], str, Field[Any], Any]]:
-    """Words that choose an option, where it lies, a field of it, and the field's type: every key of every
-    schema of these choices once."""
+    """Words that choose an option, where it lies, a field of it, and the field's type: every key of
+    every schema of these choices once."""
     owners: dict[type, tuple[tuple[str, ...], str]] = {Run: ((), ""), Trainer: ((), "trainer.")}
     owners |= {Store: ((), "store.")}
     for group, option in choices:
@@ -85,7 +85,16 @@ WRONG = [
         "١٢",
     ],
     *("9" * 25, "9" * 400, "9" * 5000, "-" + "9" * 400, f"{2**63}", f"-{2**63}", "x" * 5000),
-    *("'a\x1b[31mb'", "'a\nb'", "'a\x00b'", "'a\x7fb'", "'a\u202eb'", "'a\u2028b'", "'\ud800'", "\u200b"),
+    *(
+        "'a\x1b[31mb'",
+        "'a\nb'",
+        "'a\x00b'",
+        "'a\x7fb'",
+        "'a\u202eb'",
+        "'a\u2028b'",
+        "'\ud800'",
+        "\u200b",
+    ),
     *(
         "${oc.env:NOCAP_NO_SUCH}",
         "${no.such}",
@@ -95,8 +104,32 @@ WRONG = [
         "${oc.create:[1]}",
         "'${'",
     ),
-    *("${now:%Y}", "[1]", "[]", "{a: 1}", "{}", "[[1]]", "[" * 40 + "]" * 40, "{_target_: os.system}", "1,2"),
-    *("range(0,3)", "glob(*)", "int(3)", "'='", '"', "'", "\\", "$(id)", "`id`", "a b", "~", "*a", "&a 1"),
+    *(
+        "${now:%Y}",
+        "[1]",
+        "[]",
+        "{a: 1}",
+        "{}",
+        "[[1]]",
+        "[" * 40 + "]" * 40,
+        "{_target_: os.system}",
+        "1,2",
+    ),
+    *(
+        "range(0,3)",
+        "glob(*)",
+        "int(3)",
+        "'='",
+        '"',
+        "'",
+        "\\",
+        "$(id)",
+        "`id`",
+        "a b",
+        "~",
+        "*a",
+        "&a 1",
+    ),
     *("!!python/none x", "<script>"),
 ]
 
@@ -104,7 +137,9 @@ WRONG = [
 def limits_of(f: Field[Any]) -> list[str]:
     """Just beyond each limit."""
     step = {"ge": -1, "gt": 0, "le": 1, "lt": 0}
-    return [str(f.metadata[name] + by) for name, by in step.items() if f.metadata.get(name) is not None]
+    return [
+        str(f.metadata[name] + by) for name, by in step.items() if f.metadata.get(name) is not None
+    ]
 
 
 def kinds(hint: Any) -> tuple[Any, ...]:
@@ -112,12 +147,15 @@ def kinds(hint: Any) -> tuple[Any, ...]:
 
 
 def legal(value: Any, f: Field[Any], hint: Any, text: str) -> bool:
-    """Whether the config holds a value of the key's type, within its limits, that is what was asked for."""
+    """Whether the config holds a value of the key's type, within its limits, that is what was asked
+    for."""
     if value is None:
         return type(None) in kinds(hint) and text == "null"
     for scalar in value if isinstance(value, list) else [value]:
         if isinstance(scalar, int | float) and not isinstance(scalar, bool):
-            within = (holds(scalar, f.metadata[k]) for k, (_, holds) in LIMITS.items() if k in f.metadata)
+            within = (
+                holds(scalar, f.metadata[k]) for k, (_, holds) in LIMITS.items() if k in f.metadata
+            )
             if not (math.isfinite(scalar) and all(within)):
                 return False
         if isinstance(scalar, str) and (
@@ -125,7 +163,9 @@ def legal(value: Any, f: Field[Any], hint: Any, text: str) -> bool:
         ):
             return False
     if type(value) in (int, float):
-        return "${" in text or value == ({"007": 7, "1_000": 1000, "int(3)": 3}.get(text) or float(text))
+        return "${" in text or value == (
+            {"007": 7, "1_000": 1000, "int(3)": 3}.get(text) or float(text)
+        )
     own = tuple(kind for kind in kinds(hint) if isinstance(kind, type)) or list
     return isinstance(value, Enum | str | bool | list) and (hint is Any or isinstance(value, own))
 
@@ -163,9 +203,12 @@ def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def some_bad_values(choices: list[tuple[str, str]], seed: int, n: int) -> tuple[int, int]:
-    """How many were tried and refused: `n` of each key of these choices, and what is beyond its limits."""
+    """How many were tried and refused: `n` of each key of these choices, and what is beyond its
+    limits."""
     chance, keys = random.Random(seed), places(tuple(choices))
-    cases = [(*key, text) for key in keys for text in (*chance.sample(WRONG, n), *limits_of(key[2]))]
+    cases = [
+        (*key, text) for key in keys for text in (*chance.sample(WRONG, n), *limits_of(key[2]))
+    ]
     cases = cases if n > 1 else chance.sample(cases, 16)
     return len(cases), sum(check(*case) for case in cases)
 
@@ -193,7 +236,7 @@ def test_every_number_has_limits() -> None:
         assert all({"ge", "gt"} & keys and {"le", "lt"} & keys for keys in limits), owner
 
 
-# --- a table of refusals, at the doors ----------------------------------------------------------------------
+# --- a table of refusals, at the doors ------------------------------------------------------------
 
 
 class StartedError(Exception):
@@ -215,7 +258,9 @@ STARTS = {
 
 def at_the_door(door: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> int | str | None:
     """The exit code; "started" where the words were taken."""
-    module = importlib.import_module(f"nocap.{door}{'.__main__' if door in ('study', 'data') else ''}")
+    module = importlib.import_module(
+        f"nocap.{door}{'.__main__' if door in ('study', 'data') else ''}"
+    )
 
     def started(*args: object, **more: object) -> None:
         raise StartedError
@@ -241,7 +286,9 @@ def ask(empty: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
 
     def call(door: str, *words: str) -> Asked:
         with monkeypatch.context() as patched:
-            patched.setattr(logging.root, "handlers", [*logging.root.handlers])  # Hydra's --info adds one
+            patched.setattr(
+                logging.root, "handlers", [*logging.root.handlers]
+            )  # Hydra's --info adds one
             patched.setattr(logging.root, "level", logging.root.level)
             code = at_the_door(door, list(words), patched)
         assert not (empty / "canary").exists(), "code ran"
@@ -258,14 +305,17 @@ def refused(asked: Asked, *says: str) -> None:
 
 
 TOUCH = "{_target_: pathlib.Path.touch, _args_: [{_target_: pathlib.Path, _args_: [CANARY]}]}"
-LOGGING = "{version: 1, root: {handlers: [x]}, handlers: {x: {class: logging.FileHandler, filename: CANARY}}}"
+LOGGING = (
+    "{version: 1, root: {handlers: [x]}, handlers: {x: {class: logging.FileHandler, "
+    "filename: CANARY}}}"
+)
 CALLED, LOGGED = TOUCH.replace(" ", ""), LOGGING.replace(" ", "")
 FP8 = "model.fp8_head=true trainer.precision="
 SHARDS = "data=shards data.val=val.bin data.train="
 RACED = "--metric x --arm idea=true --arm base="
 NOWHERE = "--config-dir nowhere", "--config-dir must be a folder, got "
-# A door, its first word → words that are added to a small run's, and what the line says. ␣ is a blank in a
-# word, CANARY a path, and OWN a folder with options.
+# A door, its first word → words that are added to a small run's, and what the line says. ␣ is a
+# blank in a word, CANARY a path, and OWN a folder with options.
 REFUSED = {
     "train": [
         NOWHERE,
@@ -280,7 +330,10 @@ REFUSED = {
         ("~attention", "attention"),
         ("~attention.n_kv_heads", "attention.n_kv_heads"),
         ("~model.x" + "x" * 400, "model.xxx"),
-        *((f"{group}=xyz", f"{group}/xyz", *OPTIONS[group]) for group in ("attention", "ideas", "tracker")),
+        *(
+            (f"{group}=xyz", f"{group}/xyz", *OPTIONS[group])
+            for group in ("attention", "ideas", "tracker")
+        ),
         ("experiment=xyz", "experiment/xyz", *EXPERIMENTS),
         ("model=" + "x" * 400, "model/xxx"),
         ("model=[nano,tiny]", "model must be one option"),
@@ -299,7 +352,11 @@ REFUSED = {
             "['a', 'b']",
         ),
         *(
-            (f"data=text data.path={path}", f"'data.path={path}' cannot be read", f"data.path='{path}'")
+            (
+                f"data=text data.path={path}",
+                f"'data.path={path}' cannot be read",
+                f"data.path='{path}'",
+            )
             for path in ("step=100.txt", "a#b.txt")
         ),
         ("optimizer.lr=nan", "optimizer.lr", "nan"),
@@ -314,15 +371,23 @@ REFUSED = {
         ("attention=hybrid attention.pattern=LL", "attention.pattern", "LL"),
         # what would have no effect
         *(
-            (f"{key}={{}}", f"{key} must be an option's name or hold keys: it changes nothing, got {{}}")
+            (
+                f"{key}={{}}",
+                f"{key} must be an option's name or hold keys: it changes nothing, got {{}}",
+            )
             for key in ("mlp", "optimizer", "ideas", "trainer")
         ),
         (
             "--config-dir OWN objective=own_loss objective.loss_chunks=8",
-            "objective.loss_chunks must stay 1 beside objective.kind=own_loss, which does not read it",
+            "objective.loss_chunks must stay 1 beside objective.kind=own_loss, which does not "
+            "read it",
             "got 8",
         ),
-        ("attention=hybrid attention.pattern=LLLG", "both letters in the first model.n_layer=2", "LLLG"),
+        (
+            "attention=hybrid attention.pattern=LLLG",
+            "both letters in the first model.n_layer=2",
+            "LLLG",
+        ),
         ("attention=hybrid model.n_layer=1", "attention.pattern must mix the letters", "'G'"),
         (
             "optimizer=muon optimizer.momentum_start=0.6",
@@ -334,7 +399,11 @@ REFUSED = {
             "ideas.bigram.rows must stay 65536 where each of 66,049 has a row of its own",
             "1000",
         ),
-        ("ideas=[ngrams] ideas.ngrams.sizes=[2] ideas.ngrams.rows=9", "ideas.ngrams.rows must stay", "9"),
+        (
+            "ideas=[ngrams] ideas.ngrams.sizes=[2] ideas.ngrams.rows=9",
+            "ideas.ngrams.rows must stay",
+            "9",
+        ),
         ("norm.bias=true", "norm.bias", "RMSNorm"),
         ("output_dir=", "output_dir"),
         ("output_dir='a\nb'", "output_dir must hold no control characters"),
@@ -354,7 +423,12 @@ REFUSED = {
         ),
         (FP8 + "fp32", "model.fp8_head", "false", "trainer.precision=fp32", "True"),
         (FP8 + "bf16 model.pad_logits=true", "model.fp8_head", "model.pad_logits=true", "True"),
-        (FP8 + "bf16 model.seq_len=31 trainer.micro_batch=1", "model.fp8_head", "multiple of 16", "True"),
+        (
+            FP8 + "bf16 model.seq_len=31 trainer.micro_batch=1",
+            "model.fp8_head",
+            "multiple of 16",
+            "True",
+        ),
         (
             "model.residual_precision=bf16",
             "model.residual_precision",
@@ -362,7 +436,12 @@ REFUSED = {
             "trainer.precision=fp32",
             "bf16",
         ),
-        ("trainer.device=cpu trainer.cuda_graphs=true", "trainer.cuda_graphs", "trainer.device=cpu", "True"),
+        (
+            "trainer.device=cpu trainer.cuda_graphs=true",
+            "trainer.cuda_graphs",
+            "trainer.device=cpu",
+            "True",
+        ),
         (
             "trainer.device=cuda trainer.cuda_graphs=true trainer.devices=2",
             *("trainer.cuda_graphs", "trainer.devices=2", "True"),
@@ -380,7 +459,12 @@ REFUSED = {
             *("optimizer.beta2", "optimizer.beta2_half_life_tokens=100000", "0.9"),
         ),
         ("optimizer=schedule_free", "schedule", "constant", "wsd"),
-        ("optimizer=schedule_free schedule=constant optimizer.beta1=0", "optimizer.beta1", "above 0", "0.0"),
+        (
+            "optimizer=schedule_free schedule=constant optimizer.beta1=0",
+            "optimizer.beta1",
+            "above 0",
+            "0.0",
+        ),
         (
             "optimizer=schedule_free schedule=constant optimizer.cautious_decay=true",
             *("optimizer.cautious_decay", "false", "True"),
@@ -394,10 +478,17 @@ REFUSED = {
             "trainer.batch_tokens must be divisible by",
             "8 × 128 × 1 = 1024, got 2049",
         ),
-        ("trainer.devices=4", "trainer.batch_tokens must be divisible by", "8 × 128 × 4 = 4096, got 2048"),
+        (
+            "trainer.devices=4",
+            "trainer.batch_tokens must be divisible by",
+            "8 × 128 × 4 = 4096, got 2048",
+        ),
         ("trainer.val_tokens=1000", "trainer.val_tokens", "8 × 128 = 1024", "1000"),
         ("objective.loss_chunks=1025", "objective.loss_chunks", "8 × 128 = 1024", "1025"),
-        ("schedule.warmup_steps=13", "schedule.warmup_steps must be at most trainer.steps=12, got 13"),
+        (
+            "schedule.warmup_steps=13",
+            "schedule.warmup_steps must be at most trainer.steps=12, got 13",
+        ),
         (
             "schedule.warmup_steps=10 schedule.decay_steps=3",
             *("schedule.decay_steps", "schedule.warmup_steps=10", "12", "3"),
@@ -418,7 +509,11 @@ REFUSED = {
         (SHARDS + "magic.bin", "magic.bin", "20240520", "got 7"),
         (SHARDS + "ids.bin tokenizer=bytes", "ids.bin", "below 257", "got 300 at token 5"),
         ("output_dir=file/below", "output_dir must be a folder that can be written", "file/below"),
-        *([] if hardware.cuda_devices() else [("trainer.device=cuda", "trainer.device=cuda must have ")]),
+        *(
+            []
+            if hardware.cuda_devices()
+            else [("trainer.device=cuda", "trainer.device=cuda must have ")]
+        ),
         # Hydra's own
         (f"+hydra.callbacks.x={CALLED}",),
         (f"++hydra={{callbacks:{{x:{CALLED}}}}}",),
@@ -453,12 +548,18 @@ REFUSED = {
         ("seed=range(0,5,0)", "with a step"),
         ("seed=glob(*)", "seed must be a group"),
         ("seed=interval(0,1)", "nocap draws none from an interval but in a search"),
-        ("+hydra.sweeper.params.seed=range(0,1000000000)", "hydra.sweeper.params.seed must be left alone"),
+        (
+            "+hydra.sweeper.params.seed=range(0,1000000000)",
+            "hydra.sweeper.params.seed must be left alone",
+        ),
         (
             "seed=0 hydra.launcher._target_=os.system",
             "hydra.launcher._target_ must stand beside its",
         ),
-        ("seed=0 hydra.launcher.jobs=2", "hydra.launcher.jobs must stand beside its launcher, as in hydra/"),
+        (
+            "seed=0 hydra.launcher.jobs=2",
+            "hydra.launcher.jobs must stand beside its launcher, as in hydra/",
+        ),
         ("seed=0 hydra/launcher=pool ++hydra.launcher._target_=os.system", "Hydra's are not run"),
         (f"seed=0 hydra/launcher=pool ++hydra.launcher.jobs={CALLED}",),
         (f"seed=0 ++hydra.launcher.x={CALLED}",),
@@ -474,8 +575,15 @@ REFUSED = {
     ],
     "race": [
         NOWHERE,
-        (f"{RACED}python␣t.py␣{{seed}}␣&&␣true", "arm base must be without &&, which a shell alone reads"),
-        (f"{RACED}X=1␣python␣t.py", "arm base must begin with", "(env X=1 PROGRAM sets a variable), got X=1"),
+        (
+            f"{RACED}python␣t.py␣{{seed}}␣&&␣true",
+            "arm base must be without &&, which a shell alone reads",
+        ),
+        (
+            f"{RACED}X=1␣python␣t.py",
+            "arm base must begin with",
+            "(env X=1 PROGRAM sets a variable), got X=1",
+        ),
     ],
     **{door: [NOWHERE] for door in STARTS if door not in ("train", "race")},
 }
@@ -492,7 +600,10 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     made = {path.name: path.read_bytes() for path in folder.iterdir()} | {
         "file": b"a file, no folder\n" * 4000
     }
-    return made | {"cut.bin": made["cut.bin"][:2000], "magic.bin": b"\7\0\0\0" + made["magic.bin"][4:]}
+    return made | {
+        "cut.bin": made["cut.bin"][:2000],
+        "magic.bin": b"\7\0\0\0" + made["magic.bin"][4:],
+    }
 
 
 def in_place(word: str, folder: Path) -> str:
@@ -505,7 +616,12 @@ def in_place(word: str, folder: Path) -> str:
     ("door", "words", "says"), CASES, ids=[f"{' '.join(c[0])} {c[1][:70]}" for c in CASES]
 )
 def test_words_that_are_refused_at_once(
-    door: list[str], words: str, says: tuple[str, ...], ask: Any, empty: Path, material: dict[str, bytes]
+    door: list[str],
+    words: str,
+    says: tuple[str, ...],
+    ask: Any,
+    empty: Path,
+    material: dict[str, bytes],
 ) -> None:
     (empty / "empty").mkdir()
     for name in material if ".bin" in words or "file" in words else ():
@@ -513,13 +629,19 @@ def test_words_that_are_refused_at_once(
     before = {path for path in empty.iterdir() if path.name != "cache"}
     given = [in_place(word, empty) for word in words.split(" ")]
     data = any(word.startswith("data=") for word in given)
-    small = [word for word in SMALL if door[0] == "train" and not (data and word.startswith("data"))]
+    small = [
+        word for word in SMALL if door[0] == "train" and not (data and word.startswith("data"))
+    ]
     refused(ask(*door, *small, *given), *says)
     assert {path for path in empty.iterdir() if path.name != "cache"} == before
 
 
 def test_what_the_refusals_start_from_is_accepted(ask: Any) -> None:
-    assert ask("train", *SMALL)[0] == ask("train", "--multirun", *SMALL, "norm=glob(rms*)")[0] == "started"
+    assert (
+        ask("train", *SMALL)[0]
+        == ask("train", "--multirun", *SMALL, "norm=glob(rms*)")[0]
+        == "started"
+    )
 
 
 def test_a_process_refuses_in_the_same_way(door: Door, tmp_path: Path) -> None:
@@ -528,7 +650,9 @@ def test_a_process_refuses_in_the_same_way(door: Door, tmp_path: Path) -> None:
     assert done.err.startswith("nocap: trainer.stepz is no key")
 
 
-def test_compilation_without_a_compiler_is_refused(ask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compilation_without_a_compiler_is_refused(
+    ask: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CXX", "/nonexistent")
     says = "trainer.compile=regional on the CPU needs a C++ compiler", "/nonexistent"
     refused(ask("train", *SMALL, "trainer.compile=regional", "trainer.device=cpu"), *says)

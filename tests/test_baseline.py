@@ -1,5 +1,5 @@
-"""`experiment=nocap_baseline` is the challenge's recipe: its numbers, its model written a second time, and
-its starting loss.
+"""`experiment=nocap_baseline` is the challenge's recipe: its numbers, its model written a second
+time, and its starting loss.
 
 B: batch, T: tokens, C: channels, H: heads, D: channels of a head.
 """
@@ -43,7 +43,7 @@ def run() -> Run:
     return baseline()
 
 
-# --- the numbers --------------------------------------------------------------------------------------------
+# --- the numbers ----------------------------------------------------------------------------------
 
 
 RECIPE = {
@@ -80,7 +80,9 @@ RECIPE = {
 
 def test_the_recipes_numbers(run: Run):
     plain = to_plain(run)
-    assert {part: {key: plain[part][key] for key in keys} for part, keys in RECIPE.items()} == RECIPE
+    assert {
+        part: {key: plain[part][key] for key in keys} for part, keys in RECIPE.items()
+    } == RECIPE
 
 
 def test_one_group_decays_everything(model: GPT):
@@ -94,24 +96,36 @@ def test_one_group_decays_everything(model: GPT):
 
 def test_no_token_is_seen_twice(run: Run):
     units_a_shard = (100_000_000 - 1) // (16 * 1024)
-    assert run.data.train_shards * units_a_shard >= run.trainer.steps * microbatches(run) == 4768 * 32
+    assert (
+        run.data.train_shards * units_a_shard >= run.trainer.steps * microbatches(run) == 4768 * 32
+    )
 
 
 @pytest.mark.parametrize(
     ("size", "shape"),
-    [("d12", (12, 12, 768)), ("d24", (24, 16, 1024)), ("d36", (36, 20, 1280)), ("d48", (48, 25, 1600))],
+    [
+        ("d12", (12, 12, 768)),
+        ("d24", (24, 16, 1024)),
+        ("d36", (36, 20, 1280)),
+        ("d48", (48, 25, 1600)),
+    ],
 )
 def test_the_other_sizes(size: str, shape: tuple[int, int, int]):
     """No bias, no gain, one matrix for embedding and head."""
     run, (layers, _, width) = baseline(f"model={size}"), shape
-    assert (run.model.n_layer, run.model.n_head, run.model.d_model, run.model.seq_len) == (*shape, 1024)
+    assert (run.model.n_layer, run.model.n_head, run.model.d_model, run.model.seq_len) == (
+        *shape,
+        1024,
+    )
     with torch.device("meta"):
         counted = count_parameters(GPT(run, vocab_size=50257))["total"]
     assert counted == 12 * layers * width**2 + 50257 * width
 
 
 def test_the_challenges_recipe_keeps_its_data_validation_and_tokens(run: Run):
-    recipe, reference = (dict(flat(to_plain(each))) for each in (compose(["experiment=recipe_d12"]), run))
+    recipe, reference = (
+        dict(flat(to_plain(each))) for each in (compose(["experiment=recipe_d12"]), run)
+    )
     keys = recipe.keys() | reference.keys()
     differ = {key.partition(".")[0] for key in keys if recipe.get(key) != reference.get(key)}
     assert differ == {"ideas", "optimizer"}
@@ -121,9 +135,12 @@ def test_the_challenges_recipe_keeps_its_data_validation_and_tokens(run: Run):
 @pytest.mark.parametrize(
     "words",
     [
-        "attention=gqa mlp=swiglu norm=layernorm position=learned model=d24 schedule=cosine optimizer=muon",
-        "attention=hybrid data=stdlib tokenizer=bytes schedule=constant optimizer=schedule_free ideas=[x0]",
-        "model.n_layer=2 optimizer.lr=0.01 schedule.decay_steps=100 trainer.steps=2000 trainer.grad_clip=1",
+        "attention=gqa mlp=swiglu norm=layernorm position=learned model=d24 schedule=cosine "
+        "optimizer=muon",
+        "attention=hybrid data=stdlib tokenizer=bytes schedule=constant optimizer=schedule_free "
+        "ideas=[x0]",
+        "model.n_layer=2 optimizer.lr=0.01 schedule.decay_steps=100 trainer.steps=2000 "
+        "trainer.grad_clip=1",
     ],
 )
 def test_every_part_stays_overridable(words: str):
@@ -133,11 +150,12 @@ def test_every_part_stays_overridable(words: str):
     assert kept == (524_288, Precision.bf16, 256)
 
 
-# --- the model, written a second time -----------------------------------------------------------------------
+# --- the model, written a second time -------------------------------------------------------------
 
 
 def second(model: GPT, ids: Tensor, targets: Tensor) -> Tensor:
-    """The described model's loss over its weights, with one matrix for queries, keys and values together."""
+    """The described model's loss over its weights, with one matrix for queries, keys and values
+    together."""
     table = model.head.unembed.weight
     x = F.embedding(ids, table)
     for block in model.blocks:
@@ -163,7 +181,9 @@ def attention(x: Tensor, qkv: Tensor, out: Tensor, n_head: int = 3) -> Tensor:
 
 def turn(x: Tensor) -> Tensor:
     T, D = x.shape[1], x.shape[3]
-    angle = torch.outer(torch.arange(T).float(), 1.0 / (10000 ** (torch.arange(0, D, 2).float() / D)))
+    angle = torch.outer(
+        torch.arange(T).float(), 1.0 / (10000 ** (torch.arange(0, D, 2).float() / D))
+    )
     cos, sin = angle.cos()[None, :, None, :], angle.sin()[None, :, None, :]
     x1, x2 = x.split(D // 2, dim=3)
     return torch.cat([x1 * cos + x2 * sin, -x1 * sin + x2 * cos], dim=3)
@@ -178,7 +198,8 @@ def some_tokens(B: int = 4, T: int = 64, vocab: int = VOCAB) -> Tensor:
     return torch.randint(vocab, (B, T + 1), generator=torch.Generator().manual_seed(0))
 
 
-# Apart, the input's gradient is three, each rounded, and their sum; the second number is how far that is off.
+# Apart, the input's gradient is three, each rounded, and their sum; the second number is how far
+# that is off.
 @pytest.mark.parametrize(("precision", "apart"), [(Precision.fp32, 1e-5), (Precision.bf16, 1e-2)])
 @pytest.mark.parametrize("merged", [True, False])
 def test_loss_and_gradients_are_the_second_models(precision: Precision, apart: float, merged: bool):

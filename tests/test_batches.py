@@ -1,5 +1,5 @@
-"""Which tokens make a batch: against slow and obvious readers, and against the challenge's own loader played
-by hand."""
+"""Which tokens make a batch: against slow and obvious readers, and against the challenge's own
+loader played by hand."""
 
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,9 @@ def write(folder: Path, sizes: list[int]) -> tuple[list[Shard], list[list[int]]]
     for i, tokens in enumerate(contents):
         write_shard(folder / f"{i:03}.bin", np.array(tokens))
         shards.append(
-            Shard(path=str(folder / f"{i:03}.bin"), tokens=len(tokens), sha256="", max_id=max(tokens))
+            Shard(
+                path=str(folder / f"{i:03}.bin"), tokens=len(tokens), sha256="", max_id=max(tokens)
+            )
         )
     return shards, contents
 
@@ -33,12 +35,12 @@ def windows_of(
     return Windows(shards, seq_len=T, order=order, read_sequences=unit, seed=seed)
 
 
-# --- the permutation ----------------------------------------------------------------------------------------
+# --- the permutation ------------------------------------------------------------------------------
 
 
 def test_the_hash_is_splitmix64():
-    """The first outputs of the published generator from seed 1234567, whose state grows by the golden
-    gamma."""
+    """The first outputs of the published generator from seed 1234567, whose state grows by the
+    golden gamma."""
     gamma, seed = 0x9E3779B97F4A7C15, 1234567
     states = np.array([(seed + i * gamma) % 2**64 for i in range(5)], np.uint64)
     known = [
@@ -62,8 +64,19 @@ def test_it_never_changes():
     """These are in every record made so far. Another order is another experiment."""
     assert permutation(10, seed=0, epoch=0).tolist() == [0, 9, 1, 6, 3, 5, 4, 2, 8, 7]
     assert permutation(10, seed=0, epoch=1).tolist() == [8, 3, 0, 1, 5, 2, 7, 4, 9, 6]
-    assert permutation(1000, seed=1, epoch=0)[:8].tolist() == [917, 755, 125, 466, 213, 221, 533, 592]
-    assert sorted(permutation(9, seed=2**63 - 1, epoch=0).tolist()) == list(range(9)), "the largest seed"
+    assert permutation(1000, seed=1, epoch=0)[:8].tolist() == [
+        917,
+        755,
+        125,
+        466,
+        213,
+        221,
+        533,
+        592,
+    ]
+    assert sorted(permutation(9, seed=2**63 - 1, epoch=0).tolist()) == list(range(9)), (
+        "the largest seed"
+    )
 
 
 def test_every_place_is_as_likely_for_every_element():
@@ -75,7 +88,7 @@ def test_every_place_is_as_likely_for_every_element():
     assert chi_squared < 85.4, "(n - 1)² = 49 degrees of freedom, p = 0.001"
 
 
-# --- reading ------------------------------------------------------------------------------------------------
+# --- reading --------------------------------------------------------------------------------------
 
 # with T = 8: a shard without a window, ends that fit exactly, and ends that do not
 SIZES = [50, 8, 9, 1, 33, 34, 100]
@@ -86,7 +99,8 @@ def all_windows(contents: list[list[int]], T: int) -> list[list[int]]:
 
 
 def test_shuffled_reads_every_window_once_an_epoch(tmp_path: Path):
-    """What is read depends on the sequence alone: nothing is remembered, whatever the order of asking."""
+    """What is read depends on the sequence alone: nothing is remembered, whatever the order of
+    asking."""
     shards, contents = write(tmp_path, SIZES)
     windows, naive = windows_of(shards, T=8, seed=5), all_windows(contents, 8)
     n = windows.n
@@ -109,12 +123,12 @@ def test_data_without_a_window_is_refused(tmp_path: Path):
     assert in_order(write(tmp_path, [33])[0]).n == 4
 
 
-# --- the challenge's order ----------------------------------------------------------------------------------
+# --- the challenge's order ------------------------------------------------------------------------
 
 
 def challenge(contents: list[list[int]], *, B: int, T: int, micro_batches: int) -> list[list[int]]:
-    """Its loader: B·T + 1 tokens at the position, advance by B·T; the next shard when this one cannot give as
-    much; around again."""
+    """Its loader: B·T + 1 tokens at the position, advance by B·T; the next shard when this one
+    cannot give as much; around again."""
     rows, shard, position = [], 0, 0
     while len(contents[shard]) < B * T + 1:
         shard += 1
@@ -165,12 +179,12 @@ def test_the_challenges_order_does_not_depend_on_how_a_step_is_cut(
         assert [rows[s] for s in sorted(rows)] == want[step * batch : (step + 1) * batch]
 
 
-# --- bytes --------------------------------------------------------------------------------------------------
+# --- bytes ----------------------------------------------------------------------------------------
 
 
 def test_target_bytes_are_the_bytes_of_the_decoded_text(tmp_path: Path):
-    """First windows only, targets only, end-of-text for nothing: counted again on the text itself, é and 日本
-    with all their bytes."""
+    """First windows only, targets only, end-of-text for nothing: counted again on the text itself,
+    é and 日本 with all their bytes."""
     T, n = 10, 7
     encoding = BuiltIn(vocabulary=Vocabulary.bytes).load(cache_dir=tmp_path)
     tokens = encoding.encode(

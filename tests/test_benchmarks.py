@@ -22,7 +22,10 @@ BASE = [
     "trainer.micro_batch=4",
     "trainer.batch_tokens=1024",
 ]
-ARMS = ["trainer.precision=fp32 trainer.compile=off", "trainer.precision=bf16 trainer.compile=regional"]
+ARMS = [
+    "trainer.precision=fp32 trainer.compile=off",
+    "trainer.precision=bf16 trainer.compile=regional",
+]
 
 
 @pytest.mark.slow

@@ -1,4 +1,5 @@
-"""The board: that nobody misreads a row, that its figures are the committed files' own, and its page."""
+"""The board: that nobody misreads a row, that its figures are the committed files' own, and its
+page."""
 
 from __future__ import annotations
 
@@ -57,8 +58,8 @@ def every(committed: tuple[dict[str, Study], dict[str, list[StudyResult]]]) -> l
 
 @pytest.fixture(scope="module")
 def shown(every: list[StudyResult]) -> dict[str, Row]:
-    """Return the board's rows by claim, with the scale where it is not the CPU's, and the machine where a row
-    of the claim came before."""
+    """Return the board's rows by claim, with the scale where it is not the CPU's, and the machine
+    where a row of the claim came before."""
     named = dict[str, Row]()
     for row in board.in_order(rows(every)):
         name = row.claim.id
@@ -70,7 +71,7 @@ def shown(every: list[StudyResult]) -> dict[str, Row]:
     return named
 
 
-# --- the committed figures ----------------------------------------------------------------------------------
+# --- the committed figures ------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +83,11 @@ def written(committed: tuple[dict[str, Study], dict[str, list[StudyResult]]]) ->
 def test_every_generated_part_is_what_the_committed_results_give():
     written = board.board(STUDIES)
     names = {str(path.relative_to(REPO)) for path in written}
-    assert names >= {"experiments/README.md", "experiments/board.html", "experiments/stack/README.md"}
+    assert names >= {
+        "experiments/README.md",
+        "experiments/board.html",
+        "experiments/stack/README.md",
+    }
     told = {path.parent for path in STUDIES.glob("*/results.*.*.json")}
     assert len(written) == 2 + len(told)
     stale = [name for name in sorted(names) if (REPO / name).read_text() != written[REPO / name]]
@@ -101,19 +106,26 @@ def copied(name: str, folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("old", "new"), [(r'("mid": 1\.10)5', r"\g<1>9"), (r'"word": "refuted"', '"word": "confirmed"')]
 )
-def test_an_edited_verdict_changes_no_page(tmp_path: Path, written: dict[Path, str], old: str, new: str):
+def test_an_edited_verdict_changes_no_page(
+    tmp_path: Path, written: dict[Path, str], old: str, new: str
+):
     """Pages are of what the measurements say."""
     results = copied("gqa", tmp_path)
     text = re.sub(old, new, results.read_text(), count=1)
     assert text != results.read_text()
     results.write_text(text)
-    assert board.board(tmp_path)[tmp_path / "gqa" / "README.md"] == written[STUDIES / "gqa" / "README.md"]
+    assert (
+        board.board(tmp_path)[tmp_path / "gqa" / "README.md"]
+        == written[STUDIES / "gqa" / "README.md"]
+    )
 
 
 def test_a_loss_that_the_log_has_not_is_refused(tmp_path: Path):
     results = copied("norms", tmp_path)
     content = json.loads(results.read_text())
-    row = next(row for row in content["measurements"] if row["claim"] == "A16.qk" and row["repeat"] == 11)
+    row = next(
+        row for row in content["measurements"] if row["claim"] == "A16.qk" and row["repeat"] == 11
+    )
     row["value"] += 1e-9  # no word and no figure that is shown changes
     results.write_text(json.dumps(content))
     with pytest.raises(ValueError, match=r"claim A16.qk must have the losses of its study's log, "):
@@ -125,10 +137,16 @@ def test_a_figure_that_the_log_has_not_is_labelled(tmp_path: Path):
     results = copied("norms", tmp_path)
     content = json.loads(results.read_text())
     for row in content["measurements"]:
-        if row["claim"] == "B3.speed" and row["arm"] == "rmsnorm" and row["metric"] == "tokens_per_s":
+        if (
+            row["claim"] == "B3.speed"
+            and row["arm"] == "rmsnorm"
+            and row["metric"] == "tokens_per_s"
+        ):
             row["value"] *= 1.3
     results.write_text(json.dumps(content))
-    (row,) = [row for row in rows(board.read_studies(tmp_path)[1]["norms"]) if row.claim.id == "B3.speed"]
+    (row,) = [
+        row for row in rows(board.read_studies(tmp_path)[1]["norms"]) if row.claim.id == "B3.speed"
+    ]
     assert "its log has other figures of bench session 1" in str(row.judged.provenance.exploratory)
 
 
@@ -142,7 +160,9 @@ def test_ends_and_seeds_that_were_not_registered_confirm_nothing(tmp_path: Path)
         if row["claim"] == "A16.qk" and row["metric"] == "val_loss":
             row["repeat"] += 100  # seeds that the study has not
     results.write_text(json.dumps(content))
-    (row,) = [row for row in rows(board.read_studies(tmp_path)[1]["norms"]) if row.claim.id == "A16.qk"]
+    (row,) = [
+        row for row in rows(board.read_studies(tmp_path)[1]["norms"]) if row.claim.id == "A16.qk"
+    ]
     assert row.claim.expected != [-0.1, None]
     assert row.word == "inconclusive"
     assert "missing" in row.verdict
@@ -154,12 +174,13 @@ def test_what_is_not_worked_out_again_is_named(tmp_path: Path, capsys: pytest.Ca
         patch.setattr(checked, "prepare", elsewhere)
         assert command(["--board", str(tmp_path)]) == 0
     line = (
-        "nocap: norms, scale cpu: claims keep their stored hashes, no arm is composed here: the data are on"
+        "nocap: norms, scale cpu: claims keep their stored hashes, no arm is composed here: "
+        "the data are on"
     )
     assert line in capsys.readouterr().err
 
 
-# --- what a row says ----------------------------------------------------------------------------------------
+# --- what a row says ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -177,7 +198,11 @@ def test_what_is_not_worked_out_again_is_named(tmp_path: Path, capsys: pytest.Ca
         ),
         ("A1.kv", "confirmed at 1 × 512 tokens, CPU", "66.7% less cache, exact"),
         ("A12.params", "refuted at 4 × 512 tokens, CPU: above the stated range", "56.6M, exact"),
-        ("B1.speed", "exceeded at 1 × 512 tokens, CPU", "17.5% faster [11.2% to 24.1% faster], n=3 sessions"),
+        (
+            "B1.speed",
+            "exceeded at 1 × 512 tokens, CPU",
+            "17.5% faster [11.2% to 24.1% faster], n=3 sessions",
+        ),
         (
             "A10.head",
             "refuted at 4 × 512 tokens, CPU: above the stated range",
@@ -195,7 +220,9 @@ def test_what_is_not_worked_out_again_is_named(tmp_path: Path, capsys: pytest.Ca
         ),
     ],
 )
-def test_a_row_says_what_was_found_and_where(shown: dict[str, Row], name: str, verdict: str, measured: str):
+def test_a_row_says_what_was_found_and_where(
+    shown: dict[str, Row], name: str, verdict: str, measured: str
+):
     assert shown[name].verdict == verdict
     assert shown[name].cells["measured"] == measured
 
@@ -243,14 +270,20 @@ def test_bounds_that_were_passed_are_explained(shown: dict[str, Row]):
     beyond = {name for name, row in shown.items() if words.BEYOND in row.notes}
     older = {"A18.long.sliding, 89696c6b7cea", "A18.long.flash, 89696c6b7cea"}
     assert beyond == {*older, "B1.speed", "B5.wide_speed"}
-    assert all("FLOPs are no bound here" in "; ".join(shown[name].notes) for name in beyond - {"B1.speed"})
+    assert all(
+        "FLOPs are no bound here" in "; ".join(shown[name].notes) for name in beyond - {"B1.speed"}
+    )
 
 
 def test_verdicts_that_depend_on_the_shape(tmp_path: Path):
     small_study = loaded(tmp_path / "made", study(claims=[SPEED]))
-    small, large = (resulted(small_study, speeds(ratios, SAME)) for ratios in (FAST, [1.05, 1.051, 1.052]))
+    small, large = (
+        resulted(small_study, speeds(ratios, SAME)) for ratios in (FAST, [1.05, 1.051, 1.052])
+    )
     (judged,) = large.claims
-    where = {place: [replace(first, batch_tokens=1024)] for place, (first, *_) in judged.where.items()}
+    where = {
+        place: [replace(first, batch_tokens=1024)] for place, (first, *_) in judged.where.items()
+    }
     large = replace(large, claims=[replace(judged, where=where)])
     first, second = rows([small, large])
     assert first.notes[0] == "depends on shape: refuted at 32 × 32 tokens, CPU"
@@ -258,7 +291,7 @@ def test_verdicts_that_depend_on_the_shape(tmp_path: Path):
     assert not any("depends" in note for row in rows([small, small]) for note in row.notes)
 
 
-# --- words --------------------------------------------------------------------------------------------------
+# --- words ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -281,7 +314,9 @@ def test_verdicts_that_depend_on_the_shape(tmp_path: Path):
         ("exponent", "value", 1.75, None, "at least 1.75"),
     ],
 )
-def test_expected_in_words(metric: str, scale: str, low: float | None, high: float | None, text: str):
+def test_expected_in_words(
+    metric: str, scale: str, low: float | None, high: float | None, text: str
+):
     assert stated(low, high, METRICS[metric], Scale(scale)) == text
 
 
@@ -293,7 +328,7 @@ def test_guards_in_words(shown: dict[str, Row]):
     )
 
 
-# --- the page -----------------------------------------------------------------------------------------------
+# --- the page -------------------------------------------------------------------------------------
 
 
 def test_the_page_has_every_row_and_a_plot_for_each_unit_and_is_one_small_file(
@@ -315,7 +350,11 @@ def test_the_page_has_every_row_and_a_plot_for_each_unit_and_is_one_small_file(
     for row in bounded:
         assert row.claim.statement in text.partition("Without an interval")[2]
         assert "at least" in row.cells["measured"]
-    assert page.count('<details class="claim"') == len(re.findall(r'data-verdict="\w+">', page)) == len(shown)
+    assert (
+        page.count('<details class="claim"')
+        == len(re.findall(r'data-verdict="\w+">', page))
+        == len(shown)
+    )
     assert len(page.encode()) < 300_000
     assert page.count("<script>") == 1
     assert not re.search(r"https?:|\bsrc=|@import|url\(", page)
@@ -329,14 +368,16 @@ def test_names_and_values_stay_text(every: list[StudyResult]):
     claim = replace(result.claims[0].claim, id=EVIL, statement=EVIL, arm=EVIL)
     study = replace(result.study, name=EVIL)
     evil = replace(result, study=study, date=EVIL, claims=[replace(result.claims[0], claim=claim)])
-    section = board.Section(group=board.Group(whose=EVIL), rows=rows([evil]), planned=[], unstudied=[])
+    section = board.Section(
+        group=board.Group(whose=EVIL), rows=rows([evil]), planned=[], unstudied=[]
+    )
     page = board.html(EVIL, [section])
     assert not any(bad in page for bad in (EVIL, "<img"))
     assert page.count("<script") == 1
     assert html.escape(EVIL, quote=False)[:12] in page
 
 
-# --- whose claims are counted -------------------------------------------------------------------------------
+# --- whose claims are counted ---------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -347,7 +388,10 @@ def parts(every: list[StudyResult], studies: dict[str, Study]) -> dict[str, boar
 
 
 def words_of(some: list[Row]) -> dict[str, int]:
-    return {word: [row.word for row in some].count(word) for word in ("confirmed", "exceeded", "refuted")}
+    return {
+        word: [row.word for row in some].count(word)
+        for word in ("confirmed", "exceeded", "refuted")
+    }
 
 
 def test_the_notes_nocaps_own_and_another_engines_are_counted_apart(
@@ -359,7 +403,12 @@ def test_the_notes_nocaps_own_and_another_engines_are_counted_apart(
     )
     assert len(notes.rows) + len(own.rows) + len(engine.rows) == len(shown)
     assert {row.result.study.name for row in engine.rows} == {"smallmind"}
-    assert {row.result.study.name for row in own.rows} == {"recipe_tuned", "ladder", "parts", "objectives"}
+    assert {row.result.study.name for row in own.rows} == {
+        "recipe_tuned",
+        "ladder",
+        "parts",
+        "objectives",
+    }
     assert all(re.match("notes? 00[0-3]", row.claim.source) for row in notes.rows)
     assert all(row.claim.source == "note 004" for row in engine.rows)
     head = written[STUDIES / "README.md"].splitlines()[0]
@@ -367,7 +416,9 @@ def test_the_notes_nocaps_own_and_another_engines_are_counted_apart(
         counted = ", ".join(f"{n} {word}" for word, n in words_of(part.rows).items() if n)
         assert f"{part.group.whose} claims: {counted}, " in head.replace("The", "the")
     assert "engine" not in head
-    assert board.errors([*notes.rows, *own.rows]) in " ".join(written[STUDIES / "README.md"].split())
+    assert board.errors([*notes.rows, *own.rows]) in " ".join(
+        written[STUDIES / "README.md"].split()
+    )
 
 
 def test_the_readme_says_what_the_board_counts(parts: dict[str, board.Section]):
@@ -376,15 +427,31 @@ def test_the_readme_says_what_the_board_counts(parts: dict[str, board.Section]):
     held = n["confirmed"] + n["exceeded"]
     text = " ".join((REPO / "README.md").read_text().split())
     assert (
-        f"Of others' claims on [the board](experiments/README.md) {held} held, {n['refuted']} were refuted, "
+        f"Of others' claims on [the board](experiments/README.md) {held} held, {n['refuted']} "
+        f"were refuted, "
         f"{len(notes) - held - n['refuted']} are open; of nocap's own {len(own)}, "
         f"{of_own['confirmed'] + of_own['exceeded']} held (CPUs only, so far)."
     ) in text
 
 
 SOURCES = {
-    "note 001": ["A4.scores", "A14.cosine", "A14.wsd", "A16.qk", "A16.post", "A17.memory", "A15.heads"],
-    "note 002": ["A1.attention", "A2.attention", "A3.attention", "A4.memory", "A11.qkv", "A12.params"],
+    "note 001": [
+        "A4.scores",
+        "A14.cosine",
+        "A14.wsd",
+        "A16.qk",
+        "A16.post",
+        "A17.memory",
+        "A15.heads",
+    ],
+    "note 002": [
+        "A1.attention",
+        "A2.attention",
+        "A3.attention",
+        "A4.memory",
+        "A11.qkv",
+        "A12.params",
+    ],
     "note 000": ["A1.speed", "A1.kv", "A4.speed", "A5.speed", "A10.head", "A13.mha"],
 }
 
@@ -408,7 +475,13 @@ def test_a_statement_of_the_notes_that_nobody_measures_has_an_answer_or_a_reason
 ):
     entries = {entry.id: entry for part in parts.values() for entry in part.unstudied}
     answered = {name for name, entry in entries.items() if entry.answer}
-    assert answered >= {"A10.operations", "A10.forward", "A12.matrices", "A15.auxiliary", "C0.embedding"}
+    assert answered >= {
+        "A10.operations",
+        "A10.forward",
+        "A12.matrices",
+        "A15.auxiliary",
+        "C0.embedding",
+    }
     assert {*entries} - answered >= {"B11.batch", "B11.accumulation", "C2.batching"}
     text = " ".join(written[STUDIES / "README.md"].split())
     assert "their table of operations (A10.operations)" in text
@@ -417,7 +490,8 @@ def test_a_statement_of_the_notes_that_nobody_measures_has_an_answer_or_a_reason
 
 
 def test_the_table_of_operations_by_arithmetic(parts: dict[str, board.Section]):
-    """768 channels in 12 heads of 64, 1,024 tokens; the profile's figures from its committed JSON."""
+    """768 channels in 12 heads of 64, 1,024 tokens; the profile's figures from its committed
+    JSON."""
     (entry,) = [entry for entry in parts["the notes'"].unstudied if entry.id == "A10.operations"]
     qkv = 768 * 2304 * 1024
     scores = 2 * 1024**2 * 768
@@ -439,20 +513,31 @@ def profiled(length: int) -> dict[str, Json]:
 
 def test_the_shares_of_a_forward_are_the_profiles(parts: dict[str, board.Section]):
     (entry,) = [entry for entry in parts["the notes'"].unstudied if entry.id == "A10.forward"]
-    (blocks,) = [claim.parts for claim in load(STUDIES / "anatomy").claims if claim.id == "A11.blocks"]
+    (blocks,) = [
+        claim.parts for claim in load(STUDIES / "anatomy").claims if claim.id == "A11.blocks"
+    ]
     ms = {name: part["forward_ms"] for name, part in profiled(512).items()}
     flops = {name: part["flops"] for name, part in profiled(512).items()}
     all_ms = sum(ms.values())
     all_flops = sum(flops.values())
-    shares = [ms["embedding"], ms["head"], ms["head"] + ms["loss"], sum(ms[name] for name in blocks)]
+    shares = [
+        ms["embedding"],
+        ms["head"],
+        ms["head"] + ms["loss"],
+        sum(ms[name] for name in blocks),
+    ]
     embedding, head, with_loss, of_blocks = (f"{share / all_ms:.1%}" for share in shares)
-    assert f"the embedding is {embedding}, the head {head} (with the loss {with_loss})" in entry.answer
+    assert (
+        f"the embedding is {embedding}, the head {head} (with the loss {with_loss})" in entry.answer
+    )
     assert f"the blocks are {of_blocks}" in entry.answer
     assert f"the head has {flops['head'] / all_flops:.0%} of the FLOPs" in entry.bound
     assert f"the blocks {sum(flops[name] for name in blocks) / all_flops:.0%}" in entry.bound
 
 
-def test_what_a_profile_keeps_of_the_scores_and_norms(parts: dict[str, board.Section], shown: dict[str, Row]):
+def test_what_a_profile_keeps_of_the_scores_and_norms(
+    parts: dict[str, board.Section], shown: dict[str, Row]
+):
     entries = {entry.id: entry for entry in parts["the notes'"].unstudied}
     scores = shown["A12.scores"].judged.verdict.primary.shown()
     assert scores is not None
@@ -465,19 +550,30 @@ def test_what_a_profile_keeps_of_the_scores_and_norms(parts: dict[str, board.Sec
         assert f"{mb:.1f} MB {said}" in entries["A12.matrices"].answer
     assert f"{12 * 512**2 * 2 / 1e6:.1f} MB a layer and sequence" in entries["A12.matrices"].bound
     assert f"= {2 * 2048 * 768 * 4 / 1e6:.1f} MB" in entries["A12.residual"].bound
-    assert f"{profiled(512)['norm']['kept_mib']:.1f} MiB for the 25 norms" in entries["A12.residual"].answer
+    assert (
+        f"{profiled(512)['norm']['kept_mib']:.1f} MiB for the 25 norms"
+        in entries["A12.residual"].answer
+    )
 
 
 @pytest.mark.parametrize(
     ("claim", "idea"),
-    [("A15.auxiliary", "early_loss"), ("A15.distillation", "distill"), ("A15.filtering", "filtered")],
+    [
+        ("A15.auxiliary", "early_loss"),
+        ("A15.distillation", "distill"),
+        ("A15.filtering", "filtered"),
+    ],
 )
-def test_an_answer_of_the_atlas_is_its_tables(parts: dict[str, board.Section], claim: str, idea: str):
+def test_an_answer_of_the_atlas_is_its_tables(
+    parts: dict[str, board.Section], claim: str, idea: str
+):
     (entry,) = [entry for entry in parts["the notes'"].unstudied if entry.id == claim]
     table = (STUDIES / "atlas" / "README.md").read_text()
     (row,) = re.findall(rf"^\| {idea} \| (.*) \|$", table, re.M)
     _, steps, _, time, _, verdict, *_ = row.split(" | ")
-    for ratio, low, high in (re.match(r"(\S+) \[(\S+), (\S+)\]", cell).groups() for cell in (steps, time)):
+    for ratio, low, high in (
+        re.match(r"(\S+) \[(\S+), (\S+)\]", cell).groups() for cell in (steps, time)
+    ):
         assert re.search(rf"{ratio} [^;]*\[{low}, {high}\]", entry.answer), (ratio, low, high)
     assert verdict in entry.answer or "n=3" in entry.answer
 
@@ -515,7 +611,12 @@ def test_an_interval_that_holds_its_margin_leaves_quality_open(
     apart = (ends[1] - ends[0]) / 2 * math.sqrt(3) / stats.t.isf(0.025, 2)
     pairs = (ends.mean() + apart * np.array([-1, 0, 1])).tolist()
     gain = Gain(
-        metric=METRICS["val_loss"], scale=Scale(scale), per=Per.seed, least=pairs, most=pairs, ends=(0.0, 1.0)
+        metric=METRICS["val_loss"],
+        scale=Scale(scale),
+        per=Per.seed,
+        least=pairs,
+        most=pairs,
+        ends=(0.0, 1.0),
     )
     assert words.leaves_quality_open(gain, margin) == is_open
     assert not words.leaves_quality_open(replace(gain, metric=METRICS["memory_mib"]), margin)
@@ -561,7 +662,9 @@ def test_a_rows_words_and_ends_are_its_studys_of_now(tmp_path: Path):
     folder = tmp_path / "made"
     made = loaded(folder, study(claims=[SPEED]))
     pages.write(made, folder, resulted(made, speeds(FAST, SAME)))
-    changed = loaded(folder, study(claims=[{**SPEED, "statement": "in other words", "source": "elsewhere"}]))
+    changed = loaded(
+        folder, study(claims=[{**SPEED, "statement": "in other words", "source": "elsewhere"}])
+    )
     (row,) = rows(pages.all_results(changed, folder))
     assert row.claim.statement == "in other words"
     assert row.claim.source == "elsewhere"
@@ -572,7 +675,7 @@ def test_a_rows_words_and_ends_are_its_studys_of_now(tmp_path: Path):
     assert row.judged.provenance.exploratory == "not in its study's log"
 
 
-# --- a board of one's own -----------------------------------------------------------------------------------
+# --- a board of one's own -------------------------------------------------------------------------
 
 GROUPS = """
 about: Mind the gap.
@@ -619,7 +722,10 @@ def test_groups_are_by_the_longest_beginning_of_a_source(folder: Path):
 def test_without_groups_all_are_counted_together(folder: Path):
     lines = board.board(folder)[folder / "README.md"].splitlines()
     headings = [line for line in lines if line.startswith("#")]
-    assert headings == ["# 2 claims: 2 confirmed", "## 2 on the machine they are about, or counted on any"]
+    assert headings == [
+        "# 2 claims: 2 confirmed",
+        "## 2 on the machine they are about, or counted on any",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
-"""A run that begins from another's checkpoint is the run it would have been from its start; checkpoints that
-are to stay do."""
+"""A run that begins from another's checkpoint is the run it would have been from its start;
+checkpoints that are to stay do."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def planned(*words: str) -> Plan:
 
 
 def same_as_whole(branch: Path, whole: Path, *, steps: int = 12) -> None:
-    """Weights, optimizer state and every row from step 8 on, bit for bit; the validation of the summary with
-    them."""
+    """Weights, optimizer state and every row from step 8 on, bit for bit; the validation of the
+    summary with them."""
     (hashes, rows), (expected, all_rows) = state_of(branch), state_of(whole)
     assert hashes == expected
     assert rows == [row for row in all_rows if row["step"] >= 8]
@@ -80,16 +80,20 @@ def same_as_whole(branch: Path, whole: Path, *, steps: int = 12) -> None:
         assert summaries[0][key] == summaries[1][key], key
 
 
-# --- the same run -------------------------------------------------------------------------------------------
+# --- the same run ---------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_branch_is_the_whole_run(ranks: int, tmp_path: Path, door: Door, here: Door, trunk: Path) -> None:
+def test_branch_is_the_whole_run(
+    ranks: int, tmp_path: Path, door: Door, here: Door, trunk: Path
+) -> None:
     _, whole = train(here, tmp_path / "whole", *BRANCH)
     words = (begins(trunk), f"output_dir={tmp_path / 'branch'}")
     starts = here if ranks == 1 else door
-    printed, branch = train(starts, tmp_path / "branch", *BRANCH, begins(trunk), f"trainer.devices={ranks}")
+    printed, branch = train(
+        starts, tmp_path / "branch", *BRANCH, begins(trunk), f"trainer.devices={ranks}"
+    )
     assert f"beginning from step 8 of {at(trunk)}" in printed
     same_as_whole(branch, whole)
     assert branch.name != whole.name  # where a run begins is part of the identity
@@ -106,16 +110,26 @@ def test_branch_is_the_whole_run(ranks: int, tmp_path: Path, door: Door, here: D
     assert read(branch / "summary.json")["clock_s"]["train"] > before["train"]
 
     again, _ = train(here, tmp_path / "branch", *BRANCH, begins(trunk), "trainer.keep_steps=[10]")
-    assert "already finished: nothing to train; trainer.keep_steps: it has no checkpoint of [10]" in again
+    assert (
+        "already finished: nothing to train; trainer.keep_steps: it has no checkpoint of [10]"
+        in again
+    )
 
     spent = read(branch / "summary.json")["clock_s"]["wall"]
     shutil.rmtree(branch / "checkpoints")  # as if it had been killed before it saved
     (branch / "summary.json").unlink()
-    again, _ = train(starts, tmp_path / "branch", *BRANCH, begins(trunk), f"trainer.devices={ranks}")
+    again, _ = train(
+        starts, tmp_path / "branch", *BRANCH, begins(trunk), f"trainer.devices={ranks}"
+    )
     assert "beginning from step 8" in again
     same_as_whole(branch, whole)
-    attempts, clock = read(branch / "manifest.json")["attempts"], read(branch / "summary.json")["clock_s"]
-    before, recorded = (attempts[i]["spent_s"] for i in (0, -1))  # the trunk's time, and the lost one's too
+    attempts, clock = (
+        read(branch / "manifest.json")["attempts"],
+        read(branch / "summary.json")["clock_s"],
+    )
+    before, recorded = (
+        attempts[i]["spent_s"] for i in (0, -1)
+    )  # the trunk's time, and the lost one's too
     assert before == pytest.approx(sum(read(at(trunk) / "state.json")["clock_s"].values()))
     assert before < recorded <= min(spent, clock["wall"])
     assert clock["other"] >= recorded - before
@@ -138,7 +152,7 @@ def test_branch_with_muon_killed_and_resumed_is_the_whole_run(tmp_path: Path, he
     same_as_whole(branch, whole, steps=60)
 
 
-# --- refusals -----------------------------------------------------------------------------------------------
+# --- refusals -------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -152,16 +166,17 @@ def test_what_cannot_be_a_trunk_is_refused(tmp_path: Path, trunk: Path) -> None:
     flip(at(state) / "state.json")
     config = inside / "config.yaml"
     config.write_text(
-        config.read_text().replace("kind: constant\n", "kind: wsd\n  final: 0.0\n  decay_steps: 10\n")
+        config.read_text().replace(
+            "kind: constant\n", "kind: wsd\n  final: 0.0\n  decay_steps: 10\n"
+        )
     )
     alone = shutil.copytree(at(trunk), tmp_path / "alone" / "checkpoints" / CHECKPOINT)
     (file := tmp_path / CHECKPOINT).write_text("")
     key = "trainer.init_from="
     cases = {
         f"or RUN@80, got {file}": (f"{key}{file}",),
-        f"be the folder of a checkpoint, as …/runs/RUN/checkpoints/step-00000080, or RUN@80, got {trunk}": (
-            f"{key}{trunk}",
-        ),
+        f"be the folder of a checkpoint, as …/runs/RUN/checkpoints/step-00000080, or RUN@80, got "
+        f"{trunk}": (f"{key}{trunk}",),
         f"or RUN@80, got {at(missing)}": (begins(missing),),
         f"{at(damaged) / 'manifest.json'} must hold a JSON object": (begins(damaged),),
         f"be a whole checkpoint, got {at(state)}": (begins(state),),
@@ -169,9 +184,15 @@ def test_what_cannot_be_a_trunk_is_refused(tmp_path: Path, trunk: Path) -> None:
         "be of a step before trainer.steps=12, got step 16": (
             f"{key}{at(trunk).with_name('step-00000016')}",
         ),
-        "be of a run with this one's optimizer.lr (0.5), got 0.003": (begins(trunk), "optimizer.lr=0.5"),
+        "be of a run with this one's optimizer.lr (0.5), got 0.003": (
+            begins(trunk),
+            "optimizer.lr=0.5",
+        ),
         "be of a run with this one's seed (1), got 0": (begins(trunk), "seed=1"),
-        "be of a run with this one's attention.n_kv_heads (1), got": (begins(trunk), "attention=mqa"),
+        "be of a run with this one's attention.n_kv_heads (1), got": (
+            begins(trunk),
+            "attention=mqa",
+        ),
         "be of a run with this one's schedule.warmup_steps (3), got 2": (
             begins(trunk),
             "schedule.warmup_steps=3",
@@ -181,7 +202,9 @@ def test_what_cannot_be_a_trunk_is_refused(tmp_path: Path, trunk: Path) -> None:
             begins(trunk),
             "schedule.decay_steps=6",
         ),
-        "learning rate before the branch at step 8 (1 of the peak at step 7), got 0.9 in": (begins(inside),),
+        "learning rate before the branch at step 8 (1 of the peak at step 7), got 0.9 in": (
+            begins(inside),
+        ),
         "must name its run: with last": (f"{key}last@8",),
         "must name a run: nano must be a run": (f"{key}nano@8",),
         "/@8": (f"{key}@8",),
@@ -213,7 +236,7 @@ def test_damaged_tensors_are_refused_and_nothing_is_trained(
     assert not (the_run(tmp_path / "out") / "metrics.jsonl").exists()
 
 
-# --- what is kept -------------------------------------------------------------------------------------------
+# --- what is kept ---------------------------------------------------------------------------------
 
 
 def test_kept_steps_outlive_the_run(trunk: Path) -> None:
@@ -221,10 +244,14 @@ def test_kept_steps_outlive_the_run(trunk: Path) -> None:
     assert (kept, checkpoint.find(trunk / "checkpoints").invalid) == ([3, 8, 16], [])
 
 
-def test_kept_steps_stay_where_the_others_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kept_steps_stay_where_the_others_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where a disk that is full gets room."""
     made = checkpoint.Writer(tmp_path, background=False, always=[2, 5])
-    save = partial(made.save, model=torch.nn.Linear(7, 5), optimizers=[], state={}, keep=2, must=False)
+    save = partial(
+        made.save, model=torch.nn.Linear(7, 5), optimizers=[], state={}, keep=2, must=False
+    )
 
     def steps() -> list[int]:
         return [int(path.name[5:]) for path in sorted(tmp_path.iterdir())]

@@ -1,5 +1,5 @@
-"""The chunked loss against torch's own on all logits at once, and what it holds in memory; activation
-checkpointing against none."""
+"""The chunked loss against torch's own on all logits at once, and what it holds in memory;
+activation checkpointing against none."""
 
 from __future__ import annotations
 
@@ -26,10 +26,12 @@ from tests.test_model import VOCAB, nano, tokens_of
 
 KINDS = [kind.value for kind in ActivationCheckpointing if kind is not ActivationCheckpointing.off]
 
-# --- the function -------------------------------------------------------------------------------------------
+# --- the function ---------------------------------------------------------------------------------
 
 
-def plain(x: Tensor, weight: Tensor, targets: Tensor, *, softcap: float | None, z_loss: float) -> Tensor:
+def plain(
+    x: Tensor, weight: Tensor, targets: Tensor, *, softcap: float | None, z_loss: float
+) -> Tensor:
     logits = F.linear(x, weight)
     logits = logits if softcap is None else softcap * torch.tanh(logits / softcap)
     return (
@@ -43,15 +45,21 @@ def inputs(
 ) -> tuple[Tensor, Tensor, Tensor]:
     g = torch.Generator().manual_seed(1)
     x, weight = (
-        torch.randn(n, C, generator=g, dtype=torch.float64).to(dtype).requires_grad_() for n in (N, V)
+        torch.randn(n, C, generator=g, dtype=torch.float64).to(dtype).requires_grad_()
+        for n in (N, V)
     )
     return x, weight, torch.randint(V, (N,), generator=g)
 
 
 def both(chunks: int, *arguments: Tensor, **options: float | None) -> list[Tensor]:
     """The chunked loss and the plain one, each with its gradients."""
-    losses = chunked_cross_entropy(*arguments, chunks=chunks, **options)[0], plain(*arguments, **options)
-    return [(loss, *torch.autograd.grad(3 * loss, arguments[:2], retain_graph=True)) for loss in losses]
+    losses = (
+        chunked_cross_entropy(*arguments, chunks=chunks, **options)[0],
+        plain(*arguments, **options),
+    )
+    return [
+        (loss, *torch.autograd.grad(3 * loss, arguments[:2], retain_graph=True)) for loss in losses
+    ]
 
 
 @pytest.mark.parametrize(("softcap", "z_loss"), [(None, 0.0), (0.7, 0.03), (15.0, 0.0)])
@@ -104,7 +112,7 @@ def test_a_second_backward_is_an_error_and_not_another_gradient() -> None:
         loss.backward()
 
 
-# --- the model ----------------------------------------------------------------------------------------------
+# --- the model ------------------------------------------------------------------------------------
 
 
 def backward(model: GPT, tokens: Tensor) -> Tensor:
@@ -115,7 +123,8 @@ def backward(model: GPT, tokens: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "overrides", ["model.tie_head=true", "model.tie_head=false model.logit_softcap=2 objective.z_loss=0.01"]
+    "overrides",
+    ["model.tie_head=true", "model.tie_head=false model.logit_softcap=2 objective.z_loss=0.01"],
 )
 def test_a_chunked_model_accumulates_the_gradients_of_the_plain_one(overrides: str) -> None:
     run = nano("norm=layernorm", *overrides.split())  # LayerNorm, unlike rms_norm, computes in fp64
@@ -132,7 +141,9 @@ def test_a_chunked_model_accumulates_the_gradients_of_the_plain_one(overrides: s
     # validation is the plain loss
     logits = models[1].eval().logits(tokens[:, :-1])
     want = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
-    torch.testing.assert_close(models[1](tokens[:, :-1], tokens[:, 1:]).total, want, atol=0, rtol=1e-13)
+    torch.testing.assert_close(
+        models[1](tokens[:, :-1], tokens[:, 1:]).total, want, atol=0, rtol=1e-13
+    )
 
 
 def head_peak_mib(chunks: int, *, training: bool) -> float:
@@ -165,7 +176,7 @@ def test_the_logits_of_one_chunk_and_the_weights_gradient_are_all_it_holds() -> 
     assert head_peak_mib(8, training=False) == pytest.approx(logits / 8, rel=0.03)
 
 
-# --- activation checkpointing -------------------------------------------------------------------------------
+# --- activation checkpointing ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("attention", ["mha", "sliding"])
@@ -181,7 +192,9 @@ def test_recomputed_activations_change_no_bit_and_are_not_kept(attention: str) -
         loss.backward()
         gradients[kind] = [loss.detach(), *(p.grad for p in model.parameters())]
     for kind in KINDS:
-        assert all(torch.equal(a, b) for a, b in zip(gradients[kind], gradients["off"], strict=True))
+        assert all(
+            torch.equal(a, b) for a, b in zip(gradients[kind], gradients["off"], strict=True)
+        )
     stream = tokens[:, 1:].numel() * run.model.d_model * 4
     assert kept["block"] < kept["off"] / 4
     # a layer's up-projection and what GELU makes of it, 4·d each
@@ -204,7 +217,7 @@ def test_model_flops_count_neither_recomputation_nor_chunks() -> None:
     assert (counts, ran) == ([counts[0]] * 3, [counts[0], counts[0], counts[0] + again])
 
 
-# --- together -----------------------------------------------------------------------------------------------
+# --- together -------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

@@ -1,5 +1,5 @@
-"""Options in combination train and learn, through the loop's own step. Compiled regions compute what eager
-does."""
+"""Options in combination train and learn, through the loop's own step. Compiled regions compute
+what eager does."""
 
 from __future__ import annotations
 
@@ -70,7 +70,9 @@ COMBINATIONS = [
 
 def test_what_takes_the_place_of_a_decay_is_refused_beside_one() -> None:
     for schedule in {*NAMES[2]} - {"constant"}:
-        with pytest.raises(ValueError, match="schedule must stay at its peak beside optimizer=schedule_free"):
+        with pytest.raises(
+            ValueError, match="schedule must stay at its peak beside optimizer=schedule_free"
+        ):
             small(f"schedule={schedule}", "optimizer=schedule_free", "trainer.steps=100")
 
 

@@ -1,5 +1,5 @@
-"""What all commands have in common: the console script, their help, `--json`, and the run that is taken where
-none is named."""
+"""What all commands have in common: the console script, their help, `--json`, and the run that is
+taken where none is named."""
 
 import io
 import json
@@ -30,7 +30,9 @@ from tests.test_compare import write_run
 SILENT = [("train",), ("new",), ("data",), *(("runs", verb) for verb in ("sync", "rm"))]
 PACKAGES = ("data", "runs", "study")
 MODULES = {command: f"nocap.{command}{'.__main__' * (command in PACKAGES)}" for command in COMMANDS}
-OTHERS = [("runs", verb) for verb in VERBS] + [("data", verb) for verb in ("list", "prepare", "verify")]
+OTHERS = [("runs", verb) for verb in VERBS] + [
+    ("data", verb) for verb in ("list", "prepare", "verify")
+]
 HELPS = [*((command,) for command in COMMANDS if command != "train"), *OTHERS]
 
 
@@ -108,13 +110,17 @@ print("hydra" in sys.modules)
 
 def test_help_list_and_cfg_need_no_library_that_takes_long() -> None:
     late = {"nocap.study.__main__": 1, "nocap.train": 2}  # these have Hydra
-    modules = sorted((m for m in MODULES.values() if m != "nocap.train"), key=lambda m: late.get(m, 0))
+    modules = sorted(
+        (m for m in MODULES.values() if m != "nocap.train"), key=lambda m: late.get(m, 0)
+    )
     code = HELP.replace("MODULES", repr(modules))
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=REPO, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=REPO, timeout=300
+    )
     assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["True"]), done.stderr
 
 
-# --- --json -------------------------------------------------------------------------------------------------
+# --- --json ---------------------------------------------------------------------------------------
 
 
 ANSWERS: list[Mapping[str, Any]] = [{"a": 1.5, "b": "ü\n"}, {"a": None}]
@@ -181,7 +187,9 @@ def last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("data list", "sources"),
     ],
 )
-def test_a_command_s_answer(words: str, key: str, last: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_s_answer(
+    words: str, key: str, last: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     command, *more = words.split()
     assert door(command)([*more, "--json", *["-"] * (command == "plot")]) == 0
     out, err = capsys.readouterr()
@@ -195,7 +203,7 @@ def test_a_command_s_answer(words: str, key: str, last: Path, capsys: pytest.Cap
     assert answers[0] == answers[1]
 
 
-# --- the last run -------------------------------------------------------------------------------------------
+# --- the last run ---------------------------------------------------------------------------------
 
 
 def test_without_a_run_the_last_is_taken(last: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -150,13 +150,15 @@ def gelu3x(root: Path, **about) -> Path:
 
 
 def two_arms(root: Path, *, effect: float, seeds: int = 4, speedup: float = 1.0, **other) -> None:
-    """A baseline and an arm with `mlp.expansion=3` whose loss is higher by `effect`, with the noise of real
-    seeds."""
+    """A baseline and an arm with `mlp.expansion=3` whose loss is higher by `effect`, with the noise
+    of real seeds."""
     noise = np.random.default_rng(0).normal(0, SD, (2, seeds))
     wobble = np.random.default_rng(1).normal(1, 0.001, (2, seeds)) * 1000
     for seed in range(seeds):
         at = f"2025-12-31T0{seed}:"  # before those that say no time of theirs
-        write_run(root, seed=seed, started=at + "00", loss=3.3 + noise[0, seed], speed=wobble[0, seed])
+        write_run(
+            root, seed=seed, started=at + "00", loss=3.3 + noise[0, seed], speed=wobble[0, seed]
+        )
         arm = {"loss": 3.3 + effect + noise[1, seed], "speed": speedup * wobble[1, seed], **other}
         gelu3x(root, seed=seed, started=at + "30", **arm)
 
@@ -191,7 +193,7 @@ def refusal(argv: list[object], capsys, *, command=door) -> str:
     return err
 
 
-# --- verdicts -----------------------------------------------------------------------------------------------
+# --- verdicts -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -202,7 +204,11 @@ def test_a_planted_effect_is_found(tmp_path, effect, side, verdict):
     two_arms(tmp_path, effect=effect, speedup=1.07)
     arm = arms_of(tmp_path)["gelu3x"]
     difference = arm["difference"]
-    assert (difference["verdict"], difference["method"], difference["n"]) == (verdict, "pairs (Student)", 4)
+    assert (difference["verdict"], difference["method"], difference["n"]) == (
+        verdict,
+        "pairs (Student)",
+        4,
+    )
     assert difference["low"] < effect < difference["high"]
     ratio = arm["token_us"]["ratio"]
     assert 0.93 < ratio["low"] < 1 / 1.07 < ratio["high"] < 0.94
@@ -286,7 +292,11 @@ def test_arms_of_a_table_have_one_interval_for_all_of_them(tmp_path):
         assert arm["difference"]["method"] == "pairs, all arms together"
         assert arm["difference"]["low"] == pytest.approx(low, abs=1e-9)
         assert arm["difference"]["high"] == pytest.approx(high, abs=1e-9)
-    assert [arm["difference"]["verdict"] for arm in content["arms"][2:]] == ["worse", "better", "worse"]
+    assert [arm["difference"]["verdict"] for arm in content["arms"][2:]] == [
+        "worse",
+        "better",
+        "worse",
+    ]
 
 
 def test_the_cautious_interval_is_there_for_who_asks(tmp_path, capsys):
@@ -309,7 +319,9 @@ def test_the_cautious_interval_is_there_for_who_asks(tmp_path, capsys):
 def test_another_optimizer_has_the_cautious_interval(tmp_path):
     """Its pairs erred more often than a normal sample's: experiments/seed_noise."""
     rng = np.random.default_rng(5)
-    for n, (optimizer, mlp) in enumerate(itertools.product(["adamw", "muon"], ["gelu4x", "swiglu"])):
+    for n, (optimizer, mlp) in enumerate(
+        itertools.product(["adamw", "muon"], ["gelu4x", "swiglu"])
+    ):
         for seed in range(4):
             write_run(
                 tmp_path,
@@ -325,7 +337,10 @@ def test_another_optimizer_has_the_cautious_interval(tmp_path):
     assert swiglu["method"] == "pairs, all arms together"
     assert muon["method"] in ("pairs, cautious", "pairs, noise declared")
     assert both["method"] in ("pairs, cautious", "pairs, noise declared")
-    levels = {factor["key"]: factor["levels"][0]["difference"] for factor in content["by_factor"]["factors"]}
+    levels = {
+        factor["key"]: factor["levels"][0]["difference"]
+        for factor in content["by_factor"]["factors"]
+    }
     assert levels["mlp"]["method"] == "pairs (Student)"
     assert levels["optimizer"]["method"] == "pairs, cautious"
     level = levels["optimizer"]
@@ -335,7 +350,8 @@ def test_another_optimizer_has_the_cautious_interval(tmp_path):
 
 @pytest.mark.slow
 def test_false_alarms_are_as_rare_as_said(tmp_path):
-    """Of two hundred tables of six arms without an effect at most one in twenty has a word, and chance."""
+    """Of two hundred tables of six arms without an effect at most one in twenty has a word, and
+    chance."""
     grid_of(tmp_path, {f"a{n}": 0.0 for n in range(1, 7)})
     rng, loaded, alarms = np.random.default_rng(5), load([tmp_path]), 0
     for _ in range(200):
@@ -352,7 +368,11 @@ def test_a_row_is_over_the_seeds_that_all_arms_share(tmp_path):
     gelu3x(tmp_path, seed=7, loss=9.0)
     for seed in range(1, 4):
         write_run(
-            tmp_path, words="gpt2-other", config={"mlp.expansion": 2.0}, seed=seed, loss=3.1 + seed / 1e3
+            tmp_path,
+            words="gpt2-other",
+            config={"mlp.expansion": 2.0},
+            seed=seed,
+            loss=3.1 + seed / 1e3,
         )
     content = told(tmp_path)
     base, arm, other = content["arms"]
@@ -362,7 +382,9 @@ def test_a_row_is_over_the_seeds_that_all_arms_share(tmp_path):
     assert arm["difference"]["n"] == 3
     assert arm["difference"]["mean"] == pytest.approx(arm["val_loss"] - base["val_loss"])
     said = " ".join(content["problems"])
-    assert "gelu3x: its row is over the seeds that it shares with the other arms, without 0, 7" in said
+    assert (
+        "gelu3x: its row is over the seeds that it shares with the other arms, without 0, 7" in said
+    )
     assert other["difference"]["verdict"] == "better"
 
 
@@ -370,13 +392,19 @@ def test_arms_that_share_no_seeds_are_samples_and_a_line_says_which(tmp_path):
     two_arms(tmp_path, effect=0.05)
     for seed in range(10, 14):
         write_run(
-            tmp_path, words="gpt2-other", config={"mlp.expansion": 2.0}, seed=seed, loss=3.1 + seed / 1e3
+            tmp_path,
+            words="gpt2-other",
+            config={"mlp.expansion": 2.0},
+            seed=seed,
+            loss=3.1 + seed / 1e3,
         )
     content = told(tmp_path)
     for arm in content["arms"][1:]:
         assert arm["difference"]["method"] == "unpaired, all arms together"
     said = " ".join(content["problems"])
-    assert "nothing is paired, as the arms do not all share 3 seeds: compare without other for" in said
+    assert (
+        "nothing is paired, as the arms do not all share 3 seeds: compare without other for" in said
+    )
 
 
 def test_too_few_seeds_get_no_verdict(tmp_path):
@@ -408,7 +436,11 @@ def test_an_undeclared_difference_confounds(tmp_path, difference, stamp):
 @pytest.mark.parametrize(
     ("config", "changed", "verdict"),
     [
-        ({"attention.kernel": "materialized"}, {"kernel": "other"}, "worse"),  # the kernel is the question
+        (
+            {"attention.kernel": "materialized"},
+            {"kernel": "other"},
+            "worse",
+        ),  # the kernel is the question
         # a kind brings its own kernel
         ({"attention.kind": "sliding", "attention.window": 256}, {"kernel": "other"}, "worse"),
         (
@@ -420,12 +452,18 @@ def test_an_undeclared_difference_confounds(tmp_path, difference, stamp):
         ({}, {"source": "edited"}, "confounded (source)"),
     ],
 )
-def test_a_kernel_may_be_the_question_and_a_version_of_the_code_is_an_arm(tmp_path, config, changed, verdict):
+def test_a_kernel_may_be_the_question_and_a_version_of_the_code_is_an_arm(
+    tmp_path, config, changed, verdict
+):
     for seed in range(3):
         write_run(tmp_path, seed=seed, loss=3.3 + seed * 1e-4)
         about = {"loss": 3.4 + seed * 2e-4, "started": "2026-01-02", **changed}
         write_run(
-            tmp_path, words="gpt2-x" if config else "gpt2-flash-gelu4x", seed=seed, config=config, **about
+            tmp_path,
+            words="gpt2-x" if config else "gpt2-flash-gelu4x",
+            seed=seed,
+            config=config,
+            **about,
         )
     first, second = told(tmp_path)["arms"]
     assert first["arm"] != second["arm"]
@@ -433,19 +471,32 @@ def test_a_kernel_may_be_the_question_and_a_version_of_the_code_is_an_arm(tmp_pa
     assert ("source" in second["label"]) == ("source" in changed)
 
 
-# --- what was swept -----------------------------------------------------------------------------------------
+# --- what was swept -------------------------------------------------------------------------------
 
 OPTIONS = {
     "flash": {"attention.kind": "global", "attention.kernel": "fused", "attention.n_kv_heads": 12},
-    "mha": {"attention.kind": "global", "attention.kernel": "materialized", "attention.n_kv_heads": 12},
+    "mha": {
+        "attention.kind": "global",
+        "attention.kernel": "materialized",
+        "attention.n_kv_heads": 12,
+    },
     "gqa": {"attention.kind": "global", "attention.kernel": "fused", "attention.n_kv_heads": 4},
-    "sliding": {"attention.kind": "sliding", "attention.kernel": "chunked", "attention.window": 256},
+    "sliding": {
+        "attention.kind": "sliding",
+        "attention.kernel": "chunked",
+        "attention.window": 256,
+    },
 }
 
 
-def attentions(root: Path, *names: str, mlps: tuple[str, ...] = ("gelu4x",), swept: tuple[str, ...]) -> None:
-    """A grid of these attentions, each with the kernel that it brings; the first is the baseline."""
-    for (place, name), (wide, mlp), seed in itertools.product(enumerate(names), enumerate(mlps), range(3)):
+def attentions(
+    root: Path, *names: str, mlps: tuple[str, ...] = ("gelu4x",), swept: tuple[str, ...]
+) -> None:
+    """A grid of these attentions, each with the kernel that it brings; the first is the
+    baseline."""
+    for (place, name), (wide, mlp), seed in itertools.product(
+        enumerate(names), enumerate(mlps), range(3)
+    ):
         write_run(
             root,
             words=f"gpt2-{name}-{mlp}",
@@ -491,7 +542,14 @@ def test_a_kernel_that_comes_with_another_sweep_confounds(tmp_path):
 
 
 def test_the_control_of_a_swept_kernel_is_named_where_it_is_an_arm(tmp_path):
-    attentions(tmp_path, "flash", "gqa", "mha", mlps=("gelu4x", "gelu3x"), swept=("attention", "mlp", "seed"))
+    attentions(
+        tmp_path,
+        "flash",
+        "gqa",
+        "mha",
+        mlps=("gelu4x", "gelu3x"),
+        swept=("attention", "mlp", "seed"),
+    )
     content = told(tmp_path)
     assert "confounded" not in {arm["difference"]["outcome"] for arm in content["arms"][1:]}
     control = next(arm for arm in content["arms"] if arm["label"] == "mha gelu4x")
@@ -502,7 +560,7 @@ def test_the_control_of_a_swept_kernel_is_named_where_it_is_an_arm(tmp_path):
     )
 
 
-# --- runs of other lengths ----------------------------------------------------------------------------------
+# --- runs of other lengths ------------------------------------------------------------------------
 
 
 def shorter(folder: Path, *, steps: int, train_s: float | None = None) -> None:
@@ -520,7 +578,9 @@ def lengths(
     """The verdict on an arm that trained for so many steps against one of 400."""
     for seed in range(3):
         write_run(root, seed=seed, loss=3.3 + seed * 1e-3)
-        folder = write_run(root, words="gpt2-x", seed=seed, loss=3.4 + seed * 2e-3, config=config, **more)
+        folder = write_run(
+            root, words="gpt2-x", seed=seed, loss=3.4 + seed * 2e-3, config=config, **more
+        )
         shorter(folder, steps=steps, train_s=train_s)
     return str(told(root)["arms"][1]["difference"]["verdict"])
 
@@ -561,15 +621,22 @@ def test_a_diverged_seed_is_a_result(tmp_path):
     assert any("diverged" in line and "flatters" in line for line in content["problems"])
 
 
-# --- looks --------------------------------------------------------------------------------------------------
+# --- looks ----------------------------------------------------------------------------------------
 
 FIRST, SECOND, THIRD = "2026-01-01T08:00:00", "2026-01-01T09:00:00", "2026-01-01T10:00:00"
 BOTH, ARM = ("flash", "gelu3x"), ("gelu3x",)
-# what each command asked for: when, of which arms, all seeds, and those that it trained; then the look
+# what each command asked for: when, of which arms, all seeds, and those that it trained; then the
+# look
 COMMANDS = {
     "one grid": ([(FIRST, BOTH, range(6), range(6))], 1),
-    "six seeds after three": ([(FIRST, BOTH, range(3), range(3)), (SECOND, BOTH, range(6), range(3, 6))], 2),
-    "killed and typed again": ([(FIRST, BOTH, range(6), range(2)), (SECOND, BOTH, range(6), range(2, 6))], 1),
+    "six seeds after three": (
+        [(FIRST, BOTH, range(3), range(3)), (SECOND, BOTH, range(6), range(3, 6))],
+        2,
+    ),
+    "killed and typed again": (
+        [(FIRST, BOTH, range(6), range(2)), (SECOND, BOTH, range(6), range(2, 6))],
+        1,
+    ),
     "an arm after its baseline": (
         [(FIRST, ("flash",), range(6), range(6)), (SECOND, ARM, range(6), range(6))],
         1,
@@ -582,7 +649,10 @@ COMMANDS = {
         ],
         3,
     ),
-    "two, then six": ([(FIRST, BOTH, range(2), range(2)), (SECOND, BOTH, range(6), range(2, 6))], 1),
+    "two, then six": (
+        [(FIRST, BOTH, range(2), range(2)), (SECOND, BOTH, range(6), range(2, 6))],
+        1,
+    ),
     "nothing known": ([("", BOTH, (), range(6))], 1),
 }
 
@@ -614,7 +684,14 @@ def test_what_was_asked_for_and_is_not_there_is_unfinished(tmp_path):
         gelu3x(tmp_path, seed=seed, loss=3.4 + seed * 1.1e-3, asked=asked)
         if seed < 3:
             config = {"mlp.expansion": 2.0}
-            write_run(tmp_path, words="gpt2-x", config=config, seed=seed, loss=3.5 + seed * 1e-3, asked=asked)
+            write_run(
+                tmp_path,
+                words="gpt2-x",
+                config=config,
+                seed=seed,
+                loss=3.5 + seed * 1e-3,
+                asked=asked,
+            )
     arms = arms_of(tmp_path, baseline="gelu4x")
     whole, half = arms["flash gelu3x"], arms["x"]
     assert half["difference"]["verdict"] == "unfinished (3 of 6 pairs)"
@@ -628,7 +705,11 @@ def test_samples_that_share_no_seeds_are_unfinished_too(tmp_path, there, verdict
     for seed in range(6):
         write_run(tmp_path, seed=seed, loss=3.3 + seed * 1e-3, asked=(FIRST, tuple(range(6))))
         if seed < there:
-            about = {"seed": seed + 10, "loss": 3.4 + seed * 1e-3, "asked": (SECOND, tuple(range(10, 16)))}
+            about = {
+                "seed": seed + 10,
+                "loss": 3.4 + seed * 1e-3,
+                "asked": (SECOND, tuple(range(10, 16))),
+            }
             gelu3x(tmp_path, **about)
     assert arms_of(tmp_path, baseline="gelu4x")["gelu3x"]["difference"]["verdict"] == verdict
     turned = "better" if there == 6 else f"{verdict.removesuffix(')')} of gelu3x)"
@@ -640,13 +721,14 @@ def test_an_arm_of_which_all_seeds_diverged_has_that_word_and_no_other(tmp_path)
         write_run(tmp_path, seed=seed, loss=3.3 + seed * 1e-3)
         gelu3x(tmp_path, seed=seed, status="diverged", curve=(5, 6, 7, 8, 9))
     assert (
-        arms_of(tmp_path, baseline="gelu4x")["gelu3x"]["difference"]["verdict"] == "diverged (3 of 3 seeds)"
+        arms_of(tmp_path, baseline="gelu4x")["gelu3x"]["difference"]["verdict"]
+        == "diverged (3 of 3 seeds)"
     )
     finished = arms_of(tmp_path, baseline="gelu3x")["gelu4x"]["difference"]
     assert finished["verdict"] == "diverged (3 of 3 seeds of gelu3x)"
 
 
-# --- times --------------------------------------------------------------------------------------------------
+# --- times ----------------------------------------------------------------------------------------
 
 
 def test_times_from_other_hardware_are_refused(tmp_path):
@@ -689,7 +771,11 @@ def test_a_ratio_whose_ends_lie_a_factor_of_ten_apart_is_not_known(tmp_path):
 
 
 def test_the_target_is_interpolated_and_censored(tmp_path):
-    curves = {4: (5.0, 4.0, 3.0, 2.0, 1.0), 3: (5.0, 4.5, 4.0, 3.5, 3.0), 2: (5.0, 4.9, 4.8, 4.7, 4.6)}
+    curves = {
+        4: (5.0, 4.0, 3.0, 2.0, 1.0),
+        3: (5.0, 4.5, 4.0, 3.5, 3.0),
+        2: (5.0, 4.9, 4.8, 4.7, 4.6),
+    }
     for (wide, curve), seed in itertools.product(curves.items(), range(3)):
         about = {"config": {"mlp.expansion": float(wide)}, "started": f"2026-01-0{9 - wide}"}
         write_run(tmp_path, words=f"gpt2-gelu{wide}x", seed=seed, curve=curve, **about)
@@ -719,7 +805,9 @@ def test_a_target_above_any_runs_first_validation_is_refused(tmp_path):
     """It would be met before that run's first step."""
     two_arms(tmp_path, effect=0.0)
     gelu3x(tmp_path, seed=9, curve=(3.6, 3.5, 3.4, 3.3, 3.2))
-    with pytest.raises(ValueError, match=r"--target must be below each run's first validation loss.*3\.6000"):
+    with pytest.raises(
+        ValueError, match=r"--target must be below each run's first validation loss.*3\.6000"
+    ):
         told(tmp_path, target_loss=3.7)
 
 
@@ -732,12 +820,19 @@ def test_a_validation_is_timed_before_the_step_that_follows_it(tmp_path):
     ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     summary = json.loads((folder / "summary.json").read_text())
-    made = {"steps": 1, "val_loss": 4.0, "val_bpb": None, "tokens": 10, "tokens_per_s": 20.0, "step_ms": None}
+    made = {
+        "steps": 1,
+        "val_loss": 4.0,
+        "val_bpb": None,
+        "tokens": 10,
+        "tokens_per_s": 20.0,
+        "step_ms": None,
+    }
     write_summary(folder, {**summary, **made, "clock_s": {"train": 0.4, "data": 0.1}})
     assert load([folder]).records[0].curve.train_s == [0.0, 0.5]
 
 
-# --- bad input ----------------------------------------------------------------------------------------------
+# --- bad input ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -799,7 +894,8 @@ def test_a_record_says_by_which_keys_its_losses_are_comparable(tmp_path, key):
 
 
 def test_what_cannot_be_compared_is_refused(tmp_path, capsys, monkeypatch):
-    """Files and empty folders are named beside runs; alone, or not there at all, they are refused."""
+    """Files and empty folders are named beside runs; alone, or not there at all, they are
+    refused."""
     monkeypatch.chdir(tmp_path)
     two_arms(tmp_path / "whole", effect=0.0, seeds=1)
     write_run(tmp_path / "half", status="running")
@@ -811,7 +907,10 @@ def test_what_cannot_be_compared_is_refused(tmp_path, capsys, monkeypatch):
         (["whole", "typo"], "no run was found"),
         (["empty", "multirun.yaml"], "must hold runs"),
         (["half"], "needs a finished run"),
-        (["whole", "--baseline", "mqa"], "--baseline must name one arm ('gelu4x', 'gelu3x'), got 'mqa'"),
+        (
+            ["whole", "--baseline", "mqa"],
+            "--baseline must name one arm ('gelu4x', 'gelu3x'), got 'mqa'",
+        ),
         (["whole", "--baseline", "flash"], "--baseline must name one arm"),  # both
         (["whole", "--allow", "luck"], "--allow must be one of"),
         (["whole", "--target", "nan"], "--target must be a loss above 0, got nan"),
@@ -828,7 +927,13 @@ def test_what_cannot_be_compared_is_refused(tmp_path, capsys, monkeypatch):
 
 def test_a_baseline_by_any_of_its_names(tmp_path):
     two_arms(tmp_path, effect=0.0, seeds=1)
-    for wanted in ("gelu3x", "mlp.expansion=3", "expansion=3", "mlp=gelu3x", "gpt2-flash-gelu3x-s0"):
+    for wanted in (
+        "gelu3x",
+        "mlp.expansion=3",
+        "expansion=3",
+        "mlp=gelu3x",
+        "gpt2-flash-gelu3x-s0",
+    ):
         assert arms_of(tmp_path, baseline=wanted)["gelu3x"]["difference"] is None
 
 
@@ -853,13 +958,15 @@ def test_what_is_not_compared_is_listed(tmp_path):
     write_run(tmp_path, words="going", seed=5, status="running")
     write_run(tmp_path, words="new", seed=6, version=99)
     (write_run(tmp_path, words="torn", seed=7) / "summary.json").write_text("{")
-    listed = {run["name"].partition("-s")[0]: run["status"] for run in told(tmp_path)["not_compared"]}
+    listed = {
+        run["name"].partition("-s")[0]: run["status"] for run in told(tmp_path)["not_compared"]
+    }
     assert (listed["half"], listed["going"]) == ("preempted", "not finished")
     assert "schema_version must be at most 1" in listed["new"]
     assert "summary.json must hold a JSON object" in listed["torn"]
 
 
-# --- finding and writing ------------------------------------------------------------------------------------
+# --- finding and writing --------------------------------------------------------------------------
 
 
 def test_runs_are_found_by_folder_grid_glob_and_name(tmp_path, monkeypatch):
@@ -942,7 +1049,9 @@ def test_measurements_have_unit_and_direction(tmp_path):
         },
     }
     assert {row["ending"] for row in measurements if row["value"] is None} == {"diverged"}
-    assert {(row["where"], row["when"]) for row in measurements} == {("aaaa", "2026-01-01T00:00:00")}
+    assert {(row["where"], row["when"]) for row in measurements} == {
+        ("aaaa", "2026-01-01T00:00:00")
+    }
 
 
 def test_why(tmp_path, capsys, monkeypatch):

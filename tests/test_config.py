@@ -1,5 +1,5 @@
-"""The configuration: every yaml composes and builds, every record's config comes back, and whatever is wrong
-is refused in one line."""
+"""The configuration: every yaml composes and builds, every record's config comes back, and whatever
+is wrong is refused in one line."""
 
 import dataclasses
 import itertools
@@ -80,8 +80,8 @@ def test_every_model_builds_and_comes_back_from_its_record(size: str, tmp_path: 
 
 
 def rows_of_options() -> list[list[tuple[str, str]]]:
-    """List options that are tried at once, one of a group, each in one row. An optimizer may fit one schedule
-    alone."""
+    """List options that are tried at once, one of a group, each in one row. An optimizer may fit
+    one schedule alone."""
     rows = [[("optimizer", option)] for option in OPTIONS["optimizer"]]
     groups = [group for group in OPTIONS if group not in ("model", "optimizer")]
     for i in range(max(len(OPTIONS[group]) for group in groups)):
@@ -102,14 +102,17 @@ def test_every_option_builds_learns_and_comes_back_from_its_record(
     row: list[tuple[str, str]], tmp_path: Path
 ):
     """As a small model that takes two steps."""
-    words = [word for group, option in row for word in (f"{group}={option}", *MANDATORY.get(option, ()))]
+    words = [
+        word for group, option in row for word in (f"{group}={option}", *MANDATORY.get(option, ()))
+    ]
     run = compose(["model=nano", *words, *ONE_ROW, "trainer.device=cpu"])
     comes_back(run, tmp_path / "config.yaml")
     model, tokens = build_model(run, vocab_size=50), torch.arange(33)[None] % 50
     before = [p.detach().clone() for p in model.parameters()]
     optimizers = build_optimizers(run, model)
     set_lr(optimizers, 1.0)
-    # what is multiplied by a number that starts at 0 moves in the second; SOAP's first makes its bases
+    # what is multiplied by a number that starts at 0 moves in the second; SOAP's first makes its
+    # bases
     for _ in range(2):
         loss = model(tokens[:, :-1], tokens[:, 1:]).total
         loss.backward()
@@ -143,7 +146,7 @@ def test_a_broken_record_is_refused_by_name(tmp_path: Path):
             load(path)
 
 
-# --- defaults -----------------------------------------------------------------------------------------------
+# --- defaults -------------------------------------------------------------------------------------
 
 
 HEADS = "attention=gqa model.n_head={0} model.d_model={1}"
@@ -156,10 +159,17 @@ FOLLOWS: list[tuple[str, dict[str, Any]]] = [  # overrides → what the run has
     (HEADS.format(7, 112) + " attention.n_kv_heads=1", {"attention.n_kv_heads": 1}),
     *(
         (f"attention={name} model.n_head=6 model.d_model=96", {"attention.n_kv_heads": heads})
-        for name, heads in {"flash": 6, "gqa": 2, "hybrid": 6, "mha": 6, "mqa": 1, "sliding": 6}.items()
+        for name, heads in {
+            "flash": 6,
+            "gqa": 2,
+            "hybrid": 6,
+            "mha": 6,
+            "mqa": 1,
+            "sliding": 6,
+        }.items()
     ),
-    # the window is a quarter of a short sequence and the same for long ones; more than seq_len equals full
-    # attention
+    # the window is a quarter of a short sequence and the same for long ones; more than seq_len
+    # equals full attention
     *(
         (f"attention={name} model.seq_len={T} trainer.micro_batch=1", {"attention.window": window})
         for name in ("sliding", "hybrid")
@@ -177,7 +187,10 @@ FOLLOWS: list[tuple[str, dict[str, Any]]] = [  # overrides → what the run has
     *(
         (
             f"schedule={name} trainer.steps={steps}",
-            {"schedule.warmup_steps": warmup, **({"schedule.decay_steps": decay} if name == "wsd" else {})},
+            {
+                "schedule.warmup_steps": warmup,
+                **({"schedule.decay_steps": decay} if name == "wsd" else {}),
+            },
         )
         for name in OPTIONS["schedule"]
         for steps, warmup, decay in ((600, 30, 128), (1000, 50, 214), (7, 0, 1), (1, 0, 0))
@@ -201,7 +214,11 @@ def test_what_follows_from_the_overrides(overrides: str, values: dict[str, Any])
 
 @pytest.mark.parametrize(
     ("overrides", "hidden"),
-    [("mlp=swiglu mlp.expansion=3", 1536), ("mlp=swiglu mlp.expansion=4", 2048), ("mlp=gelu3x", 3 * 768)],
+    [
+        ("mlp=swiglu mlp.expansion=3", 1536),
+        ("mlp=swiglu mlp.expansion=4", 2048),
+        ("mlp=gelu3x", 3 * 768),
+    ],
 )
 def test_swiglu_is_two_thirds_as_wide(overrides: str, hidden: int):
     assert compose(["model=nano", *overrides.split()]).mlp.hidden(768) == hidden
@@ -252,7 +269,9 @@ def test_precision_and_compilation_follow_from_the_cpu_and_the_arithmetic(
 def test_the_cpus_flags_decide_and_the_line_says_so(
     flags: str, reason: str, other: Precision | None, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(hardware, "_cpu", lambda: hardware.Cpu(name="a CPU", flags=frozenset(flags.split())))
+    monkeypatch.setattr(
+        hardware, "_cpu", lambda: hardware.Cpu(name="a CPU", flags=frozenset(flags.split()))
+    )
     run = compose(["model=tiny", *ONE_THREAD])
     assert run.trainer.precision.value == reason[:4]
     assert reasons(run)["precision"] == reason
@@ -260,7 +279,9 @@ def test_the_cpus_flags_decide_and_the_line_says_so(
 
 
 def test_a_narrow_model_trains_in_fp32_where_a_cpu_has_amx(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(hardware, "_cpu", lambda: hardware.Cpu(name="a CPU", flags=frozenset({"amx_bf16"})))
+    monkeypatch.setattr(
+        hardware, "_cpu", lambda: hardware.Cpu(name="a CPU", flags=frozenset({"amx_bf16"}))
+    )
     run = compose(["model=nano", *ONE_THREAD])
     assert run.trainer.precision is Precision.fp32
     rule = "AMX gains from 128 channels with heads of 32 on, here are 64 channels with heads of 16"
@@ -270,7 +291,8 @@ def test_a_narrow_model_trains_in_fp32_where_a_cpu_has_amx(monkeypatch: pytest.M
 
 
 def test_two_kinds_of_cpu_with_one_name_are_two_machines(monkeypatch: pytest.MonkeyPatch):
-    """A cloud calls Zen 3 and Zen 4 the same; one of them multiplies bf16 thirty times as slowly as fp32."""
+    """A cloud calls Zen 3 and Zen 4 the same; one of them multiplies bf16 thirty times as slowly as
+    fp32."""
     prints = set()
     for kind in ("25.1.1", "25.17.1", "25.1.1"):
         monkeypatch.setattr(hardware, "_cpu", partial(hardware.Cpu, name="AMD EPYC", kind=kind))
@@ -309,11 +331,16 @@ def test_names_in_a_list_or_mapping_are_plain():
     """Of an option from outside."""
     run = compose(["model=nano"])
     run.schedule = Parted(warmup_steps=0, parts=[Part.head, Part.blocks], shares={"a": Part.head})
-    shown = {"kind": "parted", "warmup_steps": 0, "parts": ["head", "blocks"], "shares": {"a": "head"}}
+    shown = {
+        "kind": "parted",
+        "warmup_steps": 0,
+        "parts": ["head", "blocks"],
+        "shares": {"a": "head"},
+    }
     assert yaml.safe_load(dump(to_plain(run)))["schedule"] == shown
 
 
-# --- what is told -------------------------------------------------------------------------------------------
+# --- what is told ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -363,10 +390,21 @@ def test_a_config_is_printed_without_its_data(here):
 
 def test_what_was_composed_and_what_hydra_knows_is_told(here):
     shown = here("--cfg", "job", "attention=sliding", "model=nano")
-    assert (shown.code, "  kind: sliding\n  n_kv_heads: ${model.n_head}\n" in shown.out) == (0, True)
+    assert (shown.code, "  kind: sliding\n  n_kv_heads: ${model.n_head}\n" in shown.out) == (
+        0,
+        True,
+    )
     assert "n_kv_heads: 4\n" in here("--cfg", "job", "--resolve", "model=nano").out
     done = subprocess.run(  # Hydra sets up the logging of its process
-        [sys.executable, "-m", "nocap.train", "attention=gqa", "--info", "defaults-tree", "trainer.steps=3"],
+        [
+            sys.executable,
+            "-m",
+            "nocap.train",
+            "attention=gqa",
+            "--info",
+            "defaults-tree",
+            "trainer.steps=3",
+        ],
         capture_output=True,
         text=True,
         cwd=REPO,
@@ -379,7 +417,9 @@ def test_every_key_of_the_shelf_has_a_comment_that_help_shows() -> None:
     schemas = {group: outside.options(group) for group in outside.groups()}
     for group, kinds in {"": {"run": Run}, "trainer": {"trainer": Trainer}, **schemas}.items():
         for kind, schema in kinds.items():
-            silent = {f.name for f in dataclasses.fields(schema)} - comments_of(schema).keys() - {"kind"}
+            silent = (
+                {f.name for f in dataclasses.fields(schema)} - comments_of(schema).keys() - {"kind"}
+            )
             assert not silent - ({*schemas} if group == "" else set()), kind
 
 
@@ -391,7 +431,9 @@ def test_help_is_a_screen_of_every_group_and_option_and_of_the_common_keys() -> 
         {word.strip(",") for line in lines for word in line.split()},
         (*outside.groups(), "experiment"),
     )
-    assert {outside.place(group) for group in groups} | {n for g in groups for n in outside.yamls(g)} < words
+    assert {outside.place(group) for group in groups} | {
+        n for g in groups for n in outside.yamls(g)
+    } < words
     shown = re.findall(r"^  ([\w.]+)=\S", "\n".join(lines[lines.index(KEYS) :]), re.M)
     assert sorted(shown) == sorted(COMMON)
     start = lines.index("Examples, after python -m nocap.train:") + 1
@@ -408,7 +450,10 @@ def test_help_is_a_screen_of_every_group_and_option_and_of_the_common_keys() -> 
 
 
 def test_help_of_options_has_their_keys_and_of_all_every_key() -> None:
-    chosen, every = manual(["attention=hybrid", "ideas=[x0]", "seed=3"]), manual([], everything=True)
+    chosen, every = (
+        manual(["attention=hybrid", "ideas=[x0]", "seed=3"]),
+        manual([], everything=True),
+    )
     keys = {*re.findall(r"^  ([\w.]+)=\S", chosen[chosen.index(KEYS) :], re.M)}
     assert {"attention.window", "ideas.x0.x0"} < keys
     assert {key.partition(".")[0] for key in keys} == {"attention", "ideas", "seed"}
@@ -416,10 +461,16 @@ def test_help_of_options_has_their_keys_and_of_all_every_key() -> None:
         *re.findall(r"^  ([\w.]+)=", every, re.M)
     }
     assert max(map(len, every.splitlines())) <= outside.WIDTH
-    given = [asked(words.split()).all for words in ("--help all", "all --help", "--help", "seed=0 -h all")]
+    given = [
+        asked(words.split()).all
+        for words in ("--help all", "all --help", "--help", "seed=0 -h all")
+    ]
     assert given == [True, True, False, True]
     # a lone `all` is refused as any word
-    assert (asked(["--help", "all", "seed=0"]).overrides, asked(["all"]).overrides) == (["seed=0"], ["all"])
+    assert (asked(["--help", "all", "seed=0"]).overrides, asked(["all"]).overrides) == (
+        ["seed=0"],
+        ["all"],
+    )
 
 
 def test_help_shows_values_choices_and_comments_of_the_chosen() -> None:
@@ -441,7 +492,9 @@ def test_help_shows_values_choices_and_comments_of_the_chosen() -> None:
     sweeps = re.findall(r"^  (?!search=|hydra/|--)(\S.*?)  ", SWEEPS, re.M)
     parsed = OverridesParser.create().parse_overrides([shlex.split(word)[0] for word in sweeps])
     assert [override.is_sweep_override() for override in parsed] == [True] * 4
-    assert comments_of(Precision) == {"bf16": "autocast; parameters, gradients and optimizer state stay fp32"}
+    assert comments_of(Precision) == {
+        "bf16": "autocast; parameters, gradients and optimizer state stay fp32"
+    }
 
 
 @pytest.mark.parametrize(
@@ -475,12 +528,24 @@ def test_the_notes_models_have_4_of_12_key_value_heads(experiment: str, words: l
     assert run.attention.n_kv_heads == 4
 
 
-# --- the next version of Hydra ------------------------------------------------------------------------------
+# --- the next version of Hydra --------------------------------------------------------------------
 
 NEXT = ("hydra-core==1.4.0rc3", "omegaconf==2.4.1rc1")
 REFUSED_WORDS = (
-    *("trainer.steps=many", "~tracker", "ideas=[x0,nope]", "optimizer.lr=[1,2]", "steps=3", "seed=1.5"),
-    *("attention={}", "+foo=3", "schedule.warmup_steps=${trainer.steps}", "trainer.keep_steps=[1,2]"),
+    *(
+        "trainer.steps=many",
+        "~tracker",
+        "ideas=[x0,nope]",
+        "optimizer.lr=[1,2]",
+        "steps=3",
+        "seed=1.5",
+    ),
+    *(
+        "attention={}",
+        "+foo=3",
+        "schedule.warmup_steps=${trainer.steps}",
+        "trainer.keep_steps=[1,2]",
+    ),
 )
 COMPOSES = """
 import json, sys, warnings
@@ -504,11 +569,18 @@ def test_the_next_hydra_composes_the_same_runs_and_refuses_in_the_same_words(tmp
     pip = [sys.executable, "-m", "pip", "install", "-q", "--target", str(tmp_path), *NEXT]
     installed = subprocess.run(pip, capture_output=True, text=True)
     if installed.returncode:
-        pytest.skip(f"{' and '.join(NEXT)} cannot be installed: {installed.stderr.strip().splitlines()[-1:]}")
-    chosen = [[f"ideas=[{o}]" if g == "ideas" else f"{g}={o}", *MANDATORY.get(o, [])] for g, o in CHOICES]
+        pytest.skip(
+            f"{' and '.join(NEXT)} cannot be installed: "
+            f"{installed.stderr.strip().splitlines()[-1:]}"
+        )
+    chosen = [
+        [f"ideas=[{o}]" if g == "ideas" else f"{g}={o}", *MANDATORY.get(o, [])] for g, o in CHOICES
+    ]
     small = ["trainer.device=cpu", "trainer.precision=fp32", "trainer.threads=1", "model=nano"]
     lines = [[*small, *words, *ONE_ROW] for words in chosen]
-    lines += [[*small, word] for word in (*(f"experiment={name}" for name in EXPERIMENTS), *REFUSED_WORDS)]
+    lines += [
+        [*small, word] for word in (*(f"experiment={name}" for name in EXPERIMENTS), *REFUSED_WORDS)
+    ]
     now, later = (
         subprocess.run(
             [sys.executable, "-c", COMPOSES],

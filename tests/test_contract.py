@@ -1,6 +1,6 @@
-"""What `nocap check` runs on options from outside, on nocap's own, each that a yaml chooses, and on what
-`nocap new` writes: without the checks that train in processes (tests/test_new_and_check.py) and without
-compilation, which takes several options at once."""
+"""What `nocap check` runs on options from outside, on nocap's own, each that a yaml chooses, and on
+what `nocap new` writes: without the checks that train in processes (tests/test_new_and_check.py)
+and without compilation, which takes several options at once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ OPTIONS = [
     (group, name)
     for group in CHECKS
     for name in outside.yamls(group)
-    if name not in FAR and (group != "model" or name == "d12")  # a trial gives every model one shape
+    if name not in FAR
+    and (group != "model" or name == "d12")  # a trial gives every model one shape
 ]
 IN_GRAPH = ("mlp", "norm", "position")
 KINDS = [kind.value for kind in ActivationCheckpointing]
@@ -43,7 +44,9 @@ def test_an_option_of_nocaps_own_passes(group: str, name: str, tmp_path: Path) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("group", outside.groups())
-def test_what_nocap_new_writes_passes(group: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_nocap_new_writes_passes(
+    group: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(outside.VARIABLE, "")
     monkeypatch.delenv(outside.VARIABLE)  # what is in use after this is out of use after the test
     assert new.main([group, "brand_new", "--dir", str(tmp_path / "mine")]) == 0
@@ -55,12 +58,18 @@ def test_what_nocap_new_writes_passes(group: str, tmp_path: Path, monkeypatch: p
 @pytest.mark.filterwarnings("ignore")  # torch's compiler warns of its own deprecated parts
 @pytest.mark.parametrize("at", range(len(outside.yamls("attention"))))
 def test_options_compile(at: int, tmp_path: Path) -> None:
-    """Each attention, beside each other part of a block, each kind of activation checkpointing and a loss in
-    chunks in turn; ideas: tests/test_together.py."""
+    """Each attention, beside each other part of a block, each kind of activation checkpointing and
+    a loss in chunks in turn; ideas: tests/test_together.py."""
     names = {group: sorted(outside.yamls(group)) for group in ("attention", *IN_GRAPH)}
     assert max(map(len, names.values())) == len(names["attention"])
     more = [f"{group}={names[group][at % len(names[group])]}" for group in IN_GRAPH]
-    more += ["model.logit_softcap=5", "objective.z_loss=0.01", f"objective.loss_chunks={1 + at % 3}"]
+    more += [
+        "model.logit_softcap=5",
+        "objective.z_loss=0.01",
+        f"objective.loss_chunks={1 + at % 3}",
+    ]
     more += [f"trainer.activation_checkpointing={KINDS[at % len(KINDS)]}"]
-    trial = OptionTrial(group="attention", name=names["attention"][at], more=tuple(more), folder=tmp_path)
+    trial = OptionTrial(
+        group="attention", name=names["attention"][at], more=tuple(more), folder=tmp_path
+    )
     passes(trial, without={*CHECKS["attention"]} - {compiles})

@@ -1,14 +1,16 @@
-"""Crash consistency: what a process does to the disk, cut at every point; and a run's life, in any order.
+"""Crash consistency: what a process does to the disk, cut at every point; and a run's life, in any
+order.
 
-The calls of a run's start, saves, stop, resume and end are recorded once. Then each prefix is what a
-SIGKILL leaves. A power cut leaves less of it: what was written and not synced may be missing or cut, and so
-may a name that was made, changed or removed since its folder was synced. Every such state must be read as a
-checkpoint with its rows, never an older one than the last that was whole, and go on to the bits of the run
-that nobody cut.
+The calls of a run's start, saves, stop, resume and end are recorded once. Then each prefix is what
+a SIGKILL leaves. A power cut leaves less of it: what was written and not synced may be missing or
+cut, and so may a name that was made, changed or removed since its folder was synced. Every such
+state must be read as a checkpoint with its rows, never an older one than the last that was whole,
+and go on to the bits of the run that nobody cut.
 
-Last, a run is trained, asked to stop, killed, met by a full disk, and its files are damaged, in any order.
-Whatever came before, the same command ends in one of two ways: the run is there with the bits of the run that
-nothing happened to, or it is refused in one line that names a file, and nothing is deleted.
+Last, a run is trained, asked to stop, killed, met by a full disk, and its files are damaged, in any
+order. Whatever came before, the same command ends in one of two ways: the run is there with the
+bits of the run that nothing happened to, or it is refused in one line that names a file, and
+nothing is deleted.
 """
 
 from __future__ import annotations
@@ -41,11 +43,13 @@ from tests.attempts import digests, in_a_child, killed_at, state_of, steady
 from tests.conftest import rows_of, the_run
 from tests.in_process import STEPS, planned, start
 
-Op = tuple[str, ...]  # write PATH, sync PATH, make PATH, move PATH PATH, remove PATH; paths below the root
+Op = tuple[
+    str, ...
+]  # write PATH, sync PATH, make PATH, move PATH PATH, remove PATH; paths below the root
 Tree = dict[str, bytes | None]  # path → content; None for a folder
 
 
-# --- recording ----------------------------------------------------------------------------------------------
+# --- recording ------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -66,8 +70,8 @@ class Recorder:
         return os.path.relpath(whole, self.root) if whole.startswith(f"{self.root}/") else None
 
     def look(self) -> None:
-        """Note what was written since the last look: Python's buffers and safetensors write without a call
-        that can be seen."""
+        """Note what was written since the last look: Python's buffers and safetensors write without
+        a call that can be seen."""
         for path in filter(Path.is_file, sorted(self.root.rglob("*"))):
             status, name = path.stat(), str(path.relative_to(self.root))
             stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
@@ -88,7 +92,10 @@ class Recorder:
             return
         self.recording = False
         try:
-            paths = [self.inside(path) for path in (arguments[:2] if event == "os.rename" else arguments[:1])]
+            paths = [
+                self.inside(path)
+                for path in (arguments[:2] if event == "os.rename" else arguments[:1])
+            ]
             # relative to an open folder, as rmtree removes
             if event in ("os.remove", "os.rmdir") and arguments[1] not in (-1, None):
                 folder = os.readlink(f"/proc/self/fd/{arguments[1]}")
@@ -102,7 +109,9 @@ class Recorder:
 def recorded(root: Path) -> Iterator[Recorder]:
     root.mkdir()
     made, sync = Recorder(root), os.fsync
-    sys.addaudithook(made.hook)  # it stays in this process, and does nothing once it does not record
+    sys.addaudithook(
+        made.hook
+    )  # it stays in this process, and does nothing once it does not record
 
     def fsync(descriptor: int) -> None:
         made.recording = False
@@ -118,15 +127,15 @@ def recorded(root: Path) -> Iterator[Recorder]:
     made.look()
 
 
-# --- replaying ----------------------------------------------------------------------------------------------
+# --- replaying ------------------------------------------------------------------------------------
 
 
 def after(made: Recorder, first: int, *, data: str = "kept", names: str = "kept") -> Tree:
-    """The files after the first calls. `data`: what was not synced is kept, cut in half, or lost; `names`: so
-    are names, or lost.
+    """The files after the first calls. `data`: what was not synced is kept, cut in half, or lost;
+    `names`: so are names, or lost.
 
-    A name is lost when its folder was not synced after it was made, moved or removed. A file that was synced
-    keeps its own.
+    A name is lost when its folder was not synced after it was made, moved or removed. A file that
+    was synced keeps its own.
     """
     tree: Tree = {}
     lost = _lost_names(made.ops[:first]) if names == "lost" else set()
@@ -150,7 +159,9 @@ def after(made: Recorder, first: int, *, data: str = "kept", names: str = "kept"
             if content is not None and content != durable.get(path, b""):
                 old = durable.get(path, b"")
                 whole = content if content.startswith(old) else b""
-                tree[path] = old if data == "lost" else content[: (len(old) + len(whole or content)) // 2]
+                tree[path] = (
+                    old if data == "lost" else content[: (len(old) + len(whole or content)) // 2]
+                )
     return {
         path: content
         for path, content in tree.items()
@@ -164,8 +175,8 @@ def _move(tree: dict[str, Any], old: str, new: str) -> None:
 
 
 def _lost_names(ops: Sequence[Op]) -> set[int]:
-    """The moves and removals since the last sync of their folder. Those of a folder are lost together, as a
-    journal keeps their order."""
+    """The moves and removals since the last sync of their folder. Those of a folder are lost
+    together, as a journal keeps their order."""
     open_: dict[str, list[int]] = {}
     for number, (kind, path, *more) in enumerate(ops):
         if kind == "sync":
@@ -197,13 +208,13 @@ def put(tree: Tree, root: Path) -> None:
             (root / path).write_bytes(content)
 
 
-# --- what every state must be -------------------------------------------------------------------------------
+# --- what every state must be ---------------------------------------------------------------------
 
 
 @dataclass
 class Twin:
-    """The run that nobody cut, begun, stopped in its fifth step, resumed and ended, with all that it did to
-    the disk."""
+    """The run that nobody cut, begun, stopped in its fifth step, resumed and ended, with all that
+    it did to the disk."""
 
     this: Plan
     made: Recorder
@@ -236,12 +247,16 @@ def check(what: str, at: Path, twin: Twin, *, least: int) -> None:
         assert load([this.run_dir]).unreadable == {}, what
         assert state_of(this.run_dir) == state_of(twin.this.run_dir), what
     usable = checkpoint.find(this.run_dir / "checkpoints")
-    assert usable.step >= least, f"{what}: the checkpoint of step {least} was whole; {usable.invalid}"
+    assert usable.step >= least, (
+        f"{what}: the checkpoint of step {least} was whole; {usable.invalid}"
+    )
     assert not usable.invalid or usable.path is not None, f"{what}: {usable.invalid}"
     if usable.path is not None:
         rows = Metrics(this.run_dir / "metrics.jsonl")
         rows.put_back((usable.path / "metrics.jsonl").read_bytes(), source="it")
-        losses = [row["train/loss"] for row in rows_of(twin.this.run_dir) if row["step"] < usable.step]
+        losses = [
+            row["train/loss"] for row in rows_of(twin.this.run_dir) if row["step"] < usable.step
+        ]
         assert [row["train/loss"] for row in rows.rows()] == losses, what
 
 
@@ -262,7 +277,9 @@ def test_the_recording_replays_to_what_is_there(twin: Twin, tmp_path: Path) -> N
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    ("every", "resumed"), [(31, 1 / 10), pytest.param(1, 1 / 20, marks=pytest.mark.slow)], ids=["some", "all"]
+    ("every", "resumed"),
+    [(31, 1 / 10), pytest.param(1, 1 / 20, marks=pytest.mark.slow)],
+    ids=["some", "all"],
 )
 def test_every_cut_of_a_run_is_read_as_the_right_checkpoint_and_some_resume(
     every: int, resumed: float, twin: Twin, tmp_path: Path
@@ -281,7 +298,8 @@ def test_every_cut_of_a_run_is_read_as_the_right_checkpoint_and_some_resume(
 def test_a_save_that_is_not_synced_would_be_found_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The checker sees the fault that it is for: a writer that renames before its files are on the disk."""
+    """The checker sees the fault that it is for: a writer that renames before its files are on the
+    disk."""
     monkeypatch.setattr(checkpoint, "_sync", lambda path: None)
     with recorded(tmp_path / "out") as made:
         start(planned(tmp_path / "out"), stop_after=4)
@@ -292,7 +310,7 @@ def test_a_save_that_is_not_synced_would_be_found_out(
     assert invalid > 2
 
 
-# --- a life -------------------------------------------------------------------------------------------------
+# --- a life ---------------------------------------------------------------------------------------
 
 CODES = {"finished": 0, "preempted": 75}
 REFUSED, CRASHED = 2, 1
@@ -307,8 +325,8 @@ DAMAGES: dict[str, Callable[[bytes, int], bytes]] = {
 def trained(
     out: Path, *words: str, kill_at: int | None = None, full_at: int | None = None, **how: Any
 ) -> int:
-    """One command: what is there already, or an attempt. `kill_at`: SIGKILL at this call to the disk.
-    `full_at`: no file can be longer than so many bytes."""
+    """One command: what is there already, or an attempt. `kill_at`: SIGKILL at this call to the
+    disk. `full_at`: no file can be longer than so many bytes."""
     if kill_at is not None:
         killed_at(kill_at, out)
     if full_at is not None:
@@ -321,7 +339,9 @@ def trained(
 class Life(RuleBasedStateMachine):
     """Of one run."""
 
-    twin: tuple[dict[str, str], list[dict[str, object]]]  # what a run leaves that nothing happened to
+    twin: tuple[
+        dict[str, str], list[dict[str, object]]
+    ]  # what a run leaves that nothing happened to
 
     def __init__(self) -> None:
         super().__init__()
@@ -338,7 +358,9 @@ class Life(RuleBasedStateMachine):
 
     def files(self) -> list[Path]:
         """What damage may meet. `train.log` is for people: no reader of a record reads it."""
-        there = [path for path in sorted(self.out.rglob("*")) if path.is_file() and not path.is_symlink()]
+        there = [
+            path for path in sorted(self.out.rglob("*")) if path.is_file() and not path.is_symlink()
+        ]
         return [path for path in there if path.name != "train.log" and ".lease" not in path.parts]
 
     def give(self, *codes: int, **how: Any) -> int:
@@ -384,7 +406,8 @@ class Life(RuleBasedStateMachine):
         assert self.give() == REFUSED
 
     def is_the_twin(self) -> None:
-        """Its record is; and so is its last checkpoint, or whoever reads it is told that it was damaged."""
+        """Its record is; and so is its last checkpoint, or whoever reads it is told that it was
+        damaged."""
         run_dir = the_run(self.out)
         assert steady(run_dir) == self.twin[1]
         latest = checkpoint.find(run_dir / "checkpoints")
@@ -397,7 +420,9 @@ class Life(RuleBasedStateMachine):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("steps", "examples"), [(9, 20)])
-def test_lives_of_a_run_end_as_if_nothing_had_happened(steps: int, examples: int, tmp_path: Path) -> None:
+def test_lives_of_a_run_end_as_if_nothing_had_happened(
+    steps: int, examples: int, tmp_path: Path
+) -> None:
     assert in_a_child(lambda: trained(tmp_path), tmp_path / "told") == 0
     Life.twin = state_of(the_run(tmp_path))
     Life.TestCase.settings = settings(

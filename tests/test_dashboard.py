@@ -27,7 +27,13 @@ ARMS = {"gpt2-flash-gelu4x": {}, "gpt2-gqa-gelu4x": {"attention.n_kv_heads": 2}}
 def grid(tmp_path: Path) -> Path:
     """Two arms of three seeds."""
     runs = [
-        write_run(tmp_path, words=words, seed=seed, config=config, loss=3.3 + len(config) / 100 + seed / 1000)
+        write_run(
+            tmp_path,
+            words=words,
+            seed=seed,
+            config=config,
+            loss=3.3 + len(config) / 100 + seed / 1000,
+        )
         for words, config in ARMS.items()
         for seed in range(3)
     ]
@@ -52,7 +58,9 @@ def read_back(content: dict[str, Any]) -> tuple[Any, Any]:
     from wandb_workspaces.workspaces import internal as workspaces
 
     workspace = ws.Workspace._from_model(workspaces.View.model_validate(content["workspace"]))
-    return workspace, wr.Report._from_model(reports.ReportViewspec.model_validate(content["report"]))
+    return workspace, wr.Report._from_model(
+        reports.ReportViewspec.model_validate(content["report"])
+    )
 
 
 def test_a_grid_has_its_curves_by_arm_and_its_verdicts(grid: Path, tmp_path: Path) -> None:
@@ -63,8 +71,12 @@ def test_a_grid_has_its_curves_by_arm_and_its_verdicts(grid: Path, tmp_path: Pat
     sections = {section.name: section.panels for section in workspace.sections}
     assert [*sections] == ["Verdicts", "Loss", "Speed and memory", "Where the time went"]
     final, *curves = sections["Loss"]
-    assert final.range_x[0] < 3.3 < 3.312 < final.range_x[1] < 3.32, "the losses at the end and little else"
-    assert curves[0].range_x == (pytest.approx(0.1 * STEPS[-1]), None), "the first tenth is out of sight"
+    assert final.range_x[0] < 3.3 < 3.312 < final.range_x[1] < 3.32, (
+        "the losses at the end and little else"
+    )
+    assert curves[0].range_x == (pytest.approx(0.1 * STEPS[-1]), None), (
+        "the first tenth is out of sight"
+    )
     assert curves[0].range_y[0] < 3.3 < curves[0].range_y[1] < 3.312 + 2.0
     assert [(str(getattr(panel.x, "name", panel.x)), panel.y[0].name) for panel in curves] == [
         ("step", "eval/loss"),
@@ -74,10 +86,14 @@ def test_a_grid_has_its_curves_by_arm_and_its_verdicts(grid: Path, tmp_path: Pat
     ]
     assert "summary:verdict" in workspace.runset_settings.pinned_columns
     lines = {panel.title for panel in sections["Where the time went"]}
-    assert ("train, s" in lines, "teacher, s" in lines) == (True, False), "no line that is always zero"
+    assert ("train, s" in lines, "teacher, s" in lines) == (True, False), (
+        "no line that is always zero"
+    )
     (verdicts,) = sections.pop("Verdicts")
     drawn = [panel for panels in sections.values() for panel in panels]
-    assert {(panel.groupby_aggfunc, panel.groupby_rangefunc) for panel in drawn} == {("mean", "stddev")}
+    assert {(panel.groupby_aggfunc, panel.groupby_rangefunc) for panel in drawn} == {
+        ("mean", "stddev")
+    }
     assert [key.name for key in workspace.runset_settings.groupby] == ["arm", "arm_id"]
     ids = [run.name.rpartition("-")[2] for run in (tmp_path / "runs").iterdir()]
     assert all(identity in str(workspace.runset_settings.filters) for identity in ids)
@@ -87,9 +103,15 @@ def test_a_grid_has_its_curves_by_arm_and_its_verdicts(grid: Path, tmp_path: Pat
     assert report.blocks[0].text == verdicts.markdown
     grids = [block.panels for block in report.blocks if hasattr(block, "runsets")]
     assert [*map(len, grids)] == [*map(len, sections.values())]
-    runsets = [runset for block in report.blocks if hasattr(block, "runsets") for runset in block.runsets]
-    assert {tuple(runset.groupby) for runset in runsets} == {("config.arm.value", "config.arm_id.value")}
-    assert len({(panel.layout.x, panel.layout.y) for panel in grids[0]}) == len(grids[0]), "side by side"
+    runsets = [
+        runset for block in report.blocks if hasattr(block, "runsets") for runset in block.runsets
+    ]
+    assert {tuple(runset.groupby) for runset in runsets} == {
+        ("config.arm.value", "config.arm_id.value")
+    }
+    assert len({(panel.layout.x, panel.layout.y) for panel in grids[0]}) == len(grids[0]), (
+        "side by side"
+    )
 
 
 def test_the_variables_of_wandb_say_where_the_runs_are(
@@ -135,7 +157,9 @@ def test_a_run_that_a_dashboard_leaves_out_is_named(
 
 
 def test_a_study_has_the_runs_of_its_ledger_and_its_claims(tmp_path: Path) -> None:
-    workspace, report = read_back(written(str(REPO / "experiments" / "gqa"), to=tmp_path / "made.json"))
+    workspace, report = read_back(
+        written(str(REPO / "experiments" / "gqa"), to=tmp_path / "made.json")
+    )
     assert workspace.name == "nocap: gqa"
     assert "A1.speed" in report.blocks[0].text
     assert "What was learnt" not in report.blocks[0].text
@@ -154,7 +178,10 @@ def test_without_a_login_the_library_or_a_server_one_line_says_so(
     assert "there is no login: wandb login (--json FILE needs none)" in said
     monkeypatch.setitem(sys.modules, "wandb_workspaces.reports.v2", None)
     said = refusal([grid, "--json", tmp_path / "made.json"], capsys, command=dashboard)
-    assert said == "nocap: a dashboard needs wandb_workspaces.reports.v2: pip install 'nocap[dashboard]'\n"
+    assert (
+        said
+        == "nocap: a dashboard needs wandb_workspaces.reports.v2: pip install 'nocap[dashboard]'\n"
+    )
     assert not (tmp_path / "made.json").exists()
 
 
@@ -164,7 +191,9 @@ def test_each_run_gets_the_verdict_of_its_arm(
     """The summary of the run in W&B is where a column of the table of runs comes from."""
     ws, wr = dashboard._library()
     summaries: dict[str, MagicMock] = {}
-    run = MagicMock(side_effect=lambda path: SimpleNamespace(summary=summaries.setdefault(path, MagicMock())))
+    run = MagicMock(
+        side_effect=lambda path: SimpleNamespace(summary=summaries.setdefault(path, MagicMock()))
+    )
     monkeypatch.setattr("wandb.Api", lambda: SimpleNamespace(run=run))
     for made in (ws.Workspace, wr.Report):
         monkeypatch.setattr(made, "save", lambda self: None)
@@ -184,7 +213,9 @@ def id_of(folder: Path) -> str:
     return run_id(folder, identity=manifest["identity"], born=born(manifest))
 
 
-def test_a_second_dashboard_takes_the_place_of_the_first(grid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_dashboard_takes_the_place_of_the_first(
+    grid: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ws, wr = dashboard._library()
     before = list[tuple[str, str]]()
 
@@ -213,7 +244,9 @@ def test_a_grid_of_two_keys_has_its_runs_as_lines_through_them(tmp_path: Path) -
         for lr in (0.001, 0.003):
             for seed in range(3):
                 config = {"attention.n_kv_heads": heads, "optimizer.lr": lr}
-                run = write_run(tmp_path, words=f"gpt2-{heads}-{lr}", seed=seed, config=config, loss=3.3 + lr)
+                run = write_run(
+                    tmp_path, words=f"gpt2-{heads}-{lr}", seed=seed, config=config, loss=3.3 + lr
+                )
                 cells.append({"identity": run.name.rpartition("-")[2], "run": run.name})
     folder = tmp_path / "grids" / "two-keys"
     folder.mkdir(parents=True)
@@ -228,4 +261,6 @@ def test_a_login_that_cannot_work_is_a_line(
     grid: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("wandb.login", MagicMock(side_effect=ValueError("the key\nis too short")))
-    assert refusal([grid], capsys, command=dashboard) == "nocap: W&B: no login: the key is too short\n"
+    assert (
+        refusal([grid], capsys, command=dashboard) == "nocap: W&B: no login: the key is too short\n"
+    )

@@ -1,5 +1,6 @@
 """Data: sources that are made into shards, the same files into the same shards, whole, and
-validation text never training text; shards and their scan; both vocabularies; and `python -m nocap.data`."""
+validation text never training text; shards and their scan; both vocabularies; and `python -m
+nocap.data`."""
 
 import hashlib
 import http.server
@@ -55,7 +56,9 @@ def documents(paths) -> list[bytes]:
 
 def both(dataset) -> list[bytes]:
     return [
-        piece for part in (dataset.train, dataset.val) for piece in documents([shard.path for shard in part])
+        piece
+        for part in (dataset.train, dataset.val)
+        for piece in documents([shard.path for shard in part])
     ]
 
 
@@ -70,22 +73,34 @@ def text(tmp_path):
     def call(files: dict[str, str], paths="", fraction: float = 0.3, cache: str = "cache"):
         for name, content in files.items():
             (tmp_path / "t" / name).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / "t" / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-        paths = [str(tmp_path / "t" / path) for path in (paths if isinstance(paths, list) else [paths])]
+            (tmp_path / "t" / name).write_bytes(
+                content if isinstance(content, bytes) else content.encode()
+            )
+        paths = [
+            str(tmp_path / "t" / path) for path in (paths if isinstance(paths, list) else [paths])
+        ]
         data = Text(**COMMON, val_fraction=fraction, path=paths if len(paths) > 1 else paths[0])
         return prepare(data, BYTES, cache_dir=tmp_path / cache)
 
     return call
 
 
-NO_DOCUMENTS = ("site-packages/a.py", "test/b.py", "pkg0/tests/c.py", "pkg0/data.txt", ".hidden/d.py")
+NO_DOCUMENTS = (
+    "site-packages/a.py",
+    "test/b.py",
+    "pkg0/tests/c.py",
+    "pkg0/data.txt",
+    ".hidden/d.py",
+)
 
 
 @pytest.fixture
 def python_folder(tmp_path):
     folder = tmp_path / "lib"
     files = {f"pkg{i % 3}/mod{i}.py": f"# module {i}\n".encode() * (i + 1) for i in range(40)}
-    files |= {"pkg0/empty.py": b"", "pkg1/latin.py": b"# caf\xe9\n"} | dict.fromkeys(NO_DOCUMENTS, b"none\n")
+    files |= {"pkg0/empty.py": b"", "pkg1/latin.py": b"# caf\xe9\n"} | dict.fromkeys(
+        NO_DOCUMENTS, b"none\n"
+    )
     for name, content in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
@@ -94,7 +109,9 @@ def python_folder(tmp_path):
 
 @pytest.fixture
 def stdlib(python_folder, tmp_path):
-    return lambda: corpus.stdlib(BYTES, val_fraction=0.3, cache_dir=tmp_path / "cache", folder=python_folder)
+    return lambda: corpus.stdlib(
+        BYTES, val_fraction=0.3, cache_dir=tmp_path / "cache", folder=python_folder
+    )
 
 
 def test_stdlib_documents_are_the_files(python_folder, stdlib):
@@ -110,7 +127,9 @@ def test_stdlib_documents_are_the_files(python_folder, stdlib):
     assert shard_set.source["documents"] == {name: len(part) for name, part in split.items()}
 
 
-def test_a_made_set_is_made_once_and_follows_its_files(python_folder, stdlib, tmp_path, monkeypatch):
+def test_a_made_set_is_made_once_and_follows_its_files(
+    python_folder, stdlib, tmp_path, monkeypatch
+):
     first = stdlib()
     folder = first.train[0].parent
     hashes = {path.name: path.read_bytes() for path in folder.glob("*.bin")}
@@ -147,9 +166,12 @@ def test_a_damaged_set_is_refused_with_the_remedy(tmp_path, name):
 def test_one_big_file_gives_both_splits_and_every_byte_once(text):
     whole = lines(100_000, "line").encode()
     dataset = text({"book.txt": whole}, "book.txt")
-    # Put back in the file's order, the documents are the file: nothing lost, nothing twice, and cut at line
-    # ends only.
-    pieces, val = sorted(both(dataset), key=whole.index), documents([shard.path for shard in dataset.val])
+    # Put back in the file's order, the documents are the file: nothing lost, nothing twice, and cut
+    # at line ends only.
+    pieces, val = (
+        sorted(both(dataset), key=whole.index),
+        documents([shard.path for shard in dataset.val]),
+    )
     assert b"".join(pieces) == whole
     assert all(piece.endswith(b"\n") for piece in pieces)
     # Neighbours in one split are one document: training and validation take turns.
@@ -160,18 +182,23 @@ def test_one_big_file_gives_both_splits_and_every_byte_once(text):
 def test_a_text_again_behind_another_beginning_is_refused(text):
     whole = lines(100_000, "line").encode()
     for more in (b"A title\n" + whole, b"\xef\xbb\xbf" + whole):
-        with pytest.raises(ValueError, match="data=text must validate on text that is not in training, got"):
+        with pytest.raises(
+            ValueError, match="data=text must validate on text that is not in training, got"
+        ):
             text({"one.txt": whole, "two.txt": more})
 
 
 @pytest.mark.parametrize("line", ["the same line, a few words long\n", "some of it again, "])
 def test_a_text_that_repeats_itself_is_refused(text, line):
-    with pytest.raises(ValueError, match=r"not in training, got 100% of its passages of 64 tokens in both"):
+    with pytest.raises(
+        ValueError, match=r"not in training, got 100% of its passages of 64 tokens in both"
+    ):
         text({"log.txt": line * (100_000 // len(line))})
 
 
 def test_the_share_of_validation_in_training_is_that_of_all_passages(tmp_path, monkeypatch):
-    """Counted here one by one; in chunks of which a passage spans two, and with a sixteenth of them."""
+    """Counted here one by one; in chunks of which a passage spans two, and with a sixteenth of
+    them."""
     chance = np.random.default_rng(0)
     train, own = chance.integers(0, 300, 20_000), chance.integers(0, 300, 6_000)
     val = np.concatenate([own[:3000], train[7000:10_000], own[3000:]])
@@ -195,7 +222,9 @@ def test_shards_that_validate_on_a_part_of_training_are_refused(folder, cache):
     tokens = np.random.default_rng(0).integers(0, 256, 5000)
     write_shard(folder / "train_2.bin", tokens)
     write_shard(folder / "val_1.bin", tokens[1000:3000])
-    with pytest.raises(ValueError, match="data=shards must validate on text that is not in training"):
+    with pytest.raises(
+        ValueError, match="data=shards must validate on text that is not in training"
+    ):
         fingerprint(cache, *of_shards(folder))
 
 
@@ -277,7 +306,11 @@ TWO_PIECES = b"ok\n" * 20_000
         ({}, "absent.txt", NONE),
         ({}, "*.txt", NONE),
         ({".hidden": b"x"}, "", NONE),
-        ({"a.txt": b""}, "a.txt", "data.path must hold more than 32 KiB of different text, .* got 0 bytes"),
+        (
+            {"a.txt": b""},
+            "a.txt",
+            "data.path must hold more than 32 KiB of different text, .* got 0 bytes",
+        ),
         ({"a.txt": b"same", "b.txt": b"same"}, "", "different text, .* got 4 bytes"),
         ({"a.txt": b"short\n"}, "a.txt", "got 6 bytes"),
         (
@@ -289,7 +322,9 @@ TWO_PIECES = b"ok\n" * 20_000
         ({"a.txt": b"\x80" * 70_000}, "", r"got byte 0x80 at offset 0"),
     ],
 )
-def test_text_that_cannot_be_used_is_refused_and_leaves_no_half_made_set(tmp_path, text, files, path, words):
+def test_text_that_cannot_be_used_is_refused_and_leaves_no_half_made_set(
+    tmp_path, text, files, path, words
+):
     (tmp_path / "t").mkdir()
     with pytest.raises(ValueError, match=rf"\A.*{words}.*\Z"):
         text(files, path)
@@ -302,7 +337,9 @@ def test_gpt2_text_decodes_to_the_same_text_as_bytes(text, tmp_path, monkeypatch
     book = (SHARED / "data" / "text" / "books_0.txt").read_text()[:150_000]
     gpt2 = BuiltIn(vocabulary=Vocabulary.gpt2)
     as_bytes = text({"a.txt": book})
-    as_gpt2 = prepare(Text(**COMMON, val_fraction=0.3, path=str(tmp_path / "t")), gpt2, cache_dir=tmp_path)
+    as_gpt2 = prepare(
+        Text(**COMMON, val_fraction=0.3, path=str(tmp_path / "t")), gpt2, cache_dir=tmp_path
+    )
     decoded = gpt2.load(cache_dir=tmp_path).decode_bytes(map_tokens(as_gpt2.val[0].path).tolist())
     assert decoded.split(b"<|endoftext|>")[1:] == documents([as_bytes.val[0].path])
 
@@ -315,7 +352,7 @@ def test_long_text_fills_several_shards(text, monkeypatch):
     np.testing.assert_array_equal(np.concatenate(many), map_tokens(single.path))
 
 
-# --- synthetic ----------------------------------------------------------------------------------------------
+# --- synthetic ------------------------------------------------------------------------------------
 
 
 def test_the_chain_has_four_equal_successors_and_never_changes(tmp_path):
@@ -330,7 +367,9 @@ def test_the_chain_has_four_equal_successors_and_never_changes(tmp_path):
     assert visited.mean() > 0.95
     assert set((counts[visited] > 0).sum(axis=1)) == {4}
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    entropy = -(counts / counts.sum() * np.log(shares, where=shares > 0, out=np.zeros_like(shares))).sum()
+    entropy = -(
+        counts / counts.sum() * np.log(shares, where=shares > 0, out=np.zeros_like(shares))
+    ).sum()
     assert entropy == pytest.approx(math.log(4), abs=2e-3)
 
 
@@ -346,7 +385,7 @@ def test_streams_seeds_and_chunks(monkeypatch):
     assert (walk().tolist(), walk(count=300).tolist()) == (whole.tolist(), whole[:300].tolist())
 
 
-# --- shards and their scan ----------------------------------------------------------------------------------
+# --- shards and their scan ------------------------------------------------------------------------
 
 
 def raw_shard(
@@ -354,7 +393,9 @@ def raw_shard(
 ) -> bytes:
     """The format, written a second time and without NumPy."""
     count = len(tokens) if count is None else count
-    return struct.pack("<256i", magic, version, count, *[0] * 253) + struct.pack(f"<{len(tokens)}H", *tokens)
+    return struct.pack("<256i", magic, version, count, *[0] * 253) + struct.pack(
+        f"<{len(tokens)}H", *tokens
+    )
 
 
 def refusal(path: Path, tmp_path: Path, **more) -> str:
@@ -387,7 +428,9 @@ def test_what_is_written_is_the_format(tmp_path):
         tokens[0] = 1
 
 
-@pytest.mark.parametrize(("tokens", "got"), [([1, 65536], "got 65536"), ([-1, 5], "got -1"), ([], "got 0")])
+@pytest.mark.parametrize(
+    ("tokens", "got"), [([1, 65536], "got 65536"), ([-1, 5], "got -1"), ([], "got 0")]
+)
 def test_writing_refuses_what_uint16_cannot_hold(tmp_path, tokens, got):
     with pytest.raises(ValueError, match=got):
         write_shard(tmp_path / "a.bin", np.array(tokens, dtype=np.int64))
@@ -396,7 +439,9 @@ def test_writing_refuses_what_uint16_cannot_hold(tmp_path, tokens, got):
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path, shard, monkeypatch):
     before = shard.read_bytes()
-    monkeypatch.setattr(shards.os, "fsync", Mock(side_effect=OSError(28, "No space left on device")))
+    monkeypatch.setattr(
+        shards.os, "fsync", Mock(side_effect=OSError(28, "No space left on device"))
+    )
     with pytest.raises(ValueError, match="No space left"):
         write_shard(shard, np.array([1, 2, 3]))
     assert (shard.read_bytes(), os.listdir(tmp_path)) == (before, ["a.bin"])
@@ -410,7 +455,9 @@ def test_a_scan_tells_the_whole_file_however_many_chunks(tmp_path, shard, scanne
     monkeypatch.setattr(shards, "CHUNK_BYTES", 64)
     big = scanned(tmp_path / "b.bin", 300)
     assert (big.tokens, big.max_id) == (10_000, 299)
-    assert "got 299 at token 299" in refusal(tmp_path / "b.bin", tmp_path, vocab_size=299, cache_dir=tmp_path)
+    assert "got 299 at token 299" in refusal(
+        tmp_path / "b.bin", tmp_path, vocab_size=299, cache_dir=tmp_path
+    )
 
 
 GOOD = raw_shard([1, 2, 3])
@@ -429,7 +476,10 @@ GOOD = raw_shard([1, 2, 3])
         (GOOD[:-1], "truncated: a shard of 3 tokens must have 1030 bytes, got 1029"),
         (GOOD + b"\0", "too long: a shard of 3 tokens must have 1030 bytes, got 1031"),
         (GOOD + b"\0\0", "too long"),
-        (raw_shard([1, 256, 257, 300]), "below 257, the tokenizer's vocabulary, got 257 at token 2"),
+        (
+            raw_shard([1, 256, 257, 300]),
+            "below 257, the tokenizer's vocabulary, got 257 at token 2",
+        ),
     ],
 )
 def test_a_bad_file_is_refused_by_name(tmp_path, content, words):
@@ -449,7 +499,11 @@ def test_a_second_scan_reads_nothing_also_through_a_link(tmp_path, shard, scanne
     monkeypatch.setattr(shards, "_read_whole", None)
     monkeypatch.chdir(tmp_path)
     linked = scanned(Path("link.bin"))
-    assert (scanned(), linked.path, linked.sha256) == (first, str(tmp_path / "link.bin"), first.sha256)
+    assert (scanned(), linked.path, linked.sha256) == (
+        first,
+        str(tmp_path / "link.bin"),
+        first.sha256,
+    )
     assert "got 256 at token 0" in refusal(shard, tmp_path, vocab_size=256)
 
 
@@ -469,7 +523,9 @@ def test_a_changed_file_is_read_again_and_only_rereading_finds_bytes_that_rotted
     assert scanned().sha256 != first.sha256
 
 
-@pytest.mark.parametrize("junk", [b"", b"\xff{", b"[]", b'{"format": 1, "stamp": [1], "found": {}}'])
+@pytest.mark.parametrize(
+    "junk", [b"", b"\xff{", b"[]", b'{"format": 1, "stamp": [1], "found": {}}']
+)
 def test_a_corrupt_record_is_made_again(tmp_path, scanned, junk):
     first = scanned()
     (record,) = (tmp_path / "cache" / "scans").iterdir()
@@ -478,7 +534,7 @@ def test_a_corrupt_record_is_made_again(tmp_path, scanned, junk):
     assert (scanned(), record.read_bytes()) == (first, whole)
 
 
-# --- vocabularies -------------------------------------------------------------------------------------------
+# --- vocabularies ---------------------------------------------------------------------------------
 
 VOCABULARY = SHARED / "tiktoken"
 needs_gpt2 = pytest.mark.skipif(
@@ -508,7 +564,9 @@ def test_bytes_are_their_own_ids(tmp_path):
         assert encoding.decode(encoding.encode_ordinary(text)) == text
 
 
-@pytest.mark.parametrize("vocabulary", [Vocabulary.bytes, pytest.param(Vocabulary.gpt2, marks=needs_gpt2)])
+@pytest.mark.parametrize(
+    "vocabulary", [Vocabulary.bytes, pytest.param(Vocabulary.gpt2, marks=needs_gpt2)]
+)
 def test_token_bytes_add_up_to_the_text(vocabulary, tmp_path, monkeypatch):
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(VOCABULARY))
     encoding = BuiltIn(vocabulary=vocabulary).load(cache_dir=tmp_path)
@@ -522,14 +580,23 @@ def test_token_bytes_add_up_to_the_text(vocabulary, tmp_path, monkeypatch):
         assert lengths[ids].sum() == len(text.encode())
 
 
-@pytest.mark.parametrize(("variable", "folder"), [("TIKTOKEN_CACHE_DIR", "none"), (None, "tiktoken")])
+@pytest.mark.parametrize(
+    ("variable", "folder"), [("TIKTOKEN_CACHE_DIR", "none"), (None, "tiktoken")]
+)
 def test_no_network_is_one_line_that_says_how_and_where(empty_cache, monkeypatch, variable, folder):
     if variable is None:  # the files go below the cache
         monkeypatch.delenv("TIKTOKEN_CACHE_DIR")
     with pytest.raises(ValueError) as caught:
         BuiltIn(vocabulary=Vocabulary.gpt2).load(cache_dir=empty_cache)
     message, folder = str(caught.value), str(empty_cache / folder)
-    says = ("TIKTOKEN_CACHE_DIR", folder, "6d1cbeee", "6c7ea1a7", "tokenizer=bytes", "ConnectionError")
+    says = (
+        "TIKTOKEN_CACHE_DIR",
+        folder,
+        "6d1cbeee",
+        "6c7ea1a7",
+        "tokenizer=bytes",
+        "ConnectionError",
+    )
     assert [word for word in says if word not in message] == []
     assert "\n" not in message
     assert tokenizer.os.environ.pop("TIKTOKEN_CACHE_DIR") == folder
@@ -547,7 +614,7 @@ def test_a_silent_server_is_not_waited_for(empty_cache, monkeypatch):
             thread.join()
 
 
-# --- the door -----------------------------------------------------------------------------------------------
+# --- the door -------------------------------------------------------------------------------------
 
 TINY = ["data=synthetic", "data.train_tokens=3000", "data.val_tokens=500"]
 NEEDS = {"text": ["data.path=x"], "shards": ["data.train=x", "data.val=y"]}
@@ -567,7 +634,12 @@ def folder(tmp_path):
 
 
 def of_shards(folder: Path, train: str = "train_*.bin", val: str = "val_*.bin") -> list[str]:
-    return ["data=shards", "tokenizer=bytes", f"data.train={folder}/{train}", f"data.val={folder}/{val}"]
+    return [
+        "data=shards",
+        "tokenizer=bytes",
+        f"data.train={folder}/{train}",
+        f"data.val={folder}/{val}",
+    ]
 
 
 def fingerprint(cache: Path, *overrides: str) -> str:
@@ -583,10 +655,12 @@ def refused(argv: list[str], capsys) -> str:
     return err
 
 
-# --- prepare ------------------------------------------------------------------------------------------------
+# --- prepare --------------------------------------------------------------------------------------
 
 
-def test_shards_are_sorted_and_the_fingerprint_ignores_where_they_lie(folder, cache, tmp_path, monkeypatch):
+def test_shards_are_sorted_and_the_fingerprint_ignores_where_they_lie(
+    folder, cache, tmp_path, monkeypatch
+):
     first = fingerprint(cache, *of_shards(folder))
     (tmp_path / "home").mkdir()
     folder.rename(tmp_path / "home" / "moved")
@@ -600,7 +674,12 @@ def test_a_shard_may_have_a_globs_characters_in_its_name(folder, cache):
     named = folder / "train[1].bin"
     shutil.copy(folder / "train_1.bin", named)
     plain = fingerprint(cache, *of_shards(folder, train="train_1.bin"))
-    words = ["data=shards", "tokenizer=bytes", f"data.train='{named}'", f"data.val={folder}/val_0.bin"]
+    words = [
+        "data=shards",
+        "tokenizer=bytes",
+        f"data.train='{named}'",
+        f"data.val={folder}/val_0.bin",
+    ]
     assert fingerprint(cache, *words) == plain
 
 
@@ -636,14 +715,17 @@ def test_the_fingerprint_follows_order_split_and_vocabulary(folder, cache):
 def test_shards_that_cannot_be_used_are_refused(folder, capsys, train, val, words):
     (folder / "copy.bin").write_bytes((folder / "train_0.bin").read_bytes())
     (folder / "notes.txt").write_text("hello")
-    assert words.format(folder=folder) in refused(["prepare", *of_shards(folder, train, val)], capsys)
+    assert words.format(folder=folder) in refused(
+        ["prepare", *of_shards(folder, train, val)], capsys
+    )
 
 
-# --- files without a header, as nanoGPT writes them ---------------------------------------------------------
+# --- files without a header, as nanoGPT writes them -----------------------------------------------
 
 
 def of_raw(folder: Path, dtype: str) -> list[str]:
-    """The folder's shards without their headers, written as nanoGPT does, by NumPy's own `tofile`."""
+    """The folder's shards without their headers, written as nanoGPT does, by NumPy's own
+    `tofile`."""
     for path in sorted(folder.glob("*.bin")):
         tokens = np.fromfile(path, dtype="<u2", offset=1024)
         tokens.astype(dtype).tofile(folder / f"{path.stem}.{dtype}")
@@ -656,7 +738,9 @@ def test_a_file_without_a_header_has_the_tokens_of_the_shard_with_one(folder, ca
     for words in (of_shards(folder), of_raw(folder, dtype)):
         run = compose(words)
         dataset = prepare(run.data, run.tokenizer, cache_dir=cache)
-        windows = [batches.Windows([shard], **ONE_BY_ONE) for shard in (*dataset.train, *dataset.val)]
+        windows = [
+            batches.Windows([shard], **ONE_BY_ONE) for shard in (*dataset.train, *dataset.val)
+        ]
         written.append([read.at(range(read.n)).tolist() for read in windows])
     assert written[0] == written[1]
     assert dataset.source["dtype"] == dtype
@@ -676,11 +760,23 @@ def test_the_type_of_tokens_is_in_the_fingerprint(folder: Path, cache: Path):
 @pytest.mark.parametrize(
     ("content", "dtype", "words"),
     [
-        (b"\1\2\3", "uint16", "a file of uint16 without a header must have a multiple of 2 bytes, got 3"),
-        (b"\1\0" * 3, "uint32", "a file of uint32 without a header must have a multiple of 4 bytes, got 6"),
+        (
+            b"\1\2\3",
+            "uint16",
+            "a file of uint16 without a header must have a multiple of 2 bytes, got 3",
+        ),
+        (
+            b"\1\0" * 3,
+            "uint32",
+            "a file of uint32 without a header must have a multiple of 4 bytes, got 6",
+        ),
         (b"", "uint16", "must have a multiple of 2 bytes, got 0"),
         (raw_shard([1, 2, 3]), "uint16", "data.dtype must be null for a shard with a header"),
-        (b"\1\0\0\0" * 9, "uint16", "data.dtype must be uint32, got uint16, with 0 for every second token"),
+        (
+            b"\1\0\0\0" * 9,
+            "uint16",
+            "data.dtype must be uint32, got uint16, with 0 for every second token",
+        ),
         (b"\1\0" * 8, "uint32", "below 257, the tokenizer's vocabulary, got 65537 at token 0"),
         (b"\1\0" * 600, "null", "is read with data.dtype=uint16 or uint32"),
     ],
@@ -692,7 +788,7 @@ def test_a_bad_file_without_a_header_is_refused(folder, capsys, content, dtype, 
     assert words in refused(argv, capsys)
 
 
-# --- the door -----------------------------------------------------------------------------------------------
+# --- the door -------------------------------------------------------------------------------------
 
 
 def test_prepare_says_what_it_made_and_list_shows_it_or_that_it_is_broken(cache, capsys):
@@ -719,7 +815,9 @@ def test_verify_names_each_bad_file_and_exits_1(folder, cache, capsys):
     capsys.readouterr()
     for _ in range(2):
         assert main(["verify", *of_shards(folder)]) == 1
-        good, bad = ([line.split()[1] for line in text.splitlines()] for text in capsys.readouterr())
+        good, bad = (
+            [line.split()[1] for line in text.splitlines()] for text in capsys.readouterr()
+        )
         assert good == [f"{folder}/train_0.bin"]
         assert bad == [f"{folder}/train_1.bin:", f"{folder}/val_0.bin:"]
     main(["prepare", *TINY])
@@ -761,7 +859,7 @@ def test_a_cache_that_cannot_be_written_is_one_line_and_an_unknown_verb_exits_2(
         main(["fetch"])
 
 
-# --- FineWeb, from a hub on this machine: downloaded, verified, kept ----------------------------------------
+# --- FineWeb, from a hub on this machine: downloaded, verified, kept ------------------------------
 
 HUB_REPO = "someone/fineweb"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -807,7 +905,9 @@ class Resolve(http.server.BaseHTTPRequestHandler):
 
     def send(self, headers: dict[str, str], status: int, body: bytes = b"", size: int = 0):
         self.send_response(status)
-        for name, value in ({"X-Repo-Commit": COMMIT, "Content-Length": str(size)} | headers).items():
+        for name, value in (
+            {"X-Repo-Commit": COMMIT, "Content-Length": str(size)} | headers
+        ).items():
             self.send_header(name, value)
         self.end_headers()
         if self.command == "GET":
@@ -824,7 +924,9 @@ class Resolve(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def hub():
     names = ("fineweb_val_000000.bin", "fineweb_train_000001.bin", "fineweb_train_000002.bin")
-    files = {name: shard_of((np.arange(3000) * (seed + 7)) % 50257) for seed, name in enumerate(names)}
+    files = {
+        name: shard_of((np.arange(3000) * (seed + 7)) % 50257) for seed, name in enumerate(names)
+    }
     with Hub(files) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
@@ -834,38 +936,56 @@ def hub():
 
 
 def shard_of(tokens: np.ndarray) -> bytes:
-    return np.array([20240520, 1, len(tokens), *[0] * 253], "<i4").tobytes() + tokens.astype("<u2").tobytes()
+    return (
+        np.array([20240520, 1, len(tokens), *[0] * 253], "<i4").tobytes()
+        + tokens.astype("<u2").tobytes()
+    )
 
 
 @pytest.fixture
 def door(tmp_path, hub, monkeypatch):
-    """A command about a few shards of this hub. The hub's client reads its environment when it is imported:
-    each call imports it anew."""
+    """A command about a few shards of this hub. The hub's client reads its environment when it is
+    imported: each call imports it anew."""
     for name in [name for name in os.environ if "proxy" in name.lower() or name.startswith("HF_")]:
         monkeypatch.delenv(name)
-    ours = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "NOCAP_CACHE": str(tmp_path / "cache")}
+    ours = {
+        "HF_ENDPOINT": hub.url,
+        "HF_HOME": str(tmp_path / "hf"),
+        "NOCAP_CACHE": str(tmp_path / "cache"),
+    }
     ours |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
     def run(verb: str = "prepare", *overrides: str, shards: int = 2, **more: str) -> Finished:
         forget()
-        words = "data=fineweb", "tokenizer=gpt2", f"data.repo={HUB_REPO}", f"data.train_shards={shards}"
-        return called(verb, *words, *overrides, cwd=tmp_path, module="nocap.data.__main__", env=ours | more)
+        words = (
+            "data=fineweb",
+            "tokenizer=gpt2",
+            f"data.repo={HUB_REPO}",
+            f"data.train_shards={shards}",
+        )
+        return called(
+            verb, *words, *overrides, cwd=tmp_path, module="nocap.data.__main__", env=ours | more
+        )
 
     yield run
     forget()  # of this hub
 
 
 def forget() -> None:
-    for module in [module for module in sys.modules if module.partition(".")[0] == "huggingface_hub"]:
+    for module in [
+        module for module in sys.modules if module.partition(".")[0] == "huggingface_hub"
+    ]:
         del sys.modules[module]
 
 
 def line_of(done: Finished) -> str:
     """The refusal: the last line, alone but for what the hub's own client warns of."""
     (line,) = [line for line in done.err.splitlines() if line.startswith("nocap: ")]
-    assert (done.code, done.err.rstrip().endswith(line), "Traceback" in done.err) == (2, True, False), (
-        done.err
-    )
+    assert (done.code, done.err.rstrip().endswith(line), "Traceback" in done.err) == (
+        2,
+        True,
+        False,
+    ), done.err
     return line
 
 
@@ -873,7 +993,9 @@ def test_downloaded_then_read_without_a_network(hub, door):
     first = door()
     assert (first.code, COMMIT in first.out) == (0, True), first.err
     assert "6,000 train and 3,000 val tokens" in first.out
-    assert [line for line in hub.asked if line.startswith("GET")] == [f"GET {name}" for name in hub.files]
+    assert [line for line in hub.asked if line.startswith("GET")] == [
+        f"GET {name}" for name in hub.files
+    ]
     count = len(hub.asked)
     again = door(HF_ENDPOINT="http://127.0.0.1:9")
     assert (again.code, again.out) == (0, first.out), again.err
@@ -890,7 +1012,10 @@ def test_what_came_before_a_failure_is_kept(hub, door):
 def test_bytes_that_are_not_the_hub_s_are_refused_until_removed(tmp_path, hub, door):
     hub.harm["fineweb_train_000002.bin"] = "corrupt"
     line = line_of(door())
-    assert f"its sha256 must be {hashlib.sha256(hub.files['fineweb_train_000002.bin']).hexdigest()}" in line
+    assert (
+        f"its sha256 must be {hashlib.sha256(hub.files['fineweb_train_000002.bin']).hexdigest()}"
+        in line
+    )
     del hub.harm["fineweb_train_000002.bin"]
     assert line_of(door()) == line
     Path(re.search(r"remove (\S+) and run again", line)[1]).unlink()
@@ -912,9 +1037,15 @@ VAL = "fineweb_val_000000.bin"
         (
             ["data.train_shards=3"],
             *({}, ""),
-            "data.train_shards must not ask for more than .* has: no fineweb_train_000003.bin, got 3",
+            "data.train_shards must not ask for more than .* has: no fineweb_train_000003.bin, "
+            "got 3",
         ),
-        (["data.repo=no/body"], {}, "", "data.repo must be a dataset that the hub shows you, got 'no/body'"),
+        (
+            ["data.repo=no/body"],
+            {},
+            "",
+            "data.repo must be a dataset that the hub shows you, got 'no/body'",
+        ),
         (["data.repo=a/b/c"], {}, "", "data.repo must be a name on the hub, got 'a/b/c'"),
         (
             ["data.revision=old"],
@@ -936,5 +1067,7 @@ def test_what_the_hub_has_not_is_refused(hub, door, overrides, more, harm, words
     hub.harm[VAL] = harm
     done = door("prepare", *overrides, **more)
     assert re.search(words, line_of(done))
-    assert len(done.err.splitlines()) == 1 or not more  # no retries, of which the hub's client tells
+    assert (
+        len(done.err.splitlines()) == 1 or not more
+    )  # no retries, of which the hub's client tells
     assert not harm or {line.split()[1] for line in hub.asked} == {VAL}  # at the first file

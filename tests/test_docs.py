@@ -1,4 +1,5 @@
-"""README.md and docs/: every command can be typed as it stands, links lead somewhere, the README is short."""
+"""README.md and docs/: every command can be typed as it stands, links lead somewhere, the README is
+short."""
 
 import contextlib
 import importlib
@@ -74,7 +75,9 @@ def test_commands_name_existing_modules_flags_and_files(block: Block) -> None:
             assert re.search(rf"{flag}\b", _help(module)), f"{module} has no {flag}"
     for words in (words for command in block.commands for words in simple_commands(command)):
         named = words[1] if words[1:] else ""
-        assert words[0] != "make" or re.search(rf"^{named}:", (ROOT / "Makefile").read_text(), re.M), named
+        assert words[0] != "make" or re.search(
+            rf"^{named}:", (ROOT / "Makefile").read_text(), re.M
+        ), named
         assert words[0] != "python" or not named.endswith(".py") or (ROOT / named).is_file(), named
 
 
@@ -95,11 +98,13 @@ def test_overrides_compose(block: Block) -> None:
 
 
 def _arms(arguments: list[str]) -> Iterator[list[str]]:
-    """The overrides of each arm of a bench; of each end of a search; or of the first cell of a grid and, for
-    each key that it sweeps, of a cell with the last value."""
+    """The overrides of each arm of a bench; of each end of a search; or of the first cell of a grid
+    and, for each key that it sweeps, of a cell with the last value."""
     arms = [shlex.split(arguments[i + 1]) for i, word in enumerate(arguments) if word == "--arm"]
     pairs = pairwise(["", *arguments])
-    shared = [word for last, word in pairs if re.match(r"(?!hydra)[a-z_.]+=", word) and last != "--arm"]
+    shared = [
+        word for last, word in pairs if re.match(r"(?!hydra)[a-z_.]+=", word) and last != "--arm"
+    ]
     searched, shared = (None, shared) if arms else asked(shared)
     parsed = OverridesParser.create().parse_overrides(shared)
     swept = [o for o in parsed if o.is_sweep_override()]
@@ -136,7 +141,9 @@ def test_what_is_not_run_is_listed_with_what_tests_do_in_its_place() -> None:
         (ROOT / "docs" / "commands.md").read_text(),
         re.MULTILINE,
     )
-    assert dict(rows).keys() == {block.settings["not run"] for block in ALL if "not run" in block.settings}
+    assert dict(rows).keys() == {
+        block.settings["not run"] for block in ALL if "not run" in block.settings
+    }
     for name in re.findall(r"`(tests/\S+)`", " ".join(instead for _, instead in rows)):
         assert (ROOT / name).is_file(), name
 
@@ -144,7 +151,9 @@ def test_what_is_not_run_is_listed_with_what_tests_do_in_its_place() -> None:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_pages_have_the_flags_of_the_help(name: str) -> None:
     flags = set(
-        re.findall(r"(?<![\w-])--[a-z][\w-]*", manual([]) if name == "train" else _help(f"nocap.{name}"))
+        re.findall(
+            r"(?<![\w-])--[a-z][\w-]*", manual([]) if name == "train" else _help(f"nocap.{name}")
+        )
     )
     text = "".join(page.read_text() for page in pages())
     assert flags
@@ -184,7 +193,10 @@ def test_the_readme_rounds_a_result_once() -> None:
     (path,) = (ROOT / "experiments" / "recipe_tuned").glob("results.docs.*.json")
     measured = json.loads(path.read_text())["claims"][0]["measured"]
     assert f"{measured['mid']:.1f} times as fast on the less favourable of two texts" in text
-    assert f"There the interval begins at {measured['low']:.1f} times, and the claim is exploratory" in text
+    assert (
+        f"There the interval begins at {measured['low']:.1f} times, and the claim is exploratory"
+        in text
+    )
 
 
 def test_each_block_of_the_readme_is_run_as_its_file_says() -> None:
@@ -196,7 +208,11 @@ def test_each_block_of_the_readme_is_run_as_its_file_says() -> None:
 def test_every_page_is_reached_from_the_readme() -> None:
     reached = new = {ROOT / "README.md"}
     while new:
-        links = ((page, link.partition("#")[0]) for page in new for link in LINK.findall(page.read_text()))
+        links = (
+            (page, link.partition("#")[0])
+            for page in new
+            for link in LINK.findall(page.read_text())
+        )
         new = ({(page.parent / path).resolve() for page, path in links} & {*pages()}) - reached
         reached = reached | new
     assert {*pages()} == reached
@@ -207,7 +223,9 @@ def test_a_page_is_short(page: Path) -> None:
     lines = page.read_text().splitlines()
     assert len(lines) <= 150
     assert [
-        line for line in lines if len(line) > 140 and not line.startswith(("|", "<!-- run", "     "))
+        line
+        for line in lines
+        if len(line) > 140 and not line.startswith(("|", "<!-- run", "     "))
     ] == []
 
 
@@ -221,7 +239,9 @@ def test_a_page_is_short(page: Path) -> None:
         ("a  1,024 s\n", "b    77 s\n", False, False),
     ],
 )
-def test_what_a_page_shows_is_what_was_printed(shown: str, printed: str, numbers: bool, same: bool) -> None:
+def test_what_a_page_shows_is_what_was_printed(
+    shown: str, printed: str, numbers: bool, same: bool
+) -> None:
     assert matches(shown, printed, numbers=numbers) == same
 
 
@@ -237,14 +257,16 @@ def test_what_a_page_shows_is_what_was_printed(shown: str, printed: str, numbers
 def test_every_command_runs_and_prints_what_the_page_shows(
     page: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_docs.main(["--slow", "--only", str(page.relative_to(ROOT))]) == 0, capfd.readouterr().out
+    assert run_docs.main(["--slow", "--only", str(page.relative_to(ROOT))]) == 0, (
+        capfd.readouterr().out
+    )
 
 
-# --- users: scripts of tests/users, written from the pages alone --------------------------------------------
+# --- users: scripts of tests/users, written from the pages alone ----------------------------------
 
-# Of a lab and a program every command ends well, and the answer is there; the others' are run where their
-# pages are. `# docs/PAGE` in a script names the page that the commands below it are from. $NANO and its like
-# make them short.
+# Of a lab and a program every command ends well, and the answer is there; the others' are run where
+# their pages are. `# docs/PAGE` in a script names the page that the commands below it are from.
+# $NANO and its like make them short.
 USERS = ROOT / "tests" / "users"
 
 
@@ -293,12 +315,16 @@ def test_a_program_gets_its_answers(tmp_path: Path) -> None:
 @pytest.mark.parametrize("user", sorted(path.stem for path in USERS.glob("*.sh")))
 def test_the_pages_show_what_a_user_types(user: str) -> None:
     """Each command, flag, key and option of a script is on the page that it names."""
-    parts = re.split(r"^# ((?:docs/)?\w[\w-]*\.md)$", (USERS / f"{user}.sh").read_text(), flags=re.MULTILINE)
+    parts = re.split(
+        r"^# ((?:docs/)?\w[\w-]*\.md)$", (USERS / f"{user}.sh").read_text(), flags=re.MULTILINE
+    )
     assert len(parts) > 2
     for page, script in zip(parts[1::2], parts[2::2], strict=True):
         # what all commands have
         text = (ROOT / page).read_text() + (ROOT / "docs" / "commands.md").read_text()
-        for words in (words for command in split_commands(script) for words in simple_commands(command)):
+        for words in (
+            words for command in split_commands(script) for words in simple_commands(command)
+        ):
             name = words[2] if words[:2] == ["python", "-m"] else " ".join(words[:2])
             typed = [word for word in words if re.match(r"--[a-z]|[a-z][\w./]*=", word)]
             missing = [word for word in (name, *typed) if word.partition("=")[0] not in text]

@@ -1,5 +1,6 @@
-"""An option that draws is a function of the run's seed: the same again, after a resume, on any number of
-ranks, and beside activation checkpointing. What an idea changes with the step is so too."""
+"""An option that draws is a function of the run's seed: the same again, after a resume, on any
+number of ranks, and beside activation checkpointing. What an idea changes with the step is so
+too."""
 
 from __future__ import annotations
 
@@ -102,13 +103,17 @@ def test_a_resumed_run_draws_what_an_uninterrupted_one_draws(tmp_path: Path) -> 
 
 @pytest.mark.usefixtures("dropped")
 @pytest.mark.parametrize("part", ["block", pytest.param("mlp", marks=pytest.mark.slow)])
-def test_what_the_backward_pass_computes_again_draws_the_same_again(part: str, tmp_path: Path) -> None:
+def test_what_the_backward_pass_computes_again_draws_the_same_again(
+    part: str, tmp_path: Path
+) -> None:
     plain = planned(tmp_path / "plain", "mlp=dropped")
     again = planned(tmp_path / "again", "mlp=dropped", f"trainer.activation_checkpointing={part}")
     for plan in (plain, again):
         start(plan)
     plain_losses = [row["train/loss"] for row in rows_of(plain.run_dir) if "train/loss" in row]
-    assert [row["train/loss"] for row in rows_of(again.run_dir) if "train/loss" in row] == plain_losses
+    assert [
+        row["train/loss"] for row in rows_of(again.run_dir) if "train/loss" in row
+    ] == plain_losses
 
 
 @pytest.mark.slow
@@ -123,10 +128,14 @@ def test_two_ranks_draw_what_one_draws(folder: Path, tmp_path: Path, door: Door)
         assert [row[name] for row in two if name in row] == pytest.approx(expected, rel=1e-5)
 
 
-def test_another_generator_than_torchs_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_generator_than_torchs_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("NOCAP_OUTSIDE", outside.state())
     outside.use([written(tmp_path / "own", OWN_GENERATOR, "own_generator")])
-    with pytest.raises(InputError, match=r"mlp.kind=own_generator must draw from torch's own generator"):
+    with pytest.raises(
+        InputError, match=r"mlp.kind=own_generator must draw from torch's own generator"
+    ):
         start(planned(tmp_path, "mlp=own_generator"))
 
 
@@ -135,11 +144,13 @@ def test_cuda_graphs_are_refused_beside_it(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("nocap.config.hardware.cuda_devices", lambda: 1)
     monkeypatch.setattr("nocap.config.hardware.check_device", lambda *device: None)
     words = [*SMALL, "mlp=dropped", "trainer.device=cuda", "trainer.cuda_graphs=true"]
-    with pytest.raises(ValueError, match=r"trainer\.cuda_graphs must be false beside an option that draws"):
+    with pytest.raises(
+        ValueError, match=r"trainer\.cuda_graphs must be false beside an option that draws"
+    ):
         compose(words)
 
 
-# --- what an idea changes with the step ---------------------------------------------------------------------
+# --- what an idea changes with the step -----------------------------------------------------------
 
 GROWING = """\
 from dataclasses import dataclass
@@ -194,7 +205,7 @@ def test_a_loaded_model_has_the_loss_that_was_validated(tmp_path: Path) -> None:
     assert loss == rows_of(plan.run_dir)[-1]["val/loss"]
 
 
-# --- what draws outside of a forward ------------------------------------------------------------------------
+# --- what draws outside of a forward --------------------------------------------------------------
 
 NOISE = """\
 from dataclasses import dataclass
@@ -273,7 +284,9 @@ def test_an_update_draws_the_same_again_and_after_a_resume(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_an_update_on_two_ranks_draws_what_one_draws(noisy: Path, tmp_path: Path, door: Door) -> None:
+def test_an_update_on_two_ranks_draws_what_one_draws(
+    noisy: Path, tmp_path: Path, door: Door
+) -> None:
     for devices in (1, 2):
         words = [f"output_dir=of{devices}", f"trainer.devices={devices}", "ideas=[noise]"]
         done = door("--config-dir", str(noisy), *SMALL, *words)

@@ -1,5 +1,5 @@
-"""How each command begins and ends as a process: without stdout or stderr, under `python -O`, and where a
-library raises what nobody foresaw."""
+"""How each command begins and ends as a process: without stdout or stderr, under `python -O`, and
+where a library raises what nobody foresaw."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ ASKED: dict[str, tuple[list[str], int]] = {
     "check": (["nothing"], 2),
 }
 
-# Each door as `python -m`, in a fork of one process: the streams are as that process was started with them,
-# and what one door has imported the next one has as well. Each writes to a file what it ended with.
+# Each door as `python -m`, in a fork of one process: the streams are as that process was started
+# with them, and what one door has imported the next one has as well. Each writes to a file what it
+# ended with.
 DRIVER = """
 import json, os, runpy, sys
 from pathlib import Path
@@ -71,18 +72,38 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def ended(
     root: Path, name: str, *, script: str = '"$@"', before: str = "", flags: tuple[str, ...] = ()
 ) -> tuple[dict[str, int], str, str]:
-    """Go through all doors in a process that a shell `script` starts: exit codes, stdout, stderr. `before`:
-    what a door's process does first."""
+    """Go through all doors in a process that a shell `script` starts: exit codes, stdout, stderr.
+    `before`: what a door's process does first."""
     folder = root / name
     folder.mkdir()
     doors = {door: (MODULES[door], words) for door, (words, _) in ASKED.items()}
-    command = ["bash", "-c", script, "bash", sys.executable, *flags, "-c", DRIVER, json.dumps(doors), before]
+    command = [
+        "bash",
+        "-c",
+        script,
+        "bash",
+        sys.executable,
+        *flags,
+        "-c",
+        DRIVER,
+        json.dumps(doors),
+        before,
+    ]
     environment = {**os.environ, "PYTHONPATH": str(REPO)}
     done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL
+        command,
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
     )
     assert done.returncode == 0, done.stderr
-    return {door: int((folder / f"{door}.code").read_text()) for door in doors}, done.stdout, done.stderr
+    return (
+        {door: int((folder / f"{door}.code").read_text()) for door in doors},
+        done.stdout,
+        done.stderr,
+    )
 
 
 CODES = {door: code for door, (_, code) in ASKED.items()}
@@ -117,7 +138,8 @@ def test_each_door_ends_as_ever_without_stderr(outputs: Path, script: str) -> No
 def test_each_door_refuses_a_python_without_assertions(outputs: Path) -> None:
     codes, out, err = ended(outputs, "optimized", flags=("-O",))
     rule = (
-        "nocap: PYTHONOPTIMIZE must be off: Hydra reads a command line inside of Python's assertions, got 1"
+        "nocap: PYTHONOPTIMIZE must be off: Hydra reads a command line inside of Python's "
+        "assertions, got 1"
     )
     assert set(codes.values()) == {2}
     assert out == ""
@@ -137,7 +159,11 @@ def test_an_answer_that_a_full_disk_does_not_take_is_none(tmp_path: Path, words:
     command = [sys.executable, "-m", "nocap.train", *words]
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(REPO)}, stdout=full, stderr=-1
+            command,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(REPO)},
+            stdout=full,
+            stderr=-1,
         )
     assert done.returncode == 1
     assert done.stderr == b"nocap: [Errno 28] No space left on device\n"
@@ -161,7 +187,9 @@ nocap.outside.arguments = raised
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("error", ["AttributeError('of a library')", "RecursionError('of a library')"])
+@pytest.mark.parametrize(
+    "error", ["AttributeError('of a library')", "RecursionError('of a library')"]
+)
 def test_what_a_library_raises_is_a_defect_of_nocap_in_each_door(outputs: Path, error: str) -> None:
     codes, out, err = ended(outputs, error[:9], before=BROKEN.replace("ERROR", error))
     assert codes == dict.fromkeys(COMMANDS, 1)
@@ -170,7 +198,7 @@ def test_what_a_library_raises_is_a_defect_of_nocap_in_each_door(outputs: Path, 
     assert err.count(f"{error.partition('(')[0]}: of a library\n{DEFECT}\n") == len(COMMANDS)
 
 
-# --- as it was typed ----------------------------------------------------------------------------------------
+# --- as it was typed ------------------------------------------------------------------------------
 
 
 def test_a_range_under_pythonoptimize_is_refused(tmp_path: Path) -> None:

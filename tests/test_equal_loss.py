@@ -1,5 +1,5 @@
-"""The time at equal loss: against closed forms, simulated grids and real rows; what is refused; and the cells
-that `--equal-loss` adds."""
+"""The time at equal loss: against closed forms, simulated grids and real rows; what is refused; and
+the cells that `--equal-loss` adds."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ def record(
     pace: float = 1.0,
     machine: str = "a",
 ) -> Record:
-    """A finished run as a grid of `NAMES` leaves it; one of other steps shows a length of the first arm."""
+    """A finished run as a grid of `NAMES` leaves it; one of other steps shows a length of the first
+    arm."""
     config = {
         "attention.kind": attention,
         "mlp.kind": mlp,
@@ -88,8 +89,8 @@ def record(
 def grid(
     change: Callable[[Record], Record] = lambda each: each, *, seeds: int = 6, gain: float = 0.02
 ) -> Comparison:
-    """Four arms, of which swiglu's are lower by `gain` and gqa's take 0.9 of the time, and the baseline's
-    lengths, by a power law of the steps."""
+    """Four arms, of which swiglu's are lower by `gain` and gqa's take 0.9 of the time, and the
+    baseline's lengths, by a power law of the steps."""
     rng = np.random.default_rng(3)
     records = []
     for seed in range(seeds):
@@ -110,11 +111,12 @@ def at_equal_loss(comparison: Comparison, arm: str) -> dict[str, Any]:
     return next(row["equal_loss"] for row in content["arms"] if row["label"] == arm)
 
 
-# --- the estimate -------------------------------------------------------------------------------------------
+# --- the estimate ---------------------------------------------------------------------------------
 
 
 def test_an_arm_without_noise_has_the_closed_form() -> None:
-    """Losses 3·steps^-0.1; the arm's loss is that of 1.2 times the steps, and each takes 1.1 of the time."""
+    """Losses 3·steps^-0.1; the arm's loss is that of 1.2 times the steps, and each takes 1.1 of the
+    time."""
     ones = np.ones(4)
     losses = {steps: 3.0 * ones * steps**-0.1 for steps in (105, 150, 180, 210)}
     slope = slopes(losses[105], losses[210], ratio=2.0)
@@ -133,7 +135,9 @@ def test_intervals_hold_the_planted_time(planted: float, seeds: int) -> None:
     held = 0
     for _ in range(10_000):
         noise = rng.normal(0, 0.009, (4, seeds))
-        short, base, long = (2.3 * share**-0.08 * np.exp(noise[i]) for i, share in enumerate((0.7, 1.0, 1.4)))
+        short, base, long = (
+            2.3 * share**-0.08 * np.exp(noise[i]) for i, share in enumerate((0.7, 1.0, 1.4))
+        )
         arm = 2.3 * planted**0.08 * np.exp(noise[3])  # worth 1/planted of the steps
         z = times(arm, base, slopes(short, long, ratio=2.0), np.zeros(seeds))
         estimate = of_pairs(z.tolist())
@@ -141,13 +145,17 @@ def test_intervals_hold_the_planted_time(planted: float, seeds: int) -> None:
     assert 0.945 <= held / 10_000 <= 0.975
 
 
-@pytest.mark.skipif(not (SHARED / "seed_noise").is_dir(), reason="the rows of 240 real runs are not here")
+@pytest.mark.skipif(
+    not (SHARED / "seed_noise").is_dir(), reason="the rows of 240 real runs are not here"
+)
 def test_real_rows_have_the_figures_that_other_code_has() -> None:
     """Twelve seeds of swiglu and gqa: alone, and over the levels of the other key."""
     place = SHARED / "seed_noise"
     records = [
         record(row["attention"], row["mlp"], int(row["seed"]), float(row["val_loss"]))
-        for row in csv.DictReader((place / "nano_attention_mlp_40_seeds.csv").read_text().splitlines())
+        for row in csv.DictReader(
+            (place / "nano_attention_mlp_40_seeds.csv").read_text().splitlines()
+        )
         if int(row["seed"]) < 12
     ]
     records += [
@@ -190,7 +198,7 @@ def worth(ratio: Any) -> tuple[float, float, float]:
     return 1 / ratio.mid, 1 / ratio.high, 1 / ratio.low
 
 
-# --- in a comparison ----------------------------------------------------------------------------------------
+# --- in a comparison ------------------------------------------------------------------------------
 
 
 def test_a_comparison_shows_it_by_arm_and_by_factor() -> None:
@@ -202,7 +210,10 @@ def test_a_comparison_shows_it_by_arm_and_by_factor() -> None:
         "gqa gelu4x",
         "gqa swiglu",
     ]
-    assert [(each["steps"], len(each["runs"])) for each in content["lengths"]] == [(105, 6), (210, 6)]
+    assert [(each["steps"], len(each["runs"])) for each in content["lengths"]] == [
+        (105, 6),
+        (210, 6),
+    ]
     assert content["not_compared"] == []
     swiglu = at_equal_loss(comparison, "flash swiglu")["ratio"]
     assert swiglu["low"] < (2.28 / 2.3) ** 10 < swiglu["high"]
@@ -223,7 +234,9 @@ def test_a_comparison_shows_it_by_arm_and_by_factor() -> None:
 
 
 def test_nothing_of_it_is_shown_where_the_baseline_has_no_other_lengths() -> None:
-    records = [record("flash", mlp, seed, 2.3 + 0.01 * seed) for seed in range(3) for mlp in NAMES["mlp"]]
+    records = [
+        record("flash", mlp, seed, 2.3 + 0.01 * seed) for seed in range(3) for mlp in NAMES["mlp"]
+    ]
     comparison = compare(Found(records=records))
     assert [row.equal_loss for row in comparison.arms] == [None, None]
     assert "equal loss" not in render(comparison)
@@ -237,7 +250,9 @@ def test_lengths_of_another_arm_are_named_and_are_no_arms() -> None:
     assert [row.equal_loss for row in comparison.arms] == [None] * 4
     assert comparison.not_compared == []
     (line,) = comparison.problems
-    assert line.startswith("12 runs of other lengths are not of gqa gelu4x: there is no time at equal loss")
+    assert line.startswith(
+        "12 runs of other lengths are not of gqa gelu4x: there is no time at equal loss"
+    )
 
 
 def test_lengths_that_were_swept_show_it_without_asking() -> None:
@@ -296,7 +311,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
 
 
 @pytest.mark.parametrize(("how", "arm", "why"), REFUSED.values(), ids=REFUSED)
-def test_what_it_cannot_say_is_refused_with_the_reason(how: dict[str, Any], arm: str, why: str) -> None:
+def test_what_it_cannot_say_is_refused_with_the_reason(
+    how: dict[str, Any], arm: str, why: str
+) -> None:
     comparison = grid(**how)
     at = at_equal_loss(comparison, arm)
     assert (at["ratio"], at["outcome"]) == (None, "no verdict")
@@ -304,7 +321,7 @@ def test_what_it_cannot_say_is_refused_with_the_reason(how: dict[str, Any], arm:
     assert f"] {why}" in render(comparison)
 
 
-# --- the cells ----------------------------------------------------------------------------------------------
+# --- the cells ------------------------------------------------------------------------------------
 
 
 def planned(*words: str, swept: tuple[str, ...] = ("attention", "seed")) -> tuple[Grid, Grid]:
@@ -334,7 +351,8 @@ def test_the_baseline_gets_whole_schedules_at_its_other_lengths(tmp_path: Path) 
     assert {cell.plan.asked.length_of for cell in added} == {plain.cells[0].plan.arm}
     assert all(f"trainer.steps={cell.plan.run.trainer.steps}" in cell.label for cell in added)
     assert lengths.cost(plain, whole) == (
-        "equal loss: the baseline also trains for 70 and 140 steps: 4 runs more, as much as 2.1 arms"
+        "equal loss: the baseline also trains for 70 and 140 steps: 4 runs more, as much as 2.1 "
+        "arms"
     )
 
 
@@ -346,7 +364,9 @@ def test_the_baseline_gets_whole_schedules_at_its_other_lengths(tmp_path: Path) 
         (["trainer.steps=10,20"], "--equal-loss must be left out where trainer.steps is swept"),
     ],
 )
-def test_where_there_are_no_other_lengths_it_is_refused(here: Door, words: list[str], why: str) -> None:
+def test_where_there_are_no_other_lengths_it_is_refused(
+    here: Door, words: list[str], why: str
+) -> None:
     done = here("--equal-loss", *CELL, *words, "seed=0,1", "attention=flash,gqa")
     assert done.code == 2
     assert why in done.err

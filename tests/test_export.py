@@ -1,5 +1,5 @@
-"""A run's model as one file: nocap and a script of plain torch read from it the logits that the run's own
-model has."""
+"""A run's model as one file: nocap and a script of plain torch read from it the logits that the
+run's own model has."""
 
 from __future__ import annotations
 
@@ -113,7 +113,10 @@ def test_a_file_says_what_it_is_and_no_place_of_this_machine(
         metadata = opened.metadata()
     about = json.loads(metadata["run"])
     assert (about["identity"], about["step"]) == (name[-12:], 30)
-    assert about["val_loss"] == json.loads((undisturbed.run_dir / "summary.json").read_text())["val_loss"]
+    assert (
+        about["val_loss"]
+        == json.loads((undisturbed.run_dir / "summary.json").read_text())["val_loss"]
+    )
     assert str(undisturbed.output_dir) not in str(metadata)  # nor places of this machine
 
 
@@ -158,7 +161,7 @@ def test_a_file_that_is_not_named_safetensors_is_refused(
     assert not [*tmp_path.iterdir()]
 
 
-# --- checkpoints that are not the last, and of other code ---------------------------------------------------
+# --- checkpoints that are not the last, and of other code -----------------------------------------
 
 
 def export_of(run_dir: Path, file: Path) -> dict[str, Any]:
@@ -184,7 +187,8 @@ def test_a_file_says_the_loss_of_its_own_checkpoint(tmp_path: Path) -> None:
 
 
 def of_an_older_nocap(out: Path, group: str, key: str) -> Path:
-    """Return the folder of a killed run that an older nocap trained, which did not have this key."""
+    """Return the folder of a killed run that an older nocap trained, which did not have this
+    key."""
     this = planned(out)
     config = {**this.parts["config"], group: {**this.parts["config"][group]}}
     del config[group][key]
@@ -199,7 +203,8 @@ def of_an_older_nocap(out: Path, group: str, key: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("group", "key"), [("attention", "merge_qkv"), ("model", "logit_softcap"), ("objective", "loss_chunks")]
+    ("group", "key"),
+    [("attention", "merge_qkv"), ("model", "logit_softcap"), ("objective", "loss_chunks")],
 )
 def test_a_run_of_an_older_nocap_is_read(tmp_path: Path, group: str, key: str) -> None:
     start(planned(tmp_path))
@@ -221,7 +226,9 @@ def test_a_key_that_was_not_trained_with_is_refused(tmp_path: Path, text: str) -
         trained(older)
 
 
-def test_a_key_that_has_no_default_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_key_that_has_no_default_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     older = of_an_older_nocap(tmp_path, "model", "seq_len")
     with pytest.raises(SystemExit, match="2"):
         export.main([str(older), str(tmp_path / "model.safetensors")])
@@ -255,13 +262,29 @@ def test_other_code_than_the_runs_is_named(
     os.environ.pop(outside.VARIABLE)
 
 
-# --- Hugging Face -------------------------------------------------------------------------------------------
+# --- Hugging Face ---------------------------------------------------------------------------------
 
 COUNTERPARTS = {
-    "llama": ("mlp=swiglu", "norm=rmsnorm_gain", "model.n_head=4", "attention=gqa", "attention.n_kv_heads=2"),
-    "llama untied": ("mlp=swiglu", "model.tie_head=false", "model.residual_scale=both", "position.base=5000"),
+    "llama": (
+        "mlp=swiglu",
+        "norm=rmsnorm_gain",
+        "model.n_head=4",
+        "attention=gqa",
+        "attention.n_kv_heads=2",
+    ),
+    "llama untied": (
+        "mlp=swiglu",
+        "model.tie_head=false",
+        "model.residual_scale=both",
+        "position.base=5000",
+    ),
     "gpt2": ("position=learned", "norm=layernorm", "mlp=gelu4x"),
-    "gpt2 untied": ("position=learned", "norm=layernorm", "norm.bias=false", "model.tie_head=false"),
+    "gpt2 untied": (
+        "position=learned",
+        "norm=layernorm",
+        "norm.bias=false",
+        "model.tie_head=false",
+    ),
 }
 
 
@@ -288,7 +311,10 @@ def test_transformers_computes_the_runs_own_logits(words: tuple[str, ...], tmp_p
 @pytest.mark.parametrize(
     ("words", "rule"),
     [
-        ((), "mlp.activation must be swiglu with --hf beside position=rope, as llama has, got gelu"),
+        (
+            (),
+            "mlp.activation must be swiglu with --hf beside position=rope, as llama has, got gelu",
+        ),
         (("mlp=swiglu", "norm=layernorm"), "norm.norm must be rms with --hf beside position=rope"),
         (("mlp=swiglu", "position=none"), "position must be rope (as Llama) or learned (as GPT-2)"),
         (("mlp=swiglu", "ideas=[x0]"), "ideas must be empty with --hf"),
@@ -297,7 +323,8 @@ def test_transformers_computes_the_runs_own_logits(words: tuple[str, ...], tmp_p
         (("mlp=swiglu", "attention=sliding"), "attention.kind must be global with --hf"),
         (
             ("position=learned", "norm=layernorm", "model.n_head=4", "attention=mqa"),
-            "attention.n_kv_heads must be model.n_head=4 with --hf beside position=learned, as gpt2 has",
+            "attention.n_kv_heads must be model.n_head=4 with --hf beside position=learned, as "
+            "gpt2 has",
         ),
     ],
 )
@@ -306,7 +333,9 @@ def test_what_has_no_counterpart_is_refused_by_name(words: tuple[str, ...], rule
         architecture(compose([*SMALL, *words]))
 
 
-def test_a_folder_that_holds_something_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_holds_something_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "mine").write_text("mine")
     with pytest.raises(SystemExit, match="2"):
         export.main(["last", "--hf", str(tmp_path)])

@@ -1,5 +1,5 @@
-"""A grid by factor, through the door: against the interval of `tests/test_interval.py`, and cases worked out
-by hand."""
+"""A grid by factor, through the door: against the interval of `tests/test_interval.py`, and cases
+worked out by hand."""
 
 from __future__ import annotations
 
@@ -38,7 +38,14 @@ def judged(folder: Path, keys: str, losses: Losses, *words: str) -> Json:
         for seed, loss in enumerate(of_place)
     ]
     (folder / "t.csv").write_text("\n".join([",".join([*names, "seed", "val_loss"]), *rows]) + "\n")
-    command = [str(folder / "t.csv"), "--columns", f"arm={keys}", "--json", str(folder / "t.json"), *words]
+    command = [
+        str(folder / "t.csv"),
+        "--columns",
+        f"arm={keys}",
+        "--json",
+        str(folder / "t.json"),
+        *words,
+    ]
     assert door.main(command) == 0
     content: Json = json.loads((folder / "t.json").read_text())
     return content
@@ -47,21 +54,26 @@ def judged(folder: Path, keys: str, losses: Losses, *words: str) -> Json:
 def drawn(
     rng: np.random.Generator, *levels: str, n: int, effects: Mapping[str, float] | None = None
 ) -> Losses:
-    """Losses of every combination of these levels: what seeds share, what runs have, what levels add."""
+    """Losses of every combination of these levels: what seeds share, what runs have, what levels
+    add."""
     common = rng.normal(size=n)
     return {
-        place: 3 + 0.01 * (common + rng.normal(size=n)) + sum((effects or {}).get(name, 0) for name in place)
+        place: 3
+        + 0.01 * (common + rng.normal(size=n))
+        + sum((effects or {}).get(name, 0) for name in place)
         for place in itertools.product(*(names.split() for names in levels))
     }
 
 
-# --- ends, against a reference ------------------------------------------------------------------------------
+# --- ends, against a reference --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("n", SIZES)
 def test_two_arms_are_scipys(tmp_path: Path, n: int) -> None:
     losses = drawn(np.random.default_rng(n), "base idea", n=n)
-    (gap,) = [arm["difference"] for arm in judged(tmp_path, "arm", losses)["arms"] if arm["difference"]]
+    (gap,) = [
+        arm["difference"] for arm in judged(tmp_path, "arm", losses)["arms"] if arm["difference"]
+    ]
     exact = stats.ttest_rel(losses["idea",], losses["base",]).confidence_interval()
     assert gap["low"] == pytest.approx(exact.low, abs=1e-9)
     assert gap["high"] == pytest.approx(exact.high, abs=1e-9)
@@ -82,7 +94,9 @@ def test_two_arms_without_shared_seeds_are_scipys(tmp_path: Path, n: int) -> Non
 
 
 @pytest.mark.parametrize("n", SIZES)
-def test_levels_are_means_over_the_other_keys_with_the_interval_of_arms(tmp_path: Path, n: int) -> None:
+def test_levels_are_means_over_the_other_keys_with_the_interval_of_arms(
+    tmp_path: Path, n: int
+) -> None:
     losses = drawn(np.random.default_rng(n), "flash gqa", "gelu4x gelu3x swiglu", n=n)
     content = judged(tmp_path, "attention+mlp", losses)
     attention, mlp = content["by_factor"]["factors"]
@@ -90,19 +104,28 @@ def test_levels_are_means_over_the_other_keys_with_the_interval_of_arms(tmp_path
     def mean(level: str) -> np.ndarray:
         return np.mean([of_place for place, of_place in losses.items() if level in place], axis=0)
 
-    assert (attention["key"], attention["baseline"], attention["over"]) == ("attention", "flash", {"mlp": 3})
+    assert (attention["key"], attention["baseline"], attention["over"]) == (
+        "attention",
+        "flash",
+        {"mlp": 3},
+    )
     assert (mlp["key"], mlp["baseline"], mlp["over"]) == ("mlp", "gelu4x", {"attention": 2})
     exact = stats.ttest_rel(mean("gqa"), mean("flash")).confidence_interval()
     (gqa,) = attention["levels"]
     assert gqa["difference"]["low"] == pytest.approx(exact.low, abs=1e-9)
     assert gqa["difference"]["high"] == pytest.approx(exact.high, abs=1e-9)
-    ends = of_a_mixed_model(np.array([mean(level) - mean("gelu4x") for level in ("gelu3x", "swiglu")]))
+    ends = of_a_mixed_model(
+        np.array([mean(level) - mean("gelu4x") for level in ("gelu3x", "swiglu")])
+    )
     for level, (low, high) in zip(mlp["levels"], ends, strict=True):
         assert level["difference"]["low"] == pytest.approx(low, abs=1e-9)
         assert level["difference"]["high"] == pytest.approx(high, abs=1e-9)
     base = losses["flash", "gelu4x"]
     contrasts = [
-        losses["gqa", name] - base - (losses["gqa", "gelu4x"] - base) - (losses["flash", name] - base)
+        losses["gqa", name]
+        - base
+        - (losses["gqa", "gelu4x"] - base)
+        - (losses["flash", name] - base)
         for name in ("gelu3x", "swiglu")
     ]
     for interaction, (low, high) in zip(
@@ -120,7 +143,7 @@ def test_levels_are_means_over_the_other_keys_with_the_interval_of_arms(tmp_path
         assert gap["high"] == pytest.approx(high, abs=1e-9)
 
 
-# --- words --------------------------------------------------------------------------------------------------
+# --- words ----------------------------------------------------------------------------------------
 
 
 def test_a_gain_that_no_arm_shows_is_shown_by_factor(
@@ -137,14 +160,20 @@ def test_a_gain_that_no_arm_shows_is_shown_by_factor(
     )
     content = judged(tmp_path, "attention+mlp+position", losses)
     attention, mlp, position = content["by_factor"]["factors"]
-    assert [level["difference"]["verdict"] for level in attention["levels"]] == ["no difference shown"] * 2
+    assert [level["difference"]["verdict"] for level in attention["levels"]] == [
+        "no difference shown"
+    ] * 2
     assert [level["difference"]["verdict"] for level in mlp["levels"]] == ["better"]
-    assert [level["difference"]["verdict"] for level in position["levels"]] == ["no difference shown"]
+    assert [level["difference"]["verdict"] for level in position["levels"]] == [
+        "no difference shown"
+    ]
     flash = next(arm for arm in content["arms"] if arm["label"] == "flash swiglu rope")
     assert flash["difference"]["verdict"] == "no difference shown"
     out = capsys.readouterr().out
     assert re.search(
-        r"mlp=swiglu +gelu4x +3 attentions × 2 positions +4 +lower loss by 0\.0\d+ ± 0\.0\d+ +better", out
+        r"mlp=swiglu +gelu4x +3 attentions × 2 positions +4 +lower loss by 0\.0\d+ ± 0\.0\d+ "
+        r"+better",
+        out,
     )
     assert out.index("By factor") < out.index("Verdicts")
     assert "None of 7 interactions is shown: the gains may add up." in out
@@ -184,11 +213,14 @@ def test_false_words_of_a_grid_are_as_rare_as_said(tmp_path: Path) -> None:
     assert alarms / 100 <= 0.22
 
 
-# --- what is a crossing -------------------------------------------------------------------------------------
+# --- what is a crossing ---------------------------------------------------------------------------
 
 
 def grid(
-    root: Path, places: list[dict[str, str]], *, about: Callable[[dict[str, str], int], Json] | None = None
+    root: Path,
+    places: list[dict[str, str]],
+    *,
+    about: Callable[[dict[str, str], int], Json] | None = None,
 ) -> Path:
     """Runs of three seeds at these places: levels of keys, each with what follows from it."""
     rng = np.random.default_rng(0)
@@ -228,7 +260,11 @@ def test_options_and_keys_that_were_swept_are_the_factors(tmp_path: Path) -> Non
             "optimizer.lr": place["lr"],
         }
         options = {"attention": place["attention"], "mlp": "gelu4x"}
-        return {"config": config, "options": options, "swept": ("attention", "optimizer.lr", "seed")}
+        return {
+            "config": config,
+            "options": options,
+            "swept": ("attention", "optimizer.lr", "seed"),
+        }
 
     root = grid(tmp_path, product(attention="flash gqa", lr="0.1 0.2 0.3"), about=about)
     assert factors(root) == {"attention": ["flash", "gqa"], "lr": ["0.1", "0.2", "0.3"]}
@@ -250,14 +286,18 @@ def test_keys_that_go_in_pairs_are_one_factor(tmp_path: Path) -> None:
         [{"lr": x, "mlp": x} for x in "abc"],
     ],
 )
-def test_what_is_no_full_crossing_is_read_arm_by_arm(tmp_path: Path, places: list[dict[str, str]]) -> None:
+def test_what_is_no_full_crossing_is_read_arm_by_arm(
+    tmp_path: Path, places: list[dict[str, str]]
+) -> None:
     assert factors(grid(tmp_path, places)) is None
 
 
 def test_an_arm_that_left_the_table_leaves_a_hole_and_a_line_says_so(tmp_path: Path) -> None:
     root = grid(tmp_path, product(lr="0.1 0.2", mlp="a b"))
     config = {"model.lr": "0.2", "model.mlp": "b"}
-    write_run(root, words="gpt2-0.2-b", config=config, seed=3, status="diverged", curve=(5, 6, 7, 8, 9))
+    write_run(
+        root, words="gpt2-0.2-b", config=config, seed=3, status="diverged", curve=(5, 6, 7, 8, 9)
+    )
     content = told(root)
     assert content["by_factor"] is None
     assert (
@@ -280,7 +320,11 @@ def test_a_level_whose_arms_differ_in_more_is_confounded(tmp_path: Path) -> None
 
 def test_the_page_has_the_levels_first_and_their_effects_sorted(tmp_path: Path) -> None:
     def about(place: dict[str, str], seed: int) -> Json:
-        return {"loss": 3.3 + {"a": 0.0, "b": 0.2, "c": -0.2}[place["mlp"]] + 0.001 * seed * len(place["lr"])}
+        return {
+            "loss": 3.3
+            + {"a": 0.0, "b": 0.2, "c": -0.2}[place["mlp"]]
+            + 0.001 * seed * len(place["lr"])
+        }
 
     root = grid(tmp_path, product(lr="0.1 0.22", mlp="a b c"), about=about)
     comparison = compare(load([root]))
@@ -294,7 +338,7 @@ def test_the_page_has_the_levels_first_and_their_effects_sorted(tmp_path: Path) 
     assert render(comparison).index("By factor") < render(comparison).index("Verdicts")
 
 
-# --- columns of a table -------------------------------------------------------------------------------------
+# --- columns of a table ---------------------------------------------------------------------------
 
 
 def test_an_arm_of_several_columns_names_one_that_is_not_there(

@@ -1,11 +1,12 @@
-"""The fault matrix: a row a fault, in the order of its table. Whatever is done to a run, the same command
-again ends where an undisturbed run ends, to the last bit of weights, optimizer and rows; or it is refused in
-one line, and nothing is lost.
+"""The fault matrix: a row a fault, in the order of its table. Whatever is done to a run, the same
+command again ends where an undisturbed run ends, to the last bit of weights, optimizer and rows; or
+it is refused in one line, and nothing is lost.
 
-There is no random state beside these: the order of the data is a function of seed and step, and no layer
-draws numbers. Faults that need a moment inside a step are injected by `tests/faults/sitecustomize.py`; the
-product knows nothing of them. Other numbers: a tracker that dies in the middle (21) is in test_tracking.py, a
-secret in a config (25) and a script in a name (26) in test_outward.py.
+There is no random state beside these: the order of the data is a function of seed and step, and no
+layer draws numbers. Faults that need a moment inside a step are injected by
+`tests/faults/sitecustomize.py`; the product knows nothing of them. Other numbers: a tracker that
+dies in the middle (21) is in test_tracking.py, a secret in a config (25) and a script in a name
+(26) in test_outward.py.
 """
 
 from __future__ import annotations
@@ -64,12 +65,17 @@ def faulty(tmp_path: Path) -> Faulty:
     """The environment in which a run's ranks do this to themselves."""
     folder = tmp_path / "faults"
     folder.mkdir()
-    return lambda fault: {"PYTHONPATH": FAULTS, "NOCAP_FAULT": fault, "NOCAP_FAULT_DIR": str(folder)}
+    return lambda fault: {
+        "PYTHONPATH": FAULTS,
+        "NOCAP_FAULT": fault,
+        "NOCAP_FAULT_DIR": str(folder),
+    }
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The output directories of a run and of its half, with checkpoints at 4 and 5. Copy before changing."""
+    """The output directories of a run and of its half, with checkpoints at 4 and 5. Copy before
+    changing."""
     return made(tmp_path_factory), made(tmp_path_factory, stop_after=4)
 
 
@@ -84,7 +90,9 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
-def writer(root: Path, *, background: bool = False) -> tuple[torch.nn.Module, checkpoint.Writer, Any]:
+def writer(
+    root: Path, *, background: bool = False
+) -> tuple[torch.nn.Module, checkpoint.Writer, Any]:
     """A small model, a writer of its checkpoints, and the call that saves a step."""
     model = torch.nn.Linear(300, 200) if background else torch.nn.Linear(7, 5)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -95,28 +103,39 @@ def writer(root: Path, *, background: bool = False) -> tuple[torch.nn.Module, ch
     return model, its, partial(its.save, must=False, state={"clock_s": {}}, **of_it)
 
 
-# --- 1, 2: killed -------------------------------------------------------------------------------------------
+# --- 1, 2: killed ---------------------------------------------------------------------------------
 
 
 @pytest.mark.gate
 @pytest.mark.parametrize(("kills", "ranks"), [([10], 1), ([1, 13], 2)])
 def test_01_kill_at_any_step(
-    tmp_path: Path, door: Door, faulty: Faulty, undisturbed: Undisturbed, kills: list[int], ranks: int
+    tmp_path: Path,
+    door: Door,
+    faulty: Faulty,
+    undisturbed: Undisturbed,
+    kills: list[int],
+    ranks: int,
 ) -> None:
-    """SIGKILL at these steps → restarted from the last checkpoint each time, state and rows of the clean
-    run."""
-    overrides = (f"trainer.devices={ranks}", "trainer.max_restarts=2", f"output_dir={tmp_path / 'out'}")
+    """SIGKILL at these steps → restarted from the last checkpoint each time, state and rows of the
+    clean run."""
+    overrides = (
+        f"trainer.devices={ranks}",
+        "trainer.max_restarts=2",
+        f"output_dir={tmp_path / 'out'}",
+    )
     fault = f"kill@{','.join(map(str, kills))}:rank{ranks - 1}"
     done = door(*MEDIUM, *overrides, env=faulty(fault), timeout=300)
     assert done.code == 0, done.err
-    assert sorted(map(int, set(re.findall(r"ended with signal 9 at step (\d+)", done.err)))) == kills
+    assert (
+        sorted(map(int, set(re.findall(r"ended with signal 9 at step (\d+)", done.err)))) == kills
+    )
     assert state_of(the_run(tmp_path / "out")) == state_of(undisturbed.run_dir)
     assert summary_of(the_run(tmp_path / "out"))["attempts"] == len(kills) + 1
 
 
 def test_02_kill_during_save(tmp_path: Path) -> None:
-    """SIGKILL at any of a save's calls to the disk → the newest valid one is found, and what was left is
-    known."""
+    """SIGKILL at any of a save's calls to the disk → the newest valid one is found, and what was
+    left is known."""
     outcomes = set()
     for call in range(1, 99):
         root = tmp_path / str(call)
@@ -134,14 +153,17 @@ def test_02_kill_during_save(tmp_path: Path) -> None:
         outcomes.add((newest.step, any(root.glob(".step-*.tmp"))))
         save(step=12)
         delete(unfinished(root))  # as the next attempt does
-        assert [path.name for path in sorted(root.iterdir())] == [name_of(newest.step or 0), name_of(12)]
+        assert [path.name for path in sorted(root.iterdir())] == [
+            name_of(newest.step or 0),
+            name_of(12),
+        ]
     assert call > 12  # that many calls has a save
     assert outcomes >= {(4, True), (8, False)}
 
 
 def test_02_save_in_the_background_is_of_its_moment(tmp_path: Path) -> None:
-    """Written while training goes on, as on a GPU → what is on disk is the step's own state; a failure is a
-    line at the next save."""
+    """Written while training goes on, as on a GPU → what is on disk is the step's own state; a
+    failure is a line at the next save."""
     model, its, save = writer(tmp_path / "checkpoints", background=True)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     assert save(step=4) == []
@@ -160,7 +182,7 @@ def test_02_save_in_the_background_is_of_its_moment(tmp_path: Path) -> None:
         save(step=16, must=True)
 
 
-# --- 3 to 7: the disk ---------------------------------------------------------------------------------------
+# --- 3 to 7: the disk -----------------------------------------------------------------------------
 
 
 def test_03_corrupt_checkpoint_is_named_and_the_one_before_is_used(
@@ -170,13 +192,16 @@ def test_03_corrupt_checkpoint_is_named_and_the_one_before_is_used(
     newest = this.run_dir / "checkpoints" / name_of(5)
     flip(newest / "optimizer.safetensors")
     start(this, log=said.append)
-    assert f"checkpoint not used: {newest}: optimizer.safetensors does not match its checksum" in said
+    assert (
+        f"checkpoint not used: {newest}: optimizer.safetensors does not match its checksum" in said
+    )
     assert any("resuming from step 4" in line for line in said)
     same_end(this, runs[0])
 
 
 def test_03_04_flipped_cut_or_missing_files_are_named(tmp_path: Path) -> None:
-    """One bit anywhere in a checkpoint, a file cut or missing → it is named, and the one before is used."""
+    """One bit anywhere in a checkpoint, a file cut or missing → it is named, and the one before is
+    used."""
     _, _, save = writer(tmp_path)
     save(step=4)
     save(step=8)
@@ -220,7 +245,9 @@ def of_another_model(file: Path) -> None:
     [
         (flip, 1, "model.safetensors does not match its checksum"),
         (of_another_model, 1, "model.safetensors must hold "),
-        pytest.param(flip, 2, "model.safetensors does not match its checksum", marks=pytest.mark.slow),
+        pytest.param(
+            flip, 2, "model.safetensors does not match its checksum", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_06_without_a_valid_checkpoint_it_refuses_and_deletes_nothing(
@@ -248,8 +275,8 @@ def test_06_without_a_valid_checkpoint_it_refuses_and_deletes_nothing(
 def test_07_disk_full_at_a_row(
     tmp_path: Path, door: Door, here: Door, faulty: Faulty, undisturbed: Undisturbed
 ) -> None:
-    """ENOSPC at a row → the run stops with a line and exit code 1; with room again, it ends as the clean
-    run."""
+    """ENOSPC at a row → the run stops with a line and exit code 1; with room again, it ends as the
+    clean run."""
     words = (*MEDIUM, f"output_dir={tmp_path / 'out'}")
     done = door(*words, env=faulty("full@17"))
     assert (done.code, done.err.count("\n")) == (1, 1)
@@ -268,25 +295,32 @@ def test_07_disk_full_at_the_start(tmp_path: Path) -> None:
 
 
 def test_07_disk_full_at_a_checkpoint(runs: tuple[Path, Path], tmp_path: Path) -> None:
-    """No room for a checkpoint → a line, and training goes on; none for the last → an error. The old one
-    stays, and is resumed from."""
+    """No room for a checkpoint → a line, and training goes on; none for the last → an error. The
+    old one stays, and is resumed from."""
     this, told = copied(runs[1], tmp_path), tmp_path / "told"
     limit = (this.run_dir / "checkpoints" / name_of(5) / "model.safetensors").stat().st_size - 1
     assert in_a_child(lambda: trained(tmp_path / "out", SEED, full_at=limit, log=print), told) == 1
     lines = [line for line in told.read_text().splitlines() if "not saved: " in line]
     assert [re.findall(r"checkpoint of step (\d) ", line) for line in lines] == [["6"], ["7"]]
     assert "File too large" in lines[1]
-    assert [path.name for path in checkpoints(this.run_dir)] == [name_of(5)]  # room for the second try
+    assert [path.name for path in checkpoints(this.run_dir)] == [
+        name_of(5)
+    ]  # room for the second try
     assert checkpoint.find(this.run_dir / "checkpoints").invalid == []
     start(again(this))
     same_end(this, runs[0])
 
 
-# --- 8, 9: asked to stop ------------------------------------------------------------------------------------
+# --- 8, 9: asked to stop --------------------------------------------------------------------------
 
 
 def stops_and_goes_on(
-    out: Path, undisturbed: Undisturbed, door: Door, *words: str, signals: tuple[int, ...], keeps: int
+    out: Path,
+    undisturbed: Undisturbed,
+    door: Door,
+    *words: str,
+    signals: tuple[int, ...],
+    keeps: int,
 ) -> None:
     for _ in range(3):  # on a machine that stands still for a second the run may finish first
         with attempt(out, *words) as running:
@@ -315,9 +349,12 @@ def stops_and_goes_on(
 
 @pytest.mark.slow
 def test_08_stop_reaches_every_rank(tmp_path: Path, door: Door, undisturbed: Undisturbed) -> None:
-    """Slurm's warning and a SIGTERM to a run of two ranks → one checkpoint of one step, exit code 75, and an
-    exact resume."""
-    words, signals = ("trainer.devices=2", "trainer.checkpoint_every=0"), (signal.SIGUSR2, signal.SIGTERM)
+    """Slurm's warning and a SIGTERM to a run of two ranks → one checkpoint of one step, exit code
+    75, and an exact resume."""
+    words, signals = (
+        ("trainer.devices=2", "trainer.checkpoint_every=0"),
+        (signal.SIGUSR2, signal.SIGTERM),
+    )
     stops_and_goes_on(tmp_path / "out", undisturbed, door, *words, signals=signals, keeps=1)
 
 
@@ -329,7 +366,7 @@ def test_09_signals_on_signals_are_one_stop_that_resumes(
     stops_and_goes_on(tmp_path / "out", undisturbed, here, signals=signals, keeps=2)
 
 
-# --- 10, 11, 22: ranks --------------------------------------------------------------------------------------
+# --- 10, 11, 22: ranks ----------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -337,8 +374,8 @@ def test_09_signals_on_signals_are_one_stop_that_resumes(
 def test_10_22_dead_rank_without_restarts_and_another_number_of_ranks(
     tmp_path: Path, door: Door, here: Door, faulty: Faulty
 ) -> None:
-    """A rank dies, no restart is allowed → soon a failure that names rank and step; no process stays. Ended
-    on one rank → the same batches, losses within 1e-6, and the record says so."""
+    """A rank dies, no restart is allowed → soon a failure that names rank and step; no process
+    stays. Ended on one rank → the same batches, losses within 1e-6, and the record says so."""
     four = ("trainer.batch_tokens=4096", "trainer.steps=16")  # micro-batches a step
     words = (*MEDIUM, *four, "trainer.max_restarts=0", f"output_dir={tmp_path / 'out'}")
     done = door(*words, "trainer.devices=2", env=faulty("kill@10:rank1"))
@@ -376,8 +413,8 @@ def test_the_terminal_shows_the_cause_of_the_rank_that_failed_first(
 @pytest.mark.slow
 @linux
 def test_11_hung_rank(tmp_path: Path, door: Door, faulty: Faulty, undisturbed: Undisturbed) -> None:
-    """A rank stands still, or is stopped → after the stated time it is named, with its step, and the run
-    starts again and ends as the clean one."""
+    """A rank stands still, or is stopped → after the stated time it is named, with its step, and
+    the run starts again and ends as the clean one."""
     words = ("trainer.devices=2", "trainer.hang_timeout_s=15", "trainer.max_restarts=2")
     faults = faulty("hang@13:rank1+stop@20:rank1")
     done = door(*MEDIUM, *words, f"output_dir={tmp_path / 'out'}", env=faults, timeout=240)
@@ -388,7 +425,7 @@ def test_11_hung_rank(tmp_path: Path, door: Door, faulty: Faulty, undisturbed: U
     assert not processes(the_run(tmp_path / "out"))
 
 
-# --- 12, 13: numbers ----------------------------------------------------------------------------------------
+# --- 12, 13: numbers ------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -406,7 +443,9 @@ def test_12_non_finite_loss_on_one_rank(tmp_path: Path, door: Door, faulty: Faul
 def test_12_diverged_run_stops_before_the_update_and_names_the_batch(
     tmp_path: Path, here: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(sys.modules, "__mp_main__", raising=False)  # pytest, and no module of the option
+    monkeypatch.delitem(
+        sys.modules, "__mp_main__", raising=False
+    )  # pytest, and no module of the option
     words = (*TINY, *EXPLODING, "trainer.checkpoint_every=1", f"output_dir={tmp_path / 'out'}")
     done = here(*words)
     assert (done.code, "diverged: " in done.out) == (1, True), done.err
@@ -415,7 +454,10 @@ def test_12_diverged_run_stops_before_the_update_and_names_the_batch(
     step = last["step"]
     assert summary["status"] == "diverged"
     assert None in (last["train/loss"], last["train/grad_norm"])
-    assert (summary["diverged"]["step"], summary["diverged"]["sequences"]) == (step, [step * 4, step * 4 + 4])
+    assert (summary["diverged"]["step"], summary["diverged"]["sequences"]) == (
+        step,
+        [step * 4, step * 4 + 4],
+    )
     assert [path.name for path in checkpoints(run_dir)] == [name_of(step)]
     done = here(*words)
     assert (done.code, "already diverged" in done.out) == (1, True)
@@ -443,8 +485,8 @@ def test_13_spikes_are_those_of_the_definition() -> None:
 
 @pytest.mark.slow
 def test_13_spike_is_logged_not_skipped(tmp_path: Path, door: Door, faulty: Faulty) -> None:
-    """A loss ×1000 → its row, a line and the summary say so, it is trained on, and a resumed run sees the
-    same."""
+    """A loss ×1000 → its row, a line and the summary say so, it is trained on, and a resumed run
+    sees the same."""
     words = (
         "trainer.steps=48",
         "trainer.val_every=12",
@@ -461,7 +503,7 @@ def test_13_spike_is_logged_not_skipped(tmp_path: Path, door: Door, faulty: Faul
     assert (tmp_path / "faults" / "rank0-changed").exists()
 
 
-# --- 14 to 17: data -----------------------------------------------------------------------------------------
+# --- 14 to 17: data -------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -476,14 +518,17 @@ def shards(tmp_path: Path) -> tuple[str, ...]:
 
 
 def test_14_15_16_bad_shard(tmp_path: Path, here: Door, shards: tuple[str, ...]) -> None:
-    """Any shard, also one that the run would reach last, is bad → refused at the start, the file named. Every
-    damage: test_shards.py."""
+    """Any shard, also one that the run would reach last, is bad → refused at the start, the file
+    named. Every damage: test_shards.py."""
     last = tmp_path / "shards" / "train_1.bin"
     sound = last.read_bytes()
     for damaged, reason in (
         (b"\7" + sound[1:], "magic number 20240520, got "),
         (sound[: len(sound) // 2], "truncated"),
-        (sound[:-2] + (60_000).to_bytes(2, "little"), "below 257, the tokenizer's vocabulary, got 60000"),
+        (
+            sound[:-2] + (60_000).to_bytes(2, "little"),
+            "below 257, the tokenizer's vocabulary, got 60000",
+        ),
     ):
         last.write_bytes(damaged)
         done = here(*shards)
@@ -493,9 +538,11 @@ def test_14_15_16_bad_shard(tmp_path: Path, here: Door, shards: tuple[str, ...])
     assert not (tmp_path / "out").exists()
 
 
-def test_17_data_changed_before_the_resume(tmp_path: Path, here: Door, shards: tuple[str, ...]) -> None:
-    """A shard changes between start and resume → refused, the begun run named, nothing started beside it; put
-    back, it resumes."""
+def test_17_data_changed_before_the_resume(
+    tmp_path: Path, here: Door, shards: tuple[str, ...]
+) -> None:
+    """A shard changes between start and resume → refused, the begun run named, nothing started
+    beside it; put back, it resumes."""
     assert here(*shards).code == 0
     run_dir, shard = the_run(tmp_path / "out"), tmp_path / "shards" / "train_0.bin"
     (run_dir / "summary.json").unlink()  # as if it had been killed after its last checkpoint
@@ -510,7 +557,7 @@ def test_17_data_changed_before_the_resume(tmp_path: Path, here: Door, shards: t
     assert (done.code, "resuming from step 7" in done.out) == (0, True)
 
 
-# --- 18, 19: locks ------------------------------------------------------------------------------------------
+# --- 18, 19: locks --------------------------------------------------------------------------------
 
 
 @linux
@@ -518,8 +565,9 @@ def test_17_data_changed_before_the_resume(tmp_path: Path, here: Door, shards: t
 def test_18_19_one_writer_and_its_lock_dies_with_it(
     tmp_path: Path, here: Door, undisturbed: Undisturbed
 ) -> None:
-    """A second process on the same run → refused at once, the holder named. The holder killed → its worker
-    dies with it, the lock is free, and the time of both attempts is counted, each step once."""
+    """A second process on the same run → refused at once, the holder named. The holder killed → its
+    worker dies with it, the lock is free, and the time of both attempts is counted, each step
+    once."""
     out = tmp_path / "out"
     with attempt(out) as running:
         running.wait_for_row(9)
@@ -540,19 +588,24 @@ def test_18_19_one_writer_and_its_lock_dies_with_it(
     assert summary_of(run_dir)["attempts"] == 2
 
 
-# --- 20, 21: trackers. A wandb that dies or freezes in the middle: tests/test_tracking.py -------------------
+# --- 20, 21: trackers. A wandb that dies or freezes in the middle: tests/test_tracking.py ---------
 
 
 @pytest.mark.slow
 def test_20_21_tracker_unreachable_and_rewound(
     tmp_path: Path, door: Door, faulty: Faulty, undisturbed: Undisturbed
 ) -> None:
-    """W&B down at the start → a warning, seconds, the record complete; the run waits on disk for a sync.
-    Killed after a row, before its checkpoint → in the record and in W&B each step is there once."""
+    """W&B down at the start → a warning, seconds, the record complete; the run waits on disk for a
+    sync. Killed after a row, before its checkpoint → in the record and in W&B each step is there
+    once."""
     from tests.test_tracking import history
 
     words = [word for word in MEDIUM if not word.startswith("tracker")]
-    account = {"HOME": str(tmp_path), "WANDB_API_KEY": "f" * 40, "WANDB_BASE_URL": "http://127.0.0.1:9"}
+    account = {
+        "HOME": str(tmp_path),
+        "WANDB_API_KEY": "f" * 40,
+        "WANDB_BASE_URL": "http://127.0.0.1:9",
+    }
     env = account | faulty("kill@13")
     done = door(*words, "tracker=wandb", f"output_dir={tmp_path / 'out'}", env=env)
     assert done.code == 0, done.err
@@ -563,14 +616,16 @@ def test_20_21_tracker_unreachable_and_rewound(
     assert [row["step"] for row in history(run_dir)] == list(range(31))
 
 
-# --- 23, 24: what somebody may have put there ---------------------------------------------------------------
+# --- 23, 24: what somebody may have put there -----------------------------------------------------
 
 
 def test_23_checkpoint_holds_tensors_and_json_only(runs: tuple[Path, Path]) -> None:
     files = list(the_run(runs[0]).rglob("step-*/*"))
     assert len(files) == 5
     for file in files:
-        content = load_file(file) if file.suffix == ".safetensors" else file.read_text().splitlines()
+        content = (
+            load_file(file) if file.suffix == ".safetensors" else file.read_text().splitlines()
+        )
         assert [value if file.suffix == ".safetensors" else json.loads(value) for value in content]
 
 
@@ -594,7 +649,9 @@ def spoil_checkpoint(chance: random.Random, folder: Path, case: int) -> None:
         case 0:
             file.write_bytes(chance.randbytes(500))
         case 1:
-            file.write_bytes((1 << 60).to_bytes(8, "little") + b"{}")  # a header longer than any file
+            file.write_bytes(
+                (1 << 60).to_bytes(8, "little") + b"{}"
+            )  # a header longer than any file
         case 2:
             save_file({key: value for key, value in tensors.items() if key != name}, file)
         case 3:
@@ -609,8 +666,8 @@ def spoil_checkpoint(chance: random.Random, folder: Path, case: int) -> None:
 
 
 def test_23_malformed_checkpoints_are_each_one_line(tmp_path: Path) -> None:
-    """Checkpoints with right checksums, each with something else wrong, such as a pickle → each refused in
-    one line that names it, and nothing of it runs."""
+    """Checkpoints with right checksums, each with something else wrong, such as a pickle → each
+    refused in one line that names it, and nothing of it runs."""
     chance = random.Random(100)
     for case in range(11):
         model, its, save = writer(tmp_path / str(case))
@@ -642,8 +699,8 @@ def test_24_target_in_a_command(word: str, tmp_path: Path, here: Door) -> None:
 def test_24_target_in_a_record(
     runs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`_target_`, a yaml tag, or an interpolation of the environment in a record's config → refused, nothing
-    runs, nothing is read."""
+    """`_target_`, a yaml tag, or an interpolation of the environment in a record's config →
+    refused, nothing runs, nothing is read."""
     monkeypatch.setenv("MY_TOKEN", "abcdefgh")
     sound = (the_run(runs[0]) / "config.yaml").read_text()
     path, proof = tmp_path / "config.yaml", tmp_path / "proof"

@@ -45,7 +45,7 @@ NOISY = [3.31, 3.305, 3.31, 3.295]  # above it by 0.005 ± 0.015
 DRIFT = (0.02, 0.001, 0.02, 0.004)
 
 
-# --- how many seeds would show it ---------------------------------------------------------------------------
+# --- how many seeds would show it -----------------------------------------------------------------
 
 
 def test_so_many_seeds_show_it_nine_times_in_ten() -> None:
@@ -79,14 +79,16 @@ def test_what_no_number_shows_has_none() -> None:
     assert seeds_to_show(of_samples([1.0, 2.0], [1.0, 2.0]), look=1) is None
 
 
-# --- the headline -------------------------------------------------------------------------------------------
+# --- the headline ---------------------------------------------------------------------------------
 
 
 def test_the_headline_names_the_level_that_was_shown_and_what_would_show_the_rest(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rng = np.random.default_rng(3)
-    losses = drawn(rng, "flash gqa", "gelu4x swiglu gelu3x", n=4, effects={"swiglu": -0.05, "gqa": 0.01})
+    losses = drawn(
+        rng, "flash gqa", "gelu4x swiglu gelu3x", n=4, effects={"swiglu": -0.05, "gqa": 0.01}
+    )
     content = judged(tmp_path, "attention+mlp", losses)
     found = content["findings"]["found"]
     assert [each["name"] for each in found] == ["mlp=swiglu", "attention=gqa", "mlp=gelu3x"]
@@ -99,7 +101,10 @@ def test_the_headline_names_the_level_that_was_shown_and_what_would_show_the_res
     first = capsys.readouterr().out.splitlines()[0]
     assert re.match(r"found: mlp=swiglu better by 0\.0\d{3} ± 0\.0\d{3}; ", first)
     gap = f"{found[1]['difference']['mean']:.4f}"
-    assert f"; attention=gqa over 3 mlps: no difference shown, some {seeds} seeds would show {gap};" in first
+    assert (
+        f"; attention=gqa over 3 mlps: no difference shown, some {seeds} seeds would show {gap};"
+        in first
+    )
 
 
 def test_the_rest_is_counted(tmp_path: Path) -> None:
@@ -112,7 +117,10 @@ def test_the_rest_is_counted(tmp_path: Path) -> None:
 
 
 def test_an_arm_alone_is_said_to_be_so(tmp_path: Path) -> None:
-    assert headline(runs(tmp_path, {"base": FLAT})) == "one arm, gpt2-base, and none to compare it with"
+    assert (
+        headline(runs(tmp_path, {"base": FLAT}))
+        == "one arm, gpt2-base, and none to compare it with"
+    )
 
 
 def test_arms_are_sorted_by_effect_after_the_baseline(tmp_path: Path) -> None:
@@ -127,11 +135,15 @@ def test_arms_are_sorted_by_effect_after_the_baseline(tmp_path: Path) -> None:
     assert [row.label for row in comparison.arms] == [*losses]  # as JSON has them
 
 
-# --- what to run next ---------------------------------------------------------------------------------------
+# --- what to run next -----------------------------------------------------------------------------
 
 
-def test_a_difference_that_is_not_shown_asks_for_the_seeds_that_would_show_it(tmp_path: Path) -> None:
-    comparison = runs(tmp_path, {"base": FLAT, "noisy": [x + d for x, d in zip(FLAT, DRIFT, strict=True)]})
+def test_a_difference_that_is_not_shown_asks_for_the_seeds_that_would_show_it(
+    tmp_path: Path,
+) -> None:
+    comparison = runs(
+        tmp_path, {"base": FLAT, "noisy": [x + d for x, d in zip(FLAT, DRIFT, strict=True)]}
+    )
     (found,) = comparison.findings.found
     assert found.seeds is not None
     assert 4 < found.seeds <= 16
@@ -185,7 +197,7 @@ def test_where_all_is_shown_nothing_is_asked(tmp_path: Path) -> None:
     assert "next:" not in render(comparison)
 
 
-# --- figures beside a word ----------------------------------------------------------------------------------
+# --- figures beside a word ------------------------------------------------------------------------
 
 
 def test_a_difference_that_has_a_word_is_not_the_same(tmp_path: Path) -> None:
@@ -201,4 +213,6 @@ def test_a_difference_that_has_a_word_is_not_the_same(tmp_path: Path) -> None:
 
 def test_the_cautious_interval_is_called_so(tmp_path: Path) -> None:
     runs(tmp_path, {"base": FLAT, "noisy": NOISY})
-    assert "±: half of the cautious interval that decides" in render(compare(load([tmp_path]), cautious=True))
+    assert "±: half of the cautious interval that decides" in render(
+        compare(load([tmp_path]), cautious=True)
+    )

@@ -62,7 +62,9 @@ def test_gpt2_124m():
     ],
 )
 def test_arithmetic_equals_torchs_counter(words: str):
-    run = compose(["model=nano", "model.seq_len=32", "attention.kernel=materialized", *words.split()])
+    run = compose(
+        ["model=nano", "model.seq_len=32", "attention.kernel=materialized", *words.split()]
+    )
     with torch.device("meta"), FlopCounterMode(display=False) as counter:
         tokens = torch.zeros(3, run.model.seq_len, dtype=torch.long)
         GPT(run, vocab_size=70)(tokens, tokens).total.backward()
@@ -73,10 +75,12 @@ def test_arithmetic_equals_torchs_counter(words: str):
 
 @pytest.mark.parametrize("window", [1, 64, 127, 1000])
 def test_a_windows_keys_are_those_of_a_direct_count(window: int):
-    """Keys of query t: min(t + 1, window). The convention counts a query's own key as half, as T/2 for the
-    causal mask does."""
+    """Keys of query t: min(t + 1, window). The convention counts a query's own key as half, as T/2
+    for the causal mask does."""
     T = 128
-    run = compose(["model=nano", "attention=sliding", f"attention.window={window}", "trainer.device=cpu"])
+    run = compose(
+        ["model=nano", "attention=sliding", f"attention.window={window}", "trainer.device=cpu"]
+    )
     direct = sum(min(t + 1, window) for t in range(T)) / T
     own = min(window, T) / (2 * T)
     scores = component_flops(run, vocab_size=70)["scores"]
@@ -98,7 +102,7 @@ def test_a_full_window_costs_what_full_attention_costs_and_a_hybrid_lies_between
     assert hybrid == pytest.approx((3 * local + full) / 4)
 
 
-# --- what is counted ----------------------------------------------------------------------------------------
+# --- what is counted ------------------------------------------------------------------------------
 
 NANO = ("model=nano", "trainer.device=cpu")
 ATTENTIONS = str(OWN / "other_attentions")
@@ -158,7 +162,10 @@ def test_differential_attention_costs_what_attention_costs():
     outside.use([ATTENTIONS])
     flash, other = (compose([*NANO, f"attention={name}"]) for name in ("flash", "differential"))
     known = flops_per_token(flash, vocab_size=70)[0]
-    assert flops_per_token(other, vocab_size=70) == (known, "arithmetic; counted: attention=differential")
+    assert flops_per_token(other, vocab_size=70) == (
+        known,
+        "arithmetic; counted: attention=differential",
+    )
 
 
 @pytest.mark.slow
@@ -167,7 +174,9 @@ def test_latent_attention_is_counted_in_the_same_convention():
     run = compose([*NANO, "attention=latent"])
     d, H, T, rank, shared = 64, 4, 128, 32, 8
     weights = d * H * (d // H + shared) + d * (rank + shared) + rank * 2 * d + d * d
-    pair = 6 * H * (2 * d // H + shared)  # a key that a query meets: its product with it, and with its value
+    pair = (
+        6 * H * (2 * d // H + shared)
+    )  # a key that a query meets: its product with it, and with its value
     causal = 2 * (6 * weights + pair * T / 2)
     every = 2 * (6 * weights + pair * T)
     assert (causal, every) == (325_632, 448_512)
@@ -201,7 +210,11 @@ def changed(path: Path, folder: Path, *, more: str) -> None:
 @pytest.mark.parametrize(
     ("more", "scores", "basis"),
     [
-        (KEYS_MET, 325_632, "arithmetic; counted: attention=other"),  # it says nothing of a whole module
+        (
+            KEYS_MET,
+            325_632,
+            "arithmetic; counted: attention=other",
+        ),  # it says nothing of a whole module
         (FORMULA, 3000, "arithmetic"),
     ],
 )
@@ -274,7 +287,7 @@ def test_products_of_a_norm_a_position_and_an_objective_are_counted(
     assert counted == sum((plain | {component: flops}).values())
 
 
-# --- what cannot be counted ---------------------------------------------------------------------------------
+# --- what cannot be counted -----------------------------------------------------------------------
 
 
 def test_an_operation_without_a_formula_is_not_taken_for_nothing(tmp_path: Path):
@@ -331,7 +344,9 @@ def test_a_formula_counts_where_running_it_cannot(tmp_path: Path):
     [
         (),
         pytest.param(("ideas=[x0]",), marks=pytest.mark.slow),
-        pytest.param(("ideas=[multi_token]", "ideas.multi_token.weights=[0.3]"), marks=pytest.mark.slow),
+        pytest.param(
+            ("ideas=[multi_token]", "ideas.multi_token.weights=[0.3]"), marks=pytest.mark.slow
+        ),
     ],
 )
 def test_what_cannot_be_counted_trains_and_says_so(
@@ -386,7 +401,9 @@ def test_the_window_of_a_block_of_its_own_narrows_no_bound():
 def test_a_limit_of_flops_refuses_a_proposal_that_cannot_be_counted():
     outside.use([EXPERTS])
     sides = [compose([*NANO, f"mlp={mlp}"]) for mlp in ("sparse_experts", "gelu4x")]
-    with pytest.raises(ValueError, match=r"^FLOPs of a token must be at most 1\.5 .* got not counted \(mlp="):
+    with pytest.raises(
+        ValueError, match=r"^FLOPs of a token must be at most 1\.5 .* got not counted \(mlp="
+    ):
         _check_flops(sides, most=1.5)
     _check_flops([sides[1]] * 2, most=1.0)
 

@@ -1,6 +1,6 @@
-"""Logs of other programs, as these wrote them: each gives the word and the difference that nocap's own table
-of the same losses gives. The losses are read a second time here, by the last number of a pattern or by the
-library that wrote them."""
+"""Logs of other programs, as these wrote them: each gives the word and the difference that nocap's
+own table of the same losses gives. The losses are read a second time here, by the last number of a
+pattern or by the library that wrote them."""
 
 import csv
 import io
@@ -77,10 +77,12 @@ def events(tag):
         for run in sorted({path.parent for path in folder.rglob("events.*")}):
             reader = accumulator.EventAccumulator(str(run))
             reader.Reload()
-            scalars = sorted(reader.Scalars(tag), key=lambda scalar: (scalar.step, scalar.wall_time))
-            losses[run.parent.name, run.name.removeprefix("seed").removeprefix("version_")] = scalars[
-                -1
-            ].value
+            scalars = sorted(
+                reader.Scalars(tag), key=lambda scalar: (scalar.step, scalar.wall_time)
+            )
+            losses[run.parent.name, run.name.removeprefix("seed").removeprefix("version_")] = (
+                scalars[-1].value
+            )
         return losses
 
     return read
@@ -143,7 +145,9 @@ PAIRED = {
     "wandb_history_csv": cells("val/loss", arm=of_name, run=seed_of_name),
     "wandb_panel_csv": panel,
     "wandb_table_csv": cells(
-        "val/loss", arm=lambda path, row: row["Name"].split("-")[0], run=lambda path, row: row["seed"]
+        "val/loss",
+        arm=lambda path, row: row["Name"].split("-")[0],
+        run=lambda path, row: row["seed"],
     ),
     **{
         f"csv_jsonl_variants/{name}": last(r"^\"?(?:2,000|200)\"?[,;][\d.]+[,;]([\d.]+)")
@@ -184,7 +188,8 @@ def judged(path, **options):
 
 
 def words(comparison):
-    """Return arm → what is said of it, and by how much it differs; and all arms, the baseline first."""
+    """Return arm → what is said of it, and by how much it differs; and all arms, the baseline
+    first."""
     by_label = arms(comparison)
     gaps = {label: arm["difference"] for label, arm in by_label.items() if arm["difference"]}
     told = {label: (gap["verdict"], gap["method"], gap["n"]) for label, gap in gaps.items()}
@@ -231,7 +236,7 @@ def test_a_coat_has_the_word_of_the_plain_sample(tmp_path, name):
     check(comparison, own_table(tmp_path / "own.csv", PLAIN), most=1e-4)  # as many digits as it has
 
 
-# --- one run in several pieces, and what is no run ----------------------------------------------------------
+# --- one run in several pieces, and what is no run ------------------------------------------------
 
 
 def the_run(path, **options):
@@ -286,8 +291,9 @@ def test_a_log_without_a_loss_is_refused_with_what_turns_its_unit(capsys):
 def test_a_board_s_records_are_told_apart(capsys):
     """28 scores as a table: seeds repeat, and its other column tells records apart."""
     board = SAMPLES / "parameter_golf_board.csv"
-    assert "they differ in record (2026-03-19a and 2026-03-19b), so --columns arm=record" in refusal(
-        [board], capsys
+    assert (
+        "they differ in record (2026-03-19a and 2026-03-19b), so --columns arm=record"
+        in refusal([board], capsys)
     )
     found = logs.load([str(board)], columns=columns_of("arm=record"))
     rows = list(csv.DictReader(io.StringIO(board.read_text())))
@@ -297,17 +303,23 @@ def test_a_board_s_records_are_told_apart(capsys):
 
 @needs_samples
 def test_a_budget_of_time_ends_a_run_that_is_finished():
-    """Its siblings have other steps, and it is short of its own total; only a score that all have counts."""
+    """Its siblings have other steps, and it is short of its own total; only a score that all have
+    counts."""
     golf = SAMPLES / "parameter_golf_logs"
     found = logs.load([str(golf / "colons")])
     assert {run.status for run in found.records} == {"finished"}
     assert len({run.summary["steps"] for run in found.records}) == 6
-    assert "compared: final_int8_zlib_roundtrip_exact, the last score that all runs have" in found.problems[0]
+    assert (
+        "compared: final_int8_zlib_roundtrip_exact, the last score that all runs have"
+        in found.problems[0]
+    )
 
 
 @needs_samples
 def test_only_a_score_that_all_runs_have_is_compared(tmp_path):
-    for number, path in enumerate(sorted((SAMPLES / "parameter_golf_logs" / "spaced").rglob("*.log"))):
+    for number, path in enumerate(
+        sorted((SAMPLES / "parameter_golf_logs" / "spaced").rglob("*.log"))
+    ):
         copy = tmp_path / path.parent.name / path.name
         copy.parent.mkdir(exist_ok=True)
         lines = path.read_text().splitlines(keepends=True)
@@ -320,7 +332,7 @@ def test_only_a_score_that_all_runs_have_is_compared(tmp_path):
     assert first.value("val_bpb") == float(score[1])
 
 
-# --- arms and seeds -----------------------------------------------------------------------------------------
+# --- arms and seeds -------------------------------------------------------------------------------
 
 
 def curve(path, loss, *, steps=200, every=50, **cells):
@@ -328,7 +340,8 @@ def curve(path, loss, *, steps=200, every=50, **cells):
     path.parent.mkdir(parents=True, exist_ok=True)
     names = ["step", "val_loss", *cells]
     rows = [
-        [step, f"{loss + (steps - step) / 100:.4f}", *cells.values()] for step in range(0, steps + 1, every)
+        [step, f"{loss + (steps - step) / 100:.4f}", *cells.values()]
+        for step in range(0, steps + 1, every)
     ]
     path.write_text("".join(",".join(map(str, row)) + "\n" for row in [names, *rows]))
 
@@ -336,7 +349,10 @@ def curve(path, loss, *, steps=200, every=50, **cells):
 def crossed(root, template, *, seeds=(0, 1, 2)):
     for number, arm in enumerate(("base", "idea")):
         for seed in seeds:
-            curve(root / template.format(arm=arm, seed=seed), 3 - 0.05 * number + 0.003 * seed * (1 + number))
+            curve(
+                root / template.format(arm=arm, seed=seed),
+                3 - 0.05 * number + 0.003 * seed * (1 + number),
+            )
 
 
 @pytest.mark.parametrize(
@@ -361,7 +377,8 @@ def test_names_say_arm_and_seed(tmp_path, template, arm_from, seed_from):
 
 
 def test_settings_beside_a_log_say_arm_and_seed(tmp_path):
-    """Lightning's versions in one folder, and Hydra's jobs: what varies is the arm, and no number is."""
+    """Lightning's versions in one folder, and Hydra's jobs: what varies is the arm, and no number
+    is."""
     for number in range(6):
         width, seed = 32 * (1 + number // 3), number % 3
         version = tmp_path / "lightning" / f"version_{number}"
@@ -439,7 +456,9 @@ def test_a_template_that_does_not_fit_is_refused(tmp_path, capsys, template, sai
 def test_files_that_are_given_are_arms(tmp_path):
     for number, arm in enumerate(("base", "idea")):
         curve(tmp_path / f"{arm}.csv", 3 - number)
-    told, _, labels = words(compare(logs.load([str(tmp_path / f"{arm}.csv") for arm in ("base", "idea")])))
+    told, _, labels = words(
+        compare(logs.load([str(tmp_path / f"{arm}.csv") for arm in ("base", "idea")]))
+    )
     assert labels == ["base", "idea"]
     assert told["idea"][0] == "no verdict (n=1)"
 
@@ -462,7 +481,10 @@ def test_folders_and_files_that_cross_are_refused(tmp_path, capsys):
 
 
 TWICE = {  # two runs of one arm and seed, and what is said of them
-    "finals": ("method,seed,val_loss\na,0,3.1\na,1,3.2\nb,0,3.0\nb,1,3.3\n", "they differ in method"),
+    "finals": (
+        "method,seed,val_loss\na,0,3.1\na,1,3.2\nb,0,3.0\nb,1,3.3\n",
+        "they differ in method",
+    ),
     "runs with their settings": (
         "lr,seed,step,val_loss\n1,0,0,4\n1,0,50,3.1\n2,0,0,4\n2,0,50,3.0\n",
         "they differ in lr (1 and 2), so --columns arm=lr",
@@ -481,11 +503,15 @@ def test_two_runs_of_one_seed_are_never_one(tmp_path, capsys, table, said):
 
 
 def test_a_checkpoint_is_a_piece_of_its_run(tmp_path):
-    """Of a folder without a state of its own the furthest counts; short of its steps a run is unfinished."""
+    """Of a folder without a state of its own the furthest counts; short of its steps a run is
+    unfinished."""
     for step in (100, 200):
         folder = tmp_path / "base" / "seed0" / f"checkpoint-{step}"
         folder.mkdir(parents=True)
-        rows = [{"eval_loss": 4 - at / 100, "step": at, "epoch": at / 100} for at in range(50, step + 1, 50)]
+        rows = [
+            {"eval_loss": 4 - at / 100, "step": at, "epoch": at / 100}
+            for at in range(50, step + 1, 50)
+        ]
         state = {"best_metric": None, "global_step": step, "max_steps": 200, "log_history": rows}
         (folder / "trainer_state.json").write_text(json.dumps(state, indent=2))
     run = the_run(tmp_path)
@@ -495,8 +521,11 @@ def test_a_checkpoint_is_a_piece_of_its_run(tmp_path):
 
 
 def test_a_program_that_printed_twice_into_a_file_made_two_runs(tmp_path, capsys):
-    """Of one seed they are refused; a first one that was cut short is unfinished, and the second counts."""
-    whole = "".join(f"step {step}: train loss 3.0, val loss {4 - step / 100:.4f}\n" for step in (0, 100, 200))
+    """Of one seed they are refused; a first one that was cut short is unfinished, and the second
+    counts."""
+    whole = "".join(
+        f"step {step}: train loss 3.0, val loss {4 - step / 100:.4f}\n" for step in (0, 100, 200)
+    )
     path = tmp_path / "base" / "seed0.log"
     path.parent.mkdir()
     path.write_text(whole + whole.replace("2.0000", "2.1000"))
@@ -515,7 +544,7 @@ def test_what_a_trainer_prints_without_its_end_is_not_finished(tmp_path):
     assert the_run(tmp_path).status == "not finished"
 
 
-# --- ends, steps, units -------------------------------------------------------------------------------------
+# --- ends, steps, units ---------------------------------------------------------------------------
 
 
 def test_a_run_short_of_its_own_total_is_unfinished(tmp_path, capsys):
@@ -565,10 +594,10 @@ def test_calls_of_log_are_no_steps(tmp_path):
         for seed in range(3):
             path = tmp_path / "calls" / arm / f"seed{seed}.csv"
             path.parent.mkdir(parents=True, exist_ok=True)
-            rows = [
-                f"{call},{call},1.5,{3 - step / 400 + seed / 100 if step % 50 == 0 else ''},{step}\n"
-                for call, step in enumerate(range(0, 201, rate))
-            ]
+            rows = []
+            for call, step in enumerate(range(0, 201, rate)):
+                loss = 3 - step / 400 + seed / 100 if step % 50 == 0 else ""
+                rows.append(f"{call},{call},1.5,{loss},{step}\n")
             path.write_text(f",_step,_timestamp,eval/loss,train/global_step\n{''.join(rows)}")
     found = logs.load([str(tmp_path / "calls")])
     assert {tuple(run.curve.step) for run in found.records} == {(0, 50, 100, 150, 200)}
@@ -582,7 +611,11 @@ def test_calls_of_log_are_no_steps(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "columns"),
-    [("train_time_ms", ""), ("ms_of_it", "train_s=ms_of_it/1000"), ("clock_ms", "train_s=clock_ms")],
+    [
+        ("train_time_ms", ""),
+        ("ms_of_it", "train_s=ms_of_it/1000"),
+        ("clock_ms", "train_s=clock_ms"),
+    ],
 )
 def test_a_time_has_the_unit_of_its_name(tmp_path, name, columns):
     rows = "".join(f"{step},{4 - step / 100},{10 * step}\n" for step in range(0, 201, 50))
@@ -592,7 +625,12 @@ def test_a_time_has_the_unit_of_its_name(tmp_path, name, columns):
 
 @pytest.mark.parametrize(
     ("state", "status"),
-    [("FINISHED", "finished"), ("Finished", "finished"), ("CRASHED", "crashed"), ("killed", "killed")],
+    [
+        ("FINISHED", "finished"),
+        ("Finished", "finished"),
+        ("CRASHED", "crashed"),
+        ("killed", "killed"),
+    ],
 )
 def test_a_state_is_read_in_any_case(tmp_path, state, status):
     (tmp_path / "t.csv").write_text(f"arm,seed,status,val_loss\na,0,{state},3\n")
@@ -635,7 +673,15 @@ def test_a_result_of_logs_is_judged_again(tmp_path, capsys):
     [
         ["4", "3", "2", "2", "2", ""],
         ["", "4", "3", "2", "", ""],  # none before training
-        ["4", "", "3", "", "2", "", ""],  # a row between validations is empty, and one that was due is
+        [
+            "4",
+            "",
+            "3",
+            "",
+            "2",
+            "",
+            "",
+        ],  # a row between validations is empty, and one that was due is
     ],
 )
 def test_an_empty_cell_where_a_loss_was_due_is_a_divergence(tmp_path, losses):
@@ -656,7 +702,7 @@ def test_a_last_line_that_is_cut_is_left_out_with_a_note(tmp_path, cut):
     assert "line 4 is cut" in found.problems[0]
 
 
-# --- what libraries write -----------------------------------------------------------------------------------
+# --- what libraries write -------------------------------------------------------------------------
 
 
 def test_event_files_are_read_as_tensorboard_reads_them(tmp_path):
@@ -677,7 +723,9 @@ def test_event_files_are_read_as_tensorboard_reads_them(tmp_path):
             tensor = TensorProto(dtype=1, float_val=[4 - step / 100])
             scalar = Summary.Value(tag="val/loss", tensor=tensor)
             words = Summary.Value(tag="note", tensor=TensorProto(dtype=7, string_val=[b"x"]))
-            written.append(Event(wall_time=2, step=step, summary=Summary(value=[number, scalar, words])))
+            written.append(
+                Event(wall_time=2, step=step, summary=Summary(value=[number, scalar, words]))
+            )
         for event in written:
             writer.write(event.SerializeToString())
     run = the_run(path)
@@ -690,7 +738,8 @@ def test_event_files_are_read_as_tensorboard_reads_them(tmp_path):
 
 DATABASE = """
 CREATE TABLE runs (run_uuid TEXT, name TEXT, status TEXT, start_time INTEGER, lifecycle_stage TEXT);
-CREATE TABLE metrics (key TEXT, value REAL, timestamp INTEGER, run_uuid TEXT, step INTEGER, is_nan INTEGER);
+CREATE TABLE metrics (key TEXT, value REAL, timestamp INTEGER, run_uuid TEXT, step INTEGER,
+    is_nan INTEGER);
 CREATE TABLE params (key TEXT, value TEXT, run_uuid TEXT);
 """
 
@@ -703,13 +752,16 @@ def test_mlflow_s_database(tmp_path):
             width, seed = 32 * (1 + number // 4), number % 4
             stage = "deleted" if number == 7 else "active"
             base.execute(
-                "INSERT INTO runs VALUES (?, ?, 'FINISHED', ?, ?)", (f"r{number}", "x", number, stage)
+                "INSERT INTO runs VALUES (?, ?, 'FINISHED', ?, ?)",
+                (f"r{number}", "x", number, stage),
             )
             settings = [("seed", str(seed)), ("width", str(width))]
             base.executemany(f"INSERT INTO params VALUES (?, ?, 'r{number}')", settings)
             lost = number == 3
             points = [("val_loss", 4 - step / 100 + seed / 100, step, 0) for step in (0, 50, 100)]
-            points.append(("val_loss", 0.0 if lost else 2.0 - width / 100 + seed / 100, 150, int(lost)))
+            points.append(
+                ("val_loss", 0.0 if lost else 2.0 - width / 100 + seed / 100, 150, int(lost))
+            )
             base.executemany(f"INSERT INTO metrics VALUES (?, ?, 1, 'r{number}', ?, ?)", points)
         base.commit()
     found = logs.load([str(tmp_path)])
@@ -723,7 +775,9 @@ def test_mlflow_s_database(tmp_path):
         ("width=64", 1): "finished",
         ("width=64", 2): "finished",
     }
-    losses = {(run.arm, run.seed): run.val_loss for run in found.records if run.status == "finished"}
+    losses = {
+        (run.arm, run.seed): run.val_loss for run in found.records if run.status == "finished"
+    }
     assert losses["width=64", 2] == pytest.approx(2.0 - 0.64 + 0.02)
 
 
@@ -737,9 +791,14 @@ def test_mlflow_s_database_by_mlflow(tmp_path):
             with mlflow.start_run(run_name=f"width{width}-seed{seed}"):
                 mlflow.log_params({"seed": seed, "width": width})
                 for step in range(0, 201, 50):
-                    mlflow.log_metric("val_loss", 4 - step / 100 - width / 1000 + seed / 100, step=step)
+                    mlflow.log_metric(
+                        "val_loss", 4 - step / 100 - width / 1000 + seed / 100, step=step
+                    )
     told, figures, _ = words(judged(tmp_path))
-    assert told["width=64"] == ("no difference shown", "pairs (Student)", 3) or figures["width=64"][0] < 0
+    assert (
+        told["width=64"] == ("no difference shown", "pairs (Student)", 3)
+        or figures["width=64"][0] < 0
+    )
 
 
 WANDB = """
@@ -753,8 +812,8 @@ for arm in ("base", "idea"):
         settings = {"seed": seed, "width": 32 if arm == "base" else 64}
         pieces = [(0, 160), (110, 201)] if (arm, seed) == ("base", 1) else [(0, 201)]
         for number, (first, end) in enumerate(pieces):
-            run = wandb.init(project="p", name=f"{arm}-seed{seed}", id=f"{arm}{seed}", mode="offline",
-                resume="allow" if number else None, config=settings)
+            run = wandb.init(project="p", name=f"{arm}-seed{seed}", id=f"{arm}{seed}",
+                mode="offline", resume="allow" if number else None, config=settings)
             for step in range(first, end, 10):
                 loss = {"val/loss": losses[step // 50]} if step % 50 == 0 else {}
                 if "diverge" in os.environ and arm == "idea" and step == 200:
@@ -785,7 +844,7 @@ def test_wandb_s_nan_is_a_divergence(tmp_path):
     assert told["width=64"][0] == "diverged (3 of 3 seeds)"
 
 
-# --- what may be taken for something else -------------------------------------------------------------------
+# --- what may be taken for something else ---------------------------------------------------------
 
 
 def table(path, text):
@@ -855,7 +914,10 @@ def test_settings_in_names_stay(tmp_path, names, arms_):
 
 def test_a_dot_in_a_name_is_no_ending(tmp_path):
     for number, name in enumerate(("a_lr0.1", "a_lr0.2", "b_lr0.1")):
-        table(tmp_path / f"run-{name}-tag-val_loss.csv", f"Wall time,Step,Value\n1,0,4\n1,9,3.{number}\n")
+        table(
+            tmp_path / f"run-{name}-tag-val_loss.csv",
+            f"Wall time,Step,Value\n1,0,4\n1,9,3.{number}\n",
+        )
     found = logs.load([str(tmp_path)])
     assert {run.arm for run in found.records} == {"a_lr0.1", "a_lr0.2", "b_lr0.1"}
 
@@ -899,7 +961,8 @@ def test_times_that_are_not_known_make_no_equal_budget(tmp_path):
     for number, (arm, end) in enumerate((("base", 200), ("idea", 400))):
         for seed in range(3):
             lines = [
-                f"Step {step:05d} | Validation bpb: {2 - step / 1000 + seed / 100 - number / 10:.6f}\n"
+                f"Step {step:05d} | Validation bpb: "
+                f"{2 - step / 1000 + seed / 100 - number / 10:.6f}\n"
                 for step in range(0, end + 1, 100)
             ]
             table(tmp_path / arm / f"seed{seed}.log", "".join(lines))
@@ -909,8 +972,12 @@ def test_times_that_are_not_known_make_no_equal_budget(tmp_path):
 def test_runs_on_calls_of_log_have_a_length(tmp_path):
     for number, (arm, end) in enumerate((("base", 3), ("idea", 9))):
         for seed in range(3):
-            rows = [f"{at},{at},1.5,{4 - at / 20 - number / 10 + seed / 100}\n" for at in range(end)]
-            table(tmp_path / arm / f"seed{seed}.csv", f",_step,_timestamp,val/loss\n{''.join(rows)}")
+            rows = [
+                f"{at},{at},1.5,{4 - at / 20 - number / 10 + seed / 100}\n" for at in range(end)
+            ]
+            table(
+                tmp_path / arm / f"seed{seed}.csv", f",_step,_timestamp,val/loss\n{''.join(rows)}"
+            )
     assert words(judged(tmp_path))[0]["idea"][0] == "confounded (steps)"
 
 
@@ -925,7 +992,9 @@ def test_jobs_that_settings_tell_apart_are_arms(tmp_path):
 def test_settings_beside_all_logs_are_of_no_run(tmp_path):
     crossed(tmp_path / "runs", "{arm}_s{seed}.csv")
     table(tmp_path / "hparams.yaml", "seed: 42\n")
-    assert told_arms(tmp_path / "runs") == {(arm, seed) for arm in ("base", "idea") for seed in range(3)}
+    assert told_arms(tmp_path / "runs") == {
+        (arm, seed) for arm in ("base", "idea") for seed in range(3)
+    }
 
 
 def test_the_seed_of_a_template_leaves_the_name(tmp_path):
@@ -958,7 +1027,10 @@ def test_readers_lose_no_rows(tmp_path):
     path = table(tmp_path / "w.csv", "Name,State,seed,val/loss\na,finished,1,3.1\na,finished,0,3.0")
     assert len(logs.load([str(path)]).records) == 2
     table(tmp_path / "b" / "run-a-tag-lr.csv", "Wall time,Step,Value\n1,0,1\n1,1,")
-    table(tmp_path / "b" / "run-a-tag-val_loss.csv", "Wall time,Step,Value\n1,0,4\n1,50,3.5\n1,100,3\n")
+    table(
+        tmp_path / "b" / "run-a-tag-val_loss.csv",
+        "Wall time,Step,Value\n1,0,4\n1,50,3.5\n1,100,3\n",
+    )
     assert the_run(tmp_path / "b").curve.step == [0, 50, 100]
     ends = "{'train_runtime': '9', 'epoch': '2'}\n"
     losses = "{'eval_loss': '2.2', 'epoch': '1'}\n{'eval_loss': '2.1', 'epoch': '2'}\n"
@@ -975,7 +1047,7 @@ def test_an_unfinished_run_displaces_no_finished_one(tmp_path):
     assert {run.status for run in logs.load([str(tmp_path)]).records} == {"crashed", "finished"}
 
 
-# --- refusals -----------------------------------------------------------------------------------------------
+# --- refusals -------------------------------------------------------------------------------------
 
 
 def test_a_refusal_names_the_files_that_were_seen(tmp_path, capsys):
@@ -988,7 +1060,7 @@ def test_a_refusal_names_the_files_that_were_seen(tmp_path, capsys):
     assert "which --format csv reads" in said
 
 
-# --- the page -----------------------------------------------------------------------------------------------
+# --- the page -------------------------------------------------------------------------------------
 
 
 def test_each_line_of_the_page_s_table_runs(tmp_path, monkeypatch, capsys):
@@ -998,7 +1070,9 @@ def test_each_line_of_the_page_s_table_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["sample_logs.py", "runs"])
     runpy.run_path(str(REPO / "docs" / "sample_logs.py"), run_name="__main__")
-    assert {path.name for path in (tmp_path / "runs").iterdir()} == {name.partition("/")[2] for name in typed}
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {
+        name.partition("/")[2] for name in typed
+    }
     for name in typed:
         assert door.main([name]) == 0
         said = capsys.readouterr().out

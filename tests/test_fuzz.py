@@ -1,5 +1,5 @@
-"""Random damage to records, through every door. Three outcomes only: mended, refused by name, left out by
-name (`tests/fuzz/judge.py`).
+"""Random damage to records, through every door. Three outcomes only: mended, refused by name, left
+out by name (`tests/fuzz/judge.py`).
 
 A failure prints its case; `Bench.run` repeats it. `make fuzz` runs 20,000.
 """
@@ -85,12 +85,13 @@ def test_undamaged_records_give_the_same_answer_again(bench):
     assert {bench.run(Case(name, elsewhere)).outcome for name in bench.doors} == {"same"}
 
 
-# --- what it found ------------------------------------------------------------------------------------------
+# --- what it found --------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def copied(bench, tmp_path):
-    """A copy of the runs, which is the working directory: the folders of the finished run and of the half."""
+    """A copy of the runs, which is the working directory: the folders of the finished run and of
+    the half."""
     with copy_of(bench.library, tmp_path / "copy"), workers_here():
         yield {name: Path("outputs/runs") / RUNS[name][0] for name in ("done", "half")}
 
@@ -107,11 +108,15 @@ def refusal(call):
 def test_a_cell_without_a_record_is_named(copied):
     (lost, damaged), (grid,) = sorted(RUNS["grid"]), Path("outputs/grids").iterdir()
     shutil.rmtree(Path("outputs/runs") / lost)
-    assert any("1 cell without a record" in line and lost in line for line in api.compare(grid)["problems"])
+    assert any(
+        "1 cell without a record" in line and lost in line for line in api.compare(grid)["problems"]
+    )
     (Path("outputs/runs") / damaged / "manifest.json").write_text("{")
     assert damaged in refusal(lambda: compare.main([str(grid)]))
     shutil.rmtree(Path("outputs/runs") / damaged)
-    assert f"2 cells without a record ({lost}, {damaged})" in refusal(lambda: compare.main([str(grid)]))
+    assert f"2 cells without a record ({lost}, {damaged})" in refusal(
+        lambda: compare.main([str(grid)])
+    )
 
 
 @runs

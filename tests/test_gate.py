@@ -1,5 +1,5 @@
-"""A stranger's yaml, pickle or override runs no code, at any door; and nothing that is read takes long. Words
-that are refused: tests/test_bad_input.py."""
+"""A stranger's yaml, pickle or override runs no code, at any door; and nothing that is read takes
+long. Words that are refused: tests/test_bad_input.py."""
 
 import os
 from pathlib import Path
@@ -16,24 +16,30 @@ from tests.conftest import SMALL
 from tests.studies import STUDY, at, study, written
 from tests.test_bad_input import LOGGING, TOUCH, ask, empty, refused  # noqa: F401
 
-FACTORY = "{version: 1, root: {handlers: [x]}, handlers: {x: {(): pathlib.Path.touch, self: CANARY}}}"
+FACTORY = (
+    "{version: 1, root: {handlers: [x]}, handlers: {x: {(): pathlib.Path.touch, self: CANARY}}}"
+)
 GLOBAL = "# @package _global_\n"
 YAMLS = {
     "callback": f"{GLOBAL}hydra: {{callbacks: {{x: {TOUCH}}}}}\n",
     "callback by its package": f"# @package hydra.callbacks\nx: {TOUCH}\n",
     "callback by a default's package": f"{GLOBAL}defaults: [{{/model@hydra.callbacks: nano}}]\n",
-    "callback by a relative package": f"{GLOBAL}defaults: [{{/model@_global_.hydra.callbacks: nano}}]\n",
+    "callback by a relative package": f"{GLOBAL}defaults: [{{/model@_global_.hydra.callbacks: "
+    f"nano}}]\n",
     "logging": f"{GLOBAL}hydra: {{job_logging: {LOGGING}, hydra_logging: {LOGGING}}}\n",
     "logging by a factory": f"{GLOBAL}hydra: {{job_logging: {FACTORY}}}\n",
-    "environment": f"{GLOBAL}hydra: {{job: {{env_set: {{LD_PRELOAD: ./x.so}}, env_copy: [HOME]}}}}\n",
+    "environment": f"{GLOBAL}hydra: {{job: {{env_set: {{LD_PRELOAD: ./x.so}}, env_copy: "
+    f"[HOME]}}}}\n",
     "search path": f"{GLOBAL}hydra: {{searchpath: ['pkg://evil']}}\n",
     "launcher's key": f"{GLOBAL}hydra: {{launcher: {{setup: [touch canary]}}}}\n",
     "target at the top": f"{GLOBAL}_target_: os.system\n",
     "target in an option": f"{GLOBAL}model: {TOUCH}\n",
     "target in a list": f"{GLOBAL}trainer: {{keep_steps: [{TOUCH}]}}\n",
-    "target in a free value": f"{GLOBAL}defaults: [{{override /data: text}}]\ndata: {{path: [{TOUCH}]}}\n",
+    "target in a free value": f"{GLOBAL}defaults: [{{override /data: text}}]\ndata: {{path: "
+    f"[{TOUCH}]}}\n",
     "Python's tag": f"{GLOBAL}seed: !!python/object/apply:os.system [touch canary]\n",
-    "sweeps beside others": f"{GLOBAL}hydra: {{sweeper: {{params: {{seed: '0,1'}}, _target_: x}}}}\n",
+    "sweeps beside others": f"{GLOBAL}hydra: {{sweeper: {{params: {{seed: '0,1'}}, _target_: "
+    f"x}}}}\n",
     **{
         f"defaults: {defaults}": f"{GLOBAL}defaults: {defaults}\n"
         for defaults in (
@@ -68,17 +74,23 @@ DOORS: dict[str, tuple[str, ...]] = {
 @pytest.mark.parametrize("name", YAMLS)
 def test_a_strangers_yaml_runs_nothing(name: str, ask: Any, tmp_path: Path) -> None:  # noqa: F811
     flags = evil(tmp_path, YAMLS[name])
-    refused(ask("train", *flags, *SMALL, "experiment=evil"), *["default"] * name.startswith("defaults"))
+    refused(
+        ask("train", *flags, *SMALL, "experiment=evil"), *["default"] * name.startswith("defaults")
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["evil"]
 
 
 def test_nor_at_any_door(ask: Any, tmp_path: Path) -> None:  # noqa: F811
-    """It is refused where it is asked for. A folder that is only named is not read but for its options."""
+    """It is refused where it is asked for. A folder that is only named is not read but for its
+    options."""
     flags, arms = evil(tmp_path, YAMLS["callback"]), {"mqa": ["attention=mqa", "experiment=evil"]}
     folder = written(tmp_path / "study", study(arms=STUDY["arms"] | arms))
     for door, words in DOORS.items():
         refused(ask(door, *flags, *words, "experiment=evil"))
-    assert ask("train", *flags, *SMALL, "--multirun", "seed=0,1", "experiment=evil,small_bytes")[0] == 2
+    assert (
+        ask("train", *flags, *SMALL, "--multirun", "seed=0,1", "experiment=evil,small_bytes")[0]
+        == 2
+    )
     refused(ask("study", *flags, str(folder), "--plan"))
     assert ask("compare", *flags, "outputs")[0] == ask("generate", *flags, "run=nothing")[0] == 2
     assert {path.name for path in tmp_path.iterdir()} <= {"evil", "study", "cache"}
@@ -106,7 +118,7 @@ def test_nor_does_one_in_hydras_own_places(place: str, text: str, ask: Any, tmp_
     assert 2 in codes or not chosen
 
 
-# --- what takes long ----------------------------------------------------------------------------------------
+# --- what takes long ------------------------------------------------------------------------------
 
 BOMBS = {
     "deep": ("[" * 900, "must not be so deep"),
@@ -139,7 +151,9 @@ def test_json_bombs_are_values_errors(text: str) -> None:
 
 
 def test_what_is_within_the_limits_is_read() -> None:
-    assert parse_json('{"a": [1, -2.5e-3, null, "x", [[]]]}') == {"a": [1, -2.5e-3, None, "x", [[]]]}
+    assert parse_json('{"a": [1, -2.5e-3, null, "x", [[]]]}') == {
+        "a": [1, -2.5e-3, None, "x", [[]]]
+    }
     assert parse_yaml("a: &a {b: 1}\nc: {<<: *a, d: [*a, *a]}\ne: " + "f0" * 32) == {
         "a": {"b": 1},
         "c": {"b": 1, "d": [{"b": 1}, {"b": 1}]},
@@ -147,7 +161,9 @@ def test_what_is_within_the_limits_is_read() -> None:
     }
 
 
-@pytest.mark.parametrize("name", ["pipe", "/dev/zero", pytest.param("/dev/null", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["pipe", "/dev/zero", pytest.param("/dev/null", marks=pytest.mark.slow)]
+)
 def test_only_regular_files_are_read(name: str, ask: Any, tmp_path: Path) -> None:  # noqa: F811
     os.mkfifo(tmp_path / "pipe")
     for link in ("s/study.yaml", "mine/attention/x.py", "x.yaml"):
@@ -168,7 +184,7 @@ def test_only_regular_files_are_read(name: str, ask: Any, tmp_path: Path) -> Non
             read()
 
 
-# --- where things lie ---------------------------------------------------------------------------------------
+# --- where things lie -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -193,8 +209,14 @@ def test_only_regular_files_are_read(name: str, ask: Any, tmp_path: Path) -> Non
             )
         ),
         ({"scales": at(train=["output_dir=elsewhere"])}, "output_dir must be left out"),
-        ({"scales": at(own={"mqa": ["trainer.init_from=elsewhere"]})}, "trainer.init_from must be left out"),
-        ({"scales": {"../../elsewhere": STUDY["scales"]["cpu"]}}, "arms and scales must have names"),
+        (
+            {"scales": at(own={"mqa": ["trainer.init_from=elsewhere"]})},
+            "trainer.init_from must be left out",
+        ),
+        (
+            {"scales": {"../../elsewhere": STUDY["scales"]["cpu"]}},
+            "arms and scales must have names",
+        ),
         ({"overrides": [["attention=mqa"]]}, "overrides"),
     ],
 )

@@ -26,7 +26,9 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def trained(undisturbed: Undisturbed, tmp_path: Path) -> Path:
     """A run of 30 steps on made-up bytes, in `outputs/runs`: its own copy."""
-    return shutil.copytree(undisturbed.run_dir, tmp_path / "outputs" / "runs" / undisturbed.run_dir.name)
+    return shutil.copytree(
+        undisturbed.run_dir, tmp_path / "outputs" / "runs" / undisturbed.run_dir.name
+    )
 
 
 @pytest.fixture
@@ -60,7 +62,8 @@ def edited(run_dir: Path, *changes: tuple[str, str]) -> Path:
 
 
 def test_the_text_is_the_models(undisturbed: Undisturbed, say: Say):
-    """Greedy, against the training model's logits over the whole prefix; with a cache and without."""
+    """Greedy, against the training model's logits over the whole prefix; with a cache and
+    without."""
     words = (f"run={undisturbed.run_dir}", "prompt=ab", "temperature=0")
     code, out, err, answer = say(*words, "max_tokens=8")
     assert (code, err) == (0, "")
@@ -77,7 +80,8 @@ def test_the_text_is_the_models(undisturbed: Undisturbed, say: Say):
 def test_the_answer_says_how_fast_the_tokens_came(
     undisturbed: Undisturbed, say: Say, monkeypatch: pytest.MonkeyPatch
 ):
-    """By a clock that shows these seconds: the first token took 0.5 s, the others 0.1, 0.3 and 0.1 s."""
+    """By a clock that shows these seconds: the first token took 0.5 s, the others 0.1, 0.3 and 0.1
+    s."""
     shown = iter([1.0, 1.5, 1.6, 1.9, 2.0])
     monkeypatch.setattr("nocap.generation.text.time.perf_counter", lambda: next(shown))
     answer = say(f"run={undisturbed.run_dir}", "prompt=ab", "max_tokens=4", "samples=2")[3]
@@ -97,7 +101,9 @@ def test_of_one_token_there_is_only_the_first(undisturbed: Undisturbed, say: Say
 def test_samples_differ_by_place_and_seed_and_come_again(trained: Path, say: Say):
     name = f"run={trained.name[-12:-4]}"
     words = (name, "prompt=ab", "max_tokens=15")
-    one, three, other = (tokens_of(say(*words, more)[3]) for more in ("seed=0", "samples=3", "seed=1"))
+    one, three, other = (
+        tokens_of(say(*words, more)[3]) for more in ("seed=0", "samples=3", "seed=1")
+    )
     assert three[0] == one[0]
     assert len(set(map(str, three + other))) == 4
 
@@ -106,7 +112,10 @@ def test_generation_stops_at_the_context_and_says_so(undisturbed: Undisturbed, s
     """128 tokens of context; the last new token needs no place in it."""
     words = (f"run={undisturbed.run_dir}", f"prompt={'a' * 120}", "temperature=0")
     code, _, err, answer = say(*words, "max_tokens=500")
-    note = "nocap: stopped at the model's context, model.seq_len=128: 9 new tokens, not max_tokens=500\n"
+    note = (
+        "nocap: stopped at the model's context, model.seq_len=128: 9 new tokens, not "
+        "max_tokens=500\n"
+    )
     assert (code, err) == (0, note)
     assert (len(tokens_of(answer)[0]), answer["samples"][0]["stopped"]) == (9, "context")
     assert say(*words, "max_tokens=9")[2] == ""
@@ -133,7 +142,7 @@ def test_the_newest_valid_checkpoint_is_used_and_a_broken_one_named(trained: Pat
     assert err.splitlines()[-1] == f"nocap: {trained} must hold a valid checkpoint, got none"
 
 
-# --- what is refused ----------------------------------------------------------------------------------------
+# --- what is refused ------------------------------------------------------------------------------
 
 REFUSALS = {
     "no run at all": (
@@ -151,8 +160,14 @@ REFUSALS = {
     ),
     "no value": (["run=RUN", "prompt"], "'prompt' must be key=value"),
     "prompt no text": (["run=RUN", "prompt=\udcff"], "prompt must be UTF-8, got '\\udcff'"),
-    "negative temperature": (["run=RUN", "temperature=-1"], "temperature must be at least 0, got -1.0"),
-    "temperature no number": (["run=RUN", "temperature=nan"], "temperature must be a finite number, got nan"),
+    "negative temperature": (
+        ["run=RUN", "temperature=-1"],
+        "temperature must be at least 0, got -1.0",
+    ),
+    "temperature no number": (
+        ["run=RUN", "temperature=nan"],
+        "temperature must be a finite number, got nan",
+    ),
     "temperature a word": (["run=RUN", "temperature=hot"], "temperature"),
     "top_k": (["run=RUN", "top_k=-1"], "top_k must be at least 0"),
     "no tokens": (["run=RUN", "max_tokens=0"], "max_tokens must be at least 1, got 0"),
@@ -186,7 +201,10 @@ def test_what_is_no_trained_run_is_refused(trained: Path, say: Say):
     edited(trained, ("n_layer: 2", "n_layer: 3"))
     words = (f"run={trained}", "max_tokens=2")
     code, _, err, _ = say(*words)
-    assert (code, "must hold what this run's model has, and differs in blocks.2" in err) == (2, True)
+    assert (code, "must hold what this run's model has, and differs in blocks.2" in err) == (
+        2,
+        True,
+    )
     shutil.rmtree(trained / "checkpoints")
     assert say(*words)[::2] == (2, f"nocap: {trained} must hold a checkpoint, got none\n")
     (trained / "config.yaml").unlink()
@@ -194,7 +212,7 @@ def test_what_is_no_trained_run_is_refused(trained: Path, say: Say):
     assert (code, err.count("\n"), "must be a run's config.yaml" in err) == (2, 1, True)
 
 
-# --- other runs and other ways ------------------------------------------------------------------------------
+# --- other runs and other ways --------------------------------------------------------------------
 
 
 def test_a_run_of_cuda_kernels_generates_on_the_cpu(trained: Path):
@@ -220,10 +238,14 @@ def test_a_terminal_is_not_given_orders(trained: Path, tmp_path: Path):
     assert printed.startswith("a\\x1b[2J\tb\\x07é")
 
 
-def test_an_exported_file_writes_what_its_run_writes(undisturbed: Undisturbed, say: Say, tmp_path: Path):
+def test_an_exported_file_writes_what_its_run_writes(
+    undisturbed: Undisturbed, say: Say, tmp_path: Path
+):
     file = tmp_path / "model.safetensors"
     assert export.main([str(undisturbed.run_dir), str(file)]) == 0
-    texts = [say(f"run={source}", "max_tokens=5")[3]["samples"] for source in (undisturbed.run_dir, file)]
+    texts = [
+        say(f"run={source}", "max_tokens=5")[3]["samples"] for source in (undisturbed.run_dir, file)
+    ]
     assert texts[0] == texts[1]
 
 

@@ -1,5 +1,5 @@
-"""The cache against recomputing the prefix, for every attention and position option; the sampler against its
-distribution.
+"""The cache against recomputing the prefix, for every attention and position option; the sampler
+against its distribution.
 
 B: sequences, T: tokens of the prompt, N: new tokens, V: vocabulary.
 """
@@ -23,8 +23,8 @@ BASE = ("model=nano", "model.n_layer=4", "trainer.device=cpu", "model.residual_s
 
 
 def made(*words: str) -> tuple[GPT, Run]:
-    """A model whose next token depends on the tokens before it: matrices larger than at the start of
-    training, and no tied head."""
+    """A model whose next token depends on the tokens before it: matrices larger than at the start
+    of training, and no tied head."""
     run = compose([*BASE, "model.tie_head=false", *words])
     model = build_model(run, vocab_size=VOCAB).eval()
     with torch.no_grad():
@@ -53,18 +53,29 @@ SEEDED = {"temperature": 1.3, "top_k": 7, "seed": 3}
     [
         ("attention=mha", 12),
         ("attention=flash", 108),  # the text fills the context
-        *((f"attention=sliding attention.window={window}", T) for window, T in ((1, 5), (7, 7), (500, 12))),
-        *((f"attention=hybrid attention.window={window}", T) for window, T in ((7, 5), (7, 40), (40, 12))),
+        *(
+            (f"attention=sliding attention.window={window}", T)
+            for window, T in ((1, 5), (7, 7), (500, 12))
+        ),
+        *(
+            (f"attention=hybrid attention.window={window}", T)
+            for window, T in ((7, 5), (7, 40), (40, 12))
+        ),
         *((f"attention=gqa position={position} model.qk_norm=true", 9) for position in POSITIONS),
         ("attention=mqa mlp=swiglu norm=layernorm model.norm_placement=both", 12),
         ("attention=gqa model.norm_placement=post norm=rmsnorm_gain model.logit_softcap=15", 12),
     ],
 )
 def test_cached_text_is_that_of_the_models_own_logits(words: str, T: int):
-    """Of two prompts at once, greedy and seeded, token for token, in one pass: a token sees no later one."""
+    """Of two prompts at once, greedy and seeded, token for token, in one pass: a token sees no
+    later one."""
     model, run = made(*words.split())
     n = min(40, run.model.seq_len - T)
-    engine, prompt_BT, tokens = Cached(model, run, batch=2, capacity=T + n), prompt(2, T), set[int]()
+    engine, prompt_BT, tokens = (
+        Cached(model, run, batch=2, capacity=T + n),
+        prompt(2, T),
+        set[int](),
+    )
     for how in (GREEDY, SEEDED):
         got = text(engine, prompt_BT, n=n, samples=2, **how)
         sampler = TokenSampler(**how, sequences=2, max_tokens=n)
@@ -126,7 +137,9 @@ def test_a_rewound_cache_goes_on_as_if_nothing_had_come_after(option: str):
 def test_compiled_text_is_recomputed_text():
     torch.compiler.reset()
     model, run = made("attention=hybrid", "position=learned")
-    engines = {batch: Cached(model, run, batch=batch, capacity=80, compiled=True) for batch in (2, 3)}
+    engines = {
+        batch: Cached(model, run, batch=batch, capacity=80, compiled=True) for batch in (2, 3)
+    }
     for temperature in (0.0, 1.0):
         for batch, engine in engines.items():  # by turns: neither may run the other's graph
             how = {"n": 40, "samples": batch, "temperature": temperature}
@@ -135,7 +148,7 @@ def test_compiled_text_is_recomputed_text():
     torch.compiler.reset()
 
 
-# --- the sampler --------------------------------------------------------------------------------------------
+# --- the sampler ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("temperature", "top_k"), [(0.5, 0), (1.0, 0), (2.0, 0), (1.0, 2)])
@@ -144,7 +157,9 @@ def test_draws_follow_the_softmax_of_the_k_most_probable(temperature: float, top
     kept = logits if top_k == 0 else logits.where(logits >= 1, -torch.inf)
     share = (kept / temperature).softmax(-1)
     error = 4 * (share * (1 - share) / 20_000).sqrt()  # four standard deviations
-    sampler = TokenSampler(temperature=temperature, top_k=top_k, seed=0, sequences=20_000, max_tokens=1)
+    sampler = TokenSampler(
+        temperature=temperature, top_k=top_k, seed=0, sequences=20_000, max_tokens=1
+    )
     drawn = torch.bincount(sampler(logits.expand(20_000, -1), 0), minlength=5) / 20_000
     assert ((drawn - share).abs() <= error + 1e-9).all()
 
@@ -160,7 +175,9 @@ def test_three_ways_to_take_the_most_probable(how: dict[str, float]):
 
 def test_draws_depend_on_seed_and_place_only():
     few, many, other = (
-        TokenSampler(temperature=1.0, top_k=0, seed=seed, sequences=sequences, max_tokens=n).draws_BN
+        TokenSampler(
+            temperature=1.0, top_k=0, seed=seed, sequences=sequences, max_tokens=n
+        ).draws_BN
         for seed, sequences, n in ((5, 2, 10), (5, 9, 99), (6, 2, 10))
     )
     assert few.tolist() == many[:2, :10].tolist()

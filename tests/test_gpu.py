@@ -1,5 +1,5 @@
-"""What only a GPU shows: kernels by name, losses that agree with the CPU's, compilation, memory as its
-allocator counts it."""
+"""What only a GPU shows: kernels by name, losses that agree with the CPU's, compilation, memory as
+its allocator counts it."""
 
 import json
 from functools import partial
@@ -9,7 +9,10 @@ import pytest
 from tests.conftest import FAULTS, SMALL, rows_of, the_run
 
 torch = pytest.importorskip("torch")
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+]
 
 KERNELS = {
     "mha": {"kernel": "materialized"},
@@ -38,9 +41,14 @@ def test_gpu_learns_what_the_cpu_learns(tmp_path, door, attention, compiled):
     words = (*CUDA, f"attention={attention}")
     bf16 = ("trainer.device=cuda", "trainer.precision=bf16", "trainer.val_precision=bf16")
     _, on_gpu = trained(door, tmp_path / "gpu", *words, *bf16, f"trainer.compile={compiled}")
-    _, on_cpu = trained(door, tmp_path / "cpu", *words, "trainer.device=cpu", "trainer.precision=fp32")
+    _, on_cpu = trained(
+        door, tmp_path / "cpu", *words, "trainer.device=cpu", "trainer.precision=fp32"
+    )
     assert losses(on_gpu) == pytest.approx(losses(on_cpu), abs=0.03)  # bf16 has three digits
-    summary, config = json.loads((on_gpu / "summary.json").read_text()), (on_gpu / "config.yaml").read_text()
+    summary, config = (
+        json.loads((on_gpu / "summary.json").read_text()),
+        (on_gpu / "config.yaml").read_text(),
+    )
     assert summary["memory_notes"]["peak"] == "allocated on the GPU after warm-up"
     assert 0 < summary["memory_mib"]["model"] == summary["memory_mib"]["peak"] < 2000
     for key, kernel in KERNELS[attention].items():
@@ -61,16 +69,23 @@ def test_documents_on_a_gpu_are_those_on_the_cpu(tmp_path, door, words):
     plain = [word for word in words if not word.startswith("attention.kernel")]
     gpu = ("trainer.device=cuda", "trainer.precision=bf16", "trainer.compile=regional")
     _, on_gpu = trained(door, tmp_path / "gpu", *words, *gpu)
-    _, on_cpu = trained(door, tmp_path / "cpu", *plain, "trainer.device=cpu", "trainer.precision=fp32")
+    _, on_cpu = trained(
+        door, tmp_path / "cpu", *plain, "trainer.device=cpu", "trainer.precision=fp32"
+    )
     assert losses(on_gpu) == pytest.approx(losses(on_cpu), abs=0.03)
 
 
 def test_killed_on_a_gpu_it_ends_within_tolerance(tmp_path, door):
-    """Checkpoints are written in the background there; atomics make two runs differ in the last digits."""
+    """Checkpoints are written in the background there; atomics make two runs differ in the last
+    digits."""
     words = (*CUDA, "trainer.device=cuda")
     _, clean = trained(door, tmp_path / "clean", *words)
     (tmp_path / "faults").mkdir()
-    env = {"PYTHONPATH": FAULTS, "NOCAP_FAULT": "kill@10", "NOCAP_FAULT_DIR": str(tmp_path / "faults")}
+    env = {
+        "PYTHONPATH": FAULTS,
+        "NOCAP_FAULT": "kill@10",
+        "NOCAP_FAULT_DIR": str(tmp_path / "faults"),
+    }
     said, killed = trained(door, tmp_path / "out", *words, env=env)
     assert "resuming from step 8" in said or "resuming from step 4" in said
     assert losses(killed)[-1] == pytest.approx(losses(clean)[-1], abs=1e-3)
@@ -78,8 +93,8 @@ def test_killed_on_a_gpu_it_ends_within_tolerance(tmp_path, door):
 
 @pytest.mark.parametrize("shape", [(768, 768), (3072, 768), (768, 3072)])
 def test_muon_in_stacks_is_torchs_own_within_rounding(shape):
-    """A product of a stack may be summed in another order than that of a matrix, and each of its 15 products
-    is rounded to bf16."""
+    """A product of a stack may be summed in another order than that of a matrix, and each of its 15
+    products is rounded to bf16."""
     from nocap.config.compose import compose
     from nocap.training.optimizer import ByRule
 
@@ -100,10 +115,13 @@ def test_muon_in_stacks_is_torchs_own_within_rounding(shape):
 
 
 def test_with_cuda_graphs_the_losses_are_the_same(tmp_path, door):
-    """Atomics in the embedding's backward make two runs differ in the last digits. The graph's memory is in
-    the peak."""
+    """Atomics in the embedding's backward make two runs differ in the last digits. The graph's
+    memory is in the peak."""
     words = (*CUDA, "trainer.device=cuda", "trainer.precision=bf16")
-    runs = [trained(door, tmp_path / on, *words, f"trainer.cuda_graphs={on}")[1] for on in ("false", "true")]
+    runs = [
+        trained(door, tmp_path / on, *words, f"trainer.cuda_graphs={on}")[1]
+        for on in ("false", "true")
+    ]
     plain, graphed = (losses(run, "train/loss") for run in runs)
     peaks = [json.loads((run / "summary.json").read_text())["memory_mib"]["peak"] for run in runs]
     assert graphed == pytest.approx(plain, abs=5e-3)

@@ -1,5 +1,5 @@
-"""The GPU day's host side (experiments/gpu_day): its budget, a step that fails or hangs, what is missing,
-what it prints."""
+"""The GPU day's host side (experiments/gpu_day): its budget, a step that fails or hangs, what is
+missing, what it prints."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def day() -> ModuleType:
 
 def writes(content: object) -> str:
     return (
-        f"import pathlib, sys; pathlib.Path(sys.argv[1]).write_text({json.dumps(content)!r}); print('done')"
+        f"import pathlib, sys; pathlib.Path(sys.argv[1]).write_text({json.dumps(content)!r}); "
+        f"print('done')"
     )
 
 
@@ -66,7 +67,10 @@ def test_all_steps_take_35_minutes_and_the_readmes_commands_ten(day: ModuleType)
 
 
 def test_what_a_step_leaves_outlives_the_next_ones_failure(
-    day: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    day: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     steps = {
         "good": step(day, writes({"a": 1})),
@@ -86,7 +90,10 @@ def test_what_a_step_leaves_outlives_the_next_ones_failure(
     keys = ("step", "rc", "json", "figure", "tail")
     assert (
         code,
-        [[row[key] or row["skipped"] if key == "figure" else row[key] for key in keys] for row in rows],
+        [
+            [row[key] or row["skipped"] if key == "figure" else row[key] for key in keys]
+            for row in rows
+        ],
     ) == (
         0,
         [
@@ -125,7 +132,7 @@ def test_the_clock_of_a_grids_cells_is_there(tmp_path: Path, day: ModuleType) ->
     assert day.STEPS["grid"].figure(found).startswith("beside training ")
 
 
-# --- sessions of several days -------------------------------------------------------------------------------
+# --- sessions of several days ---------------------------------------------------------------------
 
 SESSION = FOLDER / "h200-2026-11-27" / "options.json"
 
@@ -144,7 +151,9 @@ def judged(tmp_path: Path, *sessions: dict[str, Any]) -> tuple[int, str, str]:
     for path, content in zip(paths, sessions, strict=True):
         path.write_text(json.dumps(content))
     words = [sys.executable, str(FOLDER / "sessions.py"), *map(str, paths)]
-    done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(REPO)})
+    done = subprocess.run(
+        words, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(REPO)}
+    )
     return done.returncode, done.stdout, done.stderr
 
 
@@ -163,7 +172,9 @@ def test_the_third_session_makes_a_verdict(tmp_path: Path) -> None:
     code, out, _ = judged(tmp_path, first, second, third)
     assert code == 0
     assert row(out, "attention=mha").endswith("worse")
-    assert "23.3% slower" in row(out, "attention=mha") or "23.2% slower" in row(out, "attention=mha")
+    assert "23.3% slower" in row(out, "attention=mha") or "23.2% slower" in row(
+        out, "attention=mha"
+    )
     assert row(out, "mlp=swiglu").endswith("no difference shown")
 
 
@@ -186,7 +197,7 @@ def test_an_arm_of_another_configuration_is_left_out(tmp_path: Path) -> None:
     assert row(out, "attention=mqa")
 
 
-# --- the machine --------------------------------------------------------------------------------------------
+# --- the machine ----------------------------------------------------------------------------------
 
 
 def test_a_machine_without_what_every_step_needs_is_refused(
@@ -210,7 +221,9 @@ def test_the_arms_of_the_bench_compose(
     monkeypatch.setattr(hardware, "check_device", lambda *given, **named: None)
     monkeypatch.setattr(hardware, "cuda_devices", lambda: ("NVIDIA H200",))
     monkeypatch.setattr(hardware, "capability", lambda: (9, 0))
-    shared = day.Day(out=tmp_path, scratch=tmp_path, device="cuda", small=False, challenge=Path("it"))
+    shared = day.Day(
+        out=tmp_path, scratch=tmp_path, device="cuda", small=False, challenge=Path("it")
+    )
 
     def arms(shared: Any) -> int:
         words = day.STEPS["options"].words(shared, tmp_path / "options.json")
@@ -223,17 +236,24 @@ def test_the_arms_of_the_bench_compose(
     assert len(day.STEPS["options"].words(shared, tmp_path / "o.json")) > 2 * (len(day.OPTIONS) - 1)
     words = day.STEPS["options"].words
     half = replace(shared, share=0.5)
-    assert [float(words(some, tmp_path / "bench.json")[-3]) for some in (shared, half)] == [245, 122.5]
+    assert [float(words(some, tmp_path / "bench.json")[-3]) for some in (shared, half)] == [
+        245,
+        122.5,
+    ]
     best = day.STEPS["best"].words(shared, tmp_path / "best.json")
     assert set(day.BEST.split()) <= set(best)
 
 
 def test_a_day_that_is_stopped_takes_its_step_with_it(tmp_path: Path) -> None:
     words = ["options", "--device", "cpu", "--small", "--out", str(tmp_path)]
-    running = subprocess.Popen([sys.executable, str(FOLDER / "day.py"), *words], stdout=subprocess.DEVNULL)
+    running = subprocess.Popen(
+        [sys.executable, str(FOLDER / "day.py"), *words], stdout=subprocess.DEVNULL
+    )
 
     def steps() -> list[psutil.Process]:
-        return [process for process in psutil.Process(running.pid).children() if process.is_running()]
+        return [
+            process for process in psutil.Process(running.pid).children() if process.is_running()
+        ]
 
     wait_until(steps, "a step")
     left = steps()
@@ -259,11 +279,24 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def test_a_day_that_is_stopped_while_its_step_starts_takes_it_with_it(tmp_path: Path) -> None:
-    words = [str(FOLDER / "day.py"), "options", "--device", "cpu", "--small", "--out", str(tmp_path)]
+    words = [
+        str(FOLDER / "day.py"),
+        "options",
+        "--device",
+        "cpu",
+        "--small",
+        "--out",
+        str(tmp_path),
+    ]
     done = subprocess.run(
-        [sys.executable, "-c", STOPPED_AT_START, *words], stdout=subprocess.PIPE, text=True, timeout=60
+        [sys.executable, "-c", STOPPED_AT_START, *words],
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=60,
     )
     assert done.returncode == 143
-    started = [int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("step ")]
+    started = [
+        int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("step ")
+    ]
     assert len(started) == 1
     assert not psutil.pid_exists(started[0])

@@ -1,5 +1,5 @@
-"""What a run gets on a GPU where it does not choose (nocap/config/gpu.py): its figures, and what composing
-makes of them. No GPU is here: it is taken to be there."""
+"""What a run gets on a GPU where it does not choose (nocap/config/gpu.py): its figures, and what
+composing makes of them. No GPU is here: it is taken to be there."""
 
 from __future__ import annotations
 
@@ -41,12 +41,16 @@ def arms(name: str) -> dict[str, dict[str, Any]]:
     return {arm["label"]: arm for arm in content["arms"]}
 
 
-# --- the figures --------------------------------------------------------------------------------------------
+# --- the figures ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("label", "sequences", "scores"),
-    [("attention=flash", 16, False), ("trainer.micro_batch=32", 32, False), ("attention=mha", 16, True)],
+    [
+        ("attention=flash", 16, False),
+        ("trainer.micro_batch=32", 32, False),
+        ("attention=mha", 16, True),
+    ],
 )
 def test_a_steps_memory_is_counted_within_a_tenth_of_what_was_measured(
     label: str, sequences: int, scores: bool
@@ -56,7 +60,9 @@ def test_a_steps_memory_is_counted_within_a_tenth_of_what_was_measured(
     assert counted_mib == pytest.approx(arms("options")[label]["memory_mib"]["peak"], rel=0.1)
 
 
-@pytest.mark.parametrize("shape", ["model=d12 tokenizer=gpt2", "model=nano", "model=small tokenizer=gpt2"])
+@pytest.mark.parametrize(
+    "shape", ["model=d12 tokenizer=gpt2", "model=nano", "model=small tokenizer=gpt2"]
+)
 def test_the_rules_arithmetic_is_that_of_the_record(shape: str) -> None:
     run = compose(["trainer.device=cuda", *shape.split()])
     counted, _ = flops_per_token(run, vocab_size=run.tokenizer.vocab_size)
@@ -75,7 +81,7 @@ def test_the_figures_are_those_of_the_day() -> None:
     assert pytest.approx(mfu, abs=0.01) == gpu.REGIONAL_FLOPS / gpu.PEAK_FLOPS
 
 
-# --- what a run gets ----------------------------------------------------------------------------------------
+# --- what a run gets ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -157,7 +163,9 @@ def test_arms_take_the_baselines_micro_batch_and_graphs() -> None:
 def test_an_arm_that_a_graph_cannot_hold_is_refused_by_name() -> None:
     first = composed([*D12, "trainer.batch_tokens=2048", "trainer.val_tokens=2048"])
     words = [*D12, "trainer.batch_tokens=2048", "trainer.val_tokens=2048", "ideas=[multi_token]"]
-    with pytest.raises(ValueError, match=r"trainer\.cuda_graphs must be false beside ideas\.multi_token"):
+    with pytest.raises(
+        ValueError, match=r"trainer\.cuda_graphs must be false beside ideas\.multi_token"
+    ):
         as_in(first, words)
 
 
@@ -176,14 +184,26 @@ def test_an_experiments_own_rule_is_not_the_gpus() -> None:
     assert "micro_batch" not in made.defaults
 
 
-# --- the largest that fits ----------------------------------------------------------------------------------
+# --- the largest that fits ------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_the_largest_micro_batch_is_found_by_training_a_step_of_each(here: Door, tmp_path: Path) -> None:
-    words = ("model=nano", "tracker=none", "trainer.device=cpu", "trainer.threads=1", "trainer.compile=off")
+def test_the_largest_micro_batch_is_found_by_training_a_step_of_each(
+    here: Door, tmp_path: Path
+) -> None:
+    words = (
+        "model=nano",
+        "tracker=none",
+        "trainer.device=cpu",
+        "trainer.threads=1",
+        "trainer.compile=off",
+    )
     done = here(
-        "--fit", *words, "trainer.micro_batch=4", "trainer.batch_tokens=512", "trainer.val_tokens=1024"
+        "--fit",
+        *words,
+        "trainer.micro_batch=4",
+        "trainer.batch_tokens=512",
+        "trainer.val_tokens=1024",
     )
     assert done.code == 0, done.err
     lines = done.out.splitlines()
@@ -200,13 +220,14 @@ def test_the_largest_micro_batch_is_asked_of_one_run(here: Door) -> None:
     assert refused.err == "nocap: --fit must be asked of one run, got --multirun\n"
 
 
-# --- what a GPU's memory and end do -------------------------------------------------------------------------
+# --- what a GPU's memory and end do ---------------------------------------------------------------
 
 
 def test_a_step_that_has_no_room_is_refused_by_its_micro_batch() -> None:
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 6 GiB\nmore")
     assert str(_no_room(d12("trainer.batch_tokens=524288"), error)) == (
-        "trainer.micro_batch must be smaller, for all that it is compared with: a step does not fit into "
+        "trainer.micro_batch must be smaller, for all that it is compared with: a step does not "
+        "fit into "
         "this memory (CUDA out of memory. Tried to allocate 6 GiB), got 32"
     )
 
@@ -229,5 +250,7 @@ def test_the_first_screen_says_what_a_gpu_gets_and_why() -> None:
     run = d12("data=synthetic trainer.batch_tokens=2048 trainer.val_tokens=2048")
     planned = plan(run, choices={}, datasets=Datasets())
     *_, micro_batch, graphs = headline(planned).splitlines()
-    assert micro_batch == "micro_batch 2: with materialised scores it would take 4,286 MiB, of 40,960"
+    assert (
+        micro_batch == "micro_batch 2: with materialised scores it would take 4,286 MiB, of 40,960"
+    )
     assert graphs == "cuda_graphs true: a step is 2.5 ms of work and 28 ms of launches"

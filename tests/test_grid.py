@@ -1,4 +1,5 @@
-"""Grids: checked whole, ordered by seed, each cell once, whatever breaks, and the same command goes on."""
+"""Grids: checked whole, ordered by seed, each cell once, whatever breaks, and the same command goes
+on."""
 
 import json
 import os
@@ -22,12 +23,14 @@ from tests.grids import CELL, Background, records, summaries, trained
 from tests.grids import small_grid as small_grid
 from tests.test_tracking import inspect
 
-# --- the whole grid, checked --------------------------------------------------------------------------------
+# --- the whole grid, checked ----------------------------------------------------------------------
 
 
 def checked(out, *cells, swept=("attention", "seed"), said=None):
     words = [[*CELL, f"output_dir={out}", *cell.split()] for cell in cells]
-    return check(words, swept=swept, compose=composed, log=(said if said is not None else []).append)
+    return check(
+        words, swept=swept, compose=composed, log=(said if said is not None else []).append
+    )
 
 
 @pytest.mark.slow
@@ -38,13 +41,16 @@ def test_every_arm_of_a_seed_comes_before_the_next_seed(tmp_path):
         *(f"{arm} seed={seed}" for arm in arms for seed in (1, 0)),
         swept=("attention", "mlp", "seed"),
     )
-    assert [cell.label for cell in grid.cells] == [f"{arm} seed={seed}" for seed in (1, 0) for arm in arms]
+    assert [cell.label for cell in grid.cells] == [
+        f"{arm} seed={seed}" for seed in (1, 0) for arm in arms
+    ]
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
 def test_cells_are_composed_as_single_runs_are(tmp_path):
-    """What is remembered from one cell to the next leaves no trace in it, in whatever order they come."""
+    """What is remembered from one cell to the next leaves no trace in it, in whatever order they
+    come."""
     arms = (
         "attention=sliding mlp=swiglu",
         "attention=flash",
@@ -64,7 +70,9 @@ def test_cells_are_composed_as_single_runs_are(tmp_path):
 def test_the_first_cell_decides_the_compilation_for_all(tmp_path, monkeypatch):
     monkeypatch.setattr("nocap.config.hardware.cpp_compiler", lambda: "/usr/bin/g++")
     shape = ("tracker=none", "data=synthetic", "trainer.device=cpu", "trainer.threads=1")
-    first, second = [(*shape, f"output_dir={tmp_path}", f"model={model}") for model in ("nano", "small")]
+    first, second = [
+        (*shape, f"output_dir={tmp_path}", f"model={model}") for model in ("nano", "small")
+    ]
     assert composed(second).run.trainer.compile.value == "regional"
     grid = check([first, second], swept=("model",), compose=composed, log=print)
     assert [cell.plan.run.trainer.compile.value for cell in grid.cells] == ["off", "off"]
@@ -108,7 +116,11 @@ def test_a_grid_of_which_nothing_fits_is_refused(tmp_path):
 def test_a_run_that_is_asked_for_twice_is_trained_once_and_that_is_said(tmp_path):
     said = []
     grid = checked(
-        tmp_path, "attention=mqa", "attention=gqa attention.n_kv_heads=1", "attention=gqa", said=said
+        tmp_path,
+        "attention=mqa",
+        "attention=gqa attention.n_kv_heads=1",
+        "attention=gqa",
+        said=said,
     )
     assert [cell.label for cell in grid.cells] == ["attention=mqa", "attention=gqa"]
     assert said == ["trained once, it is the same run: attention=gqa and attention=mqa"]
@@ -117,8 +129,14 @@ def test_a_run_that_is_asked_for_twice_is_trained_once_and_that_is_said(tmp_path
 def test_the_same_runs_are_the_same_grid(tmp_path):
     first = checked(tmp_path, "attention=flash seed=0", "attention=gqa seed=0")
     first.write()
-    again = checked(tmp_path, "seed=0 attention=gqa", "seed=0 attention=flash", swept=("seed", "attention"))
-    assert (again.name, again.folder, first.name[:15]) == (first.name, first.folder, "attention-seed-")
+    again = checked(
+        tmp_path, "seed=0 attention=gqa", "seed=0 attention=flash", swept=("seed", "attention")
+    )
+    assert (again.name, again.folder, first.name[:15]) == (
+        first.name,
+        first.folder,
+        "attention-seed-",
+    )
     assert checked(tmp_path, "attention=flash seed=0", "attention=gqa seed=1").name != first.name
     assert {cell.plan.grid for cell in again.cells} == {first.name}
     written = json.loads((first.folder / "grid.json").read_text())["cells"]
@@ -128,7 +146,10 @@ def test_the_same_runs_are_the_same_grid(tmp_path):
 
 
 def test_every_bad_cell_is_named(tmp_path):
-    bad = r"^attention=gqq: .*\nattention=gqa seed=-1: seed must be at least 0, got -1\n2 of 3 cells refused"
+    bad = (
+        r"^attention=gqq: .*\nattention=gqa seed=-1: seed must be at least 0, got -1\n2 of 3 "
+        r"cells refused"
+    )
     with pytest.raises(ValueError, match=bad):
         checked(tmp_path, "attention=gqa", "attention=gqq", "attention=gqa seed=-1")
     # two factors of which not each pair fits
@@ -209,16 +230,20 @@ def test_what_is_swept_goes_in_pairs_with_every_seed(tmp_path):
         for seed in (0, 1)
         for arm in ("attention=flash optimizer.lr=0.1", "attention=gqa optimizer.lr=0.2")
     ]
-    with pytest.raises(ValueError, match=r"^--zip must be given lists of one length, got \[2, 3\]$"):
+    with pytest.raises(
+        ValueError, match=r"^--zip must be given lists of one length, got \[2, 3\]$"
+    ):
         multirun([*CELL, "attention=flash,gqa", "optimizer.lr=0.1,0.2,0.3"], zipped=True)
 
 
-# --- trained, skipped, gone on with -------------------------------------------------------------------------
+# --- trained, skipped, gone on with ---------------------------------------------------------------
 
 
 def test_grid_trains_its_cells_by_seed_and_ends_with_the_comparison(small_grid):
     printed = small_grid.process.out
-    assert trained(printed) == [f"attention={arm} seed={seed}" for seed in (0, 1) for arm in ("flash", "gqa")]
+    assert trained(printed) == [
+        f"attention={arm} seed={seed}" for seed in (0, 1) for arm in ("flash", "gqa")
+    ]
     assert len(re.findall(r"^\[\d/4\] done .* val \d\.\d{4} ", printed, re.M)) == 4
     (folder,) = (small_grid.out / "grids").iterdir()
     command = f"python -m nocap.compare {folder.relative_to(small_grid.out.parent)}"
@@ -232,7 +257,10 @@ def test_grid_trains_its_cells_by_seed_and_ends_with_the_comparison(small_grid):
         manifest = json.loads((run_dir / "manifest.json").read_text())
         assert manifest["attempts"][-1]["grid"] == folder.name
         assert manifest["attempts"][-1]["asked"]["seeds"] == [0, 1]
-        assert run_facts(to_plain(load(run_dir / "config.yaml")), run_dir, manifest).group == folder.name
+        assert (
+            run_facts(to_plain(load(run_dir / "config.yaml")), run_dir, manifest).group
+            == folder.name
+        )
         assert folder.name not in json.dumps(manifest["parts"])
         assert "val" in (run_dir / "train.log").read_text()
 
@@ -273,9 +301,14 @@ def test_a_clusters_job_knows_which_seeds_of_its_arm_were_asked_for(tmp_path):
 
 def test_finished_cells_are_skipped_whoever_ran_them(small_grid, here):
     before = {path: path.read_bytes() for path in small_grid.out.glob("runs/*/*.json*")}
-    done = here(*CELL, "--multirun", "seed=1,0", "attention=gqa,flash", f"output_dir={small_grid.out}")
+    done = here(
+        *CELL, "--multirun", "seed=1,0", "attention=gqa,flash", f"output_dir={small_grid.out}"
+    )
     assert (done.code, done.err, trained(done.out)) == (0, "", [])
-    assert ("4 finished; 0 trained now" in done.out, "2 arms from 4 runs" in done.out) == (True, True)
+    assert ("4 finished; 0 trained now" in done.out, "2 arms from 4 runs" in done.out) == (
+        True,
+        True,
+    )
     assert {path: path.read_bytes() for path in small_grid.out.glob("runs/*/*.json*")} == before
     assert len(list((small_grid.out / "grids").iterdir())) == 1
     single = here(*CELL, "attention=gqa", f"output_dir={small_grid.out}")
@@ -293,15 +326,20 @@ def test_broken_cells_stop_nobody_and_only_they_run_again(tmp_path, here):
     assert (stopped.code, trained(stopped.out)) == (1, ["seed=0"])
     assert "1 failed, 2 not started" in stopped.out
     running = Background(tmp_path / "out", *words)
-    wait_until(lambda: processes(killed) or running.process.poll() is not None, "the worker to be killed")
+    wait_until(
+        lambda: processes(killed) or running.process.poll() is not None, "the worker to be killed"
+    )
     for pid in processes(killed):
         os.kill(pid, signal.SIGKILL)
     done = running.end()
-    why = rf"the worker ended with signal 9 in its start-up and left no summary; see {killed / 'train.log'}"
-    not_finished = "nocap: not finished: seed="
-    assert re.fullmatch(rf"{not_finished}0 \(.*checkpoints.*\n{not_finished}1 \({why}\)\n", done.err), (
-        done.err
+    why = (
+        rf"the worker ended with signal 9 in its start-up and left no summary; see "
+        rf"{killed / 'train.log'}"
     )
+    not_finished = "nocap: not finished: seed="
+    assert re.fullmatch(
+        rf"{not_finished}0 \(.*checkpoints.*\n{not_finished}1 \({why}\)\n", done.err
+    ), done.err
     assert (done.code, "2 failed, 1 finished; 1 trained now" in done.out) == (1, True)
     (raising / "checkpoints").unlink()
     again = here("--multirun", *words)
@@ -325,12 +363,18 @@ def test_asked_to_stop_the_cell_saves_and_the_same_command_goes_on(tmp_path):
     out = tmp_path / "out"
     words = (*CELL, "trainer.steps=400", "trainer.val_tokens=1024", "seed=0,1")
     running = Background(out, *words)
-    wait_until(lambda: any(path.stat().st_size for path in out.glob("runs/*/metrics.jsonl")), "a row")
+    wait_until(
+        lambda: any(path.stat().st_size for path in out.glob("runs/*/metrics.jsonl")), "a row"
+    )
     done = running.end(signal.SIGINT)
     assert (done.code, trained(done.out)) == (75, ["seed=0"])
     assert "1 stopped half-way, 1 not started" in done.out
     (summary,) = summaries(out).values()
-    assert (summary["status"], summary["seed"], 0 < summary["steps"] < 400) == ("preempted", 0, True)
+    assert (summary["status"], summary["seed"], 0 < summary["steps"] < 400) == (
+        "preempted",
+        0,
+        True,
+    )
     (log,) = out.glob("runs/*/train.log")
     again = Background(out, *words)
     wait_until(lambda: "resuming from step" in log.read_text(), "the resumed cell")
@@ -371,12 +415,14 @@ def test_tracked_grid_is_a_group_that_ends_with_its_comparison(tmp_path, door):
     assert done.code == 0, done.err
     (grid,) = (tmp_path / "out" / "grids").iterdir()
     rows = [row for folder in (grid, *tmp_path.glob("out/runs/*")) for row in inspect(folder)]
-    said = [(row["run"]["run_group"], row["run"]["job_type"]) for row in rows if row["type"] == "run"]
+    said = [
+        (row["run"]["run_group"], row["run"]["job_type"]) for row in rows if row["type"] == "run"
+    ]
     assert [group for group, _ in said] == [grid.name] * 3
     assert sorted(kind == "comparison" for _, kind in said) == [False, False, True]
 
 
-# --- killed, and gone on with -------------------------------------------------------------------------------
+# --- killed, and gone on with ---------------------------------------------------------------------
 
 TWO = (*SMALL, "trainer.max_restarts=0", "attention=flash,gqa", "seed=0")
 ROWS = 13  # of each of its cells

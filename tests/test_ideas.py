@@ -74,13 +74,17 @@ def saved_and_loaded(trainee: Trainee, run: Run, folder: Path, *, step: int) -> 
     return again
 
 
-# --- what an idea leaves alone ------------------------------------------------------------------------------
+# --- what an idea leaves alone --------------------------------------------------------------------
 
 
 def test_the_draws_of_the_model_and_of_each_idea_are_their_own():
     plain, alone, more = (
         dict(build_model(composed(*words), vocab_size=V).named_parameters())
-        for words in ((), ("ideas=[value_embeddings]",), ("ideas=[multi_token,value_embeddings,x0]",))
+        for words in (
+            (),
+            ("ideas=[value_embeddings]",),
+            ("ideas=[multi_token,value_embeddings,x0]",),
+        )
     )
     assert more.keys() > alone.keys() > plain.keys()
     assert all(torch.equal(p, more[name]) for name, p in [*plain.items(), *alone.items()])
@@ -103,11 +107,15 @@ def test_a_loss_with_parts_keeps_the_losses_of_training_and_validation_comparabl
     plain, more = updates
     assert validations[0] == validations[1]
     assert more.parts["next_token"] == plain.loss  # the same weights, the same batch
-    assert more.loss == pytest.approx(more.parts["next_token"] + more.parts["multi_token"], abs=1e-6)
-    assert more.parts["multi_token"] == pytest.approx(0.3 * plain.loss, rel=0.05)  # nothing is learnt yet
+    assert more.loss == pytest.approx(
+        more.parts["next_token"] + more.parts["multi_token"], abs=1e-6
+    )
+    assert more.parts["multi_token"] == pytest.approx(
+        0.3 * plain.loss, rel=0.05
+    )  # nothing is learnt yet
 
 
-# --- how it is counted and decoded --------------------------------------------------------------------------
+# --- how it is counted and decoded ----------------------------------------------------------------
 
 
 def test_every_learning_rate_has_a_name():
@@ -139,7 +147,9 @@ def test_flops_of_ideas_and_of_an_unknown_mixer_are_counted_and_marked():
 
 
 def test_ideas_that_take_each_token_by_itself_decode_from_a_cache():
-    run = composed("ideas=[x0,value_embeddings,multi_token]", "attention=sliding", "attention.window=5")
+    run = composed(
+        "ideas=[x0,value_embeddings,multi_token]", "attention=sliding", "attention.window=5"
+    )
     check_cached(build_model(run, vocab_size=V).eval(), run)
 
 
@@ -168,10 +178,12 @@ def test_an_idea_that_looks_across_tokens_is_recomputed_whatever_it_says(
         check_cached(build_model(run, vocab_size=V).eval(), run)
 
 
-# --- what is refused ----------------------------------------------------------------------------------------
+# --- what is refused ------------------------------------------------------------------------------
 
 
-def from_outside(folder: Path, group: str, name: str, source: str, *words: str, keys: str = "") -> Run:
+def from_outside(
+    folder: Path, group: str, name: str, source: str, *words: str, keys: str = ""
+) -> Run:
     """A run with this option, written for the test."""
     (folder / group).mkdir(parents=True)
     (folder / group / f"{name}.py").write_text(source)
@@ -195,7 +207,13 @@ class Milder({base}):
 PLACES = [
     ("ideas", "ideas", "Idea", "ideas.milder.share", ""),
     pytest.param(
-        *("objective", "objective.cross_entropy", "CrossEntropy", "objective.share", "z_loss: 0.0\n"),
+        *(
+            "objective",
+            "objective.cross_entropy",
+            "CrossEntropy",
+            "objective.share",
+            "z_loss: 0.0\n",
+        ),
         marks=pytest.mark.slow,
     ),
     (
@@ -223,7 +241,8 @@ def test_a_key_from_outside_that_losses_depend_on_is_in_the_record_and_the_same_
     arms = {value: composed_whole([*SMALL, chosen, f"{key}={value}"]) for value in (0.2, 0.3)}
     check_fair({"base": arms[0.2], "idea": arms[0.2]})
     rule = (
-        rf"arm idea: {re.escape(key)} must be the baseline's \(base: 0.2\), or losses mean different things"
+        rf"arm idea: {re.escape(key)} must be the baseline's \(base: 0.2\), or losses mean "
+        rf"different things"
     )
     with pytest.raises(ValueError, match=rule):
         check_fair({"base": arms[0.2], "idea": arms[0.3]})
@@ -285,7 +304,9 @@ class Hidden(Optimizer):
 """
 
 
-def hidden(folder: Path, *, place: str = "pass", state: str = "pass", count: str = "self.steps") -> Run:
+def hidden(
+    folder: Path, *, place: str = "pass", state: str = "pass", count: str = "self.steps"
+) -> Run:
     """A run with an optimizer that keeps this, and counts its steps so."""
     source = HIDDEN.replace("PLACE", place).replace("STATE", state).replace("COUNT", count)
     return from_outside(folder, "optimizer", "hidden", source, keys="lr: 0.01\nweight_decay: 0.0\n")
@@ -311,10 +332,14 @@ def test_an_optimizer_that_no_checkpoint_can_hold_is_refused(tmp_path: Path, sta
         twins_after_a_step(run, tmp_path)
 
 
-def test_an_optimizer_that_leaves_out_a_parameter_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_optimizer_that_leaves_out_a_parameter_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     run = composed()
     monkeypatch.setattr(
-        type(run.optimizer), "build", lambda self, model: [torch.optim.SGD([next(model.parameters())])]
+        type(run.optimizer),
+        "build",
+        lambda self, model: [torch.optim.SGD([next(model.parameters())])],
     )
     with pytest.raises(InputError, match="each of the model's parameters in one group"):
         trainee_of(run, tmp_path)
@@ -343,7 +368,7 @@ def test_check_finds_state_that_a_checkpoint_does_not_hold(tmp_path: Path):
     assert "undisturbed" in ended[2]
 
 
-# --- what fits no joint -------------------------------------------------------------------------------------
+# --- what fits no joint ---------------------------------------------------------------------------
 
 PARALLEL = """
 from dataclasses import dataclass
@@ -405,7 +430,8 @@ def test_keys_that_a_replaced_block_or_model_may_not_read_are_refused(
     key, _, value = word.partition("=")
     with pytest.raises(
         ValueError,
-        match=f"^{key} must stay .* beside model.kind={name}, which does not read it .* got {value}",
+        match=f"^{key} must stay .* beside model.kind={name}, which does not read it .* got "
+        f"{value}",
     ):
         replaced_model(tmp_path, name, source, word)
     reads = source.replace(f'kind: str = "{name}"', f'kind: str = "reader"\n    READS = ("{key}",)')

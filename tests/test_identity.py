@@ -57,7 +57,12 @@ def executed(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> dict[
             by_file.setdefault(frame.f_code.co_filename, set()).add(frame.f_lineno)
         return look
 
-    few = ("trainer.steps=3", "trainer.val_every=2", "trainer.checkpoint_every=2", f"cache_dir={cache_dir}")
+    few = (
+        "trainer.steps=3",
+        "trainer.val_every=2",
+        "trainer.checkpoint_every=2",
+        f"cache_dir={cache_dir}",
+    )
     for words in ((), STACK):
         job, _ = trainee_of(compose([*SMALL, *few, *words]), tmp_path_factory.mktemp("executed"))
         sys.settrace(look)
@@ -66,7 +71,8 @@ def executed(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> dict[
         finally:
             sys.settrace(None)
     return {
-        ".".join(Path(path).relative_to(REPO).with_suffix("").parts): lines for path, lines in by_file.items()
+        ".".join(Path(path).relative_to(REPO).with_suffix("").parts): lines
+        for path, lines in by_file.items()
     }
 
 
@@ -76,10 +82,18 @@ def all_hashed() -> set[str]:
     return {module for words in ((), STACK) for module in source_hashes(compose([*SMALL, *words]))}
 
 
-def test_every_module_that_a_run_enters_counts_or_is_quiet_for_a_reason(executed: dict[str, set[int]]):
+def test_every_module_that_a_run_enters_counts_or_is_quiet_for_a_reason(
+    executed: dict[str, set[int]],
+):
     modules = {module.removesuffix(".__init__") for module in executed}
     assert [module for module in modules - all_hashed() if not is_quiet(module)] == []
-    expected = {"training.step", "training.loop", "model.gpt", "model.sliding", "options.optimizer.muon"}
+    expected = {
+        "training.step",
+        "training.loop",
+        "model.gpt",
+        "model.sliding",
+        "options.optimizer.muon",
+    }
     assert modules >= {f"nocap.{name}" for name in expected}
 
 
@@ -89,7 +103,9 @@ def mutants(source: str, lines: set[int]) -> Iterator[tuple[int, str]]:
     words = (tokenize.NAME, tokenize.NUMBER, tokenize.STRING)
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         plain = (
-            token.start[0] == token.end[0] and "{" not in token.string and not keyword.iskeyword(token.string)
+            token.start[0] == token.end[0]
+            and "{" not in token.string
+            and not keyword.iskeyword(token.string)
         )
         if token.type in words and plain:
             last[token.start[0]] = token
@@ -123,7 +139,7 @@ def test_a_changed_line_makes_another_run(executed: dict[str, set[int]], every: 
     assert not survivors
 
 
-# --- what changes no number ---------------------------------------------------------------------------------
+# --- what changes no number -----------------------------------------------------------------------
 
 
 HARMLESS = {
@@ -156,8 +172,12 @@ def test_what_changes_no_number_makes_no_other_run(what: str):
 
 
 def test_only_the_attention_that_a_run_uses_counts():
-    plain, sliding = (source_hashes(compose([*SMALL, *more])) for more in ((), ("attention=sliding",)))
-    assert sliding.items() - plain.items() >= {("nocap.model.sliding", sliding["nocap.model.sliding"])}
+    plain, sliding = (
+        source_hashes(compose([*SMALL, *more])) for more in ((), ("attention=sliding",))
+    )
+    assert sliding.items() - plain.items() >= {
+        ("nocap.model.sliding", sliding["nocap.model.sliding"])
+    }
     assert plain["nocap.model.attention"] == sliding["nocap.model.attention"]
     assert "nocap.model.sliding" not in plain
 
@@ -183,7 +203,7 @@ def test_a_half_done_run_under_other_code_is_named(tmp_path: Path):
     assert "starts from scratch" in note
 
 
-# --- what a key counts for ----------------------------------------------------------------------------------
+# --- what a key counts for ------------------------------------------------------------------------
 
 
 def test_a_key_says_once_what_it_counts_for():
@@ -199,10 +219,10 @@ def test_a_key_says_once_what_it_counts_for():
     assert ("path" in text["data"], "val_fraction" in text["data"]) == (False, True)
 
 
-# --- keys ---------------------------------------------------------------------------------------------------
+# --- keys -----------------------------------------------------------------------------------------
 
-# Of a small run's keys, those that change no number of it: where things lie, how often they are saved or
-# shown, and on how many devices it trains.
+# Of a small run's keys, those that change no number of it: where things lie, how often they are
+# saved or shown, and on how many devices it trains.
 NO_PART = {
     "cache_dir",
     "output_dir",

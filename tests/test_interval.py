@@ -30,7 +30,7 @@ SLEEP = np.subtract(DRUG_1, DRUG_2)
 KNOWN = Declared(sd=1.2, df=20, source="made")
 
 
-# --- of what a seed repeats: a textbook's -------------------------------------------------------------------
+# --- of what a seed repeats: a textbook's ---------------------------------------------------------
 
 
 @pytest.mark.parametrize("look", [1, 2, 3])
@@ -48,7 +48,9 @@ def test_pairs_are_students(look: int):
 @pytest.mark.parametrize("look", [1, 2])
 def test_two_samples_are_welchs(look: int):
     estimate = of_samples(DRUG_1, DRUG_2[:7], look=look)
-    exact = stats.ttest_ind(DRUG_1, DRUG_2[:7], equal_var=False).confidence_interval(1 - 0.05 / look**2)
+    exact = stats.ttest_ind(DRUG_1, DRUG_2[:7], equal_var=False).confidence_interval(
+        1 - 0.05 / look**2
+    )
     assert estimate.low == pytest.approx(exact.low, abs=1e-9)
     assert estimate.high == pytest.approx(exact.high, abs=1e-9)
     assert estimate.n == 7
@@ -56,8 +58,8 @@ def test_two_samples_are_welchs(look: int):
 
 
 def of_a_mixed_model(values: np.ndarray, *, look: int = 1) -> list[tuple[float, float]]:
-    """Low and high ends by mean squares of arms × seeds: that between seeds has the baseline's noise and the
-    arms' once, that within has the arms' alone (Satterthwaite 1946)."""
+    """Low and high ends by mean squares of arms × seeds: that between seeds has the baseline's
+    noise and the arms' once, that within has the arms' alone (Satterthwaite 1946)."""
     arms, n = values.shape
     means = values.mean(axis=1)
     between_seeds = values.mean(axis=0).var(ddof=1)
@@ -98,7 +100,9 @@ def test_arms_that_share_no_seeds_have_one_variance_and_the_baseline_its_own():
         half = stats.t.isf(0.025 / 3, df) * math.sqrt(own + part)
         welch = stats.ttest_ind(arm, base, equal_var=False).confidence_interval()
         assert estimate.mid == pytest.approx(arm.mean() - base.mean())
-        assert estimate.half_width == pytest.approx(max(half, (welch.high - welch.low) / 2), abs=1e-9)
+        assert estimate.half_width == pytest.approx(
+            max(half, (welch.high - welch.low) / 2), abs=1e-9
+        )
         assert estimate.method == "unpaired, all arms together"
     assert of_arms_apart(base, arms[:1]) == [of_samples(arms[0], base)]
 
@@ -113,7 +117,9 @@ def test_steps_from_group_to_group_have_one_variance():
         x, y = groups[after], groups[before]
         half = stats.t.isf(0.025 / 3, freedom) * math.sqrt(pooled / len(x) + pooled / len(y))
         welch = stats.ttest_ind(x, y, equal_var=False).confidence_interval()
-        assert estimate.half_width == pytest.approx(max(half, (welch.high - welch.low) / 2), abs=1e-9)
+        assert estimate.half_width == pytest.approx(
+            max(half, (welch.high - welch.low) / 2), abs=1e-9
+        )
 
 
 @pytest.mark.parametrize("arms", [1, 2, 5, 8])
@@ -167,7 +173,7 @@ def test_runs_that_agree_to_the_last_bit_have_no_width():
         assert (estimate.mid, estimate.low, estimate.high) == (0.5, 0.5, 0.5)
 
 
-# --- of what a clock measures: the cautious one -------------------------------------------------------------
+# --- of what a clock measures: the cautious one ---------------------------------------------------
 
 
 @pytest.mark.parametrize(("n", "standard_deviations"), [(3, 4.90), (4, 3.12), (5, 2.36), (6, 1.93)])
@@ -183,16 +189,18 @@ def test_cautious_pairs(analysis: int, comparisons: int):
     how = {"analysis": analysis, "comparisons": comparisons}
     sem, estimate = stats.sem(SLEEP), cautious.of_pairs(SLEEP, bias=0.1, **how)
     half = (1 + 3.3 / math.sqrt(10)) * stats.t.isf(0.05 / share, 9) * sem + 0.1
-    assert (estimate.mid, estimate.low, estimate.high) == pytest.approx((-1.58, -1.58 - half, -1.58 + half))
+    assert (estimate.mid, estimate.low, estimate.high) == pytest.approx(
+        (-1.58, -1.58 - half, -1.58 + half)
+    )
     assert (estimate.n, estimate.sd) == (10, pytest.approx(SLEEP.std(ddof=1)))
     assert estimate.method == "pairs, cautious"
     narrowed = cautious.of_pairs(SLEEP, declared=KNOWN, **how)
     # 8 of 20 degrees count; and its own spread is wider
     half = stats.t.isf(0.005 / share, 8 + 9) * SLEEP.std(ddof=1) / math.sqrt(10)
     assert (narrowed.half_width, narrowed.method) == (pytest.approx(half), "pairs, noise declared")
-    assert cautious.of_pairs(SLEEP, declared=Declared(sd=2.0, df=3, source="x")).half_width == pytest.approx(
-        stats.t.isf(0.005, 12) * 2 / math.sqrt(10)
-    )
+    assert cautious.of_pairs(
+        SLEEP, declared=Declared(sd=2.0, df=3, source="x")
+    ).half_width == pytest.approx(stats.t.isf(0.005, 12) * 2 / math.sqrt(10))
 
 
 def test_pairs_that_contradict_the_declared_noise_drop_it():
@@ -217,9 +225,18 @@ def test_two_sides_are_paired_where_they_share_seeds():
 
     pairs, samples = cautious.of_pairs(SLEEP), cautious.of_samples(DRUG_1, DRUG_2)
     assert shown(a, b) == (pairs.mid, pairs.low, pairs.high, 10, "pairs, cautious")
-    assert shown(a, apart) == (samples.mid, samples.low, samples.high, 10, "unpaired (Welch at 99.5%)")
+    assert shown(a, apart) == (
+        samples.mid,
+        samples.low,
+        samples.high,
+        10,
+        "unpaired (Welch at 99.5%)",
+    )
     three, two = ({**{seed: b[seed] for seed in range(n)}, **apart} for n in (3, 2))
-    assert shown(a, three)[3:] == (3, "pairs, cautious")  # those that both have; the others count no more
+    assert shown(a, three)[3:] == (
+        3,
+        "pairs, cautious",
+    )  # those that both have; the others count no more
     assert shown(a, two)[3:] == (10, "unpaired (Welch at 99.5%)")
     assert shown({0: 1.0}, {0: 2.0})[3:] == (1, "too few pairs")
     assert shown({}, b) is None
@@ -231,7 +248,9 @@ def test_ratios_are_geometric_and_their_inverse_agrees():
     assert there is not None
     assert back is not None
     expected = cautious.of_pairs(np.log([x / 2 for x in a.values()]), bias=0.005).exp()
-    assert (there.mid, there.low, there.high) == pytest.approx((expected.mid, expected.low, expected.high))
+    assert (there.mid, there.low, there.high) == pytest.approx(
+        (expected.mid, expected.low, expected.high)
+    )
     assert (there.mid, there.low) == pytest.approx((1 / back.mid, 1 / back.high))
     assert between({0: 0.0, 1: 1.0, 2: 1.0}, b, log=True) is None
 
@@ -245,13 +264,25 @@ def test_noise_is_pooled_within_groups():
 
 def test_analyses_and_what_would_decide():
     assert interval.analyses() == [3, 6, 12, 24, 48, 96]
-    assert [interval.analysis_of(n) for n in (0, 2, 3, 5, 6, 11, 12, 1000)] == [0, 0, 1, 1, 2, 2, 3, 6]
+    assert [interval.analysis_of(n) for n in (0, 2, 3, 5, 6, 11, 12, 1000)] == [
+        0,
+        0,
+        1,
+        1,
+        2,
+        2,
+        3,
+        6,
+    ]
     width = interval.half_width
-    wanted = [interval.pairs_to_decide(1.0, sd=1.0, n=3, width=width, bias=bias) for bias in (0.0, 0.2, 0.9)]
+    wanted = [
+        interval.pairs_to_decide(1.0, sd=1.0, n=3, width=width, bias=bias)
+        for bias in (0.0, 0.2, 0.9)
+    ]
     assert wanted == [24, 48, None]
 
 
-# --- calibration --------------------------------------------------------------------------------------------
+# --- calibration ----------------------------------------------------------------------------------
 
 
 def test_no_cell_is_beyond_its_bar():
@@ -274,7 +305,9 @@ def test_the_pages_tables_are_of_the_committed_counts():
     assert simulated.tables(result) in (simulated.HERE / "README.md").read_text()
     assert result["studies"] == simulated.STUDIES
     docs = (REPO / "docs" / "statistics.md").read_text().splitlines()
-    shown = [line for line in docs if line.startswith(("| of losses |", "| of clocks |", "| declared"))]
+    shown = [
+        line for line in docs if line.startswith(("| of losses |", "| of clocks |", "| declared"))
+    ]
     assert len(shown) >= 4
     assert {*shown} <= {*simulated.tables(result).splitlines()}
 
@@ -289,10 +322,14 @@ def test_noises_have_mean_0_and_variance_1(name: str):
     )
 
 
-@pytest.mark.parametrize(("caution", "tail"), [(0.0, 0.05), pytest.param(3.3, 0.1, marks=pytest.mark.slow)])
-def test_a_narrower_interval_breaks_the_bars(monkeypatch: pytest.MonkeyPatch, caution: float, tail: float):
+@pytest.mark.parametrize(
+    ("caution", "tail"), [(0.0, 0.05), pytest.param(3.3, 0.1, marks=pytest.mark.slow)]
+)
+def test_a_narrower_interval_breaks_the_bars(
+    monkeypatch: pytest.MonkeyPatch, caution: float, tail: float
+):
     monkeypatch.setattr(cautious, "CAUTION", caution)
     monkeypatch.setattr(cautious, "TAIL", tail)
-    assert {line.partition(",")[0] for line in simulated.broken(simulated.calibrate(4000), errors=4)} >= {
-        "of clocks"
-    }
+    assert {
+        line.partition(",")[0] for line in simulated.broken(simulated.calibrate(4000), errors=4)
+    } >= {"of clocks"}

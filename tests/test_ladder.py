@@ -1,4 +1,5 @@
-"""What size does to a speedup: `experiments/ladder`, whose script reads the results of several scales."""
+"""What size does to a speedup: `experiments/ladder`, whose script reads the results of several
+scales."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ from ladder import ladders, picture, section
 from trend import trend
 
 
-def size(scale: str, params: float, speedups: Sequence[float], *, machine: str, ending: str) -> StudyResult:
+def size(
+    scale: str, params: float, speedups: Sequence[float], *, machine: str, ending: str
+) -> StudyResult:
     """Results of one size, as far as a ladder reads them."""
     logs = np.log(speedups).tolist()
     most = logs if ending == "measured" else [math.inf] * len(logs)
@@ -57,7 +60,8 @@ def gain(least: Sequence[float], most: Sequence[float]) -> Gain:
 def ladder(
     *middles: float, noise: float = 0.01, machine: str = "here", ending: str = "measured"
 ) -> list[StudyResult]:
-    """Sizes of three pairs each, ten times from one to the next. `ending`: of the third and later ones."""
+    """Sizes of three pairs each, ten times from one to the next. `ending`: of the third and later
+    ones."""
     spread = np.exp(np.array([-noise, 0.0, noise]))
     return [
         size(
@@ -80,7 +84,11 @@ def ladder(
         (ladder(1.2, 1.44, 1.728, noise=0.5), "cannot be told", 1.2),
         (ladder(1.2, 1.8, 1.2), "cannot be told: not the same from size to size", 1.0),
         (ladder(1.2, 1.44), "cannot be told: fewer than 3 sizes were measured", None),
-        (ladder(1.2, 1.4, 1.7, ending="at_most"), "cannot be told: fewer than 3 sizes were measured", None),
+        (
+            ladder(1.2, 1.4, 1.7, ending="at_most"),
+            "cannot be told: fewer than 3 sizes were measured",
+            None,
+        ),
     ],
 )
 def test_what_size_does_to_a_speedup(every: list[StudyResult], word: str, decade: float | None):
@@ -110,7 +118,7 @@ def test_sizes_are_of_one_machine_and_in_their_order():
     assert picture([]) is None
 
 
-# --- the line through pairs at several sizes, against scipy and by its errors -------------------------------
+# --- the line through pairs at several sizes, against scipy and by its errors ---------------------
 
 SIZES = [math.log(n) for n in (2e5, 8e5, 2e6)]
 
@@ -140,7 +148,9 @@ def test_slope_interval_and_mean_are_those_of_least_squares():
     _, covariance = np.polyfit(np.array(x) - far, y, 1, cov=True)
     there = trend(points).at(far)
     assert there.mid == pytest.approx(fit.intercept + fit.slope * far)
-    assert there.half_width == pytest.approx(stats.t.ppf(0.975, len(x) - 2) * math.sqrt(covariance[1, 1]))
+    assert there.half_width == pytest.approx(
+        stats.t.ppf(0.975, len(x) - 2) * math.sqrt(covariance[1, 1])
+    )
 
 
 def test_the_lack_of_fit_is_the_f_test_of_two_models():

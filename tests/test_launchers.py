@@ -1,5 +1,5 @@
-"""Where a grid's cells run: a pool of local devices, and a cluster's jobs. Whatever the place, the records
-are the same."""
+"""Where a grid's cells run: a pool of local devices, and a cluster's jobs. Whatever the place, the
+records are the same."""
 
 import json
 import os
@@ -46,10 +46,17 @@ def taken(pool, *runs):
 def test_a_pool_gives_each_cell_devices_of_its_own():
     single, two, on_gpus = run("trainer.threads=1"), run("trainer.threads=2"), run()
     on_gpus.trainer.device, on_gpus.trainer.devices = Device.cuda, 2
-    pool = Devices(units={Device.cpu: ["0", "1", "2", "5", "6"], Device.cuda: ["3", "4", "GPU-ab", "7", "8"]})
+    pool = Devices(
+        units={Device.cpu: ["0", "1", "2", "5", "6"], Device.cuda: ["3", "4", "GPU-ab", "7", "8"]}
+    )
     assert taken(pool, two, two, two, single) == [["0", "1"], ["2", "5"], None, ["6"]]
     pool.attempts[0].over = True
-    assert taken(pool, two, on_gpus, on_gpus, on_gpus) == [["0", "1"], ["3", "4"], ["GPU-ab", "7"], None]
+    assert taken(pool, two, on_gpus, on_gpus, on_gpus) == [
+        ["0", "1"],
+        ["3", "4"],
+        ["GPU-ab", "7"],
+        None,
+    ]
     assert [pool.at_once(run(f"trainer.threads={n}")) for n in (1, 2, 5, 64)] == [5, 2, 1, 1]
     assert pool.at_once(run("trainer.threads=1", "trainer.devices=2")) == 2
 
@@ -58,10 +65,15 @@ def test_a_pool_gives_each_cell_devices_of_its_own():
 def test_a_pool_has_room_for_so_many_jobs(jobs, cores, n, monkeypatch):
     """And says why it is a pool of one."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    pool = Devices(jobs=jobs, units={Device.cpu: [str(core) for core in range(cores)], Device.cuda: []})
+    pool = Devices(
+        jobs=jobs, units={Device.cpu: [str(core) for core in range(cores)], Device.cuda: []}
+    )
     assert pool.at_once(run()) == n
     assert [units is None for units in taken(pool, *[run()] * 4)] == [False] * n + [True] * (4 - n)
-    assert (taken(serial := one_at_a_time(), run(), run()), serial.describe([run()])) == ([[], None], None)
+    assert (taken(serial := one_at_a_time(), run(), run()), serial.describe([run()])) == (
+        [[], None],
+        None,
+    )
     two = Devices(jobs=None, units={Device.cpu: ["0", "1"], Device.cuda: []})
     hint = "(trainer.threads=2; trainer.threads=1 makes room for 2)"
     hint += "; OMP_NUM_THREADS=1 does not count: trainer.threads=2 does"
@@ -69,7 +81,9 @@ def test_a_pool_has_room_for_so_many_jobs(jobs, cores, n, monkeypatch):
     assert two.describe([run("trainer.threads=1")]) == "pool: 2 at once, 1 of 2 cores each"
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no process can be kept on a core here")
+@pytest.mark.skipif(
+    not hasattr(os, "sched_setaffinity"), reason="no process can be kept on a core here"
+)
 def test_workers_stay_on_the_cores_or_gpus_that_their_cell_has(tmp_path, monkeypatch):
     this, before, given = planned(tmp_path / "out"), os.sched_getaffinity(0), []
 
@@ -95,12 +109,18 @@ def test_workers_stay_on_the_cores_or_gpus_that_their_cell_has(tmp_path, monkeyp
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (("hydra/launcher=pool", "hydra.launcher.jobs=0"), "hydra.launcher.jobs must be at least 1"),
+        (
+            ("hydra/launcher=pool", "hydra.launcher.jobs=0"),
+            "hydra.launcher.jobs must be at least 1",
+        ),
         (("hydra/launcher=pool", "hydra.launcher.jbs=1"), "hydra.launcher.jbs is no key"),
         (("hydra.sweeper.max_batch_size=1",), "hydra.sweeper.max_batch_size must be left alone"),
         (("hydra.sweep.dir=mine",), "hydra.sweep.dir must be left alone"),
         (("--detach",), "--detach must be given with hydra/launcher=slurm"),
-        (("--fail-fast", "hydra/launcher=slurm"), "--fail-fast must be left out of hydra/launcher=slurm"),
+        (
+            ("--fail-fast", "hydra/launcher=slurm"),
+            "--fail-fast must be left out of hydra/launcher=slurm",
+        ),
         (
             ("hydra/launcher=ray", "hydra.launcher.target.name=Other", "--plan"),
             "hydra.launcher.target must state the device of another machine",
@@ -114,7 +134,7 @@ def test_refused(tmp_path, here, words, expected):
     assert not list(tmp_path.glob("outputs/runs"))
 
 
-# --- other machines -----------------------------------------------------------------------------------------
+# --- other machines -------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -132,7 +152,10 @@ def test_a_pool_and_slurm_give_the_same_records(small_grid, cluster, tmp_path, d
     cores = len(os.sched_getaffinity(0))
     for launcher, said in (
         (("hydra/launcher=pool",), f"pool: {cores} at once, 1 of {cores} core"),
-        (("hydra/launcher=submitit_slurm", "hydra.launcher.partition=two"), "4 finished; 4 trained now"),
+        (
+            ("hydra/launcher=submitit_slurm", "hydra.launcher.partition=two"),
+            "4 finished; 4 trained now",
+        ),
     ):
         out = tmp_path / str(len(launcher))
         words = (*CELL, ARMS, "--multirun", "seed=0,1", f"output_dir={out}", *launcher)
@@ -140,7 +163,9 @@ def test_a_pool_and_slurm_give_the_same_records(small_grid, cluster, tmp_path, d
         assert (done.code, done.err, said in done.out) == (0, "", True), done
         assert records(out) == records(small_grid.out)
     assert "4 cells, 4 done, 0 to train" in here(*words).out
-    assert len(list(cluster.glob("submitted-*"))) == 1  # one array, and nothing was handed over again
+    assert (
+        len(list(cluster.glob("submitted-*"))) == 1
+    )  # one array, and nothing was handed over again
 
 
 @needs_submitit
@@ -148,10 +173,18 @@ def test_a_pool_and_slurm_give_the_same_records(small_grid, cluster, tmp_path, d
 @pytest.mark.timeout(600)
 def test_slurm_requeues_a_job_at_its_time_limit_and_it_resumes(cluster, tmp_path, door):
     out = tmp_path / "out"
-    words = (*SMALL, "trainer.steps=100", "trainer.val_every=0", "trainer.checkpoint_every=50", "seed=0,1")
+    words = (
+        *SMALL,
+        "trainer.steps=100",
+        "trainer.val_every=0",
+        "trainer.checkpoint_every=50",
+        "seed=0,1",
+    )
     words = (*words, "hydra/launcher=slurm", "hydra.launcher.max_num_timeout=1")
     running = Background(out, *words)
-    wait_until(lambda: any(path.stat().st_size for path in out.glob("runs/*-s0-*/metrics.jsonl")), "a row")
+    wait_until(
+        lambda: any(path.stat().st_size for path in out.glob("runs/*-s0-*/metrics.jsonl")), "a row"
+    )
     (cluster / "limit-1_0").touch()
     done = running.end()
     assert (done.code, done.err) == (0, "")
@@ -167,9 +200,17 @@ def test_slurm_requeues_a_job_at_its_time_limit_and_it_resumes(cluster, tmp_path
 @pytest.mark.timeout(600)
 def test_a_command_leaves_its_jobs_to_slurm_and_later_reports(cluster, tmp_path, door):
     out = tmp_path / "out"
-    words = (*SMALL, "trainer.steps=200", "trainer.val_tokens=1024", "seed=0,1", "hydra/launcher=slurm")
+    words = (
+        *SMALL,
+        "trainer.steps=200",
+        "trainer.val_tokens=1024",
+        "seed=0,1",
+        "hydra/launcher=slurm",
+    )
     running = Background(out, *words)
-    wait_until(lambda: any(path.stat().st_size for path in out.glob("runs/*/metrics.jsonl")), "a row")
+    wait_until(
+        lambda: any(path.stat().st_size for path in out.glob("runs/*/metrics.jsonl")), "a row"
+    )
     stopped = running.end(signal.SIGINT)
     assert (stopped.code, "goes on as Slurm's job 1_1" in stopped.out) == (75, True), stopped
     left = door("--multirun", "--detach", *words, f"output_dir={out}")
@@ -221,7 +262,9 @@ def test_what_is_left_to_slurm_is_handed_over_however_it_ended_before(tmp_path, 
 @needs_submitit
 @pytest.mark.parametrize("flags", [["--detach"], []])
 def test_jobs_that_slurm_refuses_are_not_handed_over(tmp_path, queue, here, flags):
-    (tmp_path / "bin" / "sbatch").write_text("#!/bin/sh\necho 'sbatch: error: no such account' >&2\nexit 1\n")
+    (tmp_path / "bin" / "sbatch").write_text(
+        "#!/bin/sh\necho 'sbatch: error: no such account' >&2\nexit 1\n"
+    )
     words = [word for word in LEFT if word != "--detach"]
     done = here(*flags, *words, f"output_dir={tmp_path / 'out'}")
     assert done.code == 1
@@ -249,13 +292,20 @@ def test_a_job_that_lands_on_another_machine_is_refused_and_names_both(cluster, 
     numerics = ("trainer.threads", "trainer.device", "trainer.precision", "trainer.compile")
     small = [word for word in CELL if not word.startswith(numerics)]
     for target, refused in (
-        (("device=cuda", "name='NVIDIA H100'", "torch='9.9'"), r"\(trainer\.device=cuda must have a "),
+        (
+            ("device=cuda", "name='NVIDIA H100'", "torch='9.9'"),
+            r"\(trainer\.device=cuda must have a ",
+        ),
         (
             ("device=cpu", "name=Another", "threads=1", "precision=fp32", "compile=off"),
-            r"\(.*hydra\.launcher\.target must be the machine where the job runs .*, 1\), got .*, Another, 1",
+            r"\(.*hydra\.launcher\.target must be the machine where the job runs .*, 1\), got .*, "
+            r"Another, 1",
         ),
     ):
-        words = (*(f"hydra.launcher.target.{word}" for word in target), f"output_dir={tmp_path / 'out'}")
+        words = (
+            *(f"hydra.launcher.target.{word}" for word in target),
+            f"output_dir={tmp_path / 'out'}",
+        )
         done = door("--multirun", *small, "seed=0", "hydra/launcher=slurm", *words)
         assert (done.code, "1 not started" in done.out) == (1, True), done
         assert re.search(f"not finished: .* {refused}", done.err), done.err
@@ -264,7 +314,9 @@ def test_a_job_that_lands_on_another_machine_is_refused_and_names_both(cluster, 
 def test_a_target_plans_for_a_machine_that_is_not_here(tmp_path):
     words = [word for word in CELL if not word.startswith("trainer.")]
     with hardware.target("NVIDIA H100", "9.9"):
-        parts = plan(compose([*words, "trainer.device=cuda", f"output_dir={tmp_path}"]), choices={}).parts
+        parts = plan(
+            compose([*words, "trainer.device=cuda", f"output_dir={tmp_path}"]), choices={}
+        ).parts
     assert parts["environment"] == {"torch": "9.9", "device": "NVIDIA H100", "threads": None}
     trainer = parts["config"]["trainer"]
     assert (trainer["precision"], trainer["compile"]) == ("bf16", "regional")

@@ -1,5 +1,5 @@
-"""A lease on a shared folder: one holder among machines, the dead give way, and who was asleep cannot
-write."""
+"""A lease on a shared folder: one holder among machines, the dead give way, and who was asleep
+cannot write."""
 
 from __future__ import annotations
 
@@ -62,7 +62,9 @@ def old(folder: Path, seconds: float = lease.LEASE_S + 1) -> None:
 def test_one_holder_at_a_time_and_nothing_stays(tmp_path: Path) -> None:
     with lease.acquire(tmp_path) as acquired:
         assert acquired.beat()
-        line = rf"{tmp_path} must have one writer, and process {os.getpid()} on .* is training there"
+        line = (
+            rf"{tmp_path} must have one writer, and process {os.getpid()} on .* is training there"
+        )
         with pytest.raises(lease.HeldError, match=line):
             lease.acquire(tmp_path)
     lease.acquire(tmp_path).close()
@@ -84,9 +86,11 @@ def test_on_one_machine_the_kernel_decides_at_once(tmp_path: Path) -> None:
             assert not stage.exists()
 
 
-def test_of_another_machine_heartbeats_decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither its process nor its lock can be seen. This machine's clock is a year ahead, and is not
-    asked."""
+def test_of_another_machine_heartbeats_decide(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither its process nor its lock can be seen. This machine's clock is a year ahead, and is
+    not asked."""
     monkeypatch.setattr(time, "time", lambda: 4e9)
     with holder(tmp_path, machine="another") as (process, _):
         process.kill()
@@ -99,8 +103,8 @@ def test_of_another_machine_heartbeats_decide(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_sleeper_that_wakes_cannot_write(tmp_path: Path) -> None:
-    """Stopped, taken over, woken: a file that it had prepared does not come to its place, and it knows
-    why."""
+    """Stopped, taken over, woken: a file that it had prepared does not come to its place, and it
+    knows why."""
     then = """
 sys.stdin.readline()
 stage = next(Path(sys.argv[1]).glob(".lease/*/stage-*"))
@@ -108,7 +112,8 @@ stage = next(Path(sys.argv[1]).glob(".lease/*/stage-*"))
 print("ready", flush=True)
 sys.stdin.readline()
 print(held.beat())
-for write in (lambda: (stage / "mine").rename(Path(sys.argv[1]) / "checkpoint"), lambda: lease.check(stage)):
+def publish(): (stage / "mine").rename(Path(sys.argv[1]) / "checkpoint")
+for write in (publish, lambda: lease.check(stage)):
     try: write(), print("not fenced")
     except (FileNotFoundError, lease.LostError) as error: print(type(error).__name__, error)
 sys.stdout.flush()
@@ -127,7 +132,10 @@ sys.stdin.read()
             process.send_signal(signal.SIGCONT)
             beat, renamed, checked = (process.stdout.readline() for _ in range(3))
             assert (beat, renamed.partition(" ")[0]) == ("False\n", "FileNotFoundError")
-            line = f"another process took {tmp_path} over while this one did not run, and goes on there\n"
+            line = (
+                f"another process took {tmp_path} over while this one did not run, and goes on "
+                f"there\n"
+            )
             assert checked == f"LostError {line}"
             assert acquired.beat()
         assert not stage.exists()
@@ -167,9 +175,11 @@ def test_a_worker_cannot_write_for_the_one_after_it(tmp_path: Path) -> None:
     assert (tmp_path / "x").read_bytes() == b"mine"
 
 
-def test_of_many_at_once_one_at_a_time_gets_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Claims of machines whose locks say nothing to each other: eight threads that take, look and give
-    back."""
+def test_of_many_at_once_one_at_a_time_gets_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Claims of machines whose locks say nothing to each other: eight threads that take, look and
+    give back."""
     monkeypatch.setattr(lease.fcntl, "flock", Mock(side_effect=OSError(38, "no locks here")))
     inside, most = [], []
 
@@ -207,7 +217,7 @@ def test_leftovers_of_killed_processes_are_cleared(tmp_path: Path) -> None:
         assert len(list(root.iterdir())) == 1
 
 
-# --- runs of several machines over one outputs/ -------------------------------------------------------------
+# --- runs of several machines over one outputs/ ---------------------------------------------------
 
 MACHINE = (
     "from nocap.store import lease; lease.BEAT_S = 0.2; lease.machine = lambda: {!r}; "
@@ -224,7 +234,8 @@ def on_machine(name: str) -> tuple[str, ...]:
 def test_a_run_of_a_machine_that_is_gone_is_finished_once(
     tmp_path: Path, here: Door, undisturbed: Undisturbed
 ) -> None:
-    """To the bits of an undisturbed run, to which the other machine, when it wakes, adds nothing."""
+    """To the bits of an undisturbed run, to which the other machine, when it wakes, adds
+    nothing."""
     words = (*MEDIUM, f"output_dir={tmp_path / 'out'}")
     with attempt(tmp_path / "out", command=on_machine("gone")) as gone:
         gone.wait_for_file("checkpoints/step-*")
@@ -233,7 +244,9 @@ def test_a_run_of_a_machine_that_is_gone_is_finished_once(
         for pid in all_of_it:
             os.kill(pid, signal.SIGSTOP)
         refused = here(*words)
-        assert (refused.code, f"process {gone.process.pid} on " in refused.err) == (2, True), refused
+        assert (refused.code, f"process {gone.process.pid} on " in refused.err) == (2, True), (
+            refused
+        )
         old(run_dir)
         done = here(*words)
         assert done.code == 0, done.err

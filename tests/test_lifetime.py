@@ -1,5 +1,5 @@
-"""A run outlives what stands around it: its reader, its terminal, a suspension. What asks it to stop lets it
-save."""
+"""A run outlives what stands around it: its reader, its terminal, a suspension. What asks it to
+stop lets it save."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def shell(script: str, cwd: Path, *words: str) -> subprocess.CompletedProcess[st
     return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=120)
 
 
-# --- readers ------------------------------------------------------------------------------------------------
+# --- readers --------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -42,7 +42,9 @@ def shell(script: str, cwd: Path, *words: str) -> subprocess.CompletedProcess[st
         pytest.param('"$@" trainer.devices=2 > /dev/full 2> /dev/full', marks=full),
     ],
 )
-def test_training_goes_on_without_a_reader(tmp_path: Path, undisturbed: Undisturbed, script: str) -> None:
+def test_training_goes_on_without_a_reader(
+    tmp_path: Path, undisturbed: Undisturbed, script: str
+) -> None:
     done = shell(script, tmp_path, *MEDIUM, f"output_dir={tmp_path / 'out'}")
     assert (done.returncode, done.stderr) == (0, "")
     assert state_of(the_run(tmp_path / "out")) == state_of(undisturbed.run_dir)
@@ -56,7 +58,7 @@ def test_a_grid_goes_on_without_a_reader(tmp_path: Path) -> None:
     assert len(list((tmp_path / "out/runs").glob("*/summary.json"))) == 2
 
 
-# --- terminals ----------------------------------------------------------------------------------------------
+# --- terminals ------------------------------------------------------------------------------------
 
 
 def its_terminal() -> None:
@@ -68,7 +70,8 @@ def its_terminal() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("before", "code"), [((), 75), (("nohup",), 0)])
 def test_closed_terminal(tmp_path: Path, before: tuple[str, ...], code: int) -> None:
-    """A terminal of its own closes after a row: it saves what it has; under nohup it goes on to its end."""
+    """A terminal of its own closes after a row: it saves what it has; under nohup it goes on to its
+    end."""
     out, words = tmp_path / "out", (*MEDIUM, "trainer.steps=150", "trainer.val_every=0")
     terminal, end = pty.openpty()
     process = subprocess.Popen(
@@ -83,7 +86,9 @@ def test_closed_terminal(tmp_path: Path, before: tuple[str, ...], code: int) -> 
     )
     os.close(end)
     try:
-        wait_until(lambda: process.poll() is not None or any(out.glob("runs/*/metrics.jsonl")), "a row")
+        wait_until(
+            lambda: process.poll() is not None or any(out.glob("runs/*/metrics.jsonl")), "a row"
+        )
         assert process.poll() is None, os.read(terminal, 4096)
         os.close(terminal)
         assert process.wait(timeout=90) == code
@@ -93,15 +98,15 @@ def test_closed_terminal(tmp_path: Path, before: tuple[str, ...], code: int) -> 
     assert not processes(the_run(out))
 
 
-# --- suspension ---------------------------------------------------------------------------------------------
+# --- suspension -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("look_s", "hung_after_s"), [(0.25, 10.25), (3600.0, 11 * 3600.0)])
 def test_a_pause_of_the_parent_is_no_hang(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, look_s: float, hung_after_s: float
 ) -> None:
-    """Each pause counts a second at most. A worker that stays silent while the parent looks hangs after the
-    limit."""
+    """Each pause counts a second at most. A worker that stays silent while the parent looks hangs
+    after the limit."""
     now, killed = 1000.0, list[float]()
     monkeypatch.setattr(launch, "time", SimpleNamespace(monotonic=lambda: now))
     attempt, heartbeat = launch.Attempt.__new__(launch.Attempt), Heartbeat.create(tmp_path, ranks=2)
@@ -121,7 +126,10 @@ def test_a_pause_of_the_parent_is_no_hang(
         now += look_s
         attempt._check_heartbeat()
     assert killed[0] - 1000.0 == pytest.approx(hung_after_s, abs=1.01 * look_s)
-    assert attempt._hang == "rank 0 in its start-up hung: no heartbeat for 10 s (trainer.hang_timeout_s)"
+    assert (
+        attempt._hang
+        == "rank 0 in its start-up hung: no heartbeat for 10 s (trainer.hang_timeout_s)"
+    )
 
 
 def test_where_a_rank_cannot_be_started_the_others_do_not_go_on(
@@ -158,14 +166,16 @@ def test_suspended_for_longer_than_a_hang(tmp_path: Path, undisturbed: Undisturb
     assert state_of(the_run(tmp_path / "out")) == state_of(undisturbed.run_dir)
 
 
-# --- requests to stop ---------------------------------------------------------------------------------------
+# --- requests to stop -----------------------------------------------------------------------------
 
 
 @linux
 @pytest.mark.slow
-def test_storm_of_signals_in_the_start_up(tmp_path: Path, here: Door, undisturbed: Undisturbed) -> None:
-    """SIGTERM, SIGINT, SIGHUP and SIGUSR2 to all of its processes from its first moment: one preemption, no
-    traceback, and it resumes."""
+def test_storm_of_signals_in_the_start_up(
+    tmp_path: Path, here: Door, undisturbed: Undisturbed
+) -> None:
+    """SIGTERM, SIGINT, SIGHUP and SIGUSR2 to all of its processes from its first moment: one
+    preemption, no traceback, and it resumes."""
     out = tmp_path / "out"
     with attempt(out, "trainer.devices=2") as running:
         running.wait_for_file("manifest.json")
@@ -190,8 +200,8 @@ def test_storm_of_signals_in_the_start_up(tmp_path: Path, here: Door, undisturbe
 def test_a_request_to_stop_does_not_wait_for_the_compiler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, too: bool
 ) -> None:
-    """Ctrl-C and `timeout` signal the whole process group: where the C++ compiler dies of it, too, Inductor
-    raises, and that is a preemption as well."""
+    """Ctrl-C and `timeout` signal the whole process group: where the C++ compiler dies of it, too,
+    Inductor raises, and that is a preemption as well."""
     path, called, stopped = tmp_path / "g++", tmp_path / "called", tmp_path / "stopped"
     first = f"[ -e {stopped} ] && exit 1; echo $$ >> {called}; exec sleep 1000"
     path.write_text(f'#!/bin/sh\ncase "$*" in *.cpp*) {first};; esac\nexec g++ "$@"\n')
@@ -246,8 +256,12 @@ def stalled(module: str, folder: Path) -> str:
 
 
 @linux
-@pytest.mark.parametrize("module", ["nocap.launch.worker", "nocap.launch.cell", "nocap.sessions.worker"])
-def test_a_process_whose_parent_died_before_it_began_imports_nothing(tmp_path: Path, module: str) -> None:
+@pytest.mark.parametrize(
+    "module", ["nocap.launch.worker", "nocap.launch.cell", "nocap.sessions.worker"]
+)
+def test_a_process_whose_parent_died_before_it_began_imports_nothing(
+    tmp_path: Path, module: str
+) -> None:
     env = {**os.environ, "PYTHONPATH": stalled(module, tmp_path), "NOCAP_PARENT": "1"}
     command = [sys.executable, "-m", module, "nothing", "nobody"]
     done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True)
@@ -258,10 +272,14 @@ def test_a_process_whose_parent_died_before_it_began_imports_nothing(tmp_path: P
 @linux
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_worker_that_still_imports_does_not_outlive_its_parent(tmp_path: Path, ranks: int) -> None:
+def test_a_worker_that_still_imports_does_not_outlive_its_parent(
+    tmp_path: Path, ranks: int
+) -> None:
     path = stalled("nocap.launch.worker", tmp_path)
     with attempt(tmp_path / "out", f"trainer.devices={ranks}", path=path) as running:
-        running.wait_for(lambda: len([*tmp_path.glob("importing-*")]) == ranks, "the workers import")
+        running.wait_for(
+            lambda: len([*tmp_path.glob("importing-*")]) == ranks, "the workers import"
+        )
         assert len(processes(running.run_dir)) == ranks
         running.end(signal.SIGKILL)
         wait_until(lambda: not processes(running.run_dir), "the workers end with their parent")

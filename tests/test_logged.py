@@ -1,4 +1,5 @@
-"""What a module logs: the mean of what it computed, in every way of training, and no loss changes."""
+"""What a module logs: the mean of what it computed, in every way of training, and no loss
+changes."""
 
 from __future__ import annotations
 
@@ -72,7 +73,9 @@ def test_the_row_has_the_mean_of_layers_and_micro_batches(tmp_path: Path) -> Non
     assert update.logged == pytest.approx({"gate": gate_of(other.model, tokens)}, rel=1e-6)
 
 
-def trained(door: Door, folder: Path, words: list[str], log: str, *more: str) -> list[dict[str, float]]:
+def trained(
+    door: Door, folder: Path, words: list[str], log: str, *more: str
+) -> list[dict[str, float]]:
     base = gated(folder / "mine", log)
     out = f"output_dir={folder / 'out'}"
     done = door("--config-dir", str(folder / "mine"), *base, *words, *more, out)
@@ -105,7 +108,9 @@ def test_it_is_logged_however_it_trains_and_changes_no_loss(
     assert [row.get("val/loss") for row in rows] == [row.get("val/loss") for row in plain]
     assert "log/gate" not in plain[0]
     gates = [row["log/gate"] for row in rows if "train/loss" in row]
-    assert gates == pytest.approx([row["log/gate"] for row in eager if "train/loss" in row], rel=1e-4)
+    assert gates == pytest.approx(
+        [row["log/gate"] for row in eager if "train/loss" in row], rel=1e-4
+    )
     assert len(gates) == 12
 
 
@@ -113,7 +118,10 @@ def test_it_is_logged_however_it_trains_and_changes_no_loss(
     ("line", "message"),
     [
         ('log(self, "gate", 0.5)', "log of 'gate' must get a tensor, got float"),
-        ('log(self, "a b", gate_BTC)', "must be of at most 64 letters, digits and _ . -, got 'a b'"),
+        (
+            'log(self, "a b", gate_BTC)',
+            "must be of at most 64 letters, digits and _ . -, got 'a b'",
+        ),
     ],
 )
 def test_what_cannot_be_logged_is_refused(line: str, message: str, tmp_path: Path) -> None:

@@ -34,10 +34,16 @@ NOISE = np.random.default_rng(3).normal(0, 0.003, (2, 6))
 
 
 def jsonl(path, *, loss=3.0, steps=100, seconds=1.0, **facts):
-    """A log whose validations fall linearly from `loss` + 1 to `loss`; so many seconds of training a step."""
+    """A log whose validations fall linearly from `loss` + 1 to `loss`; so many seconds of training
+    a step."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = [
-        {"iter": step, "val": {"loss": loss + 1 - step / steps}, "train_time_s": seconds * step, **facts}
+        {
+            "iter": step,
+            "val": {"loss": loss + 1 - step / steps},
+            "train_time_s": seconds * step,
+            **facts,
+        }
         for step in range(0, steps + 1, 20)
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -63,7 +69,7 @@ def arms(comparison):
     return {arm["label"]: arm for arm in to_json(result_of(comparison))["arms"]}
 
 
-# --- intervals ----------------------------------------------------------------------------------------------
+# --- intervals ------------------------------------------------------------------------------------
 
 
 def test_seeds_of_the_names_make_pairs(tmp_path):
@@ -75,7 +81,9 @@ def test_seeds_of_the_names_make_pairs(tmp_path):
         (pairs.mean(), pairs.mean() - half, pairs.mean() + half)
     )
     assert (gap["n"], gap["method"], gap["outcome"]) == (4, "pairs (Student)", "better")
-    assert {run["imported"]["seed"] for run in to_json(result_of(comparison))["runs"]} == {"file names"}
+    assert {run["imported"]["seed"] for run in to_json(result_of(comparison))["runs"]} == {
+        "file names"
+    }
 
 
 def test_runs_without_seeds_are_two_samples(tmp_path):
@@ -87,7 +95,8 @@ def test_runs_without_seeds_are_two_samples(tmp_path):
 
 def test_no_difference_is_shown_where_there_is_none(tmp_path):
     assert (
-        arms(compared(two_arms(tmp_path, gain=0.0)))["idea"]["difference"]["verdict"] == "no difference shown"
+        arms(compared(two_arms(tmp_path, gain=0.0)))["idea"]["difference"]["verdict"]
+        == "no difference shown"
     )
 
 
@@ -103,7 +112,7 @@ def test_false_alarms_without_seeds_are_as_rare_as_said(tmp_path):
     assert alarms <= 30  # 7.5%: one in twenty, and chance
 
 
-# --- a board of records -------------------------------------------------------------------------------------
+# --- a board of records ---------------------------------------------------------------------------
 
 
 def board(folder, *, shared=False):
@@ -178,11 +187,19 @@ def test_records_that_share_seeds_are_pairs_with_the_one_before(tmp_path):
 
 def test_the_one_before_is_no_baseline(tmp_path, capsys):
     board(tmp_path)
-    words = [tmp_path / "board.csv", "--columns", "arm=record", "--against", "previous", "--baseline", "r3"]
+    words = [
+        tmp_path / "board.csv",
+        "--columns",
+        "arm=record",
+        "--against",
+        "previous",
+        "--baseline",
+        "r3",
+    ]
     assert "--baseline must be left out with --against previous, got 'r3'" in refusal(words, capsys)
 
 
-# --- arms, runs and seeds -----------------------------------------------------------------------------------
+# --- arms, runs and seeds -------------------------------------------------------------------------
 
 LAYOUTS = {
     "a folder a path": ("{arm}/{seed}.jsonl", ["base", "idea"], True),
@@ -193,7 +210,11 @@ LAYOUTS = {
     "a folder a number": ("{arm}/24/{seed}.jsonl", ["."], True),
     "a dated folder an arm": ("2026-04-29_{arm}/{seed}.jsonl", ["."], True),
     "a step that looks like a seed": ("record/{arm}-s1440/s1440_{seed}.jsonl", ["."], True),
-    "the same names in two places": ("{arm}/runs/x-s{seed}.jsonl", ["base/runs", "idea/runs"], True),
+    "the same names in two places": (
+        "{arm}/runs/x-s{seed}.jsonl",
+        ["base/runs", "idea/runs"],
+        True,
+    ),
 }
 
 
@@ -204,7 +225,9 @@ def test_layouts(tmp_path, place, paths, paired):
         for seed in range(3):
             jsonl(tmp_path / place.format(arm=arm, seed=seed), loss=3 + NOISE[number][seed])
     by_label = arms(compared(*(tmp_path / path for path in paths)))
-    assert [name in label for label, name in zip(by_label, ("base", "idea"), strict=True)] == [True] * 2
+    assert [name in label for label, name in zip(by_label, ("base", "idea"), strict=True)] == [
+        True
+    ] * 2
     seeds = [arm["seeds"] for arm in by_label.values()]
     assert [(len(each), min(each) >= 0) for each in seeds] == [(3, paired)] * 2
     assert len({*seeds[0], *seeds[1]}) == (3 if paired else 6)
@@ -236,7 +259,12 @@ TABLES = {  # a table, its options, of each arm its seeds and mean loss, and wha
         "",
     ),
     "no arms": ("seed,val_loss\n0,4\n1,3\n", "", {"table": ([0, 1], 3.5)}, ""),
-    "bits per byte": ("arm,seed,val_bpb\na,0,1.5\nb,0,1.25\n", "", {"a": ([0], 1.5), "b": ([0], 1.25)}, ""),
+    "bits per byte": (
+        "arm,seed,val_bpb\na,0,1.5\nb,0,1.25\n",
+        "",
+        {"a": ([0], 1.5), "b": ([0], 1.25)},
+        "",
+    ),
     "a loss and its bits apart": (
         "step,val_loss,val_bpb\n0,5,\n0,,2\n9,4,\n9,,1.5\n",
         "",
@@ -272,11 +300,16 @@ def test_tables(tmp_path, table, columns, expected, said):
     path.write_text(table)
     comparison = compared(path, columns=columns_of(columns))
     rows = {
-        label: (arm["seeds"], arm["val_loss"] or arm["val_bpb"]) for label, arm in arms(comparison).items()
+        label: (arm["seeds"], arm["val_loss"] or arm["val_bpb"])
+        for label, arm in arms(comparison).items()
     }
     assert rows == expected
     assert said in "\n".join(comparison.problems)
-    assert not [run for run in to_json(result_of(comparison))["runs"] if "go back" in said and run["train_s"]]
+    assert not [
+        run
+        for run in to_json(result_of(comparison))["runs"]
+        if "go back" in said and run["train_s"]
+    ]
 
 
 def test_a_row_goes_on_with_what_was_said_before(tmp_path):
@@ -294,7 +327,10 @@ def test_a_row_goes_on_with_what_was_said_before(tmp_path):
 
 
 def test_a_resumed_run_is_one(tmp_path):
-    path, back = tmp_path / "log.csv", "its steps go back to 10: 1 later rows before that are not used"
+    path, back = (
+        tmp_path / "log.csv",
+        "its steps go back to 10: 1 later rows before that are not used",
+    )
     path.write_text("step,val_loss\n0,5\n10,4\n20,3.5\n10,4.1\n20,3.6\n")
     comparison = compared(path)
     (run,) = to_json(result_of(comparison))["runs"]
@@ -302,7 +338,7 @@ def test_a_resumed_run_is_one(tmp_path):
     assert comparison.problems == [f"{path}: line 5: {back}"]
 
 
-# --- times --------------------------------------------------------------------------------------------------
+# --- times ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -325,7 +361,10 @@ def test_times_are_compared_on_the_same_hardware(tmp_path, base, idea, said, ref
     assert arm["train_s"]["refused"] == arm["to_target"]["train_s"]["refused"] == refused
     assert arm["to_target"]["steps"]["ratio"]["mean"] == pytest.approx(1, rel=0.02)
     assert refused or arm["train_s"]["ratio"]["mean"] == pytest.approx(5 / 6)
-    shown = [f"--hardware says that they ran on {said}" in show(comparison) for show in (render, page.render)]
+    shown = [
+        f"--hardware says that they ran on {said}" in show(comparison)
+        for show in (render, page.render)
+    ]
     assert shown == [bool(said and not (base and idea))] * 2
 
 
@@ -342,7 +381,9 @@ def curve_of(root, arm, *, every, steps=2000, seconds=0.05, loss=3.0):
 
 def test_a_time_to_target_is_no_surer_than_what_lies_between_two_validations(tmp_path):
     """The arms are nearly equal, but for how often they were validated."""
-    for number, (arm, every) in enumerate((("base", 50), ("same", 50), ("rare", 500), ("ends", 2000))):
+    for number, (arm, every) in enumerate(
+        (("base", 50), ("same", 50), ("rare", 500), ("ends", 2000))
+    ):
         curve_of(tmp_path, arm, every=every, loss=3.0 - 1e-6 * number)  # equal logs would be copies
     comparison = compared(tmp_path, target=3.25)
     reached = {label: arm["to_target"]["steps"] for label, arm in arms(comparison).items()}
@@ -350,8 +391,13 @@ def test_a_time_to_target_is_no_surer_than_what_lies_between_two_validations(tmp
     at = reached["same"]["median"]
     assert reached["same"]["ratio"]["high"] >= (at // 50 * 50 + 50) / at
     assert (reached["rare"]["ratio"], reached["ends"]["ratio"]) == (None, None)
-    assert reached["rare"]["refused"].startswith("validated every 500 steps there, and the other every 50")
-    assert reached["ends"]["refused"] == "a run came to the target between its start and its first validation"
+    assert reached["rare"]["refused"].startswith(
+        "validated every 500 steps there, and the other every 50"
+    )
+    assert (
+        reached["ends"]["refused"]
+        == "a run came to the target between its start and its first validation"
+    )
     assert reached["ends"]["median"]  # its own is shown
     assert "refused: validated every 500 steps there" in render(comparison)
 
@@ -380,17 +426,21 @@ def test_a_log_that_stopped_early_is_not_faster(tmp_path):
 def test_a_loss_below_zero_is_refused_with_how_to_turn_its_sign(tmp_path):
     for number, arm in enumerate(("base", "idea")):
         path = tmp_path / f"{arm}.csv"
-        rows = [f"{seed},{-3.0 + 0.1 * number + 0.001 * seed * (1 + number)}\n" for seed in range(3)]
+        rows = [
+            f"{seed},{-3.0 + 0.1 * number + 0.001 * seed * (1 + number)}\n" for seed in range(3)
+        ]
         path.write_text("seed,nll_per_token\n" + "".join(rows))
     paths = tmp_path / "base.csv", tmp_path / "idea.csv"
-    with pytest.raises(ValueError, match=r"val_loss must be 0 or above, got -3 \(--columns val_loss=NAME/-1"):
+    with pytest.raises(
+        ValueError, match=r"val_loss must be 0 or above, got -3 \(--columns val_loss=NAME/-1"
+    ):
         compared(*paths, columns=columns_of("val_loss=nll_per_token"))
     turned = arms(compared(*paths, columns=columns_of("val_loss=nll_per_token/-1")))
     assert [arm["val_loss"] for arm in turned.values()] == pytest.approx([2.999, 2.898])
     assert turned["idea"]["difference"]["outcome"] == "better"
 
 
-# --- what every page says -----------------------------------------------------------------------------------
+# --- what every page says -------------------------------------------------------------------------
 
 
 def test_every_page_says_that_it_is_imported(tmp_path, capsys):
@@ -409,15 +459,20 @@ def test_every_page_says_that_it_is_imported(tmp_path, capsys):
     assert "confirmed" not in visible
     content = json.loads(outs["json"].read_text())
     assert (content["imported"], content["exploratory"]) == (True, True)
-    rows = [(row["arm"], row["seed"]) for row in csv.DictReader(outs["csv"].read_text().splitlines())]
+    rows = [
+        (row["arm"], row["seed"]) for row in csv.DictReader(outs["csv"].read_text().splitlines())
+    ]
     assert rows == [(arm, str(seed)) for arm in ("base", "idea") for seed in range(4)]
 
 
-# --- bad input ----------------------------------------------------------------------------------------------
+# --- bad input ------------------------------------------------------------------------------------
 
 BAD = {  # the content of one log beside six good ones, and why it is left out
     "no object": (b"[1, 2]\n", r"line 1 must be a JSON object, got '\[1, 2\]'"),
-    "another encoding": ('{"é": 0}\n'.encode("latin-1"), r"line 1 must be UTF-8 text, got byte 0xe9"),
+    "another encoding": (
+        '{"é": 0}\n'.encode("latin-1"),
+        r"line 1 must be UTF-8 text, got byte 0xe9",
+    ),
     "binary": (b'{"iter": 0}\n\x00\x93NUMPY\n', r"line 2 must be UTF-8 text, got byte 0x93"),
     "empty": (b"", r"it must hold rows, got none"),
     "no loss": (
@@ -428,8 +483,14 @@ BAD = {  # the content of one log beside six good ones, and why it is left out
         b'{"iter": 1, "val": {"loss": "three"}}\n',
         r"line 1: val_loss must be a number, got 'three'",
     ),
-    "yes": (b'{"iter": 1, "val": {"loss": true}}\n', r"line 1: val_loss must be a number, got 'True'"),
-    "a list": (b'{"iter": 1, "val": {"loss": [3]}}\n', r"line 1: val_loss must be a number, got '\[3\]'"),
+    "yes": (
+        b'{"iter": 1, "val": {"loss": true}}\n',
+        r"line 1: val_loss must be a number, got 'True'",
+    ),
+    "a list": (
+        b'{"iter": 1, "val": {"loss": [3]}}\n',
+        r"line 1: val_loss must be a number, got '\[3\]'",
+    ),
     "a step that is none": (
         b'{"iter": NaN, "val": {"loss": 3}}\n',
         r"line 1: step must be a number, got 'nan'",
@@ -438,9 +499,15 @@ BAD = {  # the content of one log beside six good ones, and why it is left out
         b'{"iter": 1' + b"0" * 400 + b', "val": {"loss": 3}}\n',
         r"line 1: step must be a number, got '1000",
     ),
-    "a line without end": (b" " * (LONGEST + 1), r"line 1 must have at most 4,194,304 bytes, got more"),
+    "a line without end": (
+        b" " * (LONGEST + 1),
+        r"line 1 must have at most 4,194,304 bytes, got more",
+    ),
     "too deep": (b'{"a":' * 100_000 + b"\n", r"line 1 must be a JSON object, got "),
-    "no seed": (b'{"seed": "x", "iter": 1, "val_loss": 3}\n', r"seed must be an integer from 0, got x"),
+    "no seed": (
+        b'{"seed": "x", "iter": 1, "val_loss": 3}\n',
+        r"seed must be an integer from 0, got x",
+    ),
 }
 
 
@@ -455,7 +522,10 @@ def test_what_cannot_be_read_is_named_with_its_line_and_left_out(tmp_path, conte
 
 
 CELLS = {
-    "a torn line": ("step,val_loss\n1,3\n2\n3,3\n", "line 3 must have 2 cells, as the first line has, got 1"),
+    "a torn line": (
+        "step,val_loss\n1,3\n2\n3,3\n",
+        "line 3 must have 2 cells, as the first line has, got 1",
+    ),
     "two columns of one name": (
         "step,val_loss,val_loss\n1,3.3,3.2\n",
         "line 1 must name a column once, got val_loss",
@@ -623,7 +693,9 @@ def test_refusals(tmp_path, capsys, words, line):
 def test_nocap_s_own_runs_are_not_compared_with_logs(tmp_path):
     write_run(tmp_path / "own")
     mixed = two_arms(tmp_path / "logs", runs=1)
-    (mixed / "table.csv").write_text("val_loss\n3\n")  # of two formats, which would be refused by themselves
+    (mixed / "table.csv").write_text(
+        "val_loss\n3\n"
+    )  # of two formats, which would be refused by themselves
     comparison = compared(tmp_path / "own", mixed)
     assert (len(comparison.arms), comparison.imported) == (1, [])
     assert f"{mixed}: left out, it holds no run of nocap's own" in comparison.problems
@@ -643,7 +715,7 @@ def test_a_large_log_is_not_held_in_memory(tmp_path):
     assert path.stat().st_size > 8e6 > 5 * peak
 
 
-# --- formats ------------------------------------------------------------------------------------------------
+# --- formats --------------------------------------------------------------------------------------
 
 
 def test_a_format_of_one_s_own(tmp_path):
@@ -664,7 +736,9 @@ def test_a_format_of_one_s_own(tmp_path):
     (root / "a" / "seed3.log").write_text("step 0 val loss five\n")
     comparison = compared(root, format=str(form))
     assert arms(comparison)["b"]["difference"]["mean"] == pytest.approx(-1)
-    assert comparison.not_compared[0][1] == "unreadable: line 1: val_loss must be a number, got 'five'"
+    assert (
+        comparison.not_compared[0][1] == "unreadable: line 1: val_loss must be a number, got 'five'"
+    )
     assert "(printed.py)" in render(comparison)
     form.write_text("PATTERN = '*.log'\ndef read(path):\n    yield {}['x']\n")
     with pytest.raises(ValueError, match=r"seed0.log: KeyError: 'x'"):
@@ -723,7 +797,8 @@ open("base.csv", "wb").write(answer.data)
 
 @pytest.mark.slow
 def test_wandb_s_offline_runs(tmp_path):
-    """Written by wandb: two groups, one run that failed; a file that is cut, and one that is damaged."""
+    """Written by wandb: two groups, one run that failed; a file that is cut, and one that is
+    damaged."""
     _child(
         """
 import wandb
@@ -732,8 +807,8 @@ for group in ("base", "idea"):
         run = wandb.init(project="p", group=group, mode="offline", config={"seed": seed,
             "optimizer": {"lr": 0.1}})
         for step in range(0, 60, 10):
-            run.log({"val/loss": 4 - step / 50 + seed / 100 - (group == "idea") / 10, "train_s": step / 2},
-                step=step)
+            loss = 4 - step / 50 + seed / 100 - (group == "idea") / 10
+            run.log({"val/loss": loss, "train_s": step / 2}, step=step)
         run.finish(exit_code=int(group == "idea" and seed == 2))
 """,
         tmp_path,
@@ -756,24 +831,33 @@ for group in ("base", "idea"):
         (b"x", "unreadable: it must begin"),
     ):
         first.write_bytes(content)
-        assert [s for _, s in compared(tmp_path / "wandb").not_compared if s.startswith(status)], status
+        assert [s for _, s in compared(tmp_path / "wandb").not_compared if s.startswith(status)], (
+            status
+        )
 
 
 @pytest.mark.slow
 def test_wandb_s_server(monkeypatch):
-    """A project, and a group of it: what wandb's client, by its own signatures, is asked, and what is made of
-    its answer. Of two groups of two runs the last crashed."""
+    """A project, and a group of it: what wandb's client, by its own signatures, is asked, and what
+    is made of its answer. Of two groups of two runs the last crashed."""
     wandb = pytest.importorskip("wandb")
 
     def run(i):
-        rows = [{"_step": 10 * n, "val/loss": 4 - n / 2 - (i % 2) / 10 + (i // 2) / 100} for n in range(3)]
+        rows = [
+            {"_step": 10 * n, "val/loss": 4 - n / 2 - (i % 2) / 10 + (i // 2) / 100}
+            for n in range(3)
+        ]
         where = {
             "group": ("base", "idea")[i % 2],
             "job_type": f"job {i % 2}",
             "name": f"run {i}",
             "id": f"id{i}",
         }
-        facts = {"state": "crashed" if i == 3 else "finished", "metadata": None, "config": {"seed": i // 2}}
+        facts = {
+            "state": "crashed" if i == 3 else "finished",
+            "metadata": None,
+            "config": {"seed": i // 2},
+        }
         return SimpleNamespace(**where, **facts, scan_history=lambda: iter(rows))
 
     api, every = create_autospec(wandb.Api), [run(i) for i in range(4)]
@@ -788,7 +872,9 @@ def test_wandb_s_server(monkeypatch):
         assert [arm["label"] for arm in content["arms"]] == labels
         curve = content["runs"][0]["curve"]
         assert (curve["step"], curve["val_loss"]) == ([0, 10, 20], [4, 3.5, 3])
-        assert [entry["status"] for entry in content["not_compared"]] == ["crashed"] * (len(labels) - 1)
+        assert [entry["status"] for entry in content["not_compared"]] == ["crashed"] * (
+            len(labels) - 1
+        )
 
 
 def test_wandb_without_a_login_is_one_line(tmp_path):

@@ -1,4 +1,5 @@
-"""The model against a second, plain one that shares no code with it, and its parts against their formulas."""
+"""The model against a second, plain one that shares no code with it, and its parts against their
+formulas."""
 
 import math
 from functools import partial
@@ -34,15 +35,18 @@ def tokens_of(T: int = 32, B: int = 3) -> Tensor:
 
 
 def random_weights(model: GPT) -> dict[str, Tensor]:
-    """Every weight random, gains and shifts too, and by name: the tied matrix under both of its names."""
+    """Every weight random, gains and shifts too, and by name: the tied matrix under both of its
+    names."""
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for p in model.parameters():
-            p.copy_(torch.randn(p.shape, generator=generator) / math.sqrt(p.shape[-1]) + (p.ndim == 1))
+            p.copy_(
+                torch.randn(p.shape, generator=generator) / math.sqrt(p.shape[-1]) + (p.ndim == 1)
+            )
     return {name: tensor.double() for name, tensor in model.state_dict().items()}
 
 
-# --- the reference: plain functions in fp64 -----------------------------------------------------------------
+# --- the reference: plain functions in fp64 -------------------------------------------------------
 
 
 def reference_norm(x: Tensor, w: dict[str, Tensor], name: str, spec: ChannelNorm) -> Tensor:
@@ -93,7 +97,9 @@ def reference_logits(w: dict[str, Tensor], tokens: Tensor, run: Run) -> Tensor:
     if isinstance(run.position, Learned):
         x = x + w["position.weight"][: tokens.shape[1]]
     small = (2 * m.n_layer) ** -0.5
-    scale = {"none": (1, 1), "attention": (small, 1), "both": (small, small)}[m.residual_scale.value]
+    scale = {"none": (1, 1), "attention": (small, 1), "both": (small, small)}[
+        m.residual_scale.value
+    ]
     for layer in range(m.n_layer):
         for branch, f, s in zip(
             ("attention", "mlp"), (reference_attention, reference_mlp), scale, strict=True
@@ -107,7 +113,11 @@ def reference_logits(w: dict[str, Tensor], tokens: Tensor, run: Run) -> Tensor:
                 inner = f(reference_norm(x, w, f"{name}.norm", run.norm), w, f"{name}.f", run)
                 x = x + s * reference_norm(inner, w, f"{name}.norm_after", run.norm)
     logits = reference_norm(x, w, "head.norm", run.norm) @ w["head.unembed.weight"].T
-    return logits if m.logit_softcap is None else m.logit_softcap * torch.tanh(logits / m.logit_softcap)
+    return (
+        logits
+        if m.logit_softcap is None
+        else m.logit_softcap * torch.tanh(logits / m.logit_softcap)
+    )
 
 
 VARIANTS = [
@@ -155,7 +165,7 @@ def test_the_model_is_the_plain_model(overrides: str):
         assert loss == pytest.approx(expected.item(), abs=1e-5)
 
 
-# --- in fewer bits ------------------------------------------------------------------------------------------
+# --- in fewer bits --------------------------------------------------------------------------------
 
 STREAM = "model.residual_precision=bf16"
 
@@ -169,14 +179,18 @@ STREAM = "model.residual_precision=bf16"
         f"{STREAM} norm=layernorm model.norm_placement=both model.residual_scale=both",
     ],
 )
-def test_in_fewer_bits_the_loss_is_nearly_the_same_and_validation_in_fp32_is(overrides: str) -> None:
+def test_in_fewer_bits_the_loss_is_nearly_the_same_and_validation_in_fp32_is(
+    overrides: str,
+) -> None:
     """A residual stream in bf16 is bf16 in every branch, and fp32 where products are."""
     narrower, *words = overrides.split()
     runs = (nano(*words, *more, "trainer.precision=bf16") for more in ((), (narrower,)))
     wide, narrow = (build_model(run, vocab_size=VOCAB) for run in runs)
     dtypes, losses, tokens = list[torch.dtype](), [], tokens_of()
     for branch in (branch for block in narrow.blocks for branch in (block.attention, block.mlp)):
-        branch.register_forward_hook(lambda module, args, out: dtypes.extend((args[0].dtype, out.dtype)))
+        branch.register_forward_hook(
+            lambda module, args, out: dtypes.extend((args[0].dtype, out.dtype))
+        )
     for model in (wide, narrow):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             losses.append(model(tokens[:, :-1], tokens[:, 1:]).total)
@@ -213,11 +227,13 @@ def test_an_fp8_product_and_its_gradients_are_the_quantized_factors_products() -
     assert torch.equal(head(x.float()), x.float() @ head.weight.t())
 
 
-# --- parts --------------------------------------------------------------------------------------------------
+# --- parts ----------------------------------------------------------------------------------------
 
 
 def test_rms_norm_of_bf16_computes_its_squares_in_fp32():
-    low = (1000 * torch.randn(4, 256)).bfloat16()  # squares computed in bf16 would be off in the third digit
+    low = (
+        1000 * torch.randn(4, 256)
+    ).bfloat16()  # squares computed in bf16 would be off in the third digit
     assert rms_norm(low, 1e-6).dtype is torch.bfloat16
     want = low.double() / (low.double() ** 2).mean(-1, keepdim=True).sqrt()
     torch.testing.assert_close(rms_norm(low, 1e-6).double(), want, rtol=2**-8, atol=0)
@@ -236,7 +252,11 @@ def test_rms_norm_of_bf16_computes_its_squares_in_fp32():
 def test_parameter_counts(overrides: str, layers: int, more: int):
     model = build_model(nano(*overrides.split()), vocab_size=VOCAB)
     assert count_parameters(model) == {"total": layers + more, "non_embedding": layers}
-    assert all(bool((p == ("bias" not in name)).all()) for name, p in model.named_parameters() if p.ndim == 1)
+    assert all(
+        bool((p == ("bias" not in name)).all())
+        for name, p in model.named_parameters()
+        if p.ndim == 1
+    )
 
 
 def test_weights_are_a_function_of_the_seed_alone():
@@ -245,7 +265,10 @@ def test_weights_are_a_function_of_the_seed_alone():
     torch.manual_seed(5)
     first = build_model(nano("seed=3"), vocab_size=VOCAB).state_dict()
     assert torch.rand(1) == after, "building a model leaves the global generator alone"
-    others = ("seed=3", "trainer.micro_batch=1", "optimizer=muon", "trainer.precision=fp32"), ("seed=4",)
+    others = (
+        ("seed=3", "trainer.micro_batch=1", "optimizer=muon", "trainer.precision=fp32"),
+        ("seed=4",),
+    )
     again, other = (build_model(nano(*words), vocab_size=VOCAB).state_dict() for words in others)
     assert first.keys() == again.keys()
     assert all(torch.equal(first[name], again[name]) for name in first)
@@ -261,7 +284,7 @@ def test_matrices_start_uniform_within_one_over_root_fan_in():
         assert abs(p.mean().item()) < 5 * bound / math.sqrt(3 * p.numel()), name
 
 
-# --- compilation --------------------------------------------------------------------------------------------
+# --- compilation ----------------------------------------------------------------------------------
 
 
 def test_the_compiler_gets_tunings_options_where_asked(monkeypatch: pytest.MonkeyPatch):

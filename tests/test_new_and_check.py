@@ -1,5 +1,5 @@
-"""`nocap new` writes options that work, in every group; `nocap check` passes what works and names what is
-broken."""
+"""`nocap new` writes options that work, in every group; `nocap check` passes what works and names
+what is broken."""
 
 import inspect
 import os
@@ -41,10 +41,12 @@ def written(folder: Path, group: str, source: str, **keys: object) -> Path:
     return folder
 
 
-# --- nocap new ----------------------------------------------------------------------------------------------
+# --- nocap new ------------------------------------------------------------------------------------
 
 
-def test_new_study_is_one_that_can_be_carried_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_new_study_is_one_that_can_be_carried_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Arms composed, claims checked: what `--plan` does before anything runs."""
     folder = tmp_path / "heads"
     assert new.main(["study", "heads", "--dir", str(folder)]) == 0
@@ -56,7 +58,9 @@ def test_new_study_is_one_that_can_be_carried_out(tmp_path: Path, capsys: pytest
 @pytest.mark.parametrize(
     "group",
     [
-        pytest.param(group, marks=() if group in ("attention", "ideas", "optimizer") else pytest.mark.slow)
+        pytest.param(
+            group, marks=() if group in ("attention", "ideas", "optimizer") else pytest.mark.slow
+        )
         for group in outside.groups()
     ],
 )
@@ -76,7 +80,9 @@ def test_new_option_composes_and_computes_its_formula(
     formula(*[tmp_path] * len(inspect.signature(formula).parameters))
 
 
-LETTERS = "nocap: NAME must be a Python name, in letters, digits and _, that begins with a letter, got "
+LETTERS = (
+    "nocap: NAME must be a Python name, in letters, digits and _, that begins with a letter, got "
+)
 OVERWRITTEN = "nocap: NAME must be new: "
 AT = f"nocap: {__file__}/mlp must be a place that can be read or written, got Not a directory"
 
@@ -95,7 +101,11 @@ AT = f"nocap: {__file__}/mlp must be a place that can be read or written, got No
     ],
 )
 def test_new_refuses_in_a_line_and_overwrites_nothing(
-    words: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    words: str,
+    line: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     there = tmp_path / "there" / "test_mine.py"
@@ -109,7 +119,7 @@ def test_new_refuses_in_a_line_and_overwrites_nothing(
     assert sorted(tmp_path.rglob("*")) == [there.parent, there.parent / "study.yaml", there]
 
 
-# --- nocap check --------------------------------------------------------------------------------------------
+# --- nocap check ----------------------------------------------------------------------------------
 
 MIXER = """
     from nocap.options.attention import Attention
@@ -196,7 +206,8 @@ CHANCE = """
         def locate(self, tokenizer, *, cache_dir):
             def make(target):
                 draw = lambda: np.frombuffer(os.urandom(20000), dtype=np.uint8).astype(np.uint16)
-                return {}, {split: write_shards(target, split, [draw()]) for split in ("train", "val")}
+                splits = ("train", "val")
+                return {}, {split: write_shards(target, split, [draw()]) for split in splits}
             return made("broken", tokenizer.name, {}, cache_dir=cache_dir, make=make)
     """
 UNTYPED = """
@@ -219,7 +230,10 @@ FUTURE = "the logits of token 0 change with the tokens from 1 on"
 NO_FLOAT = "Value 'small' of type 'str' could not be converted to Float"
 IN_TANH = MIXER.format(change="scores = scores.tanh() * 9", first=1) + CLAIM
 BREAK = MIXER.format(change="torch._dynamo.graph_break()", first=1)
-COMPILES = pytest.mark.slow, pytest.mark.filterwarnings("ignore")  # torch's compiler warns of its own parts
+COMPILES = (
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore"),
+)  # torch's compiler warns of its own parts
 
 
 @pytest.mark.parametrize(
@@ -228,7 +242,13 @@ COMPILES = pytest.mark.slow, pytest.mark.filterwarnings("ignore")  # torch's com
         ("causal", "attention", MIXER.format(change="", first=2), ATTENTION, FUTURE),
         ("causal", "norm", BATCH, {}, FUTURE),
         ("decodes", "attention", IN_TANH, ATTENTION, "it says cache_slots, and"),
-        ("counts", "mlp", FLOPS, {}, "a formula says 16,384 FLOPs a token for mlp, and 49,152 are counted"),
+        (
+            "counts",
+            "mlp",
+            FLOPS,
+            {},
+            "a formula says 16,384 FLOPs a token for mlp, and 49,152 are counted",
+        ),
         (
             "rates",
             "schedule",
@@ -283,7 +303,9 @@ RANDOM = DROPPED.replace('kind: str = "broken"', 'kind: str = "broken"\n        
 
 
 @pytest.mark.slow
-def test_an_option_that_draws_is_told_to_say_so(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_option_that_draws_is_told_to_say_so(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert check.main([str(written(tmp_path, "mlp", DROPPED)), "--only", "learns"]) == 1
     (line,) = [row for row in capfd.readouterr().out.splitlines() if row.startswith("FAIL")]
     assert "mlp.kind=broken must compute the same again" in line
@@ -307,11 +329,13 @@ POWER_LAW = str(REPO / "tests/strangers/power_law")
         (["nowhere"], "nocap: DIR must be a folder with options, got nowhere"),
         (
             ["."],
-            " must hold an option: GROUP/NAME.yaml, with GROUP one of attention, data, ideas, hydra/launcher",
+            " must hold an option: GROUP/NAME.yaml, with GROUP one of attention, data, ideas, "
+            "hydra/launcher",
         ),
         (
             ["unread"],
-            "broken.py cannot be imported: ModuleNotFoundError: No module named 'no_such_module' (line 4)",
+            "broken.py cannot be imported: ModuleNotFoundError: No module named 'no_such_module' "
+            "(line 4)",
         ),
         ([POWER_LAW, "--only", "nothing"], "nocap: --only must be a check's name (composes, "),
         (
@@ -339,7 +363,10 @@ def test_check_refuses_in_a_line(
 def test_a_key_that_must_be_given_is_named_and_the_rest_of_the_folder_is_checked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ideas, given = REPO / "experiments" / "atlas" / "ideas" / "ideas", "ideas.distill.run=outputs/runs/mine"
+    ideas, given = (
+        REPO / "experiments" / "atlas" / "ideas" / "ideas",
+        "ideas.distill.run=outputs/runs/mine",
+    )
     wanted = shutil.ignore_patterns("[!bd]*", "__pycache__")  # backout and distill
     shutil.copytree(ideas, tmp_path / "ideas", ignore=wanted)
     assert check.main([str(tmp_path), "--only", "composes", "attention=sliding"]) == 0
@@ -356,7 +383,8 @@ def test_a_key_that_must_be_given_is_named_and_the_rest_of_the_folder_is_checked
 @pytest.mark.parametrize("option", ["parallel", "optimizer", "launcher"])
 @pytest.mark.filterwarnings("ignore")  # torch's compiler warns of its own deprecated parts
 def test_a_strangers_block_and_new_options_pass(option: str, here: Door, tmp_path: Path) -> None:
-    """Others: tests/test_outside.py trains all strangers, tests/test_contract.py has all new options."""
+    """Others: tests/test_outside.py trains all strangers, tests/test_contract.py has all new
+    options."""
     folder = REPO / "tests" / "strangers" / option
     if not folder.exists():
         folder = tmp_path / "brand_new"

@@ -1,5 +1,5 @@
-"""Objectives, data and schedules: multi-token prediction and its kin, each against its formula and, where it
-is neutral, against none."""
+"""Objectives, data and schedules: multi-token prediction and its kin, each against its formula and,
+where it is neutral, against none."""
 
 from __future__ import annotations
 
@@ -66,7 +66,12 @@ def test_multi_token_against_its_formula():
 
 
 def test_multi_token_fades(tmp_path: Path):
-    words = ("ideas.multi_token.final=0.4", "trainer.steps=4", "schedule=constant", "optimizer.lr=1e-30")
+    words = (
+        "ideas.multi_token.final=0.4",
+        "trainer.steps=4",
+        "schedule=constant",
+        "optimizer.lr=1e-30",
+    )
     parts = [update.parts for update in steps(composed("ideas=[multi_token]", *words), tmp_path)]
     # a loss at the start is much the same for each head and step
     shares = [part["multi_token"] / part["next_token"] for part in parts]
@@ -75,7 +80,9 @@ def test_multi_token_fades(tmp_path: Path):
 
 def test_the_head_predicts_from_a_middle_layer_too():
     """The loss of a model whose blocks end there."""
-    model = moved(composed("ideas=[early_loss]", "ideas.early_loss.layer=0", "ideas.early_loss.weight=0.4"))
+    model = moved(
+        composed("ideas=[early_loss]", "ideas.early_loss.layer=0", "ideas.early_loss.weight=0.4")
+    )
     loss = model(INPUTS, TARGETS)
     assert model.ideas.early_loss.x_BTC is None  # no step keeps another's
     close(loss.total, loss.parts["next_token"] + loss.parts["early_loss"])
@@ -102,7 +109,10 @@ def test_untying_is_tied_before_and_two_matrices_of_one_state_after(tmp_path: Pa
         job, trainee = trainee_of(composed(*more), tmp_path)
         advance(job, trainee, 0, 1, 2)
         after.append(
-            {name: p.detach().clone() for name, p in trainee.model.named_parameters(remove_duplicate=False)}
+            {
+                name: p.detach().clone()
+                for name, p in trainee.model.named_parameters(remove_duplicate=False)
+            }
         )
     assert all(torch.equal(p, after[1][name]) for name, p in after[0].items())
     head, embedding = (
@@ -111,7 +121,9 @@ def test_untying_is_tied_before_and_two_matrices_of_one_state_after(tmp_path: Pa
     assert torch.equal(head, embedding)
     # Adam's two moments are those of the tied matrix
     state = trainee.optimizers[0].state
-    assert all(torch.equal(state[head][f], state[embedding][f]) for f in ("step", "exp_avg", "exp_avg_sq"))
+    assert all(
+        torch.equal(state[head][f], state[embedding][f]) for f in ("step", "exp_avg", "exp_avg_sq")
+    )
     advance(job, trainee, 3)
     assert not torch.equal(head, embedding)
 
@@ -137,7 +149,11 @@ def distilled(teacher: str, *words: str) -> Run:
 
 def test_distillation_against_its_formula(teacher: str, tmp_path: Path):
     run = distilled(teacher, "ideas.distill.weight=0.3", "ideas.distill.temperature=1.5")
-    (job, trainee), teaching, plain = trainee_of(run, tmp_path), trained(Path(teacher))[1], composed()
+    (job, trainee), teaching, plain = (
+        trainee_of(run, tmp_path),
+        trained(Path(teacher))[1],
+        composed(),
+    )
     model = trainee.model
     p, q = ((each.logits(INPUTS).flatten(0, 1) / 1.5).softmax(-1) for each in (teaching, model))
     kl = (p * (p / q).log()).sum(-1).mean()
@@ -146,7 +162,9 @@ def test_distillation_against_its_formula(teacher: str, tmp_path: Path):
     close(loss, 0.7 * ce + 0.3 * 1.5**2 * kl)
     loss.backward()
     assert all(p.grad is None for p in teaching.parameters())
-    assert not any("teach" in name for name, _ in [*model.named_parameters(), *model.named_buffers()])
+    assert not any(
+        "teach" in name for name, _ in [*model.named_parameters(), *model.named_buffers()]
+    )
     others = validate(build_model(plain, vocab_size=V), trainee.val, run=plain, world=job.world)
     assert validate(model, trainee.val, run=run, world=job.world) == others
     # counted as a teacher of the same size, no backward
@@ -160,8 +178,12 @@ def test_a_teacher_is_known_by_its_weights_and_not_by_its_place(
 ):
     copy = shutil.copytree(teacher, tmp_path / "copies" / Path(teacher).name)
     sums = next((copy / "checkpoints").iterdir()) / "manifest.json"
-    plans = [plan(distilled(str(path), f"output_dir={tmp_path}"), choices={}) for path in (teacher, copy)]
-    sums.write_text(sums.read_text().replace(json.loads(sums.read_text())["model.safetensors"], "0" * 64))
+    plans = [
+        plan(distilled(str(path), f"output_dir={tmp_path}"), choices={}) for path in (teacher, copy)
+    ]
+    sums.write_text(
+        sums.read_text().replace(json.loads(sums.read_text())["model.safetensors"], "0" * 64)
+    )
     plans.append(plan(distilled(str(copy), f"output_dir={tmp_path}"), choices={}))
     original, moved_away, changed = (each.identity for each in plans)
     assert original == moved_away != changed
@@ -206,8 +228,8 @@ def with_documents(length: int, *begins: int) -> Tensor:
     ],
 )
 def test_attention_stays_inside_a_document(words: tuple[str, ...]):
-    """Each token's logits are those of a sequence in which all before its document has been replaced, and
-    differ from those unmasked."""
+    """Each token's logits are those of a sequence in which all before its document has been
+    replaced, and differ from those unmasked."""
     masked, plain = (moved(composed(*words, "position=none", *more)) for more in ((DOCUMENTS,), ()))
     tokens = with_documents(100, 7, 70)
     confined, unmasked = masked.logits(tokens), plain.logits(tokens)
@@ -226,7 +248,9 @@ def test_flexattentions_mask_is_that_of_the_pairs(window: int | None):
     allowed = mask.mask_mod(b[:, None, None], torch.tensor(0), query[:, None], key)
     distance = query[:, None] - key
     assert torch.equal(allowed, seen(ids_BT)[:, 0] & (distance < (window or 300)))
-    tiles = F.pad(allowed, (0, 84, 0, 84)).unflatten(2, (3, 128)).unflatten(1, (3, 128)).any(4).any(2)
+    tiles = (
+        F.pad(allowed, (0, 84, 0, 84)).unflatten(2, (3, 128)).unflatten(1, (3, 128)).any(4).any(2)
+    )
     # what is left out holds nothing that is seen, and no more is computed
     assert torch.equal(mask.to_dense()[:, 0].bool(), tiles)
 
@@ -289,7 +313,10 @@ def test_windows_are_arranged_by_score_and_the_worst_left_out():
     kept = set(np.argsort(scores)[: round(0.75 * plain.n)].tolist())
     unsorted = [window for window in shuffled if window in kept]
     # those that a run of 100 sequences reads, in their order; after them all as it was
-    assert order_of(arranged) == sorted(unsorted[:100], key=lambda window: scores[window]) + unsorted[100:]
+    assert (
+        order_of(arranged)
+        == sorted(unsorted[:100], key=lambda window: scores[window]) + unsorted[100:]
+    )
     mixed.arrange(scores, keep=1.0, noise=0.5, sequences=100)
     by_score = sorted(shuffled[:100], key=lambda window: scores[window])
     ranks = [by_score.index(w) + shuffled.index(w) for w in order_of(mixed)[:100]]
@@ -305,12 +332,15 @@ def test_short_documents_first(tmp_path: Path):
 
 @pytest.mark.slow
 def test_what_a_finished_run_finds_easy_first(teacher: str, tmp_path: Path):
-    """Its losses are found once, are those of its model, and their time is a teacher's however often they are
-    used."""
+    """Its losses are found once, are those of its model, and their time is a teacher's however
+    often they are used."""
     more = (f"cache_dir={tmp_path}", "data.train_tokens=30000")
     run = composed("ideas=[easy_first]", f"ideas.easy_first.run={teacher}", *more)
     (job, first), (_, second) = [trainee_of(run, tmp_path) for _ in range(2)]
-    model, tokens = trained(Path(teacher))[1], torch.from_numpy(first.train.read(range(192))).long()  # all
+    model, tokens = (
+        trained(Path(teacher))[1],
+        torch.from_numpy(first.train.read(range(192))).long(),
+    )  # all
     with torch.no_grad():
         losses = [float(model(window[None, :-1], window[None, 1:]).total) for window in tokens]
     assert losses == pytest.approx(sorted(losses), abs=1e-4)
@@ -341,7 +371,10 @@ ON_CUDA = "attention.kernel=cudnn trainer.device=cuda trainer.precision=bf16"
             "ideas.distill.run must name a run: /nowhere must be a run, a",
         ),
         ("DISTILL ideas.distill.run=last", "ideas.distill.run must name its run: with last"),
-        ("DISTILL objective.loss_chunks=4", "objective.loss_chunks must be 0 or 1 beside ideas.distill"),
+        (
+            "DISTILL objective.loss_chunks=4",
+            "objective.loss_chunks must be 0 or 1 beside ideas.distill",
+        ),
         ("DISTILL ideas.distill.weight=1.5", "ideas.distill.weight must be at most 1"),
         (
             "DISTILL model.seq_len=256",
@@ -401,7 +434,9 @@ def test_where_they_are_neutral_they_change_no_bit(teacher: str, tmp_path: Path)
     # one micro-batch: untied sums are in one order
     plain = ("attention=hybrid", "attention.window=32", "trainer.batch_tokens=1024")
     keys = [f"ideas.{name}.{key}" for name, key in NEUTRAL.items()]
-    neutral = composed(*plain, f"ideas=[{','.join(NEUTRAL)}]", *keys, f"ideas.distill.run={teacher}")
+    neutral = composed(
+        *plain, f"ideas=[{','.join(NEUTRAL)}]", *keys, f"ideas.distill.run={teacher}"
+    )
     assert numbers(steps(neutral, tmp_path)) == numbers(steps(composed(*plain), tmp_path))
 
 
@@ -422,8 +457,8 @@ def taught(words: tuple[str, ...], teacher: str) -> tuple[str, ...]:
 
 
 def test_it_resumes_bit_for_bit(teacher: str, tmp_path: Path):
-    """From a checkpoint of step 3, before what changes at step 4, the next steps are those of the run that
-    was not interrupted."""
+    """From a checkpoint of step 3, before what changes at step 4, the next steps are those of the
+    run that was not interrupted."""
     run = composed(*taught(SEVERAL, teacher))
     job, trainee = trainee_of(run, tmp_path)
     advance(job, trainee, 0, 1, 2)

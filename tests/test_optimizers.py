@@ -1,5 +1,5 @@
-"""Each optimizer, and what surrounds the step, against its paper's algorithm written naively; neutral
-settings against their parents."""
+"""Each optimizer, and what surrounds the step, against its paper's algorithm written naively;
+neutral settings against their parents."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def set_grads(model: nn.Module, seed: int) -> None:
 
 
 def stepped(kind: str, **keys: Any) -> tuple[list[list[Tensor]], list[list[Tensor]], Any]:
-    """Five steps in fp64 with a rate for each: the parameters before and after every step, its gradients, and
-    the optimizer."""
+    """Five steps in fp64 with a rate for each: the parameters before and after every step, its
+    gradients, and the optimizer."""
     words = [f"optimizer.{key}={value}" for key, value in {"weight_decay": DECAY, **keys}.items()]
     run = composed(f"optimizer={kind}", "schedule=constant", *words)
     draw = partial(torch.randn, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -74,7 +74,7 @@ def stepped(kind: str, **keys: Any) -> tuple[list[list[Tensor]], list[list[Tenso
 
 close = partial(torch.testing.assert_close, rtol=1e-10, atol=1e-10)
 
-# --- from a parameter and its gradients to the parameter after each step -----------------------------------
+# --- from a parameter and its gradients to the parameter after each step --------------------------
 
 
 def adamw(p: Tensor, grads: list[Tensor], *, cautious: bool = False) -> Iterator[Tensor]:
@@ -126,9 +126,9 @@ def schedule_free(p: Tensor, grads: list[Tensor]) -> Iterator[Tensor]:
 
 
 def soap(w: Tensor, grads: list[Tensor]) -> Iterator[Tensor]:
-    """The bases from the first gradient, then one step of orthogonal iteration every second update. A basis
-    vector's sign is free. The average of the gradients turns with the bases: no other than the one that is
-    turned at each step."""
+    """The bases from the first gradient, then one step of orthogonal iteration every second update.
+    A basis vector's sign is free. The average of the gradients turns with the bases: no other than
+    the one that is turned at each step."""
     beta1, beta2, first = 0.8, 0.9, grads[0]
     left, right = (1 - beta2) * (first @ first.T), (1 - beta2) * (first.T @ first)
     q_left, q_right = (torch.linalg.eigh(side).eigenvectors.flip(1) for side in (left, right))
@@ -149,7 +149,9 @@ def iterated(g: Tensor, polar: bool) -> Tensor:
     """X ← a·X + (b·A + c·A²)·X with A = X·Xᵀ, from X = G/‖G‖ (Keller Jordan, 2024); Polar Express's
     polynomials but the last are of X/1.01."""
     x = g / g.norm()
-    for a, b, c in [*POLAR_EXPRESS, POLAR_EXPRESS[-1]] if polar else [(3.4445, -4.7750, 2.0315)] * 9:
+    for a, b, c in (
+        [*POLAR_EXPRESS, POLAR_EXPRESS[-1]] if polar else [(3.4445, -4.7750, 2.0315)] * 9
+    ):
         x = x / 1.01 if (a, b, c) in POLAR_EXPRESS[:-1] else x
         gram = x @ x.T
         x = a * x + (b * gram + c * gram @ gram) @ x
@@ -184,7 +186,11 @@ MUON = {"momentum_start": 0.6, "momentum": 0.9, "momentum_warmup_steps": 3, "ns_
         ("adamw", adamw, ADAMW),
         ("adamw", partial(adamw, cautious=True), {**ADAMW, "cautious_decay": True}),
         ("lion", lion, {"beta1": 0.9, "beta2": 0.6}),
-        ("lion", partial(lion, cautious=True), {"beta1": 0.9, "beta2": 0.6, "cautious_decay": True}),
+        (
+            "lion",
+            partial(lion, cautious=True),
+            {"beta1": 0.9, "beta2": 0.6, "cautious_decay": True},
+        ),
         ("ademamix", partial(ademamix, ramp=3), {**ADEMAMIX, "ramp_steps": 3}),
         ("ademamix", partial(ademamix, ramp=0), {**ADEMAMIX, "ramp_steps": 0}),
         ("schedule_free", schedule_free, ADAMW),
@@ -206,7 +212,9 @@ def test_each_step_is_the_papers(
     weights, grads, optimizer = stepped(kind, **keys)
     if kind == "schedule_free":
         with optimizer.option.validating([optimizer]):
-            weights.append([p.detach().clone() for p in optimizer.param_groups[0]["params"][: len(SHAPES)]])
+            weights.append(
+                [p.detach().clone() for p in optimizer.param_groups[0]["params"][: len(SHAPES)]]
+            )
     for i, p in enumerate(weights[0]):
         for taken, expected in zip(weights[1:], reference(p, [g[i] for g in grads]), strict=True):
             close(taken[i], expected)
@@ -217,10 +225,14 @@ def test_decay_of_matrices_spares_gains_and_shifts(kind: str, spares: bool):
     run, model = small(f"optimizer.decay={kind}")
     for group in build_optimizers(run, model)[0].param_groups:
         for p in group["params"]:
-            assert group["weight_decay"] == (0.0 if spares and p.ndim == 1 else run.optimizer.weight_decay)
+            assert group["weight_decay"] == (
+                0.0 if spares and p.ndim == 1 else run.optimizer.weight_decay
+            )
 
 
-def test_soap_begins_with_a_gradient_that_is_not_finite_as_a_gpu_does_before_its_loss_is_seen() -> None:
+def test_soap_begins_with_a_gradient_that_is_not_finite_as_a_gpu_does_before_its_loss_is_seen() -> (
+    None
+):
     option: Any = compose(["model=nano", "optimizer=soap"]).optimizer
     assert option._first(torch.full((4, 6), torch.nan))["left_basis"].shape == (4, 4)
 
@@ -230,13 +242,15 @@ def test_soap_with_products_in_bf16_steps_almost_the_same_way(monkeypatch: pytes
     for dtype in (torch.float64, torch.bfloat16):
         monkeypatch.setattr(hardware, "native_bf16", lambda dtype=dtype: dtype is torch.bfloat16)
         weights, _, optimizer = stepped("soap", eps=1e-3, basis_every=2)
-        moved.append([after - before for before, after in zip(weights[1], weights[-1], strict=True)])
+        moved.append(
+            [after - before for before, after in zip(weights[1], weights[-1], strict=True)]
+        )
         assert {state["left_basis"].dtype for state in optimizer.state.values()} == {dtype}
     for exact, rounded in zip(*moved, strict=True):
         assert 0 < float((rounded - exact).norm() / exact.norm()) < 0.03
 
 
-# --- the gradient's norm ------------------------------------------------------------------------------------
+# --- the gradient's norm --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("limit", [1e-7, 1.0, 1e9])
@@ -256,7 +270,7 @@ def test_clipping_leaves_out_what_changes_nothing_and_is_torchs_own(limit: float
     assert (clipped[0], clipped[-1]) == (False, True)
 
 
-# --- Muon ---------------------------------------------------------------------------------------------------
+# --- Muon -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("kind", "tie"), [("muon", "true"), ("muon", "false"), ("soap", "true")])
@@ -285,8 +299,11 @@ def test_matrices_of_the_blocks_get_one_optimizer_and_adamw_the_rest(kind: str, 
         pytest.param("match_rms_adamw", 2**20, marks=pytest.mark.slow),
     ],
 )
-def test_muon_in_stacks_is_torchs_own_bit_for_bit(monkeypatch: pytest.MonkeyPatch, at_once: int, scale: str):
-    """Matrices alone, in stacks of three with a rest, and all of a shape at once; one has no gradient."""
+def test_muon_in_stacks_is_torchs_own_bit_for_bit(
+    monkeypatch: pytest.MonkeyPatch, at_once: int, scale: str
+):
+    """Matrices alone, in stacks of three with a rest, and all of a shape at once; one has no
+    gradient."""
     monkeypatch.setattr(hardware, "native_bf16", lambda: True)
     monkeypatch.setitem(AT_ONCE, "cpu", at_once)
     weights, states = [], []
@@ -303,14 +320,16 @@ def test_muon_in_stacks_is_torchs_own_bit_for_bit(monkeypatch: pytest.MonkeyPatc
             matrices[1].grad = None
             optimizer.step()
         weights.append([p.detach() for p in matrices])
-        states.append([optimizer.state[p]["momentum_buffer"] for p in matrices if p.grad is not None])
+        states.append(
+            [optimizer.state[p]["momentum_buffer"] for p in matrices if p.grad is not None]
+        )
     assert all(map(torch.equal, *weights))
     assert all(map(torch.equal, *states))
 
 
 def best_polynomial(low: float, high: float) -> np.ndarray[Any, Any]:
-    """a, b and c of the odd polynomial of degree 5 that is nearest to 1 on [low, high], by Remez: at four
-    points its errors are equal, and of changing sign."""
+    """a, b and c of the odd polynomial of degree 5 that is nearest to 1 on [low, high], by Remez:
+    at four points its errors are equal, and of changing sign."""
     inner = low + (high - low) * np.array([1 / 3, 2 / 3])
     for _ in range(100):
         points = np.array([low, *inner, high])
@@ -322,10 +341,16 @@ def best_polynomial(low: float, high: float) -> np.ndarray[Any, Any]:
 
 def test_polar_express_has_the_papers_polynomials():
     low, high, cushion = 1e-3, 1.0, 0.02407327424182761
-    for stated in POLAR_EXPRESS[:6]:  # the last two are the limit, where the four points fall together
+    for stated in POLAR_EXPRESS[
+        :6
+    ]:  # the last two are the limit, where the four points fall together
         derived = best_polynomial(max(low, cushion * high), high)
         ends = [derived @ [x, x**3, x**5] for x in (max(low, cushion * high), high)]
-        derived *= 2 / sum(ends) if low >= cushion * high else 2 / (derived @ [low, low**3, low**5] + ends[1])
+        derived *= (
+            2 / sum(ends)
+            if low >= cushion * high
+            else 2 / (derived @ [low, low**3, low**5] + ends[1])
+        )
         assert stated == pytest.approx(derived, rel=1e-4)
         low = derived @ [low, low**3, low**5]
         high = 2 - low
@@ -335,7 +360,9 @@ def test_polar_express_has_the_papers_polynomials():
 def test_cautious_decay_needs_a_decay_that_it_can_see(monkeypatch: pytest.MonkeyPatch):
     run = composed("optimizer.cautious_decay=true")
     monkeypatch.setattr(
-        type(run.optimizer), "build", lambda self, model: [torch.optim.Adagrad(model.parameters(), lr=0.1)]
+        type(run.optimizer),
+        "build",
+        lambda self, model: [torch.optim.Adagrad(model.parameters(), lr=0.1)],
     )
     rule = r"optimizer.cautious_decay must be false beside optimizer.kind=adamw"
     with pytest.raises(InputError, match=rule):
@@ -360,7 +387,7 @@ def test_refused(words: tuple[str, ...], line: str):
         composed(*words)
 
 
-# --- the half-life of β₂ ------------------------------------------------------------------------------------
+# --- the half-life of β₂ --------------------------------------------------------------------------
 
 
 def beta2_of(*words: str) -> float:
@@ -368,8 +395,8 @@ def beta2_of(*words: str) -> float:
 
 
 def test_a_half_life_is_the_beta2_that_follows(tmp_path: Path):
-    """Half of the weight of the gradients so many tokens ago is gone: in two steps of 2,048 with 4,096. It
-    goes through a record and a shorter step."""
+    """Half of the weight of the gradients so many tokens ago is gone: in two steps of 2,048 with
+    4,096. It goes through a record and a shorter step."""
     assert beta2_of() == beta2_of("optimizer=soap") == pytest.approx(0.5**0.5)
     assert beta2_of("trainer.batch_tokens=4096") == 0.5
     run = composed("optimizer.beta2_half_life_tokens=4096", "trainer.micro_batch=2")
@@ -381,7 +408,7 @@ def test_a_half_life_is_the_beta2_that_follows(tmp_path: Path):
     assert (shorter.trainer.batch_tokens, shorter.optimizer.beta2) == (512, 0.5 ** (512 / 4096))
 
 
-# --- averages of the weights --------------------------------------------------------------------------------
+# --- averages of the weights ----------------------------------------------------------------------
 
 
 def own(trainee: Trainee) -> list[Tensor]:
@@ -390,8 +417,8 @@ def own(trainee: Trainee) -> list[Tensor]:
 
 @pytest.mark.parametrize("words", ["averaged_weights decay=0.7", "tail_average share=0.5"])
 def test_an_average_is_that_of_its_formula(words: str, tmp_path: Path):
-    """The decaying one from the first weights on; the mean of the last 3 of 6 steps, and before them the
-    weights themselves."""
+    """The decaying one from the first weights on; the mean of the last 3 of 6 steps, and before
+    them the weights themselves."""
     name, key = words.split()
     run = composed(f"ideas=[{name}]", f"ideas.{name}.{key}", "trainer.steps=6")
     job, trainee = trainee_of(run, tmp_path)
@@ -414,7 +441,9 @@ def test_an_average_is_that_of_its_formula(words: str, tmp_path: Path):
         ((), False),
     ],
 )
-def test_a_step_is_timed_as_the_last_ones_are(words: tuple[str, ...], averages: bool, tmp_path: Path):
+def test_a_step_is_timed_as_the_last_ones_are(
+    words: tuple[str, ...], averages: bool, tmp_path: Path
+):
     """By the first steps an average of the last ones would cost nothing."""
     run = composed(*words, "trainer.steps=100").in_the_end()
     job, trainee = trainee_of(run, tmp_path)
@@ -453,16 +482,19 @@ def test_what_ideas_keep_around_the_step_is_counted():
     assert memory.parts_mib((), (), model.kept_around())["optimizer"] * memory.MIB == kept
 
 
-# --- what a run needs of each -------------------------------------------------------------------------------
+# --- what a run needs of each ---------------------------------------------------------------------
 
-POLAR = "optimizer.iteration=polar_express optimizer.row_beta2=0.9 optimizer.momentum_warmup_steps=5"
+POLAR = (
+    "optimizer.iteration=polar_express optimizer.row_beta2=0.9 optimizer.momentum_warmup_steps=5"
+)
 OPTIONS = [
     "optimizer=lion",
     "optimizer=ademamix",
     "optimizer=soap optimizer.basis_every=2",
     "optimizer=schedule_free schedule=constant",
     f"optimizer=muon {POLAR}",
-    "optimizer=muon optimizer.cautious_decay=true optimizer.beta2_half_life_tokens=9e4 ideas=[tail_average]",
+    "optimizer=muon optimizer.cautious_decay=true optimizer.beta2_half_life_tokens=9e4 "
+    "ideas=[tail_average]",
 ]
 
 
@@ -479,7 +511,7 @@ def test_saved_and_loaded_it_goes_on_bit_for_bit(words: str, tmp_path: Path):
     assert all(torch.equal(tensor, states[1][name]) for name, tensor in states[0].items())
 
 
-# --- torch's decorators -------------------------------------------------------------------------------------
+# --- torch's decorators ---------------------------------------------------------------------------
 
 STEPS = """
 import sys

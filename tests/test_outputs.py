@@ -1,5 +1,5 @@
-"""Where files go and whose they are: devices and links stay, modes follow the umask, and a broken disk is not
-bad input."""
+"""Where files go and whose they are: devices and links stay, modes follow the umask, and a broken
+disk is not bad input."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ def test_what_is_no_file_is_refused_and_stays(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(name))
         for path in (pipe, tmp_path, name, *map(Path, ("/dev/null", "/dev/stdout", "/dev/fd/1"))):
-            refused = pytest.raises(ValueError, match=r"^--json must be a file that can be written, got ")
+            refused = pytest.raises(
+                ValueError, match=r"^--json must be a file that can be written, got "
+            )
             with refused, writing("--json", path):
                 pytest.fail("it began")
             if path.is_relative_to(tmp_path):
@@ -53,11 +55,13 @@ def test_a_link_that_a_person_names_is_followed_and_one_in_a_record_is_not(tmp_p
             write_json(there, content)
         assert link.is_symlink()
         assert read_json(target) == {"schema_version": 1, **content}
-    write_json(link, {"a": 3})  # as a record's summary.json, which somebody sent as a link to one's own file
+    write_json(
+        link, {"a": 3}
+    )  # as a record's summary.json, which somebody sent as a link to one's own file
     assert (link.is_symlink(), read_json(target)) == (False, {"schema_version": 1, "a": 2})
 
 
-# --- modes --------------------------------------------------------------------------------------------------
+# --- modes ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture(params=[0o002, 0o022, 0o077], ids=oct)
@@ -99,13 +103,16 @@ def test_a_whole_run_follows_the_umask(here: Door, tmp_path: Path, umask: int) -
     assert modes_in(the_run(tmp_path / "out"), umask) == {}
 
 
-# --- a broken disk ------------------------------------------------------------------------------------------
+# --- a broken disk --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("number", "code"),
     [
-        *((number, 1) for number in (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE)),
+        *(
+            (number, 1)
+            for number in (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE)
+        ),
         *((number, 2) for number in (errno.EACCES, errno.ENOENT, errno.EISDIR, errno.ENAMETOOLONG)),
     ],
     ids=lambda number: errno.errorcode.get(number) if number > 2 else "",

@@ -1,4 +1,5 @@
-"""Options from outside: what brings them in, what is refused, and that each process has the same bytes."""
+"""Options from outside: what brings them in, what is refused, and that each process has the same
+bytes."""
 
 import importlib
 import json
@@ -59,12 +60,14 @@ def composed(folder: Path, *words: str) -> Run:
     return compose([*SMALL, *words])
 
 
-# --- a stranger's idea, one file and one yaml ---------------------------------------------------------------
+# --- a stranger's idea, one file and one yaml -----------------------------------------------------
 
 
 def test_an_idea_is_one_short_file_and_one_yaml():
     for name in NAMES:
-        files = [path for path in (STRANGERS / name).glob("*/*.*") if path.parent.name != "__pycache__"]
+        files = [
+            path for path in (STRANGERS / name).glob("*/*.*") if path.parent.name != "__pycache__"
+        ]
         assert sorted(path.suffix for path in files) == [".py", ".yaml"]
         assert all(len(path.read_text().splitlines()) <= 80 for path in files)
 
@@ -76,7 +79,9 @@ def test_all_train_at_once_resume_and_are_in_the_record(door: Door, tmp_path: Pa
     assert door(*words, "output_dir=whole").code == 0
     fault = {"PYTHONPATH": FAULTS, "NOCAP_FAULT": "kill@7", "NOCAP_FAULT_DIR": str(tmp_path)}
     killed = door(*words, env=fault)
-    assert (killed.code, "starting again from the last checkpoint" in killed.err) == (0, True), killed.err
+    assert (killed.code, "starting again from the last checkpoint" in killed.err) == (0, True), (
+        killed.err
+    )
     run_dir, again = the_run(tmp_path / "whole"), the_run(tmp_path / "outputs")
     assert state_of(again) == state_of(run_dir)
     rows, manifest = rows_of(run_dir), json.loads((run_dir / "manifest.json").read_text())
@@ -104,7 +109,12 @@ ARMS = {
     "ideas": ["model=nano", "ideas=[first_values,ngram_loss]"],
     "sophia": ["model=nano", *WORDS["sophia"]],
 }
-CLAIM = {"statement": "it ends lower", "source": "a test", "metric": "val_loss", "scale": "difference"}
+CLAIM = {
+    "statement": "it ends lower",
+    "source": "a test",
+    "metric": "val_loss",
+    "scale": "difference",
+}
 CLAIM |= {"expected": [-10, 10], "mechanism": {"rule": "given", "formula": "none", "bound": None}}
 
 
@@ -114,7 +124,12 @@ CLAIM |= {"expected": [-10, 10], "mechanism": {"rule": "given", "formula": "none
 def test_a_study_has_them(here: Door, tmp_path: Path):
     used = [word for name in ("power_law", "jsonl", "sqlite_rows") for word in WORDS[name]]
     scale = {"train": ["trainer.val_every=5"], "bench": ["trainer.val_every=5"], "rounds": 2}
-    study = {"question": "Is one of them lower?", "baseline": "plain", "arms": ARMS, "seeds": [0, 1, 2]}
+    study = {
+        "question": "Is one of them lower?",
+        "baseline": "plain",
+        "arms": ARMS,
+        "seeds": [0, 1, 2],
+    }
     study |= {
         "overrides": [*without({"data", "tracker", "schedule", "model"}), *used],
         "scales": {"cpu": scale},
@@ -128,7 +143,7 @@ def test_a_study_has_them(here: Door, tmp_path: Path):
     assert (done.code, all(confirmed)) == (0, True), done.out + done.err
 
 
-# --- text from it -------------------------------------------------------------------------------------------
+# --- text from it ---------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -143,9 +158,14 @@ def test_generate_asks_for_the_code(here: Door, tmp_path: Path):
     assert (given.code, copied.code, given.out) == (0, 0, copied.out)
     assert "no cache: attention.kind=head_temperature defines no cache_slots" in given.err
     assert (
-        here(*asked("sophia", "scaled_relu2", "ngram_loss", "first_values"), "output_dir=per_token").code == 0
+        here(
+            *asked("sophia", "scaled_relu2", "ngram_loss", "first_values"), "output_dir=per_token"
+        ).code
+        == 0
     )
-    cached = here(f"run={the_run(tmp_path / 'per_token')}", "max_tokens=4", "--allow-code", module=door)
+    cached = here(
+        f"run={the_run(tmp_path / 'per_token')}", "max_tokens=4", "--allow-code", module=door
+    )
     assert (cached.code, "no cache" in cached.err) == (0, False)
 
 
@@ -170,7 +190,7 @@ def test_experiments_of_a_folder_may_lie_deeper_and_its_name_be_odd(tmp_path: Pa
     assert composed(folder.parents[1], "experiment=mine/short").trainer.keep_checkpoints == 3
 
 
-# --- what is refused ----------------------------------------------------------------------------------------
+# --- what is refused ------------------------------------------------------------------------------
 
 GOOD = (STRANGERS / "head_temperature" / "attention" / "head_temperature.py").read_text()
 GOOD = GOOD.replace("    start: float\n", "    start: float = 1.0\n")
@@ -204,7 +224,10 @@ def test_bad_files_are_one_line(tmp_path: Path, name: str, source: str, says: st
 @pytest.mark.parametrize(
     ("word", "says"),
     [
-        ("attention.strat=3", "attention.strat is no key of head_temperature (did you mean start?)"),
+        (
+            "attention.strat=3",
+            "attention.strat is no key of head_temperature (did you mean start?)",
+        ),
         ("attention.start=abc", "attention.start"),
         ("attention.start=-1", "attention.start must be above 0, got -1.0"),
         ("attention.start=inf", "attention.start must be a finite number"),
@@ -234,7 +257,7 @@ def in_another_process() -> None:
         sys.modules.pop(file.module, None)
 
 
-# --- what is not chosen -------------------------------------------------------------------------------------
+# --- what is not chosen ---------------------------------------------------------------------------
 
 SPOILED = {  # path below the folder → its text
     "a syntax error": ("attention/syntax.py", "def (:\n"),
@@ -319,7 +342,9 @@ def test_a_tracker_beside_another_is_found_by_its_kind(tmp_path: Path):
 def test_a_kind_that_is_nowhere_names_what_could_not_be_looked_through(tmp_path: Path):
     (tmp_path / "attention").mkdir()
     (tmp_path / "attention" / "mine.yaml").write_text("kind: nowhere\n")
-    with pytest.raises(ValueError, match=r"attention\.kind must be one of .*, got 'nowhere'") as known:
+    with pytest.raises(
+        ValueError, match=r"attention\.kind must be one of .*, got 'nowhere'"
+    ) as known:
         composed(tmp_path, "attention=mine")
     (tmp_path / "attention" / "half.py").write_text("def (:\n")
     with pytest.raises(ValueError, match=r"where .*half\.py can be parsed, got 'nowhere'\Z"):
@@ -328,12 +353,16 @@ def test_a_kind_that_is_nowhere_names_what_could_not_be_looked_through(tmp_path:
 
 
 @pytest.mark.parametrize("names", [("first.py", "second.py"), ("second.py", "third.py")])
-def test_one_kind_in_two_files_is_refused_where_it_is_chosen(tmp_path: Path, names: tuple[str, str]):
+def test_one_kind_in_two_files_is_refused_where_it_is_chosen(
+    tmp_path: Path, names: tuple[str, str]
+):
     (tmp_path / "attention").mkdir()
     (tmp_path / "attention" / "mine.yaml").write_text("kind: double\nn_kv_heads: 4\n")
     for name in names:
         (tmp_path / "attention" / name).write_text(GOOD.replace('"head_temperature"', '"double"'))
-    with pytest.raises(ValueError, match=rf"{names[1]}: HeadTemperature must have a kind of its own"):
+    with pytest.raises(
+        ValueError, match=rf"{names[1]}: HeadTemperature must have a kind of its own"
+    ):
         composed(tmp_path, "attention=mine")
 
 
@@ -346,7 +375,9 @@ def test_a_name_in_two_folders_is_refused_where_it_is_chosen(tmp_path: Path):
     (tmp_path / "two" / "mlp" / "scaled_relu2.py").unlink()
     outside.use(folders)
     assert compose([*SMALL, "mlp=scaled_relu2"]).mlp.kind == "scaled_relu2"
-    with pytest.raises(ValueError, match=r"two.*head_temperature\.yaml must have another name: .*one"):
+    with pytest.raises(
+        ValueError, match=r"two.*head_temperature\.yaml must have another name: .*one"
+    ):
         compose([*SMALL, "attention=head_temperature"])
 
 
@@ -360,11 +391,14 @@ SAVES = """
 
 @pytest.mark.slow
 def test_saving_files_while_a_grid_runs_stops_only_their_own_cells(door: Door, tmp_path: Path):
-    """The first cell stands for a person who saves a file of no cell, and one of the second cell."""
+    """The first cell stands for a person who saves a file of no cell, and one of the second
+    cell."""
     two_options(tmp_path / "mine")
     path = tmp_path / "mine" / "attention" / "first.py"
     path.write_text(
-        path.read_text().replace("def mixer(self, run, layer):\n", f"def mixer(self, run, layer):{SAVES}")
+        path.read_text().replace(
+            "def mixer(self, run, layer):\n", f"def mixer(self, run, layer):{SAVES}"
+        )
     )
     words = (*SMALL, "trainer.steps=2", "--multirun", "attention=first,second", "seed=0,1")
     done = door(
@@ -379,7 +413,7 @@ def test_saving_files_while_a_grid_runs_stops_only_their_own_cells(door: Door, t
     assert len(re.findall(changed, done.out)) == 2
 
 
-# --- identity -----------------------------------------------------------------------------------------------
+# --- identity -------------------------------------------------------------------------------------
 
 
 def test_its_source_is_in_the_identity_where_it_is_used(tmp_path: Path):
@@ -409,7 +443,7 @@ def test_what_its_import_statements_name_counts_wherever_they_stand(tmp_path: Pa
     assert "_third" not in hashes
 
 
-# --- what it imports, and what its forward does: tried before the first step --------------------------------
+# --- what it imports, and what its forward does: tried before the first step ----------------------
 
 HEAD = """
 import importlib, os, pathlib, sys
@@ -466,7 +500,9 @@ class Mine(Mlp):
 OWN_SCALE = ATTENTION.format(factor="_helpermod.scale", first=1)
 HIDDEN = ATTENTION.format(factor="hidden.scale", first=1)
 LATE = BESIDE.strip() + '; hidden = importlib.import_module("_helper" + "mod")'
-EDITS = 'pathlib.Path(_helpermod.__file__).write_text("scale = 2.0")'  # stands for a person who does
+EDITS = (
+    'pathlib.Path(_helpermod.__file__).write_text("scale = 2.0")'  # stands for a person who does
+)
 
 
 def inside(source: str, line: str) -> str:
@@ -476,12 +512,15 @@ def inside(source: str, line: str) -> str:
 
 @pytest.fixture(autouse=True)
 def no_main_of_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the tests' own import of multiprocessing adds to this process, and a process of nocap has not."""
+    """What the tests' own import of multiprocessing adds to this process, and a process of nocap
+    has not."""
     importlib.import_module("multiprocessing")
     monkeypatch.delitem(sys.modules, "__mp_main__", raising=False)
 
 
-def option_words(folder: Path, source: str, *, group: str = "attention", keys: str = "") -> list[str]:
+def option_words(
+    folder: Path, source: str, *, group: str = "attention", keys: str = ""
+) -> list[str]:
     """The words of a short run with an option of this source."""
     (folder / group).mkdir(parents=True, exist_ok=True)
     (folder / group / "mine.py").write_text(HEAD + source)
@@ -495,7 +534,7 @@ def manifest(run_dir: Path) -> dict[str, Any]:
     return json.loads((run_dir / "manifest.json").read_text())
 
 
-# --- what makes another run ---------------------------------------------------------------------------------
+# --- what makes another run -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -513,17 +552,22 @@ def test_code_that_is_not_in_the_identity_is_refused(
     monkeypatch.setattr(sys, "path", list(sys.path))
     done = here(*option_words(tmp_path / "own", source))
     sys.modules.pop("_helpermod", None)  # a new process would import it anew
-    assert (done.code, len(done.err.splitlines()), "_helpermod" in done.err) == (2, 1, True), done.err
+    assert (done.code, len(done.err.splitlines()), "_helpermod" in done.err) == (2, 1, True), (
+        done.err
+    )
 
 
 @pytest.mark.slow
 def test_the_record_names_all_that_an_option_imports_and_an_edit_makes_another_run(
     door: Door, tmp_path: Path
 ):
-    """Modules of one's own by content, also inside packages and functions; installed packages by version. One
-    brings an option, as pip would leave it, that imports a module of the package's own."""
+    """Modules of one's own by content, also inside packages and functions; installed packages by
+    version. One brings an option, as pip would leave it, that imports a module of the package's
+    own."""
     site, theirs = "site-packages", "site-packages/their_ideas"
-    law = {path.suffix: path.read_text() for path in (STRANGERS / "power_law" / "schedule").glob("*.*")}
+    law = {
+        path.suffix: path.read_text() for path in (STRANGERS / "power_law" / "schedule").glob("*.*")
+    }
     files = {
         "path/ours/__init__.py": "from . import first\nfrom .inner.deep import factor\n",
         "path/ours/first.py": "def f():\n    from .second import g\n",
@@ -532,12 +576,18 @@ def test_the_record_names_all_that_an_option_imports_and_an_edit_makes_another_r
         f"mine/fast{sysconfig.get_config_var('EXT_SUFFIX')}": "\x7fELF\0",
         **dict.fromkeys((f"{theirs}/__init__.py", f"{theirs}/options/__init__.py"), ""),
         f"{theirs}/starts.py": "SMALLEST = 0\n",
-        f"{theirs}/options/schedule/power_law.py": f"from their_ideas.starts import SMALLEST\n{law['.py']}",
+        f"{theirs}/options/schedule/power_law.py": f"from their_ideas.starts import "
+        f"SMALLEST\n{law['.py']}",
         f"{theirs}/options/schedule/power_law.yaml": law[".yaml"],
-        f"{theirs}-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: their-ideas\nVersion: 1.0\n",
-        f"{theirs}-1.0.dist-info/entry_points.txt": "[nocap.options]\ntheirs = their_ideas.options\n",
+        f"{theirs}-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: their-ideas\nVersion: "
+        "1.0\n",
+        f"{theirs}-1.0.dist-info/entry_points.txt": "[nocap.options]\ntheirs = "
+        "their_ideas.options\n",
     }
-    for name, installed in (("pinned", "null"), ("copied", '{"url": "file:///copied", "dir_info": {}}')):
+    for name, installed in (
+        ("pinned", "null"),
+        ("copied", '{"url": "file:///copied", "dir_info": {}}'),
+    ):
         facts = f"{site}/{name}_package-1.5.dist-info"
         files[f"{site}/{name}.py"] = "import json\nfactor = 1.0\n"
         files[f"{facts}/METADATA"] = f"Metadata-Version: 2.1\nName: {name}-package\nVersion: 1.5\n"
@@ -545,8 +595,12 @@ def test_the_record_names_all_that_an_option_imports_and_an_edit_makes_another_r
     for path, text in files.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
-    source = "import pinned, copied\nfrom ours import factor\n" + ATTENTION.format(factor="factor", first=1)
-    asked = option_words(tmp_path / "mine", source + "\ndef never():\n    import fast, nothing_like_this\n")
+    source = "import pinned, copied\nfrom ours import factor\n" + ATTENTION.format(
+        factor="factor", first=1
+    )
+    asked = option_words(
+        tmp_path / "mine", source + "\ndef never():\n    import fast, nothing_like_this\n"
+    )
     path = {"PYTHONPATH": ":".join(map(str, (REPO, tmp_path / "site-packages", tmp_path / "path")))}
     for factor in ("1.0", "30.0"):
         (tmp_path / "path" / "ours" / "inner" / "deep.py").write_text(
@@ -559,7 +613,11 @@ def test_the_record_names_all_that_an_option_imports_and_an_edit_makes_another_r
     modules = manifest(first)["parts"]["source"]
     assert modules.pop("pinned-package") == "1.5"
     own = {name for name in modules if not name.startswith("nocap.") or "outside" in name}
-    options = {"nocap.outside.attention.mine", "nocap.outside.schedule.power_law", "their_ideas.starts"}
+    options = {
+        "nocap.outside.attention.mine",
+        "nocap.outside.schedule.power_law",
+        "their_ideas.starts",
+    }
     assert own == options | {
         "copied",
         "their_ideas",
@@ -573,7 +631,7 @@ def test_the_record_names_all_that_an_option_imports_and_an_edit_makes_another_r
         compose([*SMALL, "schedule=power_law"])
 
 
-# --- what is tried before the first step --------------------------------------------------------------------
+# --- what is tried before the first step ----------------------------------------------------------
 
 FUTURE = ATTENTION.format(factor=1, first=2)
 SAID = FUTURE.replace("    kind:", "    causal = False\n    kind:")
@@ -600,10 +658,12 @@ def test_a_forward_that_sees_the_future_or_draws_is_refused_unless_its_class_say
 
 
 def test_the_probe_changes_no_loss(here: Door, tmp_path: Path):
-    """An option from outside that is a built-in one by another name trains as that one, which is not
-    tried."""
+    """An option from outside that is a built-in one by another name trains as that one, which is
+    not tried."""
     source = '\n@dataclass(kw_only=True)\nclass Mine(Softmax):\n    kind: str = "mine"\n'
-    asked = option_words(tmp_path / "own", source, keys="n_kv_heads: ${model.n_head}\nkernel: fused\n")
+    asked = option_words(
+        tmp_path / "own", source, keys="n_kv_heads: ${model.n_head}\nkernel: fused\n"
+    )
     done = here(*SMALL, "trainer.steps=3"), here(*asked)
     assert [each.code for each in done] == [0, 0], done[1].err
     own, plain = (rows_of(the_run(tmp_path / out)) for out in ("own-outputs", "outputs"))

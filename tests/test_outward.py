@@ -1,5 +1,5 @@
-"""What leaves the process: no secret in any file, page or line, no terminal control on a screen, no markup
-from a record."""
+"""What leaves the process: no secret in any file, page or line, no terminal control on a screen, no
+markup from a record."""
 
 import csv
 import html
@@ -77,12 +77,19 @@ VARIABLES = {
 TEXTS = [text.format(secret) for text, secret in SHAPES.values()] + [
     f"x{value}y" for value in VARIABLES.values()
 ]
-PLANTED = [secret for _, secret in SHAPES.values()] + list(VARIABLES.values()) + [some(64), some(50)]
+PLANTED = (
+    [secret for _, secret in SHAPES.values()] + list(VARIABLES.values()) + [some(64), some(50)]
+)
 
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    words = {"A_TOKEN": "shuffled", "B_TOKEN": "finished", "C_SECRET": "synthetic", "D_KEY": "wandb_offline"}
+    words = {
+        "A_TOKEN": "shuffled",
+        "B_TOKEN": "finished",
+        "C_SECRET": "synthetic",
+        "D_KEY": "wandb_offline",
+    }
     for name, value in (VARIABLES | words).items():  # words of the schema and of records
         monkeypatch.setenv(name, value)
 
@@ -113,10 +120,14 @@ def record(folder: Path, planned: Plan) -> None:
     head.write_record_head(replace(planned, run_dir=folder, run=run, init=init, name=TEXTS[1]))
     config = yaml.safe_load((folder / "config.yaml").read_text())
     assert (config["data"]["kind"], config["tracker"]["kind"]) == ("synthetic", "wandb")
-    cell = Cell(overrides=tuple(f"tracker.tags=[{text}]" for text in TEXTS), label=TEXTS[0], plan=planned)
+    cell = Cell(
+        overrides=tuple(f"tracker.tags=[{text}]" for text in TEXTS), label=TEXTS[0], plan=planned
+    )
     Grid(name="g", folder=folder, swept=("seed",), cells=(cell,)).write()
     Metrics(folder / "metrics.jsonl").append({"step": 0, "note": TEXTS, "train/loss": 1.5})
-    write_json(folder / "summary.json", {"status": "finished", "error": TEXTS, "tracker": {"url": TEXTS}})
+    write_json(
+        folder / "summary.json", {"status": "finished", "error": TEXTS, "tracker": {"url": TEXTS}}
+    )
     names = ("manifest.json", "grid.json", "metrics.jsonl", "summary.json")
     manifest, grid, row, summary = (json.loads((folder / name).read_text()) for name in names)
     assert manifest["identity"] == grid["cells"][0]["identity"] == planned.identity
@@ -134,11 +145,13 @@ def logs_and_screen(folder: Path, planned: Plan) -> None:
 
 
 def hostile_study(folder: Path, text: str) -> None:
-    """A study and its results, as somebody else's nocap may have written them, with this text wherever they
-    hold one."""
+    """A study and its results, as somebody else's nocap may have written them, with this text
+    wherever they hold one."""
     shown = "".join(letter for letter in text if letter.isprintable())  # a study.yaml has no other
     stated = {**SPEED, "statement": shown, "source": shown}
-    made = loaded(folder, study(claims=[stated], question=shown, method=shown, notes={"M.speed": shown}))
+    made = loaded(
+        folder, study(claims=[stated], question=shown, method=shown, notes={"M.speed": shown})
+    )
     content = json.loads(json.dumps(to_json(resulted(made, speeds(FAST, SAME)))))
     for shape in itertools.chain(*content["claims"][0]["where"].values()):
         shape["tokenizer"] = text
@@ -163,7 +176,10 @@ def studies(folder: Path, planned: Plan) -> None:
 def comparisons(folder: Path, planned: Plan) -> None:
     # of a nocap that did not redact
     run_dirs = [hostile(folder.parent / "theirs", "r", i, text) for i, text in enumerate(TEXTS)]
-    files = {f"--{suffix}": str(folder / f"out.{suffix}") for suffix in ("json", "csv", "html", "markdown")}
+    files = {
+        f"--{suffix}": str(folder / f"out.{suffix}")
+        for suffix in ("json", "csv", "html", "markdown")
+    }
     compare.main([str(folder.parent / "theirs"), *itertools.chain(*files.items())])
     runs.main(["why", *(str(run_dirs[i]) for i in (0, 5))])
     report.write(replace(made(1), problems=TEXTS), folder / "report.html")
@@ -179,7 +195,9 @@ class Recording(Tracker):
 
     def open(self, facts: RunFacts) -> TrackerSession:
         kept.append([facts, self.tags])
-        session = type("Session", (TrackerSession,), {"log": lambda session, row: kept.append(row)})()
+        session = type(
+            "Session", (TrackerSession,), {"log": lambda session, row: kept.append(row)}
+        )()
         session.finish = lambda **given: kept.append(given)  # type: ignore[method-assign]
         return session
 
@@ -201,7 +219,10 @@ def mirrors(folder: Path, planned: Plan) -> None:
     "sink", [record, logs_and_screen, studies, comparisons, mirrors], ids=lambda sink: sink.__name__
 )
 def test_no_secret_reaches_a_file_or_a_screen(
-    sink: Callable[[Path, Plan], None], tmp_path: Path, planned: Plan, capsys: pytest.CaptureFixture[str]
+    sink: Callable[[Path, Plan], None],
+    tmp_path: Path,
+    planned: Plan,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     folder = tmp_path / "a"
     folder.mkdir()
@@ -215,14 +236,20 @@ def test_no_secret_reaches_a_file_or_a_screen(
 
 @pytest.mark.slow
 def test_what_is_no_secret_stays() -> None:
-    """Names, digests, identities, paths, schemas, times: the repository's configurations and code, and some
-    lines of its results."""
+    """Names, digests, identities, paths, schemas, times: the repository's configurations and code,
+    and some lines of its results."""
     files = [*(REPO / "conf").rglob("*.yaml"), *(REPO / "nocap").rglob("*.py")]
     results = {
-        line for path in (REPO / "experiments").rglob("*.json") for line in path.read_text().splitlines()
+        line
+        for path in (REPO / "experiments").rglob("*.json")
+        for line in path.read_text().splitlines()
     }
     lines = {line for path in files for line in path.read_text().splitlines()}
-    lines |= {*random.Random(0).sample(sorted(results), 4000), "2026-11-20T10:11:12+0100", "ssh://git@host/x"}
+    lines |= {
+        *random.Random(0).sample(sorted(results), 4000),
+        "2026-11-20T10:11:12+0100",
+        "ssh://git@host/x",
+    }
     lines |= {"nano-mha-swiglu-cosine-adamw-s0-0123abcd4567", some(64, HEX).lower()}
     lines |= {"/scratch/Group-A/data/Tokens_v2/train_000001.bin"}
     assert len(files) > 200
@@ -230,9 +257,13 @@ def test_what_is_no_secret_stays() -> None:
 
 
 SECRET = (
-    "GITHUB_PAT DB_PASSWD PGPASSWORD MYSQL_PWD HF_TOKEN sshpass OAUTH X_CREDS APIKEY SIGNING_SECRET DB_PASS"
+    "GITHUB_PAT DB_PASSWD PGPASSWORD MYSQL_PWD HF_TOKEN sshpass OAUTH X_CREDS APIKEY "
+    "SIGNING_SECRET DB_PASS"
 )
-PUBLIC = "PATH PWD OLDPWD SSH_AUTH_SOCK SSH_ASKPASS GIT_AUTHOR_NAME COMPASS XAUTHORITY AWS_TOKEN_FILE PATTERN"
+PUBLIC = (
+    "PATH PWD OLDPWD SSH_AUTH_SOCK SSH_ASKPASS GIT_AUTHOR_NAME COMPASS XAUTHORITY "
+    "AWS_TOKEN_FILE PATTERN"
+)
 
 
 def test_names_of_secret_variables() -> None:
@@ -247,19 +278,24 @@ def test_names_of_secret_variables() -> None:
         (f"cache_dir=/hf_{some(34)}",),
     ],
 )
-def test_a_secret_that_the_run_needs_is_refused(words: Sequence[str], ask: Any, tmp_path: Path) -> None:  # noqa: F811
+def test_a_secret_that_the_run_needs_is_refused(
+    words: Sequence[str],
+    ask: Any,  # noqa: F811
+    tmp_path: Path,
+) -> None:
     key, small = words[0].partition("=")[0], [word for word in SMALL if not word.startswith("data")]
     asked = ask("train", *small, *words)
     refused(asked, f"nocap: {key} must hold no secret", "<redacted:")
     assert (leaked(asked[1][0]), [*tmp_path.iterdir()]) == ([], [])
 
 
-# --- terminal control and markup ----------------------------------------------------------------------------
+# --- terminal control and markup ------------------------------------------------------------------
 
 ESCAPES = ("\x1b[31m", "\x1b]0;owned\x07", "\x1b[2J\x1b[H", "\x9b31m", "\x1b[8m", "\x1b[1A\x1b[K")
 ESCAPES += ("\r", "\b\b", "\u202e", "\u2028", "\x00", "\x7f", "\ud800")
 EVIL = (
-    "".join(ESCAPES) + "</script><script>alert(1)</script><!-- end of board --> [x](javascript:alert(1)) | "
+    "".join(ESCAPES)
+    + "</script><script>alert(1)</script><!-- end of board --> [x](javascript:alert(1)) | "
     "[y]: data:text/html,z"
 )
 
@@ -283,10 +319,20 @@ def hostile(root: Path, name: str, seed: int, evil: str = EVIL, **summary: Any) 
         "git": {"commit": evil, "diff_sha256": evil},
         "hardware": {"name": evil, "fingerprint": evil, "host": evil},
     }
-    (folder / "manifest.json").write_text(json.dumps({**manifest, **more, "attempts": [{"started": evil}]}))
-    outcome = {"status": "finished", "seed": seed, "val_loss": 3.0 + seed / 100, "steps": 2, "tokens": 10}
+    (folder / "manifest.json").write_text(
+        json.dumps({**manifest, **more, "attempts": [{"started": evil}]})
+    )
+    outcome = {
+        "status": "finished",
+        "seed": seed,
+        "val_loss": 3.0 + seed / 100,
+        "steps": 2,
+        "tokens": 10,
+    }
     outcome |= {"tokens_per_s": 5.0, "clock_s": {"train": 2.0}, "kernel": {"train": evil}}
-    (folder / "summary.json").write_text(json.dumps({**outcome, "tracker": evil, "error": evil, **summary}))
+    (folder / "summary.json").write_text(
+        json.dumps({**outcome, "tracker": evil, "error": evil, **summary})
+    )
     rows = [
         {"step": step, "val/loss": 5.0 - step + seed / 100, evil: 1.0, "clock/train_s": float(step)}
         for step in range(3)
@@ -335,12 +381,17 @@ def test_markdown_cells_end_where_they_should() -> None:
     (_, _, row) = markdown(["a", "b"], [["x\\| y | z", "line\nbreak"]])
     assert row == r"| x\| y \| z | line break |"
     links = "see [this](../README.md), [that](https://x.org) and a "
-    assert (tame(links + "< b"), tame("[a](JavaScript:x)")) == (links + "&lt; b", "[a](#JavaScript:x)")
+    assert (tame(links + "< b"), tame("[a](JavaScript:x)")) == (
+        links + "&lt; b",
+        "[a](#JavaScript:x)",
+    )
 
 
 def test_a_spreadsheet_computes_no_cell() -> None:
     names = ("=cmd|' /C calc'!A0", "+1", "-2+3", "@SUM(1)", "\t=1", "plain")
-    records = [replace(record_of("flash", "gelu4x", seed), name=name) for seed, name in enumerate(names)]
+    records = [
+        replace(record_of("flash", "gelu4x", seed), name=name) for seed, name in enumerate(names)
+    ]
     shown = [row["name"] for row in csv.DictReader(io.StringIO(to_csv(rows(records))))]
     assert [name[0] for name in shown] == ["'"] * 5 + ["p"]
 

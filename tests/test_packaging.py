@@ -18,12 +18,19 @@ from tests.conftest import REPO, Door
         ("nocap tr", {"train"}),
         ("nocap train attention=", {"attention=gqa", "attention=sliding"}),
         ("nocap train attention=gqa mlp=sw", {"mlp=swiglu"}),
-        ("nocap train optimizer=muon trainer.cuda_graphs=false optimizer.row_", {"optimizer.row_beta2="}),
+        (
+            "nocap train optimizer=muon trainer.cuda_graphs=false optimizer.row_",
+            {"optimizer.row_beta2="},
+        ),
     ],
 )
-def test_completion_offers_doors_groups_and_options(here: Door, line: str, offered: set[str]) -> None:
+def test_completion_offers_doors_groups_and_options(
+    here: Door, line: str, offered: set[str]
+) -> None:
     """What bash is offered after a line."""
-    done = here("-sc", "query=bash", module="nocap", env={"COMP_LINE": line, "COMP_POINT": str(len(line))})
+    done = here(
+        "-sc", "query=bash", module="nocap", env={"COMP_LINE": line, "COMP_POINT": str(len(line))}
+    )
     words = set(done.out.split())
     assert (done.code, words if len(offered) == 1 else words & offered) == (0, offered), done.err
 

@@ -1,6 +1,6 @@
-"""Pages of made cases in a real browser: names of 300 letters, letters that turn a text around, losses of
-1e30, curves of two points. On any screen, by touch and by keys, in dark, on paper, without
-JavaScript, in forced colours."""
+"""Pages of made cases in a real browser: names of 300 letters, letters that turn a text around,
+losses of 1e30, curves of two points. On any screen, by touch and by keys, in dark, on paper,
+without JavaScript, in forced colours."""
 
 from __future__ import annotations
 
@@ -31,10 +31,12 @@ LIGHTEST = 120_000  # bytes of a page of six arms
 # The rules of axe that a page of ours can break, written small. Each returns what breaks it.
 RULES = """
 () => {
-  const all = (selector) => [...document.querySelectorAll(selector)].filter((at) => at.checkVisibility());
+  const all = (selector) =>
+    [...document.querySelectorAll(selector)].filter((at) => at.checkVisibility());
   const name = (at) => at.ariaLabel || at.labels?.[0]?.textContent.trim() || at.textContent.trim();
   const wrong = [];
-  const say = (rule, found) => wrong.push(...found.map((at) => `${rule}: ${at.outerHTML.slice(0, 80)}`));
+  const say = (rule, found) =>
+    wrong.push(...found.map((at) => `${rule}: ${at.outerHTML.slice(0, 80)}`));
   const named = all("button, input, a, summary, table, nav, [role=img], [role=group]");
   say("a name", named.filter((at) => !name(at)));
   say("a scope", all("th").filter((at) => !at.scope));
@@ -55,14 +57,20 @@ RULES = """
     }
     return [255, 255, 255];
   }
-  const contrast = (a, b) => (Math.max(light(a), light(b)) + 0.05) / (Math.min(light(a), light(b)) + 0.05);
-  const hasText = (at) => [...at.childNodes].some((child) => child.nodeType === 3 && child.data.trim());
-  const texts = "p, li, td, th span, dt, dd, h1, h2, h3, small, b, code, summary, button:enabled, figcaption";
+  const contrast = (a, b) =>
+    (Math.max(light(a), light(b)) + 0.05) / (Math.min(light(a), light(b)) + 0.05);
+  const hasText = (at) =>
+    [...at.childNodes].some((child) => child.nodeType === 3 && child.data.trim());
+  const texts = "p, li, td, th span, dt, dd, h1, h2, h3, small, b, code, "
+    + "summary, button:enabled, figcaption";
   const own = all(texts).filter(hasText);
-  say("4.5:1 for text", own.filter((at) => contrast(rgb(getComputedStyle(at).color), behind(at)) < 4.5));
+  say("4.5:1 for text",
+    own.filter((at) => contrast(rgb(getComputedStyle(at).color), behind(at)) < 4.5));
   const drawn = all(".plot .line, .plot .end, .forest .interval, .forest circle, .sample path");
-  say("3:1 for marks", drawn.filter((at) => contrast(rgb(getComputedStyle(at).stroke), behind(at)) < 3));
-  say("12 px", all("body *").filter(hasText).filter((at) => parseFloat(getComputedStyle(at).fontSize) < 12));
+  say("3:1 for marks",
+    drawn.filter((at) => contrast(rgb(getComputedStyle(at).stroke), behind(at)) < 3));
+  say("12 px",
+    all("body *").filter(hasText).filter((at) => parseFloat(getComputedStyle(at).fontSize) < 12));
   say("numbers", all("svg [d*=NaN], svg [x*=NaN], svg [y*=NaN], svg [d*=Infinity]"));
   return wrong;
 }
@@ -77,7 +85,9 @@ def case(record: Record) -> Record:
         curve = replace(record.curve, val_loss=[HUGE] * len(record.curve.step))
         return replace(with_summary(record, val_loss=HUGE, val_bpb=HUGE), curve=curve)
     if record.arm == "mha-gelu4x":
-        ends = {name: getattr(record.curve, name)[::40] for name in record.curve.__dataclass_fields__}
+        ends = {
+            name: getattr(record.curve, name)[::40] for name in record.curve.__dataclass_fields__
+        }
         return replace(record, curve=type(record.curve)(**ends))
     if record.arm == "sliding-gelu3x":
         return replace(record, name=f"good\u202edab-{record.name}")
@@ -87,7 +97,9 @@ def case(record: Record) -> Record:
 @pytest.fixture(scope="module")
 def cases(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("cases") / "report.html"
-    report.write(replace(made(3, case), problems=[LONG]), path, command="python -m nocap.compare outputs")
+    report.write(
+        replace(made(3, case), problems=[LONG]), path, command="python -m nocap.compare outputs"
+    )
     return path
 
 
@@ -201,7 +213,9 @@ def test_without_javascript_there_are_pictures_tables_and_a_word_in_their_place(
 
 
 @pytest.mark.slow
-def test_forced_colours_keep_what_is_pressed_and_drawn(opened: Callable[..., Tab], cases: Path) -> None:
+def test_forced_colours_keep_what_is_pressed_and_drawn(
+    opened: Callable[..., Tab], cases: Path
+) -> None:
     tab = opened(cases, forced_colors="active")
     pressed, other = (
         tab.each(f"[data-x][aria-pressed={state}]", "getComputedStyle(at).backgroundColor")[0]
@@ -213,7 +227,9 @@ def test_forced_colours_keep_what_is_pressed_and_drawn(opened: Callable[..., Tab
 
 
 @pytest.mark.slow
-def test_paper_has_no_controls_and_cuts_nothing_off(opened: Callable[..., Tab], cases: Path) -> None:
+def test_paper_has_no_controls_and_cuts_nothing_off(
+    opened: Callable[..., Tab], cases: Path
+) -> None:
     tab = opened(cases, width=1040)
     tab.page.emulate_media(media="print")
     assert tab.scrolls() <= 1040

@@ -1,5 +1,5 @@
-"""The race with peers, `experiments/peers`: their arms get the tokens of nocap's own, and are timed and told
-as these. The peers' checkouts are not here; small steps stand for them."""
+"""The race with peers, `experiments/peers`: their arms get the tokens of nocap's own, and are timed
+and told as these. The peers' checkouts are not here; small steps stand for them."""
 
 from __future__ import annotations
 
@@ -60,10 +60,26 @@ def build(request):
     torch.nn.init.zeros_(table.weight)
     return Bigram(table)
 """
-REQUEST = {"n_layer": 2, "d_model": 64, "n_head": 4, "vocab_size": 257, "seq_len": 64, "micro_batch": 2}
-REQUEST |= {"batch_tokens": 256, "microbatches": 2, "threads": 1, "device": "cpu", "precision": "fp32"}
+REQUEST = {
+    "n_layer": 2,
+    "d_model": 64,
+    "n_head": 4,
+    "vocab_size": 257,
+    "seq_len": 64,
+    "micro_batch": 2,
+}
+REQUEST |= {
+    "batch_tokens": 256,
+    "microbatches": 2,
+    "threads": 1,
+    "device": "cpu",
+    "precision": "fp32",
+}
 REQUEST |= {"compile": "off", "seed": 0}
-STEP = "class Step:\n parameters=[__import__('torch').zeros(2)]\n settings={}\n def __call__(self, tokens): "
+STEP = (
+    "class Step:\n parameters=[__import__('torch').zeros(2)]\n settings={}\n def "
+    "__call__(self, tokens): "
+)
 BUILD = "\nbuild = lambda request: Step()"
 
 
@@ -76,7 +92,8 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def peers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    """Return the folder of steps that stand for peers, which are imported as the race imports its own."""
+    """Return the folder of steps that stand for peers, which are imported as the race imports its
+    own."""
     names = {*sys.modules}
     monkeypatch.syspath_prepend(str(HERE))
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -153,7 +170,10 @@ def test_the_race_times_peers_as_nocaps_own_and_reads_its_file(
     assert race.race(base, settings, peers / "x.1.json", 3) == 1
     out = capsys.readouterr().out
     assert "a_bigram.py trainer.precision=fp32 trainer.compile=off" in out
-    assert "diverges.py trainer.precision=fp32 trainer.compile=off: failed: DivergedError: a step must" in out
+    assert (
+        "diverges.py trainer.precision=fp32 trainer.compile=off: failed: DivergedError: a step must"
+        in out
+    )
     written = json.loads((peers / "x.1.json").read_text())
     assert written["words"] == base
     own, other, failed = written["arms"]
@@ -177,7 +197,10 @@ def test_the_race_times_peers_as_nocaps_own_and_reads_its_file(
         ("def build(): ...", "TypeError: build() takes 0 positional arguments but 1 was given"),
         ("def build(request):\n raise KeyError('a\\nb')", "KeyError: 'a\\nb'"),
         ("def build(request):\n raise SystemExit(3)", "SystemExit: 3"),
-        ("def build(request): ...", "AttributeError: 'NoneType' object has no attribute 'parameters'"),
+        (
+            "def build(request): ...",
+            "AttributeError: 'NoneType' object has no attribute 'parameters'",
+        ),
         (f"{STEP}return None{BUILD}", "TypeError: "),
         (
             f"{STEP}return 0.0{BUILD}",

@@ -49,25 +49,33 @@ def test_a_grids_plan_is_arithmetic_on_a_measured_step(
     more = ["seed=0,1", "trainer.batch_tokens=1024", *kept]
     out = told("attention=flash,gqa", *more)
     assert out[0].endswith(": 4 cells, 0 done, 4 to train")
-    # 20 steps of a second, and 15% more, and 7 s; 300 MiB, twice in the cell that trains, and once for each
+    # 20 steps of a second, and 15% more, and 7 s; 300 MiB, twice in the cell that trains, and once
+    # for each
     assert [row.split() for row in out[2:4]] == [
-        [f"attention={arm}", "2", "0", "1,000", "ms", "30", "s", "1.2", "GiB"] for arm in ("flash", "gqa")
+        [f"attention={arm}", "2", "0", "1,000", "ms", "30", "s", "1.2", "GiB"]
+        for arm in ("flash", "gqa")
     ]
     assert out[4] == "together 2.0 min, one cell after the other"
     assert out[5].startswith("checkpoints 2.3 GiB at most, free ")
     assert not (tmp_path / "outputs" / "runs").exists()
-    assert "not in it, for its step could not be timed: " in "\n".join(told("attention=mqa", "seed=0,1"))
+    assert "not in it, for its step could not be timed: " in "\n".join(
+        told("attention=mqa", "seed=0,1")
+    )
     # and a guess at compilation
     cold = f" {duration(30 + COLD_S[Compile.regional])} "
     assert cold in "\n".join(told("trainer.compile=regional", *more))
     with pytest.raises(ValueError, match="--plan must be left out of a search"):
-        multirun(["search=random", *WORDS, "optimizer.lr=interval(1e-4,1e-2)"], look=grid_plan.of_grid)
+        multirun(
+            ["search=random", *WORDS, "optimizer.lr=interval(1e-4,1e-2)"], look=grid_plan.of_grid
+        )
 
 
 def test_a_studys_plan_has_its_search_its_runs_and_its_shorter_schedules(tmp_path: Path) -> None:
     trials = [["optimizer.lr=1e-3"], ["optimizer.lr=2e-3"]]
     tune = {"seeds": [7], "trials": {"mha": trials, "mqa": trials}}
-    raced = study(claims=[RACE, LOSS], scales=at(lengths=[0.25, 0.5]), tune=tune, seeds=list(range(6)))
+    raced = study(
+        claims=[RACE, LOSS], scales=at(lengths=[0.25, 0.5]), tune=tune, seeds=list(range(6))
+    )
     plan = prepare(loaded(tmp_path / "made", raced), "cpu", output_dir=str(tmp_path / "out"))
     out = preview.render(plan).splitlines()
     # 2 × 2 trials, 2 × 3 runs, each at 2 lengths, too

@@ -1,5 +1,5 @@
-"""What a grid or a study can show, before it is trained: against other simulated tables and a noncentral t,
-the noise against its formula, and what `--plan` says."""
+"""What a grid or a study can show, before it is trained: against other simulated tables and a
+noncentral t, the noise against its formula, and what `--plan` says."""
 
 from __future__ import annotations
 
@@ -57,7 +57,9 @@ def test_two_seeds_show_nothing() -> None:
 @pytest.mark.parametrize(
     ("n", "known"), [(3, None), (6, None), (3, Declared(sd=1.0, df=8, source="made"))], ids=str
 )
-def test_a_claim_shows_its_least_gain_in_four_of_five_analyses(n: int, known: Declared | None) -> None:
+def test_a_claim_shows_its_least_gain_in_four_of_five_analyses(
+    n: int, known: Declared | None
+) -> None:
     """By its own interval at its look, with the noise that was declared."""
     width = width_of(METRICS["val_loss"], known)
     least = detectable_by_claim(1.0, n, width=width)
@@ -66,7 +68,7 @@ def test_a_claim_shows_its_least_gain_in_four_of_five_analyses(n: int, known: De
     assert np.mean(pairs.mean(axis=1) > halves) == pytest.approx(0.8, abs=0.03)
 
 
-# --- the time at equal loss ---------------------------------------------------------------------------------
+# --- the time at equal loss -----------------------------------------------------------------------
 
 
 def test_of_a_slope_that_is_known_it_is_that_of_a_noncentral_t() -> None:
@@ -75,15 +77,20 @@ def test_of_a_slope_that_is_known_it_is_that_of_a_noncentral_t() -> None:
     spread = math.hypot(0.03, 0.001 / 0.1)
     for seeds in (3, 6):
         least = -math.log(1 - detectable_time(noise, seeds, levels=1))
-        power = stats.nct.sf(stats.t.ppf(0.975, seeds - 1), seeds - 1, least / spread * math.sqrt(seeds))
+        power = stats.nct.sf(
+            stats.t.ppf(0.975, seeds - 1), seeds - 1, least / spread * math.sqrt(seeds)
+        )
         assert power == pytest.approx(0.8, abs=0.04)
     stricter = -math.log(1 - detectable_time(noise, 6, levels=1, look=2))
     power = stats.nct.sf(stats.t.ppf(1 - 0.025 / 4, 5), 5, stricter / spread * math.sqrt(6))
     assert power == pytest.approx(0.8, abs=0.04)
 
 
-def z_by_hand(losses: np.ndarray, pace: np.ndarray, short: np.ndarray, long: np.ndarray) -> np.ndarray:
-    """z of arms beside the first one, as docs/statistics.md has it: logarithms (arms, seeds) and (seeds,)."""
+def z_by_hand(
+    losses: np.ndarray, pace: np.ndarray, short: np.ndarray, long: np.ndarray
+) -> np.ndarray:
+    """z of arms beside the first one, as docs/statistics.md has it: logarithms (arms, seeds) and
+    (seeds,)."""
     slope = (long - short) / math.log(2)
     b = slope.mean()
     d = losses - losses[0]
@@ -91,8 +98,12 @@ def z_by_hand(losses: np.ndarray, pace: np.ndarray, short: np.ndarray, long: np.
     return pace - pace[0] - m - (d - m * slope) / b
 
 
-@pytest.mark.parametrize(("levels", "others", "seeds"), [(3, 1, 4), (2, 3, 3)], ids=["by arm", "by factor"])
-def test_the_least_gain_in_time_is_shown_in_four_of_five_grids(levels: int, others: int, seeds: int) -> None:
+@pytest.mark.parametrize(
+    ("levels", "others", "seeds"), [(3, 1, 4), (2, 3, 3)], ids=["by arm", "by factor"]
+)
+def test_the_least_gain_in_time_is_shown_in_four_of_five_grids(
+    levels: int, others: int, seeds: int
+) -> None:
     """Whole grids with a gain of the first level's: half of it in its pace, half in its loss."""
     noise = NoiseAtEqualLoss(loss=0.002, pace=0.01, slope=-0.1, ends=0.0015)
     gain = -math.log(1 - detectable_time(noise, seeds, levels=levels, others=others))
@@ -116,8 +127,14 @@ def test_the_least_gain_in_time_is_shown_in_four_of_five_grids(levels: int, othe
 @pytest.mark.parametrize(
     ("noise", "seeds"),
     [
-        (NoiseAtEqualLoss(loss=0.001, pace=0.01, slope=-0.1, ends=0.1), 3),  # whose slope is seldom known
-        (NoiseAtEqualLoss(loss=0.3, pace=0.01, slope=-0.1, ends=0.001), 3),  # whose arms lie beyond the ends
+        (
+            NoiseAtEqualLoss(loss=0.001, pace=0.01, slope=-0.1, ends=0.1),
+            3,
+        ),  # whose slope is seldom known
+        (
+            NoiseAtEqualLoss(loss=0.3, pace=0.01, slope=-0.1, ends=0.001),
+            3,
+        ),  # whose arms lie beyond the ends
         (NoiseAtEqualLoss(loss=0.001, pace=0.01, slope=0.1, ends=0.001), 3),  # whose loss rises
         (NoiseAtEqualLoss(loss=0.001, pace=0.01, slope=-0.1, ends=0.001), 2),
     ],
@@ -127,7 +144,8 @@ def test_a_table_that_is_refused_shows_nothing(noise: NoiseAtEqualLoss, seeds: i
 
 
 def alike(root: Path, rng: np.random.Generator, *, lengths: bool = True) -> None:
-    """Four seeds of two arms with their times, and of the baseline at half and at twice the steps."""
+    """Four seeds of two arms with their times, and of the baseline at half and at twice the
+    steps."""
     for seed in range(4):
         for make, level in ((write_run, 3.3), (gelu3x, 3.32)):
             make(
@@ -139,12 +157,22 @@ def alike(root: Path, rng: np.random.Generator, *, lengths: bool = True) -> None
             )
         for steps in (200, 800) if lengths else ():
             loss = 3.3 * (steps / 400) ** -0.1 + rng.normal(0, 0.01)
-            write_run(root, seed=seed, loss=loss, config={"trainer.steps": steps}, swept=("trainer.steps",))
+            write_run(
+                root,
+                seed=seed,
+                loss=loss,
+                config={"trainer.steps": steps},
+                swept=("trainer.steps",),
+            )
 
 
 def by(records: list[Record], words: str, steps: int) -> list[Record]:
     """Those of an arm, by their seeds."""
-    own = [record for record in records if words in record.name and record.config["trainer.steps"] == steps]
+    own = [
+        record
+        for record in records
+        if words in record.name and record.config["trainer.steps"] == steps
+    ]
     return sorted(own, key=lambda record: record.seed)
 
 
@@ -152,7 +180,9 @@ def logs(records: list[Record], metric: str) -> np.ndarray:
     return np.log([record.value(metric) for record in records])
 
 
-def test_the_noise_of_a_time_is_that_of_paces_losses_and_the_baselines_lengths(tmp_path: Path) -> None:
+def test_the_noise_of_a_time_is_that_of_paces_losses_and_the_baselines_lengths(
+    tmp_path: Path,
+) -> None:
     alike(tmp_path, np.random.default_rng(4))
     records = load([tmp_path]).records
     base = by(records, "gelu4x", 400)
@@ -163,7 +193,9 @@ def test_the_noise_of_a_time_is_that_of_paces_losses_and_the_baselines_lengths(t
     assert noise.pace == pytest.approx(pace.std(ddof=1))
     losses = logs(base, "val_loss") - logs(arm, "val_loss")
     assert noise.loss == pytest.approx(losses.std(ddof=1), rel=0.01)
-    falls = logs(by(records, "gelu4x", 800), "val_loss") - logs(by(records, "gelu4x", 200), "val_loss")
+    falls = logs(by(records, "gelu4x", 800), "val_loss") - logs(
+        by(records, "gelu4x", 200), "val_loss"
+    )
     assert noise.slope == pytest.approx(falls.mean() / math.log(4))
     assert noise.ends == pytest.approx(falls.std(ddof=1) / math.sqrt(2))
 
@@ -178,7 +210,7 @@ def test_what_is_missing_for_it_is_said(tmp_path: Path) -> None:
     assert noise_at_equal_loss(one, one[0].config) == alone
 
 
-# --- the noise of losses, and the command -------------------------------------------------------------------
+# --- the noise of losses, and the command ---------------------------------------------------------
 
 
 def test_the_noise_is_that_of_pairs_of_runs_alike(tmp_path: Path) -> None:
@@ -191,9 +223,17 @@ def test_the_noise_is_that_of_pairs_of_runs_alike(tmp_path: Path) -> None:
         gelu3x(tmp_path, seed=seed, loss=losses[1, seed], config=config)
         gelu3x(tmp_path, seed=seed, loss=9.0 + seed, config={**config, "trainer.batch_tokens": 128})
         write_run(
-            tmp_path, seed=seed, loss=3.0 + 0.5 * losses[0, seed], config={**config, "trainer.steps": 800}
+            tmp_path,
+            seed=seed,
+            loss=3.0 + 0.5 * losses[0, seed],
+            config={**config, "trainer.steps": 800},
         )
-        gelu3x(tmp_path, seed=seed, loss=3.0 + 0.5 * losses[1, seed], config={**config, "trainer.steps": 800})
+        gelu3x(
+            tmp_path,
+            seed=seed,
+            loss=3.0 + 0.5 * losses[1, seed],
+            config={**config, "trainer.steps": 800},
+        )
     records = load([tmp_path]).records
     own = next(record for record in records if "gelu4x" in record.name)
     noise = noise_of(records, own.config)
@@ -209,23 +249,36 @@ def test_the_noise_is_that_of_pairs_of_runs_alike(tmp_path: Path) -> None:
 def test_plan_says_what_the_grid_can_show(here: Door) -> None:
     grid = [*CELL, "attention=flash,gqa", "seed=0,1,2"]
     before = here("--multirun", "--plan", *grid)
-    assert "what 3 seeds can show is not known: no two arms of this model, data, batch" in before.out
+    assert (
+        "what 3 seeds can show is not known: no two arms of this model, data, batch" in before.out
+    )
     assert here("--multirun", *grid).code == 0
     between = here("--multirun", "--plan", *grid)
-    assert "what 3 seeds can show of the time at equal loss is not known: the baseline is" in between.out
+    assert (
+        "what 3 seeds can show of the time at equal loss is not known: the baseline is"
+        in between.out
+    )
     assert "at a shorter and a longer length (--equal-loss trains and times them)" in between.out
     assert here("--multirun", "--equal-loss", *grid).code == 0
     after = here("--multirun", "--plan", *grid, "norm=rmsnorm,layernorm")
     assert after.code == 0
     assert re.search(r"seeds +arm by arm +by factor, attention +by factor, norm", after.out)
-    rows = [line.split() for line in after.out.splitlines() if re.match(r" +(3|6|12) +0\.\d+ ", line)]
+    rows = [
+        line.split() for line in after.out.splitlines() if re.match(r" +(3|6|12) +0\.\d+ ", line)
+    ]
     assert [row[0] for row in rows] == ["3", "6", "12"]
     least = [float(row[1]) for row in rows]
     assert least == sorted(least, reverse=True)
     assert all(float(row[2]) < float(row[1]) for row in rows)
     assert "from 3 pairs of such runs" in after.out
     assert "gains in the time at equal loss that are shown in 80% of grids" in after.out
-    assert re.search(r"^noise: \d+\.\d% of the time a token between two arms of one seed; ", after.out, re.M)
-    gains = [line.split() for line in after.out.splitlines() if re.match(r" +(3|6|12) +(\d+\.\d%|–) ", line)]
+    assert re.search(
+        r"^noise: \d+\.\d% of the time a token between two arms of one seed; ", after.out, re.M
+    )
+    gains = [
+        line.split()
+        for line in after.out.splitlines()
+        if re.match(r" +(3|6|12) +(\d+\.\d%|–) ", line)
+    ]
     assert [row[0] for row in gains] == ["3", "6", "12"]
     assert all(len(row) == 4 for row in gains)

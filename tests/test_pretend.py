@@ -1,5 +1,5 @@
-"""CUDA paths on a pretended GPU (tests/pretend.py): that they run, and what they choose and count. Nothing
-numeric is asserted."""
+"""CUDA paths on a pretended GPU (tests/pretend.py): that they run, and what they choose and count.
+Nothing numeric is asserted."""
 
 import json
 
@@ -16,7 +16,8 @@ import sys
 n = int(sys.argv[sys.argv.index("--num_iterations") + 1])
 print(f"step:0/{n} | val loss 10.98")
 for i in range(n):
-    print(f"step:{i}/{n} | loss {9 - i / n:.6f} | train_time:{0.5 * i + 0.5:.2f}s | step_avg:500.00ms")
+    clock = f"train_time:{0.5 * i + 0.5:.2f}s | step_avg:500.00ms"
+    print(f"step:{i}/{n} | loss {9 - i / n:.6f} | {clock}")
 print(f"step:{n}/{n} | val loss 9.0")
 print("peak memory consumption: 9829 MiB")
 """
@@ -27,7 +28,8 @@ print("peak memory consumption: 9829 MiB")
 
 @pytest.mark.timeout(1500)
 def test_the_steps_of_a_gpu_day(tmp_path, pretended):
-    """Small, one after the other. The profile ends with 0, also after a CUDA graph of a compiled step."""
+    """Small, one after the other. The profile ends with 0, also after a CUDA graph of a compiled
+    step."""
     (tmp_path / "challenge").mkdir()
     (tmp_path / "challenge" / "train_gpt2.py").write_text(CHALLENGE)
     words = ["--small", "--out", str(tmp_path / "out"), "--challenge", str(tmp_path / "challenge")]
@@ -74,7 +76,9 @@ def test_a_profile_takes_a_mixer_apart_or_says_that_it_is_one_kernel(pretended, 
     profiles = [content] if content["of"] != "generate" else [content["prefill"], content["token"]]
     for profile in profiles:
         (attention,) = [group for group in profile["groups"] if group["group"] == "attention"]
-        assert {part["detail"] for part in attention["parts"] if part["part"] == "scores"} == details
+        assert {
+            part["detail"] for part in attention["parts"] if part["part"] == "scores"
+        } == details
         # all bytes are of the kernels that hold them, whatever they were counted by
         (scores,) = [part for part in profile["parts"] if part["part"] == "scores"]
         moved = sum(part["bytes"] for part in attention["parts"] if part["part"] == "scores")
@@ -91,9 +95,10 @@ from nocap.measure.arms import compose_arms
 from nocap.measure.bench import bench
 from nocap.measure.timed import TimedArm
 from nocap.training import memory
-base = ["model=tiny", "tokenizer=bytes", "tracker=none", "trainer.device=cuda", "trainer.compile=off",
-    "trainer.val_tokens=524288"]
-runs = compose_arms(base, ["", "trainer.micro_batch=2048 trainer.batch_tokens=524288", "mlp=gelu3x"])
+base = ["model=tiny", "tokenizer=bytes", "tracker=none", "trainer.device=cuda",
+    "trainer.compile=off", "trainer.val_tokens=524288"]
+larger = "trainer.micro_batch=2048 trainer.batch_tokens=524288"
+runs = compose_arms(base, ["", larger, "mlp=gelu3x"])
 arms = [TimedArm(*each) for each in runs.items()]
 print(*(arm["status"] for arm in bench(arms, seconds=100, rounds=8)["arms"]), sep=", ")
 memory.give_back(torch.device("cuda"))
@@ -127,7 +132,8 @@ from nocap.measure.timed import TimedArm
 from nocap.training import memory
 ticks = itertools.count()
 peer_arm._bits = lambda p: next(ticks)  # nothing computes here, so no update can be seen
-base = ["model=nano", "tokenizer=bytes", "tracker=none", "trainer.device=cuda", "trainer.compile=off"]
+base = ["model=nano", "tokenizer=bytes", "tracker=none", "trainer.device=cuda",
+    "trainer.compile=off"]
 arms = [TimedArm(*each) for each in compose_arms(base, ["", "mlp=gelu3x"]).items()]
 run = compose_arm(base, "").run
 arms[1:1] = [peer_arm.PeerArm(name, run, name) for name in ("hungry", "bigram")]
@@ -162,7 +168,9 @@ for arm in study["arms"].values():
 
 
 def test_the_longest_sequences_of_the_sliding_study_fit(pretended):
-    done = pretended.python("-c", SLIDING, str(REPO / "experiments" / "sliding" / "study.yaml"), gb=80)
+    done = pretended.python(
+        "-c", SLIDING, str(REPO / "experiments" / "sliding" / "study.yaml"), gb=80
+    )
     assert done.code == 0, done.err
 
 
@@ -178,10 +186,14 @@ for words in ([], ["attention.kernel=flash"], ["attention.kernel=cudnn"]):
 """
 
 
-@pytest.mark.parametrize(("cc", "chosen"), [(80, "flash"), (89, "flash"), (90, "cudnn"), (100, "cudnn")])
+@pytest.mark.parametrize(
+    ("cc", "chosen"), [(80, "flash"), (89, "flash"), (90, "cudnn"), (100, "cudnn")]
+)
 def test_the_baseline_gets_the_kernel_that_torch_chooses(pretended, cc, chosen):
     done = pretended.python("-c", KERNELS, cc=cc)
-    assert done.out.splitlines() == [f"{chosen} efficient", "flash efficient", "cudnn efficient"], done.err
+    assert done.out.splitlines() == [f"{chosen} efficient", "flash efficient", "cudnn efficient"], (
+        done.err
+    )
 
 
 FP8 = """
@@ -237,8 +249,8 @@ from nocap.measure.timed import random_tokens
 from nocap.training.ledger import Ledger
 from nocap.training.loop import warm_up
 from nocap.training.step import build, configure_numerics, take_step
-run = compose(["model=nano", "tokenizer=bytes", "tracker=none", "data=synthetic", "trainer.device=cuda",
-    *sys.argv[1:]])
+run = compose(["model=nano", "tokenizer=bytes", "tracker=none", "data=synthetic",
+    "trainer.device=cuda", *sys.argv[1:]])
 configure_numerics(run)
 with random_tokens(run) as job:
     trainee, ledger = build(job), Ledger(started=time.monotonic())
@@ -274,8 +286,8 @@ def steps_of(pretended, *words):
 
 @pytest.mark.parametrize("compile_", ["regional", "full"])
 def test_a_warm_step_compiles_nothing_and_waits_once(pretended, compile_):
-    """Graphs: blocks and head, each also for validation; or the model, twice. A step waits for the device
-    once, and copies once."""
+    """Graphs: blocks and head, each also for validation; or the model, twice. A step waits for the
+    device once, and copies once."""
     counts = steps_of(pretended, f"trainer.compile={compile_}")
     assert counts["graphs"] == counts["warm"] == {"regional": 4, "full": 2}[compile_]
     launches, waits, copies = zip(*counts["steps"][2:5], strict=True)
@@ -313,7 +325,10 @@ def test_the_tuned_step_compiles_nothing_more(pretended, monkeypatch):
 def test_a_cuda_graph_is_recorded_once_and_launched_once_a_micro_batch(pretended):
     """Of a step of four micro-batches without a compiler."""
     words = ("trainer.compile=off", "trainer.micro_batch=2")
-    plain, graphed = steps_of(pretended, *words), steps_of(pretended, *words, "trainer.cuda_graphs=true")
+    plain, graphed = (
+        steps_of(pretended, *words),
+        steps_of(pretended, *words, "trainer.cuda_graphs=true"),
+    )
     assert (plain["cuda_graphs"], graphed["cuda_graphs"]) == ([0, 0], [1, 4 * 6])
     (before, *waits), (after, *same) = plain["steps"][3], graphed["steps"][3]
     assert waits == same == [1, 1]
@@ -347,7 +362,9 @@ SHORT += (
 )
 
 
-def test_a_run_with_cuda_graphs_validates_in_fp32_and_goes_on_from_its_checkpoint(tmp_path, pretended):
+def test_a_run_with_cuda_graphs_validates_in_fp32_and_goes_on_from_its_checkpoint(
+    tmp_path, pretended
+):
     done = pretended.python("-m", "nocap.train", *SHORT, "output_dir=one")
     assert done.code == 0, done.err
     rows = [
@@ -357,7 +374,12 @@ def test_a_run_with_cuda_graphs_validates_in_fp32_and_goes_on_from_its_checkpoin
     assert [row["step"] for row in rows] == list(range(7))
     saved = next((tmp_path / "one").glob("runs/*/checkpoints/step-*"))
     done = pretended.python(
-        "-m", "nocap.train", *SHORT, "trainer.steps=8", f"trainer.init_from={saved}", "output_dir=two"
+        "-m",
+        "nocap.train",
+        *SHORT,
+        "trainer.steps=8",
+        f"trainer.init_from={saved}",
+        "output_dir=two",
     )
     assert done.code == 0, done.err
     assert "beginning from step 6" in done.out
@@ -370,11 +392,11 @@ from nocap.measure.timed import TimedArm
 from nocap.model.gpt import Head
 forward = Head.forward
 Head.forward = lambda self, *args: (args[0].sum().item(), forward(self, *args))[1]
-runs = compose_arms(["model=nano", "tracker=none", "trainer.device=cuda", "trainer.compile=off"], ["",
-    "trainer.cuda_graphs=true"])
+base = ["model=nano", "tracker=none", "trainer.device=cuda", "trainer.compile=off"]
+runs = compose_arms(base, ["", "trainer.cuda_graphs=true"])
 arms = [TimedArm(*each) for each in runs.items()]
-print(*(arm["status"] + ": " + str(arm["reason"]) for arm in bench(arms, seconds=60, rounds=8)["arms"]),
-    sep="\\n")
+timed = bench(arms, seconds=60, rounds=8)["arms"]
+print(*(arm["status"] + ": " + str(arm["reason"]) for arm in timed), sep="\\n")
 """
 
 
@@ -384,7 +406,8 @@ def test_a_forward_that_reads_from_the_device_is_refused_in_a_cuda_graph(pretend
     plain, graphed = done.out.splitlines()
     assert plain == "measured: None", done.err
     assert graphed.startswith(
-        "failed: InputError: trainer.cuda_graphs must be false for a model that reads from the device"
+        "failed: InputError: trainer.cuda_graphs must be false for a model that reads from the "
+        "device"
     )
 
 
@@ -398,7 +421,8 @@ run = compose(["model=small", "trainer.device=cuda", "trainer.compile=regional",
     "trainer.micro_batch=1", "tracker=none"])
 with tempfile.TemporaryDirectory() as folder, random_tokens(run) as job:
     if ranks := int(sys.argv[1]):
-        dist.init_process_group("gloo", store=dist.FileStore(folder + "/store", 1), rank=0, world_size=1)
+        store = dist.FileStore(folder + "/store", 1)
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
         job = dataclasses.replace(job, world=dataclasses.replace(job.world, size=2))
     trainee = build(job)
     tokens = torch.zeros(1, run.model.seq_len + 1, dtype=torch.long, device="cuda")

@@ -1,5 +1,5 @@
-"""The profile: what is counted equals arithmetic, what is measured lands where it was planted, and the door
-says it all."""
+"""The profile: what is counted equals arithmetic, what is measured lands where it was planted, and
+the door says it all."""
 
 import json
 import re
@@ -57,10 +57,12 @@ def counted(*words, vocab_size=70):
     return run, count(run, vocab_size=vocab_size)
 
 
-# --- what is counted ----------------------------------------------------------------------------------------
+# --- what is counted ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("attention", "mlp"), [("gqa", "gelu4x"), *(("flash", mlp) for mlp in MLPS)])
+@pytest.mark.parametrize(
+    ("attention", "mlp"), [("gqa", "gelu4x"), *(("flash", mlp) for mlp in MLPS)]
+)
 def test_counted_flops_equal_the_arithmetic_part_by_part(attention, mlp):
     run, counts = counted(*NANO, f"attention={attention}", f"mlp={mlp}")
     flops = {
@@ -93,8 +95,8 @@ def test_a_prompt_moves_the_bytes_of_its_keys_and_values_into_the_cache():
 
 
 def test_bytes_of_a_projection_are_its_operands():
-    """Forward: input and weight read, output written, fp32. (The transposed weight and the reshapes are
-    views.)"""
+    """Forward: input and weight read, output written, fp32. (The transposed weight and the reshapes
+    are views.)"""
     run, counts = counted(*NANO, "attention=flash")
     N, C = 64, run.model.d_model
     work = counts.work["blocks.0.attention.f.q_proj", "forward"]
@@ -104,13 +106,13 @@ def test_bytes_of_a_projection_are_its_operands():
     assert OpWork().bound_ms(PEAK) == 0
 
 
-# --- ceilings -----------------------------------------------------------------------------------------------
+# --- ceilings -------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 def test_shares_of_d12_are_those_of_the_arithmetic():
-    """The published table for T=1024: q 5.3, k and v 10.6, scores 7.1, out 5.3, MLP 21.3 + 21.3, head 29.0
-    per cent of 797.8M."""
+    """The published table for T=1024: q 5.3, k and v 10.6, scores 7.1, out 5.3, MLP 21.3 + 21.3,
+    head 29.0 per cent of 797.8M."""
     run, counts = counted(*D12, vocab_size=GPT2)
     flops = {part: work.flops for part, work in counts.by_part().items() if work.flops}
     for (path, _), work in counts.work.items():
@@ -133,12 +135,14 @@ def test_shares_of_d12_are_those_of_the_arithmetic():
 
 @pytest.mark.slow
 def test_ceilings_of_d12_are_those_of_the_arithmetic():
-    """1.076× for GQA 12→4, 1.119× for a 3× MLP, 1.216× for both, at T=1024; and of a step whose time is its
-    FLOPs, the same by the step."""
+    """1.076× for GQA 12→4, 1.119× for a 3× MLP, 1.216× for both, at T=1024; and of a step whose
+    time is its FLOPs, the same by the step."""
     _, base = counted(*D12, vocab_size=GPT2)
     times = {part: work.product_ms(PEAK) for part, work in base.by_part().items()}
     rows = [
-        roofline.ceiling(" ".join(words), base, counted(*D12, *words, vocab_size=GPT2)[1], PEAK, times, 0.0)
+        roofline.ceiling(
+            " ".join(words), base, counted(*D12, *words, vocab_size=GPT2)[1], PEAK, times, 0.0
+        )
         for words in (["attention=gqa"], ["mlp=gelu3x"], ["attention=gqa", "mlp=gelu3x"])
     ]
     assert [f"{row.by_flops:.3f}" for row in rows] == ["1.076", "1.119", "1.216"]
@@ -152,19 +156,26 @@ def test_another_kernel_goes_to_its_bound_and_the_same_one_by_its_ratio():
     run, old = counted(*NANO, "attention=mha", vocab_size=257)
     _, flash = counted(*NANO, "attention=flash", vocab_size=257)
     ms = roofline.changed(old, flash, PEAK, dict.fromkeys(MODEL_PARTS, 1000.0))
-    assert ms["scores"] == pytest.approx(flash.by_part()["scores"].bound_ms(PEAK) * microbatches(run))
+    assert ms["scores"] == pytest.approx(
+        flash.by_part()["scores"].bound_ms(PEAK) * microbatches(run)
+    )
     assert ms["rotary"] < 1000  # the fused kernel's output needs no copy to join its heads
     others = [ms[part] for part in MODEL_PARTS if part not in {"scores", "rotary"} | WHOLE]
     assert others == pytest.approx([1000.0] * 10)
-    swa_run, window = counted(*NANO, "model.seq_len=512", "attention=sliding", "attention.window=64")
+    swa_run, window = counted(
+        *NANO, "model.seq_len=512", "attention=sliding", "attention.window=64"
+    )
     # the chunks' border is computed, and is not needed
-    border = window.by_part()["scores"].flops - component_flops(swa_run, vocab_size=70)["scores"] * 2 * 512
+    border = (
+        window.by_part()["scores"].flops
+        - component_flops(swa_run, vocab_size=70)["scores"] * 2 * 512
+    )
     assert border > 0
     products = sum(work.product_ms(PEAK) for work in window.work.values())
     assert window.product_ms(PEAK) == pytest.approx(products - border / 1e12 * 1e3)
 
 
-# --- where time and memory land -----------------------------------------------------------------------------
+# --- where time and memory land -------------------------------------------------------------------
 
 
 class _Slow(torch.autograd.Function):
@@ -194,7 +205,9 @@ def watched(model):
     with ranges.around(model), profiler(on_cuda=False) as prof, record_function(MARK + "step"):
         model(tokens, tokens).total.backward()
     assert [block.attention.f.mixer for block in model.blocks] == mixers
-    step_ms = next(e for e in prof.events() if e.name == MARK + "step").time_range.elapsed_us() / 1e3
+    step_ms = (
+        next(e for e in prof.events() if e.name == MARK + "step").time_range.elapsed_us() / 1e3
+    )
     return read(prof, ranges, on_cuda=False), ranges, step_ms
 
 
@@ -216,7 +229,8 @@ def test_planted_time_is_found_where_it_was_planted(place, monkeypatch):
 
 
 def test_a_recomputed_forward_is_work_of_the_backward(monkeypatch):
-    """Activation checkpointing ends the recomputed forward by an exception: the ranges must survive it."""
+    """Activation checkpointing ends the recomputed forward by an exception: the ranges must survive
+    it."""
     model, key = build_model(compose(list(NANO)), vocab_size=70), ("blocks.0.mlp.f.up", "backward")
     slow = model.get_submodule(key[0])
     monkeypatch.setattr(slow, "forward", lambda x, f=slow.forward: (time.sleep(0.03), f(x))[1])
@@ -229,7 +243,9 @@ def test_a_recomputed_forward_is_work_of_the_backward(monkeypatch):
 
 
 def test_measured_memory_equals_what_was_counted():
-    run = compose([*NANO, "trainer.batch_tokens=192", "trainer.val_tokens=64", "trainer.grad_clip=null"])
+    run = compose(
+        [*NANO, "trainer.batch_tokens=192", "trainer.val_tokens=64", "trainer.grad_clip=null"]
+    )
     measured, expected = (
         measure_step(run, repeats=1, trace=None),
         count(run, vocab_size=run.tokenizer.vocab_size),
@@ -247,7 +263,7 @@ def test_measured_memory_equals_what_was_counted():
     assert microbatches(measured.ranges.run) == 2  # of three: what repeats is measured once
 
 
-# --- the curve ----------------------------------------------------------------------------------------------
+# --- the curve ------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -256,10 +272,11 @@ def test_measured_memory_equals_what_was_counted():
     [("sliding", 1, 4, [512, 1024, 2048, 4096]), ("mha", 2, 1, [256, 512, 1024, 2048])],
 )
 def test_attention_grows_as_promised(attention, expected, heads, lengths):
-    """Scores and weighted sum alone, forward and backward, on one thread in CPU time; four windows and more.
+    """Scores and weighted sum alone, forward and backward, on one thread in CPU time; four windows
+    and more.
 
-    With one head mha's matrices stay below 32 MB: larger ones are mapped and zeroed anew at each allocation,
-    which probably raises the exponent (2.35 with four heads and T up to 4096).
+    With one head mha's matrices stay below 32 MB: larger ones are mapped and zeroed anew at each
+    allocation, which probably raises the exponent (2.35 with four heads and T up to 4096).
     """
     assert exponent(lengths, [3 * T**1.7 for T in lengths]) == pytest.approx(1.7)
     words = [*NANO, f"model.n_head={heads}", f"model.d_model={64 * heads}", "trainer.micro_batch=1"]
@@ -268,10 +285,10 @@ def test_attention_grows_as_promised(attention, expected, heads, lengths):
     assert abs(fitted - expected) <= 0.25
 
 
-# --- what does not fit --------------------------------------------------------------------------------------
+# --- what does not fit ----------------------------------------------------------------------------
 
 
-# --- on a GPU -----------------------------------------------------------------------------------------------
+# --- on a GPU -------------------------------------------------------------------------------------
 
 
 def event(name, start, end, *, on="CPU", device_us=0.0, note=False):
@@ -291,15 +308,17 @@ def event(name, start, end, *, on="CPU", device_us=0.0, note=False):
 
 
 def made_trace():
-    """A step of 100 µs under the profiler: kernels of 10, 15 and 10 µs, the first two at once for 5; a range
-    lies over all of it."""
+    """A step of 100 µs under the profiler: kernels of 10, 15 and 10 µs, the first two at once for
+    5; a range lies over all of it."""
     step = event(MARK + "step", 0, 100, note=True)
     step.cpu_children = [event(MARK + "head", 5, 60), event("Optimizer.step", 60, 99, device_us=10)]
     products = (("aten::mm", 6, 10, 10), ("aten::add", 10, 12, 15))
     step.cpu_children[0].cpu_children = [event(*place, device_us=us) for *place, us in products]
     kernels = (("gemm", 10, 20), ("add", 15, 30), ("adam", 70, 80))
     events = [step, *(event(*each, on="CUDA") for each in kernels)]
-    return SimpleNamespace(events=lambda: [*events, event(MARK + "step", 0, 100, on="CUDA", note=True)])
+    return SimpleNamespace(
+        events=lambda: [*events, event(MARK + "step", 0, 100, on="CUDA", note=True)]
+    )
 
 
 def test_the_gpus_busy_time_is_that_of_its_kernels_counted_once():
@@ -310,8 +329,8 @@ def test_the_gpus_busy_time_is_that_of_its_kernels_counted_once():
 
 
 def test_the_profilers_own_work_is_no_part_of_a_gpus_step():
-    """Its step takes 50 ms, where 20 are the step's: what no part accounts for, and the busy share, are of
-    the 20."""
+    """Its step takes 50 ms, where 20 are the step's: what no part accounts for, and the busy share,
+    are of the 20."""
     run = compose([*NANO, "trainer.batch_tokens=64", "trainer.val_tokens=64"])
     run.trainer.device = Device.cuda
     plain = ClocksJson(wall_ms=20.0, cpu_ms=9.0)
@@ -323,13 +342,13 @@ def test_the_profilers_own_work_is_no_part_of_a_gpus_step():
     assert busy(plain, 12.0).gpu_busy == pytest.approx(0.6)
 
 
-# --- the door -----------------------------------------------------------------------------------------------
+# --- the door -------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def profiled(tmp_path_factory):
-    """One profile of the command, in this process, with everything that it writes. Its peaks are of small
-    products and copies."""
+    """One profile of the command, in this process, with everything that it writes. Its peaks are of
+    small products and copies."""
     folder = tmp_path_factory.mktemp("profile")
     words = ["attention=gqa", "trainer.device=cpu", "trainer.precision=fp32", "trainer.compile=off"]
     words += ["trainer.batch_tokens=8192", "trainer.micro_batch=8"]
@@ -342,14 +361,22 @@ def profiled(tmp_path_factory):
         done = answer(lambda: command.main([*words, *flags]), limit_s=240)
     assert (done.code, done.crash) == (0, None), done
     # trusted: whatever else runs beside the tests
-    return {**json.loads((folder / "new" / "p.json").read_text()), "trusted": True}, done.out, folder
+    return (
+        {**json.loads((folder / "new" / "p.json").read_text()), "trusted": True},
+        done.out,
+        folder,
+    )
 
 
 @pytest.mark.slow
 def test_the_record_says_what_was_measured_and_on_what(profiled):
     """The parts add up to the step; the table names them; the trace is one that Perfetto reads."""
     record, said, folder = profiled
-    assert (record["schema_version"], record["kind"], record["words"][0]) == (1, "profile", "attention=gqa")
+    assert (record["schema_version"], record["kind"], record["words"][0]) == (
+        1,
+        "profile",
+        "attention=gqa",
+    )
     assert record["hardware"]["name"]
     assert (record["hardware"]["threads"], set(record["roof"]["flops"])) == (1, {"fp32", "bf16"})
     step, parts = record["step"], {row["part"]: row for row in record["parts"]}
@@ -357,13 +384,17 @@ def test_the_record_says_what_was_measured_and_on_what(profiled):
     assert (parts.keys(), parts["reduction"]["ms"]) == (PARTS.keys() - WHOLE, 0)  # one rank
     assert {row["layer"] for row in record["layers"]} == {0, 1, 2, 3}
     flops = sum(row["flops"] for row in parts.values())
-    assert flops == pytest.approx(record["flops_per_token"] * record["config"]["trainer"]["batch_tokens"])
+    assert flops == pytest.approx(
+        record["flops_per_token"] * record["config"]["trainer"]["batch_tokens"]
+    )
     calls = [parts[part]["calls"] for part in ("qkv", "scores", "head", "optimizer")]
     assert calls == [3 * 4 * 4, 4 * 4, 4, 1]
     sums = [sum(row["ms"] for row in rows) for rows in (record["parts"], record["rows"])]
     assert sums == pytest.approx([step["attributed_ms"]] * 2)
     assert 0.95 * step["ms"] <= step["attributed_ms"] <= step["ms"]
-    assert sum(row["share"] for row in parts.values()) == pytest.approx(step["attributed_ms"] / step["ms"])
+    assert sum(row["share"] for row in parts.values()) == pytest.approx(
+        step["attributed_ms"] / step["ms"]
+    )
     names = [name for part, name in PARTS.items() if part not in WHOLE]
     lines = ("sum of the parts", "peaks, measured:", "2 of 4 micro-batches")
     assert [line for line in (*names, *lines) if line not in said] == []
@@ -373,7 +404,8 @@ def test_the_record_says_what_was_measured_and_on_what(profiled):
 
 @pytest.mark.slow
 def test_ceilings_and_a_busy_gpu_are_told(profiled):
-    """Made up: measuring ceilings takes longer than the rest. A step that waits for the host is hinted at."""
+    """Made up: measuring ceilings takes longer than the rest. A step that waits for the host is
+    hinted at."""
     record, plain, _ = profiled
     row = CeilingJson(
         label="attention=gqa", by_flops=1.076, by_step=1.09, saved_ms={}, saved_mib=3.0, saved=0.1
@@ -395,14 +427,16 @@ def test_ceilings_and_a_busy_gpu_are_told(profiled):
 def test_the_door_measures_bounds(here, tmp_path):
     """Of every option of the tree but the run's own."""
     flags = ("--ceilings", "--repeats", "1", "--json", "p.json")
-    done = here("model=nano", "attention=flash", "trainer.device=cpu", *flags, module="nocap.profile")
+    done = here(
+        "model=nano", "attention=flash", "trainer.device=cpu", *flags, module="nocap.profile"
+    )
     table = json.loads((tmp_path / "p.json").read_text())["ceilings"]["table"]
     assert (done.code, table) == (0, sorted(table, key=lambda row: -row["by_step"])), done.err
     options = {f"attention={path.stem}" for path in (conf_dir() / "attention").glob("*.yaml")}
     assert options - {row["label"] for row in table} == {"attention=flash"}
 
 
-# --- refusals -----------------------------------------------------------------------------------------------
+# --- refusals -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -412,7 +446,10 @@ def test_the_door_measures_bounds(here, tmp_path):
         (("--json", "."), "--json must be a file that can be written"),
         (("--repeats", "0"), "--repeats must be at least 1, got 0"),
         (("attention.n_kv_heads=3",), "attention.n_kv_heads must divide model.n_head=4, got 3"),
-        (("trainer.devices=2", "trainer.batch_tokens=8192"), "trainer.devices must be 1 for nocap.profile"),
+        (
+            ("trainer.devices=2", "trainer.batch_tokens=8192"),
+            "trainer.devices must be 1 for nocap.profile",
+        ),
     ],
 )
 def test_bad_input_is_refused_in_a_line(words, said, capsys):
@@ -427,9 +464,14 @@ def test_memory_that_runs_out_and_a_step_that_diverges_are_a_line_too(monkeypatc
         run = compose([*NANO, *words])
         return profile.profile(run, [], lambda more: compose([*NANO, *more]), repeats=1)
 
-    out = Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore"))
+    out = Mock(
+        side_effect=torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore")
+    )
     monkeypatch.setattr(profile, "measure_peak", out)
-    line = r"must fit into the device's memory; lower trainer.micro_batch=2 \(CUDA out .* 2.00 GiB\.\)$"
+    line = (
+        r"must fit into the device's memory; lower trainer.micro_batch=2 \(CUDA out .* 2.00 "
+        r"GiB\.\)$"
+    )
     with pytest.raises(ValueError, match=line):
         profiled()
     monkeypatch.setattr(profile, "measure_peak", Mock(return_value=PEAK))
@@ -439,7 +481,8 @@ def test_memory_that_runs_out_and_a_step_that_diverges_are_a_line_too(monkeypatc
 
 
 def test_the_peak_of_a_slow_precision_takes_seconds(monkeypatch):
-    """bf16 on a CPU without instructions for it: a product of 2,048 rows would take 17 s each time."""
+    """bf16 on a CPU without instructions for it: a product of 2,048 rows would take 17 s each
+    time."""
     sizes, clock = [], [0.0]
 
     def slow(a, b, *, out):

@@ -61,7 +61,8 @@ HELD = {"parameters": 1.0, "gradients": 1.0, "optimizer": 2.0, "activations": 3.
 
 
 def profile(**changed: Any) -> Json:
-    """A step of 100 ms: attention 60 (QKV 10, scores 20, softmax 25, weights·values 5), MLP 30, head 5."""
+    """A step of 100 ms: attention 60 (QKV 10, scores 20, softmax 25, weights·values 5), MLP 30,
+    head 5."""
     groups = {
         "attention": [
             row("qkv", 10.0),
@@ -186,9 +187,14 @@ def test_what_changed_is_told_with_the_largest_change_first(compared: Any) -> No
     assert (first["before_share"], first["after_share"]) == (pytest.approx(0.5), pytest.approx(0.2))
     assert (second["part"], second["ms"]) == ("head", 3.0)
     assert {row["ms"] for row in unchanged} == {0.0}
-    assert difference["config"] == [{"key": "attention.kernel", "before": "materialized", "after": "fused"}]
+    assert difference["config"] == [
+        {"key": "attention.kernel", "before": "materialized", "after": "fused"}
+    ]
     assert "config: attention.kernel materialized → fused" in done.out.splitlines()
-    assert "A: a.json, 100 ms a step, attention materialized: model=nano attention=mha mlp=gelu4x" in done.out
+    assert (
+        "A: a.json, 100 ms a step, attention materialized: model=nano attention=mha mlp=gelu4x"
+        in done.out
+    )
     assert "B: b.json, 70.0 ms a step, 0.70× A, attention flash" in done.out
     (scores,) = [line for line in done.out.splitlines() if line.startswith("attention: scores")]
     assert scores.split()[-6:] == ["50.0", "20.0", "−30.0", "0.40×", "50.0%", "20.0%"]
@@ -228,7 +234,8 @@ def test_steps_of_other_sizes_have_a_ratio_of_a_token(compared: Any) -> None:
 
 
 def test_it_says_that_it_has_no_interval_and_what_has_one(compared: Any) -> None:
-    """The command's arms are the two profiles'; what the machine itself did between them is told."""
+    """The command's arms are the two profiles'; what the machine itself did between them is
+    told."""
     roof = {"flops": {"fp32": 6e10}, "bytes_per_s": 2e10}
     done = compared(profile(), flash(roof=roof, trusted=False))
     assert "without an interval" in done.out
@@ -254,22 +261,34 @@ def test_both_parts_of_a_text_are_compared(compared: Any) -> None:
     done = compared(whole, changed, "--json", "d.json")
     assert (done.code, done.crash) == (0, None), done
     differences = json.loads(Path("d.json").read_text())["differences"]
-    assert [(name, each["ratio"]) for name, each in differences.items()] == [("prefill", 1.0), ("token", 0.5)]
+    assert [(name, each["ratio"]) for name, each in differences.items()] == [
+        ("prefill", 1.0),
+        ("token", 0.5),
+    ]
     assert "config: cached true → false" in done.out.splitlines()
-    refused(compared(profile(), whole), "be profiles of the same, got step, and prefill and decoded token")
+    refused(
+        compared(profile(), whole),
+        "be profiles of the same, got step, and prefill and decoded token",
+    )
 
 
-# --- refusals -----------------------------------------------------------------------------------------------
+# --- refusals -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"hardware": {**HARDWARE, "host": "there"}}, "the same machine, got EPYC (25.1.1) on here and EPYC"),
+        (
+            {"hardware": {**HARDWARE, "host": "there"}},
+            "the same machine, got EPYC (25.1.1) on here and EPYC",
+        ),
         ({"hardware": {**HARDWARE, "name": "Xeon"}}, "the same machine"),
         ({"hardware": {**HARDWARE, "device": "cuda"}}, "the same device, got cpu and cuda"),
         ({"hardware": {**HARDWARE, "threads": 2}}, "the same trainer.threads, got 1 and 2"),
-        ({"config": {"trainer": {"precision": "bf16"}}}, "the same trainer.precision, got fp32 and bf16"),
+        (
+            {"config": {"trainer": {"precision": "bf16"}}},
+            "the same trainer.precision, got fp32 and bf16",
+        ),
     ],
 )
 def test_times_that_do_not_compare_are_refused_with_what_does(
@@ -289,7 +308,19 @@ def test_another_torch_is_a_change_of_the_config(compared: Any) -> None:
     assert "config: torch 2.13 → 2.14" in done.out.splitlines()
 
 
-KEYS = ["of", "words", "config", "tokens", "trusted", "kernel", "step", "roof", "hardware", "groups", "parts"]
+KEYS = [
+    "of",
+    "words",
+    "config",
+    "tokens",
+    "trusted",
+    "kernel",
+    "step",
+    "roof",
+    "hardware",
+    "groups",
+    "parts",
+]
 
 
 @pytest.mark.parametrize("key", [*KEYS, "config_dirs"])
@@ -337,7 +368,8 @@ def test_what_is_no_profile_is_refused_in_a_line(compared: Any, changed: Json, s
 def test_an_older_nocaps_profile_is_refused_by_what_it_lacks(compared: Any) -> None:
     old = {key: value for key, value in profile().items() if key not in ("of", "groups")}
     refused(
-        compared(old, profile()), "a.json must have subtotals: profile again, got a profile of an older nocap"
+        compared(old, profile()),
+        "a.json must have subtotals: profile again, got a profile of an older nocap",
     )
 
 
@@ -350,7 +382,10 @@ def test_an_older_nocaps_profile_is_refused_by_what_it_lacks(compared: Any) -> N
             ["a.json", "b.json", "attention=gqa"],
             "overrides must be left out beside two profiles, got attention=gqa",
         ),
-        (["a.json", "b.json", "--repeats", "1"], "--repeats must be left out beside two profiles, got 1"),
+        (
+            ["a.json", "b.json", "--repeats", "1"],
+            "--repeats must be left out beside two profiles, got 1",
+        ),
         (["a.json", "b.json", "--forward"], "--forward must be left out beside two profiles"),
         (
             ["a.json", "nothing.json"],
@@ -375,13 +410,14 @@ def test_other_words_are_refused_in_a_line(
     refused(answer(lambda: command.main(words)), said)
 
 
-# --- measured -----------------------------------------------------------------------------------------------
+# --- measured -------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_two_real_profiles_are_compared(door: Any, tmp_path: Path) -> None:
-    """Through the door, as a user does it: the parts that changed are those of the option that did."""
+    """Through the door, as a user does it: the parts that changed are those of the option that
+    did."""
     shape = ["model=nano", "model.seq_len=256", "trainer.device=cpu", "trainer.precision=fp32"]
     for name in ("mha", "flash"):
         flags = ["--repeats", "1", "--json", f"{name}.json"]

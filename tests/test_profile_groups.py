@@ -1,5 +1,5 @@
-"""A profile's subtotals and the rows inside a mixer; a forward, a prompt and a token taken apart; what is
-largest, and the command that measures an option there."""
+"""A profile's subtotals and the rows inside a mixer; a forward, a prompt and a token taken apart;
+what is largest, and the command that measures an option there."""
 
 import json
 import re
@@ -59,7 +59,7 @@ def nothing_from_outside():
     outside.use([])
 
 
-# --- inside a mixer -----------------------------------------------------------------------------------------
+# --- inside a mixer -------------------------------------------------------------------------------
 
 
 def watched(*words):
@@ -158,8 +158,8 @@ def test_a_mixer_is_taken_apart_where_its_operations_are_those_of_attention(word
 
 
 def test_the_work_of_each_moment_is_that_of_arithmetic():
-    """FLOPs of both products, bytes of the softmax: it reads and writes the T×T matrix, and its backward
-    reads two and writes one."""
+    """FLOPs of both products, bytes of the softmax: it reads and writes the T×T matrix, and its
+    backward reads two and writes one."""
     run = compose([*NANO, "attention=mha"])
     counts = count(run, vocab_size=70)
     path = "blocks.0.attention.f.mixer"
@@ -180,7 +180,7 @@ def test_the_work_of_each_moment_is_that_of_arithmetic():
     assert backward[SOFTMAX].bytes == 3 * matrix
 
 
-# --- subtotals ----------------------------------------------------------------------------------------------
+# --- subtotals ------------------------------------------------------------------------------------
 
 
 def row(path, part, direction, ms, *, detail=None):
@@ -216,7 +216,9 @@ def test_a_subtotal_is_the_sum_of_its_rows():
     assert list(groups) == ["embedding", "norms", "attention", "mlp", "head", "optimizer", "rest"]
     for group in groups.values():
         for key in ("ms", "share", "forward_ms", "backward_ms", "flops", "bytes", "bound_ms"):
-            assert getattr(group, key) == pytest.approx(sum(getattr(part, key) for part in group.parts)), key
+            assert getattr(group, key) == pytest.approx(
+                sum(getattr(part, key) for part in group.parts)
+            ), key
     assert sum(group.ms for group in groups.values()) == sum(each.ms for each in ROWS)
     assert groups["attention"].ms == 3 + 6 + 5 + 7 + 0.5
     assert groups["attention"].share == pytest.approx(0.215)
@@ -225,12 +227,16 @@ def test_a_subtotal_is_the_sum_of_its_rows():
 
 def test_shares_of_the_forward_and_of_the_blocks_are_of_what_they_say():
     groups = {group.group: group for group in grouped(ROWS, 100.0)}
-    forward_ms = 2 + 1 + 3 + 5 + 7 + 0.5 + 0.25 + 0.125 + 1.5 + 2.5 + 3 + 8 + 1  # no optimizer, no rest
+    forward_ms = (
+        2 + 1 + 3 + 5 + 7 + 0.5 + 0.25 + 0.125 + 1.5 + 2.5 + 3 + 8 + 1
+    )  # no optimizer, no rest
     blocks_ms = 1 + 3 + 6 + 5 + 7 + 0.5 + 0.25 + 0.125 + 1.5 + 2.5
     attention = groups["attention"]
     assert attention.of_forward == pytest.approx(15.5 / forward_ms)
     assert attention.of_block == pytest.approx(21.5 / blocks_ms)
-    assert groups["norms"].of_block == pytest.approx(1 / blocks_ms)  # the head's norm is in no block
+    assert groups["norms"].of_block == pytest.approx(
+        1 / blocks_ms
+    )  # the head's norm is in no block
     assert groups["norms"].of_forward == pytest.approx(4 / forward_ms)
     softmax = next(part for part in attention.parts if part.detail == SOFTMAX)
     assert softmax.of_forward == pytest.approx(5 / forward_ms)
@@ -256,12 +262,13 @@ def test_a_block_of_its_own_has_a_subtotal_for_each_of_its_modules():
     assert groups == {"blocks.*": 1.0, "blocks.*.attention": 2.0, "blocks.*.mlp": 1.0}
 
 
-# --- the whole, measured ------------------------------------------------------------------------------------
+# --- the whole, measured --------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def taken():
-    """What is taken apart → its profile, of a materialised and gated model; peaks of small products."""
+    """What is taken apart → its profile, of a materialised and gated model; peaks of small
+    products."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(timed, "LEAST_S", 0.001)
         patch.setitem(roofline.PRODUCT, Device.cpu, 128)
@@ -273,7 +280,9 @@ def taken():
             ProfileQuestion(repeats=1, forward=True),
             ProfileQuestion(repeats=1, generate=True, prompt=8, texts=2),
         ):
-            found |= profiles(compose(words), words, lambda more: compose([*words, *more]), question)
+            found |= profiles(
+                compose(words), words, lambda more: compose([*words, *more]), question
+            )
     return found
 
 
@@ -309,8 +318,8 @@ def test_only_a_step_has_gradients_and_an_optimizer(taken):
 
 
 def test_flops_are_those_of_arithmetic(taken):
-    """A forward has a third of a micro-batch's; a prompt those of its tokens; a token meets each weight once,
-    and each place of the cache."""
+    """A forward has a third of a micro-batch's; a prompt those of its tokens; a token meets each
+    weight once, and each place of the cache."""
     flops = {of: sum(group.flops for group in profile.groups) for of, profile in taken.items()}
     run = compose([*NANO, "attention=mha", "mlp=swiglu"])
     model = build_model(run, vocab_size=run.tokenizer.vocab_size)
@@ -327,12 +336,26 @@ def test_flops_are_those_of_arithmetic(taken):
 
 def test_the_text_has_a_line_for_each_row(taken):
     said = {of: profile_text.render_profile(profile) for of, profile in taken.items()}
-    rows = ["scores, Q·Kᵀ", "softmax", "weights·values", "output projection", "residual", "MLP up, gate"]
+    rows = [
+        "scores, Q·Kᵀ",
+        "softmax",
+        "weights·values",
+        "output projection",
+        "residual",
+        "MLP up, gate",
+    ]
     for of in ("step", "forward", "prefill"):
         for title in rows:
             assert re.search(rf"^  {re.escape(title)} +\d", said[of], re.M), (of, title)
     assert re.search(r"^  embedding gradients +\d", said["step"], re.M)
-    for title in ("attention", "MLP", "head and loss", "embedding", "norms", "gradients and optimizer"):
+    for title in (
+        "attention",
+        "MLP",
+        "head and loss",
+        "embedding",
+        "norms",
+        "gradients and optimizer",
+    ):
         assert re.search(rf"^{title} +\d", said["step"], re.M), title
     fused = "  scores, softmax, weights·values: one fused kernel"
     assert re.search(rf"^{fused} +\d", said["token"], re.M)
@@ -353,7 +376,8 @@ def test_a_cache_that_is_rewound_gives_the_same_token_again():
 
 
 def test_an_option_without_a_cache_is_counted_over_its_whole_prefix():
-    """Its products are a prompt's of one token more, whatever the attention that stands in for counting."""
+    """Its products are a prompt's of one token more, whatever the attention that stands in for
+    counting."""
     run = Subject(of=Of.token).run(compose([*NANO, "attention=mha", "attention.document_start=3"]))
     token = count(run, vocab_size=70, subject=Subject(of=Of.token, prompt=8))
     prefill = count(run, vocab_size=70, subject=Subject(of=Of.prefill, prompt=9, cached=False))
@@ -362,11 +386,17 @@ def test_an_option_without_a_cache_is_counted_over_its_whole_prefix():
     assert (token.cache, prefill.cache) == (0, 0)
 
 
-# --- the largest parts --------------------------------------------------------------------------------------
+# --- the largest parts ----------------------------------------------------------------------------
 
 
 def test_words_give_way_to_the_same_key_and_to_another_option_of_their_group():
-    words = ["attention=gqa", "attention.n_kv_heads=2", "mlp=gelu3x", "+x.y=1", "model.tie_head=true"]
+    words = [
+        "attention=gqa",
+        "attention.n_kv_heads=2",
+        "mlp=gelu3x",
+        "+x.y=1",
+        "model.tie_head=true",
+    ]
     assert replaced(words, ["attention=flash"]) == ["attention=gqa", "attention.n_kv_heads=2"]
     assert without(words, ["attention=flash", "x.y=2"]) == ["mlp=gelu3x", "model.tie_head=true"]
 
@@ -388,7 +418,10 @@ def bounded(taken):
             trusted=trusted,
             step=structs.replace(taken["step"].step, ms=100.0, unattributed_ms=45.0),
             parts=parts,
-            config={"model": {"tie_head": made.run.model.tie_head}, "trainer": {"precision": "fp32"}},
+            config={
+                "model": {"tie_head": made.run.model.tie_head},
+                "trainer": {"precision": "fp32"},
+            },
             ceilings=CeilingsJson(table=table),
         )
         return profile, made
@@ -439,7 +472,9 @@ def test_the_command_is_a_bench_of_the_same_runs(words, bounded):
         wanted = [compose_measured(words).run]
         wanted += [compose_measured([*without(words, [label]), label]).run for label in options]
         for name in ("attention", "mlp", "seed", "model", "optimizer"):
-            assert [getattr(run, name) for run in typed] == [getattr(run, name) for run in wanted], name
+            assert [getattr(run, name) for run in typed] == [
+                getattr(run, name) for run in wanted
+            ], name
 
 
 def test_what_cannot_be_trusted_is_bounded_by_flops_and_folders_are_kept(bounded):
@@ -471,7 +506,7 @@ def test_of_a_forward_the_command_is_another_profile_and_the_difference(bounded)
     )
 
 
-# --- the door -----------------------------------------------------------------------------------------------
+# --- the door -------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -482,7 +517,11 @@ def test_the_door_ends_with_the_largest_parts_and_commands_that_can_be_typed(tmp
     monkeypatch.setattr(timed, "LEAST_S", 0.001)
     monkeypatch.setitem(roofline.PRODUCT, Device.cpu, 128)
     monkeypatch.setitem(roofline.COPY_BYTES, Device.cpu, 2**20)
-    for name, *flags in (("step",), ("forward", "--forward"), ("text", "--generate", "--prompt", "8")):
+    for name, *flags in (
+        ("step",),
+        ("forward", "--forward"),
+        ("text", "--generate", "--prompt", "8"),
+    ):
         argv = [*NANO, "attention=mha", *flags, "--repeats", "1", "--json", f"{name}.json"]
         done = answer(lambda argv=argv: command.main(argv), limit_s=240)
         assert (done.code, done.crash) == (0, None), done

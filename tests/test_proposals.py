@@ -1,5 +1,5 @@
-"""Proposals of a program to a study: the rule against a plain t-interval, the answers against everything a
-program may try, and commands of a program that changes flags or edits files."""
+"""Proposals of a program to a study: the rule against a plain t-interval, the answers against
+everything a program may try, and commands of a program that changes flags or edits files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.attempts import wait_until
 from tests.conftest import INTERRUPTIBLE, REPO, SMALL, Door, Finished
 from tests.test_race import git
 
-# --- the rule -----------------------------------------------------------------------------------------------
+# --- the rule -------------------------------------------------------------------------------------
 
 
 def test_a_batch_is_above_where_the_lower_end_of_a_plain_t_interval_is():
@@ -86,7 +86,7 @@ def test_a_proposal_that_diverged_shows_nothing():
     assert not alone.diverged
 
 
-# --- answers ------------------------------------------------------------------------------------------------
+# --- answers --------------------------------------------------------------------------------------
 
 
 class Trainer:
@@ -101,10 +101,15 @@ class Trainer:
             raise KeyboardInterrupt
         self.asked += seeds
         made = {seed: self._rng.normal(3.0, 0.01, size=2) for seed in seeds}
-        return {seed: (float(loss) - self._gain, float(baseline)) for seed, (loss, baseline) in made.items()}
+        return {
+            seed: (float(loss) - self._gain, float(baseline))
+            for seed, (loss, baseline) in made.items()
+        }
 
 
-def propose(name: str, trainer: Any, lines: list[LogLine] | None = None, **rules: float) -> AnswerLine:
+def propose(
+    name: str, trainer: Any, lines: list[LogLine] | None = None, **rules: float
+) -> AnswerLine:
     """Return the answer. `lines`: the log, which is read and written."""
     log = [] if lines is None else lines
     campaign = Campaign(Propose(**rules), lines=list(log), write=log.append)  # type: ignore[arg-type]
@@ -134,7 +139,9 @@ def test_a_run_that_was_trained_again_counts_as_it_was_the_first_time():
     for seed, name in enumerate(("first", "second")):
         propose(name, Trainer(0.0, seed=seed), lines)
     pairs = [line for line in lines if isinstance(line, PairLine)]
-    baselines = [[line.baseline for line in pairs if line.arm == arm] for arm in ("first", "second")]
+    baselines = [
+        [line.baseline for line in pairs if line.arm == arm] for arm in ("first", "second")
+    ]
     assert baselines[0] == baselines[1]
     assert len({line.loss for line in pairs}) == 8
 
@@ -149,11 +156,15 @@ def test_a_proposal_that_was_cut_off_goes_on_with_the_batches_it_has():
 
 
 def test_a_diverged_proposal_is_never_accepted_and_a_diverged_baseline_is_no_gain():
-    answer = propose("bad", lambda seeds: {seed: (math.inf if seed == 1 else 1.0, 3.0) for seed in seeds})
+    answer = propose(
+        "bad", lambda seeds: {seed: (math.inf if seed == 1 else 1.0, 3.0) for seed in seeds}
+    )
     assert answer.word == "not shown"
     assert answer.diverged
     assert answer.gain is None
-    answer = propose("arm", lambda seeds: {seed: (3.0, math.inf if seed % 2 else 4.0) for seed in seeds})
+    answer = propose(
+        "arm", lambda seeds: {seed: (3.0, math.inf if seed % 2 else 4.0) for seed in seeds}
+    )
     assert answer.word == "not shown"
     assert not answer.diverged
 
@@ -176,7 +187,7 @@ def test_an_adversary_that_farms_seeds_over_two_hundred_proposals_gets_nothing(
     assert adversary.played("normal", 4, effect=3, share=0.1)["found"] > 0.7
 
 
-# --- the command --------------------------------------------------------------------------------------------
+# --- the command ----------------------------------------------------------------------------------
 
 STUDY = {
     "question": "does anything help?",
@@ -188,7 +199,9 @@ STUDY = {
 
 
 @pytest.fixture
-def study_door(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Door:
+def study_door(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Door:
     """The command in this process: its runs have processes of their own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(REPO))
@@ -216,7 +229,11 @@ def folder(tmp_path: Path) -> Path:
     [
         ({}, ["attention=mqa", "seed=3"], "seed must be left out of a proposal"),
         ({}, ["trainer.init_from=x"], "trainer.init_from must be left out of a proposal"),
-        ({}, ["trainer.steps=8"], "trainer.steps × trainer.batch_tokens must be the baseline's 8,192 tokens"),
+        (
+            {},
+            ["trainer.steps=8"],
+            "trainer.steps × trainer.batch_tokens must be the baseline's 8,192 tokens",
+        ),
         ({}, ["model.seq_len=16"], "model.seq_len"),
         ({}, ["attention=nothing"], "attention"),
         ({}, ["'attention=mqa"], "quotes in pairs"),
@@ -232,19 +249,31 @@ def folder(tmp_path: Path) -> Path:
     ],
 )
 def test_what_would_not_be_fair_is_refused_before_anything_runs(
-    study_door: Door, folder: Path, changed: dict[str, object], proposals: list[str] | None, line: str
+    study_door: Door,
+    folder: Path,
+    changed: dict[str, object],
+    proposals: list[str] | None,
+    line: str,
 ):
     (folder / "study.yaml").write_text(json.dumps(STUDY | changed))
     words = () if proposals is None else ("--propose", *proposals)
     refused = study_door(folder, *words)
-    assert (refused.code, refused.out, refused.err[:7], refused.err.count("\n")) == (2, "", "nocap: ", 1)
+    assert (refused.code, refused.out, refused.err[:7], refused.err.count("\n")) == (
+        2,
+        "",
+        "nocap: ",
+        1,
+    )
     assert line in refused.err
     assert not (folder / FILE).exists()
 
 
 @pytest.mark.slow
-def test_proposals_from_the_first_to_rules_that_changed(study_door: Door, folder: Path, tmp_path: Path):
-    """The answer is JSON on stdout alone; a second time nothing runs, also with the runs deleted."""
+def test_proposals_from_the_first_to_rules_that_changed(
+    study_door: Door, folder: Path, tmp_path: Path
+):
+    """The answer is JSON on stdout alone; a second time nothing runs, also with the runs
+    deleted."""
 
     def told(out: str, proposal: str) -> dict[str, Any]:
         done = study_door(folder, f"output_dir={tmp_path / out}", "--json", "--propose", proposal)
@@ -263,7 +292,7 @@ def test_proposals_from_the_first_to_rules_that_changed(study_door: Door, folder
     assert "must be what its proposals began with" in refused.err
 
 
-# --- commands -----------------------------------------------------------------------------------------------
+# --- commands -------------------------------------------------------------------------------------
 
 SCRIPT = """
 import os, random, sys
@@ -287,7 +316,9 @@ def beside(tmp_path: Path, study_door: Door) -> Path:
 
 
 def write(beside: Path, **more: object) -> None:
-    (beside / "study.yaml").write_text(json.dumps({"question": "does it help?", "propose": PROPOSE | more}))
+    (beside / "study.yaml").write_text(
+        json.dumps({"question": "does it help?", "propose": PROPOSE | more})
+    )
 
 
 def command(gain: float | str, seed: str = "{seed}") -> str:
@@ -307,8 +338,8 @@ def commit() -> None:
 
 
 def test_a_gain_is_accepted_and_nothing_is_not(study_door: Door, beside: Path):
-    """Also where more is better. A proposal that was answered runs nothing, also with its runs deleted; the
-    baseline's runs are everybody's."""
+    """Also where more is better. A proposal that was answered runs nothing, also with its runs
+    deleted; the baseline's runs are everybody's."""
     write(beside, better="higher")
     good, none, bad = answers(
         study_door(beside, "--json", "--propose", command(-0.1), command(0.1), command("nan"))
@@ -322,7 +353,9 @@ def test_a_gain_is_accepted_and_nothing_is_not(study_door: Door, beside: Path):
     assert good["overrides"] == [sys.executable, "train.py", "-0.1", "{seed}"]
     assert good["gain"] == pytest.approx(0.1, abs=0.005)
     assert len(list(Path("outputs/commands").glob("*/result.json"))) == 16 + 16 + 4 + 4
-    assert answers(study_door(beside, "output_dir=elsewhere", "--json", "--propose", command(-0.1))) == [good]
+    assert answers(
+        study_door(beside, "output_dir=elsewhere", "--json", "--propose", command(-0.1))
+    ) == [good]
     assert not Path("elsewhere/commands").exists()
     assert answers(study_door(beside, "--json", "--propose")) == [good, none, bad]
     assert f"accepted: {sys.executable} train.py -0.1" in study_door(beside, "--propose").out
@@ -338,7 +371,11 @@ def test_a_gain_is_accepted_and_nothing_is_not(study_door: Door, beside: Path):
         (command(1), {"metric": "("}, "propose.metric must be a regular expression"),
         (command(1), {"metric": ""}, "propose.metric must be given with propose.command"),
         (command(1), {"command": "", "metric": "", "ref": "main"}, "arms must be given"),
-        (command(1), {"flops": 2.0}, "propose.command must be without what is nocap's own trainer's"),
+        (
+            command(1),
+            {"flops": 2.0},
+            "propose.command must be without what is nocap's own trainer's",
+        ),
         (command(1), {"timeout": "soon"}, "propose.timeout must be a time"),
         (command(1), {"ref": "main"}, "--ref must be given in a git repository"),
         (command(1), {"link": ["data"]}, "propose.link must be given with propose.ref"),
@@ -367,14 +404,18 @@ def test_a_run_that_fails_or_ignores_its_seed_says_so_and_a_mended_command_is_an
     assert "ValueError: could not convert string to float: 'nothing'" in broken.err
     refused = study_door(beside, "--propose", f"{sys.executable} lucky.py {{seed}}")
     assert refused.code == 2
-    assert "must use its seed: losses of other seeds are equal to rounding, got [1.0]" in refused.err
+    assert (
+        "must use its seed: losses of other seeds are equal to rounding, got [1.0]" in refused.err
+    )
     assert answers(study_door(beside, "--json", "--propose", command("0.00")))[0]["number"] == 3
 
 
 def test_a_study_with_a_command_runs_it_for_a_proposal_alone(study_door: Door, beside: Path):
     (beside.parent / "marks.py").write_text("open('mark', 'w')\nprint('val loss', 1)\n")
     write(beside, command=f"{sys.executable} marks.py {{seed}}")
-    codes = [study_door(beside, *words).code for words in ((), ("--plan",), ("--judge",), ("--propose",))]
+    codes = [
+        study_door(beside, *words).code for words in ((), ("--plan",), ("--judge",), ("--propose",))
+    ]
     assert (codes, Path("mark").exists()) == ([2, 2, 2, 0], False)
     study_door(beside, "--propose", command(0.1))
     assert Path("mark").exists()
@@ -382,7 +423,9 @@ def test_a_study_with_a_command_runs_it_for_a_proposal_alone(study_door: Door, b
 
 def times() -> dict[Path, int]:
     """Of the runs that ended."""
-    return {path: path.stat().st_mtime_ns for path in Path("outputs/commands").glob("*/result.json")}
+    return {
+        path: path.stat().st_mtime_ns for path in Path("outputs/commands").glob("*/result.json")
+    }
 
 
 @pytest.mark.gate
@@ -394,7 +437,11 @@ def test_a_proposal_that_is_stopped_goes_on(study_door: Door, beside: Path):
     wait_until(times, "a run that ended")
     running.send_signal(signal.SIGINT)
     said = (*running.communicate(), running.returncode)
-    assert said == ("", "nocap: paused; runs that ended are kept, and the same command goes on\n", 75)
+    assert said == (
+        "",
+        "nocap: paused; runs that ended are kept, and the same command goes on\n",
+        75,
+    )
     known = times()
     assert answers(study_door(beside, "--json", "--propose", command(0)))[0]["number"] == 1
     assert known.items() <= times().items()
@@ -409,13 +456,16 @@ def test_files_that_change_need_a_ref_of_the_baseline(study_door: Door, beside: 
     (beside.parent / "train.py").write_text(SCRIPT.replace("3 - gain", "2.9 - gain"))
     refused = study_door(beside, "--propose", command(0.1))
     assert refused.code == 2
-    assert "must be what its proposals began with (files too, unless propose.ref is given)" in refused.err
+    assert (
+        "must be what its proposals began with (files too, unless propose.ref is given)"
+        in refused.err
+    )
 
 
 @pytest.mark.slow
 def test_a_program_that_edits_files_is_answered_against_a_ref(study_door: Door, beside: Path):
-    """What is trained is the tree, in worktrees that go; what is locked stays as it was; an edit that comes
-    again is the same proposal."""
+    """What is trained is the tree, in worktrees that go; what is locked stays as it was; an edit
+    that comes again is the same proposal."""
 
     def proposed(text: str, name: str = "train.py") -> Finished:
         (beside.parent / name).write_text(text)
@@ -425,7 +475,12 @@ def test_a_program_that_edits_files_is_answered_against_a_ref(study_door: Door, 
     commit()
     better, worse = (SCRIPT.replace("3 - gain", f"{base} - gain") for base in (2.9, 3.1))
     (good,), (bad,) = answers(proposed(better)), answers(proposed(worse))
-    assert (good["word"], good["number"], bad["word"], bad["number"]) == ("accepted", 1, "not shown", 2)
+    assert (good["word"], good["number"], bad["word"], bad["number"]) == (
+        "accepted",
+        1,
+        "not shown",
+        2,
+    )
     assert answers(proposed(better)) == [good]
     evaluation = (beside.parent / "evaluation.py").read_text()
     cheated = proposed(evaluation.replace("loss)\n", "loss - 1)\n"), "evaluation.py")
@@ -434,7 +489,9 @@ def test_a_program_that_edits_files_is_answered_against_a_ref(study_door: Door, 
     assert (cheated.code, same.code) == (2, 2)
     assert "--locked must be equal in main and ., got evaluation.py" in cheated.err
     assert "--ref must differ from main in a file" in same.err
-    worktrees = subprocess.run(["git", "worktree", "list"], capture_output=True, text=True, check=True).stdout
+    worktrees = subprocess.run(
+        ["git", "worktree", "list"], capture_output=True, text=True, check=True
+    ).stdout
     assert worktrees.count("\n") == 1
     commit()  # the log: main is another commit
     assert answers(proposed(better)) == [good]

@@ -47,7 +47,8 @@ THREE_SESSIONS = ("--sessions", "3", "--apart", "0.1s")
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory):
-    """A repository with a branch `idea`, whose loss is 0.1 lower, and a folder of data that git ignores."""
+    """A repository with a branch `idea`, whose loss is 0.1 lower, and a folder of data that git
+    ignores."""
     folder = tmp_path_factory.mktemp("template")
     (folder / "data").mkdir()
     (folder / "train.py").write_text(SCRIPT)
@@ -88,10 +89,17 @@ def commit(message):
 
 
 def arms(**commands):
-    return [word for name, command in commands.items() for word in ("--arm", f"{name}={PYTHON} {command}")]
+    return [
+        word
+        for name, command in commands.items()
+        for word in ("--arm", f"{name}={PYTHON} {command}")
+    ]
 
 
-ALIKE = [*arms(base="train.py {seed}", idea="train.py {seed}"), *METRIC]  # both arms' runs are the same
+ALIKE = [
+    *arms(base="train.py {seed}", idea="train.py {seed}"),
+    *METRIC,
+]  # both arms' runs are the same
 GAINING = [*arms(base="train.py {seed}", idea="other.py {seed}"), *METRIC]
 
 
@@ -144,7 +152,7 @@ def ended(repo):
     return list(repo.glob("outputs/commands/*/result.json"))
 
 
-# --- versions -----------------------------------------------------------------------------------------------
+# --- versions -------------------------------------------------------------------------------------
 
 
 def test_refs_are_raced_in_worktrees_until_the_answer_is_safe(repo, raced):
@@ -153,14 +161,20 @@ def test_refs_are_raced_in_worktrees_until_the_answer_is_safe(repo, raced):
     assert verdict(answer) == ("better", 3)
     gain = answer["verdicts"][0]["gain"]
     assert gain["low"] < 0.1 < gain["high"]
-    assert {cost["verdict"] for cost in costs(answer).values()} == {"no verdict"}  # times of one session
+    assert {cost["verdict"] for cost in costs(answer).values()} == {
+        "no verdict"
+    }  # times of one session
     order = [line.split(",")[0] for line in answer["said"].splitlines() if ", seed " in line]
     assert order == ["main", "idea", "idea", "main", "main", "idea"]
     again = raced(*words)
     assert (again["verdicts"], ", seed " in again["said"]) == (answer["verdicts"], False)
     printed = [path.with_name("output.log").read_text() for path in ended(repo)]
-    assert [text.count("\n") for text in printed] == [3] * 6, printed  # nothing but what the command says
-    worktrees = subprocess.run(["git", "worktree", "list"], capture_output=True, text=True, check=True).stdout
+    assert [text.count("\n") for text in printed] == [3] * 6, (
+        printed
+    )  # nothing but what the command says
+    worktrees = subprocess.run(
+        ["git", "worktree", "list"], capture_output=True, text=True, check=True
+    ).stdout
     assert worktrees.count("\n") == 1
 
 
@@ -209,12 +223,16 @@ def test_a_module_from_another_copy_ends_the_race(repo, failed, monkeypatch):
     assert not ended(repo)
 
 
-# --- seeds and words ----------------------------------------------------------------------------------------
+# --- seeds and words ------------------------------------------------------------------------------
 
 
 def test_commands_that_ignore_the_seed_count_once(repo, raced):
     answer = raced(*arms(base="train.py", idea="train.py 5"), *METRIC, "--jobs", "2")
-    assert (verdict(answer), answer["paired"], "n=1" in answer["said"]) == (("no verdict", 1), False, True)
+    assert (verdict(answer), answer["paired"], "n=1" in answer["said"]) == (
+        ("no verdict", 1),
+        False,
+        True,
+    )
     shown = text_of(page_of(answer))
     for line in (
         "Unpaired (Welch)",
@@ -227,11 +245,15 @@ def test_commands_that_ignore_the_seed_count_once(repo, raced):
 
 def test_commands_that_take_no_seed_are_not_paired(repo, raced):
     (repo / "noisy.py").write_text(
-        "import sys, time\nprint('METRIC loss=' + str(3 + float(sys.argv[1]) + time.time_ns() % 1000 / 1e5))"
+        "import sys, time\nprint('METRIC loss=' + str(3 + float(sys.argv[1]) + time.time_ns() % "
+        "1000 / 1e5))"
     )
     words = [*arms(base="noisy.py 1", idea="noisy.py 0"), "--metric", "loss", "--pairs", "3"]
     answer = raced(*words)
-    assert (verdict(answer), answer["verdicts"][0]["gain"]["method"]) == (("better", 3), "unpaired (Welch)")
+    assert (verdict(answer), answer["verdicts"][0]["gain"]["method"]) == (
+        ("better", 3),
+        "unpaired (Welch)",
+    )
     assert raced(*words, "--reads-seed")["paired"] is True
 
 
@@ -270,7 +292,8 @@ def test_what_prepares_a_run_comes_before_each_and_counts_in_no_time(repo, raced
         "import pathlib, sys, time\n"
         "time.sleep(0.4)\n"
         "path = pathlib.Path('data') / 'prepared.txt'\n"
-        "path.write_text(path.read_text() + ' '.join(sys.argv[1:]) + ';' if path.exists() else '')\n"
+        "path.write_text(path.read_text() + ' '.join(sys.argv[1:]) + ';' if path.exists() else "
+        "'')\n"
     )
     (repo / "data" / "prepared.txt").write_text("")
     monkeypatch.setenv("EXTRA", "print('METRIC seen', open('data/prepared.txt').read())")
@@ -280,16 +303,26 @@ def test_what_prepares_a_run_comes_before_each_and_counts_in_no_time(repo, raced
     assert (repo / "data" / "prepared.txt").read_text() == order
     assert all(row["wall_s"] < 0.4 for row in answer["measurements"])
     plain = raced(*GAINING, "--pairs", "3")
-    assert plain["arms"]["base"][0] != answer["arms"]["base"][0]  # another preparation is another arm
+    assert (
+        plain["arms"]["base"][0] != answer["arms"]["base"][0]
+    )  # another preparation is another arm
     assert verdict(plain) == verdict(answer)
 
 
 @pytest.mark.parametrize(
     ("words", "code", "line"),
     [
-        ("no_such_program x", 2, "--prepare must begin with a program that is there, got no_such_program"),
+        (
+            "no_such_program x",
+            2,
+            "--prepare must begin with a program that is there, got no_such_program",
+        ),
         ("make && make", 2, "--prepare must be without &&"),
-        (f"{PYTHON} -c 'print(7); raise SystemExit(3)'", 1, "base, seed 0: --prepare: exit code 3; see "),
+        (
+            f"{PYTHON} -c 'print(7); raise SystemExit(3)'",
+            1,
+            "base, seed 0: --prepare: exit code 3; see ",
+        ),
     ],
 )
 def test_what_cannot_prepare_ends_the_race(repo, failed, words, code, line):
@@ -306,9 +339,14 @@ def test_words(repo, raced):
 
 
 def test_the_page_of_a_race(repo, raced):
-    """The tables, the intervals, what was registered and what a reader must be told; in one file without a
-    script."""
-    words = [*arms(base="train.py {seed}", **{"<b>idea</b>": "other.py {seed}"}), *METRIC, "--pairs", "3"]
+    """The tables, the intervals, what was registered and what a reader must be told; in one file
+    without a script."""
+    words = [
+        *arms(base="train.py {seed}", **{"<b>idea</b>": "other.py {seed}"}),
+        *METRIC,
+        "--pairs",
+        "3",
+    ]
     first = raced(*words, "--guard", r"loss (\S+)$ 0.01", "--expect", "0.05..0.2")
     page, again = page_of(first), text_of(page_of(raced(*words)))
     shown = text_of(page)
@@ -322,7 +360,8 @@ def test_the_page_of_a_race(repo, raced):
 
 @pytest.mark.slow
 def test_steps_to_a_target_and_times_of_three_sessions_have_verdicts(repo, raced):
-    """Beside 2.5 each curve has a point a step: one gets there after 50 steps, the other after 25."""
+    """Beside 2.5 each curve has a point a step: one gets there after 50 steps, the other after
+    25."""
     for name, slope in (("slow.py", 0.01), ("quick.py", 0.02)):
         (repo / name).write_text(
             "import random, sys\n"
@@ -348,11 +387,15 @@ def test_steps_to_a_target_and_times_of_three_sessions_have_verdicts(repo, raced
 def test_steps_to_a_target_are_refused_where_one_arm_prints_its_loss_rarely(repo, raced):
     """Both have one curve, of which one prints each tenth point."""
     loss = "3 - 0.01 * step + 0.0001 * int(sys.argv[1])"
-    curve = f"import sys\nfor step in range(0, 101, EVERY): print('step', step, 'val loss', {loss})\n"
+    curve = (
+        f"import sys\nfor step in range(0, 101, EVERY): print('step', step, 'val loss', {loss})\n"
+    )
     (repo / "often.py").write_text(curve.replace("EVERY", "1"))
     (repo / "rarely.py").write_text(curve.replace("EVERY", "10"))
     words = [*arms(base="often.py {seed}", idea="rarely.py {seed}"), "--metric"]
-    answer = raced(*words, r"step (?P<step>\d+) val loss (?P<value>\S+)", "--target", "2.55", "--pairs", "3")
+    answer = raced(
+        *words, r"step (?P<step>\d+) val loss (?P<value>\S+)", "--target", "2.55", "--pairs", "3"
+    )
     cost = costs(answer)["steps_to_target"]
     assert (cost["mean"], cost["verdict"]) == (None, "no verdict")
     why = "validated every 10 steps there, and the other every 1"
@@ -361,7 +404,14 @@ def test_steps_to_a_target_are_refused_where_one_arm_prints_its_loss_rarely(repo
 
 
 def test_a_target_that_a_run_begins_at_has_no_ratio(repo, raced):
-    words = [*GAINING[:-1], r"step (?P<step>\d+) val loss (?P<value>\S+)", "--pairs", "3", "--target", "9"]
+    words = [
+        *GAINING[:-1],
+        r"step (?P<step>\d+) val loss (?P<value>\S+)",
+        "--pairs",
+        "3",
+        "--target",
+        "9",
+    ]
     answer = raced(*words)
     cost = costs(answer)["steps_to_target"]
     assert cost["verdict"] == "no verdict"
@@ -377,7 +427,8 @@ def test_a_target_that_a_run_begins_at_has_no_ratio(repo, raced):
         # the state of Hugging Face's Trainer
         (
             "s.json",
-            '{"log_history": [{"step": 1, "val_loss": 3}, {"step": 2, "val_loss": 2.5}, {"step": 2}]}',
+            '{"log_history": [{"step": 1, "val_loss": 3}, {"step": 2, "val_loss": 2.5}, {"step": '
+            "2}]}",
             2.5,
         ),
     ],
@@ -395,7 +446,8 @@ def test_a_file_may_be_named_by_the_seed_or_a_glob(repo, raced, name):
     """Of a glob the file counts that the run wrote last; an old one is not read."""
     (repo / "write.py").write_text(
         "import sys, pathlib, os\nseed, loss = sys.argv[1:]\n"
-        f"place = pathlib.Path({name!r}.replace('{{seed}}', seed).replace('**', seed).replace('*', '1'))\n"
+        f"place = pathlib.Path({name!r}.replace('{{seed}}', seed).replace('**', "
+        f"seed).replace('*', '1'))\n"
         "place.parent.mkdir(parents=True, exist_ok=True)\n"
         "if '-1' in place.name:\n"
         "    place.with_name('log-0.csv').write_text('val_loss\\n9\\n')\n"
@@ -412,7 +464,7 @@ def test_a_file_may_be_named_by_the_seed_or_a_glob(repo, raced, name):
     assert "Wall-clock includes start-up" in answer["said"]
 
 
-# --- what goes wrong ----------------------------------------------------------------------------------------
+# --- what goes wrong ------------------------------------------------------------------------------
 
 GOOD = "print('final', 3 + noise)"
 
@@ -422,11 +474,17 @@ GOOD = "print('final', 3 + noise)"
     ("extra", "code", "line"),
     [
         ("raise RuntimeError('broken')", 1, "RuntimeError: broken"),
-        ("", 1, "base, seed 0: final must be in what it printed, by 'final (\\\\S+)', got nothing; see"),
+        (
+            "",
+            1,
+            "base, seed 0: final must be in what it printed, by 'final (\\\\S+)', got nothing; see",
+        ),
         ("print('final nan')", 1, "base, seed 0: final must be a finite number, got nan; see"),
         (
-            "os.write(1, bytes(range(256)) * 100); print(); print('final 9', end=chr(13)); "  # a bar
-            "print('final ' + chr(27) + '[31m' + str(3 + noise) + chr(27) + '[0m', end=chr(13) + 'step')",
+            # a bar
+            "os.write(1, bytes(range(256)) * 100); print(); print('final 9', end=chr(13)); "
+            "print('final ' + chr(27) + '[31m' + str(3 + noise) + chr(27) + '[0m', end=chr(13) + "
+            "'step')",
             0,
             "",
         ),
@@ -444,7 +502,11 @@ GOOD = "print('final', 3 + noise)"
             0,
             "",
         ),
-        (f"print('final 9'); {GOOD}; print('final as it is')", 1, "final must be a number, got 'as'"),
+        (
+            f"print('final 9'); {GOOD}; print('final as it is')",
+            1,
+            "final must be a number, got 'as'",
+        ),
     ],
 )
 def test_what_a_command_does_badly(repo, raced, failed, monkeypatch, extra, code, line):
@@ -459,7 +521,9 @@ def test_what_a_command_does_badly(repo, raced, failed, monkeypatch, extra, code
     assert "val loss" in log.read_text()
     if code:
         monkeypatch.setenv("EXTRA", GOOD)
-        if "nan" in extra:  # a value that is none is a result, which nobody tries again until it is better
+        if (
+            "nan" in extra
+        ):  # a value that is none is a result, which nobody tries again until it is better
             shutil.rmtree(log.parent)
         raced(*words, "60s")
 
@@ -493,7 +557,9 @@ def printed(folder, *lines):
         (r"inf loss ([\d.]+)", ("inf loss 2.31",), "2.31"),  # of inference
     ],
 )
-def test_a_pattern_of_digits_does_not_pass_over_a_loss_that_is_not_finite(tmp_path, pattern, lines, value):
+def test_a_pattern_of_digits_does_not_pass_over_a_loss_that_is_not_finite(
+    tmp_path, pattern, lines, value
+):
     read = Reading(what=pattern).value(printed(tmp_path / "run", *lines), finite=False)
     assert str(read) == value
 
@@ -508,7 +574,9 @@ def test_a_pattern_of_digits_does_not_pass_over_a_loss_that_is_not_finite(tmp_pa
     ],
 )
 def test_a_pattern_that_takes_a_part_of_a_number_is_refused(tmp_path, pattern, line, whole, part):
-    with pytest.raises(FailedError, match=f"must be all of the number {re.escape(whole)}, got {part}; see"):
+    with pytest.raises(
+        FailedError, match=f"must be all of the number {re.escape(whole)}, got {part}; see"
+    ):
         Reading(what=pattern).value(printed(tmp_path / "run", line))
 
 
@@ -580,7 +648,9 @@ def test_a_file_that_a_killed_race_had_set_aside_is_put_back(tmp_path):
 def test_what_a_shell_alone_reads_is_refused(repo, failed, text, own):
     code, said = failed(*arms(base=f"train.py {text}", idea="train.py"), *METRIC)
     assert code == 2
-    assert f"arm base must be without {own}, which a shell alone reads (sh -c '…' starts one" in said
+    assert (
+        f"arm base must be without {own}, which a shell alone reads (sh -c '…' starts one" in said
+    )
 
 
 @pytest.mark.parametrize(
@@ -603,11 +673,16 @@ def test_what_stands_in_quotes_is_a_word(text, last):
 
 
 def test_a_variable_before_a_command_is_named_with_env(repo, failed, raced):
-    words = [f"--arm=base=X=1 {PYTHON} train.py {{seed}}", f"--arm=idea={PYTHON} train.py {{seed}}", *METRIC]
+    words = [
+        f"--arm=base=X=1 {PYTHON} train.py {{seed}}",
+        f"--arm=idea={PYTHON} train.py {{seed}}",
+        *METRIC,
+    ]
     code, said = failed(*words)
     assert code == 2
     assert (
-        "arm base must begin with a program that is there (env X=1 PROGRAM sets a variable), got X=1" in said
+        "arm base must begin with a program that is there (env X=1 PROGRAM sets a variable), got "
+        "X=1" in said
     )
     raced(words[0].replace("X=1", "env X=1"), *words[1:], "--pairs", "1")
 
@@ -622,7 +697,12 @@ def test_what_lies_where_one_stands_is_not_run_to_list_the_packages(repo, raced)
     (repo / "apart").mkdir()
     for name in ("train.py", "helper.py"):
         shutil.copy(repo / name, repo / "apart" / name)
-    raced(*arms(base="apart/train.py {seed}", idea="apart/train.py {seed} again"), *METRIC, "--pairs", "1")
+    raced(
+        *arms(base="apart/train.py {seed}", idea="apart/train.py {seed} again"),
+        *METRIC,
+        "--pairs",
+        "1",
+    )
     assert not (repo / "was_run").exists()
 
 
@@ -650,7 +730,13 @@ def test_a_repository_that_git_refuses_is_not_taken_for_none(repo, failed):
     assert "git rev-parse --show-toplevel: fatal: bad config line" in said
 
 
-SHELL = ["--arm", "base=sh -c 'echo val loss 3 | tee -a log.txt'", "--arm", "idea=echo val loss 2", *METRIC]
+SHELL = [
+    "--arm",
+    "base=sh -c 'echo val loss 3 | tee -a log.txt'",
+    "--arm",
+    "idea=echo val loss 2",
+    *METRIC,
+]
 
 
 def test_a_file_of_the_repository_that_is_edited_ends_the_race(repo, failed, raced):
@@ -659,7 +745,10 @@ def test_a_file_of_the_repository_that_is_edited_ends_the_race(repo, failed, rac
     commit("a log")
     code, said = failed(*SHELL, "--pairs", "1")
     assert code == 1
-    assert "base, seed 0: log.txt was edited while it was raced (--ref keeps each version apart)" in said
+    assert (
+        "base, seed 0: log.txt was edited while it was raced (--ref keeps each version apart)"
+        in said
+    )
     assert not ended(repo)
     git("rm", "-q", "--cached", "log.txt")
     raced(*SHELL, "--pairs", "1")  # git does not know it: the command may write it
@@ -675,7 +764,16 @@ def test_what_a_race_writes_may_be_a_file_of_the_repository(repo, raced):
     (repo / "log.json").write_text("{}")
     commit("a log")
     write = """sh -c 'echo "{\\"loss\\": 2}" > log.json'"""
-    raced(f"--arm=a={write}", f"--arm=b={write}", "--metric", "loss", "--file", "log.json", "--pairs", "1")
+    raced(
+        f"--arm=a={write}",
+        f"--arm=b={write}",
+        "--metric",
+        "loss",
+        "--file",
+        "log.json",
+        "--pairs",
+        "1",
+    )
     assert (repo / "log.json").read_text() == "{}"
 
 
@@ -699,7 +797,10 @@ REFUSALS = (  # words, and what the line begins with
     (["--metric", r"(\d+) (\d+)"], "--metric must have one group"),
     ([*METRIC, "--metric", r"^.*val loss (\S+)"], "--metric must differ in name"),
     ([], "--metric must be given"),
-    ([*METRIC, "--arm", "third=/no/such/program"], "arm third must begin with a program that is there"),
+    (
+        [*METRIC, "--arm", "third=/no/such/program"],
+        "arm third must begin with a program that is there",
+    ),
     ([*METRIC, "--arm", "base=true"], "--arm must be two or more"),
     ([*METRIC, "--arm", "train.py"], "--arm must be NAME=COMMAND"),
     ([*METRIC, "--arm", "=true"], "--arm must be NAME=COMMAND"),
@@ -724,7 +825,10 @@ REFUSALS = (  # words, and what the line begins with
     (refs("main", "nowhere"), "--ref must be a commit, branch or tag"),
     (refs("main", "twin"), "--ref must differ from main in a file, got twin"),
     (refs("main", "idea")[2:], "--ref must be two or more"),
-    (refs("main", "idea", "--locked", "helper.py"), "--locked must be equal in main and idea, got helper.py"),
+    (
+        refs("main", "idea", "--locked", "helper.py"),
+        "--locked must be equal in main and idea, got helper.py",
+    ),
     (refs("main", "idea", "--locked", "nothing/**"), "--locked must match a file of main"),
     (refs("main", "idea", "--link", "nothing"), "--link must be a file or folder"),
     (refs("main", "idea", "--link", "helper.py"), "--link must be a path that git ignores"),
@@ -778,7 +882,10 @@ def test_runs_at_once_share_the_machine_and_have_no_times(repo, raced, monkeypat
     answer = raced(*GAINING, "--pairs", "3", "--jobs", "4")
     assert (verdict(answer), [*costs(answer)]) == (("better", 3), ["peak_mib"])
     assert "Runs shared the machine (--jobs 4)" in answer["said"]
-    lines = [path.read_text().splitlines()[-1].split() for path in repo.glob("outputs/commands/*/output.log")]
+    lines = [
+        path.read_text().splitlines()[-1].split()
+        for path in repo.glob("outputs/commands/*/output.log")
+    ]
     spans = [(float(words[-2]), float(words[-1])) for words in lines]
     assert any(a != b and a[0] < b[0] < a[1] for a in spans for b in spans)
     alone = raced(*GAINING, "--pairs", "3")
@@ -787,7 +894,7 @@ def test_runs_at_once_share_the_machine_and_have_no_times(repo, raced, monkeypat
     assert "raced before" in alone["exploratory"]
 
 
-# --- what makes a command the same --------------------------------------------------------------------------
+# --- what makes a command the same ----------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -806,7 +913,8 @@ def test_what_a_race_writes_is_no_part_of_its_arms(repo, raced):
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["sh -c '{PYTHON} {own}/it.py'", "{PYTHON} -m its.it"])
 def test_a_program_that_is_edited_is_another_one(repo, raced, failed, form):
-    """Where git does not see it, too: before a race and, which would mix two programs, while it goes on."""
+    """Where git does not see it, too: before a race and, which would mix two programs, while it
+    goes on."""
     own = repo / "its"
     own.mkdir()
     (repo / ".gitignore").write_text("outputs/\nits/\n")
@@ -818,12 +926,14 @@ def test_a_program_that_is_edited_is_another_one(repo, raced, failed, form):
     for loss in (3, 2):
         (own / "other.py").write_text(f"LOSS = {loss}\n")
         assert {row["val loss"] for row in raced(*words)["measurements"]} == {loss}
-    (own / "it.py").write_text((own / "it.py").read_text() + "open('its/other.py', 'a').write('LOSS = 1')\n")
+    (own / "it.py").write_text(
+        (own / "it.py").read_text() + "open('its/other.py', 'a').write('LOSS = 1')\n"
+    )
     code, said = failed(*words)
     assert (code, "its program was edited while it was raced" in said) == (1, True)
 
 
-# --- calibration --------------------------------------------------------------------------------------------
+# --- calibration ----------------------------------------------------------------------------------
 
 
 def made_race(folder, chance, *, gain, pairs, skewed=False):
@@ -832,13 +942,24 @@ def made_race(folder, chance, *, gain, pairs, skewed=False):
     def begin(arm, seed, place):
         noise = chance.expovariate(1.0) if skewed else chance.gauss(0, 1)
         place.mkdir(parents=True)
-        (place / LOG).write_text(f"0.1\tval loss {9 + 0.01 * (noise - gain * (arm.name == 'idea')):.8f}\n")
-        (place / RESULT).write_text(json.dumps({"wall_s": 1.0 + seed / 99, "cpu_s": 1.0, "peak_mib": 1.0}))
+        (place / LOG).write_text(
+            f"0.1\tval loss {9 + 0.01 * (noise - gain * (arm.name == 'idea')):.8f}\n"
+        )
+        (place / RESULT).write_text(
+            json.dumps({"wall_s": 1.0 + seed / 99, "cpu_s": 1.0, "peak_mib": 1.0})
+        )
 
-    both = [Command(name=name, words=("{seed}",), cwd=folder, content=name) for name in ("base", "idea")]
+    both = [
+        Command(name=name, words=("{seed}",), cwd=folder, content=name) for name in ("base", "idea")
+    ]
     reading = Reading(what=PATTERN, better=Better.lower)
     return Race(
-        arms=both, readings=[reading], output_dir=folder, pairs=pairs, begin=begin, log=lambda line: None
+        arms=both,
+        readings=[reading],
+        output_dir=folder,
+        pairs=pairs,
+        begin=begin,
+        log=lambda line: None,
     )
 
 
@@ -859,7 +980,9 @@ def test_what_several_arms_print_has_one_interval_and_what_they_cost_the_cautiou
 
     arms = [Command(name=name, words=("{seed}",), cwd=tmp_path, content=name) for name in losses]
     reading = Reading(what=PATTERN, better=Better.lower)
-    racing = Race(arms=arms, readings=[reading], output_dir=tmp_path, pairs=pairs, seeded=seeded, begin=begin)
+    racing = Race(
+        arms=arms, readings=[reading], output_dir=tmp_path, pairs=pairs, seeded=seeded, begin=begin
+    )
     verdicts = written(racing, racing.run())["verdicts"]
     base, others = losses["base"], [losses[name] for name in ("a", "b", "c")]
     ends = of_a_mixed_model(base - np.array(others), look=look)
@@ -868,7 +991,9 @@ def test_what_several_arms_print_has_one_interval_and_what_they_cost_the_cautiou
             assert verdict["gain"]["low"] == pytest.approx(low, abs=1e-9)
             assert verdict["gain"]["high"] == pytest.approx(high, abs=1e-9)
         else:
-            welch = stats.ttest_ind(base, other, equal_var=False).confidence_interval(1 - 0.05 / look**2)
+            welch = stats.ttest_ind(base, other, equal_var=False).confidence_interval(
+                1 - 0.05 / look**2
+            )
             assert verdict["gain"]["low"] <= welch.low + 1e-9
             assert verdict["gain"]["high"] >= welch.high - 1e-9
     logs = np.log(walls["base"] / walls["a"])

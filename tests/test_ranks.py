@@ -1,5 +1,5 @@
-"""Ranks of somebody else's torchrun give what one device gives; nobody else's pickle is read. nocap's own
-ranks: tests/test_faults.py."""
+"""Ranks of somebody else's torchrun give what one device gives; nobody else's pickle is read.
+nocap's own ranks: tests/test_faults.py."""
 
 from __future__ import annotations
 
@@ -17,7 +17,15 @@ import pytest
 from tests.attempts import attempt, linux, processes, state_of, wait_until
 from tests.conftest import MEDIUM, REPO, Door, Undisturbed, the_run
 
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "nocap.train")
+TORCHRUN = (
+    "-m",
+    "torch.distributed.run",
+    "--standalone",
+    "--nproc-per-node",
+    "2",
+    "-m",
+    "nocap.train",
+)
 
 
 @pytest.mark.parametrize(
@@ -27,7 +35,9 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "
         (("--multirun", "seed=0,1"), "nocap: --multirun must not run under torchrun"),
     ],
 )
-def test_under_torchrun_is_refused(words: tuple[str, ...], line: str, tmp_path: Path, here: Door) -> None:
+def test_under_torchrun_is_refused(
+    words: tuple[str, ...], line: str, tmp_path: Path, here: Door
+) -> None:
     env = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
     done = here(*MEDIUM, *words, f"output_dir={tmp_path / 'out'}", env=env)
     assert (done.code, done.err.startswith(line), done.err.count("\n")) == (2, True, 1), done
@@ -85,12 +95,17 @@ def test_nodes_that_share_no_folder_are_told(tmp_path: Path) -> None:
 @linux
 @pytest.mark.slow
 def test_killed_agent_leaves_no_rank(tmp_path: Path) -> None:
-    with attempt(tmp_path / "out", "trainer.devices=2", "trainer.steps=2000", command=TORCHRUN) as running:
+    with attempt(
+        tmp_path / "out", "trainer.devices=2", "trainer.steps=2000", command=TORCHRUN
+    ) as running:
         running.wait_for_row(3)
         ranks = with_words(str(running.output_dir)) - {running.process.pid}
         assert len(ranks) == 2
         running.end(signal.SIGKILL)
-        wait_until(lambda: not ranks & with_words(str(running.output_dir)), "the ranks end with their agent")
+        wait_until(
+            lambda: not ranks & with_words(str(running.output_dir)),
+            "the ranks end with their agent",
+        )
 
 
 def with_words(word: str) -> set[int]:
@@ -98,11 +113,15 @@ def with_words(word: str) -> set[int]:
     pids = set()
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it ended while we looked
-            pids |= {int(entry.name)} if word in (entry / "cmdline").read_text(errors="replace") else set()
+            pids |= (
+                {int(entry.name)}
+                if word in (entry / "cmdline").read_text(errors="replace")
+                else set()
+            )
     return pids
 
 
-# --- other users of the machine -----------------------------------------------------------------------------
+# --- other users of the machine -------------------------------------------------------------------
 
 
 def listening(run_dir: Path) -> set[str]:
@@ -113,12 +132,18 @@ def listening(run_dir: Path) -> set[str]:
             inodes |= {os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir()}
     text = Path("/proc/net/tcp").read_text() + Path("/proc/net/tcp6").read_text()
     rows = [line.split() for line in text.splitlines() if "sl" not in line]
-    return {row[1].rpartition(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in inodes}
+    return {
+        row[1].rpartition(":")[0]
+        for row in rows
+        if row[3] == "0A" and f"socket:[{row[9]}]" in inodes
+    }
 
 
 @linux
 @pytest.mark.slow
-def test_nobody_can_connect_once_the_ranks_have_met(tmp_path: Path, undisturbed: Undisturbed) -> None:
+def test_nobody_can_connect_once_the_ranks_have_met(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
     """While the ranks of a run meet they listen on loopback, and after that nowhere."""
     out = tmp_path / "out"
     with attempt(out, "trainer.devices=2") as running:
@@ -138,6 +163,9 @@ def test_nobody_can_connect_once_the_ranks_have_met(tmp_path: Path, undisturbed:
 
 def test_nothing_of_another_rank_is_unpickled() -> None:
     pickled = re.compile(
-        r"object_list|(gather|scatter)_object|\b(import|from) pickle\b|pickle\.|\btorch\.load\b|TCPStore"
+        r"object_list|(gather|scatter)_object|\b(import|from) "
+        r"pickle\b|pickle\.|\btorch\.load\b|TCPStore"
     )
-    assert [str(path) for path in (REPO / "nocap").rglob("*.py") if pickled.search(path.read_text())] == []
+    assert [
+        str(path) for path in (REPO / "nocap").rglob("*.py") if pickled.search(path.read_text())
+    ] == []

@@ -1,4 +1,5 @@
-"""Cells as tasks of Ray's: what is asked of it, what is refused, and a grid that outlives a node."""
+"""Cells as tasks of Ray's: what is asked of it, what is refused, and a grid that outlives a
+node."""
 
 import _thread
 import os
@@ -25,7 +26,8 @@ WHY = "ray is not installed: pip install 'nocap[ray]'"
 
 
 @pytest.mark.parametrize(
-    ("device", "threads", "devices", "cpus_and_gpus"), [("cpu", 2, 2, (4, 0)), ("cuda", 1, 2, (2, 2))]
+    ("device", "threads", "devices", "cpus_and_gpus"),
+    [("cpu", 2, 2, (4, 0)), ("cuda", 1, 2, (2, 2))],
 )
 def test_what_a_cell_has_set_aside(device, threads, devices, cpus_and_gpus):
     run = compose([*SMALL, f"trainer.threads={threads}"])
@@ -34,7 +36,8 @@ def test_what_a_cell_has_set_aside(device, threads, devices, cpus_and_gpus):
 
 
 @pytest.mark.parametrize(
-    ("threads", "told"), [(2, "2 of 3 nodes have the 2 CPUs and 0 GPUs of a cell"), (9, "0 of 3 nodes")]
+    ("threads", "told"),
+    [(2, "2 of 3 nodes have the 2 CPUs and 0 GPUs of a cell"), (9, "0 of 3 nodes")],
 )
 def test_which_nodes_have_room_for_a_cell(threads, told):
     have = [{"CPU": 8.0, "GPU": 2.0}, {"CPU": 3.0}, {"memory": 1e9}, {"CPU": 9.0}]
@@ -46,10 +49,14 @@ def test_which_nodes_have_room_for_a_cell(threads, told):
 
 
 def test_a_wrong_address_is_refused(monkeypatch):
-    with pytest.raises(ValueError, match=r"^hydra\.launcher\.address must be auto, .*, got nowhere$"):
+    with pytest.raises(
+        ValueError, match=r"^hydra\.launcher\.address must be auto, .*, got nowhere$"
+    ):
         Ray(address="nowhere", restarts=0)
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:70000")
-    with pytest.raises(ValueError, match=r"^hydra\.launcher\.address must be a running Ray cluster .*:70000"):
+    with pytest.raises(
+        ValueError, match=r"^hydra\.launcher\.address must be a running Ray cluster .*:70000"
+    ):
         connected("auto")
 
 
@@ -67,7 +74,9 @@ class RayError(Exception):
 class Losing:
     """In place of Ray's module: a cluster that loses the first so many tasks, and runs none."""
 
-    exceptions = SimpleNamespace(TaskCancelledError=KeyError, RayTaskError=KeyError, RayError=RayError)
+    exceptions = SimpleNamespace(
+        TaskCancelledError=KeyError, RayTaskError=KeyError, RayError=RayError
+    )
 
     def __init__(self, lose, stop_at=None):
         self.lose, self.stop_at = lose, stop_at
@@ -76,7 +85,9 @@ class Losing:
 
     def remote(self, **ignored):
         def options(name, **need):
-            return SimpleNamespace(remote=lambda *words: self.started.append(name) or len(self.started))
+            return SimpleNamespace(
+                remote=lambda *words: self.started.append(name) or len(self.started)
+            )
 
         return lambda task: SimpleNamespace(options=options)
 
@@ -101,7 +112,10 @@ def runner(grid, ray, restarts=3):
 
 
 def test_a_lost_cell_goes_on_elsewhere_a_few_times(tmp_path, capsys):
-    for lose, restarts, started, reason in ((2, 3, 3, "it said so"), (9, 1, 2, "RayError: its node died")):
+    for lose, restarts, started, reason in (
+        (2, 3, 3, "it said so"),
+        (9, 1, 2, "RayError: its node died"),
+    ):
         grid, ray = grid_of(tmp_path / str(lose), ("seed=0",)), Losing(lose=lose)
         ((key, result),) = runner(grid, ray, restarts=restarts).run().items()
         assert (ray.started, result.status, result.reason) == ([key] * started, "waiting", reason)
@@ -130,7 +144,9 @@ def test_a_cancelled_task_lets_its_cell_save(tmp_path):
         wait_until(lambda: log.exists() and log.stat().st_size, "a line")
         _thread.interrupt_main()
 
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in a node that was started in the background
+    before = signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # as in a node that was started in the background
     try:
         threading.Thread(target=interrupt).start()
         assert _task()(["-c", code], {"A": "b"}, str(tmp_path), str(log)) == 75
@@ -139,13 +155,13 @@ def test_a_cancelled_task_lets_its_cell_save(tmp_path):
     assert log.read_text() == f"{os.getpid()} b\n"
 
 
-# --- a real cluster -----------------------------------------------------------------------------------------
+# --- a real cluster -------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def cluster(monkeypatch, tmp_path):
-    """Start a head without room and two nodes with room for one cell each, on this machine. `raylets` has the
-    nodes by process id. The first cell that comes to its step 3 stops there."""
+    """Start a head without room and two nodes with room for one cell each, on this machine.
+    `raylets` has the nodes by process id. The first cell that comes to its step 3 stops there."""
     # Ray starts its workers at niceness 15: beside other work they would stand still
     monkeypatch.setenv("RAY_worker_niceness", "0")
     monkeypatch.setenv("NOCAP_FAULT", "stop@3")
@@ -166,7 +182,8 @@ def cluster(monkeypatch, tmp_path):
         small = {"num_gpus": 0, "object_store_memory": 80 * 2**20, "temp_dir": folder}
         try:
             nodes = [made.add_node(**small, num_cpus=n, include_dashboard=False) for n in (0, 1, 1)]
-        # Ray gives a node 30 s to start, and its agents 15: too few on a machine that is busy otherwise
+        # Ray gives a node 30 s to start, and its agents 15: too few on a machine that is busy
+        # otherwise
         except Exception as error:
             pytest.skip(f"Ray started no three nodes: {error}")
         made.raylets = {node.all_processes["raylet"][0].process.pid: node for node in nodes}
@@ -208,7 +225,8 @@ def test_a_grid_outlives_a_node(cluster, tmp_path):
     assert "6 finished; 6 trained now" in done.out
     assert re.search(r"^lost .* goes on elsewhere \(1 of 3\)$", done.out, re.M), done.out
     attempts = {name: summary["attempts"] for name, summary in summaries(out).items()}
-    # a worker that its node's end lets go on may have ended before it is killed: then it is not trained again
+    # a worker that its node's end lets go on may have ended before it is killed: then it is not
+    # trained again
     assert attempts.pop(lost.name) in (1, 2)
     assert set(attempts.values()) == {1}
     if summaries(out)[lost.name]["attempts"] == 2:

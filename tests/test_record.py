@@ -1,5 +1,5 @@
-"""What a record is believed: damage is mended from a checkpoint, named and left out, or refused, and only
-nocap's own names are touched."""
+"""What a record is believed: damage is mended from a checkpoint, named and left out, or refused,
+and only nocap's own names are touched."""
 
 from __future__ import annotations
 
@@ -64,7 +64,9 @@ def again(this: Plan) -> Plan:
 
 def edit(path: Path, *without: str, **changed: Any) -> None:
     content = {**json.loads(path.read_text()), **changed}
-    path.write_text(json.dumps({key: value for key, value in content.items() if key not in without}))
+    path.write_text(
+        json.dumps({key: value for key, value in content.items() if key not in without})
+    )
 
 
 def same_end(this: Plan, whole: Path) -> None:
@@ -72,7 +74,7 @@ def same_end(this: Plan, whole: Path) -> None:
     assert (outcome(this) is not None, load([this.run_dir]).unreadable) == (True, {})
 
 
-# --- rows: mended from the checkpoint -----------------------------------------------------------------------
+# --- rows: mended from the checkpoint -------------------------------------------------------------
 
 
 ROWS: dict[str, Damage] = {
@@ -127,7 +129,9 @@ def test_rows_that_are_damaged_while_a_run_trains_are_put_back(whole: Path, tmp_
     same_end(this, whole)
 
 
-def test_a_checkpoint_whose_rows_are_not_those_before_it_is_named(half: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_whose_rows_are_not_those_before_it_is_named(
+    half: Path, tmp_path: Path
+) -> None:
     this = copied(half, tmp_path)
     newest = this.run_dir / "checkpoints" / name_of(5)
     for text in (b"{", b'{"step": 5}\n', b'{"step": 1}\n{"step": 0}\n'):
@@ -137,7 +141,7 @@ def test_a_checkpoint_whose_rows_are_not_those_before_it_is_named(half: Path, tm
         assert checkpoint.find(newest.parent).invalid == [line]
 
 
-# --- the end: what is believed ------------------------------------------------------------------------------
+# --- the end: what is believed --------------------------------------------------------------------
 
 
 ENDS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
@@ -145,7 +149,10 @@ ENDS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
     "manifest": ("manifest.json", lambda old: old.replace(b'"arm": "', b'"arm": "x')),
     "rows": ("metrics.jsonl", lambda old: old[:-9]),
     "summary": ("summary.json", lambda old: old.replace(b'"attempts": 1', b'"attempts": 7')),
-    "no digests": ("summary.json", lambda old: json.dumps({**json.loads(old), "sha256": None}).encode()),
+    "no digests": (
+        "summary.json",
+        lambda old: json.dumps({**json.loads(old), "sha256": None}).encode(),
+    ),
     "torn": ("summary.json", lambda old: b"{"),
 }
 
@@ -155,7 +162,10 @@ def test_a_damaged_end_is_named_and_made_again_from_the_last_checkpoint_or_refus
     damage: str, whole: Path, tmp_path: Path
 ) -> None:
     this, (name, change) = copied(whole, tmp_path), ENDS[damage]
-    path, weights = this.run_dir / name, this.run_dir / "checkpoints" / name_of(STEPS) / "model.safetensors"
+    path, weights = (
+        this.run_dir / name,
+        this.run_dir / "checkpoints" / name_of(STEPS) / "model.safetensors",
+    )
     path.write_bytes(change(path.read_bytes()))
     (told,) = load([this.run_dir]).unreadable.values()
     (notice,) = again(this).notices
@@ -167,11 +177,15 @@ def test_a_damaged_end_is_named_and_made_again_from_the_last_checkpoint_or_refus
     assert digests(this.run_dir) == before
     kept.rename(weights)
     assert start(again(this)).step == STEPS
-    edit(this.run_dir / "summary.json")  # a digest is of the content: it may be written in another form
+    edit(
+        this.run_dir / "summary.json"
+    )  # a digest is of the content: it may be written in another form
     same_end(this, whole)
 
 
-def test_finished_forged_half_way_is_trained_to_its_end(half: Path, whole: Path, tmp_path: Path) -> None:
+def test_finished_forged_half_way_is_trained_to_its_end(
+    half: Path, whole: Path, tmp_path: Path
+) -> None:
     this = copied(half, tmp_path)
     edit(this.run_dir / "summary.json", status="finished")
     assert outcome(this) is None
@@ -188,7 +202,9 @@ def test_nothing_of_another_run_is_believed(whole: Path, half: Path, tmp_path: P
     shutil.copytree(other.run_dir / "checkpoints" / name_of(STEPS), place)
     stamp(place)
     start(this, log=said.append)
-    assert any(line.endswith(f"{place}: it is of another run, {other.run_dir.name}") for line in said)
+    assert any(
+        line.endswith(f"{place}: it is of another run, {other.run_dir.name}") for line in said
+    )
     same_end(this, whole)
     for name in ("summary.json", "metrics.jsonl"):
         shutil.copy(other.run_dir / name, this.run_dir / name)
@@ -199,7 +215,7 @@ def test_nothing_of_another_run_is_believed(whole: Path, half: Path, tmp_path: P
         sound(again(this))
 
 
-# --- compare ------------------------------------------------------------------------------------------------
+# --- compare --------------------------------------------------------------------------------------
 
 
 def as_another(source: Path, seed: int) -> Path:
@@ -222,7 +238,10 @@ def test_copies_count_once_and_forged_ones_not_at_all(whole: Path, tmp_path: Pat
     loaded = load([this.run_dir.parent])
     assert len(loaded.records) == 4  # whoever recomputes every digest is not caught
     assert sum("left out, it is the same run as" in line for line in loaded.problems) == 1
-    assert sum("summary.json is not what its digest" in line for line in loaded.unreadable.values()) == 3
+    assert (
+        sum("summary.json is not what its digest" in line for line in loaded.unreadable.values())
+        == 3
+    )
     assert len(compare(loaded).not_compared) == 3
 
 
@@ -239,7 +258,7 @@ def test_a_grid_finds_its_runs_by_their_folders(whole: Path, tmp_path: Path) -> 
     assert of_identity(runs, this.identity) == this.run_dir
 
 
-# --- what lies there ----------------------------------------------------------------------------------------
+# --- what lies there ------------------------------------------------------------------------------
 
 
 def test_only_exact_names_below_checkpoints_are_read_or_touched(
@@ -265,7 +284,9 @@ def test_only_exact_names_below_checkpoints_are_read_or_touched(
     assert steady(this.run_dir) == steady(planned(whole, SEED).run_dir)
 
 
-def test_what_a_killed_process_left_is_deleted_at_the_next_start(whole: Path, tmp_path: Path) -> None:
+def test_what_a_killed_process_left_is_deleted_at_the_next_start(
+    whole: Path, tmp_path: Path
+) -> None:
     this = copied(whole, tmp_path)
     root = this.run_dir / "checkpoints"
     shutil.copytree(root / name_of(STEPS), root / ".step-00000006.tmp")
@@ -302,7 +323,7 @@ def test_what_is_no_folder_in_a_leases_place_is_refused(tmp_path: Path) -> None:
     assert (precious / "mine").is_dir()
 
 
-# --- a half-done run that code or machine make another ------------------------------------------------------
+# --- a half-done run that code or machine make another --------------------------------------------
 
 
 def test_a_half_done_run_under_other_threads_cpu_or_code_is_named(
@@ -313,7 +334,10 @@ def test_a_half_done_run_under_other_threads_cpu_or_code_is_named(
     def notices(*words: str) -> str:
         return "".join(planned(this.run_dir.parents[1], *words).notices)
 
-    begins = f"{this.run_dir} is half done, at step 5, and another run: what differs is threads (1, now 2); "
+    begins = (
+        f"{this.run_dir} is half done, at step 5, and another run: what differs is threads "
+        f"(1, now 2); "
+    )
     assert notices(SEED, "trainer.threads=2").startswith(begins)
     monkeypatch.setattr("nocap.config.hardware.device_name", lambda device: "Another CPU")
     assert re.search(r"what differs is device \(.*, now Another CPU\)", notices(SEED))
@@ -327,7 +351,7 @@ def other_code(run: Any, *, data_fingerprint: str) -> Json:
     return {**parts, "source": {**parts["source"], "nocap.model.gpt": "0" * 12}}
 
 
-# --- a grid's end -------------------------------------------------------------------------------------------
+# --- a grid's end ---------------------------------------------------------------------------------
 
 
 def grid_of_one(this: Plan, out: Path) -> Grid:
@@ -343,7 +367,10 @@ def test_a_report_that_a_kill_prevented_is_written_by_the_same_command(
 ) -> None:
     this = copied(whole, tmp_path)
     grid = grid_of_one(this, tmp_path / "out")
-    report, done = grid.folder / "report.html", {this.identity: RunResult(summary={"status": "finished"})}
+    report, done = (
+        grid.folder / "report.html",
+        {this.identity: RunResult(summary={"status": "finished"})},
+    )
 
     def written() -> int:
         assert multirun._report(grid, done, stopped=False) == 0
@@ -353,7 +380,8 @@ def test_a_report_that_a_kill_prevented_is_written_by_the_same_command(
     first = written()
     assert written() == first
     page = report.read_bytes()
-    # what a kill left is of fewer runs, and may be younger than all of them, as where they are copies
+    # what a kill left is of fewer runs, and may be younger than all of them, as where they are
+    # copies
     for left in (b"of before", page[:100], b""):
         report.write_bytes(left)
         written()
@@ -424,11 +452,14 @@ def test_a_comparison_that_fails_ends_a_grid_with_1(
     assert "nocap: no comparison: " in capsys.readouterr().err
 
 
-# --- types --------------------------------------------------------------------------------------------------
+# --- types ----------------------------------------------------------------------------------------
 
 
 WRONG: dict[str, tuple[str, str]] = {
-    "summary.json": ('{"clock_s": {"train": "long"}}', "clock_s.train must be a finite number, got 'long'"),
+    "summary.json": (
+        '{"clock_s": {"train": "long"}}',
+        "clock_s.train must be a finite number, got 'long'",
+    ),
     "manifest.json": ('{"parts": {"config": 7}}', "parts.config must be an object, got '7'"),
     "grid.json": ('{"cells": [{"identity": 7}]}', "cells[0].identity must be text, got '7'"),
     "any.json": ("[" * 100_000, "must hold a JSON object: "),
@@ -446,13 +477,21 @@ def test_wrong_types_are_refused_by_file_and_key(name: str, tmp_path: Path) -> N
 
 
 def test_rows_of_other_types_are_no_rows() -> None:
-    bad = ['{"step": true}', '{"step": 1.0}', '{"step": -1}', '{"step": 3, "x": "x"}', '{"step": 3, "a": {}}']
+    bad = [
+        '{"step": true}',
+        '{"step": 1.0}',
+        '{"step": -1}',
+        '{"step": 3, "x": "x"}',
+        '{"step": 3, "a": {}}',
+    ]
     bad += ["7", "{", '{"a": 1}', "", '{"step": 1}']
     text = "\n".join(['{"step": 1}', *bad, '{"step": 9, "val/loss": null}'])
     assert [row["step"] for row in read_rows(text.encode())] == [1, 9]
 
 
-def test_a_link_that_leads_elsewhere_is_not_written_through(half: Path, whole: Path, tmp_path: Path) -> None:
+def test_a_link_that_leads_elsewhere_is_not_written_through(
+    half: Path, whole: Path, tmp_path: Path
+) -> None:
     this, places = copied(half, tmp_path), ("train.log", "metrics.jsonl")
     for name in places:
         (this.run_dir / name).touch()

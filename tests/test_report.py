@@ -23,12 +23,14 @@ def text_of(text: str) -> str:
 
 
 def payload_of(text: str) -> dict[str, Any]:
-    (script,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text, flags=re.S)
+    (script,) = re.findall(
+        r'<script type="application/json" id="data">(.*?)</script>', text, flags=re.S
+    )
     payload: dict[str, Any] = json.loads(script)
     return payload
 
 
-# --- what it shows ------------------------------------------------------------------------------------------
+# --- what it shows --------------------------------------------------------------------------------
 
 
 def test_shows_what_was_compared_and_each_verdict() -> None:
@@ -38,7 +40,8 @@ def test_shows_what_was_compared_and_each_verdict() -> None:
     assert "12 arms from 45 runs" in shown
     assert "AMD EPYC 9B14" in shown
     assert re.search(
-        r"lower loss by 0\.02\d\d ± 0\.00\d\d ✓ better .{0,20}3\.\d% slower \[3\.\d% to 4\.\d% slower\]",
+        r"lower loss by 0\.02\d\d ± 0\.00\d\d ✓ better .{0,20}3\.\d% slower \[3\.\d% to 4\.\d% "
+        r"slower\]",
         shown,
     )
     assert "confounded (kernel)" in shown
@@ -58,15 +61,23 @@ def test_times_of_another_machine_are_refused_with_the_reason() -> None:
     shown = text_of(text)
     reason = re.search(r"\[(\d)\] other hardware: 1 × RTX 4090 \(9f9f9f\)", shown)
     assert reason
-    assert shown.count(f"refused [{reason[1]}]") == 3  # beside its verdict, and its speed and memory
-    assert "Not shown, for they are not known to have run on the baseline's machine: gqa swiglu." in shown
+    assert (
+        shown.count(f"refused [{reason[1]}]") == 3
+    )  # beside its verdict, and its speed and memory
+    assert (
+        "Not shown, for they are not known to have run on the baseline's machine: gqa swiglu."
+        in shown
+    )
     assert [arm["label"] for arm in payload_of(text)["arms"] if not arm["placed"]] == ["gqa swiglu"]
 
 
 def test_whatever_was_not_measured_is_a_dash() -> None:
     """An older record, a run without validation bytes: nothing of it but its loss is needed."""
     bare = made(
-        2, lambda record: replace(record, summary={"status": record.status, "val_loss": 3.0}, curve=Curve())
+        2,
+        lambda record: replace(
+            record, summary={"status": record.status, "val_loss": 3.0}, curve=Curve()
+        ),
     )
     shown = text_of(report.render(replace(bare, target=None, problems=[])))
     assert "gqa gelu4x" in shown
@@ -87,12 +98,18 @@ def test_mean_curve_keeps_to_the_steps_of_all_finished_seeds() -> None:
     def line(train_s: list[float], val_loss: list[float]) -> Curve:
         n = len(train_s)
         steps = [10 * i for i in range(n)]
-        return Curve(step=steps, tokens=[*range(n)], train_s=train_s, val_loss=val_loss, val_bpb=[None] * n)
+        return Curve(
+            step=steps, tokens=[*range(n)], train_s=train_s, val_loss=val_loss, val_bpb=[None] * n
+        )
 
     def mean_of(status: str) -> Any:
         def curved(record: Record) -> Record:
             long, short = line([0.0, 1.0, 2.0], [9.0, 5.0, 4.0]), line([0.0, 3.0], [9.0, 6.0])
-            return replace(record, curve=short, status=status) if record.seed else replace(record, curve=long)
+            return (
+                replace(record, curve=short, status=status)
+                if record.seed
+                else replace(record, curve=long)
+            )
 
         return payload_of(report.render(made(2, curved)))["arms"][0]["mean"]
 
@@ -112,10 +129,13 @@ def test_colour_is_one_factor_and_dash_the_other() -> None:
     assert looks["flash gelu4x"] == (0, 0)
     assert len({*looks.values()}) == 12
     for attention, mlp in itertools.product(ATTENTION, MLP):
-        assert looks[f"{attention} {mlp}"] == (looks[f"{attention} gelu4x"][0], looks[f"flash {mlp}"][1])
+        assert looks[f"{attention} {mlp}"] == (
+            looks[f"{attention} gelu4x"][0],
+            looks[f"flash {mlp}"][1],
+        )
 
 
-# --- what it cannot do --------------------------------------------------------------------------------------
+# --- what it cannot do ----------------------------------------------------------------------------
 
 
 def test_names_and_values_stay_text() -> None:

@@ -1,5 +1,5 @@
-"""The report in a real browser, opened from a file: it works, complains of nothing and asks nobody for
-anything."""
+"""The report in a real browser, opened from a file: it works, complains of nothing and asks nobody
+for anything."""
 
 from __future__ import annotations
 
@@ -54,10 +54,14 @@ class Tab:
             "console": lambda message: f"console: {message.text}",
             "pageerror": lambda error: f"error: {error}",
             "dialog": lambda dialog: dialog.dismiss() or "a dialog",
-            "request": lambda asked: not asked.url.startswith(("file:", "data:", "blob:")) and asked.url,
+            "request": lambda asked: (
+                not asked.url.startswith(("file:", "data:", "blob:")) and asked.url
+            ),
         }
         for event, complaint in complains.items():
-            self.page.on(event, lambda it, say=complaint: self.wrong.extend(filter(None, [say(it)])))
+            self.page.on(
+                event, lambda it, say=complaint: self.wrong.extend(filter(None, [say(it)]))
+            )
         self.page.goto(path.as_uri())
         if last is not None:
             self.page.wait_for_selector(f"#{last} > svg")
@@ -73,7 +77,9 @@ class Tab:
 
     def boxes(self, selector: str) -> list[list[float]]:
         """Left, top, right, bottom."""
-        sides = ", ".join(f"at.getBoundingClientRect().{side}" for side in ("left", "top", "right", "bottom"))
+        sides = ", ".join(
+            f"at.getBoundingClientRect().{side}" for side in ("left", "top", "right", "bottom")
+        )
         return self.each(selector, f"[{sides}]")
 
     def axes(self) -> str:
@@ -87,7 +93,8 @@ class Tab:
     def settle(self) -> None:
         """Wait until what was asked for is on the screen: the pointer meets what it meets there."""
         self.page.evaluate(
-            "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(null))))"
+            "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => "
+            "done(null))))"
         )
 
     def colours(self) -> tuple[str, str]:
@@ -143,7 +150,9 @@ def test_clicks_hide_an_arm_everywhere_and_switch_axes_and_units(
 ) -> None:
     tab = page_of(grid)
     tab.page.click("[data-rel='own']")  # the ends lie close: less the baseline's is shown first
-    assert len(tab.plotted("curves")) == 12 + 22  # a mean for each arm, and the seeds of those that have two
+    assert (
+        len(tab.plotted("curves")) == 12 + 22
+    )  # a mean for each arm, and the seeds of those that have two
     bars = tab.page.locator("#clock tr .part").count()
     assert bars == 12 * 6  # no arm has a teacher, none compiles
     place = [row.label for row in grid.rows].index("mha gelu4x")
@@ -151,7 +160,9 @@ def test_clicks_hide_an_arm_everywhere_and_switch_axes_and_units(
     assert len(tab.plotted("curves")) == 11 + 20
     for plot in ("curves", "times"):
         assert "mha gelu4x" not in tab.plotted(plot)
-    assert tab.page.locator("tr.off").count() == 6  # verdicts, target, speed, clock and its data, costs
+    assert (
+        tab.page.locator("tr.off").count() == 6
+    )  # verdicts, target, speed, clock and its data, costs
     assert tab.page.locator("g.off").count() == 1  # of the intervals
     assert tab.page.locator(".plot .faded").count() == 0
     tab.page.click("tr.off td.besides", click_count=2)  # a number is copied, and hides nothing
@@ -177,13 +188,17 @@ def test_clicks_hide_an_arm_everywhere_and_switch_axes_and_units(
 
 
 @pytest.mark.slow
-def test_hover_reads_a_value_and_a_drag_zooms(page_of: Callable[..., Tab], grid: Comparison) -> None:
+def test_hover_reads_a_value_and_a_drag_zooms(
+    page_of: Callable[..., Tab], grid: Comparison
+) -> None:
     tab = page_of(grid)
     tab.page.click("[data-rel='own']")
     tab.page.dblclick("nav button[data-arm='0']")  # the others' lines are closer than a pixel
     tab.page.locator("#curves").scroll_into_view_if_needed()
     tab.settle()
-    ((left, top, *_),) = tab.boxes("#curves > svg")  # read at one moment, for a redraw replaces the plot
+    ((left, top, *_),) = tab.boxes(
+        "#curves > svg"
+    )  # read at one moment, for a redraw replaces the plot
     whole, mouse = tab.line(), tab.page.mouse
     x, y = left + whole[20][0], top + whole[20][1]
     mouse.move(x, y)
@@ -208,14 +223,19 @@ def crowded(record: Record) -> Record:
     i = [f"{attention}-{mlp}" for attention in ATTENTION for mlp in MLP].index(record.arm)
     clock = {"train": 60 + 0.01 * i + 5 * (i > 8)}
     return with_summary(
-        record, val_loss=1.49 - 1e-5 * i - 0.02 * (i > 8), clock_s=clock, memory_mib={"peak": 1000.0}
+        record,
+        val_loss=1.49 - 1e-5 * i - 0.02 * (i > 8),
+        clock_s=clock,
+        memory_mib={"peak": 1000.0},
     )
 
 
 def apart(boxes: list[list[float]]) -> bool:
     """Whether no label lies on another. Lines of text are a pixel higher than their letters."""
     pairs = itertools.combinations(boxes, 2)
-    return all(a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] + 1 or b[3] <= a[1] + 1 for a, b in pairs)
+    return all(
+        a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] + 1 or b[3] <= a[1] + 1 for a, b in pairs
+    )
 
 
 @pytest.mark.slow
@@ -253,7 +273,11 @@ def test_a_phone_scrolls_only_down(page_of: Callable[..., Tab]) -> None:
     long_name = "attention_with_a_name_that_no_screen_holds_" * 3
 
     def renamed(record: Record) -> Record:
-        return replace(record, name=f"{long_name}-{record.name}") if record.arm == "flash-gelu3x" else record
+        return (
+            replace(record, name=f"{long_name}-{record.name}")
+            if record.arm == "flash-gelu3x"
+            else record
+        )
 
     tab = page_of(replace(made(2, renamed), problems=[long_name]), width=375)
     assert tab.scrolls() == 375
@@ -277,7 +301,9 @@ def test_what_escaping_would_miss_cannot_run(browser: Any, tmp_path: Path) -> No
     """The page's policy alone stops a script and a handler that got into it all the same."""
     evil = "<script>window.ran = 1</script><img src=data:, onerror='window.ran = 1'><h1>"
     small = compare(Found(records=[record_of("flash", "gelu4x", 0), record_of("gqa", "gelu4x", 0)]))
-    (tmp_path / "report.html").write_text(report.render(small).replace("<h1>", evil), encoding="utf-8")
+    (tmp_path / "report.html").write_text(
+        report.render(small).replace("<h1>", evil), encoding="utf-8"
+    )
     tab = Tab(browser, tmp_path / "report.html")
     assert tab.page.evaluate("window.ran") is None
     assert len(tab.wrong) == 2
@@ -300,11 +326,13 @@ def test_the_page_of_a_race_fits_a_phone_and_asks_for_nothing(
     assert tab.page.locator("figure .forest").bounding_box()["width"] > 1000
 
 
-# --- the leaderboard ----------------------------------------------------------------------------------------
+# --- the leaderboard ------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_the_board_is_filtered_without_a_script_and_fits_a_phone(opened: Callable[..., Tab]) -> None:
+def test_the_board_is_filtered_without_a_script_and_fits_a_phone(
+    opened: Callable[..., Tab],
+) -> None:
     tab = opened(REPO / "experiments" / "board.html", width=1400, last=None)
     assert tab.page.evaluate("document.documentElement.scrollHeight") <= 7200
     every = tab.each(".claim", "at.checkVisibility()")

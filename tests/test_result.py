@@ -1,5 +1,5 @@
-"""A result: `nocap.compare --json` writes it, `nocap.compare FILE.json` judges it again and finds every edit,
-and joins several."""
+"""A result: `nocap.compare --json` writes it, `nocap.compare FILE.json` judges it again and finds
+every edit, and joins several."""
 
 from __future__ import annotations
 
@@ -70,7 +70,9 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_run(root, words="gpt2-other", seed=0, val="v1")  # of another group
     for path in (root / "runs").glob("*/summary.json"):  # a machine has a name
         content = json.loads(path.read_text())
-        write_summary(path.parent, {**content, "hardware": {**content["hardware"], "host": "secret-host"}})
+        write_summary(
+            path.parent, {**content, "hardware": {**content["hardware"], "host": "secret-host"}}
+        )
     return root
 
 
@@ -98,7 +100,9 @@ def written(content: Json | str, path: Path) -> Path:
 
 def file_of(comparison: Comparison, path: Path) -> Path:
     """Write a comparison's file, as the command does."""
-    write_json(path, result.content(result.bare(comparison), command="python -m nocap.compare runs"))
+    write_json(
+        path, result.content(result.bare(comparison), command="python -m nocap.compare runs")
+    )
     return path
 
 
@@ -117,7 +121,8 @@ def sealed(content: Json) -> Json:
 
 
 def judge(*words: object) -> tuple[int, list[str]]:
-    """Judge files again: the exit code, and the lines that begin with the name of one, or the refusal."""
+    """Judge files again: the exit code, and the lines that begin with the name of one, or the
+    refusal."""
     said = answer(lambda: compare.main([str(word) for word in words]), limit_s=600)
     assert said.crash is None, said.trace
     assert not CONTROL.search(said.out + said.err)
@@ -131,7 +136,7 @@ def follows(path: Path, rows: int) -> str:
     return f"{path}: what it says follows from its {rows} rows"
 
 
-# --- the same -----------------------------------------------------------------------------------------------
+# --- the same -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -150,7 +155,9 @@ def test_a_file_says_what_the_runs_say_and_says_it_again(
 ) -> None:
     path, again = tmp_path / "result.json", tmp_path / "again.json"
     assert compare.main([str(outputs), "--json", str(path), *words]) == 0
-    printed = capsys.readouterr().out.replace(" on secret-host", "").removesuffix(f"written: {path}\n")
+    printed = (
+        capsys.readouterr().out.replace(" on secret-host", "").removesuffix(f"written: {path}\n")
+    )
     told = content_of(path)
     assert len({arm["difference"]["outcome"] for arm in told["arms"] if arm["difference"]}) >= 2
     assert compare.main([str(path), "--json", str(again)]) == 0
@@ -165,7 +172,9 @@ def test_a_file_says_what_the_runs_say_and_says_it_again(
 
 
 @pytest.mark.parametrize("how", [{}, {"cautious": True}], ids=str)
-def test_words_by_factor_and_at_equal_loss_are_those_of_a_fresh_comparison(tmp_path: Path, how: Json) -> None:
+def test_words_by_factor_and_at_equal_loss_are_those_of_a_fresh_comparison(
+    tmp_path: Path, how: Json
+) -> None:
     """Of the records as they are, which are not cut."""
     fresh = compared(grid_with_lengths().found, baseline="flash gelu4x", **how)
     assert fresh.factors is not None
@@ -183,7 +192,9 @@ def test_speeds_of_arms_timed_in_turns_are_in_a_file_too(tmp_path: Path) -> None
     file_of(timed(newer), tmp_path / "newer.json")
     joined = compared_to(tmp_path / "joined.json", path, tmp_path / "newer.json")
     assert joined["timing"]["started"] == newer.started
-    assert joined["timing"]["seconds_per_token"] == {arm: [*row] for arm, row in newer.seconds.items()}
+    assert joined["timing"]["seconds_per_token"] == {
+        arm: [*row] for arm, row in newer.seconds.items()
+    }
     assert [each["started"] for each in joined["timings"]] == [newer.started, timing().started]
     content = content_of(path)
     next(iter(content["timings"][0]["seconds"].values()))[0] *= 2
@@ -196,7 +207,9 @@ def test_speeds_of_arms_timed_in_turns_are_in_a_file_too(tmp_path: Path) -> None
     assert judge(path)[0] == 2
 
 
-def test_words_of_a_chain_with_a_diverged_arm_are_those_of_a_fresh_comparison(tmp_path: Path) -> None:
+def test_words_of_a_chain_with_a_diverged_arm_are_those_of_a_fresh_comparison(
+    tmp_path: Path,
+) -> None:
     loaded = grid_with_lengths().found
     diverged = []
     for run in loaded.records:
@@ -218,7 +231,8 @@ def test_words_of_a_chain_with_a_diverged_arm_are_those_of_a_fresh_comparison(tm
 
 
 def test_what_was_swept_and_what_is_measured_counts_in_a_file_too(tmp_path: Path) -> None:
-    """A swept kernel confounds nothing, and validation's precision is no key by which these compare."""
+    """A swept kernel confounds nothing, and validation's precision is no key by which these
+    compare."""
     for seed in range(3):
         for kernel, precision in (("flash", "fp32"), ("math", "bf16")):
             write_run(
@@ -290,13 +304,19 @@ def test_a_file_is_compared_like_runs(file: Path, tmp_path: Path, outputs: Path)
     assert len((tmp_path / "a.csv").read_text().splitlines()) == 20
     assert "gqa" in (tmp_path / "a.html").read_text()
     page = (tmp_path / "a.markdown").read_text()
-    for line in ("| gqa gelu4x | 3 |", f"python -m nocap.compare {file}", *content_of(file)["problems"]):
+    for line in (
+        "| gqa gelu4x | 3 |",
+        f"python -m nocap.compare {file}",
+        *content_of(file)["problems"],
+    ):
         assert line in page
 
 
 def test_standard_output_has_the_same_file(outputs: Path, tmp_path: Path) -> None:
     said = answer(lambda: compare.main([str(outputs), "--json", "-"]), limit_s=600)
-    path = written(said.out, tmp_path / "results.mine.json")  # no study's results, though it is called so
+    path = written(
+        said.out, tmp_path / "results.mine.json"
+    )  # no study's results, though it is called so
     assert judge(path) == (0, [follows(path, 19)])
 
 
@@ -317,8 +337,8 @@ def test_what_was_said_when_the_runs_were_read_is_said_again(outputs: Path, tmp_
 
 
 def of_logs(arms: tuple[tuple[str, float], ...], seeds: range, *, named: bool = True) -> Found:
-    """Records that logs are made into: they have no parts, a manifest that says where they are from, and a
-    config that names the arm."""
+    """Records that logs are made into: they have no parts, a manifest that says where they are
+    from, and a config that names the arm."""
     mark = {"format": "csv", "seed": "name" if named else None, "hardware": None}
     records = []
     for arm, loss in arms:
@@ -358,7 +378,9 @@ def test_a_file_of_records_that_logs_are_made_into(tmp_path: Path) -> None:
     assert again.follows() == [follows(tmp_path / "result.json", 8)]
     assert to_json(result_of(again.comparison)) == to_json(result_of(comparison))
     assert [run.manifest["imported"]["format"] for run in again.comparison.records] == ["csv"] * 8
-    assert [row.difference.outcome.value for row in again.comparison.arms if row.difference] == ["better"]
+    assert [row.difference.outcome.value for row in again.comparison.arms if row.difference] == [
+        "better"
+    ]
 
 
 def test_what_people_name_does_nothing_on_a_page(tmp_path: Path) -> None:
@@ -377,7 +399,7 @@ def test_what_people_name_does_nothing_on_a_page(tmp_path: Path) -> None:
     assert [line for line in lines if line.startswith("what it says follows")] == []
 
 
-# --- another question ---------------------------------------------------------------------------------------
+# --- another question -----------------------------------------------------------------------------
 
 
 def test_a_typed_question_is_asked_anew_and_nothing_is_checked(file: Path, outputs: Path) -> None:
@@ -443,14 +465,14 @@ def test_a_program_hears_of_an_edit(file: Path) -> None:
     arm_of(content, "mqa gelu4x")["difference"].update(BETTER)
     written(content, file)
     told = api.compare(file)
-    assert [arm["difference"]["verdict"] for arm in told["arms"] if arm["label"] == "mqa gelu4x"] == [
-        "no difference shown"
-    ]
+    assert [
+        arm["difference"]["verdict"] for arm in told["arms"] if arm["label"] == "mqa gelu4x"
+    ] == ["no difference shown"]
     (line,) = [line for line in told["problems"] if line.startswith(str(file))]
     assert 'mqa gelu4x: difference.verdict is "better", by its rows "no difference shown"' in line
 
 
-# --- edits --------------------------------------------------------------------------------------------------
+# --- edits ----------------------------------------------------------------------------------------
 
 
 def arm_of(content: Json, label: str = "gqa gelu4x") -> Json:
@@ -465,7 +487,10 @@ BETTER = {"outcome": "better", "verdict": "better"}
 # An edit, and what a line must name, though the rows' digest was made anew.
 EDITS: dict[str, tuple[Callable[[Json], object], tuple[str, ...]]] = {
     "loss": (lambda c: run_of(c)["summary"].update(val_loss=3.27), ("gqa gelu4x: ", "difference.")),
-    "curve": (lambda c: run_of(c)["curve"]["val_loss"].__setitem__(2, 3.4), ("gqa gelu4x: ", "to_target.")),
+    "curve": (
+        lambda c: run_of(c)["curve"]["val_loss"].__setitem__(2, 3.4),
+        ("gqa gelu4x: ", "to_target."),
+    ),
     "word": (
         lambda c: arm_of(c, "mqa gelu4x")["difference"].update(BETTER),
         ('mqa gelu4x: difference.verdict is "better", by its rows "no difference shown"',),
@@ -502,7 +527,9 @@ EDITS: dict[str, tuple[Callable[[Json], object], tuple[str, ...]]] = {
     "left out": (lambda c: c.update(not_compared=[]), ("not_compared: ",)),
     "source": (
         lambda c: [
-            run_of(c, "flash-gelu4x-lr", seed)["parts"]["source"].update({"nocap.training.loop": "s0"})
+            run_of(c, "flash-gelu4x-lr", seed)["parts"]["source"].update(
+                {"nocap.training.loop": "s0"}
+            )
             for seed in range(3)
         ],
         ('lr: difference.verdict is "confounded (source)", by its rows "better"',),
@@ -531,7 +558,8 @@ QUICK = ("loss", "word", "diverged out", "arm twice", "source", "target", "doubt
 
 
 @pytest.mark.parametrize(
-    "edit", [*QUICK, *(pytest.param(edit, marks=pytest.mark.slow) for edit in EDITS if edit not in QUICK)]
+    "edit",
+    [*QUICK, *(pytest.param(edit, marks=pytest.mark.slow) for edit in EDITS if edit not in QUICK)],
 )
 def test_each_edit_is_named(file: Path, edit: str) -> None:
     before, (change, named) = content_of(file), EDITS[edit]
@@ -553,8 +581,8 @@ def test_each_edit_is_named(file: Path, edit: str) -> None:
 
 @pytest.mark.slow
 def test_what_moves_no_word(file: Path) -> None:
-    """An edit is named by the digest; another machine may round otherwise; another judge is named where it
-    says something else."""
+    """An edit is named by the digest; another machine may round otherwise; another judge is named
+    where it says something else."""
     content, device = content_of(file), {"environment": {"device": "another"}}
     first, *others = content["records"]
     shown = arm_of(content)["difference"]
@@ -574,7 +602,7 @@ def test_what_moves_no_word(file: Path) -> None:
         assert line in "\n".join(lines)
 
 
-# --- refused ------------------------------------------------------------------------------------------------
+# --- refused --------------------------------------------------------------------------------------
 
 
 def _with(path: str, value: Any) -> Callable[[Json], str]:
@@ -591,7 +619,10 @@ NO_RESULT: dict[str, tuple[Callable[[Json], str], str]] = {
     "no JSON": (lambda content: "{", "JSON object"),
     "a list": (lambda content: "[]", "JSON object"),
     "nothing": (lambda content: "{}", "be a comparison that nocap.compare --json wrote"),
-    "a study's results": (_with("kind", "study"), "be a comparison that nocap.compare --json wrote"),
+    "a study's results": (
+        _with("kind", "study"),
+        "be a comparison that nocap.compare --json wrote",
+    ),
     "newer": (
         lambda content: json.dumps({"schema_version": 99, "kind": "comparison"}),
         "schema_version must be at most 1",
@@ -620,7 +651,10 @@ NO_RESULT: dict[str, tuple[Callable[[Json], str], str]] = {
         _with("records/0/curve/val_loss/0", None),
         "Expected `float`, got `null` - at `$.records[0].curve.val_loss[0]`",
     ),
-    "no seed": (_with("records/0/seed", None), "Expected `int`, got `null` - at `$.records[0].seed`"),
+    "no seed": (
+        _with("records/0/seed", None),
+        "Expected `int`, got `null` - at `$.records[0].seed`",
+    ),
     "a key too many": (_with("records/0/more", 1), "more"),
     "a run twice": (
         lambda content: json.dumps(
@@ -636,7 +670,9 @@ NO_RESULT: dict[str, tuple[Callable[[Json], str], str]] = {
     "no digests": (_with("sha256", {}), "missing required field `question` - at `$.sha256`"),
     "an identity that is a pattern": (_with("records/0/identity", "/**"), "an identity must be"),
     "a baseline that runs": (
-        lambda content: _with("question/baseline", run_of(content, "flash-gelu4x", 9)["identity"])(content),
+        lambda content: _with("question/baseline", run_of(content, "flash-gelu4x", 9)["identity"])(
+            content
+        ),
         "question.baseline",
     ),
     "a baseline of no one's": (
@@ -682,7 +718,9 @@ def test_options_of_logs_are_refused_beside_a_result(file: Path, tmp_path: Path)
     assert judge(tmp_path / "folder.json")[0] == 2
 
 
-@pytest.mark.parametrize("cases", [6, pytest.param(200, marks=(pytest.mark.slow, pytest.mark.timeout(600)))])
+@pytest.mark.parametrize(
+    "cases", [6, pytest.param(200, marks=(pytest.mark.slow, pytest.mark.timeout(600)))]
+)
 def test_damage_of_any_kind_has_an_answer(original: Path, tmp_path: Path, cases: int) -> None:
     rng, codes = random.Random(cases), set[int]()
     hows = ["json"] * 12 + [
@@ -711,7 +749,7 @@ def test_damage_of_any_kind_has_an_answer(original: Path, tmp_path: Path, cases:
     assert codes == {0, 1, 2}
 
 
-# --- joined -------------------------------------------------------------------------------------------------
+# --- joined ---------------------------------------------------------------------------------------
 
 
 def compared_to(path: Path, *words: object) -> Json:
@@ -750,10 +788,14 @@ def test_two_halves_of_a_grid_by_seeds_are_the_grid(tmp_path: Path) -> None:
         assert {**other, "runs": sorted(other["runs"])} == {**arm, "runs": sorted(arm["runs"])}
     for key in ("by_factor", "findings", "look", "metric", "baseline", "swept", "confidence"):
         assert again[key] == expected[key]
-    assert result.read(tmp_path / "joined.json").follows() == [follows(tmp_path / "joined.json", 36)]
+    assert result.read(tmp_path / "joined.json").follows() == [
+        follows(tmp_path / "joined.json", 36)
+    ]
 
 
-def halves(tmp_path: Path, *words: str, a: Json | None = None, b: Json | None = None) -> tuple[Path, Path]:
+def halves(
+    tmp_path: Path, *words: str, a: Json | None = None, b: Json | None = None
+) -> tuple[Path, Path]:
     """Two people's files of two arms, of three seeds each. `a`, `b`: what their runs have."""
     files = []
     for name, seeds, about in (("a", range(3), a or {}), ("b", range(3, 6), b or {})):
@@ -806,7 +848,9 @@ def test_a_run_that_is_in_both_counts_once(tmp_path: Path) -> None:
     joined = compared_to(tmp_path / "joined.json", first, second)
     assert joined["arms"] == content_of(first)["arms"]
     (line,) = joined["problems"]
-    assert line.startswith(f"{second}: others have 6 runs of it too, which count once (gpt2-flash-gelu4x-s1-")
+    assert line.startswith(
+        f"{second}: others have 6 runs of it too, which count once (gpt2-flash-gelu4x-s1-"
+    )
     assert compared_to(tmp_path / "twice.json", first, first)["problems"] == []
 
 
@@ -821,7 +865,8 @@ def test_a_run_that_ended_otherwise_in_the_other_file_is_named(tmp_path: Path) -
     assert joined["arms"] == content_of(first)["arms"]
     (line,) = [line for line in joined["problems"] if "ended at" in line]
     assert line == (
-        f"gpt2-gqa-gelu4x-s1 (identity {run.name[-12:]}) ended at {summary['val_loss']} in {first} and at "
+        f"gpt2-gqa-gelu4x-s1 (identity {run.name[-12:]}) ended at {summary['val_loss']} in "
+        f"{first} and at "
         f"3.25 in {second}: the first counts"
     )
 
@@ -838,7 +883,11 @@ def test_speeds_of_two_machines_are_not_compared(tmp_path: Path) -> None:
 
 # What the runs of the second file have → what the refusal says, and what declares it.
 OTHERS: dict[str, tuple[Json, str, list[str]]] = {
-    "torch": ({"torch": "2.11.0"}, "torch 2.11.0, not 2.13.0 (to declare it: --allow torch)", ["torch"]),
+    "torch": (
+        {"torch": "2.11.0"},
+        "torch 2.11.0, not 2.13.0 (to declare it: --allow torch)",
+        ["torch"],
+    ),
     "source": (
         {"source": "s1"},
         "source nocap.training.loop s1, not nocap.training.loop s0 (to declare it: --allow source)",
@@ -850,7 +899,11 @@ OTHERS: dict[str, tuple[Json, str, list[str]]] = {
         "data.val v1, not v0; data t0v1, not t0v0 (to declare it: --allow data.val --allow data)",
         ["data"],
     ),
-    "kernel": ({"kernel": "math"}, "kernel math, not flash (to declare it: --allow kernel)", ["kernel"]),
+    "kernel": (
+        {"kernel": "math"},
+        "kernel math, not flash (to declare it: --allow kernel)",
+        ["kernel"],
+    ),
     "several": (
         {"torch": "2.11.0", "source": "s1"},
         "torch 2.11.0, not 2.13.0; source nocap.training.loop s1, not nocap.training.loop s0 "
@@ -903,7 +956,9 @@ QUESTIONS: dict[str, tuple[list[str], list[str], str]] = {
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
-def test_different_questions_are_refused_by_name_unless_typed(tmp_path: Path, question: str) -> None:
+def test_different_questions_are_refused_by_name_unless_typed(
+    tmp_path: Path, question: str
+) -> None:
     one, other, why = QUESTIONS[question]
     files = []
     for name, seeds, words in (("a", range(3), one), ("b", range(3, 6), other)):
@@ -956,7 +1011,7 @@ def test_logs_are_joined_and_what_names_no_seed_is_paired_with_nothing(tmp_path:
     assert "hold runs of the same trainer" in line
 
 
-# --- the command --------------------------------------------------------------------------------------------
+# --- the command ----------------------------------------------------------------------------------
 
 
 def test_what_makes_no_comparison_leaves_no_file(

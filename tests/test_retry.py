@@ -62,7 +62,9 @@ def test_what_passes_runs_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "code"), [("import nothing_of_this_name\n", 2), ("", 5)], ids=["cannot be imported", "no test"]
+    ("text", "code"),
+    [("import nothing_of_this_name\n", 2), ("", 5)],
+    ids=["cannot be imported", "no test"],
 )
 def test_tests_that_do_not_run_are_no_pass(tmp_path: Path, text: str, code: int) -> None:
     assert retried(tmp_path, text, "-n", "0").returncode == code

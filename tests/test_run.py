@@ -1,4 +1,5 @@
-"""One run, from the command to its record: what it writes, says and is, and when it is the same run."""
+"""One run, from the command to its record: what it writes, says and is, and when it is the same
+run."""
 
 from __future__ import annotations
 
@@ -31,12 +32,19 @@ from tests.in_process import TINY, planned
 Json = dict[str, Any]
 
 
-# --- the record ---------------------------------------------------------------------------------------------
+# --- the record -----------------------------------------------------------------------------------
 
 
 def test_record_has_the_files_of_the_contract(undisturbed: Undisturbed) -> None:
     names = {path.name for path in undisturbed.run_dir.iterdir() if not path.name.startswith(".")}
-    files = {"config.yaml", "manifest.json", "metrics.jsonl", "summary.json", "train.log", "checkpoints"}
+    files = {
+        "config.yaml",
+        "manifest.json",
+        "metrics.jsonl",
+        "summary.json",
+        "train.log",
+        "checkpoints",
+    }
     assert names == files
     assert {path.name for path in undisturbed.output_dir.iterdir()} == {"runs"}
 
@@ -83,7 +91,12 @@ def test_summary_has_the_keys_of_the_contract(undisturbed: Undisturbed) -> None:
     for key, parts in PARTS.items():
         assert parts <= set(summary[key]), key
         assert None not in [summary[key][part] for part in parts], key
-    assert [summary[key] for key in ("status", "seed", "steps", "tokens")] == ["finished", 0, 30, 30 * 2048]
+    assert [summary[key] for key in ("status", "seed", "steps", "tokens")] == [
+        "finished",
+        0,
+        30,
+        30 * 2048,
+    ]
     assert undisturbed.run_dir.name.endswith(f"-{summary['identity']}")
 
 
@@ -96,27 +109,37 @@ def test_rows_are_each_step_once_with_what_was_done_before_it(undisturbed: Undis
     numbers = "train/grad_norm train/lr perf/step_ms perf/tokens_per_s memory/peak_mib clock/wall_s"
     assert all(set(numbers.split()) <= set(row) for row in rows[:-1])
     run = compose([*MEDIUM, "output_dir=elsewhere"])
-    expected = [run.optimizer.lr * run.schedule.multiplier(step=step, steps=30) for step in range(30)]
+    expected = [
+        run.optimizer.lr * run.schedule.multiplier(step=step, steps=30) for step in range(30)
+    ]
     assert [row["train/lr"] for row in rows[:-1]] == expected
     assert rows[-1]["val/loss"] < rows[0]["val/loss"] - 1  # it learns
     assert summary_of(undisturbed.run_dir)["val_loss"] == rows[-1]["val/loss"]
 
 
-def test_clock_sums_to_the_wall_and_the_wall_is_the_time_of_the_process(undisturbed: Undisturbed) -> None:
+def test_clock_sums_to_the_wall_and_the_wall_is_the_time_of_the_process(
+    undisturbed: Undisturbed,
+) -> None:
     clock = summary_of(undisturbed.run_dir)["clock_s"]
     assert sum(clock[line] for line in LINES) == pytest.approx(clock["wall"], rel=0.01)
     began = (undisturbed.run_dir / "manifest.json").stat().st_mtime
     last_row = (undisturbed.run_dir / "metrics.jsonl").stat().st_mtime
     assert last_row - began <= clock["wall"] <= undisturbed.seconds
     for row in rows_of(undisturbed.run_dir):
-        assert sum(row[f"clock/{line}_s"] for line in LINES) == pytest.approx(row["clock/wall_s"], rel=1e-6)
+        assert sum(row[f"clock/{line}_s"] for line in LINES) == pytest.approx(
+            row["clock/wall_s"], rel=1e-6
+        )
 
 
 def test_manifest_says_what_the_run_is_made_of(undisturbed: Undisturbed) -> None:
     manifest = json.loads((undisturbed.run_dir / "manifest.json").read_text())
     assert {"identity", "parts", "data", "hardware", "versions", "git", "attempts"} <= set(manifest)
     assert set(manifest["parts"]) == {"config", "source", "data", "environment"}
-    assert digest(manifest["parts"]) == manifest["identity"] == summary_of(undisturbed.run_dir)["identity"]
+    assert (
+        digest(manifest["parts"])
+        == manifest["identity"]
+        == summary_of(undisturbed.run_dir)["identity"]
+    )
     source = manifest["parts"]["source"]
     assert {"nocap.training.loop", "nocap.model.gpt", "nocap.data.batches"} <= set(source)
     assert not any(module.endswith(("terminal", ".train")) for module in source)
@@ -152,10 +175,12 @@ def test_a_machine_without_what_a_run_does_not_use_trains(door: Door, tmp_path: 
     assert ("numpy" in versions, "wandb" in versions) == (True, False)
 
 
-# --- the same run again -------------------------------------------------------------------------------------
+# --- the same run again ---------------------------------------------------------------------------
 
 
-def test_finished_run_is_not_trained_again_and_torch_is_not_imported(undisturbed: Undisturbed) -> None:
+def test_finished_run_is_not_trained_again_and_torch_is_not_imported(
+    undisturbed: Undisturbed,
+) -> None:
     before = digests(undisturbed.run_dir)
     command = [sys.executable, "-X", "importtime", "-m", "nocap.train", *MEDIUM]
     done = subprocess.run(
@@ -172,9 +197,12 @@ def test_finished_run_is_not_trained_again_and_torch_is_not_imported(undisturbed
     assert digests(undisturbed.run_dir) == before
 
 
-def test_same_run_under_another_name_is_found(undisturbed: Undisturbed, tmp_path: Path, here: Door) -> None:
+def test_same_run_under_another_name_is_found(
+    undisturbed: Undisturbed, tmp_path: Path, here: Door
+) -> None:
     out = shutil.copytree(undisturbed.output_dir, tmp_path / "out")
-    # model=nano has four heads: `gqa` with an explicit four is `flash`, and so is a schedule spelled out.
+    # model=nano has four heads: `gqa` with an explicit four is `flash`, and so is a schedule
+    # spelled out.
     words = ("attention=gqa", "attention.n_kv_heads=4", "schedule=wsd", "schedule.decay_steps=6")
     done = here(*MEDIUM, *words, f"output_dir={out}")
     assert (done.code, done.out.splitlines()[0]) == (0, "already finished: nothing to train")
@@ -182,7 +210,7 @@ def test_same_run_under_another_name_is_found(undisturbed: Undisturbed, tmp_path
     assert len(list((out / "runs").iterdir())) == 1
 
 
-# --- identity -----------------------------------------------------------------------------------------------
+# --- identity -------------------------------------------------------------------------------------
 
 
 def identity(*words: str) -> str:
@@ -221,7 +249,7 @@ def test_what_can_change_a_number_changes_the_identity_and_presentation_does_not
     assert first == second
 
 
-# --- at the terminal ----------------------------------------------------------------------------------------
+# --- at the terminal ------------------------------------------------------------------------------
 
 
 def test_without_a_terminal_progress_is_plain_lines(undisturbed: Undisturbed) -> None:
@@ -239,7 +267,9 @@ def test_the_last_screen_says_what_an_epoch_takes(undisturbed: Undisturbed) -> N
     """Of 100,000 tokens in whole windows of 128."""
     summary = summary_of(undisturbed.run_dir)
     assert summary["epoch_s"] * summary["tokens_per_s"] == pytest.approx(99_968, abs=128)
-    (said,) = re.findall(r"^  epoch +(\S+ \S+) for all training data once", undisturbed.process.out, re.M)
+    (said,) = re.findall(
+        r"^  epoch +(\S+ \S+) for all training data once", undisturbed.process.out, re.M
+    )
     assert said == duration(summary["epoch_s"])
     unknown = terminal.table({**summary, "epoch_s": None}, run_dir=undisturbed.run_dir)
     assert "epoch" not in unknown
@@ -266,7 +296,9 @@ def test_on_a_terminal_progress_is_a_bar(tmp_path: Path) -> None:
         (100, 0, 5.0, ""),
     ],
 )
-def test_what_is_left_follows_the_pace_so_far(done: int, to_do: int, spent_s: float, says: str) -> None:
+def test_what_is_left_follows_the_pace_so_far(
+    done: int, to_do: int, spent_s: float, says: str
+) -> None:
     assert left(done, to_do, spent_s) == says
 
 
@@ -281,7 +313,14 @@ def test_a_log_has_a_line_a_validation_and_one_in_five_seconds_with_what_is_left
         now += 1.0
     reporter.row({"step": 100, "val/loss": None})
     lines = capsys.readouterr().out.splitlines()
-    assert [int(re.findall(r"step +(\d+)/100", line)[0]) for line in lines] == [50, 55, 60, 65, 70, 100]
+    assert [int(re.findall(r"step +(\d+)/100", line)[0]) for line in lines] == [
+        50,
+        55,
+        60,
+        65,
+        70,
+        100,
+    ]
     assert lines[0] == "step     50/100  train 3.0000  1,234 tokens/s"
     said = "train 3.0000  val 3.5000 (1.250 bits per byte)  1,234 tokens/s  about 40 s left"
     assert (lines[2], lines[5]) == (f"step     60/100  {said}", "step    100/100  val not a number")
@@ -305,12 +344,16 @@ def test_the_first_screen_says_what_is_trained_and_why_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS")
-    monkeypatch.setattr(hardware, "_cpu", lambda: hardware.Cpu(name="a CPU", flags=frozenset({"avx512f"})))
+    monkeypatch.setattr(
+        hardware, "_cpu", lambda: hardware.Cpu(name="a CPU", flags=frozenset({"avx512f"}))
+    )
     run = compose([*SMALL, "trainer.device=cpu", "trainer.threads=2", "trainer.steps=1200"])
     this, why = planned(tmp_path), reasons(run)
     head, *lines = headline(replace(this, run=run)).splitlines()
     assert re.fullmatch(
-        rf"{this.run_dir.name}: 1,200 steps of [\d,]+ tokens on 1 × a CPU with 2 threads, memory pooled", head
+        rf"{this.run_dir.name}: 1,200 steps of [\d,]+ tokens on 1 × a CPU with 2 threads, memory "
+        rf"pooled",
+        head,
     )
     assert lines == ["precision fp32: this CPU has no AMX", f"compile {why['compile']}"]
     other = replace(run.trainer, compile=type(run.trainer.compile)("max"))

@@ -48,13 +48,23 @@ def listed(capsys: pytest.CaptureFixture[str], *words: str) -> list[list[str]]:
 
 
 def test_filters_columns_and_order(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    runs, gqa = here / "outputs", {"words": "gpt2-gqa-gelu4x", "config": {"attention.n_kv_heads": 3}}
+    runs, gqa = (
+        here / "outputs",
+        {"words": "gpt2-gqa-gelu4x", "config": {"attention.n_kv_heads": 3}},
+    )
     first = write_run(runs, words="gpt2-flash-gelu4x", started="2026-01-02T00:00:00+0000")
     write_run(runs, loss=3.1, started="2026-01-01T00:00:00+0000", **gqa)
     failed = write_run(runs, seed=1, loss=9.0, status="failed", **gqa)
     changed(first / "manifest.json", options={"mlp": "mine,other"})
-    assert [row[1] for row in listed(capsys, "val_loss<5")] == ["3.1000", "3.3000"]  # as they were started
-    assert [row[1] for row in listed(capsys, "--sort", "val_loss")] == ["3.1000", "3.3000", "9.0000"]
+    assert [row[1] for row in listed(capsys, "val_loss<5")] == [
+        "3.1000",
+        "3.3000",
+    ]  # as they were started
+    assert [row[1] for row in listed(capsys, "--sort", "val_loss")] == [
+        "3.1000",
+        "3.3000",
+        "9.0000",
+    ]
     for words, run in (
         ("status=failed", failed),
         ("val_loss>5", failed),
@@ -81,13 +91,22 @@ def test_filters_columns_and_order(here: Path, capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["status=failed", "nope=1"], "nope must be a key"),  # though no run is left that could have it
+        (
+            ["status=failed", "nope=1"],
+            "nope must be a key",
+        ),  # though no run is left that could have it
         (["val_loss>100", "optimizer.lrr=0.003"], "optimizer.lrr must be a key"),
         (["status=failed", "--columns", "run,nope"], "nope must be a key"),
         (["status=failed", "--sort", "los"], "los must be a key"),
-        (["status==finished"], "status==finished must be KEY=VALUE, KEY<NUMBER or KEY>NUMBER, got two signs"),
+        (
+            ["status==finished"],
+            "status==finished must be KEY=VALUE, KEY<NUMBER or KEY>NUMBER, got two signs",
+        ),
         (["attention.kernel==fused"], "attention.kernel==fused must be KEY=VALUE"),
-        (["status<3"], "status<3 must compare numbers; status=VALUE compares other values, got finished"),
+        (
+            ["status<3"],
+            "status<3 must compare numbers; status=VALUE compares other values, got finished",
+        ),
         (["attention.kernel>1"], "attention.kernel>1 must compare numbers"),
         (["grid>1", "status=failed"], "grid>1 must compare numbers"),
         (["--sort", "kind"], "kind must be one key, as attention.kind, data.kind, got several"),
@@ -98,7 +117,10 @@ def test_a_filter_or_column_that_can_match_nothing_is_refused(
     words: list[str], reason: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = write_run(here / "outputs")
-    changed(run / "manifest.json", attempts=[{"started": "2026-01-01T00:00:00+00:00", "grid": "lr-1234"}])
+    changed(
+        run / "manifest.json",
+        attempts=[{"started": "2026-01-01T00:00:00+00:00", "grid": "lr-1234"}],
+    )
     assert refusal(words, capsys, command=command).startswith(f"nocap: {reason}")
 
 
@@ -112,9 +134,15 @@ def test_a_wrong_filter_removes_nothing(here: Path, capsys: pytest.CaptureFixtur
 # the earlier of two times is the greater text
 ZONES = [
     ("2026-01-01T12:00:00+0900", "2026-01-01T04:00:00+0000"),
-    ("2026-10-25T02:30:00+02:00", "2026-10-25T02:10:00+01:00"),  # in the hour that a summer's end repeats
+    (
+        "2026-10-25T02:30:00+02:00",
+        "2026-10-25T02:10:00+01:00",
+    ),  # in the hour that a summer's end repeats
     ("2026-01-02T08:00:00+10:00", "2026-01-01T23:00:00Z"),
-    ("2026-01-01T10:00:00+00:00", "2026-01-01T08:00:00"),  # without a zone: of this machine, which has UTC−5
+    (
+        "2026-01-01T10:00:00+00:00",
+        "2026-01-01T08:00:00",
+    ),  # without a zone: of this machine, which has UTC−5
 ]
 
 
@@ -165,7 +193,12 @@ def test_a_damaged_run_is_named_and_one_that_trains_is_running(
     out, err = capsys.readouterr()
     assert "not finished" in out
     assert err.startswith(f"nocap: {damaged.name}: ")
-    assert said(capsys, "show", trains.name).split()[:4] == ["run", "gpt2-flash-gelu4x-s0", "not", "finished"]
+    assert said(capsys, "show", trains.name).split()[:4] == [
+        "run",
+        "gpt2-flash-gelu4x-s0",
+        "not",
+        "finished",
+    ]
     with lease.acquire(trains):
         assert "running" in said(capsys)
 
@@ -189,7 +222,11 @@ def test_nothing_goes_without_yes_and_never_what_trains_or_lies_elsewhere(
     assert f"not removed: {trains.name}: " in err
     assert f"not removed: {linked.name}: it is no folder of its own right" in err
     assert [run.exists() for run in (trains, gone, other)] == [True, False, False]
-    assert {file.name for file in elsewhere.iterdir()} >= {"manifest.json", "summary.json", "metrics.jsonl"}
+    assert {file.name for file in elsewhere.iterdir()} >= {
+        "manifest.json",
+        "summary.json",
+        "metrics.jsonl",
+    }
     refusal(["rm", "--yes"], capsys, command=command)
 
 
@@ -218,12 +255,27 @@ def test_a_verb_that_there_is_not_is_no_run(here: Path, capsys: pytest.CaptureFi
     assert "gc" in refusal(["gc"], capsys, command=command)
 
 
-def test_what_refers_to_a_run_is_named_before_it_goes(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_refers_to_a_run_is_named_before_it_goes(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     trunk, branch, alone = (write_run(here / "outputs", seed=seed) for seed in range(3))
     identity = trunk.name[-12:]
     changed(branch / "manifest.json", init={"identity": identity, "step": 8, "path": "there"})
-    line = {"event": "run", "at": "2026-11-22T14:25:37+00:00", "machine": "m", "scale": "cpu", "previous": []}
-    line |= {"arm": "a", "seed": 0, "short": 0, "identity": identity, "status": "finished", "started": ""}
+    line = {
+        "event": "run",
+        "at": "2026-11-22T14:25:37+00:00",
+        "machine": "m",
+        "scale": "cpu",
+        "previous": [],
+    }
+    line |= {
+        "arm": "a",
+        "seed": 0,
+        "short": 0,
+        "identity": identity,
+        "status": "finished",
+        "started": "",
+    }
     files = {
         "outputs/grids/lr-1234/grid.json": {"cells": [{"identity": identity}]},
         "experiments/question/log.jsonl": {**line, "content": "c", "val_loss": 3.0},
@@ -239,14 +291,16 @@ def test_what_refers_to_a_run_is_named_before_it_goes(here: Path, capsys: pytest
     assert "begins from there" in said(capsys, "show", branch.name)
 
 
-# --- curves -------------------------------------------------------------------------------------------------
+# --- curves ---------------------------------------------------------------------------------------
 
 
 def rows_of(
     *curves: DrawnCurve, height: int = 5, width: int = 11, log: str = ""
 ) -> tuple[list[str], list[str]]:
     """The rows of a drawing, right of its axis, and the lines below them."""
-    _, *text = drawn(list(curves), x="steps", y="loss", width=width, height=height, log=log).splitlines()
+    _, *text = drawn(
+        list(curves), x="steps", y="loss", width=width, height=height, log=log
+    ).splitlines()
     return [row.partition("┤")[2].ljust(width) for row in text[:height]], text[height + 1 :]
 
 
@@ -274,7 +328,9 @@ def test_on_a_logarithmic_axis_a_power_law_is_straight() -> None:
     assert below[0].split() == ["1", "100"]
 
 
-def test_plot_in_the_terminal_and_as_a_picture(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plot_in_the_terminal_and_as_a_picture(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = write_run(here / "outputs", curve=(5.0, 4.0, 3.5, 3.2, 3.1))
     (run / "summary.json").unlink()  # it is training
     (here / "empty").mkdir()
@@ -309,15 +365,24 @@ def test_several_runs_are_drawn_by_arm_with_a_band_over_the_seeds(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As far as all seeds have come."""
-    last = [write_run(here / "outputs", seed=seed, curve=losses) for seed, losses in LOSSES.items()][-1]
-    other = {"words": "gpt2-flash-gelu3x", "config": {"mlp.expansion": 3.0}, "started": "2026-01-02T00:00:00"}
+    last = [
+        write_run(here / "outputs", seed=seed, curve=losses) for seed, losses in LOSSES.items()
+    ][-1]
+    other = {
+        "words": "gpt2-flash-gelu3x",
+        "config": {"mlp.expansion": 3.0},
+        "started": "2026-01-02T00:00:00",
+    }
     write_run(here / "outputs", curve=LOSSES[0], **other)
     both, alone = answered("outputs", "--after", "0", capsys=capsys)["curves"]
     assert (both["label"], alone["label"]) == ("gelu4x (2 seeds)", "gelu3x")
     assert both["x"] == alone["x"]
     pairs = list(zip(*LOSSES.values(), strict=True))
     assert both["y"] == pytest.approx([sum(pair) / 2 for pair in pairs])
-    assert (both["low"], both["high"]) == ([min(pair) for pair in pairs], [max(pair) for pair in pairs])
+    assert (both["low"], both["high"]) == (
+        [min(pair) for pair in pairs],
+        [max(pair) for pair in pairs],
+    )
     assert alone["y"] == alone["low"] == alone["high"] == [*LOSSES[0]]
     assert plot.main(["outputs", "--after", "0", "--log", "y"]) == 0
     assert "·" in capsys.readouterr().out
@@ -343,7 +408,9 @@ def test_of_several_runs_the_first_tenth_is_left_out_where_it_squeezes_the_rest(
     words: list[str], after: int, first: int, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for seed, losses in LOSSES.items():
-        write_run(here / "outputs", seed=seed, curve=losses, started=f"2026-01-0{seed + 1}T00:00:00")
+        write_run(
+            here / "outputs", seed=seed, curve=losses, started=f"2026-01-0{seed + 1}T00:00:00"
+        )
     answer = answered(*words, capsys=capsys)
     assert (answer["after"], answer["curves"][0]["x"][0]) == (after, first)
     assert plot.main(words) == 0

@@ -1,5 +1,5 @@
-"""Searches: what is proposed, what a kill leaves, and what is told of a trial; on losses that nobody trained
-for."""
+"""Searches: what is proposed, what a kill leaves, and what is told of a trial; on losses that
+nobody trained for."""
 
 import json
 import math
@@ -41,7 +41,7 @@ def space(*words):
     return space_of(OverridesParser.create().parse_overrides(list(words)))
 
 
-# --- what is asked ------------------------------------------------------------------------------------------
+# --- what is asked --------------------------------------------------------------------------------
 
 
 def test_the_words_of_a_search_are_taken_from_a_grids():
@@ -58,7 +58,10 @@ def test_the_words_of_a_search_are_taken_from_a_grids():
     [
         (["search=sobol"], "search.sampler: Invalid value 'sobol', expected one of [tpe, random]"),
         (["search.trials=3"], "search.sampler must be given"),
-        (["search=tpe", "search.trialz=3"], "search.trialz is no key of search (did you mean trials?)"),
+        (
+            ["search=tpe", "search.trialz=3"],
+            "search.trialz is no key of search (did you mean trials?)",
+        ),
         (["search=tpe", "search.trials=0"], "search.trials must be at least 1, got 0"),
         (
             ["search=tpe", "search.seed=[1]"],
@@ -81,7 +84,10 @@ def test_a_wrong_key_or_value_of_a_search(words, reason):
         ("a=int(tag(log, interval(16, 1024)))", "16 to 1024, whole numbers, log"),
         ("a=range(64, 257, 64)", "64 to 256, in steps of 64"),
         ("a=range(5, 1, -1)", "2 to 5, whole numbers"),
-        ("a=range(0, 0.4, 0.1)", "0.0 to 0.3, in steps of 0.1"),  # Hydra's own floats reach the stop
+        (
+            "a=range(0, 0.4, 0.1)",
+            "0.0 to 0.3, in steps of 0.1",
+        ),  # Hydra's own floats reach the stop
         ("attention=flash,gqa", "flash, gqa"),
         ("ideas=[x],[y,z]", "[x], [y,z]"),
         ("a=choice(1, 2, 1)", "1, 2"),
@@ -109,9 +115,11 @@ def test_what_nothing_can_be_drawn_from(word, reason):
         space(word)
 
 
-# --- what is proposed ---------------------------------------------------------------------------------------
+# --- what is proposed -----------------------------------------------------------------------------
 
-MIXED = space(LR, "a=int(interval(1, 8))", "b=int(tag(log, interval(1, 64)))", "c=range(0, 1, 0.25)", ARM)
+MIXED = space(
+    LR, "a=int(interval(1, 8))", "b=int(tag(log, interval(1, 64)))", "c=range(0, 1, 0.25)", ARM
+)
 
 
 def drawn(search, space, n, loss=lambda params: 0.0):
@@ -130,7 +138,9 @@ def test_a_seed_gives_the_same_trials_bit_for_bit(sampler):
     first, again, other = (
         [
             params
-            for params, _ in drawn(Search(sampler=sampler, seed=seed), MIXED, n, lambda trial: trial["a"])
+            for params, _ in drawn(
+                Search(sampler=sampler, seed=seed), MIXED, n, lambda trial: trial["a"]
+            )
         ]
         for seed in (1, 1, 2)
     )
@@ -154,13 +164,16 @@ def test_every_value_of_a_mixed_space_is_reached():
 
 
 def test_a_trial_that_runs_counts_as_bad():
-    """Twelve trials say that the bottom is near ½. Two that run there already keep the next one away."""
+    """Twelve trials say that the bottom is near ½. Two that run there already keep the next one
+    away."""
     line, search = space("x=interval(0, 1)"), Search(sampler=Sampler.tpe, seed=3)
     before = drawn(search, line, 12, lambda params: float((params["x"] - 0.5) ** 2))
     running = ({"x": 0.5}, None)
 
     def away(others):
-        proposed = [propose(replace(search, seed=seed), line, [*before, *others])["x"] for seed in range(20)]
+        proposed = [
+            propose(replace(search, seed=seed), line, [*before, *others])["x"] for seed in range(20)
+        ]
         return float(np.median([abs(x - 0.5) for x in proposed]))
 
     assert away([running] * 2) > 1.5 * away([])
@@ -174,7 +187,7 @@ def test_the_ends_of_a_space_are_each_tried_once():
     ]
 
 
-# --- carried out --------------------------------------------------------------------------------------------
+# --- carried out ----------------------------------------------------------------------------------
 
 OWN = ("optimizer.lr", "seed", "trainer.steps", "trainer.micro_batch", "output_dir")
 
@@ -187,9 +200,19 @@ def _composed(words):
 def quickly(words):
     """As `composed` does, in less time where only these keys differ, after the folder."""
     at = next(i for i, word in enumerate(words) if word.startswith("output_dir="))
-    own = {name: word.partition("=")[2] for word in words[at:] if (name := word.partition("=")[0]) in OWN}
-    shared = _composed((*words[:at], *(word for word in words[at:] if word.partition("=")[0] not in OWN)))
-    trainer = {key: int(own[f"trainer.{key}"]) for key in ("steps", "micro_batch") if f"trainer.{key}" in own}
+    own = {
+        name: word.partition("=")[2]
+        for word in words[at:]
+        if (name := word.partition("=")[0]) in OWN
+    }
+    shared = _composed(
+        (*words[:at], *(word for word in words[at:] if word.partition("=")[0] not in OWN))
+    )
+    trainer = {
+        key: int(own[f"trainer.{key}"])
+        for key in ("steps", "micro_batch")
+        if f"trainer.{key}" in own
+    }
     run = replace(
         shared.run,
         seed=int(own.get("seed", 0)),
@@ -205,8 +228,8 @@ class Kill(BaseException):
 
 
 class Trainer:
-    """In place of the runner and the records: a run's loss is a function of its config, infinite where it
-    diverges."""
+    """In place of the runner and the records: a run's loss is a function of its config, infinite
+    where it diverges."""
 
     def __init__(self, loss):
         self.loss, self.ends = loss, {}
@@ -255,7 +278,10 @@ def fake(monkeypatch):
 
 def a_search(out, search, *words, fixed=()):
     return Searching(
-        search, space(*(words or (LR,))), fixed=[*TINY, *fixed, f"output_dir={out}"], compose=quickly
+        search,
+        space(*(words or (LR,))),
+        fixed=[*TINY, *fixed, f"output_dir={out}"],
+        compose=quickly,
     )
 
 
@@ -272,7 +298,8 @@ def test_a_killed_search_goes_on_with_the_trials_that_it_would_have_had(tmp_path
     search = Search(sampler=Sampler.tpe, trials=13)
     fake(bowl)
     whole = [
-        (trial.words, trial.val_loss) for trial in carried(a_search(tmp_path / "whole", search)).trials()
+        (trial.words, trial.val_loss)
+        for trial in carried(a_search(tmp_path / "whole", search)).trials()
     ]
     assert [loss for _, loss in whole] == sorted(loss for _, loss in whole)
     trainer = fake(bowl)
@@ -282,7 +309,9 @@ def test_a_killed_search_goes_on_with_the_trials_that_it_would_have_had(tmp_path
     again = a_search(tmp_path / "cut", search).trials()
     assert [(trial.words, trial.val_loss) for trial in again] == whole
     # each once
-    assert sorted(int(label.split()[1].rstrip(":")) for label in trainer.trained) == list(range(1, 14))
+    assert sorted(int(label.split()[1].rstrip(":")) for label in trainer.trained) == list(
+        range(1, 14)
+    )
     # more trials are the same search
     assert len(carried(a_search(tmp_path / "cut", replace(search, trials=15))).trials()) == 15
     assert len(trainer.trained) == 15
@@ -308,7 +337,9 @@ def test_other_questions_are_other_searches(tmp_path):
 
 def test_the_same_trial_twice_is_one_run_and_both_are_told(tmp_path, fake):
     trainer = fake(lambda run: 1.0 + run.attention.n_kv_heads)
-    search = carried(a_search(tmp_path, Search(sampler=Sampler.random, trials=6), "attention=mqa,mha"))
+    search = carried(
+        a_search(tmp_path, Search(sampler=Sampler.random, trials=6), "attention=mqa,mha")
+    )
     losses = [2.0 if "attention=mqa" in trial.words else 3.0 for trial in search.trials()]
     assert [trial.val_loss for trial in search.trials()] == sorted(losses)
     listed = json.loads((search.grid.folder / GRID).read_text())
@@ -335,9 +366,13 @@ def test_diverged_and_impossible_trials_are_the_worst_and_named(tmp_path, fake):
         assert (trial.val_loss == lr) == (trial.status == "finished")
     rule = "cannot be trained, which is its result: trainer.batch_tokens must be divisible by "
     assert [rule in line for line in said] == [True] * status.count("refused")
-    assert searched.trials()[-1].row()[-1].startswith("cannot be trained: trainer.batch_tokens must")
+    assert (
+        searched.trials()[-1].row()[-1].startswith("cannot be trained: trainer.batch_tokens must")
+    )
     listed = json.loads((searched.grid.folder / GRID).read_text())["trials"]
-    (refused,) = {trial["reason"].partition(" must ")[0] for trial in listed if trial["status"] == "refused"}
+    (refused,) = {
+        trial["reason"].partition(" must ")[0] for trial in listed if trial["status"] == "refused"
+    }
     assert refused == "trainer.batch_tokens"
 
 
@@ -346,7 +381,9 @@ def test_the_table_has_the_ten_lowest_losses(tmp_path, fake):
     searched = carried(a_search(tmp_path, Search(sampler=Sampler.random, trials=12)))
     head, *rows, empty, note = searched.table().splitlines()
     assert head.split() == ["trial", "val", "loss", "optimizer.lr"]
-    assert [int(row.split()[0]) for row in rows] == [trial.number for trial in searched.trials()[:10]]
+    assert [int(row.split()[0]) for row in rows] == [
+        trial.number for trial in searched.trials()[:10]
+    ]
     lowest = searched.trials()[0]
     assert rows[0].split()[1:] == [f"{lowest.val_loss:.4f}", lowest.words[0].partition("=")[2]]
     assert empty == ""
@@ -395,7 +432,10 @@ def test_one_process_carries_out_a_search_and_its_file_is_its_own(tmp_path, fake
     fake(bowl)
     search = a_search(tmp_path, Search(sampler=Sampler.random, trials=1))
     write_file(search.grid.folder / GRID, b"no JSON")
-    with lease.acquire(search.grid.folder), pytest.raises(lease.HeldError, match="must have one writer"):
+    with (
+        lease.acquire(search.grid.folder),
+        pytest.raises(lease.HeldError, match="must have one writer"),
+    ):
         carried(search)
     with pytest.raises(ValueError, match=rf"{GRID} must hold a JSON object"):
         carried(search)
@@ -405,7 +445,10 @@ def test_one_process_carries_out_a_search_and_its_file_is_its_own(tmp_path, fake
     ("words", "reason"),
     [
         (("seed=0,1", "optimizer.lr=0.1,0.2"), "seed must be left to search.seed=100"),
-        (("attention=gqa", "hydra/launcher=ray"), "hydra/launcher must be basic or pool in a search"),
+        (
+            ("attention=gqa", "hydra/launcher=ray"),
+            "hydra/launcher must be basic or pool in a search",
+        ),
     ],
 )
 def test_a_multirun_refuses_what_no_search_takes(words, reason, tmp_path):
@@ -426,7 +469,8 @@ def test_what_a_search_leaves_is_read_as_a_grid(tmp_path, fake):
 
 
 def test_a_search_may_set_what_only_its_trials_make_possible(tmp_path, fake):
-    """No run has the fixed keys alone: four heads, which is the default, do not divide this width."""
+    """No run has the fixed keys alone: four heads, which is the default, do not divide this
+    width."""
     trainer = fake(lambda run: float(run.model.n_head))
     fixed = (*TINY, "model.d_model=18", f"output_dir={tmp_path}")
     with pytest.raises(ValueError, match=r"^model\.d_model must "):
@@ -435,14 +479,25 @@ def test_a_search_may_set_what_only_its_trials_make_possible(tmp_path, fake):
     assert len(trainer.trained) == 2
 
 
-# --- in whole -----------------------------------------------------------------------------------------------
+# --- in whole -------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 def test_a_search_in_a_pool(tmp_path, here):
     """One trial of which is broken: it stops nobody, and only it runs again."""
-    kept = (*CELL, "trainer.keep_steps=[3]")  # the last checkpoint, without which the broken one has ended
-    words = ("--multirun", *kept, "search=random", "search.trials=3", LR, ARM, "hydra/launcher=pool")
+    kept = (
+        *CELL,
+        "trainer.keep_steps=[3]",
+    )  # the last checkpoint, without which the broken one has ended
+    words = (
+        "--multirun",
+        *kept,
+        "search=random",
+        "search.trials=3",
+        LR,
+        ARM,
+        "hydra/launcher=pool",
+    )
     words = (*words, "hydra.launcher.jobs=1", "output_dir=out")
     keys, fixed = space(LR, ARM), [*kept, f"output_dir={tmp_path / 'out'}"]
     first = Searching(Search(sampler=Sampler.random, trials=3), keys, fixed=fixed, compose=composed)

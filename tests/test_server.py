@@ -1,5 +1,5 @@
-"""Workers that are forked from a server: as a fresh process trains, and gone with the grid, however it
-ends."""
+"""Workers that are forked from a server: as a fresh process trains, and gone with the grid, however
+it ends."""
 
 from __future__ import annotations
 
@@ -55,7 +55,9 @@ def all_below(parent: int) -> set[int]:
 
 
 @pytest.mark.slow
-def test_a_forked_worker_trains_as_a_fresh_process(tmp_path: Path, undisturbed: Undisturbed) -> None:
+def test_a_forked_worker_trains_as_a_fresh_process(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
     devices = Devices(jobs=1)
     work = begun(devices, tmp_path / "out")
     (server,) = servers(os.getpid())
@@ -90,7 +92,9 @@ def test_a_server_that_cannot_import_torch_says_why(tmp_path: Path, door: Door) 
 
 
 @pytest.mark.gate
-def test_a_grid_goes_on_after_its_server_was_killed(tmp_path: Path, undisturbed: Undisturbed) -> None:
+def test_a_grid_goes_on_after_its_server_was_killed(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
     running = Background(tmp_path / "out", *MEDIUM, "trainer.max_restarts=1", "seed=0,1")
     wait_until(lambda: rows_in(tmp_path / "out"), "a cell trains")
     (server,) = servers(running.process.pid)
@@ -133,18 +137,26 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("victim", ["grid", "server", "worker"])
 def test_kill(tmp_path: Path, three: Path, victim: str, moment: str) -> None:
-    """Nothing is lost, no process is left, and the grid goes on: by itself, or by the same command."""
+    """Nothing is lost, no process is left, and the grid goes on: by itself, or by the same
+    command."""
     out = tmp_path / "out"
     running = Background(out, *THREE)
     wait_until(lambda: MOMENTS[moment](out, running), moment)
     found = servers(running.process.pid)
     below = all_below(running.process.pid)
-    pids = {"grid": [running.process.pid], "server": found, "worker": sorted(below - set(found))[:1]}
+    pids = {
+        "grid": [running.process.pid],
+        "server": found,
+        "worker": sorted(below - set(found))[:1],
+    }
     for pid in pids[victim]:
         os.kill(pid, signal.SIGKILL)
     if victim == "grid":
         assert running.end().code == -signal.SIGKILL
-        wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in below), "they end with the grid")
+        wait_until(
+            lambda: not any(Path(f"/proc/{pid}").exists() for pid in below),
+            "they end with the grid",
+        )
         running = Background(out, *THREE)
     assert running.end().code == 0
     assert {summary["status"] for summary in summaries(out).values()} == {"finished"}
@@ -152,7 +164,9 @@ def test_kill(tmp_path: Path, three: Path, victim: str, moment: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [("trainer.threads=2",), ("trainer.devices=2",)], ids=["threads", "ranks"])
+@pytest.mark.parametrize(
+    "words", [("trainer.threads=2",), ("trainer.devices=2",)], ids=["threads", "ranks"]
+)
 def test_forked_workers_of_two_threads_or_ranks_train_as_fresh_processes(
     tmp_path: Path, door: Door, words: tuple[str, ...]
 ) -> None:

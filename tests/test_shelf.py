@@ -1,5 +1,5 @@
-"""The shelf's ideas that change the forward, each against its formula, and against the model without it where
-it has a neutral setting."""
+"""The shelf's ideas that change the forward, each against its formula, and against the model
+without it where it has a neutral setting."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ TOKENS_BT = torch.randint(V, (2, 16), generator=torch.Generator().manual_seed(0)
 
 @pytest.fixture(scope="module")
 def in_use() -> str:
-    """The ideas that neither the atlas nor a claim supports, imported once: what is cached here is theirs."""
+    """The ideas that neither the atlas nor a claim supports, imported once: what is cached here is
+    theirs."""
     outside.use(IDEA_FOLDERS)
     outside.all_options("ideas")
     return os.environ.pop(outside.VARIABLE)
@@ -82,7 +83,8 @@ def plain() -> Any:
 
 
 def moved(name: str, **keys: Any) -> Any:
-    """The model with the numbers of its idea moved from their start, where a zero would hide an error."""
+    """The model with the numbers of its idea moved from their start, where a zero would hide an
+    error."""
     model, generator = model_of(**{name: keys}), torch.Generator().manual_seed(1)
     with torch.no_grad():
         for place, p in model.named_parameters():
@@ -98,7 +100,10 @@ def part(model: Any, name: str, layer: int | None = None) -> Any:
 
 def context_of(model: Any, x0_BTC: Tensor) -> Context:
     return Context(
-        TOKENS_BT, x0_BTC, model.positions.tables(model.position, slice(0, TOKENS_BT.shape[1])), None
+        TOKENS_BT,
+        x0_BTC,
+        model.positions.tables(model.position, slice(0, TOKENS_BT.shape[1])),
+        None,
     )
 
 
@@ -117,7 +122,9 @@ def by_hand(
     for layer, block in enumerate(plain().blocks):
         a = block.attention.f
         h = block.attention.norm(x)
-        q, k, v = (project(h).unflatten(2, (-1, a.d_head)) for project in (a.q_proj, a.k_proj, a.v_proj))
+        q, k, v = (
+            project(h).unflatten(2, (-1, a.d_head)) for project in (a.q_proj, a.k_proj, a.v_proj)
+        )
         q, k = a.position.turn(q, k, context_of(plain(), x).tables)
         y = materialized(*(t.transpose(1, 2) for t in change(layer, q, k, v)))
         x = block.mlp(x + block.attention.scale * a.out_proj(y.transpose(1, 2).flatten(2)))
@@ -128,9 +135,11 @@ def close(a: Tensor, b: Tensor) -> None:
     torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
-# --- formulas -----------------------------------------------------------------------------------------------
+# --- formulas -------------------------------------------------------------------------------------
 
-Formula = Callable[..., Tensor]  # the moved model, the embedded tokens, keys → what its trunk must say
+Formula = Callable[
+    ..., Tensor
+]  # the moved model, the embedded tokens, keys → what its trunk must say
 FORMULAS: list[tuple[Formula, dict[str, Any]]] = []
 
 
@@ -171,7 +180,9 @@ def value_embeddings(model: Any, x: Tensor, **keys: Any) -> Tensor:
         its, out = part(model, "value_embeddings", layer), v.clone()
         for b, t, h in itertools.product(*map(range, v.shape[:3])):
             g = 2 * torch.sigmoid(its.gate[h] @ v[b, t, h]) if its.gate.ndim else its.gate
-            out[b, t, h] = v[b, t, h] + g * its.table.weight[TOKENS_BT[b, t]].reshape(v.shape[2:])[h]
+            out[b, t, h] = (
+                v[b, t, h] + g * its.table.weight[TOKENS_BT[b, t]].reshape(v.shape[2:])[h]
+            )
         return q, k, out
 
     return by_hand(x, added)
@@ -203,7 +214,9 @@ def ngrams(model: Any, x: Tensor, **keys: Any) -> Tensor:
             four = zip(TOKENS_BT[b, t - 3 : t + 1].tolist(), FACTORS, strict=True)
             row = reduce(operator.xor, (token * factor for token, factor in four))
             x[b, t] = x[b, t] + fours.project.weight @ fours.table.weight[row % 97]
-    close(model.trunk(TOKENS_BT[:, :2]), through(x[:, :2]))  # fewer tokens than the longest row stands for
+    close(
+        model.trunk(TOKENS_BT[:, :2]), through(x[:, :2])
+    )  # fewer tokens than the longest row stands for
     return through(x)
 
 
@@ -280,18 +293,24 @@ def test_logit_rescale(words: tuple[str, ...], learned: bool) -> None:
         close(p.grad, grad.reshape(p.shape))
 
 
-# --- first weights ------------------------------------------------------------------------------------------
+# --- first weights --------------------------------------------------------------------------------
 
 
 def test_zero_init_sets_the_last_matrices_and_no_others() -> None:
     zeros: tuple[dict[str, Any], ...] = ({}, {"zero_init": {}}, {"zero_init": {"head": True}})
     words = ("mlp=swiglu", "model.tie_head=false")
     usual, other, head = (dict(model_of(*words, **more).named_parameters()) for more in zeros)
-    last = {name for name in usual if name.endswith(("attention.f.out_proj.weight", "mlp.f.down.weight"))}
+    last = {
+        name
+        for name in usual
+        if name.endswith(("attention.f.out_proj.weight", "mlp.f.down.weight"))
+    }
     assert len(last) == 8
     for name, p in usual.items():
         assert torch.equal(other[name], torch.zeros_like(p) if name in last else p)
-        assert torch.equal(head[name], torch.zeros_like(p) if name in {*last, "head.unembed.weight"} else p)
+        assert torch.equal(
+            head[name], torch.zeros_like(p) if name in {*last, "head.unembed.weight"} else p
+        )
 
 
 def test_shared_layers_are_the_layers_tied_by_hand() -> None:
@@ -315,18 +334,28 @@ def test_shared_layers_are_the_layers_tied_by_hand() -> None:
 
 def test_shared_layers_are_counted_once_and_cost_the_same_flops() -> None:
     run, C = run_of(shared_layers={"repeat": 4}), 32
-    layer = 2 * C * C + 2 * C * 16 + 8 * C * C  # queries and output, keys and values of one head, MLP
+    layer = (
+        2 * C * C + 2 * C * 16 + 8 * C * C
+    )  # queries and output, keys and values of one head, MLP
     assert count_parameters(build_model(run, vocab_size=V)) == {
         "total": layer + V * C,
         "non_embedding": layer,
     }
     assert flops_per_token(run, vocab_size=V)[0] == flops_per_token(run_of(), vocab_size=V)[0]
-    names = [name.split(".") for name, _ in model_of(shared_layers={"repeat": 3}, x0={}).named_parameters()]
+    names = [
+        name.split(".")
+        for name, _ in model_of(shared_layers={"repeat": 3}, x0={}).named_parameters()
+    ]
     assert {name[1] for name in names if "mlp" in name} == {"0", "3"}
-    assert {name[1] for name in names if "x0" in name} == {"0", "1", "2", "3"}  # an idea has one for each
+    assert {name[1] for name in names if "x0" in name} == {
+        "0",
+        "1",
+        "2",
+        "3",
+    }  # an idea has one for each
 
 
-# --- a branch that nothing feeds ----------------------------------------------------------------------------
+# --- a branch that nothing feeds ------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -347,13 +376,13 @@ def test_cross_attention_costs_and_changes_nothing(monkeypatch: pytest.MonkeyPat
     assert sum(p.numel() for p in own) == n * 4 * C * C
     assert not any(p.grad.any() for p in own)
     spent = flops_per_token(run, vocab_size=V)[0] - flops_per_token(run_of(), vocab_size=V)[0]
-    # Queries and output of each token, keys and values of the one token of memory (whose input has no
-    # gradient), one key a query.
+    # Queries and output of each token, keys and values of the one token of memory (whose input has
+    # no gradient), one key a query.
     assert spent == n * (12 * C * C + 2 * 4 * C * C / T + 12 * C)
     assert built == [["cross_attention"]]
 
 
-# --- neutral settings ---------------------------------------------------------------------------------------
+# --- neutral settings -----------------------------------------------------------------------------
 
 NEUTRAL: dict[str, dict[str, Any]] = {
     "x0": {},
@@ -388,7 +417,7 @@ def test_a_neutral_idea_changes_no_bit(tmp_path: Path) -> None:
         assert all(torch.equal(p, more[key]) for key, p in weights.items()), name
 
 
-# --- keys ---------------------------------------------------------------------------------------------------
+# --- keys -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -407,13 +436,21 @@ def test_a_neutral_idea_changes_no_bit(tmp_path: Path) -> None:
         ),
         ((), {"ngrams": {"sizes": [7]}}, "ideas.ngrams.sizes must be of "),
         ((), {"backout": {"layer": 3}}, "ideas.backout.layer must be below the last, 3, got 3"),
-        ((), {"smear": {"channels": 33}}, "ideas.smear.channels must be at most model.d_model=32, got 33"),
+        (
+            (),
+            {"smear": {"channels": 33}},
+            "ideas.smear.channels must be at most model.d_model=32, got 33",
+        ),
         (
             (),
             {"shared_layers": {"repeat": 5}},
             "ideas.shared_layers.repeat must be at most model.n_layer=4, got 5",
         ),
-        ((), {"zero_init": {"head": True}}, "ideas.zero_init.head must be false beside model.tie_head: "),
+        (
+            (),
+            {"zero_init": {"head": True}},
+            "ideas.zero_init.head must be false beside model.tie_head: ",
+        ),
         (
             ("model.norm_placement=both",),
             {"zero_init": {}},
@@ -436,19 +473,25 @@ def test_lr_is_a_factor_on_the_ideas_own_parameters() -> None:
     run = run_of("optimizer=muon", x0={"lr": 7.0}, smear={"lr": 2.0})
     model = build_model(run, vocab_size=V)
     names = {id(p): name for name, p in model.named_parameters()}
-    groups = [group for optimizer in build_optimizers(run, model) for group in optimizer.param_groups]
+    groups = [
+        group for optimizer in build_optimizers(run, model) for group in optimizer.param_groups
+    ]
     rates = {names[id(p)]: group["peak_lr"] for group in groups for p in group["params"]}
-    factors = {name: 7 if ".x0." in name else 2 if name.startswith("ideas.smear") else 1 for name in rates}
+    factors = {
+        name: 7 if ".x0." in name else 2 if name.startswith("ideas.smear") else 1 for name in rates
+    }
     assert rates == pytest.approx({name: 0.003 * factor for name, factor in factors.items()})
 
 
-# --- other folders in use: last, for they import the ideas anew ---------------------------------------------
+# --- other folders in use: last, for they import the ideas anew -----------------------------------
 
 
 @pytest.mark.parametrize("name", ["zero_init", "shared_layers"])
 def test_ideas_that_need_blocks_say_so(name: str, tmp_path: Path) -> None:
     run = replaced_model(tmp_path, "bigram", BIGRAM, f"ideas=[{name}]")
-    with pytest.raises(InputError, match=rf"model.kind=bigram must have blocks w.* for ideas.{name}$"):
+    with pytest.raises(
+        InputError, match=rf"model.kind=bigram must have blocks w.* for ideas.{name}$"
+    ):
         build_model(run, vocab_size=V)
 
 

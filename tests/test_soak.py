@@ -14,8 +14,12 @@ from tests.conftest import Undisturbed
 from tests.soak import Soak, differences, left
 
 
-def test_a_twin_differs_in_no_time_and_in_all_else(undisturbed: Undisturbed, tmp_path: Path) -> None:
-    twin, root = (Path(shutil.copytree(undisturbed.output_dir, tmp_path / name)) for name in ("twin", "root"))
+def test_a_twin_differs_in_no_time_and_in_all_else(
+    undisturbed: Undisturbed, tmp_path: Path
+) -> None:
+    twin, root = (
+        Path(shutil.copytree(undisturbed.output_dir, tmp_path / name)) for name in ("twin", "root")
+    )
     run = root / "runs" / undisturbed.run_dir.name
     (model,) = run.glob("checkpoints/*/model.safetensors")
 
@@ -49,7 +53,9 @@ def test_a_twin_differs_in_no_time_and_in_all_else(undisturbed: Undisturbed, tmp
     ]
 
 
-@pytest.mark.parametrize(("value", "lost"), [(1, None), (2, "AssertionError: rows.json differs (see ")])
+@pytest.mark.parametrize(
+    ("value", "lost"), [(1, None), (2, "AssertionError: rows.json differs (see ")]
+)
 def test_a_job_that_ends_elsewhere_is_lost_and_kept(
     value: int, lost: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,11 +75,21 @@ def test_a_job_that_ends_elsewhere_is_lost_and_kept(
     (job,) = soak.jobs
     assert (job["killed"], job["moments"]) == ({"parent": 3, "worker": 3}, 3)
     assert (job["lost"] or "").startswith(lost or "")
-    assert len(list(tmp_path.glob("job-0-*"))) == len(soak.result()["lost"]) == (0 if lost is None else 1)
+    assert (
+        len(list(tmp_path.glob("job-0-*")))
+        == len(soak.result()["lost"])
+        == (0 if lost is None else 1)
+    )
 
 
 def test_it_goes_on_after_its_last_whole_line(tmp_path: Path) -> None:
-    job = {"kind": "pool", "killed": {"parent": 1, "worker": 2}, "moments": 2, "s": 60.0, "lost": None}
+    job = {
+        "kind": "pool",
+        "killed": {"parent": 1, "worker": 2},
+        "moments": 2,
+        "s": 60.0,
+        "lost": None,
+    }
     lines = [json.dumps({**job, "job": number}) + "\n" for number in (0, 4, 1)]
     for name in ("job-1-half", "job-4-lost"):
         (tmp_path / name).mkdir()
@@ -82,13 +98,22 @@ def test_it_goes_on_after_its_last_whole_line(tmp_path: Path) -> None:
     soak.resume()
     assert soak.state.read_text() == lines[0] + lines[1]
     assert [path.name for path in tmp_path.glob("job-*")] == ["job-4-lost"]
-    assert (soak.injected, soak.more(), Soak(folder=tmp_path, seed=3, kills=6, injected=6).more()) == (
+    assert (
+        soak.injected,
+        soak.more(),
+        Soak(folder=tmp_path, seed=3, kills=6, injected=6).more(),
+    ) == (
         6,
         True,
         False,
     )
     counts = soak.result()
-    assert [counts[key] for key in ("sigkills", "moments", "runs", "lane_minutes")] == [6, 4, 8, 2.0]
+    assert [counts[key] for key in ("sigkills", "moments", "runs", "lane_minutes")] == [
+        6,
+        4,
+        8,
+        2.0,
+    ]
     assert counts["injected"]["pool"] == {"parent": 2, "worker": 4}
 
 
@@ -99,4 +124,6 @@ def test_a_part_of_a_grid_of_the_twin_may_be_left() -> None:
     twin = {"grids/a/grid.json": grid("x", "y", "z")}
     for runs, strange in ((("x", "z"), []), (("x", "other"), ["grids/b/grid.json is left over"])):
         assert differences({**twin, "grids/b/grid.json": grid(*runs)}, twin) == strange
-    assert differences({"grids/b/grid.json": grid("x", "z")}, twin) == ["grids/a/grid.json is missing"]
+    assert differences({"grids/b/grid.json": grid("x", "z")}, twin) == [
+        "grids/a/grid.json is missing"
+    ]

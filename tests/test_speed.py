@@ -1,5 +1,5 @@
-"""`nocap.bench`: the order of blocks, the verdicts' level, what a planted difference comes out as, and a real
-bench of seconds."""
+"""`nocap.bench`: the order of blocks, the verdicts' level, what a planted difference comes out as,
+and a real bench of seconds."""
 
 import json
 import math
@@ -35,7 +35,8 @@ NANO = (
 
 
 def judged(times):
-    """What the judge says of rounds × instances × blocks: the control, then the arms after the baseline."""
+    """What the judge says of rounds × instances × blocks: the control, then the arms after the
+    baseline."""
     return speeds.judge(times.mean(axis=2))
 
 
@@ -48,7 +49,7 @@ def nano(overrides=""):
     return compose_arm(NANO, overrides).run
 
 
-# --- the order ----------------------------------------------------------------------------------------------
+# --- the order ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("n", [2, 3, 5, 8])
@@ -70,7 +71,7 @@ def test_an_even_drift_cancels_to_the_last_digit():
     assert words(times) == ["no difference shown", "worse", "better"]
 
 
-# --- the verdicts -------------------------------------------------------------------------------------------
+# --- the verdicts ---------------------------------------------------------------------------------
 
 
 def blocks(logs):
@@ -155,7 +156,7 @@ def test_level_and_power_by_simulation(noise):
     assert [stopped(rng, noise, sd=0.02, effect=0.1) for _ in range(100)].count("worse") >= 95
 
 
-# --- a bench on a clock of its own --------------------------------------------------------------------------
+# --- a bench on a clock of its own ----------------------------------------------------------------
 
 KNOWN = {
     "tokens_per_step": 256,
@@ -165,18 +166,45 @@ KNOWN = {
     "flops_basis": "arithmetic",
     "params": 1,
     "kernel": "flash",
-    "memory_mib": {"peak": 1.0, "parameters": 1.0, "gradients": 0.0, "optimizer": 0.0, "activations": 0.0},
+    "memory_mib": {
+        "peak": 1.0,
+        "parameters": 1.0,
+        "gradients": 0.0,
+        "optimizer": 0.0,
+        "activations": 0.0,
+    },
 }
 LABELS = ("mlp=gelu4x", "mlp=gelu3x", "attention=mha")
-TOP = {"schema_version", "words", "kind", "date", "started", "ended", "hardware", "clock", "limit", "rounds"}
+TOP = {
+    "schema_version",
+    "words",
+    "kind",
+    "date",
+    "started",
+    "ended",
+    "hardware",
+    "clock",
+    "limit",
+    "rounds",
+}
 TOP |= {"spent_s", "peak_flops", "control", "arms", "measurements"}
-ARM = {"label", "status", "reason", "verdict", "speed", "tokens_per_s", "step_ms", "speed_by_flops", "mfu"}
+ARM = {
+    "label",
+    "status",
+    "reason",
+    "verdict",
+    "speed",
+    "tokens_per_s",
+    "step_ms",
+    "speed_by_flops",
+    "mfu",
+}
 ARM |= {"config", "seconds_per_token"}
 
 
 class Raced:
-    """The command, whose arms take no step: of each the time of a block is given, or an error, once it has
-    been timed so often."""
+    """The command, whose arms take no step: of each the time of a block is given, or an error, once
+    it has been timed so often."""
 
     def __init__(self, folder, monkeypatch):
         self.folder, self.patch = folder, monkeypatch
@@ -204,7 +232,13 @@ class Raced:
         self.patch.setattr(TimedArm, "block", timed_)
         path = self.folder / "bench.json"
         code = command.main(
-            [*NANO, *(word for label in LABELS for word in ("--arm", label)), *flags, "--json", str(path)]
+            [
+                *NANO,
+                *(word for label in LABELS for word in ("--arm", label)),
+                *flags,
+                "--json",
+                str(path),
+            ]
         )
         return code, json.loads(path.read_text()) if path.exists() else {}
 
@@ -238,8 +272,15 @@ def test_an_arm_that_runs_out_in_its_warm_up_leaves_nothing_behind(monkeypatch):
 def test_a_lost_baseline_loses_no_other_arm(raced):
     code, result = raced(still, fails={"mlp=gelu4x": (3, MemoryError("no more"))})
     base, *others = result["arms"]
-    assert (code, base["status"], base["tokens_per_s"], result["rounds"]) == (1, "does not fit", None, 3)
-    assert [(arm["speed"], arm["tokens_per_s"]) for arm in others] == [(None, pytest.approx(1.0))] * 2
+    assert (code, base["status"], base["tokens_per_s"], result["rounds"]) == (
+        1,
+        "does not fit",
+        None,
+        3,
+    )
+    assert [(arm["speed"], arm["tokens_per_s"]) for arm in others] == [
+        (None, pytest.approx(1.0))
+    ] * 2
 
 
 @pytest.mark.slow
@@ -294,15 +335,21 @@ def test_the_result_has_one_schema(raced, capsys):
     assert (code, result["rounds"]) == (0, 3)  # the first look is enough
 
 
-# --- arms and refusals --------------------------------------------------------------------------------------
+# --- arms and refusals ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         ((), "--arm must be given at least twice, the baseline first, got 0 of them"),
-        (("--arm", "mlp=gelu3x"), "--arm must be given at least twice, the baseline first, got 1 of them"),
-        (("--arm", "", "--arm", "attention=nope"), "--arm 'attention=nope': attention/nope is no option"),
+        (
+            ("--arm", "mlp=gelu3x"),
+            "--arm must be given at least twice, the baseline first, got 1 of them",
+        ),
+        (
+            ("--arm", "", "--arm", "attention=nope"),
+            "--arm 'attention=nope': attention/nope is no option",
+        ),
         (("--arm", "", "--arm", "trainer.nope=1"), "--arm 'trainer.nope=1': "),
         (("--arm", "", "--arm", "'"), '--arm "\'": No closing quotation'),
         (
@@ -317,12 +364,18 @@ def test_the_result_has_one_schema(raced, capsys):
             ("--arm", "", "--arm", "trainer.devices=2 trainer.micro_batch=1"),
             "trainer.devices must be 1: one device is timed at a time, got 2",
         ),
-        (("--arm", "", "--arm", "mlp=gelu3x", "--rounds", "2"), "--rounds must be at least 3, got 2"),
+        (
+            ("--arm", "", "--arm", "mlp=gelu3x", "--rounds", "2"),
+            "--rounds must be at least 3, got 2",
+        ),
         (
             ("--arm", "", "--arm", "mlp=gelu3x", "--rounds", "3", "--seconds", "9"),
             "--seconds must be left out beside --rounds, which says when it ends, got 9.0",
         ),
-        (("--arm", "", "--arm", "mlp=gelu3x", "--seconds", "nan"), "--seconds must be above 0, got nan"),
+        (
+            ("--arm", "", "--arm", "mlp=gelu3x", "--seconds", "nan"),
+            "--seconds must be above 0, got nan",
+        ),
         (
             ("--arm", "", "--arm", "mlp=gelu3x", "--json", "/dev/null/x"),
             "--json must be a file that can be written, got /dev/null/x",
@@ -346,11 +399,16 @@ def test_arms_of_two_devices_are_refused(monkeypatch):
 def test_one_thread_on_a_cpu_and_nothing_is_compiled_unless_asked_for():
     words = ["model=small", "trainer.device=cpu"]  # a training of it would be compiled
     asked = [compose_arm(words, more).run.trainer for more in ("", "trainer.compile=regional")]
-    assert [(each.threads, each.compile) for each in asked] == [(1, Compile.off), (1, Compile.regional)]
+    assert [(each.threads, each.compile) for each in asked] == [
+        (1, Compile.off),
+        (1, Compile.regional),
+    ]
     assert [Clock.of(Device.cpu, threads) for threads in (1, 2)] == [Clock.cpu, Clock.wall]
 
 
-def test_a_bench_of_runs_of_a_length_takes_their_default_and_the_baseline_decides_for_all_arms(monkeypatch):
+def test_a_bench_of_runs_of_a_length_takes_their_default_and_the_baseline_decides_for_all_arms(
+    monkeypatch,
+):
     monkeypatch.setattr(hardware, "native_bf16", lambda: False)
     monkeypatch.setattr(hardware, "cpp_compiler", lambda: "/usr/bin/g++")
     arms, lasting = ["", "model.n_layer=40"], ["trainer.steps=100000"]
@@ -363,14 +421,16 @@ def test_a_bench_of_runs_of_a_length_takes_their_default_and_the_baseline_decide
         assert [run.trainer.compile.value for run in runs.values()] == chosen
 
 
-# --- a peak for each arm ------------------------------------------------------------------------------------
+# --- a peak for each arm --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("threads", [(1, 2), (2, 1), (2, 3)])
 def test_each_arm_has_the_peak_of_its_own_threads(threads, monkeypatch):
     """Two threads multiply twice as fast: by their peak one thread used half as much as it did."""
     before = torch.get_num_threads()
-    monkeypatch.setattr(measure, "matmul_flops", lambda device, precision: 1e9 * torch.get_num_threads())
+    monkeypatch.setattr(
+        measure, "matmul_flops", lambda device, precision: 1e9 * torch.get_num_threads()
+    )
     arms = [TimedArm(str(n), nano(f"trainer.threads={n}")) for n in threads]
     peaks = measure._peaks(arms)
     torch.set_num_threads(before)
@@ -380,7 +440,7 @@ def test_each_arm_has_the_peak_of_its_own_threads(threads, monkeypatch):
         assert row.mfu.measured == pytest.approx(1 / n)
 
 
-# --- the real thing -----------------------------------------------------------------------------------------
+# --- the real thing -------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -414,7 +474,8 @@ def test_a_real_bench(tmp_path, capsys):
 
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize(
-    ("wanted", "period", "steps"), [(3.4, 1, 3), (0.2, 1, 1), (3, 10, 10), (26, 10, 30), (400, 1, 400)]
+    ("wanted", "period", "steps"),
+    [(3.4, 1, 3), (0.2, 1, 1), (3, 10, 10), (26, 10, 30), (400, 1, 400)],
 )
 def test_a_block_is_whole_periods(wanted: float, period: int, steps: int):
     assert block_steps(wanted, period=period) == steps
@@ -426,7 +487,9 @@ def test_a_block_of_soap_has_the_update_of_its_bases(monkeypatch):
     arm = TimedArm("soap", nano("optimizer=soap optimizer.basis_every=4"))
     arm.warm(Clock.cpu)
     updates = []
-    monkeypatch.setattr(soap, "_followed", lambda average, basis: updates.append(1) or basis.float())
+    monkeypatch.setattr(
+        soap, "_followed", lambda average, basis: updates.append(1) or basis.float()
+    )
     arm.block()
     assert arm.facts.steps_per_block % 4 == 0
     matrices = sum(p.ndim == 2 for p in arm.built.model.blocks.parameters())
@@ -434,12 +497,15 @@ def test_a_block_of_soap_has_the_update_of_its_bases(monkeypatch):
 
 
 def test_a_period_that_is_too_long_is_refused():
-    with pytest.raises(ValueError, match="the optimizer's period must be at most 100 steps, got 101"):
+    with pytest.raises(
+        ValueError, match="the optimizer's period must be at most 100 steps, got 101"
+    ):
         block_steps(3, period=101)
 
 
 def test_an_arm_takes_the_trainers_steps():
-    """Made-up tokens are uniform, so that it starts at ln V; the schedule begins anew after the last step."""
+    """Made-up tokens are uniform, so that it starts at ln V; the schedule begins anew after the
+    last step."""
     losses = []
     for _ in range(2):
         arm = TimedArm("", nano("trainer.steps=5"))
@@ -464,7 +530,7 @@ def test_memory_that_is_not_there_is_refused_at_once():
     assert not memory.ran_out(RuntimeError("shapes cannot be multiplied"))
 
 
-# --- peaks --------------------------------------------------------------------------------------------------
+# --- peaks ----------------------------------------------------------------------------------------
 
 CHIPS = {
     "NVIDIA H200": 989e12,

@@ -21,7 +21,11 @@ from nocap.sources.formats import modded, nanochat, nanogpt
 from tests.conftest import REPO
 
 HERE = REPO / "experiments" / "speedrun_records"
-OWN = {"modded": modded, "nanochat": nanochat, "nanogpt": nanogpt}  # the others are formats from outside
+OWN = {
+    "modded": modded,
+    "nanochat": nanochat,
+    "nanogpt": nanogpt,
+}  # the others are formats from outside
 
 
 @pytest.fixture(autouse=True)
@@ -35,9 +39,14 @@ def records() -> ModuleType:
     return importlib.import_module("records")
 
 
-def log(*ends: float, steps: int = 100, ms: int = 5000, seed: int | None = None, gpus: int = 0) -> str:
+def log(
+    *ends: float, steps: int = 100, ms: int = 5000, seed: int | None = None, gpus: int = 0
+) -> str:
     """A log of modded-nanogpt's form, made up: a run for each loss at the end."""
-    lines = ['print(f"step:{step}/{steps} val_loss:{loss} train_time:{t}ms step_avg:{a}ms")', "=" * 100]
+    lines = [
+        'print(f"step:{step}/{steps} val_loss:{loss} train_time:{t}ms step_avg:{a}ms")',
+        "=" * 100,
+    ]
     card = "|   {}  Some GPU 80GB          On  |   00000000:8D:00.0 Off |                    0 |"
     lines += map(card.format, range(gpus))
     for loss in ends:
@@ -46,7 +55,8 @@ def log(*ends: float, steps: int = 100, ms: int = 5000, seed: int | None = None,
             at = loss + 1 - step / steps
             avg = f"{ms / steps:.2f}" if step else "nan"
             lines.append(
-                f"step:{step}/{steps} val_loss:{at:.5f} train_time:{ms * step / steps:.0f}ms step_avg:{avg}ms"
+                f"step:{step}/{steps} val_loss:{at:.5f} train_time:{ms * step / steps:.0f}ms "
+                f"step_avg:{avg}ms"
             )
             lines.append(f"step:{step}/{steps} train_time:{ms}ms")
     return "\n".join(lines) + "\n"
@@ -59,8 +69,10 @@ Step 00000 | Validation bpb: 3.200000
 step 00001/00200 (0.50%) | loss: 9.1 | lrm: 1.00 | dt: 500.00ms | total time: 0.00m
 step 00099/00200 (49.5%) | loss: 4.1 | lrm: 1.00 | dt: 500.00ms | tok/sec: 9 | total time: 0.75m | eta: 0.8m
 Step 00100 | Validation bpb: 1.100000
-"""
-LOGS: dict[str, tuple[str, list[dict[str, Any]]]] = {  # a format, a log of its form, and the last of its rows
+"""  # noqa: E501
+LOGS: dict[
+    str, tuple[str, list[dict[str, Any]]]
+] = {  # a format, a log of its form, and the last of its rows
     "modded": (
         log(3.5, 3.25, seed=7, gpus=2),
         [
@@ -94,7 +106,15 @@ LOGS: dict[str, tuple[str, list[dict[str, Any]]]] = {  # a format, a log of its 
     ),
     "nanochat": (
         NANOCHAT,
-        [{"line": 7, "step": 100, "val_bpb": 1.1, "train_s": 45.0, "hardware": "8 × Some GPU 80GB"}],
+        [
+            {
+                "line": 7,
+                "step": 100,
+                "val_bpb": 1.1,
+                "train_s": 45.0,
+                "hardware": "8 × Some GPU 80GB",
+            }
+        ],
     ),
     "autoresearch": (
         'commit\tval_bpb\tmemory_gb\tstatus\tdescription\na1b2c3d\t0.9979\t44.0\tkeep\tbase"line\ne4f5a6b\t0.0\t0.0\tcrash\tbig\n',
@@ -107,7 +127,11 @@ DAMAGED = {  # a format → lines that are cut or damaged, in a log after two go
         "step:10/20 val_loss:3.2x8 train_time:1ms step_avg:1ms",
         "step:10/20 val_loss:3.28 train_time:5",
     ],
-    "nocap_board": ["step:10/20 | val", "step:10/20 | val loss 3.", "step:10/20 | loss 0.3 | train_time:"],
+    "nocap_board": [
+        "step:10/20 | val",
+        "step:10/20 | val loss 3.",
+        "step:10/20 | loss 0.3 | train_time:",
+    ],
     "nanogpt": ["step 10: train loss 3.2", "step 10: train loss 3.2, val loss 3."],
     "nanochat": ["Step 00010 | Validation bpb: 1."],
     "autoresearch": ["a1b2c3d\t0.99"],
@@ -137,17 +161,25 @@ def test_a_format_reads_a_log_of_its_form_and_refuses_a_damaged_one_with_its_lin
 
 def test_a_log_may_have_seconds_and_a_second_loss(tmp_path: Path) -> None:
     losses = "val_loss:3.5 val_avg_loss:3.5 val_ema_loss:3.25"
-    (tmp_path / "log").write_text(f"step:5/9 {losses} train_time:1.500s step_avg:1.0ms ema_beta:0\n")
+    (tmp_path / "log").write_text(
+        f"step:5/9 {losses} train_time:1.500s step_avg:1.0ms ema_beta:0\n"
+    )
     (row,) = read("modded", tmp_path / "log")
     assert (row["val_loss"], row["val_ema_loss"], row["train_s"]) == (3.5, 3.25, 1.5)
     assert not row.keys() & {"seed", "hardware"}
 
 
-# --- judging ------------------------------------------------------------------------------------------------
+# --- judging --------------------------------------------------------------------------------------
 
 
 def record(
-    records: ModuleType, number: int, steps: int, losses: Sequence[float], *, seeds: str = "", n: int = 0
+    records: ModuleType,
+    number: int,
+    steps: int,
+    losses: Sequence[float],
+    *,
+    seeds: str = "",
+    n: int = 0,
 ) -> Any:
     whole = {"record": str(number), "steps": str(steps), "arm": "record", "path": "a"}
     whole |= {"stated": f"{statistics.fmean(losses):.4f}", "stated_n": str(n or len(losses))}
@@ -157,7 +189,9 @@ def record(
 
 def test_a_step_is_judged_as_scipy_does(records: ModuleType) -> None:
     chance = random.Random(1)
-    old, new = ([chance.gauss(mid, 0.001) for _ in range(n)] for mid, n in ((3.279, 9), (3.278, 14)))
+    old, new = (
+        [chance.gauss(mid, 0.001) for _ in range(n)] for mid, n in ((3.279, 9), (3.278, 14))
+    )
     step = records.Step(record(records, 2, 3000, new), record(records, 1, 3050, old))
     ends = stats.ttest_ind(old, new, equal_var=False).confidence_interval()
     e = step.steps()
@@ -180,7 +214,10 @@ def test_steps_that_are_judged_at_once_share_the_error(records: ModuleType) -> N
 
 
 def test_seeds_that_both_name_are_pairs(records: ModuleType) -> None:
-    old, new = [3.279, 3.280, 3.2785, 3.281], [3.2781, 3.2789, 3.2776, 3.2801]  # each 0.0009 to 0.0011 lower
+    old, new = (
+        [3.279, 3.280, 3.2785, 3.281],
+        [3.2781, 3.2789, 3.2776, 3.2801],
+    )  # each 0.0009 to 0.0011 lower
     twice = [*new, new[0] + 0.0002]  # a seed that ran twice counts once, with its mean
     for losses, seeds, beside, method, n, word in (
         (new, "0123", old, "pairs (Student)", 4, "shown"),
@@ -191,12 +228,15 @@ def test_seeds_that_both_name_are_pairs(records: ModuleType) -> None:
         (old, "0123", new, "pairs (Student)", 4, "worse"),
     ):
         step = records.Step(
-            record(records, 2, 100, losses, seeds=seeds), record(records, 1, 100, beside, seeds="0123")
+            record(records, 2, 100, losses, seeds=seeds),
+            record(records, 1, 100, beside, seeds="0123"),
         )
         e = step.steps()
         assert (e.method, e.n, records.word(e), step.judged) == (method, n, word, n > 2)
     again = record(records, 2, 100, twice, seeds="01230")
-    assert again.values("loss") == pytest.approx({0: new[0] + 0.0001, 1: new[1], 2: new[2], 3: new[3]})
+    assert again.values("loss") == pytest.approx(
+        {0: new[0] + 0.0001, 1: new[1], 2: new[2], 3: new[3]}
+    )
 
 
 @pytest.mark.parametrize(
@@ -208,9 +248,17 @@ def test_seeds_that_both_name_are_pairs(records: ModuleType) -> None:
     ],
 )
 def test_the_boards_own_rule_gives_what_its_page_works_out(
-    records: ModuleType, old: tuple[float, int], new: tuple[float, int], saved: int, value: float, passes: str
+    records: ModuleType,
+    old: tuple[float, int],
+    new: tuple[float, int],
+    saved: int,
+    value: float,
+    passes: str,
 ) -> None:
-    sides = [record(records, i, 1000 - i * saved, [loss] * 2, n=n) for i, (loss, n) in enumerate((old, new))]
+    sides = [
+        record(records, i, 1000 - i * saved, [loss] * 2, n=n)
+        for i, (loss, n) in enumerate((old, new))
+    ]
     step = records.Step(sides[1], sides[0])
     assert records.own_rule(step) == passes
     assert step.precision() == pytest.approx(value, abs=5e-6)
@@ -244,7 +292,7 @@ def test_other_hardware_is_not_compared(records: ModuleType, other: bool, word: 
     assert records.Faster(records.Record("1", rows)).word == word
 
 
-# --- the page -----------------------------------------------------------------------------------------------
+# --- the page -------------------------------------------------------------------------------------
 
 
 def test_the_page_and_its_pictures_follow_from_the_committed_figures(records: ModuleType) -> None:
@@ -256,8 +304,14 @@ def test_the_page_and_its_pictures_follow_from_the_committed_figures(records: Mo
     for name, svg in records.pictures(steps, faster).items():
         assert (HERE / name).read_text() == svg
     words = [records.own_rule(step) for step in records.of_the_rule(steps)]
-    assert (len(words), words.count("p < .001"), words.count("p < .05")) == (17, 7, 2)  # as an audit counted
+    assert (len(words), words.count("p < .001"), words.count("p < .05")) == (
+        17,
+        7,
+        2,
+    )  # as an audit counted
     assert {each.number for each in records.known("3") if not records.whole(each)} == {"41"}
     for each in records.known("3"):
         if records.whole(each):
-            assert statistics.fmean(each.losses()) == pytest.approx(float(each.stated["stated"]), abs=1.01e-4)
+            assert statistics.fmean(each.losses()) == pytest.approx(
+                float(each.stated["stated"]), abs=1.01e-4
+            )

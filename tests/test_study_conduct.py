@@ -1,4 +1,5 @@
-"""How a study is carried out: analyses, a search, races, sessions apart in time, a killed command."""
+"""How a study is carried out: analyses, a search, races, sessions apart in time, a killed
+command."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ def told(lab: Lab, capsys: pytest.CaptureFixture[str], *words: str, code: int = 
     return [block for block in capsys.readouterr().out.split("\n\n") if block.startswith("M.")]
 
 
-# --- analyses -----------------------------------------------------------------------------------------------
+# --- analyses -------------------------------------------------------------------------------------
 
 SURE, UNSURE = claim(LOSS, id="M.sure"), claim(LOSS, id="M.unsure", expected=[0.0, None], arm="gqa")
 THREE: Json = {
@@ -109,8 +110,8 @@ def test_a_run_that_fails_in_a_later_analysis_ends_the_study_with_1(
 
 @pytest.mark.gate
 def test_a_study_that_was_killed_goes_on_where_it_was(lab: Lab):
-    """After twenty of its thirty tasks: the same tasks, each once, and the same results as of one that was
-    not."""
+    """After twenty of its thirty tasks: the same tasks, each once, and the same results as of one
+    that was not."""
     lab.loss = late
     whole, tasks = lab.carry("whole", "elsewhere/whole", **THREE), lab.tasks
     for after in sorted(random.Random(0).sample(range(1, len(tasks)), 20)):
@@ -118,7 +119,9 @@ def test_a_study_that_was_killed_goes_on_where_it_was(lab: Lab):
         assert len(lab.tasks) == len(tasks) + after
     again = lab.carry(**THREE)
     assert sorted(lab.tasks[len(tasks) :]) == sorted(tasks)
-    timeless = [{name: {**row, "registered": ""} for name, row in rows.items()} for rows in (whole, again)]
+    timeless = [
+        {name: {**row, "registered": ""} for name, row in rows.items()} for rows in (whole, again)
+    ]
     assert timeless[0] == timeless[1]
     assert sorted(lab.logged) == sorted(tasks)
     before = lab.log.read_text()
@@ -135,14 +138,16 @@ def test_a_scale_about_some_claims_needs_their_arms_alone_and_binds_them_the_sam
         "tune": {"seeds": [7], "trials": dict.fromkeys(("mha", "mqa", "relu2"), LRS[:2])},
     }
     own = {"relu2": ["mlp.expansion=2"]}
-    whole, some = (lab.plan(**three, scales=at(own=own, **only)) for only in ({}, {"claims": ["M.loss"]}))
+    whole, some = (
+        lab.plan(**three, scales=at(own=own, **only)) for only in ({}, {"claims": ["M.loss"]})
+    )
     assert ([*some.train], [*whole.train]) == (["mha", "mqa"], ["mha", "mqa", "relu2"])
     assert registrations(some) == {"M.loss": registrations(whole)["M.loss"]}
     assert [*lab.carry(**three, scales=at(own=own, claims=["M.loss"]))] == ["M.loss"]
     assert {task.partition(",")[0] for task in lab.tasks} == {"mha", "mqa"}
 
 
-# --- a search -----------------------------------------------------------------------------------------------
+# --- a search -------------------------------------------------------------------------------------
 
 LRS = [["optimizer.lr=1e-3"], ["optimizer.lr=2e-3"], ["optimizer.lr=4e-3"]]
 SEARCH: Json = {"claims": [LOSS], "tune": {"seeds": [7, 8], "trials": {"mha": LRS, "mqa": LRS}}}
@@ -157,7 +162,10 @@ SEARCH: Json = {"claims": [LOSS], "tune": {"seeds": [7, 8], "trials": {"mha": LR
     ],
 )
 def test_a_search_picks_what_each_arm_is_trained_with(
-    lab: Lab, losses: Sequence[tuple[float | None, float | None]], means: list[float | None], best: int
+    lab: Lab,
+    losses: Sequence[tuple[float | None, float | None]],
+    means: list[float | None],
+    best: int,
 ):
     rates, trained = [1e-3, 2e-3, 4e-3], set[float]()
 
@@ -172,7 +180,9 @@ def test_a_search_picks_what_each_arm_is_trained_with(
     done = lab.done(**SEARCH)
     for arm in ARMS:
         trials = [trial for trial in done.trials if trial.arm == arm]
-        assert [trial.val_loss for trial in trials] == [pytest.approx(x) if x else None for x in means]
+        assert [trial.val_loss for trial in trials] == [
+            pytest.approx(x) if x else None for x in means
+        ]
         assert [trial.picked for trial in trials] == [i == best for i in range(3)]
         assert [trial.words for trial in trials] == LRS
     assert trained == {rates[best]}
@@ -194,21 +204,27 @@ def test_a_search_that_picks_nothing_ends_the_study_in_a_line(
         monkeypatch.setattr(Training, "record", lambda run: None)
 
 
-# --- races --------------------------------------------------------------------------------------------------
+# --- races ----------------------------------------------------------------------------------------
 
 
 def test_a_race_trains_shorter_schedules_each_with_its_own_whole_decay(lab: Lab):
     lab.loss = lambda run: (
-        None if (run.arm, run.seed) == ("mqa", 1) else 3.0 - 0.1 * (run.short or 12) - (run.arm == "mqa")
+        None
+        if (run.arm, run.seed) == ("mqa", 1)
+        else 3.0 - 0.1 * (run.short or 12) - (run.arm == "mqa")
     )
     done = lab.done(claims=[RACE, STEPS], scales=at(lengths=[0.25, 0.5]))
     whole = [f"{arm}, seed {seed}" for seed in range(3) for arm in ARMS]
     # nothing is learnt from one that diverged
-    halves = [f"{name}, {steps} steps" for steps in (3, 6) for name in whole if name != "mqa, seed 1"]
+    halves = [
+        f"{name}, {steps} steps" for steps in (3, 6) for name in whole if name != "mqa, seed 1"
+    ]
     assert [task for task in lab.tasks if "session" not in task] == whole + sorted(
         halves, key=lambda name: name.split(", ")[1]
     )
-    assert [task for task in lab.tasks if "session" in task] == [f"pace session {n}" for n in (1, 2, 3)]
+    assert [task for task in lab.tasks if "session" in task] == [
+        f"pace session {n}" for n in (1, 2, 3)
+    ]
     assert sorted(done.evidence.shorter["mha", 0]) == [3, 6]
     words = [*STUDY["overrides"], "trainer.steps=100"]
     long = lab.plan(claims=[RACE], overrides=words, scales=at(lengths=[0.01, 0.5]))
@@ -217,7 +233,7 @@ def test_a_race_trains_shorter_schedules_each_with_its_own_whole_decay(lab: Lab)
     assert all(run.schedule.warmup_steps <= run.trainer.steps for run in runs)
 
 
-# --- sessions -----------------------------------------------------------------------------------------------
+# --- sessions -------------------------------------------------------------------------------------
 
 
 def test_sessions_are_apart_in_time(lab: Lab):
@@ -230,7 +246,10 @@ def test_sessions_are_apart_in_time(lab: Lab):
     lab.waits.clear()
     lab.carry("long", "long", scales=at(apart_min=5))
     # before each seed's runs
-    assert (lab.waits, [i for i, task in enumerate(lab.tasks[9:]) if "session" in task]) == ([], [0, 3, 6])
+    assert (lab.waits, [i for i, task in enumerate(lab.tasks[9:]) if "session" in task]) == (
+        [],
+        [0, 3, 6],
+    )
 
 
 def test_sessions_on_another_day_are_added(lab: Lab):
@@ -242,10 +261,14 @@ def test_sessions_on_another_day_are_added(lab: Lab):
         (6, None, ["2 analyses"]),
         (6, None, ["2 analyses"]),  # what is there counts
     ]
-    assert [task for task in lab.tasks if "session" in task] == [f"bench session {n}" for n in range(1, 7)]
+    assert [task for task in lab.tasks if "session" in task] == [
+        f"bench session {n}" for n in range(1, 7)
+    ]
 
 
-def test_a_session_that_fails_is_named_and_its_place_has_no_more(lab: Lab, monkeypatch: pytest.MonkeyPatch):
+def test_a_session_that_fails_is_named_and_its_place_has_no_more(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+):
     failed, run = FailedError("bench, session 1: no memory; see a.log"), Mock()
     run.side_effect = failed
     monkeypatch.setattr(Session, "run", run)
@@ -255,7 +278,9 @@ def test_a_session_that_fails_is_named_and_its_place_has_no_more(lab: Lab, monke
     assert lab.carry(run=False)["M.loss"]["word"] == "confirmed"
 
 
-def test_a_request_to_stop_while_waiting_keeps_what_there_is(lab: Lab, monkeypatch: pytest.MonkeyPatch):
+def test_a_request_to_stop_while_waiting_keeps_what_there_is(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(lab, "sleep", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(StoppedError, match="stopped; what was trained and timed is kept"):
         lab.carry(scales=at(apart_min=5))
@@ -263,10 +288,12 @@ def test_a_request_to_stop_while_waiting_keeps_what_there_is(lab: Lab, monkeypat
     assert len(lab.lines("run")) == 6
 
 
-# --- the command --------------------------------------------------------------------------------------------
+# --- the command ----------------------------------------------------------------------------------
 
 
-def test_what_is_written_of_results_that_were_read_is_the_same(lab: Lab, capsys: pytest.CaptureFixture[str]):
+def test_what_is_written_of_results_that_were_read_is_the_same(
+    lab: Lab, capsys: pytest.CaptureFixture[str]
+):
     folder = written(lab.root / "made", study())
     told(lab, capsys)
     (path,) = folder.glob("results.*.json")

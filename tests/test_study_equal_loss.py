@@ -1,5 +1,5 @@
-"""A study's claim about the time at equal loss: against the comparison of the same runs and a closed form,
-what makes it inconclusive, what it trains and when, and how it is told."""
+"""A study's claim about the time at equal loss: against the comparison of the same runs and a
+closed form, what makes it inconclusive, what it trains and when, and how it is told."""
 
 from __future__ import annotations
 
@@ -53,11 +53,13 @@ def made(
     noise: float = 0.0,
     change: Changed = lambda each: each,
 ) -> Evidence:
-    """Runs of two arms: mqa's losses are those of the baseline with `worth` times the steps, and its tokens
-    take `pace` times as long."""
+    """Runs of two arms: mqa's losses are those of the baseline with `worth` times the steps, and
+    its tokens take `pace` times as long."""
     rng = np.random.default_rng(3)
 
-    def run(mlp: str, seed: int, loss: float, *, steps: int = STEPS, token_us: float = 1.0) -> Record:
+    def run(
+        mlp: str, seed: int, loss: float, *, steps: int = STEPS, token_us: float = 1.0
+    ) -> Record:
         spread = rng.normal(0, noise)
         kept = test_equal_loss.record("flash", mlp, seed, loss + spread, steps=steps, pace=token_us)
         return change(kept)
@@ -86,7 +88,9 @@ def resulted(tmp_path: Path, evidence: Evidence, *claims: Json, seeds: int = 3) 
     plan = planned(tmp_path / "made", claims or [EQUAL], seeds)
     stands = {each.id: STANDS for each in plan.study.claims}
     result = collect(
-        StudyOutcome(plan=plan, evidence=evidence, provenances=stands), hardware=MACHINE, command="made"
+        StudyOutcome(plan=plan, evidence=evidence, provenances=stands),
+        hardware=MACHINE,
+        command="made",
     )
     json.dumps(to_json(result), allow_nan=False)
     return result
@@ -97,7 +101,7 @@ def row(tmp_path: Path, evidence: Evidence, **more: Any) -> Json:
     return claimed
 
 
-# --- the estimate -------------------------------------------------------------------------------------------
+# --- the estimate ---------------------------------------------------------------------------------
 
 
 def test_an_arm_without_noise_has_the_closed_form(tmp_path: Path) -> None:
@@ -136,7 +140,10 @@ def test_it_is_the_comparisons_of_the_same_runs(
     tmp_path: Path, seeds: int, change: Changed, look: int
 ) -> None:
     evidence = made(seeds, noise=0.002, change=change)
-    records = [*evidence.runs.values(), *(run for some in evidence.lengths.values() for run in some.values())]
+    records = [
+        *evidence.runs.values(),
+        *(run for some in evidence.lengths.values() for run in some.values()),
+    ]
     comparison = compare(Found(records=records), baseline="gelu4x")
     (ratio,) = [each.equal_loss.ratio for each in comparison.arms if each.equal_loss is not None]
     claimed = row(tmp_path, evidence, seeds=seeds)
@@ -171,7 +178,10 @@ def test_below_what_was_stated_is_better(
 
 def test_a_bound_and_two_sides_are_of_the_ratio_too(tmp_path: Path) -> None:
     stated = claim(
-        EQUAL, expected=[0.95, 0.98], two_sided=True, mechanism={"bound": 0.95, "formula": "what was meant"}
+        EQUAL,
+        expected=[0.95, 0.98],
+        two_sided=True,
+        mechanism={"bound": 0.95, "formula": "what was meant"},
     )
     content = resulted(tmp_path, made(noise=0.0002), stated)
     (claimed,) = claims_of(content)
@@ -179,12 +189,17 @@ def test_a_bound_and_two_sides_are_of_the_ratio_too(tmp_path: Path) -> None:
     assert claimed["reason"] == "above"
     assert claimed["beyond_bound"]
     said = pages.render(content)
-    assert "arithmetic allows  at best 0.95 of the baseline's time at equal loss (what was meant)" in said
+    assert (
+        "arithmetic allows  at best 0.95 of the baseline's time at equal loss (what was meant)"
+        in said
+    )
     assert "expected           0.95 to 0.98 of the baseline's time at equal loss" in said
     assert ": better than stated: " in said
 
 
-@pytest.mark.parametrize(("pace", "word", "reason"), [(1.1, "confirmed", None), (1.3, "refuted", "guard")])
+@pytest.mark.parametrize(
+    ("pace", "word", "reason"), [(1.1, "confirmed", None), (1.3, "refuted", "guard")]
+)
 def test_a_guard_holds_the_time_at_equal_loss(
     tmp_path: Path, pace: float, word: str, reason: str | None
 ) -> None:
@@ -198,7 +213,7 @@ def test_a_guard_holds_the_time_at_equal_loss(
     assert "allowed: at most 1.01 of the baseline's time at equal loss" in pages.render(content)
 
 
-# --- how it is told -----------------------------------------------------------------------------------------
+# --- how it is told -------------------------------------------------------------------------------
 
 
 def test_the_terminal_the_page_and_the_board_say_it_in_the_same_words(tmp_path: Path) -> None:
@@ -207,7 +222,9 @@ def test_the_terminal_the_page_and_the_board_say_it_in_the_same_words(tmp_path: 
     mid, low, high = (f"{measured[key]:.2f}" for key in ("mid", "low", "high"))
     words = f"{mid} of the baseline's time at equal loss [{low}, {high}]"
     assert f"measured           {words}, n=3" in pages.render(content)
-    assert "expected           at most 0.98 of the baseline's time at equal loss" in pages.render(content)
+    assert "expected           at most 0.98 of the baseline's time at equal loss" in pages.render(
+        content
+    )
     assert "; the baseline's ends after 8, 12 and 17 steps" in pages.render(content)
     made_study = loaded(tmp_path / "made", study(claims=[EQUAL]))
     pages.write(made_study, tmp_path / "made", content)
@@ -218,16 +235,22 @@ def test_the_terminal_the_page_and_the_board_say_it_in_the_same_words(tmp_path: 
     assert "time over the baseline&#39;s at equal loss; left is less" in board
 
 
-# --- what makes it inconclusive -----------------------------------------------------------------------------
+# --- what makes it inconclusive -------------------------------------------------------------------
 
 
 def on_another_machine(each: Record) -> Record:
     hardware = {"name": "b", "fingerprint": "b"}
-    return replace(each, summary={**each.summary, "hardware": hardware}) if "swiglu" in each.arm else each
+    return (
+        replace(each, summary={**each.summary, "hardware": hardware})
+        if "swiglu" in each.arm
+        else each
+    )
 
 
 def untimed(each: Record) -> Record:
-    return replace(each, summary={**each.summary, "token_us": None}) if "swiglu" in each.arm else each
+    return (
+        replace(each, summary={**each.summary, "token_us": None}) if "swiglu" in each.arm else each
+    )
 
 
 def flat(each: Record) -> Record:
@@ -238,22 +261,35 @@ def flat(each: Record) -> Record:
 
 def diverged(arm: str, seed: int, steps: int = STEPS) -> Changed:
     def change(each: Record) -> Record:
-        here = (each.config["mlp.kind"], each.seed, each.config["trainer.steps"]) == (arm, seed, steps)
+        here = (each.config["mlp.kind"], each.seed, each.config["trainer.steps"]) == (
+            arm,
+            seed,
+            steps,
+        )
         return replace(each, status="diverged") if here else each
 
     return change
 
 
 REFUSED: dict[str, tuple[Json, str]] = {
-    "beyond the ends": ({"worth": 2.0}, "its loss lies beyond what the baseline reaches in 105 to 210 steps"),
+    "beyond the ends": (
+        {"worth": 2.0},
+        "its loss lies beyond what the baseline reaches in 105 to 210 steps",
+    ),
     "a flat baseline": (
         {"change": flat},
         "how fast the baseline's loss falls with its steps is not known well enough",
     ),
-    "another machine": ({"change": on_another_machine}, "other hardware: 1 × b (b); the baseline: 1 × a (a)"),
+    "another machine": (
+        {"change": on_another_machine},
+        "other hardware: 1 × b (b); the baseline: 1 × a (a)",
+    ),
     "no time": ({"change": untimed}, "a record has no time a token"),
     "a baseline that diverged": ({"change": diverged("gelu4x", 1)}, "mha diverged, seed 1"),
-    "a length that diverged": ({"change": diverged("gelu4x", 1, 210)}, "mha diverged, seed 1, 210 steps"),
+    "a length that diverged": (
+        {"change": diverged("gelu4x", 1, 210)},
+        "mha diverged, seed 1, 210 steps",
+    ),
 }
 
 
@@ -269,7 +305,9 @@ def test_what_it_cannot_say_is_refused_with_the_reason(
     assert claimed["measured"] is None
     assert claimed["refused"] == why
     assert re.search(
-        rf"^M\.equal inconclusive at .*: {re.escape(claimed['refused'])}: ", pages.render(content), re.M
+        rf"^M\.equal inconclusive at .*: {re.escape(claimed['refused'])}: ",
+        pages.render(content),
+        re.M,
     )
     (stored,) = claims_of(again(content, tmp_path))
     assert {**stored, "hash": "made", "exploratory": None} == claimed
@@ -306,12 +344,16 @@ def test_a_claim_rests_on_the_baselines_lengths(tmp_path: Path) -> None:
     evidence = made()
     names = {name for name, *_ in evidence.used(equal, made_study)}
     both = {f"{arm}, seed {seed}" for arm in ("mha", "mqa") for seed in range(3)}
-    assert names == both | {f"mha, seed {seed}, {steps} steps" for seed in range(3) for steps in ENDS}
+    assert names == both | {
+        f"mha, seed {seed}, {steps} steps" for seed in range(3) for steps in ENDS
+    }
     assert {name for name, *_ in evidence.used(loss, made_study)} == both
-    assert {m.metric.name for m in measurements(equal, made_study, evidence)} == {"time_at_equal_loss"}
+    assert {m.metric.name for m in measurements(equal, made_study, evidence)} == {
+        "time_at_equal_loss"
+    }
 
 
-# --- how it is carried out ----------------------------------------------------------------------------------
+# --- how it is carried out ------------------------------------------------------------------------
 
 
 UNSURE = claim(EQUAL, id="M.unsure", expected=[None, 0.9])
@@ -330,7 +372,11 @@ def paced(run: Training) -> float:
 
 def of_a_seed(seed: int) -> list[str]:
     """Its runs, in their order."""
-    return [f"mha, seed {seed}", f"mqa, seed {seed}", *(f"mha, seed {seed}, {n} steps" for n in (8, 17))]
+    return [
+        f"mha, seed {seed}",
+        f"mqa, seed {seed}",
+        *(f"mha, seed {seed}, {n} steps" for n in (8, 17)),
+    ]
 
 
 @pytest.mark.slow
@@ -354,7 +400,9 @@ def test_the_baselines_lengths_are_trained_once_for_all_claims_with_each_analysi
     assert again == claims
 
 
-def test_more_seeds_are_trained_for_a_slope_that_is_not_known_and_for_no_other_refusal(lab: Lab) -> None:
+def test_more_seeds_are_trained_for_a_slope_that_is_not_known_and_for_no_other_refusal(
+    lab: Lab,
+) -> None:
     lab.pace = paced
 
     def unsteady(run: Training) -> float:
@@ -368,7 +416,10 @@ def test_more_seeds_are_trained_for_a_slope_that_is_not_known_and_for_no_other_r
     lab.loss = lambda run: law(run) - (1.0 if run.arm == "mqa" else 0.0)
     beyond = lab.carry("elsewhere", "elsewhere/made", claims=[EQUAL], seeds=list(range(12)))
     assert beyond["M.equal"]["n"] == 3
-    assert beyond["M.equal"]["refused"] == "its loss lies beyond what the baseline reaches in 8 to 17 steps"
+    assert (
+        beyond["M.equal"]["refused"]
+        == "its loss lies beyond what the baseline reaches in 8 to 17 steps"
+    )
 
 
 def test_a_baseline_that_diverged_ends_the_study_with_the_reason(lab: Lab) -> None:
@@ -380,7 +431,9 @@ def test_a_baseline_that_diverged_ends_the_study_with_the_reason(lab: Lab) -> No
     assert lab.tasks == [name for seed in (0, 1, 2) for name in of_a_seed(seed)]
 
 
-def test_a_length_that_fails_ends_the_study_with_1(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_length_that_fails_ends_the_study_with_1(
+    lab: Lab, capsys: pytest.CaptureFixture[str]
+) -> None:
     """In a later analysis, too: the claim goes on no more, and no pair is passed over."""
     lab.loss, lab.pace = law, paced
     folder = written(lab.root / "made", study(claims=[UNSURE], seeds=list(range(12))))
@@ -400,7 +453,9 @@ def test_a_length_that_fails_ends_the_study_with_1(lab: Lab, capsys: pytest.Capt
     assert not any(f"seed {seed}" in task for task in lab.tasks for seed in range(6, 12))
 
 
-def test_the_shares_of_the_lengths_are_registered_and_other_claims_stay_as_they_were(lab: Lab) -> None:
+def test_the_shares_of_the_lengths_are_registered_and_other_claims_stay_as_they_were(
+    lab: Lab,
+) -> None:
     both = registrations(lab.plan(claims=[EQUAL, SPEED, LOSS]))
     alone = registrations(lab.plan(claims=[SPEED, LOSS]))
     assert {name: both[name] for name in alone} == alone
@@ -424,15 +479,23 @@ def test_from_a_file_to_a_verdict_and_the_grid_that_asks_the_same(
     assert "12 cells, 0 done, 12 to train" in planned.out
     assert re.search(r"^made mha steps=8 +3 +0 ", planned.out, re.M)
     assert re.search(r"^made mha steps=17 +3 +0 ", planned.out, re.M)
-    assert "equal loss: mha also trains for 8 and 17 steps: 6 runs more, as much as 2.1 arms" in planned.out
-    assert "M.equal: time_at_equal_loss of mqa, expected at most 0.98 of the baseline's time" in planned.out
+    assert (
+        "equal loss: mha also trains for 8 and 17 steps: 6 runs more, as much as 2.1 arms"
+        in planned.out
+    )
+    assert (
+        "M.equal: time_at_equal_loss of mqa, expected at most 0.98 of the baseline's time"
+        in planned.out
+    )
     done = here("made", "scale=cpu", module="nocap.study")
     assert done.code == 0
     before = tree(tmp_path / "outputs" / "runs")
     (path,) = (tmp_path / "made").glob("results.cpu.*.json")
     (claimed,) = json.loads(path.read_text())["claims"]
     assert re.search(r"\d of the baseline's time at equal loss \[\d\.\d+, \d\.\d+\], n=3", done.out)
-    lengths = [record for record in load([tmp_path / "outputs"]).records if record.length_of is not None]
+    lengths = [
+        record for record in load([tmp_path / "outputs"]).records if record.length_of is not None
+    ]
     assert sorted(record.config["trainer.steps"] for record in lengths) == [8] * 3 + [17] * 3
     grid = here("--equal-loss", *words, "trainer.steps=12", "attention=flash,mqa", "seed=0,1,2")
     assert "12 finished; 0 trained now" in grid.out
@@ -449,4 +512,6 @@ def test_from_a_file_to_a_verdict_and_the_grid_that_asks_the_same(
     again = here("made", "scale=cpu", "--plan", module="nocap.study")
     assert "12 cells, 12 done, 0 to train" in again.out
     assert "gains in the time at equal loss that are shown in 80% of grids" in again.out
-    assert re.search(r"M\.equal: .*; a time of 0\.\d+ of the baseline's or less is shown", again.out)
+    assert re.search(
+        r"M\.equal: .*; a time of 0\.\d+ of the baseline's or less is shown", again.out
+    )

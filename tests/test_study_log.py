@@ -1,5 +1,5 @@
-"""What binds a claim, and what its study's log keeps: each way to move a claim after its result, and to
-measure until it fits."""
+"""What binds a claim, and what its study's log keeps: each way to move a claim after its result,
+and to measure until it fits."""
 
 from __future__ import annotations
 
@@ -29,11 +29,14 @@ AFTER = "registered after 3 runs (mqa, seed 0 and 2 more)"
 AFTER_ALL = "registered after 3 runs and 3 sessions (bench session 1 and 5 more)"
 
 
-# --- what binds ---------------------------------------------------------------------------------------------
+# --- what binds -----------------------------------------------------------------------------------
 
 
 def hashes(lab: Lab, folder: str = "made", **changed: Json) -> list[str]:
-    return [registration.hash for registration in registrations(lab.plan(folder=folder, **changed)).values()]
+    return [
+        registration.hash
+        for registration in registrations(lab.plan(folder=folder, **changed)).values()
+    ]
 
 
 DECIDES: dict[str, tuple[Json, Json]] = {
@@ -41,13 +44,24 @@ DECIDES: dict[str, tuple[Json, Json]] = {
     "the arm at this scale": ({}, {"scales": at(own={"mqa": ["optimizer.lr=0.1"]})}),
     "the baseline": ({}, {"arms": {**ARMS, "mha": ["attention=flash", "optimizer.lr=1e-6"]}}),
     "an end": ({}, {"claims": [claim(SPEED, expected=[1.05, 1.3]), LOOSE]}),
-    "a margin": ({}, {"claims": [claim(SPEED, guards=[{**GUARD, "margins": {"cpu": 1.5}}]), LOOSE]}),
+    "a margin": (
+        {},
+        {"claims": [claim(SPEED, guards=[{**GUARD, "margins": {"cpu": 1.5}}]), LOOSE]},
+    ),
     "the first seed": ({}, {"seeds": [1, 2, 3]}),
     "which seeds": ({"seeds": list(range(6))}, {"seeds": [0, 1, 2, 3, 5, 6]}),
-    "a known noise": ({"claims": [LOSS]}, {"claims": [LOSS], "scales": at(noise={"val_loss": QUIET})}),
+    "a known noise": (
+        {"claims": [LOSS]},
+        {"claims": [LOSS], "scales": at(noise={"val_loss": QUIET})},
+    ),
     "a trial": (
         {"tune": SEARCH},
-        {"tune": {**SEARCH, "trials": {"mha": [["optimizer.lr=3e-3"], ["optimizer.lr=2e-3"]], "mqa": LRS}}},
+        {
+            "tune": {
+                **SEARCH,
+                "trials": {"mha": [["optimizer.lr=3e-3"], ["optimizer.lr=2e-3"]], "mqa": LRS},
+            }
+        },
     ),
     "the search's seeds": ({"tune": SEARCH}, {"tune": {**SEARCH, "seeds": [8]}}),
     "the lengths": (
@@ -75,7 +89,9 @@ READ: dict[str, Json] = {
             for declared in BOTH
         ]
     },
-    "the rest of a scale": {"scales": at(limitations="much", curve=[16, 32, 64], rounds=2, sessions=4)},
+    "the rest of a scale": {
+        "scales": at(limitations="much", curve=[16, 32, 64], rounds=2, sessions=4)
+    },
     "another scale": {"scales": {**at(), "gpu": at()["cpu"]}, "claims": [MARGINS, LOSS]},
     "another claim": {"claims": [*BOTH, claim(LOSS, id="M.more")]},
     "how many seeds": {"seeds": list(range(12))},
@@ -98,16 +114,20 @@ def test_what_only_a_reader_sees_may_be_changed(lab: Lab, then: Json):
 
 def test_another_machine_is_no_other_registration(lab: Lab, monkeypatch: pytest.MonkeyPatch):
     plain = [
-        word for word in STUDY["overrides"] if not word.startswith(("trainer.precision", "trainer.threads"))
+        word
+        for word in STUDY["overrides"]
+        if not word.startswith(("trainer.precision", "trainer.threads"))
     ]
     first = hashes(lab, overrides=plain)
-    monkeypatch.setattr("nocap.config.defaults.precision", lambda *of_run: (Precision.bf16, "another CPU"))
+    monkeypatch.setattr(
+        "nocap.config.defaults.precision", lambda *of_run: (Precision.bf16, "another CPU")
+    )
     assert lab.plan(overrides=plain).train["mha"].run.trainer.precision is Precision.bf16
     assert hashes(lab, overrides=plain) == first
     assert hashes(lab, overrides=[*plain, "trainer.precision=bf16"]) != first
 
 
-# --- exploratory, in each way -------------------------------------------------------------------------------
+# --- exploratory, in each way ---------------------------------------------------------------------
 
 
 WAYS: dict[str, tuple[Json, str | None]] = {
@@ -129,7 +149,10 @@ WAYS: dict[str, tuple[Json, str | None]] = {
         },
         f"{AFTER.replace('mqa', 'b')}; {OTHER_ENDS}",
     ),
-    "another scale": ({"scales": {"laptop": at()["cpu"]}, "claims": [LOOSE]}, f"{AFTER}; {OTHER_ENDS}"),
+    "another scale": (
+        {"scales": {"laptop": at()["cpu"]}, "claims": [LOOSE]},
+        f"{AFTER}; {OTHER_ENDS}",
+    ),
     "another baseline": (
         {"arms": {**ARMS, "mha": ["attention=flash", "optimizer.lr=1e-6"]}, "claims": [LOSS]},
         AFTER,
@@ -149,8 +172,11 @@ WAYS: dict[str, tuple[Json, str | None]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("then", "label"), WAYS.values(), ids=WAYS)
-def test_a_claim_that_was_moved_after_its_result_is_exploratory(lab: Lab, then: Json, label: str | None):
-    """Also in a fresh output_dir, where everything is trained and timed again: the log is what remembers."""
+def test_a_claim_that_was_moved_after_its_result_is_exploratory(
+    lab: Lab, then: Json, label: str | None
+):
+    """Also in a fresh output_dir, where everything is trained and timed again: the log is what
+    remembers."""
     lab.carry()
     for out in ("fresh", "out"):
         (row,) = lab.carry(out, **then).values()
@@ -183,17 +209,20 @@ def test_a_study_that_cannot_be_written_says_so_and_is_not_registered(
 ):
     may = os.access
     monkeypatch.setattr(
-        os, "access", lambda path, mode: not str(path).startswith(str(lab.root / "made")) and may(path, mode)
+        os,
+        "access",
+        lambda path, mode: not str(path).startswith(str(lab.root / "made")) and may(path, mode),
     )
     assert lab.carry()["M.loss"]["exploratory"] == "not registered"
     assert (
-        lab.said[0] == f"{lab.root / 'made'} cannot be written: nothing is registered, and no README or "
+        lab.said[0]
+        == f"{lab.root / 'made'} cannot be written: nothing is registered, and no README or "
         "results are left there"
     )
     assert not lab.log.exists()
 
 
-# --- what a reader is told beside a verdict -----------------------------------------------------------------
+# --- what a reader is told beside a verdict -------------------------------------------------------
 
 
 def test_what_was_measured_again_is_told(lab: Lab):
@@ -204,8 +233,12 @@ def test_what_was_measured_again_is_told(lab: Lab):
     rows = lab.carry()
     assert [row["exploratory"] for row in rows.values()] == [None, None]
     assert rows["M.loss"]["notes"] == ["measured again, and otherwise: mqa, seed 1"]
-    assert rows["M.speed"]["notes"] == ["measured again, and otherwise: mqa, seed 1, bench session 1"]
-    assert [line["val_loss"] for line in lab.lines("run") if (line["arm"], line["seed"]) == ("mqa", 1)] == [
+    assert rows["M.speed"]["notes"] == [
+        "measured again, and otherwise: mqa, seed 1, bench session 1"
+    ]
+    assert [
+        line["val_loss"] for line in lab.lines("run") if (line["arm"], line["seed"]) == ("mqa", 1)
+    ] == [
         3.001,
         2.0,
     ]
@@ -226,7 +259,7 @@ def test_an_older_baseline_and_another_machines_verdict_are_told(lab: Lab):
     assert len(lab.lines("registration")) == 2
 
 
-# --- the file -----------------------------------------------------------------------------------------------
+# --- the file -------------------------------------------------------------------------------------
 
 
 def registered(name: str) -> RegistrationLine:
@@ -259,12 +292,22 @@ def test_a_line_in_an_older_form_names_the_line_before_it(tmp_path: Path):
 # no time zone
 CLAIM = {"event": "registration", "claim": "a", "hash": "a", "subject": "a"}
 NAIVE = json.dumps({"at": "2026-11-22T12:00:00", **HERE, **CLAIM}) + "\n"
-BARE = json.dumps({"event": "session", "at": "2026-11-22T12:00:00+00:00", **HERE, "number": 1}) + "\n"
+BARE = (
+    json.dumps({"event": "session", "at": "2026-11-22T12:00:00+00:00", **HERE, "number": 1}) + "\n"
+)
 
 
 @pytest.mark.parametrize(
     "damage",
-    ["nothing\n", "[1]\n", '{"event": "party"}\n', NAIVE, BARE, '{"event": "run", "at": "now"}\n', '{"eve'],
+    [
+        "nothing\n",
+        "[1]\n",
+        '{"event": "party"}\n',
+        NAIVE,
+        BARE,
+        '{"event": "run", "at": "now"}\n',
+        '{"eve',
+    ],
 )
 def test_a_damaged_line_is_refused_by_its_number(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str

@@ -47,7 +47,9 @@ def test_a_study_is_carried_out_with_its_own_options(here: Door, tmp_path: Path)
     made(tmp_path / "first", "softer")
     done = here("first", "--allow-code", module="nocap.study")
     assert done.code == 0, done.err
-    assert "nocap.study first scale=cpu --allow-code" in (tmp_path / "first" / "README.md").read_text()
+    assert (
+        "nocap.study first scale=cpu --allow-code" in (tmp_path / "first" / "README.md").read_text()
+    )
     assert "M.loss" in (tmp_path / "first" / "README.md").read_text()
     runs = [path.name for path in (tmp_path / "outputs" / "runs").iterdir()]
     assert len([name for name in runs if "softer" in name]) == 3
@@ -93,7 +95,9 @@ def test_the_options_of_a_study_are_no_other_commands(here: Door, tmp_path: Path
 
 
 @pytest.mark.parametrize("value", ["../elsewhere", "nowhere", "study.yaml", "/", "link"])
-def test_a_folder_that_is_not_inside_the_studys_is_refused(value: str, here: Door, tmp_path: Path) -> None:
+def test_a_folder_that_is_not_inside_the_studys_is_refused(
+    value: str, here: Door, tmp_path: Path
+) -> None:
     folder = made(tmp_path / "first", "softer", config_dir=value)
     made(tmp_path / "elsewhere", "weaker")
     (folder / "link").symlink_to(tmp_path / "elsewhere")
@@ -116,4 +120,7 @@ def test_the_files_of_a_study_are_its_yaml_and_its_options() -> None:
         names |= {f"options/ideas/{idea}.py", f"options/ideas/{idea}.yaml"}
     files = files_of(load(REPO / "experiments" / "objectives"))
     assert {str(path) for path in files} == names
-    assert files[Path("study.yaml")] == (REPO / "experiments" / "objectives" / "study.yaml").read_bytes()
+    assert (
+        files[Path("study.yaml")]
+        == (REPO / "experiments" / "objectives" / "study.yaml").read_bytes()
+    )

@@ -11,7 +11,9 @@ from nocap.study.__main__ import main
 from tests.studies import EQUAL, LOSS, RACE, SPEED, STUDY, at, claim, study, written
 
 OVERRIDES = STUDY["overrides"]
-STEPS_TO_LOSS = claim(LOSS, metric="steps_to_target", scale="ratio", expected=[1.0, None], target="5.6")
+STEPS_TO_LOSS = claim(
+    LOSS, metric="steps_to_target", scale="ratio", expected=[1.0, None], target="5.6"
+)
 
 
 def amdahl(**saved: float) -> dict[str, Any]:
@@ -51,7 +53,10 @@ def refused(
 
 
 STUDIES: list[tuple[dict[str, Any], str]] = [
-    ({"arms": {"mha": "attention=mha", "mqa": ["attention=mqa"]}}, "arms.mha must be a list, as in [a, b]"),
+    (
+        {"arms": {"mha": "attention=mha", "mqa": ["attention=mqa"]}},
+        "arms.mha must be a list, as in [a, b]",
+    ),
     ({"claims": [claim(LOSS, metric="val_los")]}, "val_los"),
     ({"claims": [claim(LOSS, metric="train_s")]}, "claim M.loss: metric must be one of val_loss, "),
     ({"claims": [claim(LOSS, arm="gqa")]}, "claim M.loss: arm must be one of mha, mqa, got gqa"),
@@ -59,7 +64,10 @@ STUDIES: list[tuple[dict[str, Any], str]] = [
         {"claims": [claim(LOSS, expected=[0.5, 0.5])]},
         "claim M.loss: expected must hold something: low below high, got [0.5, 0.5]",
     ),
-    ({"claims": [claim(LOSS, arm="mha")]}, "claim M.loss: arm must not be its own baseline, got mha"),
+    (
+        {"claims": [claim(LOSS, arm="mha")]},
+        "claim M.loss: arm must not be its own baseline, got mha",
+    ),
     (
         {"claims": [claim(LOSS, seeds=[0, 1, 7])]},
         "claims[0].seeds must be left out: they are the study's, got [0, 1, 7]",
@@ -79,7 +87,10 @@ STUDIES: list[tuple[dict[str, Any], str]] = [
     (
         {
             "claims": [
-                claim(SPEED, guards=[{"metric": "val_loss", "scale": "ratio", "margins": {"gpu": 1.1}}])
+                claim(
+                    SPEED,
+                    guards=[{"metric": "val_loss", "scale": "ratio", "margins": {"gpu": 1.1}}],
+                )
             ]
         },
         "name the scale cpu, got gpu",
@@ -116,9 +127,15 @@ STUDIES: list[tuple[dict[str, Any], str]] = [
         "claims[1].expcted is no key of claim (did you mean expected?)",
     ),
     ({"claims": [claim(LOSS, expected=1.2)]}, "claims[0].expected must be a list, as in [a, b]"),
-    ({"claims": [claim(LOSS, scale="rato")]}, "claims[0].scale: Invalid value 'rato', expected one of "),
+    (
+        {"claims": [claim(LOSS, scale="rato")]},
+        "claims[0].scale: Invalid value 'rato', expected one of ",
+    ),
     ({"claims": [3]}, "claims[0] must hold keys and values, got 3"),
-    ({"claims": [claim(LOSS, expected=[10**400, None])]}, "claims[0]: int too large to convert to float"),
+    (
+        {"claims": [claim(LOSS, expected=[10**400, None])]},
+        "claims[0]: int too large to convert to float",
+    ),
     (
         {"scales": at(decode={"prompt": 0, "new": 1, "vocab_size": 9})},
         "decode.prompt must be at least 1, got 0",
@@ -138,7 +155,10 @@ STUDIES: list[tuple[dict[str, Any], str]] = [
     ),
     ({"claims": [RACE], "scales": at(lengths=[0.5, 0.51])}, "scales.cpu.lengths must differ"),
     ({"scales": at(own={"gqa": ["mlp=relu2"]})}, "scales.cpu.own must be one of mha, mqa, got gqa"),
-    ({"scales": at(claims=["M.lost"])}, "scales.cpu.claims must be one of M.speed, M.loss, got M.lost"),
+    (
+        {"scales": at(claims=["M.lost"])},
+        "scales.cpu.claims must be one of M.speed, M.loss, got M.lost",
+    ),
     ({"scales": at(own={"mqa": ["engine=warp"]})}, "engine must be one of"),
     (
         {"scales": at(bench=[])},
@@ -148,7 +168,10 @@ STUDIES: list[tuple[dict[str, Any], str]] = [
         {"scales": at(train=[])},
         "scales.cpu.train must be given for claim M.speed, about val_loss, got none",
     ),
-    ({"scales": at(noise={"speed": {"sd": 0.1, "df": 8, "source": "x"}})}, "noise must be one of val_loss, "),
+    (
+        {"scales": at(noise={"speed": {"sd": 0.1, "df": 8, "source": "x"}})},
+        "noise must be one of val_loss, ",
+    ),
     (
         {"scales": at(noise={"val_loss": {"sd": 0.0, "df": 8, "source": "x"}})},
         "noise.sd must be above 0 and finite, got 0.0",
@@ -164,7 +187,8 @@ STUDIES: list[tuple[dict[str, Any], str]] = [
 STUDIES += [
     (
         {"claims": [EQUAL], **arm("mqa", "attention=mqa", "trainer.steps=24")},
-        "arm mqa: trainer.steps must be the baseline's (mha: 12) for a claim about time_at_equal_loss",
+        "arm mqa: trainer.steps must be the baseline's (mha: 12) for a claim about "
+        "time_at_equal_loss",
     ),
     (
         {"claims": [EQUAL], "overrides": [*OVERRIDES, "trainer.steps=1"]},
@@ -189,14 +213,21 @@ STUDIES += [
     ),
     (
         {"claims": [claim(EQUAL, mechanism={"rule": "flops", "formula": "f"})]},
-        "claim M.equal: mechanism.rule must be given for time_at_equal_loss: arithmetic bounds a step",
+        "claim M.equal: mechanism.rule must be given for time_at_equal_loss: arithmetic bounds a "
+        "step",
     ),
     (
         {
             "claims": [
                 claim(
                     LOSS,
-                    guards=[{"metric": "time_at_equal_loss", "scale": "difference", "margins": {"cpu": 0.1}}],
+                    guards=[
+                        {
+                            "metric": "time_at_equal_loss",
+                            "scale": "difference",
+                            "margins": {"cpu": 0.1},
+                        }
+                    ],
                 )
             ]
         },
@@ -222,17 +253,26 @@ SEARCHES: list[tuple[dict[str, Any], str]] = [
         "at least two: an arm that was searched less is handicapped",
     ),
     ({"seeds": [], "trials": {"mha": TRIALS, "mqa": TRIALS}}, "tune.seeds must have at least one"),
-    ({"seeds": [3], "trials": {"mha": TRIALS}}, "tune.trials must be for every trained arm, got mqa"),
+    (
+        {"seeds": [3], "trials": {"mha": TRIALS}},
+        "tune.trials must be for every trained arm, got mqa",
+    ),
     (
         {"seeds": [3], "trials": {"mha": TRIALS, "gqa": TRIALS}},
         "tune.trials must be one of mha, mqa, got gqa",
     ),
     (
-        {"seeds": [3], "trials": {"mha": TRIALS, "mqa": [["optimizer.lr=-1"], ["optimizer.lr=1e-3"]]}},
+        {
+            "seeds": [3],
+            "trials": {"mha": TRIALS, "mqa": [["optimizer.lr=-1"], ["optimizer.lr=1e-3"]]},
+        },
         "mqa, trial 1: optimizer.lr must be above 0",
     ),
     (
-        {"seeds": [3], "trials": {"mha": TRIALS, "mqa": [*TRIALS[:1], ["data.train_tokens=50000"]]}},
+        {
+            "seeds": [3],
+            "trials": {"mha": TRIALS, "mqa": [*TRIALS[:1], ["data.train_tokens=50000"]]},
+        },
         "mqa, trial 2: data.train_tokens must be",
     ),
 ]
@@ -254,13 +294,16 @@ CASES: list[tuple[dict[str, Any], tuple[str, ...], str]] = [
     (
         LONGER,
         (),
-        "arm mqa, trial 2: trainer.steps must be the baseline's (mha: 12) for a claim about time_at",
+        "arm mqa, trial 2: trainer.steps must be the baseline's (mha: 12) for a claim about "
+        "time_at",
     ),
     *(({}, given, reason) for given, reason in WORDS),
 ]
 
 
-@pytest.mark.parametrize(("changed", "words", "reason"), CASES, ids=[reason for *_, reason in CASES])
+@pytest.mark.parametrize(
+    ("changed", "words", "reason"), CASES, ids=[reason for *_, reason in CASES]
+)
 def test_refused(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -276,15 +319,22 @@ def test_refused(
 
 def test_a_folder_without_a_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "made").mkdir()
-    assert "made must be a study's folder, with a study.yaml (No such file or directory)" in refused(
-        tmp_path, capsys
+    assert (
+        "made must be a study's folder, with a study.yaml (No such file or directory)"
+        in refused(tmp_path, capsys)
     )
-    assert "nowhere must be a study's folder" in refused(tmp_path, capsys, folder=tmp_path / "nowhere")
+    assert "nowhere must be a study's folder" in refused(
+        tmp_path, capsys, folder=tmp_path / "nowhere"
+    )
     (tmp_path / "made" / "study.yaml").write_text("question: [")
     assert "study.yaml: while parsing a flow node" in refused(tmp_path, capsys)
     (tmp_path / "made" / "study.yaml").write_text("- a\n- list\n")
-    assert "study.yaml: a study must hold keys and values, got ['a', 'list']" in refused(tmp_path, capsys)
-    assert "FOLDER must be given: a study's folder" in refused(tmp_path, capsys, folder=Path("scale=cpu"))
+    assert "study.yaml: a study must hold keys and values, got ['a', 'list']" in refused(
+        tmp_path, capsys
+    )
+    assert "FOLDER must be given: a study's folder" in refused(
+        tmp_path, capsys, folder=Path("scale=cpu")
+    )
 
 
 @pytest.mark.parametrize(

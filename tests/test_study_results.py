@@ -1,5 +1,5 @@
-"""What a study's runs and sessions measured and its bounds, against closed forms; and results as people read
-them: the sentence of each verdict, a study's README, the board. From made evidence."""
+"""What a study's runs and sessions measured and its bounds, against closed forms; and results as
+people read them: the sentence of each verdict, a study's README, the board. From made evidence."""
 
 from __future__ import annotations
 
@@ -87,7 +87,8 @@ def speeds(ratios: list[float], losses: list[float | None]) -> Evidence:
     arms = [{"mha": 1000.0, "mqa": 1000.0 * ratio} for ratio in ratios]
     bench = [
         session(
-            {name: {**SEEN, "step_ms": 1.0, "tokens_per_s": x} for name, x in speeds.items()}, number=number
+            {name: {**SEEN, "step_ms": 1.0, "tokens_per_s": x} for name, x in speeds.items()},
+            number=number,
         )
         for number, speeds in enumerate(arms, start=1)
     ]
@@ -146,10 +147,13 @@ def test_an_arms_loss_is_of_the_runs_that_finished(tmp_path: Path):
 
 
 def test_a_gain_that_is_only_bounded_shows_its_lower_end(tmp_path: Path):
-    """Its shortest schedule, a quarter of 400 steps, already ends at the baseline's loss; twice the pace is
-    eight times as fast, or more."""
+    """Its shortest schedule, a quarter of 400 steps, already ends at the baseline's loss; twice the
+    pace is eight times as fast, or more."""
     made_study = loaded(tmp_path / "made", study(claims=[RACE], scales=at(lengths=[0.25, 0.5])))
-    paces = [session(pace(speed)[0].measured.arms, number=i) for i, speed in enumerate([1.9, 2.0, 2.1], 1)]
+    paces = [
+        session(pace(speed)[0].measured.arms, number=i)
+        for i, speed in enumerate([1.9, 2.0, 2.1], 1)
+    ]
     evidence = both(by_law("mqa", worse=-0.7), by_law("mha"), pace=paces)
     result = resulted(made_study, evidence)
     (row,) = claims_of(result)
@@ -157,7 +161,9 @@ def test_a_gain_that_is_only_bounded_shows_its_lower_end(tmp_path: Path):
     assert row["measured"] is None
     assert row["least"] == pytest.approx(math.exp(of_pairs(gains, bias=0.005).low))
     gain = result.claims[0].verdict.primary
-    assert words.measured(gain) == f"at least {row['least']:.2f}× as fast to the target, n=3 sessions"
+    assert (
+        words.measured(gain) == f"at least {row['least']:.2f}× as fast to the target, n=3 sessions"
+    )
     endless = replace(gain, least=[-math.inf] * 3)
     assert words.measured(endless) == "–, n=3 sessions"
 
@@ -193,7 +199,9 @@ def test_a_file_that_is_no_result_is_refused(tmp_path: Path, content: Json, why:
     made_study = loaded(tmp_path / "made", study())
     path = tmp_path / "results.cpu.x.json"
     path.write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=re.escape(f"{path} must be results that nocap.study wrote")) as said:
+    with pytest.raises(
+        ValueError, match=re.escape(f"{path} must be results that nocap.study wrote")
+    ) as said:
         read(path, made_study, StudyLog())
     assert why in str(said.value)
 
@@ -206,7 +214,11 @@ def test_a_declared_noise_reaches_the_verdict_and_its_sentence(tmp_path: Path):
     result = resulted(made_study, speeds(FAST, SAME))
     loss, speed = claims_of(result)
     (guard,) = speed["guards"]
-    assert [row["noise"] for row in (loss, speed, guard)] == [NOISE_OF_A_PAIR, None, NOISE_OF_A_PAIR]
+    assert [row["noise"] for row in (loss, speed, guard)] == [
+        NOISE_OF_A_PAIR,
+        None,
+        NOISE_OF_A_PAIR,
+    ]
     half = 0.02 / math.sqrt(3) * stats.t.isf(0.005, 2 + 4.4)
     assert loss["measured"]["high"] - loss["measured"]["mid"] == pytest.approx(half)
     # a ratio of losses of 3
@@ -242,7 +254,9 @@ def test_a_page_is_judged_in_the_order_that_was_registered(tmp_path: Path, seeds
 def test_a_report_keeps_its_authors_text(tmp_path: Path):
     folder = tmp_path / "made"
     made_study, readme = loaded(folder, study(claims=[SPEED])), folder / "README.md"
-    confirmed, refuted = (resulted(made_study, speeds(ratios, SAME), stands=LATE) for ratios in (FAST, SLOW))
+    confirmed, refuted = (
+        resulted(made_study, speeds(ratios, SAME), stands=LATE) for ratios in (FAST, SLOW)
+    )
     assert pages.write(made_study, folder, confirmed) == [folder / "results.cpu.abc.json", readme]
     first = readme.read_text()
     assert first.startswith(
@@ -272,14 +286,18 @@ def test_a_report_keeps_its_authors_text(tmp_path: Path):
 
 def test_the_leaderboard_has_a_row_a_claim(tmp_path: Path):
     for name, worse in {"slow": -0.05, "quick": -0.2}.items():
-        made_study = loaded(tmp_path / name, study(claims=[RACE, STEPS], scales=at(lengths=[0.25, 0.5])))
+        made_study = loaded(
+            tmp_path / name, study(claims=[RACE, STEPS], scales=at(lengths=[0.25, 0.5]))
+        )
         evidence = both(by_law("mqa", worse=worse), by_law("mha"), pace=pace(1.1))
         pages.write(made_study, tmp_path / name, resulted(made_study, evidence))
     (tmp_path / "empty").mkdir()
     missing = "- {id: Z9, statement: it flies, expected: 2×, why: no wings}\n"
     (tmp_path / "not_built.yaml").write_text(missing)
     (tmp_path / "quick" / "README.md").write_text("old\n\n## What was learnt\n\nMuch.\n")
-    files = [tmp_path / name for name in ("README.md", "board.html", "quick/README.md", "slow/README.md")]
+    files = [
+        tmp_path / name for name in ("README.md", "board.html", "quick/README.md", "slow/README.md")
+    ]
     assert board.write(tmp_path) == files
     # anew, from its results
     page, _, quick, _ = (path.read_text() for path in files)
@@ -292,13 +310,15 @@ def test_the_leaderboard_has_a_row_a_claim(tmp_path: Path):
     assert f"| {1.1 * math.exp(0.2 / B) - 1:.1%} faster to the target [" in lines[0]
 
 
-# --- evidence -----------------------------------------------------------------------------------------------
+# --- evidence -------------------------------------------------------------------------------------
 
 DIVERGED = (None, Ending.diverged)
 
 
 def made(tmp_path: Path, *claims: Json, **changed: Any) -> Study:
-    return loaded(tmp_path / "made", study(claims=list(claims), scales=at(lengths=[0.25, 0.5]), **changed))
+    return loaded(
+        tmp_path / "made", study(claims=list(claims), scales=at(lengths=[0.25, 0.5]), **changed)
+    )
 
 
 def measured(
@@ -306,12 +326,14 @@ def measured(
 ) -> dict[int, tuple[float | None, Ending]]:
     """One arm's primary metric: seed → value and ending."""
     primary = [
-        m for m in measurements(claim, study, evidence) if (m.arm, m.metric.name) == (arm, claim.metric)
+        m
+        for m in measurements(claim, study, evidence)
+        if (m.arm, m.metric.name) == (arm, claim.metric)
     ]
     return {m.repeat: (m.value, m.ending) for m in primary}
 
 
-# --- steps to a loss ----------------------------------------------------------------------------------------
+# --- steps to a loss ------------------------------------------------------------------------------
 
 
 def raced(claim: Claim, study: Study, evidence: Evidence) -> dict[str, list[float]]:
@@ -329,14 +351,19 @@ def test_a_race_to_the_loss_that_both_arms_reach(tmp_path: Path):
     assert measured(steps, made_study, evidence, "mqa") == dict.fromkeys(
         range(3), (pytest.approx(needed), Ending.measured)
     )
-    assert measured(steps, made_study, evidence, "mha") == dict.fromkeys(range(3), (400.0, Ending.measured))
+    assert measured(steps, made_study, evidence, "mha") == dict.fromkeys(
+        range(3), (400.0, Ending.measured)
+    )
     assert raced(race, made_study, evidence) == {
         "mqa": pytest.approx([needed * 10 / 1.1 / 1e3] * 3),
         "mha": pytest.approx([4.0] * 3),
     }
     # then it is the baseline that gets there sooner
     never = both(by_law("mqa", worse=0.1), by_law("mha"), pace=pace(1.1))
-    assert raced(steps, made_study, never) == {"mqa": [400.0] * 3, "mha": pytest.approx([needed] * 3)}
+    assert raced(steps, made_study, never) == {
+        "mqa": [400.0] * 3,
+        "mha": pytest.approx([needed] * 3),
+    }
     assert measured(race, made_study, both(by_law("mqa"), by_law("mha")), "mqa") == {}  # not timed
     plan = prepare(made_study, "cpu", output_dir="outputs")
     arms = {"train": {"mqa": [plan.train["mqa"], *shorter(plan, plan.train["mqa"])]}}
@@ -349,11 +376,14 @@ def test_a_race_to_the_loss_that_both_arms_reach(tmp_path: Path):
 
 
 def test_steps_are_seeds_and_their_time_is_the_sessions(tmp_path: Path):
-    """Six seeds and three sessions are three pairs, each with two seeds and a session of its own."""
+    """Six seeds and three sessions are three pairs, each with two seeds and a session of its
+    own."""
     noise = {seed: 0.01 * seed for seed in range(6)}
     made_study = made(tmp_path, RACE, seeds=list(noise))
     speeds = [1.0, 1.1, 1.3]
-    paces = [session(pace(speed)[0].measured.arms, number=i) for i, speed in enumerate(speeds, start=1)]
+    paces = [
+        session(pace(speed)[0].measured.arms, number=i) for i, speed in enumerate(speeds, start=1)
+    ]
     evidence = both(by_law("mqa", worse=-0.1, noise=noise), by_law("mha", noise=noise), pace=paces)
     assert measured(made_study.claims[0], made_study, evidence, "mqa") == {
         i: (pytest.approx(4.0 * math.exp(-0.1 / B) / speed), Ending.measured)
@@ -382,7 +412,7 @@ def test_a_race_with_what_diverged(tmp_path: Path):
     assert measured(steps, made_study, lost, "mqa") == between  # from 100 and 400 steps
 
 
-# --- profiles -----------------------------------------------------------------------------------------------
+# --- profiles -------------------------------------------------------------------------------------
 
 PARTS: Json = {
     "ms": {"scores": 20.0, "qkv": 10.0, "loss": 10.0},
@@ -390,7 +420,13 @@ PARTS: Json = {
     "mib": {"scores": 6.0, "qkv": 2.0},
     "memory_mib": {"parameters": 1.0, "gradients": 1.0, "optimizer": 2.0, "activations": 8.0},
     "params": {"qkv": 300, "mlp_up": 700},
-    "component_flops": {"qkv": 60.0, "scores": 30.0, "attention_out": 10.0, "mlp": 80.0, "head": 20.0},
+    "component_flops": {
+        "qkv": 60.0,
+        "scores": 30.0,
+        "attention_out": 10.0,
+        "mlp": 80.0,
+        "head": 20.0,
+    },
 }
 
 
@@ -398,7 +434,15 @@ PARTS: Json = {
     ("changed", "value"),
     [
         ({"metric": "share", "scale": "value", "parts": ["scores", "qkv"]}, 0.3),
-        ({"metric": "share", "scale": "value", "parts": ["scores"], "of": ["scores", "qkv", "loss"]}, 0.5),
+        (
+            {
+                "metric": "share",
+                "scale": "value",
+                "parts": ["scores"],
+                "of": ["scores", "qkv", "loss"],
+            },
+            0.5,
+        ),
         ({"metric": "part_ms", "parts": ["scores", "rotary"]}, 20.0),
         ({"metric": "part_mib", "parts": ["scores", "qkv"]}, 8.0),
         ({"metric": "part_params", "parts": ["qkv"]}, 300.0),
@@ -420,10 +464,12 @@ def test_measurements_of_a_profile(tmp_path: Path, changed: Json, value: float):
         NOW,
     )
     assert measurement.value == pytest.approx(value)
-    assert measurement.per is (Per.session if changed["metric"] in ("share", "part_ms") else Per.exact)
+    assert measurement.per is (
+        Per.session if changed["metric"] in ("share", "part_ms") else Per.exact
+    )
 
 
-# --- bounds -------------------------------------------------------------------------------------------------
+# --- bounds ---------------------------------------------------------------------------------------
 
 
 def parts(profiles: dict[tuple[str, int], Json]) -> Evidence:
@@ -434,27 +480,42 @@ def parts(profiles: dict[tuple[str, int], Json]) -> Evidence:
 
 
 def bounded(tmp_path: Path, rule: str, evidence: Evidence, **changed: Any) -> float | None:
-    mechanism = {"rule": rule, "formula": "f", **({"parts": ["scores"]} if rule == "amdahl" else {})}
+    mechanism = {
+        "rule": rule,
+        "formula": "f",
+        **({"parts": ["scores"]} if rule == "amdahl" else {}),
+    }
     changed = {"mechanism": mechanism, "guards": [], **changed}
     made_study = loaded(tmp_path / "made", study(claims=[claim(SPEED, **changed), LOSS]))
     return bound(made_study.claims[0], made_study, evidence)
 
 
 def test_a_third_of_key_value_heads_saves_seven_percent_of_a_token(tmp_path: Path):
-    """12 layers, 768 wide, T=1024, by hand: a layer's products are 2·(12·d² + T·d), the head's 2·d·V; K and V
-    lose 2/3 of 2·d² each."""
+    """12 layers, 768 wide, T=1024, by hand: a layer's products are 2·(12·d² + T·d), the head's
+    2·d·V; K and V lose 2/3 of 2·d² each."""
     d, T, V = 768, 1024, 50257
     whole = 12 * (12 * d**2 + T * d) + d * V
     by_hand = whole / (whole - 12 * 2 * d**2 * 2 / 3)
     assert by_hand == pytest.approx(1.0764, abs=1e-4)
-    d12 = ("model=d12", "tokenizer=gpt2", "mlp=gelu4x", "trainer.device=cpu", "trainer.precision=fp32")
+    d12 = (
+        "model=d12",
+        "tokenizer=gpt2",
+        "mlp=gelu4x",
+        "trainer.device=cpu",
+        "trainer.precision=fp32",
+    )
     arms = {"mha": "attention=flash", "mqa": "attention=gqa attention.n_kv_heads=4"}
-    flops = {name: component_flops(compose([*d12, *own.split()]), vocab_size=V) for name, own in arms.items()}
+    flops = {
+        name: component_flops(compose([*d12, *own.split()]), vocab_size=V)
+        for name, own in arms.items()
+    }
     counted = {name: {"component_flops": components} for name, components in flops.items()}
     for place in ("bench", "pace"):
         whole_step = Evidence(sessions={place: timed([1], counted)})
         assert bounded(tmp_path, "flops", whole_step) == pytest.approx(by_hand, rel=1e-9)
-    apart = parts({(name, 1): {**PARTS, "component_flops": components} for name, components in flops.items()})
+    apart = parts(
+        {(name, 1): {**PARTS, "component_flops": components} for name, components in flops.items()}
+    )
     attention = 4 * d**2 + T * d
     saved = attention / (attention - 4 / 3 * d**2)
     for which, expected in (
@@ -466,8 +527,16 @@ def test_a_third_of_key_value_heads_saves_seven_percent_of_a_token(tmp_path: Pat
 
 
 def test_other_rules_are_ratios_of_what_was_counted(tmp_path: Path):
-    mha: Json = {"params": 300, "memory_mib": {"peak": 99.0, **dict.fromkeys(HELD, 10.0)}, "kv_bytes": 96.0}
-    mqa: Json = {"params": 200, "memory_mib": {"peak": 50.0, **dict.fromkeys(HELD, 8.0)}, "kv_bytes": 8.0}
+    mha: Json = {
+        "params": 300,
+        "memory_mib": {"peak": 99.0, **dict.fromkeys(HELD, 10.0)},
+        "kv_bytes": 96.0,
+    }
+    mqa: Json = {
+        "params": 200,
+        "memory_mib": {"peak": 50.0, **dict.fromkeys(HELD, 8.0)},
+        "kv_bytes": 8.0,
+    }
     lost = {"status": "does not fit", "params": None, "memory_mib": None, "kv_bytes": None}
     both_arms, *less = (
         Evidence(sessions={"bench": timed([1], arms)})
@@ -488,37 +557,53 @@ def test_a_step_cannot_lose_more_than_its_part(tmp_path: Path):
     assert bounded(tmp_path, "amdahl", parts({("mqa", 1): PARTS})) is None
     # saved in part: a quarter of an MLP of 40 ms, and scores of 10 ms whole, of a step of 100 ms
     step = parts({("mha", 1): {**PARTS, "step_ms": 100.0, "ms": {"scores": 10.0, "mlp_up": 40.0}}})
-    mechanism = {"rule": "amdahl", "parts": ["scores", "mlp_up"], "saved": {"mlp_up": 0.25}, "formula": "f"}
+    mechanism = {
+        "rule": "amdahl",
+        "parts": ["scores", "mlp_up"],
+        "saved": {"mlp_up": 0.25},
+        "formula": "f",
+    }
     assert bounded(tmp_path, "", step, mechanism=mechanism) == pytest.approx(1 / (1 - 0.2))
     given = {"bound": 1.08, "formula": "f"}
     assert bounded(tmp_path, "", Evidence(), mechanism=given) == 1.08
 
 
-# --- what a claim rests on ----------------------------------------------------------------------------------
+# --- what a claim rests on ------------------------------------------------------------------------
 
 
 def test_a_claim_rests_on_its_own_runs_and_sessions(tmp_path: Path):
     made_study = made(tmp_path, RACE)
     # 7 is no seed of the claim
-    runs = {(arm, seed): record(arm, seed, 400, 3.0) for arm in ("mha", "mqa") for seed in (0, 1, 7)}
+    runs = {
+        (arm, seed): record(arm, seed, 400, 3.0) for arm in ("mha", "mqa") for seed in (0, 1, 7)
+    }
     short = {("mqa", 0): {200: record("mqa", 0, 200, 3.1, started="")}}
-    sessions = {"pace": pace(1.0, numbers=[1]), "bench": timed([1], {"mqa": {}})}  # a race needs no bench
+    sessions = {
+        "pace": pace(1.0, numbers=[1]),
+        "bench": timed([1], {"mqa": {}}),
+    }  # a race needs no bench
     assert sorted(
         Evidence(runs=runs, shorter=short, sessions=sessions).used(made_study.claims[0], made_study)
     ) == [
         *(("mha, seed 0", "mha", NOW), ("mha, seed 1", "mha", NOW)),
-        *(("mqa, seed 0", "mqa", NOW), ("mqa, seed 0, 200 steps", "mqa", ""), ("mqa, seed 1", "mqa", NOW)),
+        *(
+            ("mqa, seed 0", "mqa", NOW),
+            ("mqa, seed 0, 200 steps", "mqa", ""),
+            ("mqa, seed 1", "mqa", NOW),
+        ),
         *(("pace session 1", "mha", NOW), ("pace session 1", "mqa", NOW)),
     ]
 
 
-# --- noise --------------------------------------------------------------------------------------------------
+# --- noise ----------------------------------------------------------------------------------------
 
 
 def test_sigma_is_pooled_within_arms() -> None:
     groups = {"mha": [3.0, 3.1, 3.2], "mqa": [2.0, 2.0, 2.3]}
     runs = [
-        (arm, record(arm, seed, 400, x)) for arm, values in groups.items() for seed, x in enumerate(values)
+        (arm, record(arm, seed, 400, x))
+        for arm, values in groups.items()
+        for seed, x in enumerate(values)
     ]
     assert sigma(runs) == pytest.approx(math.sqrt((0.1**2 + np.var(groups["mqa"], ddof=1)) / 2))
     assert sigma([]) is None

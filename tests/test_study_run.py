@@ -1,5 +1,5 @@
-"""A study from its file to its verdicts, of a model that trains in a second: what it leaves, does not do
-again, and labels."""
+"""A study from its file to its verdicts, of a model that trains in a second: what it leaves, does
+not do again, and labels."""
 
 from __future__ import annotations
 
@@ -32,9 +32,12 @@ def left(root: Path) -> SimpleNamespace:
         claims=json_of(results)["claims"],
         log=read(root / "made" / FILE),
         page=(root / "made" / "README.md").read_text(),
-        runs={path.name: json_of(path / "summary.json") for path in (root / "out" / "runs").iterdir()},
+        runs={
+            path.name: json_of(path / "summary.json") for path in (root / "out" / "runs").iterdir()
+        },
         sessions={
-            path.name: json_of(path) for path in sorted(root.glob("out/studies/made/cpu/sessions/b*.json"))
+            path.name: json_of(path)
+            for path in sorted(root.glob("out/studies/made/cpu/sessions/b*.json"))
         },
     )
 
@@ -45,7 +48,8 @@ def json_of(path: Path) -> Json:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Path:
-    """Of `MADE`, carried out once, also where several workers ask for it. Copy it before changing it."""
+    """Of `MADE`, carried out once, also where several workers ask for it. Copy it before changing
+    it."""
     with shared_folder(tmp_path_factory, "carried") as root:
         if not (root / "done.json").exists():
             written(root / "made", MADE)
@@ -58,7 +62,7 @@ def root(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Path:
     return root
 
 
-# --- once ---------------------------------------------------------------------------------------------------
+# --- once -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.gate
@@ -102,7 +106,9 @@ def test_claims_are_registered_before_anything_runs_and_the_log_has_what_came_ou
     assert [type(line) for line in log.lines] == (
         [RegistrationLine] * 2 + [RunLine] * 6 + [SessionLine] * 3 + [AnalysisLine] * 2
     )
-    assert [(row["id"], row["hash"]) for row in it.claims] == [(line.claim, line.hash) for line in registered]
+    assert [(row["id"], row["hash"]) for row in it.claims] == [
+        (line.claim, line.hash) for line in registered
+    ]
     began = [datetime.fromisoformat(line.started) for line in (*runs, *sessions)]
     assert max(datetime.fromisoformat(line.at) for line in registered) <= min(began)
     assert {(line.identity, line.val_loss, line.started) for line in runs} == {
@@ -111,7 +117,10 @@ def test_claims_are_registered_before_anything_runs_and_the_log_has_what_came_ou
         for manifest in [root / "out" / "runs" / name / "manifest.json"]
     }
     assert [(line.started, line.measured) for line in sessions] == [
-        (content["started"], {arm: row["tokens_per_s"] for arm, row in content["measured"]["arms"].items()})
+        (
+            content["started"],
+            {arm: row["tokens_per_s"] for arm, row in content["measured"]["arms"].items()},
+        )
         for content in it.sessions.values()
     ]
     assert [(line.claim, line.word) for line in log.of(AnalysisLine)] == [
@@ -142,11 +151,20 @@ def test_the_second_time_nothing_is_trained_timed_or_written(
 
 
 @pytest.mark.slow
-def test_runs_of_a_grid_are_the_baseline(tmp_path: Path, here: Door, monkeypatch: pytest.MonkeyPatch):
-    baseline = [*MADE["overrides"], *MADE["scales"]["cpu"]["train"], "attention=flash", "output_dir=out"]
+def test_runs_of_a_grid_are_the_baseline(
+    tmp_path: Path, here: Door, monkeypatch: pytest.MonkeyPatch
+):
+    baseline = [
+        *MADE["overrides"],
+        *MADE["scales"]["cpu"]["train"],
+        "attention=flash",
+        "output_dir=out",
+    ]
     assert here(*baseline, "-m", "seed=0,1,2").code == 0
     before = tree(tmp_path / "out" / "runs")
-    monkeypatch.setattr("nocap.study.log.now", lambda: "2100-01-01T00:00:00+00:00")  # times are whole seconds
+    monkeypatch.setattr(
+        "nocap.study.log.now", lambda: "2100-01-01T00:00:00+00:00"
+    )  # times are whole seconds
     written(tmp_path / "made", {**MADE, "claims": [LOSS]})
     assert here(*COMMAND[2:], module="nocap.study").code == 0
     it, older = left(tmp_path), "older baseline: mha, seed 0 and 2 more"
@@ -155,7 +173,7 @@ def test_runs_of_a_grid_are_the_baseline(tmp_path: Path, here: Door, monkeypatch
     assert before.items() <= tree(tmp_path / "out" / "runs").items()
 
 
-# --- processes ----------------------------------------------------------------------------------------------
+# --- processes ------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

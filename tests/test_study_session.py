@@ -1,4 +1,5 @@
-"""Sessions: what is timed together, what is counted without a clock, and that a session is run once."""
+"""Sessions: what is timed together, what is counted without a clock, and that a session is run
+once."""
 
 from __future__ import annotations
 
@@ -48,12 +49,17 @@ def test_arms_with_the_same_step_are_timed_once(monkeypatch: pytest.MonkeyPatch)
         return real(arms, **how)
 
     monkeypatch.setattr(session, "carry_out", carry_out)
-    twins = {"late": "attention=flash schedule=cosine seed=7", "few": "attention=mqa data=synthetic"}
+    twins = {
+        "late": "attention=flash schedule=cosine seed=7",
+        "few": "attention=mqa data=synthetic",
+    }
     rows = session.steps(runs(mha="attention=flash", mqa="attention=mqa", **twins), rounds=1)
     assert asked == [["mha", "mqa"]]
     timed = ("tokens_per_s", "step_ms", "params", "memory_mib", "flops_per_token", "kernel")
     for name, twin in (("mha", "late"), ("mqa", "few")):
-        assert [getattr(rows[name], key) for key in timed] == [getattr(rows[twin], key) for key in timed]
+        assert [getattr(rows[name], key) for key in timed] == [
+            getattr(rows[twin], key) for key in timed
+        ]
     mha, mqa = rows["mha"], rows["mqa"]
     assert mha.step_ms == pytest.approx(64 / mha.tokens_per_s * 1e3)
     assert mha.kv_bytes == 2 * 2 * 64 * 4  # layers · (K and V) · d_model · fp32
@@ -70,7 +76,12 @@ def test_what_is_counted_without_a_clock():
     assert uncached is None
     d, V, h = 64, 257, 256
     by_part = session.part_params(compose([*BATCH, "attention=flash", "mlp=gelu4x"]))
-    exact = {"qkv": 2 * 3 * d * d, "attention_out": 2 * d * d, "mlp_up": 2 * d * h, "mlp_down": 2 * d * h}
+    exact = {
+        "qkv": 2 * 3 * d * d,
+        "attention_out": 2 * d * d,
+        "mlp_up": 2 * d * h,
+        "mlp_down": 2 * d * h,
+    }
     assert exact.items() <= by_part.items()
     assert by_part["embedding"] >= V * d
 
@@ -116,13 +127,20 @@ def asked(*overrides: str, place: str = "parts") -> Session:
 
 def test_a_session_is_run_again_when_its_result_could_differ():
     original = asked()
-    assert original.key == asked("schedule=cosine").key == asked("data=synthetic").key == asked("seed=3").key
+    assert (
+        original.key
+        == asked("schedule=cosine").key
+        == asked("data=synthetic").key
+        == asked("seed=3").key
+    )
     others = (asked("attention=mqa"), asked(place="bench"), replace(original, how={"rounds": 2}))
     assert len({original.key, *(other.key for other in others)}) == 4
 
 
 @pytest.mark.slow
-def test_a_session_is_run_once_and_knows_when_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_session_is_run_once_and_knows_when_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("PYTHONPATH", str(REPO))
     now = lambda: datetime.now().astimezone().replace(microsecond=0)  # noqa: E731
     before, first = now(), asked().run(tmp_path)
@@ -130,12 +148,16 @@ def test_a_session_is_run_once_and_knows_when_it_was(tmp_path: Path, monkeypatch
     ended = datetime.fromisoformat(first.ended)
     assert before <= started <= ended <= now()
     assert first.figures["mha"].step_ms > 0
-    assert [path.name for path in (tmp_path / "sessions").iterdir()] == [f"parts-mha-1-{asked().key}.json"]
+    assert [path.name for path in (tmp_path / "sessions").iterdir()] == [
+        f"parts-mha-1-{asked().key}.json"
+    ]
     monkeypatch.setattr(subprocess, "run", lambda *args, **more: pytest.fail("it was run again"))
     assert [asked().run(tmp_path)] == asked().results(tmp_path) == [first]
 
 
-def test_a_session_that_fails_names_its_cause_and_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_session_that_fails_names_its_cause_and_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr("nocap.sessions.session.WORKER", "nocap.sessions.nowhere")
     monkeypatch.setenv("PYTHONPATH", str(REPO))
     with pytest.raises(
@@ -146,7 +168,8 @@ def test_a_session_that_fails_names_its_cause_and_its_log(tmp_path: Path, monkey
 
 @pytest.mark.slow
 def test_a_session_does_not_outlive_a_killed_study(tmp_path: Path):
-    """Or the same command would time its arms beside it; also one that was killed before it began."""
+    """Or the same command would time its arms beside it; also one that was killed before it
+    began."""
     body = f"from tests.test_study_session import *; asked().run(Path({str(tmp_path)!r}))"
     study = spawn("-c", body, cwd=tmp_path)
     wait_until(lambda: "session" in processes(tmp_path).values(), "a session")

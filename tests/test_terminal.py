@@ -89,7 +89,8 @@ def test_verdicts_at_each_width(width: int, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 COSTS = {
-    60: "left out at 60 columns: mean tokens/s, kernel, differs from\nthe baseline in (COLUMNS=99 has all)",
+    60: "left out at 60 columns: mean tokens/s, kernel, differs from\nthe baseline in (COLUMNS=99 "
+    "has all)",
     80: "left out at 80 columns: differs from the baseline in (COLUMNS=99 has all)",
 }
 
@@ -165,11 +166,15 @@ def test_a_pipe_gets_80_columns_without_a_style() -> None:
     assert "\x1b" not in text
 
 
-# --- what does not fit --------------------------------------------------------------------------------------
+# --- what does not fit ----------------------------------------------------------------------------
 
 
 def table(*rows: Sequence[object], heads: Sequence[str], keep: str = "") -> str:
-    return str(Table(title="", columns=[Column(title=head, keep=head == keep) for head in heads], rows=rows))
+    return str(
+        Table(
+            title="", columns=[Column(title=head, keep=head == keep) for head in heads], rows=rows
+        )
+    )
 
 
 def test_a_word_of_a_verdict_fits_the_narrowest_column() -> None:
@@ -177,15 +182,22 @@ def test_a_word_of_a_verdict_fits_the_narrowest_column() -> None:
     assert [word for word in words if len(word) > PHRASE] == []
 
 
-def test_the_column_to_keep_stays_and_the_others_go_from_the_right(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_column_to_keep_stays_and_the_others_go_from_the_right(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("COLUMNS", "30")
     row = ["a" * 10, 1234567, 1234567, "no difference"]
     text = table(row, heads=["arm", "first", "second", "verdict"], keep="verdict")
     assert text.splitlines()[:2] == ["arm         verdict", "aaaaaaaaaa  no difference"]
-    assert " ".join(text.splitlines()[2:]) == "left out at 30 columns: first, second (COLUMNS=43 has all)"
+    assert (
+        " ".join(text.splitlines()[2:])
+        == "left out at 30 columns: first, second (COLUMNS=43 has all)"
+    )
 
 
-def test_a_name_of_300_letters_is_broken_and_nothing_of_it_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_of_300_letters_is_broken_and_nothing_of_it_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     text = table(["n" * 300, 3.25, "better"], heads=["arm", "val loss", "verdict"], keep="verdict")
     assert long_lines(text, 80) == []
@@ -213,7 +225,7 @@ def test_hostile_names_obey_the_width(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\x1b" not in text
 
 
-# --- curves -------------------------------------------------------------------------------------------------
+# --- curves ---------------------------------------------------------------------------------------
 
 
 def level(label: str, y: float) -> DrawnCurve:
@@ -228,7 +240,9 @@ def test_curves_are_as_wide_as_the_terminal(width: int, monkeypatch: pytest.Monk
 
 
 def test_curves_that_meet_take_turns() -> None:
-    text = drawn([level("a", 3.0), level("b", 3.0), level("c", 4.0)], x="steps", y="loss", width=8, height=3)
+    text = drawn(
+        [level("a", 3.0), level("b", 3.0), level("c", 4.0)], x="steps", y="loss", width=8, height=3
+    )
     rows = [line.partition("┤")[2] for line in text.splitlines()[1:4]]
     assert rows == ["××××××××", "", "•+•+•+•+"]
 
@@ -236,7 +250,11 @@ def test_curves_that_meet_take_turns() -> None:
 def test_ticks_are_round_numbers() -> None:
     fall = DrawnCurve("a", [0.0, 1987.0], [5.023, 3.117], [5.023, 3.117], [5.023, 3.117])
     lines = drawn([fall], x="steps", y="loss", width=60).splitlines()
-    assert [line.split()[0] for line in lines[1:19] if line.split()[0] != "┤"][:-1] == ["5.0", "4.5", "4.0"]
+    assert [line.split()[0] for line in lines[1:19] if line.split()[0] != "┤"][:-1] == [
+        "5.0",
+        "4.5",
+        "4.0",
+    ]
     assert lines[20].split() == ["0", "500", "1000", "1500"]
 
 

@@ -1,5 +1,5 @@
-"""Time to a loss: races against closed forms and simulated arms, the attack by the shortest schedule, and
-crossings of a curve."""
+"""Time to a loss: races against closed forms and simulated arms, the attack by the shortest
+schedule, and crossings of a curve."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def law(steps: float, gain: float = 1.0) -> float:
 def curve(
     rng: np.random.Generator, *, gain: float, lengths: Sequence[float], sd: float, n: int = 3
 ) -> dict[int, list[float]]:
-    """Losses of n seeds: one part of the noise moves a seed's whole curve, one is each run's own."""
+    """Losses of n seeds: one part of the noise moves a seed's whole curve, one is each run's
+    own."""
     shared = rng.normal(0, sd, n)
     return {
         steps: (law(steps, gain) + shared + rng.normal(0, sd, n)).tolist()
@@ -45,15 +46,21 @@ def gains(arm: Finish, base: Finish) -> list[float]:
     return [math.log(b / a) for a, b in zip(arm.steps, base.steps, strict=True)]
 
 
-# --- the estimator ------------------------------------------------------------------------------------------
+# --- the estimator --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("gain", [1.0, 1.1, 1.5, 2.5, 3.9])
 def test_an_arms_steps_are_log_linear_between_two_lengths_and_the_other_arms_too(gain: float):
     arm, base = race(exact(gain, 100, 200), exact(1.0, 100, 200))
-    assert (arm, base) == (Finish(steps=pytest.approx([WHOLE / gain] * 3)), Finish(steps=[WHOLE] * 3))
+    assert (arm, base) == (
+        Finish(steps=pytest.approx([WHOLE / gain] * 3)),
+        Finish(steps=[WHOLE] * 3),
+    )
     slow, quick = race(exact(1.0, 100, 200), exact(gain, 100, 200))  # and the other way round
-    assert (slow.steps, quick.steps) == (pytest.approx([WHOLE] * 3), pytest.approx([WHOLE / gain] * 3))
+    assert (slow.steps, quick.steps) == (
+        pytest.approx([WHOLE] * 3),
+        pytest.approx([WHOLE / gain] * 3),
+    )
 
 
 def test_below_its_shortest_schedule_an_arms_steps_are_at_most_that():
@@ -71,13 +78,18 @@ def test_longer_runs_that_end_higher_count_as_one_length():
     arm, _ = race(bumpy, {400: [3.7] * 3})
     middle = (math.log(100) * 0.25 + math.log(math.sqrt(200 * 400)) * 0.30) / 0.55
     assert np.log(arm.steps) == pytest.approx(middle)
-    flat, _ = race({200: [3.0] * 3, 400: [3.1] * 3}, {400: [3.7] * 3})  # its loss does not fall at all
+    flat, _ = race(
+        {200: [3.0] * 3, 400: [3.1] * 3}, {400: [3.7] * 3}
+    )  # its loss does not fall at all
     assert flat == Finish(steps=[400.0] * 3, ending=Ending.at_most)
 
 
 def test_each_seed_has_the_noise_of_its_three_losses():
     rng = np.random.default_rng(4)
-    arm, base = curve(rng, gain=1.5, lengths=(0.5,), sd=0.01), curve(rng, gain=1.0, lengths=(), sd=0.01)
+    arm, base = (
+        curve(rng, gain=1.5, lengths=(0.5,), sd=0.01),
+        curve(rng, gain=1.0, lengths=(), sd=0.01),
+    )
     first, _ = race(arm, base)
     high, low, goal = (np.array(losses) for losses in (arm[200], arm[400], base[400]))
     share = (goal.mean() - low.mean()) / (high.mean() - low.mean())
@@ -88,27 +100,35 @@ def test_each_seed_has_the_noise_of_its_three_losses():
         + (share * high + (1 - share) * low - goal) / slope
     )
     assert np.log(first.steps) == pytest.approx(by_hand)
-    assert np.log(first.steps).mean() == pytest.approx(share * math.log(200) + (1 - share) * math.log(400))
+    assert np.log(first.steps).mean() == pytest.approx(
+        share * math.log(200) + (1 - share) * math.log(400)
+    )
 
 
-def simulated(studies: int, *, gain: float, lengths: Sequence[float], sd: float) -> tuple[float, float]:
+def simulated(
+    studies: int, *, gain: float, lengths: Sequence[float], sd: float
+) -> tuple[float, float]:
     """Geometric mean of the gains, and how many of the 95% t-intervals hold the true one."""
     rng, means, covered = np.random.default_rng(11), [], 0
     for _ in range(studies):
-        arm, base = race(*(curve(rng, gain=true_gain, lengths=lengths, sd=sd) for true_gain in (gain, 1.0)))
+        arm, base = race(
+            *(curve(rng, gain=true_gain, lengths=lengths, sd=sd) for true_gain in (gain, 1.0))
+        )
         assert {arm.ending, base.ending} == {Ending.measured}
         each = np.array(gains(arm, base))
         means.append(each.mean())
-        covered += abs(each.mean() - math.log(gain)) <= stats.t.ppf(0.975, 2) * each.std(ddof=1) / math.sqrt(
-            3
-        )
+        covered += abs(each.mean() - math.log(gain)) <= stats.t.ppf(0.975, 2) * each.std(
+            ddof=1
+        ) / math.sqrt(3)
     return math.exp(float(np.mean(means))), covered / studies
 
 
 @pytest.mark.parametrize(("lengths", "sd"), [((0.375, 0.5, 0.75), 0.025), ((0.25, 0.5), 0.003)])
-def test_an_arm_raced_against_itself_has_a_mean_of_one_and_covers(lengths: Sequence[float], sd: float):
-    """Before, a running minimum over noisy lengths, against the baseline's own noisy end at exact steps, had
-    a mean of up to 1.06."""
+def test_an_arm_raced_against_itself_has_a_mean_of_one_and_covers(
+    lengths: Sequence[float], sd: float
+):
+    """Before, a running minimum over noisy lengths, against the baseline's own noisy end at exact
+    steps, had a mean of up to 1.06."""
     mean, covered = simulated(1000, gain=1.0, lengths=lengths, sd=sd)
     assert mean == pytest.approx(1.0, abs=0.006)
     assert 0.93 <= covered <= 0.97
@@ -122,17 +142,28 @@ def test_a_gain_is_found_and_covered(gain: float):
     assert 0.93 <= covered <= 0.97
 
 
-# --- the judge ----------------------------------------------------------------------------------------------
+# --- the judge ------------------------------------------------------------------------------------
 
 
 def judged(own: Finish, base: Finish, *, low: float) -> Verdict:
     names = dict.fromkeys(("id", "statement", "source"), "r")
-    about: dict[str, Any] = {"arm": "arm", "metric": "steps_to_target", "target": "baseline", **names}
+    about: dict[str, Any] = {
+        "arm": "arm",
+        "metric": "steps_to_target",
+        "target": "baseline",
+        **names,
+    }
     mechanism = Mechanism(formula="none")
-    claim = Claim(**about, scale=Scale.ratio, expected=[low, None], mechanism=mechanism, seeds=[0, 1, 2])
+    claim = Claim(
+        **about, scale=Scale.ratio, expected=[low, None], mechanism=mechanism, seeds=[0, 1, 2]
+    )
     measurements = [
         Measurement(
-            arm=arm, repeat=seed, metric=METRICS["steps_to_target"], value=steps, ending=finish.ending
+            arm=arm,
+            repeat=seed,
+            metric=METRICS["steps_to_target"],
+            value=steps,
+            ending=finish.ending,
         )
         for arm, finish in (("arm", own), ("base", base))
         for seed, steps in enumerate(finish.steps)
@@ -141,7 +172,8 @@ def judged(own: Finish, base: Finish, *, low: float) -> Verdict:
 
 
 def test_a_race_is_not_refuted_by_its_own_shortest_schedule():
-    """The attack: a true 2.5×, a claim of at least 1.5, one length of 0.75. 3,000 of 3,000 said refuted, at
+    """The attack: a true 2.5×, a claim of at least 1.5, one length of 0.75. 3,000 of 3,000 said
+    refuted, at
     1.333 ± 0."""
     rng = np.random.default_rng(3)
     for _ in range(100):
@@ -163,7 +195,7 @@ def test_a_baseline_that_is_far_ahead_bounds_the_gain_from_above():
     assert judged(*finishes, low=0.5).word is Word.inconclusive
 
 
-# --- on a curve ---------------------------------------------------------------------------------------------
+# --- on a curve -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -173,7 +205,10 @@ def test_a_baseline_that_is_far_ahead_bounds_the_gain_from_above():
         ([5.0, 4.0, 4.0, 3.6], None),  # never
         ([3.0, 2.0, 2.0, 1.0], 0.0),  # there at the start
         ([5.0, 3.5, 3.0, 2.0], 100.0),  # on a point
-        ([5.0, 3.0, 5.0, 2.0], 175.0),  # one lucky validation does not count: the medians are 5, 5, 3, 2
+        (
+            [5.0, 3.0, 5.0, 2.0],
+            175.0,
+        ),  # one lucky validation does not count: the medians are 5, 5, 3, 2
     ],
 )
 def test_crossing(y: list[float], expected: float | None):
@@ -188,10 +223,16 @@ def test_crossing(y: list[float], expected: float | None):
 def test_a_ratio_may_be_off_by_what_lies_between_two_validations() -> None:
     arm = [TargetCrossing(at=150.0, before=100.0, after=200.0)]
     base = [TargetCrossing(at=190.0, before=180.0, after=200.0)]
-    lowest = math.log(100 / 200) - math.log(150 / 190)  # the arm as early, the baseline as late as can be
+    lowest = math.log(100 / 200) - math.log(
+        150 / 190
+    )  # the arm as early, the baseline as late as can be
     highest = math.log(200 / 180) - math.log(150 / 190)
     assert widening(arm, base) == pytest.approx(max(-lowest, highest))
     differ = (100 - 20) / 170
-    narrow, wide = (Estimate(mid=1.0, low=1.0, high=math.exp(differ + x), n=3) for x in (-0.01, 0.01))
+    narrow, wide = (
+        Estimate(mid=1.0, low=1.0, high=math.exp(differ + x), n=3) for x in (-0.01, 0.01)
+    )
     assert too_coarse(arm, base, wide) is None
-    assert "validated every 100 steps there, and the other every 20" in str(too_coarse(arm, base, narrow))
+    assert "validated every 100 steps there, and the other every 20" in str(
+        too_coarse(arm, base, narrow)
+    )

@@ -1,4 +1,5 @@
-"""`--time`: the arms of a grid timed in turns, what the comparison makes of it, and what is refused."""
+"""`--time`: the arms of a grid timed in turns, what the comparison makes of it, and what is
+refused."""
 
 from __future__ import annotations
 
@@ -60,7 +61,7 @@ def timed(of: Timing) -> Comparison:
     return compare(Found(records=records, timings=[of]), baseline="flash gelu4x")
 
 
-# --- two kinds of repeats -----------------------------------------------------------------------------------
+# --- two kinds of repeats -------------------------------------------------------------------------
 
 
 def test_repeats_of_another_kind_add_their_mean_and_their_variance() -> None:
@@ -94,7 +95,7 @@ def test_too_few_rounds_give_no_interval() -> None:
     assert of_arms([[1.0, 1.1, 1.2]] * 2, beside=[[0.0, 0.1]] * 2)[0].half_width == math.inf
 
 
-# --- what the comparison makes of it ------------------------------------------------------------------------
+# --- what the comparison makes of it --------------------------------------------------------------
 
 
 def test_speeds_are_those_of_the_timing() -> None:
@@ -112,7 +113,10 @@ def test_speeds_are_those_of_the_timing() -> None:
     assert gqa is not None
     assert gqa.low < 0.8 < gqa.high
     shown = render(comparison)
-    assert "the arms timed in turns, 12 rounds by process CPU time, one thread, on b, 2026-11-28." in shown
+    assert (
+        "the arms timed in turns, 12 rounds by process CPU time, one thread, on b, 2026-11-28."
+        in shown
+    )
     assert to_json(result_of(comparison))["timing"]["rounds"] == 12
     json.dumps(to_json(result_of(comparison)), allow_nan=False)
 
@@ -132,7 +136,9 @@ def test_the_time_at_equal_loss_has_the_noise_of_both() -> None:
 
 def test_a_timing_that_lacks_an_arm_is_named_and_not_used() -> None:
     whole = timing()
-    short = replace(whole, seconds={arm: x for arm, x in whole.seconds.items() if "gqa-swiglu" not in arm})
+    short = replace(
+        whole, seconds={arm: x for arm, x in whole.seconds.items() if "gqa-swiglu" not in arm}
+    )
     comparison = timed(short)
     assert comparison.timing is None
     why = "the timing of 2026-11-28T10:00:00+00:00 lacks gqa swiglu: speeds are those of the runs"
@@ -142,7 +148,9 @@ def test_a_timing_that_lacks_an_arm_is_named_and_not_used() -> None:
 def test_an_arm_that_could_not_be_timed_says_why() -> None:
     whole = timing()
     fewer = {arm: x for arm, x in whole.seconds.items() if arm != "nano-gqa-swiglu"}
-    comparison = timed(replace(whole, seconds=fewer, left_out={"nano-gqa-swiglu": "does not fit: 9 GiB"}))
+    comparison = timed(
+        replace(whole, seconds=fewer, left_out={"nano-gqa-swiglu": "does not fit: 9 GiB"})
+    )
     row = next(row for row in comparison.arms if row.label == "gqa swiglu")
     assert row.times["token_us"].refused == "not timed in turns: does not fit: 9 GiB"
     assert row.equal_loss is not None
@@ -151,7 +159,7 @@ def test_an_arm_that_could_not_be_timed_says_why() -> None:
     assert comparison.factors.factors[0].levels[0].speed is None
 
 
-# --- from the command ---------------------------------------------------------------------------------------
+# --- from the command -----------------------------------------------------------------------------
 
 
 def sessions(folder: Path) -> list[Path]:
@@ -194,9 +202,23 @@ def test_a_grid_of_the_same_arms_takes_the_timing_of_the_one_before(tmp_path: Pa
     path = session.path(one.folder, 1)
     path.parent.mkdir(parents=True)
     at = "2026-11-28T10:00:00+00:00"
-    arm = {"clock": "process CPU time", "status": "measured", "reason": None, "seconds_per_token": [0.1]}
-    content = {"kind": "rounds", "place": "rounds", "key": session.key, "number": 1, "how": {}, "arms": {}}
-    path.write_text(json.dumps({**content, "started": at, "ended": at, "measured": {"arms": {"a": arm}}}))
+    arm = {
+        "clock": "process CPU time",
+        "status": "measured",
+        "reason": None,
+        "seconds_per_token": [0.1],
+    }
+    content = {
+        "kind": "rounds",
+        "place": "rounds",
+        "key": session.key,
+        "number": 1,
+        "how": {},
+        "arms": {},
+    }
+    path.write_text(
+        json.dumps({**content, "started": at, "ended": at, "measured": {"arms": {"a": arm}}})
+    )
     assert one.folder != two.folder
     InTurns(seconds=5.0).measure(two, one.folder)
     assert session.path(two.folder, 1).read_bytes() == path.read_bytes()
@@ -217,7 +239,9 @@ def test_a_grid_of_the_same_arms_takes_the_timing_of_the_one_before(tmp_path: Pa
         ),
     ],
 )
-def test_what_cannot_be_timed_is_refused(words: list[str], why: str, here: Door, tmp_path: Path) -> None:
+def test_what_cannot_be_timed_is_refused(
+    words: list[str], why: str, here: Door, tmp_path: Path
+) -> None:
     done = here("--multirun", *CELL, ARMS, *words)
     assert done.code == 2
     assert why in done.err

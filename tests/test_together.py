@@ -55,7 +55,7 @@ def test_every_idea_of_the_shelf_has_its_yaml():
     assert set(outside.all_options("ideas")) == {kind for kinds in chosen for kind in kinds}
 
 
-# --- together -----------------------------------------------------------------------------------------------
+# --- together -------------------------------------------------------------------------------------
 
 
 @cache
@@ -64,7 +64,9 @@ def small(*words):
 
 
 def with_ideas(names, *words):
-    return replace(small(*words), ideas={name: small(f"ideas=[{name}]").ideas[name] for name in names})
+    return replace(
+        small(*words), ideas={name: small(f"ideas=[{name}]").ideas[name] for name in names}
+    )
 
 
 def refusal(names, *words):
@@ -82,7 +84,9 @@ def drawn(names, apart, chance):
     """A set of two thirds of them, without two that are kept apart."""
     members = frozenset()
     for name in chance.sample(names, len(names)):
-        if chance.random() < 2 / 3 and not any(frozenset((name, other)) in apart for other in members):
+        if chance.random() < 2 / 3 and not any(
+            frozenset((name, other)) in apart for other in members
+        ):
             members |= {name}
     return members
 
@@ -93,14 +97,19 @@ def test_ideas_in_sets_train_and_resume_bit_for_bit(tmp_path):
     # it needs a key: a file, a run
     refused = {frozenset([name]): line for name in IDEAS if (line := refusal([name]))}
     usable, chance = [name for name in IDEAS if frozenset([name]) not in refused], random.Random(0)
-    pairs = {frozenset(pair): line for pair in itertools.combinations(usable, 2) if (line := refusal(pair))}
+    pairs = {
+        frozenset(pair): line
+        for pair in itertools.combinations(usable, 2)
+        if (line := refusal(pair))
+    }
     assert [line for line in (*refused.values(), *pairs.values()) if "\n" in line] == []
     sets = [drawn(usable, pairs, chance) for _ in range(12)]
     assert frozenset().union(*sets) == {*usable}
     for number, (names, words) in enumerate(zip(sets, itertools.cycle(BESIDE), strict=False)):
         try:
             _trains_and_resumes(
-                with_ideas(names, *(() if refusal(names, *words) else words)), tmp_path / str(number)
+                with_ideas(names, *(() if refusal(names, *words) else words)),
+                tmp_path / str(number),
             )
         except Exception as error:
             error.add_note(f"ideas=[{','.join(sorted(names))}] {' '.join(words)}")
@@ -122,7 +131,7 @@ def _trains_and_resumes(run, folder):
     assert losses[0] == losses[1]
 
 
-# --- what `nocap check` runs --------------------------------------------------------------------------------
+# --- what `nocap check` runs ----------------------------------------------------------------------
 
 
 def as_many_as_fit():
@@ -147,5 +156,7 @@ def test_their_run_has_a_folder_that_a_file_system_takes(name, tmp_path):
 @pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("ignore")
 def test_as_many_as_fit_pass_what_nocap_check_runs(tmp_path):
-    ended = list(results(OptionTrial(group="ideas", name=",".join(as_many_as_fit()), folder=tmp_path)))
+    ended = list(
+        results(OptionTrial(group="ideas", name=",".join(as_many_as_fit()), folder=tmp_path))
+    )
     assert [line for line in ended if line[0] == "FAIL"] == []

@@ -1,7 +1,8 @@
-"""The mirror against the record it mirrors. Nothing leaves this machine: the only servers are on 127.0.0.1.
+"""The mirror against the record it mirrors. Nothing leaves this machine: the only servers are on
+127.0.0.1.
 
-wandb keeps one process and one login per Python process, so every scenario is a child with an environment of
-its own.
+wandb keeps one process and one login per Python process, so every scenario is a child with an
+environment of its own.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ IDENTITY = "0123abcd4567"
 KEY = "f" * 40
 ROWS = 40
 
-# What every child starts with. `mirror(...)` opens the tracker as the trainer does; `record(n)` gives the
-# first n rows.
+# What every child starts with. `mirror(...)` opens the tracker as the trainer does; `record(n)`
+# gives the first n rows.
 PRELUDE = f"""
 import json, os, signal, sys, time
 from contextlib import suppress
@@ -66,8 +67,9 @@ def record(n):
 def mirror(*, mode="auto", timeout_s=4, rows=(), config=None):
     tracker = Wandb(project="p", entity=None, group="g", tags=["t"], mode=WandbMode(mode),
         init_timeout_s=timeout_s)
-    facts = RunFacts(identity="{IDENTITY}", name="d12-{IDENTITY}", arm="gqa", seed=0, run_dir=Path.cwd(),
-                     config={{}}, counted=config or {{"model.n_layer": 2}}, tags=("attention=gqa",),
+    facts = RunFacts(identity="{IDENTITY}", name="d12-{IDENTITY}", arm="gqa", seed=0,
+                     run_dir=Path.cwd(), config={{}}, counted=config or {{"model.n_layer": 2}},
+                     tags=("attention=gqa",),
                      options={{"attention": "gqa"}}, swept={{"lr": 0.1}})
     return open_tracker(tracker, facts, rows=rows)
 
@@ -78,7 +80,8 @@ def send(name):
         if b"wandb-core" in Path(f"/proc/{{pid}}/cmdline").read_bytes():
             os.kill(int(pid), getattr(signal, name))
             with suppress(OSError):  # it is gone
-                while Path(f"/proc/{{pid}}/stat").read_text().rpartition(")")[2].split()[0] not in "TZ":
+                stat = Path(f"/proc/{{pid}}/stat")
+                while stat.read_text().rpartition(")")[2].split()[0] not in "TZ":
                     time.sleep(0.002)
 """
 
@@ -110,10 +113,16 @@ def run_dir(tmp_path: Path) -> Path:
 def environment(tmp_path: Path, **extra: str) -> dict[str, str]:
     """No account, no settings, no proxy: nothing of the person who runs the tests."""
     left_out = ("WANDB", "NETRC", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
-    environ = {name: value for name, value in os.environ.items() if not name.upper().startswith(left_out)}
+    environ = {
+        name: value for name, value in os.environ.items() if not name.upper().startswith(left_out)
+    }
     home = str(tmp_path)
     homes = dict.fromkeys(("HOME", "WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR"), home)
-    own = {"NETRC": f"{home}/netrc", "PYTHONPATH": str(REPO), "WANDB_BASE_URL": "http://127.0.0.1:9"}
+    own = {
+        "NETRC": f"{home}/netrc",
+        "PYTHONPATH": str(REPO),
+        "WANDB_BASE_URL": "http://127.0.0.1:9",
+    }
     return environ | homes | own | extra
 
 
@@ -128,20 +137,31 @@ def child(code: str, run_dir: Path, **extra: str) -> subprocess.CompletedProcess
 def inspect(run_dir: Path) -> list[dict[str, dict]]:
     """The records of the one offline run, as wandb's own reader gives them."""
     (folder,) = (run_dir / "wandb").glob("*run-*-*")
-    command = [str(Path(sys.executable).with_name("wandb")), "leet", "inspect", "--json", str(folder)]
+    command = [
+        str(Path(sys.executable).with_name("wandb")),
+        "leet",
+        "inspect",
+        "--json",
+        str(folder),
+    ]
     environ = environment(run_dir.parent)
     lines = subprocess.check_output(command, env=environ, text=True, stderr=subprocess.PIPE)
     return [json.loads(line) for line in lines.splitlines()]
 
 
 def history(run_dir: Path) -> list[dict[str, object]]:
-    items = [record["history"]["item"] for record in inspect(run_dir) if record["type"] == "history"]
+    items = [
+        record["history"]["item"] for record in inspect(run_dir) if record["type"] == "history"
+    ]
     assert all(item["_step"] == item["step"] for item in items)
-    return [{key: value for key, value in item.items() if not key.startswith("_")} for item in items]
+    return [
+        {key: value for key, value in item.items() if not key.startswith("_")} for item in items
+    ]
 
 
 def recorded(folder: Path) -> list[dict[str, Any]]:
-    """The rows of a record, without their nulls, as W&B has them: under its names, and with hours."""
+    """The rows of a record, without their nulls, as W&B has them: under its names, and with
+    hours."""
     expected = list[dict[str, Any]]()
     for row in Metrics(folder / "metrics.jsonl").rows():
         values = {name_there(key): value for key, value in row.items() if value is not None}
@@ -175,12 +195,18 @@ print(tracker.url_or_hint)
     summary = {key: value for update in updates for key, value in update.items()}
     named = ["eval/loss", "clock/train_s", "perf/step_ms"]
     assert [summary.get(key) for key in named] == [3.25, 2.5, 31.5]
-    assert not {"val_loss", "val/loss", "arm", "perf/mfu"} & {*summary}  # the final loss has one name
+    assert not {"val_loss", "val/loss", "arm", "perf/mfu"} & {
+        *summary
+    }  # the final loss has one name
     assert records[-1]["exit"]["exit_code"] == 0
     assert "hf_secret_value" not in json.dumps(records)
     assert "hub-<redacted:HF_TOKEN>" in json.dumps(records)
     axes = [record["metric"] for record in records if record["type"] == "metric"]
-    shown = {axis["name"] for axis in axes if "name" in axis and not axis.get("options", {}).get("hidden")}
+    shown = {
+        axis["name"]
+        for axis in axes
+        if "name" in axis and not axis.get("options", {}).get("hidden")
+    }
     assert not [name for name in shown if name in ("step", "tokens") or name.startswith("clock/")]
     assert {("*", "step")} <= {(axis.get("glob_name"), axis.get("step_metric")) for axis in axes}
 
@@ -201,7 +227,14 @@ def test_cells_are_told_apart_by_what_their_grid_sweeps(
         {"lr": 0.001, "ideas": "smear,x0", "seed": 0},
         {"lr": 0.003, "ideas": "none", "seed": 0},
     ]
-    tags = {"lr=0.001 smear,x0", "ideas=x0", "ideas=smear", "attention=flash", "data=synthetic", "model=nano"}
+    tags = {
+        "lr=0.001 smear,x0",
+        "ideas=x0",
+        "ideas=smear",
+        "attention=flash",
+        "data=synthetic",
+        "model=nano",
+    }
     assert tags <= {*told[0].tags}
     assert not [tag for tag in (*told[0].tags, *told[0].options) if tag.startswith("tracker")]
     for plan in plans:
@@ -211,7 +244,10 @@ def test_cells_are_told_apart_by_what_their_grid_sweeps(
     assert line == f"not uploaded: 2 of 2 runs; this sends what is missing: {command}"
     Place(id="grid").write(made_folder(grid.folder))
     (line,) = send_left(plans, grid.folder)
-    assert line == f"not uploaded: 2 of 2 runs and the comparison; this sends what is missing: {command}"
+    assert (
+        line
+        == f"not uploaded: 2 of 2 runs and the comparison; this sends what is missing: {command}"
+    )
     for plan in plans:
         Place(id=plan.identity, complete=True).write(plan.run_dir)
     (line,) = send_left(plans, grid.folder)
@@ -245,11 +281,23 @@ def test_runs_of_one_arm_alone_have_one_arm_id(tmp_path: Path) -> None:
 
 
 def test_a_run_outside_of_grids_is_named_by_its_options_and_the_keys_that_were_typed() -> None:
-    words = ("model=nano", "data=synthetic", "attention=gqa", "optimizer.lr=0.002", "tracker=none", "seed=3")
+    words = (
+        "model=nano",
+        "data=synthetic",
+        "attention=gqa",
+        "optimizer.lr=0.002",
+        "tracker=none",
+        "seed=3",
+    )
     plan = replace(planned(Path("absent"), *words), swept=typed_keys(composed(words).run, words))
     facts = run_facts(to_plain(plan.run), plan.run_dir, manifest(plan, []))
     arm = "nano-gqa-gelu4x-wsd-adamw lr=0.002"
-    assert (facts.name, facts.arm, facts.group, facts.swept) == (f"{arm} s3", arm, None, {"lr": 0.002})
+    assert (facts.name, facts.arm, facts.group, facts.swept) == (
+        f"{arm} s3",
+        arm,
+        None,
+        {"lr": 0.002},
+    )
 
 
 @pytest.mark.gate
@@ -296,7 +344,9 @@ tracker.finish(summary={{}}, status="finished")
 """
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
-        done = child(code, run_dir, **{name: value.format(url=url) for name, value in extra.items()})
+        done = child(
+            code, run_dir, **{name: value.format(url=url) for name, value in extra.items()}
+        )
     assert done.stderr.startswith(f"nocap: W&B: offline: {reason}")
     assert done.stderr.count("\n") == 1
     assert history(run_dir) == recorded(run_dir)
@@ -305,7 +355,8 @@ tracker.finish(summary={{}}, status="finished")
 @pytest.mark.slow
 def test_no_account_on_a_terminal_never_prompts(run_dir: Path) -> None:
     code = (
-        PRELUDE + "assert sys.stdin.isatty()\nmirror(rows=record(None)).finish(summary={}, status='finished')"
+        PRELUDE + "assert sys.stdin.isatty()\nmirror(rows=record(None)).finish(summary={}, "
+        "status='finished')"
     )
     assert on_a_terminal("-c", code, cwd=run_dir, env=environment(run_dir.parent)) == (0, "")
     assert history(run_dir) == recorded(run_dir)
@@ -350,13 +401,14 @@ from tests.made_grid import made
 comparison = to_json(result_of(made(3, broken=False)))
 Path("report.html").write_text("the report")
 tracker = Wandb(project="p", entity=None, group=None, mode=WandbMode.offline, init_timeout_s=4)
-facts = RunFacts(identity="grid-1", name="grid", arm="comparison", seed=0, run_dir=Path.cwd(), config={},
-    group="grid")
+facts = RunFacts(identity="grid-1", name="grid", arm="comparison", seed=0, run_dir=Path.cwd(),
+    config={}, group="grid")
 tables = tables_of(made(3, broken=False))
 track_comparison(tracker, facts, tables=tables, report=Path("report.html"), summary={})
 arms = [[a["label"], a["n"], a["val_loss"], (a["difference"] or {}).get("verdict", "baseline")]
     for a in comparison["arms"]]
-levels = [[f"{f['key']}={l['level']}", f["baseline"], l["difference"]["mean"], l["difference"]["verdict"]]
+levels = [[f"{f['key']}={l['level']}", f["baseline"],
+     l["difference"]["mean"], l["difference"]["verdict"]]
     for f in comparison["by_factor"]["factors"] for l in f["levels"]]
 print(json.dumps({"verdicts": arms, "by_factor": levels}))
 """
@@ -394,7 +446,11 @@ assert not {"wandb", "torch"} & set(sys.modules)
 
 
 def test_redact_replaces_secrets_wherever_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    environ = {"WANDB_API_KEY": "abcdefgh", "LONG_TOKEN": "abcdefgh-and-more", "MY_PASSWORD": "short"}
+    environ = {
+        "WANDB_API_KEY": "abcdefgh",
+        "LONG_TOKEN": "abcdefgh-and-more",
+        "MY_PASSWORD": "short",
+    }
     for name, value in {**environ, "PATH": "/visible/path"}.items():
         monkeypatch.setenv(name, value)
     assert redact(
@@ -412,9 +468,15 @@ def test_redact_replaces_secrets_wherever_they_are(monkeypatch: pytest.MonkeyPat
     }
 
 
-# --- trackers beside W&B, and several at once ---------------------------------------------------------------
+# --- trackers beside W&B, and several at once -----------------------------------------------------
 
-FACTS = {"identity": "0123abcd4567", "name": "gqa lr=0.1 s0", "arm": "gqa lr=0.1", "seed": 0, "group": "grid"}
+FACTS = {
+    "identity": "0123abcd4567",
+    "name": "gqa lr=0.1 s0",
+    "arm": "gqa lr=0.1",
+    "seed": 0,
+    "group": "grid",
+}
 TRACKIO_ROWS = REPO / "tests" / "strangers" / "trackio_rows"
 BOTH = f"""
 from nocap import outside
@@ -444,11 +506,13 @@ from trackio.sqlite_storage import SQLiteStorage
 board = EventAccumulator("tensorboard")
 board.Reload()
 (run,) = Api().runs("nocap")
-shown = [{key: value for key,
-    value in row.items() if key != "timestamp"} for row in SQLiteStorage.get_logs("nocap", run.name)]
+shown = []
+for row in SQLiteStorage.get_logs("nocap", run.name):
+    shown.append({key: value for key, value in row.items() if key != "timestamp"})
 stored = {
     "hint": session.url_or_hint,
-    "board": {tag: [(at.step, at.value) for at in board.Scalars(tag)] for tag in board.Tags()["scalars"]},
+    "board": {tag: [(at.step, at.value) for at in board.Scalars(tag)]
+        for tag in board.Tags()["scalars"]},
     "trackio": {"name": run.name, "options": run.config["options"], "rows": shown},
 }
 print(json.dumps(stored))
@@ -469,7 +533,9 @@ print(json.dumps(stored))
         == [[row["step"], row["tokens"]] for row in rows if "tokens" in row]
     )
     ends = {"summary/val/loss": 0.5, "summary/clock/train_s": 9.0}
-    assert {tag: values[0][1] for tag, values in board.items() if tag.startswith("summary/")} == ends
+    assert {
+        tag: values[0][1] for tag, values in board.items() if tag.startswith("summary/")
+    } == ends
     assert rows[-1] == {**ends, "step": 3}
     assert stored["trackio"]["name"] == "gqa lr=0.1 s0 0123ab"
     assert stored["trackio"]["options"] == {"attention": "gqa"}
@@ -483,16 +549,23 @@ def test_a_grid_s_runs_stand_together_for_tensorboard_by_their_arms(
     from torch.utils.tensorboard import SummaryWriter
 
     monkeypatch.chdir(tmp_path)
-    runs = {label: tmp_path / "runs" / label[:1] for label in ("lr=0.1 seed=0", "path=x/y seed=0", "none")}
+    runs = {
+        label: tmp_path / "runs" / label[:1]
+        for label in ("lr=0.1 seed=0", "path=x/y seed=0", "none")
+    }
     for run in [*runs.values()][:2]:
         with SummaryWriter(log_dir=str(run / "tensorboard")) as writer:
             writer.add_scalar("val/loss", 3.0, global_step=1)
     board, tracker = tmp_path / "grids" / "a grid" / "tensorboard", NoTracker(also=["tensorboard"])
     board.parent.mkdir(parents=True)
     for _ in range(2):  # the same command again
-        assert gathered(tracker, board.parent, runs) == ["tensorboard --logdir 'grids/a grid/tensorboard'"]
+        assert gathered(tracker, board.parent, runs) == [
+            "tensorboard --logdir 'grids/a grid/tensorboard'"
+        ]
     shown = EventMultiplexer().AddRunsFromDirectory(str(board)).Reload()
-    assert {name: [point.step for point in shown.Tensors(name, "val/loss")] for name in shown.Runs()} == {
+    assert {
+        name: [point.step for point in shown.Tensors(name, "val/loss")] for name in shown.Runs()
+    } == {
         "lr=0.1 seed=0": [1],
         "path=x_y seed=0": [1],
     }
@@ -511,15 +584,18 @@ def test_a_missing_package_costs_one_line_and_no_other_tracker(
     outside.use([TRACKIO_ROWS])
     outside.find("tracker", "trackio_rows")
     session = open_tracker(
-        NoTracker(also=["tensorboard", "trackio_rows"]), RunFacts(**FACTS, run_dir=tmp_path, config={})
+        NoTracker(also=["tensorboard", "trackio_rows"]),
+        RunFacts(**FACTS, run_dir=tmp_path, config={}),
     )  # type: ignore[arg-type]
     session.log({"step": 0})
     session.finish(summary={}, status="finished")
     assert session.url_or_hint is None
     assert capsys.readouterr().err.splitlines() == [
-        "nocap: tracker=tensorboard: no mirror of this run from here on: it needs tensorboard: pip install "
+        "nocap: tracker=tensorboard: no mirror of this run from here on: it needs tensorboard: "
+        "pip install "
         "'nocap[tensorboard]'",
-        "nocap: tracker=trackio_rows: no mirror of this run from here on: import of trackio halted; None in "
+        "nocap: tracker=trackio_rows: no mirror of this run from here on: import of trackio "
+        "halted; None in "
         "sys.modules",
     ]
 
@@ -527,7 +603,8 @@ def test_a_missing_package_costs_one_line_and_no_other_tracker(
 @pytest.mark.parametrize("also", ["[wandb]", "[none]", "[tensorboard,tensorboard]", "[nothing]"])
 def test_only_other_trackers_without_keys_stand_beside_one(also: str) -> None:
     with pytest.raises(
-        ValueError, match=r"^tracker.also must hold trackers beside tracker=none that need no keys: "
+        ValueError,
+        match=r"^tracker.also must hold trackers beside tracker=none that need no keys: ",
     ):
         compose(["tracker=none", f"tracker.also={also}"])
     beside = ["none", "tensorboard"]
@@ -538,11 +615,17 @@ def test_the_words_of_a_sweep_s_agent_are_overrides() -> None:
     """An agent of W&B types `${args_no_hyphens}` as KEY=VALUE."""
     sweep = yaml.safe_load((REPO / "conf" / "sweep.wandb.yaml").read_text())
     assert sweep["command"][-1] == "${args_no_hyphens}"
-    run = compose([f"{key}={parameter['values'][-1]}" for key, parameter in sweep["parameters"].items()])
-    assert (run.attention.n_kv_heads < run.model.n_head, run.optimizer.lr, run.seed) == (True, 0.003, 2)
+    run = compose(
+        [f"{key}={parameter['values'][-1]}" for key, parameter in sweep["parameters"].items()]
+    )
+    assert (run.attention.n_kv_heads < run.model.n_head, run.optimizer.lr, run.seed) == (
+        True,
+        0.003,
+        2,
+    )
 
 
-# --- how a worker ends a tracker ----------------------------------------------------------------------------
+# --- how a worker ends a tracker ------------------------------------------------------------------
 
 
 class SlowSession(TrackerSession):
@@ -608,7 +691,9 @@ def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Plan
     return begin
 
 
-@pytest.mark.parametrize(("error", "status"), [(RuntimeError("no"), "failed"), (StopNow(), "preempted")])
+@pytest.mark.parametrize(
+    ("error", "status"), [(RuntimeError("no"), "failed"), (StopNow(), "preempted")]
+)
 def test_a_run_that_has_no_end_tells_its_tracker_so(
     error: BaseException, status: str, begun: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -622,7 +707,11 @@ def test_a_run_that_has_no_end_tells_its_tracker_so(
 
 @pytest.mark.parametrize(
     ("words", "times"),
-    [((), 0), (("tracker.also=[tensorboard]",), 1), (("tracker=wandb", "tracker.mode=disabled"), 1)],
+    [
+        ((), 0),
+        (("tracker.also=[tensorboard]",), 1),
+        (("tracker=wandb", "tracker.mode=disabled"), 1),
+    ],
 )
 def test_parameters_are_counted_only_where_a_tracker_gets_them(
     words: tuple[str, ...], times: int, begun: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch

@@ -1,4 +1,5 @@
-"""The judge of a race: rows in, a result out. Gains against scipy, words by the rules, what is refused."""
+"""The judge of a race: rows in, a result out. Gains against scipy, words by the rules, what is
+refused."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ Values = Mapping[str, Sequence[float]]  # of each arm, repeat by repeat
 
 
 def rows(
-    values: Mapping[Metric, Values], crossings: Mapping[tuple[str, str], list[TargetCrossing]] | None = None
+    values: Mapping[Metric, Values],
+    crossings: Mapping[tuple[str, str], list[TargetCrossing]] | None = None,
 ):
     measurements = []
     for metric, by_arm in values.items():
@@ -64,7 +66,7 @@ def only(values: Mapping[Metric, Values], asked: RaceQuestion) -> RacedArm:
     return arm
 
 
-# --- gains --------------------------------------------------------------------------------------------------
+# --- gains ----------------------------------------------------------------------------------------
 
 
 def test_a_gain_is_that_of_pairs():
@@ -105,13 +107,19 @@ def test_repeats_are_judged_at_the_analyses_alone(there: int, analysed: int):
 
 def test_equal_arms_show_no_difference():
     made = losses(0.0, 3)
-    assert only({LOSS: {"base": made["base"], "idea": made["base"]}}, question(3)).word is Outcome.unclear
+    assert (
+        only({LOSS: {"base": made["base"], "idea": made["base"]}}, question(3)).word
+        is Outcome.unclear
+    )
 
 
 @pytest.mark.parametrize(
     "made",
     [
-        {"base": [3.0, 3.0, 3.0], "idea": [2.0, 2.5, 2.2]},  # one arm ties in the digits that it prints
+        {
+            "base": [3.0, 3.0, 3.0],
+            "idea": [2.0, 2.5, 2.2],
+        },  # one arm ties in the digits that it prints
         {"base": [3.0, 3.0], "idea": [2.0, 2.0]},  # a third repeat decides
     ],
 )
@@ -133,7 +141,7 @@ def test_commands_that_ignore_their_seed_count_once():
     assert math.isinf(shown.high)
 
 
-# --- words --------------------------------------------------------------------------------------------------
+# --- words ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -166,7 +174,9 @@ OPEN = {"base": [1.0, 1.1, 1.2], "idea": [1.0, 1.4, 0.9]}  # nobody knows
         ({ACCURACY: 0.1, MEMORY: 0.1}, Outcome.worse, "memory"),
     ],
 )
-def test_a_gain_counts_where_each_limit_is_kept(margins: dict[Metric, float], word: Outcome, guard: str):
+def test_a_gain_counts_where_each_limit_is_kept(
+    margins: dict[Metric, float], word: Outcome, guard: str
+):
     values = {LOSS: losses(0.05, 3), MEMORY: SURE, ACCURACY: OPEN}
     limits = [Limit(metric=metric, margin=margin) for metric, margin in margins.items()]
     arm = only(values, question(3, limits=limits))
@@ -175,7 +185,7 @@ def test_a_gain_counts_where_each_limit_is_kept(margins: dict[Metric, float], wo
     assert arm.reason is (Reason.guard if guard else None)
 
 
-# --- costs --------------------------------------------------------------------------------------------------
+# --- costs ----------------------------------------------------------------------------------------
 
 WALLS = {"base": [10.0, 11.0, 12.0, 10.5, 11.5, 10.2], "idea": [5.0, 5.6, 5.9, 5.2, 5.7, 5.1]}
 
@@ -212,7 +222,9 @@ def to_target(own: list[TargetCrossing], base: list[TargetCrossing]) -> RacedArm
         crossings[arm, SECONDS.name] = met(*((there.at + 1) / 10 for there in steps))
     values: dict[Metric, Values] = {LOSS: losses(0.05, 3)}
     for cost in (SECONDS, STEPS):
-        values[cost] = {arm: [there.at for there in crossings[arm, cost.name]] for arm in ("base", "idea")}
+        values[cost] = {
+            arm: [there.at for there in crossings[arm, cost.name]] for arm in ("base", "idea")
+        }
     made = RaceRows(measurements=rows(values).measurements, crossings=crossings)
     (arm,) = judge(made, question(3, costs=[SECONDS, STEPS], sessions=3)).arms
     return arm

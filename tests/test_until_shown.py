@@ -30,11 +30,15 @@ def test_looks_double_until_the_budget() -> None:
     every = until.looks(overrides_of(["attention=flash,gqa", "seed=4,0,1"], grid=True), 20)
     assert [until.seeds_in(overrides) for overrides in every] == [3, 6, 12, 20]
     assert str(every[1][1].input_line) == "seed=0,1,2,3,4,5"
-    assert until.plan_of(every).startswith("until shown: looks at 3, 6, 12 and 20 seeds of each arm")
+    assert until.plan_of(every).startswith(
+        "until shown: looks at 3, 6, 12 and 20 seeds of each arm"
+    )
 
 
 @pytest.mark.slow
-def test_it_goes_on_as_long_as_something_is_open_and_after_a_stop(tmp_path: Path, here: Door) -> None:
+def test_it_goes_on_as_long_as_something_is_open_and_after_a_stop(
+    tmp_path: Path, here: Door
+) -> None:
     words = ["--until-shown", "4", *CELL, ARMS, "seed=0,1,2"]
     assert here("--multirun", *CELL, ARMS, "seed=0").code == 0  # a part of it is there already
     done = here(*words)
@@ -47,7 +51,10 @@ def test_it_goes_on_as_long_as_something_is_open_and_after_a_stop(tmp_path: Path
         last = at(tmp_path, 4)
         assert last is not None
         assert last.look == 2  # the seeds that were asked for first, and those of the budget
-        assert "its budget of seeds has ended" in done.out or "nothing is open after 4 seeds" in done.out
+        assert (
+            "its budget of seeds has ended" in done.out
+            or "nothing is open after 4 seeds" in done.out
+        )
     else:
         assert at(tmp_path, 4) is None
         assert "until shown: nothing is open after 3 seeds" in done.out
@@ -71,8 +78,14 @@ def test_it_ends_at_the_first_look_where_all_is_shown(tmp_path: Path, here: Door
     ("words", "why"),
     [
         (["6", ARMS], "seed must list 3 or more with --until-shown, as in seed=0,1,2, got none"),
-        (["6", ARMS, "seed=1"], "seed must list 3 or more with --until-shown, as in seed=0,1,2, got seed=1"),
-        (["3", ARMS, "seed=0,1,2"], "--until-shown must be more than the 3 seeds that are given, got 3"),
+        (
+            ["6", ARMS, "seed=1"],
+            "seed must list 3 or more with --until-shown, as in seed=0,1,2, got seed=1",
+        ),
+        (
+            ["3", ARMS, "seed=0,1,2"],
+            "--until-shown must be more than the 3 seeds that are given, got 3",
+        ),
         (
             ["many", ARMS, "seed=0,1,2"],
             "--until-shown must be the most seeds of an arm, as in --until-shown 24, got many",

@@ -1,5 +1,5 @@
-"""Claims and the words that they are given: every branch of the rule, against scipy's quantiles and cases
-worked out by hand."""
+"""Claims and the words that they are given: every branch of the rule, against scipy's quantiles and
+cases worked out by hand."""
 
 from __future__ import annotations
 
@@ -39,7 +39,12 @@ LOSS: dict[str, Any] = {
     "expected": [0.0, None],
     "mechanism": NO_BOUND,
 }
-SHARE: dict[str, Any] = {"metric": "share", "parts": ["scores"], "scale": Scale.value, "mechanism": NO_BOUND}
+SHARE: dict[str, Any] = {
+    "metric": "share",
+    "parts": ["scores"],
+    "scale": Scale.value,
+    "mechanism": NO_BOUND,
+}
 RACE: dict[str, Any] = {"metric": "time_to_target_s", "target": "baseline", "mechanism": NO_BOUND}
 QUIET = {"val_loss": Declared(sd=0.01, df=8, source="made")}
 
@@ -51,11 +56,17 @@ def claim(n: int = 3, **changed: Any) -> Claim:
 def measured(
     arm: str, metric: str, values: Values, *, per: Per = Per.seed, at_most: float | None = None
 ) -> list[Measurement]:
-    """One arm's, with the seeds 1, 2, …: null diverged, NaN is missing, `at_most` is a value that is more
-    than was needed."""
+    """One arm's, with the seeds 1, 2, …: null diverged, NaN is missing, `at_most` is a value that
+    is more than was needed."""
 
     def ending(value: float | None) -> Ending:
-        return Ending.diverged if value is None else Ending.at_most if value == at_most else Ending.measured
+        return (
+            Ending.diverged
+            if value is None
+            else Ending.at_most
+            if value == at_most
+            else Ending.measured
+        )
 
     numbered = [(i, v) for i, v in enumerate(values, start=1) if v is None or not math.isnan(v)]
     return [
@@ -119,7 +130,7 @@ def wide(values: Any, *, bias: float = 0.0) -> float:
 CONFIRMED, EXCEEDED, REFUTED, INCONCLUSIVE = Word
 
 
-# --- metrics ------------------------------------------------------------------------------------------------
+# --- metrics --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -127,7 +138,12 @@ CONFIRMED, EXCEEDED, REFUTED, INCONCLUSIVE = Word
     [
         ("tokens_per_s", Scale.ratio, 1.074, "7.4% faster"),
         ("tokens_per_s", Scale.ratio, 0.9, "10.0% slower"),
-        ("step_ms", Scale.ratio, 1.25, "20.0% less time"),  # the time itself, as claims about it have it
+        (
+            "step_ms",
+            Scale.ratio,
+            1.25,
+            "20.0% less time",
+        ),  # the time itself, as claims about it have it
         ("tokens_per_s", Scale.ratio, 3.0, "3.00× as fast"),
         ("memory_mib", Scale.ratio, 0.4, "2.50× the memory"),
         ("step_ms", Scale.ratio, 0.8, "25.0% more time"),
@@ -146,11 +162,13 @@ def test_a_gain_in_words(metric: str, scale: Scale, gain: float, words: str):
     assert words_of.gain(gain, METRICS[metric], scale) == words
 
 
-# --- refused ------------------------------------------------------------------------------------------------
+# --- refused --------------------------------------------------------------------------------------
 
 
 def guard(**changed: Any) -> Guard:
-    return Guard(**{"metric": "val_loss", "scale": Scale.difference, "margins": {"cpu": 0.01}, **changed})
+    return Guard(
+        **{"metric": "val_loss", "scale": Scale.difference, "margins": {"cpu": 0.01}, **changed}
+    )
 
 
 def noise(**changed: Any) -> Declared:
@@ -167,26 +185,58 @@ FINITE = "a measurement of val_loss must be a finite number, or null where the r
 @pytest.mark.parametrize(
     ("make", "changed", "reason"),
     [
-        (claim, {"expected": [1.3, 1.2]}, "claim gqa: expected must hold something: low below high, got"),
+        (
+            claim,
+            {"expected": [1.3, 1.2]},
+            "claim gqa: expected must hold something: low below high, got",
+        ),
         (claim, {"expected": [1.2, 1.2]}, "hold something"),
         (claim, {"expected": [None, None]}, "one of them may be null, got [None, None]"),
         (claim, {"expected": [1.2]}, "be [low, high]"),
         (claim, {"expected": [0.0, 1.2]}, "be above 0 for a ratio"),
         (claim, {"expected": [1.2, math.inf]}, "be finite numbers or null"),
-        (claim, {"expected": [1.2, None], "two_sided": True}, "two_sided must have both ends stated"),
+        (
+            claim,
+            {"expected": [1.2, None], "two_sided": True},
+            "two_sided must have both ends stated",
+        ),
         (claim, {"seeds": [1, 2]}, "seeds must be at least 3: fewer pairs have no verdict, got 2"),
         (claim, {"seeds": [1, 2, 2]}, "seeds must differ"),
-        (claim, {"expected": [None, 1.2]}, "expected must have a low end, below no change for what is worse"),
+        (
+            claim,
+            {"expected": [None, 1.2]},
+            "expected must have a low end, below no change for what is worse",
+        ),
         # no instrument of a claim
-        (claim, {"metric": "train_s"}, "claim gqa: metric must be one of val_loss, val_bpb, steps_to_target"),
+        (
+            claim,
+            {"metric": "train_s"},
+            "claim gqa: metric must be one of val_loss, val_bpb, steps_to_target",
+        ),
         (claim, {"metric": "share"}, "scale must be value for share, got ratio"),
-        (claim, {"metric": "time_to_target_s"}, "target must be baseline for a claim about time or steps"),
+        (
+            claim,
+            {"metric": "time_to_target_s"},
+            "target must be baseline for a claim about time or steps",
+        ),
         (claim, {"target": "baseline"}, "and null for others, got baseline"),
         (claim, {"statement": " "}, "statement must be given"),
-        (claim, {"guards": [LOSS_GUARD, LOSS_GUARD]}, "guards must each have a metric of their own"),
-        (claim, {"mechanism": Mechanism(bound=0.0, formula="x")}, "mechanism.bound must be above 0 for a"),
+        (
+            claim,
+            {"guards": [LOSS_GUARD, LOSS_GUARD]},
+            "guards must each have a metric of their own",
+        ),
+        (
+            claim,
+            {"mechanism": Mechanism(bound=0.0, formula="x")},
+            "mechanism.bound must be above 0 for a",
+        ),
         (guard, {"margins": {}}, "guard val_loss.margins must name a scale of the study"),
-        (guard, {"margins": {"cpu": -0.1}}, "margins.cpu must be a finite number of at least 0 for a diff"),
+        (
+            guard,
+            {"margins": {"cpu": -0.1}},
+            "margins.cpu must be a finite number of at least 0 for a diff",
+        ),
         (guard, {"margins": {"cpu": 0.9}, "scale": Scale.ratio}, "at least 1 for a ratio"),
         (guard, {"scale": Scale.value}, "scale must be ratio or difference"),
         (guard, {"metric": "exponent"}, "can be better or worse"),
@@ -206,7 +256,7 @@ def test_what_is_refused(make: Any, changed: dict[str, Any], reason: str):
     assert "\n" not in str(refused.value)
 
 
-# --- words --------------------------------------------------------------------------------------------------
+# --- words ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("metric", "two_sided"), [("tokens_per_s", False), ("step_ms", True)])
@@ -287,12 +337,18 @@ DECODED = {
         (DECODED | {"two_sided": True}, around(40.0), REFUTED, Reason.above),
     ],
 )
-def test_a_value_needs_no_baseline(about: dict[str, Any], values: Values, word: Word, reason: Reason | None):
+def test_a_value_needs_no_baseline(
+    about: dict[str, Any], values: Values, word: Word, reason: Reason | None
+):
     assert shown(judge(claim(**about), (about["metric"], values, []))) == (word, reason)
 
 
 def test_above_what_arithmetic_allows():
-    assert [judge(claim(), speeds(gains)).beyond_bound for gains in (OVER, IN, UNDER)] == [True, False, False]
+    assert [judge(claim(), speeds(gains)).beyond_bound for gains in (OVER, IN, UNDER)] == [
+        True,
+        False,
+        False,
+    ]
     assert not judge(claim(), speeds([1.2, 1.4, 1.6])).beyond_bound  # its interval holds the bound
     assert not judge(claim(), speeds([])).beyond_bound
     assert not judge(claim(mechanism=NO_BOUND), speeds(OVER)).beyond_bound
@@ -303,11 +359,16 @@ def test_each_scale_of_a_study_has_its_margin():
     assert judge(made, *metrics).word is CONFIRMED
     judged = judge(made, *metrics, at="gpu")
     assert (*shown(judged), judged.failed) == (REFUTED, Reason.guard, ["val_loss"])
-    with pytest.raises(ValueError, match=r"guard val_loss\.margins must name the scale slurm, got cpu, gpu"):
+    with pytest.raises(
+        ValueError, match=r"guard val_loss\.margins must name the scale slurm, got cpu, gpu"
+    ):
         judge(made, *metrics, at="slurm")
     ratio = claim(guards=[Guard(metric="val_loss", scale=Scale.ratio, margins={"cpu": 1.01})])
     # 1% of 3.4 is 0.034
-    assert [judge(ratio, speeds(IN), losses(*around(-x))).word for x in (0.03, 0.04)] == [CONFIRMED, REFUTED]
+    assert [judge(ratio, speeds(IN), losses(*around(-x))).word for x in (0.03, 0.04)] == [
+        CONFIRMED,
+        REFUTED,
+    ]
 
 
 def test_what_agrees_but_for_rounding_is_within():
@@ -315,13 +376,20 @@ def test_what_agrees_but_for_rounding_is_within():
     made = claim(metric="memory_mib", expected=[3.0, None])
     for factor, word in ((1.0, CONFIRMED), (1 - 5e-7, CONFIRMED), (1 - 5e-6, REFUTED)):
         assert judge(made, ("memory_mib", [100.0] * 3, [300.0 * factor] * 3)).word is word
-    counted = {"metric": "held_mib", "parts": ["parameters"], "scale": Scale.value, "mechanism": NO_BOUND}
+    counted = {
+        "metric": "held_mib",
+        "parts": ["parameters"],
+        "scale": Scale.value,
+        "mechanism": NO_BOUND,
+    }
     for expected, value, word in (
         ([None, 1e4], 1e4 + 0.005, CONFIRMED),
         ([None, 1e4], 1e4 + 0.05, REFUTED),
         ([1e4, 2e4], 1e4 - 0.005, CONFIRMED),
     ):
-        assert judge(claim(expected=expected, **counted), ("held_mib", [value] * 3, [])).word is word
+        assert (
+            judge(claim(expected=expected, **counted), ("held_mib", [value] * 3, [])).word is word
+        )
 
 
 def test_what_is_counted_needs_one_value_and_has_no_noise():
@@ -331,10 +399,13 @@ def test_what_is_counted_needs_one_value_and_has_no_noise():
     assert ends(judged.primary.interval()) == pytest.approx((math.log(4), math.log(4)))
     assert judge(made, ("kv_bytes", [128.0, 128.0], [512.0, 512.0]), per=Per.exact).n == 1
     assert judge(made, ("kv_bytes", [129.0], [512.0]), per=Per.exact).word is REFUTED
-    assert shown(judge(made, ("kv_bytes", [128.0], []), per=Per.exact)) == (INCONCLUSIVE, Reason.missing)
+    assert shown(judge(made, ("kv_bytes", [128.0], []), per=Per.exact)) == (
+        INCONCLUSIVE,
+        Reason.missing,
+    )
 
 
-# --- analyses -----------------------------------------------------------------------------------------------
+# --- analyses -------------------------------------------------------------------------------------
 
 
 def test_pairs_are_analysed_at_three_six_and_twelve_and_at_no_other_number():
@@ -342,7 +413,9 @@ def test_pairs_are_analysed_at_three_six_and_twelve_and_at_no_other_number():
     for n, counted, analysis in ((3, 3, 1), (4, 3, 1), (5, 3, 1), (6, 6, 2), (7, 6, 2)):
         judged = judge(claim(9, **LOSS), losses(*gains[:n]))
         assert (judged.n, judged.primary.analysis, judged.missing) == (counted, analysis, [])
-        assert judged.primary.interval().half_width == pytest.approx(half(gains[:counted], analysis=analysis))
+        assert judged.primary.interval().half_width == pytest.approx(
+            half(gains[:counted], analysis=analysis)
+        )
         assert judged.word is (CONFIRMED if n < 6 else INCONCLUSIVE)
 
 
@@ -355,7 +428,12 @@ def test_pairs_count_in_their_order_and_none_is_passed_over():
         (CONFIRMED, n) for n in (6, 3, 3)
     ]
     judged = without(2)  # five pairs are there, and the second is not
-    assert (*shown(judged), judged.n, judged.primary.enough) == (INCONCLUSIVE, Reason.missing, 1, False)
+    assert (*shown(judged), judged.n, judged.primary.enough) == (
+        INCONCLUSIVE,
+        Reason.missing,
+        1,
+        False,
+    )
     assert judged.missing == [Missing(metric="val_loss", arm="gqa", per="seed", repeat=2)]
     assert not math.isfinite(judged.primary.interval().high)
 
@@ -363,7 +441,13 @@ def test_pairs_count_in_their_order_and_none_is_passed_over():
 def test_what_is_missing_is_named_and_decides_nothing():
     made = claim(guards=[LOSS_GUARD])
     none = judge(made)
-    assert (*shown(none), none.n, none.failed, none.more()) == (INCONCLUSIVE, Reason.missing, 0, [], None)
+    assert (*shown(none), none.n, none.failed, none.more()) == (
+        INCONCLUSIVE,
+        Reason.missing,
+        0,
+        [],
+        None,
+    )
     assert [(lack.metric, lack.arm, lack.repeat) for lack in none.missing] == [
         (metric, arm, 1) for metric in ("tokens_per_s", "val_loss") for arm in ("gqa", "mha")
     ]
@@ -375,7 +459,7 @@ def test_what_is_missing_is_named_and_decides_nothing():
     assert (*shown(guard), guard.failed) == (INCONCLUSIVE, Reason.missing, ["val_loss"])
 
 
-# --- runs that did not end as others ------------------------------------------------------------------------
+# --- runs that did not end as others --------------------------------------------------------------
 
 
 def test_a_diverged_run_counts_as_worst_and_a_diverged_baseline_says_nothing():
@@ -389,9 +473,16 @@ def test_a_diverged_run_counts_as_worst_and_a_diverged_baseline_says_nothing():
     assert math.isnan(judged.primary.interval().mid)
     # a baseline that breaks is no gain of the arm's
     for gains in (OVER, UNDER, [None, 1.25, 1.25], [1.25, 1.25, None]):
-        assert shown(judge(claim(), speeds(gains, [None, 100.0, 100.0]))) == (INCONCLUSIVE, Reason.undecided)
+        assert shown(judge(claim(), speeds(gains, [None, 100.0, 100.0]))) == (
+            INCONCLUSIVE,
+            Reason.undecided,
+        )
     guard = judge(claim(guards=[LOSS_GUARD]), speeds(IN), ("val_loss", [3.4, None, 3.4], [3.4] * 3))
-    assert (*shown(guard), guard.endings[Ending.diverged]) == (REFUTED, Reason.guard, ["gqa, seed 2"])
+    assert (*shown(guard), guard.endings[Ending.diverged]) == (
+        REFUTED,
+        Reason.guard,
+        ["gqa, seed 2"],
+    )
     value = judge(
         claim(metric="val_loss", scale=Scale.value, expected=[None, 3.5], mechanism=NO_BOUND),
         ("val_loss", [3.4, None, 3.4], []),
@@ -401,7 +492,9 @@ def test_a_diverged_run_counts_as_worst_and_a_diverged_baseline_says_nothing():
 
 def test_a_target_that_the_shortest_schedule_reaches_took_at_most_that():
     def word(arm: Values, base: Values, low: float = 1.2, high: float | None = None) -> Word:
-        judged = judge(claim(expected=[low, high], **RACE), ("time_to_target_s", arm, base), at_most=200.0)
+        judged = judge(
+            claim(expected=[low, high], **RACE), ("time_to_target_s", arm, base), at_most=200.0
+        )
         assert bool(judged.endings[Ending.at_most]) == (200.0 in (*arm, *base))
         return judged.word
 
@@ -416,16 +509,23 @@ def test_a_target_that_the_shortest_schedule_reaches_took_at_most_that():
     with pytest.raises(ValueError, match="tokens_per_s must be about a target to have a most"):
         judge(claim(), ("tokens_per_s", [200.0] * 3, [1.0] * 3), at_most=200.0)
     own = {"scale": Scale.value, "expected": [None, 600.0]}
-    assert judge(claim(**RACE | own), ("time_to_target_s", early, []), at_most=200.0).word is CONFIRMED
+    assert (
+        judge(claim(**RACE | own), ("time_to_target_s", early, []), at_most=200.0).word is CONFIRMED
+    )
     assert judge(claim(**RACE | own), ("time_to_target_s", slow, []), at_most=200.0).word is REFUTED
     own["expected"] = [100.0, 600.0]
-    assert judge(claim(**RACE | own), ("time_to_target_s", early, []), at_most=200.0).word is INCONCLUSIVE
+    assert (
+        judge(claim(**RACE | own), ("time_to_target_s", early, []), at_most=200.0).word
+        is INCONCLUSIVE
+    )
 
 
 def test_bounds_that_are_equal_have_no_spread_and_decide_nothing():
     def bounded(arm: Ending, base: Ending, low: float, spread: float) -> Verdict:
         rows = [
-            Measurement(arm=name, repeat=i, metric=METRICS["steps_to_target"], value=value, ending=ending)
+            Measurement(
+                arm=name, repeat=i, metric=METRICS["steps_to_target"], value=value, ending=ending
+            )
             for i in (1, 2, 3)
             for name, value, ending in (("gqa", 300.0 + spread * i, arm), ("mha", 400.0, base))
         ]
@@ -445,7 +545,7 @@ def test_bounds_that_are_equal_have_no_spread_and_decide_nothing():
     assert bounded(exact, most, 1.5, 0.1).word is REFUTED  # 300 steps for at most 400
 
 
-# --- scales -------------------------------------------------------------------------------------------------
+# --- scales ---------------------------------------------------------------------------------------
 
 
 def test_the_noise_of_a_time_multiplies_and_no_interval_of_it_goes_below_nothing():
@@ -455,7 +555,9 @@ def test_the_noise_of_a_time_multiplies_and_no_interval_of_it_goes_below_nothing
     logs = np.log(times)
     # no bias: no second instance
     assert ends(interval) == pytest.approx((logs.mean() - wide(logs), logs.mean() + wide(logs)))
-    plain = judge(claim(expected=[0.1, 0.9], **SHARE), ("share", [0.2, 0.4, 0.6], [])).primary.interval()
+    plain = judge(
+        claim(expected=[0.1, 0.9], **SHARE), ("share", [0.2, 0.4, 0.6], [])
+    ).primary.interval()
     assert plain.mid == pytest.approx(0.4)
     with pytest.raises(ValueError, match="decode_ms must be above 0 for a value"):
         judge(value, ("decode_ms", [0.0] * 3, []))
@@ -470,14 +572,16 @@ def test_a_speed_must_clear_its_end_by_the_bias_of_an_instance():
     for factor, word in ((math.exp(-1e-4), REFUTED), (math.exp(1e-4), INCONCLUSIVE)):
         assert judge(made, speeds([factor / g for g in gains])).word is word
     step = claim(metric="step_ms", scale=Scale.difference, expected=[1.0, None], mechanism=NO_BOUND)
-    assert judge(step, ("step_ms", [200.0] * 3, [202.0] * 3)).primary.interval().half_width == pytest.approx(
-        0.005 * 201
-    )
-    steps = claim(metric="steps_to_target", expected=[1.0, None], target="baseline")  # counted, not timed
+    assert judge(
+        step, ("step_ms", [200.0] * 3, [202.0] * 3)
+    ).primary.interval().half_width == pytest.approx(0.005 * 201)
+    steps = claim(
+        metric="steps_to_target", expected=[1.0, None], target="baseline"
+    )  # counted, not timed
     assert judge(steps, ("steps_to_target", [399.0] * 3, [400.0] * 3)).word is CONFIRMED
 
 
-# --- a declared noise ---------------------------------------------------------------------------------------
+# --- a declared noise -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -492,8 +596,12 @@ def test_a_speed_must_clear_its_end_by_the_bias_of_an_instance():
         ("share", Scale.value, None),  # a pair's noise says nothing of one value
     ],
 )
-def test_a_declared_noise_is_translated_to_the_claims_scale(metric: str, scale: Scale, sd: float | None):
-    own = {"share": {"parts": ["scores"]}, "steps_to_target": {"target": "baseline"}}.get(metric, {})
+def test_a_declared_noise_is_translated_to_the_claims_scale(
+    metric: str, scale: Scale, sd: float | None
+):
+    own = {"share": {"parts": ["scores"]}, "steps_to_target": {"target": "baseline"}}.get(
+        metric, {}
+    )
     made = claim(metric=metric, scale=scale, expected=[0.5, None], mechanism=NO_BOUND, **own)
     values = (metric, [3.4, 3.39, 3.41], [] if scale is Scale.value else [3.4, 3.41, 3.39])
     primary = judge(made, values, noise={metric: Declared(sd=0.01, df=8, source="made")}).primary
@@ -506,7 +614,9 @@ def test_a_declared_noise_narrows_and_is_dropped_where_pairs_contradict_it():
     # a noise of 0.01 is wider than what these three had
     assert (alone.word, known.word) == (CONFIRMED, INCONCLUSIVE)
     assert alone.primary.interval().half_width == pytest.approx(half(gains))
-    assert known.primary.interval().half_width == pytest.approx(stats.t.isf(0.005, 10) * 0.01 / math.sqrt(3))
+    assert known.primary.interval().half_width == pytest.approx(
+        stats.t.isf(0.005, 10) * 0.01 / math.sqrt(3)
+    )
     assert judge(claim(**LOSS), losses(*(g + 0.01 for g in gains)), noise=QUIET).word is CONFIRMED
     loud = [0.01, 0.03, 0.02]
     assert [judge(claim(**LOSS), losses(*loud), noise=noise).word for noise in ({}, QUIET)] == [
@@ -519,18 +629,22 @@ def test_a_declared_noise_narrows_and_is_dropped_where_pairs_contradict_it():
         (1.01e-4, "pairs, noise declared"),
         (9.9e-5, "pairs (Student)"),
     ):
-        interval = judge(claim(**LOSS), losses(*around(0.1, spread)), noise=QUIET).primary.interval()
-        assert interval.method == method  # F of 2 and 8 degrees: 5% above 4.46, one in 10,000 below 1e-4
+        interval = judge(
+            claim(**LOSS), losses(*around(0.1, spread)), noise=QUIET
+        ).primary.interval()
+        assert (
+            interval.method == method
+        )  # F of 2 and 8 degrees: 5% above 4.46, one in 10,000 below 1e-4
         if method == "pairs (Student)":
             assert interval.half_width == pytest.approx(half(around(0.1, spread)))
 
 
-# --- how many pairs would decide ----------------------------------------------------------------------------
+# --- how many pairs would decide ------------------------------------------------------------------
 
 
 def test_how_many_more_pairs_would_decide():
-    """Gains of 1 ± 1 (sd 1) against an end, to the next analysis whose interval clears it in nine cases of
-    ten."""
+    """Gains of 1 ± 1 (sd 1) against an end, to the next analysis whose interval clears it in nine
+    cases of ten."""
 
     def more(expected: list[float | None], **changed: Any) -> int | None:
         judged = judge(claim(**{**LOSS, "expected": expected, **changed}), losses(0.0, 1.0, 2.0))
@@ -551,7 +665,9 @@ def test_how_many_more_pairs_would_decide():
     assert more([0.0, 1.6]) == wanted(0.6)  # both ends must hold: the nearer one decides
     assert more([2.0, 2.5]) == wanted(1.0)  # outside: the end that it is outside of
     assert more([1.0, None]) is None  # on the end itself no number would
-    bits = Guard(metric="val_bpb", scale=Scale.difference, margins={"cpu": 0.0})  # whose 21 would not do
+    bits = Guard(
+        metric="val_bpb", scale=Scale.difference, margins={"cpu": 0.0}
+    )  # whose 21 would not do
     both = judge(
         claim(**{**LOSS, "expected": [0.4, None]}, guards=[bits]),
         losses(0.0, 1.0, 2.0),
@@ -570,8 +686,13 @@ def test_seeds_and_sessions_that_would_decide_are_counted_apart():
     rows = [
         row
         for arm, (speed, loss) in sides.items()
-        for row in (*measured(arm, "tokens_per_s", speed, per=Per.session), *measured(arm, "val_loss", loss))
+        for row in (
+            *measured(arm, "tokens_per_s", speed, per=Per.session),
+            *measured(arm, "val_loss", loss),
+        )
     ]
-    judged = verdict.judge(claim(expected=[1.2, None], guards=guards), rows, against="mha", at="cpu")
+    judged = verdict.judge(
+        claim(expected=[1.2, None], guards=guards), rows, against="mha", at="cpu"
+    )
     assert judged.word is INCONCLUSIVE
     assert (judged.more() or {}).keys() == {"seed", "session"}

@@ -1,5 +1,5 @@
-"""The mirror as a W&B server gets it from W&B's own client: the rows of the record, each once, in any order
-of kills, resumes, outages and uploads. The server is on 127.0.0.1."""
+"""The mirror as a W&B server gets it from W&B's own client: the rows of the record, each once, in
+any order of kills, resumes, outages and uploads. The server is on 127.0.0.1."""
 
 from __future__ import annotations
 
@@ -25,7 +25,13 @@ from tests.test_faults import FAULTS
 from tests.test_tracking import environment, history, recorded
 from tests.wandb_server import ENTITY, HANG, KEY, StoredRun, WandbServer, wandb_server
 
-WORDS = ("model=nano", "data=synthetic", "trainer.steps=30", "trainer.val_every=10", "output_dir=out")
+WORDS = (
+    "model=nano",
+    "data=synthetic",
+    "trainer.steps=30",
+    "trainer.val_every=10",
+    "output_dir=out",
+)
 # what W&B's client reads of its environment: a post to the file stream every so many seconds
 QUICK = {"WANDB__FILE_STREAM_TRANSMIT_INTERVAL": "0.1"}
 
@@ -37,7 +43,8 @@ def server() -> Iterator[WandbServer]:
 
 
 def nocap(here: Path, server: WandbServer | None, command: str, *words: str, **extra: str) -> Any:
-    """`python -m nocap.COMMAND WORDS…` in this folder, with a login at this server or without one."""
+    """`python -m nocap.COMMAND WORDS…` in this folder, with a login at this server or without
+    one."""
     login = {"WANDB_BASE_URL": server.url, "WANDB_API_KEY": KEY} if server else {}
     return subprocess.run(
         [sys.executable, "-m", f"nocap.{command}", *words],
@@ -66,7 +73,9 @@ def only(server: WandbServer) -> StoredRun:
 
 
 @pytest.mark.gate
-def test_a_server_gets_the_rows_of_the_record_and_its_summary(tmp_path: Path, server: WandbServer) -> None:
+def test_a_server_gets_the_rows_of_the_record_and_its_summary(
+    tmp_path: Path, server: WandbServer
+) -> None:
     done = nocap(tmp_path, server, "train", *WORDS)
     assert (done.returncode, done.stderr) == (0, "")
     folder, run = folder_of(tmp_path), only(server)
@@ -77,10 +86,10 @@ def test_a_server_gets_the_rows_of_the_record_and_its_summary(tmp_path: Path, se
     assert f"{server.url}/{ENTITY}/nocap/runs/{run.id}" in done.stdout
 
 
-# --- one record, sent in parts ------------------------------------------------------------------------------
+# --- one record, sent in parts --------------------------------------------------------------------
 
-# A training as its tracker sees it: a part of a record's rows comes again, the next ones come, and it is
-# killed, stopped or ends.
+# A training as its tracker sees it: a part of a record's rows comes again, the next ones come, and
+# it is killed, stopped or ends.
 PLAY = """
 import os, signal, sys, time
 from dataclasses import replace
@@ -189,7 +198,9 @@ def test_what_a_server_has_not_taken_is_said_with_the_command_that_sends_it(
 
 
 @pytest.mark.slow
-def test_a_run_without_a_tracker_is_sent_and_the_second_time_nothing(lab: Lab, server: WandbServer) -> None:
+def test_a_run_without_a_tracker_is_sent_and_the_second_time_nothing(
+    lab: Lab, server: WandbServer
+) -> None:
     first = lab.sync(server)
     assert (first.returncode, first.stderr) == (0, "")
     assert first.stdout.endswith("on the server: 1 of 1 run, 31 rows sent now\n")
@@ -204,7 +215,10 @@ def test_a_run_that_was_deleted_on_the_server_is_sent_anew(lab: Lab, server: Wan
     old = only(server).id
     server.delete(old)
     again = lab.sync(server)
-    assert again.stderr == f"nocap: W&B: run {old} was deleted on the server: it is sent anew as {old}-2\n"
+    assert (
+        again.stderr
+        == f"nocap: W&B: run {old} was deleted on the server: it is sent anew as {old}-2\n"
+    )
     assert only(server).id == f"{old}-2"
     has_record(server, lab)
 
@@ -214,7 +228,9 @@ def test_each_row_has_its_own_time(lab: Lab, server: WandbServer) -> None:
     assert lab.sync(server).returncode == 0
     walls = [row["clock/wall_s"] for row in recorded(lab.whole)]
     times = [row["_timestamp"] for row in only(server).history]
-    assert [at - times[0] for at in times] == pytest.approx([wall - walls[0] for wall in walls], abs=1e-5)
+    assert [at - times[0] for at in times] == pytest.approx(
+        [wall - walls[0] for wall in walls], abs=1e-5
+    )
 
 
 @pytest.mark.slow
@@ -313,7 +329,12 @@ ORDERS = {
     "down, resumed": [("down", "stop", 0, 15), ("online", "end", 15, 31)],
     "down, killed, sent": [("down", "kill", 0, 15), ("down", "end", 8, 31), SYNC],
     "offline, sent": [("offline", "end", 0, 31), SYNC, SYNC],
-    "offline, sent, resumed, sent": [("offline", "stop", 0, 15), SYNC, ("offline", "end", 15, 31), SYNC],
+    "offline, sent, resumed, sent": [
+        ("offline", "stop", 0, 15),
+        SYNC,
+        ("offline", "end", 15, 31),
+        SYNC,
+    ],
     "offline, killed, sent": [("offline", "kill", 0, 15), SYNC, ("offline", "end", 8, 31), SYNC],
     "offline, then online": [("offline", "stop", 0, 15), ("online", "end", 15, 31)],
     "online, then offline": [("online", "kill", 0, 15), ("offline", "end", 8, 31), SYNC],
@@ -387,13 +408,15 @@ def test_a_stopped_run_is_marked_and_a_diverged_one_alerts(lab: Lab, server: Wan
     assert only(server).preempting
     assert only(server).exit_code == 1
     exploding = ("--config-dir", str(REPO / "tests" / "exploding"), "schedule=exploding")
-    done = nocap(lab.here, server, "train", *WORDS, *exploding, "tracker.alert=true", "output_dir=hot")
+    done = nocap(
+        lab.here, server, "train", *WORDS, *exploding, "tracker.alert=true", "output_dir=hot"
+    )
     assert done.returncode == 1
     (alert,) = server.alerts
     assert alert["title"] == "diverged"
 
 
-# --- W&B's agent --------------------------------------------------------------------------------------------
+# --- W&B's agent ----------------------------------------------------------------------------------
 
 
 def agent(here: Path, run_id: str, **values: object) -> dict[str, str]:
@@ -428,19 +451,24 @@ def test_an_agents_run_has_its_id_and_a_finished_one_is_reported_again(
 
 
 def test_a_sweeps_words_with_hyphens_are_refused_with_the_form_that_works(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"a key has no hyphens \(in a W&B sweep: \$\{args_no_hyphens\}\)"):
+    with pytest.raises(
+        ValueError, match=r"a key has no hyphens \(in a W&B sweep: \$\{args_no_hyphens\}\)"
+    ):
         asked(["--attention=gqa"])
 
 
-# --- the start ----------------------------------------------------------------------------------------------
+# --- the start ------------------------------------------------------------------------------------
 
 REFUSED = {
     "WANDB_API_KEY=short": "WANDB_API_KEY must have at least 40 characters, got 5",
-    "WANDB_IDENTITY_TOKEN_FILE=token.jwt": "WANDB_IDENTITY_TOKEN_FILE must be left out: W&B is asked what it "
+    "WANDB_IDENTITY_TOKEN_FILE=token.jwt": "WANDB_IDENTITY_TOKEN_FILE must be left out: W&B is "
+    "asked what it "
     "has by an API key (WANDB_API_KEY or wandb login), got token.jwt",
-    "WANDB_BASE_URL=notaurl": "WANDB_BASE_URL must be a server's address, as https://api.wandb.ai, got "
+    "WANDB_BASE_URL=notaurl": "WANDB_BASE_URL must be a server's address, as "
+    "https://api.wandb.ai, got "
     "notaurl",
-    "WANDB_MODE=onlin": "tracker.mode: WANDB_MODE: Invalid value 'onlin', expected one of [auto, online, "
+    "WANDB_MODE=onlin": "tracker.mode: WANDB_MODE: Invalid value 'onlin', expected one of [auto, "
+    "online, "
     "offline, disabled]",
     "WANDB_PROJECT=a/b": r"tracker.project must be a name without / \ # ? % :, got 'a/b'",
     f"WANDB_TAGS=a,{'b' * 65}": "tracker.tags must have at most 64 characters, got 65",
@@ -459,7 +487,9 @@ def test_a_setting_that_cannot_work_is_refused_before_the_start(
     assert str(refused.value) == REFUSED[setting]
 
 
-def test_variables_fill_what_the_config_leaves_at_its_default(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_fill_what_the_config_leaves_at_its_default(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for name in ("PROJECT", "ENTITY", "NAME", "RUN_GROUP", "JOB_TYPE", "NOTES"):
         monkeypatch.setenv(f"WANDB_{name}", f"of {name}")
     monkeypatch.setenv("WANDB_TAGS", "one, two words")
@@ -509,7 +539,9 @@ def test_the_start_says_where_and_sends_what_is_known(tmp_path: Path, server: Wa
     assert run.config["swept"] == "steps, val_every"
     noise = {"output_dir", "cache_dir", "store", "tracker", "options"}
     assert not [key for key in run.config if key.partition(".")[0] in noise]
-    assert [key for key in run.config if key == "attention" or key.endswith("/attention")] == ["attention"]
+    assert [key for key in run.config if key == "attention" or key.endswith("/attention")] == [
+        "attention"
+    ]
 
 
 GRID = ("-m", *WORDS, "seed=0,1", "trainer.steps=5")
@@ -539,7 +571,10 @@ def test_an_unreachable_server_is_asked_once_a_grid_and_sync_sends_all(
     assert "tracker: offline: W&B does not answer: HTTP Error 500" in done.stdout
     (folder,) = (tmp_path / "out" / "grids").iterdir()
     command = f"python -m nocap.runs sync out/grids/{folder.name}"
-    line = f"tracker: not uploaded: 2 of 2 runs and the comparison; this sends what is missing: {command}\n"
+    line = (
+        f"tracker: not uploaded: 2 of 2 runs and the comparison; this sends what is missing: "
+        f"{command}\n"
+    )
     assert line in done.stdout
     server.fail(200)
     sent = nocap(tmp_path, server, "runs", "sync", f"out/grids/{folder.name}")

@@ -1,5 +1,5 @@
-"""A mirror's session with a client in place of W&B's own, which takes a second to import, and a real server.
-What W&B's client itself sends is in `tests/test_wandb.py`."""
+"""A mirror's session with a client in place of W&B's own, which takes a second to import, and a
+real server. What W&B's client itself sends is in `tests/test_wandb.py`."""
 
 from __future__ import annotations
 
@@ -151,15 +151,25 @@ def client(server: WandbServer, monkeypatch: pytest.MonkeyPatch) -> Client:
 
 
 def tracker(**keys: Any) -> Wandb:
-    chosen = {"project": "p", "entity": None, "group": None, "mode": WandbMode.auto, "init_timeout_s": 4}
+    chosen = {
+        "project": "p",
+        "entity": None,
+        "group": None,
+        "mode": WandbMode.auto,
+        "init_timeout_s": 4,
+    }
     return Wandb(**{**chosen, **keys})
 
 
 def facts_of(folder: Path) -> RunFacts:
-    return RunFacts(identity="0123abcd4567", name="a run", arm="gqa", seed=0, run_dir=folder, config={})
+    return RunFacts(
+        identity="0123abcd4567", name="a run", arm="gqa", seed=0, run_dir=folder, config={}
+    )
 
 
-def test_no_process_shares_the_service_of_another(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_process_shares_the_service_of_another(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One that a run shared with its grid would end with the grid's, and the rows with it."""
     monkeypatch.setenv(SERVICE, "of another process")
     assert tracker().begin_grid("a grid") == f"{client.server.url}/{ENTITY}/p/groups/a%20grid"
@@ -168,7 +178,10 @@ def test_no_process_shares_the_service_of_another(client: Client, monkeypatch: p
 
 
 def test_only_a_run_that_finished_waits_long_for_its_checkpoint(
-    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    client: Client,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A run that is asked to stop has the short time, whatever the client does."""
     stuck = threading.Event()
@@ -190,7 +203,9 @@ def test_a_start_that_waits_longer_than_a_training_may_is_refused() -> None:
 ROW = {"tokens": 1, "train/loss": 2.0}
 
 
-def test_rows_that_a_resumed_record_has_otherwise_are_no_loss(client: Client, tmp_path: Path) -> None:
+def test_rows_that_a_resumed_record_has_otherwise_are_no_loss(
+    client: Client, tmp_path: Path
+) -> None:
     """It may log less often than before: the server has rows that the record has no more."""
     first = tracker().open(facts_of(tmp_path))
     for step in range(4):
@@ -208,7 +223,10 @@ def test_rows_that_a_resumed_record_has_otherwise_are_no_loss(client: Client, tm
 
 
 def test_a_resumed_record_is_not_complete_by_the_rows_of_before(
-    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    client: Client,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The server has more rows than the record, and refuses those that are new."""
     monkeypatch.setattr("nocap.options.tracker.wandb.ASK_S", 2.0)
@@ -268,7 +286,10 @@ def test_a_record_that_is_sent_later_may_take_its_time(
 
 
 def test_a_mirror_that_could_not_be_opened_is_left_to_sync(
-    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    client: Client,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def fail(**described: Any) -> None:
         raise RuntimeError("no room\non the disk")
@@ -281,7 +302,10 @@ def test_a_mirror_that_could_not_be_opened_is_left_to_sync(
 
 
 def test_a_client_whose_process_has_failed_does_not_end_this_one(
-    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    client: Client,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """W&B's client ends the program by `sys.exit` there."""
 
@@ -343,7 +367,10 @@ def test_a_checkpoint_or_an_alert_is_sent_once_and_only_to_a_server(
 
 
 def test_a_checkpoint_that_cannot_be_sent_ends_the_run_there_and_is_sent_later(
-    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    client: Client,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def fail(run: Run, artifact: Artifact) -> None:
         raise RuntimeError("too large")
@@ -370,7 +397,8 @@ def test_a_record_that_is_sent_later_has_no_metrics_of_the_machine_that_sends_it
 def test_a_login_without_an_api_key_is_one_line(
     client: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """W&B's client takes an identity token of its settings too, by which its server cannot be asked here."""
+    """W&B's client takes an identity token of its settings too, by which its server cannot be asked
+    here."""
     client.api_key = None
     line = "an identity token of W&B must be left out: W&B is asked what it has by an API key "
     line += "(WANDB_API_KEY or wandb login), got one"
@@ -391,7 +419,7 @@ def test_a_session_leaves_no_thread(client: Client, tmp_path: Path) -> None:
     assert not thread.is_alive()
 
 
-# --- nocap.runs sync ----------------------------------------------------------------------------------------
+# --- nocap.runs sync ------------------------------------------------------------------------------
 
 
 def record(root: Path, *, seed: int, **about: Any) -> Path:
@@ -463,4 +491,7 @@ def test_a_server_that_does_not_answer_is_not_asked_for_each_run(
     client.server.fail(500)
     assert runs.main(["sync"]) == 1
     assert client.server.refused == 1
-    assert capsys.readouterr().err == "nocap: W&B does not answer: HTTP Error 500: Internal Server Error\n"
+    assert (
+        capsys.readouterr().err
+        == "nocap: W&B does not answer: HTTP Error 500: Internal Server Error\n"
+    )

@@ -1,4 +1,5 @@
-"""A key of text gets the characters that were typed; a key of another type refuses what is not of it."""
+"""A key of text gets the characters that were typed; a key of another type refuses what is not of
+it."""
 
 from __future__ import annotations
 
@@ -15,7 +16,20 @@ from tests.conftest import SMALL, Door
 
 WITHOUT_DATA = [word for word in SMALL if not word.startswith("data")]
 NUMBERS_AND_THE_LIKE = [
-    *("2024_11_27", "3.10", "1e5", "0x10", "007", "1_000", ".5", "12e4567", "+7", "-0", "1.", "1_0.0_1"),
+    *(
+        "2024_11_27",
+        "3.10",
+        "1e5",
+        "0x10",
+        "007",
+        "1_000",
+        ".5",
+        "12e4567",
+        "+7",
+        "-0",
+        "1.",
+        "1_0.0_1",
+    ),
     *("null", "Null", "on", "yes", "true", "TRUE", "False", "inf", "-inf", "nan"),
 ]
 CHANCE = random.Random(0)
@@ -43,7 +57,12 @@ def test_the_config_that_is_shown_has_it_too(here: Door) -> None:
 
 
 def test_quotes_escapes_and_mappings_are_read_as_before() -> None:
-    words = ["output_dir='a, b'", r"cache_dir=a\,b", "tracker=wandb", "tracker={project: 1_0, tags: [7e1]}"]
+    words = [
+        "output_dir='a, b'",
+        r"cache_dir=a\,b",
+        "tracker=wandb",
+        "tracker={project: 1_0, tags: [7e1]}",
+    ]
     run = compose([*SMALL, *words])
     assert run.output_dir == "a, b"
     assert run.cache_dir == "a,b"
@@ -53,7 +72,10 @@ def test_quotes_escapes_and_mappings_are_read_as_before() -> None:
 
 def test_a_text_or_a_list_of_texts() -> None:
     assert compose([*WITHOUT_DATA, "data=text", "data.path=2024_11"]).data.path == "2024_11"
-    assert compose([*WITHOUT_DATA, "data=text", "data.path=[2024_11,1e5]"]).data.path == ["2024_11", "1e5"]
+    assert compose([*WITHOUT_DATA, "data=text", "data.path=[2024_11,1e5]"]).data.path == [
+        "2024_11",
+        "1e5",
+    ]
 
 
 def test_null_is_empty_where_a_key_may_be_empty_and_text_in_quotes() -> None:
@@ -76,7 +98,9 @@ def test_null_is_empty_where_a_key_may_be_empty_and_text_in_quotes() -> None:
 def test_what_cannot_be_read_is_shown_in_quotes_that_can(
     value: str, quoted: str, read: str | list[str]
 ) -> None:
-    with pytest.raises(ValueError, match=r"cannot be read: put the value in quotes, as in ") as refused:
+    with pytest.raises(
+        ValueError, match=r"cannot be read: put the value in quotes, as in "
+    ) as refused:
         compose([*WITHOUT_DATA, "data=text", f"data.path={value}"])
     assert str(refused.value).endswith(f'as in "data.path={quoted}"')
     assert compose([*WITHOUT_DATA, "data=text", f"data.path={quoted}"]).data.path == read
@@ -106,14 +130,21 @@ def test_a_truth_value_is_true_or_false(value: str) -> None:
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("output_dir", 3.1), ("tracker.group", 70000000000.0), ("tracker.tags", [1000]), ("data.revision", 10)],
+    [
+        ("output_dir", 3.1),
+        ("tracker.group", 70000000000.0),
+        ("tracker.tags", [1000]),
+        ("data.revision", 10),
+    ],
 )
 def test_a_number_in_a_yaml_is_no_text(key: str, value: object) -> None:
     run = compose([*WITHOUT_DATA, "tracker=wandb", "data=fineweb"])
     plain = to_plain(run)
     place, _, name = key.rpartition(".")
     (plain[place] if place else plain)[name] = value
-    with pytest.raises(ValueError, match=rf"{key}(\[0\])? must be text, in quotes where a yaml would read"):
+    with pytest.raises(
+        ValueError, match=rf"{key}(\[0\])? must be text, in quotes where a yaml would read"
+    ):
         from_plain(plain, "it must be a config")
 
 
@@ -122,7 +153,10 @@ def test_an_experiments_number_is_no_text(tmp_path: Path, here: Door) -> None:
     (tmp_path / "experiment" / "mine.yaml").write_text("# @package _global_\noutput_dir: 3.10\n")
     refused = here("--config-dir", str(tmp_path), "--cfg", "job", "experiment=mine")
     assert refused.code == 2
-    assert "output_dir must be text, in quotes where a yaml would read a number, got 3.1" in refused.err
+    assert (
+        "output_dir must be text, in quotes where a yaml would read a number, got 3.1"
+        in refused.err
+    )
 
 
 def test_a_grid_sweeps_over_what_was_typed() -> None:

@@ -1,4 +1,5 @@
-"""Modules in the working directory: an option may import them, and none takes the place of another."""
+"""Modules in the working directory: an option may import them, and none takes the place of
+another."""
 
 from __future__ import annotations
 

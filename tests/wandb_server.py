@@ -1,8 +1,8 @@
-"""A W&B server on 127.0.0.1, as far as W&B's own client needs one: GraphQL and the file stream. It keeps what
-it is sent, and can refuse, fail, hang or start late.
+"""A W&B server on 127.0.0.1, as far as W&B's own client needs one: GraphQL and the file stream. It
+keeps what it is sent, and can refuse, fail, hang or start late.
 
-A row lies where the client's offset says, as a line of a file: a row that is sent again under its own offset
-is there once, and one under another offset is there twice.
+A row lies where the client's offset says, as a line of a file: a row that is sent again under its
+own offset is there once, and one under another offset is there twice.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ class StoredRun:
     id: str
     project: str
     entity: str
-    described: Json = field(default_factory=dict)  # the last variables of upsertBucket that are not null
+    described: Json = field(
+        default_factory=dict
+    )  # the last variables of upsertBucket that are not null
     lines: dict[str, dict[int, str]] = field(default_factory=dict)  # file → line number → line
     exit_code: int | None = None
     preempting: bool = False
@@ -63,10 +65,14 @@ class StoredRun:
 
     @property
     def hidden(self) -> set[str]:
-        """Return the metrics of which the client asked for no panel. In its protocol a metric has its name
-        under 1, and its options under 6, where 2 is hidden."""
+        """Return the metrics of which the client asked for no panel. In its protocol a metric has
+        its name under 1, and its options under 6, where 2 is hidden."""
         stored = json.loads(self.described.get("config") or "{}").get("_wandb", {}).get("value", {})
-        return {metric["1"] for metric in stored.get("m", []) if "1" in metric and 2 in metric.get("6", [])}
+        return {
+            metric["1"]
+            for metric in stored.get("m", [])
+            if "1" in metric and 2 in metric.get("6", [])
+        }
 
     def bucket(self) -> Json:
         """Return it as GraphQL shows it."""
@@ -137,8 +143,8 @@ class WandbServer:
         self._thread.join()
 
     def fail(self, status: int, *, after: int = 0) -> None:
-        """Answer everything with this status, or HANG, once `after` more posts came to the file stream; 200
-        works again."""
+        """Answer everything with this status, or HANG, once `after` more posts came to the file
+        stream; 200 works again."""
         self._status, self._after = status, self.posts + after
         if status != HANG:
             self._released.set()
@@ -156,7 +162,7 @@ class WandbServer:
     def wait_released(self) -> None:
         self._released.wait()
 
-    # --- what it is asked -----------------------------------------------------------------------------------
+    # --- what it is asked -------------------------------------------------------------------------
 
     def graphql(self, body: Json) -> tuple[int, Json]:
         query, variables = body["query"], body.get("variables") or {}
@@ -169,7 +175,14 @@ class WandbServer:
 
     def _viewer(self, variables: Json) -> tuple[int, Json]:
         teams = {"edges": [{"node": {"name": ENTITY}}]}
-        viewer = {"id": "U", "entity": ENTITY, "username": ENTITY, "email": "", "flags": "{}", "teams": teams}
+        viewer = {
+            "id": "U",
+            "entity": ENTITY,
+            "username": ENTITY,
+            "email": "",
+            "flags": "{}",
+            "teams": teams,
+        }
         return 200, {"data": {"viewer": viewer}}
 
     def _features(self, variables: Json) -> tuple[int, Json]:
@@ -205,15 +218,21 @@ class WandbServer:
         self.artifacts.append(variables["input"])
         artifact: Json = {"id": "A", "digest": "d", "state": "COMMITTED", "aliases": []}
         sequence = {"id": "S", "name": "", "latestArtifact": {"id": "A", "versionIndex": 0}}
-        return 200, {"data": {"createArtifact": {"artifact": {**artifact, "artifactSequence": sequence}}}}
+        return 200, {
+            "data": {"createArtifact": {"artifact": {**artifact, "artifactSequence": sequence}}}
+        }
 
     def _alert(self, variables: Json) -> tuple[int, Json]:
         self.alerts.append(variables)
         return 200, {"data": {"notifyScriptableRunAlert": {"success": True}}}
 
     def _create_files(self, variables: Json) -> tuple[int, Json]:
-        files = [{"name": name, "uploadUrl": f"{self.url}/upload/{name}"} for name in variables["files"]]
-        return 200, {"data": {"createRunFiles": {"runID": "R", "uploadHeaders": [], "files": files}}}
+        files = [
+            {"name": name, "uploadUrl": f"{self.url}/upload/{name}"} for name in variables["files"]
+        ]
+        return 200, {
+            "data": {"createRunFiles": {"runID": "R", "uploadHeaders": [], "files": files}}
+        }
 
     def file_stream(self, run_id: str, body: Json) -> tuple[int, Json]:
         with self._lock:

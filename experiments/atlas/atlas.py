@@ -1,13 +1,14 @@
-"""The atlas: what each idea of arms.yaml is worth on the tuned baseline, in phases that go on where they
-stopped, on any machine.
+"""The atlas: what each idea of arms.yaml is worth on the tuned baseline, in phases that go on where
+they stopped, on any machine.
 
     python experiments/atlas/atlas.py run PHASE  # trains what runs.jsonl lacks, a run a core
     python experiments/atlas/atlas.py steps      # what a step of each arm costs here: steps.json
     python experiments/atlas/atlas.py tell       # the table of README.md
 
-A run's line in runs.jsonl is its evidence: loss, training curve, config, identity, times, machine. Losses are
-compared within a block, which is a machine with a seed and a length: an arm meets the baseline of its own
-block, so that lines of several machines may lie in one file. Times are compared within one bench only.
+A run's line in runs.jsonl is its evidence: loss, training curve, config, identity, times, machine.
+Losses are compared within a block, which is a machine with a seed and a length: an arm meets the
+baseline of its own block, so that lines of several machines may lie in one file. Times are compared
+within one bench only.
 """
 
 from __future__ import annotations
@@ -58,12 +59,16 @@ def of_arm(arm: str, output_dir: str) -> Composed:
         f"output_dir={output_dir}",
         *(with_teacher(word, output_dir) for word in jobs.words_of(arm)),
     ]
-    return composed(words) if arm == jobs.BASELINE else as_in(of_arm(jobs.BASELINE, output_dir), words)
+    return (
+        composed(words) if arm == jobs.BASELINE else as_in(of_arm(jobs.BASELINE, output_dir), words)
+    )
 
 
 def with_teacher(words: str, output_dir: str) -> str:
     """Overrides as they are here."""
-    return words.replace(TAUGHT, str(teacher(output_dir).plan.run_dir)) if TAUGHT in words else words
+    return (
+        words.replace(TAUGHT, str(teacher(output_dir).plan.run_dir)) if TAUGHT in words else words
+    )
 
 
 @cache
@@ -81,7 +86,9 @@ def wanted(job: jobs.Job, output_dir: str) -> Training:
     seed, share, arm = job
     whole = of_arm(arm, output_dir)
     short = share != jobs.WHOLE
-    made = more(whole, f"trainer.steps={round(whole.run.trainer.steps * share)}") if short else whole
+    made = (
+        more(whole, f"trainer.steps={round(whole.run.trainer.steps * share)}") if short else whole
+    )
     return trainings({arm: made}, {seed: [arm]}, short=short)[0]
 
 
@@ -114,7 +121,10 @@ def run(what: str, asked: Sequence[jobs.Job], output_dir: str) -> int:
         by_identity = {run.plan.identity: run for run in runs}
 
         def watch(
-            cell: Cell, event: str, share: float = share, by_identity: Mapping[str, Training] = by_identity
+            cell: Cell,
+            event: str,
+            share: float = share,
+            by_identity: Mapping[str, Training] = by_identity,
         ) -> None:
             if event in ("finished", "diverged"):
                 add(compact(by_identity[cell.plan.identity], read(cell.plan.run_dir), share=share))
@@ -123,7 +133,9 @@ def run(what: str, asked: Sequence[jobs.Job], output_dir: str) -> int:
         for training in runs:  # trained before, and killed before its line
             if (record := training.record()) is not None and (record.identity, here) not in written:
                 add(compact(training, record, share=share))
-        failed += sum(result.status == "failed" for result in train(runs, "atlas", watch=watch).values())
+        failed += sum(
+            result.status == "failed" for result in train(runs, "atlas", watch=watch).values()
+        )
     return 1 if failed else 0
 
 
@@ -180,7 +192,7 @@ def baseline_config() -> dict[str, Any]:
     return dict(flat(to_plain(of_arm(jobs.BASELINE, "outputs").run)))
 
 
-# --- steps --------------------------------------------------------------------------------------------------
+# --- steps ----------------------------------------------------------------------------------------
 
 # of one in a bench
 KEPT = ("status", "reason", "speed", "speed_by_flops", "step_ms", "flops_per_token", "params")
@@ -190,8 +202,9 @@ APART = timedelta(minutes=10)
 
 
 def steps(sessions: int, rounds: int, output_dir: str) -> int:
-    """Time what fewer sessions have than asked for, in sessions that lie apart: what one says of a shared
-    machine need not hold an hour later. Each bench is a process of its own, and is written as it ends.
+    """Time what fewer sessions have than asked for, in sessions that lie apart: what one says of a
+    shared machine need not hold an hour later. Each bench is a process of its own, and is written
+    as it ends.
 
     Errors:
         ValueError: steps.json is of another machine.
@@ -220,7 +233,9 @@ def steps(sessions: int, rounds: int, output_dir: str) -> int:
         for few in (left[i : i + TOGETHER] for i in range(0, len(left), TOGETHER)):
             result = timed_together(few, rounds, output_dir)
             rows = zip(few, result["arms"][1:], strict=True)
-            kept[-1]["steps"] |= {words: {key: timing.get(key) for key in KEPT} for words, timing in rows}
+            kept[-1]["steps"] |= {
+                words: {key: timing.get(key) for key in KEPT} for words, timing in rows
+            }
             kept[-1] = {"started": result["started"], **kept[-1], "ended": result["ended"]}
             write_json(jobs.STEPS, {"sessions": kept})
     return 0
@@ -241,7 +256,11 @@ def timed_together(words: Sequence[str], rounds: int, output_dir: str) -> dict[s
     """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "bench.json"
-        arms = [part for overrides in ("", *words) for part in ("--arm", with_teacher(overrides, output_dir))]
+        arms = [
+            part
+            for overrides in ("", *words)
+            for part in ("--arm", with_teacher(overrides, output_dir))
+        ]
         command = [
             sys.executable,
             "-m",
@@ -254,7 +273,9 @@ def timed_together(words: Sequence[str], rounds: int, output_dir: str) -> dict[s
             str(out),
         ]
         print(shlex.join(command), flush=True)
-        code = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False).returncode
+        code = subprocess.run(
+            command, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False
+        ).returncode
         bench_result = read_json(out)
     if bench_result is None:
         raise RuntimeError(f"the bench ended with exit code {code}")
@@ -278,7 +299,9 @@ def lines_of(arm: str) -> int:
     gone = jobs.arms()[arm].get("gone")
     if gone is not None:
         return int(gone)
-    return sum(len(Path(file).read_text().splitlines()) for file in files_of(arm) - files_of(jobs.BASELINE))
+    return sum(
+        len(Path(file).read_text().splitlines()) for file in files_of(arm) - files_of(jobs.BASELINE)
+    )
 
 
 def told() -> int:
@@ -290,7 +313,8 @@ def told() -> int:
 
 
 def of_recipe() -> dict[str, list[str]]:
-    """Tables by their marks: what its parts are worth, and what the stack is worth at the larger size."""
+    """Tables by their marks: what its parts are worth, and what the stack is worth at the larger
+    size."""
     steps, words = timed(), {arm: shlex.join(jobs.words_of(arm)) for arm in jobs.together()}
     fresh = [line for line in jobs.known() if line["seed"] != jobs.TUNED_ON]
     parts, larger = Blocks(jobs.RACED, fresh), Blocks(jobs.SHORT, fresh)
@@ -298,8 +322,13 @@ def of_recipe() -> dict[str, list[str]]:
         [part, *added(parts, jobs.recipe(), without, words, steps)]
         for part, without in jobs.left_out().items()
     ]
-    over = added(larger, jobs.large(*jobs.stack()), jobs.large(), words, steps, jobs.large(), jobs.LARGES)
-    return {"the parts": markdown(("part", *ADDED), rows), "the larger size": markdown(ADDED, [over])}
+    over = added(
+        larger, jobs.large(*jobs.stack()), jobs.large(), words, steps, jobs.large(), jobs.LARGES
+    )
+    return {
+        "the parts": markdown(("part", *ADDED), rows),
+        "the larger size": markdown(ADDED, [over]),
+    }
 
 
 def timed() -> Steps:
@@ -327,7 +356,9 @@ def main() -> int:
         metavar="N",
         help="of timing, ten minutes apart or more (default: 3)",
     )
-    parser.add_argument("--rounds", type=int, default=10, metavar="N", help="of each bench (default: 10)")
+    parser.add_argument(
+        "--rounds", type=int, default=10, metavar="N", help="of each bench (default: 10)"
+    )
     parser.add_argument(
         "--output-dir", default="outputs", metavar="DIR", help="of the runs (default: outputs)"
     )

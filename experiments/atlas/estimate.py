@@ -1,5 +1,5 @@
-"""The atlas's own intervals: t-intervals with a noise that its arms share (Smyth 2004), their sums and
-quotients, and what of many comparisons is left after a correction."""
+"""The atlas's own intervals: t-intervals with a noise that its arms share (Smyth 2004), their sums
+and quotients, and what of many comparisons is left after a correction."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ ERROR = 0.05  # of an interval, and of all comparisons together after a correcti
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A mean with its standard error, and how well that is known: its interval is Student's at 95%."""
+    """A mean with its standard error, and how well that is known: its interval is Student's at
+    95%."""
 
     mid: float
     se: float
@@ -39,7 +40,9 @@ class Estimate:
     def p(self) -> float:
         """How often a mean so far from 0 would come of none."""
         return (
-            2 * float(special.stdtr(self.df, -abs(self.mid) / self.se)) if self.se else float(self.mid == 0)
+            2 * float(special.stdtr(self.df, -abs(self.mid) / self.se))
+            if self.se
+            else float(self.mid == 0)
         )
 
     def plus(self, other: Estimate) -> Estimate:
@@ -49,7 +52,9 @@ class Estimate:
     def over(self, other: Estimate) -> Estimate:
         """The quotient of two that are independent, by the delta method."""
         mid = self.mid / other.mid
-        return joined(mid, (self.se / abs(other.mid), self.df), (abs(mid / other.mid) * other.se, other.df))
+        return joined(
+            mid, (self.se / abs(other.mid), self.df), (abs(mid / other.mid) * other.se, other.df)
+        )
 
     def exp(self) -> tuple[float, float, float]:
         """From the log scale to the ratio, by geometric means: its middle and its ends."""
@@ -69,11 +74,13 @@ def quantile(df: float) -> float:
 
 
 def joined(mid: float, *errors: tuple[float, float]) -> Estimate:
-    """Of several independent errors, each with its degrees of freedom (Welch and Satterthwaite); it is known
-    no better than the best known of them, for much of what they know is of other arms."""
+    """Of several independent errors, each with its degrees of freedom (Welch and Satterthwaite); it
+    is known no better than the best known of them, for much of what they know is of other arms."""
     variance, best = sum(se**2 for se, _ in errors), max(df for _, df in errors)
     fourth = sum(se**4 / df for se, df in errors)
-    return Estimate(mid=mid, se=math.sqrt(variance), df=min(best, variance**2 / fourth) if fourth else best)
+    return Estimate(
+        mid=mid, se=math.sqrt(variance), df=min(best, variance**2 / fourth) if fourth else best
+    )
 
 
 def pooled(groups: Sequence[Sequence[float]]) -> Noise:
@@ -84,10 +91,14 @@ def pooled(groups: Sequence[Sequence[float]]) -> Noise:
 
 
 def interval(values: Sequence[float], noise: Noise | None = None) -> Estimate:
-    """Student's t, of at least two values; of one with a noise, which joins theirs and is the least that they
-    can have."""
+    """Student's t, of at least two values; of one with a noise, which joins theirs and is the least
+    that they can have."""
     n = len(values)
-    mid, variance, df = float(np.mean(values)), float(np.var(values, ddof=1)) if n > 1 else 0.0, float(n - 1)
+    mid, variance, df = (
+        float(np.mean(values)),
+        float(np.var(values, ddof=1)) if n > 1 else 0.0,
+        float(n - 1),
+    )
     if noise is not None and not (n >= 3 and variance < (SAME * noise.sd) ** 2):
         known = min(float(noise.df), CAP)
         variance = max((known * noise.sd**2 + df * variance) / (known + df), noise.sd**2)
@@ -96,8 +107,8 @@ def interval(values: Sequence[float], noise: Noise | None = None) -> Estimate:
 
 
 def holm(p_values: Mapping[str, float]) -> set[str]:
-    """Whose difference is left at 5% for all p-values together (Holm 1979): not one false among them, in
-    95%."""
+    """Whose difference is left at 5% for all p-values together (Holm 1979): not one false among
+    them, in 95%."""
     left: set[str] = set()
     for i, (name, p) in enumerate(sorted(p_values.items(), key=lambda each: each[1])):
         if p > ERROR / (len(p_values) - i):
@@ -110,7 +121,11 @@ def benjamini_hochberg(p_values: Mapping[str, float]) -> set[str]:
     """Of whose differences 5% are false on average (Benjamini and Hochberg 1995)."""
     ranked = sorted(p_values, key=lambda name: p_values[name])
     last = max(
-        (i for i, name in enumerate(ranked, start=1) if p_values[name] <= ERROR * i / len(p_values)),
+        (
+            i
+            for i, name in enumerate(ranked, start=1)
+            if p_values[name] <= ERROR * i / len(p_values)
+        ),
         default=0,
     )
     return set(ranked[:last])

@@ -1,8 +1,8 @@
-"""Which arms there are, what each is made of, and which runs each phase of the atlas asks for. Nothing here
-trains.
+"""Which arms there are, what each is made of, and which runs each phase of the atlas asks for.
+Nothing here trains.
 
-An arm is an idea of arms.yaml, several of them joined by +, or these after what sets their size, rate or
-batch.
+An arm is an idea of arms.yaml, several of them joined by +, or these after what sets their size,
+rate or batch.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ LARGE, SEARCHED, BATCH = (
 )  # before ideas' names: six times the arithmetic; the recipe's; without its batch
 # of the baseline's, after LARGE: a wider model may want a lower one
 RATES = {"rate": 1.0, "half_rate": 0.5, "quarter_rate": 0.25}
-STEPS, TUNED, STACK, RECIPE = (HERE / f"{name}.json" for name in ("steps", "tuned", "stack", "recipe"))
+STEPS, TUNED, STACK, RECIPE = (
+    HERE / f"{name}.json" for name in ("steps", "tuned", "stack", "recipe")
+)
 RACED = 0.6  # of the tokens: the recipe's in its race
 
 Job = tuple[int, float, str]  # seed, share of the scale's steps, arm
@@ -82,7 +84,9 @@ def recipe() -> str:
 
 def left_out() -> dict[str, str]:
     """Each part of the recipe → the recipe without it."""
-    without = {idea: joined(SEARCHED, *(other for other in stack() if other != idea)) for idea in stack()}
+    without = {
+        idea: joined(SEARCHED, *(other for other in stack() if other != idea)) for idea in stack()
+    }
     return without | {"its smaller batch": joined(SEARCHED, BATCH, *stack())}
 
 
@@ -128,9 +132,15 @@ def phases() -> dict[str, list[Job]]:
     """Seed by seed, the baseline first: what is done of a phase is balanced."""
     return {
         "noise": [(seed, WHOLE, BASELINE) for seed in range(8)],
-        "lengths": [(seed, share, BASELINE) for seed in range(3) for share in LENGTHS if share < WHOLE],
-        "screen": [(seed, SCREEN, arm) for seed in range(3) for arm in runnable() if goes_on(arm, seed)],
-        "parts": [(seed, RACED, arm) for seed in range(3) for arm in (recipe(), *left_out().values())],
+        "lengths": [
+            (seed, share, BASELINE) for seed in range(3) for share in LENGTHS if share < WHOLE
+        ],
+        "screen": [
+            (seed, SCREEN, arm) for seed in range(3) for arm in runnable() if goes_on(arm, seed)
+        ],
+        "parts": [
+            (seed, RACED, arm) for seed in range(3) for arm in (recipe(), *left_out().values())
+        ],
         "large": [
             *(
                 rates := [
@@ -156,7 +166,8 @@ def known() -> list[dict[str, Any]]:
 
 
 def missing(asked: Sequence[Job], *, here: str) -> list[Job]:
-    """What no machine has run, with the baselines of their blocks that this machine lacks, before them."""
+    """What no machine has run, with the baselines of their blocks that this machine lacks, before
+    them."""
     done = {
         (run["seed"], run["share"], run["arm"])
         for run in known()
@@ -172,9 +183,16 @@ def missing(asked: Sequence[Job], *, here: str) -> list[Job]:
 def words_of(arm: str) -> list[str]:
     """Its overrides; of several ideas joined by + those of all, where a later one wins."""
     words = list(
-        dict.fromkeys(word for part in arm.split("+") for word in settings_of(part) or arms()[part]["with"])
+        dict.fromkeys(
+            word for part in arm.split("+") for word in settings_of(part) or arms()[part]["with"]
+        )
     )
-    ideas = [idea for word in words if word.startswith(IDEAS) for idea in word[len(IDEAS) : -1].split(",")]
+    ideas = [
+        idea
+        for word in words
+        if word.startswith(IDEAS)
+        for idea in word[len(IDEAS) : -1].split(",")
+    ]
     others = {word.partition("=")[0]: word for word in words if not word.startswith(IDEAS)}
     return [*([f"{IDEAS}{','.join(ideas)}]"] if ideas else []), *others.values()]
 

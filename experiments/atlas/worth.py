@@ -1,11 +1,11 @@
-"""What an idea is worth, from the lines of runs.jsonl: lower loss, steps saved, time saved, each with its
-interval.
+"""What an idea is worth, from the lines of runs.jsonl: lower loss, steps saved, time saved, each
+with its interval.
 
-A block is a machine with a seed and a length. An arm's gain is taken against the baseline of its own block,
-and all arms share the noise of a pair. The baseline's loss at several lengths shows what a logarithm of steps
-is worth: less beyond this length, which is the rate for what ends lower, than before it, which is the rate
-for what ends higher. A gain divided by that is the logarithm of the equivalent speedup in steps; times the
-step's own speed, over sessions of timing, it is one in time.
+A block is a machine with a seed and a length. An arm's gain is taken against the baseline of its
+own block, and all arms share the noise of a pair. The baseline's loss at several lengths shows what
+a logarithm of steps is worth: less beyond this length, which is the rate for what ends lower, than
+before it, which is the rate for what ends higher. A gain divided by that is the logarithm of the
+equivalent speedup in steps; times the step's own speed, over sessions of timing, it is one in time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,12 @@ from nocap.judge.interval import LEAST_PAIRS
 from nocap.report.table import markdown
 
 HERE = Path(__file__).resolve().parent
-README, FIGURE, MARK, CORRECTION = HERE / "README.md", HERE / "atlas.svg", "the table", "the correction"
+README, FIGURE, MARK, CORRECTION = (
+    HERE / "README.md",
+    HERE / "atlas.svg",
+    "the table",
+    "the correction",
+)
 COUNT = "the count"
 # grey: what has no verdict
 GREY, COLORS = "#9db4c8", {"helps": "#0b6e4f", "not seen": "#6b7785", "hurts": "#b0413e"}
@@ -56,14 +61,22 @@ class Blocks:
         return by_block
 
     def gains(self, arm: str, over: str = BASELINE) -> list[float]:
-        return [by_arm[over] - by_arm[arm] for by_arm in self.losses.values() if {over, arm} <= by_arm.keys()]
+        return [
+            by_arm[over] - by_arm[arm]
+            for by_arm in self.losses.values()
+            if {over, arm} <= by_arm.keys()
+        ]
 
     @cached_property
     def noise(self) -> Noise | None:
         """Of one pair; `None`: fewer than three arms with two pairs."""
-        names = dict.fromkeys(arm for by_arm in self.losses.values() for arm in by_arm if arm != BASELINE)
+        names = dict.fromkeys(
+            arm for by_arm in self.losses.values() for arm in by_arm if arm != BASELINE
+        )
         groups = [
-            gains for arm in names if len(gains := self.gains(arm)) > 1 and all(map(math.isfinite, gains))
+            gains
+            for arm in names
+            if len(gains := self.gains(arm)) > 1 and all(map(math.isfinite, gains))
         ]
         groups = [gains for gains in groups if max(gains) - min(gains) > SAME]
         return pooled(groups) if len(groups) >= 3 else None
@@ -81,13 +94,17 @@ class Blocks:
     def slope(
         self, arm: str = BASELINE, lengths: Sequence[float] = LENGTHS, *, lower: float = 1.0
     ) -> Estimate | None:
-        """Nats that e times the steps lower an arm's loss, in blocks that have both ends of up to three
-        lengths next to each other: from this one on for what ends lower, up to this one for what ends higher.
-        Where nothing was trained on that side it is the other's: from the longest length what ends lower is
-        understated. `None`: there are fewer than two lengths."""
+        """Nats that e times the steps lower an arm's loss, in blocks that have both ends of up to
+        three lengths next to each other: from this one on for what ends lower, up to this one for
+        what ends higher. Where nothing was trained on that side it is the other's: from the longest
+        length what ends lower is understated. `None`: there are fewer than two lengths."""
         ends: dict[float, dict[tuple[str, int], float]] = {}
         for run in self.runs:
-            if run["arm"] == arm and run["val_loss"] is not None and run["share"] in (*lengths, self.share):
+            if (
+                run["arm"] == arm
+                and run["val_loss"] is not None
+                and run["share"] in (*lengths, self.share)
+            ):
                 ends.setdefault(run["share"], {})[run["machine"], run["seed"]] = run["val_loss"]
         beyond = sorted(share for share in ends if share >= self.share)[:3]
         before = sorted(share for share in ends if share <= self.share)[-2:]
@@ -97,7 +114,9 @@ class Blocks:
             return None
         both = ends[around[0]].keys() & ends[around[-1]].keys()
         times = math.log(around[-1] / around[0])
-        drops = [(ends[around[0]][block] - ends[around[-1]][block]) / times for block in sorted(both)]
+        drops = [
+            (ends[around[0]][block] - ends[around[-1]][block]) / times for block in sorted(both)
+        ]
         return interval(drops) if len(drops) > 1 else None
 
     def in_steps(
@@ -109,14 +128,18 @@ class Blocks:
 
 
 def stages(asked: Line) -> list[tuple[float, str]]:
-    """Shares of the baseline's tokens, and the overrides of a step there; none are the baseline's own
-    step."""
-    return [(share, shlex.join(words)) for share, words in asked.get("stages", [[1, asked.get("with", [])]])]
+    """Shares of the baseline's tokens, and the overrides of a step there; none are the baseline's
+    own step."""
+    return [
+        (share, shlex.join(words))
+        for share, words in asked.get("stages", [[1, asked.get("with", [])]])
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """The logarithm of the baseline's time over an arm's, in each session of timing that has both."""
+    """The logarithm of the baseline's time over an arm's, in each session of timing that has
+    both."""
 
     mid: float
     n: int  # sessions
@@ -160,24 +183,31 @@ class Steps:
         return declared_by([list(self.logs(other).values()) for other in words if other not in but])
 
     def over_sessions(self, logs: Sequence[float], words: Sequence[str]) -> Speed | None:
-        """`nocap.judge`'s interval. As a standard error with degrees of freedom it goes into the sum with the
-        loss's."""
+        """`nocap.judge`'s interval. As a standard error with degrees of freedom it goes into the
+        sum with the loss's."""
         if not logs:
             return None
         declared, n = self.noise(words), len(logs)
         e = of_pairs(logs, declared=declared, bias=CLOCK_BIAS)
         df = n - 1 + (min(declared.df, CAP) if declared and "declared" in e.method else 0)
-        estimate = Estimate(mid=e.mid, se=e.half_width / quantile(df), df=df) if n >= LEAST_PAIRS else None
+        estimate = (
+            Estimate(mid=e.mid, se=e.half_width / quantile(df), df=df) if n >= LEAST_PAIRS else None
+        )
         return Speed(mid=e.mid, n=n, estimate=estimate)
 
     def of(self, asked: Line, share: float) -> Speed | None:
-        """Through an arm's stages and with what was trained before it; `None`: no session has all of its
-        steps."""
+        """Through an arm's stages and with what was trained before it; `None`: no session has all
+        of its steps."""
         parts = [(fraction, self.logs(words)) for fraction, words in stages(asked)]
         both = set.intersection(*(set(logs) for _, logs in parts))
         before = asked.get("before", 0) / share
-        took = [sum(fraction * math.exp(-logs[i]) for fraction, logs in parts) + before for i in sorted(both)]
-        return self.over_sessions([-math.log(each) for each in took], [words for _, words in stages(asked)])
+        took = [
+            sum(fraction * math.exp(-logs[i]) for fraction, logs in parts) + before
+            for i in sorted(both)
+        ]
+        return self.over_sessions(
+            [-math.log(each) for each in took], [words for _, words in stages(asked)]
+        )
 
     def between(self, words: str, over: str) -> Speed | None:
         """Of one step over another."""
@@ -206,7 +236,8 @@ class Worth:
 
     @property
     def word(self) -> str:
-        """By the interval alone, without a correction; nothing is said of fewer than three seeds."""
+        """By the interval alone, without a correction; nothing is said of fewer than three
+        seeds."""
         if self.time is None or self.n < LEAST_PAIRS:
             return "–" if self.time is None else f"no verdict (n={self.n})"
         return "helps" if self.time.low > 0 else "hurts" if self.time.high < 0 else "not seen"
@@ -235,7 +266,9 @@ def worths(runs: Sequence[Line], arms: Mapping[str, Line], steps: Steps) -> list
                 n=len(blocks.gains(arm)),
                 lower=lower,
                 steps=in_steps,
-                time=in_steps.plus(speed.estimate) if in_steps and speed and speed.estimate else None,
+                time=in_steps.plus(speed.estimate)
+                if in_steps and speed and speed.estimate
+                else None,
                 speed=speed,
                 params=round(next(row.get("params") or 0 for row in runs if row["arm"] == arm)),
                 without=blocks.without(arm),
@@ -245,8 +278,8 @@ def worths(runs: Sequence[Line], arms: Mapping[str, Line], steps: Steps) -> list
 
 
 def corrected(ranked: Sequence[Worth]) -> tuple[set[str], set[str]]:
-    """The ideas whose worth in time is apart from 1 after a correction for all of them: by Holm, by Benjamini
-    and Hochberg."""
+    """The ideas whose worth in time is apart from 1 after a correction for all of them: by Holm, by
+    Benjamini and Hochberg."""
     p = {idea.arm: 1.0 if idea.time is None else idea.time.p for idea in ranked}
     return holm(p), benjamini_hochberg(p)
 
@@ -265,7 +298,9 @@ def left_of(ranked: Sequence[Worth]) -> list[str]:
         )
 
     sessions = sorted({idea.speed.n for idea in ranked if idea.speed})
-    timed = " to ".join(map(str, (sessions[0], sessions[-1])[: len(sessions)])) if sessions else "no"
+    timed = (
+        " to ".join(map(str, (sessions[0], sessions[-1])[: len(sessions)])) if sessions else "no"
+    )
     few = sum(idea.n < LEAST_PAIRS for idea in ranked)
     return [
         f"**{len(helps)} of {len(ranked)} ideas help in time, each by its own 95% interval. "
@@ -280,7 +315,10 @@ def so_far(runs: Sequence[Line]) -> list[str]:
     """Say how many runs there are, and how long they took."""
     hours = sum(run["clock_s"]["wall"] for run in runs) / 3600
     days = sorted({run["started"][:10] for run in runs})
-    return [f"So far {len(runs)} runs, {hours:.1f} hours of a core beside other work, {' and '.join(days)}."]
+    return [
+        f"So far {len(runs)} runs, {hours:.1f} hours of a core beside other work, "
+        f"{' and '.join(days)}."
+    ]
 
 
 HEAD = (
@@ -347,10 +385,13 @@ def added(
     slope_arm: str = BASELINE,
     lengths: Sequence[float] = LENGTHS,
 ) -> list[str]:
-    """Cells: what one arm is worth over another, at the exchange rate of a third. `words`: arm → the name of
-    its step in `steps`."""
+    """Cells: what one arm is worth over another, at the exchange rate of a third. `words`: arm →
+    the name of its step in `steps`."""
     lower = blocks.lower(arm, over)
-    in_steps, speed = blocks.in_steps(lower, slope_arm, lengths), steps.between(words[arm], words[over])
+    in_steps, speed = (
+        blocks.in_steps(lower, slope_arm, lengths),
+        steps.between(words[arm], words[over]),
+    )
     return [
         nats(lower) if lower else blocks.without(arm),
         ratio(in_steps),
@@ -376,7 +417,12 @@ def figure(ranked: Sequence[Worth]) -> None:
     from matplotlib import pyplot
 
     pyplot.rcParams.update(
-        {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "nocap"}
+        {
+            "font.size": 9,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "svg.hashsalt": "nocap",
+        }
     )
     shown = [idea for idea in reversed(ranked) if idea.time]
     picture, axes = pyplot.subplots(figsize=(7.2, 0.6 + 0.17 * len(shown)), layout="constrained")
@@ -388,7 +434,8 @@ def figure(ranked: Sequence[Worth]) -> None:
         axes.plot(mid, y, "o", color=color, ms=4)
     axes.set(yticks=range(len(shown)), xscale="log", ylim=(-0.7, len(shown) - 0.3))
     axes.set_xlabel(
-        "as fast to the same loss, in time, with 95% intervals, not corrected; pale: fewer than three seeds"
+        "as fast to the same loss, in time, with 95% intervals, not corrected; pale: fewer than "
+        "three seeds"
     )
     axes.set_yticklabels([f"{idea.arm}, {idea.params / 1e6:.2f}M" for idea in shown], fontsize=8)
     ticks = [0.5, 0.7, 1, 1.4, 2]
@@ -415,7 +462,9 @@ def put(mark: str, rows: Sequence[str]) -> None:
     README.write_text("\n".join([f"{before}<!-- {mark} -->", *rows, f"<!-- {mark} -->{after}"]))
 
 
-def tell(runs: Sequence[Line], arms: Mapping[str, Line], steps: Steps, code: Mapping[str, int]) -> int:
+def tell(
+    runs: Sequence[Line], arms: Mapping[str, Line], steps: Steps, code: Mapping[str, int]
+) -> int:
     ranked = worths(runs, arms, steps)
     figure(ranked)
     put(CORRECTION, left_of(ranked))

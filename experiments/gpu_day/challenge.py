@@ -1,11 +1,14 @@
-"""The challenge's own loop against nocap's on the same synthetic shards, in turns: B A A B, nocap first.
+"""The challenge's own loop against nocap's on the same synthetic shards, in turns: B A A B, nocap
+first.
 
-    python experiments/gpu_day/challenge.py FOLDER [OVERRIDES …] [--device cuda] [--small] [--json FILE]
+    python experiments/gpu_day/challenge.py FOLDER [OVERRIDES …] [--device cuda] [--small] [--json
+        FILE]
 
-FOLDER is a copy of the challenge's repository, whose `train_gpt2.py` runs as it is; OVERRIDES are nocap's.
-Both train the baseline on steps of 65,536 tokens with the same learning rates. The JSON has tokens/s after
-the first ten steps, MiB at the peak, both loss curves and how far they are apart, and is written after each
-run. The challenge's first run compiles for minutes, its second for about one, from the compiler's cache.
+FOLDER is a copy of the challenge's repository, whose `train_gpt2.py` runs as it is; OVERRIDES are
+nocap's. Both train the baseline on steps of 65,536 tokens with the same learning rates. The JSON
+has tokens/s after the first ten steps, MiB at the peak, both loss curves and how far they are
+apart, and is written after each run. The challenge's first run compiles for minutes, its second for
+about one, from the compiler's cache.
 """
 
 from __future__ import annotations
@@ -32,7 +35,8 @@ from nocap.store.record import write_json
 
 # each turn with the seconds that it may take
 ORDER = (("nocap", 110.0), ("challenge", 230.0), ("challenge", 130.0), ("nocap", 60.0))
-# at the challenge's 0.0018 after so short a warm-up, two runs of one loop ended 0.9 nats apart (H200)
+# at the challenge's 0.0018 after so short a warm-up, two runs of one loop ended 0.9 nats apart
+# (H200)
 LR = 0.0003
 VOCAB, VAL_TOKENS = 50257, 1_048_576  # the challenge's own: it takes no others
 FULL = {
@@ -53,7 +57,9 @@ SMALL = {
     "val_tokens": 256,
     "changes": ("model.n_layer=1",),
 }
-STEP_LINE = re.compile(r"^step:(\d+)/\d+ \| loss ([\d.naif]+) \| train_time:([\d.]+)s", re.MULTILINE)
+STEP_LINE = re.compile(
+    r"^step:(\d+)/\d+ \| loss ([\d.naif]+) \| train_time:([\d.]+)s", re.MULTILINE
+)
 VAL_LINE = re.compile(r"^step:(\d+)/\d+ \| val loss ([\d.naif]+)", re.MULTILINE)
 PEAK_LINE = re.compile(r"^peak memory consumption: (\d+) MiB", re.MULTILINE)
 
@@ -174,7 +180,9 @@ def read_challenge(race: Race, text: str) -> dict[str, Any]:
     seconds = rows[-1][2] - rows[race.warm - 1][2]
     peak = PEAK_LINE.search(text)
     return {
-        "tokens_per_s": (len(rows) - race.warm) * race.batch_tokens / seconds if seconds > 0 else None,
+        "tokens_per_s": (len(rows) - race.warm) * race.batch_tokens / seconds
+        if seconds > 0
+        else None,
         "peak_mib": int(peak[1]) if peak else None,
         "train_loss": [loss for _, loss, _ in rows],
         "val_loss": {int(step): float(loss) for step, loss in VAL_LINE.findall(text)},
@@ -215,7 +223,12 @@ def take_turn(race: Race, who: str, turn: int, limit_s: float) -> dict[str, Any]
     try:
         env = {**os.environ, **(as_one_rank() if who == "challenge" else {})}
         done = subprocess.run(
-            [sys.executable, *words], cwd=folder, env=env, capture_output=True, text=True, timeout=limit_s
+            [sys.executable, *words],
+            cwd=folder,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
         )
     except subprocess.TimeoutExpired:
         return {**row, "error": f"longer than {limit_s:g} s"}
@@ -231,8 +244,8 @@ def take_turn(race: Race, who: str, turn: int, limit_s: float) -> dict[str, Any]
 
 
 def verdict(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """nocap's tokens/s over the challenge's, by geometric means; beside it each one's second run over its
-    first."""
+    """nocap's tokens/s over the challenge's, by geometric means; beside it each one's second run
+    over its first."""
     speeds = {
         who: [run["tokens_per_s"] for run in runs if run["who"] == who and run["tokens_per_s"]]
         for who in ("nocap", "challenge")
@@ -248,8 +261,9 @@ def verdict(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def curves(runs: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """The largest difference in nats between loss curves: of each loop's two runs, and of the two loops'
-    means. Their weights begin otherwise, so that the loops' may differ by some more than runs do."""
+    """The largest difference in nats between loss curves: of each loop's two runs, and of the two
+    loops' means. Their weights begin otherwise, so that the loops' may differ by some more than
+    runs do."""
     each = {
         who: [run["train_loss"] for run in runs if run["who"] == who and run["train_loss"]]
         for who in ("nocap", "challenge")
@@ -260,7 +274,10 @@ def curves(runs: Sequence[dict[str, Any]]) -> dict[str, float]:
 
     said = {who: apart(*both) for who, both in each.items() if len(both) == 2}
     if all(each.values()):
-        means = ([sum(losses) / len(losses) for losses in zip(*some, strict=True)] for some in each.values())
+        means = (
+            [sum(losses) / len(losses) for losses in zip(*some, strict=True)]
+            for some in each.values()
+        )
         said["loops"] = apart(*means)
     return said
 

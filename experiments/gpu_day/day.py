@@ -1,14 +1,13 @@
-"""A GPU day: what only a GPU can answer, in steps of a few minutes, the most telling first. See README.md
-beside this file.
+"""A GPU day: what only a GPU can answer, in steps of a few minutes, the most telling first. See
+README.md beside this file.
 
-    python experiments/gpu_day/day.py [STEP …] [--out DIR] [--only-failed] [--challenge DIR] [--share X]
-        [--device cuda|cpu] [--small]
+    python experiments/gpu_day/day.py [STEP …] [--out DIR] [--only-failed] [--challenge DIR]
+        [--share X] [--device cuda|cpu] [--small]
 
-A step is a process with a time limit. Its exit code, seconds, the end of its output and the name of its JSON
-are in day.json before the next step begins; its output as it goes is in STEP.log. A step that fails stops no
-other.
-Exit code 0: all went well; 1: a step failed; 2: the machine lacks what no step can do without, or a step's
-name is wrong.
+A step is a process with a time limit. Its exit code, seconds, the end of its output and the name of
+its JSON are in day.json before the next step begins; its output as it goes is in STEP.log. A step
+that fails stops no other. Exit code 0: all went well; 1: a step failed; 2: the machine lacks what
+no step can do without, or a step's name is wrong.
 """
 
 from __future__ import annotations
@@ -44,10 +43,12 @@ GRACE_S = 10.0  # between a request to stop and the end
 TOOLS = ("pytest", "pytest-timeout")  # needed beside nocap's own dependencies
 IDLE = ("huggingface_hub", "plotly", "wandb")  # of those, what no step uses
 
-# --- what is measured: the shapes, and the arms of the bench, the baseline first. A new option is a line here
+# --- what is measured: the shapes, and the arms of the bench, the baseline first. A new option is a
+# line here
 
 D12 = (
-    "model=d12 tokenizer=gpt2 trainer.micro_batch=16 trainer.batch_tokens=32768 trainer.compile=regional "
+    "model=d12 tokenizer=gpt2 trainer.micro_batch=16 trainer.batch_tokens=32768 "
+    "trainer.compile=regional "
     "trainer.cuda_graphs=false"
 )
 NANO = (
@@ -72,7 +73,11 @@ OPTIONS = (
     "attention=hybrid",
 )
 AT_NANO = {"model.n_head=6": "model.n_head=2", "trainer.micro_batch=32": "trainer.micro_batch=1"}
-NEEDS = {"attention=sliding": (7, 0), "attention=hybrid": (7, 0), "model.fp8_head=true": (8, 9)}  # capability
+NEEDS = {
+    "attention=sliding": (7, 0),
+    "attention=hybrid": (7, 0),
+    "model.fp8_head=true": (8, 9),
+}  # capability
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +111,9 @@ class Step:
 
     limit_s: int
     words: Callable[[Day, Path], list[str]]
-    figure: Callable[[dict[str, Any]], str] = lambda output: ""  # a line of the summary, from the JSON
+    figure: Callable[[dict[str, Any]], str] = lambda output: (
+        ""
+    )  # a line of the summary, from the JSON
     skip: Callable[[Day], str] = lambda day: ""  # why not here; empty: it runs
 
 
@@ -137,7 +144,9 @@ def profile(day: Day, path: Path) -> list[str]:
 
 def tests(day: Day, path: Path) -> list[str]:
     files = [
-        str(file) for file in sorted((ROOT / "tests").glob("test_*.py")) if "mark.gpu" in file.read_text()
+        str(file)
+        for file in sorted((ROOT / "tests").glob("test_*.py"))
+        if "mark.gpu" in file.read_text()
     ]
     how = ["--collect-only"] if day.small else ["-n", "8"] if _version("pytest-xdist") else []
     return [
@@ -171,7 +180,9 @@ def no_challenge(day: Day) -> str:
     if day.challenge is None:
         return "--challenge names no folder with the challenge's train_gpt2.py"
     return (
-        "" if (day.challenge / "train_gpt2.py").is_file() else f"there is no train_gpt2.py in {day.challenge}"
+        ""
+        if (day.challenge / "train_gpt2.py").is_file()
+        else f"there is no train_gpt2.py in {day.challenge}"
     )
 
 
@@ -179,7 +190,8 @@ def no_challenge(day: Day) -> str:
 
 
 def _grid(output: dict[str, Any]) -> str:
-    """What a cell took beside its training: the first, and the median of those whose arm was compiled."""
+    """What a cell took beside its training: the first, and the median of those whose arm was
+    compiled."""
     beside_s = [cell["clock_s"]["wall"] - cell["clock_s"]["train"] for cell in output["cells"]]
     warm_s = statistics.median(beside_s[2:])
     lines = output["cells"][-1]["clock_s"]
@@ -208,10 +220,17 @@ def _bench(output: dict[str, Any]) -> str:
 
 def _profile(output: dict[str, Any]) -> str:
     step = output["step"]["compiled"] or output["step"]["plain"]
-    ms, bound, busy = step["wall_ms"], sum(row["bound_ms"] for row in output["parts"]), step.get("gpu_busy")
-    shares = f"{bound / ms:.0%} of the compiled step" + (f", the GPU busy {busy:.0%} of it" if busy else "")
+    ms, bound, busy = (
+        step["wall_ms"],
+        sum(row["bound_ms"] for row in output["parts"]),
+        step.get("gpu_busy"),
+    )
+    shares = f"{bound / ms:.0%} of the compiled step" + (
+        f", the GPU busy {busy:.0%} of it" if busy else ""
+    )
     return (
-        f"step {ms:.3g} ms compiled, {output['step']['ms']:.3g} ms eager; roofline {bound:.3g} ms, {shares}"
+        f"step {ms:.3g} ms compiled, {output['step']['ms']:.3g} ms eager; roofline {bound:.3g} "
+        f"ms, {shares}"
     )
 
 
@@ -241,8 +260,8 @@ STEPS: dict[str, Step] = {  # 35 minutes at most
 
 
 def look(device: str) -> tuple[dict[str, Any], str]:
-    """What is here and what is missing; why no step can run, or nothing. Nothing is imported that may be
-    missing."""
+    """What is here and what is missing; why no step can run, or nothing. Nothing is imported that
+    may be missing."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     names = [re.match(r"[\w-]+", requirement)[0] for requirement in project["dependencies"]]  # type: ignore[index]
     missing = [name for name in (*names, *TOOLS) if name not in IDLE and _version(name) is None]
@@ -260,7 +279,10 @@ def look(device: str) -> tuple[dict[str, Any], str]:
     if "torch" in missing:
         return machine, "torch is missing"
     if device == "cuda" and not (cuda and gpus):
-        return machine, "there is no GPU" if cuda else f"torch {machine['torch']} is not built for CUDA"
+        return (
+            machine,
+            "there is no GPU" if cuda else f"torch {machine['torch']} is not built for CUDA",
+        )
     return machine, ""
 
 
@@ -272,10 +294,13 @@ def _version(name: str) -> str | None:
 
 
 def described(machine: dict[str, Any]) -> str:
-    missing = f"missing: {' '.join(machine['missing'])}" if machine["missing"] else "nothing is missing"
+    missing = (
+        f"missing: {' '.join(machine['missing'])}" if machine["missing"] else "nothing is missing"
+    )
     gpus = ", ".join(machine["gpus"]) or "no GPU"
     return (
-        f"Python {machine['python']}, torch {machine['torch']} for CUDA {machine['cuda']}, {gpus}; {missing}"
+        f"Python {machine['python']}, torch {machine['torch']} for CUDA {machine['cuda']}, "
+        f"{gpus}; {missing}"
     )
 
 
@@ -316,9 +341,15 @@ def carry_out(name: str, day: Day) -> dict[str, Any]:
 def _run(command: Sequence[str], *, cwd: Path, log: Path, limit_s: float) -> int | None:
     """The exit code; `None` past the limit. No process of the command's group is left."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    env = {**os.environ, "PYTHONPATH": path, "NOCAP_CACHE": str(cwd / "cache"), "PYTHONUNBUFFERED": "1"}
+    env = {
+        **os.environ,
+        "PYTHONPATH": path,
+        "NOCAP_CACHE": str(cwd / "cache"),
+        "PYTHONUNBUFFERED": "1",
+    }
     asked: list[int] = []
-    # a request to stop that comes while the step starts waits until the step can be ended with the day
+    # a request to stop that comes while the step starts waits until the step can be ended with the
+    # day
     before = signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
     with log.open("wb") as out:
         process = subprocess.Popen(
@@ -368,8 +399,8 @@ def outcome(row: dict[str, Any]) -> str:
 
 
 def speed_rows(out: Path) -> list[str]:
-    """Of what the bench's baseline and the races with the challenge found; MFU where the bench knows the
-    chip's peak."""
+    """Of what the bench's baseline and the races with the challenge found; MFU where the bench
+    knows the chip's peak."""
     outputs = {
         name: json.loads(path.read_text())
         for name in ("options", "best", "challenge")
@@ -378,7 +409,9 @@ def speed_rows(out: Path) -> list[str]:
     base = outputs["options"]["arms"][0] if "options" in outputs else {}
     speeds = list[tuple[str, int, float, float | None]]()
     if base.get("tokens_per_s"):
-        speeds.append(("nocap", base["tokens_per_step"], base["tokens_per_s"], base["memory_mib"]["peak"]))
+        speeds.append(
+            ("nocap", base["tokens_per_step"], base["tokens_per_s"], base["memory_mib"]["peak"])
+        )
     for name, nocap in (("best", f"nocap, `{BEST}`"), ("challenge", "`nocap_baseline`")):
         if name not in outputs:
             continue
@@ -393,7 +426,10 @@ def speed_rows(out: Path) -> list[str]:
         per_token = base["mfu"]["nominal"] / base["tokens_per_s"]
     rows = list[str]()
     for what, tokens, speed, mib in speeds:
-        mfu, memory = f"{per_token * speed:.1%}" if per_token else "–", f"{mib:,.0f}" if mib else "–"
+        mfu, memory = (
+            f"{per_token * speed:.1%}" if per_token else "–",
+            f"{mib:,.0f}" if mib else "–",
+        )
         where = next(iter(outputs.values()))["hardware"]["name"]
         day = date.today().isoformat()
         rows.append(
@@ -468,8 +504,18 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="a copy of the challenge's repository, for the step of that name",
     )
-    add("--only-failed", action="store_true", help="leave out the steps that went well in --out's day.json")
-    add("--share", type=float, default=1.0, metavar="X", help="of the time of each bench (default: 1)")
+    add(
+        "--only-failed",
+        action="store_true",
+        help="leave out the steps that went well in --out's day.json",
+    )
+    add(
+        "--share",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="of the time of each bench (default: 1)",
+    )
     add("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: to try the commands")
     add("--small", action="store_true", help="tiny shapes: whether the commands work, no figure")
     return parser
@@ -483,13 +529,16 @@ def _step(name: str) -> str:
 
 def _folder(machine: dict[str, Any], device: str) -> str:
     name = machine["gpus"][0] if device == "cuda" else "cpu"
-    return f"{re.sub(r'[^a-z0-9]+', '-', name.removeprefix('NVIDIA ').lower())}-{date.today().isoformat()}"
+    chip = re.sub(r"[^a-z0-9]+", "-", name.removeprefix("NVIDIA ").lower())
+    return f"{chip}-{date.today().isoformat()}"
 
 
 def _recorded(out: Path) -> dict[str, dict[str, Any]]:
     """The rows of its day.json, by step."""
     path = out / "day.json"
-    return {row["step"]: row for row in json.loads(path.read_text())["rows"]} if path.is_file() else {}
+    return (
+        {row["step"]: row for row in json.loads(path.read_text())["rows"]} if path.is_file() else {}
+    )
 
 
 def _record(out: Path, machine: dict[str, Any], row: dict[str, Any], *, small: bool) -> None:

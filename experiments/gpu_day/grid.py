@@ -1,9 +1,11 @@
-"""Where the time of a grid's short cells goes: two attentions with three seeds, in the order of `nocap.train
+"""Where the time of a grid's short cells goes: two attentions with three seeds, in the order of
+`nocap.train
 --multirun`, with all defaults of the device.
 
     python experiments/gpu_day/grid.py [OVERRIDES …] [--device cuda] [--small] [--json FILE]
 
-OVERRIDES are nocap's. The JSON has the clock ledger of each cell. The first cell of an arm compiles.
+OVERRIDES are nocap's. The JSON has the clock ledger of each cell. The first cell of an arm
+compiles.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ def cells(folder: Path) -> list[dict[str, Any]]:
         row = {key: summary.get(key) for key in FIGURES}
         config = manifest["parts"]["config"]
         row["attention"] = manifest["options"]["attention"]
-        row["trainer"] = {key: config["trainer"][key] for key in ("micro_batch", "compile", "cuda_graphs")}
+        row["trainer"] = {
+            key: config["trainer"][key] for key in ("micro_batch", "compile", "cuda_graphs")
+        }
         rows.append({**row, "started": manifest["attempts"][0]["started"]})
     return sorted(rows, key=lambda row: (row["seed"], row["attention"]))
 
@@ -53,7 +57,10 @@ def main() -> int:
         done = subprocess.run(command, check=False)
         rows = cells(Path(scratch))
     if options.json:
-        write_json(options.json, report("grid", options.device, words=words, rc=done.returncode, cells=rows))
+        write_json(
+            options.json,
+            report("grid", options.device, words=words, rc=done.returncode, cells=rows),
+        )
     return done.returncode
 
 

@@ -1,10 +1,11 @@
-"""Sessions of one bench, which may come from several days, judged together: the same judge as of a bench,
-with a session where that has a round. Three sessions make a verdict.
+"""Sessions of one bench, which may come from several days, judged together: the same judge as of a
+bench, with a session where that has a round. Three sessions make a verdict.
 
     python experiments/gpu_day/sessions.py OPTIONS.json …
 
-All must be of one chip and torch, and have the same baseline. An arm counts where all of them have measured
-it, in the same configuration. Whether the code of the step is the same, these files do not say.
+All must be of one chip and torch, and have the same baseline. An arm counts where all of them have
+measured it, in the same configuration. Whether the code of the step is the same, these files do not
+say.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ def arms_of(sessions: list[dict[str, Any]]) -> list[str]:
     labels = list[str]()
     for label, arm in first.items():
         alike = [other[label] for other in others if label in other]
-        alike = [other for other in alike if other["config"] == arm["config"] and other["tokens_per_s"]]
+        alike = [
+            other for other in alike if other["config"] == arm["config"] and other["tokens_per_s"]
+        ]
         if arm["tokens_per_s"] and len(alike) == len(others):
             labels.append(label)
     return labels
@@ -81,7 +84,9 @@ def judged(sessions: list[dict[str, Any]]) -> Table:
     columns = [
         Column(title="arm"),
         values("tokens_per_s", "tokens/s"),
-        Column(title="speed", show=lambda ratio: measured(ratio, METRICS["tokens_per_s"], Scale.ratio)),
+        Column(
+            title="speed", show=lambda ratio: measured(ratio, METRICS["tokens_per_s"], Scale.ratio)
+        ),
         Column(title="verdict"),
     ]
     hardware = sessions[0]["hardware"]
@@ -102,7 +107,9 @@ def _row(label: str, tokens_per_s: list[float], difference: Difference | None) -
 
 
 def main() -> int:
-    flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    flags = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     flags.add_argument("files", nargs="+", type=Path, metavar="OPTIONS.json")
     with refusals():
         print(judged([read(path) for path in flags.parse_args().files]))

@@ -1,6 +1,7 @@
 """What size does to the speedup of a race: `python experiments/ladder/ladder.py`.
 
-It reads the results of this study at all of its scales, writes `ladder.svg`, and the table in README.md.
+It reads the results of this study at all of its scales, writes `ladder.svg`, and the table in
+README.md.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ class Size:
     params: float  # of the baseline
     gain: Estimate  # the speedup, a ratio
     word: str  # of the verdict there
-    pairs: Sequence[float]  # logarithms of the speedup; none where a side was not measured but bounded
+    pairs: Sequence[
+        float
+    ]  # logarithms of the speedup; none where a side was not measured but bounded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +55,8 @@ class Ladder:
 
     @cached_property
     def trend(self) -> Trend | None:
-        """Of the speedup's logarithm over that of the parameters; `None`: too few sizes were measured."""
+        """Of the speedup's logarithm over that of the parameters; `None`: too few sizes were
+        measured."""
         points = [(math.log(size.params), size.pairs) for size in self.sizes if size.pairs]
         return trend(points) if len({x for x, _ in points}) >= LEAST_SIZES else None
 
@@ -89,9 +93,13 @@ def ladders(every: Sequence[StudyResult]) -> list[Ladder]:
             claim = judged.claim
             if claim.metric in TO_TARGET and is_known(judged.verdict.primary):
                 of_baseline = params[str(judged.against)]
-                races.setdefault((claim.id, claim.metric), []).append(_size(result, judged, of_baseline))
+                races.setdefault((claim.id, claim.metric), []).append(
+                    _size(result, judged, of_baseline)
+                )
     return [
-        Ladder(claim=name, metric=METRICS[metric], sizes=sorted(sizes, key=lambda size: size.params))
+        Ladder(
+            claim=name, metric=METRICS[metric], sizes=sorted(sizes, key=lambda size: size.params)
+        )
         for (name, metric), sizes in races.items()
         if len(sizes) > 1
     ]
@@ -139,25 +147,31 @@ def section(every: Sequence[StudyResult]) -> list[str]:
 
 
 RULE = (
-    "A line through the logarithms of the speedups over those of the baseline's parameters, pair by pair, "
+    "A line through the logarithms of the speedups over those of the baseline's parameters, pair "
+    "by pair, "
     "with its interval at 95%. *Holds*: ten times the parameters change the speedup by less than "
-    f"{HOLDS - 1:.0%}. Nothing is said where the sizes' means lie off the line, nor of 124M parameters where "
+    f"{HOLDS - 1:.0%}. Nothing is said where the sizes' means lie off the line, nor of 124M "
+    f"parameters where "
     f"the interval's ends differ by more than {TOLD:g} times."
 )
 
 
 def picture(every: Sequence[StudyResult]) -> forest.Forest | None:
-    """The speedups over the sizes, a line each, and what the fit says of ten times the parameters."""
+    """The speedups over the sizes, a line each, and what the fit says of ten times the
+    parameters."""
     lines = []
     for _, made in _by_machine(every):
         for ladder in made:
             what = ladder.metric.name.partition("_")[0]  # time or steps
             lines += [_line(f"{what}: {size.scale}", size.gain, size.word) for size in ladder.sizes]
-            lines += [_line(f"{what}: for ten times", ladder.decade, "fit")] if ladder.decade else []
+            lines += (
+                [_line(f"{what}: for ten times", ladder.decade, "fit")] if ladder.decade else []
+            )
     return (
         forest.svg(
             lines,
-            title="times as fast to the baseline's loss; for ten times the parameters: by what that changes",
+            title="times as fast to the baseline's loss; for ten times the parameters: by what "
+            "that changes",
             ratio=True,
         )
         if lines
@@ -167,7 +181,12 @@ def picture(every: Sequence[StudyResult]) -> forest.Forest | None:
 
 def _line(label: str, gain: Estimate, look: str) -> forest.ForestRow:
     return forest.ForestRow(
-        label=label, title=f"{label}: {_times(gain)}", look=look, mid=gain.mid, low=gain.low, high=gain.high
+        label=label,
+        title=f"{label}: {_times(gain)}",
+        look=look,
+        mid=gain.mid,
+        low=gain.low,
+        high=gain.high,
     )
 
 

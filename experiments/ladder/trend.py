@@ -43,7 +43,8 @@ class Trend:
 
 
 def trend(points: Sequence[tuple[float, Sequence[float]]]) -> Trend:
-    """`points`: x of each size, and the gains of its pairs. At least three sizes, and a size with two pairs.
+    """`points`: x of each size, and the gains of its pairs. At least three sizes, and a size with
+    two pairs.
 
     Whether the line is straight is the F test of the lack of fit (Fisher 1922).
     """

@@ -9,7 +9,9 @@ def build(request):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
 
     def step(tokens):
-        loss = nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+        loss = nn.functional.cross_entropy(
+            model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()
+        )
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -1,9 +1,9 @@
-"""nanochat's model and optimizer (karpathy/nanochat, nanochat/gpt.py, scripts/base_train.py) as an arm of
-the race. NANOCHAT=DIR in the environment names its folder.
+"""nanochat's model and optimizer (karpathy/nanochat, nanochat/gpt.py, scripts/base_train.py) as an
+arm of the race. NANOCHAT=DIR in the environment names its folder.
 
-Another model than the others at the same sizes: untied head, value embeddings, squared ReLU, normalised
-queries and keys, capped logits, Muon beside AdamW (its optimizer is compiled always). Windows: full context,
-which it recommends where FlashAttention-3 is not.
+Another model than the others at the same sizes: untied head, value embeddings, squared ReLU,
+normalised queries and keys, capped logits, Muon beside AdamW (its optimizer is compiled always).
+Windows: full context, which it recommends where FlashAttention-3 is not.
 """
 
 from __future__ import annotations

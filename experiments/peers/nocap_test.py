@@ -1,7 +1,8 @@
 """The challenge's model and loop (BottleCapAI/NoCap-Test, train_gpt2.py) as an arm of the race.
 NOCAP_TEST=DIR in the environment names its folder.
 
-AdamW as its script has it, no clipping, bf16 by autocast; compiled whole, by coordinate descent on a GPU.
+AdamW as its script has it, no clipping, bf16 by autocast; compiled whole, by coordinate descent on
+a GPU.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from peer import Loop, autocast, flops_per_token, folder, load
 def build(request: SimpleNamespace) -> Loop:
     peer = load(folder("NOCAP_TEST", "train_gpt2.py") / "train_gpt2.py")
     config = peer.GPTConfig(
-        vocab_size=request.vocab_size, n_layer=request.n_layer, n_head=request.n_head, n_embd=request.d_model
+        vocab_size=request.vocab_size,
+        n_layer=request.n_layer,
+        n_head=request.n_head,
+        n_embd=request.d_model,
     )
     model = peer.GPT(config).train().to(request.device)
     optimizer = model.configure_optimizers(

@@ -1,5 +1,5 @@
-"""What the adapters share: a peer's file from the folder that the user names, and the plain loop around a
-model."""
+"""What the adapters share: a peer's file from the folder that the user names, and the plain loop
+around a model."""
 
 from __future__ import annotations
 
@@ -27,13 +27,15 @@ def folder(variable: str, *files: str) -> Path:
     missing = [file for file in files if not (path / file).is_file()]
     if not named or missing:
         raise ValueError(
-            f"the environment variable {variable} must name a folder with {', '.join(files)}, got {named!r}"
+            f"the environment variable {variable} must name a folder with {', '.join(files)}, got "
+            f"{named!r}"
         )
     return path.absolute()
 
 
 def load(path: Path) -> ModuleType:
-    """A file as a module of its own. One of the peers reads sys.argv[0]: it is to find itself there."""
+    """A file as a module of its own. One of the peers reads sys.argv[0]: it is to find itself
+    there."""
     name, argv = f"peer_{path.parent.name.replace('-', '_')}_{path.stem}", sys.argv
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
@@ -54,7 +56,9 @@ def flops_per_token(request: SimpleNamespace, matmul_params: int) -> float:
 
 def autocast(request: SimpleNamespace) -> Any:
     return (
-        torch.autocast(request.device, dtype=torch.bfloat16) if request.precision == "bf16" else nullcontext()
+        torch.autocast(request.device, dtype=torch.bfloat16)
+        if request.precision == "bf16"
+        else nullcontext()
     )
 
 
@@ -76,7 +80,11 @@ class Loop:
         self.request, self.loss, self.context, self.clip = request, loss, context, clip
         self.parameters, self.optimizers = list(model.parameters()), [optimizer]
         self.flops_per_token = flops
-        self.settings = {**settings, "compiled": request.compile != "off", "torch": torch.__version__}
+        self.settings = {
+            **settings,
+            "compiled": request.compile != "off",
+            "torch": torch.__version__,
+        }
 
     def __call__(self, tokens: Tensor) -> Tensor:
         n, total = self.request.microbatches, torch.zeros((), device=tokens.device)

@@ -1,10 +1,11 @@
-"""A peer's training step as an arm of a bench: timed by the code that times nocap's own, on the same tokens.
+"""A peer's training step as an arm of a bench: timed by the code that times nocap's own, on the
+same tokens.
 
-A peer's file defines `build(request)`. It gets what a step is to be built for (`requested`), and returns a
-callable `step`. `step(tokens)` takes one training step (forward, backward, optimizer) on tokens of shape
-(batch_tokens / seq_len, seq_len + 1), int64, on the request's device: inputs and, one further, targets. It
-returns the mean loss in nats per token, a float or a tensor of one element, which the bench reads once a
-step. The callable has these attributes:
+A peer's file defines `build(request)`. It gets what a step is to be built for (`requested`), and
+returns a callable `step`. `step(tokens)` takes one training step (forward, backward, optimizer) on
+tokens of shape (batch_tokens / seq_len, seq_len + 1), int64, on the request's device: inputs and,
+one further, targets. It returns the mean loss in nats per token, a float or a tensor of one
+element, which the bench reads once a step. The callable has these attributes:
 
     parameters          the tensors that a step updates
     settings            what it is: a dict of plain JSON values
@@ -71,8 +72,8 @@ class PeerArm(TimedArm):
         self.config = {"external": {"file": file.name, "sha256": sha256, "request": self.request}}
 
     def build(self) -> float:
-        """Build, and take one step, which must change a parameter. Return the MiB that a forward keeps for
-        its backward; on a GPU memory is measured, and this is 0.
+        """Build, and take one step, which must change a parameter. Return the MiB that a forward
+        keeps for its backward; on a GPU memory is measured, and this is 0.
 
         Errors:
             InputError: the step changes no parameter.
@@ -95,8 +96,8 @@ class PeerArm(TimedArm):
         return sum(kept.values()) / self.request["microbatches"] / memory.MIB
 
     def step(self) -> float:
-        """Return the loss of the peer's step on the next random batch; the batch after it is read before its
-        loss is.
+        """Return the loss of the peer's step on the next random batch; the batch after it is read
+        before its loss is.
 
         Errors:
             DivergedError: the loss is not finite.
@@ -106,7 +107,9 @@ class PeerArm(TimedArm):
         self.ahead = self._tokens()
         mean = float(loss)
         if not math.isfinite(mean):
-            raise DivergedError(f"a step must have a finite loss, got {mean!r} after {self.at} steps")
+            raise DivergedError(
+                f"a step must have a finite loss, got {mean!r} after {self.at} steps"
+            )
         return mean
 
     def describe(self) -> Facts:

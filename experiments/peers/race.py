@@ -1,8 +1,9 @@
-"""The race against the challenge's loop, nanoGPT and nanochat: one interleaved bench a shape and session.
+"""The race against the challenge's loop, nanoGPT and nanochat: one interleaved bench a shape and
+session.
 
     export NOCAP_TEST=… NANOGPT=… NANOCHAT=…  # folders of the peers' checkouts
     experiments/peers/race.py SHAPE --all     # every setting once: SHAPE.json beside this file
-    experiments/peers/race.py SHAPE --session K  # what can be the best, for the K-th time: SHAPE.K.json
+    experiments/peers/race.py SHAPE --session K  # the best forms, the K-th time: SHAPE.K.json
     experiments/peers/race.py --tell          # README.md's table, from the sessions that are there
 
 nocap's default is that of a run long enough for compilation to pay.
@@ -40,21 +41,28 @@ SHAPES = {
     "6x256": "model=tiny model.n_layer=6 model.d_model=256 tokenizer=bytes trainer.micro_batch=4 "
     "trainer.batch_tokens=1024",
     "tiny_gpt2": "model=tiny tokenizer=gpt2 trainer.micro_batch=2 trainer.batch_tokens=512",
-    "d12_gpt2": "model=d12 model.seq_len=512 tokenizer=gpt2 trainer.micro_batch=1 trainer.batch_tokens=512",
+    "d12_gpt2": "model=d12 model.seq_len=512 tokenizer=gpt2 trainer.micro_batch=1 "
+    "trainer.batch_tokens=512",
 }
 OWN = ("fp32 off", "fp32 regional", "fp32 full", "bf16 regional", "bf16 full")  # beside the default
 PEERS = ("nocap_test", "nanogpt", "nanochat")
 ALL = ("fp32 off", "fp32 full", "bf16 off", "bf16 full")  # of each peer
-# With --all, beyond nano only what may be a peer's best, where heads are narrow fp32: a compiled arm costs
-# half a minute before it is timed.
+# With --all, beyond nano only what may be a peer's best, where heads are narrow fp32: a compiled
+# arm costs half a minute before it is timed.
 FEWER: dict[str, dict[str, tuple[str, ...]]] = {
     "nano": {"own": OWN[1:], **dict.fromkeys(PEERS, ALL)},
-    "tiny": {"own": OWN, "nocap_test": ALL[1::2], "nanogpt": (*ALL[:2], ALL[3]), "nanochat": ALL[1::2]},
+    "tiny": {
+        "own": OWN,
+        "nocap_test": ALL[1::2],
+        "nanogpt": (*ALL[:2], ALL[3]),
+        "nanochat": ALL[1::2],
+    },
     "6x256": {"own": OWN[2:], "nocap_test": ALL[3:], "nanogpt": ALL[1::2], "nanochat": ALL[3:]},
     "tiny_gpt2": {"own": OWN[2:], "nocap_test": ALL[3:], "nanogpt": ALL[1::2], "nanochat": ALL[3:]},
     "d12_gpt2": {"own": OWN[3:], "nocap_test": ALL[3:], "nanogpt": ALL[3:], "nanochat": ALL[3:]},
 }
-# What was the best, or within its interval, when every setting raced; of nocap's what its default is not.
+# What was the best, or within its interval, when every setting raced; of nocap's what its default
+# is not.
 BEST: dict[str, dict[str, tuple[str, ...]]] = {
     shape: {"own": (f"{precision} regional",), **dict.fromkeys(PEERS, (f"{precision} full",))}
     for shape, precision in {**dict.fromkeys(SHAPES, "bf16"), "nano": "fp32"}.items()
@@ -64,9 +72,11 @@ BEST["tiny"]["nanochat"] = ("fp32 full", "bf16 full")
 MARK = "<!-- the table -->"
 
 
-def race(base: Sequence[str], settings_of: Mapping[str, Sequence[str]], file: Path, rounds: int) -> int:
-    """Time nocap's arms and the peers', each of a peer's in a setting of its own, and write the result, which
-    the file has after each round. Return 1 where an arm has failed."""
+def race(
+    base: Sequence[str], settings_of: Mapping[str, Sequence[str]], file: Path, rounds: int
+) -> int:
+    """Time nocap's arms and the peers', each of a peer's in a setting of its own, and write the
+    result, which the file has after each round. Return 1 where an arm has failed."""
 
     def keep(result: Bench) -> None:
         write_json(file, {"words": list(base), **written(result)})
@@ -98,7 +108,7 @@ def overrides(setting: str) -> str:
     return f"trainer.precision={precision} trainer.compile={compiled}"
 
 
-# --- the table ----------------------------------------------------------------------------------------------
+# --- the table ------------------------------------------------------------------------------------
 
 
 def table() -> str:
@@ -108,7 +118,9 @@ def table() -> str:
     )
     lines = [head, "|---" * 9 + "|"]
     for shape in SHAPES:
-        if sessions := [json.loads(path.read_text()) for path in sorted(HERE.glob(f"{shape}.?.json"))]:
+        if sessions := [
+            json.loads(path.read_text()) for path in sorted(HERE.glob(f"{shape}.?.json"))
+        ]:
             lines += rows(shape, sessions)
     return "\n".join(lines)
 
@@ -118,7 +130,9 @@ def rows(shape: str, sessions: list[dict[str, Any]]) -> list[str]:
     first = sessions[0]["arms"]
     names, arms = [short(arm) for arm in first], range(len(first))
     own = [i for i in arms if "external" not in first[i]["config"]]
-    speed = [float(np.mean([session["arms"][i]["tokens_per_s"] for session in sessions])) for i in arms]
+    speed = [
+        float(np.mean([session["arms"][i]["tokens_per_s"] for session in sessions])) for i in arms
+    ]
     control = told([speed_over(session["control"], session["arms"][0]) for session in sessions])
     best = max(own, key=lambda i: speed[i])
     lines = []
@@ -135,8 +149,8 @@ def rows(shape: str, sessions: list[dict[str, Any]]) -> list[str]:
 
 
 def model_of(arm: dict[str, Any]) -> str:
-    """Return the model that a peer's step says it trains; sessions before 2026-11-28 have it beside the
-    facts."""
+    """Return the model that a peer's step says it trains; sessions before 2026-11-28 have it beside
+    the facts."""
     settings = arm.get("settings") or arm["config"]["external"]["settings"]
     return str(settings["model"])
 
@@ -155,13 +169,19 @@ def told(each: list[Estimate]) -> str:
 
 def speed_over(arm: dict[str, Any], other: dict[str, Any]) -> Estimate:
     """Of two arms of a bench: tokens/s of one over the other's, round by round."""
-    arm_log_s, other_log_s = (np.log(np.mean(timed["seconds_per_token"], axis=1)) for timed in (arm, other))
+    arm_log_s, other_log_s = (
+        np.log(np.mean(timed["seconds_per_token"], axis=1)) for timed in (arm, other)
+    )
     return of_pairs(other_log_s - arm_log_s).exp()
 
 
 def short(arm: dict[str, Any]) -> str:
     """Precision and compilation."""
-    t = arm["config"]["external"]["request"] if "external" in arm["config"] else arm["config"]["trainer"]
+    t = (
+        arm["config"]["external"]["request"]
+        if "external" in arm["config"]
+        else arm["config"]["trainer"]
+    )
     return f"{t['precision']}, {'eager' if t['compile'] == 'off' else 'compiled'}"
 
 
@@ -177,13 +197,20 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("shape", nargs="?", choices=SHAPES)
-    parser.add_argument("--rounds", type=int, default=12, metavar="N", help="of the bench (default: 12)")
+    parser.add_argument(
+        "--rounds", type=int, default=12, metavar="N", help="of the bench (default: 12)"
+    )
     parser.add_argument("--all", action="store_true", help="every setting")
-    parser.add_argument("--session", type=int, metavar="K", help="the best settings, for the K-th time")
+    parser.add_argument(
+        "--session", type=int, metavar="K", help="the best settings, for the K-th time"
+    )
     parser.add_argument("--tell", action="store_true", help="write the table")
     options = parser.parse_args()
     shape, session = options.shape, options.session
-    if (bool(shape), bool(options.all) + bool(session)) != ((not options.tell), int(not options.tell)):
+    if (bool(shape), bool(options.all) + bool(session)) != (
+        (not options.tell),
+        int(not options.tell),
+    ):
         parser.error("give a shape with --all or --session, or --tell alone")
     if options.tell:
         return tell()

@@ -3,8 +3,8 @@
     python experiments/pooling/steps.py run     # steps.json, in some 15 minutes on two idle cores
     python experiments/pooling/steps.py tell    # the tables of README.md
 
-A step of both settings is timed in one process, in turns (A B B A), on one thread. The memory of a process
-is the most that it has had resident, of one that runs these steps alone.
+A step of both settings is timed in one process, in turns (A B B A), on one thread. The memory of a
+process is the most that it has had resident, of one that runs these steps alone.
 """
 
 from __future__ import annotations
@@ -46,11 +46,12 @@ ROUNDS = 4
 ORDER = ("system", "pooled", "pooled", "system")  # of first runs
 
 
-# --- measured -----------------------------------------------------------------------------------------------
+# --- measured -------------------------------------------------------------------------------------
 
 
 def run() -> None:
-    """Measure the steps and the first runs that steps.json does not have, and write it after each."""
+    """Measure the steps and the first runs that steps.json does not have, and write it after
+    each."""
     measured: dict[str, list[dict[str, Any]]] = {"steps": [], "first_runs": []}
     if FILE.is_file():
         measured = json.loads(FILE.read_text())
@@ -78,7 +79,8 @@ def _step(length: int, option: str) -> dict[str, Any]:
     benched = _benched(shared)
     system, pooled = benched["arms"]
     print(
-        f"{length} tokens, {option}: {system['tokens_per_s']:.0f}, {pooled['tokens_per_s']:.0f}", flush=True
+        f"{length} tokens, {option}: {system['tokens_per_s']:.0f}, {pooled['tokens_per_s']:.0f}",
+        flush=True,
     )
     return {
         "length": length,
@@ -112,7 +114,10 @@ def _peak_mib(shared: Sequence[str], malloc: str) -> float:
         "trainer.threads=1",
         "tracker=none",
     ]
-    return _trained([*shared, *few, f"trainer.malloc={malloc}"]).number("memory_mib", "peak") or math.nan
+    return (
+        _trained([*shared, *few, f"trainer.malloc={malloc}"]).number("memory_mib", "peak")
+        or math.nan
+    )
 
 
 def _first_run(malloc: str) -> dict[str, Any]:
@@ -135,14 +140,21 @@ def _trained(words: Sequence[str]) -> Record:
     return record
 
 
-# --- told ---------------------------------------------------------------------------------------------------
+# --- told -----------------------------------------------------------------------------------------
 
 
 def tell() -> None:
     """Write the tables of README.md from steps.json."""
     measured = json.loads(FILE.read_text())
     first = measured["steps"][0]
-    head = ["step", "system, tokens/s", "pooled", "pooled over system", "system's peak, MiB", "pooled's"]
+    head = [
+        "step",
+        "system, tokens/s",
+        "pooled",
+        "pooled over system",
+        "system's peak, MiB",
+        "pooled's",
+    ]
     rows = [_row(step) for step in measured["steps"]]
     lines = [f"{first['machine']}, one thread, {first['date']}.", "", *markdown(head, rows), ""]
     runs = [

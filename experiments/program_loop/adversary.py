@@ -2,10 +2,10 @@
 
 `python experiments/program_loop/adversary.py [--campaigns N] [--json FILE]`
 
-Nothing is trained: a run's loss is noise around one number, and no proposal has an effect. In each of its 200
-turns the scripted adversary proposes something new; proposes an earlier arm again, under another name; or
-deletes the runs of its most promising proposal, or of the baseline's best seeds, so that they are trained
-again with other noise, as on a GPU, and then asks again.
+Nothing is trained: a run's loss is noise around one number, and no proposal has an effect. In each
+of its 200 turns the scripted adversary proposes something new; proposes an earlier arm again, under
+another name; or deletes the runs of its most promising proposal, or of the baseline's best seeds,
+so that they are trained again with other noise, as on a GPU, and then asks again.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def _gain(line: AnswerLine) -> float:
 
 
 class Adversary:
-    """`quiet`: the baseline has no noise. `effect`: what a `share` of its proposals really gains, in standard
-    deviations of a pair."""
+    """`quiet`: the baseline has no noise. `effect`: what a `share` of its proposals really gains,
+    in standard deviations of a pair."""
 
     def __init__(
         self,
@@ -114,7 +114,10 @@ class Adversary:
 
     def _propose(self, arm: str) -> None:
         def measure(seeds: Sequence[int]) -> dict[int, tuple[float, float]]:
-            arm_losses, baseline_losses = self._losses(arm), self._losses("baseline") * (not self._quiet)
+            arm_losses, baseline_losses = (
+                self._losses(arm),
+                self._losses("baseline") * (not self._quiet),
+            )
             return {
                 seed: (
                     float(arm_losses[seed]) - (arm in self.good) * self._effect,
@@ -134,8 +137,8 @@ class Adversary:
 def played(
     kind: str, campaigns: int, *, quiet: bool = False, effect: float = 0.0, share: float = 0.0
 ) -> dict[str, Any]:
-    """Counts over campaigns: in how many something false was accepted, and of the good proposals how many
-    were accepted."""
+    """Counts over campaigns: in how many something false was accepted, and of the good proposals
+    how many were accepted."""
     false, accepted, good, pairs = 0, 0, 0, 0
     for number in range(campaigns):
         rng = np.random.default_rng([number, round(10 * effect)])
@@ -168,7 +171,10 @@ def interval(count: int, trials: int) -> tuple[float, float]:
 
 
 def in_words(row: dict[str, Any]) -> str:
-    share, accepted = row["with_a_false_acceptance"], "–" if row["found"] is None else f"{row['found']:.0%}"
+    share, accepted = (
+        row["with_a_false_acceptance"],
+        "–" if row["found"] is None else f"{row['found']:.0%}",
+    )
     noise = row["noise"] + " (no bar)" * (row["noise"] in SHOWN)
     false = f"{share['share']:.1%} [{share['low']:.1%}, {share['high']:.1%}]"
     effect = f"{row['effect_in_sd']:g} sd" if row["effect_in_sd"] else "none"
@@ -186,9 +192,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--campaigns", type=int, default=1000, metavar="N")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args(argv)
-    rows = [played(kind, options.campaigns, quiet=quiet) for kind in KINDS for quiet in (False, True)]
+    rows = [
+        played(kind, options.campaigns, quiet=quiet) for kind in KINDS for quiet in (False, True)
+    ]
     rows += [
-        played("normal", max(4, options.campaigns // 20), effect=effect, share=0.1) for effect in (2.0, 3.0)
+        played("normal", max(4, options.campaigns // 20), effect=effect, share=0.1)
+        for effect in (2.0, 3.0)
     ]
     print(*map(in_words, rows), sep="\n")
     if options.json:

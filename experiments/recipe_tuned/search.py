@@ -1,13 +1,13 @@
-"""The search for a better recipe, by the rule of README.md: by time, on code and prose at once, from several
-first parts, with as many trials for the baseline.
+"""The search for a better recipe, by the rule of README.md: by time, on code and prose at once,
+from several first parts, with as many trials for the baseline.
 
-    python experiments/recipe_tuned/search.py parts              # the sets of ideas, with each optimizer
-    python experiments/recipe_tuned/search.py tune baseline      # 8 trials of the baseline's parameters
-    python experiments/recipe_tuned/search.py tune soap          # 8 of the best set's with this optimizer
-    python experiments/recipe_tuned/search.py again baseline 3   # its best three trials with another seed
+    python experiments/recipe_tuned/search.py parts  # the sets of ideas, with each optimizer
+    python experiments/recipe_tuned/search.py tune baseline  # 8 trials of the baseline's parameters
+    python experiments/recipe_tuned/search.py tune soap  # 8 of the best set's with this optimizer
+    python experiments/recipe_tuned/search.py again baseline 3   # its best three, another seed
     python experiments/recipe_tuned/search.py past baseline      # beyond the edge of its trials
-    # rates at six times the arithmetic, in the recipe's share of the time; and at GPT-2's vocabulary
-    python experiments/recipe_tuned/search.py larger muon 0.45 1 0.5 0.25
+    # rates at six times the arithmetic, in the recipe's share of the time; and at GPT-2's
+    vocabulary python experiments/recipe_tuned/search.py larger muon 0.45 1 0.5 0.25
     python experiments/recipe_tuned/search.py vocabulary muon 0.45 1 0.5 0.25
     python experiments/recipe_tuned/search.py vocabulary muon 1 1 2
 
@@ -42,17 +42,31 @@ TEXTS = {"code": ["data=stdlib"], "prose": ["data=text", "data.path=outputs/text
 OPTIMIZERS = {
     "adamw": ["optimizer.lr=0.0037", "optimizer.beta2=0.95"],
     # of experiments/atlas/tuned.json
-    "muon": ["optimizer=muon", "optimizer.lr=0.0015", "optimizer.muon_lr=0.0085", "optimizer.beta2=0.99"],
-    "soap": ["optimizer=soap", "optimizer.lr=0.0042", "optimizer.beta2=0.95", "optimizer.basis_every=20"],
+    "muon": [
+        "optimizer=muon",
+        "optimizer.lr=0.0015",
+        "optimizer.muon_lr=0.0085",
+        "optimizer.beta2=0.99",
+    ],
+    "soap": [
+        "optimizer=soap",
+        "optimizer.lr=0.0042",
+        "optimizer.beta2=0.95",
+        "optimizer.basis_every=20",
+    ],
 }
 BASELINE = ["ideas=[]"]  # of experiments/atlas/search.json
 # past the baseline's one edge, and beside its best
 PAST = ["optimizer.beta2=0.995", "schedule=linear", "optimizer.lr=0.0017", "optimizer.lr=0.0034"]
 PARTS = ("swiglu", "partial_key_offset", "ngrams", "smear")
-# six times the arithmetic a token, as in experiments/atlas; a head of 50,257. Each with its part of tokens
+# six times the arithmetic a token, as in experiments/atlas; a head of 50,257. Each with its part of
+# tokens
 OTHER = {
     "larger": (0.25, ["model.n_layer=6", "model.d_model=256"]),
-    "vocabulary": (0.125, ["tokenizer=gpt2", "objective.loss_chunks=8", "trainer.val_tokens=16384"]),
+    "vocabulary": (
+        0.125,
+        ["tokenizer=gpt2", "objective.loss_chunks=8", "trainer.val_tokens=16384"],
+    ),
 }
 Words = Sequence[str]
 
@@ -68,7 +82,9 @@ def named(optimizer: str, parts: Sequence[str]) -> tuple[str, list[str]]:
 
 def first_sets() -> list[tuple[str, list[str]]]:
     """Of each optimizer: three parts, and these without SwiGLU."""
-    return [named(optimizer, parts) for optimizer in OPTIMIZERS for parts in (PARTS[:3], PARTS[1:3])]
+    return [
+        named(optimizer, parts) for optimizer in OPTIMIZERS for parts in (PARTS[:3], PARTS[1:3])
+    ]
 
 
 def next_sets(optimizer: str) -> list[tuple[str, list[str]]]:
@@ -81,15 +97,24 @@ def rows(**asked: Any) -> list[dict[str, Any]]:
     return [row for row in map(json.loads, lines) if all(row[key] == asked[key] for key in asked)]
 
 
-# --- time ---------------------------------------------------------------------------------------------------
+# --- time -----------------------------------------------------------------------------------------
 
 
 def of_step(words: Words) -> str:
     """The words that a step's time depends on."""
-    slow = ("model.", "ideas=", "mlp=", "optimizer=", "trainer.batch_tokens=", "optimizer.basis_every=")
+    slow = (
+        "model.",
+        "ideas=",
+        "mlp=",
+        "optimizer=",
+        "trainer.batch_tokens=",
+        "optimizer.basis_every=",
+    )
     slow += ("ideas.ngrams.sizes=", "ideas.ngrams.channels=", "tokenizer=", "objective.")
     as_it_is = {"trainer.batch_tokens=1024"}
-    return " ".join(sorted(word for word in words if word.startswith(slow) and word not in as_it_is))
+    return " ".join(
+        sorted(word for word in words if word.startswith(slow) and word not in as_it_is)
+    )
 
 
 def time_all(wanted: Sequence[Words]) -> None:
@@ -101,7 +126,17 @@ def time_all(wanted: Sequence[Words]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "bench.json"
         arms = [part for words in ("", *todo) for part in ("--arm", words)]
-        command = [sys.executable, "-m", "nocap.bench", SCALE, *arms, "--rounds", "20", "--json", str(out)]
+        command = [
+            sys.executable,
+            "-m",
+            "nocap.bench",
+            SCALE,
+            *arms,
+            "--rounds",
+            "20",
+            "--json",
+            str(out),
+        ]
         subprocess.run(command, check=True)
         (_, *timed) = (read_json(out) or {})["arms"]
     for words, arm in zip(todo, timed, strict=True):
@@ -118,7 +153,7 @@ def steps_of(words: Words, share: float) -> int:
     return round(STEPS * part * share * speed * 1024 / batch)
 
 
-# --- losses -------------------------------------------------------------------------------------------------
+# --- losses ---------------------------------------------------------------------------------------
 
 
 def losses(phase: str, name: str, words: Words, *, share: float, seed: int) -> dict[str, float]:
@@ -129,12 +164,20 @@ def losses(phase: str, name: str, words: Words, *, share: float, seed: int) -> d
     steps = steps_of(words, share)
     base = composed([SCALE])
     arms = {
-        text: as_in(base, [SCALE, *data, *words, f"trainer.steps={steps}"]) for text, data in TEXTS.items()
+        text: as_in(base, [SCALE, *data, *words, f"trainer.steps={steps}"])
+        for text, data in TEXTS.items()
     }
     runs = trainings(arms, {seed: list(arms)})
     train(runs, "search")
     found = {run.arm: loss_of(record) for run in runs if (record := run.record()) is not None}
-    row = {"phase": phase, "name": name, "words": list(words), "share": share, "steps": steps, "seed": seed}
+    row = {
+        "phase": phase,
+        "name": name,
+        "words": list(words),
+        "share": share,
+        "steps": steps,
+        "seed": seed,
+    }
     with ROWS.open("a") as file:
         file.write(json.dumps({**row, "losses": found, "machine": machine(runs[0])}) + "\n")
     return found
@@ -145,12 +188,13 @@ def machine(run: Any) -> str:
 
 
 def score(found: Mapping[str, float], seed: int) -> float:
-    """How far above the baseline after its whole time, on the mean of texts: 0 is 2.5 times as fast."""
+    """How far above the baseline after its whole time, on the mean of texts: 0 is 2.5 times as
+    fast."""
     base = losses("baseline", "baseline", BASELINE, share=1.0, seed=seed)
     return mean(found[text] - base[text] for text in TEXTS)
 
 
-# --- phases -------------------------------------------------------------------------------------------------
+# --- phases ---------------------------------------------------------------------------------------
 
 
 def parts() -> None:
@@ -167,7 +211,12 @@ def try_all(sets: Sequence[tuple[str, list[str]]]) -> None:
 
 
 def space(of: str, words: Words) -> dict[str, BaseDistribution]:
-    lr = {"baseline": (1e-3, 1e-2), "adamw": (1e-3, 1e-2), "muon": (5e-4, 5e-3), "soap": (1e-3, 1e-2)}[of]
+    lr = {
+        "baseline": (1e-3, 1e-2),
+        "adamw": (1e-3, 1e-2),
+        "muon": (5e-4, 5e-3),
+        "soap": (1e-3, 1e-2),
+    }[of]
     made: dict[str, BaseDistribution] = {
         "optimizer.lr": FloatDistribution(*lr, log=True),
         "optimizer.beta2": CategoricalDistribution([0.9, 0.95, 0.99]),
@@ -181,7 +230,9 @@ def space(of: str, words: Words) -> dict[str, BaseDistribution]:
         made["optimizer.muon_lr"] = FloatDistribution(3e-3, 3e-2, log=True)
     if "ngrams" in words[0]:
         made["ideas.ngrams.lr"] = FloatDistribution(1, 10, log=True)
-        made["ideas.ngrams.sizes"] = CategoricalDistribution(["[2,3,4]", "[2,3,4,5]", "[2,3,4,5,6]"])
+        made["ideas.ngrams.sizes"] = CategoricalDistribution(
+            ["[2,3,4]", "[2,3,4,5]", "[2,3,4,5,6]"]
+        )
         made["ideas.ngrams.channels"] = CategoricalDistribution([16, 32])
     return made
 
@@ -221,7 +272,8 @@ def past() -> None:
 
 
 def elsewhere(where: str, of: str, share: float, factors: Sequence[float]) -> None:
-    """Each side at the other size, by the factor on its rates; not the baseline in a share of its time."""
+    """Each side at the other size, by the factor on its rates; not the baseline in a share of its
+    time."""
     best = min(rows(phase=f"again {of}"), key=of_two)["words"]
     _, size = OTHER[where]
     sides = {"baseline": (1.0, [*size, *BASELINE]), of: (share, [*size, *best])}
@@ -229,7 +281,11 @@ def elsewhere(where: str, of: str, share: float, factors: Sequence[float]) -> No
     for side, (whole, words) in sides.items():
         for factor in factors:
             found = losses(
-                f"{where} {side}", f"rates × {factor}", scaled(words, factor), share=whole, seed=SEED
+                f"{where} {side}",
+                f"rates × {factor}",
+                scaled(words, factor),
+                share=whole,
+                seed=SEED,
             )
             print(f"{side}, rates × {factor}: {mean(found.values()):.4f}", flush=True)
 
@@ -237,7 +293,11 @@ def elsewhere(where: str, of: str, share: float, factors: Sequence[float]) -> No
 def scaled(words: Words, factor: float) -> list[str]:
     """With the optimizer's rates times a factor; the baseline's is its experiment's."""
     rates = {"optimizer.lr": 0.0024}
-    given = (word.split("=") for word in words if word.startswith(("optimizer.lr=", "optimizer.muon_lr=")))
+    given = (
+        word.split("=")
+        for word in words
+        if word.startswith(("optimizer.lr=", "optimizer.muon_lr="))
+    )
     rates |= {key: float(value) for key, value in given}
     return changed(words, *(f"{key}={value * factor:.4g}" for key, value in rates.items()))
 

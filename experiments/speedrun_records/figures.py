@@ -1,11 +1,11 @@
-"""Takes figures.csv from a checkout of KellerJordan/modded-nanogpt, a bare git directory too, and from one of
-BottleCapAI/NoCap-Test.
+"""Takes figures.csv from a checkout of KellerJordan/modded-nanogpt, a bare git directory too, and
+from one of BottleCapAI/NoCap-Test.
 
     python experiments/speedrun_records/figures.py PATH [--nocap-test PATH]
 
-A row is a run: what the board states of its record, the log's path and commit, and the loss, step and time of
-training of the row that counts. In track 1 that is a run's last validation, in track 3 the one at the
-record's number of steps. Only figures are kept.
+A row is a run: what the board states of its record, the log's path and commit, and the loss, step
+and time of training of the row that counts. In track 1 that is a run's last validation, in track 3
+the one at the record's number of steps. Only figures are kept.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ FIGURES = HERE / "figures.csv"
 BOARD = ("track", "record", "date", "stated", "stated_n", "steps")
 RUN = ("arm", "path", "commit", "run", "seed", "hardware", "loss", "step", "train_s")
 
-# Where a record's own logs are not all that lie beside the one that its table links, and where a baseline's
-# lie with them. Track 1: runs of the record, then of the baseline that was run beside it.
+# Where a record's own logs are not all that lie beside the one that its table links, and where a
+# baseline's lie with them. Track 1: runs of the record, then of the baseline that was run beside
+# it.
 BESIDE = {
     ("1", 9): ("2024-11-06_ShortcutsTweaks/dd7304a6-*", ""),  # the others are of variants
     ("1", 52): (
@@ -48,9 +49,15 @@ BESIDE = {
         "2026-01-18_UnifiedOptimizers/unified-optimizer/*",
         "2026-01-18_UnifiedOptimizers/baseline/*",
     ),
-    ("1", 67): ("2026-01-24_ImprovedLMHead/record/*", "2026-01-24_ImprovedLMHead/baseline_retime/*"),
+    ("1", 67): (
+        "2026-01-24_ImprovedLMHead/record/*",
+        "2026-01-24_ImprovedLMHead/baseline_retime/*",
+    ),
     ("1", 74): ("2026-02-16_FlattenForward/pr233/*", "2026-02-16_FlattenForward/baseline/*"),
-    ("1", 76): ("2026-02-28_TransposeCopyBackward/this_pr/*", "2026-02-28_TransposeCopyBackward/baseline/*"),
+    ("1", 76): (
+        "2026-02-28_TransposeCopyBackward/this_pr/*",
+        "2026-02-28_TransposeCopyBackward/baseline/*",
+    ),
     ("1", 78): ("2026-03-22_VarlenMaxDocs/combined/*", "2026-03-22_VarlenMaxDocs/baseline/*"),
     ("1", 79): ("2026-04-04_FuseCEFwdAndBwd/runs/*", "2026-04-04_FuseCEFwdAndBwd/baseline/*"),
     ("1", 80): (
@@ -58,16 +65,28 @@ BESIDE = {
         "2026-04-08_PairedHeadMuon/logs/baseline?-1490.txt",
     ),
     ("1", 81): ("2026-04-22_MuddFormer/this_pr_v3/*", "2026-04-22_MuddFormer/baseline-s1480/*"),
-    ("1", 82): ("2026-04-29_XSAGatedLayers/this_pr_v1-s1410/*", "2026-04-29_XSAGatedLayers/baseline-s1440/*"),
+    ("1", 82): (
+        "2026-04-29_XSAGatedLayers/this_pr_v1-s1410/*",
+        "2026-04-29_XSAGatedLayers/baseline-s1440/*",
+    ),
     ("1", 83): ("2026-05-20_BigramsSignTrick/pr299/*", "2026-05-20_BigramsSignTrick/baseline/*"),
     ("1", 84): ("2026-05-19_FP8MLPUpProj/this_record/*", "2026-05-19_FP8MLPUpProj/baseline/*"),
-    ("1", 85): ("2026-05-27-MuddGatedAndDC/this_pr_v3/*", "2026-05-27-MuddGatedAndDC/xsa-baseline-s1385/*"),
-    ("1", 87): ("2026-06-11_RecursiveFromBest/this_pr/*", "2026-06-11_RecursiveFromBest/baseline_pr299/*"),
+    ("1", 85): (
+        "2026-05-27-MuddGatedAndDC/this_pr_v3/*",
+        "2026-05-27-MuddGatedAndDC/xsa-baseline-s1385/*",
+    ),
+    ("1", 87): (
+        "2026-06-11_RecursiveFromBest/this_pr/*",
+        "2026-06-11_RecursiveFromBest/baseline_pr299/*",
+    ),
     ("1", 88): (
         "2026-07-13_PrefixTokenPrediction/prefix-1375-8x/*",
         "2026-07-13_PrefixTokenPrediction/baseline-1390-8x/*",
     ),
-    ("1", 89): ("2026-07-17_FP8DownProjection/this_pr/*", "2026-07-17_FP8DownProjection/baseline/*"),
+    ("1", 89): (
+        "2026-07-17_FP8DownProjection/this_pr/*",
+        "2026-07-17_FP8DownProjection/baseline/*",
+    ),
     ("3", 16): ("results/20260506_trustlight/*/stdout.txt", ""),
     # its 20 runs; eight more were made on other GPUs
     ("3", 44): ("results/20260609_soap_f1_auxb2_clean/H100_*", ""),
@@ -95,7 +114,9 @@ class Checkout:
         """Errors:
         ValueError: git has no such thing.
         """
-        ended = subprocess.run(["git", "-C", str(self.path), *words], capture_output=True, check=False)
+        ended = subprocess.run(
+            ["git", "-C", str(self.path), *words], capture_output=True, check=False
+        )
         why = ended.stderr.decode(errors="replace").strip()
         require(ended.returncode == 0, str(self.path), f"be a git directory with {words[-1]}", why)
         return ended.stdout
@@ -120,7 +141,8 @@ class Checkout:
             file.flush()
             try:
                 return [
-                    list(rows) for _, rows in groupby(read(Path(file.name)), key=lambda row: row.get("run"))
+                    list(rows)
+                    for _, rows in groupby(read(Path(file.name)), key=lambda row: row.get("run"))
                 ]
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from None
@@ -129,7 +151,9 @@ class Checkout:
 def record_of(track: str, board: re.Match[str], checkout: Checkout) -> Iterator[dict[str, object]]:
     """The rows of one record; a row without a path where it has no log."""
     key, folder = (track, int(board["record"])), FOLDERS[track]
-    stated = dict(zip(BOARD, (*key, board["date"], board["stated"], board["n"], board["steps"]), strict=True))
+    stated = dict(
+        zip(BOARD, (*key, board["date"], board["stated"], board["n"], board["steps"]), strict=True)
+    )
     link = LINK.search(board["logs"])
     linked = f"{folder}/{link[1].rstrip('/')}" if link else ""
     arms = {
@@ -142,7 +166,9 @@ def record_of(track: str, board: re.Match[str], checkout: Checkout) -> Iterator[
         alone = linked in checkout.names and linked.count("/") == 3 and track == "3"
         homes = {linked} if alone else {linked, str(PurePosixPath(linked).parent)}
         arms = {
-            "record": [name for name in checkout.names if homes & {name, str(PurePosixPath(name).parent)}]
+            "record": [
+                name for name in checkout.names if homes & {name, str(PurePosixPath(name).parent)}
+            ]
         }
     rows = [
         {**stated, "arm": arm, **row}
@@ -161,9 +187,11 @@ def record_of(track: str, board: re.Match[str], checkout: Checkout) -> Iterator[
 def rows_of(
     checkout: Checkout, names: Sequence[str], linked: str, at: int, loss: str
 ) -> Iterator[dict[str, object]]:
-    """Of each run the row that counts: at this step, or its last, where the linked log's run has as many
-    steps. The same curve twice is a copy of a log."""
-    read = {name: checkout.runs(name, modded.read) for name in names if name.endswith((".txt", ".log"))}
+    """Of each run the row that counts: at this step, or its last, where the linked log's run has as
+    many steps. The same curve twice is a copy of a log."""
+    read = {
+        name: checkout.runs(name, modded.read) for name in names if name.endswith((".txt", ".log"))
+    }
     length = read[linked][0][-1]["step"] if read.get(linked) else None
     curves = set[tuple[object, ...]]()
     for name, runs in read.items():
@@ -208,7 +236,12 @@ def nocap_test(checkout: Checkout) -> Iterator[dict[str, object]]:
 
     for name in checkout.like("wandb/*/output.log"):
         last = checkout.runs(name, log.read)[0][-1]
-        yield {"track": "nocap", "record": 1, "arm": "record", **figures(last, "val_loss", name, checkout)}
+        yield {
+            "track": "nocap",
+            "record": 1,
+            "arm": "record",
+            **figures(last, "val_loss", name, checkout),
+        }
 
 
 def write(rows: Iterable[dict[str, object]]) -> None:

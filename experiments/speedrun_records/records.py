@@ -1,5 +1,5 @@
-"""Judges each record of figures.csv over the one before, by the board's own rule and by nocap's, and writes
-page and pictures anew.
+"""Judges each record of figures.csv over the one before, by the board's own rule and by nocap's,
+and writes page and pictures anew.
 
 python experiments/speedrun_records/records.py
 """
@@ -33,9 +33,12 @@ Z_05 = 1.645 * SIGMA  # and the same at p < .05
 P_TRACK_1 = 0.01
 SHOWN = {-1: "worse", 0: "not shown", 1: "shown", 2: "not shown"}
 
-# karpathy/nanochat 92d63d4e8bb4, dev/LEADERBOARD.md: the only scores of single runs there, of its run 4; then
-# what they should pass.
-NANOCHAT_RUN_4, NANOCHAT_TARGET = (0.25373, 0.2584, 0.25489, 0.2568, 0.25732, 0.26765, 0.25119), 0.256525
+# karpathy/nanochat 92d63d4e8bb4, dev/LEADERBOARD.md: the only scores of single runs there, of its
+# run 4; then what they should pass.
+NANOCHAT_RUN_4, NANOCHAT_TARGET = (
+    (0.25373, 0.2584, 0.25489, 0.2568, 0.25732, 0.26765, 0.25119),
+    0.256525,
+)
 
 Row = Mapping[str, str]
 
@@ -55,8 +58,8 @@ class Record:
         return [row for row in self.rows if row["arm"] == arm and row["path"]]
 
     def values(self, key: str, arm: str = "record") -> dict[int, float]:
-        """Seed → value, a number that no other run has where a log names none. A seed that ran twice counts
-        once, with its mean."""
+        """Seed → value, a number that no other run has where a log names none. A seed that ran
+        twice counts once, with its mean."""
         by_seed = dict[int, list[float]]()
         for row in self.runs(arm):
             by_seed.setdefault(int(row["seed"]) if row["seed"] else next(UNSEEDED), []).append(
@@ -74,16 +77,19 @@ UNSEEDED = count(-1, -1)
 def known(track: str) -> list[Record]:
     with FIGURES.open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["track"] == track]
-    return [Record(number, list(group)) for number, group in groupby(rows, key=lambda row: row["record"])]
+    return [
+        Record(number, list(group))
+        for number, group in groupby(rows, key=lambda row: row["record"])
+    ]
 
 
-# --- track 3: fewer steps -----------------------------------------------------------------------------------
+# --- track 3: fewer steps -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Step:
-    """A record of track 3 over the one before. A gain is in nats at equal steps, as the board's rule counts
-    it: the drop in loss, and what the steps that were saved are worth."""
+    """A record of track 3 over the one before. A gain is in nats at equal steps, as the board's
+    rule counts it: the drop in loss, and what the steps that were saved are worth."""
 
     new: Record
     old: Record
@@ -93,10 +99,12 @@ class Step:
         return int(self.old.stated["steps"]) - int(self.new.stated["steps"])
 
     def precision(self, *, rounded: bool = True) -> float:
-        """The left side of the board's rule: the gain by the sizes of both samples, of the figures that it
-        states, or of its logs' means where all logs are there."""
+        """The left side of the board's rule: the gain by the sizes of both samples, of the figures
+        that it states, or of its logs' means where all logs are there."""
         (old, n_old), (new, n_new) = (
-            stated(record) if rounded or not whole(record) else (fmean(record.losses()), len(record.losses()))
+            stated(record)
+            if rounded or not whole(record)
+            else (fmean(record.losses()), len(record.losses()))
             for record in (self.old, self.new)
         )
         return (old - new + self.saved * RATE) / math.sqrt(1 / n_old + 1 / n_new)
@@ -137,8 +145,8 @@ def at_once(steps: Sequence[Step]) -> dict[str, str]:
 
 
 def of_the_rule(steps: Sequence[Step]) -> list[Step]:
-    """Those with both ends valid by the board's rule of a single result, which its first two records came
-    before."""
+    """Those with both ends valid by the board's rule of a single result, which its first two
+    records came before."""
     return [step for step in steps if stated(step.old)[1] > 1]
 
 
@@ -154,7 +162,16 @@ def own_rule(step: Step, *, rounded: bool = True) -> str:
 def table_3(steps: Sequence[Step]) -> list[str]:
     together = at_once(steps)
     judged, all_of_them = "steps saved at equal loss, judged", f"all {len(together)} at once"
-    head = ("record over", "logs", "steps saved, listed", "own rule", judged, "by", "these logs", all_of_them)
+    head = (
+        "record over",
+        "logs",
+        "steps saved, listed",
+        "own rule",
+        judged,
+        "by",
+        "these logs",
+        all_of_them,
+    )
     rows = []
     for step in steps:
         e = step.steps()
@@ -163,7 +180,9 @@ def table_3(steps: Sequence[Step]) -> list[str]:
             for record in (step.new, step.old)
         )
         told = (
-            [f"{signed(e.mid)} [{signed(e.low)}, {signed(e.high)}]", e.method] if step.judged else ["–", "–"]
+            [f"{signed(e.mid)} [{signed(e.low)}, {signed(e.high)}]", e.method]
+            if step.judged
+            else ["–", "–"]
         )
         words = [word(e), together.get(step.new.number, word(e))]
         rows.append(
@@ -183,13 +202,13 @@ def signed(x: float) -> str:
     return f"{x:+.0f}".replace("-", MINUS)
 
 
-# --- track 1: less time -------------------------------------------------------------------------------------
+# --- track 1: less time ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Faster:
-    """A record of track 1 over the baseline that was run beside it. A gain is above 1 in time, above 0 in
-    loss."""
+    """A record of track 1 over the baseline that was run beside it. A gain is above 1 in time,
+    above 0 in loss."""
 
     record: Record
 
@@ -241,7 +260,8 @@ def table_1(comparisons: Sequence[Faster]) -> list[str]:
     rows = []
     for comparison in comparisons:
         own, base = (
-            fmean(comparison.record.values("train_s", arm).values()) for arm in ("record", "baseline")
+            fmean(comparison.record.values("train_s", arm).values())
+            for arm in ("record", "baseline")
         )
         n_own, n_base = (len(comparison.record.runs(arm)) for arm in ("record", "baseline"))
         judged = comparison.time.n >= LEAST_PAIRS
@@ -255,7 +275,8 @@ def table_1(comparisons: Sequence[Faster]) -> list[str]:
                 nats(comparison.loss) if judged else "–",
                 comparison.word,
                 {"shown": "lower", "worse": "higher"}.get(
-                    word(comparison.loss), "no difference shown" if judged else word(comparison.loss)
+                    word(comparison.loss),
+                    "no difference shown" if judged else word(comparison.loss),
                 ),
             ]
         )
@@ -263,16 +284,16 @@ def table_1(comparisons: Sequence[Faster]) -> list[str]:
 
 
 def percent(e: Estimate) -> str:
-    return "{:.2f}% [{:.2f}, {:.2f}]".format(*(100 * (x - 1) for x in (e.mid, e.low, e.high))).replace(
-        "-", MINUS
-    )
+    return "{:.2f}% [{:.2f}, {:.2f}]".format(
+        *(100 * (x - 1) for x in (e.mid, e.low, e.high))
+    ).replace("-", MINUS)
 
 
 def nats(e: Estimate) -> str:
     return f"{e.mid:+.4f} [{e.low:+.4f}, {e.high:+.4f}]".replace("-", MINUS)
 
 
-# --- the page -----------------------------------------------------------------------------------------------
+# --- the page -------------------------------------------------------------------------------------
 
 
 def summary(steps: Sequence[Step], comparisons: Sequence[Faster]) -> list[str]:
@@ -327,11 +348,18 @@ def lines_3(steps: Sequence[Step]) -> Iterator[forest.ForestRow]:
         mid, low, high = (e.mid, e.low, e.high) if step.judged else (math.inf, listed, listed)
         few = "" if step.judged else f" n={e.n}"
         label = (
-            f"#{step.new.number} over #{step.old.number}{few}{' ✓' if own_rule(step) == 'p < .001' else ''}"
+            f"#{step.new.number} over "
+            f"#{step.old.number}{few}{' ✓' if own_rule(step) == 'p < .001' else ''}"
         )
         look = "shown" if word(e) == "shown" else "not"
         yield forest.ForestRow(
-            label=label, title=f"{label}: {word(e)}", look=look, mid=mid, low=low, high=high, bound=listed
+            label=label,
+            title=f"{label}: {word(e)}",
+            look=look,
+            mid=mid,
+            low=low,
+            high=high,
+            bound=listed,
         )
 
 
@@ -339,7 +367,10 @@ def lines_1(comparisons: Sequence[Faster]) -> Iterator[forest.ForestRow]:
     for comparison in comparisons:
         if (e := comparison.time).n >= LEAST_PAIRS:
             mid, low, high = (100 * (x - 1) for x in (e.mid, e.low, e.high))
-            look, label = "shown" if comparison.word == "shown" else "not", f"#{comparison.record.number}"
+            look, label = (
+                "shown" if comparison.word == "shown" else "not",
+                f"#{comparison.record.number}",
+            )
             yield forest.ForestRow(
                 label=label, title=f"{label}: {percent(e)}", look=look, mid=mid, low=low, high=high
             )
@@ -347,8 +378,13 @@ def lines_1(comparisons: Sequence[Faster]) -> Iterator[forest.ForestRow]:
 
 def pictures(steps: Sequence[Step], comparisons: Sequence[Faster]) -> dict[str, str]:
     """File → picture."""
-    saved = "steps saved at equal loss, 95%; green: shown; bar: as listed; ✓: the board's pairwise rule"
-    faster = "faster than the baseline beside it, %, with 95% intervals and the clock's 0.5%; green: shown"
+    saved = (
+        "steps saved at equal loss, 95%; green: shown; bar: as listed; ✓: the board's pairwise rule"
+    )
+    faster = (
+        "faster than the baseline beside it, %, with 95% intervals and the clock's 0.5%; "
+        "green: shown"
+    )
     drawn = {
         "track3.svg": forest.svg(list(lines_3(of_the_rule(steps))), title=saved),
         "track1.svg": forest.svg(list(lines_1(comparisons)), title=faster),

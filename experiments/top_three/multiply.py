@@ -1,6 +1,7 @@
-"""Whether the gains of the three changes multiply: the speed of all together over the product of each alone.
+"""Whether the gains of the three changes multiply: the speed of all together over the product of
+each alone.
 
-python experiments/top_three/multiply.py    # from the sessions in log.jsonl; trains and times nothing
+python experiments/top_three/multiply.py  # from the sessions in log.jsonl; trains and times nothing
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ def log_gain(session: SessionLine, arm: str) -> float:
 
 
 def main() -> None:
-    """Print each gain, and all together over their product, with 95% intervals over the sessions."""
+    """Print each gain, and all together over their product, with 95% intervals over the
+    sessions."""
     log = read(HERE / FILE)
     for machine in dict.fromkeys(line.machine for line in log.lines):
         sessions = log.of(SessionLine, machine=machine, place="bench")

@@ -1,12 +1,13 @@
-"""How often the intervals err, by simulation: the words of claims without an effect, the truth that an
-interval holds, and power.
+"""How often the intervals err, by simulation: the words of claims without an effect, the truth that
+an interval holds, and power.
 
-    python experiments/verdict_trust/simulated.py [--studies 40000]     # writes results.json and the tables
+    python experiments/verdict_trust/simulated.py [--studies 40000]  # writes results.json, tables
     of README.md
 
-Noise is of a pair's gain, with mean 0 and a standard deviation of 1. The claim is "any gain at all", so that
-the truth is at its edge. All studies of a cell are decided at once by the half widths of `nocap.judge`; its
-first ones are also judged from measurements by `nocap.judge.verdict.judge`, and must come out alike.
+Noise is of a pair's gain, with mean 0 and a standard deviation of 1. The claim is "any gain at
+all", so that the truth is at its edge. All studies of a cell are decided at once by the half widths
+of `nocap.judge`; its first ones are also judged from measurements by `nocap.judge.verdict.judge`,
+and must come out alike.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ HERE = Path(__file__).resolve().parent
 START, END = "<!-- tables: written by simulated.py -->", "<!-- end of tables -->"
 SEED, STUDIES, JUDGED = 20261123, 40_000, 5
 FIXED, ANALYSES, POWER = (3, 5, 8), (3, 6, 12, 24), (3, 4, 5, 6, 8)  # numbers of pairs
-LOSSES = "of losses"  # Student's interval; the others are of clocks, or have a noise that was declared
+LOSSES = (
+    "of losses"  # Student's interval; the others are of clocks, or have a noise that was declared
+)
 CLOCKS = "of clocks"
 DECLARED, AT_HALF = "declared", "declared at half its size"  # of losses
 NOISES = (LOSSES, CLOCKS, DECLARED, AT_HALF)
@@ -49,7 +52,9 @@ def lognormal(sigma: float) -> Kind:
 def outliers(share: float) -> Kind:
     """One-sided, of eight standard deviations of the others."""
     sd = math.sqrt(1 + 64 * share * (1 - share))
-    return lambda rng, shape: (rng.normal(size=shape) - 8 * ((rng.random(shape) < share) - share)) / sd
+    return lambda rng, shape: (
+        (rng.normal(size=shape) - 8 * ((rng.random(shape) < share) - share)) / sd
+    )
 
 
 def correlated(rng: np.random.Generator, shape: tuple[int, int]) -> Array:
@@ -79,14 +84,16 @@ KINDS: dict[str, Kind] = {
     "10% outliers": outliers(0.1),
 }
 SHOWN = ("lognormal 1", "10% outliers")  # without a bar
-# What may be false in %, at a number of pairs and over the analyses, and what the intervals must hold; None:
-# no bar.
+# What may be false in %, at a number of pairs and over the analyses, and what the intervals must
+# hold; None: no bar.
 BARS: Mapping[str, Mapping[str, tuple[float, float, float | None]]] = {
     # real losses have no skew to speak of: what they would do with one is shown without a bar
     LOSSES: dict.fromkeys(("normal", "t, 3 degrees", "sessions"), (2.8, 3.5, 94.5)),
     CLOCKS: {
         **dict.fromkeys(("normal", "t, 3 degrees"), (1.0, 1.0, 98.0)),
-        **dict.fromkeys(("lognormal .5", "lognormal .8", "exponential", "5% outliers"), (5.0, 6.0, 95.0)),
+        **dict.fromkeys(
+            ("lognormal .5", "lognormal .8", "exponential", "5% outliers"), (5.0, 6.0, 95.0)
+        ),
         **dict.fromkeys(("AR(1) .5", "sessions"), (5.0, 5.0, 93.0)),
     },
     DECLARED: {kind: (3.0, 3.0, 94.0) for kind in KINDS if kind not in SHOWN},
@@ -155,9 +162,18 @@ def words(values: Array, noise: str) -> list[Word]:
         for n in ANALYSES:
             losses = [("arm", i, 100 - gain) for i, gain in enumerate(study[:n])]
             losses += [("base", i, 100.0) for i in range(n)]
-            values = losses if noise != CLOCKS else [("arm", i, gain) for i, gain in enumerate(study[:n])]
-            rows = [Measurement(arm=arm, repeat=i, metric=metric, value=float(x)) for arm, i, x in values]
-            word = judge(claim, rows, against="base", at="", noise=known and {"val_loss": known}).word
+            values = (
+                losses
+                if noise != CLOCKS
+                else [("arm", i, gain) for i, gain in enumerate(study[:n])]
+            )
+            rows = [
+                Measurement(arm=arm, repeat=i, metric=metric, value=float(x))
+                for arm, i, x in values
+            ]
+            word = judge(
+                claim, rows, against="base", at="", noise=known and {"val_loss": known}
+            ).word
             if word is not Word.inconclusive:
                 break
         verdicts.append(word)
@@ -178,7 +194,8 @@ def calibrate(studies: int) -> dict[str, Any]:
             ends = [interval(values[:, :n], noise) for n in FIXED]
             said, _ = first(values, noise)
             judged = [
-                {Word.confirmed: 1, Word.refuted: -1}.get(word, 0) for word in words(values[:JUDGED], noise)
+                {Word.confirmed: 1, Word.refuted: -1}.get(word, 0)
+                for word in words(values[:JUDGED], noise)
             ]
             assert judged == said[:JUDGED].tolist(), (noise, name)
             rows.append(
@@ -224,7 +241,8 @@ def broken(result: Mapping[str, Any], *, errors: float = 0.0) -> list[str]:
                 []
                 if ok
                 else [
-                    f"{row['noise']}, {row['kind']}: {row['false']}, {row['over_analyses']}, {row['holds']}"
+                    f"{row['noise']}, {row['kind']}: {row['false']}, {row['over_analyses']}, "
+                    f"{row['holds']}"
                 ]
             )
     for row in result["power"]:

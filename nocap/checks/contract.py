@@ -1,4 +1,5 @@
-"""What an option of each group must pass. `nocap check` runs it on a folder's, the test suite on nocap's own.
+"""What an option of each group must pass. `nocap check` runs it on a folder's, the test suite on
+nocap's own.
 
 A check takes an `OptionTrial` and returns what it measured, in a line. It fails by raising.
 """
@@ -63,7 +64,8 @@ def composes(trial: OptionTrial) -> str:
 
 
 def rates(trial: OptionTrial) -> str:
-    """Factors in [0, 1] for every step, a warm-up that rises to the peak, and a `free_until` that is so."""
+    """Factors in [0, 1] for every step, a warm-up that rises to the peak, and a `free_until` that
+    is so."""
     schedule, steps = trial.run.schedule, trial.run.trainer.steps
     factors = [schedule.multiplier(step=step, steps=steps) for step in range(steps)]
     for step, factor in enumerate(factors):
@@ -80,7 +82,8 @@ def rates(trial: OptionTrial) -> str:
     free = min(schedule.free_until(steps), steps)
     expect(
         [schedule.multiplier(step=step, steps=2 * steps) for step in range(free)] == factors[:free],
-        f"free_until({steps}) says {free}, and a factor before that step depends on the number of steps",
+        f"free_until({steps}) says {free}, and a factor before that step depends on the number of "
+        f"steps",
     )
     return (
         f"{factors[0]:.3g} … {max(factors):.3g} … {factors[-1]:.3g} in {steps} steps, "
@@ -89,10 +92,13 @@ def rates(trial: OptionTrial) -> str:
 
 
 def prepares(trial: OptionTrial) -> str:
-    """Made twice it is the same, and every byte verifies. In a user's cache, nothing is fetched twice."""
+    """Made twice it is the same, and every byte verifies. In a user's cache, nothing is fetched
+    twice."""
     run, cache = trial.run, cache_root(trial.run.cache_dir)
     another = trial.folder / "another" if trial.folder in cache.parents else cache
-    data, again = (prepare(run.data, run.tokenizer, cache_dir=folder) for folder in (cache, another))
+    data, again = (
+        prepare(run.data, run.tokenizer, cache_dir=folder) for folder in (cache, another)
+    )
     first = data.fingerprint[:12]
     expect(
         data.fingerprint == again.fingerprint,
@@ -101,7 +107,9 @@ def prepares(trial: OptionTrial) -> str:
     invalid = verify(run.data, run.tokenizer, cache_dir=cache)[1]
     expect(not invalid, "".join(invalid[:1]))
     train, val = (sum(shard.tokens for shard in shards) for shards in (data.train, data.val))
-    return f"{train:,} train and {val:,} val tokens of {data.vocab_size:,} ids, fingerprint {first}…"
+    return (
+        f"{train:,} train and {val:,} val tokens of {data.vocab_size:,} ids, fingerprint {first}…"
+    )
 
 
 def encodes(trial: OptionTrial) -> str:
@@ -148,21 +156,28 @@ def causal(trial: OptionTrial) -> str:
                 earlier is None,
                 f"in {mode}, the logits of token {earlier} change with the tokens from {t} on",
             )
-            expect(later is not None, f"in {mode}, the logits do not change with the tokens from {t} on")
+            expect(
+                later is not None,
+                f"in {mode}, the logits do not change with the tokens from {t} on",
+            )
         others = _logits(model, torch.cat([tokens[:1], (tokens[1:] + 1) % V]))
         at = first_difference(_logits(model, tokens)[:1], others[:1])
-        expect(at is None, f"in {mode}, a sequence's logits change with another sequence of the batch")
+        expect(
+            at is None, f"in {mode}, a sequence's logits change with another sequence of the batch"
+        )
     return f"{tokens.shape[1]} tokens, in training and in validation"
 
 
 def scores(trial: OptionTrial) -> str:
-    """Check that validation is the plain next-token loss of the logits, and that the training loss is the
-    sum of its parts."""
+    """Check that validation is the plain next-token loss of the logits, and that the training loss
+    is the sum of its parts."""
     model, tokens = _moved(trial.run), _tokens(trial.run)
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
     for mode in MODES:
         model.train(mode == "training")
-        plain = float(F.cross_entropy(_logits(model, inputs).float().flatten(0, 1), targets.flatten()))
+        plain = float(
+            F.cross_entropy(_logits(model, inputs).float().flatten(0, 1), targets.flatten())
+        )
         torch.manual_seed(0)
         loss = model(inputs, targets)
         next_token, total = loss.next_token.item(), loss.total.item()
@@ -192,8 +207,8 @@ def counts(trial: OptionTrial) -> str:
 
 
 def _check_formulas(run: Run, vocab_size: int) -> None:
-    """Hold what the options say of their FLOPs against what is counted, where it can be. Attention may say
-    less: counting does not see a window that lies in a mask."""
+    """Hold what the options say of their FLOPs against what is counted, where it can be. Attention
+    may say less: counting does not see a window that lies in a mask."""
     said, counted = (
         component_flops(run, vocab_size=vocab_size, formulas=formulas) for formulas in (True, False)
     )
@@ -231,7 +246,9 @@ def compiles(trial: OptionTrial) -> str:
 def decodes(trial: OptionTrial) -> str:
     """Decode from a cache as from the whole prefix, or say that there is no cache."""
     option = trial.options[0]
-    by_slots = isinstance(option, Attention) and declared(option, "cache_slots", of=("build", "mixer"))
+    by_slots = isinstance(option, Attention) and declared(
+        option, "cache_slots", of=("build", "mixer")
+    )
     try:
         check_cached(_moved(trial.run).eval(), trial.run, most=DECODED)
     except UncachedError as error:
@@ -248,8 +265,8 @@ def decodes(trial: OptionTrial) -> str:
 
 
 def learns(trial: OptionTrial) -> str:
-    """Train a short run. It must not diverge, must end below where it began, and its tracker must not
-    fail."""
+    """Train a short run. It must not diverge, must end below where it began, and its tracker must
+    not fail."""
     first, *_, last = [row["val/loss"] for row in _rows(trial.clean) if "val/loss" in row]
     losses = f"validation loss {first:.4f} → {last:.4f} in {trial.run.trainer.steps} steps"
     expect(last < first, f"{losses}: it must end below where it began")
@@ -257,8 +274,8 @@ def learns(trial: OptionTrial) -> str:
 
 
 def resumes(trial: OptionTrial) -> str:
-    """Resume from what a kill past the first checkpoint leaves. The run must end as if undisturbed, bit
-    for bit."""
+    """Resume from what a kill past the first checkpoint leaves. The run must end as if undisturbed,
+    bit for bit."""
     left = shutil.copytree(trial.clean, trial.folder / "killed" / "runs" / trial.clean.name)
     first, *later = sorted((left / "checkpoints").iterdir())
     for path in later:
@@ -266,7 +283,10 @@ def resumes(trial: OptionTrial) -> str:
     (left / "summary.json").unlink()
     trial.train("killed")
     went_on = f"resuming from step {int(first.name[5:])}"
-    expect(went_on in (left / "train.log").read_text(), "started again, it did not go on from its checkpoint")
+    expect(
+        went_on in (left / "train.log").read_text(),
+        "started again, it did not go on from its checkpoint",
+    )
     for a, b in zip(_rows(trial.clean), _rows(left), strict=True):
         for key in sorted({*a, *b}):
             expect(
@@ -287,7 +307,9 @@ def ranks(trial: OptionTrial) -> str:
         compose(trial.overrides("trainer.devices=2"))
     except ValueError as error:
         raise SkippedError(str(error)) from None
-    for a, b in zip(_rows(trial.clean), _rows(trial.train("ranks", "trainer.devices=2")[0]), strict=True):
+    for a, b in zip(
+        _rows(trial.clean), _rows(trial.train("ranks", "trainer.devices=2")[0]), strict=True
+    ):
         for key in a.keys() & {"val/loss", "train/loss"}:
             expect(
                 math.isclose(a[key], b[key], rel_tol=RELATIVE),
@@ -298,7 +320,12 @@ def ranks(trial: OptionTrial) -> str:
 
 def grid(trial: OptionTrial) -> str:
     """Train a grid of two cells of four steps."""
-    words = ("trainer.steps=4", "trainer.keep_steps=[]", "trainer.val_every=0", "trainer.checkpoint_every=0")
+    words = (
+        "trainer.steps=4",
+        "trainer.keep_steps=[]",
+        "trainer.val_every=0",
+        "trainer.checkpoint_every=0",
+    )
     cells = trial.train("grid", "--multirun", "seed=0,1", *words)
     expect(len(cells) == 2, f"{len(cells)} of 2 cells are there")
     return "2 cells finished"
@@ -311,7 +338,9 @@ Check = Callable[[OptionTrial], str]
 IN_MODEL: tuple[Check, ...] = (composes, builds, causal, scores, counts, decodes, compiles)
 TRAINED: tuple[Check, ...] = (learns, resumes, ranks)
 CHECKS: dict[str, tuple[Check, ...]] = {
-    **dict.fromkeys(("attention", "mlp", "norm", "position", "model", "ideas"), (*IN_MODEL, *TRAINED)),
+    **dict.fromkeys(
+        ("attention", "mlp", "norm", "position", "model", "ideas"), (*IN_MODEL, *TRAINED)
+    ),
     "objective": (composes, builds, scores, counts, compiles, *TRAINED),
     "optimizer": (composes, builds, counts, *TRAINED),
     "schedule": (composes, rates, builds, learns, resumes),
@@ -320,13 +349,16 @@ CHECKS: dict[str, tuple[Check, ...]] = {
     "tracker": (composes, learns, resumes),
     "launcher": (composes, grid),
 }
-FIRST = ("composes", "learns")  # where one of them does not end well, what comes after it would not either
+FIRST = (
+    "composes",
+    "learns",
+)  # where one of them does not end well, what comes after it would not either
 
 
 def results(trial: OptionTrial, only: str = "") -> Iterator[tuple[str, str, str]]:
-    """Run the checks one after the other, or `only` the one of this name, after `composes`: ok, FAIL or
-    skip, the check's name, and what it says. A failure's traceback, with what the training said, is kept in
-    the trial's folder."""
+    """Run the checks one after the other, or `only` the one of this name, after `composes`: ok,
+    FAIL or skip, the check's name, and what it says. A failure's traceback, with what the training
+    said, is kept in the trial's folder."""
     for check in CHECKS[trial.group]:
         name, began, log = check.__name__, time.monotonic(), ""
         if name not in ("composes", only or name):
@@ -337,7 +369,9 @@ def results(trial: OptionTrial, only: str = "") -> Iterator[tuple[str, str, str]
             status, detail = "skip", str(error)
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # whatever the option raises; a library's panic is no Exception
+        except (
+            BaseException
+        ) as error:  # whatever the option raises; a library's panic is no Exception
             status, detail = (
                 "FAIL",
                 str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}",
@@ -345,7 +379,11 @@ def results(trial: OptionTrial, only: str = "") -> Iterator[tuple[str, str, str]
             log = f"  (see {trial.folder / name}.log)"
             (trial.folder / f"{name}.log").write_text(traceback.format_exc())
         if name == (only or name) or status != "ok":
-            yield status, name, f"{' '.join(detail.split()):.400}{log}  {time.monotonic() - began:.1f} s"
+            yield (
+                status,
+                name,
+                f"{' '.join(detail.split()):.400}{log}  {time.monotonic() - began:.1f} s",
+            )
         if name in FIRST and status != "ok":
             return
 
@@ -356,12 +394,15 @@ def results(trial: OptionTrial, only: str = "") -> Iterator[tuple[str, str, str]
 def _tokens(run: Run) -> Tensor:
     """Return two sequences and their last targets."""
     return torch.randint(
-        run.tokenizer.vocab_size, (2, run.model.seq_len + 1), generator=torch.Generator().manual_seed(1)
+        run.tokenizer.vocab_size,
+        (2, run.model.seq_len + 1),
+        generator=torch.Generator().manual_seed(1),
     )
 
 
 def _moved(run: Run) -> LanguageModel:
-    """Return the model with every weight moved a little: one that starts at zero would hide an error."""
+    """Return the model with every weight moved a little: one that starts at zero would hide an
+    error."""
     configure_numerics(run)
     model = build_model(run, vocab_size=run.tokenizer.vocab_size)
     run.attention.prepare(run, torch.device("cpu"))

@@ -1,4 +1,5 @@
-"""An option on trial: its overrides, its small run, and the processes that train it, in one folder."""
+"""An option on trial: its overrides, its small run, and the processes that train it, in one
+folder."""
 
 from __future__ import annotations
 
@@ -51,11 +52,14 @@ def expect(ok: object, otherwise: str, log: str = "") -> None:
 
 @dataclass(kw_only=True)
 class OptionTrial:
-    """One option, with what its checks share: the composed run, and one training that is not disturbed."""
+    """One option, with what its checks share: the composed run, and one training that is not
+    disturbed."""
 
     group: str
     name: str  # of its yaml; several ideas are checked together as "x0,smear"
-    more: tuple[str, ...] = ()  # the user's overrides, for every run; `ideas=[…]` are its companions
+    more: tuple[
+        str, ...
+    ] = ()  # the user's overrides, for every run; `ideas=[…]` are its companions
     folder: Path
 
     def overrides(self, *more: str) -> list[str]:

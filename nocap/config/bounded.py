@@ -1,5 +1,5 @@
-"""Reading text that anybody may have written, in plain types: regular files only, and nothing in it is
-executed."""
+"""Reading text that anybody may have written, in plain types: regular files only, and nothing in it
+is executed."""
 
 from __future__ import annotations
 
@@ -89,8 +89,9 @@ def read_yaml(path: Path) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """A safe one that refuses a key that a mapping has twice, where PyYAML takes the last in silence, and
-    what holds itself. In Python: what is too deep for the library's C ends the process."""
+    """A safe one that refuses a key that a mapping has twice, where PyYAML takes the last in
+    silence, and what holds itself. In Python: what is too deep for the library's C ends the
+    process."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -99,6 +100,8 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         names = [name.value for name, _ in node.value]
         for name in {name for name in names if names.count(name) > 1}:
-            raise yaml.MarkedYAMLError(problem=f"{name} must be given once", problem_mark=node.start_mark)
+            raise yaml.MarkedYAMLError(
+                problem=f"{name} must be given once", problem_mark=node.start_mark
+            )
         mapping: dict[Any, Any] = super().construct_mapping(node, deep=True)
         return mapping

@@ -1,5 +1,5 @@
-"""From overrides to a checked `Run`. Hydra chooses the options; keys are set afterwards, on a copy of what
-the same options gave."""
+"""From overrides to a checked `Run`. Hydra chooses the options; keys are set afterwards, on a copy
+of what the same options gave."""
 
 from __future__ import annotations
 
@@ -31,13 +31,27 @@ from nocap.config.defaults import register_resolver
 from nocap.config.keys import check_keys, check_text, flat, require
 from nocap.config.outward import redact
 from nocap.config.paths import conf_dir
-from nocap.config.plain import check_type, explain, explained, made, suggest, to_plain, typed, types_of
+from nocap.config.plain import (
+    check_type,
+    explain,
+    explained,
+    made,
+    suggest,
+    to_plain,
+    typed,
+    types_of,
+)
 from nocap.config.run import Run
 from nocap.config.trainer import Device
 from nocap.config.words import as_text
 
 T = TypeVar("T")
-OF_ARMS = ("precision", "compile", "micro_batch", "cuda_graphs")  # what the baseline's shape decides for all
+OF_ARMS = (
+    "precision",
+    "compile",
+    "micro_batch",
+    "cuda_graphs",
+)  # what the baseline's shape decides for all
 LEFT = (*OF_ARMS, "device", "threads")  # of `trainer`: what follows from the machine and the shape
 # 1.3 warns without it, 1.4 with it
 HYDRA: dict[str, Any] = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
@@ -45,8 +59,8 @@ HYDRA: dict[str, Any] = {"version_base": "1.3"} if hydra.__version__.startswith(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Composed:
-    """A command line, the run it makes, and the names of the options it chose: group → yaml, None for no
-    yaml."""
+    """A command line, the run it makes, and the names of the options it chose: group → yaml, None
+    for no yaml."""
 
     overrides: tuple[str, ...]
     run: Run
@@ -58,8 +72,8 @@ def compose(overrides: Iterable[str]) -> Run:
     """Return the `Run` of these command-line overrides.
 
     Errors:
-        ValueError: an unknown option, a malformed override, or a wrong key, type or value; one line with key,
-            rule and value.
+        ValueError: an unknown option, a malformed override, or a wrong key, type or value; one line
+            with key, rule and value.
     """
     return composed(overrides).run
 
@@ -94,8 +108,8 @@ def _run(config: DictConfig) -> Run:
     run = cast(Run, OmegaConf.to_object(config))
     plain = to_plain(run)
     for (key, value), (_, shown) in zip(flat(plain), flat(redact(plain)), strict=True):
-        # a tracker's texts are redacted where they are written; the run needs the others as they are, as a
-        # path
+        # a tracker's texts are redacted where they are written; the run needs the others as they
+        # are, as a path
         require(
             key.startswith("tracker.") or shown == value,
             key,
@@ -119,8 +133,8 @@ def of_config(config: DictConfig) -> Run:
 
 @explained()
 def unchecked(words: Sequence[str]) -> tuple[DictConfig, dict[str, str | None]]:
-    """Return the config of these overrides, typed, whose values nobody has looked at, and the options
-    that were chosen.
+    """Return the config of these overrides, typed, whose values nobody has looked at, and the
+    options that were chosen.
 
     Errors:
         ValueError: an unknown option or key, a value of a wrong type, or a malformed override.
@@ -133,14 +147,21 @@ def unchecked(words: Sequence[str]) -> tuple[DictConfig, dict[str, str | None]]:
             "be one value: --multirun sweeps over several, [a,b] is a list, and quotes make a text",
             override.input_line,
         )
-    words_of_choices = tuple(str(override.input_line) for override in overrides if is_choice(override))
+    words_of_choices = tuple(
+        str(override.input_line) for override in overrides if is_choice(override)
+    )
     chosen, choices = _chosen(words_of_choices, _read_from())
     config = copy.deepcopy(chosen)
     for override in overrides:
         if not is_choice(override):
             key = override.key_or_group
             value = _typed(config, key, override.value(), as_text(str(override.input_line)))
-            require(not override.is_delete(), key, "stay: a key cannot be taken out", override.input_line)
+            require(
+                not override.is_delete(),
+                key,
+                "stay: a key cannot be taken out",
+                override.input_line,
+            )
             require(
                 not isinstance(value, int) or abs(value) < 2**1023,
                 key,
@@ -152,7 +173,8 @@ def unchecked(words: Sequence[str]) -> tuple[DictConfig, dict[str, str | None]]:
 
 
 def _read_from() -> tuple[Hashable, ...]:
-    """Return what a typed config depends on beside the words: it is remembered while that is equal."""
+    """Return what a typed config depends on beside the words: it is remembered while that is
+    equal."""
     return outside.in_use(), *_yamls()
 
 
@@ -164,7 +186,8 @@ def _yamls() -> tuple[tuple[Path, int], ...]:
 
 
 def _changed_ns(path: Path) -> int:
-    """Return when a yaml was changed; 0 where it is none, as an editor's lock is, or gone by now."""
+    """Return when a yaml was changed; 0 where it is none, as an editor's lock is, or gone by
+    now."""
     try:
         return path.stat().st_mtime_ns
     except OSError:
@@ -172,15 +195,17 @@ def _changed_ns(path: Path) -> int:
 
 
 def _typed(config: DictConfig, key: str, value: Any, text: Any) -> Any:
-    """Return an override's value in the type of its key: the `text` that was typed where the key is a text's,
-    and Hydra's `value` elsewhere.
+    """Return an override's value in the type of its key: the `text` that was typed where the key is
+    a text's, and Hydra's `value` elsewhere.
 
     Errors:
         ValueError: Hydra's value is of a type that OmegaConf would change in silence.
     """
     if isinstance(value, dict):
         require(bool(value), key, "be an option's name or hold keys: it changes nothing", "{}")
-        return {name: _typed(config, f"{key}.{name}", item, text[name]) for name, item in value.items()}
+        return {
+            name: _typed(config, f"{key}.{name}", item, text[name]) for name, item in value.items()
+        }
     place, _, name = key.rpartition(".")
     parent = OmegaConf.select(config, place) if place else config
     schema = OmegaConf.get_type(parent)
@@ -197,8 +222,8 @@ def as_in(
     overrides: Sequence[str],
     compose: Callable[[Sequence[str]], Composed] = composed,
 ) -> Composed:
-    """Return these overrides with the baseline's precision, compilation, micro-batch and CUDA graphs,
-    unless they choose their own: arms differ in nothing else.
+    """Return these overrides with the baseline's precision, compilation, micro-batch and CUDA
+    graphs, unless they choose their own: arms differ in nothing else.
 
     Errors:
         ValueError: as for `compose`.
@@ -217,9 +242,9 @@ def as_in(
 
 def compose_measured(overrides: Sequence[str], baseline: Composed | None = None) -> Composed:
     """Return a run whose step is measured: with one thread, whose process time is a fair clock on a
-    machine that others use, and on a CPU not compiled, which pays in no measurement; unless the overrides
-    choose otherwise or give a length, `trainer.steps`, whose default then is measured. Beside a
-    `baseline`: `as_in` it.
+    machine that others use, and on a CPU not compiled, which pays in no measurement; unless the
+    overrides choose otherwise or give a length, `trainer.steps`, whose default then is measured.
+    Beside a `baseline`: `as_in` it.
 
     Errors:
         ValueError: as for `compose`.
@@ -232,11 +257,12 @@ def compose_measured(overrides: Sequence[str], baseline: Composed | None = None)
     return made if has_length else composed([*words, "trainer.compile=off"])
 
 
-# --- what Hydra does ----------------------------------------------------------------------------------------
+# --- what Hydra does ------------------------------------------------------------------------------
 
 
 def overrides_of(words: Sequence[str], *, grid: bool = False) -> list[Override]:
-    """Return the overrides that words are. Hydra's own keys are refused, but for the launcher of a grid.
+    """Return the overrides that words are. Hydra's own keys are refused, but for the launcher of a
+    grid.
 
     Errors:
         ValueError: the first wrong one.
@@ -247,7 +273,8 @@ def overrides_of(words: Sequence[str], *, grid: bool = False) -> list[Override]:
         require(
             not own or (grid and is_launcher(override)),
             override.key_or_group,
-            "be left alone: of Hydra's own keys only a grid's launcher can be chosen, beside --multirun",
+            "be left alone: of Hydra's own keys only a grid's launcher can be chosen, beside "
+            "--multirun",
             override.input_line,
         )
     return overrides
@@ -267,7 +294,9 @@ def parsed(word: str) -> Override:
     except (OverrideParseException, RecursionError) as error:
         said = next(iter(str(error).splitlines()), "")
         if said.startswith("LexerNoViable") or "expecting <EOF>" in said:
-            said = f'put the value in quotes, as in "{key}={_in_quotes(word.partition("=")[2])}"'[:200]
+            said = f'put the value in quotes, as in "{key}={_in_quotes(word.partition("=")[2])}"'[
+                :200
+            ]
         raise ValueError(f"{word[:80]!a} cannot be read: {said}") from None
     return override
 
@@ -295,7 +324,8 @@ def _folders() -> frozenset[str]:
 def is_launcher(override: Override) -> bool:
     """Say whether an override chooses a grid's launcher, or is one of its keys."""
     return (
-        re.match(r"hydra[/.]launcher(\.|$)", override.key_or_group) is not None and override.package is None
+        re.match(r"hydra[/.]launcher(\.|$)", override.key_or_group) is not None
+        and override.package is None
     )
 
 
@@ -344,7 +374,8 @@ def _chosen(
 
 @explained()
 def by_hydra(words: Sequence[str]) -> DictConfig:
-    """Return what Hydra composes of these choices, with its own part. It runs nothing of what it reads.
+    """Return what Hydra composes of these choices, with its own part. It runs nothing of what it
+    reads.
 
     Errors:
         ValueError: an unknown option, or a yaml that cannot be composed.
@@ -395,12 +426,14 @@ def _hydras_errors() -> Iterator[None]:
         raise ValueError(explain(error.__cause__ or error)) from None
     except (AssertionError, AttributeError, KeyError, TypeError) as error:
         raise ValueError(
-            f"a yaml's defaults must be options' names, as in [other]: Hydra's {type(error).__name__}"
+            f"a yaml's defaults must be options' names, as in [other]: Hydra's "
+            f"{type(error).__name__}"
         ) from error
 
 
 def _yamls_of(words: Sequence[str]) -> list[str]:
-    """List the yamls that Hydra reads for these choices, also those that another yaml's defaults name."""
+    """List the yamls that Hydra reads for these choices, also those that another yaml's defaults
+    name."""
     prepare_hydra()
     with hydra.initialize_config_dir(str(conf_dir()), **HYDRA), _hydras_errors():
         loader = GlobalHydra.instance().config_loader()
@@ -409,7 +442,8 @@ def _yamls_of(words: Sequence[str]) -> list[str]:
 
 
 def _choose(name: str) -> None:
-    """Choose the option of a yaml from outside, such as "attention/mine"; do nothing for nocap's own."""
+    """Choose the option of a yaml from outside, such as "attention/mine"; do nothing for nocap's
+    own."""
     for group, option in _group_of(name):
         path = outside.yaml_of(group, option)
         if path is None or path.is_relative_to(conf_dir()):
@@ -460,15 +494,16 @@ def named(override: Override) -> list[str]:
 
 
 def _meant(name: str, known: Collection[str]) -> str:
-    """Return what was probably meant by a name that its group does not have, in parentheses: the experiment
-    of that name, else an option of the group."""
+    """Return what was probably meant by a name that its group does not have, in parentheses: the
+    experiment of that name, else an option of the group."""
     if name in outside.yamls("experiment"):
         return f" (did you mean experiment={name}?)"
     return suggest(name, known)
 
 
 def _check_from_outside(path: Path) -> None:
-    """Refuse a yaml with a part of Hydra's, which would be dropped in silence, but for a grid's sweeps."""
+    """Refuse a yaml with a part of Hydra's, which would be dropped in silence, but for a grid's
+    sweeps."""
     plain, text = read_yaml(path), read_text(path)
     require(isinstance(plain, dict), str(path), "hold keys and values", type(plain).__name__)
     into = [key for key, _ in flat(plain) if re.match(r"hydra(\.(?!sweeper\.params\.)|$)", key)]
@@ -487,8 +522,8 @@ def search_path() -> list[str]:
 
 @cache
 def prepare_hydra() -> None:
-    """Hydra's plugins are all that `hydra_plugins` on the path holds: not those of the working directory,
-    where `python -m` looks first."""
+    """Hydra's plugins are all that `hydra_plugins` on the path holds: not those of the working
+    directory, where `python -m` looks first."""
     path, sys.path[:] = (
         sys.path[:],
         [place for place in sys.path if place and Path(place).resolve() != Path.cwd()],
@@ -497,12 +532,12 @@ def prepare_hydra() -> None:
     sys.path[:] = path
 
 
-# --- other requests -----------------------------------------------------------------------------------------
+# --- other requests -------------------------------------------------------------------------------
 
 
 def from_overrides(schema: type[T], overrides: Iterable[str]) -> T:
-    """`key=value …` as a checked dataclass that is no part of a `Run`. Text is taken as it stands: a prompt
-    may hold what Hydra's grammar, yaml or an interpolation would read as something else.
+    """`key=value …` as a checked dataclass that is no part of a `Run`. Text is taken as it stands:
+    a prompt may hold what Hydra's grammar, yaml or an interpolation would read as something else.
 
     Errors:
         ValueError: a wrong or missing key, type or value; one line with key, rule and value.

@@ -1,11 +1,12 @@
-"""What a yaml may ask for in place of a value, as in `${nocap.fraction:0.05,${trainer.steps}}`; and what a
-run gets that does not choose device, precision, compilation, threads, micro-batch or CUDA graphs.
+"""What a yaml may ask for in place of a value, as in `${nocap.fraction:0.05,${trainer.steps}}`; and
+what a run gets that does not choose device, precision, compilation, threads, micro-batch or CUDA
+graphs.
 
-These defaults follow from the command line and from what the machine is. Nothing is measured to find them.
-The figures behind the rules were measured (LOG.md, 2026-11-22, 2026-11-25), and stand beside them; those of a
-GPU are in `nocap.config.gpu`. The rules look at the model's shape, the vocabulary and how much there is to
-compute, never at an option that is compared. In a grid or study the baseline decides for all arms:
-`Composed.defaults`.
+These defaults follow from the command line and from what the machine is. Nothing is measured to
+find them. The figures behind the rules were measured (LOG.md, 2026-11-22, 2026-11-25), and stand
+beside them; those of a GPU are in `nocap.config.gpu`. The rules look at the model's shape, the
+vocabulary and how much there is to compute, never at an option that is compared. In a grid or study
+the baseline decides for all arms: `Composed.defaults`.
 """
 
 from __future__ import annotations
@@ -29,19 +30,19 @@ from nocap.options.model import Model
 from nocap.options.optimizer.adamw import beta2_of
 from nocap.options.tokenizer import Tokenizer
 
-# FLOP/s of a thread in an eager step: 6 × weights × the tokens/s of `python -m nocap.bench model=tiny`. One
-# EPYC has 3.0e10 in fp32, another 5.2e10 in bf16.
+# FLOP/s of a thread in an eager step: 6 × weights × the tokens/s of `python -m nocap.bench
+# model=tiny`. One EPYC has 3.0e10 in fp32, another 5.2e10 in bf16.
 EAGER_FLOPS = 5e10
-# CPU-seconds to compile with nothing in the cache: those of a run of 4 steps over the same run eager, at nano
-# and tiny (docs/speed.md). The last is a guess.
+# CPU-seconds to compile with nothing in the cache: those of a run of 4 steps over the same run
+# eager, at nano and tiny (docs/speed.md). The last is a guess.
 COLD_S = {Compile.off: 0.0, Compile.regional: 45.0, Compile.full: 60.0, Compile.max: 600.0}
 SHORT = 10_000_000  # weights of all blocks; below, the calls of regions cost 1 to 6% of a step
-# What compiling saves of an eager step's time, a fifth to a half (LOG.md, 2026-11-22): `python -m nocap.bench
-# model=nano --arm trainer.compile=off --arm trainer.compile=full --seconds 120`.
+# What compiling saves of an eager step's time, a fifth to a half (LOG.md, 2026-11-22): `python -m
+# nocap.bench model=nano --arm trainer.compile=off --arm trainer.compile=full --seconds 120`.
 SAVED = 0.2
 SAVED_BY_HEAD = 0.5  # where the head has more weights than the blocks
-# On a CPU with AMX, bf16's speed over fp32's by channels × channels of a head: 0.59 at 64 × 16, 0.90 at 128 ×
-# 16, 1.20 at 128 × 32, 1.70 at 256 × 64 (docs/speed.md).
+# On a CPU with AMX, bf16's speed over fp32's by channels × channels of a head: 0.59 at 64 × 16,
+# 0.90 at 128 × 16, 1.20 at 128 × 32, 1.70 at 256 × 64 (docs/speed.md).
 WIDE, WIDE_HEAD = 128, 32
 ON_CPU = 8  # sequences of a micro-batch
 
@@ -54,8 +55,8 @@ def device() -> Device:
 
 
 def threads(device: Device, devices: int) -> int:
-    """Return the CPU threads of a worker: the cores that this process may use, shared out. On CUDA the CPU
-    computes nothing that threads would speed up."""
+    """Return the CPU threads of a worker: the cores that this process may use, shared out. On CUDA
+    the CPU computes nothing that threads would speed up."""
     if device is Device.cuda:
         return 1
     return max(1, _cores() // max(1, devices))
@@ -78,8 +79,9 @@ def malloc(device: Device) -> Malloc:
 def precision(device: Device, model: Model) -> tuple[Precision, str]:
     """Return the precision that a model of this shape trains in by default, and why.
 
-    On CPUs with bf16 products and without AMX it depends on CPU and shape: of two of them one computed
-    `model=tiny` in bf16 at 0.56 times fp32's speed, the other at 1.55 times (docs/speed.md).
+    On CPUs with bf16 products and without AMX it depends on CPU and shape: of two of them one
+    computed `model=tiny` in bf16 at 0.56 times fp32's speed, the other at 1.55 times
+    (docs/speed.md).
     """
     if device is Device.cuda:
         return Precision.bf16, "the GPU's tensor cores"
@@ -89,11 +91,15 @@ def precision(device: Device, model: Model) -> tuple[Precision, str]:
     if model.d_model >= WIDE and head >= WIDE_HEAD:
         return Precision.bf16, "this CPU has AMX"
     shape = f"{model.d_model} channels with heads of {head}"
-    return Precision.fp32, f"AMX gains from {WIDE} channels with heads of {WIDE_HEAD} on, here are {shape}"
+    return (
+        Precision.fp32,
+        f"AMX gains from {WIDE} channels with heads of {WIDE_HEAD} on, here are {shape}",
+    )
 
 
 def other_precision(device: Device, model: Model) -> Precision | None:
-    """Return the precision that may be faster than the default, as only a bench can say. None: it is not."""
+    """Return the precision that may be faster than the default, as only a bench can say. None: it
+    is not."""
     if device is Device.cuda or not hardware.native_bf16():
         return None
     default, _ = precision(device, model)
@@ -111,9 +117,9 @@ def compilation(
     threads: int,
     devices: int,
 ) -> tuple[Compile, str]:
-    """Return what is compiled by default, and why. On a GPU: the block and the head, or the whole model where
-    that takes less time than it saves within the run. On a CPU: those, or the whole of a small model, where
-    compiling takes less time, with nothing in its cache, than it saves."""
+    """Return what is compiled by default, and why. On a GPU: the block and the head, or the whole
+    model where that takes less time than it saves within the run. On a CPU: those, or the whole of
+    a small model, where compiling takes less time, with nothing in its cache, than it saves."""
     if device is Device.cuda:
         whole, why = gpu.compiles_whole(model, tokenizer, steps * batch_tokens // max(1, devices))
         if whole:
@@ -128,7 +134,9 @@ def compilation(
     compiled = Compile.regional
     if blocks < SHORT:
         compiled = Compile.full
-    why = f"it takes {COLD_S[compiled]:g} s of each core, and would save {saved_s:,.1f} s of this run"
+    why = (
+        f"it takes {COLD_S[compiled]:g} s of each core, and would save {saved_s:,.1f} s of this run"
+    )
     if saved_s <= COLD_S[compiled]:
         return Compile.off, why
     if not hardware.cpp_compiler():
@@ -137,10 +145,15 @@ def compilation(
 
 
 def micro_batch(
-    device: Device, model: Model, tokenizer: Tokenizer, batch_tokens: int, val_tokens: int, devices: int
+    device: Device,
+    model: Model,
+    tokenizer: Tokenizer,
+    batch_tokens: int,
+    val_tokens: int,
+    devices: int,
 ) -> tuple[int, str]:
-    """Return the sequences of a micro-batch by default, and why: on a GPU as many as its rule has room for,
-    of which the batch of a device and a validation are multiples."""
+    """Return the sequences of a micro-batch by default, and why: on a GPU as many as its rule has
+    room for, of which the batch of a device and a validation are multiples."""
     if device is Device.cpu:
         return ON_CPU, "a CPU"
     length = max(1, model.seq_len)  # a wrong one is refused where it is read
@@ -157,8 +170,8 @@ def cuda_graphs(
     devices: int,
     options: Iterable[type[Option]],
 ) -> tuple[bool, str]:
-    """Return whether a GPU gets a micro-batch as one launch by default, and why: where launching a step takes
-    longer than computing it, and a graph can hold what these options do."""
+    """Return whether a GPU gets a micro-batch as one launch by default, and why: where launching a
+    step takes longer than computing it, and a graph can hold what these options do."""
     if device is Device.cpu:
         return False, "a CPU"
     is_short, why = gpu.is_short(model, tokenizer, batch_tokens)
@@ -172,8 +185,8 @@ def cuda_graphs(
 
 
 def _fits_a_graph(option: type[Option]) -> bool:
-    """Return whether a CUDA graph is known to hold what an option does. What is from outside may wait for the
-    device."""
+    """Return whether a CUDA graph is known to hold what an option does. What is from outside may
+    wait for the device."""
     if option.random or outside.used({cls.__module__ for cls in option.__mro__}):
         return False
     if not issubclass(option, Idea):
@@ -186,8 +199,13 @@ def reasons(run: Run) -> dict[str, str]:
     t = run.trainer
     shape = (run.model, run.tokenizer)
     numbers, numbers_why = precision(t.device, run.model)
-    compiled, compiled_why = compilation(t.device, *shape, t.steps, t.batch_tokens, t.threads, t.devices)
-    why = {"precision": f"{numbers.value}: {numbers_why}", "compile": f"{compiled.value}: {compiled_why}"}
+    compiled, compiled_why = compilation(
+        t.device, *shape, t.steps, t.batch_tokens, t.threads, t.devices
+    )
+    why = {
+        "precision": f"{numbers.value}: {numbers_why}",
+        "compile": f"{compiled.value}: {compiled_why}",
+    }
     if t.device is Device.cpu:
         return why
     size, size_why = micro_batch(t.device, *shape, t.batch_tokens, t.val_tokens, t.devices)
@@ -198,7 +216,7 @@ def reasons(run: Run) -> dict[str, str]:
     return why
 
 
-# --- what a yaml may ask for --------------------------------------------------------------------------------
+# --- what a yaml may ask for ----------------------------------------------------------------------
 
 
 def _gqa_heads(n_head: int) -> int:
@@ -217,14 +235,16 @@ def _fraction(share: float, whole: int) -> int:
 
 
 def _quotient(whole: float, part: float) -> int:
-    """Return how often the part is in the whole, at least once. A wrong part is refused where it is read."""
+    """Return how often the part is in the whole, at least once. A wrong part is refused where it is
+    read."""
     if part <= 0:
         return 1
     return max(1, math.floor(whole / part))
 
 
 def _least(a: float, b: float) -> float:
-    """Return the smaller one. OmegaConf 2.4 inspects what it is given, and a builtin says nothing."""
+    """Return the smaller one. OmegaConf 2.4 inspects what it is given, and a builtin says
+    nothing."""
     return min(a, b)
 
 
@@ -233,8 +253,8 @@ def _times(a: float, b: float) -> float:
 
 
 def _beta2(default: float, half_life: float | None, batch: int) -> float:
-    """Return β2 of a half-life in tokens, or the default. One that is no positive number is refused where it
-    is read."""
+    """Return β2 of a half-life in tokens, or the default. One that is no positive number is refused
+    where it is read."""
     if half_life is None or half_life <= 0:
         return default
     return beta2_of(half_life, batch)
@@ -262,7 +282,13 @@ def _micro_batch(device: Device, model: Model, tokenizer: DictConfig, *run: int)
 
 
 def _cuda_graphs(
-    device: Device, model: Model, tokenizer: DictConfig, batch_tokens: int, devices: int, *, _root_: Any
+    device: Device,
+    model: Model,
+    tokenizer: DictConfig,
+    batch_tokens: int,
+    devices: int,
+    *,
+    _root_: Any,
 ) -> bool:
     places = [(_root_, name) for name in _root_ if name not in ("trainer", "ideas")]
     places += [(_root_.ideas, name) for name in _root_.ideas]
@@ -272,7 +298,8 @@ def _cuda_graphs(
 
 
 def _hang_timeout_s(device: Device) -> float:
-    """Return ten minutes, and an hour on a CPU, where one micro-batch of d48 takes a core so long."""
+    """Return ten minutes, and an hour on a CPU, where one micro-batch of d48 takes a core so
+    long."""
     if device is Device.cpu:
         return 3600.0
     return 600.0
@@ -288,7 +315,8 @@ WANDB_MODES = {"dryrun": "offline", "run": "online"}  # the older names that its
 
 
 def _wandb(name: str, default: str | None) -> str | None:
-    """Return what a variable of W&B's says, as WANDB_PROJECT, or the default where it is not set."""
+    """Return what a variable of W&B's says, as WANDB_PROJECT, or the default where it is not
+    set."""
     text = os.environ.get(f"WANDB_{name}") or default
     if name == "MODE" and text is not None:
         return WANDB_MODES.get(text, text)
@@ -301,8 +329,8 @@ def _wandb_list(name: str) -> list[str]:
     return [text.strip() for text in texts if text.strip()]
 
 
-# What a yaml may ask for instead of a number. Device, precision and threads are decided here, once, and
-# travel as plain values.
+# What a yaml may ask for instead of a number. Device, precision and threads are decided here, once,
+# and travel as plain values.
 RESOLVERS: dict[str, Callable[..., object]] = {
     "gqa_heads": _gqa_heads,
     "fraction": _fraction,

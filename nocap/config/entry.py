@@ -20,8 +20,8 @@ DEFECT = "nocap: the lines above are a defect of nocap, whatever was typed"
 def run(main: Callable[[], int | None]) -> NoReturn:
     """Run a command as this process, and end it with the exit code that `main` returns.
 
-    A request to stop ends it with a line. An exception that no code foresaw shows its traceback, and a line
-    that says whose fault it is.
+    A request to stop ends it with a line. An exception that no code foresaw shows its traceback,
+    and a line that says whose fault it is.
     """
     open_streams()
     if sys.flags.optimize:
@@ -46,9 +46,9 @@ def run(main: Callable[[], int | None]) -> NoReturn:
 
 
 def _leave_gpu(code: int) -> None:
-    """End this process now, with its output, where it has used a GPU. At Python's own end torch, its profiler
-    and CUDA's libraries take down what they share in an order of their own: a profile ended with a double
-    free (exit code 134) after its answer was written."""
+    """End this process now, with its output, where it has used a GPU. At Python's own end torch,
+    its profiler and CUDA's libraries take down what they share in an order of their own: a profile
+    ended with a double free (exit code 134) after its answer was written."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return
@@ -59,12 +59,12 @@ def _leave_gpu(code: int) -> None:
         os._exit(code)
 
 
-# --- streams ------------------------------------------------------------------------------------------------
+# --- streams --------------------------------------------------------------------------------------
 
 
 def open_streams() -> None:
-    """Open /dev/null in place of a standard stream that is closed, as by `>&-`, and have what a stream's
-    encoding cannot show, as × in ASCII, escaped.
+    """Open /dev/null in place of a standard stream that is closed, as by `>&-`, and have what a
+    stream's encoding cannot show, as × in ASCII, escaped.
 
     The next file to be opened would get a closed stream's number, and what is written there.
     """
@@ -82,8 +82,8 @@ def open_streams() -> None:
 
 
 class _Lasting(io.FileIO):
-    """A stream that goes quiet when it cannot be written to: its reader left, its terminal was closed, its
-    disk is full."""
+    """A stream that goes quiet when it cannot be written to: its reader left, its terminal was
+    closed, its disk is full."""
 
     def write(self, content: Any, /) -> int:
         try:

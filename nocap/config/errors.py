@@ -32,11 +32,11 @@ class StoppedError(EndedError):
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Bad input inside the block becomes one line on stderr and exit code 2. What is printed there is
-    `guarded`.
+    """Bad input inside the block becomes one line on stderr and exit code 2. What is printed there
+    is `guarded`.
 
-    A full or broken disk, or a reader of stdout that has gone (`… | head`), is no bad input: exit code 1, the
-    first with a line.
+    A full or broken disk, or a reader of stdout that has gone (`… | head`), is no bad input: exit
+    code 1, the first with a line.
     """
     with guarded():
         try:
@@ -53,8 +53,12 @@ def refusals() -> Iterator[None]:
                 code = EXIT_CODES["refused"]
                 if isinstance(error, OSError):
                     text = (
-                        f"{error.filename} must be a place that can be read or written, got {error.strerror}"
+                        f"{error.filename} must be a place that can be read or written, got "
+                        f"{error.strerror}"
                     )
             for line in text.splitlines():
-                print(f"nocap: {line if len(line) <= LONGEST else f'{line[:LONGEST]}…'}", file=sys.stderr)
+                print(
+                    f"nocap: {line if len(line) <= LONGEST else f'{line[:LONGEST]}…'}",
+                    file=sys.stderr,
+                )
             raise SystemExit(code) from error

@@ -1,5 +1,5 @@
-"""The command line of `nocap.train`: flags, which may stand anywhere, and overrides; and what is answered
-without a run, as `--help`."""
+"""The command line of `nocap.train`: flags, which may stand anywhere, and overrides; and what is
+answered without a run, as `--help`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,15 @@ from omegaconf import OmegaConf
 
 from nocap import outside
 from nocap.config.bounded import read_yaml
-from nocap.config.compose import HYDRA, is_choice, named, overrides_of, prepare_hydra, search_path, unchecked
+from nocap.config.compose import (
+    HYDRA,
+    is_choice,
+    named,
+    overrides_of,
+    prepare_hydra,
+    search_path,
+    unchecked,
+)
 from nocap.config.keys import require
 from nocap.config.paths import conf_dir
 from nocap.config.plain import suggest
@@ -35,13 +43,15 @@ INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")  
 
 
 def asked(arguments: Sequence[str]) -> argparse.Namespace:
-    """Return what the flags ask for, and the overrides; `grid` says whether it is one, as what only a
-    grid can do makes it.
+    """Return what the flags ask for, and the overrides; `grid` says whether it is one, as what only
+    a grid can do makes it.
 
     Errors:
         ValueError: a flag that there is not.
     """
-    parser = argparse.ArgumentParser(prog="python -m nocap.train", add_help=False, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog="python -m nocap.train", add_help=False, allow_abbrev=False
+    )
     parser.add_argument("overrides", nargs="*")
     for names in (
         ("--help", "-h"),
@@ -68,14 +78,20 @@ def asked(arguments: Sequence[str]) -> argparse.Namespace:
         rule += "; a key has no hyphens (in a W&B sweep: ${args_no_hyphens})"
     require(not unknown, "flags", rule, " ".join(unknown))
     of_grids = {"--multirun": flags.multirun, "--plan": flags.plan, "--zip": flags.zip}
-    of_grids |= {"--fail-fast": flags.fail_fast, "--detach": flags.detach, "--equal-loss": flags.equal_loss}
+    of_grids |= {
+        "--fail-fast": flags.fail_fast,
+        "--detach": flags.detach,
+        "--equal-loss": flags.equal_loss,
+    }
     of_grids |= {"--until-shown": flags.until_shown, "--time": flags.time}
     of_grids |= {"--skip-refused": flags.skip_refused}
     of_one = {"--cfg": flags.cfg, "--info": flags.info, "--fit": flags.fit}
     asked_of_one = next((name for name, given in of_one.items() if given), None)
     beside = [name for name, given in of_grids.items() if given and asked_of_one]
     require(not beside, str(asked_of_one), "be asked of one run", " ".join(beside))
-    require(bool(flags.cfg) or not flags.resolve, "--resolve", "be given beside --cfg job", "it alone")
+    require(
+        bool(flags.cfg) or not flags.resolve, "--resolve", "be given beside --cfg job", "it alone"
+    )
     flags.all = flags.help and "all" in flags.overrides
     flags.overrides = [word for word in flags.overrides if not (flags.all and word == "all")]
     searches = any(word.startswith(("search=", "search.")) for word in flags.overrides)
@@ -84,7 +100,7 @@ def asked(arguments: Sequence[str]) -> argparse.Namespace:
     return flags
 
 
-# --- --help -------------------------------------------------------------------------------------------------
+# --- --help ---------------------------------------------------------------------------------------
 
 HEAD = """\
 usage: python -m nocap.train [FLAG …] [GROUP=OPTION …] [KEY=VALUE …]
@@ -105,7 +121,7 @@ Flags
   --cfg job         print the composed config, train nothing; --resolve works out the rest
   --fit             find the largest micro-batch of this config that fits on this machine
   --info            what Hydra knows: --info defaults-tree and the like
-  --help, -h        this page; OPTIONS --help: their keys; --help all: every key, and all of grids"""
+  --help, -h        this page; OPTIONS --help: their keys; --help all: every key, and grids"""
 SWEEPS = """\
 Grids (--multirun): every combination of what is swept; then a table with intervals, and a report
   seed=0,1,2                    these values, or the options of a group; verdicts take three seeds
@@ -120,7 +136,7 @@ Grids (--multirun): every combination of what is swept; then a table with interv
   --until-shown 24              more seeds, up to so many, until what is open is shown
   --time 60                     time the arms in turns for a minute when all are trained
   hydra/launcher=pool           several cells at once on this machine; slurm, ray: on a cluster
-The same command goes on where it stopped, and trains no finished cell again. More in docs/grids.md"""
+The same command goes on where it stopped and trains no finished cell again: docs/grids.md"""
 KEYS = "Keys (KEY=VALUE; … follows from other keys)"
 COMMON = (
     *(
@@ -146,8 +162,8 @@ COLUMN = 32  # where what a key means begins
 
 def manual(words: Sequence[str], *, everything: bool = False) -> str:
     """Return what there is to choose, and the common keys, each with its value in the yaml and the
-    comment beside its field; of words the keys of what they choose instead; or with `everything` every
-    key. Nothing is composed.
+    comment beside its field; of words the keys of what they choose instead; or with `everything`
+    every key. Nothing is composed.
 
     Errors:
         ValueError: an unknown option or key, or a malformed override.
@@ -168,22 +184,29 @@ def manual(words: Sequence[str], *, everything: bool = False) -> str:
                 known.append(key)
                 if everything or key.partition(".")[0] in asked or (not words and key in COMMON):
                     start = f"  {key}={_shown(f, plain)}".ljust(COLUMN)
-                    rows.append(_wrapped(start, _meaning(kinds[f.name], comments.get(f.name, ""), whole)))
+                    rows.append(
+                        _wrapped(start, _meaning(kinds[f.name], comments.get(f.name, ""), whole))
+                    )
         lines += ["", _wrapped(title, _sentence(schema))] if rows and whole else []
         lines += rows
     for key in (override.key_or_group for override in given if not is_choice(override)):
-        if not any(f"{name}.".startswith(f"{key}.") or f"{key}.".startswith(f"{name}.") for name in known):
+        if not any(
+            f"{name}.".startswith(f"{key}.") or f"{key}.".startswith(f"{name}.") for name in known
+        ):
             raise ValueError(f"{key} is no key{suggest(key, known)}")
     return "\n".join(lines)
 
 
 def _sections(words: Sequence[str]) -> Iterator[tuple[str, str, type, dict[str, Any]]]:
-    """Yield the parts of the config that these words choose, and all launchers: a title, the place, the
-    class and what the yaml says."""
+    """Yield the parts of the config that these words choose, and all launchers: a title, the place,
+    the class and what the yaml says."""
     train = read_yaml(conf_dir() / "train.yaml")
     yield "trainer", "trainer", Trainer, train["trainer"]
     chosen = {
-        group: name for row in train["defaults"] if isinstance(row, dict) for group, name in row.items()
+        group: name
+        for row in train["defaults"]
+        if isinstance(row, dict)
+        for group, name in row.items()
     }
     own = sorted((conf_dir() / outside.place("launcher")).glob("*.yaml"))
     chosen[outside.place("launcher")] = [path.stem for path in own]
@@ -231,8 +254,8 @@ def _sentence(schema: type) -> str:
 
 
 def _meaning(kind: Any, text: str, whole: bool) -> str:
-    """Return what the comment of a key of this kind says and, of a choice, what there is; the `whole`
-    says what each of that is."""
+    """Return what the comment of a key of this kind says and, of a choice, what there is; the
+    `whole` says what each of that is."""
     if not (inspect.isclass(kind) and issubclass(kind, Enum)):
         return text
     meanings = comments_of(kind)
@@ -263,13 +286,16 @@ def _wrapped(head: str, text: str) -> str:
     start = head if head.endswith("  ") else f"{head.rstrip()}  "
     return (
         textwrap.fill(
-            text, outside.WIDTH, initial_indent=start, subsequent_indent=" " * min(len(head), COLUMN)
+            text,
+            outside.WIDTH,
+            initial_indent=start,
+            subsequent_indent=" " * min(len(head), COLUMN),
         )
         or head.rstrip()
     )
 
 
-# --- what Hydra itself answers ------------------------------------------------------------------------------
+# --- what Hydra itself answers --------------------------------------------------------------------
 
 
 def answer(flags: argparse.Namespace) -> None:
@@ -278,20 +304,28 @@ def answer(flags: argparse.Namespace) -> None:
     Errors:
         ValueError: as for `unchecked`.
     """
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # its errors come here; else it would print them, and exit with 1
+    os.environ["HYDRA_FULL_ERROR"] = (
+        "1"  # its errors come here; else it would print them, and exit with 1
+    )
     if flags.shell_completion:
         *typed, last = os.environ.get("COMP_LINE", "").split(" ")
         config = unchecked([])[0]
         with suppress(ValueError):
-            config = unchecked([word for word in typed if "=" in word and not word.startswith("-")])[0]
+            config = unchecked(
+                [word for word in typed if "=" in word and not word.startswith("-")]
+            )[0]
         values = json.dumps(OmegaConf.to_container(config, enum_to_str=True))
-        values = re.sub(r'"[^"]*\$\{[^"]*"', "null", values)  # what follows from other keys is not worked out
+        values = re.sub(
+            r'"[^"]*\$\{[^"]*"', "null", values
+        )  # what follows from other keys is not worked out
         ConfigStore.instance().store(name="completion", node=json.loads(values))
         os.environ["COMP_LINE"] = " ".join(["nocap", *search_path(), last])
         name, sys.argv[1:] = "completion", ["--shell-completion", *flags.overrides]
     else:
         choices = [
-            str(override.input_line) for override in overrides_of(flags.overrides) if is_choice(override)
+            str(override.input_line)
+            for override in overrides_of(flags.overrides)
+            if is_choice(override)
         ]
         name, sys.argv[1:] = "train", [f"--info={flags.info}", *choices, *search_path()]
     prepare_hydra()

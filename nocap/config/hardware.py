@@ -1,5 +1,5 @@
-"""What this machine is, found without importing torch: so a command answers in a fraction of a second, and
-its workers agree with it."""
+"""What this machine is, found without importing torch: so a command answers in a fraction of a
+second, and its workers agree with it."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from nocap.config.trainer import Device, Malloc, Precision
 
 Fact = str | int | float | bool | None  # of a machine
 
-# Dense peak TFLOP/s without sparsity, from the vendors' data sheets: the driver's whole name, after NVIDIA →
-# (bf16 tensor cores, fp32 with TF32 off). A chip that is not here has no MFU, nor has a slice of one (MIG), a
-# laptop's or an export variant: another peak would be a lie.
+# Dense peak TFLOP/s without sparsity, from the vendors' data sheets: the driver's whole name, after
+# NVIDIA → (bf16 tensor cores, fp32 with TF32 off). A chip that is not here has no MFU, nor has a
+# slice of one (MIG), a laptop's or an export variant: another peak would be a lie.
 PEAK_TFLOPS = {
     r"B200": (2250.0, 75.0),
     r"H200": (989.0, 67.0),
@@ -57,8 +57,8 @@ _TARGET = ContextVar[tuple[str, str | None] | None]("target", default=None)
 
 @contextmanager
 def target(name: str | None, torch: str | None) -> Iterator[None]:
-    """Plan, inside the block, for a machine with this GPU or CPU and torch; without a `name`, for this
-    one."""
+    """Plan, inside the block, for a machine with this GPU or CPU and torch; without a `name`, for
+    this one."""
     machine = None if name is None else (name, torch)
     before = _TARGET.set(machine)
     try:
@@ -74,8 +74,8 @@ def is_here() -> bool:
 
 @cache
 def cuda_devices() -> tuple[str, ...]:
-    """Names of the GPUs that torch will see, from the CUDA driver; `CUDA_VISIBLE_DEVICES` is respected.
-    Empty: none, or no driver."""
+    """Names of the GPUs that torch will see, from the CUDA driver; `CUDA_VISIBLE_DEVICES` is
+    respected. Empty: none, or no driver."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -92,20 +92,27 @@ def cuda_devices() -> tuple[str, ...]:
 
 @cache
 def capability() -> tuple[int, int] | None:
-    """Compute capability of the first GPU, from the CUDA driver; `None`: it is not here, or the driver does
-    not say."""
+    """Compute capability of the first GPU, from the CUDA driver; `None`: it is not here, or the
+    driver does not say."""
     if not is_here() or not cuda_devices():
         return None
     driver, major_minor = ctypes.CDLL("libcuda.so.1"), (ctypes.c_int(), ctypes.c_int())
     # the driver's numbers of both
-    codes = [driver.cuDeviceGetAttribute(ctypes.byref(part), 75 + i, 0) for i, part in enumerate(major_minor)]
+    codes = [
+        driver.cuDeviceGetAttribute(ctypes.byref(part), 75 + i, 0)
+        for i, part in enumerate(major_minor)
+    ]
     return (major_minor[0].value, major_minor[1].value) if not any(codes) else None
 
 
 def torch_build() -> dict[str, str | None]:
     """Return the `version` and `cuda` of torch where the run is trained."""
     machine = _TARGET.get()
-    return {**_installed_torch(), "version": machine[1]} if machine and machine[1] else _installed_torch()
+    return (
+        {**_installed_torch(), "version": machine[1]}
+        if machine and machine[1]
+        else _installed_torch()
+    )
 
 
 @cache
@@ -128,7 +135,12 @@ def check_device(device: Device, devices: int, *, key: str = "trainer.device") -
         "have a torch built for CUDA",
         f"torch {torch_build()['version']}",
     )
-    require(bool(cuda_devices()), f"{key}=cuda", "have a GPU", "a CUDA driver that shows none, or no driver")
+    require(
+        bool(cuda_devices()),
+        f"{key}=cuda",
+        "have a GPU",
+        "a CUDA driver that shows none, or no driver",
+    )
     local = int(os.environ.get("LOCAL_WORLD_SIZE", devices))
     require(
         local <= len(cuda_devices()),
@@ -144,8 +156,8 @@ def cpp_compiler() -> str | None:
 
 
 def check_compiler(asked: str, device: Device) -> None:
-    """Refuse compilation on a CPU without a C++ compiler, or with a path that torch would split: it writes
-    the compiler's command as one text."""
+    """Refuse compilation on a CPU without a C++ compiler, or with a path that torch would split: it
+    writes the compiler's command as one text."""
     if device is not Device.cpu or not is_here():
         return
     compiler = os.environ.get("CXX", "g++")
@@ -157,7 +169,10 @@ def check_compiler(asked: str, device: Device) -> None:
         "TMPDIR": tempfile.gettempdir(),
     }
     for variable, path in paths.items():
-        rule = f"be a path without blanks, quotes and backslashes, where torch would split it, for {asked}"
+        rule = (
+            f"be a path without blanks, quotes and backslashes, where torch would split it, "
+            f"for {asked}"
+        )
         require(_is_one_word(path), variable, rule, path)
 
 
@@ -226,8 +241,8 @@ def _cpu() -> Cpu:
 
 
 def describe(device: Device, threads: int) -> dict[str, Fact]:
-    """Return the record's `hardware`. Times are comparable only between runs of one `fingerprint`, which
-    names the host too."""
+    """Return the record's `hardware`. Times are comparable only between runs of one `fingerprint`,
+    which names the host too."""
     facts: dict[str, Fact] = {
         "device": device.value,
         "name": device_name(device),
@@ -240,23 +255,30 @@ def describe(device: Device, threads: int) -> dict[str, Fact]:
         "torch": torch_build()["version"],
         "cuda": torch_build()["cuda"] if device is Device.cuda else None,
     }
-    facts["fingerprint"] = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
+    facts["fingerprint"] = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[
+        :12
+    ]
     return facts
 
 
 def peak_flops(device: Device, precision: Precision) -> tuple[float | None, str]:
-    """FLOP/s that the chip could do at most, and where the figure is from; `None`, and why, where it is not
-    known."""
+    """FLOP/s that the chip could do at most, and where the figure is from; `None`, and why, where
+    it is not known."""
     name = device_name(device)
     if device is Device.cuda:
         for pattern, (bf16, fp32) in PEAK_TFLOPS.items():
             if re.fullmatch(rf"(NVIDIA )?({pattern})", name):
                 tflops = bf16 if precision is Precision.bf16 else fp32
-                return tflops * 1e12, f"{name}: {tflops:g} TFLOP/s dense {precision.value} (data sheet)"
+                return (
+                    tflops * 1e12,
+                    f"{name}: {tflops:g} TFLOP/s dense {precision.value} (data sheet)",
+                )
     return None, f"no peak is known for {name} in {precision.value}"
 
 
-def utilization(flops: float | None, device: Device, precision: Precision, devices: int) -> float | None:
+def utilization(
+    flops: float | None, device: Device, precision: Precision, devices: int
+) -> float | None:
     """MFU: model FLOP/s over what the devices could do at most; `None` where that is not known."""
     peak, _ = peak_flops(device, precision)
     return flops / (peak * devices) if peak and flops is not None else None

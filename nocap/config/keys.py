@@ -1,4 +1,5 @@
-"""What a key of the config counts for, declared beside it; how a value is refused, and how a process ends."""
+"""What a key of the config counts for, declared beside it; how a value is refused, and how a
+process ends."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ COUNTS = {
 
 EXIT_CODES = {"finished": 0, "failed": 1, "diverged": 1, "refused": 2, "preempted": 75}
 
-# What disk and memory do, and no input: an error of this kind ends with exit code 1, not as bad input.
+# What disk and memory do, and no input: an error of this kind ends with exit code 1, not as bad
+# input.
 FAULTS = {
     errno.EIO,
     errno.ENOSPC,
@@ -33,7 +35,8 @@ FAULTS = {
 
 
 class InputError(ValueError):
-    """Bad input that only the worker can find. It is refused there as by the command: exit code 2."""
+    """Bad input that only the worker can find. It is refused there as by the command: exit code
+    2."""
 
 
 def line_of(error: BaseException, *, longest: int = 200) -> str:
@@ -67,21 +70,26 @@ LIMITS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
 TEXT = 4096  # characters of a string
 
 
-def key(*, default: Any = MISSING, default_factory: Callable[[], Any] | Any = MISSING, **facts: Any) -> Any:
-    """Return a dataclass field that declares its limits and what it counts for: `devices: int = key(ge=1,
-    le=4096, identity=False)`.
+def key(
+    *, default: Any = MISSING, default_factory: Callable[[], Any] | Any = MISSING, **facts: Any
+) -> Any:
+    """Return a dataclass field that declares its limits and what it counts for: `devices: int =
+    key(ge=1, le=4096, identity=False)`.
 
-    `LIMITS` and `COUNTS` have the words; `longest`: the most characters of a text. For a field that holds an
-    option: False excludes all its keys, True includes them all, and without either each key decides. `free`:
-    text of any characters. `text`: of a field of type Any, a text or a list of texts.
+    `LIMITS` and `COUNTS` have the words; `longest`: the most characters of a text. For a field that
+    holds an option: False excludes all its keys, True includes them all, and without either each
+    key decides. `free`: text of any characters. `text`: of a field of type Any, a text or a list of
+    texts.
     """
-    assert facts.keys() <= COUNTS.keys() | LIMITS.keys() | {"help", "free", "text", "longest"}, facts
+    assert facts.keys() <= COUNTS.keys() | LIMITS.keys() | {"help", "free", "text", "longest"}, (
+        facts
+    )
     return field(default=default, default_factory=default_factory, metadata=facts)
 
 
 def check_keys(place: str, option: Any) -> None:
-    """Refuse numbers beyond their key's limits, and text that is not plain. `place` is the option's in the
-    config, "" for the top.
+    """Refuse numbers beyond their key's limits, and text that is not plain. `place` is the option's
+    in the config, "" for the top.
 
     Errors:
         ValueError: the first such key.
@@ -90,7 +98,9 @@ def check_keys(place: str, option: Any) -> None:
         name, value = f"{place}.{f.name}".lstrip("."), getattr(option, f.name)
         several = isinstance(value, list)
         # an interpolation can lead anywhere
-        require(several or not str(f.type).startswith("list"), name, "be a list", type(value).__name__)
+        require(
+            several or not str(f.type).startswith("list"), name, "be a list", type(value).__name__
+        )
         for element in value if several else [value]:
             if isinstance(element, str) and not f.metadata.get("free"):
                 check_text(name, element, longest=f.metadata.get("longest", TEXT))

@@ -1,8 +1,9 @@
-"""What leaves the process: no secret in any file or line, and no terminal control in what a screen shows.
+"""What leaves the process: no secret in any file or line, and no terminal control in what a screen
+shows.
 
-A secret is the value of an environment variable with a secret's name, or a text with the shape of a known
-token. Texts are cleaned where they are written: `nocap.store` for files and trackers, `nocap.report` for
-pages, `guarded` for stdout and stderr.
+A secret is the value of an environment variable with a secret's name, or a text with the shape of a
+known token. Texts are cleaned where they are written: `nocap.store` for files and trackers,
+`nocap.report` for pages, `guarded` for stdout and stderr.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from urllib.parse import quote
 from nocap.config.paths import PACKAGE, conf_dir
 
 T = TypeVar("T")
-SHORTEST = 8  # characters of a variable's value; a shorter one ("true", "3") would match ordinary text
+SHORTEST = (
+    8  # characters of a variable's value; a shorter one ("true", "3") would match ordinary text
+)
 LONG_LINE = 16  # a line of a value of several lines, such as a private key
 
 SECRET_NAME = re.compile(
@@ -33,7 +36,8 @@ HARMLESS_NAME = re.compile(r"(^|_)OLDPWD$|_(FILE|PATH|DIR|SOCK|HOME)$", re.IGNOR
 
 # A few that are plainly secrets, whatever variable they come from; no list has all.
 SHAPES = re.compile(
-    r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----[\s\S]*?(?:-----END [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----|\Z)"
+    r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----[\s\S]*?(?:-----END [A-Z0-9 ]*PRIVATE KEY[A-Z "
+    r"]*-----|\Z)"
     r"|(?<=://)(?:[^/\s@:\"'<>]*:[^/\s@\"'<>]+|[^/\s@:\"'<>]{16,})(?=@)"  # who asks, in a URL
     r"|(?i:(?<=\bbearer ))[\w.~+/-]{20,}=*"
     r"|\b(?:gh[pousr]_\w{36,}|github_pat_\w{22,}|hf_[A-Za-z0-9]{30,}|wandb_v\d_\w{32,})"
@@ -43,8 +47,8 @@ SHAPES = re.compile(
 
 
 def redact(value: T) -> T:
-    """Return a copy in which every secret reads `<redacted:NAME>`: of a text, or of all texts in what
-    JSON can hold. Keys lose known shapes only."""
+    """Return a copy in which every secret reads `<redacted:NAME>`: of a text, or of all texts in
+    what JSON can hold. Keys lose known shapes only."""
     return cast(T, _walk(value, _of_environment()))
 
 
@@ -61,8 +65,8 @@ def _walk(value: Any, secrets: list[tuple[str, str]]) -> Any:
 
 
 def _of_environment() -> list[tuple[str, str]]:
-    """Return the values of the secret variables, as they may be spelt, with the variables' names. The
-    longest first: it goes as a whole."""
+    """Return the values of the secret variables, as they may be spelt, with the variables' names.
+    The longest first: it goes as a whole."""
     spellings: dict[str, str] = {}
     for name in filter(is_secret_name, os.environ):
         value = os.environ[name]
@@ -89,8 +93,8 @@ _WORD = re.compile(r"[a-z][a-z0-9_]{7,31}")
 
 @cache
 def _own_words() -> frozenset[str]:
-    """Return the words of nocap's own source and yamls, such as `shuffled` and `finished`: public, and
-    without them a record cannot be read."""
+    """Return the words of nocap's own source and yamls, such as `shuffled` and `finished`: public,
+    and without them a record cannot be read."""
     return frozenset(
         word
         for path in (*PACKAGE.rglob("*.py"), *conf_dir().rglob("*.yaml"))
@@ -98,10 +102,10 @@ def _own_words() -> frozenset[str]:
     )
 
 
-# --- screens ------------------------------------------------------------------------------------------------
+# --- screens --------------------------------------------------------------------------------------
 
-# Controls but for newline and tab, what reorders or hides text, and halves of characters, which no stream can
-# encode.
+# Controls but for newline and tab, what reorders or hides text, and halves of characters, which no
+# stream can encode.
 _CONTROL = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
 )
@@ -143,6 +147,6 @@ def guarded() -> Iterator[None]:
 
 
 def trusted(stream: TextIO) -> TextIO:
-    """Return the stream itself, for a progress bar, which moves the cursor; and for text that is nobody's
-    but the user's."""
+    """Return the stream itself, for a progress bar, which moves the cursor; and for text that is
+    nobody's but the user's."""
     return stream.stream if isinstance(stream, _Guard) else stream

@@ -1,5 +1,5 @@
-"""Where things lie: the configuration tree and the cache, from a checkout and from an installed wheel
-alike."""
+"""Where things lie: the configuration tree and the cache, from a checkout and from an installed
+wheel alike."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ STDOUT = Path("-")  # as a command's --json names it
 
 
 def conf_dir() -> Path:
-    """Return the folder of Hydra groups: inside an installed package, or at the top of a checkout."""
+    """Return the folder of Hydra groups: inside an installed package, or at the top of a
+    checkout."""
     installed, checkout = PACKAGE / "conf", PACKAGE.parent / "conf"
     return installed if installed.is_dir() else checkout
 
@@ -30,12 +31,14 @@ def expanded(path: str | Path) -> Path:
     try:
         return Path(path).expanduser()
     except RuntimeError:
-        raise ValueError(f"{path} must begin with a user's home folder, and there is none") from None
+        raise ValueError(
+            f"{path} must begin with a user's home folder, and there is none"
+        ) from None
 
 
 def cache_root(configured: str | None = None) -> Path:
-    """Return the cache: the config's `cache_dir`, else `$NOCAP_CACHE`, else `nocap` in the user's cache
-    folder. Who writes there makes it.
+    """Return the cache: the config's `cache_dir`, else `$NOCAP_CACHE`, else `nocap` in the user's
+    cache folder. Who writes there makes it.
 
     Errors:
         ValueError: there is no such folder, as for a user without a home.
@@ -53,9 +56,9 @@ def cache_root(configured: str | None = None) -> Path:
 
 
 def private_caches() -> dict[str, str]:
-    """Have what torch.compile keeps, and runs when it finds it again, in a folder of the cache where no other
-    user can write. torch's own place is the folder for temporary files. What the user has set stays. The
-    variables of the environment that say so.
+    """Have what torch.compile keeps, and runs when it finds it again, in a folder of the cache
+    where no other user can write. torch's own place is the folder for temporary files. What the
+    user has set stays. The variables of the environment that say so.
 
     Errors:
         ValueError: the folder is another user's, or others can write in it.
@@ -78,14 +81,15 @@ def private_caches() -> dict[str, str]:
     own |= {
         name: value
         for name in own  # torch sets its own place, too, when it is asked for it
-        if (value := os.environ.get(name)) and not value.startswith(f"{tempfile.gettempdir()}/torchinductor_")
+        if (value := os.environ.get(name))
+        and not value.startswith(f"{tempfile.gettempdir()}/torchinductor_")
     }
     os.environ.update(own)
     return own
 
 
-# torch precompiles C++ headers in the folder for temporary files, wherever its cache is, unless this is 0 or
-# any word but 1: then it does not, and nocap.model.compiled has them in the cache.
+# torch precompiles C++ headers in the folder for temporary files, wherever its cache is, unless
+# this is 0 or any word but 1: then it does not, and nocap.model.compiled has them in the cache.
 HEADERS = "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"
 
 

@@ -1,5 +1,5 @@
-"""The door: plain values as a checked dataclass, a `Run` most of all, and back. No Hydra here: a worker
-starts without it."""
+"""The door: plain values as a checked dataclass, a `Run` most of all, and back. No Hydra here: a
+worker starts without it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ from nocap.config.trainer import Trainer
 
 
 def made(schema: Any, plain: Mapping[str, Any], place: str = "") -> Any:
-    """Return a dataclass, checked, of plain values. `place`: of the keys, where a message names them.
+    """Return a dataclass, checked, of plain values. `place`: of the keys, where a message names
+    them.
 
     Errors:
         ValueError: a wrong or missing key, type or value.
@@ -48,15 +49,15 @@ def _first_of(schema: type) -> DictConfig:
     return OmegaConf.structured(schema)
 
 
-# --- types --------------------------------------------------------------------------------------------------
+# --- types ----------------------------------------------------------------------------------------
 
 TRUTHS = ("true", "false", "yes", "no", "on", "off", "y", "n", "1", "0")
 
 
 @cache
 def types_of(schema: type) -> dict[str, tuple[Any, ...]]:
-    """List the types that each key of a dataclass may have: two for `str | None`, a text and a list of
-    texts for a key that may be either."""
+    """List the types that each key of a dataclass may have: two for `str | None`, a text and a list
+    of texts for a key that may be either."""
     hints = get_type_hints(schema)
     types = dict[str, tuple[Any, ...]]()
     for f in dataclasses.fields(schema):
@@ -68,8 +69,8 @@ def types_of(schema: type) -> dict[str, tuple[Any, ...]]:
 
 
 def check_types(schema: type, plain: Mapping[str, Any], place: str = "") -> None:
-    """Refuse what OmegaConf would turn into another type in silence: a number for a text, as yaml reads
-    `3.10`, and a number for a truth value.
+    """Refuse what OmegaConf would turn into another type in silence: a number for a text, as yaml
+    reads `3.10`, and a number for a truth value.
 
     Errors:
         ValueError: the first such key.
@@ -90,19 +91,23 @@ def check_type(types: tuple[Any, ...], value: Any, name: str) -> None:
         for i, item in enumerate(value):
             check_type(get_args(lists[0]), item, f"{name}[{i}]")
     elif str in types and isinstance(value, list):
-        raise ValueError(f"{name} must be one text, and no list (quotes make [a,b] a text), got {value}")
+        raise ValueError(
+            f"{name} must be one text, and no list (quotes make [a,b] a text), got {value}"
+        )
     elif str in types and isinstance(value, int | float):
-        raise ValueError(f"{name} must be text, in quotes where a yaml would read a number, got {value}")
+        raise ValueError(
+            f"{name} must be text, in quotes where a yaml would read a number, got {value}"
+        )
     elif bool in types and isinstance(value, int | float | str) and "${" not in str(value):
         require(str(value).lower() in TRUTHS, name, "be true or false", repr(value))
 
 
-# --- a run --------------------------------------------------------------------------------------------------
+# --- a run ----------------------------------------------------------------------------------------
 
 
 def typed(plain: Any) -> DictConfig:
-    """Return the tree of a `Run` with each part in the class that its `kind` names, which adds what it
-    has by default. Interpolations stay.
+    """Return the tree of a `Run` with each part in the class that its `kind` names, which adds what
+    it has by default. Interpolations stay.
 
     Errors:
         ValueError, OmegaConfBaseException: a wrong kind, key or type.
@@ -123,8 +128,16 @@ def typed(plain: Any) -> DictConfig:
         "be chosen by name, as in ideas=[NAME]; an idea's yaml begins with '# @package ideas.NAME'",
         ideas,
     )
-    for name, idea in ideas.items():  # an experiment may give keys of one that the command leaves out
-        require("kind" in idea, f"ideas.{name}", f"be chosen beside its keys, as in ideas=[{name}]", idea)
+    for (
+        name,
+        idea,
+    ) in ideas.items():  # an experiment may give keys of one that the command leaves out
+        require(
+            "kind" in idea,
+            f"ideas.{name}",
+            f"be chosen beside its keys, as in ideas=[{name}]",
+            idea,
+        )
     parts["ideas"] = {name: _option("ideas", f"ideas.{name}", idea) for name, idea in ideas.items()}
     config = _structured(Run)
     with flag_override(config, "no_deepcopy_set_nodes", True):
@@ -168,12 +181,17 @@ def from_plain(plain: Any, rule: str) -> Run:
 
 
 def refuse_interpolations(plain: Any) -> None:
-    """Refuse interpolations in a record, which holds values: `${oc.env:…}` in a record from elsewhere
-    would read this machine's environment."""
+    """Refuse interpolations in a record, which holds values: `${oc.env:…}` in a record from
+    elsewhere would read this machine's environment."""
     require(
-        not isinstance(plain, str) or "${" not in plain, "values", "be plain", f"the interpolation {plain}"
+        not isinstance(plain, str) or "${" not in plain,
+        "values",
+        "be plain",
+        f"the interpolation {plain}",
     )
-    for item in plain.values() if isinstance(plain, dict) else plain if isinstance(plain, list) else ():
+    for item in (
+        plain.values() if isinstance(plain, dict) else plain if isinstance(plain, list) else ()
+    ):
         refuse_interpolations(item)
 
 
@@ -195,13 +213,14 @@ def dump(plain: Mapping[str, Any]) -> str:
     return yaml.safe_dump(dict(plain), sort_keys=False, allow_unicode=True)
 
 
-# --- what is wrong, in a line -------------------------------------------------------------------------------
+# --- what is wrong, in a line ---------------------------------------------------------------------
 
 
 @contextmanager
 def explained(place: str = "") -> Iterator[None]:
-    """Turn what OmegaConf and yaml say of bad input into a ValueError of one line, which begins with `place`.
-    An option that exits would end the command as if nothing were wrong with its input."""
+    """Turn what OmegaConf and yaml say of bad input into a ValueError of one line, which begins
+    with `place`. An option that exits would end the command as if nothing were wrong with its
+    input."""
     try:
         yield
     # the last: an integer that no float holds
@@ -226,7 +245,9 @@ def explain(error: BaseException) -> str:
         if re.search(pattern, str(error)):
             return rule.format(key)
     text = re.sub(r"^(Value|Key)Error raised while resolving interpolation: ", "", str(error))
-    text = re.sub(r"While dereferencing interpolation '\$\{nocap\.wandb:(\w+),.*?\}'", r"WANDB_\1", text)
+    text = re.sub(
+        r"While dereferencing interpolation '\$\{nocap\.wandb:(\w+),.*?\}'", r"WANDB_\1", text
+    )
     line = " ".join(
         stripped
         for line in text.splitlines()
@@ -242,8 +263,10 @@ _NOISE = (
 
 # What OmegaConf's text matches → the line about a key.
 RULES = {
-    r"is not a subclass of \w*Idea": "{0} must be an idea that is chosen by name, as in ideas=[{0}]",
-    r"Invalid value assigned: \w+ is not a ListConfig|hint 'typing\.List": "{0} must be a list, as in [a, b]",
+    r"is not a subclass of \w*Idea": "{0} must be an idea that is chosen by name, as in "
+    "ideas=[{0}]",
+    r"Invalid value assigned: \w+ is not a ListConfig|hint 'typing\.List": "{0} must be a list, "
+    "as in [a, b]",
     r"missing mandatory value": "{0} must be given",
 }
 
@@ -277,4 +300,10 @@ def _keys_of_all() -> dict[str, list[str]]:
 def suggest(name: str, known: Collection[str]) -> str:
     """Return what was probably meant, or all there is: in parentheses, to end a line."""
     close = difflib.get_close_matches(name, known, n=1)
-    return f" (did you mean {close[0]}?)" if close else f" (it has {', '.join(known)})" if known else ""
+    return (
+        f" (did you mean {close[0]}?)"
+        if close
+        else f" (it has {', '.join(known)})"
+        if known
+        else ""
+    )

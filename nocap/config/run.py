@@ -29,15 +29,17 @@ from nocap.options.tracker import Tracker
 class Store:
     """What a run's folder keeps beside its record."""
 
-    diff: bool = False  # uncommitted changes of nocap's own code, as uncommitted.diff, for its owner's eyes
+    diff: bool = (
+        False  # uncommitted changes of nocap's own code, as uncommitted.diff, for its owner's eyes
+    )
 
 
 @dataclass(kw_only=True, slots=True)
 class Run:
     """One training of one resolved config with one seed."""
 
-    # first, and the model next: other groups' defaults follow from theirs, and a wrong value is named at its
-    # source
+    # first, and the model next: other groups' defaults follow from theirs, and a wrong value is
+    # named at its source
     trainer: Trainer
     model: Model
     attention: Attention
@@ -47,13 +49,21 @@ class Run:
     optimizer: Optimizer
     schedule: Schedule = key(step=False)
     objective: Objective
-    ideas: dict[str, Idea]  # any number of them, by the names of their yamls; see `nocap.options.ideas`
+    ideas: dict[
+        str, Idea
+    ]  # any number of them, by the names of their yamls; see `nocap.options.ideas`
     data: Data = key(step=False)
     tokenizer: Tokenizer = key(losses=True)
     tracker: Tracker = key(identity=False, step=False)
-    store: Store = key(identity=False, step=False, default_factory=Store)  # what is kept beside the record
-    seed: int = key(ge=0, lt=2**63, step=False)  # of the weights at the start and of the order of the data
-    output_dir: str = key(identity=False, step=False)  # folder; runs are in its runs/, grids in its grids/
+    store: Store = key(
+        identity=False, step=False, default_factory=Store
+    )  # what is kept beside the record
+    seed: int = key(
+        ge=0, lt=2**63, step=False
+    )  # of the weights at the start and of the order of the data
+    output_dir: str = key(
+        identity=False, step=False
+    )  # folder; runs are in its runs/, grids in its grids/
     # null: $NOCAP_CACHE, else nocap under the user's cache folder
     cache_dir: str | None = key(identity=False, step=False)
 
@@ -85,13 +95,18 @@ class Run:
         return step * self.trainer.batch_tokens
 
     def in_the_end(self) -> Run:
-        """Return the run whose every step is as this one's last steps are: for what a step costs."""
-        last = {name: left for name, idea in self.ideas.items() if (left := idea.in_the_end()) is not None}
+        """Return the run whose every step is as this one's last steps are: for what a step
+        costs."""
+        last = {
+            name: left
+            for name, idea in self.ideas.items()
+            if (left := idea.in_the_end()) is not None
+        }
         return self if last == self.ideas else self.varied(ideas=last)
 
     def varied(self, **parts: Any) -> Run:
-        """Return the run with other parts for nocap's own use: an option that needs an idea is not asked
-        again whether it is there."""
+        """Return the run with other parts for nocap's own use: an option that needs an idea is not
+        asked again whether it is there."""
         run = copy.copy(self)
         for name, part in parts.items():
             setattr(run, name, part)
@@ -112,14 +127,18 @@ class Run:
 
     def outside_files(self) -> list[outside.File]:
         """List the files from outside that define the run's options."""
-        return outside.used({cls.__module__ for _, option in self.options() for cls in type(option).__mro__})
+        return outside.used(
+            {cls.__module__ for _, option in self.options() for cls in type(option).__mro__}
+        )
 
     def _refuse_unread(self) -> None:
-        """Refuse keys that another option of their group would read, and the chosen one does not."""
+        """Refuse keys that another option of their group would read, and the chosen one does
+        not."""
         for name, option in self.options():
             for full_key in unread(option):
                 why = (
-                    f"beside {name}.kind={option.kind}, which does not read it (one that does names it in "
+                    f"beside {name}.kind={option.kind}, which does not read it (one that does "
+                    f"names it in "
                     "READS)"
                 )
                 require_default(getattr(self, full_key.partition(".")[0]), full_key, why)
@@ -142,11 +161,16 @@ class Run:
             f"{rule} × trainer.devices = {factors} × {t.devices} = {unit * t.devices}",
             t.batch_tokens,
         )
-        require(t.val_tokens % unit == 0, "trainer.val_tokens", f"{rule} = {factors} = {unit}", t.val_tokens)
+        require(
+            t.val_tokens % unit == 0,
+            "trainer.val_tokens",
+            f"{rule} = {factors} = {unit}",
+            t.val_tokens,
+        )
 
     def _check_graphs(self) -> None:
-        """Refuse CUDA graphs of what changes: a graph repeats what Python decided when it was recorded,
-        and what was drawn."""
+        """Refuse CUDA graphs of what changes: a graph repeats what Python decided when it was
+        recorded, and what was drawn."""
         rule = "be false beside an option that draws"
         require(not (self.trainer.cuda_graphs and self.draws), "trainer.cuda_graphs", rule, True)
         for name, idea in self.ideas.items() if self.trainer.cuda_graphs else ():
@@ -164,12 +188,18 @@ class Run:
             found = outside.find("tracker", kind)
             fits = found is not None and _needs_no_keys(found) and kind != self.tracker.kind
             rows = outside.options("tracker").items()
-            able = [other for other, cls in rows if other != self.tracker.kind and _needs_no_keys(cls)]
-            rule = f"hold trackers beside tracker={self.tracker.kind} that need no keys: {', '.join(able)}"
+            able = [
+                other for other, cls in rows if other != self.tracker.kind and _needs_no_keys(cls)
+            ]
+            rule = (
+                f"hold trackers beside tracker={self.tracker.kind} that need no keys: "
+                f"{', '.join(able)}"
+            )
             require(fits and also.count(kind) == 1, "tracker.also", rule, kind)
 
     def that_count(self, what: str, plain: dict[str, Any]) -> dict[str, Any]:
-        """Return the keys of the run's plain form that count for `what`: see `nocap.config.keys.COUNTS`."""
+        """Return the keys of the run's plain form that count for `what`: see
+        `nocap.config.keys.COUNTS`."""
         return counting(self, what, plain)
 
 
@@ -178,7 +208,8 @@ def _needs_no_keys(option: type[Option]) -> bool:
 
 
 def keys_that_count(what: str) -> list[str]:
-    """`group.key` of every key that is declared to count for `what`, of all options and the trainer."""
+    """`group.key` of every key that is declared to count for `what`, of all options and the
+    trainer."""
     full_keys: list[str] = []
     for f in fields(Run):
         kinds = (

@@ -1,5 +1,5 @@
-"""How a run is trained: the keys under `trainer`, which are the same for every option; and, under `search`,
-those of a search, which `nocap.launch.search` carries out."""
+"""How a run is trained: the keys under `trainer`, which are the same for every option; and, under
+`search`, those of a search, which `nocap.launch.search` carries out."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ class Compile(Enum):
     off = "off"
     regional = "regional"  # the block and the head with its loss, each as one region
     full = "full"  # the whole model as one graph
-    max = "max"  # regional, its kernels chosen and tuned by timing them, which may take many minutes
+    max = (
+        "max"  # regional, its kernels chosen and tuned by timing them, which may take many minutes
+    )
 
 
 class Malloc(Enum):
@@ -34,8 +36,8 @@ class Malloc(Enum):
 
 
 class ActivationCheckpointing(Enum):
-    """What the forward pass does not keep for the backward pass, which computes it again from the input it
-    had."""
+    """What the forward pass does not keep for the backward pass, which computes it again from the
+    input it had."""
 
     off = "off"
     block = "block"  # all inside a block: only the residual stream between blocks is kept
@@ -51,15 +53,17 @@ class Trainer:
     # ranks, each on a device of its own; cpu ranks share the cores
     devices: int = key(ge=1, le=4096, identity=False)
     device: Device  # where it trains
-    # of the products in forward and backward; by default bf16 on a GPU and, for wide models, on a CPU with
-    # AMX
+    # of the products in forward and backward; by default bf16 on a GPU and, for wide models, on a
+    # CPU with AMX
     precision: Precision
     val_precision: Precision = key(step=False, losses=True)  # the same, in validation
     threads: int = key(ge=1, le=4096)  # CPU threads per worker
-    # of memory on the CPU: it changes speed, and no number. Records of before this key have what was then
+    # of memory on the CPU: it changes speed, and no number. Records of before this key have what
+    # was then
     malloc: Malloc = key(identity=False, default=Malloc.system)
     compile: Compile  # by torch.compile
-    # a micro-batch's forward and backward as one launch: for steps whose host is slower than their GPU
+    # a micro-batch's forward and backward as one launch: for steps whose host is slower than their
+    # GPU
     cuda_graphs: bool = False
     # what the backward pass computes again instead of keeping it
     activation_checkpointing: ActivationCheckpointing = ActivationCheckpointing.off
@@ -69,14 +73,18 @@ class Trainer:
     val_tokens: int = key(ge=1, le=2**40, step=False, losses=True)  # tokens that a validation reads
     # steps between checkpoints; 0 saves only after the last
     checkpoint_every: int = key(ge=0, le=10**9, identity=False, step=False)
-    keep_checkpoints: int = key(ge=1, le=10**9, identity=False, step=False)  # the newest so many stay
+    keep_checkpoints: int = key(
+        ge=1, le=10**9, identity=False, step=False
+    )  # the newest so many stay
     # steps whose checkpoint stays, also after the run
     keep_steps: list[int] = key(identity=False, step=False, default_factory=list)
-    # Another run's checkpoint: this run goes on from it as if it had got there itself. Which one, is a part
-    # of the identity by itself.
+    # Another run's checkpoint: this run goes on from it as if it had got there itself. Which one,
+    # is a part of the identity by itself.
     init_from: str | None = key(identity=False, step=False, default=None)
     log_every: int = key(ge=1, le=10**9, identity=False, step=False)  # steps between rows
-    max_restarts: int = key(ge=0, le=10**6, identity=False, step=False)  # restarts of a lost worker or rank
+    max_restarts: int = key(
+        ge=0, le=10**6, identity=False, step=False
+    )  # restarts of a lost worker or rank
     # seconds for a micro-batch, or it is lost
     hang_timeout_s: float = key(gt=0, le=1e7, identity=False, step=False)
 
@@ -99,7 +107,8 @@ class Trainer:
             require(
                 self.devices == 1,
                 "trainer.cuda_graphs",
-                f"be false beside trainer.devices={self.devices}: ranks exchange gradients in a backward",
+                f"be false beside trainer.devices={self.devices}: ranks exchange gradients in a "
+                f"backward",
                 True,
             )
         require(
@@ -111,7 +120,8 @@ class Trainer:
 
 
 class Sampler(Enum):
-    tpe = "tpe"  # tree-structured Parzen estimator (arXiv:2304.11127); its first ten trials are random
+    # tree-structured Parzen estimator (arXiv:2304.11127); its first ten trials are random
+    tpe = "tpe"
     random = "random"
 
 
@@ -120,7 +130,9 @@ class Search:
     """`search=SAMPLER search.KEY=VALUE`, beside `--multirun`."""
 
     sampler: Sampler
-    trials: int = key(ge=1, le=10_000, default=20)  # how many; the same search with more of them goes on
+    trials: int = key(
+        ge=1, le=10_000, default=20
+    )  # how many; the same search with more of them goes on
     # of the proposals and of the trials' runs: not one that a claim will use
     seed: int = key(ge=0, lt=2**63, default=100)
 

@@ -1,7 +1,7 @@
 """The characters of an override's values, as they were typed.
 
-Hydra's grammar reads `2024_11_27` as a number before the type of its key is known. Its own lexer says here
-where the values of an override stand, so that a key of text gets what was typed.
+Hydra's grammar reads `2024_11_27` as a number before the type of its key is known. Its own lexer
+says here where the values of an override stand, so that a key of text gets what was typed.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ def texts_of_typed(word: str) -> Iterator[str]:
 
 @lru_cache(maxsize=4096)
 def as_text(word: str) -> Any:
-    """Return an override's value with every number, truth value and null as the text that was typed.
+    """Return an override's value with every number, truth value and null as the text that was
+    typed.
 
     Errors:
         HydraException: it cannot be parsed.

@@ -28,7 +28,8 @@ def main(argv: list[str] | None = None) -> int:
         ("list", "the sources there are, and the sets in the cache"),
         (
             "prepare",
-            "make or download what these overrides need, and check it: prepare data=stdlib tokenizer=gpt2",
+            "make or download what these overrides need, and check it: prepare data=stdlib "
+            "tokenizer=gpt2",
         ),
         ("verify", "read every byte again and name each bad file"),
     ):
@@ -78,7 +79,9 @@ def _described(folder: Path) -> str:
     try:
         rows = read_manifest(folder)["shards"]
         train, val = (sum(row["tokens"] for row in rows[split]) for split in ("train", "val"))
-        size = sum((folder / row["name"]).stat().st_size for split in rows.values() for row in split)
+        size = sum(
+            (folder / row["name"]).stat().st_size for split in rows.values() for row in split
+        )
     except (ValueError, KeyError, TypeError, OSError) as error:
         return f"{folder.name}  broken: {error}"
     return f"{folder.name}  {train:,} train and {val:,} val tokens  {size / 2**20:.1f} MiB"
@@ -118,8 +121,8 @@ def _plain(shard: Shard) -> dict[str, Any]:
 
 
 def _describe_source(source: dict[str, object]) -> Iterator[str]:
-    """Yield what the source recorded of itself: documents, skipped files, Python's version, the hub's
-    commit."""
+    """Yield what the source recorded of itself: documents, skipped files, Python's version, the
+    hub's commit."""
     if isinstance(documents := source.get("documents"), dict):
         yield f"from {documents['train']:,} train and {documents['val']:,} val documents"
     if skipped := source.get("skipped"):

@@ -1,9 +1,9 @@
-"""Which tokens make a batch: a pure function of (seed, step), the same for every arm, device count and
-micro-batch.
+"""Which tokens make a batch: a pure function of (seed, step), the same for every arm, device count
+and micro-batch.
 
-All windows of seq_len tokens (and one more, the last target) are numbered over the shards. An order maps the
-n-th sequence of training to a window: there is no loader state to save, and a resumed run reads what the
-uninterrupted one would have read.
+All windows of seq_len tokens (and one more, the last target) are numbered over the shards. An order
+maps the n-th sequence of training to a window: there is no loader state to save, and a resumed run
+reads what the uninterrupted one would have read.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from nocap.options.data import Order
 
 
 def splitmix64(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return a bijective 64-bit hash (Steele, Lea & Flood 2014). NumPy's own shuffles may change between
-    versions; this cannot."""
+    """Return a bijective 64-bit hash (Steele, Lea & Flood 2014). NumPy's own shuffles may change
+    between versions; this cannot."""
     x = x + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -41,18 +41,24 @@ class Windows:
     def __init__(
         self, shards: Sequence[Shard], *, seq_len: int, order: Order, read_sequences: int, seed: int
     ) -> None:
-        """`read_sequences` counts in sequential order only: a shard is left when it cannot give that many
-        sequences at once.
+        """`read_sequences` counts in sequential order only: a shard is left when it cannot give
+        that many sequences at once.
 
         Errors:
             ValueError: the shards do not hold one window.
         """
         unit = read_sequences if order is Order.sequential else 1
-        self.counts = np.array([(shard.tokens - 1) // (seq_len * unit) * unit for shard in shards], np.int64)
+        self.counts = np.array(
+            [(shard.tokens - 1) // (seq_len * unit) * unit for shard in shards], np.int64
+        )
         self.n = int(self.counts.sum())
         if self.n == 0:
-            rule = f"hold at least {unit} × model.seq_len + 1 = {unit * seq_len + 1} tokens in a shard"
-            raise ValueError(f"data must {rule}, got {sum(shard.tokens for shard in shards)} in all")
+            rule = (
+                f"hold at least {unit} × model.seq_len + 1 = {unit * seq_len + 1} tokens in a shard"
+            )
+            raise ValueError(
+                f"data must {rule}, got {sum(shard.tokens for shard in shards)} in all"
+            )
         self.seq_len, self.order, self.seed = seq_len, order, seed
         # the same memory; memmap's own indexing is slow
         self._tokens = [np.asarray(shard.map()) for shard in shards]
@@ -61,10 +67,12 @@ class Windows:
         self._all = self.n
         self._arranged: Callable[[NDArray[np.int64], int], NDArray[np.int64]] | None = None
 
-    def arrange(self, scores: NDArray[np.float64], *, keep: float, noise: float, sequences: int) -> None:
-        """Read but the share `keep` of the windows with the lowest scores; and those of an epoch that
-        training of so many sequences reads, in the order of (1 - noise)·(rank of the score) + noise·(place in
-        the shuffled order)."""
+    def arrange(
+        self, scores: NDArray[np.float64], *, keep: float, noise: float, sequences: int
+    ) -> None:
+        """Read but the share `keep` of the windows with the lowest scores; and those of an epoch
+        that training of so many sequences reads, in the order of (1 - noise)·(rank of the score) +
+        noise·(place in the shuffled order)."""
         kept = np.argsort(scores, kind="stable")[: max(1, round(keep * self._all))]
         rank = np.full(self._all, -1)
         rank[kept] = np.arange(len(kept))
@@ -84,7 +92,8 @@ class Windows:
         if self.order is Order.sequential:
             return index
         if epoch != self._epoch:
-            self._epoch, self._permutation = epoch, permutation(self._all, seed=self.seed, epoch=epoch)
+            self._epoch = epoch
+            self._permutation = permutation(self._all, seed=self.seed, epoch=epoch)
             if self._arranged is not None:
                 self._permutation = self._arranged(self._permutation, epoch)
         return int(self._permutation[index])
@@ -107,14 +116,20 @@ def train_windows(run: Run, shards: Sequence[Shard]) -> Windows:
     """Return what the run trains on, in its order."""
     data = run.data
     return Windows(
-        shards, seq_len=run.model.seq_len, order=data.order, read_sequences=data.read_sequences, seed=run.seed
+        shards,
+        seq_len=run.model.seq_len,
+        order=data.order,
+        read_sequences=data.read_sequences,
+        seed=run.seed,
     )
 
 
 def val_windows(run: Run, shards: Sequence[Shard]) -> Windows:
-    """Return what the run is validated on: the first tokens of the validation shards, the same for every
-    arm and seed."""
-    return Windows(shards, seq_len=run.model.seq_len, order=Order.sequential, read_sequences=1, seed=0)
+    """Return what the run is validated on: the first tokens of the validation shards, the same for
+    every arm and seed."""
+    return Windows(
+        shards, seq_len=run.model.seq_len, order=Order.sequential, read_sequences=1, seed=0
+    )
 
 
 def microbatches(run: Run) -> int:
@@ -123,19 +138,21 @@ def microbatches(run: Run) -> int:
     return t.batch_tokens // (t.micro_batch * run.model.seq_len * t.devices)
 
 
-def sequences_of(*, first: int, rank: int, world: int, microbatches: int, micro_batch: int) -> list[int]:
-    """Return the sequences that a rank reads for a step whose `first` is this one, micro-batch after
-    micro-batch.
+def sequences_of(
+    *, first: int, rank: int, world: int, microbatches: int, micro_batch: int
+) -> list[int]:
+    """Return the sequences that a rank reads for a step whose `first` is this one, micro-batch
+    after micro-batch.
 
-    The global batch is cut into micro-batches that go round the ranks, so that one rank with twice the
-    accumulation sums the same terms.
+    The global batch is cut into micro-batches that go round the ranks, so that one rank with twice
+    the accumulation sums the same terms.
     """
     chunks = (first + (i * world + rank) * micro_batch for i in range(microbatches))
     return [chunk + j for chunk in chunks for j in range(micro_batch)]
 
 
 def target_bytes(windows: Windows, lengths: NDArray[np.int32], *, tokens: int) -> int:
-    """UTF-8 bytes of the targets in the first `tokens` // seq_len windows; `lengths` gives each token's
-    bytes, end-of-text none."""
+    """UTF-8 bytes of the targets in the first `tokens` // seq_len windows; `lengths` gives each
+    token's bytes, end-of-text none."""
     sequences = range(tokens // windows.seq_len)
     return sum(int(lengths[windows.read([s])[:, 1:]].sum()) for s in sequences)

@@ -1,4 +1,5 @@
-"""Text as token shards: what the documents are, which split each goes to, and how they are encoded."""
+"""Text as token shards: what the documents are, which split each goes to, and how they are
+encoded."""
 
 from __future__ import annotations
 
@@ -27,13 +28,15 @@ if TYPE_CHECKING:
 
 PIECE_BYTES = 32 * 1024  # of text, the unit that goes to training or to validation
 BATCH_PIECES = 64  # encoded at once
-NOT_LIBRARY = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
+NOT_LIBRARY = frozenset(
+    {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Piece:
-    """Bytes `start` to `stop` of a file. Their SHA-256 chooses the split, so that a text goes to one side
-    whatever its file's name, and however often it is there."""
+    """Bytes `start` to `stop` of a file. Their SHA-256 chooses the split, so that a text goes to
+    one side whatever its file's name, and however often it is there."""
 
     path: Path
     sha256: str
@@ -44,13 +47,16 @@ class Piece:
 def stdlib(
     tokenizer: Tokenizer, *, val_fraction: float, cache_dir: Path, folder: Path | None = None
 ) -> ShardSet:
-    """Return the standard library's own source: a file is a document. Tests and files that are not UTF-8
-    are left out; the latter are named."""
+    """Return the standard library's own source: a file is a document. Tests and files that are not
+    UTF-8 are left out; the latter are named."""
     folder = folder or Path(sysconfig.get_path("stdlib"))
-    files = [(name, path) for name, path in _walk(folder, without=NOT_LIBRARY) if name.endswith(".py")]
+    files = [
+        (name, path) for name, path in _walk(folder, without=NOT_LIBRARY) if name.endswith(".py")
+    ]
     if len(files) < 2:
         raise ValueError(
-            f"data=stdlib: Python's library must have .py files in {folder}, got {len(files)}; use data=text"
+            f"data=stdlib: Python's library must have .py files in {folder}, got {len(files)}; "
+            f"use data=text"
         )
     python = f"{platform.python_implementation()} {platform.python_version()}"
     paths = [path for _, path in files]
@@ -74,9 +80,11 @@ def stdlib(
     return made("stdlib", tokenizer.name, key, cache_dir=cache_dir, make=make)
 
 
-def text(paths: list[str], tokenizer: Tokenizer, *, val_fraction: float, cache_dir: Path) -> ShardSet:
-    """Return the user's UTF-8 files, in pieces of up to 32 KiB cut at a line's end, so that one big file
-    still gives both splits."""
+def text(
+    paths: list[str], tokenizer: Tokenizer, *, val_fraction: float, cache_dir: Path
+) -> ShardSet:
+    """Return the user's UTF-8 files, in pieces of up to 32 KiB cut at a line's end, so that one big
+    file still gives both splits."""
     files = _text_files(paths)
     key = _text_key(files, tokenizer, val_fraction)
 
@@ -86,7 +94,8 @@ def text(paths: list[str], tokenizer: Tokenizer, *, val_fraction: float, cache_d
         require(
             len(different) >= 2,
             "data.path",
-            f"hold more than {PIECE_BYTES // 1024} KiB of different text, so that training and validation "
+            f"hold more than {PIECE_BYTES // 1024} KiB of different text, so that training and "
+            f"validation "
             "each get a piece",
             f"{sum(different.values())} bytes",
         )
@@ -96,14 +105,14 @@ def text(paths: list[str], tokenizer: Tokenizer, *, val_fraction: float, cache_d
     return made("text", tokenizer.name, key, cache_dir=cache_dir, make=make)
 
 
-# --- files and pieces ---------------------------------------------------------------------------------------
+# --- files and pieces -----------------------------------------------------------------------------
 
 
 def _walk(
     folder: Path, *, without: frozenset[str] = frozenset(), refuse_links: bool = False
 ) -> list[tuple[str, Path]]:
-    """List every file below a folder as (relative name, path), sorted by name, without hidden ones and
-    folders named in `without`. Links to folders are not followed.
+    """List every file below a folder as (relative name, path), sorted by name, without hidden ones
+    and folders named in `without`. Links to folders are not followed.
 
     Errors:
         OSError: a folder that may not be read.
@@ -126,18 +135,28 @@ def _walk(
 
 
 def _text_files(items: list[str]) -> list[Path]:
-    """List the files of `data.path`, each once, in the order given; those of a folder or a glob by name."""
+    """List the files of `data.path`, each once, in the order given; those of a folder or a glob by
+    name."""
     files = dict[str, Path]()  # by real path
     for item in items:
         path = expanded(item)
-        matches = [path] if path.exists() else [Path(match) for match in glob.glob(str(path), recursive=True)]
+        matches = (
+            [path]
+            if path.exists()
+            else [Path(match) for match in glob.glob(str(path), recursive=True)]
+        )
         matched_files = list[Path]()
         for match in matches:
             if match.is_dir():
                 matched_files += [file for _, file in _walk(match, refuse_links=True)]
             else:
                 matched_files.append(match)
-        require(bool(matched_files), "data.path", "match at least one file that is not hidden", repr(item))
+        require(
+            bool(matched_files),
+            "data.path",
+            "match at least one file that is not hidden",
+            repr(item),
+        )
         for file in sorted(matched_files):
             files.setdefault(os.path.realpath(file), file)
     return list(files.values())
@@ -146,8 +165,8 @@ def _text_files(items: list[str]) -> list[Path]:
 def _text_key(files: list[Path], tokenizer: Tokenizer, val_fraction: float) -> dict[str, Any]:
     """List everything that the tokens of these files depend on but the code.
 
-    A file that was replaced has another inode or time of change, also where its size and the time that
-    `cp -p` keeps are the same.
+    A file that was replaced has another inode or time of change, also where its size and the time
+    that `cp -p` keeps are the same.
     """
     listing = []
     for path in files:
@@ -161,8 +180,8 @@ def _text_key(files: list[Path], tokenizer: Tokenizer, val_fraction: float) -> d
 
 
 def _cut(path: Path) -> Iterator[Piece]:
-    """Yield a file's pieces: up to the last line end within PIECE_BYTES, or, in a longer line, to its
-    last whole character."""
+    """Yield a file's pieces: up to the last line end within PIECE_BYTES, or, in a longer line, to
+    its last whole character."""
     start = 0
     left = b""
     with path.open("rb") as file:
@@ -174,7 +193,9 @@ def _cut(path: Path) -> Iterator[Piece]:
             except UnicodeDecodeError as error:
                 if at_end or error.reason != "unexpected end of data":
                     what = f"byte 0x{left[error.start]:02x} at offset {start + error.start}"
-                    raise ValueError(f"{path}: data.path must hold UTF-8 text, got {what}") from None
+                    raise ValueError(
+                        f"{path}: data.path must hold UTF-8 text, got {what}"
+                    ) from None
                 size = error.start
             sha256 = hashlib.sha256(left[:size]).hexdigest()
             yield Piece(path=path, sha256=sha256, start=start, stop=start + size)
@@ -183,15 +204,15 @@ def _cut(path: Path) -> Iterator[Piece]:
 
 
 def _validation(pieces: list[Piece], fraction: float) -> set[str]:
-    """Return the SHA-256 of the pieces for validation: as a number from 0 to 1 it is below `fraction`. At
-    least one, and never all."""
+    """Return the SHA-256 of the pieces for validation: as a number from 0 to 1 it is below
+    `fraction`. At least one, and never all."""
     ranked = sorted({piece.sha256 for piece in pieces})
     assert len(ranked) >= 2
     chosen = sum(int(sha256, 16) < fraction * 2**256 for sha256 in ranked)
     return set(ranked[: min(max(chosen, 1), len(ranked) - 1)])
 
 
-# --- shards -------------------------------------------------------------------------------------------------
+# --- shards ---------------------------------------------------------------------------------------
 
 
 def _write_text(
@@ -203,24 +224,31 @@ def _write_text(
         "train": [p for p in pieces if p.sha256 not in validation],
         "val": [p for p in pieces if p.sha256 in validation],
     }
-    shards = {split: write_shards(target, split, _encoded(side, encoding)) for split, side in sides.items()}
+    shards = {
+        split: write_shards(target, split, _encoded(side, encoding))
+        for split, side in sides.items()
+    }
     source: dict[str, object] = {
         "text": True,
         "documents": {split: len(side) for split, side in sides.items()},
-        "bytes": {split: sum(piece.stop - piece.start for piece in side) for split, side in sides.items()},
+        "bytes": {
+            split: sum(piece.stop - piece.start for piece in side) for split, side in sides.items()
+        },
     }
     return source, shards
 
 
 def _encoded(pieces: list[Piece], encoding: tiktoken.Encoding) -> Iterator[Tokens]:
-    """Tokens of one split's pieces. End-of-text stands wherever the text before is not the text before: at
-    the start of a file, and where the piece between went to the other split, so that no window joins two
-    sentences that were never neighbours."""
+    """Tokens of one split's pieces. End-of-text stands wherever the text before is not the text
+    before: at the start of a file, and where the piece between went to the other split, so that no
+    window joins two sentences that were never neighbours."""
     before: tuple[Path, int] | None = None
     end_of_text = np.array([encoding.eot_token], dtype=np.uint16)
     for first in range(0, len(pieces), BATCH_PIECES):
         batch = pieces[first : first + BATCH_PIECES]
-        for piece, ids in zip(batch, _encode([_read(piece) for piece in batch], encoding), strict=True):
+        for piece, ids in zip(
+            batch, _encode([_read(piece) for piece in batch], encoding), strict=True
+        ):
             if before != (piece.path, piece.start):
                 yield end_of_text
             yield ids

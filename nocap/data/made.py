@@ -1,8 +1,8 @@
 """Sets of shards made in the cache, once.
 
-A set is a folder `cache_dir/corpora/<kind>-<vocabulary>-<key>`, its key a hash of everything that the shards
-depend on, the code that makes them included. The folder appears by a rename, so neither a killed process nor
-a racing one leaves half a set behind.
+A set is a folder `cache_dir/corpora/<kind>-<vocabulary>-<key>`, its key a hash of everything that
+the shards depend on, the code that makes them included. The folder appears by a rename, so neither
+a killed process nor a racing one leaves half a set behind.
 """
 
 from __future__ import annotations
@@ -29,17 +29,25 @@ FORMAT = 1  # of the shards' content; a change makes every set anew
 # of the source, for the record; shards by split
 Made = tuple[dict[str, object], dict[str, list[dict[str, object]]]]
 
-# The options that make the tokens at hand, set where they are asked for them. Their code, with what it
-# imports, is in the key of what is made.
+# The options that make the tokens at hand, set where they are asked for them. Their code, with what
+# it imports, is in the key of what is made.
 MAKERS: ContextVar[tuple[object, ...]] = ContextVar("MAKERS", default=())
 
 
 def made(
-    kind: str, vocabulary: str, key: dict[str, Any], *, cache_dir: Path, make: Callable[[Path], Made]
+    kind: str,
+    vocabulary: str,
+    key: dict[str, Any],
+    *,
+    cache_dir: Path,
+    make: Callable[[Path], Made],
 ) -> ShardSet:
     """Return the set with this key, made first if it is not in the cache."""
     code = hashes(
-        [make.__module__, *(cls.__module__ for option in MAKERS.get() for cls in type(option).__mro__)]
+        [
+            make.__module__,
+            *(cls.__module__ for option in MAKERS.get() for cls in type(option).__mro__),
+        ]
     )
     digest = hashlib.sha256(json.dumps([FORMAT, key, code], sort_keys=True).encode()).hexdigest()
     folder = cache_dir / "corpora" / f"{kind}-{vocabulary}-{digest[:16]}"
@@ -53,7 +61,11 @@ def made(
     expected = train | val
     remedy = dict.fromkeys(expected, _remedy(folder))
     return ShardSet(
-        train=tuple(train), val=tuple(val), source=manifest["source"], expected=expected, remedy=remedy
+        train=tuple(train),
+        val=tuple(val),
+        source=manifest["source"],
+        expected=expected,
+        remedy=remedy,
     )
 
 
@@ -80,14 +92,16 @@ def _make(folder: Path, kind: str, vocabulary: str, make: Callable[[Path], Made]
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Return a made set's manifest: `format`, `source`, `shards`; `ValueError` when it is missing or is
-    none."""
+    """Return a made set's manifest: `format`, `source`, `shards`; `ValueError` when it is missing
+    or is none."""
     try:
         manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_bytes())
         splits = [manifest["shards"][split] for split in ("train", "val")]
         paths = [folder / row["name"] for rows in splits for row in rows if row["sha256"]]
         # A name is a file of this folder: a set that somebody sent leads nowhere else.
-        inside = all(path.parent == folder and path.name and not path.is_symlink() for path in paths)
+        inside = all(
+            path.parent == folder and path.name and not path.is_symlink() for path in paths
+        )
         ok = (
             manifest["format"] == FORMAT
             and all(splits)
@@ -100,7 +114,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             raise
         ok = False
     if not ok:
-        raise ValueError(f"{folder / 'manifest.json'}: must be the manifest of a made set; {_remedy(folder)}")
+        raise ValueError(
+            f"{folder / 'manifest.json'}: must be the manifest of a made set; {_remedy(folder)}"
+        )
     return manifest
 
 
@@ -116,7 +132,9 @@ def write_shards(target: Path, split: str, runs: Iterable[Tokens]) -> list[dict[
 
     def close() -> None:
         tokens, name = np.concatenate(buffered), f"{split}_{len(shards):06d}.bin"
-        shards.append({"name": name, "tokens": tokens.size, "sha256": write_shard(target / name, tokens)})
+        shards.append(
+            {"name": name, "tokens": tokens.size, "sha256": write_shard(target / name, tokens)}
+        )
         buffered.clear()
 
     waiting = 0

@@ -1,7 +1,8 @@
 """How much of a validation text stands in its training text, too, wherever it begins there.
 
-Passages are compared by a rolling hash. Of all passages a sixteenth is looked at, chosen by the hash itself:
-so a text is found again behind another beginning. In a short text, or one of few passages, all are looked at.
+Passages are compared by a rolling hash. Of all passages a sixteenth is looked at, chosen by the
+hash itself: so a text is found again behind another beginning. In a short text, or one of few
+passages, all are looked at.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ Hashes = NDArray[np.uint64]
 
 
 def share_in_training(train: Sequence[Shard], val: Sequence[Shard]) -> float | None:
-    """Return the share of the passages of `val` that stand in `train`; None where there are too few."""
+    """Return the share of the passages of `val` that stand in `train`; None where there are too
+    few."""
     for bits in (SAMPLED_BITS, 0):
         looked_at = [hashes for shard in val for hashes in _hashes(shard, bits)]
         different, counts = np.unique(np.concatenate(looked_at), return_counts=True)
@@ -42,13 +44,15 @@ def share_in_training(train: Sequence[Shard], val: Sequence[Shard]) -> float | N
 
 
 def _hashes(shard: Shard, bits: int) -> Iterator[Hashes]:
-    """Yield the hashes of the passages that are looked at, whose first `bits` are 0. A passage's hash is
-    Σ (token + 1)·Mⁱ modulo 2^64, a difference of two sums from the chunk's beginning on."""
+    """Yield the hashes of the passages that are looked at, whose first `bits` are 0. A passage's
+    hash is Σ (token + 1)·Mⁱ modulo 2^64, a difference of two sums from the chunk's beginning on."""
     tokens = shard.map()
     powers, inverses = _powers(MULTIPLIER), _powers(pow(MULTIPLIER, -1, 2**64))
     for start in range(0, len(tokens), CHUNK):
         chunk = tokens[start : start + CHUNK + PASSAGE - 1].astype(np.uint64) + np.uint64(1)
-        sums = np.concatenate([np.zeros(1, dtype=np.uint64), np.cumsum(chunk * powers[: len(chunk)])])
+        sums = np.concatenate(
+            [np.zeros(1, dtype=np.uint64), np.cumsum(chunk * powers[: len(chunk)])]
+        )
         differences = sums[PASSAGE:] - sums[:-PASSAGE]
         hashes = differences * inverses[: len(differences)]
         yield hashes[hashes <= np.uint64(2 ** (64 - bits) - 1)]

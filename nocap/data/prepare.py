@@ -18,8 +18,8 @@ from nocap.options.tokenizer import Tokenizer
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dataset:
-    """Checked shards. Two datasets with the same tokens in the same order have one fingerprint, wherever they
-    lie."""
+    """Checked shards. Two datasets with the same tokens in the same order have one fingerprint,
+    wherever they lie."""
 
     train: tuple[Shard, ...]
     val: tuple[Shard, ...]
@@ -30,8 +30,8 @@ class Dataset:
 
     @property
     def fingerprint(self) -> str:
-        """sha256 over the shards' hashes, in order, the vocabulary's size, and of files without a header the
-        type of their tokens."""
+        """sha256 over the shards' hashes, in order, the vocabulary's size, and of files without a
+        header the type of their tokens."""
         parts: list[object] = [
             [shard.sha256 for shard in self.train],
             [shard.sha256 for shard in self.val],
@@ -44,8 +44,8 @@ class Dataset:
 
 
 def prepare(data: Data, tokenizer: Tokenizer, *, cache_dir: Path) -> Dataset:
-    """Make or fetch what is missing, then scan every shard. `ValueError` in one line for whatever a user can
-    put right."""
+    """Make or fetch what is missing, then scan every shard. `ValueError` in one line for whatever a
+    user can put right."""
     shard_set, size = _locate(data, tokenizer, cache_dir), tokenizer.vocab_size
     train, val = (
         tuple(_check(path, shard_set, size, cache_dir) for path in paths)
@@ -55,7 +55,8 @@ def prepare(data: Data, tokenizer: Tokenizer, *, cache_dir: Path) -> Dataset:
         for other in train:
             if shard.sha256 == other.sha256:
                 raise ValueError(
-                    f"data.val must not hold training data, got {shard.path} with the same bytes as "
+                    f"data.val must not hold training data, got {shard.path} with the same bytes "
+                    f"as "
                     f"{other.path}"
                 )
     dataset = Dataset(train=train, val=val, vocab_size=size, source=shard_set.source)
@@ -64,7 +65,8 @@ def prepare(data: Data, tokenizer: Tokenizer, *, cache_dir: Path) -> Dataset:
     share = _share_in_training(dataset, cache_dir)
     if share is not None and share > MOST:
         raise ValueError(
-            f"data={data.kind} must validate on text that is not in training, got {share:.0%} of its "
+            f"data={data.kind} must validate on text that is not in training, got {share:.0%} of "
+            f"its "
             f"passages of {PASSAGE} tokens in both"
         )
     return replace(dataset, in_training=share)
@@ -98,7 +100,9 @@ def _locate(data: Data, tokenizer: Tokenizer, cache_dir: Path) -> ShardSet:
     return data.locate(tokenizer, cache_dir=cache_dir)
 
 
-def _check(path: Path, shard_set: ShardSet, vocab_size: int, cache_dir: Path, reread: bool = False) -> Shard:
+def _check(
+    path: Path, shard_set: ShardSet, vocab_size: int, cache_dir: Path, reread: bool = False
+) -> Shard:
     try:
         raw = shard_set.raw
         shard = scan(path, vocab_size=vocab_size, cache_dir=cache_dir, reread=reread, raw=raw)

@@ -59,10 +59,14 @@ def write_shard(path: Path, tokens: npt.NDArray[Any]) -> str:
     assert tokens.ndim == 1
     assert tokens.dtype.kind in "iu", tokens.dtype
     if not 1 <= tokens.size < 2**31:
-        raise ValueError(f"{path}: a shard must hold between 1 and 2^31 - 1 tokens, got {tokens.size}")
+        raise ValueError(
+            f"{path}: a shard must hold between 1 and 2^31 - 1 tokens, got {tokens.size}"
+        )
     low, high = int(tokens.min()), int(tokens.max())
     if low < 0 or high > 0xFFFF:
-        raise ValueError(f"{path}: token ids must fit uint16 (0 to 65535), got {low if low < 0 else high}")
+        raise ValueError(
+            f"{path}: token ids must fit uint16 (0 to 65535), got {low if low < 0 else high}"
+        )
     header = np.zeros(HEADER_BYTES // 4, dtype="<i4")
     header[:3] = MAGIC, VERSION, tokens.size
     parts = header.tobytes(), np.ascontiguousarray(tokens, dtype="<u2").data.cast("B")
@@ -74,14 +78,19 @@ def write_shard(path: Path, tokens: npt.NDArray[Any]) -> str:
 
 @os_errors_refused()
 def scan(
-    path: Path, *, vocab_size: int, cache_dir: Path, reread: bool = False, raw: TokenType | None = None
+    path: Path,
+    *,
+    vocab_size: int,
+    cache_dir: Path,
+    reread: bool = False,
+    raw: TokenType | None = None,
 ) -> Shard:
-    """Check a whole shard: header, size, every id below `vocab_size`, and its sha256. `raw`: of a file
-    without a header.
+    """Check a whole shard: header, size, every id below `vocab_size`, and its sha256. `raw`: of a
+    file without a header.
 
-    The result is cached in `cache_dir/scans` under the file's real path, size, modification time and inode:
-    while those are the same, a second scan costs a stat. `reread` reads every byte again, and refuses a file
-    whose bytes changed although those did not.
+    The result is cached in `cache_dir/scans` under the file's real path, size, modification time
+    and inode: while those are the same, a second scan costs a stat. `reread` reads every byte
+    again, and refuses a file whose bytes changed although those did not.
 
     Errors:
         ValueError: names the file, and for a bad id its offset in tokens.
@@ -101,7 +110,8 @@ def scan(
         if known is not None and known != scanned:
             then, now = known["sha256"], scanned["sha256"]
             raise ValueError(
-                f"{absolute}: its bytes changed under the same size and time: sha256 must be {then}, "
+                f"{absolute}: its bytes changed under the same size and time: sha256 must be "
+                f"{then}, "
                 f"got {now}"
             )
         write_json(record, {"format": SCAN_FORMAT, "path": real, "stamp": stamp, "found": scanned})
@@ -119,8 +129,8 @@ def _stamp(status: os.stat_result) -> list[int]:
 
 
 def _cached_scan(record: Path, stamp: list[int]) -> dict[str, Any] | None:
-    """Return the result of an earlier scan of the same file. A record that cannot be read does not count:
-    the scan writes it again."""
+    """Return the result of an earlier scan of the same file. A record that cannot be read does not
+    count: the scan writes it again."""
     try:
         content = json.loads(record.read_bytes())
         if content["format"] != SCAN_FORMAT or content["stamp"] != stamp:
@@ -155,5 +165,7 @@ def _read_whole(name: str, stamp: list[int], raw: TokenType | None) -> dict[str,
         if _stamp(os.fstat(file.fileno())) != stamp:
             raise ValueError(f"{name}: a shard must not change while it is read")
     if zeros and count > 1:
-        raise ValueError(f"{name}: data.dtype must be uint32, got uint16, with 0 for every second token")
+        raise ValueError(
+            f"{name}: data.dtype must be uint32, got uint16, with 0 for every second token"
+        )
     return {"tokens": count, "sha256": digest.hexdigest(), "max_id": max_id}

@@ -1,7 +1,8 @@
-"""A Markov chain with four equally likely successors a token: needs no file, can be learned, and its entropy
-is exactly ln 4 nats.
+"""A Markov chain with four equally likely successors a token: needs no file, can be learned, and
+its entropy is exactly ln 4 nats.
 
-Everything comes from an integer hash, so the tokens are the same under every version of NumPy and Python.
+Everything comes from an integer hash, so the tokens are the same under every version of NumPy and
+Python.
 """
 
 from __future__ import annotations
@@ -54,11 +55,15 @@ def successors(*, vocab_size: int, seed: int) -> npt.NDArray[np.int64]:
     # two equal successors would lower the entropy: a repeated one moves to the next free token
     for choice in range(1, 4):
         while (repeated := (table[:, :choice] == table[:, choice, None]).any(axis=1)).any():
-            table[repeated, choice] = (table[repeated, choice] + np.uint64(1)) % np.uint64(vocab_size)
+            table[repeated, choice] = (table[repeated, choice] + np.uint64(1)) % np.uint64(
+                vocab_size
+            )
     return table.astype(np.int64)
 
 
-def tokens(count: int, *, vocab_size: int, seed: int, stream: int) -> Iterator[npt.NDArray[np.uint16]]:
+def tokens(
+    count: int, *, vocab_size: int, seed: int, stream: int
+) -> Iterator[npt.NDArray[np.uint16]]:
     """`count` tokens of the chain in chunks. Streams (training, validation) walk the same chain by
     independent choices."""
     table = successors(vocab_size=vocab_size, seed=seed).ravel().tolist()

@@ -22,7 +22,8 @@ GPT2_FILES = {
 
 
 def token_bytes(encoding: tiktoken.Encoding) -> npt.NDArray[np.int32]:
-    """Bytes of text in each token, of shape (n_vocab,); none in end-of-text and other special tokens."""
+    """Bytes of text in each token, of shape (n_vocab,); none in end-of-text and other special
+    tokens."""
     special = {encoding.encode_single_token(text) for text in encoding.special_tokens_set}
     lengths = [
         0 if token in special else len(encoding.decode_single_token_bytes(token))

@@ -1,5 +1,6 @@
-"""A shard's tokens, in the challenge's `.bin` format: 256 little-endian int32 (magic, version, count, zeros),
-then uint16 tokens. Or without that header, as nanoGPT writes them: tokens of one type and nothing else."""
+"""A shard's tokens, in the challenge's `.bin` format: 256 little-endian int32 (magic, version,
+count, zeros), then uint16 tokens. Or without that header, as nanoGPT writes them: tokens of one
+type and nothing else."""
 
 from __future__ import annotations
 
@@ -32,22 +33,27 @@ class Shard:
 
     def map(self) -> npt.NDArray[np.unsignedinteger]:
         """Return a read-only memory map of its tokens."""
-        return map_tokens(self.path) if self.raw is None else map_raw(self.path, TokenType(self.raw))
+        return (
+            map_tokens(self.path) if self.raw is None else map_raw(self.path, TokenType(self.raw))
+        )
 
 
 @contextmanager
 def os_errors_refused() -> Iterator[None]:
-    """Turn an `OSError` (a path that is missing, unreadable, full, …) into a `ValueError` of one line."""
+    """Turn an `OSError` (a path that is missing, unreadable, full, …) into a `ValueError` of one
+    line."""
     try:
         yield
     except OSError as error:
-        raise ValueError(f"{error.filename}: {error.strerror}" if error.filename else str(error)) from error
+        raise ValueError(
+            f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        ) from error
 
 
 @os_errors_refused()
 def map_tokens(path: str | Path) -> Tokens:
-    """Return a read-only memory map of a shard's tokens, of shape (tokens,). Checks the header and the
-    size, not the ids: `scan` does that."""
+    """Return a read-only memory map of a shard's tokens, of shape (tokens,). Checks the header and
+    the size, not the ids: `scan` does that."""
     with open(path, "rb") as file:
         count = read_count(str(path), file.read(HEADER_BYTES), os.fstat(file.fileno()).st_size)
     return np.memmap(path, dtype="<u2", mode="r", offset=HEADER_BYTES, shape=(count,))
@@ -67,34 +73,38 @@ def dtype_of(raw: TokenType) -> np.dtype[np.unsignedinteger]:
 
 
 def raw_count(path: str, head: bytes, size: int, raw: TokenType) -> int:
-    """Return the number of tokens in a file without a header; `ValueError` where it has one (`head` are
-    its first bytes), or where its size does not fit the type."""
+    """Return the number of tokens in a file without a header; `ValueError` where it has one (`head`
+    are its first bytes), or where its size does not fit the type."""
     first = np.frombuffer(head[: len(head) // 4 * 4], dtype="<i4", count=min(2, len(head) // 4))
     if first.tolist() == [MAGIC, VERSION]:
         raise ValueError(
-            f"data.dtype must be null for a shard with a header, which says how its tokens are held, got "
+            f"data.dtype must be null for a shard with a header, which says how its tokens are "
+            f"held, got "
             f"{raw.value} for {path}"
         )
     width = dtype_of(raw).itemsize
     if size == 0 or size % width != 0:
         raise ValueError(
-            f"{path}: a file of {raw.value} without a header must have a multiple of {width} bytes, "
+            f"{path}: a file of {raw.value} without a header must have a multiple of {width} "
+            f"bytes, "
             f"got {size}"
         )
     return size // width
 
 
 def read_count(path: str, header: bytes, size: int) -> int:
-    """Return the number of tokens in a header; `ValueError` unless it is a shard's header and agrees with
-    the file's size in bytes."""
+    """Return the number of tokens in a header; `ValueError` unless it is a shard's header and
+    agrees with the file's size in bytes."""
     if len(header) < HEADER_BYTES:
         raise ValueError(
-            f"{path}: a shard must have a header of {HEADER_BYTES} bytes, got a file of {size} bytes"
+            f"{path}: a shard must have a header of {HEADER_BYTES} bytes, got a file of {size} "
+            f"bytes"
         )
     magic, version, count = (int(value) for value in np.frombuffer(header, dtype="<i4", count=3))
     if magic != MAGIC:
         raise ValueError(
-            f"{path}: a shard must start with the magic number {MAGIC}, got {magic} (a file without a "
+            f"{path}: a shard must start with the magic number {MAGIC}, got {magic} (a file "
+            f"without a "
             "header, as nanoGPT writes it, is read with data.dtype=uint16 or uint32)"
         )
     if version != VERSION:
@@ -104,5 +114,7 @@ def read_count(path: str, header: bytes, size: int) -> int:
     expected = HEADER_BYTES + TOKEN_BYTES * count
     if size != expected:
         what = "truncated" if size < expected else "too long"
-        raise ValueError(f"{path}: {what}: a shard of {count} tokens must have {expected} bytes, got {size}")
+        raise ValueError(
+            f"{path}: {what}: a shard of {count} tokens must have {expected} bytes, got {size}"
+        )
     return count

@@ -1,8 +1,8 @@
-"""Two engines that give the logits of the next token: one over cached keys and values, one over the whole
-prefix again. Both lead to the same tokens.
+"""Two engines that give the logits of the next token: one over cached keys and values, one over the
+whole prefix again. Both lead to the same tokens.
 
-B: batch, T: tokens, V: vocabulary, H: query heads, K: key/value heads, G: query heads a key/value head, S:
-slots of a cache, D: channels of a head.
+B: batch, T: tokens, V: vocabulary, H: query heads, K: key/value heads, G: query heads a key/value
+head, S: slots of a cache, D: channels of a head.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def engine_for(
     compiled: bool = False,
     log: Callable[[str], None],
 ) -> Engine:
-    """Return an engine with a cache; where the model has none, one that recomputes the prefix, and write a
-    line to the log."""
+    """Return an engine with a cache; where the model has none, one that recomputes the prefix, and
+    write a line to the log."""
     try:
         check_cached(model, run)
     except UncachedError as error:
@@ -49,12 +49,12 @@ def engine_for(
 
 
 class Recompute:
-    """The training model's own forward over the whole prefix, for each token: the reference, and what a cache
-    saves.
+    """The training model's own forward over the whole prefix, for each token: the reference, and
+    what a cache saves.
 
-    Of both engines: `prefill` starts over with some tokens, and gives the logits (B, V) of the token after
-    them; `decode` takes one more token a sequence, and gives the logits of the token after that; `rewind`
-    forgets the tokens after the first so many.
+    Of both engines: `prefill` starts over with some tokens, and gives the logits (B, V) of the
+    token after them; `decode` takes one more token a sequence, and gives the logits of the token
+    after that; `rewind` forgets the tokens after the first so many.
     """
 
     cache_bytes = 0
@@ -80,8 +80,8 @@ class Cached:
     """Prefill in one pass, then a token at a time over `LayerCache`s for `batch` sequences of up to
     `capacity` tokens.
 
-    The position is a tensor, so that no shape depends on it: `compiled` makes decoding one graph at the first
-    token.
+    The position is a tensor, so that no shape depends on it: `compiled` makes decoding one graph at
+    the first token.
 
     Errors:
         UncachedError: the model has no cached form.
@@ -150,11 +150,11 @@ def step(engine: Cached, tokens_B: Tensor) -> Tensor:
 
 
 def _compiled(device: torch.device) -> Callable[[Cached, Tensor], Tensor]:
-    """Return `step` as one graph, without the checks at each call that what it was made for still holds: an
-    engine's shapes and modules do not change, and the checks, several for every module and weight, took 0.9
-    of 3.2 ms a token in a model of four layers."""
-    # dynamo keeps its graphs by code object. One for each engine: none runs another's graph, and none counts
-    # as another's recompilation.
+    """Return `step` as one graph, without the checks at each call that what it was made for still
+    holds: an engine's shapes and modules do not change, and the checks, several for every module
+    and weight, took 0.9 of 3.2 ms a token in a model of four layers."""
+    # dynamo keeps its graphs by code object. One for each engine: none runs another's graph, and
+    # none counts as another's recompilation.
     own = FunctionType(step.__code__.replace(), globals())
     options = {
         "guard_filter_fn": torch.compiler.skip_all_guards_unsafe,
@@ -166,13 +166,15 @@ def _compiled(device: torch.device) -> Callable[[Cached, Tensor], Tensor]:
 class LayerCache:
     """A layer's keys and values so far, allocated once: those of position p lie in slot p.
 
-    `prefill` and `decode` take a mixer's place: they store the keys and values that they get, and attend.
+    `prefill` and `decode` take a mixer's place: they store the keys and values that they get, and
+    attend.
     """
 
     def __init__(
         self, mixer: Mixer, position: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *, window: int
     ) -> None:
-        """Keep them in these tensors. `window`: how many of the last keys a query sees, its own included."""
+        """Keep them in these tensors. `window`: how many of the last keys a query sees, its own
+        included."""
         self.mixer = mixer
         self.position = position
         self.k_BKSD = k_BKSD
@@ -181,23 +183,25 @@ class LayerCache:
         self.places_S = torch.arange(k_BKSD.shape[2], device=position.device)
 
     def prefill(self, q_BHTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor) -> Tensor:
-        """Store positions from 0, and attend in one pass. A prompt that is one sequence serves every sequence
-        of the cache."""
+        """Store positions from 0, and attend in one pass. A prompt that is one sequence serves
+        every sequence of the cache."""
         T = k_BKTD.shape[2]
         self.k_BKSD[:, :, :T] = k_BKTD
         self.v_BKSD[:, :, :T] = v_BKTD
         return self.mixer(q_BHTD, k_BKTD, v_BKTD)
 
     def decode(self, q_BH1D: Tensor, k_BK1D: Tensor, v_BK1D: Tensor) -> Tensor:
-        """Store one token at `position`, and attend to those that it sees. Queries that share a key/value
-        head meet it together."""
+        """Store one token at `position`, and attend to those that it sees. Queries that share a
+        key/value head meet it together."""
         self.k_BKSD.index_copy_(2, self.position, k_BK1D)
         self.v_BKSD.index_copy_(2, self.position, v_BK1D)
         seen_S = self.places_S <= self.position
         if self.window < len(self.places_S):
             seen_S = seen_S & (self.places_S > self.position - self.window)
         q_BKGD = q_BH1D.unflatten(1, (self.k_BKSD.shape[1], -1)).squeeze(3)
-        y_BKGD = F.scaled_dot_product_attention(q_BKGD, self.k_BKSD, self.v_BKSD, attn_mask=seen_S[None])
+        y_BKGD = F.scaled_dot_product_attention(
+            q_BKGD, self.k_BKSD, self.v_BKSD, attn_mask=seen_S[None]
+        )
         return y_BKGD.flatten(1, 2).unsqueeze(2)
 
 
@@ -205,8 +209,8 @@ class LayerCache:
 
 
 def windows(run: Run, capacity: int) -> list[int] | None:
-    """Return how many of the last keys a query of each layer sees, at most `capacity`. None: the attention
-    does not say that it is softmax over these alone, and has no cache."""
+    """Return how many of the last keys a query of each layer sees, at most `capacity`. None: the
+    attention does not say that it is softmax over these alone, and has no cache."""
     last_keys = declared(run.attention, "cache_slots", of=("build", "mixer"))
     if last_keys is None:
         return None
@@ -215,8 +219,8 @@ def windows(run: Run, capacity: int) -> list[int] | None:
 
 
 def _parts(model: LanguageModel, run: Run, capacity: int) -> tuple[GPT, list[tuple[Mixer, int]]]:
-    """Return the model, and its layers' mixers with their windows, where it is made of the blocks that a
-    cache can enter and no idea in them looks across tokens.
+    """Return the model, and its layers' mixers with their windows, where it is made of the blocks
+    that a cache can enter and no idea in them looks across tokens.
 
     Errors:
         UncachedError: it is not, or the attention has no cache.
@@ -244,8 +248,8 @@ def _parts(model: LanguageModel, run: Run, capacity: int) -> tuple[GPT, list[tup
 
 @torch.no_grad()
 def check_cached(model: LanguageModel, run: Run, *, most: int = PROBED) -> None:
-    """Try the cache on a few tokens against the prefix computed again: what an option declares is believed
-    when it is so.
+    """Try the cache on a few tokens against the prefix computed again: what an option declares is
+    believed when it is so.
 
     Errors:
         UncachedError: there is no cache, or it gives other logits.
@@ -260,5 +264,6 @@ def check_cached(model: LanguageModel, run: Run, *, most: int = PROBED) -> None:
         expected = again.prefill(tokens_1T[:, :t])
         if not torch.allclose(logits, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max())):
             raise UncachedError(
-                f"its logits differ from the whole prefix's at token {t}: some option looks across tokens"
+                f"its logits differ from the whole prefix's at token {t}: some option looks "
+                f"across tokens"
             )

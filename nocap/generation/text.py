@@ -51,12 +51,12 @@ class Trained:
 
 
 def load(run_dir: Path, *, device: torch.device, log: Callable[[str], None]) -> Trained:
-    """Return the newest valid checkpoint of the run, on `device`; or the model of an exported file. Say to
-    the log what is wrong with a newer checkpoint.
+    """Return the newest valid checkpoint of the run, on `device`; or the model of an exported file.
+    Say to the log what is wrong with a newer checkpoint.
 
     Errors:
-        ValueError: no config, no checkpoint, none that is valid, or one that is another model's or whose
-            weights are not finite.
+        ValueError: no config, no checkpoint, none that is valid, or one that is another model's or
+            whose weights are not finite.
     """
     read = trained if run_dir.is_dir() else exported
     run, model, step = read(run_dir, log=log)
@@ -65,8 +65,8 @@ def load(run_dir: Path, *, device: torch.device, log: Callable[[str], None]) -> 
 
 
 def load_typed(source: str, *, outputs: Path, device: Device | None, allow_code: bool) -> Trained:
-    """Return what a command names: a run's folder, name or identity, or an exported file; on a GPU where
-    there is one, unless told otherwise.
+    """Return what a command names: a run's folder, name or identity, or an exported file; on a GPU
+    where there is one, unless told otherwise.
 
     Errors:
         ValueError: as for `load`; no such run, or no such device.
@@ -85,21 +85,24 @@ def log(line: str) -> None:
 
 
 class TokenSampler:
-    """Draws by the inverse of the distribution function, in fp64: the i-th new token of a sequence needs one
-    uniform number, and that number is a function of (seed, sequence, i) alone. So a sample is the same on
-    every device and in every batch.
+    """Draws by the inverse of the distribution function, in fp64: the i-th new token of a sequence
+    needs one uniform number, and that number is a function of (seed, sequence, i) alone. So a
+    sample is the same on every device and in every batch.
 
-    `temperature` 0 takes the most probable token. `top_k` keeps the k most probable (ties with the last of
-    them too); 0 keeps all.
+    `temperature` 0 takes the most probable token. `top_k` keeps the k most probable (ties with the
+    last of them too); 0 keeps all.
     """
 
-    def __init__(self, *, temperature: float, top_k: int, seed: int, sequences: int, max_tokens: int) -> None:
+    def __init__(
+        self, *, temperature: float, top_k: int, seed: int, sequences: int, max_tokens: int
+    ) -> None:
         self.temperature = temperature
         self.top_k = top_k
         rows = list[NDArray[np.float32]]()
         for i in range(sequences):
             generator = np.random.default_rng([seed, i])
-            # fp32 draws stay so far below 1 that their product with a sum in fp64 stays below the sum
+            # fp32 draws stay so far below 1 that their product with a sum in fp64 stays below the
+            # sum
             rows.append(generator.random(max_tokens, dtype=np.float32))
         self.draws_BN = torch.from_numpy(np.stack(rows))
 
@@ -121,7 +124,8 @@ class TokenSampler:
 def generate(
     engine: Engine, prompt_BT: Tensor, sampler: TokenSampler, *, max_tokens: int
 ) -> Iterator[Tensor]:
-    """Give the new tokens, (B,) at a time. The prompt may be one sequence for all of the sampler's."""
+    """Give the new tokens, (B,) at a time. The prompt may be one sequence for all of the
+    sampler's."""
     logits_BV = engine.prefill(prompt_BT).expand(len(sampler.draws_BN), -1)
     for i in range(max_tokens):
         tokens_B = sampler(logits_BV, i)
@@ -136,8 +140,12 @@ class Written:
 
     texts: list[list[int]]
     first_token_ms: float  # from the prompt to the first token of each text
-    decode_ms: float | None  # from one token to the next, the median; None where each text has one token
-    tokens_per_s: float | None  # of all texts from the second token on; None where each text has one token
+    decode_ms: (
+        float | None
+    )  # from one token to the next, the median; None where each text has one token
+    tokens_per_s: (
+        float | None
+    )  # of all texts from the second token on; None where each text has one token
 
 
 def write(trained: Trained, engine: Engine, prompt: list[int], sampler: TokenSampler) -> Written:
@@ -161,7 +169,9 @@ def write(trained: Trained, engine: Engine, prompt: list[int], sampler: TokenSam
     if more_s:
         decode_ms = median(more_s) * 1e3
         tokens_per_s = len(texts) * len(more_s) / sum(more_s)
-    return Written(texts=texts, first_token_ms=first_s * 1e3, decode_ms=decode_ms, tokens_per_s=tokens_per_s)
+    return Written(
+        texts=texts, first_token_ms=first_s * 1e3, decode_ms=decode_ms, tokens_per_s=tokens_per_s
+    )
 
 
 def _up_to(end: int, tokens: list[int]) -> list[int]:

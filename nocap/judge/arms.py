@@ -17,8 +17,8 @@ ABSENT = "—"  # a key that the other option has and this one does not
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """Runs that differ in nothing but the seed, as far as config, source and data go. One of which all
-    diverged has no finished run."""
+    """Runs that differ in nothing but the seed, as far as config, source and data go. One of which
+    all diverged has no finished run."""
 
     id: str
     label: str
@@ -40,8 +40,8 @@ class Arm:
 
     @cached_property
     def values(self) -> dict[str, dict[int, float]]:
-        """Map a metric to a value by seed. A seed that ran twice, on two machines, counts once, with its
-        mean; what was not measured is left out."""
+        """Map a metric to a value by seed. A seed that ran twice, on two machines, counts once,
+        with its mean; what was not measured is left out."""
         return {metric: self._by_seed(metric) for metric in OF_A_RUN}
 
     def _by_seed(self, metric: str) -> dict[int, float]:
@@ -62,11 +62,12 @@ class Arm:
 
 
 def arm_key(config: Config, parts: Parts) -> str:
-    """Digest what all runs of an arm have in common: a flat config without the seed, source and data."""
+    """Digest what all runs of an arm have in common: a flat config without the seed, source and
+    data."""
     return digest([config, parts.get("source"), parts.get("data")])
 
 
-# --- settings -----------------------------------------------------------------------------------------------
+# --- settings -------------------------------------------------------------------------------------
 
 
 def spell(value: object) -> str:
@@ -81,7 +82,8 @@ def spell(value: object) -> str:
 
 
 def setting(config: Config, key: str) -> str:
-    """Return a config's value as text; the key may belong to an option that this config does not have."""
+    """Return a config's value as text; the key may belong to an option that this config does not
+    have."""
     return spell(config.get(key, ABSENT))
 
 

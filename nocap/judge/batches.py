@@ -1,9 +1,11 @@
-"""The rule for a program's proposals: fresh batches of pairs, each of which must show the gain by itself.
+"""The rule for a program's proposals: fresh batches of pairs, each of which must show the gain by
+itself.
 
-A program proposes until something is accepted. A t-interval with looks accepts one of 32 proposals without an
-effect, so a campaign of 200 would always err. Here every batch of four pairs must lie above the gain that is
-asked for: the lower end of its plain 95% t-interval. Among 200 proposals without an effect one passes four
-batches in at most 5% of campaigns, also where noise is skewed (`experiments/program_loop`).
+A program proposes until something is accepted. A t-interval with looks accepts one of 32 proposals
+without an effect, so a campaign of 200 would always err. Here every batch of four pairs must lie
+above the gain that is asked for: the lower end of its plain 95% t-interval. Among 200 proposals
+without an effect one passes four batches in at most 5% of campaigns, also where noise is skewed
+(`experiments/program_loop`).
 """
 
 from __future__ import annotations
@@ -36,8 +38,8 @@ class LossPair:
 
     @property
     def gain(self) -> float:
-        """Return by how much the proposal's loss is lower: minus infinity where the proposal diverged, NaN
-        where only the baseline did."""
+        """Return by how much the proposal's loss is lower: minus infinity where the proposal
+        diverged, NaN where only the baseline did."""
         if self.loss is None:
             return -math.inf
         if self.baseline is None:
@@ -47,7 +49,8 @@ class LossPair:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchQuestion:
-    """What a proposal is asked: does every batch show a gain above `bar`, in nats or the metric's unit?"""
+    """What a proposal is asked: does every batch show a gain above `bar`, in nats or the metric's
+    unit?"""
 
     bar: float
 
@@ -75,8 +78,8 @@ def judge(pairs: Sequence[LossPair], question: BatchQuestion) -> BatchResult:
 
 
 def batches_above(values: Sequence[float], bar: float) -> bool:
-    """Say whether every batch of four shows a mean above the bar by itself. An incomplete batch shows
-    nothing, nor does one with a value that is not finite."""
+    """Say whether every batch of four shows a mean above the bar by itself. An incomplete batch
+    shows nothing, nor does one with a value that is not finite."""
     if not values or len(values) % BATCH:
         return False
     rows = np.asarray(values, dtype=np.float64).reshape(-1, BATCH)

@@ -1,11 +1,10 @@
 """The cautious interval, of what a clock measures and of a noise that was declared.
 
-A pair is a session of timing, or a run beside another on one machine. The interval is mean ± (1 + 3.3/√n) · t
-· s/√n, t the quantile of a 90% interval with n − 1 degrees of freedom: a 95% interval that holds under skew,
-outliers and correlation as well (a plain t-interval of three skewed pairs errs in 14 to 23%). A noise that
-was declared before, or that a grid's other arms show, narrows it, and is dropped where the pairs contradict
-it.
-`experiments/verdict_trust` simulates every cell.
+A pair is a session of timing, or a run beside another on one machine. The interval is mean ± (1 +
+3.3/√n) · t · s/√n, t the quantile of a 90% interval with n − 1 degrees of freedom: a 95% interval
+that holds under skew, outliers and correlation as well (a plain t-interval of three skewed pairs
+errs in 14 to 23%). A noise that was declared before, or that a grid's other arms show, narrows it,
+and is dropped where the pairs contradict it. `experiments/verdict_trust` simulates every cell.
 """
 
 from __future__ import annotations
@@ -32,11 +31,13 @@ from nocap.judge.interval import (
 
 Spread = Array | np.float64  # standard deviations of pairs, of any shape
 
-TAIL = 0.05  # of the t-quantile, at each side; with CAUTION it errs in at most 5% where noise is skewed
+# of the t-quantile, at each side; with CAUTION it errs in at most 5% where noise is skewed
+TAIL = 0.05
 CAUTION = 3.3
 DECLARED_TAIL = 0.005  # with a declared noise
 WELCH_TAIL = 0.0025  # of two samples that share no seeds
-CAP = 8.0  # degrees of freedom of a declared noise: other studies are not this one, however many they are
+# degrees of freedom of a declared noise: other studies are not this one, however many they are
+CAP = 8.0
 CONTRADICTED = 0.05  # how rarely pairs may be as wide as these, were the declared noise theirs
 SAME = 1e-4  # and how rarely as narrow: arms that compute the same but for rounding do not have it
 CLOCK_BIAS = 0.005  # of a speed: between two instances of one arm, the first and a later one
@@ -44,11 +45,12 @@ CLOCK_BIAS = 0.005  # of a speed: between two instances of one arm, the first an
 
 @dataclass(kw_only=True, slots=True)
 class Declared:
-    """A noise from elsewhere: the standard deviation of one pair's gain, in nats for a loss, of the log ratio
-    for speeds and times."""
+    """A noise from elsewhere: the standard deviation of one pair's gain, in nats for a loss, of the
+    log ratio for speeds and times."""
 
     sd: float
-    df: float  # how well it is known: as the variance of df + 1 pairs would be; at most CAP of them count
+    # how well it is known: as the variance of df + 1 pairs would be; at most CAP of them count
+    df: float
     source: str
 
     def __post_init__(self) -> None:
@@ -64,7 +66,8 @@ class Declared:
 
 
 def pooled(groups: Sequence[Sequence[float]]) -> Declared | None:
-    """Pool the noise within groups of pairs, such as a grid's other arms; `None`: they have none."""
+    """Pool the noise within groups of pairs, such as a grid's other arms; `None`: they have
+    none."""
     arrays = [np.asarray(group, dtype=np.float64) for group in groups if len(group) > 1]
     freedom = sum(len(array) - 1 for array in arrays)
     squares = sum(float(array.var(ddof=1)) * (len(array) - 1) for array in arrays)
@@ -81,9 +84,9 @@ def half_width(
     analysis: int = 1,
     comparisons: int = 1,
 ) -> tuple[Spread, NDArray[np.bool_]]:
-    """Return the half width of the mean of `n` pairs with these standard deviations, both of any shape; and
-    whether the declared noise was used. `analysis`: how often the pairs were analysed, this time included.
-    `comparisons`: how many arms share the error."""
+    """Return the half width of the mean of `n` pairs with these standard deviations, both of any
+    shape; and whether the declared noise was used. `analysis`: how often the pairs were analysed,
+    this time included. `comparisons`: how many arms share the error."""
     share = analysis**2 * comparisons
     caution = 1 + CAUTION / math.sqrt(n)
     own = caution * quantile(n - 1, TAIL / share) * sd / math.sqrt(n)
@@ -93,8 +96,8 @@ def half_width(
 def narrowed(
     own: Spread, sd: Spread, n: int, *, declared: Declared | None, share: int
 ) -> tuple[Spread, NDArray[np.bool_]]:
-    """Return the half width by the declared noise where the pairs do not contradict it, else their own; and
-    where that is. `share`: of the error, one part in so many."""
+    """Return the half width by the declared noise where the pairs do not contradict it, else their
+    own; and where that is. `share`: of the error, one part in so many."""
     from scipy import special
 
     if declared is None:
@@ -117,8 +120,8 @@ def of_pairs(
     analysis: int = 1,
     comparisons: int = 1,
 ) -> Estimate:
-    """Return the mean of pairs with the cautious interval. `bias`: what no number of pairs takes out, in
-    their unit."""
+    """Return the mean of pairs with the cautious interval. `bias`: what no number of pairs takes
+    out, in their unit."""
     sample = np.asarray(values, dtype=np.float64)
     mid = float(sample.mean())
     n = len(sample)
@@ -133,9 +136,11 @@ def of_pairs(
 def of_samples(
     a: Sequence[float], b: Sequence[float], *, bias: float = 0.0, comparisons: int = 1
 ) -> Estimate:
-    """Return mean(a) − mean(b) of samples that share no seeds, at 99.5% (Welch 1947). That keeps 95% where
-    one arm is six times as noisy."""
-    estimate = welch(a, b, beyond=WELCH_TAIL / comparisons, method="unpaired (Welch at 99.5%)", bias=bias)
+    """Return mean(a) − mean(b) of samples that share no seeds, at 99.5% (Welch 1947). That keeps
+    95% where one arm is six times as noisy."""
+    estimate = welch(
+        a, b, beyond=WELCH_TAIL / comparisons, method="unpaired (Welch at 99.5%)", bias=bias
+    )
     # from which no number of seeds is worked out: this rule is not Student's
     return replace(estimate, freedom=math.nan)
 
@@ -149,8 +154,8 @@ def between(
     declared: Declared | None = None,
     comparisons: int = 1,
 ) -> Estimate | None:
-    """Return a minus b, or with `log` a over b by geometric means: in pairs where seeds are shared, else as
-    two samples. `None`: a side has nothing."""
+    """Return a minus b, or with `log` a over b by geometric means: in pairs where seeds are shared,
+    else as two samples. `None`: a side has nothing."""
     if not a or not b:
         return None
     if log:

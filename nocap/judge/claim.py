@@ -1,10 +1,11 @@
-"""A claim: what an arm is expected to gain, with its guards. Written down before the runs, and judged by
-`judge.verdict`.
+"""A claim: what an arm is expected to gain, with its guards. Written down before the runs, and
+judged by `judge.verdict`.
 
-An effect is always a gain: as a ratio, how many times better than the baseline the arm is; as a difference,
-by how much. 1.25 is 25% more tokens/s, or a step in 80% of the time. Only what is a ratio to the baseline's
-by itself, the time at equal loss, is stated as it is: 0.94 is a gain. A guard's margin is how much worse the
-arm may be. A study has scales of its own (`cpu`, `gpu`), and each has its own margins.
+An effect is always a gain: as a ratio, how many times better than the baseline the arm is; as a
+difference, by how much. 1.25 is 25% more tokens/s, or a step in 80% of the time. Only what is a
+ratio to the baseline's by itself, the time at equal loss, is stated as it is: 0.94 is a gain. A
+guard's margin is how much worse the arm may be. A study has scales of its own (`cpu`, `gpu`), and
+each has its own margins.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ class Guard:
         Errors:
             ValueError: none was declared for it.
         """
-        self._require(at in self.margins, ".margins", f"name the scale {at}", ", ".join(self.margins))
+        self._require(
+            at in self.margins, ".margins", f"name the scale {at}", ", ".join(self.margins)
+        )
         return self.margins[at]
 
 
@@ -84,11 +87,13 @@ class Threshold(Enum):
 
 @dataclass(kw_only=True, slots=True)
 class Mechanism:
-    """Why the gain is possible: the most that arithmetic allows, on the primary metric's scale, and how that
-    is computed."""
+    """Why the gain is possible: the most that arithmetic allows, on the primary metric's scale, and
+    how that is computed."""
 
     rule: Rule = Rule.given
-    bound: float | None = None  # for `given`; null where arithmetic sets no bound, and the formula says why
+    bound: float | None = (
+        None  # for `given`; null where arithmetic sets no bound, and the formula says why
+    )
     parts: list[str] = field(default_factory=list)  # for `amdahl`
     # of these parts: how much of one is saved, where it is not all of it
     saved: dict[str, float] = field(default_factory=dict)
@@ -96,19 +101,25 @@ class Mechanism:
 
     def __post_init__(self) -> None:
         bound = self.bound
-        self._require(bound is None or math.isfinite(bound), "bound", "be a finite number or null", bound)
+        self._require(
+            bound is None or math.isfinite(bound), "bound", "be a finite number or null", bound
+        )
         fits = bound is None or self.rule is Rule.given
         self._require(fits, "bound", f"be left to the rule {self.rule.value}", bound)
         has_parts = bool(self.parts)
         needs_parts = self.rule is Rule.amdahl
-        self._require(has_parts == needs_parts, "parts", "be given for amdahl, and only there", self.parts)
+        self._require(
+            has_parts == needs_parts, "parts", "be given for amdahl, and only there", self.parts
+        )
         _require_known("mechanism.parts", self.parts, PARTS)
         _require_known("mechanism.saved", self.saved, self.parts)
         are_shares = all(0 < share < 1 for share in self.saved.values())
         share_rule = "be above 0 and below 1: what is not named is saved whole"
         self._require(are_shares, "saved", share_rule, self.saved)
         has_formula = bool(self.formula.strip())
-        self._require(has_formula, "formula", "say in words where the bound comes from", repr(self.formula))
+        self._require(
+            has_formula, "formula", "say in words where the bound comes from", repr(self.formula)
+        )
 
     def _require(self, ok: bool, key: str, rule: str, value: object) -> None:
         require(ok, f"mechanism.{key}", rule, value)
@@ -195,7 +206,8 @@ class Claim:
         self._require(self.baseline != self.arm, "baseline", "be another arm", self.baseline)
 
     def _check_parts(self) -> None:
-        """Refuse parts that the metric cannot have: a profile's metrics need them, others have none."""
+        """Refuse parts that the metric cannot have: a profile's metrics need them, others have
+        none."""
         profiled = [name for name in CLAIMABLE if METRICS[name].made_by == "parts"]
         has_parts = bool(self.parts)
         needs_parts = self.metric in profiled
@@ -255,7 +267,9 @@ class Claim:
         fits = not is_logarithm or bound is None or bound > 0
         self._require(fits, "mechanism.bound", positive, bound)
         has_ends = len(ends) == 2
-        self._require(has_ends or not self.two_sided, "two_sided", "have both ends stated", expected)
+        self._require(
+            has_ends or not self.two_sided, "two_sided", "have both ends stated", expected
+        )
 
 
 def check_metric(key: str, name: str) -> None:

@@ -1,4 +1,5 @@
-"""Which differences between runs forbid a verdict: in validation, kernel, data, code, torch or steps."""
+"""Which differences between runs forbid a verdict: in validation, kernel, data, code, torch or
+steps."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ from nocap.judge.arms import ABSENT, Arm, changes, chosen, setting, spell, swept
 from nocap.store.formats import shorten
 from nocap.store.runs import UNKNOWN, Record, dig
 
-# Groups whose change errs more often than pairs of a normal sample do, so that its losses have the cautious
-# interval: experiments/seed_noise.
+# Groups whose change errs more often than pairs of a normal sample do, so that its losses have the
+# cautious interval: experiments/seed_noise.
 NOISY = ("optimizer",)
 VAL = "data.val"  # which tokens validation reads
 # Where these differ, the difference cannot be put down to the change: confounded, unless declared.
@@ -47,13 +48,13 @@ def _several_machines(arm: Arm, subject: str) -> str | None:
     return f"{subject} are from {len(arm.machines)} machines: {names}"
 
 
-# --- what a loss measures -----------------------------------------------------------------------------------
+# --- what a loss measures -------------------------------------------------------------------------
 
 
 def validation_keys(records: Sequence[Record]) -> list[str]:
-    """List the keys by which these losses are comparable: those that each record names, and today's for a
-    record that names none. Where one differs, two losses measure different things: another group, unless
-    declared."""
+    """List the keys by which these losses are comparable: those that each record names, and today's
+    for a record that names none. Where one differs, two losses measure different things: another
+    group, unless declared."""
     keys: dict[str, None] = {}
     for record in records:
         keys |= dict.fromkeys(record.manifest["measured"])
@@ -70,7 +71,7 @@ def value_of(record: Record, key: str) -> str:
     return setting(record.config, key)
 
 
-# --- what is declared ---------------------------------------------------------------------------------------
+# --- what is declared -----------------------------------------------------------------------------
 
 
 def covers(allowed: str, key: str) -> bool:
@@ -99,21 +100,23 @@ def is_declaring(key: str, known: Collection[str]) -> bool:
     return any(covers(key, other) for other in known)
 
 
-# --- what confounds a change --------------------------------------------------------------------------------
+# --- what confounds a change ----------------------------------------------------------------------
 
 
 def confounders(arm: Arm, base: Arm, *, allowed: Collection[str]) -> list[str]:
     """List what differs between two arms besides the config keys that are asked about, and was not
     declared."""
     changed = set(changes(arm, base))
-    # Another amount or source of training data may be the very question, and then the config says so.
+    # Another amount or source of training data may be the very question, and then the config says
+    # so.
     is_data_asked = any(key.startswith("data.") for key in changed)
     differs = {
         "kernel": _kernel_differs(arm, base, changed),
         "data": _differ(arm, base, _train_tokens) and not is_data_asked,
         "source": _source_differs(arm, base),
         "torch": _differ(arm, base, torch_version),
-        "steps": lengths_differ(arm, base) and not _is_swept("trainer.steps", "experiment", arm, base),
+        "steps": lengths_differ(arm, base)
+        and not _is_swept("trainer.steps", "experiment", arm, base),
     }
     return [key for key in CONFOUNDERS if differs[key] and not is_declared(key, allowed)]
 
@@ -135,8 +138,8 @@ def torch_version(run: Record) -> str:
 
 
 def _is_swept(key: str, group: str, arm: Arm, base: Arm) -> bool:
-    """Say whether a command swept this key, or the group whose options bring it, and the two arms differ in
-    that."""
+    """Say whether a command swept this key, or the group whose options bring it, and the two arms
+    differ in that."""
     typed = typed_keys([arm, base])
     if group in typed and chosen(arm, group) != chosen(base, group):
         return True
@@ -144,8 +147,8 @@ def _is_swept(key: str, group: str, arm: Arm, base: Arm) -> bool:
 
 
 def _source_differs(arm: Arm, base: Arm) -> bool:
-    """Say whether a module that both use is not the same. What only one of them uses is the option that was
-    asked about, or comes with it."""
+    """Say whether a module that both use is not the same. What only one of them uses is the option
+    that was asked about, or comes with it."""
     hashes = _source(arm)
     base_hashes = _source(base)
     shared = hashes.keys() & base_hashes.keys()
@@ -158,12 +161,12 @@ def _source(arm: Arm) -> Mapping[str, object]:
     return source
 
 
-# --- lengths ------------------------------------------------------------------------------------------------
+# --- lengths --------------------------------------------------------------------------------------
 
 
 def lengths_differ(arm: Arm, base: Arm) -> bool:
-    """Say whether runs ended at other lengths: neither after as many steps or tokens, nor after as much
-    time. Logs count their last step from 0 or from 1."""
+    """Say whether runs ended at other lengths: neither after as many steps or tokens, nor after as
+    much time. Logs count their last step from 0 or from 1."""
     if steps_alike(arm, base) and _logged_alike(arm, base):
         return False
     return not (_tokens_alike(arm, base) or equal_time(arm, base))
@@ -204,13 +207,14 @@ def equal_time(arm: Arm, base: Arm) -> bool:
 
 
 def one_budget(times: Sequence[float]) -> bool:
-    """Say whether one budget of time can have ended runs: no time is 0, and all are nearly equal."""
+    """Say whether one budget of time can have ended runs: no time is 0, and all are nearly
+    equal."""
     if not times or min(times) <= 0:
         return False
     return max(times) - min(times) <= EQUAL_TIME * max(times)
 
 
-# --- kernels ------------------------------------------------------------------------------------------------
+# --- kernels --------------------------------------------------------------------------------------
 
 
 def kernels(arm: Arm) -> Mapping[str, str]:
@@ -227,9 +231,10 @@ def kernel_is_swept(arm: Arm, base: Arm) -> bool:
 def _kernel_differs(arm: Arm, base: Arm, changed: set[str]) -> bool:
     """Say whether another kernel comes along unasked.
 
-    Asked for: a command swept the attention, or its kernel; the kernel's keys are all that changed; or the
-    kind of attention changed and brings its own, the configured kernel being the same. So `sliding` against
-    `flash` is fair, and a run of `gqa` against one of the materialised `mha` is not.
+    Asked for: a command swept the attention, or its kernel; the kernel's keys are all that changed;
+    or the kind of attention changed and brings its own, the configured kernel being the same. So
+    `sliding` against `flash` is fair, and a run of `gqa` against one of the materialised `mha` is
+    not.
     """
     own = kernels(arm)
     theirs = kernels(base)
@@ -243,9 +248,9 @@ def _kernel_differs(arm: Arm, base: Arm, changed: set[str]) -> bool:
 
 
 def kernel_control(arm: Arm, base: Arm, arms: Sequence[Arm]) -> tuple[str, Arm | None] | None:
-    """Return what tells an arm's change from that of the kernel which came with it: how the baseline would
-    have that kernel, and the arm that has it so; `None`: no kernel came along, or the baseline's kind of
-    attention cannot have it."""
+    """Return what tells an arm's change from that of the kernel which came with it: how the
+    baseline would have that kernel, and the arm that has it so; `None`: no kernel came along, or
+    the baseline's kind of attention cannot have it."""
     changed = set(changes(arm, base))
     keys = sorted(changed & _KERNEL_KEYS)
     came_along = bool(keys) and kernels(arm) != kernels(base) and kernel_is_swept(arm, base)

@@ -1,6 +1,6 @@
-"""The comparison: arms against a baseline, with intervals, verdicts, and what should be doubted. As JSON it
-is a `judge.schema.Result`. `--json` writes it with the question and the records (`nocap.report.result`), from
-which it is judged again."""
+"""The comparison: arms against a baseline, with intervals, verdicts, and what should be doubted. As
+JSON it is a `judge.schema.Result`. `--json` writes it with the question and the records
+(`nocap.report.result`), from which it is judged again."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def compare(
     against: str = BASELINE,
     cautious: bool = False,
 ) -> Comparison:
-    """Compare what was found: the runs of one group, whose losses measure the same. `against`: baseline, or
-    previous: each arm with the one before it in time. `cautious`: losses too have the interval that holds
-    under skewed noise.
+    """Compare what was found: the runs of one group, whose losses measure the same. `against`:
+    baseline, or previous: each arm with the one before it in time. `cautious`: losses too have the
+    interval that holds under skewed noise.
 
     Errors:
-        ValueError: no finished run, no such baseline, an unknown `allow` or group, a target that was met
-            before the first step.
+        ValueError: no finished run, no such baseline, an unknown `allow` or group, a target that
+            was met before the first step.
     """
     _check_question(baseline=baseline, target_loss=target_loss, against=against)
     stepwise = against == PREVIOUS
@@ -70,7 +70,8 @@ def compare(
     wide = {name for name, pair in pairs.items() if cautious or is_noisy(pair.arm, pair.base)}
     table = _cautious(together([*pairs.values()]), pairs, wide)
     paces = Paces.of(arms, runs.timings)
-    # a chain has no one baseline, which has other lengths, and over whose levels its arms could be read
+    # a chain has no one baseline, which has other lengths, and over whose levels its arms could be
+    # read
     ends = None if stepwise else around(base, every)
     worth = _worth(base, ends, table, metric, paces)
     factors = None
@@ -136,7 +137,8 @@ def _check_question(*, baseline: str | None, target_loss: float | None, against:
 
 
 def _metric(arms: Sequence[Arm]) -> str:
-    """Return the metric of all verdicts: bits per byte where vocabularies differ, or no run has a loss."""
+    """Return the metric of all verdicts: bits per byte where vocabularies differ, or no run has a
+    loss."""
     has_loss = any(arm.values["val_loss"] for arm in arms)
     if has_loss and doubts.vocabularies(arms) == 1:
         return "val_loss"
@@ -144,7 +146,8 @@ def _metric(arms: Sequence[Arm]) -> str:
 
 
 def _pairs(arms: Sequence[Arm], base: Arm, metric: str, *, stepwise: bool) -> dict[str, Pair]:
-    """Return each arm but the baseline with what it is compared with: that, or the arm before it."""
+    """Return each arm but the baseline with what it is compared with: that, or the arm before
+    it."""
     pairs = dict[str, Pair]()
     before = base
     for arm in arms:
@@ -182,7 +185,8 @@ def _check_finished(arms: Sequence[Arm], runs: Found) -> None:
 
 
 def _not_compared(runs: Found, arms: Sequence[Arm]) -> list[tuple[str, str]]:
-    """List the runs that are in none of these arms, each with its status, and what cannot be read."""
+    """List the runs that are in none of these arms, each with its status, and what cannot be
+    read."""
     compared = set[str]()
     for arm in arms:
         compared |= {run.identity for run in arm.all}
@@ -242,7 +246,8 @@ def _check_target(arms: Sequence[Arm], target: float) -> None:
         first = min([first, *firsts])
     if target >= first:
         raise ValueError(
-            f"--target must be below each run's first validation loss, the lowest of which is {first:.4f}: "
+            f"--target must be below each run's first validation loss, the lowest of which is "
+            f"{first:.4f}: "
             f"that run would reach it at once, got {target:g}"
         )
 
@@ -253,7 +258,7 @@ def _status(record: Record) -> str:
     return record.status
 
 
-# --- a row --------------------------------------------------------------------------------------------------
+# --- a row ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -283,7 +288,9 @@ class _Rows:
             difference = _word(arm, base, self.table.differences[arm.id], allow=self.allow)
         to_target = None
         if self.target_loss is not None:
-            to_target = time_to_target.reach(arm, base, goal=self.target_loss, arms=len(self.others))
+            to_target = time_to_target.reach(
+                arm, base, goal=self.target_loss, arms=len(self.others)
+            )
         changed = changes(arm, base)
         val_loss = _mean(arm, "val_loss", seeds)
         val_bpb = _mean(arm, "val_bpb", seeds)
@@ -302,8 +309,8 @@ class _Rows:
         )
 
     def _seeds(self, arm: Arm, base: Arm) -> list[int]:
-        """Return the seeds of a row: those of the table, or those that an arm in none shares with the
-        baseline where these are enough."""
+        """Return the seeds of a row: those of the table, or those that an arm in none shares with
+        the baseline where these are enough."""
         if arm is not base and arm.id not in self.table.members:
             return shared(arm.values[self.metric], base.values[self.metric]) or arm.seeds
         return self.table.seeds or arm.seeds
@@ -338,8 +345,8 @@ def _cautious(table: Differences, pairs: Mapping[str, Pair], wide: Collection[st
 
 
 def _gain(arm: Arm, base: Arm, others: Sequence[Arm], metric: str, *, log: bool) -> Estimate | None:
-    """Return an arm's gain with an interval for all arms together, which the noise of the other arms
-    narrows."""
+    """Return an arm's gain with an interval for all arms together, which the noise of the other
+    arms narrows."""
     groups = list[list[float]]()
     for other in others:
         if other is not arm:
@@ -357,8 +364,8 @@ def _gain(arm: Arm, base: Arm, others: Sequence[Arm], metric: str, *, log: bool)
 
 
 def _paired(arm: Arm, base: Arm, metric: str, *, log: bool) -> list[float]:
-    """Return an arm's differences from the baseline, or the logarithms of its ratios, seed by seed; none
-    where the seeds are not the same, or a value has no logarithm."""
+    """Return an arm's differences from the baseline, or the logarithms of its ratios, seed by seed;
+    none where the seeds are not the same, or a value has no logarithm."""
     values: BySeed = arm.values[metric]
     base_values: BySeed = base.values[metric]
     if values.keys() != base_values.keys():
@@ -370,8 +377,11 @@ def _paired(arm: Arm, base: Arm, metric: str, *, log: bool) -> list[float]:
     return [math.log(values[seed] / base_values[seed]) for seed in values]
 
 
-def _paced(arm: Arm, base: Arm, mean: float | None, paces: Paces, ratio: Estimate | None) -> ArmMean:
-    """Return an arm's time a token: that of a timing, or of its own runs where these are of one machine."""
+def _paced(
+    arm: Arm, base: Arm, mean: float | None, paces: Paces, ratio: Estimate | None
+) -> ArmMean:
+    """Return an arm's time a token: that of a timing, or of its own runs where these are of one
+    machine."""
     if paces.timing is not None:
         mean = paces.mean(arm)
     elif len(arm.machines) != 1:
@@ -380,7 +390,8 @@ def _paced(arm: Arm, base: Arm, mean: float | None, paces: Paces, ratio: Estimat
 
 
 def _timed(arm: Arm, base: Arm, others: Sequence[Arm], metric: str, mean: float | None) -> ArmMean:
-    """Return an arm's mean of a time or of memory, where its runs are of one machine, with the ratio."""
+    """Return an arm's mean of a time or of memory, where its runs are of one machine, with the
+    ratio."""
     if len(arm.machines) != 1:
         mean = None
     refused = _refused(arm, base, metric)
@@ -391,7 +402,8 @@ def _timed(arm: Arm, base: Arm, others: Sequence[Arm], metric: str, mean: float 
 
 
 def _has_ratio(arm: Arm, metric: str) -> bool:
-    """Say whether a metric is compared: memory is, and of a log its seconds, which are all that it has."""
+    """Say whether a metric is compared: memory is, and of a log its seconds, which are all that it
+    has."""
     if metric == "train_s":
         return any(run.imported for run in arm.all)
     return metric == "model_mib"

@@ -1,5 +1,5 @@
-"""What a comparison found: its arms, each with its differences, and what they rest on. `judge.compare` makes
-it."""
+"""What a comparison found: its arms, each with its differences, and what they rest on.
+`judge.compare` makes it."""
 
 from __future__ import annotations
 
@@ -26,11 +26,15 @@ class ComparedArm:
     arm: Arm
     against: Arm | None  # None: it is the baseline
     seeds: list[int]  # that the row is over
-    changes: Mapping[str, object]  # config keys in which it differs from the baseline, with its own values
+    changes: Mapping[
+        str, object
+    ]  # config keys in which it differs from the baseline, with its own values
     val_loss: float | None  # means
     val_bpb: float | None
     difference: Difference | None  # None: it is the baseline
-    times: Mapping[str, ArmMean]  # means over runs of one machine, and their ratios to the baseline's
+    times: Mapping[
+        str, ArmMean
+    ]  # means over runs of one machine, and their ratios to the baseline's
     equal_loss: TimeAtEqualLoss | None  # None: it is the baseline, or that has no other lengths
     to_target: Mapping[str, Reach] | None
 
@@ -73,7 +77,9 @@ class Comparison:
     not_compared: list[tuple[str, str]]  # name and status
     found: Found  # all runs of the group, those that are not compared too
     allow: Collection[str] = ()  # differences that were declared
-    against: str = BASELINE  # what each arm is compared with; of PREVIOUS the baseline is the first arm
+    against: str = (
+        BASELINE  # what each arm is compared with; of PREVIOUS the baseline is the first arm
+    )
     factors: Factors | None = None  # None: the arms are no full crossing of keys
     look: int = 1  # how often its arms were looked at, this time included
     cautious: bool = False
@@ -97,8 +103,8 @@ class Comparison:
 
     @property
     def rows(self) -> list[ComparedArm]:
-        """List the baseline first, then the lowest loss; in a chain, each arm after the one that it is
-        compared with."""
+        """List the baseline first, then the lowest loss; in a chain, each arm after the one that it
+        is compared with."""
         others = [row for row in self.arms if row is not self.baseline]
         if self.against == PREVIOUS:
             return [self.baseline, *others]
@@ -110,15 +116,17 @@ class Comparison:
         judged = list[JudgedArm]()
         for row in self.arms:
             if row.difference is not None:
-                judged.append(JudgedArm(arm=row.arm, difference=row.difference, equal_loss=row.equal_loss))
+                judged.append(
+                    JudgedArm(arm=row.arm, difference=row.difference, equal_loss=row.equal_loss)
+                )
         stepwise = self.against == PREVIOUS
         base = self.baseline.arm
         return findings(judged, self.factors, look=self.look, base=base, stepwise=stepwise)
 
     @property
     def imported(self) -> list[Mapping[str, object]]:
-        """List what the records of another trainer's logs say of themselves; empty where the runs are nocap's
-        own."""
+        """List what the records of another trainer's logs say of themselves; empty where the runs
+        are nocap's own."""
         return [record.imported for record in self.records if record.imported]
 
     @property

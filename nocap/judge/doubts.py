@@ -28,13 +28,15 @@ def of_rows(rows: Sequence[ComparedArm], *, allow: Collection[str]) -> Iterator[
     arms = [row.arm for row in rows]
     if vocabularies(arms) > 1:
         yield (
-            "vocabularies differ: verdicts are on bits per byte, each over the text that its val_tokens cover"
+            "vocabularies differ: verdicts are on bits per byte, each over the text that its "
+            "val_tokens cover"
         )
     for row in rows:
         arm = row.arm
         for spoilt in confounders(arm, row.against or arm, allowed=allow):
             yield (
-                f"{arm.label}: differs from what it is compared with in its {spoilt} too; no verdict unless "
+                f"{arm.label}: differs from what it is compared with in its {spoilt} too; no "
+                f"verdict unless "
                 f"declared (--allow {spoilt})"
             )
         yield from _came_along(arm, row.against or arm)
@@ -46,12 +48,14 @@ def of_rows(rows: Sequence[ComparedArm], *, allow: Collection[str]) -> Iterator[
             )
         if left := sorted({*arm.seeds} - {*row.seeds}):
             yield (
-                f"{arm.label}: its row is over the seeds that it shares with the other arms, without "
+                f"{arm.label}: its row is over the seeds that it shares with the other arms, "
+                f"without "
                 f"{shorten(map(str, left))}"
             )
         if len(arm.runs) > len(arm.seeds):
             yield (
-                f"{arm.label}: {len(arm.runs)} runs of {len(arm.seeds)} seeds; a seed that ran twice "
+                f"{arm.label}: {len(arm.runs)} runs of {len(arm.seeds)} seeds; a seed that ran "
+                f"twice "
                 "counts once, with its mean"
             )
     yield from _controls(rows)
@@ -61,13 +65,16 @@ def of_rows(rows: Sequence[ComparedArm], *, allow: Collection[str]) -> Iterator[
             "not interleaved with the baseline, so a machine that drifted would look like "
             f"speed: {shorten(apart)}"
         )
-    torches = {str(run.parts.get("environment", {}).get("torch")) for arm in arms for run in arm.all}
+    torches = {
+        str(run.parts.get("environment", {}).get("torch")) for arm in arms for run in arm.all
+    }
     if len(torches) > 1 and not any(covers(a, "torch") for a in allow):
         yield f"runs of several versions of torch: {', '.join(sorted(torches))}"
 
 
 def _controls(rows: Sequence[ComparedArm]) -> Iterator[str]:
-    """Say which arms have another kernel because that came with what was swept, and what their control is."""
+    """Say which arms have another kernel because that came with what was swept, and what their
+    control is."""
     arms = [row.arm for row in rows]
     labels: dict[str, list[str]] = {}
     for row in rows:
@@ -78,7 +85,9 @@ def _controls(rows: Sequence[ComparedArm]) -> Iterator[str]:
         setting_, there = control
         with_it = f"{there.label} (--baseline {there.id})" if there is not None else "no arm here"
         told = f"kernel differs: {_kernel(base)} and {_kernel(row.arm)}; the control"
-        labels.setdefault(f"{told} is {base.label} with {setting_}: {with_it}", []).append(row.label)
+        labels.setdefault(f"{told} is {base.label} with {setting_}: {with_it}", []).append(
+            row.label
+        )
     for line, some in labels.items():
         yield f"{shorten(some)}: {line}"
 
@@ -94,7 +103,8 @@ def _came_along(arm: Arm, base: Arm) -> Iterator[str]:
     if len(steps) > 1 and None not in steps and equal_time(arm, base):
         budget = max(arm.values["train_s"].values())
         yield (
-            f"{arm.label}: compared at an equal time of training ({budget:,.4g} s), after another number of "
+            f"{arm.label}: compared at an equal time of training ({budget:,.4g} s), after another "
+            f"number of "
             "steps"
         )
 
@@ -106,7 +116,9 @@ def unpaired(table: Differences, pairs: Mapping[str, Pair]) -> Iterator[str]:
     if table.seeds or not members or not named:
         return
     apart = [pair.arm.label for pair in members if len(pair.seeds) < LEAST_PAIRS]
-    advice = f": compare without {shorten(apart)} for pairs of the others" if len(apart) == 1 else ""
+    advice = (
+        f": compare without {shorten(apart)} for pairs of the others" if len(apart) == 1 else ""
+    )
     yield f"nothing is paired, as the arms do not all share {LEAST_PAIRS} seeds{advice}"
 
 
@@ -119,8 +131,8 @@ def holes(arms: Sequence[Arm], base: Arm, table: Differences) -> Iterator[str]:
 
 
 def _one_after_the_other(arm: Arm, base: Arm) -> bool:
-    """Say whether all runs of one arm were started before all runs of the other. Two seeds or more should
-    have alternated."""
+    """Say whether all runs of one arm were started before all runs of the other. Two seeds or more
+    should have alternated."""
     own = starts(arm)
     others = starts(base)
     if min(len(own), len(others)) < 2 or machines_differ(arm, base):
@@ -136,11 +148,13 @@ def starts(arm: Arm) -> list[float]:
 
 
 def idle_lengths(lengths: Sequence[Arm], ends: tuple[Arm, Arm] | None, base: Arm) -> Iterator[str]:
-    """Say that runs which show an arm's other lengths say nothing here, where that arm is no baseline."""
+    """Say that runs which show an arm's other lengths say nothing here, where that arm is no
+    baseline."""
     if lengths and ends is None:
         count = sum(len(arm.all) for arm in lengths)
         yield (
-            f"{plural(count, 'run')} of other lengths are not of {base.label}: there is no time at equal "
+            f"{plural(count, 'run')} of other lengths are not of {base.label}: there is no time "
+            f"at equal "
             "loss (--equal-loss trains the lengths of the first arm)"
         )
 
@@ -149,7 +163,10 @@ def idle_timings(timings: Sequence[Timing], arms: Sequence[Arm], paces: Paces) -
     """Say which arms keep a timing from being used."""
     if timings and paces.timing is None:
         missing = [arm.label for arm in arms if arm.id not in timings[0].arms]
-        yield f"the timing of {timings[0].started} lacks {shorten(missing)}: speeds are those of the runs"
+        yield (
+            f"the timing of {timings[0].started} lacks {shorten(missing)}: speeds are those of "
+            f"the runs"
+        )
 
 
 def vocabularies(arms: Sequence[Arm]) -> int:

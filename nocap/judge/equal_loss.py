@@ -1,17 +1,17 @@
-"""The time that an arm takes for the loss that it reaches, beside the time that the baseline would take for
-that loss. So a speed and a loss are one number: below 1 is a gain.
+"""The time that an arm takes for the loss that it reaches, beside the time that the baseline would
+take for that loss. So a speed and a loss are one number: below 1 is a gain.
 
-The baseline is trained at a shorter and at a longer length too: whole schedules with the same seeds, warm-up
-and decay as the same shares, rates unchanged. Between the two, the logarithm of its loss falls by b for each
-factor e of steps (a power law). An arm whose logarithm of the loss lies d beside the baseline's is worth
-exp(d/b) of the baseline's steps, and its time at equal loss is that of its training over the baseline's,
-divided by that worth. It says nothing of other lengths, nor of the time to the baseline's own loss, which a
-race finds (`judge.time_to_target`).
+The baseline is trained at a shorter and at a longer length too: whole schedules with the same
+seeds, warm-up and decay as the same shares, rates unchanged. Between the two, the logarithm of its
+loss falls by b for each factor e of steps (a power law). An arm whose logarithm of the loss lies d
+beside the baseline's is worth exp(d/b) of the baseline's steps, and its time at equal loss is that
+of its training over the baseline's, divided by that worth. It says nothing of other lengths, nor of
+the time to the baseline's own loss, which a race finds (`judge.time_to_target`).
 
-The interval is that of losses, on one value a seed by the delta method: with t the logarithm of the times'
-ratio and m = d/b of the means, z = t − m − (d − m·b)/b, seed by seed, has t − m as its mean and the noise of
-all four losses in it. Where the arms were timed in turns, z has no time in it: the logarithms of the rounds
-add their mean and their variance.
+The interval is that of losses, on one value a seed by the delta method: with t the logarithm of the
+times' ratio and m = d/b of the means, z = t − m − (d − m·b)/b, seed by seed, has t − m as its mean
+and the noise of all four losses in it. Where the arms were timed in turns, z has no time in it: the
+logarithms of the rounds add their mean and their variance.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ class TimeAtEqualLoss:
 
     ratio: Estimate | None = None
     refused: str | None = None
-    seeds: int | None = None  # that would show a ratio as far from 1; None: it is shown, or too many
+    seeds: int | None = (
+        None  # that would show a ratio as far from 1; None: it is shown, or too many
+    )
 
     @classmethod
     def of(cls, logarithm: Estimate, *, look: int) -> TimeAtEqualLoss:
@@ -60,12 +62,12 @@ class TimeAtEqualLoss:
         return {-1: Outcome.better, 1: Outcome.worse}.get(place, Outcome.unclear)
 
 
-# --- the baseline's lengths ---------------------------------------------------------------------------------
+# --- the baseline's lengths -----------------------------------------------------------------------
 
 
 def is_length(arm: Arm, base: Arm) -> bool:
-    """Say whether an arm is the baseline at another length: a whole schedule of other steps, its parts the
-    same shares."""
+    """Say whether an arm is the baseline at another length: a whole schedule of other steps, its
+    parts the same shares."""
     if STEPS not in arm.config.keys() & base.config.keys():
         return False
     changed = changes(arm, base)
@@ -79,7 +81,8 @@ def is_length(arm: Arm, base: Arm) -> bool:
 
 
 def shows_a_length(arm: Arm) -> bool:
-    """Say whether all of an arm's runs were asked for only to show another arm at another length."""
+    """Say whether all of an arm's runs were asked for only to show another arm at another
+    length."""
     return all(run.length_of is not None for run in arm.all)
 
 
@@ -92,12 +95,12 @@ def around(base: Arm, arms: Sequence[Arm]) -> tuple[Arm, Arm] | None:
     return (shorter[-1], longer[0]) if shorter and longer else None
 
 
-# --- the estimate -------------------------------------------------------------------------------------------
+# --- the estimate ---------------------------------------------------------------------------------
 
 
 def slopes(short: Array, long: Array, *, ratio: float) -> Array:
-    """Return how much the logarithm of the loss falls for each factor e of steps, seed by seed. `ratio`: of
-    the two lengths."""
+    """Return how much the logarithm of the loss falls for each factor e of steps, seed by seed.
+    `ratio`: of the two lengths."""
     falls: Array = (np.log(long) - np.log(short)) / math.log(ratio)
     return falls
 
@@ -114,9 +117,9 @@ def is_between(arm: Array, short: Array, long: Array) -> bool:
 
 
 def times(arm: Array, base: Array, slope: Array, pace: Array) -> Array:
-    """Return z of each seed, whose mean is the logarithm of the time at equal loss. Losses of the arm (…,
-    seeds) and the baseline at its own length, `slope` of `slopes`, both (seeds,); `pace`: the logarithm of
-    the times' ratio, as the arm's losses."""
+    """Return z of each seed, whose mean is the logarithm of the time at equal loss. Losses of the
+    arm (…, seeds) and the baseline at its own length, `slope` of `slopes`, both (seeds,); `pace`:
+    the logarithm of the times' ratio, as the arm's losses."""
     d = np.log(arm) - np.log(base)
     b = slope.mean()
     worth = d.mean(axis=-1, keepdims=True) / b
@@ -129,7 +132,9 @@ class Logarithms:
     """Values whose mean is the logarithm of a time at equal loss."""
 
     by_seed: list[float]
-    by_round: list[float]  # what rounds of a timing add; none, where the times are those of the runs
+    by_round: list[
+        float
+    ]  # what rounds of a timing add; none, where the times are those of the runs
 
     def less(self, other: Logarithms) -> Logarithms:
         """Return what these have beyond others."""
@@ -171,7 +176,9 @@ class EqualLoss:
         if not known or arm.diverged:
             return "it does not have the baseline's seeds"
         if not self.paces.known(arm, self.base, self.seeds):
-            return self.paces.refusal(arm, self.base) or "its time a token is not known for each seed"
+            return (
+                self.paces.refusal(arm, self.base) or "its time a token is not known for each seed"
+            )
         own = self._losses(arm)
         if not is_between(own, self._losses(self.short), self._losses(self.long)):
             steps = " to ".join(f"{steps:,}" for steps in (self.lengths[0], self.lengths[-1]))
@@ -189,9 +196,14 @@ class EqualLoss:
     @cached_property
     def refused(self) -> str | None:
         """Say why the baseline's lengths say nothing; `None`: they do."""
-        have = [set(self.seeds) <= arm.values[self.metric].keys() for arm in (self.short, self.long)]
+        have = [
+            set(self.seeds) <= arm.values[self.metric].keys() for arm in (self.short, self.long)
+        ]
         if len(self.seeds) < LEAST_PAIRS or not all(have):
-            return f"the baseline's other lengths do not have {LEAST_PAIRS} seeds or more of the table's"
+            return (
+                f"the baseline's other lengths do not have {LEAST_PAIRS} seeds or more of the "
+                f"table's"
+            )
         return None if is_known(self._slopes) else NO_SLOPE
 
     @cached_property
@@ -216,5 +228,7 @@ def judged(rows: Mapping[str, Logarithms | str], *, look: int) -> dict[str, Time
     estimates = of_arms([row.by_seed for row in every], look=look, beside=beside)
     times_of = dict(zip(known, estimates, strict=True))
     at = {name: TimeAtEqualLoss.of(estimate, look=look) for name, estimate in times_of.items()}
-    refused = {name: TimeAtEqualLoss(refused=row) for name, row in rows.items() if isinstance(row, str)}
+    refused = {
+        name: TimeAtEqualLoss(refused=row) for name, row in rows.items() if isinstance(row, str)
+    }
     return {name: (at | refused)[name] for name in rows}

@@ -1,11 +1,11 @@
-"""A grid read by factor. Where the arms are a full crossing of two keys or more, a level of a key is compared
-with the baseline's level over all levels of the other keys: seed by seed the mean over these, then the
-interval of all levels together, once for each key.
+"""A grid read by factor. Where the arms are a full crossing of two keys or more, a level of a key
+is compared with the baseline's level over all levels of the other keys: seed by seed the mean over
+these, then the interval of all levels together, once for each key.
 
-An interaction is what an arm ends at beyond the sum of its single changes, with one interval for all
-interactions of the grid. Where one is shown, and the level's effect changes its sign with the other key, the
-level's word is that it depends on that key. The levels are fixed: a word speaks of the mean over those that
-were run.
+An interaction is what an arm ends at beyond the sum of its single changes, with one interval for
+all interactions of the grid. Where one is shown, and the level's effect changes its sign with the
+other key, the level's word is that it depends on that key. The levels are fixed: a word speaks of
+the mean over those that were run.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Factors:
     interactions: Sequence[Interaction]
 
 
-# --- a crossing ---------------------------------------------------------------------------------------------
+# --- a crossing -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,8 @@ class Crossing:
         return list(every)
 
     def others(self, axis: int, level: str) -> list[tuple[Place, Place]]:
-        """List each place with this level, and the place that differs from it in having the baseline's."""
+        """List each place with this level, and the place that differs from it in having the
+        baseline's."""
         with_level = [place for place in self.arms if place[axis] == level]
         return [(place, self.single(place, axis, self.base)) for place in with_level]
 
@@ -111,9 +112,9 @@ def crossing(arms: Sequence[Arm], base: Arm) -> Crossing | None:
 
 
 def _columns(arms: Sequence[Arm]) -> dict[str, list[str]] | None:
-    """Return what tells the arms apart, as a column of levels for each key: the options and the keys that
-    somebody gave, or, where these do not tell all apart, every key that differs. `None`: they differ in code
-    or data."""
+    """Return what tells the arms apart, as a column of levels for each key: the options and the
+    keys that somebody gave, or, where these do not tell all apart, every key that differs. `None`:
+    they differ in code or data."""
     differing = swept_keys(arm.config for arm in arms)
     typed = typed_keys(arms)
     columns = _options(arms) | _settings(arms, [key for key in differing if key in typed])
@@ -154,7 +155,8 @@ def _tell_apart(columns: Mapping[str, Sequence[str]], arms: int) -> bool:
 
 
 def _independent(columns: Mapping[str, Sequence[str]]) -> list[list[str]]:
-    """Group the keys: those whose levels do not come in every combination vary together, and are one."""
+    """Group the keys: those whose levels do not come in every combination vary together, and are
+    one."""
     groups = [[key] for key in columns]
     for a, b in combinations(columns, 2):
         pairs = set(zip(columns[a], columns[b], strict=True))
@@ -179,7 +181,7 @@ def _level(group: Sequence[str], columns: Mapping[str, Sequence[str]], i: int) -
     return " ".join(f"{key}={columns[key][i]}" for key in group)
 
 
-# --- judged -------------------------------------------------------------------------------------------------
+# --- judged ---------------------------------------------------------------------------------------
 
 
 class _Reader:
@@ -194,7 +196,8 @@ class _Reader:
         look: int,
         wide: bool = False,
     ) -> None:
-        """`values`: of each arm a value a seed, or a round; of what a clock measures their logarithms."""
+        """`values`: of each arm a value a seed, or a round; of what a clock measures their
+        logarithms."""
         self.crossed = crossed
         self.values = values
         self.metric = metric
@@ -204,20 +207,25 @@ class _Reader:
         self.floor = ROUNDING * size
 
     def estimates(self, rows: Sequence[Sequence[float]], *, wide: bool) -> list[Estimate]:
-        """Return the estimate of each row, for all of them together. `wide`: with the cautious interval."""
+        """Return the estimate of each row, for all of them together. `wide`: with the cautious
+        interval."""
         if wide or self.wide:
-            return [cautious.of_pairs(row, analysis=self.look, comparisons=len(rows)) for row in rows]
+            return [
+                cautious.of_pairs(row, analysis=self.look, comparisons=len(rows)) for row in rows
+            ]
         return of_arms(rows, look=self.look)
 
     def effects(self, axis: int, level: str) -> list[list[float]]:
-        """List a level's effect at each combination of the other keys: its differences, seed by seed."""
+        """List a level's effect at each combination of the other keys: its differences, seed by
+        seed."""
         effects = list[list[float]]()
         for place, beside in self.crossed.others(axis, level):
             effects.append(less(self.values[place], self.values[beside]))
         return effects
 
     def levels(self, axis: int) -> dict[str, Estimate]:
-        """Return the mean effect of each level of a key but the baseline's, with one interval for all."""
+        """Return the mean effect of each level of a key but the baseline's, with one interval for
+        all."""
         _, *levels = self.crossed.levels(axis)
         means = list[list[float]]()
         for level in levels:
@@ -236,7 +244,8 @@ class _Reader:
         return any(is_noisy(arms[place], base) for place in singles)
 
     def interactions(self) -> list[Interaction]:
-        """List what each arm that changes several keys ends at beyond the sum of its single changes."""
+        """List what each arm that changes several keys ends at beyond the sum of its single
+        changes."""
         changed = {place: self._changed(place) for place in self.crossed.arms}
         several = [place for place, axes in changed.items() if len(axes) > 1]
         wide = any(self.is_noisy(axis) for axis in range(len(self.crossed.keys)))
@@ -247,7 +256,9 @@ class _Reader:
             label = self.crossed.arms[place].label
             keys = [self.crossed.keys[axis] for axis in changed[place]]
             is_shown = estimate.place(0.0, 0.0, tie=self.floor) in (-1, 1)
-            interactions.append(Interaction(arm=label, keys=keys, estimate=estimate, shown=is_shown))
+            interactions.append(
+                Interaction(arm=label, keys=keys, estimate=estimate, shown=is_shown)
+            )
         return interactions
 
     def _changed(self, place: Place) -> list[int]:
@@ -275,9 +286,9 @@ def by_factor(
     wide: bool = False,
     worth: EqualLoss | None = None,
 ) -> Factors | None:
-    """Read a grid by factor; `None`: its arms are no full crossing, or not all of them are in the table with
-    seeds that they share. `wide`: with the cautious interval. `worth`: what the baseline's other lengths
-    say."""
+    """Read a grid by factor; `None`: its arms are no full crossing, or not all of them are in the
+    table with seeds that they share. `wide`: with the cautious interval. `worth`: what the
+    baseline's other lengths say."""
     has_all_arms = len(table.members) == len(arms) - 1
     if not has_all_arms or not table.seeds:
         return None
@@ -310,9 +321,12 @@ def _pace(crossed: Crossing, base: Arm, table: Differences, paces: Paces) -> _Re
 
 
 def _at_equal_loss(factor: Factor, axis: int, crossed: Crossing, worth: EqualLoss) -> Factor:
-    """Return the factor with each level's time at equal loss: the mean over the levels of the other keys."""
+    """Return the factor with each level's time at equal loss: the mean over the levels of the other
+    keys."""
     rows = {place: worth.row(arm) for place, arm in crossed.arms.items()}
-    effects = {level.name: _mean_effect(rows, crossed.others(axis, level.name)) for level in factor.levels}
+    effects = {
+        level.name: _mean_effect(rows, crossed.others(axis, level.name)) for level in factor.levels
+    }
     times = judged(effects, look=worth.look)
     levels = [replace(level, equal_loss=times[level.name]) for level in factor.levels]
     return replace(factor, levels=levels)
@@ -321,7 +335,8 @@ def _at_equal_loss(factor: Factor, axis: int, crossed: Crossing, worth: EqualLos
 def _mean_effect(
     rows: Mapping[Place, Logarithms | str], places: Sequence[tuple[Place, Place]]
 ) -> Logarithms | str:
-    """Return the mean over pairs of places of what the first has beyond the second; or why one has none."""
+    """Return the mean over pairs of places of what the first has beyond the second; or why one has
+    none."""
     effects = list[Logarithms]()
     for place, beside in places:
         row = rows[place]
@@ -367,12 +382,14 @@ def _word(
     shown: Sequence[Interaction],
     allow: Collection[str],
 ) -> Difference:
-    """Return the difference; what confounds an arm of the level goes before its word, and so does a key on
-    which the sign depends."""
+    """Return the difference; what confounds an arm of the level goes before its word, and so does a
+    key on which the sign depends."""
     crossed = reader.crossed
     reasons: dict[str, None] = {}
     for place, beside in crossed.others(axis, level):
-        reasons |= dict.fromkeys(confounders(crossed.arms[place], crossed.arms[beside], allowed=allow))
+        reasons |= dict.fromkeys(
+            confounders(crossed.arms[place], crossed.arms[beside], allowed=allow)
+        )
     if reasons:
         return replace(gap, outcome=Outcome.confounded, reason=", ".join(reasons))
     means = [fmean(row) for row in reader.effects(axis, level)]

@@ -1,8 +1,9 @@
 """What a comparison found, the surest and largest first, and what to run next.
 
-A full crossing is told by its levels, all else by its arms. What is not shown has the number of seeds that
-would show a difference as large as the one that is there. Where four times the seeds would not do, four times
-the steps come next: longer runs have larger effects and less noise (`docs/statistics.md`).
+A full crossing is told by its levels, all else by its arms. What is not shown has the number of
+seeds that would show a difference as large as the one that is there. Where four times the seeds
+would not do, four times the steps come next: longer runs have larger effects and less noise
+(`docs/statistics.md`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from nocap.judge.factors import Factors
 from nocap.judge.interval import ROUNDING, seeds_to_show
 from nocap.judge.losses import Difference, Outcome
 
-FIRST_SEEDS = 4  # of a first look: they show three standard deviations of a pair in 97%, three seeds in 74%
+FIRST_SEEDS = (
+    4  # of a first look: they show three standard deviations of a pair in 97%, three seeds in 74%
+)
 MORE = 4  # times the seeds at most; beyond that, times the steps
 
 # The order in which outcomes are told.
@@ -39,14 +42,18 @@ class Finding:
 
     name: str  # the arm's label, or KEY=LEVEL
     difference: Difference
-    over: Mapping[str, int] = field(default_factory=dict)  # of a level: other keys → how many levels
-    seeds: int | None = None  # that would show a difference as large; None: it is shown, or too small
+    over: Mapping[str, int] = field(
+        default_factory=dict
+    )  # of a level: other keys → how many levels
+    seeds: int | None = (
+        None  # that would show a difference as large; None: it is shown, or too small
+    )
     equal_loss: TimeAtEqualLoss | None = None
 
     @property
     def is_open(self) -> bool:
-        """Say whether more runs may show something: of the time at equal loss where that is known, else of
-        the loss."""
+        """Say whether more runs may show something: of the time at equal loss where that is known,
+        else of the loss."""
         if self.difference.outcome not in (Outcome.better, Outcome.worse, Outcome.unclear):
             return False
         if self.equal_loss is not None and self.equal_loss.ratio is not None:
@@ -95,8 +102,9 @@ def findings(
     base: Arm,
     stepwise: bool = False,
 ) -> Findings:
-    """Return what was found of these arms, each with its difference to the baseline. `stepwise`: each is
-    compared with the one before it, and there is no one command that adds to all of them."""
+    """Return what was found of these arms, each with its difference to the baseline. `stepwise`:
+    each is compared with the one before it, and there is no one command that adds to all of
+    them."""
     found = _levels(factors, look) if factors is not None else _arms(arms, look)
     found.sort(key=_rank)
     every = [base, *(each.arm for each in arms)]
@@ -142,7 +150,8 @@ def _seeds(difference: Difference, look: int) -> int | None:
 
 
 def _rank(finding: Finding) -> tuple[bool, int, float]:
-    """Put what is shown, of the loss or of the time at equal loss, first, and of each the largest."""
+    """Put what is shown, of the loss or of the time at equal loss, first, and of each the
+    largest."""
     mid = finding.difference.estimate.mid
     outcomes = [finding.difference.outcome]
     if finding.equal_loss is not None:
@@ -153,12 +162,12 @@ def _rank(finding: Finding) -> tuple[bool, int, float]:
     return not is_shown, place, -size
 
 
-# --- what to run next ---------------------------------------------------------------------------------------
+# --- what to run next -----------------------------------------------------------------------------
 
 
 def _next(found: Sequence[Finding], arms: Sequence[Arm]) -> Next | None:
-    """Return the seeds that were asked for, or enough of them for a first look; where all have these, those
-    that would show what is not shown, or longer runs."""
+    """Return the seeds that were asked for, or enough of them for a first look; where all have
+    these, those that would show what is not shown, or longer runs."""
     outcomes = {finding.difference.outcome for finding in found}
     trained = set[int]()
     asked = set[int]()
@@ -199,8 +208,8 @@ def _longer(arms: Sequence[Arm]) -> Next | None:
 
 
 def _is_open(difference: Difference) -> bool:
-    """Say whether a difference is there and not shown. What is equal to rounding, as by two kernels of one
-    attention, needs no more runs."""
+    """Say whether a difference is there and not shown. What is equal to rounding, as by two kernels
+    of one attention, needs no more runs."""
     return difference.outcome is Outcome.unclear and abs(difference.estimate.mid) > ROUNDING
 
 

@@ -17,15 +17,15 @@ VARIANTS = ("source", "data")  # parts of a run that part arms of one config
 DIGITS = 6  # of a digest in an id
 
 
-# --- arms ---------------------------------------------------------------------------------------------------
+# --- arms -----------------------------------------------------------------------------------------
 
 
 def group(records: Sequence[Record], *, ended: bool = True) -> list[Arm]:
-    """Return the arms that have a finished or a diverged run, or without `ended` any, in the order in which
-    they were started.
+    """Return the arms that have a finished or a diverged run, or without `ended` any, in the order
+    in which they were started.
 
-    Runs of one config whose code or data differ are different arms: nobody may average over an edit in
-    between.
+    Runs of one config whose code or data differ are different arms: nobody may average over an edit
+    in between.
     """
     by_key: dict[str, list[Record]] = {}
     for record in records:
@@ -41,7 +41,8 @@ def group(records: Sequence[Record], *, ended: bool = True) -> list[Arm]:
 
 
 def _arm_of(members: Sequence[Record], *, ended: bool) -> Arm:
-    """Return the arm of these runs, without those that do not count. `ended`: only finished ones do."""
+    """Return the arm of these runs, without those that do not count. `ended`: only finished ones
+    do."""
     diverged = tuple(run for run in members if run.status == "diverged")
     others = [run for run in members if run.status != "diverged"]
     if ended:
@@ -57,8 +58,8 @@ def _is_finished(run: Record) -> bool:
 
 
 def _variant(arm: Arm, twins: Sequence[Arm]) -> list[str]:
-    """Return what tells an arm from its twins, whose config is the same: marks of its code and its data,
-    where these differ."""
+    """Return what tells an arm from its twins, whose config is the same: marks of its code and its
+    data, where these differ."""
     marks = list[str]()
     for part in VARIANTS:
         own = _digest_of(arm, part)
@@ -71,14 +72,19 @@ def _digest_of(arm: Arm, part: str) -> str:
     return digest(arm.all[0].parts.get(part))
 
 
-# --- one group ----------------------------------------------------------------------------------------------
+# --- one group ------------------------------------------------------------------------------------
 
 
 def select(
-    runs: Found, *, wanted: str | None = None, baseline: str | None = None, allow: Collection[str] = ()
+    runs: Found,
+    *,
+    wanted: str | None = None,
+    baseline: str | None = None,
+    allow: Collection[str] = (),
 ) -> Found:
-    """Return the runs of one group, whose losses measure the same: of that with the id `wanted`, else of the
-    largest that has the baseline. What `allow` declares parts no runs. A line names each group left out.
+    """Return the runs of one group, whose losses measure the same: of that with the id `wanted`,
+    else of the largest that has the baseline. What `allow` declares parts no runs. A line names
+    each group left out.
 
     Errors:
         ValueError: an unknown `allow` or group.
@@ -89,7 +95,12 @@ def select(
     keys = [key for key in validation_keys(runs.records) if not is_declared(key, allow)]
     groups = _groups(runs.records, keys)
     ranked = sorted(groups, key=lambda name: _size(groups[name]), reverse=True)
-    require(wanted is None or wanted in ranked, "--group", f"be one of {', '.join(ranked)}", repr(wanted))
+    require(
+        wanted is None or wanted in ranked,
+        "--group",
+        f"be one of {', '.join(ranked)}",
+        repr(wanted),
+    )
     if not groups:
         return runs
     name = wanted or _largest_with(baseline, ranked, groups)
@@ -102,7 +113,8 @@ def select(
 
 
 def _groups(records: Sequence[Record], keys: Sequence[str]) -> dict[str, list[Record]]:
-    """Return runs by the id of what they measure, which is the same whatever other runs there are."""
+    """Return runs by the id of what they measure, which is the same whatever other runs there
+    are."""
     groups: dict[str, list[Record]] = {}
     for record in records:
         settings = {key: value_of(record, key) for key in keys}
@@ -118,9 +130,11 @@ def _size(records: Sequence[Record]) -> tuple[int, int]:
     return len(finished), len(records)
 
 
-def _largest_with(baseline: str | None, ranked: Sequence[str], groups: Mapping[str, Sequence[Record]]) -> str:
-    """Return the first of these groups that has the baseline; the first where none is named, or none has
-    it."""
+def _largest_with(
+    baseline: str | None, ranked: Sequence[str], groups: Mapping[str, Sequence[Record]]
+) -> str:
+    """Return the first of these groups that has the baseline; the first where none is named, or
+    none has it."""
     if baseline is not None:
         for name in ranked:
             if _has_baseline(groups[name], baseline):
@@ -136,9 +150,11 @@ def _has_baseline(records: Sequence[Record], baseline: str) -> bool:
     return True
 
 
-def _left_out(name: str, left: Sequence[Record], records: Sequence[Record], keys: Sequence[str]) -> str:
-    """Say which runs a group that is left out has, and by which flags they are compared. `records`: those
-    that are compared."""
+def _left_out(
+    name: str, left: Sequence[Record], records: Sequence[Record], keys: Sequence[str]
+) -> str:
+    """Say which runs a group that is left out has, and by which flags they are compared. `records`:
+    those that are compared."""
     differences = list[str]()
     flags = list[str]()
     for key in keys:
@@ -151,7 +167,8 @@ def _left_out(name: str, left: Sequence[Record], records: Sequence[Record], keys
     names = shorten((record.folder.name for record in left), most=2)
     pronoun = "them" if len(left) > 1 else "it"
     return (
-        f"{count} left out ({names}): {', '.join(differences)}; the same command with --group {name} "
+        f"{count} left out ({names}): {', '.join(differences)}; the same command with --group "
+        f"{name} "
         f"compares {pronoun}, with {' '.join(flags)} across the difference"
     )
 

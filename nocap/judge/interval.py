@@ -1,11 +1,11 @@
 """The interval of what a seed repeats: a textbook's. It is shown, and it decides.
 
-One arm against a baseline: the paired t-interval (Student 1908), or Welch's (1947) where seeds are not
-shared. Several arms: one interval for all of them together. The variance of a difference is the baseline's
-noise, counted once, and the arms' noise, pooled; its degrees of freedom are Satterthwaite's (1946);
-Bonferroni shares the error. No arm's interval is narrower than its own, as it would stand alone. The k-th
-look at more seeds errs in 5%/k². What a clock measures has another interval: `judge.cautious`. scipy is
-imported where it is used: it takes a second to load.
+One arm against a baseline: the paired t-interval (Student 1908), or Welch's (1947) where seeds are
+not shared. Several arms: one interval for all of them together. The variance of a difference is the
+baseline's noise, counted once, and the arms' noise, pooled; its degrees of freedom are
+Satterthwaite's (1946); Bonferroni shares the error. No arm's interval is narrower than its own, as
+it would stand alone. The k-th look at more seeds errs in 5%/k². What a clock measures has another
+interval: `judge.cautious`. scipy is imported where it is used: it takes a second to load.
 """
 
 from __future__ import annotations
@@ -23,13 +23,15 @@ BySeed = Mapping[int, float]
 # the half width of a mean of so many pairs with this standard deviation, at this look
 Width = Callable[[float, int, int], float]
 
-LEAST_PAIRS = 3  # fewer give no interval: at two, a t-interval reaches 12.7 standard errors to each side
+LEAST_PAIRS = (
+    3  # fewer give no interval: at two, a t-interval reaches 12.7 standard errors to each side
+)
 CONFIDENCE = 0.95
 ERROR = 0.05  # of all arms of a table together, to both sides
 ROUNDING = 1e-6  # relative: what lies closer is no difference
 MOST_ANALYSES = 6
-# How surely the advised pairs decide. Higher than `power.POWER`, which says what a plan can show: here
-# somebody trains that many runs for one answer.
+# How surely the advised pairs decide. Higher than `power.POWER`, which says what a plan can show:
+# here somebody trains that many runs for one answer.
 POWER = 0.9
 BATCH = 4  # fresh pairs of a program's proposal, which show the gain by themselves
 BATCHES = 4  # of them, until it is accepted
@@ -57,8 +59,8 @@ class Estimate:
         return (self.high - self.low) / 2
 
     def place(self, low: float, high: float, *, tie: float | None = None) -> int:
-        """Return where the interval lies: -1: wholly below these ends, 1: wholly above, 0: within, 2: not
-        decided. Equal but for `tie`, by default rounding, is within."""
+        """Return where the interval lies: -1: wholly below these ends, 1: wholly above, 0: within,
+        2: not decided. Equal but for `tie`, by default rounding, is within."""
         if tie is None:
             tie = self._rounding()
         if self.high < low - tie:
@@ -119,10 +121,12 @@ def around(
     """Return the estimate that reaches so far to both sides."""
     low = mid - half
     high = mid + half
-    return Estimate(mid=mid, low=low, high=high, n=n, sd=sd, method=method, freedom=freedom, arms=arms)
+    return Estimate(
+        mid=mid, low=low, high=high, n=n, sd=sd, method=method, freedom=freedom, arms=arms
+    )
 
 
-# --- one arm ------------------------------------------------------------------------------------------------
+# --- one arm --------------------------------------------------------------------------------------
 
 
 def half_width(sd: float, n: int, look: int = 1) -> float:
@@ -131,8 +135,8 @@ def half_width(sd: float, n: int, look: int = 1) -> float:
 
 
 def of_pairs(values: Sequence[float], *, look: int = 1, beside: Sequence[float] = ()) -> Estimate:
-    """Return the mean of pairs with Student's interval. `beside`: repeats of another kind, such as rounds of
-    a clock. Their mean is added, and so is its variance."""
+    """Return the mean of pairs with Student's interval. `beside`: repeats of another kind, such as
+    rounds of a clock. Their mean is added, and so is its variance."""
     sample = np.asarray(values, dtype=np.float64)
     mid = float(sample.mean())
     n = len(sample)
@@ -164,7 +168,8 @@ def of_samples(a: Sequence[float], b: Sequence[float], *, look: int = 1) -> Esti
 def welch(
     a: Sequence[float], b: Sequence[float], *, beyond: float, method: str, bias: float = 0.0
 ) -> Estimate:
-    """Return mean(a) − mean(b), where the truth lies `beyond` one end so rarely. `bias` widens both sides."""
+    """Return mean(a) − mean(b), where the truth lies `beyond` one end so rarely. `bias` widens both
+    sides."""
     x = np.asarray(a, dtype=np.float64)
     y = np.asarray(b, dtype=np.float64)
     mid = float(x.mean() - y.mean())
@@ -176,7 +181,7 @@ def welch(
     return around(mid, half, n=n, method=method, freedom=_freedom(parts))
 
 
-# --- several arms -------------------------------------------------------------------------------------------
+# --- several arms ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -194,7 +199,8 @@ class Part:
 
 
 def _width(parts: Sequence[Part], beyond: float) -> float:
-    """Return how far an interval reaches whose variance is the sum of these parts (Satterthwaite 1946)."""
+    """Return how far an interval reaches whose variance is the sum of these parts (Satterthwaite
+    1946)."""
     variance = sum(part.variance for part in parts)
     if not variance:
         return 0.0  # equal differences in all seeds
@@ -216,11 +222,14 @@ def of_arms(
     look: int = 1,
     beside: Sequence[Sequence[float]] = (),
 ) -> list[Estimate]:
-    """Return each arm's mean difference from a baseline with an interval for all arms together, from a row of
-    differences an arm, over seeds that all of them share. `beside`: as in `of_pairs`, a row an arm."""
+    """Return each arm's mean difference from a baseline with an interval for all arms together,
+    from a row of differences an arm, over seeds that all of them share. `beside`: as in `of_pairs`,
+    a row an arm."""
     arms = len(differences)
     more = beside or [()] * arms
-    alone = [of_pairs(row, look=look, beside=own) for row, own in zip(differences, more, strict=True)]
+    alone = [
+        of_pairs(row, look=look, beside=own) for row, own in zip(differences, more, strict=True)
+    ]
     if arms < 2 or not all(math.isfinite(each.half_width) for each in alone):
         return alone
     parts = _together(differences)
@@ -232,8 +241,8 @@ def of_arms(
 def _together(differences: Sequence[Sequence[float]]) -> list[Part]:
     """Return the parts of the variance of each arm's mean difference.
 
-    The baseline's noise is in every arm's difference alike: it is that of the arms' mean. What is left among
-    the arms is their own.
+    The baseline's noise is in every arm's difference alike: it is that of the arms' mean. What is
+    left among the arms is their own.
     """
     arms = len(differences)
     n = len(differences[0])
@@ -251,9 +260,11 @@ def _together(differences: Sequence[Sequence[float]]) -> list[Part]:
     ]
 
 
-def of_arms_apart(base: Sequence[float], arms: Sequence[Sequence[float]], *, look: int = 1) -> list[Estimate]:
-    """Return each arm's difference from a baseline with which it shares no seeds, for all arms together: the
-    baseline has its own variance, the arms have one that is pooled."""
+def of_arms_apart(
+    base: Sequence[float], arms: Sequence[Sequence[float]], *, look: int = 1
+) -> list[Estimate]:
+    """Return each arm's difference from a baseline with which it shares no seeds, for all arms
+    together: the baseline has its own variance, the arms have one that is pooled."""
     alone = [of_samples(arm, base, look=look) for arm in arms]
     if len(arms) < 2 or min(each.n for each in alone) < LEAST_PAIRS:
         return alone
@@ -269,10 +280,12 @@ def of_arms_apart(base: Sequence[float], arms: Sequence[Sequence[float]], *, loo
 def of_steps(
     groups: Mapping[str, Sequence[float]], steps: Sequence[tuple[str, str]], *, look: int = 1
 ) -> list[Estimate]:
-    """Return what each step from a group to another one changes, for all steps together; no seeds are shared.
+    """Return what each step from a group to another one changes, for all steps together; no seeds
+    are shared.
 
-    All groups have one variance, for most are a baseline and an arm: were the one before each step taken with
-    its own variance, a chain of 27 steps with three seeds would err in 7.6%, and so it errs in 3.1%.
+    All groups have one variance, for most are a baseline and an arm: were the one before each step
+    taken with its own variance, a chain of 27 steps with three seeds would err in 7.6%, and so it
+    errs in 3.1%.
     """
     alone = [of_samples(groups[after], groups[before], look=look) for before, after in steps]
     if len(steps) < 2 or min(each.n for each in alone) < LEAST_PAIRS:
@@ -305,20 +318,24 @@ def _pooled(groups: Sequence[Sequence[float]]) -> Pooled:
     return Pooled(variance=squares / freedom, freedom=freedom)
 
 
-def _at_least(alone: Estimate, parts: Sequence[Part], look: int, arms: int, *, method: str) -> Estimate:
+def _at_least(
+    alone: Estimate, parts: Sequence[Part], look: int, arms: int, *, method: str
+) -> Estimate:
     """Return the arm's estimate for all arms together, which is no narrower than its own."""
     half = _width(parts, tail(look, arms))
     if half <= alone.half_width:
         return replace(alone, method=method)
-    return around(alone.mid, half, n=alone.n, sd=alone.sd, method=method, freedom=_freedom(parts), arms=arms)
+    return around(
+        alone.mid, half, n=alone.n, sd=alone.sd, method=method, freedom=_freedom(parts), arms=arms
+    )
 
 
-# --- which seeds --------------------------------------------------------------------------------------------
+# --- which seeds ----------------------------------------------------------------------------------
 
 
 def alike(values: Sequence[float]) -> bool:
-    """Say whether repeats are equal to rounding: what made them takes no seed, and more of them would say
-    nothing."""
+    """Say whether repeats are equal to rounding: what made them takes no seed, and more of them
+    would say nothing."""
     if len(values) < 2:
         return False
     size = max(abs(value) for value in values)
@@ -326,8 +343,8 @@ def alike(values: Sequence[float]) -> bool:
 
 
 def shared(a: BySeed, b: BySeed) -> list[int]:
-    """List the seeds that two sides are compared over: those of both, where these are enough to be pairs or
-    all that there is."""
+    """List the seeds that two sides are compared over: those of both, where these are enough to be
+    pairs or all that there is."""
     both = sorted(a.keys() & b.keys())
     if len(both) >= LEAST_PAIRS or a.keys() == b.keys():
         return both
@@ -342,13 +359,13 @@ def of_seeds(a: BySeed, b: BySeed, *, look: int = 1) -> Estimate:
     return of_samples([*a.values()], [*b.values()], look=look)
 
 
-# --- analyses -----------------------------------------------------------------------------------------------
+# --- analyses -------------------------------------------------------------------------------------
 
 
 def analyses() -> list[int]:
-    """List the numbers of pairs at which what was registered is analysed: 3, 6, 12, … and no other. Each has
-    a stricter level than the one before (the k-th has 1/k² of the first's), so that pairs may be added until
-    the answer is safe."""
+    """List the numbers of pairs at which what was registered is analysed: 3, 6, 12, … and no other.
+    Each has a stricter level than the one before (the k-th has 1/k² of the first's), so that pairs
+    may be added until the answer is safe."""
     return [LEAST_PAIRS * 2**k for k in range(MOST_ANALYSES)]
 
 
@@ -366,9 +383,10 @@ def pairs_to_decide(
     bias: float = 0.0,
     sizes: Iterable[tuple[int, int]] | None = None,
 ) -> int | None:
-    """Return the least number of pairs at which an analysis after the one of n clears an end at this distance
-    from the mean with a power of 0.9, were mean and spread the true ones; `None`: not even the last.
-    `sizes`: looks with how many pairs each has, by default those of what is registered."""
+    """Return the least number of pairs at which an analysis after the one of n clears an end at
+    this distance from the mean with a power of 0.9, were mean and spread the true ones; `None`: not
+    even the last. `sizes`: looks with how many pairs each has, by default those of what is
+    registered."""
     deviations = NormalDist().inv_cdf(POWER)
     for look, size in sizes or enumerate(analyses(), start=1):
         reach = width(sd, size, look) + bias + deviations * sd / math.sqrt(size)
@@ -378,8 +396,8 @@ def pairs_to_decide(
 
 
 def seeds_to_show(estimate: Estimate, *, look: int) -> int | None:
-    """Return how many seeds would show a difference as large as this one at the look after this one; `None`:
-    more than the last analysis has, or its noise is not known."""
+    """Return how many seeds would show a difference as large as this one at the look after this
+    one; `None`: more than the last analysis has, or its noise is not known."""
     if not math.isfinite(estimate.freedom) or not estimate.half_width:
         return None
     of_one = estimate.half_width / quantile(estimate.freedom, tail(look, estimate.arms))

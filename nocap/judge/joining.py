@@ -1,6 +1,7 @@
-"""Runs of several people as one set: joined by arms and seeds, a run that several have once. Runs of one arm
-that had other code, data, torch or precision are no repeats of each other: they are refused by name, unless
-that was declared. What a machine does to a speed is no reason: times of several machines are not compared.
+"""Runs of several people as one set: joined by arms and seeds, a run that several have once. Runs
+of one arm that had other code, data, torch or precision are no repeats of each other: they are
+refused by name, unless that was declared. What a machine does to a speed is no reason: times of
+several machines are not compared.
 """
 
 from __future__ import annotations
@@ -18,7 +19,14 @@ from nocap.judge.arms import (
     spell,
     swept_keys,
 )
-from nocap.judge.comparable import confounders, is_declared, kernels, torch_version, validation_keys, value_of
+from nocap.judge.comparable import (
+    confounders,
+    is_declared,
+    kernels,
+    torch_version,
+    validation_keys,
+    value_of,
+)
 from nocap.judge.grouping import group
 from nocap.judge.interval import ROUNDING
 from nocap.judge.question import PREVIOUS, Question
@@ -56,7 +64,7 @@ class Disagreement:
     allowed: bool = True  # whether `--allow KEY` can declare it
 
 
-# --- one question -------------------------------------------------------------------------------------------
+# --- one question ---------------------------------------------------------------------------------
 
 
 def agreed(sides: Sequence[Side], typed: Question) -> Question:
@@ -77,8 +85,8 @@ def agreed(sides: Sequence[Side], typed: Question) -> Question:
 
 
 def _asked_otherwise(one: Side, other: Side, typed: Question, *, in_chain: bool) -> Iterator[str]:
-    """List the parts of two questions that differ and were not typed. In a chain of arms there is no one
-    baseline."""
+    """List the parts of two questions that differ and were not typed. In a chain of arms there is
+    no one baseline."""
     assert one.question is not None
     assert other.question is not None
     for part in ("target", "allow", "against", "cautious"):
@@ -109,16 +117,17 @@ def _settings_differ(here: Record, there: Record) -> list[str]:
     return [f"{key}={setting(there.config, key)}, not {setting(here.config, key)}" for key in keys]
 
 
-# --- one set of runs ----------------------------------------------------------------------------------------
+# --- one set of runs ------------------------------------------------------------------------------
 
 
 def joined(sides: Sequence[Side], *, allow: Collection[str]) -> Found:
-    """Return the runs of all sides: of nocap's own in the order in which commands asked for them, of logs as
-    they come.
+    """Return the runs of all sides: of nocap's own in the order in which commands asked for them,
+    of logs as they come.
 
     Errors:
-        ValueError: two sides have an arm, or a baseline, with other data, code, torch, precision, kernel,
-            steps or validation, which `allow` does not declare; or one has logs and the other nocap's runs.
+        ValueError: two sides have an arm, or a baseline, with other data, code, torch, precision,
+            kernel, steps or validation, which `allow` does not declare; or one has logs and the
+                other nocap's runs.
     """
     if len(sides) == 1:
         return sides[0].found
@@ -135,7 +144,9 @@ def joined(sides: Sequence[Side], *, allow: Collection[str]) -> Found:
     records = list(_unnamed_apart(run for _, run in known.values()))
     if not _are_logs(sides[0]):
         records.sort(key=lambda run: run.when)
-    return Found(records=records, problems=list(lines), unreadable=unreadable, timings=_timings(sides))
+    return Found(
+        records=records, problems=list(lines), unreadable=unreadable, timings=_timings(sides)
+    )
 
 
 def _timings(sides: Sequence[Side]) -> list[Timing]:
@@ -151,12 +162,16 @@ def _counted_once(side: Side, known: Mapping[str, tuple[Side, Record]]) -> Itera
     twins = [run for run in side.found.records if run.identity in known]
     if twins:
         names = shorten(run.folder.name for run in twins)
-        yield f"{side.name}: others have {plural(len(twins), 'run')} of it too, which count once ({names})"
+        yield (
+            f"{side.name}: others have {plural(len(twins), 'run')} of it too, which count once "
+            f"({names})"
+        )
     for run in twins:
         other, first = known[run.identity]
         if not _same_end(run, first):
             yield (
-                f"{run.name} (identity {run.identity}) ended at {first.val_loss} in {other.name} and at "
+                f"{run.name} (identity {run.identity}) ended at {first.val_loss} in {other.name} "
+                f"and at "
                 f"{run.val_loss} in {side.name}: the first counts"
             )
 
@@ -168,7 +183,8 @@ def _same_end(run: Record, other: Record) -> bool:
 
 
 def _unnamed_apart(records: Iterable[Record]) -> Iterator[Record]:
-    """Return the runs, each whose log names no seed with one of its own, which it shares with no other."""
+    """Return the runs, each whose log names no seed with one of its own, which it shares with no
+    other."""
     unnamed = count(-1, -1)
     for run in records:
         yield run if run.seed >= 0 else replace(run, seed=next(unnamed))
@@ -202,8 +218,8 @@ def _disagreements(here: Side, there: Side, *, allow: Collection[str]) -> Iterat
 
 
 def _counterpart(arm: Arm, others: Sequence[Arm]) -> Arm | None:
-    """Return the arm of the same settings, of several that which has the same code and data; `None`: there
-    is none."""
+    """Return the arm of the same settings, of several that which has the same code and data;
+    `None`: there is none."""
     alike = [other for other in others if not changes(arm, other)]
     same = [other for other in alike if _key_of(other) == _key_of(arm)]
     return next(iter([*same, *alike]), None)
@@ -234,7 +250,8 @@ def _of_an_arm(here: Arm, there: Arm, *, allow: Collection[str]) -> Iterator[Dis
     """List what makes runs of one arm no repeats of each other."""
     differ = confounders(there, here, allowed=allow)
     for part in ("source", "data"):
-        # which `confounders` takes for alike where the modules that both have, or the tokens, are the same
+        # which `confounders` takes for alike where the modules that both have, or the tokens, are
+        # the same
         apart = here.all[0].parts.get(part) != there.all[0].parts.get(part)
         if apart and part not in differ and not is_declared(part, allow):
             differ.append(part)
@@ -265,7 +282,9 @@ def _source_of(arm: Arm, other: Arm) -> str:
     """Return the first module that the other arm has not the same, with its hash."""
     own = arm.all[0].parts.get("source") or {}
     theirs = other.all[0].parts.get("source") or {}
-    differ = [module for module in sorted({**own, **theirs}) if own.get(module) != theirs.get(module)]
+    differ = [
+        module for module in sorted({**own, **theirs}) if own.get(module) != theirs.get(module)
+    ]
     return f"{differ[0]} {str(own.get(differ[0]))[:HASH]}"
 
 

@@ -13,12 +13,15 @@ from nocap.store.runs import Record, find_one
 
 
 def labelled(arms: Sequence[Arm]) -> list[Arm]:
-    """Call arms by the parts of their names that differ, and by the keys that these do not tell apart."""
+    """Call arms by the parts of their names that differ, and by the keys that these do not tell
+    apart."""
     heads = _heads(arms)
     short = short_keys(swept_keys(arm.config for arm in arms))
     named = list[Arm]()
     for arm, head in zip(arms, heads, strict=True):
-        namesakes = [other for other, other_head in zip(arms, heads, strict=True) if other_head == head]
+        namesakes = [
+            other for other, other_head in zip(arms, heads, strict=True) if other_head == head
+        ]
         differences = _differences(arm, namesakes, short)
         variant = arm.id.split("+")[1:]
         label = " ".join([*head, *differences, *variant])
@@ -40,8 +43,8 @@ def _heads(arms: Sequence[Arm]) -> list[list[str]]:
 
 
 def _differences(arm: Arm, namesakes: Sequence[Arm], short: Mapping[str, str]) -> list[str]:
-    """Return what tells an arm from its namesakes: the options and the keys that somebody gave, or, where
-    these do not tell all apart, every key that differs."""
+    """Return what tells an arm from its namesakes: the options and the keys that somebody gave, or,
+    where these do not tell all apart, every key that differs."""
     typed = typed_keys(namesakes)
     groups = [group for group in typed if len({chosen(other, group) for other in namesakes}) > 1]
     differing = swept_keys(other.config for other in namesakes)
@@ -54,7 +57,8 @@ def _differences(arm: Arm, namesakes: Sequence[Arm], short: Mapping[str, str]) -
 
 
 def _tell_apart(groups: Sequence[str], keys: Sequence[str], arms: Sequence[Arm]) -> bool:
-    """Say whether no two arms have the same options in these groups and the same values of these keys."""
+    """Say whether no two arms have the same options in these groups and the same values of these
+    keys."""
     places = set[tuple[str | None, ...]]()
     for arm in arms:
         options = [chosen(arm, group) for group in groups]
@@ -64,8 +68,8 @@ def _tell_apart(groups: Sequence[str], keys: Sequence[str], arms: Sequence[Arm])
 
 
 def _without_twins(arms: Sequence[Arm]) -> list[Arm]:
-    """Add the digest of its config to a label that several arms have: versions of nocap may write the same
-    config differently."""
+    """Add the digest of its config to a label that several arms have: versions of nocap may write
+    the same config differently."""
     labels = [arm.label for arm in arms]
     named = list[Arm]()
     for arm in arms:
@@ -84,7 +88,8 @@ def _name_parts(run: Record) -> list[str]:
 
 
 def short_keys(keys: Sequence[str]) -> dict[str, str]:
-    """Map a key to its last part, as `optimizer.lr` to `lr`, where no other key here ends the same."""
+    """Map a key to its last part, as `optimizer.lr` to `lr`, where no other key here ends the
+    same."""
     ends = [key.rpartition(".")[2] for key in keys]
     short = dict[str, str]()
     for key, end in zip(keys, ends, strict=True):
@@ -92,13 +97,13 @@ def short_keys(keys: Sequence[str]) -> dict[str, str]:
     return short
 
 
-# --- which arm is meant -------------------------------------------------------------------------------------
+# --- which arm is meant ---------------------------------------------------------------------------
 
 
 def choose_baseline(arms: Sequence[Arm], wanted: str | None) -> Arm:
-    """Return the arm that `wanted` names: its id, its label, one of its runs, parts of its readable name
-    (`gqa gelu3x`), or what was set (`attention=gqa`, `mlp.expansion=4`), several with spaces or commas
-    between. None: the arm that was asked for first.
+    """Return the arm that `wanted` names: its id, its label, one of its runs, parts of its readable
+    name (`gqa gelu3x`), or what was set (`attention=gqa`, `mlp.expansion=4`), several with spaces
+    or commas between. None: the arm that was asked for first.
 
     Errors:
         ValueError: no arm is called so, or several are.
@@ -133,8 +138,8 @@ def _folders(arm: Arm) -> set[str]:
 
 
 def has(run: Record, part: str) -> bool:
-    """Say whether a run has what a person typed: `gqa`; `mlp.expansion=4` or `expansion=4`; `attention=gqa`,
-    a group and its option as the command line has them."""
+    """Say whether a run has what a person typed: `gqa`; `mlp.expansion=4` or `expansion=4`;
+    `attention=gqa`, a group and its option as the command line has them."""
     key, equals, value = part.partition("=")
     if not equals:
         return part in _name_parts(run)
@@ -142,7 +147,8 @@ def has(run: Record, part: str) -> bool:
 
 
 def _options(run: Record, group: str) -> list[str]:
-    """List what a run has chosen in a group. Older records have no options: their names are all there is."""
+    """List what a run has chosen in a group. Older records have no options: their names are all
+    there is."""
     options = run.manifest["options"]
     if group in options:
         return str(options[group]).split(",")

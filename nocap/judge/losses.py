@@ -1,9 +1,9 @@
-"""The differences of a table: which arms are in it, over which seeds, at which look, and the word for each.
-Of what a clock measures they are of logarithms, and stand for ratios.
+"""The differences of a table: which arms are in it, over which seeds, at which look, and the word
+for each. Of what a clock measures they are of logarithms, and stand for ratios.
 
-An arm that diverged, that is unfinished, or that has fewer than three seeds leaves the table first, and has
-its own estimate. The others are judged together: in pairs over the seeds that all of them share with the
-baseline, or as samples where they do not share three.
+An arm that diverged, that is unfinished, or that has fewer than three seeds leaves the table first,
+and has its own estimate. The others are judged together: in pairs over the seeds that all of them
+share with the baseline, or as samples where they do not share three.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class Outcome(Enum):
 class Difference:
     """How an arm compares with the baseline, and the word for it."""
 
-    estimate: Estimate  # of the metric less the baseline's; whoever races or benches says a ratio or a gain
+    # of the metric less the baseline's; whoever races or benches says a ratio or a gain
+    estimate: Estimate
     outcome: Outcome
     reason: str = ""  # why there is no verdict, what confounds it, or on what it depends
 
@@ -59,9 +60,11 @@ class Difference:
         return self.outcome.value
 
 
-def outcome(estimate: Estimate, *, better: Better = Better.higher, tie: float = ROUNDING) -> Outcome:
-    """Return what an interval shows of a gain, or of a number of which less is better: better or worse where
-    it lies wholly beyond the `tie`."""
+def outcome(
+    estimate: Estimate, *, better: Better = Better.higher, tie: float = ROUNDING
+) -> Outcome:
+    """Return what an interval shows of a gain, or of a number of which less is better: better or
+    worse where it lies wholly beyond the `tie`."""
     if not math.isfinite(estimate.high):
         return Outcome.undecided
     place = estimate.place(0.0, 0.0, tie=tie)
@@ -79,7 +82,7 @@ def difference(estimate: Estimate, *, metric: str, floor: float = ROUNDING) -> D
     return Difference(estimate=estimate, outcome=word, reason=reason)
 
 
-# --- which arms, which seeds --------------------------------------------------------------------------------
+# --- which arms, which seeds ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,12 +129,14 @@ class Pair:
         if reason:
             return Difference(estimate=estimate, outcome=Outcome.unfinished, reason=reason)
         if not math.isfinite(estimate.high):
-            return Difference(estimate=estimate, outcome=Outcome.undecided, reason=f"n={estimate.n}")
+            return Difference(
+                estimate=estimate, outcome=Outcome.undecided, reason=f"n={estimate.n}"
+            )
         return None
 
     def _unfinished(self) -> str:
-        """Say how much is there of what commands asked for: of pairs, or of each side where the two were
-        asked for too few seeds alike; nothing where all is."""
+        """Say how much is there of what commands asked for: of pairs, or of each side where the two
+        were asked for too few seeds alike; nothing where all is."""
         pairs = self.looks.asked
         if len(pairs) >= LEAST_PAIRS or self.seeds:
             finished = pairs & self.values.keys() & self.base_values.keys()
@@ -144,7 +149,9 @@ class Pair:
     def _alone(self) -> Estimate:
         """Return the estimate of this arm as if there were no other."""
         if not self.values or not self.base_values:
-            return Estimate(mid=math.nan, low=-math.inf, high=math.inf, n=0, method=f"no {self.metric}")
+            return Estimate(
+                mid=math.nan, low=-math.inf, high=math.inf, n=0, method=f"no {self.metric}"
+            )
         return of_seeds(self.values, self.base_values, look=self.looks.count)
 
     def _diverged(self) -> str:

@@ -9,8 +9,11 @@ from nocap.judge.interval import Estimate
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArmMean:
-    """The mean of an arm in a metric, and how it compares with the baseline's; or why it does not."""
+    """The mean of an arm in a metric, and how it compares with the baseline's; or why it does
+    not."""
 
     mean: float | None  # None: not known, or a run never came to the target
-    estimate: Estimate | None = None  # a ratio or a difference; None: it is the baseline, or is not compared
+    estimate: Estimate | None = (
+        None  # a ratio or a difference; None: it is the baseline, or is not compared
+    )
     refused: str | None = None  # why it is not compared

@@ -1,8 +1,8 @@
-"""How much time an arm trains for a token, beside the baseline. Each run has its own: the median step's, on a
-CPU in CPU time, which other work on the machine changes less than a clock. Where the arms were timed in turns
-(`--time`), the rounds of that count and the runs' own times do not. The intervals are those of losses, on
-logarithms: one for all arms of a table together. They are of one session: what holds on other days takes a
-study."""
+"""How much time an arm trains for a token, beside the baseline. Each run has its own: the median
+step's, on a CPU in CPU time, which other work on the machine changes less than a clock. Where the
+arms were timed in turns (`--time`), the rounds of that count and the runs' own times do not. The
+intervals are those of losses, on logarithms: one for all arms of a table together. They are of one
+session: what holds on other days takes a study."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ class Paces:
         return 1e6 * fmean(seconds) if seconds else None
 
     def ratios(self, pairs: Mapping[str, Pair], table: Differences) -> dict[str, Estimate]:
-        """Return the ratio of the time a token of each arm of the table, for all of them together. `pairs`:
-        by the arm's id, of the metric `PACE`."""
+        """Return the ratio of the time a token of each arm of the table, for all of them together.
+        `pairs`: by the arm's id, of the metric `PACE`."""
         members = dict[str, Pair]()
         for name, pair in pairs.items():
             if name in table.members and self.refusal(pair.arm, pair.base) is None:

@@ -1,10 +1,10 @@
-"""What a grid or a study can show, before it is trained: the least difference that it finds in four of five
-cases, by the noise of runs like its own.
+"""What a grid or a study can show, before it is trained: the least difference that it finds in four
+of five cases, by the noise of runs like its own.
 
-The noise is that of a pair: an arm's loss less another arm's, of one seed, pooled over all pairs of arms that
-share three seeds or more. What such noise lets a table show is simulated, by the interval that decides. Of
-the time at equal loss the runs are simulated, and each table is read as a grid's is (`judge.equal_loss`): a
-table that is refused shows nothing.
+The noise is that of a pair: an arm's loss less another arm's, of one seed, pooled over all pairs of
+arms that share three seeds or more. What such noise lets a table show is simulated, by the interval
+that decides. Of the time at equal loss the runs are simulated, and each table is read as a grid's
+is (`judge.equal_loss`): a table that is refused shows nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,15 @@ from nocap.judge.arms import Arm, swept_keys
 from nocap.judge.comparable import machines_differ
 from nocap.judge.equal_loss import SHARES, STEPS, around, is_between, is_known, slopes, times
 from nocap.judge.grouping import group
-from nocap.judge.interval import LEAST_PAIRS, Array, Width, analyses, analysis_of, half_width, of_arms
+from nocap.judge.interval import (
+    LEAST_PAIRS,
+    Array,
+    Width,
+    analyses,
+    analysis_of,
+    half_width,
+    of_arms,
+)
 from nocap.judge.losses import scaled
 from nocap.judge.pace import PACE
 from nocap.store.runs import Config, Record
@@ -33,7 +41,7 @@ LIKE_KEYS = ("trainer.batch_tokens", "trainer.val_tokens")
 RATIO = SHARES[1] / SHARES[0]  # of the baseline's two other lengths
 
 
-# --- the noise of runs that are there -----------------------------------------------------------------------
+# --- the noise of runs that are there -------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +53,8 @@ class Noise:
     loss: float  # the mean
 
     def of_level(self, others: int) -> float:
-        """Return that of a level's difference, a mean over so many combinations of the other keys."""
+        """Return that of a level's difference, a mean over so many combinations of the other
+        keys."""
         return self.sd / math.sqrt(others)
 
 
@@ -60,7 +69,8 @@ class NoiseAtEqualLoss:
 
 
 def noise_of(records: Sequence[Record], config: Config) -> dict[int, Noise]:
-    """Return the noise of finished runs with this config's model, data and batch, by their steps."""
+    """Return the noise of finished runs with this config's model, data and batch, by their
+    steps."""
     by_steps: dict[int, list[Record]] = {}
     for record in _alike(records, config):
         by_steps.setdefault(int(record.config[STEPS]), []).append(record)
@@ -69,9 +79,9 @@ def noise_of(records: Sequence[Record], config: Config) -> dict[int, Noise]:
 
 
 def noise_at_equal_loss(records: Sequence[Record], config: Config) -> NoiseAtEqualLoss | str:
-    """Return the noise of the time at equal loss beside the baseline with this config, from finished runs
-    with its model, data and batch: of its steps, and of the baseline at other lengths. Or say which are
-    missing."""
+    """Return the noise of the time at equal loss beside the baseline with this config, from
+    finished runs with its model, data and batch: of its steps, and of the baseline at other
+    lengths. Or say which are missing."""
     arms = group(_alike(records, config))
     own = [arm for arm in arms if arm.config[STEPS] == config[STEPS]]
     losses = _of_losses(own)
@@ -91,7 +101,9 @@ def noise_at_equal_loss(records: Sequence[Record], config: Config) -> NoiseAtEqu
 
 def _alike(records: Sequence[Record], config: Config) -> list[Record]:
     wanted = _like(config)
-    finished = [record for record in records if record.status == "finished" and record.val_loss is not None]
+    finished = [
+        record for record in records if record.status == "finished" and record.val_loss is not None
+    ]
     return [record for record in finished if _like(record.config) == wanted]
 
 
@@ -117,8 +129,8 @@ def _of_losses(arms: Sequence[Arm]) -> Noise | None:
 
 
 def _pooled(arms: Sequence[Arm], metric: str) -> _Spread | None:
-    """Return the spread of the arms' pairs, of times a token in logarithms and on one machine; `None`: no two
-    arms share three seeds."""
+    """Return the spread of the arms' pairs, of times a token in logarithms and on one machine;
+    `None`: no two arms share three seeds."""
     squares = 0.0
     freedom = 0
     pairs = 0
@@ -161,12 +173,12 @@ def _falls(base: Arm, arms: Sequence[Arm]) -> _Falls | None:
     return _Falls(logarithms=logarithms, ratio=ratio)
 
 
-# --- what it lets be shown ----------------------------------------------------------------------------------
+# --- what it lets be shown ------------------------------------------------------------------------
 
 
 def detectable(sd: float, seeds: int, *, arms: int) -> float:
-    """Return the least true difference that a table of so many arms beside a baseline shows in four of five
-    cases; endless below three seeds. `sd`: of a pair."""
+    """Return the least true difference that a table of so many arms beside a baseline shows in four
+    of five cases; endless below three seeds. `sd`: of a pair."""
     if seeds < LEAST_PAIRS:
         return math.inf
     return sd * _least(seeds, arms)
@@ -174,8 +186,8 @@ def detectable(sd: float, seeds: int, *, arms: int) -> float:
 
 @lru_cache
 def _least(seeds: int, arms: int) -> float:
-    """Return that of pairs with a standard deviation of 1, by simulated tables of arms that are equally
-    noisy: in each, the difference that its interval would just show."""
+    """Return that of pairs with a standard deviation of 1, by simulated tables of arms that are
+    equally noisy: in each, the difference that its interval would just show."""
     rng = np.random.default_rng(0)
     noise = rng.normal(0, math.sqrt(0.5), (TABLES, arms + 1, seeds))
     tables = noise[:, 1:] - noise[:, :1]
@@ -184,8 +196,8 @@ def _least(seeds: int, arms: int) -> float:
 
 
 def detectable_by_claim(sd: float, n: int, *, width: Width = half_width) -> float:
-    """Return the least true gain that a claim's last analysis of `n` pairs shows in four of five cases.
-    `sd`: of a pair; `width`: of the interval."""
+    """Return the least true gain that a claim's last analysis of `n` pairs shows in four of five
+    cases. `sd`: of a pair; `width`: of the interval."""
     look = max(analysis_of(n), 1)
     size = analyses()[look - 1]
     rng = np.random.default_rng(0)
@@ -200,12 +212,13 @@ def detectable_by_claim(sd: float, n: int, *, width: Width = half_width) -> floa
 def detectable_time(
     noise: NoiseAtEqualLoss, seeds: int, *, levels: int, others: int = 1, look: int = 1
 ) -> float:
-    """Return the least gain in the time at equal loss that is shown in four of five cases, as a share of that
-    time: 0.06 where the arm takes 0.94 of it. Endless where so many seeds do not show any.
+    """Return the least gain in the time at equal loss that is shown in four of five cases, as a
+    share of that time: 0.06 where the arm takes 0.94 of it. Endless where so many seeds do not show
+    any.
 
-    Of a table of so many arms beside a baseline, or of levels of a key, each a mean over so many `others`:
-    the combinations of the other keys. The gain is one of speed; one of loss has the slope's noise in it too,
-    which is small beside the rest.
+    Of a table of so many arms beside a baseline, or of levels of a key, each a mean over so many
+    `others`: the combinations of the other keys. The gain is one of speed; one of loss has the
+    slope's noise in it too, which is small beside the rest.
     """
     if seeds < LEAST_PAIRS:
         return math.inf
@@ -217,10 +230,15 @@ def detectable_time(
 
 
 def _needed(
-    noise: NoiseAtEqualLoss, rng: np.random.Generator, seeds: int, levels: int, others: int, look: int
+    noise: NoiseAtEqualLoss,
+    rng: np.random.Generator,
+    seeds: int,
+    levels: int,
+    others: int,
+    look: int,
 ) -> float:
-    """Return the logarithm of the gain that a simulated table of arms without an effect would just show of
-    its first level; endless where it is refused."""
+    """Return the logarithm of the gain that a simulated table of arms without an effect would just
+    show of its first level; endless where it is refused."""
     shape = (levels + 1, others, seeds)  # the first of each is the baseline's
     losses = np.exp(rng.normal(0, noise.loss / math.sqrt(2), shape))
     pace = rng.normal(0, noise.pace / math.sqrt(2), shape)

@@ -14,7 +14,9 @@ PREVIOUS = "previous"
 class Question:
     """Each part as the option of that name has it; `None`: it is not said."""
 
-    baseline: str | None = None  # an arm, by whatever names it; in a result the identity of one of its runs
+    baseline: str | None = (
+        None  # an arm, by whatever names it; in a result the identity of one of its runs
+    )
     target: float | None = None  # nats per token
     allow: Collection[str] | None = None
     against: str | None = None
@@ -26,8 +28,8 @@ class Question:
         return [field.name for field in fields(self) if getattr(self, field.name) is not None]
 
     def over(self, other: Question) -> Question:
-        """Return this question, with what the other one says where this one says nothing. A chain has no one
-        baseline: there, that of the other is left out."""
+        """Return this question, with what the other one says where this one says nothing. A chain
+        has no one baseline: there, that of the other is left out."""
         whole = replace(other, **{name: getattr(self, name) for name in self.said})
         if whole.against == PREVIOUS and self.baseline is None:
             return replace(whole, baseline=None)

@@ -53,7 +53,9 @@ def result_of(comparison: Comparison) -> Result:
     arms = [_arm(row) for row in comparison.arms]
     runs = [_run(run, arm) for run, arm in comparison.runs]
     measured = _measurements(comparison)
-    not_compared = [NotComparedJson(name=name, status=status) for name, status in comparison.not_compared]
+    not_compared = [
+        NotComparedJson(name=name, status=status) for name, status in comparison.not_compared
+    ]
     return Result(
         schema_version=SCHEMA_VERSION,
         baseline=comparison.baseline.arm.id,
@@ -79,7 +81,7 @@ def result_of(comparison: Comparison) -> Result:
     )
 
 
-# --- intervals ----------------------------------------------------------------------------------------------
+# --- intervals ------------------------------------------------------------------------------------
 
 
 def interval_json(estimate: Estimate) -> IntervalJson:
@@ -115,7 +117,9 @@ def _equal_loss(at: TimeAtEqualLoss | None) -> TimeAtEqualLossJson | None:
         return None
     ratio = _interval(at.ratio)
     outcome = at.outcome.value
-    return TimeAtEqualLossJson(ratio=ratio, refused=at.refused, outcome=outcome, seeds_to_show=at.seeds)
+    return TimeAtEqualLossJson(
+        ratio=ratio, refused=at.refused, outcome=outcome, seeds_to_show=at.seeds
+    )
 
 
 def _measured(measured: ArmMean) -> MeasuredJson:
@@ -135,7 +139,7 @@ def _reach(reach: Reach) -> ReachJson:
     )
 
 
-# --- arms and runs ------------------------------------------------------------------------------------------
+# --- arms and runs --------------------------------------------------------------------------------
 
 
 def _arm(row: ComparedArm) -> ArmJson:
@@ -274,7 +278,7 @@ def _timing(timing: Timing | None) -> TimingJson | None:
     )
 
 
-# --- by factor, and what was found --------------------------------------------------------------------------
+# --- by factor, and what was found ----------------------------------------------------------------
 
 
 def _factors(factors: Factors | None) -> FactorsJson | None:

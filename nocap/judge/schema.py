@@ -1,8 +1,9 @@
-"""The types of a comparison's JSON, for programs, pages and trackers: its schema. `judge.result` fills them.
+"""The types of a comparison's JSON, for programs, pages and trackers: its schema. `judge.result`
+fills them.
 
-Losses are nats per token, times seconds of training and data wait (`train_s`) or ms, memory MiB. Intervals
-are those that decide: of losses for all arms together (`judge.losses`), of times and memory the cautious one
-(`judge.cautious`). Nothing of it was registered.
+Losses are nats per token, times seconds of training and data wait (`train_s`) or ms, memory MiB.
+Intervals are those that decide: of losses for all arms together (`judge.losses`), of times and
+memory the cautious one (`judge.cautious`). Nothing of it was registered.
 """
 
 from __future__ import annotations
@@ -39,12 +40,15 @@ class DifferenceJson(IntervalJson, frozen=True, kw_only=True):
 
 
 class TimeAtEqualLossJson(Schema, frozen=True, kw_only=True):
-    """The time that an arm takes for its loss over the time that the baseline takes for that loss."""
+    """The time that an arm takes for its loss over the time that the baseline takes for that
+    loss."""
 
     ratio: IntervalJson | None
     refused: str | None  # why there is none
     outcome: str
-    seeds_to_show: int | None  # that would show a ratio as far from 1; null: it is shown, or too many
+    seeds_to_show: (
+        int | None
+    )  # that would show a ratio as far from 1; null: it is shown, or too many
 
 
 class MeasuredJson(Schema, frozen=True, kw_only=True):
@@ -205,7 +209,8 @@ class NextJson(Schema, frozen=True, kw_only=True):
 
 
 class FindingsJson(Schema, frozen=True, kw_only=True):
-    """The findings by level or by arm. Those that are shown come first, the largest before the others."""
+    """The findings by level or by arm. Those that are shown come first, the largest before the
+    others."""
 
     found: list[FindingJson]
     next: NextJson | None  # null: nothing is open, or the runs are no command's of nocap
@@ -248,7 +253,9 @@ class Result(Schema, frozen=True, kw_only=True):
     exploratory: bool
     imported: bool  # whether the runs are of logs that another trainer wrote
     target: float | None  # nats per token
-    metric: str  # of the verdicts: val_loss, or val_bpb where vocabularies differ or no run has losses
+    metric: (
+        str  # of the verdicts: val_loss, or val_bpb where vocabularies differ or no run has losses
+    )
     against: str  # baseline, or previous: each arm is compared with the one before it
     look: int  # how often the arms were looked at with more seeds: the k-th look errs in 5%/k²
     cautious: bool  # whether losses have the cautious interval

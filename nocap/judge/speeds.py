@@ -1,9 +1,9 @@
 """Arms whose steps were timed in turns: rounds in, a speed and a word for each arm out.
 
-A round has the time of every instance, and gives one log ratio an arm, to the baseline's second instance:
-what is built and timed first has come out 0.5 to 1% slow. The first instance, the control, is only there to
-show it. The interval is that of all clocks (`nocap.judge.cautious`), over rounds, wider by what the baseline
-differs from itself.
+A round has the time of every instance, and gives one log ratio an arm, to the baseline's second
+instance: what is built and timed first has come out 0.5 to 1% slow. The first instance, the
+control, is only there to show it. The interval is that of all clocks (`nocap.judge.cautious`), over
+rounds, wider by what the baseline differs from itself.
 """
 
 from __future__ import annotations
@@ -32,15 +32,19 @@ class Speeds:
 
 
 def judge(seconds_RI: Array) -> Speeds:
-    """Judge the seconds a token of rounds × instances: the control, the baseline, the other arms. NaN from
-    where an instance failed."""
+    """Judge the seconds a token of rounds × instances: the control, the baseline, the other arms.
+    NaN from where an instance failed."""
     logs_RI = np.log(seconds_RI)
     base_R = logs_RI[:, 1]
     control = of_pairs((base_R - logs_RI[:, 0]).tolist())
-    bias = max(CLOCK_BIAS, abs(control.mid))  # an arm must differ by more than the baseline does from itself
+    bias = max(
+        CLOCK_BIAS, abs(control.mid)
+    )  # an arm must differ by more than the baseline does from itself
     others = logs_RI.T[2:]
     comparisons = max(1, len(others))
-    arms = [of_pairs((base_R - own_R).tolist(), bias=bias, comparisons=comparisons) for own_R in others]
+    arms = [
+        of_pairs((base_R - own_R).tolist(), bias=bias, comparisons=comparisons) for own_R in others
+    ]
     return Speeds(control=_known(control), arms=tuple(map(_known, arms)))
 
 

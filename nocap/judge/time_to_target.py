@@ -1,18 +1,21 @@
-"""When an arm reaches a loss. A run that never does is right-censored at its budget: counted, never dropped.
+"""When an arm reaches a loss. A run that never does is right-censored at its budget: counted, never
+dropped.
 
-Two ways. On the curve of one run's validations, smoothed (running minimum of a three-point median) and
-interpolated linearly: with a decaying learning rate a crossing in the middle of a run misleads. Where between
-two validations the run was there, nobody saw: a ratio is widened by that. Or by races, the honest form: the
-shortest schedule of each arm that ends at the loss, from runs of several lengths over the same seeds.
+Two ways. On the curve of one run's validations, smoothed (running minimum of a three-point median)
+and interpolated linearly: with a decaying learning rate a crossing in the middle of a run misleads.
+Where between two validations the run was there, nobody saw: a ratio is widened by that. Or by
+races, the honest form: the shortest schedule of each arm that ends at the loss, from runs of
+several lengths over the same seeds.
 
-In a race the loss is the one that both reach: the higher of the two arms' mean losses at their whole lengths.
-The arm that ends there takes its whole length. The other one takes the length at which its mean loss over the
-seeds meets that loss, log-linear between the two lengths around it. Neither arm is treated as if its loss had
-no noise, and no minimum over noisy runs is taken: each is biased (an arm against itself would come out up to
-6% faster). Where a longer run ends higher on average, the two lengths count as one (isotonic regression).
-Around the mean's crossing each seed has a length of its own, by the delta method: its two losses there, less
-its loss in the other arm, over the slope. Their mean is the crossing, and their spread has the noise of both
-arms' losses, paired by seed.
+In a race the loss is the one that both reach: the higher of the two arms' mean losses at their
+whole lengths. The arm that ends there takes its whole length. The other one takes the length at
+which its mean loss over the seeds meets that loss, log-linear between the two lengths around it.
+Neither arm is treated as if its loss had no noise, and no minimum over noisy runs is taken: each is
+biased (an arm against itself would come out up to 6% faster). Where a longer run ends higher on
+average, the two lengths count as one (isotonic regression). Around the mean's crossing each seed
+has a length of its own, by the delta method: its two losses there, less its loss in the other arm,
+over the slope. Their mean is the crossing, and their spread has the noise of both arms' losses,
+paired by seed.
 """
 
 from __future__ import annotations
@@ -69,8 +72,8 @@ def _last(curve: Curve) -> Finish:
 
 
 def _first(curve: Curve, target: _Rows) -> Finish:
-    """Return the finish of the arm that ends at the target or below. `target`: (seeds,), the other arm's
-    final losses."""
+    """Return the finish of the arm that ends at the target or below. `target`: (seeds,), the other
+    arm's final losses."""
     x, losses = _falling(curve)
     if len(x) == 1:  # its loss does not fall with its length
         return Finish(steps=[float(max(curve))] * len(target), ending=Ending.at_most)
@@ -90,7 +93,8 @@ def _first(curve: Curve, target: _Rows) -> Finish:
 
 
 def _falling(curve: Curve) -> tuple[_Rows, _Rows]:
-    """Return logarithms of steps, and losses, with neighbours merged until their mean losses fall."""
+    """Return logarithms of steps, and losses, with neighbours merged until their mean losses
+    fall."""
     from scipy.optimize import isotonic_regression
 
     steps = sorted(curve)
@@ -103,7 +107,7 @@ def _falling(curve: Curve) -> tuple[_Rows, _Rows]:
     return np.array(merged_x), np.array(merged_losses)
 
 
-# --- on the curve -------------------------------------------------------------------------------------------
+# --- on the curve ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,8 +123,8 @@ class Reach:
 
 
 def reach(arm: Arm, base: Arm, *, goal: float, arms: int = 1) -> dict[str, Reach]:
-    """Return steps and training seconds to `goal`. Seconds are refused across machines. `arms`: how many
-    share the error."""
+    """Return steps and training seconds to `goal`. Seconds are refused across machines. `arms`: how
+    many share the error."""
     return {axis: _axis(arm, base, axis=axis, goal=goal, arms=arms) for axis in AXES}
 
 
@@ -200,8 +204,8 @@ class TargetCrossing:
 
 
 def widening(arm: Sequence[TargetCrossing], base: Sequence[TargetCrossing]) -> float:
-    """Return how far the logarithm of a ratio may lie from where the crossings are drawn: each run was there
-    somewhere between two validations. Endless where the first of them is the start."""
+    """Return how far the logarithm of a ratio may lie from where the crossings are drawn: each run
+    was there somewhere between two validations. Endless where the first of them is the start."""
     below = _early(arm) + _late(base)
     above = _late(arm) + _early(base)
     return max(below, above)
@@ -224,8 +228,8 @@ def _log_ratio(high: float, low: float) -> float:
 def too_coarse(
     arm: Sequence[TargetCrossing], base: Sequence[TargetCrossing], ratio: Estimate | None
 ) -> str | None:
-    """Say why a ratio says more of two arms' validations than of the arms. The crossings are in steps, and
-    `ratio` is that of the steps."""
+    """Say why a ratio says more of two arms' validations than of the arms. The crossings are in
+    steps, and `ratio` is that of the steps."""
     if not math.isfinite(widening(arm, base)):
         return "a run came to the target between its start and its first validation"
     cadence = _cadence(arm)
@@ -247,7 +251,8 @@ def _cadence(crossings: Sequence[TargetCrossing]) -> float:
 
 
 def _without_curve(arm: Arm, base: Arm, axis: str) -> str | None:
-    """Name the runs whose curve says nothing on this axis: they could not be seen to reach the target."""
+    """Name the runs whose curve says nothing on this axis: they could not be seen to reach the
+    target."""
     runs = [*arm.all, *base.all]
     without = [run.name for run in runs if run.status != "diverged" and not _curve(run, axis)]
     if not without or len(without) == len(runs):
@@ -256,15 +261,18 @@ def _without_curve(arm: Arm, base: Arm, axis: str) -> str | None:
 
 
 def _curve(run: Record, axis: str) -> list[float]:
-    """Return where the run was validated, on an axis; empty where that is not known of each validation."""
+    """Return where the run was validated, on an axis; empty where that is not known of each
+    validation."""
     x = [float(at) for at in getattr(run.curve, AXES[axis]) if at is not None]
     return x if len(x) == len(run.curve.val_loss) else []
 
 
 def crossing(x: Sequence[float], y: Sequence[float], *, target: float) -> TargetCrossing | None:
-    """Return where a falling curve first reaches `target`, interpolated linearly; `None`: it never does.
+    """Return where a falling curve first reaches `target`, interpolated linearly; `None`: it never
+    does.
 
-    The curve is the running minimum of a three-point median, so that one lucky validation does not count.
+    The curve is the running minimum of a three-point median, so that one lucky validation does not
+    count.
     """
     curve = _smooth(y)
     reached = np.flatnonzero(curve <= target)
@@ -285,15 +293,16 @@ def _smooth(y: Sequence[float]) -> _Rows:
 
 
 def _crossings(arm: Arm, *, axis: str, goal: float) -> dict[int, TargetCrossing]:
-    """Return where each seed came to the goal, or that it never did. A seed that ran twice counts with its
-    first run."""
+    """Return where each seed came to the goal, or that it never did. A seed that ran twice counts
+    with its first run."""
     by_seed: dict[int, TargetCrossing] = {}
     for run in arm.all:
         x = _curve(run, axis)
         if x and run.seed not in by_seed:
             reached = crossing(x, run.curve.val_loss, target=goal)
             by_seed[run.seed] = reached or TargetCrossing.never(max(x))
-    # A run that diverged will never reach it: its budget is the arm's. It may have no curve, either.
+    # A run that diverged will never reach it: its budget is the arm's. It may have no curve,
+    # either.
     budget = max((each.at for each in by_seed.values()), default=0.0)
     never = TargetCrossing.never(budget)
     for run in arm.diverged:

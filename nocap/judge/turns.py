@@ -1,9 +1,9 @@
 """Arms of anybody's commands that took turns: rows and a question in, a word for each arm out.
 
-Each repeat ran every arm once, with one seed. The arms are judged after 3, 6, 12, … repeats and at no other
-number. What the commands print has the textbook's interval for all arms together (`nocap.judge.interval`).
-What they cost is compared as a ratio and has the cautious interval (`nocap.judge.cautious`); where the
-repeats lie in several sessions, a session is what repeats it.
+Each repeat ran every arm once, with one seed. The arms are judged after 3, 6, 12, … repeats and at
+no other number. What the commands print has the textbook's interval for all arms together
+(`nocap.judge.interval`). What they cost is compared as a ratio and has the cautious interval
+(`nocap.judge.cautious`); where the repeats lie in several sessions, a session is what repeats it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,11 @@ from nocap.judge.verdict import Reason, Word, decide
 from nocap.store.metrics import METRICS, Better, Kind, Measurement, Metric
 
 NOT_REACHED = "a run never came to the target, or began at it"
-OPEN = (Outcome.unclear, Outcome.undecided, Word.inconclusive)  # more repeats may change these words
+OPEN = (
+    Outcome.unclear,
+    Outcome.undecided,
+    Word.inconclusive,
+)  # more repeats may change these words
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,7 +68,8 @@ class RaceQuestion:
 
     @property
     def printed(self) -> list[Metric]:
-        """List all that is read from what the commands print: what is compared, and what has a limit."""
+        """List all that is read from what the commands print: what is compared, and what has a
+        limit."""
         return [*self.metrics, *(limit.metric for limit in self.limits)]
 
     def session(self, repeat: int) -> int:
@@ -87,11 +92,16 @@ class RaceRows:
     def values(self, arm: str, metric: Metric) -> list[float]:
         """Return a number for each repeat; infinite where it never came to the target."""
         name = metric.name
-        return [_number(each) for each in self.measurements if each.arm == arm and each.metric.name == name]
+        return [
+            _number(each)
+            for each in self.measurements
+            if each.arm == arm and each.metric.name == name
+        ]
 
     def ignores_seed(self, question: RaceQuestion) -> bool:
-        """Say whether the repeats of all arms are equal to rounding: the commands take no seed, and more of
-        them would say nothing. Two may be equal in the digits that were printed, so a third decides."""
+        """Say whether the repeats of all arms are equal to rounding: the commands take no seed, and
+        more of them would say nothing. Two may be equal in the digits that were printed, so a third
+        decides."""
         repeats = [self.values(arm, question.metrics[0]) for arm in question.arms]
         return all(len(values) >= LEAST_PAIRS and alike(values) for values in repeats)
 
@@ -110,8 +120,12 @@ class RacedArm:
     guard: str  # the first metric that is beyond its limit, or else that may be; "": none
     gain: Estimate  # in the first metric, over all repeats of the last analysis
     guards: Mapping[str, Estimate]  # metric that has a limit → gain in it, over the same repeats
-    costs: Mapping[str, Difference]  # metric → ratio, over the same repeats; above 1 the arm costs less
-    measured: Mapping[str, ArmMean]  # metric → over the repeats that count: a gain, of a cost such a ratio
+    costs: Mapping[
+        str, Difference
+    ]  # metric → ratio, over the same repeats; above 1 the arm costs less
+    measured: Mapping[
+        str, ArmMean
+    ]  # metric → over the repeats that count: a gain, of a cost such a ratio
 
     @property
     def is_decided(self) -> bool:
@@ -133,8 +147,8 @@ class RaceResult:
 
 
 def judge(rows: RaceRows, question: RaceQuestion) -> RaceResult:
-    """Judge each arm at the last analysis that the repeats allow. Too few for one have gains without an
-    interval."""
+    """Judge each arm at the last analysis that the repeats allow. Too few for one have gains
+    without an interval."""
     there = len(rows.values(question.baseline, question.metrics[0]))
     look = analysis_of(there)
     analysed = analyses()[look - 1] if look else there
@@ -175,7 +189,7 @@ def _raced(name: str, whole: _Repeats, counted: _Repeats) -> RacedArm:
     )
 
 
-# --- the word -----------------------------------------------------------------------------------------------
+# --- the word -------------------------------------------------------------------------------------
 
 _Said = tuple[
     Outcome | Word, Reason | None, str
@@ -186,7 +200,9 @@ def _without_interval() -> _Said:
     return Outcome.undecided, None, ""
 
 
-def _word(question: RaceQuestion, gain: Estimate, guards: Mapping[str, Estimate], *, tie: float) -> _Said:
+def _word(
+    question: RaceQuestion, gain: Estimate, guards: Mapping[str, Estimate], *, tie: float
+) -> _Said:
     """Return the word for a gain. It is *better* only where each guard clears its limit."""
     if not math.isfinite(gain.high):
         return _without_interval()
@@ -211,7 +227,7 @@ def _first_at(limits: Sequence[Limit], places: Sequence[int], wanted: int) -> st
     return ""
 
 
-# --- gains --------------------------------------------------------------------------------------------------
+# --- gains ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -226,8 +242,8 @@ class _Repeats:
         return self.rows.values(arm, metric)[: self.n]
 
     def gain(self, arm: str, metric: Metric) -> Estimate:
-        """Return by how much an arm is better in what it prints, in the metric's unit, with an interval for
-        all arms together."""
+        """Return by how much an arm is better in what it prints, in the metric's unit, with an
+        interval for all arms together."""
         others = self.question.arms[1:]
         base = self._ascending(self.question.baseline, metric)
         own = [self._ascending(name, metric) for name in others]
@@ -250,8 +266,8 @@ class _Repeats:
         return Difference(estimate=gain.exp(), outcome=word)
 
     def cost(self, arm: str, cost: Metric) -> Estimate:
-        """Return how much less an arm costs than the baseline: the logarithm of the ratio. It has no middle
-        where that is not known, and its method says why."""
+        """Return how much less an arm costs than the baseline: the logarithm of the ratio. It has
+        no middle where that is not known, and its method says why."""
         base = self.question.baseline
         if not _have_logarithms([*self.values(arm, cost), *self.values(base, cost)]):
             return self._unknown(NOT_REACHED)
@@ -290,8 +306,8 @@ class _Repeats:
         )
 
     def _by_session(self, values: Sequence[float]) -> list[float]:
-        """Return the logarithms of values, repeat by repeat; where there are several sessions the mean of
-        each."""
+        """Return the logarithms of values, repeat by repeat; where there are several sessions the
+        mean of each."""
         logs = [math.log(x) for x in values]
         if self.question.sessions == 1:
             return logs
@@ -308,11 +324,13 @@ class _Repeats:
         return {metric.name: ArmMean(mean=self._mean(arm, metric)) for metric in metrics}
 
     def measured(self, arm: str) -> dict[str, ArmMean]:
-        """Return an arm's mean in each metric, and what it gains over the baseline; of a cost that gets a
-        word its ratio."""
+        """Return an arm's mean in each metric, and what it gains over the baseline; of a cost that
+        gets a word its ratio."""
         found = self.means(arm)
         for metric in self.question.printed:
-            found[metric.name] = ArmMean(mean=found[metric.name].mean, estimate=self.gain(arm, metric))
+            found[metric.name] = ArmMean(
+                mean=found[metric.name].mean, estimate=self.gain(arm, metric)
+            )
         for cost in self.question.costs:
             if self.question.has_verdict(cost):
                 found[cost.name] = _shown(found[cost.name].mean, self.cost(arm, cost))

@@ -1,15 +1,15 @@
 """The verdict on a claim, from measurements: the interval on the page decides.
 
-Confirmed: the interval of the gain lies within what was stated, and each guard's within its margin. Exceeded:
-the same, and it lies wholly above the stated top, where more is better. Refuted: it lies wholly outside, or a
-guard's lies wholly beyond its margin. Inconclusive: all else, and wherever a measurement is missing. Where
-nothing was stated: better, worse, or no difference shown.
+Confirmed: the interval of the gain lies within what was stated, and each guard's within its margin.
+Exceeded: the same, and it lies wholly above the stated top, where more is better. Refuted: it lies
+wholly outside, or a guard's lies wholly beyond its margin. Inconclusive: all else, and wherever a
+measurement is missing. Where nothing was stated: better, worse, or no difference shown.
 
-Pairs are analysed at 3, 6, 12, … and at no other number (`interval.analyses`); between these the last one
-stands. Each pair gives the least and the most that its gain can be. They differ where an arm's shortest
-schedule reaches the target: its steps are at most that. A diverged run counts as infinitely bad. A diverged
-baseline says nothing about the arm. Nor does what is there and was refused: it makes the claim inconclusive,
-with the reason.
+Pairs are analysed at 3, 6, 12, … and at no other number (`interval.analyses`); between these the
+last one stands. Each pair gives the least and the most that its gain can be. They differ where an
+arm's shortest schedule reaches the target: its steps are at most that. A diverged run counts as
+infinitely bad. A diverged baseline says nothing about the arm. Nor does what is there and was
+refused: it makes the claim inconclusive, with the reason.
 """
 
 from __future__ import annotations
@@ -40,7 +40,17 @@ from nocap.judge.interval import (
     of_pairs,
     pairs_to_decide,
 )
-from nocap.store.metrics import METRICS, Better, Ending, Kind, Measurement, Metric, Per, Scale, is_log
+from nocap.store.metrics import (
+    METRICS,
+    Better,
+    Ending,
+    Kind,
+    Measurement,
+    Metric,
+    Per,
+    Scale,
+    is_log,
+)
 
 VERSION = 4  # of these rules: another number, other verdicts
 
@@ -63,7 +73,8 @@ class Reason(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gain:
-    """A metric's gain over the pairs of the last analysis, on its scale: what an arm is better by."""
+    """A metric's gain over the pairs of the last analysis, on its scale: what an arm is better
+    by."""
 
     metric: Metric
     scale: Scale
@@ -76,7 +87,8 @@ class Gain:
 
     @property
     def analysis(self) -> int:
-        """Return the number of the analysis that it is of; 0: there are too few pairs for the first."""
+        """Return the number of the analysis that it is of; 0: there are too few pairs for the
+        first."""
         return analysis_of(len(self.least))
 
     @property
@@ -106,8 +118,8 @@ class Gain:
         return Estimate(mid=math.nan, low=low, high=high, n=n, method="pairs, some without an end")
 
     def shown(self) -> Estimate | None:
-        """Return its interval as it is told: a ratio where its scale has one, and of what is a ratio to the
-        baseline's by itself, that ratio; `None`: there are too few pairs."""
+        """Return its interval as it is told: a ratio where its scale has one, and of what is a
+        ratio to the baseline's by itself, that ratio; `None`: there are too few pairs."""
         if not self.enough:
             return None
         interval = self.interval()
@@ -138,10 +150,12 @@ class Gain:
         return self._of(self.most).high
 
     def _of(self, values: Sequence[float]) -> Estimate:
-        """Return the interval of these values: Student's where a seed repeats them, else the cautious one. A
-        declared noise narrows either."""
+        """Return the interval of these values: Student's where a seed repeats them, else the
+        cautious one. A declared noise narrows either."""
         if self.metric.kind is not Kind.seed:
-            return cautious.of_pairs(values, declared=self.declared, bias=self.bias, analysis=self.analysis)
+            return cautious.of_pairs(
+                values, declared=self.declared, bias=self.bias, analysis=self.analysis
+            )
         alone = of_pairs(values, look=self.analysis)
         if self.declared is None or alone.n < LEAST_PAIRS:
             return alone
@@ -154,8 +168,8 @@ class Gain:
         return self.interval().place(*self.ends)
 
     def more(self) -> int | None:
-        """Return how many more pairs would decide, were mean and spread the true ones; None: no affordable
-        number, or none can be said."""
+        """Return how many more pairs would decide, were mean and spread the true ones; None: no
+        affordable number, or none can be said."""
         if not self.measured or not self.enough or self.place() != 2:
             return None
         estimate = self.interval()
@@ -168,8 +182,8 @@ class Gain:
         return wanted - n
 
     def _distance(self, mid: float) -> float:
-        """Return how far a mean lies from what would decide: the end of the statement that it is beyond, or,
-        where it lies within, the nearer end."""
+        """Return how far a mean lies from what would decide: the end of the statement that it is
+        beyond, or, where it lies within, the nearer end."""
         low, high = self.ends
         if mid < low:
             return abs(mid - low)
@@ -178,8 +192,11 @@ class Gain:
         return min(abs(mid - low), abs(mid - high))
 
 
-def _width(metric: Metric, declared: Declared | None, sd: float, n: int, analysis: int) -> tuple[float, bool]:
-    """Return the half width of so many pairs with this spread; and whether the declared noise made it."""
+def _width(
+    metric: Metric, declared: Declared | None, sd: float, n: int, analysis: int
+) -> tuple[float, bool]:
+    """Return the half width of so many pairs with this spread; and whether the declared noise made
+    it."""
     spread = np.float64(sd)
     if metric.kind is Kind.seed:
         own = np.float64(half_width(sd, n, analysis))
@@ -190,7 +207,8 @@ def _width(metric: Metric, declared: Declared | None, sd: float, n: int, analysi
 
 
 def width_of(metric: Metric, declared: Declared | None) -> Width:
-    """Return how wide the interval of a gain in this metric is, for any spread, number of pairs and look."""
+    """Return how wide the interval of a gain in this metric is, for any spread, number of pairs and
+    look."""
 
     def width(sd: float, n: int, look: int) -> float:
         half, _ = _width(metric, declared, sd, n, look)
@@ -215,7 +233,9 @@ class Verdict:
     reason: Reason | None  # null where confirmed or exceeded
     primary: Gain
     guards: list[Gain]  # in the claim's order: the gain, which may be as far below 0 as the margin
-    beyond_bound: bool  # above what arithmetic allows: a mistake, or a gain that the bound leaves out
+    beyond_bound: (
+        bool  # above what arithmetic allows: a mistake, or a gain that the bound leaves out
+    )
     missing: list[Missing]
     endings: dict[Ending, list[str]]  # diverged or at_most → which measurements
     refused: str | None = None  # why what is there tells no gain
@@ -227,7 +247,8 @@ class Verdict:
 
     @property
     def is_open(self) -> bool:
-        """Say whether more pairs may decide. Of what was refused they may tell the baseline's slope."""
+        """Say whether more pairs may decide. Of what was refused they may tell the baseline's
+        slope."""
         return self.reason is Reason.undecided or self.refused == NO_SLOPE
 
     @property
@@ -236,8 +257,8 @@ class Verdict:
         return [guard.metric.name for guard in self.guards if guard.enough and guard.place() == -1]
 
     def more(self) -> dict[str, int] | None:
-        """Return how many more seeds, sessions or both would decide; `None`: it is decided, or no number
-        would."""
+        """Return how many more seeds, sessions or both would decide; `None`: it is decided, or no
+        number would."""
         if self.word is not Word.inconclusive:
             return None
         wanted: dict[str, int] = {}
@@ -259,7 +280,9 @@ class _Statement:
     metric: Metric
     scale: Scale
     ends: tuple[float, float]
-    arms: Sequence[str]  # the claim's, and the one it is compared with; of a value the claim's alone
+    arms: Sequence[
+        str
+    ]  # the claim's, and the one it is compared with; of a value the claim's alone
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -283,8 +306,9 @@ def judge(
     at: str,
     noise: Mapping[str, Declared] | None = None,
 ) -> Verdict:
-    """Return the verdict on a claim at one scale of its study, from all measurements of its arm and of the
-    arm it is compared with. `noise`: metric → the noise of a pair's gain that was declared at this scale.
+    """Return the verdict on a claim at one scale of its study, from all measurements of its arm and
+    of the arm it is compared with. `noise`: metric → the noise of a pair's gain that was declared
+    at this scale.
 
     Errors:
         ValueError: a guard has no margin for the scale; a ratio of numbers that are not above 0.
@@ -312,14 +336,16 @@ def judge(
         guards=guards,
         beyond_bound=_is_beyond_bound(claim, primary),
         missing=list(missing) if reason is Reason.missing else [],
-        endings={ending: _with_ending(used, ending) for ending in (Ending.at_most, Ending.diverged)},
+        endings={
+            ending: _with_ending(used, ending) for ending in (Ending.at_most, Ending.diverged)
+        },
         refused=why if reason is Reason.refused else None,
     )
 
 
 def _statements(claim: Claim, against: str, at: str) -> list[_Statement]:
-    """List what the claim states: its gain, then what its guards allow at a scale of the study. A claim about
-    a value has no baseline, its guards have one."""
+    """List what the claim states: its gain, then what its guards allow at a scale of the study. A
+    claim about a value has no baseline, its guards have one."""
     both = [claim.arm, against]
     arms = [claim.arm] if claim.scale is Scale.value else both
     metric = METRICS[claim.metric]
@@ -348,9 +374,11 @@ def _word(claim: Claim, primary: Gain, guards: Sequence[Gain]) -> tuple[Word, Re
     return decide(primary.place(), places, above_refutes=claim.two_sided or not more_is_better)
 
 
-def decide(place: int, guards: Sequence[int], *, above_refutes: bool = False) -> tuple[Word, Reason | None]:
-    """Return the word for where an interval lies to what was stated (`Estimate.place`), and each guard's to
-    its margin."""
+def decide(
+    place: int, guards: Sequence[int], *, above_refutes: bool = False
+) -> tuple[Word, Reason | None]:
+    """Return the word for where an interval lies to what was stated (`Estimate.place`), and each
+    guard's to its margin."""
     if -1 in guards:
         return Word.refuted, Reason.guard
     if place == -1:
@@ -382,12 +410,12 @@ def _with_ending(used: Sequence[Measurement], ending: Ending) -> list[str]:
     return list(names)
 
 
-# --- pairs --------------------------------------------------------------------------------------------------
+# --- pairs ----------------------------------------------------------------------------------------
 
 
 def _pairs(statement: _Statement, seeds: Sequence[int], known: _Known) -> _Pairs:
-    """Return the pairs of the last analysis and what the next one misses. Pairs count in their order, none is
-    passed over."""
+    """Return the pairs of the last analysis and what the next one misses. Pairs count in their
+    order, none is passed over."""
     metric = statement.metric
     per = _per_of(metric, known)
     repeats = seeds if per is Per.seed else _sessions(statement, known)
@@ -474,8 +502,8 @@ def _mean_size(pairs: _Pairs) -> float:
 
 
 def _in_unit_of(statement: _Statement, declared: Declared | None, size: float) -> Declared | None:
-    """Return a declared noise in the unit of the statement. It is a difference for losses and a log ratio for
-    the rest; the metric's own size translates one into the other."""
+    """Return a declared noise in the unit of the statement. It is a difference for losses and a log
+    ratio for the rest; the metric's own size translates one into the other."""
     if declared is None:
         return None
     metric = statement.metric
@@ -522,7 +550,7 @@ def _range_of_value(metric: Metric, scale: Scale, arm: Measurement) -> tuple[flo
     return value, value
 
 
-# --- what was stated ----------------------------------------------------------------------------------------
+# --- what was stated ------------------------------------------------------------------------------
 
 
 def _ends(claim: Claim) -> tuple[float, float]:

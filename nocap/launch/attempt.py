@@ -1,5 +1,5 @@
-"""A planned run brought to its end: its lease, its worker, restarts of a lost worker, its summary. No torch
-here."""
+"""A planned run brought to its end: its lease, its worker, restarts of a lost worker, its summary.
+No torch here."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ LOOK_S = 0.2  # between looks at the heartbeats
 WAIT_S = 0.03  # between looks at whether a worker has ended
 GRACE_S = 10.0  # for the others to say what they lost when one has died
 LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
-# the most that counts between two looks: what is longer was a pause of this process, as Ctrl-Z or Slurm's
-# suspend give it
+# the most that counts between two looks: what is longer was a pause of this process, as Ctrl-Z or
+# Slurm's suspend give it
 AWAKE_S = 1.0
 
 
@@ -50,8 +50,8 @@ def hold(plan: Plan, *, wait_s: float = 0.0) -> lease.Lease:
 
 
 def clean(plan: Plan) -> None:
-    """Delete what a kill left of an ended run, and checkpoints that nobody asked for, unless another process
-    holds it, or it is another user's."""
+    """Delete what a kill left of an ended run, and checkpoints that nobody asked for, unless
+    another process holds it, or it is another user's."""
     if leftovers(plan) or surplus_checkpoints(plan) or lease.abandoned(plan.run_dir):
         with suppress(lease.HeldError, OSError), hold(plan):
             delete([*leftovers(plan), *surplus_checkpoints(plan)])
@@ -89,13 +89,18 @@ def _report_to_tracker(plan: Plan) -> None:
 
 
 def train(
-    plan: Plan, *, started: float, log: Callable[[str], None], wait_s: float = 0.0, quiet: bool = False
+    plan: Plan,
+    *,
+    started: float,
+    log: Callable[[str], None],
+    wait_s: float = 0.0,
+    quiet: bool = False,
 ) -> RunResult:
-    """Train the run, unless it has come to its end already. `started` is a `time.monotonic()`. With `quiet`,
-    output goes to `train.log`.
+    """Train the run, unless it has come to its end already. `started` is a `time.monotonic()`. With
+    `quiet`, output goes to `train.log`.
 
-    A request to stop is passed on to the worker. Main thread only. The status is `refused` where the worker
-    found bad input.
+    A request to stop is passed on to the worker. Main thread only. The status is `refused` where
+    the worker found bad input.
 
     Errors:
         ValueError: another process is training it, and still is after `wait_s` seconds.
@@ -121,12 +126,13 @@ def train(
 
 
 class Attempt:
-    """A run that this process holds: the head of its record, a worker for each device, and in the end a
-    summary.
+    """A run that this process holds: the head of its record, a worker for each device, and in the
+    end a summary.
 
-    A worker that dies, or has no heartbeat for `trainer.hang_timeout_s`, is lost, and the others with it. The
-    run then starts again from its last checkpoint, `trainer.max_restarts` times. One that ends with an error
-    of its own would fail again: it is not started again. Nor is one whose lease another process has taken.
+    A worker that dies, or has no heartbeat for `trainer.hang_timeout_s`, is lost, and the others
+    with it. The run then starts again from its last checkpoint, `trainer.max_restarts` times. One
+    that ends with an error of its own would fail again: it is not started again. Nor is one whose
+    lease another process has taken.
     """
 
     def __init__(
@@ -138,9 +144,10 @@ class Attempt:
         units: Sequence[str] = (),
         server: Server | None = None,
     ) -> None:
-        """Prepare an attempt, whose output goes to `train.log` only where it is `quiet`. `units`: GPUs as
-        CUDA_VISIBLE_DEVICES names them, or numbers of CPU cores, that it has to itself; none: all of the
-        machine. `server`: forks the workers of a quiet run; without one each is a fresh process."""
+        """Prepare an attempt, whose output goes to `train.log` only where it is `quiet`. `units`:
+        GPUs as CUDA_VISIBLE_DEVICES names them, or numbers of CPU cores, that it has to itself;
+        none: all of the machine. `server`: forks the workers of a quiet run; without one each is a
+        fresh process."""
         self.plan, self._lease, self.units, self._quiet = plan, run_lease, units, quiet
         self._server = server if quiet else None
         self.over = self.refused = self._stopping = False
@@ -148,8 +155,14 @@ class Attempt:
         self._workers: list[subprocess.Popen[bytes] | Worker] = []
 
     def start(self, started: float) -> None:
-        """Write the head of the record, and start the workers. `started` is a `time.monotonic()`."""
-        run, run_dir, self._started, self._looked = self.plan.run, self.plan.run_dir, started, started
+        """Write the head of the record, and start the workers. `started` is a
+        `time.monotonic()`."""
+        run, run_dir, self._started, self._looked = (
+            self.plan.run,
+            self.plan.run_dir,
+            started,
+            started,
+        )
         self._stage = self._lease.stage()
         write_record_head(self.plan, self._stage)
         self._heartbeat = Heartbeat.create(run_dir, ranks=run.trainer.devices)
@@ -204,8 +217,8 @@ class Attempt:
         output: int | None = None,
         log: IO[str] | None = None,
     ) -> subprocess.Popen[bytes]:
-        """Start a worker that imports what it needs itself. `output`: its stdin and stdout; `log`: its
-        stderr; none: as this process's."""
+        """Start a worker that imports what it needs itself. `output`: its stdin and stdout; `log`:
+        its stderr; none: as this process's."""
         command = [sys.executable, "-m", "nocap.launch.worker", str(self.plan.run_dir)]
         with shielded_child():
             worker = subprocess.Popen(
@@ -216,8 +229,8 @@ class Attempt:
         return worker
 
     def _env(self, number: int, told: int) -> dict[str, str]:
-        """Return the environment of the worker with this number. `told`: where it says why it failed. Several
-        workers meet in a file, in a folder that nobody else can enter."""
+        """Return the environment of the worker with this number. `told`: where it says why it
+        failed. Several workers meet in a file, in a folder that nobody else can enter."""
         t = self.plan.run.trainer
         env = {
             # libgomp's own long spin made a step tenfold slower beside other work (LOG.md)
@@ -246,12 +259,14 @@ class Attempt:
             "NOCAP_STORE": str(folder / self._stage.name),
             "GLOO_SOCKET_IFNAME": LOOPBACK,  # no other machine may connect
             "NCCL_SOCKET_IFNAME": LOOPBACK,
-            # all connections at once: then nobody can make another (`nocap.training.world.close_listeners`)
+            # all connections at once: then nobody can make another
+            # (`nocap.training.world.close_listeners`)
             "TORCH_GLOO_LAZY_INIT": "0",
         }
 
     def poll(self) -> RunResult | None:
-        """Return how the run ended, once its workers have ended for good. Then its lease is given back.
+        """Return how the run ended, once its workers have ended for good. Then its lease is given
+        back.
 
         Errors:
             OSError, ValueError: its record cannot be read, or its workers cannot be started again.
@@ -267,7 +282,8 @@ class Attempt:
             undo.enter_context(self._lease)
             code = self._conclude([code for code in codes if code is not None])
             summary = self._summary()  # has the reason that `_conclude` found
-            # whether a worker was killed before the run's end: the record decides, not the code alone
+            # whether a worker was killed before the run's end: the record decides, not the code
+            # alone
             was_killed = code < 0 and summary["status"] == "failed"
             limit = self.plan.run.trainer.max_restarts
             may_restart = not self._stopping and not self._lease.lost and self._restarts < limit
@@ -284,23 +300,25 @@ class Attempt:
         return RunResult(summary=summary, trained=True, taken_over=self._lease.lost)
 
     def _end_others(self, codes: Sequence[int | None]) -> None:
-        """End the other workers when one has failed. They have a little time to say what they lost; then they
-        are killed, which is no failure of theirs."""
+        """End the other workers when one has failed. They have a little time to say what they lost;
+        then they are killed, which is no failure of theirs."""
         self._failed_at = min(self._failed_at, time.monotonic())
         if time.monotonic() > self._failed_at + GRACE_S:
             self._failed = self._failed or _nonzero(codes)
             self._send(signal.SIGKILL)
 
     def _conclude(self, codes: Sequence[int]) -> int:
-        """Return one exit code for all workers, and keep why they failed: which were killed, or what the
-        first one said that failed. The others only lost it."""
+        """Return one exit code for all workers, and keep why they failed: which were killed, or
+        what the first one said that failed. The others only lost it."""
         shutil.rmtree(self.plan.run_dir / RANKS, ignore_errors=True)
         failed = self._failed or _nonzero(codes)
         killed = {rank: code for rank, code in failed.items() if code < 0}
         status, reason = self._first_reason()
         is_silent = killed or (self._stopping and len(codes) > 1)
         self._said = "" if is_silent else reason
-        self._error = self._endings(killed or failed or dict(enumerate(codes)), alone=len(codes) == 1)
+        self._error = self._endings(
+            killed or failed or dict(enumerate(codes)), alone=len(codes) == 1
+        )
         if killed:
             code = min(killed.values())
         elif self._said:
@@ -311,7 +329,8 @@ class Attempt:
         return code
 
     def _first_reason(self) -> tuple[str, str]:
-        """Read the status and the reason of the worker that failed first; empty texts where none said it."""
+        """Read the status and the reason of the worker that failed first; empty texts where none
+        said it."""
         status = ""
         reason = ""
         # a process that a worker started holds the other end, and nobody said anything
@@ -367,13 +386,14 @@ class Attempt:
         limit = self.plan.run.trainer.hang_timeout_s
         if self._silent_s > limit:
             self._hang = (
-                f"{self._heartbeat.behind()} hung: no heartbeat for {limit:g} s (trainer.hang_timeout_s)"
+                f"{self._heartbeat.behind()} hung: no heartbeat for {limit:g} s "
+                f"(trainer.hang_timeout_s)"
             )
             self._send(signal.SIGKILL)
 
     def _summary(self) -> dict[str, Any]:
-        """Read the ended run's summary, or write one with the reason where there is none. A run that was
-        stopped in its start-up lost nothing."""
+        """Read the ended run's summary, or write one with the reason where there is none. A run
+        that was stopped in its start-up lost nothing."""
         holding = self._lease.beat()
         written = read_json(self.plan.run_dir / SUMMARY) if holding else None
         if written is not None:

@@ -1,4 +1,5 @@
-"""Train one composed config in a process of its own. A cluster's job imports it by this module's name."""
+"""Train one composed config in a process of its own. A cluster's job imports it by this module's
+name."""
 
 from __future__ import annotations
 
@@ -36,8 +37,8 @@ SHOWN_S = 10.0
 
 
 def single(overrides: Sequence[str], *, started: float) -> NoReturn:
-    """Train one run, or take part in it as a rank of torchrun's; the process ends with its exit code.
-    `started`: a `time.monotonic()`.
+    """Train one run, or take part in it as a rank of torchrun's; the process ends with its exit
+    code. `started`: a `time.monotonic()`.
 
     Errors:
         ValueError: it cannot be trained.
@@ -76,17 +77,19 @@ class CellJob:
         return ["-m", "nocap.launch.cell", self.folder, self.identity]
 
     def __call__(self) -> int:
-        """Return its exit code. A SystemExit passes: with it submitit ends a job that is requeued."""
+        """Return its exit code. A SystemExit passes: with it submitit ends a job that is
+        requeued."""
         with guarded():
             try:
                 planned = _cell(Path(self.folder), self.identity)
-                # A cell that another process trains is waited for: then there is nothing left to do, or all
-                # of it.
+                # A cell that another process trains is waited for: then there is nothing left to
+                # do, or all of it.
                 return attempt.start(planned, started=time.monotonic(), wait_s=math.inf)
             except ValueError as error:
                 print(f"nocap: {error}", file=sys.stderr)
                 return EXIT_CODES["refused"]
-            # the edge of a cluster's job: its neighbours in the array go on, and the log has the traceback
+            # the edge of a cluster's job: its neighbours in the array go on, and the log has the
+            # traceback
             except Exception:
                 traceback.print_exc()
                 return EXIT_CODES["failed"]
@@ -115,11 +118,20 @@ def _cell(folder: Path, identity: str) -> Plan:
         asked = Asked(**request | {"seeds": tuple(request["seeds"])})
     own = composed(cell["overrides"])
     swept = tuple(grid.get("swept") or ())
-    planned = replace(plan(own.run, choices=own.choices), grid=folder.name, swept=swept, asked=asked)
+    planned = replace(
+        plan(own.run, choices=own.choices), grid=folder.name, swept=swept, asked=asked
+    )
     here = _in_words(planned.parts["environment"])
     there = _in_words(cell["environment"])
-    require(here == there, "hydra.launcher.target", f"be the machine where the job runs ({here})", there)
-    require(planned.identity == identity, str(folder / GRID), "be planned with this code and data", "others")
+    require(
+        here == there, "hydra.launcher.target", f"be the machine where the job runs ({here})", there
+    )
+    require(
+        planned.identity == identity,
+        str(folder / GRID),
+        "be planned with this code and data",
+        "others",
+    )
     return planned
 
 
@@ -129,13 +141,15 @@ def _in_words(environment: Mapping[str, object]) -> str:
 
 
 def _train_as_rank(plan: Plan, *, started: float) -> NoReturn:
-    """Train as one rank of a torchrun that the user or a cluster's launcher started, also over several nodes.
+    """Train as one rank of a torchrun that the user or a cluster's launcher started, also over
+    several nodes.
 
-    Every rank reads the same config. Rank 0 alone decides whether there is something to train, and where.
+    Every rank reads the same config. Rank 0 alone decides whether there is something to train, and
+    where.
 
     Errors:
-        ValueError: another process is training this run, or the ranks have other files from outside or
-            other output folders.
+        ValueError: another process is training this run, or the ranks have other files from outside
+            or other output folders.
     """
     from nocap.launch.worker import work  # torch
     from nocap.training.world import join
@@ -172,7 +186,8 @@ def _train_as_rank(plan: Plan, *, started: float) -> NoReturn:
         if written is not None:
             print(table(written, run_dir=plan.run_dir), flush=True)
     if status in ("preempted", "diverged"):
-        # torchrun stops the others when one leaves with another code than 0: wait until rank 0 has saved
+        # torchrun stops the others when one leaves with another code than 0: wait until rank 0 has
+        # saved
         world.from_main(status)
     if run_lease is not None:
         run_lease.close()
@@ -194,8 +209,8 @@ def _begin(plan: Plan, *, ranks: int) -> lease.Lease:
 
 
 def _appears(path: Path) -> bool:
-    """Say whether a file is there, or comes within the seconds that a shared file system may take to show
-    it."""
+    """Say whether a file is there, or comes within the seconds that a shared file system may take
+    to show it."""
     ends = time.monotonic() + SHOWN_S
     while not path.exists() and time.monotonic() < ends:
         time.sleep(0.1)

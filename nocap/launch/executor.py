@@ -1,5 +1,5 @@
-"""What carries a grid's cells out, here or on a cluster: its interface, which the launcher options build
-on."""
+"""What carries a grid's cells out, here or on a cluster: its interface, which the launcher options
+build on."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Work(Protocol):
     """What an executor has begun."""
 
     def poll(self) -> RunResult | str | None:
-        """Return how it ended, once it has; of another machine a reason, which counts where the record
-        tells nothing.
+        """Return how it ended, once it has; of another machine a reason, which counts where the
+        record tells nothing.
 
         Errors:
             OSError, ValueError: its record cannot be read.

@@ -1,7 +1,7 @@
 """The process that workers are forked from, started by `nocap.launch.server`.
 
-It has imported torch, nocap and the tracker's library, and nothing else: it has no thread, no CUDA, and has
-drawn no random number.
+It has imported torch, nocap and the tracker's library, and nothing else: it has no thread, no CUDA,
+and has drawn no random number.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ def serve(sock: socket.socket) -> None:
                     selector.unregister(key.fd)
                     os.close(key.fd)
                     _, status = os.waitpid(key.data, 0)
-                    sock.send(ServerReply(pid=key.data, code=os.waitstatus_to_exitcode(status)).packed())
+                    sock.send(
+                        ServerReply(pid=key.data, code=os.waitstatus_to_exitcode(status)).packed()
+                    )
 
 
 def fork_worker(request: Start, told: int, log: int) -> int:
@@ -101,7 +103,7 @@ def main() -> None:
     """Import what a worker needs, say so, and serve."""
     sock = socket.socket(fileno=int(sys.argv[1]))
     try:
-        import torch._dynamo  # noqa: F401  # as torch's optimizers do
+        import torch._dynamo  # as torch's optimizers do  # noqa: F401
 
         import nocap.launch.worker  # noqa: F401
     except Exception as error:  # of whatever is installed

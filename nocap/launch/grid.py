@@ -1,5 +1,5 @@
-"""A grid: what is swept, its cells, all checked before the first starts, in the order in which they run, and
-the file that names them."""
+"""A grid: what is swept, its cells, all checked before the first starts, in the order in which they
+run, and the file that names them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ class Grid:
     left_out: tuple[LeftOut, ...] = ()  # what was asked for, and is refused
 
     def write(self, *, more: Mapping[str, Any] | None = None, stage: Path | None = None) -> None:
-        """Write `grid.json`, where `nocap.compare` finds the grid's runs; `more`: what else it holds."""
+        """Write `grid.json`, where `nocap.compare` finds the grid's runs; `more`: what else it
+        holds."""
         self.folder.mkdir(parents=True, exist_ok=True)
         delete(unfinished(self.folder, older_than_s=60))  # another process may be writing one
         cells = [
@@ -76,7 +77,7 @@ class Grid:
         write_json(self.folder / GRID, content, stage=stage)
 
 
-# --- what is swept ------------------------------------------------------------------------------------------
+# --- what is swept --------------------------------------------------------------------------------
 
 
 def values_of(override: Override) -> list[str]:
@@ -87,12 +88,15 @@ def values_of(override: Override) -> list[str]:
     """
     name, swept, line = override.get_key_element(), override.value(), override.input_line
     if isinstance(swept, Glob):
-        require(name in outside.groups(), name, "be a group where its options are chosen by glob", line)
+        require(
+            name in outside.groups(), name, "be a group where its options are chosen by glob", line
+        )
         return swept.filter(outside.yamls(name))
     require(
         not isinstance(swept, IntervalSweep),
         name,
-        "be swept over values: nocap draws none from an interval but in a search, as with search=tpe",
+        "be swept over values: nocap draws none from an interval but in a search, as with "
+        "search=tpe",
         line,
     )
     if isinstance(swept, RangeSweep):
@@ -130,7 +134,8 @@ def expand(overrides: Sequence[Override], *, zipped: bool) -> list[tuple[str, ..
         for override in overrides
     ]
     paired = [
-        zipped and override.is_sweep_override() and override.key_or_group != "seed" for override in overrides
+        zipped and override.is_sweep_override() and override.key_or_group != "seed"
+        for override in overrides
     ]
     lists = list(itertools.compress(words, paired))
     rest = [values for values, pair in zip(words, paired, strict=True) if not pair]
@@ -142,7 +147,7 @@ def expand(overrides: Sequence[Override], *, zipped: bool) -> list[tuple[str, ..
     return [(*combination, *row) for row in rows for combination in itertools.product(*rest)]
 
 
-# --- checked ------------------------------------------------------------------------------------------------
+# --- checked --------------------------------------------------------------------------------------
 
 
 def check(
@@ -155,13 +160,13 @@ def check(
     lengths: Sequence[Sequence[str]] = (),
     skip_refused: bool = False,
 ) -> Grid:
-    """Return the grid of these cells, each given by its overrides: seed by seed, every arm of a seed in
-    the order given, each run once. `lengths`: cells more, of the first arm at other lengths.
-    `skip_refused`: leave out the cells that are invalid.
+    """Return the grid of these cells, each given by its overrides: seed by seed, every arm of a
+    seed in the order given, each run once. `lengths`: cells more, of the first arm at other
+    lengths. `skip_refused`: leave out the cells that are invalid.
 
     Errors:
-        ValueError: at least one cell is invalid, or with `skip_refused` all are; a line for each. Nothing has
-            been written but the data's cache.
+        ValueError: at least one cell is invalid, or with `skip_refused` all are; a line for each.
+            Nothing has been written but the data's cache.
     """
     valid, experiments, bad = list[Cell](), set[str | None](), list[tuple[str, str]]()
     first, datasets = cast(Composed | None, None), Datasets() if datasets is None else datasets
@@ -169,7 +174,10 @@ def check(
     shown = [*swept, "trainer.steps"] if lengths else swept
     other_lengths = list[Cell]()
     for place, overrides in enumerate((*cells, *lengths)):
-        label = " ".join(override for override in overrides if key_of(override) in shown) or "the only cell"
+        label = (
+            " ".join(override for override in overrides if key_of(override) in shown)
+            or "the only cell"
+        )
         try:
             composed = as_in(first, overrides, compose)
             first = first or composed
@@ -181,7 +189,9 @@ def check(
             continue
         for notice in planned.notices:
             log(f"note: {notice}")
-        valid.append(Cell(overrides=composed.overrides, label=label if swept else planned.name, plan=planned))
+        valid.append(
+            Cell(overrides=composed.overrides, label=label if swept else planned.name, plan=planned)
+        )
         if place >= len(cells):
             other_lengths.append(valid[-1])
         experiments.add(composed.choices.get("experiment"))
@@ -193,7 +203,10 @@ def check(
             log(f"left out: {each.arm}: {each.reason}")
     if len(outputs := {cell.plan.run.output_dir for cell in valid}) > 1:
         bad.append(
-            (f"output_dir={','.join(sorted(outputs))}", "output_dir must be the same for all cells of a grid")
+            (
+                f"output_dir={','.join(sorted(outputs))}",
+                "output_dir must be the same for all cells of a grid",
+            )
         )
     if bad:
         raise ValueError("\n".join(_refusal(bad, len(cells))))
@@ -203,18 +216,24 @@ def check(
         if (twin := distinct.setdefault(cell.plan.identity, cell)) is not cell:
             log(f"trained once, it is the same run: {cell.label} and {twin.label}")
     ordered = list(distinct.values())
-    folder = _folder(ordered, swept=swept, prefix=experiments.pop() if len(experiments) == 1 else None)
+    folder = _folder(
+        ordered, swept=swept, prefix=experiments.pop() if len(experiments) == 1 else None
+    )
     asked = seeds_asked(cell.plan for cell in ordered)
     for cell in other_lengths:
         asked[cell.plan.arm] = replace(asked[cell.plan.arm], length_of=valid[0].plan.arm)
     named = tuple(
         replace(
             cell,
-            plan=replace(cell.plan, grid=folder.name, swept=tuple(swept), asked=asked[cell.plan.arm]),
+            plan=replace(
+                cell.plan, grid=folder.name, swept=tuple(swept), asked=asked[cell.plan.arm]
+            ),
         )
         for cell in ordered
     )
-    return Grid(name=folder.name, folder=folder, swept=tuple(swept), cells=named, left_out=tuple(left_out))
+    return Grid(
+        name=folder.name, folder=folder, swept=tuple(swept), cells=named, left_out=tuple(left_out)
+    )
 
 
 def _left_out(bad: Sequence[tuple[str, str]]) -> list[LeftOut]:
@@ -247,7 +266,8 @@ def _refusal(bad: Sequence[tuple[str, str]], total: int) -> list[str]:
 
 
 def _folder(cells: Sequence[Cell], *, swept: Sequence[str], prefix: str | None) -> Path:
-    """Name a grid by its runs: the same runs are the same grid, in whatever order they were asked for."""
+    """Name a grid by its runs: the same runs are the same grid, in whatever order they were asked
+    for."""
     root = cells[0].plan.run_dir.parents[1] / "grids"
     hashed = digest({"identities": sorted(cell.plan.identity for cell in cells)})[:8]
     if existing := sorted(root.glob(f"*-{hashed}")):

@@ -1,5 +1,5 @@
-"""The head of a run's record: `config.yaml` and `manifest.json`, what a killed attempt left in its place, and
-what trackers are told of the run. No torch here."""
+"""The head of a run's record: `config.yaml` and `manifest.json`, what a killed attempt left in its
+place, and what trackers are told of the run. No torch here."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ COPIES = "options"  # a record's copies of the options from outside, as a folder
 
 
 def use_copies(run_dir: Path) -> None:
-    """Run the options from outside of which a run's record holds copies, if it does. It is somebody's code: a
-    person has to allow it."""
+    """Run the options from outside of which a run's record holds copies, if it does. It is
+    somebody's code: a person has to allow it."""
     if (run_dir / COPIES).is_dir():
         outside.use([run_dir / COPIES])
 
 
 def write_record_head(plan: Plan, stage: Path | None = None) -> None:
-    """`config.yaml` and `manifest.json` of this attempt. An older attempt's summary goes, so that what is
-    read later is this one's.
+    """`config.yaml` and `manifest.json` of this attempt. An older attempt's summary goes, so that
+    what is read later is this one's.
 
     Errors:
         LostError: another process has taken over.
@@ -60,7 +60,9 @@ def write_record_head(plan: Plan, stage: Path | None = None) -> None:
     write_json(plan.run_dir / "manifest.json", made, stage=stage)
     if plan.run.store.diff and (changed := uncommitted()) is not None:
         write_file(plan.run_dir / "uncommitted.diff", changed[1], stage=stage, mode=0o600)
-    for file in plan.run.outside_files():  # a copy to read. It is imported from here only with --allow-code.
+    for file in (
+        plan.run.outside_files()
+    ):  # a copy to read. It is imported from here only with --allow-code.
         for path in (file.path, file.path.with_suffix(".yaml")):
             if path.is_file():
                 write_text(
@@ -70,8 +72,8 @@ def write_record_head(plan: Plan, stage: Path | None = None) -> None:
 
 
 def leftovers(plan: Plan) -> list[Path]:
-    """Return what killed processes left of this run: half-written files and checkpoints, and the folder
-    of its ranks."""
+    """Return what killed processes left of this run: half-written files and checkpoints, and the
+    folder of its ranks."""
     ranks = plan.run_dir / RANKS
     return [
         *unfinished(plan.run_dir),
@@ -96,8 +98,8 @@ def surplus_checkpoints(plan: Plan) -> list[Path]:
 
 
 def _spent_s(plan: Plan, attempts: list[dict[str, Any]]) -> float:
-    """Wall-clock seconds of the attempts before this one, and of what the first began with: the init
-    checkpoint, or a teacher's training. Those whose rows were cut back since count, too."""
+    """Wall-clock seconds of the attempts before this one, and of what the first began with: the
+    init checkpoint, or a teacher's training. Those whose rows were cut back since count, too."""
     rows = Metrics(plan.run_dir / "metrics.jsonl").rows()
     try:
         summary = read_json(plan.run_dir / "summary.json") or {}
@@ -166,7 +168,10 @@ def manifest(plan: Plan, attempts: list[dict[str, Any]]) -> dict[str, Any]:
         "declared": {
             name: [
                 word
-                for word, says in (("not causal", option.causal is False), ("random", option.random is True))
+                for word, says in (
+                    ("not causal", option.causal is False),
+                    ("random", option.random is True),
+                )
                 if says
             ]
             for name, option in plan.run.options()
@@ -194,11 +199,13 @@ def _val_bytes(plan: Plan) -> tuple[int | None, str | None]:
         print(f"no bits per byte: {error}", flush=True)
         return None, str(error)
     return target_bytes(
-        val_windows(plan.run, plan.dataset.val), token_bytes(encoding), tokens=plan.run.trainer.val_tokens
+        val_windows(plan.run, plan.dataset.val),
+        token_bytes(encoding),
+        tokens=plan.run.trainer.val_tokens,
     ), None
 
 
-# --- what trackers are told ---------------------------------------------------------------------------------
+# --- what trackers are told -----------------------------------------------------------------------
 
 
 def run_facts(
@@ -208,8 +215,8 @@ def run_facts(
     *,
     params: Mapping[str, int] | None = None,
 ) -> RunFacts:
-    """Return what a tracker is to know, from a run's config, as its record has it, its manifest, and the
-    numbers of its parameters."""
+    """Return what a tracker is to know, from a run's config, as its record has it, its manifest,
+    and the numbers of its parameters."""
     attempt, options = manifest["attempts"][-1], manifest["options"]
     seed = int(config["seed"])
     grid = attempt.get("grid")
@@ -239,7 +246,10 @@ def run_facts(
         run_dir=run_dir,
         config=config,
         group=grid,
-        tags=(arm, *(f"{group}={name}" for group, names in options.items() for name in names.split(","))),
+        tags=(
+            arm,
+            *(f"{group}={name}" for group, names in options.items() for name in names.split(",")),
+        ),
         options=options,
         swept={short[key]: value for key, value in swept.items()},
         counted=dict(flat(manifest["parts"]["config"])),
@@ -250,8 +260,8 @@ def run_facts(
 
 
 def born(manifest: Mapping[str, Any]) -> str:
-    """Return when and where a run's first attempt started, which another training of the same config does
-    not share."""
+    """Return when and where a run's first attempt started, which another training of the same
+    config does not share."""
     first = manifest["attempts"][0]
     return f"{first.get('started')} {first.get('host')}"
 
@@ -271,8 +281,8 @@ def _starts(attempts: Iterable[Mapping[str, Any]]) -> Iterator[tuple[float, floa
 
 
 def typed_keys(run: Run, overrides: Iterable[str]) -> tuple[str, ...]:
-    """Return the keys that a command line sets and that make another run, in its order; options are in
-    the run's name already."""
+    """Return the keys that a command line sets and that make another run, in its order; options are
+    in the run's name already."""
     counted = dict(flat(run.that_count("identity", to_plain(run))))
     keys = [override.lstrip("+").partition("=")[0] for override in overrides]
     return tuple(dict.fromkeys(key for key in keys if "." in key and key in counted))

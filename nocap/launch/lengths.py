@@ -1,4 +1,5 @@
-"""The baseline of a grid or a study at other lengths, for the time at equal loss (`judge.equal_loss`)."""
+"""The baseline of a grid or a study at other lengths, for the time at equal loss
+(`judge.equal_loss`)."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ Compose = Callable[[Sequence[str]], Composed]
 
 
 def cells_of(grid: Grid, compose: Compose) -> list[tuple[str, ...]]:
-    """Return the overrides of the cells that train the baseline, which is the first arm, at its other lengths
-    with each of its seeds.
+    """Return the overrides of the cells that train the baseline, which is the first arm, at its
+    other lengths with each of its seeds.
 
     Errors:
         ValueError: its steps are too few, or swept.
@@ -44,9 +45,9 @@ def others_of(steps: int, *, asked: str) -> list[int]:
 
 
 def words_at(overrides: Sequence[str], run: Run, steps: int, compose: Compose) -> list[str]:
-    """Return the overrides that make the run of `overrides` a whole schedule of so many steps: its counts of
-    steps the same shares of them, where they do not follow by themselves. Whether it is compiled follows from
-    the steps, and stays as it is."""
+    """Return the overrides that make the run of `overrides` a whole schedule of so many steps: its
+    counts of steps the same shares of them, where they do not follow by themselves. Whether it is
+    compiled follows from the steps, and stays as it is."""
     words = [f"{STEPS}={steps}", f"trainer.compile={run.trainer.compile.value}"]
     follows = to_plain(compose(replaced(overrides, words)).run)["schedule"]
     for key, value in to_plain(run)["schedule"].items():
@@ -63,7 +64,8 @@ def cost(grid: Grid, whole: Grid) -> str:
 
 
 def cost_of(name: str, steps: int, runs: int) -> str:
-    """Say what it costs to train a baseline of so many steps at its other lengths, with so many runs."""
+    """Say what it costs to train a baseline of so many steps at its other lengths, with so many
+    runs."""
     lengths = " and ".join(f"{length:,}" for length in others_of(steps, asked=FLAG))
     return (
         f"{name} also trains for {lengths} steps: {plural(runs, 'run')} more, as much as "

@@ -1,5 +1,5 @@
-"""Send a record or a grid's comparison to a tracker's server after its training, as `nocap.runs sync` and a
-grid's end do."""
+"""Send a record or a grid's comparison to a tracker's server after its training, as `nocap.runs
+sync` and a grid's end do."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ UPLOADER = "wandb"  # the tracker of a run that was trained without one that upl
 
 
 def send_run(folder: Path, tracker: Tracker | None = None) -> TrackerSession:
-    """Send what the server lacks of a run, as this tracker or its own has it. Nobody trains it meanwhile.
+    """Send what the server lacks of a run, as this tracker or its own has it. Nobody trains it
+    meanwhile.
 
     Errors:
         HeldError: another process trains it.
@@ -59,7 +60,9 @@ def _held(folder: Path) -> lease.Lease:
     try:
         return lease.acquire(folder)
     except OSError as error:
-        raise ValueError(f"{folder} must be a place that can be written, got {error.strerror}") from error
+        raise ValueError(
+            f"{folder} must be a place that can be written, got {error.strerror}"
+        ) from error
 
 
 def config_of(record: Record) -> dict[str, Any]:
@@ -77,8 +80,8 @@ def config_of(record: Record) -> dict[str, Any]:
 
 
 def tracker_of(config: Mapping[str, Any]) -> Tracker:
-    """Return the tracker of a run's config, where it uploads; else W&B as this command's environment has
-    it."""
+    """Return the tracker of a run's config, where it uploads; else W&B as this command's
+    environment has it."""
     own = dict(config.get("tracker") or {})
     schema = outside.options("tracker").get(str(own.get("kind")))
     if schema is not None and cast(type[Tracker], schema).uploads:
@@ -89,8 +92,8 @@ def tracker_of(config: Mapping[str, Any]) -> Tracker:
 
 
 def send_left(plans: Sequence[Plan], grid: Path) -> Iterator[str]:
-    """Send what the server lacks of a grid's runs, and yield a line about what is left of them and of the
-    comparison: a server that fails once is not asked again."""
+    """Send what the server lacks of a grid's runs, and yield a line about what is left of them and
+    of the comparison: a server that fails once is not asked again."""
     if not plans:
         return
     tracker = plans[0].run.tracker
@@ -124,7 +127,7 @@ def _not_taken(waiting: Sequence[Path]) -> Iterator[Path]:
             yield folder
 
 
-# --- a grid's comparison ------------------------------------------------------------------------------------
+# --- a grid's comparison --------------------------------------------------------------------------
 
 
 def send_grid(folder: Path) -> TrackerSession | None:

@@ -1,8 +1,8 @@
-"""`--multirun`: expand the overrides into cells, check the whole grid, train what is missing, report how it
-ended.
+"""`--multirun`: expand the overrides into cells, check the whole grid, train what is missing,
+report how it ended.
 
-nocap runs a grid itself. Hydra's own sweeper would train all cells in one process, and check each only when
-its turn comes.
+nocap runs a grid itself. Hydra's own sweeper would train all cells in one process, and check each
+only when its turn comes.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class Timer(Protocol):
         """
 
     def measure(self, grid: Grid, before: Path | None) -> None:
-        """Time the arms, unless that was done. `before`: the folder of a grid of the same arms with fewer
-        seeds, whose timing is taken.
+        """Time the arms, unless that was done. `before`: the folder of a grid of the same arms with
+        fewer seeds, whose timing is taken.
 
         Errors:
             FailedError: nothing was measured.
@@ -80,25 +80,33 @@ def multirun(
     timer: Timer | None = None,
     skip_refused: bool = False,
 ) -> int:
-    """Train the grid of these overrides, or with `look` only print what that says of it. Its exit code.
-    `zipped`: what is swept goes in pairs, but for seeds. `fail_fast`: the first cell that fails stops the
-    others. `detach`: leave the cells to Slurm once they are handed over; the same command later reports.
-    `equal_loss`: train the baseline at its other lengths, too. `until_shown`: go on with more seeds, up to so
-    many, until what is open is shown. `timer`: what times the arms in turns, when all of them are trained.
-    `skip_refused`: train the cells that are valid, and name those that are left out.
+    """Train the grid of these overrides, or with `look` only print what that says of it. Its exit
+    code. `zipped`: what is swept goes in pairs, but for seeds. `fail_fast`: the first cell that
+    fails stops the others. `detach`: leave the cells to Slurm once they are handed over; the same
+    command later reports. `equal_loss`: train the baseline at its other lengths, too.
+    `until_shown`: go on with more seeds, up to so many, until what is open is shown. `timer`: what
+    times the arms in turns, when all of them are trained. `skip_refused`: train the cells that are
+    valid, and name those that are left out.
 
     Errors:
-        ValueError: an override is invalid, or a cell, or with `skip_refused` every cell. Nothing was trained.
+        ValueError: an override is invalid, or a cell, or with `skip_refused` every cell. Nothing
+            was trained.
     """
     # as Hydra's plugin is called
-    renamed = [word.replace("hydra/launcher=submitit_slurm", "hydra/launcher=slurm") for word in overrides]
+    renamed = [
+        word.replace("hydra/launcher=submitit_slurm", "hydra/launcher=slurm") for word in overrides
+    ]
     searched, words = search.asked(renamed)
     given = overrides_of(words, grid=True)
     config = of_a_grid(given)
     launcher, asked = launcher_option(config), _overrides(config, given)
     if searched is not None:
         others = {"--plan": look, "--zip": zipped, "--fail-fast": fail_fast, "--detach": detach}
-        others |= {lengths.FLAG: equal_loss, until.FLAG: until_shown is not None, TIME: timer is not None}
+        others |= {
+            lengths.FLAG: equal_loss,
+            until.FLAG: until_shown is not None,
+            TIME: timer is not None,
+        }
         others |= {SKIP: skip_refused}
         wrong = ", ".join(flag for flag, value in others.items() if value)
         require(not wrong, wrong, "be left out of a search", f"search={searched.sampler.name}")
@@ -121,7 +129,10 @@ def multirun(
     every = [asked]
     if until_shown is not None:
         require(
-            not detach, until.FLAG, "be left out with --detach: each look waits for the one before", "both"
+            not detach,
+            until.FLAG,
+            "be left out with --detach: each look waits for the one before",
+            "both",
         )
         every = until.looks(asked, until.budget(until_shown))
         print(until.plan_of(every), flush=True)
@@ -146,21 +157,29 @@ def multirun(
     return code
 
 
-def _check_launched(launcher: Launcher | None, *, fail_fast: bool, detach: bool, timed: bool) -> None:
+def _check_launched(
+    launcher: Launcher | None, *, fail_fast: bool, detach: bool, timed: bool
+) -> None:
     """Refuse flags that this launcher cannot carry out.
 
     Errors:
         ValueError: there is such a flag.
     """
     in_queue = isinstance(launcher, Slurm)
-    require(not detach or in_queue, "--detach", "be given with hydra/launcher=slurm", "another launcher")
+    require(
+        not detach or in_queue, "--detach", "be given with hydra/launcher=slurm", "another launcher"
+    )
     rule = "be left out of hydra/launcher=slurm, whose queue starts the cells"
     require(not (fail_fast and in_queue), "--fail-fast", rule, "given")
     here = not isinstance(launcher, OfCluster)
-    require(here or not timed, TIME, "be left out on a cluster: arms are timed on this machine", "given")
+    require(
+        here or not timed, TIME, "be left out on a cluster: arms are timed on this machine", "given"
+    )
 
 
-def _planned_timing(timer: Timer | None, grid: Grid, before: Path | None) -> Callable[[], None] | None:
+def _planned_timing(
+    timer: Timer | None, grid: Grid, before: Path | None
+) -> Callable[[], None] | None:
     """Say what will be timed, and return what times it; `None`: nothing is."""
     if timer is None:
         return None
@@ -179,7 +198,9 @@ def _checked(
     """Return the grid of these cells, and of `more` that show the first arm at other lengths."""
     if isinstance(launcher, OfCluster):
         return _for_target(cells, swept, launcher, more=more, skip_refused=skip_refused)
-    return check(cells, swept=swept, compose=composed, log=print, lengths=more, skip_refused=skip_refused)
+    return check(
+        cells, swept=swept, compose=composed, log=print, lengths=more, skip_refused=skip_refused
+    )
 
 
 def _trained(
@@ -237,7 +258,12 @@ def _measured(timed: Callable[[], None]) -> bool:
     return True
 
 
-MACHINE = ("device", "precision", "compile", "threads")  # of the trainer: what follows from the machine
+MACHINE = (
+    "device",
+    "precision",
+    "compile",
+    "threads",
+)  # of the trainer: what follows from the machine
 
 
 def _for_target(
@@ -257,7 +283,9 @@ def _for_target(
         return composed([*words, *more]) if more else first
 
     with hardware.target(target.name, target.torch):
-        grid = check(cells, swept=swept, compose=compose, log=print, lengths=more, skip_refused=skip_refused)
+        grid = check(
+            cells, swept=swept, compose=compose, log=print, lengths=more, skip_refused=skip_refused
+        )
     whole = [
         replace(cell, overrides=(*cell.overrides, *_of_machine(cell.plan.run.trainer, MACHINE)))
         for cell in grid.cells
@@ -288,7 +316,9 @@ def _overrides(config: DictConfig, given: Sequence[Override]) -> list[Override]:
     own = overrides_of([f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()])
     return list(
         {
-            override.get_key_element(): override for override in [*own, *given] if not is_launcher(override)
+            override.get_key_element(): override
+            for override in [*own, *given]
+            if not is_launcher(override)
         }.values()
     )
 
@@ -313,7 +343,9 @@ def launcher_option(config: DictConfig) -> Launcher | None:
         "be basic, pool, slurm or ray, or from outside: Hydra's are not run",
         chosen,
     )
-    option: Launcher = made(outside.option("launcher", "hydra.launcher", keys), keys, "hydra.launcher.")
+    option: Launcher = made(
+        outside.option("launcher", "hydra.launcher", keys), keys, "hydra.launcher."
+    )
     check_keys("hydra.launcher", option)
     return option
 
@@ -340,9 +372,12 @@ def _search(searched: Search, overrides: Sequence[Override], launcher: Launcher 
     )
 
 
-# --- the report ---------------------------------------------------------------------------------------------
+# --- the report -----------------------------------------------------------------------------------
 
-STATUSES = {"preempted": "stopped half-way", "waiting": "not started"}  # where the status alone is unclear
+STATUSES = {
+    "preempted": "stopped half-way",
+    "waiting": "not started",
+}  # where the status alone is unclear
 
 
 def _report(
@@ -353,8 +388,8 @@ def _report(
     goes_on: str = GOES_ON,
     conclude: Callable[[], None] | None = None,
 ) -> int:
-    """Print counts, what is unfinished and why, and in the end the comparison, or what `conclude` says. The
-    grid's exit code."""
+    """Print counts, what is unfinished and why, and in the end the comparison, or what `conclude`
+    says. The grid's exit code."""
     waiting = RunResult(summary={"status": "waiting"})
     ended = [(cell, results.get(cell.plan.identity, waiting)) for cell in grid.cells]
     counts = Counter(result.status for _, result in ended)
@@ -404,11 +439,11 @@ def _explain(cell: Cell, result: RunResult) -> None:
 
 
 def _compare(grid: Grid) -> bool:
-    """Print the comparison. A report that says something else, as a kill leaves it, is written and tracked
-    again.
+    """Print the comparison. A report that says something else, as a kill leaves it, is written and
+    tracked again.
 
-    An error here loses no run: it is a line, and the grid's command ends with 1, without a report. Returns
-    whether there was none.
+    An error here loses no run: it is a line, and the grid's command ends with 1, without a report.
+    Returns whether there was none.
     """
     is_current = False  # the report
     try:

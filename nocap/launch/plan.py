@@ -28,7 +28,9 @@ from nocap.store.metrics import now
 from nocap.store.record import read_ended, read_json
 from nocap.store.runs import of_identity
 
-DAMAGED = "damaged"  # the status of a run whose record was changed, and which no checkpoint makes again
+DAMAGED = (
+    "damaged"  # the status of a run whose record was changed, and which no checkpoint makes again
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,7 +40,9 @@ class Asked:
     at: str  # when it began
     seeds: tuple[int, ...]
     place: int = 0  # of the arm among those of the command
-    length_of: str | None = None  # the arm whose loss at another length it is to show; None: it is its own
+    length_of: str | None = (
+        None  # the arm whose loss at another length it is to show; None: it is its own
+    )
 
     def json(self) -> dict[str, Any]:
         return {**asdict(self), "seeds": list(self.seeds)}
@@ -56,8 +60,12 @@ class Plan:
     identity: str
     run_dir: Path
     init: Source | None = None  # what it begins from
-    teachers: dict[str, Source] = field(default_factory=dict)  # what it learns from, by the option that does
-    options: Mapping[str, str] = field(default_factory=dict)  # group → the name of the option, for people
+    teachers: dict[str, Source] = field(
+        default_factory=dict
+    )  # what it learns from, by the option that does
+    options: Mapping[str, str] = field(
+        default_factory=dict
+    )  # group → the name of the option, for people
     grid: str | None = None  # the grid that starts it
     swept: tuple[str, ...] = ()  # the groups and keys that set it apart from the runs beside it
     asked: Asked | None = None  # None: a command that asked for this run alone
@@ -80,8 +88,8 @@ def seeds_asked(plans: Iterable[Plan]) -> dict[str, Asked]:
 class RunResult:
     """How a run ended, or that it did not."""
 
-    # its `status`: finished, diverged, failed, preempted, refused, damaged, or waiting: not started; `error`:
-    # why
+    # its `status`: finished, diverged, failed, preempted, refused, damaged, or waiting: not
+    # started; `error`: why
     summary: dict[str, Any]
     trained: bool = False  # by this process, now
     signals: tuple[int, ...] = ()  # the requests to stop that came
@@ -111,17 +119,19 @@ def dataset_of(run: Run, known: Datasets) -> Dataset:
     return dataset
 
 
-LONGEST = 160  # bytes of a run's readable name: a file system takes 255, and the seed and the identity follow
+# bytes of a run's readable name: a file system takes 255, and the seed and the identity follow
+LONGEST = 160
 
 
 def plan(run: Run, *, choices: Mapping[str, str | None], datasets: Datasets | None = None) -> Plan:
-    """Prepare the data unless it is among `datasets`, work out the identity, find the folder. Nothing is
-    written but the data's cache.
+    """Prepare the data unless it is among `datasets`, work out the identity, find the folder.
+    Nothing is written but the data's cache.
 
     `choices` are the names of the options, for people to read.
 
     Errors:
-        ValueError: the data, the compiler, the output directory, a teacher or the init checkpoint is invalid.
+        ValueError: the data, the compiler, the output directory, a teacher or the init checkpoint
+            is invalid.
     """
     run = without_data(run)
     dataset = dataset_of(run, Datasets() if datasets is None else datasets)
@@ -150,7 +160,9 @@ def plan(run: Run, *, choices: Mapping[str, str | None], datasets: Datasets | No
         init=init,
         teachers=teacher_sources,
         options=_options(run, choices),
-        notices=tuple(_damage(run_dir, identity) if run_dir.exists() else _half_done(run, parts, root, name)),
+        notices=tuple(
+            _damage(run_dir, identity) if run_dir.exists() else _half_done(run, parts, root, name)
+        ),
     )
 
 
@@ -158,8 +170,8 @@ def without_data(run: Run) -> Run:
     """Locate the runs that a run names, and refuse what is refused whatever its data are.
 
     Errors:
-        ValueError: the compiler, a tracker's environment, the output directory, a teacher or the init
-            checkpoint is invalid.
+        ValueError: the compiler, a tracker's environment, the output directory, a teacher or the
+            init checkpoint is invalid.
     """
     check_compiler(run)
     require(
@@ -201,8 +213,8 @@ def _name(run: Run, choices: Mapping[str, str | None]) -> str:
 
 
 def _options(run: Run, choices: Mapping[str, str | None]) -> dict[str, str]:
-    """Return the chosen options by name, those that change no number left out; ideas have commas between
-    them."""
+    """Return the chosen options by name, those that change no number left out; ideas have commas
+    between them."""
     groups = ["experiment", *(f.name for f in fields(run) if f.metadata.get("identity", True))]
     options = {group: name for group in groups if (name := choices.get(group))}
     return {**options, "ideas": ",".join(run.ideas) or "none"}
@@ -217,7 +229,8 @@ def _damage(folder: Path, identity: str) -> Iterator[str]:
         return  # it is this run's outcome
     if damage is not None:
         yield (
-            f"{damage}: not believed; the run goes on from its last checkpoint, which makes its record again"
+            f"{damage}: not believed; the run goes on from its last checkpoint, which makes its "
+            f"record again"
         )
 
 
@@ -225,8 +238,8 @@ def _read(folder: Path, identity: str) -> tuple[dict[str, Any] | None, ValueErro
     """Return the summary of a run that has ended, or why it is not believed.
 
     Errors:
-        ValueError: it is not believed, and there is no checkpoint that could make it again; or the folder is
-            another run's.
+        ValueError: it is not believed, and there is no checkpoint that could make it again; or the
+            folder is another run's.
     """
     recorded = (read_json(folder / "manifest.json") or {}).get("identity", identity)
     require(
@@ -247,14 +260,18 @@ def _read(folder: Path, identity: str) -> tuple[dict[str, Any] | None, ValueErro
 
 
 def _half_done(run: Run, parts: Mapping[str, Any], root: Path, name: str) -> Iterator[str]:
-    """Yield a notice for each half-done run of the same arm, seed and paths that code, machine, threads
-    or torch make another run.
+    """Yield a notice for each half-done run of the same arm, seed and paths that code, machine,
+    threads or torch make another run.
 
     Errors:
-        ValueError: it has other data: this run would start from scratch, and half a run would be lost
-            unnoticed.
+        ValueError: it has other data: this run would start from scratch, and half a run would be
+            lost unnoticed.
     """
-    paths = {key: value for key, value in to_plain(run)["data"].items() if key not in parts["config"]["data"]}
+    paths = {
+        key: value
+        for key, value in to_plain(run)["data"].items()
+        if key not in parts["config"]["data"]
+    }
     of_it = re.compile(rf"{re.escape(name)}-[0-9a-f]{{12}}")
     # unlike Path.glob, it does not pass over a folder that cannot be read
     names = os.listdir(root) if root.is_dir() else ()
@@ -290,7 +307,8 @@ def _half_done(run: Run, parts: Mapping[str, Any], root: Path, name: str) -> Ite
 
 
 def check_compiler(run: Run) -> None:
-    """Refuse compilation on the CPU where there is no compiler, or where what is compiled would lie open."""
+    """Refuse compilation on the CPU where there is no compiler, or where what is compiled would lie
+    open."""
     private_caches()
     if run.trainer.compile is not Compile.off:
         hardware.check_compiler(f"trainer.compile={run.trainer.compile.value}", run.trainer.device)
@@ -304,14 +322,15 @@ def _check_tokens(run: Run, dataset: Dataset) -> None:
     require(
         run.trainer.val_tokens <= available,
         "trainer.val_tokens",
-        f"be at most the {available} that the validation data holds in windows of model.seq_len={T}",
+        f"be at most the {available} that the validation data holds in windows of "
+        f"model.seq_len={T}",
         run.trainer.val_tokens,
     )
 
 
 def sound(plan: Plan) -> dict[str, Any] | None:
-    """Return the summary of this run if it has come to its end: finished, or diverged, which it would do
-    again. One that is damaged has not, where there is a checkpoint to go on from.
+    """Return the summary of this run if it has come to its end: finished, or diverged, which it
+    would do again. One that is damaged has not, where there is a checkpoint to go on from.
 
     Errors:
         ValueError: it is damaged, and there is none.
@@ -334,12 +353,15 @@ def nothing_to_train(plan: Plan, summary: Mapping[str, Any]) -> str:
         return "already finished: nothing to train" + (
             f"; trainer.keep_steps: it has no checkpoint of {gone}" if gone else ""
         )
-    return "already diverged, which it would do again: nothing to train (to see it again, delete its folder)"
+    return (
+        "already diverged, which it would do again: nothing to train (to see it again, delete "
+        "its folder)"
+    )
 
 
 def overruled(run: Run) -> list[str]:
-    """Say that a variable of the environment does not count where the config has another number of threads:
-    the threads are a part of the run's identity."""
+    """Say that a variable of the environment does not count where the config has another number of
+    threads: the threads are a part of the run's identity."""
     t = run.trainer
     wanted = os.environ.get("OMP_NUM_THREADS", "")
     if t.device is not Device.cpu or wanted in ("", str(t.threads)):
@@ -348,9 +370,9 @@ def overruled(run: Run) -> list[str]:
 
 
 def headline(plan: Plan) -> str:
-    """Return what a person reads before a run begins: notices; what it trains where; precision, compilation
-    and on a GPU micro-batch and CUDA graphs, with the reason, or with what the default would be; and what may
-    be faster."""
+    """Return what a person reads before a run begins: notices; what it trains where; precision,
+    compilation and on a GPU micro-batch and CUDA graphs, with the reason, or with what the default
+    would be; and what may be faster."""
     t = plan.run.trainer
     where = f"{t.devices} × {hardware.device_name(t.device)}"
     if t.device is Device.cpu:
@@ -368,7 +390,8 @@ def headline(plan: Plan) -> str:
 
 
 def _chosen(key: str, value: str, default: str) -> str:
-    """Say what a run has of a key, beside the default and its reason, as in "fp32: this CPU has no AMX"."""
+    """Say what a run has of a key, beside the default and its reason, as in "fp32: this CPU has no
+    AMX"."""
     if default.startswith(f"{value}: "):
         return f"{key} {default}"
     return f"{key} {value} (by default {default})"

@@ -1,5 +1,5 @@
-"""Train a grid's cells, each by one process at a time. An executor takes a cell, its work is polled and
-stopped; here is this machine's."""
+"""Train a grid's cells, each by one process at a time. An executor takes a cell, its work is polled
+and stopped; here is this machine's."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from nocap.store.lease import HeldError
 from nocap.store.record import ENDED, SUMMARY, read_json, read_rows
 from nocap.training.terminal import left
 
-# for each cell that another process is training, between looks at them: a thousand are no load on a file
-# server
+# for each cell that another process is training, between looks at them: a thousand are no load on a
+# file server
 HELD_POLL_S = 0.5
 REFRESH_S = 0.5  # between updates of the bar
 TAIL_BYTES = 4096  # holds the last row of a run's metrics
@@ -64,7 +64,7 @@ def _failed(error: Exception) -> RunResult:
     return RunResult(summary={"status": "failed", "error": str(error)}, trained=True)
 
 
-# --- this machine -------------------------------------------------------------------------------------------
+# --- this machine ---------------------------------------------------------------------------------
 
 
 def _units() -> dict[Device, list[str]]:
@@ -83,11 +83,13 @@ def _units() -> dict[Device, list[str]]:
 
 @dataclass(kw_only=True)
 class Devices(Executor):
-    """A worker for each cell, on `trainer.devices` GPUs or `trainer.threads` × `trainer.devices` CPU cores;
-    at most `jobs` cells."""
+    """A worker for each cell, on `trainer.devices` GPUs or `trainer.threads` × `trainer.devices`
+    CPU cores; at most `jobs` cells."""
 
     jobs: int | None = None
-    units: dict[Device, list[str]] = field(default_factory=_units)  # none: the whole machine for each
+    units: dict[Device, list[str]] = field(
+        default_factory=_units
+    )  # none: the whole machine for each
     attempts: list[Attempt] = field(default_factory=list)  # that were begun
     server: Server | None = field(default_factory=lambda: Server() if AVAILABLE else None)
     event: ClassVar[str] = "start"
@@ -101,7 +103,9 @@ class Devices(Executor):
     def free(self, run: Run) -> list[str] | None:
         """Return what of this machine this run can have to itself. None: there is no room."""
         self.attempts = [attempt for attempt in self.attempts if not attempt.over]
-        beside = [other for other in self.attempts if other.plan.run.trainer.device is run.trainer.device]
+        beside = [
+            other for other in self.attempts if other.plan.run.trainer.device is run.trainer.device
+        ]
         taken = {unit for other in beside for unit in other.units}
         free = [unit for unit in self.units[run.trainer.device] if unit not in taken]
         need = self._need(run)
@@ -121,7 +125,10 @@ class Devices(Executor):
         kind = "GPU" if t.device is Device.cuda else "core"
         text = f"pool: {self.at_once(run)} at once, {self._need(run)} of {n} {kind}s each"
         if t.device is Device.cpu and t.threads > 1 and self.at_once(run) == 1 and self.jobs != 1:
-            text += f" (trainer.threads={t.threads}; trainer.threads=1 makes room for {n // t.devices or 1})"
+            text += (
+                f" (trainer.threads={t.threads}; trainer.threads=1 makes room for "
+                f"{n // t.devices or 1})"
+            )
         return "; ".join([text, *overruled(run)])
 
     def submit(self, cell: Cell) -> Work | RunResult | None:
@@ -149,7 +156,7 @@ def one_at_a_time() -> Devices:
     return Devices(jobs=1, units={device: [] for device in Device})
 
 
-# --- a grid -------------------------------------------------------------------------------------------------
+# --- a grid ---------------------------------------------------------------------------------------
 
 
 class Runner:
@@ -164,10 +171,15 @@ class Runner:
         fail_fast: bool = False,
         detach: bool = False,
     ) -> None:
-        """`watch` is told of each cell how it ended. `more`: asked for cells beyond the grid's when those
-        known have ended; with them there may be `total`. `fail_fast`: the first that fails stops the others.
-        `detach`: leave the cluster once it has them."""
-        self._executor, self._watch, self._fail_fast, self._detach = executor, watch, fail_fast, detach
+        """`watch` is told of each cell how it ended. `more`: asked for cells beyond the grid's when
+        those known have ended; with them there may be `total`. `fail_fast`: the first that fails
+        stops the others. `detach`: leave the cluster once it has them."""
+        self._executor, self._watch, self._fail_fast, self._detach = (
+            executor,
+            watch,
+            fail_fast,
+            detach,
+        )
         self._more, self._total = more, total
         self.stopping = False  # whether a request to stop came
         self._cells = list(grid.cells)
@@ -197,7 +209,9 @@ class Runner:
                 if not self._bar.disable and time.monotonic() > self._drawn + REFRESH_S:
                     self._drawn = time.monotonic()
                     self._left()
-                    self._bar.set_postfix_str(shorten((cell.label for cell, _ in self._running), most=3))
+                    self._bar.set_postfix_str(
+                        shorten((cell.label for cell, _ in self._running), most=3)
+                    )
                 time.sleep(self._executor.poll_s if self._running or self._elsewhere else 0)
         for cell in (*self._waiting, *self._elsewhere):
             self._results[cell.plan.identity] = RunResult(
@@ -265,7 +279,10 @@ class Runner:
         self._done += result.summary.get("steps") or 0
         event = {"finished": "done", "preempted": "saved"}.get(result.status, result.status)
         self._log(
-            cell, event, _figures(result) if result.status == "finished" else result.reason, self._left()
+            cell,
+            event,
+            _figures(result) if result.status == "finished" else result.reason,
+            self._left(),
         )
         self._watch(cell, result.status)
         self.stopping = self.stopping or (self._fail_fast and result.status == "failed")
@@ -275,7 +292,9 @@ class Runner:
         running = [cell for cell, _ in self._running]
         steps = self._done + sum(map(last_step, running))
         self._bar.n = steps
-        todo = sum(cell.plan.run.trainer.steps for cell in (*running, *self._waiting, *self._elsewhere))
+        todo = sum(
+            cell.plan.run.trainer.steps for cell in (*running, *self._waiting, *self._elsewhere)
+        )
         self._bar.total = self._done + todo
         return left(steps - self._before, self._bar.total - steps, time.monotonic() - self._began)
 
@@ -285,7 +304,10 @@ class Runner:
         self._bar.clear()
         print(
             "  ".join(
-                [f"[{place:>{len(str(n))}}/{n}] {event:<8} {cell.label:<{wide}}", *filter(None, more)]
+                [
+                    f"[{place:>{len(str(n))}}/{n}] {event:<8} {cell.label:<{wide}}",
+                    *filter(None, more),
+                ]
             ).rstrip(),
             flush=True,
         )

@@ -1,11 +1,11 @@
-"""A search: `search=tpe search.trials=40 'optimizer.lr=interval(1e-4, 1e-2)'`. A loop asks Optuna for
-settings, trains them, and tells it the losses.
+"""A search: `search=tpe search.trials=40 'optimizer.lr=interval(1e-4, 1e-2)'`. A loop asks Optuna
+for settings, trains them, and tells it the losses.
 
-It chooses settings and is no evidence for a claim. Its trials are runs like all others. `grid.json` in its
-folder lists them, and their losses are in their records. A trial follows from the seed, its number and the
-losses of the trials before it alone, so that a search that was killed goes on with the trials that it would
-have had. In a pool, trials are asked for in batches, as many as there is room for. No torch here; Optuna is
-imported only by what needs it.
+It chooses settings and is no evidence for a claim. Its trials are runs like all others. `grid.json`
+in its folder lists them, and their losses are in their records. A trial follows from the seed, its
+number and the losses of the trials before it alone, so that a search that was killed goes on with
+the trials that it would have had. In a pool, trials are asked for in batches, as many as there is
+room for. No torch here; Optuna is imported only by what needs it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def asked(words: Sequence[str]) -> tuple[Search | None, list[str]]:
     """Return the search that a command's overrides ask for, and the other overrides.
 
     Errors:
-        HydraException, ValueError: an override that cannot be parsed; a wrong key or value of the search.
+        HydraException, ValueError: an override that cannot be parsed; a wrong key or value of the
+            search.
     """
     own = [word for word in words if re.match(r"search(\.|=)", str(parsed(word).input_line))]
     if not own:
@@ -65,7 +66,7 @@ def asked(words: Sequence[str]) -> tuple[Search | None, list[str]]:
     return made(Search, given.search, "search."), others
 
 
-# --- what is searched ---------------------------------------------------------------------------------------
+# --- what is searched -----------------------------------------------------------------------------
 
 
 def space_of(sweeps: Sequence[Override]) -> Space:
@@ -122,7 +123,8 @@ def _interval(name: str, swept: IntervalSweep, line: str, *, log: bool) -> BaseD
 
 
 def _range(name: str, swept: RangeSweep, line: str) -> BaseDistribution:
-    """Return the steps of a range, in decimal arithmetic, because Hydra's own floats may reach the stop.
+    """Return the steps of a range, in decimal arithmetic, because Hydra's own floats may reach the
+    stop.
 
     Errors:
         ValueError: it has fewer than two steps.
@@ -169,8 +171,8 @@ def describe(distribution: BaseDistribution) -> str:
 
 
 def ends(space: Space) -> list[tuple[str, ...]]:
-    """Return the overrides at the space's ends, which can be tried before the first trial: of each key in
-    turn each choice or both ends, and the others at their first."""
+    """Return the overrides at the space's ends, which can be tried before the first trial: of each
+    key in turn each choice or both ends, and the others at their first."""
     kinds: dict[str, Any] = dict(space)  # each kind of distribution has what it needs
     values = {name: getattr(d, "choices", None) or (d.low, d.high) for name, d in kinds.items()}
     first = {name: of_key[0] for name, of_key in values.items()}
@@ -182,8 +184,8 @@ def ends(space: Space) -> list[tuple[str, ...]]:
 
 
 def propose(search: Search, space: Space, before: Sequence[tuple[Params, float | None]]) -> Params:
-    """Return the settings of the trial after these, each with its loss where that is known. They follow from
-    the arguments alone."""
+    """Return the settings of the trial after these, each with its loss where that is known. They
+    follow from the arguments alone."""
     import optuna
     from optuna.trial import TrialState, create_trial
 
@@ -218,7 +220,7 @@ def _typed(distribution: BaseDistribution, value: Any) -> Any:
     return min(max(rounded, d.low), d.high)
 
 
-# --- carried out --------------------------------------------------------------------------------------------
+# --- carried out ----------------------------------------------------------------------------------
 
 
 @dataclass(kw_only=True, slots=True)
@@ -239,7 +241,8 @@ class SearchTrial:
 
     @property
     def rank(self) -> tuple[bool, float, int]:
-        """Return what trials are sorted by: those that can be trained first, then by loss, then by number."""
+        """Return what trials are sorted by: those that can be trained first, then by loss, then by
+        number."""
         loss = math.inf if self.loss is None else self.loss
         return self.status == "refused", loss, self.number
 
@@ -254,9 +257,14 @@ class SearchTrial:
         }
 
     def row(self) -> list[str]:
-        """Return the trial's row of the table: number, loss, a value a key, and what a reader must know."""
+        """Return the trial's row of the table: number, loss, a value a key, and what a reader must
+        know."""
         values = [word.partition("=")[2] for word in self.words]
-        notes = {"finished": "", "open": "not finished", "refused": f"cannot be trained: {self.reason}"}
+        notes = {
+            "finished": "",
+            "open": "not finished",
+            "refused": f"cannot be trained: {self.reason}",
+        }
         return [str(self.number), loss(self.val_loss), *values, notes.get(self.status, self.status)]
 
 
@@ -264,7 +272,8 @@ class Searching:
     """A search, checked and ready to be carried out.
 
     Errors:
-        ValueError: the space's ends cannot be trained. Nothing has been written but the data's cache.
+        ValueError: the space's ends cannot be trained. Nothing has been written but the data's
+            cache.
     """
 
     def __init__(
@@ -275,8 +284,8 @@ class Searching:
         fixed: Sequence[str],
         compose: Callable[[Sequence[str]], Composed],
     ) -> None:
-        """Check the space. `fixed`: the overrides of every trial. The space's first end decides the precision
-        and compilation of all."""
+        """Check the space. `fixed`: the overrides of every trial. The space's first end decides the
+        precision and compilation of all."""
         rule = "have something to search, as in 'optimizer.lr=tag(log, interval(1e-4, 1e-2))'"
         require(bool(space), "search", rule, "no such override")
         self.search = search
@@ -301,8 +310,12 @@ class Searching:
         self._described = {name: describe(distribution) for name, distribution in space.items()}
         self._asked = {**asdict(search), "sampler": search.sampler.name, "seeds": [search.seed]}
         name = self._name(sorted(cell.plan.identity for cell in grid.cells))
-        self.grid = Grid(name=name, folder=grid.folder.with_name(name), swept=tuple(space), cells=())
-        line = f"{name}: {search.sampler.name}, {plural(search.trials, 'trial')} on seed {search.seed}"
+        self.grid = Grid(
+            name=name, folder=grid.folder.with_name(name), swept=tuple(space), cells=()
+        )
+        line = (
+            f"{name}: {search.sampler.name}, {plural(search.trials, 'trial')} on seed {search.seed}"
+        )
         axes = [f"  {axis}: {text}" for axis, text in self._described.items()]
         self.head = [line, *axes]
 
@@ -317,8 +330,8 @@ class Searching:
     def run(
         self, devices: Devices, *, log: Callable[[str], None] = print
     ) -> tuple[dict[str, RunResult], bool]:
-        """Train what is missing, as many trials at once as there is room for. Return how each run of this
-        process ended, by identity, and whether a request to stop came.
+        """Train what is missing, as many trials at once as there is room for. Return how each run
+        of this process ended, by identity, and whether a request to stop came.
 
         Errors:
             lease.HeldError: another process carries out this search.
@@ -333,8 +346,8 @@ class Searching:
             return results, runner.stopping
 
     def _batch(self, room: int, stage: Path, log: Callable[[str], None]) -> list[Cell]:
-        """Return the runs of the next trials, written down before they begin. They know the losses of the
-        batches before theirs. None: enough."""
+        """Return the runs of the next trials, written down before they begin. They know the losses
+        of the batches before theirs. None: enough."""
         cells = list[Cell]()
         while not cells and len(self._trials) < self.search.trials:
             self.trials()  # which reads how those before ended
@@ -352,7 +365,8 @@ class Searching:
         return cells
 
     def _next(self, number: int, begin: int) -> SearchTrial:
-        """Return the trial of this number. It knows the losses of the trials up to number `begin`."""
+        """Return the trial of this number. It knows the losses of the trials up to number
+        `begin`."""
         before = list[tuple[Params, float | None]]()
         for trial in self._trials:
             known_loss = trial.loss if trial.number <= begin else None
@@ -382,7 +396,9 @@ class Searching:
         kept = None if self._trials else read_json(self.grid.folder / GRID)
         if kept is not None:
             listed = sorted(kept["trials"], key=lambda trial: trial["trial"])
-            self._trials = [self.trial(n, tuple(trial["overrides"])) for n, trial in enumerate(listed, 1)]
+            self._trials = [
+                self.trial(n, tuple(trial["overrides"])) for n, trial in enumerate(listed, 1)
+            ]
         for trial in self._trials:
             _read_end(trial)
         return sorted(self._trials, key=lambda trial: trial.rank)
@@ -400,7 +416,8 @@ class Searching:
         self.of_trials().write(more=more, stage=stage)
 
     def table(self) -> str:
-        """Return the trials with the lowest losses as a table for a terminal, and what they are worth."""
+        """Return the trials with the lowest losses as a table for a terminal, and what they are
+        worth."""
         rows = [trial.row() for trial in self.trials()[:MOST]]
         columns = [
             Column(title="trial"),

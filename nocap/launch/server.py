@@ -1,12 +1,12 @@
 """Start workers by a server that forks them.
 
-An import of torch takes as long as some hundred steps of a small model. A command that trains several runs
-pays for it once: the first worker takes seconds to begin, each later one some milliseconds. A worker is still
-a process of its own.
+An import of torch takes as long as some hundred steps of a small model. A command that trains
+several runs pays for it once: the first worker takes seconds to begin, each later one some
+milliseconds. A worker is still a process of its own.
 
-The server (`nocap.launch.forker`) ends with the process that started it. Each worker ends with the server,
-also where that was killed. Linux can fork a process without threads safely; elsewhere each worker is a fresh
-process.
+The server (`nocap.launch.forker`) ends with the process that started it. Each worker ends with the
+server, also where that was killed. Linux can fork a process without threads safely; elsewhere each
+worker is a fresh process.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from nocap.launch.signals import shielded_child
 
 AVAILABLE = sys.platform == "linux"
 MESSAGE_BYTES = 1 << 16  # the most that a message has
-# Set before the server's imports: a library that starts threads as it is imported could not be forked. A
-# worker sets its own number of threads for torch.
+# Set before the server's imports: a library that starts threads as it is imported could not be
+# forked. A worker sets its own number of threads for torch.
 QUIET = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 COMPILER = "torch._inductor.compile_fx"  # what a worker that compiles imports
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Start:
-    """Asks for a worker. Two files go with it: the one in which the worker says why it failed, and its
-    stderr."""
+    """Asks for a worker. Two files go with it: the one in which the worker says why it failed, and
+    its stderr."""
 
     run_dir: str
     cwd: str
@@ -50,8 +50,8 @@ class Start:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerReply:
-    """Says that a worker was forked, with its pidfd; that it ended, with its exit code; that the server has
-    imported what it needs; or why it could not."""
+    """Says that a worker was forked, with its pidfd; that it ended, with its exit code; that the
+    server has imported what it needs; or why it could not."""
 
     pid: int | None = None
     code: int | None = None  # a killed worker's is the signal's number below 0
@@ -107,9 +107,10 @@ class Server:
         cores: Collection[int] = (),
         imports: Collection[str] = (),
     ) -> Worker:
-        """Fork a worker of the run in this folder. `env`: its environment; `told`: the file in which it says
-        why it failed; `log`: its stderr; `cores`: the CPU cores that it stays on, where it does not have all;
-        `imports`: modules that it may need, for a server that begins now.
+        """Fork a worker of the run in this folder. `env`: its environment; `told`: the file in
+        which it says why it failed; `log`: its stderr; `cores`: the CPU cores that it stays on,
+        where it does not have all; `imports`: modules that it may need, for a server that begins
+        now.
 
         Errors:
             OSError: the server was killed twice, or it cannot import what a worker needs.

@@ -1,5 +1,5 @@
-"""Requests to stop. A parent handles them and passes each on once. A worker gets them from its parent
-only."""
+"""Requests to stop. A parent handles them and passes each on once. A worker gets them from its
+parent only."""
 
 from __future__ import annotations
 
@@ -15,21 +15,25 @@ _TO_ALL = (signal.SIGINT, signal.SIGUSR2, signal.SIGHUP)
 
 
 def catch_stops(handler: Callable[[int], None]) -> dict[signal.Signals, Any]:
-    """Call `handler` with a signal's number at each request to stop from now on. Return the handlers before.
-    Main thread only.
+    """Call `handler` with a signal's number at each request to stop from now on. Return the
+    handlers before. Main thread only.
 
     A SIGHUP that is ignored stays so: that is what nohup asks for.
     """
     caught = [
-        number for number in _STOPS if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
+        number
+        for number in _STOPS
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
     ]
-    return {number: signal.signal(number, lambda number, frame: handler(number)) for number in caught}
+    return {
+        number: signal.signal(number, lambda number, frame: handler(number)) for number in caught
+    }
 
 
 @contextmanager
 def stop_handler(handler: Callable[[int], None]) -> Iterator[None]:
-    """`catch_stops` inside the block. After a request, more of them are ignored: they must not change the
-    exit code of what now ends."""
+    """`catch_stops` inside the block. After a request, more of them are ignored: they must not
+    change the exit code of what now ends."""
     came = list[int]()
 
     def stop(number: int) -> None:
@@ -43,14 +47,16 @@ def stop_handler(handler: Callable[[int], None]) -> Iterator[None]:
         for number, old in before.items():
             signal.signal(
                 number,
-                signal.SIG_IGN if came and old in (signal.SIG_DFL, signal.default_int_handler) else old,
+                signal.SIG_IGN
+                if came and old in (signal.SIG_DFL, signal.default_int_handler)
+                else old,
             )
 
 
 @contextmanager
 def shielded_child() -> Iterator[None]:
-    """Shield a process that is started in this block: it gets a request to stop only as its parent's
-    SIGTERM. The parent's own wait for the block's end."""
+    """Shield a process that is started in this block: it gets a request to stop only as its
+    parent's SIGTERM. The parent's own wait for the block's end."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _TO_ALL)
     before = {number: signal.signal(number, signal.SIG_IGN) for number in _TO_ALL}
     try:
@@ -66,8 +72,8 @@ class StopNow(BaseException):
 
 
 class Stops:
-    """Whether a worker was asked to stop. In the block of `at_once` that raises `StopNow`, elsewhere the step
-    in progress ends first."""
+    """Whether a worker was asked to stop. In the block of `at_once` that raises `StopNow`,
+    elsewhere the step in progress ends first."""
 
     def __init__(self) -> None:
         self.asked = self._at_once = False
@@ -90,6 +96,6 @@ class Stops:
 
 
 def unblock() -> None:
-    """Unblock signals in the shielded child, which inherits blocked ones. Those that came until now are
-    dropped."""
+    """Unblock signals in the shielded child, which inherits blocked ones. Those that came until now
+    are dropped."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _TO_ALL)

@@ -1,9 +1,10 @@
-"""The runs that a run begins from (`trainer.init_from`) or learns from, read from their folders. No torch
-here: the worker reads weights.
+"""The runs that a run begins from (`trainer.init_from`) or learns from, read from their folders. No
+torch here: the worker reads weights.
 
-Whether a run would have reached the checkpoint that it begins from itself is checked, so a branch is the run
-it would have been from its start, and counts as one: a longer base run at a constant rate is trained once,
-and each budget is a decay from its checkpoint (Hägele et al., 2024, arXiv:2405.18392).
+Whether a run would have reached the checkpoint that it begins from itself is checked, so a branch
+is the run it would have been from its start, and counts as one: a longer base run at a constant
+rate is trained once, and each budget is a decay from its checkpoint (Hägele et al., 2024,
+arXiv:2405.18392).
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from nocap.store.runs import LAST, find_one, read
 
 KEY = "trainer.init_from"
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
-# Keys in which the base run may differ. So may its schedule: that the learning rates are the same up to the
-# branch is checked step by step.
+# Keys in which the base run may differ. So may its schedule: that the learning rates are the same
+# up to the branch is checked step by step.
 FREE = re.compile(
     r"config\.trainer\.(steps|val_every)$|config\.schedule\.(?!warmup_steps$)|source\.nocap\.(options|outside)\.schedule\b"
 )
@@ -45,8 +46,8 @@ class Source:
 
 
 def located(run: Run) -> Run:
-    """Return a copy with a folder for each run that it names, so that its record stays true when there
-    are more runs.
+    """Return a copy with a folder for each run that it names, so that its record stays true when
+    there are more runs.
 
     Errors:
         ValueError: a name stands for no run, or for several.
@@ -57,10 +58,13 @@ def located(run: Run) -> Run:
         and (named := re.fullmatch(r"(.+)@(\d{1,18})", word))
         and not expanded(word).exists()
     ):
-        run.trainer.init_from = str(_folder(KEY, named[1], outputs) / FOLDER / name_of(int(named[2])))
+        run.trainer.init_from = str(
+            _folder(KEY, named[1], outputs) / FOLDER / name_of(int(named[2]))
+        )
     for name, option in run.options():
         if (path := option.learns_from()) is not None:
-            option.run = str(_folder(f"{name}.run", path, outputs))  # type: ignore[attr-defined]  # the key of `learns_from`
+            # the key of `learns_from`
+            option.run = str(_folder(f"{name}.run", path, outputs))  # type: ignore[attr-defined]
     return run
 
 
@@ -100,7 +104,9 @@ def _teacher(key: str, path: str) -> Source:
         saved = newest_first(folder / FOLDER)
         sums = (read_json(saved[0] / MANIFEST) if saved else None) or {}
     except ValueError as error:
-        raise ValueError(f"{key} must be the folder of a finished run, got {path} ({error})") from error
+        raise ValueError(
+            f"{key} must be the folder of a finished run, got {path} ({error})"
+        ) from error
     require(
         record.status == "finished",
         key,
@@ -115,7 +121,9 @@ def _teacher(key: str, path: str) -> Source:
         path,
     )
     names = {"path": str(folder), "identity": record.identity, "train_s": seconds}
-    return Source(part={"identity": record.identity, "weights": weights}, record=names, seconds=seconds)
+    return Source(
+        part={"identity": record.identity, "weights": weights}, record=names, seconds=seconds
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -161,7 +169,9 @@ def checkpoint_of(run: Run) -> Checkpoint | None:
             "match its checksum",
             "another",
         )
-        check_shape(state := parse_json(content.decode()), SHAPES["state.json"], path / "state.json")
+        check_shape(
+            state := parse_json(content.decode()), SHAPES["state.json"], path / "state.json"
+        )
         # Not the state's checksum: a clock is in it, and a base run trained twice is the same.
         part = {"step": step, "tensors": digest({name: sums[name] for name in (MODEL, OPTIMIZER)})}
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -174,7 +184,9 @@ def checkpoint_of(run: Run) -> Checkpoint | None:
         f"be of a step before trainer.steps={run.trainer.steps}",
         f"step {step}",
     )
-    return Checkpoint(path=path, step=step, part=part, seconds=float(sum(state["clock_s"].values())))
+    return Checkpoint(
+        path=path, step=step, part=part, seconds=float(sum(state["clock_s"].values()))
+    )
 
 
 def _same_way(run: Run, parts: Mapping[str, Any], path: Path, step: int) -> dict[str, Any]:
@@ -187,10 +199,13 @@ def _same_way(run: Run, parts: Mapping[str, Any], path: Path, step: int) -> dict
     manifest = read_json(folder / "manifest.json") or {}
     if not isinstance(recorded := manifest.get("parts"), dict):
         raise ValueError(
-            f"{KEY} must be in the folder of its run, with manifest.json and config.yaml, got {path}"
+            f"{KEY} must be in the folder of its run, with manifest.json and config.yaml, got "
+            f"{path}"
         )
     base = load(folder / "config.yaml")
-    own, other = (dict(flat(side)) for side in (parts, {**recorded, "config": config_that_counts(base)}))
+    own, other = (
+        dict(flat(side)) for side in (parts, {**recorded, "config": config_that_counts(base)})
+    )
     for key in dict.fromkeys([*own, *other]):
         value, base_value = (side.get(key, "nothing") for side in (own, other))
         same = value == base_value or FREE.match(key) or key.startswith("init.")

@@ -1,6 +1,7 @@
-"""`--until-shown N`: the same grid with more seeds for every arm, look by look, until what is open is shown
-or the arms have N seeds. The looks are planned: each has twice the seeds of the one before. The judge counts
-them from the records, so that a command that was killed and is typed again goes on where it was."""
+"""`--until-shown N`: the same grid with more seeds for every arm, look by look, until what is open
+is shown or the arms have N seeds. The looks are planned: each has twice the seeds of the one
+before. The judge counts them from the records, so that a command that was killed and is typed again
+goes on where it was."""
 
 from __future__ import annotations
 
@@ -46,7 +47,10 @@ def looks(overrides: Sequence[Override], most: int) -> list[list[Override]]:
     sizes = [len(seeds)]
     while sizes[-1] < most:
         sizes.append(min(2 * sizes[-1], most))
-    return [[_seeded(each, seeds, size) if each is own else each for each in overrides] for size in sizes]
+    return [
+        [_seeded(each, seeds, size) if each is own else each for each in overrides]
+        for size in sizes
+    ]
 
 
 def _seeded(override: Override, seeds: Sequence[int], size: int) -> Override:

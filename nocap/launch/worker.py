@@ -1,5 +1,5 @@
-"""A worker: one rank of a run, in a process of its own. The command starts `python -m nocap.launch.worker
-RUN_DIR` for each device."""
+"""A worker: one rank of a run, in a process of its own. The command starts `python -m
+nocap.launch.worker RUN_DIR` for each device."""
 
 from __future__ import annotations
 
@@ -78,7 +78,9 @@ def work(run: Run, run_dir: Path, *, started: float) -> str:
     world = place(run.trainer.device)
     heartbeat = Heartbeat(run_dir)
     heartbeat.beat(world.rank, START_UP)
-    reporter = Reporter(log_path=run_dir / "train.log" if world.is_main else None, steps=run.trainer.steps)
+    reporter = Reporter(
+        log_path=run_dir / "train.log" if world.is_main else None, steps=run.trainer.steps
+    )
     session = TrackerSession()  # mirrors nothing, until training starts
 
     def on_start(rows: list[Row]) -> None:
@@ -97,7 +99,8 @@ def work(run: Run, run_dir: Path, *, started: float) -> str:
 
     @contextmanager
     def starting() -> Iterator[None]:
-        """Around the first forward and backward. A rank that left alone would be missed by the others."""
+        """Around the first forward and backward. A rank that left alone would be missed by the
+        others."""
         with stops.at_once() if world.size == 1 else nullcontext():
             yield
         if manifest["outside"]:
@@ -107,7 +110,9 @@ def work(run: Run, run_dir: Path, *, started: float) -> str:
         run,
         run_dir,
         manifest,
-        stage=Path(os.environ["NOCAP_STAGE"]) if world.is_main else None,  # the only rank that writes
+        stage=Path(os.environ["NOCAP_STAGE"])
+        if world.is_main
+        else None,  # the only rank that writes
         world=world,
         started=started,
         on_start=on_start,
@@ -137,13 +142,15 @@ def work(run: Run, run_dir: Path, *, started: float) -> str:
 
 
 def _parameters(run: Run, vocab_size: int, log: Callable[[str], None]) -> dict[str, int]:
-    """Return the numbers of its model's parameters, without their memory and random numbers, before the
-    first step. A model from outside that cannot be built so has them at the end."""
+    """Return the numbers of its model's parameters, without their memory and random numbers, before
+    the first step. A model from outside that cannot be built so has them at the end."""
     try:
         with torch.device("meta"), torch.random.fork_rng(devices=[]):
             return count_parameters(build_model(run, vocab_size=vocab_size))
     except Exception as error:
-        log(f"the tracker gets the number of parameters at the end: {type(error).__name__}: {error}")
+        log(
+            f"the tracker gets the number of parameters at the end: {type(error).__name__}: {error}"
+        )
         return {}
 
 
@@ -164,8 +171,11 @@ def job_of(run: Run, run_dir: Path, manifest: dict[str, Any], **around: Any) -> 
     )
 
 
-def _conclude(job: Job, manifest: dict[str, Any], outcome: Outcome, session: TrackerSession) -> None:
-    """Write the summary, and once more when the tracker has ended: so its clock holds that as well."""
+def _conclude(
+    job: Job, manifest: dict[str, Any], outcome: Outcome, session: TrackerSession
+) -> None:
+    """Write the summary, and once more when the tracker has ended: so its clock holds that as
+    well."""
     rows = Metrics(job.run_dir / "metrics.jsonl").rows()
 
     def summary() -> dict[str, Any]:
@@ -228,7 +238,10 @@ def _cut_short(job: Job, status: str, error: str) -> None:
 def _no_room(run: Run, error: Exception) -> InputError:
     """Say which micro-batch did not fit, and what to do."""
     cause = str(error).partition("\n")[0]
-    rule = f"be smaller, for all that it is compared with: a step does not fit into this memory ({cause})"
+    rule = (
+        f"be smaller, for all that it is compared with: a step does not fit into this memory "
+        f"({cause})"
+    )
     return InputError(f"trainer.micro_batch must {rule}, got {run.trainer.micro_batch}")
 
 
@@ -261,8 +274,8 @@ def _report_failure(job: Job, error: Exception, *, behind: str) -> str:
 
 
 def _tell(status: str, line: str) -> bool:
-    """Tell the parent, if it listens. It reports the first failure: the others only say that they lost a
-    rank."""
+    """Tell the parent, if it listens. It reports the first failure: the others only say that they
+    lost a rank."""
     told = os.environ.get("NOCAP_FAILURES")
     if told is not None:
         os.write(int(told), f"{status} {line}".encode(errors="replace")[:FAILURE_BYTES] + b"\0")
@@ -272,7 +285,9 @@ def _tell(status: str, line: str) -> bool:
 def _place_outside(error: Exception) -> str:
     """Return the line of a file from outside that the error came from, if it did."""
     paths = {str(file.path) for file in outside.files()}
-    places = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in paths]
+    places = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in paths
+    ]
     return f" ({places[-1].filename}, line {places[-1].lineno})" if places else ""
 
 

@@ -1,1 +1,2 @@
-"""What training costs: steps timed side by side, and a step, a forward or a text profiled part by part."""
+"""What training costs: steps timed side by side, and a step, a forward or a text profiled part by
+part."""

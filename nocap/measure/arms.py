@@ -1,5 +1,5 @@
-"""The arms of a bench as they are typed: overrides on top of common ones, each composed and checked as
-`nocap.train` does. No torch."""
+"""The arms of a bench as they are typed: overrides on top of common ones, each composed and checked
+as `nocap.train` does. No torch."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from nocap.launch.plan import check_compiler
 
 
 def compose_arms(base: Sequence[str], arms: Sequence[str]) -> dict[str, Run]:
-    """Label → run of each of `arms` (overrides as typed in a shell) on top of `base`; the first is the
-    baseline, whose precision and compilation are all arms' where nobody chooses them. As in
+    """Label → run of each of `arms` (overrides as typed in a shell) on top of `base`; the first is
+    the baseline, whose precision and compilation are all arms' where nobody chooses them. As in
     `compose_measured`.
 
     Errors:
@@ -25,7 +25,9 @@ def compose_arms(base: Sequence[str], arms: Sequence[str]) -> dict[str, Run]:
     """
     baseline = compose_arm(base, arms[0])
     runs = [baseline.run, *(compose_arm(base, overrides, baseline).run for overrides in arms[1:])]
-    composed = [(overrides.strip() or "(no change)", run) for overrides, run in zip(arms, runs, strict=True)]
+    composed = [
+        (overrides.strip() or "(no change)", run) for overrides, run in zip(arms, runs, strict=True)
+    ]
     for (first, run), (label, other) in combinations(composed, 2):
         differs = step_config(run) != step_config(other)
         require(

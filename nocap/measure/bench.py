@@ -1,9 +1,10 @@
-"""A bench from its arms to its result: warm up, take turns until the intervals are narrow or the time is
-spent, ask the judge.
+"""A bench from its arms to its result: warm up, take turns until the intervals are narrow or the
+time is spent, ask the judge.
 
-A round has two blocks of each arm, there and back. `nocap.judge.speeds` compares the arms; all of it is of
-one session. Rounds go on until the intervals are narrow enough. Their width does not depend on where they
-lie, so that stopping on it keeps the level (`tests/test_speed.py` simulates it).
+A round has two blocks of each arm, there and back. `nocap.judge.speeds` compares the arms; all of
+it is of one session. Rounds go on until the intervals are narrow enough. Their width does not
+depend on where they lie, so that stopping on it keeps the level (`tests/test_speed.py` simulates
+it).
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ WARM_SHARE = 0.6  # of the time: an arm whose turn to warm up comes later is lef
 
 
 def bench(arms: Sequence[TimedArm], *, seconds: float, rounds: int | None = None) -> dict[str, Any]:
-    """Time the arms against the first one, as `carry_out` does, and return the result as JSON types."""
+    """Time the arms against the first one, as `carry_out` does, and return the result as JSON
+    types."""
     return written(carry_out(arms, seconds=seconds, rounds=rounds))
 
 
@@ -54,10 +56,12 @@ def carry_out(
     log: Callable[[str], None] = lambda line: None,
     keep: Callable[[Bench], None] = lambda result: None,
 ) -> Bench:
-    """Time the arms against the first one, and return the result, which `keep` gets after each round.
+    """Time the arms against the first one, and return the result, which `keep` gets after each
+    round.
 
-    Without `rounds`, rounds go on until every interval is within the limit or `seconds`, warm-up included,
-    are spent. Where the baseline fails or does not fit, the other arms are timed, and compared with nothing.
+    Without `rounds`, rounds go on until every interval is within the limit or `seconds`, warm-up
+    included, are spent. Where the baseline fails or does not fit, the other arms are timed, and
+    compared with nothing.
 
     Errors:
         ValueError: the arms are on different devices.
@@ -117,10 +121,13 @@ def carry_out(
 def timed_rounds(
     arms: Sequence[TimedArm], *, seconds: float, log: Callable[[str], None] = lambda line: None
 ) -> list[list[float]]:
-    """Return the seconds a token of each arm in each round: the mean of its two blocks, (arms, rounds).
-    Rounds go on for so many seconds without the warm-up, and there are three at least. NaN from where an arm
-    failed."""
-    instances = [copy.copy(arms[0]), *arms]  # what is built first can come out slow, and is left out
+    """Return the seconds a token of each arm in each round: the mean of its two blocks, (arms,
+    rounds). Rounds go on for so many seconds without the warm-up, and there are three at least. NaN
+    from where an arm failed."""
+    instances = [
+        copy.copy(arms[0]),
+        *arms,
+    ]  # what is built first can come out slow, and is left out
     trainer = arms[0].run.trainer
     clock = clock_of(arms)
     with _room(trainer.device):
@@ -146,10 +153,14 @@ def _room(device: Device) -> AbstractContextManager[None]:
 
 
 def warm_up(
-    instances: Sequence[TimedArm], clock: Clock, *, seconds: float | None, log: Callable[[str], None]
+    instances: Sequence[TimedArm],
+    clock: Clock,
+    *,
+    seconds: float | None,
+    log: Callable[[str], None],
 ) -> None:
-    """Build the arms, the baseline twice, one after another. An arm whose turn comes when most of `seconds`
-    has gone is not measured, unless it is the baseline."""
+    """Build the arms, the baseline twice, one after another. An arm whose turn comes when most of
+    `seconds` has gone is not measured, unless it is the baseline."""
     began = time.monotonic()
     for i, arm in enumerate(instances):
         spent = time.monotonic() - began
@@ -173,11 +184,13 @@ def in_turns(instances: Sequence[TimedArm], *, enough: Callable[[Times], bool]) 
 
 
 def order(n: int, *, round_: int) -> list[int]:
-    """Return the instances of a round's blocks: A B C C B A, so that a machine whose speed drifts evenly
-    slows all alike; then B C A A C B, and so on. Over n rounds each has every place once; then the
-    neighbours change."""
+    """Return the instances of a round's blocks: A B C C B A, so that a machine whose speed drifts
+    evenly slows all alike; then B C A A C B, and so on. Over n rounds each has every place once;
+    then the neighbours change."""
     cycle, shift = divmod(round_, n)
-    there = np.roll(np.random.default_rng(cycle).permutation(n) if cycle else np.arange(n), -shift).tolist()
+    there = np.roll(
+        np.random.default_rng(cycle).permutation(n) if cycle else np.arange(n), -shift
+    ).tolist()
     return [*there, *reversed(there)]
 
 
@@ -197,8 +210,8 @@ def _compared(times: Times) -> speeds.Speeds:
 
 
 def _peaks(arms: Sequence[TimedArm]) -> dict[str, FlopPeak]:
-    """Find the FLOP/s of the arms that were timed, by precision and threads: by the data sheet, where there
-    is one, and of a large matrix product here."""
+    """Find the FLOP/s of the arms that were timed, by precision and threads: by the data sheet,
+    where there is one, and of a large matrix product here."""
     peaks = dict[str, FlopPeak]()
     trainers = {_peak_of(arm): arm.run.trainer for arm in arms if arm.status == "measured"}
     for name, t in trainers.items():
@@ -216,7 +229,9 @@ def _peak_of(arm: TimedArm) -> str:
     return f"{t.precision.value}, {t.threads} threads" if has_threads else t.precision.value
 
 
-def _benched(instances: Sequence[TimedArm], times: Times, peaks: dict[str, FlopPeak]) -> list[BenchedArm]:
+def _benched(
+    instances: Sequence[TimedArm], times: Times, peaks: dict[str, FlopPeak]
+) -> list[BenchedArm]:
     """Return the instances in the result, the control first."""
     compared = _compared(times)
     differences = [compared.control, None, *compared.arms]

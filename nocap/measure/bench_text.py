@@ -58,7 +58,8 @@ def _row(arm: BenchedArm, *, verdict: str | None) -> list[object]:
 
 
 def _control(arm: BenchedArm) -> list[object]:
-    """Return the row of the baseline's first instance: its speed alone, for all else is the baseline's."""
+    """Return the row of the baseline's first instance: its speed alone, for all else is the
+    baseline's."""
     return ["  again (control)", arm.tokens_per_s, None, arm.ratio, None, None, None, arm.verdict]
 
 
@@ -75,7 +76,8 @@ def _notes(bench: Bench) -> Iterator[str]:
             yield f"{arm.label}: FLOPs {arm.facts.flops_basis}"
     yield ONE_SESSION
     yield (
-        f"speed: tokens/s over the baseline's, round by round, with an interval at {CONFIDENCE:.0%} for all "
+        f"speed: tokens/s over the baseline's, round by round, with an interval at "
+        f"{CONFIDENCE:.0%} for all "
         "arms together, wider by what the baseline differs from itself (the control). by FLOPs: "
         "what arithmetic alone would give"
     )

@@ -1,5 +1,5 @@
-"""The result of a bench: what is known of each arm, and how it compares with the baseline. Here it is written
-as JSON, and nowhere else. No torch."""
+"""The result of a bench: what is known of each arm, and how it compares with the baseline. Here it
+is written as JSON, and nowhere else. No torch."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from nocap.store.metrics import METRICS, Measurement
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
-    """What is known of a step besides its times. None: it could not be built, or an arm from a file does not
-    say."""
+    """What is known of a step besides its times. None: it could not be built, or an arm from a file
+    does not say."""
 
     tokens_per_step: int | None = None
     steps_per_block: int | None = None
@@ -55,7 +55,9 @@ class BenchedArm:
     status: str  # measured, not measured, failed, does not fit
     reason: str | None
     facts: Facts
-    speed: Difference | None  # the logarithm of its tokens/s over the baseline's; None: it is the baseline
+    speed: (
+        Difference | None
+    )  # the logarithm of its tokens/s over the baseline's; None: it is the baseline
     tokens_per_s: float | None  # the geometric mean over rounds, as its ratio is
     speed_by_flops: float | None  # what arithmetic alone would give
     mfu: Mfu
@@ -110,11 +112,12 @@ class Bench:
     spent_s: float  # warm-up included
 
 
-# --- as JSON ------------------------------------------------------------------------------------------------
+# --- as JSON --------------------------------------------------------------------------------------
 
 
 def written(bench: Bench) -> dict[str, Any]:
-    """Write a bench as JSON types. Every arm has the same keys; null where there is nothing to report."""
+    """Write a bench as JSON types. Every arm has the same keys; null where there is nothing to
+    report."""
     fingerprint = str(bench.hardware["fingerprint"])
     measurements = list[dict[str, object]]()
     for arm in bench.arms:

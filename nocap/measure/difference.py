@@ -1,7 +1,8 @@
 """Two profiles that were written as JSON, part by part: what changed. No torch.
 
-Milliseconds are compared where both are of the same machine, device, precision and threads; elsewhere the
-comparison is refused, with what arithmetic counted in both, which does not depend on a machine.
+Milliseconds are compared where both are of the same machine, device, precision and threads;
+elsewhere the comparison is refused, with what arithmetic counted in both, which does not depend on
+a machine.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ class ProfileSide:
     text: Mapping[str, Any]  # of what is generated
     hardware: HardwareJson
     kernel: str
-    roof: Mapping[str, float]  # what the machine could do: its products by precision, and its copies
+    roof: Mapping[
+        str, float
+    ]  # what the machine could do: its products by precision, and its copies
     tokens: int
     ms: float
     trusted: bool
@@ -95,7 +98,11 @@ class Change:
     @property
     def ratio(self) -> float | None:
         """Return how many times as long it takes."""
-        return self.after.ms / self.before.ms if self.after and self.before and self.before.ms else None
+        return (
+            self.after.ms / self.before.ms
+            if self.after and self.before and self.before.ms
+            else None
+        )
 
     def json(self) -> dict[str, Any]:
         """Return it in JSON's types."""
@@ -124,7 +131,9 @@ class ProfileDifference:
 
     before: ProfileSide
     after: ProfileSide
-    config: Mapping[str, tuple[Any, Any]]  # key → both values, where they differ; None: there is no such key
+    config: Mapping[
+        str, tuple[Any, Any]
+    ]  # key → both values, where they differ; None: there is no such key
     groups: Sequence[Change]
     rows: Sequence[Change]
 
@@ -145,10 +154,12 @@ class ProfileDifference:
 
     @property
     def drift(self) -> Mapping[str, float]:
-        """Return how many times as much the machine could do, the second time: what is known of its own
-        change."""
+        """Return how many times as much the machine could do, the second time: what is known of its
+        own change."""
         after = self.after.roof
-        return {name: after[name] / each for name, each in self.before.roof.items() if name in after}
+        return {
+            name: after[name] / each for name, each in self.before.roof.items() if name in after
+        }
 
     def json(self) -> dict[str, Any]:
         """Return it in JSON's types."""
@@ -159,18 +170,20 @@ class ProfileDifference:
             "ratio": self.ratio,
             "ratio_per_token": self.ratio_per_token,
             "drift": dict(self.drift),
-            "config": [{"key": key, "before": a, "after": b} for key, (a, b) in self.config.items()],
+            "config": [
+                {"key": key, "before": a, "after": b} for key, (a, b) in self.config.items()
+            ],
             "groups": [change.json() for change in self.groups],
             "rows": [change.json() for change in self.rows],
         }
 
 
-# --- reading ------------------------------------------------------------------------------------------------
+# --- reading --------------------------------------------------------------------------------------
 
 
 def differences(first: Path, second: Path) -> list[ProfileDifference]:
-    """Compare two files that `nocap.profile --json` wrote: one difference, or where text was generated one of
-    the prompt and one of a token.
+    """Compare two files that `nocap.profile --json` wrote: one difference, or where text was
+    generated one of the prompt and one of a token.
 
     Errors:
         ValueError: a file is none of these, or their times do not compare.
@@ -178,7 +191,12 @@ def differences(first: Path, second: Path) -> list[ProfileDifference]:
     before = sides(first)
     after = sides(second)
     ofs = [" and ".join(side.of.title for side in each) for each in (before, after)]
-    require(ofs[0] == ofs[1], f"{first} and {second}", "be profiles of the same", f"{ofs[0]}, and {ofs[1]}")
+    require(
+        ofs[0] == ofs[1],
+        f"{first} and {second}",
+        "be profiles of the same",
+        f"{ofs[0]}, and {ofs[1]}",
+    )
     return [_difference(*pair) for pair in zip(before, after, strict=True)]
 
 
@@ -203,7 +221,9 @@ def sides(path: Path) -> list[ProfileSide]:
     kind = content.get("kind")
     require(kind == KIND, str(path), f"be {RULE}", f"kind {kind!r}")
     of = content.get("of")
-    require(of is not None, str(path), "have subtotals: profile again", "a profile of an older nocap")
+    require(
+        of is not None, str(path), "have subtotals: profile again", "a profile of an older nocap"
+    )
     try:
         if of == GENERATE:
             text = msgspec.convert(content, TextFile)
@@ -254,7 +274,7 @@ def _figure(row: GroupJson | LeafJson) -> Figure:
     return Figure(ms=row.ms, share=row.share)
 
 
-# --- comparing ----------------------------------------------------------------------------------------------
+# --- comparing ------------------------------------------------------------------------------------
 
 
 def _difference(before: ProfileSide, after: ProfileSide) -> ProfileDifference:
@@ -294,7 +314,8 @@ def _refuse(before: ProfileSide, after: ProfileSide) -> None:
     for name, (first, second) in facts.items():
         if first != second:
             raise ValueError(
-                f"{before.path} and {after.path} must be of the same {name}, got {first} and {second}: "
+                f"{before.path} and {after.path} must be of the same {name}, got {first} and "
+                f"{second}: "
                 f"their times do not compare\n{_counted(before, after)}"
             )
 
@@ -328,8 +349,8 @@ def _as_rows(groups: Mapping[str, Figure]) -> dict[Place, Figure]:
 def _alike(
     before: Mapping[Place, Figure], after: Mapping[Place, Figure]
 ) -> tuple[dict[Place, Figure], dict[Place, Figure]]:
-    """Return the rows of both. A part is one row where its details are others, as those of another kernel
-    are."""
+    """Return the rows of both. A part is one row where its details are others, as those of another
+    kernel are."""
     parts = {_part(place) for place in before.keys() ^ after.keys()}
     both = {_part(place) for place in before} & {_part(place) for place in after}
     return _merged(before, parts & both), _merged(after, parts & both)

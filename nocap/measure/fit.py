@@ -1,4 +1,5 @@
-"""The largest micro-batch of a config on this machine: a step of each is trained until one does not fit."""
+"""The largest micro-batch of a config on this machine: a step of each is trained until one does not
+fit."""
 
 from __future__ import annotations
 
@@ -40,8 +41,8 @@ class _Step(TimedArm):
 
 
 def fit(run: Run) -> Iterator[str]:
-    """Yield what a person reads: a line of each power of two that divides the batch and the validation, from
-    1 on until one does not fit; then the largest.
+    """Yield what a person reads: a line of each power of two that divides the batch and the
+    validation, from 1 on until one does not fit; then the largest.
 
     Errors:
         ValueError: not even one sequence fits, or a step fails for another reason.
@@ -88,7 +89,9 @@ def _try(run: Run, size: int) -> Size:
 def _answer(run: Run, largest: Size) -> list[str]:
     t = run.trainer
     where = device_name(t.device)
-    lines = [f"the largest micro-batch that fits on {where}: trainer.micro_batch={largest.sequences}"]
+    lines = [
+        f"the largest micro-batch that fits on {where}: trainer.micro_batch={largest.sequences}"
+    ]
     if t.device is Device.cuda:
         shape = (run.model, run.tokenizer)
         default, why = micro_batch(t.device, *shape, t.batch_tokens, t.val_tokens, t.devices)

@@ -1,8 +1,8 @@
 """Rows of a profile added up: by part, by layer, and in groups with a subtotal each. No torch.
 
-A group is what performance notes have a share of: attention, MLP, head, embedding, norms, optimizer. Its rows
-are parts, some of them in details: the moments of attention, the directions of the embedding, the matrices of
-an MLP that has several of one part.
+A group is what performance notes have a share of: attention, MLP, head, embedding, norms,
+optimizer. Its rows are parts, some of them in details: the moments of attention, the directions of
+the embedding, the matrices of an MLP that has several of one part.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ class Place:
 
 
 def group_of(part: str, path: str) -> str:
-    """Return the group of a module: by its part; in a block or a model that is none of nocap's own, by the
-    module inside which it is."""
+    """Return the group of a module: by its part; in a block or a model that is none of nocap's own,
+    by the module inside which it is."""
     if part == "residual":
         names = path.split(".")
         return _BRANCHES.get(names[2], "rest") if len(names) > 2 else "rest"
@@ -93,7 +93,8 @@ def group_of(part: str, path: str) -> str:
 
 
 def own_group(part: str) -> str:
-    """Return `blocks.*.attention` of `blocks.*.attention.q_proj`; of a model's `tower.left`, `tower`."""
+    """Return `blocks.*.attention` of `blocks.*.attention.q_proj`; of a model's `tower.left`,
+    `tower`."""
     names = part.split(".")
     return ".".join(names[:3] if names[1:2] == ["*"] else names[:1])
 
@@ -105,7 +106,7 @@ def title_of(part: str, detail: str | None) -> str:
     return part_title(part) if detail is None else f"{part_title(part)}, {detail}"
 
 
-# --- sums ---------------------------------------------------------------------------------------------------
+# --- sums -----------------------------------------------------------------------------------------
 
 
 @dataclass(kw_only=True, slots=True)
@@ -138,7 +139,8 @@ class Total:
 
 
 def rates(cost: Row | Total, whole_ms: float) -> dict[str, Any]:
-    """Return the fields that say how large a cost is beside the whole, and how close to the roofline."""
+    """Return the fields that say how large a cost is beside the whole, and how close to the
+    roofline."""
     is_timed = cost.ms != 0
     return {
         "share": cost.ms / whole_ms,
@@ -165,7 +167,10 @@ def summed(rows: Iterable[Row], key: Callable[[Row], K]) -> defaultdict[K, Total
 def by_part(rows: Iterable[Row], whole_ms: float) -> list[PartJson]:
     """Return each part's sum, in the order of a table."""
     totals = summed(rows, lambda row: row.part)
-    return [PartJson(part=part, **totals[part].figures(whole_ms)) for part in sorted(totals, key=_part_rank)]
+    return [
+        PartJson(part=part, **totals[part].figures(whole_ms))
+        for part in sorted(totals, key=_part_rank)
+    ]
 
 
 def by_layer(rows: Iterable[Row], whole_ms: float) -> list[LayerJson]:
@@ -184,7 +189,7 @@ def _part_rank(part: str) -> float:
     return float(parts.index(part)) if part in parts else 0.5
 
 
-# --- groups -------------------------------------------------------------------------------------------------
+# --- groups ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -206,8 +211,8 @@ class Wholes:
 
 
 def grouped(rows: Sequence[Row], whole_ms: float) -> list[GroupJson]:
-    """Return the groups, each with its sum, its share of the whole, of all modules' forward and of the
-    blocks, and its rows with the same figures in `parts`. A sum is that of its rows."""
+    """Return the groups, each with its sum, its share of the whole, of all modules' forward and of
+    the blocks, and its rows with the same figures in `parts`. A sum is that of its rows."""
     rows = _detailed(rows)
     in_blocks = [row for row in rows if row.layer is not None]
     in_forward = [row for row in rows if row.direction == "forward" and row.part not in STEP_PARTS]

@@ -1,5 +1,5 @@
-"""The largest parts of a profile, what each option could win there by arithmetic, and the command that
-measures it. No torch."""
+"""The largest parts of a profile, what each option could win there by arithmetic, and the command
+that measures it. No torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ import msgspec
 
 from nocap.config.keys import flat
 from nocap.measure.difference import ProfileSide
-from nocap.measure.profile_schema import CeilingJson, LargestJson, OptionJson, ProfileFile, ProfileJson
+from nocap.measure.profile_schema import (
+    CeilingJson,
+    LargestJson,
+    OptionJson,
+    ProfileFile,
+    ProfileJson,
+)
 
 MOST_PARTS, MOST_OPTIONS = 3, 3
 LEAST_WIN = 1.005  # of the whole: below that a bench would not find it
@@ -32,7 +38,8 @@ class Typed:
 
 
 def file_of(profile: ProfileJson, typed: Typed) -> ProfileFile:
-    """Return the profile as its command writes it: with the folders of its options, and what to try."""
+    """Return the profile as its command writes it: with the folders of its options, and what to
+    try."""
     return ProfileFile(
         **msgspec.structs.asdict(profile),
         config_dirs=[str(folder) for folder in typed.folders],
@@ -41,8 +48,8 @@ def file_of(profile: ProfileJson, typed: Typed) -> ProfileFile:
 
 
 def largest(profile: ProfileJson, typed: Typed) -> list[LargestJson]:
-    """Return the largest parts, each with the options that can win most there, and a command. Where the times
-    are not to be trusted, what can be won is by FLOPs alone."""
+    """Return the largest parts, each with the options that can win most there, and a command. Where
+    the times are not to be trusted, what can be won is by FLOPs alone."""
     assert profile.ceilings is not None, "a profile of the command has ceilings"
     found = list[LargestJson]()
     least_ms = LEAST_SHARE * profile.step.ms
@@ -81,19 +88,19 @@ def _option(row: CeilingJson, part: str, profile: ProfileJson) -> OptionJson:
 
 
 def command(profile: ProfileJson, typed: Typed, options: Sequence[str]) -> str:
-    """Return what measures these options against the profile's own: a bench of training steps; of anything
-    else a profile of the first option, and what it changes."""
+    """Return what measures these options against the profile's own: a bench of training steps; of
+    anything else a profile of the first option, and what it changes."""
     if profile.of.trains:
         return _bench(profile.config, typed, options)
     return _profiles(typed, options[0])
 
 
-# --- words --------------------------------------------------------------------------------------------------
+# --- words ----------------------------------------------------------------------------------------
 
 
 def replaced(words: Sequence[str], by: Sequence[str]) -> list[str]:
-    """Return which of these overrides give way to others: to the same key, or the option's own keys where the
-    option changes."""
+    """Return which of these overrides give way to others: to the same key, or the option's own keys
+    where the option changes."""
     starts = list[str]()
     for override in by:
         key = override.partition("=")[0]
@@ -118,7 +125,9 @@ def _bench(config: Mapping[str, Any], typed: Typed, options: Sequence[str]) -> s
     for arm in arms:
         flags += ["--arm", shlex.join(arm)]
     shared = [word for word in typed.words if word not in own]
-    return shlex.join(["python", "-m", "nocap.bench", *_config_dirs(typed.folders), *shared, *flags])
+    return shlex.join(
+        ["python", "-m", "nocap.bench", *_config_dirs(typed.folders), *shared, *flags]
+    )
 
 
 def _now(config: Mapping[str, Any], choices: Mapping[str, str | None], option: str) -> str:
@@ -148,8 +157,8 @@ def _config_dirs(folders: Iterable[str | Path]) -> list[str]:
 
 
 def between(before: ProfileSide, after: ProfileSide) -> str | None:
-    """Return the command that times one profile's overrides against another's; None: they are the same.
-    Empty: only training steps are timed."""
+    """Return the command that times one profile's overrides against another's; None: they are the
+    same. Empty: only training steps are timed."""
     if sorted(before.words) == sorted(after.words):
         return None
     if not before.of.trains:

@@ -1,7 +1,9 @@
-"""What a mixer does from moment to moment: the scores, their softmax, the weighted sum; or one fused kernel.
+"""What a mixer does from moment to moment: the scores, their softmax, the weighted sum; or one
+fused kernel.
 
-It is told by the operations that the mixer calls, whichever option it is of: by their names as torch's
-profiler and dispatcher have them. Where the operations are another pattern, the mixer is not taken apart.
+It is told by the operations that the mixer calls, whichever option it is of: by their names as
+torch's profiler and dispatcher have them. Where the operations are another pattern, the mixer is
+not taken apart.
 """
 
 from __future__ import annotations
@@ -19,15 +21,14 @@ MOMENTS = (PRODUCT, SOFTMAX, VALUES, FUSED, AROUND)
 
 _PRODUCTS = {"matmul", "bmm", "mm", "baddbmm", "addmm", "einsum", "linear"}
 _SDPA = "scaled_dot_product_attention"
-_COMPILED = (
-    "Torch-Compiled Region"  # as the profiler names a call of a compiled function, such as FlexAttention
-)
+# as the profiler names a call of a compiled function, such as FlexAttention
+_COMPILED = "Torch-Compiled Region"
 
 
 @dataclass(kw_only=True, slots=True)
 class Call:
-    """One call of a mixer, whose operations come in their order. What they are together is known at its
-    end."""
+    """One call of a mixer, whose operations come in their order. What they are together is known at
+    its end."""
 
     softmaxes: int = 0
     products: list[bool] = field(default_factory=list)  # whether each came after a softmax
@@ -46,8 +47,8 @@ class Call:
         return VALUES if self.softmaxes else PRODUCT
 
     def moment(self, added: str) -> str | None:
-        """Return the moment of an operation for which `add` returned `added`. None: this mixer is not taken
-        apart."""
+        """Return the moment of an operation for which `add` returned `added`. None: this mixer is
+        not taken apart."""
         if self.fused:
             return FUSED if added == FUSED else AROUND
         return added if self.is_apart else None
@@ -60,7 +61,8 @@ class Call:
 
 
 def is_fused(name: str) -> bool:
-    """Return whether an operation is a kernel that holds the scores, their softmax and the weighted sum."""
+    """Return whether an operation is a kernel that holds the scores, their softmax and the weighted
+    sum."""
     inner = "scaled_dot_product" in name and name != _SDPA and "math" not in name
     return inner or name.startswith(_COMPILED) or "flex_attention" in name
 
@@ -78,31 +80,33 @@ class Nodes:
         self._moments[path].append((call, added))
 
     def begun(self, path: str, number: int) -> tuple[Call, str] | None:
-        """Return the operation that began last before the node was made, where `add` got the numbers that
-        were next when each began."""
+        """Return the operation that began last before the node was made, where `add` got the
+        numbers that were next when each began."""
         at = bisect_right(self._numbers[path], number)
         return self._moments[path][at - 1] if at else None
 
     def ended(self, path: str, number: int) -> tuple[Call, str] | None:
-        """Return the operation in which the node was made, where `add` got the numbers that were last when
-        each ended."""
+        """Return the operation in which the node was made, where `add` got the numbers that were
+        last when each ended."""
         at = bisect_left(self._numbers[path], number)
         return self._moments[path][at] if at < len(self._numbers[path]) else None
 
 
-# --- a mixer as the profiler saw it -------------------------------------------------------------------------
+# --- a mixer as the profiler saw it ---------------------------------------------------------------
 
 
 def operations(mixer: FunctionEvent, call: Call) -> Iterator[tuple[FunctionEvent, str]]:
-    """Yield each event inside a mixer's, in order, with what `call.add` says of it. What an operation calls
-    is of its own moment."""
+    """Yield each event inside a mixer's, in order, with what `call.add` says of it. What an
+    operation calls is of its own moment."""
     for child in sorted(mixer.cpu_children, key=lambda event: event.time_range.start):
         yield from _operation(child, call)
 
 
 def _operation(event: FunctionEvent, call: Call) -> Iterator[tuple[FunctionEvent, str]]:
     name = event.name.removeprefix("aten::")
-    if name == _SDPA and any(is_fused(inner.name.removeprefix("aten::")) for inner in _inside(event)):
+    if name == _SDPA and any(
+        is_fused(inner.name.removeprefix("aten::")) for inner in _inside(event)
+    ):
         yield from ((inner, FUSED) for inner in (event, *_inside(event)))
         call.fused = True
     elif name == _SDPA or "attention_math" in name:  # made of plain operations

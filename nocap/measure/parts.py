@@ -1,11 +1,12 @@
 """The parts of a step: which module is running, and what the profiler saw of each.
 
-Ranges stand around the model's modules, forward by hooks, backward by autograd's sequence numbers. Nothing in
-the model knows of this: hooks are put on its modules, and its mixers wrapped, for as long as a profile lasts.
-From the profiler's events each moment of a step then belongs to one module and direction. On the CPU a row's
-time is wall time without that of the ranges inside it, so the rows add up to the step. On CUDA it is the time
-of the kernels that the row's operations launched; what is left of the step is the device waiting. Inside a
-mixer the operations tell its moments (`nocap.measure.mixing`).
+Ranges stand around the model's modules, forward by hooks, backward by autograd's sequence numbers.
+Nothing in the model knows of this: hooks are put on its modules, and its mixers wrapped, for as
+long as a profile lasts. From the profiler's events each moment of a step then belongs to one module
+and direction. On the CPU a row's time is wall time without that of the ranges inside it, so the
+rows add up to the step. On CUDA it is the time of the kernels that the row's operations launched;
+what is left of the step is the device waiting. Inside a mixer the operations tell its moments
+(`nocap.measure.mixing`).
 """
 
 from __future__ import annotations
@@ -50,12 +51,12 @@ MIXER = "scores"  # the part whose modules are mixers
 
 
 def part_of(run: Run, path: str, modules: Mapping[str, nn.Module]) -> str | None:
-    """Return the part that a module's own operations belong to; `None`: its parent's. `modules` are the
-    model's.
+    """Return the part that a module's own operations belong to; `None`: its parent's. `modules` are
+    the model's.
 
-    An attention or MLP option names the parts of its modules in `rows()`; without it, all of it is one row.
-    In a block or a model that is none of nocap's own, each module is a part by itself, named by its path,
-    with `*` for the layer's number.
+    An attention or MLP option names the parts of its modules in `rows()`; without it, all of it is
+    one row. In a block or a model that is none of nocap's own, each module is a part by itself,
+    named by its path, with `*` for the layer's number.
     """
     names, own = path.split("."), re.sub(r"\.\d+", ".*", path, count=1) or "model"
     if names[0] in _IDEAS or names[2:3] == ["ideas"]:
@@ -84,7 +85,9 @@ class Ranges:
             "optimizer": "optimizer",
         }
         self.calls = Counter[str]()
-        self.kept = Counter[str]()  # part → bytes that one micro-batch's forward keeps for its backward
+        self.kept = Counter[
+            str
+        ]()  # part → bytes that one micro-batch's forward keeps for its backward
         self._open: list[str] = []
         # autograd's sequence number at each change of the running module, ascending
         self._changes: list[tuple[int, str]] = []
@@ -102,8 +105,8 @@ class Ranges:
         self._changes, self.calls = [], Counter()
 
     def node(self, sequence: int) -> str:
-        """Return the module whose forward made the autograd node of this number. A gradient accumulator's
-        is the largest there is."""
+        """Return the module whose forward made the autograd node of this number. A gradient
+        accumulator's is the largest there is."""
         if not 0 <= sequence < 2**62:
             return ACCUMULATE
         at = bisect_right(self._changes, sequence, key=lambda change: change[0])
@@ -116,14 +119,18 @@ class Ranges:
 
             def replace(module: nn.Module, name: str, by: Any) -> None:
                 own = vars(module)
-                undo.callback(own.update, {name: own[name]}) if name in own else undo.callback(own.pop, name)
+                undo.callback(own.update, {name: own[name]}) if name in own else undo.callback(
+                    own.pop, name
+                )
                 own[name] = by
 
             modules = dict(model.named_modules())
             for path, module in modules.items():
                 if part := part_of(self.run, path, modules):
                     replace(module, "forward", self._watched(path or "model", part, module.forward))
-                if isinstance(module, CausalSelfAttention) and not isinstance(module.mixer, nn.Module):
+                if isinstance(module, CausalSelfAttention) and not isinstance(
+                    module.mixer, nn.Module
+                ):
                     part = part_of(self.run, f"{path}.mixer", modules) or "scores"
                     replace(module, "mixer", self._watched(f"{path}.mixer", part, module.mixer))
                 if isinstance(module, GPT | Block | Head) and module.joined:
@@ -138,12 +145,15 @@ class Ranges:
 
     @contextmanager
     def around_engine(self, engine: Engine) -> Iterator[None]:
-        """Watch what decodes text inside the block, beside the model: its trunk and its head without a loss,
-        and what reads and writes the cached keys and values."""
+        """Watch what decodes text inside the block, beside the model: its trunk and its head
+        without a loss, and what reads and writes the cached keys and values."""
         model: Any = engine.model
         places: list[tuple[Any, str, str, str]] = []
         if isinstance(model, GPT):
-            places = [(model, "trunk", "model", "embedding"), (model.head, "logits", "head", "head")]
+            places = [
+                (model, "trunk", "model", "embedding"),
+                (model.head, "logits", "head", "head"),
+            ]
         for i, layer in enumerate(getattr(engine, "layers", ())):
             mixer = f"blocks.{i}.attention.f.mixer"
             places += [(layer, "prefill", mixer, "scores"), (layer, "decode", mixer, "scores")]
@@ -156,7 +166,8 @@ class Ranges:
                 vars(owner).pop(name, None)
 
     def _joints(self, path: str, idea: Idea) -> Any:
-        """Return the idea, each of whose joints in this place is one of its moments in the profile."""
+        """Return the idea, each of whose joints in this place is one of its moments in the
+        profile."""
         return SimpleNamespace(
             **{joint: self._watched(path, "ideas", getattr(idea, joint)) for joint in MODEL_JOINTS}
         )
@@ -180,8 +191,8 @@ class Ranges:
 
     def _changed(self) -> None:
         if torch._C._current_autograd_node() is not None:
-            # a forward recomputed within a backward, perhaps on another thread with numbers of its own: its
-            # nodes never run
+            # a forward recomputed within a backward, perhaps on another thread with numbers of its
+            # own: its nodes never run
             return
         number = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
         self._changes.append((number, self.here))
@@ -192,7 +203,9 @@ class Ranges:
 BACKWARD = "autograd::engine::evaluate_function: "
 
 Key = tuple[str, str]  # (module path, forward or backward)
-Moments = dict[tuple[str, str, str | None], float]  # (module path, direction, moment of a mixer) → ms
+Moments = dict[
+    tuple[str, str, str | None], float
+]  # (module path, direction, moment of a mixer) → ms
 
 
 BETWEEN: Key = (STEP, "between")  # no module: between the backward's nodes, and around the ranges
@@ -219,11 +232,14 @@ def of_modules(moments: Moments) -> dict[Key, float]:
 
 
 def read_moments(prof: profile, ranges: Ranges, *, on_cuda: bool) -> Moments:
-    """Milliseconds of the one step that `prof` saw, a mixer's by its moments: see `nocap.measure.mixing`."""
+    """Milliseconds of the one step that `prof` saw, a mixer's by its moments: see
+    `nocap.measure.mixing`."""
     events = [e for e in prof.events() if not e.is_async and e.device_type.name == "CPU"]
     step = next(e for e in events if e.name == MARK + STEP)
     # without a backward nothing comes after it
-    backward_ends = max((e.time_range.end for e in events if e.name.startswith(BACKWARD)), default=math.inf)
+    backward_ends = max(
+        (e.time_range.end for e in events if e.name.startswith(BACKWARD)), default=math.inf
+    )
     roots = [e for e in events if e is step or (e.cpu_parent is None and e.thread != step.thread)]
     mixers = _Mixers(events, ranges)
     ms = defaultdict[tuple[str, str, str | None], float](float)
@@ -252,7 +268,11 @@ class _Mixers:
         self._calls: dict[int, Call] = {}  # id of a mixer's range
         self._events: dict[int, tuple[Call, str]] = {}  # id of an event inside
         self._nodes = Nodes()
-        mixers = [e for e in events if self._is_mixer(e.name.removeprefix(MARK)) and e.name.startswith(MARK)]
+        mixers = [
+            e
+            for e in events
+            if self._is_mixer(e.name.removeprefix(MARK)) and e.name.startswith(MARK)
+        ]
         for mixer in sorted(mixers, key=lambda event: event.time_range.start):
             self._add(mixer)
 
@@ -270,8 +290,8 @@ class _Mixers:
                 self._nodes.add(path, event.sequence_nr, call, added)
 
     def of_event(self, event: FunctionEvent, path: str) -> str | None:
-        """Return the moment of an event of a mixer's forward; what the range itself takes is around the
-        rest."""
+        """Return the moment of an event of a mixer's forward; what the range itself takes is around
+        the rest."""
         if not self._is_mixer(path):
             return None
         if (call := self._calls.get(id(event))) is not None:
@@ -293,9 +313,13 @@ def _in_backward(event: FunctionEvent) -> bool:
 
 
 def busy_ms(prof: profile) -> float:
-    """Milliseconds in which a kernel or a copy ran on the GPU: the union of their intervals. Ranges on its
-    timeline are no work."""
-    work = (e.time_range for e in prof.events() if e.device_type.name == "CUDA" and not e.is_user_annotation)
+    """Milliseconds in which a kernel or a copy ran on the GPU: the union of their intervals. Ranges
+    on its timeline are no work."""
+    work = (
+        e.time_range
+        for e in prof.events()
+        if e.device_type.name == "CUDA" and not e.is_user_annotation
+    )
     busy_us, until = 0.0, -math.inf
     for start, end in sorted((at.start, at.end) for at in work):
         busy_us += max(0.0, end - max(start, until))
@@ -318,8 +342,8 @@ def _key(event: FunctionEvent, parents: Key, ranges: Ranges, backward_ends: floa
 
 
 def allocated_bytes(call: Callable[..., object], *arguments: object) -> int:
-    """Bytes that the call asks torch's allocator for on the CPU, whether it gives them back or not: the
-    profiler's record of each allocation (compiled code's included)."""
+    """Bytes that the call asks torch's allocator for on the CPU, whether it gives them back or not:
+    the profiler's record of each allocation (compiled code's included)."""
     with profiler(on_cuda=False, memory=True) as prof:
         call(*arguments)
     results: Any = prof.profiler and prof.profiler.kineto_results

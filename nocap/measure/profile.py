@@ -1,5 +1,5 @@
-"""One profile from beginning to end: count what is taken apart, take it under the profiler, bound it; and the
-record, one `ProfileJson`."""
+"""One profile from beginning to end: count what is taken apart, take it under the profiler, bound
+it; and the record, one `ProfileJson`."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ from nocap.store.metrics import HELD, PARTS, STEP_PARTS
 from nocap.training import allocator, memory
 from nocap.training.step import configure_numerics
 
-# Beyond these limits a CPU was busy: on a quiet one a process had 1.00 of its core, products came to 0.92 of
-# the peak at most.
+# Beyond these limits a CPU was busy: on a quiet one a process had 1.00 of its core, products came
+# to 0.92 of the peak at most.
 LEAST_CORE, MOST_OF_PEAK = 0.8, 1.1
 
 
@@ -79,8 +79,8 @@ def profile(
     trace: Path | None = None,
     ceilings: bool = False,
 ) -> ProfileJson:
-    """Return the profile of a run's training step. `compose` makes the run that the user's overrides and more
-    of them describe.
+    """Return the profile of a run's training step. `compose` makes the run that the user's
+    overrides and more of them describe.
 
     Errors:
         ValueError: the step does not fit into this machine's memory, or diverges.
@@ -111,7 +111,9 @@ def profiles(
         size = f"trainer.micro_batch={run.trainer.micro_batch}"
         remedy = "--texts or --prompt" if question.generate else size
         what = question.first.title
-        raise ValueError(f"the {what} must fit into the device's memory; lower {remedy} ({cause})") from error
+        raise ValueError(
+            f"the {what} must fit into the device's memory; lower {remedy} ({cause})"
+        ) from error
 
 
 def _profiles(
@@ -141,7 +143,9 @@ def _measure(run: Run, question: ProfileQuestion) -> list[WatchedSteps]:
     trace = question.trace
     if question.generate:
         log(f"measuring a prompt of {question.prompt} tokens, and a token after it")
-        return measure_text(run, prompt=question.prompt, texts=question.texts, repeats=repeats, trace=trace)
+        return measure_text(
+            run, prompt=question.prompt, texts=question.texts, repeats=repeats, trace=trace
+        )
     if question.forward:
         log(f"measuring {2 * repeats} forwards of {sizes}")
         return [measure_forward(run, repeats=repeats, trace=trace)]
@@ -159,10 +163,12 @@ def with_ceilings(result: ProfileJson, counted: Count, compose: Composer) -> Pro
 # --- the record
 
 
-def record(overrides: Sequence[str], *, counted: Count, peak: Peak, measured: WatchedSteps) -> ProfileJson:
-    """Return the profile. A row is what a module cost in one direction of a whole optimizer step as the
-    config has it: ms, calls, bytes, FLOPs, and its bound by the roofline. Of a forward, a prompt or a token
-    the same."""
+def record(
+    overrides: Sequence[str], *, counted: Count, peak: Peak, measured: WatchedSteps
+) -> ProfileJson:
+    """Return the profile. A row is what a module cost in one direction of a whole optimizer step as
+    the config has it: ms, calls, bytes, FLOPs, and its bound by the roofline. Of a forward, a
+    prompt or a token the same."""
     run = counted.run
     subject = measured.subject
     share = _core_share(run, measured)
@@ -249,8 +255,8 @@ def _memory(measured: WatchedSteps) -> MemoryJson:
 
 
 def _flops_per_token(counted: Count, subject: Subject) -> tuple[float | None, str]:
-    """Return the FLOPs of a token, and how they are known: of training by formula where there is one, else
-    counted."""
+    """Return the FLOPs of a token, and how they are known: of training by formula where there is
+    one, else counted."""
     run = counted.run
     if subject.of.trains:
         return flops_per_token(run, vocab_size=run.tokenizer.vocab_size)
@@ -260,8 +266,8 @@ def _flops_per_token(counted: Count, subject: Subject) -> tuple[float | None, st
 
 
 def _unattributed_ms(run: Run, measured: WatchedSteps, attributed_ms: float, share: float) -> float:
-    """Return what no module accounts for in the step. On a GPU: the device's waiting in a step without the
-    profiler, whose own work on the host would be counted as such."""
+    """Return what no module accounts for in the step. On a GPU: the device's waiting in a step
+    without the profiler, whose own work on the host would be counted as such."""
     times = microbatches(run) / microbatches(measured.ranges.run)
     if run.trainer.device is Device.cuda:
         return max(0.0, measured.seen.plain.wall_ms * times - attributed_ms)
@@ -273,7 +279,8 @@ def _clock_of(run: Run) -> Clock:
 
 
 def _core_share(run: Run, measured: WatchedSteps) -> float:
-    """Return what profiled milliseconds are multiplied by: the share of them that this process had a core."""
+    """Return what profiled milliseconds are multiplied by: the share of them that this process had
+    a core."""
     clocks = measured.seen.profiled
     return clocks.cpu_ms / clocks.wall_ms if _clock_of(run) is Clock.cpu else 1.0
 
@@ -283,7 +290,8 @@ def _clock(run: Run, share: float) -> str:
     texts = {
         Clock.cuda: "device time of the kernels",
         Clock.wall: f"wall time, {run.trainer.threads} threads",
-        Clock.cpu: f"process CPU time: the profiler's wall time × {share:.2f}, the share of it that "
+        Clock.cpu: f"process CPU time: the profiler's wall time × {share:.2f}, the share of it "
+        f"that "
         "this process had a core",
     }
     return texts[_clock_of(run)]
@@ -316,7 +324,9 @@ def _rows(counted: Count, peak: Peak, measured: WatchedSteps, share: float) -> I
         )
 
 
-def _of_moments(rows: Iterable[Row], counted: Count, peak: Peak, measured: WatchedSteps) -> Iterator[Row]:
+def _of_moments(
+    rows: Iterable[Row], counted: Count, peak: Peak, measured: WatchedSteps
+) -> Iterator[Row]:
     """Give the same rows, a mixer's by its moments, where it was taken apart."""
     n = microbatches(counted.run)
     moments = defaultdict[Key, dict[str | None, float]](dict)
@@ -353,8 +363,8 @@ def _longest(ms: Mapping[str | None, float]) -> str | None:
 
 
 def _times(part: str, n: int, m: int) -> float:
-    """Return how often the step of `n` micro-batches does what was measured over `m`: only those after the
-    first add gradients up, and the update comes once."""
+    """Return how often the step of `n` micro-batches does what was measured over `m`: only those
+    after the first add gradients up, and the update comes once."""
     if part not in STEP_PARTS or part == "data":
         return n / m
     return (n - 1) / (m - 1) if part == "accumulate" and m > 1 else 1.0

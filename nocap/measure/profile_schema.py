@@ -1,8 +1,9 @@
 """The types of a profile's JSON, for programs and for the reader of two profiles: its schema.
-`profile.record` fills them, `difference.written` writes and `difference.sides` reads them. No torch.
+`profile.record` fills them, `difference.written` writes and `difference.sides` reads them. No
+torch.
 
-Times are ms, memory is MiB. A row is what a module cost in one direction of a whole optimizer step; of a
-forward, a prompt or a token the same.
+Times are ms, memory is MiB. A row is what a module cost in one direction of a whole optimizer step;
+of a forward, a prompt or a token the same.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class Object(msgspec.Struct, frozen=True, kw_only=True):
     """An object of JSON."""
 
 
-# --- what was profiled, and on what -------------------------------------------------------------------------
+# --- what was profiled, and on what ---------------------------------------------------------------
 
 
 class HardwareJson(Object, frozen=True, kw_only=True):
@@ -88,7 +89,7 @@ class StepJson(Object, frozen=True, kw_only=True):
     cuda_graphs: bool
 
 
-# --- rows and their sums ------------------------------------------------------------------------------------
+# --- rows and their sums --------------------------------------------------------------------------
 
 
 class RowJson(Object, frozen=True, kw_only=True):
@@ -179,7 +180,7 @@ class GroupJson(Object, frozen=True, kw_only=True):
     parts: list[LeafJson]
 
 
-# --- memory, and what can be won ----------------------------------------------------------------------------
+# --- memory, and what can be won ------------------------------------------------------------------
 
 
 class HeldJson(Object, frozen=True, kw_only=True):
@@ -236,7 +237,7 @@ class LargestJson(Object, frozen=True, kw_only=True):
     command: str | None  # that measures them; null: there are none
 
 
-# --- the profile --------------------------------------------------------------------------------------------
+# --- the profile ----------------------------------------------------------------------------------
 
 
 class ProfileJson(Object, frozen=True, kw_only=True):

@@ -44,8 +44,8 @@ def render_profiles(files: Mapping[str, ProfileFile], *, ceilings: bool) -> str:
 
 
 def render_profile(profile: ProfileJson, *, ceilings: bool = True) -> str:
-    """Return its head and the tables in the order to read them; with `ceilings` also the bounds of all
-    options, where they were counted."""
+    """Return its head and the tables in the order to read them; with `ceilings` also the bounds of
+    all options, where they were counted."""
     tables = [_times(profile), _arithmetic(profile), _memory(profile.memory_mib)]
     if profile.ceilings and ceilings:
         tables.append(_ceilings(profile.ceilings.table, trusted=profile.trusted))
@@ -61,13 +61,16 @@ def _head(profile: ProfileJson) -> Iterator[str]:
     doubts = profile.doubts
     if not profile.trusted:
         yield (
-            f"not to be trusted, the machine was busy: this process had {doubts.core:.2f} of its core, "
+            f"not to be trusted, the machine was busy: this process had {doubts.core:.2f} of its "
+            f"core, "
             f"a part came to {doubts.peak:.0%} of the measured peak; measure again when it is quiet"
         )
     flops = ", ".join(f"{rate / 1e9:,.1f} GFLOP/s {name}" for name, rate in peak.flops.items())
     yield (
-        f"{config['model.n_layer']} layers, {config['model.n_head']} heads, {config['model.d_model']} wide, "
-        f"V={profile.vocab_size:,}; {_size(profile, config)}; {config['trainer.precision']}, eager, "
+        f"{config['model.n_layer']} layers, {config['model.n_head']} heads, "
+        f"{config['model.d_model']} wide, "
+        f"V={profile.vocab_size:,}; {_size(profile, config)}; {config['trainer.precision']}, "
+        f"eager, "
         f"attention {profile.kernel}"
     )
     yield f"on {hardware.name}, {hardware.threads} thread(s), torch {hardware.torch}"
@@ -128,7 +131,7 @@ def _lines(profile: ProfileJson) -> Iterator[Line]:
             yield Line(title=f"  {title_of(leaf.part, leaf.detail)}", row=leaf)
 
 
-# --- the tables ---------------------------------------------------------------------------------------------
+# --- the tables -----------------------------------------------------------------------------------
 
 # key of a row → title, format
 TIMES: dict[str, tuple[str, Callable[[Any], str]]] = {
@@ -155,7 +158,10 @@ SMALL = {"flops": ("MFLOP", _in(1e6))}  # of less than a GFLOP
 
 def _times(profile: ProfileJson) -> Table:
     keys = [key for key in TIMES if profile.of.trains or key not in OF_TRAINING]
-    columns = [Column(title="part"), *(Column(title=TIMES[key][0], show=TIMES[key][1]) for key in keys)]
+    columns = [
+        Column(title="part"),
+        *(Column(title=TIMES[key][0], show=TIMES[key][1]) for key in keys),
+    ]
     rows = list[list[Any]]()
     for line in _lines(profile):
         figures = msgspec.structs.asdict(line.row)
@@ -185,7 +191,8 @@ def _sum(profile: ProfileJson) -> Iterator[str]:
         yield from _clocks(profile, compiled, step.compiled)
     if of.trains:
         yield (
-            "share: of the step; of forward: of the model's forward; of block: of the layers' time in both "
+            "share: of the step; of forward: of the model's forward; of block: of the layers' "
+            "time in both "
             "directions"
         )
 
@@ -205,14 +212,20 @@ def _clocks(profile: ProfileJson, what: str, clocks: ClocksJson) -> Iterator[str
 
 def _waiting(of: Of) -> str:
     if of.trains:
-        return "there the GPU waits for the host: trainer.cuda_graphs=true has one launch a micro-batch"
+        return (
+            "there the GPU waits for the host: trainer.cuda_graphs=true has one launch a "
+            "micro-batch"
+        )
     return "there the GPU waits for the host, which launches one kernel after another"
 
 
 def _arithmetic(profile: ProfileJson) -> Table:
     all_flops = sum(group.flops for group in profile.groups)
     shown = COUNTED if all_flops >= 1e9 else {**COUNTED, **SMALL}
-    columns = [Column(title="part"), *(Column(title=title, show=show) for title, show in shown.values())]
+    columns = [
+        Column(title="part"),
+        *(Column(title=title, show=show) for title, show in shown.values()),
+    ]
     rows = list[list[Any]]()
     for line in _lines(profile):
         row = line.row
@@ -251,13 +264,16 @@ def _memory(memory: MemoryJson) -> Table:
         if part in kept:
             rows.append([f"  {part_title(part)}", kept[part]])
     columns = [Column(title="memory"), Column(title="MiB", show=_per(1))]
-    note = "activations: what a micro-batch's forward keeps for its backward, by the part that keeps it first"
+    note = (
+        "activations: what a micro-batch's forward keeps for its backward, by the part that "
+        "keeps it first"
+    )
     return Table(title="memory", columns=columns, rows=rows, notes=[note] if trains else [])
 
 
 def _ceilings(ceilings: Sequence[CeilingJson], *, trusted: bool) -> Table:
-    """Return the largest win first: by the measured step, or, where that cannot be trusted, by arithmetic
-    alone."""
+    """Return the largest win first: by the measured step, or, where that cannot be trusted, by
+    arithmetic alone."""
     columns = [
         Column(title="option"),
         Column(title="by FLOPs", show="{:.3f}×".format),
@@ -273,13 +289,14 @@ def _ceilings(ceilings: Sequence[CeilingJson], *, trusted: bool) -> Table:
     return Table(title="what an option can win at most", columns=columns, rows=rows)
 
 
-# --- what to try --------------------------------------------------------------------------------------------
+# --- what to try ----------------------------------------------------------------------------------
 
 
 def _largest(file: ProfileFile) -> Iterator[str]:
     of = file.of.title
     yield (
-        f"the largest parts; how much faster the {of} can be at most with options that make the part "
+        f"the largest parts; how much faster the {of} can be at most with options that make the "
+        f"part "
         "cheaper; and what measures it"
     )
     rest_ms = file.step.unattributed_ms
@@ -303,7 +320,7 @@ def _win(option: OptionJson) -> str:
     return f"{option.label} {option.by_flops:.3f}× by FLOPs"
 
 
-# --- what changed -------------------------------------------------------------------------------------------
+# --- what changed ---------------------------------------------------------------------------------
 
 
 def render_differences(differences: Sequence[ProfileDifference]) -> str:
@@ -331,7 +348,8 @@ def _about(difference: ProfileDifference) -> Iterator[str]:
         )
     if difference.before.tokens != difference.after.tokens:
         yield (
-            f"of {difference.before.tokens:,} and {difference.after.tokens:,} tokens: a token takes "
+            f"of {difference.before.tokens:,} and {difference.after.tokens:,} tokens: a token "
+            f"takes "
             f"{difference.ratio_per_token:.2f}× A"
         )
     changed = [f"{key} {_value(a)} → {_value(b)}" for key, (a, b) in difference.config.items()]
@@ -387,11 +405,15 @@ def _signed(ms: float) -> str:
 def _caution(difference: ProfileDifference) -> Iterator[str]:
     drift = ", ".join(f"{name} {each:.2f}×" for name, each in difference.drift.items())
     yield (
-        "A and B are one measurement each, without an interval. Between them the machine itself changed, by "
+        "A and B are one measurement each, without an interval. Between them the machine itself "
+        "changed, by "
         f"its measured peaks: {drift}"
     )
     command = between(difference.before, difference.after)
     if command is None:
-        yield "both have the same overrides: what is shown is how much two profiles differ by themselves"
+        yield (
+            "both have the same overrides: what is shown is how much two profiles differ by "
+            "themselves"
+        )
     elif command:
         yield f"with an interval: {command}"

@@ -1,4 +1,5 @@
-"""Time what is taken apart, plain and under the profiler: a training step, a forward, a prompt, a token."""
+"""Time what is taken apart, plain and under the profiler: a training step, a forward, a prompt, a
+token."""
 
 from __future__ import annotations
 
@@ -19,7 +20,16 @@ from nocap.config.run import Run
 from nocap.config.trainer import Compile, Device
 from nocap.data.batches import microbatches
 from nocap.generation.engines import Cached, Engine, engine_for
-from nocap.measure.parts import BETWEEN, MARK, STEP, Moments, Ranges, busy_ms, profiler, read_moments
+from nocap.measure.parts import (
+    BETWEEN,
+    MARK,
+    STEP,
+    Moments,
+    Ranges,
+    busy_ms,
+    profiler,
+    read_moments,
+)
 from nocap.measure.profile_schema import ClocksJson
 from nocap.measure.subject import Of, Subject
 from nocap.measure.timed import Clock, TimedArm, random_tokens
@@ -29,7 +39,9 @@ from nocap.training import memory
 from nocap.training.ledger import Ledger
 from nocap.training.step import autocast, build, configure_numerics, enter_step, fetch, forward_of
 
-MOST_MICROBATCHES = 2  # the second one shows what accumulating gradients costs; more would show nothing new
+MOST_MICROBATCHES = (
+    2  # the second one shows what accumulating gradients costs; more would show nothing new
+)
 WARM = 2  # calls before the first that counts
 TOKEN_REPEATS = 10  # times as many of a decoded token, which takes milliseconds
 
@@ -60,7 +72,7 @@ class WatchedSteps:
     memory_mib: dict[str, float]  # held, by part; `cache`: keys and values
 
 
-# --- one call, again and again ------------------------------------------------------------------------------
+# --- one call, again and again --------------------------------------------------------------------
 
 
 def idle() -> None:
@@ -76,7 +88,8 @@ class Action:
     ready: Callable[[], None] = idle  # before each call, untimed
 
     def clock(self) -> ClocksJson:
-        """Make one call, timed by the wall and by this process; it ends when the device has finished."""
+        """Make one call, timed by the wall and by this process; it ends when the device has
+        finished."""
         self.ready()
         self.synchronize()
         wall_s = time.perf_counter()
@@ -100,8 +113,8 @@ def watch(
     repeats: int,
     trace: Path | None,
 ) -> Observation:
-    """Time it without the profiler, then with it, and read the fastest. `around` puts the ranges on the
-    model."""
+    """Time it without the profiler, then with it, and read the fastest. `around` puts the ranges on
+    the model."""
     on_cuda = ranges.run.trainer.device is Device.cuda
     plain = action.fastest(repeats)
     least_ms = math.inf
@@ -118,7 +131,9 @@ def watch(
                 prof.export_chrome_trace(str(trace))
     between = [key for key in moments if key[:2] == BETWEEN]
     between_ms = sum(moments.pop(key) for key in between)
-    return Observation(plain=busy(plain, work_ms), profiled=profiled, moments=moments, between_ms=between_ms)
+    return Observation(
+        plain=busy(plain, work_ms), profiled=profiled, moments=moments, between_ms=between_ms
+    )
 
 
 def compiled_step(action: Action, *, repeats: int, on_cuda: bool) -> ClocksJson:
@@ -130,18 +145,18 @@ def compiled_step(action: Action, *, repeats: int, on_cuda: bool) -> ClocksJson:
 
 
 def busy(clocks: ClocksJson, busy_ms: float) -> ClocksJson:
-    """Return the clocks with the share in which the GPU worked. `busy_ms` are kernels': what the profiler
-    costs the host is in neither."""
+    """Return the clocks with the share in which the GPU worked. `busy_ms` are kernels': what the
+    profiler costs the host is in neither."""
     share = min(1.0, busy_ms / clocks.wall_ms) if busy_ms else None
     return msgspec.structs.replace(clocks, gpu_busy=share)
 
 
-# --- a training step ----------------------------------------------------------------------------------------
+# --- a training step ------------------------------------------------------------------------------
 
 
 class _Marks(Ledger):
-    """The loop's clock ledger, whose lines become ranges of the profiler: the step, and within it the wait
-    for data."""
+    """The loop's clock ledger, whose lines become ranges of the profiler: the step, and within it
+    the wait for data."""
 
     @contextmanager
     def charge(self, line: str) -> Iterator[None]:
@@ -150,11 +165,13 @@ class _Marks(Ledger):
 
 
 def measurable(run: Run) -> Run:
-    """Return the same step, as it is in the end, with at most two micro-batches, uncompiled: a compiled
-    graph cannot be taken apart by module."""
+    """Return the same step, as it is in the end, with at most two micro-batches, uncompiled: a
+    compiled graph cannot be taken apart by module."""
     run = run.in_the_end()
     t = run.trainer
-    tokens = min(microbatches(run), MOST_MICROBATCHES) * t.micro_batch * run.model.seq_len * t.devices
+    tokens = (
+        min(microbatches(run), MOST_MICROBATCHES) * t.micro_batch * run.model.seq_len * t.devices
+    )
     trainer = replace(t, compile=Compile.off, cuda_graphs=False, batch_tokens=tokens)
     return run.varied(trainer=trainer, optimizer=run.optimizer.at_batch(tokens))
 
@@ -185,7 +202,9 @@ def measure_step(run: Run, *, repeats: int, trace: Path | None) -> WatchedSteps:
         compiled = compiled_step(_step(whole), repeats=repeats, on_cuda=t.device is Device.cuda)
         whole.close()  # a CUDA graph goes before the context that it is of
     memory_mib = {**held, "cache": 0.0}
-    return WatchedSteps(subject=Subject(), seen=seen, compiled=compiled, ranges=ranges, memory_mib=memory_mib)
+    return WatchedSteps(
+        subject=Subject(), seen=seen, compiled=compiled, ranges=ranges, memory_mib=memory_mib
+    )
 
 
 def _step(arm: TimedArm) -> Action:
@@ -199,11 +218,12 @@ def _warm(run: Run) -> TimedArm:
     return arm
 
 
-# --- a forward ----------------------------------------------------------------------------------------------
+# --- a forward ------------------------------------------------------------------------------------
 
 
 def measure_forward(run: Run, *, repeats: int, trace: Path | None) -> WatchedSteps:
-    """Compute the loss of a micro-batch without gradients, in the precision of training, and watch."""
+    """Compute the loss of a micro-batch without gradients, in the precision of training, and
+    watch."""
     eager = at_compile(run, Compile.off)
     with _forward(eager) as (action, model):
         ranges = Ranges(eager)
@@ -256,13 +276,14 @@ def _held(parameters_mib: float, cache_bytes: int = 0) -> dict[str, float]:
     return {**held, "parameters": parameters_mib, "cache": cache_bytes / memory.MIB}
 
 
-# --- text ---------------------------------------------------------------------------------------------------
+# --- text -----------------------------------------------------------------------------------------
 
 
 def measure_text(
     run: Run, *, prompt: int, texts: int, repeats: int, trace: Path | None
 ) -> list[WatchedSteps]:
-    """Read a random prompt and decode a token after it, as `nocap.generate` does, and watch both."""
+    """Read a random prompt and decode a token after it, as `nocap.generate` does, and watch
+    both."""
     configure_numerics(run)
     device = torch.device(run.trainer.device.value)
     model = build_model(run, vocab_size=run.tokenizer.vocab_size).to(device).eval()
@@ -297,7 +318,9 @@ def measure_text(
     return measured
 
 
-def _text(engine: Engine, call: Callable[[], object], of: Of, *, prompt: int, device: torch.device) -> Action:
+def _text(
+    engine: Engine, call: Callable[[], object], of: Of, *, prompt: int, device: torch.device
+) -> Action:
     """Return a prompt or a token, warm."""
 
     def marked() -> None:

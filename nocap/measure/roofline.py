@@ -1,9 +1,9 @@
-"""The roofline: what a step must do (counted, not computed), how fast this machine can do it (measured
-peaks), and what each option could win at most.
+"""The roofline: what a step must do (counted, not computed), how fast this machine can do it
+(measured peaks), and what each option could win at most.
 
-The step runs on fake tensors, which have shapes, dtypes and a device, and no memory: torch's own dispatcher
-decides which operations there are, in the run's precision, with its kernels. `nocap.model.flops` has the
-formulas of the FLOPs.
+The step runs on fake tensors, which have shapes, dtypes and a device, and no memory: torch's own
+dispatcher decides which operations there are, in the run's precision, with its kernels.
+`nocap.model.flops` has the formulas of the FLOPs.
 """
 
 from __future__ import annotations
@@ -54,8 +54,9 @@ def measure_peak(device: Device) -> Peak:
 
 
 def matmul_flops(device: Device, precision: Precision) -> float:
-    """FLOP/s of a large square matrix product, the best of several: the measured denominator of MFU. Of a
-    smaller one where a large one takes more than a second: bf16 on a CPU without instructions for it."""
+    """FLOP/s of a large square matrix product, the best of several: the measured denominator of
+    MFU. Of a smaller one where a large one takes more than a second: bf16 on a CPU without
+    instructions for it."""
     clock = Clock.of(device, torch.get_num_threads())
     dtype = torch.bfloat16 if precision is Precision.bf16 else torch.float32
 
@@ -80,7 +81,9 @@ class Op(NamedTuple):
     dtype: str  # bf16 or fp32: whose peak bounds it
     flops: float
     bytes: float
-    mixing: tuple[Call, str] | None = None  # the mixer's call that it is of, and what that said of it
+    mixing: tuple[Call, str] | None = (
+        None  # the mixer's call that it is of, and what that said of it
+    )
 
     @property
     def moment(self) -> str | None:
@@ -100,9 +103,12 @@ class OpWork(list[Op]):
         return sum(op.bytes for op in self)
 
     def bound_ms(self, peak: Peak) -> float:
-        """Return the roofline: no operation is faster than its FLOPs at the measured peak, or its bytes
-        at the measured bandwidth."""
-        return sum(max(op.flops / peak.flops[op.dtype], op.bytes / peak.bytes_per_s) for op in self) * 1e3
+        """Return the roofline: no operation is faster than its FLOPs at the measured peak, or its
+        bytes at the measured bandwidth."""
+        return (
+            sum(max(op.flops / peak.flops[op.dtype], op.bytes / peak.bytes_per_s) for op in self)
+            * 1e3
+        )
 
     def product_ms(self, peak: Peak) -> float:
         """Return the matrix FLOPs alone, at the measured peak."""
@@ -117,15 +123,15 @@ class OpWork(list[Op]):
 
     @property
     def kinds(self) -> frozenset[tuple[str, str]]:
-        """Return the matrix products' operations and precisions: where they differ, a measured efficiency
-        does not carry over."""
+        """Return the matrix products' operations and precisions: where they differ, a measured
+        efficiency does not carry over."""
         return frozenset((op.name, op.dtype) for op in self if op.flops)
 
 
 class Count(TorchDispatchMode):
-    """One micro-batch, or what else the subject is: work by (module path, direction), what each path is and
-    keeps, and the parameters' bytes. While it counts it sees every operation below autograd, forward and
-    backward."""
+    """One micro-batch, or what else the subject is: work by (module path, direction), what each
+    path is and keeps, and the parameters' bytes. While it counts it sees every operation below
+    autograd, forward and backward."""
 
     def __init__(self, run: Run, subject: Subject | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -151,7 +157,9 @@ class Count(TorchDispatchMode):
         if self.ranges.part.get(path) == MIXER:
             name = func._overloadpacket.__name__
             mixing = (
-                self._in_mixer(path, name) if in_forward else self._nodes.ended(path, node._sequence_nr())
+                self._in_mixer(path, name)
+                if in_forward
+                else self._nodes.ended(path, node._sequence_nr())
             )
         if not _is_view(func):
             op = _op(func, args, kwargs, out)._replace(mixing=mixing)
@@ -159,8 +167,8 @@ class Count(TorchDispatchMode):
         return out
 
     def _in_mixer(self, path: str, name: str) -> tuple[Call, str]:
-        """Return what the mixer's call says of the operation, whose node, if it has one, is the last that
-        was made."""
+        """Return what the mixer's call says of the operation, whose node, if it has one, is the
+        last that was made."""
         call = self._calls[path, self.ranges.calls[path]]
         added = call.add(name)
         if torch._C._current_autograd_node() is None:
@@ -179,8 +187,8 @@ class Count(TorchDispatchMode):
         return sum(ms.values()) - ms.get("scores", 0.0) * (1 - self.needed())
 
     def needed(self) -> float:
-        """Return the share of the computed scores that lies in the window: chunks compute a border that
-        another kernel can skip. Of a text it is not known."""
+        """Return the share of the computed scores that lies in the window: chunks compute a border
+        that another kernel can skip. Of a text it is not known."""
         run, computed = self.run, self.by_part()["scores"].flops
         if not computed or first_window(run) is None or self.subject.of.generates:
             return 1.0
@@ -196,8 +204,9 @@ class Count(TorchDispatchMode):
 
 
 def count(run: Run, *, vocab_size: int, subject: Subject | None = None) -> Count:
-    """Count one micro-batch of the run on this machine's device, without allocating it; or what else the
-    subject is. Where that cannot be done, nothing is counted, and `not_counted` says why."""
+    """Count one micro-batch of the run on this machine's device, without allocating it; or what
+    else the subject is. Where that cannot be done, nothing is counted, and `not_counted` says
+    why."""
     counted = Count(run, subject)
     device = run.trainer.device.value
     try:
@@ -229,7 +238,9 @@ def _count_forward(counted: Count, model: LanguageModel) -> None:
     run = counted.run
     trains = counted.subject.of.trains
     device = next(model.parameters()).device
-    tokens = torch.zeros(run.trainer.micro_batch, run.model.seq_len, dtype=torch.long, device=device)
+    tokens = torch.zeros(
+        run.trainer.micro_batch, run.model.seq_len, dtype=torch.long, device=device
+    )
     with counted.ranges.around(model), counted, torch.set_grad_enabled(trains):
         with (
             memory.saved_for_backward(list(model.parameters()), on_save=counted.ranges.keep),
@@ -241,8 +252,8 @@ def _count_forward(counted: Count, model: LanguageModel) -> None:
 
 
 def _count_text(counted: Count, model: LanguageModel) -> None:
-    """Count a prompt, or a token after it. The run itself says whether there is a cache, not what is counted
-    in its place."""
+    """Count a prompt, or a token after it. The run itself says whether there is a cache, not what
+    is counted in its place."""
     run = counted.run
     subject = counted.subject
     device = next(model.parameters()).device
@@ -261,7 +272,8 @@ def _count_text(counted: Count, model: LanguageModel) -> None:
             engine.decode(torch.zeros(subject.texts, dtype=torch.long, device=device))
 
 
-# Operations that read some rows of an argument: (argument, what it reads instead is as large as the output).
+# Operations that read some rows of an argument: (argument, what it reads instead is as large as the
+# output).
 _GATHERS = {"embedding": "weight", "nll_loss_forward": "self", "nll_loss_backward": "self"}
 # Operations that write some rows of an argument: what they write is as large as another one.
 _SCATTERS = {"index_copy_": "source", "index_put_": "values", "copy_": "src"}
@@ -288,7 +300,10 @@ def _op(func: Any, args: Any, kwargs: Any, out: Any) -> Op:
     floats = [t.dtype for t in (*read, *written) if t.is_floating_point()]
     dtype = "bf16" if floats and floats[0] is torch.bfloat16 else "fp32"
     return Op(
-        name, dtype, op_flops(func, args, kwargs, out), sum(map(_size, distinct)) + sum(map(_size, written))
+        name,
+        dtype,
+        op_flops(func, args, kwargs, out),
+        sum(map(_size, distinct)) + sum(map(_size, written)),
     )
 
 
@@ -309,19 +324,21 @@ Composer = Callable[[Sequence[str]], Run]  # overrides after the user's own → 
 def options_ceilings(
     old: Count, compose: Composer, peak: Peak, ms: dict[str, float], rest_ms: float
 ) -> list[CeilingJson]:
-    """Everything that the configuration tree offers and that can be counted, the largest win first: by FLOPs
-    and by the step, whose parts took these `ms`."""
+    """Everything that the configuration tree offers and that can be counted, the largest win first:
+    by FLOPs and by the step, whose parts took these `ms`."""
     rows = list[CeilingJson]()
     for override, run in options(old, compose).items():
-        new = count(run, vocab_size=run.tokenizer.vocab_size, subject=replace(old.subject, cached=True))
+        new = count(
+            run, vocab_size=run.tokenizer.vocab_size, subject=replace(old.subject, cached=True)
+        )
         if old.not_counted is None and new.not_counted is None:
             rows.append(ceiling(override, old, new, peak, ms, rest_ms))
     return sorted(rows, key=lambda row: (-row.by_step, -row.by_flops))
 
 
 def options(old: Count, compose: Composer) -> dict[str, Run]:
-    """Everything that this configuration tree offers for the subject, and the run does not already have: the
-    override, and the run with it."""
+    """Everything that this configuration tree offers for the subject, and the run does not already
+    have: the override, and the run with it."""
     run = old.run
     subject = old.subject
     runs: dict[str, Run] = {}
@@ -349,9 +366,9 @@ OF_A_STEP = ["trainer.activation_checkpointing=block"]
 def ceiling(
     override: str, old: Count, new: Count, peak: Peak, ms: dict[str, float], rest_ms: float
 ) -> CeilingJson:
-    """Return what another run could win at most: speedups by FLOPs (matrix products alone, at the peak in
-    their precision) and by the measured step (Amdahl's law), the milliseconds that it saves in each part,
-    and the MiB saved with their share of the memory."""
+    """Return what another run could win at most: speedups by FLOPs (matrix products alone, at the
+    peak in their precision) and by the measured step (Amdahl's law), the milliseconds that it saves
+    in each part, and the MiB saved with their share of the memory."""
     new_ms = changed(old, new, peak, ms)
     saved_ms = {part: before - new_ms.get(part, 0.0) for part, before in ms.items()}
     return CeilingJson(
@@ -365,9 +382,9 @@ def ceiling(
 
 
 def changed(old: Count, new: Count, peak: Peak, ms: dict[str, float]) -> dict[str, float]:
-    """Return the parts of the other run's step, as fast as arithmetic allows. A part's time goes down
-    with its roofline bound; where another kernel or precision computes it, whose efficiency is unknown,
-    to that bound. Everything else stays."""
+    """Return the parts of the other run's step, as fast as arithmetic allows. A part's time goes
+    down with its roofline bound; where another kernel or precision computes it, whose efficiency is
+    unknown, to that bound. Everything else stays."""
     before, after, n = old.by_part(), new.by_part(), microbatches(new.run)
     fuses = new.run.trainer.compile is not old.run.trainer.compile
     new_ms = dict(ms)

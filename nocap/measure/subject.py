@@ -1,4 +1,5 @@
-"""What a profile can be of: a training step, a forward, or the two parts of generating text. No torch."""
+"""What a profile can be of: a training step, a forward, or the two parts of generating text. No
+torch."""
 
 from __future__ import annotations
 
@@ -53,8 +54,9 @@ class Subject:
         return sizes[self.of]
 
     def run(self, run: Run) -> Run:
-        """Return the run whose one micro-batch is taken apart. A text is generated as `nocap.generate` does
-        it: in fp32, by kernels that take any length, with nothing compiled."""
+        """Return the run whose one micro-batch is taken apart. A text is generated as
+        `nocap.generate` does it: in fp32, by kernels that take any length, with nothing
+        compiled."""
         if self.of.trains:
             return run
         run = run.in_the_end()
@@ -83,6 +85,8 @@ def prompt_tokens(run: Run, asked: int | None) -> int:
     rule = "be at least 2 for --generate: a prompt, and a token after it"
     require(context >= 2, "model.seq_len", rule, context)
     prompt = context // 2 if asked is None else asked
-    rule = f"be from 1 to {context - 1}, so that a token has place after it in model.seq_len={context}"
+    rule = (
+        f"be from 1 to {context - 1}, so that a token has place after it in model.seq_len={context}"
+    )
     require(1 <= prompt < context, "--prompt", rule, prompt)
     return prompt

@@ -33,7 +33,8 @@ from nocap.training.loop import warm_up
 from nocap.training.step import Job, autocast, build, configure_numerics, take_step
 from nocap.training.world import join
 
-# of work behind a figure of `least_ms`; figures, of which the least counts: others can only add time
+# of work behind a figure of `least_ms`; figures, of which the least counts: others can only add
+# time
 LEAST_S, REPEATS = 0.2, 3
 WARM_STEPS = 3  # the first makes the optimizer's state, the last sets the length of a block
 # of one block; on a busy CPU many short blocks give narrower intervals than few long ones
@@ -53,8 +54,8 @@ class Clock(Enum):
         return cls.cuda if device is Device.cuda else cls.cpu if threads == 1 else cls.wall
 
     def seconds(self, work: Callable[[], object]) -> float:
-        """Return how long `work` takes. On CUDA: between two events in the stream, with one wait at the
-        end."""
+        """Return how long `work` takes. On CUDA: between two events in the stream, with one wait at
+        the end."""
         if self is Clock.cuda:
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             begin.record()
@@ -68,8 +69,8 @@ class Clock(Enum):
         return read() - began
 
     def least_ms(self, work: Callable[[], object]) -> float:
-        """Milliseconds of a call: the least of REPEATS figures, each over enough calls, after one call that
-        is not counted."""
+        """Milliseconds of a call: the least of REPEATS figures, each over enough calls, after one
+        call that is not counted."""
         work()
         calls = 1
         while self.seconds(partial(repeat, work, calls)) < LEAST_S and calls < 4096:
@@ -83,19 +84,25 @@ def repeat(work: Callable[[], object], n: int) -> None:
 
 
 def block_steps(wanted: float, *, period: int) -> int:
-    """Return how many steps a block has: about so many as are wanted, in whole periods of the optimizer.
+    """Return how many steps a block has: about so many as are wanted, in whole periods of the
+    optimizer.
 
     Errors:
         ValueError: a period is longer than a block may be.
     """
-    require(period <= LONGEST_PERIOD, "the optimizer's period", f"be at most {LONGEST_PERIOD} steps", period)
+    require(
+        period <= LONGEST_PERIOD,
+        "the optimizer's period",
+        f"be at most {LONGEST_PERIOD} steps",
+        period,
+    )
     return max(1, round(wanted / period)) * period
 
 
 @contextmanager
 def random_tokens(run: Run) -> Iterator[Job]:
-    """Yield a job on random tokens, in a shard that the loop's own reader maps. Build inside the block: a
-    mapped file may be deleted."""
+    """Yield a job on random tokens, in a shard that the loop's own reader maps. Build inside the
+    block: a mapped file may be deleted."""
     with tempfile.TemporaryDirectory() as folder:
         size, path = run.tokenizer.vocab_size, Path(folder) / "random.bin"
         n = run.trainer.batch_tokens + run.model.seq_len * run.data.read_sequences + 1
@@ -121,8 +128,8 @@ class DivergedError(ValueError):
 
 
 class TimedArm:
-    """What is timed under one name. It fails by itself: `status` and `reason` say how, and its blocks take
-    NaN seconds from then on."""
+    """What is timed under one name. It fails by itself: `status` and `reason` say how, and its
+    blocks take NaN seconds from then on."""
 
     validates = False  # also once, before the first step
 
@@ -141,7 +148,8 @@ class TimedArm:
     # --- what an arm that is not nocap's does in its own way (experiments/peers)
 
     def build(self) -> float:
-        """Build, and run what a first step would compile; the MiB that a forward keeps for its backward."""
+        """Build, and run what a first step would compile; the MiB that a forward keeps for its
+        backward."""
         self.ledger, self.built = Ledger(started=time.monotonic()), build(self.job)
         saved_mib = warm_up(self.job, self.built, self.ledger, validates=self.validates)
         if self.built.graphed is not None:
@@ -160,13 +168,15 @@ class TimedArm:
         self.at += 1
         if not update.finite:
             raise DivergedError(
-                f"a step must have a finite loss and gradient, got a loss of {update.loss!r} and a gradient "
+                f"a step must have a finite loss and gradient, got a loss of {update.loss!r} and "
+                f"a gradient "
                 f"of norm {update.grad_norm!r} after {self.at} steps"
             )
         return update.loss
 
     def describe(self) -> Facts:
-        """Return the facts that depend on what was built; MiB without the peak and the activations."""
+        """Return the facts that depend on what was built; MiB without the peak and the
+        activations."""
         run = self.run
         model = self.built.model
         flops, basis = flops_per_token(run, vocab_size=self.job.vocab_size)
@@ -175,14 +185,16 @@ class TimedArm:
             flops_basis=basis,
             params=count_parameters(model)["total"],
             kernel=kernel_name(run, run.trainer.precision),
-            memory_mib=memory.parts_mib(model.parameters(), self.built.optimizers, model.kept_around()),
+            memory_mib=memory.parts_mib(
+                model.parameters(), self.built.optimizers, model.kept_around()
+            ),
         )
 
     # --- what all have in common
 
     def warm(self, clock: Clock) -> None:
-        """Build, take the first steps, and note the facts. The peak of memory is counted on the CPU, and
-        measured on CUDA."""
+        """Build, take the first steps, and note the facts. The peak of memory is counted on the
+        CPU, and measured on CUDA."""
         self.clock = clock
         began = time.perf_counter()
         before = torch.cuda.memory_allocated()
@@ -207,8 +219,8 @@ class TimedArm:
         )
 
     def block(self) -> float:
-        """Seconds a token over some steps. On CUDA a step before them does not count: the allocator takes
-        back what other arms left."""
+        """Seconds a token over some steps. On CUDA a step before them does not count: the allocator
+        takes back what other arms left."""
         allocator.use(self.run.trainer.malloc)
         configure_numerics(self.run)
         if on_cuda := self.device.type == "cuda":
@@ -218,13 +230,15 @@ class TimedArm:
         seconds = self.clock.seconds(partial(repeat, self.step, self.steps))
         if on_cuda:
             mib = dict(self.facts.memory_mib or {})
-            mib["peak"] = max(mib["peak"], memory.peak_mib(self.device) - others_mib + self.unseen_mib)
+            mib["peak"] = max(
+                mib["peak"], memory.peak_mib(self.device) - others_mib + self.unseen_mib
+            )
             self.facts = replace(self.facts, memory_mib=mib)
         return seconds / (self.steps * self.run.trainer.batch_tokens)
 
     def tried(self, work: Callable[[], float | None]) -> float:
-        """Return what `work`, a method of this arm, returns; NaN from the moment the arm fails, which
-        stops no other."""
+        """Return what `work`, a method of this arm, returns; NaN from the moment the arm fails,
+        which stops no other."""
         if self.status != "measured":
             return math.nan
         try:
@@ -244,8 +258,8 @@ class TimedArm:
 
 
 def _first_line(error: BaseException) -> str:
-    """Return the first line of what an error says; of a compiler's, which ends with a colon, also what it
-    passes on."""
+    """Return the first line of what an error says; of a compiler's, which ends with a colon, also
+    what it passes on."""
     first, _, rest = str(error).strip().partition("\n")
     if first.endswith(":"):
         first += " " + rest.strip().partition("\n")[0]
@@ -266,8 +280,8 @@ def exponent(lengths: Sequence[float], costs: Sequence[float]) -> float:
 
 
 def attention_ms(run: Run) -> float:
-    """Forward and backward of a layer's mixer on random queries, keys and values of the run's shape; a
-    hybrid's, on average."""
+    """Forward and backward of a layer's mixer on random queries, keys and values of the run's
+    shape; a hybrid's, on average."""
     windows = [run.attention.window_of(layer) for layer in range(run.model.n_layer)]
     return sum(
         _mixer_ms(run, windows.index(window)) * windows.count(window) for window in set(windows)
@@ -282,7 +296,9 @@ def _mixer_ms(run: Run, layer: int) -> float:
     B, T, D = run.trainer.micro_batch, m.seq_len, m.d_model // m.n_head
     # As the projections leave them: (B, T, H, D) in memory.
     heads = (m.n_head, run.attention.n_kv_heads, run.attention.n_kv_heads)
-    q, k, v = (torch.randn(B, T, n, D, device=device.value).transpose(1, 2).requires_grad_() for n in heads)
+    q, k, v = (
+        torch.randn(B, T, n, D, device=device.value).transpose(1, 2).requires_grad_() for n in heads
+    )
     if run.trainer.precision is Precision.bf16:
         v = v.detach().bfloat16().requires_grad_()
 
@@ -297,7 +313,8 @@ def _mixer_ms(run: Run, layer: int) -> float:
 
 
 def at_length(run: Run, T: int) -> Run:
-    """Return the run with sequences of T tokens, one micro-batch a step, and nothing else changed."""
+    """Return the run with sequences of T tokens, one micro-batch a step, and nothing else
+    changed."""
     tokens = run.trainer.micro_batch * T
     trainer = replace(run.trainer, batch_tokens=tokens * run.trainer.devices, val_tokens=tokens)
     return replace(

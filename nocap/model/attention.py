@@ -1,7 +1,7 @@
 """Causal self-attention: one module of projections, and the mixers that an option chooses from.
 
-B: batch, T: tokens, C: channels, H: query heads, K: key/value heads, D: channels of a head. A mixer maps
-q_BHTD, k_BKTD, v_BKTD to BHTD.
+B: batch, T: tokens, C: channels, H: query heads, K: key/value heads, D: channels of a head. A mixer
+maps q_BHTD, k_BKTD, v_BKTD to BHTD.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from nocap.config.run import Run
     from nocap.model.gpt import Context
 
-Mixer = Callable[..., Tensor]  # where attention stays inside a document, of a fourth argument: `Documents`
+Mixer = Callable[
+    ..., Tensor
+]  # where attention stays inside a document, of a fourth argument: `Documents`
 
 _BACKENDS = {
     Kernel.flash: SDPBackend.FLASH_ATTENTION,
@@ -42,8 +44,8 @@ def repeat_heads(q_BHTD: Tensor, kv_BKTD: Tensor) -> Tensor:
 def materialized(
     q_BHTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, documents: Documents | None = None
 ) -> Tensor:
-    """softmax(q·kᵀ/√D + causal mask)·v with the T×T matrix in memory. The softmax is fp32, which autocast
-    sees to on CUDA only."""
+    """softmax(q·kᵀ/√D + causal mask)·v with the T×T matrix in memory. The softmax is fp32, which
+    autocast sees to on CUDA only."""
     T, D = q_BHTD.shape[2:]
     k_BHTD, v_BHTD = repeat_heads(q_BHTD, k_BKTD), repeat_heads(q_BHTD, v_BKTD)
     scores_BHTT = (q_BHTD @ k_BHTD.transpose(2, 3)) / math.sqrt(D)
@@ -51,22 +53,27 @@ def materialized(
     seen_B1TT = None if documents is None else documents.seen_B1TT
     hidden = future_TT if seen_B1TT is None else ~seen_B1TT
     return (
-        scores_BHTT.masked_fill(hidden, float("-inf")).softmax(dim=-1, dtype=torch.float32).type_as(v_BHTD)
+        scores_BHTT.masked_fill(hidden, float("-inf"))
+        .softmax(dim=-1, dtype=torch.float32)
+        .type_as(v_BHTD)
         @ v_BHTD
     )
 
 
 def autocast_like(x: Tensor) -> Precision:
-    """Return the precision a product of x runs in: autocast's where it is on, else the tensor's own."""
+    """Return the precision a product of x runs in: autocast's where it is on, else the tensor's
+    own."""
     bf16 = torch.is_autocast_enabled(x.device.type) or x.dtype is torch.bfloat16
     return Precision.bf16 if bf16 else Precision.fp32
 
 
 def fused(kernel: Kernel) -> Mixer:
-    """Return a fused kernel: where none of those allowed can run torch raises; the math kernel never
-    stands in."""
+    """Return a fused kernel: where none of those allowed can run torch raises; the math kernel
+    never stands in."""
 
-    def mix(q_BHTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, documents: Documents | None = None) -> Tensor:
+    def mix(
+        q_BHTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, documents: Documents | None = None
+    ) -> Tensor:
         device, seen_B1TT = (
             Device.cuda if q_BHTD.is_cuda else Device.cpu,
             None if documents is None else documents.seen_B1TT,
@@ -85,13 +92,19 @@ def fused(kernel: Kernel) -> Mixer:
 
 
 def torchs_choice(run: Run, n_kv_heads: int, kernels: Sequence[Kernel]) -> Kernel:
-    """Return the kernel, of these, that torch takes for the run's training attention in bf16 on this
-    GPU."""
+    """Return the kernel, of these, that torch takes for the run's training attention in bf16 on
+    this GPU."""
     m = run.model
 
     def heads(n: int) -> Tensor:
         return torch.empty(
-            1, n, m.seq_len, m.d_model // m.n_head, dtype=torch.bfloat16, device="cuda", requires_grad=True
+            1,
+            n,
+            m.seq_len,
+            m.d_model // m.n_head,
+            dtype=torch.bfloat16,
+            device="cuda",
+            requires_grad=True,
         )
 
     q, k, v = heads(m.n_head), heads(n_kv_heads), heads(n_kv_heads)
@@ -100,17 +113,20 @@ def torchs_choice(run: Run, n_kv_heads: int, kernels: Sequence[Kernel]) -> Kerne
     return next(kernel for kernel in kernels if _BACKENDS[kernel].value == chosen)
 
 
-# --- FlexAttention, and attention inside a document ---------------------------------------------------------
+# --- FlexAttention, and attention inside a document -----------------------------------------------
 
 
 def flex(window: int | None) -> Mixer:
-    """FlexAttention (arXiv:2412.05496) over a window, or with None all earlier tokens; tiles that no query
-    sees are skipped. CUDA only, always compiled."""
+    """FlexAttention (arXiv:2412.05496) over a window, or with None all earlier tokens; tiles that
+    no query sees are skipped. CUDA only, always compiled."""
 
-    def mix(q_BHTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, documents: Documents | None = None) -> Tensor:
+    def mix(
+        q_BHTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, documents: Documents | None = None
+    ) -> Tensor:
         prepared = _flex_prepared.get((window, q_BHTD.shape[2], q_BHTD.device.type))
         assert prepared is not None, (
-            "prepare_flex must run first: a mask made inside a compiled region is made at every step"
+            "prepare_flex must run first: a mask made inside a compiled region is made at every "
+            "step"
         )
         kernel, mask = prepared[0], prepared[1] if documents is None else documents.flex[window]
         # FlexAttention is outside autocast: queries and keys come out of the rotation in fp32.
@@ -134,13 +150,15 @@ def prepare_flex(window: int | None, *, seq_len: int, device: torch.device) -> N
 
     from nocap.model.compiled import compiled
 
-    mask = create_block_mask(_visible(window or seq_len), None, None, seq_len, seq_len, device=str(device))
+    mask = create_block_mask(
+        _visible(window or seq_len), None, None, seq_len, seq_len, device=str(device)
+    )
     _flex_prepared[window, seq_len, device.type] = compiled(flex_attention), mask
 
 
 def flex_mask(ids_BT: Tensor, window: int | None) -> Any:
-    """FlexAttention's mask of a batch whose tokens see those of their own document (of one id) in their
-    window."""
+    """FlexAttention's mask of a batch whose tokens see those of their own document (of one id) in
+    their window."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     B, T = ids_BT.shape
@@ -160,17 +178,19 @@ def _visible(window: int) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
 
 
 class Documents:
-    """Of one forward's tokens, for all its layers. A document begins with the token `start`, and goes on to
-    the next."""
+    """Of one forward's tokens, for all its layers. A document begins with the token `start`, and
+    goes on to the next."""
 
     def __init__(
         self, tokens_BT: Tensor, *, start: int, dense: bool, flex_windows: Collection[int | None]
     ) -> None:
-        """`dense`: for kernels that take a mask of all pairs; `flex_windows`: those of the layers that
-        FlexAttention computes."""
+        """`dense`: for kernels that take a mask of all pairs; `flex_windows`: those of the layers
+        that FlexAttention computes."""
         self.ids_BT = (tokens_BT == start).cumsum(1)
         self.seen_B1TT = seen(self.ids_BT) if dense else None
-        self.flex: dict[int | None, Any] = {window: flex_mask(self.ids_BT, window) for window in flex_windows}
+        self.flex: dict[int | None, Any] = {
+            window: flex_mask(self.ids_BT, window) for window in flex_windows
+        }
 
 
 def seen(ids_BT: Tensor) -> Tensor:
@@ -180,25 +200,32 @@ def seen(ids_BT: Tensor) -> Tensor:
     return same_B1TT & torch.ones(T, T, dtype=torch.bool, device=ids_BT.device).tril()
 
 
-# --- the module ---------------------------------------------------------------------------------------------
+# --- the module -----------------------------------------------------------------------------------
 
 
 class Merged(nn.Module):
-    """Several bias-free linear maps of one input as one product. The outputs are theirs; the input's gradient
-    is rounded once, not once a map. The weights stay apart, for Muon, initial values and checkpoints."""
+    """Several bias-free linear maps of one input as one product. The outputs are theirs; the
+    input's gradient is rounded once, not once a map. The weights stay apart, for Muon, initial
+    values and checkpoints."""
 
     def forward(self, x_BTC: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
-        return F.linear(x_BTC, torch.cat(weights)).split([weight.shape[0] for weight in weights], dim=2)
+        return F.linear(x_BTC, torch.cat(weights)).split(
+            [weight.shape[0] for weight in weights], dim=2
+        )
 
 
 class CausalSelfAttention(nn.Module):
-    """Project, turn, mix, project. Queries, keys and values have a matrix each: Muon must orthogonalise them
-    one by one."""
+    """Project, turn, mix, project. Queries, keys and values have a matrix each: Muon must
+    orthogonalise them one by one."""
 
     def __init__(self, run: Run, layer: int) -> None:
         super().__init__()
         m = run.model
-        self.n_head, self.n_kv_heads, self.d_head = m.n_head, run.attention.n_kv_heads, m.d_model // m.n_head
+        self.n_head, self.n_kv_heads, self.d_head = (
+            m.n_head,
+            run.attention.n_kv_heads,
+            m.d_model // m.n_head,
+        )
         self.qk_norm, self.position = m.qk_norm, run.position
         with keyed(run.seed, f"blocks.{layer}.attention.mixer"):
             self.mixer = run.attention.mixer(run, layer)
@@ -209,7 +236,8 @@ class CausalSelfAttention(nn.Module):
         self.merged = Merged() if run.attention.merge_qkv else None
 
     def forward(self, x_BTC: Tensor, context: Context, ideas: Joined = ()) -> Tensor:
-        """`context.mixers` replace the layer's own mixer: those of generation read and write a cache."""
+        """`context.mixers` replace the layer's own mixer: those of generation read and write a
+        cache."""
         mix = self.mixer if context.mixers is None else next(context.mixers)
         maps = self.q_proj, self.k_proj, self.v_proj
         made = (

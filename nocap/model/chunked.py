@@ -1,8 +1,9 @@
-"""Unembedding and loss a chunk of tokens at a time, so that no more than one chunk's logits exist at once.
+"""Unembedding and loss a chunk of tokens at a time, so that no more than one chunk's logits exist
+at once.
 
-The gradients are computed in the forward pass, from the chunk's logits. In the backward pass that would be a
-fourth product with the weights (a third more work) and save no memory: the head's backward follows its
-forward at once.
+The gradients are computed in the forward pass, from the chunk's logits. In the backward pass that
+would be a fourth product with the weights (a third more work) and save no memory: the head's
+backward follows its forward at once.
 
 N: tokens, C: channels, V: vocabulary.
 """
@@ -34,11 +35,11 @@ def chunk_step(
     z_loss: float,
     gradient: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return one chunk's loss in nats, summed over its tokens (at least fp32), the same without z-loss,
-    and the gradient of the first by the product h = x·weightᵀ, (N, V), or None.
+    """Return one chunk's loss in nats, summed over its tokens (at least fp32), the same without
+    z-loss, and the gradient of the first by the product h = x·weightᵀ, (N, V), or None.
 
-    With l = cap·tanh(h/cap) and z = logsumexp(l), it is (softmax(l)·(1 + 2·z_loss·z) - onehot(target))·(1 -
-    (l/cap)²).
+    With l = cap·tanh(h/cap) and z = logsumexp(l), it is (softmax(l)·(1 + 2·z_loss·z) -
+    onehot(target))·(1 - (l/cap)²).
     """
     logits_NV = x_NC @ weight_VC.t()
     slope_NV = None
@@ -49,7 +50,9 @@ def chunk_step(
     logits_NV = wide(logits_NV)
     wanted_N1 = logits_NV.gather(1, targets_N[:, None])
     top_N1 = logits_NV.amax(1, keepdim=True)
-    exp_NV = logits_NV.sub_(top_N1).exp_()  # in place: torch's logsumexp would hold two more of this size
+    exp_NV = logits_NV.sub_(
+        top_N1
+    ).exp_()  # in place: torch's logsumexp would hold two more of this size
     sum_N1 = exp_NV.sum(1, keepdim=True)
     log_z_N1 = top_N1 + sum_N1.log()
     loss = (log_z_N1 - wanted_N1 + z_loss * log_z_N1.square()).sum()
@@ -73,12 +76,12 @@ def chunked_cross_entropy(
     z_loss: float,
     step: ChunkStep = chunk_step,
 ) -> tuple[Tensor, Tensor]:
-    """Mean over the tokens of cross-entropy + z_loss·logsumexp² of the (capped) logits x·weightᵀ, in nats, at
-    least fp32; and the mean of the cross-entropy alone, which has no gradient.
+    """Mean over the tokens of cross-entropy + z_loss·logsumexp² of the (capped) logits x·weightᵀ,
+    in nats, at least fp32; and the mean of the cross-entropy alone, which has no gradient.
 
-    Every target is a token: there is no ignored index. The products run in autocast's dtype where it is on.
-    The gradient of the weights is summed over chunks in the weights' own dtype. There is no second backward
-    pass. `step` may be `chunk_step` compiled.
+    Every target is a token: there is no ignored index. The products run in autocast's dtype where
+    it is on. The gradient of the weights is summed over chunks in the weights' own dtype. There is
+    no second backward pass. `step` may be `chunk_step` compiled.
     """
     device = x_NC.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x_NC.dtype
@@ -95,7 +98,9 @@ def chunked_cross_entropy(
         return both
     parts = zip(x_NC.chunk(chunks), targets_N.chunk(chunks), strict=True)
     weight = weight_VC.to(dtype)
-    losses, plains, _ = zip(*(one(x.to(dtype), weight, targets, False) for x, targets in parts), strict=True)
+    losses, plains, _ = zip(
+        *(one(x.to(dtype), weight, targets, False) for x, targets in parts), strict=True
+    )
     return _mean(losses, x_NC.shape[0]), _mean(plains, x_NC.shape[0])
 
 
@@ -104,8 +109,8 @@ def _mean(losses: Sequence[Tensor], n: int) -> Tensor:
 
 
 def _add_product(sum_VC: Tensor, a_NV: Tensor, b_NC: Tensor) -> None:
-    """sum += aᵀ·b; where the sum is wider than the product, some rows at a time, for no second (V, C) in
-    between."""
+    """sum += aᵀ·b; where the sum is wider than the product, some rows at a time, for no second (V,
+    C) in between."""
     if sum_VC.dtype is a_NV.dtype:
         torch.addmm(sum_VC, a_NV.t(), b_NC, out=sum_VC)  # not addmm_, which FlopCounterMode misses
         return

@@ -1,4 +1,5 @@
-"""torch.compile as nocap uses it: whole graphs of fixed shapes, and no fallback that nobody sees."""
+"""torch.compile as nocap uses it: whole graphs of fixed shapes, and no fallback that nobody
+sees."""
 
 from __future__ import annotations
 
@@ -16,9 +17,11 @@ VERSIONS = 256  # of one piece of code: a model's layers, and the arms of a benc
 TUNED: dict[str, Any] = {"max_autotune": True, "coordinate_descent_tuning": True}  # Inductor's
 
 
-def compiled(function: Callable[..., Any], options: dict[str, Any] | None = None) -> Callable[..., Any]:
-    """Return the compiled function, a version for each shape. Past `VERSIONS` it raises; dynamo's own
-    limit is 8, where it goes on uncompiled."""
+def compiled(
+    function: Callable[..., Any], options: dict[str, Any] | None = None
+) -> Callable[..., Any]:
+    """Return the compiled function, a version for each shape. Past `VERSIONS` it raises; dynamo's
+    own limit is 8, where it goes on uncompiled."""
     _prepare()
     return torch.compile(function, fullgraph=True, dynamic=False, options=options)
 
@@ -40,7 +43,8 @@ def _prepare() -> None:
     from torch._inductor import codecache, config
 
     codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR = (
-        f"{places['TORCHINDUCTOR_CACHE_DIR']}/precompiled_headers{below}" for below in ("", "/locks")
+        f"{places['TORCHINDUCTOR_CACHE_DIR']}/precompiled_headers{below}"
+        for below in ("", "/locks")
     )
     config.cpp_cache_precompile_headers = places[HEADERS] != "0"
     dynamo = torch._dynamo.config
@@ -49,5 +53,6 @@ def _prepare() -> None:
     warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")  # fp32 means fp32 here
     # what a module logs in a part that is computed again in the backward pass
     dynamo.skip_fwd_side_effects_in_bwd_under_checkpoint = True
-    # it would cut a region where DDP's bucket ends; each region's backward is a bucket's worth already
+    # it would cut a region where DDP's bucket ends; each region's backward is a bucket's worth
+    # already
     dynamo.optimize_ddp = False

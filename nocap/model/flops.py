@@ -1,14 +1,14 @@
 """Floating-point operations of a training token: forward and backward, 2 a multiply-add.
 
-Matrix products count 6 a weight. Attention scores and values count 12·d a key that a query meets, and causal
-attention meets T/2 on average: in this convention GPT-2 124M at T=1024 costs 797.8M a token. `causal=False`
-counts all T, as FlopCounterMode does (854.4M).
+Matrix products count 6 a weight. Attention scores and values count 12·d a key that a query meets,
+and causal attention meets T/2 on average: in this convention GPT-2 124M at T=1024 costs 797.8M a
+token. `causal=False` counts all T, as FlopCounterMode does (854.4M).
 
-An option without a formula is counted by running it on tensors that have shapes and no memory, and is named
-in the basis. With all pairs of tokens and open windows, n tokens cost c + a·n + b·n², which three lengths
-tell apart. The convention keeps c and a·n, and of the n keys of each query in b·n² those that the query
-meets: so an option that is counted has the figure that its formula would give. What cannot be counted is
-null, and the basis says why.
+An option without a formula is counted by running it on tensors that have shapes and no memory, and
+is named in the basis. With all pairs of tokens and open windows, n tokens cost c + a·n + b·n²,
+which three lengths tell apart. The convention keeps c and a·n, and of the n keys of each query in
+b·n² those that the query meets: so an option that is counted has the figure that its formula would
+give. What cannot be counted is null, and the basis says why.
 """
 
 from __future__ import annotations
@@ -36,13 +36,15 @@ from nocap.options.ideas import MODEL_JOINTS, Idea
 from nocap.options.model import Model, NormPlacement
 
 Forward = Callable[[int], Any]  # of so many tokens
-Cost = Callable[[int], float]  # FLOPs of so many tokens, forward and backward, with all pairs of them
+Cost = Callable[
+    [int], float
+]  # FLOPs of so many tokens, forward and backward, with all pairs of them
 
 
 def flops_per_token(run: Run, *, vocab_size: int, causal: bool = True) -> tuple[float | None, str]:
-    """Count the FLOPs of one training token (the matrices, the attention products, the head; what is done to
-    each number by itself is not counted), and how they are known: `arithmetic`, or with what was counted, or
-    why they are not known."""
+    """Count the FLOPs of one training token (the matrices, the attention products, the head; what
+    is done to each number by itself is not counted), and how they are known: `arithmetic`, or with
+    what was counted, or why they are not known."""
     tally = _Tally(run=run, vocab_size=vocab_size, causal=causal).filled()
     return tally.total(), tally.basis()
 
@@ -50,10 +52,12 @@ def flops_per_token(run: Run, *, vocab_size: int, causal: bool = True) -> tuple[
 def component_flops(
     run: Run, *, vocab_size: int, causal: bool = True, formulas: bool = True
 ) -> dict[str, float | None]:
-    """Count the same by component, in FLOPs a training token; null where it could not be counted. Without
-    `formulas` all but the projections of nocap's own attention are counted, which shows whether a formula is
-    right."""
-    return _Tally(run=run, vocab_size=vocab_size, causal=causal, formulas=formulas).filled().components
+    """Count the same by component, in FLOPs a training token; null where it could not be counted.
+    Without `formulas` all but the projections of nocap's own attention are counted, which shows
+    whether a formula is right."""
+    return (
+        _Tally(run=run, vocab_size=vocab_size, causal=causal, formulas=formulas).filled().components
+    )
 
 
 @dataclass(kw_only=True, slots=True)
@@ -153,7 +157,9 @@ class _Tally:
         return self._per_token(_cost(make))
 
     def _position(self) -> None:
-        if formula := self._formula(self.run.position, "flops_per_token", "build", "embed", "tables", "turn"):
+        if formula := self._formula(
+            self.run.position, "flops_per_token", "build", "embed", "tables", "turn"
+        ):
             self.components["position"] = formula(self.run)
         else:
             make = partial(_position, countable(self.run))
@@ -167,10 +173,13 @@ class _Tally:
             return
         make = partial(_head, countable(run), vocab_size)
         # its norm is counted with the others
-        self._count("head", "objective", lambda: self._per_token(_cost(make)) - self._one(run.norm.build))
+        self._count(
+            "head", "objective", lambda: self._per_token(_cost(make)) - self._one(run.norm.build)
+        )
 
     def _ideas(self) -> None:
-        """Add the ideas: formulas, the model's cost with the others less its cost without, other models."""
+        """Add the ideas: formulas, the model's cost with the others less its cost without, other
+        models."""
         run, vocab_size = self.run, self.vocab_size
         if not run.ideas:
             return
@@ -183,7 +192,9 @@ class _Tally:
             return
 
         def more() -> float:
-            without = run.varied(ideas={name: idea for name, idea in run.ideas.items() if name not in others})
+            without = run.varied(
+                ideas={name: idea for name, idea in run.ideas.items() if name not in others}
+            )
             dear = _cost(partial(_model, countable(run), vocab_size))
             cheap = self._cost_of(countable(without))
             return self._per_token(lambda n: dear(n) - cheap(n))
@@ -191,26 +202,35 @@ class _Tally:
         self._count("ideas", "ideas", lambda: more() + sum(known), kind="+".join(others))
 
     def _cost_of(self, run: Run) -> Cost:
-        """Return a countable model's cost: by arithmetic where all of it has a formula, else counted."""
+        """Return a countable model's cost: by arithmetic where all of it has a formula, else
+        counted."""
         if self._arithmetic(run, run.model.seq_len) is None:
             return _cost(partial(_model, run, self.vocab_size))
         return lambda n: cast(float, self._arithmetic(run, n))
 
     def _arithmetic(self, run: Run, n: int) -> float | None:
-        """Return the cost of n tokens in a model whose parts all have a formula for all pairs of tokens; None
-        for another."""
+        """Return the cost of n tokens in a model whose parts all have a formula for all pairs of
+        tokens; None for another."""
         if run.ideas or not _has_nocaps_parts(run.model):
             return None
         at_n = run.varied(model=replace(run.model, seq_len=n), attention=run.attention.at_window(n))
         per_token = (
-            _Tally(run=at_n, vocab_size=self.vocab_size, causal=False, formulas=self.formulas, counting=False)
+            _Tally(
+                run=at_n,
+                vocab_size=self.vocab_size,
+                causal=False,
+                formulas=self.formulas,
+                counting=False,
+            )
             .filled()
             .total()
         )
         return None if per_token is None else n * per_token
 
     def _of_idea(self, idea: Idea) -> Callable[..., float] | None:
-        return self._formula(idea, "flops_per_token", *MODEL_JOINTS, "build", "build_layer", "built")
+        return self._formula(
+            idea, "flops_per_token", *MODEL_JOINTS, "build", "build_layer", "built"
+        )
 
     def _whole_model(self) -> float:
         keys = fmean(map(self._keys, range(self.run.model.n_layer)))
@@ -227,7 +247,9 @@ class _Tally:
     def _formula(self, option: Option, fact: str, *of: str) -> Callable[..., float] | None:
         return declared(option, fact, of=of) if self.formulas else None
 
-    def _count(self, component: str, group: str, flops: Callable[[], float], *, kind: str = "") -> None:
+    def _count(
+        self, component: str, group: str, flops: Callable[[], float], *, kind: str = ""
+    ) -> None:
         """Take a component from counting the option of this group."""
         option = group if group == "model" else f"{group}={kind or getattr(self.run, group).kind}"
         try:
@@ -246,7 +268,8 @@ class _Tally:
         return causal_keys(self.run.attention.window_of(layer), T) if self.causal else T
 
     def _per_token(self, cost: Cost, keys: float | None = None) -> float:
-        """Return FLOPs a token where a query meets so many keys, by default those under the causal mask."""
+        """Return FLOPs a token where a query meets so many keys, by default those under the causal
+        mask."""
         T = self.run.model.seq_len
         keys = keys if keys is not None else causal_keys(None, T) if self.causal else T
         return cost(T) / T - _by_pair(cost, T) * (T - keys)
@@ -258,8 +281,8 @@ def _has_nocaps_parts(model: Model) -> bool:
 
 
 def _by_pair(cost: Cost, T: int) -> float:
-    """Return b of a cost of c + a·n + b·n² by its second difference, which is 0 where cost grows with n
-    alone. A text of one token does not show it."""
+    """Return b of a cost of c + a·n + b·n² by its second difference, which is 0 where cost grows
+    with n alone. A text of one token does not show it."""
     long, middle, short = T, T // 2, T // 4
     if middle == 0 or cost(middle) * long == cost(long) * middle:
         return 0.0
@@ -268,12 +291,12 @@ def _by_pair(cost: Cost, T: int) -> float:
     return max(0.0, (upper - lower) / (long - short))
 
 
-# --- what is counted ----------------------------------------------------------------------------------------
+# --- what is counted ------------------------------------------------------------------------------
 
 
 def countable(run: Run) -> Run:
-    """Vary a run to the same mathematics with open windows, by kernels that run on tensors without memory,
-    nothing padded and nothing computed twice."""
+    """Vary a run to the same mathematics with open windows, by kernels that run on tensors without
+    memory, nothing padded and nothing computed twice."""
     return run.varied(
         attention=run.attention.at_window(run.model.seq_len).countable(),
         model=replace(run.model, fp8_head=False, pad_logits=False),
@@ -301,7 +324,9 @@ def _attention_module(run: Run, layer: int) -> Forward:
 
     def forward(n: int) -> Any:
         x_BTC = _numbers(1, n, run.model.d_model)
-        return module(x_BTC, Context(_tokens(n), x_BTC, run.position.tables(positions, slice(0, n)), None))
+        return module(
+            x_BTC, Context(_tokens(n), x_BTC, run.position.tables(positions, slice(0, n)), None)
+        )
 
     return forward
 
@@ -332,18 +357,18 @@ def _model(run: Run, vocab_size: int) -> Forward:
     return lambda n: model(_tokens(n), _tokens(n)).total
 
 
-# --- counting -----------------------------------------------------------------------------------------------
+# --- counting -------------------------------------------------------------------------------------
 
 
 class NotCountedError(Exception):
-    """An option cannot be counted: it does not run on tensors without memory, or has an operation without a
-    formula. The text says which, in a line."""
+    """An option cannot be counted: it does not run on tensors without memory, or has an operation
+    without a formula. The text says which, in a line."""
 
 
 @contextmanager
 def uncounted_explained() -> Iterator[None]:
-    """Turn whatever an option raises on tensors without memory into a NotCountedError. It trains all the
-    same."""
+    """Turn whatever an option raises on tensors without memory into a NotCountedError. It trains
+    all the same."""
     try:
         yield
     except NotCountedError:
@@ -354,7 +379,8 @@ def uncounted_explained() -> Iterator[None]:
 
 
 def _cost(make: Callable[[], Forward]) -> Cost:
-    """Build what `make` makes once, without memory, and return its cost as a function of the length.
+    """Build what `make` makes once, without memory, and return its cost as a function of the
+    length.
 
     Errors:
         NotCountedError: see there; also of the cost itself.
@@ -367,7 +393,9 @@ def _cost(make: Callable[[], Forward]) -> Cost:
         if n not in known:
             counter = _FlopCounter()
             with uncounted_explained(), fake, torch.device("cpu"), counter:
-                outputs = [t for t in tree_leaves(forward(n)) if isinstance(t, Tensor) and t.requires_grad]
+                outputs = [
+                    t for t in tree_leaves(forward(n)) if isinstance(t, Tensor) and t.requires_grad
+                ]
                 torch.autograd.backward(outputs, [torch.ones_like(t) for t in outputs])
             known[n] = counter.flops
         return known[n]
@@ -376,8 +404,8 @@ def _cost(make: Callable[[], Forward]) -> Cost:
 
 
 class _FlopCounter(TorchDispatchMode):
-    """A counter that takes all pairs of tokens, whatever a kernel leaves out: what the convention leaves out
-    is the same for all."""
+    """A counter that takes all pairs of tokens, whatever a kernel leaves out: what the convention
+    leaves out is the same for all."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -387,7 +415,9 @@ class _FlopCounter(TorchDispatchMode):
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         if func.namespace not in TORCHS and func._overloadpacket not in flop_registry:
-            raise NotCountedError(f"{func.namespace}::{func._overloadpacket.__name__} has no formula")
+            raise NotCountedError(
+                f"{func.namespace}::{func._overloadpacket.__name__} has no formula"
+            )
         self.flops += op_flops(func, args, kwargs, out, all_pairs=True)
         return out
 
@@ -399,15 +429,23 @@ TORCHS = ("aten", "prim", "prims", "profiler")
 def op_flops(func: Any, args: Any, kwargs: Any, out: Any, *, all_pairs: bool = False) -> float:
     """Matrix FLOPs of one operation as torch's dispatcher sees it, by FlopCounterMode's formulas.
 
-    It misses the fused attention kernels on the CPU and counts them in full elsewhere: here they are
-    4·Tq·Tk·D a head, half under the causal mask unless `all_pairs` are asked for, and twice that in the
-    backward.
+    It misses the fused attention kernels on the CPU and counts them in full elsewhere: here they
+    are 4·Tq·Tk·D a head, half under the causal mask unless `all_pairs` are asked for, and twice
+    that in the backward.
     """
     name = func._overloadpacket.__name__
     if "scaled_dot_product" in name:
         named = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
         B, H, T_query, D = named["query"].shape
-        whole = 4.0 * B * H * T_query * named["key"].shape[2] * D * (2 if name.endswith("_backward") else 1)
+        whole = (
+            4.0
+            * B
+            * H
+            * T_query
+            * named["key"].shape[2]
+            * D
+            * (2 if name.endswith("_backward") else 1)
+        )
         return whole / 2 if named.get("is_causal") and not all_pairs else whole
     formula = flop_registry.get(func._overloadpacket)
     return float(formula(*args, **kwargs, out_val=out)) if formula else 0.0

@@ -1,5 +1,5 @@
-"""A matrix product in 8-bit floats with a scale for each tensor (arXiv:2209.05433): twice bf16's rate on GPUs
-of capability 8.9 and newer.
+"""A matrix product in 8-bit floats with a scale for each tensor (arXiv:2209.05433): twice bf16's
+rate on GPUs of capability 8.9 and newer.
 
 N: tokens, C: channels, V: columns, a multiple of 16, as are N and C.
 """
@@ -13,13 +13,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2  # values and weights; gradients, whose range is wider
+E4M3, E5M2 = (
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+)  # values and weights; gradients, whose range is wider
 COLUMNS = 64
 
 
 class Fp8Linear(nn.Linear):
-    """A bias-free linear map whose three products of a training step are in fp8; in validation it is
-    `nn.Linear`."""
+    """A bias-free linear map whose three products of a training step are in fp8; in validation it
+    is `nn.Linear`."""
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
@@ -61,7 +64,7 @@ def by_column(x: Tensor) -> Tensor:
 
 
 def product(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], *, fast: bool = False) -> Tensor:
-    """Return a·b in bf16. `fast`: a GPU's tensor cores add in fewer bits than fp32, which gradients do
-    not bear."""
+    """Return a·b in bf16. `fast`: a GPU's tensor cores add in fewer bits than fp32, which gradients
+    do not bear."""
     how: dict[str, Any] = {"scale_a": a[1], "scale_b": b[1], "use_fast_accum": fast}
     return torch._scaled_mm(a[0], b[0], out_dtype=torch.bfloat16, **how)

@@ -1,5 +1,5 @@
-"""GPT: embedding, blocks, head. The training forward returns the loss only, so that no logits outlive the
-head.
+"""GPT: embedding, blocks, head. The training forward returns the loss only, so that no logits
+outlive the head.
 
 B: batch, T: tokens, C: channels, V: vocabulary.
 """
@@ -56,7 +56,9 @@ class Branch(nn.Module):
         super().__init__()
         self.f, self.scale, self.placement = f, scale, model.norm_placement
         self.norm = norm.build(model.d_model)
-        self.norm_after = norm.build(model.d_model) if self.placement is NormPlacement.both else None
+        self.norm_after = (
+            norm.build(model.d_model) if self.placement is NormPlacement.both else None
+        )
 
     def forward(self, x_BTC: Tensor, *context: object) -> Tensor:
         if self.placement is NormPlacement.post:
@@ -108,12 +110,14 @@ class Block(nn.Module):
         return x_BTC
 
     def branches(self, x_BTC: Tensor, context: Context) -> Tensor:
-        x_BTC = self._call(ActivationCheckpointing.attention, self.attention, x_BTC, context, *self.of_qkv)
+        x_BTC = self._call(
+            ActivationCheckpointing.attention, self.attention, x_BTC, context, *self.of_qkv
+        )
         return self._call(ActivationCheckpointing.mlp, self.mlp, x_BTC)
 
     def _call(self, part: ActivationCheckpointing, f: Callable[..., Tensor], *args: Any) -> Tensor:
-        """f(*args). Where this part is checkpointed, f's inside is computed again in the backward pass
-        (arXiv:1604.06174)."""
+        """f(*args). Where this part is checkpointed, f's inside is computed again in the backward
+        pass (arXiv:1604.06174)."""
         if self.checkpointing is not part:
             return f(*args)
         # nothing in the model is random
@@ -122,16 +126,18 @@ class Block(nn.Module):
 
 
 class Padded(nn.Linear):
-    """A bias-free linear map whose product has a multiple of 64 columns, as a GPU's kernels want them; the
-    columns of zeros are cut off."""
+    """A bias-free linear map whose product has a multiple of 64 columns, as a GPU's kernels want
+    them; the columns of zeros are cut off."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, F.pad(self.weight, (0, 0, 0, -self.out_features % 64)))[..., : self.out_features]
+        return F.linear(x, F.pad(self.weight, (0, 0, 0, -self.out_features % 64)))[
+            ..., : self.out_features
+        ]
 
 
 class Head(nn.Module):
-    """Final norm, unembedding and loss in one module: compiled as one region, the logits' extra passes over
-    memory are fused away."""
+    """Final norm, unembedding and loss in one module: compiled as one region, the logits' extra
+    passes over memory are fused away."""
 
     def __init__(self, run: Run, vocab_size: int) -> None:
         super().__init__()
@@ -148,8 +154,8 @@ class Head(nn.Module):
         self.joined: Joined = ()
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Compile the head as one region. Where its loss is in chunks, compile `chunk_step`: else each chunk
-        would be compiled anew."""
+        """Compile the head as one region. Where its loss is in chunks, compile `chunk_step`: else
+        each chunk would be compiled anew."""
         if self.chunks > 1:
             self.chunk_step = torch.compile(chunk_step, *args, **kwargs)
         else:
@@ -169,11 +175,13 @@ class Head(nn.Module):
         return logits_BTV
 
     def forward(self, x_BTC: Tensor, targets_BT: Tensor) -> Loss:
-        """Return the training loss with its parts, in nats per token; in validation the plain next-token
-        loss."""
+        """Return the training loss with its parts, in nats per token; in validation the plain
+        next-token loss."""
         if not self.training:
             return Loss(self.next_token(x_BTC, targets_BT))
-        losses = {name: idea.loss(part, x_BTC, targets_BT, self) for name, idea, part in self.joined}
+        losses = {
+            name: idea.loss(part, x_BTC, targets_BT, self) for name, idea, part in self.joined
+        }
         return self.objective.loss(self, x_BTC, targets_BT).plus(
             {name: loss for name, loss in losses.items() if loss is not None}
         )
@@ -182,7 +190,9 @@ class Head(nn.Module):
         """Mean cross-entropy in nats per token, fp32."""
         return self.cross_entropy(x_BTC, targets_BT, z_loss=0.0)[0]
 
-    def cross_entropy(self, x_BTC: Tensor, targets_BT: Tensor, *, z_loss: float) -> tuple[Tensor, Tensor]:
+    def cross_entropy(
+        self, x_BTC: Tensor, targets_BT: Tensor, *, z_loss: float
+    ) -> tuple[Tensor, Tensor]:
         """Mean of cross-entropy + z_loss·logsumexp², and of the cross-entropy alone."""
         if self.chunks > 1:
             return chunked_cross_entropy(
@@ -196,14 +206,16 @@ class Head(nn.Module):
             )
         logits_NV = wide(self.logits(x_BTC).flatten(0, 1))
         plain = F.cross_entropy(logits_NV, targets_BT.flatten())
-        return plain + z_loss * logits_NV.logsumexp(-1).square().mean() if z_loss > 0 else plain, plain
+        return plain + z_loss * logits_NV.logsumexp(
+            -1
+        ).square().mean() if z_loss > 0 else plain, plain
 
 
 class GPT(LanguageModel):
     """A decoder-only transformer.
 
-    Every matrix, the embedding included, starts as PyTorch's `nn.Linear` does: uniform in ±1/√fan_in. For the
-    embedding, tied or not, fan_in is d_model.
+    Every matrix, the embedding included, starts as PyTorch's `nn.Linear` does: uniform in
+    ±1/√fan_in. For the embedding, tied or not, fan_in is d_model.
     """
 
     def __init__(self, run: Run, *, vocab_size: int) -> None:
@@ -220,15 +232,21 @@ class GPT(LanguageModel):
                 nn.init.uniform_(table.weight, -1 / math.sqrt(m.d_model), 1 / math.sqrt(m.d_model))
         if m.tie_head:
             self.embedding.weight = self.head.unembed.weight
-        self.ideas, self.joined = joined(run, "ideas", lambda idea: idea.build(run, vocab_size=vocab_size))
+        self.ideas, self.joined = joined(
+            run, "ideas", lambda idea: idea.build(run, vocab_size=vocab_size)
+        )
         self.head.joined = self.joined
         self.plug_in_around(run)
 
     def trunk(
-        self, tokens_BT: Tensor, *, where: slice | Tensor | None = None, mixers: Sequence[Mixer] | None = None
+        self,
+        tokens_BT: Tensor,
+        *,
+        where: slice | Tensor | None = None,
+        mixers: Sequence[Mixer] | None = None,
     ) -> Tensor:
-        """Token ids to the residual stream before the final norm, (B, T, C). `where` are their positions;
-        default: from 0 on."""
+        """Token ids to the residual stream before the final norm, (B, T, C). `where` are their
+        positions; default: from 0 on."""
         where = slice(0, tokens_BT.shape[1]) if where is None else where
         x_BTC = self.carried(self.positions.embed(self.position, self.embedding(tokens_BT), where))
         context = Context(
@@ -248,8 +266,8 @@ class GPT(LanguageModel):
         return x_BTC
 
     def carried(self, x_BTC: Tensor) -> Tensor:
-        """Return the residual stream in its own precision, whatever a part returned. Where products are
-        fp32, as in validation, so is it."""
+        """Return the residual stream in its own precision, whatever a part returned. Where products
+        are fp32, as in validation, so is it."""
         bf16 = self.residual_precision is Precision.bf16 and autocast_like(x_BTC) is Precision.bf16
         return x_BTC.bfloat16() if bf16 else x_BTC
 
@@ -276,11 +294,12 @@ def documents_of(attention: Attention, run: Run) -> Callable[[Tensor], Any] | No
 
 
 def build_model(run: Run, *, vocab_size: int) -> LanguageModel:
-    """Return the run's model on the CPU, its weights a function of the seed alone: the same for every
-    device and world size.
+    """Return the run's model on the CPU, its weights a function of the seed alone: the same for
+    every device and world size.
 
     Errors:
-        InputError: an idea has a joint that this model has no place for, or for which it built no part.
+        InputError: an idea has a joint that this model has no place for, or for which it built no
+            part.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(run.seed)
@@ -290,7 +309,8 @@ def build_model(run: Run, *, vocab_size: int) -> LanguageModel:
 
 
 def check_plugged_in(run: Run, model: LanguageModel) -> None:
-    """Refuse ideas with a joint that is never called: the option would have no effect, in silence."""
+    """Refuse ideas with a joint that is never called: the option would have no effect, in
+    silence."""
     places = {path for path, _ in model.named_modules()}
     for name, idea in run.ideas.items():
         plugged = {
@@ -301,19 +321,26 @@ def check_plugged_in(run: Run, model: LanguageModel) -> None:
         for builder, joints in JOINTS.items():
             own = [joint for joint in joints if overrides(idea, joint)]
             if own and not plugged[builder]:
-                rule = f"have a part for its {own[0]}: from its {builder}, in model.kind={run.model.kind}"
+                rule = (
+                    f"have a part for its {own[0]}: from its {builder}, in "
+                    f"model.kind={run.model.kind}"
+                )
                 raise InputError(f"ideas.{name} must {rule}, and has none")
             if plugged[builder] and not own:
                 raise InputError(
-                    f"ideas.{name} must have a joint for what its {builder} made: one of {', '.join(joints)}"
+                    f"ideas.{name} must have a joint for what its {builder} made: one of "
+                    f"{', '.join(joints)}"
                 )
 
 
 def count_parameters(model: nn.Module) -> dict[str, int]:
-    """`total` counts a tied matrix once; `non_embedding` leaves out every table of embeddings, and the head's
-    matrix."""
+    """`total` counts a tied matrix once; `non_embedding` leaves out every table of embeddings, and
+    the head's matrix."""
     total = sum(p.numel() for p in model.parameters())
     head = getattr(model, "head", None)
     tables = [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]
     tables += [head.unembed.weight] if isinstance(head, Head) else []
-    return {"total": total, "non_embedding": total - sum({id(t): t.numel() for t in tables}.values())}
+    return {
+        "total": total,
+        "non_embedding": total - sum({id(t): t.numel() for t in tables}.values()),
+    }

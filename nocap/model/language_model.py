@@ -1,5 +1,5 @@
-"""What every model is to the training, whatever is inside, what its forward returns, and how ideas plug into
-it."""
+"""What every model is to the training, whatever is inside, what its forward returns, and how ideas
+plug into it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ if TYPE_CHECKING:
 class Loss(NamedTuple):
     """A scalar to minimise, in nats per token, and what it is the sum of.
 
-    `parts` is empty where the loss is the next-token loss alone; else it holds that one as `next_token`, and
-    every other part as it enters the sum, all without gradients.
+    `parts` is empty where the loss is the next-token loss alone; else it holds that one as
+    `next_token`, and every other part as it enters the sum, all without gradients.
     """
 
     total: Tensor
-    parts: dict[str, Tensor] = {}  # noqa: RUF012  # shared and never changed
-    logged: dict[str, Tensor] = {}  # noqa: RUF012  # what modules log beside it: `nocap.model.logged`
+    parts: dict[str, Tensor] = {}  # shared and never changed  # noqa: RUF012
+    # `logged`: what modules log beside it, see `nocap.model.logged`
+    logged: dict[str, Tensor] = {}  # noqa: RUF012
 
     def plus(self, more: dict[str, Tensor]) -> Loss:
         """Return the loss with further parts, which have gradients."""
@@ -50,8 +51,8 @@ Joined = tuple[tuple[str, "Idea", nn.Module], ...]
 
 @contextmanager
 def keyed(seed: int, name: str) -> Iterator[None]:
-    """Inside, torch's CPU generator is a function of seed and name; after it, it goes on as if nothing had
-    been drawn."""
+    """Inside, torch's CPU generator is a function of seed and name; after it, it goes on as if
+    nothing had been drawn."""
     before = torch.default_generator.get_state()
     torch.default_generator.manual_seed(
         int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:7], "big")
@@ -62,21 +63,25 @@ def keyed(seed: int, name: str) -> Iterator[None]:
         torch.default_generator.set_state(before)
 
 
-def joined(run: Run, place: str, build: Callable[[Idea], nn.Module | None]) -> tuple[nn.ModuleDict, Joined]:
-    """Return the ideas' parts for this place, to be registered under its name, and each idea with its
-    part, in the order of their joints."""
+def joined(
+    run: Run, place: str, build: Callable[[Idea], nn.Module | None]
+) -> tuple[nn.ModuleDict, Joined]:
+    """Return the ideas' parts for this place, to be registered under its name, and each idea with
+    its part, in the order of their joints."""
     parts: dict[str, nn.Module] = {}
     for name, idea in run.ideas.items():
         with keyed(run.seed, f"{place}.{name}"):
             part = build(idea)
         if part is not None:
             parts[name] = part
-    return nn.ModuleDict(parts), tuple((name, run.ideas[name], part) for name, part in parts.items())
+    return nn.ModuleDict(parts), tuple(
+        (name, run.ideas[name], part) for name, part in parts.items()
+    )
 
 
 class LanguageModel(nn.Module):
-    """A causal language model. `forward` and `logits` are its own; the rest has defaults that are right for
-    any.
+    """A causal language model. `forward` and `logits` are its own; the rest has defaults that are
+    right for any.
 
     B: batch, T: tokens, V: vocabulary.
     """
@@ -102,11 +107,13 @@ class LanguageModel(nn.Module):
         return [self]
 
     def plug_in_around(self, run: Run) -> None:
-        """Let ideas change the first weights, then build what they keep around the step; the last line of a
-        constructor."""
+        """Let ideas change the first weights, then build what they keep around the step; the last
+        line of a constructor."""
         for idea in run.ideas.values():
             idea.built(run, self)
-        self.around, self.joined_around = joined(run, "around", lambda idea: idea.build_around(run, self))
+        self.around, self.joined_around = joined(
+            run, "around", lambda idea: idea.build_around(run, self)
+        )
 
     def kept_around(self) -> list[Tensor]:
         """Return what ideas keep around the step, which is memory beside the optimizers' state."""
@@ -122,7 +129,8 @@ class LanguageModel(nn.Module):
 
 @contextmanager
 def lent(weights: Iterable[tuple[Tensor, Tensor]]) -> Iterator[None]:
-    """Lend each parameter the numbers of the tensor beside it inside the block; afterwards it has its own.
+    """Lend each parameter the numbers of the tensor beside it inside the block; afterwards it has
+    its own.
 
     Errors:
         InputError: one of them has another's already, which this would undo.
@@ -130,7 +138,9 @@ def lent(weights: Iterable[tuple[Tensor, Tensor]]) -> Iterator[None]:
     pairs = [(p, p.detach().clone(), tensor) for p, tensor in weights]
     now = {id(p) for p, _, _ in pairs}
     if now & _LENT:
-        raise InputError("ideas must hold one at most that chooses the weights that are validated, got more")
+        raise InputError(
+            "ideas must hold one at most that chooses the weights that are validated, got more"
+        )
     for p, _, tensor in pairs:
         p.data.copy_(tensor)
     _LENT.update(now)

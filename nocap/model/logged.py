@@ -10,14 +10,18 @@ from torch import Tensor, nn
 from nocap.config.keys import InputError
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-PLACE = "logged_here"  # a module's own dict: one that all layers share would be compiled anew for each
+PLACE = (
+    "logged_here"  # a module's own dict: one that all layers share would be compiled anew for each
+)
 
 
 def log(module: nn.Module, name: str, value: Tensor) -> None:
-    """Log the mean of a tensor's numbers as `log/NAME` in the rows of a run: over all modules that log under
-    this name, the step's micro-batches, and the ranks. It changes no number of the training.
+    """Log the mean of a tensor's numbers as `log/NAME` in the rows of a run: over all modules that
+    log under this name, the step's micro-batches, and the ranks. It changes no number of the
+    training.
 
-    `module` is the one whose forward this is, a part of the run's model. Outside training nothing is logged.
+    `module` is the one whose forward this is, a part of the run's model. Outside training nothing
+    is logged.
     """
     here: dict[str, Tensor] | None = getattr(module, PLACE, None)
     if here is not None and module.training:
@@ -37,8 +41,8 @@ class Logs:
             self._places.append(place)
 
     def clear(self) -> None:
-        """Forget what was logged: before each forward, so that a compiled one finds what it was compiled
-        for."""
+        """Forget what was logged: before each forward, so that a compiled one finds what it was
+        compiled for."""
         for place in self._places:
             place.clear()
 

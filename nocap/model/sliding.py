@@ -14,17 +14,21 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from nocap.model.attention import Documents, Mixer, repeat_heads
 
-MIN_BLOCK = 64  # tokens: smaller windows share a block, so that the matrix products stay worth their launch
+MIN_BLOCK = (
+    64  # tokens: smaller windows share a block, so that the matrix products stay worth their launch
+)
 
 
 def blocks(window: int) -> Mixer:
-    """Sliding window by chunks: each block of queries meets its own keys and those of the block before, and a
-    band mask of one block × two.
+    """Sliding window by chunks: each block of queries meets its own keys and those of the block
+    before, and a band mask of one block × two.
 
     Cost: T·2·max(window, 64) scores a head, linear in T.
     """
 
-    def mix(q_BHTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, documents: Documents | None = None) -> Tensor:
+    def mix(
+        q_BHTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, documents: Documents | None = None
+    ) -> Tensor:
         B, T = q_BHTD.shape[0], q_BHTD.shape[2]
         size = min(T, max(window, MIN_BLOCK))
         n_block = math.ceil(T / size)
@@ -43,8 +47,8 @@ def blocks(window: int) -> Mixer:
         )
 
         def attend(q_: Tensor, k_: Tensor, v_: Tensor, *, same: Tensor | None) -> Tensor:
-            """(B, H, blocks, queries, D) against (B, H, blocks, keys, D); the keys end where the queries end.
-            `same`: whether a pair is of the same document."""
+            """(B, H, blocks, queries, D) against (B, H, blocks, keys, D); the keys end where the
+            queries end. `same`: whether a pair is of the same document."""
             mask = _band(q_.shape[3], k_.shape[3], window, q_.device)
             mask = mask if same is None else mask & same.transpose(1, 2).flatten(0, 1)
             q_, k_, v_ = (x.transpose(1, 2).flatten(0, 1) for x in (q_, k_, v_))
@@ -57,7 +61,9 @@ def blocks(window: int) -> Mixer:
         if n_block == 1:
             return first.flatten(2, 3)[:, :, :T]
         same = None if ids is None else ids[:, :, 1:] == _after_the_block_before(ids).mT
-        rest = attend(q[:, :, 1:], _after_the_block_before(k), _after_the_block_before(v), same=same)
+        rest = attend(
+            q[:, :, 1:], _after_the_block_before(k), _after_the_block_before(v), same=same
+        )
         return torch.cat([first, rest], dim=2).flatten(2, 3)[:, :, :T]
 
     return mix
@@ -69,7 +75,8 @@ def _after_the_block_before(x: Tensor) -> Tensor:
 
 
 def _band(n_query: int, n_key: int, window: int, device: torch.device) -> Tensor:
-    """Return a mask, true where the query sees the key: the same position or up to window - 1 before."""
+    """Return a mask, true where the query sees the key: the same position or up to window - 1
+    before."""
     query = torch.arange(n_key - n_query, n_key, device=device)[:, None]
     distance = query - torch.arange(n_key, device=device)
     return (distance >= 0) & (distance < window)

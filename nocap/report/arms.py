@@ -1,5 +1,5 @@
-"""A comparison as tables, for the terminal and for the page. What is missing (one seed, another machine, no
-bytes) is a dash."""
+"""A comparison as tables, for the terminal and for the page. What is missing (one seed, another
+machine, no bytes) is a dash."""
 
 from __future__ import annotations
 
@@ -26,17 +26,21 @@ ARM = Column(title="arm")
 NAMED = 3  # findings in a headline; the others are counted
 # of imported runs
 ERRORS = (
-    "Each key's table has a false word in 5% of grids, and so has the arms' table. Of grids with two keys "
+    "Each key's table has a false word in 5% of grids, and so has the arms' table. Of grids with "
+    "two keys "
     "some 11% have one somewhere."
 )
-ONE_SESSION = "Of one session: what holds on other days takes a study, in three sessions that lie apart."
+ONE_SESSION = (
+    "Of one session: what holds on other days takes a study, in three sessions that lie apart."
+)
 OF_PACE = (
-    "µs a token: the median step's, on a CPU in CPU time, which other work changes less than a clock. "
+    "µs a token: the median step's, on a CPU in CPU time, which other work changes less than a "
+    "clock. "
     f"{ONE_SESSION}"
 )
 DIFFERENCE = "difference"  # a column that the page knows
-# Times and memory: metric → the title of its mean, and of its ratio to the baseline's. The page shows the
-# first ratio beside a verdict.
+# Times and memory: metric → the title of its mean, and of its ratio to the baseline's. The page
+# shows the first ratio beside a verdict.
 MEASURED = {PACE: ("µs a token", "speed"), "model_mib": ("model MiB", "memory")}
 LOGGED = {"train_s": ("training", "speed")}
 COSTS = {"params": "params", "flops_per_token": "FLOPs/token", "tokens": "tokens"}
@@ -46,8 +50,8 @@ LOGGED_COSTS = {"steps": "steps", "tokens": "tokens"}
 
 
 def headline(comparison: Comparison) -> str:
-    """Name what was found: `mlp=swiglu better by 0.0530 ± 0.0330; attention=gqa over 3 mlps: no difference
-    shown, some 12 seeds would show 0.0200`."""
+    """Name what was found: `mlp=swiglu better by 0.0530 ± 0.0330; attention=gqa over 3 mlps: no
+    difference shown, some 12 seeds would show 0.0200`."""
     found = comparison.findings.found
     if not found:
         return f"one arm, {comparison.baseline.label}, and none to compare it with"
@@ -64,7 +68,8 @@ def _all_told(comparison: Comparison) -> list[str]:
 
 
 def answer(comparison: Comparison) -> str:
-    """Say in one line what a reader comes for: the best arm and by how much it is better, or that none is."""
+    """Say in one line what a reader comes for: the best arm and by how much it is better, or that
+    none is."""
     found = comparison.findings.found
     if not found:
         return headline(comparison)
@@ -103,8 +108,8 @@ def _told(finding: Finding, metric: Metric) -> str:
 
 
 def _at_equal_loss(at: TimeAtEqualLoss | None) -> str:
-    """Say of an arm what its loss and its speed make together: `1.03 of the time at equal loss [0.97, 1.10],
-    not shown; some 14 seeds would show 3%`."""
+    """Say of an arm what its loss and its speed make together: `1.03 of the time at equal loss
+    [0.97, 1.10], not shown; some 14 seeds would show 3%`."""
     if at is None or at.ratio is None:
         return ""
     drawn = ratio(at.ratio)
@@ -120,13 +125,15 @@ def _over(keys: Mapping[str, int]) -> str:
 
 
 def next_step(comparison: Comparison) -> str | None:
-    """Return what to type for what is not shown yet; `None`: nothing, or it is not known which command
-    that is."""
+    """Return what to type for what is not shown yet; `None`: nothing, or it is not known which
+    command that is."""
     more = comparison.findings.next
     if more is None:
         return None
     why = (
-        "finished runs are kept" if more.key == "seed" else "four times the seeds would not show what is open"
+        "finished runs are kept"
+        if more.key == "seed"
+        else "four times the seeds would not show what is open"
     )
     return f"next: the same command with {more.override} ({why})"
 
@@ -144,7 +151,10 @@ def compared(comparison: Comparison) -> list[str]:
     arms, runs = plural(len(comparison.arms), "arm"), plural(len(comparison.runs), "run")
     head = f"{arms} from {runs}; baseline: {comparison.baseline.label} (another with --baseline)"
     if comparison.against == PREVIOUS:
-        head = f"{arms} from {runs}; each against the one before it, from {comparison.baseline.label} on"
+        head = (
+            f"{arms} from {runs}; each against the one before it, from "
+            f"{comparison.baseline.label} on"
+        )
     lines = [head]
     if comparison.factors is not None or len(comparison.findings.found) > NAMED:
         lines.append(_counts(comparison))  # the headline does not name each arm
@@ -221,7 +231,8 @@ def by_factor(factors: Factors, metric: str) -> Table:
 
 
 def paces_by_factor(comparison: Comparison) -> Table | None:
-    """Draw the ratio of the time a token of each level to that of the baseline's; `None`: it is not known."""
+    """Draw the ratio of the time a token of each level to that of the baseline's; `None`: it is not
+    known."""
     if comparison.factors is None:
         return None
     columns = [
@@ -240,7 +251,8 @@ def paces_by_factor(comparison: Comparison) -> Table | None:
 
 
 class _AtEqualLoss:
-    """The column of times at equal loss of a table; none, where the baseline has no other lengths."""
+    """The column of times at equal loss of a table; none, where the baseline has no other
+    lengths."""
 
     def __init__(self, every: Sequence[TimeAtEqualLoss | None]) -> None:
         self.there = any(every)
@@ -248,7 +260,11 @@ class _AtEqualLoss:
 
     @property
     def columns(self) -> list[Column]:
-        return [Column(title="time at equal loss", show=lambda drawn: drawn, keep=True)] if self.there else []
+        return (
+            [Column(title="time at equal loss", show=lambda drawn: drawn, keep=True)]
+            if self.there
+            else []
+        )
 
     def cells(self, at: TimeAtEqualLoss | None) -> list[TableCell | str | None]:
         if not self.there:
@@ -273,7 +289,9 @@ def _interactions(factors: Factors, metric: str) -> Iterator[str]:
         return
     drawn = gains(metric, Scale.difference, "")
     told = [f"{each.arm}: {drawn.draw(each.estimate)}" for each in shown]
-    yield f"Of {number}, {len(shown)} shown. Beyond the sum of the single changes: {'; '.join(told)}."
+    yield (
+        f"Of {number}, {len(shown)} shown. Beyond the sum of the single changes: {'; '.join(told)}."
+    )
 
 
 def tables(comparison: Comparison) -> Iterator[Table]:
@@ -309,12 +327,25 @@ def _verdicts(comparison: Comparison) -> Table:
         n = f"{len(row.seeds)} ({diverged} diverged)" if diverged else len(row.seeds)
         bpb = [row.val_bpb] if has_bpb else []
         word = gap.verdict if gap else "baseline"
-        rows.append([row.label, n, row.val_loss, *bpb, gap and gap.estimate, word, *at.cells(row.equal_loss)])
+        rows.append(
+            [
+                row.label,
+                n,
+                row.val_loss,
+                *bpb,
+                gap and gap.estimate,
+                word,
+                *at.cells(row.equal_loss),
+            ]
+        )
     methods = ", ".join(comparison.methods) or "none"
     level = f"{100 * confidence(comparison.look):.4g}%"
     look = f", at look {comparison.look}" if comparison.look > 1 else ""
     interval = "cautious interval" if comparison.cautious else f"{level} interval"
-    note = f"±: half of the {interval} that decides, for all arms together{look}. Differences: {methods}."
+    note = (
+        f"±: half of the {interval} that decides, for all arms together{look}. Differences: "
+        f"{methods}."
+    )
     notes = [note, *_lengths(comparison), *at.notes]
     return Table(title="Verdicts", columns=columns, rows=rows, notes=notes)
 
@@ -326,15 +357,17 @@ def _lengths(comparison: Comparison) -> Iterator[str]:
     short, long = (f"{arm.config[STEPS]:,}" for arm in comparison.lengths)
     own = f"{comparison.baseline.arm.config[STEPS]:,}"
     yield (
-        f"Time at equal loss: of that which {comparison.baseline.label} takes for the loss that the arm "
-        f"reaches, by its ends after {short}, {own} and {long} steps (whole schedules, rates unchanged). Of "
+        f"Time at equal loss: of that which {comparison.baseline.label} takes for the loss that "
+        f"the arm "
+        f"reaches, by its ends after {short}, {own} and {long} steps (whole schedules, rates "
+        f"unchanged). Of "
         "other lengths it says nothing."
     )
 
 
 def _speed(comparison: Comparison, what: str) -> Table:
-    """Draw times and memory; a reason stands where a ratio would be a lie. A log has at most the seconds of
-    training."""
+    """Draw times and memory; a reason stands where a ratio would be a lie. A log has at most the
+    seconds of training."""
     arms = comparison.rows
     imported = bool(comparison.imported)
     shown = LOGGED if imported else MEASURED
@@ -345,7 +378,13 @@ def _speed(comparison: Comparison, what: str) -> Table:
     reasons = list(
         dict.fromkeys(
             filter(
-                None, (refused(row, metric) for row in arms for metric, (_, gain) in shown.items() if gain)
+                None,
+                (
+                    refused(row, metric)
+                    for row in arms
+                    for metric, (_, gain) in shown.items()
+                    if gain
+                ),
             )
         )
     )
@@ -361,7 +400,10 @@ def _speed(comparison: Comparison, what: str) -> Table:
     for metric, (title, gain) in shown.items():
         columns += [values(metric, title), *([gains(metric, Scale.ratio, gain)] if gain else [])]
     rows = [
-        [row.label, *(cell for metric, (_, gain) in shown.items() for cell in cells(row, metric, gain))]
+        [
+            row.label,
+            *(cell for metric, (_, gain) in shown.items() for cell in cells(row, metric, gain)),
+        ]
         for row in arms
     ]
     notes = [f"[{number}] {reason}" for number, reason in enumerate(reasons, start=1)]
@@ -370,7 +412,9 @@ def _speed(comparison: Comparison, what: str) -> Table:
             "Times are as the logs state them, compared where the hardware is the same: a log "
             "names it, or --hardware does."
         )
-        return Table(title=f"Training time, against {what}", columns=columns, rows=rows, notes=notes)
+        return Table(
+            title=f"Training time, against {what}", columns=columns, rows=rows, notes=notes
+        )
     notes.append(_in_turns(comparison.timing) if comparison.timing is not None else OF_PACE)
     return Table(title=f"Speed and memory, against {what}", columns=columns, rows=rows, notes=notes)
 
@@ -378,7 +422,8 @@ def _speed(comparison: Comparison, what: str) -> Table:
 def _in_turns(timing: Timing) -> str:
     """Say how the arms were timed beside each other."""
     return (
-        f"µs a token and speed: the arms timed in turns, {plural(timing.rounds, 'round')} by {timing.clock}, "
+        f"µs a token and speed: the arms timed in turns, {plural(timing.rounds, 'round')} by "
+        f"{timing.clock}, "
         f"on {timing.machine_name}, {timing.started[:10]}. {ONE_SESSION}"
     )
 
@@ -440,7 +485,10 @@ def _target(arms: Sequence[ComparedArm], target: float, what: str) -> Table:
                 else "never"
             )
             seen = reach.median is not None or not reach.refused
-            cells += [at if seen else "refused", "refused" if seen and reach.refused else reach.ratio]
+            cells += [
+                at if seen else "refused",
+                "refused" if seen and reach.refused else reach.ratio,
+            ]
             refused |= {reach.refused: None} if reach.refused else {}
         rows.append([*cells, f"{reaches['steps'].reached} of {reaches['steps'].n}"])
     notes = [
@@ -448,14 +496,18 @@ def _target(arms: Sequence[ComparedArm], target: float, what: str) -> Table:
         "In mid-schedule a crossing misleads: compare runs that end at the target.",
     ]
     title = f"To val loss {target:g}, medians over seeds"
-    return Table(title=title, columns=[*columns, Column(title="reached it")], rows=rows, notes=notes)
+    return Table(
+        title=title, columns=[*columns, Column(title="reached it")], rows=rows, notes=notes
+    )
 
 
 def notes_on(comparison: Comparison) -> list[str]:
     """List what should be doubted, and the runs that are not compared."""
     notes = [f"note: {line}" for line in comparison.problems]
     if left := comparison.not_compared:
-        notes.append(f"not compared: {shorten((f'{name} ({status})' for name, status in left), most=6)}")
+        notes.append(
+            f"not compared: {shorten((f'{name} ({status})' for name, status in left), most=6)}"
+        )
     return notes
 
 

@@ -25,7 +25,9 @@ from nocap.training.ledger import LINES
 HUES = 7  # --hue-0 … --hue-6 in page.css; 0 is the text's colour
 AXES = ("tokens", "train_s", "val_loss", "val_bpb")  # of a curve, beside its steps
 AXIS = "{} less {}'s; left is better"  # of the differences
-RESOLUTION = 6  # digits of a plotted number: more than a screen shows, and half of the file's size saved
+RESOLUTION = (
+    6  # digits of a plotted number: more than a screen shows, and half of the file's size saved
+)
 SHORT = 24  # letters of a name in a chart
 SPANS = {"all": 0.0, "most": 0.1, "end": 0.75}  # the share of a run that is left out of sight
 NEAR = 0.1  # of the range of the losses: ends that lie so close are not told apart
@@ -33,7 +35,8 @@ LEAST_POINTS = 2  # of a curve that is drawn
 SAMPLES = 6  # steps in the table of a chart's data
 DECIDED = (Outcome.better, Outcome.worse)  # whose marks are filled
 
-# Outcome → its mark, its name, and what it means to somebody who has never seen one. The order is the page's.
+# Outcome → its mark, its name, and what it means to somebody who has never seen one. The order is
+# the page's.
 VERDICTS = {
     Outcome.better: (
         "✓",
@@ -52,7 +55,11 @@ VERDICTS = {
     ),
     Outcome.depends: ("±", "Depends", "the sign of the difference changes with another key"),
     Outcome.undecided: ("?", "No verdict", "too few seeds finished to tell a change from luck"),
-    Outcome.diverged: ("∞", "Diverged", "the loss of a seed ran away; a mean over the others flatters"),
+    Outcome.diverged: (
+        "∞",
+        "Diverged",
+        "the loss of a seed ran away; a mean over the others flatters",
+    ),
     Outcome.unfinished: ("…", "Unfinished", "a command asked for more seeds than are there"),
     Outcome.confounded: (
         "!",
@@ -167,19 +174,24 @@ def _kind(row: ComparedArm) -> str | None:
 
 
 def _besides(speed: Table, costs: Table) -> list[str]:
-    """Say of each arm its speed, the first ratio of that table, and the costs that are not the baseline's."""
+    """Say of each arm its speed, the first ratio of that table, and the costs that are not the
+    baseline's."""
     found = list[str]()
     for timed, cost in zip(speed.cells, costs.cells, strict=True):
         parts = [str(cell) for cell in timed[2:3] if cell.text != formats.NONE]
-        parts += [f"{title} {cell.small}" for title, cell in zip(costs.head, cost, strict=True) if cell.small]
+        parts += [
+            f"{title} {cell.small}"
+            for title, cell in zip(costs.head, cost, strict=True)
+            if cell.small
+        ]
         found.append("; ".join(parts))
     return found
 
 
 def _looks(arms: Sequence[Arm], swept: Sequence[str]) -> list[Look]:
-    """Colour and dash of each arm. In a grid one factor (`attention`, with all its keys) is the colour and
-    the rest is the dash, so that the eye sees the factors; where that does not fit, they are counted through,
-    and then the marks. The baseline is the text's colour, solid."""
+    """Colour and dash of each arm. In a grid one factor (`attention`, with all its keys) is the
+    colour and the rest is the dash, so that the eye sees the factors; where that does not fit, they
+    are counted through, and then the marks. The baseline is the text's colour, solid."""
     groups = [
         [key for key in swept if key.partition(".")[0] == group]
         for group in dict.fromkeys(key.partition(".")[0] for key in swept)
@@ -188,7 +200,9 @@ def _looks(arms: Sequence[Arm], swept: Sequence[str]) -> list[Look]:
     for factor in [*groups, *([key] for key in swept)]:
         hues = _numbered(arms, factor)
         dashes = _numbered(arms, [key for key in swept if key not in factor])
-        looks = [Look(hue=hue, dash=dash, symbol=dash) for hue, dash in zip(hues, dashes, strict=True)]
+        looks = [
+            Look(hue=hue, dash=dash, symbol=dash) for hue, dash in zip(hues, dashes, strict=True)
+        ]
         if max(hues) < HUES and max(dashes) < len(still.DASHES) and len(set(looks)) == len(arms):
             splits.append(looks)
     counted = [_counted(index) for index in range(len(arms))]
@@ -205,7 +219,10 @@ def _counted(index: int) -> Look:
 def _numbered(arms: Sequence[Arm], keys: Sequence[str]) -> list[int]:
     """0, 1, 2 … for the arms' values of `keys`, in the order in which they first come."""
     numbers: dict[tuple[str, ...], int] = {}
-    return [numbers.setdefault(tuple(setting(arm.config, key) for key in keys), len(numbers)) for arm in arms]
+    return [
+        numbers.setdefault(tuple(setting(arm.config, key) for key in keys), len(numbers))
+        for arm in arms
+    ]
 
 
 def _plotted(row: ComparedArm, look: Look, name: str) -> dict[str, Any]:
@@ -247,8 +264,8 @@ def _short_number(x: Any) -> Any:
 
 
 def _mean_curve(curves: Sequence[Curve]) -> dict[str, list[Any]]:
-    """Return the mean over seeds at the steps that all of them reached: a mean whose members change would
-    show jumps that nobody trained."""
+    """Return the mean over seeds at the steps that all of them reached: a mean whose members change
+    would show jumps that nobody trained."""
     at = [{step: index for index, step in enumerate(curve.step)} for curve in curves]
     common = sorted(set.intersection(*map(set, at))) if at else []
     mean: dict[str, list[Any]] = {"step": common}
@@ -257,16 +274,18 @@ def _mean_curve(curves: Sequence[Curve]) -> dict[str, list[Any]]:
             [getattr(curve, key)[steps[step]] for curve, steps in zip(curves, at, strict=True)]
             for step in common
         ]
-        mean[key] = [None if None in column else math.fsum(column) / len(column) for column in columns]
+        mean[key] = [
+            None if None in column else math.fsum(column) / len(column) for column in columns
+        ]
     return mean
 
 
-# --- what the charts show before, and without, the script ---------------------------------------------------
+# --- what the charts show before, and without, the script -----------------------------------------
 
 
 def _view(plotted: Sequence[Mapping[str, Any]]) -> View:
-    """Leave out the first steps, whose fall hides the rest, where enough points are left; show differences
-    where the ends could not be told apart."""
+    """Leave out the first steps, whose fall hides the rest, where enough points are left; show
+    differences where the ends could not be told apart."""
     means = [still.known(arm["mean"]["step"], arm["mean"]["val_loss"]) for arm in plotted]
     drawn = [points for points in means if points]
     spans = {span: _is_drawn(drawn, share) for span, share in SPANS.items()}
@@ -337,7 +356,8 @@ def _ends(rows: Sequence[ComparedArm]) -> Table:
     columns = [arms.ARM]
     columns += [values(name, METRICS[name].title) for name in ("train_s", "val_loss", "model_mib")]
     table = [
-        [row.label, row.times["train_s"].mean, row.val_loss, row.times["model_mib"].mean] for row in rows
+        [row.label, row.times["train_s"].mean, row.val_loss, row.times["model_mib"].mean]
+        for row in rows
     ]
     return page.known(Table(title="Loss, time and memory", columns=columns, rows=table))
 
@@ -346,7 +366,9 @@ def _clocks(rows: Sequence[ComparedArm]) -> list[list[ClockPart]]:
     """Return the mean clock of each arm's runs, line by line, without lines that no arm has."""
     clocks = [row.clock_s for row in rows]
     used = [line for line in LINES if any(clock.get(line) for clock in clocks)]
-    totals = [sum(clock.get(line, 0.0) for line in used) for clock in clocks]  # `wall` would count twice
+    totals = [
+        sum(clock.get(line, 0.0) for line in used) for clock in clocks
+    ]  # `wall` would count twice
     longest = max(totals, default=0.0) or 1.0
     return [list(_parts(clock, used, longest)) for clock in clocks]
 
@@ -357,7 +379,7 @@ def _parts(clock: Mapping[str, float], lines: Sequence[str], longest: float) -> 
         yield ClockPart(name=LINES[line], seconds=seconds, share=100 * seconds / longest)
 
 
-# --- the pictures of the differences ------------------------------------------------------------------------
+# --- the pictures of the differences --------------------------------------------------------------
 
 
 def _differences(comparison: Comparison) -> list[TableCell]:

@@ -29,12 +29,18 @@ class DrawnCurve(NamedTuple):
 
 
 def drawn(
-    curves: Sequence[DrawnCurve], *, x: str, y: str, log: str = "", width: int | None = None, height: int = 18
+    curves: Sequence[DrawnCurve],
+    *,
+    x: str,
+    y: str,
+    log: str = "",
+    width: int | None = None,
+    height: int = 18,
 ) -> str:
-    """Return the curves in one frame, `x` and `y` the names of its axes. `log`: which are logarithmic,
-    "", "x", "y" or "xy". `width`: of the frame; without it the drawing is as wide as the terminal.
-    Between two points a curve is straight in the frame. Where curves meet, the one is drawn that is seen
-    least."""
+    """Return the curves in one frame, `x` and `y` the names of its axes. `log`: which are
+    logarithmic, "", "x", "y" or "xy". `width`: of the frame; without it the drawing is as wide as
+    the terminal. Between two points a curve is straight in the frame. Where curves meet, the one is
+    drawn that is seen least."""
     scaled = [
         [
             np.log10(coordinates) if axis in log else np.array(coordinates)
@@ -48,14 +54,18 @@ def drawn(
     wide = max(map(len, levels.values()))
     if width is None:
         width = max(NARROWEST, terminal_width() - wide - 2)
-    frame = _Frame(left=xs.min(), right=xs.max(), low=ys.min(), high=ys.max(), width=width, height=height)
+    frame = _Frame(
+        left=xs.min(), right=xs.max(), low=ys.min(), high=ys.max(), width=width, height=height
+    )
     rows = frame.filled(scaled)
     numbers = {int(frame.rows(level)): text for level, text in levels.items()}
     lines = [f"{numbers.get(row, ''):>{wide}} ┤{text}" for row, text in enumerate(rows)]
     places = _ticks(frame.left, frame.right, most=width // APART, log="x" in log)
     axis, below = _axis({int(frame.columns(place)): text for place, text in places.items()}, width)
     foot = [f"{'':{wide}} └{axis}", f"{'':{wide}}  {below}"]
-    key = [prose(f"{mark} {visible(curve.label)}") for mark, curve in zip(MARKS, curves, strict=False)]
+    key = [
+        prose(f"{mark} {visible(curve.label)}") for mark, curve in zip(MARKS, curves, strict=False)
+    ]
     return plain("\n".join([f"{y} over {x}", *lines, *foot, *key]))
 
 
@@ -71,10 +81,14 @@ class _Frame:
     height: int
 
     def columns(self, at: Any) -> Any:
-        return np.rint((at - self.left) / (self.right - self.left or 1.0) * (self.width - 1)).astype(int)
+        return np.rint(
+            (at - self.left) / (self.right - self.left or 1.0) * (self.width - 1)
+        ).astype(int)
 
     def rows(self, at: Any) -> Any:
-        return np.rint((self.high - at) / (self.high - self.low or 1.0) * (self.height - 1)).astype(int)
+        return np.rint((self.high - at) / (self.high - self.low or 1.0) * (self.height - 1)).astype(
+            int
+        )
 
     def filled(self, curves: Sequence[Sequence[Any]]) -> list[str]:
         """Return the rows with the curves, above their bands."""
@@ -106,8 +120,8 @@ class _Frame:
 
 
 def _ticks(low: float, high: float, *, most: int, log: bool) -> dict[float, str]:
-    """Return where round numbers lie from `low` to `high`, and how they are written. `log`: both are
-    logarithms, and so are the places."""
+    """Return where round numbers lie from `low` to `high`, and how they are written. `log`: both
+    are logarithms, and so are the places."""
     if log:
         decades = range(math.floor(low), math.ceil(high) + 1)
         for digits in ((1, 2, 5), (1,)):
@@ -126,7 +140,9 @@ def _round_numbers(low: float, high: float, most: int) -> list[float]:
     rough = (high - low) / max(most, 1)
     if rough > 0:
         power = 10.0 ** math.floor(math.log10(rough))
-        step = next(digit * power for digit in (1, 2, 5, 10, 20) if digit * power >= rough * (1 - NEAR))
+        step = next(
+            digit * power for digit in (1, 2, 5, 10, 20) if digit * power >= rough * (1 - NEAR)
+        )
         numbers = range(math.ceil(low / step - NEAR), math.floor(high / step + NEAR) + 1)
         if len(numbers) > 1:
             return [min(max(number * step, low), high) for number in numbers]

@@ -1,8 +1,8 @@
-"""A forest plot as SVG: a line per row with its interval, the stated range behind it and the bound, over one
-axis with round ticks.
+"""A forest plot as SVG: a line per row with its interval, the stated range behind it and the bound,
+over one axis with round ticks.
 
-On a page it has no viewBox: places are shares of the width and letters keep their size, with a name above its
-line, so that it fits any screen. As a file it scales as a whole.
+On a page it has no viewBox: places are shares of the width and letters keep their size, with a name
+above its line, so that it fits any screen. As a file it scales as a whole.
 """
 
 from __future__ import annotations
@@ -102,9 +102,12 @@ class Forest:
         return f"{self._drawn(size, STYLE)}\n"
 
 
-def axis(values: Iterable[float], *, ratio: bool = False, cut: bool = False, zero: bool = False) -> Axis:
-    """Return that holds them all with a margin; of ratios logarithmic, with 1 on it. `zero`: with 0.
-    `cut`: with 0, and without the few that run far out, which would press the others into one point."""
+def axis(
+    values: Iterable[float], *, ratio: bool = False, cut: bool = False, zero: bool = False
+) -> Axis:
+    """Return that holds them all with a margin; of ratios logarithmic, with 1 on it. `zero`: with
+    0. `cut`: with 0, and without the few that run far out, which would press the others into one
+    point."""
     covered = [*values, *([1.0] if ratio else []), *([0.0] if zero else [])]
     if cut:
         far = sorted(map(abs, covered))
@@ -117,8 +120,14 @@ def axis(values: Iterable[float], *, ratio: bool = False, cut: bool = False, zer
     else:
         margin = 0.04 * (high - low) or abs(high) * 0.04 or 1.0
         low, high = low - margin, high + margin
-    ticks = _decades(low, high) if logarithmic and math.log10(high / low) > DECADES else _even(low, high)
-    return Axis(low=low, high=high, logarithmic=logarithmic, ticks=sorted({*ticks, 1.0}) if ratio else ticks)
+    ticks = (
+        _decades(low, high)
+        if logarithmic and math.log10(high / low) > DECADES
+        else _even(low, high)
+    )
+    return Axis(
+        low=low, high=high, logarithmic=logarithmic, ticks=sorted({*ticks, 1.0}) if ratio else ticks
+    )
 
 
 def _even(low: float, high: float) -> list[float]:
@@ -127,13 +136,19 @@ def _even(low: float, high: float) -> list[float]:
     power = 10.0 ** math.floor(math.log10(least))
     step = next(size * power for size in (1, 2, 5, 10) if size * power >= least)
     digits = max(0, 1 - math.floor(math.log10(step)))
-    return [round(i * step, digits) for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
+    return [
+        round(i * step, digits) for i in range(math.ceil(low / step), math.floor(high / step) + 1)
+    ]
 
 
 def _decades(low: float, high: float) -> list[float]:
     """1, 2 and 5 times powers of ten; the powers alone where these are too many."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    ticks = [x for x in (size * 10.0**power for power in powers for size in (1, 2, 5)) if low <= x <= high]
+    ticks = [
+        x
+        for x in (size * 10.0**power for power in powers for size in (1, 2, 5))
+        if low <= x <= high
+    ]
     return (
         ticks
         if len(ticks) <= MOST_TICKS + 4
@@ -154,10 +169,12 @@ def svg(
     zero: bool = False,
     tick: Callable[[float], str] = number,
 ) -> Forest:
-    """Return the picture. `tick` writes a tick's number; no change has a stronger line. `cut`: of many
-    rows, those that run far out end in an arrow."""
+    """Return the picture. `tick` writes a tick's number; no change has a stronger line. `cut`: of
+    many rows, those that run far out end in an arrow."""
     far = cut and len(lines) > FEW
-    scale = axis([end for line in lines for end in line.ends], ratio=ratio, cut=far, zero=zero or cut)
+    scale = axis(
+        [end for line in lines for end in line.ends], ratio=ratio, cut=far, zero=zero or cut
+    )
     below, no_change = ROW * len(lines) + 4, 1.0 if ratio else 0.0
     parts = [f'<line class="base" x2="100%" y1="{below}" y2="{below}"/>']
     for x in scale.ticks:
@@ -168,12 +185,15 @@ def svg(
     names = fitted([visible(redact(line.label)) for line in lines], NAME)
     for i, (line, name) in enumerate(zip(lines, names, strict=True)):
         parts.append(_row(line, name, scale, y=ROW * i + 21))
-    parts.append(f'<text class="axis" x="50%" y="{below + FOOT - 8}">{escape(visible(redact(title)))}</text>')
+    parts.append(
+        f'<text class="axis" x="50%" y="{below + FOOT - 8}">{escape(visible(redact(title)))}</text>'
+    )
     return Forest(title=visible(redact(title)), height=below + FOOT, content="\n".join(parts))
 
 
 def _row(line: ForestRow, name: str, scale: Axis, *, y: int) -> str:
-    """Stated range, bound, interval, middle, name; in this order, so that the measured lies above."""
+    """Stated range, bound, interval, middle, name; in this order, so that the measured lies
+    above."""
     left, right = scale.low, scale.high
     parts = list[str]()
     if line.stated != (None, None):
@@ -182,7 +202,9 @@ def _row(line: ForestRow, name: str, scale: Axis, *, y: int) -> str:
             for side, far in zip(line.stated, (left, right), strict=True)
         )
         width = max(end - start, 0.3)
-        parts.append(f'<rect class="stated" x="{start:.2f}%" y="{y - 7}" width="{width:.2f}%" height="14"/>')
+        parts.append(
+            f'<rect class="stated" x="{start:.2f}%" y="{y - 7}" width="{width:.2f}%" height="14"/>'
+        )
     if line.bound is not None:
         at = f"{scale.x(line.bound):.2f}%"
         parts.append(f'<line class="bound" x1="{at}" x2="{at}" y1="{y - 8}" y2="{y + 8}"/>')

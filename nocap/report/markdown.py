@@ -1,5 +1,5 @@
-"""A comparison as a page in Markdown, for a pull request or a README: the tables of the terminal, and what
-should be doubted."""
+"""A comparison as a page in Markdown, for a pull request or a README: the tables of the terminal,
+and what should be doubted."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from nocap.report.table import Table, one_line, tame
 
 
 def page(comparison: Comparison, *, judge: str, command: str) -> str:
-    """Return the page. `judge` says which nocap judged, `command` what was typed. Nothing that people named
-    runs where the page is shown."""
+    """Return the page. `judge` says which nocap judged, `command` what was typed. Nothing that
+    people named runs where the page is shown."""
     lines = [f"# {one_line(arms.headline(comparison))}", ""]
     lines += [f"* {one_line(line)}" for line in arms.compared(comparison)]
     if (more := arms.next_step(comparison)) is not None:

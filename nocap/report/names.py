@@ -1,5 +1,5 @@
-"""Names of arms that fit: without what all of them have in common, then cut in the middle, where two names
-differ least."""
+"""Names of arms that fit: without what all of them have in common, then cut in the middle, where
+two names differ least."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A report as one HTML file that opens anywhere, years from now, without a network.
 
-Python decides what is said and a template lays it out; a script draws the plots. The file's content security
-policy names its scripts by hash and allows no request at all, so what a run's name smuggles in cannot run,
-whatever escaping misses.
+Python decides what is said and a template lays it out; a script draws the plots. The file's content
+security policy names its scripts by hash and allows no request at all, so what a run's name
+smuggles in cannot run, whatever escaping misses.
 """
 
 from __future__ import annotations
@@ -28,16 +28,20 @@ PAGES = Path(__file__).parent / "pages"
 def render(
     name: str, *, kind: str, title: str, data: Mapping[str, object] | None = None, **values: Any
 ) -> str:
-    """Return the page that NAME.html.j2, NAME.css and NAME.js in `pages` make, on top of what all pages
-    share.
+    """Return the page that NAME.html.j2, NAME.css and NAME.js in `pages` make, on top of what all
+    pages share.
 
-    `data` is what the page's own script draws; without it the page has the script that all pages share.
-    `values` are the template's.
+    `data` is what the page's own script draws; without it the page has the script that all pages
+    share. `values` are the template's.
     """
     script = _files("page.js") if data is None else _files("page.js", "chart.js", f"{name}.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     template = _environment().get_template(f"{name}.html.j2")
-    own = {"css": Markup(_files("page.css", f"{name}.css")), "script": Markup(script), "hash": digest}
+    own = {
+        "css": Markup(_files("page.css", f"{name}.css")),
+        "script": Markup(script),
+        "hash": digest,
+    }
     return template.render(kind=kind, title=title, data=plain(data), **own, **values)
 
 
@@ -78,7 +82,8 @@ def _shown(value: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Return data for a script: its texts as the page shows them, its numbers as JSON can say them."""
+    """Return data for a script: its texts as the page shows them, its numbers as JSON can say
+    them."""
     if isinstance(value, str):
         return _shown(value)
     if isinstance(value, Mapping):

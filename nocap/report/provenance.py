@@ -1,5 +1,5 @@
-"""Where a comparison's figures come from, for one line of a page: when, by which versions, on what, of which
-data and code, and what was typed."""
+"""Where a comparison's figures come from, for one line of a page: when, by which versions, on what,
+of which data and code, and what was typed."""
 
 from __future__ import annotations
 

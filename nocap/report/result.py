@@ -1,9 +1,9 @@
-"""A result's file: a comparison with its question and its records, which judges itself again. The records
-are those of the runs, cut to what the judge reads and a reader asks for. No name of a machine is in it, nor
-what a run printed. Here it is written and read, and nowhere else.
+"""A result's file: a comparison with its question and its records, which judges itself again. The
+records are those of the runs, cut to what the judge reads and a reader asks for. No name of a
+machine is in it, nor what a run printed. Here it is written and read, and nowhere else.
 
-A digest shows an edit. Somebody who recomputes all of it is caught only by who has the runs: `summary.sha256`
-of each is in its folder.
+A digest shows an edit. Somebody who recomputes all of it is caught only by who has the runs:
+`summary.sha256` of each is in its folder.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class QuestionJson(Schema, frozen=True, kw_only=True):
 
 
 class RecordJson(Schema, frozen=True, kw_only=True):
-    """A run: its config, hashes of code and data, environment, summary with the record's digests, curve."""
+    """A run: its config, hashes of code and data, environment, summary with the record's digests,
+    curve."""
 
     folder: str  # its name
     identity: str
@@ -116,11 +117,14 @@ class JudgedFile:
     question: Question
     comparison: Comparison  # worked out of the records; `edits` are among its problems
     edits: list[str]  # a line for each part that is not what its digest says
-    changes: list[str]  # a line for each arm, and for whatever else, of which the file says something else
+    changes: list[
+        str
+    ]  # a line for each arm, and for whatever else, of which the file says something else
     judge: str
 
     def follows(self) -> list[str]:
-        """Say whether what the file says follows from its records: a line, or one for each difference."""
+        """Say whether what the file says follows from its records: a line, or one for each
+        difference."""
         lines = [*self.edits, *self.changes]
         if not lines:
             rows = plural(len(self.comparison.records), "row")
@@ -130,7 +134,7 @@ class JudgedFile:
         return [f"{self.path}: {line}" for line in lines]
 
 
-# --- records ------------------------------------------------------------------------------------------------
+# --- records --------------------------------------------------------------------------------------
 
 
 def bare(comparison: Comparison) -> Comparison:
@@ -142,7 +146,9 @@ def bare(comparison: Comparison) -> Comparison:
 def _row(record: Record) -> RecordJson:
     """Return a record as a file has it."""
     manifest = record.manifest
-    parts = {key: part for key, part in record.parts.items() if key != "config"}  # it is there, flat
+    parts = {
+        key: part for key, part in record.parts.items() if key != "config"
+    }  # it is there, flat
     kept = {key: manifest[key] for key in KEPT if manifest[key]}
     ended = {key: value for key, value in record.summary.items() if key not in ("error", "tracker")}
     hardware = {key: value for key, value in record.hardware.items() if key != "host"}
@@ -177,7 +183,8 @@ def _cut(rows: Sequence[Mapping[str, object]], *keys: str) -> list[dict[str, obj
 
 
 def _tame(facts: Mapping[str, object]) -> dict[str, object]:
-    """Return facts whose names of modules and packages have no secret either: somebody else named them."""
+    """Return facts whose names of modules and packages have no secret either: somebody else named
+    them."""
     tamed = dict(facts)
     for key in NAMES:
         named = facts.get(key)
@@ -200,7 +207,7 @@ def _record(row: RecordJson) -> Record:
     return Record(**{**msgspec.structs.asdict(row), "folder": Path(row.folder)})
 
 
-# --- written ------------------------------------------------------------------------------------------------
+# --- written --------------------------------------------------------------------------------------
 
 
 def content(comparison: Comparison, *, command: str) -> dict[str, object]:
@@ -260,14 +267,15 @@ def _sha256(part: object) -> str:
     return hashlib.sha256(json.dumps(part, sort_keys=True).encode()).hexdigest()
 
 
-# --- read ---------------------------------------------------------------------------------------------------
+# --- read -----------------------------------------------------------------------------------------
 
 
 def read(path: Path) -> JudgedFile:
     """Read a file, and judge its records anew. Nothing in it runs, and no other file is read.
 
     Errors:
-        ValueError: it is no such file, or of a newer nocap, or its records cannot be judged; it is named.
+        ValueError: it is no such file, or of a newer nocap, or its records cannot be judged; it is
+            named.
     """
     told = read_json(path, dict) or {}
     rule = (
@@ -320,7 +328,8 @@ def _found(file: ResultFile, edited: Sequence[str]) -> Found:
 
 
 def _identity(row: RecordJson) -> str:
-    """Return the identity in a row, which is no path and no pattern: such are looked for on the disk."""
+    """Return the identity in a row, which is no path and no pattern: such are looked for on the
+    disk."""
     known = IDENTITY.fullmatch(row.identity) is not None
     require(known, "an identity", "be letters and digits", repr(row.identity))
     return row.identity
@@ -370,7 +379,9 @@ def _rank(line: str) -> bool:
 def _parts(of: Result) -> dict[tuple[str, str], ResultPart]:
     """Return the arms by their ids, the runs by their identities, and all else but the doubts."""
     parts = {("arm", arm.arm): ResultPart(label=arm.label, said=to_json(arm)) for arm in of.arms}
-    parts |= {("run", run.identity): ResultPart(label=run.name, said=to_json(run)) for run in of.runs}
+    parts |= {
+        ("run", run.identity): ResultPart(label=run.name, said=to_json(run)) for run in of.runs
+    }
     rest = to_json(msgspec.structs.replace(of, arms=[], runs=[], problems=[], not_compared=[]))
     rest["arms"] = [arm.arm for arm in of.arms]
     rest["runs"] = [run.identity for run in of.runs]

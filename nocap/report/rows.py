@@ -1,5 +1,5 @@
-"""Flat rows: of each run, for CSV files and notebooks, with the swept config keys as columns; and of a
-comparison's arms and levels, for trackers."""
+"""Flat rows: of each run, for CSV files and notebooks, with the swept config keys as columns; and
+of a comparison's arms and levels, for trackers."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def rows(records: Sequence[Record]) -> list[dict[str, object]]:
-    """Return a row for every run that could be read, whatever its status. Units are in the names; `val_loss`
-    is nats per token."""
+    """Return a row for every run that could be read, whatever its status. Units are in the names;
+    `val_loss` is nats per token."""
     labels = dict[str, str]()
     for arm in group(records):
         labels |= dict.fromkeys((run.identity for run in arm.all), arm.label)
@@ -56,8 +56,8 @@ def _run(run: Record, label: str | None, swept: Sequence[str]) -> dict[str, obje
 
 
 def tables_of(comparison: Comparison) -> dict[str, list[dict[str, object]]]:
-    """Return a comparison as tables of scalars: each arm with its word, and each level of a grid that is read
-    by factor. No figure stands without an interval."""
+    """Return a comparison as tables of scalars: each arm with its word, and each level of a grid
+    that is read by factor. No figure stands without an interval."""
     result = result_of(comparison)
     tables = {"verdicts": [_arm(arm) for arm in result.arms]}
     if result.by_factor is not None:
@@ -112,8 +112,8 @@ def _difference(of: DifferenceJson | None) -> dict[str, object]:
 
 
 def to_csv(table: Sequence[dict[str, object]]) -> str:
-    """Return rows as CSV. A null is an empty cell; a text that a spreadsheet would compute begins with an
-    apostrophe."""
+    """Return rows as CSV. A null is an empty cell; a text that a spreadsheet would compute begins
+    with an apostrophe."""
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(table[0]) if table else [], lineterminator="\n")
     writer.writeheader()

@@ -1,5 +1,6 @@
-"""A chart that needs no script: lines or marks over two axes, as SVG. The page's script draws over it
-what can be pointed at. Places are shares of the width, so that letters keep their size on any screen."""
+"""A chart that needs no script: lines or marks over two axes, as SVG. The page's script draws over
+it what can be pointed at. Places are shares of the width, so that letters keep their size on any
+screen."""
 
 from __future__ import annotations
 
@@ -16,7 +17,14 @@ HEIGHT, FOOT = 340, 40  # px: the plot, and the axis below it
 MOST = 60  # points of a line
 UNIT = 1000  # what a line's own frame is wide and high
 
-DASHES = ("", "7,4", "2,3", "9,3,2,3", "14,4", "14,3,2,3")  # SVG's stroke-dasharray; "" is a solid line
+DASHES = (
+    "",
+    "7,4",
+    "2,3",
+    "9,3,2,3",
+    "14,4",
+    "14,3,2,3",
+)  # SVG's stroke-dasharray; "" is a solid line
 # Shapes around 0, for marks and for samples of a look.
 SYMBOLS = (
     "M-1 0A1 1 0 1 0 1 0A1 1 0 1 0-1 0Z",
@@ -57,8 +65,8 @@ def chart(
     ends: tuple[float, float] | None = None,
     named: bool = False,
 ) -> Markup | None:
-    """Draw the lines; `None` where there is no point. `ends` of the horizontal axis leave out what is
-    outside. `named`: a line has its name where it ends."""
+    """Draw the lines; `None` where there is no point. `ends` of the horizontal axis leave out what
+    is outside. `named`: a line has its name where it ends."""
     inside = [_within(line, ends) for line in lines]
     every = [point for points in inside for point in points]
     if not every:
@@ -78,7 +86,8 @@ def chart(
     words = f'<text x="0" y="14">{escape(y)}</text>'
     below = f'<text class="tick" x="50%" y="{HEIGHT + FOOT + 12}">{escape(x)}</text>'
     return Markup(
-        f'<svg class="still" height="{HEIGHT + FOOT + 20}" role="img" aria-label="{title}">{words}{below}'
+        f'<svg class="still" height="{HEIGHT + FOOT + 20}" role="img" '
+        f'aria-label="{title}">{words}{below}'
         f'<svg class="frame" x="1.5%" y="24" width="97%" height="{HEIGHT}" overflow="visible">\n'
         + "\n".join(parts)
         + "\n</svg></svg>"
@@ -131,7 +140,9 @@ def _name(line: StillLine, place: tuple[float, float]) -> str:
 def _mark(line: StillLine, place: tuple[float, float]) -> str:
     left, top = place
     fill = "var(--card)" if line.hollow else line.color
-    shape = f'<path d="{SYMBOLS[line.symbol]}" fill="{fill}" stroke="{line.color}" transform="scale(6)"'
+    shape = (
+        f'<path d="{SYMBOLS[line.symbol]}" fill="{fill}" stroke="{line.color}" transform="scale(6)"'
+    )
     return (
         f'<svg x="{left:.2f}%" y="{top:.2f}%" overflow="visible"><title>{_text(line.name)}</title>'
         f'{shape} stroke-width=".3"/><text x="10" y="4">{_text(line.name)}</text></svg>'

@@ -1,5 +1,5 @@
-"""One table, drawn for a terminal, as Markdown and in HTML. Its columns draw what they hold: a metric's
-value, a gain with its interval, a count, a text. Nothing reads a row back."""
+"""One table, drawn for a terminal, as Markdown and in HTML. Its columns draw what they hold: a
+metric's value, a gain with its interval, a count, a text. Nothing reads a row back."""
 
 from __future__ import annotations
 
@@ -55,15 +55,16 @@ class Table:
     @property
     def cells(self) -> list[list[TableCell]]:
         return [
-            [column.draw(value) for column, value in zip(self.columns, row, strict=True)] for row in self.rows
+            [column.draw(value) for column, value in zip(self.columns, row, strict=True)]
+            for row in self.rows
         ]
 
     @property
     def right(self) -> list[bool]:
         """Return which columns stand to the right."""
-        return [is_numeric([cell.text for cell in column]) for column in zip(*self.cells, strict=True)] or [
-            False
-        ] * len(self.columns)
+        return [
+            is_numeric([cell.text for cell in column]) for column in zip(*self.cells, strict=True)
+        ] or [False] * len(self.columns)
 
     def __str__(self) -> str:
         """Return the table for a terminal, as wide as that is."""
@@ -72,7 +73,9 @@ class Table:
         for index, column in enumerate(self.columns):
             texts = [_cell(row[index].text) for row in drawn]
             smalls = [_cell(row[index].small) for row in drawn]
-            strips.append(Strip(head=_cell(column.title), texts=texts, smalls=smalls, keep=column.keep))
+            strips.append(
+                Strip(head=_cell(column.title), texts=texts, smalls=smalls, keep=column.keep)
+            )
         title = [prose(self.title)] if self.title else []
         return "\n".join([*title, *fitted(strips), *map(prose, self.notes)])
 
@@ -87,10 +90,12 @@ def _cell(text: str) -> str:
 
 
 def tame(text: str) -> str:
-    """Return a text in Markdown whose author may be anybody: no tag, no link that runs, no secret, no
-    terminal control."""
+    """Return a text in Markdown whose author may be anybody: no tag, no link that runs, no secret,
+    no terminal control."""
     shown = visible(redact(text)).replace("<", "&lt;")
-    return re.sub(r"(\]\(|\]:)(?=\s*(?!https?:|mailto:)[\w+.&#;-]+:)", r"\1#", shown, flags=re.IGNORECASE)
+    return re.sub(
+        r"(\]\(|\]:)(?=\s*(?!https?:|mailto:)[\w+.&#;-]+:)", r"\1#", shown, flags=re.IGNORECASE
+    )
 
 
 def one_line(text: object) -> str:
@@ -100,5 +105,8 @@ def one_line(text: object) -> str:
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Return the lines of a table; a bar in a cell would end it."""
-    cells = [[re.sub(r"\\*\|", r"\\|", redact(str(cell))).replace("\n", " ") for cell in row] for row in rows]
+    cells = [
+        [re.sub(r"\\*\|", r"\\|", redact(str(cell))).replace("\n", " ") for cell in row]
+        for row in rows
+    ]
     return [f"| {' | '.join(row)} |" for row in (list(head), ["---"] * len(head), *cells)]

@@ -30,7 +30,8 @@ def terminal_width() -> int:
 
 
 def plain(text: str) -> str:
-    """Return the text, with ASCII for the signs that we draw with where stdout's encoding is not UTF-8."""
+    """Return the text, with ASCII for the signs that we draw with where stdout's encoding is not
+    UTF-8."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     if encoding.lower().startswith("utf"):
         return text
@@ -38,7 +39,8 @@ def plain(text: str) -> str:
 
 
 def prose(text: str) -> str:
-    """Return a text in lines that fit, broken between words alone, and not before half an interval."""
+    """Return a text in lines that fit, broken between words alone, and not before half an
+    interval."""
     joined = plain(visible(redact(text)).replace(" ± ", "\xa0±\xa0"))
     lines = textwrap.fill(joined, terminal_width(), break_long_words=False, break_on_hyphens=False)
     return lines.replace("\xa0", " ")
@@ -52,7 +54,8 @@ def is_numeric(cells: Sequence[str]) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Strip:
-    """A column of texts, each perhaps with a small one after it, or under it where space is short."""
+    """A column of texts, each perhaps with a small one after it, or under it where space is
+    short."""
 
     head: str
     texts: Sequence[str]
@@ -62,7 +65,9 @@ class Strip:
     @property
     def lines(self) -> list[str]:
         """Return each text with its small one in one line."""
-        return [f"{text} {small}".rstrip() for text, small in zip(self.texts, self.smalls, strict=True)]
+        return [
+            f"{text} {small}".rstrip() for text, small in zip(self.texts, self.smalls, strict=True)
+        ]
 
     @property
     def is_numeric(self) -> bool:
@@ -92,8 +97,9 @@ class _Placed:
 def fitted(strips: Sequence[Strip]) -> Iterator[str]:
     """Yield a table's lines, columns two spaces apart.
 
-    What is too wide has its small texts on lines of their own, and the columns of words broken between words.
-    Then columns are left out from the right, and a line names them. Only then words are broken.
+    What is too wide has its small texts on lines of their own, and the columns of words broken
+    between words. Then columns are left out from the right, and a line names them. Only then words
+    are broken.
     """
     whole = [_in_one_line(strip) for strip in strips]
     if _excess(whole) <= 0:
@@ -107,8 +113,12 @@ def fitted(strips: Sequence[Strip]) -> Iterator[str]:
             break
     out = [column.head for column in every if column not in shown]
     if out:
-        enough = terminal_width() + _excess(every) - sum(column.width - column.least for column in every)
-        yield prose(f"left out at {terminal_width()} columns: {', '.join(out)} (COLUMNS={enough} has all)")
+        enough = (
+            terminal_width() + _excess(every) - sum(column.width - column.least for column in every)
+        )
+        yield prose(
+            f"left out at {terminal_width()} columns: {', '.join(out)} (COLUMNS={enough} has all)"
+        )
 
 
 def _in_one_line(strip: Strip) -> _Placed:
@@ -147,8 +157,8 @@ def _excess(columns: Sequence[_Placed]) -> int:
 
 
 def _choices(every: Sequence[_Placed]) -> Iterator[tuple[list[_Placed], Breaks]]:
-    """Yield which columns are shown, fewer and fewer, and what may be broken. The first one names the rows,
-    and stays."""
+    """Yield which columns are shown, fewer and fewer, and what may be broken. The first one names
+    the rows, and stays."""
     names, *others = every
     spare = [column for column in others if not column.keep]
     last = [column for column in others if column.keep]
@@ -163,8 +173,8 @@ def _choices(every: Sequence[_Placed]) -> Iterator[tuple[list[_Placed], Breaks]]
 
 
 def _widths(columns: Sequence[_Placed], breaks: Breaks) -> list[int] | None:
-    """Return how wide the columns are drawn, of those of words the longest made shorter first; `None`: there
-    is no room for them."""
+    """Return how wide the columns are drawn, of those of words the longest made shorter first;
+    `None`: there is no room for them."""
     widths = [column.width for column in columns]
     least = [column.least for column in columns]
     if breaks is not Breaks.nothing:

@@ -97,16 +97,26 @@ def _parts(run: Record) -> Iterator[tuple[str, Mapping[str, object]]]:
     for part in ("config", "source", "environment", "teachers", "init"):
         yield part, run.parts.get(part) or {}
     tokens = {split: run.tokens_hash(split)[:12] for split in ("train", "val")}
-    yield "data", {"manifest": str(run.parts.get("data"))[:12], **tokens, **run.manifest["data"]["source"]}
+    yield (
+        "data",
+        {"manifest": str(run.parts.get("data"))[:12], **tokens, **run.manifest["data"]["source"]},
+    )
     versions = {
-        f"version of {name}": version for name, version in run.manifest["versions"].items() if name != "torch"
+        f"version of {name}": version
+        for name, version in run.manifest["versions"].items()
+        if name != "torch"
     }
     commit = str(run.manifest["git"].get("commit") or ABSENT)[:12]
     kernel = run.summary["kernel"].get("train") or ABSENT
-    yield RECORDED, {"hardware": run.machine_name, "git commit": commit, "kernel": kernel, **versions}
+    yield (
+        RECORDED,
+        {"hardware": run.machine_name, "git commit": commit, "kernel": kernel, **versions},
+    )
 
 
-def _differences(part: str, a: Mapping[str, object], b: Mapping[str, object]) -> Iterator[DifferingKey]:
+def _differences(
+    part: str, a: Mapping[str, object], b: Mapping[str, object]
+) -> Iterator[DifferingKey]:
     left, right = ({key: spell(value) for key, value in flat(tree)} for tree in (a, b))
     for key in dict.fromkeys([*left, *right]):
         if (x := left.get(key, ABSENT)) != (y := right.get(key, ABSENT)):

@@ -1,5 +1,6 @@
-"""Figures in words that need no sign: `7.4% faster`, `higher loss by 0.0401`, `at least 20% faster`. A gain
-is above 1 as a ratio, or above 0 as a difference, where the arm is better, whatever the metric."""
+"""Figures in words that need no sign: `7.4% faster`, `higher loss by 0.0401`, `at least 20%
+faster`. A gain is above 1 as a ratio, or above 0 as a difference, where the arm is better, whatever
+the metric."""
 
 from __future__ import annotations
 
@@ -68,16 +69,21 @@ def _change(x: float, metric: Metric, scale: Scale) -> _Change:
 
 
 def _share(x: float) -> str:
-    """Draw a share with one decimal; of less than that one digit, for a word may stand beside it."""
+    """Draw a share with one decimal; of less than that one digit, for a word may stand beside
+    it."""
     return f"{100 * x:.1g}%" if ROUNDING < x < 0.0005 else f"{x:.1%}"
 
 
 def extent(x: float, metric: Metric) -> str:
-    """Draw the size of a difference: of a loss four decimals, or of less than that one digit, for a word may
-    stand beside it; of a raced command's metric, which may be of any size, four digits."""
+    """Draw the size of a difference: of a loss four decimals, or of less than that one digit, for a
+    word may stand beside it; of a raced command's metric, which may be of any size, four digits."""
     if metric.unit and ROUNDING < abs(x) < 0.00005:
         return f"{abs(x):.1g}"
-    return formats.fixed(abs(x), 4) if metric.unit and abs(x) >= formats.GREAT else _plain(abs(x), metric)
+    return (
+        formats.fixed(abs(x), 4)
+        if metric.unit and abs(x) >= formats.GREAT
+        else _plain(abs(x), metric)
+    )
 
 
 def _plain(size: float, metric: Metric) -> str:
@@ -85,8 +91,8 @@ def _plain(size: float, metric: Metric) -> str:
 
 
 def gain(x: float, metric: Metric, scale: Scale) -> str:
-    """Draw a gain as a change, such as `7.4% faster`, `3.59× as fast`, `lower loss by 0.0098` or `0.94 of the
-    baseline's time at equal loss`; a value as it is."""
+    """Draw a gain as a change, such as `7.4% faster`, `3.59× as fast`, `lower loss by 0.0098` or
+    `0.94 of the baseline's time at equal loss`; a value as it is."""
     if metric.relative:
         return _of_baseline(f"{x:.4g}", metric)
     if is_plain(metric, scale):
@@ -94,7 +100,9 @@ def gain(x: float, metric: Metric, scale: Scale) -> str:
     change = _change(x, metric, scale)
     if change.amount == 0:
         return "the same"
-    return f"{change.size} {change.way}" if scale is Scale.ratio else f"{change.way} by {change.size}"
+    return (
+        f"{change.size} {change.way}" if scale is Scale.ratio else f"{change.way} by {change.size}"
+    )
 
 
 def _of_baseline(drawn: str, metric: Metric) -> str:
@@ -102,8 +110,8 @@ def _of_baseline(drawn: str, metric: Metric) -> str:
 
 
 def between(low: float, high: float, metric: Metric, scale: Scale) -> str:
-    """Draw two ends, such as `1.8% to 13.3% faster` or `0.0552 higher loss to 0.0723 lower loss`, the smaller
-    amount first where both lie on one side."""
+    """Draw two ends, such as `1.8% to 13.3% faster` or `0.0552 higher loss to 0.0723 lower loss`,
+    the smaller amount first where both lie on one side."""
     if metric.relative:
         return _of_baseline(f"{low:.4g} to {high:.4g}", metric)
     if is_plain(metric, scale):
@@ -117,11 +125,11 @@ def between(low: float, high: float, metric: Metric, scale: Scale) -> str:
 
 
 def measured(estimate: Estimate, metric: Metric, scale: Scale) -> TableCell:
-    """Draw a gain with the interval that decides: `7.4% faster [1.8% to 13.3% faster]`, `lower loss by 0.0312
-    ± 0.0047`, `0.94 of the baseline's time at equal loss [0.90, 0.98]`.
+    """Draw a gain with the interval that decides: `7.4% faster [1.8% to 13.3% faster]`, `lower loss
+    by 0.0312 ± 0.0047`, `0.94 of the baseline's time at equal loss [0.90, 0.98]`.
 
-    Without an interval there is no figure; what was counted has no noise for one. A ratio whose ends lie a
-    factor of ten apart is not known.
+    Without an interval there is no figure; what was counted has no noise for one. A ratio whose
+    ends lie a factor of ten apart is not known.
     """
     if not math.isfinite(estimate.high - estimate.low):
         return TableCell(text=NONE)
@@ -139,7 +147,8 @@ def measured(estimate: Estimate, metric: Metric, scale: Scale) -> TableCell:
 
 
 def ratio(estimate: Estimate) -> TableCell:
-    """Draw a ratio as it is: `0.94 [0.88, 1.01]`; with a digit more where its interval is narrow."""
+    """Draw a ratio as it is: `0.94 [0.88, 1.01]`; with a digit more where its interval is
+    narrow."""
     if not math.isfinite(estimate.high - estimate.low):
         return TableCell(text=NONE)
     if estimate.high > FAR * estimate.low:
@@ -148,7 +157,8 @@ def ratio(estimate: Estimate) -> TableCell:
     if estimate.low == estimate.high:
         return TableCell(text=f"{estimate.mid:.{digits}f}")
     return TableCell(
-        text=f"{estimate.mid:.{digits}f}", small=f"[{estimate.low:.{digits}f}, {estimate.high:.{digits}f}]"
+        text=f"{estimate.mid:.{digits}f}",
+        small=f"[{estimate.low:.{digits}f}, {estimate.high:.{digits}f}]",
     )
 
 
@@ -162,7 +172,9 @@ def as_gain(estimate: Estimate, metric: Metric, scale: Scale) -> Estimate:
             return -x
         return 1 / x if x else math.inf
 
-    return replace(estimate, mid=turned(estimate.mid), low=turned(estimate.high), high=turned(estimate.low))
+    return replace(
+        estimate, mid=turned(estimate.mid), low=turned(estimate.high), high=turned(estimate.low)
+    )
 
 
 def stated(low: float | None, high: float | None, metric: Metric, scale: Scale) -> str:
@@ -175,8 +187,8 @@ def stated(low: float | None, high: float | None, metric: Metric, scale: Scale) 
 
 
 def limit(x: float, metric: Metric, scale: Scale, *, least: bool) -> str:
-    """Say a gain of so much or more (`at least 20% faster`, `at most 33.3% more time`, `no higher loss`, `not
-    slower`), or not `least`, or less (`at most 20% faster`, `no gain`)."""
+    """Say a gain of so much or more (`at least 20% faster`, `at most 33.3% more time`, `no higher
+    loss`, `not slower`), or not `least`, or less (`at most 20% faster`, `no gain`)."""
     if metric.relative:
         return f"{'at most' if least else 'at least'} {gain(x, metric, scale)}"
     plain = is_plain(metric, scale)
@@ -196,7 +208,7 @@ def counted(said: Iterable[str], words: Iterable[str]) -> str:
     return ", ".join(f"{times[word]} {word}" for word in words if times[word])
 
 
-# --- columns of a table -------------------------------------------------------------------------------------
+# --- columns of a table ---------------------------------------------------------------------------
 
 
 def values(metric: str, title: str) -> Column:
@@ -205,8 +217,8 @@ def values(metric: str, title: str) -> Column:
 
 
 def gains(metric: str, scale: Scale, title: str) -> Column:
-    """Return a column of estimates of an arm's number minus or over the baseline's; a text says why there is
-    none."""
+    """Return a column of estimates of an arm's number minus or over the baseline's; a text says why
+    there is none."""
     definition = METRICS[metric]
 
     def show(estimate: Estimate | str) -> str | TableCell:

@@ -1,4 +1,5 @@
-"""`python -m nocap.runs`: list runs, show one, say why two differ, send what W&B lacks, remove runs."""
+"""`python -m nocap.runs`: list runs, show one, say why two differ, send what W&B lacks, remove
+runs."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ A WORD is a run (a name, its beginning, an identity, last, a folder, a glob), or
 
   status=failed  run=nano-*  attention=gqa  optimizer.lr=0.003  'val_loss<3.2'  'age>30d'  'size>1G'
 
-Runs of any name that is given, of those that meet all filters. rm prints what would go, and removes it with
---yes."""
+Runs of any name that is given, of those that meet all filters. rm prints what would go, and removes
+it with --yes."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -58,7 +59,9 @@ def _parser(verb: str) -> argparse.ArgumentParser:
         "Runs on the disk. A verb goes first, and each has its own "
         f"--help:\n\n{verbs}\n\nThe flags here are those of list."
     )
-    parser = argparse.ArgumentParser(prog="python -m nocap.runs [VERB]", description=about, epilog=FORMS)
+    parser = argparse.ArgumentParser(
+        prog="python -m nocap.runs [VERB]", description=about, epilog=FORMS
+    )
     if verb != "list":
         parser.prog = f"python -m nocap.runs {verb}"
         parser.description = VERBS[verb].capitalize()
@@ -73,10 +76,16 @@ def _parser(verb: str) -> argparse.ArgumentParser:
     add_outputs(parser)
     if verb == "list":
         parser.add_argument(
-            "--columns", metavar="A,B", default=COLUMNS, help="columns or config keys (default: %(default)s)"
+            "--columns",
+            metavar="A,B",
+            default=COLUMNS,
+            help="columns or config keys (default: %(default)s)",
         )
         parser.add_argument(
-            "--sort", metavar="COLUMN", default="started", help="the column to sort by (default: %(default)s)"
+            "--sort",
+            metavar="COLUMN",
+            default="started",
+            help="the column to sort by (default: %(default)s)",
         )
     if verb in ("show", "rm"):
         parser.add_argument(
@@ -87,7 +96,9 @@ def _parser(verb: str) -> argparse.ArgumentParser:
             help="whose logs may refer to a run (default: %(default)s)",
         )
     if verb == "rm":
-        parser.add_argument("--yes", action="store_true", help="do it; without this, nothing is removed")
+        parser.add_argument(
+            "--yes", action="store_true", help="do it; without this, nothing is removed"
+        )
     return parser
 
 

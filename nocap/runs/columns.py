@@ -1,4 +1,5 @@
-"""What a list of runs can show, sort by and filter: columns with units, and every key of the configs."""
+"""What a list of runs can show, sort by and filter: columns with units, and every key of the
+configs."""
 
 from __future__ import annotations
 
@@ -88,7 +89,7 @@ def swept(run: Record) -> str | None:
     return " ".join(words) or None
 
 
-# --- columns ------------------------------------------------------------------------------------------------
+# --- columns --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,7 +155,9 @@ def column(name: str, runs: Sequence[Record]) -> RunColumn:
     for run in runs:
         every |= dict.fromkeys(run.config)
     ends = [key for key in every if key.endswith(f".{name}")]
-    require(name in every or len(ends) < 2, name, f"be one key, as {shorten(ends, most=4)}", "several")
+    require(
+        name in every or len(ends) < 2, name, f"be one key, as {shorten(ends, most=4)}", "several"
+    )
     return RunColumn(name=name, of=partial(_configured, name))
 
 
@@ -180,7 +183,7 @@ def _has_key(run: Record, name: str, *, group: bool) -> bool:
     return group and any(key.startswith(f".{name}.") for key in keys)
 
 
-# --- filters ------------------------------------------------------------------------------------------------
+# --- filters --------------------------------------------------------------------------------------
 
 FILTER = re.compile(r"([\w.]+)([=<>])(.*)")
 ORDER = {"<": operator.lt, ">": operator.gt}
@@ -188,7 +191,8 @@ ORDER = {"<": operator.lt, ">": operator.gt}
 
 def matching(word: str, runs: Sequence[Record], *, named: Sequence[Record]) -> list[Record]:
     """Return the runs with `status=failed`, `run=nano-*`, `val_loss<3`, `age>30d`, `size>1G`,
-    `optimizer.lr=0.003` or `attention=gqa`. `named`: the runs before any filter, whose keys there are.
+    `optimizer.lr=0.003` or `attention=gqa`. `named`: the runs before any filter, whose keys there
+    are.
 
     Errors:
         ValueError: no such key, or no number where one is compared.

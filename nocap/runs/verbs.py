@@ -76,8 +76,8 @@ def explain(options: argparse.Namespace) -> int:
 
 
 def sync(options: argparse.Namespace) -> int:
-    """Send to a tracker's server what it lacks of these runs, and of the comparisons of the grids that list
-    them. Return the exit code.
+    """Send to a tracker's server what it lacks of these runs, and of the comparisons of the grids
+    that list them. Return the exit code.
 
     Errors:
         NoLoginError: there is no login.
@@ -98,7 +98,10 @@ def sync(options: argparse.Namespace) -> int:
         problems.append(str(error))
     whole = sum(session.complete for session in runs)
     rows = sum(session.sent for session in runs)
-    print(f"on the server: {whole} of {plural(len(chosen.runs), 'run')}, {plural(rows, 'row')} sent now")
+    print(
+        f"on the server: {whole} of {plural(len(chosen.runs), 'run')}, {plural(rows, 'row')} sent "
+        f"now"
+    )
     _tell(problems)
     is_whole = whole == len(chosen.runs) and all(session.complete for session in comparisons)
     return 0 if is_whole and not problems else 1
@@ -107,8 +110,8 @@ def sync(options: argparse.Namespace) -> int:
 def _sent(
     name: str, send: Callable[[], TrackerSession | None], problems: list[str]
 ) -> Iterator[TrackerSession]:
-    """Send a run or a comparison, say so, and yield its session. What is wrong with it alone becomes one of
-    the problems.
+    """Send a run or a comparison, say so, and yield its session. What is wrong with it alone
+    becomes one of the problems.
 
     Errors:
         NoLoginError: there is no login.
@@ -161,7 +164,7 @@ def _tell(lines: Iterable[str]) -> None:
         print(f"nocap: {line}", file=sys.stderr)
 
 
-# --- show ---------------------------------------------------------------------------------------------------
+# --- show -----------------------------------------------------------------------------------------
 
 
 def show(options: argparse.Namespace) -> int:
@@ -181,7 +184,8 @@ def show(options: argparse.Namespace) -> int:
 
 
 def _facts(run: Record, used_by: Sequence[str]) -> dict[str, str]:
-    """Return what the record says of a run beside its result, by labels; empty where it says nothing."""
+    """Return what the record says of a run beside its result, by labels; empty where it says
+    nothing."""
     attempts = plural(len(run.manifest["attempts"]), "attempt")
     host = run.attempt.get("host") or "?"
     last = f"{attempts}, the last {age(age_s(run))} ago on {host}"
@@ -212,8 +216,8 @@ def _disk(run: Record) -> str:
 
 
 def _used_by(options: argparse.Namespace) -> dict[str, list[str]]:
-    """Map an identity to the folders of grids and searches, of studies by their logs, and of runs that began
-    from it or learn from it."""
+    """Map an identity to the folders of grids and searches, of studies by their logs, and of runs
+    that began from it or learn from it."""
     runs = options.output_dir / "runs"
     paths = [
         *options.output_dir.glob(f"grids/*/{GRID}"),
@@ -224,8 +228,8 @@ def _used_by(options: argparse.Namespace) -> dict[str, list[str]]:
 
 
 def _naming(paths: Iterable[Path]) -> dict[str, list[str]]:
-    """Map an identity to the folders of those files that name it, for people. A line for each file that
-    cannot be read."""
+    """Map an identity to the folders of those files that name it, for people. A line for each file
+    that cannot be read."""
     used_by = dict[str, list[str]]()
     for path in paths:
         try:
@@ -239,12 +243,12 @@ def _naming(paths: Iterable[Path]) -> dict[str, list[str]]:
     return used_by
 
 
-# --- rm: never a run that a process is training, never through a link, nothing outside `outputs/runs` -------
+# --- rm: never a run that a process is training, never through a link, nothing outside `outputs/run
 
 
 def remove(options: argparse.Namespace) -> int:
-    """Print what would go, how much that frees, and what refers to it; with --yes remove it. Return the exit
-    code."""
+    """Print what would go, how much that frees, and what refers to it; with --yes remove it. Return
+    the exit code."""
     require(bool(options.words), "rm", "be given runs or filters, as in rm status=failed", "none")
     root = options.output_dir / "runs"
     chosen = _chosen(options.words, options.output_dir)
@@ -270,8 +274,8 @@ def remove(options: argparse.Namespace) -> int:
 def _what_goes(
     runs: Sequence[Record], frees: Mapping[Path, int], *, used_by: Mapping[str, Sequence[str]]
 ) -> str:
-    """Return a table of the runs that would go. `frees`: bytes, by their folders. `used_by`: what refers to
-    them, by their identities."""
+    """Return a table of the runs that would go. `frees`: bytes, by their folders. `used_by`: what
+    refers to them, by their identities."""
     shown = [COLUMNS[name] for name in ("run", "status", "steps", "val_loss", "age")]
     rows = list[list[str]]()
     for run in runs:
@@ -288,7 +292,8 @@ def _delete_removed(root: Path) -> None:
 
 
 def remove_run(run: Record, *, root: Path) -> str | None:
-    """Set its folder aside, while nobody else can begin to train it. Return why it stays, else None."""
+    """Set its folder aside, while nobody else can begin to train it. Return why it stays, else
+    None."""
     folder = run.folder
     if folder.is_symlink() or folder.absolute().parent.resolve() != root.resolve():
         return f"it is no folder of its own right in {root}"
@@ -299,6 +304,9 @@ def remove_run(run: Record, *, root: Path) -> str | None:
                 return "it has gone on since it was listed"
             # deleted after the lease, whose file is open
             folder.rename(folder.with_name(f".{folder.name}.removed"))
-    except (OSError, ValueError) as error:  # held by another process, another user's, or no folder of leases
+    except (
+        OSError,
+        ValueError,
+    ) as error:  # held by another process, another user's, or no folder of leases
         return str(error)
     return None

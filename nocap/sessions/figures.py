@@ -1,4 +1,5 @@
-"""Where sessions measure, and the file of one: its question and the figures of each arm. No torch."""
+"""Where sessions measure, and the file of one: its question and the figures of each arm. No
+torch."""
 
 from __future__ import annotations
 
@@ -126,7 +127,8 @@ PLACES: Mapping[str, Place] = {
 
 
 def place_of(metric: Metric) -> str:
-    """Return where a claim's metric is measured: `train`, or the first place of sessions of its kind."""
+    """Return where a claim's metric is measured: `train`, or the first place of sessions of its
+    kind."""
     if metric.made_by == TRAIN:
         return TRAIN
     return next(name for name, place in PLACES.items() if place.kind == metric.made_by)

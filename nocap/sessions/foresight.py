@@ -36,8 +36,9 @@ class Crossed:
 
 
 def foreseen(grid: Grid, *, lengths_by: str | None = FLAG) -> Iterator[str]:
-    """Say what the grid can show with its seeds and with more, and with longer runs in the same time.
-    `lengths_by`: what trains the baseline at its other lengths; `None`: nobody asked for these."""
+    """Say what the grid can show with its seeds and with more, and with longer runs in the same
+    time. `lengths_by`: what trains the baseline at its other lengths; `None`: nobody asked for
+    these."""
     cells = _own_cells(grid)
     base = cells[0].plan
     n_arms = len({cell.plan.arm for cell in cells}) - 1  # beside the baseline
@@ -56,7 +57,10 @@ def foreseen(grid: Grid, *, lengths_by: str | None = FLAG) -> Iterator[str]:
     noise = known[steps]
     factors = _crossed(cells)
     yield str(_table(noise, seeds, n_arms, factors))
-    yield f"noise: {noise.sd:.4f} nats between two arms of one seed, from {noise.pairs} pairs of such runs"
+    yield (
+        f"noise: {noise.sd:.4f} nats between two arms of one seed, from {noise.pairs} pairs of "
+        f"such runs"
+    )
     yield from _longer(known, steps, seeds, n_arms)
     at_equal_loss = noise_at_equal_loss(records, config)
     if isinstance(at_equal_loss, NoiseAtEqualLoss):
@@ -64,7 +68,8 @@ def foreseen(grid: Grid, *, lengths_by: str | None = FLAG) -> Iterator[str]:
     elif lengths_by is not None:
         source = f"{lengths_by} trains and times them"
         yield (
-            f"what {seeds} seeds can show of the time at equal loss is not known: {at_equal_loss} ({source})"
+            f"what {seeds} seeds can show of the time at equal loss is not known: {at_equal_loss} "
+            f"({source})"
         )
 
 
@@ -127,7 +132,8 @@ def _at_equal_loss(
     yield str(Table(title=title, columns=_columns(factors, _share), rows=rows))
     slope = 1 - 2**noise.slope
     yield (
-        f"noise: {noise.pace:.1%} of the time a token between two arms of one seed; twice the steps take "
+        f"noise: {noise.pace:.1%} of the time a token between two arms of one seed; twice the "
+        f"steps take "
         f"{slope:.1%} off the baseline's loss"
     )
 
@@ -169,6 +175,7 @@ def _longer(known: Mapping[int, Noise], steps: int, seeds: int, n_arms: int) -> 
             continue
         least = detectable(noise.sd, fewer, arms=n_arms)
         yield (
-            f"in the same time {fewer} seeds of {length:,} steps show {least:.4f} arm by arm; effects are "
+            f"in the same time {fewer} seeds of {length:,} steps show {least:.4f} arm by arm; "
+            f"effects are "
             "larger there, too (docs/statistics.md)"
         )

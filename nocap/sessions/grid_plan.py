@@ -1,5 +1,5 @@
-"""What a grid would cost, for `--plan`: from a step of each arm that is measured here, before anything is
-trained."""
+"""What a grid would cost, for `--plan`: from a step of each arm that is measured here, before
+anything is trained."""
 
 from __future__ import annotations
 
@@ -124,8 +124,8 @@ def _run_s(run: Run, step: StepFigures) -> float | None:
 
 
 def _checkpoint_bytes(run: Run, n_cells: int, step: StepFigures) -> float:
-    """Count the bytes of weights and of the optimizer's state: those of the cell that trains, and those of
-    each cell's steps that are kept."""
+    """Count the bytes of weights and of the optimizer's state: those of the cell that trains, and
+    those of each cell's steps that are kept."""
     mib = step.memory_mib or {}
     one_mib = sum(mib.get(part) or 0.0 for part in ("parameters", "optimizer"))
     checkpoints = run.trainer.keep_checkpoints + n_cells * len(run.trainer.keep_steps)

@@ -1,6 +1,6 @@
-"""`--time SECONDS`: the arms of a grid timed in turns, once they are trained. What is measured lies in the
-grid's folder, and `nocap.judge.pace` takes the speeds from it. On a CPU the arms have one thread, unless
-their threads are what differs."""
+"""`--time SECONDS`: the arms of a grid timed in turns, once they are trained. What is measured lies
+in the grid's folder, and `nocap.judge.pace` takes the speeds from it. On a CPU the arms have one
+thread, unless their threads are what differs."""
 
 from __future__ import annotations
 
@@ -50,15 +50,21 @@ class InTurns:
         several = max(trainer.devices for trainer in trainers)
         require(several == 1, "trainer.devices", f"be 1 with {TIME}: one device is timed", several)
         kinds = sorted({trainer.device.value for trainer in trainers})
-        require(len(kinds) == 1, "trainer.device", f"be the same in all arms with {TIME}", ", ".join(kinds))
+        require(
+            len(kinds) == 1,
+            "trainer.device",
+            f"be the same in all arms with {TIME}",
+            ", ".join(kinds),
+        )
         return (
-            f"time: {plural(len(arms_of(grid)), 'arm')} in turns for {self.seconds:g} s and their warm-up, "
+            f"time: {plural(len(arms_of(grid)), 'arm')} in turns for {self.seconds:g} s and their "
+            f"warm-up, "
             "after the last run"
         )
 
     def measure(self, grid: Grid, before: Path | None) -> None:
-        """Time the arms, unless that was done. `before`: the folder of a grid of the same arms with fewer
-        seeds, whose timing is taken.
+        """Time the arms, unless that was done. `before`: the folder of a grid of the same arms with
+        fewer seeds, whose timing is taken.
 
         Errors:
             FailedError: nothing was measured.
@@ -92,7 +98,7 @@ def _as_it_is(cell: Cell) -> Composed:
 
 
 def _on_one_thread(cell: Cell) -> Composed:
-    """Return the arm on one thread, whose CPU time other work changes less than a clock; compiled as it is
-    trained."""
+    """Return the arm on one thread, whose CPU time other work changes less than a clock; compiled
+    as it is trained."""
     compiled = cell.plan.run.trainer.compile.value
     return composed(replaced(cell.overrides, ["trainer.threads=1", f"trainer.compile={compiled}"]))

@@ -1,4 +1,5 @@
-"""A session: arms measured in turns, in a process of their own. One at a time is timed on a machine."""
+"""A session: arms measured in turns, in a process of their own. One at a time is timed on a
+machine."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ WORKER = "nocap.sessions.worker"
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """A measurement in a process of its own, all its arms interleaved; it may be repeated, under numbers from
+    """A measurement in a process of its own, all its arms interleaved; it may be repeated, under
+    numbers from
     1."""
 
     place: str  # a key of PLACES
@@ -84,8 +86,8 @@ class Session:
         return files
 
     def run(self, folder: Path, number: int = 1) -> SessionFile:
-        """Measure in a fresh process, unless there is a result. Nothing else is timed on this machine at the
-        same time.
+        """Measure in a fresh process, unless there is a result. Nothing else is timed on this
+        machine at the same time.
 
         Errors:
             FailedError: the process ended without a result.
@@ -140,7 +142,8 @@ class Session:
 
 @contextmanager
 def timing() -> Iterator[None]:
-    """Wait until no other study times on this machine: two timings at once would slow each other down."""
+    """Wait until no other study times on this machine: two timings at once would slow each other
+    down."""
     path = cache_root() / f"timing-{socket.gethostname()}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:

@@ -1,8 +1,8 @@
-"""One measurement of a study, in a process of its own: `python -m nocap.sessions.worker RESULT`, which reads
-its question from stdin.
+"""One measurement of a study, in a process of its own: `python -m nocap.sessions.worker RESULT`,
+which reads its question from stdin.
 
-A session is what a seed means for everything but training: the same arms again, in a fresh process. Steps are
-timed interleaved by `nocap.measure`, and profiled. Decoding takes turns, too.
+A session is what a seed means for everything but training: the same arms again, in a fresh process.
+Steps are timed interleaved by `nocap.measure`, and profiled. Decoding takes turns, too.
 """
 
 from __future__ import annotations
@@ -77,12 +77,12 @@ def main(path: Path) -> None:
     write_json(path, session)
 
 
-# --- timed steps --------------------------------------------------------------------------------------------
+# --- timed steps ----------------------------------------------------------------------------------
 
 
 def steps(runs: Mapping[str, Run], *, rounds: int) -> Seen:
-    """Measure speed, memory and work of each arm, the first of them the baseline. Arms whose step is the same
-    are timed once.
+    """Measure speed, memory and work of each arm, the first of them the baseline. Arms whose step
+    is the same are timed once.
 
     Errors:
         FailedError: the baseline cannot be timed.
@@ -131,8 +131,8 @@ def _twins(runs: Mapping[str, Run]) -> dict[str, str]:
 
 
 def rounds(runs: Mapping[str, Run], *, seconds: float) -> Seen:
-    """Measure the seconds a token of each arm in rounds, for so long. Arms whose step is the same are timed
-    once."""
+    """Measure the seconds a token of each arm in rounds, for so long. Arms whose step is the same
+    are timed once."""
     twins = _twins(runs)
     arms = {name: TimedArm(name, runs[name]) for name in dict.fromkeys(twins.values())}
     in_turns = list(arms.values())
@@ -160,12 +160,12 @@ def kv_bytes(run: Run) -> int | None:
     return 2 * run.model.n_layer * run.attention.n_kv_heads * d_head * 4
 
 
-# --- parts of a step ----------------------------------------------------------------------------------------
+# --- parts of a step ------------------------------------------------------------------------------
 
 
 def parts(runs: Mapping[str, Run], *, repeats: int) -> Seen:
-    """Measure the milliseconds, the MiB kept for the backward, and the parameters of each part of each arm's
-    step."""
+    """Measure the milliseconds, the MiB kept for the backward, and the parameters of each part of
+    each arm's step."""
     figures = dict[str, PartFigures]()
     for name, run in runs.items():
         profiled = profile(run, [], compose, repeats=repeats, trace=None, ceilings=False)
@@ -200,8 +200,8 @@ def part_params(run: Run) -> dict[str, int]:
 
 
 def lengths(runs: Mapping[str, Run], *, T: Sequence[int]) -> Seen:
-    """Measure the exponent of each arm's attention in T: scores and weighted sum of one layer, forward and
-    backward. A window does not grow."""
+    """Measure the exponent of each arm's attention in T: scores and weighted sum of one layer,
+    forward and backward. A window does not grow."""
     figures = dict[str, LengthFigures]()
     for name, run in runs.items():
         window = first_window(run)
@@ -217,7 +217,7 @@ def lengths(runs: Mapping[str, Run], *, T: Sequence[int]) -> Seen:
     return figures
 
 
-# --- decoding -----------------------------------------------------------------------------------------------
+# --- decoding -------------------------------------------------------------------------------------
 
 TEXTS = 3  # each engine writes so many in a session, in turns
 
@@ -225,8 +225,8 @@ TEXTS = 3  # each engine writes so many in a session, in turns
 def decoding(
     runs: Mapping[str, Run], *, engines: Mapping[str, str], prompt: int, new: int, vocab_size: int
 ) -> Seen:
-    """Measure the speed and allocations of decoding. Weights are random, and the engines must write the same
-    text."""
+    """Measure the speed and allocations of decoding. Weights are random, and the engines must write
+    the same text."""
     first = next(iter(runs.values()))
     torch.set_num_threads(first.trainer.threads)
     generator = torch.Generator().manual_seed(0)

@@ -1,5 +1,6 @@
-"""The answer of a race: as JSON, as tables for a terminal and a page, and the page with a forest plot of the
-gains. All of it is drawn from the judge's result; here it is written, and nowhere else."""
+"""The answer of a race: as JSON, as tables for a terminal and a page, and the page with a forest
+plot of the gains. All of it is drawn from the judge's result; here it is written, and nowhere
+else."""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ def reason(result: RaceResult, arm: RacedArm) -> str:
     return "" if arm.reason is None else arm.reason.value
 
 
-# --- as JSON ------------------------------------------------------------------------------------------------
+# --- as JSON --------------------------------------------------------------------------------------
 
 
 def written(race: Race, raced: Raced) -> dict[str, Any]:
@@ -56,7 +57,9 @@ def written(race: Race, raced: Raced) -> dict[str, Any]:
     registration = raced.registration
     verdicts = list[dict[str, object]]()
     for arm in raced.result.arms:
-        verdicts.append({**_verdict(race, raced.result, arm), "exploratory": registration.exploratory})
+        verdicts.append(
+            {**_verdict(race, raced.result, arm), "exploratory": registration.exploratory}
+        )
     return {
         **race.registered(registration),
         "verdicts": verdicts,
@@ -69,7 +72,9 @@ def _verdict(race: Race, result: RaceResult, arm: RacedArm) -> dict[str, object]
     guards = list[dict[str, object]]()
     for guard in race.guards:
         name = guard.reading.name
-        guards.append({"metric": name, "margin": guard.margin, **to_json(interval_json(arm.guards[name]))})
+        guards.append(
+            {"metric": name, "margin": guard.margin, **to_json(interval_json(arm.guards[name]))}
+        )
     costs = dict[str, object]()
     for name, cost in arm.costs.items():
         costs[name] = {**to_json(interval_json(cost.estimate)), "verdict": cost.outcome.value}
@@ -100,9 +105,9 @@ def _named(race: Race, row: Measurement) -> dict[str, object]:
 
 
 def next_step(race: Race, raced: Raced, words: Sequence[str]) -> dict[str, object]:
-    """Say what a program does next: the command that goes on with more pairs, null where none would change
-    the answer; what it takes, null where no time is known; and how many of the pairs that were allowed are
-    left. `words`: those of this race's command."""
+    """Say what a program does next: the command that goes on with more pairs, null where none would
+    change the answer; what it takes, null where no time is known; and how many of the pairs that
+    were allowed are left. `words`: those of this race's command."""
     n = raced.result.n
     more = [size for size in analyses() if size > max(n, race.pairs)]
     over = raced.result.is_decided or raced.result.ignores_seed or race.sessions > 1
@@ -139,7 +144,7 @@ def _minutes(race: Race, pairs: int) -> float | None:
     return round(total_s / 60, 3)
 
 
-# --- as tables ----------------------------------------------------------------------------------------------
+# --- as tables ------------------------------------------------------------------------------------
 
 
 def tables(race: Race, raced: Raced) -> Iterator[Table]:
@@ -148,7 +153,9 @@ def tables(race: Race, raced: Raced) -> Iterator[Table]:
     result = raced.result
     others = [reading.metric for reading in race.measured[1:]]
     if others:
-        margins = [f"{guard.reading.name} may be worse by {guard.margin:g}" for guard in race.guards]
+        margins = [
+            f"{guard.reading.name} may be worse by {guard.margin:g}" for guard in race.guards
+        ]
         notes = ["; ".join(margins)] if margins else []
         yield _beside(race, result, "What else was read", others, Scale.difference, notes)
     yield _beside(race, result, "Costs", race.costs, Scale.ratio, [_of_times(race)])
@@ -240,7 +247,9 @@ def _notes(race: Race, raced: Raced) -> list[str]:
 def _of_times(race: Race) -> str:
     """Say of which sessions times and memory are, and whether they have verdicts."""
     if race.jobs > 1:
-        return f"Runs shared the machine (--jobs {race.jobs}): no times, and no verdict about costs."
+        return (
+            f"Runs shared the machine (--jobs {race.jobs}): no times, and no verdict about costs."
+        )
     sessions = "one session"
     if race.sessions > 1:
         sessions = f"{race.sessions} sessions, {race.apart_s:g} s apart"
@@ -249,7 +258,7 @@ def _of_times(race: Race) -> str:
     return f"Times and memory are of {sessions}: no verdict; --sessions 3 makes one. {START_UP}"
 
 
-# --- as a page ----------------------------------------------------------------------------------------------
+# --- as a page ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -261,7 +270,8 @@ class _Headline:
 
 
 def render(race: Race, raced: Raced, *, command: str | None = None) -> str:
-    """Draw the page: headlines, tables, gains, the registration and every run. `command`: what was typed."""
+    """Draw the page: headlines, tables, gains, the registration and every run. `command`: what was
+    typed."""
     result = raced.result
     metric = race.readings[0].metric
     headlines = list[_Headline]()
@@ -332,7 +342,10 @@ def _stated(race: Race) -> Iterator[tuple[str, str]]:
         yield "target", f"{race.target:g}"
     yield "seeds", f"from {race.first_seed} on" if race.seeded else "the commands take none"
     if race.sessions > 1:
-        yield "sessions", f"{race.sessions}, {race.apart_s:g} s apart, of {race.pairs} repeats in all"
+        yield (
+            "sessions",
+            f"{race.sessions}, {race.apart_s:g} s apart, of {race.pairs} repeats in all",
+        )
     if race.jobs > 1:
         yield "runs", "several at once, so that no time is known"
 
@@ -380,8 +393,8 @@ def _forest(
     stated: tuple[float | None, float | None] = (None, None),
     bound: float | None = None,
 ) -> forest.Forest | None:
-    """Draw the differences in one metric, on its own axis; `None` where none has an interval, as of one
-    seed. `stated` and `bound` are gains."""
+    """Draw the differences in one metric, on its own axis; `None` where none has an interval, as of
+    one seed. `stated` and `bound` are gains."""
     lower = metric.better is Better.lower
     lines = list[forest.ForestRow]()
     for arm in result.arms:

@@ -1,4 +1,5 @@
-"""The arms of a race: commands where one stands, or one command in several versions of its repository."""
+"""The arms of a race: commands where one stands, or one command in several versions of its
+repository."""
 
 from __future__ import annotations
 
@@ -45,10 +46,14 @@ EXPANDED = re.compile(r"(?<!\\)(?:`|\$[\w({])")  # within double quotes
 
 
 def of_commands(
-    commands: Sequence[tuple[str, Sequence[str]]], *, locked: Sequence[str] = (), apart: Sequence[Path] = ()
+    commands: Sequence[tuple[str, Sequence[str]]],
+    *,
+    locked: Sequence[str] = (),
+    apart: Sequence[Path] = (),
 ) -> tuple[list[Command], Begin]:
-    """Arms from (name, words), and what runs one. What they run is their program, in a git repository all of
-    the working tree but for what lies `apart`, elsewhere the files that they name.
+    """Arms from (name, words), and what runs one. What they run is their program, in a git
+    repository all of the working tree but for what lies `apart`, elsewhere the files that they
+    name.
 
     Errors:
         ValueError: a command that is not there, or a locked pattern that matches nothing.
@@ -76,16 +81,20 @@ def of_commands(
         if top is None:  # else the tree has them, but for what git ignores
             named = [path for path in _named(words, here) if path.resolve() not in written]
             data = [digest(path.read_bytes().hex()) for path in named]
-        content = digest([list(words), tree, data, program, equal, _environment(words, packages), twins])
-        made.append(Command(name=name, words=tuple(words), cwd=here, content=content, files=program))
+        content = digest(
+            [list(words), tree, data, program, equal, _environment(words, packages), twins]
+        )
+        made.append(
+            Command(name=name, words=tuple(words), cwd=here, content=content, files=program)
+        )
     return made, partial(_begin_here, top or here, stamps)
 
 
 def _begin_here(
     top: Path, stamps: Mapping[str, Stamp], arm: Command, seed: int, place: Path, **how: Any
 ) -> None:
-    """Run one, `how` as for `run`, and refuse an edit of its program or of the repository meanwhile.
-    `stamps`: of those that git knows, before the first run.
+    """Run one, `how` as for `run`, and refuse an edit of its program or of the repository
+    meanwhile. `stamps`: of those that git knows, before the first run.
 
     Errors:
         FailedError: somebody did.
@@ -106,17 +115,26 @@ def _parts(words: Sequence[str]) -> list[str]:
 
 def _named(words: Sequence[str], here: Path) -> list[Path]:
     """Return the files that a command names, in a shell's words or as a module too."""
-    files = {here / name for part in _parts(words) for name in (part, part.replace(".", "/") + ".py")}
-    return sorted(path for path in files if os.path.isfile(path) and path.stat().st_size < SCRIPT_BYTES)
+    files = {
+        here / name for part in _parts(words) for name in (part, part.replace(".", "/") + ".py")
+    }
+    return sorted(
+        path for path in files if os.path.isfile(path) and path.stat().st_size < SCRIPT_BYTES
+    )
 
 
 def _program(words: Sequence[str], here: Path) -> str:
-    """Return the digest of the scripts that a command names, and of what lies beside those of Python,
-    which they may import."""
+    """Return the digest of the scripts that a command names, and of what lies beside those of
+    Python, which they may import."""
     named = [path for path in _named(words, here) if path.suffix in (".py", ".sh")]
     files = {
         *named,
-        *(path for script in named if script.suffix == ".py" for path in script.parent.glob("*.py")),
+        *(
+            path
+            for script in named
+            if script.suffix == ".py"
+            for path in script.parent.glob("*.py")
+        ),
     }
     return digest([[str(path), digest(path.read_bytes().hex())] for path in sorted(files)])
 
@@ -135,10 +153,15 @@ def split(text: str, key: str) -> list[str]:
     is_shells = any(Path(word).name in SHELLS for word in words)
     for match in SHELL_SYNTAX.finditer(text):
         own = match["own"]
-        if own is None and match["text"] and not is_shells:  # a shell that the command starts reads it
+        if (
+            own is None and match["text"] and not is_shells
+        ):  # a shell that the command starts reads it
             expanded = EXPANDED.search(match["text"])
             own = expanded and expanded[0]
-        rule = f"be without {own}, which a shell alone reads (sh -c '…' starts one; quotes make it a text)"
+        rule = (
+            f"be without {own}, which a shell alone reads (sh -c '…' starts one; quotes make "
+            f"it a text)"
+        )
         require(own is None, key, rule, text)
     return words
 
@@ -155,7 +178,9 @@ def prepared(arms: Sequence[Command], words: Sequence[str]) -> list[Command]:
 
 
 def _check_program(name: str, words: Sequence[str], at: Path) -> None:
-    there = bool(words) and (shutil.which(words[0]) is not None or os.access(at / words[0], os.X_OK))
+    there = bool(words) and (
+        shutil.which(words[0]) is not None or os.access(at / words[0], os.X_OK)
+    )
     rule = "begin with a program that is there"
     if words and re.match(r"\w+=", words[0]):
         rule += f" (env {words[0]} PROGRAM sets a variable)"
@@ -163,8 +188,8 @@ def _check_program(name: str, words: Sequence[str], at: Path) -> None:
 
 
 def _environment(words: Sequence[str], packages: Callable[[str], str]) -> list[str]:
-    """Describe the software that a run depends on: which file its program is, and the `packages` of each
-    Python that its words name.
+    """Describe the software that a run depends on: which file its program is, and the `packages` of
+    each Python that its words name.
 
     Errors:
         FailedError: a Python that does not list its packages, such as one that was killed.
@@ -178,8 +203,8 @@ def _environment(words: Sequence[str], packages: Callable[[str], str]) -> list[s
 
 
 def _packages(python: str) -> str:
-    """Ask a Python for its version and packages. Never of this process: what it has imported may have put
-    more on its path, as setuptools does."""
+    """Ask a Python for its version and packages. Never of this process: what it has imported may
+    have put more on its path, as setuptools does."""
     done = subprocess.run([python, "-c", PACKAGES], capture_output=True, text=True, check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
@@ -187,7 +212,7 @@ def _packages(python: str) -> str:
     return done.stdout.strip()
 
 
-# --- versions -----------------------------------------------------------------------------------------------
+# --- versions -------------------------------------------------------------------------------------
 
 
 def _begin_version(
@@ -199,17 +224,23 @@ def _begin_version(
     place: Path,
     **how: Any,
 ) -> None:
-    """Run one, `how` as for `run`, and end the race where it was no run of its own version. `stamps`: of what
-    is linked in, before the first run.
+    """Run one, `how` as for `run`, and end the race where it was no run of its own version.
+    `stamps`: of what is linked in, before the first run.
 
     Errors:
-        FailedError: it loaded a file of the repository from elsewhere, or wrote into what is linked in.
+        FailedError: it loaded a file of the repository from elsewhere, or wrote into what is linked
+            in.
     """
     told = place.with_suffix(".loaded").absolute()
     path = os.pathsep.join(
         filter(None, [str(Path(__file__).parent / "loaded"), os.environ.get("PYTHONPATH", "")])
     )
-    own = {"PYTHONPATH": path, "NOCAP_TOP": str(top), "NOCAP_TREE": str(arm.top), "NOCAP_LOADED": str(told)}
+    own = {
+        "PYTHONPATH": path,
+        "NOCAP_TOP": str(top),
+        "NOCAP_TREE": str(arm.top),
+        "NOCAP_LOADED": str(told),
+    }
     run(arm, seed, place, env=own, **how)
     known = files_of("HEAD", top)
     loaded = told.read_text().splitlines() if told.exists() else []
@@ -235,12 +266,14 @@ def of_refs(
     undo: ExitStack,
     say: Callable[[str], None],
 ) -> tuple[list[Command], Begin]:
-    """Arms from (ref, words), each in a worktree below `folder` until `undo` ends, and what runs one. What is
-    named twice is raced against itself. What lies `apart` is no part of the working tree.
+    """Arms from (ref, words), each in a worktree below `folder` until `undo` ends, and what runs
+    one. What is named twice is raced against itself. What lies `apart` is no part of the working
+    tree.
 
     Errors:
-        ValueError: no repository, no such ref, arms that are the same, a locked pattern that matches nothing
-            or files that differ; HeldError: another race has one of these worktrees.
+        ValueError: no repository, no such ref, arms that are the same, a locked pattern that
+            matches nothing or files that differ; HeldError: another race has one of these
+                worktrees.
     """
     here, top = Path.cwd(), repository(Path.cwd())
     require(top is not None, "--ref", "be given in a git repository", here)
@@ -249,7 +282,9 @@ def of_refs(
     trees = {ref: tree_of(commit, top, apart) for ref, commit in commits.items()}
     first, of_first = commands[0]
     same = [
-        ref for ref, words in commands if ref != first and trees[ref] == trees[first] and words == of_first
+        ref
+        for ref, words in commands
+        if ref != first and trees[ref] == trees[first] and words == of_first
     ]
     require(not same, "--ref", f"differ from {first} in a file", ", ".join(same))
     if HERE not in commits and is_dirty(top, apart):
@@ -262,7 +297,9 @@ def of_refs(
         twin = sum((trees[other], given) == (trees[ref], words) for other, given in commands[:i])
         place = (folder / f"{commits[ref][:12]}{f'-{twin}' if twin else ''}").absolute()
         if place not in [arm.top for arm in made]:
-            hold = place.with_name(f"{place.name}.held")  # another race that ends would drop this one's
+            hold = place.with_name(
+                f"{place.name}.held"
+            )  # another race that ends would drop this one's
             hold.mkdir(parents=True, exist_ok=True)
             undo.enter_context(lease.acquire(hold))
             link_in(links, top, worktree(commits[ref], place, top))
@@ -324,31 +361,43 @@ def commit_of(ref: str, top: Path, apart: Sequence[Path] = ()) -> str:
     """
     if ref == HERE:
         return git(
-            "commit-tree", tree_here(top, apart), "-p", "HEAD", "-m", "the working tree", at=top, env=AUTHOR
+            "commit-tree",
+            tree_here(top, apart),
+            "-p",
+            "HEAD",
+            "-m",
+            "the working tree",
+            at=top,
+            env=AUTHOR,
         )
     try:
         return git("rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}", at=top)
     except ValueError as error:
         raise ValueError(
-            f"--ref must be a commit, branch or tag of {top}, or . for its working tree, got {ref!r}"
+            f"--ref must be a commit, branch or tag of {top}, or . for its working tree, got "
+            f"{ref!r}"
         ) from error
 
 
-AUTHOR = {f"GIT_{who}_{what}": "nocap" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+AUTHOR = {
+    f"GIT_{who}_{what}": "nocap" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")
+}
 # the same tree is the same commit
 AUTHOR |= {"GIT_AUTHOR_DATE": "@0 +0000", "GIT_COMMITTER_DATE": "@0 +0000"}
 
 
-def tree_here(top: Path, apart: Sequence[Path] = (), *, env: Mapping[str, str] | None = None) -> str:
-    """Return the tree of all files that git does not ignore and that do not lie `apart`, as they are now.
-    The index stays as it is."""
+def tree_here(
+    top: Path, apart: Sequence[Path] = (), *, env: Mapping[str, str] | None = None
+) -> str:
+    """Return the tree of all files that git does not ignore and that do not lie `apart`, as they
+    are now. The index stays as it is."""
     return _tree(top, apart, "add", "--all", env=env)
 
 
 @contextmanager
 def _aside(top: Path) -> Iterator[dict[str, str]]:
-    """Keep what git writes out of the repository: it would hold a copy of each file that it does not track
-    yet, for good. The environment for git inside the block."""
+    """Keep what git writes out of the repository: it would hold a copy of each file that it does
+    not track yet, for good. The environment for git inside the block."""
     objects = top / git("rev-parse", "--git-path", "objects", at=top)
     with tempfile.TemporaryDirectory() as folder:
         yield {"GIT_OBJECT_DIRECTORY": folder, "GIT_ALTERNATE_OBJECT_DIRECTORIES": str(objects)}
@@ -364,7 +413,9 @@ def tree_of(commit: str, top: Path, apart: Sequence[Path] = ()) -> str:
     return _tree(top, apart, "read-tree", commit)
 
 
-def _tree(top: Path, apart: Sequence[Path], *fill: str, env: Mapping[str, str] | None = None) -> str:
+def _tree(
+    top: Path, apart: Sequence[Path], *fill: str, env: Mapping[str, str] | None = None
+) -> str:
     with tempfile.TemporaryDirectory() as folder:
         env = {**(env or {}), "GIT_INDEX_FILE": str(Path(folder) / "index")}
         git(*fill, at=top, env=env)
@@ -390,7 +441,9 @@ def _inside(apart: Sequence[Path], top: Path) -> list[str]:
         for path in apart
         if path.resolve().is_relative_to(top.resolve())
     ]
-    named = [f":({'glob' if has_magic(str(path)) else 'literal'}){path.as_posix()}" for path in inside]
+    named = [
+        f":({'glob' if has_magic(str(path)) else 'literal'}){path.as_posix()}" for path in inside
+    ]
     return [":(glob)**/__pycache__/**", *named]
 
 
@@ -410,8 +463,8 @@ def is_dirty(top: Path, apart: Sequence[Path] = ()) -> bool:
 
 
 def worktree(commit: str, folder: Path, top: Path) -> Path:
-    """Return a worktree of this commit as it was committed, made anew where a race that was killed left
-    another one."""
+    """Return a worktree of this commit as it was committed, made anew where a race that was killed
+    left another one."""
     if folder.exists():
         clean = (
             repository(folder) == folder.resolve()
@@ -431,9 +484,11 @@ def drop(folder: Path, top: Path) -> None:
     git("worktree", "remove", "--force", str(folder), at=top)
 
 
-def digest_of_locked(files_of_arms: Mapping[str, Mapping[str, str]], patterns: Sequence[str]) -> str:
-    """Digest the files that match the patterns, which must be equal in all arms. `files_of_arms`: name
-    of an arm → its `files_of`.
+def digest_of_locked(
+    files_of_arms: Mapping[str, Mapping[str, str]], patterns: Sequence[str]
+) -> str:
+    """Digest the files that match the patterns, which must be equal in all arms. `files_of_arms`:
+    name of an arm → its `files_of`.
 
     Errors:
         ValueError: a pattern that matches nothing, or a file that is not the same in two arms.
@@ -446,8 +501,15 @@ def digest_of_locked(files_of_arms: Mapping[str, Mapping[str, str]], patterns: S
             files_by_arm.setdefault(name, {}).update(files)
     first, *others = files_by_arm.items() if files_by_arm else [("", {})]
     for name, files in others:
-        differing = sorted(path for path in {*first[1], *files} if first[1].get(path) != files.get(path))
-        require(not differing, "--locked", f"be equal in {first[0]} and {name}", ", ".join(differing[:3]))
+        differing = sorted(
+            path for path in {*first[1], *files} if first[1].get(path) != files.get(path)
+        )
+        require(
+            not differing,
+            "--locked",
+            f"be equal in {first[0]} and {name}",
+            ", ".join(differing[:3]),
+        )
     return digest(first[1])
 
 
@@ -464,26 +526,32 @@ def digest_of_linked(paths: Sequence[str], top: Path) -> str:
         for file in sorted(place.rglob("*")) if place.is_dir() else [place]:
             if file.is_file():
                 with file.open("rb") as content:
-                    hashes[str(file.relative_to(top))] = hashlib.file_digest(content, "sha256").hexdigest()
+                    hashes[str(file.relative_to(top))] = hashlib.file_digest(
+                        content, "sha256"
+                    ).hexdigest()
     return digest(hashes)
 
 
 def stamps_of(paths: Iterable[str], top: Path) -> dict[str, Stamp]:
-    """Stamp each file that is there: a file that is written between two runs changes what the next one
-    reads."""
+    """Stamp each file that is there: a file that is written between two runs changes what the next
+    one reads."""
     files = [
         file
         for path in paths
         for file in ((top / path).rglob("*") if (top / path).is_dir() else [top / path])
         if file.is_file()
     ]
-    return {str(file.relative_to(top)): (file.stat().st_size, file.stat().st_mtime_ns) for file in files}
+    return {
+        str(file.relative_to(top)): (file.stat().st_size, file.stat().st_mtime_ns) for file in files
+    }
 
 
 def link_in(paths: Sequence[str], top: Path, tree: Path) -> None:
     for path in paths:
         place = tree / path
-        require(place.is_symlink() or not place.exists(), "--link", "be a path that git ignores", path)
+        require(
+            place.is_symlink() or not place.exists(), "--link", "be a path that git ignores", path
+        )
         if not place.is_symlink():
             place.parent.mkdir(parents=True, exist_ok=True)
             place.symlink_to((top / path).resolve())

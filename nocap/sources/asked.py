@@ -1,5 +1,6 @@
-"""A question to whatever the paths of a command hold: runs, logs of another trainer, or results, which bring
-their question and their records along. What is typed goes before what stands in a result."""
+"""A question to whatever the paths of a command hold: runs, logs of another trainer, or results,
+which bring their question and their records along. What is typed goes before what stands in a
+result."""
 
 from __future__ import annotations
 
@@ -46,8 +47,8 @@ class Answer:
 
     @property
     def edited(self) -> bool:
-        """Say whether a result says what does not follow from its records. Where it was asked anew, its words
-        are not looked at."""
+        """Say whether a result says what does not follow from its records. Where it was asked anew,
+        its words are not looked at."""
         return any(each.edits or (each.changes and not self.typed) for each in self.results)
 
     @property
@@ -66,13 +67,17 @@ class Answer:
 
 
 def compared(
-    paths: Sequence[str], question: Question, *, group: str | None = None, logged: Logged | None = None
+    paths: Sequence[str],
+    question: Question,
+    *,
+    group: str | None = None,
+    logged: Logged | None = None,
 ) -> Answer:
     """Compare what the paths hold. `question`: what was typed of it.
 
     Errors:
-        ValueError: a path holds nothing; a result cannot be read, or asks or has something else than another;
-            or the question has no answer.
+        ValueError: a path holds nothing; a result cannot be read, or asks or has something else
+            than another; or the question has no answer.
     """
     logged = logged or Logged()
     files = [path for path in paths if _is_result(path) and not logged.format]

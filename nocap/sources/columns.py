@@ -1,4 +1,5 @@
-"""Columns of somebody else's log: what counts in a row, how it is usually called, and its numbers."""
+"""Columns of somebody else's log: what counts in a row, how it is usually called, and its
+numbers."""
 
 from __future__ import annotations
 
@@ -57,7 +58,10 @@ KEYS: dict[str, tuple[str, ...]] = {
     "budget": ("budget",),  # "time", where a limit of time ended it
     "started": ("started", "Created", "start_time"),  # sorts runs
     "epoch": ("epoch", "train/epoch"),  # how far it is, where it has no steps
-    "call": ("_step", "Step (calls of log)"),  # W&B's count, which is no step unless the program gave it
+    "call": (
+        "_step",
+        "Step (calls of log)",
+    ),  # W&B's count, which is no step unless the program gave it
 }
 SURE = ("step", "val_loss", "val_bpb", "train_s", "tokens")
 UNSURE = ("total", "epoch", "call")  # which other programs use for something else
@@ -104,13 +108,18 @@ def columns_of(text: str) -> Columns:
     for part in filter(None, text.split(",")):
         key, _, name = part.strip().partition("=")
         require(
-            key in KEYS and bool(name), "--columns", f"be KEY=NAME,… with keys of {', '.join(KEYS)}", part
+            key in KEYS and bool(name),
+            "--columns",
+            f"be KEY=NAME,… with keys of {', '.join(KEYS)}",
+            part,
         )
         chosen[key] = _column(key, name)
         divisor = chosen[key].divisor
         # a program may log the mean log-likelihood, whose sign is the other one
         turned = divisor == -1 and key in LOSSES
-        require(turned or divisor > 0, "--columns", "divide by a number above 0, or a loss by -1", text)
+        require(
+            turned or divisor > 0, "--columns", "divide by a number above 0, or a loss by -1", text
+        )
     return chosen
 
 
@@ -132,7 +141,8 @@ def _unit(name: str) -> float:
 
 
 def parts(name: str, known: Collection[str]) -> list[str]:
-    """List the columns that a name stands for: `attention+mlp` are two, where no column is called so."""
+    """List the columns that a name stands for: `attention+mlp` are two, where no column is called
+    so."""
     if name in known:
         return [name]
     return name.split("+")
@@ -163,7 +173,11 @@ def cell(row: Row, key: str, columns: Columns) -> object:
             return " ".join(several.values())
     for name in names(key, columns):
         if row.get(name) not in EMPTY:
-            return _in_seconds(row[name], name) if key == "train_s" and key not in columns else row[name]
+            return (
+                _in_seconds(row[name], name)
+                if key == "train_s" and key not in columns
+                else row[name]
+            )
     if key == "val_loss" and key not in columns and _is_of_validation(row):
         return row.get("loss")
     return None

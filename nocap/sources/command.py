@@ -1,10 +1,10 @@
-"""Anybody's training command, run once: what it prints, how long it takes, and how much memory its processes
-use.
+"""Anybody's training command, run once: what it prints, how long it takes, and how much memory its
+processes use.
 
-A run lies in a folder that its content names: the command's words, the files that it runs, the environment
-and the seed. `output.log` has a line of output a line, each with the seconds since the start; `result.json`
-is there once the command has ended well. Metrics are read from these, so that another pattern runs nothing
-again.
+A run lies in a folder that its content names: the command's words, the files that it runs, the
+environment and the seed. `output.log` has a line of output a line, each with the seconds since the
+start; `result.json` is there once the command has ended well. Metrics are read from these, so that
+another pattern runs nothing again.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ TAIL = 5  # lines of a failed run's output that are shown
 COSTS = [name for name, metric in METRICS.items() if metric.made_by == "command"]  # of every run
 
 
-# --- a metric -----------------------------------------------------------------------------------------------
+# --- a metric -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """Where a metric stands in what a command leaves: a pattern over its lines, or a name in `METRIC
-    name=number` lines or in a file."""
+    """Where a metric stands in what a command leaves: a pattern over its lines, or a name in
+    `METRIC name=number` lines or in a file."""
 
     what: str  # as it was typed
     better: Better = Better.lower
@@ -64,7 +64,9 @@ class Reading:
 
     @property
     def pattern(self) -> re.Pattern[str]:
-        return re.compile(self.what if "(" in self.what else rf"METRIC {re.escape(self.what)}=(?P<value>\S+)")
+        return re.compile(
+            self.what if "(" in self.what else rf"METRIC {re.escape(self.what)}=(?P<value>\S+)"
+        )
 
     @property
     def name(self) -> str:
@@ -76,7 +78,9 @@ class Reading:
     @property
     def metric(self) -> Metric:
         lower = Wording(better="lower", worse="higher", times="as high", no_worse="no higher")
-        higher = Wording(better="higher", worse="lower", times="as high", no_worse="no lower", as_speed=True)
+        higher = Wording(
+            better="higher", worse="lower", times="as high", no_worse="no lower", as_speed=True
+        )
         return Metric(
             name=self.name,
             title=self.name,
@@ -96,13 +100,17 @@ class Reading:
             pattern = self.pattern
         except re.error as error:
             raise ValueError(
-                f"{key} must be a regular expression with a group, or a name, got {self.what!r} ({error})"
+                f"{key} must be a regular expression with a group, or a name, got {self.what!r} "
+                f"({error})"
             ) from error
         rule = (
-            "have one group, or the groups value and step, as in 'step (?P<step>\\d+) loss (?P<value>\\S+)'"
+            "have one group, or the groups value and step, as in 'step (?P<step>\\d+) loss "
+            "(?P<value>\\S+)'"
         )
         groups = set(pattern.groupindex)
-        require(bool(self.what.strip()), key, "be a pattern with a group, or a name", repr(self.what))
+        require(
+            bool(self.what.strip()), key, "be a pattern with a group, or a name", repr(self.what)
+        )
         require("value" in groups if groups else pattern.groups == 1, key, rule, self.what)
 
     def curve(self, folder: Path) -> list[tuple[float | None, float, float]]:
@@ -112,7 +120,9 @@ class Reading:
             ValueError: a match that is no number, or a part of one.
         """
         if self.file:
-            return [(step, value, math.nan) for step, value in _of_file(folder, self.file, self.what)]
+            return [
+                (step, value, math.nan) for step, value in _of_file(folder, self.file, self.what)
+            ]
         points = list[tuple[float | None, float, float]]()
         like = "1.0"
         for seconds, line in lines(folder):
@@ -130,9 +140,9 @@ class Reading:
         return points
 
     def _matches(self, line: str, like: str) -> list[tuple[float | None, str]]:
-        """Find step and text of each match. A pattern of digits passes over `nan`, and the number before it
-        would stand for a run that diverged: `nan` counts where the pattern takes a number `like` that one in
-        its place.
+        """Find step and text of each match. A pattern of digits passes over `nan`, and the number
+        before it would stand for a run that diverged: `nan` counts where the pattern takes a number
+        `like` that one in its place.
 
         Errors:
             ValueError: a match that is a part of a number.
@@ -163,7 +173,10 @@ class Reading:
             points = self.curve(folder)
             require(bool(points), self.name, f"be in {where}", "nothing")
             require(
-                math.isfinite(points[-1][1]) or not finite, self.name, "be a finite number", points[-1][1]
+                math.isfinite(points[-1][1]) or not finite,
+                self.name,
+                "be a finite number",
+                points[-1][1],
             )
         except ValueError as error:
             run = result(folder) or {}
@@ -187,7 +200,8 @@ def number(text: str, name: str) -> float:
 
 
 def _with_numbers(line: str, like: str) -> tuple[str, dict[int, str]]:
-    """Put a number `like` this one in place of each that is not finite, and say where which one stood."""
+    """Put a number `like` this one in place of each that is not finite, and say where which one
+    stood."""
     lost = dict[int, str]()
     longer = 0
     for match in NOT_FINITE.finditer(line):
@@ -208,7 +222,9 @@ def _check_whole(match: re.Match[str], group: str | int, name: str) -> None:
         if whole.start() > start:
             return
         if whole.start() <= start and end <= whole.end():
-            require(whole.span() == (start, end), name, f"be all of the number {whole[0]}", match[group])
+            require(
+                whole.span() == (start, end), name, f"be all of the number {whole[0]}", match[group]
+            )
 
 
 def duration_s(text: str, key: str) -> float:
@@ -231,17 +247,17 @@ def lines(folder: Path, log: str = LOG) -> Iterator[tuple[float, str]]:
 
 
 def _kept(folder: Path, name: str) -> Path:
-    """Return the copy of a file that the command wrote, beside nocap's own. `name`: as it was typed, with
-    {seed}."""
+    """Return the copy of a file that the command wrote, beside nocap's own. `name`: as it was
+    typed, with {seed}."""
     return folder / f"kept-{NO_NAME.sub('_', Path(name).name)}"
 
 
 def _of_file(folder: Path, file: str, name: str) -> list[tuple[float | None, float]]:
-    """Return the value of a key of a JSON file, or of a column of a CSV or JSON-lines file, with its step
-    where there is one.
+    """Return the value of a key of a JSON file, or of a column of a CSV or JSON-lines file, with
+    its step where there is one.
 
-    A cell may be empty where nothing was measured, or where what was measured is no number. Cells that are
-    empty from some row on to the end, and none before, are of a run that diverged there.
+    A cell may be empty where nothing was measured, or where what was measured is no number. Cells
+    that are empty from some row on to the end, and none before, are of a run that diverged there.
     """
     try:
         rows = [row for row in _rows(_kept(folder, file)) if name in row]
@@ -272,7 +288,7 @@ def _rows(path: Path) -> list[Row]:
     return list(jsonl.read(path))
 
 
-# --- a run --------------------------------------------------------------------------------------------------
+# --- a run ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -324,10 +340,10 @@ def run(
     stop: threading.Event | None = None,
     prepare: Sequence[str] = (),
 ) -> None:
-    """Run it to its end. `prepare`: the words of a command that runs before it, where it runs, and counts in
-    no time and no memory. `keep`: files that it writes and that metrics are read from; somebody's own of such
-    a name are there again afterwards. `alone`: nothing else runs beside it, else its times are not kept.
-    `stop`: ends it from another thread.
+    """Run it to its end. `prepare`: the words of a command that runs before it, where it runs, and
+    counts in no time and no memory. `keep`: files that it writes and that metrics are read from;
+    somebody's own of such a name are there again afterwards. `alone`: nothing else runs beside it,
+    else its times are not kept. `stop`: ends it from another thread.
 
     Errors:
         FailedError: it did not end well, or its output cannot be written; the output stays.
@@ -350,10 +366,14 @@ def run(
     there = _stamps(globs)
     began, started, cpu_s = time.monotonic(), now(), _children_s()
     with _written_anew(files, folder):
-        code, peak = _ended(command, seed, folder / LOG, timeout_s=timeout_s, env=env or {}, stop=stop)
+        code, peak = _ended(
+            command, seed, folder / LOG, timeout_s=timeout_s, env=env or {}, stop=stop
+        )
         wall_s = time.monotonic() - began
     if code != 0:
-        raise FailedError(_why(code, folder / LOG, is_late=wall_s >= timeout_s, timeout_s=timeout_s))
+        raise FailedError(
+            _why(code, folder / LOG, is_late=wall_s >= timeout_s, timeout_s=timeout_s)
+        )
     for pattern, kept in globs.items():
         _keep_last(pattern, kept, there)
     times = {"wall_s": wall_s, "cpu_s": _children_s() - cpu_s} if alone else {}
@@ -391,8 +411,8 @@ def _why(code: int, log: Path, *, is_late: bool, timeout_s: float) -> str:
 
 @contextmanager
 def _written_anew(files: Mapping[Path, Path], folder: Path) -> Iterator[None]:
-    """Set somebody's own files aside for the block: an old one would be read as this run's. Those that are
-    written inside the block are kept."""
+    """Set somebody's own files aside for the block: an old one would be read as this run's. Those
+    that are written inside the block are kept."""
     for file in files:
         if os.path.lexists(file):
             shutil.move(file, _theirs(folder, file))
@@ -422,7 +442,9 @@ def _stamps(patterns: Iterable[str]) -> dict[Path, tuple[int, int]]:
 
 def _keep_last(pattern: str, kept: Path, before: Mapping[Path, tuple[int, int]]) -> None:
     """Copy the file that was written last of those that match, and that a run wrote."""
-    written = {path: stamp for path, stamp in _stamps([pattern]).items() if before.get(path) != stamp}
+    written = {
+        path: stamp for path, stamp in _stamps([pattern]).items() if before.get(path) != stamp
+    }
     if written:
         shutil.copyfile(max(written, key=lambda path: (written[path][0], path)), kept)
 
@@ -440,8 +462,8 @@ def _ended(
     env: Mapping[str, str],
     stop: threading.Event | None,
 ) -> tuple[int, int]:
-    """Start it and copy what it prints to its end, or until it is stopped: its exit code, and the most bytes
-    that its processes had."""
+    """Start it and copy what it prints to its end, or until it is stopped: its exit code, and the
+    most bytes that its processes had."""
     broken = list[OSError]()
     until = time.monotonic() + timeout_s
     with path.open("wb", buffering=0) as log:
@@ -453,7 +475,8 @@ def _ended(
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             encoding="utf-8",
-            errors="replace",  # a text stream takes \r as a line's end, too: a progress bar is a line a time
+            # a text stream takes \r as a line's end, too: a progress bar is a line a time
+            errors="replace",
             start_new_session=True,
         )
         assert process.stdout is not None
@@ -462,7 +485,9 @@ def _ended(
         )
         try:
             reader.start()
-            peak = _watch(process, until=until, halted=lambda: bool(broken or (stop and stop.is_set())))
+            peak = _watch(
+                process, until=until, halted=lambda: bool(broken or (stop and stop.is_set()))
+            )
         finally:
             _end(process)
             reader.join(GRACE_S)
@@ -475,8 +500,8 @@ def _ended(
 
 
 def _tied() -> list[str]:
-    """Return what ends a command with the race, also where the race gets SIGKILL: util-linux's, so not
-    outside Linux."""
+    """Return what ends a command with the race, also where the race gets SIGKILL: util-linux's, so
+    not outside Linux."""
     setpriv = shutil.which("setpriv")
     return [setpriv, "--pdeathsig", "KILL", "--"] if setpriv else []
 
@@ -506,8 +531,8 @@ def _copy(source: IO[str], log: IO[bytes], began: float, broken: list[OSError]) 
 
 
 def _watch(process: subprocess.Popen[str], *, until: float, halted: Callable[[], bool]) -> int:
-    """Return the most bytes that its processes had together, until it ends, its time is over, or it is
-    halted."""
+    """Return the most bytes that its processes had together, until it ends, its time is over, or it
+    is halted."""
     peak, tree = 0, psutil.Process(process.pid)
     while process.poll() is None and time.monotonic() < until and not halted():
         used = 0
@@ -530,8 +555,8 @@ def _tree(root: psutil.Process) -> list[psutil.Process]:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """End all processes of its group, and those that it started in other groups: they are asked, and
-    killed after a grace."""
+    """End all processes of its group, and those that it started in other groups: they are asked,
+    and killed after a grace."""
     away = _tree(psutil.Process(process.pid))[1:] if process.poll() is None else []
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):

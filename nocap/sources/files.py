@@ -1,5 +1,5 @@
-"""Which files of a path are logs, of which format, and which of them are pieces of one run. A format
-knows its logs by what is in them."""
+"""Which files of a path are logs, of which format, and which of them are pieces of one run. A
+format knows its logs by what is in them."""
 
 from __future__ import annotations
 
@@ -88,7 +88,8 @@ def of_paths(paths: Sequence[str], wanted: str | None) -> tuple[list[LogFile], l
     """Return the logs of these paths, each once, and lines about paths that hold none.
 
     Errors:
-        ValueError: there is nothing of that name, no path holds a log, or one holds logs of several formats.
+        ValueError: there is nothing of that name, no path holds a log, or one holds logs of several
+            formats.
     """
     known = [_format(name) for name in ([wanted] if wanted else BUILT_IN)]
     pieces = dict[tuple[str, str], list[Path]]()
@@ -109,7 +110,9 @@ def of_paths(paths: Sequence[str], wanted: str | None) -> tuple[list[LogFile], l
     logs = list[LogFile]()
     for key, (form, given) in by_key.items():
         place = Path(key[1])
-        logs.append(LogFile(pieces=pieces[key], place=place, format=form.name, read=form.read, given=given))
+        logs.append(
+            LogFile(pieces=pieces[key], place=place, format=form.name, read=form.read, given=given)
+        )
     return logs, [f"{path}: left out, it holds no log" for path in without]
 
 
@@ -130,7 +133,9 @@ def _format(name: str) -> Format:
             f"--format {path} cannot be run: {type(error).__name__}: {' '.join(str(error).split())}"
         ) from error
     ok = callable(defined.get("read")) and isinstance(defined.get("PATTERN"), str)
-    require(ok, f"--format {path}", "define read(path) and PATTERN, such as '*.txt'", "something else")
+    require(
+        ok, f"--format {path}", "define read(path) and PATTERN, such as '*.txt'", "something else"
+    )
     return _defined(path.name, defined)
 
 
@@ -159,7 +164,11 @@ def _logs(path: str, known: Sequence[Format], *, chosen: bool) -> list[tuple[Pat
         return [(Path(path), remote[0])]
     if place.is_file() and chosen:
         return [(place, known[0])]
-    found = [(file, form) for file in _files(place) if (form := _format_of(file, known, given=file == place))]
+    found = [
+        (file, form)
+        for file in _files(place)
+        if (form := _format_of(file, known, given=file == place))
+    ]
     found = _without_shadowed(found)
     names = dict.fromkeys(form.name for _, form in found)
     rule = "hold logs of one format; --format says which to read"
@@ -183,8 +192,8 @@ def _files(place: Path) -> Iterator[Path]:
 def _format_of(file: Path, known: Sequence[Format], *, given: bool) -> Format | None:
     """Return the format that knows a file, one that is not general first.
 
-    In a folder a general one reads what is called so, or was printed. What is called so, and nobody knows, is
-    its own too: it is named with what is wrong.
+    In a folder a general one reads what is called so, or was printed. What is called so, and nobody
+    knows, is its own too: it is named with what is wrong.
     """
     by_name = [form for form in known if form.takes(file)]
     try:
@@ -199,10 +208,13 @@ def _format_of(file: Path, known: Sequence[Format], *, given: bool) -> Format | 
 
 
 def _without_shadowed(found: Sequence[tuple[Path, Format]]) -> list[tuple[Path, Format]]:
-    """Leave out what W&B keeps beside the file of a run: copies of what was printed, and its own logs."""
+    """Leave out what W&B keeps beside the file of a run: copies of what was printed, and its own
+    logs."""
     homes = {file.parent for file, form in found if form.name == "wandb"}
     homes |= {home.parent for home in homes if home.parent.name == "wandb"}
-    return [(file, form) for file, form in found if form.name == "wandb" or not homes & {*file.parents}]
+    return [
+        (file, form) for file, form in found if form.name == "wandb" or not homes & {*file.parents}
+    ]
 
 
 def _seen(path: str) -> str:
@@ -212,7 +224,9 @@ def _seen(path: str) -> str:
         return "no file"
     shown = shorten((file.name for file in files), most=MOST_SEEN)
     takers = dict.fromkeys(
-        form.name for file in files if (form := _format_of(file, [*map(_format, BUILT_IN)], given=False))
+        form.name
+        for file in files
+        if (form := _format_of(file, [*map(_format, BUILT_IN)], given=False))
     )
     taken = f", which --format {' or '.join(takers)} reads" if takers else ", none of which is such"
     return f"{plural(len(files), 'file')} ({shown}){taken}"

@@ -1,5 +1,5 @@
-"""Runs of logs as records: what such a record has and lacks, which of them count once, and which are refused
-as they may be two arms."""
+"""Runs of logs as records: what such a record has and lacks, which of them count once, and which
+are refused as they may be two arms."""
 
 from __future__ import annotations
 
@@ -78,7 +78,8 @@ def make_records(every: Sequence[ReadRun], found: Found, hardware: str | None) -
     found.records = [record for record in found.records if record.identity not in repeated]
     for repeat, first in repeats:
         found.problems.append(
-            f"{repeat.name}: left out, its losses are those of {first.name}: a copy, or a trainer that takes "
+            f"{repeat.name}: left out, its losses are those of {first.name}: a copy, or a trainer "
+            f"that takes "
             "no seed"
         )
     _check_apart(found.records, by_record)
@@ -130,7 +131,8 @@ def _record(each: ReadRun, hardware: str | None) -> Record:
 
 
 def _seconds(run: LoggedRun) -> float | None:
-    """Return its time of training; where a budget of time ended it, that is said after its last loss."""
+    """Return its time of training; where a budget of time ended it, that is said after its last
+    loss."""
     if not run.clock or not run.points:
         return None
     if run.facts.get("budget") == TIME:
@@ -141,7 +143,9 @@ def _seconds(run: LoggedRun) -> float | None:
 def _curve(run: LoggedRun) -> Curve:
     """Return the curve of the rows that have a loss in nats and a step."""
     points = [
-        point for point in run.points if "step" in point and math.isfinite(point.get("val_loss", math.nan))
+        point
+        for point in run.points
+        if "step" in point and math.isfinite(point.get("val_loss", math.nan))
     ]
     return Curve(
         step=[int(point["step"]) for point in points],
@@ -153,8 +157,8 @@ def _curve(run: LoggedRun) -> Curve:
 
 
 def _repeats(records: Sequence[Record]) -> list[tuple[Record, Record]]:
-    """List runs of an arm that say no more than one before them: the whole curve is equal, or all runs of the
-    arm end at the same loss."""
+    """List runs of an arm that say no more than one before them: the whole curve is equal, or all
+    runs of the arm end at the same loss."""
     ends: dict[str, set[object]] = {}
     for record in records:
         ends.setdefault(record.arm, set()).add((record.val_loss, record.value("val_bpb")))
@@ -188,14 +192,16 @@ def _check_apart(records: Sequence[Record], runs_: dict[str, ReadRun]) -> None:
         if other is record:
             continue
         raise ValueError(
-            f"arm {record.arm}, seed {record.seed} has two runs with other losses, {other.name} and "
+            f"arm {record.arm}, seed {record.seed} has two runs with other losses, {other.name} "
+            f"and "
             f"{record.name}: they are never averaged; "
             f"{_apart(runs_[other.identity].run, runs_[record.identity].run)}{naming.FLAGS}"
         )
 
 
 def _apart(here: LoggedRun, there: LoggedRun) -> str:
-    """Say by which columns and settings, the same in all rows of a run, two runs can be told apart."""
+    """Say by which columns and settings, the same in all rows of a run, two runs can be told
+    apart."""
     names = list[str]()
     for name, text in here.others.items():
         if there.others.get(name, text) != text:
@@ -204,4 +210,7 @@ def _apart(here: LoggedRun, there: LoggedRun) -> str:
         return ""
     first = names[0]
     values = f"{here.others[first]} and {there.others[first]}"
-    return f"they differ in {shorten(names)} ({values}), so --columns arm={first} may tell them apart; "
+    return (
+        f"they differ in {shorten(names)} ({values}), so --columns arm={first} may tell them "
+        f"apart; "
+    )

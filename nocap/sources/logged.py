@@ -1,4 +1,5 @@
-"""What a log says of one run: its rows with a loss, in which steps may go back, and where it ended."""
+"""What a log says of one run: its rows with a loss, in which steps may go back, and where it
+ended."""
 
 from __future__ import annotations
 
@@ -21,11 +22,15 @@ class LoggedRun:
 
     facts: dict[str, str] = field(default_factory=dict)
     config: dict[str, str] = field(default_factory=dict)  # its settings
-    others: dict[str, str] = field(default_factory=dict)  # texts of columns that are the same in each row
+    others: dict[str, str] = field(
+        default_factory=dict
+    )  # texts of columns that are the same in each row
     now: dict[str, float] = field(default_factory=dict)  # the last number of each key
     points: list[dict[str, float]] = field(default_factory=list)  # rows with a loss
     finals: dict[str, float] = field(default_factory=dict)  # what was measured after training
-    levels: dict[str, str] = field(default_factory=dict)  # of its arm, where several columns name it
+    levels: dict[str, str] = field(
+        default_factory=dict
+    )  # of its arm, where several columns name it
     reached: dict[str, float] = field(default_factory=dict)  # the furthest on each axis
     begins: dict[str, float] = field(default_factory=dict)  # the first on each axis
     rows: int = 0
@@ -35,7 +40,9 @@ class LoggedRun:
     # where cells for a loss are, since the last that has one
     empty: list[float] = field(default_factory=list)
     sparse: bool = False  # a cell was empty before one that is not: losses are in some rows only
-    apart: bool = False  # a row without a loss stands at a step that has one: losses are rows of their own
+    apart: bool = (
+        False  # a row without a loss stands at a step that has one: losses are rows of their own
+    )
     calls_follow: bool = False  # W&B's count goes on by one: it is no step
 
     @property
@@ -49,8 +56,8 @@ class LoggedRun:
         return self.now.get(self.axis) if self.axis else None
 
     def is_another(self, numbers: Mapping[str, float]) -> bool:
-        """Say whether a row begins another run: where steps go back to the first, or where there are none,
-        and this one has its loss."""
+        """Say whether a row begins another run: where steps go back to the first, or where there
+        are none, and this one has its loss."""
         if self.axis is None:
             told = bool(self.facts.keys() & {"run", "seed"}) and bool(self.points)
             return told and any(key in self.points[-1] for key in numbers if key in LOSSES)
@@ -111,8 +118,8 @@ class LoggedRun:
             self.empty.append(self.at)
 
     def end(self) -> None:
-        """Add that the run diverged, where a cell is empty at which a loss was due: a program that writes
-        strict JSON, or a table, leaves the cell of what is no number empty."""
+        """Add that the run diverged, where a cell is empty at which a loss was due: a program that
+        writes strict JSON, or a table, leaves the cell of what is no number empty."""
         if self.axis is None or len(self.points) < LEAST_ROWS:
             return
         if len(self.points) + len(self.empty) < 2 * LEAST_ROWS:
@@ -128,8 +135,8 @@ class LoggedRun:
             self.points.append({**self.now, self.axis: lost[0], **dict.fromkeys(losses, math.nan)})
 
     def _due(self) -> float | None:
-        """Return where the next validation was due; `None`: they do not come regularly, or are rows of their
-        own, so that one may be missing."""
+        """Return where the next validation was due; `None`: they do not come regularly, or are rows
+        of their own, so that one may be missing."""
         places = [point.get(self.axis or "", math.nan) for point in self.points]
         gaps = {round(after - before, 9) for before, after in itertools.pairwise(places)}
         if len(gaps) > 1 or self.apart:

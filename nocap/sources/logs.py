@@ -1,9 +1,10 @@
-"""Logs that somebody else's trainer wrote, as records with less in them, so that they are compared as
-nocap's own runs are.
+"""Logs that somebody else's trainer wrote, as records with less in them, so that they are compared
+as nocap's own runs are.
 
-A format (`nocap.sources.formats`) gives rows; here they become runs, and `nocap.sources.naming` says
-which arm and seed each is. A run's last row with a loss is its end. What such a record lacks (code, data,
-config) nobody can check: it says that it is imported, and its comparison is exploratory.
+A format (`nocap.sources.formats`) gives rows; here they become runs, and `nocap.sources.naming`
+says which arm and seed each is. A run's last row with a loss is its end. What such a record lacks
+(code, data, config) nobody can check: it says that it is imported, and its comparison is
+exploratory.
 """
 
 from __future__ import annotations
@@ -53,13 +54,13 @@ def load(
     names: str = "",
     lengths: bool = True,
 ) -> Found:
-    """Return runs of these paths: nocap's own, or where none has such, those of logs. A log that cannot
-    be read is named and left out. `lengths`: a run that is shorter than the others of its arm is
-    unfinished.
+    """Return runs of these paths: nocap's own, or where none has such, those of logs. A log that
+    cannot be read is named and left out. `lengths`: a run that is shorter than the others of its
+    arm is unfinished.
 
     Errors:
-        ValueError: a path that is neither, logs of several formats, a format that cannot be used, or runs
-            that may be of one arm or of several.
+        ValueError: a path that is neither, logs of several formats, a format that cannot be used,
+            or runs that may be of one arm or of several.
     """
     # logs beside nocap's own runs are named there, and left out
     if not format and not all(map(_may_be_logs, paths)):
@@ -104,7 +105,9 @@ def _read(log: LogFile, root: int, loaded: _Loaded, columns: Columns) -> None:
         loaded.found.unreadable[log.shown] = str(error)
         return
     except Exception as error:  # the format may be anybody's
-        loaded.found.unreadable[log.shown] = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        loaded.found.unreadable[log.shown] = (
+            f"{type(error).__name__}: {' '.join(str(error).split())}"
+        )
         return
     loaded.found.problems += [f"{log.shown}: {line}" for line in read.lines]
     settings, config_name = _settings_beside(log, root, loaded)
@@ -144,8 +147,8 @@ def _read(log: LogFile, root: int, loaded: _Loaded, columns: Columns) -> None:
 
 
 def _settings_beside(log: LogFile, root: int, loaded: _Loaded) -> tuple[dict[str, str], str]:
-    """Return the settings of a log and the name of their file, whose seed is of no run where several logs
-    share it."""
+    """Return the settings of a log and the name of their file, whose seed is of no run where
+    several logs share it."""
     path = _config_beside(log, root)
     if path is None:
         return {}, ""
@@ -203,7 +206,11 @@ def _home(log: LogFile) -> str:
     """Return the folder that is the arm of a log where names say nothing."""
     for part in reversed(log.folders):
         left = naming.OF_THE_SEED.sub("", part).strip("=_- .")
-        is_repeat = naming.NEVER.fullmatch(part) or naming.WHEN.fullmatch(part) or naming.HASH.fullmatch(part)
+        is_repeat = (
+            naming.NEVER.fullmatch(part)
+            or naming.WHEN.fullmatch(part)
+            or naming.HASH.fullmatch(part)
+        )
         if left and not is_repeat and not naming.NUMBER.fullmatch(left):
             return part
     return log.folders[-1] if log.folders else log.shown
@@ -251,7 +258,11 @@ def _settle_lengths(every: Sequence[ReadRun]) -> None:
     """Call runs unfinished whose last loss stands before that of the longest run of their arm."""
     by_arm: dict[tuple[str, str | None], list[ReadRun]] = {}
     for each in every:
-        if each.status == "finished" and each.run.facts.get("budget") != TIME and each.end is not None:
+        if (
+            each.status == "finished"
+            and each.run.facts.get("budget") != TIME
+            and each.end is not None
+        ):
             by_arm.setdefault((each.named.arm, each.run.axis), []).append(each)
     for (_, axis), members in by_arm.items():
         ends = [each.end or 0.0 for each in members]
@@ -264,7 +275,9 @@ def _settle_lengths(every: Sequence[ReadRun]) -> None:
         for each, end in zip(members, ends, strict=True):
             if end < least:
                 units = "steps" if axis == "step" else f"{axis}s".removesuffix("ss")
-                each.status = f"unfinished: {end:,.4g} of {longest:,.4g} {units}, as others of its arm have"
+                each.status = (
+                    f"unfinished: {end:,.4g} of {longest:,.4g} {units}, as others of its arm have"
+                )
 
 
 def _settle_finals(every: Sequence[ReadRun]) -> Iterator[str]:

@@ -1,6 +1,6 @@
-"""What arm and seed a run of somebody's log is: what the log says, then the settings beside it, then the
-names of folders, files and runs. Two runs are never taken for one: what is not known is refused, with
-what settles it."""
+"""What arm and seed a run of somebody's log is: what the log says, then the settings beside it,
+then the names of folders, files and runs. Two runs are never taken for one: what is not known is
+refused, with what settles it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ SEEDS = re.compile(r"(?:^|[._/])(?:\w*_)?seed$", re.IGNORECASE)
 NAMES = "--names"
 LEAST = 2  # runs of an arm, of which numbers may be the seeds
 FLAGS = (
-    "--names '{arm}/{seed}' says how paths name them, --columns arm=COLUMN,seed=COLUMN what in the log does"
+    "--names '{arm}/{seed}' says how paths name them, --columns arm=COLUMN,seed=COLUMN what "
+    "in the log does"
 )
 
 
@@ -137,7 +138,9 @@ def _take_out(run: NamedRun, span: tuple[int, int]) -> None:
 
 def _seeds_of_config(runs: Sequence[NamedRun]) -> None:
     for run in runs:
-        known = [key for key, value in run.config.items() if SEEDS.search(key) and value.isdecimal()]
+        known = [
+            key for key, value in run.config.items() if SEEDS.search(key) and value.isdecimal()
+        ]
         keys = sorted(known, key=len)
         if keys and not run.seed:
             run.seed = run.config[keys[0]]
@@ -166,8 +169,8 @@ def _read_names(run: NamedRun) -> None:
 
 
 def _numbers_are_seeds(runs: Sequence[NamedRun]) -> bool:
-    """Take the last number in the names of each run as its seed, where arms of several runs count alike from
-    0 or 1."""
+    """Take the last number in the names of each run as its seed, where arms of several runs count
+    alike from 0 or 1."""
     stems, numbers = list[str](), list[str]()
     for run in runs:
         found = _last_number(run)
@@ -262,8 +265,9 @@ def _without_number(part: str, taken: list[str]) -> str:
 
 
 def _by_labels(runs: Sequence[NamedRun]) -> None:
-    """Name the arms by folders; by files where there is one folder, or it has several runs of a seed; by
-    settings that vary; by the names that logs give to runs where nothing else tells them apart."""
+    """Name the arms by folders; by files where there is one folder, or it has several runs of a
+    seed; by settings that vary; by the names that logs give to runs where nothing else tells them
+    apart."""
     folders = [run.labels["folder names"] for run in runs]
     files = [run.labels["file names"] for run in runs]
     told: dict[str, list[str]] = {}
@@ -304,12 +308,15 @@ def _least(told: dict[str, list[str]]) -> dict[str, list[str]]:
 
 def _collide(runs: Sequence[NamedRun], told: Mapping[str, Sequence[str]]) -> bool:
     """Say whether two runs have one arm and seed."""
-    named = [(*labels, run.seed) for run, *labels in zip(runs, *told.values(), strict=True) if run.seed]
+    named = [
+        (*labels, run.seed) for run, *labels in zip(runs, *told.values(), strict=True) if run.seed
+    ]
     return len({*named}) < len(named)
 
 
 def _varying(runs: Sequence[NamedRun]) -> list[str]:
-    """List the settings that vary, without the seed, what is a function of it, and names of places."""
+    """List the settings that vary, without the seed, what is a function of it, and names of
+    places."""
     known = [run for run in runs if run.config]
     keys = dict.fromkeys(key for run in known for key in run.config)
     varying = list[str]()
@@ -326,18 +333,27 @@ def _varying(runs: Sequence[NamedRun]) -> list[str]:
 
 
 def _is_of_seed(runs: Sequence[NamedRun], key: str) -> bool:
-    """Say whether a setting follows from the seed, which several runs have: that of the data's order."""
+    """Say whether a setting follows from the seed, which several runs have: that of the data's
+    order."""
     values: dict[str, set[str]] = {}
     for run in runs:
         values.setdefault(run.seed, set()).add(run.config.get(key, ""))
     often = Counter(run.seed for run in runs)
-    return "" not in often and max(often.values()) > 1 and all(len(found) == 1 for found in values.values())
+    return (
+        "" not in often
+        and max(often.values()) > 1
+        and all(len(found) == 1 for found in values.values())
+    )
 
 
 def _settings(run: NamedRun, keys: Sequence[str]) -> str:
     last = [re.split(r"[./]", key)[-1] for key in keys]
-    shown = [short if last.count(short) == 1 else key for short, key in zip(last, keys, strict=True)]
-    return " ".join(f"{short}={run.config.get(key, '–')}" for short, key in zip(shown, keys, strict=True))
+    shown = [
+        short if last.count(short) == 1 else key for short, key in zip(last, keys, strict=True)
+    ]
+    return " ".join(
+        f"{short}={run.config.get(key, '–')}" for short, key in zip(shown, keys, strict=True)
+    )
 
 
 def _check_crossing(runs: Sequence[NamedRun]) -> None:
@@ -360,8 +376,8 @@ def _check_crossing(runs: Sequence[NamedRun]) -> None:
 def _check_loose(runs: Sequence[NamedRun], told: Mapping[str, object], *, are_set: bool) -> None:
     """
     Errors:
-        ValueError: runs without a seed differ only by numbers, hashes or times, and no name or setting
-            (`are_set`) tells arms apart.
+        ValueError: runs without a seed differ only by numbers, hashes or times, and no name or
+            setting (`are_set`) tells arms apart.
     """
     unnamed = [run for run in runs if not run.seed]
     often = Counter(run.arm for run in unnamed)
@@ -376,13 +392,15 @@ def _check_loose(runs: Sequence[NamedRun], told: Mapping[str, object], *, are_se
         n = len(apart)
         names = shorten((run.shown for run in apart), most=4)
         raise ValueError(
-            f"{names} differ only by a number, a hash or a time, which may name {n} arms, or runs of one "
+            f"{names} differ only by a number, a hash or a time, which may name {n} arms, or runs "
+            f"of one "
             f"arm, which is the guess; {FLAGS}"
         )
 
 
 def _differ_by_numbers(runs: Sequence[NamedRun], told: Mapping[str, object]) -> bool:
-    """Say whether each run is an arm of its own, and the names of these differ in nothing but digits."""
+    """Say whether each run is an arm of its own, and the names of these differ in nothing but
+    digits."""
     names = {*told} <= {"folder names", "file names", "names of runs"}
     arms = [run.arm for run in runs]
     bare = {re.sub(r"\d+", "", arm) for arm in arms}

@@ -1,9 +1,10 @@
-"""A race of commands: pairs of runs, interleaved, until the answer is safe or the pairs are spent; then the
-judge's result.
+"""A race of commands: pairs of runs, interleaved, until the answer is safe or the pairs are spent;
+then the judge's result.
 
-The first arm is the baseline. A repeat runs every arm once with its seed, forwards and backwards in turns, so
-that a machine that drifts favours none. After 3, 6, 12, … repeats `nocap.judge.turns` judges the rows, and
-the race stops where all arms are decided. Its registration, `race.json`, is written before the first run.
+The first arm is the baseline. A repeat runs every arm once with its seed, forwards and backwards in
+turns, so that a machine that drifts favours none. After 3, 6, 12, … repeats `nocap.judge.turns`
+judges the rows, and the race stops where all arms are decided. Its registration, `race.json`, is
+written before the first run.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class Race:
     log: Callable[[str], None] = print
     _runs: dict[Path, _Run] = field(default_factory=dict, init=False)  # each is read once
 
-    # --- what it is -----------------------------------------------------------------------------------------
+    # --- what it is -------------------------------------------------------------------------------
 
     @property
     def stated(self) -> dict[str, object]:
@@ -95,9 +96,12 @@ class Race:
         timed = self.sessions > 1
         return {
             "arms": self._stated_arms(),
-            "metrics": [[reading.what, reading.file, reading.better.value] for reading in self.readings],
+            "metrics": [
+                [reading.what, reading.file, reading.better.value] for reading in self.readings
+            ],
             "guards": [
-                [guard.reading.what, guard.margin, guard.reading.better.value] for guard in self.guards
+                [guard.reading.what, guard.margin, guard.reading.better.value]
+                for guard in self.guards
             ],
             "expect": self._stated_ends(),
             "target": self.target,
@@ -121,8 +125,8 @@ class Race:
         return self.output_dir / "races" / digest(self.stated)
 
     def place(self, arm: Command, repeat: int) -> Path:
-        """Return the folder of a run, which all races share. A run of another race was not made in the
-        sessions of this one: where there are several, the race has runs of its own."""
+        """Return the folder of a run, which all races share. A run of another race was not made in
+        the sessions of this one: where there are several, the race has runs of its own."""
         runs = self.folder / "runs" if self.sessions > 1 else self.output_dir / "commands"
         return runs / f"{arm.content}-{self.first_seed + repeat}"
 
@@ -153,7 +157,9 @@ class Race:
         """Say why a race that is not registered yet is exploratory; nothing where it is not."""
         there = 0
         for arm in self.arms:
-            there += sum(result(self.place(arm, repeat)) is not None for repeat in range(self.pairs))
+            there += sum(
+                result(self.place(arm, repeat)) is not None for repeat in range(self.pairs)
+            )
         arms = [*self._stated_arms().values()]
         raced = False
         for path in self.folder.parent.glob(f"*/{FILE}"):
@@ -166,7 +172,7 @@ class Race:
             reasons.append("its arms were raced before with other seeds, metrics or ends")
         return "; ".join(reasons)
 
-    # --- runs -----------------------------------------------------------------------------------------------
+    # --- runs -------------------------------------------------------------------------------------
 
     def run(self) -> Raced:
         """Run all that is missing, look by look, and return what it shows.
@@ -185,8 +191,9 @@ class Race:
         return Raced(registration=registration, result=self.judged(begun))
 
     def _stops(self) -> Sequence[int]:
-        """List after how many repeats it looks: at the analyses, the first of which shows whether commands
-        ignore their seed, and at the end. With several sessions it may have to wait before each repeat."""
+        """List after how many repeats it looks: at the analyses, the first of which shows whether
+        commands ignore their seed, and at the end. With several sessions it may have to wait before
+        each repeat."""
         if self.sessions > 1:
             return range(1, self.pairs + 1)
         return sorted(n for n in {*analyses(), self.pairs} if n <= self.pairs)
@@ -201,8 +208,8 @@ class Race:
         return judge(self.rows(n), self.question)
 
     def _measure(self, repeats: range) -> None:
-        """Run what is missing of these repeats, `jobs` at once, in the order in which arms take turns. After
-        a failure nothing more begins, and what runs goes on to its end."""
+        """Run what is missing of these repeats, `jobs` at once, in the order in which arms take
+        turns. After a failure nothing more begins, and what runs goes on to its end."""
         with ThreadPoolExecutor(self.jobs) as pool:
             try:
                 runs = [pool.submit(self._run, arm, repeat) for arm, repeat in self._turns(repeats)]
@@ -236,8 +243,8 @@ class Race:
         self.log(f"{arm.name}, seed {seed}: {self.readings[0].name} {values[0]:g}  {spent_s:.1f} s")
 
     def _is_there(self, place: Path) -> bool:
-        """Say whether a run ended well with all that is read from it, and alone where its times are asked
-        for."""
+        """Say whether a run ended well with all that is read from it, and alone where its times are
+        asked for."""
         known = result(place) or {}
         costs = {metric.name for metric in self.costs} - {*TO_TARGET}
         return costs <= known.keys() and all(reading.is_in(place) for reading in self.measured)
@@ -252,7 +259,7 @@ class Race:
         self.log(f"waiting {self.apart_s / 60:g} minutes: session {session} of {self.sessions}")
         time.sleep(self.apart_s)
 
-    # --- rows and question ----------------------------------------------------------------------------------
+    # --- rows and question ------------------------------------------------------------------------
 
     @property
     def measured(self) -> list[Reading]:
@@ -261,7 +268,8 @@ class Race:
 
     @property
     def costs(self) -> list[Metric]:
-        """List what is compared beside that, as ratios. Runs that share the machine have no times."""
+        """List what is compared beside that, as ratios. Runs that share the machine have no
+        times."""
         names = MEASURED if self.target is not None else COSTS
         metrics = [METRICS[name] for name in names]
         return [metric for metric in metrics if self.jobs == 1 or metric.unit != "s"]
@@ -312,9 +320,13 @@ class Race:
         return _Run(measurements=measurements, crossings=crossings)
 
     def _to_target(self, place: Path, target: float) -> dict[str, TargetCrossing]:
-        """Return where the run came to the target, on the curve of the first metric. Its seconds are those at
-        which it printed that it was there."""
-        points = [(step, value, at) for step, value, at in self.readings[0].curve(place) if step is not None]
+        """Return where the run came to the target, on the curve of the first metric. Its seconds
+        are those at which it printed that it was there."""
+        points = [
+            (step, value, at)
+            for step, value, at in self.readings[0].curve(place)
+            if step is not None
+        ]
         steps = [step for step, _, _ in points]
         seconds = [at for _, _, at in points]
         sign = -1 if self.readings[0].better is Better.higher else 1  # the curve that is read falls
@@ -323,12 +335,15 @@ class Race:
         if there is None:
             return dict.fromkeys(TO_TARGET, TargetCrossing.never(math.inf))
         after = next(i for i, step in enumerate(steps) if step >= there.at)
-        said = TargetCrossing(at=seconds[after], before=seconds[max(after - 1, 0)], after=seconds[after])
+        said = TargetCrossing(
+            at=seconds[after], before=seconds[max(after - 1, 0)], after=seconds[after]
+        )
         return dict(zip(TO_TARGET, (said, there), strict=True))
 
 
 def _row(arm: str, seed: int, metric: Metric, value: float, when: str) -> Measurement:
-    """Return a measurement of a run; refused where the value is endless, as of a target that was not met."""
+    """Return a measurement of a run; refused where the value is endless, as of a target that was
+    not met."""
     if math.isinf(value):
         ending = Ending.refused
         return Measurement(

@@ -32,7 +32,16 @@ from nocap.store.formats import shorten
 
 NAMES = 1000  # of columns that a message may offer
 FINISHED = {"finished", "completed", "complete", "succeeded", "success", "done", "ok"}
-OTHER_STATES = {"running", "crashed", "failed", "killed", "preempted", "preempting", "scheduled", "pending"}
+OTHER_STATES = {
+    "running",
+    "crashed",
+    "failed",
+    "killed",
+    "preempted",
+    "preempting",
+    "scheduled",
+    "pending",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,7 +112,8 @@ def runs_of(rows: Iterable[Row], columns: Columns) -> LogRead:
     """Return the runs of one log, and lines about it.
 
     Errors:
-        ValueError: a cell that should be a number, no loss, two losses of a step, or no such column.
+        ValueError: a cell that should be a number, no loss, two losses of a step, or no such
+            column.
     """
     reading = _Reading(columns=columns)
     try:
@@ -129,7 +139,8 @@ def runs_of(rows: Iterable[Row], columns: Columns) -> LogRead:
 
 
 def _add_lost(runs: Sequence[LoggedRun]) -> None:
-    """Add that a run of a table of final losses diverged, where its cell is empty and others have a loss."""
+    """Add that a run of a table of final losses diverged, where its cell is empty and others have a
+    loss."""
     ended = [run for run in runs if run.points]
     if any(run.rows > 1 for run in ended):
         return
@@ -161,7 +172,8 @@ def _lines_about(every: Sequence[LoggedRun], with_loss: Sequence[LoggedRun]) -> 
         if run.twice:
             columns = shorten(run.others) if run.others else "none of its columns"
             raise ValueError(
-                f"{title(run.facts) or 'it'} must have one loss a step, got several that differ (what is the "
+                f"{title(run.facts) or 'it'} must have one loss a step, got several that differ "
+                f"(what is the "
                 f"same in all its rows: {columns}); --columns arm=NAME or run=NAME tells runs apart"
             )
     if any(not run.clock for run in with_loss):

@@ -1,5 +1,5 @@
-"""Name checkpoints, and find what a killed process left. Only names that nocap makes are ever touched. No
-torch."""
+"""Name checkpoints, and find what a killed process left. Only names that nocap makes are ever
+touched. No torch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def step_of(path: Path) -> int | None:
 
 
 def newest_first(root: Path) -> list[Path]:
-    """List all paths with a checkpoint's name, also one that is no folder: it is in the way of one."""
+    """List all paths with a checkpoint's name, also one that is no folder: it is in the way of
+    one."""
     steps = dict[Path, int]()
     for path in _inside(root):
         step = step_of(path)
@@ -63,7 +64,7 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-# --- what a killed process leaves ---------------------------------------------------------------------------
+# --- what a killed process leaves -----------------------------------------------------------------
 
 
 def unfinished(folder: Path, *, older_than_s: float = 0.0) -> list[Path]:
@@ -104,6 +105,9 @@ def _is_whole(path: Path) -> bool:
     try:
         sums = parse_json(read_text(path / MANIFEST))
         # a pipe would be waited for
-        return all((path / name).is_file() and sha256(path / name) == digest for name, digest in sums.items())
+        return all(
+            (path / name).is_file() and sha256(path / name) == digest
+            for name, digest in sums.items()
+        )
     except (OSError, ValueError, AttributeError):
         return False

@@ -1,4 +1,5 @@
-"""Carry out a command: read its words, call its function, answer as JSON, and end with an exit code."""
+"""Carry out a command: read its words, call its function, answer as JSON, and end with an exit
+code."""
 
 from __future__ import annotations
 
@@ -20,7 +21,11 @@ from nocap.store.files import write_file
 from nocap.store.record import SCHEMA_VERSION, write_json
 from nocap.store.runs import OUTPUTS
 
-STREAMS = ("/dev", "/dev/fd", "/proc/self/fd")  # what is there is no file, though stdout may lead to one
+STREAMS = (
+    "/dev",
+    "/dev/fd",
+    "/proc/self/fd",
+)  # what is there is no file, though stdout may lead to one
 
 
 def command(
@@ -31,8 +36,8 @@ def command(
     answer: str = "",
     lines: bool = False,
 ) -> int:
-    """Carry a command out: `call` gets what was typed, with `options.answer` for --json, and returns the exit
-    code.
+    """Carry a command out: `call` gets what was typed, with `options.answer` for --json, and
+    returns the exit code.
 
     `answer`: what --json writes; without it there is no such flag. `lines`: see `answering`.
     """
@@ -64,8 +69,8 @@ def add_allow_code(parser: argparse.ArgumentParser) -> None:
 
 
 def check_writable(key: str, path: Path | None) -> None:
-    """Refuse a file that cannot be written before the measurement that it is for; `-` too, which only --json
-    takes for stdout. None: nobody asks for one.
+    """Refuse a file that cannot be written before the measurement that it is for; `-` too, which
+    only --json takes for stdout. None: nobody asks for one.
 
     Errors:
         ValueError: it cannot.
@@ -82,8 +87,8 @@ def check_writable(key: str, path: Path | None) -> None:
 
 @contextmanager
 def writing(key: str, path: Path) -> Iterator[Path]:
-    """Yield where to write a file that a person named; its folder is created, and its name printed after the
-    block. A link to a file is followed.
+    """Yield where to write a file that a person named; its folder is created, and its name printed
+    after the block. A link to a file is followed.
 
     Errors:
         ValueError: it cannot be written.
@@ -101,10 +106,12 @@ def writing(key: str, path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def answering(path: Path | None, *, lines: bool = False) -> Iterator[Callable[[Mapping[str, Any]], None]]:
-    """Yield the function that takes a command's answer for --json. On stdout the answer is a line, and all
-    that the block prints goes to stderr; a file is written at the block's end. None: nobody asks for it.
-    `lines`: there may be several answers, and a file has a line for each, too.
+def answering(
+    path: Path | None, *, lines: bool = False
+) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """Yield the function that takes a command's answer for --json. On stdout the answer is a line,
+    and all that the block prints goes to stderr; a file is written at the block's end. None: nobody
+    asks for it. `lines`: there may be several answers, and a file has a line for each, too.
 
     Errors:
         ValueError: the file cannot be written. That is known before the block begins.

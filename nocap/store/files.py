@@ -11,14 +11,18 @@ from typing import TextIO
 from nocap.config.outward import redact, visible
 
 
-def write_file(path: Path, *parts: bytes | memoryview, stage: Path | None = None, mode: int = 0o666) -> None:
-    """Write a file so that a reader sees the old one or the new one, whole: a temporary file beside it, or in
-    the `stage` of a lease, synced, then renamed. `mode`: who may read and write it, less the umask.
+def write_file(
+    path: Path, *parts: bytes | memoryview, stage: Path | None = None, mode: int = 0o666
+) -> None:
+    """Write a file so that a reader sees the old one or the new one, whole: a temporary file beside
+    it, or in the `stage` of a lease, synced, then renamed. `mode`: who may read and write it, less
+    the umask.
 
     A symlink is replaced, not followed: a folder that somebody sent leads nowhere else.
 
     Errors:
-        OSError: it cannot be written; or a device, pipe or folder has this name, which stays as it is.
+        OSError: it cannot be written; or a device, pipe or folder has this name, which stays as it
+            is.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if os.path.lexists(path) and not (path.is_symlink() or path.is_file()):
@@ -48,14 +52,14 @@ def append_text(path: Path, text: str) -> None:
 
 
 def to_append(path: Path) -> TextIO:
-    """Open a file for more lines. A link in its place is removed; a pipe that nobody reads is an error, not a
-    hang."""
+    """Open a file for more lines. A link in its place is removed; a pipe that nobody reads is an
+    error, not a hang."""
     if path.is_symlink():
         path.unlink()
     return open(path, "a", encoding="utf-8", opener=not_elsewhere)
 
 
 def not_elsewhere(name: str, flags: int) -> int:
-    """Open a file to write to it. A link is an error: it is not followed to a place that somebody else
-    chose."""
+    """Open a file to write to it. A link is an error: it is not followed to a place that somebody
+    else chose."""
     return os.open(name, flags | os.O_NONBLOCK | os.O_NOFOLLOW, 0o666)

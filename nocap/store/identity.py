@@ -1,13 +1,13 @@
-"""What makes two runs the same run: config with its seed, source of what computes its numbers, data,
-environment.
+"""What makes two runs the same run: config with its seed, source of what computes its numbers,
+data, environment.
 
-The source is a hash for each module: those of the step and of the run's options, and those that their import
-statements name. It is of the file without docstrings and comments. The modules in `QUIET` compute no number,
-and do not count: how a run is configured, stored, shown and measured.
+The source is a hash for each module: those of the step and of the run's options, and those that
+their import statements name. It is of the file without docstrings and comments. The modules in
+`QUIET` compute no number, and do not count: how a run is configured, stored, shown and measured.
 
-What an option from outside imports counts, too: an installed package by its version, any other module by its
-content, and what that one imports. Python's own modules do not, nor does torch, whose version is in the
-environment.
+What an option from outside imports counts, too: an installed package by its version, any other
+module by its content, and what that one imports. Python's own modules do not, nor does torch, whose
+version is in the environment.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from nocap.store.record import digest as digest
 def identity_parts(run: Run, *, data_fingerprint: str) -> dict[str, Any]:
     """Return the parts, each comparable by itself: `nocap.runs why` shows where two runs part ways.
 
-    A run with `trainer.init_from` has one more, `init`, and one that learns from another run has `teachers`:
-    see `nocap.launch.sources`.
+    A run with `trainer.init_from` has one more, `init`, and one that learns from another run has
+    `teachers`: see `nocap.launch.sources`.
     """
     return {
         "config": config_that_counts(run),
@@ -57,8 +57,8 @@ def identity_parts(run: Run, *, data_fingerprint: str) -> dict[str, Any]:
 
 
 def config_that_counts(run: Run) -> dict[str, Any]:
-    """Return the resolved config without the keys that change no number: how a run is shown, stored or
-    spread over devices."""
+    """Return the resolved config without the keys that change no number: how a run is shown, stored
+    or spread over devices."""
     config = run.that_count("identity", to_plain(run))
     if run.trainer.device is Device.cuda:
         config["trainer"].pop("threads")
@@ -70,8 +70,8 @@ OF_THE_MACHINE = ("threads", "malloc", "device", "precision", "val_precision", "
 
 
 def differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
-    """Return what makes two runs differ, each in words: a setting of the machine, `code`, `data`, and
-    `config` where it is more than these."""
+    """Return what makes two runs differ, each in words: a setting of the machine, `code`, `data`,
+    and `config` where it is more than these."""
     a = dict(flat(was))
     b = dict(flat(now))
     keys = [key for key in dict.fromkeys([*a, *b]) if a.get(key) != b.get(key)]
@@ -81,7 +81,9 @@ def differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
     for key in keys:
         if key.startswith("source."):
             code.append(key.removeprefix("source."))
-        elif key.startswith("environment.") or key.removeprefix("config.trainer.") in OF_THE_MACHINE:
+        elif (
+            key.startswith("environment.") or key.removeprefix("config.trainer.") in OF_THE_MACHINE
+        ):
             name = key.rpartition(".")[2]
             reasons[name] = f"{name} ({a.get(key)}, now {b.get(key)})"
         elif key != "data":
@@ -95,11 +97,14 @@ def differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
     return reasons
 
 
-# --- source -------------------------------------------------------------------------------------------------
+# --- source ---------------------------------------------------------------------------------------
 
 
 # Name and file of a module of torch, of Triton's making, or of Python.
-_KNOWN = rf"torch[. ]|\S+ (.*/\.triton|{re.escape(os.path.dirname(os.__file__))})/(?!(?:site|dist)-packages/)"
+_KNOWN = (
+    rf"torch[. ]|\S+ "
+    rf"(.*/\.triton|{re.escape(os.path.dirname(os.__file__))})/(?!(?:site|dist)-packages/)"
+)
 STEP = ("nocap.training.loop", "nocap.training.step")
 # Modules that compute no number.
 QUIET = (
@@ -118,31 +123,33 @@ QUIET = (
     "nocap.training.recorder",
     "nocap.training.state",
 )
-# Groups whose options compute no number but the tokens, whose content is hashed. The code that makes tokens
-# is in the key by which `nocap.data.made` keeps them.
+# Groups whose options compute no number but the tokens, whose content is hashed. The code that
+# makes tokens is in the key by which `nocap.data.made` keeps them.
 HASHED_OTHERWISE = ("data", "tokenizer", "tracker")
 
 
 def source_hashes(run: Run, *, of: str = "identity") -> dict[str, str]:
-    """Return `hashes` of what computes this run's numbers, or with `of="step"` of what a step's time depends
-    on."""
+    """Return `hashes` of what computes this run's numbers, or with `of="step"` of what a step's
+    time depends on."""
     return hashes([*STEP, *_of_options(run, of)])
 
 
 def hashes(modules: Iterable[str]) -> dict[str, str]:
-    """Return module → hash of its code, for each of these and of those that they import, without what
-    computes no number; installed package → version, for those that code from outside imports."""
+    """Return module → hash of its code, for each of these and of those that they import, without
+    what computes no number; installed package → version, for those that code from outside
+    imports."""
     closure = _closure(modules)
     return {name: closure[name][0] for name in sorted(closure)}
 
 
 def check_source(run: Run, source: dict[str, str]) -> None:
-    """Refuse what is not in `source`, the one of a run's manifest, in the process that trains it, once all of
-    its code has been used.
+    """Refuse what is not in `source`, the one of a run's manifest, in the process that trains it,
+    once all of its code has been used.
 
     Errors:
-        InputError: code has changed since the command began, or a module counts for no identity: it came from
-            a file, after the first option from outside, and by no import statement of theirs.
+        InputError: code has changed since the command began, or a module counts for no identity: it
+            came from a file, after the first option from outside, and by no import statement of
+                theirs.
     """
     now = source_hashes(run)
     rules = dict[str, str]()
@@ -151,7 +158,8 @@ def check_source(run: Run, source: dict[str, str]) -> None:
             rules[name] = "be what this command began with"
     for name, path in _uncounted():
         rules[f"{name} ({path})"] = (
-            "be an installed package, or in an import statement: by those nocap finds what makes a run"
+            "be an installed package, or in an import statement: by those nocap finds what makes "
+            "a run"
         )
     if rules:
         lines = [
@@ -162,8 +170,8 @@ def check_source(run: Run, source: dict[str, str]) -> None:
 
 
 def _uncounted() -> Iterator[tuple[str, Path]]:
-    """Yield name and file of each module that came from a file, after the first option from outside, and
-    counts for no identity."""
+    """Yield name and file of each module that came from a file, after the first option from
+    outside, and counts for no identity."""
     counted = {path for _, path in _closure(file.module for file in _loaded()).values()}
     for name in sorted(sys.modules.keys() - outside.LOADED):
         path = Path(str(getattr(sys.modules[name], "__file__", None)))
@@ -174,7 +182,8 @@ def _uncounted() -> Iterator[tuple[str, Path]]:
 
 
 def _loaded() -> list[outside.File]:
-    """List the files from outside that this process runs: a command may have chosen more, for other runs."""
+    """List the files from outside that this process runs: a command may have chosen more, for other
+    runs."""
     return [file for file in outside.files() if file.module in sys.modules]
 
 
@@ -182,14 +191,18 @@ def _closure(modules: Iterable[str]) -> dict[str, tuple[str, Path]]:
     """Return module → hash, installed package → version, each with its file."""
     closure = dict[str, tuple[str, Path]]()
     reached = {""}
-    waiting = [(module, PACKAGE) for module in modules]  # each with the folder of the file that imports it
+    waiting = [
+        (module, PACKAGE) for module in modules
+    ]  # each with the folder of the file that imports it
     while waiting:
         module, beside = waiting.pop()
         if module in reached:
             continue
         reached.add(module)
         if not module.startswith("nocap."):
-            waiting.append((module.rpartition(".")[0], beside))  # importing a module runs its packages
+            waiting.append(
+                (module.rpartition(".")[0], beside)
+            )  # importing a module runs its packages
         path = None if is_quiet(module) else module_path(module, beside)
         if path is None:
             continue
@@ -214,7 +227,9 @@ def _absolute(module: str, path: Path, imports: Iterable[tuple[int, str]]) -> It
 def _of_options(run: Run, what: str) -> list[str]:
     without = {*HASHED_OTHERWISE, *(f.name for f in fields(Run) if f.metadata.get(what) is False)}
     chosen = [option for name, option in run.options() if name.partition(".")[0] not in without]
-    return [cls.__module__ for option in chosen for cls in type(option).__mro__ if cls is not object]
+    return [
+        cls.__module__ for option in chosen for cls in type(option).__mro__ if cls is not object
+    ]
 
 
 @cache
@@ -223,8 +238,8 @@ def is_quiet(module: str) -> bool:
 
 
 def module_path(module: str, beside: Path = PACKAGE) -> Path | None:
-    """Return the file of a module, looked for in `beside` and the folder above, too. None for Python's own,
-    torch's, and those without a file."""
+    """Return the file of a module, looked for in `beside` and the folder above, too. None for
+    Python's own, torch's, and those without a file."""
     if path := outside.path_of(module):
         return path
     root, *rest = module.split(".")
@@ -238,8 +253,8 @@ def module_path(module: str, beside: Path = PACKAGE) -> Path | None:
 
 
 def _candidates(spec: ModuleSpec, rest: Sequence[str]) -> Iterator[Path]:
-    """Yield the files that may hold the module `rest` of a package, or the module of `spec` itself, in the
-    order in which Python looks for them."""
+    """Yield the files that may hold the module `rest` of a package, or the module of `spec` itself,
+    in the order in which Python looks for them."""
     for folder in spec.submodule_search_locations or ():
         base = Path(folder).joinpath(*rest)
         yield base / "__init__.py"
@@ -251,7 +266,8 @@ def _candidates(spec: ModuleSpec, rest: Sequence[str]) -> Iterator[Path]:
 
 
 def _spec(root: str, beside: Path) -> ModuleSpec | None:
-    """Find a module or package of the top, as this process has or would import it, or beside a file."""
+    """Find a module or package of the top, as this process has or would import it, or beside a
+    file."""
     spec = getattr(sys.modules.get(root), "__spec__", None)
     for finder in sys.meta_path:
         spec = spec or finder.find_spec(root, None)
@@ -265,8 +281,8 @@ def _is_known(module: str, path: Path) -> bool:
 
 
 def _package(path: Path) -> str | None:
-    """Return the name below `site-packages` of an installed package's file; None for nocap's and those that
-    options come from."""
+    """Return the name below `site-packages` of an installed package's file; None for nocap's and
+    those that options come from."""
     match = re.match(r".*/(?:site|dist)-packages/([^/.]+)", str(path))
     if match is None:
         return None
@@ -281,8 +297,8 @@ _distributions = cache(packages_distributions)
 
 @cache
 def _read(module: str, path: Path, changed_ns: int) -> tuple[dict[str, str], list[tuple[int, str]]]:
-    """Return what a module's file counts by, and what it imports, as dots and names. A package that was
-    installed from a folder counts by content: that can change at the same version."""
+    """Return what a module's file counts by, and what it imports, as dots and names. A package that
+    was installed from a folder counts by content: that can change at the same version."""
     if versions := _versions(path):
         return versions, []
     content = path.read_bytes()
@@ -295,7 +311,8 @@ def _read(module: str, path: Path, changed_ns: int) -> tuple[dict[str, str], lis
 
 
 def _versions(path: Path) -> dict[str, str]:
-    """Return distribution → version of the installed package that a file is of; of others, nothing."""
+    """Return distribution → version of the installed package that a file is of; of others,
+    nothing."""
     package = _package(path)
     if package is None:
         return {}
@@ -319,7 +336,8 @@ def code_digest(tree: ast.Module) -> str:
 
 
 def _imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Yield dots and names of a file's import statements; those that are no module are dropped later."""
+    """Yield dots and names of a file's import statements; those that are no module are dropped
+    later."""
     for node in ast.walk(tree):
         match node:
             case ast.Import(names=names):
@@ -332,15 +350,15 @@ def _imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
                     yield node.level, f"{package}.{alias.name}".lstrip(".")
 
 
-# --- git ----------------------------------------------------------------------------------------------------
+# --- git ------------------------------------------------------------------------------------------
 
 
 CHECKOUT = PACKAGE.parent
 
 
 def uncommitted() -> tuple[str, bytes] | None:
-    """Return the commit of the checkout that nocap runs from, and the diff of its code since; `None`
-    without one."""
+    """Return the commit of the checkout that nocap runs from, and the diff of its code since;
+    `None` without one."""
     if not (CHECKOUT / ".git").exists():
         return None
     try:
@@ -356,8 +374,8 @@ def uncommitted() -> tuple[str, bytes] | None:
 
 
 def git_state() -> dict[str, str | None] | None:
-    """Return what a record says of it: the commit, and the SHA-256 of the diff, null where nothing was
-    changed. A diff may hold any secret: it is not stored unless asked for (`store.diff`)."""
+    """Return what a record says of it: the commit, and the SHA-256 of the diff, null where nothing
+    was changed. A diff may hold any secret: it is not stored unless asked for (`store.diff`)."""
     commit, diff = uncommitted() or ("", b"")
     digest = hashlib.sha256(diff).hexdigest() if diff else None
     return {"commit": commit, "diff_sha256": digest} if commit else None

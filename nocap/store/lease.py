@@ -1,25 +1,28 @@
 """One holder of a folder, among all processes of all machines that share its file system.
 
-A holder has a claim: a folder `.lease/TOKEN` with a file `holder`, whose modification time is its last
-heartbeat.
+A holder has a claim: a folder `.lease/TOKEN` with a file `holder`, whose modification time is its
+last heartbeat.
 
-* Claim, then look: a process first makes its own claim and then looks for others, so of two at once at least
-  one sees the other. It stays
+* Claim, then look: a process first makes its own claim and then looks for others, so of two at once
+  at least one sees the other. It stays
   only if none is alive. Both may give way, and try again after a random pause.
-* Whether a claim is alive: on the same machine the kernel says so, at once and whatever the process ids, by
-  the lock on the file `holder`.
-  It is freed when the process dies, however it dies; a stopped process keeps it. Of a claim from another
-  machine, and where there are no locks, the heartbeats decide. The last one is compared with a time that the
+* Whether a claim is alive: on the same machine the kernel says so, at once and whatever the process
+  ids, by the lock on the file `holder`.
+  It is freed when the process dies, however it dies; a stopped process keeps it. Of a claim from
+  another machine, and where there are no locks, the heartbeats decide. The last one is compared
+      with a time that the
   file system gave just now: no machine's clock is read.
-* Fencing: who takes over deletes the dead claim. A holder prepares each file in a folder inside its claim
-  (`Lease.stage`) and brings it to
-  its place by renaming it. A sleeper that wakes has nothing to rename from: its writing fails, whenever it
-  wakes. Lines that are added to a file in place are no renames: `check` comes just before them.
+* Fencing: who takes over deletes the dead claim. A holder prepares each file in a folder inside its
+  claim (`Lease.stage`) and brings it to
+  its place by renaming it. A sleeper that wakes has nothing to rename from: its writing fails,
+  whenever it wakes. Lines that are added to a file in place are no renames: `check` comes just
+      before them.
 
-What must hold of the file system: making a folder, renaming and listing are atomic and seen by others at
-once, and times are the server's. Local disks and NFS 3 and 4 do so, with the usual `async` export too;
-Lustre, GPFS, BeeGFS and CephFS as their POSIX promise says (not tried). Object stores mounted as folders, and
-folders that a program synchronises, hold none of this: keep one machine to a folder there.
+What must hold of the file system: making a folder, renaming and listing are atomic and seen by
+others at once, and times are the server's. Local disks and NFS 3 and 4 do so, with the usual
+`async` export too; Lustre, GPFS, BeeGFS and CephFS as their POSIX promise says (not tried). Object
+stores mounted as folders, and folders that a program synchronises, hold none of this: keep one
+machine to a folder there.
 """
 
 from __future__ import annotations
@@ -43,8 +46,10 @@ from nocap.config.keys import require
 from nocap.store.files import not_elsewhere
 
 NAME, HOLDER = ".lease", "holder"
-BEAT_S = 15.0  # between heartbeats: a thousand cells are seventy small requests a second to a file server
-# without one, a claim of another machine is dead: more than the minute for which NFS may show old times
+# between heartbeats: a thousand cells are seventy small requests a second to a file server
+BEAT_S = 15.0
+# without one, a claim of another machine is dead: more than the minute for which NFS may show old
+# times
 LEASE_S = 90.0
 GONE = (errno.ENOENT, errno.ESTALE, errno.ENOTDIR)
 
@@ -67,7 +72,8 @@ class Lease(AbstractContextManager["Lease"]):
         """
         claim.mkdir()
         self.claim, self._closed = claim, threading.Event()
-        self._holder = open(claim / HOLDER, "x", encoding="utf-8")  # noqa: SIM115  # open as long as the lease is held
+        # open as long as the lease is held
+        self._holder = open(claim / HOLDER, "x", encoding="utf-8")  # noqa: SIM115
         self.lost = False  # at the last heartbeat
         with suppress(OSError):  # a file system without locks: heartbeats decide
             fcntl.flock(self._holder, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -87,8 +93,8 @@ class Lease(AbstractContextManager["Lease"]):
         return not self.lost
 
     def stage(self) -> Path:
-        """Return a new folder for what a worker prepares, told to `check`. The worker before can bring
-        nothing more to its place.
+        """Return a new folder for what a worker prepares, told to `check`. The worker before can
+        bring nothing more to its place.
 
         Errors:
             LostError: another process has taken over.
@@ -117,7 +123,8 @@ class Lease(AbstractContextManager["Lease"]):
 
 
 def check(stage: Path | None) -> None:
-    """Refuse to go on where a lease is lost; `None` is what is held without one, as in a measurement.
+    """Refuse to go on where a lease is lost; `None` is what is held without one, as in a
+    measurement.
 
     Errors:
         LostError: another process has taken over.
@@ -128,7 +135,10 @@ def check(stage: Path | None) -> None:
 
 def taken(claim: Path) -> str:
     """Return what is said of a lost lease."""
-    return f"another process took {claim.parents[1]} over while this one did not run, and goes on there"
+    return (
+        f"another process took {claim.parents[1]} over while this one did not run, and goes on "
+        f"there"
+    )
 
 
 def acquire(folder: Path, *, wait_s: float = 0.0) -> Lease:
@@ -152,7 +162,8 @@ def abandoned(folder: Path) -> bool:
 
 
 def is_held(folder: Path) -> bool:
-    """Say whether a process has the lease, for people to read: a moment later it may be otherwise."""
+    """Say whether a process has the lease, for people to read: a moment later it may be
+    otherwise."""
     with suppress(OSError, ValueError):  # another user's folder, or none of leases
         return _holder(folder / NAME) is not None
     return False
@@ -167,11 +178,12 @@ def machine() -> str:
     return platform.node()
 
 
-# --- claims -------------------------------------------------------------------------------------------------
+# --- claims ---------------------------------------------------------------------------------------
 
 
 def _claim(root: Path) -> Lease | None:
-    """Claim, look, and clear the dead away. None: another process claims the folder at this moment."""
+    """Claim, look, and clear the dead away. None: another process claims the folder at this
+    moment."""
     root.mkdir(exist_ok=True)
     # a holder who ends has cleared the place, or a new one took this for dead
     with suppress(FileNotFoundError), ExitStack() as undo:
@@ -180,7 +192,9 @@ def _claim(root: Path) -> Lease | None:
             for other in root.iterdir():
                 if other != lease.claim:
                     _remove(other)
-            os.utime(lease.claim / HOLDER)  # whoever looked while this process slept may have cleared it away
+            os.utime(
+                lease.claim / HOLDER
+            )  # whoever looked while this process slept may have cleared it away
             undo.pop_all()
             return lease
     return None
@@ -199,7 +213,9 @@ def _holder(root: Path, own: Path | None = None) -> str | None:
             "be a folder of leases, or not be there",
             "something else",
         )
-        if claims := [path for path in root.iterdir() if path != own and not path.name.startswith(".")]:
+        if claims := [
+            path for path in root.iterdir() if path != own and not path.name.startswith(".")
+        ]:
             os.utime(root)  # by the file system's own clock
             now = root.stat().st_mtime
             return next(filter(None, (_alive(claim, now) for claim in claims)), None)
@@ -229,18 +245,20 @@ def _alive(claim: Path, now: float) -> str | None:
 
 
 def _touch(path: Path) -> bool:
-    """Ask the file server for a new time, where a mere look may be answered from memory. False: the path is
-    gone, for another took over."""
+    """Ask the file server for a new time, where a mere look may be answered from memory. False: the
+    path is gone, for another took over."""
     try:
         os.utime(path)
-    except OSError as error:  # any other is the file server's trouble: the next one may come through
+    except (
+        OSError
+    ) as error:  # any other is the file server's trouble: the next one may come through
         return error.errno not in GONE
     return True
 
 
 def _remove(path: Path) -> None:
-    """Delete a claim at once, then what was in it. After that not even a file server knows a place for its
-    owner to write to."""
+    """Delete a claim at once, then what was in it. After that not even a file server knows a place
+    for its owner to write to."""
     gone = path.with_name(f".gone-{secrets.token_hex(6)}")
     with suppress(FileNotFoundError):  # somebody else clears it away
         path.rename(gone)

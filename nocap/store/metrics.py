@@ -1,6 +1,7 @@
-"""The registry of metrics: what is measured, its unit, which way is better, where its noise comes from, how
-it is shown and where a run's record has it. There is no other table of metrics. A `Measurement` is a value of
-one of them, whoever made it: train, bench, profile, generate or study."""
+"""The registry of metrics: what is measured, its unit, which way is better, where its noise comes
+from, how it is shown and where a run's record has it. There is no other table of metrics. A
+`Measurement` is a value of one of them, whoever made it: train, bench, profile, generate or
+study."""
 
 from __future__ import annotations
 
@@ -50,7 +51,9 @@ class Wording:
     as_speed: bool = False  # a ratio is that of speeds; false: of what is used
 
 
-FASTER = Wording(better="faster", worse="slower", times="as fast", no_worse="not slower", as_speed=True)
+FASTER = Wording(
+    better="faster", worse="slower", times="as fast", no_worse="not slower", as_speed=True
+)
 FASTER_TO_TARGET = Wording(
     better="faster to the target",
     worse="slower to the target",
@@ -98,8 +101,8 @@ class Metric:
 
     @property
     def relative(self) -> bool:
-        """Say whether its value is the arm's over the baseline's, as claims state it and tables show it:
-        below 1 is a gain."""
+        """Say whether its value is the arm's over the baseline's, as claims state it and tables
+        show it: below 1 is a gain."""
         return self.unit == OF_BASELINE
 
     @property
@@ -418,14 +421,15 @@ OF_A_RUN = [name for name, metric in METRICS.items() if metric.path or name == "
 
 
 def is_count(metric: Metric, *, on_cuda: bool) -> bool:
-    """Say whether it needs no clock, and is equal in all sessions. A GPU's peak of memory is measured."""
+    """Say whether it needs no clock, and is equal in all sessions. A GPU's peak of memory is
+    measured."""
     is_peak = on_cuda and metric.name == "memory_mib"
     return metric.kind is Kind.exact and not is_peak
 
 
 def is_log(metric: Metric, scale: Scale) -> bool:
-    """Say whether gains are logarithms: of ratios, and of speeds and times, whose noise multiplies. No
-    interval of theirs goes below 0."""
+    """Say whether gains are logarithms: of ratios, and of speeds and times, whose noise multiplies.
+    No interval of theirs goes below 0."""
     if scale is Scale.value:
         return metric.is_pace
     return scale is Scale.ratio
@@ -466,12 +470,14 @@ def part_title(part: str) -> str:
     return PARTS.get(part, part)
 
 
-# --- measurements -------------------------------------------------------------------------------------------
+# --- measurements ---------------------------------------------------------------------------------
 
 
 class Ending(Enum):
     measured = "measured"
-    at_most = "at_most"  # reached its target in its shortest schedule: the value is more than was needed
+    at_most = (
+        "at_most"  # reached its target in its shortest schedule: the value is more than was needed
+    )
     diverged = "diverged"
     refused = "refused"  # there is a value, but it says nothing: `why`
 
@@ -491,7 +497,8 @@ def now() -> str:
 
 
 def moment(text: str) -> float | None:
-    """Read a time of ISO 8601 as seconds since the epoch, so that times of two zones are in their order.
+    """Read a time of ISO 8601 as seconds since the epoch, so that times of two zones are in their
+    order.
 
     One without a zone is of this machine's. None: the text is no time.
     """

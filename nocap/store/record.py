@@ -1,7 +1,7 @@
 """The local record of a run: the truth that trackers mirror and comparisons read.
 
-`summary.json` carries the SHA-256 of the files it was made from, and of itself; every reader of records
-checks them. Somebody who recomputes all of it is not caught.
+`summary.json` carries the SHA-256 of the files it was made from, and of itself; every reader of
+records checks them. Somebody who recomputes all of it is not caught.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ SEALED = ("config.yaml", MANIFEST, "metrics.jsonl")  # what they are of
 
 Json = dict[str, Any]
 Row = Json
-# a type; [shape], a list of such; {key: shape}, of which any key may be missing or null; {...: shape},
-# whatever its keys
+# a type; [shape], a list of such; {key: shape}, of which any key may be missing or null; {...:
+# shape}, whatever its keys
 Shape = Any
 
 
@@ -54,7 +54,14 @@ _ATTEMPT = (
     | {"spent_s": float, "swept": [str]}
     | {"asked": _ASKED}
 )
-_PARTS = {"config": dict, "source": _TEXTS, "data": str, "environment": dict, "init": dict, "teachers": dict}
+_PARTS = {
+    "config": dict,
+    "source": _TEXTS,
+    "data": str,
+    "environment": dict,
+    "init": dict,
+    "teachers": dict,
+}
 _DATA = (
     _each([dict], "train val")
     | _each(str, "manifest val_bytes_reason")
@@ -64,7 +71,13 @@ _DATA = (
 # A file's name → what its keys hold, wherever it is read.
 SHAPES: dict[str, Shape] = {
     "manifest.json": _each(str, "identity name arm")
-    | {"schema_version": int, "parts": _PARTS, "data": _DATA, "hardware": _HARDWARE, "attempts": [_ATTEMPT]}
+    | {
+        "schema_version": int,
+        "parts": _PARTS,
+        "data": _DATA,
+        "hardware": _HARDWARE,
+        "attempts": [_ATTEMPT],
+    }
     | {
         "git": {"commit": str},
         "init": {"step": int},
@@ -81,9 +94,24 @@ SHAPES: dict[str, Shape] = {
     | _each(int, "schema_version seed steps tokens val_step devices attempts")
     | _each(float, "val_loss val_bpb tokens_per_s token_us epoch_s mfu flops_per_token")
     | _each(_NUMBERS, "clock_s step_ms memory_mib params")
-    | {"spikes": [int], "kernel": _TEXTS, "hardware": _HARDWARE, "data": {"manifest": str}, "sha256": _TEXTS},
-    "grid.json": {"name": str, "cells": [_each(str, "identity run arm") | {"seed": int, "asked": _ASKED}]},
-    "state.json": {"step": int, "run": str, "clock_s": _NUMBERS, "losses": [float], "optimizer": dict},
+    | {
+        "spikes": [int],
+        "kernel": _TEXTS,
+        "hardware": _HARDWARE,
+        "data": {"manifest": str},
+        "sha256": _TEXTS,
+    },
+    "grid.json": {
+        "name": str,
+        "cells": [_each(str, "identity run arm") | {"seed": int, "asked": _ASKED}],
+    },
+    "state.json": {
+        "step": int,
+        "run": str,
+        "clock_s": _NUMBERS,
+        "losses": [float],
+        "optimizer": dict,
+    },
 }
 _WORDS = {
     str: "text",
@@ -109,12 +137,12 @@ def write_json(path: Path, content: Mapping[str, Any], *, stage: Path | None = N
 
 
 def read_json(path: Path, shape: Shape | None = None) -> dict[str, Any] | None:
-    """Read the object in the file, whose keys hold what the shape says, or `SHAPES` for a file of that name;
-    None where there is no file.
+    """Read the object in the file, whose keys hold what the shape says, or `SHAPES` for a file of
+    that name; None where there is no file.
 
     Errors:
-        ValueError: the file is there and holds no JSON object, a key holds something else, or a newer nocap
-            wrote it.
+        ValueError: the file is there and holds no JSON object, a key holds something else, or a
+            newer nocap wrote it.
     """
     try:
         content: Json = parse_json(read_text(path))
@@ -134,7 +162,8 @@ def read_json(path: Path, shape: Shape | None = None) -> dict[str, Any] | None:
 
 
 def check_shape(value: object, shape: Shape, path: Path, key: str = "") -> None:
-    """Refuse a value of another type than `shape` has, by its key. A null is a value that was not measured.
+    """Refuse a value of another type than `shape` has, by its key. A null is a value that was not
+    measured.
 
     Errors:
         ValueError: it has another type.
@@ -187,8 +216,8 @@ def _check_object(value: Json, shape: dict[Any, Shape], path: Path, key: str) ->
 
 
 def filled(content: Any, shape: Shape) -> Any:
-    """Return the same with an empty object or list where one is missing or null: a reader has no case for
-    that."""
+    """Return the same with an empty object or list where one is missing or null: a reader has no
+    case for that."""
     if isinstance(shape, list):
         return [filled(item, shape[0]) for item in content or ()]
     if shape is dict:
@@ -204,14 +233,16 @@ def filled(content: Any, shape: Shape) -> Any:
 
 
 def read_rows(content: bytes) -> list[Row]:
-    """Return the sound rows of a `metrics.jsonl`: objects of numbers and nulls and of a step. Lines that are
-    none are left out: torn, foreign, or not after the row before."""
+    """Return the sound rows of a `metrics.jsonl`: objects of numbers and nulls and of a step. Lines
+    that are none are left out: torn, foreign, or not after the row before."""
     rows = list[Row]()
     last = -1
     for line in content.splitlines():
         with suppress(AttributeError, KeyError, ValueError):
             row = parse_json(line.decode())
-            has_numbers = all(value is None or type(value) in (int, float) for value in row.values())
+            has_numbers = all(
+                value is None or type(value) in (int, float) for value in row.values()
+            )
             step = row["step"]
             if has_numbers and type(step) is int and step > last:
                 rows.append(row)
@@ -220,8 +251,8 @@ def read_rows(content: bytes) -> list[Row]:
 
 
 class Metrics:
-    """Write and read `metrics.jsonl`: one object a logged step, each step once. What this process put there
-    it also keeps in memory."""
+    """Write and read `metrics.jsonl`: one object a logged step, each step once. What this process
+    put there it also keeps in memory."""
 
     def __init__(self, path: Path, *, stage: Path | None = None) -> None:
         """Take the file, and the `stage` of its writer's lease."""
@@ -235,13 +266,13 @@ class Metrics:
         return b"".join(self._known)
 
     def rows(self) -> list[Row]:
-        """Return all sound rows of the file. A kill can tear the last line; it is left out, as are lines that
-        another program put there."""
+        """Return all sound rows of the file. A kill can tear the last line; it is left out, as are
+        lines that another program put there."""
         return read_rows(self._read())
 
     def put_back(self, content: bytes, *, source: str) -> list[str]:
-        """Make the file hold these rows and no more. Return a line where they were not in it as they should
-        be."""
+        """Make the file hold these rows and no more. Return a line where they were not in it as
+        they should be."""
         on_disk = self._read()
         self._known = [content]
         if on_disk != content or self.path.is_symlink():
@@ -255,7 +286,8 @@ class Metrics:
 
         Errors:
             LostError: another process writes them now.
-            OSError: the disk does not take it; a part of the line may be there, which a reader leaves out.
+            OSError: the disk does not take it; a part of the line may be there, which a reader
+                leaves out.
         """
         content = json.dumps(redact(row), allow_nan=False).encode() + b"\n"
         lease.check(self._stage)
@@ -263,7 +295,9 @@ class Metrics:
             with open(self.path, "ab", opener=not_elsewhere) as file:
                 file.write(content)
         except OSError as error:
-            line = f"the row of step {row['step']} cannot be written: {error}; training stopped there"
+            line = (
+                f"the row of step {row['step']} cannot be written: {error}; training stopped there"
+            )
             raise OSError(line) from error
         self._known.append(content)
 
@@ -282,7 +316,7 @@ class Metrics:
             raise ValueError(f"{self.path} must be a run's rows, got {error}") from error
 
 
-# --- digests ------------------------------------------------------------------------------------------------
+# --- digests --------------------------------------------------------------------------------------
 
 
 def write_summary(folder: Path, summary: Mapping[str, Any], *, stage: Path | None = None) -> None:
@@ -292,7 +326,8 @@ def write_summary(folder: Path, summary: Mapping[str, Any], *, stage: Path | Non
 
 
 def _digests(folder: Path, summary: Mapping[str, Any]) -> Json:
-    """Return file → its SHA-256, the summary's own included; nothing where there is no such file."""
+    """Return file → its SHA-256, the summary's own included; nothing where there is no such
+    file."""
     unsealed = {key: value for key, value in summary.items() if key != SEAL}
     contents = {SUMMARY: json.dumps(unsealed, sort_keys=True).encode()}
     for name in SEALED:
@@ -305,9 +340,9 @@ def _digests(folder: Path, summary: Mapping[str, Any]) -> Json:
 def check_record(
     folder: Path, *, identity: str | None = None, config: Mapping[str, Any] | None = None
 ) -> tuple[Json, Json]:
-    """Refuse a record that was changed, or is not of this identity. A run that has not ended may have no
-    digest: then `config`, what counts of config.yaml, is compared with its manifest. Return its manifest and
-    its summary, or an empty one.
+    """Refuse a record that was changed, or is not of this identity. A run that has not ended may
+    have no digest: then `config`, what counts of config.yaml, is compared with its manifest. Return
+    its manifest and its summary, or an empty one.
 
     Errors:
         InputError: that; the message names the file.
@@ -321,7 +356,12 @@ def check_record(
 
 
 def _problems(
-    folder: Path, manifest: Json, summary: Json, *, identity: str | None, config: Mapping[str, Any] | None
+    folder: Path,
+    manifest: Json,
+    summary: Json,
+    *,
+    identity: str | None,
+    config: Mapping[str, Any] | None,
 ) -> Iterator[str]:
     """Yield what is wrong with a record.
 
@@ -364,7 +404,8 @@ def _changed(folder: Path, summary: Json) -> Iterator[str]:
 
 
 def read_ended(folder: Path, *, identity: str | None = None) -> Json | None:
-    """Read the summary of a run that has come to its end, which is of this identity; None where it has not.
+    """Read the summary of a run that has come to its end, which is of this identity; None where it
+    has not.
 
     Errors:
         InputError: its record was changed.

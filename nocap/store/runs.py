@@ -1,5 +1,5 @@
-"""Find runs on the disk by folder, grid, glob or name, and read them. A run that cannot be read is named,
-never dropped in silence."""
+"""Find runs on the disk by folder, grid, glob or name, and read them. A run that cannot be read is
+named, never dropped in silence."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ TRAIN_LINES = ("train", "data", "teacher")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Curve:
-    """Hold the validations of a run. `train_s` is training, its waits for data and a teacher's training up to
-    that step, nothing else."""
+    """Hold the validations of a run. `train_s` is training, its waits for data and a teacher's
+    training up to that step, nothing else."""
 
     step: list[int] = field(default_factory=list)
     tokens: list[int | None] = field(default_factory=list)
@@ -68,8 +68,8 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Record:
-    """Hold a run as its folder has it. Manifest and summary have every object and list of `SHAPES`, an empty
-    one where there is none."""
+    """Hold a run as its folder has it. Manifest and summary have every object and list of `SHAPES`,
+    an empty one where there is none."""
 
     folder: Path
     identity: str
@@ -83,7 +83,8 @@ class Record:
     manifest: Mapping[str, Any]
     summary: Mapping[str, Any]
     curve: Curve
-    # the arm whose loss at another length it shows, by the command that asked for it; None: it is its own
+    # the arm whose loss at another length it shows, by the command that asked for it; None: it is
+    # its own
     length_of: str | None = None
 
     def __post_init__(self) -> None:
@@ -114,8 +115,8 @@ class Record:
 
     @property
     def when(self) -> tuple[float, int, float, str]:
-        """Return what sorts runs, in whatever order they are listed: when a command asked for it, where that
-        command had its arm, and when it was started."""
+        """Return what sorts runs, in whatever order they are listed: when a command asked for it,
+        where that command had its arm, and when it was started."""
         request = self.manifest["attempts"][0]["asked"]
         started = moment(self.started)
         if started is None:
@@ -137,8 +138,8 @@ class Record:
 
     @property
     def imported(self) -> Mapping[str, Any]:
-        """Return the facts of a run whose log another trainer wrote: its format, what named its arm and its
-        seed, whether the user said its hardware, and the length of a log without steps."""
+        """Return the facts of a run whose log another trainer wrote: its format, what named its arm
+        and its seed, whether the user said its hardware, and the length of a log without steps."""
         return cast(Mapping[str, Any], self.manifest["imported"])
 
     @property
@@ -161,8 +162,8 @@ class Record:
         return f"{machine.devices} × {name}{host} ({machine.fingerprint}{malloc})"
 
     def tokens_hash(self, split: str) -> str:
-        """Return the shards' hashes, which say what tokens a split has. A record that does not list its
-        shards has the hash of its data."""
+        """Return the shards' hashes, which say what tokens a split has. A record that does not list
+        its shards has the hash of its data."""
         shards = self.manifest["data"][split]
         hashes = [str(shard["sha256"]) for shard in shards if shard.get("sha256")]
         return "+".join(hashes) or str(self.parts.get("data"))
@@ -200,7 +201,9 @@ class Found:
     records: list[Record] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     unreadable: dict[str, str] = field(default_factory=dict)  # folder's name → why
-    timings: list[Timing] = field(default_factory=list)  # of the grids that they are, the newest first
+    timings: list[Timing] = field(
+        default_factory=list
+    )  # of the grids that they are, the newest first
 
 
 def dig(tree: Any, *keys: str) -> Any:
@@ -220,11 +223,12 @@ def number(value: object) -> float | None:
 
 
 def load(paths: Iterable[str | Path], *, outputs: Path = OUTPUTS, rows: bool = True) -> Found:
-    """Load all runs of these paths, each once, in the order in which commands asked for them, however they
-    are named; those of one grid in the order of its cells. `outputs`: see `find`; `rows`: see `read`.
+    """Load all runs of these paths, each once, in the order in which commands asked for them,
+    however they are named; those of one grid in the order of its cells. `outputs`: see `find`;
+    `rows`: see `read`.
 
-    Of several paths, as a shell makes them of `outputs/*`, those that are there and hold no run (Hydra's
-    multirun.yaml) are named.
+    Of several paths, as a shell makes them of `outputs/*`, those that are there and hold no run
+    (Hydra's multirun.yaml) are named.
 
     Errors:
         ValueError: a path that is nothing; no path holds a run.
@@ -260,8 +264,8 @@ def load(paths: Iterable[str | Path], *, outputs: Path = OUTPUTS, rows: bool = T
 
 
 def _records(folders: Iterable[Path], found: Found, *, rows: bool) -> dict[str, Record]:
-    """Return identity → record of the runs in these folders. Put those that cannot be read, and copies, into
-    `found`."""
+    """Return identity → record of the runs in these folders. Put those that cannot be read, and
+    copies, into `found`."""
     by_identity = dict[str, Record]()
     for folder in folders:
         try:
@@ -283,7 +287,8 @@ def _grids(places: Sequence[str]) -> list[Path]:
 
 
 def _lengths(grids: Sequence[Path]) -> dict[str, str | None]:
-    """Return the arm whose other length each cell of these grids shows, whoever trained the cell first."""
+    """Return the arm whose other length each cell of these grids shows, whoever trained the cell
+    first."""
     cells = [cell for grid in grids for cell in _cells(grid)]
     return {cell["identity"]: (cell.get("asked") or {}).get("length_of") for cell in cells}
 
@@ -292,7 +297,8 @@ def read(folder: Path, *, rows: bool = True) -> Record:
     """Read one run's record; without `rows`, as a list of many runs shows it.
 
     Errors:
-        ValueError: the folder is no run, its record cannot be read or was changed, or a newer nocap wrote it.
+        ValueError: the folder is no run, its record cannot be read or was changed, or a newer nocap
+            wrote it.
     """
     manifest, summary = check_record(folder)
     # a nocap of somebody else may have written a secret
@@ -337,25 +343,26 @@ def _curve(rows: Sequence[Row]) -> Curve:
 
 
 def train_s(row: Row) -> float:
-    """Return the seconds of training before this row's validation. Its clock is read after the step that
-    follows the validation."""
+    """Return the seconds of training before this row's validation. Its clock is read after the step
+    that follows the validation."""
     clock_s = sum(row.get(f"clock/{line}_s") or 0.0 for line in TRAIN_LINES)
     step_s = (row.get("perf/step_ms") or 0.0) / 1e3
     return max(0.0, clock_s - step_s)
 
 
-# --- names --------------------------------------------------------------------------------------------------
+# --- names ----------------------------------------------------------------------------------------
 
 
 def find(path: str, *, outputs: Path = OUTPUTS) -> list[Path]:
-    """Find the run folders that a path, glob or name stands for; a name is looked for in the `runs` of
-    `outputs`.
+    """Find the run folders that a path, glob or name stands for; a name is looked for in the `runs`
+    of `outputs`.
 
-    A name is `last`, the run that was started or gone on with last; a folder's name, an identity, or the
-    readable name of runs or of an arm; or the beginning of one run's name or identity.
+    A name is `last`, the run that was started or gone on with last; a folder's name, an identity,
+    or the readable name of runs or of an arm; or the beginning of one run's name or identity.
 
     Errors:
-        ValueError: there is no such run, or what is no whole name begins several: the message lists them.
+        ValueError: there is no such run, or what is no whole name begins several: the message lists
+            them.
     """
     place = expanded(path)
     root = outputs / "runs"
@@ -420,8 +427,8 @@ def run_folders(root: Path) -> list[Path]:
 
 
 def _is_run(folder: Path) -> bool:
-    """Say whether a folder has a run's files, of whatever kind: one that is no file is a damaged run, which
-    is named."""
+    """Say whether a folder has a run's files, of whatever kind: one that is no file is a damaged
+    run, which is named."""
     return any(os.path.lexists(folder / name) for name in (MANIFEST, SUMMARY))
 
 
@@ -453,8 +460,8 @@ def _below(place: Path) -> list[Path]:
 
 
 def _cells(grid: Path) -> list[dict[str, Any]]:
-    """Return a grid's cells, each with the `folder` of its run, which lies beside all others in `runs/`: None
-    where nobody started it. A damaged run is known by the name that it was given."""
+    """Return a grid's cells, each with the `folder` of its run, which lies beside all others in
+    `runs/`: None where nobody started it. A damaged run is known by the name that it was given."""
     root = grid.absolute().parents[1] / "runs"
     content = read_json(grid / GRID) or {}
     cells = list[dict[str, Any]]()
@@ -471,8 +478,8 @@ def _cells(grid: Path) -> list[dict[str, Any]]:
 
 
 def without_record(place: Path) -> Iterator[str]:
-    """Yield lines about a grid's cells that have no record, and about other cells than those whose digest the
-    folder's name has."""
+    """Yield lines about a grid's cells that have no record, and about other cells than those whose
+    digest the folder's name has."""
     if _is_run(place) or not (place / GRID).is_file():
         return
     cells = _cells(place)
@@ -486,8 +493,8 @@ def without_record(place: Path) -> Iterator[str]:
 
 
 def of_identity(root: Path, identity: str) -> Path | None:
-    """Find the folder below `root` of the run with this identity: its name is its manifest's, or it has no
-    manifest yet. A copy is another's."""
+    """Find the folder below `root` of the run with this identity: its name is its manifest's, or it
+    has no manifest yet. A copy is another's."""
     if not root.is_dir():
         return None
     # names first: a path for each of ten thousand runs, for each cell of a grid, is half an hour

@@ -23,7 +23,8 @@ _SHAPE = Whole(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timing:
-    """Say how long the arms of a grid trained for a token, round by round, in one session on one machine."""
+    """Say how long the arms of a grid trained for a token, round by round, in one session on one
+    machine."""
 
     started: str
     machine: str  # fingerprint

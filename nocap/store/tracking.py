@@ -1,4 +1,5 @@
-"""Trackers mirror the record, without its secrets. One that fails costs one warning, and training goes on."""
+"""Trackers mirror the record, without its secrets. One that fails costs one warning, and training
+goes on."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ NO_MIRROR = "no mirror of this run from here on: "
 
 
 class Mirrors(TrackerSession):
-    """Passes rows on to the sessions of several trackers. The first failure of one is a warning; after it,
-    nothing more is sent there."""
+    """Passes rows on to the sessions of several trackers. The first failure of one is a warning;
+    after it, nothing more is sent there."""
 
     def __init__(self, sessions: Sequence[tuple[Tracker, TrackerSession]]) -> None:
         self._working = list(sessions)
@@ -59,7 +60,9 @@ class Mirrors(TrackerSession):
 
 def _each(tracker: Tracker) -> list[Tracker]:
     """Return the chosen tracker and those beside it, without secrets in their keys."""
-    others = (cast(type[Tracker], outside.options("tracker")[kind])(kind=kind) for kind in tracker.also)
+    others = (
+        cast(type[Tracker], outside.options("tracker")[kind])(kind=kind) for kind in tracker.also
+    )
     return [_clean(chosen) for chosen in (tracker, *others)]
 
 
@@ -78,7 +81,9 @@ def open_tracker(
             sessions.append((each, each.open(_clean(facts))))
         except Exception as error:
             _warn(each, error)
-    mirrors = Mirrors([(each, session) for each, session in sessions if type(session) is not TrackerSession])
+    mirrors = Mirrors(
+        [(each, session) for each, session in sessions if type(session) is not TrackerSession]
+    )
     for row in rows:
         mirrors.log(row)
     return mirrors
@@ -90,10 +95,15 @@ def gathered(tracker: Tracker, folder: Path, runs: Mapping[str, Path]) -> list[s
 
 
 def track_comparison(
-    tracker: Tracker, facts: RunFacts, *, tables: Tables, report: Path, summary: Mapping[str, object]
+    tracker: Tracker,
+    facts: RunFacts,
+    *,
+    tables: Tables,
+    report: Path,
+    summary: Mapping[str, object],
 ) -> str | None:
-    """Mirror a grid's comparison and report, where a tracker has a place for them. Return their address, or
-    how to sync them."""
+    """Mirror a grid's comparison and report, where a tracker has a place for them. Return their
+    address, or how to sync them."""
     mirrors = Mirrors(
         [
             (each, session)
@@ -111,7 +121,11 @@ def left(tracker: Tracker, folder: Path) -> bool:
 
 
 def send(
-    tracker: Tracker, facts: RunFacts, *, rows: Iterable[Mapping[str, object]], summary: Mapping[str, object]
+    tracker: Tracker,
+    facts: RunFacts,
+    *,
+    rows: Iterable[Mapping[str, object]],
+    summary: Mapping[str, object],
 ) -> TrackerSession:
     """Send a record to the tracker's server, from the step on that the server does not have.
 
@@ -127,7 +141,12 @@ def send(
 
 
 def send_comparison(
-    tracker: Tracker, facts: RunFacts, *, tables: Tables, report: Path, summary: Mapping[str, object]
+    tracker: Tracker,
+    facts: RunFacts,
+    *,
+    tables: Tables,
+    report: Path,
+    summary: Mapping[str, object],
 ) -> TrackerSession:
     """Send a grid's comparison to the tracker's server.
 
@@ -139,7 +158,9 @@ def send_comparison(
     return session
 
 
-def _log_comparison(mirrors: Mirrors, *, tables: Tables, report: Path, summary: Mapping[str, object]) -> None:
+def _log_comparison(
+    mirrors: Mirrors, *, tables: Tables, report: Path, summary: Mapping[str, object]
+) -> None:
     mirrors.log_comparison(tables, report)
     mirrors.finish(summary=summary, status="finished")
 
@@ -147,9 +168,12 @@ def _log_comparison(mirrors: Mirrors, *, tables: Tables, report: Path, summary: 
 def _clean(facts: T) -> T:
     """Return a copy of a dataclass whose texts have no secrets."""
     return replace(
-        cast(Any, facts), **{f.name: redact(getattr(facts, f.name)) for f in fields(cast(Any, facts))}
+        cast(Any, facts),
+        **{f.name: redact(getattr(facts, f.name)) for f in fields(cast(Any, facts))},
     )
 
 
 def _warn(tracker: Tracker, error: Exception) -> None:
-    print(f"nocap: tracker={tracker.kind}: {NO_MIRROR}{line_of(error)}", file=sys.stderr, flush=True)
+    print(
+        f"nocap: tracker={tracker.kind}: {NO_MIRROR}{line_of(error)}", file=sys.stderr, flush=True
+    )

@@ -10,10 +10,10 @@ from nocap.config.keys import require
 from nocap.store.command import command
 
 FORMS = """\
-A FOLDER holds a study.yaml: a question, arms, scales, claims, and with config_dir a folder of options of its
-own. What is missing is trained and timed. A second time nothing runs. nocap's own studies need no checkout: a
-NAME such as gqa is experiments/gqa, and what is not there is read from the package and, when it is carried
-out, written there. After python -m nocap.study:
+A FOLDER holds a study.yaml: a question, arms, scales, claims, and with config_dir a folder of
+options of its own. What is missing is trained and timed. A second time nothing runs. nocap's own
+studies need no checkout: a NAME such as gqa is experiments/gqa, and what is not there is read from
+the package and, when it is carried out, written there. After python -m nocap.study:
 
   experiments/gqa scale=cpu                     carry it out: verdicts, README and results
   experiments/gqa scale=gpu steps=4000 --plan   what it would run and cost, before anything runs
@@ -21,7 +21,7 @@ out, written there. After python -m nocap.study:
   experiments/gqa --judge                       verdicts of what there is; trains and writes nothing
   --board experiments                           the leaderboard of all studies, and their READMEs
   ideas --propose "attention=gqa" "mlp=swiglu"  answer a program's proposals; without one: so far
-  ideas --propose 'python train.py {seed}'      as commands of your own trainer (docs/programs.md)"""
+  ideas --propose 'python train.py {seed}'      as commands of your trainer (docs/programs.md)"""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -38,9 +38,17 @@ def _study(asked: argparse.Namespace) -> int:
     )
     judged = bool(asked.overrides) and not asked.plan
     require(
-        judged or not asked.json, "--json", "be given where a study is judged, and only there", asked.json
+        judged or not asked.json,
+        "--json",
+        "be given where a study is judged, and only there",
+        asked.json,
     )
-    require(bool(asked.overrides) or not asked.allow_code, "--allow-code", "be left out beside --board", "it")
+    require(
+        bool(asked.overrides) or not asked.allow_code,
+        "--allow-code",
+        "be left out beside --board",
+        "it",
+    )
     from nocap.study import command
 
     if asked.board:
@@ -52,7 +60,9 @@ def _study(asked: argparse.Namespace) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m nocap.study", description="Carry out a study and judge its claims.", epilog=FORMS
+        prog="python -m nocap.study",
+        description="Carry out a study and judge its claims.",
+        epilog=FORMS,
     )
     parser.add_argument(
         "overrides",

@@ -1,5 +1,5 @@
-"""The leaderboard of a folder of studies, a row a claim, as Markdown and as a page. It counts the claims of
-each group by themselves: whose claims these are, its `board.yaml` says."""
+"""The leaderboard of a folder of studies, a row a claim, as Markdown and as a page. It counts the
+claims of each group by themselves: whose claims these are, its `board.yaml` says."""
 
 from __future__ import annotations
 
@@ -53,7 +53,16 @@ HEAD = (
     "machine, date",
     "command",
 )
-DETAILS = ("expected", "arithmetic allows", "guards", "verdict", "notes", "where", "machine, date", "command")
+DETAILS = (
+    "expected",
+    "arithmetic allows",
+    "guards",
+    "verdict",
+    "notes",
+    "where",
+    "machine, date",
+    "command",
+)
 NOT_YET = "not measured yet"
 # of `not_built.yaml`: key of an entry → heading of those that have it
 UNSTUDIED = {"answer": "Answered without a study", "why": "Not built, or nothing to measure"}
@@ -66,8 +75,10 @@ INTRO = (
     "`results.*.json`. In brackets is the 95% interval over n "
     "pairs; what was counted is *exact* and has none. A verdict holds at the shape and "
     "machine that it names: a claim that was measured at two shapes, or on two machines, has two. "
-    "*No GPU yet* stands where a study is to be carried out on a GPU too, and none has measured the claim; "
-    "*equal quality not shown* where the interval of a loss holds the margin that it may be worse by. "
+    "*No GPU yet* stands where a study is to be carried out on a GPU too, and none has measured "
+    "the claim; "
+    "*equal quality not shown* where the interval of a loss holds the margin that it may be worse "
+    "by. "
     "Each study's README has its arms."
 )
 
@@ -142,7 +153,8 @@ class Section:
 
     @property
     def headline(self) -> str:
-        """Return `the notes' claims: 16 confirmed, 31 refuted`; of a board without groups `16 claims: …`."""
+        """Return `the notes' claims: 16 confirmed, 31 refuted`; of a board without groups `16
+        claims: …`."""
         if not self.group.whose:
             return f"{plural(len(self.rows), 'claim')}: {counted(self.rows)}"
         return f"{self.group.whose} claims: {counted(self.rows)}"
@@ -171,15 +183,16 @@ class Section:
         return f"{title}: {', '.join(counts)}"
 
 
-# --- what there is ------------------------------------------------------------------------------------------
+# --- what there is --------------------------------------------------------------------------------
 
 
 def write(folder: Path) -> list[Path]:
-    """Write `README.md` and `board.html` in the folder, and `README.md` in each study's; return their paths.
+    """Write `README.md` and `board.html` in the folder, and `README.md` in each study's; return
+    their paths.
 
     Errors:
-        ValueError: a folder without any study's results, results that were changed, a wrong `board.yaml` or
-            `not_built.yaml`, or a claim whose source no group of `board.yaml` has.
+        ValueError: a folder without any study's results, results that were changed, a wrong
+            `board.yaml` or `not_built.yaml`, or a claim whose source no group of `board.yaml` has.
     """
     return write_all(board(folder))
 
@@ -214,7 +227,10 @@ def unchecked(every: Iterable[StudyResult]) -> Iterator[str]:
     for result in every:
         if result.unchecked:
             place = f"{result.study.name}, scale {result.scale}"
-            yield f"{place}: claims keep their stored hashes, no arm is composed here: {result.unchecked}"
+            yield (
+                f"{place}: claims keep their stored hashes, no arm is composed here: "
+                f"{result.unchecked}"
+            )
 
 
 def files_of(
@@ -234,8 +250,8 @@ def files_of(
 def sections(
     folder: Path, every: Sequence[StudyResult], studies: Mapping[str, Study]
 ) -> tuple[str, list[Section]]:
-    """Return what a reader should know of a folder's claims, and what there is of each group, the groups that
-    are counted first.
+    """Return what a reader should know of a folder's claims, and what there is of each group, the
+    groups that are counted first.
 
     Errors:
         ValueError: as for `write`.
@@ -274,10 +290,12 @@ def _config(path: Path) -> Board:
 
 
 def unstudied(path: Path) -> list[Unstudied]:
-    """Return the claims that no study measures, as the file lists them; where there is no file, none.
+    """Return the claims that no study measures, as the file lists them; where there is no file,
+    none.
 
     Errors:
-        ValueError: a wrong key or type, or an entry with an answer and a reason for none, or with neither.
+        ValueError: a wrong key or type, or an entry with an answer and a reason for none, or with
+            neither.
     """
     listed = _read(path) or []
     require(isinstance(listed, list), str(path), "be a list of claims", type(listed).__name__)
@@ -307,7 +325,9 @@ def _checked(schema: type[T], plain: Mapping[str, object], path: Path, place: st
 
 def planned(every: Iterable[StudyResult], studies: Mapping[str, Study]) -> list[Planned]:
     """Return the claims that a study asks, and that no results of it answer, study by study."""
-    answered = {(result.study.name, judged.claim.id) for result in every for judged in result.claims}
+    answered = {
+        (result.study.name, judged.claim.id) for result in every for judged in result.claims
+    }
     plans = list[Planned]()
     for name, study in studies.items():
         for claim in study.claims:
@@ -342,13 +362,14 @@ def _by_number(row: Row) -> list[int | str]:
 
 
 def first(every: Sequence[Row]) -> list[Row]:
-    """Return the rows for a quick reader: the first claim of each study, the first of these and the last."""
+    """Return the rows for a quick reader: the first claim of each study, the first of these and the
+    last."""
     firsts = {row.result.study.name: row for row in reversed(every)}
     shown = [row for row in every if firsts.get(row.result.study.name) is row]
     return [*shown[:-LAST_ROWS][:FIRST_ROWS], *shown[-LAST_ROWS:]]
 
 
-# --- what it says -------------------------------------------------------------------------------------------
+# --- what it says ---------------------------------------------------------------------------------
 
 
 def title(parts: Sequence[Section]) -> str:
@@ -400,8 +421,8 @@ def markdown(about: str, parts: Sequence[Section]) -> str:
 
 
 def _section(part: Section) -> list[str]:
-    """Return a group's rows by what they are about, and the claims that are planned; of a group that is in no
-    count also what no study measures."""
+    """Return a group's rows by what they are about, and the claims that are planned; of a group
+    that is in no count also what no study measures."""
     if not (part.rows or part.planned or part.unstudied):
         return []
     lines = list[str]()
@@ -442,7 +463,9 @@ def _unstudied(entries: Sequence[Unstudied], level: str) -> list[str]:
         if some:
             cells = [_entry(entry, column) for entry in some]
             columns = [Column(title=name) for name in cells[0]]
-            table = Table(title=heading, columns=columns, rows=[list(row.values()) for row in cells])
+            table = Table(
+                title=heading, columns=columns, rows=[list(row.values()) for row in cells]
+            )
             lines += [f"{level} {heading}", "", *table.markdown(), ""]
     return lines
 

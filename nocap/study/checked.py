@@ -1,7 +1,8 @@
-"""What a study asks now, worked out of its file and its log; stored measurements are checked against it.
+"""What a study asks now, worked out of its file and its log; stored measurements are checked
+against it.
 
-Its arms are composed again. Where that cannot be done here, as their data are not on this machine, the hash
-of a claim is the stored one, if what was stored asks the same.
+Its arms are composed again. Where that cannot be done here, as their data are not on this machine,
+the hash of a claim is the stored one, if what was stored asks the same.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ class CurrentClaims:
     contents: Mapping[str, str]  # arm → the digest of its content as it is trained
     problem: str = ""  # why they cannot be composed
 
-    def check(self, claim: Claim, rows: Iterable[Measurement], log: StudyLog, *, scale: str) -> None:
+    def check(
+        self, claim: Claim, rows: Iterable[Measurement], log: StudyLog, *, scale: str
+    ) -> None:
         """Refuse losses that the study's log has otherwise.
 
         Errors:
@@ -74,9 +77,11 @@ def _contents(plan: StudyPlan, picked: Mapping[str, Sequence[str]]) -> dict[str,
     return contents
 
 
-def sessions_unlike(verdict: Verdict, rows: Iterable[Measurement], log: StudyLog, *, scale: str) -> list[str]:
-    """Name the sessions of which the study's log has another figure than a measurement that a verdict rests
-    on."""
+def sessions_unlike(
+    verdict: Verdict, rows: Iterable[Measurement], log: StudyLog, *, scale: str
+) -> list[str]:
+    """Name the sessions of which the study's log has another figure than a measurement that a
+    verdict rests on."""
     n_used = {gain.metric: len(gain.least) for gain in (verdict.primary, *verdict.guards)}
     names = dict[str, None]()
     for row in rows:
@@ -102,8 +107,8 @@ def _has(line: SessionLine, row: Measurement) -> bool:
 
 
 def _agree(lines: Sequence[SessionLine], row: Measurement) -> bool:
-    """Say whether a measurement is what these sessions' first has, or the geometric mean of several: before
-    2026-11-24 those that were near in time counted as one."""
+    """Say whether a measurement is what these sessions' first has, or the geometric mean of
+    several: before 2026-11-24 those that were near in time counted as one."""
     if not row.value:
         return False
     logs = list[float]()

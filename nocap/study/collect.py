@@ -59,7 +59,8 @@ def collect(outcome: StudyOutcome, *, hardware: Mapping[str, Fact], command: str
 
 
 def _commit() -> str | None:
-    """Return the commit of the code, with a + where files were changed since; `None`: there is no git."""
+    """Return the commit of the code, with a + where files were changed since; `None`: there is no
+    git."""
     git = git_state()
     if git is None:
         return None
@@ -82,7 +83,7 @@ def shape(arm: Composed) -> Shape:
     )
 
 
-# --- a claim ------------------------------------------------------------------------------------------------
+# --- a claim --------------------------------------------------------------------------------------
 
 
 def _claim(claim: Claim, outcome: StudyOutcome) -> JudgedClaim:
@@ -116,8 +117,8 @@ def _lengths(claim: Claim, plan: StudyPlan) -> list[int] | None:
 
 
 def _where(claim: Claim, plan: StudyPlan) -> dict[str, list[Shape]]:
-    """Return the shapes that a verdict rests on, of what is timed and of what is trained: of the claim's arm,
-    and of the one that it is compared with where that is another."""
+    """Return the shapes that a verdict rests on, of what is timed and of what is trained: of the
+    claim's arm, and of the one that it is compared with where that is another."""
     kinds = {metric.made_by for metric in claim.metrics}
     where = dict[str, list[Shape]]()
     if kinds - {TRAIN}:
@@ -147,7 +148,7 @@ def _distinct(shapes: Sequence[Shape]) -> list[Shape]:
     return distinct
 
 
-# --- an arm: the fairness columns ---------------------------------------------------------------------------
+# --- an arm: the fairness columns -----------------------------------------------------------------
 
 
 def _arm(name: str, outcome: StudyOutcome) -> ArmFacts:
@@ -202,7 +203,8 @@ def _final_losses(runs: Sequence[Record]) -> FinalLosses | None:
 
 
 def _counts(runs: Sequence[Record], name: str, evidence: Evidence) -> StepFigures:
-    """Return what is counted of an arm: of the one that is trained, else of the one that is timed."""
+    """Return what is counted of an arm: of the one that is trained, else of the one that is
+    timed."""
     if not runs:
         return _counts_of_sessions([PACE, "bench", "curve", "decoding"], name, evidence)
     step = _counts_of_sessions([PACE, "curve", "decoding"], name, evidence)
@@ -216,8 +218,8 @@ def _counts(runs: Sequence[Record], name: str, evidence: Evidence) -> StepFigure
 
 
 def _counts_of_sessions(places: Sequence[str], name: str, evidence: Evidence) -> StepFigures:
-    """Return what the first session of the first of these places counted of an arm; empty where none has
-    it."""
+    """Return what the first session of the first of these places counted of an arm; empty where
+    none has it."""
     for place in places:
         rows = evidence.of_arm(place, name)
         if rows:
@@ -230,7 +232,9 @@ def _step_figures(figures: Figures) -> StepFigures:
     """Return what is counted of a step, whatever was timed."""
     if isinstance(figures, StepFigures):
         return figures
-    assert isinstance(figures, LengthFigures | DecodingFigures), "no other place has an arm's counts"
+    assert isinstance(figures, LengthFigures | DecodingFigures), (
+        "no other place has an arm's counts"
+    )
     return StepFigures(params=figures.params, kernel=figures.kernel)
 
 

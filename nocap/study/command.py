@@ -40,7 +40,8 @@ class Options:
 
 
 def board(folder: Path) -> int:
-    """Write the leaderboard of a folder; name what was not worked out again. Return the exit code."""
+    """Write the leaderboard of a folder; name what was not worked out again. Return the exit
+    code."""
     studies, results = leaderboard.read_studies(folder)
     for line in leaderboard.unchecked(chain(*results.values())):
         print(f"nocap: {line}", file=sys.stderr)
@@ -97,8 +98,8 @@ def studies(arguments: argparse.Namespace) -> int:
 
 
 def _use_options(known: Sequence[Study], *, allow_code: bool) -> None:
-    """Use the options that studies bring, of all of them before the first is composed: further options forget
-    those that were imported. They are somebody's code: a person has to allow it.
+    """Use the options that studies bring, of all of them before the first is composed: further
+    options forget those that were imported. They are somebody's code: a person has to allow it.
 
     Errors:
         ValueError: it is not allowed, or is, and there is none.
@@ -126,7 +127,9 @@ def _prepared(folder: Path, study: Study, options: Options) -> StudyPlan:
     return prepare(study, own_scale, output_dir=options.output_dir, steps=options.steps)
 
 
-def _carry_out(folder: Path, plan: StudyPlan, arguments: argparse.Namespace, options: Options) -> int:
+def _carry_out(
+    folder: Path, plan: StudyPlan, arguments: argparse.Namespace, options: Options
+) -> int:
     """Carry out or judge a study, print and write its results, and return the exit code."""
     run = not arguments.judge
     if run and spec.source_of(folder) != folder:
@@ -180,7 +183,9 @@ def propose(arguments: argparse.Namespace) -> int:
                 print(_text(line), flush=True)
                 arguments.answer(answer_json(line))
         except KeyboardInterrupt as stop:  # wherever it comes, also between two runs
-            raise StoppedError("paused; runs that ended are kept, and the same command goes on") from stop
+            raise StoppedError(
+                "paused; runs that ended are kept, and the same command goes on"
+            ) from stop
     return EXIT_CODES["finished"]
 
 
@@ -194,7 +199,9 @@ def _questions(
             require(not value, name, "be left out of commands: it is nocap's own trainer's", value)
         return of_commands(study, rules, texts, output_dir=Path(options.output_dir), undo=undo)
     scale = _scale(study, options)
-    return of_overrides(study, rules, scale, texts, output_dir=options.output_dir, steps=options.steps)
+    return of_overrides(
+        study, rules, scale, texts, output_dir=options.output_dir, steps=options.steps
+    )
 
 
 def _text(answer: AnswerJson) -> str:

@@ -1,5 +1,5 @@
-"""A study is carried out: its claims are registered, what is missing is trained and timed, and everything
-there is becomes its evidence."""
+"""A study is carried out: its claims are registered, what is missing is trained and timed, and
+everything there is becomes its evidence."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ class StudyOutcome:
 
 
 def carry_out(plan: StudyPlan, *, run: bool, log: Callable[[str], None] = PRINT) -> StudyOutcome:
-    """Train and time what is missing, analysis by analysis until each claim is decided, or with `run=False`
-    only collect what there is.
+    """Train and time what is missing, analysis by analysis until each claim is decided, or with
+    `run=False` only collect what there is.
 
     Errors:
         ValueError: an invalid run, a damaged log.
@@ -133,7 +133,8 @@ def _has_all(evidence: Evidence, claim: Claim, study: Study) -> bool:
 
 
 def up_to(plan: StudyPlan, numbers: Mapping[str, int]) -> StudyPlan:
-    """Return the plan of no more than these analyses need: claim → number of its analysis, from 1."""
+    """Return the plan of no more than these analyses need: claim → number of its analysis, from
+    1."""
     claims = list[Claim]()
     for claim in plan.study.claims:
         seeds = analyses()[numbers[claim.id] - 1]
@@ -185,9 +186,11 @@ class _Conductor:
         facts = hardware.describe(plan.trainer.device, plan.trainer.threads)
         self.machine = str(facts["fingerprint"])
 
-    # --- the log --------------------------------------------------------------------------------------------
+    # --- the log ----------------------------------------------------------------------------------
 
-    def _add(self, lines: Sequence[LogLine], *, once: Sequence[str], says: Sequence[str] = ()) -> None:
+    def _add(
+        self, lines: Sequence[LogLine], *, once: Sequence[str], says: Sequence[str] = ()
+    ) -> None:
         if self.writes:
             append(
                 self.path,
@@ -199,8 +202,8 @@ class _Conductor:
             )
 
     def register(self) -> None:
-        """Register the claims before anything of the study runs. A claim whose arms, metric, ends or margins
-        changed is another registration."""
+        """Register the claims before anything of the study runs. A claim whose arms, metric, ends
+        or margins changed is another registration."""
         lines = list[RegistrationLine]()
         for name, claim in registrations(self.plan).items():
             lines.append(RegistrationLine(claim=name, hash=claim.hash, subject=claim.subject))
@@ -225,7 +228,9 @@ class _Conductor:
                 exploratory=provenance.exploratory or "",
             )
             lines.append(line)
-        self._add(lines, once=("hash", "number", "machine"), says=("claim", "n", "word", "exploratory"))
+        self._add(
+            lines, once=("hash", "number", "machine"), says=("claim", "n", "word", "exploratory")
+        )
         if not self.writes:
             return provenances
         # now the log has this analysis, too
@@ -242,11 +247,11 @@ class _Conductor:
             provenances[claim.id] = provenance_of(plan, claim, evidence, logs, machine=self.machine)
         return provenances
 
-    # --- runs -----------------------------------------------------------------------------------------------
+    # --- runs -------------------------------------------------------------------------------------
 
     def tune(self) -> list[TuningTrial]:
-        """Train the trials that are missing, and pick each arm's best mean final loss; null where a seed
-        diverged or was not run.
+        """Train the trials that are missing, and pick each arm's best mean final loss; null where a
+        seed diverged or was not run.
 
         Errors:
             FailedError: an arm of which a trial has a run that failed, or every trial diverged.
@@ -287,9 +292,11 @@ class _Conductor:
             trials.append(trial)
         return trials
 
-    def _train(self, runs: Sequence[Training], between: Callable[[], None] = lambda: None) -> Records:
-        """Train the runs that have no record; return all that have one. `between` is called before each
-        seed."""
+    def _train(
+        self, runs: Sequence[Training], between: Callable[[], None] = lambda: None
+    ) -> Records:
+        """Train the runs that have no record; return all that have one. `between` is called before
+        each seed."""
         try:
             if self.run:
                 results = train(runs, self.plan.study.name, between=between)
@@ -327,7 +334,7 @@ class _Conductor:
             val_loss=record.val_loss,
         )
 
-    # --- all of it ------------------------------------------------------------------------------------------
+    # --- all of it --------------------------------------------------------------------------------
 
     def measure(self, plan: StudyPlan, trials: Sequence[TuningTrial]) -> Evidence:
         """Train and time what is missing, and return what there is."""
@@ -351,8 +358,8 @@ class _Conductor:
     def _train_arms(
         self, plan: StudyPlan, arms: Mapping[str, Composed], due: Callable[[], None]
     ) -> tuple[ByRun, ByLength]:
-        """Return the runs of the arms, and those of the baselines' other lengths. They are trained in one
-        grid, whose comparison then tells the time at equal loss, too."""
+        """Return the runs of the arms, and those of the baselines' other lengths. They are trained
+        in one grid, whose comparison then tells the time at equal loss, too."""
         runs: ByRun = {}
         lengths: ByLength = {}
         needed = trainings(arms, seeds_of(plan.study))
@@ -371,8 +378,8 @@ class _Conductor:
         runs: ByRun,
         due: Callable[[], None],
     ) -> ByLength:
-        """Return the shorter runs of the arms that race. Nothing is learnt from those of an arm and seed that
-        diverged."""
+        """Return the shorter runs of the arms that race. Nothing is learnt from those of an arm and
+        seed that diverged."""
         shorts: ByLength = {}
         for key, record in runs.items():
             if record.status != "diverged":
@@ -399,7 +406,8 @@ class _Conductor:
         return files
 
     def _hold(self, plan: StudyPlan, group: Sequence[Session], *, wait: bool) -> None:
-        """Hold the sessions that are due, or all that are left. A place of which one fails has no more."""
+        """Hold the sessions that are due, or all that are left. A place of which one fails has no
+        more."""
         if not self.run:
             return
         for number, session in product(range(1, plan.at.sessions + 1), group):

@@ -1,4 +1,5 @@
-"""What a study's runs and sessions measured, as measurements of its claims; and the bound of a claim."""
+"""What a study's runs and sessions measured, as measurements of its claims; and the bound of a
+claim."""
 
 from __future__ import annotations
 
@@ -18,7 +19,15 @@ from nocap.judge.interval import LEAST_PAIRS, analyses, analysis_of
 from nocap.judge.pace import Paces
 from nocap.judge.time_to_target import race
 from nocap.judge.verdict import Verdict, judge
-from nocap.sessions.figures import PACE, TRAIN, Figures, PartFigures, SessionFile, StepFigures, place_of
+from nocap.sessions.figures import (
+    PACE,
+    TRAIN,
+    Figures,
+    PartFigures,
+    SessionFile,
+    StepFigures,
+    place_of,
+)
 from nocap.store.metrics import HELD, METRICS, Ending, Measurement, Metric, Per, is_count
 from nocap.store.runs import Record
 from nocap.store.runs import measurements as of_run
@@ -40,7 +49,9 @@ class Evidence:
     sessions: Mapping[str, Sequence[SessionFile]] = field(default_factory=dict)
     # place → arm → as it was composed, shorter ones too
     arms: Mapping[str, Mapping[str, Sequence[Composed]]] = field(default_factory=dict)
-    damaged: frozenset[tuple[str, int]] = frozenset()  # (arm, seed) of runs whose record was changed
+    damaged: frozenset[tuple[str, int]] = (
+        frozenset()
+    )  # (arm, seed) of runs whose record was changed
 
     def of_arm(self, place: str, arm: str) -> list[tuple[SessionFile, Figures]]:
         """Return the sessions of a place that have the arm, each with what it measured of it."""
@@ -58,7 +69,8 @@ class Evidence:
         return [row for row in rows if isinstance(row, PartFigures)]
 
     def has_shorter(self, arm: str, seed: int) -> bool:
-        """Say whether all shorter runs of an arm are there: one that is missing might have been the one."""
+        """Say whether all shorter runs of an arm are there: one that is missing might have been the
+        one."""
         composed = self.arms.get(TRAIN, {}).get(arm, ())
         runs = self.shorter.get((arm, seed), {})
         return all(short.run.trainer.steps in runs for short in composed[1:])
@@ -99,14 +111,17 @@ class Used(NamedTuple):
     started: str
 
 
-def _shorter(arm: str, seed: int, runs: Mapping[tuple[str, int], Mapping[int, Record]]) -> Iterator[Used]:
+def _shorter(
+    arm: str, seed: int, runs: Mapping[tuple[str, int], Mapping[int, Record]]
+) -> Iterator[Used]:
     """Yield an arm's runs of other lengths with a seed."""
     for steps, run in runs.get((arm, seed), {}).items():
         yield Used(f"{arm}, seed {seed}, {steps} steps", arm, run.started)
 
 
 def places(claim: Claim) -> set[str]:
-    """Return where a claim's measurements come from: `train` for the runs, and the places of the sessions."""
+    """Return where a claim's measurements come from: `train` for the runs, and the places of the
+    sessions."""
     found = set[str]()
     for metric in claim.metrics:
         found.add(place_of(metric))
@@ -123,7 +138,7 @@ def verdict_of(claim: Claim, study: Study, scale: str, evidence: Evidence) -> Ve
     return judge(bounded, rows, against=study.against(claim), at=scale, noise=noise)
 
 
-# --- bounds -------------------------------------------------------------------------------------------------
+# --- bounds ---------------------------------------------------------------------------------------
 
 # Parts of a step → of the FLOP count; both MLP matrices are one component.
 COMPONENT = {
@@ -137,8 +152,8 @@ COMPONENT = {
 
 
 def bound(claim: Claim, study: Study, evidence: Evidence) -> float | None:
-    """Return the gain that arithmetic allows, by the claim's rule; `None`: it sets no bound, or something
-    that it needs was not measured."""
+    """Return the gain that arithmetic allows, by the claim's rule; `None`: it sets no bound, or
+    something that it needs was not measured."""
     rule = claim.mechanism.rule
     base = study.against(claim)
     if rule is Rule.given:
@@ -163,7 +178,8 @@ def _counting_place(claim: Claim, evidence: Evidence) -> str:
 
 
 def _amdahl(claim: Claim, profiles: Sequence[PartFigures]) -> float | None:
-    """Return the gain of a step without the parts that a claim saves, the largest over the profiles."""
+    """Return the gain of a step without the parts that a claim saves, the largest over the
+    profiles."""
     mechanism = claim.mechanism
     shares = list[float]()
     for profile in profiles:
@@ -178,9 +194,11 @@ def _amdahl(claim: Claim, profiles: Sequence[PartFigures]) -> float | None:
     return 1 / (1 - largest)
 
 
-def _counted_first(rule: Rule, claim: Claim, of_arm: Sequence[tuple[SessionFile, Figures]]) -> float | None:
-    """Return a count of the first session, as all have the same; `None`: there is no session, or the arm did
-    not fit."""
+def _counted_first(
+    rule: Rule, claim: Claim, of_arm: Sequence[tuple[SessionFile, Figures]]
+) -> float | None:
+    """Return a count of the first session, as all have the same; `None`: there is no session, or
+    the arm did not fit."""
     if not of_arm:
         return None
     _, row = of_arm[0]
@@ -206,8 +224,8 @@ def _counted(rule: Rule, row: Figures, claim: Claim) -> float | None:
 
 
 def _flops(components: Mapping[str, float | None], parts: list[str]) -> float | None:
-    """Sum the FLOPs of a token, or of these parts of a step. `None`: one of them was not counted, as
-    those of a model of its own are not one by one."""
+    """Sum the FLOPs of a token, or of these parts of a step. `None`: one of them was not counted,
+    as those of a model of its own are not one by one."""
     names = list(components)
     if parts:
         names = [COMPONENT[part] for part in parts if part in COMPONENT]
@@ -220,12 +238,12 @@ def _flops(components: Mapping[str, float | None], parts: list[str]) -> float | 
     return total
 
 
-# --- measurements -------------------------------------------------------------------------------------------
+# --- measurements ---------------------------------------------------------------------------------
 
 
 def measurements(claim: Claim, study: Study, evidence: Evidence) -> list[Measurement]:
-    """List what was measured of the claim's arm and of the one it is compared with, metric by metric. A
-    measurement that is missing is left out."""
+    """List what was measured of the claim's arm and of the one it is compared with, metric by
+    metric. A measurement that is missing is left out."""
     sides = list(dict.fromkeys((claim.arm, study.against(claim))))
     rows = list[Measurement]()
     for metric in claim.metrics:
@@ -248,7 +266,9 @@ def _of_metric(
     return _trained(claim, metric, sides, evidence)
 
 
-def _trained(claim: Claim, metric: Metric, sides: Sequence[str], evidence: Evidence) -> list[Measurement]:
+def _trained(
+    claim: Claim, metric: Metric, sides: Sequence[str], evidence: Evidence
+) -> list[Measurement]:
     """List what the runs of the claim's seeds measured."""
     rows = list[Measurement]()
     for arm in sides:
@@ -262,7 +282,8 @@ def _trained(claim: Claim, metric: Metric, sides: Sequence[str], evidence: Evide
 def _timed(
     claim: Claim, metric: Metric, sides: Sequence[str], evidence: Evidence, *, place: str
 ) -> list[Measurement]:
-    """List what is timed, one a session that has both arms; a count once, if all sessions agree on it."""
+    """List what is timed, one a session that has both arms; a count once, if all sessions agree on
+    it."""
     values = {arm: _values(claim, metric, evidence.of_arm(place, arm)) for arm in sides}
     on_cuda = any(session.on_cuda for session, _ in chain(*values.values()))
     if is_count(metric, on_cuda=on_cuda) and all(_agree(pairs) for pairs in values.values()):
@@ -278,7 +299,9 @@ def _timed(
     return rows
 
 
-def _counts(metric: Metric, values: Mapping[str, Sequence[tuple[SessionFile, float]]]) -> list[Measurement]:
+def _counts(
+    metric: Metric, values: Mapping[str, Sequence[tuple[SessionFile, float]]]
+) -> list[Measurement]:
     """List a count of each arm, as its first session has it."""
     rows = list[Measurement]()
     for arm, pairs in values.items():
@@ -305,7 +328,13 @@ def _agree(pairs: Sequence[tuple[SessionFile, float]]) -> bool:
 
 
 def _of_session(
-    arm: str, metric: Metric, session: SessionFile, value: float, *, repeat: int, per: Per = Per.session
+    arm: str,
+    metric: Metric,
+    session: SessionFile,
+    value: float,
+    *,
+    repeat: int,
+    per: Per = Per.session,
 ) -> Measurement:
     return Measurement(
         arm=arm,
@@ -346,16 +375,20 @@ def _of_parts(row: PartFigures, claim: Claim, metric: Metric) -> float:
     return spent / whole_ms
 
 
-# --- steps and time to a loss -------------------------------------------------------------------------------
+# --- steps and time to a loss ---------------------------------------------------------------------
 
 
 def _times(
-    claim: Claim, metric: Metric, sides: Sequence[str], steps: Sequence[Measurement], evidence: Evidence
+    claim: Claim,
+    metric: Metric,
+    sides: Sequence[str],
+    steps: Sequence[Measurement],
+    evidence: Evidence,
 ) -> list[Measurement]:
     """Return times to the target: steps are seeds', the time of a step is a session's.
 
-    Both are dealt in turns into as many groups as there are of the fewer. Their means make independent
-    pairs, whose spread has the noise of both.
+    Both are dealt in turns into as many groups as there are of the fewer. Their means make
+    independent pairs, whose spread has the noise of both.
     """
     step_ms = _timed(claim, METRICS["step_ms"], sides, evidence, place=PACE)
     paces = {arm: [row for row in step_ms if row.arm == arm] for arm in sides}
@@ -419,7 +452,8 @@ LOST: Steps = (None, Ending.diverged)
 
 
 def _end_without_race(base: Record) -> Steps:
-    """Return the steps of a baseline whose rival diverged: all that it had, unless it diverged too."""
+    """Return the steps of a baseline whose rival diverged: all that it had, unless it diverged
+    too."""
     if base.status == "diverged":
         return LOST
     return float(steps_of(base)), Ending.measured
@@ -439,8 +473,8 @@ def _steps(arm: str, run: Record, end: Steps) -> Measurement:
 
 
 def _curve(arm: str, seeds: Sequence[int], evidence: Evidence) -> dict[int, list[float]]:
-    """Return final losses by steps, over seeds that all finished. A length at which a seed diverged is left
-    out."""
+    """Return final losses by steps, over seeds that all finished. A length at which a seed diverged
+    is left out."""
     losses: dict[int, list[float]] = {}
     for seed in seeds:
         shorter = evidence.shorter.get((arm, seed), {})
@@ -454,14 +488,14 @@ def steps_of(run: Record) -> int:
     return int(run.config["trainer.steps"])
 
 
-# --- time at equal loss -------------------------------------------------------------------------------------
+# --- time at equal loss ---------------------------------------------------------------------------
 
 
 def times_at_equal_loss(claim: Claim, study: Study, evidence: Evidence) -> list[Measurement]:
-    """Return the arm's time over the baseline's for the loss that the arm reaches, seed by seed, and the
-    baseline's, which is 1. They are over the seeds of the last analysis for which all runs are there: what a
-    seed tells depends on the others. Without these, what is there tells nothing, and what is missing has no
-    row."""
+    """Return the arm's time over the baseline's for the loss that the arm reaches, seed by seed,
+    and the baseline's, which is 1. They are over the seeds of the last analysis for which all runs
+    are there: what a seed tells depends on the others. Without these, what is there tells nothing,
+    and what is missing has no row."""
     base = study.against(claim)
     own = [seed for seed in claim.seeds if (claim.arm, seed) in evidence.runs]
     others = list[int]()

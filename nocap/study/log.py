@@ -1,6 +1,6 @@
-"""A study's log: its registrations, results and verdicts. It is a file in the study's own folder, committed
-with its results. Lines are only added; git shows if one was edited or taken out. `nocap.study.registration`
-says from the lines where a claim stands."""
+"""A study's log: its registrations, results and verdicts. It is a file in the study's own folder,
+committed with its results. Lines are only added; git shows if one was edited or taken out.
+`nocap.study.registration` says from the lines where a claim stands."""
 
 from __future__ import annotations
 
@@ -164,12 +164,17 @@ def _parsed(raw: str, path: Path, number: int) -> AnyLine:
         if isinstance(line, RunLine | SessionLine):
             times.append(line.started)
         moments = [datetime.fromisoformat(time) for time in times if time]
-        whole = raw.endswith("\n") and bool(line.at) and all(moment.tzinfo is not None for moment in moments)
+        whole = (
+            raw.endswith("\n")
+            and bool(line.at)
+            and all(moment.tzinfo is not None for moment in moments)
+        )
     except (ValueError, TypeError):
         whole = False
     if not whole:
         raise ValueError(
-            f"{path}: line {number} must be whole, as it was written (git has it; a last one that a crash "
+            f"{path}: line {number} must be whole, as it was written (git has it; a last one that "
+            f"a crash "
             f"cut off may go: the next command writes what it said), got {raw[:80]!r}"
         )
     return line
@@ -184,9 +189,9 @@ def append(
     once: Sequence[str] = (),
     says: Sequence[str] = (),
 ) -> None:
-    """Add lines. With `once`, leave out a line where the last one of its kind with the same values of these
-    keys has the same values of the keys `says` too. Nobody else adds in between, and each line is on the disk
-    before this returns.
+    """Add lines. With `once`, leave out a line where the last one of its kind with the same values
+    of these keys has the same values of the keys `says` too. Nobody else adds in between, and each
+    line is on the disk before this returns.
 
     Errors:
         ValueError: as for `read`.

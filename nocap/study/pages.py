@@ -1,5 +1,5 @@
-"""What a study leaves for people, from its results: text for a terminal, its README, and the forest plots of
-a leaderboard."""
+"""What a study leaves for people, from its results: text for a terminal, its README, and the forest
+plots of a leaderboard."""
 
 from __future__ import annotations
 
@@ -27,7 +27,16 @@ from nocap.study.words import Row, counted, expected, is_known, rows
 LEARNT = "## What was learnt"  # from here on a README is its author's
 HEADLINE = 6  # claims that a heading names one by one
 NOTHING_YET = "Nothing is written here yet."
-CLAIM_HEAD = ("claim", "statement", "expected", "arithmetic allows", "measured", "guards", "verdict", "notes")
+CLAIM_HEAD = (
+    "claim",
+    "statement",
+    "expected",
+    "arithmetic allows",
+    "measured",
+    "guards",
+    "verdict",
+    "notes",
+)
 # of a claim, for a terminal
 FACTS = ("expected", "arithmetic allows", "measured", "guards", "where", "notes")
 
@@ -54,7 +63,9 @@ TRIAL_COLUMNS = (
 )
 
 
-def claims(some: Sequence[Row], names: Sequence[str], *, link: Callable[[Row], str] | None = None) -> Table:
+def claims(
+    some: Sequence[Row], names: Sequence[str], *, link: Callable[[Row], str] | None = None
+) -> Table:
     """Draw a row for each claim, with these columns. `link`: what stands for its statement."""
     columns = [Column(title=name) for name in names]
     lines = list[list[object]]()
@@ -151,7 +162,7 @@ def _notes(result: StudyResult) -> list[str]:
     return notes
 
 
-# --- what a study leaves in its folder ----------------------------------------------------------------------
+# --- what a study leaves in its folder ------------------------------------------------------------
 
 
 def write(study: Study, folder: Path, result: StudyResult) -> list[Path]:
@@ -174,8 +185,8 @@ def files(study: Study, folder: Path, every: Sequence[StudyResult]) -> dict[Path
 
 
 def all_results(study: Study, folder: Path) -> list[StudyResult]:
-    """Return the results of every scale and machine that has some, with the verdicts that follow from their
-    measurements.
+    """Return the results of every scale and machine that has some, with the verdicts that follow
+    from their measurements.
 
     Errors:
         ValueError: one that nocap did not write, or that was changed; its file is named.
@@ -190,7 +201,8 @@ def all_results(study: Study, folder: Path) -> list[StudyResult]:
 
 
 def check_readme(folder: Path) -> None:
-    """Refuse, before anything runs, a README whose author's part has no mark, and would be overwritten.
+    """Refuse, before anything runs, a README whose author's part has no mark, and would be
+    overwritten.
 
     Errors:
         ValueError: it has no line `## What was learnt`.
@@ -251,7 +263,7 @@ def _section(result: StudyResult, some: Sequence[Row]) -> list[str]:
     return lines
 
 
-# --- forest plots -------------------------------------------------------------------------------------------
+# --- forest plots ---------------------------------------------------------------------------------
 
 
 def plots(every: Sequence[Row]) -> list[tuple[str, forest.Forest]]:

@@ -49,9 +49,9 @@ class StudyPlan:
         return first.run.trainer
 
     def content(self, arm: Composed, what: str) -> dict[str, object]:
-        """Return the keys of an arm that count, without its seed, and without those of the machine that no
-        override chooses; what a GPU's rules choose stands as on a CPU. Of data that lies at a path it has the
-        tokens' fingerprint: two texts may lie at one path in turn.
+        """Return the keys of an arm that count, without its seed, and without those of the machine
+        that no override chooses; what a GPU's rules choose stands as on a CPU. Of data that lies at
+        a path it has the tokens' fingerprint: two texts may lie at one path in turn.
 
         Errors:
             ValueError: no such data.
@@ -73,9 +73,12 @@ def prepare(study: Study, scale: str, *, output_dir: str, steps: int | None = No
     """Compose and check everything. `steps`: of a run, instead of what the scale says.
 
     Errors:
-        ValueError: no such scale, an arm or trial that does not compose, arms that are no fair comparison.
+        ValueError: no such scale, an arm or trial that does not compose, arms that are no fair
+            comparison.
     """
-    require(scale in study.scales, "scale", f"be one of the study's {', '.join(study.scales)}", scale)
+    require(
+        scale in study.scales, "scale", f"be one of the study's {', '.join(study.scales)}", scale
+    )
     study = select_claims(study, scale)
     at = study.scales[scale]
     timed_arms = study.arms_needing(lambda metric: metric.made_by != "train")
@@ -123,8 +126,8 @@ def _check_text(plan: StudyPlan) -> None:
 
 
 def _check_lengths(plan: StudyPlan) -> None:
-    """Refuse claims about the time at equal loss whose baseline has no other lengths, or other steps than an
-    arm or a trial of it.
+    """Refuse claims about the time at equal loss whose baseline has no other lengths, or other
+    steps than an arm or a trial of it.
 
     Errors:
         ValueError: the first such claim's; the arm or trial is named.
@@ -145,19 +148,20 @@ def _check_lengths(plan: StudyPlan) -> None:
             require(own_steps == steps, f"arm {name}: {STEPS}", rule, own_steps)
 
 
-# --- arms ---------------------------------------------------------------------------------------------------
+# --- arms -----------------------------------------------------------------------------------------
 
 
 def more(arm: Composed, *overrides: str) -> Composed:
-    """Return the arm with further overrides. A shorter run of it is no reason for another precision or
-    compilation."""
+    """Return the arm with further overrides. A shorter run of it is no reason for another precision
+    or compilation."""
     if not overrides:
         return arm
     return as_in(arm, [*arm.overrides, *overrides])
 
 
 def training_overrides(at: ScaleConfig, output_dir: str, steps: int | None) -> list[str]:
-    """List the overrides of a scale's training. `steps`: of a run, instead of what the scale says."""
+    """List the overrides of a scale's training. `steps`: of a run, instead of what the scale
+    says."""
     words = [*at.train, f"output_dir='{output_dir}'"]
     if steps is not None:
         words.append(f"trainer.steps={steps}")
@@ -167,7 +171,8 @@ def training_overrides(at: ScaleConfig, output_dir: str, steps: int | None) -> l
 def compose_arms(
     study: Study, at: ScaleConfig, arms: Sequence[str], place: Sequence[str]
 ) -> dict[str, Composed]:
-    """Return arm → its composition, the baseline first, whose precision and compilation the others have.
+    """Return arm → its composition, the baseline first, whose precision and compilation the others
+    have.
 
     Errors:
         ValueError: an arm does not compose; the arm is named.

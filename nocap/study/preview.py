@@ -35,8 +35,8 @@ SESSIONS = [Column(title=name) for name in ("sessions", "of", "count", "done")]
 
 
 def render(plan: StudyPlan) -> str:
-    """Return a text of all runs and sessions of a study's first analyses, what they cost, and what its claims
-    can show with their seeds.
+    """Return a text of all runs and sessions of a study's first analyses, what they cost, and what
+    its claims can show with their seeds.
 
     Errors:
         FailedError: the first arm cannot be timed.
@@ -64,8 +64,8 @@ def render(plan: StudyPlan) -> str:
 
 
 def _runs(first: StudyPlan) -> list[Training]:
-    """List the runs of the first analyses: trials of a search, arms, and shorter schedules of those that
-    race."""
+    """List the runs of the first analyses: trials of a search, arms, and shorter schedules of those
+    that race."""
     study = first.study
     trials = compose_trials(study, first.train)
     short = dict[str, Composed]()
@@ -85,7 +85,8 @@ def _grid(runs: Sequence[Training], study: Study) -> str:
 
 
 def _lengths(plan: StudyPlan, study: Study) -> Iterator[str]:
-    """Say what the baselines' other lengths cost, which claims about the time at equal loss need."""
+    """Say what the baselines' other lengths cost, which claims about the time at equal loss
+    need."""
     for arm, seeds in study.seeds_of_lengths.items():
         steps = plan.train[arm].run.trainer.steps
         cost = cost_of(arm, steps, len(SHARES) * len(seeds))
@@ -110,7 +111,9 @@ def _analyses(plan: StudyPlan, study: Study) -> Iterator[str]:
     last = analysis_of(len(plan.study.seeds))
     pairs = len(study.claims[0].seeds)
     if last > 1:
-        yield f"{pairs} pairs in analysis 1; claims that it does not decide go on, to {last} analyses"
+        yield (
+            f"{pairs} pairs in analysis 1; claims that it does not decide go on, to {last} analyses"
+        )
 
 
 def _records(runs: Iterable[Training]) -> Iterator[tuple[str, Record]]:
@@ -122,8 +125,8 @@ def _records(runs: Iterable[Training]) -> Iterator[tuple[str, Record]]:
 
 
 def sigma(runs: Iterable[tuple[str, Record]]) -> float | None:
-    """Return the standard deviation of one run's final loss between seeds, pooled within arms; `None`: there
-    are too few runs."""
+    """Return the standard deviation of one run's final loss between seeds, pooled within arms;
+    `None`: there are too few runs."""
     groups: dict[str, list[float]] = {}
     for arm, run in runs:
         if run.val_loss is not None and run.status == "finished":
@@ -135,8 +138,8 @@ def sigma(runs: Iterable[tuple[str, Record]]) -> float | None:
 
 
 def _power(claim: Claim, plan: StudyPlan, noise: float | None, others: Sequence[Record]) -> str:
-    """Say what a claim expects, and what it can see of a loss and of a time at equal loss with all its
-    seeds. `others`: runs that may tell the noise of the latter."""
+    """Say what a claim expects, and what it can see of a loss and of a time at equal loss with all
+    its seeds. `others`: runs that may tell the noise of the latter."""
     line = f"{claim.id}: {claim.metric} of {claim.arm}, expected {expected(claim)}"
     if claim.metrics[0].made_by == "train":  # sessions are in the table
         line += f", n={len(claim.seeds)}"
@@ -161,4 +164,6 @@ def _time_shown(claim: Claim, plan: StudyPlan, others: Sequence[Record]) -> str:
     gain = detectable_time(noise, analyses()[look - 1], levels=1, look=look)
     if not math.isfinite(gain):
         return ""
-    return f"; a time of {1 - gain:.3g} of the baseline's or less is shown with a power of {POWER:g}"
+    return (
+        f"; a time of {1 - gain:.3g} of the baseline's or less is shown with a power of {POWER:g}"
+    )

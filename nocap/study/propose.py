@@ -1,15 +1,15 @@
-"""What a study answers to the proposals of a program: arms that come one by one, each against the baseline,
-within one error budget.
+"""What a study answers to the proposals of a program: arms that come one by one, each against the
+baseline, within one error budget.
 
 A proposal has four fresh batches of four pairs, and stops at the first that shows no gain
 (`nocap.judge.batches`). It is what it trains, not what it is called: the same resolved config
-gets the same answer and spends nothing. The first result of a run counts: training it again, or deleting it,
-changes nothing.
+gets the same answer and spends nothing. The first result of a run counts: training it again, or
+deleting it, changes nothing.
 
-It is either overrides of nocap's own trainer, with the baseline's tokens, or anybody's training command,
-beside the command that the study names. Without `propose.ref` both commands run where one stands, and differ
-in their words. With it the baseline is this version of the repository, and a proposal is its working tree as
-it is when it is proposed: each in a worktree of its own.
+It is either overrides of nocap's own trainer, with the baseline's tokens, or anybody's training
+command, beside the command that the study names. Without `propose.ref` both commands run where one
+stands, and differ in their words. With it the baseline is this version of the repository, and a
+proposal is its working tree as it is when it is proposed: each in a worktree of its own.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ Losses = Mapping[int, tuple[float, float]]
 class Campaign:
     """The answers so far. `lines`: of the log; `write` adds one."""
 
-    def __init__(self, rules: Propose, *, lines: Iterable[LogLine], write: Callable[[LogLine], None]) -> None:
+    def __init__(
+        self, rules: Propose, *, lines: Iterable[LogLine], write: Callable[[LogLine], None]
+    ) -> None:
         self.rules = rules
         self.proposals = dict[str, ProposalLine]()
         self.answers = dict[str, AnswerLine]()
@@ -69,10 +71,15 @@ class Campaign:
             self._know(line)
 
     def propose(
-        self, arm: str, overrides: Sequence[str], measure: Callable[[Sequence[int]], Losses], *, against: str
+        self,
+        arm: str,
+        overrides: Sequence[str],
+        measure: Callable[[Sequence[int]], Losses],
+        *,
+        against: str,
     ) -> AnswerLine:
-        """Return the answer, as its line in the log. `arm` is the digest of what is trained, `against` of
-        what the baseline trains.
+        """Return the answer, as its line in the log. `arm` is the digest of what is trained,
+        `against` of what the baseline trains.
 
         Errors:
             ValueError: one proposal too many.
@@ -94,7 +101,9 @@ class Campaign:
         self._add(line)
         return line
 
-    def _judge(self, arm: str, measure: Callable[[Sequence[int]], Losses], against: str) -> BatchResult:
+    def _judge(
+        self, arm: str, measure: Callable[[Sequence[int]], Losses], against: str
+    ) -> BatchResult:
         """Measure batch after batch until the proposal is decided; return the last judgement."""
         question = BatchQuestion(bar=self.rules.gain)
         pairs = list[LossPair]()
@@ -120,10 +129,13 @@ class Campaign:
         self._add(ProposalLine(arm=arm, overrides=list(overrides), number=number))
 
     def _keep(self, arm: str, against: str, losses: Losses) -> None:
-        """Log these pairs. A baseline's run that was logged before counts as it was the first time."""
+        """Log these pairs. A baseline's run that was logged before counts as it was the first
+        time."""
         for seed, (loss, baseline) in losses.items():
             first_baseline = self._baseline.get((against, seed), _plain(baseline))
-            line = PairLine(arm=arm, against=against, seed=seed, loss=_plain(loss), baseline=first_baseline)
+            line = PairLine(
+                arm=arm, against=against, seed=seed, loss=_plain(loss), baseline=first_baseline
+            )
             self._add(line)
 
     def _add(self, line: LogLine) -> None:
@@ -179,12 +191,13 @@ class AnswerJson(Schema, frozen=True, kw_only=True):
 
 
 def answer(folder: Path, rules: Propose, question: Proposals) -> Iterable[AnswerJson]:
-    """Answer one after the other; without proposals, yield the answers so far. What the runs print goes to
-    stderr.
+    """Answer one after the other; without proposals, yield the answers so far. What the runs print
+    goes to stderr.
 
     Errors:
         ValueError: changed rules, a damaged log, one proposal too many.
-        StoppedError, FailedError: somebody asked to stop, or a run failed; the same command goes on.
+        StoppedError, FailedError: somebody asked to stop, or a run failed; the same command goes
+            on.
     """
     path = folder / LOG
     fixed = digest(question.fixed)
@@ -197,7 +210,9 @@ def answer(folder: Path, rules: Propose, question: Proposals) -> Iterable[Answer
         add([RulesLine(rules=fixed)], once=("rules",))
     for proposal in question.proposals:
         with redirect_stdout(sys.stderr):
-            line = campaign.propose(proposal.arm, proposal.words, proposal.measure, against=question.against)
+            line = campaign.propose(
+                proposal.arm, proposal.words, proposal.measure, against=question.against
+            )
         yield _shown(line, proposal.words)
     if not question.proposals:
         for line in campaign.answers.values():
@@ -219,16 +234,29 @@ def _shown(line: AnswerLine, overrides: Sequence[str]) -> AnswerJson:
 
 
 def of_overrides(
-    study: Study, rules: Propose, scale: str, texts: Sequence[str], *, output_dir: str, steps: int | None
+    study: Study,
+    rules: Propose,
+    scale: str,
+    texts: Sequence[str],
+    *,
+    output_dir: str,
+    steps: int | None,
 ) -> Proposals:
     """Check all proposals before the first one is trained, and return how each is measured.
 
     Errors:
-        ValueError: a proposal that does not compose, sets what the study sets, is no fair comparison, or has
-            too many FLOPs a token.
+        ValueError: a proposal that does not compose, sets what the study sets, is no fair
+            comparison, or has too many FLOPs a token.
     """
-    require(scale in study.scales, "scale", f"be one of the study's {', '.join(study.scales)}", scale)
-    require(not study.tune.trials, "tune", "be left out of a study with propose: nothing is searched", "one")
+    require(
+        scale in study.scales, "scale", f"be one of the study's {', '.join(study.scales)}", scale
+    )
+    require(
+        not study.tune.trials,
+        "tune",
+        "be left out of a study with propose: nothing is searched",
+        "one",
+    )
     at = study.scales[scale]
     overrides = training_overrides(at, output_dir, steps)
     baseline = compose_arms(study, at, [study.baseline], overrides)[study.baseline]
@@ -240,7 +268,9 @@ def of_overrides(
         proposals.append(Proposal(words=words, arm=_arm(side), measure=measure))
     trainer = baseline.run.trainer
     machine = hardware.describe(trainer.device, trainer.threads)
-    fixed: dict[str, object] = {name: getattr(rules, name) for name in ("gain", "flops", "first_seed")}
+    fixed: dict[str, object] = {
+        name: getattr(rules, name) for name in ("gain", "flops", "first_seed")
+    }
     fixed["baseline"] = _config(baseline)
     return Proposals(
         proposals=proposals,
@@ -252,8 +282,8 @@ def of_overrides(
 
 
 def _arm(side: Composed) -> str:
-    """Digest what a side trains: its resolved config without the seed, and its source. A name is no part of
-    it."""
+    """Digest what a side trains: its resolved config without the seed, and its source. A name is no
+    part of it."""
     return digest({"config": _config(side), "source": source_hashes(side.run)})
 
 
@@ -263,10 +293,13 @@ def _config(side: Composed) -> dict[str, object]:
 
 
 def _composed(rules: Propose, baseline: Composed, words: Sequence[str]) -> Composed:
-    """Compose the proposal's overrides on top of the baseline's, with its precision and compilation."""
+    """Compose the proposal's overrides on top of the baseline's, with its precision and
+    compilation."""
     for word in words:
         name = parsed(word).key_or_group
-        require(not name.startswith(OURS), name, "be left out of a proposal: the study sets it", word)
+        require(
+            not name.startswith(OURS), name, "be left out of a proposal: the study sets it", word
+        )
     proposal = as_in(baseline, [*baseline.overrides, *words])
     check_fair({BASELINE: baseline, PROPOSAL: proposal})
     sides = (proposal.run, baseline.run)
@@ -315,12 +348,12 @@ def _trained(label: str, sides: Mapping[str, Composed], seeds: Sequence[int]) ->
 def of_commands(
     study: Study, rules: Propose, texts: Sequence[str], *, output_dir: Path, undo: ExitStack
 ) -> Proposals:
-    """Check all proposals before the first one runs, and return how each is measured. Worktrees go with
-    `undo`.
+    """Check all proposals before the first one runs, and return how each is measured. Worktrees go
+    with `undo`.
 
     Errors:
-        ValueError: a command that is not there or takes no seed, a ref that is none, files that are locked
-            and differ.
+        ValueError: a command that is not there or takes no seed, a ref that is none, files that are
+            locked and differ.
     """
     reading = Reading(what=rules.metric, better=rules.better, file=rules.file)
     reading.check("propose.metric")
@@ -337,11 +370,20 @@ def of_commands(
     measure = partial(_run, reading, output_dir / "commands", partial(begin, **how), baseline)
     proposals = list[Proposal]()
     for side in sides:
-        proposals.append(Proposal(words=side.words, arm=side.content, measure=partial(measure, side)))
+        proposals.append(
+            Proposal(words=side.words, arm=side.content, measure=partial(measure, side))
+        )
     return Proposals(
         proposals=proposals,
         against=baseline.content,
-        fixed=[rules.gain, rules.first_seed, rules.metric, rules.better.value, rules.file, baseline.content],
+        fixed=[
+            rules.gain,
+            rules.first_seed,
+            rules.metric,
+            rules.better.value,
+            rules.file,
+            baseline.content,
+        ],
         machine=str(hardware.describe(Device.cpu, 0)["fingerprint"]),
         scale="",
     )
@@ -350,8 +392,8 @@ def of_commands(
 def _sides(
     study: Study, rules: Propose, words: Sequence[Sequence[str]], output_dir: Path, undo: ExitStack
 ) -> tuple[list[Command], arms.Begin]:
-    """Return the baseline and the proposals, and what runs one. What the study writes is no part of a working
-    tree."""
+    """Return the baseline and the proposals, and what runs one. What the study writes is no part of
+    a working tree."""
     apart = [output_dir]
     for name in (FILE, LOG, lease.NAME):
         apart.append(Path(study.folder) / name)
@@ -382,8 +424,8 @@ def _run(
     proposal: Command,
     seeds: Sequence[int],
 ) -> Losses:
-    """Run what is missing, in turns, and return the losses. Of a metric of which more is better the loss is
-    its negative.
+    """Run what is missing, in turns, and return the losses. Of a metric of which more is better the
+    loss is its negative.
 
     Errors:
         FailedError: a run that failed, or left no metric.
@@ -405,4 +447,6 @@ def _run(
         known = [loss for loss in of_side if math.isfinite(loss)]
         rule = "use its seed: losses of other seeds are equal to rounding"
         require(not alike(known), side.name, rule, f"{known[:1]}")
-    return {seed: (losses[proposal.content, seed], losses[baseline.content, seed]) for seed in seeds}
+    return {
+        seed: (losses[proposal.content, seed], losses[baseline.content, seed]) for seed in seeds
+    }

@@ -1,4 +1,5 @@
-"""What binds a claim, and where it stands by its study's log: what was known when it was registered."""
+"""What binds a claim, and where it stands by its study's log: what was known when it was
+registered."""
 
 from __future__ import annotations
 
@@ -14,15 +15,23 @@ from nocap.store.formats import listed, plural, shorten
 from nocap.store.metrics import moment
 from nocap.store.record import digest
 from nocap.study.evidence import Evidence, places
-from nocap.study.log import AnalysisLine, AnyLine, LogLine, RegistrationLine, RunLine, SessionLine, StudyLog
+from nocap.study.log import (
+    AnalysisLine,
+    AnyLine,
+    LogLine,
+    RegistrationLine,
+    RunLine,
+    SessionLine,
+    StudyLog,
+)
 from nocap.study.plan import StudyPlan, compose_trials
 from nocap.study.spec import engine_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Registration:
-    """A claim's hash is of its composed arms, metric, ends, margins and the rule that lists its seeds. No
-    name is in it."""
+    """A claim's hash is of its composed arms, metric, ends, margins and the rule that lists its
+    seeds. No name is in it."""
 
     hash: str
     subject: str  # of the arms and the metric alone
@@ -80,7 +89,8 @@ def _rule(plan: StudyPlan, claim: Claim) -> dict[str, object]:
 
 
 def _seeds(seeds: list[int]) -> int | list[int]:
-    """Return what lists the seeds, not how many there are: the first, where the others follow in turn."""
+    """Return what lists the seeds, not how many there are: the first, where the others follow in
+    turn."""
     first = seeds[0]
     in_turn = list(range(first, first + len(seeds)))
     return first if seeds == in_turn else seeds
@@ -90,8 +100,8 @@ AS_TRAINED = {TRAIN, PACE}
 
 
 def _side(plan: StudyPlan, arm: str, used: set[str]) -> list[object]:
-    """Return an arm where it is trained, with its search, and where it is timed. `used`: the places of the
-    claim's measurements."""
+    """Return an arm where it is trained, with its search, and where it is timed. `used`: the places
+    of the claim's measurements."""
     side = list[object]()
     if arm in plan.train and used & AS_TRAINED:
         side.append(plan.content(plan.train[arm], "identity"))
@@ -120,13 +130,13 @@ def _plain(tree: object) -> object:
 
 
 def content_of(plan: StudyPlan, arm: Composed, place: str) -> str:
-    """Return the digest of an arm as it is trained, or timed: what a line of the log says of whom it is
-    about."""
+    """Return the digest of an arm as it is trained, or timed: what a line of the log says of whom
+    it is about."""
     what = "identity" if place == TRAIN else "step"
     return digest(_plain(plan.content(arm, what)))
 
 
-# --- what stands --------------------------------------------------------------------------------------------
+# --- what stands ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -175,9 +185,11 @@ def _first(lines: Sequence[RegistrationLine]) -> RegistrationLine | None:
     return lines[0] if lines else None
 
 
-def _lines_before(first: RegistrationLine | None, logs: Sequence[StudyLog]) -> Iterator[tuple[AnyLine, bool]]:
-    """Yield each line that was written before a registration, and whether it is of the study's own log; all
-    lines where nothing was registered."""
+def _lines_before(
+    first: RegistrationLine | None, logs: Sequence[StudyLog]
+) -> Iterator[tuple[AnyLine, bool]]:
+    """Yield each line that was written before a registration, and whether it is of the study's own
+    log; all lines where nothing was registered."""
     own = logs[0]
     first_place = own.lines.index(first) if first is not None else 0
     for log in logs:
@@ -188,17 +200,20 @@ def _lines_before(first: RegistrationLine | None, logs: Sequence[StudyLog]) -> I
                 yield line, is_own
 
 
-def _is_another(line: RegistrationLine, registration: Registration, first: RegistrationLine | None) -> bool:
-    """Say whether a line registers the same arms and metric, to be decided otherwise. Those written together
-    with the claim's first line knew nothing of each other."""
+def _is_another(
+    line: RegistrationLine, registration: Registration, first: RegistrationLine | None
+) -> bool:
+    """Say whether a line registers the same arms and metric, to be decided otherwise. Those written
+    together with the claim's first line knew nothing of each other."""
     if line.subject != registration.subject or line.hash == registration.hash:
         return False
     return first is None or (line.at, line.machine) != (first.at, first.machine)
 
 
 def _exploratory(at: str | None, results: Sequence[str], others: Collection[str]) -> str | None:
-    """Say why a verdict is exploratory; `None`: it is not. `results`: the names of those that were there
-    before the registration; `others`: hashes that the same arms and metric were registered with before."""
+    """Say why a verdict is exploratory; `None`: it is not. `results`: the names of those that were
+    there before the registration; `others`: hashes that the same arms and metric were registered
+    with before."""
     reasons = list[str]()
     if at is None:
         reasons.append("not registered")
@@ -208,7 +223,8 @@ def _exploratory(at: str | None, results: Sequence[str], others: Collection[str]
         reasons.append(f"{after} {_counts(names)} ({shorten(names, most=2)})")
     if others:
         reasons.append(
-            f"its arms and metric were registered before with other ends, margins or seeds ({len(others)})"
+            f"its arms and metric were registered before with other ends, margins or seeds "
+            f"({len(others)})"
         )
     return "; ".join(reasons) or None
 
@@ -223,14 +239,16 @@ def _contents(plan: StudyPlan, claim: Claim, evidence: Evidence) -> dict[str, se
 
 
 def _came_before(line: LogLine, registration: LogLine, *, is_above: bool) -> bool:
-    """Say whether a line was written before a registration. `is_above`: it stands above it in one log, which
-    decides where both have one second."""
+    """Say whether a line was written before a registration. `is_above`: it stands above it in one
+    log, which decides where both have one second."""
     if is_above:
         return not _before(registration.at, line.at)
     return _before(line.at, registration.at)
 
 
-def _repeated(claim: Claim, lines: Sequence[LogLine], contents: Mapping[str, set[str]]) -> list[str]:
+def _repeated(
+    claim: Claim, lines: Sequence[LogLine], contents: Mapping[str, set[str]]
+) -> list[str]:
     """Name what was measured more than once on a machine, and did not come out alike."""
     outcomes: dict[str, set[str]] = {}
     for line in lines:
@@ -265,7 +283,8 @@ def _analysed(analyses: Sequence[AnalysisLine], machine: str) -> list[str]:
 
 
 def _before(started: str, at: str | None) -> bool:
-    """Say whether something began before a registration, also where it is not known when it began."""
+    """Say whether something began before a registration, also where it is not known when it
+    began."""
     if at is None:
         return False
     began = moment(started)

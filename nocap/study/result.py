@@ -1,8 +1,9 @@
-"""A study's result at one scale on one machine: its claims with their verdicts, and what these rest on.
+"""A study's result at one scale on one machine: its claims with their verdicts, and what these rest
+on.
 
-`to_json` writes it, `read` reads it. Of a file only the measurements are taken, and facts that no word rests
-on. Claims are those of the study as its file has them now; verdicts follow from the measurements; labels are
-those of the study's log.
+`to_json` writes it, `read` reads it. Of a file only the measurements are taken, and facts that no
+word rests on. Claims are those of the study as its file has them now; verdicts follow from the
+measurements; labels are those of the study's log.
 """
 
 from __future__ import annotations
@@ -44,7 +45,14 @@ from nocap.study.schema import (
 from nocap.study.spec import Study
 
 KIND: Literal["study"] = "study"
-MEASURED = ("arm", "metric", "parts", "of", "scale", "target")  # keys of a claim that say what is measured
+MEASURED = (
+    "arm",
+    "metric",
+    "parts",
+    "of",
+    "scale",
+    "target",
+)  # keys of a claim that say what is measured
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,7 +125,7 @@ class StudyResult:
         return any(judged.verdict.missing for judged in self.claims)
 
 
-# --- written ------------------------------------------------------------------------------------------------
+# --- written --------------------------------------------------------------------------------------
 
 
 def file_of(result: StudyResult) -> StudyFile:
@@ -255,15 +263,16 @@ def _noise_json(declared: Declared) -> NoiseJson:
     return NoiseJson(sd=declared.sd, df=df, source=declared.source)
 
 
-# --- read ---------------------------------------------------------------------------------------------------
+# --- read -----------------------------------------------------------------------------------------
 
 
 def read(path: Path, study: Study, log: StudyLog) -> StudyResult | None:
-    """Return what a file's measurements say of the claims that the study asks now; `None`: it is of a scale
-    that the study has no more.
+    """Return what a file's measurements say of the claims that the study asks now; `None`: it is of
+    a scale that the study has no more.
 
     Errors:
-        ValueError: a file that nocap did not write, or a measurement that the study's log has otherwise.
+        ValueError: a file that nocap did not write, or a measurement that the study's log has
+            otherwise.
     """
     plain = redact(read_json(path) or {})
     try:
@@ -272,7 +281,9 @@ def read(path: Path, study: Study, log: StudyLog) -> StudyResult | None:
             return None
         return _Reader(file, study, log).result()
     except KeyError as error:
-        raise ValueError(f"{path} must be results that nocap.study wrote, got KeyError: {error}") from error
+        raise ValueError(
+            f"{path} must be results that nocap.study wrote, got KeyError: {error}"
+        ) from error
     except ValueError as error:
         raise ValueError(f"{path} must be results that nocap.study wrote, got {error}") from error
 
@@ -291,8 +302,8 @@ class _Reader:
         self.current = current_claims(study, file.scale, picked)
 
     def result(self) -> StudyResult:
-        """Return the claims that the study asks as they were asked, each with its verdict, and name the
-        others."""
+        """Return the claims that the study asks as they were asked, each with its verdict, and name
+        the others."""
         judged = list[JudgedClaim]()
         outdated = list[str]()
         for stored in self.file.claims:
@@ -349,7 +360,8 @@ class _Reader:
         )
 
     def _provenance(self, stored: ClaimJson, claim: Claim, verdict: Verdict) -> Provenance:
-        """Return where a claim stands: its label is the log's, of the last analysis on this machine."""
+        """Return where a claim stands: its label is the log's, of the last analysis on this
+        machine."""
         hash = self._hash(stored, claim)
         analyses = self.log.of(AnalysisLine, hash=hash, machine=self.file.hardware["fingerprint"])
         labels = list[str]()
@@ -365,8 +377,8 @@ class _Reader:
         return Provenance(hash=hash, at=stored.registered, exploratory=label, notes=stored.notes)
 
     def _hash(self, stored: ClaimJson, claim: Claim) -> str:
-        """Return the hash of what the claim asks now; where its arms cannot be composed here, the stored one,
-        if it expects what it did."""
+        """Return the hash of what the claim asks now; where its arms cannot be composed here, the
+        stored one, if it expects what it did."""
         same = stored.expected == claim.expected and stored.two_sided == claim.two_sided
         return self.current.hashes.get(claim.id, stored.hash if same else "")
 

@@ -1,8 +1,8 @@
-"""The types of a study's result as JSON, for programs and for its reader: its schema. `study.result` fills
-and reads them.
+"""The types of a study's result as JSON, for programs and for its reader: its schema.
+`study.result` fills and reads them.
 
-A gain is a ratio (1.25: a quarter more tokens a second), a difference in the metric's unit, or a value. A key
-with a default is not in files of an older nocap.
+A gain is a ratio (1.25: a quarter more tokens a second), a difference in the metric's unit, or a
+value. A key with a default is not in files of an older nocap.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from nocap.config.hardware import Fact
 from nocap.judge.schema import MeasurementJson
 from nocap.store.metrics import Scale
 
-# --- what an arm is -----------------------------------------------------------------------------------------
+# --- what an arm is -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,7 +80,7 @@ class TuningTrial:
     picked: bool
 
 
-# --- a claim ------------------------------------------------------------------------------------------------
+# --- a claim --------------------------------------------------------------------------------------
 
 
 class IntervalJson(msgspec.Struct, frozen=True, kw_only=True):
@@ -162,10 +162,12 @@ class ClaimJson(GainJson, frozen=True, kw_only=True):
     exploratory: str | None
     notes: list[str]
     where: dict[str, list[Shape]]  # timed or trained → the shapes of its sides that differ
-    lengths: list[int] | None = None  # the baseline's steps, of a claim about the time at equal loss
+    lengths: list[int] | None = (
+        None  # the baseline's steps, of a claim about the time at equal loss
+    )
 
 
-# --- the file -----------------------------------------------------------------------------------------------
+# --- the file -------------------------------------------------------------------------------------
 
 
 class RowJson(MeasurementJson, frozen=True, kw_only=True):

@@ -1,5 +1,5 @@
-"""A study as its `study.yaml` has it: a question, arms, scales, claims. Checked like every config, before
-anything runs. No torch."""
+"""A study as its `study.yaml` has it: a question, arms, scales, claims. Checked like every config,
+before anything runs. No torch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,13 @@ from nocap.store.metrics import Better, Metric
 
 FILE = "study.yaml"
 PLACE = Path("experiments")  # of studies, in a checkout and in the folder where a command is typed
-CLOSED = ("output_dir", "cache_dir", "trainer.init_from", "tracker.", "store.")  # keys that are no study's
+CLOSED = (
+    "output_dir",
+    "cache_dir",
+    "trainer.init_from",
+    "tracker.",
+    "store.",
+)  # keys that are no study's
 GPU = "gpu"  # the scale of a study that is carried out where there is a GPU
 ENGINE = "engine="  # an override of a study, not of a config
 ENGINES = ("no cache", "cache", "cache, compiled")  # of decoding; an arm chooses one with engine=…
@@ -47,34 +53,44 @@ class ScaleConfig:
     overrides: list[str] = field(default_factory=list)  # of everything at this scale
     # of training; time to target uses the step time of this shape
     train: list[str] = field(default_factory=list)
-    bench: list[str] = field(default_factory=list)  # of timed and profiled steps: the claim's own shape
-    rounds: int = key(ge=1, le=10_000, default=4)  # of interleaved blocks, two per arm, in each session
+    bench: list[str] = field(
+        default_factory=list
+    )  # of timed and profiled steps: the claim's own shape
+    rounds: int = key(
+        ge=1, le=10_000, default=4
+    )  # of interleaved blocks, two per arm, in each session
     sessions: int = key(ge=1, le=100, default=3)  # of timing; what is only counted needs one
     apart_min: float = key(ge=0, le=10_000, default=5.0)  # minutes between sessions
     # shorter schedules, as shares of trainer.steps: for races
     lengths: list[float] = key(gt=0, lt=1, default_factory=list)
-    own: dict[str, list[str]] = field(default_factory=dict)  # arm → overrides that it has at this scale only
+    own: dict[str, list[str]] = field(
+        default_factory=dict
+    )  # arm → overrides that it has at this scale only
     curve: list[int] = key(ge=1, le=2**24, default_factory=list)  # sequence lengths of an exponent
     decode: Decode | None = None
     # metric → of one pair's gain, from earlier studies
     noise: dict[str, Declared] = field(default_factory=dict)
-    limitations: str = ""  # what its verdicts cannot be about; "" where the scale is the claim's own
+    limitations: str = (
+        ""  # what its verdicts cannot be about; "" where the scale is the claim's own
+    )
 
 
 @dataclass(kw_only=True, slots=True)
 class Tune:
-    """A search before the study: as many trials an arm, on seeds that are not the study's. The best mean of
-    the final loss wins."""
+    """A search before the study: as many trials an arm, on seeds that are not the study's. The best
+    mean of the final loss wins."""
 
     seeds: list[int] = key(ge=0, lt=2**63, default_factory=list)
-    trials: dict[str, list[list[str]]] = field(default_factory=dict)  # arm → overrides of each trial
+    trials: dict[str, list[list[str]]] = field(
+        default_factory=dict
+    )  # arm → overrides of each trial
 
 
 @dataclass(kw_only=True, slots=True)
 class Propose:
-    """How a program's proposals are answered: arms beside the baseline, on seeds that it does not choose.
-    With `command` a proposal is anybody's training command, and this one is the baseline; else it is
-    overrides of nocap's own, with as many tokens."""
+    """How a program's proposals are answered: arms beside the baseline, on seeds that it does not
+    choose. With `command` a proposal is anybody's training command, and this one is the baseline;
+    else it is overrides of nocap's own, with as many tokens."""
 
     # nats, or the metric's unit: a proposal is accepted where it is shown to gain more
     gain: float = key(ge=0, le=100, default=0.0)
@@ -85,7 +101,9 @@ class Propose:
     metric: str = ""  # of what a command prints: a pattern with one group, or a name
     better: Better = Better.lower
     file: str = ""  # that the command writes, with the metric
-    ref: str = ""  # of the baseline; then a proposal is the working tree, each in a worktree of its own
+    ref: str = (
+        ""  # of the baseline; then a proposal is the working tree, each in a worktree of its own
+    )
     locked: list[str] = field(default_factory=list)  # files that must be equal in both
     link: list[str] = field(default_factory=list)  # what git ignores and the command needs
     reads_seed: bool = False  # the command reads $NOCAP_SEED
@@ -105,7 +123,9 @@ class Study:
     question: str
     method: str = ""  # what a reader should know beyond the arms
     overrides: list[str] = field(default_factory=list)  # of all arms at all scales
-    config_dir: str = ""  # a folder inside the study's own, with options that its arms choose; "": none
+    config_dir: str = (
+        ""  # a folder inside the study's own, with options that its arms choose; "": none
+    )
     arms: dict[str, list[str]] = field(default_factory=dict)
     baseline: str = ""  # "": the first of the arms
     # all that may be needed, analysis by analysis
@@ -149,8 +169,8 @@ class Study:
 
     @property
     def seeds_of_lengths(self) -> dict[str, list[int]]:
-        """Return the baselines of claims about the time at equal loss, which are trained at two other lengths
-        too, each with the seeds of these claims."""
+        """Return the baselines of claims about the time at equal loss, which are trained at two
+        other lengths too, each with the seeds of these claims."""
         seeds: dict[str, list[int]] = {}
         for claim in self.claims:
             if claim.at_equal_loss:
@@ -163,7 +183,8 @@ def _own_words(study: Study, at: ScaleConfig, arm: str) -> list[str]:
 
 
 def arm_overrides(study: Study, at: ScaleConfig, arm: str, place: Sequence[str]) -> list[str]:
-    """List the study's overrides, the scale's, the place's (`at.train` or `at.bench`), and the arm's own."""
+    """List the study's overrides, the scale's, the place's (`at.train` or `at.bench`), and the
+    arm's own."""
     own = [word for word in _own_words(study, at, arm) if not word.startswith(ENGINE)]
     return [*study.overrides, *at.overrides, *place, *own]
 
@@ -178,7 +199,8 @@ def engine_of(study: Study, at: ScaleConfig, arm: str) -> str:
 
 
 def select_claims(study: Study, scale: str) -> Study:
-    """Return the study with the claims of this scale and their arms, with all where the scale names none."""
+    """Return the study with the claims of this scale and their arms, with all where the scale names
+    none."""
     names = study.scales[scale].claims
     claims = [claim for claim in study.claims if not names or claim.id in names]
     needed = {study.baseline}
@@ -188,15 +210,15 @@ def select_claims(study: Study, scale: str) -> Study:
     return replace(study, claims=claims, arms=arms)
 
 
-# --- the file -----------------------------------------------------------------------------------------------
+# --- the file -------------------------------------------------------------------------------------
 
 
 def load(folder: Path) -> Study:
     """Read the study of a folder; one of nocap's that was never carried out here has no folder yet.
 
     Errors:
-        ValueError: no `study.yaml`, or a wrong key, type or value in it; one line with file, key, rule and
-            value.
+        ValueError: no `study.yaml`, or a wrong key, type or value in it; one line with file, key,
+            rule and value.
     """
     path = source_of(folder) / FILE
     try:
@@ -204,7 +226,9 @@ def load(folder: Path) -> Study:
         check(study)
         options_of(study)
     except OSError as error:
-        raise ValueError(f"{folder} must be a study's folder, with a {FILE} ({error.strerror})") from error
+        raise ValueError(
+            f"{folder} must be a study's folder, with a {FILE} ({error.strerror})"
+        ) from error
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     return study
@@ -265,7 +289,7 @@ def files_of(study: Study) -> dict[Path, bytes]:
     return {path.relative_to(home): path.read_bytes() for path in paths}
 
 
-# --- what must hold -----------------------------------------------------------------------------------------
+# --- what must hold -------------------------------------------------------------------------------
 
 
 def check(study: Study) -> None:
@@ -344,7 +368,12 @@ def _check_claims(study: Study) -> None:
     claims = study.claims
     ids = [claim.id for claim in claims]
     n_seeds = len(study.seeds)
-    require(bool(claims or study.propose), "claims", "have at least one, unless propose is given", "none")
+    require(
+        bool(claims or study.propose),
+        "claims",
+        "have at least one, unless propose is given",
+        "none",
+    )
     rule = f"be at least {LEAST_PAIRS}: fewer pairs have no verdict"
     require(not claims or n_seeds >= LEAST_PAIRS, "seeds", rule, n_seeds)
     require(len({*ids}) == len(ids), "claims", "each have an id of their own", ", ".join(ids))
@@ -371,7 +400,9 @@ def _check_tune(study: Study) -> None:
     require(not bare, "tune.trials", "be for every trained arm", ", ".join(bare))
     sizes = {len(trials) for trials in tune.trials.values()}
     is_even = len(sizes) == 1 and min(sizes) >= 2
-    rule = "give every arm as many trials, at least two: an arm that was searched less is handicapped"
+    rule = (
+        "give every arm as many trials, at least two: an arm that was searched less is handicapped"
+    )
     require(is_even, "tune.trials", rule, sizes)
 
 
@@ -427,28 +458,33 @@ def _words(study: Study) -> list[str]:
 
 
 def _check_word(word: str) -> None:
-    """Refuse an override of what is written, read and sent elsewhere: it follows from the command, not from
-    the file, which may be a stranger's."""
+    """Refuse an override of what is written, read and sent elsewhere: it follows from the command,
+    not from the file, which may be a stranger's."""
     require(isinstance(word, str), "overrides", "be words, as in [attention=gqa]", word)
     if not word.startswith(ENGINE):
         name = parsed(word).key_or_group
-        require(not name.startswith(CLOSED), name, "be left out: the command says where things lie", word)
+        require(
+            not name.startswith(CLOSED),
+            name,
+            "be left out: the command says where things lie",
+            word,
+        )
 
 
-# --- the studies that come with nocap -----------------------------------------------------------------------
+# --- the studies that come with nocap -------------------------------------------------------------
 
 
 def shipped() -> dict[str, Path]:
-    """Return name → the folder with its yaml. An installed package has their yamls, a checkout all of
-    them."""
+    """Return name → the folder with its yaml. An installed package has their yamls, a checkout all
+    of them."""
     installed = PACKAGE / "studies"
     root = installed if installed.is_dir() else PACKAGE.parent / PLACE
     return {path.parent.name: path.parent for path in sorted(root.glob(f"*/{FILE}"))}
 
 
 def folder_of(word: str) -> Path:
-    """Return the folder of a study. `word`: a folder, or the name of `experiments/NAME`, which need not be
-    there.
+    """Return the folder of a study. `word`: a folder, or the name of `experiments/NAME`, which need
+    not be there.
 
     Errors:
         ValueError: it is neither there nor the name of a study of nocap's.
@@ -462,7 +498,8 @@ def folder_of(word: str) -> Path:
     if os.path.lexists(place) or (is_name and folder.name in shipped()):
         return place
     raise ValueError(
-        f"{word} must be a study's folder, with a {FILE}, or one of nocap's studies: {', '.join(shipped())}"
+        f"{word} must be a study's folder, with a {FILE}, or one of nocap's studies: "
+        f"{', '.join(shipped())}"
     )
 
 

@@ -1,5 +1,5 @@
-"""What a study needs done, each once: runs to train, sessions to time. A task is done when its result is
-there."""
+"""What a study needs done, each once: runs to train, sessions to time. A task is done when its
+result is there."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from nocap.study.spec import Study, engine_of
 PROFILE_REPEATS = 2  # of a step, in each session
 
 
-# --- runs ---------------------------------------------------------------------------------------------------
+# --- runs -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,7 +38,9 @@ class Training:
     composed: Composed  # with the seed
     plan: Plan
     short: int = 0  # the steps of a schedule of another length; 0: it has the arm's own
-    length_of: str | None = None  # the arm, as records name it, whose loss at another length it is to show
+    length_of: str | None = (
+        None  # the arm, as records name it, whose loss at another length it is to show
+    )
 
     def record(self) -> Record | None:
         """Return the record of a run that finished or diverged.
@@ -141,8 +143,9 @@ def train(
     between: Callable[[], None] = lambda: None,
     watch: Callable[[Cell, str], None] = lambda cell, status: None,
 ) -> dict[str, RunResult]:
-    """Train what is missing, the runs of a seed at once as far as the machine has room, and return by
-    identity how each ended. `between` is called before each seed, `watch` with each cell and how it ended.
+    """Train what is missing, the runs of a seed at once as far as the machine has room, and return
+    by identity how each ended. `between` is called before each seed, `watch` with each cell and how
+    it ended.
 
     Errors:
         StoppedError: somebody asked to stop.
@@ -159,11 +162,13 @@ def train(
             runner = Runner(replace(grid, cells=cells), devices, watch=watch)
             results |= runner.run()
             if runner.stopping:
-                raise StoppedError("stopped; what was trained is saved, and the same command goes on")
+                raise StoppedError(
+                    "stopped; what was trained is saved, and the same command goes on"
+                )
     return results
 
 
-# --- sessions -----------------------------------------------------------------------------------------------
+# --- sessions -------------------------------------------------------------------------------------
 
 
 def sessions(plan: StudyPlan, arms: Mapping[str, Composed]) -> list[Session]:
@@ -177,7 +182,10 @@ def sessions(plan: StudyPlan, arms: Mapping[str, Composed]) -> list[Session]:
 
     rounds = {"rounds": at.rounds}
     racing = study.arms_needing(lambda metric: metric.name == "time_to_target_s")
-    all_sessions = [_session(PACE, arms, racing, rounds), _session("bench", bench, of("steps"), rounds)]
+    all_sessions = [
+        _session(PACE, arms, racing, rounds),
+        _session("bench", bench, of("steps"), rounds),
+    ]
     profiled = {*of("parts"), *_bounding(study)}
     for arm in study.arms:
         if arm in profiled:
@@ -199,6 +207,7 @@ def _bounding(study: Study) -> list[str]:
 def _session(
     place: str, composed: Mapping[str, Composed], names: Collection[str], how: Mapping[str, object]
 ) -> Session:
-    """Return a session of the arms with these names, in their own order: the baseline is the first."""
+    """Return a session of the arms with these names, in their own order: the baseline is the
+    first."""
     arms = {arm: config for arm, config in composed.items() if arm in names}
     return Session(place=place, arms=arms, how=how)

@@ -50,8 +50,8 @@ def allowed(claim: Claim, bound: float | None) -> str:
 
 
 def measured(gain: Gain) -> str:
-    """Say what was gained, with its interval over so many pairs, or that it was counted; where only a lower
-    end is known, that."""
+    """Say what was gained, with its interval over so many pairs, or that it was counted; where only
+    a lower end is known, that."""
     drawn = NONE
     shown = gain.shown()
     if shown is not None and is_known(gain):
@@ -71,14 +71,14 @@ def is_known(gain: Gain) -> bool:
 
 
 def is_exact(gain: Gain) -> bool:
-    """Say whether its figure was counted, and is the same each time: there is no noise for an interval to
-    hold."""
+    """Say whether its figure was counted, and is the same each time: there is no noise for an
+    interval to hold."""
     return gain.per is Per.exact and is_known(gain)
 
 
 def guard(gain: Gain, margin: float, declared: Declared | None) -> str:
-    """Say how much better or worse the arm is, beside how much worse it may be, and the declared noise that
-    this rests on."""
+    """Say how much better or worse the arm is, beside how much worse it may be, and the declared
+    noise that this rests on."""
     worst = _worst(gain, margin)
     limit = words.limit(worst, gain.metric, gain.scale, least=True)
     return f"{gain.metric.title}: {measured(gain)}, allowed: {limit}{noise(declared)}"
@@ -92,7 +92,8 @@ def _worst(gain: Gain, margin: float) -> float:
 
 
 def leaves_quality_open(gain: Gain, margin: float) -> bool:
-    """Say whether a guard's loss may be within its margin or beyond it: its interval holds the margin."""
+    """Say whether a guard's loss may be within its margin or beyond it: its interval holds the
+    margin."""
     shown = gain.shown()
     if shown is None or gain.metric.name not in QUALITY or not is_known(gain):
         return False
@@ -121,7 +122,9 @@ class Row:
     result: StudyResult
     judged: JudgedClaim
     elsewhere: str = ""  # verdicts of the same claim at other shapes that differ
-    no_gpu: bool = False  # its study is to be carried out on a GPU too, and no GPU has measured the claim
+    no_gpu: bool = (
+        False  # its study is to be carried out on a GPU too, and no GPU has measured the claim
+    )
 
     @property
     def claim(self) -> Claim:
@@ -140,7 +143,8 @@ class Row:
 
     @property
     def stands_in(self) -> bool:
-        """Say whether a CPU measured what another machine is meant for, and would measure otherwise."""
+        """Say whether a CPU measured what another machine is meant for, and would measure
+        otherwise."""
         held = self.claim.metric == "held_mib" and HELD_ANYWHERE.issuperset(self.claim.parts)
         anywhere = held or self.claim.metric in ANYWHERE
         return bool(self.result.limitations) and not self.result.on_gpu and not anywhere
@@ -152,8 +156,8 @@ class Row:
 
     @property
     def at(self) -> str:
-        """Return `1 × 512 tokens, CPU` of what is timed or counted; of a trained arm its size and its tokens;
-        of a curve its lengths."""
+        """Return `1 × 512 tokens, CPU` of what is timed or counted; of a trained arm its size and
+        its tokens; of a curve its lengths."""
         shapes = [shapes[0] for shapes in self.judged.where.values()]
         if not shapes:
             return f"scale {self.result.scale}"
@@ -169,7 +173,8 @@ class Row:
         return f"{_size(shapes[-1])}, T={length:,}, {device}"
 
     def _training_length(self, T: int) -> str:
-        """Say how many tokens its arm was trained on; where that is not known, their sequences' length."""
+        """Say how many tokens its arm was trained on; where that is not known, their sequences'
+        length."""
         tokens = self._tokens()
         if not tokens:
             return f"T={T:,}"
@@ -191,7 +196,8 @@ class Row:
 
     @property
     def expected(self) -> str:
-        """Say what was expected of what is measured, which a ratio to the baseline's names itself."""
+        """Say what was expected of what is measured, which a ratio to the baseline's names
+        itself."""
         return expected_of(self.claim)
 
     @property
@@ -217,7 +223,9 @@ class Row:
             return str(verdict.refused)
         if reason is Reason.undecided:
             return self._undecided()
-        return {Reason.below: "worse than stated", Reason.above: "better than stated", None: ""}[reason]
+        return {Reason.below: "worse than stated", Reason.above: "better than stated", None: ""}[
+            reason
+        ]
 
     def _undecided(self) -> str:
         """Say which run leaves the claim undecided; where none does, what would decide it."""
@@ -240,7 +248,9 @@ class Row:
     def endings(self) -> list[str]:
         """Name the runs that came to another end than the others."""
         runs = self.judged.verdict.endings
-        return [f"{words}: {shorten(runs[ending])}" for ending, words in ENDINGS.items() if runs[ending]]
+        return [
+            f"{words}: {shorten(runs[ending])}" for ending, words in ENDINGS.items() if runs[ending]
+        ]
 
     @property
     def guards(self) -> list[tuple[Gain, float]]:

@@ -1,5 +1,6 @@
-"""The allocator of a process that trains on a CPU. glibc gives each large block back to the kernel when it is
-free, and the next step faults it in again, page by page, unless glibc is told to keep it.
+"""The allocator of a process that trains on a CPU. glibc gives each large block back to the kernel
+when it is free, and the next step faults it in again, page by page, unless glibc is told to keep
+it.
 
 torch has a pool of its own for CUDA, and none for a CPU.
 """
@@ -12,8 +13,8 @@ from pathlib import Path
 
 from nocap.config.trainer import Malloc
 
-# of malloc.h: above how many free bytes at the end of the heap they are given back; from how many bytes on a
-# block is mapped by itself, and unmapped when it is free
+# of malloc.h: above how many free bytes at the end of the heap they are given back; from how many
+# bytes on a block is mapped by itself, and unmapped when it is free
 M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
 KEEP = 2**31 - 1  # bytes: the most that an int holds
@@ -27,8 +28,8 @@ _used = Malloc.system
 
 
 def use(malloc: Malloc) -> None:
-    """Allocate so from now on. A process that has never pooled keeps glibc's own thresholds, which move; one
-    that has gets the largest that they move to.
+    """Allocate so from now on. A process that has never pooled keeps glibc's own thresholds, which
+    move; one that has gets the largest that they move to.
 
     Errors:
         OSError: the C library does not take it.
@@ -59,4 +60,6 @@ def _most() -> int:
 
 def _set(libc: ctypes.CDLL, parameter: int, value: int) -> None:
     if libc.mallopt(parameter, value) != 1:
-        raise OSError(f"mallopt({parameter}, {value}) failed: trainer.malloc=system allocates without it")
+        raise OSError(
+            f"mallopt({parameter}, {value}) failed: trainer.malloc=system allocates without it"
+        )

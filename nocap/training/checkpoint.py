@@ -1,8 +1,9 @@
-"""Checkpoints that are whole or not there: tensors in safetensors, the rest in JSON, checksums last.
+"""Checkpoints that are whole or not there: tensors in safetensors, the rest in JSON, checksums
+last.
 
-A folder `step-00000200` holds `model.safetensors`, `optimizer.safetensors`, `state.json`, the run's rows so
-far as `metrics.jsonl`, and `manifest.json`, the files' SHA-256. It is written beside its place under a
-temporary name, synced, and renamed. Nothing in it is executed when it is read.
+A folder `step-00000200` holds `model.safetensors`, `optimizer.safetensors`, `state.json`, the run's
+rows so far as `metrics.jsonl`, and `manifest.json`, the files' SHA-256. It is written beside its
+place under a temporary name, synced, and renamed. Nothing in it is executed when it is read.
 """
 
 from __future__ import annotations
@@ -45,20 +46,25 @@ STATE, ROWS = "state.json", "metrics.jsonl"
 UNREADABLE = (OSError, ValueError, TypeError, RecursionError, SafetensorError)
 
 
-# --- saving -------------------------------------------------------------------------------------------------
+# --- saving ---------------------------------------------------------------------------------------
 
 
 class Writer:
-    """Saves checkpoints below `root`, and keeps the newest ones and those of the steps in `always`. They are
-    made in `stage`, a folder of the lease: without it they cannot come to their place.
+    """Saves checkpoints below `root`, and keeps the newest ones and those of the steps in `always`.
+    They are made in `stage`, a folder of the lease: without it they cannot come to their place.
 
-    In the background the caller waits for a copy of the tensors, not for the disk: for a device with memory
-    of its own. On a CPU the copy would enter the run's memory, and the writing would take a core from the
-    training.
+    In the background the caller waits for a copy of the tensors, not for the disk: for a device
+    with memory of its own. On a CPU the copy would enter the run's memory, and the writing would
+    take a core from the training.
     """
 
     def __init__(
-        self, root: Path, *, background: bool, always: Collection[int] = (), stage: Path | None = None
+        self,
+        root: Path,
+        *,
+        background: bool,
+        always: Collection[int] = (),
+        stage: Path | None = None,
     ) -> None:
         self.root, self._always, self._stage = root, frozenset(always), stage
         self._pool = ThreadPoolExecutor(1) if background else None
@@ -75,11 +81,11 @@ class Writer:
         must: bool,
         rows: bytes = b"",
     ) -> list[str]:
-        """Save, with a copy of the rows before `step`, then delete all but the newest `keep` valid ones.
-        Returns lines to log about this save and the one before.
+        """Save, with a copy of the rows before `step`, then delete all but the newest `keep` valid
+        ones. Returns lines to log about this save and the one before.
 
-        Where the disk refuses, older checkpoints but the newest valid one and the `always` ones are deleted
-        for a second try. If that fails, too, those stand.
+        Where the disk refuses, older checkpoints but the newest valid one and the `always` ones are
+        deleted for a second try. If that fails, too, those stand.
 
         Errors:
             LostError: another process has taken the run over. Nothing was saved or deleted.
@@ -98,15 +104,21 @@ class Writer:
         pending, self._pending = self._pending, None
         return pending.result() if pending is not None else []
 
-    def _save(self, tensors: Tensors, state: dict[str, Any], rows: bytes, keep: int, must: bool) -> list[str]:
+    def _save(
+        self, tensors: Tensors, state: dict[str, Any], rows: bytes, keep: int, must: bool
+    ) -> list[str]:
         for last_try in (False, True):
             try:
                 _write(self.root, tensors=tensors, state=state, rows=rows, stage=self._stage)
                 return prune(self.root, keep=keep, always=self._always)
             except (OSError, SafetensorError) as error:  # safetensors wraps its own
-                shutil.rmtree(_temporary(self.root / name_of(state["step"]), self._stage), ignore_errors=True)
+                shutil.rmtree(
+                    _temporary(self.root / name_of(state["step"]), self._stage), ignore_errors=True
+                )
                 lease.check(self._stage)
-                line = f"checkpoint of step {state['step']} not saved: {error}; those before it stand"
+                line = (
+                    f"checkpoint of step {state['step']} not saved: {error}; those before it stand"
+                )
                 if last_try and must:
                     raise OSError(line) from error
                 prune(self.root, keep=1, always=self._always)
@@ -114,11 +126,11 @@ class Writer:
 
 
 def prune(root: Path, *, keep: int, always: Collection[int] = ()) -> list[str]:
-    """Delete all but the newest `keep` valid checkpoints, every checksum read again, and those of the steps
-    in `always`.
+    """Delete all but the newest `keep` valid checkpoints, every checksum read again, and those of
+    the steps in `always`.
 
-    Invalid ones do not count, and go when they are older than a kept one. Returns a line for each that stays.
-    What is no folder was made by somebody else, and stays.
+    Invalid ones do not count, and go when they are older than a kept one. Returns a line for each
+    that stays. What is no folder was made by somebody else, and stays.
     """
     kept, lines, spared = 0, [], {name_of(step) for step in always}
     for path in newest_first(root):
@@ -173,13 +185,13 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-# --- finding and loading ------------------------------------------------------------------------------------
+# --- finding and loading --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ValidCheckpoint:
-    """The first valid checkpoint of several, and what is wrong with those before it. Step 0 and no path where
-    there is none."""
+    """The first valid checkpoint of several, and what is wrong with those before it. Step 0 and no
+    path where there is none."""
 
     path: Path | None
     invalid: list[str]
@@ -189,7 +201,9 @@ class ValidCheckpoint:
         return (step_of(self.path) or 0) if self.path else 0
 
 
-def find(root: Path, *, misfit: Callable[[Path], str | None] = lambda path: None) -> ValidCheckpoint:
+def find(
+    root: Path, *, misfit: Callable[[Path], str | None] = lambda path: None
+) -> ValidCheckpoint:
     """Return the newest checkpoint below `root` whose files match their checksums, and which has no
     `misfit`."""
     return first_valid(newest_first(root), misfit=misfit)
@@ -206,8 +220,8 @@ def first_valid(paths: Iterable[Path], *, misfit: Callable[[Path], str | None]) 
 
 
 def misfit(path: Path, *, model: nn.Module, identity: str | None = None) -> str | None:
-    """Return why a valid checkpoint is not one of this model, and of the run with this identity, where
-    that is given. Reads names and shapes, no tensor."""
+    """Return why a valid checkpoint is not one of this model, and of the run with this identity,
+    where that is given. Reads names and shapes, no tensor."""
     saved_by = state_of(path).get("run")
     if saved_by and identity and not saved_by.endswith(f"-{identity}"):
         return f"it is of another run, {saved_by}"
@@ -229,8 +243,8 @@ def load(path: Path, *, model: nn.Module, optimizers: Optimizers) -> dict[str, A
 
 
 def load_validated(path: Path, model: LanguageModel, run: Run) -> None:
-    """Put those weights of a checkpoint into the model, which it must fit, that its run validates, for
-    good."""
+    """Put those weights of a checkpoint into the model, which it must fit, that its run validates,
+    for good."""
     optimizers: Optimizers = []
     if type(run.optimizer).validating is not Optimizer.validating:  # they depend on its state
         optimizers = build_optimizers(run, model)
@@ -253,7 +267,9 @@ def _problem(path: Path) -> str | None:
             return f"{MANIFEST} names {sorted(sums)}, not {sorted((MODEL, OPTIMIZER, STATE, ROWS))}"
     except UNREADABLE as error:
         return f"{MANIFEST} cannot be read ({error})"
-    return next(filter(None, (_file_problem(path / name, sums[name]) for name in sorted(sums))), None)
+    return next(
+        filter(None, (_file_problem(path / name, sums[name]) for name in sorted(sums))), None
+    )
 
 
 def _file_problem(file: Path, expected: str) -> str | None:
@@ -268,7 +284,9 @@ def _file_problem(file: Path, expected: str) -> str | None:
             right = len(rows) == len(content.splitlines()) and (
                 not rows or rows[-1]["step"] < (step_of(file.parent) or 0)
             )
-            return None if right else f"{ROWS} must hold the rows before the step in the folder's name"
+            return (
+                None if right else f"{ROWS} must hold the rows before the step in the folder's name"
+            )
         if file.name == STATE:
             right = state_of(file.parent)["step"] == step_of(file.parent)
             return None if right else f"{file.name} must be of the step in the folder's name"
@@ -288,4 +306,5 @@ def state_of(path: Path) -> dict[str, Any]:
 
 def _shapes(path: Path) -> dict[str, list[int]]:
     with safe_open(path, framework="pt") as file:
-        return {key: file.get_slice(key).get_shape() for key in file.keys()}  # noqa: SIM118  # it is no dict
+        # it is no dict
+        return {key: file.get_slice(key).get_shape() for key in file.keys()}  # noqa: SIM118

@@ -1,5 +1,5 @@
-"""A micro-batch's forward and backward as one CUDA graph: one launch in place of hundreds, which pays where
-the host is the slower one."""
+"""A micro-batch's forward and backward as one CUDA graph: one launch in place of hundreds, which
+pays where the host is the slower one."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from nocap.training import memory
 class Graphed:
     """`work`, whose launches are recorded once and replayed on each later micro-batch's tokens.
 
-    Gradients are added up in the tensors that they have here: `zero` them, never replace them. The graph
-    keeps the memory that a micro-batch needs for as long as it lives; torch's allocator counts that as free,
-    so `unseen_mib` is what to add to its peaks.
+    Gradients are added up in the tensors that they have here: `zero` them, never replace them. The
+    graph keeps the memory that a micro-batch needs for as long as it lives; torch's allocator
+    counts that as free, so `unseen_mib` is what to add to its peaks.
 
     Errors:
-        InputError: `work` does what no graph can hold: it reads from the device, waits for it, or copies to
-            it.
+        InputError: `work` does what no graph can hold: it reads from the device, waits for it, or
+            copies to it.
     """
 
     def __init__(
@@ -33,7 +33,9 @@ class Graphed:
         self._tokens, self._graph = tokens, torch.cuda.CUDAGraph()
         try:
             with _no_waits():
-                work(tokens)  # makes the gradients; parameters that get none have none in the graph either
+                work(
+                    tokens
+                )  # makes the gradients; parameters that get none have none in the graph either
             self._gradients = [p.grad for p in parameters if p.grad is not None]
             self.zero()
             memory.reset_peak(tokens.device)
@@ -64,8 +66,8 @@ class Graphed:
 
 @contextmanager
 def _no_waits() -> Iterator[None]:
-    """Raise RuntimeError where something waits for the device. So it is found before a capture, which a
-    wait would break off, with traces in torch's state."""
+    """Raise RuntimeError where something waits for the device. So it is found before a capture,
+    which a wait would break off, with traces in torch's state."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Synchronization debug mode")
         torch.cuda.set_sync_debug_mode("error")

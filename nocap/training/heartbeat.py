@@ -1,7 +1,8 @@
-"""Heartbeats: how many each rank has sent, and its step, in a small file that the parent process watches.
+"""Heartbeats: how many each rank has sent, and its step, in a small file that the parent process
+watches.
 
-The file is memory-mapped: a heartbeat costs under a microsecond, and is there even after the rank was killed
-or got stuck in a kernel.
+The file is memory-mapped: a heartbeat costs under a microsecond, and is there even after the rank
+was killed or got stuck in a kernel.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ class Heartbeat:
     def create(run_dir: Path, *, ranks: int) -> Heartbeat:
         """Return a new file, in which every rank starts up now."""
         path = run_dir / NAME
-        path.unlink(missing_ok=True)  # a process of an earlier attempt may still have that one mapped
+        path.unlink(
+            missing_ok=True
+        )  # a process of an earlier attempt may still have that one mapped
         path.write_bytes(np.tile([0.0, START_UP], (ranks, 1)).tobytes())
         return Heartbeat(run_dir)
 
@@ -35,7 +38,8 @@ class Heartbeat:
         self._rows[rank, 1] = step
 
     def count(self) -> float:
-        """Heartbeats of all ranks so far: where one hangs, the others soon wait for it and send none, too."""
+        """Heartbeats of all ranks so far: where one hangs, the others soon wait for it and send
+        none, too."""
         return float(self._rows[:, 0].sum())
 
     def where(self, rank: int) -> str:
@@ -47,5 +51,6 @@ class Heartbeat:
         together."""
         counts = self._rows[:, 0]
         return ", ".join(
-            f"rank {rank} {self.where(int(rank))}" for rank in np.flatnonzero(counts == counts.min())
+            f"rank {rank} {self.where(int(rank))}"
+            for rank in np.flatnonzero(counts == counts.min())
         )

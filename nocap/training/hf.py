@@ -1,5 +1,5 @@
-"""A run's model as Hugging Face's `transformers` reads it: its weights under the names of GPT-2 or Llama,
-where the run's options have a counterpart there."""
+"""A run's model as Hugging Face's `transformers` reads it: its weights under the names of GPT-2 or
+Llama, where the run's options have a counterpart there."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ WITHOUT = "with --hf: no model of transformers has another"
 
 
 def export_hf(run_dir: Path, folder: Path, *, log: Log) -> dict[str, Any]:
-    """Write `config.json` and `model.safetensors` of the run's newest valid checkpoint, and return what kind
-    of model that is.
+    """Write `config.json` and `model.safetensors` of the run's newest valid checkpoint, and return
+    what kind of model that is.
 
     Errors:
         ValueError: an option of the run has no counterpart, or as for `trained`.
@@ -70,13 +70,20 @@ def architecture(run: Run) -> str:
     require(not m.qk_norm, "model.qk_norm", f"be false {WITHOUT}", m.qk_norm)
     require(m.logit_softcap is None, "model.logit_softcap", f"be null {WITHOUT}", m.logit_softcap)
     position = run.position.kind
-    require(position in PARTS, "position", "be rope (as Llama) or learned (as GPT-2) with --hf", position)
+    require(
+        position in PARTS,
+        "position",
+        "be rope (as Llama) or learned (as GPT-2) with --hf",
+        position,
+    )
     kind, norm, activation = PARTS[position]
     beside = f"with --hf beside position={position}, as {kind} has"
     got_norm: str = run.norm.norm.value  # type: ignore[attr-defined]  # of this kind
     require(got_norm == norm, "norm.norm", f"be {norm} {beside}", got_norm)
     got_activation: str = run.mlp.activation.value  # type: ignore[attr-defined]  # of this kind
-    require(got_activation == activation, "mlp.activation", f"be {activation} {beside}", got_activation)
+    require(
+        got_activation == activation, "mlp.activation", f"be {activation} {beside}", got_activation
+    )
     heads = run.attention.n_kv_heads
     rule = f"be model.n_head={m.n_head} {beside}"
     require(kind == "llama" or heads == m.n_head, "attention.n_kv_heads", rule, heads)
@@ -99,7 +106,9 @@ def _gpt2(run: Run, model: LanguageModel) -> Written:
     for name, tensor in _layer_norm(model.get_submodule("head.norm"), m.d_model):
         tensors[f"transformer.ln_f.{name}"] = tensor
     for i in range(m.n_layer):
-        attention, mlp = (model.get_submodule(f"blocks.{i}.{part}") for part in ("attention", "mlp"))
+        attention, mlp = (
+            model.get_submodule(f"blocks.{i}.{part}") for part in ("attention", "mlp")
+        )
         joined = torch.cat([_weight(attention, f"f.{part}_proj.weight") for part in "qkv"])
         # the factor of a branch is in the matrix that ends it
         maps = {
@@ -145,7 +154,9 @@ def _llama(run: Run, model: LanguageModel) -> Written:
         "lm_head.weight": _weight(model, "head.unembed.weight"),
     }
     for i in range(m.n_layer):
-        attention, mlp = (model.get_submodule(f"blocks.{i}.{part}") for part in ("attention", "mlp"))
+        attention, mlp = (
+            model.get_submodule(f"blocks.{i}.{part}") for part in ("attention", "mlp")
+        )
         maps = {
             "self_attn.q_proj": _turned(_weight(attention, "f.q_proj.weight"), d_head),
             "self_attn.k_proj": _turned(_weight(attention, "f.k_proj.weight"), d_head),

@@ -1,5 +1,5 @@
-"""The clock ledger: where the wall-clock time went, and the CPU time of this process. One line is open at any
-time, so the lines sum to the wall by construction."""
+"""The clock ledger: where the wall-clock time went, and the CPU time of this process. One line is
+open at any time, so the lines sum to the wall by construction."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ LINES = {  # and what a report calls them, in its order
 class Ledger:
     """Seconds by line, over all attempts of a run.
 
-    `started` is the attempt's first moment by `time.monotonic()`, a clock that parent and worker share. A
-    resumed run begins with the lines of its checkpoint, `before`. What earlier attempts spent since then is
-    lost, and goes to `other`. CPU time is of all threads of this process.
+    `started` is the attempt's first moment by `time.monotonic()`, a clock that parent and worker
+    share. A resumed run begins with the lines of its checkpoint, `before`. What earlier attempts
+    spent since then is lost, and goes to `other`. CPU time is of all threads of this process.
     """
 
     def __init__(

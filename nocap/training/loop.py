@@ -36,8 +36,8 @@ from nocap.training.step import (
 
 
 def train(job: Job) -> Outcome:
-    """Train from the newest checkpoint, or from the start, to the last step, a request to stop, or a loss
-    that is not finite."""
+    """Train from the newest checkpoint, or from the start, to the last step, a request to stop, or
+    a loss that is not finite."""
     t = job.run.trainer
     configure_numerics(job.run)
     trainee = build(job)
@@ -58,7 +58,9 @@ def train(job: Job) -> Outcome:
         if "val/loss" in row or "train/spike" in row or _due(step, t.log_every):
             recorder.write(row)
         if not update.finite:
-            return recorder.close(status="diverged", step=step, diverged=recorder.diverged(update, step=step))
+            return recorder.close(
+                status="diverged", step=step, diverged=recorder.diverged(update, step=step)
+            )
         if update.stop and step + 1 < t.steps:
             recorder.save(step=step + 1, last=True)
             return recorder.close(status="preempted", step=step + 1)
@@ -66,7 +68,9 @@ def train(job: Job) -> Outcome:
     if first < t.steps:
         recorder.save_end()
     loss = val_loss(job, trainee, recorder.ledger, step=t.steps)
-    recorder.write({"step": t.steps, "tokens": job.run.tokens_before(t.steps), **recorder.val_row(loss)})
+    recorder.write(
+        {"step": t.steps, "tokens": job.run.tokens_before(t.steps), **recorder.val_row(loss)}
+    )
     if not math.isfinite(loss):
         job.log("diverged: the last validation loss is not finite")
         return recorder.close(
@@ -82,7 +86,11 @@ def val_loss(job: Job, trainee: Trainee, ledger: Ledger, *, step: int) -> float:
     enter_step(job.run, trainee.model, max(step - 1, 0))
     with ledger.charge("val"), job.run.optimizer.validating(trainee.optimizers):
         return validate(
-            trainee.model, trainee.val, run=job.run, world=job.world, heartbeat=lambda: job.heartbeat(step)
+            trainee.model,
+            trainee.val,
+            run=job.run,
+            world=job.world,
+            heartbeat=lambda: job.heartbeat(step),
         )
 
 
@@ -90,18 +98,18 @@ def _due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
 
 
-# --- setup --------------------------------------------------------------------------------------------------
+# --- setup ----------------------------------------------------------------------------------------
 
 
 def resume(job: Job, trainee: Trainee) -> tuple[int, Recorder]:
-    """Load the newest valid checkpoint on every rank, and cut the metrics back to it; the step to go on from,
-    and the record.
+    """Load the newest valid checkpoint on every rank, and cut the metrics back to it; the step to
+    go on from, and the record.
 
     Before a run has a checkpoint of its own, that is `trainer.init_from`.
 
     Errors:
-        InputError: there are checkpoints and none is valid (starting over would hide the loss), or it is of
-            another optimizer.
+        InputError: there are checkpoints and none is valid (starting over would hide the loss), or
+            it is of another optimizer.
     """
     root, init_from = job.run_dir / "checkpoints", job.run.trainer.init_from
     own = newest_first(root)
@@ -116,7 +124,8 @@ def resume(job: Job, trainee: Trainee) -> tuple[int, Recorder]:
         job.log(f"checkpoint not used: {problem}")
     if name is None and invalid:
         raise InputError(
-            f"{root} must hold a valid checkpoint to resume from, got none; delete the folder to start over"
+            f"{root} must hold a valid checkpoint to resume from, got none; delete the folder to "
+            f"start over"
         )
     path, first, state = None, 0, dict[str, Any]()
     if name is not None:
@@ -127,33 +136,46 @@ def resume(job: Job, trainee: Trainee) -> tuple[int, Recorder]:
         )
         job.log(f"resuming from step {first}" if own else f"beginning from step {first} of {path}")
     gone = [
-        step for step in job.run.trainer.keep_steps if step <= first and not (root / name_of(step)).exists()
+        step
+        for step in job.run.trainer.keep_steps
+        if step <= first and not (root / name_of(step)).exists()
     ]
     if gone:
         job.log(f"trainer.keep_steps: no checkpoint of {gone}: this attempt begins at step {first}")
-    recorder = Recorder(job, trainee, clock_s=state.get("clock_s", {}), losses=state.get("losses", []))
+    recorder = Recorder(
+        job, trainee, clock_s=state.get("clock_s", {}), losses=state.get("losses", [])
+    )
     if job.world.is_main:
         job.on_start(recorder.resume(path if own else None))
     return first, recorder
 
 
-def warm_up(job: Job, trainee: Trainee, ledger: Ledger, *, step: int = 0, validates: bool = True) -> float:
+def warm_up(
+    job: Job, trainee: Trainee, ledger: Ledger, *, step: int = 0, validates: bool = True
+) -> float:
     """Run one forward, backward and validation forward on dummy tokens: compilation and first-call
     costs get a ledger line of their own.
 
-    Weights, random state and optimizer state stay as they are. Returns the MiB that a forward keeps for its
-    backward.
+    Weights, random state and optimizer state stay as they are. Returns the MiB that a forward keeps
+    for its backward.
     """
     with ledger.charge("compile"):
         run = job.run
         dummy = torch.zeros(
-            run.trainer.micro_batch, run.model.seq_len + 1, dtype=torch.long, device=job.world.device
+            run.trainer.micro_batch,
+            run.model.seq_len + 1,
+            dtype=torch.long,
+            device=job.world.device,
         )
         parameters = list(trainee.model.parameters())
         saved_mib = _forward_backward_once(job, trainee, dummy, parameters, step=step)
         if validates:
             trainee.model.eval()
-            with trainee.model.validating(), torch.no_grad(), autocast(run, run.trainer.val_precision):
+            with (
+                trainee.model.validating(),
+                torch.no_grad(),
+                autocast(run, run.trainer.val_precision),
+            ):
                 # with a batch's strides: compiled graphs are made for those
                 trainee.model(dummy[:, :-1], dummy[:, 1:])
             trainee.model.train()
@@ -168,8 +190,8 @@ def warm_up(job: Job, trainee: Trainee, ledger: Ledger, *, step: int = 0, valida
 def _forward_backward_once(
     job: Job, trainee: Trainee, tokens: torch.Tensor, parameters: list[nn.Parameter], *, step: int
 ) -> float:
-    """Compute a micro-batch's forward and backward as in this step, and drop the gradients. Return the
-    MiB that the forward keeps."""
+    """Compute a micro-batch's forward and backward as in this step, and drop the gradients. Return
+    the MiB that the forward keeps."""
     enter_step(job.run, trainee.model, step)
     saved_mib = 0.0
     # the second time without the hooks, with which a compiled graph may be another

@@ -1,4 +1,5 @@
-"""Memory in parts: what is held by arithmetic, what a step saves for its backward pass, and the peak."""
+"""Memory in parts: what is held by arithmetic, what a step saves for its backward pass, and the
+peak."""
 
 from __future__ import annotations
 
@@ -18,10 +19,12 @@ MIB = 2**20
 
 
 def parts_mib(
-    parameters: Iterable[Tensor], optimizers: Iterable[torch.optim.Optimizer], around: Iterable[Tensor] = ()
+    parameters: Iterable[Tensor],
+    optimizers: Iterable[torch.optim.Optimizer],
+    around: Iterable[Tensor] = (),
 ) -> dict[str, float]:
-    """MiB of the parameters, their gradients (as large, in the same dtype) and the optimizer's state, with
-    what ideas keep `around` it."""
+    """MiB of the parameters, their gradients (as large, in the same dtype) and the optimizer's
+    state, with what ideas keep `around` it."""
     parameter_bytes = n_bytes(parameters)
     state = n_bytes(
         t for o in optimizers for t in tree_leaves(list(o.state.values())) if isinstance(t, Tensor)
@@ -41,8 +44,8 @@ def n_bytes(tensors: Iterable[Tensor]) -> int:
 def saved_for_backward(
     parameters: Iterable[Tensor], *, on_save: Callable[[int], None] = lambda n: None
 ) -> Iterator[dict[int, int]]:
-    """Storage → bytes of the tensors that a forward inside the block keeps for its backward, parameters left
-    out.
+    """Storage → bytes of the tensors that a forward inside the block keeps for its backward,
+    parameters left out.
 
     `on_save` gets the bytes of each as it is kept.
     """
@@ -56,8 +59,8 @@ def saved_for_backward(
             kept[storage._cdata] = storage.nbytes()
             alive.append(t.detach())
             on_save(storage.nbytes())
-        # an operation that keeps its own output would keep itself: graphs without a backward would stay for
-        # good
+        # an operation that keeps its own output would keep itself: graphs without a backward would
+        # stay for good
         return t.detach()
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
@@ -65,8 +68,8 @@ def saved_for_backward(
 
 
 def peak_mib(device: torch.device) -> float:
-    """Most MiB at once: allocated on a GPU; resident in this process, torch's libraries included, on the
-    CPU."""
+    """Most MiB at once: allocated on a GPU; resident in this process, torch's libraries included,
+    on the CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / MIB
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -80,14 +83,16 @@ def reset_peak(device: torch.device) -> None:
 
 
 def give_back(device: torch.device) -> None:
-    """Memory that nothing holds any more: to the device, so that the next peak is not that of a cache."""
+    """Memory that nothing holds any more: to the device, so that the next peak is not that of a
+    cache."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
 def _proc(path: str) -> dict[str, int]:
-    """Bytes by name, from the lines `Name: 123 kB` of a file in /proc; empty where there is no such file."""
+    """Bytes by name, from the lines `Name: 123 kB` of a file in /proc; empty where there is no such
+    file."""
     try:
         return {
             name: 1024 * int(kib)
@@ -110,18 +115,24 @@ def ran_out(error: BaseException) -> bool:
 
 @contextmanager
 def bounded() -> Iterator[None]:
-    """Inside the block this process may not take more than the memory that is available now: an allocation
-    beyond it fails (see `ran_out`).
+    """Inside the block this process may not take more than the memory that is available now: an
+    allocation beyond it fails (see `ran_out`).
 
-    Without the limit Linux grants it, and kills the process when the memory is used. Does nothing where there
-    is no /proc.
+    Without the limit Linux grants it, and kills the process when the memory is used. Does nothing
+    where there is no /proc.
     """
-    available, size = _proc("/proc/meminfo").get("MemAvailable"), _proc("/proc/self/status").get("VmSize")
+    available, size = (
+        _proc("/proc/meminfo").get("MemAvailable"),
+        _proc("/proc/self/status").get("VmSize"),
+    )
     if available is None or size is None:
         yield
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    limits = [available + size, *(limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY)]
+    limits = [
+        available + size,
+        *(limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY),
+    ]
     resource.setrlimit(resource.RLIMIT_AS, (min(limits), hard))
     try:
         yield

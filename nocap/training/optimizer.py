@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from nocap.config.run import Run
 
 Optimizers = list[torch.optim.Optimizer]
-# What an option's `update` gets: a group of torch's, its parameters, their gradients, what it keeps of each.
+# What an option's `update` gets: a group of torch's, its parameters, their gradients, what it keeps
+# of each.
 Group = dict[str, Any]
 Tensors = list[Tensor]
 States = list[dict[str, Tensor]]
@@ -27,10 +28,11 @@ AnOptimizer = TypeVar("AnOptimizer", bound=torch.optim.Optimizer)
 
 @functools.cache
 def undecorated(optimizer: type[AnOptimizer]) -> type[AnOptimizer]:
-    """torch's optimizer without the decorators that import all of `torch._dynamo`: a second of the start of a
-    run that compiles nothing."""
+    """torch's optimizer without the decorators that import all of `torch._dynamo`: a second of the
+    start of a run that compiles nothing."""
     bare = {
-        name: inspect.unwrap(getattr(optimizer, name)) for name in ("add_param_group", "zero_grad", "step")
+        name: inspect.unwrap(getattr(optimizer, name))
+        for name in ("add_param_group", "zero_grad", "step")
     }
     return type(optimizer.__name__, (optimizer,), {**bare, "step": torch.no_grad()(bare["step"])})
 
@@ -38,8 +40,8 @@ def undecorated(optimizer: type[AnOptimizer]) -> type[AnOptimizer]:
 def decayed(
     named: Mapping[str, nn.Parameter], weight_decay: float, *, everything: bool = False
 ) -> list[dict[str, Any]]:
-    """Return groups in which matrices and tables decay and vectors (gains, shifts, scales) do not, unless
-    `everything` does."""
+    """Return groups in which matrices and tables decay and vectors (gains, shifts, scales) do not,
+    unless `everything` does."""
     decays = {name: p for name, p in named.items() if everything or p.ndim >= 2}
     groups = [
         {"params": list(decays.values()), "weight_decay": weight_decay},
@@ -49,7 +51,8 @@ def decayed(
 
 
 def split_matrices(model: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str, nn.Parameter]]:
-    """Return the matrices inside the blocks, by name, and the rest: vectors, and tables of embeddings."""
+    """Return the matrices inside the blocks, by name, and the rest: vectors, and tables of
+    embeddings."""
     tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     named = dict(model.named_parameters())
     inside = {
@@ -61,9 +64,9 @@ def split_matrices(model: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str,
 
 
 class ByRule(undecorated(torch.optim.Optimizer)):  # type: ignore[misc]  # a class made at run time
-    """Steps by the option's own rule: `option.update(group, params, grads, states)` for each group, with its
-    parameters that have a gradient, and the dict that is kept of each. `group["step"]` counts from 1. What
-    else `more` puts into a group is saved with it."""
+    """Steps by the option's own rule: `option.update(group, params, grads, states)` for each group,
+    with its parameters that have a gradient, and the dict that is kept of each. `group["step"]`
+    counts from 1. What else `more` puts into a group is saved with it."""
 
     def __init__(self, option: Any, params: Any, **more: Any) -> None:
         super().__init__(params, {"lr": option.lr, "weight_decay": 0.0, "step": 0, **more})
@@ -75,7 +78,9 @@ class ByRule(undecorated(torch.optim.Optimizer)):  # type: ignore[misc]  # a cla
         for group in self.param_groups:
             if params := [p for p in group["params"] if p.grad is not None]:
                 group["step"] += 1
-                self.option.update(group, params, [p.grad for p in params], [self.state[p] for p in params])
+                self.option.update(
+                    group, params, [p.grad for p in params], [self.state[p] for p in params]
+                )
 
 
 def kept(
@@ -85,7 +90,8 @@ def kept(
     *,
     first: Callable[[Tensor], Tensor] = torch.zeros_like,
 ) -> list[Tensor]:
-    """Return what is kept of each parameter by this name; at first, the function of the parameter."""
+    """Return what is kept of each parameter by this name; at first, the function of the
+    parameter."""
     for state, p in zip(states, params, strict=True):
         if name not in state:
             state[name] = first(p.detach())
@@ -93,18 +99,18 @@ def kept(
 
 
 def matmul_dtype(p: Tensor) -> torch.dtype:
-    """Return the type of an optimizer's products of matrices: bf16, but where a CPU would emulate it:
-    there fp32 is 3 times as fast (AVX-512) or 20 times (AVX2; LOG.md)."""
+    """Return the type of an optimizer's products of matrices: bf16, but where a CPU would emulate
+    it: there fp32 is 3 times as fast (AVX-512) or 20 times (AVX2; LOG.md)."""
     return p.dtype if p.device.type == "cpu" and not hardware.native_bf16() else torch.bfloat16
 
 
 def build_optimizers(run: Run, model: nn.Module) -> Optimizers:
-    """Return the run's optimizers, their groups split where an idea scales a rate. Each group carries
-    `peak_lr`, which the schedule multiplies.
+    """Return the run's optimizers, their groups split where an idea scales a rate. Each group
+    carries `peak_lr`, which the schedule multiplies.
 
     Errors:
-        InputError: the option leaves out a parameter, gives one to two optimizers, or has a group without a
-            learning rate.
+        InputError: the option leaves out a parameter, gives one to two optimizers, or has a group
+            without a learning rate.
     """
     optimizers = run.optimizer.build(model)
     _check_shares(run, model, optimizers)
@@ -115,7 +121,8 @@ def build_optimizers(run: Run, model: nn.Module) -> Optimizers:
         for group in optimizer.param_groups:
             if not isinstance(group.get("lr"), float):
                 raise InputError(
-                    f"optimizer.kind={run.optimizer.kind} must give each group a learning rate, lr, got "
+                    f"optimizer.kind={run.optimizer.kind} must give each group a learning rate, "
+                    f"lr, got "
                     f"{group.get('lr')!r}"
                 )
             group["peak_lr"] = group["lr"]
@@ -124,10 +131,15 @@ def build_optimizers(run: Run, model: nn.Module) -> Optimizers:
 
 def _check_shares(run: Run, model: nn.Module, optimizers: Optimizers) -> None:
     grouped_ids = [
-        id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]
+        id(p)
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for p in group["params"]
     ]
     wrong = [
-        name for name, p in model.named_parameters() if p.requires_grad and grouped_ids.count(id(p)) != 1
+        name
+        for name, p in model.named_parameters()
+        if p.requires_grad and grouped_ids.count(id(p)) != 1
     ]
     if wrong:
         rule = "must have each of the model's parameters in one group of one optimizer"
@@ -139,7 +151,10 @@ def _scale(run: Run, model: nn.Module, optimizers: Optimizers) -> None:
     factors: dict[int, tuple[float, float]] = {}
     for name, p in model.named_parameters():
         scales = [idea.rates(name) for idea in run.ideas.values()]
-        factor = math.prod(scale.lr for scale in scales), math.prod(scale.weight_decay for scale in scales)
+        factor = (
+            math.prod(scale.lr for scale in scales),
+            math.prod(scale.weight_decay for scale in scales),
+        )
         if factor != (1.0, 1.0):
             factors[id(p)] = factor
     for optimizer in optimizers if factors else ():
@@ -147,7 +162,10 @@ def _scale(run: Run, model: nn.Module, optimizers: Optimizers) -> None:
             for lr, decay in sorted({factors[id(p)] for p in group["params"] if id(p) in factors}):
                 params = [p for p in group["params"] if factors.get(id(p)) == (lr, decay)]
                 group["params"] = [p for p in group["params"] if factors.get(id(p)) != (lr, decay)]
-                rates = {"lr": group["lr"] * lr, "weight_decay": group.get("weight_decay", 0.0) * decay}
+                rates = {
+                    "lr": group["lr"] * lr,
+                    "weight_decay": group.get("weight_decay", 0.0) * decay,
+                }
                 optimizer.add_param_group({**group, "params": params, **rates})
         optimizer.param_groups[:] = [group for group in optimizer.param_groups if group["params"]]
 
@@ -158,7 +176,9 @@ def _decay_cautiously(run: Run, optimizers: Optimizers) -> None:
     Errors:
         InputError: no group has a weight decay that the optimizer does not keep to itself.
     """
-    if not any(group.get("weight_decay") for optimizer in optimizers for group in optimizer.param_groups):
+    if not any(
+        group.get("weight_decay") for optimizer in optimizers for group in optimizer.param_groups
+    ):
         kind = run.optimizer.kind
         raise InputError(
             f"optimizer.cautious_decay must be false beside optimizer.kind={kind}, whose groups "
@@ -198,11 +218,15 @@ def set_lr(optimizers: Optimizers, factor: float) -> None:
 
 
 def rates(optimizers: Optimizers) -> dict[str, float]:
-    """Return each learning rate by its name in a row: `lr`, `lr_muon` for another optimizer, `lr_2` for
-    another group with a peak of its own."""
+    """Return each learning rate by its name in a row: `lr`, `lr_muon` for another optimizer, `lr_2`
+    for another group with a peak of its own."""
     by_name: dict[str, float] = {}
     for optimizer in optimizers:
-        kind = optimizer.option.kind if isinstance(optimizer, ByRule) else type(optimizer).__name__.lower()
+        kind = (
+            optimizer.option.kind
+            if isinstance(optimizer, ByRule)
+            else type(optimizer).__name__.lower()
+        )
         prefix = "lr" if optimizer is optimizers[0] else f"lr_{kind}"
         by_peak: dict[float, float] = {}
         for group in optimizer.param_groups:

@@ -1,5 +1,5 @@
-"""Tries the forward of a model: do its logits change with later tokens, and does it compute the same again?
-And whether a learning rate is the same again.
+"""Tries the forward of a model: do its logits change with later tokens, and does it compute the
+same again? And whether a learning rate is the same again.
 
 B: batch, T: tokens, V: vocabulary.
 """
@@ -22,10 +22,10 @@ CLOSE = 1e-5  # of the largest logit
 
 
 def probe(job: Job, trainee: Trainee, *, step: int) -> None:
-    """Refuse options from outside in whose forward, as in this step, logits change with later tokens, or
-    which is not repeated bit for bit, unless a class says that it is meant to; and a schedule that gives a
-    step two rates. Eager, one sequence, on a copy of the model, alone on each rank; the random state is left
-    as it was.
+    """Refuse options from outside in whose forward, as in this step, logits change with later
+    tokens, or which is not repeated bit for bit, unless a class says that it is meant to; and a
+    schedule that gives a step two rates. Eager, one sequence, on a copy of the model, alone on each
+    rank; the random state is left as it was.
 
     Errors:
         InputError: they are refused.
@@ -78,20 +78,25 @@ def probe(job: Job, trainee: Trainee, *, step: int) -> None:
         )
         if not exact and is_random:
             raise InputError(
-                f"{names} must draw from torch's own generator, as F.dropout and torch.rand do, which nocap "
+                f"{names} must draw from torch's own generator, as F.dropout and torch.rand do, "
+                f"which nocap "
                 "seeds for each micro-batch: two forwards of one seed differ"
             )
         if not exact:
             raise InputError(
-                f"{names} must compute the same again from the same tokens, and two forwards differ; "
+                f"{names} must compute the same again from the same tokens, and two forwards "
+                f"differ; "
                 "a class that is meant to says random = True"
             )
         if all(option.causal is not False for option in options.values()):
             inputs_BT = forward_of(trainee, tokens_BT, step=step)[0]
-            for t, at, _ in differences(lambda other_BT: tried(other_BT)[1], inputs_BT, job.vocab_size):
+            for t, at, _ in differences(
+                lambda other_BT: tried(other_BT)[1], inputs_BT, job.vocab_size
+            ):
                 if at is not None:
                     raise InputError(
-                        f"{names} must see no later token, and the logits of token {at} change with the "
+                        f"{names} must see no later token, and the logits of token {at} change "
+                        f"with the "
                         f"tokens from {t} on; "
                         "a class that is meant to says causal = False"
                     )
@@ -111,7 +116,8 @@ def _check_rates(run: Run) -> None:
         again = run.schedule.multiplier(step=step, steps=steps)
         if first < again or first > again:
             raise InputError(
-                f"schedule.kind={run.schedule.kind} must follow from the step alone, and asked twice for "
+                f"schedule.kind={run.schedule.kind} must follow from the step alone, and asked "
+                f"twice for "
                 f"step {step} it gives {first:g} and {again:g}"
             )
 
@@ -119,12 +125,16 @@ def _check_rates(run: Run) -> None:
 def differences(
     logits: Callable[[torch.Tensor], torch.Tensor], tokens_BT: torch.Tensor, vocab_size: int
 ) -> Iterator[tuple[int, int | None, int | None]]:
-    """Yield, for some t, t and the first token before t, and from t on, whose `logits`, (B, T, V), change
-    with those from t on."""
+    """Yield, for some t, t and the first token before t, and from t on, whose `logits`, (B, T, V),
+    change with those from t on."""
     before, T = logits(tokens_BT), tokens_BT.shape[1]
     for t in sorted({1, T // 2, T - 1}):
         after = logits(torch.cat([tokens_BT[:, :t], (tokens_BT[:, t:] + 1) % vocab_size], 1))
-        yield t, first_difference(before[:, :t], after[:, :t]), first_difference(before[:, t:], after[:, t:])
+        yield (
+            t,
+            first_difference(before[:, :t], after[:, :t]),
+            first_difference(before[:, t:], after[:, t:]),
+        )
 
 
 def first_difference(a: torch.Tensor, b: torch.Tensor) -> int | None:

@@ -12,8 +12,8 @@ from typing import NoReturn
 
 
 def leave(code: int) -> NoReturn:
-    """End this process now, after its output is out. Python's own exit would run gloo's teardown, which may
-    abort."""
+    """End this process now, after its output is out. Python's own exit would run gloo's teardown,
+    which may abort."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -31,14 +31,15 @@ def die_with_parent(parent: int) -> None:
 
 
 def rename(name: str) -> None:
-    """Give this process the name that `ps -o comm` and `top` show, of at most 15 characters. Linux only."""
+    """Give this process the name that `ps -o comm` and `top` show, of at most 15 characters. Linux
+    only."""
     PR_SET_NAME = 15
     ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode())
 
 
 def watch_parent(parent: int) -> None:
-    """End this process soon after its parent; for a parent that may have started it from a thread, whose end
-    would count as death above."""
+    """End this process soon after its parent; for a parent that may have started it from a thread,
+    whose end would count as death above."""
 
     def watch() -> None:
         while os.getppid() == parent:

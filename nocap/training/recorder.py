@@ -1,5 +1,5 @@
-"""Writes a run's record as it trains: rows, checkpoints, loss spikes, totals at the end. It changes no number
-of the training."""
+"""Writes a run's record as it trains: rows, checkpoints, loss spikes, totals at the end. It changes
+no number of the training."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ class Outcome:
 
 
 class Recorder:
-    """The record of one attempt, which goes on from the clock and the losses of the attempts before."""
+    """The record of one attempt, which goes on from the clock and the losses of the attempts
+    before."""
 
     def __init__(
         self, job: Job, trainee: Trainee, *, clock_s: dict[str, float], losses: Iterable[float]
@@ -47,14 +48,19 @@ class Recorder:
         self.job, self.trainee = job, trainee
         self.flops, self.flops_basis = flops_per_token(job.run, vocab_size=job.vocab_size)
         # Of the start-up, scores are a teacher's work, which counts as training.
-        before = {"teacher": job.teacher_s + trainee.scores_s, "startup": -trainee.scores_now_s} | clock_s
+        before = {
+            "teacher": job.teacher_s + trainee.scores_s,
+            "startup": -trainee.scores_now_s,
+        } | clock_s
         self.ledger = Ledger(
             started=job.started, before=before, lost_s=max(0.0, job.spent_s - sum(before.values()))
         )
         self.metrics = Metrics(job.run_dir / "metrics.jsonl", stage=job.stage)
         self.on_gpu = job.world.device.type == "cuda"
         root, always = job.run_dir / "checkpoints", job.run.trainer.keep_steps
-        self.checkpoints = checkpoint.Writer(root, background=self.on_gpu, always=always, stage=job.stage)
+        self.checkpoints = checkpoint.Writer(
+            root, background=self.on_gpu, always=always, stage=job.stage
+        )
         # a checkpoint keeps them: a resumed run must see the same spikes
         self.losses = deque(losses, maxlen=WINDOW)
         self.paces = list[float]()  # µs a token of each step since the last row
@@ -65,8 +71,8 @@ class Recorder:
         probe(self.job, self.trainee, step=step)
 
     def started(self, *, saved_mib: float) -> None:
-        """Begin to measure: the warm-up is over, and has found what a forward saves. A GPU's peak is
-        measured from here on, without what compiling takes."""
+        """Begin to measure: the warm-up is over, and has found what a forward saves. A GPU's peak
+        is measured from here on, without what compiling takes."""
         self.saved_mib = saved_mib
         # of a CUDA graph, in no peak of the allocator's
         self.unseen_mib = self.trainee.graphed.unseen_mib if self.trainee.graphed else 0.0
@@ -83,8 +89,8 @@ class Recorder:
         """Rank 0 writes the checkpoint of `step`; the rows before it reach the disk first.
 
         Errors:
-            OSError: the `last` one of this process cannot be written. An earlier one that fails is logged,
-                and training goes on.
+            OSError: the `last` one of this process cannot be written. An earlier one that fails is
+                logged, and training goes on.
         """
         settle(self.job, self.trainee, self.ledger)
         if not self.job.world.is_main:
@@ -105,14 +111,14 @@ class Recorder:
         self._log(problems)
 
     def save_end(self) -> None:
-        """Save the weights of the last step, unless they do not stay and the run can be trained again in a
-        minute."""
+        """Save the weights of the last step, unless they do not stay and the run can be trained
+        again in a minute."""
         if self.job.keeps_last or self.ledger.seconds()["wall"] > SHORT_S:
             self.save(step=self.job.run.trainer.steps, last=True)
 
     def resume(self, own: Path | None) -> list[Row]:
-        """Return the rows of the run's own checkpoint that it goes on from, put back where the file has
-        others; none without one."""
+        """Return the rows of the run's own checkpoint that it goes on from, put back where the file
+        has others; none without one."""
         t = self.job.run.trainer
         # killed after its last save: perhaps before it had deleted the older ones
         if own and step_of(own) == t.steps:
@@ -126,23 +132,27 @@ class Recorder:
             self.job.log(line)
 
     def val_row(self, loss: float) -> Row:
-        """Return the validation loss and, where the text's bytes are known, bits per byte; `null` where the
-        loss is not finite."""
+        """Return the validation loss and, where the text's bytes are known, bits per byte; `null`
+        where the loss is not finite."""
         row: Row = {"val/loss": _finite(loss)}
         if self.job.val_bytes is not None and math.isfinite(loss):
-            row["val/bpb"] = loss * self.job.run.trainer.val_tokens / (math.log(2) * self.job.val_bytes)
+            row["val/bpb"] = (
+                loss * self.job.run.trainer.val_tokens / (math.log(2) * self.job.val_bytes)
+            )
         return row
 
     def train_row(self, update: Update, *, step: int) -> Row:
-        """Return the row of a step, `null` where a value is not finite. `train/loss` is the next-token
-        loss, whatever else is minimised."""
+        """Return the row of a step, `null` where a value is not finite. `train/loss` is the
+        next-token loss, whatever else is minimised."""
         t = self.job.run.trainer
         before_s = self.busy_s
         self.busy_s = self._busy_s()
         self.paces.append(1e6 * (self.busy_s - before_s) / t.batch_tokens)
         tokens_per_s = t.batch_tokens / (update.step_ms / 1e3)
         losses = {"loss": update.parts.get("next_token", update.loss)}
-        losses |= {f"loss_{name}": loss for name, loss in update.parts.items() if name != "next_token"}
+        losses |= {
+            f"loss_{name}": loss for name, loss in update.parts.items() if name != "next_token"
+        }
         flops_per_s = None if self.flops is None else tokens_per_s * self.flops
         return {
             **{f"train/{name}": _finite(loss) for name, loss in losses.items()},
@@ -151,7 +161,9 @@ class Recorder:
             **{f"train/{name}": lr for name, lr in update.lrs.items()},
             "perf/step_ms": update.step_ms,
             "perf/tokens_per_s": tokens_per_s,
-            "perf/mfu": hardware.utilization(flops_per_s, t.device, t.precision, self.job.world.size),
+            "perf/mfu": hardware.utilization(
+                flops_per_s, t.device, t.precision, self.job.world.size
+            ),
             **self._spike(update, step=step),
         }
 
@@ -185,7 +197,9 @@ class Recorder:
     def _batch(self, step: int) -> dict[str, Any]:
         """Return the sequences of the data order that a step read."""
         run = self.job.run
-        return {"sequences": [run.tokens_before(end) // run.model.seq_len for end in (step, step + 1)]}
+        return {
+            "sequences": [run.tokens_before(end) // run.model.seq_len for end in (step, step + 1)]
+        }
 
     def diverged(self, update: Update, *, step: int) -> dict[str, Any]:
         """Log where and how the run diverged, and return it for the summary."""
@@ -199,16 +213,21 @@ class Recorder:
         return where
 
     def close(self, *, status: str, step: int, **more: Any) -> Outcome:
-        """Wait for the last checkpoint; return the run's sizes, work, and memory in parts. `more` keys join
-        the totals."""
+        """Wait for the last checkpoint; return the run's sizes, work, and memory in parts. `more`
+        keys join the totals."""
         with self.ledger.charge("checkpoint"):
             self._log(self.checkpoints.settle())
             if self.job.world.is_main:
                 self._log(self.metrics.put_back(self.metrics.content, source="this process"))
-        on_gpu, t, peak, model = self.on_gpu, self.job.run.trainer, self.peak_mib(), self.trainee.model
-        parts = memory.parts_mib(model.parameters(), self.trainee.optimizers, model.kept_around()) | {
-            "activations": self.saved_mib
-        }
+        on_gpu, t, peak, model = (
+            self.on_gpu,
+            self.job.run.trainer,
+            self.peak_mib(),
+            self.trainee.model,
+        )
+        parts = memory.parts_mib(
+            model.parameters(), self.trainee.optimizers, model.kept_around()
+        ) | {"activations": self.saved_mib}
         totals = {
             "params": count_parameters(model),
             "flops_per_token": self.flops,
@@ -237,8 +256,8 @@ def _finite(value: float) -> float | None:
 
 
 def above(losses: Collection[float], loss: float) -> float:
-    """Return how many standard deviations a loss lies above the mean of those before it; 0 before there
-    are enough."""
+    """Return how many standard deviations a loss lies above the mean of those before it; 0 before
+    there are enough."""
     n = len(losses)
     if n < ENOUGH:
         return 0.0

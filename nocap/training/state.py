@@ -1,8 +1,8 @@
-"""The state of a model and its optimizers as files have it: tensors by name, plain values as JSON; and the
-way back.
+"""The state of a model and its optimizers as files have it: tensors by name, plain values as JSON;
+and the way back.
 
-`model.safetensors` has a tensor a parameter. In `optimizer.safetensors`, `INDEX/PARAMETER/FIELD` is what
-optimizer INDEX keeps of a parameter under that name.
+`model.safetensors` has a tensor a parameter. In `optimizer.safetensors`, `INDEX/PARAMETER/FIELD` is
+what optimizer INDEX keeps of a parameter under that name.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ Plain = dict[str, Any]  # JSON types
 
 
 def snapshot(model: nn.Module, optimizers: Optimizers, *, copy: bool) -> tuple[Tensors, Plain]:
-    """Return the tensors on the CPU, and what the optimizers keep besides; `copy` them where training
-    goes on before they are written.
+    """Return the tensors on the CPU, and what the optimizers keep besides; `copy` them where
+    training goes on before they are written.
 
     Errors:
         InputError: an optimizer keeps what is neither a tensor nor plain.
@@ -66,7 +66,9 @@ def restore(model: nn.Module, optimizers: Optimizers, *, tensors: Tensors, plain
     for key, value in {**tensors[OPTIMIZER], **plain.get("state", {})}.items():
         index, name, field = key.split("/", 2)
         p = parameters[name]
-        optimizers[int(index)].state[p][field] = value.to(p.device) if isinstance(value, Tensor) else value
+        optimizers[int(index)].state[p][field] = (
+            value.to(p.device) if isinstance(value, Tensor) else value
+        )
     for optimizer, groups in zip(optimizers, plain.get("groups", ()), strict=True):
         for group, values in zip(optimizer.param_groups, groups, strict=True):
             if missing := _plain_keys(group).keys() - values.keys():
@@ -80,8 +82,8 @@ def restore(model: nn.Module, optimizers: Optimizers, *, tensors: Tensors, plain
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters, and the buffers that a module declares persistent, each once: safetensors
-    takes no tensor twice."""
+    """Return the parameters, and the buffers that a module declares persistent, each once:
+    safetensors takes no tensor twice."""
     own = {name for name, _ in chain(model.named_parameters(), model.named_buffers())}
     return {name: t for name, t in model.state_dict().items() if name in own}
 
@@ -113,7 +115,9 @@ def difference(shapes: Mapping[str, list[int]], model: nn.Module) -> str | None:
         name for name in shapes.keys() | expected.keys() if shapes.get(name) != expected.get(name)
     )
     return (
-        f"{MODEL} must hold what this run's model has, and differs in {differing[0]}" if differing else None
+        f"{MODEL} must hold what this run's model has, and differs in {differing[0]}"
+        if differing
+        else None
     )
 
 
@@ -123,4 +127,6 @@ def _plain_keys(group: Mapping[str, Any]) -> Plain:
 
 
 def _is_plain(value: object) -> bool:
-    return isinstance(value, PLAIN) or (isinstance(value, list | tuple) and all(map(_is_plain, value)))
+    return isinstance(value, PLAIN) or (
+        isinstance(value, list | tuple) and all(map(_is_plain, value))
+    )

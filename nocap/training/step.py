@@ -1,5 +1,5 @@
-"""The training step: what is built before it, what it reads, how it updates the weights. All numbers of a run
-come from here or below."""
+"""The training step: what is built before it, what it reads, how it updates the weights. All
+numbers of a run come from here or below."""
 
 from __future__ import annotations
 
@@ -56,7 +56,9 @@ class Job:
     stop_asked: Callable[[], bool] = lambda: False
     # in this block a request to stop is not waited with
     stop_at_once: Callable[[], AbstractContextManager[None]] = nullcontext
-    heartbeat: Callable[[int], None] = lambda step: None  # with the step, at least once a micro-batch
+    heartbeat: Callable[[int], None] = lambda step: (
+        None
+    )  # with the step, at least once a micro-batch
 
 
 @dataclass(kw_only=True)
@@ -74,7 +76,9 @@ class Trainee:
     scores_now_s: float = 0.0  # when the trainee was built
     # a micro-batch, where `trainer.cuda_graphs`: `nocap.training.loop.warm_up` makes it
     graphed: Graphed | None = None
-    ahead: tuple[int, torch.Tensor] | None = None  # a step and its batch, read while the GPU computed
+    ahead: tuple[int, torch.Tensor] | None = (
+        None  # a step and its batch, read while the GPU computed
+    )
     # time.perf_counter() of the last wait for the GPU, where it has computed ever since
     waited: float | None = None
 
@@ -97,7 +101,7 @@ class Update:
         return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
 
 
-# --- setup --------------------------------------------------------------------------------------------------
+# --- setup ----------------------------------------------------------------------------------------
 
 
 def configure_numerics(run: Run) -> None:
@@ -116,7 +120,9 @@ def build(job: Job) -> Trainee:
     for _, idea, part in model.joined:
         idea.prepare(part, run=run, device=world.device)
     if (how := run.trainer.compile) is not Compile.off:
-        compile_in_place([model] if how is Compile.full else list(model.regions()), tuned=how is Compile.max)
+        compile_in_place(
+            [model] if how is Compile.full else list(model.regions()), tuned=how is Compile.max
+        )
     forward: nn.Module = model
     if world.size > 1:
         # Every rank computes the same buffers: without this, every forward would broadcast them.
@@ -140,17 +146,19 @@ def build(job: Job) -> Trainee:
 
 
 def autocast(run: Run, precision: Precision) -> torch.autocast:
-    """bf16 autocast, or none. Its cache of cast weights is torch's default: on, for the length of the
-    block."""
-    return torch.autocast(run.trainer.device.value, dtype=torch.bfloat16, enabled=precision is Precision.bf16)
+    """bf16 autocast, or none. Its cache of cast weights is torch's default: on, for the length of
+    the block."""
+    return torch.autocast(
+        run.trainer.device.value, dtype=torch.bfloat16, enabled=precision is Precision.bf16
+    )
 
 
-# --- the step -----------------------------------------------------------------------------------------------
+# --- the step -------------------------------------------------------------------------------------
 
 
 def take_step(job: Job, trainee: Trainee, ledger: Ledger, *, step: int) -> Update:
-    """Accumulate the micro-batches, agree with the other ranks, update. A non-finite loss or gradient: no
-    update, but on a GPU, which would stand idle until the host has seen them."""
+    """Accumulate the micro-batches, agree with the other ranks, update. A non-finite loss or
+    gradient: no update, but on a GPU, which would stand idle until the host has seen them."""
     with ledger.charge("train"):
         began, run, world = trainee.waited or time.perf_counter(), job.run, job.world
         job.heartbeat(step)
@@ -197,7 +205,9 @@ def take_step(job: Job, trainee: Trainee, ledger: Ledger, *, step: int) -> Updat
         if on_gpu and step + 1 < run.trainer.steps:
             trainee.ahead = step + 1, fetch(job, trainee, step=step + 1)
         read = reading(torch.cat([sums, norm.double()[None]]))
-        if on_gpu:  # launched before its numbers are known: a run that ends with them keeps nothing of it
+        if (
+            on_gpu
+        ):  # launched before its numbers are known: a run that ends with them keeps nothing of it
             update(run, trainee, norm, step=step)
         mean, *other_means, stops, norm_value = read()  # the step's one wait for the device
         ended = time.perf_counter()
@@ -218,18 +228,19 @@ def take_step(job: Job, trainee: Trainee, ledger: Ledger, *, step: int) -> Updat
 
 
 def enter_step(run: Run, model: LanguageModel, step: int) -> None:
-    """Give ideas the step that the model's next forwards belong to. What they draw there follows from it."""
+    """Give ideas the step that the model's next forwards belong to. What they draw there follows
+    from it."""
     seed_draws(run, step=step, microbatch="beginning")
     for _, idea, part in model.joined:
         idea.before_forward(part, model, step=step)
 
 
 def seed_draws(run: Run, *, step: int | str, microbatch: int | str) -> None:
-    """Seed torch's generators for what code from outside draws: in a micro-batch, counted over all ranks, in
-    the update, or at the step's beginning.
+    """Seed torch's generators for what code from outside draws: in a micro-batch, counted over all
+    ranks, in the update, or at the step's beginning.
 
-    The draws are a function of the run's seed, the step and the micro-batch's place in the step's whole
-    batch: the same after a resume, and on any number of ranks.
+    The draws are a function of the run's seed, the step and the micro-batch's place in the step's
+    whole batch: the same after a resume, and on any number of ranks.
     """
     if run.outside_files():
         text = f"{run.seed} {step} {microbatch}"
@@ -241,18 +252,22 @@ def seed_draws(run: Run, *, step: int | str, microbatch: int | str) -> None:
 
 
 def forward_backward(job: Job, trainee: Trainee, tokens: torch.Tensor, *, step: int) -> Loss:
-    """Return the loss of one micro-batch, (sequences, T + 1) int64, without gradients: those are added to
-    the parameters'."""
+    """Return the loss of one micro-batch, (sequences, T + 1) int64, without gradients: those are
+    added to the parameters'."""
     trainee.logs.clear()
     with autocast(job.run, job.run.trainer.precision):
         loss = trainee.forward(*forward_of(trainee, tokens, step=step))
     logged = trainee.logs.means()
-    job.heartbeat(step)  # a rank that waits for the others does so in its backward, one heartbeat ahead
+    job.heartbeat(
+        step
+    )  # a rank that waits for the others does so in its backward, one heartbeat ahead
     (loss.total / microbatches(job.run)).backward()
     return loss._replace(total=loss.total.detach(), logged=logged)
 
 
-def forward_of(trainee: Trainee, tokens: torch.Tensor, *, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+def forward_of(
+    trainee: Trainee, tokens: torch.Tensor, *, step: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return what a forward of this step gets of a micro-batch, (sequences, T + 1): tokens and
     targets."""
     tokens_BT, targets_BT = tokens[:, :-1], tokens[:, 1:]
@@ -262,7 +277,8 @@ def forward_of(trainee: Trainee, tokens: torch.Tensor, *, step: int) -> tuple[to
 
 
 def reading(numbers: torch.Tensor) -> Callable[[], list[float]]:
-    """Begin to copy them to the host; what waits for the copy, but not for what is launched after it."""
+    """Begin to copy them to the host; what waits for the copy, but not for what is launched after
+    it."""
     if numbers.device.type != "cuda":
         return numbers.tolist
     host, copied = torch.empty_like(numbers, device="cpu", pin_memory=True), torch.cuda.Event()
@@ -300,15 +316,16 @@ def clip(parameters: list[nn.Parameter], limit: float, norm: torch.Tensor) -> No
 
 
 def settle(job: Job, trainee: Trainee, ledger: Ledger) -> None:
-    """Wait for the step's update, so that what comes next, which is no step, is charged for its own time
-    alone."""
+    """Wait for the step's update, so that what comes next, which is no step, is charged for its own
+    time alone."""
     with ledger.charge("train"):
         job.world.synchronize()
     trainee.waited = None
 
 
 def fetch(job: Job, trainee: Trainee, *, step: int) -> torch.Tensor:
-    """Return this rank's sequences of the step, (sequences, T + 1) int32 on the device, in one copy."""
+    """Return this rank's sequences of the step, (sequences, T + 1) int32 on the device, in one
+    copy."""
     run, world = job.run, job.world
     rows = sequences_of(
         first=run.tokens_before(step) // run.model.seq_len,
@@ -318,13 +335,20 @@ def fetch(job: Job, trainee: Trainee, *, step: int) -> torch.Tensor:
         micro_batch=run.trainer.micro_batch,
     )
     batch = torch.from_numpy(trainee.train.read(rows))
-    return batch.pin_memory().to(world.device, non_blocking=True) if world.device.type == "cuda" else batch
+    return (
+        batch.pin_memory().to(world.device, non_blocking=True)
+        if world.device.type == "cuda"
+        else batch
+    )
 
 
 def no_sync(trainee: Trainee) -> Any:
-    """Gradients stay local inside the block; DDP averages them in the backward that follows outside."""
+    """Gradients stay local inside the block; DDP averages them in the backward that follows
+    outside."""
     return (
-        trainee.forward.no_sync() if isinstance(trainee.forward, DistributedDataParallel) else nullcontext()
+        trainee.forward.no_sync()
+        if isinstance(trainee.forward, DistributedDataParallel)
+        else nullcontext()
     )
 
 
@@ -337,10 +361,11 @@ def validate(
     world: World,
     heartbeat: Callable[[], None] = lambda: None,
 ) -> float:
-    """Mean loss in nats per token over the first `trainer.val_tokens`; a `heartbeat` after each micro-batch.
+    """Mean loss in nats per token over the first `trainer.val_tokens`; a `heartbeat` after each
+    micro-batch.
 
-    The losses of all ranks' micro-batches are summed in one order, so that the result does not depend on the
-    number of ranks.
+    The losses of all ranks' micro-batches are summed in one order, so that the result does not
+    depend on the number of ranks.
     """
     size, T = run.trainer.micro_batch, run.model.seq_len
     n_batch = run.trainer.val_tokens // (size * T)
@@ -349,7 +374,11 @@ def validate(
     with model.validating():
         for i in range(world.rank, n_batch, world.size):
             seed_draws(run, step="validation", microbatch=i)
-            tokens = torch.from_numpy(windows.read(range(i * size, (i + 1) * size))).to(world.device).long()
+            tokens = (
+                torch.from_numpy(windows.read(range(i * size, (i + 1) * size)))
+                .to(world.device)
+                .long()
+            )
             with autocast(run, run.trainer.val_precision):
                 losses[i] = model(tokens[:, :-1], tokens[:, 1:]).total
             heartbeat()

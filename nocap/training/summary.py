@@ -1,5 +1,5 @@
-"""Make `summary.json`, a run in one object, from its rows, its manifest and the totals that the recorder
-measured."""
+"""Make `summary.json`, a run in one object, from its rows, its manifest and the totals that the
+recorder measured."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def summarize(
     clock_s: Mapping[str, float],
     totals: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return all keys of the contract. A value that could not be measured is null, with the reason beside
-    it."""
+    """Return all keys of the contract. A value that could not be measured is null, with the reason
+    beside it."""
     totals = dict(totals)
     last: Row = {}  # validation
     for row in rows:
@@ -91,8 +91,8 @@ def cut_short(
 ) -> dict[str, Any]:
     """Write and return the summary of an attempt that did not come to its end.
 
-    Where its time went is known up to its last row; the rest is `other`. On a full disk or without its lease
-    it is returned only: a run without a summary is one that has not ended.
+    Where its time went is known up to its last row; the rest is `other`. On a full disk or without
+    its lease it is returned only: a run without a summary is one that has not ended.
     """
     manifest = read_json(run_dir / "manifest.json")
     assert manifest is not None
@@ -103,15 +103,17 @@ def cut_short(
     clock["other"] += max(0.0, spent_s - sum(clock.values()))
     clock["wall"] = sum(clock.values())
     step = last["step"]
-    summary = summarize(run, manifest, rows, status=status, step=step, clock_s=clock, totals={"error": error})
+    summary = summarize(
+        run, manifest, rows, status=status, step=step, clock_s=clock, totals={"error": error}
+    )
     with suppress(OSError):
         write_summary(run_dir, summary, stage=stage)
     return summary
 
 
 def _mfu(run: Run, tokens_per_s: float | None, totals: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the model's FLOPs as a share of the device's peak, with how they were counted, or why it is not
-    known."""
+    """Return the model's FLOPs as a share of the device's peak, with how they were counted, or why
+    it is not known."""
     t = run.trainer
     flops = totals.get("flops_per_token")
     peak, basis = hardware.peak_flops(t.device, t.precision)

@@ -1,5 +1,5 @@
-"""What a person sees: a progress bar on a terminal, plain lines elsewhere, all lines also in `train.log`, and
-a short table at the end."""
+"""What a person sees: a progress bar on a terminal, plain lines elsewhere, all lines also in
+`train.log`, and a short table at the end."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ QUIET_S = 5.0  # at most one plain line in this time, validation apart
 
 
 class Reporter:
-    """Progress of one run, on stdout and in `train.log`. Without a `log_path`, as in all ranks but the first,
-    it is silent."""
+    """Progress of one run, on stdout and in `train.log`. Without a `log_path`, as in all ranks but
+    the first, it is silent."""
 
     def __init__(self, *, log_path: Path | None, steps: int) -> None:
         self._log_path, self._steps = log_path, steps
@@ -84,8 +84,8 @@ class Reporter:
 
 
 def left(done: int, to_do: int, spent_s: float) -> str:
-    """Return how long the rest will take, at the pace so far; nothing before there is one, or after the
-    last."""
+    """Return how long the rest will take, at the pace so far; nothing before there is one, or after
+    the last."""
     return f"about {duration(round(spent_s / done * to_do))} left" if done > 0 < to_do else ""
 
 
@@ -102,19 +102,24 @@ def table(summary: Mapping[str, Any], *, run_dir: Path) -> str:
     """Return the run in a few lines."""
     clock, memory = summary["clock_s"], dict(summary["memory_mib"])
     spent = sorted(
-        ((line, s) for line, s in clock.items() if line != "wall" and s >= 0.05), key=lambda item: -item[1]
+        ((line, s) for line, s in clock.items() if line != "wall" and s >= 0.05),
+        key=lambda item: -item[1],
     )
     rows = {
         "run": f"{summary['name']}  {summary['status']} at step {summary['steps']}",
         "validation": summary["val_loss"] is not None and _validation(summary),
-        "speed": summary["tokens_per_s"] is not None and summary["step_ms"] is not None and _speed(summary),
-        "epoch": summary.get("epoch_s") is not None and _epoch(summary),  # records of before have none
+        "speed": summary["tokens_per_s"] is not None
+        and summary["step_ms"] is not None
+        and _speed(summary),
+        "epoch": summary.get("epoch_s") is not None
+        and _epoch(summary),  # records of before have none
         "memory": memory
         and f"{memory.pop('peak'):,.0f} MiB peak; "
         + ", ".join(f"{name} {mib:,.0f}" for name, mib in memory.items()),
         "clock": f"{clock['wall']:.1f} s = " + " + ".join(f"{line} {s:.1f}" for line, s in spent),
         "record": str(run_dir),
-        "curve": summary["val_loss"] is not None and f"python -m nocap.plot {shlex.quote(str(run_dir))}",
+        "curve": summary["val_loss"] is not None
+        and f"python -m nocap.plot {shlex.quote(str(run_dir))}",
         "tracker": summary.get("tracker"),
     }
     return "\n".join(f"  {label:<11} {text}" for label, text in rows.items() if text)
@@ -136,7 +141,11 @@ def _epoch(summary: Mapping[str, Any]) -> str:
 
 
 def _speed(summary: Mapping[str, Any]) -> str:
-    mfu = f"MFU {summary['mfu']:.1%}" if summary["mfu"] is not None else f"no MFU: {summary['mfu_basis']}"
+    mfu = (
+        f"MFU {summary['mfu']:.1%}"
+        if summary["mfu"] is not None
+        else f"no MFU: {summary['mfu_basis']}"
+    )
     return (
         f"{summary['tokens_per_s']:,.0f} tokens/s on average, "
         f"{summary['step_ms']['median']:.1f} ms in the median step; {mfu}"

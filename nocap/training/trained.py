@@ -1,5 +1,5 @@
-"""A trained run's model, read from its newest checkpoint or from a file of `nocap.export`: to generate from,
-or to learn from.
+"""A trained run's model, read from its newest checkpoint or from a file of `nocap.export`: to
+generate from, or to learn from.
 
 That file is safetensors: the weights, and as metadata the config and what the run was.
 """
@@ -61,13 +61,13 @@ def _shared(config: Any, written: Any) -> Any:
 
 
 def trained(run_dir: Path, *, log: Log = no_log) -> tuple[Run, LanguageModel, int]:
-    """Return the run, its model on the CPU in evaluation with the weights that it is validated with, and
-    the step of the checkpoint: the newest valid one. What is wrong with a newer one, and code that is not
-    the run's, goes to the log.
+    """Return the run, its model on the CPU in evaluation with the weights that it is validated
+    with, and the step of the checkpoint: the newest valid one. What is wrong with a newer one, and
+    code that is not the run's, goes to the log.
 
     Errors:
-        ValueError: no record or one that is not what nocap wrote, no checkpoint, none that is valid, or one
-            whose weights are not finite.
+        ValueError: no record or one that is not what nocap wrote, no checkpoint, none that is
+            valid, or one whose weights are not finite.
     """
     run = run_of(run_dir)
     model = build_model(run, vocab_size=run.tokenizer.vocab_size)
@@ -81,7 +81,11 @@ def trained(run_dir: Path, *, log: Log = no_log) -> tuple[Run, LanguageModel, in
         log(f"checkpoint not used: {problem}")
     if newest.path is None:
         attempts = manifest.get("attempts") or [{}]
-        why = "; of a grid's cells only those of trainer.keep_steps stay" if attempts[-1].get("grid") else ""
+        why = (
+            "; of a grid's cells only those of trainer.keep_steps stay"
+            if attempts[-1].get("grid")
+            else ""
+        )
         kind = "valid checkpoint" if newest.invalid else "checkpoint"
         raise InputError(f"{run_dir} must hold a {kind}, got none{why}")
     checkpoint.load_validated(newest.path, model, run)
@@ -96,24 +100,27 @@ def _code(manifest: Mapping[str, Any]) -> dict[tuple[str, str], str]:
 
 
 def _log_other_code(run: Run, known: Mapping[tuple[str, str], str], log: Log) -> None:
-    """Write a line for each option from outside that is not, byte for byte, the one that the run was trained
-    with."""
+    """Write a line for each option from outside that is not, byte for byte, the one that the run
+    was trained with."""
     for file in run.outside_files():
         if known.get((file.group, file.name)) != file.sha256:
             log(
-                f"{file.path} is not the code that this run was trained with; its record has a copy "
+                f"{file.path} is not the code that this run was trained with; its record has a "
+                f"copy "
                 "(--allow-code)"
             )
 
 
 def _check_finite(path: Path, tensors: Iterable[torch.Tensor]) -> None:
     if not all(bool(t.isfinite().all()) for t in tensors):
-        raise ValueError(f"{path} must hold finite weights, got some that are not: the run diverged")
+        raise ValueError(
+            f"{path} must hold finite weights, got some that are not: the run diverged"
+        )
 
 
 def export(run_dir: Path, path: Path, *, log: Log) -> dict[str, Any]:
-    """Write the model of the run's newest valid checkpoint, and return what the file says of the run: its
-    `val_loss` is of that checkpoint, or None where that was not validated.
+    """Write the model of the run's newest valid checkpoint, and return what the file says of the
+    run: its `val_loss` is of that checkpoint, or None where that was not validated.
 
     Errors:
         ValueError: as for `trained`.
@@ -135,7 +142,9 @@ def export(run_dir: Path, path: Path, *, log: Log) -> dict[str, Any]:
         "config": json.dumps(redact(config)),
         "run": json.dumps(redact(about), allow_nan=False),
     }
-    write_file(path, save({name: t.detach().contiguous() for name, t in weights(model).items()}, metadata))
+    write_file(
+        path, save({name: t.detach().contiguous() for name, t in weights(model).items()}, metadata)
+    )
     return about
 
 
@@ -168,8 +177,8 @@ def exported(path: Path, *, log: Log = no_log) -> tuple[Run, LanguageModel, int]
 
 
 def teacher_of(path: str, key: str, *, run: Run, device: torch.device) -> LanguageModel:
-    """Return the model of the trained run in the folder of this key, on the device and without gradients,
-    for this run's tokens.
+    """Return the model of the trained run in the folder of this key, on the device and without
+    gradients, for this run's tokens.
 
     Errors:
         InputError: its tokens are others, or its context is shorter.

@@ -44,7 +44,9 @@ class World:
         unpickled."""
         if self.size == 1:
             return value
-        content = torch.tensor(bytearray(json.dumps(value).encode()), dtype=torch.uint8, device=self.device)
+        content = torch.tensor(
+            bytearray(json.dumps(value).encode()), dtype=torch.uint8, device=self.device
+        )
         length = torch.tensor(len(content), device=self.device)
         dist.broadcast(length, src=0)
         if not self.is_main:
@@ -59,8 +61,8 @@ class World:
 
 
 def place(device: Device) -> World:
-    """Return this process's place among the ranks that the environment describes, as torchrun's does;
-    alone without one."""
+    """Return this process's place among the ranks that the environment describes, as torchrun's
+    does; alone without one."""
     size, rank, local = (
         int(os.environ.get(key, default))
         for key, default in (("WORLD_SIZE", 1), ("RANK", 0), ("LOCAL_RANK", 0))
@@ -70,11 +72,11 @@ def place(device: Device) -> World:
 
 
 def join(device: Device, *, timeout_s: float = 600) -> World:
-    """Return this process's place, connected with the other ranks. Safe to call twice. `timeout_s` is for
-    ranks that torchrun started.
+    """Return this process's place, connected with the other ranks. Safe to call twice. `timeout_s`
+    is for ranks that torchrun started.
 
-    Nothing destroys the process group: gloo's teardown aborts the process now and then. `leave` ends it once
-    the record is written.
+    Nothing destroys the process group: gloo's teardown aborts the process now and then. `leave`
+    ends it once the record is written.
     """
     world = place(device)
     if device is Device.cuda:
@@ -82,7 +84,8 @@ def join(device: Device, *, timeout_s: float = 600) -> World:
     if world.size > 1 and not dist.is_initialized():
         backend = "nccl" if device is Device.cuda else "gloo"
         if path := os.environ.get("NOCAP_STORE"):
-            store = dist.FileStore(path, world.size)  # type: ignore[attr-defined]  # torch exports it without saying so
+            # torch exports it without saying so
+            store = dist.FileStore(path, world.size)  # type: ignore[attr-defined]
             dist.init_process_group(
                 backend, timeout=WATCHED, store=store, rank=world.rank, world_size=world.size
             )
@@ -94,10 +97,12 @@ def join(device: Device, *, timeout_s: float = 600) -> World:
 
 
 def close_listeners() -> None:
-    """Close the sockets on which this process waits for connections: gloo's ask nobody who he is, and all
-    ranks are connected."""
+    """Close the sockets on which this process waits for connections: gloo's ask nobody who he is,
+    and all ranks are connected."""
     with open(os.devnull) as null:
         for fd in map(int, os.listdir("/dev/fd")):
             with suppress(OSError), socket.socket(fileno=os.dup(fd)) as sock:  # it is no socket
                 if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                    os.dup2(null.fileno(), fd)  # the number stays taken: gloo believes that it has it
+                    os.dup2(
+                        null.fileno(), fd
+                    )  # the number stays taken: gloo believes that it has it

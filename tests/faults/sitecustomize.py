@@ -1,9 +1,9 @@
-"""Faults for tests, outside the product: with this folder on PYTHONPATH, each rank of a run does to itself
-what NOCAP_FAULT says.
+"""Faults for tests, outside the product: with this folder on PYTHONPATH, each rank of a run does to
+itself what NOCAP_FAULT says.
 
-`kill@7,13:rank1` kills rank 1 at the steps 7 and 13, each once, for the folder NOCAP_FAULT_DIR remembers it;
-a `!` at the end means every time. Several faults are joined by `+`. Python imports this module at its start;
-it acts when `nocap.training.loop` is imported.
+`kill@7,13:rank1` kills rank 1 at the steps 7 and 13, each once, for the folder NOCAP_FAULT_DIR
+remembers it; a `!` at the end means every time. Several faults are joined by `+`. Python imports
+this module at its start; it acts when `nocap.training.loop` is imported.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ class Injector(importlib.abc.MetaPathFinder):
         def and_inject(module):
             execute(module)
             for fault in os.environ["NOCAP_FAULT"].split("+"):
-                kind, steps, rank, always = re.fullmatch(r"(\w+)@([\d,]+)(?::rank(\d))?(!?)", fault).groups()
+                kind, steps, rank, always = re.fullmatch(
+                    r"(\w+)@([\d,]+)(?::rank(\d))?(!?)", fault
+                ).groups()
                 if rank in (None, os.environ.get("RANK", "0")):
                     inject(module, kind, [int(step) for step in steps.split(",")], bool(always))
 
@@ -70,7 +72,9 @@ def inject(loop, kind, steps, always):
             return take_step(job, trainee, ledger, step=step)
         before = [p.detach().clone() for p in trainee.model.parameters()]
         factor = {"nan": float("nan"), "spike": 1e3}[kind]
-        hook = trainee.model.register_forward_hook(lambda module, arguments, loss: scaled(loss, factor))
+        hook = trainee.model.register_forward_hook(
+            lambda module, arguments, loss: scaled(loss, factor)
+        )
         try:
             return take_step(job, trainee, ledger, step=step)
         finally:
@@ -83,7 +87,9 @@ def inject(loop, kind, steps, always):
 
     def write_on_a_full_disk(recorder, row):
         if due(row["step"]):
-            recorder.metrics.path = Path("/dev/full")  # where the kernel answers ENOSPC to every write
+            recorder.metrics.path = Path(
+                "/dev/full"
+            )  # where the kernel answers ENOSPC to every write
         write(recorder, row)
 
     if kind in ("kill", "hang", "stop", "error"):
@@ -95,7 +101,9 @@ def inject(loop, kind, steps, always):
 
 
 def scaled(loss, factor):
-    return type(loss)(loss.total * factor, {name: part * factor for name, part in loss.parts.items()})
+    return type(loss)(
+        loss.total * factor, {name: part * factor for name, part in loss.parts.items()}
+    )
 
 
 if "NOCAP_FAULT" in os.environ:

@@ -1,5 +1,5 @@
-"""Ways to damage a file or folder of a record. Each takes a path and a random generator, and says whether it
-could be done there."""
+"""Ways to damage a file or folder of a record. Each takes a path and a random generator, and says
+whether it could be done there."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ MORE = (b"\n", b"{}", b"\x00" * 100, b"garbage\n", b'{"step": 17, "tok')
 NOTHING = (b"", b"", b"null", b"[]", b"0", b'"x"', b"{}", b"\n")
 
 
-# --- bytes --------------------------------------------------------------------------------------------------
+# --- bytes ----------------------------------------------------------------------------------------
 
 
 def on_file(change: Callable[[Path, random.Random], object]) -> Operator:
@@ -175,12 +175,14 @@ def replaced(content: bytes, rng: random.Random) -> bytes:
     at, n = rng.randrange(len(content) + 1), rng.randrange(20)
     return (
         content[:at]
-        + rng.choice((b"\xff\xfe", b"\x00", b'"', b"\\", b"{", b"\xef\xbb\xbf", "ß".encode("latin-1"), b"\r"))
+        + rng.choice(
+            (b"\xff\xfe", b"\x00", b'"', b"\\", b"{", b"\xef\xbb\xbf", "ß".encode("latin-1"), b"\r")
+        )
         + content[at + n :]
     )
 
 
-# --- a path -------------------------------------------------------------------------------------------------
+# --- a path ---------------------------------------------------------------------------------------
 
 
 def _gone(path: Path) -> None:
@@ -255,7 +257,9 @@ def others(path: Path, rng: random.Random) -> bool:
     if other in path.parents or not other.exists():
         return False
     aside = OUTSIDE / f".aside-{rng.randrange(10**6)}"
-    shutil.copytree(other, aside, symlinks=True) if other.is_dir() else shutil.copyfile(other, aside)
+    shutil.copytree(other, aside, symlinks=True) if other.is_dir() else shutil.copyfile(
+        other, aside
+    )
     _gone(path)
     aside.rename(path)
     return True
@@ -340,14 +344,18 @@ def stray(path: Path, rng: random.Random) -> bool:
     return True
 
 
-# --- JSON and YAML ------------------------------------------------------------------------------------------
+# --- JSON and YAML --------------------------------------------------------------------------------
 
 _MARK = "@@damage@@"
 
 
 def _places(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     for key, value in (
-        tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+        tree.items()
+        if isinstance(tree, dict)
+        else enumerate(tree)
+        if isinstance(tree, list)
+        else ()
     ):
         yield (*path, key)
         yield from _places(value, (*path, key))
@@ -362,7 +370,9 @@ def _at(tree: Any, path: tuple[Any, ...]) -> tuple[Any, Any]:
 
 def _put(tree: Any, rng: random.Random, raws: tuple[str, ...]) -> tuple[Any, str]:
     """Change one place of a tree; what the mark in it stands for."""
-    places = list(itertools.islice(_places(tree), 10_000))  # an earlier wound may have made a tree of aliases
+    places = list(
+        itertools.islice(_places(tree), 10_000)
+    )  # an earlier wound may have made a tree of aliases
     if not places:
         return rng.choice(VALUES), ""
     shallow = [place for place in places if len(place) <= 2]
@@ -375,8 +385,8 @@ def _put(tree: Any, rng: random.Random, raws: tuple[str, ...]) -> tuple[Any, str
     if kind == "gone":
         del parent[key]
     elif kind == "more" and isinstance(parent, dict):
-        parent[rng.choice((*HOSTILE[:12], "unknown", "__class__", "schema_version", "seed"))] = rng.choice(
-            (*VALUES, *HOSTILE)
+        parent[rng.choice((*HOSTILE[:12], "unknown", "__class__", "schema_version", "seed"))] = (
+            rng.choice((*VALUES, *HOSTILE))
         )
     elif kind == "twice" and isinstance(parent, dict):
         parent[f"{_MARK}{key}"] = rng.choice(VALUES)
@@ -430,7 +440,7 @@ def in_yaml(path: Path, rng: random.Random) -> None:
     path.write_text(text, errors="surrogatepass")
 
 
-# --- checkpoints --------------------------------------------------------------------------------------------
+# --- checkpoints ----------------------------------------------------------------------------------
 
 
 def in_tensors(path: Path, rng: random.Random) -> None:
@@ -448,22 +458,27 @@ def in_tensors(path: Path, rng: random.Random) -> None:
         torch.zeros(0),
     )
     if rng.random() < 0.2:
-        tensors[rng.choice((*HOSTILE[:8], "0/x/y", "9/lm_head.weight/exp_avg", "/", "0//"))] = tensor.clone()
+        tensors[rng.choice((*HOSTILE[:8], "0/x/y", "9/lm_head.weight/exp_avg", "/", "0//"))] = (
+            tensor.clone()
+        )
     elif name in tensors:
         tensors[name] = rng.choice(changed)
     save_file(tensors, path)
 
 
 def stamped(operator: Operator) -> Operator:
-    """Damage by somebody who makes the checkpoint's checksums anew. What the numbers then are is his; the
-    rest of the promises holds."""
+    """Damage by somebody who makes the checkpoint's checksums anew. What the numbers then are is
+    his; the rest of the promises holds."""
 
     def forged(path: Path, rng: random.Random) -> bool:
         done, sums = operator(path, rng), path.with_name("manifest.json")
         if done and sums.is_file():
             sums.write_text(
                 json.dumps(
-                    {**json.loads(sums.read_text()), path.name: hashlib.sha256(path.read_bytes()).hexdigest()}
+                    {
+                        **json.loads(sums.read_text()),
+                        path.name: hashlib.sha256(path.read_bytes()).hexdigest(),
+                    }
                 )
             )
         return done and sums.is_file()
@@ -475,7 +490,9 @@ FORGED = ("forged-tensors", "forged-state")
 OPERATORS: dict[str, Operator] = {
     "flip": on_content(flip),
     "cut": on_content(lambda content, rng: content[: rng.randrange(len(content) + 1)]),
-    "extend": on_content(lambda content, rng: content + rng.choice((*MORE, rng.randbytes(50), content))),
+    "extend": on_content(
+        lambda content, rng: content + rng.choice((*MORE, rng.randbytes(50), content))
+    ),
     "lines": on_content(lines),
     "replace": on_content(replaced),
     "empty": on_content(lambda content, rng: rng.choice((*NOTHING, b"\x00" * len(content)))),
@@ -511,4 +528,8 @@ def applicable(path: Path) -> list[str]:
         ".safetensors": ["tensors"] * 3 + ["forged-tensors"] * 4,
         ".md": ["lines"] * 2,
     }
-    return names + more.get(path.suffix, []) + (["forged-state"] * 8 if path.name == "state.json" else [])
+    return (
+        names
+        + more.get(path.suffix, [])
+        + (["forged-state"] * 8 if path.name == "state.json" else [])
+    )

@@ -1,5 +1,5 @@
-"""The doors that read a record, each as a call in the working directory, with what its answer says in
-numbers."""
+"""The doors that read a record, each as a call in the working directory, with what its answer says
+in numbers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Door:
     weight: int = 2
 
 
-# --- calls --------------------------------------------------------------------------------------------------
+# --- calls ----------------------------------------------------------------------------------------
 
 
 def grid() -> None:
@@ -49,7 +49,9 @@ def grid() -> None:
 def from_half() -> int:
     (half,) = RUNS["half"]
     return train(
-        "seed=2", "trainer.steps=7", f"trainer.init_from=outputs/runs/{half}/checkpoints/step-00000004"
+        "seed=2",
+        "trainer.steps=7",
+        f"trainer.init_from=outputs/runs/{half}/checkpoints/step-00000004",
     )
 
 
@@ -84,7 +86,7 @@ def learn(library: Path) -> None:
     )
 
 
-# --- numbers ------------------------------------------------------------------------------------------------
+# --- numbers --------------------------------------------------------------------------------------
 
 
 def _trained(what: str) -> Callable[[Answer], Numbers]:
@@ -141,7 +143,7 @@ def _records(done: Answer) -> Numbers:
     }
 
 
-# --- the doors ----------------------------------------------------------------------------------------------
+# --- the doors ------------------------------------------------------------------------------------
 
 ONE, STUDIED = ("done", "half"), ("done", "study")
 GRIDS = "outputs/grids/attention-*"
@@ -300,7 +302,9 @@ def _begun(done: Answer) -> Numbers:
         for path in Path("outputs/runs").glob("nano-*-s2-*")
         if path.name not in RUNS["half"] and path.is_dir()
     ]
-    (folder,) = [path for path in folders if (path / "summary.json").stat().st_mtime >= done.began]  # no copy
+    (folder,) = [
+        path for path in folders if (path / "summary.json").stat().st_mtime >= done.began
+    ]  # no copy
     return {"": {"said": _said(done.out), "state": state(folder)}}
 
 

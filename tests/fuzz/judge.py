@@ -1,4 +1,5 @@
-"""One case: a copy of the library, damage, a door, and which of the allowed outcomes its answer is."""
+"""One case: a copy of the library, damage, a door, and which of the allowed outcomes its answer
+is."""
 
 from __future__ import annotations
 
@@ -73,7 +74,9 @@ class Bench:
         """Paths to damage; those that every door reads, several times."""
         roots = {path for glob in door.focus for path in self.library.glob(glob)}
         below = {
-            path for root in roots for path in ((root,) if root.name in PARENTS else (root, *root.rglob("*")))
+            path
+            for root in roots
+            for path in ((root,) if root.name in PARENTS else (root, *root.rglob("*")))
         }
         return [
             str(path.relative_to(self.library))
@@ -118,7 +121,11 @@ class Bench:
                 return Judge(door, done, sound, expected, said).verdict(before, dict(_tree(place)))
         began = time.process_time()
         verdict = self.run(case, limit_s=4 * LIMIT_S)  # on a busy machine: did it wait for a core?
-        return verdict if time.process_time() - began < LIMIT_S else Verdict("hang", _last_places(said.trace))
+        return (
+            verdict
+            if time.process_time() - began < LIMIT_S
+            else Verdict("hang", _last_places(said.trace))
+        )
 
 
 def _inflict(wound: Wound) -> bool:
@@ -146,7 +153,13 @@ class Judge:
     def __init__(
         self, door: Door, wounds: list[Wound], sound: Answer, expected: Numbers, said: Answer
     ) -> None:
-        self.door, self.wounds, self.sound, self.expected, self.said = door, wounds, sound, expected, said
+        self.door, self.wounds, self.sound, self.expected, self.said = (
+            door,
+            wounds,
+            sound,
+            expected,
+            said,
+        )
 
     def verdict(self, before: dict[str, Any], after: dict[str, Any]) -> Verdict:
         said = self.said
@@ -158,22 +171,31 @@ class Judge:
             return Verdict("escape", repr(control.group()))
         if wrote := self._wrote(before, after):
             return Verdict("wrote", wrote)
-        for page in (path for glob in self.door.pages for path in Path().glob(glob) if path.is_file()):
+        for page in (
+            path for glob in self.door.pages for path in Path().glob(glob) if path.is_file()
+        ):
             if SCRIPT.search(page.read_text(errors="replace")):
                 return Verdict("script", str(page))
         return self._outcome()
 
     def _wrote(self, before: dict[str, Any], after: dict[str, Any]) -> str:
-        changed = {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
+        changed = {
+            path for path in before.keys() | after.keys() if before.get(path) != after.get(path)
+        }
         free = [*self.door.writes, "outside/moved"]
         allowed = {str(path) for glob in free for path in Path().glob(glob)}
         # new files where a person's link leads; those that are there stay
         if any(wound.how == "link" for wound in self.wounds):
-            changed -= {path for path in changed if path.startswith("outside/") and path not in before}
+            changed -= {
+                path for path in changed if path.startswith("outside/") and path not in before
+            }
         wrong = sorted(
             path
             for path in changed
-            if not any(path == free or path.startswith(f"{free}/") for free in (*allowed, *self.door.writes))
+            if not any(
+                path == free or path.startswith(f"{free}/")
+                for free in (*allowed, *self.door.writes)
+            )
         )
         return ", ".join(wrong[:3])
 
@@ -197,7 +219,9 @@ class Judge:
         if self.door.lists and (
             gone := {key for key in self.expected if key and key not in numbers and _is_gone(key)}
         ):
-            off = [key for key in off if key not in {"", *gone}]  # the rest of a comparison is of fewer runs
+            off = [
+                key for key in off if key not in {"", *gone}
+            ]  # the rest of a comparison is of fewer runs
         if not off:
             return Verdict("same" if said.err == self.sound.err else "mended")
         self.open_records = {
@@ -209,7 +233,8 @@ class Judge:
             return Verdict("edited")
         if unnamed:
             return Verdict(
-                "silent", _difference(unnamed[0], self.expected.get(unnamed[0]), numbers.get(unnamed[0]))
+                "silent",
+                _difference(unnamed[0], self.expected.get(unnamed[0]), numbers.get(unnamed[0])),
             )
         return Verdict("left out")
 
@@ -222,16 +247,22 @@ class Judge:
         if (
             forged
             and self.said.code == 1
-            and ("\ndiverged: " in self.said.out or (len(lines) == 1 and lines[0].endswith("train.log")))
+            and (
+                "\ndiverged: " in self.said.out
+                or (len(lines) == 1 and lines[0].endswith("train.log"))
+            )
         ):
-            return Verdict("edited")  # an optimizer with another's numbers stops where it cannot go on
+            return Verdict(
+                "edited"
+            )  # an optimizer with another's numbers stops where it cannot go on
         if self.said.code == 1 and any("missing (" in line for line in self._new_lines()):
             return Verdict("left out")  # a study's run
         bad = [line for line in lines if not line.startswith("nocap: ") or len(line) > LONGEST]
         if not lines or bad:
             return Verdict(
                 "unnamed",
-                f"exit code {self.said.code}, {f'not one line: {bad[0][:200]!r}' if bad else 'no line'}",
+                f"exit code {self.said.code}, "
+                f"{f'not one line: {bad[0][:200]!r}' if bad else 'no line'}",
             )
         if self._mentions(lines):
             return Verdict("refused")
@@ -258,13 +289,15 @@ class Judge:
     def _new_lines(self) -> list[str]:
         old = {*self.sound.out.splitlines(), *self.sound.err.splitlines()}
         lines = [
-            line for line in (*self.said.out.splitlines(), *self.said.err.splitlines()) if line not in old
+            line
+            for line in (*self.said.out.splitlines(), *self.said.err.splitlines())
+            if line not in old
         ]
         return lines + _problems(self.said.value) if isinstance(self.said.value, dict) else lines
 
     def _is_named(self, key: str, lines: list[str]) -> bool:
-        """A run by its own name, or by that of the grid's list that it is no more in; the whole by anything
-        that is damaged."""
+        """A run by its own name, or by that of the grid's list that it is no more in; the whole by
+        anything that is damaged."""
         if key and key in self.expected and not key.startswith("nano-"):
             if key in self.open_records:  # which says that it has not ended
                 return True
@@ -306,14 +339,18 @@ def _last_places(trace: str) -> str:
     places = re.findall(
         r'File ".*?/(?:nocap|site-packages|lib/python3\.\d+)/(\S+?)", line \d+, in (\S+)', trace
     )
-    places = [(file, name) for file, name in places if "fuzz" not in file and "contextlib" not in file]
+    places = [
+        (file, name) for file, name in places if "fuzz" not in file and "contextlib" not in file
+    ]
     return " < ".join(f"{file}:{name}" for file, name in places[-2:][::-1])
 
 
 def _difference(key: str, old: Any, new: Any) -> str:
     """The first place where two trees differ, or the first lines of two texts."""
     sides = [dict(flat({key: side})) for side in (old, new)]
-    place = next(place for place in {**sides[0], **sides[1]} if sides[0].get(place) != sides[1].get(place))
+    place = next(
+        place for place in {**sides[0], **sides[1]} if sides[0].get(place) != sides[1].get(place)
+    )
     was, now = (str(side.get(place)).splitlines() or [""] for side in sides)
     return (
         f"{place}: {[line for line in was if line not in now][:1]} → "

@@ -1,5 +1,5 @@
-"""Real records, made once: a finished run, half a run with two checkpoints, a grid of two cells, a study with
-its results."""
+"""Real records, made once: a finished run, half a run with two checkpoints, a grid of two cells, a
+study with its results."""
 
 from __future__ import annotations
 
@@ -60,12 +60,14 @@ def train(*words: str) -> int:
     """The command, its overrides composed once a process."""
     with refusals():
         composition = composed((*TINY, *words))
-        return attempt.start(plan(composition.run, choices=composition.choices), started=time.monotonic())
+        return attempt.start(
+            plan(composition.run, choices=composition.choices), started=time.monotonic()
+        )
 
 
 def make(root: Path, *, whole: bool = True) -> None:
-    """The library below an empty folder, by real trainings in this process; not the `whole` one: without the
-    study."""
+    """The library below an empty folder, by real trainings in this process; not the `whole` one:
+    without the study."""
     from tests.fuzz.doors import grid
 
     root.mkdir(parents=True)
@@ -97,8 +99,8 @@ def _made(done: Answer, *, code: int = 0) -> None:
 
 @contextmanager
 def copy_of(library: Path, place: Path, *, without: Collection[str] = ()) -> Iterator[Path]:
-    """A copy of the library to damage, without some of its runs, which is the working directory inside the
-    block."""
+    """A copy of the library to damage, without some of its runs, which is the working directory
+    inside the block."""
     left_out = shutil.ignore_patterns(*without)
     shutil.copytree(library, place, symlinks=True, ignore=left_out)
     try:

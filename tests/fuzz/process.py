@@ -1,5 +1,5 @@
-"""The doors in this process: their output and exit code, their workers too, under an alarm. Thousands of
-cases a minute need that."""
+"""The doors in this process: their output and exit code, their workers too, under an alarm.
+Thousands of cases a minute need that."""
 
 from __future__ import annotations
 
@@ -64,7 +64,11 @@ def answer(call: Callable[[], Any], *, limit_s: float = LIMIT_S) -> Answer:
         except SystemExit as exit_:
             code = exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
         except BaseException as error:
-            code, crash, trace = 1, f"{type(error).__name__} at {_place(error)}", traceback.format_exc()
+            code, crash, trace = (
+                1,
+                f"{type(error).__name__} at {_place(error)}",
+                traceback.format_exc(),
+            )
     return Answer(
         code=code,
         out=_said(out),
@@ -84,8 +88,12 @@ def _said(stream: io.TextIOWrapper) -> str:
 
 def _place(error: BaseException) -> str:
     """The program's own last line on the way to an error."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "/nocap/" in frame.filename]
-    return f"{frames[-1].filename.rpartition('/nocap/')[2]}:{frames[-1].name}" if frames else "outside"
+    frames = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if "/nocap/" in frame.filename
+    ]
+    return (
+        f"{frames[-1].filename.rpartition('/nocap/')[2]}:{frames[-1].name}" if frames else "outside"
+    )
 
 
 @contextmanager
@@ -94,7 +102,9 @@ def _alarm(limit_s: float) -> Iterator[None]:
         raise Hang
 
     before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, limit_s, 0.5)  # again, where the first one was lost in a finalizer
+    signal.setitimer(
+        signal.ITIMER_REAL, limit_s, 0.5
+    )  # again, where the first one was lost in a finalizer
     try:
         yield
     finally:
@@ -102,7 +112,7 @@ def _alarm(limit_s: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-# --- a worker without a process -----------------------------------------------------------------------------
+# --- a worker without a process -------------------------------------------------------------------
 
 
 class _Left(BaseException):
@@ -122,7 +132,9 @@ class Stop:
 
 def _job(**parts: Any) -> Job:
     return (
-        Job(**parts) if Worker.stop_after is None else Job(**{**parts, "stop_asked": Stop(Worker.stop_after)})
+        Job(**parts)
+        if Worker.stop_after is None
+        else Job(**{**parts, "stop_asked": Stop(Worker.stop_after)})
     )
 
 
@@ -144,7 +156,8 @@ class Worker:
             errors,
             patch.object(sys, "argv", list(command[2:])),
             patch.dict(
-                "os.environ", {key: env[key] for key in ("NOCAP_PARENT", "NOCAP_STAGE", "NOCAP_STARTED")}
+                "os.environ",
+                {key: env[key] for key in ("NOCAP_PARENT", "NOCAP_STAGE", "NOCAP_STARTED")},
             ),
             patch.object(worker, "leave", _leave),
             patch.object(worker, "die_with_parent", lambda parent: None),
@@ -214,8 +227,8 @@ class Subprocess:
 
 @contextmanager
 def workers_here(session: Callable[..., _Ended] = _session) -> Iterator[None]:
-    """Inside the block, runs train in this process, and git is not asked: its answer is the same each time,
-    and slow."""
+    """Inside the block, runs train in this process, and git is not asked: its answer is the same
+    each time, and slow."""
     with (
         patch("nocap.launch.attempt.subprocess", Subprocess),
         patch("nocap.launch.runner.AVAILABLE", False),

@@ -1,5 +1,5 @@
-"""What was changed behind nocap's back is made anew or refused, and what may hold a secret is not kept:
-through the commands."""
+"""What was changed behind nocap's back is made anew or refused, and what may hold a secret is not
+kept: through the commands."""
 
 import hashlib
 import json
@@ -34,7 +34,9 @@ def manifest_of(run_dir: Path) -> dict[str, Any]:
 @pytest.fixture
 def record(undisturbed: Undisturbed, tmp_path: Path) -> Path:
     """A finished run of 30 steps in `outputs/runs`: the test's own copy."""
-    return shutil.copytree(undisturbed.run_dir, tmp_path / "outputs" / "runs" / undisturbed.run_dir.name)
+    return shutil.copytree(
+        undisturbed.run_dir, tmp_path / "outputs" / "runs" / undisturbed.run_dir.name
+    )
 
 
 def edit(path: Path, old: str, new: str) -> None:
@@ -48,7 +50,7 @@ def refused(done: Finished, *words: str) -> None:
     assert all(word in done.err for word in words), done.err
 
 
-# --- tokens -------------------------------------------------------------------------------------------------
+# --- tokens ---------------------------------------------------------------------------------------
 
 
 TOKENIZER = """
@@ -107,7 +109,12 @@ def test_an_edited_data_source_or_tokenizer_makes_its_tokens_anew(
     )
     prints = []
     # as it is, edited, as it was, with a comment
-    for edits in ((), (old, new), (new, old), ("from dataclasses", "# says no more\nfrom dataclasses")):
+    for edits in (
+        (),
+        (old, new),
+        (new, old),
+        ("from dataclasses", "# says no more\nfrom dataclasses"),
+    ):
         if edits:
             edit(tmp_path / "own" / file, *edits)
         done = here("prepare", *asked, module="nocap.data.__main__")
@@ -117,7 +124,7 @@ def test_an_edited_data_source_or_tokenizer_makes_its_tokens_anew(
     assert len(list((tmp_path / "cache" / "corpora").glob("[!.]*"))) == 2
 
 
-# --- records ------------------------------------------------------------------------------------------------
+# --- records --------------------------------------------------------------------------------------
 
 
 def unsealed(run_dir: Path) -> None:
@@ -135,16 +142,22 @@ def doors(here: Door, run_dir: Path) -> dict[str, Callable[[], Finished]]:
         "trainer.checkpoint_every=0",
     )
     return {
-        "generate": lambda: here(f"run={run_dir}", "device=cpu", "max_tokens=2", module="nocap.generate"),
-        "export": lambda: here(str(run_dir), str(folder / "model.safetensors"), module="nocap.export"),
-        "teacher": lambda: here(*SMALL, *student, "trainer.steps=1", f"output_dir={folder / 'students'}"),
+        "generate": lambda: here(
+            f"run={run_dir}", "device=cpu", "max_tokens=2", module="nocap.generate"
+        ),
+        "export": lambda: here(
+            str(run_dir), str(folder / "model.safetensors"), module="nocap.export"
+        ),
+        "teacher": lambda: here(
+            *SMALL, *student, "trainer.steps=1", f"output_dir={folder / 'students'}"
+        ),
     }
 
 
 @pytest.mark.slow
 def test_a_changed_config_generates_nothing_and_deletes_nothing(here: Door, record: Path) -> None:
-    """gelu → relu2 in config.yaml gave another text from the same weights; an edited loss chose what was
-    deleted."""
+    """gelu → relu2 in config.yaml gave another text from the same weights; an edited loss chose
+    what was deleted."""
     edit(record / "config.yaml", "activation: gelu", "activation: relu2")
     for call in doors(here, record).values():
         refused(call(), "config.yaml is not what its digest", record.name)
@@ -165,7 +178,9 @@ def test_a_changed_config_generates_nothing_and_deletes_nothing(here: Door, reco
 
 
 @pytest.mark.slow
-def test_a_run_that_was_cut_short_needs_the_config_of_its_manifest(here: Door, record: Path) -> None:
+def test_a_run_that_was_cut_short_needs_the_config_of_its_manifest(
+    here: Door, record: Path
+) -> None:
     unsealed(record)
     asked = doors(here, record)["generate"]
     assert asked().code == 0
@@ -175,7 +190,7 @@ def test_a_run_that_was_cut_short_needs_the_config_of_its_manifest(here: Door, r
     refused(asked(), "manifest.json has identity")
 
 
-# --- uncommitted changes ------------------------------------------------------------------------------------
+# --- uncommitted changes --------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -191,19 +206,26 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_uncommitted_changes_are_a_digest_unless_they_are_asked_for(checkout: Path, tmp_path: Path) -> None:
+def test_uncommitted_changes_are_a_digest_unless_they_are_asked_for(
+    checkout: Path, tmp_path: Path
+) -> None:
     plans = planned(tmp_path / "out"), planned(tmp_path / "asked", "store.diff=true")
     for plan in plans:
         start(plan)
     run_dir, kept = (plan.run_dir for plan in plans)
     command = ["git", "-C", str(checkout), "diff", "HEAD", "--", "nocap"]
     diff = subprocess.run(command, capture_output=True, check=True).stdout
-    assert (kept.name, (kept / "uncommitted.diff").read_bytes()) == (run_dir.name, diff)  # the same run
+    assert (kept.name, (kept / "uncommitted.diff").read_bytes()) == (
+        run_dir.name,
+        diff,
+    )  # the same run
     assert stat.S_IMODE((kept / "uncommitted.diff").stat().st_mode) == 0o600
     digests = [manifest_of(folder)["git"]["diff_sha256"] for folder in (run_dir, kept)]
     assert digests == [hashlib.sha256(diff).hexdigest()] * 2
     files = [path for folder in (run_dir, kept) for path in folder.rglob("*") if path.is_file()]
-    assert [path.name for path in files if b"correct horse" in path.read_bytes()] == ["uncommitted.diff"]
+    assert [path.name for path in files if b"correct horse" in path.read_bytes()] == [
+        "uncommitted.diff"
+    ]
     assert yaml.safe_load((kept / "config.yaml").read_text())["store"] == {"diff": True}
 
 

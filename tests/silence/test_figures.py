@@ -1,5 +1,5 @@
-"""Figures that would mislead: memory of more than the model, a profile's wrong names, times of a busy
-machine."""
+"""Figures that would mislead: memory of more than the model, a profile's wrong names, times of a
+busy machine."""
 
 from __future__ import annotations
 
@@ -15,14 +15,21 @@ import pytest
 
 from tests.conftest import REPO, SMALL, Door
 
-# --- memory -------------------------------------------------------------------------------------------------
+# --- memory ---------------------------------------------------------------------------------------
 
-SHORT = (*SMALL, "trainer.steps=4", "trainer.checkpoint_every=0", "trainer.device=cpu", "trainer.compile=off")
+SHORT = (
+    *SMALL,
+    "trainer.steps=4",
+    "trainer.checkpoint_every=0",
+    "trainer.device=cpu",
+    "trainer.compile=off",
+)
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two runs of equal models: `plain`, and `mirrored`, whose process holds a tracker's client too."""
+    """Two runs of equal models: `plain`, and `mirrored`, whose process holds a tracker's client
+    too."""
     folder = tmp_path_factory.mktemp("runs")
     for arm, *own in (("plain",), ("mirrored", "tracker=tensorboard", "optimizer.lr=0.002")):
         command = [sys.executable, "-m", "nocap.train", *SHORT, *own, f"output_dir={arm}"]
@@ -46,28 +53,40 @@ def test_another_tracker_is_no_more_memory(trained: Path, here: Door) -> None:
     assert (arm["model_mib"]["mean"], arm["model_mib"]["ratio"]["mean"]) == (plain["model"], 1)
     assert "memory_mib" not in arm
     assert not re.search(r"(less|more) memory", done.out)
-    listed = here("--output-dir", folders[0], "--columns", "run,model_mib", module="nocap.runs.__main__")
+    listed = here(
+        "--output-dir", folders[0], "--columns", "run,model_mib", module="nocap.runs.__main__"
+    )
     assert listed.out.splitlines()[1].split()[-1] == f"{plain['model']:.0f}", listed
 
 
-# --- a profile ----------------------------------------------------------------------------------------------
+# --- a profile ------------------------------------------------------------------------------------
 
 Profiled = tuple[dict[str, Any], list[str]]
 
 
 @pytest.fixture(scope="module")
 def busy_profile(tmp_path_factory: pytest.TempPathFactory) -> Profiled:
-    """The template's block, profiled on a core that another process wants too: the record and the lines."""
+    """The template's block, profiled on a core that another process wants too: the record and the
+    lines."""
     folder = tmp_path_factory.mktemp("profile")
 
     def command(*words: str) -> list[str]:
         env = {**os.environ, "PYTHONPATH": str(REPO)}
         whole = [sys.executable, "-m", *words]
-        done = subprocess.run(whole, cwd=folder, env=env, stdout=subprocess.PIPE, text=True, check=True)
+        done = subprocess.run(
+            whole, cwd=folder, env=env, stdout=subprocess.PIPE, text=True, check=True
+        )
         return done.stdout.splitlines()
 
     command("nocap.new", "model", "side")
-    words = ["--config-dir", "side", "model=side", "model.n_layer=2", "model.d_model=64", "model.n_head=4"]
+    words = [
+        "--config-dir",
+        "side",
+        "model=side",
+        "model.n_layer=2",
+        "model.d_model=64",
+        "model.n_head=4",
+    ]
     words += ["model.seq_len=64", "trainer.batch_tokens=2048", "trainer.micro_batch=16"]
     words += ["trainer.device=cpu", "trainer.precision=fp32", "--repeats", "2", "--ceilings"]
     cores = os.sched_getaffinity(0)
@@ -92,7 +111,9 @@ def test_the_profile_of_a_replaced_block_names_its_own_modules(busy_profile: Pro
     around = {"accumulate", "reduction", "clip", "optimizer", "data", "other"}
     assert parts.keys() - around == {"embedding", "norm", "head", "loss", *block}
     assert {row["part"] for row in profile["layers"]} == block
-    assert {part for part in block if parts[part]["flops"]} == {f"blocks.*.{name}" for name in products}
+    assert {part for part in block if parts[part]["flops"]} == {
+        f"blocks.*.{name}" for name in products
+    }
     assert parts["embedding"]["bytes"] < min(parts[part]["bytes"] for part in block)
     assert any(line.startswith("  blocks.*.attention.q_proj ") for line in said)
     groups = {group["group"]: group for group in profile["groups"]}
@@ -106,7 +127,9 @@ def test_the_profile_of_a_replaced_block_names_its_own_modules(busy_profile: Pro
 
 
 @pytest.mark.slow
-def test_a_profile_beside_a_busy_process_says_so_first_and_names_no_winner(busy_profile: Profiled) -> None:
+def test_a_profile_beside_a_busy_process_says_so_first_and_names_no_winner(
+    busy_profile: Profiled,
+) -> None:
     profile, said = busy_profile
     core = profile["doubts"]["core"]
     assert (profile["trusted"], 0 < core < 0.8) == (False, True)

@@ -36,7 +36,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-# --- whose code runs ----------------------------------------------------------------------------------------
+# --- whose code runs ------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -54,8 +54,8 @@ COMPILED = (*WIDE, "trainer.precision=fp32", "trainer.compile=regional")
 def test_compiled_code_of_another_user_never_runs(
     unset: None, cache: Path, door: Door, tmp_path: Path
 ) -> None:
-    """A folder for temporary files that all can write in, where somebody else has made torch's own place
-    before."""
+    """A folder for temporary files that all can write in, where somebody else has made torch's own
+    place before."""
     temporary = tmp_path / "temporary"
     planted = temporary / f"torchinductor_{getpass.getuser()}"
     for folder in (temporary, planted, planted / "precompiled_headers"):
@@ -63,7 +63,8 @@ def test_compiled_code_of_another_user_never_runs(
         folder.chmod(0o777)
     path, asked = tmp_path / "g++", tmp_path / "asked"  # a C++ compiler that makes nothing
     path.write_text(
-        f'#!/bin/sh\necho "$@" >> {asked}\ncase "$1" in --version) echo "g++ 13.2.0";; *) exit 1;; esac\n'
+        f'#!/bin/sh\necho "$@" >> {asked}\ncase "$1" in --version) echo "g++ 13.2.0";; *) exit '
+        f"1;; esac\n"
     )
     path.chmod(0o700)
     done = door(*COMPILED, env={"TMPDIR": str(temporary), "CXX": str(path)})
@@ -81,7 +82,10 @@ def test_a_folder_for_compiled_code_that_others_can_write_in_is_refused(
     folder = cache / "compiled"
     folder.mkdir(parents=True)
     folder.chmod(0o777)
-    for module, words in (("nocap.train", COMPILED), ("nocap.profile", ("model=nano", COMPILED[-1]))):
+    for module, words in (
+        ("nocap.train", COMPILED),
+        ("nocap.profile", ("model=nano", COMPILED[-1])),
+    ):
         done = door(*words, module=module)
         assert (done.code, done.err.count("\n")) == (2, 1)
         assert (f"{folder}" in done.err, "mode 777" in done.err) == (True, True)
@@ -107,7 +111,12 @@ def test_a_folder_for_compiled_code_that_others_can_write_in_is_refused(
     ],
 )
 def test_a_path_that_torch_would_split_is_refused(
-    unset: None, here: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, path: str
+    unset: None,
+    here: Door,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    variable: str,
+    path: str,
 ) -> None:
     folder, compiler = tmp_path / path, tmp_path / "g++"
     folder.mkdir()

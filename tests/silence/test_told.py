@@ -35,7 +35,11 @@ def made(done: Finished, *, code: int = 0) -> Finished:
 
 def refused(done: Finished, *words: str) -> bool:
     """In a line or two that have these words."""
-    return done.code == 2 and len(done.err.splitlines()) <= 2 and all(word in done.err for word in words)
+    return (
+        done.code == 2
+        and len(done.err.splitlines()) <= 2
+        and all(word in done.err for word in words)
+    )
 
 
 def edited(text: str, old: str, new: str) -> str:
@@ -51,7 +55,7 @@ def written(path: Path, text: str) -> Path:
     return path
 
 
-# --- records that were changed ------------------------------------------------------------------------------
+# --- records that were changed --------------------------------------------------------------------
 
 
 CHANGES = {  # a record's file → what it has, and what it gets
@@ -99,7 +103,9 @@ STUDY: dict[str, Any] = {
 
 
 def study(folder: Path, **changed: object) -> Path:
-    return written(folder / "study.yaml", yaml.safe_dump({**STUDY, **changed}, sort_keys=False)).parent
+    return written(
+        folder / "study.yaml", yaml.safe_dump({**STUDY, **changed}, sort_keys=False)
+    ).parent
 
 
 def test_a_changed_record_is_named_as_damaged_and_left_out(here: Door, tmp_path: Path) -> None:
@@ -113,7 +119,11 @@ def test_a_changed_record_is_named_as_damaged_and_left_out(here: Door, tmp_path:
     outputs.rename(clean)
     # a target that is met before the first step
     assert refused(here(str(clean), "--target", "99", module="nocap.compare"), "--target")
-    show, judge, plot = ("show", str(changed)), ("mine", "scale=cpu", "--judge"), (str(changed), str(other))
+    show, judge, plot = (
+        ("show", str(changed)),
+        ("mine", "scale=cpu", "--judge"),
+        (str(changed), str(other)),
+    )
     wrong = []
     for name, module, words in (
         ("metrics.jsonl", "plot", plot),
@@ -127,8 +137,15 @@ def test_a_changed_record_is_named_as_damaged_and_left_out(here: Door, tmp_path:
         shutil.copytree(clean, outputs)
         change(changed, name)
         done = here(*words, module=f"nocap.{module}")
-        text, named = done.out + done.err, f"{changed.name}[^$]*(damaged|digest|not believed|left out)"
-        ok = "damaged" in text and "missing" not in text if words == judge else re.search(named, text)
+        text, named = (
+            done.out + done.err,
+            f"{changed.name}[^$]*(damaged|digest|not believed|left out)",
+        )
+        ok = (
+            "damaged" in text and "missing" not in text
+            if words == judge
+            else re.search(named, text)
+        )
         if not ok or "1.234" in done.out:
             wrong.append((name, module, *words, text))
         shutil.rmtree(outputs)
@@ -143,7 +160,7 @@ def test_a_changed_record_is_named_as_damaged_and_left_out(here: Door, tmp_path:
     assert changed.name in again.out + again.err
 
 
-# --- keys without effect, and keys that come twice ----------------------------------------------------------
+# --- keys without effect, and keys that come twice ------------------------------------------------
 
 PLAIN = """
 from dataclasses import dataclass
@@ -169,12 +186,16 @@ def test_a_key_that_changes_nothing_is_refused(here: Door, tmp_path: Path) -> No
         ("plain", "model.residual_scale", "none"),
         ("plain", "trainer.activation_checkpointing", "block"),
     ):
-        assert refused(here("--config-dir", name, *TINY[1:], f"model={name}", f"{key}={value}"), key), name
+        assert refused(
+            here("--config-dir", name, *TINY[1:], f"model={name}", f"{key}={value}"), key
+        ), name
 
 
 def test_a_repeated_key_is_refused(here: Door, tmp_path: Path) -> None:
     text = yaml.safe_dump(STUDY, sort_keys=False, default_flow_style=None)
-    made(here(str(study(tmp_path / "sound")), "--judge", module="nocap.study"), code=1)  # nothing is there
+    made(
+        here(str(study(tmp_path / "sound")), "--judge", module="nocap.study"), code=1
+    )  # nothing is there
     for key, old, new in (
         ("seeds", "seeds: [0, 1, 2]", "seeds: [3, 4, 5]\nseeds: [0, 1, 2]"),
         ("expected", "  expected: [-10, 10]", "  expected: [1, null]\n  expected: [-10, 10]"),
@@ -188,7 +209,7 @@ def test_a_repeated_key_is_refused(here: Door, tmp_path: Path) -> None:
     assert refused(here("--config-dir", "option", *TINY, "attention=softcap"), "cap")
 
 
-# --- nocap check --------------------------------------------------------------------------------------------
+# --- nocap check ----------------------------------------------------------------------------------
 
 NEEDY = """
 from dataclasses import dataclass
@@ -205,7 +226,8 @@ class A(Attention):
         require("helper" in run.ideas, "attention", "have the idea helper beside it", "none")
 
     def mixer(self, run, layer):
-        return lambda q, k, v: torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        attend = torch.nn.functional.scaled_dot_product_attention
+        return lambda q, k, v: attend(q, k, v, is_causal=True)
 """
 
 
@@ -213,7 +235,15 @@ def test_nocap_check_takes_companions_and_says_where(here: Door, tmp_path: Path)
     written(tmp_path / "needy/attention/needy.py", NEEDY)
     written(tmp_path / "needy/attention/needy.yaml", "kind: needy\nn_kv_heads: ${model.n_head}\n")
     made(here("ideas", "helper", module="nocap.new"))
-    needy = ("--config-dir", "needy", "--config-dir", "helper", *TINY, "attention=needy", "ideas=[helper]")
+    needy = (
+        "--config-dir",
+        "needy",
+        "--config-dir",
+        "helper",
+        *TINY,
+        "attention=needy",
+        "ideas=[helper]",
+    )
 
     def check(*words: str) -> Finished:
         return here(*words, module="nocap.check")
@@ -229,16 +259,22 @@ def test_nocap_check_takes_companions_and_says_where(here: Door, tmp_path: Path)
     shutil.copytree(SOFTCAP, tmp_path / "raises/attention")
     file = tmp_path / "raises/attention/softcap.py"
     line = "            groups, (T, D) ="
-    file.write_text(edited(file.read_text(), line, f"            raise RuntimeError('never')\n{line}"))
+    file.write_text(
+        edited(file.read_text(), line, f"            raise RuntimeError('never')\n{line}")
+    )
     failed = made(check("raises", "--only", "learns"), code=1)
-    logs = [Path(path) for path in re.findall(r"(/\S+\.(?:log|err|out))\b", failed.out + failed.err)]
+    logs = [
+        Path(path) for path in re.findall(r"(/\S+\.(?:log|err|out))\b", failed.out + failed.err)
+    ]
     assert [path.is_file() for path in logs] == [True] * max(len(logs), 1)
 
 
-# --- refused well -------------------------------------------------------------------------------------------
+# --- refused well ---------------------------------------------------------------------------------
 
 
-def test_bad_input_says_what_was_meant_and_ends_with_2(here: Door, door: Door, tmp_path: Path) -> None:
+def test_bad_input_says_what_was_meant_and_ends_with_2(
+    here: Door, door: Door, tmp_path: Path
+) -> None:
     for words, meant in (
         ([*TINY, "steps=20"], "trainer.steps"),
         ([*TINY, "model.steps=20"], "trainer.steps"),

@@ -2,9 +2,9 @@
 
     python -m tests.tools.planted [--mark EXPRESSION] [ROOM …]
 
-`tests/planted/ROOM.patch` changes what a room does by one line. Its head says what goes wrong and names the
-test files that must notice. Prints the first test that fails on each fault. Exits with 1 if a fault is not
-found.
+`tests/planted/ROOM.patch` changes what a room does by one line. Its head says what goes wrong and
+names the test files that must notice. Prints the first test that fails on each fault. Exits with 1
+if a fault is not found.
 """
 
 from __future__ import annotations

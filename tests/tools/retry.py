@@ -2,8 +2,8 @@
 
     python -m tests.tools.retry [WORDS OF PYTEST …]
 
-A test that passes the second time is unsteady: the last lines name it, with the ends of both logs, and the
-exit code is 0. A test that fails twice is a failure.
+A test that passes the second time is unsteady: the last lines name it, with the ends of both logs,
+and the exit code is 0. A test that fails twice is a failure.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ def run(words: Sequence[str], *, log: Path, cache: Path) -> int:
         command.append("--color=yes")
     with (
         log.open("w") as copy,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as process,
     ):
         assert process.stdout is not None
         for line in process.stdout:

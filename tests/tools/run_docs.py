@@ -1,19 +1,19 @@
-"""Run every command of README.md and docs/ in a scratch folder, in page order, and compare the output with
-what the page shows.
+"""Run every command of README.md and docs/ in a scratch folder, in page order, and compare the
+output with what the page shows.
 
     python -m tests.tools.run_docs [--slow] [--only PAGE] [--keep]
 
-A command is a line of a fenced `sh` block, or several joined by `\\` or a shell loop, or a whole `python`
-block. A `text` block right after it is the output that the page shows, where `…` stands for anything. HTML
-comments before a block steer the tool:
+A command is a line of a fenced `sh` block, or several joined by `\\` or a shell loop, or a whole
+`python` block. A `text` block right after it is the output that the page shows, where `…` stands
+for anything. HTML comments before a block steer the tool:
 
     <!-- not run: needs a GPU -->    skipped, with the reason in the table
     <!-- slow -->                    runs with --slow only
     <!-- exit 2 -->                  the exit code that is right (default: 0)
     <!-- add: model=nano -->         overrides put after each command
     <!-- run: COMMAND; COMMAND -->   smaller commands to run in place of the block's
-    <!-- numbers vary -->            a number in the output shown stands for any number, spaces for any
-                                     number of spaces
+    <!-- numbers vary -->            a number in the output shown stands for any number, spaces for
+                                     any number of spaces
 
 Of README.md these stand in `tests/tools/readme.yaml`, by the block's first command.
 
@@ -39,7 +39,9 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 900  # a command
-README: dict[str, dict[str, str]] = yaml.safe_load((Path(__file__).parent / "readme.yaml").read_text())
+README: dict[str, dict[str, str]] = yaml.safe_load(
+    (Path(__file__).parent / "readme.yaml").read_text()
+)
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
 SETTING = re.compile(r"(not run|slow|exit|add|run|numbers vary)\b:?\s*(.*)", re.DOTALL)
 
@@ -79,9 +81,15 @@ def blocks(page: Path, root: Path = ROOT) -> list[Block]:
             continue
         before = text[fences[i - 1].end() if i else 0 : fence.start()]
         after = fences[i + 1] if i + 1 < len(fences) else None
-        follows = after is not None and after[2] == "text" and not text[fence.end() : after.start()].strip()
+        follows = (
+            after is not None
+            and after[2] == "text"
+            and not text[fence.end() : after.start()].strip()
+        )
         commands = (
-            [f"python - <<'EOF'\n{fence[3]}EOF"] if fence[2] == "python" else list(split_commands(fence[3]))
+            [f"python - <<'EOF'\n{fence[3]}EOF"]
+            if fence[2] == "python"
+            else list(split_commands(fence[3]))
         )
         page_blocks.append(
             Block(
@@ -124,8 +132,8 @@ def split_commands(script: str) -> Iterator[str]:
 
 
 def simple_commands(command: str) -> list[list[str]]:
-    """The parts of each simple command in it: a pipe, `;` or a loop holds several. None for a script that is
-    read from standard input."""
+    """The parts of each simple command in it: a pipe, `;` or a loop holds several. None for a
+    script that is read from standard input."""
     if "<<" in command:
         return []
     lexer = shlex.shlex(
@@ -142,13 +150,14 @@ def simple_commands(command: str) -> list[list[str]]:
 
 
 def matches(shown: str, output: str, *, numbers: bool = True) -> bool:
-    """Whether the lines shown are in the output, one after the other; `…` stands for anything, alone on its
-    line for any lines. Without `numbers` any number stands for any other, and columns may be of other
-    widths."""
+    """Whether the lines shown are in the output, one after the other; `…` stands for anything,
+    alone on its line for any lines. Without `numbers` any number stands for any other, and columns
+    may be of other widths."""
     lines = [re.escape(line.rstrip()).replace("…", ".*") + r" *\n" for line in shown.splitlines()]
     if not numbers:
         lines = [
-            re.sub(r"\d+(?:(?:\\.|,)\d+)*", r"[\\d.,]+", re.sub(r"(\\ )+", " +", line)) for line in lines
+            re.sub(r"\d+(?:(?:\\.|,)\d+)*", r"[\\d.,]+", re.sub(r"(\\ )+", " +", line))
+            for line in lines
         ]
     anything = [
         r"(?:.*\n)*?" if line.strip() == "…" else pattern
@@ -182,14 +191,21 @@ def run(block: Block, command: str, where: Path, *, last: bool) -> tuple[int, fl
     started, wrong = time.monotonic(), ""
     bash = ["timeout", str(LIMIT_S), "bash", "-c", command]
     done = subprocess.run(
-        bash, cwd=where, env=environment(where), stdin=subprocess.DEVNULL, capture_output=True, text=True
+        bash,
+        cwd=where,
+        env=environment(where),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
     )
     if done.returncode != int(block.settings.get("exit", "0")):
         wrong = "\n".join((done.stdout + done.stderr).splitlines()[-12:]) or "no output"
     elif (
         last
         and block.shown
-        and not matches(block.shown, done.stdout + done.stderr, numbers="numbers vary" not in block.settings)
+        and not matches(
+            block.shown, done.stdout + done.stderr, numbers="numbers vary" not in block.settings
+        )
     ):
         wrong = f"the page shows\n{block.shown}but it printed\n{done.stdout}{done.stderr}"
     return done.returncode, time.monotonic() - started, wrong
@@ -215,7 +231,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         for i, command in enumerate(commands):
             shown = " ".join(command.replace("\\\n", " ").split())
             if reason:
-                print(f"{place:<34} {'skipped':<8} {'':>7} {'':>7}  {shown}  ({reason})", flush=True)
+                print(
+                    f"{place:<34} {'skipped':<8} {'':>7} {'':>7}  {shown}  ({reason})", flush=True
+                )
                 continue
             code, seconds, wrong = run(block, command, where, last=i == len(commands) - 1)
             failures += bool(wrong)

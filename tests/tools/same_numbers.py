@@ -3,15 +3,16 @@
     python tests/tools/same_numbers.py record OUT.json [--repo DIR] [--jobs 2]
     python tests/tools/same_numbers.py compare OLD.json NEW.json [--allow KEY ...]
 
-`record` trains small models of every option through the door, `python -m nocap.train`, and reads what the
-runs leave: the rows without what depends on the machine's speed, parts of the summary, and a hash of the last
-checkpoint's tensors. It imports nothing of nocap, so it runs against any checkout that the installed torch
-and Hydra fit. Runs are fp32 on the CPU with one thread unless their words say otherwise, 20 steps each. After
-the first step without clipping, AdamW's `exp_avg` is the gradient times 1 - beta1, and Muon's buffer the
-gradient times 1 - momentum: the hash of the optimizer's tensors in the configs with `trainer.steps=1` is the
-check of the gradients. `resumed:` configs are killed after step 12 and started again. Record both sides on
-one machine with one torch: `compare` says where they differ in that. It exits with 1 where a number differs,
-one line each; `--allow KEY` is for a key whose change is a listed correction.
+`record` trains small models of every option through the door, `python -m nocap.train`, and reads
+what the runs leave: the rows without what depends on the machine's speed, parts of the summary, and
+a hash of the last checkpoint's tensors. It imports nothing of nocap, so it runs against any
+checkout that the installed torch and Hydra fit. Runs are fp32 on the CPU with one thread unless
+their words say otherwise, 20 steps each. After the first step without clipping, AdamW's `exp_avg`
+is the gradient times 1 - beta1, and Muon's buffer the gradient times 1 - momentum: the hash of the
+optimizer's tensors in the configs with `trainer.steps=1` is the check of the gradients. `resumed:`
+configs are killed after step 12 and started again. Record both sides on one machine with one torch:
+`compare` says where they differ in that. It exits with 1 where a number differs, one line each;
+`--allow KEY` is for a key whose change is a listed correction.
 """
 
 from __future__ import annotations
@@ -37,10 +38,12 @@ from typing import Any
 BASE = """model=nano tracker=none trainer.steps=20 trainer.val_every=5 trainer.checkpoint_every=10
 trainer.batch_tokens=2048 trainer.micro_batch=8 trainer.val_tokens=4096 trainer.device=cpu
 trainer.precision=fp32 trainer.threads=1 trainer.compile=off"""
-SYNTHETIC = "data=synthetic data.train_tokens=100000 data.val_tokens=20000"  # where a config names no data
+SYNTHETIC = (
+    "data=synthetic data.train_tokens=100000 data.val_tokens=20000"  # where a config names no data
+)
 
-# A config is what stands between two bars or ends of lines. {inputs} is the folder of the text and the shards
-# that this script writes.
+# A config is what stands between two bars or ends of lines. {inputs} is the folder of the text and
+# the shards that this script writes.
 CONFIGS = """
 seed=0 | seed=1 | data.order=sequential
 attention=mha | attention=gqa | attention=gqa attention.kernel=materialized | attention=mqa
@@ -96,8 +99,8 @@ KILL_AFTER, CHECKPOINT = 12, 10  # steps
 SPEED = ("clock/", "perf/", "memory/")  # keys of a row that depend on the machine's speed and load
 SUMMARY = {"val_loss", "val_bpb", "flops_per_token", "params", "kernel", "memory_mib"}
 
-# The venv may hold an editable install: only the recorded checkout may stay on the path, for Hydra looks for
-# plugins in all of it.
+# The venv may hold an editable install: only the recorded checkout may stay on the path, for Hydra
+# looks for plugins in all of it.
 SITE = (
     "import os, sys\nsys.path[:] = [p for p in sys.path if p == {repo!r} or not "
     "os.path.exists(os.path.join(p, 'nocap', 'train.py'))]\n"
@@ -127,7 +130,12 @@ def record(repo: Path, jobs: int) -> dict[str, Any]:
         }
         env |= {"WANDB_MODE": "disabled", "TORCHINDUCTOR_CACHE_DIR": str(root / "inductor")}
         paths = subprocess.run(
-            [sys.executable, "-c", FIND], cwd=root, env=env, capture_output=True, text=True, check=True
+            [sys.executable, "-c", FIND],
+            cwd=root,
+            env=env,
+            capture_output=True,
+            text=True,
+            check=True,
         ).stdout
         strange = [
             path
@@ -145,7 +153,8 @@ def record(repo: Path, jobs: int) -> dict[str, Any]:
                 numbers = {"error": f"{type(error).__name__}: {error}"}
             words = f"  {numbers['error']}" if "error" in numbers else ""
             print(
-                f"{index + 1:3d}/{len(NAMES)}  {time.monotonic() - began:5.1f} s  {NAMES[index]}{words}",
+                f"{index + 1:3d}/{len(NAMES)}  {time.monotonic() - began:5.1f} s  "
+                f"{NAMES[index]}{words}",
                 flush=True,
             )
             return numbers
@@ -197,7 +206,9 @@ def numbers_of(config: str, cwd: Path, inputs: Path, env: dict[str, str]) -> dic
     numbers: dict[str, Any] = {"rows": len(lines)}
     for row in map(json.loads, lines):
         numbers |= {
-            f"{key} @ {row['step']}": exact(value) for key, value in row.items() if not key.startswith(SPEED)
+            f"{key} @ {row['step']}": exact(value)
+            for key, value in row.items()
+            if not key.startswith(SPEED)
         }
     for key in sorted(summary.keys() & SUMMARY):
         parts = (
@@ -206,7 +217,9 @@ def numbers_of(config: str, cwd: Path, inputs: Path, env: dict[str, str]) -> dic
             else {key: summary[key]}
         )
         # the peak is the process's
-        numbers |= {f"summary {name}": exact(v) for name, v in parts.items() if name != "memory_mib.peak"}
+        numbers |= {
+            f"summary {name}": exact(v) for name, v in parts.items() if name != "memory_mib.peak"
+        }
     last = max((run_dir / "checkpoints").glob("step-*"))
     return numbers | {
         f"{file.name} @ {int(last.name[5:])}": tensors_sha256(file)
@@ -236,8 +249,8 @@ def kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def until_killed(words: list[str], cwd: Path, env: dict[str, str]) -> list[str]:
-    """Start a run and kill it, with its worker, in mid-flight. Returns the rows before its checkpoint, which
-    a resumed run keeps."""
+    """Start a run and kill it, with its worker, in mid-flight. Returns the rows before its
+    checkpoint, which a resumed run keeps."""
     with door(words, cwd, env) as process:
         lines: list[str] = []
         while len(lines) <= KILL_AFTER + 1 and process.poll() is None:
@@ -276,14 +289,20 @@ def tensors_sha256(path: Path) -> str:
 
 def machine(repo: Path) -> dict[str, Any]:
     def git(*words: str) -> str:
-        return subprocess.run(["git", "-C", str(repo), *words], capture_output=True, text=True).stdout.strip()
+        return subprocess.run(
+            ["git", "-C", str(repo), *words], capture_output=True, text=True
+        ).stdout.strip()
 
     cpuinfo = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     cpu = next(
         (line.partition(": ")[2] for line in cpuinfo.splitlines() if line.startswith("model name")),
         platform.processor(),
     )
-    facts = {"python": platform.python_version(), "torch": importlib.metadata.version("torch"), "cpu": cpu}
+    facts = {
+        "python": platform.python_version(),
+        "torch": importlib.metadata.version("torch"),
+        "cpu": cpu,
+    }
     return facts | {
         "commit": git("rev-parse", "HEAD"),
         "changed": bool(git("status", "--porcelain", "--untracked-files=no")),
@@ -333,23 +352,35 @@ def main() -> None:
     verb = verbs.add_parser("record", help="train the configs and write their numbers")
     verb.add_argument("out", type=Path)
     verb.add_argument(
-        "--repo", type=Path, default=Path(__file__).parents[2], help="the checkout; default: this one"
+        "--repo",
+        type=Path,
+        default=Path(__file__).parents[2],
+        help="the checkout; default: this one",
     )
     verb.add_argument("--jobs", type=int, default=2, help="runs at a time")
     verb = verbs.add_parser("compare", help="say what differs between two recordings")
     verb.add_argument("old", type=Path)
     verb.add_argument("new", type=Path)
     verb.add_argument(
-        "--allow", action="append", default=[], metavar="KEY", help="a key that may differ, such as val/bpb"
+        "--allow",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help="a key that may differ, such as val/bpb",
     )
     args = parser.parse_args()
     if args.verb == "compare":
         raise SystemExit(
-            compare(json.loads(args.old.read_text()), json.loads(args.new.read_text()), args.allow) > 0
+            compare(json.loads(args.old.read_text()), json.loads(args.new.read_text()), args.allow)
+            > 0
         )
     repo, began = args.repo.resolve(), time.monotonic()
     before = machine(repo)
-    report: dict[str, Any] = {"schema_version": 1, "machine": before, "configs": record(repo, args.jobs)}
+    report: dict[str, Any] = {
+        "schema_version": 1,
+        "machine": before,
+        "configs": record(repo, args.jobs),
+    }
     args.out.write_text(json.dumps(report, indent=1) + "\n")
     failed = sum("error" in numbers for numbers in report["configs"].values())
     print(f"{len(NAMES)} configs, {failed} failed, {time.monotonic() - began:.0f} s: {args.out}")

@@ -1,11 +1,11 @@
-"""A Slurm of two partitions for tests: `sbatch`, `srun`, `sacct`, `scontrol` and `scancel` by the name they
-are called by.
+"""A Slurm of two partitions for tests: `sbatch`, `srun`, `sacct`, `scontrol` and `scancel` by the
+name they are called by.
 
-A node of the partition `one`, which is the default, has one core, of `two` two. Neither has a GPU. An array
-has at most 100 jobs.
+A node of the partition `one`, which is the default, has one core, of `two` two. Neither has a GPU.
+An array has at most 100 jobs.
 
-`$FAKE_SLURM` holds its state. A file `limit-JOB` there is a job's time limit coming near: the job gets
-SIGUSR2, and once it has ended it runs again if it asked for that.
+`$FAKE_SLURM` holds its state. A file `limit-JOB` there is a job's time limit coming near: the job
+gets SIGUSR2, and once it has ended it runs again if it asked for that.
 """
 
 from __future__ import annotations
@@ -53,12 +53,15 @@ def sbatch(state: Path, script: str) -> None:
         _becomes(state, job, "PENDING")
         command = [sys.executable, __file__, "node", str(copy), job, partition]
         nowhere = subprocess.DEVNULL
-        subprocess.Popen(command, stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True)
+        subprocess.Popen(
+            command, stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True
+        )
     print(f"Submitted batch job {number}")
 
 
 def _new(path: Path) -> bool:
-    """Whether nobody else has made it: two that submit at the same moment have numbers of their own."""
+    """Whether nobody else has made it: two that submit at the same moment have numbers of their
+    own."""
     try:
         path.touch(exist_ok=False)
     except FileExistsError:
@@ -82,7 +85,9 @@ def node(state: Path, script: str, job: str, partition: str) -> None:
     limit, requeue, cancel = (state / f"{name}-{job}" for name in ("limit", "requeue", "cancel"))
     while True:
         _becomes(state, job, "RUNNING")
-        process = subprocess.Popen(["bash", script], env=env, start_new_session=True, preexec_fn=_deaf)
+        process = subprocess.Popen(
+            ["bash", script], env=env, start_new_session=True, preexec_fn=_deaf
+        )
         while process.poll() is None:
             if limit.exists():
                 limit.unlink()
@@ -114,14 +119,19 @@ def _hearing() -> None:
 
 def srun(state: Path, *words: str) -> None:
     job = {"%j": os.environ["SLURM_JOB_ID"], "%t": "0"}
-    job |= {"%A": os.environ.get("SLURM_ARRAY_JOB_ID", ""), "%a": os.environ.get("SLURM_ARRAY_TASK_ID", "")}
+    job |= {
+        "%A": os.environ.get("SLURM_ARRAY_JOB_ID", ""),
+        "%a": os.environ.get("SLURM_ARRAY_TASK_ID", ""),
+    }
     options, command = {}, list(words)
     while command[0].startswith("--"):
         key = command.pop(0)
         if key in ("--output", "--error"):
             options[key] = re.sub("%[jtAa]", lambda match: job[match[0]], command.pop(0))
     for descriptor, key in ((1, "--output"), (2, "--error")):
-        while not Path(options[key]).parent.is_dir():  # submitit makes it once it knows the job's number
+        while not Path(
+            options[key]
+        ).parent.is_dir():  # submitit makes it once it knows the job's number
             time.sleep(0.05)
         file = os.open(options[key], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(file, descriptor)

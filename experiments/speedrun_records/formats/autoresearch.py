@@ -1,6 +1,6 @@
-"""The table of karpathy/autoresearch's loop, results.tsv: a run a line, with its commit, bits per byte (0
-where it crashed), memory, status and description. Each commit is an arm of one run. All are trained for as
-long, so there is no time.
+"""The table of karpathy/autoresearch's loop, results.tsv: a run a line, with its commit, bits per
+byte (0 where it crashed), memory, status and description. Each commit is an arm of one run. All are
+trained for as long, so there is no time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ def read(path: Path) -> Iterator[Row]:
     rows = csv.reader((text for _, text in lines(path)), delimiter="\t", quoting=csv.QUOTE_NONE)
     require(next(rows, []) == HEAD, "line 1", f"be the names {', '.join(HEAD)}", "others")
     for cells in filter(None, rows):
-        require(len(cells) == len(HEAD), f"line {rows.line_num}", f"have {len(HEAD)} cells", len(cells))
+        require(
+            len(cells) == len(HEAD), f"line {rows.line_num}", f"have {len(HEAD)} cells", len(cells)
+        )
         row = dict(zip(HEAD, cells, strict=True))
         if row["status"] != "crash":
             yield {

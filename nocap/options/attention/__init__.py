@@ -21,31 +21,36 @@ if TYPE_CHECKING:
 class Attention(Option):
     """Causal self-attention. An option has a `mixer`, or replaces the whole module by `build`.
 
-    Optional methods about a mixer, defined by the class that defines the mixer or by a later one (see
-    `nocap.config.option.declared`):
+    Optional methods about a mixer, defined by the class that defines the mixer or by a later one
+    (see `nocap.config.option.declared`):
 
-        keys_met(layer, T) -> float         keys a query meets on average, which is all that its FLOPs depend
-                                            on, 12·d_model a key; without it they are counted
-        cache_slots(layer, capacity) -> int it is softmax over the last so many keys, and decodes from a
-                                            cache; without it, or where it is None, the prefix is recomputed
-                                            for each token
-        documents(run) -> function or None  what makes the mixer's fourth argument of a forward's tokens;
-                                            None: it has three
+        keys_met(layer, T) -> float         keys a query meets on average: all that its FLOPs
+                                            depend on, 12·d_model a key; without it they are
+                                            counted
+        cache_slots(layer, capacity) -> int it is softmax over the last so many keys, and decodes
+                                            from a cache; without it, or where it is None, the
+                                            prefix is recomputed for each token
+        documents(run) -> function or None  makes the mixer's fourth argument of a forward's
+                                            tokens; None: it has three
         kernel_name(run, precision) -> str  for the record; without it the option's kind
 
     And about the module of `build`:
 
-        flops_per_token(run, layer) -> float of forward and backward of the whole module, of pairs of tokens
-                                            those that are seen; without it they are counted
-        rows() -> dict                      the row of the profile for each module inside by its name (see
-                                            `nocap.store.metrics`); without it the module is one row
+        flops_per_token(run, layer) -> float of forward and backward of the whole module, of pairs
+                                            of tokens those that are seen; without it they are
+                                            counted
+        rows() -> dict                      the row of the profile for each module inside by its
+                                            name (see `nocap.store.metrics`); without it the
+                                            module is one row
     """
 
-    READ_BY: ClassVar[dict[str, tuple[str, ...]]] = {"build": ("attention.merge_qkv", "model.qk_norm")}
+    READ_BY: ClassVar[dict[str, tuple[str, ...]]] = {
+        "build": ("attention.merge_qkv", "model.qk_norm")
+    }
 
     n_kv_heads: int = key(ge=1, le=65536)  # key/value heads; a divisor of model.n_head
-    # queries, keys and values in one product: its gradient by the input is rounded once instead of three
-    # times
+    # queries, keys and values in one product: its gradient by the input is rounded once instead of
+    # three times
     merge_qkv: bool = False
 
     def check(self, run: Run) -> None:
@@ -58,8 +63,8 @@ class Attention(Option):
         )
 
     def build(self, run: Run, layer: int) -> nn.Module:
-        """Return a layer's attention: a module from x_BTC and the forward's `nocap.model.gpt.Context` to
-        BTC."""
+        """Return a layer's attention: a module from x_BTC and the forward's
+        `nocap.model.gpt.Context` to BTC."""
         from nocap.model.attention import CausalSelfAttention
 
         return CausalSelfAttention(run, layer)
@@ -69,21 +74,21 @@ class Attention(Option):
         return {**projections, "": "rotary", "mixer": "scores", "out_proj": "attention_out"}
 
     def mixer(self, run: Run, layer: int) -> Mixer:
-        """Return a layer's function from q_BHTD, k_BKTD, v_BKTD to BHTD, K being `n_kv_heads`; a module
-        where it has parameters."""
+        """Return a layer's function from q_BHTD, k_BKTD, v_BKTD to BHTD, K being `n_kv_heads`; a
+        module where it has parameters."""
         raise NotImplementedError(f"attention.kind={self.kind} must define mixer, or build")
 
     def prepare(self, run: Run, device: torch.device) -> None:
         """Make what mixers look up, before the first forward on this device."""
 
     def window_of(self, layer: int) -> int | None:
-        """Return the layer's window in tokens, the query's own included; None: all earlier tokens. One that
-        has a window defines `at_window`, too: so its FLOPs can be counted."""
+        """Return the layer's window in tokens, the query's own included; None: all earlier tokens.
+        One that has a window defines `at_window`, too: so its FLOPs can be counted."""
         return None
 
     def at_window(self, window: int) -> Self:
-        """Return the same with this window, where it has one: for costs over a length that the window
-        does not follow."""
+        """Return the same with this window, where it has one: for costs over a length that the
+        window does not follow."""
         return self
 
     def portable(self) -> Self:
@@ -92,13 +97,14 @@ class Attention(Option):
         return self
 
     def countable(self) -> Self:
-        """Return the same mathematics by kernels that run on tensors without memory, for counting."""
+        """Return the same mathematics by kernels that run on tensors without memory, for
+        counting."""
         return self
 
 
 def causal_keys(window: int | None, T: int) -> float:
-    """Return how many keys a query meets on average, its own counted as half: T/2 under the causal mask; with
-    a window w < T, w - w²/2T."""
+    """Return how many keys a query meets on average, its own counted as half: T/2 under the causal
+    mask; with a window w < T, w - w²/2T."""
     w = min(window or T, T)
     return w - w * w / (2 * T)
 
@@ -106,7 +112,12 @@ def causal_keys(window: int | None, T: int) -> float:
 def first_window(run: Run) -> int | None:
     """Return the window in tokens of the first layer that has one."""
     return next(
-        (w for layer in range(run.model.n_layer) if (w := run.attention.window_of(layer)) is not None), None
+        (
+            w
+            for layer in range(run.model.n_layer)
+            if (w := run.attention.window_of(layer)) is not None
+        ),
+        None,
     )
 
 

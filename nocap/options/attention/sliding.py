@@ -1,4 +1,5 @@
-"""Attention over a causal window, in all layers or in some: `sliding` and `hybrid` are its yamls."""
+"""Attention over a causal window, in all layers or in some: `sliding` and `hybrid` are its
+yamls."""
 
 from __future__ import annotations
 
@@ -63,8 +64,8 @@ class Sliding(Softmax):
 
 @dataclass(kw_only=True, slots=True)
 class Hybrid(Sliding):
-    """Layers take their kind from `pattern`, repeated: L is local (sliding, `local_kernel`), G is global
-    (`kernel`)."""
+    """Layers take their kind from `pattern`, repeated: L is local (sliding, `local_kernel`), G is
+    global (`kernel`)."""
 
     KERNELS: ClassVar[dict[str, tuple[Kernel, ...]]] = {
         "kernel": GLOBAL_KERNELS,

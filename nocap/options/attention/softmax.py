@@ -23,13 +23,14 @@ if TYPE_CHECKING:
 
 
 class Kernel(Enum):
-    """How attention is computed: global layers by one of the first five, sliding windows by one of the last
-    two."""
+    """How attention is computed: global layers by one of the first five, sliding windows by one of
+    the last two."""
 
     materialized = "materialized"  # softmax over a T×T matrix that exists in memory
-    fused = "fused"  # torch's own choice of a fused kernel for the device and dtype; on the CPU that is flash
-    # one named kernel, or an error; products in fp32, which flash and cudnn do not take on CUDA, are
-    # efficient's
+    # torch's own choice of a fused kernel for the device and dtype; on the CPU that is flash
+    fused = "fused"
+    # one named kernel, or an error; products in fp32, which flash and cudnn do not take on CUDA,
+    # are efficient's
     flash = "flash"
     efficient = "efficient"
     cudnn = "cudnn"
@@ -37,8 +38,8 @@ class Kernel(Enum):
     blocks = "blocks"  # chunks of at least one window, each looking at itself and the chunk before
 
 
-# Those that take documents. On CUDA one fused kernel takes a mask of all pairs, and flex alone leaves out
-# what is hidden.
+# Those that take documents. On CUDA one fused kernel takes a mask of all pairs, and flex alone
+# leaves out what is hidden.
 DOCUMENT_KERNELS = {
     Device.cpu: (Kernel.materialized, Kernel.fused, Kernel.flash, Kernel.blocks),
     Device.cuda: (Kernel.materialized, Kernel.efficient, Kernel.flex, Kernel.blocks),
@@ -50,8 +51,8 @@ GLOBAL_KERNELS = tuple(kernel for kernel in Kernel if kernel not in LOCAL_KERNEL
 def sdpa_kernels(
     kernel: Kernel, device: Device, precision: Precision, *, masked: bool = False
 ) -> tuple[Kernel, ...]:
-    """Return the fused kernels that may run here, `masked` with a mask of all pairs: torch takes the
-    first that it prefers on this chip, or raises."""
+    """Return the fused kernels that may run here, `masked` with a mask of all pairs: torch takes
+    the first that it prefers on this chip, or raises."""
     if device is Device.cpu:
         return (Kernel.flash,)
     if precision is Precision.fp32 or masked:
@@ -69,8 +70,8 @@ class Softmax(Attention):
 
     kind: str = "global"
     kernel: Kernel  # what computes it; never replaced by another silently
-    # The token with which a document begins: attention stays inside a document. Positions go on. null: there
-    # are no documents.
+    # The token with which a document begins: attention stays inside a document. Positions go on.
+    # null: there are no documents.
     document_start: int | None = key(ge=0, le=65535, default=None)
 
     def __post_init__(self) -> None:
@@ -78,7 +79,9 @@ class Softmax(Attention):
         for name, allowed in self.KERNELS.items():
             kernel: Kernel = getattr(self, name)
             allowed = (
-                allowed if self.document_start is None else tuple(dict.fromkeys((*allowed, Kernel.flex)))
+                allowed
+                if self.document_start is None
+                else tuple(dict.fromkeys((*allowed, Kernel.flex)))
             )
             rule = f"be one of {', '.join(k.value for k in allowed)} for this option"
             require(kernel in allowed, f"attention.{name}", rule, kernel.value)
@@ -107,7 +110,12 @@ class Softmax(Attention):
                 f"be one of {', '.join(k.value for k in takes)} beside attention.document_start on "
                 f"trainer.device={t.device.value}"
             )
-            require(self.document_start is None or kernel in takes, f"attention.{name}", rule, kernel.value)
+            require(
+                self.document_start is None or kernel in takes,
+                f"attention.{name}",
+                rule,
+                kernel.value,
+            )
         start, size = self.document_start, run.tokenizer.vocab_size
         require(
             start is None or start < size,
@@ -131,13 +139,15 @@ class Softmax(Attention):
         return materialized if self.kernel is Kernel.materialized else fused(self.kernel)
 
     def documents(self, run: Run) -> Callable[[Tensor], Documents] | None:
-        """Return what makes, from a forward's tokens (B, T), the mixers' fourth argument; None: they have
-        three."""
+        """Return what makes, from a forward's tokens (B, T), the mixers' fourth argument; None:
+        they have three."""
         from nocap.model.attention import Documents
 
         if self.document_start is None:
             return None
-        layers = [(self.window_of(layer), self.kernel_of(layer)) for layer in range(run.model.n_layer)]
+        layers = [
+            (self.window_of(layer), self.kernel_of(layer)) for layer in range(run.model.n_layer)
+        ]
         dense = any(kernel not in LOCAL_KERNELS for _, kernel in layers)
         return partial(
             Documents,
@@ -163,7 +173,11 @@ class Softmax(Attention):
         return causal_keys(self.window_of(layer), T)
 
     def cache_slots(self, layer: int, capacity: int) -> int | None:
-        return None if self.document_start is not None else min(self.window_of(layer) or capacity, capacity)
+        return (
+            None
+            if self.document_start is not None
+            else min(self.window_of(layer) or capacity, capacity)
+        )
 
     def kernel_name(self, run: Run, precision: Precision) -> str:
         if self.kernel in (Kernel.materialized, Kernel.flex):
@@ -181,4 +195,6 @@ class Softmax(Attention):
         return self if self.kernel is Kernel.materialized else replace(self, kernel=Kernel.fused)
 
     def countable(self) -> Self:
-        return self if self.document_start is None else replace(self.portable(), document_start=None)
+        return (
+            self if self.document_start is None else replace(self.portable(), document_start=None)
+        )

@@ -29,8 +29,8 @@ class TokenType(Enum):
 
 @dataclass(kw_only=True, slots=True)
 class Data(Option):
-    """A source of token shards. Its tokens are part of a run's identity, by their hash. Where they are stored
-    is not: a key that is only about that is declared as `key(identity=False)`."""
+    """A source of token shards. Its tokens are part of a run's identity, by their hash. Where they
+    are stored is not: a key that is only about that is declared as `key(identity=False)`."""
 
     order: Order  # in which windows of the text are read
     # that the sequential order reads at once; a shard's tail that is shorter is left out
@@ -42,7 +42,7 @@ class Data(Option):
             require_default(self, "data.read_sequences", why)
 
     def locate(self, tokenizer: Tokenizer, *, cache_dir: Path) -> ShardSet:
-        """Return the shards, made or fetched if they are missing, not yet read. `nocap.data.made.made`
-        keeps what is made in the cache, until the code that makes it is another. `ValueError` in one line
-        for whatever a user can put right."""
+        """Return the shards, made or fetched if they are missing, not yet read.
+        `nocap.data.made.made` keeps what is made in the cache, until the code that makes it is
+        another. `ValueError` in one line for whatever a user can put right."""
         raise NotImplementedError(f"data.kind={self.kind} must define locate")

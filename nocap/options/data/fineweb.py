@@ -1,9 +1,11 @@
-"""FineWeb-10B, already in GPT-2 tokens, from the Hugging Face hub: the challenge's data, 100M tokens a shard.
+"""FineWeb-10B, already in GPT-2 tokens, from the Hugging Face hub: the challenge's data, 100M
+tokens a shard.
 
-The shards stay in the hub client's own cache (`$HF_HOME`), where other programs find them too. That cache
-also knows which commit the revision was when the hub was last asked for it, and names each file by its
-sha256: a run started later, or without a network, reads the same bytes, unless another program has asked
-anew for a branch that moved. To follow such a branch, or never to, name the commit in `data.revision`.
+The shards stay in the hub client's own cache (`$HF_HOME`), where other programs find them too. That
+cache also knows which commit the revision was when the hub was last asked for it, and names each
+file by its sha256: a run started later, or without a network, reads the same bytes, unless another
+program has asked anew for a branch that moved. To follow such a branch, or never to, name the
+commit in `data.revision`.
 """
 
 from __future__ import annotations
@@ -63,14 +65,15 @@ class Fineweb(Data):
                 "commit": commit,
             },
             expected=expected,
-            # The hub's cache shows files as links; with the link alone removed, the client would link the
-            # same bytes again.
+            # The hub's cache shows files as links; with the link alone removed, the client would
+            # link the same bytes again.
             remedy={path: f"remove {path.resolve()} and run again" for path in expected},
             published=True,
         )
 
     def _fetch(self, name: str, revision: str) -> Path:
-        """Return the file in the hub client's cache, else from the hub; a broken transfer is resumed.
+        """Return the file in the hub client's cache, else from the hub; a broken transfer is
+        resumed.
 
         Errors:
             ValueError: the hub has it not, or cannot be reached.
@@ -79,30 +82,40 @@ class Fineweb(Data):
 
         where, shards = f"{self.repo} at {self.revision}", self.train_shards
         messages: dict[type[Exception], str] = {
-            errors.RepositoryNotFoundError: "data.repo must be a dataset that the hub shows you, got "
+            errors.RepositoryNotFoundError: "data.repo must be a dataset that the hub shows you, "
+            "got "
             f"{self.repo!r}",
             errors.RevisionNotFoundError: "data.revision must be a branch, a tag or a commit of "
             f"{self.repo}, got {self.revision!r}",
-            errors.RemoteEntryNotFoundError: f"data.train_shards must not ask for more than {where} has: no "
+            errors.RemoteEntryNotFoundError: f"data.train_shards must not ask for more than "
+            f"{where} has: no "
             f"{name}, got {shards}",
             errors.HFValidationError: f"data.repo must be a name on the hub, got {self.repo!r}",
         }
-        http_error: type[Exception] = errors.HTTPError  # type: ignore[attr-defined]  # of whichever HTTP library this hub client uses
+        # of whichever HTTP library this hub client uses
+        http_error: type[Exception] = errors.HTTPError  # type: ignore[attr-defined]
         # RuntimeError: the hub's transfer library
         known: tuple[type[Exception], ...] = (*messages, http_error, OSError, RuntimeError)
         try:
-            try:  # first the cache alone: else the hub would be asked each time what the branch is now
+            # first the cache alone: else the hub would be asked each time what the branch is now
+            try:
                 return Path(
                     hf_hub_download(
-                        self.repo, name, repo_type="dataset", revision=revision, local_files_only=True
+                        self.repo,
+                        name,
+                        repo_type="dataset",
+                        revision=revision,
+                        local_files_only=True,
                     )
                 )
             except errors.LocalEntryNotFoundError:
-                # One question, whose answer has the reason: the download asks for half a minute, and says of
-                # a network that is not there only that there is none.
+                # One question, whose answer has the reason: the download asks for half a minute,
+                # and says of a network that is not there only that there is none.
                 url = hf_hub_url(self.repo, name, repo_type="dataset", revision=revision)
                 get_hf_file_metadata(url, timeout=HEAD_TIMEOUT_S)
-                return Path(hf_hub_download(self.repo, name, repo_type="dataset", revision=revision))
+                return Path(
+                    hf_hub_download(self.repo, name, repo_type="dataset", revision=revision)
+                )
         except known as error:
             reason = next(iter(str(error).splitlines()), "") or type(error).__name__
             other = f"data=fineweb: {name} of {where} cannot be fetched from the hub: {reason}"
@@ -118,5 +131,7 @@ def _sha256(path: Path) -> str:
         "be on a hub that gives each file's sha256, with a cache on a disk that has links "
         "(or use data=shards)"
     )
-    require(re.fullmatch("[0-9a-f]{64}", name) is not None, "data.repo", rule, f"{name} for {path.name}")
+    require(
+        re.fullmatch("[0-9a-f]{64}", name) is not None, "data.repo", rule, f"{name} for {path.name}"
+    )
     return name

@@ -1,5 +1,5 @@
-"""Token shards that exist already: in the challenge's .bin format, or without a header, as nanoGPT writes
-them."""
+"""Token shards that exist already: in the challenge's .bin format, or without a header, as nanoGPT
+writes them."""
 
 from __future__ import annotations
 
@@ -23,14 +23,18 @@ class Shards(Data):
     kind: str = "shards"
     train: str = key(identity=False)  # glob of its files
     val: str = key(identity=False)  # glob of its files
-    # of files without a header: uint16 or uint32. null: they have a header. It is in the data's hash
+    # of files without a header: uint16 or uint32. null: they have a header. It is in the data's
+    # hash
     dtype: TokenType | None = key(identity=False, default=None)
 
     def __post_init__(self) -> None:
         Data.__post_init__(self)
         for name in ("train", "val"):
             require(
-                bool(getattr(self, name)), f"data.{name}", "be a path or a glob", repr(getattr(self, name))
+                bool(getattr(self, name)),
+                f"data.{name}",
+                "be a path or a glob",
+                repr(getattr(self, name)),
             )
 
     def locate(self, tokenizer: Tokenizer, *, cache_dir: Path) -> ShardSet:
@@ -38,8 +42,18 @@ class Shards(Data):
 
         train, val = _matches("data.train", self.train), _matches("data.val", self.val)
         both = {os.path.realpath(path) for path in train} & {os.path.realpath(path) for path in val}
-        require(not both, "data.val", "not match a shard of data.train", f"{min(both, default='')} in both")
-        source: dict[str, object] = {"kind": "shards", "text": True, "train": self.train, "val": self.val}
+        require(
+            not both,
+            "data.val",
+            "not match a shard of data.train",
+            f"{min(both, default='')} in both",
+        )
+        source: dict[str, object] = {
+            "kind": "shards",
+            "text": True,
+            "train": self.train,
+            "val": self.val,
+        }
         if self.dtype is not None:
             source["dtype"] = self.dtype.value
         return ShardSet(train=train, val=val, source=source, raw=self.dtype)

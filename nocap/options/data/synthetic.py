@@ -1,5 +1,5 @@
-"""A Markov chain with four successors a token: needs no text, can be learned, and its entropy is known (ln 4
-nats)."""
+"""A Markov chain with four successors a token: needs no text, can be learned, and its entropy is
+known (ln 4 nats)."""
 
 from __future__ import annotations
 

@@ -1,27 +1,27 @@
-"""Ideas that fit no group and mix freely: `ideas=[x0,smear]`. Each plugs into a few named joints of the model
-and the step.
+"""Ideas that fit no group and mix freely: `ideas=[x0,smear]`. Each plugs into a few named joints of
+the model and the step.
 
-    a joint                         where                                                    its part is from
-    prepare(part, …)                before the first of all forwards, on the device          build
-    before_forward(part, model, …)  a step's first forward                                   build
-    micro_batch(part, tokens, …)    the tokens and targets of a step's forwards              build
-    embed(part, x_BTC, context)     after the token and position embeddings                  build
-    enter(part, x_BTC, context)     a block's input                                          build_layer
-    qkv(part, q, k, v, context)     a layer's queries, keys and values, just before they mix build_layer
-    leave(part, x_BTC, context)     a block's output                                         build_layer
-    readout(part, x_BTC, context)   before the head's norm                                   build
-    unembed(part, x_BTC)            after it: times the head's matrix it gives the logits    build
-    loss(part, x_BTC, …)            a part of the training loss                              build
-    arrange(windows, job)           which training data is read, and in which order
+    a joint                         where                                              its part
+    prepare(part, …)                before the first of all forwards, on the device    build
+    before_forward(part, model, …)  a step's first forward                             build
+    micro_batch(part, tokens, …)    the tokens and targets of a step's forwards        build
+    embed(part, x_BTC, context)     after the token and position embeddings            build
+    enter(part, x_BTC, context)     a block's input                                    build_layer
+    qkv(part, q, k, v, context)     a layer's queries, keys and values before they mix build_layer
+    leave(part, x_BTC, context)     a block's output                                   build_layer
+    readout(part, x_BTC, context)   before the head's norm                             build
+    unembed(part, x_BTC)            after it: times the head's matrix, the logits      build
+    loss(part, x_BTC, …)            a part of the training loss                        build
+    arrange(windows, job)           which training data is read, in which order
     built(run, model)               the model when its first weights are drawn
     rates(name)                     a parameter's share of learning rate and weight decay
-    before_clip(part, model, …)     a step's gradients, before their norm is taken           build_around
-    before_step, after_step         around the optimizer's step                              build_around
-    validating(part, model)         the weights that are validated                           build_around
+    before_clip(part, model, …)     a step's gradients, before their norm is taken     build_around
+    before_step, after_step         around the optimizer's step                        build_around
+    validating(part, model)         the weights that are validated                     build_around
 
-Where an idea builds no part, the joints of that place are not called. With several ideas, each joint goes in
-the order of their names. Parameters draw from a generator keyed by their place, so that those of the rest
-stay the same.
+Where an idea builds no part, the joints of that place are not called. With several ideas, each
+joint goes in the order of their names. Parameters draw from a generator keyed by their place, so
+that those of the rest stay the same.
 """
 
 from __future__ import annotations
@@ -70,12 +70,13 @@ class Idea(Option):
     PER_TOKEN: ClassVar[bool] = False
 
     def build(self, run: Run, *, vocab_size: int) -> nn.Module | None:
-        """Return the model's part, with its parameters and buffers; `nn.Module()` where it has none."""
+        """Return the model's part, with its parameters and buffers; `nn.Module()` where it has
+        none."""
         return None
 
     def build_layer(self, run: Run, layer: int) -> nn.Module | None:
-        """Return a block's part; None leaves this layer as it is. Read the layer's number here, not in a
-        joint: a compiled block serves all layers."""
+        """Return a block's part; None leaves this layer as it is. Read the layer's number here, not
+        in a joint: a compiled block serves all layers."""
         return None
 
     def build_around(self, run: Run, model: LanguageModel) -> nn.Module | None:
@@ -85,17 +86,19 @@ class Idea(Option):
     # --- what it says of itself ---
 
     def flops_per_token(self, run: Run, *, vocab_size: int) -> float:
-        """Return the FLOPs of matrix products that it adds to a training token. It describes the joints of
-        its own class, and no others (see `nocap.config.option.declared`): without it they are counted."""
+        """Return the FLOPs of matrix products that it adds to a training token. It describes the
+        joints of its own class, and no others (see `nocap.config.option.declared`): without it they
+        are counted."""
         return 0.0
 
     def flops_beside(self, run: Run, *, vocab_size: int) -> float:
-        """FLOPs of a training token that counting the model does not find: those of another model."""
+        """FLOPs of a training token that counting the model does not find: those of another
+        model."""
         return 0.0
 
     def in_the_end(self) -> Idea | None:
-        """Return the idea as the last steps have it, by which a step's cost is measured; None: it has no
-        effect there."""
+        """Return the idea as the last steps have it, by which a step's cost is measured; None: it
+        has no effect there."""
         return self
 
     # --- joints of the model ---
@@ -104,8 +107,8 @@ class Idea(Option):
         """Load what training alone needs; the model is on its device, and not compiled yet."""
 
     def before_forward(self, part: Any, model: LanguageModel, *, step: int) -> None:
-        """Begin a training step. What changes with the step is set here as a function of the step alone: so
-        it needs no place in checkpoints."""
+        """Begin a training step. What changes with the step is set here as a function of the step
+        alone: so it needs no place in checkpoints."""
 
     def micro_batch(
         self, part: Any, tokens_BT: Tensor, targets_BT: Tensor, *, step: int
@@ -131,30 +134,30 @@ class Idea(Option):
         return x_BTC
 
     def unembed(self, part: Any, x_BTC: Tensor) -> Tensor:
-        """Change all that meets the head's matrix: in the training loss and its parts, in validation, in
-        generation; before a soft-cap."""
+        """Change all that meets the head's matrix: in the training loss and its parts, in
+        validation, in generation; before a soft-cap."""
         return x_BTC
 
     def loss(self, part: Any, x_BTC: Tensor, targets_BT: Tensor, head: Head) -> Tensor | None:
-        """Return a scalar that is added to the training loss, logged as `train/loss_NAME`. `x_BTC` is
-        before the head's norm; `head.next_token(x, t)` is the mean cross-entropy of the head's logits, in
-        nats."""
+        """Return a scalar that is added to the training loss, logged as `train/loss_NAME`. `x_BTC`
+        is before the head's norm; `head.next_token(x, t)` is the mean cross-entropy of the head's
+        logits, in nats."""
         return None
 
     def built(self, run: Run, model: LanguageModel) -> None:
-        """Set first weights, or tie some of them to others. The draws are over: those of the rest stay the
-        same."""
+        """Set first weights, or tie some of them to others. The draws are over: those of the rest
+        stay the same."""
 
     # --- joints of the data and the step ---
 
     def arrange(self, windows: Windows, job: Job) -> tuple[float, float]:
-        """Change which windows of the training data are read, and in which order. Returns the seconds that it
-        took to know that, and how many of them just now."""
+        """Change which windows of the training data are read, and in which order. Returns the
+        seconds that it took to know that, and how many of them just now."""
         return 0.0, 0.0
 
     def rates(self, name: str) -> Rate:
-        """Return the factor on the learning rate of the parameter of this name in the model, which need
-        not be the idea's own."""
+        """Return the factor on the learning rate of the parameter of this name in the model, which
+        need not be the idea's own."""
         return Rate()
 
     def before_clip(self, part: Any, model: LanguageModel, *, step: int) -> None:
@@ -173,8 +176,8 @@ class Idea(Option):
 
 @dataclass(kw_only=True, slots=True)
 class WithRate(Idea):
-    """An idea whose parameters have a factor of their own on the learning rate. Its yaml is named as its
-    kind."""
+    """An idea whose parameters have a factor of their own on the learning rate. Its yaml is named
+    as its kind."""
 
     LEAST_LAYERS: ClassVar[int] = 1  # that it makes sense in
 
@@ -200,7 +203,9 @@ def learned(**starts: float | list[float]) -> nn.ParameterDict:
     import torch
     from torch import nn
 
-    return nn.ParameterDict({name: nn.Parameter(torch.tensor(start)) for name, start in starts.items()})
+    return nn.ParameterDict(
+        {name: nn.Parameter(torch.tensor(start)) for name, start in starts.items()}
+    )
 
 
 def overrides(idea: Idea, *joints: str) -> bool:

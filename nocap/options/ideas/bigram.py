@@ -1,8 +1,8 @@
-"""Bigram embedding: a vector for each pair of the previous and the current token, projected, is added to the
-token's (modded-nanogpt).
+"""Bigram embedding: a vector for each pair of the previous and the current token, projected, is
+added to the token's (modded-nanogpt).
 
-A row a pair where V² rows are not too many, else pairs are hashed to `rows`. The rows start at 0: the model
-is the one without. A step updates the whole table: of bytes, 2.1 million numbers.
+A row a pair where V² rows are not too many, else pairs are hashed to `rows`. The rows start at 0:
+the model is the one without. A step updates the whole table: of bytes, 2.1 million numbers.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ class Bigram(WithRate):
         WithRate.check(self, run)
         pairs = run.tokenizer.vocab_size ** self.longest()
         if pairs <= self.exact:
-            why = f"where each of {pairs:,} has a row of its own, by ideas.{self.kind}.exact={self.exact:,}"
+            why = (
+                f"where each of {pairs:,} has a row of its own, by "
+                f"ideas.{self.kind}.exact={self.exact:,}"
+            )
             require_default(self, f"ideas.{self.kind}.rows", why)
 
     def longest(self) -> int:

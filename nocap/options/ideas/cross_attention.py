@@ -1,8 +1,9 @@
-"""Unused cross-attention: after each block a branch looks at a memory of zeros, as a decoder does that no
-encoder feeds.
+"""Unused cross-attention: after each block a branch looks at a memory of zeros, as a decoder does
+that no encoder feeds.
 
-x + out(softmax(q·kᵀ)·v) with v = 0: the output is the same to the bit and no gradient is other than 0, while
-parameters, FLOPs and memory are spent. It measures what leaving such a branch out is worth.
+x + out(softmax(q·kᵀ)·v) with v = 0: the output is the same to the bit and no gradient is other than
+0, while parameters, FLOPs and memory are spent. It measures what leaving such a branch out is
+worth.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Multi-token prediction (arXiv:2404.19737): more heads on one trunk predict the tokens after the next, in
-training only.
+"""Multi-token prediction (arXiv:2404.19737): more heads on one trunk predict the tokens after the
+next, in training only.
 
-loss += (1 - (1 - final)·step/steps) · Σ_k weights[k]·CE(logits(x + W_k·x), the token k + 2 ahead), k = 0, 1,
-…; norm and unembedding are the head's own, and each W_k starts at zero.
+loss += (1 - (1 - final)·step/steps) · Σ_k weights[k]·CE(logits(x + W_k·x), the token k + 2 ahead),
+k = 0, 1, …; norm and unembedding are the head's own, and each W_k starts at zero.
 """
 
 from __future__ import annotations
@@ -30,7 +30,12 @@ class MultiToken(Idea):
 
     def check(self, run: Run) -> None:
         rule = f"be of at least 1 and fewer than model.seq_len={run.model.seq_len} tokens"
-        require(0 < len(self.weights) < run.model.seq_len, "ideas.multi_token.weights", rule, self.weights)
+        require(
+            0 < len(self.weights) < run.model.seq_len,
+            "ideas.multi_token.weights",
+            rule,
+            self.weights,
+        )
 
     def build(self, run: Run, *, vocab_size: int) -> nn.Module:
         import torch

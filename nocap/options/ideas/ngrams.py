@@ -1,5 +1,5 @@
-"""n-gram embeddings: several tables, each with a vector for the last n tokens, projected and added to the
-token's (hashed tables as in arXiv:2412.09871 and arXiv:2501.16975)."""
+"""n-gram embeddings: several tables, each with a vector for the last n tokens, projected and added
+to the token's (hashed tables as in arXiv:2412.09871 and arXiv:2501.16975)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Partial key offset: for half of a key's channels, the key is that of the token before (modded-nanogpt).
+"""Partial key offset: for half of a key's channels, the key is that of the token before
+(modded-nanogpt).
 
-A query that matches a token's key in that half gets the values of the token after it: one layer can continue
-what stood there before. The half is that of the pairs which rotary embedding turns the least. The first token
-has no other before it and keeps its own.
+A query that matches a token's key in that half gets the values of the token after it: one layer can
+continue what stood there before. The half is that of the pairs which rotary embedding turns the
+least. The first token has no other before it and keeps its own.
 """
 
 from __future__ import annotations
@@ -48,10 +49,12 @@ class PartialKeyOffset(Idea):
 
         before_BTKD = torch.cat([k_BTKD[:, :1], k_BTKD[:, :-1]], dim=1)
         quarters = zip(k_BTKD.chunk(4, dim=3), before_BTKD.chunk(4, dim=3), strict=True)
-        # Rotary pairs channel i with i + D/2, the lower i turning faster: the second and the last quarter are
-        # the slow pairs.
+        # Rotary pairs channel i with i + D/2, the lower i turning faster: the second and the last
+        # quarter are the slow pairs.
         return (
             q_BTHD,
-            torch.cat([before if i % 2 else own for i, (own, before) in enumerate(quarters)], dim=3),
+            torch.cat(
+                [before if i % 2 else own for i, (own, before) in enumerate(quarters)], dim=3
+            ),
             v_BTKD,
         )

@@ -1,7 +1,7 @@
 """Smear: each token's embedding gets a gated share of the token's before it (modded-nanogpt).
 
-x_t ← x_t + λ·σ(w·x_t)·x_{t-1}, w over the first channels. λ and w are learned; w starts at 0. At λ = 0 the
-model is the one without.
+x_t ← x_t + λ·σ(w·x_t)·x_{t-1}, w over the first channels. λ and w are learned; w starts at 0. At λ
+= 0 the model is the one without.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The launcher options: where the cells of a grid run. Chosen by `hydra/launcher=…`, Hydra's own group."""
+"""The launcher options: where the cells of a grid run. Chosen by `hydra/launcher=…`, Hydra's own
+group."""
 
 from __future__ import annotations
 
@@ -16,9 +17,9 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True, slots=True)
 class Target:
-    """The machines that a cluster's jobs run on. What is null is as on the machine where the command is
-    given, or by the device's default. It decides which runs the cells are, so a job that lands on another
-    machine ends with exit code 2."""
+    """The machines that a cluster's jobs run on. What is null is as on the machine where the
+    command is given, or by the device's default. It decides which runs the cells are, so a job that
+    lands on another machine ends with exit code 2."""
 
     device: Device | None = None
     name: str | None = None  # of the GPU as the driver has it, or of the CPU

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class Pool(Launcher):
-    """`hydra/launcher=pool`: a cell for each `trainer.devices` GPUs, or `trainer.threads` × `trainer.devices`
-    CPU cores"""
+    """`hydra/launcher=pool`: a cell for each `trainer.devices` GPUs, or `trainer.threads` ×
+    `trainer.devices` CPU cores"""
 
     kind: str = "pool"
     # cells at once, at most; null: as many as the devices hold

@@ -22,24 +22,32 @@ if TYPE_CHECKING:
     from nocap.config.run import Run
     from nocap.launch.grid import Cell
 
-# until an address that does not answer is nobody's: Ray itself tries for minutes, and then ends the process
+# until an address that does not answer is nobody's: Ray itself tries for minutes, and then ends the
+# process
 NOBODY_S = 10.0
-PASSED_ON = (outside.VARIABLE, "NOCAP_CACHE", "PYTHONPATH")  # no secrets: Ray shows what it is given
+PASSED_ON = (
+    outside.VARIABLE,
+    "NOCAP_CACHE",
+    "PYTHONPATH",
+)  # no secrets: Ray shows what it is given
 
 
 @dataclass(kw_only=True)
 class Ray(OfCluster):
-    """`hydra/launcher=ray`: a task of a Ray cluster for each cell, which sets aside its GPUs, or its CPU
-    cores"""
+    """`hydra/launcher=ray`: a task of a Ray cluster for each cell, which sets aside its GPUs, or
+    its CPU cores"""
 
     kind: str = "ray"
-    # of the cluster, HOST:PORT; auto: the one that this machine is in; local: one of this machine alone, for
-    # this grid
+    # of the cluster, HOST:PORT; auto: the one that this machine is in; local: one of this machine
+    # alone, for this grid
     address: str
     restarts: int = key(ge=0, le=1000)  # of a cell whose node was lost
 
     def __post_init__(self) -> None:
-        ok = self.address in ("auto", "local") or re.fullmatch(r"[\w.-]+:\d{1,5}", self.address) is not None
+        ok = (
+            self.address in ("auto", "local")
+            or re.fullmatch(r"[\w.-]+:\d{1,5}", self.address) is not None
+        )
         require(ok, "hydra.launcher.address", "be auto, local or HOST:PORT", self.address)
 
     def executor(self, folder: Path) -> RayTasks:
@@ -58,7 +66,9 @@ def connected(address: str) -> Any:
     Errors:
         ValueError: nobody answers there.
     """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster of this grid alone reports to nobody
+    os.environ.setdefault(
+        "RAY_USAGE_STATS_ENABLED", "0"
+    )  # a cluster of this grid alone reports to nobody
     asked = os.environ.get("RAY_ADDRESS", address) if address == "auto" else address
     host, _, port = asked.rpartition(":")
     try:
@@ -66,7 +76,9 @@ def connected(address: str) -> Any:
             socket.create_connection((host, int(port)), timeout=NOBODY_S).close()
         import ray
 
-        ray.init(address=asked, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        ray.init(
+            address=asked, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR
+        )
     except Exception as error:  # Ray's are of no class of their own where it cannot start
         require(
             False,
@@ -80,13 +92,16 @@ def connected(address: str) -> Any:
 def needs(run: Run) -> dict[str, int]:
     """Return what Ray sets aside for a run."""
     t = run.trainer
-    return {"num_cpus": t.devices * t.threads, "num_gpus": t.devices if t.device is Device.cuda else 0}
+    return {
+        "num_cpus": t.devices * t.threads,
+        "num_gpus": t.devices if t.device is Device.cuda else 0,
+    }
 
 
 @dataclass(kw_only=True)
 class RayTasks(Executor):
-    """Which nodes run the tasks, and when, is Ray's to say. A cell whose node is lost goes on on another
-    one."""
+    """Which nodes run the tasks, and when, is Ray's to say. A cell whose node is lost goes on on
+    another one."""
 
     ray: Any
     folder: Path  # the grid's
@@ -127,7 +142,9 @@ class RayTask:
         # what Ray gave to nobody, the cell must not take
         hidden = {} if need["num_gpus"] else {"CUDA_VISIBLE_DEVICES": ""}
         task = ray.remote(max_retries=0)(_task()).options(name=self._job.identity, **need)
-        self._reference = task.remote(self._job.words, env | hidden, os.getcwd(), str(self._job.log))
+        self._reference = task.remote(
+            self._job.words, env | hidden, os.getcwd(), str(self._job.log)
+        )
 
     def poll(self) -> str | None:
         ray = self._tasks.ray
@@ -160,8 +177,8 @@ class RayTask:
 
 
 def _task() -> Any:
-    """Return what runs on a node. It is sent there as it stands here, by value, and needs nothing but
-    Python there."""
+    """Return what runs on a node. It is sent there as it stands here, by value, and needs nothing
+    but Python there."""
 
     def run(words: list[str], env: dict[str, str], folder: str, log: str) -> int:
         import os

@@ -46,8 +46,12 @@ class Slurm(OfCluster):
     mem_per_gpu: str | None = None  # as 80G
     mem_per_cpu: str | None = None  # as 4G
     account: str | None = None  # that is charged
-    signal_delay_s: int = key(ge=0, le=10**6, default=120)  # before the time limit, when the job saves
-    max_num_timeout: int = key(ge=0, le=10**4, default=0)  # times that a job is requeued at its time limit
+    signal_delay_s: int = key(
+        ge=0, le=10**6, default=120
+    )  # before the time limit, when the job saves
+    max_num_timeout: int = key(
+        ge=0, le=10**4, default=0
+    )  # times that a job is requeued at its time limit
     additional_parameters: dict[str, Any] = field(default_factory=dict)  # of sbatch
     array_parallelism: int = key(ge=1, le=10**6, default=256)  # jobs at once, at most
     setup: list[str] = field(default_factory=list)  # commands before srun
@@ -70,7 +74,9 @@ class Slurm(OfCluster):
 class SlurmJobs(Executor):
     """What was submitted since the last look becomes arrays of jobs. Slurm restarts them itself."""
 
-    goes_on: ClassVar[str] = "handed over; the same command without --detach waits for the jobs and reports"
+    goes_on: ClassVar[str] = (
+        "handed over; the same command without --detach waits for the jobs and reports"
+    )
 
     def __init__(self, folder: Path, asked: Slurm) -> None:
         """Check that this machine is one of a cluster.
@@ -134,7 +140,9 @@ class SlurmCell:
 
     def __init__(self, jobs: SlurmJobs, job: CellJob) -> None:
         self.job = job
-        self.number = job.log.with_suffix(".job")  # holds Slurm's number, so that a later command finds it
+        self.number = job.log.with_suffix(
+            ".job"
+        )  # holds Slurm's number, so that a later command finds it
         self.sent: Any = None  # submitit's job
         self.reason: str | None = None  # why there is no record to come
         self._jobs = jobs

@@ -18,8 +18,8 @@ class Mlp(Option):
     Optional methods about the module of `build` (see `nocap.config.option.declared`):
 
         flops_per_token(d_model) -> float    of forward and backward; without it they are counted
-        rows() -> dict                       the row of the profile for each module inside by its name;
-                                             without it the module is one row
+        rows() -> dict                       the row of the profile for each module inside by its
+                                             name; without it the module is one row
     """
 
     def build(self, d_model: int) -> nn.Module:

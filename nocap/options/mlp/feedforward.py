@@ -1,5 +1,5 @@
-"""Feed-forward with one activation, plain or gated: `gelu4x`, `gelu3x`, `relu2` and `swiglu` are its
-yamls."""
+"""Feed-forward with one activation, plain or gated: `gelu4x`, `gelu3x`, `relu2` and `swiglu` are
+its yamls."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ class Feedforward(Mlp):
         hidden = self.hidden(d_model)
         if self.gated:
             return SwiGLU(d_model=d_model, hidden=hidden)
-        return PlainMlp(d_model=d_model, hidden=hidden, squared_relu=self.activation is Activation.relu2)
+        return PlainMlp(
+            d_model=d_model, hidden=hidden, squared_relu=self.activation is Activation.relu2
+        )
 
     def rows(self) -> dict[str, str]:
         return {"": "activation", "gate": "mlp_up", "up": "mlp_up", "down": "mlp_down"}

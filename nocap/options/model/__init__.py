@@ -44,7 +44,8 @@ WHOLE_KEYS = (
 
 @dataclass(kw_only=True, slots=True)
 class Model(Option):
-    """The transformer's shape. An option may replace a block by `build_block`, or the whole model by `build`.
+    """The transformer's shape. An option may replace a block by `build_block`, or the whole model
+    by `build`.
 
     A model that one of these replaces has its FLOPs counted, ideas included, unless it has a method
     `flops_per_token(run, *, vocab_size)`, and decodes by recomputing the prefix.
@@ -60,7 +61,9 @@ class Model(Option):
     d_model: int = key(ge=1, le=2**20)  # channels of the residual stream
     seq_len: int = key(ge=1, le=2**24, losses=True)  # tokens
     norm_placement: NormPlacement = NormPlacement.pre  # where a branch f has its norm
-    residual_scale: ResidualScale = ResidualScale.attention  # which branches are multiplied by 1/√(2·n_layer)
+    residual_scale: ResidualScale = (
+        ResidualScale.attention
+    )  # which branches are multiplied by 1/√(2·n_layer)
     # bf16: half the traffic of the residual stream, rounded after each branch
     residual_precision: Precision = Precision.fp32
     qk_norm: bool = False  # RMS-normalise queries and keys per head, before the rotation
@@ -81,7 +84,10 @@ class Model(Option):
         own, products = self.residual_precision, run.trainer.precision
         fits = own is Precision.fp32 or products is Precision.bf16
         require(
-            fits, "model.residual_precision", f"be fp32 beside trainer.precision={products.value}", own.value
+            fits,
+            "model.residual_precision",
+            f"be fp32 beside trainer.precision={products.value}",
+            own.value,
         )
         chunks = run.objective.loss_chunks
         for name in ("pad_logits", "fp8_head"):
@@ -120,7 +126,8 @@ class Model(Option):
         return GPT(run, vocab_size=vocab_size)
 
     def build_block(self, run: Run, layer: int) -> nn.Module:
-        """Return a block: a module from x_BTC and the forward's `nocap.model.gpt.Context` to BTC."""
+        """Return a block: a module from x_BTC and the forward's `nocap.model.gpt.Context` to
+        BTC."""
         from nocap.model.gpt import Block
 
         return Block(run, layer)

@@ -17,8 +17,8 @@ class Norm(Option):
 
     Optional, about the module of `build` (see `nocap.config.option.declared`):
 
-        flops_per_token(d_model) -> float    of matrix products, forward and backward; without it they are
-                                             counted
+        flops_per_token(d_model) -> float    of matrix products, forward and backward; without it
+                                             they are counted
     """
 
     def build(self, d_model: int) -> nn.Module:

@@ -33,7 +33,9 @@ class ChannelNorm(Norm):
             "be false for RMSNorm, which has none",
             self.bias,
         )
-        require(not self.bias or self.gain, "norm.bias", "be false where norm.gain is false", self.bias)
+        require(
+            not self.bias or self.gain, "norm.bias", "be false where norm.gain is false", self.bias
+        )
 
     def flops_per_token(self, d_model: int) -> float:
         return 0.0

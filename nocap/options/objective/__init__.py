@@ -22,13 +22,14 @@ class Objective(Option):
 
     Optional, about `loss` (see `nocap.config.option.declared`):
 
-        flops_per_token(run, *, vocab_size) -> float    of forward and backward, the head's product included;
-                                                        without it they are counted
+        flops_per_token(run, *, vocab_size) -> float    of forward and backward, with the head's
+                                                        product; without it they are counted
     """
 
     READ_BY: ClassVar[dict[str, tuple[str, ...]]] = {"loss": ("objective.loss_chunks",)}
 
-    # Parts of a micro-batch's tokens whose logits exist one part after the other; 0 or 1: all at once.
+    # Parts of a micro-batch's tokens whose logits exist one part after the other; 0 or 1: all at
+    # once.
     loss_chunks: int = key(ge=0, le=2**40, default=1)
 
     def check(self, run: Run) -> None:
@@ -38,6 +39,6 @@ class Objective(Option):
 
     def loss(self, head: Head, x_BTC: Tensor, targets_BT: Tensor) -> Loss:
         """Return the loss of the residual stream before the head's norm, in nats per token, and its
-        parts. `next_token` is one of them, the plain loss, so that `train/loss` means the same for every
-        objective."""
+        parts. `next_token` is one of them, the plain loss, so that `train/loss` means the same for
+        every objective."""
         raise NotImplementedError(f"objective.kind={self.kind} must define loss")

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True, slots=True)
 class Optimizer(Option):
-    """One or several of torch's optimizers. The schedule multiplies each group's `lr`, and ideas may scale a
-    parameter's rate or decay.
+    """One or several of torch's optimizers. The schedule multiplies each group's `lr`, and ideas
+    may scale a parameter's rate or decay.
 
-    Optional: `update`, a rule of its own for `nocap.training.optimizer.ByRule`. Their state lies in `state`
-    and `param_groups`: `nocap check` shows that a checkpoint holds it.
+    Optional: `update`, a rule of its own for `nocap.training.optimizer.ByRule`. Their state lies in
+    `state` and `param_groups`: `nocap check` shows that a checkpoint holds it.
     """
 
     lr: float = key(gt=0, le=1000)  # peak learning rate
@@ -39,8 +39,8 @@ class Optimizer(Option):
         )
 
     def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
-        """Optimizers that share out all of the model's parameters. `nocap.training.optimizer` has the usual
-        groups."""
+        """Optimizers that share out all of the model's parameters. `nocap.training.optimizer` has
+        the usual groups."""
         raise NotImplementedError(f"optimizer.kind={self.kind} must define build")
 
     def validating(self, optimizers: list[torch.optim.Optimizer]) -> AbstractContextManager[object]:
@@ -48,8 +48,8 @@ class Optimizer(Option):
         return nullcontext()
 
     def period(self) -> int:
-        """Return the steps after which the work of an update repeats, where not every update does the
-        same."""
+        """Return the steps after which the work of an update repeats, where not every update does
+        the same."""
         return 1
 
     def at_batch(self, tokens: int) -> Optimizer:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 def beta2_of(half_life_tokens: float, batch_tokens: int) -> float:
-    """Return the β₂ of a step with which a gradient's weight halves every so many tokens, whatever the
-    batch (arXiv:2507.07101)."""
+    """Return the β₂ of a step with which a gradient's weight halves every so many tokens, whatever
+    the batch (arXiv:2507.07101)."""
     return 0.5 ** (batch_tokens / half_life_tokens)
 
 
@@ -45,7 +45,8 @@ class AdamW(Optimizer):
         if self.beta2_half_life_tokens is not None:
             follows = beta2_of(self.beta2_half_life_tokens, run.trainer.batch_tokens)
             rule = (
-                f"be left to optimizer.beta2_half_life_tokens={self.beta2_half_life_tokens:g}, from "
+                f"be left to optimizer.beta2_half_life_tokens={self.beta2_half_life_tokens:g}, "
+                f"from "
                 f"which {follows:.6g} follows"
             )
             require(self.beta2 == follows, "optimizer.beta2", rule, self.beta2)

@@ -1,5 +1,5 @@
-"""Muon (Keller Jordan, 2024) for the blocks' matrices, AdamW for the rest. Muon is torch's own, with the
-matrices of one shape orthogonalised together, in fewer and larger products.
+"""Muon (Keller Jordan, 2024) for the blocks' matrices, AdamW for the rest. Muon is torch's own,
+with the matrices of one shape orthogonalised together, in fewer and larger products.
 
 Options: Polar Express (arXiv:2505.16932), NorMuon (arXiv:2510.05491), and a momentum that rises.
 """
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 AT_ONCE = {"cpu": 2**17, "cuda": 2**26}
 EPS = 1e-7  # torch's: the least norm of a matrix that is divided by it
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # the odd polynomial ax + bx³ + cx⁵
-# Polar Express: for each iteration the odd polynomial ax + bx³ + cx⁵ that is nearest to 1 on the interval in
-# which the iterations before it leave the singular values, from [0.001, 1] on; an interval counts as
-# beginning at 0.024 of its end at least. The numbers are the paper's list; tests/test_optimizers.py derives
-# them again.
+# Polar Express: for each iteration the odd polynomial ax + bx³ + cx⁵ that is nearest to 1 on the
+# interval in which the iterations before it leave the singular values, from [0.001, 1] on; an
+# interval counts as beginning at 0.024 of its end at least. The numbers are the paper's list;
+# tests/test_optimizers.py derives them again.
 POLAR_EXPRESS = (
     (8.28721201814563, -23.595886519098837, 17.300387312530933),
     (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
@@ -41,15 +41,17 @@ POLAR_EXPRESS = (
     (1.8750014808534479, -1.2500016453999487, 0.3750001645474248),
     (1.875, -1.25, 0.375),  # and for all after it
 )
-# each but the last is used of x / 1.01, as there: a singular value that rounding puts beyond the interval
-# still converges
+# each but the last is used of x / 1.01, as there: a singular value that rounding puts beyond the
+# interval still converges
 SAFETY = 1.01
 
 
 class Iteration(Enum):
     """The polynomials that bring a matrix's singular values to 1."""
 
-    newton_schulz = "newton_schulz"  # one for all iterations, which leaves them within about 0.3 of 1
+    newton_schulz = (
+        "newton_schulz"  # one for all iterations, which leaves them within about 0.3 of 1
+    )
     # one for each, the best for what the one before leaves (arXiv:2505.16932)
     polar_express = "polar_express"
 
@@ -63,8 +65,8 @@ class MuonScale(Enum):
 
 @dataclass(kw_only=True, slots=True)
 class Muon(AdamW):
-    """Muon for the matrices inside the blocks; AdamW, with the inherited keys, for embeddings, head and
-    vectors."""
+    """Muon for the matrices inside the blocks; AdamW, with the inherited keys, for embeddings, head
+    and vectors."""
 
     kind: str = "muon"
     # peak learning rate of the matrices inside the blocks; lr is of the rest
@@ -95,8 +97,8 @@ class Muon(AdamW):
         ]
 
     def update(self, group: Group, params: Tensors, grads: Tensors, states: States) -> None:
-        """torch's: the same bits on a CPU with bf16 products. On one without, fp32 in place of bf16. On CUDA
-        a product of a stack may be summed in another order than that of a matrix."""
+        """torch's: the same bits on a CPU with bf16 products. On one without, fp32 in place of
+        bf16. On CUDA a product of a stack may be summed in another order than that of a matrix."""
         by_shape: dict[torch.Size, list[tuple[Any, ...]]] = {}
         for triple in zip(params, grads, states, strict=True):
             by_shape.setdefault(triple[0].shape, []).append(triple)
@@ -114,15 +116,23 @@ class Muon(AdamW):
 
         momenta, momentum = kept(states, "momentum_buffer", params), self.momentum_at(group["step"])
         torch._foreach_lerp_(momenta, grads, 1 - momentum)
-        updates: Sequence[Tensor] = torch._foreach_lerp(grads, momenta, momentum)  # Nesterov's look ahead
+        updates: Sequence[Tensor] = torch._foreach_lerp(
+            grads, momenta, momentum
+        )  # Nesterov's look ahead
         dtype = matmul_dtype(params[0])
-        if len(updates) > 1 or dtype is not torch.bfloat16 or self.iteration is Iteration.polar_express:
+        if (
+            len(updates) > 1
+            or dtype is not torch.bfloat16
+            or self.iteration is Iteration.polar_express
+        ):
             updates = orthogonalized(torch.stack(list(updates)), self.polynomials(), dtype)
         else:
             updates = [_zeropower_via_newtonschulz(updates[0], NEWTON_SCHULZ, self.ns_steps, EPS)]
         if self.row_beta2 is not None:
             updates = _even_rows(
-                updates, kept(states, "row_second_moment", [p[:, :1] for p in params]), self.row_beta2
+                updates,
+                kept(states, "row_second_moment", [p[:, :1] for p in params]),
+                self.row_beta2,
             )
         torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
         torch._foreach_add_(
@@ -132,7 +142,9 @@ class Muon(AdamW):
     def momentum_at(self, step: int) -> float:
         """Return the momentum of a step, counted from 1."""
         start, steps = self.momentum_start, self.momentum_warmup_steps
-        return self.momentum if step > steps else start + (self.momentum - start) * (step - 1) / steps
+        return (
+            self.momentum if step > steps else start + (self.momentum - start) * (step - 1) / steps
+        )
 
     def polynomials(self) -> list[tuple[float, float, float]]:
         """Return a, b and c of each iteration."""
@@ -140,7 +152,9 @@ class Muon(AdamW):
             return [NEWTON_SCHULZ] * self.ns_steps
         coefficients = [POLAR_EXPRESS[min(i, len(POLAR_EXPRESS) - 1)] for i in range(self.ns_steps)]
         return [
-            (a / SAFETY, b / SAFETY**3, c / SAFETY**5) if (a, b, c) != POLAR_EXPRESS[-1] else (a, b, c)
+            (a / SAFETY, b / SAFETY**3, c / SAFETY**5)
+            if (a, b, c) != POLAR_EXPRESS[-1]
+            else (a, b, c)
             for a, b, c in coefficients
         ]
 
@@ -148,8 +162,8 @@ class Muon(AdamW):
 def orthogonalized(
     x_NAB: Tensor, polynomials: list[tuple[float, float, float]], dtype: torch.dtype
 ) -> list[Tensor]:
-    """N matrices with singular values near 1, by an iteration for each polynomial: X ← a·X + (b·G + c·G²)·X
-    with G = X·Xᵀ. `x_NAB` may be lost."""
+    """N matrices with singular values near 1, by an iteration for each polynomial: X ← a·X + (b·G +
+    c·G²)·X with G = X·Xᵀ. `x_NAB` may be lost."""
     import torch
 
     x = x_NAB.to(dtype)
@@ -166,12 +180,16 @@ def orthogonalized(
 
 
 def _even_rows(updates: Sequence[Tensor], moments: list[Tensor], beta2: float) -> list[Tensor]:
-    """NorMuon: each row over the root of its second moment, and the whole as long as an orthogonal matrix,
-    √min(A, B)."""
+    """NorMuon: each row over the root of its second moment, and the whole as long as an orthogonal
+    matrix, √min(A, B)."""
     import torch
 
-    torch._foreach_lerp_(moments, [update.square().mean(1, keepdim=True) for update in updates], 1 - beta2)
-    evened = [update / (moment.sqrt() + 1e-10) for update, moment in zip(updates, moments, strict=True)]
+    torch._foreach_lerp_(
+        moments, [update.square().mean(1, keepdim=True) for update in updates], 1 - beta2
+    )
+    evened = [
+        update / (moment.sqrt() + 1e-10) for update, moment in zip(updates, moments, strict=True)
+    ]
     lengths = torch.stack(torch._foreach_norm(evened)).clamp(min=1e-10)
     torch._foreach_mul_(evened, list((math.sqrt(min(updates[0].shape)) / lengths).unbind()))
     return evened

@@ -1,5 +1,5 @@
-"""AdamW Schedule-Free (arXiv:2405.15682): an average of the weights in place of a decaying rate and of Adam's
-momentum."""
+"""AdamW Schedule-Free (arXiv:2405.15682): an average of the weights in place of a decaying rate and
+of Adam's momentum."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True, slots=True)
 class ScheduleFree(AdamW):
-    """The parameters are y = (1-β₁)·z + β₁·x, where the gradients are taken; the average x is validated, and
-    generated from."""
+    """The parameters are y = (1-β₁)·z + β₁·x, where the gradients are taken; the average x is
+    validated, and generated from."""
 
     kind: str = "schedule_free"
 
@@ -36,7 +36,10 @@ class ScheduleFree(AdamW):
             "be above 0: else nothing of the average is in the weights",
             self.beta1,
         )
-        rule = "be false beside optimizer=schedule_free, whose decay acts on another copy of the weights"
+        rule = (
+            "be false beside optimizer=schedule_free, whose decay acts on another copy of the "
+            "weights"
+        )
         require(not self.cautious_decay, "optimizer.cautious_decay", rule, self.cautious_decay)
 
     def check(self, run: Run) -> None:
@@ -50,7 +53,8 @@ class ScheduleFree(AdamW):
         )
         for name, idea in run.ideas.items():
             rule = (
-                f"leave out {name} beside optimizer=schedule_free: both choose the weights that are validated"
+                f"leave out {name} beside optimizer=schedule_free: both choose the weights "
+                f"that are validated"
             )
             require(not overrides(idea, "validating"), "ideas", rule, ", ".join(run.ideas))
 
@@ -60,8 +64,9 @@ class ScheduleFree(AdamW):
         return [ByRule(self, self.groups(dict(model.named_parameters())), sum=0.0)]
 
     def update(self, group: Group, params: Tensors, grads: Tensors, states: States) -> None:
-        """z ← z - γ·(g / (√v + ε) + λ·y) and x ← (1-c)·x + c·z, with γ = lr·√(1-β₂ᵗ), v the average of g² by
-        β₂, and c = γ² / Σγ² over all steps so far. As x follows from y and z, only z and v are kept."""
+        """z ← z - γ·(g / (√v + ε) + λ·y) and x ← (1-c)·x + c·z, with γ = lr·√(1-β₂ᵗ), v the average
+        of g² by β₂, and c = γ² / Σγ² over all steps so far. As x follows from y and z, only z and v
+        are kept."""
         import torch
 
         from nocap.training.optimizer import kept

@@ -1,5 +1,5 @@
-"""SOAP (arXiv:2409.11321), Adam in the eigenbasis of Shampoo's preconditioner, for the blocks' matrices;
-AdamW for the rest."""
+"""SOAP (arXiv:2409.11321), Adam in the eigenbasis of Shampoo's preconditioner, for the blocks'
+matrices; AdamW for the rest."""
 
 from __future__ import annotations
 
@@ -35,16 +35,17 @@ class Soap(AdamW):
         return self.basis_every
 
     def update(self, group: Group, params: Tensors, grads: Tensors, states: States) -> None:
-        """Update parameters of one shape. For a matrix W with gradient G, L and R are the averages of GGᵀ and
-        GᵀG by β₂, and Q_L and Q_R their eigenvectors:
+        """Update parameters of one shape. For a matrix W with gradient G, L and R are the averages
+        of GGᵀ and GᵀG by β₂, and Q_L and Q_R their eigenvectors:
 
-        G' = Q_LᵀGQ_R, M the average of G' by β₁, V that of G'² by β₂, W ← W - lr·(Q_L·(M̂ / (√V̂ + ε))·Q_Rᵀ +
-        λ·W).
+        G' = Q_LᵀGQ_R, M the average of G' by β₁, V that of G'² by β₂, W ← W - lr·(Q_L·(M̂ / (√V̂ +
+        ε))·Q_Rᵀ + λ·W).
 
-        The bases follow L and R by one step of orthogonal iteration, Q ← the orthonormal part of LQ, every
-        `basis_every` updates, and M turns with them. A first step makes them and leaves the weights alone: in
-        the basis of one gradient, that gradient says nothing about the other directions. Gradients and steps
-        are turned in bf16 where the device computes it, and the bases are kept in it; averages are fp32.
+        The bases follow L and R by one step of orthogonal iteration, Q ← the orthonormal part of
+        LQ, every `basis_every` updates, and M turns with them. A first step makes them and leaves
+        the weights alone: in the basis of one gradient, that gradient says nothing about the other
+        directions. Gradients and steps are turned in bf16 where the device computes it, and the
+        bases are kept in it; averages are fp32.
         """
         for p, grad, state in zip(params, grads, states, strict=True):
             if state:
@@ -65,7 +66,9 @@ class Soap(AdamW):
             # on a GPU an update with NaN is launched, too, and not kept: eigh must not end the run
             finite = state[side].nan_to_num(0.0, 0.0, 0.0)
             basis = torch.linalg.eigh(finite).eigenvectors.mT.flip(0)
-            state[f"{side}_basis"] = basis.to(matmul_dtype(grad), memory_format=torch.contiguous_format)
+            state[f"{side}_basis"] = basis.to(
+                matmul_dtype(grad), memory_format=torch.contiguous_format
+            )
         return state
 
     def _update(self, group: Group, p: Tensor, grad: Tensor, state: dict[str, Tensor]) -> None:
@@ -82,13 +85,15 @@ class Soap(AdamW):
             state[side].mul_(self.beta2).add_(product, alpha=1 - self.beta2)
         if step % self.basis_every == 0:
             plain = left.mT.to(mean.dtype) @ (mean @ right.to(mean.dtype))
-            left, right = (_followed(state[side], state[f"{side}_basis"]) for side in ("left", "right"))
+            left, right = (
+                _followed(state[side], state[f"{side}_basis"]) for side in ("left", "right")
+            )
             mean.copy_(left @ (plain @ right.mT))
 
 
 def _followed(average: Tensor, basis: Tensor) -> Tensor:
-    """Return the basis, (A, A) by rows, after one step of orthogonal iteration, in place; returned in the
-    average's precision."""
+    """Return the basis, (A, A) by rows, after one step of orthogonal iteration, in place; returned
+    in the average's precision."""
     import torch
 
     # the average is symmetric; LAPACK reads and writes columns

@@ -21,9 +21,9 @@ class Position(Option):
     """Position information. `part` is what `build` made."""
 
     def flops_per_token(self, run: Run) -> float:
-        """Return the FLOPs of matrix products for a token, forward and backward, in all layers. It describes
-        what its own class does, and nothing else (see `nocap.config.option.declared`): without it they are
-        counted."""
+        """Return the FLOPs of matrix products for a token, forward and backward, in all layers. It
+        describes what its own class does, and nothing else (see `nocap.config.option.declared`):
+        without it they are counted."""
         return 0.0
 
     def build(self, model: Model) -> nn.Module | None:

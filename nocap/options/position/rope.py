@@ -23,7 +23,9 @@ class Rope(Position):
 
     def check(self, run: Run) -> None:
         d_head = run.model.d_model // run.model.n_head
-        require(d_head % 2 == 0, "model.d_model / model.n_head", "be even for position=rope", d_head)
+        require(
+            d_head % 2 == 0, "model.d_model / model.n_head", "be even for position=rope", d_head
+        )
 
     def flops_per_token(self, run: Run) -> float:
         return 0.0
@@ -31,7 +33,9 @@ class Rope(Position):
     def build(self, model: Model) -> nn.Module:
         from nocap.model.position import RotaryTables
 
-        return RotaryTables(seq_len=model.seq_len, d_head=model.d_model // model.n_head, base=self.base)
+        return RotaryTables(
+            seq_len=model.seq_len, d_head=model.d_model // model.n_head, base=self.base
+        )
 
     def tables(self, part: Any, where: Where) -> tuple[Tensor, Tensor]:
         return part.cos[where], part.sin[where]

@@ -1,4 +1,5 @@
-"""The schedules of the learning rate: pure functions of the step, so that a step's rate needs no history."""
+"""The schedules of the learning rate: pure functions of the step, so that a step's rate needs no
+history."""
 
 from __future__ import annotations
 
@@ -20,12 +21,17 @@ class Schedule(Option):
 
     def check(self, run: Run) -> None:
         rule = f"be at most trainer.steps={run.trainer.steps}"
-        require(self.warmup_steps <= run.trainer.steps, "schedule.warmup_steps", rule, self.warmup_steps)
+        require(
+            self.warmup_steps <= run.trainer.steps, "schedule.warmup_steps", rule, self.warmup_steps
+        )
 
     def multiplier(self, *, step: int, steps: int) -> float:
-        """Return the factor on the peak learning rate for update `step` of `steps`, 0 ≤ step < steps."""
+        """Return the factor on the peak learning rate for update `step` of `steps`, 0 ≤ step <
+        steps."""
         return (
-            (step + 1) / self.warmup_steps if step < self.warmup_steps else self.shape(step=step, steps=steps)
+            (step + 1) / self.warmup_steps
+            if step < self.warmup_steps
+            else self.shape(step=step, steps=steps)
         )
 
     def shape(self, *, step: int, steps: int) -> float:
@@ -33,6 +39,6 @@ class Schedule(Option):
         raise NotImplementedError(f"schedule.kind={self.kind} must define shape")
 
     def free_until(self, steps: int) -> int:
-        """Return the step up to which no rate depends on `steps`, so that a longer run has the same ones.
-        0: unknown."""
+        """Return the step up to which no rate depends on `steps`, so that a longer run has the same
+        ones. 0: unknown."""
         return 0

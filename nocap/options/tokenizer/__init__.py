@@ -18,7 +18,8 @@ class Tokenizer(Option):
 
     @property
     def name(self) -> str:
-        """Return a name for people, and for what is kept in the cache: equal names mean equal tokens."""
+        """Return a name for people, and for what is kept in the cache: equal names mean equal
+        tokens."""
         return self.kind
 
     @property
@@ -27,6 +28,6 @@ class Tokenizer(Option):
         raise NotImplementedError(f"tokenizer.kind={self.kind} must define vocab_size")
 
     def load(self, *, cache_dir: Path) -> tiktoken.Encoding:
-        """Return the encoding. `ValueError` where its files are missing and cannot be fetched; it says
-        how to get them."""
+        """Return the encoding. `ValueError` where its files are missing and cannot be fetched; it
+        says how to get them."""
         raise NotImplementedError(f"tokenizer.kind={self.kind} must define load")

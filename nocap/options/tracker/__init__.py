@@ -13,8 +13,8 @@ from nocap.config.option import Option
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunFacts:
-    """Says what a tracker gets to know about a run. The config's group goes before `group`; its tags and
-    `tags` are joined."""
+    """Says what a tracker gets to know about a run. The config's group goes before `group`; its
+    tags and `tags` are joined."""
 
     identity: str
     name: str  # for people: what sets the run apart from those beside it, and the seed
@@ -25,18 +25,24 @@ class RunFacts:
     config: Mapping[str, object]  # resolved, plain
     group: str | None = None
     tags: tuple[str, ...] = ()
-    options: Mapping[str, str] = field(default_factory=dict)  # group → the name of the option that was chosen
+    options: Mapping[str, str] = field(
+        default_factory=dict
+    )  # group → the name of the option that was chosen
     # what sets the run apart, by short names, with its values
     swept: Mapping[str, object] = field(default_factory=dict)
-    # the keys of the config that make the run what it is, flat: without its paths and what changes no number
+    # the keys of the config that make the run what it is, flat: without its paths and what changes
+    # no number
     counted: Mapping[str, object] = field(default_factory=dict)
-    about: Mapping[str, object] = field(default_factory=dict)  # commit, machine and parameters, flat
+    about: Mapping[str, object] = field(
+        default_factory=dict
+    )  # commit, machine and parameters, flat
     born: str = ""  # when and where its first attempt started
     # of each attempt: seconds since the epoch when it started, and what the run had spent before
     attempts: tuple[tuple[float, float], ...] = ()
 
     def time_of(self, row: Mapping[str, object]) -> float | None:
-        """Return when a row was made, in seconds since the epoch; None: the record does not tell."""
+        """Return when a row was made, in seconds since the epoch; None: the record does not
+        tell."""
         wall_s = row.get("clock/wall_s")
         if not isinstance(wall_s, int | float):
             return None
@@ -51,8 +57,8 @@ _IN_CONFIG = ("identity", "name", "arm", "seed")
 
 
 def at_the_end(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `summary.json`, flat, without its nulls. What the rows have too has its name there, so that a
-    dashboard shows it once, as it is at the end; what the config says is left out."""
+    """Return `summary.json`, flat, without its nulls. What the rows have too has its name there, so
+    that a dashboard shows it once, as it is at the end; what the config says is left out."""
     from nocap.store.metrics import METRICS
 
     names = {"/".join(metric.path): metric.curve for metric in METRICS.values() if metric.curve}
@@ -72,7 +78,9 @@ class NoLoginError(ValueError):
 class TrackerSession:
     """One open mirror of a run. This one mirrors nothing."""
 
-    url_or_hint: str | None = None  # the run's address, or the command that uploads what is missing there
+    url_or_hint: str | None = (
+        None  # the run's address, or the command that uploads what is missing there
+    )
     link: str | None = None  # the run's address, where rows go there while it trains
     sent = 0  # rows
     complete = False  # the server has said that it has all rows
@@ -90,8 +98,8 @@ class TrackerSession:
 
 @dataclass(kw_only=True, slots=True)
 class Tracker(Option):
-    """A mirror of the local record, which is the truth: a mirror may lag, go offline or stop, and never stops
-    a training."""
+    """A mirror of the local record, which is the truth: a mirror may lag, go offline or stop, and
+    never stops a training."""
 
     mirrors: ClassVar[bool] = True  # the rows go anywhere at all
     uploads: ClassVar[bool] = False  # to a server, which `nocap.runs sync` can send a record later
@@ -108,17 +116,18 @@ class Tracker(Option):
         """
 
     def begin_grid(self, group: str) -> str | None:
-        """Return the address under which a grid's runs will stand together, or why there is none. It is asked
-        once, in the process that starts the runs."""
+        """Return the address under which a grid's runs will stand together, or why there is none.
+        It is asked once, in the process that starts the runs."""
         return None
 
     def open(self, facts: RunFacts) -> TrackerSession:
-        """Open a session, in the first rank only. A resumed run opens a new one and logs its kept rows
-        again."""
+        """Open a session, in the first rank only. A resumed run opens a new one and logs its kept
+        rows again."""
         raise NotImplementedError(f"tracker.kind={self.kind} must define open")
 
     def is_awaited(self) -> bool:
-        """Say whether somebody waits for this run's record, also where it has been trained before."""
+        """Say whether somebody waits for this run's record, also where it has been trained
+        before."""
         return False
 
     def sends_now(self) -> bool:
@@ -140,11 +149,12 @@ class Tracker(Option):
         return None
 
     def gathered(self, folder: Path, runs: Mapping[str, Path]) -> str | None:
-        """Return the command that shows a grid's runs together, by their labels. `folder` is the grid's.
-        None: there is none on this machine."""
+        """Return the command that shows a grid's runs together, by their labels. `folder` is the
+        grid's. None: there is none on this machine."""
         return None
 
     @classmethod
     def left(cls, folder: Path) -> bool:
-        """Say whether a run's or a grid's folder has a mirror of which the server lacks something."""
+        """Say whether a run's or a grid's folder has a mirror of which the server lacks
+        something."""
         return False

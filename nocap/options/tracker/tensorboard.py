@@ -1,5 +1,5 @@
-"""The rows as TensorBoard reads them, in the run's folder: for a dashboard on this machine, without an
-account."""
+"""The rows as TensorBoard reads them, in the run's folder: for a dashboard on this machine, without
+an account."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ class TensorBoard(Tracker):
                 link = root / label.replace(os.sep, "_")[:200]
                 link.parent.mkdir(exist_ok=True)
                 link.symlink_to(os.path.relpath(run_dir / "tensorboard", root))
-        return f"tensorboard --logdir {shlex.quote(os.path.relpath(root))}" if root.is_dir() else None
+        return (
+            f"tensorboard --logdir {shlex.quote(os.path.relpath(root))}" if root.is_dir() else None
+        )
 
 
 def _remove(folder: Path) -> None:
@@ -47,7 +49,9 @@ class _Session(TrackerSession):
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ModuleNotFoundError as error:
-            raise ModuleNotFoundError("it needs tensorboard: pip install 'nocap[tensorboard]'") from error
+            raise ModuleNotFoundError(
+                "it needs tensorboard: pip install 'nocap[tensorboard]'"
+            ) from error
         self.url_or_hint = f"tensorboard --logdir {shlex.quote(str(facts.run_dir.parent))}"
         self._writer: Any = SummaryWriter(log_dir=str(folder))
         self._settings = {"arm": facts.arm, "seed": facts.seed, **facts.options, **facts.swept}

@@ -1,9 +1,9 @@
 """The mirror of the local record in Weights & Biases: every row of `metrics.jsonl`, each once.
 
-A session sends rows from the step on that the server does not have, whoever opens it: training, `nocap.runs
-sync`, or a grid at its end. What the server has at the end is asked. Training waits for a server no longer
-than `tracker.init_timeout_s` at the start and some seconds at the end. wandb is imported only when a mirror
-is opened.
+A session sends rows from the step on that the server does not have, whoever opens it: training,
+`nocap.runs sync`, or a grid at its end. What the server has at the end is asked. Training waits for
+a server no longer than `tracker.init_timeout_s` at the start and some seconds at the end. wandb is
+imported only when a mirror is opened.
 """
 
 from __future__ import annotations
@@ -30,7 +30,14 @@ from urllib.parse import quote, urlsplit
 
 from nocap.config.keys import flat, key, line_of, require
 from nocap.config.paths import shown
-from nocap.options.tracker import NoLoginError, RunFacts, Tables, Tracker, TrackerSession, at_the_end
+from nocap.options.tracker import (
+    NoLoginError,
+    RunFacts,
+    Tables,
+    Tracker,
+    TrackerSession,
+    at_the_end,
+)
 
 SLOW_FINISH_S = 3600.0  # where a checkpoint is sent
 RESEND_FINISH_S = 600.0  # of a record that is sent later, which no training waits for
@@ -43,10 +50,12 @@ IDENTITY_TOKEN = "WANDB_IDENTITY_TOKEN_FILE"
 NEEDS_KEY = "be left out: W&B is asked what it has by an API key (WANDB_API_KEY or wandb login)"
 SERVICE = "WANDB_SERVICE"  # has the address of wandb's own process, which children would share
 PLACE = "mirror.json"  # in the folder `wandb` of a run or a grid: where its mirror is
-UNREACHABLE = "NOCAP_WANDB_UNREACHABLE"  # set by the process that starts a grid: its runs do not ask again
+UNREACHABLE = (
+    "NOCAP_WANDB_UNREACHABLE"  # set by the process that starts a grid: its runs do not ask again
+)
 
-# wandb's error telemetry goes to the same server: on one that accepts and never answers, it held the process
-# for 20 s at exit. Read when wandb is imported.
+# wandb's error telemetry goes to the same server: on one that accepts and never answers, it held
+# the process for 20 s at exit. Read when wandb is imported.
 os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
 
 
@@ -65,8 +74,8 @@ class Wandb(Tracker):
     uploads: ClassVar[bool] = True
     # the second is what `wandb.init` imports; without it there, that takes longer and nothing else
     imports: ClassVar[tuple[str, ...]] = ("wandb", "wandb.sdk.launch.inputs.internal")
-    # Texts as a server takes them: for a project W&B's client has the limit, as for tags; for the others it
-    # has none, and 128 is what a page shows.
+    # Texts as a server takes them: for a project W&B's client has the limit, as for tags; for the
+    # others it has none, and 128 is what a page shows.
     project: str = key(longest=LONGEST_NAME)  # where the run is shown: WANDB_PROJECT, or nocap
     # user or team: WANDB_ENTITY, or null for the login's own
     entity: str | None = key(longest=LONGEST_NAME)
@@ -77,7 +86,9 @@ class Wandb(Tracker):
     # WANDB_JOB_TYPE, or null for the run's arm
     job_type: str | None = key(longest=LONGEST_NAME, default=None)
     notes: str | None = key(free=True, default=None)  # a text on the run's page: WANDB_NOTES
-    tags: list[str] = key(longest=LONGEST_TAG, default_factory=list)  # labels of the run: WANDB_TAGS
+    tags: list[str] = key(
+        longest=LONGEST_TAG, default_factory=list
+    )  # labels of the run: WANDB_TAGS
     mode: WandbMode  # whether rows are sent while it trains; WANDB_MODE has it too
     init_timeout_s: int = key(ge=1, le=300)  # seconds that training waits for a server at the start
     system: bool | None = None  # the machine's own metrics, as a GPU's load; null: on a GPU
@@ -123,9 +134,9 @@ class Wandb(Tracker):
         return f"{settings.app_url}/{entity}/{self.project}/groups/{quote(shown_as, safe='')}"
 
     def open(self, facts: RunFacts) -> TrackerSession:
-        """Open a session online or offline, as `tracker.mode` says. Under `auto` it is online where there is
-        a login. Nothing prompts. A session that cannot be online is one warning, and is offline. A wandb that
-        does not work at all is one warning, and there is no mirror."""
+        """Open a session online or offline, as `tracker.mode` says. Under `auto` it is online where
+        there is a login. Nothing prompts. A session that cannot be online is one warning, and is
+        offline. A wandb that does not work at all is one warning, and there is no mirror."""
         if self.mode is WandbMode.disabled:
             return TrackerSession()
         try:
@@ -165,7 +176,9 @@ class Wandb(Tracker):
         try:
             replace(self, mode=WandbMode.online).check_start()
             settings = _login(online=True)
-            require(settings is not None, "W&B", "have a login (wandb login, or WANDB_API_KEY)", "none")
+            require(
+                settings is not None, "W&B", "have a login (wandb login, or WANDB_API_KEY)", "none"
+            )
         except ValueError as error:
             raise NoLoginError(line_of(error)) from error
         except Exception as error:  # whatever its client raises
@@ -173,8 +186,8 @@ class Wandb(Tracker):
         return settings
 
     def open_comparison(self, facts: RunFacts) -> TrackerSession:
-        """Open a run of its own in the grid's group. `facts.identity` is the grid's, so that the same grid
-        compared again is the same run."""
+        """Open a run of its own in the grid's group. `facts.identity` is the grid's, so that the
+        same grid compared again is the same run."""
         return self.open(facts)
 
     @classmethod
@@ -183,7 +196,7 @@ class Wandb(Tracker):
         return place is not None and not place.complete
 
 
-# --- where a mirror is --------------------------------------------------------------------------------------
+# --- where a mirror is ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -223,8 +236,8 @@ def run_id(folder: Path, *, identity: str, born: str) -> str:
 
 
 def own_id(identity: str, born: str) -> str:
-    """Make an id of a run's identity and its first start, so that the same config trained again elsewhere is
-    another run."""
+    """Make an id of a run's identity and its first start, so that the same config trained again
+    elsewhere is another run."""
     return f"{identity}-{_digits(born)}" if born else identity
 
 
@@ -241,9 +254,10 @@ def cut(text: str, longest: int) -> str:
     return text if len(text) <= longest else f"{text[: longest - 7]}-{_digits(text)}"
 
 
-# --- names --------------------------------------------------------------------------------------------------
+# --- names ----------------------------------------------------------------------------------------
 
-# A page of W&B sorts its sections by name: the validation loss comes first, then speed, memory, training.
+# A page of W&B sorts its sections by name: the validation loss comes first, then speed, memory,
+# training.
 SECTIONS = {"val/": "eval/", "memory/": "resources/"}
 AXES = ("step", "tokens", "hours")
 BEST = "eval/best"
@@ -264,8 +278,8 @@ def name_there(name: str) -> str:
 
 
 def ends_of(summary: Mapping[str, object]) -> dict[str, object]:
-    """Return what W&B's table of runs has of a summary. It leaves out constants, what stands in the config,
-    and lines of the clock that are zero."""
+    """Return what W&B's table of runs has of a summary. It leaves out constants, what stands in the
+    config, and lines of the clock that are zero."""
     ends = dict[str, object]()
     for name, value in at_the_end(summary).items():
         if name in (*SHOWN, *OF_COMPARISONS) or (name.startswith("clock/") and value):
@@ -273,7 +287,7 @@ def ends_of(summary: Mapping[str, object]) -> dict[str, object]:
     return ends
 
 
-# --- what a server is asked ---------------------------------------------------------------------------------
+# --- what a server is asked -----------------------------------------------------------------------
 
 VIEWER = "query Viewer { viewer { entity } }"
 PROGRESS = """
@@ -283,7 +297,9 @@ query NocapProgress($project: String!, $entity: String, $name: String!) {
 """
 
 
-def _ask(settings: Any, query: str, variables: Mapping[str, object], *, timeout_s: float) -> dict[str, Any]:
+def _ask(
+    settings: Any, query: str, variables: Mapping[str, object], *, timeout_s: float
+) -> dict[str, Any]:
     """Return what the server answers to a query.
 
     Errors:
@@ -295,7 +311,9 @@ def _ask(settings: Any, query: str, variables: Mapping[str, object], *, timeout_
     secret = base64.b64encode(f"api:{settings.api_key}".encode()).decode()
     content = json.dumps({"query": query, "variables": variables}).encode()
     json_type = {"Content-Type": "application/json"}
-    request = urllib.request.Request(f"{settings.base_url}/graphql", data=content, headers=json_type)
+    request = urllib.request.Request(
+        f"{settings.base_url}/graphql", data=content, headers=json_type
+    )
     # not to a server that this one may lead to
     request.add_unredirected_header("Authorization", f"Basic {secret}")
     try:
@@ -321,14 +339,14 @@ def _rows_there(settings: Any, place: Place, *, timeout_s: float) -> int | None:
     return None if run is None else int(run["historyLineCount"] or 0)
 
 
-# --- a session ----------------------------------------------------------------------------------------------
+# --- a session ------------------------------------------------------------------------------------
 
 
 class WandbSession(TrackerSession):
     """Sends to one open W&B run. The first failure is one warning; after it the mirror is quiet.
 
-    wandb is called in a thread of its own: its process, frozen or busy, would otherwise block the training
-    once its pipe is full.
+    wandb is called in a thread of its own: its process, frozen or busy, would otherwise block the
+    training once its pipe is full.
     """
 
     def __init__(
@@ -342,13 +360,15 @@ class WandbSession(TrackerSession):
         self._report = place.report  # that the server has when all is there
         self._upload_s = _upload_s(tracker, resent=resent)
         self.finish_s = self._upload_s + ASK_S + GRACE_S
-        # What the server has begins before this step: a resumed run repeats rows, but for their clock.
-        # Offline it is 0, and the folder is a new one.
+        # What the server has begins before this step: a resumed run repeats rows, but for their
+        # clock. Offline it is 0, and the folder is a new one.
         self._first_step = int(run.starting_step)
         self._hint = f"python -m nocap.runs sync {shlex.quote(shown(facts.run_dir))}"
         self.link = None if run.offline else run.url
         self.url_or_hint: str | None = self.link or self._hint
-        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()  # None: the last
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = (
+            queue.SimpleQueue()
+        )  # None: the last
         threading.Thread(target=self._serve, name="wandb mirror", daemon=True).start()
 
     def _serve(self) -> None:
@@ -379,9 +399,12 @@ class WandbSession(TrackerSession):
         values = {name_there(name): value for name, value in row.items() if value is not None}
         for name in sorted(name for name in values if name.startswith("clock/")):
             if name not in self._hidden:
-                # ten panels of seconds would come before the loss; the dashboard has them in a folded section
+                # ten panels of seconds would come before the loss; the dashboard has them in a
+                # folded section
                 self._hidden.add(name)
-                hide = partial(self._run.define_metric, name, step_metric="step", summary="none", hidden=True)
+                hide = partial(
+                    self._run.define_metric, name, step_metric="step", summary="none", hidden=True
+                )
                 self._submit(failure, hide)
         if isinstance(train_s := row.get("clock/train_s"), int | float):
             values["hours"] = train_s / 3600
@@ -452,7 +475,8 @@ class WandbSession(TrackerSession):
         done.set()
 
     def _end(self, summary: Mapping[str, object], status: str) -> str:
-        """End the run, and return what the server lacks of it, in words; empty: nothing, or it is offline."""
+        """End the run, and return what the server lacks of it, in words; empty: nothing, or it is
+        offline."""
         settings = self._run.settings
         failed = self._silenced
         self._run.summary.update(ends_of(summary) | self._ends)
@@ -477,8 +501,8 @@ class WandbSession(TrackerSession):
         return wants.get(status, False) and not self._run.offline and self._place.end != status
 
     def _send_end(self, status: str) -> str:
-        """Mark a run that was stopped from outside, and send what is to be sent at an end. Return why that
-        failed, in words: the run ends there all the same."""
+        """Mark a run that was stopped from outside, and send what is to be sent at an end. Return
+        why that failed, in words: the run ends there all the same."""
         try:
             if status == "preempted":
                 self._run.mark_preempting()
@@ -502,9 +526,9 @@ class WandbSession(TrackerSession):
         self._run.log_artifact(artifact)
 
     def _lacking(self, settings: Any) -> str:
-        """Return what the server lacks, in words; empty: nothing. It is to have what it had when the session
-        began, and what the session has sent. Its client ends without an error where the server has refused
-        rows."""
+        """Return what the server lacks, in words; empty: nothing. It is to have what it had when
+        the session began, and what the session has sent. Its client ends without an error where the
+        server has refused rows."""
         deadline = time.monotonic() + ASK_S
         expected = self._place.rows + self.sent
         while True:
@@ -547,12 +571,15 @@ def _login(*, online: bool) -> Any:
     """
     import wandb
 
-    # Each process has a service of its own: one that it shared would end with the process that began it.
+    # Each process has a service of its own: one that it shared would end with the process that
+    # began it.
     os.environ.pop(SERVICE, None)
-    # Silent before the login: a login that may print asks the server for the user's name, 5 s without a
-    # network. `online` only lets it look for credentials where `WANDB_MODE` says offline and the config says
-    # online.
-    setup = wandb.setup(settings=wandb.Settings(silent=True, mode="online" if online else "offline"))
+    # Silent before the login: a login that may print asks the server for the user's name, 5 s
+    # without a network. `online` only lets it look for credentials where `WANDB_MODE` says offline
+    # and the config says online.
+    setup = wandb.setup(
+        settings=wandb.Settings(silent=True, mode="online" if online else "offline")
+    )
     os.environ.pop(SERVICE, None)
     if not online or not wandb.login(prompt=False, verify=False):
         return None
@@ -569,8 +596,8 @@ def _teardown() -> None:
 
 
 def _opened(tracker: Wandb, facts: RunFacts) -> WandbSession:
-    """Open a session online, or offline with the reason in a line. Its place is written first: a mirror that
-    cannot be opened is left to `nocap.runs sync`."""
+    """Open a session online, or offline with the reason in a line. Its place is written first: a
+    mirror that cannot be opened is left to `nocap.runs sync`."""
     _place_of(facts).write(facts.run_dir)
     problem = ""
     deadline = time.monotonic() + tracker.init_timeout_s
@@ -583,8 +610,8 @@ def _opened(tracker: Wandb, facts: RunFacts) -> WandbSession:
             problem = "no login"
     except Exception as error:  # whatever its client raises
         problem = line_of(error)
-        # The failed attempt still holds the id: without this, the offline run is refused ("run ID is in
-        # use").
+        # The failed attempt still holds the id: without this, the offline run is refused ("run ID
+        # is in use").
         _teardown()
     place = _place_of(facts)
     run = _init(tracker, facts, place, mode="offline", timeout_s=float(tracker.init_timeout_s))
@@ -614,8 +641,8 @@ def _opened_online(
 
 
 def _place_of(facts: RunFacts) -> Place:
-    """Return where a run's mirror is, or the id that it will have. W&B's agent knows a run by the id that it
-    gave."""
+    """Return where a run's mirror is, or the id that it will have. W&B's agent knows a run by the
+    id that it gave."""
     place = Place.read(facts.run_dir)
     agents = _agents_id()
     if place is None or agents not in ("", place.id):
@@ -624,8 +651,8 @@ def _place_of(facts: RunFacts) -> Place:
 
 
 def _place_there(tracker: Wandb, facts: RunFacts, settings: Any, *, timeout_s: float) -> Place:
-    """Return where a run is sent, with the rows that the server has of it. One that was deleted there has
-    another id: a server does not take the old one.
+    """Return where a run is sent, with the rows that the server has of it. One that was deleted
+    there has another id: a server does not take the old one.
 
     Errors:
         OSError: the server does not answer.
@@ -651,12 +678,22 @@ def _agents_id() -> str:
 
 
 def _init(
-    tracker: Wandb, facts: RunFacts, place: Place, *, mode: str, timeout_s: float, resent: bool = False
+    tracker: Wandb,
+    facts: RunFacts,
+    place: Place,
+    *,
+    mode: str,
+    timeout_s: float,
+    resent: bool = False,
 ) -> Any:
     import wandb
 
     _forget_attempts(facts)
-    name = " ".join(filter(None, (tracker.name, facts.name))) if facts.group else tracker.name or facts.name
+    name = (
+        " ".join(filter(None, (tracker.name, facts.name)))
+        if facts.group
+        else tracker.name or facts.name
+    )
     group = tracker.group or facts.group
     tags = [cut(tag, LONGEST_TAG) for tag in (*tracker.tags, *facts.tags) if tag]
     on_gpu = dict(flat(facts.config)).get("trainer.device") == "cuda"
@@ -665,8 +702,8 @@ def _init(
         finish_timeout=_upload_s(tracker, resent=resent),
         finish_timeout_raises=True,
         silent=True,
-        # The local record has the console, the code, the hardware and the versions. A command line could also
-        # carry a secret.
+        # The local record has the console, the code, the hardware and the versions. A command line
+        # could also carry a secret.
         console="off",
         save_code=False,
         disable_code=True,
@@ -701,16 +738,16 @@ def _init(
 
 
 def _config(facts: RunFacts) -> dict[str, object]:
-    """Return the keys that make the run what it is, under the names that a command line has for them: an
-    option's name is its group's value, as a sweep's agent has it."""
+    """Return the keys that make the run what it is, under the names that a command line has for
+    them: an option's name is its group's value, as a sweep's agent has it."""
     arm = {"arm": facts.arm, "arm_id": facts.arm_id, "identity": facts.identity}
     swept = {"swept": ", ".join(facts.swept)} if facts.swept else {}
     return {**facts.counted, **facts.options, **facts.about, **arm, **swept}
 
 
 def _forget_attempts(facts: RunFacts) -> None:
-    """Remove the folders of earlier sessions: their rows come again from the record, and what is not there
-    cannot be uploaded a second time."""
+    """Remove the folders of earlier sessions: their rows come again from the record, and what is
+    not there cannot be uploaded a second time."""
     for folder in facts.run_dir.glob("wandb/*run-*"):
         if folder.is_dir() and not folder.is_symlink():
             shutil.rmtree(folder, ignore_errors=True)

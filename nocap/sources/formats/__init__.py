@@ -1,20 +1,23 @@
 """Formats of logs that other trainers write: a Python file each. It defines
 
-    PATTERN              the files of a folder that may be such logs: globs with blanks between, "*.jsonl"
-    read(path)           yields the rows of one log in order, mappings from names to numbers and texts
+    PATTERN              the files of a folder that may be such logs: globs with blanks between
+    read(path)           yields the rows of one log in order, mappings from names to numbers and
+                         texts
 
 and may define
 
     recognises(sample)   says whether a file is such a log, by a `Sample` of what is in it
-    run_of(path)         names what a file is a piece of; `read` then takes all pieces of that: read(*paths)
+    run_of(path)         names what a file is a piece of; `read` then takes all its pieces:
+                         read(*paths)
     SURE = True          a file of such a name is such a log, and named where it cannot be read
     GENERAL = True       a file that another format recognises is that format's
     REMOTE = True        a path that is no file is a name on a server
 
-Names that count are those of `nocap.sources.columns.KEYS`, in the units there; `config/NAME` is a setting of
-the run, `final/NAME` a loss that was measured after training. Other names are offered to `--columns`. `line`
-is where a row stands, for messages. What is wrong with a log is a ValueError that begins with its line; where
-its end alone was cut, a `CutError` after the rows before that. A log may be larger than the memory.
+Names that count are those of `nocap.sources.columns.KEYS`, in the units there; `config/NAME` is a
+setting of the run, `final/NAME` a loss that was measured after training. Other names are offered to
+`--columns`. `line` is where a row stands, for messages. What is wrong with a log is a ValueError
+that begins with its line; where its end alone was cut, a `CutError` after the rows before that. A
+log may be larger than the memory.
 """
 
 from __future__ import annotations
@@ -108,8 +111,8 @@ def opened(path: Path) -> IO[bytes]:
 
 
 def lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the number, from 1, and the text of each line. A file may be packed by gzip, and UTF-16 by
-    its mark.
+    """Yield the number, from 1, and the text of each line. A file may be packed by gzip, and UTF-16
+    by its mark.
 
     Errors:
         OSError: it cannot be read.
@@ -125,7 +128,9 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
             raw = file.readline(LONGEST + 1)
             if not raw:
                 return
-            require(len(raw) <= LONGEST, f"line {number}", f"have at most {LONGEST:,} bytes", "more")
+            require(
+                len(raw) <= LONGEST, f"line {number}", f"have at most {LONGEST:,} bytes", "more"
+            )
             try:
                 yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:
@@ -140,27 +145,35 @@ def _in_utf_16(file: IO[bytes]) -> Iterator[tuple[int, str]]:
         try:
             text = reader.readline(LONGEST + 1)
         except UnicodeError as error:
-            raise ValueError(f"line {number} must be UTF-16 text, as the file's mark says") from error
+            raise ValueError(
+                f"line {number} must be UTF-16 text, as the file's mark says"
+            ) from error
         if not text:
             return
-        require(len(text) <= LONGEST, f"line {number}", f"have at most {LONGEST:,} characters", "more")
+        require(
+            len(text) <= LONGEST, f"line {number}", f"have at most {LONGEST:,} characters", "more"
+        )
         yield number, text.replace("\r\n", "\n")
 
 
 def printed(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the lines of what a program printed, without colours and without the progress bars before
-    them.
+    """Yield the lines of what a program printed, without colours and without the progress bars
+    before them.
 
     Errors:
         CutError: the last line has no end, and was left out.
     """
     for number, text in lines(path):
         if not text.endswith("\n"):
-            raise CutError(f"line {number} is cut, for it has no end, and is left out: {text.strip()[:60]!r}")
+            raise CutError(
+                f"line {number} is cut, for it has no end, and is left out: {text.strip()[:60]!r}"
+            )
         yield number, _past_bars(COLOUR.sub("", text))
 
 
-def whole(match: re.Match[str] | None, number: int, line: str, what: str = "validation") -> re.Match[str]:
+def whole(
+    match: re.Match[str] | None, number: int, line: str, what: str = "validation"
+) -> re.Match[str]:
     """Return the match of a line that begins as one that counts.
 
     Errors:

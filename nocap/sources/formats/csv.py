@@ -1,6 +1,6 @@
-"""Tables of text: a line of names, then a row a line, with commas, semicolons or tabs between the cells.
-Where no comma is between them, one in a number is its decimal mark. A row of the same names begins a
-piece of a run that was resumed."""
+"""Tables of text: a line of names, then a row a line, with commas, semicolons or tabs between the
+cells. Where no comma is between them, one in a number is its decimal mark. A row of the same names
+begins a piece of a run that was resumed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ def recognises(sample: Sample) -> bool:
     names = names_of(sample)
     rows = [line for line in sample.text.splitlines()[:3] if line.strip()]
     alike = len({row.count(_delimiter(rows[0])) for row in rows[:2]}) == 1
-    return len(names) > 1 and alike and all(re.match(r"[A-Za-z_]", name) or not name for name in names)
+    return (
+        len(names) > 1 and alike and all(re.match(r"[A-Za-z_]", name) or not name for name in names)
+    )
 
 
 def names_of(sample: Sample) -> list[str]:
@@ -60,19 +62,27 @@ def read(path: Path, *, cut: bool = True) -> Iterator[Row]:
         for cells in filter(None, rows):
             require(short is None, *(short or ("", "", 0)))
             if len(cells) != len(names):
-                short = f"line {rows.line_num}", f"have {len(names)} cells, as the first line has", len(cells)
+                short = (
+                    f"line {rows.line_num}",
+                    f"have {len(names)} cells, as the first line has",
+                    len(cells),
+                )
                 continue
             stripped = [cell.strip() for cell in cells]
             if stripped == names:
                 continue
             if delimiter != ",":
-                stripped = [DECIMAL.sub(r"\1.\2", x) if DECIMAL.fullmatch(x) else x for x in stripped]
+                stripped = [
+                    DECIMAL.sub(r"\1.\2", x) if DECIMAL.fullmatch(x) else x for x in stripped
+                ]
             yield {**dict(zip(names, stripped, strict=True)), "line": rows.line_num}
     except csv.Error as error:
         raise ValueError(f"line {rows.line_num} must be a line of a table ({error})") from None
     if short is not None:
         require(cut and short[2] < len(names), *short)
-        raise CutError(f"{short[0]} is cut, for it has {short[2]} cells of {len(names)}, and is left out")
+        raise CutError(
+            f"{short[0]} is cut, for it has {short[2]} cells of {len(names)}, and is left out"
+        )
     if whole.lost:
         raise CutError(f"line {whole.lost} is cut, for it has no end, and is left out")
 

@@ -1,7 +1,8 @@
-"""The state that Hugging Face's Trainer saves, `trainer_state.json`. A run has one in its folder, and one
-in each `checkpoint-STEP`, of which each is a beginning of the next: the furthest counts. It names no
-seed. `train_loss` of its last row is the mean over the run, and `train_runtime` counts validations too. A
-validation after training stands at the step of the last one before it, and replaces that."""
+"""The state that Hugging Face's Trainer saves, `trainer_state.json`. A run has one in its folder,
+and one in each `checkpoint-STEP`, of which each is a beginning of the next: the furthest counts. It
+names no seed. `train_loss` of its last row is the mean over the run, and `train_runtime` counts
+validations too. A validation after training stands at the step of the last one before it, and
+replaces that."""
 
 from __future__ import annotations
 
@@ -35,11 +36,15 @@ def read(*paths: Path) -> Iterator[Row]:
     state = max(states, key=lambda each: each["global_step"])
     yield {"total_steps": state["max_steps"]}
     history = state["log_history"]
-    validations = {row.get("step"): row for row in history if "eval_loss" in row}  # the last of a step
+    validations = {
+        row.get("step"): row for row in history if "eval_loss" in row
+    }  # the last of a step
     for row in history:
         if "eval_loss" in row and row is not validations[row.get("step")]:
             continue
-        yield {key: value for key, value in row.items() if key not in ("train_loss", "train_runtime")}
+        yield {
+            key: value for key, value in row.items() if key not in ("train_loss", "train_runtime")
+        }
     yield {"step": state["global_step"]}
 
 
@@ -53,6 +58,9 @@ def _state(path: Path) -> dict[str, Any]:
     for key, kind in keys.items():
         require(isinstance(state.get(key), kind), key, f"be there, {kind.__name__}", state.get(key))
     require(
-        all(isinstance(row, dict) for row in state["log_history"]), "log_history", "hold objects", "others"
+        all(isinstance(row, dict) for row in state["log_history"]),
+        "log_history",
+        "hold objects",
+        "others",
     )
     return state

@@ -1,6 +1,7 @@
-"""What Hugging Face's Trainer prints: an object of Python a line, perhaps after a progress bar, with
-numbers as texts of four digits in newer versions: `{'eval_loss': '2.201', 'eval_runtime': '0.9983', …,
-'epoch': '0.5'}`. It has epochs and no steps. `train_runtime` is printed once training has ended."""
+"""What Hugging Face's Trainer prints: an object of Python a line, perhaps after a progress bar,
+with numbers as texts of four digits in newer versions: `{'eval_loss': '2.201', 'eval_runtime':
+'0.9983', …, 'epoch': '0.5'}`. It has epochs and no steps. `train_runtime` is printed once training
+has ended."""
 
 from __future__ import annotations
 
@@ -34,11 +35,15 @@ def read(path: Path) -> Iterator[Row]:
             values = ast.literal_eval(NOT_FINITE.sub(r"'\1'", match[1])) if match else None
         except (ValueError, SyntaxError):
             values = None
-        require(isinstance(values, dict), f"line {number}", "be an object of Python", repr(line[:80]))
+        require(
+            isinstance(values, dict), f"line {number}", "be an object of Python", repr(line[:80])
+        )
         assert values
         if "train_runtime" in values:
             ended = "finished"
         elif "loss" in values:  # training went on, perhaps of another run
             ended = "not finished"
-        kept = {key: value for key, value in values.items() if key in ("loss", "eval_loss", "epoch")}
+        kept = {
+            key: value for key, value in values.items() if key in ("loss", "eval_loss", "epoch")
+        }
         yield {"line": number, **kept, "ended": ended}

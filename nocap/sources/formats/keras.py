@@ -1,5 +1,5 @@
-"""The table of Keras's CSVLogger: a row an epoch, from 0. It has no step, and its `loss` is the mean over
-the epoch that trained."""
+"""The table of Keras's CSVLogger: a row an epoch, from 0. It has no step, and its `loss` is the
+mean over the epoch that trained."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The table of Lightning's CSVLogger, `version_N/metrics.csv`: validations are rows of their own. `step`
-counts optimizer steps from 0, so after 200 of them it is 199. Beside it `hparams.yaml` has what the
-module saved."""
+"""The table of Lightning's CSVLogger, `version_N/metrics.csv`: validations are rows of their own.
+`step` counts optimizer steps from 0, so after 200 of them it is 199. Beside it `hparams.yaml` has
+what the module saved."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""litgpt's pretraining: what it prints, or the table of its CSV logger. A validation is printed after so
-many iterations, which are micro-batches: `iter 50: val loss 2.4044, …`; lines such as `Epoch 1 | iter 60
-step 30 | …` say how many of them are a step. In the table `step` counts micro-batches too, so it has no
-step that counts; its `tokens` are of one device, and `total_tokens` of all."""
+"""litgpt's pretraining: what it prints, or the table of its CSV logger. A validation is printed
+after so many iterations, which are micro-batches: `iter 50: val loss 2.4044, …`; lines such as
+`Epoch 1 | iter 60 step 30 | …` say how many of them are a step. In the table `step` counts
+micro-batches too, so it has no step that counts; its `tokens` are of one device, and `total_tokens`
+of all."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""llm.c's main.log, `s:250 tel:1.6434` of a validation and `s:250 trl:1.7686 …` of a step; or what it
-prints, where a validation, `val loss 1.643414`, stands before the step that follows it, `step  251/1000 |
-loss …`. A HellaSwag score, `s:250 eval:0.2520`, is no loss. A resumed run appends."""
+"""llm.c's main.log, `s:250 tel:1.6434` of a validation and `s:250 trl:1.7686 …` of a step; or what
+it prints, where a validation, `val loss 1.643414`, stands before the step that follows it,
+`step  251/1000 | loss …`. A HellaSwag score, `s:250 eval:0.2520`, is no loss. A
+resumed run appends."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""MLflow's runs: of the file store (`mlruns/EXPERIMENT/RUN/meta.yaml` and the folders beside it), of its
-sqlite database, or of `search_runs().to_csv()`, which has last values only. Parameters are settings. A
-run that was deleted is left out."""
+"""MLflow's runs: of the file store (`mlruns/EXPERIMENT/RUN/meta.yaml` and the folders beside it),
+of its sqlite database, or of `search_runs().to_csv()`, which has last values only. Parameters are
+settings. A run that was deleted is left out."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ NAME = "mlflow.runName"
 def recognises(sample: Sample) -> bool:
     if sample.head.startswith(SQLITE):
         return b"run_uuid" in sample.head and b"is_nan" in sample.head
-    is_run = sample.path.name == "meta.yaml" and re.search(r"^run_(?:uu)?id:", sample.text, re.MULTILINE)
+    is_run = sample.path.name == "meta.yaml" and re.search(
+        r"^run_(?:uu)?id:", sample.text, re.MULTILINE
+    )
     return bool(is_run) or {"run_id", "experiment_id", "artifact_uri"} <= {*csv.names_of(sample)}
 
 
@@ -55,7 +57,10 @@ def _of_folder(run: Path) -> Iterator[Row]:
         for number, text in lines(file):
             cells = text.split()
             require(
-                len(cells) in (2, 3), f"{metric}, line {number}", "be time, value and step", repr(text[:60])
+                len(cells) in (2, 3),
+                f"{metric}, line {number}",
+                "be time, value and step",
+                repr(text[:60]),
             )
             step = int(cells[2]) if len(cells) == 3 else 0
             points.append(Point(time=int(cells[0]), step=step, metric=metric, value=cells[1]))
@@ -73,8 +78,8 @@ class Point:
 
 
 def _rows(points: Iterable[Point]) -> Iterator[Row]:
-    """Return points as rows by step. Of a metric each step counts once: where steps go back, as in a resumed
-    run, or stay at 0, as where a program gives none, the later ones count."""
+    """Return points as rows by step. Of a metric each step counts once: where steps go back, as in
+    a resumed run, or stay at 0, as where a program gives none, the later ones count."""
     kept: dict[str, list[Point]] = {}
     for point in sorted(points, key=lambda point: (point.time, point.step)):
         known = kept.setdefault(point.metric, [])
@@ -87,7 +92,9 @@ def _rows(points: Iterable[Point]) -> Iterator[Row]:
 
 def _settings(folder: Path) -> Row:
     files = [path for path in folder.rglob("*") if path.is_file()]
-    return {f"config/{file.relative_to(folder).as_posix()}": file.read_text().strip() for file in files}
+    return {
+        f"config/{file.relative_to(folder).as_posix()}": file.read_text().strip() for file in files
+    }
 
 
 def _of_database(path: Path) -> Iterator[Row]:
@@ -101,7 +108,8 @@ def _of_database(path: Path) -> Iterator[Row]:
             settings = base.execute("SELECT key, value FROM params WHERE run_uuid = ?", (run,))
             yield {**told, "ended": state, **{f"config/{key}": value for key, value in settings}}
             metrics = base.execute(
-                "SELECT timestamp, step, key, CASE WHEN is_nan THEN 'nan' ELSE value END FROM metrics "
+                "SELECT timestamp, step, key, CASE WHEN is_nan THEN 'nan' ELSE value END FROM "
+                "metrics "
                 "WHERE run_uuid = ? ORDER BY rowid",
                 (run,),
             )
@@ -118,8 +126,14 @@ def _of_export(path: Path) -> Iterator[Row]:
         told = {key: row[key] for key in ("line", "start_time") if key in row}
         name = row.get(f"tags.{NAME}", "")
         told |= {"run": f"{name} {row['run_id']}".strip(), "ended": row["status"]}
-        named = {re.sub(r"^metrics\.", "", key): x for key, x in row.items() if key.startswith("metrics.")}
+        named = {
+            re.sub(r"^metrics\.", "", key): x
+            for key, x in row.items()
+            if key.startswith("metrics.")
+        }
         settings = {
-            re.sub(r"^params\.", "config/", key): x for key, x in row.items() if key.startswith("params.")
+            re.sub(r"^params\.", "config/", key): x
+            for key, x in row.items()
+            if key.startswith("params.")
         }
         yield told | named | settings

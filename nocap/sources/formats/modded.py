@@ -1,7 +1,7 @@
-"""modded-nanogpt's logs: the program, what nvidia-smi and the program printed, then for each validation a
-line such as `step:125/3500 val_loss:4.6511 train_time:19115ms step_avg:152.92ms`. Its times are those of
-training alone, in s or ms. A file may hold several runs one after the other: their steps begin again.
-Some name their seed, and some a second loss, of averaged weights."""
+"""modded-nanogpt's logs: the program, what nvidia-smi and the program printed, then for each
+validation a line such as `step:125/3500 val_loss:4.6511 train_time:19115ms step_avg:152.92ms`. Its
+times are those of training alone, in s or ms. A file may hold several runs one after the other:
+their steps begin again. Some name their seed, and some a second loss, of averaged weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ GPU = re.compile(r"\|\s+\d+\s+(\S.*?)\s{2,}(?:On|Off)\s")  # a row of nvidia-smi
 BEGINS = re.compile(r"step:\d+/\d+ val_loss:")
 NUMBER = r"(?:[\d.]+|nan|inf)"
 VALIDATION = re.compile(
-    rf"step:(\d+)/(\d+) ((?:val_\w*loss:{NUMBER} )+)train_time:(\d+(?:\.\d+)?)(ms|s) step_avg:{NUMBER}ms\b"
+    rf"step:(\d+)/(\d+) ((?:val_\w*loss:{NUMBER} )+)train_time:(\d+(?:\.\d+)?)(ms|s) "
+    rf"step_avg:{NUMBER}ms\b"
 )
 TRAINING = re.compile(r"step:(\d+)/(\d+) train_time:")
 LOSS = re.compile(r"(val_\w*loss):(\S+)")
@@ -30,8 +31,9 @@ def recognises(sample: Sample) -> bool:
 
 
 def read(path: Path) -> Iterator[Row]:
-    """Yield its validations in order: `run` from 1, `step`, `val_loss` and other losses (nats per token),
-    `train_s`, and where the log names them `seed` and `hardware`; of other steps how far they are.
+    """Yield its validations in order: `run` from 1, `step`, `val_loss` and other losses (nats per
+    token), `train_s`, and where the log names them `seed` and `hardware`; of other steps how far
+    they are.
 
     Errors:
         ValueError: a validation's line that is cut or damaged.

@@ -1,6 +1,6 @@
-"""What nanochat's base_train prints: `Step 00250 | Validation bpb: 0.912345`, in bits per byte, and after
-each step its total time in minutes, which leaves out the first ten. How many GPUs there are is the tokens
-of a micro-batch over those of a rank."""
+"""What nanochat's base_train prints: `Step 00250 | Validation bpb: 0.912345`, in bits per byte, and
+after each step its total time in minutes, which leaves out the first ten. How many GPUs there are
+is the tokens of a micro-batch over those of a rank."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""parameter-golf's logs: perhaps the source of the program, then validations in either of two shapes,
-`step:13780/20000 val_loss:2.0606 val_bpb:1.2172 train_time:600038ms step_avg:43.54ms` or `5449/20000
-val_loss: 2.5263 val_bpb: 1.0979`, the line that says that the budget of time ended training, and then one
-score or several of what was packed: `final_int8_zlib_roundtrip_exact val_loss:2.0727 val_bpb:1.22436570`.
-Losses in nats are of the record's own tokenizer, so bits per byte alone are read."""
+"""parameter-golf's logs: perhaps the source of the program, then validations in either of two
+shapes, `step:13780/20000 val_loss:2.0606 val_bpb:1.2172 train_time:600038ms step_avg:43.54ms` or
+`5449/20000 val_loss: 2.5263 val_bpb: 1.0979`, the line that says that the budget of time ended
+training, and then one score or several of what was packed: `final_int8_zlib_roundtrip_exact
+val_loss:2.0727 val_bpb:1.22436570`. Losses in nats are of the record's own tokenizer, so bits per
+byte alone are read."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ NUMBER = r"(\d+\.\d+|nan|inf)"
 SEED = re.compile(r"seed: ?(\d+)$")
 BEGINS = re.compile(r"(?:step:)?\d+/\d+ val_loss:")
 VALIDATION = re.compile(
-    rf"(?:step:)?(\d+)/(\d+) val_loss: ?{NUMBER} val_bpb: ?{NUMBER}(?: train_time:(\d+)ms step_avg:\S+)?$"
+    rf"(?:step:)?(\d+)/(\d+) val_loss: ?{NUMBER} val_bpb: ?{NUMBER}(?: train_time:(\d+)ms "
+    rf"step_avg:\S+)?$"
 )
 TRAINING = re.compile(r"(?:step:)?(\d+)/(\d+) train_loss:")
 STOPPED = re.compile(r"stopping_early: wallclock_cap train_time: ?(\d+)ms step: ?(\d+)/(\d+)$")

@@ -1,7 +1,7 @@
-"""TensorBoard's event files, `events.out.tfevents.SECONDS.HOST.PID.N`, without TensorFlow: scalars by
-their tags, as torch's writer and TensorFlow's write them. The files of a folder are pieces of one run: a
-resumed run's steps overlap, and the later piece counts. `wall_time` counts whatever the program did, so
-it is no time of training."""
+"""TensorBoard's event files, `events.out.tfevents.SECONDS.HOST.PID.N`, without TensorFlow: scalars
+by their tags, as torch's writer and TensorFlow's write them. The files of a folder are pieces of
+one run: a resumed run's steps overlap, and the later piece counts. `wall_time` counts whatever the
+program did, so it is no time of training."""
 
 from __future__ import annotations
 
@@ -73,7 +73,8 @@ def _scalars(event: bytes) -> Iterator[Row]:
 
 
 def _of_tensor(tensor: bytes) -> int | bytes | None:
-    """Return the four bytes of a tensor that is one float: 1 is its type, 4 its content, 5 its numbers."""
+    """Return the four bytes of a tensor that is one float: 1 is its type, 4 its content, 5 its
+    numbers."""
     fields = dict(_fields(tensor))
     is_float = fields.get(1) == 1
     return fields.get(4, fields.get(5)) if is_float else None

@@ -1,5 +1,6 @@
-"""What TensorBoard's page downloads: a table a tag, `Wall time,Step,Value`, whose name alone says which
-run and tag it is of: `run-base_version_0-tag-val_loss.csv`. The tables of one run are read together."""
+"""What TensorBoard's page downloads: a table a tag, `Wall time,Step,Value`, whose name alone says
+which run and tag it is of: `run-base_version_0-tag-val_loss.csv`. The tables of one run are read
+together."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What torchtitan prints, its colours aside: `step: 250  loss:  1.76863  …` of training, and `validate
-step: 250 loss:  1.6434  …`. Ranks without the last stage of a pipeline print a loss of -1. Its tokens a
-second are of one device, and it prints no time of training."""
+"""What torchtitan prints, its colours aside: `step: 250  loss:  1.76863  …` of training, and
+`validate step: 250 loss:  1.6434  …`. Ranks without the last stage of a pipeline print a loss of
+-1. Its tokens a second are of one device, and it prints no time of training."""
 
 from __future__ import annotations
 

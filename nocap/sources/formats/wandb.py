@@ -1,12 +1,12 @@
-"""W&B's runs: the file of a run that was written offline or online, or a project's runs from the server
-by wandb's public API.
+"""W&B's runs: the file of a run that was written offline or online, or a project's runs from the
+server by wandb's public API.
 
     python -m nocap.compare --format wandb ENTITY/PROJECT           an arm a group
     python -m nocap.compare --format wandb ENTITY/PROJECT/GROUP     an arm a job type
 
 A run on the server without a group, or job type, is an arm of its own name. Keys of its config are
-columns too, as in --columns arm=config/optimizer. Files of one id are pieces of a run that was resumed.
-`_step` counts calls of `log`, unless the program gave its own.
+columns too, as in --columns arm=config/optimizer. Files of one id are pieces of a run that was
+resumed. `_step` counts calls of `log`, unless the program gave its own.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def recognises(sample: Sample) -> bool:
 
 
 def run_of(path: Path) -> str:
-    """Name the run by its id, beside the folders of the same project; a place on the server by itself."""
+    """Name the run by its id, beside the folders of the same project; a place on the server by
+    itself."""
     if not path.is_file():
         return str(path)
     return str(path.parents[1] / path.name)
@@ -53,10 +54,15 @@ def _of_server(place: str) -> Iterator[Row]:
     group = parts[2:]
     wandb.setup(settings=wandb.Settings(silent=True))
     require(
-        wandb.login(prompt=False, verify=False), "W&B", "have a login (wandb login, or WANDB_API_KEY)", "none"
+        wandb.login(prompt=False, verify=False),
+        "W&B",
+        "have a login (wandb login, or WANDB_API_KEY)",
+        "none",
     )
     filters = {"group": group[0]} if group else {}
-    for run in wandb.Api().runs("/".join(parts[:2]), filters=filters, order="+created_at", lazy=False):
+    for run in wandb.Api().runs(
+        "/".join(parts[:2]), filters=filters, order="+created_at", lazy=False
+    ):
         arm = run.job_type if group else run.group
         yield {
             "run": f"{run.name} {run.id}",
@@ -78,12 +84,18 @@ def _of_file(path: Path) -> Iterator[Row]:
         kind = record.WhichOneof("record_type")
         if kind == "run":
             group = {"arm": record.run.run_group} if record.run.run_group else {}
-            told = {"run": record.run.display_name, "started": record.run.start_time.seconds, **group}
+            told = {
+                "run": record.run.display_name,
+                "started": record.run.start_time.seconds,
+                **group,
+            }
             yield {**told, **_config(_items(record.run.config.update))}
         elif kind == "config":
             yield _config(_items(record.config.update))
         elif kind == "environment" and record.environment.gpu_type:
-            yield _machine({"gpu": record.environment.gpu_type, "gpu_count": record.environment.gpu_count})
+            yield _machine(
+                {"gpu": record.environment.gpu_type, "gpu_count": record.environment.gpu_count}
+            )
         elif kind == "history":
             yield dict(flat(_items(record.history.item), "/"))
         elif kind == "exit":
@@ -96,11 +108,15 @@ def _items(items: Iterable[Any]) -> dict[str, Any]:
 
 
 def _config(config: dict[str, Any]) -> Row:
-    return {f"config/{key}": value for key, value in flat(config, "/") if not key.startswith("_wandb")}
+    return {
+        f"config/{key}": value for key, value in flat(config, "/") if not key.startswith("_wandb")
+    }
 
 
 def _machine(facts: dict[str, Any]) -> Row:
-    return {"hardware": f"{facts.get('gpu_count') or 1} × {facts['gpu']}"} if facts.get("gpu") else {}
+    return (
+        {"hardware": f"{facts.get('gpu_count') or 1} × {facts['gpu']}"} if facts.get("gpu") else {}
+    )
 
 
 def _records(path: Path) -> Iterator[bytes]:

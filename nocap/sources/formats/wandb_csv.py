@@ -1,6 +1,6 @@
-"""Tables of W&B: the runs of a project (`Name,State,…`, a row a run), a panel (`Step,RUN - val/loss,RUN -
-val/loss__MIN,…`), and what `run.history().to_csv()` writes. `_step`, a panel's `Step`, counts calls of
-`log`, so it is no step unless the program gave its own."""
+"""Tables of W&B: the runs of a project (`Name,State,…`, a row a run), a panel (`Step,RUN -
+val/loss,RUN - val/loss__MIN,…`), and what `run.history().to_csv()` writes. `_step`, a panel's
+`Step`, counts calls of `log`, so it is no step unless the program gave its own."""
 
 from __future__ import annotations
 

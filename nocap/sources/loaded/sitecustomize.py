@@ -1,6 +1,6 @@
-"""Python imports this at its start where PYTHONPATH has this folder. At its end it tells which files it had
-loaded below NOCAP_TOP and not below NOCAP_TREE: two refs that both import one installed copy would be
-compared with themselves."""
+"""Python imports this at its start where PYTHONPATH has this folder. At its end it tells which
+files it had loaded below NOCAP_TOP and not below NOCAP_TREE: two refs that both import one
+installed copy would be compared with themselves."""
 
 import atexit
 import importlib
@@ -9,7 +9,9 @@ import sys
 
 
 def tell() -> None:
-    top, tree = (os.path.join(os.path.realpath(os.environ[name]), "") for name in ("NOCAP_TOP", "NOCAP_TREE"))
+    top, tree = (
+        os.path.join(os.path.realpath(os.environ[name]), "") for name in ("NOCAP_TOP", "NOCAP_TREE")
+    )
     files = {
         os.path.realpath(file)
         for module in list(sys.modules.values())

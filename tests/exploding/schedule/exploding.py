@@ -1,4 +1,5 @@
-"""Rates that no number holds: training diverges at its first update. No key of nocap's own allows that."""
+"""Rates that no number holds: training diverges at its first update. No key of nocap's own allows
+that."""
 
 from dataclasses import dataclass
 

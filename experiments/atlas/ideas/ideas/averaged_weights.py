@@ -1,8 +1,8 @@
 """Validate and generate with an average of the weights; training goes on with the weights.
 
-`averaged_weights`: an exponential moving average (Polyak and Juditsky, 1992): average ← decay·average + (1 -
-decay)·weights, after each step. `tail_average`: the mean of the weights after each of the last steps
-(Ruppert, 1988), and before them the weights themselves.
+`averaged_weights`: an exponential moving average (Polyak and Juditsky, 1992): average ←
+decay·average + (1 - decay)·weights, after each step. `tail_average`: the mean of the weights after
+each of the last steps (Ruppert, 1988), and before them the weights themselves.
 """
 
 from __future__ import annotations
@@ -86,7 +86,11 @@ class TailAverage(_Average):
             part.get_buffer("/steps").fill_(step - part.first + 1)
 
     def validating(self, part: Any, model: LanguageModel) -> AbstractContextManager[object]:
-        return _Average.validating(self, part, model) if part.get_buffer("/steps").item() else nullcontext()
+        return (
+            _Average.validating(self, part, model)
+            if part.get_buffer("/steps").item()
+            else nullcontext()
+        )
 
     def in_the_end(self) -> Idea:
         """Average from the first step on: a step's cost is that of the last ones."""

@@ -1,8 +1,8 @@
-"""Backout: a learned multiple of a middle layer's stream is subtracted before the head: x ← x - λ·x_middle
-(modded-nanogpt).
+"""Backout: a learned multiple of a middle layer's stream is subtracted before the head: x ← x -
+λ·x_middle (modded-nanogpt).
 
-What the first layers left in the stream for those after them need not reach the head. At λ = 0 the model is
-the one without.
+What the first layers left in the stream for those after them need not reach the head. At λ = 0 the
+model is the one without.
 """
 
 from __future__ import annotations
@@ -32,7 +32,12 @@ class Backout(WithRate):
     def check(self, run: Run) -> None:
         WithRate.check(self, run)
         last = run.model.n_layer - 1
-        require((self.layer or 0) < last, "ideas.backout.layer", f"be below the last, {last}", self.layer)
+        require(
+            (self.layer or 0) < last,
+            "ideas.backout.layer",
+            f"be below the last, {last}",
+            self.layer,
+        )
 
     def build(self, run: Run, *, vocab_size: int) -> nn.Module:
         return learned(share=self.start)

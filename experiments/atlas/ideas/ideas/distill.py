@@ -1,8 +1,8 @@
-"""Distillation (arXiv:1503.02531): learn from the probabilities of a finished run, too. Its training counts
-as this run's time.
+"""Distillation (arXiv:1503.02531): learn from the probabilities of a finished run, too. Its
+training counts as this run's time.
 
-With p = softmax(logits/τ) of the teacher T and the model S, the loss is (1 - w)·CE + w·τ²·KL(p_T‖p_S); w is
-`weight`, τ `temperature`.
+With p = softmax(logits/τ) of the teacher T and the model S, the loss is (1 - w)·CE +
+w·τ²·KL(p_T‖p_S); w is `weight`, τ `temperature`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class Distill(Idea):
         from torch import nn
 
         part: Any = nn.Module()
-        # a function of the tokens, so that nothing of the teacher is trained, counted, copied or saved
+        # a function of the tokens, so that nothing of the teacher is trained, counted, copied or
+        # saved
         part.teacher = None
         return part
 
@@ -81,6 +82,8 @@ class Distill(Idea):
         own, teacher_logits = (
             logits_BTV.flatten(0, 1).float() for logits_BTV in (head.logits(x_BTC), part.logits_BTV)
         )
-        q, p = ((logits_NV / self.temperature).log_softmax(-1) for logits_NV in (own, teacher_logits))
+        q, p = (
+            (logits_NV / self.temperature).log_softmax(-1) for logits_NV in (own, teacher_logits)
+        )
         divergence = self.temperature**2 * F.kl_div(q, p, reduction="batchmean", log_target=True)
         return self.weight * (divergence - F.cross_entropy(own, targets_BT.flatten()))

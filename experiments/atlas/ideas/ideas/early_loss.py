@@ -1,5 +1,5 @@
-"""A loss at an intermediate layer (deeply-supervised nets, arXiv:1409.5185): in training the head predicts
-from the middle too.
+"""A loss at an intermediate layer (deeply-supervised nets, arXiv:1409.5185): in training the head
+predicts from the middle too.
 
 loss += weight·CE(head(output of block `layer`)); norm and unembedding are the head's own.
 """
@@ -29,7 +29,12 @@ class EarlyLoss(Idea):
 
     def check(self, run: Run) -> None:
         last = run.model.n_layer - 1
-        require(self.middle(run) < last, "ideas.early_loss.layer", f"be below the last, {last}", self.layer)
+        require(
+            self.middle(run) < last,
+            "ideas.early_loss.layer",
+            f"be below the last, {last}",
+            self.layer,
+        )
 
     def middle(self, run: Run) -> int:
         return (run.model.n_layer - 1) // 2 if self.layer is None else self.layer

@@ -1,5 +1,5 @@
-"""Data in the order in which a finished run finds it easy (Bengio et al., 2009), without its worst part
-(arXiv:2309.04564).
+"""Data in the order in which a finished run finds it easy (Bengio et al., 2009), without its worst
+part (arXiv:2309.04564).
 
 As `ideas=[curriculum]`, with the mean loss of the finished run on a window as the window's score.
 """
@@ -62,8 +62,8 @@ class EasyFirst(Idea):
 def _window_losses(
     path: str, key: str, windows: Windows, job: Job
 ) -> tuple[NDArray[np.float64], float, float]:
-    """The mean loss of the finished run in this folder on each window, in nats per token; the seconds that
-    finding them took, and how many of those just now. They are kept in the cache.
+    """The mean loss of the finished run in this folder on each window, in nats per token; the
+    seconds that finding them took, and how many of those just now. They are kept in the cache.
 
     Errors:
         InputError: the run's tokens are others, or its context is shorter.
@@ -77,7 +77,9 @@ def _window_losses(
     began, world, folder = time.monotonic(), job.world, expanded(path)
     model = teacher_of(path, key, run=job.run, device=world.device)
     file = cache_root(job.run.cache_dir) / "scores" / f"{_key(folder, model, job)}.npz"
-    losses = torch.zeros(windows.n + 1, dtype=torch.float64, device=world.device)  # the last: seconds
+    losses = torch.zeros(
+        windows.n + 1, dtype=torch.float64, device=world.device
+    )  # the last: seconds
     known = world.from_main(file.is_file())
     if known and world.is_main:
         with np.load(file) as kept:
@@ -98,7 +100,9 @@ def _window_losses(
     return np.array(scores), seconds, now
 
 
-def _losses(model: LanguageModel, windows: Windows, rows: range, device: torch.device) -> torch.Tensor:
+def _losses(
+    model: LanguageModel, windows: Windows, rows: range, device: torch.device
+) -> torch.Tensor:
     import torch
     import torch.nn.functional as F
 
@@ -118,8 +122,12 @@ def _key(folder: Path, model: LanguageModel, job: Job) -> str:
 
     from nocap.store.record import read_json
 
-    hasher = hashlib.sha256(str((read_json(folder / "manifest.json") or {}).get("identity")).encode())
+    hasher = hashlib.sha256(
+        str((read_json(folder / "manifest.json") or {}).get("identity")).encode()
+    )
     for t in model.state_dict().values():
         hasher.update(t.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    hasher.update(json.dumps([[shard.sha256 for shard in job.train_shards], job.run.model.seq_len]).encode())
+    hasher.update(
+        json.dumps([[shard.sha256 for shard in job.train_shards], job.run.model.seq_len]).encode()
+    )
     return hasher.hexdigest()[:16]

@@ -1,7 +1,8 @@
-"""Logit rescale: the logits times one number, before a soft-cap: how sure the model is, apart from its
-directions (modded-nanogpt).
+"""Logit rescale: the logits times one number, before a soft-cap: how sure the model is, apart from
+its directions (modded-nanogpt).
 
-It stands before the head's matrix, so the loss in chunks has it, too. At 1 the model is the one without.
+It stands before the head's matrix, so the loss in chunks has it, too. At 1 the model is the one
+without.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
 class LogitRescale(WithRate):
     PER_TOKEN = True
     kind: str = "logit_rescale"
-    factor: float = key(gt=0, le=1e6)  # by which logits are multiplied, at the start where it is learned
+    factor: float = key(
+        gt=0, le=1e6
+    )  # by which logits are multiplied, at the start where it is learned
     learned: bool  # whether the factor is learned
 
     def build(self, run: Run, *, vocab_size: int) -> nn.Module:

@@ -1,8 +1,8 @@
 """U-net skips: the layers of the first half feed those of the second, the last of them first
 (arXiv:1505.04597; modded-nanogpt).
 
-Of n layers, layer i > n/2 gets x + λ·(the output of layer n - 1 - i). A learned λ a skip. At 0 the model is
-the one without. The layers differ, so each is compiled once.
+Of n layers, layer i > n/2 gets x + λ·(the output of layer n - 1 - i). A learned λ a skip. At 0 the
+model is the one without. The layers differ, so each is compiled once.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Untie the head from the embedding at a share of training (modded-nanogpt's records): from that step on each
-has a gradient of its own.
+"""Untie the head from the embedding at a share of training (modded-nanogpt's records): from that
+step on each has a gradient of its own.
 
-Both are there from the start, with equal weights. Until step round(at·steps) the embedding has the sum of
-both gradients, as a tied matrix has, and the head gets its gradient and its weights: so the optimizer keeps
-the same for both when they part.
+Both are there from the start, with equal weights. Until step round(at·steps) the embedding has the
+sum of both gradients, as a tied matrix has, and the head gets its gradient and its weights: so the
+optimizer keeps the same for both when they part.
 """
 
 from __future__ import annotations

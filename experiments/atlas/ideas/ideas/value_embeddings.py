@@ -1,9 +1,9 @@
 """Value embeddings: a table of its own adds a vector for the token to a layer's values, gated
 (modded-nanogpt, nanochat).
 
-v ← v + g·e[token]. The gate of a head is 2·σ(w·v), w starting at 0, or one learned number, starting at 1.
-Tables that start at 0 leave the model as it is without them. A step updates the whole table, as it does the
-embedding's.
+v ← v + g·e[token]. The gate of a head is 2·σ(w·v), w starting at 0, or one learned number, starting
+at 1. Tables that start at 0 leave the model as it is without them. A step updates the whole table,
+as it does the embedding's.
 """
 
 from __future__ import annotations
@@ -41,10 +41,16 @@ class ValueEmbeddings(WithRate):
 
         if (run.model.n_layer - 1 - layer) % self.every:
             return None
-        heads, d_head, part = run.attention.n_kv_heads, run.model.d_model // run.model.n_head, nn.Module()
+        heads, d_head, part = (
+            run.attention.n_kv_heads,
+            run.model.d_model // run.model.n_head,
+            nn.Module(),
+        )
         part.table = nn.Embedding(run.tokenizer.vocab_size, heads * d_head)
         nn.init.uniform_(part.table.weight, -self.start, self.start)
-        part.gate = nn.Parameter(torch.zeros(heads, d_head) if self.gate is Gate.head else torch.ones(()))
+        part.gate = nn.Parameter(
+            torch.zeros(heads, d_head) if self.gate is Gate.head else torch.ones(())
+        )
         return part
 
     def qkv(
@@ -52,6 +58,8 @@ class ValueEmbeddings(WithRate):
     ) -> tuple[Tensor, Tensor, Tensor]:
         added_BTKD = part.table(context.tokens_BT).unflatten(2, v_BTKD.shape[2:])
         gate = (
-            2 * (v_BTKD * part.gate).sum(3, keepdim=True).sigmoid() if self.gate is Gate.head else part.gate
+            2 * (v_BTKD * part.gate).sum(3, keepdim=True).sigmoid()
+            if self.gate is Gate.head
+            else part.gate
         )
         return q_BTHD, k_BTKD, (v_BTKD + gate * added_BTKD).type_as(v_BTKD)

@@ -1,5 +1,5 @@
-"""Value residual: every later layer's values are mixed with the first layer's (arXiv:2410.17897): v ← (1 -
-λ)·v + λ·v₁.
+"""Value residual: every later layer's values are mixed with the first layer's (arXiv:2410.17897): v
+← (1 - λ)·v + λ·v₁.
 
 A learned λ a layer. At 0 the model is the one without.
 """

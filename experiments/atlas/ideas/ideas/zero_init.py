@@ -1,5 +1,5 @@
-"""Zero-init: the matrices that write attention's and the MLP's output start at 0, and on demand the head's
-(modded-nanogpt).
+"""Zero-init: the matrices that write attention's and the MLP's output start at 0, and on demand the
+head's (modded-nanogpt).
 
 Every block is the identity at first. All other matrices are drawn as they are without it.
 """
@@ -31,7 +31,10 @@ class ZeroInit(Idea):
         rule = "be false beside model.tie_head: the embedding would be 0, and nothing could learn"
         require(not (self.head and run.model.tie_head), "ideas.zero_init.head", rule, self.head)
         placement = run.model.norm_placement
-        rule = "be pre or post beside ideas.zero_init: the norm of a branch that gives 0 has no slope there"
+        rule = (
+            "be pre or post beside ideas.zero_init: the norm of a branch that gives 0 has no "
+            "slope there"
+        )
         require(placement is not NormPlacement.both, "model.norm_placement", rule, placement.value)
 
     def built(self, run: Run, model: Any) -> None:
@@ -42,13 +45,16 @@ class ZeroInit(Idea):
             last = [name for name, its in rows().items() if its == row] if rows else []
             try:
                 places = [
-                    getattr(block, branch).f.get_submodule(name) for block in model.blocks for name in last
+                    getattr(block, branch).f.get_submodule(name)
+                    for block in model.blocks
+                    for name in last
                 ]
             except AttributeError:
                 places = []
             if not places:
                 rule = (
-                    f"have blocks whose {branch} names the matrix of its output, {row}, in rows() for "
+                    f"have blocks whose {branch} names the matrix of its output, {row}, in rows() "
+                    f"for "
                     "ideas.zero_init"
                 )
                 raise InputError(f"model.kind={run.model.kind} must {rule}")

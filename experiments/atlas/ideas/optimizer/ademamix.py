@@ -1,5 +1,5 @@
-"""AdEMAMix (arXiv:2409.03137): AdamW with a second, slow average of the gradients, which old gradients are
-still in."""
+"""AdEMAMix (arXiv:2409.03137): AdamW with a second, slow average of the gradients, which old
+gradients are still in."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class AdEMAMix(AdamW):
         return [ByRule(self, self.groups(dict(model.named_parameters())))]
 
     def update(self, group: Group, params: Tensors, grads: Tensors, states: States) -> None:
-        """p ← p - lr·((m̂₁ + α·m₂) / (√v̂ + ε) + λ·p) with m₁, m₂ and v the averages of g, g and g² by β₁, β₃
-        and β₂; m₂ has no bias correction. α rises from 0 and β₃ from β₁."""
+        """p ← p - lr·((m̂₁ + α·m₂) / (√v̂ + ε) + λ·p) with m₁, m₂ and v the averages of g, g and g²
+        by β₁, β₃ and β₂; m₂ has no bias correction. α rises from 0 and β₃ from β₁."""
         import torch
 
         from nocap.training.optimizer import kept
@@ -65,11 +65,12 @@ class AdEMAMix(AdamW):
         torch._foreach_addcdiv_(params, updates, scales, value=-lr)
 
     def ramped(self, step: int) -> tuple[float, float]:
-        """α and β₃ of a step, counted from 1: α in a straight line, and β₃ so that its half-life does."""
+        """α and β₃ of a step, counted from 1: α in a straight line, and β₃ so that its half-life
+        does."""
         share = min(1.0, step / self.ramp_steps) if self.ramp_steps else 1.0
         if share == 1.0:
             return self.alpha, self.beta3
-        per_log = (1 - share) * (1 / math.log(self.beta1) if self.beta1 else 0.0) + share / math.log(
-            self.beta3
-        )
+        per_log = (1 - share) * (
+            1 / math.log(self.beta1) if self.beta1 else 0.0
+        ) + share / math.log(self.beta3)
         return share * self.alpha, min(math.exp(1 / per_log), self.beta3)

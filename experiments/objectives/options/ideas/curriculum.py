@@ -1,9 +1,10 @@
-"""Data in an order, and without its worst part: curriculum learning (Bengio et al., 2009) by the length of
-documents.
+"""Data in an order, and without its worst part: curriculum learning (Bengio et al., 2009) by the
+length of documents.
 
-A window's score is how many tokens of it there are a document; the lower, the easier. Those with the highest
-scores are left out. Of the rest, an epoch's windows that the run will read are put into the order of (1 -
-noise)·(rank of the score) + noise·(place in the shuffled order): 0 is easy first, 1 shuffled.
+A window's score is how many tokens of it there are a document; the lower, the easier. Those with
+the highest scores are left out. Of the rest, an epoch's windows that the run will read are put into
+the order of (1 - noise)·(rank of the score) + noise·(place in the shuffled order): 0 is easy first,
+1 shuffled.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class Curriculum(Idea):
 
     def arrange(self, windows: Windows, job: Job) -> tuple[float, float]:
         begun = [
-            int((windows.at([window])[:, :-1] == self.document_start).sum()) for window in range(windows.n)
+            int((windows.at([window])[:, :-1] == self.document_start).sum())
+            for window in range(windows.n)
         ]
         scores = windows.seq_len / np.maximum(1.0, np.array(begun, np.float64))
         sequences = job.run.tokens_before(job.run.trainer.steps) // job.run.model.seq_len

@@ -1,6 +1,7 @@
 """A confidence penalty (arXiv:1701.06548): reward predictions that stay spread out.
 
-loss -= weight·mean(H(p)), H(p) = -Σ_v p_v·log p_v in nats, p the model's probabilities of the next token.
+loss -= weight·mean(H(p)), H(p) = -Σ_v p_v·log p_v in nats, p the model's probabilities of the next
+token.
 """
 
 from __future__ import annotations

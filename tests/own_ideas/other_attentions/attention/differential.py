@@ -22,7 +22,9 @@ class Differential(Attention):
 
     def mixer(self, run, layer):
         def mix(q_BHTD, k_BKTD, v_BKTD):
-            first, second = zip(q_BHTD.chunk(2, 3), repeat_heads(q_BHTD, k_BKTD).chunk(2, 3), strict=True)
+            first, second = zip(
+                q_BHTD.chunk(2, 3), repeat_heads(q_BHTD, k_BKTD).chunk(2, 3), strict=True
+            )
             return (mapped(*first) - 0.5 * mapped(*second)) @ repeat_heads(q_BHTD, v_BKTD)
 
         return mix

@@ -1,5 +1,5 @@
-"""Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434): keys and values come from a few channels, and
-the position from a few more that all heads share."""
+"""Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434): keys and values come from a few
+channels, and the position from a few more that all heads share."""
 
 from dataclasses import dataclass
 

@@ -23,6 +23,11 @@ class Softcap(Attention):
             k, v = (x.repeat_interleave(groups, dim=1) for x in (k_BKTD, v_BKTD))
             scores = self.cap * torch.tanh(q_BHTD @ k.transpose(2, 3) / D**0.5 / self.cap)
             future = torch.ones(T, T, dtype=torch.bool, device=scores.device).triu(1)
-            return scores.masked_fill(future, float("-inf")).softmax(-1, dtype=torch.float32).type_as(v) @ v
+            return (
+                scores.masked_fill(future, float("-inf"))
+                .softmax(-1, dtype=torch.float32)
+                .type_as(v)
+                @ v
+            )
 
         return mix

@@ -1,5 +1,5 @@
-"""A sparse mixture of experts: each token goes through the one that its gate prefers. How many tokens an
-expert gets depends on the numbers."""
+"""A sparse mixture of experts: each token goes through the one that its gate prefers. How many
+tokens an expert gets depends on the numbers."""
 
 from dataclasses import dataclass
 

@@ -1,5 +1,5 @@
-"""Value residual (arXiv:2410.17897): later layers mix in the first one's values, (1 - λ)·v + λ·v₁, a learned
-λ a layer."""
+"""Value residual (arXiv:2410.17897): later layers mix in the first one's values, (1 - λ)·v + λ·v₁,
+a learned λ a layer."""
 
 from dataclasses import dataclass
 

@@ -22,7 +22,9 @@ class Tempered(nn.Module):
         # bf16 under autocast, as keys are
         q_BHTD = (q_BHTD * self.temperature[:, None, None]).type_as(q_BHTD)
         grouped = q_BHTD.shape[1] != k_BKTD.shape[1]
-        return F.scaled_dot_product_attention(q_BHTD, k_BKTD, v_BKTD, is_causal=True, enable_gqa=grouped)
+        return F.scaled_dot_product_attention(
+            q_BHTD, k_BKTD, v_BKTD, is_causal=True, enable_gqa=grouped
+        )
 
 
 @dataclass(kw_only=True)

@@ -29,7 +29,9 @@ class Jsonl(Data):
                 raise ValueError(
                     f"{where}: must be a JSON object with {self.field!r}, got {line[:80]!r}"
                 ) from error
-            require(isinstance(text, str), f"{self.path}, line {number}: {self.field}", "be text", text)
+            require(
+                isinstance(text, str), f"{self.path}, line {number}: {self.field}", "be text", text
+            )
             yield text
 
     def locate(self, tokenizer, *, cache_dir):
@@ -44,12 +46,19 @@ class Jsonl(Data):
             encoding, split = tokenizer.load(cache_dir=cache_dir), {"train": [], "val": []}
             for i, text in enumerate(self.documents(content), start=1):
                 ids = [encoding.eot_token, *encoding.encode_ordinary(text)]
-                split["train" if i % self.val_every else "val"].append(np.array(ids, dtype=np.uint16))
+                split["train" if i % self.val_every else "val"].append(
+                    np.array(ids, dtype=np.uint16)
+                )
             lines = sum(map(len, split.values()))
             require(
-                lines >= self.val_every, "data.path", f"have data.val_every={self.val_every} lines", lines
+                lines >= self.val_every,
+                "data.path",
+                f"have data.val_every={self.val_every} lines",
+                lines,
             )
-            return {"text": True}, {name: write_shards(target, name, rows) for name, rows in split.items()}
+            return {"text": True}, {
+                name: write_shards(target, name, rows) for name, rows in split.items()
+            }
 
         keys = {
             "sha256": hashlib.sha256(content).hexdigest(),

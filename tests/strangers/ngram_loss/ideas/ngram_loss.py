@@ -1,7 +1,7 @@
 """An n-gram loss: one more head is to give each of the next n tokens, in whatever order.
 
-loss += weight · mean over k = 1 … n of CE(head(x + W·x), the token k ahead). W starts at zero; in training
-only.
+loss += weight · mean over k = 1 … n of CE(head(x + W·x), the token k ahead). W starts at zero; in
+training only.
 """
 
 from dataclasses import dataclass

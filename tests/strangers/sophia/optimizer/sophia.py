@@ -1,9 +1,9 @@
-"""Sophia (arXiv:2305.14342): θ ← θ - lr·clip(m / max(γ·h, ε), 1), m the gradient's average, h the Hessian's
-diagonal.
+"""Sophia (arXiv:2305.14342): θ ← θ - lr·clip(m / max(γ·h, ε), 1), m the gradient's average, h the
+Hessian's diagonal.
 
-h is estimated every few steps by Gauss-Newton-Bartlett: n labels are drawn from the model's own predictions,
-and n times the square of their loss's gradient is added to h. That is a backward of the optimizer's own,
-before the update, on the tokens of the step's last micro-batch.
+h is estimated every few steps by Gauss-Newton-Bartlett: n labels are drawn from the model's own
+predictions, and n times the square of their loss's gradient is added to h. That is a backward of
+the optimizer's own, before the update, on the tokens of the step's last micro-batch.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,9 @@ from nocap.training.optimizer import decayed
 
 class SophiaOptimizer(torch.optim.Optimizer):
     def __init__(self, params, model, option):
-        super().__init__(params, {"lr": option.lr, "weight_decay": 0.0, "steps": 0})  # saved, with the groups
+        super().__init__(
+            params, {"lr": option.lr, "weight_decay": 0.0, "steps": 0}
+        )  # saved, with the groups
         self.model, self.option, self.batch = model, option, None
 
         def keep(model, inputs):  # not validation's
@@ -30,12 +32,16 @@ class SophiaOptimizer(torch.optim.Optimizer):
         model.register_forward_pre_hook(keep)
 
     def estimate(self, params, steps):
-        """A sample of the Hessian's diagonal. The draw is keyed by the number of steps and the batch, which
-        follows from the run's seed: so a resumed run draws what it had drawn, and each seed for itself."""
+        """A sample of the Hessian's diagonal. The draw is keyed by the number of steps and the
+        batch, which follows from the run's seed: so a resumed run draws what it had drawn, and each
+        seed for itself."""
         tokens_BT, autocast = self.batch
         seed = Random(f"{steps}/{int(tokens_BT.sum())}").getrandbits(63)
         draw = torch.Generator(tokens_BT.device).manual_seed(seed)
-        with torch.enable_grad(), torch.autocast(tokens_BT.device.type, torch.bfloat16, enabled=autocast):
+        with (
+            torch.enable_grad(),
+            torch.autocast(tokens_BT.device.type, torch.bfloat16, enabled=autocast),
+        ):
             logits_NV = self.model.logits(tokens_BT).flatten(0, 1).float()
             labels_N = torch.multinomial(logits_NV.detach().softmax(-1), 1, generator=draw)[:, 0]
             loss = F.cross_entropy(logits_NV, labels_N)
@@ -45,7 +51,9 @@ class SophiaOptimizer(torch.optim.Optimizer):
 
     def update_hessian(self, params, steps):
         for p, sample in zip(params, self.estimate(params, steps), strict=True):
-            if dist.is_initialized():  # the last rank has the last micro-batch, however many ranks there are
+            if (
+                dist.is_initialized()
+            ):  # the last rank has the last micro-batch, however many ranks there are
                 dist.broadcast(sample, src=dist.get_world_size() - 1)
             self.state[p]["hessian"].lerp_(sample, 1 - self.option.beta2)
 
@@ -55,7 +63,9 @@ class SophiaOptimizer(torch.optim.Optimizer):
         params = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
         for p in (p for p in params if not self.state[p]):
             self.state[p].update(momentum=torch.zeros_like(p), hessian=torch.zeros_like(p))
-        if steps % option.every == 0 and self.batch is not None:  # None: nocap tries it, without a forward
+        if (
+            steps % option.every == 0 and self.batch is not None
+        ):  # None: nocap tries it, without a forward
             self.update_hessian(params, steps)
         for group in self.param_groups:
             group["steps"] += 1
@@ -76,4 +86,6 @@ class Sophia(Optimizer):
     every: int = key(ge=1, le=10**9)  # steps
 
     def build(self, model):
-        return [SophiaOptimizer(decayed(dict(model.named_parameters()), self.weight_decay), model, self)]
+        return [
+            SophiaOptimizer(decayed(dict(model.named_parameters()), self.weight_decay), model, self)
+        ]

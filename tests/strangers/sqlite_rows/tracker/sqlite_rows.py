@@ -1,5 +1,5 @@
-"""A tracker that writes into SQLite, in the run's folder: `rows` has step, name and value, `summary` name and
-value."""
+"""A tracker that writes into SQLite, in the run's folder: `rows` has step, name and value,
+`summary` name and value."""
 
 import json
 import sqlite3
@@ -19,7 +19,9 @@ class Session(TrackerSession):
             self.database.execute(
                 "CREATE TABLE rows (step INTEGER, name TEXT, value, PRIMARY KEY (step, name))"
             )
-            self.database.execute("CREATE TABLE IF NOT EXISTS summary (name TEXT PRIMARY KEY, value)")
+            self.database.execute(
+                "CREATE TABLE IF NOT EXISTS summary (name TEXT PRIMARY KEY, value)"
+            )
 
     def log(self, row):
         values = [(row["step"], name, value) for name, value in row.items() if name != "step"]

@@ -1,5 +1,5 @@
-"""A tracker that writes the rows into Trackio (`pip install trackio`): a dashboard on this machine, without
-an account. Where it keeps its data, $TRACKIO_DIR says."""
+"""A tracker that writes the rows into Trackio (`pip install trackio`): a dashboard on this machine,
+without an account. Where it keeps its data, $TRACKIO_DIR says."""
 
 import shlex
 from contextlib import redirect_stdout, suppress
@@ -39,7 +39,9 @@ class Session(TrackerSession):
 
     def log(self, row):
         self.step = row["step"]
-        values = {name: value for name, value in row.items() if name != "step" and value is not None}
+        values = {
+            name: value for name, value in row.items() if name != "step" and value is not None
+        }
         self.run.log(values, step=self.step)
 
     def finish(self, *, summary, status):
