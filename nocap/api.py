@@ -178,7 +178,7 @@ def compare(
     """
     from msgspec import structs
 
-    from nocap.judge.result import result_of
+    from nocap.judge.comparison_json import result_of
     from nocap.judge.schema import to_json
     from nocap.sources.asked import Logged, compared
 

@@ -30,7 +30,7 @@ from nocap.study.conduct import StudyOutcome, carry_out
 from nocap.study.log import FILE, RunLine, SessionLine, read
 from nocap.study.plan import StudyPlan, prepare
 from nocap.study.registration import name_of
-from nocap.study.result import to_json
+from nocap.study.study_result import to_json
 from nocap.study.tasks import Training
 from tests.studies import SEEN, Json, loaded, record, study
 

@@ -21,8 +21,8 @@ from nocap.store.metrics import METRICS, Per, Scale
 from nocap.study import board, checked, pages, words
 from nocap.study.__main__ import main as command
 from nocap.study.plan import StudyPlan
-from nocap.study.result import StudyResult
 from nocap.study.spec import Study, load
+from nocap.study.study_result import StudyResult
 from nocap.study.words import PROJECT, STAND_IN, THERE, Row, rows
 from tests.made_grid import EVIL
 from tests.studies import LOSS, SPEED, loaded, study

@@ -19,7 +19,7 @@ from scipy import stats
 from nocap import api
 from nocap import compare as door
 from nocap.judge.compare import compare
-from nocap.judge.result import result_of
+from nocap.judge.comparison_json import result_of
 from nocap.judge.schema import to_json
 from nocap.report.arms import render
 from nocap.runs import __main__ as runs

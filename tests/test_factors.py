@@ -16,7 +16,7 @@ from scipy import stats
 
 from nocap import compare as door
 from nocap.judge.compare import compare
-from nocap.judge.result import result_of
+from nocap.judge.comparison_json import result_of
 from nocap.judge.schema import to_json
 from nocap.report import comparison as page
 from nocap.report.arms import render

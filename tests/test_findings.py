@@ -14,8 +14,8 @@ from scipy import stats
 
 from nocap.judge.compare import compare
 from nocap.judge.compared import Comparison
+from nocap.judge.comparison_json import result_of
 from nocap.judge.interval import of_arms, of_pairs, of_samples, seeds_to_show
-from nocap.judge.result import result_of
 from nocap.judge.schema import to_json
 from nocap.report import comparison as page
 from nocap.report import markdown, result

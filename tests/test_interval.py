@@ -16,8 +16,8 @@ from scipy import stats
 
 from nocap.judge import cautious, interval
 from nocap.judge.cautious import Declared, between, half_width, pooled
+from nocap.judge.comparison_json import interval_json
 from nocap.judge.interval import of_arms, of_arms_apart, of_pairs, of_samples, of_steps
-from nocap.judge.result import interval_json
 from tests.conftest import REPO
 
 sys.path.append(str(REPO / "experiments" / "verdict_trust"))

@@ -14,7 +14,7 @@ from scipy import stats
 
 from nocap.judge.verdict import Gain, Word
 from nocap.store.metrics import METRICS, Per, Scale
-from nocap.study.result import StudyResult
+from nocap.study.study_result import StudyResult
 from tests.conftest import REPO
 from tests.studies import (
     RACE,

@@ -18,8 +18,8 @@ from scipy import stats
 from nocap import compare as door
 from nocap.judge.cautious import CLOCK_BIAS
 from nocap.judge.compare import compare
+from nocap.judge.comparison_json import result_of
 from nocap.judge.losses import Outcome
-from nocap.judge.result import result_of
 from nocap.judge.schema import to_json
 from nocap.report import comparison as page
 from nocap.report.arms import render

@@ -21,7 +21,7 @@ import pytest
 from nocap import api, compare
 from nocap.judge.compare import compare as compared
 from nocap.judge.compared import Comparison
-from nocap.judge.result import result_of
+from nocap.judge.comparison_json import result_of
 from nocap.judge.schema import Result, to_json
 from nocap.report import markdown, result
 from nocap.store.record import write_json, write_summary

@@ -18,9 +18,9 @@ from nocap.study.__main__ import main
 from nocap.study.log import read as read_log
 from nocap.study.plan import shorter
 from nocap.study.registration import registrations
-from nocap.study.result import read as read_result
-from nocap.study.result import to_json
 from nocap.study.spec import load
+from nocap.study.study_result import read as read_result
+from nocap.study.study_result import to_json
 from nocap.study.tasks import Training
 from tests.lab import Lab, lab
 from tests.studies import LOSS, RACE, SPEED, STEPS, STUDY, Json, at, claim, study, tree, written

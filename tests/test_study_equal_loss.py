@@ -23,7 +23,7 @@ from nocap.study.conduct import StudyOutcome
 from nocap.study.evidence import Evidence, measurements
 from nocap.study.plan import StudyPlan, prepare
 from nocap.study.registration import Provenance, registrations
-from nocap.study.result import StudyResult, to_json
+from nocap.study.study_result import StudyResult, to_json
 from nocap.study.tasks import Training
 from tests import test_equal_loss
 from tests.conftest import Door

@@ -28,8 +28,8 @@ from nocap.study.log import StudyLog
 from nocap.study.plan import prepare, shorter
 from nocap.study.preview import sigma
 from nocap.study.registration import Provenance
-from nocap.study.result import StudyResult, read, to_json, write
 from nocap.study.spec import PLACE, Study
+from nocap.study.study_result import StudyResult, read, to_json, write
 from tests.studies import (
     LOSS,
     NOISE,

@@ -16,8 +16,8 @@ from scipy import stats
 from nocap.config.compose import composed
 from nocap.judge.compare import compare
 from nocap.judge.compared import Comparison
+from nocap.judge.comparison_json import result_of
 from nocap.judge.interval import of_arms, of_pairs
-from nocap.judge.result import result_of
 from nocap.judge.schema import to_json
 from nocap.launch.grid import check
 from nocap.report.arms import render

@@ -24,9 +24,9 @@ from nocap.config.keys import flat, require
 from nocap.config.outward import redact
 from nocap.judge.compare import ask
 from nocap.judge.compared import Comparison
+from nocap.judge.comparison_json import result_of
 from nocap.judge.interval import ROUNDING
 from nocap.judge.question import Question
-from nocap.judge.result import result_of
 from nocap.judge.schema import Result, Schema, to_json
 from nocap.report import arms
 from nocap.report.table import one_line

@@ -23,8 +23,8 @@ from nocap.report import page
 from nocap.report.table import Column, Table, tame
 from nocap.store.formats import plural
 from nocap.study.pages import all_results, claims, files, plots, write_all
-from nocap.study.result import StudyResult
 from nocap.study.spec import FILE, Study, load, select_claims
+from nocap.study.study_result import StudyResult
 from nocap.study.words import (
     PROJECT,
     STAND_IN,

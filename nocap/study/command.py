@@ -25,8 +25,8 @@ from nocap.study import conduct, log, pages, preview, spec
 from nocap.study.collect import collect
 from nocap.study.plan import StudyPlan, prepare
 from nocap.study.propose import AnswerJson, Proposals, answer, of_commands, of_overrides
-from nocap.study.result import to_json
 from nocap.study.spec import Propose, Study
+from nocap.study.study_result import to_json
 
 
 @dataclass(kw_only=True)

@@ -21,7 +21,7 @@ from nocap.config.hardware import Fact
 from nocap.config.outward import redact
 from nocap.judge.cautious import Declared
 from nocap.judge.claim import Claim, Rule
-from nocap.judge.result import measurement_json
+from nocap.judge.comparison_json import measurement_json
 from nocap.judge.verdict import Gain, Missing, Verdict, judge
 from nocap.store.formats import listed
 from nocap.store.metrics import Ending, Measurement, Per, Scale
