@@ -180,7 +180,7 @@ def compare(
 
     from nocap.judge.comparison_json import result_of
     from nocap.judge.schema import to_json
-    from nocap.sources.asked import Logged, compared
+    from nocap.sources.request import Logged, compared
 
     answer = compared(
         [*map(str, _several(paths))],

@@ -71,7 +71,7 @@ def _bench(options: argparse.Namespace) -> int:
     """Time the arms. One that does not fit has the status of that; one that fails for another
     reason than memory has failed. A file gets the result after each round."""
     from nocap.judge.interval import LEAST_PAIRS
-    from nocap.measure.arms import compose_arms
+    from nocap.measure.bench_arms import compose_arms
     from nocap.measure.bench_text import render_bench
 
     seconds = SECONDS if options.seconds is None else options.seconds

@@ -15,7 +15,7 @@ from nocap.store.command import command, writing
 from nocap.store.files import write_text
 
 if TYPE_CHECKING:
-    from nocap.judge.compared import Comparison
+    from nocap.judge.compared_arms import Comparison
 
 FORMS = """\
 A PATH is a run's folder, a folder of runs, a grid's folder, a glob, or a name: of a run, of an arm,
@@ -44,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
 def _compare(words: list[str], options: argparse.Namespace) -> int:
     from nocap.judge.question import Question
     from nocap.report.arms import render
-    from nocap.sources.asked import Logged, compared
+    from nocap.sources.request import Logged, compared
 
     typed = Question(
         baseline=options.baseline,

@@ -22,7 +22,7 @@ from nocap.store.record import read_json, write_json
 from nocap.training.ledger import LINES
 
 if TYPE_CHECKING:
-    from nocap.judge.compared import Comparison
+    from nocap.judge.compared_arms import Comparison
     from nocap.store.runs import Record
 
 SAVED = "dashboard.json"  # in a grid's or a study's folder: what was made of it in W&B

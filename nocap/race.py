@@ -193,7 +193,7 @@ def _race(asked: argparse.Namespace, words: Sequence[str], undo: ExitStack) -> R
     readings, guards = _readings(asked)
     timeout_s = duration_s(asked.timeout, "--timeout")
     require(timeout_s > 0, "--timeout", "be above 0", asked.timeout)
-    from nocap.sources import arms as sides
+    from nocap.sources import versions as sides
 
     prepare = sides.split(asked.prepare, "--prepare")
     how = {
@@ -287,7 +287,7 @@ def _arms(
     asked: argparse.Namespace, words: Sequence[str], undo: ExitStack
 ) -> tuple[list[Command], Callable[..., None]]:
     """Return the arms, and what runs one."""
-    from nocap.sources import arms
+    from nocap.sources import versions as arms
 
     # what a race makes is no part of an arm
     written = [Path(asked.file.replace("{seed}", "*"))] if asked.file else []

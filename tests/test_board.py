@@ -18,12 +18,12 @@ from scipy import stats
 from nocap.judge.verdict import Gain
 from nocap.report.words import stated
 from nocap.store.metrics import METRICS, Per, Scale
-from nocap.study import board, checked, pages, words
+from nocap.study import board, checked, claim_row, pages
 from nocap.study.__main__ import main as command
+from nocap.study.claim_row import PROJECT, STAND_IN, THERE, Row, rows
 from nocap.study.plan import StudyPlan
 from nocap.study.spec import Study, load
 from nocap.study.study_result import StudyResult
-from nocap.study.words import PROJECT, STAND_IN, THERE, Row, rows
 from tests.made_grid import EVIL
 from tests.studies import LOSS, SPEED, loaded, study
 from tests.test_report import text_of
@@ -229,8 +229,8 @@ def test_a_row_says_what_was_found_and_where(
 
 def test_no_effect_is_printed_with_a_sign(shown: dict[str, Row]):
     for name, row in shown.items():
-        bound = words.allowed(row.claim, row.judged.bound)
-        said = [words.expected(row.claim), bound, row.cells["measured"], row.cells["guards"]]
+        bound = claim_row.allowed(row.claim, row.judged.bound)
+        said = [claim_row.expected(row.claim), bound, row.cells["measured"], row.cells["guards"]]
         assert not any(re.search(r"(?<![\w.])[-+−]\d", phrase) for phrase in said), (name, said)
 
 
@@ -256,10 +256,10 @@ def test_what_is_counted_apart(shown: dict[str, Row]):
 
 def test_false_verdicts_to_expect(shown: dict[str, Row]):
     every = list(shown.values())
-    exact = {row.claim.id for row in every if words.is_exact(row.judged.verdict.primary)}
+    exact = {row.claim.id for row in every if claim_row.is_exact(row.judged.verdict.primary)}
     assert {"A1.kv", "A6.memory"} <= exact
     assert {"A1.speed", "C1.collections", "C4.time", "A16.qk", "A7.steps"}.isdisjoint(exact)
-    noisy = sum(not words.is_exact(row.judged.verdict.primary) for row in every)
+    noisy = sum(not claim_row.is_exact(row.judged.verdict.primary) for row in every)
     assert board.errors(every).startswith(
         f"{noisy} of the {len(every)} rows rest on measurements with noise."
     )
@@ -267,7 +267,7 @@ def test_false_verdicts_to_expect(shown: dict[str, Row]):
 
 
 def test_bounds_that_were_passed_are_explained(shown: dict[str, Row]):
-    beyond = {name for name, row in shown.items() if words.BEYOND in row.notes}
+    beyond = {name for name, row in shown.items() if claim_row.BEYOND in row.notes}
     older = {"A18.long.sliding, 89696c6b7cea", "A18.long.flash, 89696c6b7cea"}
     assert beyond == {*older, "B1.speed", "B5.wide_speed"}
     assert all(
@@ -337,7 +337,7 @@ def test_the_page_has_every_row_and_a_plot_for_each_unit_and_is_one_small_file(
     page = written[STUDIES / "board.html"]
     text = text_of(page)
     for row in shown.values():
-        stated, measured = f"{row.measures}: {words.expected(row.claim)}", row.cells["measured"]
+        stated, measured = f"{row.measures}: {claim_row.expected(row.claim)}", row.cells["measured"]
         for said in (f"{row.claim.statement} {row.at}", stated, row.verdict, measured):
             assert said in text
     assert (
@@ -345,7 +345,7 @@ def test_the_page_has_every_row_and_a_plot_for_each_unit_and_is_one_small_file(
         == page.count("<figcaption>")
         == len(pages.plots(list(shown.values())))
     )
-    bounded = [row for row in shown.values() if not words.is_known(row.judged.verdict.primary)]
+    bounded = [row for row in shown.values() if not claim_row.is_known(row.judged.verdict.primary)]
     assert page.count("<circle") == len(shown) - len(bounded)
     for row in bounded:
         assert row.claim.statement in text.partition("Without an interval")[2]
@@ -618,8 +618,8 @@ def test_an_interval_that_holds_its_margin_leaves_quality_open(
         most=pairs,
         ends=(0.0, 1.0),
     )
-    assert words.leaves_quality_open(gain, margin) == is_open
-    assert not words.leaves_quality_open(replace(gain, metric=METRICS["memory_mib"]), margin)
+    assert claim_row.leaves_quality_open(gain, margin) == is_open
+    assert not claim_row.leaves_quality_open(replace(gain, metric=METRICS["memory_mib"]), margin)
 
 
 SCALES = {"cpu": study()["scales"]["cpu"], "gpu": study()["scales"]["cpu"]}

@@ -18,7 +18,7 @@ import pytest
 from nocap.config.compose import composed
 from nocap.config.plain import to_plain
 from nocap.judge.compare import compare
-from nocap.judge.compared import Comparison
+from nocap.judge.compared_arms import Comparison
 from nocap.judge.comparison_json import result_of
 from nocap.judge.equal_loss import slopes, times
 from nocap.judge.interval import of_pairs

@@ -13,7 +13,7 @@ import pytest
 from scipy import stats
 
 from nocap.judge.compare import compare
-from nocap.judge.compared import Comparison
+from nocap.judge.compared_arms import Comparison
 from nocap.judge.comparison_json import result_of
 from nocap.judge.interval import of_arms, of_pairs, of_samples, seeds_to_show
 from nocap.judge.schema import to_json

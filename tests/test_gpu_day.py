@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from nocap.config import hardware
-from nocap.measure.arms import compose_arms
+from nocap.measure.bench_arms import compose_arms
 from tests.attempts import wait_until
 from tests.conftest import REPO
 

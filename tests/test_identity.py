@@ -21,7 +21,7 @@ import pytest
 from nocap.config.compose import compose
 from nocap.config.keys import counting, flat
 from nocap.config.plain import to_plain
-from nocap.measure.arms import step_config
+from nocap.measure.bench_arms import step_config
 from nocap.store.identity import (
     code_digest,
     config_that_counts,

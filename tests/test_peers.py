@@ -19,7 +19,7 @@ from nocap.config.run import Run
 from nocap.config.trainer import Device
 from nocap.measure import bench as measure
 from nocap.measure import timed
-from nocap.measure.arms import compose_arm
+from nocap.measure.bench_arms import compose_arm
 from nocap.measure.timed import Clock, TimedArm
 from tests.conftest import REPO
 

@@ -91,7 +91,7 @@ def test_a_profile_takes_a_mixer_apart_or_says_that_it_is_one_kernel(pretended, 
 
 BENCH = """
 import sys, torch
-from nocap.measure.arms import compose_arms
+from nocap.measure.bench_arms import compose_arms
 from nocap.measure.bench import bench
 from nocap.measure.timed import TimedArm
 from nocap.training import memory
@@ -126,7 +126,7 @@ RACE = """
 import itertools, sys, torch
 sys.path.insert(0, sys.argv[1])
 import peer_arm
-from nocap.measure.arms import compose_arm, compose_arms
+from nocap.measure.bench_arms import compose_arm, compose_arms
 from nocap.measure.bench import bench
 from nocap.measure.timed import TimedArm
 from nocap.training import memory
@@ -386,7 +386,7 @@ def test_a_run_with_cuda_graphs_validates_in_fp32_and_goes_on_from_its_checkpoin
 
 
 READS = """
-from nocap.measure.arms import compose_arms
+from nocap.measure.bench_arms import compose_arms
 from nocap.measure.bench import bench
 from nocap.measure.timed import TimedArm
 from nocap.model.gpt import Head

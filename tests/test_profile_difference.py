@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nocap import profile as command
-from nocap.measure.arms import compose_arms
+from nocap.measure.bench_arms import compose_arms
 from tests.fuzz.process import Answer, answer
 
 Json = dict[str, Any]

@@ -18,7 +18,7 @@ from nocap.config.compose import compose, compose_measured, composed
 from nocap.config.trainer import Device
 from nocap.generation.engines import Cached, Recompute
 from nocap.measure import profile_text, roofline, timed
-from nocap.measure.arms import compose_arms
+from nocap.measure.bench_arms import compose_arms
 from nocap.measure.groups import Row, grouped
 from nocap.measure.largest import Typed, file_of, largest, replaced, without
 from nocap.measure.mixing import AROUND, FUSED, MOMENTS, PRODUCT, SOFTMAX, VALUES

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from nocap.judge.compare import compare
-from nocap.judge.compared import Comparison
+from nocap.judge.compared_arms import Comparison
 from nocap.report import comparison as report
 from nocap.sources import answer
 from nocap.store.runs import Found, Record

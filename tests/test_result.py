@@ -20,7 +20,7 @@ import pytest
 
 from nocap import api, compare
 from nocap.judge.compare import compare as compared
-from nocap.judge.compared import Comparison
+from nocap.judge.compared_arms import Comparison
 from nocap.judge.comparison_json import result_of
 from nocap.judge.schema import Result, to_json
 from nocap.report import markdown, result

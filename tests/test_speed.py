@@ -17,8 +17,8 @@ from nocap.config.trainer import Compile, Device, Precision
 from nocap.judge import speeds
 from nocap.judge.cautious import of_pairs
 from nocap.measure import bench as measure
-from nocap.measure.arms import compose_arm, compose_arms
 from nocap.measure.bench import LIMIT, bench, interleave, order
+from nocap.measure.bench_arms import compose_arm, compose_arms
 from nocap.measure.benched import Facts
 from nocap.measure.timed import Clock, DivergedError, TimedArm, block_steps
 from nocap.options.optimizer import soap

@@ -16,7 +16,7 @@ import pytest
 from nocap.judge.compare import compare
 from nocap.launch.plan import RunResult
 from nocap.store.runs import Found, Record, load
-from nocap.study import command, pages
+from nocap.study import actions, pages
 from nocap.study.__main__ import main
 from nocap.study.collect import collect
 from nocap.study.conduct import StudyOutcome
@@ -229,7 +229,7 @@ def test_the_terminal_the_page_and_the_board_say_it_in_the_same_words(tmp_path: 
     made_study = loaded(tmp_path / "made", study(claims=[EQUAL]))
     pages.write(made_study, tmp_path / "made", content)
     assert f"| {words}, n=3 |" in (tmp_path / "made" / "README.md").read_text()
-    assert command.board(tmp_path) == 0
+    assert actions.board(tmp_path) == 0
     assert f"| {words}, n=3 |" in (tmp_path / "README.md").read_text()
     board = (tmp_path / "board.html").read_text()
     assert "time over the baseline&#39;s at equal loss; left is less" in board

@@ -20,7 +20,7 @@ from nocap.judge.claim import Claim
 from nocap.model.flops import component_flops
 from nocap.sessions.figures import SessionFile
 from nocap.store.metrics import HELD, METRICS, Ending, Per
-from nocap.study import board, pages, schema, words
+from nocap.study import board, claim_row, pages, schema
 from nocap.study.collect import collect
 from nocap.study.conduct import StudyOutcome
 from nocap.study.evidence import Evidence, bound, measurements
@@ -130,7 +130,7 @@ def test_what_is_said_of_each_verdict(
     ):
         assert fact in facts
     assert ("diverged, counted as worst: mqa, seed 2" in said) == (None in losses)
-    assert (words.BEYOND in said) == (ratios != [1.1, 1.25, 1.4] and len(ratios) == 3)
+    assert (claim_row.BEYOND in said) == (ratios != [1.1, 1.25, 1.4] and len(ratios) == 3)
 
 
 def test_an_arms_loss_is_of_the_runs_that_finished(tmp_path: Path):
@@ -162,10 +162,11 @@ def test_a_gain_that_is_only_bounded_shows_its_lower_end(tmp_path: Path):
     assert row["least"] == pytest.approx(math.exp(of_pairs(gains, bias=0.005).low))
     gain = result.claims[0].verdict.primary
     assert (
-        words.measured(gain) == f"at least {row['least']:.2f}× as fast to the target, n=3 sessions"
+        claim_row.measured(gain)
+        == f"at least {row['least']:.2f}× as fast to the target, n=3 sessions"
     )
     endless = replace(gain, least=[-math.inf] * 3)
-    assert words.measured(endless) == "–, n=3 sessions"
+    assert claim_row.measured(endless) == "–, n=3 sessions"
 
 
 NOISE_OF_A_PAIR = {"sd": 0.02, "df": 4.4, "source": "24 pairs of arms"}
@@ -229,12 +230,12 @@ def test_a_declared_noise_reaches_the_verdict_and_its_sentence(tmp_path: Path):
         assert {**after, "hash": "made"} == {**before, "exploratory": "not in its study's log"}
     declared = ", noise of a pair declared as 0.02 with 4.4 degrees of freedom (24 pairs of arms)"
     of_loss = result.claims[0]
-    assert words.noise(of_loss.declared(of_loss.verdict.primary)) == declared
+    assert claim_row.noise(of_loss.declared(of_loss.verdict.primary)) == declared
     # five times as wide: the declared one is dropped, and nothing says that it was used
     loud = loaded(tmp_path / "loud", study(scales=scales, claims=[LOSS]))
     (dropped,) = resulted(loud, speeds(FAST, [3.0, 3.1, 2.9])).claims
     assert dropped.declared(dropped.verdict.primary) is None
-    assert words.noise(None) == ""
+    assert claim_row.noise(None) == ""
 
 
 @pytest.mark.parametrize("seeds", [[5, 3, 1, 0, 2], [9, 8, 7, 1], [2, 5, 0, 1, 3]])

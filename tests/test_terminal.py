@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from nocap.judge.batches import ProposalWord
-from nocap.judge.compared import Comparison
+from nocap.judge.compared_arms import Comparison
 from nocap.judge.losses import Outcome
 from nocap.judge.verdict import Word
 from nocap.report import arms

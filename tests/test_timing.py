@@ -15,7 +15,7 @@ from scipy import stats
 
 from nocap.config.compose import composed
 from nocap.judge.compare import compare
-from nocap.judge.compared import Comparison
+from nocap.judge.compared_arms import Comparison
 from nocap.judge.comparison_json import result_of
 from nocap.judge.interval import of_arms, of_pairs
 from nocap.judge.schema import to_json

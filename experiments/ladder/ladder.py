@@ -21,10 +21,10 @@ from nocap.report.table import Column, Table
 from nocap.report.words import measured as in_words
 from nocap.store.formats import NONE, count
 from nocap.store.metrics import METRICS, Metric, Scale
+from nocap.study.claim_row import is_known
 from nocap.study.pages import all_results
 from nocap.study.spec import load
 from nocap.study.study_result import JudgedClaim, StudyResult
-from nocap.study.words import is_known
 
 HOLDS = 1.1  # times, at ten times the parameters: what changes less holds
 FAR = 124e6  # parameters of the challenge

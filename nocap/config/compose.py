@@ -29,6 +29,7 @@ from nocap.config import hardware
 from nocap.config.bounded import read_text, read_yaml
 from nocap.config.defaults import register_resolver
 from nocap.config.keys import check_keys, check_text, flat, require
+from nocap.config.lexer import as_text
 from nocap.config.outward import redact
 from nocap.config.paths import conf_dir
 from nocap.config.plain import (
@@ -43,7 +44,6 @@ from nocap.config.plain import (
 )
 from nocap.config.run import Run
 from nocap.config.trainer import Device
-from nocap.config.words import as_text
 
 T = TypeVar("T")
 OF_ARMS = (

@@ -11,10 +11,11 @@ from statistics import fmean
 
 from nocap.config.keys import require
 from nocap.judge import doubts, time_to_target
+from nocap.judge.arm_mean import ArmMean
 from nocap.judge.arms import Arm, changes, swept_keys
 from nocap.judge.cautious import CLOCK_BIAS, between, pooled
 from nocap.judge.comparable import confounders, declaring, is_noisy, machines_differ, steps_alike
-from nocap.judge.compared import ComparedArm, Comparison
+from nocap.judge.compared_arms import ComparedArm, Comparison
 from nocap.judge.equal_loss import EqualLoss, TimeAtEqualLoss, around, judged, shows_a_length
 from nocap.judge.factors import by_factor
 from nocap.judge.grouping import declared, select
@@ -22,7 +23,6 @@ from nocap.judge.grouping import group as grouped
 from nocap.judge.interval import BySeed, Estimate, shared
 from nocap.judge.labels import choose_baseline, labelled
 from nocap.judge.losses import Difference, Differences, Outcome, Pair, difference, pair_of, together
-from nocap.judge.measured import ArmMean
 from nocap.judge.pace import PACE, Paces
 from nocap.judge.question import BASELINE, PREVIOUS, Question
 from nocap.store.formats import shorten

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import msgspec
 
+from nocap.judge.arm_mean import ArmMean
 from nocap.judge.arms import Arm
-from nocap.judge.compared import ComparedArm, Comparison
+from nocap.judge.compared_arms import ComparedArm, Comparison
 from nocap.judge.equal_loss import STEPS, TimeAtEqualLoss
 from nocap.judge.factors import Factor, Factors, Interaction, Level
 from nocap.judge.findings import Finding, Findings
 from nocap.judge.interval import LEAST_PAIRS, Estimate, confidence
 from nocap.judge.losses import Difference
-from nocap.judge.measured import ArmMean
 from nocap.judge.pace import PACE
 from nocap.judge.schema import (
     ArmJson,

@@ -13,7 +13,7 @@ from nocap.judge.comparable import (
     kernels,
     machines_differ,
 )
-from nocap.judge.compared import ComparedArm
+from nocap.judge.compared_arms import ComparedArm
 from nocap.judge.factors import crossing
 from nocap.judge.interval import LEAST_PAIRS
 from nocap.judge.losses import Differences, Pair

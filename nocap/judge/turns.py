@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 from nocap.judge import cautious
+from nocap.judge.arm_mean import ArmMean
 from nocap.judge.cautious import CLOCK_BIAS
 from nocap.judge.claim import TO_TARGET
 from nocap.judge.interval import (
@@ -27,7 +28,6 @@ from nocap.judge.interval import (
     of_arms_apart,
 )
 from nocap.judge.losses import Difference, Outcome, outcome
-from nocap.judge.measured import ArmMean
 from nocap.judge.pace import less
 from nocap.judge.time_to_target import TargetCrossing, too_coarse, widening
 from nocap.judge.verdict import Reason, Word, decide

@@ -27,7 +27,7 @@ from nocap.store.runs import Record, load, read
 from nocap.store.tracking import left, send, send_comparison
 
 if TYPE_CHECKING:
-    from nocap.judge.compared import Comparison
+    from nocap.judge.compared_arms import Comparison
 
 UPLOADER = "wandb"  # the tracker of a run that was trained without one that uploads
 

@@ -43,7 +43,7 @@ from nocap.store.formats import plural
 from nocap.store.tracking import gathered, left, track_comparison
 
 if TYPE_CHECKING:
-    from nocap.judge.compared import Comparison
+    from nocap.judge.compared_arms import Comparison
 
 TIME = "--time"
 SKIP = "--skip-refused"

@@ -22,7 +22,7 @@ from nocap.config.run import Run
 from nocap.config.trainer import Device, Precision
 from nocap.data.shards import write_shard
 from nocap.data.tokens import Shard
-from nocap.measure.arms import step_config
+from nocap.measure.bench_arms import step_config
 from nocap.measure.benched import Facts
 from nocap.model.flops import flops_per_token
 from nocap.model.gpt import count_parameters

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nocap.judge.arms import Arm, setting
-from nocap.judge.compared import ComparedArm, Comparison
+from nocap.judge.compared_arms import ComparedArm, Comparison
 from nocap.judge.interval import LEAST_PAIRS, confidence
 from nocap.judge.losses import Outcome
 from nocap.report import arms, forest, page, provenance, still

@@ -23,7 +23,7 @@ from nocap.config.bounded import parse_json
 from nocap.config.keys import flat, require
 from nocap.config.outward import redact
 from nocap.judge.compare import ask
-from nocap.judge.compared import Comparison
+from nocap.judge.compared_arms import Comparison
 from nocap.judge.comparison_json import result_of
 from nocap.judge.interval import ROUNDING
 from nocap.judge.question import Question

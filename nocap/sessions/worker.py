@@ -35,8 +35,8 @@ from nocap.config.outward import guarded
 from nocap.config.run import Run
 from nocap.generation.engines import Cached, Engine, Recompute, windows
 from nocap.generation.text import TokenSampler, generate
-from nocap.measure.arms import step_config
 from nocap.measure.bench import carry_out, clock_of, timed_rounds
+from nocap.measure.bench_arms import step_config
 from nocap.measure.benched import BenchedArm
 from nocap.measure.parts import allocated_bytes, part_of
 from nocap.measure.profile import profile

@@ -14,10 +14,10 @@ from typing import Any
 from markupsafe import Markup
 
 from nocap import __version__
+from nocap.judge.arm_mean import ArmMean
 from nocap.judge.comparison_json import interval_json
 from nocap.judge.interval import analyses
 from nocap.judge.losses import Outcome
-from nocap.judge.measured import ArmMean
 from nocap.judge.schema import to_json
 from nocap.judge.turns import RacedArm, RaceResult
 from nocap.judge.verdict import Word

@@ -29,33 +29,33 @@ def main(argv: list[str] | None = None) -> int:
     return command(_parser(), _study, argv, answer="each answer or study, a line each,", lines=True)
 
 
-def _study(asked: argparse.Namespace) -> int:
+def _study(options: argparse.Namespace) -> int:
     require(
-        bool(asked.board) != bool(asked.overrides),
+        bool(options.board) != bool(options.overrides),
         "FOLDER",
         "be given, or --board, and not both",
-        " ".join(asked.overrides) or "none",
+        " ".join(options.overrides) or "none",
     )
-    judged = bool(asked.overrides) and not asked.plan
+    judged = bool(options.overrides) and not options.plan
     require(
-        judged or not asked.json,
+        judged or not options.json,
         "--json",
         "be given where a study is judged, and only there",
-        asked.json,
+        options.json,
     )
     require(
-        bool(asked.overrides) or not asked.allow_code,
+        bool(options.overrides) or not options.allow_code,
         "--allow-code",
         "be left out beside --board",
         "it",
     )
-    from nocap.study import command
+    from nocap.study import actions
 
-    if asked.board:
-        return command.board(asked.board)
-    if asked.propose is not None:
-        return command.propose(asked)
-    return command.studies(asked)
+    if options.board:
+        return actions.board(options.board)
+    if options.propose is not None:
+        return actions.propose(options)
+    return actions.studies(options)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -22,10 +22,7 @@ from nocap.judge.claim import Claim
 from nocap.report import page
 from nocap.report.table import Column, Table, tame
 from nocap.store.formats import plural
-from nocap.study.pages import all_results, claims, files, plots, write_all
-from nocap.study.spec import FILE, Study, load, select_claims
-from nocap.study.study_result import StudyResult
-from nocap.study.words import (
+from nocap.study.claim_row import (
     PROJECT,
     STAND_IN,
     THERE,
@@ -38,6 +35,9 @@ from nocap.study.words import (
     measures,
     rows,
 )
+from nocap.study.pages import all_results, claims, files, plots, write_all
+from nocap.study.spec import FILE, Study, load, select_claims
+from nocap.study.study_result import StudyResult
 
 T = TypeVar("T")
 BOARD = "board.yaml"  # whose claims a board counts apart

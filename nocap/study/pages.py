@@ -17,12 +17,12 @@ from nocap.store.files import write_file
 from nocap.store.formats import count, loss, whole
 from nocap.store.metrics import METRICS, Scale
 from nocap.study import log
+from nocap.study.claim_row import Row, counted, expected, is_known, rows
 from nocap.study.schema import ArmFacts, Speed, TuningTrial
 from nocap.study.spec import Study
 from nocap.study.study_result import StudyResult
 from nocap.study.study_result import read as read_result
 from nocap.study.study_result import write as write_result
-from nocap.study.words import Row, counted, expected, is_known, rows
 
 LEARNT = "## What was learnt"  # from here on a README is its author's
 HEADLINE = 6  # claims that a heading names one by one

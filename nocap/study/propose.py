@@ -32,7 +32,7 @@ from nocap.config.trainer import Device
 from nocap.judge.batches import BatchQuestion, BatchResult, LossPair, ProposalWord, judge
 from nocap.judge.interval import alike
 from nocap.judge.schema import Schema
-from nocap.sources import arms
+from nocap.sources import versions
 from nocap.sources.command import Command, Reading, duration_s, named
 from nocap.store import lease
 from nocap.store.identity import config_that_counts, digest, source_hashes
@@ -262,7 +262,7 @@ def of_overrides(
     baseline = compose_arms(study, at, [study.baseline], overrides)[study.baseline]
     proposals = list[Proposal]()
     for text in texts:
-        words = arms.split(text, "--propose")
+        words = versions.split(text, "--propose")
         side = _composed(rules, baseline, words)
         measure = partial(_trained, study.name, {PROPOSAL: side, BASELINE: baseline})
         proposals.append(Proposal(words=words, arm=_arm(side), measure=measure))
@@ -365,7 +365,7 @@ def of_commands(
     for text in (rules.command, *dict.fromkeys(texts)):
         name = "--propose" if words else "propose.command"
         require(rules.reads_seed or "{seed}" in text, name, rule, text)
-        words.append(arms.split(text, name))
+        words.append(versions.split(text, name))
     (baseline, *sides), begin = _sides(study, rules, words, output_dir, undo)
     measure = partial(_run, reading, output_dir / "commands", partial(begin, **how), baseline)
     proposals = list[Proposal]()
@@ -391,7 +391,7 @@ def of_commands(
 
 def _sides(
     study: Study, rules: Propose, words: Sequence[Sequence[str]], output_dir: Path, undo: ExitStack
-) -> tuple[list[Command], arms.Begin]:
+) -> tuple[list[Command], versions.Begin]:
     """Return the baseline and the proposals, and what runs one. What the study writes is no part of
     a working tree."""
     apart = [output_dir]
@@ -403,9 +403,9 @@ def _sides(
         require(not rules.link, "propose.link", "be given with propose.ref", rules.link)
         names = ["the baseline", *(f"proposal {i}" for i in range(1, len(words)))]
         commands = list(zip(names, words, strict=True))
-        return arms.of_commands(commands, locked=rules.locked, apart=apart)
-    refs = [rules.ref, *[arms.HERE] * (len(words) - 1)]
-    return arms.of_refs(
+        return versions.of_commands(commands, locked=rules.locked, apart=apart)
+    refs = [rules.ref, *[versions.HERE] * (len(words) - 1)]
+    return versions.of_refs(
         list(zip(refs, words, strict=True)),
         locked=rules.locked,
         links=rules.link,

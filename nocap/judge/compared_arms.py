@@ -7,12 +7,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from nocap.judge.arm_mean import ArmMean
 from nocap.judge.arms import Arm
 from nocap.judge.equal_loss import TimeAtEqualLoss
 from nocap.judge.factors import Factors
 from nocap.judge.findings import Findings, JudgedArm, by_effect, findings
 from nocap.judge.losses import Difference
-from nocap.judge.measured import ArmMean
 from nocap.judge.question import BASELINE, PREVIOUS, Question
 from nocap.judge.time_to_target import Reach
 from nocap.store.runs import Found, Record

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from nocap.config.keys import require
 from nocap.config.paths import expanded
 from nocap.judge.compare import ask
-from nocap.judge.compared import Comparison
+from nocap.judge.compared_arms import Comparison
 from nocap.judge.joining import Side, agreed, joined
 from nocap.judge.question import Question
 from nocap.report import result
