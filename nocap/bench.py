@@ -12,11 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nocap.command_line import command
 from nocap.config import entry
 from nocap.config.keys import EXIT_CODES, require
 from nocap.config.outward import trusted, visible
 from nocap.config.paths import STDOUT
-from nocap.store.command import command
 from nocap.store.record import write_json
 
 if TYPE_CHECKING:

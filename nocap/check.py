@@ -11,10 +11,10 @@ from collections import Counter
 from pathlib import Path
 
 from nocap import outside
+from nocap.command_line import command
 from nocap.config import entry
 from nocap.config.keys import EXIT_CODES, require
 from nocap.config.paths import expanded
-from nocap.store.command import command
 
 FORMS = """\
 DIR is a folder as --config-dir takes it: DIR/GROUP/NAME.py beside DIR/GROUP/NAME.yaml. Overrides

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nocap import outside
+from nocap.command_line import command, writing
 from nocap.config import entry
 from nocap.config.keys import EXIT_CODES
-from nocap.store.command import command, writing
 from nocap.store.files import write_text
 
 if TYPE_CHECKING:

@@ -10,11 +10,11 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from nocap.command_line import add_allow_code, command
 from nocap.config import defaults, entry, hardware
 from nocap.config.keys import key, require
 from nocap.config.outward import trusted
 from nocap.config.trainer import Device
-from nocap.store.command import add_allow_code, command
 from nocap.store.runs import LAST
 
 

@@ -10,10 +10,10 @@ from keyword import iskeyword
 from pathlib import Path
 
 from nocap import outside
+from nocap.command_line import command
 from nocap.config import entry
 from nocap.config.keys import require
 from nocap.config.paths import PACKAGE, conf_dir
-from nocap.store.command import command
 from nocap.store.files import write_file
 
 TEMPLATES = PACKAGE / "templates"

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import numpy as np
 
+from nocap.command_line import add_outputs, command, writing
 from nocap.config import entry
 from nocap.config.keys import require
 from nocap.config.outward import redact, visible
+from nocap.display import plural
 from nocap.judge.grouping import group
 from nocap.report.drawing import MARKS, DrawnCurve, drawn
-from nocap.store.command import add_outputs, command, writing
 from nocap.store.files import write_file
-from nocap.store.formats import plural
 from nocap.store.record import Metrics
 from nocap.store.runs import LAST, Record, load, train_s
 

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nocap import outside
+from nocap.command_line import check_writable, command, writing
 from nocap.config import entry
 from nocap.config.keys import require
 from nocap.config.paths import STDOUT
 from nocap.measure.difference import differences, written
 from nocap.measure.largest import Typed, file_of, without
 from nocap.measure.subject import prompt_tokens
-from nocap.store.command import check_writable, command, writing
 
 if TYPE_CHECKING:
     from nocap.config.compose import Composed

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nocap import outside
+from nocap.command_line import command
 from nocap.config import entry
 from nocap.config.keys import require
 from nocap.store import lease
-from nocap.store.command import command
 from nocap.store.files import write_text
 from nocap.store.record import write_json
 

@@ -17,12 +17,12 @@ import nocap
 from nocap import __main__ as console
 from nocap import export, outside, plot
 from nocap.__main__ import COMMANDS
+from nocap.command_line import answering
 from nocap.config.compose import from_overrides
 from nocap.config.paths import STDOUT
 from nocap.generate import Generate
 from nocap.runs.__main__ import VERBS
 from nocap.runs.__main__ import main as runs_door
-from nocap.store.command import answering
 from tests.conftest import REPO
 from tests.test_compare import write_run
 

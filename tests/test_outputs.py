@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from nocap import compare
+from nocap.command_line import writing
 from nocap.config.errors import refusals
-from nocap.store.command import writing
 from nocap.store.files import append_text, write_file, write_text
 from nocap.store.record import Metrics, read_json, write_json
 from nocap.training import checkpoint

@@ -8,11 +8,11 @@ import pytest
 
 from nocap.config.defaults import COLD_S
 from nocap.config.trainer import Compile
+from nocap.display import duration
 from nocap.launch.multirun import multirun
 from nocap.sessions import grid_plan
 from nocap.sessions.figures import SessionFile
 from nocap.sessions.session import Session
-from nocap.store.formats import duration
 from nocap.study import preview
 from nocap.study.plan import prepare
 from tests.studies import LOSS, RACE, at, loaded, study

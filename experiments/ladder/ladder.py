@@ -14,12 +14,12 @@ from pathlib import Path
 
 from trend import LEAST_SIZES, Trend, trend
 
+from nocap.display import NONE, count
 from nocap.judge.claim import TO_TARGET
 from nocap.judge.interval import Estimate
 from nocap.report import forest
 from nocap.report.table import Column, Table
 from nocap.report.words import measured as in_words
-from nocap.store.formats import NONE, count
 from nocap.store.metrics import METRICS, Metric, Scale
 from nocap.study.claim_row import is_known
 from nocap.study.pages import all_results

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from nocap.config.run import keys_that_count
+from nocap.display import shorten
 from nocap.judge.arms import ABSENT, Arm, changes, chosen, setting, spell, swept_keys, typed_keys
-from nocap.store.formats import shorten
 from nocap.store.runs import UNKNOWN, Record, dig
 
 # Groups whose change errs more often than pairs of a normal sample do, so that its losses have the

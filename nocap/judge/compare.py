@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from nocap.config.keys import require
+from nocap.display import shorten
 from nocap.judge import doubts, time_to_target
 from nocap.judge.arm_mean import ArmMean
 from nocap.judge.arms import Arm, changes, swept_keys
@@ -25,7 +26,6 @@ from nocap.judge.labels import choose_baseline, labelled
 from nocap.judge.losses import Difference, Differences, Outcome, Pair, difference, pair_of, together
 from nocap.judge.pace import PACE, Paces
 from nocap.judge.question import BASELINE, PREVIOUS, Question
-from nocap.store.formats import shorten
 from nocap.store.metrics import METRICS, Kind
 from nocap.store.runs import Found, Record
 

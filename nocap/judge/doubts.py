@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
+from nocap.display import plural, shorten
 from nocap.judge.arms import Arm, setting
 from nocap.judge.comparable import (
     confounders,
@@ -18,7 +19,6 @@ from nocap.judge.factors import crossing
 from nocap.judge.interval import LEAST_PAIRS
 from nocap.judge.losses import Differences, Pair
 from nocap.judge.pace import Paces
-from nocap.store.formats import plural, shorten
 from nocap.store.metrics import moment
 from nocap.store.timing import Timing
 

@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from nocap.config.keys import require
+from nocap.display import plural, shorten
 from nocap.judge.arms import ABSENT, Arm, arm_key
 from nocap.judge.comparable import declarable, is_declared, is_declaring, validation_keys, value_of
 from nocap.judge.labels import choose_baseline, labelled
-from nocap.store.formats import plural, shorten
 from nocap.store.record import digest
 from nocap.store.runs import Found, Record
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations, count
 
 from nocap.config.keys import require
+from nocap.display import plural, shorten
 from nocap.judge.arms import (
     Arm,
     arm_key,
@@ -30,7 +31,6 @@ from nocap.judge.comparable import (
 from nocap.judge.grouping import group
 from nocap.judge.interval import ROUNDING
 from nocap.judge.question import PREVIOUS, Question
-from nocap.store.formats import plural, shorten
 from nocap.store.metrics import moment
 from nocap.store.runs import Found, Record
 from nocap.store.timing import Timing

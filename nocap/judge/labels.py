@@ -7,8 +7,8 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import zip_longest
 
+from nocap.display import shorten
 from nocap.judge.arms import Arm, chosen, setting, spell, swept_keys, typed_keys
-from nocap.store.formats import shorten
 from nocap.store.runs import Record, find_one
 
 

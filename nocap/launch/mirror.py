@@ -15,12 +15,12 @@ from nocap.config.compose import composed
 from nocap.config.keys import require
 from nocap.config.paths import shown
 from nocap.config.plain import made, to_plain
+from nocap.display import plural
 from nocap.launch.grid import REPORT
 from nocap.launch.head import run_facts
 from nocap.launch.plan import Plan
 from nocap.options.tracker import RunFacts, Tracker, TrackerSession
 from nocap.store import lease
-from nocap.store.formats import plural
 from nocap.store.identity import digest
 from nocap.store.record import Metrics
 from nocap.store.runs import Record, load, read

@@ -29,6 +29,7 @@ from nocap.config.paths import shown
 from nocap.config.plain import explained, made
 from nocap.config.run import Run
 from nocap.config.trainer import Search, Trainer
+from nocap.display import plural
 from nocap.launch import lengths, search, until
 from nocap.launch.executor import GOES_ON
 from nocap.launch.grid import REPORT, Cell, Grid, check, expand
@@ -39,7 +40,6 @@ from nocap.options.launcher import Launcher, OfCluster, Target
 from nocap.options.launcher.pool import Pool
 from nocap.options.launcher.slurm import Slurm
 from nocap.store.files import write_file
-from nocap.store.formats import plural
 from nocap.store.tracking import gathered, left, track_comparison
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from nocap.config.keys import flat, require
+from nocap.display import count
 from nocap.measure.groups import Place
 from nocap.measure.profile_schema import (
     KIND,
@@ -25,7 +26,6 @@ from nocap.measure.profile_schema import (
     TextFile,
 )
 from nocap.measure.subject import Of
-from nocap.store.formats import count
 from nocap.store.record import read_json
 
 # Keys that no measured time depends on; and those that a text's own facts stand for.

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from nocap.config.keys import flat
+from nocap.display import MINUS, fixed, shorten, three_digits, whole
 from nocap.measure.difference import Change, ProfileDifference
 from nocap.measure.groups import GROUPS, title_of
 from nocap.measure.largest import between
@@ -26,7 +27,6 @@ from nocap.measure.profile_schema import (
 )
 from nocap.measure.subject import Of
 from nocap.report.table import Column, Table
-from nocap.store.formats import MINUS, fixed, shorten, three_digits, whole
 from nocap.store.metrics import HELD, PARTS, part_title
 
 BUSY = 0.8  # of a step: below, the GPU waits for the host

@@ -13,6 +13,7 @@ from typing import Any
 
 from nocap.config.bounded import read_text
 from nocap.config.keys import require
+from nocap.display import NONE, plural, shorten, size
 from nocap.judge.schema import to_json
 from nocap.launch.mirror import send_grid, send_run
 from nocap.options.tracker import NoLoginError, TrackerSession
@@ -30,7 +31,6 @@ from nocap.runs.columns import (
 )
 from nocap.store import lease
 from nocap.store.checkpoints import FOLDER, delete, is_folder, saved_steps
-from nocap.store.formats import NONE, plural, shorten, size
 from nocap.store.record import MANIFEST
 from nocap.store.runs import GRID, Record, dig, find_one, load, read, run_folders
 from nocap.study import log

@@ -14,6 +14,7 @@ from typing import Any
 from markupsafe import Markup
 
 from nocap import __version__
+from nocap.display import NONE
 from nocap.judge.arm_mean import ArmMean
 from nocap.judge.comparison_json import interval_json
 from nocap.judge.interval import analyses
@@ -28,7 +29,6 @@ from nocap.report.table import Column, Table, TableCell
 from nocap.report.words import measured, values
 from nocap.sources.command import Command, result
 from nocap.sources.race import Race, Raced
-from nocap.store.formats import NONE
 from nocap.store.metrics import METRICS, Better, Measurement, Metric, Scale
 
 START_UP = "Wall-clock includes start-up."

@@ -15,9 +15,9 @@ from typing import Any
 
 from nocap.config.keys import require
 from nocap.config.paths import expanded
+from nocap.display import plural, shorten
 from nocap.sources import formats
 from nocap.sources.formats import Row, Sample, sample
-from nocap.store.formats import plural, shorten
 
 BUILT_IN = sorted(module.name for module in pkgutil.iter_modules(formats.__path__))
 MOST_SEEN = 4  # files that a refusal names

@@ -12,12 +12,12 @@ from typing import Any
 
 from nocap.config.keys import require
 from nocap.config.outward import redact
+from nocap.display import shorten
 from nocap.sources import naming
 from nocap.sources.columns import TOLD
 from nocap.sources.files import LogFile
 from nocap.sources.logged import LoggedRun
 from nocap.sources.naming import NamedRun
-from nocap.store.formats import shorten
 from nocap.store.record import digest
 from nocap.store.runs import Curve, Found, Record
 

@@ -21,6 +21,7 @@ import yaml
 
 from nocap.config.keys import flat, line_of, require
 from nocap.config.paths import expanded
+from nocap.display import shorten
 from nocap.judge.comparable import EQUAL_TIME, one_budget
 from nocap.sources import naming
 from nocap.sources.columns import Columns
@@ -30,7 +31,6 @@ from nocap.sources.logged import LoggedRun
 from nocap.sources.naming import NamedRun
 from nocap.sources.rows import runs_of, title
 from nocap.store import runs
-from nocap.store.formats import shorten
 from nocap.store.runs import Found
 
 CONFIGS = ("hparams.yaml", ".hydra/overrides.yaml")  # beside a log, or above it

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 
 from nocap.config.keys import require
-from nocap.store.formats import shorten
+from nocap.display import shorten
 
 SEED = r"(?<![a-z0-9])(?:seed|s(?=[=_-]?\d{1,3}(?!\d)))[=_-]?(\d{1,18})(?![a-z0-9])"
 # s1440 are steps

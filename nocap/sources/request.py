@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from nocap.config.keys import require
 from nocap.config.paths import expanded
+from nocap.display import shorten
 from nocap.judge.compare import ask
 from nocap.judge.compared_arms import Comparison
 from nocap.judge.joining import Side, agreed, joined
@@ -18,7 +19,6 @@ from nocap.report.result import JudgedFile
 from nocap.sources import logs
 from nocap.sources.columns import columns_of
 from nocap.sources.formats import hf, sample
-from nocap.store.formats import shorten
 from nocap.store.runs import Found
 
 

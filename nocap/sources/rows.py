@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from nocap.config.keys import require
+from nocap.display import shorten
 from nocap.sources.columns import (
     CONFIG,
     EMPTY,
@@ -28,7 +29,6 @@ from nocap.sources.columns import (
 )
 from nocap.sources.formats import CutError, Row
 from nocap.sources.logged import LoggedRun
-from nocap.store.formats import shorten
 
 NAMES = 1000  # of columns that a message may offer
 FINISHED = {"finished", "completed", "complete", "succeeded", "success", "done", "ok"}

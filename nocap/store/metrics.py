@@ -12,7 +12,7 @@ from datetime import datetime
 from enum import Enum
 
 from nocap.config.keys import require
-from nocap.store.formats import count, duration, loss, three_digits, whole
+from nocap.display import count, duration, loss, three_digits, whole
 
 
 class Better(Enum):

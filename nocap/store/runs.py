@@ -17,7 +17,7 @@ from typing import Any, cast
 from nocap.config.keys import flat, require
 from nocap.config.outward import redact
 from nocap.config.paths import expanded
-from nocap.store.formats import plural, shorten
+from nocap.display import plural, shorten
 from nocap.store.metrics import METRICS, OF_A_RUN, Ending, Measurement, moment
 from nocap.store.record import (
     ENDED,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from nocap.command_line import command
 from nocap.config import entry
 from nocap.config.keys import require
-from nocap.store.command import command
 
 FORMS = """\
 A FOLDER holds a study.yaml: a question, arms, scales, claims, and with config_dir a folder of

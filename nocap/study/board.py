@@ -18,10 +18,10 @@ from markupsafe import Markup
 from nocap.config.bounded import parse_yaml, read_text
 from nocap.config.keys import check_keys, require
 from nocap.config.plain import made
+from nocap.display import plural
 from nocap.judge.claim import Claim
 from nocap.report import page
 from nocap.report.table import Column, Table, tame
-from nocap.store.formats import plural
 from nocap.study.claim_row import (
     PROJECT,
     STAND_IN,

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from nocap.display import NONE, listed, plural, shorten
 from nocap.judge.cautious import Declared
 from nocap.judge.claim import Claim, Guard, Threshold
 from nocap.judge.verdict import Gain, Missing, Reason, Word
 from nocap.report import words
 from nocap.report.table import one_line
-from nocap.store.formats import NONE, listed, plural, shorten
 from nocap.store.metrics import METRICS, Ending, Metric, Per, Scale, part_title
 from nocap.study.schema import Shape
 from nocap.study.spec import GPU, Study, select_claims

@@ -16,13 +16,13 @@ from statistics import fmean
 from nocap.config import hardware
 from nocap.config.compose import Composed
 from nocap.config.errors import FailedError, StoppedError
+from nocap.display import duration
 from nocap.judge.claim import Claim
 from nocap.judge.interval import analyses, analysis_of
 from nocap.judge.verdict import Reason, Verdict
 from nocap.launch.plan import DAMAGED, RunResult
 from nocap.sessions.figures import PLACES, TRAIN, SessionFile
 from nocap.sessions.session import Session
-from nocap.store.formats import duration
 from nocap.store.record import ENDED
 from nocap.store.runs import Record
 from nocap.store.runs import number as number_of

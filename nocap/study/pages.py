@@ -10,11 +10,11 @@ from statistics import median_high
 from nocap.config.bounded import read_text
 from nocap.config.keys import require
 from nocap.config.outward import redact
+from nocap.display import count, loss, whole
 from nocap.report import forest
 from nocap.report.table import Column, Table, one_line, tame
 from nocap.report.words import amount
 from nocap.store.files import write_file
-from nocap.store.formats import count, loss, whole
 from nocap.store.metrics import METRICS, Scale
 from nocap.study import log
 from nocap.study.claim_row import Row, counted, expected, is_known, rows

@@ -19,11 +19,11 @@ from msgspec import structs
 
 from nocap.config.hardware import Fact
 from nocap.config.outward import redact
+from nocap.display import listed
 from nocap.judge.cautious import Declared
 from nocap.judge.claim import Claim, Rule
 from nocap.judge.comparison_json import measurement_json
 from nocap.judge.verdict import Gain, Missing, Verdict, judge
-from nocap.store.formats import listed
 from nocap.store.metrics import Ending, Measurement, Per, Scale
 from nocap.store.record import SCHEMA_VERSION, read_json, write_json
 from nocap.study.checked import current_claims, sessions_unlike

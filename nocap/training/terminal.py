@@ -13,8 +13,8 @@ from textwrap import shorten
 from typing import Any
 
 from nocap.config.outward import redact, trusted, visible
+from nocap.display import duration
 from nocap.store.files import append_text
-from nocap.store.formats import duration
 from nocap.store.record import Row
 
 QUIET_S = 5.0  # at most one plain line in this time, validation apart
