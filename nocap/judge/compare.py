@@ -11,7 +11,7 @@ from statistics import fmean
 
 from nocap.config.keys import require
 from nocap.display import shorten
-from nocap.judge import doubts, time_to_target
+from nocap.judge import doubts, grouping, time_to_target
 from nocap.judge.arm_mean import ArmMean
 from nocap.judge.arms import Arm, changes, swept_keys
 from nocap.judge.cautious import CLOCK_BIAS, between, pooled
@@ -19,8 +19,6 @@ from nocap.judge.comparable import confounders, declaring, is_noisy, machines_di
 from nocap.judge.compared_arms import ComparedArm, Comparison
 from nocap.judge.equal_loss import EqualLoss, TimeAtEqualLoss, around, judged, shows_a_length
 from nocap.judge.factors import by_factor
-from nocap.judge.grouping import declared, select
-from nocap.judge.grouping import group as grouped
 from nocap.judge.interval import BySeed, Estimate, shared
 from nocap.judge.labels import choose_baseline, labelled
 from nocap.judge.losses import Difference, Differences, Outcome, Pair, difference, pair_of, together
@@ -54,77 +52,66 @@ def compare(
     """
     _check_question(baseline=baseline, target_loss=target_loss, against=against)
     stepwise = against == PREVIOUS
-    runs = select(runs, wanted=group, baseline=baseline, allow=allow)
-    every = grouped(runs.records)
-    arms = labelled([arm for arm in every if not shows_a_length(arm)])
-    lengths = [arm for arm in every if shows_a_length(arm)]
-    _check_finished(arms, runs)
-    if stepwise:
-        arms = _in_time(arms)
-    if target_loss is not None:
-        _check_target(arms, target_loss)
-    base = choose_baseline(arms, baseline)
-    metric = _metric(arms)
-    pairs = _pairs(arms, base, metric, stepwise=stepwise)
-    others = [pair.arm for pair in pairs.values()]
-    wide = {name for name, pair in pairs.items() if cautious or is_noisy(pair.arm, pair.base)}
-    table = _cautious(together([*pairs.values()]), pairs, wide)
-    paces = Paces.of(arms, runs.timings)
-    # a chain has no one baseline, which has other lengths, and over whose levels its arms could be
-    # read
-    ends = None if stepwise else around(base, every)
-    worth = _worth(base, ends, table, metric, paces)
+    runs = grouping.select(runs, group_id=group, baseline=baseline, allow=allow)
+    sides = _sides(runs, baseline=baseline, target_loss=target_loss, stepwise=stepwise)
+    table = _table(sides, cautious=cautious)
+    paces = Paces.of(sides.arms, runs.timings)
+    worth = _worth(sides, table, paces)
     factors = None
-    holes = list[str]()
-    if not stepwise:
+    if not stepwise:  # the arms of a chain could not be read over the levels of one baseline
         factors = by_factor(
-            arms, base, table, metric=metric, allow=allow, paces=paces, wide=cautious, worth=worth
+            sides.arms,
+            sides.base,
+            table,
+            metric=sides.metric,
+            allow=allow,
+            paces=paces,
+            wide=cautious,
+            worth=worth,
         )
-        holes = list(doubts.holes(arms, base, table))
-    pairs_of_paces = {name: replace(pair, metric=PACE) for name, pair in pairs.items()}
-    ratios = paces.ratios(pairs_of_paces, table)
-    at_equal_loss = _at_equal_loss(worth, others)
     maker = _Rows(
-        others=others,
-        metric=metric,
+        sides=sides,
         target_loss=target_loss,
         allow=allow,
         table=table,
         paces=paces,
-        ratios=ratios,
-        at_equal_loss=at_equal_loss,
+        ratios=_ratios(sides, table, paces),
+        at_equal_loss=_at_equal_loss(worth, sides.others),
     )
-    rows = list[ComparedArm]()
-    for arm in arms:
-        pair = pairs.get(arm.id)
-        rows.append(maker.row(arm, arm if pair is None else pair.base))
-    swept = swept_keys(arm.config for arm in arms)
-    not_compared = _not_compared(runs, [*arms, *lengths])
-    problems = [
-        *runs.problems,
-        *declared(runs.records, allow=allow),
-        *doubts.of_rows(rows, allow=allow),
-        *doubts.unpaired(table, pairs),
-        *holes,
-        *doubts.idle_lengths(lengths, ends, base),
-        *doubts.idle_timings(runs.timings, arms, paces),
-    ]
+    rows = maker.every()
     return Comparison(
         arms=rows,
-        baseline=next(row for row in rows if row.arm is base),
+        baseline=next(row for row in rows if row.arm is sides.base),
         target=target_loss,
-        metric=metric,
-        swept=swept,
-        problems=problems,
-        not_compared=not_compared,
+        metric=sides.metric,
+        swept=swept_keys(arm.config for arm in sides.arms),
+        problems=_problems(runs, sides, table, paces, rows, allow=allow, stepwise=stepwise),
+        not_compared=_not_compared(runs, [*sides.arms, *sides.lengths]),
         found=runs,
         allow=declaring(runs.records, allow),
         against=against,
         factors=factors,
         look=table.look,
         cautious=cautious,
-        lengths=ends or (),
+        lengths=sides.ends or (),
         timing=paces.timing,
+    )
+
+
+def ask(runs: Found, question: Question, *, group: str | None = None) -> Comparison:
+    """Compare what was found as the question says. What it does not say is as `compare` has it.
+
+    Errors:
+        ValueError: as for `compare`.
+    """
+    return compare(
+        runs,
+        baseline=question.baseline,
+        target_loss=question.target,
+        allow=question.allow or (),
+        group=group,
+        against=question.against or BASELINE,
+        cautious=question.cautious is True,
     )
 
 
@@ -134,6 +121,52 @@ def _check_question(*, baseline: str | None, target_loss: float | None, against:
     require(is_loss, "--target", "be a loss above 0", target_loss)
     fits = against == BASELINE or baseline is None
     require(fits, "--baseline", "be left out with --against previous", repr(baseline))
+
+
+# --- what is compared with what -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Sides:
+    """The arms, and what each is compared with."""
+
+    arms: list[Arm]  # in a chain in the order of time
+    base: Arm
+    pairs: Mapping[str, Pair]  # by the arm's id, of each arm but the baseline
+    metric: str  # of all verdicts
+    lengths: list[Arm]  # that show another arm at another length, and have no row
+    ends: tuple[Arm, Arm] | None  # the baseline's shorter and longer length; None: it has none
+
+    @property
+    def others(self) -> list[Arm]:
+        """List the arms without the baseline."""
+        return [pair.arm for pair in self.pairs.values()]
+
+
+def _sides(
+    runs: Found, *, baseline: str | None, target_loss: float | None, stepwise: bool
+) -> _Sides:
+    """Make arms of runs, choose the baseline, and pair the others with it, or in a chain each with
+    the one before it."""
+    every = grouping.group(runs.records)
+    arms = labelled([arm for arm in every if not shows_a_length(arm)])
+    _check_finished(arms, runs)
+    if stepwise:
+        arms = _in_time(arms)
+    if target_loss is not None:
+        _check_target(arms, target_loss)
+    base = choose_baseline(arms, baseline)
+    metric = _metric(arms)
+    # a chain has no one baseline, which has other lengths
+    ends = None if stepwise else around(base, every)
+    return _Sides(
+        arms=arms,
+        base=base,
+        pairs=_pairs(arms, base, metric, stepwise=stepwise),
+        metric=metric,
+        lengths=[arm for arm in every if shows_a_length(arm)],
+        ends=ends,
+    )
 
 
 def _metric(arms: Sequence[Arm]) -> str:
@@ -158,23 +191,6 @@ def _pairs(arms: Sequence[Arm], base: Arm, metric: str, *, stepwise: bool) -> di
     return pairs
 
 
-def ask(runs: Found, question: Question, *, group: str | None = None) -> Comparison:
-    """Compare what was found as the question says. What it does not say is as `compare` has it.
-
-    Errors:
-        ValueError: as for `compare`.
-    """
-    return compare(
-        runs,
-        baseline=question.baseline,
-        target_loss=question.target,
-        allow=question.allow or (),
-        group=group,
-        against=question.against or BASELINE,
-        cautious=question.cautious is True,
-    )
-
-
 def _check_finished(arms: Sequence[Arm], runs: Found) -> None:
     if any(arm.runs for arm in arms):
         return
@@ -182,6 +198,30 @@ def _check_finished(arms: Sequence[Arm], runs: Found) -> None:
     unfinished = [f"{record.folder.name}: {record.status}" for record in runs.records]
     have = shorten([*unreadable, *unfinished]) or "no run"
     raise ValueError(f"a comparison needs a finished run with a validation loss, got none ({have})")
+
+
+def _problems(
+    runs: Found,
+    sides: _Sides,
+    table: Differences,
+    paces: Paces,
+    rows: Sequence[ComparedArm],
+    *,
+    allow: Collection[str],
+    stepwise: bool,
+) -> list[str]:
+    """List what a reader should doubt, or know of the runs that were found."""
+    problems = [
+        *runs.problems,
+        *grouping.declarations(runs.records, allow=allow),
+        *doubts.of_rows(rows, allow=allow),
+        *doubts.unpaired(table, sides.pairs),
+    ]
+    if not stepwise:
+        problems += doubts.holes(sides.arms, sides.base, table)
+    problems += doubts.idle_lengths(sides.lengths, sides.ends, sides.base)
+    problems += doubts.idle_timings(runs.timings, sides.arms, paces)
+    return problems
 
 
 def _not_compared(runs: Found, arms: Sequence[Arm]) -> list[tuple[str, str]]:
@@ -200,22 +240,36 @@ def _not_compared(runs: Found, arms: Sequence[Arm]) -> list[tuple[str, str]]:
     return rows
 
 
-def _worth(
-    base: Arm, ends: tuple[Arm, Arm] | None, table: Differences, metric: str, paces: Paces
-) -> EqualLoss | None:
+def _table(sides: _Sides, *, cautious: bool) -> Differences:
+    """Return the differences of all arms, with the cautious interval where losses are noisy, or
+    where it is wanted for all."""
+    wide = set[str]()
+    for name, pair in sides.pairs.items():
+        if cautious or is_noisy(pair.arm, pair.base):
+            wide.add(name)
+    return _cautious(together([*sides.pairs.values()]), sides.pairs, wide)
+
+
+def _worth(sides: _Sides, table: Differences, paces: Paces) -> EqualLoss | None:
     """Return what the baseline's shorter and longer length say; `None`: it has none."""
-    if ends is None:
+    if sides.ends is None:
         return None
-    short, long = ends
+    short, long = sides.ends
     return EqualLoss(
-        base=base,
+        base=sides.base,
         short=short,
         long=long,
-        metric=metric,
+        metric=sides.metric,
         seeds=table.seeds,
         look=table.look,
         paces=paces,
     )
+
+
+def _ratios(sides: _Sides, table: Differences, paces: Paces) -> dict[str, Estimate]:
+    """Return the ratio of the time a token of each arm of the table."""
+    pairs = {name: replace(pair, metric=PACE) for name, pair in sides.pairs.items()}
+    return paces.ratios(pairs, table)
 
 
 def _at_equal_loss(worth: EqualLoss | None, arms: Sequence[Arm]) -> dict[str, TimeAtEqualLoss]:
@@ -265,8 +319,7 @@ def _status(record: Record) -> str:
 class _Rows:
     """What all rows of a table share."""
 
-    others: Sequence[Arm]  # all but the baseline
-    metric: str
+    sides: _Sides
     target_loss: float | None
     allow: Collection[str]
     table: Differences
@@ -274,13 +327,21 @@ class _Rows:
     ratios: Mapping[str, Estimate]  # of times a token
     at_equal_loss: Mapping[str, TimeAtEqualLoss]
 
+    def every(self) -> list[ComparedArm]:
+        """Return the row of each arm."""
+        rows = list[ComparedArm]()
+        for arm in self.sides.arms:
+            pair = self.sides.pairs.get(arm.id)
+            rows.append(self.row(arm, arm if pair is None else pair.base))
+        return rows
+
     def row(self, arm: Arm, base: Arm) -> ComparedArm:
         """Return an arm's means and differences, over the same seeds."""
         seeds = self._seeds(arm, base)
         pace = _mean(arm, PACE, seeds)
         times = {PACE: _paced(arm, base, pace, self.paces, self.ratios.get(arm.id))}
         for name in TIMES:
-            times[name] = _timed(arm, base, self.others, name, _mean(arm, name, seeds))
+            times[name] = _timed(arm, base, self.sides.others, name, _mean(arm, name, seeds))
         against = None
         difference = None
         if arm is not base:
@@ -289,7 +350,7 @@ class _Rows:
         to_target = None
         if self.target_loss is not None:
             to_target = time_to_target.reach(
-                arm, base, goal=self.target_loss, arms=len(self.others)
+                arm, base, goal=self.target_loss, arms=len(self.sides.others)
             )
         changed = changes(arm, base)
         val_loss = _mean(arm, "val_loss", seeds)
@@ -312,7 +373,9 @@ class _Rows:
         """Return the seeds of a row: those of the table, or those that an arm in none shares with
         the baseline where these are enough."""
         if arm is not base and arm.id not in self.table.members:
-            return shared(arm.values[self.metric], base.values[self.metric]) or arm.seeds
+            return (
+                shared(arm.values[self.sides.metric], base.values[self.sides.metric]) or arm.seeds
+            )
         return self.table.seeds or arm.seeds
 
 
@@ -333,15 +396,15 @@ def _word(arm: Arm, base: Arm, gap: Difference, *, allow: Collection[str]) -> Di
 def _cautious(table: Differences, pairs: Mapping[str, Pair], wide: Collection[str]) -> Differences:
     """Return the table with the cautious interval for these of its arms."""
     others = [pair.arm for pair in pairs.values()]
-    judged = dict(table.differences)
+    differences = dict(table.differences)
     for name in table.members:
         if name not in wide:
             continue
         pair = pairs[name]
         estimate = _gain(pair.arm, pair.base, others, pair.metric, log=False)
         if estimate is not None:
-            judged[name] = difference(estimate, metric=pair.metric, floor=pair.floor)
-    return replace(table, differences=judged)
+            differences[name] = difference(estimate, metric=pair.metric, floor=pair.floor)
+    return replace(table, differences=differences)
 
 
 def _gain(arm: Arm, base: Arm, others: Sequence[Arm], metric: str, *, log: bool) -> Estimate | None:

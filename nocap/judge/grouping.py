@@ -33,11 +33,11 @@ def group(records: Sequence[Record], *, ended: bool = True) -> list[Arm]:
         by_key.setdefault(key, []).append(record)
     every = [_arm_of(members, ended=ended) for members in by_key.values()]
     arms = [arm for arm in every if arm.all]
-    named = list[Arm]()
+    distinct = list[Arm]()
     for arm in arms:
         twins = [other for other in arms if other.id == arm.id]
-        named.append(replace(arm, id="+".join([arm.id, *_variant(arm, twins)])))
-    return labelled(named)
+        distinct.append(replace(arm, id="+".join([arm.id, *_variant(arm, twins)])))
+    return labelled(distinct)
 
 
 def _arm_of(members: Sequence[Record], *, ended: bool) -> Arm:
@@ -78,11 +78,11 @@ def _digest_of(arm: Arm, part: str) -> str:
 def select(
     runs: Found,
     *,
-    wanted: str | None = None,
+    group_id: str | None = None,
     baseline: str | None = None,
     allow: Collection[str] = (),
 ) -> Found:
-    """Return the runs of one group, whose losses measure the same: of that with the id `wanted`,
+    """Return the runs of one group, whose losses measure the same: of that with this id,
     else of the largest that has the baseline. What `allow` declares parts no runs. A line names
     each group left out.
 
@@ -96,14 +96,14 @@ def select(
     groups = _groups(runs.records, keys)
     ranked = sorted(groups, key=lambda name: _size(groups[name]), reverse=True)
     require(
-        wanted is None or wanted in ranked,
+        group_id is None or group_id in ranked,
         "--group",
         f"be one of {', '.join(ranked)}",
-        repr(wanted),
+        repr(group_id),
     )
     if not groups:
         return runs
-    name = wanted or _largest_with(baseline, ranked, groups)
+    name = group_id or _largest_with(baseline, ranked, groups)
     records = groups[name]
     problems = list(runs.problems)
     for other in ranked:
@@ -173,7 +173,7 @@ def _left_out(
     )
 
 
-def declared(records: Sequence[Record], *, allow: Collection[str]) -> Iterator[str]:
+def declarations(records: Sequence[Record], *, allow: Collection[str]) -> Iterator[str]:
     """Say of each validation key that `allow` declares how the runs differ in it."""
     for key in validation_keys(records):
         if not is_declared(key, allow):

@@ -111,7 +111,7 @@ class _Session:
 
     @property
     def trainer(self) -> Trainer:
-        """Return the settings of the baseline: device and threads are those of all arms."""
+        """Return the baseline's settings."""
         return self.instances[0].run.trainer
 
     @property
