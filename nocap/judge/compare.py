@@ -11,25 +11,18 @@ from statistics import fmean
 
 from nocap.config.keys import require
 from nocap.display import shorten
-from nocap.judge import doubts, grouping, time_to_target
-from nocap.judge.arm_mean import ArmMean
+from nocap.judge import doubts, grouping, time_to_target, times
 from nocap.judge.arms import Arm, changes, swept_keys
-from nocap.judge.cautious import CLOCK_BIAS, between, pooled
-from nocap.judge.comparable import confounders, declaring, is_noisy, machines_differ, steps_alike
+from nocap.judge.comparable import confounders, declaring, is_noisy
 from nocap.judge.compared_arms import ComparedArm, Comparison
 from nocap.judge.equal_loss import EqualLoss, TimeAtEqualLoss, around, judged, shows_a_length
 from nocap.judge.factors import by_factor
-from nocap.judge.interval import BySeed, Estimate, shared
+from nocap.judge.interval import Estimate, shared
 from nocap.judge.labels import choose_baseline, labelled
 from nocap.judge.losses import Difference, Differences, Outcome, Pair, difference, pair_of, together
 from nocap.judge.pace import PACE, Paces
 from nocap.judge.question import BASELINE, PREVIOUS, Question
-from nocap.store.metrics import METRICS, Kind
 from nocap.store.runs import Found, Record
-
-# of one machine only; a run's wall clock has no ratio, for it holds what else the machine did
-TIMES = ("tokens_per_s", "step_ms", "model_mib", "train_s")
-PEAK_ONLY = "a record has no figure of the model's memory, or only the peak of its process"
 
 
 def compare(
@@ -339,9 +332,10 @@ class _Rows:
         """Return an arm's means and differences, over the same seeds."""
         seeds = self._seeds(arm, base)
         pace = _mean(arm, PACE, seeds)
-        times = {PACE: _paced(arm, base, pace, self.paces, self.ratios.get(arm.id))}
-        for name in TIMES:
-            times[name] = _timed(arm, base, self.sides.others, name, _mean(arm, name, seeds))
+        means = {PACE: times.of_pace(arm, base, pace, self.paces, self.ratios.get(arm.id))}
+        for name in times.TIMES:
+            mean = _mean(arm, name, seeds)
+            means[name] = times.of_metric(arm, base, self.sides.others, name, mean)
         against = None
         difference = None
         if arm is not base:
@@ -364,7 +358,7 @@ class _Rows:
             val_loss=val_loss,
             val_bpb=val_bpb,
             difference=difference,
-            times=times,
+            times=means,
             equal_loss=equal_loss,
             to_target=to_target,
         )
@@ -373,9 +367,8 @@ class _Rows:
         """Return the seeds of a row: those of the table, or those that an arm in none shares with
         the baseline where these are enough."""
         if arm is not base and arm.id not in self.table.members:
-            return (
-                shared(arm.values[self.sides.metric], base.values[self.sides.metric]) or arm.seeds
-            )
+            metric = self.sides.metric
+            return shared(arm.values[metric], base.values[metric]) or arm.seeds
         return self.table.seeds or arm.seeds
 
 
@@ -401,98 +394,7 @@ def _cautious(table: Differences, pairs: Mapping[str, Pair], wide: Collection[st
         if name not in wide:
             continue
         pair = pairs[name]
-        estimate = _gain(pair.arm, pair.base, others, pair.metric, log=False)
+        estimate = times.gain(pair.arm, pair.base, others, pair.metric, log=False)
         if estimate is not None:
             differences[name] = difference(estimate, metric=pair.metric, floor=pair.floor)
     return replace(table, differences=differences)
-
-
-def _gain(arm: Arm, base: Arm, others: Sequence[Arm], metric: str, *, log: bool) -> Estimate | None:
-    """Return an arm's gain with an interval for all arms together, which the noise of the other
-    arms narrows."""
-    groups = list[list[float]]()
-    for other in others:
-        if other is not arm:
-            groups.append(_paired(other, base, metric, log=log))
-    noise = pooled(groups)
-    bias = CLOCK_BIAS if METRICS[metric].kind is Kind.clock else 0.0
-    return between(
-        arm.values[metric],
-        base.values[metric],
-        log=log,
-        bias=bias,
-        declared=noise,
-        comparisons=len(others),
-    )
-
-
-def _paired(arm: Arm, base: Arm, metric: str, *, log: bool) -> list[float]:
-    """Return an arm's differences from the baseline, or the logarithms of its ratios, seed by seed;
-    none where the seeds are not the same, or a value has no logarithm."""
-    values: BySeed = arm.values[metric]
-    base_values: BySeed = base.values[metric]
-    if values.keys() != base_values.keys():
-        return []
-    if not log:
-        return [values[seed] - base_values[seed] for seed in values]
-    if min([*values.values(), *base_values.values()], default=0) <= 0:
-        return []
-    return [math.log(values[seed] / base_values[seed]) for seed in values]
-
-
-def _paced(
-    arm: Arm, base: Arm, mean: float | None, paces: Paces, ratio: Estimate | None
-) -> ArmMean:
-    """Return an arm's time a token: that of a timing, or of its own runs where these are of one
-    machine."""
-    if paces.timing is not None:
-        mean = paces.mean(arm)
-    elif len(arm.machines) != 1:
-        mean = None
-    return ArmMean(mean=mean, estimate=ratio, refused=paces.refusal(arm, base))
-
-
-def _timed(arm: Arm, base: Arm, others: Sequence[Arm], metric: str, mean: float | None) -> ArmMean:
-    """Return an arm's mean of a time or of memory, where its runs are of one machine, with the
-    ratio."""
-    if len(arm.machines) != 1:
-        mean = None
-    refused = _refused(arm, base, metric)
-    ratio = None
-    if refused is None and arm is not base and _has_ratio(arm, metric):
-        ratio = _gain(arm, base, others, metric, log=True)
-    return ArmMean(mean=mean, estimate=ratio, refused=refused)
-
-
-def _has_ratio(arm: Arm, metric: str) -> bool:
-    """Say whether a metric is compared: memory is, and of a log its seconds, which are all that it
-    has."""
-    if metric == "train_s":
-        return any(run.imported for run in arm.all)
-    return metric == "model_mib"
-
-
-def _refused(arm: Arm, base: Arm, metric: str) -> str | None:
-    """Say why a time or memory of an arm is not compared; `None`: it is."""
-    why = machines_differ(arm, base)
-    if why is not None:
-        return why
-    is_known = bool(arm.values[metric] and base.values[metric])
-    if metric == "model_mib" and not is_known:
-        return PEAK_ONLY
-    if metric == "train_s":
-        return _other_lengths(arm, base)
-    return None
-
-
-def _other_lengths(arm: Arm, base: Arm) -> str | None:
-    """Say why times of whole runs are no speed: they did not train for as many steps."""
-    if steps_alike(arm, base):
-        return None
-    return f"other numbers of steps: {_steps(arm)} against {_steps(base)}"
-
-
-def _steps(arm: Arm) -> str:
-    """Return after how many steps an arm's runs ended, as a person reads it."""
-    steps = {run.summary["steps"] for run in arm.runs} - {None}
-    return shorten(f"{count:,}" for count in sorted(steps))
