@@ -24,6 +24,7 @@ from nocap.config import gpu, hardware
 from nocap.config.option import Option
 from nocap.config.run import Run
 from nocap.config.trainer import Compile, Device, Malloc, Precision
+from nocap.options.attention import gqa
 from nocap.options.attention.softmax import Kernel
 from nocap.options.ideas import STEP_JOINTS, Idea
 from nocap.options.model import Model
@@ -219,17 +220,6 @@ def reasons(run: Run) -> dict[str, str]:
 # --- what a yaml may ask for ----------------------------------------------------------------------
 
 
-def _gqa_heads(n_head: int) -> int:
-    """Return the key/value heads for groups of 3, 2 or 5 query heads: the first that divides."""
-    for group in (3, 2, 5):
-        if n_head % group == 0:
-            return n_head // group
-    raise ValueError(
-        "attention=gqa needs model.n_head divisible by 3, 2 or 5, or an explicit "
-        f"attention.n_kv_heads, got {n_head}"
-    )
-
-
 def _fraction(share: float, whole: int) -> int:
     return math.floor(share * whole)
 
@@ -332,7 +322,7 @@ def _wandb_list(name: str) -> list[str]:
 # What a yaml may ask for instead of a number. Device, precision and threads are decided here, once,
 # and travel as plain values.
 RESOLVERS: dict[str, Callable[..., object]] = {
-    "gqa_heads": _gqa_heads,
+    "gqa_heads": gqa.kv_heads,
     "fraction": _fraction,
     "quotient": _quotient,
     "least": _least,
