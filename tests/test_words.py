@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from nocap.config.compose import compose, overrides_of, unchecked
+from nocap.config.compose import compose, overrides_of, raw_config
 from nocap.config.plain import from_plain, to_plain
 from nocap.launch.grid import expand
 from tests.conftest import SMALL, Door
@@ -173,5 +173,5 @@ def test_a_grid_sweeps_over_what_was_typed() -> None:
 
 
 def test_the_values_that_nobody_looked_at_are_typed_too() -> None:
-    config, _ = unchecked([*SMALL, "output_dir=1_000"])
+    config, _ = raw_config([*SMALL, "output_dir=1_000"])
     assert config.output_dir == "1_000"

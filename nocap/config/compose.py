@@ -52,7 +52,8 @@ OF_ARMS = (
     "micro_batch",
     "cuda_graphs",
 )  # what the baseline's shape decides for all
-LEFT = (*OF_ARMS, "device", "threads")  # of `trainer`: what follows from the machine and the shape
+# of `trainer`: what follows from the machine and the shape
+DEFAULTS = (*OF_ARMS, "device", "threads")
 # 1.3 warns without it, 1.4 with it
 HYDRA: dict[str, Any] = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
 
@@ -86,11 +87,11 @@ def composed(overrides: Iterable[str]) -> Composed:
         ValueError: as for `compose`.
     """
     words = tuple(overrides)
-    config, choices = unchecked(words)
+    config, choices = raw_config(words)
     trainer = cast(dict[str, Any], OmegaConf.to_container(config.trainer))
     # an experiment may have another rule for the same key, as for a micro-batch
-    left = tuple(key for key in LEFT if str(trainer[key]).startswith(f"${{nocap.{key}:"))
-    return Composed(overrides=words, run=_run(config), choices=choices, defaults=left)
+    defaults = tuple(key for key in DEFAULTS if str(trainer[key]).startswith(f"${{nocap.{key}:"))
+    return Composed(overrides=words, run=_run(config), choices=choices, defaults=defaults)
 
 
 def checked(words: Sequence[str]) -> tuple[DictConfig, Run]:
@@ -99,7 +100,7 @@ def checked(words: Sequence[str]) -> tuple[DictConfig, Run]:
     Errors:
         ValueError: as for `compose`.
     """
-    config, _ = unchecked(words)
+    config, _ = raw_config(words)
     return config, _run(config)
 
 
@@ -132,7 +133,7 @@ def of_config(config: DictConfig) -> Run:
 
 
 @explained()
-def unchecked(words: Sequence[str]) -> tuple[DictConfig, dict[str, str | None]]:
+def raw_config(words: Sequence[str]) -> tuple[DictConfig, dict[str, str | None]]:
     """Return the config of these overrides, typed, whose values nobody has looked at, and the
     options that were chosen.
 
@@ -155,7 +156,8 @@ def unchecked(words: Sequence[str]) -> tuple[DictConfig, dict[str, str | None]]:
     for override in overrides:
         if not is_choice(override):
             key = override.key_or_group
-            value = _typed(config, key, override.value(), as_text(str(override.input_line)))
+            text = as_text(str(override.input_line))
+            value = _value_of(config, key, override.value(), text)
             require(
                 not override.is_delete(),
                 key,
@@ -194,7 +196,7 @@ def _changed_ns(path: Path) -> int:
         return 0
 
 
-def _typed(config: DictConfig, key: str, value: Any, text: Any) -> Any:
+def _value_of(config: DictConfig, key: str, value: Any, text: Any) -> Any:
     """Return an override's value in the type of its key: the `text` that was typed where the key is
     a text's, and Hydra's `value` elsewhere.
 
@@ -203,18 +205,19 @@ def _typed(config: DictConfig, key: str, value: Any, text: Any) -> Any:
     """
     if isinstance(value, dict):
         require(bool(value), key, "be an option's name or hold keys: it changes nothing", "{}")
-        return {
-            name: _typed(config, f"{key}.{name}", item, text[name]) for name, item in value.items()
-        }
+        values = dict[str, Any]()
+        for name, item in value.items():
+            values[name] = _value_of(config, f"{key}.{name}", item, text[name])
+        return values
     place, _, name = key.rpartition(".")
     parent = OmegaConf.select(config, place) if place else config
     schema = OmegaConf.get_type(parent)
     types = types_of(schema).get(name, ()) if dataclasses.is_dataclass(schema) else ()
     if value is None and NoneType in types:
         return None
-    typed = text if str in types or list[str] in types else value
-    check_type(types, typed, key)
-    return typed
+    own = text if str in types or list[str] in types else value
+    check_type(types, own, key)
+    return own
 
 
 def as_in(
@@ -232,8 +235,8 @@ def as_in(
         return compose(overrides)
     arm = compose(overrides)
     own, of_baseline = arm.run.trainer, baseline.run.trainer
-    left = [key for key in OF_ARMS if key in arm.defaults]
-    keys = [key for key in left if getattr(own, key) != getattr(of_baseline, key)]
+    defaults = [key for key in OF_ARMS if key in arm.defaults]
+    keys = [key for key in defaults if getattr(own, key) != getattr(of_baseline, key)]
     if not keys:
         return arm
     plain = to_plain(baseline.run)["trainer"]
@@ -250,11 +253,11 @@ def compose_measured(overrides: Sequence[str], baseline: Composed | None = None)
         ValueError: as for `compose`.
     """
     words = ("trainer.threads=1", *overrides)
-    made = as_in(baseline, words)
-    if baseline or made.run.trainer.device is not Device.cpu or "compile" not in made.defaults:
-        return made
+    arm = as_in(baseline, words)
+    if baseline or arm.run.trainer.device is not Device.cpu or "compile" not in arm.defaults:
+        return arm
     has_length = any(word.startswith("trainer.steps=") for word in overrides)
-    return made if has_length else composed([*words, "trainer.compile=off"])
+    return arm if has_length else composed([*words, "trainer.compile=off"])
 
 
 # --- what Hydra does ------------------------------------------------------------------------------
@@ -292,12 +295,11 @@ def parsed(word: str) -> Override:
     try:
         (override,) = OverridesParser.create().parse_overrides([word])
     except (OverrideParseException, RecursionError) as error:
-        said = next(iter(str(error).splitlines()), "")
-        if said.startswith("LexerNoViable") or "expecting <EOF>" in said:
-            said = f'put the value in quotes, as in "{key}={_in_quotes(word.partition("=")[2])}"'[
-                :200
-            ]
-        raise ValueError(f"{word[:80]!a} cannot be read: {said}") from None
+        reason = next(iter(str(error).splitlines()), "")
+        if reason.startswith("LexerNoViable") or "expecting <EOF>" in reason:
+            value = _in_quotes(word.partition("=")[2])
+            reason = f'put the value in quotes, as in "{key}={value}"'[:200]
+        raise ValueError(f"{word[:80]!a} cannot be read: {reason}") from None
     return override
 
 
@@ -546,13 +548,16 @@ def from_overrides(schema: type[T], overrides: Iterable[str]) -> T:
     for key, equals, _ in words:
         require(bool(equals), repr(key), "be key=value", "no value")
     types = types_of(cast(type, schema))
-    given, texts = dict[str, Any](), dict[str, str]()
+    values = dict[str, Any]()
+    texts = dict[str, str]()
     for key, _, text in words:
-        given[key] = text
+        values[key] = text
         if text == "null" and NoneType in types.get(key, ()):
-            given[key] = None
+            values[key] = None
         elif str in types.get(key, ()):
             texts[key] = text
-    asked = dataclasses.replace(made(schema, given | dict.fromkeys(texts, "text")), **texts)
-    check_keys("", asked)
-    return cast(T, asked)
+    # what stands for a text is checked for its type alone
+    request = made(schema, values | dict.fromkeys(texts, "text"))
+    request = dataclasses.replace(request, **texts)
+    check_keys("", request)
+    return cast(T, request)

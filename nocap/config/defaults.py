@@ -259,16 +259,16 @@ def _precision(device: Device, model: Model) -> Precision:
     return precision(device, model)[0]
 
 
-def _typed(tokenizer: DictConfig) -> Tokenizer:
+def _tokenizer(tokenizer: DictConfig) -> Tokenizer:
     return cast(Tokenizer, OmegaConf.to_object(tokenizer))
 
 
 def _compile(device: Device, model: Model, tokenizer: DictConfig, *run: int) -> Compile:
-    return compilation(device, model, _typed(tokenizer), *run)[0]
+    return compilation(device, model, _tokenizer(tokenizer), *run)[0]
 
 
 def _micro_batch(device: Device, model: Model, tokenizer: DictConfig, *run: int) -> int:
-    return micro_batch(device, model, _typed(tokenizer), *run)[0]
+    return micro_batch(device, model, _tokenizer(tokenizer), *run)[0]
 
 
 def _cuda_graphs(
@@ -284,7 +284,7 @@ def _cuda_graphs(
     places += [(_root_.ideas, name) for name in _root_.ideas]
     kinds = [OmegaConf.get_type(parent, name) for parent, name in places]
     options = [kind for kind in kinds if kind is not None and issubclass(kind, Option)]
-    return cuda_graphs(device, model, _typed(tokenizer), batch_tokens, devices, options)[0]
+    return cuda_graphs(device, model, _tokenizer(tokenizer), batch_tokens, devices, options)[0]
 
 
 def _hang_timeout_s(device: Device) -> float:

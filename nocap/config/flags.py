@@ -31,7 +31,9 @@ from nocap.config.compose import (
     overrides_of,
     prepare_hydra,
     search_path,
-    unchecked,
+)
+from nocap.config.compose import (
+    raw_config as unchecked,
 )
 from nocap.config.keys import require
 from nocap.config.paths import conf_dir
