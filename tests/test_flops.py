@@ -22,11 +22,11 @@ from nocap.measure.roofline import count
 from nocap.measure.timed import TimedArm
 from nocap.model.flops import component_flops, flops_per_token
 from nocap.model.gpt import GPT
+from nocap.proposals.overrides import check_flops
 from nocap.report.arms import render
 from nocap.store.record import Metrics, read_json
 from nocap.store.runs import load
 from nocap.study.evidence import _flops
-from nocap.study.propose import _check_flops
 from tests.conftest import REPO
 from tests.in_process import TINY, planned, start
 
@@ -404,8 +404,8 @@ def test_a_limit_of_flops_refuses_a_proposal_that_cannot_be_counted():
     with pytest.raises(
         ValueError, match=r"^FLOPs of a token must be at most 1\.5 .* got not counted \(mlp="
     ):
-        _check_flops(sides, most=1.5)
-    _check_flops([sides[1]] * 2, most=1.0)
+        check_flops(sides, most=1.5)
+    check_flops([sides[1]] * 2, most=1.0)
 
 
 @pytest.mark.slow

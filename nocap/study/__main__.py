@@ -54,7 +54,9 @@ def _study(options: argparse.Namespace) -> int:
     if options.board:
         return actions.board(options.board)
     if options.propose is not None:
-        return actions.propose(options)
+        from nocap.proposals.door import propose
+
+        return propose(options)
     return actions.studies(options)
 
 
