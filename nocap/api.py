@@ -102,7 +102,7 @@ def load(paths: Paths = "outputs") -> list[runs.Record]:
     Errors:
         ValueError: a path holds no run.
     """
-    loaded = runs.load(_several(paths))
+    loaded = runs.load_runs(_several(paths))
     for line in [
         *(f"{name}: left out, {why}" for name, why in loaded.unreadable.items()),
         *loaded.problems,

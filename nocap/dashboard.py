@@ -123,7 +123,7 @@ def _of_runs(path: str) -> Shown:
     from nocap.judge.compare import compare
     from nocap.report.arms import all_tables, headline, next_step, notes_on
     from nocap.report.table import one_line, tame
-    from nocap.store.runs import load
+    from nocap.store.runs import load_runs as load
 
     comparison = compare(load([path]))
     notes = notes_on(comparison)
@@ -155,7 +155,7 @@ def _of_study(folder: Path) -> Shown:
     from nocap.study import log
     from nocap.study.pages import LEARNT
 
-    ended = [line.identity for line in log.read(folder / log.FILE).of(log.RunLine, short=0)]
+    ended = [line.identity for line in log.read_log(folder / log.FILE).of(log.RunLine, short=0)]
     require(bool(ended), str(folder), "be a study with finished runs in its log", "none")
     text = (
         read_text(folder / "README.md").partition(LEARNT)[0]

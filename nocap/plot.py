@@ -20,7 +20,8 @@ from nocap.judge.grouping import group
 from nocap.report.drawing import MARKS, DrawnCurve, drawn
 from nocap.store.files import write_file
 from nocap.store.record import Metrics
-from nocap.store.runs import LAST, Record, load, train_s
+from nocap.store.runs import LAST, Record, train_s
+from nocap.store.runs import load_runs as load
 
 # of a picture's lines, which differ without colours: 28 pairs
 DASHES = ("-", "--", "-.", ":")

@@ -27,7 +27,7 @@ from nocap.store.record import write_json
 from nocap.store.runs import Record
 from nocap.study.collect import collect
 from nocap.study.conduct import StudyOutcome, carry_out
-from nocap.study.log import FILE, RunLine, SessionLine, read
+from nocap.study.log import FILE, RunLine, SessionLine, read_log
 from nocap.study.plan import StudyPlan, prepare
 from nocap.study.registration import name_of
 from nocap.study.study_result import to_json
@@ -109,7 +109,7 @@ class Lab:
     @property
     def logged(self) -> list[str]:
         """Name the runs and sessions of the log, as `tasks` does."""
-        log = read(self.log)
+        log = read_log(self.log)
         runs = [name_of(line, line.arm) for line in log.of(RunLine)]
         return runs + [name_of(line, "") for line in log.of(SessionLine)]
 

@@ -21,7 +21,7 @@ from nocap.store.runs import Curve, Record
 from nocap.study.evidence import Evidence
 from nocap.study.registration import Provenance
 from nocap.study.schema import ArmFacts, Speed
-from nocap.study.spec import Study, load
+from nocap.study.spec import Study, load_study
 from nocap.study.study_result import JudgedClaim, StudyResult
 from tests.conftest import SMALL
 
@@ -117,7 +117,7 @@ def written(folder: Path, content: Mapping[str, Any]) -> Path:
 
 
 def loaded(folder: Path, content: Mapping[str, Any]) -> Study:
-    return load(written(folder, content))
+    return load_study(written(folder, content))
 
 
 # --- results --------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from nocap.config import defaults, hardware
 from nocap.config.compose import composed
 from nocap.config.trainer import Device, Malloc
 from nocap.judge.compare import compare
-from nocap.store.runs import load
+from nocap.store.runs import load_runs
 from tests.conftest import Door
 from tests.grids import CELL
 
@@ -66,15 +66,15 @@ def test_no_number_depends_on_it_and_times_across_it_are_refused(
 ) -> None:
     assert "memory pooled" in trained(here, tmp_path, "pooled")
     assert "memory system" in trained(here, tmp_path, "system")
-    pooled = load([tmp_path / "pooled"]).records[0]
-    system = load([tmp_path / "system"]).records[0]
+    pooled = load_runs([tmp_path / "pooled"]).records[0]
+    system = load_runs([tmp_path / "system"]).records[0]
     assert pooled.identity == system.identity
     assert pooled.curve.val_loss == system.curve.val_loss
     assert pooled.hardware["malloc"] == "pooled"
     assert pooled.machine != system.machine
     gqa = here(*CELL, "attention=gqa", f"output_dir={tmp_path / 'system'}", "trainer.malloc=system")
     assert gqa.code == 0
-    both = load([tmp_path / "pooled", tmp_path / "system" / "runs"])
+    both = load_runs([tmp_path / "pooled", tmp_path / "system" / "runs"])
     row = next(row for row in compare(both).arms if "gqa" in row.arm.id)
     refused = row.times["token_us"].refused
     assert refused is not None

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from nocap.config.compose import composed
-from nocap.study.spec import load
+from nocap.study.spec import load_study
 from tests.conftest import REPO
 
 HERE = REPO / "experiments" / "atlas"
@@ -191,7 +191,7 @@ def test_the_atlas_recipe_is_the_best_trial_of_its_stack(jobs: ModuleType) -> No
 def test_the_recipe_is_what_the_race_judges_and_no_trial_of_its_search_was_better() -> None:
     folder = REPO / "experiments" / "recipe_tuned"
     raced, rows = (
-        load(folder).arms["recipe"],
+        load_study(folder).arms["recipe"],
         list(map(json.loads, (folder / "search.jsonl").read_text().splitlines())),
     )
     steps = [word for word in raced if word.startswith("trainer.steps")]

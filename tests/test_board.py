@@ -22,7 +22,7 @@ from nocap.study import board, checked, claim_row, pages
 from nocap.study.__main__ import main as command
 from nocap.study.claim_row import PROJECT, STAND_IN, THERE, Row, rows
 from nocap.study.plan import StudyPlan
-from nocap.study.spec import Study, load
+from nocap.study.spec import Study, load_study
 from nocap.study.study_result import StudyResult
 from tests.made_grid import EVIL
 from tests.studies import LOSS, SPEED, loaded, study
@@ -514,7 +514,7 @@ def profiled(length: int) -> dict[str, Json]:
 def test_the_shares_of_a_forward_are_the_profiles(parts: dict[str, board.Section]):
     (entry,) = [entry for entry in parts["the notes'"].unstudied if entry.id == "A10.forward"]
     (blocks,) = [
-        claim.parts for claim in load(STUDIES / "anatomy").claims if claim.id == "A11.blocks"
+        claim.parts for claim in load_study(STUDIES / "anatomy").claims if claim.id == "A11.blocks"
     ]
     ms = {name: part["forward_ms"] for name, part in profiled(512).items()}
     flops = {name: part["flops"] for name, part in profiled(512).items()}

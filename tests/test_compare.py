@@ -24,7 +24,7 @@ from nocap.judge.schema import to_json
 from nocap.report.arms import render
 from nocap.runs import __main__ as runs
 from nocap.store.record import write_summary
-from nocap.store.runs import find, find_one, load
+from nocap.store.runs import find, find_one, load_runs
 from tests.conftest import REPO
 from tests.test_interval import of_a_mixed_model
 
@@ -164,7 +164,7 @@ def two_arms(root: Path, *, effect: float, seeds: int = 4, speedup: float = 1.0,
 
 
 def told(root: Path, **options) -> dict:
-    comparison = compare(load([root]), **options)
+    comparison = compare(load_runs([root]), **options)
     content = to_json(result_of(comparison))
     json.dumps(content, allow_nan=False)
     render(comparison)
@@ -214,7 +214,7 @@ def test_a_planted_effect_is_found(tmp_path, effect, side, verdict):
     assert 0.93 < ratio["low"] < 1 / 1.07 < ratio["high"] < 0.94
     assert arm["changes"] == {"mlp.expansion": 3.0}
     assert arm["params"] == {"total": 1000, "non_embedding": 900}
-    shown = render(compare(load([tmp_path])))
+    shown = render(compare(load_runs([tmp_path])))
     assert re.search(rf"gelu3x .* {side} loss by 0\.\d+ ± 0\.\d+ +{verdict}\n", shown)
     assert re.search(r"gelu3x .* [67]\.\d% faster \[6\.\d% to 7\.\d% faster\]", shown)
 
@@ -226,7 +226,7 @@ def test_speeds_have_the_interval_of_losses_on_logarithms(tmp_path):
     sides = [
         [
             math.log(record.value("token_us"))
-            for record in load([tmp_path]).records
+            for record in load_runs([tmp_path]).records
             if record.arm == arm["arm"]
         ]
         for arm in alone["arms"]
@@ -266,7 +266,7 @@ def test_a_record_without_the_time_of_a_token_is_not_compared(tmp_path):
     summary = json.loads((folder / "summary.json").read_text())
     del summary["token_us"]
     write_summary(folder, summary)
-    comparison = compare(load([tmp_path]))
+    comparison = compare(load_runs([tmp_path]))
     pace = to_json(result_of(comparison))["arms"][1]["token_us"]
     assert (pace["ratio"], pace["refused"]) == (None, "a record has no time a token")
     assert "[1] a record has no time a token" in render(comparison)
@@ -353,7 +353,7 @@ def test_false_alarms_are_as_rare_as_said(tmp_path):
     """Of two hundred tables of six arms without an effect at most one in twenty has a word, and
     chance."""
     grid_of(tmp_path, {f"a{n}": 0.0 for n in range(1, 7)})
-    rng, loaded, alarms = np.random.default_rng(5), load([tmp_path]), 0
+    rng, loaded, alarms = np.random.default_rng(5), load_runs([tmp_path]), 0
     for _ in range(200):
         for record in loaded.records:
             record.summary["val_loss"] = 3.3 + rng.normal(0, SD)
@@ -671,7 +671,7 @@ def test_looks_are_counted_from_what_commands_asked_for(tmp_path, commands, look
     assert content["look"] == look
     assert content["confidence"] == 1 - 0.05 / look**2
     shown = {1: "95%", 2: "98.75%", 3: "99.44%"}[look]
-    assert f"±: half of the {shown} interval" in render(compare(load([tmp_path])))
+    assert f"±: half of the {shown} interval" in render(compare(load_runs([tmp_path])))
     assert content["arms"][1]["difference"]["low"] == pytest.approx(exact.low, abs=1e-9)
     assert content["arms"][1]["difference"]["high"] == pytest.approx(exact.high, abs=1e-9)
 
@@ -762,7 +762,7 @@ def test_a_ratio_whose_ends_lie_a_factor_of_ten_apart_is_not_known(tmp_path):
     for seed, speed in enumerate((500.0, 1000.0, 2600.0)):
         write_run(tmp_path, seed=seed)
         gelu3x(tmp_path, seed=seed, speed=speed)
-    comparison = compare(load([tmp_path]), baseline="gelu4x")
+    comparison = compare(load_runs([tmp_path]), baseline="gelu4x")
     arms = {arm.label: arm for arm in result_of(comparison).arms}
     ratio = arms["gelu3x"].token_us.ratio
     assert ratio is not None
@@ -829,7 +829,7 @@ def test_a_validation_is_timed_before_the_step_that_follows_it(tmp_path):
         "step_ms": None,
     }
     write_summary(folder, {**summary, **made, "clock_s": {"train": 0.4, "data": 0.1}})
-    assert load([folder]).records[0].curve.train_s == [0.0, 0.5]
+    assert load_runs([folder]).records[0].curve.train_s == [0.0, 0.5]
 
 
 # --- bad input ------------------------------------------------------------------------------------
@@ -858,7 +858,7 @@ def test_losses_that_measure_different_things_are_never_compared(tmp_path, capsy
     for seed in range(3):
         write_run(tmp_path, seed=seed, loss=3.3 + seed * 1e-3)
         write_run(tmp_path, words="gpt2-other", seed=seed, loss=3.2 + seed * 1.1e-3, **difference)
-    assert len(compare(load([tmp_path])).runs) == 3
+    assert len(compare(load_runs([tmp_path])).runs) == 3
     write_run(tmp_path, seed=3)  # now one of the two groups is the larger
     said = out()
     assert "1 arm from 4 runs" in said
@@ -947,7 +947,7 @@ def test_the_baseline_is_the_arm_asked_for_first_however_its_runs_are_named(tmp_
     folders = sorted(tmp_path.glob("runs/*"))
     ways = [[tmp_path], [tmp_path / "runs"], folders, folders[::-1], [str(tmp_path / "runs" / "*")]]
     for way in ways:
-        comparison = compare(load(way))
+        comparison = compare(load_runs(way))
         assert comparison.baseline.label == "gelu4x"
         assert [row.label for row in comparison.arms] == ["gelu4x", "gelu3x"]
 
@@ -990,7 +990,7 @@ def test_runs_are_found_by_folder_grid_glob_and_name(tmp_path, monkeypatch):
         ([identities[0]], 1),
         ([grid.parent], 2),
     ):
-        assert len(load(words).records) == count
+        assert len(load_runs(words).records) == count
     both = r"gpt2-flash-gelu3x-s0-\w+, gpt2-flash-gelu3x-s1-\w+$"
     with pytest.raises(ValueError, match=rf"^gpt2-flash-gelu3 must be one run, got 2: {both}"):
         find("gpt2-flash-gelu3")

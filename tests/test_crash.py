@@ -37,7 +37,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from nocap.launch.plan import Plan, outcome, sound
 from nocap.store.checkpoints import unfinished
 from nocap.store.record import Metrics
-from nocap.store.runs import load
+from nocap.store.runs import load_runs
 from nocap.training import checkpoint
 from tests.attempts import digests, in_a_child, killed_at, state_of, steady
 from tests.conftest import rows_of, the_run
@@ -244,7 +244,7 @@ def check(what: str, at: Path, twin: Twin, *, least: int) -> None:
     """Read the state as a resume would."""
     this = planned(at)
     if outcome(this) is not None:
-        assert load([this.run_dir]).unreadable == {}, what
+        assert load_runs([this.run_dir]).unreadable == {}, what
         assert state_of(this.run_dir) == state_of(twin.this.run_dir), what
     usable = checkpoint.find(this.run_dir / "checkpoints")
     assert usable.step >= least, (

@@ -28,7 +28,7 @@ from nocap.launch.grid import Grid, check
 from nocap.report import comparison as page
 from nocap.report.arms import render
 from nocap.store.record import digest
-from nocap.store.runs import Curve, Found, Record, load
+from nocap.store.runs import Curve, Found, Record, load_runs
 from tests.conftest import REPO, Door
 from tests.grids import CELL
 
@@ -383,6 +383,6 @@ def test_a_grid_trains_them_and_tells_the_time_at_equal_loss(tmp_path: Path, her
     assert "2 arms from 2 runs; baseline: flash" in done.out
     assert "the baseline's other lengths do not have 3 seeds or more of the table's" in done.out
     (folder,) = (tmp_path / "outputs" / "grids").iterdir()
-    comparison = compare(load([folder]))
+    comparison = compare(load_runs([folder]))
     assert [arm.config["trainer.steps"] for arm in comparison.lengths] == [7, 14]
     assert [len(arm.runs) for arm in comparison.lengths] == [1, 1]

@@ -20,7 +20,7 @@ from nocap.judge.comparison_json import result_of
 from nocap.judge.schema import to_json
 from nocap.report import comparison as page
 from nocap.report.arms import render
-from nocap.store.runs import load
+from nocap.store.runs import load_runs
 from tests.test_compare import told, write_run
 from tests.test_interval import of_a_mixed_model
 
@@ -201,7 +201,7 @@ def test_false_words_of_a_grid_are_as_rare_as_said(tmp_path: Path) -> None:
     for place, seed in itertools.product(keys, range(4)):
         config = {f"model.{key}": name for key, name in place.items()}
         write_run(tmp_path, words=f"gpt2-{place['a']}{place['b']}", config=config, seed=seed)
-    rng, loaded, alarms = np.random.default_rng(1), load([tmp_path]), 0
+    rng, loaded, alarms = np.random.default_rng(1), load_runs([tmp_path]), 0
     for _ in range(100):
         common = rng.normal(size=4)
         for record in loaded.records:
@@ -327,7 +327,7 @@ def test_the_page_has_the_levels_first_and_their_effects_sorted(tmp_path: Path) 
         }
 
     root = grid(tmp_path, product(lr="0.1 0.22", mlp="a b c"), about=about)
-    comparison = compare(load([root]))
+    comparison = compare(load_runs([root]))
     text = page.render(comparison)
     picture = text[text.index('<svg class="forest"') :]
     assert picture.index("mlp=c") < picture.index("lr=0.22") < picture.index("mlp=b")

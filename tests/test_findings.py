@@ -20,7 +20,7 @@ from nocap.judge.schema import to_json
 from nocap.report import comparison as page
 from nocap.report import markdown, result
 from nocap.report.arms import headline, next_step, render
-from nocap.store.runs import load
+from nocap.store.runs import load_runs
 from tests.test_compare import write_run
 from tests.test_factors import drawn, judged
 
@@ -37,7 +37,7 @@ def runs(root: Path, losses: dict[str, list[float]], **more: Any) -> Comparison:
                 "started": f"2026-01-01T00:0{seed}:0{place}",
             }
             write_run(root, words=f"gpt2-{name}", seed=seed, loss=of_seed[seed], **about, **more)
-    return compare(load([root]))
+    return compare(load_runs([root]))
 
 
 FLAT = [3.30, 3.31, 3.29, 3.30]
@@ -214,5 +214,5 @@ def test_a_difference_that_has_a_word_is_not_the_same(tmp_path: Path) -> None:
 def test_the_cautious_interval_is_called_so(tmp_path: Path) -> None:
     runs(tmp_path, {"base": FLAT, "noisy": NOISY})
     assert "±: half of the cautious interval that decides" in render(
-        compare(load([tmp_path]), cautious=True)
+        compare(load_runs([tmp_path]), cautious=True)
     )

@@ -25,7 +25,7 @@ from nocap.model.gpt import GPT
 from nocap.proposals.overrides import check_flops
 from nocap.report.arms import render
 from nocap.store.record import Metrics, read_json
-from nocap.store.runs import load
+from nocap.store.runs import load_runs
 from nocap.study.evidence import _flops
 from tests.conftest import REPO
 from tests.in_process import TINY, planned, start
@@ -371,7 +371,7 @@ def test_a_comparison_says_why_there_is_no_figure(tmp_path: Path):
     outside.use([EXPERTS])
     for mlp in ("gelu4x", "sparse_experts"):
         start(planned(tmp_path, f"mlp={mlp}"))
-    text = render(compare(load([tmp_path])))
+    text = render(compare(load_runs([tmp_path])))
     assert text.count(f"FLOPs not counted ({WHY})") == 1
 
 

@@ -184,7 +184,7 @@ COATS = {
 
 
 def judged(path, **options):
-    return compare(logs.load([str(path)], **options))
+    return compare(logs.load_logs([str(path)], **options))
 
 
 def words(comparison):
@@ -241,7 +241,7 @@ def test_a_coat_has_the_word_of_the_plain_sample(tmp_path, name):
 
 def the_run(path, **options):
     """Return the one record of a path."""
-    (record,) = logs.load([str(path)], **options).records
+    (record,) = logs.load_logs([str(path)], **options).records
     return record
 
 
@@ -258,7 +258,7 @@ def test_a_run_that_was_resumed_is_one(tmp_path):
 
 @needs_samples
 def test_two_runs_in_a_file_are_two(tmp_path):
-    found = logs.load([str(VARIANTS / "tworuns")])
+    found = logs.load_logs([str(VARIANTS / "tworuns")])
     assert sorted((run.arm, run.val_loss) for run in found.records) == [
         ("base", 3.1975),
         ("base", 3.2105),
@@ -273,7 +273,7 @@ def test_two_runs_in_a_file_are_two(tmp_path):
 def test_an_arm_that_diverged_never_wins(name):
     """Whether its NaN is a NaN, null or an empty cell, and whichever arm is the baseline."""
     assert words(judged(VARIANTS / name))[0]["idea"][0] == "diverged (3 of 3 seeds)"
-    turned = compare(logs.load([str(VARIANTS / name)]), baseline="idea")
+    turned = compare(logs.load_logs([str(VARIANTS / name)]), baseline="idea")
     assert words(turned)[0]["base"][0] == "diverged (3 of 3 seeds of idea)"
 
 
@@ -295,7 +295,7 @@ def test_a_board_s_records_are_told_apart(capsys):
         "they differ in record (2026-03-19a and 2026-03-19b), so --columns arm=record"
         in refusal([board], capsys)
     )
-    found = logs.load([str(board)], columns=columns_of("arm=record"))
+    found = logs.load_logs([str(board)], columns=columns_of("arm=record"))
     rows = list(csv.DictReader(io.StringIO(board.read_text())))
     assert len(found.records) == len(rows)
     assert {run.arm for run in found.records} == {row["record"] for row in rows}
@@ -306,7 +306,7 @@ def test_a_budget_of_time_ends_a_run_that_is_finished():
     """Its siblings have other steps, and it is short of its own total; only a score that all have
     counts."""
     golf = SAMPLES / "parameter_golf_logs"
-    found = logs.load([str(golf / "colons")])
+    found = logs.load_logs([str(golf / "colons")])
     assert {run.status for run in found.records} == {"finished"}
     assert len({run.summary["steps"] for run in found.records}) == 6
     assert (
@@ -324,7 +324,7 @@ def test_only_a_score_that_all_runs_have_is_compared(tmp_path):
         copy.parent.mkdir(exist_ok=True)
         lines = path.read_text().splitlines(keepends=True)
         copy.write_text("".join(lines[:-1] if number == 0 else lines))
-    found = logs.load([str(tmp_path)])
+    found = logs.load_logs([str(tmp_path)])
     assert "compared: final_int6_roundtrip" in found.problems[0]
     assert "not all have final_int6_sliding_window" in found.problems[0]
     first = min(found.records, key=lambda run: run.name)
@@ -369,7 +369,7 @@ def crossed(root, template, *, seeds=(0, 1, 2)):
 )
 def test_names_say_arm_and_seed(tmp_path, template, arm_from, seed_from):
     crossed(tmp_path, template)
-    found = logs.load([str(tmp_path)])
+    found = logs.load_logs([str(tmp_path)])
     assert [run.arm for run in found.records].count("base") == 3
     assert [run.arm for run in found.records].count("idea") == 3
     assert {run.imported["arm"] for run in found.records} == {arm_from}
@@ -391,7 +391,7 @@ def test_settings_beside_a_log_say_arm_and_seed(tmp_path):
         (job / ".hydra").mkdir()
         (job / ".hydra" / "overrides.yaml").write_text(f"- model.width={width}\n- seed={seed}\n")
     for place, source in (("lightning", "hparams.yaml"), ("multirun", ".hydra/overrides.yaml")):
-        found = logs.load([str(tmp_path / place)])
+        found = logs.load_logs([str(tmp_path / place)])
         assert {(run.arm, run.seed) for run in found.records} == {
             (f"width={width}", seed) for width in (32, 64) for seed in range(3)
         }
@@ -402,7 +402,7 @@ def test_settings_beside_a_log_say_arm_and_seed(tmp_path):
 def test_settings_that_cannot_be_read_are_named(tmp_path):
     curve(tmp_path / "version_0" / "metrics.csv", 3.0)
     (tmp_path / "version_0" / "hparams.yaml").write_text("a: [\n")
-    found = logs.load([str(tmp_path)])
+    found = logs.load_logs([str(tmp_path)])
     assert len(found.records) == 1
     assert "the settings beside it are not read: hparams.yaml must be yaml" in found.problems[0]
 
@@ -434,8 +434,8 @@ def test_names_that_differ_by_a_number_alone_are_refused_with_the_flag(tmp_path,
     assert "may name 3 arms, or runs of one arm, which is the guess" in said
     assert "--names '{arm}/{seed}'" in said
     names = template.format(seed="{seed}").rpartition(".")[0]
-    assert {run.seed for run in logs.load([str(tmp_path)], names=names).records} <= {0, 1, 2}
-    apart = logs.load([str(tmp_path)], names=names.replace("{seed}", "{arm}"))
+    assert {run.seed for run in logs.load_logs([str(tmp_path)], names=names).records} <= {0, 1, 2}
+    apart = logs.load_logs([str(tmp_path)], names=names.replace("{seed}", "{arm}"))
     assert len({run.arm for run in apart.records}) == 3
 
 
@@ -457,7 +457,7 @@ def test_files_that_are_given_are_arms(tmp_path):
     for number, arm in enumerate(("base", "idea")):
         curve(tmp_path / f"{arm}.csv", 3 - number)
     told, _, labels = words(
-        compare(logs.load([str(tmp_path / f"{arm}.csv") for arm in ("base", "idea")]))
+        compare(logs.load_logs([str(tmp_path / f"{arm}.csv") for arm in ("base", "idea")]))
     )
     assert labels == ["base", "idea"]
     assert told["idea"][0] == "no verdict (n=1)"
@@ -466,7 +466,7 @@ def test_files_that_are_given_are_arms(tmp_path):
 def test_a_folder_and_a_file_of_one_name_are_two_arms(tmp_path):
     for number, name in enumerate(("a/log.csv", "b/log.csv", "a.csv")):
         curve(tmp_path / name, 3.0 - number / 100)
-    found = logs.load([str(tmp_path)])
+    found = logs.load_logs([str(tmp_path)])
     assert len({run.arm for run in found.records}) == 3
 
 
@@ -476,7 +476,7 @@ def test_folders_and_files_that_cross_are_refused(tmp_path, capsys):
             curve(tmp_path / repeat / f"{arm}.csv", loss + number / 100)
     said = refusal([tmp_path], capsys)
     assert "--names '{arm}/*' or --names '*/{arm}' says which" in said
-    found = logs.load([str(tmp_path)], names="*/{arm}")
+    found = logs.load_logs([str(tmp_path)], names="*/{arm}")
     assert {run.arm for run in found.records} == {"base", "idea"}
 
 
@@ -531,7 +531,7 @@ def test_a_program_that_printed_twice_into_a_file_made_two_runs(tmp_path, capsys
     path.write_text(whole + whole.replace("2.0000", "2.1000"))
     assert "arm base, seed 0 has two runs with other losses" in refusal([tmp_path], capsys)
     path.write_text("".join(whole.splitlines(keepends=True)[:2]) + whole)
-    statuses = [run.status for run in logs.load([str(tmp_path)]).records]
+    statuses = [run.status for run in logs.load_logs([str(tmp_path)]).records]
     assert statuses == ["unfinished: 100 of 200 steps, as others of its arm have", "finished"]
 
 
@@ -568,10 +568,10 @@ def test_a_run_short_of_its_own_total_is_unfinished(tmp_path, capsys):
 def test_a_run_shorter_than_the_others_of_its_arm_is_unfinished(tmp_path):
     crossed(tmp_path, "{arm}/seed{seed}.csv")
     curve(tmp_path / "idea" / "seed1.csv", 2.9, steps=100)
-    found = logs.load([str(tmp_path)])
+    found = logs.load_logs([str(tmp_path)])
     statuses = {run.name: run.status for run in found.records if run.status != "finished"}
     assert statuses == {"idea/seed1.csv": "unfinished: 100 of 200 steps, as others of its arm have"}
-    every = logs.load([str(tmp_path)], lengths=False)
+    every = logs.load_logs([str(tmp_path)], lengths=False)
     assert {run.status for run in every.records} == {"finished"}
 
 
@@ -599,7 +599,7 @@ def test_calls_of_log_are_no_steps(tmp_path):
                 loss = 3 - step / 400 + seed / 100 if step % 50 == 0 else ""
                 rows.append(f"{call},{call},1.5,{loss},{step}\n")
             path.write_text(f",_step,_timestamp,eval/loss,train/global_step\n{''.join(rows)}")
-    found = logs.load([str(tmp_path / "calls")])
+    found = logs.load_logs([str(tmp_path / "calls")])
     assert {tuple(run.curve.step) for run in found.records} == {(0, 50, 100, 150, 200)}
     own = tmp_path / "own.csv"
     own.write_text(",_step,_timestamp,val/loss\n0,0,1.5,4\n1,50,1.5,3.5\n2,100,1.5,3\n")
@@ -642,7 +642,7 @@ def test_wandb_s_table_counts_the_runs_that_finished(tmp_path):
     rows = ["idea-seed1,finished,2026-11-03,1,2.9", "idea-seed1,crashed,2026-11-02,1,3.9"]
     rows += ["base-seed1,finished,2026-11-01,1,3.0"]
     (tmp_path / "t.csv").write_text("\n".join(["Name,State,Created,seed,val/loss", *rows]) + "\n")
-    found = logs.load([str(tmp_path / "t.csv")])
+    found = logs.load_logs([str(tmp_path / "t.csv")])
     assert [(run.arm, run.status, run.val_loss) for run in found.records] == [
         ("base", "finished", 3.0),
         ("idea", "crashed", 3.9),
@@ -697,7 +697,7 @@ def test_an_empty_cell_where_a_loss_was_due_is_a_divergence(tmp_path, losses):
 )
 def test_a_last_line_that_is_cut_is_left_out_with_a_note(tmp_path, cut):
     (tmp_path / "t.csv").write_text(cut)
-    found = logs.load([str(tmp_path / "t.csv")])
+    found = logs.load_logs([str(tmp_path / "t.csv")])
     assert found.records[0].val_loss == 3
     assert "line 4 is cut" in found.problems[0]
 
@@ -731,7 +731,7 @@ def test_event_files_are_read_as_tensorboard_reads_them(tmp_path):
     run = the_run(path)
     assert (run.curve.step, run.curve.val_loss) == ([0, 50, 100], [4, 3.5, 3])
     path.write_bytes(path.read_bytes()[:-9])
-    found = logs.load([str(path)])
+    found = logs.load_logs([str(path)])
     assert found.records[0].curve.step == [0, 50]
     assert "its last event is cut" in found.problems[0]
 
@@ -764,7 +764,7 @@ def test_mlflow_s_database(tmp_path):
             )
             base.executemany(f"INSERT INTO metrics VALUES (?, ?, 1, 'r{number}', ?, ?)", points)
         base.commit()
-    found = logs.load([str(tmp_path)])
+    found = logs.load_logs([str(tmp_path)])
     statuses = {(run.arm, run.seed): run.status for run in found.records}
     assert statuses == {
         ("width=32", 0): "finished",
@@ -827,7 +827,7 @@ for arm in ("base", "idea"):
 def test_a_resumed_run_of_wandb_is_one(tmp_path):
     """Two offline folders of one id, the first of which failed."""
     _child(WANDB, tmp_path, WANDB_SILENT="true")
-    found = logs.load([str(tmp_path)])
+    found = logs.load_logs([str(tmp_path)])
     assert {(run.arm, run.seed, run.status) for run in found.records} == {
         (arm, seed, "finished") for arm in ("width=32", "width=64") for seed in range(3)
     }
@@ -859,7 +859,7 @@ def final(path, loss):
 
 
 def told_arms(path, **options):
-    return {(run.arm, run.seed) for run in logs.load([str(path)], **options).records}
+    return {(run.arm, run.seed) for run in logs.load_logs([str(path)], **options).records}
 
 
 def test_differently_named_logs_of_a_folder_are_never_averaged(tmp_path, capsys):
@@ -868,7 +868,7 @@ def test_differently_named_logs_of_a_folder_are_never_averaged(tmp_path, capsys)
         for number, name in enumerate(names):
             final(tmp_path / group / f"{name}.csv", 3 + number / 100)
     assert "--names '{arm}/*' or --names '*/{arm}' says which" in refusal([tmp_path], capsys)
-    found = logs.load([str(tmp_path)], names="*/{arm}")
+    found = logs.load_logs([str(tmp_path)], names="*/{arm}")
     assert {run.arm for run in found.records} == {*kinds["attention"], *kinds["mlp"]}
 
 
@@ -885,7 +885,7 @@ def test_mlflow_s_runs_of_one_name_are_two(tmp_path):
         f"{number}b7c6c03846f4dc89809dcb1e4249001,1,FINISHED,x,{3 + number / 10},{arm}\n"
         for number, arm in enumerate(("base", "base", "idea", "idea"))
     ]
-    found = logs.load([str(table(tmp_path / "t.csv", head + "".join(rows)))])
+    found = logs.load_logs([str(table(tmp_path / "t.csv", head + "".join(rows)))])
     assert sorted((run.arm, run.val_loss) for run in found.records) == [
         ("base", 3.0),
         ("base", 3.1),
@@ -908,7 +908,7 @@ def test_settings_in_names_stay(tmp_path, names, arms_):
     for number, name in enumerate(names):
         path = tmp_path / name
         final(path if path.suffix == ".csv" else path / "log.csv", 3 + number / 100)
-    found = logs.load([str(tmp_path)])
+    found = logs.load_logs([str(tmp_path)])
     assert sorted(run.arm for run in found.records) == sorted(arms_ or names)
 
 
@@ -918,18 +918,18 @@ def test_a_dot_in_a_name_is_no_ending(tmp_path):
             tmp_path / f"run-{name}-tag-val_loss.csv",
             f"Wall time,Step,Value\n1,0,4\n1,9,3.{number}\n",
         )
-    found = logs.load([str(tmp_path)])
+    found = logs.load_logs([str(tmp_path)])
     assert {run.arm for run in found.records} == {"a_lr0.1", "a_lr0.2", "b_lr0.1"}
 
 
 def test_an_empty_cell_in_a_table_of_last_losses_is_a_divergence(tmp_path):
     rows = "".join(f"{arm},{seed},3.{seed}\n" for arm in ("base", "idea") for seed in (1, 2))
     path = table(tmp_path / "t.csv", f"arm,seed,val_loss\nbase,0,3\n{rows}idea,0,\n")
-    statuses = {(run.arm, run.seed): run.status for run in logs.load([str(path)]).records}
+    statuses = {(run.arm, run.seed): run.status for run in logs.load_logs([str(path)]).records}
     assert statuses["idea", 0] == "diverged"
     assert statuses["idea", 1] == "finished"
     path = table(tmp_path / "states.csv", "arm,seed,state,val_loss\na,0,finished,3\na,1,running,\n")
-    assert len(logs.load([str(path)]).records) == 1
+    assert len(logs.load_logs([str(path)]).records) == 1
 
 
 def test_a_final_score_of_nan_is_a_divergence(tmp_path):
@@ -1000,7 +1000,7 @@ def test_settings_beside_all_logs_are_of_no_run(tmp_path):
 def test_the_seed_of_a_template_leaves_the_name(tmp_path):
     for seed in range(3):
         final(tmp_path / f"exp{seed}.csv", 3 + seed / 100)
-    found = logs.load([str(tmp_path)], names="exp{seed}")
+    found = logs.load_logs([str(tmp_path)], names="exp{seed}")
     assert len({run.arm for run in found.records}) == 1
     assert {run.seed for run in found.records} == {0, 1, 2}
 
@@ -1025,7 +1025,7 @@ def test_readers_lose_no_rows(tmp_path):
     (tmp_path / "pandas.csv").write_bytes(f"epoch,step,val_loss\r\n{lost}".encode())
     assert the_run(tmp_path / "pandas.csv").status == "diverged"
     path = table(tmp_path / "w.csv", "Name,State,seed,val/loss\na,finished,1,3.1\na,finished,0,3.0")
-    assert len(logs.load([str(path)]).records) == 2
+    assert len(logs.load_logs([str(path)]).records) == 2
     table(tmp_path / "b" / "run-a-tag-lr.csv", "Wall time,Step,Value\n1,0,1\n1,1,")
     table(
         tmp_path / "b" / "run-a-tag-val_loss.csv",
@@ -1036,7 +1036,10 @@ def test_readers_lose_no_rows(tmp_path):
     losses = "{'eval_loss': '2.2', 'epoch': '1'}\n{'eval_loss': '2.1', 'epoch': '2'}\n"
     rows = "{'loss': '3', 'epoch': '0.5'}\n" + losses
     path = table(tmp_path / "p" / "a.log", f"{rows}{ends}{rows}")
-    assert {run.status for run in logs.load([str(path)]).records} == {"finished", "not finished"}
+    assert {run.status for run in logs.load_logs([str(path)]).records} == {
+        "finished",
+        "not finished",
+    }
 
 
 def test_an_unfinished_run_displaces_no_finished_one(tmp_path):
@@ -1044,7 +1047,10 @@ def test_an_unfinished_run_displaces_no_finished_one(tmp_path):
     for seed, state in enumerate(("crashed", "finished")):
         text = rows.replace("\n", f",{state}\n")
         table(tmp_path / f"a_s{seed}.csv", f"step,val_loss,state\n{text}")
-    assert {run.status for run in logs.load([str(tmp_path)]).records} == {"crashed", "finished"}
+    assert {run.status for run in logs.load_logs([str(tmp_path)]).records} == {
+        "crashed",
+        "finished",
+    }
 
 
 # --- refusals -------------------------------------------------------------------------------------

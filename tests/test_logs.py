@@ -58,7 +58,9 @@ def two_arms(root, name="seed{}.jsonl", *, gain=0.05, runs=4, **facts):
 
 
 def compared(*paths, target=None, **options):
-    comparison = compare(logs.load([str(path) for path in paths], **options), target_loss=target)
+    comparison = compare(
+        logs.load_logs([str(path) for path in paths], **options), target_loss=target
+    )
     json.dumps(to_json(result_of(comparison)), allow_nan=False)
     render(comparison)
     page.render(comparison)
@@ -107,7 +109,9 @@ def test_false_alarms_without_seeds_are_as_rare_as_said(tmp_path):
     for _ in range(400):
         rows = [f"{arm},{i},{rng.normal(3, 0.01)}\n" for arm in "ab" for i in range(4)]
         table.write_text("arm,run,val_loss\n" + "".join(rows))
-        (gap,) = [row.difference for row in compare(logs.load([str(table)])).arms if row.difference]
+        (gap,) = [
+            row.difference for row in compare(logs.load_logs([str(table)])).arms if row.difference
+        ]
         alarms += gap.outcome in (Outcome.better, Outcome.worse)
     assert alarms <= 30  # 7.5%: one in twenty, and chance
 
@@ -708,7 +712,7 @@ def test_a_large_log_is_not_held_in_memory(tmp_path):
             loss = {"val_loss": 9 - step / 1e3} if step % 100 == 0 else {}
             file.write(json.dumps({"step": step, **row, **loss}) + "\n")
     tracemalloc.start()
-    loaded = logs.load([str(path)])
+    loaded = logs.load_logs([str(path)])
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert len(loaded.records[0].curve.step) == 20

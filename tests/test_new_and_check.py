@@ -16,7 +16,7 @@ from nocap import check, new, outside
 from nocap.checks.contract import CHECKS, composes
 from nocap.checks.trial import OptionTrial
 from nocap.study.plan import prepare
-from nocap.study.spec import load
+from nocap.study.spec import load_study
 from tests.conftest import REPO, Door
 
 SHORT = ("trainer.steps=12", "trainer.val_every=5", "trainer.checkpoint_every=4")
@@ -51,7 +51,7 @@ def test_new_study_is_one_that_can_be_carried_out(
     folder = tmp_path / "heads"
     assert new.main(["study", "heads", "--dir", str(folder)]) == 0
     assert capsys.readouterr().out.splitlines()[0] == str(folder / "study.yaml")
-    plan = prepare(load(folder), "cpu", output_dir=str(tmp_path / "out"))
+    plan = prepare(load_study(folder), "cpu", output_dir=str(tmp_path / "out"))
     assert [claim.id for claim in plan.study.claims] == ["heads.speed", "heads.params"]
 
 

@@ -28,7 +28,7 @@ from nocap.model.attention import flex_mask, seen
 from nocap.model.flops import flops_per_token
 from nocap.model.gpt import build_model
 from nocap.model.language_model import lent
-from nocap.store.runs import load
+from nocap.store.runs import load_runs
 from nocap.training.recorder import Recorder
 from nocap.training.step import Update, fetch, validate
 from nocap.training.trained import trained
@@ -193,7 +193,7 @@ def test_a_teacher_is_known_by_its_weights_and_not_by_its_place(
 def test_a_teachers_time_is_in_the_record(teacher: str, teacher_s: float, tmp_path: Path):
     this = planned(tmp_path, "ideas=[distill]", f"ideas.distill.run={teacher}")
     start(this)
-    record = load([this.run_dir]).records[0]  # which refuses tokens that are not its rows'
+    record = load_runs([this.run_dir]).records[0]  # which refuses tokens that are not its rows'
     seconds = record.summary["clock_s"]
     assert seconds["teacher"] == pytest.approx(teacher_s)
     assert record.train_s == pytest.approx(seconds["train"] + seconds["data"] + seconds["teacher"])

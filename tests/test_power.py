@@ -24,7 +24,7 @@ from nocap.judge.power import (
 )
 from nocap.judge.verdict import width_of
 from nocap.store.metrics import METRICS
-from nocap.store.runs import Record, load
+from nocap.store.runs import Record, load_runs
 from tests.conftest import Door
 from tests.grids import CELL
 from tests.test_compare import gelu3x, write_run
@@ -184,7 +184,7 @@ def test_the_noise_of_a_time_is_that_of_paces_losses_and_the_baselines_lengths(
     tmp_path: Path,
 ) -> None:
     alike(tmp_path, np.random.default_rng(4))
-    records = load([tmp_path]).records
+    records = load_runs([tmp_path]).records
     base = by(records, "gelu4x", 400)
     arm = by(records, "gelu3x", 400)
     noise = noise_at_equal_loss(records, {**base[0].config, "seed": 0})
@@ -202,7 +202,7 @@ def test_the_noise_of_a_time_is_that_of_paces_losses_and_the_baselines_lengths(
 
 def test_what_is_missing_for_it_is_said(tmp_path: Path) -> None:
     alike(tmp_path, np.random.default_rng(4), lengths=False)
-    records = load([tmp_path]).records
+    records = load_runs([tmp_path]).records
     without = "the baseline is not there with three seeds at a shorter and a longer length"
     assert noise_at_equal_loss(records, records[0].config) == without
     one = by(records, "gelu4x", 400)
@@ -234,7 +234,7 @@ def test_the_noise_is_that_of_pairs_of_runs_alike(tmp_path: Path) -> None:
             loss=3.0 + 0.5 * losses[1, seed],
             config={**config, "trainer.steps": 800},
         )
-    records = load([tmp_path]).records
+    records = load_runs([tmp_path]).records
     own = next(record for record in records if "gelu4x" in record.name)
     noise = noise_of(records, own.config)
     sd = (losses[0] - losses[1]).std(ddof=1)

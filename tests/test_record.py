@@ -22,7 +22,7 @@ from nocap.store.checkpoints import name_of
 from nocap.store.files import append_text
 from nocap.store.identity import identity_parts
 from nocap.store.record import digest, read_json, read_rows, write_summary
-from nocap.store.runs import load, of_identity
+from nocap.store.runs import load_runs, of_identity
 from nocap.training import checkpoint
 from tests.attempts import digests, restamp, stamp, state_of, steady, summary_of
 from tests.in_process import STEPS, planned, start
@@ -71,7 +71,7 @@ def edit(path: Path, *without: str, **changed: Any) -> None:
 
 def same_end(this: Plan, whole: Path) -> None:
     assert state_of(this.run_dir) == state_of(planned(whole, SEED).run_dir)
-    assert (outcome(this) is not None, load([this.run_dir]).unreadable) == (True, {})
+    assert (outcome(this) is not None, load_runs([this.run_dir]).unreadable) == (True, {})
 
 
 # --- rows: mended from the checkpoint -------------------------------------------------------------
@@ -167,7 +167,7 @@ def test_a_damaged_end_is_named_and_made_again_from_the_last_checkpoint_or_refus
         this.run_dir / "checkpoints" / name_of(STEPS) / "model.safetensors",
     )
     path.write_bytes(change(path.read_bytes()))
-    (told,) = load([this.run_dir]).unreadable.values()
+    (told,) = load_runs([this.run_dir]).unreadable.values()
     (notice,) = again(this).notices
     assert (name in told, name in notice, outcome(this)) == (True, True, None)
     assert "not believed; the run goes on from its last checkpoint" in notice
@@ -235,7 +235,7 @@ def test_copies_count_once_and_forged_ones_not_at_all(whole: Path, tmp_path: Pat
     for seed in range(100, 103):
         as_another(this.run_dir, seed)
         edit(as_another(this.run_dir, seed + 10) / "summary.json", val_loss=1.0 + seed / 1e5)
-    loaded = load([this.run_dir.parent])
+    loaded = load_runs([this.run_dir.parent])
     assert len(loaded.records) == 4  # whoever recomputes every digest is not caught
     assert sum("left out, it is the same run as" in line for line in loaded.problems) == 1
     assert (
@@ -254,7 +254,7 @@ def test_a_grid_finds_its_runs_by_their_folders(whole: Path, tmp_path: Path) -> 
     (grid / "grid.json").write_text(
         json.dumps({"cells": [{"identity": this.identity}, {"identity": "../.."}, {}]})
     )
-    assert [record.folder.name for record in load([grid]).records] == [this.run_dir.name]
+    assert [record.folder.name for record in load_runs([grid]).records] == [this.run_dir.name]
     assert of_identity(runs, this.identity) == this.run_dir
 
 

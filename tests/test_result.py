@@ -25,7 +25,7 @@ from nocap.judge.comparison_json import result_of
 from nocap.judge.schema import Result, to_json
 from nocap.report import markdown, result
 from nocap.store.record import write_json, write_summary
-from nocap.store.runs import Curve, Found, Record, load
+from nocap.store.runs import Curve, Found, Record, load_runs
 from tests.fuzz.damage import NOT_DONE, OPERATORS
 from tests.fuzz.judge import CONTROL
 from tests.fuzz.process import answer
@@ -250,7 +250,7 @@ def test_what_was_swept_and_what_is_measured_counts_in_a_file_too(tmp_path: Path
                 measured=("trainer.val_tokens",),
                 loss=3.3 + seed / 1000 + (kernel == "math") * 0.1,
             )
-    fresh = compared(load([tmp_path]))
+    fresh = compared(load_runs([tmp_path]))
     assert [row.difference.verdict for row in fresh.arms if row.difference] == ["worse"]
     _check_same(fresh, tmp_path / "result.json")
 

@@ -17,7 +17,7 @@ from nocap.runs import __main__ as command
 from nocap.runs.__main__ import main
 from nocap.runs.verbs import remove_run
 from nocap.store import lease
-from nocap.store.runs import read
+from nocap.store.runs import read_record
 from tests.sealing import seal
 from tests.test_compare import refusal, write_run
 
@@ -232,7 +232,7 @@ def test_nothing_goes_without_yes_and_never_what_trains_or_lies_elsewhere(
 
 def test_a_run_that_went_on_since_it_was_listed_stays(here: Path) -> None:
     folder = write_run(here / "outputs", status="failed")
-    run = read(folder)
+    run = read_record(folder)
     changed(folder / "summary.json", status="finished")
     assert remove_run(run, root=folder.parent) == "it has gone on since it was listed"
     assert folder.exists()

@@ -15,12 +15,11 @@ from nocap.config.errors import FailedError, StoppedError
 from nocap.launch.plan import RunResult
 from nocap.sessions.session import Session
 from nocap.study.__main__ import main
-from nocap.study.log import read as read_log
+from nocap.study.log import read_log
 from nocap.study.plan import shorter
 from nocap.study.registration import registrations
-from nocap.study.spec import load
-from nocap.study.study_result import read as read_result
-from nocap.study.study_result import to_json
+from nocap.study.spec import load_study
+from nocap.study.study_result import read_result, to_json
 from nocap.study.tasks import Training
 from tests.lab import Lab, lab
 from tests.studies import LOSS, RACE, SPEED, STEPS, STUDY, Json, at, claim, study, tree, written
@@ -297,7 +296,7 @@ def test_what_is_written_of_results_that_were_read_is_the_same(
     folder = written(lab.root / "made", study())
     told(lab, capsys)
     (path,) = folder.glob("results.*.json")
-    again = read_result(path, load(folder), read_log(lab.log))
+    again = read_result(path, load_study(folder), read_log(lab.log))
     assert again is not None
     content = json.loads(path.read_text())
     assert json.loads(json.dumps(to_json(again))) == content

@@ -15,7 +15,7 @@ import pytest
 
 from nocap.judge.compare import compare
 from nocap.launch.plan import RunResult
-from nocap.store.runs import Found, Record, load
+from nocap.store.runs import Found, Record, load_runs
 from nocap.study import actions, pages
 from nocap.study.__main__ import main
 from nocap.study.collect import collect
@@ -494,7 +494,9 @@ def test_from_a_file_to_a_verdict_and_the_grid_that_asks_the_same(
     (claimed,) = json.loads(path.read_text())["claims"]
     assert re.search(r"\d of the baseline's time at equal loss \[\d\.\d+, \d\.\d+\], n=3", done.out)
     lengths = [
-        record for record in load([tmp_path / "outputs"]).records if record.length_of is not None
+        record
+        for record in load_runs([tmp_path / "outputs"]).records
+        if record.length_of is not None
     ]
     assert sorted(record.config["trainer.steps"] for record in lengths) == [8] * 3 + [17] * 3
     grid = here("--equal-loss", *words, "trainer.steps=12", "attention=flash,mqa", "seed=0,1,2")

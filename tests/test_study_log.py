@@ -12,7 +12,7 @@ import pytest
 
 from nocap.config.trainer import Precision
 from nocap.study.__main__ import main
-from nocap.study.log import FILE, RegistrationLine, append, read
+from nocap.study.log import FILE, RegistrationLine, append, read_log
 from nocap.study.registration import registrations
 from tests.lab import FORK, Lab, lab
 from tests.studies import LOSS, RACE, SPEED, STUDY, Json, at, claim, study, written
@@ -277,7 +277,7 @@ def test_the_logs_of_two_machines_are_merged_by_keeping_all_lines(tmp_path: Path
     append(path, [registered("2")], machine="b", scale="cpu")
     first, second = path.read_text().splitlines(keepends=True)
     path.write_text(second + first)
-    log = read(path)
+    log = read_log(path)
     assert [line.claim for line in log.of(RegistrationLine)] == ["2", "1"]
     assert [line.claim for line in log.of(RegistrationLine, machine="a")] == ["1"]
 
@@ -286,7 +286,7 @@ def test_a_line_in_an_older_form_names_the_line_before_it(tmp_path: Path):
     path = lines_in(tmp_path / FILE)
     chained = {**json.loads(path.read_text().splitlines()[0]), "previous": ["0123456789abcdef"]}
     path.write_text(json.dumps(chained) + "\n")
-    assert [line.claim for line in read(path).of(RegistrationLine)] == ["c0"]
+    assert [line.claim for line in read_log(path).of(RegistrationLine)] == ["c0"]
 
 
 # no time zone
@@ -335,6 +335,6 @@ def test_processes_may_append_at_once(tmp_path: Path):
         worker.start()
     for worker in workers:
         worker.join(60)
-    log = read(path)
+    log = read_log(path)
     assert len(log.lines) == 61
     assert len({line.claim for line in log.of(RegistrationLine)}) == 61

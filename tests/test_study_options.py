@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nocap import outside
-from nocap.study.spec import files_of, load
+from nocap.study.spec import files_of, load_study
 from tests.conftest import REPO, Door
 from tests.studies import LOSS, claim, study, written
 
@@ -110,7 +110,7 @@ def test_a_folder_that_is_not_inside_the_studys_is_refused(
 def test_to_read_a_study_imports_nothing_of_it(tmp_path: Path) -> None:
     folder = made(tmp_path / "first", "softer")
     (folder / "own" / "ideas" / "softer.py").write_text("raise RuntimeError\n")
-    assert load(folder).config_dir == "own"
+    assert load_study(folder).config_dir == "own"
     assert outside.given() == []
 
 
@@ -118,7 +118,7 @@ def test_the_files_of_a_study_are_its_yaml_and_its_options() -> None:
     names = {"study.yaml"}
     for idea in ("curriculum", "entropy"):
         names |= {f"options/ideas/{idea}.py", f"options/ideas/{idea}.yaml"}
-    files = files_of(load(REPO / "experiments" / "objectives"))
+    files = files_of(load_study(REPO / "experiments" / "objectives"))
     assert {str(path) for path in files} == names
     assert (
         files[Path("study.yaml")]

@@ -29,7 +29,7 @@ from nocap.study.plan import prepare, shorter
 from nocap.study.preview import sigma
 from nocap.study.registration import Provenance
 from nocap.study.spec import PLACE, Study
-from nocap.study.study_result import StudyResult, read, to_json, write
+from nocap.study.study_result import StudyResult, read_result, to_json, write_result
 from tests.studies import (
     LOSS,
     NOISE,
@@ -78,7 +78,7 @@ def claims_of(result: StudyResult) -> list[Json]:
 
 def again(result: StudyResult, folder: Path) -> StudyResult:
     """Write it and read it, where its study's log is empty."""
-    stored = read(write(result, folder), result.study, StudyLog())
+    stored = read_result(write_result(result, folder), result.study, StudyLog())
     assert stored is not None
     return stored
 
@@ -184,7 +184,7 @@ def test_results_fit_their_schema(tmp_path: Path) -> None:
     result = resulted(made_study, both(by_law("mqa", diverged=1), by_law("mha"), pace=pace(1.1)))
     committed = sorted((Path(__file__).parents[1] / PLACE).glob("*/results.*.json"))
     assert committed
-    for path in [write(result, tmp_path), *committed]:
+    for path in [write_result(result, tmp_path), *committed]:
         validator.validate(json.loads(path.read_text()))
 
 
@@ -203,7 +203,7 @@ def test_a_file_that_is_no_result_is_refused(tmp_path: Path, content: Json, why:
     with pytest.raises(
         ValueError, match=re.escape(f"{path} must be results that nocap.study wrote")
     ) as said:
-        read(path, made_study, StudyLog())
+        read_result(path, made_study, StudyLog())
     assert why in str(said.value)
 
 

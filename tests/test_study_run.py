@@ -15,7 +15,7 @@ import pytest
 from nocap.config.trainer import Device
 from nocap.measure import roofline
 from nocap.study.__main__ import main
-from nocap.study.log import FILE, AnalysisLine, RegistrationLine, RunLine, SessionLine, read
+from nocap.study.log import FILE, AnalysisLine, RegistrationLine, RunLine, SessionLine, read_log
 from tests import soak
 from tests.conftest import Door, called, shared_folder
 from tests.studies import LOSS, Json, at, study, tree, written
@@ -30,7 +30,7 @@ def left(root: Path) -> SimpleNamespace:
     return SimpleNamespace(
         results=json_of(results),
         claims=json_of(results)["claims"],
-        log=read(root / "made" / FILE),
+        log=read_log(root / "made" / FILE),
         page=(root / "made" / "README.md").read_text(),
         runs={
             path.name: json_of(path / "summary.json") for path in (root / "out" / "runs").iterdir()
@@ -187,7 +187,7 @@ def test_studies_side_by_side_train_together_and_time_one_after_the_other(tmp_pa
     commands = [soak.start([*COMMAND[:2], name, *COMMAND[3:]], root) for name in arms]
     codes = [command.wait(soak.DEADLINE_S) for command in commands]
     assert codes == [0, 0], (tmp_path / "root.err").read_text()
-    logs = [read(root / name / FILE) for name in arms]
+    logs = [read_log(root / name / FILE) for name in arms]
     began = list[list[str]]()
     for log in logs:
         runs = [line.started for line in log.of(RunLine) if line.arm != "mha"]

@@ -10,7 +10,7 @@ from nocap.config.compose import overrides_of
 from nocap.judge.compare import compare
 from nocap.judge.compared_arms import Comparison
 from nocap.launch import until
-from nocap.store.runs import load
+from nocap.store.runs import load_runs
 from tests.conftest import Door
 from tests.grids import CELL
 
@@ -20,7 +20,7 @@ ARMS = "optimizer.lr=0.003,0.002"
 def at(folder: Path, seeds: int) -> Comparison | None:
     """The comparison of the grid with so many seeds; `None`: it was not trained."""
     for grid in (folder / "outputs" / "grids").iterdir():
-        comparison = compare(load([grid]))
+        comparison = compare(load_runs([grid]))
         if len(comparison.baseline.arm.seeds) == seeds:
             return comparison
     return None

@@ -98,12 +98,12 @@ from nocap.launch.head import run_facts
 from nocap.launch.mirror import config_of, tracker_of
 from nocap.options.tracker.wandb import WandbMode
 from nocap.store.record import Metrics
-from nocap.store.runs import read
+from nocap.store.runs import read_record
 from nocap.store.tracking import open_tracker
 
 folder, mode, how = Path(sys.argv[1]), *sys.argv[2:4]
 first, last = map(int, sys.argv[4:])
-record = read(folder)
+record = read_record(folder)
 rows = Metrics(folder / "metrics.jsonl").rows()
 config = config_of(record)
 tracker = replace(tracker_of(config), mode=WandbMode(mode), init_timeout_s=4)

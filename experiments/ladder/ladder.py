@@ -23,7 +23,7 @@ from nocap.report.words import measured as in_words
 from nocap.store.metrics import METRICS, Metric, Scale
 from nocap.study.claim_row import is_known
 from nocap.study.pages import all_results
-from nocap.study.spec import load
+from nocap.study.spec import load_study
 from nocap.study.study_result import JudgedClaim, StudyResult
 
 HOLDS = 1.1  # times, at ten times the parameters: what changes less holds
@@ -211,7 +211,7 @@ def _times(gain: Estimate | None) -> str:
 
 def main() -> None:
     folder = Path(__file__).parent
-    every = all_results(load(folder), folder)
+    every = all_results(load_study(folder), folder)
     drawn = picture(every)
     assert drawn is not None, "a race has results at several scales"
     (folder / PICTURE).write_text(drawn.file)

@@ -23,7 +23,9 @@ from nocap.options.tracker import RunFacts, Tracker, TrackerSession
 from nocap.store import lease
 from nocap.store.identity import digest
 from nocap.store.record import Metrics
-from nocap.store.runs import Record, load, read
+from nocap.store.runs import Record
+from nocap.store.runs import load_runs as load
+from nocap.store.runs import read_record as read
 from nocap.store.tracking import left, send, send_comparison
 
 if TYPE_CHECKING:

@@ -450,7 +450,7 @@ def _compare(grid: Grid) -> bool:
         from nocap.judge.compare import compare
         from nocap.report import comparison as report
         from nocap.report.arms import render
-        from nocap.store.runs import load
+        from nocap.store.runs import load_runs as load
 
         comparison = compare(load([grid.folder]))
         path = grid.folder / REPORT

@@ -75,6 +75,8 @@ def carry_out(
         rounds=rounds,
         log=log,
         keep=keep,
+        started=now(),
+        began=time.monotonic(),
     )
     with _room(device):
         session.warm_up()
@@ -104,8 +106,8 @@ class _Session:
     rounds: int | None  # or so many rounds
     log: Callable[[str], None]
     keep: Callable[[Bench], None]
-    started: str = field(default_factory=now)
-    began: float = field(default_factory=time.monotonic)
+    started: str
+    began: float  # by the monotonic clock
     warm_up_s: float = 0.0
     peaks: dict[str, FlopPeak] = field(default_factory=dict)
 

@@ -22,7 +22,7 @@ from nocap.judge.batches import BatchQuestion, BatchResult, LossPair, ProposalWo
 from nocap.judge.schema import Schema
 from nocap.store.identity import digest
 from nocap.study.log import FILE as LOG
-from nocap.study.log import AnswerLine, LogLine, PairLine, ProposalLine, RulesLine, append, read
+from nocap.study.log import AnswerLine, LogLine, PairLine, ProposalLine, RulesLine, append, read_log
 from nocap.study.spec import Propose
 
 FIXED = (
@@ -180,7 +180,7 @@ def answer(folder: Path, rules: Propose, question: Proposals) -> Iterable[Answer
     """
     path = folder / LOG
     fixed = digest(question.fixed)
-    log = read(path)
+    log = read_log(path)
     same = all(line.rules == fixed for line in log.of(RulesLine))
     require(same, str(folder), FIXED, "another one")
     add = partial(append, path, machine=question.machine, scale=question.scale)

@@ -28,7 +28,7 @@ def propose(arguments: argparse.Namespace) -> int:
     is_bare = options.sessions is None
     rule = "be left out with --propose: losses are compared"
     require(is_bare, "sessions", rule, options.sessions)
-    study = spec.load(folders[0])
+    study = spec.load_study(folders[0])
     use_options([study], allow_code=arguments.allow_code)
     rules = study.propose
     if rules is None:

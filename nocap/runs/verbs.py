@@ -32,7 +32,9 @@ from nocap.runs.columns import (
 from nocap.store import lease
 from nocap.store.checkpoints import FOLDER, delete, is_folder, saved_steps
 from nocap.store.record import MANIFEST
-from nocap.store.runs import GRID, Record, dig, find_one, load, read, run_folders
+from nocap.store.runs import GRID, Record, dig, find_one, run_folders
+from nocap.store.runs import load_runs as load
+from nocap.store.runs import read_record as read
 from nocap.study import log
 from nocap.training.terminal import table
 

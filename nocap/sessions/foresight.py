@@ -22,7 +22,8 @@ from nocap.judge.power import (
 from nocap.launch.grid import Cell, Grid
 from nocap.launch.lengths import FLAG
 from nocap.report.table import Column, Table
-from nocap.store.runs import Record, load
+from nocap.store.runs import Record
+from nocap.store.runs import load_runs as load
 
 TIMES = (1, 2, 4)  # the seeds
 

@@ -45,7 +45,7 @@ class _Loaded:
     configs: Counter[Path | None] = field(default_factory=Counter)  # how many logs each is beside
 
 
-def load(
+def load_logs(
     paths: Sequence[str],
     *,
     format: str | None = None,
@@ -67,7 +67,7 @@ def load(
         typed = bool(columns or hardware or names)
         rule = "hold no runs of nocap's own, with --columns, --names or --hardware"
         require(not typed, shorten(paths), rule, "some")
-        return runs.load(paths)
+        return runs.load_runs(paths)
     logs, lines = of_paths(paths, format)
     loaded = _Loaded()
     loaded.found.problems += lines

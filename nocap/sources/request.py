@@ -107,7 +107,7 @@ def compared(
 
 
 def _load(paths: Sequence[str], logged: Logged, question: Question) -> Found:
-    return logs.load(
+    return logs.load_logs(
         paths,
         format=logged.format,
         columns=columns_of(logged.columns),

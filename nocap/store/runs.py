@@ -222,10 +222,10 @@ def number(value: object) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def load(paths: Iterable[str | Path], *, outputs: Path = OUTPUTS, rows: bool = True) -> Found:
+def load_runs(paths: Iterable[str | Path], *, outputs: Path = OUTPUTS, rows: bool = True) -> Found:
     """Load all runs of these paths, each once, in the order in which commands asked for them,
     however they are named; those of one grid in the order of its cells. `outputs`: see `find`;
-    `rows`: see `read`.
+    `rows`: see `read_record`.
 
     Of several paths, as a shell makes them of `outputs/*`, those that are there and hold no run
     (Hydra's multirun.yaml) are named.
@@ -269,7 +269,7 @@ def _records(folders: Iterable[Path], found: Found, *, rows: bool) -> dict[str, 
     by_identity = dict[str, Record]()
     for folder in folders:
         try:
-            record = read(folder, rows=rows)
+            record = read_record(folder, rows=rows)
         except ValueError as error:
             found.unreadable[folder.name] = str(error)
             continue
@@ -293,7 +293,7 @@ def _lengths(grids: Sequence[Path]) -> dict[str, str | None]:
     return {cell["identity"]: (cell.get("asked") or {}).get("length_of") for cell in cells}
 
 
-def read(folder: Path, *, rows: bool = True) -> Record:
+def read_record(folder: Path, *, rows: bool = True) -> Record:
     """Read one run's record; without `rows`, as a list of many runs shows it.
 
     Errors:

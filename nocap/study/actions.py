@@ -76,7 +76,7 @@ def studies(arguments: argparse.Namespace) -> int:
         ValueError: no such folder, an invalid study. All are checked before the first one runs.
     """
     folders, options = read_arguments(arguments)
-    pairs = [(folder, spec.load(folder)) for folder in folders]
+    pairs = [(folder, spec.load_study(folder)) for folder in folders]
     use_options([study for _, study in pairs], allow_code=arguments.allow_code)
     plans = [(folder, _prepare(folder, study, options)) for folder, study in pairs]
     code = EXIT_CODES["finished"]
@@ -140,7 +140,7 @@ def _carry_out(
     )
     print(pages.render(result))
     if run and log.writable(folder / log.FILE):
-        for path in pages.write(spec.load(folder), folder, result):
+        for path in pages.write(spec.load_study(folder), folder, result):
             print(f"written: {path}")
     for problem in outcome.problems:
         print(f"nocap: {problem}", file=sys.stderr)

@@ -36,7 +36,7 @@ from nocap.study.claim_row import (
     rows,
 )
 from nocap.study.pages import all_results, claims, files, plots, write_all
-from nocap.study.spec import FILE, Study, load, select_claims
+from nocap.study.spec import FILE, Study, load_study, select_claims
 from nocap.study.study_result import StudyResult
 
 T = TypeVar("T")
@@ -212,7 +212,7 @@ def read_studies(folder: Path) -> tuple[dict[str, Study], dict[str, list[StudyRe
     places = list[Path]()
     if folder.is_dir():
         places = [place for place in sorted(folder.iterdir()) if place.is_dir()]
-    studies = {place.name: load(place) for place in places if (place / FILE).exists()}
+    studies = {place.name: load_study(place) for place in places if (place / FILE).exists()}
     for place in places:
         for path in place.glob("results.*.*.json"):
             require(place.name in studies, str(path), f"have its study beside it, {FILE}", "none")

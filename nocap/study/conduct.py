@@ -35,7 +35,7 @@ from nocap.study.log import (
     RunLine,
     SessionLine,
     append,
-    read,
+    read_log,
     writable,
 )
 from nocap.study.plan import StudyPlan, compose_trials, more, shorter, trials_of
@@ -238,10 +238,10 @@ class _Conductor:
 
     def _provenances(self, plan: StudyPlan, evidence: Evidence) -> dict[str, Provenance]:
         """Return where each claim stands, by the log and by those of the studies beside it."""
-        logs = [read(self.path)]
+        logs = [read_log(self.path)]
         for path in sorted(self.path.parents[1].glob(f"*/{FILE}")):
             if path != self.path and path.with_name(STUDY).exists():
-                logs.append(read(path))
+                logs.append(read_log(path))
         provenances = dict[str, Provenance]()
         for claim in plan.study.claims:
             provenances[claim.id] = provenance_of(plan, claim, evidence, logs, machine=self.machine)

@@ -144,7 +144,7 @@ def _has(line: LogLine, keys: dict[str, object]) -> bool:
     return all(getattr(line, key) == value for key, value in keys.items())
 
 
-def read(path: Path) -> StudyLog:
+def read_log(path: Path) -> StudyLog:
     """Read the log of a file, or an empty one where there is none.
 
     Errors:
@@ -194,14 +194,14 @@ def append(
     line is on the disk before this returns.
 
     Errors:
-        ValueError: as for `read`.
+        ValueError: as for `read_log`.
         OSError: it cannot be written.
     """
     if not lines:
         return
     with open(path, "a", encoding="utf-8", opener=not_elsewhere) as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # freed with the file
-        log = read(path)
+        log = read_log(path)
         at = now()
         for line in lines:
             whole = msgspec.structs.replace(line, at=at, machine=machine, scale=scale)

@@ -20,9 +20,7 @@ from nocap.study import log
 from nocap.study.claim_row import Row, counted, expected, is_known, rows
 from nocap.study.schema import ArmFacts, Speed, TuningTrial
 from nocap.study.spec import Study
-from nocap.study.study_result import StudyResult
-from nocap.study.study_result import read as read_result
-from nocap.study.study_result import write as write_result
+from nocap.study.study_result import StudyResult, read_result, write_result
 
 LEARNT = "## What was learnt"  # from here on a README is its author's
 HEADLINE = 6  # claims that a heading names one by one
@@ -191,7 +189,7 @@ def all_results(study: Study, folder: Path) -> list[StudyResult]:
     Errors:
         ValueError: one that nocap did not write, or that was changed; its file is named.
     """
-    study_log = log.read(folder / log.FILE)
+    study_log = log.read_log(folder / log.FILE)
     results = list[StudyResult]()
     for path in sorted(folder.glob("results.*.json")):
         result = read_result(path, study, study_log)

@@ -213,7 +213,7 @@ def select_claims(study: Study, scale: str) -> Study:
 # --- the file -------------------------------------------------------------------------------------
 
 
-def load(folder: Path) -> Study:
+def load_study(folder: Path) -> Study:
     """Read the study of a folder; one of nocap's that was never carried out here has no folder yet.
 
     Errors:

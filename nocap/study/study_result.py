@@ -1,9 +1,9 @@
 """A study's result at one scale on one machine: its claims with their verdicts, and what these rest
 on.
 
-`to_json` writes it, `read` reads it. Of a file only the measurements are taken, and facts that no
-word rests on. Claims are those of the study as its file has them now; verdicts follow from the
-measurements; labels are those of the study's log.
+`to_json` writes it, `read_result` reads it. Of a file only the measurements are taken, and facts
+that no word rests on. Claims are those of the study as its file has them now; verdicts follow from
+the measurements; labels are those of the study's log.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def to_json(result: StudyResult) -> dict[str, object]:
     return dict(msgspec.to_builtins(file_of(result)))
 
 
-def write(result: StudyResult, folder: Path) -> Path:
+def write_result(result: StudyResult, folder: Path) -> Path:
     """Write a result into its study's folder; return its path."""
     path = folder / f"results.{result.scale}.{result.machine}.json"
     write_json(path, to_json(result))
@@ -266,7 +266,7 @@ def _noise_json(declared: Declared) -> NoiseJson:
 # --- read -----------------------------------------------------------------------------------------
 
 
-def read(path: Path, study: Study, log: StudyLog) -> StudyResult | None:
+def read_result(path: Path, study: Study, log: StudyLog) -> StudyResult | None:
     """Return what a file's measurements say of the claims that the study asks now; `None`: it is of
     a scale that the study has no more.
 

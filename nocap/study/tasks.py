@@ -19,7 +19,7 @@ from nocap.sessions.figures import PACE
 from nocap.sessions.session import Session
 from nocap.store.identity import digest
 from nocap.store.record import read_ended
-from nocap.store.runs import Record, read
+from nocap.store.runs import Record, read_record
 from nocap.study.plan import StudyPlan, other_lengths
 from nocap.study.spec import Study, engine_of
 
@@ -51,7 +51,7 @@ class Training:
         ended = read_ended(self.plan.run_dir, identity=self.plan.identity)
         if ended is None:
             return None
-        return read(self.plan.run_dir)
+        return read_record(self.plan.run_dir)
 
 
 def loss_of(record: Record) -> float:
