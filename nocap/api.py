@@ -179,7 +179,7 @@ def compare(
     from msgspec import structs
 
     from nocap.judge.comparison_json import result_of
-    from nocap.judge.schema import to_json
+    from nocap.judge.comparison_schema import to_json
     from nocap.sources.request import Logged, compared
 
     answer = compared(

@@ -20,7 +20,7 @@ from nocap.config.paths import STDOUT
 from nocap.store.record import write_json
 
 if TYPE_CHECKING:
-    from nocap.measure.benched import Bench
+    from nocap.measure.bench_result import Bench
 
 SECONDS = 120.0
 FORMS = """\
@@ -89,7 +89,7 @@ def _bench(options: argparse.Namespace) -> int:
     require(len(overrides) >= 2, "--arm", rule, f"{len(overrides)} of them")
     runs = compose_arms(base, overrides)
     from nocap.measure.bench import carry_out  # torch, once the arms are known to be right
-    from nocap.measure.benched import written
+    from nocap.measure.bench_result import written
     from nocap.measure.timed import TimedArm
 
     try:
@@ -110,7 +110,7 @@ def _bench(options: argparse.Namespace) -> int:
 
 def _keep(path: Path | None, result: Bench, *, words: Sequence[str]) -> None:
     """Write the result so far; stdout gets it at the end alone."""
-    from nocap.measure.benched import written
+    from nocap.measure.bench_result import written
 
     if path is not None and path != STDOUT:
         path.parent.mkdir(parents=True, exist_ok=True)

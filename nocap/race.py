@@ -158,7 +158,7 @@ def _add(
 
 def _raced(typed: Sequence[str], asked: argparse.Namespace) -> int:
     from nocap.config.errors import StoppedError
-    from nocap.sources import answer
+    from nocap.sources import race_answer as answer
 
     words = typed[typed.index("--") + 1 :] if "--" in typed else []
     try:

@@ -28,8 +28,8 @@ from nocap.store.runs import Record
 from nocap.study.collect import collect
 from nocap.study.conduct import StudyOutcome, carry_out
 from nocap.study.log import FILE, RunLine, SessionLine, read_log
-from nocap.study.plan import StudyPlan, prepare
 from nocap.study.registration import name_of
+from nocap.study.study_plan import StudyPlan, prepare
 from nocap.study.study_result import to_json
 from nocap.study.tasks import Training
 from tests.studies import SEEN, Json, loaded, record, study

@@ -20,9 +20,9 @@ from nocap.store.metrics import Ending
 from nocap.store.runs import Curve, Record
 from nocap.study.evidence import Evidence
 from nocap.study.registration import Provenance
-from nocap.study.schema import ArmFacts, Speed
 from nocap.study.spec import Study, load_study
 from nocap.study.study_result import JudgedClaim, StudyResult
+from nocap.study.study_schema import ArmFacts, Speed
 from tests.conftest import SMALL
 
 Json = dict[str, Any]

@@ -18,11 +18,11 @@ from scipy import stats
 from nocap.judge.verdict import Gain
 from nocap.report.words import stated
 from nocap.store.metrics import METRICS, Per, Scale
-from nocap.study import board, checked, claim_row, pages
+from nocap.study import board, claim_row, pages
 from nocap.study.__main__ import main as command
 from nocap.study.claim_row import PROJECT, STAND_IN, THERE, Row, rows
-from nocap.study.plan import StudyPlan
 from nocap.study.spec import Study, load_study
+from nocap.study.study_plan import StudyPlan
 from nocap.study.study_result import StudyResult
 from tests.made_grid import EVIL
 from tests.studies import LOSS, SPEED, loaded, study
@@ -42,7 +42,7 @@ def elsewhere(*_: object, **__: object) -> StudyPlan:
 def committed() -> tuple[dict[str, Study], dict[str, list[StudyResult]]]:
     """All studies with their results, judged as where no arm can be composed, which takes long."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checked, "prepare", elsewhere)
+        patch.setattr(current_claims, "prepare", elsewhere)
         return board.read_studies(STUDIES)
 
 
@@ -171,7 +171,7 @@ def test_ends_and_seeds_that_were_not_registered_confirm_nothing(tmp_path: Path)
 def test_what_is_not_worked_out_again_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     copied("norms", tmp_path)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checked, "prepare", elsewhere)
+        patch.setattr(current_claims, "prepare", elsewhere)
         assert command(["--board", str(tmp_path)]) == 0
     line = (
         "nocap: norms, scale cpu: claims keep their stored hashes, no arm is composed here: "

@@ -20,7 +20,7 @@ from nocap import api
 from nocap import compare as door
 from nocap.judge.compare import compare
 from nocap.judge.comparison_json import result_of
-from nocap.judge.schema import to_json
+from nocap.judge.comparison_schema import to_json
 from nocap.report.arms import render
 from nocap.runs import __main__ as runs
 from nocap.store.record import write_summary

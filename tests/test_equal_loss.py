@@ -20,9 +20,9 @@ from nocap.config.plain import to_plain
 from nocap.judge.compare import compare
 from nocap.judge.compared_arms import Comparison
 from nocap.judge.comparison_json import result_of
+from nocap.judge.comparison_schema import to_json
 from nocap.judge.equal_loss import slopes, times
 from nocap.judge.interval import of_pairs
-from nocap.judge.schema import to_json
 from nocap.launch import lengths
 from nocap.launch.grid import Grid, check
 from nocap.report import comparison as page

@@ -17,7 +17,7 @@ from scipy import stats
 from nocap import compare as door
 from nocap.judge.compare import compare
 from nocap.judge.comparison_json import result_of
-from nocap.judge.schema import to_json
+from nocap.judge.comparison_schema import to_json
 from nocap.report import comparison as page
 from nocap.report.arms import render
 from nocap.store.runs import load_runs

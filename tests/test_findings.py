@@ -15,8 +15,8 @@ from scipy import stats
 from nocap.judge.compare import compare
 from nocap.judge.compared_arms import Comparison
 from nocap.judge.comparison_json import result_of
+from nocap.judge.comparison_schema import to_json
 from nocap.judge.interval import of_arms, of_pairs, of_samples, seeds_to_show
-from nocap.judge.schema import to_json
 from nocap.report import comparison as page
 from nocap.report import markdown, result
 from nocap.report.arms import headline, next_step, render

@@ -18,7 +18,7 @@ import pytest
 from nocap import compare as door
 from nocap.judge.compare import compare
 from nocap.sources import logs
-from nocap.sources.columns import columns_of
+from nocap.sources.log_columns import columns_of
 from tests.conftest import REPO
 from tests.test_compare import refusal
 from tests.test_logs import _child, arms

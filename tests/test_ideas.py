@@ -23,7 +23,7 @@ from nocap.launch.head import manifest
 from nocap.model.flops import flops_per_token
 from nocap.model.gpt import build_model
 from nocap.store.identity import digest, identity_parts
-from nocap.study.plan import check_fair
+from nocap.study.study_plan import check_fair
 from nocap.training import checkpoint
 from nocap.training.ledger import Ledger
 from nocap.training.optimizer import rates, set_lr

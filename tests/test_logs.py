@@ -19,13 +19,13 @@ from nocap import compare as door
 from nocap.judge.cautious import CLOCK_BIAS
 from nocap.judge.compare import compare
 from nocap.judge.comparison_json import result_of
+from nocap.judge.comparison_schema import to_json
 from nocap.judge.losses import Outcome
-from nocap.judge.schema import to_json
 from nocap.report import comparison as page
 from nocap.report.arms import render
 from nocap.sources import logs
-from nocap.sources.columns import columns_of
 from nocap.sources.formats import LONGEST
+from nocap.sources.log_columns import columns_of
 from tests.test_compare import refusal, write_run
 from tests.test_interval import of_a_mixed_model
 from tests.test_tracking import environment

@@ -15,8 +15,8 @@ import torch
 from nocap import check, new, outside
 from nocap.checks.contract import CHECKS, composes
 from nocap.checks.trial import OptionTrial
-from nocap.study.plan import prepare
 from nocap.study.spec import load_study
+from nocap.study.study_plan import prepare
 from tests.conftest import REPO, Door
 
 SHORT = ("trainer.steps=12", "trainer.val_every=5", "trainer.checkpoint_every=4")

@@ -14,7 +14,7 @@ import pytest
 from nocap.judge.compare import compare
 from nocap.judge.compared_arms import Comparison
 from nocap.report import comparison as report
-from nocap.sources import answer
+from nocap.sources import race_answer
 from nocap.store.runs import Found, Record
 from tests.conftest import REPO
 from tests.made_grid import made, record_of, with_summary
@@ -265,7 +265,7 @@ def test_pages_of_a_race_and_of_studies_fit_and_break_no_rule(
     opened: Callable[..., Tab], tmp_path: Path, width: int
 ) -> None:
     raced = made_race(tmp_path, random.Random(3), gain=30.0, pairs=3)
-    (tmp_path / "race.html").write_text(answer.render(raced, raced.run()))
+    (tmp_path / "race.html").write_text(race_answer.render(raced, raced.run()))
     for path in (tmp_path / "race.html", REPO / "experiments" / "board.html"):
         tab = opened(path, width=width, last=None)
         assert tab.scrolls() <= width

@@ -14,7 +14,7 @@ from nocap.sessions import grid_plan
 from nocap.sessions.figures import SessionFile
 from nocap.sessions.session import Session
 from nocap.study import preview
-from nocap.study.plan import prepare
+from nocap.study.study_plan import prepare
 from tests.studies import LOSS, RACE, at, loaded, study
 from tests.studies import session as made_session
 

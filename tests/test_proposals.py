@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from nocap.judge.batches import BatchQuestion, LossPair, ProposalWord, batches_above, judge
+from nocap.judge.proposal import BatchQuestion, LossPair, ProposalWord, batches_above, judge
 from nocap.proposals.campaign import MOST, Campaign
 from nocap.study.__main__ import main
 from nocap.study.log import FILE, AnswerLine, LogLine, PairLine, ProposalLine

@@ -19,9 +19,9 @@ from scipy import stats
 from nocap import race
 from nocap.config.errors import FailedError
 from nocap.sources import command
-from nocap.sources.answer import written
 from nocap.sources.command import LOG, RESULT, Command, Reading
 from nocap.sources.race import Race
+from nocap.sources.race_answer import written
 from nocap.sources.versions import of_commands, of_refs, split
 from nocap.store.lease import HeldError
 from nocap.store.metrics import Better

@@ -22,7 +22,7 @@ from nocap import api, compare
 from nocap.judge.compare import compare as compared
 from nocap.judge.compared_arms import Comparison
 from nocap.judge.comparison_json import result_of
-from nocap.judge.schema import Result, to_json
+from nocap.judge.comparison_schema import Result, to_json
 from nocap.report import markdown, result
 from nocap.store.record import write_json, write_summary
 from nocap.store.runs import Curve, Found, Record, load_runs

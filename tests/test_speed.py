@@ -19,7 +19,7 @@ from nocap.judge.cautious import of_pairs
 from nocap.measure import bench as measure
 from nocap.measure.bench import LIMIT, bench, interleave, order
 from nocap.measure.bench_arms import compose_arm, compose_arms
-from nocap.measure.benched import Facts
+from nocap.measure.bench_result import Facts
 from nocap.measure.timed import Clock, DivergedError, TimedArm, block_steps
 from nocap.options.optimizer import soap
 from nocap.training import memory

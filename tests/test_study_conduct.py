@@ -16,9 +16,9 @@ from nocap.launch.plan import RunResult
 from nocap.sessions.session import Session
 from nocap.study.__main__ import main
 from nocap.study.log import read_log
-from nocap.study.plan import shorter
 from nocap.study.registration import registrations
 from nocap.study.spec import load_study
+from nocap.study.study_plan import shorter
 from nocap.study.study_result import read_result, to_json
 from nocap.study.tasks import Training
 from tests.lab import Lab, lab

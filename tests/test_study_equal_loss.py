@@ -21,8 +21,8 @@ from nocap.study.__main__ import main
 from nocap.study.collect import collect
 from nocap.study.conduct import StudyOutcome
 from nocap.study.evidence import Evidence, measurements
-from nocap.study.plan import StudyPlan, prepare
 from nocap.study.registration import Provenance, registrations
+from nocap.study.study_plan import StudyPlan, prepare
 from nocap.study.study_result import StudyResult, to_json
 from nocap.study.tasks import Training
 from tests import test_equal_loss

@@ -20,15 +20,15 @@ from nocap.judge.claim import Claim
 from nocap.model.flops import component_flops
 from nocap.sessions.figures import SessionFile
 from nocap.store.metrics import HELD, METRICS, Ending, Per
-from nocap.study import board, claim_row, pages, schema
+from nocap.study import board, claim_row, pages, study_schema
 from nocap.study.collect import collect
 from nocap.study.conduct import StudyOutcome
 from nocap.study.evidence import Evidence, bound, measurements
 from nocap.study.log import StudyLog
-from nocap.study.plan import prepare, shorter
 from nocap.study.preview import sigma
 from nocap.study.registration import Provenance
 from nocap.study.spec import PLACE, Study
+from nocap.study.study_plan import prepare, shorter
 from nocap.study.study_result import StudyResult, read_result, to_json, write_result
 from tests.studies import (
     LOSS,
@@ -173,9 +173,9 @@ NOISE_OF_A_PAIR = {"sd": 0.02, "df": 4.4, "source": "24 pairs of arms"}
 
 
 def test_results_fit_their_schema(tmp_path: Path) -> None:
-    known = json.loads(Path(schema.__file__).with_name("result.schema.json").read_text())
-    assert known == schema.schema(), (
-        "write it anew: python -c 'import json; from nocap.study.schema import schema; "
+    known = json.loads(Path(study_schema.__file__).with_name("result.schema.json").read_text())
+    assert known == study_schema.schema(), (
+        "write it anew: python -c 'import json; from nocap.study.study_schema import schema; "
         "print(json.dumps(schema(), indent=1))' > nocap/study/result.schema.json"
     )
     jsonschema = pytest.importorskip("jsonschema")

@@ -17,7 +17,7 @@ import pytest
 from nocap.config.compose import compose, composed
 from nocap.config.errors import FailedError
 from nocap.config.run import Run
-from nocap.measure.benched import Bench
+from nocap.measure.bench_result import Bench
 from nocap.sessions import worker as session
 from nocap.sessions.session import Session
 from tests.attempts import spawn, wait_until

@@ -9,8 +9,8 @@ import pytest
 
 from nocap.config.errors import FailedError
 from nocap.study.__main__ import main
-from nocap.study.plan import StudyPlan
 from nocap.study.spec import folder_of, shipped
+from nocap.study.study_plan import StudyPlan
 from tests.conftest import REPO
 
 YAML = REPO / "experiments" / "order_short" / "study.yaml"

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from nocap.judge.batches import ProposalWord
 from nocap.judge.compared_arms import Comparison
 from nocap.judge.losses import Outcome
+from nocap.judge.proposal import ProposalWord
 from nocap.judge.verdict import Word
 from nocap.report import arms
 from nocap.report.drawing import MARKS, DrawnCurve, drawn

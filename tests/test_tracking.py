@@ -394,7 +394,7 @@ os._exit(0)  # as a worker ends
 def test_comparison_is_a_run_with_a_table_and_the_report(run_dir: Path) -> None:
     code = """
 from nocap.judge.comparison_json import result_of
-from nocap.judge.schema import to_json
+from nocap.judge.comparison_schema import to_json
 from nocap.report.rows import tables_of
 from nocap.store.tracking import track_comparison
 from tests.made_grid import made

@@ -44,7 +44,7 @@ from nocap.launch.grid import Cell
 from nocap.report.table import markdown
 from nocap.store.record import read_json, write_json
 from nocap.store.runs import Record, read_record
-from nocap.study.plan import more
+from nocap.study.study_plan import more
 from nocap.study.tasks import Training, train, trainings
 
 POINTS = 16  # of a training curve

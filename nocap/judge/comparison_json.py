@@ -10,13 +10,7 @@ import msgspec
 from nocap.judge.arm_mean import ArmMean
 from nocap.judge.arms import Arm
 from nocap.judge.compared_arms import ComparedArm, Comparison
-from nocap.judge.equal_loss import STEPS, TimeAtEqualLoss
-from nocap.judge.factors import Factor, Factors, Interaction, Level
-from nocap.judge.findings import Finding, Findings
-from nocap.judge.interval import LEAST_PAIRS, Estimate, confidence
-from nocap.judge.losses import Difference
-from nocap.judge.pace import PACE
-from nocap.judge.schema import (
+from nocap.judge.comparison_schema import (
     ArmJson,
     DifferenceJson,
     FactorJson,
@@ -37,6 +31,12 @@ from nocap.judge.schema import (
     TimeAtEqualLossJson,
     TimingJson,
 )
+from nocap.judge.equal_loss import STEPS, TimeAtEqualLoss
+from nocap.judge.factors import Factor, Factors, Interaction, Level
+from nocap.judge.findings import Finding, Findings
+from nocap.judge.interval import LEAST_PAIRS, Estimate, confidence
+from nocap.judge.losses import Difference
+from nocap.judge.pace import PACE
 from nocap.judge.time_to_target import Reach
 from nocap.store.metrics import Measurement
 from nocap.store.record import SCHEMA_VERSION

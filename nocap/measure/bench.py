@@ -30,7 +30,7 @@ from nocap.config.trainer import Device, Trainer
 from nocap.judge import speeds
 from nocap.judge.interval import LEAST_PAIRS
 from nocap.judge.losses import Difference
-from nocap.measure.benched import ArmStatus, Bench, BenchedArm, FlopPeak, Mfu, written
+from nocap.measure.bench_result import ArmStatus, Bench, BenchedArm, FlopPeak, Mfu, written
 from nocap.measure.roofline import matmul_flops
 from nocap.measure.timed import Clock, TimedArm
 from nocap.store.metrics import now

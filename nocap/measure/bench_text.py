@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nocap.judge.interval import CONFIDENCE, Estimate
-from nocap.measure.benched import Bench, BenchedArm, FlopPeak
+from nocap.measure.bench_result import Bench, BenchedArm, FlopPeak
 from nocap.report.table import Column, Table, TableCell
 from nocap.report.words import measured, values
 from nocap.store.metrics import METRICS, Scale

@@ -23,7 +23,7 @@ from nocap.config.trainer import Device, Precision
 from nocap.data.shards import write_shard
 from nocap.data.tokens import Shard
 from nocap.measure.bench_arms import step_config
-from nocap.measure.benched import Facts
+from nocap.measure.bench_result import Facts
 from nocap.model.flops import flops_per_token
 from nocap.model.gpt import count_parameters
 from nocap.options.attention import kernel_name

@@ -2,7 +2,7 @@
 within one error budget.
 
 A proposal has four fresh batches of four pairs, and stops at the first that shows no gain
-(`nocap.judge.batches`). It is what it trains, not what it is called: the same resolved config
+(`nocap.judge.proposal`). It is what it trains, not what it is called: the same resolved config
 gets the same answer and spends nothing. The first result of a run counts: training it again, or
 deleting it, changes nothing.
 """
@@ -18,8 +18,8 @@ from functools import partial
 from pathlib import Path
 
 from nocap.config.keys import require
-from nocap.judge.batches import BatchQuestion, BatchResult, LossPair, ProposalWord, judge
-from nocap.judge.schema import Schema
+from nocap.judge.comparison_schema import Schema
+from nocap.judge.proposal import BatchQuestion, BatchResult, LossPair, ProposalWord, judge
 from nocap.store.identity import digest
 from nocap.study.log import FILE as LOG
 from nocap.study.log import AnswerLine, LogLine, PairLine, ProposalLine, RulesLine, append, read_log

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from nocap.config.errors import EXIT_CODES, StoppedError
 from nocap.config.keys import require
-from nocap.judge.schema import to_json as answer_json
+from nocap.judge.comparison_schema import to_json as answer_json
 from nocap.proposals.campaign import AnswerJson, Proposals, answer
 from nocap.proposals.commands import of_commands
 from nocap.proposals.overrides import of_overrides

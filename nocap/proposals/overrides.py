@@ -14,8 +14,8 @@ from nocap.config.run import Run
 from nocap.proposals.campaign import Losses, Proposal, Proposals
 from nocap.sources import versions
 from nocap.store.identity import config_that_counts, digest, source_hashes
-from nocap.study.plan import check_fair, compose_arms, training_overrides
 from nocap.study.spec import CLOSED, Propose, Study
+from nocap.study.study_plan import check_fair, compose_arms, training_overrides
 from nocap.study.tasks import loss_of, train, trainings
 
 OURS = ("seed", *CLOSED)  # keys that the study sets, not who proposes

@@ -26,9 +26,9 @@ from nocap.display import plural, shorten
 from nocap.judge.compare import ask
 from nocap.judge.compared_arms import Comparison
 from nocap.judge.comparison_json import result_of
+from nocap.judge.comparison_schema import Result, Schema, to_json
 from nocap.judge.interval import ROUNDING
 from nocap.judge.question import Question
-from nocap.judge.schema import Result, Schema, to_json
 from nocap.report import arms
 from nocap.report.table import one_line
 from nocap.store.identity import git_state

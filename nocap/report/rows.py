@@ -11,8 +11,8 @@ from nocap.config.outward import visible
 from nocap.judge.arms import swept_keys
 from nocap.judge.compared_arms import Comparison
 from nocap.judge.comparison_json import result_of
+from nocap.judge.comparison_schema import ArmJson, DifferenceJson, FactorJson, LevelJson
 from nocap.judge.grouping import group
-from nocap.judge.schema import ArmJson, DifferenceJson, FactorJson, LevelJson
 from nocap.store.runs import Record
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from nocap.config.keys import flat
 from nocap.judge.arms import ABSENT, spell
-from nocap.judge.schema import Schema
+from nocap.judge.comparison_schema import Schema
 from nocap.report.table import Column, Table
 from nocap.store.record import ENDED
 from nocap.store.runs import Record

@@ -14,7 +14,7 @@ from typing import Any
 from nocap.config.bounded import read_text
 from nocap.config.keys import require
 from nocap.display import NONE, plural, shorten, size
-from nocap.judge.schema import to_json
+from nocap.judge.comparison_schema import to_json
 from nocap.launch.mirror import send_grid, send_run
 from nocap.options.tracker import NoLoginError, TrackerSession
 from nocap.report.table import Column, Table

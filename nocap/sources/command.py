@@ -31,9 +31,9 @@ import psutil
 from nocap.config.errors import FailedError
 from nocap.config.keys import flat, require
 from nocap.config.outward import redact, visible
-from nocap.sources.columns import EMPTY
 from nocap.sources.formats import COLOUR, Row, jsonl
 from nocap.sources.formats import csv as tables
+from nocap.sources.log_columns import EMPTY
 from nocap.store.metrics import METRICS, Better, Kind, Metric, Wording, now
 from nocap.store.record import read_json, write_json
 

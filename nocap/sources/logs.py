@@ -1,7 +1,7 @@
 """Logs that somebody else's trainer wrote, as records with less in them, so that they are compared
 as nocap's own runs are.
 
-A format (`nocap.sources.formats`) gives rows; here they become runs, and `nocap.sources.naming`
+A format (`nocap.sources.formats`) gives rows; here they become runs, and `nocap.sources.log_names`
 says which arm and seed each is. A run's last row with a loss is its end. What such a record lacks
 (code, data, config) nobody can check: it says that it is imported, and its comparison is
 exploratory.
@@ -23,13 +23,13 @@ from nocap.config.keys import flat, line_of, require
 from nocap.config.paths import expanded
 from nocap.display import shorten
 from nocap.judge.comparable import EQUAL_TIME, one_budget
-from nocap.sources import naming
-from nocap.sources.columns import Columns
-from nocap.sources.files import LogFile, of_paths
-from nocap.sources.imported import TIME, ReadRun, make_records
-from nocap.sources.logged import LoggedRun
-from nocap.sources.naming import NamedRun
-from nocap.sources.rows import runs_of, title
+from nocap.sources import log_names
+from nocap.sources.log_columns import Columns
+from nocap.sources.log_files import LogFile, of_paths
+from nocap.sources.log_names import NamedRun
+from nocap.sources.log_records import TIME, ReadRun, make_records
+from nocap.sources.log_rows import runs_of, title
+from nocap.sources.log_run import LoggedRun
 from nocap.store import runs
 from nocap.store.runs import Found
 
@@ -71,7 +71,7 @@ def load_logs(
     logs, lines = of_paths(paths, format)
     loaded = _Loaded()
     loaded.found.problems += lines
-    root = naming.common_parts([log.folders for log in logs])
+    root = log_names.common_parts([log.folders for log in logs])
     loaded.configs.update(_config_beside(log, root) for log in logs)
     for log in logs:
         _read(log, root, loaded, columns or {})
@@ -158,7 +158,9 @@ def _settings_beside(log: LogFile, root: int, loaded: _Loaded) -> tuple[dict[str
         loaded.found.problems.append(f"{log.shown}: the settings beside it are not read: {error}")
         return {}, ""
     if loaded.configs[path] > 1:
-        settings = {key: value for key, value in settings.items() if not naming.SEEDS.search(key)}
+        settings = {
+            key: value for key, value in settings.items() if not log_names.SEEDS.search(key)
+        }
     return settings, next(name for name in CONFIGS if path.as_posix().endswith(name))
 
 
@@ -205,13 +207,13 @@ def _content(log: LogFile) -> str:
 def _home(log: LogFile) -> str:
     """Return the folder that is the arm of a log where names say nothing."""
     for part in reversed(log.folders):
-        left = naming.OF_THE_SEED.sub("", part).strip("=_- .")
+        left = log_names.OF_THE_SEED.sub("", part).strip("=_- .")
         is_repeat = (
-            naming.NEVER.fullmatch(part)
-            or naming.WHEN.fullmatch(part)
-            or naming.HASH.fullmatch(part)
+            log_names.NEVER.fullmatch(part)
+            or log_names.WHEN.fullmatch(part)
+            or log_names.HASH.fullmatch(part)
         )
-        if left and not is_repeat and not naming.NUMBER.fullmatch(left):
+        if left and not is_repeat and not log_names.NUMBER.fullmatch(left):
             return part
     return log.folders[-1] if log.folders else log.shown
 
@@ -237,7 +239,7 @@ def _name(every: Sequence[ReadRun], template: str) -> None:
         if facts.get("seed"):
             each.named.seed = facts["seed"]
             each.named.seed_from = "the logs"
-    naming.name([each.named for each in every], template)
+    log_names.name([each.named for each in every], template)
 
 
 def _status(run: LoggedRun) -> str:

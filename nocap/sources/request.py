@@ -17,8 +17,8 @@ from nocap.judge.question import Question
 from nocap.report import result
 from nocap.report.result import JudgedFile
 from nocap.sources import logs
-from nocap.sources.columns import columns_of
 from nocap.sources.formats import hf, sample
+from nocap.sources.log_columns import columns_of
 from nocap.store.runs import Found
 
 

@@ -19,8 +19,8 @@ from nocap.store.files import write_file
 from nocap.study import board as leaderboard
 from nocap.study import conduct, log, pages, preview, spec
 from nocap.study.collect import collect
-from nocap.study.plan import StudyPlan, prepare
 from nocap.study.spec import Study
+from nocap.study.study_plan import StudyPlan, prepare
 from nocap.study.study_result import to_json
 
 

@@ -14,9 +14,9 @@ from nocap.judge.verdict import Gain, Missing, Reason, Word
 from nocap.report import words
 from nocap.report.table import one_line
 from nocap.store.metrics import METRICS, Ending, Metric, Per, Scale, part_title
-from nocap.study.schema import Shape
 from nocap.study.spec import GPU, Study, select_claims
 from nocap.study.study_result import JudgedClaim, StudyResult
+from nocap.study.study_schema import Shape
 
 DEVICES = {"cpu": "CPU", "cuda": "GPU"}
 # What a row says about its claim.

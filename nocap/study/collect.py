@@ -26,9 +26,9 @@ from nocap.store.metrics import Measurement
 from nocap.store.runs import Record, dig
 from nocap.study.conduct import StudyOutcome
 from nocap.study.evidence import Evidence, bound, measurements, verdict_of
-from nocap.study.plan import StudyPlan
-from nocap.study.schema import ArmFacts, FinalLosses, Shape, Speed
+from nocap.study.study_plan import StudyPlan
 from nocap.study.study_result import JudgedClaim, StudyResult, compared_with
+from nocap.study.study_schema import ArmFacts, FinalLosses, Shape, Speed
 
 
 def collect(outcome: StudyOutcome, *, hardware: Mapping[str, Fact], command: str) -> StudyResult:

@@ -38,11 +38,11 @@ from nocap.study.log import (
     read_log,
     writable,
 )
-from nocap.study.plan import StudyPlan, compose_trials, more, shorter, trials_of
 from nocap.study.registration import Provenance, content_of, provenance_of, registrations
-from nocap.study.schema import TuningTrial
 from nocap.study.spec import FILE as STUDY
 from nocap.study.spec import Study
+from nocap.study.study_plan import StudyPlan, compose_trials, more, shorter, trials_of
+from nocap.study.study_schema import TuningTrial
 from nocap.study.tasks import (
     Training,
     length_trainings,

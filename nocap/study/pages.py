@@ -18,9 +18,9 @@ from nocap.store.files import write_file
 from nocap.store.metrics import METRICS, Scale
 from nocap.study import log
 from nocap.study.claim_row import Row, counted, expected, is_known, rows
-from nocap.study.schema import ArmFacts, Speed, TuningTrial
 from nocap.study.spec import Study
 from nocap.study.study_result import StudyResult, read_result, write_result
+from nocap.study.study_schema import ArmFacts, Speed, TuningTrial
 
 LEARNT = "## What was learnt"  # from here on a README is its author's
 HEADLINE = 6  # claims that a heading names one by one

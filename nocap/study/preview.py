@@ -27,8 +27,8 @@ from nocap.store.metrics import METRICS
 from nocap.store.runs import Record
 from nocap.study.claim_row import expected
 from nocap.study.conduct import seeds_of, up_to
-from nocap.study.plan import StudyPlan, compose_trials, shorter
 from nocap.study.spec import Study
+from nocap.study.study_plan import StudyPlan, compose_trials, shorter
 from nocap.study.tasks import Training, grid_of, length_trainings, sessions, trainings
 
 SESSIONS = [Column(title=name) for name in ("sessions", "of", "count", "done")]

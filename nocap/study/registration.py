@@ -24,8 +24,8 @@ from nocap.study.log import (
     SessionLine,
     StudyLog,
 )
-from nocap.study.plan import StudyPlan, compose_trials
 from nocap.study.spec import engine_of
+from nocap.study.study_plan import StudyPlan, compose_trials
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

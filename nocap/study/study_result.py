@@ -26,10 +26,11 @@ from nocap.judge.comparison_json import measurement_json
 from nocap.judge.verdict import Gain, Missing, Verdict, judge
 from nocap.store.metrics import Ending, Measurement, Per, Scale
 from nocap.store.record import SCHEMA_VERSION, read_json, write_json
-from nocap.study.checked import current_claims, sessions_unlike
+from nocap.study.current_claims import current_claims, sessions_unlike
 from nocap.study.log import AnalysisLine, StudyLog
 from nocap.study.registration import Provenance
-from nocap.study.schema import (
+from nocap.study.spec import Study
+from nocap.study.study_schema import (
     ArmFacts,
     ClaimJson,
     GainJson,
@@ -42,7 +43,6 @@ from nocap.study.schema import (
     StudyFile,
     TuningTrial,
 )
-from nocap.study.spec import Study
 
 KIND: Literal["study"] = "study"
 MEASURED = (

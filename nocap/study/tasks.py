@@ -20,8 +20,8 @@ from nocap.sessions.session import Session
 from nocap.store.identity import digest
 from nocap.store.record import read_ended
 from nocap.store.runs import Record, read_record
-from nocap.study.plan import StudyPlan, other_lengths
 from nocap.study.spec import Study, engine_of
+from nocap.study.study_plan import StudyPlan, other_lengths
 
 PROFILE_REPEATS = 2  # of a step, in each session
 

@@ -17,9 +17,9 @@ from nocap import __version__
 from nocap.display import NONE
 from nocap.judge.arm_mean import ArmMean
 from nocap.judge.comparison_json import interval_json
+from nocap.judge.comparison_schema import to_json
 from nocap.judge.interval import analyses
 from nocap.judge.losses import Outcome
-from nocap.judge.schema import to_json
 from nocap.judge.turns import RacedArm, RaceResult
 from nocap.judge.verdict import Word
 from nocap.report import forest, page, still

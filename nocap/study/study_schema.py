@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 from nocap.config.hardware import Fact
-from nocap.judge.schema import MeasurementJson
+from nocap.judge.comparison_schema import MeasurementJson
 from nocap.store.metrics import Scale
 
 # --- what an arm is -------------------------------------------------------------------------------

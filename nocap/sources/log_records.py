@@ -13,11 +13,11 @@ from typing import Any
 from nocap.config.keys import require
 from nocap.config.outward import redact
 from nocap.display import shorten
-from nocap.sources import naming
-from nocap.sources.columns import TOLD
-from nocap.sources.files import LogFile
-from nocap.sources.logged import LoggedRun
-from nocap.sources.naming import NamedRun
+from nocap.sources import log_names
+from nocap.sources.log_columns import TOLD
+from nocap.sources.log_files import LogFile
+from nocap.sources.log_names import NamedRun
+from nocap.sources.log_run import LoggedRun
 from nocap.store.record import digest
 from nocap.store.runs import Curve, Found, Record
 
@@ -195,7 +195,7 @@ def _check_apart(records: Sequence[Record], runs_: dict[str, ReadRun]) -> None:
             f"arm {record.arm}, seed {record.seed} has two runs with other losses, {other.name} "
             f"and "
             f"{record.name}: they are never averaged; "
-            f"{_apart(runs_[other.identity].run, runs_[record.identity].run)}{naming.FLAGS}"
+            f"{_apart(runs_[other.identity].run, runs_[record.identity].run)}{log_names.FLAGS}"
         )
 
 

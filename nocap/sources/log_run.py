@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from nocap.sources.columns import LOSSES
+from nocap.sources.log_columns import LOSSES
 
 AXES = ("step", "epoch", "tokens", "call")  # how far a run is: the first that it has
 PLURALS = {"step": "steps", "epoch": "epochs", "call": "calls of log"}

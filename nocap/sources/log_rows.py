@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 from nocap.config.keys import require
 from nocap.display import shorten
-from nocap.sources.columns import (
+from nocap.sources.formats import CutError, Row
+from nocap.sources.log_columns import (
     CONFIG,
     EMPTY,
     FINAL,
@@ -27,8 +28,7 @@ from nocap.sources.columns import (
     numbers_of,
     parts,
 )
-from nocap.sources.formats import CutError, Row
-from nocap.sources.logged import LoggedRun
+from nocap.sources.log_run import LoggedRun
 
 NAMES = 1000  # of columns that a message may offer
 FINISHED = {"finished", "completed", "complete", "succeeded", "success", "done", "ok"}
