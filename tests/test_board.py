@@ -18,7 +18,7 @@ from scipy import stats
 from nocap.judge.verdict import Gain
 from nocap.report.words import stated
 from nocap.store.metrics import METRICS, Per, Scale
-from nocap.study import board, claim_row, pages
+from nocap.study import board, claim_row, current_claims, pages
 from nocap.study.__main__ import main as command
 from nocap.study.claim_row import PROJECT, STAND_IN, THERE, Row, rows
 from nocap.study.spec import Study, load_study
