@@ -180,7 +180,8 @@ def compare(
 
     from nocap.judge.comparison_json import result_of
     from nocap.judge.comparison_schema import to_json
-    from nocap.sources.request import Logged, compared
+    from nocap.sources.request import LogOptions as Logged
+    from nocap.sources.request import compare_paths as compared
 
     answer = compared(
         [*map(str, _several(paths))],

@@ -44,7 +44,8 @@ def main(argv: list[str] | None = None) -> int:
 def _compare(words: list[str], options: argparse.Namespace) -> int:
     from nocap.judge.question import Question
     from nocap.report.arms import render
-    from nocap.sources.request import Logged, compared
+    from nocap.sources.request import LogOptions as Logged
+    from nocap.sources.request import compare_paths as compared
 
     typed = Question(
         baseline=options.baseline,

@@ -137,11 +137,11 @@ class Pair:
     def _unfinished(self) -> str:
         """Say how much is there of what commands asked for: of pairs, or of each side where the two
         were asked for too few seeds alike; nothing where all is."""
-        pairs = self.looks.asked
+        pairs = self.looks.seeds
         if len(pairs) >= LEAST_PAIRS or self.seeds:
             finished = pairs & self.values.keys() & self.base_values.keys()
             return f"{len(finished)} of {len(pairs)} pairs" if finished != pairs else ""
-        wanted, base_wanted = self.looks.asked_of
+        wanted, base_wanted = self.looks.seeds_of
         return _lacking(self.values, wanted) or _lacking(
             self.base_values, base_wanted, f" of {self.base.label}"
         )
