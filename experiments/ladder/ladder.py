@@ -71,9 +71,9 @@ class Ladder:
             return f"cannot be told: fewer than {LEAST_SIZES} sizes were measured"
         if self.trend and not self.trend.straight:
             return "cannot be told: not the same from size to size"
-        if self.decade.place(1 / HOLDS, HOLDS) == 0:
+        if self.decade.position(1 / HOLDS, HOLDS) == 0:
             return "holds"
-        return {1: "grows", -1: "shrinks"}.get(self.decade.place(1.0, 1.0), "cannot be told")
+        return {1: "grows", -1: "shrinks"}.get(self.decade.position(1.0, 1.0), "cannot be told")
 
     @property
     def far(self) -> Estimate | None:

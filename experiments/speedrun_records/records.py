@@ -151,7 +151,7 @@ def of_the_rule(steps: Sequence[Step]) -> list[Step]:
 
 
 def word(e: Estimate, zero: float = 0.0) -> str:
-    return SHOWN[e.place(zero, zero)] if e.n >= LEAST_PAIRS else f"no verdict (n={e.n})"
+    return SHOWN[e.position(zero, zero)] if e.n >= LEAST_PAIRS else f"no verdict (n={e.n})"
 
 
 def own_rule(step: Step, *, rounded: bool = True) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from nocap.config.run import keys_that_count
 from nocap.display import shorten
-from nocap.judge.arms import ABSENT, Arm, changes, chosen, setting, spell, swept_keys, typed_keys
+from nocap.judge.arms import ABSENT, Arm, changes, chosen, command_keys, setting, spell, swept_keys
 from nocap.store.runs import UNKNOWN, Record, dig
 
 # Groups whose change errs more often than pairs of a normal sample do, so that its losses have the
@@ -140,10 +140,10 @@ def torch_version(run: Record) -> str:
 def _is_swept(key: str, group: str, arm: Arm, base: Arm) -> bool:
     """Say whether a command swept this key, or the group whose options bring it, and the two arms
     differ in that."""
-    typed = typed_keys([arm, base])
-    if group in typed and chosen(arm, group) != chosen(base, group):
+    in_commands = command_keys([arm, base])
+    if group in in_commands and chosen(arm, group) != chosen(base, group):
         return True
-    return key in typed and key in changes(arm, base)
+    return key in in_commands and key in changes(arm, base)
 
 
 def _source_differs(arm: Arm, base: Arm) -> bool:

@@ -15,7 +15,7 @@ from nocap.judge import doubts, grouping, time_to_target, times
 from nocap.judge.arms import Arm, changes, swept_keys
 from nocap.judge.comparable import confounders, declaring, is_noisy
 from nocap.judge.compared_arms import ComparedArm, Comparison
-from nocap.judge.equal_loss import EqualLoss, TimeAtEqualLoss, around, judged, shows_a_length
+from nocap.judge.equal_loss import EqualLoss, TimeAtEqualLoss, around, judge_rows, shows_a_length
 from nocap.judge.factors import by_factor
 from nocap.judge.interval import Estimate, shared
 from nocap.judge.labels import choose_baseline, labelled
@@ -270,7 +270,7 @@ def _at_equal_loss(worth: EqualLoss | None, arms: Sequence[Arm]) -> dict[str, Ti
     if worth is None:
         return {}
     rows = {arm.id: worth.row(arm) for arm in arms}
-    return judged(rows, look=worth.look)
+    return judge_rows(rows, look=worth.look)
 
 
 def _in_time(arms: Sequence[Arm]) -> list[Arm]:

@@ -113,15 +113,15 @@ class Comparison:
     @property
     def findings(self) -> Findings:
         """Return what was found, the surest and largest first, and what to run next."""
-        judged = list[JudgedArm]()
+        arms = list[JudgedArm]()
         for row in self.arms:
             if row.difference is not None:
-                judged.append(
+                arms.append(
                     JudgedArm(arm=row.arm, difference=row.difference, equal_loss=row.equal_loss)
                 )
         stepwise = self.against == PREVIOUS
         base = self.baseline.arm
-        return findings(judged, self.factors, look=self.look, base=base, stepwise=stepwise)
+        return findings(arms, self.factors, look=self.look, base=base, stepwise=stepwise)
 
     @property
     def imported(self) -> list[Mapping[str, object]]:

@@ -50,7 +50,7 @@ class Paces:
             return None
         return NO_TIMES
 
-    def known(self, arm: Arm, base: Arm, seeds: Collection[int]) -> bool:
+    def has_times(self, arm: Arm, base: Arm, seeds: Collection[int]) -> bool:
         """Say whether the time of each of these seeds is known, on the baseline's machine."""
         if self.timing is not None:
             return self.refusal(arm, base) is None
@@ -77,13 +77,13 @@ class Paces:
             if name in table.members and self.refusal(pair.arm, pair.base) is None:
                 members[name] = pair
         ratios = dict[str, Estimate]()
-        judged = self._judged([*members.values()], look=table.look)
-        for name, estimate in zip(members, judged, strict=True):
+        ratio_logs = self._estimates([*members.values()], look=table.look)
+        for name, estimate in zip(members, ratio_logs, strict=True):
             if math.isfinite(estimate.high):
                 ratios[name] = estimate.exp()
         return ratios
 
-    def _judged(self, pairs: Sequence[Pair], *, look: int) -> list[Estimate]:
+    def _estimates(self, pairs: Sequence[Pair], *, look: int) -> list[Estimate]:
         if self.timing is None:
             return estimates(pairs, common(pairs), look)
         sides = [(self.logarithms(pair.arm, ()), self.logarithms(pair.base, ())) for pair in pairs]
