@@ -23,7 +23,8 @@ from nocap.store.record import write_json
 
 if TYPE_CHECKING:
     from nocap.sources.command import Command, Reading
-    from nocap.sources.race import Guarded, Race
+    from nocap.sources.race import GuardReading as Guarded
+    from nocap.sources.race import Race
 
 FORMS = """\
 Arms are commands (--arm) or versions of the repository in which one stands (--ref), the baseline
@@ -307,7 +308,8 @@ def _arms(
 def _readings(asked: argparse.Namespace) -> tuple[list[Reading], list[Guarded]]:
     """Return what is compared, and what may not be worse."""
     from nocap.sources.command import Reading, number
-    from nocap.sources.race import MEASURED, Guarded
+    from nocap.sources.race import MEASURED
+    from nocap.sources.race import GuardReading as Guarded
     from nocap.store.metrics import Better
 
     readings, guards = list[Reading](), list[Guarded]()

@@ -181,7 +181,7 @@ def _level(group: Sequence[str], columns: Mapping[str, Sequence[str]], i: int) -
     return " ".join(f"{key}={columns[key][i]}" for key in group)
 
 
-# --- estimates -------------------------------------------------------------------------------------
+# --- estimates ------------------------------------------------------------------------------------
 
 
 class _Reader:
