@@ -20,7 +20,7 @@ from nocap.config.trainer import Device
 from nocap.judge.interval import alike
 from nocap.proposals.campaign import Losses, Proposal, Proposals
 from nocap.sources import versions
-from nocap.sources.command import Command, Reading, duration_s, named
+from nocap.sources.command import Command, Reading, duration_s, failures_of
 from nocap.store import lease
 from nocap.store.metrics import Better
 from nocap.study.log import FILE as LOG
@@ -120,7 +120,7 @@ def _run(
         for side in turns[i % 2]:
             place = runs / f"{side.content}-{seed}"
             if not reading.is_in(place):
-                with named(side, seed):
+                with failures_of(side, seed):
                     begin(side, seed, place)
             value = reading.value(place, finite=False)
             losses[side.content, seed] = sign * value if math.isfinite(value) else math.inf

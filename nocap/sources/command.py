@@ -152,15 +152,15 @@ class Reading:
         matches = list(self.pattern.finditer(finite))
         if not any(match.start(group) in lost for match in matches):
             matches, lost = list(self.pattern.finditer(line)), {}
-        found = list[tuple[float | None, str]]()
+        texts = list[tuple[float | None, str]]()
         for match in matches:
-            _check_whole(match, group, self.name)
+            _check_match(match, group, self.name)
             step = None
             if "step" in self.pattern.groupindex:
-                _check_whole(match, "step", f"the step of {self.name}")
+                _check_match(match, "step", f"the step of {self.name}")
                 step = number(match["step"], self.what)
-            found.append((step, lost.get(match.start(group), match[group])))
-        return found
+            texts.append((step, lost.get(match.start(group), match[group])))
+        return texts
 
     def value(self, folder: Path, *, finite: bool = True) -> float:
         """Return the last match.
@@ -210,7 +210,7 @@ def _with_numbers(line: str, like: str) -> tuple[str, dict[int, str]]:
     return NOT_FINITE.sub(lambda match: like, line), lost
 
 
-def _check_whole(match: re.Match[str], group: str | int, name: str) -> None:
+def _check_match(match: re.Match[str], group: str | int, name: str) -> None:
     """Refuse 3.2 of 3.2e+12, and 2.9 of 12.9.
 
     Errors:
@@ -218,12 +218,12 @@ def _check_whole(match: re.Match[str], group: str | int, name: str) -> None:
     """
     start, end = match.span(group)
     word = match.string.rfind(" ", 0, max(start, 0)) + 1  # no number goes over a blank
-    for whole in NUMBER.finditer(match.string, word):
-        if whole.start() > start:
+    for token in NUMBER.finditer(match.string, word):
+        if token.start() > start:
             return
-        if whole.start() <= start and end <= whole.end():
+        if token.start() <= start and end <= token.end():
             require(
-                whole.span() == (start, end), name, f"be all of the number {whole[0]}", match[group]
+                token.span() == (start, end), name, f"be all of the number {token[0]}", match[group]
             )
 
 
@@ -246,7 +246,7 @@ def lines(folder: Path, log: str = LOG) -> Iterator[tuple[float, str]]:
             yield float(seconds), text
 
 
-def _kept(folder: Path, name: str) -> Path:
+def _copy_path(folder: Path, name: str) -> Path:
     """Return the copy of a file that the command wrote, beside nocap's own. `name`: as it was
     typed, with {seed}."""
     return folder / f"kept-{NO_NAME.sub('_', Path(name).name)}"
@@ -260,7 +260,7 @@ def _of_file(folder: Path, file: str, name: str) -> list[tuple[float | None, flo
     that are empty from some row on to the end, and none before, are of a run that diverged there.
     """
     try:
-        rows = [row for row in _rows(_kept(folder, file)) if name in row]
+        rows = [row for row in _rows(_copy_path(folder, file)) if name in row]
     except OSError as error:
         raise ValueError(f"{file} must be written by the command ({error.strerror})") from error
     points = list[tuple[float | None, float]]()
@@ -279,12 +279,12 @@ def _rows(path: Path) -> list[Row]:
     if path.suffix in (".csv", ".tsv"):
         return list(tables.read(path, cut=False))
     with suppress(ValueError):
-        whole = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(whole, dict) and isinstance(
-            whole.get("log_history"), list
+        tree = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(tree, dict) and isinstance(
+            tree.get("log_history"), list
         ):  # of Hugging Face's Trainer
-            return [row for row in whole["log_history"] if isinstance(row, dict)]
-        return [dict(flat(whole, "/"))] if isinstance(whole, dict) else []
+            return [row for row in tree["log_history"] if isinstance(row, dict)]
+        return [dict(flat(tree, "/"))] if isinstance(tree, dict) else []
     return list(jsonl.read(path))
 
 
@@ -316,7 +316,7 @@ def result(folder: Path) -> dict[str, Any] | None:
 
 
 @contextmanager
-def named(command: Command, seed: int) -> Iterator[None]:
+def failures_of(command: Command, seed: int) -> Iterator[None]:
     """Name the run in a failure inside the block.
 
     Errors:
@@ -353,9 +353,9 @@ def run(
     for name in keep:
         path = command.cwd / name.replace("{seed}", str(seed))
         if has_magic(str(path)):
-            globs[str(path)] = _kept(folder, name)
+            globs[str(path)] = _copy_path(folder, name)
         else:
-            files[path] = _kept(folder, name)
+            files[path] = _copy_path(folder, name)
     _put_back(files, folder)  # a run that was cut off left it
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -363,10 +363,10 @@ def run(
         words = tuple(word.replace("{arm}", command.name) for word in prepare)
         before = replace(command, words=words)
         _prepare(before, seed, folder / PREPARED, timeout_s=timeout_s, env=env or {}, stop=stop)
-    there = _stamps(globs)
+    stamps = _stamps(globs)
     began, started, cpu_s = time.monotonic(), now(), _children_s()
-    with _written_anew(files, folder):
-        code, peak = _ended(
+    with _fresh_files(files, folder):
+        code, peak = _run_to_end(
             command, seed, folder / LOG, timeout_s=timeout_s, env=env or {}, stop=stop
         )
         wall_s = time.monotonic() - began
@@ -374,11 +374,11 @@ def run(
         raise FailedError(
             _why(code, folder / LOG, is_late=wall_s >= timeout_s, timeout_s=timeout_s)
         )
-    for pattern, kept in globs.items():
-        _keep_last(pattern, kept, there)
+    for pattern, copy in globs.items():
+        _keep_last(pattern, copy, stamps)
     times = {"wall_s": wall_s, "cpu_s": _children_s() - cpu_s} if alone else {}
-    made = {"arm": command.name, "content": command.content, "seed": seed, "started": started}
-    write_json(folder / RESULT, {**made, **times, "peak_mib": peak / 2**20})
+    content = {"arm": command.name, "content": command.content, "seed": seed, "started": started}
+    write_json(folder / RESULT, {**content, **times, "peak_mib": peak / 2**20})
 
 
 def _prepare(
@@ -396,7 +396,7 @@ def _prepare(
         FailedError: it did not end well.
     """
     began = time.monotonic()
-    code, _ = _ended(command, seed, log, timeout_s=timeout_s, env=env, stop=stop)
+    code, _ = _run_to_end(command, seed, log, timeout_s=timeout_s, env=env, stop=stop)
     is_late = time.monotonic() - began >= timeout_s
     if code != 0:
         raise FailedError(f"--prepare: {_why(code, log, is_late=is_late, timeout_s=timeout_s)}")
@@ -410,7 +410,7 @@ def _why(code: int, log: Path, *, is_late: bool, timeout_s: float) -> str:
 
 
 @contextmanager
-def _written_anew(files: Mapping[Path, Path], folder: Path) -> Iterator[None]:
+def _fresh_files(files: Mapping[Path, Path], folder: Path) -> Iterator[None]:
     """Set somebody's own files aside for the block: an old one would be read as this run's. Those
     that are written inside the block are kept."""
     for file in files:
@@ -419,9 +419,9 @@ def _written_anew(files: Mapping[Path, Path], folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        for file, kept in files.items():
+        for file, copy in files.items():
             if file.is_file():
-                shutil.move(file, kept)
+                shutil.move(file, copy)
         _put_back(files, folder)
 
 
@@ -435,25 +435,25 @@ def _put_back(files: Iterable[Path], folder: Path) -> None:
 
 def _stamps(patterns: Iterable[str]) -> dict[Path, tuple[int, int]]:
     """Stamp the files that match, so that an old one is not read as a run's."""
-    found = [Path(path) for pattern in patterns for path in glob(pattern, recursive=True)]
-    stats = {path: path.stat() for path in found if path.is_file()}
+    paths = [Path(path) for pattern in patterns for path in glob(pattern, recursive=True)]
+    stats = {path: path.stat() for path in paths if path.is_file()}
     return {path: (stat.st_mtime_ns, stat.st_size) for path, stat in stats.items()}
 
 
-def _keep_last(pattern: str, kept: Path, before: Mapping[Path, tuple[int, int]]) -> None:
+def _keep_last(pattern: str, copy: Path, before: Mapping[Path, tuple[int, int]]) -> None:
     """Copy the file that was written last of those that match, and that a run wrote."""
-    written = {
+    changed = {
         path: stamp for path, stamp in _stamps([pattern]).items() if before.get(path) != stamp
     }
-    if written:
-        shutil.copyfile(max(written, key=lambda path: (written[path][0], path)), kept)
+    if changed:
+        shutil.copyfile(max(changed, key=lambda path: (changed[path][0], path)), copy)
 
 
 def _theirs(folder: Path, file: Path) -> Path:
     return folder / f"theirs-{file.name}"
 
 
-def _ended(
+def _run_to_end(
     command: Command,
     seed: int,
     path: Path,
@@ -515,13 +515,13 @@ def _children_s() -> float:
 def _copy(source: IO[str], log: IO[bytes], began: float, broken: list[OSError]) -> None:
     """Copy each line with its time, without secrets and terminal control; or say why it cannot be
     written."""
-    left = LOG_BYTES
+    room = LOG_BYTES
     while line := source.readline(LOG_BYTES):
-        if left < 0:
+        if room < 0:
             continue  # what is not kept is read, or the command would wait
         text = visible(redact(COLOUR.sub("", line.rstrip("\n"))))
-        left -= len(text)
-        if left < 0:
+        room -= len(text)
+        if room < 0:
             text = CUT
         try:
             log.write(f"{time.monotonic() - began:.3f}\t{text}\n".encode())

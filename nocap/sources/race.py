@@ -22,7 +22,7 @@ from nocap.judge.interval import analyses
 from nocap.judge.time_to_target import TargetCrossing, crossing
 from nocap.judge.turns import Limit, RaceQuestion, RaceResult, RaceRows, judge
 from nocap.report.page import finite
-from nocap.sources.command import COSTS, Command, Reading, named, result
+from nocap.sources.command import COSTS, Command, Reading, failures_of, result
 from nocap.store.metrics import METRICS, Better, Ending, Measurement, Metric, now
 from nocap.store.record import Whole, digest, read_json, write_json
 
@@ -233,7 +233,7 @@ class Race:
         if self.failed.is_set() or self.stop.is_set() or self._is_complete(folder):
             return
         try:
-            with named(arm, seed):
+            with failures_of(arm, seed):
                 self.begin(arm, seed, folder)
             values = [reading.value(folder) for reading in self.all_readings]
         except Exception:
