@@ -32,7 +32,7 @@ import importlib.metadata as m, platform
 packages = [one.metadata for one in m.distributions()]  # which each `one.name` would read again
 print(platform.python_version(), *sorted(f"{one['Name']} {one['Version']}" for one in packages))"""
 Stamp = tuple[int, int]  # bytes of a file, and when it was written
-Begin = Callable[..., None]  # runs an arm with a seed in a place, `how` as for `run`
+Begin = Callable[..., None]  # runs an arm with a seed in a folder, `how` as for `run`
 SCRIPT_BYTES = 2**24  # of a file that a command names, at most: what is longer is data
 PYTHON = re.compile(r"(?:python|pypy)[\d.]*t?")  # the name of its program
 SHELLS = ("sh", "bash", "dash", "ksh", "zsh")
@@ -66,32 +66,32 @@ def of_commands(
     stamps = dict[str, Stamp]()
     if top is not None:
         stamps = stamps_of(_tracked(top, apart), top)
-        with _aside(top) as env:
+        with _spare_index(top) as env:
             tree = tree_here(top, apart, env=env)
             equal = digest_of_locked({"the working tree": files_of(tree, top, env=env)}, locked)
-    made = list[Command]()
-    written = [path.resolve() for path in apart]
+    arms = list[Command]()
+    outputs = [path.resolve() for path in apart]
     packages = cache(_packages)  # of a Python that several arms name
     for name, words in commands:
         _check_program(f"arm {name}", words, here)
         # a command raced against itself has runs of its own
-        twins = sum(arm.words == tuple(words) for arm in made)
+        twins = sum(arm.words == tuple(words) for arm in arms)
         program = _program(words, here)
         data = list[str]()
         if top is None:  # else the tree has them, but for what git ignores
-            named = [path for path in _named(words, here) if path.resolve() not in written]
-            data = [digest(path.read_bytes().hex()) for path in named]
+            files = [path for path in _files_named(words, here) if path.resolve() not in outputs]
+            data = [digest(path.read_bytes().hex()) for path in files]
         content = digest(
             [list(words), tree, data, program, equal, _environment(words, packages), twins]
         )
-        made.append(
+        arms.append(
             Command(name=name, words=tuple(words), cwd=here, content=content, files=program)
         )
-    return made, partial(_begin_here, top or here, stamps)
+    return arms, partial(_begin_here, top or here, stamps)
 
 
 def _begin_here(
-    top: Path, stamps: Mapping[str, Stamp], arm: Command, seed: int, place: Path, **how: Any
+    top: Path, stamps: Mapping[str, Stamp], arm: Command, seed: int, folder: Path, **how: Any
 ) -> None:
     """Run one, `how` as for `run`, and refuse an edit of its program or of the repository
     meanwhile. `stamps`: of those that git knows, before the first run.
@@ -99,11 +99,11 @@ def _begin_here(
     Errors:
         FailedError: somebody did.
     """
-    run(arm, seed, place, **how)
+    run(arm, seed, folder, **how)
     now = stamps_of(stamps, top)
     changed = [path for path, stamp in stamps.items() if now.get(path) != stamp]
     if changed or _program(arm.words, arm.cwd) != arm.files:
-        shutil.rmtree(place)
+        shutil.rmtree(folder)
         what = changed[0] if changed else "its program"
         raise FailedError(f"{what} was edited while it was raced (--ref keeps each version apart)")
 
@@ -113,7 +113,7 @@ def _parts(words: Sequence[str]) -> list[str]:
     return [part for word in words for part in (word, *re.split(r"[\s=]+", word))]
 
 
-def _named(words: Sequence[str], here: Path) -> list[Path]:
+def _files_named(words: Sequence[str], here: Path) -> list[Path]:
     """Return the files that a command names, in a shell's words or as a module too."""
     files = {
         here / name for part in _parts(words) for name in (part, part.replace(".", "/") + ".py")
@@ -126,12 +126,12 @@ def _named(words: Sequence[str], here: Path) -> list[Path]:
 def _program(words: Sequence[str], here: Path) -> str:
     """Return the digest of the scripts that a command names, and of what lies beside those of
     Python, which they may import."""
-    named = [path for path in _named(words, here) if path.suffix in (".py", ".sh")]
+    scripts = [path for path in _files_named(words, here) if path.suffix in (".py", ".sh")]
     files = {
-        *named,
+        *scripts,
         *(
             path
-            for script in named
+            for script in scripts
             if script.suffix == ".py"
             for path in script.parent.glob("*.py")
         ),
@@ -178,13 +178,13 @@ def prepared(arms: Sequence[Command], words: Sequence[str]) -> list[Command]:
 
 
 def _check_program(name: str, words: Sequence[str], at: Path) -> None:
-    there = bool(words) and (
+    is_program = bool(words) and (
         shutil.which(words[0]) is not None or os.access(at / words[0], os.X_OK)
     )
     rule = "begin with a program that is there"
     if words and re.match(r"\w+=", words[0]):
         rule += f" (env {words[0]} PROGRAM sets a variable)"
-    require(there, name, rule, shlex.join(words[:1]) or "nothing")
+    require(is_program, name, rule, shlex.join(words[:1]) or "nothing")
 
 
 def _environment(words: Sequence[str], packages: Callable[[str], str]) -> list[str]:
@@ -205,11 +205,11 @@ def _environment(words: Sequence[str], packages: Callable[[str], str]) -> list[s
 def _packages(python: str) -> str:
     """Ask a Python for its version and packages. Never of this process: what it has imported may
     have put more on its path, as setuptools does."""
-    done = subprocess.run([python, "-c", PACKAGES], capture_output=True, text=True, check=False)
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    process = subprocess.run([python, "-c", PACKAGES], capture_output=True, text=True, check=False)
+    if process.returncode:
+        last = (process.stderr.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
         raise FailedError(f"{python} does not list its packages: {last}")
-    return done.stdout.strip()
+    return process.stdout.strip()
 
 
 # --- versions -------------------------------------------------------------------------------------
@@ -221,7 +221,7 @@ def _begin_version(
     stamps: Mapping[str, Stamp],
     arm: Command,
     seed: int,
-    place: Path,
+    folder: Path,
     **how: Any,
 ) -> None:
     """Run one, `how` as for `run`, and end the race where it was no run of its own version.
@@ -231,7 +231,7 @@ def _begin_version(
         FailedError: it loaded a file of the repository from elsewhere, or wrote into what is linked
             in.
     """
-    told = place.with_suffix(".loaded").absolute()
+    report = folder.with_suffix(".loaded").absolute()
     path = os.pathsep.join(
         filter(None, [str(Path(__file__).parent / "loaded"), os.environ.get("PYTHONPATH", "")])
     )
@@ -239,15 +239,15 @@ def _begin_version(
         "PYTHONPATH": path,
         "NOCAP_TOP": str(top),
         "NOCAP_TREE": str(arm.top),
-        "NOCAP_LOADED": str(told),
+        "NOCAP_LOADED": str(report),
     }
-    run(arm, seed, place, env=own, **how)
+    run(arm, seed, folder, env=own, **how)
     known = files_of("HEAD", top)
-    loaded = told.read_text().splitlines() if told.exists() else []
-    told.unlink(missing_ok=True)
+    loaded = report.read_text().splitlines() if report.exists() else []
+    report.unlink(missing_ok=True)
     foreign = [file for file in loaded if Path(file).relative_to(top.resolve()).as_posix() in known]
     if foreign or stamps_of(links, top) != stamps:
-        shutil.rmtree(place)
+        shutil.rmtree(folder)
         what = (
             f"loaded {foreign[0]}, which is not of its worktree (an editable install?)"
             if foreign
@@ -291,25 +291,27 @@ def of_refs(
         say("note: the working tree has changes that no --ref . names: they are not raced")
     files = {ref: files_of(tree, top) for ref, tree in trees.items()}
     equal = [digest_of_locked(files, locked), digest_of_linked(links, top)]
-    made = list[Command]()
+    arms = list[Command]()
     packages = cache(_packages)  # of a Python that several arms name
     for i, (ref, words) in enumerate(commands):
         twin = sum((trees[other], given) == (trees[ref], words) for other, given in commands[:i])
-        place = (folder / f"{commits[ref][:12]}{f'-{twin}' if twin else ''}").absolute()
-        if place not in [arm.top for arm in made]:
-            hold = place.with_name(
-                f"{place.name}.held"
+        tree_folder = (folder / f"{commits[ref][:12]}{f'-{twin}' if twin else ''}").absolute()
+        if tree_folder not in [arm.top for arm in arms]:
+            hold = tree_folder.with_name(
+                f"{tree_folder.name}.held"
             )  # another race that ends would drop this one's
             hold.mkdir(parents=True, exist_ok=True)
             undo.enter_context(lease.acquire(hold))
-            link_in(links, top, worktree(commits[ref], place, top))
-            undo.callback(drop, place, top)
-        cwd = place / here.relative_to(top)
+            link_in(links, top, worktree(commits[ref], tree_folder, top))
+            undo.callback(drop, tree_folder, top)
+        cwd = tree_folder / here.relative_to(top)
         name = f"{ref}#{i}" if ref in [other for other, _ in commands[:i]] else ref
         _check_program(f"arm {name}", words, cwd)
         content = digest([list(words), trees[ref], equal, _environment(words, packages), twin])
-        made.append(Command(name=name, words=tuple(words), cwd=cwd, content=content, top=place))
-    return made, partial(_begin_version, top, links, stamps_of(links, top))
+        arms.append(
+            Command(name=name, words=tuple(words), cwd=cwd, content=content, top=tree_folder)
+        )
+    return arms, partial(_begin_version, top, links, stamps_of(links, top))
 
 
 # --- their repository: what git ignores is linked in, what is locked is compared ------------
@@ -322,7 +324,7 @@ def git(*words: str, at: Path, env: Mapping[str, str] | None = None) -> str:
     Errors:
         ValueError: git says no.
     """
-    done = subprocess.run(
+    process = subprocess.run(
         ["git", *words],
         cwd=at,
         env={**os.environ, **(env or {})},
@@ -330,11 +332,10 @@ def git(*words: str, at: Path, env: Mapping[str, str] | None = None) -> str:
         text=True,
         errors="replace",
     )
-    if done.returncode:
-        raise ValueError(
-            f"git {words[0]} {words[-1]}: {(done.stderr.strip().splitlines() or ['it failed'])[-1]}"
-        )
-    return done.stdout.strip()
+    if process.returncode:
+        last = (process.stderr.strip().splitlines() or ["it failed"])[-1]
+        raise ValueError(f"git {words[0]} {words[-1]}: {last}")
+    return process.stdout.strip()
 
 
 def repository(folder: Path) -> Path | None:
@@ -395,7 +396,7 @@ def tree_here(
 
 
 @contextmanager
-def _aside(top: Path) -> Iterator[dict[str, str]]:
+def _spare_index(top: Path) -> Iterator[dict[str, str]]:
     """Keep what git writes out of the repository: it would hold a copy of each file that it does
     not track yet, for good. The environment for git inside the block."""
     objects = top / git("rev-parse", "--git-path", "objects", at=top)
@@ -405,7 +406,9 @@ def _aside(top: Path) -> Iterator[dict[str, str]]:
 
 def _tracked(top: Path, apart: Sequence[Path]) -> list[str]:
     """List the files that git knows and that do not lie `apart`."""
-    return [path for path in git("ls-files", "-z", *_but(apart, top), at=top).split("\0") if path]
+    return [
+        path for path in git("ls-files", "-z", *_excluding(apart, top), at=top).split("\0") if path
+    ]
 
 
 def tree_of(commit: str, top: Path, apart: Sequence[Path] = ()) -> str:
@@ -441,13 +444,13 @@ def _inside(apart: Sequence[Path], top: Path) -> list[str]:
         for path in apart
         if path.resolve().is_relative_to(top.resolve())
     ]
-    named = [
+    patterns = [
         f":({'glob' if has_magic(str(path)) else 'literal'}){path.as_posix()}" for path in inside
     ]
-    return [":(glob)**/__pycache__/**", *named]
+    return [":(glob)**/__pycache__/**", *patterns]
 
 
-def _but(apart: Sequence[Path], top: Path) -> list[str]:
+def _excluding(apart: Sequence[Path], top: Path) -> list[str]:
     """Return git's pathspec for all files but these."""
     return ["--", ".", *(path.replace(":(", ":(exclude,") for path in _inside(apart, top))]
 
@@ -459,7 +462,7 @@ def files_of(tree: str, top: Path, *, env: Mapping[str, str] | None = None) -> d
 
 
 def is_dirty(top: Path, apart: Sequence[Path] = ()) -> bool:
-    return bool(git("status", "--porcelain", *_but(apart, top), at=top))
+    return bool(git("status", "--porcelain", *_excluding(apart, top), at=top))
 
 
 def worktree(commit: str, folder: Path, top: Path) -> Path:
@@ -521,9 +524,9 @@ def digest_of_linked(paths: Sequence[str], top: Path) -> str:
     """
     hashes = {}
     for path in paths:
-        place = top / path
-        require(place.exists(), "--link", f"be a file or folder of {top}", path)
-        for file in sorted(place.rglob("*")) if place.is_dir() else [place]:
+        source = top / path
+        require(source.exists(), "--link", f"be a file or folder of {top}", path)
+        for file in sorted(source.rglob("*")) if source.is_dir() else [source]:
             if file.is_file():
                 with file.open("rb") as content:
                     hashes[str(file.relative_to(top))] = hashlib.file_digest(
@@ -548,10 +551,10 @@ def stamps_of(paths: Iterable[str], top: Path) -> dict[str, Stamp]:
 
 def link_in(paths: Sequence[str], top: Path, tree: Path) -> None:
     for path in paths:
-        place = tree / path
+        link = tree / path
         require(
-            place.is_symlink() or not place.exists(), "--link", "be a path that git ignores", path
+            link.is_symlink() or not link.exists(), "--link", "be a path that git ignores", path
         )
-        if not place.is_symlink():
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.symlink_to((top / path).resolve())
+        if not link.is_symlink():
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to((top / path).resolve())
