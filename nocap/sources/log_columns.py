@@ -143,7 +143,7 @@ def _unit(name: str) -> float:
     return next((count for end, count in UNITS.items() if name.endswith(end)), 1.0)
 
 
-def parts(name: str, names: Collection[str]) -> list[str]:
+def parts(name: str, every: Collection[str]) -> list[str]:
     """List the columns that a name stands for: `attention+mlp` are two, where no column is called
     so."""
     if name in names:

@@ -123,21 +123,21 @@ def next_step(race: Race, outcome: RaceOutcome, words: Sequence[str]) -> dict[st
 def _with_pairs(words: Sequence[str], pairs: int) -> list[str]:
     """Return the command of a race of so many pairs at most."""
     split = words.index("--") if "--" in words else len(words)
-    kept = list[str]()
+    options = list[str]()
     skips = False
     for word in words[:split]:
         if not skips and word != "--pairs" and not word.startswith("--pairs="):
-            kept.append(word)
+            options.append(word)
         skips = word == "--pairs"
-    return ["python", "-m", "nocap.race", "--pairs", str(pairs), *kept, *words[split:]]
+    return ["python", "-m", "nocap.race", "--pairs", str(pairs), *options, *words[split:]]
 
 
 def _minutes(race: Race, pairs: int) -> float | None:
     """Return what the runs that are missing take, by those that are there."""
     total_s = 0.0
     for arm in race.arms:
-        ended = [result(race.run_folder(arm, repeat)) for repeat in range(pairs)]
-        times = [float(run["wall_s"]) for run in ended if run and "wall_s" in run]
+        results = [result(race.run_folder(arm, repeat)) for repeat in range(pairs)]
+        times = [float(run["wall_s"]) for run in results if run and "wall_s" in run]
         if not times:
             return None
         total_s += (pairs - len(times)) * fmean(times)
