@@ -21,7 +21,7 @@ from nocap.store.runs import Curve, Record
 from nocap.study.evidence import Evidence
 from nocap.study.registration import Provenance
 from nocap.study.spec import Study, load_study
-from nocap.study.study_result import JudgedClaim, StudyResult
+from nocap.study.study_result import ClaimResult, StudyResult
 from nocap.study.study_schema import ArmFacts, Speed
 from tests.conftest import SMALL
 
@@ -160,8 +160,8 @@ def made_verdict(word: Word, gain: Gain) -> Verdict:
     )
 
 
-def made_judged(claim: Claim, verdict: Verdict, *, against: str) -> JudgedClaim:
-    return JudgedClaim(
+def made_judged(claim: Claim, verdict: Verdict, *, against: str) -> ClaimResult:
+    return ClaimResult(
         claim=claim,
         against=against,
         verdict=verdict,
@@ -176,7 +176,7 @@ def made_judged(claim: Claim, verdict: Verdict, *, against: str) -> JudgedClaim:
 
 
 def made_result(
-    claims: list[JudgedClaim], arms: list[ArmFacts], *, scale: str = "", machine: str = ""
+    claims: list[ClaimResult], arms: list[ArmFacts], *, scale: str = "", machine: str = ""
 ) -> StudyResult:
     return StudyResult(
         study=Study(question="?"),

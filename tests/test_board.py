@@ -147,7 +147,9 @@ def test_a_figure_that_the_log_has_not_is_labelled(tmp_path: Path):
     (row,) = [
         row for row in rows(board.read_studies(tmp_path)[1]["norms"]) if row.claim.id == "B3.speed"
     ]
-    assert "its log has other figures of bench session 1" in str(row.judged.provenance.exploratory)
+    assert "its log has other figures of bench session 1" in str(
+        row.claim_result.provenance.exploratory
+    )
 
 
 def test_ends_and_seeds_that_were_not_registered_confirm_nothing(tmp_path: Path):
@@ -229,7 +231,7 @@ def test_a_row_says_what_was_found_and_where(
 
 def test_no_effect_is_printed_with_a_sign(shown: dict[str, Row]):
     for name, row in shown.items():
-        bound = claim_row.allowed(row.claim, row.judged.bound)
+        bound = claim_row.allowed(row.claim, row.claim_result.bound)
         said = [claim_row.expected(row.claim), bound, row.cells["measured"], row.cells["guards"]]
         assert not any(re.search(r"(?<![\w.])[-+−]\d", phrase) for phrase in said), (name, said)
 
@@ -256,10 +258,10 @@ def test_what_is_counted_apart(shown: dict[str, Row]):
 
 def test_false_verdicts_to_expect(shown: dict[str, Row]):
     every = list(shown.values())
-    exact = {row.claim.id for row in every if claim_row.is_exact(row.judged.verdict.primary)}
+    exact = {row.claim.id for row in every if claim_row.is_exact(row.claim_result.verdict.primary)}
     assert {"A1.kv", "A6.memory"} <= exact
     assert {"A1.speed", "C1.collections", "C4.time", "A16.qk", "A7.steps"}.isdisjoint(exact)
-    noisy = sum(not claim_row.is_exact(row.judged.verdict.primary) for row in every)
+    noisy = sum(not claim_row.is_exact(row.claim_result.verdict.primary) for row in every)
     assert board.errors(every).startswith(
         f"{noisy} of the {len(every)} rows rest on measurements with noise."
     )
@@ -280,11 +282,12 @@ def test_verdicts_that_depend_on_the_shape(tmp_path: Path):
     small, large = (
         resulted(small_study, speeds(ratios, SAME)) for ratios in (FAST, [1.05, 1.051, 1.052])
     )
-    (judged,) = large.claims
+    (claim_result,) = large.claims
     where = {
-        place: [replace(first, batch_tokens=1024)] for place, (first, *_) in judged.where.items()
+        place: [replace(first, batch_tokens=1024)]
+        for place, (first, *_) in claim_result.where.items()
     }
-    large = replace(large, claims=[replace(judged, where=where)])
+    large = replace(large, claims=[replace(claim_result, where=where)])
     first, second = rows([small, large])
     assert first.notes[0] == "depends on shape: refuted at 32 × 32 tokens, CPU"
     assert second.notes[0] == "depends on shape: confirmed at 16 × 32 tokens, CPU"
@@ -345,7 +348,9 @@ def test_the_page_has_every_row_and_a_plot_for_each_unit_and_is_one_small_file(
         == page.count("<figcaption>")
         == len(pages.plots(list(shown.values())))
     )
-    bounded = [row for row in shown.values() if not claim_row.is_known(row.judged.verdict.primary)]
+    bounded = [
+        row for row in shown.values() if not claim_row.is_known(row.claim_result.verdict.primary)
+    ]
     assert page.count("<circle") == len(shown) - len(bounded)
     for row in bounded:
         assert row.claim.statement in text.partition("Without an interval")[2]
@@ -539,7 +544,7 @@ def test_what_a_profile_keeps_of_the_scores_and_norms(
     parts: dict[str, board.Section], shown: dict[str, Row]
 ):
     entries = {entry.id: entry for entry in parts["the notes'"].unstudied}
-    scores = shown["A12.scores"].judged.verdict.primary.shown()
+    scores = shown["A12.scores"].claim_result.verdict.primary.shown()
     assert scores is not None
     scores_mb = scores.mid * 2**20 / 1e6
     for mb, said in {
@@ -672,7 +677,7 @@ def test_a_rows_words_and_ends_are_its_studys_of_now(tmp_path: Path):
     changed = loaded(folder, study(claims=[{**SPEED, "expected": [1.3, None]}]))
     (row,) = rows(pages.all_results(changed, folder))
     assert row.word == "refuted"
-    assert row.judged.provenance.exploratory == "not in its study's log"
+    assert row.claim_result.provenance.exploratory == "not in its study's log"
 
 
 # --- a board of one's own -------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from nocap.store.metrics import METRICS, Metric, Scale
 from nocap.study.claim_row import is_known
 from nocap.study.pages import all_results
 from nocap.study.spec import load_study
-from nocap.study.study_result import JudgedClaim, StudyResult
+from nocap.study.study_result import ClaimResult, StudyResult
 
 HOLDS = 1.1  # times, at ten times the parameters: what changes less holds
 FAR = 124e6  # parameters of the challenge
@@ -89,12 +89,12 @@ def ladders(every: Sequence[StudyResult]) -> list[Ladder]:
     races: dict[tuple[str, str], list[Size]] = {}
     for result in every:
         params = {arm.arm: arm.params for arm in result.arms}
-        for judged in result.claims:
-            claim = judged.claim
-            if claim.metric in TO_TARGET and is_known(judged.verdict.primary):
-                of_baseline = params[str(judged.against)]
+        for claim_result in result.claims:
+            claim = claim_result.claim
+            if claim.metric in TO_TARGET and is_known(claim_result.verdict.primary):
+                of_baseline = params[str(claim_result.against)]
                 races.setdefault((claim.id, claim.metric), []).append(
-                    _size(result, judged, of_baseline)
+                    _size(result, claim_result, of_baseline)
                 )
     return [
         Ladder(
@@ -105,15 +105,15 @@ def ladders(every: Sequence[StudyResult]) -> list[Ladder]:
     ]
 
 
-def _size(result: StudyResult, judged: JudgedClaim, params: float | None) -> Size:
-    gain = judged.verdict.primary
+def _size(result: StudyResult, claim_result: ClaimResult, params: float | None) -> Size:
+    gain = claim_result.verdict.primary
     shown = gain.shown()
     assert shown is not None
     return Size(
         scale=result.scale,
         params=params or math.nan,
         gain=shown,
-        word=judged.word,
+        word=claim_result.word,
         pairs=gain.least if gain.measured else (),
     )
 

@@ -22,7 +22,8 @@ from nocap.data.batches import train_windows, val_windows
 from nocap.data.prepare import Dataset, prepare
 from nocap.display import plural
 from nocap.launch.sources import Source, checkpoint_of, init_checkpoint, located, teachers
-from nocap.store.checkpoints import any_whole, saved_steps
+from nocap.store.checkpoints import any_sound as any_whole
+from nocap.store.checkpoints import saved_steps
 from nocap.store.identity import differing, digest, identity_parts, uncommitted
 from nocap.store.metrics import now
 from nocap.store.record import read_ended, read_json

@@ -24,12 +24,14 @@ from nocap.judge.turns import Limit, RaceQuestion, RaceResult, RaceRows, judge
 from nocap.report.page import finite
 from nocap.sources.command import COSTS, Command, Reading, failures_of, result
 from nocap.store.metrics import METRICS, Better, Ending, Measurement, Metric, now
-from nocap.store.record import Whole, digest, read_json, write_json
+from nocap.store.record import Required, digest, read_json, write_json
 
 FILE = "race.json"
 MEASURED = (*COSTS, *TO_TARGET)  # whatever the command prints
 NEVER = "it never came to the target"
-_REGISTERED = Whole({"at": str, "exploratory": str, "arms": dict})  # what is read of a registration
+_REGISTERED = Required(
+    {"at": str, "exploratory": str, "arms": dict}
+)  # what is read of a registration
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -35,7 +35,7 @@ Row = Json
 Shape = Any
 
 
-class Whole(dict[Any, Any]):
+class Required(dict[Any, Any]):
     """Hold the shape of an object that has all these keys; a null stands for a number only."""
 
 
@@ -203,7 +203,7 @@ def _check_object(value: Json, shape: dict[Any, Shape], path: Path, key: str) ->
     Errors:
         ValueError: that.
     """
-    if isinstance(shape, Whole):
+    if isinstance(shape, Required):
         for name, inner in shape.items():
             is_number = inner in (int, float)
             if name not in value or (value[name] is None and not is_number):

@@ -36,9 +36,9 @@ def _study(options: argparse.Namespace) -> int:
         "be given, or --board, and not both",
         " ".join(options.overrides) or "none",
     )
-    judged = bool(options.overrides) and not options.plan
+    has_verdicts = bool(options.overrides) and not options.plan
     require(
-        judged or not options.json,
+        has_verdicts or not options.json,
         "--json",
         "be given where a study is judged, and only there",
         options.json,

@@ -38,7 +38,7 @@ def board(folder: Path) -> int:
     """Write the leaderboard of a folder; name what was not worked out again. Return the exit
     code."""
     studies, results = leaderboard.read_studies(folder)
-    for line in leaderboard.unchecked(chain(*results.values())):
+    for line in leaderboard.hash_problems(chain(*results.values())):
         print(f"nocap: {line}", file=sys.stderr)
     for path in pages.write_all(leaderboard.files_of(folder, studies, results)):
         print(f"written: {path}")

@@ -222,14 +222,14 @@ def read_studies(folder: Path) -> tuple[dict[str, Study], dict[str, list[StudyRe
     return studies, results
 
 
-def unchecked(every: Iterable[StudyResult]) -> Iterator[str]:
+def hash_problems(every: Iterable[StudyResult]) -> Iterator[str]:
     """Name the results whose claims are known by their stored hashes alone."""
     for result in every:
-        if result.unchecked:
+        if result.hash_problem:
             place = f"{result.study.name}, scale {result.scale}"
             yield (
                 f"{place}: claims keep their stored hashes, no arm is composed here: "
-                f"{result.unchecked}"
+                f"{result.hash_problem}"
             )
 
 
@@ -326,7 +326,9 @@ def _checked(schema: type[T], plain: Mapping[str, object], path: Path, place: st
 def planned(every: Iterable[StudyResult], studies: Mapping[str, Study]) -> list[Planned]:
     """Return the claims that a study asks, and that no results of it answer, study by study."""
     answered = {
-        (result.study.name, judged.claim.id) for result in every for judged in result.claims
+        (result.study.name, claim_result.claim.id)
+        for result in every
+        for claim_result in result.claims
     }
     plans = list[Planned]()
     for name, study in studies.items():
@@ -400,7 +402,7 @@ def _counted_entries(parts: Iterable[Section]) -> list[Unstudied]:
 
 def errors(every: Sequence[Row]) -> str:
     """Say how many false verdicts are to be expected."""
-    noisy = sum(not is_exact(row.judged.verdict.primary) for row in every)
+    noisy = sum(not is_exact(row.claim_result.verdict.primary) for row in every)
     return (
         f"{noisy} of the {len(every)} rows rest on measurements with noise. Up to "
         f"{ERROR * noisy:.1f} false verdicts are to be expected "
@@ -504,7 +506,7 @@ def html(about: str, parts: Sequence[Section]) -> str:
     for word in words:
         rule = f'.claims:has([value="{word}"]:checked) .claim:not([data-verdict="{word}"])'
         hidden.append(f"{rule} {{ display: none; }}")
-    bare = [row.claim.statement for row in of_all if not is_known(row.judged.verdict.primary)]
+    bare = [row.claim.statement for row in of_all if not is_known(row.claim_result.verdict.primary)]
     return page.render(
         "board",
         kind="nocap leaderboard",

@@ -27,7 +27,7 @@ from nocap.store.runs import Record, dig
 from nocap.study.conduct import StudyOutcome
 from nocap.study.evidence import Evidence, bound, measurements, verdict_of
 from nocap.study.study_plan import StudyPlan
-from nocap.study.study_result import JudgedClaim, StudyResult, compared_with
+from nocap.study.study_result import ClaimResult, StudyResult, compared_with
 from nocap.study.study_schema import ArmFacts, FinalLosses, Shape, Speed
 
 
@@ -35,10 +35,10 @@ def collect(outcome: StudyOutcome, *, hardware: Mapping[str, Fact], command: str
     """Return everything that a report shows. No name of a machine is in it."""
     plan = outcome.plan
     study = plan.study
-    judged = list[JudgedClaim]()
+    claim_result = list[ClaimResult]()
     rows = dict[str, list[Measurement]]()
     for claim in study.claims:
-        judged.append(_claim(claim, outcome))
+        claim_result.append(_claim(claim, outcome))
         rows[claim.id] = measurements(claim, study, outcome.evidence)
     n_seeds = max(len(claim.seeds) for claim in study.claims)
     facts = dict(hardware)
@@ -51,7 +51,7 @@ def collect(outcome: StudyOutcome, *, hardware: Mapping[str, Fact], command: str
         commit=_commit(),
         hardware=facts,
         seeds=study.seeds[:n_seeds],
-        claims=judged,
+        claims=claim_result,
         measurements=rows,
         arms=[_arm(name, outcome) for name in study.arms],
         trials=outcome.trials,
@@ -86,12 +86,12 @@ def shape(arm: Composed) -> Shape:
 # --- a claim --------------------------------------------------------------------------------------
 
 
-def _claim(claim: Claim, outcome: StudyOutcome) -> JudgedClaim:
+def _claim(claim: Claim, outcome: StudyOutcome) -> ClaimResult:
     plan = outcome.plan
     study = plan.study
     evidence = outcome.evidence
     margins = [guard.margin(plan.scale) for guard in claim.guards]
-    return JudgedClaim(
+    return ClaimResult(
         claim=claim,
         against=compared_with(claim, study),
         verdict=verdict_of(claim, study, plan.scale, evidence),

@@ -10,7 +10,7 @@ from statistics import median_high
 from nocap.config.bounded import read_text
 from nocap.config.keys import require
 from nocap.config.outward import redact
-from nocap.display import count, loss, whole
+from nocap.display import count, integer, loss
 from nocap.report import forest
 from nocap.report.table import Column, Table, one_line, tame
 from nocap.report.words import amount
@@ -48,9 +48,9 @@ ARM_COLUMNS = (
     Column(title="tokens", show=count),
     Column(title="trials"),
     Column(title="val loss"),
-    Column(title="tokens/s (train)", show=whole),
-    Column(title="tokens/s (bench)", show=whole),
-    Column(title="MiB", show=whole),
+    Column(title="tokens/s (train)", show=integer),
+    Column(title="tokens/s (bench)", show=integer),
+    Column(title="MiB", show=integer),
     Column(title="overrides"),
 )
 TRIAL_COLUMNS = (
@@ -268,7 +268,7 @@ def plots(every: Sequence[Row]) -> list[tuple[str, forest.Forest]]:
     """Return the title and the picture of each unit's rows, in the rows' order."""
     units: dict[str, list[Row]] = {}
     for row in every:
-        if is_known(row.judged.verdict.primary):
+        if is_known(row.claim_result.verdict.primary):
             units.setdefault(_unit(row), []).append(row)
     return [(title, _plot(title, some)) for title, some in units.items()]
 
@@ -303,7 +303,7 @@ def _plot(title: str, some: Sequence[Row]) -> forest.Forest:
 def _line(row: Row) -> forest.ForestRow:
     """Return a claim's line of a plot."""
     claim = row.claim
-    shown = row.judged.verdict.primary.shown()
+    shown = row.claim_result.verdict.primary.shown()
     assert shown is not None
     low, high = claim.expected
     measured = row.cells["measured"]
@@ -316,5 +316,5 @@ def _line(row: Row) -> forest.ForestRow:
         low=shown.low,
         high=shown.high,
         stated=(low, high),
-        bound=row.judged.bound,
+        bound=row.claim_result.bound,
     )

@@ -34,7 +34,7 @@ class StudyPlan:
     train: dict[str, Composed] = field(default_factory=dict)  # before tuning
     # with the baselines whose profile bounds a claim
     bench: dict[str, Composed] = field(default_factory=dict)
-    typed: frozenset[str] = frozenset()  # keys of the machine that an override chooses
+    machine_keys: frozenset[str] = frozenset()  # keys of the machine that an override chooses
     datasets: Datasets = field(default_factory=dict)
 
     @property
@@ -62,7 +62,7 @@ class StudyPlan:
         if what == "identity" and config["data"].keys() < plain["data"].keys():
             config["data"]["fingerprint"] = dataset_of(arm.run, self.datasets).fingerprint
         for name in OF_THE_MACHINE:
-            if name not in self.typed:
+            if name not in self.machine_keys:
                 config["trainer"].pop(name, None)
         for name in AS_ON_A_CPU.keys() & {*arm.defaults}:
             config["trainer"][name] = AS_ON_A_CPU[name]
@@ -91,7 +91,7 @@ def prepare(study: Study, scale: str, *, output_dir: str, steps: int | None = No
         folder=Path(output_dir) / "studies" / study.name / scale,
         train=train,
         bench=bench,
-        typed=_typed(study, at),
+        machine_keys=_machine_keys(study, at),
     )
     _check_text(plan)
     for arm in study.racing_arms:
@@ -100,7 +100,7 @@ def prepare(study: Study, scale: str, *, output_dir: str, steps: int | None = No
     return plan
 
 
-def _typed(study: Study, at: ScaleConfig) -> frozenset[str]:
+def _machine_keys(study: Study, at: ScaleConfig) -> frozenset[str]:
     """Return the keys of the machine that an override of the study chooses."""
     words = list[str]()
     for arm in study.arms:

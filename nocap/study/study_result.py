@@ -56,7 +56,7 @@ MEASURED = (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class JudgedClaim:
+class ClaimResult:
     """A claim with its verdict."""
 
     claim: Claim
@@ -95,12 +95,14 @@ class StudyResult:
     commit: str | None
     hardware: Mapping[str, Fact]
     seeds: list[int]  # that the analyses needed
-    claims: list[JudgedClaim]
+    claims: list[ClaimResult]
     measurements: Mapping[str, list[Measurement]]  # claim → its rows
     arms: list[ArmFacts]
     trials: list[TuningTrial]
     outdated: list[str] = field(default_factory=list)  # claims that the study asks otherwise now
-    unchecked: str = ""  # why the arms cannot be composed here, so that hashes are the stored ones
+    hash_problem: str = (
+        ""  # why the arms cannot be composed here, so that hashes are the stored ones
+    )
 
     @property
     def limitations(self) -> str:
@@ -122,7 +124,7 @@ class StudyResult:
     @property
     def missing(self) -> bool:
         """Say whether a claim lacks a measurement."""
-        return any(judged.verdict.missing for judged in self.claims)
+        return any(claim_result.verdict.missing for claim_result in self.claims)
 
 
 # --- written --------------------------------------------------------------------------------------
@@ -131,7 +133,7 @@ class StudyResult:
 def file_of(result: StudyResult) -> StudyFile:
     """Return a result as its file has it."""
     study = result.study
-    claims = [_claim_json(judged, scale=result.scale) for judged in result.claims]
+    claims = [_claim_json(claim_result, scale=result.scale) for claim_result in result.claims]
     rows = list[RowJson]()
     for claim, measurements in result.measurements.items():
         for measurement in measurements:
@@ -169,22 +171,22 @@ def write_result(result: StudyResult, folder: Path) -> Path:
     return path
 
 
-def _claim_json(judged: JudgedClaim, *, scale: str) -> ClaimJson:
+def _claim_json(claim_result: ClaimResult, *, scale: str) -> ClaimJson:
     """Return a claim with all of its verdict."""
-    claim = judged.claim
+    claim = claim_result.claim
     mechanism = claim.mechanism
-    verdict = judged.verdict
-    provenance = judged.provenance
+    verdict = claim_result.verdict
+    provenance = claim_result.provenance
     reason = None
     if verdict.reason is not None:
         reason = verdict.reason.value
-    gain = _gain_json(verdict.primary, judged)
+    gain = _gain_json(verdict.primary, claim_result)
     return ClaimJson(
         id=claim.id,
         statement=claim.statement,
         source=claim.source,
         arm=claim.arm,
-        baseline=judged.against,
+        baseline=claim_result.against,
         metric=claim.metric,
         parts=claim.parts,
         of=claim.of,
@@ -193,15 +195,15 @@ def _claim_json(judged: JudgedClaim, *, scale: str) -> ClaimJson:
         threshold=claim.threshold.value,
         two_sided=claim.two_sided,
         target=claim.target,
-        bound=judged.bound,
+        bound=claim_result.bound,
         bound_rule=mechanism.rule.value,
         bound_formula=mechanism.formula,
-        word=judged.word,
+        word=claim_result.word,
         reason=reason,
         failed=verdict.failed,
-        guards=_guards_json(judged, scale),
+        guards=_guards_json(claim_result, scale),
         beyond_bound=verdict.beyond_bound,
-        missing=_missing_json(judged),
+        missing=_missing_json(claim_result),
         at_most=verdict.endings[Ending.at_most],
         diverged=verdict.endings[Ending.diverged],
         refused=verdict.refused,
@@ -210,35 +212,35 @@ def _claim_json(judged: JudgedClaim, *, scale: str) -> ClaimJson:
         registered=provenance.at,
         exploratory=provenance.exploratory,
         notes=provenance.notes,
-        where=dict(judged.where),
-        lengths=judged.lengths,
+        where=dict(claim_result.where),
+        lengths=claim_result.lengths,
         **structs.asdict(gain),
     )
 
 
-def _guards_json(judged: JudgedClaim, scale: str) -> list[GuardJson]:
+def _guards_json(claim_result: ClaimResult, scale: str) -> list[GuardJson]:
     """List the guards of a claim, with what was measured of each."""
     guards = list[GuardJson]()
-    for guard, gain in zip(judged.claim.guards, judged.verdict.guards, strict=True):
-        fields = structs.asdict(_gain_json(gain, judged))
+    for guard, gain in zip(claim_result.claim.guards, claim_result.verdict.guards, strict=True):
+        fields = structs.asdict(_gain_json(gain, claim_result))
         margin = guard.margin(scale)
         guards.append(GuardJson(metric=guard.metric, scale=guard.scale, margin=margin, **fields))
     return guards
 
 
-def _missing_json(judged: JudgedClaim) -> list[MissingJson]:
+def _missing_json(claim_result: ClaimResult) -> list[MissingJson]:
     """List the measurements that a claim lacks."""
     rows = list[MissingJson]()
-    for missing in judged.verdict.missing:
-        is_damaged = judged.is_damaged(missing)
+    for missing in claim_result.verdict.missing:
+        is_damaged = claim_result.is_damaged(missing)
         rows.append(MissingJson(**asdict(missing), damaged=is_damaged))
     return rows
 
 
-def _gain_json(gain: Gain, judged: JudgedClaim) -> GainJson:
+def _gain_json(gain: Gain, claim_result: ClaimResult) -> GainJson:
     """Return what was measured of a metric."""
     noise = None
-    declared = judged.declared(gain)
+    declared = claim_result.declared(gain)
     if declared is not None:
         noise = _noise_json(declared)
     measured = None
@@ -304,14 +306,14 @@ class _Reader:
     def result(self) -> StudyResult:
         """Return the claims that the study asks as they were asked, each with its verdict, and name
         the others."""
-        judged = list[JudgedClaim]()
+        claim_result = list[ClaimResult]()
         outdated = list[str]()
         for stored in self.file.claims:
             claim = self.current.claims.get(stored.id)
             if claim is None or not _measures_as(stored, claim, compared_with(claim, self.study)):
                 outdated.append(stored.id)
             else:
-                judged.append(self._claim(stored, claim))
+                claim_result.append(self._claim(stored, claim))
         file = self.file
         return StudyResult(
             study=self.study,
@@ -321,15 +323,15 @@ class _Reader:
             commit=file.commit,
             hardware=file.hardware,
             seeds=file.seeds,
-            claims=judged,
-            measurements={each.claim.id: self.rows.get(each.claim.id, []) for each in judged},
+            claims=claim_result,
+            measurements={each.claim.id: self.rows.get(each.claim.id, []) for each in claim_result},
             arms=file.arms,
             trials=file.trials,
             outdated=outdated,
-            unchecked=self.current.problem,
+            hash_problem=self.current.problem,
         )
 
-    def _claim(self, stored: ClaimJson, claim: Claim) -> JudgedClaim:
+    def _claim(self, stored: ClaimJson, claim: Claim) -> ClaimResult:
         """Judge a claim by its stored measurements.
 
         Errors:
@@ -346,7 +348,7 @@ class _Reader:
             claim.bounded(bound), rows, against=self.study.against(claim), at=scale, noise=at.noise
         )
         damaged = {(missing.arm, missing.repeat) for missing in stored.missing if missing.damaged}
-        return JudgedClaim(
+        return ClaimResult(
             claim=claim,
             against=compared_with(claim, self.study),
             verdict=verdict,
