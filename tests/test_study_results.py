@@ -27,7 +27,7 @@ from nocap.study.evidence import Evidence, bound, measurements
 from nocap.study.log import StudyLog
 from nocap.study.preview import sigma
 from nocap.study.registration import Provenance
-from nocap.study.spec import PLACE, Study
+from nocap.study.spec import STUDIES, Study
 from nocap.study.study_plan import prepare, shorter
 from nocap.study.study_result import StudyResult, read_result, to_json, write_result
 from tests.studies import (
@@ -182,7 +182,7 @@ def test_results_fit_their_schema(tmp_path: Path) -> None:
     validator = jsonschema.Draft202012Validator(known)
     made_study = loaded(tmp_path / "made", study(claims=[RACE], scales=at(lengths=[0.25, 0.5])))
     result = resulted(made_study, both(by_law("mqa", diverged=1), by_law("mha"), pace=pace(1.1)))
-    committed = sorted((Path(__file__).parents[1] / PLACE).glob("*/results.*.json"))
+    committed = sorted((Path(__file__).parents[1] / STUDIES).glob("*/results.*.json"))
     assert committed
     for path in [write_result(result, tmp_path), *committed]:
         validator.validate(json.loads(path.read_text()))

@@ -126,14 +126,14 @@ class Planned:
         """Return what a table can say of it, by column."""
         claim = self.claim
         study = self.study
-        place = f"{Path(study.folder).parent.name}/{study.name}"
+        folder = f"{Path(study.folder).parent.name}/{study.name}"
         bound = allowed(claim, claim.mechanism.bound)
         return {
             "statement": _link(claim.statement, study.name),
             "expected": f"{measures(claim)}: {expected(claim)}",
             "arithmetic allows": f"{bound} ({claim.mechanism.formula})",
             "notes": study.notes.get(claim.id, ""),
-            "command": f"`python -m nocap.study {place} scale={self._scale()}`",
+            "command": f"`python -m nocap.study {folder} scale={self._scale()}`",
         }
 
     def _scale(self) -> str:
@@ -209,13 +209,13 @@ def read_studies(folder: Path) -> tuple[dict[str, Study], dict[str, list[StudyRe
     Errors:
         ValueError: no results, or some whose study is not beside them, or that were changed.
     """
-    places = list[Path]()
+    folders = list[Path]()
     if folder.is_dir():
-        places = [place for place in sorted(folder.iterdir()) if place.is_dir()]
-    studies = {place.name: load_study(place) for place in places if (place / FILE).exists()}
-    for place in places:
-        for path in place.glob("results.*.*.json"):
-            require(place.name in studies, str(path), f"have its study beside it, {FILE}", "none")
+        folders = [home for home in sorted(folder.iterdir()) if home.is_dir()]
+    studies = {home.name: load_study(home) for home in folders if (home / FILE).exists()}
+    for home in folders:
+        for path in home.glob("results.*.*.json"):
+            require(home.name in studies, str(path), f"have its study beside it, {FILE}", "none")
     results = {name: all_results(study, folder / name) for name, study in studies.items()}
     rule = "be a folder of studies that were carried out, as experiments"
     require(any(results.values()), "--board", rule, folder)
@@ -226,9 +226,9 @@ def hash_problems(every: Iterable[StudyResult]) -> Iterator[str]:
     """Name the results whose claims are known by their stored hashes alone."""
     for result in every:
         if result.hash_problem:
-            place = f"{result.study.name}, scale {result.scale}"
+            name = f"{result.study.name}, scale {result.scale}"
             yield (
-                f"{place}: claims keep their stored hashes, no arm is composed here: "
+                f"{name}: claims keep their stored hashes, no arm is composed here: "
                 f"{result.hash_problem}"
             )
 
@@ -283,7 +283,7 @@ def _config(path: Path) -> Board:
     plain = _read(path)
     rule = f"hold keys and values: {', '.join(Board.__dataclass_fields__)}"
     require(plain is None or isinstance(plain, dict), str(path), rule, plain)
-    config: Board = _checked(Board, plain or {}, path)
+    config: Board = _make(Board, plain or {}, path)
     for group in config.groups:
         check_keys("groups", group)
     return config
@@ -302,7 +302,7 @@ def unstudied(path: Path) -> list[Unstudied]:
     entries = list[Unstudied]()
     for i, plain in enumerate(listed):
         require(isinstance(plain, dict), f"{path}: [{i}]", "hold keys and values", plain)
-        entry: Unstudied = _checked(Unstudied, plain, path, f"[{i}].")
+        entry: Unstudied = _make(Unstudied, plain, path, f"[{i}].")
         keys = [key for key in UNSTUDIED if getattr(entry, key)]
         rule = "have an answer, or say why there is none"
         require(len(keys) == 1, f"{path}: claim {entry.id}", rule, " and ".join(keys) or "neither")
@@ -314,10 +314,10 @@ def _read(path: Path) -> Any:
     return parse_yaml(read_text(path)) if path.exists() else None
 
 
-def _checked(schema: type[T], plain: Mapping[str, object], path: Path, place: str = "") -> T:
+def _make(schema: type[T], plain: Mapping[str, object], path: Path, prefix: str = "") -> T:
     """Return a part of a file, checked, with the file's name before what is wrong in it."""
     try:
-        part: T = made(schema, plain, place)
+        part: T = made(schema, plain, prefix)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     return part
@@ -339,14 +339,14 @@ def planned(every: Iterable[StudyResult], studies: Mapping[str, Study]) -> list[
 
 
 def _group(claim: str, source: str, config: Board, folder: Path) -> int:
-    """Return the place of a claim's group in the list of groups, by how its source begins."""
-    places = dict[str, int]()
-    for place, group in enumerate(config.groups):
-        places |= dict.fromkeys(group.sources, place)
-    fitting = [begin for begin in places if source.startswith(begin)]
-    rule = f"begin with one of {folder / BOARD}: {', '.join(places)}"
+    """Return the number of a claim's group in the list of groups, by how its source begins."""
+    numbers = dict[str, int]()
+    for number, group in enumerate(config.groups):
+        numbers |= dict.fromkeys(group.sources, number)
+    fitting = [begin for begin in numbers if source.startswith(begin)]
+    rule = f"begin with one of {folder / BOARD}: {', '.join(numbers)}"
     require(bool(fitting), f"claim {claim}: source", rule, source)
-    return places[max(fitting, key=len)]
+    return numbers[max(fitting, key=len)]
 
 
 def in_order(some: Iterable[Row]) -> list[Row]:
