@@ -211,8 +211,8 @@ def _check_object(value: Json, shape: dict[Any, Shape], path: Path, key: str) ->
     for name in value:
         inner = shape.get(name, shape.get(...))
         if inner is not None:
-            place = f"{key}.{name}" if key else str(name)
-            check_shape(value[name], inner, path, place)
+            name_of_key = f"{key}.{name}" if key else str(name)
+            check_shape(value[name], inner, path, name_of_key)
 
 
 def filled(content: Any, shape: Shape) -> Any:

@@ -233,20 +233,20 @@ def load_runs(paths: Iterable[str | Path], *, outputs: Path = OUTPUTS, rows: boo
     Errors:
         ValueError: a path that is nothing; no path holds a run.
     """
-    places = [str(path) for path in paths]
+    arguments = [str(path) for path in paths]
     found = Found()
     folders = dict[Path, Path]()
-    for path in places:
+    for path in arguments:
         try:
             for folder in find(path, outputs=outputs):
                 folders[folder.resolve()] = folder
         except ValueError:
-            is_last = path == places[-1]
+            is_last = path == arguments[-1]
             if not os.path.lexists(expanded(path)) or (is_last and not folders):
                 raise
             found.problems.append(f"{path}: left out, it holds no run of nocap's own")
     by_identity = _records(folders.values(), found, rows=rows)
-    grids = _grids(places)
+    grids = _grids(arguments)
     for grid in grids:
         try:
             found.timings += timings_in(grid)
@@ -255,10 +255,10 @@ def load_runs(paths: Iterable[str | Path], *, outputs: Path = OUTPUTS, rows: boo
     lengths = _lengths(grids)
     for identity, record in by_identity.items():
         found.records.append(replace(record, length_of=lengths.get(identity, record.length_of)))
-    is_one_grid = len(places) == 1 and (expanded(places[0]) / GRID).is_file()
+    is_one_grid = len(arguments) == 1 and (expanded(arguments[0]) / GRID).is_file()
     if not is_one_grid:
         found.records.sort(key=lambda record: record.when)
-    for path in places:
+    for path in arguments:
         found.problems += without_record(expanded(path))
     return found
 
@@ -280,9 +280,9 @@ def _records(folders: Iterable[Path], found: Found, *, rows: bool) -> dict[str, 
     return by_identity
 
 
-def _grids(places: Sequence[str]) -> list[Path]:
+def _grids(arguments: Sequence[str]) -> list[Path]:
     """List the folders of grids among these paths."""
-    folders = map(expanded, places)
+    folders = map(expanded, arguments)
     return [folder for folder in folders if (folder / GRID).is_file() and not _is_run(folder)]
 
 
@@ -364,26 +364,26 @@ def find(path: str, *, outputs: Path = OUTPUTS) -> list[Path]:
         ValueError: there is no such run, or what is no whole name begins several: the message lists
             them.
     """
-    place = expanded(path)
+    target = expanded(path)
     root = outputs / "runs"
-    if place.is_dir():
-        folders = _below(place)
+    if target.is_dir():
+        folders = _below(target)
     else:
-        folders = _matching(path, place) or _named(path, root)
+        folders = _matching(path, target) or _runs_named(path, root)
     if folders:
         return folders
     rule = "a run, a folder of runs or a grid's folder, and holds no run"
-    if not place.is_dir():
+    if not target.is_dir():
         rule = _names_rule(path, root)
-    raise ValueError("; ".join([f"{path} must be {rule}", *without_record(place)]))
+    raise ValueError("; ".join([f"{path} must be {rule}", *without_record(target)]))
 
 
-def _matching(path: str, place: Path) -> list[Path]:
+def _matching(path: str, target: Path) -> list[Path]:
     """Return the run folders that a glob matches."""
     if not glob.has_magic(path):
         return []
     folders = list[Path]()
-    for match in sorted(glob.glob(str(place), recursive=True)):
+    for match in sorted(glob.glob(str(target), recursive=True)):
         folder = Path(match)
         if folder.is_dir():
             folders += _below(folder)
@@ -447,16 +447,16 @@ def _started(folder: Path, attempt: int) -> float:
     return -math.inf
 
 
-def _below(place: Path) -> list[Path]:
+def _below(target: Path) -> list[Path]:
     """List the run folders of a run, a grid or a folder of runs."""
-    if _is_run(place):
-        return [place]
-    if (place / GRID).is_file():
-        return [cell["folder"] for cell in _cells(place) if cell["folder"] is not None]
-    inner = place / "runs"
+    if _is_run(target):
+        return [target]
+    if (target / GRID).is_file():
+        return [cell["folder"] for cell in _cells(target) if cell["folder"] is not None]
+    inner = target / "runs"
     if inner.is_dir():
-        place = inner
-    return _in_order(run_folders(place))
+        target = inner
+    return _in_order(run_folders(target))
 
 
 def _cells(grid: Path) -> list[dict[str, Any]]:
@@ -477,19 +477,19 @@ def _cells(grid: Path) -> list[dict[str, Any]]:
     return cells
 
 
-def without_record(place: Path) -> Iterator[str]:
+def without_record(target: Path) -> Iterator[str]:
     """Yield lines about a grid's cells that have no record, and about other cells than those whose
     digest the folder's name has."""
-    if _is_run(place) or not (place / GRID).is_file():
+    if _is_run(target) or not (target / GRID).is_file():
         return
-    cells = _cells(place)
+    cells = _cells(target)
     missing = [cell.get("run") or cell["identity"] for cell in cells if cell["folder"] is None]
     if missing:
-        yield f"{place}: {plural(len(missing), 'cell')} without a record ({shorten(missing)})"
-    in_name = re.search(r"-([0-9a-f]{8})$", place.absolute().name)
+        yield f"{target}: {plural(len(missing), 'cell')} without a record ({shorten(missing)})"
+    in_name = re.search(r"-([0-9a-f]{8})$", target.absolute().name)
     identities = sorted(cell["identity"] for cell in cells)
     if in_name and in_name[1] != digest({"identities": identities})[:8]:
-        yield f"{place / GRID}: it lists other cells than those that made the folder's name"
+        yield f"{target / GRID}: it lists other cells than those that made the folder's name"
 
 
 def of_identity(root: Path, identity: str) -> Path | None:
@@ -508,7 +508,7 @@ def of_identity(root: Path, identity: str) -> Path | None:
     return None
 
 
-def _named(name: str, root: Path) -> list[Path]:
+def _runs_named(name: str, root: Path) -> list[Path]:
     """Return the runs that `find` says a name stands for.
 
     Errors:

@@ -122,7 +122,7 @@ class Planned:
     claim: Claim
 
     @property
-    def cells(self) -> dict[str, str]:
+    def texts(self) -> dict[str, str]:
         """Return what a table can say of it, by column."""
         claim = self.claim
         study = self.study
@@ -449,10 +449,10 @@ def _section(part: Section) -> list[str]:
 
 def _planned(plans: Sequence[Planned]) -> Table:
     """Draw a row for each claim that a study has and no result."""
-    cells = [plan.cells for plan in plans]
-    columns = [Column(title=name) for name in cells[0]]
+    texts = [plan.texts for plan in plans]
+    columns = [Column(title=name) for name in texts[0]]
     lines = list[list[object]]()
-    for row in cells:
+    for row in texts:
         lines.append([text or None for text in row.values()])
     return Table(title="", columns=columns, rows=lines)
 
@@ -463,10 +463,10 @@ def _unstudied(entries: Sequence[Unstudied], level: str) -> list[str]:
     for column, heading in UNSTUDIED.items():
         some = [entry for entry in entries if getattr(entry, column)]
         if some:
-            cells = [_entry(entry, column) for entry in some]
-            columns = [Column(title=name) for name in cells[0]]
+            texts = [_entry(entry, column) for entry in some]
+            columns = [Column(title=name) for name in texts[0]]
             table = Table(
-                title=heading, columns=columns, rows=[list(row.values()) for row in cells]
+                title=heading, columns=columns, rows=[list(row.values()) for row in texts]
             )
             lines += [f"{level} {heading}", "", *table.markdown(), ""]
     return lines

@@ -23,9 +23,8 @@ from nocap.sessions.figures import setting_of
 from nocap.store.metrics import Better, Metric
 
 FILE = "study.yaml"
-STUDIES = Path(
-    "experiments"
-)  # of studies, in a checkout and in the folder where a command is typed
+# in a checkout, and in the folder where a command is typed
+STUDIES = Path("experiments")
 CLOSED = (
     "output_dir",
     "cache_dir",

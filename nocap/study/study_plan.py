@@ -169,7 +169,7 @@ def training_overrides(at: ScaleConfig, output_dir: str, steps: int | None) -> l
 
 
 def compose_arms(
-    study: Study, at: ScaleConfig, arms: Sequence[str], place: Sequence[str]
+    study: Study, at: ScaleConfig, arms: Sequence[str], setting: Sequence[str]
 ) -> dict[str, Composed]:
     """Return arm → its composition, the baseline first, whose precision and compilation the others
     have.
@@ -180,7 +180,7 @@ def compose_arms(
     composed: dict[str, Composed] = {}
     first: Composed | None = None
     for arm in sorted(arms, key=lambda name: name != study.baseline):
-        composed[arm] = _named(arm, first, arm_overrides(study, at, arm, place))
+        composed[arm] = _named(arm, first, arm_overrides(study, at, arm, setting))
         if first is None:
             first = composed[arm]
     return composed

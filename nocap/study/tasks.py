@@ -109,7 +109,7 @@ def grid_of(runs: Sequence[Training], label: str) -> Grid:
     swept = _swept([run.composed.overrides for run in runs])
     distinct = {run.plan.identity: run for run in reversed(runs)}
     name = f"{label}-{digest(sorted(distinct))[:8]}"
-    asked = seeds_asked(run.plan for run in runs)
+    requests = seeds_asked(run.plan for run in runs)
     cells = list[Cell]()
     for run in runs:
         if distinct[run.plan.identity] is not run:
@@ -118,7 +118,7 @@ def grid_of(runs: Sequence[Training], label: str) -> Grid:
         if run.short:
             words.append(f"steps={run.short}")
         words.append(f"seed={run.seed}")
-        own = replace(asked[run.plan.arm], length_of=run.length_of)
+        own = replace(requests[run.plan.arm], length_of=run.length_of)
         plan = replace(run.plan, grid=name, swept=swept, asked=own)
         cells.append(Cell(overrides=run.composed.overrides, label=" ".join(words), plan=plan))
     folder = runs[0].plan.run_dir.parents[1] / "grids" / name
