@@ -1,5 +1,5 @@
 """The comparison: arms against a baseline, with intervals, verdicts, and what should be doubted. As
-JSON it is a `judge.schema.Result`. `--json` writes it with the question and the records
+JSON it is a `judge.comparison_schema.Result`. `--json` writes it with the question and the records
 (`nocap.report.result`), from which it is judged again."""
 
 from __future__ import annotations

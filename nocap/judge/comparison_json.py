@@ -1,4 +1,4 @@
-"""A comparison as `judge.schema` has it. `result_of` alone fills those types."""
+"""A comparison as `judge.comparison_schema` has it. `result_of` alone fills those types."""
 
 from __future__ import annotations
 
