@@ -1,1 +1,1 @@
-"""Measurements from elsewhere: of anybody's command, of logs that other trainers wrote, of results."""
+"""Measurements from elsewhere: of anybody's command, and of what other trainers wrote."""
