@@ -19,7 +19,8 @@ import pytest
 
 from nocap import outside
 from nocap.config import hardware
-from nocap.config.compose import composed, of_a_grid, overrides_of
+from nocap.config.choices import of_a_grid, overrides_of
+from nocap.config.compose import composed
 from nocap.config.keys import LIMITS, TEXT
 from nocap.config.run import Run, Store
 from nocap.config.trainer import Trainer

@@ -24,7 +24,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from nocap import outside
 from nocap.config import hardware
-from nocap.config.compose import as_in, compose, overrides_of
+from nocap.config.choices import overrides_of
+from nocap.config.compose import as_in, compose
 from nocap.config.compose import composed as composed_of
 from nocap.config.defaults import other_precision, reasons
 from nocap.config.flags import COMMON, KEYS, SWEEPS, asked, comments_of, manual
@@ -316,7 +317,7 @@ def test_arms_take_the_baselines_precision_and_compilation(monkeypatch: pytest.M
 def test_all_cells_and_trials_have_one_now(monkeypatch: pytest.MonkeyPatch):
     ticks = map(str, itertools.count())
     clock = SimpleNamespace(strftime=lambda form: next(ticks))
-    monkeypatch.setattr("nocap.config.compose.time", clock)
+    monkeypatch.setattr("nocap.config.choices.time", clock)
     monkeypatch.setattr("hydra.core.utils.datetime", SimpleNamespace(now=lambda: clock))
     words = ["model=nano", "output_dir=at-${now:%S of this test}"]
     assert len({compose([*words, f"seed={seed}"]).output_dir for seed in (0, 1)}) == 1

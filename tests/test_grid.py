@@ -196,7 +196,7 @@ def test_a_yamls_sweeps_are_a_grids_and_the_command_goes_before_them(tmp_path, m
     conf, grids = shutil.copytree(conf_dir(), tmp_path / "conf"), []
     sweep = "{sweeper: {params: {attention: 'flash,gqa', norm: glob(rms*), seed: '1,2'}}}"
     (conf / "experiment" / "mine.yaml").write_text(f"# @package _global_\nhydra: {sweep}\n")
-    for module in ("config.compose", "outside"):
+    for module in ("config.choices", "outside"):
         monkeypatch.setattr(f"nocap.{module}.conf_dir", lambda: conf)
     words = [*CELL, "experiment=mine", "seed=0", f"output_dir={tmp_path}"]
     assert multirun(words, look=lambda grid: grids.append(grid) or "") == 0

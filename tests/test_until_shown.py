@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nocap.config.compose import overrides_of
+from nocap.config.choices import overrides_of
 from nocap.judge.compare import compare
 from nocap.judge.compared_arms import Comparison
 from nocap.launch import until

@@ -13,7 +13,8 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from nocap import outside
-from nocap.config.compose import compose, of_a_grid, overrides_of
+from nocap.config.choices import of_a_grid, overrides_of
+from nocap.config.compose import compose
 from nocap.config.compose import raw_config as unchecked
 from nocap.config.option import Option
 from nocap.config.run import Run

@@ -22,7 +22,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from nocap import outside
 from nocap.config import hardware
-from nocap.config.compose import Composed, composed, is_launcher, of_a_grid, overrides_of
+from nocap.config.choices import is_launcher, of_a_grid, overrides_of
+from nocap.config.compose import Composed, composed
 from nocap.config.errors import FailedError
 from nocap.config.keys import EXIT_CODES, check_keys, require
 from nocap.config.paths import shown

@@ -23,7 +23,8 @@ import numpy as np
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from omegaconf import OmegaConf
 
-from nocap.config.compose import Composed, as_in, parsed
+from nocap.config.choices import parse_override as parsed
+from nocap.config.compose import Composed, as_in
 from nocap.config.keys import is_fault, require
 from nocap.config.plain import explained, made
 from nocap.config.trainer import Sampler, Search

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hydra.core.override_parser.types import Override
 
-from nocap.config.compose import overrides_of
+from nocap.config.choices import overrides_of
 from nocap.config.keys import require
 from nocap.display import listed, shorten
 from nocap.judge.compare import compare

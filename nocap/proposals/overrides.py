@@ -7,7 +7,8 @@ from functools import partial
 from typing import cast
 
 from nocap.config import hardware
-from nocap.config.compose import Composed, as_in, parsed
+from nocap.config.choices import parse_override
+from nocap.config.compose import Composed, as_in
 from nocap.config.errors import FailedError
 from nocap.config.keys import require
 from nocap.config.run import Run
@@ -86,7 +87,7 @@ def _compose(rules: Propose, baseline: Composed, words: Sequence[str]) -> Compos
     """Compose the proposal's overrides on top of the baseline's, with its precision and
     compilation."""
     for word in words:
-        name = parsed(word).key_or_group
+        name = parse_override(word).key_or_group
         require(
             not name.startswith(OURS), name, "be left out of a proposal: the study sets it", word
         )

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from nocap.config.bounded import parse_yaml, read_text
-from nocap.config.compose import parsed
+from nocap.config.choices import parse_override
 from nocap.config.keys import check_keys, key, require
 from nocap.config.paths import PACKAGE
 from nocap.config.plain import made, refuse_interpolations
@@ -463,7 +463,7 @@ def _check_word(word: str) -> None:
     not from the file, which may be a stranger's."""
     require(isinstance(word, str), "overrides", "be words, as in [attention=gqa]", word)
     if not word.startswith(ENGINE):
-        name = parsed(word).key_or_group
+        name = parse_override(word).key_or_group
         require(
             not name.startswith(CLOSED),
             name,

@@ -8,7 +8,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from nocap.config.compose import Composed, as_in, composed, parsed
+from nocap.config.choices import parse_override
+from nocap.config.compose import Composed, as_in, composed
 from nocap.config.defaults import ON_CPU
 from nocap.config.keys import flat, require
 from nocap.config.plain import to_plain
@@ -107,7 +108,7 @@ def _machine_keys(study: Study, at: ScaleConfig) -> frozenset[str]:
         words += arm_overrides(study, at, arm, [*at.train, *at.bench])
     for trials in study.tune.trials.values():
         words += chain(*trials)
-    keys = {parsed(word).key_or_group.removeprefix("trainer.") for word in words}
+    keys = {parse_override(word).key_or_group.removeprefix("trainer.") for word in words}
     return frozenset(keys.intersection(OF_THE_MACHINE))
 
 
