@@ -22,9 +22,10 @@ from nocap.store.files import write_text
 from nocap.store.record import write_json
 
 if TYPE_CHECKING:
-    from nocap.sources.command import Command, Reading
+    from nocap.sources.command import Command
     from nocap.sources.race import GuardReading as Guarded
     from nocap.sources.race import Race
+    from nocap.sources.reading import Reading
 
 FORMS = """\
 Arms are commands (--arm) or versions of the repository in which one stands (--ref), the baseline
@@ -307,9 +308,9 @@ def _arms(
 
 def _readings(asked: argparse.Namespace) -> tuple[list[Reading], list[Guarded]]:
     """Return what is compared, and what may not be worse."""
-    from nocap.sources.command import Reading, number
     from nocap.sources.race import MEASURED
     from nocap.sources.race import GuardReading as Guarded
+    from nocap.sources.reading import Reading, number
     from nocap.store.metrics import Better
 
     readings, guards = list[Reading](), list[Guarded]()
@@ -362,7 +363,7 @@ def _readings(asked: argparse.Namespace) -> tuple[list[Reading], list[Guarded]]:
 
 
 def _expected(text: str) -> tuple[float, float] | None:
-    from nocap.sources.command import number
+    from nocap.sources.reading import number
 
     if not text:
         return None

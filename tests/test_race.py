@@ -19,9 +19,10 @@ from scipy import stats
 from nocap import race
 from nocap.config.errors import FailedError
 from nocap.sources import command
-from nocap.sources.command import LOG, RESULT, Command, Reading
+from nocap.sources.command import Command
 from nocap.sources.race import Race
 from nocap.sources.race_answer import written
+from nocap.sources.reading import LOG, RESULT, Reading
 from nocap.sources.versions import of_commands, of_refs, split
 from nocap.store.lease import HeldError
 from nocap.store.metrics import Better

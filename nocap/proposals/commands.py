@@ -20,7 +20,8 @@ from nocap.config.trainer import Device
 from nocap.judge.interval import alike
 from nocap.proposals.campaign import Losses, Proposal, Proposals
 from nocap.sources import versions
-from nocap.sources.command import Command, Reading, duration_s, failures_of
+from nocap.sources.command import Command, duration_s, failures_of
+from nocap.sources.reading import Reading
 from nocap.store import lease
 from nocap.store.metrics import Better
 from nocap.study.log import FILE as LOG

@@ -22,7 +22,8 @@ from nocap.judge.interval import analyses
 from nocap.judge.time_to_target import TargetCrossing, crossing
 from nocap.judge.turns import Limit, RaceQuestion, RaceResult, RaceRows, judge
 from nocap.report.page import finite
-from nocap.sources.command import COSTS, Command, Reading, failures_of, result
+from nocap.sources.command import COSTS, Command, failures_of
+from nocap.sources.reading import Reading, result
 from nocap.store.metrics import METRICS, Better, Ending, Measurement, Metric, now
 from nocap.store.record import Required, digest, read_json, write_json
 

@@ -27,8 +27,9 @@ from nocap.report.page import finite
 from nocap.report.provenance import Fact
 from nocap.report.table import Column, Table, TableCell
 from nocap.report.words import measured, values
-from nocap.sources.command import Command, result
+from nocap.sources.command import Command
 from nocap.sources.race import Race, RaceOutcome
+from nocap.sources.reading import result
 from nocap.store.metrics import METRICS, Better, Measurement, Metric, Scale
 
 START_UP = "Wall-clock includes start-up."
