@@ -22,6 +22,7 @@ from nocap.proposals.campaign import Losses, Proposal, Proposals
 from nocap.sources import versions
 from nocap.sources.command import Command, duration_s, failures_of
 from nocap.sources.reading import Reading
+from nocap.sources.repository import HERE
 from nocap.store import lease
 from nocap.store.metrics import Better
 from nocap.study.log import FILE as LOG
@@ -87,7 +88,7 @@ def _sides(
         names = ["the baseline", *(f"proposal {i}" for i in range(1, len(words)))]
         commands = list(zip(names, words, strict=True))
         return versions.of_commands(commands, locked=rules.locked, apart=apart)
-    refs = [rules.ref, *[versions.HERE] * (len(words) - 1)]
+    refs = [rules.ref, *[HERE] * (len(words) - 1)]
     return versions.of_refs(
         list(zip(refs, words, strict=True)),
         locked=rules.locked,
