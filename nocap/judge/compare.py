@@ -16,7 +16,7 @@ from nocap.judge.arms import Arm, changes, swept_keys
 from nocap.judge.comparable import confounders, declaring, is_noisy
 from nocap.judge.compared_arms import ComparedArm, Comparison
 from nocap.judge.equal_loss import EqualLoss, TimeAtEqualLoss, around, judge_rows, shows_a_length
-from nocap.judge.factors import by_factor
+from nocap.judge.factors import Factors, by_factor
 from nocap.judge.interval import Estimate, shared
 from nocap.judge.labels import choose_baseline, labelled
 from nocap.judge.losses import Difference, Differences, Outcome, Pair, difference, pair_of, together
@@ -44,24 +44,11 @@ def compare(
             was met before the first step.
     """
     _check_question(baseline=baseline, target_loss=target_loss, against=against)
-    stepwise = against == PREVIOUS
     runs = grouping.select(runs, group_id=group, baseline=baseline, allow=allow)
-    sides = _sides(runs, baseline=baseline, target_loss=target_loss, stepwise=stepwise)
+    sides = _sides(runs, baseline=baseline, target_loss=target_loss, against=against)
     table = _table(sides, cautious=cautious)
     paces = Paces.of(sides.arms, runs.timings)
     worth = _worth(sides, table, paces)
-    factors = None
-    if not stepwise:  # the arms of a chain could not be read over the levels of one baseline
-        factors = by_factor(
-            sides.arms,
-            sides.base,
-            table,
-            metric=sides.metric,
-            allow=allow,
-            paces=paces,
-            wide=cautious,
-            worth=worth,
-        )
     maker = _Rows(
         sides=sides,
         target_loss=target_loss,
@@ -78,12 +65,12 @@ def compare(
         target=target_loss,
         metric=sides.metric,
         swept=swept_keys(arm.config for arm in sides.arms),
-        problems=_problems(runs, sides, table, paces, rows, allow=allow, stepwise=stepwise),
+        problems=_problems(runs, sides, table, paces, rows, allow=allow),
         not_compared=_not_compared(runs, [*sides.arms, *sides.lengths]),
         found=runs,
         allow=declaring(runs.records, allow),
         against=against,
-        factors=factors,
+        factors=_factors(sides, table, paces, worth, allow=allow, wide=cautious),
         look=table.look,
         cautious=cautious,
         lengths=sides.ends or (),
@@ -129,6 +116,7 @@ class _Sides:
     metric: str  # of all verdicts
     lengths: list[Arm]  # that show another arm at another length, and have no row
     ends: tuple[Arm, Arm] | None  # the baseline's shorter and longer length; None: it has none
+    stepwise: bool  # each is compared with the one before it
 
     @property
     def others(self) -> list[Arm]:
@@ -136,11 +124,10 @@ class _Sides:
         return [pair.arm for pair in self.pairs.values()]
 
 
-def _sides(
-    runs: Found, *, baseline: str | None, target_loss: float | None, stepwise: bool
-) -> _Sides:
+def _sides(runs: Found, *, baseline: str | None, target_loss: float | None, against: str) -> _Sides:
     """Make arms of runs, choose the baseline, and pair the others with it, or in a chain each with
     the one before it."""
+    stepwise = against == PREVIOUS
     every = grouping.group(runs.records)
     arms = labelled([arm for arm in every if not shows_a_length(arm)])
     _check_finished(arms, runs)
@@ -159,6 +146,7 @@ def _sides(
         metric=metric,
         lengths=[arm for arm in every if shows_a_length(arm)],
         ends=ends,
+        stepwise=stepwise,
     )
 
 
@@ -201,7 +189,6 @@ def _problems(
     rows: Sequence[ComparedArm],
     *,
     allow: Collection[str],
-    stepwise: bool,
 ) -> list[str]:
     """List what a reader should doubt, or know of the runs that were found."""
     problems = [
@@ -210,7 +197,7 @@ def _problems(
         *doubts.of_rows(rows, allow=allow),
         *doubts.unpaired(table, sides.pairs),
     ]
-    if not stepwise:
+    if not sides.stepwise:
         problems += doubts.holes(sides.arms, sides.base, table)
     problems += doubts.idle_lengths(sides.lengths, sides.ends, sides.base)
     problems += doubts.idle_timings(runs.timings, sides.arms, paces)
@@ -256,6 +243,31 @@ def _worth(sides: _Sides, table: Differences, paces: Paces) -> EqualLoss | None:
         seeds=table.seeds,
         look=table.look,
         paces=paces,
+    )
+
+
+def _factors(
+    sides: _Sides,
+    table: Differences,
+    paces: Paces,
+    worth: EqualLoss | None,
+    *,
+    allow: Collection[str],
+    wide: bool,
+) -> Factors | None:
+    """Return the grid by factor; `None`: it is no full crossing, or is a chain, whose arms have no
+    one baseline over whose levels they could be read."""
+    if sides.stepwise:
+        return None
+    return by_factor(
+        sides.arms,
+        sides.base,
+        table,
+        metric=sides.metric,
+        allow=allow,
+        paces=paces,
+        wide=wide,
+        worth=worth,
     )
 
 
