@@ -256,9 +256,9 @@ def _has_defaults(name: str) -> bool:
 def _group_of(name: str) -> Iterator[tuple[str, str]]:
     """Yield the group of a yaml and its name there, if it is of a group or an experiment."""
     for group in (*outside.groups(), "experiment"):
-        place = f"{outside.place(group)}/"
-        if name.startswith(place):
-            yield group, name.removeprefix(place)
+        prefix = f"{outside.place(group)}/"
+        if name.startswith(prefix):
+            yield group, name.removeprefix(prefix)
 
 
 @cache
@@ -281,18 +281,19 @@ def option_names(override: Override) -> list[str]:
         "be given options' names, as in ideas=[NAME]",
         override.input_line,
     )
-    known = names if "/" in group else outside.yamls(group)
-    for name in (name for name in names if name not in known):
-        raise ValueError(f"{group}/{name} is no option{_meant(name, known)}")
+    yamls = names if "/" in group else outside.yamls(group)
+    unknown = [name for name in names if name not in yamls]
+    if unknown:
+        raise ValueError(f"{group}/{unknown[0]} is no option{_suggestion(unknown[0], yamls)}")
     return names
 
 
-def _meant(name: str, known: Collection[str]) -> str:
+def _suggestion(name: str, yamls: Collection[str]) -> str:
     """Return what was probably meant by a name that its group does not have, in parentheses: the
     experiment of that name, else an option of the group."""
     if name in outside.yamls("experiment"):
         return f" (did you mean experiment={name}?)"
-    return suggest(name, known)
+    return suggest(name, yamls)
 
 
 def _check_from_outside(path: Path) -> None:
@@ -318,10 +319,8 @@ def search_path() -> list[str]:
 def prepare_hydra() -> None:
     """Hydra's plugins are all that `hydra_plugins` on the path holds: not those of the working
     directory, where `python -m` looks first."""
-    path, sys.path[:] = (
-        sys.path[:],
-        [place for place in sys.path if place and Path(place).resolve() != Path.cwd()],
-    )
+    path = sys.path[:]
+    sys.path[:] = [folder for folder in path if folder and Path(folder).resolve() != Path.cwd()]
     Plugins.instance()
     sys.path[:] = path
 

@@ -165,8 +165,8 @@ def _value_of(config: DictConfig, key: str, value: Any, text: Any) -> Any:
         for name, item in value.items():
             values[name] = _value_of(config, f"{key}.{name}", item, text[name])
         return values
-    place, _, name = key.rpartition(".")
-    parent = OmegaConf.select(config, place) if place else config
+    parent_key, _, name = key.rpartition(".")
+    parent = OmegaConf.select(config, parent_key) if parent_key else config
     schema = OmegaConf.get_type(parent)
     types = types_of(schema).get(name, ()) if dataclasses.is_dataclass(schema) else ()
     if value is None and NoneType in types:

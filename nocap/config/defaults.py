@@ -122,8 +122,8 @@ def compilation(
     model where that takes less time than it saves within the run. On a CPU: those, or the whole of
     a small model, where compiling takes less time, with nothing in its cache, than it saves."""
     if device is Device.cuda:
-        whole, why = gpu.compiles_whole(model, tokenizer, steps * batch_tokens // max(1, devices))
-        if whole:
+        is_full, why = gpu.compiles_whole(model, tokenizer, steps * batch_tokens // max(1, devices))
+        if is_full:
             return Compile.full, why
         return Compile.regional, why
     blocks, head = gpu.weights(model, tokenizer)
@@ -220,16 +220,16 @@ def reasons(run: Run) -> dict[str, str]:
 # --- what a yaml may ask for ----------------------------------------------------------------------
 
 
-def _fraction(share: float, whole: int) -> int:
-    return math.floor(share * whole)
+def _fraction(share: float, total: int) -> int:
+    return math.floor(share * total)
 
 
-def _quotient(whole: float, part: float) -> int:
-    """Return how often the part is in the whole, at least once. A wrong part is refused where it is
+def _quotient(total: float, part: float) -> int:
+    """Return how often the part is in the total, at least once. A wrong part is refused where it is
     read."""
     if part <= 0:
         return 1
-    return max(1, math.floor(whole / part))
+    return max(1, math.floor(total / part))
 
 
 def _least(a: float, b: float) -> float:

@@ -257,9 +257,9 @@ def kernel_control(arm: Arm, base: Arm, arms: Sequence[Arm]) -> tuple[str, Arm |
     if not came_along or changed <= _KERNEL_KEYS or "attention.kind" in changed:
         return None
     kernel = {key: arm.config[key] for key in keys if key in arm.config}
-    wanted = {**base.config, **kernel}
+    control = {**base.config, **kernel}
     text = " ".join(f"{key}={spell(value)}" for key, value in kernel.items())
     for other in arms:
-        if not swept_keys([other.config, wanted]):
+        if not swept_keys([other.config, control]):
             return text, other
     return text, None

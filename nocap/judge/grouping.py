@@ -151,21 +151,21 @@ def _has_baseline(records: Sequence[Record], baseline: str) -> bool:
 
 
 def _left_out(
-    name: str, left: Sequence[Record], records: Sequence[Record], keys: Sequence[str]
+    name: str, others: Sequence[Record], records: Sequence[Record], keys: Sequence[str]
 ) -> str:
     """Say which runs a group that is left out has, and by which flags they are compared. `records`:
     those that are compared."""
     differences = list[str]()
     flags = list[str]()
     for key in keys:
-        value = value_of(left[0], key)
+        value = value_of(others[0], key)
         own = value_of(records[0], key)
         if value != own:
             differences.append(f"{key} is {value}, not {own}")
             flags.append(f"--allow {key}")
-    count = plural(len(left), "run")
-    names = shorten((record.folder.name for record in left), most=2)
-    pronoun = "them" if len(left) > 1 else "it"
+    count = plural(len(others), "run")
+    names = shorten((record.folder.name for record in others), most=2)
+    pronoun = "them" if len(others) > 1 else "it"
     return (
         f"{count} left out ({names}): {', '.join(differences)}; the same command with --group "
         f"{name} "

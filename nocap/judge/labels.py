@@ -102,28 +102,28 @@ def short_keys(keys: Sequence[str]) -> dict[str, str]:
 # --- which arm is meant ---------------------------------------------------------------------------
 
 
-def choose_baseline(arms: Sequence[Arm], wanted: str | None) -> Arm:
-    """Return the arm that `wanted` names: its id, its label, one of its runs, parts of its readable
+def choose_baseline(arms: Sequence[Arm], name: str | None) -> Arm:
+    """Return the arm that `name` names: its id, its label, one of its runs, parts of its readable
     name (`gqa gelu3x`), or what was set (`attention=gqa`, `mlp.expansion=4`), several with spaces
     or commas between. None: the arm that was asked for first.
 
     Errors:
         ValueError: no arm is called so, or several are.
     """
-    if wanted is None:
+    if name is None:
         return arms[0]
-    matches = [arm for arm in arms if wanted in _names(arm)]
+    matches = [arm for arm in arms if name in _names(arm)]
     if not matches:
-        parts = wanted.replace(",", " ").split()
+        parts = name.replace(",", " ").split()
         matches = [arm for arm in arms if all(has(arm.all[0], part) for part in parts)]
     if not matches:
         with suppress(ValueError):
-            folder = find_one(wanted).name
+            folder = find_one(name).name
             matches = [arm for arm in arms if folder in _folders(arm)]
     if len(matches) != 1:
         names = [repr(arm.label) for arm in matches or arms]
         have = shorten(names, most=12)
-        raise ValueError(f"--baseline must name one arm ({have}), got {wanted!r}")
+        raise ValueError(f"--baseline must name one arm ({have}), got {name!r}")
     return matches[0]
 
 

@@ -100,11 +100,11 @@ def noise_at_equal_loss(records: Sequence[Record], config: Config) -> NoiseAtEqu
 
 
 def _alike(records: Sequence[Record], config: Config) -> list[Record]:
-    wanted = _like(config)
+    like = _like(config)
     finished = [
         record for record in records if record.status == "finished" and record.val_loss is not None
     ]
-    return [record for record in finished if _like(record.config) == wanted]
+    return [record for record in finished if _like(record.config) == like]
 
 
 def _like(config: Config) -> Config:

@@ -46,8 +46,8 @@ def compose_arm(base: Sequence[str], overrides: str, baseline: Composed | None =
         ValueError: a wrong override, or more than one device.
     """
     try:
-        made = compose_measured(["tracker=none", *base, *shlex.split(overrides)], baseline)
-        run = made.run
+        arm = compose_measured(["tracker=none", *base, *shlex.split(overrides)], baseline)
+        run = arm.run
         require(
             run.trainer.devices == 1,
             "trainer.devices",
@@ -57,7 +57,7 @@ def compose_arm(base: Sequence[str], overrides: str, baseline: Composed | None =
         check_compiler(run)
     except ValueError as error:
         raise ValueError(f"--arm {overrides.strip()!r}: {error}") from error
-    return made
+    return arm
 
 
 def step_config(run: Run) -> dict[str, Any]:

@@ -84,8 +84,8 @@ def _notes(bench: Bench) -> Iterator[str]:
     yield _of_memory_and_peaks(bench)
     sizes = {arm.facts.tokens_per_step for arm in bench.arms if arm.tokens_per_s}
     if len(sizes) > 1:
-        told = [f"{tokens:,}" for tokens in sorted(size for size in sizes if size is not None)]
-        yield f"tokens per step differ ({', '.join(told)}): speed is per token"
+        counts = [f"{tokens:,}" for tokens in sorted(size for size in sizes if size is not None)]
+        yield f"tokens per step differ ({', '.join(counts)}): speed is per token"
 
 
 def _of_memory_and_peaks(bench: Bench) -> str:

@@ -120,11 +120,11 @@ def _run(
     turns = [(baseline, proposal), (proposal, baseline)]
     for i, seed in enumerate(seeds):
         for side in turns[i % 2]:
-            place = runs / f"{side.content}-{seed}"
-            if not reading.is_in(place):
+            folder = runs / f"{side.content}-{seed}"
+            if not reading.is_in(folder):
                 with failures_of(side, seed):
-                    begin(side, seed, place)
-            value = reading.value(place, finite=False)
+                    begin(side, seed, folder)
+            value = reading.value(folder, finite=False)
             losses[side.content, seed] = sign * value if math.isfinite(value) else math.inf
     for side in (baseline, proposal):
         of_side = [losses[side.content, seed] for seed in seeds]

@@ -168,10 +168,10 @@ def _verdicts(race: Race, outcome: RaceOutcome) -> Table:
     base = result.baseline[metric.name]
     rows: list[list[object]] = [[race.arms[0].name, result.n, base.mean, None, "baseline"]]
     for arm in result.arms:
-        seen = arm.measured[metric.name]
+        own = arm.measured[metric.name]
         why = reason(result, arm)
         word = f"{arm.word.value} ({why})" if why else arm.word.value
-        rows.append([arm.name, result.n, seen.mean, _drawn(seen, metric, Scale.difference), word])
+        rows.append([arm.name, result.n, own.mean, _drawn(own, metric, Scale.difference), word])
     return Table(
         title=f"{metric.name}: {metric.better.value} is better; the gain with its 95% interval",
         columns=[
@@ -210,14 +210,14 @@ def _beside(
     for name, of_arm in arms.items():
         row: list[object] = [name]
         for metric in metrics:
-            seen = of_arm[metric.name]
-            row += [seen.mean, _drawn(seen, metric, scale)]
+            own = of_arm[metric.name]
+            row += [own.mean, _drawn(own, metric, scale)]
         rows.append(row)
     return Table(title=title, columns=columns, rows=rows, notes=[*notes, *unknown])
 
 
-def _drawn(seen: ArmMean, metric: Metric, scale: Scale) -> TableCell | None:
-    return None if seen.estimate is None else measured(seen.estimate, metric, scale)
+def _drawn(own: ArmMean, metric: Metric, scale: Scale) -> TableCell | None:
+    return None if own.estimate is None else measured(own.estimate, metric, scale)
 
 
 def _means(metric: Metric) -> Column:
@@ -333,8 +333,8 @@ def _facts(outcome: RaceOutcome, command: str | None) -> list[Fact]:
 def _stated(race: Race) -> Iterator[tuple[str, str]]:
     """Yield what was registered beside the arms, in words."""
     for reading in race.readings:
-        place = f" of {reading.file}" if reading.file else ""
-        yield "metric", f"{reading.what}{place}; {reading.better.value} is better"
+        origin = f" of {reading.file}" if reading.file else ""
+        yield "metric", f"{reading.what}{origin}; {reading.better.value} is better"
     for guard in race.guards:
         yield "guard", f"{guard.reading.what} may be worse by {guard.margin:g} at most"
     if race.expect is not None:

@@ -307,7 +307,10 @@ def of_refs(
     arms = list[Command]()
     packages = cache(_packages)  # of a Python that several arms name
     for i, (ref, words) in enumerate(commands):
-        twin = sum((trees[other], given) == (trees[ref], words) for other, given in commands[:i])
+        twin = sum(
+            (trees[other], other_words) == (trees[ref], words)
+            for other, other_words in commands[:i]
+        )
         tree_folder = (folder / f"{commits[ref][:12]}{f'-{twin}' if twin else ''}").absolute()
         if tree_folder not in [arm.top for arm in arms]:
             hold = tree_folder.with_name(

@@ -105,7 +105,7 @@ def use_options(every: Sequence[Study], *, allow_code: bool) -> None:
         require(allow_code, f"{study.folder}: config_dir", rule, study.config_dir)
     rule = "be left out where no study has a config_dir"
     require(bool(foreign) or not allow_code, "--allow-code", rule, "it")
-    outside.use(place for study in foreign for place in spec.options_of(study))
+    outside.use(folder for study in foreign for folder in spec.options_of(study))
 
 
 def _prepare(folder: Path, study: Study, options: Options) -> StudyPlan:

@@ -150,11 +150,11 @@ class Study:
             arms.append(base)
         return arms
 
-    def arms_needing(self, wanted: Callable[[Metric], bool]) -> list[str]:
+    def arms_needing(self, is_needed: Callable[[Metric], bool]) -> list[str]:
         """List the arms, in their order, of which a claim or guard needs such a metric."""
         needed = set[str]()
         for claim in self.claims:
-            if any(map(wanted, claim.metrics)):
+            if any(map(is_needed, claim.metrics)):
                 needed.update(self.sides(claim))
         return [arm for arm in self.arms if arm in needed]
 

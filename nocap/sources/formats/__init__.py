@@ -171,7 +171,7 @@ def printed(path: Path) -> Iterator[tuple[int, str]]:
         yield number, _past_bars(COLOUR.sub("", text))
 
 
-def whole(
+def full_match(
     match: re.Match[str] | None, number: int, line: str, what: str = "validation"
 ) -> re.Match[str]:
     """Return the match of a line that begins as one that counts.
