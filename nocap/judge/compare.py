@@ -22,6 +22,7 @@ from nocap.judge.labels import choose_baseline, labelled
 from nocap.judge.losses import Difference, Differences, Outcome, Pair, difference, pair_of, together
 from nocap.judge.pace import PACE, Paces
 from nocap.judge.question import BASELINE, PREVIOUS, Question
+from nocap.store.record import RunStatus
 from nocap.store.runs import Found, Record
 
 
@@ -312,7 +313,7 @@ def _check_target(arms: Sequence[Arm], target: float) -> None:
 
 
 def _status(record: Record) -> str:
-    if record.status == "finished":
+    if record.status == RunStatus.finished:
         return "finished without a validation loss"
     return record.status
 

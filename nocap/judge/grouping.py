@@ -10,7 +10,7 @@ from nocap.display import plural, shorten
 from nocap.judge.arms import ABSENT, Arm, arm_key
 from nocap.judge.comparable import declarable, is_declared, is_declaring, validation_keys, value_of
 from nocap.judge.labels import choose_baseline, labelled
-from nocap.store.record import digest
+from nocap.store.record import RunStatus, digest
 from nocap.store.runs import Found, Record
 
 VARIANTS = ("source", "data")  # parts of a run that part arms of one config
@@ -43,8 +43,8 @@ def group(records: Sequence[Record], *, ended: bool = True) -> list[Arm]:
 def _arm_of(members: Sequence[Record], *, ended: bool) -> Arm:
     """Return the arm of these runs, without those that do not count. `ended`: only finished ones
     do."""
-    diverged = tuple(run for run in members if run.status == "diverged")
-    others = [run for run in members if run.status != "diverged"]
+    diverged = tuple(run for run in members if run.status == RunStatus.diverged)
+    others = [run for run in members if run.status != RunStatus.diverged]
     if ended:
         others = [run for run in others if _is_finished(run)]
     first = members[0]
@@ -54,7 +54,7 @@ def _arm_of(members: Sequence[Record], *, ended: bool) -> Arm:
 def _is_finished(run: Record) -> bool:
     """Say whether it is finished, with a loss."""
     has_loss = run.val_loss is not None or run.value("val_bpb") is not None
-    return run.status == "finished" and has_loss
+    return run.status == RunStatus.finished and has_loss
 
 
 def _variant(arm: Arm, twins: Sequence[Arm]) -> list[str]:
@@ -126,7 +126,7 @@ def _groups(records: Sequence[Record], keys: Sequence[str]) -> dict[str, list[Re
 
 def _size(records: Sequence[Record]) -> tuple[int, int]:
     """Return how many runs a group has: the finished ones count first."""
-    finished = [run for run in records if run.status == "finished"]
+    finished = [run for run in records if run.status == RunStatus.finished]
     return len(finished), len(records)
 
 

@@ -32,6 +32,7 @@ from nocap.judge.interval import (
 )
 from nocap.judge.losses import scaled
 from nocap.judge.pace import PACE
+from nocap.store.record import RunStatus
 from nocap.store.runs import Config, Record
 
 POWER = 0.8  # how surely a plan shows what it can show: in four of five cases, as is usual
@@ -102,7 +103,9 @@ def noise_at_equal_loss(records: Sequence[Record], config: Config) -> NoiseAtEqu
 def _alike(records: Sequence[Record], config: Config) -> list[Record]:
     like = _like(config)
     finished = [
-        record for record in records if record.status == "finished" and record.val_loss is not None
+        record
+        for record in records
+        if record.status == RunStatus.finished and record.val_loss is not None
     ]
     return [record for record in finished if _like(record.config) == like]
 

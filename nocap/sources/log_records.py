@@ -18,11 +18,10 @@ from nocap.sources.log_columns import MARKS
 from nocap.sources.log_files import LogFile
 from nocap.sources.log_names import RunNames
 from nocap.sources.log_run import LogRun
-from nocap.store.record import digest
+from nocap.store.record import ENDED, RunStatus, digest
 from nocap.store.runs import Curve, Found, Record
 
 SAME_CURVE = 5  # validations that are equal in two runs of an arm by no chance
-ENDS = ("finished", "diverged")  # of runs that are compared
 TIME = "time"  # a budget
 
 
@@ -91,7 +90,7 @@ def _record(each: ReadRun, hardware: str | None) -> Record:
     is_seed = not seed or bool(re.fullmatch(r"\d{1,18}(\.0)?", seed))
     require(is_seed, "seed", "be an integer from 0", seed)
     machine = run.facts.get("hardware") or hardware
-    lost = each.status == "diverged"
+    lost = each.status == RunStatus.diverged
     loss, bpb = run.last("val_loss"), run.last("val_bpb") if each.final is None else each.final
     steps, tokens = run.last("step"), run.last("tokens")
     seconds = _seconds(run)
@@ -165,7 +164,7 @@ def _repeats(records: Sequence[Record]) -> list[tuple[Record, Record]]:
     first = dict[object, Record]()
     repeats = list[tuple[Record, Record]]()
     for record in records:
-        if record.status != "finished":
+        if record.status != RunStatus.finished:
             continue
         curve = tuple(record.curve.val_loss)
         key: object = record.identity
@@ -186,7 +185,7 @@ def _check_apart(records: Sequence[Record], runs_: dict[str, ReadRun]) -> None:
     """
     first: dict[tuple[str, int], Record] = {}
     for record in records:
-        if record.status not in ENDS or record.seed < 0:
+        if record.status not in ENDED or record.seed < 0:
             continue
         other = first.setdefault((record.arm, record.seed), record)
         if other is record:

@@ -31,6 +31,7 @@ from nocap.sources.log_records import TIME, ReadRun, make_records
 from nocap.sources.log_rows import runs_of, title
 from nocap.sources.log_run import LogRun
 from nocap.store import runs
+from nocap.store.record import RunStatus
 from nocap.store.runs import Found
 
 CONFIGS = ("hparams.yaml", ".hydra/overrides.yaml")  # beside a log, or above it
@@ -253,7 +254,7 @@ def _status(run: LogRun) -> str:
     total = run.now.get("total")
     reached = run.reached.get("step")
     is_short = total is not None and reached is not None and reached < total - 1
-    if ended == "finished" and is_short and run.facts.get("budget") != TIME:
+    if ended == RunStatus.finished and is_short and run.facts.get("budget") != TIME:
         return f"unfinished: {reached:,.0f} of {total:,.0f} steps"
     return ended
 
@@ -263,7 +264,7 @@ def _settle_lengths(every: Sequence[ReadRun]) -> None:
     by_arm: dict[tuple[str, str | None], list[ReadRun]] = {}
     for each in every:
         if (
-            each.status == "finished"
+            each.status == RunStatus.finished
             and each.run.facts.get("budget") != TIME
             and each.end is not None
         ):
@@ -286,7 +287,7 @@ def _settle_lengths(every: Sequence[ReadRun]) -> None:
 
 def _settle_finals(every: Sequence[ReadRun]) -> Iterator[str]:
     """Take of the losses that were measured after training the last one that all runs have."""
-    ended = [each for each in every if each.status == "finished"]
+    ended = [each for each in every if each.status == RunStatus.finished]
     names = dict.fromkeys(name for each in ended for name in each.run.finals)
     if not names:
         return

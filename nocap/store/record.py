@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,7 +23,19 @@ from nocap.store import lease
 from nocap.store.files import not_elsewhere, write_file
 
 SCHEMA_VERSION = 1
-ENDED = ("finished", "diverged")  # a non-finite loss is a result; a run that was cut short is none
+
+
+class RunStatus(StrEnum):
+    """How a run ended, as its summary has it."""
+
+    finished = "finished"
+    preempted = "preempted"
+    diverged = "diverged"
+    failed = "failed"
+
+
+# a non-finite loss is a result; a run that was cut short is none
+ENDED = (RunStatus.finished, RunStatus.diverged)
 MANIFEST = "manifest.json"
 SUMMARY = "summary.json"
 SEAL = "sha256"  # the key of the summary that holds the digests

@@ -26,6 +26,7 @@ from nocap.store.record import (
     SUMMARY,
     Metrics,
     Row,
+    RunStatus,
     check_record,
     digest,
     filled,
@@ -176,7 +177,7 @@ def measurements(record: Record) -> list[Measurement]:
         metric = METRICS[name]
         value = record.value(name)
         ending = Ending.measured
-        if record.status == "diverged" and metric.made_by == "train":
+        if record.status == RunStatus.diverged and metric.made_by == "train":
             value = None
             ending = Ending.diverged
         elif value is None:

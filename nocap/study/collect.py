@@ -23,6 +23,7 @@ from nocap.sessions.figures import (
 )
 from nocap.store.identity import git_state
 from nocap.store.metrics import Measurement
+from nocap.store.record import RunStatus
 from nocap.store.runs import Record, dig
 from nocap.study.conduct import StudyOutcome
 from nocap.study.evidence import Evidence, bound, measurements, verdict_of
@@ -183,7 +184,7 @@ def _arm(name: str, outcome: StudyOutcome) -> ArmFacts:
         kernel=step.kernel,
         tokens=tokens,
         val_loss=_final_losses(runs),
-        diverged=[run.seed for run in runs if run.status == "diverged"],
+        diverged=[run.seed for run in runs if run.status == RunStatus.diverged],
         pace=_speed(evidence.steps_of_arm(PACE, name)),
         bench=_speed(evidence.steps_of_arm("bench", name)),
         runs=[run.identity for run in runs],
@@ -195,7 +196,7 @@ def _final_losses(runs: Sequence[Record]) -> FinalLosses | None:
     losses = list[float]()
     for run in runs:
         # a diverged run has its last loss, too
-        if run.status == "finished" and run.val_loss is not None:
+        if run.status == RunStatus.finished and run.val_loss is not None:
             losses.append(run.val_loss)
     if not losses:
         return None

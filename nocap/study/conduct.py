@@ -23,7 +23,7 @@ from nocap.judge.verdict import Reason, Verdict
 from nocap.launch.plan import DAMAGED, RunResult
 from nocap.sessions.figures import PLACES, TRAIN, SessionFile
 from nocap.sessions.session import Session
-from nocap.store.record import ENDED
+from nocap.store.record import ENDED, RunStatus
 from nocap.store.runs import Record
 from nocap.store.runs import number as number_of
 from nocap.study.evidence import Evidence, places, verdict_of
@@ -382,7 +382,7 @@ class _Conductor:
         seed that diverged."""
         shorts: ByLength = {}
         for key, record in runs.items():
-            if record.status != "diverged":
+            if record.status != RunStatus.diverged:
                 shorts[key] = {}
         needed = list[Training]()
         for of_length in zip(*short.values(), strict=True):

@@ -18,7 +18,7 @@ from nocap.launch.runner import Devices, Runner
 from nocap.sessions.figures import PACE
 from nocap.sessions.session import Session
 from nocap.store.identity import digest
-from nocap.store.record import read_ended
+from nocap.store.record import RunStatus, read_ended
 from nocap.store.runs import Record, read_record
 from nocap.study.spec import Study, engine_of
 from nocap.study.study_plan import StudyPlan, other_lengths
@@ -56,7 +56,7 @@ class Training:
 
 def loss_of(record: Record) -> float:
     """Return the final loss; infinite where it diverged."""
-    if record.status == "diverged" or record.val_loss is None:
+    if record.status == RunStatus.diverged or record.val_loss is None:
         return math.inf
     return record.val_loss
 
