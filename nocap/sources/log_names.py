@@ -43,6 +43,10 @@ NO_SETTINGS = re.compile(
 )
 SEEDS = re.compile(r"(?:^|[._/])(?:\w*_)?seed$", re.IGNORECASE)
 NAMES = "--names"
+# the kinds of names that a run has
+FOLDER_NAMES = "folder names"
+FILE_NAMES = "file names"
+RUN_NAMES = "names of runs"
 LEAST = 2  # runs of an arm, of which numbers may be the seeds
 FLAGS = (
     "--names '{arm}/{seed}' says how paths name them, --columns arm=COLUMN,seed=COLUMN what "
@@ -150,9 +154,9 @@ def _seeds_of_config(runs: Sequence[RunNames]) -> None:
 def _read_names(run: RunNames) -> None:
     """Take the seed out of its names, and what is never an arm."""
     parts_by_kind = {
-        "folder names": run.folders,
-        "file names": [run.file],
-        "names of runs": [run.own],
+        FOLDER_NAMES: run.folders,
+        FILE_NAMES: [run.file],
+        RUN_NAMES: [run.own],
     }
     for kind, parts in parts_by_kind.items():
         rest = list[str]()
@@ -167,7 +171,7 @@ def _read_names(run: RunNames) -> None:
             part = VERSION.sub("", part)
             if NEVER.fullmatch(part) or INDEX.fullmatch(part):
                 run.numbered |= bool(re.search(r"\d", part))
-            elif part and not (kind == "file names" and NEVER_OF_FILES.fullmatch(part)):
+            elif part and not (kind == FILE_NAMES and NEVER_OF_FILES.fullmatch(part)):
                 rest.append(part)
         run.labels[kind] = "/".join(rest)
 
@@ -175,7 +179,8 @@ def _read_names(run: RunNames) -> None:
 def _numbers_are_seeds(runs: Sequence[RunNames]) -> bool:
     """Take the last number in the names of each run as its seed, where arms of several runs count
     alike from 0 or 1."""
-    stems, numbers = list[str](), list[str]()
+    stems = list[str]()
+    numbers = list[str]()
     for run in runs:
         number_at_end = _last_number(run)
         if number_at_end is None:
@@ -208,7 +213,8 @@ def _counting(n: int) -> list[list[int]]:
 
 
 def _last_number(run: RunNames) -> tuple[str, str, str] | None:
-    """Find the place, what is left there, and the number of the last name that ends with one."""
+    """Find the last kind of names that ends with a number: the kind, what is left of it, and the
+    number."""
     for kind in reversed(run.labels):
         head, slash, last = run.labels[kind].rpartition("/")
         match = NUMBER.fullmatch(last)
@@ -246,7 +252,7 @@ def _keep_shared(runs: Sequence[RunNames], *, are_counted: bool) -> None:
             run.loose = [loose_of] if loose_of and len(among) > 1 else []
             run.has_number &= bool(run.loose)
             if len(among) == 1 and loose_of and not any(rest.values()):
-                run.labels = {**rest, "file names": loose_of}
+                run.labels = {**rest, FILE_NAMES: loose_of}
 
 
 def _without_ids(part: str, ids: list[str]) -> str:
@@ -272,21 +278,21 @@ def _by_labels(runs: Sequence[RunNames]) -> None:
     """Name the arms by folders; by files where there is one folder, or it has several runs of a
     seed; by settings that vary; by the names that logs give to runs where nothing else tells them
     apart."""
-    folders = [run.labels["folder names"] for run in runs]
-    files = [run.labels["file names"] for run in runs]
+    folders = [run.labels[FOLDER_NAMES] for run in runs]
+    files = [run.labels[FILE_NAMES] for run in runs]
     by_source: dict[str, list[str]] = {}
     if len({*folders}) > 1:
-        by_source["folder names"] = folders
+        by_source[FOLDER_NAMES] = folders
     if len({*files}) > 1 and (not by_source or _collide(runs, by_source)):
-        by_source["file names"] = files
+        by_source[FILE_NAMES] = files
     varying = _varying(runs)
     if varying:
         settings = [_settings(run, varying) for run in runs]
         sources = [run.config_name for run in runs if run.config_name]
         by_source[sources[0]] = settings
-    owns = [run.labels["names of runs"] for run in runs]
+    owns = [run.labels[RUN_NAMES] for run in runs]
     if len({*owns}) > 1 and (not by_source or _collide(runs, by_source)):
-        by_source["names of runs"] = owns
+        by_source[RUN_NAMES] = owns
     by_source = _least(by_source)
     every = [*zip(*by_source.values(), strict=True)] or [()] * len(runs)
     for run, parts in zip(runs, every, strict=True):
@@ -295,7 +301,7 @@ def _by_labels(runs: Sequence[RunNames]) -> None:
     if len({run.arm for run in runs}) < len({*every}):  # `a` of a folder, and of a file beside it
         for run, parts in zip(runs, every, strict=True):
             run.arm = "/".join(part or "." for part in parts)
-    if "file names" not in by_source:
+    if FILE_NAMES not in by_source:
         _check_crossing(runs)
     _check_loose(runs, by_source, are_set=bool(varying))
 
@@ -369,8 +375,8 @@ def _check_crossing(runs: Sequence[RunNames]) -> None:
     """
     files: dict[str, dict[str, None]] = {}
     for run in runs:
-        if run.labels["file names"] and not run.seed:
-            files.setdefault(run.arm, {})[run.labels["file names"]] = None
+        if run.labels[FILE_NAMES] and not run.seed:
+            files.setdefault(run.arm, {})[run.labels[FILE_NAMES]] = None
     several = [names for names in files.values() if len(names) > 1]
     if several:
         raise ValueError(
@@ -409,7 +415,7 @@ def _check_loose(
 def _differ_by_numbers(runs: Sequence[RunNames], by_source: Mapping[str, object]) -> bool:
     """Say whether each run is an arm of its own, and the names of these differ in nothing but
     digits."""
-    names = {*by_source} <= {"folder names", "file names", "names of runs"}
+    names = {*by_source} <= {FOLDER_NAMES, FILE_NAMES, RUN_NAMES}
     arms = [run.arm for run in runs]
     bare = {re.sub(r"\d+", "", arm) for arm in arms}
     return names and len({*arms}) == len(arms) and len(bare) == 1
