@@ -20,7 +20,7 @@ from nocap.judge.factors import Factors, by_factor
 from nocap.judge.interval import Estimate, shared
 from nocap.judge.labels import choose_baseline, labelled
 from nocap.judge.losses import Difference, Differences, Outcome, Pair, difference, pair_of, together
-from nocap.judge.pace import PACE, Paces
+from nocap.judge.pace import TOKEN_US, Paces
 from nocap.judge.question import BASELINE, PREVIOUS, Question
 from nocap.store.record import RunStatus
 from nocap.store.runs import Found, Record
@@ -274,7 +274,7 @@ def _factors(
 
 def _ratios(sides: _Sides, table: Differences, paces: Paces) -> dict[str, Estimate]:
     """Return the ratio of the time a token of each arm of the table."""
-    pairs = {name: replace(pair, metric=PACE) for name, pair in sides.pairs.items()}
+    pairs = {name: replace(pair, metric=TOKEN_US) for name, pair in sides.pairs.items()}
     return paces.ratios(pairs, table)
 
 
@@ -344,8 +344,8 @@ class _Rows:
     def row(self, arm: Arm, base: Arm) -> ComparedArm:
         """Return an arm's means and differences, over the same seeds."""
         seeds = self._seeds(arm, base)
-        pace = _mean(arm, PACE, seeds)
-        means = {PACE: times.of_pace(arm, base, pace, self.paces, self.ratios.get(arm.id))}
+        pace = _mean(arm, TOKEN_US, seeds)
+        means = {TOKEN_US: times.of_pace(arm, base, pace, self.paces, self.ratios.get(arm.id))}
         for name in times.TIMES:
             mean = _mean(arm, name, seeds)
             means[name] = times.of_metric(arm, base, self.sides.others, name, mean)

@@ -36,7 +36,7 @@ from nocap.judge.factors import Factor, Factors, Interaction, Level
 from nocap.judge.findings import Finding, Findings
 from nocap.judge.interval import LEAST_PAIRS, Estimate, confidence
 from nocap.judge.losses import Difference
-from nocap.judge.pace import PACE
+from nocap.judge.pace import TOKEN_US
 from nocap.judge.time_to_target import Reach
 from nocap.store.metrics import Measurement
 from nocap.store.record import SCHEMA_VERSION
@@ -176,7 +176,7 @@ def _arm(row: ComparedArm) -> ArmJson:
         val_loss=row.val_loss,
         val_bpb=row.val_bpb,
         difference=difference,
-        token_us=times[PACE],
+        token_us=times[TOKEN_US],
         tokens_per_s=times["tokens_per_s"],
         step_ms=times["step_ms"],
         model_mib=times["model_mib"],

@@ -23,7 +23,7 @@ from nocap.judge.equal_loss import EqualLoss, Logarithms, TimeAtEqualLoss, judge
 from nocap.judge.interval import ROUNDING, Estimate, of_arms
 from nocap.judge.labels import short_keys
 from nocap.judge.losses import Difference, Differences, Outcome, difference
-from nocap.judge.pace import PACE, Paces, less
+from nocap.judge.pace import TOKEN_US, Paces, less
 from nocap.store.metrics import METRICS, Kind
 
 Point = tuple[str, ...]  # of an arm in the crossing: a level of each factor
@@ -317,7 +317,7 @@ def _pace(crossed: Crossing, base: Arm, table: Differences, paces: Paces) -> _Re
         return None
     logarithms = {point: paces.logarithms(arm, table.seeds) for point, arm in crossed.arms.items()}
     look = table.look if paces.timing is None else 1
-    return _Reader(crossed, logarithms, PACE, look=look)
+    return _Reader(crossed, logarithms, TOKEN_US, look=look)
 
 
 def _at_equal_loss(factor: Factor, axis: int, crossed: Crossing, worth: EqualLoss) -> Factor:

@@ -14,7 +14,7 @@ from nocap.judge.factors import Factors
 from nocap.judge.findings import ORDER, Finding
 from nocap.judge.interval import Estimate, confidence
 from nocap.judge.losses import Outcome
-from nocap.judge.pace import PACE
+from nocap.judge.pace import TOKEN_US as PACE
 from nocap.judge.question import PREVIOUS
 from nocap.report.table import Column, Table, TableCell
 from nocap.report.terminal import prose
