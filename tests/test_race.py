@@ -18,7 +18,7 @@ from scipy import stats
 
 from nocap import race
 from nocap.config.errors import FailedError
-from nocap.sources import command
+from nocap.sources import command, reading
 from nocap.sources.command import Command
 from nocap.sources.race import Race
 from nocap.sources.race_answer import written
@@ -513,7 +513,7 @@ GOOD = "print('final', 3 + noise)"
 def test_what_a_command_does_badly(repo, raced, failed, monkeypatch, extra, code, line):
     """Its arm, seed and log are named, and the same command goes on once the cause is gone."""
     monkeypatch.setenv("EXTRA", extra)
-    monkeypatch.setattr(command, "LOG_BYTES", 2**20 if "65_000" in extra else command.LOG_BYTES)
+    monkeypatch.setattr(command, "LOG_BYTES", 2**20 if "65_000" in extra else reading.LOG_BYTES)
     timeout = "1s" if extra == "time.sleep(1000)" else "60s"
     words = [*ALIKE[:-1], r"final (\S+)", "--pairs", "1", "--timeout"]
     ended, said = failed(*words, timeout) if code else (0, raced(*words, timeout)["said"])
