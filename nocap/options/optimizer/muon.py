@@ -175,8 +175,7 @@ def orthogonalized(
         x = x.mT
     for a, b, c in polynomials:
         gram = x @ x.mT
-        factor = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
-        x = torch.baddbmm(x, factor, x, beta=a)
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     if is_tall:
         x = x.mT
     # exact, and as CUDA's fast path wants it

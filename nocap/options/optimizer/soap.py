@@ -84,8 +84,7 @@ class Soap(AdamW):
         mean_sq.mul_(self.beta2).addcmul_(turned, turned, value=1 - self.beta2)
         unbiased = math.sqrt(1 - self.beta2**step)
         scale = mean_sq.sqrt().div_(unbiased).add_(self.eps)
-        scaled = (mean / scale).to(left.dtype)
-        update = left.mT @ (scaled @ right)
+        update = left.mT @ ((mean / scale).to(left.dtype) @ right)
         p.mul_(1 - lr * group["weight_decay"])
         p.add_(update, alpha=-lr / (1 - self.beta1**step))
         for side, product in (("left", low @ low.mT), ("right", low.mT @ low)):
