@@ -12,7 +12,8 @@ from torch import Tensor, nn
 def rotary_tables(*, seq_len: int, d_head: int, base: float) -> tuple[Tensor, Tensor]:
     """Cosines and sines of the angle t·base^(-2i/D) for position t and pair i, each (T, D/2), fp32
     (RoFormer, arXiv:2104.09864)."""
-    inverse_frequency = 1.0 / (base ** (torch.arange(0, d_head, 2).float() / d_head))
+    exponent = torch.arange(0, d_head, 2).float() / d_head
+    inverse_frequency = 1.0 / (base**exponent)
     angle_TD = torch.outer(torch.arange(seq_len).float(), inverse_frequency)
     return angle_TD.cos(), angle_TD.sin()
 
@@ -20,9 +21,12 @@ def rotary_tables(*, seq_len: int, d_head: int, base: float) -> tuple[Tensor, Te
 def rotate(x_BTHD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
     """Rotate each pair (x[i], x[i + D/2]) by its position's angle, clockwise as the challenge does;
     fp32, as the tables are."""
-    T, half = x_BTHD.shape[1], x_BTHD.shape[3] // 2
-    cos, sin = cos_TD[:T, None], sin_TD[:T, None]
-    x1, x2 = x_BTHD[..., :half], x_BTHD[..., half:]
+    T = x_BTHD.shape[1]
+    half = x_BTHD.shape[3] // 2
+    cos = cos_TD[:T, None]
+    sin = sin_TD[:T, None]
+    x1 = x_BTHD[..., :half]
+    x2 = x_BTHD[..., half:]
     return torch.cat([x1 * cos + x2 * sin, x2 * cos - x1 * sin], dim=3)
 
 
