@@ -74,17 +74,17 @@ def _bench(options: argparse.Namespace) -> int:
     from nocap.measure.bench_arms import compose_arms
     from nocap.measure.bench_text import render_bench
 
-    seconds = SECONDS if options.seconds is None else options.seconds
+    seconds = options.seconds
+    if seconds is None:
+        seconds = SECONDS
     require(0 < seconds < math.inf, "--seconds", "be above 0", seconds)
     alone = options.seconds is None or options.rounds is None
     require(alone, "--seconds", "be left out beside --rounds, which says when it ends", seconds)
-    require(
-        options.rounds is None or options.rounds >= LEAST_PAIRS,
-        "--rounds",
-        f"be at least {LEAST_PAIRS}",
-        options.rounds,
-    )
-    base, overrides = options.overrides, options.arm
+    rounds = options.rounds
+    rule = f"be at least {LEAST_PAIRS}"
+    require(rounds is None or rounds >= LEAST_PAIRS, "--rounds", rule, rounds)
+    base = options.overrides
+    overrides = options.arm
     rule = "be given at least twice, the baseline first"
     require(len(overrides) >= 2, "--arm", rule, f"{len(overrides)} of them")
     runs = compose_arms(base, overrides)
@@ -96,9 +96,7 @@ def _bench(options: argparse.Namespace) -> int:
         with redirect_stdout(sys.stderr):  # what an option prints is not the result
             arms = [TimedArm(label, run) for label, run in runs.items()]
             keep = partial(_keep, options.json, words=base)
-            result = carry_out(
-                arms, seconds=seconds, rounds=options.rounds, log=_progress, keep=keep
-            )
+            result = carry_out(arms, seconds=seconds, rounds=rounds, log=_progress, keep=keep)
     finally:
         _progress("")
     print(render_bench(result))

@@ -22,7 +22,8 @@ def _export(options: argparse.Namespace) -> int:
     if options.hf is not None:
         return _export_hf(options)
     if options.file is None:  # one word alone is the file
-        options.run, options.file = LAST, options.run and Path(options.run)
+        options.file = options.run and Path(options.run)
+        options.run = LAST
     require(options.file is not None, "FILE", "be given, or --hf FOLDER", "none")
     options.run = options.run or LAST
     require(options.file.suffix == ".safetensors", "FILE", "end in .safetensors", options.file)
