@@ -253,7 +253,8 @@ def restamp(folder: Path) -> None:
 def stamp(folder: Path) -> None:
     """Make a folder that was changed look sound: its step, the rows before it, and its
     checksums."""
-    step, state = int(folder.name[5:]), json.loads((folder / "state.json").read_text())
+    step = int(folder.name[5:])
+    state = json.loads((folder / "state.json").read_text())
     lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
     (folder / "metrics.jsonl").write_text(
         "".join(line for line in lines if json.loads(line)["step"] < step)
@@ -276,7 +277,8 @@ def sealed(run_dir: Path) -> None:
 
 def equal_within(first: Path, second: Path, tolerance: float) -> None:
     """Losses and gradient norms of every row."""
-    rows, others = steady(first), steady(second)
+    rows = steady(first)
+    others = steady(second)
     assert [set(row) for row in rows] == [set(row) for row in others]
     for row, other in zip(rows, others, strict=True):
         assert row == pytest.approx(other, rel=0, abs=tolerance)

@@ -335,7 +335,8 @@ class Undisturbed:
 def undisturbed(cache_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     """`MEDIUM`, trained once, also where several workers ask for it. Copy it before changing it."""
     with shared_folder(tmp_path_factory, "undisturbed") as folder:
-        output_dir, made = folder / "out", folder / "made.json"
+        output_dir = folder / "out"
+        made = folder / "made.json"
         if not made.exists():
             env = {name: value for name, value in os.environ.items() if not _foreign(name)}
             began = time.monotonic()

@@ -77,9 +77,11 @@ def grid_of(tmp_path: Path, *cells: tuple[str, ...]) -> Grid:
 @pytest.fixture(scope="session")
 def small_grid(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Trained:
     """Two arms, two seeds, trained one at a time, in this process. Copy it before changing it."""
-    out, env = tmp_path_factory.mktemp("grid") / "out", {"NOCAP_CACHE": str(cache_dir)}
+    out = tmp_path_factory.mktemp("grid") / "out"
+    env = {"NOCAP_CACHE": str(cache_dir)}
     done = called(
         *CELL, ARMS, "--multirun", "seed=0,1", f"output_dir={out}", cwd=out.parent, env=env
     )
-    assert (done.code, done.err) == (0, "")
+    assert done.code == 0
+    assert done.err == ""
     return Trained(out, done)

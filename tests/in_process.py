@@ -60,7 +60,8 @@ def start(
     the worker write it. `session` is its tracker's, which gets no rows; `beat` gets each
     heartbeat."""
     this.run_dir.mkdir(parents=True, exist_ok=True)
-    began, done = time.monotonic(), list[int]()
+    began = time.monotonic()
+    done = list[int]()
     write_record_head(this)
     manifest = read_json(this.run_dir / "manifest.json")
     assert manifest is not None

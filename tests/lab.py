@@ -154,10 +154,8 @@ class Lab:
                 made = run.plan
                 if run.seed == seed and outcome(made) is None:
                     self._begin()
-                    steps, machine = (
-                        run.composed.run.trainer.steps,
-                        hardware.describe(run.composed.run.trainer.device, 1),
-                    )
+                    steps = run.composed.run.trainer.steps
+                    machine = hardware.describe(run.composed.run.trainer.device, 1)
                     more = {"token_us": self.pace(run), "tokens": 512 * steps} if self.pace else {}
                     trained = record(
                         run.arm,

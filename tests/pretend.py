@@ -22,7 +22,8 @@ from pathlib import Path
 
 from tests.conftest import REPO, Finished
 
-PYTHON, ENV = os.environ.get("NOCAP_PRETEND_PYTHON", ""), os.environ.get("NOCAP_PRETEND_ENV", "")
+PYTHON = os.environ.get("NOCAP_PRETEND_PYTHON", "")
+ENV = os.environ.get("NOCAP_PRETEND_ENV", "")
 NEEDED = {
     "NOCAP_PRETEND_PYTHON": (PYTHON, "a Python with a CUDA torch"),
     "NOCAP_PRETEND_ENV": (ENV, "the libraries' env.sh"),

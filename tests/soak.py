@@ -76,10 +76,9 @@ ROLES = {
     "nocap.launch.worker": "worker",
     "nocap.sessions.worker": "session",
 }
-START_S, WORK_S = (
-    4.0,
-    (0.3, 1.0, 3.0),
-)  # kills come as late as that after a start, and after new rows
+# kills come as late as that after a start, and after new rows
+START_S = 4.0
+WORK_S = (0.3, 1.0, 3.0)
 DEADLINE_S = 1200.0  # of a command that nobody disturbs, and between two kills
 GONE_S = 10.0  # in which the last process of a command that ended goes
 
@@ -98,7 +97,8 @@ ROW_TIMES = ("clock/", "perf/", "memory/")
 def command(kind: str, chance: random.Random, root: Path) -> list[str]:
     """A random job of this kind, which works in the folder `root` and below."""
     words = [*TINY, *(f"{key}={chance.choice(values)}" for key, values in CHOICES.items())]
-    seed, attentions = chance.randrange(1000), chance.sample(ATTENTIONS, 2)
+    seed = chance.randrange(1000)
+    attentions = chance.sample(ATTENTIONS, 2)
     root.mkdir()
     if kind == "study":
         study = {
@@ -184,13 +184,15 @@ def killed(pids: Iterable[int], roles: dict[int, str]) -> list[str]:
 def at_a_moment(process: subprocess.Popen[bytes], root: Path, chance: random.Random) -> bool:
     """Wait for a random moment: in a start-up, or after the next row or session's start. Whether
     the process is still there then."""
-    began, wall = time.monotonic(), time.time()
+    began = time.monotonic()
+    wall = time.time()
     ends = began + chance.uniform(0, START_S)
     at_work = chance.random() < 0.7
     while process.poll() is None and (at_work or time.monotonic() < ends):
         assert time.monotonic() < began + DEADLINE_S, "it hangs: no new row, and no end"
         if at_work and _worked_since(root, wall):
-            at_work, ends = False, time.monotonic() + chance.uniform(0, chance.choice(WORK_S))
+            at_work = False
+            ends = time.monotonic() + chance.uniform(0, chance.choice(WORK_S))
         time.sleep(0.01)
     return process.poll() is None
 
@@ -350,11 +352,15 @@ class Soak:
 
     def _job(self, number: int, kind: str) -> Json:
         """One command, disturbed until it ends, and compared with its twin."""
-        began, lost, name = time.monotonic(), None, f"{self.seed} {number}"
+        began = time.monotonic()
+        lost = None
+        name = f"{self.seed} {number}"
         place = Path(tempfile.mkdtemp(prefix=f"job-{number}-", dir=self.folder))
-        chance, struck = random.Random(name), list[list[str]]()
+        chance = random.Random(name)
+        struck = list[list[str]]()
         moments = chance.randint(4 * RUNS[kind], 8 * RUNS[kind])
-        twin, root = place / "twin", place / "hit"
+        twin = place / "twin"
+        root = place / "hit"
         words, _ = (command(kind, random.Random(name), folder) for folder in (twin, root))
         try:
             finish(words, twin)

@@ -264,7 +264,8 @@ def timed(
 
 # --- arms by a law: a loss of A - B·ln(steps) -----------------------------------------------------
 
-A, B = 8.0, 0.4
+A = 8.0
+B = 0.4
 NOISE = {0: -0.003, 1: 0.001, 2: 0.002}  # a seed moves a whole curve
 SEEN: Json = {
     "params": 10,

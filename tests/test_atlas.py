@@ -50,7 +50,8 @@ def made(
     worths: dict[str, float], *, slope: float = 0.3, noise: float = 0.002
 ) -> list[dict[str, Any]]:
     """Two machines of which one is 0.5 nats off, and arms that end lower by a share of steps."""
-    chance, lines = random.Random(1), []
+    chance = random.Random(1)
+    lines = []
     for machine, off in (("here", 0.0), ("there", 0.5)):
         for seed in range(2):
             luck = chance.gauss(0, 0.05)  # of the seed, which all its arms share
@@ -144,7 +145,9 @@ def test_sums_and_quotients_err_as_often_as_they_say() -> None:
     """An interval of five values each, over what is planted; and p agrees with it."""
     from estimate import interval
 
-    chance, misses, trials = random.Random(3), 0, 2000
+    chance = random.Random(3)
+    misses = 0
+    trials = 2000
     for _ in range(trials):
         gain, rate, speed = (
             [chance.gauss(mid, sd) for _ in range(5)]
@@ -190,10 +193,8 @@ def test_the_atlas_recipe_is_the_best_trial_of_its_stack(jobs: ModuleType) -> No
 @pytest.mark.slow
 def test_the_recipe_is_what_the_race_judges_and_no_trial_of_its_search_was_better() -> None:
     folder = REPO / "experiments" / "recipe_tuned"
-    raced, rows = (
-        load(folder).arms["recipe"],
-        list(map(json.loads, (folder / "search.jsonl").read_text().splitlines())),
-    )
+    raced = load(folder).arms["recipe"]
+    rows = list(map(json.loads, (folder / "search.jsonl").read_text().splitlines()))
     steps = [word for word in raced if word.startswith("trainer.steps")]
     assert (
         composed(["experiment=atlas_cpu", *raced]).run

@@ -29,9 +29,13 @@ needs_gpu = pytest.mark.skipif(
 
 def naive(q: Tensor, k: Tensor, v: Tensor, window: int | None = None) -> Tensor:
     """Ten lines of attention, in fp64."""
-    q, k, v = q.double(), k.double(), v.double()
-    T, group = q.shape[2], q.shape[1] // k.shape[1]
-    i, j = torch.arange(T, device=q.device)[:, None], torch.arange(T, device=q.device)[None, :]
+    q = q.double()
+    k = k.double()
+    v = v.double()
+    T = q.shape[2]
+    group = q.shape[1] // k.shape[1]
+    i = torch.arange(T, device=q.device)[:, None]
+    j = torch.arange(T, device=q.device)[None, :]
     visible = (j <= i) & (j > i - (T if window is None else window))
     heads = []
     for h in range(q.shape[1]):
@@ -56,7 +60,8 @@ def assert_same(
     tolerance: float = 1e-5,
 ) -> None:
     """Outputs and the gradients of all three inputs."""
-    got, want = mix(*inputs), naive(*inputs, window=window)
+    got = mix(*inputs)
+    want = naive(*inputs, window=window)
     weight = torch.randn(
         want.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64
     ).to(want.device)
@@ -129,7 +134,8 @@ def test_under_bf16_autocast_it_stays_near(mix: Callable[..., Tensor]):
     ],
 )
 def test_each_layer_has_its_window(words: tuple[str, ...], windows: tuple[int | None, ...]):
-    run, inputs = compose([*words, "model=nano", "trainer.device=cpu"]), qkv(40)
+    run = compose([*words, "model=nano", "trainer.device=cpu"])
+    inputs = qkv(40)
     for layer, window in enumerate(windows):
         assert_same(run.attention.mixer(run, layer), inputs, window)
 
@@ -143,7 +149,9 @@ class Watch(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.names, self.largest, self.pairs = set(), 0, 0
+        self.names = set()
+        self.largest = 0
+        self.pairs = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))

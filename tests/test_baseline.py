@@ -112,11 +112,12 @@ def test_no_token_is_seen_twice(run: Run):
 )
 def test_the_other_sizes(size: str, shape: tuple[int, int, int]):
     """No bias, no gain, one matrix for embedding and head."""
-    run, (layers, _, width) = baseline(f"model={size}"), shape
-    assert (run.model.n_layer, run.model.n_head, run.model.d_model, run.model.seq_len) == (
-        *shape,
-        1024,
-    )
+    run = baseline(f"model={size}")
+    layers, heads, width = shape
+    assert run.model.n_layer == layers
+    assert run.model.n_head == heads
+    assert run.model.d_model == width
+    assert run.model.seq_len == 1024
     with torch.device("meta"):
         counted = count_parameters(GPT(run, vocab_size=50257))["total"]
     assert counted == 12 * layers * width**2 + 50257 * width
@@ -159,7 +160,8 @@ def second(model: GPT, ids: Tensor, targets: Tensor) -> Tensor:
     table = model.head.unembed.weight
     x = F.embedding(ids, table)
     for block in model.blocks:
-        a, f = block.attention.f, block.mlp.f
+        a = block.attention.f
+        f = block.mlp.f
         qkv = torch.cat([a.q_proj.weight, a.k_proj.weight, a.v_proj.weight])
         x = x + attention(norm(x), qkv, a.out_proj.weight) / math.sqrt(2 * len(model.blocks))
         x = x + F.linear(F.gelu(F.linear(norm(x), f.up.weight)), f.down.weight)
@@ -180,11 +182,13 @@ def attention(x: Tensor, qkv: Tensor, out: Tensor, n_head: int = 3) -> Tensor:
 
 
 def turn(x: Tensor) -> Tensor:
-    T, D = x.shape[1], x.shape[3]
+    T = x.shape[1]
+    D = x.shape[3]
     angle = torch.outer(
         torch.arange(T).float(), 1.0 / (10000 ** (torch.arange(0, D, 2).float() / D))
     )
-    cos, sin = angle.cos()[None, :, None, :], angle.sin()[None, :, None, :]
+    cos = angle.cos()[None, :, None, :]
+    sin = angle.sin()[None, :, None, :]
     x1, x2 = x.split(D // 2, dim=3)
     return torch.cat([x1 * cos + x2 * sin, -x1 * sin + x2 * cos], dim=3)
 
@@ -206,7 +210,8 @@ def test_loss_and_gradients_are_the_second_models(precision: Precision, apart: f
     """Under autocast too, where its stream and its tables stay fp32."""
     model = build_model(baseline(*SMALL, f"attention.merge_qkv={merged}"), vocab_size=VOCAB)
     tokens = some_tokens()
-    losses, grads = [], []
+    losses = []
+    grads = []
     for forward in (model, partial(second, model)):
         with autocast(baseline(*SMALL), precision):
             loss = forward(tokens[:, :-1], tokens[:, 1:])

@@ -17,7 +17,8 @@ from nocap.options.tokenizer.vocabulary import BuiltIn, Vocabulary
 
 def write(folder: Path, sizes: list[int]) -> tuple[list[Shard], list[list[int]]]:
     """Shards of these many tokens, no two tokens alike, and the tokens."""
-    ends, shards = np.cumsum(sizes), []
+    ends = np.cumsum(sizes)
+    shards = []
     contents = [list(range(end - size, end)) for size, end in zip(sizes, ends, strict=True)]
     for i, tokens in enumerate(contents):
         write_shard(folder / f"{i:03}.bin", np.array(tokens))
@@ -41,7 +42,8 @@ def windows_of(
 def test_the_hash_is_splitmix64():
     """The first outputs of the published generator from seed 1234567, whose state grows by the
     golden gamma."""
-    gamma, seed = 0x9E3779B97F4A7C15, 1234567
+    gamma = 0x9E3779B97F4A7C15
+    seed = 1234567
     states = np.array([(seed + i * gamma) % 2**64 for i in range(5)], np.uint64)
     known = [
         6457827717110365317,
@@ -80,7 +82,8 @@ def test_it_never_changes():
 
 
 def test_every_place_is_as_likely_for_every_element():
-    n, draws = 8, 4000
+    n = 8
+    draws = 4000
     counts = np.zeros((n, n))
     for seed in range(draws):
         counts[np.arange(n), permutation(n, seed=seed, epoch=0)] += 1
@@ -102,13 +105,16 @@ def test_shuffled_reads_every_window_once_an_epoch(tmp_path: Path):
     """What is read depends on the sequence alone: nothing is remembered, whatever the order of
     asking."""
     shards, contents = write(tmp_path, SIZES)
-    windows, naive = windows_of(shards, T=8, seed=5), all_windows(contents, 8)
+    windows = windows_of(shards, T=8, seed=5)
+    naive = all_windows(contents, 8)
     n = windows.n
     want = [naive[i] for epoch in range(3) for i in permutation(len(naive), seed=5, epoch=epoch)]
     got = windows.read(range(3 * n))
-    assert (got.dtype, n) == (np.int32, len(naive))
+    assert got.dtype == np.int32
+    assert n == len(naive)
     assert got.tolist() == want
-    assert all(sorted(want[at : at + n]) == naive for at in (0, n, 2 * n))
+    for at in (0, n, 2 * n):
+        assert sorted(want[at : at + n]) == naive
     asked = np.random.default_rng(0).permutation(3 * n).tolist()
     assert windows.read(asked).tolist() == [want[i] for i in asked]
 
@@ -129,7 +135,9 @@ def test_data_without_a_window_is_refused(tmp_path: Path):
 def challenge(contents: list[list[int]], *, B: int, T: int, micro_batches: int) -> list[list[int]]:
     """Its loader: B·T + 1 tokens at the position, advance by B·T; the next shard when this one
     cannot give as much; around again."""
-    rows, shard, position = [], 0, 0
+    rows = []
+    shard = 0
+    position = 0
     while len(contents[shard]) < B * T + 1:
         shard += 1
     for _ in range(micro_batches):
@@ -137,7 +145,8 @@ def challenge(contents: list[list[int]], *, B: int, T: int, micro_batches: int) 
         rows += [tokens[b * T : (b + 1) * T + 1] for b in range(B)]
         position += B * T
         while position + B * T + 1 > len(contents[shard]):
-            shard, position = (shard + 1) % len(contents), 0
+            shard = (shard + 1) % len(contents)
+            position = 0
     return rows
 
 
@@ -152,7 +161,9 @@ def challenge(contents: list[list[int]], *, B: int, T: int, micro_batches: int) 
 )
 def test_sequential_order_is_the_challenges(sizes: list[int], tmp_path: Path):
     """Whatever the seed."""
-    B, T, micro_batches = 4, 6, 40
+    B = 4
+    T = 6
+    micro_batches = 40
     shards, contents = write(tmp_path, sizes)
     want = challenge(contents, B=B, T=T, micro_batches=micro_batches)
     for seed in (1, 2):
@@ -164,7 +175,9 @@ def test_sequential_order_is_the_challenges(sizes: list[int], tmp_path: Path):
 def test_the_challenges_order_does_not_depend_on_how_a_step_is_cut(
     world: int, micro_batch: int, tmp_path: Path
 ):
-    B, T, batch = 4, 6, 8
+    B = 4
+    T = 6
+    batch = 8
     shards, contents = write(tmp_path, [100, 24, 1, 77])
     windows = windows_of(shards, T=T, order=Order.sequential, unit=B)
     want = challenge(contents, B=B, T=T, micro_batches=8)
@@ -185,7 +198,8 @@ def test_the_challenges_order_does_not_depend_on_how_a_step_is_cut(
 def test_target_bytes_are_the_bytes_of_the_decoded_text(tmp_path: Path):
     """First windows only, targets only, end-of-text for nothing: counted again on the text itself,
     é and 日本 with all their bytes."""
-    T, n = 10, 7
+    T = 10
+    n = 7
     encoding = BuiltIn(vocabulary=Vocabulary.bytes).load(cache_dir=tmp_path)
     tokens = encoding.encode(
         f"{END_OF_TEXT}naïve café{END_OF_TEXT}日本語 text, and{END_OF_TEXT} more of it" * 3,

@@ -67,7 +67,8 @@ def both(chunks: int, *arguments: Tensor, **options: float | None) -> list[Tenso
 def test_in_fp64_loss_and_gradients_are_those_of_all_logits_at_once(
     N: int, chunks: int, softcap: float | None, z_loss: float
 ) -> None:
-    arguments, options = inputs(N), {"softcap": softcap, "z_loss": z_loss}
+    arguments = inputs(N)
+    options = {"softcap": softcap, "z_loss": z_loss}
     got, want = both(chunks, *arguments, **options)
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a, b, atol=1e-14, rtol=1e-13)
@@ -92,7 +93,8 @@ def test_under_bf16_autocast_it_errs_no_more_than_the_plain_loss(
     softcap: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(chunked, "ROWS", 150)  # of 400: the weights' gradient in three slices
-    exact, options = inputs(256, V=400, C=64), {"softcap": softcap, "z_loss": 1e-3}
+    exact = inputs(256, V=400, C=64)
+    options = {"softcap": softcap, "z_loss": 1e-3}
     exact[1].data.mul_(0.125)
     x, weight = (t.detach().float().requires_grad_() for t in exact[:2])
     with torch.autocast("cpu", torch.bfloat16):
@@ -150,7 +152,8 @@ def head_peak_mib(chunks: int, *, training: bool) -> float:
     """Of final norm, unembedding and loss at GPT-2's vocabulary, 512 tokens and 64 channels."""
     run = nano("model.seq_len=512", "trainer.micro_batch=1", f"objective.loss_chunks={chunks}")
     head = build_model(run, vocab_size=50257).head.train(training)
-    x, targets = torch.randn(1, 512, 64), torch.zeros(1, 512, dtype=torch.long)
+    x = torch.randn(1, 512, 64)
+    targets = torch.zeros(1, 512, dtype=torch.long)
 
     def once() -> None:
         with torch.set_grad_enabled(training):
@@ -169,7 +172,8 @@ def head_peak_mib(chunks: int, *, training: bool) -> float:
 
 @pytest.mark.slow
 def test_the_logits_of_one_chunk_and_the_weights_gradient_are_all_it_holds() -> None:
-    logits, weights = 512 * 50257 * 4 / memory.MIB, 64 * 50257 * 4 / memory.MIB
+    logits = 512 * 50257 * 4 / memory.MIB
+    weights = 64 * 50257 * 4 / memory.MIB
     assert head_peak_mib(1, training=True) == pytest.approx(3 * logits, rel=0.02)
     assert head_peak_mib(8, training=True) == pytest.approx(logits / 8 + weights, rel=0.03)
     assert head_peak_mib(1, training=False) == pytest.approx(2 * logits, rel=0.02)
@@ -182,7 +186,9 @@ def test_the_logits_of_one_chunk_and_the_weights_gradient_are_all_it_holds() -> 
 @pytest.mark.parametrize("attention", ["mha", "sliding"])
 def test_recomputed_activations_change_no_bit_and_are_not_kept(attention: str) -> None:
     run = nano("model.n_layer=4", f"attention={attention}")
-    tokens, kept, gradients = tokens_of(), {}, {}
+    tokens = tokens_of()
+    kept = {}
+    gradients = {}
     for kind in ["off", *KINDS]:
         run.trainer.activation_checkpointing = ActivationCheckpointing(kind)
         model = build_model(run, vocab_size=VOCAB)
@@ -192,9 +198,8 @@ def test_recomputed_activations_change_no_bit_and_are_not_kept(attention: str) -
         loss.backward()
         gradients[kind] = [loss.detach(), *(p.grad for p in model.parameters())]
     for kind in KINDS:
-        assert all(
-            torch.equal(a, b) for a, b in zip(gradients[kind], gradients["off"], strict=True)
-        )
+        for a, b in zip(gradients[kind], gradients["off"], strict=True):
+            assert torch.equal(a, b)
     stream = tokens[:, 1:].numel() * run.model.d_model * 4
     assert kept["block"] < kept["off"] / 4
     # a layer's up-projection and what GELU makes of it, 4·d each
@@ -203,10 +208,12 @@ def test_recomputed_activations_change_no_bit_and_are_not_kept(attention: str) -
 
 
 def test_model_flops_count_neither_recomputation_nor_chunks() -> None:
-    counts, ran = [], []
+    counts = []
+    ran = []
     for words in ((), ("objective.loss_chunks=5",), ("trainer.activation_checkpointing=block",)):
         run = nano("attention=mha", *words)
-        model, tokens = build_model(run, vocab_size=VOCAB), tokens_of()
+        model = build_model(run, vocab_size=VOCAB)
+        tokens = tokens_of()
         with FlopCounterMode(display=False) as counter:  # of the products that run
             backward(model, tokens)
         counts.append(flops_per_token(run, vocab_size=VOCAB, causal=False)[0])
@@ -214,7 +221,8 @@ def test_model_flops_count_neither_recomputation_nor_chunks() -> None:
     parts = component_flops(run, vocab_size=VOCAB, causal=False)
     # a block's forward but for its last product, whose result nobody asks for
     again = (counts[0] - parts["head"] - parts["mlp"] / 2) / 3
-    assert (counts, ran) == ([counts[0]] * 3, [counts[0], counts[0], counts[0] + again])
+    assert counts == [counts[0]] * 3
+    assert ran == [counts[0], counts[0], counts[0] + again]
 
 
 # --- together -------------------------------------------------------------------------------------

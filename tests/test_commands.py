@@ -62,8 +62,10 @@ def test_the_console_script(
     with pytest.raises(SystemExit) as left:
         console.main()
     out, err = capsys.readouterr()
-    assert (left.value.code, says in (err if code == 2 else out)) == (code, True)
-    assert (bool(out), bool(err)) == (code == 0 and bool(says), code == 2)
+    assert left.value.code == code
+    assert says in (err if code == 2 else out)
+    assert bool(out) == (code == 0 and bool(says))
+    assert bool(err) == (code == 2)
 
 
 @pytest.mark.parametrize("words", HELPS, ids=" ".join)
@@ -77,7 +79,9 @@ def test_help_has_one_width_whatever_the_terminal_and_says_what_answers_as_json(
             door(words[0])([*words[1:], "--help"])
         said.append(out.getvalue())
     lines = [line for line in said[0].splitlines() if len(line) > outside.WIDTH]
-    assert (said[1], lines, "--config-dir" in said[0]) == (said[0], [], True)
+    assert said[1] == said[0]
+    assert lines == []
+    assert "--config-dir" in said[0]
     assert ("--json [FILE]" in said[0]) == (words not in SILENT)
     shown = [line.split()[0] for line in said[0].splitlines() if line.startswith("  ")]
     assert words != ("runs",) or [word for word in shown if word in VERBS] == [*VERBS]
@@ -117,7 +121,8 @@ def test_help_list_and_cfg_need_no_library_that_takes_long() -> None:
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=REPO, timeout=300
     )
-    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["True"]), done.stderr
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1:] == ["True"], done.stderr
 
 
 # --- --json ---------------------------------------------------------------------------------------
@@ -143,7 +148,8 @@ def test_an_answer_on_stdout_is_alone_there_and_in_a_file_at_the_end(
         answer(ANSWERS[0])
     out, err = capsys.readouterr()
     lines = out.splitlines()
-    assert ([json.loads(line) for line in lines[:n]], err) == (WRITTEN[:n], "for people\n")
+    assert [json.loads(line) for line in lines[:n]] == WRITTEN[:n]
+    assert err == "for people\n"
     assert lines[n:] == ["later", "for people", f"written: {path}", "later"]
     assert [json.loads(line) for line in path.read_text().splitlines()] == WRITTEN[:n]
     with answering(path) as answer:
@@ -193,7 +199,8 @@ def test_a_command_s_answer(
     command, *more = words.split()
     assert door(command)([*more, "--json", *["-"] * (command == "plot")]) == 0
     out, err = capsys.readouterr()
-    assert (key in json.loads(out), bool(err)) == (True, True)
+    assert key in json.loads(out)
+    assert err
     assert door(command)([*more, "--json", "a.json"]) == 0
     assert capsys.readouterr().out == err + "written: a.json\n"
     answers = [json.loads(text) for text in (out, Path("a.json").read_text())]
@@ -211,6 +218,8 @@ def test_without_a_run_the_last_is_taken(last: Path, capsys: pytest.CaptureFixtu
         export.main(["m"])
     assert "FILE must end in .safetensors, got m" in capsys.readouterr().err
     assert from_overrides(Generate, []).run == "last"
-    assert plot.main([]) == runs_door(["show"]) == 0
+    assert plot.main([]) == 0
+    assert runs_door(["show"]) == 0
     out = capsys.readouterr().out
-    assert (last.name in out, "-s0-" in out) == (True, False)
+    assert last.name in out
+    assert "-s0-" not in out

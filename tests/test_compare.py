@@ -189,7 +189,8 @@ def refusal(argv: list[object], capsys, *, command=door) -> str:
     with pytest.raises(SystemExit, match=r"^2$"):
         command.main([str(word) for word in argv])
     err = capsys.readouterr().err
-    assert (err[:7], err.count("\n")) == ("nocap: ", 1)
+    assert err[:7] == "nocap: "
+    assert err.count("\n") == 1
     return err
 
 
@@ -204,11 +205,9 @@ def test_a_planted_effect_is_found(tmp_path, effect, side, verdict):
     two_arms(tmp_path, effect=effect, speedup=1.07)
     arm = arms_of(tmp_path)["gelu3x"]
     difference = arm["difference"]
-    assert (difference["verdict"], difference["method"], difference["n"]) == (
-        verdict,
-        "pairs (Student)",
-        4,
-    )
+    assert difference["verdict"] == verdict
+    assert difference["method"] == "pairs (Student)"
+    assert difference["n"] == 4
     assert difference["low"] < effect < difference["high"]
     ratio = arm["token_us"]["ratio"]
     assert 0.93 < ratio["low"] < 1 / 1.07 < ratio["high"] < 0.94
@@ -268,7 +267,8 @@ def test_a_record_without_the_time_of_a_token_is_not_compared(tmp_path):
     write_summary(folder, summary)
     comparison = compare(load([tmp_path]))
     pace = to_json(result_of(comparison))["arms"][1]["token_us"]
-    assert (pace["ratio"], pace["refused"]) == (None, "a record has no time a token")
+    assert pace["ratio"] is None
+    assert pace["refused"] == "a record has no time a token"
     assert "[1] a record has no time a token" in render(comparison)
 
 
@@ -311,9 +311,11 @@ def test_the_cautious_interval_is_there_for_who_asks(tmp_path, capsys):
     for i, arm in enumerate(content["arms"][1:]):
         noise = math.sqrt(np.delete(gains, i, axis=0).var(axis=1, ddof=1).mean())  # six degrees
         half = stats.t.isf(0.005 / 4, 6 + 2) * max(noise, gains[i].std(ddof=1)) / math.sqrt(3)
-        shown, mid = arm["difference"], gains[i].mean()
+        shown = arm["difference"]
+        mid = gains[i].mean()
         assert shown["method"] == "pairs, noise declared"
-        assert (shown["low"], shown["high"]) == pytest.approx((mid - half, mid + half))
+        assert shown["low"] == pytest.approx(mid - half)
+        assert shown["high"] == pytest.approx(mid + half)
 
 
 def test_another_optimizer_has_the_cautious_interval(tmp_path):
@@ -353,7 +355,9 @@ def test_false_alarms_are_as_rare_as_said(tmp_path):
     """Of two hundred tables of six arms without an effect at most one in twenty has a word, and
     chance."""
     grid_of(tmp_path, {f"a{n}": 0.0 for n in range(1, 7)})
-    rng, loaded, alarms = np.random.default_rng(5), load([tmp_path]), 0
+    rng = np.random.default_rng(5)
+    loaded = load([tmp_path])
+    alarms = 0
     for _ in range(200):
         for record in loaded.records:
             record.summary["val_loss"] = 3.3 + rng.normal(0, SD)
@@ -616,15 +620,20 @@ def test_a_diverged_seed_is_a_result(tmp_path):
     write_run(tmp_path, seed=3)
     content = told(tmp_path, target_loss=3.4)
     arm = content["arms"][1]
-    assert (arm["difference"]["verdict"], arm["diverged"]) == ("diverged (1 of 4 seeds)", [3])
-    assert (arm["to_target"]["steps"]["reached"], arm["to_target"]["steps"]["n"]) == (3, 4)
+    assert arm["difference"]["verdict"] == "diverged (1 of 4 seeds)"
+    assert arm["diverged"] == [3]
+    assert arm["to_target"]["steps"]["reached"] == 3
+    assert arm["to_target"]["steps"]["n"] == 4
     assert any("diverged" in line and "flatters" in line for line in content["problems"])
 
 
 # --- looks ----------------------------------------------------------------------------------------
 
-FIRST, SECOND, THIRD = "2026-01-01T08:00:00", "2026-01-01T09:00:00", "2026-01-01T10:00:00"
-BOTH, ARM = ("flash", "gelu3x"), ("gelu3x",)
+FIRST = "2026-01-01T08:00:00"
+SECOND = "2026-01-01T09:00:00"
+THIRD = "2026-01-01T10:00:00"
+BOTH = ("flash", "gelu3x")
+ARM = ("gelu3x",)
 # what each command asked for: when, of which arms, all seeds, and those that it trained; then the
 # look
 COMMANDS = {
@@ -693,7 +702,8 @@ def test_what_was_asked_for_and_is_not_there_is_unfinished(tmp_path):
                 asked=asked,
             )
     arms = arms_of(tmp_path, baseline="gelu4x")
-    whole, half = arms["flash gelu3x"], arms["x"]
+    whole = arms["flash gelu3x"]
+    half = arms["x"]
     assert half["difference"]["verdict"] == "unfinished (3 of 6 pairs)"
     assert whole["difference"]["verdict"] == "worse"
     assert whole["difference"]["n"] == 6
@@ -742,7 +752,8 @@ def test_times_from_other_hardware_are_refused(tmp_path):
     assert arm["difference"]["verdict"] == "worse"  # a loss travels
     gelu3x(tmp_path, seed=9)  # an arm from two machines has no speed
     speed = arms_of(tmp_path)["gelu3x"]["token_us"]
-    assert (speed["mean"], "2 machines" in speed["refused"]) == (None, True)
+    assert speed["mean"] is None
+    assert "2 machines" in speed["refused"]
 
 
 def test_equal_times_and_counts_have_no_width(tmp_path):
@@ -752,8 +763,11 @@ def test_equal_times_and_counts_have_no_width(tmp_path):
         gelu3x(tmp_path, seed=seed, speed=1004.0, started="2026-01-02")
     content = told(tmp_path)
     speed, memory = (content["arms"][1][key]["ratio"] for key in ("token_us", "model_mib"))
-    assert (speed["mean"], speed["low"], speed["high"]) == pytest.approx((1 / 1.004,) * 3)
-    assert (memory["low"], memory["high"]) == (1.0, 1.0)
+    assert speed["mean"] == pytest.approx(1 / 1.004)
+    assert speed["low"] == pytest.approx(1 / 1.004)
+    assert speed["high"] == pytest.approx(1 / 1.004)
+    assert memory["low"] == 1.0
+    assert memory["high"] == 1.0
     assert "not interleaved" in " ".join(content["problems"])
 
 
@@ -871,7 +885,8 @@ def test_losses_that_measure_different_things_are_never_compared(tmp_path, capsy
     error = refusal([tmp_path, "--group", "luck"], capsys)
     assert re.search(f"--group must be one of [0-9a-f]{{6}}, {group}, got 'luck'", error)
     assert len(told(tmp_path, baseline="other")["runs"]) == 3  # the group that has the baseline
-    declared, in_bits = out("--allow", key), key == "tokenizer.vocabulary"
+    declared = out("--allow", key)
+    in_bits = key == "tokenizer.vocabulary"
     assert "declared: " in declared
     assert ("verdicts are on bits per byte" in declared) == in_bits
     assert told(tmp_path, allow=[key])["metric"] == ("val_bpb" if in_bits else "val_loss")
@@ -889,7 +904,8 @@ def test_a_record_says_by_which_keys_its_losses_are_comparable(tmp_path, key):
     assert len(answer["arms"]) == 1
     said = [line for line in answer["problems"] if "left out" in line]
     assert len(said) == 2
-    assert all(f"{key} is " in line for line in said)
+    for line in said:
+        assert f"{key} is " in line
     assert len(told(tmp_path, allow=[key])["arms"]) == 3
 
 
@@ -922,7 +938,8 @@ def test_what_cannot_be_compared_is_refused(tmp_path, capsys, monkeypatch):
         assert rule in refusal(words, capsys)
     assert door.main(["empty", "multirun.yaml", "whole"]) == 0
     out = capsys.readouterr().out
-    assert all(f"{path}: left out, it holds no run" in out for path in ("empty", "multirun.yaml"))
+    for path in ("empty", "multirun.yaml"):
+        assert f"{path}: left out, it holds no run" in out
 
 
 def test_a_baseline_by_any_of_its_names(tmp_path):
@@ -939,7 +956,8 @@ def test_a_baseline_by_any_of_its_names(tmp_path):
 
 def test_the_baseline_is_the_arm_asked_for_first_however_its_runs_are_named(tmp_path):
     """By the command's time, in one command by its words, else by the start; never by the name."""
-    day, seeds = "2026-01-02T00:00:00", (0, 1, 2)
+    day = "2026-01-02T00:00:00"
+    seeds = (0, 1, 2)
     for seed in seeds:
         later = {"seed": seed, "started": f"2026-01-02T00:0{2 - seed}:00"}
         write_run(tmp_path, **later, asked=(day, seeds), loss=3.3 + 0.001 * seed)
@@ -961,7 +979,8 @@ def test_what_is_not_compared_is_listed(tmp_path):
     listed = {
         run["name"].partition("-s")[0]: run["status"] for run in told(tmp_path)["not_compared"]
     }
-    assert (listed["half"], listed["going"]) == ("preempted", "not finished")
+    assert listed["half"] == "preempted"
+    assert listed["going"] == "not finished"
     assert "schema_version must be at most 1" in listed["new"]
     assert "summary.json must hold a JSON object" in listed["torn"]
 

@@ -67,7 +67,9 @@ def comes_back(run: Run, path: Path) -> None:
     text = dump(to_plain(run))
     path.write_text(text)
     again = load(path)
-    assert (again, type(again.attention), dump(to_plain(again))) == (run, type(run.attention), text)
+    assert again == run
+    assert type(again.attention) is type(run.attention)
+    assert dump(to_plain(again)) == text
 
 
 @pytest.mark.parametrize("size", OPTIONS["model"])
@@ -107,7 +109,8 @@ def test_every_option_builds_learns_and_comes_back_from_its_record(
     ]
     run = compose(["model=nano", *words, *ONE_ROW, "trainer.device=cpu"])
     comes_back(run, tmp_path / "config.yaml")
-    model, tokens = build_model(run, vocab_size=50), torch.arange(33)[None] % 50
+    model = build_model(run, vocab_size=50)
+    tokens = torch.arange(33)[None] % 50
     before = [p.detach().clone() for p in model.parameters()]
     optimizers = build_optimizers(run, model)
     set_lr(optimizers, 1.0)
@@ -119,7 +122,8 @@ def test_every_option_builds_learns_and_comes_back_from_its_record(
         for optimizer in optimizers:
             optimizer.step()
         assert np.isfinite(loss.item())
-    assert not any(torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))
+    for p, old in zip(model.parameters(), before, strict=True):
+        assert not torch.equal(p, old)
 
 
 @pytest.mark.parametrize(
@@ -390,10 +394,8 @@ def test_a_config_is_printed_without_its_data(here):
 
 def test_what_was_composed_and_what_hydra_knows_is_told(here):
     shown = here("--cfg", "job", "attention=sliding", "model=nano")
-    assert (shown.code, "  kind: sliding\n  n_kv_heads: ${model.n_head}\n" in shown.out) == (
-        0,
-        True,
-    )
+    assert shown.code == 0
+    assert "  kind: sliding\n  n_kv_heads: ${model.n_head}\n" in shown.out
     assert "n_kv_heads: 4\n" in here("--cfg", "job", "--resolve", "model=nano").out
     done = subprocess.run(  # Hydra sets up the logging of its process
         [
@@ -427,10 +429,8 @@ def test_help_is_a_screen_of_every_group_and_option_and_of_the_common_keys() -> 
     lines = manual([]).splitlines()
     assert len(lines) <= 60
     assert max(map(len, lines)) <= outside.WIDTH
-    words, groups = (
-        {word.strip(",") for line in lines for word in line.split()},
-        (*outside.groups(), "experiment"),
-    )
+    words = {word.strip(",") for line in lines for word in line.split()}
+    groups = (*outside.groups(), "experiment")
     assert {outside.place(group) for group in groups} | {
         n for g in groups for n in outside.yamls(g)
     } < words
@@ -450,10 +450,8 @@ def test_help_is_a_screen_of_every_group_and_option_and_of_the_common_keys() -> 
 
 
 def test_help_of_options_has_their_keys_and_of_all_every_key() -> None:
-    chosen, every = (
-        manual(["attention=hybrid", "ideas=[x0]", "seed=3"]),
-        manual([], everything=True),
-    )
+    chosen = manual(["attention=hybrid", "ideas=[x0]", "seed=3"])
+    every = manual([], everything=True)
     keys = {*re.findall(r"^  ([\w.]+)=\S", chosen[chosen.index(KEYS) :], re.M)}
     assert {"attention.window", "ideas.x0.x0"} < keys
     assert {key.partition(".")[0] for key in keys} == {"attention", "ideas", "seed"}
@@ -467,10 +465,8 @@ def test_help_of_options_has_their_keys_and_of_all_every_key() -> None:
     ]
     assert given == [True, True, False, True]
     # a lone `all` is refused as any word
-    assert (asked(["--help", "all", "seed=0"]).overrides, asked(["all"]).overrides) == (
-        ["seed=0"],
-        ["all"],
-    )
+    assert asked(["--help", "all", "seed=0"]).overrides == ["seed=0"]
+    assert asked(["all"]).overrides == ["all"]
 
 
 def test_help_shows_values_choices_and_comments_of_the_chosen() -> None:

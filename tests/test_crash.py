@@ -73,7 +73,8 @@ class Recorder:
         """Note what was written since the last look: Python's buffers and safetensors write without
         a call that can be seen."""
         for path in filter(Path.is_file, sorted(self.root.rglob("*"))):
-            status, name = path.stat(), str(path.relative_to(self.root))
+            status = path.stat()
+            name = str(path.relative_to(self.root))
             stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
             if self._known.get(name) != stamp:
                 self._known[name] = stamp
@@ -108,7 +109,8 @@ class Recorder:
 @contextmanager
 def recorded(root: Path) -> Iterator[Recorder]:
     root.mkdir()
-    made, sync = Recorder(root), os.fsync
+    made = Recorder(root)
+    sync = os.fsync
     sys.addaudithook(
         made.hook
     )  # it stays in this process, and does nothing once it does not record
@@ -231,7 +233,8 @@ def twin(tmp_path_factory: pytest.TempPathFactory) -> Twin:
 
 def durable_step(made: Recorder, first: int) -> int:
     """The newest checkpoint whose place was synced."""
-    steps, waiting = [0], 0
+    steps = [0]
+    waiting = 0
     for kind, path, *more in made.ops[:first]:
         if kind == "move" and Path(more[0]).name.startswith("step-"):
             waiting = int(Path(more[0]).name[5:])
@@ -284,7 +287,9 @@ def test_the_recording_replays_to_what_is_there(twin: Twin, tmp_path: Path) -> N
 def test_every_cut_of_a_run_is_read_as_the_right_checkpoint_and_some_resume(
     every: int, resumed: float, twin: Twin, tmp_path: Path
 ) -> None:
-    chance, read, trained = random.Random(13), 0, 0
+    chance = random.Random(13)
+    read = 0
+    trained = 0
     for what, tree in states(twin.made, every):
         put(tree, tmp_path / "state")
         check(what, tmp_path / "state", twin, least=durable_step(twin.made, int(what.split()[1])))
@@ -292,7 +297,8 @@ def test_every_cut_of_a_run_is_read_as_the_right_checkpoint_and_some_resume(
         if chance.random() < resumed:
             resumes_to_the_same_bits(what, tmp_path / "state", twin)
             trained += 1
-    assert (read > 300 / every, trained > read * resumed / 3) == (True, True), (read, trained)
+    assert read > 300 / every, (read, trained)
+    assert trained > read * resumed / 3, (read, trained)
 
 
 def test_a_save_that_is_not_synced_would_be_found_out(
@@ -313,7 +319,8 @@ def test_a_save_that_is_not_synced_would_be_found_out(
 # --- a life ---------------------------------------------------------------------------------------
 
 CODES = {"finished": 0, "preempted": 75}
-REFUSED, CRASHED = 2, 1
+REFUSED = 2
+CRASHED = 1
 DAMAGES: dict[str, Callable[[bytes, int], bytes]] = {
     "flipped": lambda content, at: content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :],
     "cut": lambda content, at: content[:at],
@@ -346,7 +353,8 @@ class Life(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.root = Path(tempfile.mkdtemp(prefix="nocap-life-"))
-        self.out, self.told = self.root / "out", self.root / "told"
+        self.out = self.root / "out"
+        self.told = self.root / "told"
         self.out.mkdir()
         self.damaged: set[Path] = set()
 

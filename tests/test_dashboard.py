@@ -86,9 +86,8 @@ def test_a_grid_has_its_curves_by_arm_and_its_verdicts(grid: Path, tmp_path: Pat
     ]
     assert "summary:verdict" in workspace.runset_settings.pinned_columns
     lines = {panel.title for panel in sections["Where the time went"]}
-    assert ("train, s" in lines, "teacher, s" in lines) == (True, False), (
-        "no line that is always zero"
-    )
+    assert "train, s" in lines, "no line that is always zero"
+    assert "teacher, s" not in lines, "no line that is always zero"
     (verdicts,) = sections.pop("Verdicts")
     drawn = [panel for panels in sections.values() for panel in panels]
     assert {(panel.groupby_aggfunc, panel.groupby_rangefunc) for panel in drawn} == {
@@ -96,7 +95,8 @@ def test_a_grid_has_its_curves_by_arm_and_its_verdicts(grid: Path, tmp_path: Pat
     }
     assert [key.name for key in workspace.runset_settings.groupby] == ["arm", "arm_id"]
     ids = [run.name.rpartition("-")[2] for run in (tmp_path / "runs").iterdir()]
-    assert all(identity in str(workspace.runset_settings.filters) for identity in ids)
+    for identity in ids:
+        assert identity in str(workspace.runset_settings.filters)
     (gqa,) = [line for line in verdicts.markdown.splitlines() if line.startswith("| gqa | 3 |")]
     assert "| 3.3110 |" in gqa
     assert "| higher loss by 0.0100" in gqa
@@ -199,7 +199,8 @@ def test_each_run_gets_the_verdict_of_its_arm(
         monkeypatch.setattr(made, "save", lambda self: None)
         monkeypatch.setattr(made, "url", "https://example.org")
     assert dashboard.main([str(grid), "--entity", "e", "--project", "p"]) == 0
-    assert all(summary.update.called for summary in summaries.values())
+    for summary in summaries.values():
+        assert summary.update.called
     expected = dict[str, tuple[str, str]]()
     for folder in (tmp_path / "runs").iterdir():
         verdict = "worse" if "gqa" in folder.name else "baseline"
@@ -221,7 +222,8 @@ def test_a_second_dashboard_takes_the_place_of_the_first(
 
     def save_workspace(made: Any) -> None:
         before.append(("workspace", made._internal_id))
-        made._internal_id, made._internal_name = "W", "nw-W"
+        made._internal_id = "W"
+        made._internal_name = "nw-W"
 
     def save_report(made: Any) -> None:
         before.append(("report", made.id))
@@ -234,7 +236,8 @@ def test_a_second_dashboard_takes_the_place_of_the_first(
     monkeypatch.setattr("wandb.Api", MagicMock())
     for project in ("p", "p", "other"):
         assert dashboard.main([str(grid), "--entity", "e", "--project", project]) == 0
-    first, second = [("workspace", ""), ("report", "")], [("workspace", "W"), ("report", "R")]
+    first = [("workspace", ""), ("report", "")]
+    second = [("workspace", "W"), ("report", "R")]
     assert before == [*first, *second, *first]
 
 

@@ -150,7 +150,8 @@ def test_racing_processes_all_succeed(stdlib, tmp_path):
     barrier = threading.Barrier(6)
     with ThreadPoolExecutor(6) as pool:
         shard_sets = list(pool.map(lambda _: (barrier.wait(), stdlib())[1], range(6)))
-    assert all(shard_set == shard_sets[0] for shard_set in shard_sets)
+    for shard_set in shard_sets:
+        assert shard_set == shard_sets[0]
     assert not list((tmp_path / "cache" / "corpora").glob(".*.tmp"))
 
 
@@ -168,14 +169,14 @@ def test_one_big_file_gives_both_splits_and_every_byte_once(text):
     dataset = text({"book.txt": whole}, "book.txt")
     # Put back in the file's order, the documents are the file: nothing lost, nothing twice, and cut
     # at line ends only.
-    pieces, val = (
-        sorted(both(dataset), key=whole.index),
-        documents([shard.path for shard in dataset.val]),
-    )
+    pieces = sorted(both(dataset), key=whole.index)
+    val = documents([shard.path for shard in dataset.val])
     assert b"".join(pieces) == whole
-    assert all(piece.endswith(b"\n") for piece in pieces)
+    for piece in pieces:
+        assert piece.endswith(b"\n")
     # Neighbours in one split are one document: training and validation take turns.
-    assert all((first in val) != (second in val) for first, second in pairwise(pieces))
+    for first, second in pairwise(pieces):
+        assert (first in val) != (second in val)
     assert 0.1 < sum(map(len, val)) / len(whole) < 0.5
 
 
@@ -200,7 +201,8 @@ def test_the_share_of_validation_in_training_is_that_of_all_passages(tmp_path, m
     """Counted here one by one; in chunks of which a passage spans two, and with a sixteenth of
     them."""
     chance = np.random.default_rng(0)
-    train, own = chance.integers(0, 300, 20_000), chance.integers(0, 300, 6_000)
+    train = chance.integers(0, 300, 20_000)
+    own = chance.integers(0, 300, 6_000)
     val = np.concatenate([own[:3000], train[7000:10_000], own[3000:]])
     windows = [
         {row.tobytes() for row in np.lib.stride_tricks.sliding_window_view(side, overlap.PASSAGE)}
@@ -359,7 +361,8 @@ def test_the_chain_has_four_equal_successors_and_never_changes(tmp_path):
     dataset = prepare(chain(train_tokens=1_000_000, val_tokens=100_000), BYTES, cache_dir=tmp_path)
     assert [shard.tokens for shard in (*dataset.train, *dataset.val)] == [1_000_000, 100_000]
     hashes = [shard.sha256[:16] for shard in (*dataset.train, *dataset.val)]
-    assert (dataset.source["text"], hashes) == (False, ["0f5c9be4d48b60a0", "17fae311dacbd439"])
+    assert dataset.source["text"] is False
+    assert hashes == ["0f5c9be4d48b60a0", "17fae311dacbd439"]
     tokens = map_tokens(dataset.train[0].path).astype(np.int64)
     counts = np.zeros((257, 257))
     np.add.at(counts, (tokens[:-1], tokens[1:]), 1)
@@ -382,7 +385,8 @@ def test_streams_seeds_and_chunks(monkeypatch):
     whole = walk()
     assert min((other != whole).mean() for other in (walk(stream=1), walk(seed=1))) > 0.9
     monkeypatch.setattr(synthetic, "CHUNK_TOKENS", 7)
-    assert (walk().tolist(), walk(count=300).tolist()) == (whole.tolist(), whole[:300].tolist())
+    assert walk().tolist() == whole.tolist()
+    assert walk(count=300).tolist() == whole[:300].tolist()
 
 
 # --- shards and their scan ------------------------------------------------------------------------
@@ -402,7 +406,8 @@ def refusal(path: Path, tmp_path: Path, **more) -> str:
     with pytest.raises(ValueError) as caught:
         scan(path, **{"vocab_size": 257, "cache_dir": tmp_path / "cache"} | more)
     message = str(caught.value)
-    assert (str(path) in message, "\n" in message) == (True, False)
+    assert str(path) in message
+    assert "\n" not in message
     return message
 
 
@@ -419,10 +424,14 @@ def scanned(tmp_path, shard):
 
 
 def test_what_is_written_is_the_format(tmp_path):
-    path, raw = tmp_path / "new" / "a.bin", raw_shard([50256, 0, 65535, 7])
-    sha256, tokens = write_shard(path, np.array([50256, 0, 65535, 7])), map_tokens(str(path))
-    assert (path.read_bytes(), os.listdir(path.parent)) == (raw, ["a.bin"])
-    assert (sha256, tokens.tolist()) == (hashlib.sha256(raw).hexdigest(), [50256, 0, 65535, 7])
+    path = tmp_path / "new" / "a.bin"
+    raw = raw_shard([50256, 0, 65535, 7])
+    sha256 = write_shard(path, np.array([50256, 0, 65535, 7]))
+    tokens = map_tokens(str(path))
+    assert path.read_bytes() == raw
+    assert os.listdir(path.parent) == ["a.bin"]
+    assert sha256 == hashlib.sha256(raw).hexdigest()
+    assert tokens.tolist() == [50256, 0, 65535, 7]
     assert tokens.dtype == np.uint16
     with pytest.raises(ValueError, match="read-only"):
         tokens[0] = 1
@@ -444,17 +453,21 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path, shard, monkeypatch):
     )
     with pytest.raises(ValueError, match="No space left"):
         write_shard(shard, np.array([1, 2, 3]))
-    assert (shard.read_bytes(), os.listdir(tmp_path)) == (before, ["a.bin"])
+    assert shard.read_bytes() == before
+    assert os.listdir(tmp_path) == ["a.bin"]
 
 
 def test_a_scan_tells_the_whole_file_however_many_chunks(tmp_path, shard, scanned, monkeypatch):
     small = scanned()
-    assert (small.path, small.tokens, small.max_id) == (str(shard), 4, 256)
+    assert small.path == str(shard)
+    assert small.tokens == 4
+    assert small.max_id == 256
     assert small.sha256 == hashlib.sha256(shard.read_bytes()).hexdigest()
     write_shard(tmp_path / "b.bin", np.arange(10_000) % 300)
     monkeypatch.setattr(shards, "CHUNK_BYTES", 64)
     big = scanned(tmp_path / "b.bin", 300)
-    assert (big.tokens, big.max_id) == (10_000, 299)
+    assert big.tokens == 10_000
+    assert big.max_id == 299
     assert "got 299 at token 299" in refusal(
         tmp_path / "b.bin", tmp_path, vocab_size=299, cache_dir=tmp_path
     )
@@ -499,18 +512,17 @@ def test_a_second_scan_reads_nothing_also_through_a_link(tmp_path, shard, scanne
     monkeypatch.setattr(shards, "_read_whole", None)
     monkeypatch.chdir(tmp_path)
     linked = scanned(Path("link.bin"))
-    assert (scanned(), linked.path, linked.sha256) == (
-        first,
-        str(tmp_path / "link.bin"),
-        first.sha256,
-    )
+    assert scanned() == first
+    assert linked.path == str(tmp_path / "link.bin")
+    assert linked.sha256 == first.sha256
     assert "got 256 at token 0" in refusal(shard, tmp_path, vocab_size=256)
 
 
 def test_a_changed_file_is_read_again_and_only_rereading_finds_bytes_that_rotted_in_place(
     tmp_path, shard, scanned
 ):
-    first, stat = scanned(), shard.stat()
+    first = scanned()
+    stat = shard.stat()
     with shard.open("r+b") as file:
         file.seek(1024)
         file.write(b"\x07")
@@ -531,7 +543,8 @@ def test_a_corrupt_record_is_made_again(tmp_path, scanned, junk):
     (record,) = (tmp_path / "cache" / "scans").iterdir()
     whole = record.read_bytes()
     record.write_bytes(junk)
-    assert (scanned(), record.read_bytes()) == (first, whole)
+    assert scanned() == first
+    assert record.read_bytes() == whole
 
 
 # --- vocabularies ---------------------------------------------------------------------------------
@@ -558,7 +571,9 @@ def empty_cache(tmp_path, monkeypatch):
 
 def test_bytes_are_their_own_ids(tmp_path):
     encoding = BuiltIn(vocabulary=Vocabulary.bytes).load(cache_dir=tmp_path)
-    assert (encoding.n_vocab, encoding.eot_token, [*tmp_path.iterdir()]) == (257, 256, [])
+    assert encoding.n_vocab == 257
+    assert encoding.eot_token == 256
+    assert [*tmp_path.iterdir()] == []
     for text in TEXTS:
         assert encoding.encode_ordinary(text) == list(text.encode())
         assert encoding.decode(encoding.encode_ordinary(text)) == text
@@ -571,7 +586,8 @@ def test_token_bytes_add_up_to_the_text(vocabulary, tmp_path, monkeypatch):
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(VOCABULARY))
     encoding = BuiltIn(vocabulary=vocabulary).load(cache_dir=tmp_path)
     lengths = tokenizer.token_bytes(encoding)
-    assert (lengths.dtype, lengths.shape) == ("int32", (encoding.n_vocab,))
+    assert lengths.dtype == "int32"
+    assert lengths.shape == (encoding.n_vocab,)
     ids = {257: [*b"Hello world"], 50257: [15496, 995]}
     assert encoding.encode_ordinary("Hello world") == ids[encoding.n_vocab]
     assert [*(lengths == 0).nonzero()[0]] == [encoding.eot_token]
@@ -588,7 +604,8 @@ def test_no_network_is_one_line_that_says_how_and_where(empty_cache, monkeypatch
         monkeypatch.delenv("TIKTOKEN_CACHE_DIR")
     with pytest.raises(ValueError) as caught:
         BuiltIn(vocabulary=Vocabulary.gpt2).load(cache_dir=empty_cache)
-    message, folder = str(caught.value), str(empty_cache / folder)
+    message = str(caught.value)
+    folder = str(empty_cache / folder)
     says = (
         "TIKTOKEN_CACHE_DIR",
         folder,
@@ -651,7 +668,9 @@ def refused(argv: list[str], capsys) -> str:
     with pytest.raises(SystemExit, match="2"):
         main(argv)
     out, err = capsys.readouterr()
-    assert (out, err[:7], err.count("\n")) == ("", "nocap: ", 1)
+    assert out == ""
+    assert err[:7] == "nocap: "
+    assert err.count("\n") == 1
     return err
 
 
@@ -799,16 +818,20 @@ def test_prepare_says_what_it_made_and_list_shows_it_or_that_it_is_broken(cache,
     for argv in (["list"], ["list", f"cache_dir={cache}"]):
         assert main(argv) == 0
         listed = capsys.readouterr().out
-        assert all(f"  {kind} " in listed for kind in options("data"))
+        for kind in options("data"):
+            assert f"  {kind} " in listed
         assert "3,000 train and 500 val tokens" in listed
     next(cache.glob("corpora/*/manifest.json")).write_text("[]")
-    assert (main(["list"]), capsys.readouterr().out.count("  broken: ")) == (0, 1)
+    assert main(["list"]) == 0
+    assert capsys.readouterr().out.count("  broken: ") == 1
 
 
 def test_verify_names_each_bad_file_and_exits_1(folder, cache, capsys):
-    assert (main(["verify", *of_shards(folder)]), capsys.readouterr().out.count("ok ")) == (0, 3)
+    assert main(["verify", *of_shards(folder)]) == 0
+    assert capsys.readouterr().out.count("ok ") == 3
     for name in ("train_1.bin", "val_0.bin"):
-        stat, content = (folder / name).stat(), (folder / name).read_bytes()
+        stat = (folder / name).stat()
+        content = (folder / name).read_bytes()
         (folder / name).write_bytes(content[:-2] + bytes([content[-2] ^ 1, content[-1]]))
         os.utime(folder / name, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     assert main(["prepare", *of_shards(folder)]) == 0  # the stat did not change
@@ -872,7 +895,8 @@ class Hub(http.server.ThreadingHTTPServer):
 
     def __init__(self, files: dict[str, bytes]):
         super().__init__(("127.0.0.1", 0), Resolve)
-        self.files, self.harm = files, {}
+        self.files = files
+        self.harm = {}
         self.asked: list[str] = []
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
 
@@ -914,7 +938,8 @@ class Resolve(http.server.BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def send_file(self, name: str):
-        whole, harm = self.server.files[name], self.server.harm.get(name)
+        whole = self.server.files[name]
+        harm = self.server.harm.get(name)
         etag = f'"{"b" * 40 if harm == "no sha256" else hashlib.sha256(whole).hexdigest()}"'
         body = whole[:-1] + bytes([whole[-1] ^ (harm == "corrupt")])
         headers = {"ETag": etag, "X-Linked-Etag": etag, "X-Linked-Size": str(len(whole))}
@@ -981,32 +1006,34 @@ def forget() -> None:
 def line_of(done: Finished) -> str:
     """The refusal: the last line, alone but for what the hub's own client warns of."""
     (line,) = [line for line in done.err.splitlines() if line.startswith("nocap: ")]
-    assert (done.code, done.err.rstrip().endswith(line), "Traceback" in done.err) == (
-        2,
-        True,
-        False,
-    ), done.err
+    assert done.code == 2, done.err
+    assert done.err.rstrip().endswith(line), done.err
+    assert "Traceback" not in done.err, done.err
     return line
 
 
 def test_downloaded_then_read_without_a_network(hub, door):
     first = door()
-    assert (first.code, COMMIT in first.out) == (0, True), first.err
+    assert first.code == 0, first.err
+    assert COMMIT in first.out, first.err
     assert "6,000 train and 3,000 val tokens" in first.out
     assert [line for line in hub.asked if line.startswith("GET")] == [
         f"GET {name}" for name in hub.files
     ]
     count = len(hub.asked)
     again = door(HF_ENDPOINT="http://127.0.0.1:9")
-    assert (again.code, again.out) == (0, first.out), again.err
-    assert (door("verify").code, len(hub.asked)) == (0, count)
+    assert again.code == 0, again.err
+    assert again.out == first.out, again.err
+    assert door("verify").code == 0
+    assert len(hub.asked) == count
 
 
 def test_what_came_before_a_failure_is_kept(hub, door):
     third = hub.files.pop("fineweb_train_000002.bin")
     assert "fineweb_train_000002.bin" in line_of(door())
     hub.files["fineweb_train_000002.bin"] = third
-    assert (door().code, hub.asked.count("GET fineweb_train_000001.bin")) == (0, 1)
+    assert door().code == 0
+    assert hub.asked.count("GET fineweb_train_000001.bin") == 1
 
 
 def test_bytes_that_are_not_the_hub_s_are_refused_until_removed(tmp_path, hub, door):

@@ -61,7 +61,8 @@ def _help(module: str) -> str:
     if module == "nocap.train":
         return " ".join([manual([], everything=True), *get_args_parser()._option_string_actions])
     package = bool(importlib.util.find_spec(module).submodule_search_locations)  # type: ignore[union-attr]
-    out, door = io.StringIO(), importlib.import_module(f"{module}{'.__main__' * package}")
+    out = io.StringIO()
+    door = importlib.import_module(f"{module}{'.__main__' * package}")
     with contextlib.redirect_stdout(out), pytest.raises(SystemExit):
         door.main(["--help"])
     return out.getvalue()
@@ -282,7 +283,8 @@ def test_a_lab_gets_its_answers(tmp_path: Path) -> None:
     """On a pretended Slurm."""
     for library in ("submitit", "wandb_workspaces", "matplotlib", "optuna"):
         pytest.importorskip(library)
-    where, cluster = scratch(tmp_path), slurm.install(tmp_path / "slurm")
+    where = scratch(tmp_path)
+    cluster = slurm.install(tmp_path / "slurm")
     path = f"{cluster['PATH'].partition(':')[0]}:{environment(where)['PATH']}"
     typed("lab", where, {**cluster, "PATH": path, "PARTITION": "two"})
     comparison = json.loads((where / "comparison.json").read_text())
@@ -304,7 +306,9 @@ def test_a_program_gets_its_answers(tmp_path: Path) -> None:
     accepted, again, no, race, comparison, api = (
         json.loads((where / f"{name}.json").read_text()) for name in names
     )
-    assert (accepted["word"], again, no["word"]) == ("accepted", accepted, "not shown")
+    assert accepted["word"] == "accepted"
+    assert again == accepted
+    assert no["word"] == "not shown"
     assert (where / "failed.json").read_text() == ""
     assert [(arm["arm"], arm["word"]) for arm in race["verdicts"]] == [("slow", "worse")]
     assert [arm["arm"] for arm in comparison["arms"]][:1] == [comparison["baseline"]]

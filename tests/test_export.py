@@ -70,7 +70,8 @@ def test_nocap_and_plain_torch_read_the_runs_own_logits(
         assert torch.equal(loaded.model.logits(TOKENS)[0], expected)
         plain = script["logits"](*script["read"](file), TOKENS[0])
     torch.testing.assert_close(plain, expected, rtol=1e-4, atol=1e-5)
-    assert loaded.step == step == 7
+    assert loaded.step == 7
+    assert step == 7
     assert float(expected.std()) > 0.01  # and not all the same
 
 
@@ -112,7 +113,8 @@ def test_a_file_says_what_it_is_and_no_place_of_this_machine(
     with safe_open(file, "pt") as opened:
         metadata = opened.metadata()
     about = json.loads(metadata["run"])
-    assert (about["identity"], about["step"]) == (name[-12:], 30)
+    assert about["identity"] == name[-12:]
+    assert about["step"] == 30
     assert (
         about["val_loss"]
         == json.loads((undisturbed.run_dir / "summary.json").read_text())["val_loss"]
@@ -127,7 +129,8 @@ def test_what_is_no_export_is_refused(undisturbed: Undisturbed, tmp_path: Path) 
         metadata = opened.metadata()
     tensors = load_file(file)
     config = json.loads(metadata["config"])
-    words, key = tensors["embedding.weight"], "embedding.weight"
+    words = tensors["embedding.weight"]
+    key = "embedding.weight"
 
     def about(**changed: object) -> dict[str, str]:
         return {**metadata, "config": json.dumps({**config, **changed})}

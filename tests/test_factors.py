@@ -82,7 +82,8 @@ def test_two_arms_are_scipys(tmp_path: Path, n: int) -> None:
 @pytest.mark.parametrize("n", SIZES)
 def test_two_arms_without_shared_seeds_are_scipys(tmp_path: Path, n: int) -> None:
     rng = np.random.default_rng(n)
-    base, idea = rng.normal(3, 0.01, n), rng.normal(3, 0.03, n + 1)
+    base = rng.normal(3, 0.01, n)
+    idea = rng.normal(3, 0.03, n + 1)
     rows = [f"base,{i},{loss!r}" for i, loss in enumerate(base.tolist())]
     rows += [f"idea,{i + 100},{loss!r}" for i, loss in enumerate(idea.tolist())]
     (tmp_path / "t.csv").write_text("\n".join(["arm,seed,val_loss", *rows]) + "\n")
@@ -104,12 +105,12 @@ def test_levels_are_means_over_the_other_keys_with_the_interval_of_arms(
     def mean(level: str) -> np.ndarray:
         return np.mean([of_place for place, of_place in losses.items() if level in place], axis=0)
 
-    assert (attention["key"], attention["baseline"], attention["over"]) == (
-        "attention",
-        "flash",
-        {"mlp": 3},
-    )
-    assert (mlp["key"], mlp["baseline"], mlp["over"]) == ("mlp", "gelu4x", {"attention": 2})
+    assert attention["key"] == "attention"
+    assert attention["baseline"] == "flash"
+    assert attention["over"] == {"mlp": 3}
+    assert mlp["key"] == "mlp"
+    assert mlp["baseline"] == "gelu4x"
+    assert mlp["over"] == {"attention": 2}
     exact = stats.ttest_rel(mean("gqa"), mean("flash")).confidence_interval()
     (gqa,) = attention["levels"]
     assert gqa["difference"]["low"] == pytest.approx(exact.low, abs=1e-9)
@@ -201,7 +202,9 @@ def test_false_words_of_a_grid_are_as_rare_as_said(tmp_path: Path) -> None:
     for place, seed in itertools.product(keys, range(4)):
         config = {f"model.{key}": name for key, name in place.items()}
         write_run(tmp_path, words=f"gpt2-{place['a']}{place['b']}", config=config, seed=seed)
-    rng, loaded, alarms = np.random.default_rng(1), load([tmp_path]), 0
+    rng = np.random.default_rng(1)
+    loaded = load([tmp_path])
+    alarms = 0
     for _ in range(100):
         common = rng.normal(size=4)
         for record in loaded.records:

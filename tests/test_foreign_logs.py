@@ -380,7 +380,8 @@ def test_settings_beside_a_log_say_arm_and_seed(tmp_path):
     """Lightning's versions in one folder, and Hydra's jobs: what varies is the arm, and no number
     is."""
     for number in range(6):
-        width, seed = 32 * (1 + number // 3), number % 3
+        width = 32 * (1 + number // 3)
+        seed = number % 3
         version = tmp_path / "lightning" / f"version_{number}"
         curve(version / "metrics.csv", 3 - width / 100 + 0.003 * seed)
         (version / "hparams.yaml").write_text(
@@ -515,7 +516,8 @@ def test_a_checkpoint_is_a_piece_of_its_run(tmp_path):
         state = {"best_metric": None, "global_step": step, "max_steps": 200, "log_history": rows}
         (folder / "trainer_state.json").write_text(json.dumps(state, indent=2))
     run = the_run(tmp_path)
-    assert (run.val_loss, run.status) == (2.0, "finished")
+    assert run.val_loss == 2.0
+    assert run.status == "finished"
     (tmp_path / "base" / "seed0" / "checkpoint-200" / "trainer_state.json").unlink()
     assert the_run(tmp_path).status == "unfinished: 100 of 200 steps"
 
@@ -729,7 +731,8 @@ def test_event_files_are_read_as_tensorboard_reads_them(tmp_path):
         for event in written:
             writer.write(event.SerializeToString())
     run = the_run(path)
-    assert (run.curve.step, run.curve.val_loss) == ([0, 50, 100], [4, 3.5, 3])
+    assert run.curve.step == [0, 50, 100]
+    assert run.curve.val_loss == [4, 3.5, 3]
     path.write_bytes(path.read_bytes()[:-9])
     found = logs.load([str(path)])
     assert found.records[0].curve.step == [0, 50]
@@ -749,7 +752,8 @@ def test_mlflow_s_database(tmp_path):
     with closing(sqlite3.connect(tmp_path / "mlflow.db")) as base:
         base.executescript(DATABASE)
         for number in range(8):
-            width, seed = 32 * (1 + number // 4), number % 4
+            width = 32 * (1 + number // 4)
+            seed = number % 4
             stage = "deleted" if number == 7 else "active"
             base.execute(
                 "INSERT INTO runs VALUES (?, ?, 'FINISHED', ?, ?)",

@@ -66,9 +66,11 @@ def test_the_text_is_the_models(undisturbed: Undisturbed, say: Say):
     without."""
     words = (f"run={undisturbed.run_dir}", "prompt=ab", "temperature=0")
     code, out, err, answer = say(*words, "max_tokens=8")
-    assert (code, err) == (0, "")
+    assert code == 0
+    assert err == ""
     assert out.startswith("ab" + answer["samples"][0]["text"])
-    loaded, (tokens,) = load(undisturbed.run_dir, device=CPU, log=print), tokens_of(answer)
+    loaded = load(undisturbed.run_dir, device=CPU, log=print)
+    (tokens,) = tokens_of(answer)
     with torch.no_grad():
         logits_TV = loaded.model.logits(torch.tensor([[*b"ab", *tokens]]))[0]
     assert loaded.step == 30
@@ -116,15 +118,19 @@ def test_generation_stops_at_the_context_and_says_so(undisturbed: Undisturbed, s
         "nocap: stopped at the model's context, model.seq_len=128: 9 new tokens, not "
         "max_tokens=500\n"
     )
-    assert (code, err) == (0, note)
-    assert (len(tokens_of(answer)[0]), answer["samples"][0]["stopped"]) == (9, "context")
+    assert code == 0
+    assert err == note
+    assert len(tokens_of(answer)[0]) == 9
+    assert answer["samples"][0]["stopped"] == "context"
     assert say(*words, "max_tokens=9")[2] == ""
 
 
 def test_a_prompt_may_hold_anything(undisturbed: Undisturbed, say: Say):
     for prompt in ("", "${oc.env:HOME}", "???", "null", "a=b, [c] {d", "é…\n"):
         code, out, err, _ = say(f"run={undisturbed.run_dir}", f"prompt={prompt}", "max_tokens=1")
-        assert (code, err, out[: len(prompt)]) == (0, "", prompt)
+        assert code == 0
+        assert err == ""
+        assert out[: len(prompt)] == prompt
 
 
 def test_the_newest_valid_checkpoint_is_used_and_a_broken_one_named(trained: Path, say: Say):
@@ -193,7 +199,9 @@ REFUSALS = {
 def test_refused_in_one_line(undisturbed: Undisturbed, say: Say, case: str):
     words, expected = REFUSALS[case]
     code, _, err, _ = say(*[word.replace("RUN", str(undisturbed.run_dir)) for word in words])
-    assert (code, err.count("\n"), err[:7]) == (2, 1, "nocap: ")
+    assert code == 2
+    assert err.count("\n") == 1
+    assert err[:7] == "nocap: "
     assert expected in err
 
 
@@ -201,15 +209,15 @@ def test_what_is_no_trained_run_is_refused(trained: Path, say: Say):
     edited(trained, ("n_layer: 2", "n_layer: 3"))
     words = (f"run={trained}", "max_tokens=2")
     code, _, err, _ = say(*words)
-    assert (code, "must hold what this run's model has, and differs in blocks.2" in err) == (
-        2,
-        True,
-    )
+    assert code == 2
+    assert "must hold what this run's model has, and differs in blocks.2" in err
     shutil.rmtree(trained / "checkpoints")
     assert say(*words)[::2] == (2, f"nocap: {trained} must hold a checkpoint, got none\n")
     (trained / "config.yaml").unlink()
     code, _, err, _ = say(*words)
-    assert (code, err.count("\n"), "must be a run's config.yaml" in err) == (2, 1, True)
+    assert code == 2
+    assert err.count("\n") == 1
+    assert "must be a run's config.yaml" in err
 
 
 # --- other runs and other ways --------------------------------------------------------------------

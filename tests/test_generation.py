@@ -71,11 +71,9 @@ def test_cached_text_is_that_of_the_models_own_logits(words: str, T: int):
     later one."""
     model, run = made(*words.split())
     n = min(40, run.model.seq_len - T)
-    engine, prompt_BT, tokens = (
-        Cached(model, run, batch=2, capacity=T + n),
-        prompt(2, T),
-        set[int](),
-    )
+    engine = Cached(model, run, batch=2, capacity=T + n)
+    prompt_BT = prompt(2, T)
+    tokens = set[int]()
     for how in (GREEDY, SEEDED):
         got = text(engine, prompt_BT, n=n, samples=2, **how)
         sampler = TokenSampler(**how, sequences=2, max_tokens=n)

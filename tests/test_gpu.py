@@ -45,10 +45,8 @@ def test_gpu_learns_what_the_cpu_learns(tmp_path, door, attention, compiled):
         door, tmp_path / "cpu", *words, "trainer.device=cpu", "trainer.precision=fp32"
     )
     assert losses(on_gpu) == pytest.approx(losses(on_cpu), abs=0.03)  # bf16 has three digits
-    summary, config = (
-        json.loads((on_gpu / "summary.json").read_text()),
-        (on_gpu / "config.yaml").read_text(),
-    )
+    summary = json.loads((on_gpu / "summary.json").read_text())
+    config = (on_gpu / "config.yaml").read_text()
     assert summary["memory_notes"]["peak"] == "allocated on the GPU after warm-up"
     assert 0 < summary["memory_mib"]["model"] == summary["memory_mib"]["peak"] < 2000
     for key, kernel in KERNELS[attention].items():
@@ -99,7 +97,8 @@ def test_muon_in_stacks_is_torchs_own_within_rounding(shape):
     from nocap.training.optimizer import ByRule
 
     option = compose(["model=nano", "optimizer=muon", "optimizer.scale=match_rms_adamw"]).optimizer
-    generator, updates = torch.Generator("cuda").manual_seed(0), []
+    generator = torch.Generator("cuda").manual_seed(0)
+    updates = []
     grads = torch.randn(4, *shape, generator=generator, device="cuda")
     for kind in (
         partial(torch.optim.Muon, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"),

@@ -132,11 +132,9 @@ def test_the_same_runs_are_the_same_grid(tmp_path):
     again = checked(
         tmp_path, "seed=0 attention=gqa", "seed=0 attention=flash", swept=("seed", "attention")
     )
-    assert (again.name, again.folder, first.name[:15]) == (
-        first.name,
-        first.folder,
-        "attention-seed-",
-    )
+    assert again.name == first.name
+    assert again.folder == first.folder
+    assert first.name[:15] == "attention-seed-"
     assert checked(tmp_path, "attention=flash seed=0", "attention=gqa seed=1").name != first.name
     assert {cell.plan.grid for cell in again.cells} == {first.name}
     written = json.loads((first.folder / "grid.json").read_text())["cells"]
@@ -168,7 +166,9 @@ def test_a_grid_with_a_bad_cell_trains_and_writes_nothing(tmp_path, here):
         *(f"model.n_head=3 seed={seed}: {rule}" for seed in (0, 1)),
         "2 of 4 cells refused; none was trained",
     ]
-    assert (done.code, done.out, done.err) == (2, "", "".join(f"nocap: {line}\n" for line in lines))
+    assert done.code == 2
+    assert done.out == ""
+    assert done.err == "".join(f"nocap: {line}\n" for line in lines)
     assert not list(tmp_path.iterdir())
 
 
@@ -188,12 +188,15 @@ def test_a_grid_with_a_bad_cell_trains_and_writes_nothing(tmp_path, here):
 )
 def test_flags_may_stand_anywhere(words, overrides, grid, info):
     flags = asked(words.split())
-    assert (flags.overrides, flags.grid, flags.info) == (overrides.split(), grid, info)
+    assert flags.overrides == overrides.split()
+    assert flags.grid == grid
+    assert flags.info == info
 
 
 @pytest.mark.slow
 def test_a_yamls_sweeps_are_a_grids_and_the_command_goes_before_them(tmp_path, monkeypatch):
-    conf, grids = shutil.copytree(conf_dir(), tmp_path / "conf"), []
+    conf = shutil.copytree(conf_dir(), tmp_path / "conf")
+    grids = []
     sweep = "{sweeper: {params: {attention: 'flash,gqa', norm: glob(rms*), seed: '1,2'}}}"
     (conf / "experiment" / "mine.yaml").write_text(f"# @package _global_\nhydra: {sweep}\n")
     for module in ("config.compose", "outside"):
@@ -201,7 +204,8 @@ def test_a_yamls_sweeps_are_a_grids_and_the_command_goes_before_them(tmp_path, m
     words = [*CELL, "experiment=mine", "seed=0", f"output_dir={tmp_path}"]
     assert multirun(words, look=lambda grid: grids.append(grid) or "") == 0
     runs = [cell.plan.run for cell in grids[0].cells]
-    assert ({run.attention.n_kv_heads for run in runs}, {run.seed for run in runs}) == ({2, 4}, {0})
+    assert {run.attention.n_kv_heads for run in runs} == {2, 4}
+    assert {run.seed for run in runs} == {0}
     assert len(runs) == 4
 
 
@@ -304,15 +308,16 @@ def test_finished_cells_are_skipped_whoever_ran_them(small_grid, here):
     done = here(
         *CELL, "--multirun", "seed=1,0", "attention=gqa,flash", f"output_dir={small_grid.out}"
     )
-    assert (done.code, done.err, trained(done.out)) == (0, "", [])
-    assert ("4 finished; 0 trained now" in done.out, "2 arms from 4 runs" in done.out) == (
-        True,
-        True,
-    )
+    assert done.code == 0
+    assert done.err == ""
+    assert trained(done.out) == []
+    assert "4 finished; 0 trained now" in done.out
+    assert "2 arms from 4 runs" in done.out
     assert {path: path.read_bytes() for path in small_grid.out.glob("runs/*/*.json*")} == before
     assert len(list((small_grid.out / "grids").iterdir())) == 1
     single = here(*CELL, "attention=gqa", f"output_dir={small_grid.out}")
-    assert (single.code, single.out.startswith("already finished")) == (0, True)
+    assert single.code == 0
+    assert single.out.startswith("already finished")
 
 
 @pytest.mark.slow
@@ -323,7 +328,8 @@ def test_broken_cells_stop_nobody_and_only_they_run_again(tmp_path, here):
     raising.mkdir(parents=True)
     (raising / "checkpoints").write_text("a file where the worker makes a folder")
     stopped = here("--multirun", "--fail-fast", *words)
-    assert (stopped.code, trained(stopped.out)) == (1, ["seed=0"])
+    assert stopped.code == 1
+    assert trained(stopped.out) == ["seed=0"]
     assert "1 failed, 2 not started" in stopped.out
     running = Background(tmp_path / "out", *words)
     wait_until(
@@ -340,10 +346,13 @@ def test_broken_cells_stop_nobody_and_only_they_run_again(tmp_path, here):
     assert re.fullmatch(
         rf"{not_finished}0 \(.*checkpoints.*\n{not_finished}1 \({why}\)\n", done.err
     ), done.err
-    assert (done.code, "2 failed, 1 finished; 1 trained now" in done.out) == (1, True)
+    assert done.code == 1
+    assert "2 failed, 1 finished; 1 trained now" in done.out
     (raising / "checkpoints").unlink()
     again = here("--multirun", *words)
-    assert (again.code, again.err, trained(again.out)) == (0, "", ["seed=0", "seed=1"])
+    assert again.code == 0
+    assert again.err == ""
+    assert trained(again.out) == ["seed=0", "seed=1"]
 
 
 @pytest.mark.gate
@@ -354,7 +363,8 @@ def test_two_processes_train_each_cell_once(tmp_path):
     assert [(each.code, each.err) for each in ended] == [(0, "")] * 2
     assert sorted(label for each in ended for label in trained(each.out)) == ["seed=0", "seed=1"]
     assert [summary["attempts"] for summary in summaries(out).values()] == [1, 1]
-    assert all("2 finished" in each.out for each in ended)
+    for each in ended:
+        assert "2 finished" in each.out
     assert any(re.search(r"later +seed=\d  process \d+ on ", each.out) for each in ended)
 
 
@@ -367,19 +377,19 @@ def test_asked_to_stop_the_cell_saves_and_the_same_command_goes_on(tmp_path):
         lambda: any(path.stat().st_size for path in out.glob("runs/*/metrics.jsonl")), "a row"
     )
     done = running.end(signal.SIGINT)
-    assert (done.code, trained(done.out)) == (75, ["seed=0"])
+    assert done.code == 75
+    assert trained(done.out) == ["seed=0"]
     assert "1 stopped half-way, 1 not started" in done.out
     (summary,) = summaries(out).values()
-    assert (summary["status"], summary["seed"], 0 < summary["steps"] < 400) == (
-        "preempted",
-        0,
-        True,
-    )
+    assert summary["status"] == "preempted"
+    assert summary["seed"] == 0
+    assert 0 < summary["steps"] < 400
     (log,) = out.glob("runs/*/train.log")
     again = Background(out, *words)
     wait_until(lambda: "resuming from step" in log.read_text(), "the resumed cell")
     stopped = again.end(signal.SIGTERM)
-    assert (stopped.code, trained(stopped.out)) == (75, ["seed=0"])
+    assert stopped.code == 75
+    assert trained(stopped.out) == ["seed=0"]
 
 
 @pytest.mark.slow
@@ -387,7 +397,8 @@ def test_diverged_run_is_a_result(tmp_path, door, here):
     words = ("--multirun", *CELL, *EXPLODING, "seed=0", f"output_dir={tmp_path / 'out'}")
     for call, started in ((door, 1), (here, 0)):
         done = call(*words)
-        assert (done.code, len(trained(done.out))) == (0, started), done
+        assert done.code == 0, done
+        assert len(trained(done.out)) == started, done
         assert "nocap: diverged, which is its result: " in done.err
     assert [summary["status"] for summary in summaries(tmp_path / "out").values()] == ["diverged"]
 
@@ -436,14 +447,16 @@ def rows_in(out):
 @pytest.mark.gate
 def test_a_killed_grid_ends_with_the_same_losses(tmp_path, here, door):
     """SIGKILL in the first cell, then in the second."""
-    alone, out = tmp_path / "alone", tmp_path / "out"
+    alone = tmp_path / "alone"
+    out = tmp_path / "out"
     assert here("--multirun", *TWO, f"output_dir={alone}").code == 0
     for rows in (ROWS // 2, ROWS + ROWS // 2):
         running = Background(out, *TWO)
         wait_until(lambda rows=rows: rows_in(out) >= rows, f"{rows} rows")
         assert running.end(signal.SIGKILL).code == -signal.SIGKILL
     done = door("--multirun", *TWO, f"output_dir={out}", timeout=600)
-    assert (done.code, done.err) == (0, "")
+    assert done.code == 0
+    assert done.err == ""
     assert {summary["status"] for summary in summaries(out).values()} == {"finished"}
     assert len(records(out)) == 2
     assert records(out) == records(alone)
@@ -453,7 +466,8 @@ def test_a_killed_grid_ends_with_the_same_losses(tmp_path, here, door):
 def test_cell_on_two_devices_has_processes_of_its_own(tmp_path, door):
     out = tmp_path / "out"
     done = door(*CELL, "trainer.devices=2", "seed=0,1", "--multirun", f"output_dir={out}")
-    assert (done.code, done.err) == (0, "")
+    assert done.code == 0
+    assert done.err == ""
     assert [(summary["status"], summary["devices"]) for summary in summaries(out).values()] == [
         ("finished", 2)
     ] * 2

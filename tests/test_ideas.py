@@ -87,7 +87,8 @@ def test_the_draws_of_the_model_and_of_each_idea_are_their_own():
         )
     )
     assert more.keys() > alone.keys() > plain.keys()
-    assert all(torch.equal(p, more[name]) for name, p in [*plain.items(), *alone.items()])
+    for name, p in [*plain.items(), *alone.items()]:
+        assert torch.equal(p, more[name])
 
 
 def test_the_order_of_the_command_line_is_none_of_the_run():
@@ -99,7 +100,8 @@ def test_the_order_of_the_command_line_is_none_of_the_run():
 
 
 def test_a_loss_with_parts_keeps_the_losses_of_training_and_validation_comparable(tmp_path: Path):
-    validations, updates = [], []
+    validations = []
+    updates = []
     for words in ((), MULTI):
         job, trainee = trainee_of(composed(*words), tmp_path)
         validations.append(validate(trainee.model, trainee.val, run=job.run, world=job.world))
@@ -136,7 +138,8 @@ def test_flops_of_ideas_and_of_an_unknown_mixer_are_counted_and_marked():
     # One more matrix, and the head once more on all tokens but the last.
     expected = 6 * m.d_model**2 + 6 * m.d_model * V * (m.seq_len - 1) / m.seq_len
     assert more[0] - plain[0] == pytest.approx(expected, rel=1e-6)
-    assert (plain[1], more[1]) == ("arithmetic", "arithmetic; counted: ideas=multi_token")
+    assert plain[1] == "arithmetic"
+    assert more[1] == "arithmetic; counted: ideas=multi_token"
     outside.use([REPO / "tests" / "own_ideas" / "softcap"])
     known, unknown = (
         flops_per_token(composed(f"attention={name}"), vocab_size=V, causal=False)
@@ -490,7 +493,8 @@ def test_a_block_or_a_model_can_be_replaced(tmp_path: Path, name: str, source: s
     run = replaced_model(tmp_path, name, source, "ideas=[averaged_weights]")
     flops, basis = flops_per_token(run, vocab_size=V)
     # a table is looked up, not multiplied
-    assert (flops > 0, basis) == (name == "parallel", "arithmetic; counted: model")
+    assert (flops > 0) == (name == "parallel")
+    assert basis == "arithmetic; counted: model"
     job, trainee = trainee_of(run, tmp_path)
     losses = []
     for steps in (range(0), range(8)):

@@ -44,8 +44,11 @@ def taken(pool, *runs):
 
 
 def test_a_pool_gives_each_cell_devices_of_its_own():
-    single, two, on_gpus = run("trainer.threads=1"), run("trainer.threads=2"), run()
-    on_gpus.trainer.device, on_gpus.trainer.devices = Device.cuda, 2
+    single = run("trainer.threads=1")
+    two = run("trainer.threads=2")
+    on_gpus = run()
+    on_gpus.trainer.device = Device.cuda
+    on_gpus.trainer.devices = 2
     pool = Devices(
         units={Device.cpu: ["0", "1", "2", "5", "6"], Device.cuda: ["3", "4", "GPU-ab", "7", "8"]}
     )
@@ -70,10 +73,8 @@ def test_a_pool_has_room_for_so_many_jobs(jobs, cores, n, monkeypatch):
     )
     assert pool.at_once(run()) == n
     assert [units is None for units in taken(pool, *[run()] * 4)] == [False] * n + [True] * (4 - n)
-    assert (taken(serial := one_at_a_time(), run(), run()), serial.describe([run()])) == (
-        [[], None],
-        None,
-    )
+    assert taken(serial := one_at_a_time(), run(), run()) == [[], None]
+    assert serial.describe([run()]) is None
     two = Devices(jobs=None, units={Device.cpu: ["0", "1"], Device.cuda: []})
     hint = "(trainer.threads=2; trainer.threads=1 makes room for 2)"
     hint += "; OMP_NUM_THREADS=1 does not count: trainer.threads=2 does"
@@ -85,7 +86,9 @@ def test_a_pool_has_room_for_so_many_jobs(jobs, cores, n, monkeypatch):
     not hasattr(os, "sched_setaffinity"), reason="no process can be kept on a core here"
 )
 def test_workers_stay_on_the_cores_or_gpus_that_their_cell_has(tmp_path, monkeypatch):
-    this, before, given = planned(tmp_path / "out"), os.sched_getaffinity(0), []
+    this = planned(tmp_path / "out")
+    before = os.sched_getaffinity(0)
+    given = []
 
     def popen(command, *, env, **more):
         given.append(env.get("CUDA_VISIBLE_DEVICES"))
@@ -103,7 +106,8 @@ def test_workers_stay_on_the_cores_or_gpus_that_their_cell_has(tmp_path, monkeyp
         this.run.trainer.device = Device.cuda
         for units in (["GPU-ab", "7"], []):
             attempt.Attempt(this, lease, units=units).start(0.0)
-    assert (os.sched_getaffinity(0), given) == (before, [None, "GPU-ab,7", None])
+    assert os.sched_getaffinity(0) == before
+    assert given == [None, "GPU-ab,7", None]
 
 
 @pytest.mark.parametrize(
@@ -130,7 +134,9 @@ def test_workers_stay_on_the_cores_or_gpus_that_their_cell_has(tmp_path, monkeyp
 )
 def test_refused(tmp_path, here, words, expected):
     done = here("--multirun", *CELL, "seed=0,1", *words)
-    assert (done.code, len(done.err.splitlines()), expected in done.err) == (2, 1, True), done
+    assert done.code == 2, done
+    assert len(done.err.splitlines()) == 1, done
+    assert expected in done.err, done
     assert not list(tmp_path.glob("outputs/runs"))
 
 
@@ -160,7 +166,9 @@ def test_a_pool_and_slurm_give_the_same_records(small_grid, cluster, tmp_path, d
         out = tmp_path / str(len(launcher))
         words = (*CELL, ARMS, "--multirun", "seed=0,1", f"output_dir={out}", *launcher)
         done = door(*words, timeout=300)
-        assert (done.code, done.err, said in done.out) == (0, "", True), done
+        assert done.code == 0, done
+        assert done.err == "", done
+        assert said in done.out, done
         assert records(out) == records(small_grid.out)
     assert "4 cells, 4 done, 0 to train" in here(*words).out
     assert (
@@ -187,7 +195,8 @@ def test_slurm_requeues_a_job_at_its_time_limit_and_it_resumes(cluster, tmp_path
     )
     (cluster / "limit-1_0").touch()
     done = running.end()
-    assert (done.code, done.err) == (0, "")
+    assert done.code == 0
+    assert done.err == ""
     assert "2 cells, 0 done, 2 to train" in done.out
     assert {s["seed"]: (s["status"], s["attempts"]) for s in summaries(out).values()} == {
         0: ("finished", 2),
@@ -212,13 +221,16 @@ def test_a_command_leaves_its_jobs_to_slurm_and_later_reports(cluster, tmp_path,
         lambda: any(path.stat().st_size for path in out.glob("runs/*/metrics.jsonl")), "a row"
     )
     stopped = running.end(signal.SIGINT)
-    assert (stopped.code, "goes on as Slurm's job 1_1" in stopped.out) == (75, True), stopped
+    assert stopped.code == 75, stopped
+    assert "goes on as Slurm's job 1_1" in stopped.out, stopped
     left = door("--multirun", "--detach", *words, f"output_dir={out}")
-    assert (left.code, "2 not started" in left.out) == (75, True), left
+    assert left.code == 75, left
+    assert "2 not started" in left.out, left
     assert "goes on as Slurm's job 1_0" in left.out
     assert left.out.splitlines()[-1].startswith("handed over")
     done = door("--multirun", *words, f"output_dir={out}", timeout=300)
-    assert (done.code, "2 finished" in done.out) == (0, True), done
+    assert done.code == 0, done
+    assert "2 finished" in done.out, done
     assert {s["attempts"] for s in summaries(out).values()} == {1}
     assert len(list(cluster.glob("submitted-*"))) == 1  # one array in all
 
@@ -307,7 +319,8 @@ def test_a_job_that_lands_on_another_machine_is_refused_and_names_both(cluster, 
             f"output_dir={tmp_path / 'out'}",
         )
         done = door("--multirun", *small, "seed=0", "hydra/launcher=slurm", *words)
-        assert (done.code, "1 not started" in done.out) == (1, True), done
+        assert done.code == 1, done
+        assert "1 not started" in done.out, done
         assert re.search(f"not finished: .* {refused}", done.err), done.err
 
 
@@ -319,4 +332,5 @@ def test_a_target_plans_for_a_machine_that_is_not_here(tmp_path):
         ).parts
     assert parts["environment"] == {"torch": "9.9", "device": "NVIDIA H100", "threads": None}
     trainer = parts["config"]["trainer"]
-    assert (trainer["precision"], trainer["compile"]) == ("bf16", "regional")
+    assert trainer["precision"] == "bf16"
+    assert trainer["compile"] == "regional"

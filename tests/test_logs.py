@@ -77,10 +77,12 @@ def test_seeds_of_the_names_make_pairs(tmp_path):
     gap = arms(comparison)["idea"]["difference"]
     pairs = -0.05 + NOISE[1][:4] - NOISE[0][:4]
     half = stats.t.ppf(0.975, 3) * pairs.std(ddof=1) / 2
-    assert (gap["mean"], gap["low"], gap["high"]) == pytest.approx(
-        (pairs.mean(), pairs.mean() - half, pairs.mean() + half)
-    )
-    assert (gap["n"], gap["method"], gap["outcome"]) == (4, "pairs (Student)", "better")
+    assert gap["mean"] == pytest.approx(pairs.mean())
+    assert gap["low"] == pytest.approx(pairs.mean() - half)
+    assert gap["high"] == pytest.approx(pairs.mean() + half)
+    assert gap["n"] == 4
+    assert gap["method"] == "pairs (Student)"
+    assert gap["outcome"] == "better"
     assert {run["imported"]["seed"] for run in to_json(result_of(comparison))["runs"]} == {
         "file names"
     }
@@ -89,8 +91,10 @@ def test_seeds_of_the_names_make_pairs(tmp_path):
 def test_runs_without_seeds_are_two_samples(tmp_path):
     gap = arms(compared(two_arms(tmp_path, "run_{}.jsonl", runs=6)))["idea"]["difference"]
     welch = stats.ttest_ind(2.95 + NOISE[1], 3.0 + NOISE[0], equal_var=False).confidence_interval()
-    assert (gap["low"], gap["high"]) == pytest.approx((welch.low, welch.high))
-    assert (gap["n"], gap["method"]) == (6, "unpaired (Welch)")
+    assert gap["low"] == pytest.approx(welch.low)
+    assert gap["high"] == pytest.approx(welch.high)
+    assert gap["n"] == 6
+    assert gap["method"] == "unpaired (Welch)"
 
 
 def test_no_difference_is_shown_where_there_is_none(tmp_path):
@@ -103,7 +107,9 @@ def test_no_difference_is_shown_where_there_is_none(tmp_path):
 @pytest.mark.slow
 def test_false_alarms_without_seeds_are_as_rare_as_said(tmp_path):
     """400 tables of two equal arms."""
-    rng, alarms, table = np.random.default_rng(0), 0, tmp_path / "table.csv"
+    rng = np.random.default_rng(0)
+    alarms = 0
+    table = tmp_path / "table.csv"
     for _ in range(400):
         rows = [f"{arm},{i},{rng.normal(3, 0.01)}\n" for arm in "ab" for i in range(4)]
         table.write_text("arm,run,val_loss\n" + "".join(rows))
@@ -117,7 +123,9 @@ def test_false_alarms_without_seeds_are_as_rare_as_said(tmp_path):
 
 def board(folder, *, shared=False):
     """Nine records, each some lower than the one before, of three seeds each, or five."""
-    rng, arms, rows = np.random.default_rng(6), {}, ["record,seed,val_bpb"]
+    rng = np.random.default_rng(6)
+    arms = {}
+    rows = ["record,seed,val_bpb"]
     for i in range(9):
         n = 5 if i == 4 and not shared else 3
         arms[f"r{i}"] = losses = rng.normal(1.1 - 0.0015 * i, 0.0006, n)
@@ -144,7 +152,8 @@ def test_each_record_is_compared_with_the_one_before_it(tmp_path, capsys):
     assert content["against"] == "previous"
     assert len(gaps) == 8
     for i, arm in enumerate(gaps.values()):
-        before, own = records[f"r{i}"], records[f"r{i + 1}"]
+        before = records[f"r{i}"]
+        own = records[f"r{i + 1}"]
         half = stats.t.isf(0.025 / 8, freedom) * (pooled / len(own) + pooled / len(before)) ** 0.5
         welch = stats.ttest_ind(own, before, equal_var=False).confidence_interval()
         reach = max(half, (welch.high - welch.low) / 2)
@@ -160,7 +169,8 @@ def test_each_record_is_compared_with_the_one_before_it(tmp_path, capsys):
 def test_records_that_share_no_seeds_with_the_first_have_one_variance(tmp_path):
     records = board(tmp_path)
     _, gaps = told(tmp_path)
-    base, arms = records["r0"], [records[name] for name in gaps]
+    base = records["r0"]
+    arms = [records[name] for name in gaps]
     freedom = sum(len(losses) - 1 for losses in arms)
     pooled = sum(losses.var(ddof=1) * (len(losses) - 1) for losses in arms) / freedom
     own = base.var(ddof=1) / len(base)
@@ -322,19 +332,21 @@ def test_a_row_goes_on_with_what_was_said_before(tmp_path):
     (tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
     columns = columns_of("train_s=time_ms/1000")
     (run,) = to_json(result_of(compared(tmp_path / "log.jsonl", columns=columns)))["runs"]
-    assert (run["seed"], run["train_s"], run["tokens"], run["steps"]) == (7, 2.5, 64, 1)
+    assert run["seed"] == 7
+    assert run["train_s"] == 2.5
+    assert run["tokens"] == 64
+    assert run["steps"] == 1
     assert run["hardware"]["name"] == "H100"
 
 
 def test_a_resumed_run_is_one(tmp_path):
-    path, back = (
-        tmp_path / "log.csv",
-        "its steps go back to 10: 1 later rows before that are not used",
-    )
+    path = tmp_path / "log.csv"
+    back = "its steps go back to 10: 1 later rows before that are not used"
     path.write_text("step,val_loss\n0,5\n10,4\n20,3.5\n10,4.1\n20,3.6\n")
     comparison = compared(path)
     (run,) = to_json(result_of(comparison))["runs"]
-    assert (run["curve"]["step"], run["curve"]["val_loss"]) == ([0, 10, 20], [5, 4.1, 3.6])
+    assert run["curve"]["step"] == [0, 10, 20]
+    assert run["curve"]["val_loss"] == [5, 4.1, 3.6]
     assert comparison.problems == [f"{path}: line 5: {back}"]
 
 
@@ -358,7 +370,8 @@ def test_times_are_compared_on_the_same_hardware(tmp_path, base, idea, said, ref
             jsonl(tmp_path / arm / f"s{seed}.jsonl", loss=loss, seconds=pace, **facts)
     comparison = compared(tmp_path, hardware=said, target=3.5)
     arm = arms(comparison)["idea"]
-    assert arm["train_s"]["refused"] == arm["to_target"]["train_s"]["refused"] == refused
+    assert arm["train_s"]["refused"] == refused
+    assert arm["to_target"]["train_s"]["refused"] == refused
     assert arm["to_target"]["steps"]["ratio"]["mean"] == pytest.approx(1, rel=0.02)
     assert refused or arm["train_s"]["ratio"]["mean"] == pytest.approx(5 / 6)
     shown = [
@@ -390,7 +403,8 @@ def test_a_time_to_target_is_no_surer_than_what_lies_between_two_validations(tmp
     assert reached["same"]["ratio"]["mean"] == pytest.approx(1, abs=1e-4)
     at = reached["same"]["median"]
     assert reached["same"]["ratio"]["high"] >= (at // 50 * 50 + 50) / at
-    assert (reached["rare"]["ratio"], reached["ends"]["ratio"]) == (None, None)
+    assert reached["rare"]["ratio"] is None
+    assert reached["ends"]["ratio"] is None
     assert reached["rare"]["refused"].startswith(
         "validated every 500 steps there, and the other every 50"
     )
@@ -418,7 +432,8 @@ def test_a_log_that_stopped_early_is_not_faster(tmp_path):
     curve_of(tmp_path, "early", every=50, steps=600)
     comparison = compared(tmp_path)
     early = arms(comparison)["early"]["train_s"]
-    assert (early["mean"], early["ratio"]) == (30.0, None)
+    assert early["mean"] == 30.0
+    assert early["ratio"] is None
     assert early["refused"] == "other numbers of steps: 600 against 2,000"
     assert "as fast" not in render(comparison)
 
@@ -449,16 +464,19 @@ def test_every_page_says_that_it_is_imported(tmp_path, capsys):
     outs = {kind: tmp_path / f"out.{kind}" for kind in ("html", "json", "csv")}
     arguments = [word for kind, path in outs.items() for word in (f"--{kind}", str(path))]
     assert door.main([str(tmp_path / "logs"), *arguments, "--target", "3.5"]) == 0
-    said, html = capsys.readouterr().out, outs["html"].read_text()
+    said = capsys.readouterr().out
+    html = outs["html"].read_text()
     for line in (
         "imported: logs of another trainer (jsonl), exploratory",
         "unfinished: 60 of 100 steps, as others of its arm have",
     ):
-        assert (line in said, line in html) == (True, True)
+        assert line in said
+        assert line in html
     visible = re.sub(r"<(style|script)\b.*?</\1>", "", html, flags=re.DOTALL)
     assert "confirmed" not in visible
     content = json.loads(outs["json"].read_text())
-    assert (content["imported"], content["exploratory"]) == (True, True)
+    assert content["imported"] is True
+    assert content["exploratory"] is True
     rows = [
         (row["arm"], row["seed"]) for row in csv.DictReader(outs["csv"].read_text().splitlines())
     ]
@@ -517,7 +535,8 @@ def test_what_cannot_be_read_is_named_with_its_line_and_left_out(tmp_path, conte
     bad.write_bytes(content)
     comparison = compared(tmp_path)
     ((name, status),) = comparison.not_compared
-    assert (name, bool(re.match(f"unreadable: {why}", status))) == (str(bad), True), status
+    assert name == str(bad), status
+    assert re.match(f"unreadable: {why}", status), status
     assert arms(comparison)["idea"]["seeds"] == [0, 1]
 
 
@@ -547,7 +566,8 @@ def test_a_loss_that_is_no_number_at_the_end_diverged(tmp_path, loss):
     with (two_arms(tmp_path) / "idea" / "seed2.jsonl").open("a") as file:
         file.write(f'{{"iter": 120, "val": {{"loss": {loss}}}}}\n')
     arm = arms(compared(tmp_path))["idea"]
-    assert (arm["diverged"], arm["difference"]["verdict"]) == ([2], "diverged (1 of 4 seeds)")
+    assert arm["diverged"] == [2]
+    assert arm["difference"]["verdict"] == "diverged (1 of 4 seeds)"
 
 
 @pytest.mark.parametrize("empty", ["null", "cell"])
@@ -697,12 +717,14 @@ def test_nocap_s_own_runs_are_not_compared_with_logs(tmp_path):
         "val_loss\n3\n"
     )  # of two formats, which would be refused by themselves
     comparison = compared(tmp_path / "own", mixed)
-    assert (len(comparison.arms), comparison.imported) == (1, [])
+    assert len(comparison.arms) == 1
+    assert comparison.imported == []
     assert f"{mixed}: left out, it holds no run of nocap's own" in comparison.problems
 
 
 def test_a_large_log_is_not_held_in_memory(tmp_path):
-    path, row = tmp_path / "log.jsonl", {"train_loss": 3.0, "text": "x" * 4000}
+    path = tmp_path / "log.jsonl"
+    row = {"train_loss": 3.0, "text": "x" * 4000}
     with path.open("w") as file:
         for step in range(2000):
             loss = {"val_loss": 9 - step / 1e3} if step % 100 == 0 else {}
@@ -720,7 +742,8 @@ def test_a_large_log_is_not_held_in_memory(tmp_path):
 
 def test_a_format_of_one_s_own(tmp_path):
     """What prints `step 50 val loss 3.2`, as docs/own_train.py does."""
-    form, root = tmp_path / "printed.py", tmp_path / "logs"
+    form = tmp_path / "printed.py"
+    root = tmp_path / "logs"
     form.write_text(
         "import re\nfrom nocap.sources.formats import lines\nPATTERN = '*.log'\n"
         "def read(path):\n"
@@ -789,10 +812,8 @@ open("base.csv", "wb").write(answer.data)
     assert (tmp_path / "base.csv").read_text().startswith("Wall time,Step,Value")
     comparison = compared(tmp_path / "base.csv", columns=columns_of("val_loss=Value"))
     (run,) = to_json(result_of(comparison))["runs"]
-    assert (run["curve"]["step"], run["curve"]["val_loss"]) == (
-        [0, 10, 20, 30, 40],
-        [4, 3.875, 3.75, 3.625, 3.5],
-    )
+    assert run["curve"]["step"] == [0, 10, 20, 30, 40]
+    assert run["curve"]["val_loss"] == [4, 3.875, 3.75, 3.625, 3.5]
 
 
 @pytest.mark.slow
@@ -860,7 +881,8 @@ def test_wandb_s_server(monkeypatch):
         }
         return SimpleNamespace(**where, **facts, scan_history=lambda: iter(rows))
 
-    api, every = create_autospec(wandb.Api), [run(i) for i in range(4)]
+    api = create_autospec(wandb.Api)
+    every = [run(i) for i in range(4)]
     api.return_value.runs.side_effect = lambda path, *, filters, **how: [
         each for each in every if filters.get("group") in (None, each.group)
     ]
@@ -871,17 +893,16 @@ def test_wandb_s_server(monkeypatch):
         assert api.return_value.runs.call_args.args == ("me/proj",)
         assert [arm["label"] for arm in content["arms"]] == labels
         curve = content["runs"][0]["curve"]
-        assert (curve["step"], curve["val_loss"]) == ([0, 10, 20], [4, 3.5, 3])
+        assert curve["step"] == [0, 10, 20]
+        assert curve["val_loss"] == [4, 3.5, 3]
         assert [entry["status"] for entry in content["not_compared"]] == ["crashed"] * (
             len(labels) - 1
         )
 
 
 def test_wandb_without_a_login_is_one_line(tmp_path):
-    words, env = (
-        [sys.executable, "-m", "nocap.compare", "me/proj", "--format", "wandb"],
-        environment(tmp_path),
-    )
+    words = [sys.executable, "-m", "nocap.compare", "me/proj", "--format", "wandb"]
+    env = environment(tmp_path)
     done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True)
     (line,) = done.stderr.splitlines()
     assert done.returncode == 2

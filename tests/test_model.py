@@ -153,7 +153,8 @@ VARIANTS = [
 def test_the_model_is_the_plain_model(overrides: str):
     """Of a shorter sequence too."""
     run = nano(*overrides.split())
-    model, tokens = build_model(run, vocab_size=VOCAB), tokens_of()
+    model = build_model(run, vocab_size=VOCAB)
+    tokens = tokens_of()
     want = reference_logits(random_weights(model), tokens[:, :-1], run)
     for T in (32, 11):
         got = model.logits(tokens[:, :T]).double()
@@ -186,11 +187,17 @@ def test_in_fewer_bits_the_loss_is_nearly_the_same_and_validation_in_fp32_is(
     narrower, *words = overrides.split()
     runs = (nano(*words, *more, "trainer.precision=bf16") for more in ((), (narrower,)))
     wide, narrow = (build_model(run, vocab_size=VOCAB) for run in runs)
-    dtypes, losses, tokens = list[torch.dtype](), [], tokens_of()
-    for branch in (branch for block in narrow.blocks for branch in (block.attention, block.mlp)):
-        branch.register_forward_hook(
-            lambda module, args, out: dtypes.extend((args[0].dtype, out.dtype))
-        )
+    dtypes = list[torch.dtype]()
+    losses = []
+    tokens = tokens_of()
+
+    def noted(module: nn.Module, inputs: tuple[Tensor, ...], out: Tensor) -> None:
+        dtypes.append(inputs[0].dtype)
+        dtypes.append(out.dtype)
+
+    for block in narrow.blocks:
+        block.attention.register_forward_hook(noted)
+        block.mlp.register_forward_hook(noted)
     for model in (wide, narrow):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             losses.append(model(tokens[:, :-1], tokens[:, 1:]).total)
@@ -198,7 +205,9 @@ def test_in_fewer_bits_the_loss_is_nearly_the_same_and_validation_in_fp32_is(
     assert dtypes == [torch.bfloat16 if narrower == STREAM else torch.float32] * 8
     assert losses[0] != losses[1]
     assert losses[0].item() == pytest.approx(losses[1].item(), abs=5e-3)
-    assert all(p.grad is not None and p.grad.dtype is torch.float32 for p in narrow.parameters())
+    for p in narrow.parameters():
+        assert p.grad is not None
+        assert p.grad.dtype is torch.float32
     with torch.no_grad():
         assert torch.equal(*(model.eval().logits(tokens[:, 1:]) for model in (wide, narrow)))
 
@@ -206,7 +215,9 @@ def test_in_fewer_bits_the_loss_is_nearly_the_same_and_validation_in_fp32_is(
 def test_an_fp8_product_and_its_gradients_are_the_quantized_factors_products() -> None:
     chance = torch.Generator().manual_seed(0)
     draw = partial(torch.randn, generator=chance, dtype=torch.bfloat16)
-    x, weight, by_y = draw(2, 16, 48).requires_grad_(), draw(70, 48), draw(2, 16, 70)
+    x = draw(2, 16, 48).requires_grad_()
+    weight = draw(70, 48)
+    by_y = draw(2, 16, 70)
     head = Fp8Linear(48, 70, bias=False)
     head.weight = nn.Parameter(weight.float())
     y = head(x)
@@ -252,11 +263,9 @@ def test_rms_norm_of_bf16_computes_its_squares_in_fp32():
 def test_parameter_counts(overrides: str, layers: int, more: int):
     model = build_model(nano(*overrides.split()), vocab_size=VOCAB)
     assert count_parameters(model) == {"total": layers + more, "non_embedding": layers}
-    assert all(
-        bool((p == ("bias" not in name)).all())
-        for name, p in model.named_parameters()
-        if p.ndim == 1
-    )
+    for name, p in model.named_parameters():
+        if p.ndim == 1:
+            assert bool((p == ("bias" not in name)).all())
 
 
 def test_weights_are_a_function_of_the_seed_alone():
@@ -271,8 +280,10 @@ def test_weights_are_a_function_of_the_seed_alone():
     )
     again, other = (build_model(nano(*words), vocab_size=VOCAB).state_dict() for words in others)
     assert first.keys() == again.keys()
-    assert all(torch.equal(first[name], again[name]) for name in first)
-    assert not any(torch.equal(first[name], other[name]) for name in first)
+    for name in first:
+        assert torch.equal(first[name], again[name])
+    for name in first:
+        assert not torch.equal(first[name], other[name])
 
 
 def test_matrices_start_uniform_within_one_over_root_fan_in():

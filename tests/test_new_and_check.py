@@ -70,9 +70,12 @@ def test_new_option_composes_and_computes_its_formula(
     assert set(CHECKS) == set(outside.groups())
     folder = tmp_path / "mine"
     assert new.main([group, "brand_new", "--dir", str(folder)]) == 0
-    option, test = folder / outside.place(group) / "brand_new.py", folder / "test_brand_new.py"
-    paths, told = [option, option.with_suffix(".yaml"), test], capsys.readouterr().out.splitlines()
-    assert (told[:3], f"nocap check {folder}" in told[5]) == ([str(path) for path in paths], True)
+    option = folder / outside.place(group) / "brand_new.py"
+    test = folder / "test_brand_new.py"
+    paths = [option, option.with_suffix(".yaml"), test]
+    told = capsys.readouterr().out.splitlines()
+    assert told[:3] == [str(path) for path in paths]
+    assert f"nocap check {folder}" in told[5]
     assert not re.search("NAME|CLASS|OVERRIDE", "".join(path.read_text() for path in paths))
     assert len(option.read_text().splitlines()) <= 38
     assert check.main([str(folder), "--only", "composes"]) == 0
@@ -115,7 +118,9 @@ def test_new_refuses_in_a_line_and_overwrites_nothing(
     with pytest.raises(SystemExit, match="2"):
         new.main(words.split())
     said = capfd.readouterr().err
-    assert (said.count("\n"), said[: len(line)], there.read_text()) == (1, line, "mine")
+    assert said.count("\n") == 1
+    assert said[: len(line)] == line
+    assert there.read_text() == "mine"
     assert sorted(tmp_path.rglob("*")) == [there.parent, there.parent / "study.yaml", there]
 
 
@@ -277,7 +282,9 @@ def test_broken_option_fails_with_the_reason(
     torch._dynamo.reset()
     told = capsys.readouterr().out.splitlines()
     (failed,) = [row for row in told if row.startswith("FAIL")]
-    assert (f" {what} " in failed, line in failed, told[-1]) == (True, True, "1 failed"), failed
+    assert f" {what} " in failed, failed
+    assert line in failed, failed
+    assert told[-1] == "1 failed", failed
 
 
 DROPPED = """
@@ -356,17 +363,16 @@ def test_check_refuses_in_a_line(
     with pytest.raises(SystemExit, match="2"):
         check.main(words)
     said = capsys.readouterr().err
-    assert (said.count("\n"), line in said) == (1, True), said
+    assert said.count("\n") == 1, said
+    assert line in said, said
 
 
 @pytest.mark.slow
 def test_a_key_that_must_be_given_is_named_and_the_rest_of_the_folder_is_checked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ideas, given = (
-        REPO / "experiments" / "atlas" / "ideas" / "ideas",
-        "ideas.distill.run=outputs/runs/mine",
-    )
+    ideas = REPO / "experiments" / "atlas" / "ideas" / "ideas"
+    given = "ideas.distill.run=outputs/runs/mine"
     wanted = shutil.ignore_patterns("[!bd]*", "__pycache__")  # backout and distill
     shutil.copytree(ideas, tmp_path / "ideas", ignore=wanted)
     assert check.main([str(tmp_path), "--only", "composes", "attention=sliding"]) == 0

@@ -39,7 +39,8 @@ from tests.test_ideas import V, advance, composed, saved_and_loaded, trainee_of
 
 pytestmark = pytest.mark.usefixtures("atlas_ideas")
 TOKENS = torch.arange(34).reshape(2, 17) * 7 % V
-INPUTS, TARGETS = TOKENS[:, :-1], TOKENS[:, 1:]
+INPUTS = TOKENS[:, :-1]
+TARGETS = TOKENS[:, 1:]
 close = torch.testing.assert_close
 
 
@@ -56,7 +57,8 @@ def numbers(updates: list[Update]) -> list[tuple[float, float]]:
 
 def test_multi_token_against_its_formula():
     model = moved(composed("ideas=[multi_token]", "ideas.multi_token.weights=[0.5,0.25]"))
-    x_BTC, expected = model.trunk(INPUTS), 0.0
+    x_BTC = model.trunk(INPUTS)
+    expected = 0.0
     for k, weight in ((2, 0.5), (3, 0.25)):
         h_BTC = x_BTC + x_BTC @ model.ideas.multi_token.heads[k - 2].weight.t()
         logits_BTV = model.head.norm(h_BTC) @ model.embedding.weight.t()
@@ -114,16 +116,16 @@ def test_untying_is_tied_before_and_two_matrices_of_one_state_after(tmp_path: Pa
                 for name, p in trainee.model.named_parameters(remove_duplicate=False)
             }
         )
-    assert all(torch.equal(p, after[1][name]) for name, p in after[0].items())
+    for name, p in after[0].items():
+        assert torch.equal(p, after[1][name])
     head, embedding = (
         trainee.model.get_parameter(name) for name in ("head.unembed.weight", "embedding.weight")
     )
     assert torch.equal(head, embedding)
     # Adam's two moments are those of the tied matrix
     state = trainee.optimizers[0].state
-    assert all(
-        torch.equal(state[head][f], state[embedding][f]) for f in ("step", "exp_avg", "exp_avg_sq")
-    )
+    for f in ("step", "exp_avg", "exp_avg_sq"):
+        assert torch.equal(state[head][f], state[embedding][f])
     advance(job, trainee, 3)
     assert not torch.equal(head, embedding)
 
@@ -149,11 +151,9 @@ def distilled(teacher: str, *words: str) -> Run:
 
 def test_distillation_against_its_formula(teacher: str, tmp_path: Path):
     run = distilled(teacher, "ideas.distill.weight=0.3", "ideas.distill.temperature=1.5")
-    (job, trainee), teaching, plain = (
-        trainee_of(run, tmp_path),
-        trained(Path(teacher))[1],
-        composed(),
-    )
+    job, trainee = trainee_of(run, tmp_path)
+    teaching = trained(Path(teacher))[1]
+    plain = composed()
     model = trainee.model
     p, q = ((each.logits(INPUTS).flatten(0, 1) / 1.5).softmax(-1) for each in (teaching, model))
     kl = (p * (p / q).log()).sum(-1).mean()
@@ -162,9 +162,8 @@ def test_distillation_against_its_formula(teacher: str, tmp_path: Path):
     close(loss, 0.7 * ce + 0.3 * 1.5**2 * kl)
     loss.backward()
     assert all(p.grad is None for p in teaching.parameters())
-    assert not any(
-        "teach" in name for name, _ in [*model.named_parameters(), *model.named_buffers()]
-    )
+    for name, _ in [*model.named_parameters(), *model.named_buffers()]:
+        assert "teach" not in name
     others = validate(build_model(plain, vocab_size=V), trainee.val, run=plain, world=job.world)
     assert validate(model, trainee.val, run=run, world=job.world) == others
     # counted as a teacher of the same size, no backward
@@ -232,7 +231,8 @@ def test_attention_stays_inside_a_document(words: tuple[str, ...]):
     replaced, and differ from those unmasked."""
     masked, plain = (moved(composed(*words, "position=none", *more)) for more in ((DOCUMENTS,), ()))
     tokens = with_documents(100, 7, 70)
-    confined, unmasked = masked.logits(tokens), plain.logits(tokens)
+    confined = masked.logits(tokens)
+    unmasked = plain.logits(tokens)
     for first, last in ((0, 7), (7, 70), (70, 100)):
         # without positions, a document is the same wherever it stands
         close(confined[:1, first:last], plain.logits(tokens[:1, first:last]), rtol=1e-4, atol=1e-5)
@@ -308,7 +308,8 @@ def test_windows_are_arranged_by_score_and_the_worst_left_out():
     run = composed(*CURRICULUM)
     data = prepare(run.data, run.tokenizer, cache_dir=cache_root())
     plain, arranged, mixed = (train_windows(run, data.train) for _ in range(3))
-    scores, shuffled = np.sin(np.arange(plain.n) * 7.0), order_of(plain)
+    scores = np.sin(np.arange(plain.n) * 7.0)
+    shuffled = order_of(plain)
     arranged.arrange(scores, keep=0.75, noise=0.0, sequences=100)
     kept = set(np.argsort(scores)[: round(0.75 * plain.n)].tolist())
     unsorted = [window for window in shuffled if window in kept]
@@ -337,10 +338,9 @@ def test_what_a_finished_run_finds_easy_first(teacher: str, tmp_path: Path):
     more = (f"cache_dir={tmp_path}", "data.train_tokens=30000")
     run = composed("ideas=[easy_first]", f"ideas.easy_first.run={teacher}", *more)
     (job, first), (_, second) = [trainee_of(run, tmp_path) for _ in range(2)]
-    model, tokens = (
-        trained(Path(teacher))[1],
-        torch.from_numpy(first.train.read(range(192))).long(),
-    )  # all
+    # all
+    model = trained(Path(teacher))[1]
+    tokens = torch.from_numpy(first.train.read(range(192))).long()
     with torch.no_grad():
         losses = [float(model(window[None, :-1], window[None, 1:]).total) for window in tokens]
     assert losses == pytest.approx(sorted(losses), abs=1e-4)

@@ -61,7 +61,8 @@ def stepped(kind: str, **keys: Any) -> tuple[list[list[Tensor]], list[list[Tenso
     params = [nn.Parameter(draw(shape)) for shape in SHAPES]
     parts = {"blocks": nn.ParameterList(params), "head": nn.ParameterList([torch.ones(2, 2)])}
     optimizer = build_optimizers(run, nn.ModuleDict(parts))[-1]
-    weights, grads = [[p.detach().clone() for p in params]], []
+    weights = [[p.detach().clone() for p in params]]
+    grads = []
     for rate in RATES:
         grads.append([draw(p.shape) for p in params])
         for p, g in zip(params, grads[-1], strict=True):
@@ -79,9 +80,11 @@ close = partial(torch.testing.assert_close, rtol=1e-10, atol=1e-10)
 
 def adamw(p: Tensor, grads: list[Tensor], *, cautious: bool = False) -> Iterator[Tensor]:
     """Cautious, its decay is only where it goes the update's way (arXiv:2510.12402)."""
-    m, v = torch.zeros_like(p), torch.zeros_like(p)
+    m = torch.zeros_like(p)
+    v = torch.zeros_like(p)
     for t, (lr, g) in enumerate(zip(RATES, grads, strict=True), start=1):
-        m, v = 0.8 * m + 0.2 * g, 0.9 * v + 0.1 * g * g
+        m = 0.8 * m + 0.2 * g
+        v = 0.9 * v + 0.1 * g * g
         u = m / (1 - 0.8**t) / ((v / (1 - 0.9**t)).sqrt() + 1e-3)
         p = p - lr * (u + DECAY * p * ((u * p >= 0) if cautious else 1))
         yield p
@@ -97,23 +100,30 @@ def lion(p: Tensor, grads: list[Tensor], *, cautious: bool = False) -> Iterator[
 
 
 def ademamix(p: Tensor, grads: list[Tensor], *, ramp: int) -> Iterator[Tensor]:
-    beta1, beta2, last, alpha = 0.9, 0.8, 0.99, 3.0
+    beta1 = 0.9
+    beta2 = 0.8
+    last = 0.99
+    alpha = 3.0
     m1, m2, v = (torch.zeros_like(p) for _ in range(3))
     for t, (lr, g) in enumerate(zip(RATES, grads, strict=True), start=1):
         share = min(1.0, t / max(1, ramp))  # of the way to the final α and β₃
         beta3 = last ** (1 / ((1 - share) * math.log(last) / math.log(beta1) + share))
-        m1, m2 = beta1 * m1 + (1 - beta1) * g, beta3 * m2 + (1 - beta3) * g
+        m1 = beta1 * m1 + (1 - beta1) * g
+        m2 = beta3 * m2 + (1 - beta3) * g
         v = beta2 * v + (1 - beta2) * g**2
-        m1_hat, v_hat = m1 / (1 - beta1**t), v / (1 - beta2**t)
+        m1_hat = m1 / (1 - beta1**t)
+        v_hat = v / (1 - beta2**t)
         p = p - lr * ((m1_hat + share * alpha * m2) / (v_hat.sqrt() + 1e-3) + DECAY * p)
         yield p
 
 
 def schedule_free(p: Tensor, grads: list[Tensor]) -> Iterator[Tensor]:
     """At the end, the average too."""
-    beta1, beta2 = 0.8, 0.9
+    beta1 = 0.8
+    beta2 = 0.9
     x = y = z = p
-    v, squares = torch.zeros_like(p), 0.0
+    v = torch.zeros_like(p)
+    squares = 0.0
     for t, (lr, g) in enumerate(zip(RATES, grads, strict=True), start=1):
         v = beta2 * v + (1 - beta2) * g**2
         gamma = lr * math.sqrt(1 - beta2**t)
@@ -129,20 +139,28 @@ def soap(w: Tensor, grads: list[Tensor]) -> Iterator[Tensor]:
     """The bases from the first gradient, then one step of orthogonal iteration every second update.
     A basis vector's sign is free. The average of the gradients turns with the bases: no other than
     the one that is turned at each step."""
-    beta1, beta2, first = 0.8, 0.9, grads[0]
-    left, right = (1 - beta2) * (first @ first.T), (1 - beta2) * (first.T @ first)
+    beta1 = 0.8
+    beta2 = 0.9
+    first = grads[0]
+    left = (1 - beta2) * (first @ first.T)
+    right = (1 - beta2) * (first.T @ first)
     q_left, q_right = (torch.linalg.eigh(side).eigenvectors.flip(1) for side in (left, right))
-    m, v = torch.zeros_like(w), torch.zeros_like(w)
+    m = torch.zeros_like(w)
+    v = torch.zeros_like(w)
     yield w
     for t, (lr, g) in enumerate(zip(RATES[1:], grads[1:], strict=True), start=1):
         turned = q_left.T @ g @ q_right
-        m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * turned**2
-        m_hat, v_hat = q_left.T @ m @ q_right / (1 - beta1**t), v / (1 - beta2**t)
+        m = beta1 * m + (1 - beta1) * g
+        v = beta2 * v + (1 - beta2) * turned**2
+        m_hat = q_left.T @ m @ q_right / (1 - beta1**t)
+        v_hat = v / (1 - beta2**t)
         w = w - lr * (q_left @ (m_hat / (v_hat.sqrt() + 1e-3)) @ q_right.T + DECAY * w)
         yield w
-        left, right = beta2 * left + (1 - beta2) * g @ g.T, beta2 * right + (1 - beta2) * g.T @ g
+        left = beta2 * left + (1 - beta2) * g @ g.T
+        right = beta2 * right + (1 - beta2) * g.T @ g
         if t % 2 == 0:
-            q_left, q_right = torch.linalg.qr(left @ q_left).Q, torch.linalg.qr(right @ q_right).Q
+            q_left = torch.linalg.qr(left @ q_left).Q
+            q_right = torch.linalg.qr(right @ q_right).Q
 
 
 def iterated(g: Tensor, polar: bool) -> Tensor:
@@ -162,7 +180,9 @@ def muon(
     w: Tensor, grads: list[Tensor], *, polar: bool = False, beta2: float | None = None
 ) -> Iterator[Tensor]:
     """Nine iterations. The momentum rises in a straight line for three steps."""
-    m, v, tall = torch.zeros_like(w), torch.zeros_like(w[:, :1]), len(w) > w.shape[1]
+    m = torch.zeros_like(w)
+    v = torch.zeros_like(w[:, :1])
+    tall = len(w) > w.shape[1]
     for lr, g, beta1 in zip(RATES, grads, (0.6, 0.7, 0.8, 0.9, 0.9), strict=True):
         m = beta1 * m + (1 - beta1) * g
         ahead = beta1 * m + (1 - beta1) * g
@@ -255,7 +275,8 @@ def test_soap_with_products_in_bf16_steps_almost_the_same_way(monkeypatch: pytes
 
 @pytest.mark.parametrize("limit", [1e-7, 1.0, 1e9])
 def test_clipping_leaves_out_what_changes_nothing_and_is_torchs_own(limit: float):
-    ps, clipped = [nn.Parameter(torch.zeros(shape)) for shape in SHAPES], []
+    ps = [nn.Parameter(torch.zeros(shape)) for shape in SHAPES]
+    clipped = []
     start = [torch.randn(p.shape, generator=torch.Generator().manual_seed(0)) for p in ps]
     for ratio in (0.0, 0.5, 0.998, 0.9999, 1 - 1e-7, 1.0, 1.0001, 3.0):
         grads = [grad * (ratio * limit / nn.utils.get_total_norm(start)) for grad in start]
@@ -267,7 +288,8 @@ def test_clipping_leaves_out_what_changes_nothing_and_is_torchs_own(limit: float
             results.append([p.grad for p in ps])
         assert all(map(torch.equal, *results))
         clipped.append(not all(map(torch.equal, results[0], grads)))
-    assert (clipped[0], clipped[-1]) == (False, True)
+    assert clipped[0] is False
+    assert clipped[-1] is True
 
 
 # --- Muon -----------------------------------------------------------------------------------------
@@ -279,7 +301,8 @@ def test_matrices_of_the_blocks_get_one_optimizer_and_adamw_the_rest(kind: str, 
     words = ("attention=gqa", "mlp=swiglu", "ideas=[value_embeddings]", f"model.tie_head={tie}")
     run, model = small(f"optimizer={kind}", *words)
     adamw, own = build_optimizers(run, model)
-    assert (type(adamw), type(own)) == (undecorated(torch.optim.AdamW), ByRule)
+    assert type(adamw) is undecorated(torch.optim.AdamW)
+    assert type(own) is ByRule
     parts = [f"attention.f.{part}_proj" for part in ("q", "k", "v", "out")]
     parts += [f"mlp.f.{part}" for part in ("gate", "up", "down")]
     matrices = {f"blocks.{layer}.{part}.weight" for layer in range(2) for part in parts}
@@ -306,7 +329,8 @@ def test_muon_in_stacks_is_torchs_own_bit_for_bit(
     gradient."""
     monkeypatch.setattr(hardware, "native_bf16", lambda: True)
     monkeypatch.setitem(AT_ONCE, "cpu", at_once)
-    weights, states = [], []
+    weights = []
+    states = []
     run = composed("optimizer=muon", f"optimizer.scale={scale}", "optimizer.momentum=0.9")
     for kind in (
         partial(ByRule, run.optimizer),
@@ -340,7 +364,9 @@ def best_polynomial(low: float, high: float) -> np.ndarray[Any, Any]:
 
 
 def test_polar_express_has_the_papers_polynomials():
-    low, high, cushion = 1e-3, 1.0, 0.02407327424182761
+    low = 1e-3
+    high = 1.0
+    cushion = 0.02407327424182761
     for stated in POLAR_EXPRESS[
         :6
     ]:  # the last two are the limit, where the four points fall together
@@ -405,7 +431,8 @@ def test_a_half_life_is_the_beta2_that_follows(tmp_path: Path):
     (tmp_path / "config.yaml").write_text(dump(to_plain(run)))
     assert to_plain(load_config(tmp_path / "config.yaml")) == to_plain(run)
     shorter = measurable(run)
-    assert (shorter.trainer.batch_tokens, shorter.optimizer.beta2) == (512, 0.5 ** (512 / 4096))
+    assert shorter.trainer.batch_tokens == 512
+    assert shorter.optimizer.beta2 == 0.5 ** (512 / 4096)
 
 
 # --- averages of the weights ----------------------------------------------------------------------
@@ -426,7 +453,8 @@ def test_an_average_is_that_of_its_formula(words: str, tmp_path: Path):
     for step in range(6):
         advance(job, trainee, step)
         # the n-th of the last three has 1/n
-        share, now = 0.3 if name == "averaged_weights" else 1 / max(1, step - 2), own(trainee)
+        share = 0.3 if name == "averaged_weights" else 1 / max(1, step - 2)
+        now = own(trainee)
         average = [(1 - share) * a + share * p for a, p in zip(average, now, strict=True)]
         with trainee.model.validating():
             torch.testing.assert_close(own(trainee), average, rtol=0, atol=1e-6)
@@ -508,7 +536,8 @@ def test_saved_and_loaded_it_goes_on_bit_for_bit(words: str, tmp_path: Path):
     for each in (trainee, again):
         advance(job, each, 3)
         states.append(each.model.state_dict())
-    assert all(torch.equal(tensor, states[1][name]) for name, tensor in states[0].items())
+    for name, tensor in states[0].items():
+        assert torch.equal(tensor, states[1][name])
 
 
 # --- torch's decorators ---------------------------------------------------------------------------
@@ -535,4 +564,5 @@ print("torch._dynamo" in sys.modules)
 @pytest.mark.slow
 def test_an_optimizer_imports_no_compiler():
     done = subprocess.run([sys.executable, "-c", STEPS], capture_output=True, text=True)
-    assert (done.stdout, done.stderr) == ("False\n", "")
+    assert done.stdout == "False\n"
+    assert done.stderr == ""

@@ -32,12 +32,14 @@ def test_completion_offers_doors_groups_and_options(
         "-sc", "query=bash", module="nocap", env={"COMP_LINE": line, "COMP_POINT": str(len(line))}
     )
     words = set(done.out.split())
-    assert (done.code, words if len(offered) == 1 else words & offered) == (0, offered), done.err
+    assert done.code == 0, done.err
+    assert (words if len(offered) == 1 else words & offered) == offered, done.err
 
 
 @pytest.mark.gate
 def test_installed_wheel_works_in_any_folder(tmp_path: Path) -> None:
-    site, elsewhere = tmp_path / "site", tmp_path / "elsewhere"
+    site = tmp_path / "site"
+    elsewhere = tmp_path / "elsewhere"
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
     for words in (["wheel", "--wheel-dir", ".", str(REPO)], ["install", "--target", str(site)]):
         wheels = map(str, tmp_path.glob("*.whl"))

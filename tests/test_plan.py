@@ -81,7 +81,8 @@ def test_a_studys_plan_has_its_search_its_runs_and_its_shorter_schedules(tmp_pat
     # 2 × 2 trials, 2 × 3 runs, each at 2 lengths, too
     assert out[1].endswith(": 22 cells, 0 done, 22 to train")
     rows = {row.split("  ")[0]: row.split() for row in out[3:]}
-    assert rows["made mqa at 6 steps"][5:7] == rows["made mha"][2:4] == ["3", "0"]
+    assert rows["made mqa at 6 steps"][5:7] == ["3", "0"]
+    assert rows["made mha"][2:4] == ["3", "0"]
     assert rows["made mha, trial 2"][4:6] == ["1", "0"]
     assert rows["pace"][1:] == ["mha,", "mqa", "3", "0"]
     assert "3 pairs in analysis 1; claims that it does not decide go on, to 2 analyses" in out

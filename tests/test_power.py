@@ -269,7 +269,8 @@ def test_plan_says_what_the_grid_can_show(here: Door) -> None:
     assert [row[0] for row in rows] == ["3", "6", "12"]
     least = [float(row[1]) for row in rows]
     assert least == sorted(least, reverse=True)
-    assert all(float(row[2]) < float(row[1]) for row in rows)
+    for row in rows:
+        assert float(row[2]) < float(row[1])
     assert "from 3 pairs of such runs" in after.out
     assert "gains in the time at equal loss that are shown in 80% of grids" in after.out
     assert re.search(
@@ -281,4 +282,5 @@ def test_plan_says_what_the_grid_can_show(here: Door) -> None:
         if re.match(r" +(3|6|12) +(\d+\.\d%|–) ", line)
     ]
     assert [row[0] for row in gains] == ["3", "6", "12"]
-    assert all(len(row) == 4 for row in gains)
+    for row in gains:
+        assert len(row) == 4

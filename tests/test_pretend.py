@@ -289,7 +289,8 @@ def test_a_warm_step_compiles_nothing_and_waits_once(pretended, compile_):
     """Graphs: blocks and head, each also for validation; or the model, twice. A step waits for the
     device once, and copies once."""
     counts = steps_of(pretended, f"trainer.compile={compile_}")
-    assert counts["graphs"] == counts["warm"] == {"regional": 4, "full": 2}[compile_]
+    assert counts["graphs"] == {"regional": 4, "full": 2}[compile_]
+    assert counts["warm"] == {"regional": 4, "full": 2}[compile_]
     launches, waits, copies = zip(*counts["steps"][2:5], strict=True)
     assert set(copies) == {1}
     assert set(waits) == {1}
@@ -309,14 +310,16 @@ def test_documents_of_each_batch_compile_nothing_more(pretended, words):
     counts = steps_of(pretended, "trainer.compile=regional", "attention.document_start=256", *words)
     assert counts["graphs"] == counts["warm"]
     _, waits, copies = zip(*counts["steps"][2:5], strict=True)
-    assert set(waits) == set(copies) == {1}
+    assert set(waits) == {1}
+    assert set(copies) == {1}
 
 
 def test_the_tuned_step_compiles_nothing_more(pretended, monkeypatch):
     """Its choices for products cut to cuBLAS: Triton's would take many minutes."""
     monkeypatch.setenv("TORCHINDUCTOR_MAX_AUTOTUNE_GEMM_BACKENDS", "ATEN")
     counts = steps_of(pretended, "trainer.compile=max")
-    assert counts["graphs"] == counts["warm"] == 4
+    assert counts["graphs"] == 4
+    assert counts["warm"] == 4
 
 
 # --- CUDA graphs
@@ -325,13 +328,14 @@ def test_the_tuned_step_compiles_nothing_more(pretended, monkeypatch):
 def test_a_cuda_graph_is_recorded_once_and_launched_once_a_micro_batch(pretended):
     """Of a step of four micro-batches without a compiler."""
     words = ("trainer.compile=off", "trainer.micro_batch=2")
-    plain, graphed = (
-        steps_of(pretended, *words),
-        steps_of(pretended, *words, "trainer.cuda_graphs=true"),
-    )
-    assert (plain["cuda_graphs"], graphed["cuda_graphs"]) == ([0, 0], [1, 4 * 6])
-    (before, *waits), (after, *same) = plain["steps"][3], graphed["steps"][3]
-    assert waits == same == [1, 1]
+    plain = steps_of(pretended, *words)
+    graphed = steps_of(pretended, *words, "trainer.cuda_graphs=true")
+    assert plain["cuda_graphs"] == [0, 0]
+    assert graphed["cuda_graphs"] == [1, 4 * 6]
+    before, *waits = plain["steps"][3]
+    after, *same = graphed["steps"][3]
+    assert waits == [1, 1]
+    assert same == [1, 1]
     assert before > 4 * 40
     assert after < 30  # tokens, sums, norm and update
     assert graphed["unseen_mib"] > 1  # what the forward keeps, which the allocator has forgotten
@@ -339,7 +343,8 @@ def test_a_cuda_graph_is_recorded_once_and_launched_once_a_micro_batch(pretended
 
 def test_a_compiled_step_in_a_cuda_graph_compiles_nothing_more(pretended):
     counts = steps_of(pretended, "trainer.compile=regional", "trainer.cuda_graphs=true")
-    assert counts["graphs"] == counts["warm"] == 4
+    assert counts["graphs"] == 4
+    assert counts["warm"] == 4
     assert counts["cuda_graphs"] == [1, 6]
     assert counts["steps"][3] == counts["steps"][4]
     assert counts["steps"][3][0] < 25  # 71 without

@@ -78,7 +78,8 @@ def test_counted_flops_equal_the_arithmetic_part_by_part(attention, mlp):
 def test_counted_flops_equal_torchs_counter_where_that_sees_everything():
     run, counts = counted(*NANO, "attention=mha")
     with torch.device("meta"):
-        model, tokens = GPT(run, vocab_size=70), torch.zeros(2, 32, dtype=torch.long)
+        model = GPT(run, vocab_size=70)
+        tokens = torch.zeros(2, 32, dtype=torch.long)
         with FlopCounterMode(display=False) as counter:
             model(tokens, tokens).total.backward()
     assert sum(work.flops for work in counts.work.values()) == counter.get_total_flops()
@@ -98,9 +99,11 @@ def test_bytes_of_a_projection_are_its_operands():
     """Forward: input and weight read, output written, fp32. (The transposed weight and the reshapes
     are views.)"""
     run, counts = counted(*NANO, "attention=flash")
-    N, C = 64, run.model.d_model
+    N = 64
+    C = run.model.d_model
     work = counts.work["blocks.0.attention.f.q_proj", "forward"]
-    assert (work.bytes, work.flops) == (4 * (N * C + C * C + N * C), 2 * N * C * C)
+    assert work.bytes == 4 * (N * C + C * C + N * C)
+    assert work.flops == 2 * N * C * C
     # the slower of both roofs
     assert work.bound_ms(PEAK) == pytest.approx(max(work.flops / 1e12, work.bytes / 1e11) * 1e3)
     assert OpWork().bound_ms(PEAK) == 0
@@ -198,7 +201,8 @@ def slowed(y):
 
 def watched(model):
     """What the profiler saw of a step, and the step's milliseconds; the model is as before."""
-    ranges, tokens = Ranges(compose(list(NANO))), torch.zeros(2, 32, dtype=torch.long)
+    ranges = Ranges(compose(list(NANO)))
+    tokens = torch.zeros(2, 32, dtype=torch.long)
     mixers = [block.attention.f.mixer for block in model.blocks]
     model(tokens, tokens).total.backward()
     ranges.reset()
@@ -214,24 +218,28 @@ def watched(model):
 @pytest.mark.parametrize("place", ["blocks.1.attention.f.mixer", "head"])
 def test_planted_time_is_found_where_it_was_planted(place, monkeypatch):
     model = build_model(compose(list(NANO)), vocab_size=70)
-    owner, name = model.get_submodule(place.removesuffix(".mixer")), "forward"
+    owner = model.get_submodule(place.removesuffix(".mixer"))
+    name = "forward"
     if place.endswith(".mixer"):
         name = "mixer"
     original = getattr(owner, name)
     monkeypatch.setattr(owner, name, lambda *x: slowed(original(*x)))
-    (rows, _, step_ms), (again, *_) = watched(model), watched(model)
+    rows, _, step_ms = watched(model)
+    again, *_ = watched(model)
     for direction, planted_ms in (("forward", 30), ("backward", 60)):
         # the less of two times: the machine may be busy in one
         ms = {path: min(ms, again[path, d]) for (path, d), ms in rows.items() if d == direction}
         assert ms.pop(place) >= planted_ms
-        assert all(other < planted_ms for other in ms.values())
+        for other in ms.values():
+            assert other < planted_ms
     assert sum(rows.values()) == pytest.approx(step_ms, rel=1e-3)
 
 
 def test_a_recomputed_forward_is_work_of_the_backward(monkeypatch):
     """Activation checkpointing ends the recomputed forward by an exception: the ranges must survive
     it."""
-    model, key = build_model(compose(list(NANO)), vocab_size=70), ("blocks.0.mlp.f.up", "backward")
+    model = build_model(compose(list(NANO)), vocab_size=70)
+    key = ("blocks.0.mlp.f.up", "backward")
     slow = model.get_submodule(key[0])
     monkeypatch.setattr(slow, "forward", lambda x, f=slow.forward: (time.sleep(0.03), f(x))[1])
     plain = watched(model)[0]
@@ -246,10 +254,8 @@ def test_measured_memory_equals_what_was_counted():
     run = compose(
         [*NANO, "trainer.batch_tokens=192", "trainer.val_tokens=64", "trainer.grad_clip=null"]
     )
-    measured, expected = (
-        measure_step(run, repeats=1, trace=None),
-        count(run, vocab_size=run.tokenizer.vocab_size),
-    )
+    measured = measure_step(run, repeats=1, trace=None)
+    expected = count(run, vocab_size=run.tokenizer.vocab_size)
     tokens = {"embedding", "loss", "other"}  # keep token ids, in a batch's storage
     kept, counted_bytes = (
         {part: n for part, n in ranges.kept.items() if n and part not in tokens}
@@ -257,7 +263,8 @@ def test_measured_memory_equals_what_was_counted():
     )
     assert kept == counted_bytes
     mib = measured.memory_mib
-    assert mib["parameters"] == mib["gradients"] == expected.parameters / 2**20
+    assert mib["parameters"] == expected.parameters / 2**20
+    assert mib["gradients"] == expected.parameters / 2**20
     assert mib["optimizer"] == pytest.approx(2 * mib["parameters"], rel=1e-2)
     assert mib["activations"] == pytest.approx(sum(expected.ranges.kept.values()) / 2**20, rel=1e-2)
     assert microbatches(measured.ranges.run) == 2  # of three: what repeats is measured once
@@ -359,7 +366,8 @@ def profiled(tmp_path_factory):
         patch.setitem(roofline.PRODUCT, Device.cpu, 512)
         patch.setitem(roofline.COPY_BYTES, Device.cpu, 2**26)
         done = answer(lambda: command.main([*words, *flags]), limit_s=240)
-    assert (done.code, done.crash) == (0, None), done
+    assert done.code == 0, done
+    assert done.crash is None, done
     # trusted: whatever else runs beside the tests
     return (
         {**json.loads((folder / "new" / "p.json").read_text()), "trusted": True},
@@ -372,16 +380,19 @@ def profiled(tmp_path_factory):
 def test_the_record_says_what_was_measured_and_on_what(profiled):
     """The parts add up to the step; the table names them; the trace is one that Perfetto reads."""
     record, said, folder = profiled
-    assert (record["schema_version"], record["kind"], record["words"][0]) == (
-        1,
-        "profile",
-        "attention=gqa",
-    )
+    assert record["schema_version"] == 1
+    assert record["kind"] == "profile"
+    assert record["words"][0] == "attention=gqa"
     assert record["hardware"]["name"]
-    assert (record["hardware"]["threads"], set(record["roof"]["flops"])) == (1, {"fp32", "bf16"})
-    step, parts = record["step"], {row["part"]: row for row in record["parts"]}
-    assert (step["microbatches"], step["measured_microbatches"]) == (4, 2)
-    assert (parts.keys(), parts["reduction"]["ms"]) == (PARTS.keys() - WHOLE, 0)  # one rank
+    assert record["hardware"]["threads"] == 1
+    assert set(record["roof"]["flops"]) == {"fp32", "bf16"}
+    step = record["step"]
+    parts = {row["part"]: row for row in record["parts"]}
+    assert step["microbatches"] == 4
+    assert step["measured_microbatches"] == 2
+    # one rank
+    assert parts.keys() == PARTS.keys() - WHOLE
+    assert parts["reduction"]["ms"] == 0
     assert {row["layer"] for row in record["layers"]} == {0, 1, 2, 3}
     flops = sum(row["flops"] for row in parts.values())
     assert flops == pytest.approx(
@@ -419,7 +430,8 @@ def test_ceilings_and_a_busy_gpu_are_told(profiled):
         assert f"the GPU busy {share:.0%} of it" in said
         assert ("trainer.cuda_graphs=true" in said) == hint
         assert re.search(r"attention=gqa +1\.076× +1\.09× +3 +10\.0%", said)
-    assert (record["step"]["plain"]["gpu_busy"], "GPU busy" in plain) == (None, False)
+    assert record["step"]["plain"]["gpu_busy"] is None
+    assert "GPU busy" not in plain
 
 
 @pytest.mark.slow
@@ -431,7 +443,8 @@ def test_the_door_measures_bounds(here, tmp_path):
         "model=nano", "attention=flash", "trainer.device=cpu", *flags, module="nocap.profile"
     )
     table = json.loads((tmp_path / "p.json").read_text())["ceilings"]["table"]
-    assert (done.code, table) == (0, sorted(table, key=lambda row: -row["by_step"])), done.err
+    assert done.code == 0, done.err
+    assert table == sorted(table, key=lambda row: -row["by_step"]), done.err
     options = {f"attention={path.stem}" for path in (conf_dir() / "attention").glob("*.yaml")}
     assert options - {row["label"] for row in table} == {"attention=flash"}
 
@@ -456,7 +469,9 @@ def test_bad_input_is_refused_in_a_line(words, said, capsys):
     with pytest.raises(SystemExit, match="2"):
         command.main(list(words))
     *usage, line = capsys.readouterr().err.splitlines()
-    assert (said in line, len(usage) <= 1) == (True, True)  # of argparse
+    # of argparse
+    assert said in line
+    assert len(usage) <= 1
 
 
 def test_memory_that_runs_out_and_a_step_that_diverges_are_a_line_too(monkeypatch):
@@ -483,7 +498,8 @@ def test_memory_that_runs_out_and_a_step_that_diverges_are_a_line_too(monkeypatc
 def test_the_peak_of_a_slow_precision_takes_seconds(monkeypatch):
     """bf16 on a CPU without instructions for it: a product of 2,048 rows would take 17 s each
     time."""
-    sizes, clock = [], [0.0]
+    sizes = []
+    clock = [0.0]
 
     def slow(a, b, *, out):
         sizes.append(len(a))

@@ -165,7 +165,9 @@ def compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def refused(done: Answer, *says: str, lines: int = 1) -> None:
     said = done.err.splitlines()
-    assert (done.code, done.crash, len(said)) == (2, None, lines), done
+    assert done.code == 2, done
+    assert done.crash is None, done
+    assert len(said) == lines, done
     for text in says:
         assert text in done.err, done.err
     assert done.out == ""
@@ -173,19 +175,24 @@ def refused(done: Answer, *says: str, lines: int = 1) -> None:
 
 def test_what_changed_is_told_with_the_largest_change_first(compared: Any) -> None:
     done = compared(profile(), flash(), "--json", "d.json")
-    assert (done.code, done.crash) == (0, None), done
+    assert done.code == 0, done
+    assert done.crash is None, done
     (difference,) = json.loads(Path("d.json").read_text())["differences"].values()
     assert difference["of"] == "step"
     assert difference["ratio"] == pytest.approx(0.7)
     assert [row["group"] for row in difference["groups"]] == ["attention", "head", "mlp"]
     first, second, *unchanged = difference["rows"]
     # the kernels differ: their moments are compared together
-    assert (first["part"], first["detail"]) == ("scores", None)
-    assert (first["before_ms"], first["after_ms"]) == (50.0, 20.0)
+    assert first["part"] == "scores"
+    assert first["detail"] is None
+    assert first["before_ms"] == 50.0
+    assert first["after_ms"] == 20.0
     assert first["ms"] == -30.0
     assert first["ratio"] == pytest.approx(0.4)
-    assert (first["before_share"], first["after_share"]) == (pytest.approx(0.5), pytest.approx(0.2))
-    assert (second["part"], second["ms"]) == ("head", 3.0)
+    assert first["before_share"] == pytest.approx(0.5)
+    assert first["after_share"] == pytest.approx(0.2)
+    assert second["part"] == "head"
+    assert second["ms"] == 3.0
     assert {row["ms"] for row in unchanged} == {0.0}
     assert difference["config"] == [
         {"key": "attention.kernel", "before": "materialized", "after": "fused"}
@@ -206,7 +213,9 @@ def test_moments_that_both_have_are_compared_one_by_one(compared: Any) -> None:
     compared(profile(), after, "--json", "d.json")
     (difference,) = json.loads(Path("d.json").read_text())["differences"].values()
     first = difference["rows"][0]
-    assert (first["part"], first["detail"], first["ms"]) == ("scores", "softmax", -10.0)
+    assert first["part"] == "scores"
+    assert first["detail"] == "softmax"
+    assert first["ms"] == -10.0
     assert len([row for row in difference["rows"] if row["part"] == "scores"]) == 3
 
 
@@ -216,12 +225,10 @@ def test_a_part_that_one_of_them_lacks_is_a_dash(compared: Any) -> None:
     done = compared(profile(), after, "--json", "d.json")
     (difference,) = json.loads(Path("d.json").read_text())["differences"].values()
     first = difference["rows"][0]
-    assert (first["part"], first["before_ms"], first["after_ms"], first["ratio"]) == (
-        "ideas",
-        None,
-        4.0,
-        None,
-    )
+    assert first["part"] == "ideas"
+    assert first["before_ms"] is None
+    assert first["after_ms"] == 4.0
+    assert first["ratio"] is None
     (line,) = [line for line in done.out.splitlines() if line.startswith("ideas")][-1:]
     assert line.split() == ["ideas", "–", "4.00", "+4.00", "–", "–", "4.0%"]
 
@@ -243,7 +250,9 @@ def test_it_says_that_it_has_no_interval_and_what_has_one(compared: Any) -> None
     assert "; not to be trusted, the machine was busy" in done.out
     last = done.out.splitlines()[-1].removeprefix("with an interval: ")
     python, flag, module, *arguments = shlex.split(last)
-    assert (python, flag, module) == ("python", "-m", "nocap.bench")
+    assert python == "python"
+    assert flag == "-m"
+    assert module == "nocap.bench"
     assert arguments[:2] == ["model=nano", "mlp=gelu4x"]
     arms = compose_arms(arguments[:2], [arguments[3], arguments[5]])
     assert list(arms) == ["attention=mha", "attention=flash"]
@@ -259,7 +268,8 @@ def test_both_parts_of_a_text_are_compared(compared: Any) -> None:
     changed = copy.deepcopy(whole)
     changed["token"] |= {"step": step(50.0), "text": {**text, "cached": False}}
     done = compared(whole, changed, "--json", "d.json")
-    assert (done.code, done.crash) == (0, None), done
+    assert done.code == 0, done
+    assert done.crash is None, done
     differences = json.loads(Path("d.json").read_text())["differences"]
     assert [(name, each["ratio"]) for name, each in differences.items()] == [
         ("prefill", 1.0),
@@ -338,7 +348,8 @@ def test_a_strangers_text_cannot_steer_the_terminal(compared: Any) -> None:
     after = profile(words=[strange], kernel=strange, config_dirs=[strange])
     after["groups"].append(group(strange, 4.0, [row(strange, 4.0)]))
     done = compared(profile(), after)
-    assert (done.code, done.crash) == (0, None), done
+    assert done.code == 0, done
+    assert done.crash is None, done
     assert "\x1b" not in done.out
     typed = shlex.split(done.out.splitlines()[-1])
     assert [word for word in typed if word == "$(rm" or word.startswith("a.json")] == []

@@ -43,7 +43,12 @@ NANO = (
     "trainer.val_tokens=64",
     "tracker=none",
 )
-B, T, H, D, LAYERS = 2, 32, 4, 16, 2  # of NANO
+# of NANO
+B = 2
+T = 32
+H = 4
+D = 16
+LAYERS = 2
 OWN = REPO / "tests" / "own_ideas"
 PEAK = Peak(flops={"fp32": 1e12, "bf16": 4e12}, bytes_per_s=1e11)
 
@@ -247,12 +252,15 @@ def test_shares_of_the_forward_and_of_the_blocks_are_of_what_they_say():
 
 def test_rows_have_the_details_that_notes_speak_of():
     groups = {group.group: group for group in grouped(ROWS, 100.0)}
-    details = {name: [(p.part, p.detail) for p in group.parts] for name, group in groups.items()}
-    assert details["embedding"] == [("embedding", "lookup"), ("embedding", "gradients")]
-    assert details["mlp"] == [("mlp_up", "gate"), ("mlp_up", "up"), ("residual", None)]
-    assert ("residual", None) in details["attention"]
-    assert ("residual", "between") in details["rest"]
-    assert ("loss", None) in details["head"]
+
+    def details(name: str) -> list[tuple[str, str | None]]:
+        return [(p.part, p.detail) for p in groups[name].parts]
+
+    assert details("embedding") == [("embedding", "lookup"), ("embedding", "gradients")]
+    assert details("mlp") == [("mlp_up", "gate"), ("mlp_up", "up"), ("residual", None)]
+    assert ("residual", None) in details("attention")
+    assert ("residual", "between") in details("rest")
+    assert ("loss", None) in details("head")
 
 
 def test_a_block_of_its_own_has_a_subtotal_for_each_of_its_modules():
@@ -366,7 +374,8 @@ def test_the_text_has_a_line_for_each_row(taken):
 def test_a_cache_that_is_rewound_gives_the_same_token_again():
     run = compose([*NANO, "attention=flash"])
     model = build_model(run, vocab_size=70).eval()
-    prompt, token = torch.arange(8)[None], torch.tensor([3])
+    prompt = torch.arange(8)[None]
+    token = torch.tensor([3])
     for engine in (Cached(model, run, batch=1, capacity=16), Recompute(model)):
         engine.prefill(prompt)
         first = engine.decode(token)
@@ -383,7 +392,8 @@ def test_an_option_without_a_cache_is_counted_over_its_whole_prefix():
     prefill = count(run, vocab_size=70, subject=Subject(of=Of.prefill, prompt=9, cached=False))
     flops = [sum(work.flops for work in counted.work.values()) for counted in (token, prefill)]
     assert flops[0] == flops[1] > 0
-    assert (token.cache, prefill.cache) == (0, 0)
+    assert token.cache == 0
+    assert prefill.cache == 0
 
 
 # --- the largest parts ----------------------------------------------------------------------------
@@ -465,7 +475,9 @@ def test_the_command_is_a_bench_of_the_same_runs(words, bounded):
     assert rows[2].command is None
     for found, options in zip(rows[:2], labels[:2], strict=True):
         python, flag, module, *arguments = shlex.split(found.command)
-        assert (python, flag, module) == ("python", "-m", "nocap.bench")
+        assert python == "python"
+        assert flag == "-m"
+        assert module == "nocap.bench"
         first = arguments.index("--arm")
         assert set(arguments[first::2]) == {"--arm"}
         typed = list(compose_arms(arguments[:first], arguments[first + 1 :: 2]).values())
@@ -524,7 +536,8 @@ def test_the_door_ends_with_the_largest_parts_and_commands_that_can_be_typed(tmp
     ):
         argv = [*NANO, "attention=mha", *flags, "--repeats", "1", "--json", f"{name}.json"]
         done = answer(lambda argv=argv: command.main(argv), limit_s=240)
-        assert (done.code, done.crash) == (0, None), done
+        assert done.code == 0, done
+        assert done.crash is None, done
         content = json.loads((tmp_path / f"{name}.json").read_text())
         both = [content] if name != "text" else [content["prefill"], content["token"]]
         for profile in both:

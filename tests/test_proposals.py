@@ -93,7 +93,9 @@ class Trainer:
     """Losses of made runs, and which of them were asked for."""
 
     def __init__(self, gain: float, *, seed: int = 0, dies_at: int | None = None) -> None:
-        self._rng, self._gain, self._dies_at = np.random.default_rng(seed), gain, dies_at
+        self._rng = np.random.default_rng(seed)
+        self._gain = gain
+        self._dies_at = dies_at
         self.asked: list[int] = []
 
     def __call__(self, seeds: Sequence[int]) -> dict[int, tuple[float, float]]:
@@ -128,9 +130,12 @@ def test_a_gain_has_four_batches_and_none_is_given_up_after_the_first():
 
 
 def test_the_same_arm_gets_the_same_answer_and_spends_nothing():
-    lines, trainer = list[LogLine](), Trainer(0.0)
-    first, asked = propose("arm", trainer, lines), trainer.asked[:]
-    assert (propose("arm", trainer, lines), trainer.asked) == (first, asked)
+    lines = list[LogLine]()
+    trainer = Trainer(0.0)
+    first = propose("arm", trainer, lines)
+    asked = trainer.asked[:]
+    assert propose("arm", trainer, lines) == first
+    assert trainer.asked == asked
 
 
 def test_a_run_that_was_trained_again_counts_as_it_was_the_first_time():
@@ -147,7 +152,9 @@ def test_a_run_that_was_trained_again_counts_as_it_was_the_first_time():
 
 
 def test_a_proposal_that_was_cut_off_goes_on_with_the_batches_it_has():
-    lines, dies, goes_on = list[LogLine](), Trainer(0.1, dies_at=8), Trainer(0.1)
+    lines = list[LogLine]()
+    dies = Trainer(0.1, dies_at=8)
+    goes_on = Trainer(0.1)
     with pytest.raises(KeyboardInterrupt):
         propose("arm", dies, lines)
     assert propose("arm", goes_on, lines).word == "accepted"
@@ -258,12 +265,10 @@ def test_what_would_not_be_fair_is_refused_before_anything_runs(
     (folder / "study.yaml").write_text(json.dumps(STUDY | changed))
     words = () if proposals is None else ("--propose", *proposals)
     refused = study_door(folder, *words)
-    assert (refused.code, refused.out, refused.err[:7], refused.err.count("\n")) == (
-        2,
-        "",
-        "nocap: ",
-        1,
-    )
+    assert refused.code == 2
+    assert refused.out == ""
+    assert refused.err[:7] == "nocap: "
+    assert refused.err.count("\n") == 1
     assert line in refused.err
     assert not (folder / FILE).exists()
 
@@ -386,7 +391,8 @@ def test_what_is_no_proposal_is_refused_before_anything_runs(
 ):
     write(beside, **more)
     refused = study_door(beside, "--json", "--propose", proposal)
-    assert (refused.code, refused.out) == (2, "")
+    assert refused.code == 2
+    assert refused.out == ""
     assert line in refused.err
     assert refused.err.count("\n") == 1
     assert not (beside / FILE).exists()
@@ -416,7 +422,8 @@ def test_a_study_with_a_command_runs_it_for_a_proposal_alone(study_door: Door, b
     codes = [
         study_door(beside, *words).code for words in ((), ("--plan",), ("--judge",), ("--propose",))
     ]
-    assert (codes, Path("mark").exists()) == ([2, 2, 2, 0], False)
+    assert codes == [2, 2, 2, 0]
+    assert not Path("mark").exists()
     study_door(beside, "--propose", command(0.1))
     assert Path("mark").exists()
 
@@ -452,7 +459,8 @@ def test_files_that_change_need_a_ref_of_the_baseline(study_door: Door, beside: 
     commit()
     for number, gain in enumerate(("0.00", "0.000"), 1):  # the log is no part of the tree
         (answer,) = answers(study_door(beside, "--json", "--propose", command(gain)))
-        assert (answer["word"], answer["number"]) == ("not shown", number)
+        assert answer["word"] == "not shown"
+        assert answer["number"] == number
     (beside.parent / "train.py").write_text(SCRIPT.replace("3 - gain", "2.9 - gain"))
     refused = study_door(beside, "--propose", command(0.1))
     assert refused.code == 2
@@ -474,19 +482,19 @@ def test_a_program_that_edits_files_is_answered_against_a_ref(study_door: Door, 
     write(beside, ref="main", locked=["evaluation.py"])
     commit()
     better, worse = (SCRIPT.replace("3 - gain", f"{base} - gain") for base in (2.9, 3.1))
-    (good,), (bad,) = answers(proposed(better)), answers(proposed(worse))
-    assert (good["word"], good["number"], bad["word"], bad["number"]) == (
-        "accepted",
-        1,
-        "not shown",
-        2,
-    )
+    (good,) = answers(proposed(better))
+    (bad,) = answers(proposed(worse))
+    assert good["word"] == "accepted"
+    assert good["number"] == 1
+    assert bad["word"] == "not shown"
+    assert bad["number"] == 2
     assert answers(proposed(better)) == [good]
     evaluation = (beside.parent / "evaluation.py").read_text()
     cheated = proposed(evaluation.replace("loss)\n", "loss - 1)\n"), "evaluation.py")
     (beside.parent / "evaluation.py").write_text(evaluation)
     same = proposed(SCRIPT)
-    assert (cheated.code, same.code) == (2, 2)
+    assert cheated.code == 2
+    assert same.code == 2
     assert "--locked must be equal in main and ., got evaluation.py" in cheated.err
     assert "--ref must differ from main in a file" in same.err
     worktrees = subprocess.run(

@@ -40,7 +40,9 @@ def test_under_torchrun_is_refused(
 ) -> None:
     env = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
     done = here(*MEDIUM, *words, f"output_dir={tmp_path / 'out'}", env=env)
-    assert (done.code, done.err.startswith(line), done.err.count("\n")) == (2, True, 1), done
+    assert done.code == 2, done
+    assert done.err.startswith(line), done
+    assert done.err.count("\n") == 1, done
     assert not (tmp_path / "out").exists()
 
 
@@ -157,7 +159,8 @@ def test_nobody_can_connect_once_the_ranks_have_met(
         running.wait_for_row(2)
         assert listening(running.run_dir) == set()
         code, _, err = running.end()
-    assert (code, err) == (0, "")
+    assert code == 0
+    assert err == ""
     assert state_of(the_run(out)) == state_of(undisturbed.run_dir)
 
 

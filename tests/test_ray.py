@@ -31,7 +31,8 @@ WHY = "ray is not installed: pip install 'nocap[ray]'"
 )
 def test_what_a_cell_has_set_aside(device, threads, devices, cpus_and_gpus):
     run = compose([*SMALL, f"trainer.threads={threads}"])
-    run.trainer.device, run.trainer.devices = Device[device], devices
+    run.trainer.device = Device[device]
+    run.trainer.devices = devices
     assert tuple(needs(run).values()) == cpus_and_gpus
 
 
@@ -64,7 +65,8 @@ def test_without_ray_the_command_that_installs_it_is_named(here, monkeypatch):
     monkeypatch.setattr("nocap.options.launcher.ray.find_spec", lambda name: None)
     done = here("--multirun", *CELL, "seed=0", "hydra/launcher=ray")
     line = "nocap: hydra/launcher=ray must find Ray installed: pip install 'nocap[ray]', got none\n"
-    assert (done.code, done.err) == (2, line)
+    assert done.code == 2
+    assert done.err == line
 
 
 class RayError(Exception):
@@ -79,8 +81,10 @@ class Losing:
     )
 
     def __init__(self, lose, stop_at=None):
-        self.lose, self.stop_at = lose, stop_at
-        self.started, self.stopped = [], []
+        self.lose = lose
+        self.stop_at = stop_at
+        self.started = []
+        self.stopped = []
         self.cancel = self.stopped.append
 
     def remote(self, **ignored):
@@ -116,20 +120,25 @@ def test_a_lost_cell_goes_on_elsewhere_a_few_times(tmp_path, capsys):
         (2, 3, 3, "it said so"),
         (9, 1, 2, "RayError: its node died"),
     ):
-        grid, ray = grid_of(tmp_path / str(lose), ("seed=0",)), Losing(lose=lose)
+        grid = grid_of(tmp_path / str(lose), ("seed=0",))
+        ray = Losing(lose=lose)
         ((key, result),) = runner(grid, ray, restarts=restarts).run().items()
-        assert (ray.started, result.status, result.reason) == ([key] * started, "waiting", reason)
+        assert ray.started == [key] * started
+        assert result.status == "waiting"
+        assert result.reason == reason
     assert re.search(
         r"lost .* RayError: its node died; goes on elsewhere \(2 of 3\)", capsys.readouterr().out
     )
 
 
 def test_a_request_to_stop_reaches_the_cluster_once_and_starts_nothing_again(tmp_path):
-    grid, ray = grid_of(tmp_path, ("seed=0",), ("seed=1",)), Losing(lose=9, stop_at=4)
+    grid = grid_of(tmp_path, ("seed=0",), ("seed=1",))
+    ray = Losing(lose=9, stop_at=4)
     running = runner(grid, ray)
     running.run()
     assert running.stopping
-    assert (len(ray.started), len(ray.stopped)) == (4, 2)
+    assert len(ray.started) == 4
+    assert len(ray.stopped) == 2
 
 
 def test_a_cancelled_task_lets_its_cell_save(tmp_path):
@@ -212,7 +221,8 @@ def stopped(out):
 @pytest.mark.timeout(1200)
 @pytest.mark.filterwarnings("ignore")  # Ray's own, about processes that it leaves to their end
 def test_a_grid_outlives_a_node(cluster, tmp_path):
-    out, found = tmp_path / "out", []
+    out = tmp_path / "out"
+    found = []
     words = (*CELL, "trainer.steps=5", f"seed={','.join(map(str, range(6)))}")
     words = (*words, "hydra/launcher=ray", f"hydra.launcher.address={cluster.address}")
     running = Background(out, *words, path=FAULTS)
@@ -221,7 +231,8 @@ def test_a_grid_outlives_a_node(cluster, tmp_path):
     task = status_of(status_of(worker)[1])[1]  # what started the command that started the worker
     cluster.remove_node(cluster.raylets[status_of(task)[1]], allow_graceful=False)
     done = running.end()
-    assert (done.code, done.err) == (0, ""), done
+    assert done.code == 0, done
+    assert done.err == "", done
     assert "6 finished; 6 trained now" in done.out
     assert re.search(r"^lost .* goes on elsewhere \(1 of 3\)$", done.out, re.M), done.out
     attempts = {name: summary["attempts"] for name, summary in summaries(out).items()}

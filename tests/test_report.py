@@ -104,7 +104,8 @@ def test_mean_curve_keeps_to_the_steps_of_all_finished_seeds() -> None:
 
     def mean_of(status: str) -> Any:
         def curved(record: Record) -> Record:
-            long, short = line([0.0, 1.0, 2.0], [9.0, 5.0, 4.0]), line([0.0, 3.0], [9.0, 6.0])
+            long = line([0.0, 1.0, 2.0], [9.0, 5.0, 4.0])
+            short = line([0.0, 3.0], [9.0, 6.0])
             return (
                 replace(record, curve=short, status=status)
                 if record.seed

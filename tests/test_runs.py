@@ -48,10 +48,8 @@ def listed(capsys: pytest.CaptureFixture[str], *words: str) -> list[list[str]]:
 
 
 def test_filters_columns_and_order(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    runs, gqa = (
-        here / "outputs",
-        {"words": "gpt2-gqa-gelu4x", "config": {"attention.n_kv_heads": 3}},
-    )
+    runs = here / "outputs"
+    gqa = {"words": "gpt2-gqa-gelu4x", "config": {"attention.n_kv_heads": 3}}
     first = write_run(runs, words="gpt2-flash-gelu4x", started="2026-01-02T00:00:00+0000")
     write_run(runs, loss=3.1, started="2026-01-01T00:00:00+0000", **gqa)
     failed = write_run(runs, seed=1, loss=9.0, status="failed", **gqa)
@@ -213,7 +211,8 @@ def test_nothing_goes_without_yes_and_never_what_trains_or_lies_elsewhere(
     linked = here / "outputs" / "runs" / elsewhere.name
     linked.symlink_to(elsewhere)
     out = said(capsys, "rm", "seed=0")
-    assert (gone.name in out, gone.exists()) == (True, True)
+    assert gone.name in out
+    assert gone.exists()
     assert out.endswith("nothing was removed; --yes removes\n")
     with lease.acquire(trains):
         said(capsys, "rm", "status=finished", str(elsewhere), "--yes", code=1)
@@ -312,9 +311,11 @@ def test_a_curve_goes_from_its_first_point_to_its_last() -> None:
     rows, below = rows_of(line("falling", [0, 10], [4.0, 2.0]), line("level", [0, 5], [2.0, 2.0]))
     places = [row.find("•") for row in rows]
     assert places == sorted(places)
-    assert (rows[0][0], rows[-1][-1]) == ("•", "•")
+    assert rows[0][0] == "•"
+    assert rows[-1][-1] == "•"
     assert rows[-1].count("+") == 6  # it ends half-way
-    assert (below[0].split(), below[1:]) == (["0", "10"], ["• falling", "+ level"])
+    assert below[0].split() == ["0", "10"]
+    assert below[1:] == ["• falling", "+ level"]
     rows, _ = rows_of(line("long", [0, 9], [4.0, 2.0]), line("short", [5], [3.0]))  # one point
     assert "".join(rows).count("+") == 1
     rows, _ = rows_of(DrawnCurve("arm", [0, 10], [3.0, 3.0], [2.0, 2.5], [4.0, 3.5]))  # a band
@@ -338,7 +339,8 @@ def test_plot_in_the_terminal_and_as_a_picture(
     assert "over seconds of training from step 200 on\n3.5 ┤•" in capsys.readouterr().out
     assert plot.main(["empty", "last"]) == 0
     out, err = capsys.readouterr()
-    assert (out.startswith("val/loss over steps\n5.0 ┤•"), run.name in out) == (True, True)
+    assert out.startswith("val/loss over steps\n5.0 ┤•")
+    assert run.name in out
     assert err == "nocap: empty: left out, it holds no run of nocap's own\n"
     pytest.importorskip("matplotlib")
     assert plot.main(["last", "--png", "new/curve.png"]) == 0
@@ -375,22 +377,24 @@ def test_several_runs_are_drawn_by_arm_with_a_band_over_the_seeds(
     }
     write_run(here / "outputs", curve=LOSSES[0], **other)
     both, alone = answered("outputs", "--after", "0", capsys=capsys)["curves"]
-    assert (both["label"], alone["label"]) == ("gelu4x (2 seeds)", "gelu3x")
+    assert both["label"] == "gelu4x (2 seeds)"
+    assert alone["label"] == "gelu3x"
     assert both["x"] == alone["x"]
     pairs = list(zip(*LOSSES.values(), strict=True))
     assert both["y"] == pytest.approx([sum(pair) / 2 for pair in pairs])
-    assert (both["low"], both["high"]) == (
-        [min(pair) for pair in pairs],
-        [max(pair) for pair in pairs],
-    )
-    assert alone["y"] == alone["low"] == alone["high"] == [*LOSSES[0]]
+    assert both["low"] == [min(pair) for pair in pairs]
+    assert both["high"] == [max(pair) for pair in pairs]
+    assert alone["y"] == [*LOSSES[0]]
+    assert alone["low"] == [*LOSSES[0]]
+    assert alone["high"] == [*LOSSES[0]]
     assert plot.main(["outputs", "--after", "0", "--log", "y"]) == 0
     assert "·" in capsys.readouterr().out
     (last / "summary.json").unlink()  # it trains
     rows = (last / "metrics.jsonl").read_text().splitlines(keepends=True)
     (last / "metrics.jsonl").write_text("".join(rows[:3]))
     curve = answered("outputs", "--after", "0", capsys=capsys)["curves"][0]
-    assert (curve["x"], curve["label"][-9:]) == ([0, 100, 200], "(2 seeds)")
+    assert curve["x"] == [0, 100, 200]
+    assert curve["label"][-9:] == "(2 seeds)"
 
 
 @pytest.mark.parametrize(
@@ -412,7 +416,8 @@ def test_of_several_runs_the_first_tenth_is_left_out_where_it_squeezes_the_rest(
             here / "outputs", seed=seed, curve=losses, started=f"2026-01-0{seed + 1}T00:00:00"
         )
     answer = answered(*words, capsys=capsys)
-    assert (answer["after"], answer["curves"][0]["x"][0]) == (after, first)
+    assert answer["after"] == after
+    assert answer["curves"][0]["x"][0] == first
     assert plot.main(words) == 0
     assert (f"from step {after} on" in capsys.readouterr().out.splitlines()[0]) == (after > 0)
 

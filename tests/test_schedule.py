@@ -9,7 +9,9 @@ from nocap.config.compose import compose
 from nocap.options.schedule import Schedule
 from nocap.options.schedule.decay import Constant, Cosine, Linear, Wsd
 
-STEPS, WARMUP, DECAY = 1000, 100, 300
+STEPS = 1000
+WARMUP = 100
+DECAY = 300
 CONSTANT = Constant(warmup_steps=WARMUP)
 LINEAR = Linear(warmup_steps=WARMUP, final=0.2)
 COSINE = Cosine(warmup_steps=WARMUP, final=0.2)
@@ -26,7 +28,8 @@ def test_warm_up_is_a_straight_line_that_starts_above_zero_and_after_it_nothing_
 ):
     values = curve(spec)
     assert values[:WARMUP] == [(step + 1) / WARMUP for step in range(WARMUP)]
-    assert all(later <= earlier for earlier, later in itertools.pairwise(values[WARMUP - 1 :]))
+    for earlier, later in itertools.pairwise(values[WARMUP - 1 :]):
+        assert later <= earlier
 
 
 @pytest.mark.parametrize(

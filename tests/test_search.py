@@ -145,7 +145,8 @@ def test_a_seed_gives_the_same_trials_bit_for_bit(sampler):
         for seed in (1, 1, 2)
     )
     assert again == first
-    assert all(a != b for a, b in zip(first, other, strict=True))
+    for a, b in zip(first, other, strict=True):
+        assert a != b
     assert len({repr(point) for point in first}) == n
 
 
@@ -159,14 +160,16 @@ def test_every_value_of_a_mixed_space_is_reached():
     assert 0.25 < np.mean([point["b"] < 8 for point in points]) < 0.75
     assert 0.25 < np.mean([point["optimizer.lr"] < 10**-2.5 for point in points]) < 0.75
     # what can be typed is what is trained
-    assert all(float(f"{point['optimizer.lr']:.6g}") == point["optimizer.lr"] for point in points)
+    for point in points:
+        assert float(f"{point['optimizer.lr']:.6g}") == point["optimizer.lr"]
     assert words_of(MIXED, {**points[0], "optimizer.lr": 1e-4})[0] == "optimizer.lr=0.0001"
 
 
 def test_a_trial_that_runs_counts_as_bad():
     """Twelve trials say that the bottom is near ½. Two that run there already keep the next one
     away."""
-    line, search = space("x=interval(0, 1)"), Search(sampler=Sampler.tpe, seed=3)
+    line = space("x=interval(0, 1)")
+    search = Search(sampler=Sampler.tpe, seed=3)
     before = drawn(search, line, 12, lambda params: float((params["x"] - 0.5) ** 2))
     running = ({"x": 0.5}, None)
 
@@ -232,7 +235,8 @@ class Trainer:
     where it diverges."""
 
     def __init__(self, loss):
-        self.loss, self.ends = loss, {}
+        self.loss = loss
+        self.ends = {}
         self.trained: list[str] = []
         self.kill_at: int | None = None
 
@@ -240,7 +244,9 @@ class Trainer:
         return self.ends.get(plan.identity)
 
     def __call__(self, grid, executor, *, more=tuple, total=0):
-        self.grid, self.more, self.stopping = grid, more, False
+        self.grid = grid
+        self.more = more
+        self.stopping = False
         return self
 
     def run(self):
@@ -343,7 +349,9 @@ def test_the_same_trial_twice_is_one_run_and_both_are_told(tmp_path, fake):
     losses = [2.0 if "attention=mqa" in trial.words else 3.0 for trial in search.trials()]
     assert [trial.val_loss for trial in search.trials()] == sorted(losses)
     listed = json.loads((search.grid.folder / GRID).read_text())
-    assert (len(trainer.trained), len(listed["trials"]), len(listed["cells"])) == (2, 6, 2)
+    assert len(trainer.trained) == 2
+    assert len(listed["trials"]) == 6
+    assert len(listed["cells"]) == 2
 
 
 def test_diverged_and_impossible_trials_are_the_worst_and_named(tmp_path, fake):
@@ -391,10 +399,12 @@ def test_the_table_has_the_ten_lowest_losses(tmp_path, fake):
 
 
 def test_a_pool_asks_for_batches_and_a_kill_changes_none(tmp_path, fake):
-    trainer, search = fake(bowl), Search(sampler=Sampler.tpe, trials=15)
+    trainer = fake(bowl)
+    search = Search(sampler=Sampler.tpe, trials=15)
     pool = Devices(jobs=4, units={device: [] for device in Device})
     whole = [trial.words for trial in carried(a_search(tmp_path / "whole", search), pool).trials()]
-    assert len(trainer.trained) == len(set(whole)) == 15
+    assert len(trainer.trained) == 15
+    assert len(set(whole)) == 15
     trainer = fake(bowl)
     for trainer.kill_at in (2, 13, None):
         with pytest.raises(Kill) if trainer.kill_at else nullcontext():
@@ -499,13 +509,15 @@ def test_a_search_in_a_pool(tmp_path, here):
         "hydra/launcher=pool",
     )
     words = (*words, "hydra.launcher.jobs=1", "output_dir=out")
-    keys, fixed = space(LR, ARM), [*kept, f"output_dir={tmp_path / 'out'}"]
+    keys = space(LR, ARM)
+    fixed = [*kept, f"output_dir={tmp_path / 'out'}"]
     first = Searching(Search(sampler=Sampler.random, trials=3), keys, fixed=fixed, compose=composed)
     cell = first.trial(1, words_of(keys, propose(first.search, keys, []))).cell
     cell.plan.run_dir.mkdir(parents=True)
     (cell.plan.run_dir / "checkpoints").write_text("a file where the worker makes a folder")
     done = here(*words)
-    assert (done.code, len(trained(done.out))) == (1, 3)
+    assert done.code == 1
+    assert len(trained(done.out)) == 3
     assert done.err.startswith("nocap: not finished: trial 1: optimizer.lr=")
     head, *space_, _ = done.out.splitlines()[:4]
     assert re.fullmatch(r"search-lr-attention-\w{12}: random, 3 trials on seed 100", head)
@@ -515,13 +527,15 @@ def test_a_search_in_a_pool(tmp_path, here):
     assert [trial["status"] for trial in trials] == ["finished", "finished", "open"]
     (cell.plan.run_dir / "checkpoints").unlink()
     again = here(*words)
-    assert (again.code, len(trained(again.out))) == (0, 1)
+    assert again.code == 0
+    assert len(trained(again.out)) == 1
     assert "3 finished; 1 trained now" in again.out
     assert "chosen on seed 100: what the settings are worth, other seeds tell" in again.out
     assert {(each["seed"], each["status"]) for each in summaries(tmp_path / "out").values()} == {
         (100, "finished")
     }
     compared = here(str(file.parent), module="nocap.compare")
-    assert (compared.code, "3 arms from 3 runs" in compared.out) == (0, True), compared
+    assert compared.code == 0, compared
+    assert "3 arms from 3 runs" in compared.out, compared
     single = here(*CELL, *trials[0]["overrides"], "seed=100", "output_dir=out")
     assert single.out.startswith("already finished"), single

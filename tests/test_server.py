@@ -100,7 +100,8 @@ def test_a_grid_goes_on_after_its_server_was_killed(
     (server,) = servers(running.process.pid)
     os.kill(server, signal.SIGKILL)
     done = running.end()
-    assert (done.code, done.err) == (0, "")
+    assert done.code == 0
+    assert done.err == ""
     assert [summary["attempts"] for summary in summaries(tmp_path / "out").values()] == [2, 1]
     assert steady(sorted((tmp_path / "out" / "runs").iterdir())[0]) == steady(undisturbed.run_dir)
 

@@ -85,7 +85,8 @@ def plain() -> Any:
 def moved(name: str, **keys: Any) -> Any:
     """The model with the numbers of its idea moved from their start, where a zero would hide an
     error."""
-    model, generator = model_of(**{name: keys}), torch.Generator().manual_seed(1)
+    model = model_of(**{name: keys})
+    generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for place, p in model.named_parameters():
             if "ideas." in place:
@@ -177,7 +178,8 @@ def value_embeddings(model: Any, x: Tensor, **keys: Any) -> Tensor:
     def added(layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if layer not in (1, 3):  # every second, the last among them
             return q, k, v
-        its, out = part(model, "value_embeddings", layer), v.clone()
+        its = part(model, "value_embeddings", layer)
+        out = v.clone()
         for b, t, h in itertools.product(*map(range, v.shape[:3])):
             g = 2 * torch.sigmoid(its.gate[h] @ v[b, t, h]) if its.gate.ndim else its.gate
             out[b, t, h] = (
@@ -191,10 +193,12 @@ def value_embeddings(model: Any, x: Tensor, **keys: Any) -> Tensor:
 @formula(channels=4, exact=70_000)
 @formula(channels=4, rows=97, exact=0)
 def bigram(model: Any, x: Tensor, *, exact: int, **keys: int) -> Tensor:
-    its, x = part(model, "bigram"), x.clone()
+    its = part(model, "bigram")
+    x = x.clone()
     assert its.table.weight.shape == (V * V if exact else 97, 4)
     for b, t in PLACES:
-        before, now = int(TOKENS_BT[b, t - 1]), int(TOKENS_BT[b, t])
+        before = int(TOKENS_BT[b, t - 1])
+        now = int(TOKENS_BT[b, t])
         row = before * V + now if exact else ((before * FACTORS[0]) ^ (now * FACTORS[1])) % 97
         x[b, t] = x[b, t] + its.project.weight @ its.table.weight[row]
     return through(x)
@@ -206,7 +210,8 @@ PLACES = list(itertools.product(range(2), range(1, 16)))
 
 @formula(channels=4, rows=97, exact=V * V, sizes=[4, 2])
 def ngrams(model: Any, x: Tensor, **keys: Any) -> Tensor:
-    (fours, pairs), x = part(model, "ngrams"), x.clone()
+    fours, pairs = part(model, "ngrams")
+    x = x.clone()
     for b, t in PLACES:
         row = int(TOKENS_BT[b, t - 1]) * V + int(TOKENS_BT[b, t])
         x[b, t] = x[b, t] + pairs.project.weight @ pairs.table.weight[row]
@@ -222,7 +227,8 @@ def ngrams(model: Any, x: Tensor, **keys: Any) -> Tensor:
 
 @formula(channels=5)
 def smear(model: Any, x: Tensor, **keys: int) -> Tensor:
-    its, out = part(model, "smear"), x.clone()
+    its = part(model, "smear")
+    out = x.clone()
     for b, t in PLACES:
         out[b, t] = x[b, t] + its["share"] * torch.sigmoid(its["gate"] @ x[b, t, :5]) * x[b, t - 1]
     return through(out)
@@ -279,13 +285,15 @@ def test_an_idea_is_its_formula(its: Formula, keys: dict[str, Any]) -> None:
 )
 def test_logit_rescale(words: tuple[str, ...], learned: bool) -> None:
     model = model_of(*words, logit_rescale={"factor": 1.7, "learned": learned})
-    head, x = model.head, plain().trunk(TOKENS_BT).detach()
+    head = model.head
+    x = plain().trunk(TOKENS_BT).detach()
     factor = torch.tensor(1.7, requires_grad=True)
     logits = factor * head.unembed(head.norm(x))
     logits = 3 * torch.tanh(logits / 3) if words else logits
     close(head.logits(x), logits)
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), TOKENS_BT.flatten())
-    loss, weights = head(x, TOKENS_BT).total, [head.unembed.weight, *model.ideas.parameters()]
+    loss = head(x, TOKENS_BT).total
+    weights = [head.unembed.weight, *model.ideas.parameters()]
     close(loss, expected)
     assert len(weights) == 1 + learned
     loss.backward()
@@ -333,7 +341,8 @@ def test_shared_layers_are_the_layers_tied_by_hand() -> None:
 
 
 def test_shared_layers_are_counted_once_and_cost_the_same_flops() -> None:
-    run, C = run_of(shared_layers={"repeat": 4}), 32
+    run = run_of(shared_layers={"repeat": 4})
+    C = 32
     layer = (
         2 * C * C + 2 * C * 16 + 8 * C * C
     )  # queries and output, keys and values of one head, MLP
@@ -368,13 +377,17 @@ def test_cross_attention_costs_and_changes_nothing(monkeypatch: pytest.MonkeyPat
         return build_model(run, vocab_size=vocab_size)
 
     monkeypatch.setattr("nocap.model.flops.build_model", build)
-    run, C, n, T = run_of(cross_attention={}), 32, 4, 16
+    run = run_of(cross_attention={})
+    C = 32
+    n = 4
+    T = 16
     model = build_model(run, vocab_size=V)
     assert torch.equal(model.logits(TOKENS_BT), plain().logits(TOKENS_BT))
     model(TOKENS_BT, TOKENS_BT).total.backward()
     own = [p for name, p in model.named_parameters() if ".ideas." in name]
     assert sum(p.numel() for p in own) == n * 4 * C * C
-    assert not any(p.grad.any() for p in own)
+    for p in own:
+        assert not p.grad.any()
     spent = flops_per_token(run, vocab_size=V)[0] - flops_per_token(run_of(), vocab_size=V)[0]
     # Queries and output of each token, keys and values of the one token of memory (whose input has
     # no gradient), one key a query.
@@ -413,8 +426,10 @@ def test_a_neutral_idea_changes_no_bit(tmp_path: Path) -> None:
         others, more = two_updates(
             tmp_path, **{name: keys if name == "cross_attention" else {**keys, "lr": 1e-30}}
         )
-        assert (others, more.keys()) == (losses, weights.keys()), name
-        assert all(torch.equal(p, more[key]) for key, p in weights.items()), name
+        assert others == losses, name
+        assert more.keys() == weights.keys(), name
+        for key, p in weights.items():
+            assert torch.equal(p, more[key]), name
 
 
 # --- keys -----------------------------------------------------------------------------------------

@@ -73,13 +73,11 @@ def test_a_job_that_ends_elsewhere_is_lost_and_kept(
     soak = Soak(folder=tmp_path, seed=0, kills=5)
     soak.run(lanes=1)
     (job,) = soak.jobs
-    assert (job["killed"], job["moments"]) == ({"parent": 3, "worker": 3}, 3)
+    assert job["killed"] == {"parent": 3, "worker": 3}
+    assert job["moments"] == 3
     assert (job["lost"] or "").startswith(lost or "")
-    assert (
-        len(list(tmp_path.glob("job-0-*")))
-        == len(soak.result()["lost"])
-        == (0 if lost is None else 1)
-    )
+    assert len(list(tmp_path.glob("job-0-*"))) == (0 if lost is None else 1)
+    assert len(soak.result()["lost"]) == (0 if lost is None else 1)
 
 
 def test_it_goes_on_after_its_last_whole_line(tmp_path: Path) -> None:
@@ -98,15 +96,9 @@ def test_it_goes_on_after_its_last_whole_line(tmp_path: Path) -> None:
     soak.resume()
     assert soak.state.read_text() == lines[0] + lines[1]
     assert [path.name for path in tmp_path.glob("job-*")] == ["job-4-lost"]
-    assert (
-        soak.injected,
-        soak.more(),
-        Soak(folder=tmp_path, seed=3, kills=6, injected=6).more(),
-    ) == (
-        6,
-        True,
-        False,
-    )
+    assert soak.injected == 6
+    assert soak.more()
+    assert not Soak(folder=tmp_path, seed=3, kills=6, injected=6).more()
     counts = soak.result()
     assert [counts[key] for key in ("sigkills", "moments", "runs", "lane_minutes")] == [
         6,

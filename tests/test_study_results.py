@@ -97,7 +97,8 @@ def speeds(ratios: list[float], losses: list[float | None]) -> Evidence:
     return Evidence(sessions={"bench": bench}, runs=runs)
 
 
-FAST, SLOW = [1.25, 1.251, 1.252], [1.05, 1.051, 1.052]
+FAST = [1.25, 1.251, 1.252]
+SLOW = [1.05, 1.051, 1.052]
 SAME: list[float | None] = [3.0, 3.001, 3.002]
 
 
@@ -253,7 +254,8 @@ def test_a_page_is_judged_in_the_order_that_was_registered(tmp_path: Path, seeds
 
 def test_a_report_keeps_its_authors_text(tmp_path: Path):
     folder = tmp_path / "made"
-    made_study, readme = loaded(folder, study(claims=[SPEED])), folder / "README.md"
+    made_study = loaded(folder, study(claims=[SPEED]))
+    readme = folder / "README.md"
     confirmed, refuted = (
         resulted(made_study, speeds(ratios, SAME), stands=LATE) for ratios in (FAST, SLOW)
     )
@@ -457,12 +459,10 @@ def test_measurements_of_a_profile(tmp_path: Path, changed: Json, value: float):
         made_study,
         Evidence(sessions={"parts": [session({"mqa": PARTS}, kind="parts")]}),
     )
-    assert (measurement.arm, measurement.repeat, measurement.metric, measurement.when) == (
-        "mqa",
-        1,
-        METRICS[changed["metric"]],
-        NOW,
-    )
+    assert measurement.arm == "mqa"
+    assert measurement.repeat == 1
+    assert measurement.metric == METRICS[changed["metric"]]
+    assert measurement.when == NOW
     assert measurement.value == pytest.approx(value)
     assert measurement.per is (
         Per.session if changed["metric"] in ("share", "part_ms") else Per.exact
@@ -493,7 +493,9 @@ def bounded(tmp_path: Path, rule: str, evidence: Evidence, **changed: Any) -> fl
 def test_a_third_of_key_value_heads_saves_seven_percent_of_a_token(tmp_path: Path):
     """12 layers, 768 wide, T=1024, by hand: a layer's products are 2·(12·d² + T·d), the head's
     2·d·V; K and V lose 2/3 of 2·d² each."""
-    d, T, V = 768, 1024, 50257
+    d = 768
+    T = 1024
+    V = 50257
     whole = 12 * (12 * d**2 + T * d) + d * V
     by_hand = whole / (whole - 12 * 2 * d**2 * 2 / 3)
     assert by_hand == pytest.approx(1.0764, abs=1e-4)

@@ -58,7 +58,8 @@ def test_a_name_in_this_folder_comes_first_and_an_unknown_one_is_refused_with_th
         path.parent.name for path in (REPO / "experiments").glob("*/study.yaml")
     }
     (tmp_path / "gqa").mkdir()
-    assert (folder_of("gqa"), folder_of("mlp")) == (Path("gqa"), Path("experiments/mlp"))
+    assert folder_of("gqa") == Path("gqa")
+    assert folder_of("mlp") == Path("experiments/mlp")
     for word in ("gqq", "elsewhere/gqa", "../gqa", "/nowhere/gqa", "experiments/../gqa"):
         with pytest.raises(SystemExit, match="2"):
             main([word, "--plan"])

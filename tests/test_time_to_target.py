@@ -17,7 +17,9 @@ from nocap.judge.time_to_target import Finish, TargetCrossing, crossing, race, t
 from nocap.judge.verdict import Verdict, Word, judge
 from nocap.store.metrics import METRICS, Ending, Measurement, Scale
 
-A, B, WHOLE = 8.0, 0.4, 400
+A = 8.0
+B = 0.4
+WHOLE = 400
 
 
 def law(steps: float, gain: float = 1.0) -> float:
@@ -52,15 +54,11 @@ def gains(arm: Finish, base: Finish) -> list[float]:
 @pytest.mark.parametrize("gain", [1.0, 1.1, 1.5, 2.5, 3.9])
 def test_an_arms_steps_are_log_linear_between_two_lengths_and_the_other_arms_too(gain: float):
     arm, base = race(exact(gain, 100, 200), exact(1.0, 100, 200))
-    assert (arm, base) == (
-        Finish(steps=pytest.approx([WHOLE / gain] * 3)),
-        Finish(steps=[WHOLE] * 3),
-    )
+    assert arm == Finish(steps=pytest.approx([WHOLE / gain] * 3))
+    assert base == Finish(steps=[WHOLE] * 3)
     slow, quick = race(exact(1.0, 100, 200), exact(gain, 100, 200))  # and the other way round
-    assert (slow.steps, quick.steps) == (
-        pytest.approx([WHOLE] * 3),
-        pytest.approx([WHOLE / gain] * 3),
-    )
+    assert slow.steps == pytest.approx([WHOLE] * 3)
+    assert quick.steps == pytest.approx([WHOLE / gain] * 3)
 
 
 def test_below_its_shortest_schedule_an_arms_steps_are_at_most_that():
@@ -86,10 +84,8 @@ def test_longer_runs_that_end_higher_count_as_one_length():
 
 def test_each_seed_has_the_noise_of_its_three_losses():
     rng = np.random.default_rng(4)
-    arm, base = (
-        curve(rng, gain=1.5, lengths=(0.5,), sd=0.01),
-        curve(rng, gain=1.0, lengths=(), sd=0.01),
-    )
+    arm = curve(rng, gain=1.5, lengths=(0.5,), sd=0.01)
+    base = curve(rng, gain=1.0, lengths=(), sd=0.01)
     first, _ = race(arm, base)
     high, low, goal = (np.array(losses) for losses in (arm[200], arm[400], base[400]))
     share = (goal.mean() - low.mean()) / (high.mean() - low.mean())
@@ -109,7 +105,9 @@ def simulated(
     studies: int, *, gain: float, lengths: Sequence[float], sd: float
 ) -> tuple[float, float]:
     """Geometric mean of the gains, and how many of the 95% t-intervals hold the true one."""
-    rng, means, covered = np.random.default_rng(11), [], 0
+    rng = np.random.default_rng(11)
+    means = []
+    covered = 0
     for _ in range(studies):
         arm, base = race(
             *(curve(rng, gain=true_gain, lengths=lengths, sd=sd) for true_gain in (gain, 1.0))
@@ -191,7 +189,8 @@ def test_a_baseline_that_is_far_ahead_bounds_the_gain_from_above():
     rng = np.random.default_rng(3)
     finishes = race(*(curve(rng, gain=gain, lengths=(0.75,), sd=0.003) for gain in (0.4, 1.0)))
     verdict = judged(*finishes, low=1.0)
-    assert (verdict.word, verdict.endings[Ending.at_most][0]) == (Word.refuted, "base, seed 0")
+    assert verdict.word == Word.refuted
+    assert verdict.endings[Ending.at_most][0] == "base, seed 0"
     assert judged(*finishes, low=0.5).word is Word.inconclusive
 
 

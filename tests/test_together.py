@@ -96,7 +96,8 @@ def drawn(names, apart, chance):
 def test_ideas_in_sets_train_and_resume_bit_for_bit(tmp_path):
     # it needs a key: a file, a run
     refused = {frozenset([name]): line for name in IDEAS if (line := refusal([name]))}
-    usable, chance = [name for name in IDEAS if frozenset([name]) not in refused], random.Random(0)
+    usable = [name for name in IDEAS if frozenset([name]) not in refused]
+    chance = random.Random(0)
     pairs = {
         frozenset(pair): line
         for pair in itertools.combinations(usable, 2)
@@ -120,13 +121,16 @@ def _trains_and_resumes(run, folder):
     folder.mkdir()
     ledger = Ledger(started=0.0)
     job, trainee = trainee_of(run, folder)
-    assert all(take_step(job, trainee, ledger, step=step).finite for step in range(2))
+    for step in range(2):
+        assert take_step(job, trainee, ledger, step=step).finite
     both = trainee, saved_and_loaded(trainee, run, folder, step=2)
     first, second = (take_step(job, each, ledger, step=2) for each in both)
     assert first.finite
-    assert (first.loss, first.grad_norm) == (second.loss, second.grad_norm)
+    assert first.loss == second.loss
+    assert first.grad_norm == second.grad_norm
     state, again = (each.model.state_dict() for each in both)
-    assert all(torch.equal(tensor, again[name]) for name, tensor in state.items())
+    for name, tensor in state.items():
+        assert torch.equal(tensor, again[name])
     losses = [validate(each.model, each.val, run=run, world=job.world) for each in both]
     assert losses[0] == losses[1]
 

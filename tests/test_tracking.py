@@ -153,7 +153,8 @@ def history(run_dir: Path) -> list[dict[str, object]]:
     items = [
         record["history"]["item"] for record in inspect(run_dir) if record["type"] == "history"
     ]
-    assert all(item["_step"] == item["step"] for item in items)
+    for item in items:
+        assert item["_step"] == item["step"]
     return [
         {key: value for key, value in item.items() if not key.startswith("_")} for item in items
     ]
@@ -182,7 +183,9 @@ tracker.finish(summary={
 print(tracker.url_or_hint)
 """
     done = child(code, run_dir, HF_TOKEN="hf_secret_value", SHELL_ARGUMENT="visible")
-    assert (done.returncode, done.stderr, done.stdout) == (0, "", "python -m nocap.runs sync .\n")
+    assert done.returncode == 0
+    assert done.stderr == ""
+    assert done.stdout == "python -m nocap.runs sync .\n"
     assert history(run_dir) == recorded(run_dir)
     records = inspect(run_dir)
     run = next(record["run"] for record in records if record["type"] == "run")
@@ -292,12 +295,10 @@ def test_a_run_outside_of_grids_is_named_by_its_options_and_the_keys_that_were_t
     plan = replace(planned(Path("absent"), *words), swept=typed_keys(composed(words).run, words))
     facts = run_facts(to_plain(plan.run), plan.run_dir, manifest(plan, []))
     arm = "nano-gqa-gelu4x-wsd-adamw lr=0.002"
-    assert (facts.name, facts.arm, facts.group, facts.swept) == (
-        f"{arm} s3",
-        arm,
-        None,
-        {"lr": 0.002},
-    )
+    assert facts.name == f"{arm} s3"
+    assert facts.arm == arm
+    assert facts.group is None
+    assert facts.swept == {"lr": 0.002}
 
 
 @pytest.mark.gate
@@ -321,7 +322,9 @@ tracker.finish(summary={}, status="preempted")
 """,
         run_dir,
     )
-    assert (resumed.returncode, resumed.stdout, resumed.stderr) == (0, "", "")
+    assert resumed.returncode == 0
+    assert resumed.stdout == ""
+    assert resumed.stderr == ""
     assert history(run_dir) == recorded(run_dir)
     assert inspect(run_dir)[-1]["exit"]["exit_code"] == 1
 
@@ -387,7 +390,8 @@ os._exit(0)  # as a worker ends
         pytest.skip("this system does not list a process's children in /proc")
     done = child(code, run_dir)
     assert done.returncode == 0, done.stderr
-    assert (done.stderr.count("\n"), warning in done.stderr) == (1, True)
+    assert done.stderr.count("\n") == 1
+    assert warning in done.stderr
 
 
 @pytest.mark.slow
@@ -414,7 +418,8 @@ print(json.dumps({"verdicts": arms, "by_factor": levels}))
 """
     done = child(code, run_dir, XDG_DATA_HOME=str(run_dir), WANDB_DATA_DIR=str(run_dir))
     # wandb itself leaves a temporary folder to the interpreter's exit, and is told so
-    assert (done.returncode, "nocap:" in done.stderr) == (0, False)
+    assert done.returncode == 0
+    assert "nocap:" not in done.stderr
     expected = json.loads(done.stdout)
     assert len(expected["by_factor"]) == 5
     for name, shown in {
@@ -428,7 +433,8 @@ print(json.dumps({"verdicts": arms, "by_factor": levels}))
     (page,) = run_dir.glob("wandb/offline-run-*/files/media/html/report_*.html")
     assert page.read_text() == "the report"
     run = next(record["run"] for record in inspect(run_dir) if record["type"] == "run")
-    assert (run["run_group"], run["job_type"]) == ("grid", "comparison")
+    assert run["run_group"] == "grid"
+    assert run["job_type"] == "comparison"
 
 
 def test_disabled_and_none_import_nothing(run_dir: Path) -> None:
@@ -441,7 +447,8 @@ assert tracker.url_or_hint is None
 assert not {"wandb", "torch"} & set(sys.modules)
 """
     done = child(code, run_dir)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0
+    assert done.stderr == ""
     assert not (run_dir / "wandb").exists()
 
 
@@ -518,20 +525,23 @@ stored = {
 print(json.dumps(stored))
 """
     done = child(BOTH + read, run_dir, TRACKIO_DIR=str(tmp_path / "trackio"))
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0
+    assert done.stderr == ""
     stored: dict[str, Any] = json.loads(done.stdout)
     assert stored["hint"] == f"tensorboard --logdir {tmp_path}; trackio show --project nocap"
-    board, rows = stored["board"], stored["trackio"]["rows"]
-    assert (
-        board["val/loss"]
-        == [[1, 2.0], [3, 0.0]]
-        == [[row["step"], row["val/loss"]] for row in rows if "val/loss" in row]
-    )
-    assert (
-        board["tokens"]
-        == [[i, 10.0 * i] for i in range(4)]
-        == [[row["step"], row["tokens"]] for row in rows if "tokens" in row]
-    )
+    board = stored["board"]
+    rows = stored["trackio"]["rows"]
+    assert board["val/loss"] == [
+        [row["step"], row["val/loss"]] for row in rows if "val/loss" in row
+    ]
+    assert [[row["step"], row["val/loss"]] for row in rows if "val/loss" in row] == [
+        [1, 2.0],
+        [3, 0.0],
+    ]
+    assert board["tokens"] == [[row["step"], row["tokens"]] for row in rows if "tokens" in row]
+    assert [[i, 10.0 * i] for i in range(4)] == [
+        [row["step"], row["tokens"]] for row in rows if "tokens" in row
+    ]
     ends = {"summary/val/loss": 0.5, "summary/clock/train_s": 9.0}
     assert {
         tag: values[0][1] for tag, values in board.items() if tag.startswith("summary/")
@@ -556,7 +566,8 @@ def test_a_grid_s_runs_stand_together_for_tensorboard_by_their_arms(
     for run in [*runs.values()][:2]:
         with SummaryWriter(log_dir=str(run / "tensorboard")) as writer:
             writer.add_scalar("val/loss", 3.0, global_step=1)
-    board, tracker = tmp_path / "grids" / "a grid" / "tensorboard", NoTracker(also=["tensorboard"])
+    board = tmp_path / "grids" / "a grid" / "tensorboard"
+    tracker = NoTracker(also=["tensorboard"])
     board.parent.mkdir(parents=True)
     for _ in range(2):  # the same command again
         assert gathered(tracker, board.parent, runs) == [
@@ -618,11 +629,9 @@ def test_the_words_of_a_sweep_s_agent_are_overrides() -> None:
     run = compose(
         [f"{key}={parameter['values'][-1]}" for key, parameter in sweep["parameters"].items()]
     )
-    assert (run.attention.n_kv_heads < run.model.n_head, run.optimizer.lr, run.seed) == (
-        True,
-        0.003,
-        2,
-    )
+    assert run.attention.n_kv_heads < run.model.n_head
+    assert run.optimizer.lr == 0.003
+    assert run.seed == 2
 
 
 # --- how a worker ends a tracker ------------------------------------------------------------------

@@ -102,5 +102,6 @@ def test_it_ends_at_the_first_look_where_all_is_shown(tmp_path: Path, here: Door
 )
 def test_what_it_cannot_do_is_refused(here: Door, words: list[str], why: str) -> None:
     done = here("--until-shown", *words, *CELL)
-    assert (done.code, done.out) == (2, "")
+    assert done.code == 2
+    assert done.out == ""
     assert why in done.err

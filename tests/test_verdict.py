@@ -261,17 +261,21 @@ def test_what_is_refused(make: Any, changed: dict[str, Any], reason: str):
 
 @pytest.mark.parametrize(("metric", "two_sided"), [("tokens_per_s", False), ("step_ms", True)])
 def test_the_interval_is_scipys_and_decides(metric: str, two_sided: bool):
-    rng, outcomes = np.random.default_rng(5), set()
+    rng = np.random.default_rng(5)
+    outcomes = set()
     made = claim(metric=metric, two_sided=two_sided, guards=[LOSS_GUARD])
     for _ in range(80):
         gain = rng.normal(rng.uniform(0.1, 0.35), 0.004, 3)
         better = rng.normal(rng.choice([0.02, -0.01, -0.05]), 0.002, 3)
-        base, loss = rng.uniform(90, 110, 3), rng.normal(3.4, 0.05, 3)
+        base = rng.uniform(90, 110, 3)
+        loss = rng.normal(3.4, 0.05, 3)
         arm = base * np.exp(gain if metric == "tokens_per_s" else -gain)
         judged = judge(made, (metric, arm, base), ("val_loss", loss - better, loss))
-        low, high = gain.mean() - wide(gain, bias=0.005), gain.mean() + wide(gain, bias=0.005)
+        low = gain.mean() - wide(gain, bias=0.005)
+        high = gain.mean() + wide(gain, bias=0.005)
         assert ends(judged.primary.interval()) == pytest.approx((low, high))
-        least, most = better.mean() - half(better), better.mean() + half(better)
+        least = better.mean() - half(better)
+        most = better.mean() + half(better)
         assert ends(judged.guards[0].interval()) == pytest.approx((least, most))
         expected: tuple[Word, Reason | None] = (INCONCLUSIVE, Reason.undecided)
         if most < -0.01:
@@ -284,7 +288,8 @@ def test_the_interval_is_scipys_and_decides(metric: str, two_sided: bool):
             expected = EXCEEDED, None
         elif least >= -0.01 and low >= math.log(1.2) and high <= math.log(1.3):
             expected = CONFIRMED, None
-        assert (*shown(judged), judged.failed) == (*expected, ["val_loss"] * bool(most < -0.01))
+        assert shown(judged) == expected
+        assert judged.failed == ["val_loss"] * bool(most < -0.01)
         outcomes.add(expected)
     assert outcomes == {
         (CONFIRMED, None),
@@ -294,8 +299,13 @@ def test_the_interval_is_scipys_and_decides(metric: str, two_sided: bool):
     }
 
 
-IN, OVER, UNDER, SPLIT = around(1.25), around(1.4), around(1.1), around(1.3)
-FINE, BAD, UNSURE = [0.0, 0.001, -0.001], [-0.02, -0.021, -0.019], [-0.01, -0.011, -0.009]
+IN = around(1.25)
+OVER = around(1.4)
+UNDER = around(1.1)
+SPLIT = around(1.3)
+FINE = [0.0, 0.001, -0.001]
+BAD = [-0.02, -0.021, -0.019]
+UNSURE = [-0.01, -0.011, -0.009]
 
 
 @pytest.mark.parametrize(
@@ -314,7 +324,9 @@ FINE, BAD, UNSURE = [0.0, 0.001, -0.001], [-0.02, -0.021, -0.019], [-0.01, -0.01
 def test_each_place_of_a_claim_beside_each_of_its_guard(
     gains: list[float], guard: list[float], word: Word, reason: Reason | None
 ):
-    assert shown(judge(claim(guards=[LOSS_GUARD]), speeds(gains), losses(*guard))) == (word, reason)
+    judged = judge(claim(guards=[LOSS_GUARD]), speeds(gains), losses(*guard))
+    assert judged.word is word
+    assert judged.reason is reason
 
 
 SHARED = {"expected": [0.4, 0.5], **SHARE}
@@ -340,7 +352,9 @@ DECODED = {
 def test_a_value_needs_no_baseline(
     about: dict[str, Any], values: Values, word: Word, reason: Reason | None
 ):
-    assert shown(judge(claim(**about), (about["metric"], values, []))) == (word, reason)
+    judged = judge(claim(**about), (about["metric"], values, []))
+    assert judged.word is word
+    assert judged.reason is reason
 
 
 def test_above_what_arithmetic_allows():
@@ -355,10 +369,13 @@ def test_above_what_arithmetic_allows():
 
 
 def test_each_scale_of_a_study_has_its_margin():
-    made, metrics = claim(guards=[LOSS_GUARD]), (speeds(IN), losses(-0.0075, -0.0076, -0.0074))
+    made = claim(guards=[LOSS_GUARD])
+    metrics = (speeds(IN), losses(-0.0075, -0.0076, -0.0074))
     assert judge(made, *metrics).word is CONFIRMED
     judged = judge(made, *metrics, at="gpu")
-    assert (*shown(judged), judged.failed) == (REFUTED, Reason.guard, ["val_loss"])
+    assert judged.word is REFUTED
+    assert judged.reason is Reason.guard
+    assert judged.failed == ["val_loss"]
     with pytest.raises(
         ValueError, match=r"guard val_loss\.margins must name the scale slurm, got cpu, gpu"
     ):
@@ -395,14 +412,15 @@ def test_what_agrees_but_for_rounding_is_within():
 def test_what_is_counted_needs_one_value_and_has_no_noise():
     made = claim(metric="kv_bytes", expected=[4.0, None])
     judged = judge(made, ("kv_bytes", [128.0], [512.0]), per=Per.exact)
-    assert (judged.word, judged.n, judged.primary.per) == (CONFIRMED, 1, Per.exact)
+    assert judged.word == CONFIRMED
+    assert judged.n == 1
+    assert judged.primary.per == Per.exact
     assert ends(judged.primary.interval()) == pytest.approx((math.log(4), math.log(4)))
     assert judge(made, ("kv_bytes", [128.0, 128.0], [512.0, 512.0]), per=Per.exact).n == 1
     assert judge(made, ("kv_bytes", [129.0], [512.0]), per=Per.exact).word is REFUTED
-    assert shown(judge(made, ("kv_bytes", [128.0], []), per=Per.exact)) == (
-        INCONCLUSIVE,
-        Reason.missing,
-    )
+    alone = judge(made, ("kv_bytes", [128.0], []), per=Per.exact)
+    assert alone.word is INCONCLUSIVE
+    assert alone.reason is Reason.missing
 
 
 # --- analyses -------------------------------------------------------------------------------------
@@ -412,7 +430,9 @@ def test_pairs_are_analysed_at_three_six_and_twelve_and_at_no_other_number():
     gains = [0.010, 0.011, 0.012, 0.2, -0.2, 0.3, 0.01]
     for n, counted, analysis in ((3, 3, 1), (4, 3, 1), (5, 3, 1), (6, 6, 2), (7, 6, 2)):
         judged = judge(claim(9, **LOSS), losses(*gains[:n]))
-        assert (judged.n, judged.primary.analysis, judged.missing) == (counted, analysis, [])
+        assert judged.n == counted
+        assert judged.primary.analysis == analysis
+        assert judged.missing == []
         assert judged.primary.interval().half_width == pytest.approx(
             half(gains[:counted], analysis=analysis)
         )
@@ -428,12 +448,10 @@ def test_pairs_count_in_their_order_and_none_is_passed_over():
         (CONFIRMED, n) for n in (6, 3, 3)
     ]
     judged = without(2)  # five pairs are there, and the second is not
-    assert (*shown(judged), judged.n, judged.primary.enough) == (
-        INCONCLUSIVE,
-        Reason.missing,
-        1,
-        False,
-    )
+    assert judged.word is INCONCLUSIVE
+    assert judged.reason is Reason.missing
+    assert judged.n == 1
+    assert judged.primary.enough is False
     assert judged.missing == [Missing(metric="val_loss", arm="gqa", per="seed", repeat=2)]
     assert not math.isfinite(judged.primary.interval().high)
 
@@ -441,22 +459,28 @@ def test_pairs_count_in_their_order_and_none_is_passed_over():
 def test_what_is_missing_is_named_and_decides_nothing():
     made = claim(guards=[LOSS_GUARD])
     none = judge(made)
-    assert (*shown(none), none.n, none.failed, none.more()) == (
-        INCONCLUSIVE,
-        Reason.missing,
-        0,
-        [],
-        None,
-    )
+    assert none.word is INCONCLUSIVE
+    assert none.reason is Reason.missing
+    assert none.n == 0
+    assert none.failed == []
+    assert none.more() is None
     assert [(lack.metric, lack.arm, lack.repeat) for lack in none.missing] == [
-        (metric, arm, 1) for metric in ("tokens_per_s", "val_loss") for arm in ("gqa", "mha")
+        ("tokens_per_s", "gqa", 1),
+        ("tokens_per_s", "mha", 1),
+        ("val_loss", "gqa", 1),
+        ("val_loss", "mha", 1),
     ]
     unguarded = judge(made, speeds(UNDER))  # not even refuted
-    assert (*shown(unguarded), len(unguarded.missing)) == (INCONCLUSIVE, Reason.missing, 2)
+    assert unguarded.word is INCONCLUSIVE
+    assert unguarded.reason is Reason.missing
+    assert len(unguarded.missing) == 2
     unheld = judge(claim(), speeds(IN[:2]), per=Per.session)
-    assert (unheld.n, {(lack.per, lack.repeat) for lack in unheld.missing}) == (2, {("session", 3)})
+    assert unheld.n == 2
+    assert {(lack.per, lack.repeat) for lack in unheld.missing} == {("session", 3)}
     guard = judge(made, losses(*BAD))
-    assert (*shown(guard), guard.failed) == (INCONCLUSIVE, Reason.missing, ["val_loss"])
+    assert guard.word is INCONCLUSIVE
+    assert guard.reason is Reason.missing
+    assert guard.failed == ["val_loss"]
 
 
 # --- runs that did not end as others --------------------------------------------------------------
@@ -464,30 +488,27 @@ def test_what_is_missing_is_named_and_decides_nothing():
 
 def test_a_diverged_run_counts_as_worst_and_a_diverged_baseline_says_nothing():
     judged = judge(claim(), speeds([1.25, 1.26, None]))
-    assert (*shown(judged), judged.n, judged.endings[Ending.diverged]) == (
-        REFUTED,
-        Reason.below,
-        3,
-        ["gqa, seed 3"],
-    )
+    assert judged.word is REFUTED
+    assert judged.reason is Reason.below
+    assert judged.n == 3
+    assert judged.endings[Ending.diverged] == ["gqa, seed 3"]
     assert math.isnan(judged.primary.interval().mid)
     # a baseline that breaks is no gain of the arm's
     for gains in (OVER, UNDER, [None, 1.25, 1.25], [1.25, 1.25, None]):
-        assert shown(judge(claim(), speeds(gains, [None, 100.0, 100.0]))) == (
-            INCONCLUSIVE,
-            Reason.undecided,
-        )
+        judged = judge(claim(), speeds(gains, [None, 100.0, 100.0]))
+        assert judged.word is INCONCLUSIVE
+        assert judged.reason is Reason.undecided
     guard = judge(claim(guards=[LOSS_GUARD]), speeds(IN), ("val_loss", [3.4, None, 3.4], [3.4] * 3))
-    assert (*shown(guard), guard.endings[Ending.diverged]) == (
-        REFUTED,
-        Reason.guard,
-        ["gqa, seed 2"],
-    )
+    assert guard.word is REFUTED
+    assert guard.reason is Reason.guard
+    assert guard.endings[Ending.diverged] == ["gqa, seed 2"]
     value = judge(
         claim(metric="val_loss", scale=Scale.value, expected=[None, 3.5], mechanism=NO_BOUND),
         ("val_loss", [3.4, None, 3.4], []),
     )
-    assert shown(value) == (INCONCLUSIVE, Reason.undecided)  # a value has no worst
+    # a value has no worst
+    assert value.word is INCONCLUSIVE
+    assert value.reason is Reason.undecided
 
 
 def test_a_target_that_the_shortest_schedule_reaches_took_at_most_that():
@@ -498,7 +519,9 @@ def test_a_target_that_the_shortest_schedule_reaches_took_at_most_that():
         assert bool(judged.endings[Ending.at_most]) == (200.0 in (*arm, *base))
         return judged.word
 
-    early, quick, slow = (200.0, 200.0, 190.0), (500.0, 501.0, 502.0), (960.0, 961.0, 962.0)
+    early = (200.0, 200.0, 190.0)
+    quick = (500.0, 501.0, 502.0)
+    slow = (960.0, 961.0, 962.0)
     assert word(quick, slow) is CONFIRMED
     assert word(early, slow) is CONFIRMED  # at least 960/200
     assert word(early, slow, high=9.0) is INCONCLUSIVE  # and perhaps more than nine times
@@ -532,16 +555,15 @@ def test_bounds_that_are_equal_have_no_spread_and_decide_nothing():
         made = claim(**{**RACE, "metric": "steps_to_target", "expected": [low, None]})
         return verdict.judge(made, rows, against="mha", at="cpu")
 
-    most, exact = Ending.at_most, Ending.measured
+    most = Ending.at_most
+    exact = Ending.measured
     for sides in ((most, exact), (exact, most), (most, most)):
         assert {bounded(*sides, low, 0.0).word for low in (0.5, 2.0)} == {INCONCLUSIVE}
     # two arms that are one run agree to the last bit
     assert bounded(exact, exact, 1.3, 0.0).word is CONFIRMED
     low_end = bounded(most, exact, 1.2, 0.1)  # at most 300 steps for 400
-    assert (low_end.word, low_end.endings[Ending.at_most]) == (
-        CONFIRMED,
-        [f"gqa, seed {i}" for i in (1, 2, 3)],
-    )
+    assert low_end.word == CONFIRMED
+    assert low_end.endings[Ending.at_most] == [f"gqa, seed {i}" for i in (1, 2, 3)]
     assert bounded(exact, most, 1.5, 0.1).word is REFUTED  # 300 steps for at most 400
 
 
@@ -566,7 +588,8 @@ def test_the_noise_of_a_time_multiplies_and_no_interval_of_it_goes_below_nothing
 
 
 def test_a_speed_must_clear_its_end_by_the_bias_of_an_instance():
-    made, gains = claim(expected=[1.0, None]), [math.exp(0.005)] * 3
+    made = claim(expected=[1.0, None])
+    gains = [math.exp(0.005)] * 3
     for factor, word in ((math.exp(-1e-4), INCONCLUSIVE), (math.exp(1e-4), CONFIRMED)):
         assert judge(made, speeds([g * factor for g in gains])).word is word
     for factor, word in ((math.exp(-1e-4), REFUTED), (math.exp(1e-4), INCONCLUSIVE)):
@@ -612,7 +635,8 @@ def test_a_declared_noise_narrows_and_is_dropped_where_pairs_contradict_it():
     gains = [0.012, 0.018, 0.015]  # sd 0.003
     alone, known = (judge(claim(**LOSS), losses(*gains), noise=noise) for noise in ({}, QUIET))
     # a noise of 0.01 is wider than what these three had
-    assert (alone.word, known.word) == (CONFIRMED, INCONCLUSIVE)
+    assert alone.word == CONFIRMED
+    assert known.word == INCONCLUSIVE
     assert alone.primary.interval().half_width == pytest.approx(half(gains))
     assert known.primary.interval().half_width == pytest.approx(
         stats.t.isf(0.005, 10) * 0.01 / math.sqrt(3)

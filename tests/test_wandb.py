@@ -77,8 +77,10 @@ def test_a_server_gets_the_rows_of_the_record_and_its_summary(
     tmp_path: Path, server: WandbServer
 ) -> None:
     done = nocap(tmp_path, server, "train", *WORDS)
-    assert (done.returncode, done.stderr) == (0, "")
-    folder, run = folder_of(tmp_path), only(server)
+    assert done.returncode == 0
+    assert done.stderr == ""
+    folder = folder_of(tmp_path)
+    run = only(server)
     assert run.rows == recorded(folder)
     assert len(run.rows) == 31
     assert run.summary["eval/loss"] == summary_of(folder)["val_loss"]
@@ -193,7 +195,8 @@ def test_what_a_server_has_not_taken_is_said_with_the_command_that_sends_it(
     server.fail(200)
     module, *words = shlex.split(command)[2:]
     again = nocap(lab.here, server, module.removeprefix("nocap."), *words)
-    assert (again.returncode, again.stderr) == (0, "")
+    assert again.returncode == 0
+    assert again.stderr == ""
     has_record(server, lab)
 
 
@@ -202,7 +205,8 @@ def test_a_run_without_a_tracker_is_sent_and_the_second_time_nothing(
     lab: Lab, server: WandbServer
 ) -> None:
     first = lab.sync(server)
-    assert (first.returncode, first.stderr) == (0, "")
+    assert first.returncode == 0
+    assert first.stderr == ""
     assert first.stdout.endswith("on the server: 1 of 1 run, 31 rows sent now\n")
     second = lab.sync(server)
     assert second.stdout.endswith("on the server: 1 of 1 run, 0 rows sent now\n")
@@ -254,7 +258,8 @@ def test_the_same_config_trained_again_elsewhere_is_another_run(
     done = nocap(other, server, "train", *WORDS)
     assert done.returncode == 0
     first, second = server.runs.values()
-    assert len(first.rows) == len(second.rows) == 31
+    assert len(first.rows) == 31
+    assert len(second.rows) == 31
     assert second.rows == recorded(folder_of(other))
     for key in ("displayName", "jobType"):
         assert first.described[key] == second.described[key]
@@ -289,7 +294,8 @@ def test_a_training_that_a_kill_sets_back_is_one_run_with_each_step_once(
     done = nocap(tmp_path, server, "train", *WORDS, "trainer.checkpoint_every=5", **fault)
     assert done.returncode == 0
     assert "starting again from the last checkpoint (1 of 1)" in done.stderr
-    run, expected = only(server), recorded(folder_of(tmp_path))
+    run = only(server)
+    expected = recorded(folder_of(tmp_path))
     assert [row["step"] for row in run.rows] == list(range(31))
     for name in ("step", "tokens", "eval/loss", "train/loss", "train/lr"):
         assert [row.get(name) for row in run.rows] == [row.get(name) for row in expected]
@@ -314,7 +320,8 @@ def test_a_server_that_starts_late_gets_all_rows(tmp_path: Path) -> None:
         early.accept()[0].close()
     with wandb_server(port) as server:
         _, err = training.communicate(timeout=300)
-        assert (training.returncode, err) == (0, "")
+        assert training.returncode == 0
+        assert err == ""
         assert only(server).rows == recorded(folder_of(tmp_path))
         assert only(server).exit_code == 0
 
@@ -361,7 +368,8 @@ def test_in_whatever_order_the_server_has_the_rows_of_the_record_each_once(
         server.fail(500 if mode == "down" else 200)
         if mode == "sync":
             done = lab.sync(server)
-            assert (done.returncode, done.stderr) == (0, "")
+            assert done.returncode == 0
+            assert done.stderr == ""
         else:
             lab.play(server, "online" if mode == "down" else mode, how, first, last)
     has_record(server, lab)
@@ -393,7 +401,8 @@ def test_keys_for_a_target_and_a_checkpoint(tmp_path: Path, server: WandbServer)
     words = ("tracker.target=4.5", "tracker.checkpoint=true", "tracker.system=true")
     often = {"WANDB__STATS_SAMPLING_INTERVAL": "0.5"}
     done = nocap(tmp_path, server, "train", *WORDS, *words, **often)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0
+    assert done.stderr == ""
     run = only(server)
     there = [row["step"] for row in run.rows if row.get("eval/loss", 9.0) <= 4.5]
     assert run.summary["steps_to_target"] == there[0]
@@ -434,7 +443,8 @@ def test_an_agents_run_has_its_id_and_a_finished_one_is_reported_again(
     words = (*WORDS, "attention=gqa", "optimizer.lr=0.001")
     values: dict[str, object] = {"attention": "gqa", "optimizer.lr": 0.001}
     first = nocap(tmp_path, server, "train", *words, **agent(tmp_path, "first", **values))
-    assert (first.returncode, first.stderr) == (0, "")
+    assert first.returncode == 0
+    assert first.stderr == ""
     again = nocap(tmp_path, server, "train", *words, **agent(tmp_path, "again", **values))
     assert "already finished: nothing to train" in again.stdout
     assert [*server.runs] == ["first", "again"]
@@ -516,7 +526,8 @@ def test_the_older_names_of_modes_are_taken(
 
 def test_a_long_name_is_cut_so_that_it_stays_unique() -> None:
     first, second = (cut("x" * 200 + end, 128) for end in "ab")
-    assert len(first) == len(second) == 128
+    assert len(first) == 128
+    assert len(second) == 128
     assert first != second
     assert cut("short", 128) == "short"
 
@@ -550,7 +561,8 @@ GRID = ("-m", *WORDS, "seed=0,1", "trainer.steps=5")
 @pytest.mark.slow
 def test_a_grid_prints_the_link_of_its_group(tmp_path: Path, server: WandbServer) -> None:
     done = nocap(tmp_path, server, "train", *GRID)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0
+    assert done.stderr == ""
     (folder,) = (tmp_path / "out" / "grids").iterdir()
     assert f"tracker: {server.url}/{ENTITY}/nocap/groups/{folder.name}\n" in done.stdout
     assert {run.described["groupName"] for run in server.runs.values()} == {folder.name}
@@ -578,7 +590,8 @@ def test_an_unreachable_server_is_asked_once_a_grid_and_sync_sends_all(
     assert line in done.stdout
     server.fail(200)
     sent = nocap(tmp_path, server, "runs", "sync", f"out/grids/{folder.name}")
-    assert (sent.returncode, sent.stderr) == (0, "")
+    assert sent.returncode == 0
+    assert sent.stderr == ""
     assert len(server.runs) == 3
     rows = {run.described["displayName"].split()[-1]: len(run.rows) for run in server.runs.values()}
     assert rows == {"s0": 6, "s1": 6, folder.name: 1}

@@ -110,7 +110,8 @@ class WandbServer:
         self.alerts = list[Json]()
         self.posts = 0  # to the file stream
         self.refused = 0  # requests that it failed
-        self._status, self._after = 200, 0
+        self._status = 200
+        self._after = 0
         self._released = threading.Event()
         self._lock = threading.Lock()
         self._answers = {
@@ -145,7 +146,8 @@ class WandbServer:
     def fail(self, status: int, *, after: int = 0) -> None:
         """Answer everything with this status, or HANG, once `after` more posts came to the file
         stream; 200 works again."""
-        self._status, self._after = status, self.posts + after
+        self._status = status
+        self._after = self.posts + after
         if status != HANG:
             self._released.set()
             self._released = threading.Event()
@@ -165,7 +167,8 @@ class WandbServer:
     # --- what it is asked -------------------------------------------------------------------------
 
     def graphql(self, body: Json) -> tuple[int, Json]:
-        query, variables = body["query"], body.get("variables") or {}
+        query = body["query"]
+        variables = body.get("variables") or {}
         found = re.search(r"\b(?:query|mutation)\s+(\w+)", query)
         name = found[1] if found else ""
         with self._lock:

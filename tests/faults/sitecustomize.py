@@ -52,11 +52,11 @@ def inject(loop, kind, steps, always):
         return True
 
     # where the loop finds them
-    step_module, recorder = (
-        sys.modules["nocap.training.step"],
-        sys.modules["nocap.training.recorder"].Recorder,
-    )
-    fetch, take_step, write = step_module.fetch, loop.take_step, recorder.write
+    step_module = sys.modules["nocap.training.step"]
+    recorder = sys.modules["nocap.training.recorder"].Recorder
+    fetch = step_module.fetch
+    take_step = loop.take_step
+    write = recorder.write
 
     def fetch_or_not(job, trainee, *, step):
         if due(step):

@@ -172,7 +172,8 @@ def lines(content: bytes, rng: random.Random) -> bytes:
 
 def replaced(content: bytes, rng: random.Random) -> bytes:
     """A piece of it by something else."""
-    at, n = rng.randrange(len(content) + 1), rng.randrange(20)
+    at = rng.randrange(len(content) + 1)
+    n = rng.randrange(20)
     return (
         content[:at]
         + rng.choice(
@@ -334,13 +335,16 @@ def stray(path: Path, rng: random.Random) -> bool:
     place = path / rng.choice(STRAY)
     if not path.is_dir() or os.path.lexists(place):
         return False
-    note, link, loop, pipe = (
+    makers: list[Callable[[], Any]] = [
         lambda: place.write_text("a note\n"),
+        place.mkdir,
         lambda: place.symlink_to("/"),
         lambda: place.symlink_to(place),
         lambda: os.mkfifo(place),
-    )
-    rng.choice((note, place.mkdir, link, loop, pipe, place.touch))()
+        place.touch,
+    ]
+    make = rng.choice(makers)
+    make()
     return True
 
 
@@ -377,7 +381,8 @@ def _put(tree: Any, rng: random.Random, raws: tuple[str, ...]) -> tuple[Any, str
         return rng.choice(VALUES), ""
     shallow = [place for place in places if len(place) <= 2]
     parent, key = _at(tree, rng.choice(shallow if shallow and rng.random() < 0.5 else places))
-    old, (other, place) = parent[key], _at(tree, rng.choice(places))
+    old = parent[key]
+    other, place = _at(tree, rng.choice(places))
     kind = rng.choice(("value", "raw", "gone", "more", "swapped", "twice"))
     if kind == "raw":
         parent[key] = _MARK
@@ -391,7 +396,8 @@ def _put(tree: Any, rng: random.Random, raws: tuple[str, ...]) -> tuple[Any, str
     elif kind == "twice" and isinstance(parent, dict):
         parent[f"{_MARK}{key}"] = rng.choice(VALUES)
     elif kind == "swapped":
-        parent[key], other[place] = other[place], old
+        parent[key] = other[place]
+        other[place] = old
     else:
         near = (
             (old * 0.9, old + 1, -old, old * 1e9, float(old), str(old))
@@ -471,7 +477,8 @@ def stamped(operator: Operator) -> Operator:
     his; the rest of the promises holds."""
 
     def forged(path: Path, rng: random.Random) -> bool:
-        done, sums = operator(path, rng), path.with_name("manifest.json")
+        done = operator(path, rng)
+        sums = path.with_name("manifest.json")
         if done and sums.is_file():
             sums.write_text(
                 json.dumps(

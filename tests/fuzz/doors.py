@@ -145,7 +145,8 @@ def _records(done: Answer) -> Numbers:
 
 # --- the doors ------------------------------------------------------------------------------------
 
-ONE, STUDIED = ("done", "half"), ("done", "study")
+ONE = ("done", "half")
+STUDIED = ("done", "study")
 GRIDS = "outputs/grids/attention-*"
 BOARD = ("experiments/README.md", "experiments/tiny/README.md")
 READMES = ("experiments/README.md", "experiments/board.html", "experiments/*/README.md")
@@ -163,7 +164,8 @@ def _doors() -> Sequence[Door]:
     def runs(*what: str) -> tuple[str, ...]:
         return tuple(f"outputs/runs/{name}" for kind in what for name in RUNS[kind])
 
-    (half,), two = RUNS["half"], RUNS["grid"]
+    (half,) = RUNS["half"]
+    two = RUNS["grid"]
     ran = ("outputs/runs", *runs("done", "half", "grid"))
     record = (*runs("grid"), GRIDS, "outputs/grids")
     studied = (*runs("study"), "outputs/studies", "experiments", "outputs/studies/*")

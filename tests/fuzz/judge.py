@@ -65,7 +65,9 @@ class Bench:
     """A library, and what each door says of it undamaged."""
 
     def __init__(self, library: Path, scratch: Path) -> None:
-        self.library, self._scratch, self._n = library, scratch, 0
+        self.library = library
+        self._scratch = scratch
+        self._n = 0
         self.doors = doors(library)
         self.targets = {name: self._targets(door) for name, door in self.doors.items()}
         self.sound: dict[str, tuple[Answer, Numbers]] = {}
@@ -100,7 +102,9 @@ class Bench:
             door = self.doors[name]
             with self._copy(door), workers_here():
                 said = answer(door.call, limit_s=60)
-                assert (said.code, said.crash, said.hung) == (0, None, False), said
+                assert said.code == 0, said
+                assert said.crash is None, said
+                assert said.hung is False, said
                 self.sound[name] = said, door.numbers(replace(said, began=0.0))
         return self.sound[name]
 
@@ -110,7 +114,8 @@ class Bench:
         return copy_of(self.library, self._scratch / f"{self._n}", without=without)
 
     def run(self, case: Case, *, limit_s: float = LIMIT_S) -> Verdict:
-        door, (sound, expected) = self.doors[case.door], self.undamaged(case.door)
+        door = self.doors[case.door]
+        sound, expected = self.undamaged(case.door)
         with self._copy(door) as place, workers_here():
             done = [wound for wound in case.wounds if _inflict(wound)]
             if not done:
@@ -153,13 +158,11 @@ class Judge:
     def __init__(
         self, door: Door, wounds: list[Wound], sound: Answer, expected: Numbers, said: Answer
     ) -> None:
-        self.door, self.wounds, self.sound, self.expected, self.said = (
-            door,
-            wounds,
-            sound,
-            expected,
-            said,
-        )
+        self.door = door
+        self.wounds = wounds
+        self.sound = sound
+        self.expected = expected
+        self.said = said
 
     def verdict(self, before: dict[str, Any], after: dict[str, Any]) -> Verdict:
         said = self.said

@@ -52,7 +52,12 @@ def answer(call: Callable[[], Any], *, limit_s: float = LIMIT_S) -> Answer:
         io.TextIOWrapper(io.BytesIO(), "utf-8", errors=errors, write_through=True)
         for errors in ("strict", "backslashreplace")
     )
-    code, value, crash, trace, hung, began = 0, None, None, "", False, time.time()
+    code = 0
+    value = None
+    crash = None
+    trace = ""
+    hung = False
+    began = time.time()
     with redirect_stdout(out), redirect_stderr(err), warnings.catch_warnings(), _alarm(limit_s):
         warnings.simplefilter("always")
         warnings.showwarning = lambda message, *place: print(f"nocap: {message}", file=err)
@@ -60,15 +65,16 @@ def answer(call: Callable[[], Any], *, limit_s: float = LIMIT_S) -> Answer:
             value = call()
             code = value if type(value) is int else 0
         except Hang:
-            code, hung, crash, trace = -1, True, None, traceback.format_exc()
+            code = -1
+            hung = True
+            crash = None
+            trace = traceback.format_exc()
         except SystemExit as exit_:
             code = exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
         except BaseException as error:
-            code, crash, trace = (
-                1,
-                f"{type(error).__name__} at {_place(error)}",
-                traceback.format_exc(),
-            )
+            code = 1
+            crash = f"{type(error).__name__} at {_place(error)}"
+            trace = traceback.format_exc()
     return Answer(
         code=code,
         out=_said(out),

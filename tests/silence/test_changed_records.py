@@ -46,7 +46,8 @@ def edit(path: Path, old: str, new: str) -> None:
 
 
 def refused(done: Finished, *words: str) -> None:
-    assert (done.code, done.err.count("\n")) == (2, 1), done
+    assert done.code == 2, done
+    assert done.err.count("\n") == 1, done
     assert all(word in done.err for word in words), done.err
 
 
@@ -215,10 +216,9 @@ def test_uncommitted_changes_are_a_digest_unless_they_are_asked_for(
     run_dir, kept = (plan.run_dir for plan in plans)
     command = ["git", "-C", str(checkout), "diff", "HEAD", "--", "nocap"]
     diff = subprocess.run(command, capture_output=True, check=True).stdout
-    assert (kept.name, (kept / "uncommitted.diff").read_bytes()) == (
-        run_dir.name,
-        diff,
-    )  # the same run
+    # the same run
+    assert kept.name == run_dir.name
+    assert (kept / "uncommitted.diff").read_bytes() == diff
     assert stat.S_IMODE((kept / "uncommitted.diff").stat().st_mode) == 0o600
     digests = [manifest_of(folder)["git"]["diff_sha256"] for folder in (run_dir, kept)]
     assert digests == [hashlib.sha256(diff).hexdigest()] * 2

@@ -61,7 +61,9 @@ def test_compiled_code_of_another_user_never_runs(
     for folder in (temporary, planted, planted / "precompiled_headers"):
         folder.mkdir()
         folder.chmod(0o777)
-    path, asked = tmp_path / "g++", tmp_path / "asked"  # a C++ compiler that makes nothing
+    # a C++ compiler that makes nothing
+    path = tmp_path / "g++"
+    asked = tmp_path / "asked"
     path.write_text(
         f'#!/bin/sh\necho "$@" >> {asked}\ncase "$1" in --version) echo "g++ 13.2.0";; *) exit '
         f"1;; esac\n"
@@ -87,8 +89,10 @@ def test_a_folder_for_compiled_code_that_others_can_write_in_is_refused(
         ("nocap.profile", ("model=nano", COMPILED[-1])),
     ):
         done = door(*words, module=module)
-        assert (done.code, done.err.count("\n")) == (2, 1)
-        assert (f"{folder}" in done.err, "mode 777" in done.err) == (True, True)
+        assert done.code == 2
+        assert done.err.count("\n") == 1
+        assert f"{folder}" in done.err
+        assert "mode 777" in done.err
     folder.rmdir()
     folder.symlink_to(tmp_path)
     assert door(*COMPILED).code == 2
@@ -118,7 +122,8 @@ def test_a_path_that_torch_would_split_is_refused(
     variable: str,
     path: str,
 ) -> None:
-    folder, compiler = tmp_path / path, tmp_path / "g++"
+    folder = tmp_path / path
+    compiler = tmp_path / "g++"
     folder.mkdir()
     for file in (compiler, folder / "g++"):
         file.write_text("#!/bin/sh\n")

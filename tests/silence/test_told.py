@@ -111,7 +111,8 @@ def study(folder: Path, **changed: object) -> Path:
 def test_a_changed_record_is_named_as_damaged_and_left_out(here: Door, tmp_path: Path) -> None:
     grid = (*TINY, "attention=flash,mqa", "seed=0,1,2", "--multirun")
     made(here(*grid))
-    outputs, clean = tmp_path / "outputs", tmp_path / "clean"
+    outputs = tmp_path / "outputs"
+    clean = tmp_path / "clean"
     study(tmp_path / "mine")
     ((changed,), (other,), (gone,)) = (
         list(outputs.glob(f"runs/*-{name}-*")) for name in ("mqa-*-s1", "flash-*-s1", "flash-*-s2")
@@ -119,11 +120,9 @@ def test_a_changed_record_is_named_as_damaged_and_left_out(here: Door, tmp_path:
     outputs.rename(clean)
     # a target that is met before the first step
     assert refused(here(str(clean), "--target", "99", module="nocap.compare"), "--target")
-    show, judge, plot = (
-        ("show", str(changed)),
-        ("mine", "scale=cpu", "--judge"),
-        (str(changed), str(other)),
-    )
+    show = ("show", str(changed))
+    judge = ("mine", "scale=cpu", "--judge")
+    plot = (str(changed), str(other))
     wrong = []
     for name, module, words in (
         ("metrics.jsonl", "plot", plot),
@@ -137,10 +136,8 @@ def test_a_changed_record_is_named_as_damaged_and_left_out(here: Door, tmp_path:
         shutil.copytree(clean, outputs)
         change(changed, name)
         done = here(*words, module=f"nocap.{module}")
-        text, named = (
-            done.out + done.err,
-            f"{changed.name}[^$]*(damaged|digest|not believed|left out)",
-        )
+        text = done.out + done.err
+        named = f"{changed.name}[^$]*(damaged|digest|not believed|left out)"
         ok = (
             "damaged" in text and "missing" not in text
             if words == judge

@@ -74,7 +74,8 @@ def pages(root: Path = ROOT) -> list[Path]:
 
 
 def blocks(page: Path, root: Path = ROOT) -> list[Block]:
-    text, page_blocks = page.read_text(), []
+    text = page.read_text()
+    page_blocks = []
     fences = list(FENCE.finditer(text))
     for i, fence in enumerate(fences):
         if fence[2] not in ("sh", "bash", "python"):
@@ -188,7 +189,8 @@ def environment(where: Path) -> dict[str, str]:
 
 def run(block: Block, command: str, where: Path, *, last: bool) -> tuple[int, float, str]:
     """Exit code, seconds, and what was wrong ('' for nothing)."""
-    started, wrong = time.monotonic(), ""
+    started = time.monotonic()
+    wrong = ""
     bash = ["timeout", str(LIMIT_S), "bash", "-c", command]
     done = subprocess.run(
         bash,
@@ -227,7 +229,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.only and options.only not in block.page:
             continue
         reason = block.skipped(slow=options.slow)
-        place, commands = f"{block.page}:{block.line}", block.commands if reason else block.to_run
+        place = f"{block.page}:{block.line}"
+        commands = block.commands if reason else block.to_run
         for i, command in enumerate(commands):
             shown = " ".join(command.replace("\\\n", " ").split())
             if reason:

@@ -94,7 +94,9 @@ trainer.steps=1 trainer.grad_clip=null | trainer.steps=1 trainer.grad_clip=null 
 resumed: optimizer=adamw | resumed: optimizer=muon
 """  # noqa: E501
 NAMES = [config.strip() for line in CONFIGS.strip().splitlines() for config in line.split("|")]
-KILL_AFTER, CHECKPOINT = 12, 10  # steps
+# steps
+KILL_AFTER = 12
+CHECKPOINT = 10
 
 SPEED = ("clock/", "perf/", "memory/")  # keys of a row that depend on the machine's speed and load
 SUMMARY = {"val_loss", "val_bpb", "flops_per_token", "params", "kernel", "memory_mib"}
@@ -166,7 +168,8 @@ def record(repo: Path, jobs: int) -> dict[str, Any]:
 def write_inputs(folder: Path) -> None:
     """A text of 160 KiB in lines of made-up words, and its bytes as token shards in the challenge's
     format."""
-    draw, text = random.Random(0), ""
+    draw = random.Random(0)
+    text = ""
     words = ["".join(draw.choices("etaoinshrdlu", k=draw.randint(1, 9))) for _ in range(500)]
     while len(text) < 160 * 1024:
         text += " ".join(draw.choices(words, k=12)) + "\n"
@@ -197,10 +200,8 @@ def numbers_of(config: str, cwd: Path, inputs: Path, env: dict[str, str]) -> dic
     if code != 0:
         raise RuntimeError(f"exit code {code}: {(cwd / 'printed').read_text().strip()[-2000:]}")
     (run_dir,) = (cwd / "outputs" / "runs").iterdir()
-    lines, summary = (
-        (run_dir / "metrics.jsonl").read_text().splitlines(),
-        json.loads((run_dir / "summary.json").read_text()),
-    )
+    lines = (run_dir / "metrics.jsonl").read_text().splitlines()
+    summary = json.loads((run_dir / "summary.json").read_text())
     if lines[: len(kept)] != kept:  # their clocks would differ
         raise RuntimeError("the killed run started over instead of resuming")
     numbers: dict[str, Any] = {"rows": len(lines)}
@@ -275,7 +276,8 @@ def exact(value: Any) -> Any:
 
 def tensors_sha256(path: Path) -> str:
     """Hash of a safetensors file's names, dtypes, shapes and bytes, in the order of the names."""
-    raw, digest = path.read_bytes(), hashlib.sha256()
+    raw = path.read_bytes()
+    digest = hashlib.sha256()
     start = 8 + int.from_bytes(raw[:8], "little")
     for name, facts in sorted(json.loads(raw[8:start]).items()):
         if name != "__metadata__":
@@ -314,7 +316,10 @@ def compare(old: dict[str, Any], new: dict[str, Any], allow: list[str]) -> int:
     for key in ("python", "torch", "cpu"):
         if old["machine"][key] != new["machine"][key]:
             print(f"note: {key} is not the same: {old['machine'][key]} and {new['machine'][key]}")
-    configs, total, allowed, differing = old["configs"] | new["configs"], 0, 0, 0
+    configs = old["configs"] | new["configs"]
+    total = 0
+    allowed = 0
+    differing = 0
     for config in configs:
         a, b = (side["configs"].get(config, {}) for side in (old, new))
         total += len(a | b)
@@ -322,7 +327,8 @@ def compare(old: dict[str, Any], new: dict[str, Any], allow: list[str]) -> int:
             if name in a and name in b and a[name] == b[name] and name != "error":
                 continue
             may = name.removeprefix("summary ").partition(" @ ")[0] in allow
-            allowed, differing = allowed + may, differing + (not may)
+            allowed = allowed + may
+            differing = differing + (not may)
             print(
                 f"{'allowed: ' if may else ''}{config}: {name.replace(' @ ', ' at step ')}: "
                 f"{shown(a, name)} -> {shown(b, name)}"
@@ -374,7 +380,8 @@ def main() -> None:
             compare(json.loads(args.old.read_text()), json.loads(args.new.read_text()), args.allow)
             > 0
         )
-    repo, began = args.repo.resolve(), time.monotonic()
+    repo = args.repo.resolve()
+    began = time.monotonic()
     before = machine(repo)
     report: dict[str, Any] = {
         "schema_version": 1,

@@ -37,7 +37,8 @@ def install(folder: Path) -> dict[str, str]:
 
 def sbatch(state: Path, script: str) -> None:
     asked = dict(re.findall(r"^#SBATCH --([\w-]+)=(\S+)", Path(script).read_text(), re.M))
-    array, partition = re.match(r"0-(\d+)", asked.get("array", "")), asked.get("partition", "one")
+    array = re.match(r"0-(\d+)", asked.get("array", ""))
+    partition = asked.get("partition", "one")
     if partition not in PARTITIONS or (array and int(array[1]) >= MOST):
         what = (
             "Invalid partition name specified"
@@ -123,7 +124,8 @@ def srun(state: Path, *words: str) -> None:
         "%A": os.environ.get("SLURM_ARRAY_JOB_ID", ""),
         "%a": os.environ.get("SLURM_ARRAY_TASK_ID", ""),
     }
-    options, command = {}, list(words)
+    options = {}
+    command = list(words)
     while command[0].startswith("--"):
         key = command.pop(0)
         if key in ("--output", "--error"):

@@ -14,7 +14,10 @@ from nocap.options.attention import Attention
 class Latent(nn.Module):
     def __init__(self, d_model, n_head, rank, shared):
         super().__init__()
-        self.n_head, self.rank, self.d_head, self.shared = n_head, rank, d_model // n_head, shared
+        self.n_head = n_head
+        self.rank = rank
+        self.d_head = d_model // n_head
+        self.shared = shared
         self.query = nn.Linear(d_model, n_head * (self.d_head + shared), bias=False)
         self.shrink = nn.Linear(d_model, rank + shared, bias=False)
         self.grow = nn.Linear(rank, 2 * d_model, bias=False)

@@ -43,7 +43,8 @@ class Jsonl(Data):
             ) from error
 
         def make(target):
-            encoding, split = tokenizer.load(cache_dir=cache_dir), {"train": [], "val": []}
+            encoding = tokenizer.load(cache_dir=cache_dir)
+            split = {"train": [], "val": []}
             for i, text in enumerate(self.documents(content), start=1):
                 ids = [encoding.eot_token, *encoding.encode_ordinary(text)]
                 split["train" if i % self.val_every else "val"].append(

@@ -13,7 +13,8 @@ from nocap.options.model import Model
 class ParallelBlock(nn.Module):
     def __init__(self, run, layer, scale):
         super().__init__()
-        self.norm, self.scale = run.norm.build(run.model.d_model), scale
+        self.norm = run.norm.build(run.model.d_model)
+        self.scale = scale
         self.attention, self.mlp = run.attention.build(run, layer), run.mlp.build(run.model.d_model)
         # Ideas that have a part in a block: without this, nocap refuses them beside this model.
         self.ideas, self.joined = joined(

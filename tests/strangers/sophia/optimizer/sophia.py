@@ -23,7 +23,9 @@ class SophiaOptimizer(torch.optim.Optimizer):
         super().__init__(
             params, {"lr": option.lr, "weight_decay": 0.0, "steps": 0}
         )  # saved, with the groups
-        self.model, self.option, self.batch = model, option, None
+        self.model = model
+        self.option = option
+        self.batch = None
 
         def keep(model, inputs):  # not validation's
             if model.training:
@@ -59,7 +61,8 @@ class SophiaOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure=None):
-        option, steps = self.option, self.param_groups[0]["steps"]
+        option = self.option
+        steps = self.param_groups[0]["steps"]
         params = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
         for p in (p for p in params if not self.state[p]):
             self.state[p].update(momentum=torch.zeros_like(p), hessian=torch.zeros_like(p))
