@@ -47,10 +47,11 @@ def spawn(
         for name, value in (limits or {}).items():
             resource.setrlimit(name, (value, value))
 
+    env = {**os.environ, "PYTHONPATH": path}
     return subprocess.Popen(
         [sys.executable, *words],
         cwd=cwd,
-        env={**os.environ, "PYTHONPATH": path},
+        env=env,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -65,9 +66,8 @@ def on_a_terminal(*words: str, cwd: Path, env: dict[str, str] | None = None) -> 
     terminal, end = pty.openpty()
     termios.tcsetwinsize(end, (24, 120))
     env = {**os.environ, "PYTHONPATH": str(REPO), "TERM": "xterm"} if env is None else env
-    process = subprocess.Popen(
-        [sys.executable, *words], cwd=cwd, env=env, stdin=end, stdout=end, stderr=end
-    )
+    command = [sys.executable, *words]
+    process = subprocess.Popen(command, cwd=cwd, env=env, stdin=end, stdout=end, stderr=end)
     os.close(end)
     output = b""
     try:
@@ -215,9 +215,10 @@ def in_a_child(work: Callable[[], int], told: Path) -> int:
 
 def digests(folder: Path, pattern: str = "*") -> dict[str, str]:
     """Of all files below that match."""
+    paths = sorted(folder.rglob(pattern))
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.rglob(pattern))
+        for path in paths
         if path.is_file()
     }
 
@@ -256,10 +257,10 @@ def stamp(folder: Path) -> None:
     step = int(folder.name[5:])
     state = json.loads((folder / "state.json").read_text())
     lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (folder / "metrics.jsonl").write_text(
-        "".join(line for line in lines if json.loads(line)["step"] < step)
-    )
-    (folder / "state.json").write_text(json.dumps({**state, "step": step}))
+    text = "".join(line for line in lines if json.loads(line)["step"] < step)
+    (folder / "metrics.jsonl").write_text(text)
+    content = {**state, "step": step}
+    (folder / "state.json").write_text(json.dumps(content))
     restamp(folder)
 
 
@@ -269,10 +270,10 @@ def sealed(run_dir: Path) -> None:
     sums = {
         name: digests(run_dir)[name] for name in summary.pop("sha256") if name != "summary.json"
     }
-    own = hashlib.sha256(json.dumps(summary, sort_keys=True).encode()).hexdigest()
-    (run_dir / "summary.json").write_text(
-        json.dumps({**summary, "sha256": {**sums, "summary.json": own}})
-    )
+    text = json.dumps(summary, sort_keys=True)
+    own = hashlib.sha256(text.encode()).hexdigest()
+    content = {**summary, "sha256": {**sums, "summary.json": own}}
+    (run_dir / "summary.json").write_text(json.dumps(content))
 
 
 def equal_within(first: Path, second: Path, tolerance: float) -> None:

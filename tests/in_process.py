@@ -70,11 +70,12 @@ def start(
         done.append(step)
         beat(step)
 
+    world = join(this.run.trainer.device)
     job = job_of(
         this.run,
         this.run_dir,
         manifest,
-        world=join(this.run.trainer.device),
+        world=world,
         started=began,
         log=log,
         stop_asked=lambda: bool(done) and done[-1] == stop_after,

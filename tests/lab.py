@@ -66,7 +66,8 @@ class Lab:
     def plan(self, out: str = "out", folder: str = "made", **changed: Any) -> StudyPlan:
         """Of the first scale."""
         made = loaded(self.root / folder, study(**changed))
-        return prepare(made, next(iter(made.scales)), output_dir=str(self.root / out))
+        scales = next(iter(made.scales))
+        return prepare(made, scales, output_dir=str(self.root / out))
 
     def done(
         self, out: str = "out", folder: str = "made", *, run: bool = True, **changed: Any
@@ -81,7 +82,8 @@ class Lab:
         done = self.done(out, folder, run=run, **changed)
         t = done.plan.trainer
         result = collect(done, hardware=hardware.describe(t.device, t.threads), command="made")
-        return {claim["id"]: claim for claim in json.loads(json.dumps(to_json(result)))["claims"]}
+        content = json.loads(json.dumps(to_json(result)))
+        return {claim["id"]: claim for claim in content["claims"]}
 
     def killed(self, after: int, *place: str, **changed: Any) -> None:
         """The same in a process that gets SIGKILL when so many tasks are done, of all that there
@@ -168,9 +170,8 @@ class Lab:
                     )
                     self._clock.value += self.train_s
                     made.run_dir.mkdir(parents=True)
-                    (made.run_dir / RECORD).write_bytes(
-                        pickle.dumps(replace(trained, folder=made.run_dir, identity=made.identity))
-                    )
+                    content = replace(trained, folder=made.run_dir, identity=made.identity)
+                    (made.run_dir / RECORD).write_bytes(pickle.dumps(content))
                     self._end(
                         f"{run.arm}, seed {seed}" + (f", {run.short} steps" if run.short else "")
                     )

@@ -69,6 +69,13 @@ def record_of(attention: str, mlp: str, seed: int, *, status: str = "finished") 
         "clock_s": clock,
         "hardware": {"name": "AMD EPYC 9B14", "fingerprint": "0a1b2c"},
     }
+    curve = Curve(
+        step=step,
+        tokens=[4096 * s for s in step],
+        train_s=train_s,
+        val_loss=val_loss,
+        val_bpb=val_bpb,
+    )
     return Record(
         folder=Path(name),
         identity=name,
@@ -81,13 +88,7 @@ def record_of(attention: str, mlp: str, seed: int, *, status: str = "finished") 
         parts={},
         manifest={},
         summary=summary,
-        curve=Curve(
-            step=step,
-            tokens=[4096 * s for s in step],
-            train_s=train_s,
-            val_loss=val_loss,
-            val_bpb=val_bpb,
-        ),
+        curve=curve,
     )
 
 
@@ -113,11 +114,8 @@ def poisoned() -> Comparison:
 
     def poison(record: Record) -> Record:
         tame = record.arm == "sliding-gelu3x"
-        record = replace(
-            record,
-            name=f"{'tame' if tame else EVIL}-{record.name}",
-            folder=Path(EVIL) / record.name,
-        )
+        folder = Path(EVIL) / record.name
+        record = replace(record, name=f"{'tame' if tame else EVIL}-{record.name}", folder=folder)
         if record.arm == "flash-gelu3x":
             record = with_summary(record, kernel={"train": EVIL, "val": EVIL})
             record = replace(record, config={**record.config, EVIL: EVIL})

@@ -67,11 +67,8 @@ class Pretended:
         graphs = self.folder / "pretend_graphs.so"
         if not graphs.exists():
             source = REPO / "tests" / "pretend_graphs.c"
-            subprocess.run(
-                ["gcc", "-O1", "-shared", "-fPIC", "-Wall", source, "-o", graphs, "-ldl"],
-                check=True,
-                timeout=60,
-            )
+            command = ["gcc", "-O1", "-shared", "-fPIC", "-Wall", source, "-o", graphs, "-ldl"]
+            subprocess.run(command, check=True, timeout=60)
         env = {
             "PRETEND_CC": str(cc),
             "PRETEND_NAME": name,
@@ -79,16 +76,17 @@ class Pretended:
             "PRETEND_GPUS": "1",
             "PYTHONPATH": str(REPO),
         }
+        command = [
+            "bash",
+            "-c",
+            '. "$0" && LD_PRELOAD="$1:$LD_PRELOAD" exec "${@:2}"',
+            ENV,
+            graphs,
+            PYTHON,
+            *words,
+        ]
         done = subprocess.run(
-            [
-                "bash",
-                "-c",
-                '. "$0" && LD_PRELOAD="$1:$LD_PRELOAD" exec "${@:2}"',
-                ENV,
-                graphs,
-                PYTHON,
-                *words,
-            ],
+            command,
             cwd=self.folder,
             env={**os.environ, **env, "WANDB_MODE": "disabled"},
             capture_output=True,

@@ -115,7 +115,8 @@ def command(kind: str, chance: random.Random, root: Path) -> list[str]:
             "claims": [{**LOSS, "arm": "b"}],
         }
         (root / "made").mkdir()
-        (root / "made" / "study.yaml").write_text(yaml.safe_dump(study, sort_keys=False))
+        text = yaml.safe_dump(study, sort_keys=False)
+        (root / "made" / "study.yaml").write_text(text)
         return ["-m", "nocap.study", "made", "scale=cpu", "output_dir=out"]
     if kind in ("grid", "pool"):
         words += ["--multirun", f"attention={','.join(attentions)}", f"seed={seed},{seed + 1}"]
@@ -322,10 +323,12 @@ class Soak:
         """Take up the jobs of before. What a killed soak left half-way goes, and is done again."""
         lines = self.state.read_text().splitlines(keepends=True) if self.state.exists() else []
         self.jobs = [json.loads(line) for line in lines if line.endswith("\n")]
-        self.state.write_text("".join(line for line in lines if line.endswith("\n")))
+        text = "".join(line for line in lines if line.endswith("\n"))
+        self.state.write_text(text)
         self.injected = sum(sum(job["killed"].values()) for job in self.jobs)
         for path in self.folder.glob("job-*"):
-            if int(path.name.split("-")[1]) not in {job["job"] for job in self.jobs}:
+            jobs = {job["job"] for job in self.jobs}
+            if int(path.name.split("-")[1]) not in jobs:
                 shutil.rmtree(path, ignore_errors=True)  # its last processes may be about to die
 
     def more(self) -> bool:
@@ -422,7 +425,8 @@ def main() -> int:
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + 60 * args.minutes
-    soak = Soak(folder=args.folder.resolve(), seed=args.seed, kills=args.kills, deadline=deadline)
+    folder = args.folder.resolve()
+    soak = Soak(folder=folder, seed=args.seed, kills=args.kills, deadline=deadline)
     soak.resume()
     soak.run(args.lanes)
     result = soak.result()

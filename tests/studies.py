@@ -112,7 +112,8 @@ def claim(base: Mapping[str, Any], **changed: Any) -> Json:
 def written(folder: Path, content: Mapping[str, Any]) -> Path:
     """The folder, with this study in it."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "study.yaml").write_text(yaml.safe_dump(dict(content), sort_keys=False))
+    text = yaml.safe_dump(dict(content), sort_keys=False)
+    (folder / "study.yaml").write_text(text)
     return folder
 
 
@@ -149,6 +150,7 @@ def made_arm(name: str, *, params: float | None = None, step_ms: Sequence[float]
 
 
 def made_verdict(word: Word, gain: Gain) -> Verdict:
+    endings = {ending: [] for ending in Ending}
     return Verdict(
         word=word,
         reason=None,
@@ -156,11 +158,12 @@ def made_verdict(word: Word, gain: Gain) -> Verdict:
         guards=[],
         beyond_bound=False,
         missing=[],
-        endings={ending: [] for ending in Ending},
+        endings=endings,
     )
 
 
 def made_judged(claim: Claim, verdict: Verdict, *, against: str) -> JudgedClaim:
+    provenance = Provenance(hash="made", at=None, exploratory=None, notes=[])
     return JudgedClaim(
         claim=claim,
         against=against,
@@ -168,7 +171,7 @@ def made_judged(claim: Claim, verdict: Verdict, *, against: str) -> JudgedClaim:
         margins=[],
         noise={},
         bound=None,
-        provenance=Provenance(hash="made", at=None, exploratory=None, notes=[]),
+        provenance=provenance,
         where={},
         lengths=None,
         damaged=frozenset(),
@@ -178,13 +181,14 @@ def made_judged(claim: Claim, verdict: Verdict, *, against: str) -> JudgedClaim:
 def made_result(
     claims: list[JudgedClaim], arms: list[ArmFacts], *, scale: str = "", machine: str = ""
 ) -> StudyResult:
+    hardware = {"name": machine, "fingerprint": machine}
     return StudyResult(
         study=Study(question="?"),
         scale=scale,
         date="",
         command="",
         commit=None,
-        hardware={"name": machine, "fingerprint": machine},
+        hardware=hardware,
         seeds=[],
         claims=claims,
         measurements={},
@@ -210,6 +214,7 @@ def record(
     start."""
     status = "diverged" if val_loss is None else "finished"
     points = curve or ([(0, FIRST)] if val_loss is None else [(0, FIRST), (steps, val_loss)])
+    summary = {"val_loss": points[-1][1], "status": status, **more}
     return Record(
         folder=Path(f"/nowhere/{arm}-{seed}-{steps}"),
         identity=f"{arm}-{seed}-{steps}",
@@ -221,7 +226,7 @@ def record(
         config={"trainer.steps": steps},
         parts={"environment": {"torch": "made"}},
         manifest={},
-        summary={"val_loss": points[-1][1], "status": status, **more},
+        summary=summary,
         curve=Curve(step=[step for step, _ in points], val_loss=[loss for _, loss in points]),
     )
 
@@ -238,9 +243,10 @@ def session(
     kind: str = "steps",
 ) -> SessionFile:
     """Return a session's file."""
+    names = next(name for name, place in PLACES.items() if place.kind == kind)
     content = {
         "kind": kind,
-        "place": next(name for name, place in PLACES.items() if place.kind == kind),
+        "place": names,
         "key": "",
         "number": number,
         "how": {},

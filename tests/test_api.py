@@ -55,8 +55,10 @@ def test_what_api_trains_is_what_the_command_trains(
     assert api.train(run) == summary
     with workers_here():
         assert api.train(dataclasses.replace(run, seed=1), quiet=True)["seed"] == 1
-    assert sorted(record.summary["seed"] for record in api.load(out)) == [0, 1]
-    assert [len(arm["runs"]) for arm in api.compare([out])["arms"]] == [2]
+    seeds = sorted(record.summary["seed"] for record in api.load(out))
+    assert seeds == [0, 1]
+    arms = api.compare([out])["arms"]
+    assert [len(arm["runs"]) for arm in arms] == [2]
     assert len(api.frame(out)) == 2
 
 
@@ -102,10 +104,9 @@ def test_a_whole_config_that_somebody_else_composed_is_a_run():
     words = ("model=nano", "data=synthetic", "ideas=[x0]", "seed=3")
     with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
         config = hydra.compose("train", [*words])
+    run = api.compose(*words)
     assert (
-        api.compose(config)
-        == api.compose(*words)
-        == api.compose(OmegaConf.create(to_plain(api.compose(*words))))
+        api.compose(config) == run == api.compose(OmegaConf.create(to_plain(api.compose(*words))))
     )
     for change, rule in (
         ({"seed": "x"}, "seed: .*Integer"),

@@ -104,8 +104,10 @@ def test_a_planted_worth_comes_out_of_the_blocks_of_two_machines(worth: ModuleTy
     rows = told(worth, blocks.runs, arms, timed(worth, {"good": 0.8, "bad": 1.0, "nothing": 1.0}))
     assert list(rows) == ["good", "nothing", "bad"]
     assert rows["good"]["a step's time, sessions"] == "1.25, n=3"
-    assert float(rows["good"]["time"].split("×")[0]) == pytest.approx(1.2, abs=0.02)
-    assert [row["verdict"] for row in rows.values()] == ["helps", "not seen", "hurts"]
+    words = rows["good"]["time"].split("×")
+    assert float(words[0]) == pytest.approx(1.2, abs=0.02)
+    verdicts = [row["verdict"] for row in rows.values()]
+    assert verdicts == ["helps", "not seen", "hurts"]
     assert [row["after a correction"] for row in rows.values()] == ["Holm", "–", "Holm"]
 
 
@@ -166,9 +168,8 @@ def test_an_arm_that_diverged_is_worth_nothing(worth: ModuleType) -> None:
         line("lost", 1, 1.0, 1.0),
     ]
     assert worth.Blocks(1.0, lines).lower("lost") is None
-    assert (
-        told(worth, lines, {"lost": {}}, worth.Steps([]))["lost"]["lower loss, nats"] == "diverged"
-    )
+    lost = told(worth, lines, {"lost": {}}, worth.Steps([]))["lost"]
+    assert lost["lower loss, nats"] == "diverged"
     odd = [
         line("baseline", seed, 0.9, 5.0) for seed in range(2)
     ]  # a length that another question asked for
@@ -183,9 +184,8 @@ def test_the_atlas_recipe_is_the_best_trial_of_its_stack(jobs: ModuleType) -> No
         trial["val_loss"] for trial in search["trials"] if trial["val_loss"] is not None
     )
     assert best < min(others)
-    assert [word for word in search["fixed"] if not word.startswith("output_dir")] == json.loads(
-        jobs.STACK.read_text()
-    )["with"]
+    words = [word for word in search["fixed"] if not word.startswith("output_dir")]
+    assert words == json.loads(jobs.STACK.read_text())["with"]
     recipe = composed([*jobs.SCALE, *search["fixed"], *search["trials"][0]["with"]]).run
     assert recipe.trainer.steps * recipe.trainer.batch_tokens == 1_572_864
 
@@ -194,12 +194,11 @@ def test_the_atlas_recipe_is_the_best_trial_of_its_stack(jobs: ModuleType) -> No
 def test_the_recipe_is_what_the_race_judges_and_no_trial_of_its_search_was_better() -> None:
     folder = REPO / "experiments" / "recipe_tuned"
     raced = load(folder).arms["recipe"]
-    rows = list(map(json.loads, (folder / "search.jsonl").read_text().splitlines()))
+    lines = (folder / "search.jsonl").read_text().splitlines()
+    rows = list(map(json.loads, lines))
     steps = [word for word in raced if word.startswith("trainer.steps")]
-    assert (
-        composed(["experiment=atlas_cpu", *raced]).run
-        == composed(["experiment=recipe_cpu", *steps]).run
-    )
+    run = composed(["experiment=atlas_cpu", *raced]).run
+    assert run == composed(["experiment=recipe_cpu", *steps]).run
     by_words: dict[str, list[float]] = {}
     for row in rows:
         if row["share"] < 1 and row["phase"] in ("tune muon", "again muon"):
@@ -228,10 +227,12 @@ def test_the_page_has_the_figures_of_the_committed_lines(
 ) -> None:
     """All cells but the lines of code, which change with a comment."""
     monkeypatch.setattr(jobs, "RUNS", HERE / "runs.jsonl")
-    steps = worth.Steps(json.loads(jobs.STEPS.read_text())["sessions"])
+    content = json.loads(jobs.STEPS.read_text())
+    steps = worth.Steps(content["sessions"])
     worths = worth.worths(jobs.known(), jobs.arms(), steps)
     wanted = worth.table(worths, jobs.arms(), steps, {})
-    assert worth.between(worth.CORRECTION)[1].strip().splitlines() == worth.left_of(worths)
+    lines = worth.between(worth.CORRECTION)[1].strip().splitlines()
+    assert lines == worth.left_of(worths)
     assert worth.between(worth.COUNT)[1].strip().splitlines() == worth.so_far(jobs.known())
     _, shown, _ = worth.between(worth.MARK)
     at = worth.HEAD.index("lines")
@@ -253,7 +254,8 @@ def test_the_readme_counts_the_ideas_as_the_committed_lines_do(
     jobs: ModuleType, worth: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jobs, "RUNS", HERE / "runs.jsonl")
-    steps = worth.Steps(json.loads(jobs.STEPS.read_text())["sessions"])
+    content = json.loads(jobs.STEPS.read_text())
+    steps = worth.Steps(content["sessions"])
     ideas = worth.worths(jobs.known(), jobs.arms(), steps)
     helping = sum(idea.word == "helps" for idea in ideas)
     without = sum(idea.n < worth.LEAST_PAIRS for idea in ideas)
@@ -272,6 +274,7 @@ def test_an_idea_whose_code_went_keeps_its_row_and_is_not_run_again(
     assert set(jobs.arms()) - set(jobs.runnable()) == gone
     for asked in jobs.phases().values():
         assert gone.isdisjoint({arm for _, _, arm in asked})
-    assert [atlas.lines_of(arm) for arm in sorted(gone)] == [146, 236, 146]
+    lines = [atlas.lines_of(arm) for arm in sorted(gone)]
+    assert lines == [146, 236, 146]
     with pytest.raises(ValueError, match="short_windows"):
         composed(["ideas=[short_windows]"])

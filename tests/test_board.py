@@ -237,7 +237,8 @@ def test_no_effect_is_printed_with_a_sign(shown: dict[str, Row]):
 
 def test_results_name_both_shapes(tmp_path: Path):
     mqa = ["attention=mqa", "model.d_model=32", "trainer.batch_tokens=256"]
-    content = study(arms={"mha": ["attention=flash"], "mqa": mqa}, claims=[SPEED])
+    arms = {"mha": ["attention=flash"], "mqa": mqa}
+    content = study(arms=arms, claims=[SPEED])
     (row,) = rows([resulted(loaded(tmp_path / "made", content), speeds(FAST, SAME))])
     timed, trained = row.where.split("; its loss at ")
     assert timed == trained
@@ -353,11 +354,8 @@ def test_the_page_has_every_row_and_a_plot_for_each_unit_and_is_one_small_file(
     for row in bounded:
         assert row.claim.statement in text.partition("Without an interval")[2]
         assert "at least" in row.cells["measured"]
-    assert (
-        page.count('<details class="claim"')
-        == len(re.findall(r'data-verdict="\w+">', page))
-        == len(shown)
-    )
+    matches = re.findall(r'data-verdict="\w+">', page)
+    assert page.count('<details class="claim"') == len(matches) == len(shown)
     assert len(page.encode()) < 300_000
     assert page.count("<script>") == 1
     assert not re.search(r"https?:|\bsrc=|@import|url\(", page)
@@ -371,10 +369,10 @@ def test_names_and_values_stay_text(every: list[StudyResult]):
     result = every[0]
     claim = replace(result.claims[0].claim, id=EVIL, statement=EVIL, arm=EVIL)
     study = replace(result.study, name=EVIL)
-    evil = replace(result, study=study, date=EVIL, claims=[replace(result.claims[0], claim=claim)])
-    section = board.Section(
-        group=board.Group(whose=EVIL), rows=rows([evil]), planned=[], unstudied=[]
-    )
+    claims = [replace(result.claims[0], claim=claim)]
+    evil = replace(result, study=study, date=EVIL, claims=claims)
+    group = board.Group(whose=EVIL)
+    section = board.Section(group=group, rows=rows([evil]), planned=[], unstudied=[])
     page = board.html(EVIL, [section])
     for bad in (EVIL, "<img"):
         assert bad not in page
@@ -408,12 +406,8 @@ def test_the_notes_nocaps_own_and_another_engines_are_counted_apart(
     )
     assert len(notes.rows) + len(own.rows) + len(engine.rows) == len(shown)
     assert {row.result.study.name for row in engine.rows} == {"smallmind"}
-    assert {row.result.study.name for row in own.rows} == {
-        "recipe_tuned",
-        "ladder",
-        "parts",
-        "objectives",
-    }
+    names = {row.result.study.name for row in own.rows}
+    assert names == {"recipe_tuned", "ladder", "parts", "objectives"}
     for row in notes.rows:
         assert re.match("notes? 00[0-3]", row.claim.source)
     for row in engine.rows:
@@ -523,9 +517,8 @@ def profiled(length: int) -> dict[str, Json]:
 
 def test_the_shares_of_a_forward_are_the_profiles(parts: dict[str, board.Section]):
     (entry,) = [entry for entry in parts["the notes'"].unstudied if entry.id == "A10.forward"]
-    (blocks,) = [
-        claim.parts for claim in load(STUDIES / "anatomy").claims if claim.id == "A11.blocks"
-    ]
+    claims = load(STUDIES / "anatomy").claims
+    (blocks,) = [claim.parts for claim in claims if claim.id == "A11.blocks"]
     ms = {name: part["forward_ms"] for name, part in profiled(512).items()}
     flops = {name: part["flops"] for name, part in profiled(512).items()}
     all_ms = sum(ms.values())
@@ -642,7 +635,8 @@ def test_a_gpus_results_end_the_wait(tmp_path: Path):
     on_cpu = resulted(made, speeds(FAST, SAME))
     (waiting,) = rows([on_cpu])
     assert waiting.notes[0] == "no GPU yet"
-    on_gpu = replace(on_cpu, scale="gpu", hardware={**on_cpu.hardware, "device": "cuda"})
+    hardware = {**on_cpu.hardware, "device": "cuda"}
+    on_gpu = replace(on_cpu, scale="gpu", hardware=hardware)
     of_cpu, of_gpu = rows([on_cpu, on_gpu])
     assert "no GPU yet" not in of_cpu.notes
     assert "no GPU yet" not in of_gpu.notes
@@ -664,7 +658,8 @@ def test_a_claim_is_planned_until_results_answer_it(tmp_path: Path):
     loaded(tmp_path / "made", study(claims=[{**LOSS, "id": "M.speed"}]))
     studies, results = board.read_studies(tmp_path)
     assert results["made"][0].outdated == ["M.speed"]
-    assert [each.claim.id for each in board.planned(results["made"], studies)] == ["M.speed"]
+    ids = [each.claim.id for each in board.planned(results["made"], studies)]
+    assert ids == ["M.speed"]
 
 
 def test_a_rows_words_and_ends_are_its_studys_of_now(tmp_path: Path):
@@ -672,14 +667,14 @@ def test_a_rows_words_and_ends_are_its_studys_of_now(tmp_path: Path):
     folder = tmp_path / "made"
     made = loaded(folder, study(claims=[SPEED]))
     pages.write(made, folder, resulted(made, speeds(FAST, SAME)))
-    changed = loaded(
-        folder, study(claims=[{**SPEED, "statement": "in other words", "source": "elsewhere"}])
-    )
+    claims = [{**SPEED, "statement": "in other words", "source": "elsewhere"}]
+    changed = loaded(folder, study(claims=claims))
     (row,) = rows(pages.all_results(changed, folder))
     assert row.claim.statement == "in other words"
     assert row.claim.source == "elsewhere"
     assert row.word == "confirmed"
-    changed = loaded(folder, study(claims=[{**SPEED, "expected": [1.3, None]}]))
+    claims = [{**SPEED, "expected": [1.3, None]}]
+    changed = loaded(folder, study(claims=claims))
     (row,) = rows(pages.all_results(changed, folder))
     assert row.word == "refuted"
     assert row.judged.provenance.exploratory == "not in its study's log"

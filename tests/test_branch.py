@@ -65,7 +65,8 @@ def flip(path: Path) -> None:
 
 
 def planned(*words: str) -> Plan:
-    return plan(compose([*SMALL, *BRANCH, *words]), choices={})
+    run = compose([*SMALL, *BRANCH, *words])
+    return plan(run, choices={})
 
 
 def same_as_whole(branch: Path, whole: Path, *, steps: int = 12) -> None:
@@ -131,7 +132,8 @@ def test_branch_is_the_whole_run(
     before, recorded = (
         attempts[i]["spent_s"] for i in (0, -1)
     )  # the trunk's time, and the lost one's too
-    assert before == pytest.approx(sum(read(at(trunk) / "state.json")["clock_s"].values()))
+    clock_s = read(at(trunk) / "state.json")["clock_s"]
+    assert before == pytest.approx(sum(clock_s.values()))
     assert before < recorded <= min(spent, clock["wall"])
     assert clock["other"] >= recorded - before
 
@@ -243,7 +245,8 @@ def test_damaged_tensors_are_refused_and_nothing_is_trained(
 
 
 def test_kept_steps_outlive_the_run(trunk: Path) -> None:
-    kept = [int(path.name[5:]) for path in sorted((trunk / "checkpoints").iterdir())]
+    paths = sorted((trunk / "checkpoints").iterdir())
+    kept = [int(path.name[5:]) for path in paths]
     assert kept == [3, 8, 16]
     assert checkpoint.find(trunk / "checkpoints").invalid == []
 
@@ -253,12 +256,12 @@ def test_kept_steps_stay_where_the_others_go(
 ) -> None:
     """Also where a disk that is full gets room."""
     made = checkpoint.Writer(tmp_path, background=False, always=[2, 5])
-    save = partial(
-        made.save, model=torch.nn.Linear(7, 5), optimizers=[], state={}, keep=2, must=False
-    )
+    model = torch.nn.Linear(7, 5)
+    save = partial(made.save, model=model, optimizers=[], state={}, keep=2, must=False)
 
     def steps() -> list[int]:
-        return [int(path.name[5:]) for path in sorted(tmp_path.iterdir())]
+        paths = sorted(tmp_path.iterdir())
+        return [int(path.name[5:]) for path in paths]
 
     for step in range(1, 8):
         assert save(step=step) == []

@@ -130,9 +130,10 @@ def backward(model: GPT, tokens: Tensor) -> Tensor:
 )
 def test_a_chunked_model_accumulates_the_gradients_of_the_plain_one(overrides: str) -> None:
     run = nano("norm=layernorm", *overrides.split())  # LayerNorm, unlike rms_norm, computes in fp64
+    objective = replace(run.objective, loss_chunks=7)
     models = [
         build_model(each, vocab_size=VOCAB).double()
-        for each in (run, replace(run, objective=replace(run.objective, loss_chunks=7)))
+        for each in (run, replace(run, objective=objective))
     ]
     tokens = tokens_of()
     for batch in (tokens, tokens.flip(0)):

@@ -24,7 +24,8 @@ STEPS = 8
 
 def options(group: str) -> list[str]:
     """Every yaml of the group: a new option is in the product without a word here."""
-    return sorted(path.stem for path in (REPO / "conf" / group).glob("*.yaml"))
+    paths = (REPO / "conf" / group).glob("*.yaml")
+    return sorted(path.stem for path in paths)
 
 
 @cache

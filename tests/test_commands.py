@@ -148,10 +148,12 @@ def test_an_answer_on_stdout_is_alone_there_and_in_a_file_at_the_end(
         answer(ANSWERS[0])
     out, err = capsys.readouterr()
     lines = out.splitlines()
-    assert [json.loads(line) for line in lines[:n]] == WRITTEN[:n]
+    rows = [json.loads(line) for line in lines[:n]]
+    assert rows == WRITTEN[:n]
     assert err == "for people\n"
     assert lines[n:] == ["later", "for people", f"written: {path}", "later"]
-    assert [json.loads(line) for line in path.read_text().splitlines()] == WRITTEN[:n]
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert rows == WRITTEN[:n]
     with answering(path) as answer:
         answer(ANSWERS[0])
     assert json.loads(path.read_text()) == WRITTEN[0]

@@ -41,7 +41,8 @@ STEPS = tuple(range(0, 401, 100))
 
 
 def digest(content: object) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+    text = json.dumps(content, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def write_run(
@@ -114,7 +115,8 @@ def write_run(
         }
         for step, value in zip(STEPS, losses, strict=True)
     )
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (folder / "metrics.jsonl").write_text(text)
     train_s = STEPS[-1] * 10 / speed
     summary = {
         **known,
@@ -172,7 +174,8 @@ def told(root: Path, **options) -> dict:
 
 
 def arms_of(root: Path, **options) -> dict[str, dict]:
-    return {arm["label"]: arm for arm in told(root, **options)["arms"]}
+    arms = told(root, **options)["arms"]
+    return {arm["label"]: arm for arm in arms}
 
 
 def test_an_arm_is_called_by_the_option_that_was_swept_not_by_its_keys(tmp_path: Path) -> None:
@@ -180,9 +183,8 @@ def test_an_arm_is_called_by_the_option_that_was_swept_not_by_its_keys(tmp_path:
     for name, rate in itertools.product(("rope", "none"), (0.1, 0.2)):
         config = {"data.kind": name, "data.base": name, "optimizer.lr": rate}
         write_run(tmp_path, config=config, options={"data": name}, swept=("data", "optimizer.lr"))
-    assert set(arms_of(tmp_path)) == {
-        f"data={name} lr={rate}" for name in ("rope", "none") for rate in (0.1, 0.2)
-    }
+    arms = set(arms_of(tmp_path))
+    assert arms == {f"data={name} lr={rate}" for name in ("rope", "none") for rate in (0.1, 0.2)}
 
 
 def refusal(argv: list[object], capsys, *, command=door) -> str:
@@ -244,16 +246,11 @@ def test_speeds_of_several_arms_have_one_interval_for_all(tmp_path):
     for arm, seed in itertools.product(range(3), range(4)):
         about = {"config": {"optimizer.lr": 0.001 * (arm + 1)}, "started": f"2026-01-01T0{arm}"}
         loss = 3.3 + 0.001 * seed * arm
-        write_run(
-            tmp_path,
-            words=f"a{arm}",
-            seed=seed,
-            loss=loss,
-            speed=1000 * math.exp(-wobble[arm, seed]),
-            **about,
-        )
+        speed = 1000 * math.exp(-wobble[arm, seed])
+        write_run(tmp_path, words=f"a{arm}", seed=seed, loss=loss, speed=speed, **about)
     rows = wobble[1:] - wobble[:1]
-    for arm, (low, high) in zip(told(tmp_path)["arms"][1:], of_a_mixed_model(rows), strict=True):
+    arms = told(tmp_path)["arms"][1:]
+    for arm, (low, high) in zip(arms, of_a_mixed_model(rows), strict=True):
         assert arm["token_us"]["ratio"]["low"] == pytest.approx(math.exp(low), abs=1e-9)
         assert arm["token_us"]["ratio"]["high"] == pytest.approx(math.exp(high), abs=1e-9)
 
@@ -278,7 +275,8 @@ def grid_of(root: Path, effects: dict[str, float]) -> None:
     for n, (words, effect) in enumerate({"a0": 0.0, **effects}.items()):
         for seed in range(3):
             about = {"config": {"optimizer.lr": 0.001 * (n + 1)}, "started": f"2026-01-01T0{n}"}
-            write_run(root, words=words, seed=seed, loss=3.3 + effect + rng.normal(0, SD), **about)
+            loss = 3.3 + effect + rng.normal(0, SD)
+            write_run(root, words=words, seed=seed, loss=loss, **about)
 
 
 def test_arms_of_a_table_have_one_interval_for_all_of_them(tmp_path):
@@ -292,11 +290,8 @@ def test_arms_of_a_table_have_one_interval_for_all_of_them(tmp_path):
         assert arm["difference"]["method"] == "pairs, all arms together"
         assert arm["difference"]["low"] == pytest.approx(low, abs=1e-9)
         assert arm["difference"]["high"] == pytest.approx(high, abs=1e-9)
-    assert [arm["difference"]["verdict"] for arm in content["arms"][2:]] == [
-        "worse",
-        "better",
-        "worse",
-    ]
+    verdicts = [arm["difference"]["verdict"] for arm in content["arms"][2:]]
+    assert verdicts == ["worse", "better", "worse"]
 
 
 def test_the_cautious_interval_is_there_for_who_asks(tmp_path, capsys):
@@ -325,11 +320,12 @@ def test_another_optimizer_has_the_cautious_interval(tmp_path):
         itertools.product(["adamw", "muon"], ["gelu4x", "swiglu"])
     ):
         for seed in range(4):
+            loss = 3.3 + rng.normal(0, SD)
             write_run(
                 tmp_path,
                 words=f"{optimizer}-{mlp}",
                 seed=seed,
-                loss=3.3 + rng.normal(0, SD),
+                loss=loss,
                 config={"optimizer.kind": optimizer, "mlp.activation": mlp},
                 options={"optimizer": optimizer, "mlp": mlp},
                 started=f"2026-01-01T0{n}",
@@ -434,7 +430,8 @@ def test_an_undeclared_difference_confounds(tmp_path, difference, stamp):
     content = told(tmp_path)
     assert content["arms"][1]["difference"]["verdict"] == f"confounded ({stamp})"
     assert f"--allow {stamp}" in " ".join(content["problems"])
-    assert arms_of(tmp_path, allow=[stamp])["gelu3x"]["difference"]["verdict"] == "worse"
+    arms = arms_of(tmp_path, allow=[stamp])
+    assert arms["gelu3x"]["difference"]["verdict"] == "worse"
 
 
 @pytest.mark.parametrize(
@@ -501,11 +498,12 @@ def attentions(
     for (place, name), (wide, mlp), seed in itertools.product(
         enumerate(names), enumerate(mlps), range(3)
     ):
+        loss = 3.3 + 0.05 * place + seed * 1e-3 * (1 + place + wide)
         write_run(
             root,
             words=f"gpt2-{name}-{mlp}",
             seed=seed,
-            loss=3.3 + 0.05 * place + seed * 1e-3 * (1 + place + wide),
+            loss=loss,
             config={**OPTIONS[name], "mlp.expansion": float(4 - wide)},
             kernel=str(OPTIONS[name]["attention.kernel"]),
             options={"attention": name, "mlp": mlp},
@@ -592,7 +590,8 @@ def lengths(
 def test_runs_of_other_lengths_have_no_word(tmp_path):
     assert lengths(tmp_path, steps=300, config={"mlp.expansion": 3.0}) == "confounded (steps)"
     assert "(--allow steps)" in " ".join(told(tmp_path)["problems"])
-    assert told(tmp_path, allow=["steps"])["arms"][1]["difference"]["verdict"] == "worse"
+    arms = told(tmp_path, allow=["steps"])["arms"]
+    assert arms[1]["difference"]["verdict"] == "worse"
 
 
 @pytest.mark.parametrize(
@@ -793,7 +792,8 @@ def test_the_target_is_interpolated_and_censored(tmp_path):
     for (wide, curve), seed in itertools.product(curves.items(), range(3)):
         about = {"config": {"mlp.expansion": float(wide)}, "started": f"2026-01-0{9 - wide}"}
         write_run(tmp_path, words=f"gpt2-gelu{wide}x", seed=seed, curve=curve, **about)
-    base, slow, never = (arm["to_target"] for arm in told(tmp_path, target_loss=3.25)["arms"])
+    arms = told(tmp_path, target_loss=3.25)["arms"]
+    base, slow, never = (arm["to_target"] for arm in arms)
     assert base["steps"]["median"] == pytest.approx(175)
     assert slow["steps"]["median"] == pytest.approx(350)
     assert slow["train_s"]["median"] == pytest.approx(3.5)
@@ -832,7 +832,8 @@ def test_a_validation_is_timed_before_the_step_that_follows_it(tmp_path):
         {"step": 0, "val/loss": 5.0, "perf/step_ms": 500.0, **clocks, "clock/val_s": 9.0},
         {"step": 1, "val/loss": 4.0, **clocks, "clock/val_s": 18.0},
     ]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (folder / "metrics.jsonl").write_text(text)
     summary = json.loads((folder / "summary.json").read_text())
     made = {
         "steps": 1,
@@ -843,7 +844,8 @@ def test_a_validation_is_timed_before_the_step_that_follows_it(tmp_path):
         "step_ms": None,
     }
     write_summary(folder, {**summary, **made, "clock_s": {"train": 0.4, "data": 0.1}})
-    assert load([folder]).records[0].curve.train_s == [0.0, 0.5]
+    curve = load([folder]).records[0].curve
+    assert curve.train_s == [0.0, 0.5]
 
 
 # --- bad input ------------------------------------------------------------------------------------
@@ -889,7 +891,8 @@ def test_losses_that_measure_different_things_are_never_compared(tmp_path, capsy
     in_bits = key == "tokenizer.vocabulary"
     assert "declared: " in declared
     assert ("verdicts are on bits per byte" in declared) == in_bits
-    assert told(tmp_path, allow=[key])["metric"] == ("val_bpb" if in_bits else "val_loss")
+    metric = told(tmp_path, allow=[key])["metric"]
+    assert metric == ("val_bpb" if in_bits else "val_loss")
 
 
 @pytest.mark.parametrize("key", ["objective.smoothing", "model.bias_of_loss", "tokenizer.merged"])
@@ -1032,15 +1035,18 @@ def test_json_csv_and_a_data_frame_say_the_same(tmp_path, capsys):
     assert door.main([str(tmp_path / "o"), "--target", "3.4", *into]) == 0
     assert re.search("worse(.|\n)*To val loss 3.4", capsys.readouterr().out)
     comparison = json.loads((tmp_path / "new" / "x.json").read_text())
-    for key, value in json.loads(json.dumps(told(tmp_path / "o", target_loss=3.4))).items():
+    content = told(tmp_path / "o", target_loss=3.4)
+    for key, value in json.loads(json.dumps(content)).items():
         assert comparison[key] == value
-    rows = list(csv.DictReader((tmp_path / "new" / "x.csv").read_text().splitlines()))
+    text = (tmp_path / "new" / "x.csv").read_text()
+    rows = list(csv.DictReader(text.splitlines()))
     assert {row["identity"]: float(row["val_loss"]) for row in rows} == {
         run["identity"]: run["val_loss"] for run in comparison["runs"]
     }
     assert {row["mlp.expansion"] for row in rows} == {"3.0", "4.0"}
     pytest.importorskip("pandas")
-    means = api.frame(tmp_path / "o").groupby("mlp.expansion")["val_loss"].mean()
+    losses = api.frame(tmp_path / "o").groupby("mlp.expansion")["val_loss"]
+    means = losses.mean()
     assert means.diff().iloc[-1] == pytest.approx(-0.01, abs=0.005)
 
 
@@ -1067,7 +1073,8 @@ def test_measurements_have_unit_and_direction(tmp_path):
             )
         },
     }
-    assert {row["ending"] for row in measurements if row["value"] is None} == {"diverged"}
+    endings = {row["ending"] for row in measurements if row["value"] is None}
+    assert endings == {"diverged"}
     assert {(row["where"], row["when"]) for row in measurements} == {
         ("aaaa", "2026-01-01T00:00:00")
     }
@@ -1087,7 +1094,8 @@ def test_why(tmp_path, capsys, monkeypatch):
         ("torch", "2.13.0", "2.12.0"),
     }
     why = json.loads(Path("why.json").read_text())
-    assert {d["part"] for d in why["differences"]} == {"config", "source", "data", "environment"}
+    parts = {d["part"] for d in why["differences"]}
+    assert parts == {"config", "source", "data", "environment"}
     assert runs.main(["why", a.name, a.name]) == 0
     assert "are the same run" in capsys.readouterr().out
     assert "must be one run, got 2" in refusal(["why", "outputs", a.name], capsys, command=runs)

@@ -225,7 +225,8 @@ def test_what_follows_from_the_overrides(overrides: str, values: dict[str, Any])
     ],
 )
 def test_swiglu_is_two_thirds_as_wide(overrides: str, hidden: int):
-    assert compose(["model=nano", *overrides.split()]).mlp.hidden(768) == hidden
+    run = compose(["model=nano", *overrides.split()])
+    assert run.mlp.hidden(768) == hidden
 
 
 ONE_THREAD = ["trainer.device=cpu", "trainer.threads=1"]
@@ -312,7 +313,8 @@ def test_arms_take_the_baselines_precision_and_compilation(monkeypatch: pytest.M
     assert composed_of(tiny).run.trainer.compile is Compile.full
     assert as_in(first, tiny).run.trainer.compile is Compile.off
     assert as_in(first, tiny).run.trainer.precision is Precision.bf16
-    assert as_in(first, [*tiny, "trainer.precision=fp32"]).run.trainer.precision is Precision.fp32
+    run = as_in(first, [*tiny, "trainer.precision=fp32"]).run
+    assert run.trainer.precision is Precision.fp32
     alike = (*nano, "trainer.precision=bf16", "attention=mqa")
     assert as_in(first, alike).overrides == alike
 
@@ -323,7 +325,8 @@ def test_all_cells_and_trials_have_one_now(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("nocap.config.compose.time", clock)
     monkeypatch.setattr("hydra.core.utils.datetime", SimpleNamespace(now=lambda: clock))
     words = ["model=nano", "output_dir=at-${now:%S of this test}"]
-    assert len({compose([*words, f"seed={seed}"]).output_dir for seed in (0, 1)}) == 1
+    output_dirs = {compose([*words, f"seed={seed}"]).output_dir for seed in (0, 1)}
+    assert len(output_dirs) == 1
 
 
 Part = Enum("Part", ["head", "blocks"])
@@ -334,7 +337,8 @@ Parted = dataclasses.make_dataclass("Parted", KEYS_OF, bases=(Schedule,), kw_onl
 def test_names_in_a_list_or_mapping_are_plain():
     """Of an option from outside."""
     run = compose(["model=nano"])
-    run.schedule = Parted(warmup_steps=0, parts=[Part.head, Part.blocks], shares={"a": Part.head})
+    shares = {"a": Part.head}
+    run.schedule = Parted(warmup_steps=0, parts=[Part.head, Part.blocks], shares=shares)
     shown = {
         "kind": "parted",
         "warmup_steps": 0,
@@ -397,20 +401,17 @@ def test_what_was_composed_and_what_hydra_knows_is_told(here):
     assert shown.code == 0
     assert "  kind: sliding\n  n_kv_heads: ${model.n_head}\n" in shown.out
     assert "n_kv_heads: 4\n" in here("--cfg", "job", "--resolve", "model=nano").out
+    command = [
+        sys.executable,
+        "-m",
+        "nocap.train",
+        "attention=gqa",
+        "--info",
+        "defaults-tree",
+        "trainer.steps=3",
+    ]
     done = subprocess.run(  # Hydra sets up the logging of its process
-        [
-            sys.executable,
-            "-m",
-            "nocap.train",
-            "attention=gqa",
-            "--info",
-            "defaults-tree",
-            "trainer.steps=3",
-        ],
-        capture_output=True,
-        text=True,
-        cwd=REPO,
-        check=True,
+        command, capture_output=True, text=True, cwd=REPO, check=True
     )
     assert "attention: gqa" in done.stdout
 
@@ -419,9 +420,8 @@ def test_every_key_of_the_shelf_has_a_comment_that_help_shows() -> None:
     schemas = {group: outside.options(group) for group in outside.groups()}
     for group, kinds in {"": {"run": Run}, "trainer": {"trainer": Trainer}, **schemas}.items():
         for kind, schema in kinds.items():
-            silent = (
-                {f.name for f in dataclasses.fields(schema)} - comments_of(schema).keys() - {"kind"}
-            )
+            names = {f.name for f in dataclasses.fields(schema)}
+            silent = names - comments_of(schema).keys() - {"kind"}
             assert not silent - ({*schemas} if group == "" else set()), kind
 
 
@@ -439,12 +439,13 @@ def test_help_is_a_screen_of_every_group_and_option_and_of_the_common_keys() -> 
     start = lines.index("Examples, after python -m nocap.train:") + 1
     for line in lines[start : lines.index("", start)]:
         given = asked(re.split("  +", line.strip())[0].split())
+        overrides = overrides_of(given.overrides, grid=given.grid)
         assert compose(
             [
                 f"{override.key_or_group}={next(iter(override.sweep_string_iterator()))}"
                 if override.is_sweep_override()
                 else str(override.input_line)
-                for override in overrides_of(given.overrides, grid=given.grid)
+                for override in overrides
             ]
         ), line
 
@@ -455,9 +456,8 @@ def test_help_of_options_has_their_keys_and_of_all_every_key() -> None:
     keys = {*re.findall(r"^  ([\w.]+)=\S", chosen[chosen.index(KEYS) :], re.M)}
     assert {"attention.window", "ideas.x0.x0"} < keys
     assert {key.partition(".")[0] for key in keys} == {"attention", "ideas", "seed"}
-    assert {f"trainer.{f.name}" for f in dataclasses.fields(Trainer)} < {
-        *re.findall(r"^  ([\w.]+)=", every, re.M)
-    }
+    matches = {*re.findall(r"^  ([\w.]+)=", every, re.M)}
+    assert {f"trainer.{f.name}" for f in dataclasses.fields(Trainer)} < matches
     assert max(map(len, every.splitlines())) <= outside.WIDTH
     given = [
         asked(words.split()).all

@@ -39,7 +39,8 @@ def passes(trial: OptionTrial, *, without: Collection[Check] = (*TRAINED, grid, 
 @pytest.mark.slow
 @pytest.mark.parametrize(("group", "name"), OPTIONS, ids=lambda word: word)
 def test_an_option_of_nocaps_own_passes(group: str, name: str, tmp_path: Path) -> None:
-    passes(OptionTrial(group=group, name=name, more=BESIDE.get(name, ()), folder=tmp_path))
+    more = BESIDE.get(name, ())
+    passes(OptionTrial(group=group, name=name, more=more, folder=tmp_path))
 
 
 @pytest.mark.slow

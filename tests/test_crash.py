@@ -184,7 +184,8 @@ def _lost_names(ops: Sequence[Op]) -> set[int]:
         if kind == "sync":
             open_.pop(path, None)
         elif kind in ("move", "remove"):
-            open_.setdefault(str(Path(more[0] if more else path).parent), []).append(number)
+            parent = str(Path(more[0] if more else path).parent)
+            open_.setdefault(parent, []).append(number)
     return {number for numbers in open_.values() for number in numbers}
 
 
@@ -256,7 +257,8 @@ def check(what: str, at: Path, twin: Twin, *, least: int) -> None:
     assert not usable.invalid or usable.path is not None, f"{what}: {usable.invalid}"
     if usable.path is not None:
         rows = Metrics(this.run_dir / "metrics.jsonl")
-        rows.put_back((usable.path / "metrics.jsonl").read_bytes(), source="it")
+        content = (usable.path / "metrics.jsonl").read_bytes()
+        rows.put_back(content, source="it")
         losses = [
             row["train/loss"] for row in rows_of(twin.this.run_dir) if row["step"] < usable.step
         ]
@@ -312,7 +314,8 @@ def test_a_save_that_is_not_synced_would_be_found_out(
     invalid = 0
     for _, tree in states(made, 25):
         put(tree, tmp_path / "state")
-        invalid += len(checkpoint.find(planned(tmp_path / "state").run_dir / "checkpoints").invalid)
+        run_dir = planned(tmp_path / "state").run_dir
+        invalid += len(checkpoint.find(run_dir / "checkpoints").invalid)
     assert invalid > 2
 
 
@@ -366,9 +369,8 @@ class Life(RuleBasedStateMachine):
 
     def files(self) -> list[Path]:
         """What damage may meet. `train.log` is for people: no reader of a record reads it."""
-        there = [
-            path for path in sorted(self.out.rglob("*")) if path.is_file() and not path.is_symlink()
-        ]
+        paths = sorted(self.out.rglob("*"))
+        there = [path for path in paths if path.is_file() and not path.is_symlink()]
         return [path for path in there if path.name != "train.log" and ".lease" not in path.parts]
 
     def give(self, *codes: int, **how: Any) -> int:

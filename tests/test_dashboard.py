@@ -94,7 +94,8 @@ def test_a_grid_has_its_curves_by_arm_and_its_verdicts(grid: Path, tmp_path: Pat
         ("mean", "stddev")
     }
     assert [key.name for key in workspace.runset_settings.groupby] == ["arm", "arm_id"]
-    ids = [run.name.rpartition("-")[2] for run in (tmp_path / "runs").iterdir()]
+    paths = (tmp_path / "runs").iterdir()
+    ids = [run.name.rpartition("-")[2] for run in paths]
     for identity in ids:
         assert identity in str(workspace.runset_settings.filters)
     (gqa,) = [line for line in verdicts.markdown.splitlines() if line.startswith("| gqa | 3 |")]
@@ -134,7 +135,8 @@ def damaged(run: Path) -> str:
 
 
 def preempted(run: Path) -> str:
-    write_summary(run, {**json.loads((run / "summary.json").read_text()), "status": "preempted"})
+    content = json.loads((run / "summary.json").read_text())
+    write_summary(run, {**content, "status": "preempted"})
     return f"{run.name} (preempted"
 
 
@@ -253,7 +255,8 @@ def test_a_grid_of_two_keys_has_its_runs_as_lines_through_them(tmp_path: Path) -
                 cells.append({"identity": run.name.rpartition("-")[2], "run": run.name})
     folder = tmp_path / "grids" / "two-keys"
     folder.mkdir(parents=True)
-    (folder / "grid.json").write_text(json.dumps({"name": folder.name, "cells": cells}))
+    content = {"name": folder.name, "cells": cells}
+    (folder / "grid.json").write_text(json.dumps(content))
     workspace, _ = read_back(written(str(folder), "--entity", "e", to=tmp_path / "made.json"))
     (lines,) = next(section.panels for section in workspace.sections if section.name == "By key")
     named = [column.metric.name for column in lines.columns]

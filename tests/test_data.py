@@ -72,7 +72,8 @@ def text(tmp_path):
 
     def call(files: dict[str, str], paths="", fraction: float = 0.3, cache: str = "cache"):
         for name, content in files.items():
-            (tmp_path / "t" / name).parent.mkdir(parents=True, exist_ok=True)
+            parent = (tmp_path / "t" / name).parent
+            parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / "t" / name).write_bytes(
                 content if isinstance(content, bytes) else content.encode()
             )
@@ -157,8 +158,10 @@ def test_racing_processes_all_succeed(stdlib, tmp_path):
 
 @pytest.mark.parametrize("name", ["manifest.json", "train_000000.bin"])
 def test_a_damaged_set_is_refused_with_the_remedy(tmp_path, name):
-    folder = Path(prepare(chain(), BYTES, cache_dir=tmp_path).train[0].path).parent
-    (folder / name).write_bytes((folder / name).read_bytes()[:-2] + b"\x01\x00")
+    train = prepare(chain(), BYTES, cache_dir=tmp_path).train
+    folder = Path(train[0].path).parent
+    content = (folder / name).read_bytes()[:-2]
+    (folder / name).write_bytes(content + b"\x01\x00")
     os.utime(folder / name, ns=(1, 1))
     with pytest.raises(ValueError, match=f"remove {folder} to have it made again"):
         prepare(chain(), BYTES, cache_dir=tmp_path)
@@ -261,7 +264,8 @@ def test_a_text_is_on_one_side_whatever_it_is_called_and_however_often_it_is_the
     val = documents([shard.path for shard in twice.val])
     train = documents([shard.path for shard in twice.train])
     assert not {*val} & {*train}
-    assert {*val} == {*documents([shard.path for shard in once.val])}
+    paths = [shard.path for shard in once.val]
+    assert {*val} == {*documents(paths)}
 
 
 def test_a_text_has_one_split_under_twelve_names(text):
@@ -295,7 +299,8 @@ def test_a_link_to_a_folder_among_texts_is_refused(text, tmp_path):
 
 @pytest.mark.parametrize("fraction", [1e-9, 1 - 1e-9])
 def test_both_splits_get_a_piece_at_any_fraction(text, fraction):
-    assert 1 in text({"a.txt": lines(5000, "a")}, fraction=fraction).source["documents"].values()
+    source = text({"a.txt": lines(5000, "a")}, fraction=fraction).source
+    assert 1 in source["documents"].values()
 
 
 NONE = "data.path must match at least one file"
@@ -330,7 +335,8 @@ def test_text_that_cannot_be_used_is_refused_and_leaves_no_half_made_set(
     (tmp_path / "t").mkdir()
     with pytest.raises(ValueError, match=rf"\A.*{words}.*\Z"):
         text(files, path)
-    assert not [path for path in (tmp_path / "cache").glob("corpora/*") if path.is_dir()]
+    paths = (tmp_path / "cache").glob("corpora/*")
+    assert not [path for path in paths if path.is_dir()]
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="needs ../shared")
@@ -343,13 +349,15 @@ def test_gpt2_text_decodes_to_the_same_text_as_bytes(text, tmp_path, monkeypatch
         Text(**COMMON, val_fraction=0.3, path=str(tmp_path / "t")), gpt2, cache_dir=tmp_path
     )
     decoded = gpt2.load(cache_dir=tmp_path).decode_bytes(map_tokens(as_gpt2.val[0].path).tolist())
-    assert decoded.split(b"<|endoftext|>")[1:] == documents([as_bytes.val[0].path])
+    words = decoded.split(b"<|endoftext|>")[1:]
+    assert words == documents([as_bytes.val[0].path])
 
 
 def test_long_text_fills_several_shards(text, monkeypatch):
     (single,) = text({"a.txt": lines(20_000, "a")}, cache="one").train
     monkeypatch.setattr(made, "SHARD_TOKENS", 50_000)
-    many = [map_tokens(shard.path) for shard in text({}, "a.txt", cache="many").train]
+    train = text({}, "a.txt", cache="many").train
+    many = [map_tokens(shard.path) for shard in train]
     assert len(many) > 1
     np.testing.assert_array_equal(np.concatenate(many), map_tokens(single.path))
 

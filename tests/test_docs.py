@@ -137,11 +137,8 @@ def _headings(page: Path) -> set[str]:
 
 
 def test_what_is_not_run_is_listed_with_what_tests_do_in_its_place() -> None:
-    rows = re.findall(
-        r"^\| ((?:is|needs|runs|sets) [^|]*?) \| (.*) \|$",
-        (ROOT / "docs" / "commands.md").read_text(),
-        re.MULTILINE,
-    )
+    text = (ROOT / "docs" / "commands.md").read_text()
+    rows = re.findall(r"^\| ((?:is|needs|runs|sets) [^|]*?) \| (.*) \|$", text, re.MULTILINE)
     assert dict(rows).keys() == {
         block.settings["not run"] for block in ALL if "not run" in block.settings
     }
@@ -162,7 +159,8 @@ def test_the_pages_have_the_flags_of_the_help(name: str) -> None:
 
 
 def test_the_tests_that_a_promise_names_are_there() -> None:
-    code = "".join(path.read_text() for path in sorted((ROOT / "tests").rglob("test_*.py")))
+    paths = sorted((ROOT / "tests").rglob("test_*.py"))
+    code = "".join(path.read_text() for path in paths)
     page = (ROOT / "docs" / "faults.md").read_text()
     names = set(re.findall(r"`(test_\w+)(?!\.py)\b", page))
     assert len(names) > 40
@@ -180,11 +178,8 @@ def test_readme_is_short_and_plain() -> None:
         text,
         flags=re.DOTALL | re.MULTILINE,
     )
-    sentences = [
-        len(sentence.split())
-        for sentence in re.split(r"[.:?!]\*{0,2}(?:\s|$)|\n\n|\n\* ", prose)
-        if sentence.split()
-    ]
+    words = re.split(r"[.:?!]\*{0,2}(?:\s|$)|\n\n|\n\* ", prose)
+    sentences = [len(sentence.split()) for sentence in words if sentence.split()]
     assert max(sentences) <= 35
     assert sum(sentences) / len(sentences) <= 25
 
@@ -292,7 +287,8 @@ def test_a_lab_gets_its_answers(tmp_path: Path) -> None:
     assert verdicts.keys() == {"gqa", "mqa"}
     assert {*verdicts.values()} <= {"better", "worse", "no difference shown"}
     # nine cells, and [x0]: two machines trained each cell once, and [] is flash at seed 0
-    assert len(json.loads((where / "runs.json").read_text())["runs"]) == 10
+    text = (where / "runs.json").read_text()
+    assert len(json.loads(text)["runs"]) == 10
     assert (where / "curve.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((where / "dashboard.json").read_text())
 
@@ -311,7 +307,8 @@ def test_a_program_gets_its_answers(tmp_path: Path) -> None:
     assert no["word"] == "not shown"
     assert (where / "failed.json").read_text() == ""
     assert [(arm["arm"], arm["word"]) for arm in race["verdicts"]] == [("slow", "worse")]
-    assert [arm["arm"] for arm in comparison["arms"]][:1] == [comparison["baseline"]]
+    arms = [arm["arm"] for arm in comparison["arms"]]
+    assert arms[:1] == [comparison["baseline"]]
     assert comparison["arms"][1]["difference"]["verdict"] == "no difference shown"
     assert api == ["flash", "gqa"]
 

@@ -201,7 +201,8 @@ def test_a_loaded_model_has_the_loss_that_was_validated(tmp_path: Path) -> None:
     run, model, _ = trained(plan.run_dir)
     dataset = prepare(run.data, run.tokenizer, cache_dir=cache_root(run.cache_dir))
     windows = val_windows(run, dataset.val)
-    loss = validate(model, windows, run=run, world=join(run.trainer.device))
+    world = join(run.trainer.device)
+    loss = validate(model, windows, run=run, world=world)
     assert loss == rows_of(plan.run_dir)[-1]["val/loss"]
 
 

@@ -158,13 +158,8 @@ def test_each_door_ends_as_ever_where_stdout_takes_ascii_alone(outputs: Path) ->
 def test_an_answer_that_a_full_disk_does_not_take_is_none(tmp_path: Path, words: list[str]) -> None:
     command = [sys.executable, "-m", "nocap.train", *words]
     with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            command,
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(REPO)},
-            stdout=full,
-            stderr=-1,
-        )
+        env = {**os.environ, "PYTHONPATH": str(REPO)}
+        done = subprocess.run(command, cwd=tmp_path, env=env, stdout=full, stderr=-1)
     assert done.returncode == 1
     assert done.stderr == b"nocap: [Errno 28] No space left on device\n"
 

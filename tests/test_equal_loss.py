@@ -58,6 +58,15 @@ def record(
     base = "nano-flash-gelu4x"
     arm = f"nano-{attention}-{mlp}" + (f"-{steps}" if steps != STEPS else "")
     name = f"nano-{attention}-{mlp}-s{seed}"
+    summary = {
+        "status": "finished",
+        "steps": steps,
+        "tokens": steps * 1024,
+        "val_loss": loss,
+        "token_us": pace,
+        "clock_s": {"train": 1.0},
+        "hardware": {"name": machine, "fingerprint": machine},
+    }
     return Record(
         folder=Path(f"{arm}-s{seed}"),
         identity=digest([arm, seed]),
@@ -72,15 +81,7 @@ def record(
             "options": {"attention": attention, "mlp": mlp},
             "attempts": [{"swept": ["attention", "mlp", "seed"]}],
         },
-        summary={
-            "status": "finished",
-            "steps": steps,
-            "tokens": steps * 1024,
-            "val_loss": loss,
-            "token_us": pace,
-            "clock_s": {"train": 1.0},
-            "hardware": {"name": machine, "fingerprint": machine},
-        },
+        summary=summary,
         curve=Curve(),
         length_of=base if steps != STEPS else None,
     )
@@ -151,16 +152,16 @@ def test_intervals_hold_the_planted_time(planted: float, seeds: int) -> None:
 def test_real_rows_have_the_figures_that_other_code_has() -> None:
     """Twelve seeds of swiglu and gqa: alone, and over the levels of the other key."""
     place = SHARED / "seed_noise"
+    lines = (place / "nano_attention_mlp_40_seeds.csv").read_text().splitlines()
     records = [
         record(row["attention"], row["mlp"], int(row["seed"]), float(row["val_loss"]))
-        for row in csv.DictReader(
-            (place / "nano_attention_mlp_40_seeds.csv").read_text().splitlines()
-        )
+        for row in csv.DictReader(lines)
         if int(row["seed"]) < 12
     ]
+    text = (place / "nano_baseline_lengths.csv").read_text()
     records += [
         record("flash", "gelu4x", int(row["seed"]), float(row["val_loss"]), steps=int(row["steps"]))
-        for row in csv.DictReader((place / "nano_baseline_lengths.csv").read_text().splitlines())
+        for row in csv.DictReader(text.splitlines())
     ]
     base = [
         each
@@ -204,12 +205,8 @@ def worth(ratio: Any) -> tuple[float, float, float]:
 def test_a_comparison_shows_it_by_arm_and_by_factor() -> None:
     comparison = grid()
     content = to_json(result_of(comparison))
-    assert [row["label"] for row in content["arms"]] == [
-        "flash gelu4x",
-        "flash swiglu",
-        "gqa gelu4x",
-        "gqa swiglu",
-    ]
+    labels = [row["label"] for row in content["arms"]]
+    assert labels == ["flash gelu4x", "flash swiglu", "gqa gelu4x", "gqa swiglu"]
     assert [(each["steps"], len(each["runs"])) for each in content["lengths"]] == [
         (105, 6),
         (210, 6),
@@ -224,7 +221,8 @@ def test_a_comparison_shows_it_by_arm_and_by_factor() -> None:
         for level in factor["levels"]
     }
     assert levels["gqa"]["ratio"]["low"] < 0.9 < levels["gqa"]["ratio"]["high"]
-    assert levels["gqa"]["ratio"]["high"] < at_equal_loss(comparison, "gqa gelu4x")["ratio"]["high"]
+    ratio = at_equal_loss(comparison, "gqa gelu4x")["ratio"]
+    assert levels["gqa"]["ratio"]["high"] < ratio["high"]
     shown = render(comparison)
     assert re.search(r"^attention=gqa .* 0\.\d+ \[0\.\d+, 0\.\d+\]$", shown, re.M)
     assert re.search(r"^found: .*attention=gqa.* of the time at equal loss", shown)
@@ -261,7 +259,8 @@ def test_lengths_that_were_swept_show_it_without_asking() -> None:
     swept = [replace(each, length_of=None) for arm in grid().lengths for each in arm.all]
     comparison = compare(Found(records=[*records, *swept]), baseline=records[0].identity)
     assert len(comparison.arms) == 6
-    assert [arm.config["trainer.steps"] for arm in comparison.lengths] == [105, 210]
+    trainer_steps = [arm.config["trainer.steps"] for arm in comparison.lengths]
+    assert trainer_steps == [105, 210]
     swiglu = next(row for row in comparison.arms if row.arm.config["mlp.kind"] == "swiglu")
     assert swiglu.equal_loss is not None
     assert swiglu.equal_loss.ratio is not None
@@ -346,10 +345,13 @@ def test_the_baseline_gets_whole_schedules_at_its_other_lengths(tmp_path: Path) 
     assert len(added) == 4
     runs = [cell.plan.run for cell in added]
     assert [(run.seed, run.trainer.steps) for run in runs] == [(0, 70), (0, 140), (1, 70), (1, 140)]
-    assert [run.schedule.warmup_steps for run in runs] == [6, 13, 6, 13]
-    assert [to_plain(run.schedule)["decay_steps"] for run in runs] == [21, 42, 21, 42]
+    warmup_steps = [run.schedule.warmup_steps for run in runs]
+    assert warmup_steps == [6, 13, 6, 13]
+    decay_steps = [to_plain(run.schedule)["decay_steps"] for run in runs]
+    assert decay_steps == [21, 42, 21, 42]
     assert {run.trainer.compile for run in runs} == {plain.cells[0].plan.run.trainer.compile}
-    assert {run.attention.kind for run in runs} == {plain.cells[0].plan.run.attention.kind}
+    kinds = {run.attention.kind for run in runs}
+    assert kinds == {plain.cells[0].plan.run.attention.kind}
     assert {cell.plan.asked.length_of for cell in added} == {plain.cells[0].plan.arm}
     for cell in added:
         assert f"trainer.steps={cell.plan.run.trainer.steps}" in cell.label
@@ -387,5 +389,6 @@ def test_a_grid_trains_them_and_tells_the_time_at_equal_loss(tmp_path: Path, her
     assert "the baseline's other lengths do not have 3 seeds or more of the table's" in done.out
     (folder,) = (tmp_path / "outputs" / "grids").iterdir()
     comparison = compare(load([folder]))
-    assert [arm.config["trainer.steps"] for arm in comparison.lengths] == [7, 14]
+    trainer_steps = [arm.config["trainer.steps"] for arm in comparison.lengths]
+    assert trainer_steps == [7, 14]
     assert [len(arm.runs) for arm in comparison.lengths] == [1, 1]

@@ -115,10 +115,8 @@ def test_a_file_says_what_it_is_and_no_place_of_this_machine(
     about = json.loads(metadata["run"])
     assert about["identity"] == name[-12:]
     assert about["step"] == 30
-    assert (
-        about["val_loss"]
-        == json.loads((undisturbed.run_dir / "summary.json").read_text())["val_loss"]
-    )
+    text = (undisturbed.run_dir / "summary.json").read_text()
+    assert about["val_loss"] == json.loads(text)["val_loss"]
     assert str(undisturbed.output_dir) not in str(metadata)  # nor places of this machine
 
 
@@ -178,7 +176,8 @@ def test_a_file_says_the_loss_of_its_own_checkpoint(tmp_path: Path) -> None:
     """A tiny run validates at 3, 6 and its end, 7, and keeps three checkpoints."""
     this = planned(tmp_path, "trainer.keep_steps=[4,6]")
     start(this)
-    rows = [json.loads(line) for line in (this.run_dir / "metrics.jsonl").read_text().splitlines()]
+    lines = (this.run_dir / "metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
     losses = {row["step"]: row["val/loss"] for row in rows if "val/loss" in row}
     for step in (7, 6, 4):
         about = export_of(this.run_dir, tmp_path / "model.safetensors")

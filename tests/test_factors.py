@@ -37,7 +37,8 @@ def judged(folder: Path, keys: str, losses: Losses, *words: str) -> Json:
         for place, of_place in losses.items()
         for seed, loss in enumerate(of_place)
     ]
-    (folder / "t.csv").write_text("\n".join([",".join([*names, "seed", "val_loss"]), *rows]) + "\n")
+    text = "\n".join([",".join([*names, "seed", "val_loss"]), *rows]) + "\n"
+    (folder / "t.csv").write_text(text)
     command = [
         str(folder / "t.csv"),
         "--columns",
@@ -71,9 +72,8 @@ def drawn(
 @pytest.mark.parametrize("n", SIZES)
 def test_two_arms_are_scipys(tmp_path: Path, n: int) -> None:
     losses = drawn(np.random.default_rng(n), "base idea", n=n)
-    (gap,) = [
-        arm["difference"] for arm in judged(tmp_path, "arm", losses)["arms"] if arm["difference"]
-    ]
+    arms = judged(tmp_path, "arm", losses)["arms"]
+    (gap,) = [arm["difference"] for arm in arms if arm["difference"]]
     exact = stats.ttest_rel(losses["idea",], losses["base",]).confidence_interval()
     assert gap["low"] == pytest.approx(exact.low, abs=1e-9)
     assert gap["high"] == pytest.approx(exact.high, abs=1e-9)
@@ -86,9 +86,11 @@ def test_two_arms_without_shared_seeds_are_scipys(tmp_path: Path, n: int) -> Non
     idea = rng.normal(3, 0.03, n + 1)
     rows = [f"base,{i},{loss!r}" for i, loss in enumerate(base.tolist())]
     rows += [f"idea,{i + 100},{loss!r}" for i, loss in enumerate(idea.tolist())]
-    (tmp_path / "t.csv").write_text("\n".join(["arm,seed,val_loss", *rows]) + "\n")
+    text = "\n".join(["arm,seed,val_loss", *rows]) + "\n"
+    (tmp_path / "t.csv").write_text(text)
     assert door.main([str(tmp_path / "t.csv"), "--json", str(tmp_path / "t.json")]) == 0
-    gap = json.loads((tmp_path / "t.json").read_text())["arms"][1]["difference"]
+    content = json.loads((tmp_path / "t.json").read_text())
+    gap = content["arms"][1]["difference"]
     exact = stats.ttest_ind(idea, base, equal_var=False).confidence_interval()
     assert gap["low"] == pytest.approx(exact.low, abs=1e-9)
     assert gap["high"] == pytest.approx(exact.high, abs=1e-9)
@@ -161,13 +163,12 @@ def test_a_gain_that_no_arm_shows_is_shown_by_factor(
     )
     content = judged(tmp_path, "attention+mlp+position", losses)
     attention, mlp, position = content["by_factor"]["factors"]
-    assert [level["difference"]["verdict"] for level in attention["levels"]] == [
-        "no difference shown"
-    ] * 2
-    assert [level["difference"]["verdict"] for level in mlp["levels"]] == ["better"]
-    assert [level["difference"]["verdict"] for level in position["levels"]] == [
-        "no difference shown"
-    ]
+    verdicts = [level["difference"]["verdict"] for level in attention["levels"]]
+    assert verdicts == ["no difference shown"] * 2
+    verdicts = [level["difference"]["verdict"] for level in mlp["levels"]]
+    assert verdicts == ["better"]
+    verdicts = [level["difference"]["verdict"] for level in position["levels"]]
+    assert verdicts == ["no difference shown"]
     flash = next(arm for arm in content["arms"] if arm["label"] == "flash swiglu rope")
     assert flash["difference"]["verdict"] == "no difference shown"
     out = capsys.readouterr().out
@@ -230,7 +231,8 @@ def grid(
     for place, seed in itertools.product(places, range(3)):
         made = {"loss": 3.3 + rng.normal(0, 0.001), **(about(place, seed) if about else {})}
         made.setdefault("config", {f"model.{key}": value for key, value in place.items()})
-        write_run(root, words="gpt2-" + "-".join(place.values()), seed=seed, **made)
+        words = "gpt2-" + "-".join(place.values())
+        write_run(root, words=words, seed=seed, **made)
     return root
 
 

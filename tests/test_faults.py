@@ -126,9 +126,8 @@ def test_01_kill_at_any_step(
     fault = f"kill@{','.join(map(str, kills))}:rank{ranks - 1}"
     done = door(*MEDIUM, *overrides, env=faulty(fault), timeout=300)
     assert done.code == 0, done.err
-    assert (
-        sorted(map(int, set(re.findall(r"ended with signal 9 at step (\d+)", done.err)))) == kills
-    )
+    matches = set(re.findall(r"ended with signal 9 at step (\d+)", done.err))
+    assert sorted(map(int, matches)) == kills
     assert state_of(the_run(tmp_path / "out")) == state_of(undisturbed.run_dir)
     assert summary_of(the_run(tmp_path / "out"))["attempts"] == len(kills) + 1
 
@@ -153,10 +152,8 @@ def test_02_kill_during_save(tmp_path: Path) -> None:
         outcomes.add((newest.step, any(root.glob(".step-*.tmp"))))
         save(step=12)
         delete(unfinished(root))  # as the next attempt does
-        assert [path.name for path in sorted(root.iterdir())] == [
-            name_of(newest.step or 0),
-            name_of(12),
-        ]
+        names = [path.name for path in sorted(root.iterdir())]
+        assert names == [name_of(newest.step or 0), name_of(12)]
     assert call > 12  # that many calls has a save
     assert outcomes >= {(4, True), (8, False)}
 
@@ -234,7 +231,8 @@ def test_05_only_valid_checkpoints_are_counted(tmp_path: Path) -> None:
     flip(tmp_path / name_of(4) / "model.safetensors")
     said = checkpoint.prune(tmp_path, keep=1)
     assert [line.partition("step-")[2][:8] for line in said] == ["00000004", "00000003"]
-    assert {path.name for path in tmp_path.iterdir()} == {name_of(step) for step in (2, 3, 4)}
+    names = {name_of(step) for step in (2, 3, 4)}
+    assert {path.name for path in tmp_path.iterdir()} == names
 
 
 def of_another_model(file: Path) -> None:
@@ -312,11 +310,11 @@ def test_07_disk_full_at_a_checkpoint(runs: tuple[Path, Path], tmp_path: Path) -
     limit = (this.run_dir / "checkpoints" / name_of(5) / "model.safetensors").stat().st_size - 1
     assert in_a_child(lambda: trained(tmp_path / "out", SEED, full_at=limit, log=print), told) == 1
     lines = [line for line in told.read_text().splitlines() if "not saved: " in line]
-    assert [re.findall(r"checkpoint of step (\d) ", line) for line in lines] == [["6"], ["7"]]
+    matches = [re.findall(r"checkpoint of step (\d) ", line) for line in lines]
+    assert matches == [["6"], ["7"]]
     assert "File too large" in lines[1]
-    assert [path.name for path in checkpoints(this.run_dir)] == [
-        name_of(5)
-    ]  # room for the second try
+    names = [path.name for path in checkpoints(this.run_dir)]
+    assert names == [name_of(5)]  # room for the second try
     assert checkpoint.find(this.run_dir / "checkpoints").invalid == []
     start(again(this))
     same_end(this, runs[0])
@@ -461,7 +459,8 @@ def test_12_non_finite_loss_on_one_rank(tmp_path: Path, door: Door, faulty: Faul
     assert summary["diverged"]["sequences"] == [5 * 4, 6 * 4]
     assert rows[-1]["step"] == 5
     assert rows[-1]["train/loss"] is None
-    assert [path.name for path in (tmp_path / "faults").glob("rank*")] == ["rank1-unchanged"]
+    paths = (tmp_path / "faults").glob("rank*")
+    assert [path.name for path in paths] == ["rank1-unchanged"]
 
 
 def test_12_diverged_run_stops_before_the_update_and_names_the_batch(
@@ -528,7 +527,8 @@ def test_13_spike_is_logged_not_skipped(tmp_path: Path, door: Door, faulty: Faul
     assert done.out.count("spike at step 40: loss ") == 2
     assert "'sequences': [160, 164]" in done.out
     assert summary_of(run_dir)["spikes"] == [40]
-    assert [row["step"] for row in rows_of(run_dir)] == [0, 12, 24, 36, 40, 48]
+    steps = [row["step"] for row in rows_of(run_dir)]
+    assert steps == [0, 12, 24, 36, 40, 48]
     assert (tmp_path / "faults" / "rank0-changed").exists()
 
 
@@ -648,7 +648,8 @@ def test_20_21_tracker_unreachable_and_rewound(
     run_dir = the_run(tmp_path / "out")
     assert state_of(run_dir) == state_of(undisturbed.run_dir)
     assert "nocap.runs sync " in str(summary_of(run_dir)["tracker"])
-    assert [row["step"] for row in history(run_dir)] == list(range(31))
+    steps = [row["step"] for row in history(run_dir)]
+    assert steps == list(range(31))
 
 
 # --- 23, 24: what somebody may have put there -----------------------------------------------------

@@ -86,9 +86,8 @@ def test_the_headline_names_the_level_that_was_shown_and_what_would_show_the_res
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rng = np.random.default_rng(3)
-    losses = drawn(
-        rng, "flash gqa", "gelu4x swiglu gelu3x", n=4, effects={"swiglu": -0.05, "gqa": 0.01}
-    )
+    effects = {"swiglu": -0.05, "gqa": 0.01}
+    losses = drawn(rng, "flash gqa", "gelu4x swiglu gelu3x", n=4, effects=effects)
     content = judged(tmp_path, "attention+mlp", losses)
     found = content["findings"]["found"]
     assert [each["name"] for each in found] == ["mlp=swiglu", "attention=gqa", "mlp=gelu3x"]
@@ -131,7 +130,8 @@ def test_arms_are_sorted_by_effect_after_the_baseline(tmp_path: Path) -> None:
         "best": [x - 0.2 for x in FLAT],
     }
     comparison = runs(tmp_path, losses)
-    assert [row.label for row in comparison.rows] == ["base", "best", "one", "worst"]
+    labels = [row.label for row in comparison.rows]
+    assert labels == ["base", "best", "one", "worst"]
     assert [row.label for row in comparison.arms] == [*losses]  # as JSON has them
 
 
@@ -148,10 +148,12 @@ def test_a_difference_that_is_not_shown_asks_for_the_seeds_that_would_show_it(
     assert found.seeds is not None
     assert 4 < found.seeds <= 16
     seeds = [*range(found.seeds)]
-    assert to_json(result_of(comparison))["findings"]["next"] == {"key": "seed", "values": seeds}
+    findings = to_json(result_of(comparison))["findings"]
+    assert findings["next"] == {"key": "seed", "values": seeds}
     line = f"next: the same command with seed={','.join(map(str, seeds))} (finished runs are kept)"
     assert render(comparison).endswith(line)
-    shown = " ".join(html.unescape(re.sub(r"<[^>]+>", " ", page.render(comparison))).split())
+    words = html.unescape(re.sub(r"<[^>]+>", " ", page.render(comparison))).split()
+    shown = " ".join(words)
     assert line in shown
     assert shown.startswith(headline(comparison))
     assert "Nothing is shown to be better than base." in shown
@@ -175,7 +177,8 @@ def test_what_four_times_the_seeds_would_not_show_asks_for_longer_runs(tmp_path:
 def test_what_is_equal_to_rounding_asks_for_nothing(tmp_path: Path) -> None:
     """As two kernels of one attention are."""
     same = [loss + 1e-7 * sign for loss, sign in zip(FLAT, (1, -1, -1, 1), strict=True)]
-    assert runs(tmp_path, {"base": FLAT, "same": same}).findings.next is None
+    findings = runs(tmp_path, {"base": FLAT, "same": same}).findings
+    assert findings.next is None
 
 
 def test_too_few_seeds_ask_for_four(tmp_path: Path) -> None:

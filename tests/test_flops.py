@@ -313,7 +313,8 @@ class Doubled(nn.Module):
     (tmp_path / "norm" / "other.yaml").write_text("kind: other\n")
     outside.use([tmp_path])
     basis = "not counted (norm=other: nocap_test::doubled has no formula)"
-    assert flops_per_token(compose([*NANO, "norm=other"]), vocab_size=70) == (None, basis)
+    run = compose([*NANO, "norm=other"])
+    assert flops_per_token(run, vocab_size=70) == (None, basis)
 
 
 def test_what_depends_on_the_numbers_is_not_counted_and_the_rest_is():

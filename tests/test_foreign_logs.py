@@ -40,7 +40,8 @@ def last(pattern: str, group: int = 1):
                 (arm,) = path.relative_to(folder).parts[:1]
                 seed = SEED.search(str(path.relative_to(folder)))
                 name = seed[1] if seed else f"{path.parent.name} {path.name}"
-                losses[arm, name] = float(re.findall(pattern, path.read_text(), re.MULTILINE)[-1])
+                matches = re.findall(pattern, path.read_text(), re.MULTILINE)
+                losses[arm, name] = float(matches[-1])
         return losses
 
     return read
@@ -63,7 +64,8 @@ def cells(name, *, arm, run):
 def state(folder: Path) -> Losses:
     losses = {}
     for path in folder.rglob("trainer_state.json"):
-        rows = [row for row in json.loads(path.read_text())["log_history"] if "eval_loss" in row]
+        log_history = json.loads(path.read_text())["log_history"]
+        rows = [row for row in log_history if "eval_loss" in row]
         losses[path.parts[-3], path.parts[-2].removeprefix("seed")] = rows[-1]["eval_loss"]
     return losses
 
@@ -102,7 +104,8 @@ def of_tag(folder: Path) -> Losses:
 
 
 def hparams(path, row):
-    return (path.parent / "hparams.yaml").read_text().split("seed: ")[1].split()[0]
+    text = (path.parent / "hparams.yaml").read_text()
+    return text.split("seed: ")[1].split()[0]
 
 
 def panel(folder: Path) -> Losses:
@@ -114,7 +117,8 @@ def panel(folder: Path) -> Losses:
 def store(folder: Path) -> Losses:
     losses = {}
     for run in folder.glob("mlruns/*/*/params"):
-        loss = (run.parent / "metrics" / "val_loss").read_text().split()[-2]
+        text = (run.parent / "metrics" / "val_loss").read_text()
+        loss = text.split()[-2]
         width, seed = ((run / key).read_text() for key in ("width", "seed"))
         losses[f"width={width}", seed] = float(loss)
     return losses
@@ -265,14 +269,16 @@ def test_two_runs_in_a_file_are_two(tmp_path):
         ("idea", 2.1975),
         ("idea", 2.2105),
     ]
-    assert {run.seed for run in found.records} == {-1, -2, -3, -4}
+    seeds = {run.seed for run in found.records}
+    assert seeds == {-1, -2, -3, -4}
 
 
 @needs_samples
 @pytest.mark.parametrize("name", ["nan", "nanempty", "jsonl_nan", "jsonl_null"])
 def test_an_arm_that_diverged_never_wins(name):
     """Whether its NaN is a NaN, null or an empty cell, and whichever arm is the baseline."""
-    assert words(judged(VARIANTS / name))[0]["idea"][0] == "diverged (3 of 3 seeds)"
+    idea = words(judged(VARIANTS / name))[0]["idea"]
+    assert idea[0] == "diverged (3 of 3 seeds)"
     turned = compare(logs.load([str(VARIANTS / name)]), baseline="idea")
     assert words(turned)[0]["base"][0] == "diverged (3 of 3 seeds of idea)"
 
@@ -298,7 +304,8 @@ def test_a_board_s_records_are_told_apart(capsys):
     found = logs.load([str(board)], columns=columns_of("arm=record"))
     rows = list(csv.DictReader(io.StringIO(board.read_text())))
     assert len(found.records) == len(rows)
-    assert {run.arm for run in found.records} == {row["record"] for row in rows}
+    records = {row["record"] for row in rows}
+    assert {run.arm for run in found.records} == records
 
 
 @needs_samples
@@ -323,7 +330,8 @@ def test_only_a_score_that_all_runs_have_is_compared(tmp_path):
         copy = tmp_path / path.parent.name / path.name
         copy.parent.mkdir(exist_ok=True)
         lines = path.read_text().splitlines(keepends=True)
-        copy.write_text("".join(lines[:-1] if number == 0 else lines))
+        text = "".join(lines[:-1] if number == 0 else lines)
+        copy.write_text(text)
     found = logs.load([str(tmp_path)])
     assert "compared: final_int6_roundtrip" in found.problems[0]
     assert "not all have final_int6_sliding_window" in found.problems[0]
@@ -343,7 +351,8 @@ def curve(path, loss, *, steps=200, every=50, **cells):
         [step, f"{loss + (steps - step) / 100:.4f}", *cells.values()]
         for step in range(0, steps + 1, every)
     ]
-    path.write_text("".join(",".join(map(str, row)) + "\n" for row in [names, *rows]))
+    text = "".join(",".join(map(str, row)) + "\n" for row in [names, *rows])
+    path.write_text(text)
 
 
 def crossed(root, template, *, seeds=(0, 1, 2)):
@@ -435,7 +444,8 @@ def test_names_that_differ_by_a_number_alone_are_refused_with_the_flag(tmp_path,
     assert "may name 3 arms, or runs of one arm, which is the guess" in said
     assert "--names '{arm}/{seed}'" in said
     names = template.format(seed="{seed}").rpartition(".")[0]
-    assert {run.seed for run in logs.load([str(tmp_path)], names=names).records} <= {0, 1, 2}
+    records = logs.load([str(tmp_path)], names=names).records
+    assert {run.seed for run in records} <= {0, 1, 2}
     apart = logs.load([str(tmp_path)], names=names.replace("{seed}", "{arm}"))
     assert len({run.arm for run in apart.records}) == 3
 
@@ -532,8 +542,10 @@ def test_a_program_that_printed_twice_into_a_file_made_two_runs(tmp_path, capsys
     path.parent.mkdir()
     path.write_text(whole + whole.replace("2.0000", "2.1000"))
     assert "arm base, seed 0 has two runs with other losses" in refusal([tmp_path], capsys)
-    path.write_text("".join(whole.splitlines(keepends=True)[:2]) + whole)
-    statuses = [run.status for run in logs.load([str(tmp_path)]).records]
+    lines = whole.splitlines(keepends=True)[:2]
+    path.write_text("".join(lines) + whole)
+    records = logs.load([str(tmp_path)]).records
+    statuses = [run.status for run in records]
     assert statuses == ["unfinished: 100 of 200 steps, as others of its arm have", "finished"]
 
 
@@ -554,13 +566,12 @@ def test_a_run_short_of_its_own_total_is_unfinished(tmp_path, capsys):
         for arm, end in (("base", 250), ("idea", 100)):
             path = tmp_path / arm / f"seed{seed}.txt"
             path.parent.mkdir(exist_ok=True)
-            path.write_text(
-                "".join(
-                    f"step:{step}/250 val_loss:{4 - step / 250 + seed / 100:.4f} "
-                    f"train_time:{step}ms step_avg:1.00ms\n"
-                    for step in range(0, end + 1, 50)
-                )
+            text = "".join(
+                f"step:{step}/250 val_loss:{4 - step / 250 + seed / 100:.4f} "
+                f"train_time:{step}ms step_avg:1.00ms\n"
+                for step in range(0, end + 1, 50)
             )
+            path.write_text(text)
     assert door.main([str(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert "found: one arm" in said
@@ -602,13 +613,15 @@ def test_calls_of_log_are_no_steps(tmp_path):
                 rows.append(f"{call},{call},1.5,{loss},{step}\n")
             path.write_text(f",_step,_timestamp,eval/loss,train/global_step\n{''.join(rows)}")
     found = logs.load([str(tmp_path / "calls")])
-    assert {tuple(run.curve.step) for run in found.records} == {(0, 50, 100, 150, 200)}
+    steps = {tuple(run.curve.step) for run in found.records}
+    assert steps == {(0, 50, 100, 150, 200)}
     own = tmp_path / "own.csv"
     own.write_text(",_step,_timestamp,val/loss\n0,0,1.5,4\n1,50,1.5,3.5\n2,100,1.5,3\n")
     assert the_run(own).curve.step == [0, 50, 100]
     own.write_text(",_step,_timestamp,val/loss\n0,0,1.5,4\n1,1,1.5,3.5\n2,2,1.5,3\n")
     assert the_run(own).curve.step == []
-    assert the_run(own, columns=columns_of("step=_step")).curve.step == [0, 1, 2]
+    run_dir = the_run(own, columns=columns_of("step=_step"))
+    assert run_dir.curve.step == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -643,7 +656,8 @@ def test_wandb_s_table_counts_the_runs_that_finished(tmp_path):
     """Of both arms, the newest first; one crashed and was run again."""
     rows = ["idea-seed1,finished,2026-11-03,1,2.9", "idea-seed1,crashed,2026-11-02,1,3.9"]
     rows += ["base-seed1,finished,2026-11-01,1,3.0"]
-    (tmp_path / "t.csv").write_text("\n".join(["Name,State,Created,seed,val/loss", *rows]) + "\n")
+    text = "\n".join(["Name,State,Created,seed,val/loss", *rows]) + "\n"
+    (tmp_path / "t.csv").write_text(text)
     found = logs.load([str(tmp_path / "t.csv")])
     assert [(run.arm, run.status, run.val_loss) for run in found.records] == [
         ("base", "finished", 3.0),
@@ -725,9 +739,8 @@ def test_event_files_are_read_as_tensorboard_reads_them(tmp_path):
             tensor = TensorProto(dtype=1, float_val=[4 - step / 100])
             scalar = Summary.Value(tag="val/loss", tensor=tensor)
             words = Summary.Value(tag="note", tensor=TensorProto(dtype=7, string_val=[b"x"]))
-            written.append(
-                Event(wall_time=2, step=step, summary=Summary(value=[number, scalar, words]))
-            )
+            summary = Summary(value=[number, scalar, words])
+            written.append(Event(wall_time=2, step=step, summary=summary))
         for event in written:
             writer.write(event.SerializeToString())
     run = the_run(path)
@@ -835,7 +848,8 @@ def test_a_resumed_run_of_wandb_is_one(tmp_path):
     assert {(run.arm, run.seed, run.status) for run in found.records} == {
         (arm, seed, "finished") for arm in ("width=32", "width=64") for seed in range(3)
     }
-    assert {tuple(run.curve.step) for run in found.records} == {(0, 50, 100, 150, 200)}
+    steps = {tuple(run.curve.step) for run in found.records}
+    assert steps == {(0, 50, 100, 150, 200)}
     told, figures, _ = words(compare(found))
     assert told["width=64"][0] == "better"
     assert figures["width=64"][0] == pytest.approx(-0.047)
@@ -863,7 +877,8 @@ def final(path, loss):
 
 
 def told_arms(path, **options):
-    return {(run.arm, run.seed) for run in logs.load([str(path)], **options).records}
+    records = logs.load([str(path)], **options).records
+    return {(run.arm, run.seed) for run in records}
 
 
 def test_differently_named_logs_of_a_folder_are_never_averaged(tmp_path, capsys):
@@ -929,7 +944,8 @@ def test_a_dot_in_a_name_is_no_ending(tmp_path):
 def test_an_empty_cell_in_a_table_of_last_losses_is_a_divergence(tmp_path):
     rows = "".join(f"{arm},{seed},3.{seed}\n" for arm in ("base", "idea") for seed in (1, 2))
     path = table(tmp_path / "t.csv", f"arm,seed,val_loss\nbase,0,3\n{rows}idea,0,\n")
-    statuses = {(run.arm, run.seed): run.status for run in logs.load([str(path)]).records}
+    records = logs.load([str(path)]).records
+    statuses = {(run.arm, run.seed): run.status for run in records}
     assert statuses["idea", 0] == "diverged"
     assert statuses["idea", 1] == "finished"
     path = table(tmp_path / "states.csv", "arm,seed,state,val_loss\na,0,finished,3\na,1,running,\n")
@@ -1040,7 +1056,8 @@ def test_readers_lose_no_rows(tmp_path):
     losses = "{'eval_loss': '2.2', 'epoch': '1'}\n{'eval_loss': '2.1', 'epoch': '2'}\n"
     rows = "{'loss': '3', 'epoch': '0.5'}\n" + losses
     path = table(tmp_path / "p" / "a.log", f"{rows}{ends}{rows}")
-    assert {run.status for run in logs.load([str(path)]).records} == {"finished", "not finished"}
+    records = logs.load([str(path)]).records
+    assert {run.status for run in records} == {"finished", "not finished"}
 
 
 def test_an_unfinished_run_displaces_no_finished_one(tmp_path):
@@ -1048,7 +1065,8 @@ def test_an_unfinished_run_displaces_no_finished_one(tmp_path):
     for seed, state in enumerate(("crashed", "finished")):
         text = rows.replace("\n", f",{state}\n")
         table(tmp_path / f"a_s{seed}.csv", f"step,val_loss,state\n{text}")
-    assert {run.status for run in logs.load([str(tmp_path)]).records} == {"crashed", "finished"}
+    records = logs.load([str(tmp_path)]).records
+    assert {run.status for run in records} == {"crashed", "finished"}
 
 
 # --- refusals -------------------------------------------------------------------------------------
@@ -1074,9 +1092,8 @@ def test_each_line_of_the_page_s_table_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["sample_logs.py", "runs"])
     runpy.run_path(str(REPO / "docs" / "sample_logs.py"), run_name="__main__")
-    assert {path.name for path in (tmp_path / "runs").iterdir()} == {
-        name.partition("/")[2] for name in typed
-    }
+    names = {path.name for path in (tmp_path / "runs").iterdir()}
+    assert names == {name.partition("/")[2] for name in typed}
     for name in typed:
         assert door.main([name]) == 0
         said = capsys.readouterr().out

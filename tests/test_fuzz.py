@@ -77,7 +77,8 @@ def test_damage_is_mended_refused_or_left_out(bench):
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("number", range(1, 41))
 def test_damage_for_an_hour(bench, number, bounded_memory):
-    outcomes(bench, number=number, cases=int(os.environ.get("CASES", "500")))
+    cases = int(os.environ.get("CASES", "500"))
+    outcomes(bench, number=number, cases=cases)
 
 
 @pytest.mark.slow
@@ -113,9 +114,8 @@ def test_a_cell_without_a_record_is_named(copied):
     lost, damaged = sorted(RUNS["grid"])
     (grid,) = Path("outputs/grids").iterdir()
     shutil.rmtree(Path("outputs/runs") / lost)
-    assert any(
-        "1 cell without a record" in line and lost in line for line in api.compare(grid)["problems"]
-    )
+    problems = api.compare(grid)["problems"]
+    assert any("1 cell without a record" in line and lost in line for line in problems)
     (Path("outputs/runs") / damaged / "manifest.json").write_text("{")
     assert damaged in refusal(lambda: compare.main([str(grid)]))
     shutil.rmtree(Path("outputs/runs") / damaged)
@@ -128,8 +128,10 @@ def test_a_cell_without_a_record_is_named(copied):
 def test_a_cell_that_is_no_more_in_its_grid_is_missed(copied):
     (file,) = Path("outputs/grids").glob("*/grid.json")
     content = json.loads(file.read_text())
-    file.write_text(json.dumps({**content, "cells": content["cells"][:1]}))
-    assert any("lists other cells" in line for line in api.compare(file.parent)["problems"])
+    text = json.dumps({**content, "cells": content["cells"][:1]})
+    file.write_text(text)
+    problems = api.compare(file.parent)["problems"]
+    assert any("lists other cells" in line for line in problems)
 
 
 @runs
@@ -168,14 +170,16 @@ def test_a_forged_state_is_refused_by_name(copied):
         content["optimizer"]["groups"] = [{"a": 1}]
         state.write_text(json.dumps(content))
         digest = hashlib.sha256(state.read_bytes()).hexdigest()
-        sums.write_text(json.dumps({**json.loads(sums.read_text()), state.name: digest}))
+        text = json.dumps({**json.loads(sums.read_text()), state.name: digest})
+        sums.write_text(text)
     assert f"{copied['half'].name}/checkpoints/step-" in refusal(lambda: train(*HALF))
 
 
 def test_results_of_another_form_are_refused_by_name(tmp_path):
     results = tmp_path / "study" / "results.cpu.x.json"
     results.parent.mkdir()
-    results.write_text(json.dumps({"kind": "study", "schema_version": 1, "claims": [], "arms": 5}))
+    content = {"kind": "study", "schema_version": 1, "claims": [], "arms": 5}
+    results.write_text(json.dumps(content))
     alone = refusal(lambda: study.main(["--board", str(tmp_path)]))
     assert f"{results} must have its study beside it, study.yaml, got none" in alone
     shutil.copy(REPO / "experiments" / "norms" / "study.yaml", results.parent)

@@ -95,7 +95,8 @@ def test_nor_at_any_door(ask: Any, tmp_path: Path) -> None:  # noqa: F811
     refused(ask("study", *flags, str(folder), "--plan"))
     assert ask("compare", *flags, "outputs")[0] == 2
     assert ask("generate", *flags, "run=nothing")[0] == 2
-    assert {path.name for path in tmp_path.iterdir()} <= {"evil", "study", "cache"}
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names <= {"evil", "study", "cache"}
 
 
 @pytest.mark.parametrize(

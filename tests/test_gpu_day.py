@@ -55,15 +55,12 @@ def test_all_steps_take_35_minutes_and_the_readmes_commands_ten(day: ModuleType)
     limits = {name: step.limit_s for name, step in day.STEPS.items()}
     assert sum(limits.values()) <= 35 * 60
     text = (FOLDER / "README.md").read_text()
-    commands = [
-        re.split(r" --", line)[0].split()
-        for line in re.findall(r"^python experiments/gpu_day/day\.py (.*)", text, re.M)
-    ]
+    matches = re.findall(r"^python experiments/gpu_day/day\.py (.*)", text, re.M)
+    commands = [re.split(r" --", line)[0].split() for line in matches]
     assert [name for command in commands for name in command] == list(limits)
     assert max(sum(limits[name] for name in command) for command in commands) <= 9 * 60
-    assert re.findall(r"^\| `(\w+)` \| (\d+) s", text, re.M) == [
-        (name, str(limit)) for name, limit in limits.items()
-    ]
+    matches = re.findall(r"^\| `(\w+)` \| (\d+) s", text, re.M)
+    assert matches == [(name, str(limit)) for name, limit in limits.items()]
 
 
 def test_what_a_step_leaves_outlives_the_next_ones_failure(
@@ -99,7 +96,8 @@ def test_what_a_step_leaves_outlives_the_next_ones_failure(
         ["absent", None, None, "no folder was named", []],
         ["other", 0, "other.json", "done", ["done"]],
     ]
-    assert json.loads((tmp_path / "good.json").read_text()) == {"a": 1}
+    text = (tmp_path / "good.json").read_text()
+    assert json.loads(text) == {"a": 1}
     assert "long       too long" in capsys.readouterr().out
     # a second call for what has not gone well
     monkeypatch.setattr(day, "STEPS", steps | {"bad": step(day, writes({"a": 3}))})
@@ -147,9 +145,8 @@ def judged(tmp_path: Path, *sessions: dict[str, Any]) -> tuple[int, str, str]:
     for path, content in zip(paths, sessions, strict=True):
         path.write_text(json.dumps(content))
     words = [sys.executable, str(FOLDER / "sessions.py"), *map(str, paths)]
-    done = subprocess.run(
-        words, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(REPO)}
-    )
+    env = {**os.environ, "PYTHONPATH": str(REPO)}
+    done = subprocess.run(words, capture_output=True, text=True, env=env)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -244,9 +241,8 @@ def test_the_arms_of_the_bench_compose(
 
 def test_a_day_that_is_stopped_takes_its_step_with_it(tmp_path: Path) -> None:
     words = ["options", "--device", "cpu", "--small", "--out", str(tmp_path)]
-    running = subprocess.Popen(
-        [sys.executable, str(FOLDER / "day.py"), *words], stdout=subprocess.DEVNULL
-    )
+    command = [sys.executable, str(FOLDER / "day.py"), *words]
+    running = subprocess.Popen(command, stdout=subprocess.DEVNULL)
 
     def steps() -> list[psutil.Process]:
         return [
@@ -286,15 +282,10 @@ def test_a_day_that_is_stopped_while_its_step_starts_takes_it_with_it(tmp_path: 
         "--out",
         str(tmp_path),
     ]
-    done = subprocess.run(
-        [sys.executable, "-c", STOPPED_AT_START, *words],
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=60,
-    )
+    command = [sys.executable, "-c", STOPPED_AT_START, *words]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60)
     assert done.returncode == 143
-    started = [
-        int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("step ")
-    ]
+    lines = done.stdout.splitlines()
+    started = [int(line.split()[1]) for line in lines if line.startswith("step ")]
     assert len(started) == 1
     assert not psutil.pid_exists(started[0])

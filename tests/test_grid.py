@@ -41,9 +41,8 @@ def test_every_arm_of_a_seed_comes_before_the_next_seed(tmp_path):
         *(f"{arm} seed={seed}" for arm in arms for seed in (1, 0)),
         swept=("attention", "mlp", "seed"),
     )
-    assert [cell.label for cell in grid.cells] == [
-        f"{arm} seed={seed}" for seed in (1, 0) for arm in arms
-    ]
+    labels = [cell.label for cell in grid.cells]
+    assert labels == [f"{arm} seed={seed}" for seed in (1, 0) for arm in arms]
     assert not list(tmp_path.iterdir())
 
 
@@ -75,7 +74,8 @@ def test_the_first_cell_decides_the_compilation_for_all(tmp_path, monkeypatch):
     ]
     assert composed(second).run.trainer.compile.value == "regional"
     grid = check([first, second], swept=("model",), compose=composed, log=print)
-    assert [cell.plan.run.trainer.compile.value for cell in grid.cells] == ["off", "off"]
+    values = [cell.plan.run.trainer.compile.value for cell in grid.cells]
+    assert values == ["off", "off"]
     again = [composed(cell.overrides).run for cell in grid.cells]  # as a job of its own composes it
     assert again == [cell.plan.run for cell in grid.cells]
 
@@ -97,11 +97,13 @@ def test_what_is_refused_is_left_out_and_named_and_the_rest_is_the_same_grid(tmp
     arms = [f"model.n_head={heads} attention.n_kv_heads={kv}" for heads, kv in shapes]
     typed = [f"{arm} seed={seed}" for arm in arms for seed in (0, 1)]
     expected = checked(tmp_path, *typed, swept=("model.n_head", "attention.n_kv_heads", "seed"))
-    assert [cell.label for cell in seen[0].cells] == [cell.label for cell in expected.cells]
+    labels = [cell.label for cell in seen[0].cells]
+    assert labels == [cell.label for cell in expected.cells]
     assert seen[0].folder == expected.folder
     assert [(each.cells, each.reason) for each in seen[0].left_out] == [(2, MISFIT)]
     seen[0].write()
-    (row,) = json.loads((seen[0].folder / "grid.json").read_text())["left_out"]
+    text = (seen[0].folder / "grid.json").read_text()
+    (row,) = json.loads(text)["left_out"]
     assert row["arm"] == "model.n_head=2 attention.n_kv_heads=4"
 
 
@@ -229,7 +231,8 @@ def test_what_is_swept_goes_in_pairs_with_every_seed(tmp_path):
         f"output_dir={tmp_path}",
     ]
     assert multirun(words, zipped=True, look=lambda grid: grids.append(grid) or "") == 0
-    assert [cell.label for cell in grids[0].cells] == [
+    labels = [cell.label for cell in grids[0].cells]
+    assert labels == [
         f"seed={seed} {arm}"
         for seed in (0, 1)
         for arm in ("attention=flash optimizer.lr=0.1", "attention=gqa optimizer.lr=0.2")
@@ -254,17 +257,17 @@ def test_grid_trains_its_cells_by_seed_and_ends_with_the_comparison(small_grid):
     for text in ("4 finished; 4 trained now", "2 arms from 4 runs", command):
         assert text in printed
     assert "\x1b" not in printed
-    assert sorted(path.name for path in folder.iterdir()) == ["grid.json", "report.html"]
+    names = sorted(path.name for path in folder.iterdir())
+    assert names == ["grid.json", "report.html"]
     assert "2 arms" in (folder / "report.html").read_text()
-    assert {summary["status"] for summary in summaries(small_grid.out).values()} == {"finished"}
+    statuses = {summary["status"] for summary in summaries(small_grid.out).values()}
+    assert statuses == {"finished"}
     for run_dir in small_grid.out.glob("runs/*"):  # one group of the tracker
         manifest = json.loads((run_dir / "manifest.json").read_text())
         assert manifest["attempts"][-1]["grid"] == folder.name
         assert manifest["attempts"][-1]["asked"]["seeds"] == [0, 1]
-        assert (
-            run_facts(to_plain(load(run_dir / "config.yaml")), run_dir, manifest).group
-            == folder.name
-        )
+        group = run_facts(to_plain(load(run_dir / "config.yaml")), run_dir, manifest).group
+        assert group == folder.name
         assert folder.name not in json.dumps(manifest["parts"])
         assert "val" in (run_dir / "train.log").read_text()
 
@@ -299,12 +302,14 @@ def test_a_clusters_job_knows_which_seeds_of_its_arm_were_asked_for(tmp_path):
     grid.write()
     jobs = [planned_cell(grid.folder, cell.plan.identity) for cell in grid.cells]
     assert [job.asked for job in jobs] == [cell.plan.asked for cell in grid.cells]
-    assert sorted({job.asked.seeds for job in jobs}) == [(0, 1), (5,)]
+    seeds = sorted({job.asked.seeds for job in jobs})
+    assert seeds == [(0, 1), (5,)]
     assert [job.asked.place for job in jobs] == [0, 0, 1]
 
 
 def test_finished_cells_are_skipped_whoever_ran_them(small_grid, here):
-    before = {path: path.read_bytes() for path in small_grid.out.glob("runs/*/*.json*")}
+    paths = small_grid.out.glob("runs/*/*.json*")
+    before = {path: path.read_bytes() for path in paths}
     done = here(
         *CELL, "--multirun", "seed=1,0", "attention=gqa,flash", f"output_dir={small_grid.out}"
     )
@@ -313,7 +318,8 @@ def test_finished_cells_are_skipped_whoever_ran_them(small_grid, here):
     assert trained(done.out) == []
     assert "4 finished; 0 trained now" in done.out
     assert "2 arms from 4 runs" in done.out
-    assert {path: path.read_bytes() for path in small_grid.out.glob("runs/*/*.json*")} == before
+    paths = small_grid.out.glob("runs/*/*.json*")
+    assert {path: path.read_bytes() for path in paths} == before
     assert len(list((small_grid.out / "grids").iterdir())) == 1
     single = here(*CELL, "attention=gqa", f"output_dir={small_grid.out}")
     assert single.code == 0
@@ -361,8 +367,10 @@ def test_two_processes_train_each_cell_once(tmp_path):
     both = [Background(out, *CELL, "seed=0,1") for _ in range(2)]
     ended = [each.end() for each in both]
     assert [(each.code, each.err) for each in ended] == [(0, "")] * 2
-    assert sorted(label for each in ended for label in trained(each.out)) == ["seed=0", "seed=1"]
-    assert [summary["attempts"] for summary in summaries(out).values()] == [1, 1]
+    labels = sorted(label for each in ended for label in trained(each.out))
+    assert labels == ["seed=0", "seed=1"]
+    attempts = [summary["attempts"] for summary in summaries(out).values()]
+    assert attempts == [1, 1]
     for each in ended:
         assert "2 finished" in each.out
     assert any(re.search(r"later +seed=\d  process \d+ on ", each.out) for each in ended)
@@ -400,7 +408,8 @@ def test_diverged_run_is_a_result(tmp_path, door, here):
         assert done.code == 0, done
         assert len(trained(done.out)) == started, done
         assert "nocap: diverged, which is its result: " in done.err
-    assert [summary["status"] for summary in summaries(tmp_path / "out").values()] == ["diverged"]
+    statuses = [summary["status"] for summary in summaries(tmp_path / "out").values()]
+    assert statuses == ["diverged"]
 
 
 @pytest.mark.slow
@@ -457,7 +466,8 @@ def test_a_killed_grid_ends_with_the_same_losses(tmp_path, here, door):
     done = door("--multirun", *TWO, f"output_dir={out}", timeout=600)
     assert done.code == 0
     assert done.err == ""
-    assert {summary["status"] for summary in summaries(out).values()} == {"finished"}
+    statuses = {summary["status"] for summary in summaries(out).values()}
+    assert statuses == {"finished"}
     assert len(records(out)) == 2
     assert records(out) == records(alone)
 

@@ -43,13 +43,14 @@ def composed(*words: str) -> Run:
 
 def trainee_of(run: Run, folder: Path) -> tuple[Job, Trainee]:
     data = prepare(run.data, run.tokenizer, cache_dir=cache_root(run.cache_dir))
+    world = join(run.trainer.device)
     job = Job(
         run=run,
         train_shards=data.train,
         val_shards=data.val,
         vocab_size=data.vocab_size,
         run_dir=folder,
-        world=join(run.trainer.device),
+        world=world,
         started=0.0,
     )
     return job, build(job)

@@ -64,7 +64,8 @@ def executed(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> dict[
         f"cache_dir={cache_dir}",
     )
     for words in ((), STACK):
-        job, _ = trainee_of(compose([*SMALL, *few, *words]), tmp_path_factory.mktemp("executed"))
+        run = compose([*SMALL, *few, *words])
+        job, _ = trainee_of(run, tmp_path_factory.mktemp("executed"))
         sys.settrace(look)
         try:
             train(job)

@@ -47,13 +47,14 @@ def size(
 
 def gain(least: Sequence[float], most: Sequence[float]) -> Gain:
     """Logarithms of the speedups of pairs."""
+    ends = (math.log(1.05), math.inf)
     return Gain(
         metric=METRICS["time_to_target_s"],
         scale=Scale.ratio,
         per=Per.session,
         least=least,
         most=most,
-        ends=(math.log(1.05), math.inf),
+        ends=ends,
     )
 
 

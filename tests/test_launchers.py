@@ -231,7 +231,8 @@ def test_a_command_leaves_its_jobs_to_slurm_and_later_reports(cluster, tmp_path,
     done = door("--multirun", *words, f"output_dir={out}", timeout=300)
     assert done.code == 0, done
     assert "2 finished" in done.out, done
-    assert {s["attempts"] for s in summaries(out).values()} == {1}
+    attempts = {s["attempts"] for s in summaries(out).values()}
+    assert attempts == {1}
     assert len(list(cluster.glob("submitted-*"))) == 1  # one array in all
 
 
@@ -262,7 +263,8 @@ def test_what_is_left_to_slurm_is_handed_over_however_it_ended_before(tmp_path, 
     if ended is not None:
         folder = planned(out, "seed=0").run_dir
         folder.mkdir(parents=True)
-        (folder / "summary.json").write_text(json.dumps({"status": ended, "error": "of before"}))
+        text = json.dumps({"status": ended, "error": "of before"})
+        (folder / "summary.json").write_text(text)
     done = here(*LEFT, f"output_dir={out}")
     assert done.code == 75
     assert done.err == ""

@@ -77,8 +77,9 @@ def test_closed_terminal(tmp_path: Path, before: tuple[str, ...], code: int) -> 
     out = tmp_path / "out"
     words = (*MEDIUM, "trainer.steps=150", "trainer.val_every=0")
     terminal, end = pty.openpty()
+    command = [*before, sys.executable, "-m", "nocap.train", *words, f"output_dir={out}"]
     process = subprocess.Popen(
-        [*before, sys.executable, "-m", "nocap.train", *words, f"output_dir={out}"],
+        command,
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(REPO), "TERM": "xterm"},
         stdin=end,
@@ -116,8 +117,9 @@ def test_a_pause_of_the_parent_is_no_hang(
     attempt = launch.Attempt.__new__(launch.Attempt)
     heartbeat = Heartbeat.create(tmp_path, ranks=2)
     worker = SimpleNamespace(send_signal=lambda number: killed.append(now))
+    plan = SimpleNamespace(run=SimpleNamespace(trainer=SimpleNamespace(hang_timeout_s=10.0)))
     vars(attempt).update(
-        plan=SimpleNamespace(run=SimpleNamespace(trainer=SimpleNamespace(hang_timeout_s=10.0))),
+        plan=plan,
         _workers=[worker],
         _lease=SimpleNamespace(lost=False),
         _heartbeat=heartbeat,
@@ -263,7 +265,8 @@ sys.meta_path.insert(0, Stall())
 
 def stalled(module: str, folder: Path) -> str:
     """Make a PYTHONPATH with which `python -m MODULE` never ends its imports, and says so."""
-    text = STALLS.replace("MODULE", repr(module)).replace("FOLDER", repr(str(folder)))
+    stalls = STALLS.replace("MODULE", repr(module))
+    text = stalls.replace("FOLDER", repr(str(folder)))
     (folder / "sitecustomize.py").write_text(text)
     return os.pathsep.join([str(folder), str(REPO)])
 

@@ -70,7 +70,8 @@ def test_the_row_has_the_mean_of_layers_and_micro_batches(tmp_path: Path) -> Non
     other = trainee_of(compose(words), tmp_path)[1]
     tokens = torch.from_numpy(trainee.train.read(range(2048 // job.run.model.seq_len))).long()
     (update,) = advance(job, trainee, 0)
-    assert update.logged == pytest.approx({"gate": gate_of(other.model, tokens)}, rel=1e-6)
+    gate = gate_of(other.model, tokens)
+    assert update.logged == pytest.approx({"gate": gate}, rel=1e-6)
 
 
 def trained(

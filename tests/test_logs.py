@@ -46,7 +46,8 @@ def jsonl(path, *, loss=3.0, steps=100, seconds=1.0, **facts):
         }
         for step in range(0, steps + 1, 20)
     ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    path.write_text(text)
     return path
 
 
@@ -83,9 +84,8 @@ def test_seeds_of_the_names_make_pairs(tmp_path):
     assert gap["n"] == 4
     assert gap["method"] == "pairs (Student)"
     assert gap["outcome"] == "better"
-    assert {run["imported"]["seed"] for run in to_json(result_of(comparison))["runs"]} == {
-        "file names"
-    }
+    runs = to_json(result_of(comparison))["runs"]
+    assert {run["imported"]["seed"] for run in runs} == {"file names"}
 
 
 def test_runs_without_seeds_are_two_samples(tmp_path):
@@ -98,10 +98,8 @@ def test_runs_without_seeds_are_two_samples(tmp_path):
 
 
 def test_no_difference_is_shown_where_there_is_none(tmp_path):
-    assert (
-        arms(compared(two_arms(tmp_path, gain=0.0)))["idea"]["difference"]["verdict"]
-        == "no difference shown"
-    )
+    idea = arms(compared(two_arms(tmp_path, gain=0.0)))["idea"]
+    assert idea["difference"]["verdict"] == "no difference shown"
 
 
 @pytest.mark.slow
@@ -315,11 +313,8 @@ def test_tables(tmp_path, table, columns, expected, said):
     }
     assert rows == expected
     assert said in "\n".join(comparison.problems)
-    assert not [
-        run
-        for run in to_json(result_of(comparison))["runs"]
-        if "go back" in said and run["train_s"]
-    ]
+    runs = to_json(result_of(comparison))["runs"]
+    assert not [run for run in runs if "go back" in said and run["train_s"]]
 
 
 def test_a_row_goes_on_with_what_was_said_before(tmp_path):
@@ -329,7 +324,8 @@ def test_a_row_goes_on_with_what_was_said_before(tmp_path):
         {"step": 1, "time_ms": 2500, "tokens": 64},
         {"step": 1, "val_loss": 3.5},
     ]
-    (tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    text = "\n".join(map(json.dumps, rows)) + "\n"
+    (tmp_path / "log.jsonl").write_text(text)
     columns = columns_of("train_s=time_ms/1000")
     (run,) = to_json(result_of(compared(tmp_path / "log.jsonl", columns=columns)))["runs"]
     assert run["seed"] == 7
@@ -451,7 +447,8 @@ def test_a_loss_below_zero_is_refused_with_how_to_turn_its_sign(tmp_path):
     ):
         compared(*paths, columns=columns_of("val_loss=nll_per_token"))
     turned = arms(compared(*paths, columns=columns_of("val_loss=nll_per_token/-1")))
-    assert [arm["val_loss"] for arm in turned.values()] == pytest.approx([2.999, 2.898])
+    losses = [arm["val_loss"] for arm in turned.values()]
+    assert losses == pytest.approx([2.999, 2.898])
     assert turned["idea"]["difference"]["outcome"] == "better"
 
 
@@ -477,9 +474,8 @@ def test_every_page_says_that_it_is_imported(tmp_path, capsys):
     content = json.loads(outs["json"].read_text())
     assert content["imported"] is True
     assert content["exploratory"] is True
-    rows = [
-        (row["arm"], row["seed"]) for row in csv.DictReader(outs["csv"].read_text().splitlines())
-    ]
+    lines = outs["csv"].read_text().splitlines()
+    rows = [(row["arm"], row["seed"]) for row in csv.DictReader(lines)]
     assert rows == [(arm, str(seed)) for arm in ("base", "idea") for seed in range(4)]
 
 
@@ -576,13 +572,16 @@ def test_losses_that_are_empty_from_a_row_on_diverged(tmp_path, empty):
     two_arms(tmp_path)
     for seed in range(3):
         path = tmp_path / "idea" / f"seed{seed}.jsonl"
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        lines = path.read_text().splitlines()
+        rows = [json.loads(line) for line in lines]
         for row in rows[3:]:
             row["val"]["loss"] = None
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        path.write_text(text)
     if empty == "cell":
         for path in tmp_path.glob("*/*.jsonl"):
-            rows = [json.loads(line) for line in path.read_text().splitlines()]
+            lines = path.read_text().splitlines()
+            rows = [json.loads(line) for line in lines]
             cells = [[row["iter"], "" if (x := row["val"]["loss"]) is None else x] for row in rows]
             table = "".join(f"{step},{loss}\n" for step, loss in cells)
             path.with_suffix(".csv").write_text("step,val_loss\n" + table)
@@ -609,7 +608,8 @@ def test_losses_in_some_rows_only_are_no_divergence(tmp_path, losses):
 def test_logs_that_were_cut_have_no_word(tmp_path):
     two_arms(tmp_path)
     for path in (tmp_path / "idea").glob("*.jsonl"):
-        path.write_text("".join(path.read_text().splitlines(keepends=True)[:4]))
+        lines = path.read_text().splitlines(keepends=True)
+        path.write_text("".join(lines[:4]))
     comparison = compared(tmp_path)
     assert arms(comparison)["idea"]["difference"]["verdict"] == "confounded (steps)"
     assert "(--allow steps)" in " ".join(comparison.problems)
@@ -636,7 +636,8 @@ def test_short_logs_of_equal_text_are_runs_of_their_own(tmp_path):
             path.write_text(f"step,val_loss\n50,4.5\n100,{loss}\n")
     comparison = compared(tmp_path)
     assert [arm["n"] for arm in arms(comparison).values()] == [4, 4]
-    assert arms(comparison)["idea"]["difference"]["mean"] == pytest.approx(-0.0975)
+    difference = arms(comparison)["idea"]["difference"]
+    assert difference["mean"] == pytest.approx(-0.0975)
     assert not [line for line in comparison.problems if "left out" in line]
 
 
@@ -728,7 +729,8 @@ def test_a_large_log_is_not_held_in_memory(tmp_path):
     with path.open("w") as file:
         for step in range(2000):
             loss = {"val_loss": 9 - step / 1e3} if step % 100 == 0 else {}
-            file.write(json.dumps({"step": step, **row, **loss}) + "\n")
+            content = {"step": step, **row, **loss}
+            file.write(json.dumps(content) + "\n")
     tracemalloc.start()
     loaded = logs.load([str(path)])
     _, peak = tracemalloc.get_traced_memory()
@@ -758,7 +760,8 @@ def test_a_format_of_one_s_own(tmp_path):
             (root / arm / f"seed{seed}.log").write_text(text)
     (root / "a" / "seed3.log").write_text("step 0 val loss five\n")
     comparison = compared(root, format=str(form))
-    assert arms(comparison)["b"]["difference"]["mean"] == pytest.approx(-1)
+    difference = arms(comparison)["b"]["difference"]
+    assert difference["mean"] == pytest.approx(-1)
     assert (
         comparison.not_compared[0][1] == "unreadable: line 1: val_loss must be a number, got 'five'"
     )
@@ -769,12 +772,9 @@ def test_a_format_of_one_s_own(tmp_path):
 
 
 def _child(code, tmp_path, **extra):
+    env = environment(tmp_path, **extra)
     done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env=environment(tmp_path, **extra),
-        capture_output=True,
-        text=True,
+        [sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -895,9 +895,8 @@ def test_wandb_s_server(monkeypatch):
         curve = content["runs"][0]["curve"]
         assert curve["step"] == [0, 10, 20]
         assert curve["val_loss"] == [4, 3.5, 3]
-        assert [entry["status"] for entry in content["not_compared"]] == ["crashed"] * (
-            len(labels) - 1
-        )
+        statuses = [entry["status"] for entry in content["not_compared"]]
+        assert statuses == ["crashed"] * (len(labels) - 1)
 
 
 def test_wandb_without_a_login_is_one_line(tmp_path):

@@ -50,7 +50,8 @@ def test_new_study_is_one_that_can_be_carried_out(
     """Arms composed, claims checked: what `--plan` does before anything runs."""
     folder = tmp_path / "heads"
     assert new.main(["study", "heads", "--dir", str(folder)]) == 0
-    assert capsys.readouterr().out.splitlines()[0] == str(folder / "study.yaml")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == str(folder / "study.yaml")
     plan = prepare(load(folder), "cpu", output_dir=str(tmp_path / "out"))
     assert [claim.id for claim in plan.study.claims] == ["heads.speed", "heads.params"]
 
@@ -121,7 +122,8 @@ def test_new_refuses_in_a_line_and_overwrites_nothing(
     assert said.count("\n") == 1
     assert said[: len(line)] == line
     assert there.read_text() == "mine"
-    assert sorted(tmp_path.rglob("*")) == [there.parent, there.parent / "study.yaml", there]
+    paths = sorted(tmp_path.rglob("*"))
+    assert paths == [there.parent, there.parent / "study.yaml", there]
 
 
 # --- nocap check ----------------------------------------------------------------------------------
@@ -314,7 +316,8 @@ def test_an_option_that_draws_is_told_to_say_so(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert check.main([str(written(tmp_path, "mlp", DROPPED)), "--only", "learns"]) == 1
-    (line,) = [row for row in capfd.readouterr().out.splitlines() if row.startswith("FAIL")]
+    lines = capfd.readouterr().out.splitlines()
+    (line,) = [row for row in lines if row.startswith("FAIL")]
     assert "mlp.kind=broken must compute the same again" in line
     assert "a class that is meant to says random = True" in line
 

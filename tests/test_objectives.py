@@ -74,7 +74,8 @@ def test_multi_token_fades(tmp_path: Path):
         "schedule=constant",
         "optimizer.lr=1e-30",
     )
-    parts = [update.parts for update in steps(composed("ideas=[multi_token]", *words), tmp_path)]
+    run = composed("ideas=[multi_token]", *words)
+    parts = [update.parts for update in steps(run, tmp_path)]
     # a loss at the start is much the same for each head and step
     shares = [part["multi_token"] / part["next_token"] for part in parts]
     assert shares == pytest.approx([0.75, 0.75 * 0.85, 0.75 * 0.7], rel=0.02)
@@ -96,7 +97,8 @@ def test_the_head_predicts_from_a_middle_layer_too():
 def test_the_entropy_of_the_predictions_is_rewarded():
     model = moved(composed("ideas=[entropy]", "ideas.entropy.weight=0.3"))
     p = model.logits(INPUTS).softmax(-1)
-    close(model(INPUTS, TARGETS).parts["entropy"], 0.3 * (p * p.log()).sum(-1).mean())
+    entropy = model(INPUTS, TARGETS).parts["entropy"]
+    close(entropy, 0.3 * (p * p.log()).sum(-1).mean())
 
 
 # --- untying
@@ -180,9 +182,8 @@ def test_a_teacher_is_known_by_its_weights_and_not_by_its_place(
     plans = [
         plan(distilled(str(path), f"output_dir={tmp_path}"), choices={}) for path in (teacher, copy)
     ]
-    sums.write_text(
-        sums.read_text().replace(json.loads(sums.read_text())["model.safetensors"], "0" * 64)
-    )
+    content = json.loads(sums.read_text())
+    sums.write_text(sums.read_text().replace(content["model.safetensors"], "0" * 64))
     plans.append(plan(distilled(str(copy), f"output_dir={tmp_path}"), choices={}))
     original, moved_away, changed = (each.identity for each in plans)
     assert original == moved_away != changed
@@ -320,7 +321,8 @@ def test_windows_are_arranged_by_score_and_the_worst_left_out():
     )
     mixed.arrange(scores, keep=1.0, noise=0.5, sequences=100)
     by_score = sorted(shuffled[:100], key=lambda window: scores[window])
-    ranks = [by_score.index(w) + shuffled.index(w) for w in order_of(mixed)[:100]]
+    order = order_of(mixed)[:100]
+    ranks = [by_score.index(w) + shuffled.index(w) for w in order]
     assert ranks == sorted(ranks)
 
 
@@ -345,12 +347,15 @@ def test_what_a_finished_run_finds_easy_first(teacher: str, tmp_path: Path):
         losses = [float(model(window[None, :-1], window[None, 1:]).total) for window in tokens]
     assert losses == pytest.approx(sorted(losses), abs=1e-4)
     assert losses[-1] - losses[0] > 0.01
-    assert order_of(first.train)[:192] == order_of(second.train)[:192]
+    order = order_of(first.train)[:192]
+    assert order == order_of(second.train)[:192]
     assert first.scores_s == first.scores_now_s == pytest.approx(second.scores_s, abs=0.5)
     assert second.scores_now_s < second.scores_s
-    seconds = Recorder(replace(job, teacher_s=5.0), first, clock_s={}, losses=[]).ledger.seconds()
+    ledger = Recorder(replace(job, teacher_s=5.0), first, clock_s={}, losses=[]).ledger
+    seconds = ledger.seconds()
     assert seconds["teacher"] == pytest.approx(5.0 + first.scores_s)
-    assert plan(run, choices={}).teachers["ideas.easy_first"].record["path"] == teacher
+    teachers = plan(run, choices={}).teachers
+    assert teachers["ideas.easy_first"].record["path"] == teacher
 
 
 # --- what is refused

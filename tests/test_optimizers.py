@@ -232,9 +232,8 @@ def test_each_step_is_the_papers(
     weights, grads, optimizer = stepped(kind, **keys)
     if kind == "schedule_free":
         with optimizer.option.validating([optimizer]):
-            weights.append(
-                [p.detach().clone() for p in optimizer.param_groups[0]["params"][: len(SHAPES)]]
-            )
+            params = optimizer.param_groups[0]["params"][: len(SHAPES)]
+            weights.append([p.detach().clone() for p in params])
     for i, p in enumerate(weights[0]):
         for taken, expected in zip(weights[1:], reference(p, [g[i] for g in grads]), strict=True):
             close(taken[i], expected)
@@ -265,7 +264,8 @@ def test_soap_with_products_in_bf16_steps_almost_the_same_way(monkeypatch: pytes
         moved.append(
             [after - before for before, after in zip(weights[1], weights[-1], strict=True)]
         )
-        assert {state["left_basis"].dtype for state in optimizer.state.values()} == {dtype}
+        dtypes = {state["left_basis"].dtype for state in optimizer.state.values()}
+        assert dtypes == {dtype}
     for exact, rounded in zip(*moved, strict=True):
         assert 0 < float((rounded - exact).norm() / exact.norm()) < 0.03
 
@@ -281,7 +281,8 @@ def test_clipping_leaves_out_what_changes_nothing_and_is_torchs_own(limit: float
     for ratio in (0.0, 0.5, 0.998, 0.9999, 1 - 1e-7, 1.0, 1.0001, 3.0):
         grads = [grad * (ratio * limit / nn.utils.get_total_norm(start)) for grad in start]
         results = []
-        for clips in (partial(clip, norm=nn.utils.get_total_norm(grads)), nn.utils.clip_grad_norm_):
+        norm = nn.utils.get_total_norm(grads)
+        for clips in (partial(clip, norm=norm), nn.utils.clip_grad_norm_):
             for p, grad in zip(ps, grads, strict=True):
                 p.grad = grad.clone()
             clips(ps, limit)
@@ -344,9 +345,10 @@ def test_muon_in_stacks_is_torchs_own_bit_for_bit(
             matrices[1].grad = None
             optimizer.step()
         weights.append([p.detach() for p in matrices])
-        states.append(
-            [optimizer.state[p]["momentum_buffer"] for p in matrices if p.grad is not None]
-        )
+        momentum_buffers = [
+            optimizer.state[p]["momentum_buffer"] for p in matrices if p.grad is not None
+        ]
+        states.append(momentum_buffers)
     assert all(map(torch.equal, *weights))
     assert all(map(torch.equal, *states))
 
@@ -507,7 +509,8 @@ def test_what_ideas_keep_around_the_step_is_counted():
     model = build_model(composed("ideas=[averaged_weights]"), vocab_size=V)
     kept = sum(4 * p.numel() for p in model.parameters())
     assert memory.n_bytes(model.kept_around()) == kept
-    assert memory.parts_mib((), (), model.kept_around())["optimizer"] * memory.MIB == kept
+    optimizer = memory.parts_mib((), (), model.kept_around())["optimizer"]
+    assert optimizer * memory.MIB == kept
 
 
 # --- what a run needs of each ---------------------------------------------------------------------

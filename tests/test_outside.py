@@ -65,9 +65,8 @@ def composed(folder: Path, *words: str) -> Run:
 
 def test_an_idea_is_one_short_file_and_one_yaml():
     for name in NAMES:
-        files = [
-            path for path in (STRANGERS / name).glob("*/*.*") if path.parent.name != "__pycache__"
-        ]
+        paths = (STRANGERS / name).glob("*/*.*")
+        files = [path for path in paths if path.parent.name != "__pycache__"]
         assert sorted(path.suffix for path in files) == [".py", ".yaml"]
         for path in files:
             assert len(path.read_text().splitlines()) <= 80
@@ -92,7 +91,8 @@ def test_all_train_at_once_resume_and_are_in_the_record(door: Door, tmp_path: Pa
     for name in NAMES:
         (group,) = [path.name for path in (STRANGERS / name).iterdir()]
         for file in (STRANGERS / name / group).glob("*.*"):
-            assert (run_dir / "options" / group / file.name).read_bytes() == file.read_bytes()
+            content = (run_dir / "options" / group / file.name).read_bytes()
+            assert content == file.read_bytes()
         options = [(row["group"], row["name"]) for row in manifest["outside"]]
         option = (group, name)
         assert option in options
@@ -415,12 +415,8 @@ def test_saving_files_while_a_grid_runs_stops_only_their_own_cells(door: Door, t
         )
     )
     words = (*SMALL, "trainer.steps=2", "--multirun", "attention=first,second", "seed=0,1")
-    done = door(
-        "--config-dir",
-        "mine",
-        *words,
-        env={"NOCAP_OUTSIDE": json.dumps({"use": 1, "folders": [], "files": []})},
-    )
+    text = json.dumps({"use": 1, "folders": [], "files": []})
+    done = door("--config-dir", "mine", *words, env={"NOCAP_OUTSIDE": text})
     assert done.code == 1
     assert len(re.findall(r"done +attention=first", done.out)) == 2
     changed = r"failed +attention=second .*second\.py must be what this command began with, sha256"
@@ -582,9 +578,8 @@ def test_the_record_names_all_that_an_option_imports_and_an_edit_makes_another_r
     own."""
     site = "site-packages"
     theirs = "site-packages/their_ideas"
-    law = {
-        path.suffix: path.read_text() for path in (STRANGERS / "power_law" / "schedule").glob("*.*")
-    }
+    paths = (STRANGERS / "power_law" / "schedule").glob("*.*")
+    law = {path.suffix: path.read_text() for path in paths}
     files = {
         "path/ours/__init__.py": "from . import first\nfrom .inner.deep import factor\n",
         "path/ours/first.py": "def f():\n    from .second import g\n",
@@ -626,7 +621,8 @@ def test_the_record_names_all_that_an_option_imports_and_an_edit_makes_another_r
         done = door(*asked, "schedule=power_law", env=path)
         assert done.code == 0, done.err
     first, second = (tmp_path / "mine-outputs" / "runs").iterdir()
-    assert rows_of(first)[-1]["val/loss"] != rows_of(second)[-1]["val/loss"]
+    losses = rows_of(first)[-1]["val/loss"]
+    assert losses != rows_of(second)[-1]["val/loss"]
     modules = manifest(first)["parts"]["source"]
     assert modules.pop("pinned-package") == "1.5"
     own = {name for name in modules if not name.startswith("nocap.") or "outside" in name}

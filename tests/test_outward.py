@@ -123,9 +123,8 @@ def record(folder: Path, planned: Plan) -> None:
     config = yaml.safe_load((folder / "config.yaml").read_text())
     assert config["data"]["kind"] == "synthetic"
     assert config["tracker"]["kind"] == "wandb"
-    cell = Cell(
-        overrides=tuple(f"tracker.tags=[{text}]" for text in TEXTS), label=TEXTS[0], plan=planned
-    )
+    overrides = tuple(f"tracker.tags=[{text}]" for text in TEXTS)
+    cell = Cell(overrides=overrides, label=TEXTS[0], plan=planned)
     Grid(name="g", folder=folder, swept=("seed",), cells=(cell,)).write()
     Metrics(folder / "metrics.jsonl").append({"step": 0, "note": TEXTS, "train/loss": 1.5})
     write_json(
@@ -188,7 +187,8 @@ def comparisons(folder: Path, planned: Plan) -> None:
     compare.main([str(folder.parent / "theirs"), *itertools.chain(*files.items())])
     runs.main(["why", *(str(run_dirs[i]) for i in (0, 5))])
     report.write(replace(made(1), problems=TEXTS), folder / "report.html")
-    print(Table(title="", columns=[Column(title="arm")], rows=[[text] for text in TEXTS]))
+    columns = [Column(title="arm")]
+    print(Table(title="", columns=columns, rows=[[text] for text in TEXTS]))
 
 
 @dataclass
@@ -243,7 +243,8 @@ def test_no_secret_reaches_a_file_or_a_screen(
 def test_what_is_no_secret_stays() -> None:
     """Names, digests, identities, paths, schemas, times: the repository's configurations and code,
     and some lines of its results."""
-    files = [*(REPO / "conf").rglob("*.yaml"), *(REPO / "nocap").rglob("*.py")]
+    paths = (REPO / "conf").rglob("*.yaml")
+    files = [*paths, *(REPO / "nocap").rglob("*.py")]
     results = {
         line
         for path in (REPO / "experiments").rglob("*.json")
@@ -272,7 +273,8 @@ PUBLIC = (
 
 
 def test_names_of_secret_variables() -> None:
-    assert [name for name in f"{SECRET} {PUBLIC}".split() if is_secret_name(name)] == SECRET.split()
+    names = [name for name in f"{SECRET} {PUBLIC}".split() if is_secret_name(name)]
+    assert names == SECRET.split()
 
 
 @pytest.mark.parametrize(
@@ -326,9 +328,8 @@ def hostile(root: Path, name: str, seed: int, evil: str = EVIL, **summary: Any) 
         "git": {"commit": evil, "diff_sha256": evil},
         "hardware": {"name": evil, "fingerprint": evil, "host": evil},
     }
-    (folder / "manifest.json").write_text(
-        json.dumps({**manifest, **more, "attempts": [{"started": evil}]})
-    )
+    content = {**manifest, **more, "attempts": [{"started": evil}]}
+    (folder / "manifest.json").write_text(json.dumps(content))
     outcome = {
         "status": "finished",
         "seed": seed,
@@ -337,9 +338,8 @@ def hostile(root: Path, name: str, seed: int, evil: str = EVIL, **summary: Any) 
         "tokens": 10,
     }
     outcome |= {"tokens_per_s": 5.0, "clock_s": {"train": 2.0}, "kernel": {"train": evil}}
-    (folder / "summary.json").write_text(
-        json.dumps({**outcome, "tracker": evil, "error": evil, **summary})
-    )
+    content = {**outcome, "tracker": evil, "error": evil, **summary}
+    (folder / "summary.json").write_text(json.dumps(content))
     rows = [
         {"step": step, "val/loss": 5.0 - step + seed / 100, evil: 1.0, "clock/train_s": float(step)}
         for step in range(3)

@@ -82,7 +82,8 @@ def case(record: Record) -> Record:
     if record.arm == "flash-gelu3x":
         return replace(record, name=f"{LONG}-{record.name}")
     if record.arm == "gqa-gelu4x":
-        curve = replace(record.curve, val_loss=[HUGE] * len(record.curve.step))
+        losses = [HUGE] * len(record.curve.step)
+        curve = replace(record.curve, val_loss=losses)
         return replace(with_summary(record, val_loss=HUGE, val_bpb=HUGE), curve=curve)
     if record.arm == "mha-gelu4x":
         ends = {
@@ -110,7 +111,8 @@ def crowd() -> Comparison:
         for seed in range(3):
             run = record_of("flash", "gelu4x", seed)
             shift = 0.0005 * i
-            curve = replace(run.curve, val_loss=[loss + shift for loss in run.curve.val_loss])
+            losses = [loss + shift for loss in run.curve.val_loss]
+            curve = replace(run.curve, val_loss=losses)
             config = {**run.config, "optimizer.lr": 0.001 * (i + 1)}
             run = replace(run, identity=f"{i}-{seed}", arm=f"arm-{i}", config=config, curve=curve)
             records.append(with_summary(run, val_loss=curve.val_loss[-1]))
@@ -150,7 +152,8 @@ def test_arrow_keys_read_a_chart_and_leave_it(opened: Callable[..., Tab], cases:
         tab.page.keyboard.press(key)
         said.append(tip.inner_text())
     assert said[0] != said[1]
-    assert said[1].split(",")[0] != said[2].split(",")[0]
+    words = said[1].split(",")
+    assert words[0] != said[2].split(",")[0]
     assert said[3] == said[1]
     assert said[4] == said[0]
     tab.page.keyboard.press("Escape")
@@ -265,7 +268,8 @@ def test_pages_of_a_race_and_of_studies_fit_and_break_no_rule(
     opened: Callable[..., Tab], tmp_path: Path, width: int
 ) -> None:
     raced = made_race(tmp_path, random.Random(3), gain=30.0, pairs=3)
-    (tmp_path / "race.html").write_text(answer.render(raced, raced.run()))
+    text = answer.render(raced, raced.run())
+    (tmp_path / "race.html").write_text(text)
     for path in (tmp_path / "race.html", REPO / "experiments" / "board.html"):
         tab = opened(path, width=width, last=None)
         assert tab.scrolls() <= width

@@ -73,9 +73,8 @@ def test_a_grids_plan_is_arithmetic_on_a_measured_step(
 def test_a_studys_plan_has_its_search_its_runs_and_its_shorter_schedules(tmp_path: Path) -> None:
     trials = [["optimizer.lr=1e-3"], ["optimizer.lr=2e-3"]]
     tune = {"seeds": [7], "trials": {"mha": trials, "mqa": trials}}
-    raced = study(
-        claims=[RACE, LOSS], scales=at(lengths=[0.25, 0.5]), tune=tune, seeds=list(range(6))
-    )
+    scales = at(lengths=[0.25, 0.5])
+    raced = study(claims=[RACE, LOSS], scales=scales, tune=tune, seeds=list(range(6)))
     plan = prepare(loaded(tmp_path / "made", raced), "cpu", output_dir=str(tmp_path / "out"))
     out = preview.render(plan).splitlines()
     # 2 × 2 trials, 2 × 3 runs, each at 2 lengths, too

@@ -148,12 +148,13 @@ def alike(root: Path, rng: np.random.Generator, *, lengths: bool = True) -> None
     steps."""
     for seed in range(4):
         for make, level in ((write_run, 3.3), (gelu3x, 3.32)):
+            speed = 1000 * math.exp(rng.normal(0, 0.02))
             make(
                 root,
                 seed=seed,
                 loss=level + rng.normal(0, 0.01),
                 config={"trainer.steps": 400},
-                speed=1000 * math.exp(rng.normal(0, 0.02)),
+                speed=speed,
             )
         for steps in (200, 800) if lengths else ():
             loss = 3.3 * (steps / 400) ** -0.1 + rng.normal(0, 0.01)
@@ -263,9 +264,8 @@ def test_plan_says_what_the_grid_can_show(here: Door) -> None:
     after = here("--multirun", "--plan", *grid, "norm=rmsnorm,layernorm")
     assert after.code == 0
     assert re.search(r"seeds +arm by arm +by factor, attention +by factor, norm", after.out)
-    rows = [
-        line.split() for line in after.out.splitlines() if re.match(r" +(3|6|12) +0\.\d+ ", line)
-    ]
+    lines = after.out.splitlines()
+    rows = [line.split() for line in lines if re.match(r" +(3|6|12) +0\.\d+ ", line)]
     assert [row[0] for row in rows] == ["3", "6", "12"]
     least = [float(row[1]) for row in rows]
     assert least == sorted(least, reverse=True)
@@ -276,11 +276,8 @@ def test_plan_says_what_the_grid_can_show(here: Door) -> None:
     assert re.search(
         r"^noise: \d+\.\d% of the time a token between two arms of one seed; ", after.out, re.M
     )
-    gains = [
-        line.split()
-        for line in after.out.splitlines()
-        if re.match(r" +(3|6|12) +(\d+\.\d%|–) ", line)
-    ]
+    lines = after.out.splitlines()
+    gains = [line.split() for line in lines if re.match(r" +(3|6|12) +(\d+\.\d%|–) ", line)]
     assert [row[0] for row in gains] == ["3", "6", "12"]
     for row in gains:
         assert len(row) == 4

@@ -50,7 +50,8 @@ def test_the_steps_of_a_gpu_day(tmp_path, pretended):
         ]
     statuses = {arm["label"]: arm["status"] for arm in results["options"]["arms"]}
     assert statuses["attention=flash"] == "measured"
-    assert [cell["trainer"]["cuda_graphs"] for cell in results["grid"]["cells"]] == [True] * 6
+    cuda_graphs = [cell["trainer"]["cuda_graphs"] for cell in results["grid"]["cells"]]
+    assert cuda_graphs == [True] * 6
 
 
 # --- the profile
@@ -372,10 +373,8 @@ def test_a_run_with_cuda_graphs_validates_in_fp32_and_goes_on_from_its_checkpoin
 ):
     done = pretended.python("-m", "nocap.train", *SHORT, "output_dir=one")
     assert done.code == 0, done.err
-    rows = [
-        json.loads(line)
-        for line in next((tmp_path / "one").glob("runs/*/metrics.jsonl")).read_text().splitlines()
-    ]
+    text = next((tmp_path / "one").glob("runs/*/metrics.jsonl")).read_text()
+    rows = [json.loads(line) for line in text.splitlines()]
     assert [row["step"] for row in rows] == list(range(7))
     saved = next((tmp_path / "one").glob("runs/*/checkpoints/step-*"))
     done = pretended.python(

@@ -159,9 +159,8 @@ def test_another_kernel_goes_to_its_bound_and_the_same_one_by_its_ratio():
     run, old = counted(*NANO, "attention=mha", vocab_size=257)
     _, flash = counted(*NANO, "attention=flash", vocab_size=257)
     ms = roofline.changed(old, flash, PEAK, dict.fromkeys(MODEL_PARTS, 1000.0))
-    assert ms["scores"] == pytest.approx(
-        flash.by_part()["scores"].bound_ms(PEAK) * microbatches(run)
-    )
+    scores = flash.by_part()["scores"]
+    assert ms["scores"] == pytest.approx(scores.bound_ms(PEAK) * microbatches(run))
     assert ms["rotary"] < 1000  # the fused kernel's output needs no copy to join its heads
     others = [ms[part] for part in MODEL_PARTS if part not in {"scores", "rotary"} | WHOLE]
     assert others == pytest.approx([1000.0] * 10)
@@ -169,10 +168,8 @@ def test_another_kernel_goes_to_its_bound_and_the_same_one_by_its_ratio():
         *NANO, "model.seq_len=512", "attention=sliding", "attention.window=64"
     )
     # the chunks' border is computed, and is not needed
-    border = (
-        window.by_part()["scores"].flops
-        - component_flops(swa_run, vocab_size=70)["scores"] * 2 * 512
-    )
+    scores = component_flops(swa_run, vocab_size=70)["scores"]
+    border = window.by_part()["scores"].flops - scores * 2 * 512
     assert border > 0
     products = sum(work.product_ms(PEAK) for work in window.work.values())
     assert window.product_ms(PEAK) == pytest.approx(products - border / 1e12 * 1e3)
@@ -209,9 +206,8 @@ def watched(model):
     with ranges.around(model), profiler(on_cuda=False) as prof, record_function(MARK + "step"):
         model(tokens, tokens).total.backward()
     assert [block.attention.f.mixer for block in model.blocks] == mixers
-    step_ms = (
-        next(e for e in prof.events() if e.name == MARK + "step").time_range.elapsed_us() / 1e3
-    )
+    time_range = next(e for e in prof.events() if e.name == MARK + "step").time_range
+    step_ms = time_range.elapsed_us() / 1e3
     return read(prof, ranges, on_cuda=False), ranges, step_ms
 
 
@@ -300,9 +296,10 @@ def test_attention_grows_as_promised(attention, expected, heads, lengths):
 
 def event(name, start, end, *, on="CPU", device_us=0.0, note=False):
     """An event as torch's profiler has it, microseconds from the trace's start."""
+    time_range = SimpleNamespace(start=start, end=end)
     return SimpleNamespace(
         name=name,
-        time_range=SimpleNamespace(start=start, end=end),
+        time_range=time_range,
         device_type=SimpleNamespace(name=on),
         self_device_time_total=device_us,
         is_user_annotation=note,
@@ -330,7 +327,8 @@ def made_trace():
 
 def test_the_gpus_busy_time_is_that_of_its_kernels_counted_once():
     assert busy_ms(made_trace()) == pytest.approx(0.030)
-    ms = read(made_trace(), Ranges(compose(list(NANO))), on_cuda=True)
+    run = compose(list(NANO))
+    ms = read(made_trace(), Ranges(run), on_cuda=True)
     expected = {("head", "forward"): 0.025, ("optimizer", "forward"): 0.010}
     assert {key: each for key, each in ms.items() if each} == pytest.approx(expected)
 
@@ -369,11 +367,8 @@ def profiled(tmp_path_factory):
     assert done.code == 0, done
     assert done.crash is None, done
     # trusted: whatever else runs beside the tests
-    return (
-        {**json.loads((folder / "new" / "p.json").read_text()), "trusted": True},
-        done.out,
-        folder,
-    )
+    content = json.loads((folder / "new" / "p.json").read_text())
+    return ({**content, "trusted": True}, done.out, folder)
 
 
 @pytest.mark.slow
@@ -393,7 +388,8 @@ def test_the_record_says_what_was_measured_and_on_what(profiled):
     # one rank
     assert parts.keys() == PARTS.keys() - WHOLE
     assert parts["reduction"]["ms"] == 0
-    assert {row["layer"] for row in record["layers"]} == {0, 1, 2, 3}
+    layers = {row["layer"] for row in record["layers"]}
+    assert layers == {0, 1, 2, 3}
     flops = sum(row["flops"] for row in parts.values())
     assert flops == pytest.approx(
         record["flops_per_token"] * record["config"]["trainer"]["batch_tokens"]
@@ -442,7 +438,8 @@ def test_the_door_measures_bounds(here, tmp_path):
     done = here(
         "model=nano", "attention=flash", "trainer.device=cpu", *flags, module="nocap.profile"
     )
-    table = json.loads((tmp_path / "p.json").read_text())["ceilings"]["table"]
+    text = (tmp_path / "p.json").read_text()
+    table = json.loads(text)["ceilings"]["table"]
     assert done.code == 0, done.err
     assert table == sorted(table, key=lambda row: -row["by_step"]), done.err
     options = {f"attention={path.stem}" for path in (conf_dir() / "attention").glob("*.yaml")}

@@ -177,10 +177,12 @@ def test_what_changed_is_told_with_the_largest_change_first(compared: Any) -> No
     done = compared(profile(), flash(), "--json", "d.json")
     assert done.code == 0, done
     assert done.crash is None, done
-    (difference,) = json.loads(Path("d.json").read_text())["differences"].values()
+    text = Path("d.json").read_text()
+    (difference,) = json.loads(text)["differences"].values()
     assert difference["of"] == "step"
     assert difference["ratio"] == pytest.approx(0.7)
-    assert [row["group"] for row in difference["groups"]] == ["attention", "head", "mlp"]
+    groups = [row["group"] for row in difference["groups"]]
+    assert groups == ["attention", "head", "mlp"]
     first, second, *unchanged = difference["rows"]
     # the kernels differ: their moments are compared together
     assert first["part"] == "scores"
@@ -203,39 +205,46 @@ def test_what_changed_is_told_with_the_largest_change_first(compared: Any) -> No
         in done.out
     )
     assert "B: b.json, 70.0 ms a step, 0.70× A, attention flash" in done.out
-    (scores,) = [line for line in done.out.splitlines() if line.startswith("attention: scores")]
-    assert scores.split()[-6:] == ["50.0", "20.0", "−30.0", "0.40×", "50.0%", "20.0%"]
+    lines = done.out.splitlines()
+    (scores,) = [line for line in lines if line.startswith("attention: scores")]
+    words = scores.split()[-6:]
+    assert words == ["50.0", "20.0", "−30.0", "0.40×", "50.0%", "20.0%"]
 
 
 def test_moments_that_both_have_are_compared_one_by_one(compared: Any) -> None:
     after = profile()
     after["groups"][0]["parts"][2]["ms"] = 15.0
     compared(profile(), after, "--json", "d.json")
-    (difference,) = json.loads(Path("d.json").read_text())["differences"].values()
+    text = Path("d.json").read_text()
+    (difference,) = json.loads(text)["differences"].values()
     first = difference["rows"][0]
     assert first["part"] == "scores"
     assert first["detail"] == "softmax"
     assert first["ms"] == -10.0
-    assert len([row for row in difference["rows"] if row["part"] == "scores"]) == 3
+    rows = [row for row in difference["rows"] if row["part"] == "scores"]
+    assert len(rows) == 3
 
 
 def test_a_part_that_one_of_them_lacks_is_a_dash(compared: Any) -> None:
     after = profile()
     after["groups"].append(group("ideas", 4.0, [row("ideas", 4.0)]))
     done = compared(profile(), after, "--json", "d.json")
-    (difference,) = json.loads(Path("d.json").read_text())["differences"].values()
+    text = Path("d.json").read_text()
+    (difference,) = json.loads(text)["differences"].values()
     first = difference["rows"][0]
     assert first["part"] == "ideas"
     assert first["before_ms"] is None
     assert first["after_ms"] == 4.0
     assert first["ratio"] is None
-    (line,) = [line for line in done.out.splitlines() if line.startswith("ideas")][-1:]
+    lines = done.out.splitlines()
+    (line,) = [line for line in lines if line.startswith("ideas")][-1:]
     assert line.split() == ["ideas", "–", "4.00", "+4.00", "–", "–", "4.0%"]
 
 
 def test_steps_of_other_sizes_have_a_ratio_of_a_token(compared: Any) -> None:
     done = compared(profile(), profile(tokens=2048, step=step(150.0)), "--json", "d.json")
-    (difference,) = json.loads(Path("d.json").read_text())["differences"].values()
+    text = Path("d.json").read_text()
+    (difference,) = json.loads(text)["differences"].values()
     assert difference["ratio_per_token"] == pytest.approx(0.75)
     assert "of 1,024 and 2,048 tokens: a token takes 0.75× A" in done.out
 
@@ -313,7 +322,8 @@ def test_times_that_do_not_compare_are_refused_with_what_does(
 
 
 def test_another_torch_is_a_change_of_the_config(compared: Any) -> None:
-    done = compared(profile(), profile(hardware={**HARDWARE, "torch": "2.14"}))
+    hardware = {**HARDWARE, "torch": "2.14"}
+    done = compared(profile(), profile(hardware=hardware))
     assert done.code == 0
     assert "config: torch 2.13 → 2.14" in done.out.splitlines()
 
@@ -436,7 +446,8 @@ def test_two_real_profiles_are_compared(door: Any, tmp_path: Path) -> None:
         assert done.code == 0, done.err
     done = door("mha.json", "flash.json", "--json", "d.json", module="nocap.profile")
     assert done.code == 0, done.err
-    (difference,) = json.loads((tmp_path / "d.json").read_text())["differences"].values()
+    text = (tmp_path / "d.json").read_text()
+    (difference,) = json.loads(text)["differences"].values()
     assert {row["key"] for row in difference["config"]} == {"attention.kernel"}
     (scores,) = [row for row in difference["rows"] if row["part"] == "scores"]
     sides = [json.loads((tmp_path / f"{name}.json").read_text()) for name in ("mha", "flash")]

@@ -339,7 +339,8 @@ def test_flops_are_those_of_arithmetic(taken):
     # the prompt is one text, whose last token alone meets the head; a token is of two
     assert flops["prefill"] == of_head + 8 * of_weights + 8 * 8 * of_pair
     assert flops["token"] == 2 * (of_head + of_weights + of_pair * T)
-    assert [profile.tokens for profile in taken.values()] == [128, 64, 8, 2]
+    tokens = [profile.tokens for profile in taken.values()]
+    assert tokens == [128, 64, 8, 2]
 
 
 def test_the_text_has_a_line_for_each_row(taken):
@@ -388,8 +389,10 @@ def test_an_option_without_a_cache_is_counted_over_its_whole_prefix():
     """Its products are a prompt's of one token more, whatever the attention that stands in for
     counting."""
     run = Subject(of=Of.token).run(compose([*NANO, "attention=mha", "attention.document_start=3"]))
-    token = count(run, vocab_size=70, subject=Subject(of=Of.token, prompt=8))
-    prefill = count(run, vocab_size=70, subject=Subject(of=Of.prefill, prompt=9, cached=False))
+    subject = Subject(of=Of.token, prompt=8)
+    token = count(run, vocab_size=70, subject=subject)
+    subject = Subject(of=Of.prefill, prompt=9, cached=False)
+    prefill = count(run, vocab_size=70, subject=subject)
     flops = [sum(work.flops for work in counted.work.values()) for counted in (token, prefill)]
     assert flops[0] == flops[1] > 0
     assert token.cache == 0
@@ -422,16 +425,14 @@ def bounded(taken):
             for part, ms in (("scores", 40.0), ("mlp_up", 30.0), ("norm", 20.0), ("head", 10.0))
         ]
         made = composed(words)
+        config = {"model": {"tie_head": made.run.model.tie_head}, "trainer": {"precision": "fp32"}}
         profile = structs.replace(
             taken["step"],
             of=of,
             trusted=trusted,
             step=structs.replace(taken["step"].step, ms=100.0, unattributed_ms=45.0),
             parts=parts,
-            config={
-                "model": {"tie_head": made.run.model.tie_head},
-                "trainer": {"precision": "fp32"},
-            },
+            config=config,
             ceilings=CeilingsJson(table=table),
         )
         return profile, made

@@ -291,7 +291,8 @@ def test_proposals_from_the_first_to_rules_that_changed(
     assert {**again, "overrides": 0} == {**answer, "overrides": 0}
     assert not (tmp_path / "other").exists()
     assert "not shown: attention=mqa" in study_door(folder, "--propose").out
-    (folder / "study.yaml").write_text(json.dumps(STUDY | {"propose": {"gain": 4.0}}))
+    text = json.dumps(STUDY | {"propose": {"gain": 4.0}})
+    (folder / "study.yaml").write_text(text)
     refused = study_door(folder, "--propose", "attention=gqa")
     assert refused.code == 2
     assert "must be what its proposals began with" in refused.err
@@ -321,9 +322,8 @@ def beside(tmp_path: Path, study_door: Door) -> Path:
 
 
 def write(beside: Path, **more: object) -> None:
-    (beside / "study.yaml").write_text(
-        json.dumps({"question": "does it help?", "propose": PROPOSE | more})
-    )
+    content = {"question": "does it help?", "propose": PROPOSE | more}
+    (beside / "study.yaml").write_text(json.dumps(content))
 
 
 def command(gain: float | str, seed: str = "{seed}") -> str:
@@ -357,7 +357,8 @@ def test_a_gain_is_accepted_and_nothing_is_not(study_door: Door, beside: Path):
     ]
     assert good["overrides"] == [sys.executable, "train.py", "-0.1", "{seed}"]
     assert good["gain"] == pytest.approx(0.1, abs=0.005)
-    assert len(list(Path("outputs/commands").glob("*/result.json"))) == 16 + 16 + 4 + 4
+    paths = list(Path("outputs/commands").glob("*/result.json"))
+    assert len(paths) == 16 + 16 + 4 + 4
     assert answers(
         study_door(beside, "output_dir=elsewhere", "--json", "--propose", command(-0.1))
     ) == [good]
@@ -430,9 +431,8 @@ def test_a_study_with_a_command_runs_it_for_a_proposal_alone(study_door: Door, b
 
 def times() -> dict[Path, int]:
     """Of the runs that ended."""
-    return {
-        path: path.stat().st_mtime_ns for path in Path("outputs/commands").glob("*/result.json")
-    }
+    paths = Path("outputs/commands").glob("*/result.json")
+    return {path: path.stat().st_mtime_ns for path in paths}
 
 
 @pytest.mark.gate

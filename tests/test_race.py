@@ -161,10 +161,10 @@ def test_refs_are_raced_in_worktrees_until_the_answer_is_safe(repo, raced):
     assert verdict(answer) == ("better", 3)
     gain = answer["verdicts"][0]["gain"]
     assert gain["low"] < 0.1 < gain["high"]
-    assert {cost["verdict"] for cost in costs(answer).values()} == {
-        "no verdict"
-    }  # times of one session
-    order = [line.split(",")[0] for line in answer["said"].splitlines() if ", seed " in line]
+    verdicts = {cost["verdict"] for cost in costs(answer).values()}
+    assert verdicts == {"no verdict"}  # times of one session
+    lines = answer["said"].splitlines()
+    order = [line.split(",")[0] for line in lines if ", seed " in line]
     assert order == ["main", "idea", "idea", "main", "main", "idea"]
     again = raced(*words)
     assert again["verdicts"] == answer["verdicts"]
@@ -465,7 +465,8 @@ def test_a_file_may_be_named_by_the_seed_or_a_glob(repo, raced, name):
     os.utime(old, (2**32, 2**32))
     both = arms(base="write.py {seed} 2", idea="write.py {seed} 1")
     answer = raced(*both, "--metric", "val_loss", "--file", name, "--pairs", "2")
-    assert [row["val_loss"] for row in answer["measurements"]] == [2.5, 2.5, 1.5, 1.5]
+    losses = [row["val_loss"] for row in answer["measurements"]]
+    assert losses == [2.5, 2.5, 1.5, 1.5]
     assert "Wall-clock includes start-up" in answer["said"]
 
 
@@ -549,7 +550,8 @@ def printed(folder, *lines):
     """Make the folder of a run that printed these lines."""
     folder.mkdir()
     (folder / LOG).write_text("".join(f"0.1\t{line}\n" for line in lines))
-    (folder / RESULT).write_text(json.dumps({"arm": "base", "seed": 0}))
+    text = json.dumps({"arm": "base", "seed": 0})
+    (folder / RESULT).write_text(text)
     return folder
 
 
@@ -791,7 +793,8 @@ def test_a_file_that_git_does_not_know_is_not_copied_into_the_repository(repo):
         made, _ = of_commands([("base", ["true"])], locked=["evaluation.py"])
         contents.add(made[0].content)
         words = ["git", "hash-object", "notes.txt"]
-        blob = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+        stdout = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+        blob = stdout.strip()
         assert not (repo / ".git" / "objects" / blob[:2] / blob[2:]).exists()
     assert len(contents) == 2
 
@@ -935,10 +938,10 @@ def test_a_program_that_is_edited_is_another_one(repo, raced, failed, form):
     words = [*both, *METRIC, "--pairs", "1"]
     for loss in (3, 2):
         (own / "other.py").write_text(f"LOSS = {loss}\n")
-        assert {row["val loss"] for row in raced(*words)["measurements"]} == {loss}
-    (own / "it.py").write_text(
-        (own / "it.py").read_text() + "open('its/other.py', 'a').write('LOSS = 1')\n"
-    )
+        measurements = raced(*words)["measurements"]
+        assert {row["val loss"] for row in measurements} == {loss}
+    text = (own / "it.py").read_text() + "open('its/other.py', 'a').write('LOSS = 1')\n"
+    (own / "it.py").write_text(text)
     code, said = failed(*words)
     assert code == 1
     assert "its program was edited while it was raced" in said
@@ -956,9 +959,8 @@ def made_race(folder, chance, *, gain, pairs, skewed=False):
         (place / LOG).write_text(
             f"0.1\tval loss {9 + 0.01 * (noise - gain * (arm.name == 'idea')):.8f}\n"
         )
-        (place / RESULT).write_text(
-            json.dumps({"wall_s": 1.0 + seed / 99, "cpu_s": 1.0, "peak_mib": 1.0})
-        )
+        content = {"wall_s": 1.0 + seed / 99, "cpu_s": 1.0, "peak_mib": 1.0}
+        (place / RESULT).write_text(json.dumps(content))
 
     both = [
         Command(name=name, words=("{seed}",), cwd=folder, content=name) for name in ("base", "idea")
@@ -1020,7 +1022,8 @@ def simulated(tmp_path, *, seed, gain, skewed=False):
     words = []
     for number in range(200):
         made = made_race(tmp_path / str(number), chance, gain=gain, pairs=12, skewed=skewed)
-        words.append(str(written(made, made.run())["verdicts"][0]["word"]))
+        verdicts = written(made, made.run())["verdicts"]
+        words.append(str(verdicts[0]["word"]))
     return words
 
 

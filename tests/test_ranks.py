@@ -115,11 +115,8 @@ def with_words(word: str) -> set[int]:
     pids = set()
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it ended while we looked
-            pids |= (
-                {int(entry.name)}
-                if word in (entry / "cmdline").read_text(errors="replace")
-                else set()
-            )
+            text = (entry / "cmdline").read_text(errors="replace")
+            pids |= {int(entry.name)} if word in text else set()
     return pids
 
 
@@ -169,6 +166,5 @@ def test_nothing_of_another_rank_is_unpickled() -> None:
         r"object_list|(gather|scatter)_object|\b(import|from) "
         r"pickle\b|pickle\.|\btorch\.load\b|TCPStore"
     )
-    assert [
-        str(path) for path in (REPO / "nocap").rglob("*.py") if pickled.search(path.read_text())
-    ] == []
+    paths = (REPO / "nocap").rglob("*.py")
+    assert [str(path) for path in paths if pickled.search(path.read_text())] == []

@@ -43,7 +43,8 @@ def test_what_a_cell_has_set_aside(device, threads, devices, cpus_and_gpus):
 def test_which_nodes_have_room_for_a_cell(threads, told):
     have = [{"CPU": 8.0, "GPU": 2.0}, {"CPU": 3.0}, {"memory": 1e9}, {"CPU": 9.0}]
     nodes = [{"Resources": each, "Alive": n < 3} for n, each in enumerate(have)]
-    tasks = RayTasks(ray=SimpleNamespace(nodes=lambda: nodes), folder=Path(), restarts=0)
+    ray = SimpleNamespace(nodes=lambda: nodes)
+    tasks = RayTasks(ray=ray, folder=Path(), restarts=0)
     said = tasks.describe([compose([*SMALL, f"trainer.threads={threads}"])])
     assert said.startswith(f"ray: {told}")
     assert said.endswith("it waits for one that has") is (threads == 9)
@@ -111,7 +112,8 @@ def runner(grid, ray, restarts=3):
     grid.write()
     (grid.folder / "jobs").mkdir()
     for cell in grid.cells:
-        CellJob(str(grid.folder), cell.plan.identity).log.write_text("nocap: it said so\n")
+        log = CellJob(str(grid.folder), cell.plan.identity).log
+        log.write_text("nocap: it said so\n")
     return Runner(grid, RayTasks(ray=ray, folder=grid.folder, restarts=restarts))
 
 
@@ -202,7 +204,8 @@ def cluster(monkeypatch, tmp_path):
 def status_of(pid):
     """Return a process's state and its parent's id; "gone" and 0 where it has just ended."""
     try:
-        state, parent, *_ = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        text = Path(f"/proc/{pid}/stat").read_text()
+        state, parent, *_ = text.rpartition(")")[2].split()
     except OSError:
         return "gone", 0
     return state, int(parent)
@@ -241,8 +244,10 @@ def test_a_grid_outlives_a_node(cluster, tmp_path):
     assert attempts.pop(lost.name) in (1, 2)
     assert set(attempts.values()) == {1}
     if summaries(out)[lost.name]["attempts"] == 2:
-        assert re.search(r"resuming from step [1-5]$", (lost / "train.log").read_text(), re.M)
+        text = (lost / "train.log").read_text()
+        assert re.search(r"resuming from step [1-5]$", text, re.M)
     for run_dir in out.glob("runs/*"):
         # whoever trained it, once
-        assert [row["step"] for row in rows_of(run_dir)] == list(range(6)), run_dir
+        steps = [row["step"] for row in rows_of(run_dir)]
+        assert steps == list(range(6)), run_dir
         assert (run_dir / "train.log").read_text().count("step      5/5") == 1

@@ -64,9 +64,8 @@ def again(this: Plan) -> Plan:
 
 def edit(path: Path, *without: str, **changed: Any) -> None:
     content = {**json.loads(path.read_text()), **changed}
-    path.write_text(
-        json.dumps({key: value for key, value in content.items() if key not in without})
-    )
+    text = json.dumps({key: value for key, value in content.items() if key not in without})
+    path.write_text(text)
 
 
 def same_end(this: Plan, whole: Path) -> None:
@@ -259,10 +258,10 @@ def test_a_grid_finds_its_runs_by_their_folders(whole: Path, tmp_path: Path) -> 
     shutil.copytree(this.run_dir, runs / f"a-backup-of-{this.run_dir.name}")
     grid = runs.parent / "grids" / "g"
     grid.mkdir(parents=True)
-    (grid / "grid.json").write_text(
-        json.dumps({"cells": [{"identity": this.identity}, {"identity": "../.."}, {}]})
-    )
-    assert [record.folder.name for record in load([grid]).records] == [this.run_dir.name]
+    content = {"cells": [{"identity": this.identity}, {"identity": "../.."}, {}]}
+    (grid / "grid.json").write_text(json.dumps(content))
+    names = [record.folder.name for record in load([grid]).records]
+    assert names == [this.run_dir.name]
     assert of_identity(runs, this.identity) == this.run_dir
 
 
@@ -285,10 +284,12 @@ def test_only_exact_names_below_checkpoints_are_read_or_touched(
         shutil.copytree(root / name_of(4), root / name)
     backup = shutil.copytree(this.run_dir, this.run_dir.with_name(f"backup-of-{this.run_dir.name}"))
     kept = digests(backup)
-    stray = {path.name for path in root.iterdir()} - {name_of(4), name_of(5)}
+    names = {path.name for path in root.iterdir()}
+    stray = names - {name_of(4), name_of(5)}
     assert start(again(this), log=said.append).status == "finished"
     assert f"checkpoint not used: {root / link}: it must be a folder, and no link to one" in said
-    assert {path.name for path in root.iterdir()} == {*stray, name_of(STEPS)}
+    names = {path.name for path in root.iterdir()}
+    assert names == {*stray, name_of(STEPS)}
     assert (root / link).is_symlink()
     assert digests(outside) == before
     assert digests(backup) == kept
@@ -311,8 +312,10 @@ def test_what_a_killed_process_left_is_deleted_at_the_next_start(
         clean(this)  # another process holds it
         assert (this.run_dir / left[0]).exists()
     clean(this)
-    assert [path.name for path in root.iterdir()] == [name_of(STEPS)]
-    assert {path.name for path in this.run_dir.iterdir()} & {*left, *kept, ".ranks"} == {*kept}
+    names = [path.name for path in root.iterdir()]
+    assert names == [name_of(STEPS)]
+    paths = this.run_dir.iterdir()
+    assert {path.name for path in paths} & {*left, *kept, ".ranks"} == {*kept}
     (this.run_dir / left[2]).write_text("{")
     write_record_head(this)  # as an attempt does first
     assert not (this.run_dir / left[2]).exists()
@@ -498,7 +501,8 @@ def test_rows_of_other_types_are_no_rows() -> None:
     ]
     bad += ["7", "{", '{"a": 1}', "", '{"step": 1}']
     text = "\n".join(['{"step": 1}', *bad, '{"step": 9, "val/loss": null}'])
-    assert [row["step"] for row in read_rows(text.encode())] == [1, 9]
+    steps = [row["step"] for row in read_rows(text.encode())]
+    assert steps == [1, 9]
 
 
 def test_a_link_that_leads_elsewhere_is_not_written_through(

@@ -19,7 +19,8 @@ from tests.made_grid import ATTENTION, EVIL, MLP, made, poisoned, with_summary
 def text_of(text: str) -> str:
     """What a reader without JavaScript sees."""
     body = re.sub(r"<(script|style)\b.*?</\1>", "", text, flags=re.S)
-    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", body)).split())
+    words = html.unescape(re.sub(r"<[^>]+>", " ", body)).split()
+    return " ".join(words)
 
 
 def payload_of(text: str) -> dict[str, Any]:
@@ -68,7 +69,8 @@ def test_times_of_another_machine_are_refused_with_the_reason() -> None:
         "Not shown, for they are not known to have run on the baseline's machine: gqa swiglu."
         in shown
     )
-    assert [arm["label"] for arm in payload_of(text)["arms"] if not arm["placed"]] == ["gqa swiglu"]
+    arms = payload_of(text)["arms"]
+    assert [arm["label"] for arm in arms if not arm["placed"]] == ["gqa swiglu"]
 
 
 def test_whatever_was_not_measured_is_a_dash() -> None:
@@ -87,10 +89,12 @@ def test_whatever_was_not_measured_is_a_dash() -> None:
 
 def test_non_finite_losses_become_null() -> None:
     def diverges(record: Record) -> Record:
-        curve = replace(record.curve, val_loss=[*record.curve.val_loss[:-1], math.nan])
+        losses = [*record.curve.val_loss[:-1], math.nan]
+        curve = replace(record.curve, val_loss=losses)
         return replace(record, curve=curve) if record.arm == "flash-gelu4x" else record
 
-    first = payload_of(report.render(made(1, diverges)))["arms"][0]
+    payload = payload_of(report.render(made(1, diverges)))
+    first = payload["arms"][0]
     assert [curve["val_loss"][-1] for curve in (*first["seeds"], first["mean"])] == [None, None]
 
 
@@ -98,8 +102,9 @@ def test_mean_curve_keeps_to_the_steps_of_all_finished_seeds() -> None:
     def line(train_s: list[float], val_loss: list[float]) -> Curve:
         n = len(train_s)
         steps = [10 * i for i in range(n)]
+        tokens = [*range(n)]
         return Curve(
-            step=steps, tokens=[*range(n)], train_s=train_s, val_loss=val_loss, val_bpb=[None] * n
+            step=steps, tokens=tokens, train_s=train_s, val_loss=val_loss, val_bpb=[None] * n
         )
 
     def mean_of(status: str) -> Any:
@@ -112,7 +117,8 @@ def test_mean_curve_keeps_to_the_steps_of_all_finished_seeds() -> None:
                 else replace(record, curve=long)
             )
 
-        return payload_of(report.render(made(2, curved)))["arms"][0]["mean"]
+        payload = payload_of(report.render(made(2, curved)))
+        return payload["arms"][0]["mean"]
 
     assert mean_of("finished") == {
         "step": [0, 10],
@@ -150,7 +156,8 @@ def test_names_and_values_stay_text() -> None:
 
 def test_one_file_of_moderate_size_that_names_no_other(tmp_path: Path) -> None:
     report.write(made(seeds=2), tmp_path / "new" / "report.html")
-    assert [path.name for path in (tmp_path / "new").iterdir()] == ["report.html"]
+    paths = (tmp_path / "new").iterdir()
+    assert [path.name for path in paths] == ["report.html"]
     text = (tmp_path / "new" / "report.html").read_text(encoding="utf-8")
     assert len(text.encode()) < 0.2e6
     ours = text.replace("http://www.w3.org/2000/svg", "")  # a name, which nothing fetches
@@ -160,7 +167,8 @@ def test_one_file_of_moderate_size_that_names_no_other(tmp_path: Path) -> None:
 def test_the_longest_clock_fills_its_row() -> None:
     def with_wall(record: Record) -> Record:
         clock = record.summary["clock_s"]
-        return with_summary(record, clock_s={**clock, "wall": sum(clock.values())})
+        clock_s = {**clock, "wall": sum(clock.values())}
+        return with_summary(record, clock_s=clock_s)
 
     page = report.render(made(2, with_wall))
     rows = re.findall(r'<td class="bar">(.*?)</td>', page)

@@ -88,7 +88,8 @@ class Tab:
     def line(self) -> list[list[float]]:
         """The last drawn curve, in px of its plot."""
         path = self.each("#curves .mark .line", "at.getAttribute('d')")[-1]
-        return [list(map(float, pair.split())) for pair in path.lstrip("M").split("L")]
+        words = path.lstrip("M").split("L")
+        return [list(map(float, pair.split())) for pair in words]
 
     def settle(self) -> None:
         """Wait until what was asked for is on the screen: the pointer meets what it meets there."""
@@ -307,10 +308,10 @@ def test_markup_in_names_is_inert(page_of: Callable[..., Tab]) -> None:
 def test_what_escaping_would_miss_cannot_run(browser: Any, tmp_path: Path) -> None:
     """The page's policy alone stops a script and a handler that got into it all the same."""
     evil = "<script>window.ran = 1</script><img src=data:, onerror='window.ran = 1'><h1>"
-    small = compare(Found(records=[record_of("flash", "gelu4x", 0), record_of("gqa", "gelu4x", 0)]))
-    (tmp_path / "report.html").write_text(
-        report.render(small).replace("<h1>", evil), encoding="utf-8"
-    )
+    records = [record_of("flash", "gelu4x", 0), record_of("gqa", "gelu4x", 0)]
+    small = compare(Found(records=records))
+    text = report.render(small).replace("<h1>", evil)
+    (tmp_path / "report.html").write_text(text, encoding="utf-8")
     tab = Tab(browser, tmp_path / "report.html")
     assert tab.page.evaluate("window.ran") is None
     assert len(tab.wrong) == 2
@@ -324,7 +325,8 @@ def test_the_page_of_a_race_fits_a_phone_and_asks_for_nothing(
     opened: Callable[..., Tab], tmp_path: Path
 ) -> None:
     raced = made_race(tmp_path, random.Random(3), gain=30.0, pairs=3)
-    (tmp_path / "race.html").write_text(answer.render(raced, raced.run()))
+    text = answer.render(raced, raced.run())
+    (tmp_path / "race.html").write_text(text)
     for scheme, colour in (("light", "rgb(252, 252, 250)"), ("dark", "rgb(21, 23, 27)")):
         tab = opened(tmp_path / "race.html", width=390, scheme=scheme, last=None)
         assert tab.scrolls() == 390

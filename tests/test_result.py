@@ -162,7 +162,8 @@ def test_a_file_says_what_the_runs_say_and_says_it_again(
         capsys.readouterr().out.replace(" on secret-host", "").removesuffix(f"written: {path}\n")
     )
     told = content_of(path)
-    assert len({arm["difference"]["outcome"] for arm in told["arms"] if arm["difference"]}) >= 2
+    outcomes = {arm["difference"]["outcome"] for arm in told["arms"] if arm["difference"]}
+    assert len(outcomes) >= 2
     assert compare.main([str(path), "--json", str(again)]) == 0
     out = capsys.readouterr().out
     assert out == f"{printed}\n{follows(path, len(told['records']))}\nwritten: {again}\n"
@@ -181,7 +182,8 @@ def test_words_by_factor_and_at_equal_loss_are_those_of_a_fresh_comparison(
     """Of the records as they are, which are not cut."""
     fresh = compared(grid_with_lengths().found, baseline="flash gelu4x", **how)
     assert fresh.factors is not None
-    assert {row.equal_loss.outcome.value for row in fresh.arms if row.equal_loss} >= {"better"}
+    values = {row.equal_loss.outcome.value for row in fresh.arms if row.equal_loss}
+    assert values >= {"better"}
     _check_same(fresh, tmp_path / "result.json")
 
 
@@ -218,18 +220,21 @@ def test_words_of_a_chain_with_a_diverged_arm_are_those_of_a_fresh_comparison(
     for run in loaded.records:
         if run.arm == "nano-flash-gelu4x":
             status = "diverged" if run.seed == 1 else "finished"
+            name = run.name.replace("flash", "mqa")
             other = replace(
                 run,
                 identity=f"{run.identity}x",
                 arm="nano-mqa-gelu4x",
-                name=run.name.replace("flash", "mqa"),
+                name=name,
                 config={**run.config, "model.n_layer": 9},
                 status=status,
                 summary={**run.summary, "status": status},
             )
             diverged.append(other)
-    fresh = compared(Found(records=[*loaded.records, *diverged]), against="previous")
-    assert [row.arm.id for row in fresh.arms if row.arm.diverged] == ["nano-mqa-gelu4x"]
+    records = [*loaded.records, *diverged]
+    fresh = compared(Found(records=records), against="previous")
+    ids = [row.arm.id for row in fresh.arms if row.arm.diverged]
+    assert ids == ["nano-mqa-gelu4x"]
     _check_same(fresh, tmp_path / "result.json")
 
 
@@ -238,23 +243,25 @@ def test_what_was_swept_and_what_is_measured_counts_in_a_file_too(tmp_path: Path
     compare."""
     for seed in range(3):
         for kernel, precision in (("flash", "fp32"), ("math", "bf16")):
+            config = {
+                "attention.kernel": kernel,
+                "attention.n_kv_heads": 12 if kernel == "flash" else 4,
+                "trainer.val_precision": precision,
+            }
             write_run(
                 tmp_path,
                 words=f"gpt2-{kernel}-gelu4x",
                 seed=seed,
                 kernel=kernel,
-                config={
-                    "attention.kernel": kernel,
-                    "attention.n_kv_heads": 12 if kernel == "flash" else 4,
-                    "trainer.val_precision": precision,
-                },
+                config=config,
                 options={"attention": kernel},
                 swept=("attention", "seed"),
                 measured=("trainer.val_tokens",),
                 loss=3.3 + seed / 1000 + (kernel == "math") * 0.1,
             )
     fresh = compared(load([tmp_path]))
-    assert [row.difference.verdict for row in fresh.arms if row.difference] == ["worse"]
+    verdicts = [row.difference.verdict for row in fresh.arms if row.difference]
+    assert verdicts == ["worse"]
     _check_same(fresh, tmp_path / "result.json")
 
 
@@ -265,7 +272,8 @@ def _check_same(fresh: Comparison, path: Path) -> None:
         assert content[key] == value
     again = result.read(path)
     assert again.follows() == [follows(path, len(fresh.records))]
-    assert json.loads(json.dumps(to_json(result_of(again.comparison)))) == expected
+    text = json.dumps(to_json(result_of(again.comparison)))
+    assert json.loads(text) == expected
 
 
 def test_what_a_file_holds(original: Path, outputs: Path) -> None:
@@ -286,7 +294,8 @@ def test_what_a_file_holds(original: Path, outputs: Path) -> None:
 
 def test_what_is_written_of_what_was_read_is_the_same(original: Path) -> None:
     content = content_of(original)
-    again = result.content(result.read(original).comparison, command=content["command"])
+    comparison = result.read(original).comparison
+    again = result.content(comparison, command=content["command"])
     assert json.loads(json.dumps(again)) == {**content, "date": again["date"]}
 
 
@@ -300,9 +309,10 @@ def test_a_file_fits_its_schema(original: Path) -> None:
 def test_a_file_is_compared_like_runs(file: Path, tmp_path: Path, outputs: Path) -> None:
     files = [f"--{kind}={tmp_path}/a.{kind}" for kind in ("json", "csv", "html", "markdown")]
     assert judge(file, *files) == (0, [follows(file, 19)])
+    content = json.loads(json.dumps(api.compare(outputs, target=3.5)["runs"]))
     assert content_of(tmp_path / "a.json")["runs"] == [
         {**run, "hardware": {key: value for key, value in run["hardware"].items() if key != "host"}}
-        for run in json.loads(json.dumps(api.compare(outputs, target=3.5)["runs"]))
+        for run in content
     ]
     assert len((tmp_path / "a.csv").read_text().splitlines()) == 20
     assert "gqa" in (tmp_path / "a.html").read_text()
@@ -354,6 +364,7 @@ def of_logs(arms: tuple[tuple[str, float], ...], seeds: range, *, named: bool = 
                 val_loss=[11.0, end],
                 val_bpb=[None, None],
             )
+            manifest = {"attempts": [{}], "imported": mark}
             record = Record(
                 folder=Path(f"logs/{arm}-{seed}.log"),
                 identity=f"{arm}-{seed}",
@@ -364,7 +375,7 @@ def of_logs(arms: tuple[tuple[str, float], ...], seeds: range, *, named: bool = 
                 started="",
                 config={"arm": arm},
                 parts={},
-                manifest={"attempts": [{}], "imported": mark},
+                manifest=manifest,
                 summary={"val_loss": end, "steps": 10},
                 curve=curve,
             )
@@ -380,10 +391,10 @@ def test_a_file_of_records_that_logs_are_made_into(tmp_path: Path) -> None:
     again = result.read(file_of(comparison, tmp_path / "result.json"))
     assert again.follows() == [follows(tmp_path / "result.json", 8)]
     assert to_json(result_of(again.comparison)) == to_json(result_of(comparison))
-    assert [run.manifest["imported"]["format"] for run in again.comparison.records] == ["csv"] * 8
-    assert [row.difference.outcome.value for row in again.comparison.arms if row.difference] == [
-        "better"
-    ]
+    formats = [run.manifest["imported"]["format"] for run in again.comparison.records]
+    assert formats == ["csv"] * 8
+    values = [row.difference.outcome.value for row in again.comparison.arms if row.difference]
+    assert values == ["better"]
 
 
 def test_what_people_name_does_nothing_on_a_page(tmp_path: Path) -> None:
@@ -414,9 +425,8 @@ def test_a_typed_question_is_asked_anew_and_nothing_is_checked(file: Path, outpu
     assert judge(file, *words, f"--json={again}") == (0, [anew])
     expected = api.compare(outputs, target=3.31, baseline="gqa gelu4x")
     told = content_of(again)
-    assert json.loads(json.dumps(told["arms"])) == json.loads(
-        json.dumps(expected["arms"]).replace(" on secret-host", "")
-    )
+    text = json.dumps(expected["arms"]).replace(" on secret-host", "")
+    assert json.loads(json.dumps(told["arms"])) == json.loads(text)
     assert told["question"]["target"] == 3.31
 
 
@@ -470,9 +480,10 @@ def test_a_program_hears_of_an_edit(file: Path) -> None:
     arm_of(content, "mqa gelu4x")["difference"].update(BETTER)
     written(content, file)
     told = api.compare(file)
-    assert [
+    verdicts = [
         arm["difference"]["verdict"] for arm in told["arms"] if arm["label"] == "mqa gelu4x"
-    ] == ["no difference shown"]
+    ]
+    assert verdicts == ["no difference shown"]
     (line,) = [line for line in told["problems"] if line.startswith(str(file))]
     assert 'mqa gelu4x: difference.verdict is "better", by its rows "no difference shown"' in line
 
@@ -775,10 +786,11 @@ def test_two_halves_of_a_grid_by_seeds_are_the_grid(tmp_path: Path) -> None:
 
     def of_two_commands(run: Record) -> Record:
         first = run.seed < 3
+        words = run.arm.split("-")[1:3]
         asked = {
             "at": f"2026-01-0{1 if first else 2}T00:00:00",
             "seeds": [*range(3 if first else 6)],
-            "place": places.index("-".join(run.arm.split("-")[1:3])),
+            "place": places.index("-".join(words)),
         }
         attempts = [{**run.manifest["attempts"][0], "asked": asked}]
         return replace(run, manifest={**run.manifest, "attempts": attempts})
@@ -794,10 +806,12 @@ def test_two_halves_of_a_grid_by_seeds_are_the_grid(tmp_path: Path) -> None:
     expected = json.loads(json.dumps(to_json(result_of(whole))))
     assert expected["by_factor"]
     assert len(expected["lengths"]) == 2
-    assert {arm["label"] for arm in expected["arms"]} == {arm["label"] for arm in again["arms"]}
+    labels = {arm["label"] for arm in expected["arms"]}
+    assert labels == {arm["label"] for arm in again["arms"]}
     for arm in expected["arms"]:
         (other,) = [each for each in again["arms"] if each["arm"] == arm["arm"]]
-        assert {**other, "runs": sorted(other["runs"])} == {**arm, "runs": sorted(arm["runs"])}
+        runs = sorted(other["runs"])
+        assert {**other, "runs": runs} == {**arm, "runs": sorted(arm["runs"])}
     for key in ("by_factor", "findings", "look", "metric", "baseline", "swept", "confidence"):
         assert again[key] == expected[key]
     assert result.read(tmp_path / "joined.json").follows() == [
@@ -843,7 +857,8 @@ def test_colleagues_files_are_joined_by_arms_and_seeds(tmp_path: Path) -> None:
     joined = compared_to(tmp_path / "joined.json", *files)
     for key, value in json.loads(json.dumps(expected)).items():
         assert joined[key] == value
-    assert [arm["seeds"] for arm in joined["arms"]] == [[*range(6)]] * 2
+    seeds = [arm["seeds"] for arm in joined["arms"]]
+    assert seeds == [[*range(6)]] * 2
     assert judge(*files) == (0, [follows(files[0], 6), follows(files[1], 6)])
     assert api.compare(files) == expected
     # files and folders mix, and the order changes nothing
@@ -950,7 +965,8 @@ def test_a_declared_difference_is_compared_as_that_of_runs_is(tmp_path: Path) ->
     files = halves(tmp_path, b={"source": "s1"})
     joined = compared_to(tmp_path / "joined.json", *files, "--allow=source")
     shutil.copytree(tmp_path / "b" / "runs", tmp_path / "a" / "runs", dirs_exist_ok=True)
-    expected = json.loads(json.dumps(api.compare(tmp_path / "a", allow=["source"])))
+    content = api.compare(tmp_path / "a", allow=["source"])
+    expected = json.loads(json.dumps(content))
     assert joined["arms"] == expected["arms"]
     assert len(joined["arms"]) == 4
 

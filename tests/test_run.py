@@ -36,7 +36,8 @@ Json = dict[str, Any]
 
 
 def test_record_has_the_files_of_the_contract(undisturbed: Undisturbed) -> None:
-    names = {path.name for path in undisturbed.run_dir.iterdir() if not path.name.startswith(".")}
+    paths = undisturbed.run_dir.iterdir()
+    names = {path.name for path in paths if not path.name.startswith(".")}
     files = {
         "config.yaml",
         "manifest.json",
@@ -103,8 +104,10 @@ def test_summary_has_the_keys_of_the_contract(undisturbed: Undisturbed) -> None:
 def test_rows_are_each_step_once_with_what_was_done_before_it(undisturbed: Undisturbed) -> None:
     rows = rows_of(undisturbed.run_dir)
     assert [row["step"] for row in rows] == list(range(31))
-    assert [row["tokens"] for row in rows] == [step * 2048 for step in range(31)]
-    assert [row["step"] for row in rows if "val/loss" in row] == [0, 12, 24, 30]
+    tokens = [row["tokens"] for row in rows]
+    assert tokens == [step * 2048 for step in range(31)]
+    steps = [row["step"] for row in rows if "val/loss" in row]
+    assert steps == [0, 12, 24, 30]
     assert [row["step"] for row in rows if "train/loss" not in row] == [30]
     numbers = "train/grad_norm train/lr perf/step_ms perf/tokens_per_s memory/peak_mib clock/wall_s"
     for row in rows[:-1]:
@@ -173,7 +176,8 @@ def test_a_machine_without_what_a_run_does_not_use_trains(door: Door, tmp_path: 
     env = {"PYTHONPATH": os.pathsep.join([str(tmp_path / "site"), str(REPO)])}
     done = door(*TINY, f"output_dir={tmp_path / 'out'}", env=env)
     assert done.code == 0, done.err
-    versions = json.loads((the_run(tmp_path / "out") / "manifest.json").read_text())["versions"]
+    text = (the_run(tmp_path / "out") / "manifest.json").read_text()
+    versions = json.loads(text)["versions"]
     assert "numpy" in versions
     assert "wandb" not in versions
 
@@ -186,15 +190,17 @@ def test_finished_run_is_not_trained_again_and_torch_is_not_imported(
 ) -> None:
     before = digests(undisturbed.run_dir)
     command = [sys.executable, "-X", "importtime", "-m", "nocap.train", *MEDIUM]
+    env = {**os.environ, "PYTHONPATH": str(REPO)}
     done = subprocess.run(
         [*command, f"output_dir={undisturbed.output_dir}"],
-        env={**os.environ, "PYTHONPATH": str(REPO)},
+        env=env,
         capture_output=True,
         text=True,
         check=True,
     )
     assert done.stdout.startswith("already finished")
-    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    lines = done.stderr.splitlines()
+    imported = {line.rpartition("|")[2].strip() for line in lines}
     assert "nocap.launch.plan" in imported
     assert not {name for name in imported if name.partition(".")[0] in ("torch", "wandb")}
     assert digests(undisturbed.run_dir) == before
@@ -218,7 +224,8 @@ def test_same_run_under_another_name_is_found(
 
 
 def identity(*words: str) -> str:
-    return digest(identity_parts(compose([*SMALL, *words]), data_fingerprint="the same"))
+    run = compose([*SMALL, *words])
+    return digest(identity_parts(run, data_fingerprint="the same"))
 
 
 NO_OTHER_RUN = [

@@ -30,7 +30,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def changed(file: Path, *, sealed: bool = True, **values: Any) -> None:
-    file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
+    content = {**json.loads(file.read_text()), **values}
+    file.write_text(json.dumps(content))
     if sealed:
         seal(file.parent)
 
@@ -191,12 +192,8 @@ def test_a_damaged_run_is_named_and_one_that_trains_is_running(
     out, err = capsys.readouterr()
     assert "not finished" in out
     assert err.startswith(f"nocap: {damaged.name}: ")
-    assert said(capsys, "show", trains.name).split()[:4] == [
-        "run",
-        "gpt2-flash-gelu4x-s0",
-        "not",
-        "finished",
-    ]
+    words = said(capsys, "show", trains.name).split()
+    assert words[:4] == ["run", "gpt2-flash-gelu4x-s0", "not", "finished"]
     with lease.acquire(trains):
         assert "running" in said(capsys)
 
@@ -221,11 +218,8 @@ def test_nothing_goes_without_yes_and_never_what_trains_or_lies_elsewhere(
     assert f"not removed: {trains.name}: " in err
     assert f"not removed: {linked.name}: it is no folder of its own right" in err
     assert [run.exists() for run in (trains, gone, other)] == [True, False, False]
-    assert {file.name for file in elsewhere.iterdir()} >= {
-        "manifest.json",
-        "summary.json",
-        "metrics.jsonl",
-    }
+    names = {file.name for file in elsewhere.iterdir()}
+    assert names >= {"manifest.json", "summary.json", "metrics.jsonl"}
     refusal(["rm", "--yes"], capsys, command=command)
 
 
@@ -419,7 +413,8 @@ def test_of_several_runs_the_first_tenth_is_left_out_where_it_squeezes_the_rest(
     assert answer["after"] == after
     assert answer["curves"][0]["x"][0] == first
     assert plot.main(words) == 0
-    assert (f"from step {after} on" in capsys.readouterr().out.splitlines()[0]) == (after > 0)
+    lines = capsys.readouterr().out.splitlines()
+    assert (f"from step {after} on" in lines[0]) == (after > 0)
 
 
 def test_sync_leaves_a_run_that_is_being_trained_and_names_a_damaged_one(

@@ -162,7 +162,8 @@ def test_every_value_of_a_mixed_space_is_reached():
     # what can be typed is what is trained
     for point in points:
         assert float(f"{point['optimizer.lr']:.6g}") == point["optimizer.lr"]
-    assert words_of(MIXED, {**points[0], "optimizer.lr": 1e-4})[0] == "optimizer.lr=0.0001"
+    words = words_of(MIXED, {**points[0], "optimizer.lr": 1e-4})
+    assert words[0] == "optimizer.lr=0.0001"
 
 
 def test_a_trial_that_runs_counts_as_bad():
@@ -216,11 +217,12 @@ def quickly(words):
         for key in ("steps", "micro_batch")
         if f"trainer.{key}" in own
     }
+    optimizer = replace(shared.run.optimizer, lr=float(own.get("optimizer.lr", 1e-3)))
     run = replace(
         shared.run,
         seed=int(own.get("seed", 0)),
         output_dir=own["output_dir"].strip("'"),
-        optimizer=replace(shared.run.optimizer, lr=float(own.get("optimizer.lr", 1e-3))),
+        optimizer=optimizer,
         trainer=replace(shared.run.trainer, **trainer),
     )
     return replace(shared, overrides=tuple(words), run=run)
@@ -307,7 +309,8 @@ def test_a_killed_search_goes_on_with_the_trials_that_it_would_have_had(tmp_path
         (trial.words, trial.val_loss)
         for trial in carried(a_search(tmp_path / "whole", search)).trials()
     ]
-    assert [loss for _, loss in whole] == sorted(loss for _, loss in whole)
+    losses = sorted(loss for _, loss in whole)
+    assert [loss for _, loss in whole] == losses
     trainer = fake(bowl)
     for trainer.kill_at in (0, 12, None):
         with pytest.raises(Kill) if trainer.kill_at is not None else nullcontext():
@@ -377,7 +380,8 @@ def test_diverged_and_impossible_trials_are_the_worst_and_named(tmp_path, fake):
     assert (
         searched.trials()[-1].row()[-1].startswith("cannot be trained: trainer.batch_tokens must")
     )
-    listed = json.loads((searched.grid.folder / GRID).read_text())["trials"]
+    text = (searched.grid.folder / GRID).read_text()
+    listed = json.loads(text)["trials"]
     (refused,) = {
         trial["reason"].partition(" must ")[0] for trial in listed if trial["status"] == "refused"
     }
@@ -389,11 +393,11 @@ def test_the_table_has_the_ten_lowest_losses(tmp_path, fake):
     searched = carried(a_search(tmp_path, Search(sampler=Sampler.random, trials=12)))
     head, *rows, empty, note = searched.table().splitlines()
     assert head.split() == ["trial", "val", "loss", "optimizer.lr"]
-    assert [int(row.split()[0]) for row in rows] == [
-        trial.number for trial in searched.trials()[:10]
-    ]
+    numbers = [trial.number for trial in searched.trials()[:10]]
+    assert [int(row.split()[0]) for row in rows] == numbers
     lowest = searched.trials()[0]
-    assert rows[0].split()[1:] == [f"{lowest.val_loss:.4f}", lowest.words[0].partition("=")[2]]
+    words = rows[0].split()[1:]
+    assert words == [f"{lowest.val_loss:.4f}", lowest.words[0].partition("=")[2]]
     assert empty == ""
     assert note == "chosen on seed 100: what the settings are worth, other seeds tell"
 
@@ -470,7 +474,8 @@ def test_a_multirun_refuses_what_no_search_takes(words, reason, tmp_path):
 def test_what_a_search_leaves_is_read_as_a_grid(tmp_path, fake):
     fake(bowl)
     search = carried(a_search(tmp_path, Search(sampler=Sampler.random, trials=4)))
-    assert [path.name for path in search.grid.folder.iterdir()] == [GRID]
+    paths = search.grid.folder.iterdir()
+    assert [path.name for path in paths] == [GRID]
     written = json.loads((search.grid.folder / GRID).read_text())
     assert written["search"] == {"sampler": "random", "trials": 4, "seed": 100, "seeds": [100]}
     assert written["space"] == {"optimizer.lr": "0.0001 to 0.1, log"}

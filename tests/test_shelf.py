@@ -126,7 +126,8 @@ def by_hand(
         q, k, v = (
             project(h).unflatten(2, (-1, a.d_head)) for project in (a.q_proj, a.k_proj, a.v_proj)
         )
-        q, k = a.position.turn(q, k, context_of(plain(), x).tables)
+        tables = context_of(plain(), x).tables
+        q, k = a.position.turn(q, k, tables)
         y = materialized(*(t.transpose(1, 2) for t in change(layer, q, k, v)))
         x = block.mlp(x + block.attention.scale * a.out_proj(y.transpose(1, 2).flatten(2)))
     return x
@@ -239,7 +240,8 @@ def smear(model: Any, x: Tensor, **keys: int) -> Tensor:
 def backout(model: Any, x: Tensor, *, layer: int | None) -> Tensor:
     inputs: list[Tensor] = []
     x = through(x, lambda layer, x: inputs.append(x) or x)
-    return x - part(model, "backout")["share"] * inputs[(1 if layer is None else layer) + 1]
+    share = part(model, "backout")["share"]
+    return x - share * inputs[(1 if layer is None else layer) + 1]
 
 
 @formula()
@@ -351,10 +353,8 @@ def test_shared_layers_are_counted_once_and_cost_the_same_flops() -> None:
         "non_embedding": layer,
     }
     assert flops_per_token(run, vocab_size=V)[0] == flops_per_token(run_of(), vocab_size=V)[0]
-    names = [
-        name.split(".")
-        for name, _ in model_of(shared_layers={"repeat": 3}, x0={}).named_parameters()
-    ]
+    model = model_of(shared_layers={"repeat": 3}, x0={})
+    names = [name.split(".") for name, _ in model.named_parameters()]
     assert {name[1] for name in names if "mlp" in name} == {"0", "3"}
     assert {name[1] for name in names if "x0" in name} == {
         "0",
@@ -512,9 +512,8 @@ def test_ideas_that_need_blocks_say_so(name: str, tmp_path: Path) -> None:
 
 def test_a_renamed_yaml_whose_rate_would_be_lost_is_refused(tmp_path: Path) -> None:
     (tmp_path / "ideas").mkdir()
-    (tmp_path / "ideas" / "fast.yaml").write_text(
-        (REPO / "conf" / "ideas" / "x0.yaml").read_text().replace("ideas.x0", "ideas.fast")
-    )
+    text = (REPO / "conf" / "ideas" / "x0.yaml").read_text()
+    (tmp_path / "ideas" / "fast.yaml").write_text(text.replace("ideas.x0", "ideas.fast"))
     outside.use([tmp_path])
     line = r"ideas.fast must be named x0, as its kind is: so lr finds its parameters, got fast"
     with pytest.raises(ValueError, match=line):

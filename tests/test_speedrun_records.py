@@ -155,7 +155,8 @@ def test_a_format_reads_a_log_of_its_form_and_refuses_a_damaged_one_with_its_lin
     path.write_text("" if name != "autoresearch" else text.splitlines()[0])
     assert read(name, path) == []
     for line in DAMAGED[name]:
-        path.write_text("\n".join([*text.splitlines()[:2], line]))
+        lines = text.splitlines()[:2]
+        path.write_text("\n".join([*lines, line]))
         with pytest.raises(ValueError, match="line 3 "):
             read(name, path)
 
@@ -316,7 +317,8 @@ def test_the_page_and_its_pictures_follow_from_the_committed_figures(records: Mo
     assert len(words) == 17
     assert words.count("p < .001") == 7
     assert words.count("p < .05") == 2
-    assert {each.number for each in records.known("3") if not records.whole(each)} == {"41"}
+    numbers = {each.number for each in records.known("3") if not records.whole(each)}
+    assert numbers == {"41"}
     for each in records.known("3"):
         if records.whole(each):
             assert statistics.fmean(each.losses()) == pytest.approx(

@@ -32,7 +32,8 @@ ARMS = STUDY["arms"]
 def told(lab: Lab, capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> list[str]:
     """Of the command: what the screen says of each claim."""
     assert main([str(lab.root / "made"), f"output_dir={lab.root / 'out'}", *words]) == code
-    return [block for block in capsys.readouterr().out.split("\n\n") if block.startswith("M.")]
+    out = capsys.readouterr().out
+    return [block for block in out.split("\n\n") if block.startswith("M.")]
 
 
 # --- analyses -------------------------------------------------------------------------------------
@@ -151,7 +152,8 @@ def test_a_scale_about_some_claims_needs_their_arms_alone_and_binds_them_the_sam
     assert [*some.train] == ["mha", "mqa"]
     assert [*whole.train] == ["mha", "mqa", "relu2"]
     assert registrations(some) == {"M.loss": registrations(whole)["M.loss"]}
-    assert [*lab.carry(**three, scales=at(own=own, claims=["M.loss"]))] == ["M.loss"]
+    scales = at(own=own, claims=["M.loss"])
+    assert [*lab.carry(**three, scales=scales)] == ["M.loss"]
     assert {task.partition(",")[0] for task in lab.tasks} == {"mha", "mqa"}
 
 
@@ -223,21 +225,21 @@ def test_a_race_trains_shorter_schedules_each_with_its_own_whole_decay(lab: Lab)
         if (run.arm, run.seed) == ("mqa", 1)
         else 3.0 - 0.1 * (run.short or 12) - (run.arm == "mqa")
     )
-    done = lab.done(claims=[RACE, STEPS], scales=at(lengths=[0.25, 0.5]))
+    scales = at(lengths=[0.25, 0.5])
+    done = lab.done(claims=[RACE, STEPS], scales=scales)
     whole = [f"{arm}, seed {seed}" for seed in range(3) for arm in ARMS]
     # nothing is learnt from one that diverged
     halves = [
         f"{name}, {steps} steps" for steps in (3, 6) for name in whole if name != "mqa, seed 1"
     ]
-    assert [task for task in lab.tasks if "session" not in task] == whole + sorted(
-        halves, key=lambda name: name.split(", ")[1]
-    )
-    assert [task for task in lab.tasks if "session" in task] == [
-        f"pace session {n}" for n in (1, 2, 3)
-    ]
+    tasks = [task for task in lab.tasks if "session" not in task]
+    assert tasks == whole + sorted(halves, key=lambda name: name.split(", ")[1])
+    tasks = [task for task in lab.tasks if "session" in task]
+    assert tasks == [f"pace session {n}" for n in (1, 2, 3)]
     assert sorted(done.evidence.shorter["mha", 0]) == [3, 6]
     words = [*STUDY["overrides"], "trainer.steps=100"]
-    long = lab.plan(claims=[RACE], overrides=words, scales=at(lengths=[0.01, 0.5]))
+    scales = at(lengths=[0.01, 0.5])
+    long = lab.plan(claims=[RACE], overrides=words, scales=scales)
     runs = [made.run for made in shorter(long, long.train["mha"])]
     assert [run.trainer.steps for run in runs] == [1, 50]
     assert all(run.schedule.warmup_steps <= run.trainer.steps for run in runs)
@@ -271,9 +273,8 @@ def test_sessions_on_another_day_are_added(lab: Lab):
         (6, None, ["2 analyses"]),
         (6, None, ["2 analyses"]),  # what is there counts
     ]
-    assert [task for task in lab.tasks if "session" in task] == [
-        f"bench session {n}" for n in range(1, 7)
-    ]
+    tasks = [task for task in lab.tasks if "session" in task]
+    assert tasks == [f"bench session {n}" for n in range(1, 7)]
 
 
 def test_a_session_that_fails_is_named_and_its_place_has_no_more(
@@ -286,7 +287,8 @@ def test_a_session_that_fails_is_named_and_its_place_has_no_more(
     done = lab.done()
     assert done.problems == [str(failed)]
     assert run.call_count == 1
-    assert {*done.evidence.runs} == {(arm, seed) for arm in ARMS for seed in range(3)}
+    runs = {*done.evidence.runs}
+    assert runs == {(arm, seed) for arm in ARMS for seed in range(3)}
     assert lab.carry(run=False)["M.loss"]["word"] == "confirmed"
 
 
@@ -321,7 +323,8 @@ def test_a_label_is_on_the_screen_in_the_results_and_on_the_page(
 ):
     folder = written(lab.root / "made", study())
     told(lab, capsys, "--judge", code=1)  # which writes nothing
-    assert [path.name for path in lab.root.rglob("*") if path.is_file()] == ["study.yaml"]
+    paths = lab.root.rglob("*")
+    assert [path.name for path in paths if path.is_file()] == ["study.yaml"]
     assert main([str(folder), f"output_dir={lab.root / 'out'}", "--json"]) == 0
     printed = capsys.readouterr()  # alone on stdout, and the same as those that are written
     (results,) = folder.glob("results.*.json")
@@ -331,7 +334,8 @@ def test_a_label_is_on_the_screen_in_the_results_and_on_the_page(
     assert "exploratory" not in printed.err
     assert "M.loss" in printed.err
     late = claim(LOSS, id="M.late", scale="ratio", expected=[0.5, None])
-    written(folder, study(claims=[claim(SPEED, expected=[1.05, 1.3]), LOSS, late]))
+    claims = [claim(SPEED, expected=[1.05, 1.3]), LOSS, late]
+    written(folder, study(claims=claims))
     tasks = lab.tasks
     assert ["exploratory: " in text for text in told(lab, capsys)] == [True, False, True]
     labels = [row["exploratory"] is not None for row in json.loads(results.read_text())["claims"]]

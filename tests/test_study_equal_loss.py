@@ -178,12 +178,8 @@ def test_below_what_was_stated_is_better(
 
 
 def test_a_bound_and_two_sides_are_of_the_ratio_too(tmp_path: Path) -> None:
-    stated = claim(
-        EQUAL,
-        expected=[0.95, 0.98],
-        two_sided=True,
-        mechanism={"bound": 0.95, "formula": "what was meant"},
-    )
+    mechanism = {"bound": 0.95, "formula": "what was meant"}
+    stated = claim(EQUAL, expected=[0.95, 0.98], two_sided=True, mechanism=mechanism)
     content = resulted(tmp_path, made(noise=0.0002), stated)
     (claimed,) = claims_of(content)
     assert claimed["word"] == "refuted"
@@ -430,7 +426,8 @@ def test_a_baseline_that_diverged_ends_the_study_with_the_reason(lab: Lab) -> No
     claims = lab.carry(claims=[EQUAL], seeds=[0, 1, 2, 3, 4, 5])
     assert claims["M.equal"]["refused"] == "mha diverged, seed 1"
     assert claims["M.equal"]["n"] == 3
-    assert lab.tasks == [name for seed in (0, 1, 2) for name in of_a_seed(seed)]
+    names = [name for seed in (0, 1, 2) for name in of_a_seed(seed)]
+    assert lab.tasks == names
 
 
 def test_a_length_that_fails_ends_the_study_with_1(
@@ -464,7 +461,8 @@ def test_the_shares_of_the_lengths_are_registered_and_other_claims_stay_as_they_
     both = registrations(lab.plan(claims=[EQUAL, SPEED, LOSS]))
     alone = registrations(lab.plan(claims=[SPEED, LOSS]))
     assert {name: both[name] for name in alone} == alone
-    changed = registrations(lab.plan(claims=[claim(EQUAL, expected=[None, 0.9])]))["M.equal"]
+    claims = [claim(EQUAL, expected=[None, 0.9])]
+    changed = registrations(lab.plan(claims=claims))["M.equal"]
     assert changed.subject == both["M.equal"].subject
     assert changed.hash != both["M.equal"].hash
     with pytest.MonkeyPatch.context() as patch:
@@ -478,7 +476,8 @@ def test_from_a_file_to_a_verdict_and_the_grid_that_asks_the_same(
 ) -> None:
     """The grid with `--equal-loss` finds all of its cells trained, and says the same."""
     words = [*STUDY["overrides"], "trainer.val_every=0", "trainer.checkpoint_every=0"]
-    content = study(claims=[EQUAL], overrides=words, scales=at(train=["trainer.steps=12"]))
+    scales = at(train=["trainer.steps=12"])
+    content = study(claims=[EQUAL], overrides=words, scales=scales)
     written(tmp_path / "made", content)
     planned = here("made", "scale=cpu", "--plan", module="nocap.study")
     assert "12 cells, 0 done, 12 to train" in planned.out
@@ -498,10 +497,10 @@ def test_from_a_file_to_a_verdict_and_the_grid_that_asks_the_same(
     (path,) = (tmp_path / "made").glob("results.cpu.*.json")
     (claimed,) = json.loads(path.read_text())["claims"]
     assert re.search(r"\d of the baseline's time at equal loss \[\d\.\d+, \d\.\d+\], n=3", done.out)
-    lengths = [
-        record for record in load([tmp_path / "outputs"]).records if record.length_of is not None
-    ]
-    assert sorted(record.config["trainer.steps"] for record in lengths) == [8] * 3 + [17] * 3
+    records = load([tmp_path / "outputs"]).records
+    lengths = [record for record in records if record.length_of is not None]
+    trainer_steps = sorted(record.config["trainer.steps"] for record in lengths)
+    assert trainer_steps == [8] * 3 + [17] * 3
     grid = here("--equal-loss", *words, "trainer.steps=12", "attention=flash,mqa", "seed=0,1,2")
     assert "12 finished; 0 trained now" in grid.out
     assert tree(tmp_path / "outputs" / "runs") == before

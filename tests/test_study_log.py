@@ -124,7 +124,8 @@ def test_another_machine_is_no_other_registration(lab: Lab, monkeypatch: pytest.
     monkeypatch.setattr(
         "nocap.config.defaults.precision", lambda *of_run: (Precision.bf16, "another CPU")
     )
-    assert lab.plan(overrides=plain).train["mha"].run.trainer.precision is Precision.bf16
+    mha = lab.plan(overrides=plain).train["mha"]
+    assert mha.run.trainer.precision is Precision.bf16
     assert hashes(lab, overrides=plain) == first
     assert hashes(lab, overrides=[*plain, "trainer.precision=bf16"]) != first
 
@@ -190,7 +191,8 @@ def test_a_claim_that_was_moved_after_its_result_is_exploratory(
 def test_what_a_study_beside_it_trained_is_known(lab: Lab):
     """What it timed is not: that is timed anew."""
     lab.carry("theirs", "theirs")
-    rows = lab.carry(claims=[claim(SPEED, guards=[]), LOOSE])
+    claims = [claim(SPEED, guards=[]), LOOSE]
+    rows = lab.carry(claims=claims)
     assert [row["exploratory"] for row in rows.values()] == [None, f"{AFTER}; {OTHER_ENDS}"]
 
 
@@ -239,16 +241,15 @@ def test_what_was_measured_again_is_told(lab: Lab):
     assert rows["M.speed"]["notes"] == [
         "measured again, and otherwise: mqa, seed 1, bench session 1"
     ]
-    assert [
+    losses = [
         line["val_loss"] for line in lab.lines("run") if (line["arm"], line["seed"]) == ("mqa", 1)
-    ] == [
-        3.001,
-        2.0,
     ]
+    assert losses == [3.001, 2.0]
 
 
 def test_an_older_baseline_and_another_machines_verdict_are_told(lab: Lab):
-    lab.carry("out", "theirs", arms={**ARMS, "mqa": ["attention=gqa"]}, claims=[LOSS])
+    arms = {**ARMS, "mqa": ["attention=gqa"]}
+    lab.carry("out", "theirs", arms=arms, claims=[LOSS])
     row = lab.carry(claims=[LOSS])["M.loss"]
     assert row["exploratory"] is None
     assert row["notes"] == ["older baseline: mha, seed 0 and 2 more"]
@@ -281,15 +282,19 @@ def test_the_logs_of_two_machines_are_merged_by_keeping_all_lines(tmp_path: Path
     first, second = path.read_text().splitlines(keepends=True)
     path.write_text(second + first)
     log = read(path)
-    assert [line.claim for line in log.of(RegistrationLine)] == ["2", "1"]
-    assert [line.claim for line in log.of(RegistrationLine, machine="a")] == ["1"]
+    claims = [line.claim for line in log.of(RegistrationLine)]
+    assert claims == ["2", "1"]
+    claims = [line.claim for line in log.of(RegistrationLine, machine="a")]
+    assert claims == ["1"]
 
 
 def test_a_line_in_an_older_form_names_the_line_before_it(tmp_path: Path):
     path = lines_in(tmp_path / FILE)
-    chained = {**json.loads(path.read_text().splitlines()[0]), "previous": ["0123456789abcdef"]}
+    content = json.loads(path.read_text().splitlines()[0])
+    chained = {**content, "previous": ["0123456789abcdef"]}
     path.write_text(json.dumps(chained) + "\n")
-    assert [line.claim for line in read(path).of(RegistrationLine)] == ["c0"]
+    claims = [line.claim for line in read(path).of(RegistrationLine)]
+    assert claims == ["c0"]
 
 
 # no time zone

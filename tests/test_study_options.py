@@ -120,7 +120,5 @@ def test_the_files_of_a_study_are_its_yaml_and_its_options() -> None:
         names |= {f"options/ideas/{idea}.py", f"options/ideas/{idea}.yaml"}
     files = files_of(load(REPO / "experiments" / "objectives"))
     assert {str(path) for path in files} == names
-    assert (
-        files[Path("study.yaml")]
-        == (REPO / "experiments" / "objectives" / "study.yaml").read_bytes()
-    )
+    content = (REPO / "experiments" / "objectives" / "study.yaml").read_bytes()
+    assert files[Path("study.yaml")] == content

@@ -135,7 +135,8 @@ def test_what_is_said_of_each_verdict(
 
 
 def test_an_arms_loss_is_of_the_runs_that_finished(tmp_path: Path):
-    made_study = loaded(tmp_path / "made", study(claims=[RACE], scales=at(lengths=[0.25, 0.5])))
+    scales = at(lengths=[0.25, 0.5])
+    made_study = loaded(tmp_path / "made", study(claims=[RACE], scales=scales))
     result = resulted(made_study, both(by_law("mqa", diverged=1), by_law("mha"), pace=pace(1.1)))
     mha, mqa = result.arms
     assert mha.val_loss is not None
@@ -150,7 +151,8 @@ def test_an_arms_loss_is_of_the_runs_that_finished(tmp_path: Path):
 def test_a_gain_that_is_only_bounded_shows_its_lower_end(tmp_path: Path):
     """Its shortest schedule, a quarter of 400 steps, already ends at the baseline's loss; twice the
     pace is eight times as fast, or more."""
-    made_study = loaded(tmp_path / "made", study(claims=[RACE], scales=at(lengths=[0.25, 0.5])))
+    scales = at(lengths=[0.25, 0.5])
+    made_study = loaded(tmp_path / "made", study(claims=[RACE], scales=scales))
     paces = [
         session(pace(speed)[0].measured.arms, number=i)
         for i, speed in enumerate([1.9, 2.0, 2.1], 1)
@@ -173,14 +175,16 @@ NOISE_OF_A_PAIR = {"sd": 0.02, "df": 4.4, "source": "24 pairs of arms"}
 
 
 def test_results_fit_their_schema(tmp_path: Path) -> None:
-    known = json.loads(Path(schema.__file__).with_name("result.schema.json").read_text())
+    text = Path(schema.__file__).with_name("result.schema.json").read_text()
+    known = json.loads(text)
     assert known == schema.schema(), (
         "write it anew: python -c 'import json; from nocap.study.schema import schema; "
         "print(json.dumps(schema(), indent=1))' > nocap/study/result.schema.json"
     )
     jsonschema = pytest.importorskip("jsonschema")
     validator = jsonschema.Draft202012Validator(known)
-    made_study = loaded(tmp_path / "made", study(claims=[RACE], scales=at(lengths=[0.25, 0.5])))
+    scales = at(lengths=[0.25, 0.5])
+    made_study = loaded(tmp_path / "made", study(claims=[RACE], scales=scales))
     result = resulted(made_study, both(by_law("mqa", diverged=1), by_law("mha"), pace=pace(1.1)))
     committed = sorted((Path(__file__).parents[1] / PLACE).glob("*/results.*.json"))
     assert committed
@@ -209,17 +213,13 @@ def test_a_file_that_is_no_result_is_refused(tmp_path: Path, content: Json, why:
 
 def test_a_declared_noise_reaches_the_verdict_and_its_sentence(tmp_path: Path):
     scales = at(noise={"val_loss": NOISE_OF_A_PAIR})
-    made_study = loaded(
-        tmp_path / "made", study(scales=scales, claims=[claim(LOSS, expected=[-0.1, None]), SPEED])
-    )
+    claims = [claim(LOSS, expected=[-0.1, None]), SPEED]
+    made_study = loaded(tmp_path / "made", study(scales=scales, claims=claims))
     result = resulted(made_study, speeds(FAST, SAME))
     loss, speed = claims_of(result)
     (guard,) = speed["guards"]
-    assert [row["noise"] for row in (loss, speed, guard)] == [
-        NOISE_OF_A_PAIR,
-        None,
-        NOISE_OF_A_PAIR,
-    ]
+    noises = [row["noise"] for row in (loss, speed, guard)]
+    assert noises == [NOISE_OF_A_PAIR, None, NOISE_OF_A_PAIR]
     half = 0.02 / math.sqrt(3) * stats.t.isf(0.005, 2 + 4.4)
     assert loss["measured"]["high"] - loss["measured"]["mid"] == pytest.approx(half)
     # a ratio of losses of 3
@@ -288,9 +288,8 @@ def test_a_report_keeps_its_authors_text(tmp_path: Path):
 
 def test_the_leaderboard_has_a_row_a_claim(tmp_path: Path):
     for name, worse in {"slow": -0.05, "quick": -0.2}.items():
-        made_study = loaded(
-            tmp_path / name, study(claims=[RACE, STEPS], scales=at(lengths=[0.25, 0.5]))
-        )
+        scales = at(lengths=[0.25, 0.5])
+        made_study = loaded(tmp_path / name, study(claims=[RACE, STEPS], scales=scales))
         evidence = both(by_law("mqa", worse=worse), by_law("mha"), pace=pace(1.1))
         pages.write(made_study, tmp_path / name, resulted(made_study, evidence))
     (tmp_path / "empty").mkdir()
@@ -318,9 +317,8 @@ DIVERGED = (None, Ending.diverged)
 
 
 def made(tmp_path: Path, *claims: Json, **changed: Any) -> Study:
-    return loaded(
-        tmp_path / "made", study(claims=list(claims), scales=at(lengths=[0.25, 0.5]), **changed)
-    )
+    scales = at(lengths=[0.25, 0.5])
+    return loaded(tmp_path / "made", study(claims=list(claims), scales=scales, **changed))
 
 
 def measured(
@@ -453,12 +451,10 @@ PARTS: Json = {
 )
 def test_measurements_of_a_profile(tmp_path: Path, changed: Json, value: float):
     base = claim(SPEED, guards=[], expected=[0.1, None], mechanism={"formula": "f"})
-    made_study = loaded(tmp_path / "made", study(claims=[claim(base, **changed), LOSS]))
-    (measurement,) = measurements(
-        made_study.claims[0],
-        made_study,
-        Evidence(sessions={"parts": [session({"mqa": PARTS}, kind="parts")]}),
-    )
+    claims = [claim(base, **changed), LOSS]
+    made_study = loaded(tmp_path / "made", study(claims=claims))
+    sessions = {"parts": [session({"mqa": PARTS}, kind="parts")]}
+    (measurement,) = measurements(made_study.claims[0], made_study, Evidence(sessions=sessions))
     assert measurement.arm == "mqa"
     assert measurement.repeat == 1
     assert measurement.metric == METRICS[changed["metric"]]
@@ -486,7 +482,8 @@ def bounded(tmp_path: Path, rule: str, evidence: Evidence, **changed: Any) -> fl
         **({"parts": ["scores"]} if rule == "amdahl" else {}),
     }
     changed = {"mechanism": mechanism, "guards": [], **changed}
-    made_study = loaded(tmp_path / "made", study(claims=[claim(SPEED, **changed), LOSS]))
+    claims = [claim(SPEED, **changed), LOSS]
+    made_study = loaded(tmp_path / "made", study(claims=claims))
     return bound(made_study.claims[0], made_study, evidence)
 
 

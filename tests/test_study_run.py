@@ -27,14 +27,13 @@ COMMAND = ("-m", "nocap.study", "made", "scale=cpu", "output_dir=out")
 def left(root: Path) -> SimpleNamespace:
     """What a study left in the folders `made` and `out`."""
     (results,) = root.glob("made/results.cpu.*.json")
+    runs = {path.name: json_of(path / "summary.json") for path in (root / "out" / "runs").iterdir()}
     return SimpleNamespace(
         results=json_of(results),
         claims=json_of(results)["claims"],
         log=read(root / "made" / FILE),
         page=(root / "made" / "README.md").read_text(),
-        runs={
-            path.name: json_of(path / "summary.json") for path in (root / "out" / "runs").iterdir()
-        },
+        runs=runs,
         sessions={
             path.name: json_of(path)
             for path in sorted(root.glob("out/studies/made/cpu/sessions/b*.json"))
@@ -58,7 +57,8 @@ def root(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Path:
                 patch.setitem(roofline.PRODUCT, Device.cpu, 256)
                 env = {"NOCAP_CACHE": str(cache_dir)}
                 done = called(*COMMAND[2:], cwd=root, module="nocap.study.__main__", env=env)
-            (root / "done.json").write_text(json.dumps([done.code, done.out, done.err]))
+            text = json.dumps([done.code, done.out, done.err])
+            (root / "done.json").write_text(text)
     return root
 
 

@@ -129,7 +129,8 @@ def test_decoding_writes_one_text_with_every_engine_or_refuses(monkeypatch: pyte
 
 def asked(*overrides: str, place: str = "parts") -> Session:
     how = {"repeats": 1} if place == "parts" else {}
-    return Session(place=place, how=how, arms={"mha": composed([*BATCH, *overrides])})
+    arms = {"mha": composed([*BATCH, *overrides])}
+    return Session(place=place, how=how, arms=arms)
 
 
 def test_a_session_is_run_again_when_its_result_could_differ():
@@ -156,9 +157,8 @@ def test_a_session_is_run_once_and_knows_when_it_was(
     ended = datetime.fromisoformat(first.ended)
     assert before <= started <= ended <= now()
     assert first.figures["mha"].step_ms > 0
-    assert [path.name for path in (tmp_path / "sessions").iterdir()] == [
-        f"parts-mha-1-{asked().key}.json"
-    ]
+    paths = (tmp_path / "sessions").iterdir()
+    assert [path.name for path in paths] == [f"parts-mha-1-{asked().key}.json"]
     monkeypatch.setattr(subprocess, "run", lambda *args, **more: pytest.fail("it was run again"))
     assert [asked().run(tmp_path)] == [first]
     assert asked().results(tmp_path) == [first]

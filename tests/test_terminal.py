@@ -97,7 +97,8 @@ COSTS = {
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_what_is_left_out_is_named(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    costs = rendered(width, monkeypatch).partition("\nWhat each arm is\n")[2].partition("\n\n")[0]
+    words = rendered(width, monkeypatch).partition("\nWhat each arm is\n")
+    costs = words[2].partition("\n\n")[0]
     assert costs.partition("\nleft out")[2] == COSTS.get(width, "").removeprefix("left out")
 
 
@@ -170,11 +171,8 @@ def test_a_pipe_gets_80_columns_without_a_style() -> None:
 
 
 def table(*rows: Sequence[object], heads: Sequence[str], keep: str = "") -> str:
-    return str(
-        Table(
-            title="", columns=[Column(title=head, keep=head == keep) for head in heads], rows=rows
-        )
-    )
+    columns = [Column(title=head, keep=head == keep) for head in heads]
+    return str(Table(title="", columns=columns, rows=rows))
 
 
 def test_a_word_of_a_verdict_fits_the_narrowest_column() -> None:
@@ -209,11 +207,8 @@ def test_of_a_cell_the_interval_goes_to_a_line_of_its_own(monkeypatch: pytest.Mo
     monkeypatch.setenv("COLUMNS", "20")
     columns = [Column(title="arm"), Column(title="speed", show=lambda cell: cell)]
     cell = TableCell(text="7.4% faster", small="[1% to 13%]")
-    assert str(Table(title="", columns=columns, rows=[["gqa", cell]])).splitlines() == [
-        "arm  speed",
-        "gqa  7.4% faster",
-        "     [1% to 13%]",
-    ]
+    lines = str(Table(title="", columns=columns, rows=[["gqa", cell]])).splitlines()
+    assert lines == ["arm  speed", "gqa  7.4% faster", "     [1% to 13%]"]
 
 
 def test_hostile_names_obey_the_width(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,7 +238,8 @@ def test_curves_that_meet_take_turns() -> None:
     text = drawn(
         [level("a", 3.0), level("b", 3.0), level("c", 4.0)], x="steps", y="loss", width=8, height=3
     )
-    rows = [line.partition("┤")[2] for line in text.splitlines()[1:4]]
+    lines = text.splitlines()[1:4]
+    rows = [line.partition("┤")[2] for line in lines]
     assert rows == ["××××××××", "", "•+•+•+•+"]
 
 
@@ -274,7 +270,8 @@ def test_where_the_encoding_is_ascii_all_is_drawn_in_ascii(monkeypatch: pytest.M
     monkeypatch.undo()
     assert plot.isascii()
     assert text.isascii()
-    assert [line[0] for line in plot.splitlines()[-len(MARKS) :]] == [*expected]
+    lines = plot.splitlines()[-len(MARKS) :]
+    assert [line[0] for line in lines] == [*expected]
 
 
 def test_lines_of_a_picture_differ_without_colours() -> None:

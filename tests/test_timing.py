@@ -41,15 +41,16 @@ SPEEDS = {
 def timing(*, noise: float = 0.0, rounds: int = 12) -> Timing:
     """The arms of `test_equal_loss.grid` on another machine, in rounds with this deviation."""
     rng = np.random.default_rng(5)
+    seconds = {
+        arm: (1e-4 * speed * np.exp(rng.normal(0, noise, rounds))).tolist()
+        for arm, speed in SPEEDS.items()
+    }
     return Timing(
         started="2026-11-28T10:00:00+00:00",
         machine="b",
         machine_name="b",
         clock="process CPU time, one thread",
-        seconds={
-            arm: (1e-4 * speed * np.exp(rng.normal(0, noise, rounds))).tolist()
-            for arm, speed in SPEEDS.items()
-        },
+        seconds=seconds,
         left_out={},
     )
 
@@ -91,8 +92,10 @@ def test_intervals_of_two_kinds_of_repeats_hold_the_truth(arms: int) -> None:
 
 
 def test_too_few_rounds_give_no_interval() -> None:
-    assert of_pairs([1.0, 1.1, 1.2], beside=[0.0, 0.1]).half_width == math.inf
-    assert of_arms([[1.0, 1.1, 1.2]] * 2, beside=[[0.0, 0.1]] * 2)[0].half_width == math.inf
+    half_width = of_pairs([1.0, 1.1, 1.2], beside=[0.0, 0.1]).half_width
+    assert half_width == math.inf
+    half_width = of_arms([[1.0, 1.1, 1.2]] * 2, beside=[[0.0, 0.1]] * 2)[0].half_width
+    assert half_width == math.inf
 
 
 # --- what the comparison makes of it --------------------------------------------------------------
@@ -136,9 +139,8 @@ def test_the_time_at_equal_loss_has_the_noise_of_both() -> None:
 
 def test_a_timing_that_lacks_an_arm_is_named_and_not_used() -> None:
     whole = timing()
-    short = replace(
-        whole, seconds={arm: x for arm, x in whole.seconds.items() if "gqa-swiglu" not in arm}
-    )
+    seconds = {arm: x for arm, x in whole.seconds.items() if "gqa-swiglu" not in arm}
+    short = replace(whole, seconds=seconds)
     comparison = timed(short)
     assert comparison.timing is None
     why = "the timing of 2026-11-28T10:00:00+00:00 lacks gqa swiglu: speeds are those of the runs"
@@ -216,9 +218,8 @@ def test_a_grid_of_the_same_arms_takes_the_timing_of_the_one_before(tmp_path: Pa
         "how": {},
         "arms": {},
     }
-    path.write_text(
-        json.dumps({**content, "started": at, "ended": at, "measured": {"arms": {"a": arm}}})
-    )
+    text = json.dumps({**content, "started": at, "ended": at, "measured": {"arms": {"a": arm}}})
+    path.write_text(text)
     assert one.folder != two.folder
     InTurns(seconds=5.0).measure(two, one.folder)
     assert session.path(two.folder, 1).read_bytes() == path.read_bytes()

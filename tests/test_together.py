@@ -64,9 +64,8 @@ def small(*words):
 
 
 def with_ideas(names, *words):
-    return replace(
-        small(*words), ideas={name: small(f"ideas=[{name}]").ideas[name] for name in names}
-    )
+    ideas = {name: small(f"ideas=[{name}]").ideas[name] for name in names}
+    return replace(small(*words), ideas=ideas)
 
 
 def refusal(names, *words):
@@ -160,7 +159,6 @@ def test_their_run_has_a_folder_that_a_file_system_takes(name, tmp_path):
 @pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("ignore")
 def test_as_many_as_fit_pass_what_nocap_check_runs(tmp_path):
-    ended = list(
-        results(OptionTrial(group="ideas", name=",".join(as_many_as_fit()), folder=tmp_path))
-    )
+    name = ",".join(as_many_as_fit())
+    ended = list(results(OptionTrial(group="ideas", name=name, folder=tmp_path)))
     assert [line for line in ended if line[0] == "FAIL"] == []

@@ -106,7 +106,8 @@ def run_dir(tmp_path: Path) -> Path:
         }
         for step in range(ROWS)
     ]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (folder / "metrics.jsonl").write_text(text)
     return folder
 
 
@@ -265,10 +266,11 @@ def made_folder(path: Path) -> Path:
 def test_runs_of_one_arm_alone_have_one_arm_id(tmp_path: Path) -> None:
     """Two arms of two grids may have one name."""
     plan = planned(tmp_path / "out")
+    parts = {**plan.parts, "source": {"nocap.model.gpt": "0" * 12}}
     others = {
         "a seed": planned(tmp_path / "out", "seed=5"),
         "a key": planned(tmp_path / "out", "optimizer.weight_decay=0.5"),
-        "code": replace(plan, parts={**plan.parts, "source": {"nocap.model.gpt": "0" * 12}}),
+        "code": replace(plan, parts=parts),
         "data": replace(plan, parts={**plan.parts, "data": "0" * 12}),
         "machine": replace(plan, parts={**plan.parts, "environment": {"device": "Another CPU"}}),
     }
@@ -292,7 +294,8 @@ def test_a_run_outside_of_grids_is_named_by_its_options_and_the_keys_that_were_t
         "tracker=none",
         "seed=3",
     )
-    plan = replace(planned(Path("absent"), *words), swept=typed_keys(composed(words).run, words))
+    swept = typed_keys(composed(words).run, words)
+    plan = replace(planned(Path("absent"), *words), swept=swept)
     facts = run_facts(to_plain(plan.run), plan.run_dir, manifest(plan, []))
     arm = "nano-gqa-gelu4x-wsd-adamw lr=0.002"
     assert facts.name == f"{arm} s3"
@@ -601,7 +604,8 @@ def test_a_missing_package_costs_one_line_and_no_other_tracker(
     session.log({"step": 0})
     session.finish(summary={}, status="finished")
     assert session.url_or_hint is None
-    assert capsys.readouterr().err.splitlines() == [
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
         "nocap: tracker=tensorboard: no mirror of this run from here on: it needs tensorboard: "
         "pip install "
         "'nocap[tensorboard]'",

@@ -90,7 +90,8 @@ def test_a_gain_is_that_of_two_samples_where_no_seed_is_shared():
 
 def test_more_is_better_where_it_is_said():
     made = losses(0.05, 3)
-    assert only({ACCURACY: made}, question(3, metrics=[ACCURACY])).word is Outcome.worse
+    word = only({ACCURACY: made}, question(3, metrics=[ACCURACY])).word
+    assert word is Outcome.worse
 
 
 @pytest.mark.parametrize(("there", "analysed"), [(1, 1), (2, 2), (3, 3), (5, 3), (8, 6), (12, 12)])
@@ -107,10 +108,8 @@ def test_repeats_are_judged_at_the_analyses_alone(there: int, analysed: int):
 
 def test_equal_arms_show_no_difference():
     made = losses(0.0, 3)
-    assert (
-        only({LOSS: {"base": made["base"], "idea": made["base"]}}, question(3)).word
-        is Outcome.unclear
-    )
+    word = only({LOSS: {"base": made["base"], "idea": made["base"]}}, question(3)).word
+    assert word is Outcome.unclear
 
 
 @pytest.mark.parametrize(

@@ -61,9 +61,8 @@ def test_it_goes_on_as_long_as_something_is_open_and_after_a_stop(
     again = here(*words)
     assert "trained now" in again.out
     assert "; 0 trained now" in again.out
-    assert [line for line in again.out.splitlines() if line.startswith("until")] == [
-        line for line in done.out.splitlines() if line.startswith("until")
-    ]
+    lines = [line for line in again.out.splitlines() if line.startswith("until")]
+    assert lines == [line for line in done.out.splitlines() if line.startswith("until")]
 
 
 def test_it_ends_at_the_first_look_where_all_is_shown(tmp_path: Path, here: Door) -> None:

@@ -380,12 +380,11 @@ def test_each_scale_of_a_study_has_its_margin():
         ValueError, match=r"guard val_loss\.margins must name the scale slurm, got cpu, gpu"
     ):
         judge(made, *metrics, at="slurm")
-    ratio = claim(guards=[Guard(metric="val_loss", scale=Scale.ratio, margins={"cpu": 1.01})])
+    guards = [Guard(metric="val_loss", scale=Scale.ratio, margins={"cpu": 1.01})]
+    ratio = claim(guards=guards)
     # 1% of 3.4 is 0.034
-    assert [judge(ratio, speeds(IN), losses(*around(-x))).word for x in (0.03, 0.04)] == [
-        CONFIRMED,
-        REFUTED,
-    ]
+    words = [judge(ratio, speeds(IN), losses(*around(-x))).word for x in (0.03, 0.04)]
+    assert words == [CONFIRMED, REFUTED]
 
 
 def test_what_agrees_but_for_rounding_is_within():
@@ -433,9 +432,8 @@ def test_pairs_are_analysed_at_three_six_and_twelve_and_at_no_other_number():
         assert judged.n == counted
         assert judged.primary.analysis == analysis
         assert judged.missing == []
-        assert judged.primary.interval().half_width == pytest.approx(
-            half(gains[:counted], analysis=analysis)
-        )
+        half_width = judged.primary.interval().half_width
+        assert half_width == pytest.approx(half(gains[:counted], analysis=analysis))
         assert judged.word is (CONFIRMED if n < 6 else INCONCLUSIVE)
 
 
@@ -558,7 +556,8 @@ def test_bounds_that_are_equal_have_no_spread_and_decide_nothing():
     most = Ending.at_most
     exact = Ending.measured
     for sides in ((most, exact), (exact, most), (most, most)):
-        assert {bounded(*sides, low, 0.0).word for low in (0.5, 2.0)} == {INCONCLUSIVE}
+        words = {bounded(*sides, low, 0.0).word for low in (0.5, 2.0)}
+        assert words == {INCONCLUSIVE}
     # two arms that are one run agree to the last bit
     assert bounded(exact, exact, 1.3, 0.0).word is CONFIRMED
     low_end = bounded(most, exact, 1.2, 0.1)  # at most 300 steps for 400
@@ -595,9 +594,8 @@ def test_a_speed_must_clear_its_end_by_the_bias_of_an_instance():
     for factor, word in ((math.exp(-1e-4), REFUTED), (math.exp(1e-4), INCONCLUSIVE)):
         assert judge(made, speeds([factor / g for g in gains])).word is word
     step = claim(metric="step_ms", scale=Scale.difference, expected=[1.0, None], mechanism=NO_BOUND)
-    assert judge(
-        step, ("step_ms", [200.0] * 3, [202.0] * 3)
-    ).primary.interval().half_width == pytest.approx(0.005 * 201)
+    half_width = judge(step, ("step_ms", [200.0] * 3, [202.0] * 3)).primary.interval().half_width
+    assert half_width == pytest.approx(0.005 * 201)
     steps = claim(
         metric="steps_to_target", expected=[1.0, None], target="baseline"
     )  # counted, not timed
@@ -638,15 +636,12 @@ def test_a_declared_noise_narrows_and_is_dropped_where_pairs_contradict_it():
     assert alone.word == CONFIRMED
     assert known.word == INCONCLUSIVE
     assert alone.primary.interval().half_width == pytest.approx(half(gains))
-    assert known.primary.interval().half_width == pytest.approx(
-        stats.t.isf(0.005, 10) * 0.01 / math.sqrt(3)
-    )
+    half_width = known.primary.interval().half_width
+    assert half_width == pytest.approx(stats.t.isf(0.005, 10) * 0.01 / math.sqrt(3))
     assert judge(claim(**LOSS), losses(*(g + 0.01 for g in gains)), noise=QUIET).word is CONFIRMED
     loud = [0.01, 0.03, 0.02]
-    assert [judge(claim(**LOSS), losses(*loud), noise=noise).word for noise in ({}, QUIET)] == [
-        INCONCLUSIVE,
-        CONFIRMED,
-    ]
+    words = [judge(claim(**LOSS), losses(*loud), noise=noise).word for noise in ({}, QUIET)]
+    assert words == [INCONCLUSIVE, CONFIRMED]
     for spread, method in (
         (0.02, "pairs, noise declared"),
         (0.022, "pairs (Student)"),

@@ -46,10 +46,11 @@ def nocap(here: Path, server: WandbServer | None, command: str, *words: str, **e
     """`python -m nocap.COMMAND WORDS…` in this folder, with a login at this server or without
     one."""
     login = {"WANDB_BASE_URL": server.url, "WANDB_API_KEY": KEY} if server else {}
+    env = environment(here, **QUICK, **login, **extra)
     return subprocess.run(
         [sys.executable, "-m", f"nocap.{command}", *words],
         cwd=here,
-        env=environment(here, **QUICK, **login, **extra),
+        env=env,
         capture_output=True,
         text=True,
         timeout=300,
@@ -137,15 +138,17 @@ class Lab:
         """Train from row `first` to row `last`, as the record then has it."""
         shutil.rmtree(self.folder / "checkpoints", ignore_errors=True)
         lines = (self.whole / "metrics.jsonl").read_bytes().splitlines(keepends=True)
-        (self.folder / "metrics.jsonl").write_bytes(b"".join(lines[:last]))
+        content = b"".join(lines[:last])
+        (self.folder / "metrics.jsonl").write_bytes(content)
         (self.folder / "summary.json").unlink(missing_ok=True)
         if how == "end":
             shutil.copy(self.whole / "summary.json", self.folder)
         words = [str(self.folder), mode, how, str(first), str(last)]
+        env = environment(self.here, **QUICK, WANDB_BASE_URL=server.url, WANDB_API_KEY=KEY)
         return subprocess.run(
             [sys.executable, "-c", PLAY, *words],
             cwd=self.here,
-            env=environment(self.here, **QUICK, WANDB_BASE_URL=server.url, WANDB_API_KEY=KEY),
+            env=env,
             capture_output=True,
             text=True,
             timeout=120,
@@ -296,7 +299,8 @@ def test_a_training_that_a_kill_sets_back_is_one_run_with_each_step_once(
     assert "starting again from the last checkpoint (1 of 1)" in done.stderr
     run = only(server)
     expected = recorded(folder_of(tmp_path))
-    assert [row["step"] for row in run.rows] == list(range(31))
+    steps = [row["step"] for row in run.rows]
+    assert steps == list(range(31))
     for name in ("step", "tokens", "eval/loss", "train/loss", "train/lr"):
         assert [row.get(name) for row in run.rows] == [row.get(name) for row in expected]
     assert run.summary["eval/loss"] == summary_of(folder_of(tmp_path))["val_loss"]
@@ -309,8 +313,9 @@ def test_a_server_that_starts_late_gets_all_rows(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as early:
         port = early.getsockname()[1]
         login = {"WANDB_BASE_URL": f"http://127.0.0.1:{port}", "WANDB_API_KEY": KEY}
+        command = [sys.executable, "-m", "nocap.train", *WORDS, *words]
         training = subprocess.Popen(
-            [sys.executable, "-m", "nocap.train", *WORDS, *words],
+            command,
             cwd=tmp_path,
             env=environment(tmp_path, **QUICK, **login),
             stdout=subprocess.PIPE,
@@ -431,7 +436,8 @@ def test_a_stopped_run_is_marked_and_a_diverged_one_alerts(lab: Lab, server: Wan
 def agent(here: Path, run_id: str, **values: object) -> dict[str, str]:
     """The environment and the file of parameters that `wandb agent` gives to a command."""
     path = here / f"{run_id}.yaml"
-    path.write_text("".join(f"{key}:\n  value: {value}\n" for key, value in values.items()))
+    text = "".join(f"{key}:\n  value: {value}\n" for key, value in values.items())
+    path.write_text(text)
     ids = {"WANDB_SWEEP_ID": "sweep", "WANDB_RUN_ID": run_id, "WANDB_SWEEP_PARAM_PATH": str(path)}
     return {**ids, "WANDB_PROJECT": "swept", "WANDB_ENTITY": ENTITY}
 
@@ -550,9 +556,8 @@ def test_the_start_says_where_and_sends_what_is_known(tmp_path: Path, server: Wa
     assert run.config["swept"] == "steps, val_every"
     noise = {"output_dir", "cache_dir", "store", "tracker", "options"}
     assert not [key for key in run.config if key.partition(".")[0] in noise]
-    assert [key for key in run.config if key == "attention" or key.endswith("/attention")] == [
-        "attention"
-    ]
+    keys = [key for key in run.config if key == "attention" or key.endswith("/attention")]
+    assert keys == ["attention"]
 
 
 GRID = ("-m", *WORDS, "seed=0,1", "trainer.steps=5")

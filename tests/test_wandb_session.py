@@ -219,7 +219,8 @@ def test_rows_that_a_resumed_record_has_otherwise_are_no_loss(
     assert second.sent == 2
     assert second.complete
     (run,) = client.server.runs.values()
-    assert [row["step"] for row in run.rows] == [0, 1, 2, 3, 4, 6]
+    steps = [row["step"] for row in run.rows]
+    assert steps == [0, 1, 2, 3, 4, 6]
 
 
 def test_a_resumed_record_is_not_complete_by_the_rows_of_before(
@@ -336,7 +337,8 @@ def test_a_folder_of_before_that_cannot_be_removed_costs_no_mirror(
 
     (tmp_path / "wandb" / "offline-run-1").mkdir(parents=True)
     monkeypatch.setattr("shutil.rmtree", remove)
-    assert tracker().open(facts_of(tmp_path)).link == client.runs[0].url
+    link = tracker().open(facts_of(tmp_path)).link
+    assert link == client.runs[0].url
 
 
 def with_checkpoint(folder: Path) -> RunFacts:
@@ -463,7 +465,8 @@ def test_a_comparison_that_was_not_uploaded_ends_sync_with_1(
     grid = outputs / "grids" / "a-grid"
     grid.mkdir(parents=True)
     cell = {"identity": run.name.rpartition("-")[2], "run": run.name}
-    (grid / "grid.json").write_text(json.dumps({"name": grid.name, "cells": [cell]}))
+    content = {"name": grid.name, "cells": [cell]}
+    (grid / "grid.json").write_text(json.dumps(content))
     assert runs.main(["sync"]) == 0
     (grid / REPORT).write_text("a report")
     client.refuses = True

@@ -72,10 +72,8 @@ def test_quotes_escapes_and_mappings_are_read_as_before() -> None:
 
 def test_a_text_or_a_list_of_texts() -> None:
     assert compose([*WITHOUT_DATA, "data=text", "data.path=2024_11"]).data.path == "2024_11"
-    assert compose([*WITHOUT_DATA, "data=text", "data.path=[2024_11,1e5]"]).data.path == [
-        "2024_11",
-        "1e5",
-    ]
+    run = compose([*WITHOUT_DATA, "data=text", "data.path=[2024_11,1e5]"])
+    assert run.data.path == ["2024_11", "1e5"]
 
 
 def test_null_is_empty_where_a_key_may_be_empty_and_text_in_quotes() -> None:

@@ -67,7 +67,8 @@ class StoredRun:
     def hidden(self) -> set[str]:
         """Return the metrics of which the client asked for no panel. In its protocol a metric has
         its name under 1, and its options under 6, where 2 is hidden."""
-        stored = json.loads(self.described.get("config") or "{}").get("_wandb", {}).get("value", {})
+        content = json.loads(self.described.get("config") or "{}")
+        stored = content.get("_wandb", {}).get("value", {})
         return {
             metric["1"]
             for metric in stored.get("m", [])
@@ -78,6 +79,7 @@ class StoredRun:
         """Return it as GraphQL shows it."""
         place = {"id": "P", "name": self.project, "entity": {"id": "E", "name": self.entity}}
         history = self.file("wandb-history.jsonl")
+        text = json.dumps(self.file("wandb-events.jsonl")[-1:])
         return {
             "id": f"bucket-{self.id}",
             "name": self.id,
@@ -93,7 +95,7 @@ class StoredRun:
             "eventsLineCount": len(self.file("wandb-events.jsonl")),
             "logLineCount": len(self.file("output.log")),
             "historyTail": json.dumps(history[-1:]),
-            "eventsTail": json.dumps(self.file("wandb-events.jsonl")[-1:]),
+            "eventsTail": text,
             # without `t` the client takes the run for one that never began
             "wandbConfig": '{"t": 1}',
         }

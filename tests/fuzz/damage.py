@@ -247,9 +247,10 @@ def shut(path: Path, rng: random.Random) -> bool:
 
 def others(path: Path, rng: random.Random) -> bool:
     """The file or folder of the same name of another run, or of the same run's other checkpoint."""
+    paths = Path().glob(f"**/{path.name}")
     candidates = sorted(
         other
-        for other in Path().glob(f"**/{path.name}")
+        for other in paths
         if other != path and other.is_file() == path.is_file() and path not in other.parents
     )
     if not candidates or not path.exists() or path == Path("outputs"):
@@ -299,11 +300,8 @@ def copied(path: Path, rng: random.Random) -> bool:
     place = _other_name(path, rng)
     # which would make a run of any folder
     if rng.random() < 0.3 and path.name not in ("manifest.json", "summary.json"):
-        folders = [
-            folder
-            for folder in sorted(Path("outputs").glob("*/**/"))
-            if path not in (folder, *folder.parents)
-        ]
+        paths = sorted(Path("outputs").glob("*/**/"))
+        folders = [folder for folder in paths if path not in (folder, *folder.parents)]
         place = rng.choice(folders) / path.name if folders else place
     if not path.exists() or os.path.lexists(place):
         return False
@@ -427,7 +425,8 @@ def in_json(path: Path, rng: random.Random) -> None:
     before = path.read_text(errors="replace")
     rows = before.splitlines() if path.suffix == ".jsonl" else [before]
     at = rng.randrange(len(rows))
-    rows[at] = _text(*_put(json.loads(rows[at]), rng, RAW))
+    content = json.loads(rows[at])
+    rows[at] = _text(*_put(content, rng, RAW))
     path.write_text("\n".join(rows) + "\n", errors="surrogatepass")
 
 
@@ -480,14 +479,11 @@ def stamped(operator: Operator) -> Operator:
         done = operator(path, rng)
         sums = path.with_name("manifest.json")
         if done and sums.is_file():
-            sums.write_text(
-                json.dumps(
-                    {
-                        **json.loads(sums.read_text()),
-                        path.name: hashlib.sha256(path.read_bytes()).hexdigest(),
-                    }
-                )
-            )
+            content = {
+                **json.loads(sums.read_text()),
+                path.name: hashlib.sha256(path.read_bytes()).hexdigest(),
+            }
+            sums.write_text(json.dumps(content))
         return done and sums.is_file()
 
     return forged

@@ -110,10 +110,8 @@ def _said(out: str) -> list[str]:
 def state(folder: Path) -> Any:
     """The last step's weights and optimizer, as hashes, and the rows."""
     (last,) = sorted((folder / "checkpoints").glob(f"step-{'[0-9]' * 8}"))[-1:]
-    hashes = {
-        file.name: hashlib.sha256(file.read_bytes()).hexdigest()
-        for file in sorted(last.glob("*.safetensors"))
-    }
+    paths = sorted(last.glob("*.safetensors"))
+    hashes = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in paths}
     return last.name, hashes, steady(folder)
 
 
@@ -295,15 +293,13 @@ def _framed(done: Answer) -> Numbers:
         "wall_s",
         "kernel",
     )
-    return {row["identity"]: {key: row[key] for key in kept} for row in json.loads(done.value)}
+    content = json.loads(done.value)
+    return {row["identity"]: {key: row[key] for key in kept} for row in content}
 
 
 def _begun(done: Answer) -> Numbers:
-    folders = [
-        path
-        for path in Path("outputs/runs").glob("nano-*-s2-*")
-        if path.name not in RUNS["half"] and path.is_dir()
-    ]
+    paths = Path("outputs/runs").glob("nano-*-s2-*")
+    folders = [path for path in paths if path.name not in RUNS["half"] and path.is_dir()]
     (folder,) = [
         path for path in folders if (path / "summary.json").stat().st_mtime >= done.began
     ]  # no copy

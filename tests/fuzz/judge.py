@@ -90,7 +90,8 @@ class Bench:
         return applicable(self.library / target)
 
     def random_case(self, rng: random.Random) -> Case:
-        door = rng.choices(list(self.doors), [door.weight for door in self.doors.values()])[0]
+        weights = [door.weight for door in self.doors.values()]
+        door = rng.choices(list(self.doors), weights)[0]
         wounds = []
         for _ in range(rng.choices((1, 2, 3), (6, 3, 1))[0]):
             target = rng.choice(self.targets[door])
@@ -170,7 +171,8 @@ class Judge:
             return Verdict("hang", _last_places(said.trace))
         if said.crash is not None or "Traceback" in said.err:
             return Verdict("traceback", said.crash or said.err)
-        if control := CONTROL.search(said.out.replace("\r\n", "\n") + said.err):
+        out = said.out.replace("\r\n", "\n")
+        if control := CONTROL.search(out + said.err):
             return Verdict("escape", repr(control.group()))
         if wrote := self._wrote(before, after):
             return Verdict("wrote", wrote)
@@ -280,11 +282,8 @@ class Judge:
             for part in (*path.parts[-3:], *path.parts[2:3])
             if part not in ("outputs", "runs", "grids")
         }
-        return (
-            near
-            | {name.rpartition("-")[2] for name in near if name.startswith("nano-")}
-            | {path.name for path in paths}
-        )
+        names = {path.name for path in paths}
+        return near | {name.rpartition("-")[2] for name in near if name.startswith("nano-")} | names
 
     def _mentions(self, lines: list[str]) -> bool:
         return any(word in line for line in lines for word in self._words())
@@ -324,11 +323,8 @@ def _is_own(wound: Wound) -> bool:
 
 def _is_gone(identity: str) -> bool:
     """Whether no folder of that run is left: then nobody can name it."""
-    return not any(
-        os.path.lexists(folder / file)
-        for folder in Path("outputs/runs").glob(f"[!.]*-{identity}")
-        for file in HEAD
-    )
+    paths = Path("outputs/runs").glob(f"[!.]*-{identity}")
+    return not any(os.path.lexists(folder / file) for folder in paths for file in HEAD)
 
 
 def _problems(content: dict[str, Any]) -> list[str]:

@@ -210,7 +210,8 @@ def _session(command: Sequence[str], *, input: str, **ignored: object) -> _Ended
     """A study's measurement, here; of its later seeds, the first one's."""
     result = Path(command[3])
     if earlier := next(result.parent.glob("[!.]*.json"), None):
-        result.write_text(json.dumps({**json.loads(earlier.read_text()), **json.loads(input)}))
+        content = {**json.loads(earlier.read_text()), **json.loads(input)}
+        result.write_text(json.dumps(content))
     else:
         every_session(command, input=input)
     return _Ended()

@@ -122,7 +122,8 @@ def test_an_edited_data_source_or_tokenizer_makes_its_tokens_anew(
         assert done.code == 0, done.err
         prints.append(re.findall("fingerprint (\\w+)", done.out))
     assert prints[0] == prints[2] == prints[3] != prints[1]
-    assert len(list((tmp_path / "cache" / "corpora").glob("[!.]*"))) == 2
+    paths = (tmp_path / "cache" / "corpora").glob("[!.]*")
+    assert len(list(paths)) == 2
 
 
 # --- records --------------------------------------------------------------------------------------
@@ -201,7 +202,8 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "nocap").mkdir(parents=True)
     (folder / "nocap" / "a.py").write_text("a = 1\n")
     for words in ("init -q", "add -A", "-c user.email=a@b -c user.name=a commit -qm a"):
-        subprocess.run(["git", "-C", str(folder), *words.split()], check=True)
+        command = ["git", "-C", str(folder), *words.split()]
+        subprocess.run(command, check=True)
     (folder / "nocap" / "a.py").write_text("a = 'correct horse battery staple'\n")
     monkeypatch.setattr(identity, "CHECKOUT", folder)
     return folder
@@ -223,10 +225,10 @@ def test_uncommitted_changes_are_a_digest_unless_they_are_asked_for(
     digests = [manifest_of(folder)["git"]["diff_sha256"] for folder in (run_dir, kept)]
     assert digests == [hashlib.sha256(diff).hexdigest()] * 2
     files = [path for folder in (run_dir, kept) for path in folder.rglob("*") if path.is_file()]
-    assert [path.name for path in files if b"correct horse" in path.read_bytes()] == [
-        "uncommitted.diff"
-    ]
-    assert yaml.safe_load((kept / "config.yaml").read_text())["store"] == {"diff": True}
+    names = [path.name for path in files if b"correct horse" in path.read_bytes()]
+    assert names == ["uncommitted.diff"]
+    content = yaml.safe_load((kept / "config.yaml").read_text())
+    assert content["store"] == {"diff": True}
 
 
 def test_without_changes_there_is_no_digest_and_without_a_checkout_no_diff(

@@ -50,7 +50,8 @@ def test_another_tracker_is_no_more_memory(trained: Path, here: Door) -> None:
     folders = [str(trained / arm) for arm in ("plain", "mirrored")]
     done = here(*folders, "--json", str(path), module="nocap.compare")
     assert done.code == 0, done.err
-    (arm,) = (arm for arm in json.loads(path.read_text())["arms"] if arm["difference"] is not None)
+    arms = json.loads(path.read_text())["arms"]
+    (arm,) = (arm for arm in arms if arm["difference"] is not None)
     assert arm["model_mib"]["mean"] == plain["model"]
     assert arm["model_mib"]["ratio"]["mean"] == 1
     assert "memory_mib" not in arm
@@ -58,7 +59,8 @@ def test_another_tracker_is_no_more_memory(trained: Path, here: Door) -> None:
     listed = here(
         "--output-dir", folders[0], "--columns", "run,model_mib", module="nocap.runs.__main__"
     )
-    assert listed.out.splitlines()[1].split()[-1] == f"{plain['model']:.0f}", listed
+    lines = listed.out.splitlines()
+    assert lines[1].split()[-1] == f"{plain['model']:.0f}", listed
 
 
 # --- a profile ------------------------------------------------------------------------------------

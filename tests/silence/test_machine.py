@@ -69,9 +69,11 @@ def test_compiled_code_of_another_user_never_runs(
         f"1;; esac\n"
     )
     path.chmod(0o700)
-    done = door(*COMPILED, env={"TMPDIR": str(temporary), "CXX": str(path)})
+    env = {"TMPDIR": str(temporary), "CXX": str(path)}
+    done = door(*COMPILED, env=env)
     assert done.code == 1  # there is no compiler
-    assert [str(p) for p in sorted(planted.rglob("*"))] == [str(planted / "precompiled_headers")]
+    paths = sorted(planted.rglob("*"))
+    assert [str(p) for p in paths] == [str(planted / "precompiled_headers")]
     assert str(planted) not in asked.read_text()
     assert str(cache / "compiled") in asked.read_text()
     assert stat.S_IMODE((cache / "compiled").stat().st_mode) == 0o700
@@ -130,7 +132,8 @@ def test_a_path_that_torch_would_split_is_refused(
         file.chmod(0o700)
     monkeypatch.setattr("tempfile.tempdir", None)  # looked for again
     value = folder / "g++" if variable == "CXX" else folder
-    done = here(*COMPILED, env={"CXX": str(compiler), variable: str(value)})
+    env = {"CXX": str(compiler), variable: str(value)}
+    done = here(*COMPILED, env=env)
     assert done.code == 2
     assert done.err.count("\n") == 1
     named = "TORCHINDUCTOR_CACHE_DIR" if variable == "NOCAP_CACHE" else variable

@@ -260,9 +260,8 @@ def test_nocap_check_takes_companions_and_says_where(here: Door, tmp_path: Path)
         edited(file.read_text(), line, f"            raise RuntimeError('never')\n{line}")
     )
     failed = made(check("raises", "--only", "learns"), code=1)
-    logs = [
-        Path(path) for path in re.findall(r"(/\S+\.(?:log|err|out))\b", failed.out + failed.err)
-    ]
+    matches = re.findall(r"(/\S+\.(?:log|err|out))\b", failed.out + failed.err)
+    logs = [Path(path) for path in matches]
     assert [path.is_file() for path in logs] == [True] * max(len(logs), 1)
 
 

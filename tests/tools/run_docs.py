@@ -59,7 +59,8 @@ class Block:
     @property
     def to_run(self) -> list[str]:
         if "run" in self.settings:
-            return list(split_commands(" ".join(self.settings["run"].split()).replace("; ", "\n")))
+            words = self.settings["run"].split()
+            return list(split_commands(" ".join(words).replace("; ", "\n")))
         return [f"{command} {self.settings.get('add', '')}".strip() for command in self.commands]
 
     def skipped(self, *, slow: bool) -> str | None:
@@ -70,7 +71,8 @@ class Block:
 
 
 def pages(root: Path = ROOT) -> list[Path]:
-    return [root / "README.md", *sorted((root / "docs").glob("*.md"))]
+    paths = (root / "docs").glob("*.md")
+    return [root / "README.md", *sorted(paths)]
 
 
 def blocks(page: Path, root: Path = ROOT) -> list[Block]:
@@ -92,10 +94,11 @@ def blocks(page: Path, root: Path = ROOT) -> list[Block]:
             if fence[2] == "python"
             else list(split_commands(fence[3]))
         )
+        line = text.count("\n", 0, fence.start()) + 1
         page_blocks.append(
             Block(
                 page=str(page.relative_to(root)),
-                line=text.count("\n", 0, fence.start()) + 1,
+                line=line,
                 commands=commands,
                 settings=README[commands[0].split("\n")[0]]
                 if page.name == "README.md"
@@ -170,7 +173,8 @@ def matches(shown: str, output: str, *, numbers: bool = True) -> bool:
 def scratch(folder: Path) -> Path:
     """A copy of the working tree without hidden files and outputs."""
     copy = folder / "nocap"
-    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "outputs", "__pycache__"))
+    ignore = shutil.ignore_patterns(".*", "outputs", "__pycache__")
+    shutil.copytree(ROOT, copy, ignore=ignore)
     return copy
 
 
@@ -201,7 +205,8 @@ def run(block: Block, command: str, where: Path, *, last: bool) -> tuple[int, fl
         text=True,
     )
     if done.returncode != int(block.settings.get("exit", "0")):
-        wrong = "\n".join((done.stdout + done.stderr).splitlines()[-12:]) or "no output"
+        lines = (done.stdout + done.stderr).splitlines()
+        wrong = "\n".join(lines[-12:]) or "no output"
     elif (
         last
         and block.shown

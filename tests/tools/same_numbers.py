@@ -119,7 +119,8 @@ def record(repo: Path, jobs: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="nocap-numbers-") as folder:
         root = Path(folder)
         (root / "site").mkdir()
-        (root / "site" / "sitecustomize.py").write_text(SITE.format(repo=str(repo)))
+        text = SITE.format(repo=str(repo))
+        (root / "site" / "sitecustomize.py").write_text(text)
         env = {
             k: v
             for k, v in os.environ.items()
@@ -181,9 +182,8 @@ def write_inputs(folder: Path) -> None:
         ("val_0", 110_000, 140_000),
     ):
         header = struct.pack("<256i", 20240520, 1, stop - start, *[0] * 253)
-        (folder / f"{name}.bin").write_bytes(
-            header + array.array("H", list(text[start:stop].encode())).tobytes()
-        )
+        content = header + array.array("H", list(text[start:stop].encode())).tobytes()
+        (folder / f"{name}.bin").write_bytes(content)
 
 
 def numbers_of(config: str, cwd: Path, inputs: Path, env: dict[str, str]) -> dict[str, Any]:
@@ -222,10 +222,8 @@ def numbers_of(config: str, cwd: Path, inputs: Path, env: dict[str, str]) -> dic
             f"summary {name}": exact(v) for name, v in parts.items() if name != "memory_mib.peak"
         }
     last = max((run_dir / "checkpoints").glob("step-*"))
-    return numbers | {
-        f"{file.name} @ {int(last.name[5:])}": tensors_sha256(file)
-        for file in sorted(last.glob("*.safetensors"))
-    }
+    paths = sorted(last.glob("*.safetensors"))
+    return numbers | {f"{file.name} @ {int(last.name[5:])}": tensors_sha256(file) for file in paths}
 
 
 def door(words: list[str], cwd: Path, env: dict[str, str]) -> subprocess.Popen[bytes]:
@@ -262,9 +260,8 @@ def until_killed(words: list[str], cwd: Path, env: dict[str, str]) -> list[str]:
                 for line in file.read_text().splitlines()
             ]
         kill(process)
-    if list(cwd.glob("outputs/runs/*/summary.json")) or not list(
-        cwd.glob(f"outputs/runs/*/checkpoints/step-{CHECKPOINT:08d}")
-    ):
+    paths = list(cwd.glob("outputs/runs/*/summary.json"))
+    if paths or not list(cwd.glob(f"outputs/runs/*/checkpoints/step-{CHECKPOINT:08d}")):
         raise RuntimeError("the run must be killed after a checkpoint and before its end")
     return lines[:CHECKPOINT]
 
@@ -282,18 +279,15 @@ def tensors_sha256(path: Path) -> str:
     for name, facts in sorted(json.loads(raw[8:start]).items()):
         if name != "__metadata__":
             first, last = facts["data_offsets"]
-            digest.update(
-                json.dumps([name, facts["dtype"], facts["shape"]]).encode()
-                + raw[start + first : start + last]
-            )
+            text = json.dumps([name, facts["dtype"], facts["shape"]])
+            digest.update(text.encode() + raw[start + first : start + last])
     return digest.hexdigest()
 
 
 def machine(repo: Path) -> dict[str, Any]:
     def git(*words: str) -> str:
-        return subprocess.run(
-            ["git", "-C", str(repo), *words], capture_output=True, text=True
-        ).stdout.strip()
+        command = ["git", "-C", str(repo), *words]
+        return subprocess.run(command, capture_output=True, text=True).stdout.strip()
 
     cpuinfo = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     cpu = next(

@@ -36,7 +36,8 @@ def install(folder: Path) -> dict[str, str]:
 
 
 def sbatch(state: Path, script: str) -> None:
-    asked = dict(re.findall(r"^#SBATCH --([\w-]+)=(\S+)", Path(script).read_text(), re.M))
+    text = Path(script).read_text()
+    asked = dict(re.findall(r"^#SBATCH --([\w-]+)=(\S+)", text, re.M))
     array = re.match(r"0-(\d+)", asked.get("array", ""))
     partition = asked.get("partition", "one")
     if partition not in PARTITIONS or (array and int(array[1]) >= MOST):
