@@ -216,11 +216,11 @@ def in_a_child(work: Callable[[], int], told: Path) -> int:
 def digests(folder: Path, pattern: str = "*") -> dict[str, str]:
     """Of all files below that match."""
     paths = sorted(folder.rglob(pattern))
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in paths
-        if path.is_file()
-    }
+    values: dict[str, str] = {}
+    for path in paths:
+        if path.is_file():
+            values[str(path.relative_to(folder))] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return values
 
 
 def summary_of(run_dir: Path) -> dict[str, Any]:
@@ -231,10 +231,10 @@ def summary_of(run_dir: Path) -> dict[str, Any]:
 def steady(run_dir: Path) -> list[dict[str, Any]]:
     """The rows without what differs from machine to machine and moment to moment."""
     noise = ("clock/", "perf/", "memory/")
-    return [
-        {key: value for key, value in row.items() if not key.startswith(noise)}
-        for row in rows_of(run_dir)
-    ]
+    values: list[dict[str, Any]] = []
+    for row in rows_of(run_dir):
+        values.append({key: value for key, value in row.items() if not key.startswith(noise)})
+    return values
 
 
 def state_of(run_dir: Path) -> tuple[dict[str, str], list[dict[str, Any]]]:
@@ -267,9 +267,10 @@ def stamp(folder: Path) -> None:
 def sealed(run_dir: Path) -> None:
     """Make the digests of a changed record fit, as who forges one would."""
     summary = summary_of(run_dir)
-    sums = {
-        name: digests(run_dir)[name] for name in summary.pop("sha256") if name != "summary.json"
-    }
+    sums = {}
+    for name in summary.pop("sha256"):
+        if name != "summary.json":
+            sums[name] = digests(run_dir)[name]
     text = json.dumps(summary, sort_keys=True)
     own = hashlib.sha256(text.encode()).hexdigest()
     content = {**summary, "sha256": {**sums, "summary.json": own}}

@@ -183,15 +183,14 @@ class Lab:
             self._begin()
             started = self.now()
             self._clock.value += SESSION_S
-            rows = {
-                arm: {
+            rows = {}
+            for arm in session.arms:
+                rows[arm] = {
                     **SEEN,
                     "kv_bytes": 8.0,
                     "tokens_per_s": self.speed(arm, number),
                     "step_ms": 1.0,
                 }
-                for arm in session.arms
-            }
             asked = {
                 "kind": PLACES[session.place].kind,
                 "place": session.place,

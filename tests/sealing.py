@@ -16,9 +16,10 @@ def seal(folder: Path) -> Path:
     text = json.dumps(summary, sort_keys=True)
     own = hashlib.sha256(text.encode()).hexdigest()
     files = (folder / name for name in ("config.yaml", "manifest.json", "metrics.jsonl"))
-    digests = {
-        file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files if file.exists()
-    }
+    digests = {}
+    for file in files:
+        if file.exists():
+            digests[file.name] = hashlib.sha256(file.read_bytes()).hexdigest()
     text = json.dumps({**summary, "sha256": {**digests, path.name: own}})
     path.write_text(text)
     return folder

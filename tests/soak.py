@@ -242,9 +242,11 @@ def left(root: Path) -> dict[str, Any]:
     """Path → what must be the twin's: of every file its name, and of records and tensors all but
     times."""
     # named by a path's hash
-    files = sorted(
-        path for path in root.rglob("*") if path.is_file() and path.parent.name != "scans"
-    )
+    files = []
+    for path in root.rglob("*"):
+        if path.is_file() and path.parent.name != "scans":
+            files.append(path)
+    files.sort()
     return {str(path.relative_to(root)): _content(path, root) for path in files}
 
 
@@ -256,18 +258,23 @@ def _content(path: Path, root: Path) -> Any:
     text = path.read_text().replace(str(root), "ROOT")
     if path.suffix == ".yaml":
         return text
-    lines = [
-        json.loads(line) for line in (text.splitlines() if path.suffix == ".jsonl" else [text])
-    ]
+    lines = []
+    for line in text.splitlines() if path.suffix == ".jsonl" else [text]:
+        lines.append(json.loads(line))
     return said(lines) if path.name == FILE else _timeless(lines)
 
 
 def said(log: list[Json]) -> list[str]:
     """What a study's log says in the end, in whatever order."""
-    return sorted(
-        json.dumps({key: value for key, value in _timeless(line).items() if key not in OF_A_LINE})
-        for line in log
-    )
+    texts: list[str] = []
+    for line in log:
+        texts.append(
+            json.dumps(
+                {key: value for key, value in _timeless(line).items() if key not in OF_A_LINE}
+            )
+        )
+    texts.sort()
+    return texts
 
 
 def _timeless(content: Any) -> Any:
@@ -284,11 +291,10 @@ def differences(actual: dict[str, Any], expected: dict[str, Any]) -> list[str]:
     restart has failed for that command: a study then trains what follows from the others, so that a
     grid may be left which is a part of one of the twin's."""
     grids = [_runs(content) for path, content in expected.items() if path.endswith("/grid.json")]
-    parts = {
-        path
-        for path in actual
-        if path.endswith("/grid.json") and any(_runs(actual[path]) < whole for whole in grids)
-    }
+    parts = set()
+    for path in actual:
+        if path.endswith("/grid.json") and any(_runs(actual[path]) < whole for whole in grids):
+            parts.add(path)
     strange = [path for path in actual if path not in expected and path not in parts]
     both = [path for path in expected if path in actual]
     return [

@@ -93,11 +93,11 @@ STUDY: Json = {
 
 def study(**changed: Any) -> Json:
     """`STUDY` with other top-level keys; None takes one away."""
-    return {
-        key: value
-        for key, value in {**copy.deepcopy(STUDY), **changed}.items()
-        if value is not None
-    }
+    values = {}
+    for key, value in {**copy.deepcopy(STUDY), **changed}.items():
+        if value is not None:
+            values[key] = value
+    return values
 
 
 def at(**changed: Any) -> Json:
@@ -262,10 +262,10 @@ def timed(
     numbers: Sequence[int], arms: Mapping[str, Mapping[str, Any]], *, started: str = NOW
 ) -> list[SessionFile]:
     """Sessions that measured the same, ten minutes apart."""
-    return [
-        session(arms, number=number, started=later(10 * i, started))
-        for i, number in enumerate(numbers)
-    ]
+    values: list[SessionFile] = []
+    for i, number in enumerate(numbers):
+        values.append(session(arms, number=number, started=later(10 * i, started)))
+    return values
 
 
 # --- arms by a law: a loss of A - B·ln(steps) -----------------------------------------------------
@@ -290,10 +290,11 @@ def by_law(
     arm: str, *, worse: float = 0.0, noise: Mapping[int, float] = NOISE, diverged: int | None = None
 ) -> dict[str, Any]:
     """Runs of 100, 200 and 400 steps of one arm, with three seeds, as `Evidence` takes them."""
-    runs = {
-        (arm, seed): record(arm, seed, 400, None if seed == diverged else law(400, worse=worse) + x)
-        for seed, x in noise.items()
-    }
+    runs = {}
+    for seed, x in noise.items():
+        runs[(arm, seed)] = record(
+            arm, seed, 400, None if seed == diverged else law(400, worse=worse) + x
+        )
     shorter = {
         (arm, seed): {n: record(arm, seed, n, law(n, worse=worse) + x) for n in (100, 200)}
         for seed, x in noise.items()
@@ -320,9 +321,9 @@ def pace(
 
 def tree(*folders: Path) -> dict[str, int]:
     """Path → time of the last change, of every file: training, timing or writing changes this."""
-    return {
-        str(path): path.stat().st_mtime_ns
-        for folder in folders
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
+    times: dict[str, int] = {}
+    for folder in folders:
+        for path in sorted(folder.rglob("*")):
+            if path.is_file():
+                times[str(path)] = path.stat().st_mtime_ns
+    return times

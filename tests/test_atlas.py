@@ -85,10 +85,9 @@ def told(
     worth: ModuleType, runs: list[dict[str, Any]], arms: dict[str, Any], steps: Any
 ) -> dict[str, dict[str, str]]:
     """The page's rows by their arms, and each cell by its head."""
-    rows = [
-        row.removeprefix("| ").removesuffix(" |").split(" | ")
-        for row in worth.table(worth.worths(runs, arms, steps), arms, steps, {})[2:]
-    ]
+    rows = []
+    for row in worth.table(worth.worths(runs, arms, steps), arms, steps, {})[2:]:
+        rows.append(row.removeprefix("| ").removesuffix(" |").split(" | "))
     return {row[0]: dict(zip(worth.HEAD, row, strict=True)) for row in rows}
 
 
@@ -113,9 +112,10 @@ def test_a_planted_worth_comes_out_of_the_blocks_of_two_machines(worth: ModuleTy
 
 def test_one_seed_or_two_have_no_verdict(worth: ModuleType) -> None:
     lines = made({"good": 3.0, "bad": 0.3, "nothing": 1.0})
-    few = [
-        run for run in lines if run["arm"] != "good" or (run["seed"], run["machine"]) == (0, "here")
-    ]
+    few = []
+    for run in lines:
+        if run["arm"] != "good" or (run["seed"], run["machine"]) == (0, "here"):
+            few.append(run)
     few = [run for run in few if run["arm"] != "bad" or run["machine"] == "here"]
     arms = {arm: {"with": [arm]} for arm in ("good", "bad")}
     steps = timed(worth, dict.fromkeys(arms, 1.0))
@@ -170,9 +170,9 @@ def test_an_arm_that_diverged_is_worth_nothing(worth: ModuleType) -> None:
     assert worth.Blocks(1.0, lines).lower("lost") is None
     lost = told(worth, lines, {"lost": {}}, worth.Steps([]))["lost"]
     assert lost["lower loss, nats"] == "diverged"
-    odd = [
-        line("baseline", seed, 0.9, 5.0) for seed in range(2)
-    ]  # a length that another question asked for
+    odd = []
+    for seed in range(2):
+        odd.append(line("baseline", seed, 0.9, 5.0))  # a length that another question asked for
     assert worth.Blocks(1.0, [*lines, *odd]).slope() == worth.Blocks(1.0, lines).slope()
     alone = [line("baseline", 0, 0.5, 2.0), line("once", 0, 0.5, 1.9)]
     assert told(worth, alone, {"once": {}}, worth.Steps([]))["once"]["lower loss, nats"] == "–"
@@ -238,9 +238,10 @@ def test_the_page_has_the_figures_of_the_committed_lines(
     at = worth.HEAD.index("lines")
 
     def cells(rows: list[str]) -> list[list[str]]:
-        return [
-            [cell for i, cell in enumerate(row.strip("| ").split(" | ")) if i != at] for row in rows
-        ]
+        cells: list[list[str]] = []
+        for row in rows:
+            cells.append([cell for i, cell in enumerate(row.strip("| ").split(" | ")) if i != at])
+        return cells
 
     assert (
         len(wanted) == len(jobs.arms()) + 1

@@ -48,9 +48,10 @@ def qkv(
     T: int, H: int = 4, K: int = 4, D: int = 16, B: int = 2, device: str = "cpu"
 ) -> list[Tensor]:
     generator = torch.Generator().manual_seed(1000 * T + 10 * H + K)
-    return [
-        torch.randn(B, n, T, D, generator=generator).to(device).requires_grad_() for n in (H, K, K)
-    ]
+    values: list[Tensor] = []
+    for n in (H, K, K):
+        values.append(torch.randn(B, n, T, D, generator=generator).to(device).requires_grad_())
+    return values
 
 
 def assert_same(

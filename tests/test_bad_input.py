@@ -137,9 +137,11 @@ WRONG = [
 def limits_of(f: Field[Any]) -> list[str]:
     """Just beyond each limit."""
     step = {"ge": -1, "gt": 0, "le": 1, "lt": 0}
-    return [
-        str(f.metadata[name] + by) for name, by in step.items() if f.metadata.get(name) is not None
-    ]
+    values: list[str] = []
+    for name, by in step.items():
+        if f.metadata.get(name) is not None:
+            values.append(str(f.metadata[name] + by))
+    return values
 
 
 def kinds(hint: Any) -> tuple[Any, ...]:
@@ -637,9 +639,10 @@ def test_words_that_are_refused_at_once(
     before = {path for path in empty.iterdir() if path.name != "cache"}
     given = [in_place(word, empty) for word in words.split(" ")]
     data = any(word.startswith("data=") for word in given)
-    small = [
-        word for word in SMALL if door[0] == "train" and not (data and word.startswith("data"))
-    ]
+    small = []
+    for word in SMALL:
+        if door[0] == "train" and not (data and word.startswith("data")):
+            small.append(word)
     refused(ask(*door, *small, *given), *says)
     assert {path for path in empty.iterdir() if path.name != "cache"} == before
 

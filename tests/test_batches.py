@@ -108,7 +108,10 @@ def test_shuffled_reads_every_window_once_an_epoch(tmp_path: Path):
     windows = windows_of(shards, T=8, seed=5)
     naive = all_windows(contents, 8)
     n = windows.n
-    want = [naive[i] for epoch in range(3) for i in permutation(len(naive), seed=5, epoch=epoch)]
+    want = []
+    for epoch in range(3):
+        for i in permutation(len(naive), seed=5, epoch=epoch):
+            want.append(naive[i])
     got = windows.read(range(3 * n))
     assert got.dtype == np.int32
     assert n == len(naive)

@@ -53,7 +53,10 @@ def studies(committed: tuple[dict[str, Study], dict[str, list[StudyResult]]]) ->
 
 @pytest.fixture(scope="module")
 def every(committed: tuple[dict[str, Study], dict[str, list[StudyResult]]]) -> list[StudyResult]:
-    return [result for some in committed[1].values() for result in some]
+    results: list[StudyResult] = []
+    for some in committed[1].values():
+        results.extend(some)
+    return results
 
 
 @pytest.fixture(scope="module")
@@ -247,10 +250,9 @@ def test_results_name_both_shapes(tmp_path: Path):
 
 
 def test_what_is_counted_apart(shown: dict[str, Row]):
-    ids = {
-        about: {row.claim.id for row in shown.values() if row.about == about}
-        for about in (THERE, STAND_IN, PROJECT)
-    }
+    ids = {}
+    for about in (THERE, STAND_IN, PROJECT):
+        ids[about] = {row.claim.id for row in shown.values() if row.about == about}
     assert {"A1.kv", "A12.params", "A12.adamw", "C2.speed"} <= ids[THERE]
     assert {"A0", "A1.speed", "A12.activations", "A4.scores"} <= ids[STAND_IN]  # about a GPU
     assert {"A17.time", "B3.loss", "D2.stack_better"} <= ids[PROJECT]
@@ -391,10 +393,10 @@ def parts(every: list[StudyResult], studies: dict[str, Study]) -> dict[str, boar
 
 
 def words_of(some: list[Row]) -> dict[str, int]:
-    return {
-        word: [row.word for row in some].count(word)
-        for word in ("confirmed", "exceeded", "refuted")
-    }
+    values: dict[str, int] = {}
+    for word in ("confirmed", "exceeded", "refuted"):
+        values[word] = [row.word for row in some].count(word)
+    return values
 
 
 def test_the_notes_nocaps_own_and_another_engines_are_counted_apart(

@@ -57,9 +57,10 @@ def both(chunks: int, *arguments: Tensor, **options: float | None) -> list[Tenso
         chunked_cross_entropy(*arguments, chunks=chunks, **options)[0],
         plain(*arguments, **options),
     )
-    return [
-        (loss, *torch.autograd.grad(3 * loss, arguments[:2], retain_graph=True)) for loss in losses
-    ]
+    rows: list[Tensor] = []
+    for loss in losses:
+        rows.append((loss, *torch.autograd.grad(3 * loss, arguments[:2], retain_graph=True)))
+    return rows
 
 
 @pytest.mark.parametrize(("softcap", "z_loss"), [(None, 0.0), (0.7, 0.03), (15.0, 0.0)])
@@ -131,10 +132,9 @@ def backward(model: GPT, tokens: Tensor) -> Tensor:
 def test_a_chunked_model_accumulates_the_gradients_of_the_plain_one(overrides: str) -> None:
     run = nano("norm=layernorm", *overrides.split())  # LayerNorm, unlike rms_norm, computes in fp64
     objective = replace(run.objective, loss_chunks=7)
-    models = [
-        build_model(each, vocab_size=VOCAB).double()
-        for each in (run, replace(run, objective=objective))
-    ]
+    models = []
+    for each in (run, replace(run, objective=objective)):
+        models.append(build_model(each, vocab_size=VOCAB).double())
     tokens = tokens_of()
     for batch in (tokens, tokens.flip(0)):
         want, got = (backward(model, batch) for model in models)

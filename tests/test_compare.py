@@ -224,14 +224,15 @@ def test_speeds_have_the_interval_of_losses_on_logarithms(tmp_path):
     """Of the time a token. The wall clock has no ratio: it holds what else the machine did."""
     two_arms(tmp_path, effect=0.0, speedup=1.07)
     alone = told(tmp_path)
-    sides = [
-        [
-            math.log(record.value("token_us"))
-            for record in load([tmp_path]).records
-            if record.arm == arm["arm"]
-        ]
-        for arm in alone["arms"]
-    ]
+    sides = []
+    for arm in alone["arms"]:
+        sides.append(
+            [
+                math.log(record.value("token_us"))
+                for record in load([tmp_path]).records
+                if record.arm == arm["arm"]
+            ]
+        )
     expected = stats.ttest_rel(sides[1], sides[0]).confidence_interval(0.95)
     ratio = alone["arms"][1]["token_us"]["ratio"]
     assert ratio["low"] == pytest.approx(math.exp(expected.low), abs=1e-9)
@@ -251,8 +252,9 @@ def test_speeds_of_several_arms_have_one_interval_for_all(tmp_path):
     rows = wobble[1:] - wobble[:1]
     arms = told(tmp_path)["arms"][1:]
     for arm, (low, high) in zip(arms, of_a_mixed_model(rows), strict=True):
-        assert arm["token_us"]["ratio"]["low"] == pytest.approx(math.exp(low), abs=1e-9)
-        assert arm["token_us"]["ratio"]["high"] == pytest.approx(math.exp(high), abs=1e-9)
+        ratio = arm["token_us"]["ratio"]
+        assert ratio["low"] == pytest.approx(math.exp(low), abs=1e-9)
+        assert ratio["high"] == pytest.approx(math.exp(high), abs=1e-9)
 
 
 def test_a_record_without_the_time_of_a_token_is_not_compared(tmp_path):
@@ -287,9 +289,10 @@ def test_arms_of_a_table_have_one_interval_for_all_of_them(tmp_path):
     base, *others = [[losses[identity] for identity in arm["runs"]] for arm in content["arms"]]
     expected = of_a_mixed_model(np.subtract(others, base))
     for arm, (low, high) in zip(content["arms"][1:], expected, strict=True):
-        assert arm["difference"]["method"] == "pairs, all arms together"
-        assert arm["difference"]["low"] == pytest.approx(low, abs=1e-9)
-        assert arm["difference"]["high"] == pytest.approx(high, abs=1e-9)
+        difference = arm["difference"]
+        assert difference["method"] == "pairs, all arms together"
+        assert difference["low"] == pytest.approx(low, abs=1e-9)
+        assert difference["high"] == pytest.approx(high, abs=1e-9)
     verdicts = [arm["difference"]["verdict"] for arm in content["arms"][2:]]
     assert verdicts == ["worse", "better", "worse"]
 
@@ -335,10 +338,9 @@ def test_another_optimizer_has_the_cautious_interval(tmp_path):
     assert swiglu["method"] == "pairs, all arms together"
     assert muon["method"] in ("pairs, cautious", "pairs, noise declared")
     assert both["method"] in ("pairs, cautious", "pairs, noise declared")
-    levels = {
-        factor["key"]: factor["levels"][0]["difference"]
-        for factor in content["by_factor"]["factors"]
-    }
+    levels = {}
+    for factor in content["by_factor"]["factors"]:
+        levels[factor["key"]] = factor["levels"][0]["difference"]
     assert levels["mlp"]["method"] == "pairs (Student)"
     assert levels["optimizer"]["method"] == "pairs, cautious"
     level = levels["optimizer"]
@@ -621,8 +623,9 @@ def test_a_diverged_seed_is_a_result(tmp_path):
     arm = content["arms"][1]
     assert arm["difference"]["verdict"] == "diverged (1 of 4 seeds)"
     assert arm["diverged"] == [3]
-    assert arm["to_target"]["steps"]["reached"] == 3
-    assert arm["to_target"]["steps"]["n"] == 4
+    steps = arm["to_target"]["steps"]
+    assert steps["reached"] == 3
+    assert steps["n"] == 4
     assert any("diverged" in line and "flatters" in line for line in content["problems"])
 
 
@@ -680,8 +683,9 @@ def test_looks_are_counted_from_what_commands_asked_for(tmp_path, commands, look
     assert content["confidence"] == 1 - 0.05 / look**2
     shown = {1: "95%", 2: "98.75%", 3: "99.44%"}[look]
     assert f"±: half of the {shown} interval" in render(compare(load([tmp_path])))
-    assert content["arms"][1]["difference"]["low"] == pytest.approx(exact.low, abs=1e-9)
-    assert content["arms"][1]["difference"]["high"] == pytest.approx(exact.high, abs=1e-9)
+    difference = content["arms"][1]["difference"]
+    assert difference["low"] == pytest.approx(exact.low, abs=1e-9)
+    assert difference["high"] == pytest.approx(exact.high, abs=1e-9)
 
 
 def test_what_was_asked_for_and_is_not_there_is_unfinished(tmp_path):
@@ -704,9 +708,10 @@ def test_what_was_asked_for_and_is_not_there_is_unfinished(tmp_path):
     whole = arms["flash gelu3x"]
     half = arms["x"]
     assert half["difference"]["verdict"] == "unfinished (3 of 6 pairs)"
-    assert whole["difference"]["verdict"] == "worse"
-    assert whole["difference"]["n"] == 6
-    assert whole["difference"]["method"] == "pairs (Student)"
+    difference = whole["difference"]
+    assert difference["verdict"] == "worse"
+    assert difference["n"] == 6
+    assert difference["method"] == "pairs (Student)"
 
 
 @pytest.mark.parametrize(("there", "verdict"), [(6, "worse"), (4, "unfinished (4 of 6 runs)")])
@@ -979,9 +984,9 @@ def test_what_is_not_compared_is_listed(tmp_path):
     write_run(tmp_path, words="going", seed=5, status="running")
     write_run(tmp_path, words="new", seed=6, version=99)
     (write_run(tmp_path, words="torn", seed=7) / "summary.json").write_text("{")
-    listed = {
-        run["name"].partition("-s")[0]: run["status"] for run in told(tmp_path)["not_compared"]
-    }
+    listed = {}
+    for run in told(tmp_path)["not_compared"]:
+        listed[run["name"].partition("-s")[0]] = run["status"]
     assert listed["half"] == "preempted"
     assert listed["going"] == "not finished"
     assert "schema_version must be at most 1" in listed["new"]

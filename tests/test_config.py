@@ -95,7 +95,9 @@ ROWS = rows_of_options()
 
 
 def test_every_option_is_in_a_row():
-    tried = [choice for row in ROWS for choice in row]
+    tried = []
+    for row in ROWS:
+        tried.extend(row)
     assert sorted(tried) == [choice for choice in CHOICES if choice[0] != "model"]
 
 
@@ -459,10 +461,9 @@ def test_help_of_options_has_their_keys_and_of_all_every_key() -> None:
     matches = {*re.findall(r"^  ([\w.]+)=", every, re.M)}
     assert {f"trainer.{f.name}" for f in dataclasses.fields(Trainer)} < matches
     assert max(map(len, every.splitlines())) <= outside.WIDTH
-    given = [
-        asked(words.split()).all
-        for words in ("--help all", "all --help", "--help", "seed=0 -h all")
-    ]
+    given = []
+    for words in ("--help all", "all --help", "--help", "seed=0 -h all"):
+        given.append(asked(words.split()).all)
     assert given == [True, True, False, True]
     # a lone `all` is refused as any word
     assert asked(["--help", "all", "seed=0"]).overrides == ["seed=0"]
@@ -569,9 +570,9 @@ def test_the_next_hydra_composes_the_same_runs_and_refuses_in_the_same_words(tmp
             f"{' and '.join(NEXT)} cannot be installed: "
             f"{installed.stderr.strip().splitlines()[-1:]}"
         )
-    chosen = [
-        [f"ideas=[{o}]" if g == "ideas" else f"{g}={o}", *MANDATORY.get(o, [])] for g, o in CHOICES
-    ]
+    chosen = []
+    for g, o in CHOICES:
+        chosen.append([f"ideas=[{o}]" if g == "ideas" else f"{g}={o}", *MANDATORY.get(o, [])])
     small = ["trainer.device=cpu", "trainer.precision=fp32", "trainer.threads=1", "model=nano"]
     lines = [[*small, *words, *ONE_ROW] for words in chosen]
     lines += [

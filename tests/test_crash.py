@@ -93,10 +93,9 @@ class Recorder:
             return
         self.recording = False
         try:
-            paths = [
-                self.inside(path)
-                for path in (arguments[:2] if event == "os.rename" else arguments[:1])
-            ]
+            paths = []
+            for path in arguments[:2] if event == "os.rename" else arguments[:1]:
+                paths.append(self.inside(path))
             # relative to an open folder, as rmtree removes
             if event in ("os.remove", "os.rmdir") and arguments[1] not in (-1, None):
                 folder = os.readlink(f"/proc/self/fd/{arguments[1]}")
@@ -259,9 +258,10 @@ def check(what: str, at: Path, twin: Twin, *, least: int) -> None:
         rows = Metrics(this.run_dir / "metrics.jsonl")
         content = (usable.path / "metrics.jsonl").read_bytes()
         rows.put_back(content, source="it")
-        losses = [
-            row["train/loss"] for row in rows_of(twin.this.run_dir) if row["step"] < usable.step
-        ]
+        losses = []
+        for row in rows_of(twin.this.run_dir):
+            if row["step"] < usable.step:
+                losses.append(row["train/loss"])
         assert [row["train/loss"] for row in rows.rows()] == losses, what
 
 

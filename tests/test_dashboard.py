@@ -26,17 +26,18 @@ ARMS = {"gpt2-flash-gelu4x": {}, "gpt2-gqa-gelu4x": {"attention.n_kv_heads": 2}}
 @pytest.fixture
 def grid(tmp_path: Path) -> Path:
     """Two arms of three seeds."""
-    runs = [
-        write_run(
-            tmp_path,
-            words=words,
-            seed=seed,
-            config=config,
-            loss=3.3 + len(config) / 100 + seed / 1000,
-        )
-        for words, config in ARMS.items()
-        for seed in range(3)
-    ]
+    runs = []
+    for words, config in ARMS.items():
+        for seed in range(3):
+            runs.append(
+                write_run(
+                    tmp_path,
+                    words=words,
+                    seed=seed,
+                    config=config,
+                    loss=3.3 + len(config) / 100 + seed / 1000,
+                )
+            )
     folder = tmp_path / "grids" / "attention-seed"
     folder.mkdir(parents=True)
     cells = [{"identity": run.name.rpartition("-")[2], "run": run.name} for run in runs]
@@ -89,7 +90,9 @@ def test_a_grid_has_its_curves_by_arm_and_its_verdicts(grid: Path, tmp_path: Pat
     assert "train, s" in lines, "no line that is always zero"
     assert "teacher, s" not in lines, "no line that is always zero"
     (verdicts,) = sections.pop("Verdicts")
-    drawn = [panel for panels in sections.values() for panel in panels]
+    drawn = []
+    for panels in sections.values():
+        drawn.extend(panels)
     assert {(panel.groupby_aggfunc, panel.groupby_rangefunc) for panel in drawn} == {
         ("mean", "stddev")
     }
@@ -104,9 +107,10 @@ def test_a_grid_has_its_curves_by_arm_and_its_verdicts(grid: Path, tmp_path: Pat
     assert report.blocks[0].text == verdicts.markdown
     grids = [block.panels for block in report.blocks if hasattr(block, "runsets")]
     assert [*map(len, grids)] == [*map(len, sections.values())]
-    runsets = [
-        runset for block in report.blocks if hasattr(block, "runsets") for runset in block.runsets
-    ]
+    runsets = []
+    for block in report.blocks:
+        if hasattr(block, "runsets"):
+            runsets.extend(block.runsets)
     assert {tuple(runset.groupby) for runset in runsets} == {
         ("config.arm.value", "config.arm_id.value")
     }

@@ -55,11 +55,10 @@ def documents(paths) -> list[bytes]:
 
 
 def both(dataset) -> list[bytes]:
-    return [
-        piece
-        for part in (dataset.train, dataset.val)
-        for piece in documents([shard.path for shard in part])
-    ]
+    pieces: list[bytes] = []
+    for part in (dataset.train, dataset.val):
+        pieces.extend(documents([shard.path for shard in part]))
+    return pieces
 
 
 def lines(count: int, mark: str) -> str:
@@ -207,10 +206,14 @@ def test_the_share_of_validation_in_training_is_that_of_all_passages(tmp_path, m
     train = chance.integers(0, 300, 20_000)
     own = chance.integers(0, 300, 6_000)
     val = np.concatenate([own[:3000], train[7000:10_000], own[3000:]])
-    windows = [
-        {row.tobytes() for row in np.lib.stride_tricks.sliding_window_view(side, overlap.PASSAGE)}
-        for side in (train, val)
-    ]
+    windows = []
+    for side in (train, val):
+        windows.append(
+            {
+                row.tobytes()
+                for row in np.lib.stride_tricks.sliding_window_view(side, overlap.PASSAGE)
+            }
+        )
     expected = len(windows[0] & windows[1]) / len(windows[1])
     scanned = {}
     for name, tokens in (("train", train), ("val", val)):
@@ -957,9 +960,9 @@ class Resolve(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def hub():
     names = ("fineweb_val_000000.bin", "fineweb_train_000001.bin", "fineweb_train_000002.bin")
-    files = {
-        name: shard_of((np.arange(3000) * (seed + 7)) % 50257) for seed, name in enumerate(names)
-    }
+    files = {}
+    for seed, name in enumerate(names):
+        files[name] = shard_of((np.arange(3000) * (seed + 7)) % 50257)
     with Hub(files) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()

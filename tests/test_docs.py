@@ -103,9 +103,10 @@ def _arms(arguments: list[str]) -> Iterator[list[str]]:
     and, for each key that it sweeps, of a cell with the last value."""
     arms = [shlex.split(arguments[i + 1]) for i, word in enumerate(arguments) if word == "--arm"]
     pairs = pairwise(["", *arguments])
-    shared = [
-        word for last, word in pairs if re.match(r"(?!hydra)[a-z_.]+=", word) and last != "--arm"
-    ]
+    shared = []
+    for last, word in pairs:
+        if re.match(r"(?!hydra)[a-z_.]+=", word) and last != "--arm":
+            shared.append(word)
     searched, shared = (None, shared) if arms else asked(shared)
     parsed = OverridesParser.create().parse_overrides(shared)
     swept = [o for o in parsed if o.is_sweep_override()]

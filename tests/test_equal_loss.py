@@ -163,11 +163,10 @@ def test_real_rows_have_the_figures_that_other_code_has() -> None:
         record("flash", "gelu4x", int(row["seed"]), float(row["val_loss"]), steps=int(row["steps"]))
         for row in csv.DictReader(text.splitlines())
     ]
-    base = [
-        each
-        for each in records
-        if each.config["attention.kind"] == "flash" and each.config["mlp.kind"] == "gelu4x"
-    ]
+    base = []
+    for each in records:
+        if each.config["attention.kind"] == "flash" and each.config["mlp.kind"] == "gelu4x":
+            base.append(each)
     alone = {
         "swiglu": ("flash", "swiglu", (1.158, 1.094, 1.226)),
         "gqa": ("gqa", "gelu4x", (0.960, 0.911, 1.010)),
@@ -191,7 +190,11 @@ def test_real_rows_have_the_figures_that_other_code_has() -> None:
 def by_level(records: list[Record]) -> dict[str, Any]:
     factors = compare(Found(records=records), baseline="flash gelu4x").factors
     assert factors is not None
-    return {level.name: level.equal_loss for factor in factors.factors for level in factor.levels}
+    equal_losses: dict[str, Any] = {}
+    for factor in factors.factors:
+        for level in factor.levels:
+            equal_losses[level.name] = level.equal_loss
+    return equal_losses
 
 
 def worth(ratio: Any) -> tuple[float, float, float]:
@@ -215,14 +218,14 @@ def test_a_comparison_shows_it_by_arm_and_by_factor() -> None:
     swiglu = at_equal_loss(comparison, "flash swiglu")["ratio"]
     assert swiglu["low"] < (2.28 / 2.3) ** 10 < swiglu["high"]
     assert at_equal_loss(comparison, "gqa gelu4x")["outcome"] == "better"
-    levels = {
-        level["level"]: level["equal_loss"]
-        for factor in content["by_factor"]["factors"]
-        for level in factor["levels"]
-    }
-    assert levels["gqa"]["ratio"]["low"] < 0.9 < levels["gqa"]["ratio"]["high"]
+    levels = {}
+    for factor in content["by_factor"]["factors"]:
+        for level in factor["levels"]:
+            levels[level["level"]] = level["equal_loss"]
+    gqa = levels["gqa"]
+    assert gqa["ratio"]["low"] < 0.9 < gqa["ratio"]["high"]
     ratio = at_equal_loss(comparison, "gqa gelu4x")["ratio"]
-    assert levels["gqa"]["ratio"]["high"] < ratio["high"]
+    assert gqa["ratio"]["high"] < ratio["high"]
     shown = render(comparison)
     assert re.search(r"^attention=gqa .* 0\.\d+ \[0\.\d+, 0\.\d+\]$", shown, re.M)
     assert re.search(r"^found: .*attention=gqa.* of the time at equal loss", shown)
@@ -232,9 +235,10 @@ def test_a_comparison_shows_it_by_arm_and_by_factor() -> None:
 
 
 def test_nothing_of_it_is_shown_where_the_baseline_has_no_other_lengths() -> None:
-    records = [
-        record("flash", mlp, seed, 2.3 + 0.01 * seed) for seed in range(3) for mlp in NAMES["mlp"]
-    ]
+    records = []
+    for seed in range(3):
+        for mlp in NAMES["mlp"]:
+            records.append(record("flash", mlp, seed, 2.3 + 0.01 * seed))
     comparison = compare(Found(records=records))
     assert [row.equal_loss for row in comparison.arms] == [None, None]
     assert "equal loss" not in render(comparison)
@@ -256,7 +260,10 @@ def test_lengths_of_another_arm_are_named_and_are_no_arms() -> None:
 def test_lengths_that_were_swept_show_it_without_asking() -> None:
     """They stay arms of the table."""
     records = [record for row in grid().arms for record in row.arm.all]
-    swept = [replace(each, length_of=None) for arm in grid().lengths for each in arm.all]
+    swept = []
+    for arm in grid().lengths:
+        for each in arm.all:
+            swept.append(replace(each, length_of=None))
     comparison = compare(Found(records=[*records, *swept]), baseline=records[0].identity)
     assert len(comparison.arms) == 6
     trainer_steps = [arm.config["trainer.steps"] for arm in comparison.lengths]
@@ -326,11 +333,10 @@ def test_what_it_cannot_say_is_refused_with_the_reason(
 
 def planned(*words: str, swept: tuple[str, ...] = ("attention", "seed")) -> tuple[Grid, Grid]:
     """A grid, and the same with the baseline's other lengths."""
-    cells = [
-        (*CELL, *words, f"attention={attention}", f"seed={seed}")
-        for seed in (0, 1)
-        for attention in ("flash", "gqa")
-    ]
+    cells = []
+    for seed in (0, 1):
+        for attention in ("flash", "gqa"):
+            cells.append((*CELL, *words, f"attention={attention}", f"seed={seed}"))
     plain = check(cells, swept=swept, compose=composed, log=print)
     more = lengths.cells_of(plain, composed)
     return plain, check(cells, swept=swept, compose=composed, log=print, lengths=more)

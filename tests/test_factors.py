@@ -32,11 +32,10 @@ SIZES = (3, 4, 5, 7, 8, 12)
 def judged(folder: Path, keys: str, losses: Losses, *words: str) -> Json:
     """What the command says of a table of last losses."""
     names = keys.split("+")
-    rows = [
-        ",".join([*place, str(seed), repr(float(loss))])
-        for place, of_place in losses.items()
-        for seed, loss in enumerate(of_place)
-    ]
+    rows = []
+    for place, of_place in losses.items():
+        for seed, loss in enumerate(of_place):
+            rows.append(",".join([*place, str(seed), repr(float(loss))]))
     text = "\n".join([",".join([*names, "seed", "val_loss"]), *rows]) + "\n"
     (folder / "t.csv").write_text(text)
     command = [
@@ -58,12 +57,14 @@ def drawn(
     """Losses of every combination of these levels: what seeds share, what runs have, what levels
     add."""
     common = rng.normal(size=n)
-    return {
-        place: 3
-        + 0.01 * (common + rng.normal(size=n))
-        + sum((effects or {}).get(name, 0) for name in place)
-        for place in itertools.product(*(names.split() for names in levels))
-    }
+    values = {}
+    for place in itertools.product(*(names.split() for names in levels)):
+        values[place] = (
+            3
+            + 0.01 * (common + rng.normal(size=n))
+            + sum((effects or {}).get(name, 0) for name in place)
+        )
+    return values
 
 
 # --- ends, against a reference --------------------------------------------------------------------
@@ -124,13 +125,14 @@ def test_levels_are_means_over_the_other_keys_with_the_interval_of_arms(
         assert level["difference"]["low"] == pytest.approx(low, abs=1e-9)
         assert level["difference"]["high"] == pytest.approx(high, abs=1e-9)
     base = losses["flash", "gelu4x"]
-    contrasts = [
-        losses["gqa", name]
-        - base
-        - (losses["gqa", "gelu4x"] - base)
-        - (losses["flash", name] - base)
-        for name in ("gelu3x", "swiglu")
-    ]
+    contrasts = []
+    for name in ("gelu3x", "swiglu"):
+        contrasts.append(
+            losses["gqa", name]
+            - base
+            - (losses["gqa", "gelu4x"] - base)
+            - (losses["flash", name] - base)
+        )
     for interaction, (low, high) in zip(
         content["by_factor"]["interactions"], of_a_mixed_model(np.array(contrasts)), strict=True
     ):
@@ -211,7 +213,9 @@ def test_false_words_of_a_grid_are_as_rare_as_said(tmp_path: Path) -> None:
         for record in loaded.records:
             record.summary["val_loss"] = 3.3 + 0.01 * (common[record.seed] + rng.normal())
         content = to_json(result_of(compare(loaded)))
-        levels = [level for factor in content["by_factor"]["factors"] for level in factor["levels"]]
+        levels = []
+        for factor in content["by_factor"]["factors"]:
+            levels.extend(factor["levels"])
         gaps = [row["difference"] for row in (*levels, *content["arms"]) if row["difference"]]
         alarms += any(gap["verdict"] != "no difference shown" for gap in gaps)
     assert alarms / 100 <= 0.22
@@ -241,17 +245,20 @@ def factors(root: Path, **options: Any) -> dict[str, list[str]] | None:
     read = told(root, **options)["by_factor"]
     if read is None:
         return None
-    return {
-        factor["key"]: [factor["baseline"], *(level["level"] for level in factor["levels"])]
-        for factor in read["factors"]
-    }
+    values: dict[str, list[str]] = {}
+    for factor in read["factors"]:
+        values[factor["key"]] = [
+            factor["baseline"],
+            *(level["level"] for level in factor["levels"]),
+        ]
+    return values
 
 
 def product(**levels: str) -> list[dict[str, str]]:
-    return [
-        dict(zip(levels, names, strict=True))
-        for names in itertools.product(*(x.split() for x in levels.values()))
-    ]
+    values: list[dict[str, str]] = []
+    for names in itertools.product(*(x.split() for x in levels.values())):
+        values.append(dict(zip(levels, names, strict=True)))
+    return values
 
 
 def test_options_and_keys_that_were_swept_are_the_factors(tmp_path: Path) -> None:

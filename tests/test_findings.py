@@ -107,7 +107,9 @@ def test_the_headline_names_the_level_that_was_shown_and_what_would_show_the_res
 
 
 def test_the_rest_is_counted(tmp_path: Path) -> None:
-    worse = {f"m{i}": [loss + 0.1 * i for loss in FLAT] for i in range(1, 6)}
+    worse = {}
+    for i in range(1, 6):
+        worse[f"m{i}"] = [loss + 0.1 * i for loss in FLAT]
     comparison = runs(tmp_path, {"base": FLAT, **worse, "noisy": NOISY})
     assert re.fullmatch(
         r"m5 worse by 0\.5000 ± 0\.\d{4}; m4 .*; m3 .*; 3 more: 2 worse, 1 no difference shown",

@@ -113,10 +113,13 @@ WHY = "mlp=sparse_experts: DynamicOutputShapeException: aten.nonzero.default"
 def both(*words: str, causal: bool = True) -> tuple[float, float]:
     """Count FLOPs a token by formulas, and by counting all that can be counted."""
     run = compose(words)
-    by = [
-        component_flops(run, vocab_size=run.tokenizer.vocab_size, causal=causal, formulas=formulas)
-        for formulas in (True, False)
-    ]
+    by = []
+    for formulas in (True, False):
+        by.append(
+            component_flops(
+                run, vocab_size=run.tokenizer.vocab_size, causal=causal, formulas=formulas
+            )
+        )
     return sum(by[0].values()), sum(by[1].values())
 
 

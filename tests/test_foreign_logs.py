@@ -197,7 +197,9 @@ def words(comparison):
     by_label = arms(comparison)
     gaps = {label: arm["difference"] for label, arm in by_label.items() if arm["difference"]}
     told = {label: (gap["verdict"], gap["method"], gap["n"]) for label, gap in gaps.items()}
-    figures = {label: [gap[key] for key in ("mean", "low", "high")] for label, gap in gaps.items()}
+    figures = {}
+    for label, gap in gaps.items():
+        figures[label] = [gap[key] for key in ("mean", "low", "high")]
     return told, figures, list(by_label)
 
 
@@ -347,10 +349,9 @@ def curve(path, loss, *, steps=200, every=50, **cells):
     """Write a log of which each step lowers the loss to `loss`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     names = ["step", "val_loss", *cells]
-    rows = [
-        [step, f"{loss + (steps - step) / 100:.4f}", *cells.values()]
-        for step in range(0, steps + 1, every)
-    ]
+    rows = []
+    for step in range(0, steps + 1, every):
+        rows.append([step, f"{loss + (steps - step) / 100:.4f}", *cells.values()])
     text = "".join(",".join(map(str, row)) + "\n" for row in [names, *rows])
     path.write_text(text)
 
@@ -519,10 +520,9 @@ def test_a_checkpoint_is_a_piece_of_its_run(tmp_path):
     for step in (100, 200):
         folder = tmp_path / "base" / "seed0" / f"checkpoint-{step}"
         folder.mkdir(parents=True)
-        rows = [
-            {"eval_loss": 4 - at / 100, "step": at, "epoch": at / 100}
-            for at in range(50, step + 1, 50)
-        ]
+        rows = []
+        for at in range(50, step + 1, 50):
+            rows.append({"eval_loss": 4 - at / 100, "step": at, "epoch": at / 100})
         state = {"best_metric": None, "global_step": step, "max_steps": 200, "log_history": rows}
         (folder / "trainer_state.json").write_text(json.dumps(state, indent=2))
     run = the_run(tmp_path)
@@ -792,9 +792,10 @@ def test_mlflow_s_database(tmp_path):
         ("width=64", 1): "finished",
         ("width=64", 2): "finished",
     }
-    losses = {
-        (run.arm, run.seed): run.val_loss for run in found.records if run.status == "finished"
-    }
+    losses = {}
+    for run in found.records:
+        if run.status == "finished":
+            losses[(run.arm, run.seed)] = run.val_loss
     assert losses["width=64", 2] == pytest.approx(2.0 - 0.64 + 0.02)
 
 
@@ -900,10 +901,11 @@ def test_runs_of_one_name_and_other_seeds_are_two(tmp_path):
 
 def test_mlflow_s_runs_of_one_name_are_two(tmp_path):
     head = "run_id,experiment_id,status,artifact_uri,metrics.val_loss,tags.mlflow.runName\n"
-    rows = [
-        f"{number}b7c6c03846f4dc89809dcb1e4249001,1,FINISHED,x,{3 + number / 10},{arm}\n"
-        for number, arm in enumerate(("base", "base", "idea", "idea"))
-    ]
+    rows = []
+    for number, arm in enumerate(("base", "base", "idea", "idea")):
+        rows.append(
+            f"{number}b7c6c03846f4dc89809dcb1e4249001,1,FINISHED,x,{3 + number / 10},{arm}\n"
+        )
     found = logs.load([str(table(tmp_path / "t.csv", head + "".join(rows)))])
     assert sorted((run.arm, run.val_loss) for run in found.records) == [
         ("base", 3.0),
@@ -980,11 +982,12 @@ def test_of_two_validations_at_a_step_the_trainer_s_last_counts(tmp_path):
 def test_times_that_are_not_known_make_no_equal_budget(tmp_path):
     for number, (arm, end) in enumerate((("base", 200), ("idea", 400))):
         for seed in range(3):
-            lines = [
-                f"Step {step:05d} | Validation bpb: "
-                f"{2 - step / 1000 + seed / 100 - number / 10:.6f}\n"
-                for step in range(0, end + 1, 100)
-            ]
+            lines = []
+            for step in range(0, end + 1, 100):
+                lines.append(
+                    f"Step {step:05d} | Validation bpb: "
+                    f"{2 - step / 1000 + seed / 100 - number / 10:.6f}\n"
+                )
             table(tmp_path / arm / f"seed{seed}.log", "".join(lines))
     assert words(judged(tmp_path))[0]["idea"][0] == "confounded (steps)"
 
@@ -992,9 +995,9 @@ def test_times_that_are_not_known_make_no_equal_budget(tmp_path):
 def test_runs_on_calls_of_log_have_a_length(tmp_path):
     for number, (arm, end) in enumerate((("base", 3), ("idea", 9))):
         for seed in range(3):
-            rows = [
-                f"{at},{at},1.5,{4 - at / 20 - number / 10 + seed / 100}\n" for at in range(end)
-            ]
+            rows = []
+            for at in range(end):
+                rows.append(f"{at},{at},1.5,{4 - at / 20 - number / 10 + seed / 100}\n")
             table(
                 tmp_path / arm / f"seed{seed}.csv", f",_step,_timestamp,val/loss\n{''.join(rows)}"
             )

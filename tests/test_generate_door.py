@@ -251,9 +251,9 @@ def test_an_exported_file_writes_what_its_run_writes(
 ):
     file = tmp_path / "model.safetensors"
     assert export.main([str(undisturbed.run_dir), str(file)]) == 0
-    texts = [
-        say(f"run={source}", "max_tokens=5")[3]["samples"] for source in (undisturbed.run_dir, file)
-    ]
+    texts = []
+    for source in (undisturbed.run_dir, file):
+        texts.append(say(f"run={source}", "max_tokens=5")[3]["samples"])
     assert texts[0] == texts[1]
 
 

@@ -245,9 +245,11 @@ def test_a_day_that_is_stopped_takes_its_step_with_it(tmp_path: Path) -> None:
     running = subprocess.Popen(command, stdout=subprocess.DEVNULL)
 
     def steps() -> list[psutil.Process]:
-        return [
-            process for process in psutil.Process(running.pid).children() if process.is_running()
-        ]
+        processes: list[psutil.Process] = []
+        for process in psutil.Process(running.pid).children():
+            if process.is_running():
+                processes.append(process)
+        return processes
 
     wait_until(steps, "a step")
     left = steps()

@@ -35,7 +35,10 @@ def checked(out, *cells, swept=("attention", "seed"), said=None):
 
 @pytest.mark.slow
 def test_every_arm_of_a_seed_comes_before_the_next_seed(tmp_path):
-    arms = [f"attention={a} mlp={m}" for a in ("gqa", "flash") for m in ("relu2", "gelu4x")]
+    arms = []
+    for a in ("gqa", "flash"):
+        for m in ("relu2", "gelu4x"):
+            arms.append(f"attention={a} mlp={m}")
     grid = checked(
         tmp_path,
         *(f"{arm} seed={seed}" for arm in arms for seed in (1, 0)),
@@ -95,7 +98,10 @@ def test_what_is_refused_is_left_out_and_named_and_the_rest_is_the_same_grid(tmp
     pairs = ("2 1", "4 1", "4 4")
     shapes = [pair.split() for pair in pairs]
     arms = [f"model.n_head={heads} attention.n_kv_heads={kv}" for heads, kv in shapes]
-    typed = [f"{arm} seed={seed}" for arm in arms for seed in (0, 1)]
+    typed = []
+    for arm in arms:
+        for seed in (0, 1):
+            typed.append(f"{arm} seed={seed}")
     expected = checked(tmp_path, *typed, swept=("model.n_head", "attention.n_kv_heads", "seed"))
     labels = [cell.label for cell in seen[0].cells]
     assert labels == [cell.label for cell in expected.cells]
@@ -434,7 +440,9 @@ def test_tracked_grid_is_a_group_that_ends_with_its_comparison(tmp_path, door):
     done = door("--multirun", *words, env=home, timeout=300)
     assert done.code == 0, done.err
     (grid,) = (tmp_path / "out" / "grids").iterdir()
-    rows = [row for folder in (grid, *tmp_path.glob("out/runs/*")) for row in inspect(folder)]
+    rows = []
+    for folder in (grid, *tmp_path.glob("out/runs/*")):
+        rows.extend(inspect(folder))
     said = [
         (row["run"]["run_group"], row["run"]["job_type"]) for row in rows if row["type"] == "run"
     ]

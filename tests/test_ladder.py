@@ -64,16 +64,18 @@ def ladder(
     """Sizes of three pairs each, ten times from one to the next. `ending`: of the third and later
     ones."""
     spread = np.exp(np.array([-noise, 0.0, noise]))
-    return [
-        size(
-            f"{10**i}M",
-            1e6 * 10**i,
-            list(middle * spread),
-            machine=machine,
-            ending="measured" if i < 2 else ending,
+    values: list[StudyResult] = []
+    for i, middle in enumerate(middles):
+        values.append(
+            size(
+                f"{10**i}M",
+                1e6 * 10**i,
+                list(middle * spread),
+                machine=machine,
+                ending="measured" if i < 2 else ending,
+            )
         )
-        for i, middle in enumerate(middles)
-    ]
+    return values
 
 
 @pytest.mark.parametrize(
@@ -128,10 +130,12 @@ def drawn(
     seed: int, *, rise: float = 0.0, bend: float = 0.0, n: int = 4, sd: float = 0.1
 ) -> list[tuple[float, list[float]]]:
     rng = np.random.default_rng(seed)
-    return [
-        (x, list(0.4 + rise * (x - SIZES[0]) + bend * (i == 1) + sd * rng.standard_normal(n)))
-        for i, x in enumerate(SIZES)
-    ]
+    rows: list[tuple[float, list[float]]] = []
+    for i, x in enumerate(SIZES):
+        rows.append(
+            (x, list(0.4 + rise * (x - SIZES[0]) + bend * (i == 1) + sd * rng.standard_normal(n)))
+        )
+    return rows
 
 
 def test_slope_interval_and_mean_are_those_of_least_squares():

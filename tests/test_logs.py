@@ -37,15 +37,16 @@ def jsonl(path, *, loss=3.0, steps=100, seconds=1.0, **facts):
     """A log whose validations fall linearly from `loss` + 1 to `loss`; so many seconds of training
     a step."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    rows = [
-        {
-            "iter": step,
-            "val": {"loss": loss + 1 - step / steps},
-            "train_time_s": seconds * step,
-            **facts,
-        }
-        for step in range(0, steps + 1, 20)
-    ]
+    rows = []
+    for step in range(0, steps + 1, 20):
+        rows.append(
+            {
+                "iter": step,
+                "val": {"loss": loss + 1 - step / steps},
+                "train_time_s": seconds * step,
+                **facts,
+            }
+        )
     text = "".join(json.dumps(row) + "\n" for row in rows)
     path.write_text(text)
     return path
@@ -109,7 +110,10 @@ def test_false_alarms_without_seeds_are_as_rare_as_said(tmp_path):
     alarms = 0
     table = tmp_path / "table.csv"
     for _ in range(400):
-        rows = [f"{arm},{i},{rng.normal(3, 0.01)}\n" for arm in "ab" for i in range(4)]
+        rows = []
+        for arm in "ab":
+            for i in range(4):
+                rows.append(f"{arm},{i},{rng.normal(3, 0.01)}\n")
         table.write_text("arm,run,val_loss\n" + "".join(rows))
         (gap,) = [row.difference for row in compare(logs.load([str(table)])).arms if row.difference]
         alarms += gap.outcome in (Outcome.better, Outcome.worse)
@@ -156,9 +160,10 @@ def test_each_record_is_compared_with_the_one_before_it(tmp_path, capsys):
         welch = stats.ttest_ind(own, before, equal_var=False).confidence_interval()
         reach = max(half, (welch.high - welch.low) / 2)
         mid = own.mean() - before.mean()
-        assert arm["difference"]["low"] == pytest.approx(mid - reach, abs=1e-9)
-        assert arm["difference"]["high"] == pytest.approx(mid + reach, abs=1e-9)
-        assert (arm["difference"]["verdict"] == "better") == (mid + reach < 0)
+        difference = arm["difference"]
+        assert difference["low"] == pytest.approx(mid - reach, abs=1e-9)
+        assert difference["high"] == pytest.approx(mid + reach, abs=1e-9)
+        assert (difference["verdict"] == "better") == (mid + reach < 0)
         assert arm["against"] == content["arms"][i]["arm"]
     assert content["by_factor"] is None
     assert "each against the one before it, from r0 on" in capsys.readouterr().out
@@ -188,9 +193,10 @@ def test_records_that_share_seeds_are_pairs_with_the_one_before(tmp_path):
     _, gaps = told(tmp_path, "--against", "previous")
     steps = [records[f"r{i + 1}"] - records[f"r{i}"] for i in range(8)]
     for arm, (low, high) in zip(gaps.values(), of_a_mixed_model(np.array(steps)), strict=True):
-        assert arm["difference"]["low"] == pytest.approx(low, abs=1e-9)
-        assert arm["difference"]["high"] == pytest.approx(high, abs=1e-9)
-        assert arm["difference"]["method"] == "pairs, all arms together"
+        difference = arm["difference"]
+        assert difference["low"] == pytest.approx(low, abs=1e-9)
+        assert difference["high"] == pytest.approx(high, abs=1e-9)
+        assert difference["method"] == "pairs, all arms together"
 
 
 def test_the_one_before_is_no_baseline(tmp_path, capsys):
@@ -307,10 +313,9 @@ def test_tables(tmp_path, table, columns, expected, said):
     path.parent.mkdir()
     path.write_text(table)
     comparison = compared(path, columns=columns_of(columns))
-    rows = {
-        label: (arm["seeds"], arm["val_loss"] or arm["val_bpb"])
-        for label, arm in arms(comparison).items()
-    }
+    rows = {}
+    for label, arm in arms(comparison).items():
+        rows[label] = (arm["seeds"], arm["val_loss"] or arm["val_bpb"])
     assert rows == expected
     assert said in "\n".join(comparison.problems)
     runs = to_json(result_of(comparison))["runs"]
@@ -370,10 +375,9 @@ def test_times_are_compared_on_the_same_hardware(tmp_path, base, idea, said, ref
     assert arm["to_target"]["train_s"]["refused"] == refused
     assert arm["to_target"]["steps"]["ratio"]["mean"] == pytest.approx(1, rel=0.02)
     assert refused or arm["train_s"]["ratio"]["mean"] == pytest.approx(5 / 6)
-    shown = [
-        f"--hardware says that they ran on {said}" in show(comparison)
-        for show in (render, page.render)
-    ]
+    shown = []
+    for show in (render, page.render):
+        shown.append(f"--hardware says that they ran on {said}" in show(comparison))
     assert shown == [bool(said and not (base and idea))] * 2
 
 
@@ -396,19 +400,18 @@ def test_a_time_to_target_is_no_surer_than_what_lies_between_two_validations(tmp
         curve_of(tmp_path, arm, every=every, loss=3.0 - 1e-6 * number)  # equal logs would be copies
     comparison = compared(tmp_path, target=3.25)
     reached = {label: arm["to_target"]["steps"] for label, arm in arms(comparison).items()}
-    assert reached["same"]["ratio"]["mean"] == pytest.approx(1, abs=1e-4)
+    ratio = reached["same"]["ratio"]
+    assert ratio["mean"] == pytest.approx(1, abs=1e-4)
     at = reached["same"]["median"]
-    assert reached["same"]["ratio"]["high"] >= (at // 50 * 50 + 50) / at
+    assert ratio["high"] >= (at // 50 * 50 + 50) / at
     assert reached["rare"]["ratio"] is None
-    assert reached["ends"]["ratio"] is None
+    ends = reached["ends"]
+    assert ends["ratio"] is None
     assert reached["rare"]["refused"].startswith(
         "validated every 500 steps there, and the other every 50"
     )
-    assert (
-        reached["ends"]["refused"]
-        == "a run came to the target between its start and its first validation"
-    )
-    assert reached["ends"]["median"]  # its own is shown
+    assert ends["refused"] == "a run came to the target between its start and its first validation"
+    assert ends["median"]  # its own is shown
     assert "refused: validated every 500 steps there" in render(comparison)
 
 
@@ -437,9 +440,9 @@ def test_a_log_that_stopped_early_is_not_faster(tmp_path):
 def test_a_loss_below_zero_is_refused_with_how_to_turn_its_sign(tmp_path):
     for number, arm in enumerate(("base", "idea")):
         path = tmp_path / f"{arm}.csv"
-        rows = [
-            f"{seed},{-3.0 + 0.1 * number + 0.001 * seed * (1 + number)}\n" for seed in range(3)
-        ]
+        rows = []
+        for seed in range(3):
+            rows.append(f"{seed},{-3.0 + 0.1 * number + 0.001 * seed * (1 + number)}\n")
         path.write_text("seed,nll_per_token\n" + "".join(rows))
     paths = tmp_path / "base.csv", tmp_path / "idea.csv"
     with pytest.raises(
@@ -459,7 +462,9 @@ def test_every_page_says_that_it_is_imported(tmp_path, capsys):
     """And that a run ends elsewhere than the others."""
     jsonl(two_arms(tmp_path / "logs") / "idea" / "seed3.jsonl", steps=60)
     outs = {kind: tmp_path / f"out.{kind}" for kind in ("html", "json", "csv")}
-    arguments = [word for kind, path in outs.items() for word in (f"--{kind}", str(path))]
+    arguments = []
+    for kind, path in outs.items():
+        arguments.extend((f"--{kind}", str(path)))
     assert door.main([str(tmp_path / "logs"), *arguments, "--target", "3.5"]) == 0
     said = capsys.readouterr().out
     html = outs["html"].read_text()
@@ -864,10 +869,9 @@ def test_wandb_s_server(monkeypatch):
     wandb = pytest.importorskip("wandb")
 
     def run(i):
-        rows = [
-            {"_step": 10 * n, "val/loss": 4 - n / 2 - (i % 2) / 10 + (i // 2) / 100}
-            for n in range(3)
-        ]
+        rows = []
+        for n in range(3):
+            rows.append({"_step": 10 * n, "val/loss": 4 - n / 2 - (i % 2) / 10 + (i // 2) / 100})
         where = {
             "group": ("base", "idea")[i % 2],
             "job_type": f"job {i % 2}",

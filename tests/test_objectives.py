@@ -179,9 +179,9 @@ def test_a_teacher_is_known_by_its_weights_and_not_by_its_place(
 ):
     copy = shutil.copytree(teacher, tmp_path / "copies" / Path(teacher).name)
     sums = next((copy / "checkpoints").iterdir()) / "manifest.json"
-    plans = [
-        plan(distilled(str(path), f"output_dir={tmp_path}"), choices={}) for path in (teacher, copy)
-    ]
+    plans = []
+    for path in (teacher, copy):
+        plans.append(plan(distilled(str(path), f"output_dir={tmp_path}"), choices={}))
     content = json.loads(sums.read_text())
     sums.write_text(sums.read_text().replace(content["model.safetensors"], "0" * 64))
     plans.append(plan(distilled(str(copy), f"output_dir={tmp_path}"), choices={}))

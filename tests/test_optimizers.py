@@ -306,7 +306,10 @@ def test_matrices_of_the_blocks_get_one_optimizer_and_adamw_the_rest(kind: str, 
     assert type(own) is ByRule
     parts = [f"attention.f.{part}_proj" for part in ("q", "k", "v", "out")]
     parts += [f"mlp.f.{part}" for part in ("gate", "up", "down")]
-    matrices = {f"blocks.{layer}.{part}.weight" for layer in range(2) for part in parts}
+    matrices = set()
+    for layer in range(2):
+        for part in parts:
+            matrices.add(f"blocks.{layer}.{part}.weight")
     matrices.add("blocks.1.ideas.value_embeddings.gate")
     names = {id(p): name for name, p in model.named_parameters()}
     groups = (each.param_groups for each in (adamw, own))
@@ -345,9 +348,10 @@ def test_muon_in_stacks_is_torchs_own_bit_for_bit(
             matrices[1].grad = None
             optimizer.step()
         weights.append([p.detach() for p in matrices])
-        momentum_buffers = [
-            optimizer.state[p]["momentum_buffer"] for p in matrices if p.grad is not None
-        ]
+        momentum_buffers = []
+        for p in matrices:
+            if p.grad is not None:
+                momentum_buffers.append(optimizer.state[p]["momentum_buffer"])
         states.append(momentum_buffers)
     assert all(map(torch.equal, *weights))
     assert all(map(torch.equal, *states))

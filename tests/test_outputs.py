@@ -78,11 +78,11 @@ def modes_in(folder: Path, umask: int) -> dict[str, str]:
     """What does not follow the umask."""
     wanted = {False: 0o666 & ~umask, True: 0o777 & ~umask}
     modes = {path: stat.S_IMODE(path.lstat().st_mode) for path in folder.rglob("*")}
-    return {
-        str(path.relative_to(folder)): oct(mode)
-        for path, mode in modes.items()
-        if mode != wanted[path.is_dir()]
-    }
+    values: dict[str, str] = {}
+    for path, mode in modes.items():
+        if mode != wanted[path.is_dir()]:
+            values[str(path.relative_to(folder))] = oct(mode)
+    return values
 
 
 def test_every_writer_follows_the_umask(tmp_path: Path, umask: int) -> None:

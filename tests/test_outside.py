@@ -38,7 +38,10 @@ NAMES = tuple(WORDS)
 
 
 def flags(*names: str) -> list[str]:
-    return [word for name in names for word in ("--config-dir", str(STRANGERS / name))]
+    words: list[str] = []
+    for name in names:
+        words.extend(("--config-dir", str(STRANGERS / name)))
+    return words
 
 
 def without(groups: set[str], words: tuple[str, ...] = SMALL) -> list[str]:
@@ -49,7 +52,10 @@ def without(groups: set[str], words: tuple[str, ...] = SMALL) -> list[str]:
 def asked(*names: str) -> list[str]:
     """The command line of a small run with these, all ideas together."""
     ideas = [name for name in names if WORDS[name][0].startswith("ideas=")]
-    words = [word for name in names if name not in ideas for word in WORDS[name]]
+    words = []
+    for name in names:
+        if name not in ideas:
+            words.extend(WORDS[name])
     base = without({word.partition("=")[0] for word in words})
     return [*flags(*names), *base, *words, *([f"ideas=[{','.join(ideas)}]"] if ideas else [])]
 
@@ -127,7 +133,9 @@ CLAIM |= {"expected": [-10, 10], "mechanism": {"rule": "given", "formula": "none
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("numbers")
 def test_a_study_has_them(here: Door, tmp_path: Path):
-    used = [word for name in ("power_law", "jsonl", "sqlite_rows") for word in WORDS[name]]
+    used = []
+    for name in ("power_law", "jsonl", "sqlite_rows"):
+        used.extend(WORDS[name])
     scale = {"train": ["trainer.val_every=5"], "bench": ["trainer.val_every=5"], "rounds": 2}
     study = {
         "question": "Is one of them lower?",

@@ -180,10 +180,9 @@ def studies(folder: Path, planned: Plan) -> None:
 def comparisons(folder: Path, planned: Plan) -> None:
     # of a nocap that did not redact
     run_dirs = [hostile(folder.parent / "theirs", "r", i, text) for i, text in enumerate(TEXTS)]
-    files = {
-        f"--{suffix}": str(folder / f"out.{suffix}")
-        for suffix in ("json", "csv", "html", "markdown")
-    }
+    files = {}
+    for suffix in ("json", "csv", "html", "markdown"):
+        files[f"--{suffix}"] = str(folder / f"out.{suffix}")
     compare.main([str(folder.parent / "theirs"), *itertools.chain(*files.items())])
     runs.main(["why", *(str(run_dirs[i]) for i in (0, 5))])
     report.write(replace(made(1), problems=TEXTS), folder / "report.html")
@@ -245,11 +244,9 @@ def test_what_is_no_secret_stays() -> None:
     and some lines of its results."""
     paths = (REPO / "conf").rglob("*.yaml")
     files = [*paths, *(REPO / "nocap").rglob("*.py")]
-    results = {
-        line
-        for path in (REPO / "experiments").rglob("*.json")
-        for line in path.read_text().splitlines()
-    }
+    results = set()
+    for path in (REPO / "experiments").rglob("*.json"):
+        results.update(path.read_text().splitlines())
     lines = {line for path in files for line in path.read_text().splitlines()}
     lines |= {
         *random.Random(0).sample(sorted(results), 4000),
@@ -340,10 +337,16 @@ def hostile(root: Path, name: str, seed: int, evil: str = EVIL, **summary: Any) 
     outcome |= {"tokens_per_s": 5.0, "clock_s": {"train": 2.0}, "kernel": {"train": evil}}
     content = {**outcome, "tracker": evil, "error": evil, **summary}
     (folder / "summary.json").write_text(json.dumps(content))
-    rows = [
-        {"step": step, "val/loss": 5.0 - step + seed / 100, evil: 1.0, "clock/train_s": float(step)}
-        for step in range(3)
-    ]
+    rows = []
+    for step in range(3):
+        rows.append(
+            {
+                "step": step,
+                "val/loss": 5.0 - step + seed / 100,
+                evil: 1.0,
+                "clock/train_s": float(step),
+            }
+        )
     (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
     return seal(folder)
 
@@ -396,9 +399,9 @@ def test_markdown_cells_end_where_they_should() -> None:
 
 def test_a_spreadsheet_computes_no_cell() -> None:
     names = ("=cmd|' /C calc'!A0", "+1", "-2+3", "@SUM(1)", "\t=1", "plain")
-    records = [
-        replace(record_of("flash", "gelu4x", seed), name=name) for seed, name in enumerate(names)
-    ]
+    records = []
+    for seed, name in enumerate(names):
+        records.append(replace(record_of("flash", "gelu4x", seed), name=name))
     shown = [row["name"] for row in csv.DictReader(io.StringIO(to_csv(rows(records))))]
     assert [name[0] for name in shown] == ["'"] * 5 + ["p"]
 

@@ -86,9 +86,9 @@ def case(record: Record) -> Record:
         curve = replace(record.curve, val_loss=losses)
         return replace(with_summary(record, val_loss=HUGE, val_bpb=HUGE), curve=curve)
     if record.arm == "mha-gelu4x":
-        ends = {
-            name: getattr(record.curve, name)[::40] for name in record.curve.__dataclass_fields__
-        }
+        ends = {}
+        for name in record.curve.__dataclass_fields__:
+            ends[name] = getattr(record.curve, name)[::40]
         return replace(record, curve=type(record.curve)(**ends))
     if record.arm == "sliding-gelu3x":
         return replace(record, name=f"good\u202edab-{record.name}")
@@ -253,12 +253,11 @@ def test_sixty_arms_are_told_apart(opened: Callable[..., Tab], tmp_path: Path) -
 
 @pytest.mark.slow
 def test_a_page_of_six_arms_is_light() -> None:
-    runs = [
-        record_of(attention, mlp, seed)
-        for attention in ("flash", "gqa")
-        for mlp in ("gelu4x", "gelu3x", "swiglu")
-        for seed in range(3)
-    ]
+    runs = []
+    for attention in ("flash", "gqa"):
+        for mlp in ("gelu4x", "gelu3x", "swiglu"):
+            for seed in range(3):
+                runs.append(record_of(attention, mlp, seed))
     assert len(report.render(compare(Found(records=runs))).encode()) <= LIGHTEST
 
 

@@ -98,7 +98,10 @@ def peers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     monkeypatch.syspath_prepend(str(HERE))
     monkeypatch.syspath_prepend(str(tmp_path))
     yield tmp_path
-    brought = {path.stem for folder in (HERE, tmp_path) for path in folder.glob("*.py")}
+    brought = set()
+    for folder in (HERE, tmp_path):
+        for path in folder.glob("*.py"):
+            brought.add(path.stem)
     for name in (sys.modules.keys() - names) & brought:
         del sys.modules[name]
 

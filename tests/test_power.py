@@ -169,11 +169,10 @@ def alike(root: Path, rng: np.random.Generator, *, lengths: bool = True) -> None
 
 def by(records: list[Record], words: str, steps: int) -> list[Record]:
     """Those of an arm, by their seeds."""
-    own = [
-        record
-        for record in records
-        if words in record.name and record.config["trainer.steps"] == steps
-    ]
+    own = []
+    for record in records:
+        if words in record.name and record.config["trainer.steps"] == steps:
+            own.append(record)
     return sorted(own, key=lambda record: record.seed)
 
 

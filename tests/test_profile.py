@@ -65,9 +65,10 @@ def counted(*words, vocab_size=70):
 )
 def test_counted_flops_equal_the_arithmetic_part_by_part(attention, mlp):
     run, counts = counted(*NANO, f"attention={attention}", f"mlp={mlp}")
-    flops = {
-        part: work.flops / 64 for part, work in counts.by_part().items() if work.flops
-    }  # of 2 × 32 tokens
+    flops = {}
+    for part, work in counts.by_part().items():
+        if work.flops:
+            flops[part] = work.flops / 64  # of 2 × 32 tokens
     total = sum(flops.values())
     flops["mlp"] = flops.pop("mlp_up") + flops.pop("mlp_down")
     arithmetic = component_flops(run, vocab_size=70)
@@ -142,12 +143,13 @@ def test_ceilings_of_d12_are_those_of_the_arithmetic():
     time is its FLOPs, the same by the step."""
     _, base = counted(*D12, vocab_size=GPT2)
     times = {part: work.product_ms(PEAK) for part, work in base.by_part().items()}
-    rows = [
-        roofline.ceiling(
-            " ".join(words), base, counted(*D12, *words, vocab_size=GPT2)[1], PEAK, times, 0.0
+    rows = []
+    for words in (["attention=gqa"], ["mlp=gelu3x"], ["attention=gqa", "mlp=gelu3x"]):
+        rows.append(
+            roofline.ceiling(
+                " ".join(words), base, counted(*D12, *words, vocab_size=GPT2)[1], PEAK, times, 0.0
+            )
         )
-        for words in (["attention=gqa"], ["mlp=gelu3x"], ["attention=gqa", "mlp=gelu3x"])
-    ]
     assert [f"{row.by_flops:.3f}" for row in rows] == ["1.076", "1.119", "1.216"]
     gqa, mlp, both = (1 / row.by_step for row in rows)  # shares of the step
     assert gqa < 1 > mlp
@@ -396,7 +398,9 @@ def test_the_record_says_what_was_measured_and_on_what(profiled):
     )
     calls = [parts[part]["calls"] for part in ("qkv", "scores", "head", "optimizer")]
     assert calls == [3 * 4 * 4, 4 * 4, 4, 1]
-    sums = [sum(row["ms"] for row in rows) for rows in (record["parts"], record["rows"])]
+    sums = []
+    for rows in (record["parts"], record["rows"]):
+        sums.append(sum(row["ms"] for row in rows))
     assert sums == pytest.approx([step["attributed_ms"]] * 2)
     assert 0.95 * step["ms"] <= step["attributed_ms"] <= step["ms"]
     assert sum(row["share"] for row in parts.values()) == pytest.approx(

@@ -451,7 +451,9 @@ def test_two_real_profiles_are_compared(door: Any, tmp_path: Path) -> None:
     assert {row["key"] for row in difference["config"]} == {"attention.kernel"}
     (scores,) = [row for row in difference["rows"] if row["part"] == "scores"]
     sides = [json.loads((tmp_path / f"{name}.json").read_text()) for name in ("mha", "flash")]
-    ms = [next(row["ms"] for row in side["parts"] if row["part"] == "scores") for side in sides]
+    ms = []
+    for side in sides:
+        ms.append(next(row["ms"] for row in side["parts"] if row["part"] == "scores"))
     assert [scores["before_ms"], scores["after_ms"]] == pytest.approx(ms)
     whole = sum(row["ms"] for row in difference["groups"])
     attributed = [side["step"]["attributed_ms"] for side in sides]

@@ -93,7 +93,10 @@ def test_a_materialized_softmax_has_the_time_of_its_operations():
     """Against the profiler's own totals of them; nothing is lost to the sum of the mixer."""
     moments, prof, ranges = watched("attention=mha")
     ms = of_mixers(moments)
-    both = {(direction, moment) for direction in ("forward", "backward") for moment in MOMENTS[:3]}
+    both = set()
+    for direction in ("forward", "backward"):
+        for moment in MOMENTS[:3]:
+            both.add((direction, moment))
     assert ms.keys() == both | {("forward", AROUND)}
     events = list(prof.events())
     forward_us = sum(e.cpu_time_total for e in events if e.name == "aten::softmax")
@@ -328,7 +331,9 @@ def test_only_a_step_has_gradients_and_an_optimizer(taken):
 def test_flops_are_those_of_arithmetic(taken):
     """A forward has a third of a micro-batch's; a prompt those of its tokens; a token meets each
     weight once, and each place of the cache."""
-    flops = {of: sum(group.flops for group in profile.groups) for of, profile in taken.items()}
+    flops = {}
+    for of, profile in taken.items():
+        flops[of] = sum(group.flops for group in profile.groups)
     run = compose([*NANO, "attention=mha", "mlp=swiglu"])
     model = build_model(run, vocab_size=run.tokenizer.vocab_size)
     of_head = 2 * run.tokenizer.vocab_size * H * D
@@ -393,7 +398,9 @@ def test_an_option_without_a_cache_is_counted_over_its_whole_prefix():
     token = count(run, vocab_size=70, subject=subject)
     subject = Subject(of=Of.prefill, prompt=9, cached=False)
     prefill = count(run, vocab_size=70, subject=subject)
-    flops = [sum(work.flops for work in counted.work.values()) for counted in (token, prefill)]
+    flops = []
+    for counted in (token, prefill):
+        flops.append(sum(work.flops for work in counted.work.values()))
     assert flops[0] == flops[1] > 0
     assert token.cache == 0
     assert prefill.cache == 0
@@ -420,10 +427,9 @@ def bounded(taken):
 
     def make(words, table, *, trusted=True, of=Of.step):
         example = taken["step"].parts[0]
-        parts = [
-            structs.replace(example, part=part, ms=ms, share=ms / 100, of_bound=0.5)
-            for part, ms in (("scores", 40.0), ("mlp_up", 30.0), ("norm", 20.0), ("head", 10.0))
-        ]
+        parts = []
+        for part, ms in (("scores", 40.0), ("mlp_up", 30.0), ("norm", 20.0), ("head", 10.0)):
+            parts.append(structs.replace(example, part=part, ms=ms, share=ms / 100, of_bound=0.5))
         made = composed(words)
         config = {"model": {"tie_head": made.run.model.tie_head}, "trainer": {"precision": "fp32"}}
         profile = structs.replace(

@@ -58,7 +58,10 @@ def test_every_batch_must_be_above_and_a_part_of_one_shows_nothing(losses: list[
 
 def pairs(*gains: float | None) -> list[LossPair]:
     """Make the pairs of these gains over a baseline at 3; None: the proposal diverged."""
-    return [LossPair(loss=None if gain is None else 3 - gain, baseline=3.0) for gain in gains]
+    loss_pairs: list[LossPair] = []
+    for gain in gains:
+        loss_pairs.append(LossPair(loss=None if gain is None else 3 - gain, baseline=3.0))
+    return loss_pairs
 
 
 def test_a_proposal_is_judged_batch_by_batch():
@@ -103,10 +106,10 @@ class Trainer:
             raise KeyboardInterrupt
         self.asked += seeds
         made = {seed: self._rng.normal(3.0, 0.01, size=2) for seed in seeds}
-        return {
-            seed: (float(loss) - self._gain, float(baseline))
-            for seed, (loss, baseline) in made.items()
-        }
+        values: dict[int, tuple[float, float]] = {}
+        for seed, (loss, baseline) in made.items():
+            values[seed] = (float(loss) - self._gain, float(baseline))
+        return values
 
 
 def propose(
@@ -144,9 +147,9 @@ def test_a_run_that_was_trained_again_counts_as_it_was_the_first_time():
     for seed, name in enumerate(("first", "second")):
         propose(name, Trainer(0.0, seed=seed), lines)
     pairs = [line for line in lines if isinstance(line, PairLine)]
-    baselines = [
-        [line.baseline for line in pairs if line.arm == arm] for arm in ("first", "second")
-    ]
+    baselines = []
+    for arm in ("first", "second"):
+        baselines.append([line.baseline for line in pairs if line.arm == arm])
     assert baselines[0] == baselines[1]
     assert len({line.loss for line in pairs}) == 8
 
@@ -420,9 +423,9 @@ def test_a_run_that_fails_or_ignores_its_seed_says_so_and_a_mended_command_is_an
 def test_a_study_with_a_command_runs_it_for_a_proposal_alone(study_door: Door, beside: Path):
     (beside.parent / "marks.py").write_text("open('mark', 'w')\nprint('val loss', 1)\n")
     write(beside, command=f"{sys.executable} marks.py {{seed}}")
-    codes = [
-        study_door(beside, *words).code for words in ((), ("--plan",), ("--judge",), ("--propose",))
-    ]
+    codes = []
+    for words in ((), ("--plan",), ("--judge",), ("--propose",)):
+        codes.append(study_door(beside, *words).code)
     assert codes == [2, 2, 2, 0]
     assert not Path("mark").exists()
     study_door(beside, "--propose", command(0.1))

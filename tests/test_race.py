@@ -895,10 +895,9 @@ def test_runs_at_once_share_the_machine_and_have_no_times(repo, raced, monkeypat
     assert verdict(answer) == ("better", 3)
     assert [*costs(answer)] == ["peak_mib"]
     assert "Runs shared the machine (--jobs 4)" in answer["said"]
-    lines = [
-        path.read_text().splitlines()[-1].split()
-        for path in repo.glob("outputs/commands/*/output.log")
-    ]
+    lines = []
+    for path in repo.glob("outputs/commands/*/output.log"):
+        lines.append(path.read_text().splitlines()[-1].split())
     spans = [(float(words[-2]), float(words[-1])) for words in lines]
     assert any(a != b and a[0] < b[0] < a[1] for a in spans for b in spans)
     alone = raced(*GAINING, "--pairs", "3")
@@ -962,9 +961,9 @@ def made_race(folder, chance, *, gain, pairs, skewed=False):
         content = {"wall_s": 1.0 + seed / 99, "cpu_s": 1.0, "peak_mib": 1.0}
         (place / RESULT).write_text(json.dumps(content))
 
-    both = [
-        Command(name=name, words=("{seed}",), cwd=folder, content=name) for name in ("base", "idea")
-    ]
+    both = []
+    for name in ("base", "idea"):
+        both.append(Command(name=name, words=("{seed}",), cwd=folder, content=name))
     reading = Reading(what=PATTERN, better=Better.lower)
     return Race(
         arms=both,

@@ -131,11 +131,11 @@ def listening(run_dir: Path) -> set[str]:
             inodes |= {os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir()}
     text = Path("/proc/net/tcp").read_text() + Path("/proc/net/tcp6").read_text()
     rows = [line.split() for line in text.splitlines() if "sl" not in line]
-    return {
-        row[1].rpartition(":")[0]
-        for row in rows
-        if row[3] == "0A" and f"socket:[{row[9]}]" in inodes
-    }
+    values: set[str] = set()
+    for row in rows:
+        if row[3] == "0A" and f"socket:[{row[9]}]" in inodes:
+            values.add(row[1].rpartition(":")[0])
+    return values
 
 
 @linux

@@ -175,9 +175,9 @@ def test_a_trial_that_runs_counts_as_bad():
     running = ({"x": 0.5}, None)
 
     def away(others):
-        proposed = [
-            propose(replace(search, seed=seed), line, [*before, *others])["x"] for seed in range(20)
-        ]
+        proposed = []
+        for seed in range(20):
+            proposed.append(propose(replace(search, seed=seed), line, [*before, *others])["x"])
         return float(np.median([abs(x - 0.5) for x in proposed]))
 
     assert away([running] * 2) > 1.5 * away([])
@@ -212,11 +212,10 @@ def quickly(words):
     shared = _composed(
         (*words[:at], *(word for word in words[at:] if word.partition("=")[0] not in OWN))
     )
-    trainer = {
-        key: int(own[f"trainer.{key}"])
-        for key in ("steps", "micro_batch")
-        if f"trainer.{key}" in own
-    }
+    trainer = {}
+    for key in ("steps", "micro_batch"):
+        if f"trainer.{key}" in own:
+            trainer[key] = int(own[f"trainer.{key}"])
     optimizer = replace(shared.run.optimizer, lr=float(own.get("optimizer.lr", 1e-3)))
     run = replace(
         shared.run,
@@ -305,10 +304,9 @@ def bowl(run):
 def test_a_killed_search_goes_on_with_the_trials_that_it_would_have_had(tmp_path, fake):
     search = Search(sampler=Sampler.tpe, trials=13)
     fake(bowl)
-    whole = [
-        (trial.words, trial.val_loss)
-        for trial in carried(a_search(tmp_path / "whole", search)).trials()
-    ]
+    whole = []
+    for trial in carried(a_search(tmp_path / "whole", search)).trials():
+        whole.append((trial.words, trial.val_loss))
     losses = sorted(loss for _, loss in whole)
     assert [loss for _, loss in whole] == losses
     trainer = fake(bowl)
@@ -349,7 +347,9 @@ def test_the_same_trial_twice_is_one_run_and_both_are_told(tmp_path, fake):
     search = carried(
         a_search(tmp_path, Search(sampler=Sampler.random, trials=6), "attention=mqa,mha")
     )
-    losses = [2.0 if "attention=mqa" in trial.words else 3.0 for trial in search.trials()]
+    losses = []
+    for trial in search.trials():
+        losses.append(2.0 if "attention=mqa" in trial.words else 3.0)
     assert [trial.val_loss for trial in search.trials()] == sorted(losses)
     listed = json.loads((search.grid.folder / GRID).read_text())
     assert len(trainer.trained) == 2

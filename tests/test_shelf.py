@@ -488,13 +488,13 @@ def test_lr_is_a_factor_on_the_ideas_own_parameters() -> None:
     run = run_of("optimizer=muon", x0={"lr": 7.0}, smear={"lr": 2.0})
     model = build_model(run, vocab_size=V)
     names = {id(p): name for name, p in model.named_parameters()}
-    groups = [
-        group for optimizer in build_optimizers(run, model) for group in optimizer.param_groups
-    ]
+    groups = []
+    for optimizer in build_optimizers(run, model):
+        groups.extend(optimizer.param_groups)
     rates = {names[id(p)]: group["peak_lr"] for group in groups for p in group["params"]}
-    factors = {
-        name: 7 if ".x0." in name else 2 if name.startswith("ideas.smear") else 1 for name in rates
-    }
+    factors = {}
+    for name in rates:
+        factors[name] = 7 if ".x0." in name else 2 if name.startswith("ideas.smear") else 1
     assert rates == pytest.approx({name: 0.003 * factor for name, factor in factors.items()})
 
 

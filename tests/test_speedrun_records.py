@@ -208,7 +208,9 @@ def test_steps_that_are_judged_at_once_share_the_error(records: ModuleType) -> N
     """The last one is shown by itself, and beside nineteen others it is not."""
     chance = random.Random(2)
     noise = [chance.gauss(0, 0.001) for _ in range(6)]
-    chain = [record(records, i, 3000, [3.28 + x for x in noise]) for i in range(20)]
+    chain = []
+    for i in range(20):
+        chain.append(record(records, i, 3000, [3.28 + x for x in noise]))
     lower = 2.7 * statistics.stdev(noise) * math.sqrt(2 / 6)  # 2.2 alone, 3.1 beside the others
     better = record(records, 20, 3000, [3.28 + x - lower for x in noise])
     steps = [records.Step(new, old) for old, new in itertools.pairwise([*chain, better])]
@@ -262,10 +264,9 @@ def test_the_boards_own_rule_gives_what_its_page_works_out(
     value: float,
     passes: str,
 ) -> None:
-    sides = [
-        record(records, i, 1000 - i * saved, [loss] * 2, n=n)
-        for i, (loss, n) in enumerate((old, new))
-    ]
+    sides = []
+    for i, (loss, n) in enumerate((old, new)):
+        sides.append(record(records, i, 1000 - i * saved, [loss] * 2, n=n))
     step = records.Step(sides[1], sides[0])
     assert records.own_rule(step) == passes
     assert step.precision() == pytest.approx(value, abs=5e-6)
@@ -296,7 +297,10 @@ def test_other_hardware_is_not_compared(records: ModuleType, other: bool, word: 
     own = {**plain, "arm": "record"}
     base = {**plain, "arm": "baseline"}
     own |= {"hardware": "another"} if other else {}
-    rows = [{**run, "train_s": str(t + i)} for run, t in ((own, 90), (base, 120)) for i in range(3)]
+    rows = []
+    for run, t in ((own, 90), (base, 120)):
+        for i in range(3):
+            rows.append({**run, "train_s": str(t + i)})
     assert records.Faster(records.Record("1", rows)).word == word
 
 

@@ -69,7 +69,10 @@ def test_a_study_goes_on_by_itself_until_its_claims_are_decided(lab: Lab):
         "M.unsure": ["confirmed", 12, 3, ["3 analyses"], None],
     }
     assert claims["M.unsure"]["hash"] == few["hash"]
-    first = [f"{arm}, seed {seed}" for seed in range(3) for arm in ("mha", "mqa", "gqa")]
+    first = []
+    for seed in range(3):
+        for arm in ("mha", "mqa", "gqa"):
+            first.append(f"{arm}, seed {seed}")
     then = [f"{arm}, seed {seed}" for seed in range(3, 12) for arm in ("mha", "gqa")]
     assert [task for task in lab.tasks if "session" not in task] == first + then
     lines = [line for line in lab.lines("analysis") if line["claim"] == "M.unsure"]
@@ -127,9 +130,9 @@ def test_a_study_that_was_killed_goes_on_where_it_was(lab: Lab):
         assert len(lab.tasks) == len(tasks) + after
     again = lab.carry(**THREE)
     assert sorted(lab.tasks[len(tasks) :]) == sorted(tasks)
-    timeless = [
-        {name: {**row, "registered": ""} for name, row in rows.items()} for rows in (whole, again)
-    ]
+    timeless = []
+    for rows in (whole, again):
+        timeless.append({name: {**row, "registered": ""} for name, row in rows.items()})
     assert timeless[0] == timeless[1]
     assert sorted(lab.logged) == sorted(tasks)
     before = lab.log.read_text()
@@ -227,11 +230,16 @@ def test_a_race_trains_shorter_schedules_each_with_its_own_whole_decay(lab: Lab)
     )
     scales = at(lengths=[0.25, 0.5])
     done = lab.done(claims=[RACE, STEPS], scales=scales)
-    whole = [f"{arm}, seed {seed}" for seed in range(3) for arm in ARMS]
+    whole = []
+    for seed in range(3):
+        for arm in ARMS:
+            whole.append(f"{arm}, seed {seed}")
     # nothing is learnt from one that diverged
-    halves = [
-        f"{name}, {steps} steps" for steps in (3, 6) for name in whole if name != "mqa, seed 1"
-    ]
+    halves = []
+    for steps in (3, 6):
+        for name in whole:
+            if name != "mqa, seed 1":
+                halves.append(f"{name}, {steps} steps")
     tasks = [task for task in lab.tasks if "session" not in task]
     assert tasks == whole + sorted(halves, key=lambda name: name.split(", ")[1])
     tasks = [task for task in lab.tasks if "session" in task]

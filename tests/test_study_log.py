@@ -115,11 +115,10 @@ def test_what_only_a_reader_sees_may_be_changed(lab: Lab, then: Json):
 
 
 def test_another_machine_is_no_other_registration(lab: Lab, monkeypatch: pytest.MonkeyPatch):
-    plain = [
-        word
-        for word in STUDY["overrides"]
-        if not word.startswith(("trainer.precision", "trainer.threads"))
-    ]
+    plain = []
+    for word in STUDY["overrides"]:
+        if not word.startswith(("trainer.precision", "trainer.threads")):
+            plain.append(word)
     first = hashes(lab, overrides=plain)
     monkeypatch.setattr(
         "nocap.config.defaults.precision", lambda *of_run: (Precision.bf16, "another CPU")
@@ -241,9 +240,10 @@ def test_what_was_measured_again_is_told(lab: Lab):
     assert rows["M.speed"]["notes"] == [
         "measured again, and otherwise: mqa, seed 1, bench session 1"
     ]
-    losses = [
-        line["val_loss"] for line in lab.lines("run") if (line["arm"], line["seed"]) == ("mqa", 1)
-    ]
+    losses = []
+    for line in lab.lines("run"):
+        if (line["arm"], line["seed"]) == ("mqa", 1):
+            losses.append(line["val_loss"])
     assert losses == [3.001, 2.0]
 
 

@@ -153,10 +153,9 @@ def test_a_gain_that_is_only_bounded_shows_its_lower_end(tmp_path: Path):
     pace is eight times as fast, or more."""
     scales = at(lengths=[0.25, 0.5])
     made_study = loaded(tmp_path / "made", study(claims=[RACE], scales=scales))
-    paces = [
-        session(pace(speed)[0].measured.arms, number=i)
-        for i, speed in enumerate([1.9, 2.0, 2.1], 1)
-    ]
+    paces = []
+    for i, speed in enumerate([1.9, 2.0, 2.1], 1):
+        paces.append(session(pace(speed)[0].measured.arms, number=i))
     evidence = both(by_law("mqa", worse=-0.7), by_law("mha"), pace=paces)
     result = resulted(made_study, evidence)
     (row,) = claims_of(result)
@@ -325,11 +324,10 @@ def measured(
     claim: Claim, study: Study, evidence: Evidence, arm: str
 ) -> dict[int, tuple[float | None, Ending]]:
     """One arm's primary metric: seed → value and ending."""
-    primary = [
-        m
-        for m in measurements(claim, study, evidence)
-        if (m.arm, m.metric.name) == (arm, claim.metric)
-    ]
+    primary = []
+    for m in measurements(claim, study, evidence):
+        if (m.arm, m.metric.name) == (arm, claim.metric):
+            primary.append(m)
     return {m.repeat: (m.value, m.ending) for m in primary}
 
 
@@ -337,10 +335,12 @@ def measured(
 
 
 def raced(claim: Claim, study: Study, evidence: Evidence) -> dict[str, list[float]]:
-    return {
-        arm: [value for value, _ in measured(claim, study, evidence, arm).values() if value]
-        for arm in ("mqa", "mha")
-    }
+    values: dict[str, list[float]] = {}
+    for arm in ("mqa", "mha"):
+        values[arm] = [
+            value for value, _ in measured(claim, study, evidence, arm).values() if value
+        ]
+    return values
 
 
 def test_a_race_to_the_loss_that_both_arms_reach(tmp_path: Path):
@@ -381,9 +381,9 @@ def test_steps_are_seeds_and_their_time_is_the_sessions(tmp_path: Path):
     noise = {seed: 0.01 * seed for seed in range(6)}
     made_study = made(tmp_path, RACE, seeds=list(noise))
     speeds = [1.0, 1.1, 1.3]
-    paces = [
-        session(pace(speed)[0].measured.arms, number=i) for i, speed in enumerate(speeds, start=1)
-    ]
+    paces = []
+    for i, speed in enumerate(speeds, start=1):
+        paces.append(session(pace(speed)[0].measured.arms, number=i))
     evidence = both(by_law("mqa", worse=-0.1, noise=noise), by_law("mha", noise=noise), pace=paces)
     assert measured(made_study.claims[0], made_study, evidence, "mqa") == {
         i: (pytest.approx(4.0 * math.exp(-0.1 / B) / speed), Ending.measured)
@@ -504,10 +504,9 @@ def test_a_third_of_key_value_heads_saves_seven_percent_of_a_token(tmp_path: Pat
         "trainer.precision=fp32",
     )
     arms = {"mha": "attention=flash", "mqa": "attention=gqa attention.n_kv_heads=4"}
-    flops = {
-        name: component_flops(compose([*d12, *own.split()]), vocab_size=V)
-        for name, own in arms.items()
-    }
+    flops = {}
+    for name, own in arms.items():
+        flops[name] = component_flops(compose([*d12, *own.split()]), vocab_size=V)
     counted = {name: {"component_flops": components} for name, components in flops.items()}
     for place in ("bench", "pace"):
         whole_step = Evidence(sessions={place: timed([1], counted)})
@@ -573,9 +572,10 @@ def test_a_step_cannot_lose_more_than_its_part(tmp_path: Path):
 def test_a_claim_rests_on_its_own_runs_and_sessions(tmp_path: Path):
     made_study = made(tmp_path, RACE)
     # 7 is no seed of the claim
-    runs = {
-        (arm, seed): record(arm, seed, 400, 3.0) for arm in ("mha", "mqa") for seed in (0, 1, 7)
-    }
+    runs = {}
+    for arm in ("mha", "mqa"):
+        for seed in (0, 1, 7):
+            runs[(arm, seed)] = record(arm, seed, 400, 3.0)
     short = {("mqa", 0): {200: record("mqa", 0, 200, 3.1, started="")}}
     sessions = {
         "pace": pace(1.0, numbers=[1]),
@@ -599,10 +599,9 @@ def test_a_claim_rests_on_its_own_runs_and_sessions(tmp_path: Path):
 
 def test_sigma_is_pooled_within_arms() -> None:
     groups = {"mha": [3.0, 3.1, 3.2], "mqa": [2.0, 2.0, 2.3]}
-    runs = [
-        (arm, record(arm, seed, 400, x))
-        for arm, values in groups.items()
-        for seed, x in enumerate(values)
-    ]
+    runs = []
+    for arm, values in groups.items():
+        for seed, x in enumerate(values):
+            runs.append((arm, record(arm, seed, 400, x)))
     assert sigma(runs) == pytest.approx(math.sqrt((0.1**2 + np.var(groups["mqa"], ddof=1)) / 2))
     assert sigma([]) is None

@@ -79,11 +79,10 @@ def test_a_study_from_its_file_to_its_verdicts(root: Path):
     speed, loss = it.claims
     mha, mqa = it.results["arms"]
     assert speed["bound"] == pytest.approx(mha["flops_per_token"] / mqa["flops_per_token"])
-    rows = {
-        (row["metric"], row["arm"], row["repeat"]): row["value"]
-        for row in it.results["measurements"]
-        if (row["claim"], row["metric"]) in (("M.speed", "tokens_per_s"), ("M.loss", "val_loss"))
-    }
+    rows = {}
+    for row in it.results["measurements"]:
+        if (row["claim"], row["metric"]) in (("M.speed", "tokens_per_s"), ("M.loss", "val_loss")):
+            rows[(row["metric"], row["arm"], row["repeat"])] = row["value"]
     measured = {
         ("tokens_per_s", arm, number): row["tokens_per_s"]
         for number, session in enumerate(it.sessions.values(), start=1)
@@ -210,9 +209,10 @@ def test_studies_side_by_side_train_together_and_time_one_after_the_other(tmp_pa
     # neither waited for the whole of the other
     assert max(map(min, began)) <= min(map(max, began))
     files = map(json_of, root.glob("out/studies/*/cpu/sessions/*.json"))
-    spans = sorted(
-        [datetime.fromisoformat(session[end]) for end in ("started", "ended")] for session in files
-    )
+    spans = []
+    for session in files:
+        spans.append([datetime.fromisoformat(session[end]) for end in ("started", "ended")])
+    spans.sort()
     assert len(spans) == 6
     for first, then in pairwise(spans):
         assert first[1] <= then[0]

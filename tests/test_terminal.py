@@ -176,7 +176,10 @@ def table(*rows: Sequence[object], heads: Sequence[str], keep: str = "") -> str:
 
 
 def test_a_word_of_a_verdict_fits_the_narrowest_column() -> None:
-    words = [word.value for kind in (Outcome, Word, ProposalWord) for word in kind]
+    words = []
+    for kind in (Outcome, Word, ProposalWord):
+        for word in kind:
+            words.append(word.value)
     assert [word for word in words if len(word) > PHRASE] == []
 
 

@@ -33,11 +33,11 @@ def curve(
     """Losses of n seeds: one part of the noise moves a seed's whole curve, one is each run's
     own."""
     shared = rng.normal(0, sd, n)
-    return {
-        steps: (law(steps, gain) + shared + rng.normal(0, sd, n)).tolist()
-        for x in (*lengths, 1.0)
-        for steps in [round(x * WHOLE)]
-    }
+    values: dict[int, list[float]] = {}
+    for x in (*lengths, 1.0):
+        for steps in [round(x * WHOLE)]:
+            values[steps] = (law(steps, gain) + shared + rng.normal(0, sd, n)).tolist()
+    return values
 
 
 def exact(gain: float, *lengths: int) -> dict[int, list[float]]:
@@ -155,17 +155,18 @@ def judged(own: Finish, base: Finish, *, low: float) -> Verdict:
     claim = Claim(
         **about, scale=Scale.ratio, expected=[low, None], mechanism=mechanism, seeds=[0, 1, 2]
     )
-    measurements = [
-        Measurement(
-            arm=arm,
-            repeat=seed,
-            metric=METRICS["steps_to_target"],
-            value=steps,
-            ending=finish.ending,
-        )
-        for arm, finish in (("arm", own), ("base", base))
-        for seed, steps in enumerate(finish.steps)
-    ]
+    measurements = []
+    for arm, finish in (("arm", own), ("base", base)):
+        for seed, steps in enumerate(finish.steps):
+            measurements.append(
+                Measurement(
+                    arm=arm,
+                    repeat=seed,
+                    metric=METRICS["steps_to_target"],
+                    value=steps,
+                    ending=finish.ending,
+                )
+            )
     return judge(claim, measurements, against="base", at="cpu")
 
 

@@ -41,10 +41,9 @@ SPEEDS = {
 def timing(*, noise: float = 0.0, rounds: int = 12) -> Timing:
     """The arms of `test_equal_loss.grid` on another machine, in rounds with this deviation."""
     rng = np.random.default_rng(5)
-    seconds = {
-        arm: (1e-4 * speed * np.exp(rng.normal(0, noise, rounds))).tolist()
-        for arm, speed in SPEEDS.items()
-    }
+    seconds = {}
+    for arm, speed in SPEEDS.items():
+        seconds[arm] = (1e-4 * speed * np.exp(rng.normal(0, noise, rounds))).tolist()
     return Timing(
         started="2026-11-28T10:00:00+00:00",
         machine="b",
@@ -57,7 +56,9 @@ def timing(*, noise: float = 0.0, rounds: int = 12) -> Timing:
 
 def timed(of: Timing) -> Comparison:
     plain = grid()
-    records = [record for row in plain.arms for record in row.arm.all]
+    records = []
+    for row in plain.arms:
+        records.extend(row.arm.all)
     records += [record for arm in plain.lengths for record in arm.all]
     return compare(Found(records=records, timings=[of]), baseline="flash gelu4x")
 
@@ -198,7 +199,10 @@ def test_a_grid_of_the_same_arms_takes_the_timing_of_the_one_before(tmp_path: Pa
     """As the looks of `--until-shown` do, whose grids differ in their seeds alone."""
     cells = [(*CELL, f"attention={name}", f"output_dir={tmp_path}") for name in ("flash", "gqa")]
     one = check(cells, swept=["attention"], compose=composed, log=print)
-    more = [(*cell, f"seed={seed}") for cell in cells for seed in (0, 1)]
+    more = []
+    for cell in cells:
+        for seed in (0, 1):
+            more.append((*cell, f"seed={seed}"))
     two = check(more, swept=["attention", "seed"], compose=composed, log=print)
     session = Session(place="rounds", arms=arms_of(one), how={"seconds": 5.0})
     path = session.path(one.folder, 1)

@@ -91,21 +91,22 @@ def run_dir(tmp_path: Path) -> Path:
     """A run folder with a record whose floats use all their digits and whose unknowns are null."""
     folder = tmp_path / "run"
     folder.mkdir()
-    rows = [
-        {
-            "step": step * 3,
-            "tokens": step * 3 * 524_288,
-            "train/loss": 11 / (step + 3),
-            "train/lr": 1e-7 * step,
-            "perf/mfu": None,
-            "perf/tokens_per_s": 1e5 / 3 + step,
-            "memory/peak_mib": 9829.25,
-            "clock/train_s": step / 7,
-            "clock/val_s": 0.0,
-            **({} if step % 10 else {"val/loss": 10.967978 / (step + 1), "val/bpb": None}),
-        }
-        for step in range(ROWS)
-    ]
+    rows = []
+    for step in range(ROWS):
+        rows.append(
+            {
+                "step": step * 3,
+                "tokens": step * 3 * 524_288,
+                "train/loss": 11 / (step + 3),
+                "train/lr": 1e-7 * step,
+                "perf/mfu": None,
+                "perf/tokens_per_s": 1e5 / 3 + step,
+                "memory/peak_mib": 9829.25,
+                "clock/train_s": step / 7,
+                "clock/val_s": 0.0,
+                **({} if step % 10 else {"val/loss": 10.967978 / (step + 1), "val/bpb": None}),
+            }
+        )
     text = "".join(json.dumps(row) + "\n" for row in rows)
     (folder / "metrics.jsonl").write_text(text)
     return folder
@@ -114,9 +115,10 @@ def run_dir(tmp_path: Path) -> Path:
 def environment(tmp_path: Path, **extra: str) -> dict[str, str]:
     """No account, no settings, no proxy: nothing of the person who runs the tests."""
     left_out = ("WANDB", "NETRC", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
-    environ = {
-        name: value for name, value in os.environ.items() if not name.upper().startswith(left_out)
-    }
+    environ = {}
+    for name, value in os.environ.items():
+        if not name.upper().startswith(left_out):
+            environ[name] = value
     home = str(tmp_path)
     homes = dict.fromkeys(("HOME", "WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR"), home)
     own = {
@@ -151,9 +153,10 @@ def inspect(run_dir: Path) -> list[dict[str, dict]]:
 
 
 def history(run_dir: Path) -> list[dict[str, object]]:
-    items = [
-        record["history"]["item"] for record in inspect(run_dir) if record["type"] == "history"
-    ]
+    items = []
+    for record in inspect(run_dir):
+        if record["type"] == "history":
+            items.append(record["history"]["item"])
     for item in items:
         assert item["_step"] == item["step"]
     return [
@@ -196,7 +199,10 @@ print(tracker.url_or_hint)
     told = [run["config"]["update"][key] for key in ("arm", "attention", "swept")]
     assert told == ["gqa", "gqa", "lr"]
     updates = [record.get("summary", {}).get("update", {}) for record in records]
-    summary = {key: value for update in updates for key, value in update.items()}
+    summary = {}
+    for update in updates:
+        for key, value in update.items():
+            summary[key] = value
     named = ["eval/loss", "clock/train_s", "perf/step_ms"]
     assert [summary.get(key) for key in named] == [3.25, 2.5, 31.5]
     assert not {"val_loss", "val/loss", "arm", "perf/mfu"} & {
@@ -206,11 +212,10 @@ print(tracker.url_or_hint)
     assert "hf_secret_value" not in json.dumps(records)
     assert "hub-<redacted:HF_TOKEN>" in json.dumps(records)
     axes = [record["metric"] for record in records if record["type"] == "metric"]
-    shown = {
-        axis["name"]
-        for axis in axes
-        if "name" in axis and not axis.get("options", {}).get("hidden")
-    }
+    shown = set()
+    for axis in axes:
+        if "name" in axis and not axis.get("options", {}).get("hidden"):
+            shown.add(axis["name"])
     assert not [name for name in shown if name in ("step", "tokens") or name.startswith("clock/")]
     assert {("*", "step")} <= {(axis.get("glob_name"), axis.get("step_metric")) for axis in axes}
 
@@ -275,10 +280,9 @@ def test_runs_of_one_arm_alone_have_one_arm_id(tmp_path: Path) -> None:
         "machine": replace(plan, parts={**plan.parts, "environment": {"device": "Another CPU"}}),
     }
     facts = run_facts(to_plain(plan.run), plan.run_dir, manifest(plan, []))
-    told = {
-        what: run_facts(to_plain(other.run), other.run_dir, manifest(other, []))
-        for what, other in others.items()
-    }
+    told = {}
+    for what, other in others.items():
+        told[what] = run_facts(to_plain(other.run), other.run_dir, manifest(other, []))
     assert {other.arm for other in told.values()} == {facts.arm}
     assert len(facts.arm_id) == 12
     same = [what for what, other in told.items() if other.arm_id == facts.arm_id]
@@ -533,7 +537,8 @@ print(json.dumps(stored))
     stored: dict[str, Any] = json.loads(done.stdout)
     assert stored["hint"] == f"tensorboard --logdir {tmp_path}; trackio show --project nocap"
     board = stored["board"]
-    rows = stored["trackio"]["rows"]
+    trackio = stored["trackio"]
+    rows = trackio["rows"]
     assert board["val/loss"] == [
         [row["step"], row["val/loss"]] for row in rows if "val/loss" in row
     ]
@@ -550,8 +555,8 @@ print(json.dumps(stored))
         tag: values[0][1] for tag, values in board.items() if tag.startswith("summary/")
     } == ends
     assert rows[-1] == {**ends, "step": 3}
-    assert stored["trackio"]["name"] == "gqa lr=0.1 s0 0123ab"
-    assert stored["trackio"]["options"] == {"attention": "gqa"}
+    assert trackio["name"] == "gqa lr=0.1 s0 0123ab"
+    assert trackio["options"] == {"attention": "gqa"}
 
 
 def test_a_grid_s_runs_stand_together_for_tensorboard_by_their_arms(
@@ -562,10 +567,9 @@ def test_a_grid_s_runs_stand_together_for_tensorboard_by_their_arms(
     from torch.utils.tensorboard import SummaryWriter
 
     monkeypatch.chdir(tmp_path)
-    runs = {
-        label: tmp_path / "runs" / label[:1]
-        for label in ("lr=0.1 seed=0", "path=x/y seed=0", "none")
-    }
+    runs = {}
+    for label in ("lr=0.1 seed=0", "path=x/y seed=0", "none"):
+        runs[label] = tmp_path / "runs" / label[:1]
     for run in [*runs.values()][:2]:
         with SummaryWriter(log_dir=str(run / "tensorboard")) as writer:
             writer.add_scalar("val/loss", 3.0, global_step=1)

@@ -69,10 +69,14 @@ def measured(
         )
 
     numbered = [(i, v) for i, v in enumerate(values, start=1) if v is None or not math.isnan(v)]
-    return [
-        Measurement(arm=arm, repeat=i, metric=METRICS[metric], value=v, ending=ending(v), per=per)
-        for i, v in numbered
-    ]
+    measurements: list[Measurement] = []
+    for i, v in numbered:
+        measurements.append(
+            Measurement(
+                arm=arm, repeat=i, metric=METRICS[metric], value=v, ending=ending(v), per=per
+            )
+        )
+    return measurements
 
 
 def judge(
@@ -83,12 +87,10 @@ def judge(
     **how: Any,
 ) -> Verdict:
     """The verdict on made measurements: metric, values of gqa, values of the baseline."""
-    measurements = [
-        m
-        for name, *sides in metrics
-        for arm, values in zip(("gqa", "mha"), sides, strict=True)
-        for m in measured(arm, name, values, **how)
-    ]
+    measurements = []
+    for name, *sides in metrics:
+        for arm, values in zip(("gqa", "mha"), sides, strict=True):
+            measurements.extend(measured(arm, name, values, **how))
     return verdict.judge(made, measurements, against="mha", at=at, noise=noise)
 
 
@@ -439,7 +441,9 @@ def test_pairs_are_analysed_at_three_six_and_twelve_and_at_no_other_number():
 
 def test_pairs_count_in_their_order_and_none_is_passed_over():
     def without(*seeds: int) -> Verdict:
-        gains = [math.nan if seed in seeds else 0.01 + 0.001 * (seed % 3) for seed in range(1, 7)]
+        gains = []
+        for seed in range(1, 7):
+            gains.append(math.nan if seed in seeds else 0.01 + 0.001 * (seed % 3))
         return judge(claim(6, **LOSS), losses(*gains))
 
     assert [(without(*lost).word, without(*lost).n) for lost in ((), (6,), (4, 5))] == [
@@ -543,13 +547,18 @@ def test_a_target_that_the_shortest_schedule_reaches_took_at_most_that():
 
 def test_bounds_that_are_equal_have_no_spread_and_decide_nothing():
     def bounded(arm: Ending, base: Ending, low: float, spread: float) -> Verdict:
-        rows = [
-            Measurement(
-                arm=name, repeat=i, metric=METRICS["steps_to_target"], value=value, ending=ending
-            )
-            for i in (1, 2, 3)
-            for name, value, ending in (("gqa", 300.0 + spread * i, arm), ("mha", 400.0, base))
-        ]
+        rows = []
+        for i in (1, 2, 3):
+            for name, value, ending in (("gqa", 300.0 + spread * i, arm), ("mha", 400.0, base)):
+                rows.append(
+                    Measurement(
+                        arm=name,
+                        repeat=i,
+                        metric=METRICS["steps_to_target"],
+                        value=value,
+                        ending=ending,
+                    )
+                )
         made = claim(**{**RACE, "metric": "steps_to_target", "expected": [low, None]})
         return verdict.judge(made, rows, against="mha", at="cpu")
 
@@ -702,14 +711,13 @@ def test_seeds_and_sessions_that_would_decide_are_counted_apart():
     """A speed that sessions do not show, beside a loss that seeds do not."""
     guards = [Guard(metric="val_loss", scale=Scale.ratio, margins={"cpu": 1.02})]
     sides = {"gqa": ((1.3, 1.4, 1.5), (3.4, 3.3, 3.5)), "mha": ([1.0] * 3, [3.4] * 3)}
-    rows = [
-        row
-        for arm, (speed, loss) in sides.items()
+    rows = []
+    for arm, (speed, loss) in sides.items():
         for row in (
             *measured(arm, "tokens_per_s", speed, per=Per.session),
             *measured(arm, "val_loss", loss),
-        )
-    ]
+        ):
+            rows.append(row)
     judged = verdict.judge(
         claim(expected=[1.2, None], guards=guards), rows, against="mha", at="cpu"
     )

@@ -363,7 +363,9 @@ def test_a_checkpoint_or_an_alert_is_sent_once_and_only_to_a_server(
     assert not client.runs[0].alerts
     for _ in range(2):
         assert ended(chosen.resend(facts), status).complete
-    sent = [[artifact.type for artifact in run.artifacts] + run.alerts for run in client.runs[1:]]
+    sent = []
+    for run in client.runs[1:]:
+        sent.append([artifact.type for artifact in run.artifacts] + run.alerts)
     assert sent == [["model" if status == "finished" else "diverged"], []]
     assert [run.ended for run in client.runs] == [[exit_code]] * 3
 

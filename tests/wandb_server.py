@@ -50,7 +50,10 @@ class StoredRun:
     @property
     def rows(self) -> list[Json]:
         """Return the rows as they were logged, without the client's own keys."""
-        return [{key: value for key, value in row.items() if key[0] != "_"} for row in self.history]
+        values: list[Json] = []
+        for row in self.history:
+            values.append({key: value for key, value in row.items() if key[0] != "_"})
+        return values
 
     @property
     def summary(self) -> Json:
@@ -69,11 +72,11 @@ class StoredRun:
         its name under 1, and its options under 6, where 2 is hidden."""
         content = json.loads(self.described.get("config") or "{}")
         stored = content.get("_wandb", {}).get("value", {})
-        return {
-            metric["1"]
-            for metric in stored.get("m", [])
-            if "1" in metric and 2 in metric.get("6", [])
-        }
+        values: set[str] = set()
+        for metric in stored.get("m", []):
+            if "1" in metric and 2 in metric.get("6", []):
+                values.add(metric["1"])
+        return values
 
     def bucket(self) -> Json:
         """Return it as GraphQL shows it."""
@@ -232,9 +235,9 @@ class WandbServer:
         return 200, {"data": {"notifyScriptableRunAlert": {"success": True}}}
 
     def _create_files(self, variables: Json) -> tuple[int, Json]:
-        files = [
-            {"name": name, "uploadUrl": f"{self.url}/upload/{name}"} for name in variables["files"]
-        ]
+        files = []
+        for name in variables["files"]:
+            files.append({"name": name, "uploadUrl": f"{self.url}/upload/{name}"})
         return 200, {
             "data": {"createRunFiles": {"runID": "R", "uploadHeaders": [], "files": files}}
         }

@@ -95,10 +95,10 @@ def _trained(what: str) -> Callable[[Answer], Numbers]:
     def numbers(done: Answer) -> Numbers:
         folders = [Path("outputs/runs") / name for name in RUNS[what]]
         now = [(folder / "summary.json").stat().st_mtime >= done.began for folder in folders]
-        return {
-            folder.name: {"said": _said(done.out), "state": state(folder) if new else None}
-            for folder, new in zip(folders, now, strict=True)
-        }
+        values = {}
+        for folder, new in zip(folders, now, strict=True):
+            values[folder.name] = {"said": _said(done.out), "state": state(folder) if new else None}
+        return values
 
     return numbers
 
@@ -130,15 +130,15 @@ def _of_json(file: str) -> Callable[[Answer], Numbers]:
 
 def _records(done: Answer) -> Numbers:
     records: list[Record] = done.value
-    return {
-        run.identity: {
+    values = {}
+    for run in records:
+        values[run.identity] = {
             "status": run.status,
             "summary": dict(run.summary),
             "curve": asdict(run.curve),
             "config": run.config,
         }
-        for run in records
-    }
+    return values
 
 
 # --- the doors ------------------------------------------------------------------------------------
@@ -294,7 +294,10 @@ def _framed(done: Answer) -> Numbers:
         "kernel",
     )
     content = json.loads(done.value)
-    return {row["identity"]: {key: row[key] for key in kept} for row in content}
+    values = {}
+    for row in content:
+        values[row["identity"]] = {key: row[key] for key in kept}
+    return values
 
 
 def _begun(done: Answer) -> Numbers:

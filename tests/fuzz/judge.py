@@ -74,7 +74,9 @@ class Bench:
 
     def _targets(self, door: Door) -> list[str]:
         """Paths to damage; those that every door reads, several times."""
-        roots = {path for glob in door.focus for path in self.library.glob(glob)}
+        roots = set()
+        for glob in door.focus:
+            roots.update(self.library.glob(glob))
         below = {
             path
             for root in roots
@@ -111,7 +113,10 @@ class Bench:
 
     def _copy(self, door: Door) -> Any:
         self._n += 1
-        without = {name for what, names in RUNS.items() if what not in door.needs for name in names}
+        without = set()
+        for what, names in RUNS.items():
+            if what not in door.needs:
+                without.update(names)
         return copy_of(self.library, self._scratch / f"{self._n}", without=without)
 
     def run(self, case: Case, *, limit_s: float = LIMIT_S) -> Verdict:
@@ -184,9 +189,10 @@ class Judge:
         return self._outcome()
 
     def _wrote(self, before: dict[str, Any], after: dict[str, Any]) -> str:
-        changed = {
-            path for path in before.keys() | after.keys() if before.get(path) != after.get(path)
-        }
+        changed = set()
+        for path in before.keys() | after.keys():
+            if before.get(path) != after.get(path):
+                changed.add(path)
         free = [*self.door.writes, "outside/moved"]
         allowed = {str(path) for glob in free for path in Path().glob(glob)}
         # new files where a person's link leads; those that are there stay
@@ -216,11 +222,10 @@ class Judge:
             if any(map(_is_own, self.wounds)):
                 return Verdict("edited")
             return Verdict("silent", f"no answer: {type(error).__name__} {error}")
-        off = [
-            key
-            for key in self.expected.keys() | numbers.keys()
-            if not _equal(self.expected.get(key), numbers.get(key))
-        ]
+        off = []
+        for key in self.expected.keys() | numbers.keys():
+            if not _equal(self.expected.get(key), numbers.get(key)):
+                off.append(key)
         if self.door.lists and (
             gone := {key for key in self.expected if key and key not in numbers and _is_gone(key)}
         ):
@@ -276,12 +281,11 @@ class Judge:
     def _words(self) -> set[str]:
         """Names of what is damaged, and of the folders that it is in."""
         paths = [Path(wound.path) for wound in self.wounds]
-        near = {
-            part
-            for path in paths
-            for part in (*path.parts[-3:], *path.parts[2:3])
-            if part not in ("outputs", "runs", "grids")
-        }
+        near = set()
+        for path in paths:
+            for part in (*path.parts[-3:], *path.parts[2:3]):
+                if part not in ("outputs", "runs", "grids"):
+                    near.add(part)
         names = {path.name for path in paths}
         return near | {name.rpartition("-")[2] for name in near if name.startswith("nano-")} | names
 
@@ -290,11 +294,10 @@ class Judge:
 
     def _new_lines(self) -> list[str]:
         old = {*self.sound.out.splitlines(), *self.sound.err.splitlines()}
-        lines = [
-            line
-            for line in (*self.said.out.splitlines(), *self.said.err.splitlines())
-            if line not in old
-        ]
+        lines = []
+        for line in (*self.said.out.splitlines(), *self.said.err.splitlines()):
+            if line not in old:
+                lines.append(line)
         return lines + _problems(self.said.value) if isinstance(self.said.value, dict) else lines
 
     def _is_named(self, key: str, lines: list[str]) -> bool:

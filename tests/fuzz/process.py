@@ -94,9 +94,10 @@ def _said(stream: io.TextIOWrapper) -> str:
 
 def _place(error: BaseException) -> str:
     """The program's own last line on the way to an error."""
-    frames = [
-        frame for frame in traceback.extract_tb(error.__traceback__) if "/nocap/" in frame.filename
-    ]
+    frames = []
+    for frame in traceback.extract_tb(error.__traceback__):
+        if "/nocap/" in frame.filename:
+            frames.append(frame)
     return (
         f"{frames[-1].filename.rpartition('/nocap/')[2]}:{frames[-1].name}" if frames else "outside"
     )

@@ -224,7 +224,11 @@ def test_uncommitted_changes_are_a_digest_unless_they_are_asked_for(
     assert stat.S_IMODE((kept / "uncommitted.diff").stat().st_mode) == 0o600
     digests = [manifest_of(folder)["git"]["diff_sha256"] for folder in (run_dir, kept)]
     assert digests == [hashlib.sha256(diff).hexdigest()] * 2
-    files = [path for folder in (run_dir, kept) for path in folder.rglob("*") if path.is_file()]
+    files = []
+    for folder in (run_dir, kept):
+        for path in folder.rglob("*"):
+            if path.is_file():
+                files.append(path)
     names = [path.name for path in files if b"correct horse" in path.read_bytes()]
     assert names == ["uncommitted.diff"]
     content = yaml.safe_load((kept / "config.yaml").read_text())

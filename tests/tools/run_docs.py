@@ -163,10 +163,9 @@ def matches(shown: str, output: str, *, numbers: bool = True) -> bool:
             re.sub(r"\d+(?:(?:\\.|,)\d+)*", r"[\\d.,]+", re.sub(r"(\\ )+", " +", line))
             for line in lines
         ]
-    anything = [
-        r"(?:.*\n)*?" if line.strip() == "…" else pattern
-        for line, pattern in zip(shown.splitlines(), lines, strict=True)
-    ]
+    anything = []
+    for line, pattern in zip(shown.splitlines(), lines, strict=True):
+        anything.append(r"(?:.*\n)*?" if line.strip() == "…" else pattern)
     return re.search("".join(anything), output + "\n") is not None
 
 

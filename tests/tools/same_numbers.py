@@ -121,11 +121,10 @@ def record(repo: Path, jobs: int) -> dict[str, Any]:
         (root / "site").mkdir()
         text = SITE.format(repo=str(repo))
         (root / "site" / "sitecustomize.py").write_text(text)
-        env = {
-            k: v
-            for k, v in os.environ.items()
-            if not k.startswith(("NOCAP_", "WANDB_", "TORCHELASTIC_", "TORCHINDUCTOR_"))
-        }
+        env = {}
+        for k, v in os.environ.items():
+            if not k.startswith(("NOCAP_", "WANDB_", "TORCHELASTIC_", "TORCHINDUCTOR_")):
+                env[k] = v
         env |= {
             "PYTHONPATH": f"{root / 'site'}{os.pathsep}{repo}",
             "NOCAP_CACHE": str(root / "cache"),
@@ -140,11 +139,10 @@ def record(repo: Path, jobs: int) -> dict[str, Any]:
             text=True,
             check=True,
         ).stdout
-        strange = [
-            path
-            for path in paths.splitlines()
-            if not path.startswith(f"{repo}{os.sep}") and "site-packages" not in path
-        ]
+        strange = []
+        for path in paths.splitlines():
+            if not path.startswith(f"{repo}{os.sep}") and "site-packages" not in path:
+                strange.append(path)
         assert not strange, f"{repo} would run with {strange}"
         write_inputs(root / "inputs")
 
