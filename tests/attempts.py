@@ -281,6 +281,7 @@ def equal_within(first: Path, second: Path, tolerance: float) -> None:
     """Losses and gradient norms of every row."""
     rows = steady(first)
     others = steady(second)
-    assert [set(row) for row in rows] == [set(row) for row in others]
+    expected = [set(row) for row in others]
+    assert [set(row) for row in rows] == expected
     for row, other in zip(rows, others, strict=True):
         assert row == pytest.approx(other, rel=0, abs=tolerance)

@@ -108,10 +108,11 @@ def test_a_whole_config_that_somebody_else_composed_is_a_run():
     assert (
         api.compose(config) == run == api.compose(OmegaConf.create(to_plain(api.compose(*words))))
     )
-    for change, rule in (
+    cases = (
         ({"seed": "x"}, "seed: .*Integer"),
         ({"foo": 1}, "foo is no key of run"),
         ({"model": 1}, "model must be one option"),
-    ):
+    )
+    for change, rule in cases:
         with pytest.raises(ValueError, match=rule):
             api.compose(OmegaConf.create({**to_plain(api.compose(*words)), **change}))

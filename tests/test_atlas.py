@@ -125,10 +125,8 @@ def test_one_seed_or_two_have_no_verdict(worth: ModuleType) -> None:
         arms,
         steps,
     )
-    assert {arm: row["verdict"] for arm, row in rows.items()} == {
-        "good": "no verdict (n=1)",
-        "bad": "no verdict (n=2)",
-    }
+    expected = {"good": "no verdict (n=1)", "bad": "no verdict (n=2)"}
+    assert {arm: row["verdict"] for arm, row in rows.items()} == expected
     assert {row["after a correction"] for row in rows.values()} == {"–"}
     assert "0 of 2 ideas help" in worth.left_of(worth.worths(few, arms, steps))[0]
 
@@ -137,7 +135,8 @@ def test_what_is_left_after_a_correction() -> None:
     from estimate import benjamini_hochberg, holm
 
     p = {"a": 0.001, "b": 0.012, "c": 0.0125, "d": 0.04, "e": 0.9}
-    assert holm(p) == {"a", "b"} | ({"c"} if 0.0125 <= 0.05 / 3 else set())
+    expected = {"a", "b"} | ({"c"} if 0.0125 <= 0.05 / 3 else set())
+    assert holm(p) == expected
     assert benjamini_hochberg(p) == {"a", "b", "c", "d"}
     assert holm({"a": 0.026, "b": 0.03}) == benjamini_hochberg({"a": 0.06, "b": 0.9}) == set()
     assert benjamini_hochberg({"a": 0.04, "b": 0.045}) == {"a", "b"}  # the first only by the second
@@ -157,7 +156,8 @@ def test_sums_and_quotients_err_as_often_as_they_say() -> None:
         )
         e = interval(gain).over(interval(rate)).plus(interval(speed))
         misses += not e.low <= 0.1 / 0.3 + 0.05 <= e.high
-        assert (e.p < 0.05) == (e.low > 0 or e.high < 0)
+        expected = e.low > 0 or e.high < 0
+        assert (e.p < 0.05) == (expected)
     assert misses / trials < 0.06
 
 
@@ -173,7 +173,8 @@ def test_an_arm_that_diverged_is_worth_nothing(worth: ModuleType) -> None:
     odd = []
     for seed in range(2):
         odd.append(line("baseline", seed, 0.9, 5.0))  # a length that another question asked for
-    assert worth.Blocks(1.0, [*lines, *odd]).slope() == worth.Blocks(1.0, lines).slope()
+    expected = worth.Blocks(1.0, lines).slope()
+    assert worth.Blocks(1.0, [*lines, *odd]).slope() == expected
     alone = [line("baseline", 0, 0.5, 2.0), line("once", 0, 0.5, 1.9)]
     assert told(worth, alone, {"once": {}}, worth.Steps([]))["once"]["lower loss, nats"] == "–"
 
@@ -204,9 +205,8 @@ def test_the_recipe_is_what_the_race_judges_and_no_trial_of_its_search_was_bette
         if row["share"] < 1 and row["phase"] in ("tune muon", "again muon"):
             by_words.setdefault(" ".join(row["words"]), []).extend(row["losses"].values())
     twice = {words: sum(losses) for words, losses in by_words.items() if len(losses) == 4}
-    assert min(twice, key=lambda words: twice[words]).split() == [
-        word for word in raced if word not in steps
-    ]
+    expected = [word for word in raced if word not in steps]
+    assert min(twice, key=lambda words: twice[words]).split() == expected
 
 
 def test_a_trial_of_the_search_had_the_steps_that_its_time_allows(
@@ -216,10 +216,8 @@ def test_a_trial_of_the_search_had_the_steps_that_its_time_allows(
     search = importlib.import_module("search")
     for row in search.rows():
         assert row["steps"] == search.steps_of(row["words"], row["share"]), row["name"]
-    assert (
-        search.start("muon")
-        == dict([search.named("muon", search.PARTS[1:3])])["muon: partial_key_offset, ngrams"]
-    )
+    expected = dict([search.named("muon", search.PARTS[1:3])])["muon: partial_key_offset, ngrams"]
+    assert search.start("muon") == expected
 
 
 def test_the_page_has_the_figures_of_the_committed_lines(
@@ -233,7 +231,8 @@ def test_the_page_has_the_figures_of_the_committed_lines(
     wanted = worth.table(worths, jobs.arms(), steps, {})
     lines = worth.between(worth.CORRECTION)[1].strip().splitlines()
     assert lines == worth.left_of(worths)
-    assert worth.between(worth.COUNT)[1].strip().splitlines() == worth.so_far(jobs.known())
+    expected = worth.so_far(jobs.known())
+    assert worth.between(worth.COUNT)[1].strip().splitlines() == expected
     _, shown, _ = worth.between(worth.MARK)
     at = worth.HEAD.index("lines")
 

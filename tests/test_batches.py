@@ -64,7 +64,8 @@ def test_it_is_a_permutation_by_seed_and_epoch():
 
 def test_it_never_changes():
     """These are in every record made so far. Another order is another experiment."""
-    assert permutation(10, seed=0, epoch=0).tolist() == [0, 9, 1, 6, 3, 5, 4, 2, 8, 7]
+    expected = [0, 9, 1, 6, 3, 5, 4, 2, 8, 7]
+    assert permutation(10, seed=0, epoch=0).tolist() == expected
     assert permutation(10, seed=0, epoch=1).tolist() == [8, 3, 0, 1, 5, 2, 7, 4, 9, 6]
     assert permutation(1000, seed=1, epoch=0)[:8].tolist() == [
         917,
@@ -119,7 +120,8 @@ def test_shuffled_reads_every_window_once_an_epoch(tmp_path: Path):
     for at in (0, n, 2 * n):
         assert sorted(want[at : at + n]) == naive
     asked = np.random.default_rng(0).permutation(3 * n).tolist()
-    assert windows.read(asked).tolist() == [want[i] for i in asked]
+    expected = [want[i] for i in asked]
+    assert windows.read(asked).tolist() == expected
 
 
 def test_data_without_a_window_is_refused(tmp_path: Path):
@@ -192,7 +194,8 @@ def test_the_challenges_order_does_not_depend_on_how_a_step_is_cut(
                 first=step * batch, rank=rank, world=world, microbatches=n, micro_batch=micro_batch
             )
             rows |= dict(zip(sequences, windows.read(sequences).tolist(), strict=True))
-        assert [rows[s] for s in sorted(rows)] == want[step * batch : (step + 1) * batch]
+        expected = want[step * batch : (step + 1) * batch]
+        assert [rows[s] for s in sorted(rows)] == expected
 
 
 # --- bytes ----------------------------------------------------------------------------------------

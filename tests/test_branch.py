@@ -101,11 +101,8 @@ def test_branch_is_the_whole_run(
     assert branch.name != whole.name  # where a run begins is part of the identity
     assert planned(*words).run_dir == branch  # devices are no part of it
     manifest, trunk_manifest = (read(folder / "manifest.json") for folder in (branch, trunk))
-    assert manifest["init"] == {
-        "path": str(at(trunk)),
-        "step": 8,
-        "identity": trunk_manifest["identity"],
-    }
+    expected = {"path": str(at(trunk)), "step": 8, "identity": trunk_manifest["identity"]}
+    assert manifest["init"] == expected
     assert set(manifest["parts"]) - set(trunk_manifest["parts"]) == {"init"}
     before = read(at(trunk) / "state.json")["clock_s"]
     first = rows_of(branch)[0]

@@ -51,13 +51,13 @@ def inputs(
     return x, weight, torch.randint(V, (N,), generator=g)
 
 
-def both(chunks: int, *arguments: Tensor, **options: float | None) -> list[Tensor]:
+def both(chunks: int, *arguments: Tensor, **options: float | None) -> list[tuple[Tensor, ...]]:
     """The chunked loss and the plain one, each with its gradients."""
     losses = (
         chunked_cross_entropy(*arguments, chunks=chunks, **options)[0],
         plain(*arguments, **options),
     )
-    rows: list[Tensor] = []
+    rows: list[tuple[Tensor, ...]] = []
     for loss in losses:
         rows.append((loss, *torch.autograd.grad(3 * loss, arguments[:2], retain_graph=True)))
     return rows
@@ -223,7 +223,8 @@ def test_model_flops_count_neither_recomputation_nor_chunks() -> None:
     # a block's forward but for its last product, whose result nobody asks for
     again = (counts[0] - parts["head"] - parts["mlp"] / 2) / 3
     assert counts == [counts[0]] * 3
-    assert ran == [counts[0], counts[0], counts[0] + again]
+    expected = [counts[0], counts[0], counts[0] + again]
+    assert ran == expected
 
 
 # --- together -------------------------------------------------------------------------------------

@@ -184,7 +184,8 @@ def test_an_arm_is_called_by_the_option_that_was_swept_not_by_its_keys(tmp_path:
         config = {"data.kind": name, "data.base": name, "optimizer.lr": rate}
         write_run(tmp_path, config=config, options={"data": name}, swept=("data", "optimizer.lr"))
     arms = set(arms_of(tmp_path))
-    assert arms == {f"data={name} lr={rate}" for name in ("rope", "none") for rate in (0.1, 0.2)}
+    expected = {f"data={name} lr={rate}" for name in ("rope", "none") for rate in (0.1, 0.2)}
+    assert arms == expected
 
 
 def refusal(argv: list[object], capsys, *, command=door) -> str:
@@ -382,7 +383,8 @@ def test_a_row_is_over_the_seeds_that_all_arms_share(tmp_path):
         assert row["seeds"] == [1, 2, 3]
         assert row["n"] == 3
     assert arm["difference"]["n"] == 3
-    assert arm["difference"]["mean"] == pytest.approx(arm["val_loss"] - base["val_loss"])
+    expected = arm["val_loss"] - base["val_loss"]
+    assert arm["difference"]["mean"] == pytest.approx(expected)
     said = " ".join(content["problems"])
     assert (
         "gelu3x: its row is over the seeds that it shares with the other arms, without 0, 7" in said
@@ -887,7 +889,8 @@ def test_losses_that_measure_different_things_are_never_compared(tmp_path, capsy
     group = re.search(r"--group ([0-9a-f]{6}) ", said)[1]
     assert re.search("1 arm from 3 runs(.|\n)*note: 4 runs left out", out("--group", group))
     of_group = api.compare(tmp_path, group=group)
-    assert len(of_group["runs"]) == len(api.compare(tmp_path)["runs"]) - 1
+    expected = len(api.compare(tmp_path)["runs"]) - 1
+    assert len(of_group["runs"]) == expected
     assert "with --group" in " ".join(of_group["problems"])
     error = refusal([tmp_path, "--group", "luck"], capsys)
     assert re.search(f"--group must be one of [0-9a-f]{{6}}, {group}, got 'luck'", error)
@@ -925,7 +928,7 @@ def test_what_cannot_be_compared_is_refused(tmp_path, capsys, monkeypatch):
     write_run(tmp_path / "half", status="running")
     (tmp_path / "empty").mkdir()
     (tmp_path / "multirun.yaml").write_text("hydra: null")
-    for words, rule in (
+    cases = (
         ([], "outputs must be a run"),
         (["nano-*"], "no run was found"),
         (["whole", "typo"], "no run was found"),
@@ -942,7 +945,8 @@ def test_what_cannot_be_compared_is_refused(tmp_path, capsys, monkeypatch):
         (["whole", "--html", "-"], "--html must be a file, not -"),
         (["whole", "--csv", "-"], "--csv must be a file, not -"),
         ([""], "a path must be given"),
-    ):
+    )
+    for words, rule in cases:
         assert rule in refusal(words, capsys)
     assert door.main(["empty", "multirun.yaml", "whole"]) == 0
     out = capsys.readouterr().out
@@ -952,13 +956,8 @@ def test_what_cannot_be_compared_is_refused(tmp_path, capsys, monkeypatch):
 
 def test_a_baseline_by_any_of_its_names(tmp_path):
     two_arms(tmp_path, effect=0.0, seeds=1)
-    for wanted in (
-        "gelu3x",
-        "mlp.expansion=3",
-        "expansion=3",
-        "mlp=gelu3x",
-        "gpt2-flash-gelu3x-s0",
-    ):
+    cases = ("gelu3x", "mlp.expansion=3", "expansion=3", "mlp=gelu3x", "gpt2-flash-gelu3x-s0")
+    for wanted in cases:
         assert arms_of(tmp_path, baseline=wanted)["gelu3x"]["difference"] is None
 
 
@@ -1006,7 +1005,7 @@ def test_runs_are_found_by_folder_grid_glob_and_name(tmp_path, monkeypatch):
     grid.parent.mkdir(parents=True)
     cells = [{"identity": identity} for identity in (*identities[2:0:-1], "0" * 12)]
     grid.write_text(json.dumps({"cells": cells}))
-    for words, count in (
+    cases = (
         (["outputs"], 4),
         (["outputs/runs"], 4),
         (["outputs/*"], 4),
@@ -1016,7 +1015,8 @@ def test_runs_are_found_by_folder_grid_glob_and_name(tmp_path, monkeypatch):
         (["gpt2-flash-gelu3x-s1"], 1),
         ([identities[0]], 1),
         ([grid.parent], 2),
-    ):
+    )
+    for words, count in cases:
         assert len(load(words).records) == count
     both = r"gpt2-flash-gelu3x-s0-\w+, gpt2-flash-gelu3x-s1-\w+$"
     with pytest.raises(ValueError, match=rf"^gpt2-flash-gelu3 must be one run, got 2: {both}"):
@@ -1045,9 +1045,8 @@ def test_json_csv_and_a_data_frame_say_the_same(tmp_path, capsys):
         assert comparison[key] == value
     text = (tmp_path / "new" / "x.csv").read_text()
     rows = list(csv.DictReader(text.splitlines()))
-    assert {row["identity"]: float(row["val_loss"]) for row in rows} == {
-        run["identity"]: run["val_loss"] for run in comparison["runs"]
-    }
+    expected = {run["identity"]: run["val_loss"] for run in comparison["runs"]}
+    assert {row["identity"]: float(row["val_loss"]) for row in rows} == expected
     assert {row["mlp.expansion"] for row in rows} == {"3.0", "4.0"}
     pytest.importorskip("pandas")
     losses = api.frame(tmp_path / "o").groupby("mlp.expansion")["val_loss"]
@@ -1060,7 +1059,7 @@ def test_measurements_have_unit_and_direction(tmp_path):
     write_run(tmp_path, seed=1, status="diverged")
     measurements = told(tmp_path)["measurements"]
     shown = {(m["repeat"], m["metric"]): (m["value"], m["unit"], m["better"]) for m in measurements}
-    assert shown == {
+    expected = {
         (0, "val_loss"): (3.25, "nats/token", "lower"),
         (0, "val_bpb"): (1.625, "bits/byte", "lower"),
         (1, "val_loss"): (None, "nats/token", "lower"),
@@ -1078,6 +1077,7 @@ def test_measurements_have_unit_and_direction(tmp_path):
             )
         },
     }
+    assert shown == expected
     endings = {row["ending"] for row in measurements if row["value"] is None}
     assert endings == {"diverged"}
     assert {(row["where"], row["when"]) for row in measurements} == {

@@ -473,7 +473,7 @@ def test_help_of_options_has_their_keys_and_of_all_every_key() -> None:
 def test_help_shows_values_choices_and_comments_of_the_chosen() -> None:
     words = ["attention=hybrid", "data=text", "ideas=[x0]", "trainer.steps=3"]
     shown = manual(words, everything=True)
-    for line in (
+    cases = (
         r"  attention  +flash, gqa, hybrid",
         r"  attention\.n_kv_heads=\$\{model\.n_head\}  ",
         r"attention=hybrid  Layers take their kind from `pattern`",
@@ -483,7 +483,8 @@ def test_help_shows_values_choices_and_comments_of_the_chosen() -> None:
         r"  search\.sampler=…, which must be given  +tpe \(tree-structured",
         r"  search\.trials=20  +how many; ",
         r"  hydra\.launcher\.jobs=null  +cells at once, ",
-    ):
+    )
+    for line in cases:
         assert re.search(f"^{line}", shown, re.M), line
     assert not re.search("schema|muon_lr", shown)
     sweeps = re.findall(r"^  (?!search=|hydra/|--)(\S.*?)  ", SWEEPS, re.M)

@@ -277,7 +277,8 @@ def resumes_to_the_same_bits(what: str, at: Path, twin: Twin) -> None:
 def test_the_recording_replays_to_what_is_there(twin: Twin, tmp_path: Path) -> None:
     put(after(twin.made, len(twin.made.ops)), tmp_path / "again")
     assert digests(tmp_path / "again") == digests(twin.made.root)
-    assert {op[0] for op in twin.made.ops} == {"write", "sync", "make", "move", "remove"}
+    expected = {"write", "sync", "make", "move", "remove"}
+    assert {op[0] for op in twin.made.ops} == expected
 
 
 @pytest.mark.timeout(1800)

@@ -75,9 +75,8 @@ def test_a_grid_has_its_curves_by_arm_and_its_verdicts(grid: Path, tmp_path: Pat
     assert final.range_x[0] < 3.3 < 3.312 < final.range_x[1] < 3.32, (
         "the losses at the end and little else"
     )
-    assert curves[0].range_x == (pytest.approx(0.1 * STEPS[-1]), None), (
-        "the first tenth is out of sight"
-    )
+    expected = (pytest.approx(0.1 * STEPS[-1]), None)
+    assert curves[0].range_x == expected, "the first tenth is out of sight"
     assert curves[0].range_y[0] < 3.3 < curves[0].range_y[1] < 3.312 + 2.0
     assert [(str(getattr(panel.x, "name", panel.x)), panel.y[0].name) for panel in curves] == [
         ("step", "eval/loss"),

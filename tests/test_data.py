@@ -124,7 +124,8 @@ def test_stdlib_documents_are_the_files(python_folder, stdlib):
     assert 5 < len(split["val"]) < 20
     assert {name: documents(getattr(shard_set, name)) for name in split} == split
     assert shard_set.source["skipped"] == ["pkg1/latin.py"]
-    assert shard_set.source["documents"] == {name: len(part) for name, part in split.items()}
+    expected = {name: len(part) for name, part in split.items()}
+    assert shard_set.source["documents"] == expected
 
 
 def test_a_made_set_is_made_once_and_follows_its_files(
@@ -397,7 +398,8 @@ def test_streams_seeds_and_chunks(monkeypatch):
     assert min((other != whole).mean() for other in (walk(stream=1), walk(seed=1))) > 0.9
     monkeypatch.setattr(synthetic, "CHUNK_TOKENS", 7)
     assert walk().tolist() == whole.tolist()
-    assert walk(count=300).tolist() == whole[:300].tolist()
+    expected = whole[:300].tolist()
+    assert walk(count=300).tolist() == expected
 
 
 # --- shards and their scan ------------------------------------------------------------------------
@@ -1028,9 +1030,8 @@ def test_downloaded_then_read_without_a_network(hub, door):
     assert first.code == 0, first.err
     assert COMMIT in first.out, first.err
     assert "6,000 train and 3,000 val tokens" in first.out
-    assert [line for line in hub.asked if line.startswith("GET")] == [
-        f"GET {name}" for name in hub.files
-    ]
+    expected = [f"GET {name}" for name in hub.files]
+    assert [line for line in hub.asked if line.startswith("GET")] == expected
     count = len(hub.asked)
     again = door(HF_ENDPOINT="http://127.0.0.1:9")
     assert again.code == 0, again.err

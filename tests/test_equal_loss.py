@@ -210,10 +210,8 @@ def test_a_comparison_shows_it_by_arm_and_by_factor() -> None:
     content = to_json(result_of(comparison))
     labels = [row["label"] for row in content["arms"]]
     assert labels == ["flash gelu4x", "flash swiglu", "gqa gelu4x", "gqa swiglu"]
-    assert [(each["steps"], len(each["runs"])) for each in content["lengths"]] == [
-        (105, 6),
-        (210, 6),
-    ]
+    expected = [(105, 6), (210, 6)]
+    assert [(each["steps"], len(each["runs"])) for each in content["lengths"]] == expected
     assert content["not_compared"] == []
     swiglu = at_equal_loss(comparison, "flash swiglu")["ratio"]
     assert swiglu["low"] < (2.28 / 2.3) ** 10 < swiglu["high"]
@@ -350,7 +348,8 @@ def test_the_baseline_gets_whole_schedules_at_its_other_lengths(tmp_path: Path) 
     assert len(whole.cells) - len(plain.cells) == 4
     assert len(added) == 4
     runs = [cell.plan.run for cell in added]
-    assert [(run.seed, run.trainer.steps) for run in runs] == [(0, 70), (0, 140), (1, 70), (1, 140)]
+    expected = [(0, 70), (0, 140), (1, 70), (1, 140)]
+    assert [(run.seed, run.trainer.steps) for run in runs] == expected
     warmup_steps = [run.schedule.warmup_steps for run in runs]
     assert warmup_steps == [6, 13, 6, 13]
     decay_steps = [to_plain(run.schedule)["decay_steps"] for run in runs]

@@ -133,13 +133,14 @@ def test_what_is_no_export_is_refused(undisturbed: Undisturbed, tmp_path: Path) 
     def about(**changed: object) -> dict[str, str]:
         return {**metadata, "config": json.dumps({**config, **changed})}
 
-    for reason, other, told in (
+    cases = (
         ("got KeyError", {}, {}),
         ("kind must be one of", {}, about(attention={"kind": "os.system"})),
         ("values must be plain", {}, about(output_dir="${oc.env:HOME}")),
         ("embedding.weight", {key: words[:5]}, metadata),
         ("finite weights", {key: words * float("nan")}, metadata),
-    ):
+    )
+    for reason, other, told in cases:
         save_file({**tensors, **other}, file, told)
         with pytest.raises(ValueError, match=reason):
             exported(file)

@@ -279,14 +279,16 @@ def test_options_and_keys_that_were_swept_are_the_factors(tmp_path: Path) -> Non
         }
 
     root = grid(tmp_path, product(attention="flash gqa", lr="0.1 0.2 0.3"), about=about)
-    assert factors(root) == {"attention": ["flash", "gqa"], "lr": ["0.1", "0.2", "0.3"]}
+    expected = {"attention": ["flash", "gqa"], "lr": ["0.1", "0.2", "0.3"]}
+    assert factors(root) == expected
 
 
 def test_keys_that_go_in_pairs_are_one_factor(tmp_path: Path) -> None:
     """As of `--zip`, beside a key that is crossed with both."""
     pairs = [{"lr": "0.1", "decay": "1"}, {"lr": "0.2", "decay": "2"}]
     root = grid(tmp_path, [{**pair, "mlp": mlp} for pair in pairs for mlp in ("a", "b")])
-    assert factors(root) == {"lr+decay": ["lr=0.1 decay=1", "lr=0.2 decay=2"], "mlp": ["a", "b"]}
+    expected = {"lr+decay": ["lr=0.1 decay=1", "lr=0.2 decay=2"], "mlp": ["a", "b"]}
+    assert factors(root) == expected
 
 
 @pytest.mark.parametrize(

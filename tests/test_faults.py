@@ -551,14 +551,15 @@ def test_14_15_16_bad_shard(tmp_path: Path, here: Door, shards: tuple[str, ...])
     named. Every damage: test_shards.py."""
     last = tmp_path / "shards" / "train_1.bin"
     sound = last.read_bytes()
-    for damaged, reason in (
+    cases = (
         (b"\7" + sound[1:], "magic number 20240520, got "),
         (sound[: len(sound) // 2], "truncated"),
         (
             sound[:-2] + (60_000).to_bytes(2, "little"),
             "below 257, the tokenizer's vocabulary, got 60000",
         ),
-    ):
+    )
+    for damaged, reason in cases:
         last.write_bytes(damaged)
         done = here(*shards)
         assert done.code == 2
@@ -750,13 +751,14 @@ def test_24_target_in_a_record(
     load(path)
     plain = yaml.safe_load(sound)
     call = {"_target_": "os.system", "_args_": [f"touch {proof}"]}
-    for evil in (
+    cases = (
         yaml.safe_dump({**plain, **call}),
         yaml.safe_dump({**plain, "model": {**plain["model"], **call}}),
         yaml.safe_dump({**plain, "output_dir": "${oc.env:MY_TOKEN}"}),
         f"{sound}\nextra: !!python/object/apply:os.system ['touch {proof}']\n",
         "&a [*a]",
-    ):
+    )
+    for evil in cases:
         path.write_text(evil)
         with pytest.raises(ValueError, match=r"must be a run's config\.yaml") as caught:
             load(path)

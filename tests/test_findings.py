@@ -92,7 +92,8 @@ def test_the_headline_names_the_level_that_was_shown_and_what_would_show_the_res
     found = content["findings"]["found"]
     assert [each["name"] for each in found] == ["mlp=swiglu", "attention=gqa", "mlp=gelu3x"]
     assert found[1]["over"] == {"mlp": 3}
-    assert found[1]["difference"] == content["by_factor"]["factors"][0]["levels"][0]["difference"]
+    expected = content["by_factor"]["factors"][0]["levels"][0]["difference"]
+    assert found[1]["difference"] == expected
     seeds = found[1]["seeds_to_show"]
     assert seeds > 4
     assert found[0]["seeds_to_show"] is None

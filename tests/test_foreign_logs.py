@@ -265,12 +265,8 @@ def test_a_run_that_was_resumed_is_one(tmp_path):
 @needs_samples
 def test_two_runs_in_a_file_are_two(tmp_path):
     found = logs.load([str(VARIANTS / "tworuns")])
-    assert sorted((run.arm, run.val_loss) for run in found.records) == [
-        ("base", 3.1975),
-        ("base", 3.2105),
-        ("idea", 2.1975),
-        ("idea", 2.2105),
-    ]
+    expected = [("base", 3.1975), ("base", 3.2105), ("idea", 2.1975), ("idea", 2.2105)]
+    assert sorted((run.arm, run.val_loss) for run in found.records) == expected
     seeds = {run.seed for run in found.records}
     assert seeds == {-1, -2, -3, -4}
 
@@ -403,9 +399,8 @@ def test_settings_beside_a_log_say_arm_and_seed(tmp_path):
         (job / ".hydra" / "overrides.yaml").write_text(f"- model.width={width}\n- seed={seed}\n")
     for place, source in (("lightning", "hparams.yaml"), ("multirun", ".hydra/overrides.yaml")):
         found = logs.load([str(tmp_path / place)])
-        assert {(run.arm, run.seed) for run in found.records} == {
-            (f"width={width}", seed) for width in (32, 64) for seed in range(3)
-        }
+        expected = {(f"width={width}", seed) for width in (32, 64) for seed in range(3)}
+        assert {(run.arm, run.seed) for run in found.records} == expected
         assert {run.imported["arm"] for run in found.records} == {source}
         assert {run.imported["seed"] for run in found.records} == {source}
 
@@ -659,11 +654,8 @@ def test_wandb_s_table_counts_the_runs_that_finished(tmp_path):
     text = "\n".join(["Name,State,Created,seed,val/loss", *rows]) + "\n"
     (tmp_path / "t.csv").write_text(text)
     found = logs.load([str(tmp_path / "t.csv")])
-    assert [(run.arm, run.status, run.val_loss) for run in found.records] == [
-        ("base", "finished", 3.0),
-        ("idea", "crashed", 3.9),
-        ("idea", "finished", 2.9),
-    ]
+    expected = [("base", "finished", 3.0), ("idea", "crashed", 3.9), ("idea", "finished", 2.9)]
+    assert [(run.arm, run.status, run.val_loss) for run in found.records] == expected
 
 
 def test_a_result_of_logs_is_judged_again(tmp_path, capsys):
@@ -783,7 +775,7 @@ def test_mlflow_s_database(tmp_path):
         base.commit()
     found = logs.load([str(tmp_path)])
     statuses = {(run.arm, run.seed): run.status for run in found.records}
-    assert statuses == {
+    expected = {
         ("width=32", 0): "finished",
         ("width=32", 1): "finished",
         ("width=32", 2): "finished",
@@ -792,6 +784,7 @@ def test_mlflow_s_database(tmp_path):
         ("width=64", 1): "finished",
         ("width=64", 2): "finished",
     }
+    assert statuses == expected
     losses = {}
     for run in found.records:
         if run.status == "finished":
@@ -846,9 +839,8 @@ def test_a_resumed_run_of_wandb_is_one(tmp_path):
     """Two offline folders of one id, the first of which failed."""
     _child(WANDB, tmp_path, WANDB_SILENT="true")
     found = logs.load([str(tmp_path)])
-    assert {(run.arm, run.seed, run.status) for run in found.records} == {
-        (arm, seed, "finished") for arm in ("width=32", "width=64") for seed in range(3)
-    }
+    expected = {(arm, seed, "finished") for arm in ("width=32", "width=64") for seed in range(3)}
+    assert {(run.arm, run.seed, run.status) for run in found.records} == expected
     steps = {tuple(run.curve.step) for run in found.records}
     assert steps == {(0, 50, 100, 150, 200)}
     told, figures, _ = words(compare(found))
@@ -889,14 +881,16 @@ def test_differently_named_logs_of_a_folder_are_never_averaged(tmp_path, capsys)
             final(tmp_path / group / f"{name}.csv", 3 + number / 100)
     assert "--names '{arm}/*' or --names '*/{arm}' says which" in refusal([tmp_path], capsys)
     found = logs.load([str(tmp_path)], names="*/{arm}")
-    assert {run.arm for run in found.records} == {*kinds["attention"], *kinds["mlp"]}
+    expected = {*kinds["attention"], *kinds["mlp"]}
+    assert {run.arm for run in found.records} == expected
 
 
 def test_runs_of_one_name_and_other_seeds_are_two(tmp_path):
     cells = itertools.product("ab", (0, 1), (0, 50))
     rows = [f"{arm},{seed},{step},{4 - step / 100 + seed / 10}\n" for arm, seed, step in cells]
     path = table(tmp_path / "t.csv", f"run_name,seed,step,val_loss\n{''.join(rows)}")
-    assert told_arms(path) == {("a", 0), ("a", 1), ("b", 0), ("b", 1)}
+    expected = {("a", 0), ("a", 1), ("b", 0), ("b", 1)}
+    assert told_arms(path) == expected
 
 
 def test_mlflow_s_runs_of_one_name_are_two(tmp_path):
@@ -907,12 +901,8 @@ def test_mlflow_s_runs_of_one_name_are_two(tmp_path):
             f"{number}b7c6c03846f4dc89809dcb1e4249001,1,FINISHED,x,{3 + number / 10},{arm}\n"
         )
     found = logs.load([str(table(tmp_path / "t.csv", head + "".join(rows)))])
-    assert sorted((run.arm, run.val_loss) for run in found.records) == [
-        ("base", 3.0),
-        ("base", 3.1),
-        ("idea", 3.2),
-        ("idea", 3.3),
-    ]
+    expected = [("base", 3.0), ("base", 3.1), ("idea", 3.2), ("idea", 3.3)]
+    assert sorted((run.arm, run.val_loss) for run in found.records) == expected
 
 
 @pytest.mark.parametrize(
@@ -971,7 +961,8 @@ def test_renamed_states_of_one_folder_are_runs(tmp_path):
     for seed in range(2):
         hf_state(tmp_path / f"base_s{seed}.json", [(0, 4), (100, 3 + seed / 10)])
         hf_state(tmp_path / f"idea_s{seed}.json", [(0, 4), (100, 2 + seed / 10)])
-    assert told_arms(tmp_path) == {(arm, seed) for arm in ("base", "idea") for seed in (0, 1)}
+    expected = {(arm, seed) for arm in ("base", "idea") for seed in (0, 1)}
+    assert told_arms(tmp_path) == expected
 
 
 def test_of_two_validations_at_a_step_the_trainer_s_last_counts(tmp_path):
@@ -1015,9 +1006,8 @@ def test_jobs_that_settings_tell_apart_are_arms(tmp_path):
 def test_settings_beside_all_logs_are_of_no_run(tmp_path):
     crossed(tmp_path / "runs", "{arm}_s{seed}.csv")
     table(tmp_path / "hparams.yaml", "seed: 42\n")
-    assert told_arms(tmp_path / "runs") == {
-        (arm, seed) for arm in ("base", "idea") for seed in range(3)
-    }
+    expected = {(arm, seed) for arm in ("base", "idea") for seed in range(3)}
+    assert told_arms(tmp_path / "runs") == expected
 
 
 def test_the_seed_of_a_template_leaves_the_name(tmp_path):

@@ -197,11 +197,12 @@ def test_a_finished_run_whose_rows_and_checkpoint_are_gone_is_refused_by_name(co
 def test_a_folder_or_a_pipe_in_place_of_a_file_is_named(tmp_path):
     for name in ("README.md", "train.log"):
         os.mkfifo(tmp_path / name)
-    for call, line in (
+    cases = (
         (lambda: read_bytes(tmp_path), f"{tmp_path} must be a regular file"),
         (lambda: check_readme(tmp_path), r"README\.md must be a regular file"),
         (lambda: append_text(tmp_path / "train.log", "a line"), r"train\.log"),
-    ):
+    )
+    for call, line in cases:
         with pytest.raises((ValueError, OSError), match=line):
             call()
 

@@ -154,9 +154,8 @@ def test_json_bombs_are_values_errors(text: str) -> None:
 
 
 def test_what_is_within_the_limits_is_read() -> None:
-    assert parse_json('{"a": [1, -2.5e-3, null, "x", [[]]]}') == {
-        "a": [1, -2.5e-3, None, "x", [[]]]
-    }
+    expected = {"a": [1, -2.5e-3, None, "x", [[]]]}
+    assert parse_json('{"a": [1, -2.5e-3, null, "x", [[]]]}') == expected
     assert parse_yaml("a: &a {b: 1}\nc: {<<: *a, d: [*a, *a]}\ne: " + "f0" * 32) == {
         "a": {"b": 1},
         "c": {"b": 1, "d": [{"b": 1}, {"b": 1}]},
@@ -177,12 +176,13 @@ def test_only_regular_files_are_read(name: str, ask: Any, tmp_path: Path) -> Non
     refused(ask("train", "--config-dir", "mine", "attention=x"), "attention.kind must be one of")
     run = compose(["model=nano", "data=shards", f"data.train={name}", "data.val=pipe"])
     text = compose(["model=nano", "data=text", f"data.path={name}"])
-    for read in (
+    cases = (
         lambda: read_text(tmp_path / name),
         lambda: load(tmp_path / "x.yaml"),
         lambda: prepare(run.data, run.tokenizer, cache_dir=tmp_path / "cache"),
         lambda: prepare(text.data, text.tokenizer, cache_dir=tmp_path / "cache"),
-    ):
+    )
+    for read in cases:
         with pytest.raises(ValueError, match=r"regular file|in both"):
             read()
 

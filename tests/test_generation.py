@@ -80,7 +80,8 @@ def test_cached_text_is_that_of_the_models_own_logits(words: str, T: int):
         with torch.no_grad():
             logits_BTV = model.logits(torch.cat([prompt_BT, got], dim=1))
         wanted = [sampler(logits_BTV[:, T - 1 + i], i) for i in range(n)]
-        assert got.tolist() == torch.stack(wanted, dim=1).tolist()
+        expected = torch.stack(wanted, dim=1).tolist()
+        assert got.tolist() == expected
         tokens |= set(got.flatten().tolist())
     assert len(tokens) > 10, "a text of few tokens would show little"
 
@@ -168,7 +169,8 @@ def test_draws_follow_the_softmax_of_the_k_most_probable(temperature: float, top
 def test_three_ways_to_take_the_most_probable(how: dict[str, float]):
     logits = torch.randn(64, VOCAB, generator=torch.Generator().manual_seed(0))
     sampler = TokenSampler(**{"top_k": 0, **how}, seed=0, sequences=64, max_tokens=1)
-    assert sampler(logits, 0).tolist() == logits.argmax(-1).tolist()
+    expected = logits.argmax(-1).tolist()
+    assert sampler(logits, 0).tolist() == expected
 
 
 def test_draws_depend_on_seed_and_place_only():

@@ -100,10 +100,11 @@ def test_muon_in_stacks_is_torchs_own_within_rounding(shape):
     generator = torch.Generator("cuda").manual_seed(0)
     updates = []
     grads = torch.randn(4, *shape, generator=generator, device="cuda")
-    for kind in (
+    cases = (
         partial(torch.optim.Muon, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"),
         partial(ByRule, option),
-    ):
+    )
+    for kind in cases:
         matrices = [torch.nn.Parameter(torch.zeros(shape, device="cuda")) for _ in grads]
         optimizer = kind(matrices, lr=0.01)
         for p, grad in zip(matrices, grads, strict=True):

@@ -60,7 +60,8 @@ def test_all_steps_take_35_minutes_and_the_readmes_commands_ten(day: ModuleType)
     assert [name for command in commands for name in command] == list(limits)
     assert max(sum(limits[name] for name in command) for command in commands) <= 9 * 60
     matches = re.findall(r"^\| `(\w+)` \| (\d+) s", text, re.M)
-    assert matches == [(name, str(limit)) for name, limit in limits.items()]
+    expected = [(name, str(limit)) for name, limit in limits.items()]
+    assert matches == expected
 
 
 def test_what_a_step_leaves_outlives_the_next_ones_failure(
@@ -86,16 +87,17 @@ def test_what_a_step_leaves_outlives_the_next_ones_failure(
     code, rows = told("other", "absent")
     keys = ("step", "rc", "json", "figure", "tail")
     assert code == 0
-    assert [
-        [row[key] or row["skipped"] if key == "figure" else row[key] for key in keys]
-        for row in rows
-    ] == [
+    expected = [
         ["good", 0, "good.json", "found {'a': 1}", ["done"]],
         ["bad", 1, None, "it broke", ["half", "it broke"]],
         ["long", None, None, "began", ["began"]],
         ["absent", None, None, "no folder was named", []],
         ["other", 0, "other.json", "done", ["done"]],
     ]
+    assert [
+        [row[key] or row["skipped"] if key == "figure" else row[key] for key in keys]
+        for row in rows
+    ] == expected
     text = (tmp_path / "good.json").read_text()
     assert json.loads(text) == {"a": 1}
     assert "long       too long" in capsys.readouterr().out
@@ -119,7 +121,8 @@ def test_the_clock_of_a_grids_cells_is_there(tmp_path: Path, day: ModuleType) ->
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "grid.json").read_text())
     cells = [(cell["attention"], cell["seed"], cell["status"]) for cell in found["cells"]]
-    assert cells == [(name, seed, "finished") for seed in (0, 1, 2) for name in ("flash", "gqa")]
+    expected = [(name, seed, "finished") for seed in (0, 1, 2) for name in ("flash", "gqa")]
+    assert cells == expected
     for cell in found["cells"]:
         clock_s = dict(cell["clock_s"])
         assert clock_s.pop("wall") == pytest.approx(sum(clock_s.values()))

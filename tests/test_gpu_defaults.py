@@ -208,9 +208,8 @@ def test_the_largest_micro_batch_is_found_by_training_a_step_of_each(
     )
     assert done.code == 0, done.err
     lines = done.out.splitlines()
-    assert [line.partition(":")[0] for line in lines[:3]] == [
-        f"trainer.micro_batch={size}" for size in (1, 2, 4)
-    ]
+    expected = [f"trainer.micro_batch={size}" for size in (1, 2, 4)]
+    assert [line.partition(":")[0] for line in lines[:3]] == expected
     assert lines[3].endswith("trainer.micro_batch=4")
     assert not list(tmp_path.iterdir())
 

@@ -146,9 +146,8 @@ def test_the_same_runs_are_the_same_grid(tmp_path):
     assert checked(tmp_path, "attention=flash seed=0", "attention=gqa seed=1").name != first.name
     assert {cell.plan.grid for cell in again.cells} == {first.name}
     written = json.loads((first.folder / "grid.json").read_text())["cells"]
-    assert [(cell["identity"], cell["run"]) for cell in written] == [
-        (cell.plan.identity, cell.plan.run_dir.name) for cell in first.cells
-    ]
+    expected = [(cell.plan.identity, cell.plan.run_dir.name) for cell in first.cells]
+    assert [(cell["identity"], cell["run"]) for cell in written] == expected
 
 
 def test_every_bad_cell_is_named(tmp_path):
@@ -238,11 +237,12 @@ def test_what_is_swept_goes_in_pairs_with_every_seed(tmp_path):
     ]
     assert multirun(words, zipped=True, look=lambda grid: grids.append(grid) or "") == 0
     labels = [cell.label for cell in grids[0].cells]
-    assert labels == [
+    expected = [
         f"seed={seed} {arm}"
         for seed in (0, 1)
         for arm in ("attention=flash optimizer.lr=0.1", "attention=gqa optimizer.lr=0.2")
     ]
+    assert labels == expected
     with pytest.raises(
         ValueError, match=r"^--zip must be given lists of one length, got \[2, 3\]$"
     ):
@@ -254,9 +254,8 @@ def test_what_is_swept_goes_in_pairs_with_every_seed(tmp_path):
 
 def test_grid_trains_its_cells_by_seed_and_ends_with_the_comparison(small_grid):
     printed = small_grid.process.out
-    assert trained(printed) == [
-        f"attention={arm} seed={seed}" for seed in (0, 1) for arm in ("flash", "gqa")
-    ]
+    expected = [f"attention={arm} seed={seed}" for seed in (0, 1) for arm in ("flash", "gqa")]
+    assert trained(printed) == expected
     assert len(re.findall(r"^\[\d/4\] done .* val \d\.\d{4} ", printed, re.M)) == 4
     (folder,) = (small_grid.out / "grids").iterdir()
     command = f"python -m nocap.compare {folder.relative_to(small_grid.out.parent)}"
@@ -307,7 +306,8 @@ def test_a_clusters_job_knows_which_seeds_of_its_arm_were_asked_for(tmp_path):
     grid = checked(tmp_path, *cells)
     grid.write()
     jobs = [planned_cell(grid.folder, cell.plan.identity) for cell in grid.cells]
-    assert [job.asked for job in jobs] == [cell.plan.asked for cell in grid.cells]
+    expected = [cell.plan.asked for cell in grid.cells]
+    assert [job.asked for job in jobs] == expected
     seeds = sorted({job.asked.seeds for job in jobs})
     assert seeds == [(0, 1), (5,)]
     assert [job.asked.place for job in jobs] == [0, 0, 1]
@@ -372,7 +372,8 @@ def test_two_processes_train_each_cell_once(tmp_path):
     out = tmp_path / "out"
     both = [Background(out, *CELL, "seed=0,1") for _ in range(2)]
     ended = [each.end() for each in both]
-    assert [(each.code, each.err) for each in ended] == [(0, "")] * 2
+    expected = [(0, "")] * 2
+    assert [(each.code, each.err) for each in ended] == expected
     labels = sorted(label for each in ended for label in trained(each.out))
     assert labels == ["seed=0", "seed=1"]
     attempts = [summary["attempts"] for summary in summaries(out).values()]
@@ -486,8 +487,9 @@ def test_cell_on_two_devices_has_processes_of_its_own(tmp_path, door):
     done = door(*CELL, "trainer.devices=2", "seed=0,1", "--multirun", f"output_dir={out}")
     assert done.code == 0
     assert done.err == ""
-    assert [(summary["status"], summary["devices"]) for summary in summaries(out).values()] == [
-        ("finished", 2)
-    ] * 2
+    expected = [("finished", 2)] * 2
+    assert [
+        (summary["status"], summary["devices"]) for summary in summaries(out).values()
+    ] == expected
     for run_dir in out.glob("runs/*"):
         assert not (run_dir / ".lease").exists()

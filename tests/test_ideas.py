@@ -110,9 +110,8 @@ def test_a_loss_with_parts_keeps_the_losses_of_training_and_validation_comparabl
     plain, more = updates
     assert validations[0] == validations[1]
     assert more.parts["next_token"] == plain.loss  # the same weights, the same batch
-    assert more.loss == pytest.approx(
-        more.parts["next_token"] + more.parts["multi_token"], abs=1e-6
-    )
+    expected = more.parts["next_token"] + more.parts["multi_token"]
+    assert more.loss == pytest.approx(expected, abs=1e-6)
     assert more.parts["multi_token"] == pytest.approx(
         0.3 * plain.loss, rel=0.05
     )  # nothing is learnt yet
@@ -129,7 +128,8 @@ def test_every_learning_rate_has_a_name():
     for group in (group for optimizer in optimizers for group in optimizer.param_groups):
         group["peak_lr"] = group["lr"]
     set_lr(optimizers, 0.5)
-    assert rates(optimizers) == {"lr": 0.05, "lr_2": 0.1, "lr_adam": 0.15, "lr_adam_again": 0.2}
+    expected = {"lr": 0.05, "lr_2": 0.1, "lr_adam": 0.15, "lr_adam_again": 0.2}
+    assert rates(optimizers) == expected
 
 
 @pytest.mark.slow

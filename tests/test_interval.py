@@ -84,7 +84,8 @@ def test_arms_share_the_baselines_noise_and_the_error(n: int, look: int):
         assert estimate.high == pytest.approx(high, abs=1e-9)
         assert estimate.method == "pairs, all arms together"
     assert estimates[3].half_width == pytest.approx(of_pairs(values[3], look=look).half_width)
-    assert of_arms(values[:1].tolist(), look=look) == [of_pairs(values[0], look=look)]
+    expected = [of_pairs(values[0], look=look)]
+    assert of_arms(values[:1].tolist(), look=look) == expected
 
 
 def test_arms_that_share_no_seeds_have_one_variance_and_the_baseline_its_own():
@@ -100,7 +101,8 @@ def test_arms_that_share_no_seeds_have_one_variance_and_the_baseline_its_own():
         df = (own + part) ** 2 / (own**2 / 3 + part**2 / freedom)
         half = stats.t.isf(0.025 / 3, df) * math.sqrt(own + part)
         welch = stats.ttest_ind(arm, base, equal_var=False).confidence_interval()
-        assert estimate.mid == pytest.approx(arm.mean() - base.mean())
+        expected = arm.mean() - base.mean()
+        assert estimate.mid == pytest.approx(expected)
         assert estimate.half_width == pytest.approx(
             max(half, (welch.high - welch.low) / 2), abs=1e-9
         )
@@ -119,9 +121,8 @@ def test_steps_from_group_to_group_have_one_variance():
         y = groups[before]
         half = stats.t.isf(0.025 / 3, freedom) * math.sqrt(pooled / len(x) + pooled / len(y))
         welch = stats.ttest_ind(x, y, equal_var=False).confidence_interval()
-        assert estimate.half_width == pytest.approx(
-            max(half, (welch.high - welch.low) / 2), abs=1e-9
-        )
+        expected = max(half, (welch.high - welch.low) / 2)
+        assert estimate.half_width == pytest.approx(expected, abs=1e-9)
 
 
 @pytest.mark.parametrize("arms", [1, 2, 5, 8])
@@ -147,14 +148,15 @@ def test_steps_without_an_effect_err_in_five_of_a_hundred():
 
 
 def test_fewer_than_three_have_no_interval():
-    for estimate in (
+    cases = (
         of_pairs([1.0, 1.1]),
         of_samples(DRUG_1, [0.5, 0.6]),
         of_arms([[1.0, 1.1], [1.0, 1.2]])[0],
         of_arms_apart(DRUG_1, [[0.5, 0.6], DRUG_2])[0],
         cautious.of_pairs([1.0, 1.1]),
         cautious.of_samples(DRUG_1, [0.5, 0.6]),
-    ):
+    )
+    for estimate in cases:
         assert estimate.low == -math.inf
         assert estimate.high == math.inf
         assert estimate.n == 2
@@ -165,7 +167,7 @@ def test_fewer_than_three_have_no_interval():
 
 
 def test_runs_that_agree_to_the_last_bit_have_no_width():
-    for estimate in (
+    cases = (
         of_pairs([0.5] * 3),
         of_samples([0.5] * 3, [0.0] * 4),
         *of_arms([[0.5] * 3] * 2),
@@ -173,7 +175,8 @@ def test_runs_that_agree_to_the_last_bit_have_no_width():
         cautious.of_pairs([0.5] * 3),
         cautious.of_samples([0.5] * 3, [0.0] * 4),
         cautious.of_pairs([0.5] * 3, declared=KNOWN),  # nor has a noise that was declared
-    ):
+    )
+    for estimate in cases:
         assert estimate.mid == 0.5
         assert estimate.low == 0.5
         assert estimate.high == 0.5
@@ -207,9 +210,10 @@ def test_cautious_pairs(analysis: int, comparisons: int):
     half = stats.t.isf(0.005 / share, 8 + 9) * SLEEP.std(ddof=1) / math.sqrt(10)
     assert narrowed.half_width == pytest.approx(half)
     assert narrowed.method == "pairs, noise declared"
+    expected = stats.t.isf(0.005, 12) * 2 / math.sqrt(10)
     assert cautious.of_pairs(
         SLEEP, declared=Declared(sd=2.0, df=3, source="x")
-    ).half_width == pytest.approx(stats.t.isf(0.005, 12) * 2 / math.sqrt(10))
+    ).half_width == pytest.approx(expected)
 
 
 def test_pairs_that_contradict_the_declared_noise_drop_it():
@@ -221,7 +225,8 @@ def test_pairs_that_contradict_the_declared_noise_drop_it():
     own, _ = half_width(sds, 10)
     assert half[[0, 3]] == pytest.approx(own[[0, 3]])
     # never narrower than what was declared
-    assert half[1] == pytest.approx(stats.t.isf(0.005, 17) * KNOWN.sd / math.sqrt(10))
+    expected = stats.t.isf(0.005, 17) * KNOWN.sd / math.sqrt(10)
+    assert half[1] == pytest.approx(expected)
 
 
 def test_two_sides_are_paired_where_they_share_seeds():
@@ -235,7 +240,8 @@ def test_two_sides_are_paired_where_they_share_seeds():
 
     pairs = cautious.of_pairs(SLEEP)
     samples = cautious.of_samples(DRUG_1, DRUG_2)
-    assert shown(a, b) == (pairs.mid, pairs.low, pairs.high, 10, "pairs, cautious")
+    expected = (pairs.mid, pairs.low, pairs.high, 10, "pairs, cautious")
+    assert shown(a, b) == expected
     assert shown(a, apart) == (
         samples.mid,
         samples.low,
@@ -272,7 +278,8 @@ def test_ratios_are_geometric_and_their_inverse_agrees():
 def test_noise_is_pooled_within_groups():
     noise = pooled([[1, 2, 3], [10, 14], [7]])
     assert noise is not None
-    assert noise.sd == pytest.approx(math.sqrt((2 + 8) / 3))
+    expected = math.sqrt((2 + 8) / 3)
+    assert noise.sd == pytest.approx(expected)
     assert noise.df == 3
     assert pooled([[1.0], []]) is pooled([[2.0, 2.0]]) is pooled([]) is None
 
@@ -304,7 +311,8 @@ def test_no_cell_is_beyond_its_bar_in_the_tables_that_are_committed(tmp_path: Pa
     (tmp_path / "README.md").write_text(text)
     assert simulated.main(["--into", str(tmp_path)]) == 0
     for name in ("results.json", "README.md"):
-        assert (tmp_path / name).read_text() == (simulated.HERE / name).read_text()
+        expected = (simulated.HERE / name).read_text()
+        assert (tmp_path / name).read_text() == expected
 
 
 def test_the_pages_tables_are_of_the_committed_counts():

@@ -102,7 +102,8 @@ def test_what_size_does_to_a_speedup(every: list[StudyResult], word: str, decade
 
 def test_the_challenges_size_is_told_only_where_the_interval_allows_it():
     (sure,), (unsure,) = (ladders(ladder(1.2, 1.44, 1.728, noise=noise)) for noise in (0.01, 0.3))
-    assert sure.far.mid == pytest.approx(1.2 * 1.2 ** math.log10(124), rel=1e-6)
+    expected = 1.2 * 1.2 ** math.log10(124)
+    assert sure.far.mid == pytest.approx(expected, rel=1e-6)
     assert sure.far.high < 2 * sure.far.low
     assert unsure.far is None
 
@@ -147,7 +148,8 @@ def test_slope_interval_and_mean_are_those_of_least_squares():
     half = float(stats.t.ppf(0.975, len(x) - 2)) * fit.stderr
     ten = trend(points).slope(math.log(10))
     assert ten.mid == pytest.approx(fit.slope * math.log(10))
-    assert ten.low == pytest.approx((fit.slope - half) * math.log(10))
+    expected = (fit.slope - half) * math.log(10)
+    assert ten.low == pytest.approx(expected)
     assert ten.high == pytest.approx((fit.slope + half) * math.log(10))
     # the variance of a predicted mean, by the covariance of both coefficients
     _, covariance = np.polyfit(np.array(x) - far, y, 1, cov=True)

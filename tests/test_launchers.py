@@ -52,7 +52,8 @@ def test_a_pool_gives_each_cell_devices_of_its_own():
     pool = Devices(
         units={Device.cpu: ["0", "1", "2", "5", "6"], Device.cuda: ["3", "4", "GPU-ab", "7", "8"]}
     )
-    assert taken(pool, two, two, two, single) == [["0", "1"], ["2", "5"], None, ["6"]]
+    expected = [["0", "1"], ["2", "5"], None, ["6"]]
+    assert taken(pool, two, two, two, single) == expected
     pool.attempts[0].over = True
     assert taken(pool, two, on_gpus, on_gpus, on_gpus) == [
         ["0", "1"],
@@ -72,7 +73,8 @@ def test_a_pool_has_room_for_so_many_jobs(jobs, cores, n, monkeypatch):
         jobs=jobs, units={Device.cpu: [str(core) for core in range(cores)], Device.cuda: []}
     )
     assert pool.at_once(run()) == n
-    assert [units is None for units in taken(pool, *[run()] * 4)] == [False] * n + [True] * (4 - n)
+    expected = [False] * n + [True] * (4 - n)
+    assert [units is None for units in taken(pool, *[run()] * 4)] == expected
     assert taken(serial := one_at_a_time(), run(), run()) == [[], None]
     assert serial.describe([run()]) is None
     two = Devices(jobs=None, units={Device.cpu: ["0", "1"], Device.cuda: []})
@@ -156,13 +158,14 @@ def cluster(tmp_path, monkeypatch):
 @pytest.mark.timeout(600)
 def test_a_pool_and_slurm_give_the_same_records(small_grid, cluster, tmp_path, door, here):
     cores = len(os.sched_getaffinity(0))
-    for launcher, said in (
+    cases = (
         (("hydra/launcher=pool",), f"pool: {cores} at once, 1 of {cores} core"),
         (
             ("hydra/launcher=submitit_slurm", "hydra.launcher.partition=two"),
             "4 finished; 4 trained now",
         ),
-    ):
+    )
+    for launcher, said in cases:
         out = tmp_path / str(len(launcher))
         words = (*CELL, ARMS, "--multirun", "seed=0,1", f"output_dir={out}", *launcher)
         done = door(*words, timeout=300)
@@ -198,10 +201,8 @@ def test_slurm_requeues_a_job_at_its_time_limit_and_it_resumes(cluster, tmp_path
     assert done.code == 0
     assert done.err == ""
     assert "2 cells, 0 done, 2 to train" in done.out
-    assert {s["seed"]: (s["status"], s["attempts"]) for s in summaries(out).values()} == {
-        0: ("finished", 2),
-        1: ("finished", 1),
-    }
+    expected = {0: ("finished", 2), 1: ("finished", 1)}
+    assert {s["seed"]: (s["status"], s["attempts"]) for s in summaries(out).values()} == expected
 
 
 @needs_submitit
@@ -305,7 +306,7 @@ def test_a_grid_that_has_ended_reports_though_it_is_left_to_slurm(tmp_path, queu
 def test_a_job_that_lands_on_another_machine_is_refused_and_names_both(cluster, tmp_path, door):
     numerics = ("trainer.threads", "trainer.device", "trainer.precision", "trainer.compile")
     small = [word for word in CELL if not word.startswith(numerics)]
-    for target, refused in (
+    cases = (
         (
             ("device=cuda", "name='NVIDIA H100'", "torch='9.9'"),
             r"\(trainer\.device=cuda must have a ",
@@ -315,7 +316,8 @@ def test_a_job_that_lands_on_another_machine_is_refused_and_names_both(cluster, 
             r"\(.*hydra\.launcher\.target must be the machine where the job runs .*, 1\), got .*, "
             r"Another, 1",
         ),
-    ):
+    )
+    for target, refused in cases:
         words = (
             *(f"hydra.launcher.target.{word}" for word in target),
             f"output_dir={tmp_path / 'out'}",

@@ -243,7 +243,8 @@ def test_layouts(tmp_path, place, paths, paired):
         True
     ] * 2
     seeds = [arm["seeds"] for arm in by_label.values()]
-    assert [(len(each), min(each) >= 0) for each in seeds] == [(3, paired)] * 2
+    expected = [(3, paired)] * 2
+    assert [(len(each), min(each) >= 0) for each in seeds] == expected
     assert len({*seeds[0], *seeds[1]}) == (3 if paired else 6)
 
 
@@ -468,10 +469,11 @@ def test_every_page_says_that_it_is_imported(tmp_path, capsys):
     assert door.main([str(tmp_path / "logs"), *arguments, "--target", "3.5"]) == 0
     said = capsys.readouterr().out
     html = outs["html"].read_text()
-    for line in (
+    cases = (
         "imported: logs of another trainer (jsonl), exploratory",
         "unfinished: 60 of 100 steps, as others of its arm have",
-    ):
+    )
+    for line in cases:
         assert line in said
         assert line in html
     visible = re.sub(r"<(style|script)\b.*?</\1>", "", html, flags=re.DOTALL)
@@ -481,7 +483,8 @@ def test_every_page_says_that_it_is_imported(tmp_path, capsys):
     assert content["exploratory"] is True
     lines = outs["csv"].read_text().splitlines()
     rows = [(row["arm"], row["seed"]) for row in csv.DictReader(lines)]
-    assert rows == [(arm, str(seed)) for arm in ("base", "idea") for seed in range(4)]
+    expected = [(arm, str(seed)) for arm in ("base", "idea") for seed in range(4)]
+    assert rows == expected
 
 
 # --- bad input ------------------------------------------------------------------------------------
@@ -841,21 +844,22 @@ for group in ("base", "idea"):
         WANDB_SILENT="true",
     )
     comparison = compared(tmp_path / "wandb")
-    assert {label: (arm["seeds"], arm["val_loss"]) for label, arm in arms(comparison).items()} == {
-        "base": ([0, 1, 2], pytest.approx(3.01)),
-        "idea": ([0, 1], pytest.approx(2.905)),
-    }
+    expected = {"base": ([0, 1, 2], pytest.approx(3.01)), "idea": ([0, 1], pytest.approx(2.905))}
+    assert {
+        label: (arm["seeds"], arm["val_loss"]) for label, arm in arms(comparison).items()
+    } == expected
     assert [status for _, status in comparison.not_compared] == ["failed"]
     assert to_json(result_of(comparison))["runs"][0]["train_s"] == 25
     with pytest.raises(ValueError, match=r"arm 0.1, seed \d has two runs with other losses"):
         compared(tmp_path / "wandb", columns=columns_of("arm=config/optimizer/lr"))
     first = sorted(tmp_path.rglob("run-*.wandb"))[0]
     whole = first.read_bytes()
-    for content, status in (
+    cases = (
         (whole[:-20], "not finished"),
         (whole[:200] + b"!" + whole[201:], "unreadable: byte "),
         (b"x", "unreadable: it must begin"),
-    ):
+    )
+    for content, status in cases:
         first.write_bytes(content)
         assert [s for _, s in compared(tmp_path / "wandb").not_compared if s.startswith(status)], (
             status

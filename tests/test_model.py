@@ -303,7 +303,8 @@ def test_the_compiler_gets_tunings_options_where_asked(monkeypatch: pytest.Monke
     monkeypatch.setattr(torch, "compile", lambda f, **how: (asked.append(how), f)[1])
     for tuned in (True, False):
         compile_in_place([nn.Identity()], tuned=tuned)
-    assert asked == [{"fullgraph": True, "dynamic": False, "options": how} for how in (TUNED, None)]
+    expected = [{"fullgraph": True, "dynamic": False, "options": how} for how in (TUNED, None)]
+    assert asked == expected
 
 
 def test_past_its_limit_a_compiled_function_raises(monkeypatch: pytest.MonkeyPatch):

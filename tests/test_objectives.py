@@ -78,7 +78,8 @@ def test_multi_token_fades(tmp_path: Path):
     parts = [update.parts for update in steps(run, tmp_path)]
     # a loss at the start is much the same for each head and step
     shares = [part["multi_token"] / part["next_token"] for part in parts]
-    assert shares == pytest.approx([0.75, 0.75 * 0.85, 0.75 * 0.7], rel=0.02)
+    expected = [0.75, 0.75 * 0.85, 0.75 * 0.7]
+    assert shares == pytest.approx(expected, rel=0.02)
 
 
 def test_the_head_predicts_from_a_middle_layer_too():
@@ -196,7 +197,8 @@ def test_a_teachers_time_is_in_the_record(teacher: str, teacher_s: float, tmp_pa
     record = load([this.run_dir]).records[0]  # which refuses tokens that are not its rows'
     seconds = record.summary["clock_s"]
     assert seconds["teacher"] == pytest.approx(teacher_s)
-    assert record.train_s == pytest.approx(seconds["train"] + seconds["data"] + seconds["teacher"])
+    expected = seconds["train"] + seconds["data"] + seconds["teacher"]
+    assert record.train_s == pytest.approx(expected)
     assert record.curve.train_s[0] >= seconds["teacher"]
     assert seconds["wall"] == pytest.approx(sum(s for line, s in seconds.items() if line != "wall"))
     assert record.summary["tokens"] == 7 * 64
@@ -315,10 +317,8 @@ def test_windows_are_arranged_by_score_and_the_worst_left_out():
     kept = set(np.argsort(scores)[: round(0.75 * plain.n)].tolist())
     unsorted = [window for window in shuffled if window in kept]
     # those that a run of 100 sequences reads, in their order; after them all as it was
-    assert (
-        order_of(arranged)
-        == sorted(unsorted[:100], key=lambda window: scores[window]) + unsorted[100:]
-    )
+    expected = sorted(unsorted[:100], key=lambda window: scores[window]) + unsorted[100:]
+    assert order_of(arranged) == expected
     mixed.arrange(scores, keep=1.0, noise=0.5, sequences=100)
     by_score = sorted(shuffled[:100], key=lambda window: scores[window])
     order = order_of(mixed)[:100]
@@ -442,7 +442,8 @@ def test_where_they_are_neutral_they_change_no_bit(teacher: str, tmp_path: Path)
     neutral = composed(
         *plain, f"ideas=[{','.join(NEUTRAL)}]", *keys, f"ideas.distill.run={teacher}"
     )
-    assert numbers(steps(neutral, tmp_path)) == numbers(steps(composed(*plain), tmp_path))
+    expected = numbers(steps(composed(*plain), tmp_path))
+    assert numbers(steps(neutral, tmp_path)) == expected
 
 
 SEVERAL = (

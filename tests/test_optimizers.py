@@ -336,10 +336,11 @@ def test_muon_in_stacks_is_torchs_own_bit_for_bit(
     weights = []
     states = []
     run = composed("optimizer=muon", f"optimizer.scale={scale}", "optimizer.momentum=0.9")
-    for kind in (
+    cases = (
         partial(ByRule, run.optimizer),
         partial(torch.optim.Muon, momentum=0.9, adjust_lr_fn=scale),
-    ):
+    )
+    for kind in cases:
         _, model = small("attention=gqa")
         matrices = [p for p in model.blocks.parameters() if p.ndim == 2]
         optimizer = kind(matrices, lr=0.02, weight_decay=0.1)
@@ -386,7 +387,8 @@ def test_polar_express_has_the_papers_polynomials():
         assert stated == pytest.approx(derived, rel=1e-4)
         low = derived @ [low, low**3, low**5]
         high = 2 - low
-    assert POLAR_EXPRESS[-1] == (15 / 8, -10 / 8, 3 / 8)
+    expected = (15 / 8, -10 / 8, 3 / 8)
+    assert POLAR_EXPRESS[-1] == expected
 
 
 def test_cautious_decay_needs_a_decay_that_it_can_see(monkeypatch: pytest.MonkeyPatch):

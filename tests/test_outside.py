@@ -604,10 +604,8 @@ def test_the_record_names_all_that_an_option_imports_and_an_edit_makes_another_r
         f"{theirs}-1.0.dist-info/entry_points.txt": "[nocap.options]\ntheirs = "
         "their_ideas.options\n",
     }
-    for name, installed in (
-        ("pinned", "null"),
-        ("copied", '{"url": "file:///copied", "dir_info": {}}'),
-    ):
+    cases = (("pinned", "null"), ("copied", '{"url": "file:///copied", "dir_info": {}}'))
+    for name, installed in cases:
         facts = f"{site}/{name}_package-1.5.dist-info"
         files[f"{site}/{name}.py"] = "import json\nfactor = 1.0\n"
         files[f"{facts}/METADATA"] = f"Metadata-Version: 2.1\nName: {name}-package\nVersion: 1.5\n"
@@ -639,7 +637,7 @@ def test_the_record_names_all_that_an_option_imports_and_an_edit_makes_another_r
         "nocap.outside.schedule.power_law",
         "their_ideas.starts",
     }
-    assert own == options | {
+    expected = options | {
         "copied",
         "their_ideas",
         "ours",
@@ -648,6 +646,7 @@ def test_the_record_names_all_that_an_option_imports_and_an_edit_makes_another_r
         "ours.inner.deep",
         "fast",
     }
+    assert own == expected
     with pytest.raises(ValueError, match="schedule/power_law"):  # without the package
         compose([*SMALL, "schedule=power_law"])
 
@@ -690,4 +689,5 @@ def test_the_probe_changes_no_loss(here: Door, tmp_path: Path):
     assert [each.code for each in done] == [0, 0], done[1].err
     own, plain = (rows_of(the_run(tmp_path / out)) for out in ("own-outputs", "outputs"))
     for name in ("train/loss", "val/loss"):
-        assert [row.get(name) for row in own] == [row.get(name) for row in plain]
+        expected = [row.get(name) for row in plain]
+        assert [row.get(name) for row in own] == expected

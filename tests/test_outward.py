@@ -403,7 +403,8 @@ def test_a_spreadsheet_computes_no_cell() -> None:
     for seed, name in enumerate(names):
         records.append(replace(record_of("flash", "gelu4x", seed), name=name))
     shown = [row["name"] for row in csv.DictReader(io.StringIO(to_csv(rows(records))))]
-    assert [name[0] for name in shown] == ["'"] * 5 + ["p"]
+    expected = ["'"] * 5 + ["p"]
+    assert [name[0] for name in shown] == expected
 
 
 def test_a_terminal_gets_its_own_style_only(tmp_path: Path) -> None:

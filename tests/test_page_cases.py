@@ -183,7 +183,8 @@ def test_a_double_click_copies_a_whole_cell(opened: Callable[..., Tab], cases: P
     tab = opened(cases)
     cell = tab.page.locator("#arms tr[data-arm='1'] td").nth(1)
     cell.dblclick()
-    assert tab.page.evaluate("getSelection().toString()").strip() == cell.inner_text().strip()
+    expected = cell.inner_text().strip()
+    assert tab.page.evaluate("getSelection().toString()").strip() == expected
     assert tab.page.locator("tr.off").count() == 0
 
 

@@ -196,7 +196,8 @@ def test_the_noise_of_a_time_is_that_of_paces_losses_and_the_baselines_lengths(
     falls = logs(by(records, "gelu4x", 800), "val_loss") - logs(
         by(records, "gelu4x", 200), "val_loss"
     )
-    assert noise.slope == pytest.approx(falls.mean() / math.log(4))
+    expected = falls.mean() / math.log(4)
+    assert noise.slope == pytest.approx(expected)
     assert noise.ends == pytest.approx(falls.std(ddof=1) / math.sqrt(2))
 
 

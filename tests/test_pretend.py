@@ -44,9 +44,8 @@ def test_the_steps_of_a_gpu_day(tmp_path, pretended):
     assert list(results) == ["best", "options", "grid", "options_again", "profile", "challenge"]
     for name in ("best", "challenge"):
         turns = results[name]["runs"]
-        assert [(run["who"], run["error"], len(run["train_loss"])) for run in turns] == [
-            (who, None, 10) for who in ORDER
-        ]
+        expected = [(who, None, 10) for who in ORDER]
+        assert [(run["who"], run["error"], len(run["train_loss"])) for run in turns] == expected
     statuses = {arm["label"]: arm["status"] for arm in results["options"]["arms"]}
     assert statuses["attention=flash"] == "measured"
     cuda_graphs = [cell["trainer"]["cuda_graphs"] for cell in results["grid"]["cells"]]

@@ -106,7 +106,8 @@ def test_bytes_of_a_projection_are_its_operands():
     assert work.bytes == 4 * (N * C + C * C + N * C)
     assert work.flops == 2 * N * C * C
     # the slower of both roofs
-    assert work.bound_ms(PEAK) == pytest.approx(max(work.flops / 1e12, work.bytes / 1e11) * 1e3)
+    expected = max(work.flops / 1e12, work.bytes / 1e11) * 1e3
+    assert work.bound_ms(PEAK) == pytest.approx(expected)
     assert OpWork().bound_ms(PEAK) == 0
 
 
@@ -162,7 +163,8 @@ def test_another_kernel_goes_to_its_bound_and_the_same_one_by_its_ratio():
     _, flash = counted(*NANO, "attention=flash", vocab_size=257)
     ms = roofline.changed(old, flash, PEAK, dict.fromkeys(MODEL_PARTS, 1000.0))
     scores = flash.by_part()["scores"]
-    assert ms["scores"] == pytest.approx(scores.bound_ms(PEAK) * microbatches(run))
+    expected = scores.bound_ms(PEAK) * microbatches(run)
+    assert ms["scores"] == pytest.approx(expected)
     assert ms["rotary"] < 1000  # the fused kernel's output needs no copy to join its heads
     others = [ms[part] for part in MODEL_PARTS if part not in {"scores", "rotary"} | WHOLE]
     assert others == pytest.approx([1000.0] * 10)
@@ -393,9 +395,8 @@ def test_the_record_says_what_was_measured_and_on_what(profiled):
     layers = {row["layer"] for row in record["layers"]}
     assert layers == {0, 1, 2, 3}
     flops = sum(row["flops"] for row in parts.values())
-    assert flops == pytest.approx(
-        record["flops_per_token"] * record["config"]["trainer"]["batch_tokens"]
-    )
+    expected = record["flops_per_token"] * record["config"]["trainer"]["batch_tokens"]
+    assert flops == pytest.approx(expected)
     calls = [parts[part]["calls"] for part in ("qkv", "scores", "head", "optimizer")]
     assert calls == [3 * 4 * 4, 4 * 4, 4, 1]
     sums = []

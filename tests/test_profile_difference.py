@@ -196,9 +196,8 @@ def test_what_changed_is_told_with_the_largest_change_first(compared: Any) -> No
     assert second["part"] == "head"
     assert second["ms"] == 3.0
     assert {row["ms"] for row in unchanged} == {0.0}
-    assert difference["config"] == [
-        {"key": "attention.kernel", "before": "materialized", "after": "fused"}
-    ]
+    expected = [{"key": "attention.kernel", "before": "materialized", "after": "fused"}]
+    assert difference["config"] == expected
     assert "config: attention.kernel materialized → fused" in done.out.splitlines()
     assert (
         "A: a.json, 100 ms a step, attention materialized: model=nano attention=mha mlp=gelu4x"
@@ -238,7 +237,8 @@ def test_a_part_that_one_of_them_lacks_is_a_dash(compared: Any) -> None:
     assert first["ratio"] is None
     lines = done.out.splitlines()
     (line,) = [line for line in lines if line.startswith("ideas")][-1:]
-    assert line.split() == ["ideas", "–", "4.00", "+4.00", "–", "–", "4.0%"]
+    expected = ["ideas", "–", "4.00", "+4.00", "–", "–", "4.0%"]
+    assert line.split() == expected
 
 
 def test_steps_of_other_sizes_have_a_ratio_of_a_token(compared: Any) -> None:
@@ -280,10 +280,8 @@ def test_both_parts_of_a_text_are_compared(compared: Any) -> None:
     assert done.code == 0, done
     assert done.crash is None, done
     differences = json.loads(Path("d.json").read_text())["differences"]
-    assert [(name, each["ratio"]) for name, each in differences.items()] == [
-        ("prefill", 1.0),
-        ("token", 0.5),
-    ]
+    expected = [("prefill", 1.0), ("token", 0.5)]
+    assert [(name, each["ratio"]) for name, each in differences.items()] == expected
     assert "config: cached true → false" in done.out.splitlines()
     refused(
         compared(profile(), whole),

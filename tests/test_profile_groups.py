@@ -103,7 +103,8 @@ def test_a_materialized_softmax_has_the_time_of_its_operations():
     nodes = [e for e in events if e.name == f"{BACKWARD}SoftmaxBackward0"]
     assert len(nodes) == LAYERS
     assert ms["forward", SOFTMAX] == pytest.approx(forward_us / 1e3)
-    assert ms["backward", SOFTMAX] == pytest.approx(sum(e.cpu_time_total for e in nodes) / 1e3)
+    expected = sum(e.cpu_time_total for e in nodes) / 1e3
+    assert ms["backward", SOFTMAX] == pytest.approx(expected)
     assert of_modules(moments) == read(prof, ranges, on_cuda=False)
 
 
@@ -174,11 +175,8 @@ def test_the_work_of_each_moment_is_that_of_arithmetic():
     product = 2 * B * H * T * T * D
     matrix = 4 * B * H * T * T
     forward, backward = (counts.work[path, way].by_moment() for way in ("forward", "backward"))
-    assert {moment: work.flops for moment, work in forward.items()} == {
-        PRODUCT: product,
-        SOFTMAX: 0,
-        VALUES: product,
-    }
+    expected = {PRODUCT: product, SOFTMAX: 0, VALUES: product}
+    assert {moment: work.flops for moment, work in forward.items()} == expected
     assert {moment: work.flops for moment, work in backward.items()} == {
         PRODUCT: 2 * product,
         SOFTMAX: 0,
@@ -221,7 +219,8 @@ ROWS = [
 
 def test_a_subtotal_is_the_sum_of_its_rows():
     groups = {group.group: group for group in grouped(ROWS, 100.0)}
-    assert list(groups) == ["embedding", "norms", "attention", "mlp", "head", "optimizer", "rest"]
+    expected = ["embedding", "norms", "attention", "mlp", "head", "optimizer", "rest"]
+    assert list(groups) == expected
     for group in groups.values():
         for key in ("ms", "share", "forward_ms", "backward_ms", "flops", "bytes", "bound_ms"):
             assert getattr(group, key) == pytest.approx(
@@ -260,7 +259,8 @@ def test_rows_have_the_details_that_notes_speak_of():
         return [(p.part, p.detail) for p in groups[name].parts]
 
     assert details("embedding") == [("embedding", "lookup"), ("embedding", "gradients")]
-    assert details("mlp") == [("mlp_up", "gate"), ("mlp_up", "up"), ("residual", None)]
+    expected = [("mlp_up", "gate"), ("mlp_up", "up"), ("residual", None)]
+    assert details("mlp") == expected
     assert ("residual", None) in details("attention")
     assert ("residual", "between") in details("rest")
     assert ("loss", None) in details("head")
@@ -286,11 +286,12 @@ def taken():
         patch.setitem(roofline.COPY_BYTES, Device.cpu, 2**20)
         words = [*NANO, "attention=mha", "mlp=swiglu"]
         found = {}
-        for question in (
+        cases = (
             ProfileQuestion(repeats=1),
             ProfileQuestion(repeats=1, forward=True),
             ProfileQuestion(repeats=1, generate=True, prompt=8, texts=2),
-        ):
+        )
+        for question in cases:
             found |= profiles(
                 compose(words), words, lambda more: compose([*words, *more]), question
             )
@@ -305,7 +306,8 @@ def test_the_groups_add_up_to_what_is_attributed(taken):
         assert sum(group.ms for group in groups) == pytest.approx(step.attributed_ms)
         assert step.attributed_ms + step.unattributed_ms == pytest.approx(step.ms)
         for group in groups:
-            assert group.ms == pytest.approx(sum(part.ms for part in group.parts))
+            expected = sum(part.ms for part in group.parts)
+            assert group.ms == pytest.approx(expected)
         for key in ("ms", "flops", "bytes", "bound_ms"):
             whole = sum(getattr(part, key) for part in profile.parts)
             assert sum(getattr(group, key) for group in groups) == pytest.approx(whole), key
@@ -362,14 +364,8 @@ def test_the_text_has_a_line_for_each_row(taken):
         for title in rows:
             assert re.search(rf"^  {re.escape(title)} +\d", said[of], re.M), (of, title)
     assert re.search(r"^  embedding gradients +\d", said["step"], re.M)
-    for title in (
-        "attention",
-        "MLP",
-        "head and loss",
-        "embedding",
-        "norms",
-        "gradients and optimizer",
-    ):
+    cases = ("attention", "MLP", "head and loss", "embedding", "norms", "gradients and optimizer")
+    for title in cases:
         assert re.search(rf"^{title} +\d", said["step"], re.M), title
     fused = "  scores, softmax, weights·values: one fused kernel"
     assert re.search(rf"^{fused} +\d", said["token"], re.M)
@@ -491,9 +487,8 @@ def test_the_command_is_a_bench_of_the_same_runs(words, bounded):
         wanted = [compose_measured(words).run]
         wanted += [compose_measured([*without(words, [label]), label]).run for label in options]
         for name in ("attention", "mlp", "seed", "model", "optimizer"):
-            assert [getattr(run, name) for run in typed] == [
-                getattr(run, name) for run in wanted
-            ], name
+            expected = [getattr(run, name) for run in wanted]
+            assert [getattr(run, name) for run in typed] == expected, name
 
 
 def test_what_cannot_be_trusted_is_bounded_by_flops_and_folders_are_kept(bounded):
@@ -536,11 +531,8 @@ def test_the_door_ends_with_the_largest_parts_and_commands_that_can_be_typed(tmp
     monkeypatch.setattr(timed, "LEAST_S", 0.001)
     monkeypatch.setitem(roofline.PRODUCT, Device.cpu, 128)
     monkeypatch.setitem(roofline.COPY_BYTES, Device.cpu, 2**20)
-    for name, *flags in (
-        ("step",),
-        ("forward", "--forward"),
-        ("text", "--generate", "--prompt", "8"),
-    ):
+    cases = (("step",), ("forward", "--forward"), ("text", "--generate", "--prompt", "8"))
+    for name, *flags in cases:
         argv = [*NANO, "attention=mha", *flags, "--repeats", "1", "--json", f"{name}.json"]
         done = answer(lambda argv=argv: command.main(argv), limit_s=240)
         assert done.code == 0, done
@@ -550,7 +542,8 @@ def test_the_door_ends_with_the_largest_parts_and_commands_that_can_be_typed(tmp
         for profile in both:
             assert len(profile["largest"]) == 3
             ms = [row["ms"] for row in profile["largest"]]
-            assert ms == sorted((row["ms"] for row in profile["parts"]), reverse=True)[:3]
+            expected = sorted((row["ms"] for row in profile["parts"]), reverse=True)[:3]
+            assert ms == expected
             for found in profile["largest"]:
                 assert f"{found['ms']:.3f}"[:3] in done.out
         last = done.out.split("the largest parts")[-1]

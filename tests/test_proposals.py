@@ -67,12 +67,13 @@ def pairs(*gains: float | None) -> list[LossPair]:
 def test_a_proposal_is_judged_batch_by_batch():
     question = BatchQuestion(bar=0.2)
     words = [judge(pairs(*GOOD * batches), question).word for batches in (1, 2, 3, 4)]
-    assert words == [
+    expected = [
         ProposalWord.undecided,
         ProposalWord.undecided,
         ProposalWord.undecided,
         ProposalWord.accepted,
     ]
+    assert words == expected
     higher = judge(pairs(*GOOD), BatchQuestion(bar=0.3))
     assert higher.word is ProposalWord.not_shown
     assert higher.pairs == 4
@@ -289,7 +290,8 @@ def test_proposals_from_the_first_to_rules_that_changed(
 
     answer = told("out", "attention=mqa")
     keys = ("code", "overrides", "pairs", "word")
-    assert [answer[key] for key in keys] == [0, ["attention=mqa"], 4, "not shown"]
+    expected = [0, ["attention=mqa"], 4, "not shown"]
+    assert [answer[key] for key in keys] == expected
     again = told("other", "attention=mqa attention.n_kv_heads=1")
     assert {**again, "overrides": 0} == {**answer, "overrides": 0}
     assert not (tmp_path / "other").exists()
@@ -353,11 +355,8 @@ def test_a_gain_is_accepted_and_nothing_is_not(study_door: Door, beside: Path):
         study_door(beside, "--json", "--propose", command(-0.1), command(0.1), command("nan"))
     )
     keys = ("word", "pairs", "number", "diverged")
-    assert [[answer[key] for key in keys] for answer in (good, none, bad)] == [
-        ["accepted", 16, 1, False],
-        ["not shown", 4, 2, False],
-        ["not shown", 4, 3, True],
-    ]
+    expected = [["accepted", 16, 1, False], ["not shown", 4, 2, False], ["not shown", 4, 3, True]]
+    assert [[answer[key] for key in keys] for answer in (good, none, bad)] == expected
     assert good["overrides"] == [sys.executable, "train.py", "-0.1", "{seed}"]
     assert good["gain"] == pytest.approx(0.1, abs=0.005)
     paths = list(Path("outputs/commands").glob("*/result.json"))

@@ -237,11 +237,12 @@ def test_commands_that_ignore_the_seed_count_once(repo, raced):
     assert answer["paired"] is False
     assert "n=1" in answer["said"]
     shown = text_of(page_of(answer))
-    for line in (
+    cases = (
         "Unpaired (Welch)",
         "no verdict (n=1: all repeats are",
         "Runs shared the machine (--jobs 2)",
-    ):
+    )
+    for line in cases:
         assert line in shown
     assert '<svg class="forest"' not in page_of(answer)
 
@@ -355,7 +356,8 @@ def test_the_page_of_a_race(repo, raced):
     again = text_of(page_of(raced(*words)))
     shown = text_of(page)
     marks = ('<svg class="forest"', 'class="stated"', 'class="bound"', "<b>idea", "<script")
-    assert [page.count(mark) for mark in marks] == [2, 1, 1, 0, 1]
+    expected = [2, 1, 1, 0, 1]
+    assert [page.count(mark) for mark in marks] == expected
     for text in ("<b>idea</b>: confirmed", f"{PYTHON} other.py", first["at"], "0.05 to 0.2"):
         assert text in shown
     assert "exploratory" not in shown
@@ -1012,7 +1014,8 @@ def test_what_several_arms_print_has_one_interval_and_what_they_cost_the_cautiou
     logs = np.log(walls["base"] / walls["a"])
     t = stats.t.isf(0.05 / look**2 / 3, pairs - 1)
     half = (1 + 3.3 / np.sqrt(pairs)) * t * stats.sem(logs) + 0.005
-    assert verdicts[0]["costs"]["wall_s"]["high"] == pytest.approx(np.exp(logs.mean() + half))
+    expected = np.exp(logs.mean() + half)
+    assert verdicts[0]["costs"]["wall_s"]["high"] == pytest.approx(expected)
 
 
 def simulated(tmp_path, *, seed, gain, skewed=False):

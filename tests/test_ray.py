@@ -118,10 +118,8 @@ def runner(grid, ray, restarts=3):
 
 
 def test_a_lost_cell_goes_on_elsewhere_a_few_times(tmp_path, capsys):
-    for lose, restarts, started, reason in (
-        (2, 3, 3, "it said so"),
-        (9, 1, 2, "RayError: its node died"),
-    ):
+    cases = ((2, 3, 3, "it said so"), (9, 1, 2, "RayError: its node died"))
+    for lose, restarts, started, reason in cases:
         grid = grid_of(tmp_path / str(lose), ("seed=0",))
         ray = Losing(lose=lose)
         ((key, result),) = runner(grid, ray, restarts=restarts).run().items()

@@ -120,13 +120,14 @@ def test_mean_curve_keeps_to_the_steps_of_all_finished_seeds() -> None:
         payload = payload_of(report.render(made(2, curved)))
         return payload["arms"][0]["mean"]
 
-    assert mean_of("finished") == {
+    expected = {
         "step": [0, 10],
         "tokens": [0, 1],
         "train_s": [0, 2],
         "val_loss": [9, 5.5],
         "val_bpb": [None, None],
     }
+    assert mean_of("finished") == expected
     assert mean_of("diverged")["val_loss"] == [9, 5, 4]
 
 
@@ -136,10 +137,8 @@ def test_colour_is_one_factor_and_dash_the_other() -> None:
     assert looks["flash gelu4x"] == (0, 0)
     assert len({*looks.values()}) == 12
     for attention, mlp in itertools.product(ATTENTION, MLP):
-        assert looks[f"{attention} {mlp}"] == (
-            looks[f"{attention} gelu4x"][0],
-            looks[f"flash {mlp}"][1],
-        )
+        expected = (looks[f"{attention} gelu4x"][0], looks[f"flash {mlp}"][1])
+        assert looks[f"{attention} {mlp}"] == expected
 
 
 # --- what it cannot do ----------------------------------------------------------------------------

@@ -176,12 +176,13 @@ def test_clicks_hide_an_arm_everywhere_and_switch_axes_and_units(
     tab.page.click("#all")
     assert len(tab.plotted("times")) == 12
     assert tab.axes() == "validation loss (nats per token) over training steps"
-    for button, axes in (
+    cases = (
         ("x='tokens'", "validation loss (nats per token) over tokens seen"),
         ("x='train_s'", "validation loss (nats per token) over training time (s)"),
         ("y='val_bpb'", "validation loss (bits per byte) over training time (s)"),
         ("rel='base'", "loss minus the baseline's (bits/byte) over training time (s)"),
-    ):
+    )
+    for button, axes in cases:
         tab.page.click(f"[data-{button}]")
         assert tab.axes() == axes
     assert tab.plotted("curves")[-1] == "flash gelu4x"

@@ -198,9 +198,8 @@ def test_speeds_of_arms_timed_in_turns_are_in_a_file_too(tmp_path: Path) -> None
     file_of(timed(newer), tmp_path / "newer.json")
     joined = compared_to(tmp_path / "joined.json", path, tmp_path / "newer.json")
     assert joined["timing"]["started"] == newer.started
-    assert joined["timing"]["seconds_per_token"] == {
-        arm: [*row] for arm, row in newer.seconds.items()
-    }
+    expected = {arm: [*row] for arm, row in newer.seconds.items()}
+    assert joined["timing"]["seconds_per_token"] == expected
     assert [each["started"] for each in joined["timings"]] == [newer.started, timing().started]
     content = content_of(path)
     next(iter(content["timings"][0]["seconds"].values()))[0] *= 2
@@ -286,7 +285,8 @@ def test_what_a_file_holds(original: Path, outputs: Path) -> None:
     assert run["summary"]["sha256"] == summary["sha256"]
     assert run["summary"]["val_loss"] == summary["val_loss"]
     assert run["curve"]["step"] == [0, 100, 200, 300, 400]
-    assert run["parts"] == {key: part for key, part in manifest["parts"].items() if key != "config"}
+    expected = {key: part for key, part in manifest["parts"].items() if key != "config"}
+    assert run["parts"] == expected
     assert content["judge"].startswith("nocap ")
     assert content["command"] == f"python -m nocap.compare {outputs} --json {original} --target 3.5"
     assert content["question"]["target"] == 3.5
@@ -297,7 +297,8 @@ def test_what_is_written_of_what_was_read_is_the_same(original: Path) -> None:
     content = content_of(original)
     comparison = result.read(original).comparison
     again = result.content(comparison, command=content["command"])
-    assert json.loads(json.dumps(again)) == {**content, "date": again["date"]}
+    expected = {**content, "date": again["date"]}
+    assert json.loads(json.dumps(again)) == expected
 
 
 def test_a_file_fits_its_schema(original: Path) -> None:
@@ -309,7 +310,8 @@ def test_a_file_fits_its_schema(original: Path) -> None:
 
 def test_a_file_is_compared_like_runs(file: Path, tmp_path: Path, outputs: Path) -> None:
     files = [f"--{kind}={tmp_path}/a.{kind}" for kind in ("json", "csv", "html", "markdown")]
-    assert judge(file, *files) == (0, [follows(file, 19)])
+    expected = (0, [follows(file, 19)])
+    assert judge(file, *files) == expected
     content = json.loads(json.dumps(api.compare(outputs, target=3.5)["runs"]))
     assert content_of(tmp_path / "a.json")["runs"] == [
         {**run, "hardware": {key: value for key, value in run["hardware"].items() if key != "host"}}
@@ -318,11 +320,8 @@ def test_a_file_is_compared_like_runs(file: Path, tmp_path: Path, outputs: Path)
     assert len((tmp_path / "a.csv").read_text().splitlines()) == 20
     assert "gqa" in (tmp_path / "a.html").read_text()
     page = (tmp_path / "a.markdown").read_text()
-    for line in (
-        "| gqa gelu4x | 3 |",
-        f"python -m nocap.compare {file}",
-        *content_of(file)["problems"],
-    ):
+    cases = ("| gqa gelu4x | 3 |", f"python -m nocap.compare {file}", *content_of(file)["problems"])
+    for line in cases:
         assert line in page
 
 
@@ -437,12 +436,13 @@ def test_what_is_not_typed_stays_as_the_file_asks(outputs: Path, tmp_path: Path)
     again = tmp_path / "again.json"
     words = ["--target=3.5", "--cautious", "--allow=source", "--baseline=mlp.expansion=3"]
     assert compare.main([str(outputs), *words, f"--json={path}"]) == 0
-    for typed, key, value in (
+    cases = (
         ("--target=3.31", "target", 3.31),
         ("--no-cautious", "cautious", False),
         ("--allow=kernel", "allow", ["kernel"]),
         ("--against=previous", "against", "previous"),
-    ):
+    )
+    for typed, key, value in cases:
         assert judge(path, typed, f"--json={again}")[0] == 0
         was = content_of(path)["question"]
         now = content_of(again)["question"]
@@ -612,11 +612,12 @@ def test_what_moves_no_word(file: Path) -> None:
     found = next(each for each in content["findings"]["found"] if each["name"] == "gqa gelu4x")
     found["difference"].update(rounded)
     content["judge"] = "nocap 7.0 (0123)"
-    for records, difference, code, line in (
+    cases = (
         ([{**first, "parts": {**first["parts"], **device}}, *others], {}, 1, "records: "),
         (content["records"], rounded, 0, ""),
         (content["records"], {"verdict": "worse"}, 1, "judged by nocap 7.0 (0123), now by nocap"),
-    ):
+    )
+    for records, difference, code, line in cases:
         shown.update(difference)
         written({**content, "records": records}, file)
         told, lines = judge(file)
@@ -1051,14 +1052,15 @@ def test_what_makes_no_comparison_leaves_no_file(
 ) -> None:
     half = write_run(tmp_path, status="running")
     into = ("--json", tmp_path / "a.json")
-    for rule, *words in (
+    cases = (
         ("a comparison needs a finished run", half, *into),
         ("no run was found", "nowhere", *into),
         ("--baseline must name one arm", outputs, "--baseline", "x", *into),
         ("--target must be a loss above 0, got -1.0", outputs, "--target", "-1", *into),
         ("--json must be a file that can be written", outputs, "--json", tmp_path),
         ("--markdown must be a file that can be written", outputs, "--markdown", tmp_path),
-    ):
+    )
+    for rule, *words in cases:
         assert rule in refusal([*words], capsys)
     assert not (tmp_path / "a.json").exists()
 

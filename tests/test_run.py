@@ -92,12 +92,8 @@ def test_summary_has_the_keys_of_the_contract(undisturbed: Undisturbed) -> None:
     for key, parts in PARTS.items():
         assert parts <= set(summary[key]), key
         assert None not in [summary[key][part] for part in parts], key
-    assert [summary[key] for key in ("status", "seed", "steps", "tokens")] == [
-        "finished",
-        0,
-        30,
-        30 * 2048,
-    ]
+    expected = ["finished", 0, 30, 30 * 2048]
+    assert [summary[key] for key in ("status", "seed", "steps", "tokens")] == expected
     assert undisturbed.run_dir.name.endswith(f"-{summary['identity']}")
 
 
@@ -326,14 +322,8 @@ def test_a_log_has_a_line_a_validation_and_one_in_five_seconds_with_what_is_left
         now += 1.0
     reporter.row({"step": 100, "val/loss": None})
     lines = capsys.readouterr().out.splitlines()
-    assert [int(re.findall(r"step +(\d+)/100", line)[0]) for line in lines] == [
-        50,
-        55,
-        60,
-        65,
-        70,
-        100,
-    ]
+    expected = [50, 55, 60, 65, 70, 100]
+    assert [int(re.findall(r"step +(\d+)/100", line)[0]) for line in lines] == expected
     assert lines[0] == "step     50/100  train 3.0000  1,234 tokens/s"
     said = "train 3.0000  val 3.5000 (1.250 bits per byte)  1,234 tokens/s  about 40 s left"
     assert lines[2] == f"step     60/100  {said}"

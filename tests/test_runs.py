@@ -64,7 +64,7 @@ def test_filters_columns_and_order(here: Path, capsys: pytest.CaptureFixture[str
         "3.3000",
         "9.0000",
     ]
-    for words, run in (
+    cases = (
         ("status=failed", failed),
         ("val_loss>5", failed),
         ("seed=1", failed),
@@ -73,7 +73,8 @@ def test_filters_columns_and_order(here: Path, capsys: pytest.CaptureFixture[str
         (failed.name[:18], failed),
         ("mlp=mine", first),
         ("mlp=other lr=3e-3 tokens>0.1K tokens<1B", first),
-    ):
+    )
+    for words, run in cases:
         assert [row[0] for row in listed(capsys, *words.split())] == [run.name], words
     for words in ("age<1h", "size>1G", "mlp=gelu3x", "lr=3e-4"):
         assert listed(capsys, words) == []
@@ -161,7 +162,8 @@ def test_runs_of_two_zones_are_in_the_order_in_which_they_were_started(
     gqa = {"words": "gpt2-gqa-gelu4x", "config": {"attention.n_kv_heads": 3}}
     second = write_run(here / "outputs", started=later)
     first = write_run(here / "outputs", started=earlier, **gqa)
-    assert [row[0] for row in listed(capsys)] == [first.name, second.name]
+    expected = [first.name, second.name]
+    assert [row[0] for row in listed(capsys)] == expected
     assert [row[0] for row in listed(capsys, "--sort", "started")] == [first.name, second.name]
     assert [row[0] for row in listed(capsys, "last")] == [second.name]
     arms = api.compare(here / "outputs")["arms"]
@@ -319,7 +321,8 @@ def test_a_curve_goes_from_its_first_point_to_its_last() -> None:
 def test_on_a_logarithmic_axis_a_power_law_is_straight() -> None:
     law = line("law", [1.0, 10.0, 100.0], [4.0, 0.4, 0.04])
     rows, below = rows_of(law, log="xy", width=9, height=9)
-    assert [row.rstrip() for row in rows] == [" " * i + "•" for i in range(9)]
+    expected = [" " * i + "•" for i in range(9)]
+    assert [row.rstrip() for row in rows] == expected
     assert below[0].split() == ["1", "100"]
 
 
@@ -375,7 +378,8 @@ def test_several_runs_are_drawn_by_arm_with_a_band_over_the_seeds(
     assert alone["label"] == "gelu3x"
     assert both["x"] == alone["x"]
     pairs = list(zip(*LOSSES.values(), strict=True))
-    assert both["y"] == pytest.approx([sum(pair) / 2 for pair in pairs])
+    expected = [sum(pair) / 2 for pair in pairs]
+    assert both["y"] == pytest.approx(expected)
     assert both["low"] == [min(pair) for pair in pairs]
     assert both["high"] == [max(pair) for pair in pairs]
     assert alone["y"] == [*LOSSES[0]]

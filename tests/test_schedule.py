@@ -27,7 +27,8 @@ def test_warm_up_is_a_straight_line_that_starts_above_zero_and_after_it_nothing_
     spec: Schedule,
 ):
     values = curve(spec)
-    assert values[:WARMUP] == [(step + 1) / WARMUP for step in range(WARMUP)]
+    expected = [(step + 1) / WARMUP for step in range(WARMUP)]
+    assert values[:WARMUP] == expected
     for earlier, later in itertools.pairwise(values[WARMUP - 1 :]):
         assert later <= earlier
 
@@ -61,18 +62,14 @@ def test_closed_form_points(spec: Schedule, step: int, value: float):
     [Linear(warmup_steps=5, final=0), Cosine(warmup_steps=5, final=0), Constant(warmup_steps=5)],
 )
 def test_nothing_but_warm_up(spec: Schedule):
-    assert curve(spec, steps=5) == [0.2, 0.4, 0.6, 0.8, 1.0]
+    expected = [0.2, 0.4, 0.6, 0.8, 1.0]
+    assert curve(spec, steps=5) == expected
 
 
 def test_neither_warm_up_nor_decay():
     assert curve(Wsd(warmup_steps=0, decay_steps=0, final=0.0), steps=3) == [1.0, 1.0, 1.0]
-    assert curve(Wsd(warmup_steps=1, decay_steps=4, final=0.0), steps=5) == [
-        1.0,
-        1.0,
-        0.75,
-        0.5,
-        0.25,
-    ]
+    expected = [1.0, 1.0, 0.75, 0.5, 0.25]
+    assert curve(Wsd(warmup_steps=1, decay_steps=4, final=0.0), steps=5) == expected
 
 
 def test_the_challenges_formula_at_every_step():

@@ -153,7 +153,8 @@ def test_a_seed_gives_the_same_trials_bit_for_bit(sampler):
 @pytest.mark.slow
 def test_every_value_of_a_mixed_space_is_reached():
     points = [params for params, _ in drawn(Search(sampler=Sampler.random), MIXED, 64)]
-    assert {point["a"] for point in points} == set(range(1, 9))
+    expected = set(range(1, 9))
+    assert {point["a"] for point in points} == expected
     assert {point["c"] for point in points} == {0.0, 0.25, 0.5, 0.75}
     assert {point["attention"] for point in points} == {"flash", "gqa"}
     # by their logarithms: half of 64 draws, and four standard deviations at most away
@@ -184,11 +185,8 @@ def test_a_trial_that_runs_counts_as_bad():
 
 
 def test_the_ends_of_a_space_are_each_tried_once():
-    assert ends(space("a=int(interval(1, 8))", ARM)) == [
-        ("a=1", "attention=flash"),
-        ("a=8", "attention=flash"),
-        ("a=1", "attention=gqa"),
-    ]
+    expected = [("a=1", "attention=flash"), ("a=8", "attention=flash"), ("a=1", "attention=gqa")]
+    assert ends(space("a=int(interval(1, 8))", ARM)) == expected
 
 
 # --- carried out ----------------------------------------------------------------------------------
@@ -316,9 +314,8 @@ def test_a_killed_search_goes_on_with_the_trials_that_it_would_have_had(tmp_path
     again = a_search(tmp_path / "cut", search).trials()
     assert [(trial.words, trial.val_loss) for trial in again] == whole
     # each once
-    assert sorted(int(label.split()[1].rstrip(":")) for label in trainer.trained) == list(
-        range(1, 14)
-    )
+    expected = list(range(1, 14))
+    assert sorted(int(label.split()[1].rstrip(":")) for label in trainer.trained) == expected
     # more trials are the same search
     assert len(carried(a_search(tmp_path / "cut", replace(search, trials=15))).trials()) == 15
     assert len(trainer.trained) == 15
@@ -376,7 +373,8 @@ def test_diverged_and_impossible_trials_are_the_worst_and_named(tmp_path, fake):
             assert trial.status == ("diverged" if lr > 1e-2 else "finished")
         assert (trial.val_loss == lr) == (trial.status == "finished")
     rule = "cannot be trained, which is its result: trainer.batch_tokens must be divisible by "
-    assert [rule in line for line in said] == [True] * status.count("refused")
+    expected = [True] * status.count("refused")
+    assert [rule in line for line in said] == expected
     assert (
         searched.trials()[-1].row()[-1].startswith("cannot be trained: trainer.batch_tokens must")
     )
@@ -397,7 +395,8 @@ def test_the_table_has_the_ten_lowest_losses(tmp_path, fake):
     assert [int(row.split()[0]) for row in rows] == numbers
     lowest = searched.trials()[0]
     words = rows[0].split()[1:]
-    assert words == [f"{lowest.val_loss:.4f}", lowest.words[0].partition("=")[2]]
+    expected = [f"{lowest.val_loss:.4f}", lowest.words[0].partition("=")[2]]
+    assert words == expected
     assert empty == ""
     assert note == "chosen on seed 100: what the settings are worth, other seeds tell"
 
@@ -477,7 +476,8 @@ def test_what_a_search_leaves_is_read_as_a_grid(tmp_path, fake):
     paths = search.grid.folder.iterdir()
     assert [path.name for path in paths] == [GRID]
     written = json.loads((search.grid.folder / GRID).read_text())
-    assert written["search"] == {"sampler": "random", "trials": 4, "seed": 100, "seeds": [100]}
+    expected = {"sampler": "random", "trials": 4, "seed": 100, "seeds": [100]}
+    assert written["search"] == expected
     assert written["space"] == {"optimizer.lr": "0.0001 to 0.1, log"}
     cells = [(cell["seed"], cell["overrides"][-1]) for cell in written["cells"]]
     assert cells == [(100, trial["overrides"][0]) for trial in written["trials"]]

@@ -327,7 +327,8 @@ def test_shared_layers_are_the_layers_tied_by_hand() -> None:
     model, twin = (model_of(**ideas) for ideas in ({"shared_layers": {}}, {}))
     own = [name for name, _ in model.named_parameters() if name.startswith("blocks.")]
     assert {name.split(".")[1] for name in own} == {"0", "2"}
-    assert 2 * len(own) == sum(name.startswith("blocks.") for name, _ in twin.named_parameters())
+    expected = sum(name.startswith("blocks.") for name, _ in twin.named_parameters())
+    assert 2 * len(own) == expected
     others = dict(twin.named_parameters())
     with torch.no_grad():
         for name in own:
@@ -348,10 +349,8 @@ def test_shared_layers_are_counted_once_and_cost_the_same_flops() -> None:
     layer = (
         2 * C * C + 2 * C * 16 + 8 * C * C
     )  # queries and output, keys and values of one head, MLP
-    assert count_parameters(build_model(run, vocab_size=V)) == {
-        "total": layer + V * C,
-        "non_embedding": layer,
-    }
+    expected = {"total": layer + V * C, "non_embedding": layer}
+    assert count_parameters(build_model(run, vocab_size=V)) == expected
     assert flops_per_token(run, vocab_size=V)[0] == flops_per_token(run_of(), vocab_size=V)[0]
     model = model_of(shared_layers={"repeat": 3}, x0={})
     names = [name.split(".") for name, _ in model.named_parameters()]
@@ -391,7 +390,8 @@ def test_cross_attention_costs_and_changes_nothing(monkeypatch: pytest.MonkeyPat
     spent = flops_per_token(run, vocab_size=V)[0] - flops_per_token(run_of(), vocab_size=V)[0]
     # Queries and output of each token, keys and values of the one token of memory (whose input has
     # no gradient), one key a query.
-    assert spent == n * (12 * C * C + 2 * 4 * C * C / T + 12 * C)
+    expected = n * (12 * C * C + 2 * 4 * C * C / T + 12 * C)
+    assert spent == expected
     assert built == [["cross_attention"]]
 
 
@@ -495,7 +495,8 @@ def test_lr_is_a_factor_on_the_ideas_own_parameters() -> None:
     factors = {}
     for name in rates:
         factors[name] = 7 if ".x0." in name else 2 if name.startswith("ideas.smear") else 1
-    assert rates == pytest.approx({name: 0.003 * factor for name, factor in factors.items()})
+    expected = {name: 0.003 * factor for name, factor in factors.items()}
+    assert rates == pytest.approx(expected)
 
 
 # --- other folders in use: last, for they import the ideas anew -----------------------------------

@@ -24,7 +24,7 @@ def test_a_twin_differs_in_no_time_and_in_all_else(
     (model,) = run.glob("checkpoints/*/model.safetensors")
 
     rows = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
-    for name, old, new, says in (
+    cases = (
         ("metrics.jsonl", '"clock/wall_s": ', '"clock/wall_s": 9', ""),
         ("summary.json", '"wall": ', '"wall": 9', ""),
         ("train.log", "", "other lines\n", ""),
@@ -34,7 +34,8 @@ def test_a_twin_differs_in_no_time_and_in_all_else(
         ("summary.json", '"val_loss": ', '"val_loss": 9', "differs"),
         ("config.yaml", "seed: 0", "seed: 1", "differs"),
         (".step-00000008.tmp", "", "", "is left over"),
-    ):
+    )
+    for name, old, new, says in cases:
         path = run / name
         before = path.read_text() if path.exists() else None
         path.write_text((before or "").replace(old, new) if old else new)
@@ -101,12 +102,8 @@ def test_it_goes_on_after_its_last_whole_line(tmp_path: Path) -> None:
     assert soak.more()
     assert not Soak(folder=tmp_path, seed=3, kills=6, injected=6).more()
     counts = soak.result()
-    assert [counts[key] for key in ("sigkills", "moments", "runs", "lane_minutes")] == [
-        6,
-        4,
-        8,
-        2.0,
-    ]
+    expected = [6, 4, 8, 2.0]
+    assert [counts[key] for key in ("sigkills", "moments", "runs", "lane_minutes")] == expected
     assert counts["injected"]["pool"] == {"parent": 2, "worker": 4}
 
 

@@ -117,7 +117,8 @@ def test_the_interval_is_the_judges_wider_by_the_controls_bias_and_for_more_arms
     bias = float(abs((logs[:, 1] - logs[:, 0]).mean()))
     both = judged(times).arms[0].estimate
     alone = judged(times[:, :3]).arms[0].estimate
-    assert both == of_pairs(logs[:, 1] - logs[:, 2], bias=bias, comparisons=2)
+    expected = of_pairs(logs[:, 1] - logs[:, 2], bias=bias, comparisons=2)
+    assert both == expected
     assert both.half_width > alone.half_width > 0.02
 
 
@@ -281,9 +282,8 @@ def test_a_lost_baseline_loses_no_other_arm(raced):
     assert base["status"] == "does not fit"
     assert base["tokens_per_s"] is None
     assert result["rounds"] == 3
-    assert [(arm["speed"], arm["tokens_per_s"]) for arm in others] == [
-        (None, pytest.approx(1.0))
-    ] * 2
+    expected = [(None, pytest.approx(1.0))] * 2
+    assert [(arm["speed"], arm["tokens_per_s"]) for arm in others] == expected
 
 
 @pytest.mark.slow
@@ -324,11 +324,12 @@ def test_the_result_has_one_schema(raced, capsys):
     assert set(result) == TOP
     for arm in result["arms"]:
         assert set(arm) == ARM | set(KNOWN)
-    assert [(arm["status"], arm["reason"]) for arm in result["arms"]] == [
+    expected = [
         ("measured", None),
         ("does not fit", "CUDA out of memory. Tried to allocate 6 GiB"),
         ("failed", "OSError: gone"),
     ]
+    assert [(arm["status"], arm["reason"]) for arm in result["arms"]] == expected
     out = capsys.readouterr().out
     assert "\nmlp=gelu3x: does not fit: CUDA out of memory. Tried to allocate 6 GiB\n" in out
     assert result["hardware"]["name"] == hardware.device_name(Device.cpu)
@@ -408,10 +409,8 @@ def test_arms_of_two_devices_are_refused(monkeypatch):
 def test_one_thread_on_a_cpu_and_nothing_is_compiled_unless_asked_for():
     words = ["model=small", "trainer.device=cpu"]  # a training of it would be compiled
     asked = [compose_arm(words, more).run.trainer for more in ("", "trainer.compile=regional")]
-    assert [(each.threads, each.compile) for each in asked] == [
-        (1, Compile.off),
-        (1, Compile.regional),
-    ]
+    expected = [(1, Compile.off), (1, Compile.regional)]
+    assert [(each.threads, each.compile) for each in asked] == expected
     assert [Clock.of(Device.cpu, threads) for threads in (1, 2)] == [Clock.cpu, Clock.wall]
 
 
@@ -422,11 +421,12 @@ def test_a_bench_of_runs_of_a_length_takes_their_default_and_the_baseline_decide
     monkeypatch.setattr(hardware, "cpp_compiler", lambda: "/usr/bin/g++")
     arms = ["", "model.n_layer=40"]
     lasting = ["trainer.steps=100000"]
-    for words, labels, chosen in (
+    cases = (
         ([], arms, ["off", "off"]),
         (lasting, [*arms, "trainer.compile=off"], ["full", "full", "off"]),
         ([*lasting, "model.n_layer=60"], [""], ["regional"]),  # 11.8 million weights
-    ):
+    )
+    for words, labels, chosen in cases:
         runs = compose_arms(["model=tiny", "trainer.device=cpu", *words], labels)
         assert [run.trainer.compile.value for run in runs.values()] == chosen
 
@@ -476,7 +476,8 @@ def test_a_real_bench(tmp_path, capsys):
     assert none["status"] == "does not fit"
     assert f"{giant}: does not fit: " in capsys.readouterr().out
     assert eight["speed"]["high"] < 0.8
-    assert eight["tokens_per_s"] == pytest.approx(eight["tokens_per_step"] / eight["step_ms"] * 1e3)
+    expected = eight["tokens_per_step"] / eight["step_ms"] * 1e3
+    assert eight["tokens_per_s"] == pytest.approx(expected)
     assert [arm["config"]["model"]["n_layer"] for arm in (two, eight)] == [2, 8]
     assert 0 < eight["mfu"]["measured"] < 1
     mib = eight["memory_mib"]

@@ -151,7 +151,8 @@ def test_a_format_reads_a_log_of_its_form_and_refuses_a_damaged_one_with_its_lin
     text, wanted = LOGS[name]
     path = tmp_path / "log"
     path.write_text(text)
-    assert list(map(str, read(name, path)[-len(wanted) :])) == list(map(str, wanted))
+    expected = list(map(str, wanted))
+    assert list(map(str, read(name, path)[-len(wanted) :])) == expected
     path.write_text("" if name != "autoresearch" else text.splitlines()[0])
     assert read(name, path) == []
     for line in DAMAGED[name]:
@@ -201,7 +202,8 @@ def test_a_step_is_judged_as_scipy_does(records: ModuleType) -> None:
     e = step.steps()
     assert e.low == pytest.approx(50 + ends.low / 0.000045)
     assert e.high == pytest.approx(50 + ends.high / 0.000045)
-    assert e.mid == pytest.approx(50 + (statistics.fmean(old) - statistics.fmean(new)) / 0.000045)
+    expected = 50 + (statistics.fmean(old) - statistics.fmean(new)) / 0.000045
+    assert e.mid == pytest.approx(expected)
 
 
 def test_steps_that_are_judged_at_once_share_the_error(records: ModuleType) -> None:
@@ -225,14 +227,15 @@ def test_seeds_that_both_name_are_pairs(records: ModuleType) -> None:
     old = [3.279, 3.280, 3.2785, 3.281]
     new = [3.2781, 3.2789, 3.2776, 3.2801]
     twice = [*new, new[0] + 0.0002]  # a seed that ran twice counts once, with its mean
-    for losses, seeds, beside, method, n, word in (
+    cases = (
         (new, "0123", old, "pairs (Student)", 4, "shown"),
         (twice, "01230", old, "pairs (Student)", 4, "shown"),
         (new, "", old, "unpaired (Welch)", 4, "not shown"),
         (new, "4567", old, "unpaired (Welch)", 4, "not shown"),
         (new[:2], "", old, "too few runs", 2, "no verdict (n=2)"),
         (old, "0123", new, "pairs (Student)", 4, "worse"),
-    ):
+    )
+    for losses, seeds, beside, method, n, word in cases:
         step = records.Step(
             record(records, 2, 100, losses, seeds=seeds),
             record(records, 1, 100, beside, seeds="0123"),
@@ -243,9 +246,8 @@ def test_seeds_that_both_name_are_pairs(records: ModuleType) -> None:
         assert records.word(e) == word
         assert step.judged == (n > 2)
     again = record(records, 2, 100, twice, seeds="01230")
-    assert again.values("loss") == pytest.approx(
-        {0: new[0] + 0.0001, 1: new[1], 2: new[2], 3: new[3]}
-    )
+    expected = {0: new[0] + 0.0001, 1: new[1], 2: new[2], 3: new[3]}
+    assert again.values("loss") == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -285,7 +287,8 @@ def test_record_89_is_what_an_audit_said(records: ModuleType) -> None:
     interval = stats.ttest_ind(own["loss"], base["loss"], equal_var=False).confidence_interval(0.95)
     assert [round(end, 4) for end in interval] == [-0.0013, 0.0015]
     strict = times.confidence_interval(0.995)
-    assert judged.time.low == pytest.approx(math.exp(strict.low - 0.005))
+    expected = math.exp(strict.low - 0.005)
+    assert judged.time.low == pytest.approx(expected)
     assert judged.time.high == pytest.approx(math.exp(strict.high + 0.005))
     p = stats.ttest_1samp(own["loss"], 3.28, alternative="less").pvalue
     assert records.p_below(own["loss"]) == pytest.approx(p)
@@ -325,6 +328,5 @@ def test_the_page_and_its_pictures_follow_from_the_committed_figures(records: Mo
     assert numbers == {"41"}
     for each in records.known("3"):
         if records.whole(each):
-            assert statistics.fmean(each.losses()) == pytest.approx(
-                float(each.stated["stated"]), abs=1.01e-4
-            )
+            expected = float(each.stated["stated"])
+            assert statistics.fmean(each.losses()) == pytest.approx(expected, abs=1.01e-4)

@@ -63,11 +63,12 @@ def test_a_study_goes_on_by_itself_until_its_claims_are_decided(lab: Lab):
     said = lab.said[:]
     claims = lab.carry(**THREE)
     keys = ("word", "n", "analysis", "notes", "exploratory")
-    assert {name: [row[key] for key in keys] for name, row in claims.items()} == {
+    expected = {
         "M.speed": ["confirmed", 3, 1, [], None],
         "M.sure": ["confirmed", 3, 1, [], None],
         "M.unsure": ["confirmed", 12, 3, ["3 analyses"], None],
     }
+    assert {name: [row[key] for key in keys] for name, row in claims.items()} == expected
     assert claims["M.unsure"]["hash"] == few["hash"]
     first = []
     for seed in range(3):
@@ -194,9 +195,8 @@ def test_a_search_picks_what_each_arm_is_trained_with(
     done = lab.done(**SEARCH)
     for arm in ARMS:
         trials = [trial for trial in done.trials if trial.arm == arm]
-        assert [trial.val_loss for trial in trials] == [
-            pytest.approx(x) if x else None for x in means
-        ]
+        expected = [pytest.approx(x) if x else None for x in means]
+        assert [trial.val_loss for trial in trials] == expected
         assert [trial.picked for trial in trials] == [i == best for i in range(3)]
         assert [trial.words for trial in trials] == LRS
     assert trained == {rates[best]}
@@ -241,7 +241,8 @@ def test_a_race_trains_shorter_schedules_each_with_its_own_whole_decay(lab: Lab)
             if name != "mqa, seed 1":
                 halves.append(f"{name}, {steps} steps")
     tasks = [task for task in lab.tasks if "session" not in task]
-    assert tasks == whole + sorted(halves, key=lambda name: name.split(", ")[1])
+    expected = whole + sorted(halves, key=lambda name: name.split(", ")[1])
+    assert tasks == expected
     tasks = [task for task in lab.tasks if "session" in task]
     assert tasks == [f"pace session {n}" for n in (1, 2, 3)]
     assert sorted(done.evidence.shorter["mha", 0]) == [3, 6]
@@ -276,11 +277,12 @@ def test_sessions_on_another_day_are_added(lab: Lab):
     assert few["reason"] == "missing"
     assert few["n"] == 2
     told = [lab.carry(scales=at(sessions=n))["M.speed"] for n in (5, 6, 3)]
-    assert [(row["n"], row["exploratory"], row["notes"]) for row in told] == [
+    expected = [
         (3, None, []),
         (6, None, ["2 analyses"]),
         (6, None, ["2 analyses"]),  # what is there counts
     ]
+    assert [(row["n"], row["exploratory"], row["notes"]) for row in told] == expected
     tasks = [task for task in lab.tasks if "session" in task]
     assert tasks == [f"bench session {n}" for n in range(1, 7)]
 
@@ -296,7 +298,8 @@ def test_a_session_that_fails_is_named_and_its_place_has_no_more(
     assert done.problems == [str(failed)]
     assert run.call_count == 1
     runs = {*done.evidence.runs}
-    assert runs == {(arm, seed) for arm in ARMS for seed in range(3)}
+    expected = {(arm, seed) for arm in ARMS for seed in range(3)}
+    assert runs == expected
     assert lab.carry(run=False)["M.loss"]["word"] == "confirmed"
 
 

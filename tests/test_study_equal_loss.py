@@ -114,10 +114,11 @@ def test_an_arm_without_noise_has_the_closed_form(tmp_path: Path) -> None:
     assert claimed["n"] == 3
     assert claimed["per"] == "seed"
     rows = {(m.arm, m.repeat): m.value for m in content.measurements["M.equal"]}
-    assert rows == {
+    expected = {
         **{("mha", seed): 1.0 for seed in range(3)},
         **{("mqa", seed): pytest.approx(1.1 / 1.2) for seed in range(3)},
     }
+    assert rows == expected
 
 
 def asked_for(record: Record, seeds: int, *, at: str) -> Record:
@@ -395,7 +396,8 @@ def test_the_baselines_lengths_are_trained_once_for_all_claims_with_each_analysi
     then = [name for seed in (3, 4, 5) for name in of_a_seed(seed)]
     assert lab.tasks == first + then
     lines = [line for line in lab.lines("run") if line["short"]]
-    assert {(line["arm"], line["short"]) for line in lines} == {("mha", 8), ("mha", 17)}
+    expected = {("mha", 8), ("mha", 17)}
+    assert {(line["arm"], line["short"]) for line in lines} == expected
     before = lab.log.read_text()
     again = lab.carry(claims=[EQUAL, UNSURE], seeds=[0, 1, 2, 3, 4, 5])
     assert lab.tasks == first + then

@@ -123,15 +123,17 @@ def test_what_is_said_of_each_verdict(
     head, facts = said.split("\n\n")[1].split("\n", 1)
     assert head.startswith("M.speed ")
     assert start in head
-    for fact in (
+    cases = (
         "arithmetic allows  no gain (FLOPs of a token)",
         f"n={len(ratios)} sessions\n",
         "where              2 layers, 64 wide, T=32, ",
         "exploratory: registered after 3 runs; 2 analyses",
-    ):
+    )
+    for fact in cases:
         assert fact in facts
     assert ("diverged, counted as worst: mqa, seed 2" in said) == (None in losses)
-    assert (words.BEYOND in said) == (ratios != [1.1, 1.25, 1.4] and len(ratios) == 3)
+    expected = ratios != [1.1, 1.25, 1.4] and len(ratios) == 3
+    assert (words.BEYOND in said) == (expected)
 
 
 def test_an_arms_loss_is_of_the_runs_that_finished(tmp_path: Path):
@@ -140,7 +142,8 @@ def test_an_arms_loss_is_of_the_runs_that_finished(tmp_path: Path):
     result = resulted(made_study, both(by_law("mqa", diverged=1), by_law("mha"), pace=pace(1.1)))
     mha, mqa = result.arms
     assert mha.val_loss is not None
-    assert mha.val_loss.all == [law(400) + x for x in NOISE.values()]
+    expected = [law(400) + x for x in NOISE.values()]
+    assert mha.val_loss.all == expected
     assert mha.diverged == []
     assert mqa.val_loss is not None
     assert mqa.val_loss.all == [law(400) + NOISE[0], law(400) + NOISE[2]]
@@ -161,7 +164,8 @@ def test_a_gain_that_is_only_bounded_shows_its_lower_end(tmp_path: Path):
     (row,) = claims_of(result)
     gains = [math.log(4 * speed) for speed in (1.9, 2.0, 2.1)]
     assert row["measured"] is None
-    assert row["least"] == pytest.approx(math.exp(of_pairs(gains, bias=0.005).low))
+    expected = math.exp(of_pairs(gains, bias=0.005).low)
+    assert row["least"] == pytest.approx(expected)
     gain = result.claims[0].verdict.primary
     assert (
         words.measured(gain) == f"at least {row['least']:.2f}× as fast to the target, n=3 sessions"
@@ -305,7 +309,8 @@ def test_the_leaderboard_has_a_row_a_claim(tmp_path: Path):
     assert quick.endswith("## What was learnt\n\nMuch.\n")
     assert page.startswith("# 4 claims: 4 confirmed; 1 not built\n")
     lines = [line for line in page.splitlines() if line.startswith("| [")]
-    assert [row.split("](")[1].split("/")[0] for row in lines] == ["quick", "quick", "slow", "slow"]
+    expected = ["quick", "quick", "slow", "slow"]
+    assert [row.split("](")[1].split("/")[0] for row in lines] == expected
     assert "| Z9 | it flies | – | 2× | – | no wings |" in page
     assert f"| {1.1 * math.exp(0.2 / B) - 1:.1%} faster to the target [" in lines[0]
 
@@ -348,9 +353,8 @@ def test_a_race_to_the_loss_that_both_arms_reach(tmp_path: Path):
     race, steps = made_study.claims
     evidence = both(by_law("mqa", worse=-0.1), by_law("mha"), pace=pace(1.1))
     needed = 400 * math.exp(-0.1 / B)  # where the arm's law meets the baseline's end
-    assert measured(steps, made_study, evidence, "mqa") == dict.fromkeys(
-        range(3), (pytest.approx(needed), Ending.measured)
-    )
+    expected = dict.fromkeys(range(3), (pytest.approx(needed), Ending.measured))
+    assert measured(steps, made_study, evidence, "mqa") == expected
     assert measured(steps, made_study, evidence, "mha") == dict.fromkeys(
         range(3), (400.0, Ending.measured)
     )
@@ -385,21 +389,19 @@ def test_steps_are_seeds_and_their_time_is_the_sessions(tmp_path: Path):
     for i, speed in enumerate(speeds, start=1):
         paces.append(session(pace(speed)[0].measured.arms, number=i))
     evidence = both(by_law("mqa", worse=-0.1, noise=noise), by_law("mha", noise=noise), pace=paces)
-    assert measured(made_study.claims[0], made_study, evidence, "mqa") == {
+    expected = {
         i: (pytest.approx(4.0 * math.exp(-0.1 / B) / speed), Ending.measured)
         for i, speed in enumerate(speeds, start=1)
     }
+    assert measured(made_study.claims[0], made_study, evidence, "mqa") == expected
 
 
 def test_a_race_with_what_diverged(tmp_path: Path):
     made_study = made(tmp_path, STEPS)
     (steps,) = made_study.claims
     evidence = both(by_law("mqa", diverged=1), by_law("mha", diverged=2))
-    assert measured(steps, made_study, evidence, "mqa") == {
-        0: (pytest.approx(400), Ending.measured),
-        1: DIVERGED,
-        2: DIVERGED,
-    }
+    expected = {0: (pytest.approx(400), Ending.measured), 1: DIVERGED, 2: DIVERGED}
+    assert measured(steps, made_study, evidence, "mqa") == expected
     assert measured(steps, made_study, evidence, "mha") == {
         0: (400.0, Ending.measured),
         1: (400.0, Ending.measured),
@@ -516,10 +518,8 @@ def test_a_third_of_key_value_heads_saves_seven_percent_of_a_token(tmp_path: Pat
     )
     attention = 4 * d**2 + T * d
     saved = attention / (attention - 4 / 3 * d**2)
-    for which, expected in (
-        (["qkv", "rotary", "scores", "attention_out"], saved),
-        (["mlp_up", "mlp_down"], 1.0),
-    ):
+    cases = ((["qkv", "rotary", "scores", "attention_out"], saved), (["mlp_up", "mlp_down"], 1.0))
+    for which, expected in cases:
         bound_of = bounded(tmp_path, "flops", apart, metric="part_ms", parts=which)
         assert bound_of == pytest.approx(expected, rel=1e-9)
 
@@ -581,9 +581,7 @@ def test_a_claim_rests_on_its_own_runs_and_sessions(tmp_path: Path):
         "pace": pace(1.0, numbers=[1]),
         "bench": timed([1], {"mqa": {}}),
     }  # a race needs no bench
-    assert sorted(
-        Evidence(runs=runs, shorter=short, sessions=sessions).used(made_study.claims[0], made_study)
-    ) == [
+    expected = [
         *(("mha, seed 0", "mha", NOW), ("mha, seed 1", "mha", NOW)),
         *(
             ("mqa, seed 0", "mqa", NOW),
@@ -592,6 +590,14 @@ def test_a_claim_rests_on_its_own_runs_and_sessions(tmp_path: Path):
         ),
         *(("pace session 1", "mha", NOW), ("pace session 1", "mqa", NOW)),
     ]
+    assert (
+        sorted(
+            Evidence(runs=runs, shorter=short, sessions=sessions).used(
+                made_study.claims[0], made_study
+            )
+        )
+        == expected
+    )
 
 
 # --- noise ----------------------------------------------------------------------------------------
@@ -603,5 +609,6 @@ def test_sigma_is_pooled_within_arms() -> None:
     for arm, values in groups.items():
         for seed, x in enumerate(values):
             runs.append((arm, record(arm, seed, 400, x)))
-    assert sigma(runs) == pytest.approx(math.sqrt((0.1**2 + np.var(groups["mqa"], ddof=1)) / 2))
+    expected = math.sqrt((0.1**2 + np.var(groups["mqa"], ddof=1)) / 2)
+    assert sigma(runs) == pytest.approx(expected)
     assert sigma([]) is None

@@ -72,10 +72,8 @@ def test_a_study_from_its_file_to_its_verdicts(root: Path):
     assert code == 0
     assert err == ""
     keys = ("id", "per", "exploratory", "notes", "missing", "n")
-    assert [[row[key] for key in keys] for row in it.claims] == [
-        ["M.speed", "session", None, [], [], 3],
-        ["M.loss", "seed", None, [], [], 3],
-    ]
+    expected = [["M.speed", "session", None, [], [], 3], ["M.loss", "seed", None, [], [], 3]]
+    assert [[row[key] for key in keys] for row in it.claims] == expected
     speed, loss = it.claims
     mha, mqa = it.results["arms"]
     assert speed["bound"] == pytest.approx(mha["flops_per_token"] / mqa["flops_per_token"])
@@ -108,9 +106,8 @@ def test_claims_are_registered_before_anything_runs_and_the_log_has_what_came_ou
     registered = log.of(RegistrationLine)
     runs = log.of(RunLine)
     sessions = log.of(SessionLine)
-    assert [type(line) for line in log.lines] == (
-        [RegistrationLine] * 2 + [RunLine] * 6 + [SessionLine] * 3 + [AnalysisLine] * 2
-    )
+    expected = [RegistrationLine] * 2 + [RunLine] * 6 + [SessionLine] * 3 + [AnalysisLine] * 2
+    assert [type(line) for line in log.lines] == (expected)
     assert [(row["id"], row["hash"]) for row in it.claims] == [
         (line.claim, line.hash) for line in registered
     ]

@@ -58,9 +58,8 @@ def test_arms_with_the_same_step_are_timed_once(monkeypatch: pytest.MonkeyPatch)
     assert asked == [["mha", "mqa"]]
     timed = ("tokens_per_s", "step_ms", "params", "memory_mib", "flops_per_token", "kernel")
     for name, twin in (("mha", "late"), ("mqa", "few")):
-        assert [getattr(rows[name], key) for key in timed] == [
-            getattr(rows[twin], key) for key in timed
-        ]
+        expected = [getattr(rows[twin], key) for key in timed]
+        assert [getattr(rows[name], key) for key in timed] == expected
     mha = rows["mha"]
     mqa = rows["mqa"]
     assert mha.step_ms == pytest.approx(64 / mha.tokens_per_s * 1e3)

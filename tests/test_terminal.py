@@ -99,7 +99,8 @@ COSTS = {
 def test_what_is_left_out_is_named(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     words = rendered(width, monkeypatch).partition("\nWhat each arm is\n")
     costs = words[2].partition("\n\n")[0]
-    assert costs.partition("\nleft out")[2] == COSTS.get(width, "").removeprefix("left out")
+    expected = COSTS.get(width, "").removeprefix("left out")
+    assert costs.partition("\nleft out")[2] == expected
 
 
 def test_at_the_width_that_is_named_nothing_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

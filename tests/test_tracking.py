@@ -232,10 +232,11 @@ def test_cells_are_told_apart_by_what_their_grid_sweeps(
     plans = [cell.plan for cell in grid.cells]
     told = [run_facts(to_plain(plan.run), plan.run_dir, manifest(plan, [])) for plan in plans]
     assert [facts.name for facts in told] == ["lr=0.001 smear,x0 s0", "lr=0.003 ideas=none s0"]
-    assert [facts.swept for facts in told] == [
+    expected = [
         {"lr": 0.001, "ideas": "smear,x0", "seed": 0},
         {"lr": 0.003, "ideas": "none", "seed": 0},
     ]
+    assert [facts.swept for facts in told] == expected
     tags = {
         "lr=0.001 smear,x0",
         "ideas=x0",
@@ -467,19 +468,23 @@ def test_redact_replaces_secrets_wherever_they_are(monkeypatch: pytest.MonkeyPat
     }
     for name, value in {**environ, "PATH": "/visible/path"}.items():
         monkeypatch.setenv(name, value)
-    assert redact(
-        {
-            "a": "abcdefgh-and-more",
-            "b": ["x=abcdefgh;", {"c": "short", "d": 3}],
-            "e": None,
-            "f": "/visible/path",
-        }
-    ) == {
+    expected = {
         "a": "<redacted:LONG_TOKEN>",
         "b": ["x=<redacted:WANDB_API_KEY>;", {"c": "short", "d": 3}],
         "e": None,
         "f": "/visible/path",
     }
+    assert (
+        redact(
+            {
+                "a": "abcdefgh-and-more",
+                "b": ["x=abcdefgh;", {"c": "short", "d": 3}],
+                "e": None,
+                "f": "/visible/path",
+            }
+        )
+        == expected
+    )
 
 
 # --- trackers beside W&B, and several at once -----------------------------------------------------
@@ -539,9 +544,8 @@ print(json.dumps(stored))
     board = stored["board"]
     trackio = stored["trackio"]
     rows = trackio["rows"]
-    assert board["val/loss"] == [
-        [row["step"], row["val/loss"]] for row in rows if "val/loss" in row
-    ]
+    expected = [[row["step"], row["val/loss"]] for row in rows if "val/loss" in row]
+    assert board["val/loss"] == expected
     assert [[row["step"], row["val/loss"]] for row in rows if "val/loss" in row] == [
         [1, 2.0],
         [3, 0.0],
@@ -581,12 +585,10 @@ def test_a_grid_s_runs_stand_together_for_tensorboard_by_their_arms(
             "tensorboard --logdir 'grids/a grid/tensorboard'"
         ]
     shown = EventMultiplexer().AddRunsFromDirectory(str(board)).Reload()
+    expected = {"lr=0.1 seed=0": [1], "path=x_y seed=0": [1]}
     assert {
         name: [point.step for point in shown.Tensors(name, "val/loss")] for name in shown.Runs()
-    } == {
-        "lr=0.1 seed=0": [1],
-        "path=x_y seed=0": [1],
-    }
+    } == expected
     board.rename(board.parent / "elsewhere")
     board.symlink_to("elsewhere")  # somebody's link is not deleted through
     gathered(tracker, board.parent, {})

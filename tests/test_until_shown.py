@@ -28,7 +28,8 @@ def at(folder: Path, seeds: int) -> Comparison | None:
 
 def test_looks_double_until_the_budget() -> None:
     every = until.looks(overrides_of(["attention=flash,gqa", "seed=4,0,1"], grid=True), 20)
-    assert [until.seeds_in(overrides) for overrides in every] == [3, 6, 12, 20]
+    expected = [3, 6, 12, 20]
+    assert [until.seeds_in(overrides) for overrides in every] == expected
     assert str(every[1][1].input_line) == "seed=0,1,2,3,4,5"
     assert until.plan_of(every).startswith(
         "until shown: looks at 3, 6, 12 and 20 seeds of each arm"
@@ -62,7 +63,8 @@ def test_it_goes_on_as_long_as_something_is_open_and_after_a_stop(
     assert "trained now" in again.out
     assert "; 0 trained now" in again.out
     lines = [line for line in again.out.splitlines() if line.startswith("until")]
-    assert lines == [line for line in done.out.splitlines() if line.startswith("until")]
+    expected = [line for line in done.out.splitlines() if line.startswith("until")]
+    assert lines == expected
 
 
 def test_it_ends_at_the_first_look_where_all_is_shown(tmp_path: Path, here: Door) -> None:

@@ -400,11 +400,12 @@ def test_what_agrees_but_for_rounding_is_within():
         "scale": Scale.value,
         "mechanism": NO_BOUND,
     }
-    for expected, value, word in (
+    cases = (
         ([None, 1e4], 1e4 + 0.005, CONFIRMED),
         ([None, 1e4], 1e4 + 0.05, REFUTED),
         ([1e4, 2e4], 1e4 - 0.005, CONFIRMED),
-    ):
+    )
+    for expected, value, word in cases:
         assert (
             judge(claim(expected=expected, **counted), ("held_mib", [value] * 3, [])).word is word
         )
@@ -416,7 +417,8 @@ def test_what_is_counted_needs_one_value_and_has_no_noise():
     assert judged.word == CONFIRMED
     assert judged.n == 1
     assert judged.primary.per == Per.exact
-    assert ends(judged.primary.interval()) == pytest.approx((math.log(4), math.log(4)))
+    expected = (math.log(4), math.log(4))
+    assert ends(judged.primary.interval()) == pytest.approx(expected)
     assert judge(made, ("kv_bytes", [128.0, 128.0], [512.0, 512.0]), per=Per.exact).n == 1
     assert judge(made, ("kv_bytes", [129.0], [512.0]), per=Per.exact).word is REFUTED
     alone = judge(made, ("kv_bytes", [128.0], []), per=Per.exact)
@@ -446,9 +448,8 @@ def test_pairs_count_in_their_order_and_none_is_passed_over():
             gains.append(math.nan if seed in seeds else 0.01 + 0.001 * (seed % 3))
         return judge(claim(6, **LOSS), losses(*gains))
 
-    assert [(without(*lost).word, without(*lost).n) for lost in ((), (6,), (4, 5))] == [
-        (CONFIRMED, n) for n in (6, 3, 3)
-    ]
+    expected = [(CONFIRMED, n) for n in (6, 3, 3)]
+    assert [(without(*lost).word, without(*lost).n) for lost in ((), (6,), (4, 5))] == expected
     judged = without(2)  # five pairs are there, and the second is not
     assert judged.word is INCONCLUSIVE
     assert judged.reason is Reason.missing
@@ -466,12 +467,13 @@ def test_what_is_missing_is_named_and_decides_nothing():
     assert none.n == 0
     assert none.failed == []
     assert none.more() is None
-    assert [(lack.metric, lack.arm, lack.repeat) for lack in none.missing] == [
+    expected = [
         ("tokens_per_s", "gqa", 1),
         ("tokens_per_s", "mha", 1),
         ("val_loss", "gqa", 1),
         ("val_loss", "mha", 1),
     ]
+    assert [(lack.metric, lack.arm, lack.repeat) for lack in none.missing] == expected
     unguarded = judge(made, speeds(UNDER))  # not even refuted
     assert unguarded.word is INCONCLUSIVE
     assert unguarded.reason is Reason.missing
@@ -518,7 +520,8 @@ def test_a_target_that_the_shortest_schedule_reaches_took_at_most_that():
         judged = judge(
             claim(expected=[low, high], **RACE), ("time_to_target_s", arm, base), at_most=200.0
         )
-        assert bool(judged.endings[Ending.at_most]) == (200.0 in (*arm, *base))
+        expected = 200.0 in (*arm, *base)
+        assert bool(judged.endings[Ending.at_most]) == (expected)
         return judged.word
 
     early = (200.0, 200.0, 190.0)
@@ -571,7 +574,8 @@ def test_bounds_that_are_equal_have_no_spread_and_decide_nothing():
     assert bounded(exact, exact, 1.3, 0.0).word is CONFIRMED
     low_end = bounded(most, exact, 1.2, 0.1)  # at most 300 steps for 400
     assert low_end.word == CONFIRMED
-    assert low_end.endings[Ending.at_most] == [f"gqa, seed {i}" for i in (1, 2, 3)]
+    expected = [f"gqa, seed {i}" for i in (1, 2, 3)]
+    assert low_end.endings[Ending.at_most] == expected
     assert bounded(exact, most, 1.5, 0.1).word is REFUTED  # 300 steps for at most 400
 
 
@@ -584,7 +588,8 @@ def test_the_noise_of_a_time_multiplies_and_no_interval_of_it_goes_below_nothing
     interval = judge(value, ("decode_ms", times, [])).primary.interval()
     logs = np.log(times)
     # no bias: no second instance
-    assert ends(interval) == pytest.approx((logs.mean() - wide(logs), logs.mean() + wide(logs)))
+    expected = (logs.mean() - wide(logs), logs.mean() + wide(logs))
+    assert ends(interval) == pytest.approx(expected)
     plain = judge(
         claim(expected=[0.1, 0.9], **SHARE), ("share", [0.2, 0.4, 0.6], [])
     ).primary.interval()
@@ -646,17 +651,19 @@ def test_a_declared_noise_narrows_and_is_dropped_where_pairs_contradict_it():
     assert known.word == INCONCLUSIVE
     assert alone.primary.interval().half_width == pytest.approx(half(gains))
     half_width = known.primary.interval().half_width
-    assert half_width == pytest.approx(stats.t.isf(0.005, 10) * 0.01 / math.sqrt(3))
+    expected = stats.t.isf(0.005, 10) * 0.01 / math.sqrt(3)
+    assert half_width == pytest.approx(expected)
     assert judge(claim(**LOSS), losses(*(g + 0.01 for g in gains)), noise=QUIET).word is CONFIRMED
     loud = [0.01, 0.03, 0.02]
     words = [judge(claim(**LOSS), losses(*loud), noise=noise).word for noise in ({}, QUIET)]
     assert words == [INCONCLUSIVE, CONFIRMED]
-    for spread, method in (
+    cases = (
         (0.02, "pairs, noise declared"),
         (0.022, "pairs (Student)"),
         (1.01e-4, "pairs, noise declared"),
         (9.9e-5, "pairs (Student)"),
-    ):
+    )
+    for spread, method in cases:
         interval = judge(
             claim(**LOSS), losses(*around(0.1, spread)), noise=QUIET
         ).primary.interval()
@@ -713,10 +720,11 @@ def test_seeds_and_sessions_that_would_decide_are_counted_apart():
     sides = {"gqa": ((1.3, 1.4, 1.5), (3.4, 3.3, 3.5)), "mha": ([1.0] * 3, [3.4] * 3)}
     rows = []
     for arm, (speed, loss) in sides.items():
-        for row in (
+        cases = (
             *measured(arm, "tokens_per_s", speed, per=Per.session),
             *measured(arm, "val_loss", loss),
-        ):
+        )
+        for row in cases:
             rows.append(row)
     judged = verdict.judge(
         claim(expected=[1.2, None], guards=guards), rows, against="mha", at="cpu"

@@ -235,9 +235,8 @@ def test_each_row_has_its_own_time(lab: Lab, server: WandbServer) -> None:
     assert lab.sync(server).returncode == 0
     walls = [row["clock/wall_s"] for row in recorded(lab.whole)]
     times = [row["_timestamp"] for row in only(server).history]
-    assert [at - times[0] for at in times] == pytest.approx(
-        [wall - walls[0] for wall in walls], abs=1e-5
-    )
+    expected = [wall - walls[0] for wall in walls]
+    assert [at - times[0] for at in times] == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.slow

@@ -160,13 +160,14 @@ def test_an_experiments_number_is_no_text(tmp_path: Path, here: Door) -> None:
 def test_a_grid_sweeps_over_what_was_typed() -> None:
     words = ["tracker.group=1_000,7e10,null,'a b',plain", "model.n_layer=range(1,3)"]
     cells = expand(overrides_of(words, grid=True), zipped=False)
-    assert [cell[0] for cell in cells[::2]] == [
+    expected = [
         "tracker.group=1_000",
         "tracker.group=7e10",
         "tracker.group=null",
         "tracker.group='a b'",
         "tracker.group=plain",
     ]
+    assert [cell[0] for cell in cells[::2]] == expected
     assert [cell[1] for cell in cells[:2]] == ["model.n_layer=1", "model.n_layer=2"]
 
 

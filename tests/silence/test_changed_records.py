@@ -110,12 +110,8 @@ def test_an_edited_data_source_or_tokenizer_makes_its_tokens_anew(
     )
     prints = []
     # as it is, edited, as it was, with a comment
-    for edits in (
-        (),
-        (old, new),
-        (new, old),
-        ("from dataclasses", "# says no more\nfrom dataclasses"),
-    ):
+    cases = ((), (old, new), (new, old), ("from dataclasses", "# says no more\nfrom dataclasses"))
+    for edits in cases:
         if edits:
             edit(tmp_path / "own" / file, *edits)
         done = here("prepare", *asked, module="nocap.data.__main__")
@@ -166,11 +162,8 @@ def test_a_changed_config_generates_nothing_and_deletes_nothing(here: Door, reco
     assert not (record.parents[2] / "model.safetensors").exists()
     rows = len(json.loads((record / "summary.json").read_text()))
     edit(record / "summary.json", '"val_loss": ', '"val_loss": 1')  # 4.1 → 14.1
-    for words in (
-        ("rm", "val_loss>10"),
-        ("rm", "val_loss>10", "--yes"),
-        ("rm", record.name, "--yes"),
-    ):
+    cases = (("rm", "val_loss>10"), ("rm", "val_loss>10", "--yes"), ("rm", record.name, "--yes"))
+    for words in cases:
         done = here(*words, module="nocap.runs.__main__")
         assert f"nocap: {record.name}: " in done.err, done
         assert "0 runs" in done.out

@@ -113,7 +113,8 @@ def test_the_profile_of_a_replaced_block_names_its_own_modules(busy_profile: Pro
     block = {"blocks.*", *(f"blocks.*.{name}" for name in ("norm", "mlp", "attention", *products))}
     parts = {row["part"]: row for row in profile["parts"]}
     around = {"accumulate", "reduction", "clip", "optimizer", "data", "other"}
-    assert parts.keys() - around == {"embedding", "norm", "head", "loss", *block}
+    expected = {"embedding", "norm", "head", "loss", *block}
+    assert parts.keys() - around == expected
     assert {row["part"] for row in profile["layers"]} == block
     assert {part for part in block if parts[part]["flops"]} == {
         f"blocks.*.{name}" for name in products

@@ -86,10 +86,8 @@ def test_a_folder_for_compiled_code_that_others_can_write_in_is_refused(
     folder = cache / "compiled"
     folder.mkdir(parents=True)
     folder.chmod(0o777)
-    for module, words in (
-        ("nocap.train", COMPILED),
-        ("nocap.profile", ("model=nano", COMPILED[-1])),
-    ):
+    cases = (("nocap.train", COMPILED), ("nocap.profile", ("model=nano", COMPILED[-1])))
+    for module, words in cases:
         done = door(*words, module=module)
         assert done.code == 2
         assert done.err.count("\n") == 1
@@ -148,14 +146,15 @@ def test_plugins_in_a_strangers_folder_are_not_imported(door: Door, tmp_path: Pa
         (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / place).write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     narrow = (*WIDE, "model=nano")
-    for module, words, code in (
+    cases = (
         ("nocap", ("train", "--help"), 0),
         ("nocap.train", narrow, 0),
         ("nocap.train", ("--multirun", *narrow, "seed=0,nope"), 2),
         ("nocap.runs", ("list",), 0),
         ("nocap.study", ("study",), 2),
         ("nocap.bench", ("--arm", "model=nano", "--arm", "model=nope"), 2),
-    ):
+    )
+    for module, words, code in cases:
         done = door(*words, module=module)
         assert done.code == code, (module, words, done.err)
         assert not (tmp_path / "ran").exists(), (module, words)

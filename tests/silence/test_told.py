@@ -124,7 +124,7 @@ def test_a_changed_record_is_named_as_damaged_and_left_out(here: Door, tmp_path:
     judge = ("mine", "scale=cpu", "--judge")
     plot = (str(changed), str(other))
     wrong = []
-    for name, module, words in (
+    cases = (
         ("metrics.jsonl", "plot", plot),
         ("metrics.jsonl", "study", judge),
         ("summary.json", "runs", show),
@@ -132,7 +132,8 @@ def test_a_changed_record_is_named_as_damaged_and_left_out(here: Door, tmp_path:
         ("summary.json", "study", judge),
         ("config.yaml", "runs", ("mlp.activation=relu2",)),
         ("config.yaml", "plot", plot),
-    ):
+    )
+    for name, module, words in cases:
         shutil.copytree(clean, outputs)
         change(changed, name)
         done = here(*words, module=f"nocap.{module}")
@@ -178,11 +179,12 @@ def test_a_key_that_changes_nothing_is_refused(here: Door, tmp_path: Path) -> No
     written(tmp_path / "plain/model/plain.py", PLAIN)
     shape = "n_layer: 2\nn_head: 4\nd_model: 64\nseq_len: 128\n"
     written(tmp_path / "plain/model/plain.yaml", f"kind: plain\n{shape}")
-    for name, key, value in (
+    cases = (
         ("template", "model.norm_placement", "post"),
         ("plain", "model.residual_scale", "none"),
         ("plain", "trainer.activation_checkpointing", "block"),
-    ):
+    )
+    for name, key, value in cases:
         assert refused(
             here("--config-dir", name, *TINY[1:], f"model={name}", f"{key}={value}"), key
         ), name
@@ -193,11 +195,12 @@ def test_a_repeated_key_is_refused(here: Door, tmp_path: Path) -> None:
     made(
         here(str(study(tmp_path / "sound")), "--judge", module="nocap.study"), code=1
     )  # nothing is there
-    for key, old, new in (
+    cases = (
         ("seeds", "seeds: [0, 1, 2]", "seeds: [3, 4, 5]\nseeds: [0, 1, 2]"),
         ("expected", "  expected: [-10, 10]", "  expected: [1, null]\n  expected: [-10, 10]"),
         ("mqa", "  mqa: [attention=mqa]", "  mqa: [attention=gqa]\n  mqa: [attention=mqa]"),
-    ):
+    )
+    for key, old, new in cases:
         written(tmp_path / key / "study.yaml", edited(text, old, new))
         assert refused(here(key, "--judge", module="nocap.study"), key)
     shutil.copytree(SOFTCAP, tmp_path / "option/attention")
@@ -262,7 +265,8 @@ def test_nocap_check_takes_companions_and_says_where(here: Door, tmp_path: Path)
     failed = made(check("raises", "--only", "learns"), code=1)
     matches = re.findall(r"(/\S+\.(?:log|err|out))\b", failed.out + failed.err)
     logs = [Path(path) for path in matches]
-    assert [path.is_file() for path in logs] == [True] * max(len(logs), 1)
+    expected = [True] * max(len(logs), 1)
+    assert [path.is_file() for path in logs] == expected
 
 
 # --- refused well ---------------------------------------------------------------------------------
@@ -271,12 +275,13 @@ def test_nocap_check_takes_companions_and_says_where(here: Door, tmp_path: Path)
 def test_bad_input_says_what_was_meant_and_ends_with_2(
     here: Door, door: Door, tmp_path: Path
 ) -> None:
-    for words, meant in (
+    cases = (
         ([*TINY, "steps=20"], "trainer.steps"),
         ([*TINY, "model.steps=20"], "trainer.steps"),
         (["model=nano", "data.path=text.txt"], "data=text"),
         ([*TINY, "ideas.smear.lr=2"], "ideas=[smear]"),
-    ):
+    )
+    for words, meant in cases:
         done = here(*words)
         assert refused(done, meant), words
         assert "@package" not in done.err

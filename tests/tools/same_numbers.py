@@ -174,11 +174,8 @@ def write_inputs(folder: Path) -> None:
         text += " ".join(draw.choices(words, k=12)) + "\n"
     folder.mkdir()
     (folder / "text.txt").write_text(text)
-    for name, start, stop in (
-        ("train_0", 0, 50_000),
-        ("train_1", 50_000, 110_000),
-        ("val_0", 110_000, 140_000),
-    ):
+    cases = (("train_0", 0, 50_000), ("train_1", 50_000, 110_000), ("val_0", 110_000, 140_000))
+    for name, start, stop in cases:
         header = struct.pack("<256i", 20240520, 1, stop - start, *[0] * 253)
         content = header + array.array("H", list(text[start:stop].encode())).tobytes()
         (folder / f"{name}.bin").write_bytes(content)
