@@ -370,7 +370,8 @@ class Soak:
         moments = chance.randint(4 * RUNS[kind], 8 * RUNS[kind])
         twin = place / "twin"
         root = place / "hit"
-        words, _ = (command(kind, random.Random(name), folder) for folder in (twin, root))
+        words = command(kind, random.Random(name), twin)
+        command(kind, random.Random(name), root)
         try:
             finish(words, twin)
             for roles in disturbed(

@@ -124,9 +124,8 @@ def test_the_other_sizes(size: str, shape: tuple[int, int, int]):
 
 
 def test_the_challenges_recipe_keeps_its_data_validation_and_tokens(run: Run):
-    recipe, reference = (
-        dict(flat(to_plain(each))) for each in (compose(["experiment=recipe_d12"]), run)
-    )
+    recipe = dict(flat(to_plain(compose(["experiment=recipe_d12"]))))
+    reference = dict(flat(to_plain(run)))
     keys = recipe.keys() | reference.keys()
     differ = {key.partition(".")[0] for key in keys if recipe.get(key) != reference.get(key)}
     assert differ == {"ideas", "optimizer"}

@@ -280,9 +280,8 @@ def test_bounds_that_were_passed_are_explained(shown: dict[str, Row]):
 
 def test_verdicts_that_depend_on_the_shape(tmp_path: Path):
     small_study = loaded(tmp_path / "made", study(claims=[SPEED]))
-    small, large = (
-        resulted(small_study, speeds(ratios, SAME)) for ratios in (FAST, [1.05, 1.051, 1.052])
-    )
+    small = resulted(small_study, speeds(FAST, SAME))
+    large = resulted(small_study, speeds([1.05, 1.051, 1.052], SAME))
     (judged,) = large.claims
     where = {
         place: [replace(first, batch_tokens=1024)] for place, (first, *_) in judged.where.items()
@@ -403,9 +402,9 @@ def test_the_notes_nocaps_own_and_another_engines_are_counted_apart(
     parts: dict[str, board.Section], shown: dict[str, Row], written: dict[Path, str]
 ):
     """Every row is in one group; the .NET engine's are in no count."""
-    notes, own, engine = (
-        parts[name] for name in ("the notes'", "nocap's own", "another engine, counted nowhere")
-    )
+    notes = parts["the notes'"]
+    own = parts["nocap's own"]
+    engine = parts["another engine, counted nowhere"]
     assert len(notes.rows) + len(own.rows) + len(engine.rows) == len(shown)
     assert {row.result.study.name for row in engine.rows} == {"smallmind"}
     names = {row.result.study.name for row in own.rows}

@@ -100,7 +100,8 @@ def test_branch_is_the_whole_run(
     same_as_whole(branch, whole)
     assert branch.name != whole.name  # where a run begins is part of the identity
     assert planned(*words).run_dir == branch  # devices are no part of it
-    manifest, trunk_manifest = (read(folder / "manifest.json") for folder in (branch, trunk))
+    manifest = read(branch / "manifest.json")
+    trunk_manifest = read(trunk / "manifest.json")
     expected = {"path": str(at(trunk)), "step": 8, "identity": trunk_manifest["identity"]}
     assert manifest["init"] == expected
     assert set(manifest["parts"]) - set(trunk_manifest["parts"]) == {"init"}
@@ -126,9 +127,8 @@ def test_branch_is_the_whole_run(
     same_as_whole(branch, whole)
     attempts = read(branch / "manifest.json")["attempts"]
     clock = read(branch / "summary.json")["clock_s"]
-    before, recorded = (
-        attempts[i]["spent_s"] for i in (0, -1)
-    )  # the trunk's time, and the lost one's too
+    before = attempts[0]["spent_s"]
+    recorded = attempts[-1]["spent_s"]  # the trunk's time, and the lost one's too
     clock_s = read(at(trunk) / "state.json")["clock_s"]
     assert before == pytest.approx(sum(clock_s.values()))
     assert before < recorded <= min(spent, clock["wall"])

@@ -768,7 +768,8 @@ def test_equal_times_and_counts_have_no_width(tmp_path):
         write_run(tmp_path, seed=seed)
         gelu3x(tmp_path, seed=seed, speed=1004.0, started="2026-01-02")
     content = told(tmp_path)
-    speed, memory = (content["arms"][1][key]["ratio"] for key in ("token_us", "model_mib"))
+    speed = content["arms"][1]["token_us"]["ratio"]
+    memory = content["arms"][1]["model_mib"]["ratio"]
     assert speed["mean"] == pytest.approx(1 / 1.004)
     assert speed["low"] == pytest.approx(1 / 1.004)
     assert speed["high"] == pytest.approx(1 / 1.004)

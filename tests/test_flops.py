@@ -87,15 +87,12 @@ def test_a_windows_keys_are_those_of_a_direct_count(window: int):
 
 def test_a_full_window_costs_what_full_attention_costs_and_a_hybrid_lies_between():
     base = ("model=nano", "model.n_layer=4", "trainer.device=cpu")
-    full, local, widest, hybrid = (
-        flops_per_token(compose([*base, *words]), vocab_size=70)[0]
-        for words in (
-            ("attention=flash",),
-            ("attention=sliding",),
-            ("attention=sliding", "attention.window=128"),
-            ("attention=hybrid",),
-        )
-    )
+    full = flops_per_token(compose([*base, "attention=flash"]), vocab_size=70)[0]
+    local = flops_per_token(compose([*base, "attention=sliding"]), vocab_size=70)[0]
+    widest = flops_per_token(
+        compose([*base, "attention=sliding", "attention.window=128"]), vocab_size=70
+    )[0]
+    hybrid = flops_per_token(compose([*base, "attention=hybrid"]), vocab_size=70)[0]
     assert widest == full
     assert hybrid == pytest.approx((3 * local + full) / 4)
 

@@ -119,7 +119,8 @@ def store(folder: Path) -> Losses:
     for run in folder.glob("mlruns/*/*/params"):
         text = (run.parent / "metrics" / "val_loss").read_text()
         loss = text.split()[-2]
-        width, seed = ((run / key).read_text() for key in ("width", "seed"))
+        width = (run / "width").read_text()
+        seed = (run / "seed").read_text()
         losses[f"width={width}", seed] = float(loss)
     return losses
 

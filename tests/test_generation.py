@@ -92,10 +92,9 @@ def test_a_sample_is_the_same_in_every_batch_and_recomputed(option: str):
     model, run = made(f"attention={option}")
     cached = [Cached(model, run, batch=batch, capacity=60) for batch in (1, 5)]
     text(cached[0], prompt(1, 50), n=10)
-    alone, together, again = (
-        text(engine, prompt(), n=40, samples=samples, temperature=1.0)
-        for engine, samples in ((cached[0], 1), (cached[1], 5), (Recompute(model), 5))
-    )
+    alone = text(cached[0], prompt(), n=40, samples=1, temperature=1.0)
+    together = text(cached[1], prompt(), n=40, samples=5, temperature=1.0)
+    again = text(Recompute(model), prompt(), n=40, samples=5, temperature=1.0)
     assert together[0].tolist() == alone[0].tolist()
     assert len({tuple(row) for row in together.tolist()}) == 5
     assert together.tolist() == again.tolist()
@@ -142,7 +141,8 @@ def test_compiled_text_is_recomputed_text():
     for temperature in (0.0, 1.0):
         for batch, engine in engines.items():  # by turns: neither may run the other's graph
             how = {"n": 40, "samples": batch, "temperature": temperature}
-            got, want = (text(each, prompt(batch), **how) for each in (engine, Recompute(model)))
+            got = text(engine, prompt(batch), **how)
+            want = text(Recompute(model), prompt(batch), **how)
             assert got.tolist() == want.tolist()
     torch.compiler.reset()
 
@@ -174,12 +174,9 @@ def test_three_ways_to_take_the_most_probable(how: dict[str, float]):
 
 
 def test_draws_depend_on_seed_and_place_only():
-    few, many, other = (
-        TokenSampler(
-            temperature=1.0, top_k=0, seed=seed, sequences=sequences, max_tokens=n
-        ).draws_BN
-        for seed, sequences, n in ((5, 2, 10), (5, 9, 99), (6, 2, 10))
-    )
+    few = TokenSampler(temperature=1.0, top_k=0, seed=5, sequences=2, max_tokens=10).draws_BN
+    many = TokenSampler(temperature=1.0, top_k=0, seed=5, sequences=9, max_tokens=99).draws_BN
+    other = TokenSampler(temperature=1.0, top_k=0, seed=6, sequences=2, max_tokens=10).draws_BN
     assert few.tolist() == many[:2, :10].tolist()
     assert not (few == other).any()
 

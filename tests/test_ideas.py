@@ -79,13 +79,12 @@ def saved_and_loaded(trainee: Trainee, run: Run, folder: Path, *, step: int) -> 
 
 
 def test_the_draws_of_the_model_and_of_each_idea_are_their_own():
-    plain, alone, more = (
-        dict(build_model(composed(*words), vocab_size=V).named_parameters())
-        for words in (
-            (),
-            ("ideas=[value_embeddings]",),
-            ("ideas=[multi_token,value_embeddings,x0]",),
-        )
+    plain = dict(build_model(composed(), vocab_size=V).named_parameters())
+    alone = dict(build_model(composed("ideas=[value_embeddings]"), vocab_size=V).named_parameters())
+    more = dict(
+        build_model(
+            composed("ideas=[multi_token,value_embeddings,x0]"), vocab_size=V
+        ).named_parameters()
     )
     assert more.keys() > alone.keys() > plain.keys()
     for name, p in [*plain.items(), *alone.items()]:
@@ -134,7 +133,8 @@ def test_every_learning_rate_has_a_name():
 
 @pytest.mark.slow
 def test_flops_of_ideas_and_of_an_unknown_mixer_are_counted_and_marked():
-    plain, more = (flops_per_token(composed(*words), vocab_size=V) for words in ((), MULTI))
+    plain = flops_per_token(composed(), vocab_size=V)
+    more = flops_per_token(composed(*MULTI), vocab_size=V)
     m = composed().model
     # One more matrix, and the head once more on all tokens but the last.
     expected = 6 * m.d_model**2 + 6 * m.d_model * V * (m.seq_len - 1) / m.seq_len

@@ -218,7 +218,8 @@ def test_cautious_pairs(analysis: int, comparisons: int):
 
 def test_pairs_that_contradict_the_declared_noise_drop_it():
     """An F-test: as wide in at most 5%, as narrow in at most one of 10,000."""
-    wide, narrow = (math.sqrt(stats.f.ppf(p, 9, 8)) * KNOWN.sd for p in (0.95, 1e-4))
+    wide = math.sqrt(stats.f.ppf(0.95, 9, 8)) * KNOWN.sd
+    narrow = math.sqrt(stats.f.ppf(1e-4, 9, 8)) * KNOWN.sd
     sds = np.array([narrow * 0.999, narrow * 1.001, wide * 0.999, wide * 1.001])
     half, used = half_width(sds, 10, declared=KNOWN)
     assert used.tolist() == [False, True, True, False]
@@ -249,7 +250,8 @@ def test_two_sides_are_paired_where_they_share_seeds():
         10,
         "unpaired (Welch at 99.5%)",
     )
-    three, two = ({**{seed: b[seed] for seed in range(n)}, **apart} for n in (3, 2))
+    three = {**{seed: b[seed] for seed in range(3)}, **apart}
+    two = {**{seed: b[seed] for seed in range(2)}, **apart}
     assert shown(a, three)[3:] == (
         3,
         "pairs, cautious",

@@ -65,7 +65,8 @@ def reference_attention(x: Tensor, w: dict[str, Tensor], name: str, run: Run) ->
     D = m.d_model // m.n_head
     q, k, v = ((x @ w[f"{name}.{part}_proj.weight"].T).reshape(B, T, -1, D) for part in "qkv")
     if m.qk_norm:
-        q, k = (y / ((y**2).mean(-1, keepdim=True) + 1e-6).sqrt() for y in (q, k))
+        q = q / ((q**2).mean(-1, keepdim=True) + 1e-6).sqrt()
+        k = k / ((k**2).mean(-1, keepdim=True) + 1e-6).sqrt()
     if isinstance(run.position, Rope):
         frequency = run.position.base ** (-2 * torch.arange(D // 2, dtype=torch.float64) / D)
         angle = -torch.arange(T)[:, None, None] * frequency
@@ -227,7 +228,8 @@ def test_an_fp8_product_and_its_gradients_are_the_quantized_factors_products() -
         scale = t.double().abs().max() / torch.finfo(dtype).max
         return (t.double() / scale).float().to(dtype).double() * scale
 
-    x8, w8 = (rounded(t, torch.float8_e4m3fn) for t in (x, weight))
+    x8 = rounded(x, torch.float8_e4m3fn)
+    w8 = rounded(weight, torch.float8_e4m3fn)
     g8 = rounded(by_y, torch.float8_e5m2)
     want = (x8 @ w8.t(), g8 @ w8, g8.flatten(0, 1).t() @ x8.flatten(0, 1))
     for got, exact in zip((y, x.grad, head.weight.grad), want, strict=True):

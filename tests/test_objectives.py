@@ -121,9 +121,8 @@ def test_untying_is_tied_before_and_two_matrices_of_one_state_after(tmp_path: Pa
         )
     for name, p in after[0].items():
         assert torch.equal(p, after[1][name])
-    head, embedding = (
-        trainee.model.get_parameter(name) for name in ("head.unembed.weight", "embedding.weight")
-    )
+    head = trainee.model.get_parameter("head.unembed.weight")
+    embedding = trainee.model.get_parameter("embedding.weight")
     assert torch.equal(head, embedding)
     # Adam's two moments are those of the tied matrix
     state = trainee.optimizers[0].state
@@ -158,7 +157,8 @@ def test_distillation_against_its_formula(teacher: str, tmp_path: Path):
     teaching = trained(Path(teacher))[1]
     plain = composed()
     model = trainee.model
-    p, q = ((each.logits(INPUTS).flatten(0, 1) / 1.5).softmax(-1) for each in (teaching, model))
+    p = (teaching.logits(INPUTS).flatten(0, 1) / 1.5).softmax(-1)
+    q = (model.logits(INPUTS).flatten(0, 1) / 1.5).softmax(-1)
     kl = (p * (p / q).log()).sum(-1).mean()
     ce = F.cross_entropy(model.logits(INPUTS).flatten(0, 1), TARGETS.flatten())
     loss = model(INPUTS, TARGETS).total
@@ -232,7 +232,8 @@ def with_documents(length: int, *begins: int) -> Tensor:
 def test_attention_stays_inside_a_document(words: tuple[str, ...]):
     """Each token's logits are those of a sequence in which all before its document has been
     replaced, and differ from those unmasked."""
-    masked, plain = (moved(composed(*words, "position=none", *more)) for more in ((DOCUMENTS,), ()))
+    masked = moved(composed(*words, "position=none", DOCUMENTS))
+    plain = moved(composed(*words, "position=none"))
     tokens = with_documents(100, 7, 70)
     confined = masked.logits(tokens)
     unmasked = plain.logits(tokens)
@@ -247,7 +248,9 @@ def test_attention_stays_inside_a_document(words: tuple[str, ...]):
 def test_flexattentions_mask_is_that_of_the_pairs(window: int | None):
     ids_BT = (with_documents(300, 7, 170) == START).cumsum(1)
     mask = flex_mask(ids_BT, window)
-    b, query, key = (torch.arange(n) for n in (2, 300, 300))
+    b = torch.arange(2)
+    query = torch.arange(300)
+    key = torch.arange(300)
     allowed = mask.mask_mod(b[:, None, None], torch.tensor(0), query[:, None], key)
     distance = query[:, None] - key
     assert torch.equal(allowed, seen(ids_BT)[:, 0] & (distance < (window or 300)))

@@ -144,7 +144,8 @@ def soap(w: Tensor, grads: list[Tensor]) -> Iterator[Tensor]:
     first = grads[0]
     left = (1 - beta2) * (first @ first.T)
     right = (1 - beta2) * (first.T @ first)
-    q_left, q_right = (torch.linalg.eigh(side).eigenvectors.flip(1) for side in (left, right))
+    q_left = torch.linalg.eigh(left).eigenvectors.flip(1)
+    q_right = torch.linalg.eigh(right).eigenvectors.flip(1)
     m = torch.zeros_like(w)
     v = torch.zeros_like(w)
     yield w

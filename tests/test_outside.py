@@ -687,7 +687,8 @@ def test_the_probe_changes_no_loss(here: Door, tmp_path: Path):
     )
     done = here(*SMALL, "trainer.steps=3"), here(*asked)
     assert [each.code for each in done] == [0, 0], done[1].err
-    own, plain = (rows_of(the_run(tmp_path / out)) for out in ("own-outputs", "outputs"))
+    own = rows_of(the_run(tmp_path / "own-outputs"))
+    plain = rows_of(the_run(tmp_path / "outputs"))
     for name in ("train/loss", "val/loss"):
         expected = [row.get(name) for row in plain]
         assert [row.get(name) for row in own] == expected

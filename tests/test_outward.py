@@ -107,7 +107,8 @@ def leaked(text: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def planned(tmp_path_factory: pytest.TempPathFactory) -> Plan:
-    out, cache = (tmp_path_factory.mktemp(name) for name in ("out", "cache"))
+    out = tmp_path_factory.mktemp("out")
+    cache = tmp_path_factory.mktemp("cache")
     chosen = composed([*SMALL, f"output_dir={out}", f"cache_dir={cache}"])
     return planning.plan(chosen.run, choices=chosen.choices)
 

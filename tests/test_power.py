@@ -114,9 +114,8 @@ def test_the_least_gain_in_time_is_shown_in_four_of_five_grids(
         pace = rng.normal(0, noise.pace / math.sqrt(2), (levels + 1, others, seeds))
         losses[1] += noise.slope * gain / 2  # worth so many more steps
         pace[1] -= gain / 2
-        short, long = (
-            noise.slope * math.log(share) + rng.normal(0, noise.ends, seeds) for share in (0.7, 1.4)
-        )
+        short = noise.slope * math.log(0.7) + rng.normal(0, noise.ends, seeds)
+        long = noise.slope * math.log(1.4) + rng.normal(0, noise.ends, seeds)
         z = z_by_hand(losses.reshape(-1, seeds), pace.reshape(-1, seeds), short, long)
         by_level = z.reshape(levels + 1, others, seeds).mean(axis=1)
         first = of_arms((by_level[1:] - by_level[0]).tolist())[0]

@@ -257,10 +257,10 @@ def test_measured_memory_equals_what_was_counted():
     measured = measure_step(run, repeats=1, trace=None)
     expected = count(run, vocab_size=run.tokenizer.vocab_size)
     tokens = {"embedding", "loss", "other"}  # keep token ids, in a batch's storage
-    kept, counted_bytes = (
-        {part: n for part, n in ranges.kept.items() if n and part not in tokens}
-        for ranges in (measured.ranges, expected.ranges)
-    )
+    kept = {part: n for part, n in measured.ranges.kept.items() if n and part not in tokens}
+    counted_bytes = {
+        part: n for part, n in expected.ranges.kept.items() if n and part not in tokens
+    }
     assert kept == counted_bytes
     mib = measured.memory_mib
     assert mib["parameters"] == expected.parameters / 2**20

@@ -174,7 +174,8 @@ def test_the_work_of_each_moment_is_that_of_arithmetic():
     path = "blocks.0.attention.f.mixer"
     product = 2 * B * H * T * T * D
     matrix = 4 * B * H * T * T
-    forward, backward = (counts.work[path, way].by_moment() for way in ("forward", "backward"))
+    forward = counts.work[path, "forward"].by_moment()
+    backward = counts.work[path, "backward"].by_moment()
     expected = {PRODUCT: product, SOFTMAX: 0, VALUES: product}
     assert {moment: work.flops for moment, work in forward.items()} == expected
     assert {moment: work.flops for moment, work in backward.items()} == {

@@ -123,7 +123,9 @@ def propose(
 
 
 def test_a_gain_has_four_batches_and_none_is_given_up_after_the_first():
-    good, same, less = (Trainer(gain) for gain in (0.1, 0.0, 0.1))
+    good = Trainer(0.1)
+    same = Trainer(0.0)
+    less = Trainer(0.1)
     assert propose("good", good).word == "accepted"
     assert good.asked == list(range(16))
     answer = propose("same", same)

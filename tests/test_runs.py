@@ -186,7 +186,8 @@ def test_runs_that_alternated_in_two_zones_are_not_one_after_the_other(here: Pat
 def test_a_damaged_run_is_named_and_one_that_trains_is_running(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trains, damaged = (write_run(here / "outputs", seed=seed) for seed in (0, 1))
+    trains = write_run(here / "outputs", seed=0)
+    damaged = write_run(here / "outputs", seed=1)
     (trains / "summary.json").unlink()
     changed(trains / "manifest.json", sealed=False, teachers={"ideas.distill": None})
     (damaged / "manifest.json").write_text("{")
@@ -424,7 +425,8 @@ def test_of_several_runs_the_first_tenth_is_left_out_where_it_squeezes_the_rest(
 def test_sync_leaves_a_run_that_is_being_trained_and_names_a_damaged_one(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    damaged, trains = (write_run(here / "outputs", seed=seed) for seed in (0, 2))
+    damaged = write_run(here / "outputs", seed=0)
+    trains = write_run(here / "outputs", seed=2)
     (trains / "summary.json").unlink()
     (damaged / "summary.json").write_text("{")
     with lease.acquire(trains):

@@ -123,9 +123,9 @@ def by_hand(
     for layer, block in enumerate(plain().blocks):
         a = block.attention.f
         h = block.attention.norm(x)
-        q, k, v = (
-            project(h).unflatten(2, (-1, a.d_head)) for project in (a.q_proj, a.k_proj, a.v_proj)
-        )
+        q = a.q_proj(h).unflatten(2, (-1, a.d_head))
+        k = a.k_proj(h).unflatten(2, (-1, a.d_head))
+        v = a.v_proj(h).unflatten(2, (-1, a.d_head))
         tables = context_of(plain(), x).tables
         q, k = a.position.turn(q, k, tables)
         y = materialized(*(t.transpose(1, 2) for t in change(layer, q, k, v)))
@@ -324,7 +324,8 @@ def test_zero_init_sets_the_last_matrices_and_no_others() -> None:
 
 
 def test_shared_layers_are_the_layers_tied_by_hand() -> None:
-    model, twin = (model_of(**ideas) for ideas in ({"shared_layers": {}}, {}))
+    model = model_of(shared_layers={})
+    twin = model_of()
     own = [name for name, _ in model.named_parameters() if name.startswith("blocks.")]
     assert {name.split(".")[1] for name in own} == {"0", "2"}
     expected = sum(name.startswith("blocks.") for name, _ in twin.named_parameters())

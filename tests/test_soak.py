@@ -17,9 +17,8 @@ from tests.soak import Soak, differences, left
 def test_a_twin_differs_in_no_time_and_in_all_else(
     undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
-    twin, root = (
-        Path(shutil.copytree(undisturbed.output_dir, tmp_path / name)) for name in ("twin", "root")
-    )
+    twin = Path(shutil.copytree(undisturbed.output_dir, tmp_path / "twin"))
+    root = Path(shutil.copytree(undisturbed.output_dir, tmp_path / "root"))
     run = root / "runs" / undisturbed.run_dir.name
     (model,) = run.glob("checkpoints/*/model.safetensors")
 

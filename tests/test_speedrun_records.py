@@ -194,9 +194,8 @@ def record(
 
 def test_a_step_is_judged_as_scipy_does(records: ModuleType) -> None:
     chance = random.Random(1)
-    old, new = (
-        [chance.gauss(mid, 0.001) for _ in range(n)] for mid, n in ((3.279, 9), (3.278, 14))
-    )
+    old = [chance.gauss(3.279, 0.001) for _ in range(9)]
+    new = [chance.gauss(3.278, 0.001) for _ in range(14)]
     step = records.Step(record(records, 2, 3000, new), record(records, 1, 3050, old))
     ends = stats.ttest_ind(old, new, equal_var=False).confidence_interval()
     e = step.steps()

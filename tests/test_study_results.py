@@ -259,9 +259,8 @@ def test_a_report_keeps_its_authors_text(tmp_path: Path):
     folder = tmp_path / "made"
     made_study = loaded(folder, study(claims=[SPEED]))
     readme = folder / "README.md"
-    confirmed, refuted = (
-        resulted(made_study, speeds(ratios, SAME), stands=LATE) for ratios in (FAST, SLOW)
-    )
+    confirmed = resulted(made_study, speeds(FAST, SAME), stands=LATE)
+    refuted = resulted(made_study, speeds(SLOW, SAME), stands=LATE)
     assert pages.write(made_study, folder, confirmed) == [folder / "results.cpu.abc.json", readme]
     first = readme.read_text()
     assert first.startswith(
@@ -548,7 +547,8 @@ def test_other_rules_are_ratios_of_what_was_counted(tmp_path: Path):
 
 
 def test_a_step_cannot_lose_more_than_its_part(tmp_path: Path):
-    slower, other = ({**PARTS, "ms": {"scores": ms}} for ms in (25.0, 90.0))
+    slower = {**PARTS, "ms": {"scores": 25.0}}
+    other = {**PARTS, "ms": {"scores": 90.0}}
     evidence = parts({("mha", 1): PARTS, ("mha", 2): slower, ("mqa", 1): other})
     # the baseline's, and the largest seen
     assert bounded(tmp_path, "amdahl", evidence) == pytest.approx(1 / (1 - 0.25))

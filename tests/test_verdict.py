@@ -645,7 +645,8 @@ def test_a_declared_noise_is_translated_to_the_claims_scale(
 
 def test_a_declared_noise_narrows_and_is_dropped_where_pairs_contradict_it():
     gains = [0.012, 0.018, 0.015]  # sd 0.003
-    alone, known = (judge(claim(**LOSS), losses(*gains), noise=noise) for noise in ({}, QUIET))
+    alone = judge(claim(**LOSS), losses(*gains), noise={})
+    known = judge(claim(**LOSS), losses(*gains), noise=QUIET)
     # a noise of 0.01 is wider than what these three had
     assert alone.word == CONFIRMED
     assert known.word == INCONCLUSIVE

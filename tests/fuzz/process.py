@@ -48,10 +48,8 @@ class Answer:
 
 def answer(call: Callable[[], Any], *, limit_s: float = LIMIT_S) -> Answer:
     """What a door says and how it ends. A number that it returns is its exit code."""
-    out, err = (
-        io.TextIOWrapper(io.BytesIO(), "utf-8", errors=errors, write_through=True)
-        for errors in ("strict", "backslashreplace")
-    )
+    out = io.TextIOWrapper(io.BytesIO(), "utf-8", errors="strict", write_through=True)
+    err = io.TextIOWrapper(io.BytesIO(), "utf-8", errors="backslashreplace", write_through=True)
     code = 0
     value = None
     crash = None

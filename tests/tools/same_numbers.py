@@ -310,7 +310,8 @@ def compare(old: dict[str, Any], new: dict[str, Any], allow: list[str]) -> int:
     allowed = 0
     differing = 0
     for config in configs:
-        a, b = (side["configs"].get(config, {}) for side in (old, new))
+        a = old["configs"].get(config, {})
+        b = new["configs"].get(config, {})
         total += len(a | b)
         for name in a | b:
             if name in a and name in b and a[name] == b[name] and name != "error":

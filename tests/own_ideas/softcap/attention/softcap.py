@@ -21,7 +21,8 @@ class Softcap(Attention):
         def mix(q_BHTD, k_BKTD, v_BKTD):
             groups = q_BHTD.shape[1] // k_BKTD.shape[1]
             T, D = q_BHTD.shape[2:]
-            k, v = (x.repeat_interleave(groups, dim=1) for x in (k_BKTD, v_BKTD))
+            k = k_BKTD.repeat_interleave(groups, dim=1)
+            v = v_BKTD.repeat_interleave(groups, dim=1)
             scores = self.cap * torch.tanh(q_BHTD @ k.transpose(2, 3) / D**0.5 / self.cap)
             future = torch.ones(T, T, dtype=torch.bool, device=scores.device).triu(1)
             return (
