@@ -48,8 +48,9 @@ def spawn(
             resource.setrlimit(name, (value, value))
 
     env = {**os.environ, "PYTHONPATH": path}
+    command = [sys.executable, *words]
     return subprocess.Popen(
-        [sys.executable, *words],
+        command,
         cwd=cwd,
         env=env,
         stdin=subprocess.DEVNULL,
@@ -248,7 +249,8 @@ def state_of(run_dir: Path) -> tuple[dict[str, str], list[dict[str, Any]]]:
 def restamp(folder: Path) -> None:
     """Give a checkpoint that was changed the checksums that its files have now."""
     (folder / "manifest.json").unlink()
-    (folder / "manifest.json").write_text(json.dumps(digests(folder)))
+    text = json.dumps(digests(folder))
+    (folder / "manifest.json").write_text(text)
 
 
 def stamp(folder: Path) -> None:

@@ -76,6 +76,7 @@ def record_of(attention: str, mlp: str, seed: int, *, status: str = "finished") 
         val_loss=val_loss,
         val_bpb=val_bpb,
     )
+    config = {**CONFIG[attention], **CONFIG[mlp]}
     return Record(
         folder=Path(name),
         identity=name,
@@ -84,7 +85,7 @@ def record_of(attention: str, mlp: str, seed: int, *, status: str = "finished") 
         seed=seed,
         status=status,
         started="",
-        config={**CONFIG[attention], **CONFIG[mlp]},
+        config=config,
         parts={},
         manifest={},
         summary=summary,

@@ -149,7 +149,8 @@ def processes(root: Path) -> dict[int, str]:
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             if (entry / "cwd").readlink() == root:
-                words = (entry / "cmdline").read_bytes().decode().split("\0")
+                content = (entry / "cmdline").read_bytes()
+                words = content.decode().split("\0")
                 role = next((ROLES[word] for word in words if word in ROLES), "other")
                 name = (entry / "comm").read_text().strip()
                 if name.startswith("nocap "):  # forked from the server, whose words it has
@@ -268,11 +269,8 @@ def said(log: list[Json]) -> list[str]:
     """What a study's log says in the end, in whatever order."""
     texts: list[str] = []
     for line in log:
-        texts.append(
-            json.dumps(
-                {key: value for key, value in _timeless(line).items() if key not in OF_A_LINE}
-            )
-        )
+        content = {key: value for key, value in _timeless(line).items() if key not in OF_A_LINE}
+        texts.append(json.dumps(content))
     texts.sort()
     return texts
 
@@ -444,7 +442,8 @@ def main() -> int:
     counts = f"{result['sigkills']} SIGKILLs in {len(soak.jobs)} jobs of {result['runs']} runs"
     print("", f"{counts}: {len(result['lost'])} lost", *result["lost"], sep="\n")
     if args.json:
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+        text = json.dumps(result, indent=1)
+        args.json.write_text(text + "\n")
     return 1 if result["lost"] else 0
 
 

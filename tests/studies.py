@@ -215,6 +215,7 @@ def record(
     status = "diverged" if val_loss is None else "finished"
     points = curve or ([(0, FIRST)] if val_loss is None else [(0, FIRST), (steps, val_loss)])
     summary = {"val_loss": points[-1][1], "status": status, **more}
+    parts = {"environment": {"torch": "made"}}
     return Record(
         folder=Path(f"/nowhere/{arm}-{seed}-{steps}"),
         identity=f"{arm}-{seed}-{steps}",
@@ -224,7 +225,7 @@ def record(
         status=status,
         started=started,
         config={"trainer.steps": steps},
-        parts={"environment": {"torch": "made"}},
+        parts=parts,
         manifest={},
         summary=summary,
         curve=Curve(step=[step for step, _ in points], val_loss=[loss for _, loss in points]),

@@ -75,7 +75,8 @@ def test_no_number_depends_on_it_and_times_across_it_are_refused(
     gqa = here(*CELL, "attention=gqa", f"output_dir={tmp_path / 'system'}", "trainer.malloc=system")
     assert gqa.code == 0
     both = load([tmp_path / "pooled", tmp_path / "system" / "runs"])
-    row = next(row for row in compare(both).arms if "gqa" in row.arm.id)
+    arms = compare(both).arms
+    row = next(row for row in arms if "gqa" in row.arm.id)
     refused = row.times["token_us"].refused
     assert refused is not None
     assert refused.startswith("other hardware: ")

@@ -55,7 +55,8 @@ def test_what_api_trains_is_what_the_command_trains(
     assert api.train(run) == summary
     with workers_here():
         assert api.train(dataclasses.replace(run, seed=1), quiet=True)["seed"] == 1
-    seeds = sorted(record.summary["seed"] for record in api.load(out))
+    content = api.load(out)
+    seeds = sorted(record.summary["seed"] for record in content)
     assert seeds == [0, 1]
     arms = api.compare([out])["arms"]
     assert [len(arm["runs"]) for arm in arms] == [2]

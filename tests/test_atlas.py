@@ -87,7 +87,8 @@ def told(
     """The page's rows by their arms, and each cell by its head."""
     rows = []
     for row in worth.table(worth.worths(runs, arms, steps), arms, steps, {})[2:]:
-        rows.append(row.removeprefix("| ").removesuffix(" |").split(" | "))
+        words = row.removeprefix("| ").removesuffix(" |").split(" | ")
+        rows.append(words)
     return {row[0]: dict(zip(worth.HEAD, row, strict=True)) for row in rows}
 
 
@@ -214,7 +215,8 @@ def test_a_trial_of_the_search_had_the_steps_that_its_time_allows(
     monkeypatch.syspath_prepend(str(REPO / "experiments" / "recipe_tuned"))
     search = importlib.import_module("search")
     for row in search.rows():
-        assert row["steps"] == search.steps_of(row["words"], row["share"]), row["name"]
+        steps = search.steps_of(row["words"], row["share"])
+        assert row["steps"] == steps, row["name"]
     expected = dict([search.named("muon", search.PARTS[1:3])])["muon: partial_key_offset, ngrams"]
     assert search.start("muon") == expected
 
@@ -228,17 +230,20 @@ def test_the_page_has_the_figures_of_the_committed_lines(
     steps = worth.Steps(content["sessions"])
     worths = worth.worths(jobs.known(), jobs.arms(), steps)
     wanted = worth.table(worths, jobs.arms(), steps, {})
-    lines = worth.between(worth.CORRECTION)[1].strip().splitlines()
+    estimate = worth.between(worth.CORRECTION)
+    lines = estimate[1].strip().splitlines()
     assert lines == worth.left_of(worths)
     expected = worth.so_far(jobs.known())
-    assert worth.between(worth.COUNT)[1].strip().splitlines() == expected
+    estimate = worth.between(worth.COUNT)
+    assert estimate[1].strip().splitlines() == expected
     _, shown, _ = worth.between(worth.MARK)
     at = worth.HEAD.index("lines")
 
     def cells(rows: list[str]) -> list[list[str]]:
         cells: list[list[str]] = []
         for row in rows:
-            cells.append([cell for i, cell in enumerate(row.strip("| ").split(" | ")) if i != at])
+            words = enumerate(row.strip("| ").split(" | "))
+            cells.append([cell for i, cell in words if i != at])
         return cells
 
     assert (
@@ -246,7 +251,8 @@ def test_the_page_has_the_figures_of_the_committed_lines(
     )  # a row for each but the baseline, below two lines of head
     assert cells(shown.strip().splitlines()) == cells(wanted)
     for mark, rows in atlas.of_recipe().items():
-        assert worth.between(mark)[1].strip().splitlines() == rows
+        estimate = worth.between(mark)
+        assert estimate[1].strip().splitlines() == rows
 
 
 def test_the_readme_counts_the_ideas_as_the_committed_lines_do(
@@ -258,7 +264,8 @@ def test_the_readme_counts_the_ideas_as_the_committed_lines_do(
     ideas = worth.worths(jobs.known(), jobs.arms(), steps)
     helping = sum(idea.word == "helps" for idea in ideas)
     without = sum(idea.n < worth.LEAST_PAIRS for idea in ideas)
-    text = " ".join((REPO / "README.md").read_text().split())
+    words = (REPO / "README.md").read_text().split()
+    text = " ".join(words)
     assert helping == 9
     assert f"Each of {len(ideas)} ideas alone" in text
     assert "Nine help in time" in text

@@ -63,9 +63,8 @@ def assert_same(
     """Outputs and the gradients of all three inputs."""
     got = mix(*inputs)
     want = naive(*inputs, window=window)
-    weight = torch.randn(
-        want.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64
-    ).to(want.device)
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(want.shape, generator=generator, dtype=torch.float64).to(want.device)
     got_grads = torch.autograd.grad((got * weight).sum(), inputs)
     want_grads = torch.autograd.grad((want * weight).sum(), inputs)
     for name, a, b in zip(
@@ -156,7 +155,8 @@ class Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        self.names.add(func.__name__.split(".")[0])
+        words = func.__name__.split(".")
+        self.names.add(words[0])
         for tensor in out if isinstance(out, (tuple, list)) else [out]:
             if isinstance(tensor, Tensor):
                 self.largest = max(self.largest, tensor.numel())

@@ -219,7 +219,8 @@ def some_bad_values(choices: list[tuple[str, str]], seed: int, n: int) -> tuple[
 
 @pytest.mark.slow
 def test_some_bad_values(empty: Path) -> None:
-    assert some_bad_values(random.Random(0).sample(CHOICES, 6), 0, 1)[1] > 8
+    chance = random.Random(0)
+    assert some_bad_values(chance.sample(CHOICES, 6), 0, 1)[1] > 8
 
 
 @pytest.mark.slow

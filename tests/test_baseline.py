@@ -87,7 +87,8 @@ def test_the_recipes_numbers(run: Run):
 
 def test_one_group_decays_everything(model: GPT):
     (group,) = build_optimizers(baseline(*SMALL), model)[0].param_groups
-    assert len(group["params"]) == len(list(model.parameters()))
+    parameters = list(model.parameters())
+    assert len(group["params"]) == len(parameters)
     # the rotary tables are no part of the weights
     assert not {"cos", "sin"} & {name.split(".")[-1] for name in model.state_dict()}
     numbers = [group[key] for key in ("lr", "betas", "eps", "weight_decay")]
@@ -198,7 +199,8 @@ def model() -> GPT:
 
 
 def some_tokens(B: int = 4, T: int = 64, vocab: int = VOCAB) -> Tensor:
-    return torch.randint(vocab, (B, T + 1), generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(vocab, (B, T + 1), generator=generator)
 
 
 # Apart, the input's gradient is three, each rounded, and their sum; the second number is how far
@@ -216,7 +218,8 @@ def test_loss_and_gradients_are_the_second_models(precision: Precision, apart: f
             loss = forward(tokens[:, :-1], tokens[:, 1:])
         loss = loss.total if isinstance(loss, Loss) else loss
         losses.append(loss.item())
-        grads.append(torch.autograd.grad(loss, list(model.parameters())))
+        parameters = list(model.parameters())
+        grads.append(torch.autograd.grad(loss, parameters))
     assert losses[0] == losses[1]
     for ours, other in zip(*grads, strict=True):
         assert torch.equal(ours, other) if merged else (ours - other).norm() < apart * other.norm()

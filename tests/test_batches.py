@@ -22,11 +22,8 @@ def write(folder: Path, sizes: list[int]) -> tuple[list[Shard], list[list[int]]]
     contents = [list(range(end - size, end)) for size, end in zip(sizes, ends, strict=True)]
     for i, tokens in enumerate(contents):
         write_shard(folder / f"{i:03}.bin", np.array(tokens))
-        shards.append(
-            Shard(
-                path=str(folder / f"{i:03}.bin"), tokens=len(tokens), sha256="", max_id=max(tokens)
-            )
-        )
+        path = str(folder / f"{i:03}.bin")
+        shards.append(Shard(path=path, tokens=len(tokens), sha256="", max_id=max(tokens)))
     return shards, contents
 
 
@@ -59,7 +56,8 @@ def test_it_is_a_permutation_by_seed_and_epoch():
     for n in (1, 2, 17, 10_000):
         assert sorted(permutation(n, seed=3, epoch=2).tolist()) == list(range(n))
     made = (permutation(50, seed=seed, epoch=epoch) for seed in range(5) for epoch in range(5))
-    assert len({tuple(order.tolist()) for order in made}) == 25
+    orders = {tuple(order.tolist()) for order in made}
+    assert len(orders) == 25
 
 
 def test_it_never_changes():
@@ -119,7 +117,8 @@ def test_shuffled_reads_every_window_once_an_epoch(tmp_path: Path):
     assert got.tolist() == want
     for at in (0, n, 2 * n):
         assert sorted(want[at : at + n]) == naive
-    asked = np.random.default_rng(0).permutation(3 * n).tolist()
+    rng = np.random.default_rng(0)
+    asked = rng.permutation(3 * n).tolist()
     expected = [want[i] for i in asked]
     assert windows.read(asked).tolist() == expected
 

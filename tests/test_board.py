@@ -612,7 +612,8 @@ def test_an_interval_that_holds_its_margin_leaves_quality_open(
 ):
     """Three pairs whose t-interval has these ends."""
     ends = np.log([low, high]) if scale == "ratio" else np.array([low, high])
-    apart = (ends[1] - ends[0]) / 2 * math.sqrt(3) / stats.t.isf(0.025, 2)
+    quantile = stats.t.isf(0.025, 2)
+    apart = (ends[1] - ends[0]) / 2 * math.sqrt(3) / quantile
     pairs = (ends.mean() + apart * np.array([-1, 0, 1])).tolist()
     gain = Gain(
         metric=METRICS["val_loss"],
@@ -632,7 +633,8 @@ GUARDED = {**SPEED, "guards": [{**SPEED["guards"][0], "margins": {"cpu": 1.1, "g
 
 def test_a_gpus_results_end_the_wait(tmp_path: Path):
     scales = {name: {**at, "limitations": "a small model"} for name, at in SCALES.items()}
-    made = loaded(tmp_path / "made", study(claims=[GUARDED], scales=scales))
+    content = study(claims=[GUARDED], scales=scales)
+    made = loaded(tmp_path / "made", content)
     on_cpu = resulted(made, speeds(FAST, SAME))
     (waiting,) = rows([on_cpu])
     assert waiting.notes[0] == "no GPU yet"
@@ -649,17 +651,20 @@ def test_a_claim_is_planned_until_results_answer_it(tmp_path: Path):
     first = loaded(tmp_path / "made", study(claims=[SPEED]))
     result = resulted(first, speeds(FAST, SAME))
     pages.write(first, tmp_path / "made", result)
-    both = loaded(tmp_path / "made", study(claims=[SPEED, later], notes={"M.later": "asked later"}))
+    content = study(claims=[SPEED, later], notes={"M.later": "asked later"})
+    both = loaded(tmp_path / "made", content)
     (planned,) = board.planned([result], {"made": both})
     assert planned.claim.id == "M.later"
     assert planned.cells["expected"] == "tokens/s: at least 10% faster"
     assert planned.cells["notes"] == "asked later"
     assert planned.cells["command"] == f"`python -m nocap.study {tmp_path.name}/made scale=cpu`"
     assert board.planned([resulted(both, speeds(FAST, SAME))], {"made": both}) == []
-    loaded(tmp_path / "made", study(claims=[{**LOSS, "id": "M.speed"}]))
+    content = study(claims=[{**LOSS, "id": "M.speed"}])
+    loaded(tmp_path / "made", content)
     studies, results = board.read_studies(tmp_path)
     assert results["made"][0].outdated == ["M.speed"]
-    ids = [each.claim.id for each in board.planned(results["made"], studies)]
+    plan = board.planned(results["made"], studies)
+    ids = [each.claim.id for each in plan]
     assert ids == ["M.speed"]
 
 
@@ -667,7 +672,8 @@ def test_a_rows_words_and_ends_are_its_studys_of_now(tmp_path: Path):
     """With other ends it is another claim, which its study's log has not."""
     folder = tmp_path / "made"
     made = loaded(folder, study(claims=[SPEED]))
-    pages.write(made, folder, resulted(made, speeds(FAST, SAME)))
+    result = resulted(made, speeds(FAST, SAME))
+    pages.write(made, folder, result)
     claims = [{**SPEED, "statement": "in other words", "source": "elsewhere"}]
     changed = loaded(folder, study(claims=claims))
     (row,) = rows(pages.all_results(changed, folder))
@@ -699,8 +705,10 @@ ENTRIES = """
 def folder(tmp_path: Path) -> Path:
     """A folder of two studies with one result each."""
     for name, source in {"kite": "made, as said", "toy": "made of bricks"}.items():
-        made = loaded(tmp_path / name, study(claims=[{**SPEED, "source": source}]))
-        pages.write(made, tmp_path / name, resulted(made, speeds(FAST, SAME)))
+        content = study(claims=[{**SPEED, "source": source}])
+        made = loaded(tmp_path / name, content)
+        result = resulted(made, speeds(FAST, SAME))
+        pages.write(made, tmp_path / name, result)
     return tmp_path
 
 
@@ -766,9 +774,11 @@ def test_a_wrong_file_of_a_board_is_one_line(
     folder: Path, capsys: pytest.CaptureFixture[str], name: str, text: str, says: str
 ):
     (folder / name).write_text(text)
-    before = {path: path.read_bytes() for path in folder.rglob("*.*") if path.is_file()}
+    paths = folder.rglob("*.*")
+    before = {path: path.read_bytes() for path in paths if path.is_file()}
     with pytest.raises(SystemExit, match="2"):
         command(["--board", str(folder)])
     (said,) = capsys.readouterr().err.splitlines()
     assert re.match(rf"nocap: {says}", said), said
-    assert {path: path.read_bytes() for path in folder.rglob("*.*") if path.is_file()} == before
+    paths = folder.rglob("*.*")
+    assert {path: path.read_bytes() for path in paths if path.is_file()} == before

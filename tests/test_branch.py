@@ -102,9 +102,11 @@ def test_branch_is_the_whole_run(
     assert planned(*words).run_dir == branch  # devices are no part of it
     manifest = read(branch / "manifest.json")
     trunk_manifest = read(trunk / "manifest.json")
-    expected = {"path": str(at(trunk)), "step": 8, "identity": trunk_manifest["identity"]}
+    scale = str(at(trunk))
+    expected = {"path": scale, "step": 8, "identity": trunk_manifest["identity"]}
     assert manifest["init"] == expected
-    assert set(manifest["parts"]) - set(trunk_manifest["parts"]) == {"init"}
+    parts = set(manifest["parts"])
+    assert parts - set(trunk_manifest["parts"]) == {"init"}
     before = read(at(trunk) / "state.json")["clock_s"]
     first = rows_of(branch)[0]
     for line, seconds in before.items():

@@ -34,10 +34,8 @@ def plain(
 ) -> Tensor:
     logits = F.linear(x, weight)
     logits = logits if softcap is None else softcap * torch.tanh(logits / softcap)
-    return (
-        F.cross_entropy(logits.to(torch.promote_types(x.dtype, torch.float32)), targets)
-        + z_loss * logits.logsumexp(-1).square().mean()
-    )
+    loss = F.cross_entropy(logits.to(torch.promote_types(x.dtype, torch.float32)), targets)
+    return loss + z_loss * logits.logsumexp(-1).square().mean()
 
 
 def inputs(
@@ -217,7 +215,8 @@ def test_model_flops_count_neither_recomputation_nor_chunks() -> None:
         tokens = tokens_of()
         with FlopCounterMode(display=False) as counter:  # of the products that run
             backward(model, tokens)
-        counts.append(flops_per_token(run, vocab_size=VOCAB, causal=False)[0])
+        flops = flops_per_token(run, vocab_size=VOCAB, causal=False)
+        counts.append(flops[0])
         ran.append(counter.get_total_flops() / tokens[:, 1:].numel())
     parts = component_flops(run, vocab_size=VOCAB, causal=False)
     # a block's forward but for its last product, whose result nobody asks for

@@ -154,8 +154,10 @@ def gelu3x(root: Path, **about) -> Path:
 def two_arms(root: Path, *, effect: float, seeds: int = 4, speedup: float = 1.0, **other) -> None:
     """A baseline and an arm with `mlp.expansion=3` whose loss is higher by `effect`, with the noise
     of real seeds."""
-    noise = np.random.default_rng(0).normal(0, SD, (2, seeds))
-    wobble = np.random.default_rng(1).normal(1, 0.001, (2, seeds)) * 1000
+    rng = np.random.default_rng(0)
+    noise = rng.normal(0, SD, (2, seeds))
+    rng = np.random.default_rng(1)
+    wobble = rng.normal(1, 0.001, (2, seeds)) * 1000
     for seed in range(seeds):
         at = f"2025-12-31T0{seed}:"  # before those that say no time of theirs
         write_run(
@@ -227,12 +229,9 @@ def test_speeds_have_the_interval_of_losses_on_logarithms(tmp_path):
     alone = told(tmp_path)
     sides = []
     for arm in alone["arms"]:
+        records = load([tmp_path]).records
         sides.append(
-            [
-                math.log(record.value("token_us"))
-                for record in load([tmp_path]).records
-                if record.arm == arm["arm"]
-            ]
+            [math.log(record.value("token_us")) for record in records if record.arm == arm["arm"]]
         )
     expected = stats.ttest_rel(sides[1], sides[0]).confidence_interval(0.95)
     ratio = alone["arms"][1]["token_us"]["ratio"]
@@ -309,7 +308,8 @@ def test_the_cautious_interval_is_there_for_who_asks(tmp_path, capsys):
     gains = np.subtract(others, base)
     for i, arm in enumerate(content["arms"][1:]):
         noise = math.sqrt(np.delete(gains, i, axis=0).var(axis=1, ddof=1).mean())  # six degrees
-        half = stats.t.isf(0.005 / 4, 6 + 2) * max(noise, gains[i].std(ddof=1)) / math.sqrt(3)
+        quantile = stats.t.isf(0.005 / 4, 6 + 2)
+        half = quantile * max(noise, gains[i].std(ddof=1)) / math.sqrt(3)
         shown = arm["difference"]
         mid = gains[i].mean()
         assert shown["method"] == "pairs, noise declared"
@@ -325,12 +325,13 @@ def test_another_optimizer_has_the_cautious_interval(tmp_path):
     ):
         for seed in range(4):
             loss = 3.3 + rng.normal(0, SD)
+            config = {"optimizer.kind": optimizer, "mlp.activation": mlp}
             write_run(
                 tmp_path,
                 words=f"{optimizer}-{mlp}",
                 seed=seed,
                 loss=loss,
-                config={"optimizer.kind": optimizer, "mlp.activation": mlp},
+                config=config,
                 options={"optimizer": optimizer, "mlp": mlp},
                 started=f"2026-01-01T0{n}",
             )
@@ -345,7 +346,8 @@ def test_another_optimizer_has_the_cautious_interval(tmp_path):
     assert levels["mlp"]["method"] == "pairs (Student)"
     assert levels["optimizer"]["method"] == "pairs, cautious"
     level = levels["optimizer"]
-    half = (1 + 3.3 / math.sqrt(4)) * stats.t.isf(0.05, 3) * level["sd"] / math.sqrt(4)
+    quantile = stats.t.isf(0.05, 3)
+    half = (1 + 3.3 / math.sqrt(4)) * quantile * level["sd"] / math.sqrt(4)
     assert level["high"] - level["mean"] == pytest.approx(half)
 
 
@@ -503,12 +505,13 @@ def attentions(
         enumerate(names), enumerate(mlps), range(3)
     ):
         loss = 3.3 + 0.05 * place + seed * 1e-3 * (1 + place + wide)
+        config = {**OPTIONS[name], "mlp.expansion": float(4 - wide)}
         write_run(
             root,
             words=f"gpt2-{name}-{mlp}",
             seed=seed,
             loss=loss,
-            config={**OPTIONS[name], "mlp.expansion": float(4 - wide)},
+            config=config,
             kernel=str(OPTIONS[name]["attention.kernel"]),
             options={"attention": name, "mlp": mlp},
             swept=swept,
@@ -539,12 +542,14 @@ def test_a_swept_attention_brings_its_kernel(tmp_path, names, line):
 
 def test_runs_that_no_command_swept_are_confounded_by_their_kernel(tmp_path):
     attentions(tmp_path, "mha", "gqa", swept=())
-    assert told(tmp_path)["arms"][1]["difference"]["verdict"] == "confounded (kernel)"
+    arms = told(tmp_path)["arms"]
+    assert arms[1]["difference"]["verdict"] == "confounded (kernel)"
 
 
 def test_a_kernel_that_comes_with_another_sweep_confounds(tmp_path):
     two_arms(tmp_path, effect=0.05, kernel="math", swept=("mlp.expansion", "seed"))
-    assert told(tmp_path)["arms"][1]["difference"]["verdict"] == "confounded (kernel)"
+    arms = told(tmp_path)["arms"]
+    assert arms[1]["difference"]["verdict"] == "confounded (kernel)"
 
 
 def test_the_control_of_a_swept_kernel_is_named_where_it_is_an_arm(tmp_path):
@@ -588,7 +593,8 @@ def lengths(
             root, words="gpt2-x", seed=seed, loss=3.4 + seed * 2e-3, config=config, **more
         )
         shorter(folder, steps=steps, train_s=train_s)
-    return str(told(root)["arms"][1]["difference"]["verdict"])
+    arms = told(root)["arms"]
+    return str(arms[1]["difference"]["verdict"])
 
 
 def test_runs_of_other_lengths_have_no_word(tmp_path):
@@ -610,7 +616,8 @@ def test_steps_that_were_swept_are_the_question(tmp_path, swept, verdict):
 def test_runs_that_one_budget_of_time_ended_are_compared_and_a_line_says_so(tmp_path):
     assert lengths(tmp_path, steps=300, config={"mlp.expansion": 3.0}, train_s=4.02) == "worse"
     line = "gpt2-x: compared at an equal time of training (4.02 s), after another number of steps"
-    assert line.removeprefix("gpt2-") in " ".join(told(tmp_path)["problems"])
+    problems = told(tmp_path)["problems"]
+    assert line.removeprefix("gpt2-") in " ".join(problems)
 
 
 def test_a_log_that_counts_from_0_is_as_long_as_one_that_counts_from_1(tmp_path):
@@ -675,7 +682,8 @@ def test_looks_are_counted_from_what_commands_asked_for(tmp_path, commands, look
     rng = np.random.default_rng(0)
     for at, arms, seeds, trained in commands:
         for seed, arm in itertools.product(trained, arms):
-            about = {"seed": seed, "loss": 3.3 + rng.normal(0, SD), "asked": (at, tuple(seeds))}
+            noise = rng.normal(0, SD)
+            about = {"seed": seed, "loss": 3.3 + noise, "asked": (at, tuple(seeds))}
             write_run(tmp_path, **about) if arm == "flash" else gelu3x(tmp_path, **about)
     content = told(tmp_path)
     losses = {run["identity"]: run["val_loss"] for run in content["runs"]}
@@ -727,7 +735,8 @@ def test_samples_that_share_no_seeds_are_unfinished_too(tmp_path, there, verdict
                 "asked": (SECOND, tuple(range(10, 16))),
             }
             gelu3x(tmp_path, **about)
-    assert arms_of(tmp_path, baseline="gelu4x")["gelu3x"]["difference"]["verdict"] == verdict
+    arms = arms_of(tmp_path, baseline="gelu4x")
+    assert arms["gelu3x"]["difference"]["verdict"] == verdict
     turned = "better" if there == 6 else f"{verdict.removesuffix(')')} of gelu3x)"
     assert arms_of(tmp_path, baseline="gelu3x")["gelu4x"]["difference"]["verdict"] == turned
 
@@ -736,10 +745,8 @@ def test_an_arm_of_which_all_seeds_diverged_has_that_word_and_no_other(tmp_path)
     for seed in range(3):
         write_run(tmp_path, seed=seed, loss=3.3 + seed * 1e-3)
         gelu3x(tmp_path, seed=seed, status="diverged", curve=(5, 6, 7, 8, 9))
-    assert (
-        arms_of(tmp_path, baseline="gelu4x")["gelu3x"]["difference"]["verdict"]
-        == "diverged (3 of 3 seeds)"
-    )
+    arms = arms_of(tmp_path, baseline="gelu4x")
+    assert arms["gelu3x"]["difference"]["verdict"] == "diverged (3 of 3 seeds)"
     finished = arms_of(tmp_path, baseline="gelu3x")["gelu4x"]["difference"]
     assert finished["verdict"] == "diverged (3 of 3 seeds of gelu3x)"
 
@@ -816,7 +823,8 @@ def test_a_run_without_a_curve_does_not_vanish_at_a_target(tmp_path):
         write_run(tmp_path, seed=seed)
         folder = gelu3x(tmp_path, seed=seed)
     (folder / "metrics.jsonl").write_text('{"step": 400, "tokens": 4000}\n')
-    write_summary(folder, json.loads((folder / "summary.json").read_text()))
+    text = (folder / "summary.json").read_text()
+    write_summary(folder, json.loads(text))
     steps = arms_of(tmp_path, target_loss=3.5)["gelu3x"]["to_target"]["steps"]
     assert steps["ratio"] is None
     assert steps["refused"].startswith("no curve of ")
@@ -918,7 +926,8 @@ def test_a_record_says_by_which_keys_its_losses_are_comparable(tmp_path, key):
     assert len(said) == 2
     for line in said:
         assert f"{key} is " in line
-    assert len(told(tmp_path, allow=[key])["arms"]) == 3
+    arms = told(tmp_path, allow=[key])["arms"]
+    assert len(arms) == 3
 
 
 def test_what_cannot_be_compared_is_refused(tmp_path, capsys, monkeypatch):
@@ -1031,7 +1040,8 @@ def test_runs_are_found_by_folder_grid_glob_and_name(tmp_path, monkeypatch):
     assert find_one("last") == newest.relative_to(tmp_path)
     manifest = json.loads((folders[0] / "manifest.json").read_text())
     manifest["attempts"].append({"started": "2026-01-03T00:00:00"})  # it was gone on with
-    (folders[0] / "manifest.json").write_text(json.dumps(manifest))
+    text = json.dumps(manifest)
+    (folders[0] / "manifest.json").write_text(text)
     assert find_one("last") == there[0]
 
 

@@ -303,7 +303,8 @@ def test_two_kinds_of_cpu_with_one_name_are_two_machines(monkeypatch: pytest.Mon
     prints = set()
     for kind in ("25.1.1", "25.17.1", "25.1.1"):
         monkeypatch.setattr(hardware, "_cpu", partial(hardware.Cpu, name="AMD EPYC", kind=kind))
-        prints.add(hardware.describe(Device.cpu, 1)["fingerprint"])
+        fingerprint = hardware.describe(Device.cpu, 1)["fingerprint"]
+        prints.add(fingerprint)
     assert len(prints) == 2
 
 
@@ -590,5 +591,6 @@ def test_the_next_hydra_composes_the_same_runs_and_refuses_in_the_same_words(tmp
         ).stdout
         for path in ("", f"{tmp_path}{os.pathsep}")
     )
-    for line, *answers in zip(lines, json.loads(now), json.loads(later), strict=True):
+    content = json.loads(now)
+    for line, *answers in zip(lines, content, json.loads(later), strict=True):
         assert answers[0] == answers[1], line

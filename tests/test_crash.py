@@ -72,7 +72,8 @@ class Recorder:
     def look(self) -> None:
         """Note what was written since the last look: Python's buffers and safetensors write without
         a call that can be seen."""
-        for path in filter(Path.is_file, sorted(self.root.rglob("*"))):
+        paths = self.root.rglob("*")
+        for path in filter(Path.is_file, sorted(paths)):
             status = path.stat()
             name = str(path.relative_to(self.root))
             stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
@@ -206,7 +207,8 @@ def put(tree: Tree, root: Path) -> None:
         if content is None:
             (root / path).mkdir(parents=True, exist_ok=True)
         else:
-            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            parent = (root / path).parent
+            parent.mkdir(parents=True, exist_ok=True)
             (root / path).write_bytes(content)
 
 

@@ -29,15 +29,8 @@ def grid(tmp_path: Path) -> Path:
     runs = []
     for words, config in ARMS.items():
         for seed in range(3):
-            runs.append(
-                write_run(
-                    tmp_path,
-                    words=words,
-                    seed=seed,
-                    config=config,
-                    loss=3.3 + len(config) / 100 + seed / 1000,
-                )
-            )
+            loss = 3.3 + len(config) / 100 + seed / 1000
+            runs.append(write_run(tmp_path, words=words, seed=seed, config=config, loss=loss))
     folder = tmp_path / "grids" / "attention-seed"
     folder.mkdir(parents=True)
     cells = [{"identity": run.name.rpartition("-")[2], "run": run.name} for run in runs]
@@ -128,7 +121,8 @@ def test_the_variables_of_wandb_say_where_the_runs_are(
     assert shown.entity == "team"
     monkeypatch.setattr("wandb.login", MagicMock(side_effect=AssertionError("nobody needs to ask")))
     refuse = MagicMock(side_effect=RuntimeError("no such project"))
-    monkeypatch.setattr(dashboard._library()[0].Workspace, "save", refuse)
+    workspace = dashboard._library()[0].Workspace
+    monkeypatch.setattr(workspace, "save", refuse)
     assert dashboard.main([str(grid)]) == 1
 
 
@@ -175,7 +169,8 @@ def test_without_a_login_the_library_or_a_server_one_line_says_so(
     grid: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     refuse = MagicMock(side_effect=RuntimeError("no such project"))
-    monkeypatch.setattr(dashboard._library()[0].Workspace, "save", refuse)
+    workspace = dashboard._library()[0].Workspace
+    monkeypatch.setattr(workspace, "save", refuse)
     assert dashboard.main([str(grid), "--entity", "e"]) == 1
     assert capsys.readouterr().err == "nocap: W&B: not written: no such project\n"
     monkeypatch.setattr("wandb.login", lambda **settings: False)

@@ -102,7 +102,8 @@ def python_folder(tmp_path):
         NO_DOCUMENTS, b"none\n"
     )
     for name, content in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        parent = (folder / name).parent
+        parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
     return folder
 
@@ -133,7 +134,8 @@ def test_a_made_set_is_made_once_and_follows_its_files(
 ):
     first = stdlib()
     folder = first.train[0].parent
-    hashes = {path.name: path.read_bytes() for path in folder.glob("*.bin")}
+    paths = folder.glob("*.bin")
+    hashes = {path.name: path.read_bytes() for path in paths}
     with monkeypatch.context() as patch:
         patch.setattr(made, "_make", None)
         assert stdlib() == first
@@ -349,10 +351,10 @@ def test_gpt2_text_decodes_to_the_same_text_as_bytes(text, tmp_path, monkeypatch
     book = (SHARED / "data" / "text" / "books_0.txt").read_text()[:150_000]
     gpt2 = BuiltIn(vocabulary=Vocabulary.gpt2)
     as_bytes = text({"a.txt": book})
-    as_gpt2 = prepare(
-        Text(**COMMON, val_fraction=0.3, path=str(tmp_path / "t")), gpt2, cache_dir=tmp_path
-    )
-    decoded = gpt2.load(cache_dir=tmp_path).decode_bytes(map_tokens(as_gpt2.val[0].path).tolist())
+    path = str(tmp_path / "t")
+    as_gpt2 = prepare(Text(**COMMON, val_fraction=0.3, path=path), gpt2, cache_dir=tmp_path)
+    content = gpt2.load(cache_dir=tmp_path)
+    decoded = content.decode_bytes(map_tokens(as_gpt2.val[0].path).tolist())
     words = decoded.split(b"<|endoftext|>")[1:]
     assert words == documents([as_bytes.val[0].path])
 
@@ -745,7 +747,8 @@ def test_the_fingerprint_follows_order_split_and_vocabulary(folder, cache):
     ],
 )
 def test_shards_that_cannot_be_used_are_refused(folder, capsys, train, val, words):
-    (folder / "copy.bin").write_bytes((folder / "train_0.bin").read_bytes())
+    content = (folder / "train_0.bin").read_bytes()
+    (folder / "copy.bin").write_bytes(content)
     (folder / "notes.txt").write_text("hello")
     assert words.format(folder=folder) in refused(
         ["prepare", *of_shards(folder, train, val)], capsys
@@ -773,7 +776,8 @@ def test_a_file_without_a_header_has_the_tokens_of_the_shard_with_one(folder, ca
         windows = [
             batches.Windows([shard], **ONE_BY_ONE) for shard in (*dataset.train, *dataset.val)
         ]
-        written.append([read.at(range(read.n)).tolist() for read in windows])
+        scales = [read.at(range(read.n)).tolist() for read in windows]
+        written.append(scales)
     assert written[0] == written[1]
     assert dataset.source["dtype"] == dtype
 

@@ -132,7 +132,8 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
 
 def _headings(page: Path) -> set[str]:
     """As GitHub makes anchors of them."""
-    lines = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL).splitlines()
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    lines = text.splitlines()
     titles = [line.lstrip("#").strip().lower() for line in lines if line.startswith("#")]
     return {re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in titles}
 
@@ -185,9 +186,11 @@ def test_readme_is_short_and_plain() -> None:
 
 
 def test_the_readme_rounds_a_result_once() -> None:
-    text = " ".join((ROOT / "README.md").read_text().split())
+    words = (ROOT / "README.md").read_text().split()
+    text = " ".join(words)
     (path,) = (ROOT / "experiments" / "recipe_tuned").glob("results.docs.*.json")
-    measured = json.loads(path.read_text())["claims"][0]["measured"]
+    content = json.loads(path.read_text())
+    measured = content["claims"][0]["measured"]
     assert f"{measured['mid']:.1f} times as fast on the less favourable of two texts" in text
     assert (
         f"There the interval begins at {measured['low']:.1f} times, and the claim is exploratory"
@@ -196,9 +199,10 @@ def test_the_readme_rounds_a_result_once() -> None:
 
 
 def test_each_block_of_the_readme_is_run_as_its_file_says() -> None:
-    assert {block.commands[0].split("\n")[0] for block in ALL if block.page == "README.md"} == {
-        *run_docs.README
-    }
+    readme = {*run_docs.README}
+    assert {
+        block.commands[0].split("\n")[0] for block in ALL if block.page == "README.md"
+    } == readme
 
 
 def test_every_page_is_reached_from_the_readme() -> None:
@@ -253,9 +257,8 @@ def test_what_a_page_shows_is_what_was_printed(
 def test_every_command_runs_and_prints_what_the_page_shows(
     page: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_docs.main(["--slow", "--only", str(page.relative_to(ROOT))]) == 0, (
-        capfd.readouterr().out
-    )
+    path = str(page.relative_to(ROOT))
+    assert run_docs.main(["--slow", "--only", path]) == 0, capfd.readouterr().out
 
 
 # --- users: scripts of tests/users, written from the pages alone ----------------------------------

@@ -110,10 +110,10 @@ def test_what_the_backward_pass_computes_again_draws_the_same_again(
     again = planned(tmp_path / "again", "mlp=dropped", f"trainer.activation_checkpointing={part}")
     for plan in (plain, again):
         start(plan)
-    plain_losses = [row["train/loss"] for row in rows_of(plain.run_dir) if "train/loss" in row]
-    assert [
-        row["train/loss"] for row in rows_of(again.run_dir) if "train/loss" in row
-    ] == plain_losses
+    rows = rows_of(plain.run_dir)
+    plain_losses = [row["train/loss"] for row in rows if "train/loss" in row]
+    rows = rows_of(again.run_dir)
+    assert [row["train/loss"] for row in rows if "train/loss" in row] == plain_losses
 
 
 @pytest.mark.slow
@@ -190,8 +190,10 @@ def test_a_validation_after_a_resume_has_the_step_that_was_trained_last(tmp_path
     stopped = planned(tmp_path / "stopped", "ideas=[grows]")
     start(stopped, stop_after=2)  # the step that is validated next is the first of the next attempt
     start(stopped)
-    losses = [row["val/loss"] for row in rows_of(whole.run_dir) if "val/loss" in row]
-    assert [row["val/loss"] for row in rows_of(stopped.run_dir) if "val/loss" in row] == losses
+    rows = rows_of(whole.run_dir)
+    losses = [row["val/loss"] for row in rows if "val/loss" in row]
+    rows = rows_of(stopped.run_dir)
+    assert [row["val/loss"] for row in rows if "val/loss" in row] == losses
 
 
 @pytest.mark.usefixtures("growing")

@@ -77,18 +77,8 @@ def ended(
     folder = root / name
     folder.mkdir()
     doors = {door: (MODULES[door], words) for door, (words, _) in ASKED.items()}
-    command = [
-        "bash",
-        "-c",
-        script,
-        "bash",
-        sys.executable,
-        *flags,
-        "-c",
-        DRIVER,
-        json.dumps(doors),
-        before,
-    ]
+    text = json.dumps(doors)
+    command = ["bash", "-c", script, "bash", sys.executable, *flags, "-c", DRIVER, text, before]
     environment = {**os.environ, "PYTHONPATH": str(REPO)}
     done = subprocess.run(
         command,

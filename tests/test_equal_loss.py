@@ -67,6 +67,10 @@ def record(
         "clock_s": {"train": 1.0},
         "hardware": {"name": machine, "fingerprint": machine},
     }
+    manifest = {
+        "options": {"attention": attention, "mlp": mlp},
+        "attempts": [{"swept": ["attention", "mlp", "seed"]}],
+    }
     return Record(
         folder=Path(f"{arm}-s{seed}"),
         identity=digest([arm, seed]),
@@ -77,10 +81,7 @@ def record(
         started="",
         config=config,
         parts={},
-        manifest={
-            "options": {"attention": attention, "mlp": mlp},
-            "attempts": [{"swept": ["attention", "mlp", "seed"]}],
-        },
+        manifest=manifest,
         summary=summary,
         curve=Curve(),
         length_of=base if steps != STEPS else None,
@@ -97,11 +98,13 @@ def grid(
     for seed in range(seeds):
         for attention in NAMES["attention"]:
             for mlp in NAMES["mlp"]:
-                loss = 2.3 - gain * (mlp == "swiglu") + rng.normal(0, 0.002)
+                noise = rng.normal(0, 0.002)
+                loss = 2.3 - gain * (mlp == "swiglu") + noise
                 pace = 0.9 if attention == "gqa" else 1.0
                 records.append(record(attention, mlp, seed, loss, pace=pace))
         for steps in (105, 210):
-            loss = 2.3 * (steps / STEPS) ** -0.1 + rng.normal(0, 0.002)
+            noise = rng.normal(0, 0.002)
+            loss = 2.3 * (steps / STEPS) ** -0.1 + noise
             records.append(record("flash", "gelu4x", seed, loss, steps=steps))
     return compare(Found(records=[change(each) for each in records]), baseline="flash gelu4x")
 
@@ -123,7 +126,8 @@ def test_an_arm_without_noise_has_the_closed_form() -> None:
     slope = slopes(losses[105], losses[210], ratio=2.0)
     assert slope == pytest.approx([-0.1] * 4)
     z = times(losses[180], losses[150], slope, math.log(1.1) * ones)
-    assert np.exp(z) == pytest.approx([1.1 / 1.2] * 4)
+    ratio = np.exp(z)
+    assert ratio == pytest.approx([1.1 / 1.2] * 4)
 
 
 @pytest.mark.parametrize(

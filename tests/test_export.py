@@ -67,7 +67,8 @@ def test_nocap_and_plain_torch_read_the_runs_own_logits(
     loaded = api.load_model(file)
     with torch.no_grad():
         expected = model.logits(TOKENS)[0]
-        assert torch.equal(loaded.model.logits(TOKENS)[0], expected)
+        logits = loaded.model.logits(TOKENS)
+        assert torch.equal(logits[0], expected)
         plain = script["logits"](*script["read"](file), TOKENS[0])
     torch.testing.assert_close(plain, expected, rtol=1e-4, atol=1e-5)
     assert loaded.step == 7
@@ -108,7 +109,8 @@ def test_a_file_says_what_it_is_and_no_place_of_this_machine(
 ) -> None:
     file = tmp_path / "new" / "model.safetensors"
     name = undisturbed.run_dir.name
-    assert export.main([name[:-6], str(file), "--output-dir", str(undisturbed.output_dir)]) == 0
+    output_dir = str(undisturbed.output_dir)
+    assert export.main([name[:-6], str(file), "--output-dir", output_dir]) == 0
     assert f"{name[:-13]} at step 30" in capsys.readouterr().out
     with safe_open(file, "pt") as opened:
         metadata = opened.metadata()
@@ -122,7 +124,8 @@ def test_a_file_says_what_it_is_and_no_place_of_this_machine(
 
 def test_what_is_no_export_is_refused(undisturbed: Undisturbed, tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
-    assert export.main([str(undisturbed.run_dir), str(file)]) == 0
+    run_dir = str(undisturbed.run_dir)
+    assert export.main([run_dir, str(file)]) == 0
     with safe_open(file, "pt") as opened:
         metadata = opened.metadata()
     tensors = load_file(file)
@@ -131,7 +134,8 @@ def test_what_is_no_export_is_refused(undisturbed: Undisturbed, tmp_path: Path) 
     key = "embedding.weight"
 
     def about(**changed: object) -> dict[str, str]:
-        return {**metadata, "config": json.dumps({**config, **changed})}
+        text = json.dumps({**config, **changed})
+        return {**metadata, "config": text}
 
     cases = (
         ("got KeyError", {}, {}),
@@ -249,14 +253,16 @@ def test_other_code_than_the_runs_is_named(
     this = planned(tmp_path, "attention=softcap")
     start(this)
     file = tmp_path / "model.safetensors"
-    assert export.main([str(this.run_dir), str(file), "--config-dir", str(softcap)]) == 0
+    run_dir = str(this.run_dir)
+    assert export.main([run_dir, str(file), "--config-dir", str(softcap)]) == 0
     assert "is not the code" not in capsys.readouterr().err
     (path,) = (softcap / "attention").glob("*.py")
     path.write_text(f"{path.read_text()}\n# another\n")
     outside.use([softcap])
     said = list[str]()
     if read == "folder":
-        again = [str(this.run_dir), str(file), "--config-dir", str(softcap)]
+        run_dir = str(this.run_dir)
+        again = [run_dir, str(file), "--config-dir", str(softcap)]
         assert export.main(again) == 0
         said.append(capsys.readouterr().err)
     else:

@@ -59,10 +59,9 @@ def drawn(
     common = rng.normal(size=n)
     values = {}
     for place in itertools.product(*(names.split() for names in levels)):
+        noise = rng.normal(size=n)
         values[place] = (
-            3
-            + 0.01 * (common + rng.normal(size=n))
-            + sum((effects or {}).get(name, 0) for name in place)
+            3 + 0.01 * (common + noise) + sum((effects or {}).get(name, 0) for name in place)
         )
     return values
 
@@ -101,7 +100,8 @@ def test_two_arms_without_shared_seeds_are_scipys(tmp_path: Path, n: int) -> Non
 def test_levels_are_means_over_the_other_keys_with_the_interval_of_arms(
     tmp_path: Path, n: int
 ) -> None:
-    losses = drawn(np.random.default_rng(n), "flash gqa", "gelu4x gelu3x swiglu", n=n)
+    rng = np.random.default_rng(n)
+    losses = drawn(rng, "flash gqa", "gelu4x gelu3x swiglu", n=n)
     content = judged(tmp_path, "attention+mlp", losses)
     attention, mlp = content["by_factor"]["factors"]
 
@@ -155,13 +155,9 @@ def test_a_gain_that_no_arm_shows_is_shown_by_factor(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """And it is the first table that is read."""
+    rng = np.random.default_rng(3)
     losses = drawn(
-        np.random.default_rng(3),
-        "flash gqa mqa",
-        "gelu4x swiglu",
-        "rope none",
-        n=4,
-        effects={"swiglu": -0.022},
+        rng, "flash gqa mqa", "gelu4x swiglu", "rope none", n=4, effects={"swiglu": -0.022}
     )
     content = judged(tmp_path, "attention+mlp+position", losses)
     attention, mlp, position = content["by_factor"]["factors"]
@@ -185,7 +181,8 @@ def test_a_gain_that_no_arm_shows_is_shown_by_factor(
 
 def test_what_turns_round_with_another_key_depends_on_it(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    losses = dict(drawn(rng, "flash gqa", "gelu4x swiglu", n=6, effects={"gqa": -0.05}))
+    effects = {"gqa": -0.05}
+    losses = dict(drawn(rng, "flash gqa", "gelu4x swiglu", n=6, effects=effects))
     for attention, more in (("flash", 0.02), ("gqa", 0.11)):
         losses[attention, "swiglu"] = losses[attention, "swiglu"] + more
     content = judged(tmp_path, "attention+mlp", losses)
@@ -233,7 +230,8 @@ def grid(
     """Runs of three seeds at these places: levels of keys, each with what follows from it."""
     rng = np.random.default_rng(0)
     for place, seed in itertools.product(places, range(3)):
-        made = {"loss": 3.3 + rng.normal(0, 0.001), **(about(place, seed) if about else {})}
+        noise = rng.normal(0, 0.001)
+        made = {"loss": 3.3 + noise, **(about(place, seed) if about else {})}
         made.setdefault("config", {f"model.{key}": value for key, value in place.items()})
         words = "gpt2-" + "-".join(place.values())
         write_run(root, words=words, seed=seed, **made)

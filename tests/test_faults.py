@@ -100,7 +100,8 @@ def writer(
     optimizer.step()
     its = checkpoint.Writer(root, background=background)
     of_it = {"model": model, "optimizers": [optimizer], "keep": 2, "rows": b'{"step": 0}\n'}
-    return model, its, partial(its.save, must=False, state={"clock_s": {}}, **of_it)
+    state = {"clock_s": {}}
+    return model, its, partial(its.save, must=False, state=state, **of_it)
 
 
 # --- 1, 2: killed ---------------------------------------------------------------------------------
@@ -129,7 +130,8 @@ def test_01_kill_at_any_step(
     matches = set(re.findall(r"ended with signal 9 at step (\d+)", done.err))
     assert sorted(map(int, matches)) == kills
     assert state_of(the_run(tmp_path / "out")) == state_of(undisturbed.run_dir)
-    assert summary_of(the_run(tmp_path / "out"))["attempts"] == len(kills) + 1
+    summary = summary_of(the_run(tmp_path / "out"))
+    assert summary["attempts"] == len(kills) + 1
 
 
 def test_02_kill_during_save(tmp_path: Path) -> None:
@@ -149,7 +151,8 @@ def test_02_kill_during_save(tmp_path: Path) -> None:
             break
         newest = checkpoint.find(root)
         assert newest.invalid == []
-        outcomes.add((newest.step, any(root.glob(".step-*.tmp"))))
+        paths = root.glob(".step-*.tmp")
+        outcomes.add((newest.step, any(paths)))
         save(step=12)
         delete(unfinished(root))  # as the next attempt does
         names = [path.name for path in sorted(root.iterdir())]
@@ -307,7 +310,8 @@ def test_07_disk_full_at_a_checkpoint(runs: tuple[Path, Path], tmp_path: Path) -
     old one stays, and is resumed from."""
     this = copied(runs[1], tmp_path)
     told = tmp_path / "told"
-    limit = (this.run_dir / "checkpoints" / name_of(5) / "model.safetensors").stat().st_size - 1
+    stat = (this.run_dir / "checkpoints" / name_of(5) / "model.safetensors").stat()
+    limit = stat.st_size - 1
     assert in_a_child(lambda: trained(tmp_path / "out", SEED, full_at=limit, log=print), told) == 1
     lines = [line for line in told.read_text().splitlines() if "not saved: " in line]
     matches = [re.findall(r"checkpoint of step (\d) ", line) for line in lines]
@@ -686,9 +690,8 @@ def spoil_checkpoint(chance: random.Random, folder: Path, case: int) -> None:
         case 0:
             file.write_bytes(chance.randbytes(500))
         case 1:
-            file.write_bytes(
-                (1 << 60).to_bytes(8, "little") + b"{}"
-            )  # a header longer than any file
+            content = (1 << 60).to_bytes(8, "little") + b"{}"
+            file.write_bytes(content)  # a header longer than any file
         case 2:
             save_file({key: value for key, value in tensors.items() if key != name}, file)
         case 3:
@@ -696,7 +699,8 @@ def spoil_checkpoint(chance: random.Random, folder: Path, case: int) -> None:
         case 4:
             save_file({**tensors, name: tensors[name].new_zeros(3, 3, 3)}, file)
         case 5:
-            file.write_bytes(pickle.dumps(Payload(folder.with_name("proof"))))
+            path = folder.with_name("proof")
+            file.write_bytes(pickle.dumps(Payload(path)))
         case _:
             (folder / "state.json").write_text(states[case - 6])
     restamp(folder)

@@ -65,8 +65,10 @@ def test_so_many_seeds_show_it_nine_times_in_ten() -> None:
 
 def test_seeds_of_several_arms_share_the_error() -> None:
     rng = np.random.default_rng(2)
-    rows = rng.normal(2, 1, size=(5, 6)) + rng.normal(size=6)
-    together = [seeds_to_show(each, look=1) for each in of_arms(rows.tolist())]
+    noise = rng.normal(2, 1, size=(5, 6))
+    rows = noise + rng.normal(size=6)
+    estimates = of_arms(rows.tolist())
+    together = [seeds_to_show(each, look=1) for each in estimates]
     alone = [seeds_to_show(of_pairs(row), look=1) for row in rows]
     for more, one in zip(together, alone, strict=True):
         assert one is not None
@@ -74,8 +76,10 @@ def test_seeds_of_several_arms_share_the_error() -> None:
 
 
 def test_what_no_number_shows_has_none() -> None:
-    assert seeds_to_show(of_pairs([1.0, -1.0, 0.001]), look=1) is None
-    assert seeds_to_show(of_pairs([0.0, 0.0, 0.0]), look=1) is None
+    pairs = of_pairs([1.0, -1.0, 0.001])
+    assert seeds_to_show(pairs, look=1) is None
+    pairs = of_pairs([0.0, 0.0, 0.0])
+    assert seeds_to_show(pairs, look=1) is None
     assert seeds_to_show(of_samples([1.0, 2.0], [1.0, 2.0]), look=1) is None
 
 
@@ -155,7 +159,8 @@ def test_a_difference_that_is_not_shown_asks_for_the_seeds_that_would_show_it(
     assert findings["next"] == {"key": "seed", "values": seeds}
     line = f"next: the same command with seed={','.join(map(str, seeds))} (finished runs are kept)"
     assert render(comparison).endswith(line)
-    words = html.unescape(re.sub(r"<[^>]+>", " ", page.render(comparison))).split()
+    text = re.sub(r"<[^>]+>", " ", page.render(comparison))
+    words = html.unescape(text).split()
     shown = " ".join(words)
     assert line in shown
     assert shown.startswith(headline(comparison))
@@ -219,6 +224,7 @@ def test_a_difference_that_has_a_word_is_not_the_same(tmp_path: Path) -> None:
 
 def test_the_cautious_interval_is_called_so(tmp_path: Path) -> None:
     runs(tmp_path, {"base": FLAT, "noisy": NOISY})
+    content = load([tmp_path])
     assert "±: half of the cautious interval that decides" in render(
-        compare(load([tmp_path]), cautious=True)
+        compare(content, cautious=True)
     )

@@ -87,12 +87,14 @@ def test_a_windows_keys_are_those_of_a_direct_count(window: int):
 
 def test_a_full_window_costs_what_full_attention_costs_and_a_hybrid_lies_between():
     base = ("model=nano", "model.n_layer=4", "trainer.device=cpu")
-    full = flops_per_token(compose([*base, "attention=flash"]), vocab_size=70)[0]
-    local = flops_per_token(compose([*base, "attention=sliding"]), vocab_size=70)[0]
-    widest = flops_per_token(
-        compose([*base, "attention=sliding", "attention.window=128"]), vocab_size=70
-    )[0]
-    hybrid = flops_per_token(compose([*base, "attention=hybrid"]), vocab_size=70)[0]
+    run = compose([*base, "attention=flash"])
+    full = flops_per_token(run, vocab_size=70)[0]
+    run = compose([*base, "attention=sliding"])
+    local = flops_per_token(run, vocab_size=70)[0]
+    run = compose([*base, "attention=sliding", "attention.window=128"])
+    widest = flops_per_token(run, vocab_size=70)[0]
+    run = compose([*base, "attention=hybrid"])
+    hybrid = flops_per_token(run, vocab_size=70)[0]
     assert widest == full
     assert hybrid == pytest.approx((3 * local + full) / 4)
 
@@ -204,7 +206,8 @@ def changed(path: Path, folder: Path, *, more: str) -> None:
     group = path.parent.name
     (folder / group).mkdir()
     source = path.read_text().replace(f'kind: str = "{path.stem}"', 'kind: str = "other"')
-    (folder / group / "other.py").write_text(source.rstrip() + more)
+    text = source.rstrip() + more
+    (folder / group / "other.py").write_text(text)
     yaml = path.with_suffix(".yaml").read_text().replace(path.stem, "other")
     (folder / group / "other.yaml").write_text(yaml)
     outside.use([folder])
@@ -390,7 +393,8 @@ def test_a_bound_of_flops_needs_both_sides():
 
 def test_a_step_that_cannot_be_counted_has_no_work():
     outside.use([EXPERTS])
-    counts = count(compose([*NANO, "mlp=sparse_experts", "attention=sliding"]), vocab_size=70)
+    run = compose([*NANO, "mlp=sparse_experts", "attention=sliding"])
+    counts = count(run, vocab_size=70)
     assert counts.not_counted == WHY.partition(": ")[2]
     assert not counts.by_part()
     assert counts.needed() == 1.0
@@ -398,7 +402,8 @@ def test_a_step_that_cannot_be_counted_has_no_work():
 
 def test_the_window_of_a_block_of_its_own_narrows_no_bound():
     outside.use([REPO / "tests" / "strangers" / "parallel"])
-    counts = count(compose([*NANO, "model=parallel", "attention=sliding"]), vocab_size=70)
+    run = compose([*NANO, "model=parallel", "attention=sliding"])
+    counts = count(run, vocab_size=70)
     assert counts.not_counted is None
     assert counts.needed() == 1.0
 

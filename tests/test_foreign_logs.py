@@ -278,7 +278,8 @@ def test_an_arm_that_diverged_never_wins(name):
     """Whether its NaN is a NaN, null or an empty cell, and whichever arm is the baseline."""
     idea = words(judged(VARIANTS / name))[0]["idea"]
     assert idea[0] == "diverged (3 of 3 seeds)"
-    turned = compare(logs.load([str(VARIANTS / name)]), baseline="idea")
+    content = logs.load([str(VARIANTS / name)])
+    turned = compare(content, baseline="idea")
     assert words(turned)[0]["base"][0] == "diverged (3 of 3 seeds of idea)"
 
 
@@ -314,7 +315,8 @@ def test_a_budget_of_time_ends_a_run_that_is_finished():
     golf = SAMPLES / "parameter_golf_logs"
     found = logs.load([str(golf / "colons")])
     assert {run.status for run in found.records} == {"finished"}
-    assert len({run.summary["steps"] for run in found.records}) == 6
+    steps = {run.summary["steps"] for run in found.records}
+    assert len(steps) == 6
     assert (
         "compared: final_int8_zlib_roundtrip_exact, the last score that all runs have"
         in found.problems[0]
@@ -323,9 +325,8 @@ def test_a_budget_of_time_ends_a_run_that_is_finished():
 
 @needs_samples
 def test_only_a_score_that_all_runs_have_is_compared(tmp_path):
-    for number, path in enumerate(
-        sorted((SAMPLES / "parameter_golf_logs" / "spaced").rglob("*.log"))
-    ):
+    paths = (SAMPLES / "parameter_golf_logs" / "spaced").rglob("*.log")
+    for number, path in enumerate(sorted(paths)):
         copy = tmp_path / path.parent.name / path.name
         copy.parent.mkdir(exist_ok=True)
         lines = path.read_text().splitlines(keepends=True)
@@ -380,7 +381,8 @@ def test_names_say_arm_and_seed(tmp_path, template, arm_from, seed_from):
     assert [run.arm for run in found.records].count("base") == 3
     assert [run.arm for run in found.records].count("idea") == 3
     assert {run.imported["arm"] for run in found.records} == {arm_from}
-    assert {run.imported["seed"] for run in found.records} == {seed_from}
+    seeds = {run.imported["seed"] for run in found.records}
+    assert seeds == {seed_from}
 
 
 def test_settings_beside_a_log_say_arm_and_seed(tmp_path):
@@ -403,7 +405,8 @@ def test_settings_beside_a_log_say_arm_and_seed(tmp_path):
         expected = {(f"width={width}", seed) for width in (32, 64) for seed in range(3)}
         assert {(run.arm, run.seed) for run in found.records} == expected
         assert {run.imported["arm"] for run in found.records} == {source}
-        assert {run.imported["seed"] for run in found.records} == {source}
+        seeds = {run.imported["seed"] for run in found.records}
+        assert seeds == {source}
 
 
 def test_settings_that_cannot_be_read_are_named(tmp_path):
@@ -464,9 +467,8 @@ def test_a_template_that_does_not_fit_is_refused(tmp_path, capsys, template, sai
 def test_files_that_are_given_are_arms(tmp_path):
     for number, arm in enumerate(("base", "idea")):
         curve(tmp_path / f"{arm}.csv", 3 - number)
-    told, _, labels = words(
-        compare(logs.load([str(tmp_path / f"{arm}.csv") for arm in ("base", "idea")]))
-    )
+    content = logs.load([str(tmp_path / f"{arm}.csv") for arm in ("base", "idea")])
+    told, _, labels = words(compare(content))
     assert labels == ["base", "idea"]
     assert told["idea"][0] == "no verdict (n=1)"
 
@@ -520,7 +522,8 @@ def test_a_checkpoint_is_a_piece_of_its_run(tmp_path):
         for at in range(50, step + 1, 50):
             rows.append({"eval_loss": 4 - at / 100, "step": at, "epoch": at / 100})
         state = {"best_metric": None, "global_step": step, "max_steps": 200, "log_history": rows}
-        (folder / "trainer_state.json").write_text(json.dumps(state, indent=2))
+        text = json.dumps(state, indent=2)
+        (folder / "trainer_state.json").write_text(text)
     run = the_run(tmp_path)
     assert run.val_loss == 2.0
     assert run.status == "finished"
@@ -942,7 +945,8 @@ def test_an_empty_cell_in_a_table_of_last_losses_is_a_divergence(tmp_path):
     assert statuses["idea", 0] == "diverged"
     assert statuses["idea", 1] == "finished"
     path = table(tmp_path / "states.csv", "arm,seed,state,val_loss\na,0,finished,3\na,1,running,\n")
-    assert len(logs.load([str(path)]).records) == 1
+    content = logs.load([str(path)])
+    assert len(content.records) == 1
 
 
 def test_a_final_score_of_nan_is_a_divergence(tmp_path):
@@ -981,7 +985,8 @@ def test_times_that_are_not_known_make_no_equal_budget(tmp_path):
                     f"{2 - step / 1000 + seed / 100 - number / 10:.6f}\n"
                 )
             table(tmp_path / arm / f"seed{seed}.log", "".join(lines))
-    assert words(judged(tmp_path))[0]["idea"][0] == "confounded (steps)"
+    idea = words(judged(tmp_path))[0]["idea"]
+    assert idea[0] == "confounded (steps)"
 
 
 def test_runs_on_calls_of_log_have_a_length(tmp_path):
@@ -993,7 +998,8 @@ def test_runs_on_calls_of_log_have_a_length(tmp_path):
             table(
                 tmp_path / arm / f"seed{seed}.csv", f",_step,_timestamp,val/loss\n{''.join(rows)}"
             )
-    assert words(judged(tmp_path))[0]["idea"][0] == "confounded (steps)"
+    idea = words(judged(tmp_path))[0]["idea"]
+    assert idea[0] == "confounded (steps)"
 
 
 def test_jobs_that_settings_tell_apart_are_arms(tmp_path):
@@ -1016,7 +1022,8 @@ def test_the_seed_of_a_template_leaves_the_name(tmp_path):
         final(tmp_path / f"exp{seed}.csv", 3 + seed / 100)
     found = logs.load([str(tmp_path)], names="exp{seed}")
     assert len({run.arm for run in found.records}) == 1
-    assert {run.seed for run in found.records} == {0, 1, 2}
+    seeds = {run.seed for run in found.records}
+    assert seeds == {0, 1, 2}
 
 
 def test_a_project_without_its_entity_is_one_line(capsys):
@@ -1039,13 +1046,15 @@ def test_readers_lose_no_rows(tmp_path):
     (tmp_path / "pandas.csv").write_bytes(f"epoch,step,val_loss\r\n{lost}".encode())
     assert the_run(tmp_path / "pandas.csv").status == "diverged"
     path = table(tmp_path / "w.csv", "Name,State,seed,val/loss\na,finished,1,3.1\na,finished,0,3.0")
-    assert len(logs.load([str(path)]).records) == 2
+    content = logs.load([str(path)])
+    assert len(content.records) == 2
     table(tmp_path / "b" / "run-a-tag-lr.csv", "Wall time,Step,Value\n1,0,1\n1,1,")
     table(
         tmp_path / "b" / "run-a-tag-val_loss.csv",
         "Wall time,Step,Value\n1,0,4\n1,50,3.5\n1,100,3\n",
     )
-    assert the_run(tmp_path / "b").curve.step == [0, 50, 100]
+    run_dir = the_run(tmp_path / "b")
+    assert run_dir.curve.step == [0, 50, 100]
     ends = "{'train_runtime': '9', 'epoch': '2'}\n"
     losses = "{'eval_loss': '2.2', 'epoch': '1'}\n{'eval_loss': '2.1', 'epoch': '2'}\n"
     rows = "{'loss': '3', 'epoch': '0.5'}\n" + losses

@@ -140,7 +140,8 @@ def test_a_run_whose_summary_is_no_file_is_named(copied, make):
     for name in ("manifest.json", "summary.json"):
         (copied["done"] / name).unlink()
     make(copied["done"] / "summary.json")
-    status = {row["name"]: row["status"] for row in api.compare("outputs")["not_compared"]}
+    comparison = api.compare("outputs")
+    status = {row["name"]: row["status"] for row in comparison["not_compared"]}
     assert re.match(r"unreadable: .*(summary|manifest)\.json", status[copied["done"].name])
 
 

@@ -85,7 +85,8 @@ def test_nor_at_any_door(ask: Any, tmp_path: Path) -> None:  # noqa: F811
     options."""
     flags = evil(tmp_path, YAMLS["callback"])
     arms = {"mqa": ["attention=mqa", "experiment=evil"]}
-    folder = written(tmp_path / "study", study(arms=STUDY["arms"] | arms))
+    content = study(arms=STUDY["arms"] | arms)
+    folder = written(tmp_path / "study", content)
     for door, words in DOORS.items():
         refused(ask(door, *flags, *words, "experiment=evil"))
     assert (
@@ -169,7 +170,8 @@ def test_what_is_within_the_limits_is_read() -> None:
 def test_only_regular_files_are_read(name: str, ask: Any, tmp_path: Path) -> None:  # noqa: F811
     os.mkfifo(tmp_path / "pipe")
     for link in ("s/study.yaml", "mine/attention/x.py", "x.yaml"):
-        (tmp_path / link).parent.mkdir(parents=True, exist_ok=True)
+        parent = (tmp_path / link).parent
+        parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / link).symlink_to(tmp_path / name)
     refused(ask("study", "s", "--plan"), "regular file")
     (tmp_path / "mine/attention/x.yaml").write_text("kind: x\n")

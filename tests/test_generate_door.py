@@ -225,7 +225,8 @@ def test_what_is_no_trained_run_is_refused(trained: Path, say: Say):
 
 def test_a_run_of_cuda_kernels_generates_on_the_cpu(trained: Path):
     cuda = (("kernel: fused", "kernel: cudnn"), ("device: cpu", "device: cuda"), ("fp32", "bf16"))
-    assert load_config(edited(trained, *cuda)).attention.kernel is Kernel.cudnn
+    attention = load_config(edited(trained, *cuda)).attention
+    assert attention.kernel is Kernel.cudnn
     loaded = load(trained, device=CPU, log=print)
     assert loaded.run.attention.kernel is Kernel.fused
     assert next(loaded.model.parameters()).dtype is torch.float32
@@ -250,7 +251,8 @@ def test_an_exported_file_writes_what_its_run_writes(
     undisturbed: Undisturbed, say: Say, tmp_path: Path
 ):
     file = tmp_path / "model.safetensors"
-    assert export.main([str(undisturbed.run_dir), str(file)]) == 0
+    run_dir = str(undisturbed.run_dir)
+    assert export.main([run_dir, str(file)]) == 0
     texts = []
     for source in (undisturbed.run_dir, file):
         texts.append(say(f"run={source}", "max_tokens=5")[3]["samples"])

@@ -35,7 +35,8 @@ def made(*words: str) -> tuple[GPT, Run]:
 
 
 def prompt(B: int = 1, T: int = 12) -> Tensor:
-    return torch.randint(VOCAB, (B, T), generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(VOCAB, (B, T), generator=generator)
 
 
 def text(engine: Engine, prompt_BT: Tensor, *, n: int, samples: int = 1, **how: float) -> Tensor:
@@ -96,7 +97,8 @@ def test_a_sample_is_the_same_in_every_batch_and_recomputed(option: str):
     together = text(cached[1], prompt(), n=40, samples=5, temperature=1.0)
     again = text(Recompute(model), prompt(), n=40, samples=5, temperature=1.0)
     assert together[0].tolist() == alone[0].tolist()
-    assert len({tuple(row) for row in together.tolist()}) == 5
+    rows = {tuple(row) for row in together.tolist()}
+    assert len(rows) == 5
     assert together.tolist() == again.tolist()
 
 
@@ -167,7 +169,8 @@ def test_draws_follow_the_softmax_of_the_k_most_probable(temperature: float, top
     "how", [{"temperature": 0.0}, {"temperature": 1e-30}, {"temperature": 1.0, "top_k": 1}], ids=str
 )
 def test_three_ways_to_take_the_most_probable(how: dict[str, float]):
-    logits = torch.randn(64, VOCAB, generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(64, VOCAB, generator=generator)
     sampler = TokenSampler(**{"top_k": 0, **how}, seed=0, sequences=64, max_tokens=1)
     expected = logits.argmax(-1).tolist()
     assert sampler(logits, 0).tolist() == expected

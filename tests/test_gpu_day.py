@@ -80,7 +80,8 @@ def test_what_a_step_leaves_outlives_the_next_ones_failure(
 
     def told(*words: str) -> tuple[int, list[dict[str, Any]]]:
         code = day.main([*words, "--device", "cpu", "--small", "--out", str(tmp_path)])
-        return code, json.loads((tmp_path / "day.json").read_text())["rows"]
+        text = (tmp_path / "day.json").read_text()
+        return code, json.loads(text)["rows"]
 
     monkeypatch.setattr(day, "STEPS", steps)
     assert told("good", "bad", "long", "absent")[0] == 1
@@ -139,7 +140,8 @@ def of_another_day(started: str, **speeds: float) -> dict[str, Any]:
     content: dict[str, Any] = json.loads(SESSION.read_text())
     content["started"] = started
     for arm in content["arms"]:
-        arm["tokens_per_s"] *= speeds.get(arm["label"].replace("attention=", ""), 1.0)
+        label = arm["label"].replace("attention=", "")
+        arm["tokens_per_s"] *= speeds.get(label, 1.0)
     return content
 
 

@@ -144,8 +144,10 @@ def test_the_same_runs_are_the_same_grid(tmp_path):
     assert again.folder == first.folder
     assert first.name[:15] == "attention-seed-"
     assert checked(tmp_path, "attention=flash seed=0", "attention=gqa seed=1").name != first.name
-    assert {cell.plan.grid for cell in again.cells} == {first.name}
-    written = json.loads((first.folder / "grid.json").read_text())["cells"]
+    grids = {cell.plan.grid for cell in again.cells}
+    assert grids == {first.name}
+    text = (first.folder / "grid.json").read_text()
+    written = json.loads(text)["cells"]
     expected = [(cell.plan.identity, cell.plan.run_dir.name) for cell in first.cells]
     assert [(cell["identity"], cell["run"]) for cell in written] == expected
 
@@ -223,7 +225,8 @@ def test_a_yamls_sweeps_make_a_grid_without_the_flag(tmp_path, here):
     done = here("--config-dir", "own", *SMALL, "experiment=mine", "trainer.steps=1")
     assert done.code == 0, done.err
     assert "2 cells, 0 done, 2 to train" in done.out
-    assert len([*(tmp_path / "outputs" / "runs").iterdir()]) == 2
+    paths = (tmp_path / "outputs" / "runs").iterdir()
+    assert len([*paths]) == 2
 
 
 def test_what_is_swept_goes_in_pairs_with_every_seed(tmp_path):
@@ -271,7 +274,8 @@ def test_grid_trains_its_cells_by_seed_and_ends_with_the_comparison(small_grid):
         manifest = json.loads((run_dir / "manifest.json").read_text())
         assert manifest["attempts"][-1]["grid"] == folder.name
         assert manifest["attempts"][-1]["asked"]["seeds"] == [0, 1]
-        group = run_facts(to_plain(load(run_dir / "config.yaml")), run_dir, manifest).group
+        content = load(run_dir / "config.yaml")
+        group = run_facts(to_plain(content), run_dir, manifest).group
         assert group == folder.name
         assert folder.name not in json.dumps(manifest["parts"])
         assert "val" in (run_dir / "train.log").read_text()
@@ -459,7 +463,8 @@ ROWS = 13  # of each of its cells
 
 def rows_in(out):
     """Count the rows of all runs, a half-written one not included."""
-    return sum(path.read_bytes().count(b"\n") for path in out.glob("runs/*/metrics.jsonl"))
+    paths = out.glob("runs/*/metrics.jsonl")
+    return sum(path.read_bytes().count(b"\n") for path in paths)
 
 
 @pytest.mark.gate

@@ -80,12 +80,10 @@ def saved_and_loaded(trainee: Trainee, run: Run, folder: Path, *, step: int) -> 
 
 def test_the_draws_of_the_model_and_of_each_idea_are_their_own():
     plain = dict(build_model(composed(), vocab_size=V).named_parameters())
-    alone = dict(build_model(composed("ideas=[value_embeddings]"), vocab_size=V).named_parameters())
-    more = dict(
-        build_model(
-            composed("ideas=[multi_token,value_embeddings,x0]"), vocab_size=V
-        ).named_parameters()
-    )
+    model = build_model(composed("ideas=[value_embeddings]"), vocab_size=V)
+    alone = dict(model.named_parameters())
+    model = build_model(composed("ideas=[multi_token,value_embeddings,x0]"), vocab_size=V)
+    more = dict(model.named_parameters())
     assert more.keys() > alone.keys() > plain.keys()
     for name, p in [*plain.items(), *alone.items()]:
         assert torch.equal(p, more[name])
@@ -96,7 +94,8 @@ def test_the_order_of_the_command_line_is_none_of_the_run():
         composed(f"ideas={ideas}") for ideas in ("[x0,value_embeddings]", "[value_embeddings,x0]")
     )
     assert to_plain(first) == to_plain(second)
-    assert len({digest(identity_parts(run, data_fingerprint="")) for run in (first, second)}) == 1
+    identities = {digest(identity_parts(run, data_fingerprint="")) for run in (first, second)}
+    assert len(identities) == 1
 
 
 def test_a_loss_with_parts_keeps_the_losses_of_training_and_validation_comparable(tmp_path: Path):
@@ -439,7 +438,8 @@ def test_keys_that_a_replaced_block_or_model_may_not_read_are_refused(
     ):
         replaced_model(tmp_path, name, source, word)
     reads = source.replace(f'kind: str = "{name}"', f'kind: str = "reader"\n    READS = ("{key}",)')
-    assert replaced_model(tmp_path / "reads", "reader", reads, word).model.kind == "reader"
+    model = replaced_model(tmp_path / "reads", "reader", reads, word).model
+    assert model.kind == "reader"
 
 
 OBJECTIVE = """

@@ -82,7 +82,8 @@ def all_hashed() -> set[str]:
     """The modules that count for either run."""
     modules: set[str] = set()
     for words in ((), STACK):
-        modules.update(source_hashes(compose([*SMALL, *words])))
+        run = compose([*SMALL, *words])
+        modules.update(source_hashes(run))
     return modules
 
 

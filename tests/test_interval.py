@@ -48,9 +48,8 @@ def test_pairs_are_students(look: int):
 @pytest.mark.parametrize("look", [1, 2])
 def test_two_samples_are_welchs(look: int):
     estimate = of_samples(DRUG_1, DRUG_2[:7], look=look)
-    exact = stats.ttest_ind(DRUG_1, DRUG_2[:7], equal_var=False).confidence_interval(
-        1 - 0.05 / look**2
-    )
+    test = stats.ttest_ind(DRUG_1, DRUG_2[:7], equal_var=False)
+    exact = test.confidence_interval(1 - 0.05 / look**2)
     assert estimate.low == pytest.approx(exact.low, abs=1e-9)
     assert estimate.high == pytest.approx(exact.high, abs=1e-9)
     assert estimate.n == 7
@@ -67,8 +66,10 @@ def of_a_mixed_model(values: np.ndarray, *, look: int = 1) -> list[tuple[float, 
     within = (residual**2).sum() / ((arms - 1) * (n - 1)) * (arms - 1) / arms
     variance = between_seeds + within
     freedom = variance**2 / (between_seeds**2 / (n - 1) + within**2 / ((arms - 1) * (n - 1)))
-    half = stats.t.isf(0.025 / arms / look**2, freedom) * math.sqrt(variance / n)
-    own = stats.t.isf(0.025 / look**2, n - 1) * stats.sem(values, axis=1)
+    quantile = stats.t.isf(0.025 / arms / look**2, freedom)
+    half = quantile * math.sqrt(variance / n)
+    quantile = stats.t.isf(0.025 / look**2, n - 1)
+    own = quantile * stats.sem(values, axis=1)
     halves = np.maximum(half, own)
     return [(mean - reach, mean + reach) for mean, reach in zip(means, halves, strict=True)]
 
@@ -76,14 +77,16 @@ def of_a_mixed_model(values: np.ndarray, *, look: int = 1) -> list[tuple[float, 
 @pytest.mark.parametrize(("n", "look"), [(3, 1), (4, 1), (6, 2), (12, 3)])
 def test_arms_share_the_baselines_noise_and_the_error(n: int, look: int):
     rng = np.random.default_rng(n)
-    values = rng.normal(size=(5, n)) - 2 * rng.normal(size=n)
+    noise = rng.normal(size=(5, n))
+    values = noise - 2 * rng.normal(size=n)
     values[3] *= 9  # whose own interval is wider than that of all
     estimates = of_arms(values.tolist(), look=look)
     for estimate, (low, high) in zip(estimates, of_a_mixed_model(values, look=look), strict=True):
         assert estimate.low == pytest.approx(low, abs=1e-9)
         assert estimate.high == pytest.approx(high, abs=1e-9)
         assert estimate.method == "pairs, all arms together"
-    assert estimates[3].half_width == pytest.approx(of_pairs(values[3], look=look).half_width)
+    pairs = of_pairs(values[3], look=look)
+    assert estimates[3].half_width == pytest.approx(pairs.half_width)
     expected = [of_pairs(values[0], look=look)]
     assert of_arms(values[:1].tolist(), look=look) == expected
 
@@ -99,7 +102,8 @@ def test_arms_that_share_no_seeds_have_one_variance_and_the_baseline_its_own():
     for estimate, arm in zip(estimates, arms, strict=True):
         part = pooled / len(arm)
         df = (own + part) ** 2 / (own**2 / 3 + part**2 / freedom)
-        half = stats.t.isf(0.025 / 3, df) * math.sqrt(own + part)
+        quantile = stats.t.isf(0.025 / 3, df)
+        half = quantile * math.sqrt(own + part)
         welch = stats.ttest_ind(arm, base, equal_var=False).confidence_interval()
         expected = arm.mean() - base.mean()
         assert estimate.mid == pytest.approx(expected)
@@ -132,8 +136,10 @@ def test_a_table_without_an_effect_has_a_word_in_five_of_a_hundred(arms: int, ba
     rng = np.random.default_rng(arms)
     words = 0
     for _ in range(800):
-        values = rng.normal(size=(arms, 4)) - baseline * rng.normal(size=4)
-        words += any(each.low > 0 or each.high < 0 for each in of_arms(values.tolist()))
+        noise = rng.normal(size=(arms, 4))
+        values = noise - baseline * rng.normal(size=4)
+        estimates = of_arms(values.tolist())
+        words += any(each.low > 0 or each.high < 0 for each in estimates)
     assert words / 800 <= 0.065
 
 
@@ -167,6 +173,7 @@ def test_fewer_than_three_have_no_interval():
 
 
 def test_runs_that_agree_to_the_last_bit_have_no_width():
+    pairs = cautious.of_pairs([0.5] * 3, declared=KNOWN)
     cases = (
         of_pairs([0.5] * 3),
         of_samples([0.5] * 3, [0.0] * 4),
@@ -174,7 +181,7 @@ def test_runs_that_agree_to_the_last_bit_have_no_width():
         *of_arms_apart([0.0] * 3, [[0.5] * 3] * 2),
         cautious.of_pairs([0.5] * 3),
         cautious.of_samples([0.5] * 3, [0.0] * 4),
-        cautious.of_pairs([0.5] * 3, declared=KNOWN),  # nor has a noise that was declared
+        pairs,  # nor has a noise that was declared
     )
     for estimate in cases:
         assert estimate.mid == 0.5
@@ -198,7 +205,8 @@ def test_cautious_pairs(analysis: int, comparisons: int):
     how = {"analysis": analysis, "comparisons": comparisons}
     sem = stats.sem(SLEEP)
     estimate = cautious.of_pairs(SLEEP, bias=0.1, **how)
-    half = (1 + 3.3 / math.sqrt(10)) * stats.t.isf(0.05 / share, 9) * sem + 0.1
+    quantile = stats.t.isf(0.05 / share, 9)
+    half = (1 + 3.3 / math.sqrt(10)) * quantile * sem + 0.1
     assert estimate.mid == pytest.approx(-1.58)
     assert estimate.low == pytest.approx(-1.58 - half)
     assert estimate.high == pytest.approx(-1.58 + half)
@@ -207,13 +215,14 @@ def test_cautious_pairs(analysis: int, comparisons: int):
     assert estimate.method == "pairs, cautious"
     narrowed = cautious.of_pairs(SLEEP, declared=KNOWN, **how)
     # 8 of 20 degrees count; and its own spread is wider
-    half = stats.t.isf(0.005 / share, 8 + 9) * SLEEP.std(ddof=1) / math.sqrt(10)
+    quantile = stats.t.isf(0.005 / share, 8 + 9)
+    half = quantile * SLEEP.std(ddof=1) / math.sqrt(10)
     assert narrowed.half_width == pytest.approx(half)
     assert narrowed.method == "pairs, noise declared"
-    expected = stats.t.isf(0.005, 12) * 2 / math.sqrt(10)
-    assert cautious.of_pairs(
-        SLEEP, declared=Declared(sd=2.0, df=3, source="x")
-    ).half_width == pytest.approx(expected)
+    quantile = stats.t.isf(0.005, 12)
+    expected = quantile * 2 / math.sqrt(10)
+    pairs = cautious.of_pairs(SLEEP, declared=Declared(sd=2.0, df=3, source="x"))
+    assert pairs.half_width == pytest.approx(expected)
 
 
 def test_pairs_that_contradict_the_declared_noise_drop_it():
@@ -226,7 +235,8 @@ def test_pairs_that_contradict_the_declared_noise_drop_it():
     own, _ = half_width(sds, 10)
     assert half[[0, 3]] == pytest.approx(own[[0, 3]])
     # never narrower than what was declared
-    expected = stats.t.isf(0.005, 17) * KNOWN.sd / math.sqrt(10)
+    quantile = stats.t.isf(0.005, 17)
+    expected = quantile * KNOWN.sd / math.sqrt(10)
     assert half[1] == pytest.approx(expected)
 
 
@@ -319,7 +329,8 @@ def test_no_cell_is_beyond_its_bar_in_the_tables_that_are_committed(tmp_path: Pa
 
 def test_the_pages_tables_are_of_the_committed_counts():
     result = json.loads((simulated.HERE / "results.json").read_text())
-    assert simulated.tables(result) in (simulated.HERE / "README.md").read_text()
+    text = (simulated.HERE / "README.md").read_text()
+    assert simulated.tables(result) in text
     assert result["studies"] == simulated.STUDIES
     docs = (REPO / "docs" / "statistics.md").read_text().splitlines()
     shown = []
@@ -327,12 +338,14 @@ def test_the_pages_tables_are_of_the_committed_counts():
         if line.startswith(("| of losses |", "| of clocks |", "| declared")):
             shown.append(line)
     assert len(shown) >= 4
-    assert {*shown} <= {*simulated.tables(result).splitlines()}
+    lines = simulated.tables(result).splitlines()
+    assert {*shown} <= {*lines}
 
 
 @pytest.mark.parametrize("name", simulated.KINDS)
 def test_noises_have_mean_0_and_variance_1(name: str):
-    values = simulated.KINDS[name](np.random.default_rng(0), (400_000, 3))
+    rng = np.random.default_rng(0)
+    values = simulated.KINDS[name](rng, (400_000, 3))
     assert values.mean() == pytest.approx(0, abs=0.02)
     assert values.std() == pytest.approx(1, abs=0.05)
     assert stats.skew(values.ravel()) < 0.05 or name == "t, 3 degrees"

@@ -161,7 +161,8 @@ def test_a_sleeper_leaves_the_summary_of_the_one_after_it(tmp_path: Path) -> Non
     (this.run_dir / "summary.json").write_text("{}")
     with pytest.raises(lease.LostError):
         write_record_head(this, tmp_path / "gone" / "token" / "stage")
-    assert [path.name for path in this.run_dir.iterdir()] == ["summary.json"]
+    paths = this.run_dir.iterdir()
+    assert [path.name for path in paths] == ["summary.json"]
 
 
 def test_a_worker_cannot_write_for_the_one_after_it(tmp_path: Path) -> None:

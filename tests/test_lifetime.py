@@ -57,7 +57,8 @@ def test_a_grid_goes_on_without_a_reader(tmp_path: Path) -> None:
     done = shell('"$@" | head -1; exit ${PIPESTATUS[0]}', tmp_path, *words)
     assert done.returncode == 0
     assert done.stderr == ""
-    assert len(list((tmp_path / "out/runs").glob("*/summary.json"))) == 2
+    paths = (tmp_path / "out/runs").glob("*/summary.json")
+    assert len(list(paths)) == 2
 
 
 # --- terminals ------------------------------------------------------------------------------------
@@ -118,10 +119,11 @@ def test_a_pause_of_the_parent_is_no_hang(
     heartbeat = Heartbeat.create(tmp_path, ranks=2)
     worker = SimpleNamespace(send_signal=lambda number: killed.append(now))
     plan = SimpleNamespace(run=SimpleNamespace(trainer=SimpleNamespace(hang_timeout_s=10.0)))
+    lease = SimpleNamespace(lost=False)
     vars(attempt).update(
         plan=plan,
         _workers=[worker],
-        _lease=SimpleNamespace(lost=False),
+        _lease=lease,
         _heartbeat=heartbeat,
         _beats=0.0,
         _silent_s=0.0,

@@ -48,9 +48,11 @@ LOG = 'log(self, "gate", gate_BTC)'
 
 def gated(folder: Path, log: str = LOG) -> list[str]:
     (folder / "mlp").mkdir(parents=True)
-    (folder / "mlp" / "gated.py").write_text(CODE.format(log=log))
+    text = CODE.format(log=log)
+    (folder / "mlp" / "gated.py").write_text(text)
     (folder / "mlp" / "gated.yaml").write_text("kind: gated\n")
-    return [word for word in SMALL if not word.startswith("mlp")] + ["mlp=gated"]
+    words = [word for word in SMALL if not word.startswith("mlp")]
+    return words + ["mlp=gated"]
 
 
 def gate_of(model: torch.nn.Module, tokens: torch.Tensor) -> float:

@@ -60,7 +60,8 @@ def two_arms(root, name="seed{}.jsonl", *, gain=0.05, runs=4, **facts):
 
 
 def compared(*paths, target=None, **options):
-    comparison = compare(logs.load([str(path) for path in paths], **options), target_loss=target)
+    content = logs.load([str(path) for path in paths], **options)
+    comparison = compare(content, target_loss=target)
     json.dumps(to_json(result_of(comparison)), allow_nan=False)
     render(comparison)
     page.render(comparison)
@@ -68,7 +69,8 @@ def compared(*paths, target=None, **options):
 
 
 def arms(comparison):
-    return {arm["label"]: arm for arm in to_json(result_of(comparison))["arms"]}
+    content = to_json(result_of(comparison))
+    return {arm["label"]: arm for arm in content["arms"]}
 
 
 # --- intervals ------------------------------------------------------------------------------------
@@ -78,7 +80,8 @@ def test_seeds_of_the_names_make_pairs(tmp_path):
     comparison = compared(two_arms(tmp_path))
     gap = arms(comparison)["idea"]["difference"]
     pairs = -0.05 + NOISE[1][:4] - NOISE[0][:4]
-    half = stats.t.ppf(0.975, 3) * pairs.std(ddof=1) / 2
+    deviation = pairs.std(ddof=1)
+    half = stats.t.ppf(0.975, 3) * deviation / 2
     assert gap["mean"] == pytest.approx(pairs.mean())
     assert gap["low"] == pytest.approx(pairs.mean() - half)
     assert gap["high"] == pytest.approx(pairs.mean() + half)
@@ -90,8 +93,10 @@ def test_seeds_of_the_names_make_pairs(tmp_path):
 
 
 def test_runs_without_seeds_are_two_samples(tmp_path):
-    gap = arms(compared(two_arms(tmp_path, "run_{}.jsonl", runs=6)))["idea"]["difference"]
-    welch = stats.ttest_ind(2.95 + NOISE[1], 3.0 + NOISE[0], equal_var=False).confidence_interval()
+    comparison = compared(two_arms(tmp_path, "run_{}.jsonl", runs=6))
+    gap = arms(comparison)["idea"]["difference"]
+    test = stats.ttest_ind(2.95 + NOISE[1], 3.0 + NOISE[0], equal_var=False)
+    welch = test.confidence_interval()
     assert gap["low"] == pytest.approx(welch.low)
     assert gap["high"] == pytest.approx(welch.high)
     assert gap["n"] == 6
@@ -115,7 +120,8 @@ def test_false_alarms_without_seeds_are_as_rare_as_said(tmp_path):
             for i in range(4):
                 rows.append(f"{arm},{i},{rng.normal(3, 0.01)}\n")
         table.write_text("arm,run,val_loss\n" + "".join(rows))
-        (gap,) = [row.difference for row in compare(logs.load([str(table)])).arms if row.difference]
+        comparison = compare(logs.load([str(table)]))
+        (gap,) = [row.difference for row in comparison.arms if row.difference]
         alarms += gap.outcome in (Outcome.better, Outcome.worse)
     assert alarms <= 30  # 7.5%: one in twenty, and chance
 
@@ -156,7 +162,8 @@ def test_each_record_is_compared_with_the_one_before_it(tmp_path, capsys):
     for i, arm in enumerate(gaps.values()):
         before = records[f"r{i}"]
         own = records[f"r{i + 1}"]
-        half = stats.t.isf(0.025 / 8, freedom) * (pooled / len(own) + pooled / len(before)) ** 0.5
+        quantile = stats.t.isf(0.025 / 8, freedom)
+        half = quantile * (pooled / len(own) + pooled / len(before)) ** 0.5
         welch = stats.ttest_ind(own, before, equal_var=False).confidence_interval()
         reach = max(half, (welch.high - welch.low) / 2)
         mid = own.mean() - before.mean()
@@ -180,7 +187,8 @@ def test_records_that_share_no_seeds_with_the_first_have_one_variance(tmp_path):
     for arm, losses in zip(gaps.values(), arms, strict=True):
         part = pooled / len(losses)
         df = (own + part) ** 2 / (own**2 / (len(base) - 1) + part**2 / freedom)
-        half = stats.t.isf(0.025 / 8, df) * (own + part) ** 0.5
+        quantile = stats.t.isf(0.025 / 8, df)
+        half = quantile * (own + part) ** 0.5
         welch = stats.ttest_ind(losses, base, equal_var=False).confidence_interval()
         reach = max(half, (welch.high - welch.low) / 2)
         mid = losses.mean() - base.mean()
@@ -333,7 +341,8 @@ def test_a_row_goes_on_with_what_was_said_before(tmp_path):
     text = "\n".join(map(json.dumps, rows)) + "\n"
     (tmp_path / "log.jsonl").write_text(text)
     columns = columns_of("train_s=time_ms/1000")
-    (run,) = to_json(result_of(compared(tmp_path / "log.jsonl", columns=columns)))["runs"]
+    comparison = compared(tmp_path / "log.jsonl", columns=columns)
+    (run,) = to_json(result_of(comparison))["runs"]
     assert run["seed"] == 7
     assert run["train_s"] == 2.5
     assert run["tokens"] == 64
@@ -419,7 +428,8 @@ def test_a_time_to_target_is_no_surer_than_what_lies_between_two_validations(tmp
 def test_seconds_to_a_target_are_as_wide_as_a_clock_and_all_arms_need(tmp_path):
     for number, arm in enumerate(("base", "one", "two", "three")):
         curve_of(tmp_path, arm, every=1, steps=200, loss=3.0 - 0.001 * number)
-    alone = arms(compared(tmp_path / "base", tmp_path / "one", target=3.5))["one"]["to_target"]
+    comparison = compared(tmp_path / "base", tmp_path / "one", target=3.5)
+    alone = arms(comparison)["one"]["to_target"]
     among = arms(compared(tmp_path, target=3.5))["one"]["to_target"]
     for axis in ("steps", "train_s"):
         assert among[axis]["ratio"]["high"] > alone[axis]["ratio"]["high"]
@@ -850,7 +860,8 @@ for group in ("base", "idea"):
         label: (arm["seeds"], arm["val_loss"]) for label, arm in arms(comparison).items()
     } == expected
     assert [status for _, status in comparison.not_compared] == ["failed"]
-    assert to_json(result_of(comparison))["runs"][0]["train_s"] == 25
+    runs = to_json(result_of(comparison))["runs"]
+    assert runs[0]["train_s"] == 25
     with pytest.raises(ValueError, match=r"arm 0.1, seed \d has two runs with other losses"):
         compared(tmp_path / "wandb", columns=columns_of("arm=config/optimizer/lr"))
     first = sorted(tmp_path.rglob("run-*.wandb"))[0]

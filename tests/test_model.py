@@ -31,7 +31,8 @@ def nano(*overrides: str) -> Run:
 
 
 def tokens_of(T: int = 32, B: int = 3) -> Tensor:
-    return torch.randint(VOCAB, (B, T + 1), generator=torch.Generator().manual_seed(1))
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(VOCAB, (B, T + 1), generator=generator)
 
 
 def random_weights(model: GPT) -> dict[str, Tensor]:
@@ -233,7 +234,8 @@ def test_an_fp8_product_and_its_gradients_are_the_quantized_factors_products() -
     g8 = rounded(by_y, torch.float8_e5m2)
     want = (x8 @ w8.t(), g8 @ w8, g8.flatten(0, 1).t() @ x8.flatten(0, 1))
     for got, exact in zip((y, x.grad, head.weight.grad), want, strict=True):
-        assert (got.double() - exact).norm() < 4e-3 * exact.norm()  # bf16's rounding of the result
+        distance = (got.double() - exact).norm()
+        assert distance < 4e-3 * exact.norm()  # bf16's rounding of the result
     plain = x @ weight.t()
     assert 1e-3 < (y - plain).norm() / plain.norm() < 0.06
     head.eval()
@@ -293,7 +295,8 @@ def test_matrices_start_uniform_within_one_over_root_fan_in():
     for name, p in build_model(run, vocab_size=1000).named_parameters():
         bound = 1 / math.sqrt(p.shape[1])
         assert 0.98 * bound < p.abs().max() <= bound, name
-        assert p.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.05), name
+        deviation = p.std().item()
+        assert deviation == pytest.approx(bound / math.sqrt(3), rel=0.05), name
         assert abs(p.mean().item()) < 5 * bound / math.sqrt(3 * p.numel()), name
 
 

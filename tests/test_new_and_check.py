@@ -52,7 +52,8 @@ def test_new_study_is_one_that_can_be_carried_out(
     assert new.main(["study", "heads", "--dir", str(folder)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == str(folder / "study.yaml")
-    plan = prepare(load(folder), "cpu", output_dir=str(tmp_path / "out"))
+    output_dir = str(tmp_path / "out")
+    plan = prepare(load(folder), "cpu", output_dir=output_dir)
     assert [claim.id for claim in plan.study.claims] == ["heads.speed", "heads.params"]
 
 
@@ -81,7 +82,8 @@ def test_new_option_composes_and_computes_its_formula(
     assert len(option.read_text().splitlines()) <= 38
     assert check.main([str(folder), "--only", "composes"]) == 0
     formula = runpy.run_path(str(test))["test_formula"]
-    formula(*[tmp_path] * len(inspect.signature(formula).parameters))
+    parameters = inspect.signature(formula).parameters
+    formula(*[tmp_path] * len(parameters))
 
 
 LETTERS = (

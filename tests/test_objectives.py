@@ -61,9 +61,11 @@ def test_multi_token_against_its_formula():
     expected = 0.0
     for k, weight in ((2, 0.5), (3, 0.25)):
         h_BTC = x_BTC + x_BTC @ model.ideas.multi_token.heads[k - 2].weight.t()
-        logits_BTV = model.head.norm(h_BTC) @ model.embedding.weight.t()
+        distance = model.head.norm(h_BTC)
+        logits_BTV = distance @ model.embedding.weight.t()
         for t in range(17 - k):
-            expected += weight * F.cross_entropy(logits_BTV[:, t], TOKENS[:, t + k]) / (17 - k)
+            loss = F.cross_entropy(logits_BTV[:, t], TOKENS[:, t + k])
+            expected += weight * loss / (17 - k)
     close(model(INPUTS, TARGETS).parts["multi_token"], expected)
 
 
@@ -113,12 +115,8 @@ def test_untying_is_tied_before_and_two_matrices_of_one_state_after(tmp_path: Pa
     for more in (words, untie):
         job, trainee = trainee_of(composed(*more), tmp_path)
         advance(job, trainee, 0, 1, 2)
-        after.append(
-            {
-                name: p.detach().clone()
-                for name, p in trainee.model.named_parameters(remove_duplicate=False)
-            }
-        )
+        parameters = trainee.model.named_parameters(remove_duplicate=False)
+        after.append({name: p.detach().clone() for name, p in parameters})
     for name, p in after[0].items():
         assert torch.equal(p, after[1][name])
     head = trainee.model.get_parameter("head.unembed.weight")
@@ -143,7 +141,8 @@ def teacher(undisturbed: Undisturbed) -> str:
 @pytest.fixture
 def teacher_s(undisturbed: Undisturbed) -> float:
     """The seconds of training that made it."""
-    clock = json.loads((undisturbed.run_dir / "summary.json").read_text())["clock_s"]
+    text = (undisturbed.run_dir / "summary.json").read_text()
+    clock = json.loads(text)["clock_s"]
     return clock["train"] + clock["data"]
 
 
@@ -157,7 +156,8 @@ def test_distillation_against_its_formula(teacher: str, tmp_path: Path):
     teaching = trained(Path(teacher))[1]
     plain = composed()
     model = trainee.model
-    p = (teaching.logits(INPUTS).flatten(0, 1) / 1.5).softmax(-1)
+    logits = teaching.logits(INPUTS)
+    p = (logits.flatten(0, 1) / 1.5).softmax(-1)
     q = (model.logits(INPUTS).flatten(0, 1) / 1.5).softmax(-1)
     kl = (p * (p / q).log()).sum(-1).mean()
     ce = F.cross_entropy(model.logits(INPUTS).flatten(0, 1), TARGETS.flatten())
@@ -184,7 +184,8 @@ def test_a_teacher_is_known_by_its_weights_and_not_by_its_place(
     for path in (teacher, copy):
         plans.append(plan(distilled(str(path), f"output_dir={tmp_path}"), choices={}))
     content = json.loads(sums.read_text())
-    sums.write_text(sums.read_text().replace(content["model.safetensors"], "0" * 64))
+    text = sums.read_text().replace(content["model.safetensors"], "0" * 64)
+    sums.write_text(text)
     plans.append(plan(distilled(str(copy), f"output_dir={tmp_path}"), choices={}))
     original, moved_away, changed = (each.identity for each in plans)
     assert original == moved_away != changed
@@ -239,7 +240,8 @@ def test_attention_stays_inside_a_document(words: tuple[str, ...]):
     unmasked = plain.logits(tokens)
     for first, last in ((0, 7), (7, 70), (70, 100)):
         # without positions, a document is the same wherever it stands
-        close(confined[:1, first:last], plain.logits(tokens[:1, first:last]), rtol=1e-4, atol=1e-5)
+        logits = plain.logits(tokens[:1, first:last])
+        close(confined[:1, first:last], logits, rtol=1e-4, atol=1e-5)
     close(confined[1], unmasked[1], rtol=1e-4, atol=1e-5)
     assert (confined[0, 70:] - unmasked[0, 70:]).abs().max() > 1e-3
 

@@ -57,7 +57,8 @@ def stepped(kind: str, **keys: Any) -> tuple[list[list[Tensor]], list[list[Tenso
     gradients, and the optimizer."""
     words = [f"optimizer.{key}={value}" for key, value in {"weight_decay": DECAY, **keys}.items()]
     run = composed(f"optimizer={kind}", "schedule=constant", *words)
-    draw = partial(torch.randn, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    draw = partial(torch.randn, generator=generator, dtype=torch.float64)
     params = [nn.Parameter(draw(shape)) for shape in SHAPES]
     parts = {"blocks": nn.ParameterList(params), "head": nn.ParameterList([torch.ones(2, 2)])}
     optimizer = build_optimizers(run, nn.ModuleDict(parts))[-1]
@@ -268,7 +269,8 @@ def test_soap_with_products_in_bf16_steps_almost_the_same_way(monkeypatch: pytes
         dtypes = {state["left_basis"].dtype for state in optimizer.state.values()}
         assert dtypes == {dtype}
     for exact, rounded in zip(*moved, strict=True):
-        assert 0 < float((rounded - exact).norm() / exact.norm()) < 0.03
+        distance = (rounded - exact).norm()
+        assert 0 < float(distance / exact.norm()) < 0.03
 
 
 # --- the gradient's norm --------------------------------------------------------------------------
@@ -343,7 +345,8 @@ def test_muon_in_stacks_is_torchs_own_bit_for_bit(
     )
     for kind in cases:
         _, model = small("attention=gqa")
-        matrices = [p for p in model.blocks.parameters() if p.ndim == 2]
+        parameters = model.blocks.parameters()
+        matrices = [p for p in parameters if p.ndim == 2]
         optimizer = kind(matrices, lr=0.02, weight_decay=0.1)
         for step in range(3):
             set_grads(model, seed=step)
@@ -448,7 +451,8 @@ def test_a_half_life_is_the_beta2_that_follows(tmp_path: Path):
 
 
 def own(trainee: Trainee) -> list[Tensor]:
-    return [p.detach().clone() for p in trainee.model.parameters()]
+    parameters = trainee.model.parameters()
+    return [p.detach().clone() for p in parameters]
 
 
 @pytest.mark.parametrize("words", ["averaged_weights decay=0.7", "tail_average share=0.5"])
@@ -508,7 +512,8 @@ def test_what_is_validated_is_generated_from(words: tuple[str, ...], tmp_path: P
     loaded = load(this.run_dir, device=torch.device("cpu"), log=print)
     loaded.model.joined_around = ()  # what it has now is what generates
     job, trainee = trainee_of(loaded.run, tmp_path)
-    loss = json.loads((this.run_dir / "summary.json").read_text())["val_loss"]
+    text = (this.run_dir / "summary.json").read_text()
+    loss = json.loads(text)["val_loss"]
     assert validate(loaded.model, trainee.val, run=loaded.run, world=job.world) == loss
 
 

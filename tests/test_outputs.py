@@ -77,7 +77,8 @@ def umask(request: pytest.FixtureRequest) -> Iterator[int]:
 def modes_in(folder: Path, umask: int) -> dict[str, str]:
     """What does not follow the umask."""
     wanted = {False: 0o666 & ~umask, True: 0o777 & ~umask}
-    modes = {path: stat.S_IMODE(path.lstat().st_mode) for path in folder.rglob("*")}
+    paths = folder.rglob("*")
+    modes = {path: stat.S_IMODE(path.lstat().st_mode) for path in paths}
     values: dict[str, str] = {}
     for path, mode in modes.items():
         if mode != wanted[path.is_dir()]:

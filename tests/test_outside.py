@@ -330,7 +330,8 @@ def test_a_process_reads_no_file_of_another_cell(tmp_path: Path, text: str):
     runs = two_options(tmp_path / "mine")
     (tmp_path / "mine" / "attention" / "second.py").write_text(text)
     in_another_process()
-    assert from_plain(to_plain(runs["first"]), "it").attention.kind == "first"
+    attention = from_plain(to_plain(runs["first"]), "it").attention
+    assert attention.kind == "first"
     assert "nocap.outside.attention.second" not in sys.modules
     with pytest.raises(ValueError, match=r"second\.py must be what this command began with"):
         from_plain(to_plain(runs["second"]), "it")
@@ -381,7 +382,8 @@ def test_one_kind_in_two_files_is_refused_where_it_is_chosen(
     (tmp_path / "attention").mkdir()
     (tmp_path / "attention" / "mine.yaml").write_text("kind: double\nn_kv_heads: 4\n")
     for name in names:
-        (tmp_path / "attention" / name).write_text(GOOD.replace('"head_temperature"', '"double"'))
+        text = GOOD.replace('"head_temperature"', '"double"')
+        (tmp_path / "attention" / name).write_text(text)
     with pytest.raises(
         ValueError, match=rf"{names[1]}: HeadTemperature must have a kind of its own"
     ):
@@ -423,7 +425,8 @@ def test_saving_files_while_a_grid_runs_stops_only_their_own_cells(door: Door, t
         )
     )
     words = (*SMALL, "trainer.steps=2", "--multirun", "attention=first,second", "seed=0,1")
-    text = json.dumps({"use": 1, "folders": [], "files": []})
+    content = {"use": 1, "folders": [], "files": []}
+    text = json.dumps(content)
     done = door("--config-dir", "mine", *words, env={"NOCAP_OUTSIDE": text})
     assert done.code == 1
     assert len(re.findall(r"done +attention=first", done.out)) == 2
@@ -611,7 +614,8 @@ def test_the_record_names_all_that_an_option_imports_and_an_edit_makes_another_r
         files[f"{facts}/METADATA"] = f"Metadata-Version: 2.1\nName: {name}-package\nVersion: 1.5\n"
         files |= {f"{facts}/RECORD": f"{name}.py,,\n", f"{facts}/direct_url.json": installed}
     for path, text in files.items():
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        parent = (tmp_path / path).parent
+        parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
     source = "import pinned, copied\nfrom ours import factor\n" + ATTENTION.format(
         factor="factor", first=1
@@ -675,7 +679,8 @@ def test_a_forward_that_sees_the_future_or_draws_is_refused_unless_its_class_say
     assert done.code == (0 if declared else 2), done.err
     assert done.err.count("\n") == (0 if declared else 1), done.err
     if declared:
-        assert manifest(the_run(tmp_path / "own-outputs"))["declared"] == {group: [declared]}
+        run_dir = the_run(tmp_path / "own-outputs")
+        assert manifest(run_dir)["declared"] == {group: [declared]}
 
 
 def test_the_probe_changes_no_loss(here: Door, tmp_path: Path):

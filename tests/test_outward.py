@@ -48,7 +48,8 @@ from tests.test_study_results import FAST, SAME, resulted, speeds
 
 def some(n: int, alphabet: str = string.ascii_letters + string.digits) -> str:
     """Made up here, so that no file of the repository looks as if it held a token."""
-    return "".join(random.Random(n).choices(alphabet, k=n - 2)) + "A1"
+    chance = random.Random(n)
+    return "".join(chance.choices(alphabet, k=n - 2)) + "A1"
 
 
 LOWER = string.ascii_lowercase + string.digits
@@ -157,7 +158,8 @@ def hostile_study(folder: Path, text: str) -> None:
     made = loaded(
         folder, study(claims=[stated], question=shown, method=shown, notes={"M.speed": shown})
     )
-    content = json.loads(json.dumps(to_json(resulted(made, speeds(FAST, SAME)))))
+    result = resulted(made, speeds(FAST, SAME))
+    content = json.loads(json.dumps(to_json(result)))
     for shape in itertools.chain(*content["claims"][0]["where"].values()):
         shape["tokenizer"] = text
     content["hardware"]["name"] = text
@@ -233,7 +235,8 @@ def test_no_secret_reaches_a_file_or_a_screen(
     folder.mkdir()
     with guarded():
         sink(folder, planned)
-    shown = {str(p.name): p.read_text() for p in folder.rglob("*") if p.is_file()}
+    paths = folder.rglob("*")
+    shown = {str(p.name): p.read_text() for p in paths if p.is_file()}
     shown |= {"the screen": "".join(capsys.readouterr())}
     assert {name: leaks for name, text in shown.items() if (leaks := leaked(text))} == {}
     assert any("redacted:" in text for text in shown.values())
@@ -249,11 +252,8 @@ def test_what_is_no_secret_stays() -> None:
     for path in (REPO / "experiments").rglob("*.json"):
         results.update(path.read_text().splitlines())
     lines = {line for path in files for line in path.read_text().splitlines()}
-    lines |= {
-        *random.Random(0).sample(sorted(results), 4000),
-        "2026-11-20T10:11:12+0100",
-        "ssh://git@host/x",
-    }
+    chance = random.Random(0)
+    lines |= {*chance.sample(sorted(results), 4000), "2026-11-20T10:11:12+0100", "ssh://git@host/x"}
     lines |= {"nano-mha-swiglu-cosine-adamw-s0-0123abcd4567", some(64, HEX).lower()}
     lines |= {"/scratch/Group-A/data/Tokens_v2/train_000001.bin"}
     assert len(files) > 200

@@ -259,7 +259,8 @@ def test_a_page_of_six_arms_is_light() -> None:
         for mlp in ("gelu4x", "gelu3x", "swiglu"):
             for seed in range(3):
                 runs.append(record_of(attention, mlp, seed))
-    assert len(report.render(compare(Found(records=runs))).encode()) <= LIGHTEST
+    page = report.render(compare(Found(records=runs)))
+    assert len(page.encode()) <= LIGHTEST
 
 
 @pytest.mark.slow
@@ -267,7 +268,8 @@ def test_a_page_of_six_arms_is_light() -> None:
 def test_pages_of_a_race_and_of_studies_fit_and_break_no_rule(
     opened: Callable[..., Tab], tmp_path: Path, width: int
 ) -> None:
-    raced = made_race(tmp_path, random.Random(3), gain=30.0, pairs=3)
+    chance = random.Random(3)
+    raced = made_race(tmp_path, chance, gain=30.0, pairs=3)
     text = answer.render(raced, raced.run())
     (tmp_path / "race.html").write_text(text)
     for path in (tmp_path / "race.html", REPO / "experiments" / "board.html"):

@@ -75,8 +75,10 @@ def test_a_studys_plan_has_its_search_its_runs_and_its_shorter_schedules(tmp_pat
     trials = [["optimizer.lr=1e-3"], ["optimizer.lr=2e-3"]]
     tune = {"seeds": [7], "trials": {"mha": trials, "mqa": trials}}
     scales = at(lengths=[0.25, 0.5])
-    raced = study(claims=[RACE, LOSS], scales=scales, tune=tune, seeds=list(range(6)))
-    plan = prepare(loaded(tmp_path / "made", raced), "cpu", output_dir=str(tmp_path / "out"))
+    seeds = list(range(6))
+    raced = study(claims=[RACE, LOSS], scales=scales, tune=tune, seeds=seeds)
+    output_dir = str(tmp_path / "out")
+    plan = prepare(loaded(tmp_path / "made", raced), "cpu", output_dir=output_dir)
     out = preview.render(plan).splitlines()
     # 2 × 2 trials, 2 × 3 runs, each at 2 lengths, too
     assert out[1].endswith(": 22 cells, 0 done, 22 to train")

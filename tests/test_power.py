@@ -63,7 +63,8 @@ def test_a_claim_shows_its_least_gain_in_four_of_five_analyses(
     """By its own interval at its look, with the noise that was declared."""
     width = width_of(METRICS["val_loss"], known)
     least = detectable_by_claim(1.0, n, width=width)
-    pairs = least + np.random.default_rng(5).normal(size=(4000, n))
+    rng = np.random.default_rng(5)
+    pairs = least + rng.normal(size=(4000, n))
     halves = [width(float(row.std(ddof=1)), n, interval.analysis_of(n)) for row in pairs]
     assert np.mean(pairs.mean(axis=1) > halves) == pytest.approx(0.8, abs=0.03)
 
@@ -148,15 +149,11 @@ def alike(root: Path, rng: np.random.Generator, *, lengths: bool = True) -> None
     for seed in range(4):
         for make, level in ((write_run, 3.3), (gelu3x, 3.32)):
             speed = 1000 * math.exp(rng.normal(0, 0.02))
-            make(
-                root,
-                seed=seed,
-                loss=level + rng.normal(0, 0.01),
-                config={"trainer.steps": 400},
-                speed=speed,
-            )
+            noise = rng.normal(0, 0.01)
+            make(root, seed=seed, loss=level + noise, config={"trainer.steps": 400}, speed=speed)
         for steps in (200, 800) if lengths else ():
-            loss = 3.3 * (steps / 400) ** -0.1 + rng.normal(0, 0.01)
+            noise = rng.normal(0, 0.01)
+            loss = 3.3 * (steps / 400) ** -0.1 + noise
             write_run(
                 root,
                 seed=seed,
@@ -191,7 +188,8 @@ def test_the_noise_of_a_time_is_that_of_paces_losses_and_the_baselines_lengths(
     pace = logs(base, "token_us") - logs(arm, "token_us")
     assert noise.pace == pytest.approx(pace.std(ddof=1))
     losses = logs(base, "val_loss") - logs(arm, "val_loss")
-    assert noise.loss == pytest.approx(losses.std(ddof=1), rel=0.01)
+    deviation = losses.std(ddof=1)
+    assert noise.loss == pytest.approx(deviation, rel=0.01)
     falls = logs(by(records, "gelu4x", 800), "val_loss") - logs(
         by(records, "gelu4x", 200), "val_loss"
     )

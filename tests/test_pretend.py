@@ -40,7 +40,8 @@ def test_the_steps_of_a_gpu_day(tmp_path, pretended):
     results = {}
     for row in day["rows"]:
         if row["json"]:
-            results[row["step"]] = json.loads((tmp_path / "out" / row["json"]).read_text())
+            text = (tmp_path / "out" / row["json"]).read_text()
+            results[row["step"]] = json.loads(text)
     assert list(results) == ["best", "options", "grid", "options_again", "profile", "challenge"]
     for name in ("best", "challenge"):
         turns = results[name]["runs"]
@@ -374,7 +375,8 @@ def test_a_run_with_cuda_graphs_validates_in_fp32_and_goes_on_from_its_checkpoin
     assert done.code == 0, done.err
     text = next((tmp_path / "one").glob("runs/*/metrics.jsonl")).read_text()
     rows = [json.loads(line) for line in text.splitlines()]
-    assert [row["step"] for row in rows] == list(range(7))
+    steps = [row["step"] for row in rows]
+    assert steps == list(range(7))
     saved = next((tmp_path / "one").glob("runs/*/checkpoints/step-*"))
     done = pretended.python(
         "-m",

@@ -447,7 +447,8 @@ def test_the_door_measures_bounds(here, tmp_path):
     table = json.loads(text)["ceilings"]["table"]
     assert done.code == 0, done.err
     assert table == sorted(table, key=lambda row: -row["by_step"]), done.err
-    options = {f"attention={path.stem}" for path in (conf_dir() / "attention").glob("*.yaml")}
+    paths = (conf_dir() / "attention").glob("*.yaml")
+    options = {f"attention={path.stem}" for path in paths}
     assert options - {row["label"] for row in table} == {"attention=flash"}
 
 

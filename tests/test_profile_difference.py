@@ -347,7 +347,8 @@ def test_a_damaged_profile_is_refused_in_a_line(compared: Any, key: str) -> None
     refused(compared(profile(), without), "b.json")
     wrong: list[object] = [7.5, [[]], {"ms": []}, None]
     for value in wrong:
-        refused(compared(profile(), profile(**{key: value})), "b.json")
+        comparison = compared(profile(), profile(**{key: value}))
+        refused(comparison, "b.json")
 
 
 def test_a_strangers_text_cannot_steer_the_terminal(compared: Any) -> None:

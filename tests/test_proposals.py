@@ -339,7 +339,8 @@ def command(gain: float | str, seed: str = "{seed}") -> str:
 
 def answers(finished: Finished) -> list[dict[str, Any]]:
     assert finished.code == 0, finished.err
-    return [json.loads(line) for line in finished.out.splitlines()]
+    lines = finished.out.splitlines()
+    return [json.loads(line) for line in lines]
 
 
 def commit() -> None:
@@ -465,7 +466,8 @@ def test_files_that_change_need_a_ref_of_the_baseline(study_door: Door, beside: 
         (answer,) = answers(study_door(beside, "--json", "--propose", command(gain)))
         assert answer["word"] == "not shown"
         assert answer["number"] == number
-    (beside.parent / "train.py").write_text(SCRIPT.replace("3 - gain", "2.9 - gain"))
+    text = SCRIPT.replace("3 - gain", "2.9 - gain")
+    (beside.parent / "train.py").write_text(text)
     refused = study_door(beside, "--propose", command(0.1))
     assert refused.code == 2
     assert (

@@ -1006,9 +1006,8 @@ def test_what_several_arms_print_has_one_interval_and_what_they_cost_the_cautiou
             assert verdict["gain"]["low"] == pytest.approx(low, abs=1e-9)
             assert verdict["gain"]["high"] == pytest.approx(high, abs=1e-9)
         else:
-            welch = stats.ttest_ind(base, other, equal_var=False).confidence_interval(
-                1 - 0.05 / look**2
-            )
+            test = stats.ttest_ind(base, other, equal_var=False)
+            welch = test.confidence_interval(1 - 0.05 / look**2)
             assert verdict["gain"]["low"] <= welch.low + 1e-9
             assert verdict["gain"]["high"] >= welch.high - 1e-9
     logs = np.log(walls["base"] / walls["a"])

@@ -128,7 +128,8 @@ def listening(run_dir: Path) -> set[str]:
     inodes = set()
     for pid in processes(run_dir):
         with suppress(OSError):  # it ended while we looked
-            inodes |= {os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir()}
+            paths = Path(f"/proc/{pid}/fd").iterdir()
+            inodes |= {os.readlink(fd) for fd in paths}
     text = Path("/proc/net/tcp").read_text() + Path("/proc/net/tcp6").read_text()
     rows = [line.split() for line in text.splitlines() if "sl" not in line]
     values: set[str] = set()

@@ -69,7 +69,8 @@ def edit(path: Path, *without: str, **changed: Any) -> None:
 
 
 def same_end(this: Plan, whole: Path) -> None:
-    assert state_of(this.run_dir) == state_of(planned(whole, SEED).run_dir)
+    run_dir = planned(whole, SEED).run_dir
+    assert state_of(this.run_dir) == state_of(run_dir)
     assert outcome(this) is not None
     assert load([this.run_dir]).unreadable == {}
 
@@ -93,7 +94,8 @@ def test_damaged_rows_are_put_back_at_the_resume(
     this = copied(half, tmp_path)
     said = list[str]()
     path = this.run_dir / "metrics.jsonl"
-    changed = ROWS[damage](path.read_bytes().splitlines(keepends=True))
+    lines = path.read_bytes().splitlines(keepends=True)
+    changed = ROWS[damage](lines)
     path.write_bytes(b"".join(changed))
     if not changed:
         path.unlink()
@@ -260,7 +262,8 @@ def test_a_grid_finds_its_runs_by_their_folders(whole: Path, tmp_path: Path) -> 
     grid.mkdir(parents=True)
     content = {"cells": [{"identity": this.identity}, {"identity": "../.."}, {}]}
     (grid / "grid.json").write_text(json.dumps(content))
-    names = [record.folder.name for record in load([grid]).records]
+    records = load([grid]).records
+    names = [record.folder.name for record in records]
     assert names == [this.run_dir.name]
     assert of_identity(runs, this.identity) == this.run_dir
 
@@ -293,7 +296,8 @@ def test_only_exact_names_below_checkpoints_are_read_or_touched(
     assert (root / link).is_symlink()
     assert digests(outside) == before
     assert digests(backup) == kept
-    assert steady(this.run_dir) == steady(planned(whole, SEED).run_dir)
+    run_dir = planned(whole, SEED).run_dir
+    assert steady(this.run_dir) == steady(run_dir)
 
 
 def test_what_a_killed_process_left_is_deleted_at_the_next_start(
@@ -347,7 +351,8 @@ def test_a_half_done_run_under_other_threads_cpu_or_code_is_named(
     this = copied(half, tmp_path)
 
     def notices(*words: str) -> str:
-        return "".join(planned(this.run_dir.parents[1], *words).notices)
+        plan = planned(this.run_dir.parents[1], *words)
+        return "".join(plan.notices)
 
     begins = (
         f"{this.run_dir} is half done, at step 5, and another run: what differs is threads "

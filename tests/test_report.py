@@ -70,7 +70,8 @@ def test_times_of_another_machine_are_refused_with_the_reason() -> None:
         in shown
     )
     arms = payload_of(text)["arms"]
-    assert [arm["label"] for arm in arms if not arm["placed"]] == ["gqa swiglu"]
+    labels = [arm["label"] for arm in arms if not arm["placed"]]
+    assert labels == ["gqa swiglu"]
 
 
 def test_whatever_was_not_measured_is_a_dash() -> None:

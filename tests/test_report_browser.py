@@ -309,7 +309,8 @@ def test_markup_in_names_is_inert(page_of: Callable[..., Tab]) -> None:
 def test_what_escaping_would_miss_cannot_run(browser: Any, tmp_path: Path) -> None:
     """The page's policy alone stops a script and a handler that got into it all the same."""
     evil = "<script>window.ran = 1</script><img src=data:, onerror='window.ran = 1'><h1>"
-    records = [record_of("flash", "gelu4x", 0), record_of("gqa", "gelu4x", 0)]
+    record = record_of("flash", "gelu4x", 0)
+    records = [record, record_of("gqa", "gelu4x", 0)]
     small = compare(Found(records=records))
     text = report.render(small).replace("<h1>", evil)
     (tmp_path / "report.html").write_text(text, encoding="utf-8")
@@ -325,7 +326,8 @@ def test_what_escaping_would_miss_cannot_run(browser: Any, tmp_path: Path) -> No
 def test_the_page_of_a_race_fits_a_phone_and_asks_for_nothing(
     opened: Callable[..., Tab], tmp_path: Path
 ) -> None:
-    raced = made_race(tmp_path, random.Random(3), gain=30.0, pairs=3)
+    chance = random.Random(3)
+    raced = made_race(tmp_path, chance, gain=30.0, pairs=3)
     text = answer.render(raced, raced.run())
     (tmp_path / "race.html").write_text(text)
     for scheme, colour in (("light", "rgb(252, 252, 250)"), ("dark", "rgb(21, 23, 27)")):

@@ -117,9 +117,8 @@ def sealed(content: Json) -> Json:
     """As somebody writes it who knows how its digests are made."""
     digests = {}
     for part in content["sha256"]:
-        digests[part] = hashlib.sha256(
-            json.dumps(content[part], sort_keys=True).encode()
-        ).hexdigest()
+        text = json.dumps(content[part], sort_keys=True)
+        digests[part] = hashlib.sha256(text.encode()).hexdigest()
     return {**content, "sha256": digests}
 
 
@@ -221,12 +220,13 @@ def test_words_of_a_chain_with_a_diverged_arm_are_those_of_a_fresh_comparison(
         if run.arm == "nano-flash-gelu4x":
             status = "diverged" if run.seed == 1 else "finished"
             name = run.name.replace("flash", "mqa")
+            config = {**run.config, "model.n_layer": 9}
             other = replace(
                 run,
                 identity=f"{run.identity}x",
                 arm="nano-mqa-gelu4x",
                 name=name,
-                config={**run.config, "model.n_layer": 9},
+                config=config,
                 status=status,
                 summary={**run.summary, "status": status},
             )
@@ -312,12 +312,15 @@ def test_a_file_is_compared_like_runs(file: Path, tmp_path: Path, outputs: Path)
     files = [f"--{kind}={tmp_path}/a.{kind}" for kind in ("json", "csv", "html", "markdown")]
     expected = (0, [follows(file, 19)])
     assert judge(file, *files) == expected
-    content = json.loads(json.dumps(api.compare(outputs, target=3.5)["runs"]))
-    assert content_of(tmp_path / "a.json")["runs"] == [
+    runs = api.compare(outputs, target=3.5)["runs"]
+    content = json.loads(json.dumps(runs))
+    runs = content_of(tmp_path / "a.json")["runs"]
+    assert runs == [
         {**run, "hardware": {key: value for key, value in run["hardware"].items() if key != "host"}}
         for run in content
     ]
-    assert len((tmp_path / "a.csv").read_text().splitlines()) == 20
+    text = (tmp_path / "a.csv").read_text()
+    assert len(text.splitlines()) == 20
     assert "gqa" in (tmp_path / "a.html").read_text()
     page = (tmp_path / "a.markdown").read_text()
     cases = ("| gqa gelu4x | 3 |", f"python -m nocap.compare {file}", *content_of(file)["problems"])
@@ -365,6 +368,7 @@ def of_logs(arms: tuple[tuple[str, float], ...], seeds: range, *, named: bool = 
                 val_bpb=[None, None],
             )
             manifest = {"attempts": [{}], "imported": mark}
+            summary = {"val_loss": end, "steps": 10}
             record = Record(
                 folder=Path(f"logs/{arm}-{seed}.log"),
                 identity=f"{arm}-{seed}",
@@ -376,7 +380,7 @@ def of_logs(arms: tuple[tuple[str, float], ...], seeds: range, *, named: bool = 
                 config={"arm": arm},
                 parts={},
                 manifest=manifest,
-                summary={"val_loss": end, "steps": 10},
+                summary=summary,
                 curve=curve,
             )
             records.append(record)
@@ -417,7 +421,8 @@ def test_what_people_name_does_nothing_on_a_page(tmp_path: Path) -> None:
 
 
 def test_a_typed_question_is_asked_anew_and_nothing_is_checked(file: Path, outputs: Path) -> None:
-    arm_of(content := content_of(file), "mqa gelu4x")["difference"].update(BETTER)
+    arm = arm_of(content := content_of(file), "mqa gelu4x")
+    arm["difference"].update(BETTER)
     written(content, file)
     words = ["--target=3.31", "--baseline=gqa gelu4x"]
     anew = f"{file}: asked anew (--baseline, --target): what it says is not checked"
@@ -629,7 +634,8 @@ def test_what_moves_no_word(file: Path) -> None:
 
 
 def _with(path: str, value: Any) -> Callable[[Json], str]:
-    *keys, last = (int(key) if key.isdigit() else key for key in path.split("/"))
+    words = path.split("/")
+    *keys, last = (int(key) if key.isdigit() else key for key in words)
 
     def text(content: Json) -> str:
         reduce(lambda place, key: place[key], keys, content)[last] = value
@@ -1031,7 +1037,8 @@ def test_logs_are_joined_and_what_names_no_seed_is_paired_with_nothing(tmp_path:
         files.append(file_of(compared(loaded), tmp_path / f"{name}.json"))
     joined = compared_to(tmp_path / "joined.json", *files)
     (difference,) = [arm["difference"] for arm in joined["arms"] if arm["difference"]]
-    whole = to_json(result_of(compared(of_logs(TWO, range(6), named=False))))
+    comparison = compared(of_logs(TWO, range(6), named=False))
+    whole = to_json(result_of(comparison))
     (expected,) = [arm["difference"] for arm in whole["arms"] if arm["difference"]]
     assert difference["n"] == expected["n"]
     assert difference["mean"] == pytest.approx(expected["mean"], abs=1e-12)

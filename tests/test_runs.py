@@ -55,15 +55,10 @@ def test_filters_columns_and_order(here: Path, capsys: pytest.CaptureFixture[str
     write_run(runs, loss=3.1, started="2026-01-01T00:00:00+0000", **gqa)
     failed = write_run(runs, seed=1, loss=9.0, status="failed", **gqa)
     changed(first / "manifest.json", options={"mlp": "mine,other"})
-    assert [row[1] for row in listed(capsys, "val_loss<5")] == [
-        "3.1000",
-        "3.3000",
-    ]  # as they were started
-    assert [row[1] for row in listed(capsys, "--sort", "val_loss")] == [
-        "3.1000",
-        "3.3000",
-        "9.0000",
-    ]
+    rows = listed(capsys, "val_loss<5")
+    assert [row[1] for row in rows] == ["3.1000", "3.3000"]  # as they were started
+    rows = listed(capsys, "--sort", "val_loss")
+    assert [row[1] for row in rows] == ["3.1000", "3.3000", "9.0000"]
     cases = (
         ("status=failed", failed),
         ("val_loss>5", failed),
@@ -75,7 +70,8 @@ def test_filters_columns_and_order(here: Path, capsys: pytest.CaptureFixture[str
         ("mlp=other lr=3e-3 tokens>0.1K tokens<1B", first),
     )
     for words, run in cases:
-        assert [row[0] for row in listed(capsys, *words.split())] == [run.name], words
+        rows = listed(capsys, *words.split())
+        assert [row[0] for row in rows] == [run.name], words
     for words in ("age<1h", "size>1G", "mlp=gelu3x", "lr=3e-4"):
         assert listed(capsys, words) == []
     columns = said(capsys, "last", "--columns", "attention.n_kv_heads,mlp.expansion")
@@ -164,8 +160,10 @@ def test_runs_of_two_zones_are_in_the_order_in_which_they_were_started(
     first = write_run(here / "outputs", started=earlier, **gqa)
     expected = [first.name, second.name]
     assert [row[0] for row in listed(capsys)] == expected
-    assert [row[0] for row in listed(capsys, "--sort", "started")] == [first.name, second.name]
-    assert [row[0] for row in listed(capsys, "last")] == [second.name]
+    rows = listed(capsys, "--sort", "started")
+    assert [row[0] for row in rows] == [first.name, second.name]
+    rows = listed(capsys, "last")
+    assert [row[0] for row in rows] == [second.name]
     arms = api.compare(here / "outputs")["arms"]
     assert arms[0]["runs"] == [first.name[-12:]]
     assert arms[0]["difference"] is None, "the first is the baseline"
@@ -176,11 +174,13 @@ def test_runs_that_alternated_in_two_zones_are_not_one_after_the_other(here: Pat
     for seed, (here_at, there_at) in enumerate([("12", "04"), ("14", "06")]):
         write_run(here / "outputs", seed=seed, started=f"2026-01-01T{here_at}:00:00+0900")
         write_run(here / "outputs", seed=seed, started=f"2026-01-01T{there_at}:00:00+0000", **gqa)
-    assert "interleaved" not in " ".join(api.compare(here / "outputs")["problems"])
+    problems = api.compare(here / "outputs")["problems"]
+    assert "interleaved" not in " ".join(problems)
     for seed in (2, 3):  # all of them later than all others, by their text and in truth
         write_run(here / "after", seed=seed, started="2026-01-01T12:00:00+0900")
         write_run(here / "after", seed=seed, started="2026-01-01T04:00:00+0000", **gqa)
-    assert "not interleaved" in " ".join(api.compare(here / "after")["problems"])
+    comparison = api.compare(here / "after")
+    assert "not interleaved" in " ".join(comparison["problems"])
 
 
 def test_a_damaged_run_is_named_and_one_that_trains_is_running(
@@ -390,7 +390,8 @@ def test_several_runs_are_drawn_by_arm_with_a_band_over_the_seeds(
     assert "·" in capsys.readouterr().out
     (last / "summary.json").unlink()  # it trains
     rows = (last / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (last / "metrics.jsonl").write_text("".join(rows[:3]))
+    text = "".join(rows[:3])
+    (last / "metrics.jsonl").write_text(text)
     curve = answered("outputs", "--after", "0", capsys=capsys)["curves"][0]
     assert curve["x"] == [0, 100, 200]
     assert curve["label"][-9:] == "(2 seeds)"

@@ -54,7 +54,8 @@ def test_warm_up_is_a_straight_line_that_starts_above_zero_and_after_it_nothing_
     ],
 )
 def test_closed_form_points(spec: Schedule, step: int, value: float):
-    assert spec.multiplier(step=step, steps=STEPS) == pytest.approx(value, abs=1e-12)
+    multiplier = spec.multiplier(step=step, steps=STEPS)
+    assert multiplier == pytest.approx(value, abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -76,4 +77,5 @@ def test_the_challenges_formula_at_every_step():
     run = compose(["experiment=nocap_baseline"])
     for it in range(4768):
         lr = 0.0018 * (it + 1) / 256 if it < 256 else 0.0018 * min(1024, 4768 - it) / 1024
-        assert run.optimizer.lr * run.schedule.multiplier(step=it, steps=run.trainer.steps) == lr
+        multiplier = run.schedule.multiplier(step=it, steps=run.trainer.steps)
+        assert run.optimizer.lr * multiplier == lr

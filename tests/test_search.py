@@ -214,10 +214,12 @@ def quickly(words):
     for key in ("steps", "micro_batch"):
         if f"trainer.{key}" in own:
             trainer[key] = int(own[f"trainer.{key}"])
-    optimizer = replace(shared.run.optimizer, lr=float(own.get("optimizer.lr", 1e-3)))
+    lr = float(own.get("optimizer.lr", 1e-3))
+    optimizer = replace(shared.run.optimizer, lr=lr)
+    seed = int(own.get("seed", 0))
     run = replace(
         shared.run,
-        seed=int(own.get("seed", 0)),
+        seed=seed,
         output_dir=own["output_dir"].strip("'"),
         optimizer=optimizer,
         trainer=replace(shared.run.trainer, **trainer),
@@ -348,7 +350,8 @@ def test_the_same_trial_twice_is_one_run_and_both_are_told(tmp_path, fake):
     for trial in search.trials():
         losses.append(2.0 if "attention=mqa" in trial.words else 3.0)
     assert [trial.val_loss for trial in search.trials()] == sorted(losses)
-    listed = json.loads((search.grid.folder / GRID).read_text())
+    text = (search.grid.folder / GRID).read_text()
+    listed = json.loads(text)
     assert len(trainer.trained) == 2
     assert len(listed["trials"]) == 6
     assert len(listed["cells"]) == 2
@@ -475,7 +478,8 @@ def test_what_a_search_leaves_is_read_as_a_grid(tmp_path, fake):
     search = carried(a_search(tmp_path, Search(sampler=Sampler.random, trials=4)))
     paths = search.grid.folder.iterdir()
     assert [path.name for path in paths] == [GRID]
-    written = json.loads((search.grid.folder / GRID).read_text())
+    text = (search.grid.folder / GRID).read_text()
+    written = json.loads(text)
     expected = {"sampler": "random", "trials": 4, "seed": 100, "seeds": [100]}
     assert written["search"] == expected
     assert written["space"] == {"optimizer.lr": "0.0001 to 0.1, log"}
@@ -529,7 +533,8 @@ def test_a_search_in_a_pool(tmp_path, here):
     assert space_ == ["  optimizer.lr: 0.0001 to 0.1, log", "  attention: flash, gqa"]
     (file,) = tmp_path.glob("out/grids/*/grid.json")
     trials = json.loads(file.read_text())["trials"]
-    assert [trial["status"] for trial in trials] == ["finished", "finished", "open"]
+    statuses = [trial["status"] for trial in trials]
+    assert statuses == ["finished", "finished", "open"]
     (cell.plan.run_dir / "checkpoints").unlink()
     again = here(*words)
     assert again.code == 0

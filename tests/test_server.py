@@ -111,7 +111,8 @@ def test_a_grid_goes_on_after_its_server_was_killed(
 
 
 def rows_in(out: Path) -> int:
-    return sum(path.read_text().count("\n") for path in out.glob("runs/*/metrics.jsonl"))
+    paths = out.glob("runs/*/metrics.jsonl")
+    return sum(path.read_text().count("\n") for path in paths)
 
 
 def ended_in(out: Path) -> int:
@@ -181,4 +182,5 @@ def test_forked_workers_of_two_threads_or_ranks_train_as_fresh_processes(
     devices.close()
     alone = door(*MEDIUM, *words, f"output_dir={tmp_path / 'alone'}")
     assert alone.code == 0
-    assert steady(the_run(tmp_path / "out")) == steady(the_run(tmp_path / "alone"))
+    run_dir = the_run(tmp_path / "out")
+    assert steady(run_dir) == steady(the_run(tmp_path / "alone"))

@@ -270,7 +270,8 @@ def partial_key_offset(model: Any, x: Tensor) -> Tensor:
 @pytest.mark.parametrize(("its", "keys"), FORMULAS, ids=[f"{f.__name__}-{k}" for f, k in FORMULAS])
 def test_an_idea_is_its_formula(its: Formula, keys: dict[str, Any]) -> None:
     if "gate" in keys:
-        keys = {"gate": type(shelf("value_embeddings").gate)(keys["gate"])}
+        gate = shelf("value_embeddings").gate
+        keys = {"gate": type(gate)(keys["gate"])}
     model = moved(its.__name__, **keys)
     said = model.trunk(TOKENS_BT)
     close(said, its(model, plain().embedding(TOKENS_BT), **keys))
@@ -335,7 +336,8 @@ def test_shared_layers_are_the_layers_tied_by_hand() -> None:
         for name in own:
             number, rest = name.removeprefix("blocks.").split(".", 1)
             others[f"blocks.{int(number) + 1}.{rest}"].copy_(others[name])
-    assert torch.equal(model.logits(TOKENS_BT), twin.logits(TOKENS_BT))
+    logits = model.logits(TOKENS_BT)
+    assert torch.equal(logits, twin.logits(TOKENS_BT))
     for each in (model, twin):
         each(TOKENS_BT, TOKENS_BT).total.backward()
     for name in own:
@@ -352,7 +354,8 @@ def test_shared_layers_are_counted_once_and_cost_the_same_flops() -> None:
     )  # queries and output, keys and values of one head, MLP
     expected = {"total": layer + V * C, "non_embedding": layer}
     assert count_parameters(build_model(run, vocab_size=V)) == expected
-    assert flops_per_token(run, vocab_size=V)[0] == flops_per_token(run_of(), vocab_size=V)[0]
+    flops = flops_per_token(run_of(), vocab_size=V)
+    assert flops_per_token(run, vocab_size=V)[0] == flops[0]
     model = model_of(shared_layers={"repeat": 3}, x0={})
     names = [name.split(".") for name, _ in model.named_parameters()]
     assert {name[1] for name in names if "mlp" in name} == {"0", "3"}
@@ -382,13 +385,15 @@ def test_cross_attention_costs_and_changes_nothing(monkeypatch: pytest.MonkeyPat
     n = 4
     T = 16
     model = build_model(run, vocab_size=V)
-    assert torch.equal(model.logits(TOKENS_BT), plain().logits(TOKENS_BT))
+    logits = plain().logits(TOKENS_BT)
+    assert torch.equal(model.logits(TOKENS_BT), logits)
     model(TOKENS_BT, TOKENS_BT).total.backward()
     own = [p for name, p in model.named_parameters() if ".ideas." in name]
     assert sum(p.numel() for p in own) == n * 4 * C * C
     for p in own:
         assert not p.grad.any()
-    spent = flops_per_token(run, vocab_size=V)[0] - flops_per_token(run_of(), vocab_size=V)[0]
+    flops = flops_per_token(run_of(), vocab_size=V)
+    spent = flops_per_token(run, vocab_size=V)[0] - flops[0]
     # Queries and output of each token, keys and values of the one token of memory (whose input has
     # no gradient), one key a query.
     expected = n * (12 * C * C + 2 * 4 * C * C / T + 12 * C)
@@ -417,7 +422,8 @@ def two_updates(folder: Path, **ideas: dict[str, Any]) -> tuple[list[float], dic
     words = ("trainer.grad_clip=null", "model.logit_softcap=15", "objective.loss_chunks=2")
     job, trainee = trainee_of(run_of(*words, **ideas), folder)
     losses = [take_step(job, trainee, Ledger(started=0.0), step=step).loss for step in range(2)]
-    return losses, {name: p for name, p in trainee.model.named_parameters() if "ideas." not in name}
+    parameters = trainee.model.named_parameters()
+    return losses, {name: p for name, p in parameters if "ideas." not in name}
 
 
 def test_a_neutral_idea_changes_no_bit(tmp_path: Path) -> None:

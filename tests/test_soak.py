@@ -96,7 +96,8 @@ def test_it_goes_on_after_its_last_whole_line(tmp_path: Path) -> None:
     soak.state.write_text("".join(lines)[:-9])
     soak.resume()
     assert soak.state.read_text() == lines[0] + lines[1]
-    assert [path.name for path in tmp_path.glob("job-*")] == ["job-4-lost"]
+    paths = tmp_path.glob("job-*")
+    assert [path.name for path in paths] == ["job-4-lost"]
     assert soak.injected == 6
     assert soak.more()
     assert not Soak(folder=tmp_path, seed=3, kills=6, injected=6).more()

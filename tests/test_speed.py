@@ -128,7 +128,8 @@ def gauss(rng, shape):
 
 def contended(rng, shape):
     """One block in seven meets a busy neighbour and is slower by far."""
-    return rng.normal(size=shape) + (rng.random(shape) < 1 / 7) * rng.exponential(6.0, shape)
+    noise = rng.normal(size=shape)
+    return noise + (rng.random(shape) < 1 / 7) * rng.exponential(6.0, shape)
 
 
 def resembling(rng, shape):
@@ -506,7 +507,8 @@ def test_a_block_of_soap_has_the_update_of_its_bases(monkeypatch):
     )
     arm.block()
     assert arm.facts.steps_per_block % 4 == 0
-    matrices = sum(p.ndim == 2 for p in arm.built.model.blocks.parameters())
+    parameters = arm.built.model.blocks.parameters()
+    matrices = sum(p.ndim == 2 for p in parameters)
     assert len(updates) == 2 * matrices * arm.facts.steps_per_block // 4
 
 

@@ -75,7 +75,8 @@ def test_a_study_goes_on_by_itself_until_its_claims_are_decided(lab: Lab):
         for arm in ("mha", "mqa", "gqa"):
             first.append(f"{arm}, seed {seed}")
     then = [f"{arm}, seed {seed}" for seed in range(3, 12) for arm in ("mha", "gqa")]
-    assert [task for task in lab.tasks if "session" not in task] == first + then
+    tasks = [task for task in lab.tasks if "session" not in task]
+    assert tasks == first + then
     lines = [line for line in lab.lines("analysis") if line["claim"] == "M.unsure"]
     assert [(line["number"], line["n"], line["word"]) for line in lines] == [
         (1, 3, "inconclusive"),
@@ -111,7 +112,8 @@ def test_a_run_that_fails_in_a_later_analysis_ends_the_study_with_1(
     assert main([str(lab.root / "made"), f"output_dir={lab.root / 'out'}"]) == 1
     out, err = capsys.readouterr()
     assert f"nocap: {arm}, seed {seed}: failed, no room on the disk" in err
-    (said,) = [block for block in out.split("\n\n") if block.startswith("M.unsure")]
+    words = out.split("\n\n")
+    (said,) = [block for block in words if block.startswith("M.unsure")]
     assert f"n={n}" in said
     assert "inconclusive" in said
     for task in lab.tasks:
@@ -126,7 +128,8 @@ def test_a_study_that_was_killed_goes_on_where_it_was(lab: Lab):
     lab.loss = late
     whole = lab.carry("whole", "elsewhere/whole", **THREE)
     tasks = lab.tasks
-    for after in sorted(random.Random(0).sample(range(1, len(tasks)), 20)):
+    chance = random.Random(0)
+    for after in sorted(chance.sample(range(1, len(tasks)), 20)):
         lab.killed(len(tasks) + after, **THREE)
         assert len(lab.tasks) == len(tasks) + after
     again = lab.carry(**THREE)
@@ -267,7 +270,8 @@ def test_sessions_are_apart_in_time(lab: Lab):
     lab.carry("long", "long", scales=at(apart_min=5))
     # before each seed's runs
     assert lab.waits == []
-    assert [i for i, task in enumerate(lab.tasks[9:]) if "session" in task] == [0, 3, 6]
+    tasks = enumerate(lab.tasks[9:])
+    assert [i for i, task in tasks if "session" in task] == [0, 3, 6]
 
 
 def test_sessions_on_another_day_are_added(lab: Lab):

@@ -78,7 +78,8 @@ def planned(folder: Path, claims: Sequence[Json], seeds: int) -> StudyPlan:
     """Compose a study's arms, once for all tests that ask the same."""
     key = json.dumps([*claims, seeds])
     if key not in PLANS:
-        made_study = loaded(folder, study(claims=[*claims], seeds=list(range(seeds))))
+        content = study(claims=[*claims], seeds=list(range(seeds)))
+        made_study = loaded(folder, content)
         PLANS[key] = prepare(made_study, "cpu", output_dir="outputs")
     return PLANS[key]
 
@@ -141,10 +142,8 @@ def test_it_is_the_comparisons_of_the_same_runs(
     tmp_path: Path, seeds: int, change: Changed, look: int
 ) -> None:
     evidence = made(seeds, noise=0.002, change=change)
-    records = [
-        *evidence.runs.values(),
-        *(run for some in evidence.lengths.values() for run in some.values()),
-    ]
+    runs = evidence.runs.values()
+    records = [*runs, *(run for some in evidence.lengths.values() for run in some.values())]
     comparison = compare(Found(records=records), baseline="gelu4x")
     (ratio,) = [each.equal_loss.ratio for each in comparison.arms if each.equal_loss is not None]
     claimed = row(tmp_path, evidence, seeds=seeds)
@@ -302,10 +301,9 @@ def test_what_it_cannot_say_is_refused_with_the_reason(
     assert claimed["reason"] == "refused"
     assert claimed["measured"] is None
     assert claimed["refused"] == why
+    page = pages.render(content)
     assert re.search(
-        rf"^M\.equal inconclusive at .*: {re.escape(claimed['refused'])}: ",
-        pages.render(content),
-        re.M,
+        rf"^M\.equal inconclusive at .*: {re.escape(claimed['refused'])}: ", page, re.M
     )
     (stored,) = claims_of(again(content, tmp_path))
     assert {**stored, "hash": "made", "exploratory": None} == claimed
@@ -415,11 +413,13 @@ def test_more_seeds_are_trained_for_a_slope_that_is_not_known_and_for_no_other_r
         return law(run) + wild
 
     lab.loss = unsteady
-    claims = lab.carry(claims=[EQUAL], seeds=list(range(12)))
+    seeds = list(range(12))
+    claims = lab.carry(claims=[EQUAL], seeds=seeds)
     assert claims["M.equal"]["n"] == 6
     assert claims["M.equal"]["refused"] is None
     lab.loss = lambda run: law(run) - (1.0 if run.arm == "mqa" else 0.0)
-    beyond = lab.carry("elsewhere", "elsewhere/made", claims=[EQUAL], seeds=list(range(12)))
+    seeds = list(range(12))
+    beyond = lab.carry("elsewhere", "elsewhere/made", claims=[EQUAL], seeds=seeds)
     assert beyond["M.equal"]["n"] == 3
     assert (
         beyond["M.equal"]["refused"]
@@ -445,7 +445,8 @@ def test_a_length_that_fails_ends_the_study_with_1(
     """In a later analysis, too: the claim goes on no more, and no pair is passed over."""
     lab.loss = law
     lab.pace = paced
-    folder = written(lab.root / "made", study(claims=[UNSURE], seeds=list(range(12))))
+    content = study(claims=[UNSURE], seeds=list(range(12)))
+    folder = written(lab.root / "made", content)
 
     def train(runs: Sequence[Training], label: str, **more: Any) -> dict[str, RunResult]:
         fails = [run for run in runs if (run.short, run.seed) == (17, 4)]

@@ -320,7 +320,8 @@ BARE = (
 def test_a_damaged_line_is_refused_by_its_number(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str
 ):
-    path = lines_in(written(tmp_path / "made", study(claims=[LOSS])) / FILE)
+    content = study(claims=[LOSS])
+    path = lines_in(written(tmp_path / "made", content) / FILE)
     with path.open("a") as file:
         file.write(damage)
     with pytest.raises(SystemExit, match="2"):
@@ -345,4 +346,5 @@ def test_processes_may_append_at_once(tmp_path: Path):
         worker.join(60)
     log = read(path)
     assert len(log.lines) == 61
-    assert len({line.claim for line in log.of(RegistrationLine)}) == 61
+    claims = {line.claim for line in log.of(RegistrationLine)}
+    assert len(claims) == 61

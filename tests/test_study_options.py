@@ -34,7 +34,8 @@ class KIND(Idea):
 def made(folder: Path, kind: str, config_dir: str = "own") -> Path:
     """Write a study whose second arm is an idea of its own, and return its folder."""
     arms = {"mha": ["attention=flash"], "mqa": [f"ideas=[{kind}]"]}
-    content = study(arms=arms, config_dir=config_dir, claims=[claim(LOSS)])
+    claims = [claim(LOSS)]
+    content = study(arms=arms, config_dir=config_dir, claims=claims)
     place = folder / "own" / "ideas"
     place.mkdir(parents=True)
     (place / f"{kind}.py").write_text(SOFTER.replace("KIND", kind))
@@ -51,7 +52,8 @@ def test_a_study_is_carried_out_with_its_own_options(here: Door, tmp_path: Path)
         "nocap.study first scale=cpu --allow-code" in (tmp_path / "first" / "README.md").read_text()
     )
     assert "M.loss" in (tmp_path / "first" / "README.md").read_text()
-    runs = [path.name for path in (tmp_path / "outputs" / "runs").iterdir()]
+    paths = (tmp_path / "outputs" / "runs").iterdir()
+    runs = [path.name for path in paths]
     assert len([name for name in runs if "softer" in name]) == 3
 
 
@@ -78,7 +80,8 @@ def test_code_that_nobody_allowed_is_not_run(flag: str, here: Door, tmp_path: Pa
 
 
 def test_leave_to_run_code_is_refused_where_there_is_none(here: Door, tmp_path: Path) -> None:
-    written(tmp_path / "plain", study(claims=[claim(LOSS)]))
+    content = study(claims=[claim(LOSS)])
+    written(tmp_path / "plain", content)
     done = here("plain", "--judge", "--allow-code", module="nocap.study")
     assert done.code == 2
     assert "--allow-code must be left out where no study has a config_dir" in done.err

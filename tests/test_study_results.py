@@ -138,7 +138,8 @@ def test_what_is_said_of_each_verdict(
 
 def test_an_arms_loss_is_of_the_runs_that_finished(tmp_path: Path):
     scales = at(lengths=[0.25, 0.5])
-    made_study = loaded(tmp_path / "made", study(claims=[RACE], scales=scales))
+    content = study(claims=[RACE], scales=scales)
+    made_study = loaded(tmp_path / "made", content)
     result = resulted(made_study, both(by_law("mqa", diverged=1), by_law("mha"), pace=pace(1.1)))
     mha, mqa = result.arms
     assert mha.val_loss is not None
@@ -155,10 +156,12 @@ def test_a_gain_that_is_only_bounded_shows_its_lower_end(tmp_path: Path):
     """Its shortest schedule, a quarter of 400 steps, already ends at the baseline's loss; twice the
     pace is eight times as fast, or more."""
     scales = at(lengths=[0.25, 0.5])
-    made_study = loaded(tmp_path / "made", study(claims=[RACE], scales=scales))
+    content = study(claims=[RACE], scales=scales)
+    made_study = loaded(tmp_path / "made", content)
     paces = []
     for i, speed in enumerate([1.9, 2.0, 2.1], 1):
-        paces.append(session(pace(speed)[0].measured.arms, number=i))
+        arms = pace(speed)[0].measured.arms
+        paces.append(session(arms, number=i))
     evidence = both(by_law("mqa", worse=-0.7), by_law("mha"), pace=paces)
     result = resulted(made_study, evidence)
     (row,) = claims_of(result)
@@ -187,7 +190,8 @@ def test_results_fit_their_schema(tmp_path: Path) -> None:
     jsonschema = pytest.importorskip("jsonschema")
     validator = jsonschema.Draft202012Validator(known)
     scales = at(lengths=[0.25, 0.5])
-    made_study = loaded(tmp_path / "made", study(claims=[RACE], scales=scales))
+    content = study(claims=[RACE], scales=scales)
+    made_study = loaded(tmp_path / "made", content)
     result = resulted(made_study, both(by_law("mqa", diverged=1), by_law("mha"), pace=pace(1.1)))
     committed = sorted((Path(__file__).parents[1] / PLACE).glob("*/results.*.json"))
     assert committed
@@ -223,7 +227,8 @@ def test_a_declared_noise_reaches_the_verdict_and_its_sentence(tmp_path: Path):
     (guard,) = speed["guards"]
     noises = [row["noise"] for row in (loss, speed, guard)]
     assert noises == [NOISE_OF_A_PAIR, None, NOISE_OF_A_PAIR]
-    half = 0.02 / math.sqrt(3) * stats.t.isf(0.005, 2 + 4.4)
+    quantile = stats.t.isf(0.005, 2 + 4.4)
+    half = 0.02 / math.sqrt(3) * quantile
     assert loss["measured"]["high"] - loss["measured"]["mid"] == pytest.approx(half)
     # a ratio of losses of 3
     ratio = guard["measured"]["high"] / guard["measured"]["mid"]
@@ -235,7 +240,8 @@ def test_a_declared_noise_reaches_the_verdict_and_its_sentence(tmp_path: Path):
     of_loss = result.claims[0]
     assert words.noise(of_loss.declared(of_loss.verdict.primary)) == declared
     # five times as wide: the declared one is dropped, and nothing says that it was used
-    loud = loaded(tmp_path / "loud", study(scales=scales, claims=[LOSS]))
+    content = study(scales=scales, claims=[LOSS])
+    loud = loaded(tmp_path / "loud", content)
     (dropped,) = resulted(loud, speeds(FAST, [3.0, 3.1, 2.9])).claims
     assert dropped.declared(dropped.verdict.primary) is None
     assert words.noise(None) == ""
@@ -244,7 +250,8 @@ def test_a_declared_noise_reaches_the_verdict_and_its_sentence(tmp_path: Path):
 @pytest.mark.parametrize("seeds", [[5, 3, 1, 0, 2], [9, 8, 7, 1], [2, 5, 0, 1, 3]])
 def test_a_page_is_judged_in_the_order_that_was_registered(tmp_path: Path, seeds: list[int]):
     """The page analyses the first three of four or five seeds, as the study does."""
-    made_study = loaded(tmp_path / "made", study(claims=[LOSS], seeds=[*seeds, 20, 21][:6]))
+    content = study(claims=[LOSS], seeds=[*seeds, 20, 21][:6])
+    made_study = loaded(tmp_path / "made", content)
     runs = {("mha", seed): record("mha", seed, 12, 3.0) for seed in seeds}
     runs |= {("mqa", seed): record("mqa", seed, 12, 3.0 - 0.1 * i) for i, seed in enumerate(seeds)}
     result = resulted(made_study, Evidence(runs=runs))
@@ -279,7 +286,8 @@ def test_a_report_keeps_its_authors_text(tmp_path: Path):
     assert second.endswith(f"## What was learnt\n\n{lessons}")
     pages.write(made_study, folder, refuted)
     assert readme.read_text() == second
-    other = replace(confirmed, hardware={**MACHINE, "name": "another", "fingerprint": "def"})
+    hardware = {**MACHINE, "name": "another", "fingerprint": "def"}
+    other = replace(confirmed, hardware=hardware)
     pages.write(made_study, folder, other)
     head = "# made: M.speed refuted (cpu, a CPU); M.speed confirmed (cpu, another)\n"
     assert readme.read_text().startswith(head)
@@ -291,7 +299,8 @@ def test_a_report_keeps_its_authors_text(tmp_path: Path):
 def test_the_leaderboard_has_a_row_a_claim(tmp_path: Path):
     for name, worse in {"slow": -0.05, "quick": -0.2}.items():
         scales = at(lengths=[0.25, 0.5])
-        made_study = loaded(tmp_path / name, study(claims=[RACE, STEPS], scales=scales))
+        content = study(claims=[RACE, STEPS], scales=scales)
+        made_study = loaded(tmp_path / name, content)
         evidence = both(by_law("mqa", worse=worse), by_law("mha"), pace=pace(1.1))
         pages.write(made_study, tmp_path / name, resulted(made_study, evidence))
     (tmp_path / "empty").mkdir()
@@ -321,7 +330,8 @@ DIVERGED = (None, Ending.diverged)
 
 def made(tmp_path: Path, *claims: Json, **changed: Any) -> Study:
     scales = at(lengths=[0.25, 0.5])
-    return loaded(tmp_path / "made", study(claims=list(claims), scales=scales, **changed))
+    content = study(claims=list(claims), scales=scales, **changed)
+    return loaded(tmp_path / "made", content)
 
 
 def measured(
@@ -386,7 +396,8 @@ def test_steps_are_seeds_and_their_time_is_the_sessions(tmp_path: Path):
     speeds = [1.0, 1.1, 1.3]
     paces = []
     for i, speed in enumerate(speeds, start=1):
-        paces.append(session(pace(speed)[0].measured.arms, number=i))
+        arms = pace(speed)[0].measured.arms
+        paces.append(session(arms, number=i))
     evidence = both(by_law("mqa", worse=-0.1, noise=noise), by_law("mha", noise=noise), pace=paces)
     expected = {
         i: (pytest.approx(4.0 * math.exp(-0.1 / B) / speed), Ending.measured)
@@ -507,7 +518,8 @@ def test_a_third_of_key_value_heads_saves_seven_percent_of_a_token(tmp_path: Pat
     arms = {"mha": "attention=flash", "mqa": "attention=gqa attention.n_kv_heads=4"}
     flops = {}
     for name, own in arms.items():
-        flops[name] = component_flops(compose([*d12, *own.split()]), vocab_size=V)
+        run = compose([*d12, *own.split()])
+        flops[name] = component_flops(run, vocab_size=V)
     counted = {name: {"component_flops": components} for name, components in flops.items()}
     for place in ("bench", "pace"):
         whole_step = Evidence(sessions={place: timed([1], counted)})

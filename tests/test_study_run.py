@@ -27,17 +27,19 @@ COMMAND = ("-m", "nocap.study", "made", "scale=cpu", "output_dir=out")
 def left(root: Path) -> SimpleNamespace:
     """What a study left in the folders `made` and `out`."""
     (results,) = root.glob("made/results.cpu.*.json")
-    runs = {path.name: json_of(path / "summary.json") for path in (root / "out" / "runs").iterdir()}
+    paths = (root / "out" / "runs").iterdir()
+    runs = {path.name: json_of(path / "summary.json") for path in paths}
+    sessions = {
+        path.name: json_of(path)
+        for path in sorted(root.glob("out/studies/made/cpu/sessions/b*.json"))
+    }
     return SimpleNamespace(
         results=json_of(results),
         claims=json_of(results)["claims"],
         log=read(root / "made" / FILE),
         page=(root / "made" / "README.md").read_text(),
         runs=runs,
-        sessions={
-            path.name: json_of(path)
-            for path in sorted(root.glob("out/studies/made/cpu/sessions/b*.json"))
-        },
+        sessions=sessions,
     )
 
 
@@ -81,9 +83,10 @@ def test_a_study_from_its_file_to_its_verdicts(root: Path):
     for row in it.results["measurements"]:
         if (row["claim"], row["metric"]) in (("M.speed", "tokens_per_s"), ("M.loss", "val_loss")):
             rows[(row["metric"], row["arm"], row["repeat"])] = row["value"]
+    sessions = enumerate(it.sessions.values(), start=1)
     measured = {
         ("tokens_per_s", arm, number): row["tokens_per_s"]
-        for number, session in enumerate(it.sessions.values(), start=1)
+        for number, session in sessions
         for arm, row in session["measured"]["arms"].items()
     }
     for name, summary in it.runs.items():
@@ -194,7 +197,8 @@ def test_studies_side_by_side_train_together_and_time_one_after_the_other(tmp_pa
     arms = {"made": "attention=mqa", "other": "mlp=relu2"}
     for name, arm in arms.items():
         apart = at(apart_min=0.05)  # sessions lie between the runs
-        written(root / name, study(arms={"mha": ["attention=flash"], "mqa": [arm]}, scales=apart))
+        content = study(arms={"mha": ["attention=flash"], "mqa": [arm]}, scales=apart)
+        written(root / name, content)
     commands = [soak.start([*COMMAND[:2], name, *COMMAND[3:]], root) for name in arms]
     codes = [command.wait(soak.DEADLINE_S) for command in commands]
     assert codes == [0, 0], (tmp_path / "root.err").read_text()
@@ -213,7 +217,8 @@ def test_studies_side_by_side_train_together_and_time_one_after_the_other(tmp_pa
     assert len(spans) == 6
     for first, then in pairwise(spans):
         assert first[1] <= then[0]
-    assert len(list((root / "out" / "runs").iterdir())) == 9
+    paths = (root / "out" / "runs").iterdir()
+    assert len(list(paths)) == 9
     for log in logs:
         runs = log.of(RunLine)
         assert len(runs) == 6

@@ -147,7 +147,8 @@ def test_a_terminal_shows_what_a_pipe_of_its_width_gets_in_colours(
 ) -> None:
     expected = rendered(width, monkeypatch)
     shown = in_a_terminal(width, monkeypatch)
-    lines = [line.rstrip() for line in STYLE.sub("", shown).splitlines()]
+    text = STYLE.sub("", shown)
+    lines = [line.rstrip() for line in text.splitlines()]
     assert lines == expected.splitlines()
     assert "\x1b[1;32mbetter" in shown
     assert "\x1b[1;31mworse" in shown
@@ -255,7 +256,8 @@ def test_ticks_are_round_numbers() -> None:
         "4.5",
         "4.0",
     ]
-    assert lines[20].split() == ["0", "500", "1000", "1500"]
+    words = lines[20].split()
+    assert words == ["0", "500", "1000", "1500"]
 
 
 def test_where_the_encoding_is_ascii_all_is_drawn_in_ascii(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,8 @@ def curve(
     values: dict[int, list[float]] = {}
     for x in (*lengths, 1.0):
         for steps in [round(x * WHOLE)]:
-            values[steps] = (law(steps, gain) + shared + rng.normal(0, sd, n)).tolist()
+            noise = rng.normal(0, sd, n)
+            values[steps] = (law(steps, gain) + shared + noise).tolist()
     return values
 
 
@@ -54,7 +55,8 @@ def gains(arm: Finish, base: Finish) -> list[float]:
 @pytest.mark.parametrize("gain", [1.0, 1.1, 1.5, 2.5, 3.9])
 def test_an_arms_steps_are_log_linear_between_two_lengths_and_the_other_arms_too(gain: float):
     arm, base = race(exact(gain, 100, 200), exact(1.0, 100, 200))
-    assert arm == Finish(steps=pytest.approx([WHOLE / gain] * 3))
+    steps = pytest.approx([WHOLE / gain] * 3)
+    assert arm == Finish(steps=steps)
     assert base == Finish(steps=[WHOLE] * 3)
     slow, quick = race(exact(1.0, 100, 200), exact(gain, 100, 200))  # and the other way round
     assert slow.steps == pytest.approx([WHOLE] * 3)
@@ -117,10 +119,12 @@ def simulated(
         assert {arm.ending, base.ending} == {Ending.measured}
         each = np.array(gains(arm, base))
         means.append(each.mean())
-        covered += abs(each.mean() - math.log(gain)) <= stats.t.ppf(0.975, 2) * each.std(
-            ddof=1
-        ) / math.sqrt(3)
-    return math.exp(float(np.mean(means))), covered / studies
+        deviation = each.std(ddof=1)
+        covered += abs(each.mean() - math.log(gain)) <= stats.t.ppf(
+            0.975, 2
+        ) * deviation / math.sqrt(3)
+    ratio = math.exp(float(np.mean(means)))
+    return ratio, covered / studies
 
 
 @pytest.mark.parametrize(("lengths", "sd"), [((0.375, 0.5, 0.75), 0.025), ((0.25, 0.5), 0.003)])
@@ -160,15 +164,14 @@ def judged(own: Finish, base: Finish, *, low: float) -> Verdict:
     measurements = []
     for arm, finish in (("arm", own), ("base", base)):
         for seed, steps in enumerate(finish.steps):
-            measurements.append(
-                Measurement(
-                    arm=arm,
-                    repeat=seed,
-                    metric=METRICS["steps_to_target"],
-                    value=steps,
-                    ending=finish.ending,
-                )
+            measurement = Measurement(
+                arm=arm,
+                repeat=seed,
+                metric=METRICS["steps_to_target"],
+                value=steps,
+                ending=finish.ending,
             )
+            measurements.append(measurement)
     return judge(claim, measurements, against="base", at="cpu")
 
 

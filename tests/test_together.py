@@ -153,7 +153,8 @@ def test_their_run_has_a_folder_that_a_file_system_takes(name, tmp_path):
     planned = plan(run, choices={"model": name})
     planned.run_dir.mkdir(parents=True)
     assert planned.run_dir.name.endswith(f"-s{run.seed}-{planned.identity}")
-    assert plan(run, choices={"model": name}).run_dir == planned.run_dir
+    run_dir = plan(run, choices={"model": name}).run_dir
+    assert run_dir == planned.run_dir
 
 
 @pytest.mark.slow

@@ -140,13 +140,8 @@ def child(code: str, run_dir: Path, **extra: str) -> subprocess.CompletedProcess
 def inspect(run_dir: Path) -> list[dict[str, dict]]:
     """The records of the one offline run, as wandb's own reader gives them."""
     (folder,) = (run_dir / "wandb").glob("*run-*-*")
-    command = [
-        str(Path(sys.executable).with_name("wandb")),
-        "leet",
-        "inspect",
-        "--json",
-        str(folder),
-    ]
+    path = str(Path(sys.executable).with_name("wandb"))
+    command = [path, "leet", "inspect", "--json", str(folder)]
     environ = environment(run_dir.parent)
     lines = subprocess.check_output(command, env=environ, text=True, stderr=subprocess.PIPE)
     return [json.loads(line) for line in lines.splitlines()]
@@ -284,7 +279,8 @@ def test_runs_of_one_arm_alone_have_one_arm_id(tmp_path: Path) -> None:
     told = {}
     for what, other in others.items():
         told[what] = run_facts(to_plain(other.run), other.run_dir, manifest(other, []))
-    assert {other.arm for other in told.values()} == {facts.arm}
+    arms = {other.arm for other in told.values()}
+    assert arms == {facts.arm}
     assert len(facts.arm_id) == 12
     same = [what for what, other in told.items() if other.arm_id == facts.arm_id]
     assert same == ["a seed", "machine"]
@@ -592,7 +588,8 @@ def test_a_grid_s_runs_stand_together_for_tensorboard_by_their_arms(
     board.rename(board.parent / "elsewhere")
     board.symlink_to("elsewhere")  # somebody's link is not deleted through
     gathered(tracker, board.parent, {})
-    assert len(list((board.parent / "elsewhere").iterdir())) == 2
+    paths = (board.parent / "elsewhere").iterdir()
+    assert len(list(paths)) == 2
     assert gathered(NoTracker(), board.parent, runs) == []
 
 

@@ -83,7 +83,8 @@ def test_a_gain_is_that_of_two_samples_where_no_seed_is_shared():
     made = losses(0.05, 3)
     arm = only({LOSS: made}, question(3, paired=False))
     apart = stats.ttest_ind(made["base"], made["idea"], equal_var=False)
-    assert arm.gain.low == pytest.approx(apart.confidence_interval(0.95).low)
+    interval = apart.confidence_interval(0.95)
+    assert arm.gain.low == pytest.approx(interval.low)
     assert arm.word is Outcome.unclear
     assert not arm.is_decided
 
@@ -203,7 +204,8 @@ def test_a_session_is_what_repeats_a_time():
     made = {LOSS: losses(0.05, 6), WALL: WALLS}
     arm = only(made, question(6, costs=[WALL], sessions=3))
     logs = np.log(np.array(WALLS["base"]) / np.array(WALLS["idea"])).reshape(3, 2).mean(axis=1)
-    reach = (1 + 3.3 / math.sqrt(3)) * stats.t.isf(0.05, 2) * stats.sem(logs) + CLOCK_BIAS
+    quantile = stats.t.isf(0.05, 2)
+    reach = (1 + 3.3 / math.sqrt(3)) * quantile * stats.sem(logs) + CLOCK_BIAS
     cost = arm.costs["wall_s"]
     assert cost.outcome is Outcome.better
     expected = math.exp(logs.mean() - reach)

@@ -120,13 +120,15 @@ def ends(estimate: Estimate) -> tuple[float, float]:
 
 def half(values: Any, *, analysis: int = 1) -> float:
     """Of Student's interval, which losses have, by scipy."""
-    return float(stats.t.isf(0.025 / analysis**2, len(values) - 1) * stats.sem(values))
+    quantile = stats.t.isf(0.025 / analysis**2, len(values) - 1)
+    return float(quantile * stats.sem(values))
 
 
 def wide(values: Any, *, bias: float = 0.0) -> float:
     """Of the cautious interval, which clocks have, by scipy."""
     n = len(values)
-    return float((1 + 3.3 / math.sqrt(n)) * stats.t.isf(0.05, n - 1) * stats.sem(values) + bias)
+    quantile = stats.t.isf(0.05, n - 1)
+    return float((1 + 3.3 / math.sqrt(n)) * quantile * stats.sem(values) + bias)
 
 
 CONFIRMED, EXCEEDED, REFUTED, INCONCLUSIVE = Word
@@ -275,7 +277,8 @@ def test_the_interval_is_scipys_and_decides(metric: str, two_sided: bool):
         judged = judge(made, (metric, arm, base), ("val_loss", loss - better, loss))
         low = gain.mean() - wide(gain, bias=0.005)
         high = gain.mean() + wide(gain, bias=0.005)
-        assert ends(judged.primary.interval()) == pytest.approx((low, high))
+        interval = judged.primary.interval()
+        assert ends(interval) == pytest.approx((low, high))
         least = better.mean() - half(better)
         most = better.mean() + half(better)
         assert ends(judged.guards[0].interval()) == pytest.approx((least, most))
@@ -603,9 +606,11 @@ def test_the_noise_of_a_time_multiplies_and_no_interval_of_it_goes_below_nothing
 def test_a_speed_must_clear_its_end_by_the_bias_of_an_instance():
     made = claim(expected=[1.0, None])
     gains = [math.exp(0.005)] * 3
-    for factor, word in ((math.exp(-1e-4), INCONCLUSIVE), (math.exp(1e-4), CONFIRMED)):
+    ratio = math.exp(-1e-4)
+    for factor, word in ((ratio, INCONCLUSIVE), (math.exp(1e-4), CONFIRMED)):
         assert judge(made, speeds([g * factor for g in gains])).word is word
-    for factor, word in ((math.exp(-1e-4), REFUTED), (math.exp(1e-4), INCONCLUSIVE)):
+    ratio = math.exp(-1e-4)
+    for factor, word in ((ratio, REFUTED), (math.exp(1e-4), INCONCLUSIVE)):
         assert judge(made, speeds([factor / g for g in gains])).word is word
     step = claim(metric="step_ms", scale=Scale.difference, expected=[1.0, None], mechanism=NO_BOUND)
     half_width = judge(step, ("step_ms", [200.0] * 3, [202.0] * 3)).primary.interval().half_width
@@ -652,7 +657,8 @@ def test_a_declared_noise_narrows_and_is_dropped_where_pairs_contradict_it():
     assert known.word == INCONCLUSIVE
     assert alone.primary.interval().half_width == pytest.approx(half(gains))
     half_width = known.primary.interval().half_width
-    expected = stats.t.isf(0.005, 10) * 0.01 / math.sqrt(3)
+    quantile = stats.t.isf(0.005, 10)
+    expected = quantile * 0.01 / math.sqrt(3)
     assert half_width == pytest.approx(expected)
     assert judge(claim(**LOSS), losses(*(g + 0.01 for g in gains)), noise=QUIET).word is CONFIRMED
     loud = [0.01, 0.03, 0.02]

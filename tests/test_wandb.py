@@ -143,10 +143,12 @@ class Lab:
         (self.folder / "summary.json").unlink(missing_ok=True)
         if how == "end":
             shutil.copy(self.whole / "summary.json", self.folder)
-        words = [str(self.folder), mode, how, str(first), str(last)]
+        folder = str(self.folder)
+        words = [folder, mode, how, str(first), str(last)]
         env = environment(self.here, **QUICK, WANDB_BASE_URL=server.url, WANDB_API_KEY=KEY)
+        command = [sys.executable, "-c", PLAY, *words]
         return subprocess.run(
-            [sys.executable, "-c", PLAY, *words],
+            command,
             cwd=self.here,
             env=env,
             capture_output=True,
@@ -156,7 +158,8 @@ class Lab:
         )
 
     def sync(self, server: WandbServer) -> Any:
-        return nocap(self.here, server, "runs", "sync", str(self.folder.relative_to(self.here)))
+        path = str(self.folder.relative_to(self.here))
+        return nocap(self.here, server, "runs", "sync", path)
 
 
 @pytest.fixture(scope="module")
@@ -270,10 +273,12 @@ def test_the_same_config_trained_again_elsewhere_is_another_run(
 
 @pytest.mark.slow
 def test_without_a_login_sync_refuses(lab: Lab) -> None:
-    done = nocap(lab.here, None, "runs", "sync", str(lab.folder.relative_to(lab.here)))
+    path = str(lab.folder.relative_to(lab.here))
+    done = nocap(lab.here, None, "runs", "sync", path)
     assert done.returncode == 2
     assert done.stderr == "nocap: W&B must have a login (wandb login, or WANDB_API_KEY), got none\n"
-    done = nocap(lab.here, None, "runs", "sync", str(lab.folder), WANDB_API_KEY="short")
+    folder = str(lab.folder)
+    done = nocap(lab.here, None, "runs", "sync", folder, WANDB_API_KEY="short")
     assert done.returncode == 2
     assert done.stderr == "nocap: WANDB_API_KEY must have at least 40 characters, got 5\n"
 
@@ -569,7 +574,8 @@ def test_a_grid_prints_the_link_of_its_group(tmp_path: Path, server: WandbServer
     assert done.stderr == ""
     (folder,) = (tmp_path / "out" / "grids").iterdir()
     assert f"tracker: {server.url}/{ENTITY}/nocap/groups/{folder.name}\n" in done.stdout
-    assert {run.described["groupName"] for run in server.runs.values()} == {folder.name}
+    runs = server.runs.values()
+    assert {run.described["groupName"] for run in runs} == {folder.name}
     assert len(server.runs) == 3, "two cells and the comparison"
     again = nocap(tmp_path, server, "runs", "sync", f"out/grids/{folder.name}")
     assert again.stdout.endswith("on the server: 2 of 2 runs, 0 rows sent now\n")
@@ -597,5 +603,6 @@ def test_an_unreachable_server_is_asked_once_a_grid_and_sync_sends_all(
     assert sent.returncode == 0
     assert sent.stderr == ""
     assert len(server.runs) == 3
-    rows = {run.described["displayName"].split()[-1]: len(run.rows) for run in server.runs.values()}
+    runs = server.runs.values()
+    rows = {run.described["displayName"].split()[-1]: len(run.rows) for run in runs}
     assert rows == {"s0": 6, "s1": 6, folder.name: 1}

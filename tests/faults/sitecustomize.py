@@ -35,7 +35,8 @@ class Injector(importlib.abc.MetaPathFinder):
                     r"(\w+)@([\d,]+)(?::rank(\d))?(!?)", fault
                 ).groups()
                 if rank in (None, os.environ.get("RANK", "0")):
-                    inject(module, kind, [int(step) for step in steps.split(",")], bool(always))
+                    words = steps.split(",")
+                    inject(module, kind, [int(step) for step in words], bool(always))
 
         spec.loader.exec_module = and_inject
         return spec
@@ -46,7 +47,8 @@ def inject(loop, kind, steps, always):
         if step not in steps:
             return False
         try:  # of several that come here together, one is the first
-            (Path(os.environ["NOCAP_FAULT_DIR"]) / f"{kind}@{step}").touch(exist_ok=False)
+            path = Path(os.environ["NOCAP_FAULT_DIR"])
+            (path / f"{kind}@{step}").touch(exist_ok=False)
         except FileExistsError:
             return always
         return True
@@ -70,7 +72,8 @@ def inject(loop, kind, steps, always):
     def scaled_step(job, trainee, ledger, *, step):
         if not due(step):
             return take_step(job, trainee, ledger, step=step)
-        before = [p.detach().clone() for p in trainee.model.parameters()]
+        parameters = trainee.model.parameters()
+        before = [p.detach().clone() for p in parameters]
         factor = {"nan": float("nan"), "spike": 1e3}[kind]
         hook = trainee.model.register_forward_hook(
             lambda module, arguments, loss: scaled(loss, factor)
@@ -79,7 +82,8 @@ def inject(loop, kind, steps, always):
             return take_step(job, trainee, ledger, step=step)
         finally:
             hook.remove()
-            same = all(p.equal(b) for p, b in zip(trainee.model.parameters(), before, strict=True))
+            parameters = trainee.model.parameters()
+            same = all(p.equal(b) for p, b in zip(parameters, before, strict=True))
             (
                 Path(os.environ["NOCAP_FAULT_DIR"])
                 / f"rank{job.world.rank}-{'unchanged' if same else 'changed'}"

@@ -435,10 +435,9 @@ def in_yaml(path: Path, rng: random.Random) -> None:
     if rng.random() < 0.4:
         text = rng.choice(("", before)) + rng.choice(YAMLS)
     else:
+        content = yaml.safe_load(before)
         tree, raw = _put(
-            yaml.safe_load(before),
-            rng,
-            (*RAW, "*a", "&a 1", "!!python/object:os.x {}", "[", "'", "2020-01-01"),
+            content, rng, (*RAW, "*a", "&a 1", "!!python/object:os.x {}", "[", "'", "2020-01-01")
         )
         text = _text(tree, raw)  # JSON is YAML, nearly
         text = text if rng.random() < 0.5 or raw else yaml.safe_dump(tree, sort_keys=False)

@@ -76,7 +76,8 @@ RUNS: dict[str, list[str]] = {}  # done, half, grid, study → its folders' name
 def learn(library: Path) -> None:
     """Names of the runs in a library."""
     GRID_FOLDER[:] = [path.name for path in library.glob(GRIDS)]
-    names = sorted(path.name for path in (library / "outputs/runs").iterdir())
+    paths = (library / "outputs/runs").iterdir()
+    names = sorted(path.name for path in paths)
     seeds = {"done": ("1",), "half": ("2",), "grid": ("3",), "study": ("10", "11", "12")}
     RUNS.update(
         {
@@ -132,9 +133,10 @@ def _records(done: Answer) -> Numbers:
     records: list[Record] = done.value
     values = {}
     for run in records:
+        summary = dict(run.summary)
         values[run.identity] = {
             "status": run.status,
-            "summary": dict(run.summary),
+            "summary": summary,
             "curve": asdict(run.curve),
             "config": run.config,
         }

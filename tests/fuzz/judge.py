@@ -143,7 +143,8 @@ def _inflict(wound: Wound) -> bool:
     if os.path.islink(wound.path):  # an earlier wound: what it leads to is not ours to damage
         return False
     try:
-        return OPERATORS[wound.how](Path(wound.path), random.Random(wound.seed))
+        chance = random.Random(wound.seed)
+        return OPERATORS[wound.how](Path(wound.path), chance)
     except NOT_DONE:
         return False
 

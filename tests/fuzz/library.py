@@ -90,7 +90,8 @@ def make(root: Path, *, whole: bool = True) -> None:
 
 def _study() -> None:
     STUDY_FOLDER.mkdir(parents=True)
-    (STUDY_FOLDER / "study.yaml").write_text(yaml.safe_dump(STUDY, sort_keys=False))
+    text = yaml.safe_dump(STUDY, sort_keys=False)
+    (STUDY_FOLDER / "study.yaml").write_text(text)
     _made(answer(lambda: study.main([str(STUDY_FOLDER), "scale=cpu"]), limit_s=120))
 
 

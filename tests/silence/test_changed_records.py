@@ -169,7 +169,8 @@ def test_a_changed_config_generates_nothing_and_deletes_nothing(here: Door, reco
         assert "0 runs" in done.out
         assert done.code == (words[0] == "rm" and "--yes" in words)
     assert (record / "checkpoints" / "step-00000030").is_dir()
-    assert len(json.loads((record / "summary.json").read_text())) == rows
+    text = (record / "summary.json").read_text()
+    assert len(json.loads(text)) == rows
 
 
 @pytest.mark.slow

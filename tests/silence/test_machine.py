@@ -143,7 +143,8 @@ def test_a_path_that_torch_would_split_is_refused(
 @pytest.mark.slow
 def test_plugins_in_a_strangers_folder_are_not_imported(door: Door, tmp_path: Path) -> None:
     for place in ("hydra_plugins/evil.py", "hydra_plugins/more/__init__.py", "study/study.yaml"):
-        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        parent = (tmp_path / place).parent
+        parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / place).write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     narrow = (*WIDE, "model=nano")
     cases = (

@@ -192,9 +192,8 @@ def test_a_key_that_changes_nothing_is_refused(here: Door, tmp_path: Path) -> No
 
 def test_a_repeated_key_is_refused(here: Door, tmp_path: Path) -> None:
     text = yaml.safe_dump(STUDY, sort_keys=False, default_flow_style=None)
-    made(
-        here(str(study(tmp_path / "sound")), "--judge", module="nocap.study"), code=1
-    )  # nothing is there
+    content = str(study(tmp_path / "sound"))
+    made(here(content, "--judge", module="nocap.study"), code=1)  # nothing is there
     cases = (
         ("seeds", "seeds: [0, 1, 2]", "seeds: [3, 4, 5]\nseeds: [0, 1, 2]"),
         ("expected", "  expected: [-10, 10]", "  expected: [1, null]\n  expected: [-10, 10]"),

@@ -45,7 +45,8 @@ def failed_tests(cache: Path) -> set[str]:
 
 def end_of(log: Path) -> str:
     """Return the last lines of a log."""
-    return "\n".join(log.read_text().splitlines()[-SHOWN:])
+    lines = log.read_text().splitlines()
+    return "\n".join(lines[-SHOWN:])
 
 
 def main(words: Sequence[str]) -> int:

@@ -95,9 +95,10 @@ def blocks(page: Path, root: Path = ROOT) -> list[Block]:
             else list(split_commands(fence[3]))
         )
         line = text.count("\n", 0, fence.start()) + 1
+        path = page.relative_to(root)
         page_blocks.append(
             Block(
-                page=str(page.relative_to(root)),
+                page=str(path),
                 line=line,
                 commands=commands,
                 settings=README[commands[0].split("\n")[0]]

@@ -271,7 +271,8 @@ def tensors_sha256(path: Path) -> str:
     raw = path.read_bytes()
     digest = hashlib.sha256()
     start = 8 + int.from_bytes(raw[:8], "little")
-    for name, facts in sorted(json.loads(raw[8:start]).items()):
+    content = json.loads(raw[8:start])
+    for name, facts in sorted(content.items()):
         if name != "__metadata__":
             first, last = facts["data_offsets"]
             text = json.dumps([name, facts["dtype"], facts["shape"]])
@@ -282,7 +283,8 @@ def tensors_sha256(path: Path) -> str:
 def machine(repo: Path) -> dict[str, Any]:
     def git(*words: str) -> str:
         command = ["git", "-C", str(repo), *words]
-        return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+        result = subprocess.run(command, capture_output=True, text=True)
+        return result.stdout.strip()
 
     cpuinfo = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     cpu = next(
@@ -378,7 +380,8 @@ def main() -> None:
         "machine": before,
         "configs": record(repo, args.jobs),
     }
-    args.out.write_text(json.dumps(report, indent=1) + "\n")
+    text = json.dumps(report, indent=1)
+    args.out.write_text(text + "\n")
     failed = sum("error" in numbers for numbers in report["configs"].values())
     print(f"{len(NAMES)} configs, {failed} failed, {time.monotonic() - began:.0f} s: {args.out}")
     raise SystemExit(failed > 0)

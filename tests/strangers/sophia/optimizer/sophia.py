@@ -44,7 +44,8 @@ class SophiaOptimizer(torch.optim.Optimizer):
             torch.enable_grad(),
             torch.autocast(tokens_BT.device.type, torch.bfloat16, enabled=autocast),
         ):
-            logits_NV = self.model.logits(tokens_BT).flatten(0, 1).float()
+            logits = self.model.logits(tokens_BT)
+            logits_NV = logits.flatten(0, 1).float()
             labels_N = torch.multinomial(logits_NV.detach().softmax(-1), 1, generator=draw)[:, 0]
             loss = F.cross_entropy(logits_NV, labels_N)
         # not into p.grad
@@ -65,7 +66,8 @@ class SophiaOptimizer(torch.optim.Optimizer):
         steps = self.param_groups[0]["steps"]
         params = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
         for p in (p for p in params if not self.state[p]):
-            self.state[p].update(momentum=torch.zeros_like(p), hessian=torch.zeros_like(p))
+            hessian = torch.zeros_like(p)
+            self.state[p].update(momentum=torch.zeros_like(p), hessian=hessian)
         if (
             steps % option.every == 0 and self.batch is not None
         ):  # None: nocap tries it, without a forward
@@ -89,6 +91,5 @@ class Sophia(Optimizer):
     every: int = key(ge=1, le=10**9)  # steps
 
     def build(self, model):
-        return [
-            SophiaOptimizer(decayed(dict(model.named_parameters()), self.weight_decay), model, self)
-        ]
+        parameters = dict(model.named_parameters())
+        return [SophiaOptimizer(decayed(parameters, self.weight_decay), model, self)]
