@@ -52,7 +52,7 @@ def gated(folder: Path, log: str = LOG) -> list[str]:
     (folder / "mlp" / "gated.py").write_text(text)
     (folder / "mlp" / "gated.yaml").write_text("kind: gated\n")
     words = [word for word in SMALL if not word.startswith("mlp")]
-    return words + ["mlp=gated"]
+    return [*words, "mlp=gated"]
 
 
 def gate_of(model: torch.nn.Module, tokens: torch.Tensor) -> float:
