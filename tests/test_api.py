@@ -65,11 +65,9 @@ def test_what_api_trains_is_what_the_command_trains(
 
 def test_logs_are_compared_as_the_command_does(tmp_path: Path, here: Door) -> None:
     rows = ["record,seed,loss"]
-    rows += [
-        f"{arm},{seed},{base + 0.01 * seed}"
-        for arm, base in (("a", 3), ("b", 2))
-        for seed in range(3)
-    ]
+    for arm, base in (("a", 3), ("b", 2)):
+        for seed in range(3):
+            rows.append(f"{arm},{seed},{base + 0.01 * seed}")
     board = tmp_path / "board.csv"
     board.write_text("\n".join(rows) + "\n")
     columns = "arm=record,val_loss=loss"

@@ -577,9 +577,8 @@ def test_the_next_hydra_composes_the_same_runs_and_refuses_in_the_same_words(tmp
         chosen.append([f"ideas=[{o}]" if g == "ideas" else f"{g}={o}", *MANDATORY.get(o, [])])
     small = ["trainer.device=cpu", "trainer.precision=fp32", "trainer.threads=1", "model=nano"]
     lines = [[*small, *words, *ONE_ROW] for words in chosen]
-    lines += [
-        [*small, word] for word in (*(f"experiment={name}" for name in EXPERIMENTS), *REFUSED_WORDS)
-    ]
+    for word in (*(f"experiment={name}" for name in EXPERIMENTS), *REFUSED_WORDS):
+        lines.append([*small, word])
     now, later = (
         subprocess.run(
             [sys.executable, "-c", COMPOSES],

@@ -843,7 +843,10 @@ def test_a_resumed_run_of_wandb_is_one(tmp_path):
     """Two offline folders of one id, the first of which failed."""
     _child(WANDB, tmp_path, WANDB_SILENT="true")
     found = logs.load([str(tmp_path)])
-    expected = {(arm, seed, "finished") for arm in ("width=32", "width=64") for seed in range(3)}
+    expected = set()
+    for arm in ("width=32", "width=64"):
+        for seed in range(3):
+            expected.add((arm, seed, "finished"))
     assert {(run.arm, run.seed, run.status) for run in found.records} == expected
     steps = {tuple(run.curve.step) for run in found.records}
     assert steps == {(0, 50, 100, 150, 200)}
@@ -1013,7 +1016,10 @@ def test_jobs_that_settings_tell_apart_are_arms(tmp_path):
 def test_settings_beside_all_logs_are_of_no_run(tmp_path):
     crossed(tmp_path / "runs", "{arm}_s{seed}.csv")
     table(tmp_path / "hparams.yaml", "seed: 42\n")
-    expected = {(arm, seed) for arm in ("base", "idea") for seed in range(3)}
+    expected = set()
+    for arm in ("base", "idea"):
+        for seed in range(3):
+            expected.add((arm, seed))
     assert told_arms(tmp_path / "runs") == expected
 
 

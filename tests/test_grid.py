@@ -240,11 +240,10 @@ def test_what_is_swept_goes_in_pairs_with_every_seed(tmp_path):
     ]
     assert multirun(words, zipped=True, look=lambda grid: grids.append(grid) or "") == 0
     labels = [cell.label for cell in grids[0].cells]
-    expected = [
-        f"seed={seed} {arm}"
-        for seed in (0, 1)
-        for arm in ("attention=flash optimizer.lr=0.1", "attention=gqa optimizer.lr=0.2")
-    ]
+    expected = []
+    for seed in (0, 1):
+        for arm in ("attention=flash optimizer.lr=0.1", "attention=gqa optimizer.lr=0.2"):
+            expected.append(f"seed={seed} {arm}")
     assert labels == expected
     with pytest.raises(
         ValueError, match=r"^--zip must be given lists of one length, got \[2, 3\]$"
@@ -257,7 +256,10 @@ def test_what_is_swept_goes_in_pairs_with_every_seed(tmp_path):
 
 def test_grid_trains_its_cells_by_seed_and_ends_with_the_comparison(small_grid):
     printed = small_grid.process.out
-    expected = [f"attention={arm} seed={seed}" for seed in (0, 1) for arm in ("flash", "gqa")]
+    expected = []
+    for seed in (0, 1):
+        for arm in ("flash", "gqa"):
+            expected.append(f"attention={arm} seed={seed}")
     assert trained(printed) == expected
     assert len(re.findall(r"^\[\d/4\] done .* val \d\.\d{4} ", printed, re.M)) == 4
     (folder,) = (small_grid.out / "grids").iterdir()
@@ -448,9 +450,10 @@ def test_tracked_grid_is_a_group_that_ends_with_its_comparison(tmp_path, door):
     rows = []
     for folder in (grid, *tmp_path.glob("out/runs/*")):
         rows.extend(inspect(folder))
-    said = [
-        (row["run"]["run_group"], row["run"]["job_type"]) for row in rows if row["type"] == "run"
-    ]
+    said = []
+    for row in rows:
+        if row["type"] == "run":
+            said.append((row["run"]["run_group"], row["run"]["job_type"]))
     assert [group for group, _ in said] == [grid.name] * 3
     assert sorted(kind == "comparison" for _, kind in said) == [False, False, True]
 

@@ -494,7 +494,10 @@ def test_every_page_says_that_it_is_imported(tmp_path, capsys):
     assert content["exploratory"] is True
     lines = outs["csv"].read_text().splitlines()
     rows = [(row["arm"], row["seed"]) for row in csv.DictReader(lines)]
-    expected = [(arm, str(seed)) for arm in ("base", "idea") for seed in range(4)]
+    expected = []
+    for arm in ("base", "idea"):
+        for seed in range(4):
+            expected.append((arm, str(seed)))
     assert rows == expected
 
 

@@ -51,10 +51,9 @@ def test_a_grids_plan_is_arithmetic_on_a_measured_step(
     assert out[0].endswith(": 4 cells, 0 done, 4 to train")
     # 20 steps of a second, and 15% more, and 7 s; 300 MiB, twice in the cell that trains, and once
     # for each
-    expected = [
-        [f"attention={arm}", "2", "0", "1,000", "ms", "30", "s", "1.2", "GiB"]
-        for arm in ("flash", "gqa")
-    ]
+    expected = []
+    for arm in ("flash", "gqa"):
+        expected.append([f"attention={arm}", "2", "0", "1,000", "ms", "30", "s", "1.2", "GiB"])
     assert [row.split() for row in out[2:4]] == expected
     assert out[4] == "together 2.0 min, one cell after the other"
     assert out[5].startswith("checkpoints 2.3 GiB at most, free ")

@@ -498,7 +498,10 @@ def test_lr_is_a_factor_on_the_ideas_own_parameters() -> None:
     groups = []
     for optimizer in build_optimizers(run, model):
         groups.extend(optimizer.param_groups)
-    rates = {names[id(p)]: group["peak_lr"] for group in groups for p in group["params"]}
+    rates = {}
+    for group in groups:
+        for p in group["params"]:
+            rates[names[id(p)]] = group["peak_lr"]
     factors = {}
     for name in rates:
         factors[name] = 7 if ".x0." in name else 2 if name.startswith("ideas.smear") else 1

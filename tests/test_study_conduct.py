@@ -197,7 +197,9 @@ def test_a_search_picks_what_each_arm_is_trained_with(
     done = lab.done(**SEARCH)
     for arm in ARMS:
         trials = [trial for trial in done.trials if trial.arm == arm]
-        expected = [pytest.approx(x) if x else None for x in means]
+        expected = []
+        for x in means:
+            expected.append(pytest.approx(x) if x else None)
         assert [trial.val_loss for trial in trials] == expected
         assert [trial.picked for trial in trials] == [i == best for i in range(3)]
         assert [trial.words for trial in trials] == LRS
@@ -301,7 +303,10 @@ def test_a_session_that_fails_is_named_and_its_place_has_no_more(
     assert done.problems == [str(failed)]
     assert run.call_count == 1
     runs = {*done.evidence.runs}
-    expected = {(arm, seed) for arm in ARMS for seed in range(3)}
+    expected = set()
+    for arm in ARMS:
+        for seed in range(3):
+            expected.add((arm, seed))
     assert runs == expected
     assert lab.carry(run=False)["M.loss"]["word"] == "confirmed"
 

@@ -29,10 +29,9 @@ def left(root: Path) -> SimpleNamespace:
     (results,) = root.glob("made/results.cpu.*.json")
     paths = (root / "out" / "runs").iterdir()
     runs = {path.name: json_of(path / "summary.json") for path in paths}
-    sessions = {
-        path.name: json_of(path)
-        for path in sorted(root.glob("out/studies/made/cpu/sessions/b*.json"))
-    }
+    sessions = {}
+    for path in sorted(root.glob("out/studies/made/cpu/sessions/b*.json")):
+        sessions[path.name] = json_of(path)
     return SimpleNamespace(
         results=json_of(results),
         claims=json_of(results)["claims"],

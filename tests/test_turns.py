@@ -41,10 +41,8 @@ def rows(
     measurements = []
     for metric, by_arm in values.items():
         for arm, numbers in by_arm.items():
-            measurements += [
-                Measurement(arm=arm, repeat=seed, metric=metric, value=number)
-                for seed, number in enumerate(numbers)
-            ]
+            for seed, number in enumerate(numbers):
+                measurements.append(Measurement(arm=arm, repeat=seed, metric=metric, value=number))
     return RaceRows(measurements=measurements, crossings=crossings or {})
 
 

@@ -77,11 +77,9 @@ class Bench:
         roots = set()
         for glob in door.focus:
             roots.update(self.library.glob(glob))
-        below = {
-            path
-            for root in roots
-            for path in ((root,) if root.name in PARENTS else (root, *root.rglob("*")))
-        }
+        below = set()
+        for root in roots:
+            below.update((root,) if root.name in PARENTS else (root, *root.rglob("*")))
         return [
             str(path.relative_to(self.library))
             for path in sorted(below)

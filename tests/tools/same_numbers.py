@@ -213,9 +213,9 @@ def numbers_of(config: str, cwd: Path, inputs: Path, env: dict[str, str]) -> dic
             else {key: summary[key]}
         )
         # the peak is the process's
-        numbers |= {
-            f"summary {name}": exact(v) for name, v in parts.items() if name != "memory_mib.peak"
-        }
+        for name, v in parts.items():
+            if name != "memory_mib.peak":
+                numbers[f"summary {name}"] = exact(v)
     last = max((run_dir / "checkpoints").glob("step-*"))
     paths = sorted(last.glob("*.safetensors"))
     return numbers | {f"{file.name} @ {int(last.name[5:])}": tensors_sha256(file) for file in paths}
