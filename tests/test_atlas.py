@@ -101,7 +101,8 @@ def test_a_planted_worth_comes_out_of_the_blocks_of_two_machines(worth: ModuleTy
         # not the 0.5 nats between the machines, nor the 0.05 between the seeds
         assert lower.half_width < 0.01
     arms = {arm: {"with": [arm]} for arm in ("good", "bad", "nothing")}
-    rows = told(worth, blocks.runs, arms, timed(worth, {"good": 0.8, "bad": 1.0, "nothing": 1.0}))
+    steps_of_ideas = timed(worth, {"good": 0.8, "bad": 1.0, "nothing": 1.0})
+    rows = told(worth, blocks.runs, arms, steps_of_ideas)
     assert list(rows) == ["good", "nothing", "bad"]
     assert rows["good"]["a step's time, sessions"] == "1.25, n=3"
     words = rows["good"]["time"].split("×")
@@ -174,7 +175,8 @@ def test_an_arm_that_diverged_is_worth_nothing(worth: ModuleType) -> None:
     for seed in range(2):
         odd.append(line("baseline", seed, 0.9, 5.0))  # a length that another question asked for
     expected = worth.Blocks(1.0, lines).slope()
-    assert worth.Blocks(1.0, [*lines, *odd]).slope() == expected
+    longer = worth.Blocks(1.0, [*lines, *odd])
+    assert longer.slope() == expected
     alone = [line("baseline", 0, 0.5, 2.0), line("once", 0, 0.5, 1.9)]
     assert told(worth, alone, {"once": {}}, worth.Steps([]))["once"]["lower loss, nats"] == "–"
 

@@ -39,8 +39,10 @@ def naive(q: Tensor, k: Tensor, v: Tensor, window: int | None = None) -> Tensor:
     visible = (j <= i) & (j > i - (T if window is None else window))
     heads = []
     for h in range(q.shape[1]):
-        scores = q[:, h] @ k[:, h // group].mT / math.sqrt(q.shape[3])
-        heads.append(torch.where(visible, scores, -math.inf).softmax(-1) @ v[:, h // group])
+        keys = k[:, h // group].mT
+        scores = q[:, h] @ keys / math.sqrt(q.shape[3])
+        visible_scores = torch.where(visible, scores, -math.inf)
+        heads.append(visible_scores.softmax(-1) @ v[:, h // group])
     return torch.stack(heads, 1)
 
 

@@ -607,7 +607,8 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     tokens = np.arange(1000) % 257
     for name in ("val", "cut", "magic"):
         write_shard(folder / f"{name}.bin", np.roll(tokens, len(name)))
-    write_shard(folder / "ids.bin", np.where(np.arange(1000) == 5, 300, tokens))
+    broken_id = np.arange(1000) == 5
+    write_shard(folder / "ids.bin", np.where(broken_id, 300, tokens))
     made = {path.name: path.read_bytes() for path in folder.iterdir()} | {
         "file": b"a file, no folder\n" * 4000
     }

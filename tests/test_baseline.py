@@ -163,14 +163,17 @@ def second(model: GPT, ids: Tensor, targets: Tensor) -> Tensor:
         a = block.attention.f
         f = block.mlp.f
         qkv = torch.cat([a.q_proj.weight, a.k_proj.weight, a.v_proj.weight])
-        x = x + attention(norm(x), qkv, a.out_proj.weight) / math.sqrt(2 * len(model.blocks))
+        depth = math.sqrt(2 * len(model.blocks))
+        x = x + attention(norm(x), qkv, a.out_proj.weight) / depth
         x = x + F.linear(F.gelu(F.linear(norm(x), f.up.weight)), f.down.weight)
     logits = F.linear(norm(x), table)
-    return F.cross_entropy(logits.float().view(-1, logits.shape[-1]), targets.reshape(-1))
+    flat_logits = logits.float().view(-1, logits.shape[-1])
+    return F.cross_entropy(flat_logits, targets.reshape(-1))
 
 
 def norm(x: Tensor) -> Tensor:
-    return (x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-6)).type_as(x)
+    squares = x.float().pow(2)
+    return (x.float() * torch.rsqrt(squares.mean(-1, keepdim=True) + 1e-6)).type_as(x)
 
 
 def attention(x: Tensor, qkv: Tensor, out: Tensor, n_head: int = 3) -> Tensor:
@@ -184,9 +187,8 @@ def attention(x: Tensor, qkv: Tensor, out: Tensor, n_head: int = 3) -> Tensor:
 def turn(x: Tensor) -> Tensor:
     T = x.shape[1]
     D = x.shape[3]
-    angle = torch.outer(
-        torch.arange(T).float(), 1.0 / (10000 ** (torch.arange(0, D, 2).float() / D))
-    )
+    exponents = torch.arange(0, D, 2).float() / D
+    angle = torch.outer(torch.arange(T).float(), 1.0 / (10000 ** (exponents)))
     cos = angle.cos()[None, :, None, :]
     sin = angle.sin()[None, :, None, :]
     x1, x2 = x.split(D // 2, dim=3)

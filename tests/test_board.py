@@ -368,7 +368,8 @@ def test_the_page_has_every_row_and_a_plot_for_each_unit_and_is_one_small_file(
 
 def test_names_and_values_stay_text(every: list[StudyResult]):
     result = every[0]
-    claim = replace(result.claims[0].claim, id=EVIL, statement=EVIL, arm=EVIL)
+    claims_first = result.claims[0].claim
+    claim = replace(claims_first, id=EVIL, statement=EVIL, arm=EVIL)
     study = replace(result.study, name=EVIL)
     claims = [replace(result.claims[0], claim=claim)]
     evil = replace(result, study=study, date=EVIL, claims=claims)
@@ -415,12 +416,12 @@ def test_the_notes_nocaps_own_and_another_engines_are_counted_apart(
         assert row.claim.source == "note 004"
     head = written[STUDIES / "README.md"].splitlines()[0]
     for part in (notes, own):
-        counted = ", ".join(f"{n} {word}" for word, n in words_of(part.rows).items() if n)
+        source_row = words_of(part.rows).items()
+        counted = ", ".join(f"{n} {word}" for word, n in source_row if n)
         assert f"{part.group.whose} claims: {counted}, " in head.replace("The", "the")
     assert "engine" not in head
-    assert board.errors([*notes.rows, *own.rows]) in " ".join(
-        written[STUDIES / "README.md"].split()
-    )
+    errors = board.errors([*notes.rows, *own.rows])
+    assert errors in " ".join(written[STUDIES / "README.md"].split())
 
 
 def test_the_readme_says_what_the_board_counts(parts: dict[str, board.Section]):
@@ -613,7 +614,8 @@ def test_an_interval_that_holds_its_margin_leaves_quality_open(
     """Three pairs whose t-interval has these ends."""
     ends = np.log([low, high]) if scale == "ratio" else np.array([low, high])
     quantile = stats.t.isf(0.025, 2)
-    apart = (ends[1] - ends[0]) / 2 * math.sqrt(3) / quantile
+    half_width = (ends[1] - ends[0]) / 2
+    apart = half_width * math.sqrt(3) / quantile
     pairs = (ends.mean() + apart * np.array([-1, 0, 1])).tolist()
     gain = Gain(
         metric=METRICS["val_loss"],

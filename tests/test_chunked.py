@@ -34,8 +34,10 @@ def plain(
 ) -> Tensor:
     logits = F.linear(x, weight)
     logits = logits if softcap is None else softcap * torch.tanh(logits / softcap)
-    loss = F.cross_entropy(logits.to(torch.promote_types(x.dtype, torch.float32)), targets)
-    return loss + z_loss * logits.logsumexp(-1).square().mean()
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    loss = F.cross_entropy(logits.to(dtype), targets)
+    squares = logits.logsumexp(-1).square()
+    return loss + z_loss * squares.mean()
 
 
 def inputs(
@@ -57,7 +59,8 @@ def both(chunks: int, *arguments: Tensor, **options: float | None) -> list[tuple
     )
     rows: list[tuple[Tensor, ...]] = []
     for loss in losses:
-        rows.append((loss, *torch.autograd.grad(3 * loss, arguments[:2], retain_graph=True)))
+        gradients = torch.autograd.grad(3 * loss, arguments[:2], retain_graph=True)
+        rows.append((loss, *gradients))
     return rows
 
 
@@ -98,7 +101,8 @@ def test_under_bf16_autocast_it_errs_no_more_than_the_plain_loss(
     x, weight = (t.detach().float().requires_grad_() for t in exact[:2])
     with torch.autocast("cpu", torch.bfloat16):
         pairs = both(5, x, weight, exact[2], **options)
-    for in_chunks, whole, want in zip(*pairs, both(1, *exact, **options)[1], strict=True):
+    reference = both(1, *exact, **options)
+    for in_chunks, whole, want in zip(*pairs, reference[1], strict=True):
         errors = [((each - want).norm() / want.norm()).item() for each in (in_chunks, whole)]
         assert in_chunks.dtype is torch.float32
         # gradients are rounded to bf16, and not more
@@ -141,10 +145,10 @@ def test_a_chunked_model_accumulates_the_gradients_of_the_plain_one(overrides: s
         torch.testing.assert_close(q.grad, p.grad, atol=1e-13, rtol=1e-11)
     # validation is the plain loss
     logits = models[1].eval().logits(tokens[:, :-1])
-    want = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
-    torch.testing.assert_close(
-        models[1](tokens[:, :-1], tokens[:, 1:]).total, want, atol=0, rtol=1e-13
-    )
+    flat = tokens[:, 1:].flatten()
+    want = F.cross_entropy(logits.flatten(0, 1), flat)
+    loss = models[1](tokens[:, :-1], tokens[:, 1:])
+    torch.testing.assert_close(loss.total, want, atol=0, rtol=1e-13)
 
 
 def head_peak_mib(chunks: int, *, training: bool) -> float:
@@ -164,7 +168,8 @@ def head_peak_mib(chunks: int, *, training: bool) -> float:
     once()  # what is cached at the first call is no part of it
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
         once()
-    events = sorted(trace.profiler.kineto_results.events(), key=lambda event: event.start_ns())
+    all_events = trace.profiler.kineto_results.events()
+    events = sorted(all_events, key=lambda event: event.start_ns())
     allocated = accumulate(event.nbytes() for event in events if event.name() == "[memory]")
     return max(allocated) / memory.MIB
 

@@ -86,12 +86,13 @@ def test_every_combination_learns(combination: tuple[str, ...]) -> None:
     attention, mlp, schedule, optimizer = combination
     rates = ["optimizer.lr=0.02", *(["optimizer.muon_lr=0.02"] if optimizer == "muon" else [])]
     kept = "constant" if optimizer == "schedule_free" else schedule
+    optimizer_of_it = small(f"optimizer={optimizer}", *rates)
     curve = losses(
         replace(
             small(f"attention={attention}"),
             mlp=small(f"mlp={mlp}").mlp,
             schedule=small(f"schedule={kept}").schedule,
-            optimizer=small(f"optimizer={optimizer}", *rates).optimizer,
+            optimizer=optimizer_of_it.optimizer,
         )
     )
     for loss in curve:

@@ -160,10 +160,10 @@ def two_arms(root: Path, *, effect: float, seeds: int = 4, speedup: float = 1.0,
     wobble = rng.normal(1, 0.001, (2, seeds)) * 1000
     for seed in range(seeds):
         at = f"2025-12-31T0{seed}:"  # before those that say no time of theirs
-        write_run(
-            root, seed=seed, started=at + "00", loss=3.3 + noise[0, seed], speed=wobble[0, seed]
-        )
-        arm = {"loss": 3.3 + effect + noise[1, seed], "speed": speedup * wobble[1, seed], **other}
+        first_loss = 3.3 + noise[0, seed]
+        write_run(root, seed=seed, started=at + "00", loss=first_loss, speed=wobble[0, seed])
+        losses_of = 3.3 + effect + noise[1, seed]
+        arm = {"loss": losses_of, "speed": speedup * wobble[1, seed], **other}
         gelu3x(root, seed=seed, started=at + "30", **arm)
 
 
@@ -309,7 +309,8 @@ def test_the_cautious_interval_is_there_for_who_asks(tmp_path, capsys):
     for i, arm in enumerate(content["arms"][1:]):
         noise = math.sqrt(np.delete(gains, i, axis=0).var(axis=1, ddof=1).mean())  # six degrees
         quantile = stats.t.isf(0.005 / 4, 6 + 2)
-        half = quantile * max(noise, gains[i].std(ddof=1)) / math.sqrt(3)
+        own_deviation = gains[i].std(ddof=1)
+        half = quantile * max(noise, own_deviation) / math.sqrt(3)
         shown = arm["difference"]
         mid = gains[i].mean()
         assert shown["method"] == "pairs, noise declared"
@@ -980,7 +981,8 @@ def test_the_baseline_is_the_arm_asked_for_first_however_its_runs_are_named(tmp_
         write_run(tmp_path, **later, asked=(day, seeds), loss=3.3 + 0.001 * seed)
         gelu3x(tmp_path, **later, asked=(day, seeds), place=1, loss=3.2 + 0.002 * seed)
     folders = sorted(tmp_path.glob("runs/*"))
-    ways = [[tmp_path], [tmp_path / "runs"], folders, folders[::-1], [str(tmp_path / "runs" / "*")]]
+    pattern = str(tmp_path / "runs" / "*")
+    ways = [[tmp_path], [tmp_path / "runs"], folders, folders[::-1], [pattern]]
     for way in ways:
         comparison = compare(load(way))
         assert comparison.baseline.label == "gelu4x"

@@ -437,11 +437,13 @@ def test_help_is_a_screen_of_every_group_and_option_and_of_the_common_keys() -> 
     assert {outside.place(group) for group in groups} | {
         n for g in groups for n in outside.yamls(g)
     } < words
-    shown = re.findall(r"^  ([\w.]+)=\S", "\n".join(lines[lines.index(KEYS) :]), re.M)
+    text = "\n".join(lines[lines.index(KEYS) :])
+    shown = re.findall(r"^  ([\w.]+)=\S", text, re.M)
     assert sorted(shown) == sorted(COMMON)
     start = lines.index("Examples, after python -m nocap.train:") + 1
     for line in lines[start : lines.index("", start)]:
-        given = asked(re.split("  +", line.strip())[0].split())
+        pattern = re.split("  +", line.strip())
+        given = asked(pattern[0].split())
         overrides = overrides_of(given.overrides, grid=given.grid)
         assert compose(
             [
@@ -456,7 +458,8 @@ def test_help_is_a_screen_of_every_group_and_option_and_of_the_common_keys() -> 
 def test_help_of_options_has_their_keys_and_of_all_every_key() -> None:
     chosen = manual(["attention=hybrid", "ideas=[x0]", "seed=3"])
     every = manual([], everything=True)
-    keys = {*re.findall(r"^  ([\w.]+)=\S", chosen[chosen.index(KEYS) :], re.M)}
+    shown_keys = chosen[chosen.index(KEYS) :]
+    keys = {*re.findall(r"^  ([\w.]+)=\S", shown_keys, re.M)}
     assert {"attention.window", "ideas.x0.x0"} < keys
     assert {key.partition(".")[0] for key in keys} == {"attention", "ideas", "seed"}
     matches = {*re.findall(r"^  ([\w.]+)=", every, re.M)}

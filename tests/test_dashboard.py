@@ -70,8 +70,10 @@ def test_a_grid_has_its_curves_by_arm_and_its_verdicts(grid: Path, tmp_path: Pat
     )
     expected = (pytest.approx(0.1 * STEPS[-1]), None)
     assert curves[0].range_x == expected, "the first tenth is out of sight"
-    assert curves[0].range_y[0] < 3.3 < curves[0].range_y[1] < 3.312 + 2.0
-    assert [(str(getattr(panel.x, "name", panel.x)), panel.y[0].name) for panel in curves] == [
+    first_range = curves[0].range_y
+    assert first_range[0] < 3.3 < curves[0].range_y[1] < 3.312 + 2.0
+    axes = [(str(getattr(panel.x, "name", panel.x)), panel.y[0].name) for panel in curves]
+    assert axes == [
         ("step", "eval/loss"),
         ("tokens", "eval/loss"),
         ("clock/train_s", "eval/loss"),
@@ -85,9 +87,8 @@ def test_a_grid_has_its_curves_by_arm_and_its_verdicts(grid: Path, tmp_path: Pat
     drawn = []
     for panels in sections.values():
         drawn.extend(panels)
-    assert {(panel.groupby_aggfunc, panel.groupby_rangefunc) for panel in drawn} == {
-        ("mean", "stddev")
-    }
+    functions = {(panel.groupby_aggfunc, panel.groupby_rangefunc) for panel in drawn}
+    assert functions == {("mean", "stddev")}
     assert [key.name for key in workspace.runset_settings.groupby] == ["arm", "arm_id"]
     paths = (tmp_path / "runs").iterdir()
     ids = [run.name.rpartition("-")[2] for run in paths]
@@ -106,9 +107,8 @@ def test_a_grid_has_its_curves_by_arm_and_its_verdicts(grid: Path, tmp_path: Pat
     assert {tuple(runset.groupby) for runset in runsets} == {
         ("config.arm.value", "config.arm_id.value")
     }
-    assert len({(panel.layout.x, panel.layout.y) for panel in grids[0]}) == len(grids[0]), (
-        "side by side"
-    )
+    places = {(panel.layout.x, panel.layout.y) for panel in grids[0]}
+    assert len(places) == len(grids[0]), "side by side"
 
 
 def test_the_variables_of_wandb_say_where_the_runs_are(

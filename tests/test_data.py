@@ -354,7 +354,8 @@ def test_gpt2_text_decodes_to_the_same_text_as_bytes(text, tmp_path, monkeypatch
     path = str(tmp_path / "t")
     as_gpt2 = prepare(Text(**COMMON, val_fraction=0.3, path=path), gpt2, cache_dir=tmp_path)
     content = gpt2.load(cache_dir=tmp_path)
-    decoded = content.decode_bytes(map_tokens(as_gpt2.val[0].path).tolist())
+    tokens_of_it = map_tokens(as_gpt2.val[0].path)
+    decoded = content.decode_bytes(tokens_of_it.tolist())
     words = decoded.split(b"<|endoftext|>")[1:]
     assert words == documents([as_bytes.val[0].path])
 
@@ -379,10 +380,12 @@ def test_the_chain_has_four_equal_successors_and_never_changes(tmp_path):
     assert hashes == ["0f5c9be4d48b60a0", "17fae311dacbd439"]
     tokens = map_tokens(dataset.train[0].path).astype(np.int64)
     counts = np.zeros((257, 257))
-    np.add.at(counts, (tokens[:-1], tokens[1:]), 1)
+    follower = tokens[1:]
+    np.add.at(counts, (tokens[:-1], follower), 1)
     visited = counts.sum(axis=1) > 0  # a few tokens follow no other
     assert visited.mean() > 0.95
-    assert set((counts[visited] > 0).sum(axis=1)) == {4}
+    visits = counts[visited] > 0
+    assert set((visits).sum(axis=1)) == {4}
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     entropy = -(
         counts / counts.sum() * np.log(shares, where=shares > 0, out=np.zeros_like(shares))
@@ -412,9 +415,8 @@ def raw_shard(
 ) -> bytes:
     """The format, written a second time and without NumPy."""
     count = len(tokens) if count is None else count
-    return struct.pack("<256i", magic, version, count, *[0] * 253) + struct.pack(
-        f"<{len(tokens)}H", *tokens
-    )
+    header = struct.pack("<256i", magic, version, count, *[0] * 253)
+    return header + struct.pack(f"<{len(tokens)}H", *tokens)
 
 
 def refusal(path: Path, tmp_path: Path, **more) -> str:
@@ -463,9 +465,8 @@ def test_writing_refuses_what_uint16_cannot_hold(tmp_path, tokens, got):
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path, shard, monkeypatch):
     before = shard.read_bytes()
-    monkeypatch.setattr(
-        shards.os, "fsync", Mock(side_effect=OSError(28, "No space left on device"))
-    )
+    full_disk = OSError(28, "No space left on device")
+    monkeypatch.setattr(shards.os, "fsync", Mock(side_effect=full_disk))
     with pytest.raises(ValueError, match="No space left"):
         write_shard(shard, np.array([1, 2, 3]))
     assert shard.read_bytes() == before
@@ -849,7 +850,8 @@ def test_verify_names_each_bad_file_and_exits_1(folder, cache, capsys):
     for name in ("train_1.bin", "val_0.bin"):
         stat = (folder / name).stat()
         content = (folder / name).read_bytes()
-        (folder / name).write_bytes(content[:-2] + bytes([content[-2] ^ 1, content[-1]]))
+        last = bytes([content[-2] ^ 1, content[-1]])
+        (folder / name).write_bytes(content[:-2] + last)
         os.utime(folder / name, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     assert main(["prepare", *of_shards(folder)]) == 0  # the stat did not change
     capsys.readouterr()
@@ -875,7 +877,8 @@ def test_a_made_set_leads_nowhere_else(cache, capsys, tmp_path, way_out):
     (shard,) = manifest.parent.glob("val_*.bin")
     (tmp_path / "secret.bin").write_bytes(shard.read_bytes())
     (manifest.parent / "link.bin").symlink_to(tmp_path / "secret.bin")
-    manifest.write_text(manifest.read_text().replace(f'"{shard.name}"', json.dumps(way_out)))
+    link = json.dumps(way_out)
+    manifest.write_text(manifest.read_text().replace(f'"{shard.name}"', link))
     assert f"{manifest}: must be the manifest of a made set" in refused(["verify", *TINY], capsys)
 
 
@@ -978,10 +981,8 @@ def hub():
 
 
 def shard_of(tokens: np.ndarray) -> bytes:
-    return (
-        np.array([20240520, 1, len(tokens), *[0] * 253], "<i4").tobytes()
-        + tokens.astype("<u2").tobytes()
-    )
+    first_bytes = np.array([20240520, 1, len(tokens), *[0] * 253], "<i4")
+    return first_bytes.tobytes() + tokens.astype("<u2").tobytes()
 
 
 @pytest.fixture
@@ -1035,7 +1036,8 @@ def test_downloaded_then_read_without_a_network(hub, door):
     assert COMMIT in first.out, first.err
     assert "6,000 train and 3,000 val tokens" in first.out
     expected = [f"GET {name}" for name in hub.files]
-    assert [line for line in hub.asked if line.startswith("GET")] == expected
+    gets = [line for line in hub.asked if line.startswith("GET")]
+    assert gets == expected
     count = len(hub.asked)
     again = door(HF_ENDPOINT="http://127.0.0.1:9")
     assert again.code == 0, again.err

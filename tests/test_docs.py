@@ -149,14 +149,12 @@ def test_what_is_not_run_is_listed_with_what_tests_do_in_its_place() -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_pages_have_the_flags_of_the_help(name: str) -> None:
-    flags = set(
-        re.findall(
-            r"(?<![\w-])--[a-z][\w-]*", manual([]) if name == "train" else _help(f"nocap.{name}")
-        )
-    )
+    manual_text = manual([]) if name == "train" else _help(f"nocap.{name}")
+    flags = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", manual_text))
     text = "".join(page.read_text() for page in pages())
     assert flags
-    assert [flag for flag in sorted(flags) if not re.search(rf"{flag}\b(?!-)", text)] == []
+    unnamed = [flag for flag in sorted(flags) if not re.search(rf"{flag}\b(?!-)", text)]
+    assert unnamed == []
 
 
 def test_the_tests_that_a_promise_names_are_there() -> None:
@@ -309,7 +307,8 @@ def test_a_program_gets_its_answers(tmp_path: Path) -> None:
     assert again == accepted
     assert no["word"] == "not shown"
     assert (where / "failed.json").read_text() == ""
-    assert [(arm["arm"], arm["word"]) for arm in race["verdicts"]] == [("slow", "worse")]
+    verdicts = [(arm["arm"], arm["word"]) for arm in race["verdicts"]]
+    assert verdicts == [("slow", "worse")]
     arms = [arm["arm"] for arm in comparison["arms"]]
     assert arms[:1] == [comparison["baseline"]]
     assert comparison["arms"][1]["difference"]["verdict"] == "no difference shown"

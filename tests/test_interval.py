@@ -267,7 +267,8 @@ def test_two_sides_are_paired_where_they_share_seeds():
         "pairs, cautious",
     )  # those that both have; the others count no more
     assert shown(a, two)[3:] == (10, "unpaired (Welch at 99.5%)")
-    assert shown({0: 1.0}, {0: 2.0})[3:] == (1, "too few pairs")
+    one_pair = {0: 1.0}
+    assert shown(one_pair, {0: 2.0})[3:] == (1, "too few pairs")
     assert shown({}, b) is None
 
 

@@ -68,7 +68,8 @@ def measured(
             else Ending.measured
         )
 
-    numbered = [(i, v) for i, v in enumerate(values, start=1) if v is None or not math.isnan(v)]
+    numbered_seeds = enumerate(values, start=1)
+    numbered = [(i, v) for i, v in numbered_seeds if v is None or not math.isnan(v)]
     measurements: list[Measurement] = []
     for i, v in numbered:
         measurements.append(
@@ -613,7 +614,8 @@ def test_a_speed_must_clear_its_end_by_the_bias_of_an_instance():
     for factor, word in ((ratio, REFUTED), (math.exp(1e-4), INCONCLUSIVE)):
         assert judge(made, speeds([factor / g for g in gains])).word is word
     step = claim(metric="step_ms", scale=Scale.difference, expected=[1.0, None], mechanism=NO_BOUND)
-    half_width = judge(step, ("step_ms", [200.0] * 3, [202.0] * 3)).primary.interval().half_width
+    step_times = [200.0] * 3
+    half_width = judge(step, ("step_ms", step_times, [202.0] * 3)).primary.interval().half_width
     assert half_width == pytest.approx(0.005 * 201)
     steps = claim(
         metric="steps_to_target", expected=[1.0, None], target="baseline"
