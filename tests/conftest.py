@@ -27,10 +27,11 @@ if TYPE_CHECKING:
     from tests.pretend import Pretended
 
 REPO = Path(__file__).resolve().parents[1]
+# before a command: a shell's background job ignores Ctrl-C
 INTERRUPTIBLE = (
     "env",
     "--default-signal=INT",
-)  # before a command: a shell's background job ignores Ctrl-C
+)
 # as PYTHONPATH: with NOCAP_FAULT, a rank's faults
 FAULTS = os.pathsep.join([str(REPO / "tests" / "faults"), str(REPO)])
 

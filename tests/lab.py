@@ -43,23 +43,20 @@ SESSION_S = 60.0
 @dataclass
 class Lab:
     root: Path
-    loss: Callable[[Training], float | None] = lambda run: (
-        3.0 + 0.001 * run.seed
-    )  # null: it diverges
+    # null: it diverges
+    loss: Callable[[Training], float | None] = lambda run: 3.0 + 0.001 * run.seed
     speed: Callable[[str, int], float] = lambda arm, number: (
         1000.0 * (1.25 if arm == "mqa" else 1) + number
     )
     pace: Callable[[Training], float] | None = None  # µs a token of a run; None: no record has it
     train_s: float = 0.0  # of a run
     host: str = "here"  # this machine's name
-    dies_after: float = float(
-        "inf"
-    )  # of so many tasks: the process is killed when the next one begins
+    # of so many tasks: the process is killed when the next one begins
+    dies_after: float = float("inf")
     said: list[str] = field(default_factory=list)  # by the last study
     waits: list[float] = field(default_factory=list)  # minutes
-    _clock: Any = field(
-        default_factory=lambda: FORK.Value("d", 0.0)
-    )  # seconds; a killed process's go on
+    # seconds; a killed process's go on
+    _clock: Any = field(default_factory=lambda: FORK.Value("d", 0.0))
 
     # --- the study --------------------------------------------------------------------------------
 

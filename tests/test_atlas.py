@@ -248,9 +248,8 @@ def test_the_page_has_the_figures_of_the_committed_lines(
             cells.append([cell for i, cell in words if i != at])
         return cells
 
-    assert (
-        len(wanted) == len(jobs.arms()) + 1
-    )  # a row for each but the baseline, below two lines of head
+    # a row for each but the baseline, below two lines of head
+    assert len(wanted) == len(jobs.arms()) + 1
     assert cells(shown.strip().splitlines()) == cells(wanted)
     for mark, rows in atlas.of_recipe().items():
         estimate = worth.between(mark)

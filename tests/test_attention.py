@@ -126,15 +126,15 @@ def test_under_bf16_autocast_it_stays_near(mix: Callable[..., Tensor]):
     assert error.mean() < 0.002
 
 
-@pytest.mark.parametrize(
-    ("words", "windows"),
-    [
-        (("attention=sliding", "attention.window=9"), (9, 9)),
-        (("attention=hybrid", "attention.pattern=LG", "attention.window=5"), (5, None, 5, None)),
-        (("attention=hybrid", "model.n_layer=2", "attention.window=5"), (5, None)),
-        (("attention=hybrid", "model.n_layer=3", "attention.window=5"), (5, 5, None)),
-    ],
-)
+LAYERS_WITH_WINDOWS = [
+    (("attention=sliding", "attention.window=9"), (9, 9)),
+    (("attention=hybrid", "attention.pattern=LG", "attention.window=5"), (5, None, 5, None)),
+    (("attention=hybrid", "model.n_layer=2", "attention.window=5"), (5, None)),
+    (("attention=hybrid", "model.n_layer=3", "attention.window=5"), (5, 5, None)),
+]
+
+
+@pytest.mark.parametrize(("words", "windows"), LAYERS_WITH_WINDOWS)
 def test_each_layer_has_its_window(words: tuple[str, ...], windows: tuple[int | None, ...]):
     run = compose([*words, "model=nano", "trainer.device=cpu"])
     inputs = qkv(40)

@@ -293,9 +293,8 @@ def ask(empty: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
 
     def call(door: str, *words: str) -> Asked:
         with monkeypatch.context() as patched:
-            patched.setattr(
-                logging.root, "handlers", [*logging.root.handlers]
-            )  # Hydra's --info adds one
+            # Hydra's --info adds one
+            patched.setattr(logging.root, "handlers", [*logging.root.handlers])
             patched.setattr(logging.root, "level", logging.root.level)
             code = at_the_door(door, list(words), patched)
         assert not (empty / "canary").exists(), "code ran"

@@ -102,15 +102,15 @@ def test_no_token_is_seen_twice(run: Run):
     )
 
 
-@pytest.mark.parametrize(
-    ("size", "shape"),
-    [
-        ("d12", (12, 12, 768)),
-        ("d24", (24, 16, 1024)),
-        ("d36", (36, 20, 1280)),
-        ("d48", (48, 25, 1600)),
-    ],
-)
+OTHER_SIZES = [
+    ("d12", (12, 12, 768)),
+    ("d24", (24, 16, 1024)),
+    ("d36", (36, 20, 1280)),
+    ("d48", (48, 25, 1600)),
+]
+
+
+@pytest.mark.parametrize(("size", "shape"), OTHER_SIZES)
 def test_the_other_sizes(size: str, shape: tuple[int, int, int]):
     """No bias, no gain, one matrix for embedding and head."""
     run = baseline(f"model={size}")

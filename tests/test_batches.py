@@ -154,15 +154,14 @@ def challenge(contents: list[list[int]], *, B: int, T: int, micro_batches: int) 
     return rows
 
 
-@pytest.mark.parametrize(
-    "sizes",
-    [
-        [4 * 6 + 1],  # one micro-batch exactly
-        [48, 49, 50, 25, 26],  # around two micro-batches and around one
-        [24, 100, 24, 1, 77, 24],  # shards that give none, the first among them
-    ],
-    ids=str,
-)
+SHARD_SIZES = [
+    [4 * 6 + 1],  # one micro-batch exactly
+    [48, 49, 50, 25, 26],  # around two micro-batches and around one
+    [24, 100, 24, 1, 77, 24],  # shards that give none, the first among them
+]
+
+
+@pytest.mark.parametrize("sizes", SHARD_SIZES, ids=str)
 def test_sequential_order_is_the_challenges(sizes: list[int], tmp_path: Path):
     """Whatever the seed."""
     B = 4

@@ -186,43 +186,43 @@ def test_what_is_not_worked_out_again_is_named(tmp_path: Path, capsys: pytest.Ca
 # --- what a row says ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "verdict", "measured"),
-    [
-        (
-            "A1.speed",
-            "refuted at 1 × 512 tokens, CPU: worse than stated",
-            "10.5% faster [7.0% to 14.2% faster], n=3 sessions",
-        ),
-        (
-            "A4.speed, cpu_bytes",
-            "inconclusive at 1 × 1,024 tokens, CPU: 6 more sessions would decide",
-            "41.2% faster [26.7% to 57.3% faster], n=6 sessions",
-        ),
-        ("A1.kv", "confirmed at 1 × 512 tokens, CPU", "66.7% less cache, exact"),
-        ("A12.params", "refuted at 4 × 512 tokens, CPU: above the stated range", "56.6M, exact"),
-        (
-            "B1.speed",
-            "exceeded at 1 × 512 tokens, CPU",
-            "17.5% faster [11.2% to 24.1% faster], n=3 sessions",
-        ),
-        (
-            "A10.head",
-            "refuted at 4 × 512 tokens, CPU: above the stated range",
-            "23.3% [21.4% to 25.1%], n=3 sessions",
-        ),
-        (
-            "A16.qk",
-            "inconclusive at 4 layers, 128 wide, 262k tokens, CPU: 12 more seeds would decide",
-            "higher loss by 0.0321 ± 0.0323, n=12",
-        ),
-        (
-            "C1.speed",
-            "refuted at 4 layers, 256 wide, T=128, CPU: above the stated range",
-            "148.6 tokens/s [66.38 to 332.8], n=6 sessions",
-        ),
-    ],
-)
+FINDINGS = [
+    (
+        "A1.speed",
+        "refuted at 1 × 512 tokens, CPU: worse than stated",
+        "10.5% faster [7.0% to 14.2% faster], n=3 sessions",
+    ),
+    (
+        "A4.speed, cpu_bytes",
+        "inconclusive at 1 × 1,024 tokens, CPU: 6 more sessions would decide",
+        "41.2% faster [26.7% to 57.3% faster], n=6 sessions",
+    ),
+    ("A1.kv", "confirmed at 1 × 512 tokens, CPU", "66.7% less cache, exact"),
+    ("A12.params", "refuted at 4 × 512 tokens, CPU: above the stated range", "56.6M, exact"),
+    (
+        "B1.speed",
+        "exceeded at 1 × 512 tokens, CPU",
+        "17.5% faster [11.2% to 24.1% faster], n=3 sessions",
+    ),
+    (
+        "A10.head",
+        "refuted at 4 × 512 tokens, CPU: above the stated range",
+        "23.3% [21.4% to 25.1%], n=3 sessions",
+    ),
+    (
+        "A16.qk",
+        "inconclusive at 4 layers, 128 wide, 262k tokens, CPU: 12 more seeds would decide",
+        "higher loss by 0.0321 ± 0.0323, n=12",
+    ),
+    (
+        "C1.speed",
+        "refuted at 4 layers, 256 wide, T=128, CPU: above the stated range",
+        "148.6 tokens/s [66.38 to 332.8], n=6 sessions",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "verdict", "measured"), FINDINGS)
 def test_a_row_says_what_was_found_and_where(
     shown: dict[str, Row], name: str, verdict: str, measured: str
 ):
@@ -298,26 +298,26 @@ def test_verdicts_that_depend_on_the_shape(tmp_path: Path):
 # --- words ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("metric", "scale", "low", "high", "text"),
-    [
-        ("tokens_per_s", "ratio", 1.2, 1.3, "20% to 30% faster"),
-        ("tokens_per_s", "ratio", 1.0, None, "not slower"),
-        ("tokens_per_s", "ratio", 0.95, 1.05, "5% slower to 5% faster"),
-        ("tokens_per_s", "ratio", None, 1.0, "no gain"),
-        ("memory_mib", "ratio", 1.0, None, "no more memory"),
-        ("memory_mib", "ratio", 1.25, None, "at least 20% less memory"),
-        ("step_ms", "ratio", 0.75, None, "at most 33.3% more time"),
-        ("val_loss", "difference", 0.0, None, "no higher loss"),
-        ("val_loss", "difference", 0.02, None, "lower loss by at least 0.0200"),
-        ("val_loss", "difference", -0.02, None, "higher loss by at most 0.0200"),
-        ("val_loss", "difference", None, -0.02, "higher loss by at least 0.0200"),
-        ("val_loss", "difference", -0.04, -0.02, "0.0200 to 0.0400 higher loss"),
-        ("share", "value", 0.4, 0.5, "40% to 50%"),
-        ("decode_ms", "value", None, 20, "at most 20 ms"),
-        ("exponent", "value", 1.75, None, "at least 1.75"),
-    ],
-)
+EXPECTATIONS = [
+    ("tokens_per_s", "ratio", 1.2, 1.3, "20% to 30% faster"),
+    ("tokens_per_s", "ratio", 1.0, None, "not slower"),
+    ("tokens_per_s", "ratio", 0.95, 1.05, "5% slower to 5% faster"),
+    ("tokens_per_s", "ratio", None, 1.0, "no gain"),
+    ("memory_mib", "ratio", 1.0, None, "no more memory"),
+    ("memory_mib", "ratio", 1.25, None, "at least 20% less memory"),
+    ("step_ms", "ratio", 0.75, None, "at most 33.3% more time"),
+    ("val_loss", "difference", 0.0, None, "no higher loss"),
+    ("val_loss", "difference", 0.02, None, "lower loss by at least 0.0200"),
+    ("val_loss", "difference", -0.02, None, "higher loss by at most 0.0200"),
+    ("val_loss", "difference", None, -0.02, "higher loss by at least 0.0200"),
+    ("val_loss", "difference", -0.04, -0.02, "0.0200 to 0.0400 higher loss"),
+    ("share", "value", 0.4, 0.5, "40% to 50%"),
+    ("decode_ms", "value", None, 20, "at most 20 ms"),
+    ("exponent", "value", 1.75, None, "at least 1.75"),
+]
+
+
+@pytest.mark.parametrize(("metric", "scale", "low", "high", "text"), EXPECTATIONS)
 def test_expected_in_words(
     metric: str, scale: str, low: float | None, high: float | None, text: str
 ):
@@ -597,17 +597,17 @@ def test_equal_quality_is_shown_or_said_not_to_be(shown: dict[str, Row]):
     assert unsettled.isdisjoint({"A4.speed", "A8.speed", "A17.memory", "A1.attention", "A5.mlp"})
 
 
-@pytest.mark.parametrize(
-    ("scale", "margin", "low", "high", "is_open"),
-    [
-        ("ratio", 1.01, 0.985, 1.02, True),
-        ("ratio", 1.01, 0.995, 1.02, False),  # within the margin
-        ("ratio", 1.01, 0.95, 0.98, False),  # beyond it: the guard has failed
-        ("difference", 0.02, -0.03, 0.01, True),
-        ("difference", 0.02, -0.01, 0.01, False),
-        ("difference", 0.02, -0.05, -0.03, False),
-    ],
-)
+MARGINS = [
+    ("ratio", 1.01, 0.985, 1.02, True),
+    ("ratio", 1.01, 0.995, 1.02, False),  # within the margin
+    ("ratio", 1.01, 0.95, 0.98, False),  # beyond it: the guard has failed
+    ("difference", 0.02, -0.03, 0.01, True),
+    ("difference", 0.02, -0.01, 0.01, False),
+    ("difference", 0.02, -0.05, -0.03, False),
+]
+
+
+@pytest.mark.parametrize(("scale", "margin", "low", "high", "is_open"), MARGINS)
 def test_an_interval_that_holds_its_margin_leaves_quality_open(
     scale: str, margin: float, low: float, high: float, is_open: bool
 ):
@@ -744,34 +744,34 @@ def test_without_groups_all_are_counted_together(folder: Path):
     ]
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "says"),
-    [
-        (
-            "board.yaml",
-            "groups: [{whose: hers, sources: [her]}]",
-            r"claim M.speed: source must begin with one of \S+board.yaml: her, got made, as said$",
-        ),
-        ("board.yaml", "groups: [{whos: hers}]", r"\S+board.yaml: whos is no key of group"),
-        (
-            "board.yaml",
-            "[a, b]",
-            r"\S+board.yaml must hold keys and values: about, groups, got \['a', 'b'\]$",
-        ),
-        ("not_built.yaml", "a: b", r"\S+not_built.yaml must be a list of claims, got dict$"),
-        (
-            "not_built.yaml",
-            "- {id: Z, statement: x, expected: y}",
-            r"\S+: claim Z must have an answer, or say",
-        ),
-        (
-            "not_built.yaml",
-            "- {id: Z, statement: x, expected: y, why: a, answer: b}",
-            r"\S+: claim Z must have an answer, or say why there is none, got answer and why$",
-        ),
-        ("not_built.yaml", "- {id: Z, statement: x, why: a}", r"\S+not_built.yaml: \[0\].expected"),
-    ],
-)
+WRONG_FILES = [
+    (
+        "board.yaml",
+        "groups: [{whose: hers, sources: [her]}]",
+        r"claim M.speed: source must begin with one of \S+board.yaml: her, got made, as said$",
+    ),
+    ("board.yaml", "groups: [{whos: hers}]", r"\S+board.yaml: whos is no key of group"),
+    (
+        "board.yaml",
+        "[a, b]",
+        r"\S+board.yaml must hold keys and values: about, groups, got \['a', 'b'\]$",
+    ),
+    ("not_built.yaml", "a: b", r"\S+not_built.yaml must be a list of claims, got dict$"),
+    (
+        "not_built.yaml",
+        "- {id: Z, statement: x, expected: y}",
+        r"\S+: claim Z must have an answer, or say",
+    ),
+    (
+        "not_built.yaml",
+        "- {id: Z, statement: x, expected: y, why: a, answer: b}",
+        r"\S+: claim Z must have an answer, or say why there is none, got answer and why$",
+    ),
+    ("not_built.yaml", "- {id: Z, statement: x, why: a}", r"\S+not_built.yaml: \[0\].expected"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "says"), WRONG_FILES)
 def test_a_wrong_file_of_a_board_is_one_line(
     folder: Path, capsys: pytest.CaptureFixture[str], name: str, text: str, says: str
 ):

@@ -41,15 +41,15 @@ def door(command: str) -> Callable[[list[str]], Any]:
     return main
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "says"),
-    [
-        (["--help"], 0, "nocap train "),
-        (["--version"], 0, f"nocap {nocap.__version__}"),
-        (["trian"], 2, "nocap: 'trian' is no command (did you mean train?)\n"),
-        *((["bench"], code, "") for code in (0, 1, None)),  # passed on
-    ],
-)
+CONSOLE = [
+    (["--help"], 0, "nocap train "),
+    (["--version"], 0, f"nocap {nocap.__version__}"),
+    (["trian"], 2, "nocap: 'trian' is no command (did you mean train?)\n"),
+    *((["bench"], code, "") for code in (0, 1, None)),  # passed on
+]
+
+
+@pytest.mark.parametrize(("words", "code", "says"), CONSOLE)
 def test_the_console_script(
     words: list[str],
     code: int | None,
@@ -183,18 +183,18 @@ def last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return write_run(tmp_path / "outputs", curve=(5.0, 4.5, 3.8, 3.5, 3.4), **later)
 
 
-@pytest.mark.parametrize(
-    ("words", "key"),
-    [
-        ("runs --columns run,val_loss", "runs"),
-        ("runs show last", "summary"),
-        ("runs why outputs/runs/*-s0-* last", "differences"),
-        ("runs diff outputs/runs/*-s0-* last", "differences"),  # the same
-        ("compare outputs", "arms"),
-        ("plot outputs", "curves"),
-        ("data list", "sources"),
-    ],
-)
+JSON_ANSWERS = [
+    ("runs --columns run,val_loss", "runs"),
+    ("runs show last", "summary"),
+    ("runs why outputs/runs/*-s0-* last", "differences"),
+    ("runs diff outputs/runs/*-s0-* last", "differences"),  # the same
+    ("compare outputs", "arms"),
+    ("plot outputs", "curves"),
+    ("data list", "sources"),
+]
+
+
+@pytest.mark.parametrize(("words", "key"), JSON_ANSWERS)
 def test_a_command_s_answer(
     words: str, key: str, last: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -423,15 +423,15 @@ def test_too_few_seeds_get_no_verdict(tmp_path):
     assert arm["token_us"]["ratio"] is None
 
 
-@pytest.mark.parametrize(
-    ("difference", "stamp"),
-    [
-        ({"kernel": "math"}, "kernel"),
-        ({"train": "t1"}, "data"),
-        ({"source": "s1"}, "source"),
-        ({"torch": "2.12.0"}, "torch"),
-    ],
-)
+UNDECLARED = [
+    ({"kernel": "math"}, "kernel"),
+    ({"train": "t1"}, "data"),
+    ({"source": "s1"}, "source"),
+    ({"torch": "2.12.0"}, "torch"),
+]
+
+
+@pytest.mark.parametrize(("difference", "stamp"), UNDECLARED)
 def test_an_undeclared_difference_confounds(tmp_path, difference, stamp):
     two_arms(tmp_path, effect=0.05, **difference)
     content = told(tmp_path)
@@ -441,25 +441,22 @@ def test_an_undeclared_difference_confounds(tmp_path, difference, stamp):
     assert arms["gelu3x"]["difference"]["verdict"] == "worse"
 
 
-@pytest.mark.parametrize(
-    ("config", "changed", "verdict"),
-    [
-        (
-            {"attention.kernel": "materialized"},
-            {"kernel": "other"},
-            "worse",
-        ),  # the kernel is the question
-        # a kind brings its own kernel
-        ({"attention.kind": "sliding", "attention.window": 256}, {"kernel": "other"}, "worse"),
-        (
-            {"attention.kernel": "materialized", "attention.n_kv_heads": 4},
-            {"kernel": "other"},
-            "confounded (kernel)",
-        ),
-        # one config with two versions of the code is two arms
-        ({}, {"source": "edited"}, "confounded (source)"),
-    ],
-)
+QUESTIONS = [
+    # the kernel is the question
+    ({"attention.kernel": "materialized"}, {"kernel": "other"}, "worse"),
+    # a kind brings its own kernel
+    ({"attention.kind": "sliding", "attention.window": 256}, {"kernel": "other"}, "worse"),
+    (
+        {"attention.kernel": "materialized", "attention.n_kv_heads": 4},
+        {"kernel": "other"},
+        "confounded (kernel)",
+    ),
+    # one config with two versions of the code is two arms
+    ({}, {"source": "edited"}, "confounded (source)"),
+]
+
+
+@pytest.mark.parametrize(("config", "changed", "verdict"), QUESTIONS)
 def test_a_kernel_may_be_the_question_and_a_version_of_the_code_is_an_arm(
     tmp_path, config, changed, verdict
 ):
@@ -868,21 +865,18 @@ def test_a_validation_is_timed_before_the_step_that_follows_it(tmp_path):
 # --- bad input ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("difference", "key"),
-    [
-        ({"val": "v1"}, "data.val"),
-        ({"config": {"trainer.val_tokens": 8192}}, "trainer.val_tokens"),
-        ({"config": {"trainer.val_precision": "bf16"}}, "trainer.val_precision"),
-        ({"config": {"tokenizer.vocabulary": "bytes"}}, "tokenizer.vocabulary"),
-        # an option from outside declared it
-        (
-            {"config": {"optimizer.smooth": 0.1}, "measured": ("optimizer.smooth",)},
-            "optimizer.smooth",
-        ),
-        ({"config": {"mlp.expansion": 3.0}, "measured": ("mlp.expansion",)}, "mlp.expansion"),
-    ],
-)
+OTHER_LOSSES = [
+    ({"val": "v1"}, "data.val"),
+    ({"config": {"trainer.val_tokens": 8192}}, "trainer.val_tokens"),
+    ({"config": {"trainer.val_precision": "bf16"}}, "trainer.val_precision"),
+    ({"config": {"tokenizer.vocabulary": "bytes"}}, "tokenizer.vocabulary"),
+    # an option from outside declared it
+    ({"config": {"optimizer.smooth": 0.1}, "measured": ("optimizer.smooth",)}, "optimizer.smooth"),
+    ({"config": {"mlp.expansion": 3.0}, "measured": ("mlp.expansion",)}, "mlp.expansion"),
+]
+
+
+@pytest.mark.parametrize(("difference", "key"), OTHER_LOSSES)
 def test_losses_that_measure_different_things_are_never_compared(tmp_path, capsys, difference, key):
     def out(*words: str) -> str:
         assert door.main([str(tmp_path), *words]) == 0

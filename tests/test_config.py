@@ -234,18 +234,18 @@ def test_swiglu_is_two_thirds_as_wide(overrides: str, hidden: int):
 ONE_THREAD = ["trainer.device=cpu", "trainer.threads=1"]
 
 
-@pytest.mark.parametrize(
-    ("overrides", "precision", "compilation"),
-    [
-        ("model=nano", "fp32", "off"),
-        ("model=nano tokenizer=gpt2 trainer.steps=100", "fp32", "off"),  # the head is most of it
-        ("model=tiny model.n_head=8", "fp32", "off"),  # heads of 16 channels
-        ("model=tiny", "bf16", "off"),
-        ("model=tiny trainer.steps=5000", "bf16", "full"),
-        ("model=tiny trainer.steps=5000 trainer.compile=off trainer.precision=fp32", "fp32", "off"),
-        ("model=small", "bf16", "regional"),
-    ],
-)
+PRECISIONS = [
+    ("model=nano", "fp32", "off"),
+    ("model=nano tokenizer=gpt2 trainer.steps=100", "fp32", "off"),  # the head is most of it
+    ("model=tiny model.n_head=8", "fp32", "off"),  # heads of 16 channels
+    ("model=tiny", "bf16", "off"),
+    ("model=tiny trainer.steps=5000", "bf16", "full"),
+    ("model=tiny trainer.steps=5000 trainer.compile=off trainer.precision=fp32", "fp32", "off"),
+    ("model=small", "bf16", "regional"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "precision", "compilation"), PRECISIONS)
 def test_precision_and_compilation_follow_from_the_cpu_and_the_arithmetic(
     overrides: str, precision: str, compilation: str, monkeypatch: pytest.MonkeyPatch
 ):
@@ -263,16 +263,16 @@ def test_precision_and_compilation_follow_from_the_cpu_and_the_arithmetic(
     assert t.compile.value == "off"
 
 
-@pytest.mark.parametrize(
-    ("flags", "reason", "other"),
-    [
-        ("avx2 fma", "fp32: this CPU has no AMX", None),
-        ("avx512f avx512_vnni", "fp32: this CPU has no AMX", None),
-        ("avx512f avx512_bf16", "fp32: this CPU has no AMX", Precision.bf16),
-        ("avx512_bf16 amx_tile amx_bf16", "bf16: this CPU has AMX", Precision.fp32),
-        ("asimd bf16", "fp32: this CPU has no AMX", Precision.bf16),  # Arm
-    ],
-)
+CPU_FLAGS = [
+    ("avx2 fma", "fp32: this CPU has no AMX", None),
+    ("avx512f avx512_vnni", "fp32: this CPU has no AMX", None),
+    ("avx512f avx512_bf16", "fp32: this CPU has no AMX", Precision.bf16),
+    ("avx512_bf16 amx_tile amx_bf16", "bf16: this CPU has AMX", Precision.fp32),
+    ("asimd bf16", "fp32: this CPU has no AMX", Precision.bf16),  # Arm
+]
+
+
+@pytest.mark.parametrize(("flags", "reason", "other"), CPU_FLAGS)
 def test_the_cpus_flags_decide_and_the_line_says_so(
     flags: str, reason: str, other: Precision | None, monkeypatch: pytest.MonkeyPatch
 ):
@@ -499,21 +499,21 @@ def test_help_shows_values_choices_and_comments_of_the_chosen() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("word", "says"),
-    [
-        ("atention=flash", r"atention is no key"),
-        ("trainr.steps=3", r"trainr\.steps is no key \(did you mean trainer\.steps\?\)"),
-        ("trainer.stepz=3", r"trainer\.stepz is no key \(did you mean trainer\.steps\?\)"),
-        ("attention=flsh", r"attention/flsh is no option \(did you mean flash\?\)"),
-        ("model=d12_gqa", r"model/d12_gqa is no option \(did you mean experiment=d12_gqa\?\)"),
-        ("model=d12_fast", r"model/d12_fast is no option \(did you mean experiment=d12_fast\?\)"),
-        (
-            "experiment=first_run",
-            r"experiment must be left out of --help: --cfg job prints what it sets, got ",
-        ),
-    ],
-)
+HELP_REFUSED = [
+    ("atention=flash", r"atention is no key"),
+    ("trainr.steps=3", r"trainr\.steps is no key \(did you mean trainer\.steps\?\)"),
+    ("trainer.stepz=3", r"trainer\.stepz is no key \(did you mean trainer\.steps\?\)"),
+    ("attention=flsh", r"attention/flsh is no option \(did you mean flash\?\)"),
+    ("model=d12_gqa", r"model/d12_gqa is no option \(did you mean experiment=d12_gqa\?\)"),
+    ("model=d12_fast", r"model/d12_fast is no option \(did you mean experiment=d12_fast\?\)"),
+    (
+        "experiment=first_run",
+        r"experiment must be left out of --help: --cfg job prints what it sets, got ",
+    ),
+]
+
+
+@pytest.mark.parametrize(("word", "says"), HELP_REFUSED)
 def test_help_refuses(word: str, says: str) -> None:
     with pytest.raises(ValueError, match=f"^{says}"):
         manual([word])

@@ -43,9 +43,8 @@ from tests.attempts import digests, in_a_child, killed_at, state_of, steady
 from tests.conftest import rows_of, the_run
 from tests.in_process import STEPS, planned, start
 
-Op = tuple[
-    str, ...
-]  # write PATH, sync PATH, make PATH, move PATH PATH, remove PATH; paths below the root
+# write PATH, sync PATH, make PATH, move PATH PATH, remove PATH; paths below the root
+Op = tuple[str, ...]
 Tree = dict[str, bytes | None]  # path → content; None for a folder
 
 
@@ -111,9 +110,8 @@ def recorded(root: Path) -> Iterator[Recorder]:
     root.mkdir()
     made = Recorder(root)
     sync = os.fsync
-    sys.addaudithook(
-        made.hook
-    )  # it stays in this process, and does nothing once it does not record
+    # it stays in this process, and does nothing once it does not record
+    sys.addaudithook(made.hook)
 
     def fsync(descriptor: int) -> None:
         made.recording = False
@@ -352,9 +350,8 @@ def trained(
 class Life(RuleBasedStateMachine):
     """Of one run."""
 
-    twin: tuple[
-        dict[str, str], list[dict[str, object]]
-    ]  # what a run leaves that nothing happened to
+    # what a run leaves that nothing happened to
+    twin: tuple[dict[str, str], list[dict[str, object]]]
 
     def __init__(self) -> None:
         super().__init__()

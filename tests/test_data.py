@@ -313,28 +313,28 @@ NONE = "data.path must match at least one file"
 TWO_PIECES = b"ok\n" * 20_000
 
 
-@pytest.mark.parametrize(
-    ("files", "path", "words"),
-    [
-        ({}, "absent.txt", NONE),
-        ({}, "*.txt", NONE),
-        ({".hidden": b"x"}, "", NONE),
-        (
-            {"a.txt": b""},
-            "a.txt",
-            "data.path must hold more than 32 KiB of different text, .* got 0 bytes",
-        ),
-        ({"a.txt": b"same", "b.txt": b"same"}, "", "different text, .* got 4 bytes"),
-        ({"a.txt": b"short\n"}, "a.txt", "got 6 bytes"),
-        (
-            {"a.txt": TWO_PIECES + b"caf\xe9 ole\n"},
-            "a.txt",
-            r"a\.txt: data.path must hold UTF-8 text, got byte 0xe9 at offset 60003",
-        ),
-        ({"a.txt": TWO_PIECES + b"caf\xc3"}, "", r"a\.txt: .*got byte 0xc3 at offset 60003"),
-        ({"a.txt": b"\x80" * 70_000}, "", r"got byte 0x80 at offset 0"),
-    ],
-)
+USELESS_TEXTS = [
+    ({}, "absent.txt", NONE),
+    ({}, "*.txt", NONE),
+    ({".hidden": b"x"}, "", NONE),
+    (
+        {"a.txt": b""},
+        "a.txt",
+        "data.path must hold more than 32 KiB of different text, .* got 0 bytes",
+    ),
+    ({"a.txt": b"same", "b.txt": b"same"}, "", "different text, .* got 4 bytes"),
+    ({"a.txt": b"short\n"}, "a.txt", "got 6 bytes"),
+    (
+        {"a.txt": TWO_PIECES + b"caf\xe9 ole\n"},
+        "a.txt",
+        r"a\.txt: data.path must hold UTF-8 text, got byte 0xe9 at offset 60003",
+    ),
+    ({"a.txt": TWO_PIECES + b"caf\xc3"}, "", r"a\.txt: .*got byte 0xc3 at offset 60003"),
+    ({"a.txt": b"\x80" * 70_000}, "", r"got byte 0x80 at offset 0"),
+]
+
+
+@pytest.mark.parametrize(("files", "path", "words"), USELESS_TEXTS)
 def test_text_that_cannot_be_used_is_refused_and_leaves_no_half_made_set(
     tmp_path, text, files, path, words
 ):
@@ -492,25 +492,22 @@ def test_a_scan_tells_the_whole_file_however_many_chunks(tmp_path, shard, scanne
 GOOD = raw_shard([1, 2, 3])
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (b"", "header of 1024 bytes, got a file of 0 bytes"),
-        (GOOD[:1000], "header of 1024 bytes"),
-        (raw_shard([1, 2], magic=20240801), "magic number 20240520, got 20240801"),
-        (raw_shard([1, 2], version=2), "version must be 1, got 2"),
-        (raw_shard([], count=0), "at least 1 token, got 0"),
-        (raw_shard([1], count=-1), "at least 1 token, got -1"),
-        (GOOD[:-2], "truncated: a shard of 3 tokens must have 1030 bytes, got 1028"),
-        (GOOD[:-1], "truncated: a shard of 3 tokens must have 1030 bytes, got 1029"),
-        (GOOD + b"\0", "too long: a shard of 3 tokens must have 1030 bytes, got 1031"),
-        (GOOD + b"\0\0", "too long"),
-        (
-            raw_shard([1, 256, 257, 300]),
-            "below 257, the tokenizer's vocabulary, got 257 at token 2",
-        ),
-    ],
-)
+BAD_FILES = [
+    (b"", "header of 1024 bytes, got a file of 0 bytes"),
+    (GOOD[:1000], "header of 1024 bytes"),
+    (raw_shard([1, 2], magic=20240801), "magic number 20240520, got 20240801"),
+    (raw_shard([1, 2], version=2), "version must be 1, got 2"),
+    (raw_shard([], count=0), "at least 1 token, got 0"),
+    (raw_shard([1], count=-1), "at least 1 token, got -1"),
+    (GOOD[:-2], "truncated: a shard of 3 tokens must have 1030 bytes, got 1028"),
+    (GOOD[:-1], "truncated: a shard of 3 tokens must have 1030 bytes, got 1029"),
+    (GOOD + b"\0", "too long: a shard of 3 tokens must have 1030 bytes, got 1031"),
+    (GOOD + b"\0\0", "too long"),
+    (raw_shard([1, 256, 257, 300]), "below 257, the tokenizer's vocabulary, got 257 at token 2"),
+]
+
+
+@pytest.mark.parametrize(("content", "words"), BAD_FILES)
 def test_a_bad_file_is_refused_by_name(tmp_path, content, words):
     path = tmp_path / "bad.bin"
     path.write_bytes(content)
@@ -729,24 +726,24 @@ def test_the_fingerprint_follows_order_split_and_vocabulary(folder, cache):
     assert len(prints | {fingerprint(cache, *of_shards(folder))}) == 5
 
 
-@pytest.mark.parametrize(
-    ("train", "val", "words"),
-    [
-        ("train_*.bin", "none", "data.val must match at least one shard, got '{folder}/none'"),
-        (
-            "*.bin",
-            "val_*.bin",
-            "data.val must not match a shard of data.train, got {folder}/val_0.bin in both",
-        ),
-        (
-            "train_*.bin",
-            "copy.bin",
-            "data.val must not hold training data, got {folder}/copy.bin with the same bytes as "
-            "{folder}/train_0.bin",
-        ),
-        ("train_*.bin", "notes.txt", "{folder}/notes.txt: a shard must have a header"),
-    ],
-)
+USELESS_SHARDS = [
+    ("train_*.bin", "none", "data.val must match at least one shard, got '{folder}/none'"),
+    (
+        "*.bin",
+        "val_*.bin",
+        "data.val must not match a shard of data.train, got {folder}/val_0.bin in both",
+    ),
+    (
+        "train_*.bin",
+        "copy.bin",
+        "data.val must not hold training data, got {folder}/copy.bin with the same bytes as "
+        "{folder}/train_0.bin",
+    ),
+    ("train_*.bin", "notes.txt", "{folder}/notes.txt: a shard must have a header"),
+]
+
+
+@pytest.mark.parametrize(("train", "val", "words"), USELESS_SHARDS)
 def test_shards_that_cannot_be_used_are_refused(folder, capsys, train, val, words):
     content = (folder / "train_0.bin").read_bytes()
     (folder / "copy.bin").write_bytes(content)
@@ -794,30 +791,30 @@ def test_the_type_of_tokens_is_in_the_fingerprint(folder: Path, cache: Path):
     assert as_16.fingerprint != as_32.fingerprint
 
 
-@pytest.mark.parametrize(
-    ("content", "dtype", "words"),
-    [
-        (
-            b"\1\2\3",
-            "uint16",
-            "a file of uint16 without a header must have a multiple of 2 bytes, got 3",
-        ),
-        (
-            b"\1\0" * 3,
-            "uint32",
-            "a file of uint32 without a header must have a multiple of 4 bytes, got 6",
-        ),
-        (b"", "uint16", "must have a multiple of 2 bytes, got 0"),
-        (raw_shard([1, 2, 3]), "uint16", "data.dtype must be null for a shard with a header"),
-        (
-            b"\1\0\0\0" * 9,
-            "uint16",
-            "data.dtype must be uint32, got uint16, with 0 for every second token",
-        ),
-        (b"\1\0" * 8, "uint32", "below 257, the tokenizer's vocabulary, got 65537 at token 0"),
-        (b"\1\0" * 600, "null", "is read with data.dtype=uint16 or uint32"),
-    ],
-)
+BAD_HEADERLESS_FILES = [
+    (
+        b"\1\2\3",
+        "uint16",
+        "a file of uint16 without a header must have a multiple of 2 bytes, got 3",
+    ),
+    (
+        b"\1\0" * 3,
+        "uint32",
+        "a file of uint32 without a header must have a multiple of 4 bytes, got 6",
+    ),
+    (b"", "uint16", "must have a multiple of 2 bytes, got 0"),
+    (raw_shard([1, 2, 3]), "uint16", "data.dtype must be null for a shard with a header"),
+    (
+        b"\1\0\0\0" * 9,
+        "uint16",
+        "data.dtype must be uint32, got uint16, with 0 for every second token",
+    ),
+    (b"\1\0" * 8, "uint32", "below 257, the tokenizer's vocabulary, got 65537 at token 0"),
+    (b"\1\0" * 600, "null", "is read with data.dtype=uint16 or uint32"),
+]
+
+
+@pytest.mark.parametrize(("content", "dtype", "words"), BAD_HEADERLESS_FILES)
 def test_a_bad_file_without_a_header_is_refused(folder, capsys, content, dtype, words):
     (folder / "train.raw").write_bytes(content)
     (folder / "val.raw").write_bytes(content)
@@ -1076,43 +1073,41 @@ def test_bytes_that_are_not_the_hub_s_are_refused_until_removed(tmp_path, hub, d
 VAL = "fineweb_val_000000.bin"
 
 
-@pytest.mark.parametrize(
-    ("overrides", "more", "harm", "words"),
-    [
-        (
-            ["data.train_shards=3"],
-            *({}, ""),
-            "data.train_shards must not ask for more than .* has: no fineweb_train_000003.bin, "
-            "got 3",
-        ),
-        (
-            ["data.repo=no/body"],
-            {},
-            "",
-            "data.repo must be a dataset that the hub shows you, got 'no/body'",
-        ),
-        (["data.repo=a/b/c"], {}, "", "data.repo must be a name on the hub, got 'a/b/c'"),
-        (
-            ["data.revision=old"],
-            *({}, ""),
-            "data.revision must be a branch, a tag or a commit of someone/fineweb, got 'old'",
-        ),
-        (["tokenizer=bytes"], {}, "", "tokenizer.vocabulary must be gpt2 for data=fineweb"),
-        (
-            [],
-            {"HF_ENDPOINT": "http://127.0.0.1:9"},
-            "",
-            rf"{VAL} of someone/fineweb at main cannot be fetched from the hub: \[Errno 111\]",
-        ),
-        ([], {}, "kept back", f"{VAL} of someone/fineweb at main cannot be fetched"),
-        ([], {}, "no sha256", "data.repo must be on a hub that gives each file's sha256"),
-    ],
-)
+HUB_REFUSALS = [
+    (
+        ["data.train_shards=3"],
+        *({}, ""),
+        "data.train_shards must not ask for more than .* has: no fineweb_train_000003.bin, got 3",
+    ),
+    (
+        ["data.repo=no/body"],
+        {},
+        "",
+        "data.repo must be a dataset that the hub shows you, got 'no/body'",
+    ),
+    (["data.repo=a/b/c"], {}, "", "data.repo must be a name on the hub, got 'a/b/c'"),
+    (
+        ["data.revision=old"],
+        *({}, ""),
+        "data.revision must be a branch, a tag or a commit of someone/fineweb, got 'old'",
+    ),
+    (["tokenizer=bytes"], {}, "", "tokenizer.vocabulary must be gpt2 for data=fineweb"),
+    (
+        [],
+        {"HF_ENDPOINT": "http://127.0.0.1:9"},
+        "",
+        rf"{VAL} of someone/fineweb at main cannot be fetched from the hub: \[Errno 111\]",
+    ),
+    ([], {}, "kept back", f"{VAL} of someone/fineweb at main cannot be fetched"),
+    ([], {}, "no sha256", "data.repo must be on a hub that gives each file's sha256"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "more", "harm", "words"), HUB_REFUSALS)
 def test_what_the_hub_has_not_is_refused(hub, door, overrides, more, harm, words):
     hub.harm[VAL] = harm
     done = door("prepare", *overrides, **more)
     assert re.search(words, line_of(done))
-    assert (
-        len(done.err.splitlines()) == 1 or not more
-    )  # no retries, of which the hub's client tells
+    # no retries, of which the hub's client tells
+    assert len(done.err.splitlines()) == 1 or not more
     assert not harm or {line.split()[1] for line in hub.asked} == {VAL}  # at the first file

@@ -227,16 +227,16 @@ def test_a_page_is_short(page: Path) -> None:
     ] == []
 
 
-@pytest.mark.parametrize(
-    ("shown", "printed", "numbers", "same"),
-    [
-        ("3 of … s\n", "1\n3 of 7 s\n4\n", True, True),
-        ("a\n…\nd\n", "a\nb\nc\nd\n", True, True),
-        ("3 of 8 s\n", "3 of 7 s\n", True, False),
-        ("a  1,024 s\n  b 2.5% …\n", "a    77 s\n b 0.125%  x\n", False, True),
-        ("a  1,024 s\n", "b    77 s\n", False, False),
-    ],
-)
+PAGE_AND_OUTPUT = [
+    ("3 of … s\n", "1\n3 of 7 s\n4\n", True, True),
+    ("a\n…\nd\n", "a\nb\nc\nd\n", True, True),
+    ("3 of 8 s\n", "3 of 7 s\n", True, False),
+    ("a  1,024 s\n  b 2.5% …\n", "a    77 s\n b 0.125%  x\n", False, True),
+    ("a  1,024 s\n", "b    77 s\n", False, False),
+]
+
+
+@pytest.mark.parametrize(("shown", "printed", "numbers", "same"), PAGE_AND_OUTPUT)
 def test_what_a_page_shows_is_what_was_printed(
     shown: str, printed: str, numbers: bool, same: bool
 ) -> None:

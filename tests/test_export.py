@@ -317,26 +317,23 @@ def test_transformers_computes_the_runs_own_logits(words: tuple[str, ...], tmp_p
     assert float(expected.std()) > 0.01
 
 
-@pytest.mark.parametrize(
-    ("words", "rule"),
-    [
-        (
-            (),
-            "mlp.activation must be swiglu with --hf beside position=rope, as llama has, got gelu",
-        ),
-        (("mlp=swiglu", "norm=layernorm"), "norm.norm must be rms with --hf beside position=rope"),
-        (("mlp=swiglu", "position=none"), "position must be rope (as Llama) or learned (as GPT-2)"),
-        (("mlp=swiglu", "ideas=[x0]"), "ideas must be empty with --hf"),
-        (("mlp=swiglu", "model.qk_norm=true"), "model.qk_norm must be false with --hf"),
-        (("mlp=swiglu", "model.logit_softcap=15"), "model.logit_softcap must be null with --hf"),
-        (("mlp=swiglu", "attention=sliding"), "attention.kind must be global with --hf"),
-        (
-            ("position=learned", "norm=layernorm", "model.n_head=4", "attention=mqa"),
-            "attention.n_kv_heads must be model.n_head=4 with --hf beside position=learned, as "
-            "gpt2 has",
-        ),
-    ],
-)
+NO_COUNTERPARTS = [
+    ((), "mlp.activation must be swiglu with --hf beside position=rope, as llama has, got gelu"),
+    (("mlp=swiglu", "norm=layernorm"), "norm.norm must be rms with --hf beside position=rope"),
+    (("mlp=swiglu", "position=none"), "position must be rope (as Llama) or learned (as GPT-2)"),
+    (("mlp=swiglu", "ideas=[x0]"), "ideas must be empty with --hf"),
+    (("mlp=swiglu", "model.qk_norm=true"), "model.qk_norm must be false with --hf"),
+    (("mlp=swiglu", "model.logit_softcap=15"), "model.logit_softcap must be null with --hf"),
+    (("mlp=swiglu", "attention=sliding"), "attention.kind must be global with --hf"),
+    (
+        ("position=learned", "norm=layernorm", "model.n_head=4", "attention=mqa"),
+        "attention.n_kv_heads must be model.n_head=4 with --hf beside position=learned, as "
+        "gpt2 has",
+    ),
+]
+
+
+@pytest.mark.parametrize(("words", "rule"), NO_COUNTERPARTS)
 def test_what_has_no_counterpart_is_refused_by_name(words: tuple[str, ...], rule: str) -> None:
     with pytest.raises(ValueError, match=re.escape(rule)):
         architecture(compose([*SMALL, *words]))

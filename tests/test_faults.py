@@ -245,16 +245,14 @@ def of_another_model(file: Path) -> None:
     stamp(file.parent)
 
 
-@pytest.mark.parametrize(
-    ("damage", "ranks", "reason"),
-    [
-        (flip, 1, "model.safetensors does not match its checksum"),
-        (of_another_model, 1, "model.safetensors must hold "),
-        pytest.param(
-            flip, 2, "model.safetensors does not match its checksum", marks=pytest.mark.slow
-        ),
-    ],
-)
+DAMAGES = [
+    (flip, 1, "model.safetensors does not match its checksum"),
+    (of_another_model, 1, "model.safetensors must hold "),
+    pytest.param(flip, 2, "model.safetensors does not match its checksum", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("damage", "ranks", "reason"), DAMAGES)
 def test_06_without_a_valid_checkpoint_it_refuses_and_deletes_nothing(
     damage: Callable[[Path], None],
     ranks: int,
@@ -470,9 +468,8 @@ def test_12_non_finite_loss_on_one_rank(tmp_path: Path, door: Door, faulty: Faul
 def test_12_diverged_run_stops_before_the_update_and_names_the_batch(
     tmp_path: Path, here: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(
-        sys.modules, "__mp_main__", raising=False
-    )  # pytest, and no module of the option
+    # pytest, and no module of the option
+    monkeypatch.delitem(sys.modules, "__mp_main__", raising=False)
     words = (*TINY, *EXPLODING, "trainer.checkpoint_every=1", f"output_dir={tmp_path / 'out'}")
     done = here(*words)
     assert done.code == 1, done.err

@@ -178,9 +178,8 @@ def test_latent_attention_is_counted_in_the_same_convention():
     rank = 32
     shared = 8
     weights = d * H * (d // H + shared) + d * (rank + shared) + rank * 2 * d + d * d
-    pair = (
-        6 * H * (2 * d // H + shared)
-    )  # a key that a query meets: its product with it, and with its value
+    # a key that a query meets: its product with it, and with its value
+    pair = 6 * H * (2 * d // H + shared)
     causal = 2 * (6 * weights + pair * T / 2)
     every = 2 * (6 * weights + pair * T)
     assert causal == 325_632
@@ -216,11 +215,8 @@ def changed(path: Path, folder: Path, *, more: str) -> None:
 @pytest.mark.parametrize(
     ("more", "scores", "basis"),
     [
-        (
-            KEYS_MET,
-            325_632,
-            "arithmetic; counted: attention=other",
-        ),  # it says nothing of a whole module
+        # it says nothing of a whole module
+        (KEYS_MET, 325_632, "arithmetic; counted: attention=other"),
         (FORMULA, 3000, "arithmetic"),
     ],
 )
@@ -269,15 +265,15 @@ class Other(Objective):
 """
 
 
-@pytest.mark.parametrize(
-    ("group", "source", "component", "flops"),
-    [
-        ("norm", NORM, "norm", 5 * 6 * 64**2),  # two a layer, and before the head
-        # queries and keys of four heads in each layer
-        pytest.param("position", POSITION, "position", 2 * 6 * 8 * 16**2, marks=pytest.mark.slow),
-        pytest.param("objective", OBJECTIVE, "head", 2 * 6 * 64 * 70, marks=pytest.mark.slow),
-    ],
-)
+PRODUCTS = [
+    ("norm", NORM, "norm", 5 * 6 * 64**2),  # two a layer, and before the head
+    # queries and keys of four heads in each layer
+    pytest.param("position", POSITION, "position", 2 * 6 * 8 * 16**2, marks=pytest.mark.slow),
+    pytest.param("objective", OBJECTIVE, "head", 2 * 6 * 64 * 70, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("group", "source", "component", "flops"), PRODUCTS)
 def test_products_of_a_norm_a_position_and_an_objective_are_counted(
     group: str, source: str, component: str, flops: float, tmp_path: Path
 ):
@@ -347,16 +343,16 @@ def test_a_formula_counts_where_running_it_cannot(tmp_path: Path):
         assert basis == "arithmetic"
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        (),
-        pytest.param(("ideas=[x0]",), marks=pytest.mark.slow),
-        pytest.param(
-            ("ideas=[multi_token]", "ideas.multi_token.weights=[0.3]"), marks=pytest.mark.slow
-        ),
-    ],
-)
+MORE_WORDS = [
+    (),
+    pytest.param(("ideas=[x0]",), marks=pytest.mark.slow),
+    pytest.param(
+        ("ideas=[multi_token]", "ideas.multi_token.weights=[0.3]"), marks=pytest.mark.slow
+    ),
+]
+
+
+@pytest.mark.parametrize("words", MORE_WORDS)
 def test_what_cannot_be_counted_trains_and_says_so(
     words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

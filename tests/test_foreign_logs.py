@@ -363,18 +363,18 @@ def crossed(root, template, *, seeds=(0, 1, 2)):
             )
 
 
-@pytest.mark.parametrize(
-    ("template", "arm_from", "seed_from"),
-    [
-        ("{arm}-seed{seed}/log.csv", "folder names", "folder names"),
-        ("{arm}/{seed}/log.csv", "folder names", "numbers in folder names"),
-        ("{arm}_{seed}/metrics.csv", "folder names", "numbers in folder names"),
-        ("{arm}_s{seed}.csv", "file names", "file names"),
-        ("lightning_logs/{arm}/version_{seed}/metrics.csv", "folder names", None),
-        ("2026-11-2{seed}/12-00-00/{arm}/log.csv", "folder names", None),
-        ("seed{seed}/{arm}.csv", "file names", "folder names"),
-    ],
-)
+TEMPLATES = [
+    ("{arm}-seed{seed}/log.csv", "folder names", "folder names"),
+    ("{arm}/{seed}/log.csv", "folder names", "numbers in folder names"),
+    ("{arm}_{seed}/metrics.csv", "folder names", "numbers in folder names"),
+    ("{arm}_s{seed}.csv", "file names", "file names"),
+    ("lightning_logs/{arm}/version_{seed}/metrics.csv", "folder names", None),
+    ("2026-11-2{seed}/12-00-00/{arm}/log.csv", "folder names", None),
+    ("seed{seed}/{arm}.csv", "file names", "folder names"),
+]
+
+
+@pytest.mark.parametrize(("template", "arm_from", "seed_from"), TEMPLATES)
 def test_names_say_arm_and_seed(tmp_path, template, arm_from, seed_from):
     crossed(tmp_path, template)
     found = logs.load([str(tmp_path)])
@@ -680,22 +680,15 @@ def test_a_result_of_logs_is_judged_again(tmp_path, capsys):
     assert "arms from folder names, seeds from file names" in again
 
 
-@pytest.mark.parametrize(
-    "losses",
-    [
-        ["4", "3", "2", "2", "2", ""],
-        ["", "4", "3", "2", "", ""],  # none before training
-        [
-            "4",
-            "",
-            "3",
-            "",
-            "2",
-            "",
-            "",
-        ],  # a row between validations is empty, and one that was due is
-    ],
-)
+DIVERGED_COLUMNS = [
+    ["4", "3", "2", "2", "2", ""],
+    ["", "4", "3", "2", "", ""],  # none before training
+    # a row between validations is empty, and one that was due is
+    ["4", "", "3", "", "2", "", ""],
+]
+
+
+@pytest.mark.parametrize("losses", DIVERGED_COLUMNS)
 def test_an_empty_cell_where_a_loss_was_due_is_a_divergence(tmp_path, losses):
     table = "".join(f"{100 * row},{loss}\n" for row, loss in enumerate(losses))
     (tmp_path / "t.csv").write_text(f"step,val_loss\n{table}")
@@ -912,16 +905,16 @@ def test_mlflow_s_runs_of_one_name_are_two(tmp_path):
     assert sorted((run.arm, run.val_loss) for run in found.records) == expected
 
 
-@pytest.mark.parametrize(
-    ("names", "arms_"),
-    [
-        (["adam_lr1e-1", "adam_lr1e-2", "sgd_lr1e-1", "sgd_lr1e-2"], None),
-        (["adam_b524288", "sgd_b524288", "sgd_b1048576"], None),
-        (["gpt_124_s0", "gpt_350_s1"], ["gpt_124", "gpt_350"]),
-        (["main", "train", "idea"], None),
-        (["a_lr0.1.csv", "a_lr0.2.csv", "b_lr0.1.csv"], ["a_lr0.1", "a_lr0.2", "b_lr0.1"]),
-    ],
-)
+NAMES_WITH_SETTINGS = [
+    (["adam_lr1e-1", "adam_lr1e-2", "sgd_lr1e-1", "sgd_lr1e-2"], None),
+    (["adam_b524288", "sgd_b524288", "sgd_b1048576"], None),
+    (["gpt_124_s0", "gpt_350_s1"], ["gpt_124", "gpt_350"]),
+    (["main", "train", "idea"], None),
+    (["a_lr0.1.csv", "a_lr0.2.csv", "b_lr0.1.csv"], ["a_lr0.1", "a_lr0.2", "b_lr0.1"]),
+]
+
+
+@pytest.mark.parametrize(("names", "arms_"), NAMES_WITH_SETTINGS)
 def test_settings_in_names_stay(tmp_path, names, arms_):
     for number, name in enumerate(names):
         path = tmp_path / name

@@ -100,20 +100,20 @@ def test_nor_at_any_door(ask: Any, tmp_path: Path) -> None:  # noqa: F811
     assert names <= {"evil", "study", "cache"}
 
 
-@pytest.mark.parametrize(
-    ("place", "text"),
-    [
-        ("hydra/callbacks/evil.yaml", f"x: {TOUCH}"),
-        ("hydra/config.yaml", f"callbacks: {{x: {TOUCH}}}"),
-        ("hydra/job_logging/none.yaml", LOGGING),
-        ("hydra/env/default.yaml", f"# @package hydra.callbacks\nx: {TOUCH}"),
-        ("hydra/launcher/evil.yaml", TOUCH),
-        ("hydra/launcher/evil.yaml", f"# @package hydra.callbacks\nx: {TOUCH}"),
-        ("hydra/launcher/evil.yaml", f"kind: pool\njobs: {TOUCH}"),
-        ("schema/run.yaml", "seed: 3"),
-        ("train.yaml", f"hydra: {{callbacks: {{x: {TOUCH}}}}}"),
-    ],
-)
+HYDRAS_PLACES = [
+    ("hydra/callbacks/evil.yaml", f"x: {TOUCH}"),
+    ("hydra/config.yaml", f"callbacks: {{x: {TOUCH}}}"),
+    ("hydra/job_logging/none.yaml", LOGGING),
+    ("hydra/env/default.yaml", f"# @package hydra.callbacks\nx: {TOUCH}"),
+    ("hydra/launcher/evil.yaml", TOUCH),
+    ("hydra/launcher/evil.yaml", f"# @package hydra.callbacks\nx: {TOUCH}"),
+    ("hydra/launcher/evil.yaml", f"kind: pool\njobs: {TOUCH}"),
+    ("schema/run.yaml", "seed: 3"),
+    ("train.yaml", f"hydra: {{callbacks: {{x: {TOUCH}}}}}"),
+]
+
+
+@pytest.mark.parametrize(("place", "text"), HYDRAS_PLACES)
 def test_nor_does_one_in_hydras_own_places(place: str, text: str, ask: Any, tmp_path: Path) -> None:  # noqa: F811
     words = "train", *evil(tmp_path, text, place=place), *SMALL
     chosen = ["hydra/launcher=evil"] if "launcher" in place else []
@@ -192,39 +192,36 @@ def test_only_regular_files_are_read(name: str, ask: Any, tmp_path: Path) -> Non
 # --- where things lie -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("changed", "says"),
-    [
-        *(
-            ({"overrides": [*STUDY["overrides"], *more]}, f"{key} must be left {how}")
-            for more, key, how in (
-                (["cache_dir=elsewhere"], "cache_dir", "out: the command says where things lie"),
-                (["++output_dir=elsewhere"], "output_dir", "out"),
-                (["tracker=wandb", "tracker.entity=elsewhere"], "tracker.entity", "out"),
-                (["hydra.run.dir=elsewhere"], "hydra.run.dir", "alone"),
-            )
-        ),
-        *(
-            ({"arms": {**STUDY["arms"], name: ["attention=mqa", *more]}}, says)
-            for name, more, says in (
-                ("mqa", ["+cache_dir='elsewhere'"], "cache_dir must be left out"),
-                ("mqa", ["~cache_dir"], "cache_dir must be left out"),
-                ("../elsewhere", [], "arms and scales must have names"),
-                ("\x1b[31m", [], "arms and scales must have names"),
-            )
-        ),
-        ({"scales": at(train=["output_dir=elsewhere"])}, "output_dir must be left out"),
-        (
-            {"scales": at(own={"mqa": ["trainer.init_from=elsewhere"]})},
-            "trainer.init_from must be left out",
-        ),
-        (
-            {"scales": {"../../elsewhere": STUDY["scales"]["cpu"]}},
-            "arms and scales must have names",
-        ),
-        ({"overrides": [["attention=mqa"]]}, "overrides"),
-    ],
-)
+OTHER_PLACES = [
+    *(
+        ({"overrides": [*STUDY["overrides"], *more]}, f"{key} must be left {how}")
+        for more, key, how in (
+            (["cache_dir=elsewhere"], "cache_dir", "out: the command says where things lie"),
+            (["++output_dir=elsewhere"], "output_dir", "out"),
+            (["tracker=wandb", "tracker.entity=elsewhere"], "tracker.entity", "out"),
+            (["hydra.run.dir=elsewhere"], "hydra.run.dir", "alone"),
+        )
+    ),
+    *(
+        ({"arms": {**STUDY["arms"], name: ["attention=mqa", *more]}}, says)
+        for name, more, says in (
+            ("mqa", ["+cache_dir='elsewhere'"], "cache_dir must be left out"),
+            ("mqa", ["~cache_dir"], "cache_dir must be left out"),
+            ("../elsewhere", [], "arms and scales must have names"),
+            ("\x1b[31m", [], "arms and scales must have names"),
+        )
+    ),
+    ({"scales": at(train=["output_dir=elsewhere"])}, "output_dir must be left out"),
+    (
+        {"scales": at(own={"mqa": ["trainer.init_from=elsewhere"]})},
+        "trainer.init_from must be left out",
+    ),
+    ({"scales": {"../../elsewhere": STUDY["scales"]["cpu"]}}, "arms and scales must have names"),
+    ({"overrides": [["attention=mqa"]]}, "overrides"),
+]
+
+
+@pytest.mark.parametrize(("changed", "says"), OTHER_PLACES)
 def test_a_study_writes_where_the_command_says(
     changed: dict[str, Any],
     says: str,

@@ -49,24 +49,24 @@ GREEDY = {"temperature": 0.0, "top_k": 0, "seed": 0}
 SEEDED = {"temperature": 1.3, "top_k": 7, "seed": 3}
 
 
-@pytest.mark.parametrize(
-    ("words", "T"),
-    [
-        ("attention=mha", 12),
-        ("attention=flash", 108),  # the text fills the context
-        *(
-            (f"attention=sliding attention.window={window}", T)
-            for window, T in ((1, 5), (7, 7), (500, 12))
-        ),
-        *(
-            (f"attention=hybrid attention.window={window}", T)
-            for window, T in ((7, 5), (7, 40), (40, 12))
-        ),
-        *((f"attention=gqa position={position} model.qk_norm=true", 9) for position in POSITIONS),
-        ("attention=mqa mlp=swiglu norm=layernorm model.norm_placement=both", 12),
-        ("attention=gqa model.norm_placement=post norm=rmsnorm_gain model.logit_softcap=15", 12),
-    ],
-)
+CACHED_MODELS = [
+    ("attention=mha", 12),
+    ("attention=flash", 108),  # the text fills the context
+    *(
+        (f"attention=sliding attention.window={window}", T)
+        for window, T in ((1, 5), (7, 7), (500, 12))
+    ),
+    *(
+        (f"attention=hybrid attention.window={window}", T)
+        for window, T in ((7, 5), (7, 40), (40, 12))
+    ),
+    *((f"attention=gqa position={position} model.qk_norm=true", 9) for position in POSITIONS),
+    ("attention=mqa mlp=swiglu norm=layernorm model.norm_placement=both", 12),
+    ("attention=gqa model.norm_placement=post norm=rmsnorm_gain model.logit_softcap=15", 12),
+]
+
+
+@pytest.mark.parametrize(("words", "T"), CACHED_MODELS)
 def test_cached_text_is_that_of_the_models_own_logits(words: str, T: int):
     """Of two prompts at once, greedy and seeded, token for token, in one pass: a token sees no
     later one."""
@@ -102,17 +102,17 @@ def test_a_sample_is_the_same_in_every_batch_and_recomputed(option: str):
     assert together.tolist() == again.tolist()
 
 
-@pytest.mark.parametrize(
-    ("option", "slots"),
-    [
-        ("mha", 4 * 128 * 4),
-        ("flash", 4 * 128 * 4),
-        ("gqa", 4 * 128 * 2),
-        ("mqa", 4 * 128 * 1),
-        ("sliding", 4 * 128 * 4),
-        ("hybrid", 4 * 128 * 4),
-    ],
-)
+SLOTS = [
+    ("mha", 4 * 128 * 4),
+    ("flash", 4 * 128 * 4),
+    ("gqa", 4 * 128 * 2),
+    ("mqa", 4 * 128 * 1),
+    ("sliding", 4 * 128 * 4),
+    ("hybrid", 4 * 128 * 4),
+]
+
+
+@pytest.mark.parametrize(("option", "slots"), SLOTS)
 def test_the_cache_has_a_slot_for_each_position_and_key_value_head(option: str, slots: int):
     """fp32, 64 wide, 4 heads of 16, 4 layers, room for 128 tokens: bytes by hand."""
     engine = Cached(*made(f"attention={option}"), batch=3, capacity=128)

@@ -85,17 +85,17 @@ def test_the_figures_are_those_of_the_day() -> None:
 # --- what a run gets ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("words", "micro_batch"),
-    [
-        ("trainer.batch_tokens=524288", 32),  # 64 would take 71 GiB with scores
-        ("trainer.batch_tokens=24576", 8),  # 24 sequences
-        ("trainer.batch_tokens=524288 trainer.devices=64", 8),
-        ("trainer.batch_tokens=524288 trainer.val_tokens=4096", 4),
-        ("model.seq_len=4096 trainer.batch_tokens=524288", 2),  # scores grow with the square
-        ("model=nano trainer.batch_tokens=65536 trainer.val_tokens=65536", 512),
-    ],
-)
+MICRO_BATCHES = [
+    ("trainer.batch_tokens=524288", 32),  # 64 would take 71 GiB with scores
+    ("trainer.batch_tokens=24576", 8),  # 24 sequences
+    ("trainer.batch_tokens=524288 trainer.devices=64", 8),
+    ("trainer.batch_tokens=524288 trainer.val_tokens=4096", 4),
+    ("model.seq_len=4096 trainer.batch_tokens=524288", 2),  # scores grow with the square
+    ("model=nano trainer.batch_tokens=65536 trainer.val_tokens=65536", 512),
+]
+
+
+@pytest.mark.parametrize(("words", "micro_batch"), MICRO_BATCHES)
 def test_a_micro_batch_is_the_largest_power_of_two_that_has_room_and_divides(
     words: str, micro_batch: int
 ) -> None:

@@ -181,20 +181,20 @@ def test_a_grid_with_a_bad_cell_trains_and_writes_nothing(tmp_path, here):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("words", "overrides", "grid", "info"),
-    [
-        ("a=b --multirun c=d", "a=b c=d", True, None),
-        ("a=b,c --zip", "a=b,c", True, None),
-        ("search=tpe a=interval(0,1)", "search=tpe a=interval(0,1)", True, None),
-        ("a=b --cfg job", "a=b", False, None),
-        ("a=b --info", "a=b", False, "all"),
-        ("--info defaults a=b", "a=b", False, "defaults"),
-        ("~a --resolve +b=c --cfg job", "~a +b=c", False, None),
-        ("a=-1 -m", "a=-1", True, None),
-        ("", "", False, None),
-    ],
-)
+COMMAND_LINES = [
+    ("a=b --multirun c=d", "a=b c=d", True, None),
+    ("a=b,c --zip", "a=b,c", True, None),
+    ("search=tpe a=interval(0,1)", "search=tpe a=interval(0,1)", True, None),
+    ("a=b --cfg job", "a=b", False, None),
+    ("a=b --info", "a=b", False, "all"),
+    ("--info defaults a=b", "a=b", False, "defaults"),
+    ("~a --resolve +b=c --cfg job", "~a +b=c", False, None),
+    ("a=-1 -m", "a=-1", True, None),
+    ("", "", False, None),
+]
+
+
+@pytest.mark.parametrize(("words", "overrides", "grid", "info"), COMMAND_LINES)
 def test_flags_may_stand_anywhere(words, overrides, grid, info):
     flags = asked(words.split())
     assert flags.overrides == overrides.split()

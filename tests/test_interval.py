@@ -262,10 +262,11 @@ def test_two_sides_are_paired_where_they_share_seeds():
     )
     three = {**{seed: b[seed] for seed in range(3)}, **apart}
     two = {**{seed: b[seed] for seed in range(2)}, **apart}
+    # those that both have; the others count no more
     assert shown(a, three)[3:] == (
         3,
         "pairs, cautious",
-    )  # those that both have; the others count no more
+    )
     assert shown(a, two)[3:] == (10, "unpaired (Welch at 99.5%)")
     one_pair = {0: 1.0}
     assert shown(one_pair, {0: 2.0})[3:] == (1, "too few pairs")

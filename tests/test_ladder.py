@@ -78,22 +78,22 @@ def ladder(
     return values
 
 
-@pytest.mark.parametrize(
-    ("every", "word", "decade"),
-    [
-        (ladder(1.2, 1.44, 1.728), "grows", 1.2),
-        (ladder(1.728, 1.44, 1.2), "shrinks", 1 / 1.2),
-        (ladder(1.5, 1.52, 1.5), "holds", 1.0),
-        (ladder(1.2, 1.44, 1.728, noise=0.5), "cannot be told", 1.2),
-        (ladder(1.2, 1.8, 1.2), "cannot be told: not the same from size to size", 1.0),
-        (ladder(1.2, 1.44), "cannot be told: fewer than 3 sizes were measured", None),
-        (
-            ladder(1.2, 1.4, 1.7, ending="at_most"),
-            "cannot be told: fewer than 3 sizes were measured",
-            None,
-        ),
-    ],
-)
+LADDERS = [
+    (ladder(1.2, 1.44, 1.728), "grows", 1.2),
+    (ladder(1.728, 1.44, 1.2), "shrinks", 1 / 1.2),
+    (ladder(1.5, 1.52, 1.5), "holds", 1.0),
+    (ladder(1.2, 1.44, 1.728, noise=0.5), "cannot be told", 1.2),
+    (ladder(1.2, 1.8, 1.2), "cannot be told: not the same from size to size", 1.0),
+    (ladder(1.2, 1.44), "cannot be told: fewer than 3 sizes were measured", None),
+    (
+        ladder(1.2, 1.4, 1.7, ending="at_most"),
+        "cannot be told: fewer than 3 sizes were measured",
+        None,
+    ),
+]
+
+
+@pytest.mark.parametrize(("every", "word", "decade"), LADDERS)
 def test_what_size_does_to_a_speedup(every: list[StudyResult], word: str, decade: float | None):
     (rungs,) = ladders(every)
     assert rungs.word == word

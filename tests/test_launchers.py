@@ -112,26 +112,26 @@ def test_workers_stay_on_the_cores_or_gpus_that_their_cell_has(tmp_path, monkeyp
     assert given == [None, "GPU-ab,7", None]
 
 
+REFUSED = [
+    (("hydra/launcher=pool", "hydra.launcher.jobs=0"), "hydra.launcher.jobs must be at least 1"),
+    (("hydra/launcher=pool", "hydra.launcher.jbs=1"), "hydra.launcher.jbs is no key"),
+    (("hydra.sweeper.max_batch_size=1",), "hydra.sweeper.max_batch_size must be left alone"),
+    (("hydra.sweep.dir=mine",), "hydra.sweep.dir must be left alone"),
+    (("--detach",), "--detach must be given with hydra/launcher=slurm"),
+    (
+        ("--fail-fast", "hydra/launcher=slurm"),
+        "--fail-fast must be left out of hydra/launcher=slurm",
+    ),
+    (
+        ("hydra/launcher=ray", "hydra.launcher.target.name=Other", "--plan"),
+        "hydra.launcher.target must state the device of another machine",
+    ),
+]
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
-    [
-        (
-            ("hydra/launcher=pool", "hydra.launcher.jobs=0"),
-            "hydra.launcher.jobs must be at least 1",
-        ),
-        (("hydra/launcher=pool", "hydra.launcher.jbs=1"), "hydra.launcher.jbs is no key"),
-        (("hydra.sweeper.max_batch_size=1",), "hydra.sweeper.max_batch_size must be left alone"),
-        (("hydra.sweep.dir=mine",), "hydra.sweep.dir must be left alone"),
-        (("--detach",), "--detach must be given with hydra/launcher=slurm"),
-        (
-            ("--fail-fast", "hydra/launcher=slurm"),
-            "--fail-fast must be left out of hydra/launcher=slurm",
-        ),
-        (
-            ("hydra/launcher=ray", "hydra.launcher.target.name=Other", "--plan"),
-            "hydra.launcher.target must state the device of another machine",
-        ),
-    ],
+    REFUSED,
     ids=["jobs", "key", "sweeper", "folder", "detach", "fail-fast", "target"],
 )
 def test_refused(tmp_path, here, words, expected):
@@ -156,6 +156,7 @@ def cluster(tmp_path, monkeypatch):
 @needs_submitit
 @pytest.mark.gate
 @pytest.mark.timeout(600)
+# one array, and nothing was handed over again
 def test_a_pool_and_slurm_give_the_same_records(small_grid, cluster, tmp_path, door, here):
     cores = len(os.sched_getaffinity(0))
     cases = (
@@ -174,9 +175,7 @@ def test_a_pool_and_slurm_give_the_same_records(small_grid, cluster, tmp_path, d
         assert said in done.out, done
         assert records(out) == records(small_grid.out)
     assert "4 cells, 4 done, 0 to train" in here(*words).out
-    assert (
-        len(list(cluster.glob("submitted-*"))) == 1
-    )  # one array, and nothing was handed over again
+    assert len(list(cluster.glob("submitted-*"))) == 1
 
 
 @needs_submitit

@@ -86,20 +86,19 @@ def trained(
     return rows_of(the_run(folder / "out"))
 
 
+WAYS_TO_TRAIN = [
+    ["trainer.compile=off"],
+    ["trainer.compile=regional"],
+    ["trainer.compile=full"],
+    ["trainer.compile=off", "trainer.devices=2", "trainer.micro_batch=4"],
+    ["trainer.compile=regional", "trainer.devices=2", "trainer.micro_batch=4"],
+    ["trainer.compile=off", "trainer.activation_checkpointing=block"],
+    ["trainer.compile=regional", "trainer.activation_checkpointing=mlp"],
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["trainer.compile=off"],
-        ["trainer.compile=regional"],
-        ["trainer.compile=full"],
-        ["trainer.compile=off", "trainer.devices=2", "trainer.micro_batch=4"],
-        ["trainer.compile=regional", "trainer.devices=2", "trainer.micro_batch=4"],
-        ["trainer.compile=off", "trainer.activation_checkpointing=block"],
-        ["trainer.compile=regional", "trainer.activation_checkpointing=mlp"],
-    ],
-    ids=" ".join,
-)
+@pytest.mark.parametrize("words", WAYS_TO_TRAIN, ids=" ".join)
 def test_it_is_logged_however_it_trains_and_changes_no_loss(
     words: list[str], door: Door, tmp_path: Path
 ) -> None:

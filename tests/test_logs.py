@@ -364,16 +364,16 @@ def test_a_resumed_run_is_one(tmp_path):
 # --- times ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("base", "idea", "said", "refused"),
-    [
-        ({}, {}, None, "no record of the hardware"),
-        ({"gpu": "H100"}, {"gpu": "H100"}, None, None),
-        ({}, {}, "2 × H100", None),
-        ({"gpu": "H100"}, {"gpu": "A100"}, "2 × H100", "other hardware: A100; the baseline: H100"),
-        ({"gpu": "H100"}, {}, "H100", None),
-    ],
-)
+HARDWARE_OF_TWO = [
+    ({}, {}, None, "no record of the hardware"),
+    ({"gpu": "H100"}, {"gpu": "H100"}, None, None),
+    ({}, {}, "2 × H100", None),
+    ({"gpu": "H100"}, {"gpu": "A100"}, "2 × H100", "other hardware: A100; the baseline: H100"),
+    ({"gpu": "H100"}, {}, "H100", None),
+]
+
+
+@pytest.mark.parametrize(("base", "idea", "said", "refused"), HARDWARE_OF_TWO)
 def test_times_are_compared_on_the_same_hardware(tmp_path, base, idea, said, refused):
     for number, (arm, facts, pace) in enumerate((("base", base, 1.0), ("idea", idea, 5 / 6))):
         for seed in range(3):
@@ -736,9 +736,8 @@ def test_refusals(tmp_path, capsys, words, line):
 def test_nocap_s_own_runs_are_not_compared_with_logs(tmp_path):
     write_run(tmp_path / "own")
     mixed = two_arms(tmp_path / "logs", runs=1)
-    (mixed / "table.csv").write_text(
-        "val_loss\n3\n"
-    )  # of two formats, which would be refused by themselves
+    # of two formats, which would be refused by themselves
+    (mixed / "table.csv").write_text("val_loss\n3\n")
     comparison = compared(tmp_path / "own", mixed)
     assert len(comparison.arms) == 1
     assert comparison.imported == []

@@ -254,16 +254,16 @@ def test_rms_norm_of_bf16_computes_its_squares_in_fp32():
     torch.testing.assert_close(rms_norm(low, 1e-6).double(), want, rtol=2**-8, atol=0)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "layers", "more"),
-    [
-        ("", 2 * 12 * 64**2, VOCAB * 64),
-        ("model.tie_head=false", 2 * 12 * 64**2, 2 * VOCAB * 64),
-        ("position=learned", 2 * 12 * 64**2, (VOCAB + 32) * 64),
-        ("norm=rmsnorm_gain", 2 * 12 * 64**2 + 5 * 64, VOCAB * 64),
-        ("norm=layernorm", 2 * 12 * 64**2 + 10 * 64, VOCAB * 64),
-    ],
-)
+PARAMETER_COUNTS = [
+    ("", 2 * 12 * 64**2, VOCAB * 64),
+    ("model.tie_head=false", 2 * 12 * 64**2, 2 * VOCAB * 64),
+    ("position=learned", 2 * 12 * 64**2, (VOCAB + 32) * 64),
+    ("norm=rmsnorm_gain", 2 * 12 * 64**2 + 5 * 64, VOCAB * 64),
+    ("norm=layernorm", 2 * 12 * 64**2 + 10 * 64, VOCAB * 64),
+]
+
+
+@pytest.mark.parametrize(("overrides", "layers", "more"), PARAMETER_COUNTS)
 def test_parameter_counts(overrides: str, layers: int, more: int):
     model = build_model(nano(*overrides.split()), vocab_size=VOCAB)
     assert count_parameters(model) == {"total": layers + more, "non_embedding": layers}

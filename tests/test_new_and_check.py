@@ -93,19 +93,19 @@ OVERWRITTEN = "nocap: NAME must be new: "
 AT = f"nocap: {__file__}/mlp must be a place that can be read or written, got Not a directory"
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        ("attention gqa", OVERWRITTEN),
-        ("mlp mlp", "nocap: NAME must be new: an option of mlp has this kind already, got mlp"),
-        ("mlp mine --dir there", OVERWRITTEN),
-        ("study there --dir there", OVERWRITTEN),
-        ("mlp 2x", f"{LETTERS}2x"),
-        ("mlp class", f"{LETTERS}class"),
-        ("mpl mine", "nocap: GROUP must be one of attention, data, "),
-        (f"mlp mine --dir {__file__}", AT),
-    ],
-)
+NEW_REFUSED = [
+    ("attention gqa", OVERWRITTEN),
+    ("mlp mlp", "nocap: NAME must be new: an option of mlp has this kind already, got mlp"),
+    ("mlp mine --dir there", OVERWRITTEN),
+    ("study there --dir there", OVERWRITTEN),
+    ("mlp 2x", f"{LETTERS}2x"),
+    ("mlp class", f"{LETTERS}class"),
+    ("mpl mine", "nocap: GROUP must be one of attention, data, "),
+    (f"mlp mine --dir {__file__}", AT),
+]
+
+
+@pytest.mark.parametrize(("words", "line"), NEW_REFUSED)
 def test_new_refuses_in_a_line_and_overwrites_nothing(
     words: str,
     line: str,
@@ -239,39 +239,40 @@ FUTURE = "the logits of token 0 change with the tokens from 1 on"
 NO_FLOAT = "Value 'small' of type 'str' could not be converted to Float"
 IN_TANH = MIXER.format(change="scores = scores.tanh() * 9", first=1) + CLAIM
 BREAK = MIXER.format(change="torch._dynamo.graph_break()", first=1)
+# torch's compiler warns of its own parts
 COMPILES = (
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore"),
-)  # torch's compiler warns of its own parts
-
-
-@pytest.mark.parametrize(
-    ("what", "group", "source", "keys", "line"),
-    [
-        ("causal", "attention", MIXER.format(change="", first=2), ATTENTION, FUTURE),
-        ("causal", "norm", BATCH, {}, FUTURE),
-        ("decodes", "attention", IN_TANH, ATTENTION, "it says cache_slots, and"),
-        (
-            "counts",
-            "mlp",
-            FLOPS,
-            {},
-            "a formula says 16,384 FLOPs a token for mlp, and 49,152 are counted",
-        ),
-        (
-            "rates",
-            "schedule",
-            RISING,
-            {"warmup_steps": 2},
-            "the factor of step 11 of 30 is 1.1: it must be in",
-        ),
-        ("builds", "ideas", IDLE, {}, "gets no gradient, for which two ranks would wait"),
-        ("prepares", "data", CHANCE, DATA, "made twice, its fingerprints are"),
-        ("composes", "norm", UNTYPED, {"eps": "small"}, NO_FLOAT),
-        ("composes", "norm", UNTYPED, {"eps": 1, "epsilon": 1}, "norm.epsilon"),
-        pytest.param("compiles", "attention", BREAK, ATTENTION, "Unsupported: ", marks=COMPILES),
-    ],
 )
+
+
+BROKEN_OPTIONS = [
+    ("causal", "attention", MIXER.format(change="", first=2), ATTENTION, FUTURE),
+    ("causal", "norm", BATCH, {}, FUTURE),
+    ("decodes", "attention", IN_TANH, ATTENTION, "it says cache_slots, and"),
+    (
+        "counts",
+        "mlp",
+        FLOPS,
+        {},
+        "a formula says 16,384 FLOPs a token for mlp, and 49,152 are counted",
+    ),
+    (
+        "rates",
+        "schedule",
+        RISING,
+        {"warmup_steps": 2},
+        "the factor of step 11 of 30 is 1.1: it must be in",
+    ),
+    ("builds", "ideas", IDLE, {}, "gets no gradient, for which two ranks would wait"),
+    ("prepares", "data", CHANCE, DATA, "made twice, its fingerprints are"),
+    ("composes", "norm", UNTYPED, {"eps": "small"}, NO_FLOAT),
+    ("composes", "norm", UNTYPED, {"eps": 1, "epsilon": 1}, "norm.epsilon"),
+    pytest.param("compiles", "attention", BREAK, ATTENTION, "Unsupported: ", marks=COMPILES),
+]
+
+
+@pytest.mark.parametrize(("what", "group", "source", "keys", "line"), BROKEN_OPTIONS)
 def test_broken_option_fails_with_the_reason(
     what: str,
     group: str,
@@ -335,27 +336,27 @@ def test_an_option_that_says_that_it_draws_passes(what: str, tmp_path: Path) -> 
 POWER_LAW = str(REPO / "tests/strangers/power_law")
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (["nowhere"], "nocap: DIR must be a folder with options, got nowhere"),
-        (
-            ["."],
-            " must hold an option: GROUP/NAME.yaml, with GROUP one of attention, data, ideas, "
-            "hydra/launcher",
-        ),
-        (
-            ["unread"],
-            "broken.py cannot be imported: ModuleNotFoundError: No module named 'no_such_module' "
-            "(line 4)",
-        ),
-        ([POWER_LAW, "--only", "nothing"], "nocap: --only must be a check's name (composes, "),
-        (
-            [POWER_LAW, "schedule=wsd"],
-            "nocap: schedule must be left out, where schedule=power_law is what is checked",
-        ),
-    ],
-)
+CHECK_REFUSED = [
+    (["nowhere"], "nocap: DIR must be a folder with options, got nowhere"),
+    (
+        ["."],
+        " must hold an option: GROUP/NAME.yaml, with GROUP one of attention, data, ideas, "
+        "hydra/launcher",
+    ),
+    (
+        ["unread"],
+        "broken.py cannot be imported: ModuleNotFoundError: No module named 'no_such_module' "
+        "(line 4)",
+    ),
+    ([POWER_LAW, "--only", "nothing"], "nocap: --only must be a check's name (composes, "),
+    (
+        [POWER_LAW, "schedule=wsd"],
+        "nocap: schedule must be left out, where schedule=power_law is what is checked",
+    ),
+]
+
+
+@pytest.mark.parametrize(("words", "line"), CHECK_REFUSED)
 def test_check_refuses_in_a_line(
     words: list[str],
     line: str,

@@ -368,54 +368,54 @@ def test_what_a_finished_run_finds_easy_first(teacher: str, tmp_path: Path):
 ON_CUDA = "attention.kernel=cudnn trainer.device=cuda trainer.precision=bf16"
 
 
-@pytest.mark.parametrize(
-    ("words", "rule"),
-    [
-        (
-            "ideas=[early_loss] ideas.early_loss.layer=1",
-            "ideas.early_loss.layer must be below the last, 1, got 1",
-        ),
-        ("ideas=[untie] model.tie_head=false", "model.tie_head must be true beside ideas.untie"),
-        (
-            "DISTILL ideas.distill.run=/nowhere",
-            "ideas.distill.run must name a run: /nowhere must be a run, a",
-        ),
-        ("DISTILL ideas.distill.run=last", "ideas.distill.run must name its run: with last"),
-        (
-            "DISTILL objective.loss_chunks=4",
-            "objective.loss_chunks must be 0 or 1 beside ideas.distill",
-        ),
-        ("DISTILL ideas.distill.weight=1.5", "ideas.distill.weight must be at most 1"),
-        (
-            "DISTILL model.seq_len=256",
-            "ideas.distill.run must be a run of model.seq_len=256 or more, got 128",
-        ),
-        (
-            "attention.document_start=257",
-            "attention.document_start must be a token, below 257, or null, got 257",
-        ),
-        (
-            f"{DOCUMENTS} {ON_CUDA}",
-            "be one of materialized, efficient, flex, blocks beside attention.document_start on "
-            "trainer.device=cuda, got cudnn",
-        ),
-        (f"{DOCUMENTS} attention.kernel=flex", "be one that trains on the CPU"),
-        (
-            "attention.kernel=flex trainer.device=cuda",
-            "fused, flash, efficient, cudnn for this option, got flex",
-        ),
-        (
-            "ideas=[untie] trainer.device=cuda trainer.cuda_graphs=true",
-            "trainer.cuda_graphs must be false beside ideas.untie, which acts between steps",
-        ),
-        ("ideas=[short_sequences]", "ideas/short_sequences is no option"),
-        ("ideas=[curriculum] ideas.curriculum.keep=0", "ideas.curriculum.keep must be above 0"),
-        (
-            "ideas=[curriculum] data.order=sequential",
-            "data.order must be shuffled beside ideas.curriculum, got sequential",
-        ),
-    ],
-)
+REFUSED = [
+    (
+        "ideas=[early_loss] ideas.early_loss.layer=1",
+        "ideas.early_loss.layer must be below the last, 1, got 1",
+    ),
+    ("ideas=[untie] model.tie_head=false", "model.tie_head must be true beside ideas.untie"),
+    (
+        "DISTILL ideas.distill.run=/nowhere",
+        "ideas.distill.run must name a run: /nowhere must be a run, a",
+    ),
+    ("DISTILL ideas.distill.run=last", "ideas.distill.run must name its run: with last"),
+    (
+        "DISTILL objective.loss_chunks=4",
+        "objective.loss_chunks must be 0 or 1 beside ideas.distill",
+    ),
+    ("DISTILL ideas.distill.weight=1.5", "ideas.distill.weight must be at most 1"),
+    (
+        "DISTILL model.seq_len=256",
+        "ideas.distill.run must be a run of model.seq_len=256 or more, got 128",
+    ),
+    (
+        "attention.document_start=257",
+        "attention.document_start must be a token, below 257, or null, got 257",
+    ),
+    (
+        f"{DOCUMENTS} {ON_CUDA}",
+        "be one of materialized, efficient, flex, blocks beside attention.document_start on "
+        "trainer.device=cuda, got cudnn",
+    ),
+    (f"{DOCUMENTS} attention.kernel=flex", "be one that trains on the CPU"),
+    (
+        "attention.kernel=flex trainer.device=cuda",
+        "fused, flash, efficient, cudnn for this option, got flex",
+    ),
+    (
+        "ideas=[untie] trainer.device=cuda trainer.cuda_graphs=true",
+        "trainer.cuda_graphs must be false beside ideas.untie, which acts between steps",
+    ),
+    ("ideas=[short_sequences]", "ideas/short_sequences is no option"),
+    ("ideas=[curriculum] ideas.curriculum.keep=0", "ideas.curriculum.keep must be above 0"),
+    (
+        "ideas=[curriculum] data.order=sequential",
+        "data.order must be shuffled beside ideas.curriculum, got sequential",
+    ),
+]
+
+
+@pytest.mark.parametrize(("words", "rule"), REFUSED)
 def test_refused_by_key(words: str, rule: str, teacher: str, tmp_path: Path):
     distill = f"ideas=[distill] ideas.distill.run={teacher}"
     with pytest.raises(ValueError, match=re.escape(rule)):

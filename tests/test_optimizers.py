@@ -202,30 +202,26 @@ ADEMAMIX = {"beta1": 0.9, "beta2": 0.8, "beta3": 0.99, "alpha": 3, "eps": 1e-3}
 MUON = {"momentum_start": 0.6, "momentum": 0.9, "momentum_warmup_steps": 3, "ns_steps": 9}
 
 
-@pytest.mark.parametrize(
-    ("kind", "reference", "keys"),
-    [
-        ("adamw", adamw, ADAMW),
-        ("adamw", partial(adamw, cautious=True), {**ADAMW, "cautious_decay": True}),
-        ("lion", lion, {"beta1": 0.9, "beta2": 0.6}),
-        (
-            "lion",
-            partial(lion, cautious=True),
-            {"beta1": 0.9, "beta2": 0.6, "cautious_decay": True},
-        ),
-        ("ademamix", partial(ademamix, ramp=3), {**ADEMAMIX, "ramp_steps": 3}),
-        ("ademamix", partial(ademamix, ramp=0), {**ADEMAMIX, "ramp_steps": 0}),
-        ("schedule_free", schedule_free, ADAMW),
-        ("soap", soap, {**ADAMW, "basis_every": 2}),
-        ("muon", muon, {**MUON, "scale": "match_rms_adamw"}),
-        ("muon", partial(muon, beta2=0.8), {**MUON, "scale": "match_rms_adamw", "row_beta2": 0.8}),
-        (
-            "muon",
-            partial(muon, polar=True),
-            {**MUON, "scale": "match_rms_adamw", "iteration": "polar_express"},
-        ),
-    ],
-)
+PAPERS = [
+    ("adamw", adamw, ADAMW),
+    ("adamw", partial(adamw, cautious=True), {**ADAMW, "cautious_decay": True}),
+    ("lion", lion, {"beta1": 0.9, "beta2": 0.6}),
+    ("lion", partial(lion, cautious=True), {"beta1": 0.9, "beta2": 0.6, "cautious_decay": True}),
+    ("ademamix", partial(ademamix, ramp=3), {**ADEMAMIX, "ramp_steps": 3}),
+    ("ademamix", partial(ademamix, ramp=0), {**ADEMAMIX, "ramp_steps": 0}),
+    ("schedule_free", schedule_free, ADAMW),
+    ("soap", soap, {**ADAMW, "basis_every": 2}),
+    ("muon", muon, {**MUON, "scale": "match_rms_adamw"}),
+    ("muon", partial(muon, beta2=0.8), {**MUON, "scale": "match_rms_adamw", "row_beta2": 0.8}),
+    (
+        "muon",
+        partial(muon, polar=True),
+        {**MUON, "scale": "match_rms_adamw", "iteration": "polar_express"},
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "reference", "keys"), PAPERS)
 def test_each_step_is_the_papers(
     kind: str, reference: Reference, keys: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ):
@@ -321,14 +317,14 @@ def test_matrices_of_the_blocks_get_one_optimizer_and_adamw_the_rest(kind: str, 
     assert sorted(rest) == sorted(set(names.values()) - matrices), "each parameter once"
 
 
-@pytest.mark.parametrize(
-    ("scale", "at_once"),
-    [
-        ("original", 3 * 64 * 64),
-        pytest.param("match_rms_adamw", 1, marks=pytest.mark.slow),
-        pytest.param("match_rms_adamw", 2**20, marks=pytest.mark.slow),
-    ],
-)
+STACKS = [
+    ("original", 3 * 64 * 64),
+    pytest.param("match_rms_adamw", 1, marks=pytest.mark.slow),
+    pytest.param("match_rms_adamw", 2**20, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("scale", "at_once"), STACKS)
 def test_muon_in_stacks_is_torchs_own_bit_for_bit(
     monkeypatch: pytest.MonkeyPatch, at_once: int, scale: str
 ):

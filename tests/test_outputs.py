@@ -57,9 +57,8 @@ def test_a_link_that_a_person_names_is_followed_and_one_in_a_record_is_not(tmp_p
             write_json(there, content)
         assert link.is_symlink()
         assert read_json(target) == {"schema_version": 1, **content}
-    write_json(
-        link, {"a": 3}
-    )  # as a record's summary.json, which somebody sent as a link to one's own file
+    # as a record's summary.json, which somebody sent as a link to one's own file
+    write_json(link, {"a": 3})
     assert not link.is_symlink()
     assert read_json(target) == {"schema_version": 1, "a": 2}
 
@@ -110,15 +109,15 @@ def test_a_whole_run_follows_the_umask(here: Door, tmp_path: Path, umask: int) -
 # --- a broken disk --------------------------------------------------------------------------------
 
 
+DISK_ERRORS = [
+    *((number, 1) for number in (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE)),
+    *((number, 2) for number in (errno.EACCES, errno.ENOENT, errno.EISDIR, errno.ENAMETOOLONG)),
+]
+
+
 @pytest.mark.parametrize(
     ("number", "code"),
-    [
-        *(
-            (number, 1)
-            for number in (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE)
-        ),
-        *((number, 2) for number in (errno.EACCES, errno.ENOENT, errno.EISDIR, errno.ENAMETOOLONG)),
-    ],
+    DISK_ERRORS,
     ids=lambda number: errno.errorcode.get(number) if number > 2 else "",
 )
 def test_a_disk_that_fails_is_no_bad_input(

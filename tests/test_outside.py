@@ -219,22 +219,22 @@ GOOD = GOOD.replace("    start: float\n", "    start: float = 1.0\n")
 KIND = GOOD.replace('"head_temperature"', '"global"')
 
 
-@pytest.mark.parametrize(
-    ("name", "source", "says"),
-    [
-        ("broken", "def (:\n", "broken.py cannot be imported: SyntaxError"),
-        ("raising", "raise ValueError('no')\n", "raising.py cannot be imported: ValueError: no"),
-        ("empty", "x = 1\n", "empty.py must define an option, got no dataclass of Attention"),
-        ("taken", KIND, "must have a kind of its own, as in kind: str = 'taken', got 'global'"),
-        (
-            "undecorated",
-            GOOD.replace("@dataclass(kw_only=True)\n", ""),
-            "HeadTemperature must be decorated as a dataclass",
-        ),
-        ("flash", GOOD, "flash.yaml must have another name"),
-        ("not-a-name", GOOD, "must be named as a Python module is"),
-    ],
-)
+BAD_SOURCES = [
+    ("broken", "def (:\n", "broken.py cannot be imported: SyntaxError"),
+    ("raising", "raise ValueError('no')\n", "raising.py cannot be imported: ValueError: no"),
+    ("empty", "x = 1\n", "empty.py must define an option, got no dataclass of Attention"),
+    ("taken", KIND, "must have a kind of its own, as in kind: str = 'taken', got 'global'"),
+    (
+        "undecorated",
+        GOOD.replace("@dataclass(kw_only=True)\n", ""),
+        "HeadTemperature must be decorated as a dataclass",
+    ),
+    ("flash", GOOD, "flash.yaml must have another name"),
+    ("not-a-name", GOOD, "must be named as a Python module is"),
+]
+
+
+@pytest.mark.parametrize(("name", "source", "says"), BAD_SOURCES)
 def test_bad_files_are_one_line(tmp_path: Path, name: str, source: str, says: str):
     (tmp_path / "attention").mkdir()
     (tmp_path / "attention" / f"{name}.py").write_text(source)
@@ -661,16 +661,16 @@ FUTURE = ATTENTION.format(factor=1, first=2)
 SAID = FUTURE.replace("    kind:", "    causal = False\n    kind:")
 
 
-@pytest.mark.parametrize(
-    ("group", "source", "says", "declared"),
-    [
-        ("attention", FUTURE, "attention.kind=mine.*causal = False", None),
-        ("attention", SAID, "", "not causal"),
-        ("mlp", GATE, "mlp.kind=mine", None),  # a gate that starts at zero hides nothing
-        ("mlp", DROPOUT.format(line=""), "random = True", None),
-        ("mlp", DROPOUT.format(line="random = True"), "", "random"),
-    ],
-)
+SUSPECT_FORWARDS = [
+    ("attention", FUTURE, "attention.kind=mine.*causal = False", None),
+    ("attention", SAID, "", "not causal"),
+    ("mlp", GATE, "mlp.kind=mine", None),  # a gate that starts at zero hides nothing
+    ("mlp", DROPOUT.format(line=""), "random = True", None),
+    ("mlp", DROPOUT.format(line="random = True"), "", "random"),
+]
+
+
+@pytest.mark.parametrize(("group", "source", "says", "declared"), SUSPECT_FORWARDS)
 def test_a_forward_that_sees_the_future_or_draws_is_refused_unless_its_class_says_so(
     group: str, source: str, says: str, declared: str | None, here: Door, tmp_path: Path
 ):

@@ -10,20 +10,19 @@ import pytest
 from nocap.__main__ import COMMANDS
 from tests.conftest import REPO, Door
 
+COMPLETIONS = [
+    ("nocap ", {*COMMANDS}),
+    ("nocap tr", {"train"}),
+    ("nocap train attention=", {"attention=gqa", "attention=sliding"}),
+    ("nocap train attention=gqa mlp=sw", {"mlp=swiglu"}),
+    (
+        "nocap train optimizer=muon trainer.cuda_graphs=false optimizer.row_",
+        {"optimizer.row_beta2="},
+    ),
+]
 
-@pytest.mark.parametrize(
-    ("line", "offered"),
-    [
-        ("nocap ", {*COMMANDS}),
-        ("nocap tr", {"train"}),
-        ("nocap train attention=", {"attention=gqa", "attention=sliding"}),
-        ("nocap train attention=gqa mlp=sw", {"mlp=swiglu"}),
-        (
-            "nocap train optimizer=muon trainer.cuda_graphs=false optimizer.row_",
-            {"optimizer.row_beta2="},
-        ),
-    ],
-)
+
+@pytest.mark.parametrize(("line", "offered"), COMPLETIONS)
 def test_completion_offers_doors_groups_and_options(
     here: Door, line: str, offered: set[str]
 ) -> None:

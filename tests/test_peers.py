@@ -194,27 +194,24 @@ def test_the_race_times_peers_as_nocaps_own_and_reads_its_file(
     assert race.speed_over(other, own).mid > 1  # a table against a transformer
 
 
-@pytest.mark.parametrize(
-    ("source", "said"),
-    [
-        ("def build(): ...", "TypeError: build() takes 0 positional arguments but 1 was given"),
-        ("def build(request):\n raise KeyError('a\\nb')", "KeyError: 'a\\nb'"),
-        ("def build(request):\n raise SystemExit(3)", "SystemExit: 3"),
-        (
-            "def build(request): ...",
-            "AttributeError: 'NoneType' object has no attribute 'parameters'",
-        ),
-        (f"{STEP}return None{BUILD}", "TypeError: "),
-        (
-            f"{STEP}return 0.0{BUILD}",
-            "InputError: a step must update its parameters, got one that changes none",
-        ),
-        (
-            f"{STEP}self.parameters[0].add_(1); return 0.0\n settings={{1: print}}{BUILD}",
-            "TypeError: Object of type builtin_function_or_method is not",
-        ),
-    ],
-)
+MISTAKES = [
+    ("def build(): ...", "TypeError: build() takes 0 positional arguments but 1 was given"),
+    ("def build(request):\n raise KeyError('a\\nb')", "KeyError: 'a\\nb'"),
+    ("def build(request):\n raise SystemExit(3)", "SystemExit: 3"),
+    ("def build(request): ...", "AttributeError: 'NoneType' object has no attribute 'parameters'"),
+    (f"{STEP}return None{BUILD}", "TypeError: "),
+    (
+        f"{STEP}return 0.0{BUILD}",
+        "InputError: a step must update its parameters, got one that changes none",
+    ),
+    (
+        f"{STEP}self.parameters[0].add_(1); return 0.0\n settings={{1: print}}{BUILD}",
+        "TypeError: Object of type builtin_function_or_method is not",
+    ),
+]
+
+
+@pytest.mark.parametrize(("source", "said"), MISTAKES)
 def test_a_mistake_in_a_peers_file_fails_its_arm(
     peers: Path, peer_arm: ModuleType, source: str, said: str
 ) -> None:

@@ -124,21 +124,17 @@ def test_the_least_gain_in_time_is_shown_in_four_of_five_grids(
     assert shown / 1000 == pytest.approx(0.8, abs=0.04)
 
 
-@pytest.mark.parametrize(
-    ("noise", "seeds"),
-    [
-        (
-            NoiseAtEqualLoss(loss=0.001, pace=0.01, slope=-0.1, ends=0.1),
-            3,
-        ),  # whose slope is seldom known
-        (
-            NoiseAtEqualLoss(loss=0.3, pace=0.01, slope=-0.1, ends=0.001),
-            3,
-        ),  # whose arms lie beyond the ends
-        (NoiseAtEqualLoss(loss=0.001, pace=0.01, slope=0.1, ends=0.001), 3),  # whose loss rises
-        (NoiseAtEqualLoss(loss=0.001, pace=0.01, slope=-0.1, ends=0.001), 2),
-    ],
-)
+NOISES = [
+    # whose slope is seldom known
+    (NoiseAtEqualLoss(loss=0.001, pace=0.01, slope=-0.1, ends=0.1), 3),
+    # whose arms lie beyond the ends
+    (NoiseAtEqualLoss(loss=0.3, pace=0.01, slope=-0.1, ends=0.001), 3),
+    (NoiseAtEqualLoss(loss=0.001, pace=0.01, slope=0.1, ends=0.001), 3),  # whose loss rises
+    (NoiseAtEqualLoss(loss=0.001, pace=0.01, slope=-0.1, ends=0.001), 2),
+]
+
+
+@pytest.mark.parametrize(("noise", "seeds"), NOISES)
 def test_a_table_that_is_refused_shows_nothing(noise: NoiseAtEqualLoss, seeds: int) -> None:
     assert detectable_time(noise, seeds, levels=1) == math.inf
 

@@ -56,17 +56,17 @@ def test_the_steps_of_a_gpu_day(tmp_path, pretended):
 # --- the profile
 
 
+MIXERS = [
+    ("attention=mha", {"product", "softmax", "values", "around"}),
+    ("attention=flash", {"fused", "around"}),
+    ("attention=sliding", {"fused", "around"}),  # FlexAttention, a compiled function
+    ("--forward attention=mha", {"product", "softmax", "values", "around"}),
+    ("--generate attention=gqa", {"fused", "around"}),
+]
+
+
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    ("words", "details"),
-    [
-        ("attention=mha", {"product", "softmax", "values", "around"}),
-        ("attention=flash", {"fused", "around"}),
-        ("attention=sliding", {"fused", "around"}),  # FlexAttention, a compiled function
-        ("--forward attention=mha", {"product", "softmax", "values", "around"}),
-        ("--generate attention=gqa", {"fused", "around"}),
-    ],
-)
+@pytest.mark.parametrize(("words", "details"), MIXERS)
 def test_a_profile_takes_a_mixer_apart_or_says_that_it_is_one_kernel(pretended, words, details):
     shape = ["model=nano", "model.seq_len=256", "trainer.device=cuda", "trainer.compile=off"]
     flags = ["--repeats", "1", "--json", "p.json"]

@@ -456,19 +456,19 @@ def test_the_door_measures_bounds(here, tmp_path):
 # --- refusals -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--multirun", "seed=0,1"), "unrecognized arguments: --multirun"),
-        (("--json", "."), "--json must be a file that can be written"),
-        (("--repeats", "0"), "--repeats must be at least 1, got 0"),
-        (("attention.n_kv_heads=3",), "attention.n_kv_heads must divide model.n_head=4, got 3"),
-        (
-            ("trainer.devices=2", "trainer.batch_tokens=8192"),
-            "trainer.devices must be 1 for nocap.profile",
-        ),
-    ],
-)
+BAD_INPUT = [
+    (("--multirun", "seed=0,1"), "unrecognized arguments: --multirun"),
+    (("--json", "."), "--json must be a file that can be written"),
+    (("--repeats", "0"), "--repeats must be at least 1, got 0"),
+    (("attention.n_kv_heads=3",), "attention.n_kv_heads must divide model.n_head=4, got 3"),
+    (
+        ("trainer.devices=2", "trainer.batch_tokens=8192"),
+        "trainer.devices must be 1 for nocap.profile",
+    ),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), BAD_INPUT)
 def test_bad_input_is_refused_in_a_line(words, said, capsys):
     with pytest.raises(SystemExit, match="2"):
         command.main(list(words))

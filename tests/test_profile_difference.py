@@ -292,22 +292,22 @@ def test_both_parts_of_a_text_are_compared(compared: Any) -> None:
 # --- refusals -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        (
-            {"hardware": {**HARDWARE, "host": "there"}},
-            "the same machine, got EPYC (25.1.1) on here and EPYC",
-        ),
-        ({"hardware": {**HARDWARE, "name": "Xeon"}}, "the same machine"),
-        ({"hardware": {**HARDWARE, "device": "cuda"}}, "the same device, got cpu and cuda"),
-        ({"hardware": {**HARDWARE, "threads": 2}}, "the same trainer.threads, got 1 and 2"),
-        (
-            {"config": {"trainer": {"precision": "bf16"}}},
-            "the same trainer.precision, got fp32 and bf16",
-        ),
-    ],
-)
+OTHER_MEASUREMENTS = [
+    (
+        {"hardware": {**HARDWARE, "host": "there"}},
+        "the same machine, got EPYC (25.1.1) on here and EPYC",
+    ),
+    ({"hardware": {**HARDWARE, "name": "Xeon"}}, "the same machine"),
+    ({"hardware": {**HARDWARE, "device": "cuda"}}, "the same device, got cpu and cuda"),
+    ({"hardware": {**HARDWARE, "threads": 2}}, "the same trainer.threads, got 1 and 2"),
+    (
+        {"config": {"trainer": {"precision": "bf16"}}},
+        "the same trainer.precision, got fp32 and bf16",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changed", "said"), OTHER_MEASUREMENTS)
 def test_times_that_do_not_compare_are_refused_with_what_does(
     compared: Any, changed: Json, said: str
 ) -> None:
@@ -365,22 +365,22 @@ def test_a_strangers_text_cannot_steer_the_terminal(compared: Any) -> None:
     assert len([word for word in typed if "$(rm a.json)" in word]) == 2  # a folder, and an arm
 
 
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        ({"kind": "bench"}, "be a file that nocap.profile --json wrote, got kind 'bench'"),
-        ({"of": "everything"}, "Invalid enum value 'everything' - at `$.of`"),
-        ({"tokens": 0}, "`$.tokens`"),
-        ({"step": step(0.0)}, "Expected `float` > 0.0 - at `$.step.ms`"),
-        ({"step": {**step(1.0), "ms": None}}, "Expected `float`, got `null` - at `$.step.ms`"),
-        ({"step": {"ms": 1.0}}, "missing required field `attributed_ms` - at `$.step`"),
-        ({"roof": {"flops": {"fp32": -1.0}, "bytes_per_s": 1.0}}, "> 0.0 - at `$.roof.flops[...]`"),
-        ({"groups": [group("mlp", -1.0, [])]}, "Expected `float` >= 0.0 - at `$.groups[0].ms`"),
-        ({"config": {}}, "config must have trainer.precision, got none"),
-        ({"schema_version": 99}, "schema_version must be at most"),
-        ({"of": "generate"}, "missing required field `prefill`"),
-    ],
-)
+NO_PROFILES = [
+    ({"kind": "bench"}, "be a file that nocap.profile --json wrote, got kind 'bench'"),
+    ({"of": "everything"}, "Invalid enum value 'everything' - at `$.of`"),
+    ({"tokens": 0}, "`$.tokens`"),
+    ({"step": step(0.0)}, "Expected `float` > 0.0 - at `$.step.ms`"),
+    ({"step": {**step(1.0), "ms": None}}, "Expected `float`, got `null` - at `$.step.ms`"),
+    ({"step": {"ms": 1.0}}, "missing required field `attributed_ms` - at `$.step`"),
+    ({"roof": {"flops": {"fp32": -1.0}, "bytes_per_s": 1.0}}, "> 0.0 - at `$.roof.flops[...]`"),
+    ({"groups": [group("mlp", -1.0, [])]}, "Expected `float` >= 0.0 - at `$.groups[0].ms`"),
+    ({"config": {}}, "config must have trainer.precision, got none"),
+    ({"schema_version": 99}, "schema_version must be at most"),
+    ({"of": "generate"}, "missing required field `prefill`"),
+]
+
+
+@pytest.mark.parametrize(("changed", "said"), NO_PROFILES)
 def test_what_is_no_profile_is_refused_in_a_line(compared: Any, changed: Json, said: str) -> None:
     refused(compared(profile(), profile(**changed)), said)
 
@@ -393,30 +393,30 @@ def test_an_older_nocaps_profile_is_refused_by_what_it_lacks(compared: Any) -> N
     )
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["a.json"], "profiles must be two files to compare, or key=value overrides, got a.json"),
-        (["a.json", "b.json", "c.json"], "profiles must be two files to compare"),
-        (
-            ["a.json", "b.json", "attention=gqa"],
-            "overrides must be left out beside two profiles, got attention=gqa",
-        ),
-        (
-            ["a.json", "b.json", "--repeats", "1"],
-            "--repeats must be left out beside two profiles, got 1",
-        ),
-        (["a.json", "b.json", "--forward"], "--forward must be left out beside two profiles"),
-        (
-            ["a.json", "nothing.json"],
-            "nothing.json must be a file that nocap.profile --json wrote, got no file",
-        ),
-        (["a.json", "torn.json"], "torn.json must hold a JSON object"),
-        (["a.json", "list.json"], "list.json must hold a JSON object, got list"),
-        (["a.json", "nan.json"], "numbers must be finite, got NaN"),
-        (["a.json", "."], "must be a regular file"),
-    ],
-)
+OTHER_WORDS = [
+    (["a.json"], "profiles must be two files to compare, or key=value overrides, got a.json"),
+    (["a.json", "b.json", "c.json"], "profiles must be two files to compare"),
+    (
+        ["a.json", "b.json", "attention=gqa"],
+        "overrides must be left out beside two profiles, got attention=gqa",
+    ),
+    (
+        ["a.json", "b.json", "--repeats", "1"],
+        "--repeats must be left out beside two profiles, got 1",
+    ),
+    (["a.json", "b.json", "--forward"], "--forward must be left out beside two profiles"),
+    (
+        ["a.json", "nothing.json"],
+        "nothing.json must be a file that nocap.profile --json wrote, got no file",
+    ),
+    (["a.json", "torn.json"], "torn.json must hold a JSON object"),
+    (["a.json", "list.json"], "list.json must hold a JSON object, got list"),
+    (["a.json", "nan.json"], "numbers must be finite, got NaN"),
+    (["a.json", "."], "must be a regular file"),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), OTHER_WORDS)
 def test_other_words_are_refused_in_a_line(
     words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -148,18 +148,18 @@ def test_time_planted_in_a_mixer_is_found_in_its_moment(attention, place, moment
     assert moments[path, "backward", moment] >= 60
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["attention=flash"], {FUSED, AROUND}),
-        (["attention=gqa", "trainer.precision=bf16"], {FUSED, AROUND}),
-        (["attention=sliding", "attention.window=8"], {FUSED, AROUND}),
-        (["attention=mha", "attention.document_start=3"], {*MOMENTS} - {FUSED}),
-        (["attention=mha", "trainer.activation_checkpointing=attention"], {*MOMENTS} - {FUSED}),
-        (["attention=softcap"], {*MOMENTS} - {FUSED}),  # from outside, of the same pattern
-        (["attention=differential"], {None}),  # two softmaxes: another pattern
-    ],
-)
+MIXERS = [
+    (["attention=flash"], {FUSED, AROUND}),
+    (["attention=gqa", "trainer.precision=bf16"], {FUSED, AROUND}),
+    (["attention=sliding", "attention.window=8"], {FUSED, AROUND}),
+    (["attention=mha", "attention.document_start=3"], {*MOMENTS} - {FUSED}),
+    (["attention=mha", "trainer.activation_checkpointing=attention"], {*MOMENTS} - {FUSED}),
+    (["attention=softcap"], {*MOMENTS} - {FUSED}),  # from outside, of the same pattern
+    (["attention=differential"], {None}),  # two softmaxes: another pattern
+]
+
+
+@pytest.mark.parametrize(("words", "expected"), MIXERS)
 def test_a_mixer_is_taken_apart_where_its_operations_are_those_of_attention(words, expected):
     outside.use([OWN / "softcap", OWN / "other_attentions"])
     moments = watched(*words)[0]
@@ -235,16 +235,14 @@ def test_a_subtotal_is_the_sum_of_its_rows():
 
 def test_shares_of_the_forward_and_of_the_blocks_are_of_what_they_say():
     groups = {group.group: group for group in grouped(ROWS, 100.0)}
-    forward_ms = (
-        2 + 1 + 3 + 5 + 7 + 0.5 + 0.25 + 0.125 + 1.5 + 2.5 + 3 + 8 + 1
-    )  # no optimizer, no rest
+    # no optimizer, no rest
+    forward_ms = 2 + 1 + 3 + 5 + 7 + 0.5 + 0.25 + 0.125 + 1.5 + 2.5 + 3 + 8 + 1
     blocks_ms = 1 + 3 + 6 + 5 + 7 + 0.5 + 0.25 + 0.125 + 1.5 + 2.5
     attention = groups["attention"]
     assert attention.of_forward == pytest.approx(15.5 / forward_ms)
     assert attention.of_block == pytest.approx(21.5 / blocks_ms)
-    assert groups["norms"].of_block == pytest.approx(
-        1 / blocks_ms
-    )  # the head's norm is in no block
+    # the head's norm is in no block
+    assert groups["norms"].of_block == pytest.approx(1 / blocks_ms)
     assert groups["norms"].of_forward == pytest.approx(4 / forward_ms)
     softmax = next(part for part in attention.parts if part.detail == SOFTMAX)
     assert softmax.of_forward == pytest.approx(5 / forward_ms)
@@ -557,21 +555,21 @@ def test_the_door_ends_with_the_largest_parts_and_commands_that_can_be_typed(tmp
     assert answer(lambda: command.main(["text.json", "text.json"]), limit_s=60).code == 0
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--forward", "--generate"], "--forward must be left out beside --generate"),
-        (["--prompt", "3"], "--prompt must stand beside --generate, got 3"),
-        (["--texts", "2", "--forward"], "--texts must stand beside --generate, got 2"),
-        (["--generate", "--texts", "0"], "--texts must be from 1 to 4096, got 0"),
-        (["--generate", "--prompt", "0", "model=nano"], "--prompt must be from 1 to 127"),
-        (["--generate", "--prompt", "128", "model=nano"], "--prompt must be from 1 to 127"),
-        (
-            ["--generate", "model=nano", "trainer.precision=bf16"],
-            "trainer.precision must be fp32, or left out, beside --generate",
-        ),
-    ],
-)
+WHOLE_MIXERS = [
+    (["--forward", "--generate"], "--forward must be left out beside --generate"),
+    (["--prompt", "3"], "--prompt must stand beside --generate, got 3"),
+    (["--texts", "2", "--forward"], "--texts must stand beside --generate, got 2"),
+    (["--generate", "--texts", "0"], "--texts must be from 1 to 4096, got 0"),
+    (["--generate", "--prompt", "0", "model=nano"], "--prompt must be from 1 to 127"),
+    (["--generate", "--prompt", "128", "model=nano"], "--prompt must be from 1 to 127"),
+    (
+        ["--generate", "model=nano", "trainer.precision=bf16"],
+        "trainer.precision must be fp32, or left out, beside --generate",
+    ),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), WHOLE_MIXERS)
 def test_what_cannot_be_taken_apart_is_refused_in_a_line(words, said, capsys):
     with pytest.raises(SystemExit, match="2"):
         command.main(words)

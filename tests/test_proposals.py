@@ -40,17 +40,17 @@ def test_a_batch_is_above_where_the_lower_end_of_a_plain_t_interval_is():
 GOOD = [0.3, 0.31, 0.29, 0.3]
 
 
-@pytest.mark.parametrize(
-    "losses",
-    [
-        [*GOOD, 0.3, -0.3, 0.1, 0.0],
-        GOOD[:3],
-        [*GOOD, *GOOD[:3]],
-        [],
-        [*GOOD[:3], math.nan],
-        [0.0] * 4,  # equal twins
-    ],
-)
+BATCHES = [
+    [*GOOD, 0.3, -0.3, 0.1, 0.0],
+    GOOD[:3],
+    [*GOOD, *GOOD[:3]],
+    [],
+    [*GOOD[:3], math.nan],
+    [0.0] * 4,  # equal twins
+]
+
+
+@pytest.mark.parametrize("losses", BATCHES)
 def test_every_batch_must_be_above_and_a_part_of_one_shows_nothing(losses: list[float]):
     assert batches_above(GOOD * 4, 0.0)
     assert not batches_above(losses, 0.0)
@@ -237,30 +237,30 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "ideas"
 
 
-@pytest.mark.parametrize(
-    ("changed", "proposals", "line"),
-    [
-        ({}, ["attention=mqa", "seed=3"], "seed must be left out of a proposal"),
-        ({}, ["trainer.init_from=x"], "trainer.init_from must be left out of a proposal"),
-        (
-            {},
-            ["trainer.steps=8"],
-            "trainer.steps × trainer.batch_tokens must be the baseline's 8,192 tokens",
-        ),
-        ({}, ["model.seq_len=16"], "model.seq_len"),
-        ({}, ["attention=nothing"], "attention"),
-        ({}, ["'attention=mqa"], "quotes in pairs"),
-        ({}, None, "--propose must be given"),
-        ({"propose": {"gain": -1}}, [], "propose.gain must be"),
-        ({"propose": {"lucky": 1}}, [], "lucky"),
-        ({"propose": None}, [], "claims must have"),
-        (
-            {"propose": {"flops": 1.0}},
-            ["model.n_layer=8"],
-            "FLOPs of a token must be at most 1 of the baseline's",
-        ),
-    ],
-)
+UNFAIR = [
+    ({}, ["attention=mqa", "seed=3"], "seed must be left out of a proposal"),
+    ({}, ["trainer.init_from=x"], "trainer.init_from must be left out of a proposal"),
+    (
+        {},
+        ["trainer.steps=8"],
+        "trainer.steps × trainer.batch_tokens must be the baseline's 8,192 tokens",
+    ),
+    ({}, ["model.seq_len=16"], "model.seq_len"),
+    ({}, ["attention=nothing"], "attention"),
+    ({}, ["'attention=mqa"], "quotes in pairs"),
+    ({}, None, "--propose must be given"),
+    ({"propose": {"gain": -1}}, [], "propose.gain must be"),
+    ({"propose": {"lucky": 1}}, [], "lucky"),
+    ({"propose": None}, [], "claims must have"),
+    (
+        {"propose": {"flops": 1.0}},
+        ["model.n_layer=8"],
+        "FLOPs of a token must be at most 1 of the baseline's",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changed", "proposals", "line"), UNFAIR)
 def test_what_would_not_be_fair_is_refused_before_anything_runs(
     study_door: Door,
     folder: Path,
@@ -372,26 +372,22 @@ def test_a_gain_is_accepted_and_nothing_is_not(study_door: Door, beside: Path):
     assert f"accepted: {sys.executable} train.py -0.1" in study_door(beside, "--propose").out
 
 
-@pytest.mark.parametrize(
-    ("proposal", "more", "line"),
-    [
-        (command(1, seed=""), {}, "--propose must have {seed}"),
-        ("/no/such/program {seed}", {}, "arm proposal 1 must begin with a program that is there"),
-        ("'train.py {seed}", {}, "--propose must be a command, with quotes in pairs"),
-        (command(1), {"command": "python train.py"}, "propose.command must have {seed}"),
-        (command(1), {"metric": "("}, "propose.metric must be a regular expression"),
-        (command(1), {"metric": ""}, "propose.metric must be given with propose.command"),
-        (command(1), {"command": "", "metric": "", "ref": "main"}, "arms must be given"),
-        (
-            command(1),
-            {"flops": 2.0},
-            "propose.command must be without what is nocap's own trainer's",
-        ),
-        (command(1), {"timeout": "soon"}, "propose.timeout must be a time"),
-        (command(1), {"ref": "main"}, "--ref must be given in a git repository"),
-        (command(1), {"link": ["data"]}, "propose.link must be given with propose.ref"),
-    ],
-)
+NO_PROPOSALS = [
+    (command(1, seed=""), {}, "--propose must have {seed}"),
+    ("/no/such/program {seed}", {}, "arm proposal 1 must begin with a program that is there"),
+    ("'train.py {seed}", {}, "--propose must be a command, with quotes in pairs"),
+    (command(1), {"command": "python train.py"}, "propose.command must have {seed}"),
+    (command(1), {"metric": "("}, "propose.metric must be a regular expression"),
+    (command(1), {"metric": ""}, "propose.metric must be given with propose.command"),
+    (command(1), {"command": "", "metric": "", "ref": "main"}, "arms must be given"),
+    (command(1), {"flops": 2.0}, "propose.command must be without what is nocap's own trainer's"),
+    (command(1), {"timeout": "soon"}, "propose.timeout must be a time"),
+    (command(1), {"ref": "main"}, "--ref must be given in a git repository"),
+    (command(1), {"link": ["data"]}, "propose.link must be given with propose.ref"),
+]
+
+
+@pytest.mark.parametrize(("proposal", "more", "line"), NO_PROPOSALS)
 def test_what_is_no_proposal_is_refused_before_anything_runs(
     study_door: Door, beside: Path, proposal: str, more: dict[str, object], line: str
 ):

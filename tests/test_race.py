@@ -96,10 +96,11 @@ def arms(**commands):
     ]
 
 
+# both arms' runs are the same
 ALIKE = [
     *arms(base="train.py {seed}", idea="train.py {seed}"),
     *METRIC,
-]  # both arms' runs are the same
+]
 GAINING = [*arms(base="train.py {seed}", idea="other.py {seed}"), *METRIC]
 
 
@@ -170,9 +171,8 @@ def test_refs_are_raced_in_worktrees_until_the_answer_is_safe(repo, raced):
     assert again["verdicts"] == answer["verdicts"]
     assert ", seed " not in again["said"]
     printed = [path.with_name("output.log").read_text() for path in ended(repo)]
-    assert [text.count("\n") for text in printed] == [3] * 6, (
-        printed
-    )  # nothing but what the command says
+    # nothing but what the command says
+    assert [text.count("\n") for text in printed] == [3] * 6, printed
     worktrees = subprocess.run(
         ["git", "worktree", "list"], capture_output=True, text=True, check=True
     ).stdout
@@ -307,9 +307,8 @@ def test_what_prepares_a_run_comes_before_each_and_counts_in_no_time(repo, raced
     for row in answer["measurements"]:
         assert row["wall_s"] < 0.4
     plain = raced(*GAINING, "--pairs", "3")
-    assert (
-        plain["arms"]["base"][0] != answer["arms"]["base"][0]
-    )  # another preparation is another arm
+    # another preparation is another arm
+    assert plain["arms"]["base"][0] != answer["arms"]["base"][0]
     assert verdict(plain) == verdict(answer)
 
 
@@ -425,21 +424,20 @@ def test_a_target_that_a_run_begins_at_has_no_ratio(repo, raced):
     assert cost["method"] == "a run never came to the target, or began at it"
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "value"),
-    [
-        ("result.json", '{"val_loss": 2.5}', 2.5),  # as nocap's own is called
-        ("out.jsonl", '{"step": 0, "val_loss": 3}\n{"step": 1, "val_loss": 2.75}\n', 2.75),
-        ("out.csv", "step,val_loss\n0,3\n1,2.25\n", 2.25),
-        # the state of Hugging Face's Trainer
-        (
-            "s.json",
-            '{"log_history": [{"step": 1, "val_loss": 3}, {"step": 2, "val_loss": 2.5}, {"step": '
-            "2}]}",
-            2.5,
-        ),
-    ],
-)
+FILES_WITH_METRICS = [
+    ("result.json", '{"val_loss": 2.5}', 2.5),  # as nocap's own is called
+    ("out.jsonl", '{"step": 0, "val_loss": 3}\n{"step": 1, "val_loss": 2.75}\n', 2.75),
+    ("out.csv", "step,val_loss\n0,3\n1,2.25\n", 2.25),
+    # the state of Hugging Face's Trainer
+    (
+        "s.json",
+        '{"log_history": [{"step": 1, "val_loss": 3}, {"step": 2, "val_loss": 2.5}, {"step": 2}]}',
+        2.5,
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "value"), FILES_WITH_METRICS)
 def test_a_metric_in_a_file(repo, raced, name, text, value):
     (repo / "write.py").write_text(f"open({name!r}, 'w').write({text!r})\n")
     both = arms(base="write.py", idea="write.py {seed}")
@@ -477,46 +475,42 @@ def test_a_file_may_be_named_by_the_seed_or_a_glob(repo, raced, name):
 GOOD = "print('final', 3 + noise)"
 
 
+BAD_COMMANDS = [
+    ("raise RuntimeError('broken')", 1, "RuntimeError: broken"),
+    (
+        "",
+        1,
+        "base, seed 0: final must be in what it printed, by 'final (\\\\S+)', got nothing; see",
+    ),
+    ("print('final nan')", 1, "base, seed 0: final must be a finite number, got nan; see"),
+    (
+        # a bar
+        "os.write(1, bytes(range(256)) * 100); print(); print('final 9', end=chr(13)); "
+        "print('final ' + chr(27) + '[31m' + str(3 + noise) + chr(27) + '[0m', end=chr(13) + "
+        "'step')",
+        0,
+        "",
+    ),
+    (
+        f"{GOOD}; command = 'x' * 65_000 + chr(10); [print(command, end='') for _ in "
+        "range(20)]; print('final 9')",
+        1,
+        "MiB of it",
+    ),
+    ("time.sleep(1000)", 1, "no end after 1 s (--timeout)"),  # longer than a test may take
+    ("os.kill(os.getpid(), 9)", 1, "base, seed 0: exit code -9"),
+    (
+        "subprocess = __import__('subprocess').Popen([sys.executable, '-c', 'import time; "
+        f"time.sleep(1000)']); {GOOD}",
+        0,
+        "",
+    ),
+    (f"print('final 9'); {GOOD}; print('final as it is')", 1, "final must be a number, got 'as'"),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("extra", "code", "line"),
-    [
-        ("raise RuntimeError('broken')", 1, "RuntimeError: broken"),
-        (
-            "",
-            1,
-            "base, seed 0: final must be in what it printed, by 'final (\\\\S+)', got nothing; see",
-        ),
-        ("print('final nan')", 1, "base, seed 0: final must be a finite number, got nan; see"),
-        (
-            # a bar
-            "os.write(1, bytes(range(256)) * 100); print(); print('final 9', end=chr(13)); "
-            "print('final ' + chr(27) + '[31m' + str(3 + noise) + chr(27) + '[0m', end=chr(13) + "
-            "'step')",
-            0,
-            "",
-        ),
-        (
-            f"{GOOD}; command = 'x' * 65_000 + chr(10); [print(command, end='') for _ in "
-            "range(20)]; print('final 9')",
-            1,
-            "MiB of it",
-        ),
-        ("time.sleep(1000)", 1, "no end after 1 s (--timeout)"),  # longer than a test may take
-        ("os.kill(os.getpid(), 9)", 1, "base, seed 0: exit code -9"),
-        (
-            "subprocess = __import__('subprocess').Popen([sys.executable, '-c', 'import time; "
-            f"time.sleep(1000)']); {GOOD}",
-            0,
-            "",
-        ),
-        (
-            f"print('final 9'); {GOOD}; print('final as it is')",
-            1,
-            "final must be a number, got 'as'",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("extra", "code", "line"), BAD_COMMANDS)
 def test_what_a_command_does_badly(repo, raced, failed, monkeypatch, extra, code, line):
     """Its arm, seed and log are named, and the same command goes on once the cause is gone."""
     monkeypatch.setenv("EXTRA", extra)
@@ -557,16 +551,16 @@ def printed(folder, *lines):
     return folder
 
 
-@pytest.mark.parametrize(
-    ("pattern", "lines", "value"),
-    [
-        (r"val loss (\d+\.\d+)", ("val loss 2.5000", "val loss nan"), "nan"),
-        (r"val loss (\d\.\d{4})$", ("val loss 2.5123", "val loss -Inf"), "-inf"),
-        (r"val loss.*?([\d.]+)", ("val loss nan (best 2.31)",), "nan"),
-        (r"best ([\d.]+)", ("val loss nan best 2.31",), "2.31"),
-        (r"inf loss ([\d.]+)", ("inf loss 2.31",), "2.31"),  # of inference
-    ],
-)
+NOT_FINITE = [
+    (r"val loss (\d+\.\d+)", ("val loss 2.5000", "val loss nan"), "nan"),
+    (r"val loss (\d\.\d{4})$", ("val loss 2.5123", "val loss -Inf"), "-inf"),
+    (r"val loss.*?([\d.]+)", ("val loss nan (best 2.31)",), "nan"),
+    (r"best ([\d.]+)", ("val loss nan best 2.31",), "2.31"),
+    (r"inf loss ([\d.]+)", ("inf loss 2.31",), "2.31"),  # of inference
+]
+
+
+@pytest.mark.parametrize(("pattern", "lines", "value"), NOT_FINITE)
 def test_a_pattern_of_digits_does_not_pass_over_a_loss_that_is_not_finite(
     tmp_path, pattern, lines, value
 ):
@@ -574,15 +568,15 @@ def test_a_pattern_of_digits_does_not_pass_over_a_loss_that_is_not_finite(
     assert str(read) == value
 
 
-@pytest.mark.parametrize(
-    ("pattern", "line", "whole", "part"),
-    [
-        (r"val loss ([\d.]+)", "val loss 3.2e+12", "3.2e+12", "3.2"),
-        (r".*(\d\.\d+)", "val loss 12.345", "12.345", "2.345"),
-        (r"loss.*?(\d+\.\d+)", "loss -1.5", "-1.5", "1.5"),
-        (r"step (?P<step>\d).*?(?P<value>\S+)$", "step 12 loss 2.5", "12", "1"),
-    ],
-)
+PARTS_OF_NUMBERS = [
+    (r"val loss ([\d.]+)", "val loss 3.2e+12", "3.2e+12", "3.2"),
+    (r".*(\d\.\d+)", "val loss 12.345", "12.345", "2.345"),
+    (r"loss.*?(\d+\.\d+)", "loss -1.5", "-1.5", "1.5"),
+    (r"step (?P<step>\d).*?(?P<value>\S+)$", "step 12 loss 2.5", "12", "1"),
+]
+
+
+@pytest.mark.parametrize(("pattern", "line", "whole", "part"), PARTS_OF_NUMBERS)
 def test_a_pattern_that_takes_a_part_of_a_number_is_refused(tmp_path, pattern, line, whole, part):
     with pytest.raises(
         FailedError, match=f"must be all of the number {re.escape(whole)}, got {part}; see"
@@ -590,16 +584,16 @@ def test_a_pattern_that_takes_a_part_of_a_number_is_refused(tmp_path, pattern, l
         Reading(what=pattern).value(printed(tmp_path / "run", line))
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "value"),
-    [
-        ("out.jsonl", '{"loss": 3}\n{"loss": 2.5}\n{"loss": null}\n', "nan"),
-        ("out.csv", "step,loss\n0,3\n1,2.5\n2,\n3,\n", "nan"),  # as pandas writes it
-        ("out.csv", "step,loss\n0,\n1,2.5\n2,\n", "2.5"),  # rows of training between
-        ("out.csv", "step,loss\n0,3\n1,\n2,2.5\n3,\n", "2.5"),
-        ("out.json", '{"loss": NaN}', "nan"),
-    ],
-)
+ENDING_NUMBERS = [
+    ("out.jsonl", '{"loss": 3}\n{"loss": 2.5}\n{"loss": null}\n', "nan"),
+    ("out.csv", "step,loss\n0,3\n1,2.5\n2,\n3,\n", "nan"),  # as pandas writes it
+    ("out.csv", "step,loss\n0,\n1,2.5\n2,\n", "2.5"),  # rows of training between
+    ("out.csv", "step,loss\n0,3\n1,\n2,2.5\n3,\n", "2.5"),
+    ("out.json", '{"loss": NaN}', "nan"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "value"), ENDING_NUMBERS)
 def test_a_file_whose_numbers_end_is_of_a_run_that_diverged(tmp_path, name, text, value):
     folder = printed(tmp_path / "run")
     (folder / f"kept-{name}").write_text(text)
@@ -640,21 +634,21 @@ def test_a_file_that_a_killed_race_had_set_aside_is_put_back(tmp_path):
     assert Reading(what="loss", file="out.csv").value(folder) == 2.5
 
 
-@pytest.mark.parametrize(
-    ("text", "own"),
-    [
-        ("{seed} && true", "&&"),
-        ("{seed} | tee log", "|"),
-        ("{seed}; true", ";"),
-        ("{seed} > log 2>&1", ">"),
-        ("--seed $NOCAP_SEED", "$N"),
-        ("`date`", "`"),
-        ("$(date)", "$("),
-        ('--data "$HOME/x"', "$H"),
-        ("--data ~/x", "~"),
-        ("--lr 1 # as before", "#"),
-    ],
-)
+SHELL_SYNTAX = [
+    ("{seed} && true", "&&"),
+    ("{seed} | tee log", "|"),
+    ("{seed}; true", ";"),
+    ("{seed} > log 2>&1", ">"),
+    ("--seed $NOCAP_SEED", "$N"),
+    ("`date`", "`"),
+    ("$(date)", "$("),
+    ('--data "$HOME/x"', "$H"),
+    ("--data ~/x", "~"),
+    ("--lr 1 # as before", "#"),
+]
+
+
+@pytest.mark.parametrize(("text", "own"), SHELL_SYNTAX)
 def test_what_a_shell_alone_reads_is_refused(repo, failed, text, own):
     code, said = failed(*arms(base=f"train.py {text}", idea="train.py"), *METRIC)
     assert code == 2
@@ -663,21 +657,21 @@ def test_what_a_shell_alone_reads_is_refused(repo, failed, text, own):
     )
 
 
-@pytest.mark.parametrize(
-    ("text", "last"),
-    [
-        ("sh -c 'python t.py && true'", "python t.py && true"),
-        ('sh -c "echo $NOCAP_SEED | cat"', "echo $NOCAP_SEED | cat"),
-        (r"python t.py a\;b", "a;b"),
-        ("python t.py 'data/$x'", "data/$x"),
-        ('python t.py "a>b"', "a>b"),
-        ("python t.py data/*.bin", "data/*.bin"),
-        ("python t.py '~/x'", "~/x"),
-        ("python t.py a#b~c", "a#b~c"),
-        ("python t.py \\\n  --lr 1", "1"),
-        ("python t.py last \\\n", "last"),
-    ],
-)
+QUOTED_WORDS = [
+    ("sh -c 'python t.py && true'", "python t.py && true"),
+    ('sh -c "echo $NOCAP_SEED | cat"', "echo $NOCAP_SEED | cat"),
+    (r"python t.py a\;b", "a;b"),
+    ("python t.py 'data/$x'", "data/$x"),
+    ('python t.py "a>b"', "a>b"),
+    ("python t.py data/*.bin", "data/*.bin"),
+    ("python t.py '~/x'", "~/x"),
+    ("python t.py a#b~c", "a#b~c"),
+    ("python t.py \\\n  --lr 1", "1"),
+    ("python t.py last \\\n", "last"),
+]
+
+
+@pytest.mark.parametrize(("text", "last"), QUOTED_WORDS)
 def test_what_stands_in_quotes_is_a_word(text, last):
     assert split(text, "arm a")[-1] == last
 

@@ -153,9 +153,8 @@ def test_a_cancelled_task_lets_its_cell_save(tmp_path):
         wait_until(lambda: log.exists() and log.stat().st_size, "a line")
         _thread.interrupt_main()
 
-    before = signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # as in a node that was started in the background
+    # as in a node that was started in the background
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         threading.Thread(target=interrupt).start()
         assert _task()(["-c", code], {"A": "b"}, str(tmp_path), str(log)) == 75

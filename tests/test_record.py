@@ -184,9 +184,8 @@ def test_a_damaged_end_is_named_and_made_again_from_the_last_checkpoint_or_refus
     assert digests(this.run_dir) == before
     kept.rename(weights)
     assert start(again(this)).step == STEPS
-    edit(
-        this.run_dir / "summary.json"
-    )  # a digest is of the content: it may be written in another form
+    # a digest is of the content: it may be written in another form
+    edit(this.run_dir / "summary.json")
     same_end(this, whole)
 
 

@@ -62,9 +62,8 @@ def test_times_of_another_machine_are_refused_with_the_reason() -> None:
     shown = text_of(text)
     reason = re.search(r"\[(\d)\] other hardware: 1 × RTX 4090 \(9f9f9f\)", shown)
     assert reason
-    assert (
-        shown.count(f"refused [{reason[1]}]") == 3
-    )  # beside its verdict, and its speed and memory
+    # beside its verdict, and its speed and memory
+    assert shown.count(f"refused [{reason[1]}]") == 3
     assert (
         "Not shown, for they are not known to have run on the baseline's machine: gqa swiglu."
         in shown

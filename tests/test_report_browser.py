@@ -151,9 +151,8 @@ def test_clicks_hide_an_arm_everywhere_and_switch_axes_and_units(
 ) -> None:
     tab = page_of(grid)
     tab.page.click("[data-rel='own']")  # the ends lie close: less the baseline's is shown first
-    assert (
-        len(tab.plotted("curves")) == 12 + 22
-    )  # a mean for each arm, and the seeds of those that have two
+    # a mean for each arm, and the seeds of those that have two
+    assert len(tab.plotted("curves")) == 12 + 22
     bars = tab.page.locator("#clock tr .part").count()
     assert bars == 12 * 6  # no arm has a teacher, none compiles
     place = [row.label for row in grid.rows].index("mha gelu4x")
@@ -161,9 +160,8 @@ def test_clicks_hide_an_arm_everywhere_and_switch_axes_and_units(
     assert len(tab.plotted("curves")) == 11 + 20
     for plot in ("curves", "times"):
         assert "mha gelu4x" not in tab.plotted(plot)
-    assert (
-        tab.page.locator("tr.off").count() == 6
-    )  # verdicts, target, speed, clock and its data, costs
+    # verdicts, target, speed, clock and its data, costs
+    assert tab.page.locator("tr.off").count() == 6
     assert tab.page.locator("g.off").count() == 1  # of the intervals
     assert tab.page.locator(".plot .faded").count() == 0
     tab.page.click("tr.off td.besides", click_count=2)  # a number is copied, and hides nothing
@@ -198,9 +196,8 @@ def test_hover_reads_a_value_and_a_drag_zooms(
     tab.page.dblclick("nav button[data-arm='0']")  # the others' lines are closer than a pixel
     tab.page.locator("#curves").scroll_into_view_if_needed()
     tab.settle()
-    ((left, top, *_),) = tab.boxes(
-        "#curves > svg"
-    )  # read at one moment, for a redraw replaces the plot
+    # read at one moment, for a redraw replaces the plot
+    ((left, top, *_),) = tab.boxes("#curves > svg")
     whole = tab.line()
     mouse = tab.page.mouse
     x = left + whole[20][0]

@@ -330,9 +330,8 @@ def test_a_file_is_compared_like_runs(file: Path, tmp_path: Path, outputs: Path)
 
 def test_standard_output_has_the_same_file(outputs: Path, tmp_path: Path) -> None:
     said = answer(lambda: compare.main([str(outputs), "--json", "-"]), limit_s=600)
-    path = written(
-        said.out, tmp_path / "results.mine.json"
-    )  # no study's results, though it is called so
+    # no study's results, though it is called so
+    path = written(said.out, tmp_path / "results.mine.json")
     assert judge(path) == (0, [follows(path, 19)])
 
 

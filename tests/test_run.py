@@ -296,16 +296,16 @@ def test_on_a_terminal_progress_is_a_bar(tmp_path: Path) -> None:
     assert "\r" not in log.read_text()
 
 
-@pytest.mark.parametrize(
-    ("done", "to_do", "spent_s", "says"),
-    [
-        (10, 90, 5.0, "about 45 s left"),
-        (10, 90, 60.0, "about 9.0 min left"),
-        (1, 1000, 60.0, "about 16.7 h left"),
-        (0, 100, 5.0, ""),  # no pace yet
-        (100, 0, 5.0, ""),
-    ],
-)
+PACES = [
+    (10, 90, 5.0, "about 45 s left"),
+    (10, 90, 60.0, "about 9.0 min left"),
+    (1, 1000, 60.0, "about 16.7 h left"),
+    (0, 100, 5.0, ""),  # no pace yet
+    (100, 0, 5.0, ""),
+]
+
+
+@pytest.mark.parametrize(("done", "to_do", "spent_s", "says"), PACES)
 def test_what_is_left_follows_the_pace_so_far(
     done: int, to_do: int, spent_s: float, says: str
 ) -> None:

@@ -84,31 +84,28 @@ def test_filters_columns_and_order(here: Path, capsys: pytest.CaptureFixture[str
         assert reason in refusal([word], capsys, command=command)
 
 
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        (
-            ["status=failed", "nope=1"],
-            "nope must be a key",
-        ),  # though no run is left that could have it
-        (["val_loss>100", "optimizer.lrr=0.003"], "optimizer.lrr must be a key"),
-        (["status=failed", "--columns", "run,nope"], "nope must be a key"),
-        (["status=failed", "--sort", "los"], "los must be a key"),
-        (
-            ["status==finished"],
-            "status==finished must be KEY=VALUE, KEY<NUMBER or KEY>NUMBER, got two signs",
-        ),
-        (["attention.kernel==fused"], "attention.kernel==fused must be KEY=VALUE"),
-        (
-            ["status<3"],
-            "status<3 must compare numbers; status=VALUE compares other values, got finished",
-        ),
-        (["attention.kernel>1"], "attention.kernel>1 must compare numbers"),
-        (["grid>1", "status=failed"], "grid>1 must compare numbers"),
-        (["--sort", "kind"], "kind must be one key, as attention.kind, data.kind, got several"),
-        (["kind<3"], "kind must be one key, as attention.kind, data.kind, got several"),
-    ],
-)
+EMPTY_FILTERS = [
+    (["status=failed", "nope=1"], "nope must be a key"),  # though no run is left that could have it
+    (["val_loss>100", "optimizer.lrr=0.003"], "optimizer.lrr must be a key"),
+    (["status=failed", "--columns", "run,nope"], "nope must be a key"),
+    (["status=failed", "--sort", "los"], "los must be a key"),
+    (
+        ["status==finished"],
+        "status==finished must be KEY=VALUE, KEY<NUMBER or KEY>NUMBER, got two signs",
+    ),
+    (["attention.kernel==fused"], "attention.kernel==fused must be KEY=VALUE"),
+    (
+        ["status<3"],
+        "status<3 must compare numbers; status=VALUE compares other values, got finished",
+    ),
+    (["attention.kernel>1"], "attention.kernel>1 must compare numbers"),
+    (["grid>1", "status=failed"], "grid>1 must compare numbers"),
+    (["--sort", "kind"], "kind must be one key, as attention.kind, data.kind, got several"),
+    (["kind<3"], "kind must be one key, as attention.kind, data.kind, got several"),
+]
+
+
+@pytest.mark.parametrize(("words", "reason"), EMPTY_FILTERS)
 def test_a_filter_or_column_that_can_match_nothing_is_refused(
     words: list[str], reason: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -130,15 +127,11 @@ def test_a_wrong_filter_removes_nothing(here: Path, capsys: pytest.CaptureFixtur
 # the earlier of two times is the greater text
 ZONES = [
     ("2026-01-01T12:00:00+0900", "2026-01-01T04:00:00+0000"),
-    (
-        "2026-10-25T02:30:00+02:00",
-        "2026-10-25T02:10:00+01:00",
-    ),  # in the hour that a summer's end repeats
+    # in the hour that a summer's end repeats
+    ("2026-10-25T02:30:00+02:00", "2026-10-25T02:10:00+01:00"),
     ("2026-01-02T08:00:00+10:00", "2026-01-01T23:00:00Z"),
-    (
-        "2026-01-01T10:00:00+00:00",
-        "2026-01-01T08:00:00",
-    ),  # without a zone: of this machine, which has UTC−5
+    # without a zone: of this machine, which has UTC−5
+    ("2026-01-01T10:00:00+00:00", "2026-01-01T08:00:00"),
 ]
 
 
@@ -397,17 +390,17 @@ def test_several_runs_are_drawn_by_arm_with_a_band_over_the_seeds(
     assert curve["label"][-9:] == "(2 seeds)"
 
 
-@pytest.mark.parametrize(
-    ("words", "after", "first"),
-    [
-        (["outputs"], 40, 100),  # from 5.7 to 3.0, and without the first from 3.6
-        (["outputs", "--after", "0"], 0, 0),
-        (["last"], 0, 0),  # one run, whole
-        (["outputs", "--y", "tokens"], 0, 0),  # nothing is squeezed
-        (["outputs", "--log", "x", "--after", "0"], 0, 100),  # 0 has no place there
-        (["outputs", "--x", "tokens", "--after", "150"], 150, 2000),
-    ],
-)
+FIRST_TENTHS = [
+    (["outputs"], 40, 100),  # from 5.7 to 3.0, and without the first from 3.6
+    (["outputs", "--after", "0"], 0, 0),
+    (["last"], 0, 0),  # one run, whole
+    (["outputs", "--y", "tokens"], 0, 0),  # nothing is squeezed
+    (["outputs", "--log", "x", "--after", "0"], 0, 100),  # 0 has no place there
+    (["outputs", "--x", "tokens", "--after", "150"], 150, 2000),
+]
+
+
+@pytest.mark.parametrize(("words", "after", "first"), FIRST_TENTHS)
 def test_of_several_runs_the_first_tenth_is_left_out_where_it_squeezes_the_rest(
     words: list[str], after: int, first: int, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

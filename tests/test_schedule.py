@@ -33,26 +33,26 @@ def test_warm_up_is_a_straight_line_that_starts_above_zero_and_after_it_nothing_
         assert later <= earlier
 
 
-@pytest.mark.parametrize(
-    ("spec", "step", "value"),
-    [
-        (CONSTANT, 100, 1.0),
-        (CONSTANT, 999, 1.0),
-        (LINEAR, 100, 1.0),
-        (LINEAR, 550, 0.6),
-        (LINEAR, 999, 0.2 + 0.8 / 900),
-        (COSINE, 100, 1.0),
-        (COSINE, 400, 0.2 + 0.8 * 0.75),  # a third of the way: (1 + cos 60°) / 2
-        (COSINE, 550, 0.6),
-        (COSINE, 700, 0.2 + 0.8 * 0.25),
-        (COSINE, 999, 0.2 + 0.4 * (1 + math.cos(math.pi * 899 / 900))),
-        (WSD, 100, 1.0),
-        (WSD, 699, 1.0),
-        (WSD, 700, 1.0),
-        (WSD, 850, 0.6),
-        (WSD, 999, 0.2 + 0.8 / 300),
-    ],
-)
+POINTS = [
+    (CONSTANT, 100, 1.0),
+    (CONSTANT, 999, 1.0),
+    (LINEAR, 100, 1.0),
+    (LINEAR, 550, 0.6),
+    (LINEAR, 999, 0.2 + 0.8 / 900),
+    (COSINE, 100, 1.0),
+    (COSINE, 400, 0.2 + 0.8 * 0.75),  # a third of the way: (1 + cos 60°) / 2
+    (COSINE, 550, 0.6),
+    (COSINE, 700, 0.2 + 0.8 * 0.25),
+    (COSINE, 999, 0.2 + 0.4 * (1 + math.cos(math.pi * 899 / 900))),
+    (WSD, 100, 1.0),
+    (WSD, 699, 1.0),
+    (WSD, 700, 1.0),
+    (WSD, 850, 0.6),
+    (WSD, 999, 0.2 + 0.8 / 300),
+]
+
+
+@pytest.mark.parametrize(("spec", "step", "value"), POINTS)
 def test_closed_form_points(spec: Schedule, step: int, value: float):
     multiplier = spec.multiplier(step=step, steps=STEPS)
     assert multiplier == pytest.approx(value, abs=1e-12)

@@ -53,63 +53,57 @@ def test_the_words_of_a_search_are_taken_from_a_grids():
     assert asked(["search=tpe"])[0] == Search(sampler=Sampler.tpe)
 
 
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        (["search=sobol"], "search.sampler: Invalid value 'sobol', expected one of [tpe, random]"),
-        (["search.trials=3"], "search.sampler must be given"),
-        (
-            ["search=tpe", "search.trialz=3"],
-            "search.trialz is no key of search (did you mean trials?)",
-        ),
-        (["search=tpe", "search.trials=0"], "search.trials must be at least 1, got 0"),
-        (
-            ["search=tpe", "search.seed=[1]"],
-            "search.seed: Value '[1]' of type 'ListConfig' could not be converted to Integer",
-        ),
-        (["search=tpe", "search.seed=-1"], "search.seed must be at least 0, got -1"),
-    ],
-)
+WRONG_SEARCHES = [
+    (["search=sobol"], "search.sampler: Invalid value 'sobol', expected one of [tpe, random]"),
+    (["search.trials=3"], "search.sampler must be given"),
+    (["search=tpe", "search.trialz=3"], "search.trialz is no key of search (did you mean trials?)"),
+    (["search=tpe", "search.trials=0"], "search.trials must be at least 1, got 0"),
+    (
+        ["search=tpe", "search.seed=[1]"],
+        "search.seed: Value '[1]' of type 'ListConfig' could not be converted to Integer",
+    ),
+    (["search=tpe", "search.seed=-1"], "search.seed must be at least 0, got -1"),
+]
+
+
+@pytest.mark.parametrize(("words", "reason"), WRONG_SEARCHES)
 def test_a_wrong_key_or_value_of_a_search(words, reason):
     with pytest.raises(ValueError, match=f"^{re.escape(reason)}$"):
         asked(words)
 
 
-@pytest.mark.parametrize(
-    ("word", "described"),
-    [
-        ("optimizer.lr=interval(1e-4, 1e-2)", "0.0001 to 0.01"),
-        (LR, "0.0001 to 0.1, log"),
-        ("a=int(interval(1, 8))", "1 to 8, whole numbers"),
-        ("a=int(tag(log, interval(16, 1024)))", "16 to 1024, whole numbers, log"),
-        ("a=range(64, 257, 64)", "64 to 256, in steps of 64"),
-        ("a=range(5, 1, -1)", "2 to 5, whole numbers"),
-        (
-            "a=range(0, 0.4, 0.1)",
-            "0.0 to 0.3, in steps of 0.1",
-        ),  # Hydra's own floats reach the stop
-        ("attention=flash,gqa", "flash, gqa"),
-        ("ideas=[x],[y,z]", "[x], [y,z]"),
-        ("a=choice(1, 2, 1)", "1, 2"),
-    ],
-)
+SWEEPS = [
+    ("optimizer.lr=interval(1e-4, 1e-2)", "0.0001 to 0.01"),
+    (LR, "0.0001 to 0.1, log"),
+    ("a=int(interval(1, 8))", "1 to 8, whole numbers"),
+    ("a=int(tag(log, interval(16, 1024)))", "16 to 1024, whole numbers, log"),
+    ("a=range(64, 257, 64)", "64 to 256, in steps of 64"),
+    ("a=range(5, 1, -1)", "2 to 5, whole numbers"),
+    ("a=range(0, 0.4, 0.1)", "0.0 to 0.3, in steps of 0.1"),  # Hydra's own floats reach the stop
+    ("attention=flash,gqa", "flash, gqa"),
+    ("ideas=[x],[y,z]", "[x], [y,z]"),
+    ("a=choice(1, 2, 1)", "1, 2"),
+]
+
+
+@pytest.mark.parametrize(("word", "described"), SWEEPS)
 def test_hydras_sweeps_are_a_space(word, described):
     assert [describe(distribution) for distribution in space(word).values()] == [described]
 
 
-@pytest.mark.parametrize(
-    ("word", "reason"),
-    [
-        ("a=interval(2, 1)", "a must be an interval from a lower number to a higher"),
-        ("a=interval(0, inf)", "a must be an interval from a lower number to a higher"),
-        ("a=tag(log, interval(0, 1))", "a must be above 0 to be searched by its logarithm"),
-        ("a=tag(linear, interval(0, 1))", "a must have no tag but an interval's log"),
-        ("a=tag(log, range(1, 9))", "a must have no tag but an interval's log"),
-        ("a=shuffle(1, 2)", "a must not be shuffled"),
-        ("a=range(1, 2)", "a must be a range of at least two"),
-        ("a=range(1, 2, 0)", "a must be a range of numbers with a step"),
-    ],
-)
+EMPTY_SPACES = [
+    ("a=interval(2, 1)", "a must be an interval from a lower number to a higher"),
+    ("a=interval(0, inf)", "a must be an interval from a lower number to a higher"),
+    ("a=tag(log, interval(0, 1))", "a must be above 0 to be searched by its logarithm"),
+    ("a=tag(linear, interval(0, 1))", "a must have no tag but an interval's log"),
+    ("a=tag(log, range(1, 9))", "a must have no tag but an interval's log"),
+    ("a=shuffle(1, 2)", "a must not be shuffled"),
+    ("a=range(1, 2)", "a must be a range of at least two"),
+    ("a=range(1, 2, 0)", "a must be a range of numbers with a step"),
+]
+
+
+@pytest.mark.parametrize(("word", "reason"), EMPTY_SPACES)
 def test_what_nothing_can_be_drawn_from(word, reason):
     with pytest.raises(ValueError, match=f"^{reason}"):
         space(word)
@@ -270,9 +264,8 @@ class Trainer:
 
 @pytest.fixture
 def fake(monkeypatch):
-    monkeypatch.setattr(
-        "nocap.store.identity.source_hashes", lambda *args: {}
-    )  # most of a cell's milliseconds
+    # most of a cell's milliseconds
+    monkeypatch.setattr("nocap.store.identity.source_hashes", lambda *args: {})
 
     def made(loss):
         trainer = Trainer(loss)
@@ -418,25 +411,25 @@ def test_a_pool_asks_for_batches_and_a_kill_changes_none(tmp_path, fake):
     assert [trial.words for trial in a_search(tmp_path / "cut", search).trials()] == whole
 
 
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        (("optimizer.lr=interval(-1, 1)",), "optimizer.lr must be above 0, got -1.0"),
-        (
-            ("trainer.batch_tokens=interval(64, 128)",),
-            "trainer.batch_tokens: Value '64.0' of type 'float' could not be converted to Integer",
-        ),
-        (
-            ("trainer.log_every=1,2",),
-            "search must be over keys and values that change the run, got trainer.log_every=2",
-        ),
-        (
-            (),
-            "search must have something to search, as in 'optimizer.lr=tag(log, interval(1e-4, "
-            "1e-2))', got no such override",
-        ),
-    ],
-)
+WRONG_ENDS = [
+    (("optimizer.lr=interval(-1, 1)",), "optimizer.lr must be above 0, got -1.0"),
+    (
+        ("trainer.batch_tokens=interval(64, 128)",),
+        "trainer.batch_tokens: Value '64.0' of type 'float' could not be converted to Integer",
+    ),
+    (
+        ("trainer.log_every=1,2",),
+        "search must be over keys and values that change the run, got trainer.log_every=2",
+    ),
+    (
+        (),
+        "search must have something to search, as in 'optimizer.lr=tag(log, interval(1e-4, "
+        "1e-2))', got no such override",
+    ),
+]
+
+
+@pytest.mark.parametrize(("words", "reason"), WRONG_ENDS)
 def test_the_ends_are_checked_before_the_first_trial(tmp_path, words, reason):
     fixed = [*TINY, f"output_dir={tmp_path}"]
     with pytest.raises(ValueError, match=f"^{re.escape(reason)}$"):
@@ -504,10 +497,11 @@ def test_a_search_may_set_what_only_its_trials_make_possible(tmp_path, fake):
 @pytest.mark.slow
 def test_a_search_in_a_pool(tmp_path, here):
     """One trial of which is broken: it stops nobody, and only it runs again."""
+    # the last checkpoint, without which the broken one has ended
     kept = (
         *CELL,
         "trainer.keep_steps=[3]",
-    )  # the last checkpoint, without which the broken one has ended
+    )
     words = (
         "--multirun",
         *kept,

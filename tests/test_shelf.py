@@ -442,49 +442,49 @@ def test_a_neutral_idea_changes_no_bit(tmp_path: Path) -> None:
 # --- keys -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("words", "ideas", "line"),
-    [
-        (
-            ("model.n_layer=1",),
-            {"value_residual": {}},
-            "model.n_layer must be at least 2 beside ideas.value_residual, got 1",
-        ),
-        (
-            ("trainer.activation_checkpointing=attention", "trainer.compile=regional"),
-            {"value_residual": {}},
-            "trainer.activation_checkpointing must be off or mlp beside ideas.value_residual "
-            "where trainer.compile is on: ",
-        ),
-        ((), {"ngrams": {"sizes": [7]}}, "ideas.ngrams.sizes must be of "),
-        ((), {"backout": {"layer": 3}}, "ideas.backout.layer must be below the last, 3, got 3"),
-        (
-            (),
-            {"smear": {"channels": 33}},
-            "ideas.smear.channels must be at most model.d_model=32, got 33",
-        ),
-        (
-            (),
-            {"shared_layers": {"repeat": 5}},
-            "ideas.shared_layers.repeat must be at most model.n_layer=4, got 5",
-        ),
-        (
-            (),
-            {"zero_init": {"head": True}},
-            "ideas.zero_init.head must be false beside model.tie_head: ",
-        ),
-        (
-            ("model.norm_placement=both",),
-            {"zero_init": {}},
-            "model.norm_placement must be pre or post beside ideas.zero_init: ",
-        ),
-        (
-            ("model.n_head=16",),
-            {"partial_key_offset": {}},
-            "model.d_model / model.n_head must be divisible by 4 for ideas.",
-        ),
-    ],
-)
+REFUSED = [
+    (
+        ("model.n_layer=1",),
+        {"value_residual": {}},
+        "model.n_layer must be at least 2 beside ideas.value_residual, got 1",
+    ),
+    (
+        ("trainer.activation_checkpointing=attention", "trainer.compile=regional"),
+        {"value_residual": {}},
+        "trainer.activation_checkpointing must be off or mlp beside ideas.value_residual "
+        "where trainer.compile is on: ",
+    ),
+    ((), {"ngrams": {"sizes": [7]}}, "ideas.ngrams.sizes must be of "),
+    ((), {"backout": {"layer": 3}}, "ideas.backout.layer must be below the last, 3, got 3"),
+    (
+        (),
+        {"smear": {"channels": 33}},
+        "ideas.smear.channels must be at most model.d_model=32, got 33",
+    ),
+    (
+        (),
+        {"shared_layers": {"repeat": 5}},
+        "ideas.shared_layers.repeat must be at most model.n_layer=4, got 5",
+    ),
+    (
+        (),
+        {"zero_init": {"head": True}},
+        "ideas.zero_init.head must be false beside model.tie_head: ",
+    ),
+    (
+        ("model.norm_placement=both",),
+        {"zero_init": {}},
+        "model.norm_placement must be pre or post beside ideas.zero_init: ",
+    ),
+    (
+        ("model.n_head=16",),
+        {"partial_key_offset": {}},
+        "model.d_model / model.n_head must be divisible by 4 for ideas.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("words", "ideas", "line"), REFUSED)
 def test_refusals(words: tuple[str, ...], ideas: dict[str, Any], line: str) -> None:
     with pytest.raises(ValueError, match="must") as refused:
         run_of(*words, **ideas)

@@ -87,20 +87,20 @@ def around(*centres, spread=0.01, n=20):
     return blocks(np.stack([centre + rng.permutation(steps) for centre in centres], axis=1))
 
 
-@pytest.mark.parametrize(
-    ("times", "control", "arm"),
-    [
-        (around(0, 0, 0.1), "no difference shown", "worse"),
-        (around(0, 0, -0.1), "no difference shown", "better"),
-        (around(0, 0, 0), "no difference shown", "no difference shown"),
-        (around(0, 0, 0.1, spread=0.2), "no difference shown", "no difference shown"),
-        # by no more than the baseline differs from itself
-        (around(0, 0.05, 0.1), "better", "no difference shown"),
-        # as the second instance, to which it is compared
-        (around(0, 0.02, 0.02), "better", "no difference shown"),
-        (around(0, 0, 0.1, n=2), "no verdict (n=2)", "no verdict (n=2)"),
-    ],
-)
+WORDS = [
+    (around(0, 0, 0.1), "no difference shown", "worse"),
+    (around(0, 0, -0.1), "no difference shown", "better"),
+    (around(0, 0, 0), "no difference shown", "no difference shown"),
+    (around(0, 0, 0.1, spread=0.2), "no difference shown", "no difference shown"),
+    # by no more than the baseline differs from itself
+    (around(0, 0.05, 0.1), "better", "no difference shown"),
+    # as the second instance, to which it is compared
+    (around(0, 0.02, 0.02), "better", "no difference shown"),
+    (around(0, 0, 0.1, n=2), "no verdict (n=2)", "no verdict (n=2)"),
+]
+
+
+@pytest.mark.parametrize(("times", "control", "arm"), WORDS)
 def test_words(times, control, arm):
     assert words(times) == [control, arm]
 
@@ -348,50 +348,47 @@ def test_the_result_has_one_schema(raced, capsys):
 # --- arms and refusals ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ((), "--arm must be given at least twice, the baseline first, got 0 of them"),
-        (
-            ("--arm", "mlp=gelu3x"),
-            "--arm must be given at least twice, the baseline first, got 1 of them",
-        ),
-        (
-            ("--arm", "", "--arm", "attention=nope"),
-            "--arm 'attention=nope': attention/nope is no option",
-        ),
-        (("--arm", "", "--arm", "trainer.nope=1"), "--arm 'trainer.nope=1': "),
-        (("--arm", "", "--arm", "'"), '--arm "\'": No closing quotation'),
-        (
-            ("--arm", "", "--arm", "attention=flash"),
-            "--arm 'attention=flash' must differ from the others in what a training step executes",
-        ),
-        (
-            ("--arm", "seed=0", "--arm", "seed=1 trainer.steps=9"),
-            "must differ from the others in what a training step executes, got 'seed=0'",
-        ),
-        (
-            ("--arm", "", "--arm", "trainer.devices=2 trainer.micro_batch=1"),
-            "trainer.devices must be 1: one device is timed at a time, got 2",
-        ),
-        (
-            ("--arm", "", "--arm", "mlp=gelu3x", "--rounds", "2"),
-            "--rounds must be at least 3, got 2",
-        ),
-        (
-            ("--arm", "", "--arm", "mlp=gelu3x", "--rounds", "3", "--seconds", "9"),
-            "--seconds must be left out beside --rounds, which says when it ends, got 9.0",
-        ),
-        (
-            ("--arm", "", "--arm", "mlp=gelu3x", "--seconds", "nan"),
-            "--seconds must be above 0, got nan",
-        ),
-        (
-            ("--arm", "", "--arm", "mlp=gelu3x", "--json", "/dev/null/x"),
-            "--json must be a file that can be written, got /dev/null/x",
-        ),
-    ],
-)
+REFUSED = [
+    ((), "--arm must be given at least twice, the baseline first, got 0 of them"),
+    (
+        ("--arm", "mlp=gelu3x"),
+        "--arm must be given at least twice, the baseline first, got 1 of them",
+    ),
+    (
+        ("--arm", "", "--arm", "attention=nope"),
+        "--arm 'attention=nope': attention/nope is no option",
+    ),
+    (("--arm", "", "--arm", "trainer.nope=1"), "--arm 'trainer.nope=1': "),
+    (("--arm", "", "--arm", "'"), '--arm "\'": No closing quotation'),
+    (
+        ("--arm", "", "--arm", "attention=flash"),
+        "--arm 'attention=flash' must differ from the others in what a training step executes",
+    ),
+    (
+        ("--arm", "seed=0", "--arm", "seed=1 trainer.steps=9"),
+        "must differ from the others in what a training step executes, got 'seed=0'",
+    ),
+    (
+        ("--arm", "", "--arm", "trainer.devices=2 trainer.micro_batch=1"),
+        "trainer.devices must be 1: one device is timed at a time, got 2",
+    ),
+    (("--arm", "", "--arm", "mlp=gelu3x", "--rounds", "2"), "--rounds must be at least 3, got 2"),
+    (
+        ("--arm", "", "--arm", "mlp=gelu3x", "--rounds", "3", "--seconds", "9"),
+        "--seconds must be left out beside --rounds, which says when it ends, got 9.0",
+    ),
+    (
+        ("--arm", "", "--arm", "mlp=gelu3x", "--seconds", "nan"),
+        "--seconds must be above 0, got nan",
+    ),
+    (
+        ("--arm", "", "--arm", "mlp=gelu3x", "--json", "/dev/null/x"),
+        "--json must be a file that can be written, got /dev/null/x",
+    ),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), REFUSED)
 def test_refusals(words, said, capsys):
     with pytest.raises(SystemExit, match="2"):
         command.main([*NANO, *words])

@@ -249,13 +249,16 @@ def test_seeds_that_both_name_are_pairs(records: ModuleType) -> None:
     assert again.values("loss") == pytest.approx(expected)
 
 
+BOARD_RULE = [
+    ((3.2785, 16), (3.2785, 10), 15, 0.00167, "no"),
+    ((3.2778, 16), (3.2785, 10), 40, 0.00273, "p < .05"),
+    ((3.2788, 20), (3.2790, 20), 50, 0.00648, "p < .001"),
+]
+
+
 @pytest.mark.parametrize(
     ("old", "new", "saved", "value", "passes"),  # track 3's page works these three out
-    [
-        ((3.2785, 16), (3.2785, 10), 15, 0.00167, "no"),
-        ((3.2778, 16), (3.2785, 10), 40, 0.00273, "p < .05"),
-        ((3.2788, 20), (3.2790, 20), 50, 0.00648, "p < .001"),
-    ],
+    BOARD_RULE,
 )
 def test_the_boards_own_rule_gives_what_its_page_works_out(
     records: ModuleType,

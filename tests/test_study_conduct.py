@@ -169,14 +169,14 @@ LRS = [["optimizer.lr=1e-3"], ["optimizer.lr=2e-3"], ["optimizer.lr=4e-3"]]
 SEARCH: Json = {"claims": [LOSS], "tune": {"seeds": [7, 8], "trials": {"mha": LRS, "mqa": LRS}}}
 
 
+SEARCHES = [  # the lowest mean over its seeds wins; a trial that diverged on a seed is the worst
+    ([(3.0, 3.4), (3.1, 3.2), (2.9, 3.6)], [3.2, 3.15, 3.25], 1),
+    ([(1.0, 1.0), (0.1, None), (4.0, 4.0)], [1.0, None, 4.0], 0),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("losses", "means", "best"),
-    [  # the lowest mean over its seeds wins; a trial that diverged on a seed is the worst
-        ([(3.0, 3.4), (3.1, 3.2), (2.9, 3.6)], [3.2, 3.15, 3.25], 1),
-        ([(1.0, 1.0), (0.1, None), (4.0, 4.0)], [1.0, None, 4.0], 0),
-    ],
-)
+@pytest.mark.parametrize(("losses", "means", "best"), SEARCHES)
 def test_a_search_picks_what_each_arm_is_trained_with(
     lab: Lab,
     losses: Sequence[tuple[float | None, float | None]],

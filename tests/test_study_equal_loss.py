@@ -154,16 +154,16 @@ def test_it_is_the_comparisons_of_the_same_runs(
     assert claimed["measured"]["high"] == pytest.approx(ratio.high, rel=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("expected", "word", "why"),
-    [
-        ([None, 0.98], "confirmed", None),
-        ([0.9, 0.95], "confirmed", None),
-        ([0.95, 0.98], "exceeded", None),
-        ([None, 0.9], "refuted", "below"),
-        ([None, 0.917], "inconclusive", "undecided"),
-    ],
-)
+STATED = [
+    ([None, 0.98], "confirmed", None),
+    ([0.9, 0.95], "confirmed", None),
+    ([0.95, 0.98], "exceeded", None),
+    ([None, 0.9], "refuted", "below"),
+    ([None, 0.917], "inconclusive", "undecided"),
+]
+
+
+@pytest.mark.parametrize(("expected", "word", "why"), STATED)
 def test_below_what_was_stated_is_better(
     tmp_path: Path, expected: list[float | None], word: str, why: str | None
 ) -> None:

@@ -102,19 +102,19 @@ SLOW = [1.05, 1.051, 1.052]
 SAME: list[float | None] = [3.0, 3.001, 3.002]
 
 
-@pytest.mark.parametrize(
-    ("ratios", "losses", "start"),
-    [
-        (FAST, SAME, "M.speed confirmed at "),
-        ([1.35, 1.351, 1.352], SAME, "M.speed exceeded at "),
-        (SLOW, SAME, ": worse than stated: "),
-        (FAST, [4.0, 4.001, 4.002], ": its validation loss is worse: "),
-        ([1.1, 1.25, 1.4], SAME, ": no affordable number of pairs would decide: "),
-        ([1.22, 1.25, 1.28], SAME, " more sessions would decide: "),
-        ([1.25, 1.251], SAME, ": 1 missing (tokens_per_s, session 3): "),
-        (FAST, [3.0, 3.0, None], ": its validation loss is worse: "),
-    ],
-)
+VERDICTS = [
+    (FAST, SAME, "M.speed confirmed at "),
+    ([1.35, 1.351, 1.352], SAME, "M.speed exceeded at "),
+    (SLOW, SAME, ": worse than stated: "),
+    (FAST, [4.0, 4.001, 4.002], ": its validation loss is worse: "),
+    ([1.1, 1.25, 1.4], SAME, ": no affordable number of pairs would decide: "),
+    ([1.22, 1.25, 1.28], SAME, " more sessions would decide: "),
+    ([1.25, 1.251], SAME, ": 1 missing (tokens_per_s, session 3): "),
+    (FAST, [3.0, 3.0, None], ": its validation loss is worse: "),
+]
+
+
+@pytest.mark.parametrize(("ratios", "losses", "start"), VERDICTS)
 def test_what_is_said_of_each_verdict(
     tmp_path: Path, ratios: list[float], losses: list[float | None], start: str
 ):
@@ -442,25 +442,25 @@ PARTS: Json = {
 }
 
 
-@pytest.mark.parametrize(
-    ("changed", "value"),
-    [
-        ({"metric": "share", "scale": "value", "parts": ["scores", "qkv"]}, 0.3),
-        (
-            {
-                "metric": "share",
-                "scale": "value",
-                "parts": ["scores"],
-                "of": ["scores", "qkv", "loss"],
-            },
-            0.5,
-        ),
-        ({"metric": "part_ms", "parts": ["scores", "rotary"]}, 20.0),
-        ({"metric": "part_mib", "parts": ["scores", "qkv"]}, 8.0),
-        ({"metric": "part_params", "parts": ["qkv"]}, 300.0),
-        ({"metric": "held_mib", "parts": ["optimizer", "activations"]}, 10.0),
-    ],
-)
+PROFILE_METRICS = [
+    ({"metric": "share", "scale": "value", "parts": ["scores", "qkv"]}, 0.3),
+    (
+        {
+            "metric": "share",
+            "scale": "value",
+            "parts": ["scores"],
+            "of": ["scores", "qkv", "loss"],
+        },
+        0.5,
+    ),
+    ({"metric": "part_ms", "parts": ["scores", "rotary"]}, 20.0),
+    ({"metric": "part_mib", "parts": ["scores", "qkv"]}, 8.0),
+    ({"metric": "part_params", "parts": ["qkv"]}, 300.0),
+    ({"metric": "held_mib", "parts": ["optimizer", "activations"]}, 10.0),
+]
+
+
+@pytest.mark.parametrize(("changed", "value"), PROFILE_METRICS)
 def test_measurements_of_a_profile(tmp_path: Path, changed: Json, value: float):
     base = claim(SPEED, guards=[], expected=[0.1, None], mechanism={"formula": "f"})
     claims = [claim(base, **changed), LOSS]

@@ -203,19 +203,19 @@ def test_a_baseline_that_is_far_ahead_bounds_the_gain_from_above():
 # --- on a curve -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("y", "expected"),
-    [
-        ([5.0, 4.0, 3.0, 2.0], 150.0),  # between steps 100 and 200
-        ([5.0, 4.0, 4.0, 3.6], None),  # never
-        ([3.0, 2.0, 2.0, 1.0], 0.0),  # there at the start
-        ([5.0, 3.5, 3.0, 2.0], 100.0),  # on a point
-        (
-            [5.0, 3.0, 5.0, 2.0],
-            175.0,
-        ),  # one lucky validation does not count: the medians are 5, 5, 3, 2
-    ],
-)
+CROSSINGS = [
+    ([5.0, 4.0, 3.0, 2.0], 150.0),  # between steps 100 and 200
+    ([5.0, 4.0, 4.0, 3.6], None),  # never
+    ([3.0, 2.0, 2.0, 1.0], 0.0),  # there at the start
+    ([5.0, 3.5, 3.0, 2.0], 100.0),  # on a point
+    (
+        [5.0, 3.0, 5.0, 2.0],
+        175.0,
+    ),  # one lucky validation does not count: the medians are 5, 5, 3, 2
+]
+
+
+@pytest.mark.parametrize(("y", "expected"), CROSSINGS)
 def test_crossing(y: list[float], expected: float | None):
     there = crossing([0, 100, 200, 300], y, target=3.5)
     if expected is None or there is None:

@@ -232,21 +232,21 @@ def test_a_grid_of_the_same_arms_takes_the_timing_of_the_one_before(tmp_path: Pa
     assert session.path(two.folder, 1).read_bytes() == path.read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        (["--time", "0"], "--time must be seconds above 0, as in --time 60, got 0"),
-        (["--time", "nan"], "--time must be seconds above 0, as in --time 60, got nan"),
-        (["--time", "soon"], "--time must be seconds above 0, as in --time 60, got soon"),
-        (["--time", "9", "trainer.devices=2"], "trainer.devices must be 1 with --time"),
-        (["--time", "9", "hydra/launcher=slurm"], "--time must be left out on a cluster"),
-        (["--time", "9", "--plan", "trainer.devices=2"], "trainer.devices must be 1 with --time"),
-        (
-            ["--time", "9", "search=random", "optimizer.wd=interval(1e-4,1e-2)"],
-            "--time must be left out of a search",
-        ),
-    ],
-)
+REFUSED = [
+    (["--time", "0"], "--time must be seconds above 0, as in --time 60, got 0"),
+    (["--time", "nan"], "--time must be seconds above 0, as in --time 60, got nan"),
+    (["--time", "soon"], "--time must be seconds above 0, as in --time 60, got soon"),
+    (["--time", "9", "trainer.devices=2"], "trainer.devices must be 1 with --time"),
+    (["--time", "9", "hydra/launcher=slurm"], "--time must be left out on a cluster"),
+    (["--time", "9", "--plan", "trainer.devices=2"], "trainer.devices must be 1 with --time"),
+    (
+        ["--time", "9", "search=random", "optimizer.wd=interval(1e-4,1e-2)"],
+        "--time must be left out of a search",
+    ),
+]
+
+
+@pytest.mark.parametrize(("words", "why"), REFUSED)
 def test_what_cannot_be_timed_is_refused(
     words: list[str], why: str, here: Door, tmp_path: Path
 ) -> None:

@@ -112,16 +112,16 @@ def test_equal_arms_show_no_difference():
     assert word is Outcome.unclear
 
 
-@pytest.mark.parametrize(
-    "made",
-    [
-        {
-            "base": [3.0, 3.0, 3.0],
-            "idea": [2.0, 2.5, 2.2],
-        },  # one arm ties in the digits that it prints
-        {"base": [3.0, 3.0], "idea": [2.0, 2.0]},  # a third repeat decides
-    ],
-)
+TIES = [
+    {
+        "base": [3.0, 3.0, 3.0],
+        "idea": [2.0, 2.5, 2.2],
+    },  # one arm ties in the digits that it prints
+    {"base": [3.0, 3.0], "idea": [2.0, 2.0]},  # a third repeat decides
+]
+
+
+@pytest.mark.parametrize("made", TIES)
 def test_a_tie_does_not_show_that_commands_ignore_their_seed(made: dict[str, list[float]]):
     assert not judge(rows({LOSS: made}), question(3)).ignores_seed
 
@@ -143,15 +143,15 @@ def test_commands_that_ignore_their_seed_count_once():
 # --- words ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("ends", "word", "reason"),
-    [
-        ((0.04, 0.06), Word.confirmed, None),
-        ((0.01, 0.02), Word.exceeded, None),
-        ((0.2, math.inf), Word.refuted, Reason.below),
-        ((0.05, 0.0501), Word.inconclusive, Reason.undecided),
-    ],
-)
+STATED_GAINS = [
+    ((0.04, 0.06), Word.confirmed, None),
+    ((0.01, 0.02), Word.exceeded, None),
+    ((0.2, math.inf), Word.refuted, Reason.below),
+    ((0.05, 0.0501), Word.inconclusive, Reason.undecided),
+]
+
+
+@pytest.mark.parametrize(("ends", "word", "reason"), STATED_GAINS)
 def test_a_stated_gain(ends: tuple[float, float], word: Word, reason: Reason | None):
     arm = only({LOSS: losses(0.05, 3)}, question(3, expect=ends))
     assert arm.word is word
@@ -163,16 +163,16 @@ SURE = {"base": [1.0, 1.1, 1.2], "idea": [1.5, 1.6001, 1.7]}  # worse by 0.5
 OPEN = {"base": [1.0, 1.1, 1.2], "idea": [1.0, 1.4, 0.9]}  # nobody knows
 
 
-@pytest.mark.parametrize(
-    ("margins", "word", "guard"),
-    [
-        ({MEMORY: 1.0}, Outcome.better, ""),
-        ({MEMORY: 0.1}, Outcome.worse, "memory"),
-        ({ACCURACY: 0.1}, Outcome.unclear, "accuracy"),
-        # the one that is broken is named, and not the one before it
-        ({ACCURACY: 0.1, MEMORY: 0.1}, Outcome.worse, "memory"),
-    ],
-)
+LIMITS = [
+    ({MEMORY: 1.0}, Outcome.better, ""),
+    ({MEMORY: 0.1}, Outcome.worse, "memory"),
+    ({ACCURACY: 0.1}, Outcome.unclear, "accuracy"),
+    # the one that is broken is named, and not the one before it
+    ({ACCURACY: 0.1, MEMORY: 0.1}, Outcome.worse, "memory"),
+]
+
+
+@pytest.mark.parametrize(("margins", "word", "guard"), LIMITS)
 def test_a_gain_counts_where_each_limit_is_kept(
     margins: dict[Metric, float], word: Outcome, guard: str
 ):

@@ -75,32 +75,32 @@ def test_it_ends_at_the_first_look_where_all_is_shown(tmp_path: Path, here: Door
     assert at(tmp_path, 6) is None
 
 
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        (["6", ARMS], "seed must list 3 or more with --until-shown, as in seed=0,1,2, got none"),
-        (
-            ["6", ARMS, "seed=1"],
-            "seed must list 3 or more with --until-shown, as in seed=0,1,2, got seed=1",
-        ),
-        (
-            ["3", ARMS, "seed=0,1,2"],
-            "--until-shown must be more than the 3 seeds that are given, got 3",
-        ),
-        (
-            ["many", ARMS, "seed=0,1,2"],
-            "--until-shown must be the most seeds of an arm, as in --until-shown 24, got many",
-        ),
-        (
-            ["6", "search=random", "optimizer.lr=interval(1e-4,1e-2)"],
-            "--until-shown must be left out of a search",
-        ),
-        (
-            ["6", "--detach", "hydra/launcher=slurm", ARMS, "seed=0,1,2"],
-            "--until-shown must be left out with --detach",
-        ),
-    ],
-)
+REFUSED = [
+    (["6", ARMS], "seed must list 3 or more with --until-shown, as in seed=0,1,2, got none"),
+    (
+        ["6", ARMS, "seed=1"],
+        "seed must list 3 or more with --until-shown, as in seed=0,1,2, got seed=1",
+    ),
+    (
+        ["3", ARMS, "seed=0,1,2"],
+        "--until-shown must be more than the 3 seeds that are given, got 3",
+    ),
+    (
+        ["many", ARMS, "seed=0,1,2"],
+        "--until-shown must be the most seeds of an arm, as in --until-shown 24, got many",
+    ),
+    (
+        ["6", "search=random", "optimizer.lr=interval(1e-4,1e-2)"],
+        "--until-shown must be left out of a search",
+    ),
+    (
+        ["6", "--detach", "hydra/launcher=slurm", ARMS, "seed=0,1,2"],
+        "--until-shown must be left out with --detach",
+    ),
+]
+
+
+@pytest.mark.parametrize(("words", "why"), REFUSED)
 def test_what_it_cannot_do_is_refused(here: Door, words: list[str], why: str) -> None:
     done = here("--until-shown", *words, *CELL)
     assert done.code == 2

@@ -138,31 +138,31 @@ CONFIRMED, EXCEEDED, REFUTED, INCONCLUSIVE = Word
 # --- metrics --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("metric", "scale", "gain", "words"),
-    [
-        ("tokens_per_s", Scale.ratio, 1.074, "7.4% faster"),
-        ("tokens_per_s", Scale.ratio, 0.9, "10.0% slower"),
-        (
-            "step_ms",
-            Scale.ratio,
-            1.25,
-            "20.0% less time",
-        ),  # the time itself, as claims about it have it
-        ("tokens_per_s", Scale.ratio, 3.0, "3.00× as fast"),
-        ("memory_mib", Scale.ratio, 0.4, "2.50× the memory"),
-        ("step_ms", Scale.ratio, 0.8, "25.0% more time"),
-        ("memory_mib", Scale.ratio, 1.25, "20.0% less memory"),
-        ("memory_mib", Scale.ratio, 0.8, "25.0% more memory"),
-        ("time_to_target_s", Scale.ratio, 1.31, "31.0% faster to the target"),
-        ("steps_to_target", Scale.ratio, 2.0, "50.0% fewer steps"),
-        ("val_loss", Scale.difference, 0.0098, "lower loss by 0.0098"),
-        ("val_loss", Scale.difference, -0.03, "higher loss by 0.0300"),
-        ("tokens_per_s", Scale.difference, -2.0, "slower by 2.0000"),
-        ("step_ms", Scale.difference, 2.0, "less time by 2.0000"),
-        ("share", Scale.value, 0.358, "35.8%"),
-    ],
-)
+GAINS_IN_WORDS = [
+    ("tokens_per_s", Scale.ratio, 1.074, "7.4% faster"),
+    ("tokens_per_s", Scale.ratio, 0.9, "10.0% slower"),
+    (
+        "step_ms",
+        Scale.ratio,
+        1.25,
+        "20.0% less time",
+    ),  # the time itself, as claims about it have it
+    ("tokens_per_s", Scale.ratio, 3.0, "3.00× as fast"),
+    ("memory_mib", Scale.ratio, 0.4, "2.50× the memory"),
+    ("step_ms", Scale.ratio, 0.8, "25.0% more time"),
+    ("memory_mib", Scale.ratio, 1.25, "20.0% less memory"),
+    ("memory_mib", Scale.ratio, 0.8, "25.0% more memory"),
+    ("time_to_target_s", Scale.ratio, 1.31, "31.0% faster to the target"),
+    ("steps_to_target", Scale.ratio, 2.0, "50.0% fewer steps"),
+    ("val_loss", Scale.difference, 0.0098, "lower loss by 0.0098"),
+    ("val_loss", Scale.difference, -0.03, "higher loss by 0.0300"),
+    ("tokens_per_s", Scale.difference, -2.0, "slower by 2.0000"),
+    ("step_ms", Scale.difference, 2.0, "less time by 2.0000"),
+    ("share", Scale.value, 0.358, "35.8%"),
+]
+
+
+@pytest.mark.parametrize(("metric", "scale", "gain", "words"), GAINS_IN_WORDS)
 def test_a_gain_in_words(metric: str, scale: Scale, gain: float, words: str):
     assert words_of.gain(gain, METRICS[metric], scale) == words
 
@@ -187,73 +187,65 @@ def measurement(value: float | None, ending: Ending) -> Measurement:
 FINITE = "a measurement of val_loss must be a finite number, or null where the run diverged"
 
 
-@pytest.mark.parametrize(
-    ("make", "changed", "reason"),
-    [
-        (
-            claim,
-            {"expected": [1.3, 1.2]},
-            "claim gqa: expected must hold something: low below high, got",
-        ),
-        (claim, {"expected": [1.2, 1.2]}, "hold something"),
-        (claim, {"expected": [None, None]}, "one of them may be null, got [None, None]"),
-        (claim, {"expected": [1.2]}, "be [low, high]"),
-        (claim, {"expected": [0.0, 1.2]}, "be above 0 for a ratio"),
-        (claim, {"expected": [1.2, math.inf]}, "be finite numbers or null"),
-        (
-            claim,
-            {"expected": [1.2, None], "two_sided": True},
-            "two_sided must have both ends stated",
-        ),
-        (claim, {"seeds": [1, 2]}, "seeds must be at least 3: fewer pairs have no verdict, got 2"),
-        (claim, {"seeds": [1, 2, 2]}, "seeds must differ"),
-        (
-            claim,
-            {"expected": [None, 1.2]},
-            "expected must have a low end, below no change for what is worse",
-        ),
-        # no instrument of a claim
-        (
-            claim,
-            {"metric": "train_s"},
-            "claim gqa: metric must be one of val_loss, val_bpb, steps_to_target",
-        ),
-        (claim, {"metric": "share"}, "scale must be value for share, got ratio"),
-        (
-            claim,
-            {"metric": "time_to_target_s"},
-            "target must be baseline for a claim about time or steps",
-        ),
-        (claim, {"target": "baseline"}, "and null for others, got baseline"),
-        (claim, {"statement": " "}, "statement must be given"),
-        (
-            claim,
-            {"guards": [LOSS_GUARD, LOSS_GUARD]},
-            "guards must each have a metric of their own",
-        ),
-        (
-            claim,
-            {"mechanism": Mechanism(bound=0.0, formula="x")},
-            "mechanism.bound must be above 0 for a",
-        ),
-        (guard, {"margins": {}}, "guard val_loss.margins must name a scale of the study"),
-        (
-            guard,
-            {"margins": {"cpu": -0.1}},
-            "margins.cpu must be a finite number of at least 0 for a diff",
-        ),
-        (guard, {"margins": {"cpu": 0.9}, "scale": Scale.ratio}, "at least 1 for a ratio"),
-        (guard, {"scale": Scale.value}, "scale must be ratio or difference"),
-        (guard, {"metric": "exponent"}, "can be better or worse"),
-        (guard, {"metric": "train_s"}, "guard metric must be one of "),
-        (noise, {"sd": 0.0}, "noise.sd must be above 0 and finite, got 0.0"),
-        (noise, {"df": math.nan}, "noise.df must be above 0, got nan"),
-        (noise, {"source": " "}, "noise.source must say which runs it was measured on, got ' '"),
-        (measurement, {"value": math.nan, "ending": Ending.measured}, FINITE),
-        (measurement, {"value": None, "ending": Ending.measured}, FINITE),
-        (measurement, {"value": 1.0, "ending": Ending.diverged}, FINITE),
-    ],
-)
+REFUSED = [
+    (
+        claim,
+        {"expected": [1.3, 1.2]},
+        "claim gqa: expected must hold something: low below high, got",
+    ),
+    (claim, {"expected": [1.2, 1.2]}, "hold something"),
+    (claim, {"expected": [None, None]}, "one of them may be null, got [None, None]"),
+    (claim, {"expected": [1.2]}, "be [low, high]"),
+    (claim, {"expected": [0.0, 1.2]}, "be above 0 for a ratio"),
+    (claim, {"expected": [1.2, math.inf]}, "be finite numbers or null"),
+    (claim, {"expected": [1.2, None], "two_sided": True}, "two_sided must have both ends stated"),
+    (claim, {"seeds": [1, 2]}, "seeds must be at least 3: fewer pairs have no verdict, got 2"),
+    (claim, {"seeds": [1, 2, 2]}, "seeds must differ"),
+    (
+        claim,
+        {"expected": [None, 1.2]},
+        "expected must have a low end, below no change for what is worse",
+    ),
+    # no instrument of a claim
+    (
+        claim,
+        {"metric": "train_s"},
+        "claim gqa: metric must be one of val_loss, val_bpb, steps_to_target",
+    ),
+    (claim, {"metric": "share"}, "scale must be value for share, got ratio"),
+    (
+        claim,
+        {"metric": "time_to_target_s"},
+        "target must be baseline for a claim about time or steps",
+    ),
+    (claim, {"target": "baseline"}, "and null for others, got baseline"),
+    (claim, {"statement": " "}, "statement must be given"),
+    (claim, {"guards": [LOSS_GUARD, LOSS_GUARD]}, "guards must each have a metric of their own"),
+    (
+        claim,
+        {"mechanism": Mechanism(bound=0.0, formula="x")},
+        "mechanism.bound must be above 0 for a",
+    ),
+    (guard, {"margins": {}}, "guard val_loss.margins must name a scale of the study"),
+    (
+        guard,
+        {"margins": {"cpu": -0.1}},
+        "margins.cpu must be a finite number of at least 0 for a diff",
+    ),
+    (guard, {"margins": {"cpu": 0.9}, "scale": Scale.ratio}, "at least 1 for a ratio"),
+    (guard, {"scale": Scale.value}, "scale must be ratio or difference"),
+    (guard, {"metric": "exponent"}, "can be better or worse"),
+    (guard, {"metric": "train_s"}, "guard metric must be one of "),
+    (noise, {"sd": 0.0}, "noise.sd must be above 0 and finite, got 0.0"),
+    (noise, {"df": math.nan}, "noise.df must be above 0, got nan"),
+    (noise, {"source": " "}, "noise.source must say which runs it was measured on, got ' '"),
+    (measurement, {"value": math.nan, "ending": Ending.measured}, FINITE),
+    (measurement, {"value": None, "ending": Ending.measured}, FINITE),
+    (measurement, {"value": 1.0, "ending": Ending.diverged}, FINITE),
+]
+
+
+@pytest.mark.parametrize(("make", "changed", "reason"), REFUSED)
 def test_what_is_refused(make: Any, changed: dict[str, Any], reason: str):
     with pytest.raises(ValueError) as refused:
         make(**changed)
@@ -314,19 +306,19 @@ BAD = [-0.02, -0.021, -0.019]
 UNSURE = [-0.01, -0.011, -0.009]
 
 
-@pytest.mark.parametrize(
-    ("gains", "guard", "word", "reason"),
-    [
-        (IN, FINE, CONFIRMED, None),
-        (OVER, FINE, EXCEEDED, None),
-        (UNDER, FINE, REFUTED, Reason.below),
-        (SPLIT, FINE, INCONCLUSIVE, Reason.undecided),
-        (IN, UNSURE, INCONCLUSIVE, Reason.undecided),
-        (OVER, UNSURE, INCONCLUSIVE, Reason.undecided),
-        (UNDER, UNSURE, REFUTED, Reason.below),  # nothing that the guard may show would help it
-        *((each, BAD, REFUTED, Reason.guard) for each in (IN, OVER, UNDER, SPLIT)),
-    ],
-)
+PLACES = [
+    (IN, FINE, CONFIRMED, None),
+    (OVER, FINE, EXCEEDED, None),
+    (UNDER, FINE, REFUTED, Reason.below),
+    (SPLIT, FINE, INCONCLUSIVE, Reason.undecided),
+    (IN, UNSURE, INCONCLUSIVE, Reason.undecided),
+    (OVER, UNSURE, INCONCLUSIVE, Reason.undecided),
+    (UNDER, UNSURE, REFUTED, Reason.below),  # nothing that the guard may show would help it
+    *((each, BAD, REFUTED, Reason.guard) for each in (IN, OVER, UNDER, SPLIT)),
+]
+
+
+@pytest.mark.parametrize(("gains", "guard", "word", "reason"), PLACES)
 def test_each_place_of_a_claim_beside_each_of_its_guard(
     gains: list[float], guard: list[float], word: Word, reason: Reason | None
 ):
@@ -344,17 +336,17 @@ DECODED = {
 }
 
 
-@pytest.mark.parametrize(
-    ("about", "values", "word", "reason"),
-    [
-        (SHARED, around(0.6), REFUTED, Reason.above),
-        (SHARED, around(0.45), CONFIRMED, None),
-        (SHARED, around(0.15), REFUTED, Reason.below),
-        (SHARED, [0.3, 0.45, 0.6], INCONCLUSIVE, Reason.undecided),
-        (DECODED, around(40.0), EXCEEDED, None),
-        (DECODED | {"two_sided": True}, around(40.0), REFUTED, Reason.above),
-    ],
-)
+VALUES = [
+    (SHARED, around(0.6), REFUTED, Reason.above),
+    (SHARED, around(0.45), CONFIRMED, None),
+    (SHARED, around(0.15), REFUTED, Reason.below),
+    (SHARED, [0.3, 0.45, 0.6], INCONCLUSIVE, Reason.undecided),
+    (DECODED, around(40.0), EXCEEDED, None),
+    (DECODED | {"two_sided": True}, around(40.0), REFUTED, Reason.above),
+]
+
+
+@pytest.mark.parametrize(("about", "values", "word", "reason"), VALUES)
 def test_a_value_needs_no_baseline(
     about: dict[str, Any], values: Values, word: Word, reason: Reason | None
 ):
@@ -626,18 +618,18 @@ def test_a_speed_must_clear_its_end_by_the_bias_of_an_instance():
 # --- a declared noise -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("metric", "scale", "sd"),
-    [
-        ("val_loss", Scale.difference, 0.01),
-        ("val_loss", Scale.ratio, 0.01 / 3.4),  # of a logarithm: the difference over the loss
-        ("val_bpb", Scale.difference, 0.01),
-        ("tokens_per_s", Scale.ratio, 0.01),
-        ("step_ms", Scale.difference, 0.01 * 3.4),
-        ("steps_to_target", Scale.ratio, 0.01),
-        ("share", Scale.value, None),  # a pair's noise says nothing of one value
-    ],
-)
+NOISES = [
+    ("val_loss", Scale.difference, 0.01),
+    ("val_loss", Scale.ratio, 0.01 / 3.4),  # of a logarithm: the difference over the loss
+    ("val_bpb", Scale.difference, 0.01),
+    ("tokens_per_s", Scale.ratio, 0.01),
+    ("step_ms", Scale.difference, 0.01 * 3.4),
+    ("steps_to_target", Scale.ratio, 0.01),
+    ("share", Scale.value, None),  # a pair's noise says nothing of one value
+]
+
+
+@pytest.mark.parametrize(("metric", "scale", "sd"), NOISES)
 def test_a_declared_noise_is_translated_to_the_claims_scale(
     metric: str, scale: Scale, sd: float | None
 ):

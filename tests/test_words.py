@@ -82,17 +82,17 @@ def test_null_is_empty_where_a_key_may_be_empty_and_text_in_quotes() -> None:
     assert compose([*SMALL, "output_dir=null"]).output_dir == "null"
 
 
-@pytest.mark.parametrize(
-    ("value", "quoted", "read"),
-    [
-        ("step=100.txt", "'step=100.txt'", "step=100.txt"),
-        ("a#b.txt", "'a#b.txt'", "a#b.txt"),
-        ("it's.txt", r"'it\'s.txt'", "it's.txt"),
-        ("[a#b.txt,c.txt]", "['a#b.txt','c.txt']", ["a#b.txt", "c.txt"]),
-        ("['a#b',c#d]", "['a#b','c#d']", ["a#b", "c#d"]),
-        ("~/texts", "'~/texts'", "~/texts"),
-    ],
-)
+QUOTED = [
+    ("step=100.txt", "'step=100.txt'", "step=100.txt"),
+    ("a#b.txt", "'a#b.txt'", "a#b.txt"),
+    ("it's.txt", r"'it\'s.txt'", "it's.txt"),
+    ("[a#b.txt,c.txt]", "['a#b.txt','c.txt']", ["a#b.txt", "c.txt"]),
+    ("['a#b',c#d]", "['a#b','c#d']", ["a#b", "c#d"]),
+    ("~/texts", "'~/texts'", "~/texts"),
+]
+
+
+@pytest.mark.parametrize(("value", "quoted", "read"), QUOTED)
 def test_what_cannot_be_read_is_shown_in_quotes_that_can(
     value: str, quoted: str, read: str | list[str]
 ) -> None:

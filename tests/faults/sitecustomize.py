@@ -90,10 +90,9 @@ def inject(loop, kind, steps, always):
             ).touch()
 
     def write_on_a_full_disk(recorder, row):
+        # where the kernel answers ENOSPC to every write
         if due(row["step"]):
-            recorder.metrics.path = Path(
-                "/dev/full"
-            )  # where the kernel answers ENOSPC to every write
+            recorder.metrics.path = Path("/dev/full")
         write(recorder, row)
 
     if kind in ("kill", "hang", "stop", "error"):

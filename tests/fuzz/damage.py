@@ -372,9 +372,8 @@ def _at(tree: Any, path: tuple[Any, ...]) -> tuple[Any, Any]:
 
 def _put(tree: Any, rng: random.Random, raws: tuple[str, ...]) -> tuple[Any, str]:
     """Change one place of a tree; what the mark in it stands for."""
-    places = list(
-        itertools.islice(_places(tree), 10_000)
-    )  # an earlier wound may have made a tree of aliases
+    # an earlier wound may have made a tree of aliases
+    places = list(itertools.islice(_places(tree), 10_000))
     if not places:
         return rng.choice(VALUES), ""
     shallow = [place for place in places if len(place) <= 2]

@@ -305,9 +305,8 @@ def _framed(done: Answer) -> Numbers:
 def _begun(done: Answer) -> Numbers:
     paths = Path("outputs/runs").glob("nano-*-s2-*")
     folders = [path for path in paths if path.name not in RUNS["half"] and path.is_dir()]
-    (folder,) = [
-        path for path in folders if (path / "summary.json").stat().st_mtime >= done.began
-    ]  # no copy
+    # no copy
+    (folder,) = [path for path in folders if (path / "summary.json").stat().st_mtime >= done.began]
     return {"": {"said": _said(done.out), "state": state(folder)}}
 
 

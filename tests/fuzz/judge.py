@@ -225,12 +225,11 @@ class Judge:
         for key in self.expected.keys() | numbers.keys():
             if not _equal(self.expected.get(key), numbers.get(key)):
                 off.append(key)
+        # the rest of a comparison is of fewer runs
         if self.door.lists and (
             gone := {key for key in self.expected if key and key not in numbers and _is_gone(key)}
         ):
-            off = [
-                key for key in off if key not in {"", *gone}
-            ]  # the rest of a comparison is of fewer runs
+            off = [key for key in off if key not in {"", *gone}]
         if not off:
             return Verdict("same" if said.err == self.sound.err else "mended")
         self.open_records = {
@@ -253,6 +252,7 @@ class Judge:
         if not lines and self.door.name.startswith("grid"):
             lines = self.said.out.splitlines()
         forged = any(wound.how in FORGED for wound in self.wounds)
+        # an optimizer with another's numbers stops where it cannot go on
         if (
             forged
             and self.said.code == 1
@@ -261,9 +261,7 @@ class Judge:
                 or (len(lines) == 1 and lines[0].endswith("train.log"))
             )
         ):
-            return Verdict(
-                "edited"
-            )  # an optimizer with another's numbers stops where it cannot go on
+            return Verdict("edited")
         if self.said.code == 1 and any("missing (" in line for line in self._new_lines()):
             return Verdict("left out")  # a study's run
         bad = [line for line in lines if not line.startswith("nocap: ") or len(line) > LONGEST]

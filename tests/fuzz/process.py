@@ -107,9 +107,8 @@ def _alarm(limit_s: float) -> Iterator[None]:
         raise Hang
 
     before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(
-        signal.ITIMER_REAL, limit_s, 0.5
-    )  # again, where the first one was lost in a finalizer
+    # again, where the first one was lost in a finalizer
+    signal.setitimer(signal.ITIMER_REAL, limit_s, 0.5)
     try:
         yield
     finally:

@@ -20,9 +20,8 @@ from nocap.training.optimizer import decayed
 
 class SophiaOptimizer(torch.optim.Optimizer):
     def __init__(self, params, model, option):
-        super().__init__(
-            params, {"lr": option.lr, "weight_decay": 0.0, "steps": 0}
-        )  # saved, with the groups
+        # saved, with the groups
+        super().__init__(params, {"lr": option.lr, "weight_decay": 0.0, "steps": 0})
         self.model = model
         self.option = option
         self.batch = None
