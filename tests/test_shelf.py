@@ -139,9 +139,8 @@ def close(a: Tensor, b: Tensor) -> None:
 
 # --- formulas -------------------------------------------------------------------------------------
 
-Formula = Callable[
-    ..., Tensor
-]  # the moved model, the embedded tokens, keys → what its trunk must say
+# the moved model, the embedded tokens, keys → what its trunk must say
+Formula = Callable[..., Tensor]
 FORMULAS: list[tuple[Formula, dict[str, Any]]] = []
 
 
@@ -220,9 +219,8 @@ def ngrams(model: Any, x: Tensor, **keys: Any) -> Tensor:
             four = zip(TOKENS_BT[b, t - 3 : t + 1].tolist(), FACTORS, strict=True)
             row = reduce(operator.xor, (token * factor for token, factor in four))
             x[b, t] = x[b, t] + fours.project.weight @ fours.table.weight[row % 97]
-    close(
-        model.trunk(TOKENS_BT[:, :2]), through(x[:, :2])
-    )  # fewer tokens than the longest row stands for
+    # fewer tokens than the longest row stands for
+    close(model.trunk(TOKENS_BT[:, :2]), through(x[:, :2]))
     return through(x)
 
 
@@ -346,12 +344,12 @@ def test_shared_layers_are_the_layers_tied_by_hand() -> None:
         close(model.get_parameter(name).grad, both)
 
 
+# an idea has one for each
 def test_shared_layers_are_counted_once_and_cost_the_same_flops() -> None:
     run = run_of(shared_layers={"repeat": 4})
     C = 32
-    layer = (
-        2 * C * C + 2 * C * 16 + 8 * C * C
-    )  # queries and output, keys and values of one head, MLP
+    # queries and output, keys and values of one head, MLP
+    layer = 2 * C * C + 2 * C * 16 + 8 * C * C
     expected = {"total": layer + V * C, "non_embedding": layer}
     assert count_parameters(build_model(run, vocab_size=V)) == expected
     flops = flops_per_token(run_of(), vocab_size=V)
@@ -364,7 +362,7 @@ def test_shared_layers_are_counted_once_and_cost_the_same_flops() -> None:
         "1",
         "2",
         "3",
-    }  # an idea has one for each
+    }
 
 
 # --- a branch that nothing feeds ------------------------------------------------------------------

@@ -21,11 +21,12 @@ from nocap.sources.formats import modded, nanochat, nanogpt
 from tests.conftest import REPO
 
 HERE = REPO / "experiments" / "speedrun_records"
+# the others are formats from outside
 OWN = {
     "modded": modded,
     "nanochat": nanochat,
     "nanogpt": nanogpt,
-}  # the others are formats from outside
+}
 
 
 @pytest.fixture(autouse=True)

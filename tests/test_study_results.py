@@ -589,10 +589,11 @@ def test_a_claim_rests_on_its_own_runs_and_sessions(tmp_path: Path):
         for seed in (0, 1, 7):
             runs[(arm, seed)] = record(arm, seed, 400, 3.0)
     short = {("mqa", 0): {200: record("mqa", 0, 200, 3.1, started="")}}
+    # a race needs no bench
     sessions = {
         "pace": pace(1.0, numbers=[1]),
         "bench": timed([1], {"mqa": {}}),
-    }  # a race needs no bench
+    }
     expected = [
         *(("mha, seed 0", "mha", NOW), ("mha, seed 1", "mha", NOW)),
         *(

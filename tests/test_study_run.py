@@ -171,9 +171,8 @@ def test_runs_of_a_grid_are_the_baseline(
     ]
     assert here(*baseline, "-m", "seed=0,1,2").code == 0
     before = tree(tmp_path / "out" / "runs")
-    monkeypatch.setattr(
-        "nocap.study.log.now", lambda: "2100-01-01T00:00:00+00:00"
-    )  # times are whole seconds
+    # times are whole seconds
+    monkeypatch.setattr("nocap.study.log.now", lambda: "2100-01-01T00:00:00+00:00")
     written(tmp_path / "made", {**MADE, "claims": [LOSS]})
     assert here(*COMMAND[2:], module="nocap.study").code == 0
     it = left(tmp_path)

@@ -45,9 +45,8 @@ def test_a_plan_writes_nothing_and_a_run_makes_the_studys_own_folder(
     assert folders == [str(file.parent)] * 3
     changed = YAML.read_text().replace("question: ", "question: Of mine, ", 1)
     file.write_text(changed)
-    assert (
-        main(["order_short", "scale=cpu"]) == 1
-    )  # from here on the file in this folder is the study
+    # from here on the file in this folder is the study
+    assert main(["order_short", "scale=cpu"]) == 1
     assert file.read_text() == changed
     assert plans[-1].study.question.startswith("Of mine, ")
 

@@ -79,9 +79,8 @@ def test_longer_runs_that_end_higher_count_as_one_length():
     arm, _ = race(bumpy, {400: [3.7] * 3})
     middle = (math.log(100) * 0.25 + math.log(math.sqrt(200 * 400)) * 0.30) / 0.55
     assert np.log(arm.steps) == pytest.approx(middle)
-    flat, _ = race(
-        {200: [3.0] * 3, 400: [3.1] * 3}, {400: [3.7] * 3}
-    )  # its loss does not fall at all
+    # its loss does not fall at all
+    flat, _ = race({200: [3.0] * 3, 400: [3.1] * 3}, {400: [3.7] * 3})
     assert flat == Finish(steps=[400.0] * 3, ending=Ending.at_most)
 
 
@@ -208,10 +207,8 @@ CROSSINGS = [
     ([5.0, 4.0, 4.0, 3.6], None),  # never
     ([3.0, 2.0, 2.0, 1.0], 0.0),  # there at the start
     ([5.0, 3.5, 3.0, 2.0], 100.0),  # on a point
-    (
-        [5.0, 3.0, 5.0, 2.0],
-        175.0,
-    ),  # one lucky validation does not count: the medians are 5, 5, 3, 2
+    # one lucky validation does not count: the medians are 5, 5, 3, 2
+    ([5.0, 3.0, 5.0, 2.0], 175.0),
 ]
 
 
@@ -228,9 +225,8 @@ def test_crossing(y: list[float], expected: float | None):
 def test_a_ratio_may_be_off_by_what_lies_between_two_validations() -> None:
     arm = [TargetCrossing(at=150.0, before=100.0, after=200.0)]
     base = [TargetCrossing(at=190.0, before=180.0, after=200.0)]
-    lowest = math.log(100 / 200) - math.log(
-        150 / 190
-    )  # the arm as early, the baseline as late as can be
+    # the arm as early, the baseline as late as can be
+    lowest = math.log(100 / 200) - math.log(150 / 190)
     highest = math.log(200 / 180) - math.log(150 / 190)
     assert widening(arm, base) == pytest.approx(max(-lowest, highest))
     differ = (100 - 20) / 170

@@ -200,9 +200,8 @@ print(tracker.url_or_hint)
             summary[key] = value
     named = ["eval/loss", "clock/train_s", "perf/step_ms"]
     assert [summary.get(key) for key in named] == [3.25, 2.5, 31.5]
-    assert not {"val_loss", "val/loss", "arm", "perf/mfu"} & {
-        *summary
-    }  # the final loss has one name
+    # the final loss has one name
+    assert not {"val_loss", "val/loss", "arm", "perf/mfu"} & {*summary}
     assert records[-1]["exit"]["exit_code"] == 0
     assert "hf_secret_value" not in json.dumps(records)
     assert "hub-<redacted:HF_TOKEN>" in json.dumps(records)

@@ -113,10 +113,8 @@ def test_equal_arms_show_no_difference():
 
 
 TIES = [
-    {
-        "base": [3.0, 3.0, 3.0],
-        "idea": [2.0, 2.5, 2.2],
-    },  # one arm ties in the digits that it prints
+    # one arm ties in the digits that it prints
+    {"base": [3.0, 3.0, 3.0], "idea": [2.0, 2.5, 2.2]},
     {"base": [3.0, 3.0], "idea": [2.0, 2.0]},  # a third repeat decides
 ]
 

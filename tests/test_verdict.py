@@ -141,12 +141,8 @@ CONFIRMED, EXCEEDED, REFUTED, INCONCLUSIVE = Word
 GAINS_IN_WORDS = [
     ("tokens_per_s", Scale.ratio, 1.074, "7.4% faster"),
     ("tokens_per_s", Scale.ratio, 0.9, "10.0% slower"),
-    (
-        "step_ms",
-        Scale.ratio,
-        1.25,
-        "20.0% less time",
-    ),  # the time itself, as claims about it have it
+    # the time itself, as claims about it have it
+    ("step_ms", Scale.ratio, 1.25, "20.0% less time"),
     ("tokens_per_s", Scale.ratio, 3.0, "3.00× as fast"),
     ("memory_mib", Scale.ratio, 0.4, "2.50× the memory"),
     ("step_ms", Scale.ratio, 0.8, "25.0% more time"),
@@ -609,9 +605,8 @@ def test_a_speed_must_clear_its_end_by_the_bias_of_an_instance():
     step_times = [200.0] * 3
     half_width = judge(step, ("step_ms", step_times, [202.0] * 3)).primary.interval().half_width
     assert half_width == pytest.approx(0.005 * 201)
-    steps = claim(
-        metric="steps_to_target", expected=[1.0, None], target="baseline"
-    )  # counted, not timed
+    # counted, not timed
+    steps = claim(metric="steps_to_target", expected=[1.0, None], target="baseline")
     assert judge(steps, ("steps_to_target", [399.0] * 3, [400.0] * 3)).word is CONFIRMED
 
 
@@ -668,9 +663,8 @@ def test_a_declared_noise_narrows_and_is_dropped_where_pairs_contradict_it():
         interval = judge(
             claim(**LOSS), losses(*around(0.1, spread)), noise=QUIET
         ).primary.interval()
-        assert (
-            interval.method == method
-        )  # F of 2 and 8 degrees: 5% above 4.46, one in 10,000 below 1e-4
+        # F of 2 and 8 degrees: 5% above 4.46, one in 10,000 below 1e-4
+        assert interval.method == method
         if method == "pairs (Student)":
             assert interval.half_width == pytest.approx(half(around(0.1, spread)))
 
@@ -701,9 +695,8 @@ def test_how_many_more_pairs_would_decide():
     assert more([0.0, 1.6]) == wanted(0.6)  # both ends must hold: the nearer one decides
     assert more([2.0, 2.5]) == wanted(1.0)  # outside: the end that it is outside of
     assert more([1.0, None]) is None  # on the end itself no number would
-    bits = Guard(
-        metric="val_bpb", scale=Scale.difference, margins={"cpu": 0.0}
-    )  # whose 21 would not do
+    # whose 21 would not do
+    bits = Guard(metric="val_bpb", scale=Scale.difference, margins={"cpu": 0.0})
     both = judge(
         claim(**{**LOSS, "expected": [0.4, None]}, guards=[bits]),
         losses(0.0, 1.0, 2.0),

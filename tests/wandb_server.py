@@ -32,9 +32,8 @@ class StoredRun:
     id: str
     project: str
     entity: str
-    described: Json = field(
-        default_factory=dict
-    )  # the last variables of upsertBucket that are not null
+    # the last variables of upsertBucket that are not null
+    described: Json = field(default_factory=dict)
     lines: dict[str, dict[int, str]] = field(default_factory=dict)  # file → line number → line
     exit_code: int | None = None
     preempting: bool = False
