@@ -228,10 +228,11 @@ def door(tmp_path: Path) -> Door:
         env: dict[str, str] | None = None,
     ) -> Finished:
         command = [sys.executable, "-m", module, *words]
+        environment = {**os.environ, "PYTHONPATH": str(REPO), **(env or {})}
         done = subprocess.run(
             command,
             cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(REPO), **(env or {})},
+            env=environment,
             capture_output=True,
             text=True,
             timeout=timeout,
@@ -343,10 +344,11 @@ def undisturbed(cache_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Un
             env = {name: value for name, value in os.environ.items() if not _foreign(name)}
             began = time.monotonic()
             command = [sys.executable, "-m", "nocap.train", *MEDIUM, f"output_dir={output_dir}"]
+            inherited = {**env, "PYTHONPATH": str(REPO), "NOCAP_CACHE": str(cache_dir)}
             done = subprocess.run(
                 command,
                 cwd=folder,
-                env={**env, "PYTHONPATH": str(REPO), "NOCAP_CACHE": str(cache_dir)},
+                env=inherited,
                 capture_output=True,
                 text=True,
                 timeout=120,

@@ -70,7 +70,8 @@ class Lab:
         self, out: str = "out", folder: str = "made", *, run: bool = True, **changed: Any
     ) -> StudyOutcome:
         self.said.clear()
-        return carry_out(self.plan(out, folder, **changed), run=run, log=self.said.append)
+        study_plan = self.plan(out, folder, **changed)
+        return carry_out(study_plan, run=run, log=self.said.append)
 
     def carry(
         self, out: str = "out", folder: str = "made", *, run: bool = True, **changed: Any
@@ -225,10 +226,8 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
         "nocap.study.conduct.datetime",
         SimpleNamespace(now=made.clock, fromisoformat=datetime.fromisoformat),
     )
-    monkeypatch.setattr(
-        "nocap.study.conduct.time",
-        SimpleNamespace(sleep=lambda s: made.sleep(s), monotonic=lambda: 0.0),
-    )
+    clock = SimpleNamespace(sleep=lambda s: made.sleep(s), monotonic=lambda: 0.0)
+    monkeypatch.setattr("nocap.study.conduct.time", clock)
     monkeypatch.setattr(platform, "node", lambda: made.host)
     # a third of the time; what comes out is the same
     for place in ("nocap.sessions.session", "nocap.store.identity"):

@@ -69,13 +69,8 @@ def record_of(attention: str, mlp: str, seed: int, *, status: str = "finished") 
         "clock_s": clock,
         "hardware": {"name": "AMD EPYC 9B14", "fingerprint": "0a1b2c"},
     }
-    curve = Curve(
-        step=step,
-        tokens=[4096 * s for s in step],
-        train_s=train_s,
-        val_loss=val_loss,
-        val_bpb=val_bpb,
-    )
+    tokens = [4096 * s for s in step]
+    curve = Curve(step=step, tokens=tokens, train_s=train_s, val_loss=val_loss, val_bpb=val_bpb)
     config = {**CONFIG[attention], **CONFIG[mlp]}
     return Record(
         folder=Path(name),
@@ -101,9 +96,8 @@ def made(seeds: int, change: Change = lambda record: record, *, broken: bool = T
         fails = broken and (attention, mlp) == ("sliding", "swiglu") and seed > 0
         records.append(record_of(attention, mlp, seed, status="failed" if fails else "finished"))
     problems = ["flash-gelu3x-s1/metrics.jsonl: 1 corrupt line skipped (line 17)"]
-    return compare(
-        Found(records=[change(record) for record in records], problems=problems), target_loss=1.49
-    )
+    noisy = [change(record) for record in records]
+    return compare(Found(records=noisy, problems=problems), target_loss=1.49)
 
 
 def with_summary(record: Record, **values: Any) -> Record:

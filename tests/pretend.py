@@ -85,10 +85,11 @@ class Pretended:
             PYTHON,
             *words,
         ]
+        environment = {**os.environ, **env, "WANDB_MODE": "disabled"}
         done = subprocess.run(
             command,
             cwd=self.folder,
-            env={**os.environ, **env, "WANDB_MODE": "disabled"},
+            env=environment,
             capture_output=True,
             text=True,
             timeout=timeout,

@@ -216,9 +216,13 @@ def record(
     points = curve or ([(0, FIRST)] if val_loss is None else [(0, FIRST), (steps, val_loss)])
     summary = {"val_loss": points[-1][1], "status": status, **more}
     parts = {"environment": {"torch": "made"}}
+    folder = Path(f"/nowhere/{arm}-{seed}-{steps}")
+    identity = f"{arm}-{seed}-{steps}"
+    steps_seen = [step for step, _ in points]
+    losses = [loss for _, loss in points]
     return Record(
-        folder=Path(f"/nowhere/{arm}-{seed}-{steps}"),
-        identity=f"{arm}-{seed}-{steps}",
+        folder=folder,
+        identity=identity,
         name=arm,
         arm=arm,
         seed=seed,
@@ -228,7 +232,7 @@ def record(
         parts=parts,
         manifest={},
         summary=summary,
-        curve=Curve(step=[step for step, _ in points], val_loss=[loss for _, loss in points]),
+        curve=Curve(step=steps_seen, val_loss=losses),
     )
 
 
@@ -245,6 +249,7 @@ def session(
 ) -> SessionFile:
     """Return a session's file."""
     names = next(name for name, place in PLACES.items() if place.kind == kind)
+    measured = {name: dict(row) for name, row in arms.items()}
     content = {
         "kind": kind,
         "place": names,
@@ -254,7 +259,7 @@ def session(
         "started": started,
         "ended": started,
         "arms": {},
-        "measured": {"arms": {name: dict(row) for name, row in arms.items()}},
+        "measured": {"arms": measured},
     }
     return msgspec.convert(content, SessionFile)
 
@@ -313,11 +318,10 @@ def both(arm: dict[str, Any], baseline: dict[str, Any], **sessions: list[Session
 def pace(
     faster: float, *, numbers: Sequence[int] = (1, 2, 3), started: str = NOW
 ) -> list[SessionFile]:
-    arms = {
-        "mha": {"tokens_per_s": 1000.0, "step_ms": 10.0},
-        "mqa": {"tokens_per_s": 1000.0 * faster, "step_ms": 10.0 / faster},
-    }
-    return timed(numbers, {name: {**SEEN, **row} for name, row in arms.items()}, started=started)
+    faster_arm = {"tokens_per_s": 1000.0 * faster, "step_ms": 10.0 / faster}
+    arms = {"mha": {"tokens_per_s": 1000.0, "step_ms": 10.0}, "mqa": faster_arm}
+    rows = {name: {**SEEN, **row} for name, row in arms.items()}
+    return timed(numbers, rows, started=started)
 
 
 def tree(*folders: Path) -> dict[str, int]:

@@ -72,10 +72,8 @@ def test_logs_are_compared_as_the_command_does(tmp_path: Path, here: Door) -> No
     board.write_text("\n".join(rows) + "\n")
     columns = "arm=record,val_loss=loss"
     answer = tmp_path / "answer.json"
-    assert (
-        here(str(board), "--columns", columns, "--json", str(answer), module="nocap.compare").code
-        == 0
-    )
+    answered = here(str(board), "--columns", columns, "--json", str(answer), module="nocap.compare")
+    assert answered.code == 0
     written = json.loads(answer.read_text())
     compared = api.compare(board, columns=columns)
     assert compared == {key: written[key] for key in compared}

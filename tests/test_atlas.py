@@ -56,11 +56,8 @@ def made(
         for seed in range(2):
             luck = chance.gauss(0, 0.05)  # of the seed, which all its arms share
             for share in (0.5, 1.0, 2.0):
-                lines.append(
-                    line(
-                        "baseline", seed, share, 2.0 + off + luck - slope * math.log(share), machine
-                    )
-                )
+                at_share = 2.0 + off + luck - slope * math.log(share)
+                lines.append(line("baseline", seed, share, at_share, machine))
             for arm, factor in worths.items():
                 loss = 2.0 + off + luck - slope * math.log(factor) + chance.gauss(0, noise)
                 lines.append(line(arm, seed, 1.0, loss, machine))
@@ -86,7 +83,8 @@ def told(
 ) -> dict[str, dict[str, str]]:
     """The page's rows by their arms, and each cell by its head."""
     rows = []
-    for row in worth.table(worth.worths(runs, arms, steps), arms, steps, {})[2:]:
+    worths = worth.worths(runs, arms, steps)
+    for row in worth.table(worths, arms, steps, {})[2:]:
         words = row.removeprefix("| ").removesuffix(" |").split(" | ")
         rows.append(words)
     return {row[0]: dict(zip(worth.HEAD, row, strict=True)) for row in rows}
@@ -121,12 +119,8 @@ def test_one_seed_or_two_have_no_verdict(worth: ModuleType) -> None:
     few = [run for run in few if run["arm"] != "bad" or run["machine"] == "here"]
     arms = {arm: {"with": [arm]} for arm in ("good", "bad")}
     steps = timed(worth, dict.fromkeys(arms, 1.0))
-    rows = told(
-        worth,
-        [*few, *(line("other", seed, 1.0, 2.0 + seed / 100) for seed in range(2))],
-        arms,
-        steps,
-    )
+    others = [*few, *(line("other", seed, 1.0, 2.0 + seed / 100) for seed in range(2))]
+    rows = told(worth, others, arms, steps)
     expected = {"good": "no verdict (n=1)", "bad": "no verdict (n=2)"}
     assert {arm: row["verdict"] for arm, row in rows.items()} == expected
     assert {row["after a correction"] for row in rows.values()} == {"–"}
@@ -140,7 +134,8 @@ def test_what_is_left_after_a_correction() -> None:
     expected = {"a", "b"} | ({"c"} if 0.0125 <= 0.05 / 3 else set())
     assert holm(p) == expected
     assert benjamini_hochberg(p) == {"a", "b", "c", "d"}
-    assert holm({"a": 0.026, "b": 0.03}) == benjamini_hochberg({"a": 0.06, "b": 0.9}) == set()
+    corrected = holm({"a": 0.026, "b": 0.03})
+    assert corrected == benjamini_hochberg({"a": 0.06, "b": 0.9}) == set()
     assert benjamini_hochberg({"a": 0.04, "b": 0.045}) == {"a", "b"}  # the first only by the second
 
 
@@ -158,7 +153,7 @@ def test_sums_and_quotients_err_as_often_as_they_say() -> None:
         e = interval(gain).over(interval(rate)).plus(interval(speed))
         misses += not e.low <= 0.1 / 0.3 + 0.05 <= e.high
         expected = e.low > 0 or e.high < 0
-        assert (e.p < 0.05) == (expected)
+        assert (e.p < 0.05) == expected
     assert misses / trials < 0.06
 
 
@@ -178,7 +173,8 @@ def test_an_arm_that_diverged_is_worth_nothing(worth: ModuleType) -> None:
     longer = worth.Blocks(1.0, [*lines, *odd])
     assert longer.slope() == expected
     alone = [line("baseline", 0, 0.5, 2.0), line("once", 0, 0.5, 1.9)]
-    assert told(worth, alone, {"once": {}}, worth.Steps([]))["once"]["lower loss, nats"] == "–"
+    few_rows = told(worth, alone, {"once": {}}, worth.Steps([]))
+    assert few_rows["once"]["lower loss, nats"] == "–"
 
 
 def test_the_atlas_recipe_is_the_best_trial_of_its_stack(jobs: ModuleType) -> None:
@@ -189,7 +185,8 @@ def test_the_atlas_recipe_is_the_best_trial_of_its_stack(jobs: ModuleType) -> No
     assert best < min(others)
     words = [word for word in search["fixed"] if not word.startswith("output_dir")]
     assert words == json.loads(jobs.STACK.read_text())["with"]
-    recipe = composed([*jobs.SCALE, *search["fixed"], *search["trials"][0]["with"]]).run
+    first_trial = search["trials"][0]["with"]
+    recipe = composed([*jobs.SCALE, *search["fixed"], *first_trial]).run
     assert recipe.trainer.steps * recipe.trainer.batch_tokens == 1_572_864
 
 

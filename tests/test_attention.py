@@ -52,7 +52,8 @@ def qkv(
     generator = torch.Generator().manual_seed(1000 * T + 10 * H + K)
     values: list[Tensor] = []
     for n in (H, K, K):
-        values.append(torch.randn(B, n, T, D, generator=generator).to(device).requires_grad_())
+        drawn = torch.randn(B, n, T, D, generator=generator)
+        values.append(drawn.to(device).requires_grad_())
     return values
 
 
@@ -106,7 +107,8 @@ def test_blocks(T: int, window: int, H: int, K: int):
 @pytest.mark.parametrize(("T", "window"), [(256, 64), (256, 1), (200, 37), (128, 1000)])
 def test_flex(T: int, window: int, H: int, K: int):
     prepare_flex(window, seq_len=T, device=torch.device("cuda"))
-    assert_same(flex(window), qkv(T, H, K, device="cuda"), window, tolerance=1e-4)
+    inputs = qkv(T, H, K, device="cuda")
+    assert_same(flex(window), inputs, window, tolerance=1e-4)
 
 
 @pytest.mark.parametrize(

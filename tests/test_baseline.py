@@ -80,9 +80,8 @@ RECIPE = {
 
 def test_the_recipes_numbers(run: Run):
     plain = to_plain(run)
-    assert {
-        part: {key: plain[part][key] for key in keys} for part, keys in RECIPE.items()
-    } == RECIPE
+    recipe = {part: {key: plain[part][key] for key in keys} for part, keys in RECIPE.items()}
+    assert recipe == RECIPE
 
 
 def test_one_group_decays_everything(model: GPT):
@@ -90,7 +89,8 @@ def test_one_group_decays_everything(model: GPT):
     parameters = list(model.parameters())
     assert len(group["params"]) == len(parameters)
     # the rotary tables are no part of the weights
-    assert not {"cos", "sin"} & {name.split(".")[-1] for name in model.state_dict()}
+    leaves = {name.split(".")[-1] for name in model.state_dict()}
+    assert not {"cos", "sin"} & leaves
     numbers = [group[key] for key in ("lr", "betas", "eps", "weight_decay")]
     assert numbers == [0.0018, (0.9, 0.95), 1e-8, 0.1]
 
@@ -165,7 +165,8 @@ def second(model: GPT, ids: Tensor, targets: Tensor) -> Tensor:
         qkv = torch.cat([a.q_proj.weight, a.k_proj.weight, a.v_proj.weight])
         depth = math.sqrt(2 * len(model.blocks))
         x = x + attention(norm(x), qkv, a.out_proj.weight) / depth
-        x = x + F.linear(F.gelu(F.linear(norm(x), f.up.weight)), f.down.weight)
+        hidden = F.gelu(F.linear(norm(x), f.up.weight))
+        x = x + F.linear(hidden, f.down.weight)
     logits = F.linear(norm(x), table)
     flat_logits = logits.float().view(-1, logits.shape[-1])
     return F.cross_entropy(flat_logits, targets.reshape(-1))
@@ -188,11 +189,14 @@ def turn(x: Tensor) -> Tensor:
     T = x.shape[1]
     D = x.shape[3]
     exponents = torch.arange(0, D, 2).float() / D
-    angle = torch.outer(torch.arange(T).float(), 1.0 / (10000 ** (exponents)))
+    places = torch.arange(T).float()
+    angle = torch.outer(places, 1.0 / (10000**exponents))
     cos = angle.cos()[None, :, None, :]
     sin = angle.sin()[None, :, None, :]
     x1, x2 = x.split(D // 2, dim=3)
-    return torch.cat([x1 * cos + x2 * sin, -x1 * sin + x2 * cos], dim=3)
+    left = x1 * cos + x2 * sin
+    right = -x1 * sin + x2 * cos
+    return torch.cat([left, right], dim=3)
 
 
 @pytest.fixture
@@ -234,5 +238,6 @@ def test_the_full_model_starts_near_the_recorded_loss(run: Run):
     model = build_model(run, vocab_size=50257).eval()
     tokens = some_tokens(B=1, T=256, vocab=50257)
     with torch.no_grad():
-        loss = model(tokens[:, :-1], tokens[:, 1:]).total.item()
+        loss_of_all = model(tokens[:, :-1], tokens[:, 1:])
+        loss = loss_of_all.total.item()
     assert loss == pytest.approx(10.97, abs=0.05)

@@ -406,7 +406,8 @@ def test_the_notes_nocaps_own_and_another_engines_are_counted_apart(
     notes = parts["the notes'"]
     own = parts["nocap's own"]
     engine = parts["another engine, counted nowhere"]
-    assert len(notes.rows) + len(own.rows) + len(engine.rows) == len(shown)
+    counted_rows = len(notes.rows) + len(own.rows) + len(engine.rows)
+    assert counted_rows == len(shown)
     assert {row.result.study.name for row in engine.rows} == {"smallmind"}
     names = {row.result.study.name for row in own.rows}
     assert names == {"recipe_tuned", "ladder", "parts", "objectives"}
@@ -463,7 +464,8 @@ SOURCES = {
 
 def test_a_claim_names_the_note_that_states_it(shown: dict[str, Row]):
     for source, claims in SOURCES.items():
-        assert {name: shown[name].claim.source for name in claims} == dict.fromkeys(claims, source)
+        sources = {name: shown[name].claim.source for name in claims}
+        assert sources == dict.fromkeys(claims, source)
 
 
 def test_committed_results_have_their_studies_words(studies: dict[str, Study]):
@@ -525,12 +527,8 @@ def test_the_shares_of_a_forward_are_the_profiles(parts: dict[str, board.Section
     flops = {name: part["flops"] for name, part in profiled(512).items()}
     all_ms = sum(ms.values())
     all_flops = sum(flops.values())
-    shares = [
-        ms["embedding"],
-        ms["head"],
-        ms["head"] + ms["loss"],
-        sum(ms[name] for name in blocks),
-    ]
+    whole_head = ms["head"] + ms["loss"]
+    shares = [ms["embedding"], ms["head"], whole_head, sum(ms[name] for name in blocks)]
     embedding, head, with_loss, of_blocks = (f"{share / all_ms:.1%}" for share in shares)
     assert (
         f"the embedding is {embedding}, the head {head} (with the loss {with_loss})" in entry.answer
@@ -616,7 +614,8 @@ def test_an_interval_that_holds_its_margin_leaves_quality_open(
     quantile = stats.t.isf(0.025, 2)
     half_width = (ends[1] - ends[0]) / 2
     apart = half_width * math.sqrt(3) / quantile
-    pairs = (ends.mean() + apart * np.array([-1, 0, 1])).tolist()
+    three = apart * np.array([-1, 0, 1])
+    pairs = (ends.mean() + three).tolist()
     gain = Gain(
         metric=METRICS["val_loss"],
         scale=Scale(scale),
@@ -660,7 +659,8 @@ def test_a_claim_is_planned_until_results_answer_it(tmp_path: Path):
     assert planned.cells["expected"] == "tokens/s: at least 10% faster"
     assert planned.cells["notes"] == "asked later"
     assert planned.cells["command"] == f"`python -m nocap.study {tmp_path.name}/made scale=cpu`"
-    assert board.planned([resulted(both, speeds(FAST, SAME))], {"made": both}) == []
+    found = resulted(both, speeds(FAST, SAME))
+    assert board.planned([found], {"made": both}) == []
     content = study(claims=[{**LOSS, "id": "M.speed"}])
     loaded(tmp_path / "made", content)
     studies, results = board.read_studies(tmp_path)

@@ -53,10 +53,8 @@ def inputs(
 
 def both(chunks: int, *arguments: Tensor, **options: float | None) -> list[tuple[Tensor, ...]]:
     """The chunked loss and the plain one, each with its gradients."""
-    losses = (
-        chunked_cross_entropy(*arguments, chunks=chunks, **options)[0],
-        plain(*arguments, **options),
-    )
+    in_chunks = chunked_cross_entropy(*arguments, chunks=chunks, **options)
+    losses = (in_chunks[0], plain(*arguments, **options))
     rows: list[tuple[Tensor, ...]] = []
     for loss in losses:
         gradients = torch.autograd.grad(3 * loss, arguments[:2], retain_graph=True)

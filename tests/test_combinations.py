@@ -86,13 +86,16 @@ def test_every_combination_learns(combination: tuple[str, ...]) -> None:
     attention, mlp, schedule, optimizer = combination
     rates = ["optimizer.lr=0.02", *(["optimizer.muon_lr=0.02"] if optimizer == "muon" else [])]
     kept = "constant" if optimizer == "schedule_free" else schedule
-    optimizer_of_it = small(f"optimizer={optimizer}", *rates)
+    optimizer_run = small(f"optimizer={optimizer}", *rates)
+    plain = small(f"attention={attention}")
+    mlp_run = small(f"mlp={mlp}")
+    schedule_run = small(f"schedule={kept}")
     curve = losses(
         replace(
-            small(f"attention={attention}"),
-            mlp=small(f"mlp={mlp}").mlp,
-            schedule=small(f"schedule={kept}").schedule,
-            optimizer=optimizer_of_it.optimizer,
+            plain,
+            mlp=mlp_run.mlp,
+            schedule=schedule_run.schedule,
+            optimizer=optimizer_run.optimizer,
         )
     )
     for loss in curve:

@@ -199,7 +199,8 @@ def test_a_command_s_answer(
     words: str, key: str, last: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command, *more = words.split()
-    assert door(command)([*more, "--json", *["-"] * (command == "plot")]) == 0
+    no_files = ["-"] * (command == "plot")
+    assert door(command)([*more, "--json", *no_files]) == 0
     out, err = capsys.readouterr()
     assert key in json.loads(out)
     assert err

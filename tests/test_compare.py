@@ -230,9 +230,10 @@ def test_speeds_have_the_interval_of_losses_on_logarithms(tmp_path):
     sides = []
     for arm in alone["arms"]:
         records = load([tmp_path]).records
-        sides.append(
-            [math.log(record.value("token_us")) for record in records if record.arm == arm["arm"]]
-        )
+        costs = [
+            math.log(record.value("token_us")) for record in records if record.arm == arm["arm"]
+        ]
+        sides.append(costs)
     expected = stats.ttest_rel(sides[1], sides[0]).confidence_interval(0.95)
     ratio = alone["arms"][1]["token_us"]["ratio"]
     assert ratio["low"] == pytest.approx(math.exp(expected.low), abs=1e-9)
@@ -307,7 +308,8 @@ def test_the_cautious_interval_is_there_for_who_asks(tmp_path, capsys):
     base, *others = [[losses[identity] for identity in arm["runs"]] for arm in content["arms"]]
     gains = np.subtract(others, base)
     for i, arm in enumerate(content["arms"][1:]):
-        noise = math.sqrt(np.delete(gains, i, axis=0).var(axis=1, ddof=1).mean())  # six degrees
+        variances = np.delete(gains, i, axis=0).var(axis=1, ddof=1)
+        noise = math.sqrt(variances.mean())  # six degrees
         quantile = stats.t.isf(0.005 / 4, 6 + 2)
         own_deviation = gains[i].std(ddof=1)
         half = quantile * max(noise, own_deviation) / math.sqrt(3)
@@ -348,7 +350,8 @@ def test_another_optimizer_has_the_cautious_interval(tmp_path):
     assert levels["optimizer"]["method"] == "pairs, cautious"
     level = levels["optimizer"]
     quantile = stats.t.isf(0.05, 3)
-    half = (1 + 3.3 / math.sqrt(4)) * quantile * level["sd"] / math.sqrt(4)
+    caution = 1 + 3.3 / math.sqrt(4)
+    half = caution * quantile * level["sd"] / math.sqrt(4)
     assert level["high"] - level["mean"] == pytest.approx(half)
 
 
@@ -373,13 +376,8 @@ def test_a_row_is_over_the_seeds_that_all_arms_share(tmp_path):
     two_arms(tmp_path, effect=0.05)
     gelu3x(tmp_path, seed=7, loss=9.0)
     for seed in range(1, 4):
-        write_run(
-            tmp_path,
-            words="gpt2-other",
-            config={"mlp.expansion": 2.0},
-            seed=seed,
-            loss=3.1 + seed / 1e3,
-        )
+        loss = 3.1 + seed / 1e3
+        write_run(tmp_path, words="gpt2-other", config={"mlp.expansion": 2.0}, seed=seed, loss=loss)
     content = told(tmp_path)
     base, arm, other = content["arms"]
     for row in (base, arm, other):
@@ -398,13 +396,8 @@ def test_a_row_is_over_the_seeds_that_all_arms_share(tmp_path):
 def test_arms_that_share_no_seeds_are_samples_and_a_line_says_which(tmp_path):
     two_arms(tmp_path, effect=0.05)
     for seed in range(10, 14):
-        write_run(
-            tmp_path,
-            words="gpt2-other",
-            config={"mlp.expansion": 2.0},
-            seed=seed,
-            loss=3.1 + seed / 1e3,
-        )
+        loss = 3.1 + seed / 1e3
+        write_run(tmp_path, words="gpt2-other", config={"mlp.expansion": 2.0}, seed=seed, loss=loss)
     content = told(tmp_path)
     for arm in content["arms"][1:]:
         assert arm["difference"]["method"] == "unpaired, all arms together"
@@ -504,16 +497,18 @@ def attentions(
     ):
         loss = 3.3 + 0.05 * place + seed * 1e-3 * (1 + place + wide)
         config = {**OPTIONS[name], "mlp.expansion": float(4 - wide)}
+        kernel = str(OPTIONS[name]["attention.kernel"])
+        started = f"2026-01-01T00:0{seed}:{place}{wide}"
         write_run(
             root,
             words=f"gpt2-{name}-{mlp}",
             seed=seed,
             loss=loss,
             config=config,
-            kernel=str(OPTIONS[name]["attention.kernel"]),
+            kernel=kernel,
             options={"attention": name, "mlp": mlp},
             swept=swept,
-            started=f"2026-01-01T00:0{seed}:{place}{wide}",
+            started=started,
         )
 
 
@@ -725,13 +720,11 @@ def test_what_was_asked_for_and_is_not_there_is_unfinished(tmp_path):
 @pytest.mark.parametrize(("there", "verdict"), [(6, "worse"), (4, "unfinished (4 of 6 runs)")])
 def test_samples_that_share_no_seeds_are_unfinished_too(tmp_path, there, verdict):
     for seed in range(6):
-        write_run(tmp_path, seed=seed, loss=3.3 + seed * 1e-3, asked=(FIRST, tuple(range(6))))
+        first_look = (FIRST, tuple(range(6)))
+        write_run(tmp_path, seed=seed, loss=3.3 + seed * 1e-3, asked=first_look)
         if seed < there:
-            about = {
-                "seed": seed + 10,
-                "loss": 3.4 + seed * 1e-3,
-                "asked": (SECOND, tuple(range(10, 16))),
-            }
+            second_look = (SECOND, tuple(range(10, 16)))
+            about = {"seed": seed + 10, "loss": 3.4 + seed * 1e-3, "asked": second_look}
             gelu3x(tmp_path, **about)
     arms = arms_of(tmp_path, baseline="gelu4x")
     assert arms["gelu3x"]["difference"]["verdict"] == verdict
@@ -973,7 +966,8 @@ def test_the_baseline_is_the_arm_asked_for_first_however_its_runs_are_named(tmp_
     for seed in seeds:
         later = {"seed": seed, "started": f"2026-01-02T00:0{2 - seed}:00"}
         write_run(tmp_path, **later, asked=(day, seeds), loss=3.3 + 0.001 * seed)
-        gelu3x(tmp_path, **later, asked=(day, seeds), place=1, loss=3.2 + 0.002 * seed)
+        faster_loss = 3.2 + 0.002 * seed
+        gelu3x(tmp_path, **later, asked=(day, seeds), place=1, loss=faster_loss)
     folders = sorted(tmp_path.glob("runs/*"))
     pattern = str(tmp_path / "runs" / "*")
     ways = [[tmp_path], [tmp_path / "runs"], folders, folders[::-1], [pattern]]
@@ -1087,9 +1081,8 @@ def test_measurements_have_unit_and_direction(tmp_path):
     assert shown == expected
     endings = {row["ending"] for row in measurements if row["value"] is None}
     assert endings == {"diverged"}
-    assert {(row["where"], row["when"]) for row in measurements} == {
-        ("aaaa", "2026-01-01T00:00:00")
-    }
+    places = {(row["where"], row["when"]) for row in measurements}
+    assert places == {("aaaa", "2026-01-01T00:00:00")}
 
 
 def test_why(tmp_path, capsys, monkeypatch):

@@ -146,7 +146,8 @@ def test_and_so_does_an_experiment_a_list_or_a_null(overrides: list[str], tmp_pa
 
 def test_a_broken_record_is_refused_by_name(tmp_path: Path):
     path = tmp_path / "config.yaml"
-    for text in ("", "seed: 0\n", "a: [", dump({**to_plain(compose([])), "sed": 1})):
+    broken = dump({**to_plain(compose([])), "sed": 1})
+    for text in ("", "seed: 0\n", "a: [", broken):
         path.write_text(text)
         with pytest.raises(ValueError, match=re.escape(str(path))):
             load(path)
@@ -215,7 +216,8 @@ FOLLOWS: list[tuple[str, dict[str, Any]]] = [  # overrides → what the run has
 
 @pytest.mark.parametrize(("overrides", "values"), FOLLOWS, ids=[row[0] for row in FOLLOWS])
 def test_what_follows_from_the_overrides(overrides: str, values: dict[str, Any]):
-    assert {key: attrgetter(key)(compose(overrides.split(" "))) for key in values} == values
+    values_of_run = {key: attrgetter(key)(compose(overrides.split(" "))) for key in values}
+    assert values_of_run == values
 
 
 @pytest.mark.parametrize(
@@ -434,9 +436,8 @@ def test_help_is_a_screen_of_every_group_and_option_and_of_the_common_keys() -> 
     assert max(map(len, lines)) <= outside.WIDTH
     words = {word.strip(",") for line in lines for word in line.split()}
     groups = (*outside.groups(), "experiment")
-    assert {outside.place(group) for group in groups} | {
-        n for g in groups for n in outside.yamls(g)
-    } < words
+    places = {outside.place(group) for group in groups}
+    assert places | {n for g in groups for n in outside.yamls(g)} < words
     text = "\n".join(lines[lines.index(KEYS) :])
     shown = re.findall(r"^  ([\w.]+)=\S", text, re.M)
     assert sorted(shown) == sorted(COMMON)

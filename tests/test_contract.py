@@ -70,7 +70,6 @@ def test_options_compile(at: int, tmp_path: Path) -> None:
         f"objective.loss_chunks={1 + at % 3}",
     ]
     more += [f"trainer.activation_checkpointing={KINDS[at % len(KINDS)]}"]
-    trial = OptionTrial(
-        group="attention", name=names["attention"][at], more=tuple(more), folder=tmp_path
-    )
+    attention = names["attention"][at]
+    trial = OptionTrial(group="attention", name=attention, more=tuple(more), folder=tmp_path)
     passes(trial, without={*CHECKS["attention"]} - {compiles})

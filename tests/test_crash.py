@@ -193,7 +193,8 @@ def states(made: Recorder, every: int = 1) -> Iterator[tuple[str, Tree]]:
     for first in [*range(0, len(made.ops), every), len(made.ops)]:
         for data, names in itertools.product(("kept", "cut", "lost"), ("kept", "lost")):
             tree = after(made, first, data=data, names=names)
-            if (mark := hash(tuple(sorted(tree.items(), key=lambda item: item[0])))) not in marks:
+            files = sorted(tree.items(), key=lambda item: item[0])
+            if (mark := hash(tuple(files))) not in marks:
                 marks.add(mark)
                 yield f"after {first} calls, data {data}, names {names}", tree
 
@@ -295,7 +296,8 @@ def test_every_cut_of_a_run_is_read_as_the_right_checkpoint_and_some_resume(
     trained = 0
     for what, tree in states(twin.made, every):
         put(tree, tmp_path / "state")
-        check(what, tmp_path / "state", twin, least=durable_step(twin.made, int(what.split()[1])))
+        step = int(what.split()[1])
+        check(what, tmp_path / "state", twin, least=durable_step(twin.made, step))
         read += 1
         if chance.random() < resumed:
             resumes_to_the_same_bits(what, tmp_path / "state", twin)

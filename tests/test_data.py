@@ -73,9 +73,8 @@ def text(tmp_path):
         for name, content in files.items():
             parent = (tmp_path / "t" / name).parent
             parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / "t" / name).write_bytes(
-                content if isinstance(content, bytes) else content.encode()
-            )
+            raw = content if isinstance(content, bytes) else content.encode()
+            (tmp_path / "t" / name).write_bytes(raw)
         paths = [
             str(tmp_path / "t" / path) for path in (paths if isinstance(paths, list) else [paths])
         ]
@@ -208,15 +207,12 @@ def test_the_share_of_validation_in_training_is_that_of_all_passages(tmp_path, m
     chance = np.random.default_rng(0)
     train = chance.integers(0, 300, 20_000)
     own = chance.integers(0, 300, 6_000)
-    val = np.concatenate([own[:3000], train[7000:10_000], own[3000:]])
+    three_parts = [own[:3000], train[7000:10_000], own[3000:]]
+    val = np.concatenate(three_parts)
     windows = []
     for side in (train, val):
-        windows.append(
-            {
-                row.tobytes()
-                for row in np.lib.stride_tricks.sliding_window_view(side, overlap.PASSAGE)
-            }
-        )
+        windows_of_side = np.lib.stride_tricks.sliding_window_view(side, overlap.PASSAGE)
+        windows.append({row.tobytes() for row in windows_of_side})
     expected = len(windows[0] & windows[1]) / len(windows[1])
     scanned = {}
     for name, tokens in (("train", train), ("val", val)):
@@ -257,7 +253,8 @@ def test_moving_the_text_does_not_change_the_shards(text):
 def test_a_file_named_twice_counts_once_hidden_ones_do_not_and_of_one_name_both(text, tmp_path):
     (tmp_path / "t").mkdir()
     (tmp_path / "t" / "link.txt").symlink_to("a.txt")
-    dataset = text({"a.txt": lines(5000, "a"), ".secret": b"\xff"}, ["a.txt", "", "*.txt"])
+    files = {"a.txt": lines(5000, "a"), ".secret": b"\xff"}
+    dataset = text(files, ["a.txt", "", "*.txt"])
     assert dataset.source["files"] == 1
     dataset = text({"1/notes.txt": "one", "2/notes.txt": "two"}, ["1/notes.txt", "2/notes.txt"])
     assert sorted(both(dataset)) == [b"one", b"two"]
@@ -354,8 +351,8 @@ def test_gpt2_text_decodes_to_the_same_text_as_bytes(text, tmp_path, monkeypatch
     path = str(tmp_path / "t")
     as_gpt2 = prepare(Text(**COMMON, val_fraction=0.3, path=path), gpt2, cache_dir=tmp_path)
     content = gpt2.load(cache_dir=tmp_path)
-    tokens_of_it = map_tokens(as_gpt2.val[0].path)
-    decoded = content.decode_bytes(tokens_of_it.tolist())
+    gpt2_tokens = map_tokens(as_gpt2.val[0].path)
+    decoded = content.decode_bytes(gpt2_tokens.tolist())
     words = decoded.split(b"<|endoftext|>")[1:]
     assert words == documents([as_bytes.val[0].path])
 
@@ -387,17 +384,16 @@ def test_the_chain_has_four_equal_successors_and_never_changes(tmp_path):
     visits = counts[visited] > 0
     assert set((visits).sum(axis=1)) == {4}
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    entropy = -(
-        counts / counts.sum() * np.log(shares, where=shares > 0, out=np.zeros_like(shares))
-    ).sum()
+    shares_of_all = counts / counts.sum()
+    logs = np.log(shares, where=shares > 0, out=np.zeros_like(shares))
+    entropy = -(shares_of_all * logs).sum()
     assert entropy == pytest.approx(math.log(4), abs=2e-3)
 
 
 def test_streams_seeds_and_chunks(monkeypatch):
     def walk(**more):
-        return np.concatenate(
-            [*synthetic.tokens(**{"count": 1000, "vocab_size": 257, "seed": 0, "stream": 0} | more)]
-        )
+        keys = {"count": 1000, "vocab_size": 257, "seed": 0, "stream": 0} | more
+        return np.concatenate([*synthetic.tokens(**keys)])
 
     whole = walk()
     assert min((other != whole).mean() for other in (walk(stream=1), walk(seed=1))) > 0.9
@@ -716,11 +712,12 @@ def test_a_shard_may_have_a_globs_characters_in_its_name(folder, cache):
 
 
 def test_the_fingerprint_follows_order_split_and_vocabulary(folder, cache):
+    changed = fingerprint(cache, *of_shards(folder), "tokenizer=gpt2")
     prints = {
         fingerprint(cache, *of_shards(folder)),
         fingerprint(cache, *of_shards(folder, train="train_0.bin")),
         fingerprint(cache, *of_shards(folder, train="val_*.bin", val="train_*.bin")),
-        fingerprint(cache, *of_shards(folder), "tokenizer=gpt2"),
+        changed,
     }
     (folder / "train_1.bin").rename(folder / "train_.bin")  # sorts before train_0.bin
     assert len(prints | {fingerprint(cache, *of_shards(folder))}) == 5
@@ -748,9 +745,8 @@ def test_shards_that_cannot_be_used_are_refused(folder, capsys, train, val, word
     content = (folder / "train_0.bin").read_bytes()
     (folder / "copy.bin").write_bytes(content)
     (folder / "notes.txt").write_text("hello")
-    assert words.format(folder=folder) in refused(
-        ["prepare", *of_shards(folder, train, val)], capsys
-    )
+    command = ["prepare", *of_shards(folder, train, val)]
+    assert words.format(folder=folder) in refused(command, capsys)
 
 
 # --- files without a header, as nanoGPT writes them -----------------------------------------------
@@ -988,12 +984,9 @@ def door(tmp_path, hub, monkeypatch):
     imported: each call imports it anew."""
     for name in [name for name in os.environ if "proxy" in name.lower() or name.startswith("HF_")]:
         monkeypatch.delenv(name)
-    ours = {
-        "HF_ENDPOINT": hub.url,
-        "HF_HOME": str(tmp_path / "hf"),
-        "NOCAP_CACHE": str(tmp_path / "cache"),
-    }
-    ours |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    ours = {"HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    ours["HF_HOME"] = str(tmp_path / "hf")
+    ours["NOCAP_CACHE"] = str(tmp_path / "cache")
 
     def run(verb: str = "prepare", *overrides: str, shards: int = 2, **more: str) -> Finished:
         forget()

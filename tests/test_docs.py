@@ -198,9 +198,8 @@ def test_the_readme_rounds_a_result_once() -> None:
 
 def test_each_block_of_the_readme_is_run_as_its_file_says() -> None:
     readme = {*run_docs.README}
-    assert {
-        block.commands[0].split("\n")[0] for block in ALL if block.page == "README.md"
-    } == readme
+    first_lines = {block.commands[0].split("\n")[0] for block in ALL if block.page == "README.md"}
+    assert first_lines == readme
 
 
 def test_every_page_is_reached_from_the_readme() -> None:
@@ -211,7 +210,8 @@ def test_every_page_is_reached_from_the_readme() -> None:
             for page in new
             for link in LINK.findall(page.read_text())
         )
-        new = ({(page.parent / path).resolve() for page, path in links} & {*pages()}) - reached
+        targets = {(page.parent / path).resolve() for page, path in links}
+        new = (targets & {*pages()}) - reached
         reached = reached | new
     assert {*pages()} == reached
 
@@ -220,11 +220,12 @@ def test_every_page_is_reached_from_the_readme() -> None:
 def test_a_page_is_short(page: Path) -> None:
     lines = page.read_text().splitlines()
     assert len(lines) <= 150
-    assert [
+    long_lines = [
         line
         for line in lines
         if len(line) > 140 and not line.startswith(("|", "<!-- run", "     "))
-    ] == []
+    ]
+    assert long_lines == []
 
 
 PAGE_AND_OUTPUT = [

@@ -125,7 +125,8 @@ def test_two_ranks_draw_what_one_draws(folder: Path, tmp_path: Path, door: Door)
     one, two = (rows_of(the_run(tmp_path / f"of{devices}")) for devices in (1, 2))
     for name in ("train/loss", "val/loss"):
         expected = [row[name] for row in one if name in row]
-        assert [row[name] for row in two if name in row] == pytest.approx(expected, rel=1e-5)
+        shown = [row[name] for row in two if name in row]
+        assert shown == pytest.approx(expected, rel=1e-5)
 
 
 def test_another_generator_than_torchs_is_refused(
@@ -297,7 +298,8 @@ def test_an_update_on_two_ranks_draws_what_one_draws(
     one, two = (rows_of(the_run(tmp_path / f"of{devices}")) for devices in (1, 2))
     for name in ("train/loss", "val/loss"):
         expected = [row[name] for row in one if name in row]
-        assert [row[name] for row in two if name in row] == pytest.approx(expected, rel=1e-5)
+        shown = [row[name] for row in two if name in row]
+        assert shown == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.usefixtures("noisy")

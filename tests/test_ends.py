@@ -89,11 +89,8 @@ def ended(
         stdin=subprocess.DEVNULL,
     )
     assert done.returncode == 0, done.stderr
-    return (
-        {door: int((folder / f"{door}.code").read_text()) for door in doors},
-        done.stdout,
-        done.stderr,
-    )
+    codes = {door: int((folder / f"{door}.code").read_text()) for door in doors}
+    return (codes, done.stdout, done.stderr)
 
 
 CODES = {door: code for door, (_, code) in ASKED.items()}

@@ -35,8 +35,10 @@ def judged(folder: Path, keys: str, losses: Losses, *words: str) -> Json:
     rows = []
     for place, of_place in losses.items():
         for seed, loss in enumerate(of_place):
-            rows.append(",".join([*place, str(seed), repr(float(loss))]))
-    text = "\n".join([",".join([*names, "seed", "val_loss"]), *rows]) + "\n"
+            cells = [*place, str(seed), repr(float(loss))]
+            rows.append(",".join(cells))
+    heads = [*names, "seed", "val_loss"]
+    text = "\n".join([",".join(heads), *rows]) + "\n"
     (folder / "t.csv").write_text(text)
     command = [
         str(folder / "t.csv"),
@@ -60,9 +62,8 @@ def drawn(
     values = {}
     for place in itertools.product(*(names.split() for names in levels)):
         noise = rng.normal(size=n)
-        values[place] = (
-            3 + 0.01 * (common + noise) + sum((effects or {}).get(name, 0) for name in place)
-        )
+        effect = sum((effects or {}).get(name, 0) for name in place)
+        values[place] = 3 + 0.01 * (common + noise) + effect
     return values
 
 
@@ -106,7 +107,8 @@ def test_levels_are_means_over_the_other_keys_with_the_interval_of_arms(
     attention, mlp = content["by_factor"]["factors"]
 
     def mean(level: str) -> np.ndarray:
-        return np.mean([of_place for place, of_place in losses.items() if level in place], axis=0)
+        of_level = [of_place for place, of_place in losses.items() if level in place]
+        return np.mean(of_level, axis=0)
 
     assert attention["key"] == "attention"
     assert attention["baseline"] == "flash"
@@ -118,21 +120,17 @@ def test_levels_are_means_over_the_other_keys_with_the_interval_of_arms(
     (gqa,) = attention["levels"]
     assert gqa["difference"]["low"] == pytest.approx(exact.low, abs=1e-9)
     assert gqa["difference"]["high"] == pytest.approx(exact.high, abs=1e-9)
-    ends = of_a_mixed_model(
-        np.array([mean(level) - mean("gelu4x") for level in ("gelu3x", "swiglu")])
-    )
+    differences = np.array([mean(level) - mean("gelu4x") for level in ("gelu3x", "swiglu")])
+    ends = of_a_mixed_model(differences)
     for level, (low, high) in zip(mlp["levels"], ends, strict=True):
         assert level["difference"]["low"] == pytest.approx(low, abs=1e-9)
         assert level["difference"]["high"] == pytest.approx(high, abs=1e-9)
     base = losses["flash", "gelu4x"]
     contrasts = []
     for name in ("gelu3x", "swiglu"):
-        contrasts.append(
-            losses["gqa", name]
-            - base
-            - (losses["gqa", "gelu4x"] - base)
-            - (losses["flash", name] - base)
-        )
+        of_attention = losses["gqa", "gelu4x"] - base
+        of_mlp = losses["flash", name] - base
+        contrasts.append(losses["gqa", name] - base - of_attention - of_mlp)
     for interaction, (low, high) in zip(
         content["by_factor"]["interactions"], of_a_mixed_model(np.array(contrasts)), strict=True
     ):
@@ -140,9 +138,8 @@ def test_levels_are_means_over_the_other_keys_with_the_interval_of_arms(
         assert interaction["high"] == pytest.approx(high, abs=1e-9)
         assert interaction["shown"] is bool(low > 0 or high < 0)
     arms = [arm["difference"] for arm in content["arms"] if arm["difference"]]
-    ends = of_a_mixed_model(
-        np.array([row - base for place, row in losses.items() if place != ("flash", "gelu4x")])
-    )
+    rest = np.array([row - base for place, row in losses.items() if place != ("flash", "gelu4x")])
+    ends = of_a_mixed_model(rest)
     for gap, (low, high) in zip(arms, ends, strict=True):
         assert gap["low"] == pytest.approx(low, abs=1e-9)
         assert gap["high"] == pytest.approx(high, abs=1e-9)
@@ -284,7 +281,8 @@ def test_options_and_keys_that_were_swept_are_the_factors(tmp_path: Path) -> Non
 def test_keys_that_go_in_pairs_are_one_factor(tmp_path: Path) -> None:
     """As of `--zip`, beside a key that is crossed with both."""
     pairs = [{"lr": "0.1", "decay": "1"}, {"lr": "0.2", "decay": "2"}]
-    root = grid(tmp_path, [{**pair, "mlp": mlp} for pair in pairs for mlp in ("a", "b")])
+    points = [{**pair, "mlp": mlp} for pair in pairs for mlp in ("a", "b")]
+    root = grid(tmp_path, points)
     expected = {"lr+decay": ["lr=0.1 decay=1", "lr=0.2 decay=2"], "mlp": ["a", "b"]}
     assert factors(root) == expected
 
@@ -332,11 +330,8 @@ def test_a_level_whose_arms_differ_in_more_is_confounded(tmp_path: Path) -> None
 
 def test_the_page_has_the_levels_first_and_their_effects_sorted(tmp_path: Path) -> None:
     def about(place: dict[str, str], seed: int) -> Json:
-        return {
-            "loss": 3.3
-            + {"a": 0.0, "b": 0.2, "c": -0.2}[place["mlp"]]
-            + 0.001 * seed * len(place["lr"])
-        }
+        offset = {"a": 0.0, "b": 0.2, "c": -0.2}
+        return {"loss": 3.3 + offset[place["mlp"]] + 0.001 * seed * len(place["lr"])}
 
     root = grid(tmp_path, product(lr="0.1 0.22", mlp="a b c"), about=about)
     comparison = compare(load([root]))

@@ -233,7 +233,8 @@ def test_05_only_valid_checkpoints_are_counted(tmp_path: Path) -> None:
     (tmp_path / name_of(3) / "manifest.json").unlink()
     flip(tmp_path / name_of(4) / "model.safetensors")
     said = checkpoint.prune(tmp_path, keep=1)
-    assert [line.partition("step-")[2][:8] for line in said] == ["00000004", "00000003"]
+    steps_said = [line.partition("step-")[2][:8] for line in said]
+    assert steps_said == ["00000004", "00000003"]
     names = {name_of(step) for step in (2, 3, 4)}
     assert {path.name for path in tmp_path.iterdir()} == names
 
@@ -552,13 +553,11 @@ def test_14_15_16_bad_shard(tmp_path: Path, here: Door, shards: tuple[str, ...])
     named. Every damage: test_shards.py."""
     last = tmp_path / "shards" / "train_1.bin"
     sound = last.read_bytes()
+    short = (60_000).to_bytes(2, "little")
     cases = (
         (b"\7" + sound[1:], "magic number 20240520, got "),
         (sound[: len(sound) // 2], "truncated"),
-        (
-            sound[:-2] + (60_000).to_bytes(2, "little"),
-            "below 257, the tokenizer's vocabulary, got 60000",
-        ),
+        (sound[:-2] + short, "below 257, the tokenizer's vocabulary, got 60000"),
     )
     for damaged, reason in cases:
         last.write_bytes(damaged)
@@ -694,7 +693,8 @@ def spoil_checkpoint(chance: random.Random, folder: Path, case: int) -> None:
         case 3:
             save_file({**tensors, f"{name}/more": tensors[name].clone()}, file)
         case 4:
-            save_file({**tensors, name: tensors[name].new_zeros(3, 3, 3)}, file)
+            damaged = {**tensors, name: tensors[name].new_zeros(3, 3, 3)}
+            save_file(damaged, file)
         case 5:
             path = folder.with_name("proof")
             file.write_bytes(pickle.dumps(Payload(path)))

@@ -148,9 +148,8 @@ def test_arms_are_sorted_by_effect_after_the_baseline(tmp_path: Path) -> None:
 def test_a_difference_that_is_not_shown_asks_for_the_seeds_that_would_show_it(
     tmp_path: Path,
 ) -> None:
-    comparison = runs(
-        tmp_path, {"base": FLAT, "noisy": [x + d for x, d in zip(FLAT, DRIFT, strict=True)]}
-    )
+    noisy = [x + d for x, d in zip(FLAT, DRIFT, strict=True)]
+    comparison = runs(tmp_path, {"base": FLAT, "noisy": noisy})
     (found,) = comparison.findings.found
     assert found.seeds is not None
     assert 4 < found.seeds <= 16
@@ -190,14 +189,16 @@ def test_what_is_equal_to_rounding_asks_for_nothing(tmp_path: Path) -> None:
 
 
 def test_too_few_seeds_ask_for_four(tmp_path: Path) -> None:
-    more = runs(tmp_path, {"base": FLAT[:1], "other": FLAT[:1]}).findings.next
+    lengths = {"base": FLAT[:1], "other": FLAT[:1]}
+    more = runs(tmp_path, lengths).findings.next
     assert more is not None
     assert more.override == "seed=0,1,2,3"
 
 
 def test_what_was_asked_for_and_is_not_there_is_asked_for_again(tmp_path: Path) -> None:
     asked = ("2026-01-01T00:00:00", (0, 1, 2, 7))
-    more = runs(tmp_path, {"base": FLAT, "other": FLAT[:3]}, asked=asked).findings.next
+    longer = {"base": FLAT, "other": FLAT[:3]}
+    more = runs(tmp_path, longer, asked=asked).findings.next
     assert more is not None
     assert more.override == "seed=0,1,2,3,7"
 

@@ -112,11 +112,10 @@ def both(*words: str, causal: bool = True) -> tuple[float, float]:
     run = compose(words)
     by = []
     for formulas in (True, False):
-        by.append(
-            component_flops(
-                run, vocab_size=run.tokenizer.vocab_size, causal=causal, formulas=formulas
-            )
+        counted = component_flops(
+            run, vocab_size=run.tokenizer.vocab_size, causal=causal, formulas=formulas
         )
+        by.append(counted)
     return sum(by[0].values()), sum(by[1].values())
 
 

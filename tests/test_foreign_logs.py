@@ -357,10 +357,8 @@ def curve(path, loss, *, steps=200, every=50, **cells):
 def crossed(root, template, *, seeds=(0, 1, 2)):
     for number, arm in enumerate(("base", "idea")):
         for seed in seeds:
-            curve(
-                root / template.format(arm=arm, seed=seed),
-                3 - 0.05 * number + 0.003 * seed * (1 + number),
-            )
+            loss = 3 - 0.05 * number + 0.003 * seed * (1 + number)
+            curve(root / template.format(arm=arm, seed=seed), loss)
 
 
 TEMPLATES = [
@@ -900,7 +898,8 @@ def test_mlflow_s_runs_of_one_name_are_two(tmp_path):
         rows.append(
             f"{number}b7c6c03846f4dc89809dcb1e4249001,1,FINISHED,x,{3 + number / 10},{arm}\n"
         )
-    found = logs.load([str(table(tmp_path / "t.csv", head + "".join(rows)))])
+    text = head + "".join(rows)
+    found = logs.load([str(table(tmp_path / "t.csv", text))])
     expected = [("base", 3.0), ("base", 3.1), ("idea", 3.2), ("idea", 3.3)]
     assert sorted((run.arm, run.val_loss) for run in found.records) == expected
 
@@ -967,7 +966,8 @@ def test_renamed_states_of_one_folder_are_runs(tmp_path):
 
 
 def test_of_two_validations_at_a_step_the_trainer_s_last_counts(tmp_path):
-    hf_state(tmp_path / "trainer_state.json", [(0, 4), (100, 3), (100, 2.9)])
+    validations = [(0, 4), (100, 3), (100, 2.9)]
+    hf_state(tmp_path / "trainer_state.json", validations)
     assert the_run(tmp_path).val_loss == 2.9
 
 

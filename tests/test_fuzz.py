@@ -85,7 +85,8 @@ def test_damage_for_an_hour(bench, number, bounded_memory):
 def test_undamaged_records_give_the_same_answer_again(bench):
     """Else a difference after damage would say nothing."""
     elsewhere = (Wound("outside/canary.txt", "extend", 0),)
-    assert {bench.run(Case(name, elsewhere)).outcome for name in bench.doors} == {"same"}
+    results = {bench.run(Case(name, elsewhere)).outcome for name in bench.doors}
+    assert results == {"same"}
 
 
 # --- what it found --------------------------------------------------------------------------------

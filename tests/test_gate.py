@@ -117,7 +117,8 @@ HYDRAS_PLACES = [
 def test_nor_does_one_in_hydras_own_places(place: str, text: str, ask: Any, tmp_path: Path) -> None:  # noqa: F811
     words = "train", *evil(tmp_path, text, place=place), *SMALL
     chosen = ["hydra/launcher=evil"] if "launcher" in place else []
-    codes = {ask(*words)[0], ask(*words, "--multirun", "seed=0", *chosen)[0]}
+    code = ask(*words)[0]
+    codes = {code, ask(*words, "--multirun", "seed=0", *chosen)[0]}
     assert codes <= {2, "started"}  # a file that is not reached does not matter
     assert 2 in codes or not chosen
 
@@ -157,11 +158,8 @@ def test_json_bombs_are_values_errors(text: str) -> None:
 def test_what_is_within_the_limits_is_read() -> None:
     expected = {"a": [1, -2.5e-3, None, "x", [[]]]}
     assert parse_json('{"a": [1, -2.5e-3, null, "x", [[]]]}') == expected
-    assert parse_yaml("a: &a {b: 1}\nc: {<<: *a, d: [*a, *a]}\ne: " + "f0" * 32) == {
-        "a": {"b": 1},
-        "c": {"b": 1, "d": [{"b": 1}, {"b": 1}]},
-        "e": "f0" * 32,
-    }
+    anchored = parse_yaml("a: &a {b: 1}\nc: {<<: *a, d: [*a, *a]}\ne: " + "f0" * 32)
+    assert anchored == {"a": {"b": 1}, "c": {"b": 1, "d": [{"b": 1}, {"b": 1}]}, "e": "f0" * 32}
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,8 @@ def writes(content: object) -> str:
 
 def step(day: ModuleType, code: str, **more: Any) -> Any:
     words = lambda shared, path: ["-c", code, str(path)]  # noqa: E731
-    return day.Step(**{"limit_s": 20, "words": words, "figure": lambda x: f"found {x}", **more})
+    defaults = {"limit_s": 20, "words": words, "figure": lambda x: f"found {x}", **more}
+    return day.Step(**defaults)
 
 
 def test_all_steps_take_35_minutes_and_the_readmes_commands_ten(day: ModuleType) -> None:
@@ -95,18 +96,21 @@ def test_what_a_step_leaves_outlives_the_next_ones_failure(
         ["absent", None, None, "no folder was named", []],
         ["other", 0, "other.json", "done", ["done"]],
     ]
-    assert [
+    figures = [
         [row[key] or row["skipped"] if key == "figure" else row[key] for key in keys]
         for row in rows
-    ] == expected
+    ]
+    assert figures == expected
     text = (tmp_path / "good.json").read_text()
     assert json.loads(text) == {"a": 1}
     assert "long       too long" in capsys.readouterr().out
     # a second call for what has not gone well
-    monkeypatch.setattr(day, "STEPS", steps | {"bad": step(day, writes({"a": 3}))})
+    more_steps = steps | {"bad": step(day, writes({"a": 3}))}
+    monkeypatch.setattr(day, "STEPS", more_steps)
     code, rows = told("good", "bad", "other", "--only-failed")
     assert code == 0
-    assert [(row["step"], row["rc"]) for row in rows][:2] == [("good", 0), ("bad", 0)]
+    shown = [(row["step"], row["rc"]) for row in rows]
+    assert shown[:2] == [("good", 0), ("bad", 0)]
     assert re.findall(r"(\w+): at most", capsys.readouterr().out) == ["bad"]
 
 
@@ -236,13 +240,12 @@ def test_the_arms_of_the_bench_compose(
     assert arms(shared) == len(day.OPTIONS)
     assert arms(replace(shared, device="cpu", small=True)) == len(day.OPTIONS) - 1  # no fp8
     monkeypatch.setattr(hardware, "capability", lambda: (8, 0))
-    assert len(day.STEPS["options"].words(shared, tmp_path / "o.json")) > 2 * (len(day.OPTIONS) - 1)
+    arm_words = day.STEPS["options"].words(shared, tmp_path / "o.json")
+    assert len(arm_words) > 2 * (len(day.OPTIONS) - 1)
     words = day.STEPS["options"].words
     half = replace(shared, share=0.5)
-    assert [float(words(some, tmp_path / "bench.json")[-3]) for some in (shared, half)] == [
-        245,
-        122.5,
-    ]
+    seconds = [float(words(some, tmp_path / "bench.json")[-3]) for some in (shared, half)]
+    assert seconds == [245, 122.5]
     best = day.STEPS["best"].words(shared, tmp_path / "best.json")
     assert set(day.BEST.split()) <= set(best)
 

@@ -28,9 +28,8 @@ from tests.test_tracking import inspect
 
 def checked(out, *cells, swept=("attention", "seed"), said=None):
     words = [[*CELL, f"output_dir={out}", *cell.split()] for cell in cells]
-    return check(
-        words, swept=swept, compose=composed, log=(said if said is not None else []).append
-    )
+    say = (said if said is not None else []).append
+    return check(words, swept=swept, compose=composed, log=say)
 
 
 @pytest.mark.slow
@@ -106,7 +105,8 @@ def test_what_is_refused_is_left_out_and_named_and_the_rest_is_the_same_grid(tmp
     labels = [cell.label for cell in seen[0].cells]
     assert labels == [cell.label for cell in expected.cells]
     assert seen[0].folder == expected.folder
-    assert [(each.cells, each.reason) for each in seen[0].left_out] == [(2, MISFIT)]
+    left_out = [(each.cells, each.reason) for each in seen[0].left_out]
+    assert left_out == [(2, MISFIT)]
     seen[0].write()
     text = (seen[0].folder / "grid.json").read_text()
     (row,) = json.loads(text)["left_out"]
@@ -496,8 +496,7 @@ def test_cell_on_two_devices_has_processes_of_its_own(tmp_path, door):
     assert done.code == 0
     assert done.err == ""
     expected = [("finished", 2)] * 2
-    assert [
-        (summary["status"], summary["devices"]) for summary in summaries(out).values()
-    ] == expected
+    ends = [(summary["status"], summary["devices"]) for summary in summaries(out).values()]
+    assert ends == expected
     for run_dir in out.glob("runs/*"):
         assert not (run_dir / ".lease").exists()

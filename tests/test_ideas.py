@@ -104,7 +104,8 @@ def test_a_loss_with_parts_keeps_the_losses_of_training_and_validation_comparabl
     updates = []
     for words in ((), MULTI):
         job, trainee = trainee_of(composed(*words), tmp_path)
-        validations.append(validate(trainee.model, trainee.val, run=job.run, world=job.world))
+        loss = validate(trainee.model, trainee.val, run=job.run, world=job.world)
+        validations.append(loss)
         updates += advance(job, trainee, 0)
     plain, more = updates
     assert validations[0] == validations[1]
@@ -135,7 +136,8 @@ def test_flops_of_ideas_and_of_an_unknown_mixer_are_counted_and_marked():
     more = flops_per_token(composed(*MULTI), vocab_size=V)
     m = composed().model
     # One more matrix, and the head once more on all tokens but the last.
-    expected = 6 * m.d_model**2 + 6 * m.d_model * V * (m.seq_len - 1) / m.seq_len
+    head = 6 * m.d_model * V * (m.seq_len - 1) / m.seq_len
+    expected = 6 * m.d_model**2 + head
     assert more[0] - plain[0] == pytest.approx(expected, rel=1e-6)
     assert plain[1] == "arithmetic"
     assert more[1] == "arithmetic; counted: ideas=multi_token"
@@ -499,7 +501,8 @@ def test_a_block_or_a_model_can_be_replaced(tmp_path: Path, name: str, source: s
     losses = []
     for steps in (range(0), range(8)):
         advance(job, trainee, *steps)
-        losses.append(validate(trainee.model, trainee.val, run=run, world=job.world))
+        final = validate(trainee.model, trainee.val, run=run, world=job.world)
+        losses.append(final)
     assert losses[1] < losses[0]
     with pytest.raises(UncachedError):
         check_cached(build_model(run, vocab_size=V).eval(), run)

@@ -107,11 +107,8 @@ def mutants(source: str, lines: set[int]) -> Iterator[tuple[int, str]]:
     last: dict[int, tokenize.TokenInfo] = {}
     words = (tokenize.NAME, tokenize.NUMBER, tokenize.STRING)
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        plain = (
-            token.start[0] == token.end[0]
-            and "{" not in token.string
-            and not keyword.iskeyword(token.string)
-        )
+        one_line = token.start[0] == token.end[0]
+        plain = one_line and "{" not in token.string and not keyword.iskeyword(token.string)
         if token.type in words and plain:
             last[token.start[0]] = token
     text = source.splitlines(keepends=True)
@@ -124,7 +121,8 @@ def mutants(source: str, lines: set[int]) -> Iterator[tuple[int, str]]:
         }
         line = text[number - 1]
         changed = line[: token.start[1]] + others[token.type] + line[token.end[1] :]
-        yield number, "".join([*text[: number - 1], changed, *text[number:]])
+        changed_lines = [*text[: number - 1], changed, *text[number:]]
+        yield number, "".join(changed_lines)
 
 
 @pytest.mark.parametrize("every", [25, pytest.param(1, marks=pytest.mark.slow)])

@@ -63,9 +63,13 @@ def of_a_mixed_model(values: np.ndarray, *, look: int = 1) -> list[tuple[float, 
     means = values.mean(axis=1)
     between_seeds = values.mean(axis=0).var(ddof=1)
     residual = values - values.mean(axis=0) - means[:, None] + values.mean()
-    within = (residual**2).sum() / ((arms - 1) * (n - 1)) * (arms - 1) / arms
+    squares = (residual**2).sum()
+    freedoms = (arms - 1) * (n - 1)
+    within = squares / freedoms * (arms - 1) / arms
     variance = between_seeds + within
-    freedom = variance**2 / (between_seeds**2 / (n - 1) + within**2 / ((arms - 1) * (n - 1)))
+    of_seeds = between_seeds**2 / (n - 1)
+    freedoms = (arms - 1) * (n - 1)
+    freedom = variance**2 / (of_seeds + within**2 / freedoms)
     quantile = stats.t.isf(0.025 / arms / look**2, freedom)
     half = quantile * math.sqrt(variance / n)
     quantile = stats.t.isf(0.025 / look**2, n - 1)
@@ -107,9 +111,8 @@ def test_arms_that_share_no_seeds_have_one_variance_and_the_baseline_its_own():
         welch = stats.ttest_ind(arm, base, equal_var=False).confidence_interval()
         expected = arm.mean() - base.mean()
         assert estimate.mid == pytest.approx(expected)
-        assert estimate.half_width == pytest.approx(
-            max(half, (welch.high - welch.low) / 2), abs=1e-9
-        )
+        width = (welch.high - welch.low) / 2
+        assert estimate.half_width == pytest.approx(max(half, width), abs=1e-9)
         assert estimate.method == "unpaired, all arms together"
     assert of_arms_apart(base, arms[:1]) == [of_samples(arms[0], base)]
 
@@ -123,9 +126,12 @@ def test_steps_from_group_to_group_have_one_variance():
     for estimate, (before, after) in zip(of_steps(groups, steps), steps, strict=True):
         x = groups[after]
         y = groups[before]
-        half = stats.t.isf(0.025 / 3, freedom) * math.sqrt(pooled / len(x) + pooled / len(y))
+        quantile = stats.t.isf(0.025 / 3, freedom)
+        variance = pooled / len(x) + pooled / len(y)
+        half = quantile * math.sqrt(variance)
         welch = stats.ttest_ind(x, y, equal_var=False).confidence_interval()
-        expected = max(half, (welch.high - welch.low) / 2)
+        width = (welch.high - welch.low) / 2
+        expected = max(half, width)
         assert estimate.half_width == pytest.approx(expected, abs=1e-9)
 
 
@@ -351,9 +357,8 @@ def test_noises_have_mean_0_and_variance_1(name: str):
     assert values.mean() == pytest.approx(0, abs=0.02)
     assert values.std() == pytest.approx(1, abs=0.05)
     assert stats.skew(values.ravel()) < 0.05 or name == "t, 3 degrees"
-    assert np.corrcoef(values[:, 0], values[:, 2])[0, 1] == pytest.approx(
-        0.25 if name == "AR(1) .5" else 0, abs=0.01
-    )
+    correlation = np.corrcoef(values[:, 0], values[:, 2])
+    assert correlation[0, 1] == pytest.approx(0.25 if name == "AR(1) .5" else 0, abs=0.01)
 
 
 @pytest.mark.parametrize(
@@ -364,6 +369,5 @@ def test_a_narrower_interval_breaks_the_bars(
 ):
     monkeypatch.setattr(cautious, "CAUTION", caution)
     monkeypatch.setattr(cautious, "TAIL", tail)
-    assert {
-        line.partition(",")[0] for line in simulated.broken(simulated.calibrate(4000), errors=4)
-    } >= {"of clocks"}
+    broken = simulated.broken(simulated.calibrate(4000), errors=4)
+    assert {line.partition(",")[0] for line in broken} >= {"of clocks"}

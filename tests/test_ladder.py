@@ -37,12 +37,9 @@ def size(
     logs = np.log(speedups).tolist()
     most = logs if ending == "measured" else [math.inf] * len(logs)
     verdict = made_verdict(Word.confirmed, gain(logs, most))
-    return made_result(
-        [made_judged(typed(RACE), verdict, against="mha")],
-        [made_arm("mha", params=params), made_arm("mqa", params=2 * params)],
-        scale=scale,
-        machine=machine,
-    )
+    verdicts = [made_judged(typed(RACE), verdict, against="mha")]
+    parameters = [made_arm("mha", params=params), made_arm("mqa", params=2 * params)]
+    return made_result(verdicts, parameters, scale=scale, machine=machine)
 
 
 def gain(least: Sequence[float], most: Sequence[float]) -> Gain:
@@ -66,11 +63,12 @@ def ladder(
     spread = np.exp(np.array([-noise, 0.0, noise]))
     values: list[StudyResult] = []
     for i, middle in enumerate(middles):
+        values_of_size = list(middle * spread)
         values.append(
             size(
                 f"{10**i}M",
                 1e6 * 10**i,
-                list(middle * spread),
+                values_of_size,
                 machine=machine,
                 ending="measured" if i < 2 else ending,
             )
@@ -115,7 +113,8 @@ def test_sizes_are_of_one_machine_and_in_their_order():
     parts = ("### here", "1M: 1.00M", "10M: 10.0M", "100M: 100.0M", "**grows**")
     places = [text.index(part) for part in parts[:4]]
     assert places == sorted(places)
-    assert [text.count(part) for part in (parts[0], parts[4], "### there")] == [1, 1, 1]
+    counts = [text.count(part) for part in (parts[0], parts[4], "### there")]
+    assert counts == [1, 1, 1]
     drawn = picture(every)
     assert drawn is not None
     root = ElementTree.fromstring(drawn.file)
@@ -134,9 +133,8 @@ def drawn(
     rng = np.random.default_rng(seed)
     rows: list[tuple[float, list[float]]] = []
     for i, x in enumerate(SIZES):
-        rows.append(
-            (x, list(0.4 + rise * (x - SIZES[0]) + bend * (i == 1) + sd * rng.standard_normal(n)))
-        )
+        gains = 0.4 + rise * (x - SIZES[0]) + bend * (i == 1)
+        rows.append((x, list(gains + sd * rng.standard_normal(n))))
     return rows
 
 
@@ -156,9 +154,8 @@ def test_slope_interval_and_mean_are_those_of_least_squares():
     _, covariance = np.polyfit(np.array(x) - far, y, 1, cov=True)
     there = trend(points).at(far)
     assert there.mid == pytest.approx(fit.intercept + fit.slope * far)
-    assert there.half_width == pytest.approx(
-        stats.t.ppf(0.975, len(x) - 2) * math.sqrt(covariance[1, 1])
-    )
+    root = math.sqrt(covariance[1, 1])
+    assert there.half_width == pytest.approx(stats.t.ppf(0.975, len(x) - 2) * root)
 
 
 def test_the_lack_of_fit_is_the_f_test_of_two_models():
@@ -166,16 +163,19 @@ def test_the_lack_of_fit_is_the_f_test_of_two_models():
         points = drawn(seed, bend=0.1)
         x = np.array([at for at, gains in points for _ in gains])
         y = np.array([gain for _, gains in points for gain in gains])
-        line = float(((np.polyval(np.polyfit(x, y, 1), x) - y) ** 2).sum())
+        fit = np.polyval(np.polyfit(x, y, 1), x)
+        line = float(((fit - y) ** 2).sum())
         means = sum(float(np.var(gains) * len(gains)) for _, gains in points)
-        p = stats.f.sf((line - means) / (means / (len(y) - 3)), 1, len(y) - 3)
+        freedom = len(y) - 3
+        p = stats.f.sf((line - means) / (means / (len(y) - 3)), 1, freedom)
         assert trend(points).straight == (p >= 0.05)
 
 
 def test_errors_of_both_tests_are_a_twentieth():
     made = [trend(drawn(seed)) for seed in range(2000)]
     assert sum(not t.straight for t in made) / 2000 == pytest.approx(0.05, abs=0.015)
-    wrong = sum(not t.slope().low <= 0 <= t.slope().high for t in made) / 2000
+    crossing = sum(not t.slope().low <= 0 <= t.slope().high for t in made)
+    wrong = crossing / 2000
     assert wrong == pytest.approx(0.05, abs=0.015)
 
 
@@ -183,4 +183,5 @@ def test_gains_on_a_line_to_rounding_are_straight():
     points = [(x, [0.1 * x, 0.1 * x]) for x in SIZES]
     assert trend(points).straight
     assert trend(points).slope().mid == pytest.approx(0.1)
-    assert not trend([(x, [x**2, x**2]) for x in SIZES]).straight
+    curved = [(x, [x**2, x**2]) for x in SIZES]
+    assert not trend(curved).straight

@@ -49,19 +49,15 @@ def test_a_pool_gives_each_cell_devices_of_its_own():
     on_gpus = run()
     on_gpus.trainer.device = Device.cuda
     on_gpus.trainer.devices = 2
-    pool = Devices(
-        units={Device.cpu: ["0", "1", "2", "5", "6"], Device.cuda: ["3", "4", "GPU-ab", "7", "8"]}
-    )
+    units = {Device.cpu: ["0", "1", "2", "5", "6"], Device.cuda: ["3", "4", "GPU-ab", "7", "8"]}
+    pool = Devices(units=units)
     expected = [["0", "1"], ["2", "5"], None, ["6"]]
     assert taken(pool, two, two, two, single) == expected
     pool.attempts[0].over = True
-    assert taken(pool, two, on_gpus, on_gpus, on_gpus) == [
-        ["0", "1"],
-        ["3", "4"],
-        ["GPU-ab", "7"],
-        None,
-    ]
-    assert [pool.at_once(run(f"trainer.threads={n}")) for n in (1, 2, 5, 64)] == [5, 2, 1, 1]
+    given = taken(pool, two, on_gpus, on_gpus, on_gpus)
+    assert given == [["0", "1"], ["3", "4"], ["GPU-ab", "7"], None]
+    at_once = [pool.at_once(run(f"trainer.threads={n}")) for n in (1, 2, 5, 64)]
+    assert at_once == [5, 2, 1, 1]
     assert pool.at_once(run("trainer.threads=1", "trainer.devices=2")) == 2
 
 
@@ -69,15 +65,15 @@ def test_a_pool_gives_each_cell_devices_of_its_own():
 def test_a_pool_has_room_for_so_many_jobs(jobs, cores, n, monkeypatch):
     """And says why it is a pool of one."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    pool = Devices(
-        jobs=jobs, units={Device.cpu: [str(core) for core in range(cores)], Device.cuda: []}
-    )
+    units = {Device.cpu: [str(core) for core in range(cores)], Device.cuda: []}
+    pool = Devices(jobs=jobs, units=units)
     assert pool.at_once(run()) == n
     expected = [False] * n + [True] * (4 - n)
     assert [units is None for units in taken(pool, *[run()] * 4)] == expected
     assert taken(serial := one_at_a_time(), run(), run()) == [[], None]
     assert serial.describe([run()]) is None
-    two = Devices(jobs=None, units={Device.cpu: ["0", "1"], Device.cuda: []})
+    two_units = {Device.cpu: ["0", "1"], Device.cuda: []}
+    two = Devices(jobs=None, units=two_units)
     hint = "(trainer.threads=2; trainer.threads=1 makes room for 2)"
     hint += "; OMP_NUM_THREADS=1 does not count: trainer.threads=2 does"
     assert two.describe([run("trainer.threads=2")]) == f"pool: 1 at once, 2 of 2 cores each {hint}"
@@ -101,7 +97,8 @@ def test_workers_stay_on_the_cores_or_gpus_that_their_cell_has(tmp_path, monkeyp
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     with attempt.hold(this) as lease:
         try:
-            attempt.Attempt(this, lease, units=[str(min(before))]).start(0.0)
+            unit = str(min(before))
+            attempt.Attempt(this, lease, units=[unit]).start(0.0)
             assert os.sched_getaffinity(0) == {min(before)}
         finally:
             os.sched_setaffinity(0, before)
@@ -201,7 +198,8 @@ def test_slurm_requeues_a_job_at_its_time_limit_and_it_resumes(cluster, tmp_path
     assert done.err == ""
     assert "2 cells, 0 done, 2 to train" in done.out
     expected = {0: ("finished", 2), 1: ("finished", 1)}
-    assert {s["seed"]: (s["status"], s["attempts"]) for s in summaries(out).values()} == expected
+    ends = {s["seed"]: (s["status"], s["attempts"]) for s in summaries(out).values()}
+    assert ends == expected
 
 
 @needs_submitit

@@ -79,10 +79,11 @@ def test_closed_terminal(tmp_path: Path, before: tuple[str, ...], code: int) -> 
     words = (*MEDIUM, "trainer.steps=150", "trainer.val_every=0")
     terminal, end = pty.openpty()
     command = [*before, sys.executable, "-m", "nocap.train", *words, f"output_dir={out}"]
+    environment = {**os.environ, "PYTHONPATH": str(REPO), "TERM": "xterm"}
     process = subprocess.Popen(
         command,
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(REPO), "TERM": "xterm"},
+        env=environment,
         stdin=end,
         stdout=end,
         stderr=end,

@@ -70,7 +70,8 @@ def test_the_row_has_the_mean_of_layers_and_micro_batches(tmp_path: Path) -> Non
     outside.use([tmp_path / "mine"])
     job, trainee = trainee_of(compose(words), tmp_path)
     other = trainee_of(compose(words), tmp_path)[1]
-    tokens = torch.from_numpy(trainee.train.read(range(2048 // job.run.model.seq_len))).long()
+    sequences = range(2048 // job.run.model.seq_len)
+    tokens = torch.from_numpy(trainee.train.read(sequences)).long()
     (update,) = advance(job, trainee, 0)
     gate = gate_of(other.model, tokens)
     assert update.logged == pytest.approx({"gate": gate}, rel=1e-6)
@@ -111,9 +112,8 @@ def test_it_is_logged_however_it_trains_and_changes_no_loss(
     assert [row.get("val/loss") for row in rows] == expected
     assert "log/gate" not in plain[0]
     gates = [row["log/gate"] for row in rows if "train/loss" in row]
-    assert gates == pytest.approx(
-        [row["log/gate"] for row in eager if "train/loss" in row], rel=1e-4
-    )
+    logged = [row["log/gate"] for row in eager if "train/loss" in row]
+    assert gates == pytest.approx(logged, rel=1e-4)
     assert len(gates) == 12
 
 

@@ -55,7 +55,8 @@ def jsonl(path, *, loss=3.0, steps=100, seconds=1.0, **facts):
 def two_arms(root, name="seed{}.jsonl", *, gain=0.05, runs=4, **facts):
     for number, (arm, effect) in enumerate((("base", 0.0), ("idea", -gain))):
         for seed in range(runs):
-            jsonl(root / arm / name.format(seed), loss=3.0 + effect + NOISE[number][seed], **facts)
+            loss = 3.0 + effect + NOISE[number][seed]
+            jsonl(root / arm / name.format(seed), loss=loss, **facts)
     return root
 
 
@@ -156,7 +157,8 @@ def test_each_record_is_compared_with_the_one_before_it(tmp_path, capsys):
     records = board(tmp_path)
     content, gaps = told(tmp_path, "--against", "previous")
     freedom = sum(len(losses) - 1 for losses in records.values())
-    pooled = sum(losses.var(ddof=1) * (len(losses) - 1) for losses in records.values()) / freedom
+    squares = sum(losses.var(ddof=1) * (len(losses) - 1) for losses in records.values())
+    pooled = squares / freedom
     assert content["against"] == "previous"
     assert len(gaps) == 8
     for i, arm in enumerate(gaps.values()):
@@ -182,11 +184,13 @@ def test_records_that_share_no_seeds_with_the_first_have_one_variance(tmp_path):
     base = records["r0"]
     arms = [records[name] for name in gaps]
     freedom = sum(len(losses) - 1 for losses in arms)
-    pooled = sum(losses.var(ddof=1) * (len(losses) - 1) for losses in arms) / freedom
+    squares = sum(losses.var(ddof=1) * (len(losses) - 1) for losses in arms)
+    pooled = squares / freedom
     own = base.var(ddof=1) / len(base)
     for arm, losses in zip(gaps.values(), arms, strict=True):
         part = pooled / len(losses)
-        df = (own + part) ** 2 / (own**2 / (len(base) - 1) + part**2 / freedom)
+        own_part = own**2 / (len(base) - 1)
+        df = (own + part) ** 2 / (own_part + part**2 / freedom)
         quantile = stats.t.isf(0.025 / 8, df)
         half = quantile * (own + part) ** 0.5
         welch = stats.ttest_ind(losses, base, equal_var=False).confidence_interval()
@@ -247,9 +251,8 @@ def test_layouts(tmp_path, place, paths, paired):
         for seed in range(3):
             jsonl(tmp_path / place.format(arm=arm, seed=seed), loss=3 + NOISE[number][seed])
     by_label = arms(compared(*(tmp_path / path for path in paths)))
-    assert [name in label for label, name in zip(by_label, ("base", "idea"), strict=True)] == [
-        True
-    ] * 2
+    named = [name in label for label, name in zip(by_label, ("base", "idea"), strict=True)]
+    assert named == [True] * 2
     seeds = [arm["seeds"] for arm in by_label.values()]
     expected = [(3, paired)] * 2
     assert [(len(each), min(each) >= 0) for each in seeds] == expected
@@ -404,9 +407,8 @@ def curve_of(root, arm, *, every, steps=2000, seconds=0.05, loss=3.0):
 
 def test_a_time_to_target_is_no_surer_than_what_lies_between_two_validations(tmp_path):
     """The arms are nearly equal, but for how often they were validated."""
-    for number, (arm, every) in enumerate(
-        (("base", 50), ("same", 50), ("rare", 500), ("ends", 2000))
-    ):
+    lengths = (("base", 50), ("same", 50), ("rare", 500), ("ends", 2000))
+    for number, (arm, every) in enumerate(lengths):
         curve_of(tmp_path, arm, every=every, loss=3.0 - 1e-6 * number)  # equal logs would be copies
     comparison = compared(tmp_path, target=3.25)
     reached = {label: arm["to_target"]["steps"] for label, arm in arms(comparison).items()}
@@ -858,9 +860,8 @@ for group in ("base", "idea"):
     )
     comparison = compared(tmp_path / "wandb")
     expected = {"base": ([0, 1, 2], pytest.approx(3.01)), "idea": ([0, 1], pytest.approx(2.905))}
-    assert {
-        label: (arm["seeds"], arm["val_loss"]) for label, arm in arms(comparison).items()
-    } == expected
+    shown = {label: (arm["seeds"], arm["val_loss"]) for label, arm in arms(comparison).items()}
+    assert shown == expected
     assert [status for _, status in comparison.not_compared] == ["failed"]
     runs = to_json(result_of(comparison))["runs"]
     assert runs[0]["train_s"] == 25
@@ -889,7 +890,8 @@ def test_wandb_s_server(monkeypatch):
     def run(i):
         rows = []
         for n in range(3):
-            rows.append({"_step": 10 * n, "val/loss": 4 - n / 2 - (i % 2) / 10 + (i // 2) / 100})
+            value = 4 - n / 2 - (i % 2) / 10 + (i // 2) / 100
+            rows.append({"_step": 10 * n, "val/loss": value})
         where = {
             "group": ("base", "idea")[i % 2],
             "job_type": f"job {i % 2}",

@@ -41,9 +41,8 @@ def random_weights(model: GPT) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for p in model.parameters():
-            p.copy_(
-                torch.randn(p.shape, generator=generator) / math.sqrt(p.shape[-1]) + (p.ndim == 1)
-            )
+            deviation = math.sqrt(p.shape[-1])
+            p.copy_(torch.randn(p.shape, generator=generator) / deviation + (p.ndim == 1))
     return {name: tensor.double() for name, tensor in model.state_dict().items()}
 
 
@@ -53,7 +52,8 @@ def random_weights(model: GPT) -> dict[str, Tensor]:
 def reference_norm(x: Tensor, w: dict[str, Tensor], name: str, spec: ChannelNorm) -> Tensor:
     if spec.norm is NormKind.layer:
         x = x - x.mean(-1, keepdim=True)
-    x = x / ((x**2).mean(-1, keepdim=True) + spec.eps).sqrt()
+    square = (x**2).mean(-1, keepdim=True)
+    x = x / (square + spec.eps).sqrt()
     for part in ("gain", "weight"):
         x = x * w.get(f"{name}.{part}", 1.0)
     return x + w.get(f"{name}.bias", 0.0)
@@ -66,10 +66,13 @@ def reference_attention(x: Tensor, w: dict[str, Tensor], name: str, run: Run) ->
     D = m.d_model // m.n_head
     q, k, v = ((x @ w[f"{name}.{part}_proj.weight"].T).reshape(B, T, -1, D) for part in "qkv")
     if m.qk_norm:
-        q = q / ((q**2).mean(-1, keepdim=True) + 1e-6).sqrt()
-        k = k / ((k**2).mean(-1, keepdim=True) + 1e-6).sqrt()
+        mean_square = (q**2).mean(-1, keepdim=True)
+        q = q / (mean_square + 1e-6).sqrt()
+        key_square = (k**2).mean(-1, keepdim=True)
+        k = k / (key_square + 1e-6).sqrt()
     if isinstance(run.position, Rope):
-        frequency = run.position.base ** (-2 * torch.arange(D // 2, dtype=torch.float64) / D)
+        exponent = -2 * torch.arange(D // 2, dtype=torch.float64) / D
+        frequency = run.position.base**exponent
         angle = -torch.arange(T)[:, None, None] * frequency
         turned = (
             torch.complex(*(half.contiguous() for half in y.chunk(2, -1)))
@@ -99,20 +102,21 @@ def reference_logits(w: dict[str, Tensor], tokens: Tensor, run: Run) -> Tensor:
     if isinstance(run.position, Learned):
         x = x + w["position.weight"][: tokens.shape[1]]
     small = (2 * m.n_layer) ** -0.5
-    scale = {"none": (1, 1), "attention": (small, 1), "both": (small, small)}[
-        m.residual_scale.value
-    ]
+    scales = {"none": (1, 1), "attention": (small, 1), "both": (small, small)}
+    scale = scales[m.residual_scale.value]
     for layer in range(m.n_layer):
         for branch, f, s in zip(
             ("attention", "mlp"), (reference_attention, reference_mlp), scale, strict=True
         ):
             name = f"blocks.{layer}.{branch}"
             if m.norm_placement is NormPlacement.pre:
-                x = x + s * f(reference_norm(x, w, f"{name}.norm", run.norm), w, f"{name}.f", run)
+                h = reference_norm(x, w, f"{name}.norm", run.norm)
+                x = x + s * f(h, w, f"{name}.f", run)
             elif m.norm_placement is NormPlacement.post:
                 x = reference_norm(x + s * f(x, w, f"{name}.f", run), w, f"{name}.norm", run.norm)
             else:
-                inner = f(reference_norm(x, w, f"{name}.norm", run.norm), w, f"{name}.f", run)
+                h = reference_norm(x, w, f"{name}.norm", run.norm)
+                inner = f(h, w, f"{name}.f", run)
                 x = x + s * reference_norm(inner, w, f"{name}.norm_after", run.norm)
     logits = reference_norm(x, w, "head.norm", run.norm) @ w["head.unembed.weight"].T
     return (
@@ -164,7 +168,8 @@ def test_the_model_is_the_plain_model(overrides: str):
     picked = want.log_softmax(-1).gather(2, tokens[:, 1:, None])
     z = run.objective.z_loss * (want.logsumexp(-1) ** 2).mean()  # in training alone
     for training, expected in ((True, z - picked.mean()), (False, -picked.mean())):
-        loss = model.train(training)(tokens[:, :-1], tokens[:, 1:]).total.item()
+        output = model.train(training)(tokens[:, :-1], tokens[:, 1:])
+        loss = output.total.item()
         assert loss == pytest.approx(expected.item(), abs=1e-5)
 
 
@@ -202,7 +207,8 @@ def test_in_fewer_bits_the_loss_is_nearly_the_same_and_validation_in_fp32_is(
         block.mlp.register_forward_hook(noted)
     for model in (wide, narrow):
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            losses.append(model(tokens[:, :-1], tokens[:, 1:]).total)
+            loss = model(tokens[:, :-1], tokens[:, 1:])
+            losses.append(loss.total)
     losses[1].backward()
     assert dtypes == [torch.bfloat16 if narrower == STREAM else torch.float32] * 8
     assert losses[0] != losses[1]
@@ -232,7 +238,8 @@ def test_an_fp8_product_and_its_gradients_are_the_quantized_factors_products() -
     x8 = rounded(x, torch.float8_e4m3fn)
     w8 = rounded(weight, torch.float8_e4m3fn)
     g8 = rounded(by_y, torch.float8_e5m2)
-    want = (x8 @ w8.t(), g8 @ w8, g8.flatten(0, 1).t() @ x8.flatten(0, 1))
+    weights = g8.flatten(0, 1).t() @ x8.flatten(0, 1)
+    want = (x8 @ w8.t(), g8 @ w8, weights)
     for got, exact in zip((y, x.grad, head.weight.grad), want, strict=True):
         distance = (got.double() - exact).norm()
         assert distance < 4e-3 * exact.norm()  # bf16's rounding of the result
@@ -250,8 +257,10 @@ def test_rms_norm_of_bf16_computes_its_squares_in_fp32():
         1000 * torch.randn(4, 256)
     ).bfloat16()  # squares computed in bf16 would be off in the third digit
     assert rms_norm(low, 1e-6).dtype is torch.bfloat16
-    want = low.double() / (low.double() ** 2).mean(-1, keepdim=True).sqrt()
-    torch.testing.assert_close(rms_norm(low, 1e-6).double(), want, rtol=2**-8, atol=0)
+    root = (low.double() ** 2).mean(-1, keepdim=True).sqrt()
+    want = low.double() / root
+    got = rms_norm(low, 1e-6).double()
+    torch.testing.assert_close(got, want, rtol=2**-8, atol=0)
 
 
 PARAMETER_COUNTS = [
@@ -326,6 +335,7 @@ def test_past_its_limit_a_compiled_function_raises(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_module_of_ones_own_has_no_products_to_merge() -> None:
-    own = type("Own", (Softmax,), {"build": lambda self, run, layer: nn.Identity()})
+    members = {"build": lambda self, run, layer: nn.Identity()}
+    own = type("Own", (Softmax,), members)
     unreads = list(unread(own(kind="own", n_kv_heads=4, kernel=Kernel.fused)))
     assert unreads == ["attention.merge_qkv", "model.qk_norm"]

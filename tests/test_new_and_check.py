@@ -283,7 +283,8 @@ def test_broken_option_fails_with_the_reason(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     torch._dynamo.reset()
-    assert check.main([str(written(tmp_path, group, source, **keys)), "--only", what]) == 1
+    option = str(written(tmp_path, group, source, **keys))
+    assert check.main([option, "--only", what]) == 1
     torch._dynamo.reset()
     told = capsys.readouterr().out.splitlines()
     (failed,) = [row for row in told if row.startswith("FAIL")]
@@ -385,9 +386,8 @@ def test_a_key_that_must_be_given_is_named_and_the_rest_of_the_folder_is_checked
     told = capsys.readouterr().out
     assert "skip ideas=[distill] composes  ideas.distill.run must be given  " in told
     assert told.endswith("all passed, 1 skipped\n")
-    assert "run=outputs/runs/mine" in composes(
-        OptionTrial(group="ideas", name="distill", more=(given,), folder=tmp_path)
-    )
+    trial = OptionTrial(group="ideas", name="distill", more=(given,), folder=tmp_path)
+    assert "run=outputs/runs/mine" in composes(trial)
 
 
 @pytest.mark.slow

@@ -101,7 +101,8 @@ def test_the_entropy_of_the_predictions_is_rewarded():
     model = moved(composed("ideas=[entropy]", "ideas.entropy.weight=0.3"))
     p = model.logits(INPUTS).softmax(-1)
     entropy = model(INPUTS, TARGETS).parts["entropy"]
-    close(entropy, 0.3 * (p * p.log()).sum(-1).mean())
+    negative = (p * p.log()).sum(-1)
+    close(entropy, 0.3 * negative.mean())
 
 
 # --- untying
@@ -167,7 +168,8 @@ def test_distillation_against_its_formula(teacher: str, tmp_path: Path):
     assert all(p.grad is None for p in teaching.parameters())
     for name, _ in [*model.named_parameters(), *model.named_buffers()]:
         assert "teach" not in name
-    others = validate(build_model(plain, vocab_size=V), trainee.val, run=plain, world=job.world)
+    model_of_plain = build_model(plain, vocab_size=V)
+    others = validate(model_of_plain, trainee.val, run=plain, world=job.world)
     assert validate(model, trainee.val, run=run, world=job.world) == others
     # counted as a teacher of the same size, no backward
     flops = flops_per_token(plain, vocab_size=V)[0]
@@ -201,7 +203,8 @@ def test_a_teachers_time_is_in_the_record(teacher: str, teacher_s: float, tmp_pa
     expected = seconds["train"] + seconds["data"] + seconds["teacher"]
     assert record.train_s == pytest.approx(expected)
     assert record.curve.train_s[0] >= seconds["teacher"]
-    assert seconds["wall"] == pytest.approx(sum(s for line, s in seconds.items() if line != "wall"))
+    spent = sum(s for line, s in seconds.items() if line != "wall")
+    assert seconds["wall"] == pytest.approx(spent)
     assert record.summary["tokens"] == 7 * 64
     assert record.curve.tokens == [0, 3 * 64, 6 * 64, 7 * 64]
     own_s = seconds["train"] + seconds["data"]
@@ -243,7 +246,8 @@ def test_attention_stays_inside_a_document(words: tuple[str, ...]):
         logits = plain.logits(tokens[:1, first:last])
         close(confined[:1, first:last], logits, rtol=1e-4, atol=1e-5)
     close(confined[1], unmasked[1], rtol=1e-4, atol=1e-5)
-    assert (confined[0, 70:] - unmasked[0, 70:]).abs().max() > 1e-3
+    difference = confined[0, 70:] - unmasked[0, 70:]
+    assert (difference).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("window", [None, 20])
@@ -255,10 +259,10 @@ def test_flexattentions_mask_is_that_of_the_pairs(window: int | None):
     key = torch.arange(300)
     allowed = mask.mask_mod(b[:, None, None], torch.tensor(0), query[:, None], key)
     distance = query[:, None] - key
-    assert torch.equal(allowed, seen(ids_BT)[:, 0] & (distance < (window or 300)))
-    tiles = (
-        F.pad(allowed, (0, 84, 0, 84)).unflatten(2, (3, 128)).unflatten(1, (3, 128)).any(4).any(2)
-    )
+    near = distance < (window or 300)
+    assert torch.equal(allowed, seen(ids_BT)[:, 0] & near)
+    padded = F.pad(allowed, (0, 84, 0, 84))
+    tiles = padded.unflatten(2, (3, 128)).unflatten(1, (3, 128)).any(4).any(2)
     # what is left out holds nothing that is seen, and no more is computed
     assert torch.equal(mask.to_dense()[:, 0].bool(), tiles)
 
@@ -356,7 +360,8 @@ def test_what_a_finished_run_finds_easy_first(teacher: str, tmp_path: Path):
     assert order == order_of(second.train)[:192]
     assert first.scores_s == first.scores_now_s == pytest.approx(second.scores_s, abs=0.5)
     assert second.scores_now_s < second.scores_s
-    ledger = Recorder(replace(job, teacher_s=5.0), first, clock_s={}, losses=[]).ledger
+    taught_job = replace(job, teacher_s=5.0)
+    ledger = Recorder(taught_job, first, clock_s={}, losses=[]).ledger
     seconds = ledger.seconds()
     assert seconds["teacher"] == pytest.approx(5.0 + first.scores_s)
     teachers = plan(run, choices={}).teachers

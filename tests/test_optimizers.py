@@ -60,7 +60,8 @@ def stepped(kind: str, **keys: Any) -> tuple[list[list[Tensor]], list[list[Tenso
     generator = torch.Generator().manual_seed(0)
     draw = partial(torch.randn, generator=generator, dtype=torch.float64)
     params = [nn.Parameter(draw(shape)) for shape in SHAPES]
-    parts = {"blocks": nn.ParameterList(params), "head": nn.ParameterList([torch.ones(2, 2)])}
+    head = nn.ParameterList([torch.ones(2, 2)])
+    parts = {"blocks": nn.ParameterList(params), "head": head}
     optimizer = build_optimizers(run, nn.ModuleDict(parts))[-1]
     weights = [[p.detach().clone() for p in params]]
     grads = []
@@ -86,8 +87,10 @@ def adamw(p: Tensor, grads: list[Tensor], *, cautious: bool = False) -> Iterator
     for t, (lr, g) in enumerate(zip(RATES, grads, strict=True), start=1):
         m = 0.8 * m + 0.2 * g
         v = 0.9 * v + 0.1 * g * g
-        u = m / (1 - 0.8**t) / ((v / (1 - 0.9**t)).sqrt() + 1e-3)
-        p = p - lr * (u + DECAY * p * ((u * p >= 0) if cautious else 1))
+        root = (v / (1 - 0.9**t)).sqrt()
+        u = m / (1 - 0.8**t) / (root + 1e-3)
+        decayed = DECAY * p
+        p = p - lr * (u + decayed * ((u * p >= 0) if cautious else 1))
         yield p
 
 
@@ -95,7 +98,8 @@ def lion(p: Tensor, grads: list[Tensor], *, cautious: bool = False) -> Iterator[
     m = torch.zeros_like(p)
     for lr, g in zip(RATES, grads, strict=True):
         u = torch.sign(0.9 * m + 0.1 * g)
-        p = p - lr * (u + DECAY * p * ((u * p >= 0) if cautious else 1))
+        decayed = DECAY * p
+        p = p - lr * (u + decayed * ((u * p >= 0) if cautious else 1))
         m = 0.6 * m + 0.4 * g
         yield p
 
@@ -108,13 +112,16 @@ def ademamix(p: Tensor, grads: list[Tensor], *, ramp: int) -> Iterator[Tensor]:
     m1, m2, v = (torch.zeros_like(p) for _ in range(3))
     for t, (lr, g) in enumerate(zip(RATES, grads, strict=True), start=1):
         share = min(1.0, t / max(1, ramp))  # of the way to the final α and β₃
-        beta3 = last ** (1 / ((1 - share) * math.log(last) / math.log(beta1) + share))
+        power = (1 - share) * math.log(last) / math.log(beta1)
+        beta3 = last ** (1 / (power + share))
         m1 = beta1 * m1 + (1 - beta1) * g
         m2 = beta3 * m2 + (1 - beta3) * g
         v = beta2 * v + (1 - beta2) * g**2
         m1_hat = m1 / (1 - beta1**t)
         v_hat = v / (1 - beta2**t)
-        p = p - lr * ((m1_hat + share * alpha * m2) / (v_hat.sqrt() + 1e-3) + DECAY * p)
+        moments = m1_hat + share * alpha * m2
+        decayed = DECAY * p
+        p = p - lr * (moments / (v_hat.sqrt() + 1e-3) + decayed)
         yield p
 
 
@@ -150,13 +157,15 @@ def soap(w: Tensor, grads: list[Tensor]) -> Iterator[Tensor]:
     m = torch.zeros_like(w)
     v = torch.zeros_like(w)
     yield w
-    for t, (lr, g) in enumerate(zip(RATES[1:], grads[1:], strict=True), start=1):
+    later = zip(RATES[1:], grads[1:], strict=True)
+    for t, (lr, g) in enumerate(later, start=1):
         turned = q_left.T @ g @ q_right
         m = beta1 * m + (1 - beta1) * g
         v = beta2 * v + (1 - beta2) * turned**2
         m_hat = q_left.T @ m @ q_right / (1 - beta1**t)
         v_hat = v / (1 - beta2**t)
-        w = w - lr * (q_left @ (m_hat / (v_hat.sqrt() + 1e-3)) @ q_right.T + DECAY * w)
+        directions = m_hat / (v_hat.sqrt() + 1e-3)
+        w = w - lr * (q_left @ directions @ q_right.T + DECAY * w)
         yield w
         left = beta2 * left + (1 - beta2) * g @ g.T
         right = beta2 * right + (1 - beta2) * g.T @ g
@@ -169,9 +178,8 @@ def iterated(g: Tensor, polar: bool) -> Tensor:
     """X ← a·X + (b·A + c·A²)·X with A = X·Xᵀ, from X = G/‖G‖ (Keller Jordan, 2024); Polar Express's
     polynomials but the last are of X/1.01."""
     x = g / g.norm()
-    for a, b, c in (
-        [*POLAR_EXPRESS, POLAR_EXPRESS[-1]] if polar else [(3.4445, -4.7750, 2.0315)] * 9
-    ):
+    coefficients = [*POLAR_EXPRESS, POLAR_EXPRESS[-1]] if polar else [(3.4445, -4.7750, 2.0315)] * 9
+    for a, b, c in coefficients:
         x = x / 1.01 if (a, b, c) in POLAR_EXPRESS[:-1] else x
         gram = x @ x.T
         x = a * x + (b * gram + c * gram @ gram) @ x
@@ -193,7 +201,8 @@ def muon(
             v = beta2 * v + (1 - beta2) * o.square().mean(1, keepdim=True)
             o = o / v.sqrt()
             o = o * math.sqrt(min(w.shape)) / o.norm()
-        w = w - lr * DECAY * w - 0.2 * lr * math.sqrt(max(w.shape)) * o
+        decay = lr * DECAY * w
+        w = w - decay - 0.2 * lr * math.sqrt(max(w.shape)) * o
         yield w
 
 
@@ -233,7 +242,8 @@ def test_each_step_is_the_papers(
             params = optimizer.param_groups[0]["params"][: len(SHAPES)]
             weights.append([p.detach().clone() for p in params])
     for i, p in enumerate(weights[0]):
-        for taken, expected in zip(weights[1:], reference(p, [g[i] for g in grads]), strict=True):
+        steps = reference(p, [g[i] for g in grads])
+        for taken, expected in zip(weights[1:], steps, strict=True):
             close(taken[i], expected)
 
 
@@ -251,7 +261,8 @@ def test_soap_begins_with_a_gradient_that_is_not_finite_as_a_gpu_does_before_its
     None
 ):
     option: Any = compose(["model=nano", "optimizer=soap"]).optimizer
-    assert option._first(torch.full((4, 6), torch.nan))["left_basis"].shape == (4, 4)
+    broken = option._first(torch.full((4, 6), torch.nan))
+    assert broken["left_basis"].shape == (4, 4)
 
 
 def test_soap_with_products_in_bf16_steps_almost_the_same_way(monkeypatch: pytest.MonkeyPatch):
@@ -259,9 +270,8 @@ def test_soap_with_products_in_bf16_steps_almost_the_same_way(monkeypatch: pytes
     for dtype in (torch.float64, torch.bfloat16):
         monkeypatch.setattr(hardware, "native_bf16", lambda dtype=dtype: dtype is torch.bfloat16)
         weights, _, optimizer = stepped("soap", eps=1e-3, basis_every=2)
-        moved.append(
-            [after - before for before, after in zip(weights[1], weights[-1], strict=True)]
-        )
+        moves = [after - before for before, after in zip(weights[1], weights[-1], strict=True)]
+        moved.append(moves)
         dtypes = {state["left_basis"].dtype for state in optimizer.state.values()}
         assert dtypes == {dtype}
     for exact, rounded in zip(*moved, strict=True):
@@ -364,9 +374,11 @@ def best_polynomial(low: float, high: float) -> np.ndarray[Any, Any]:
     inner = low + (high - low) * np.array([1 / 3, 2 / 3])
     for _ in range(100):
         points = np.array([low, *inner, high])
-        rows = np.stack([points, points**3, points**5, [1, -1, 1, -1]], axis=1)
+        signs = [1, -1, 1, -1]
+        rows = np.stack([points, points**3, points**5, signs], axis=1)
         a, b, c, _ = np.linalg.solve(rows, np.ones(4))
-        inner = np.sqrt((-3 * b + np.array([-1, 1]) * math.sqrt(9 * b * b - 20 * a * c)) / (10 * c))
+        root_of_both = math.sqrt(9 * b * b - 20 * a * c)
+        inner = np.sqrt((-3 * b + np.array([-1, 1]) * root_of_both) / (10 * c))
     return np.array([a, b, c])
 
 

@@ -57,7 +57,8 @@ def asked(*names: str) -> list[str]:
         if name not in ideas:
             words.extend(WORDS[name])
     base = without({word.partition("=")[0] for word in words})
-    return [*flags(*names), *base, *words, *([f"ideas=[{','.join(ideas)}]"] if ideas else [])]
+    chosen = [f"ideas=[{','.join(ideas)}]"] if ideas else []
+    return [*flags(*names), *base, *words, *(chosen)]
 
 
 def composed(folder: Path, *words: str) -> Run:
@@ -143,11 +144,10 @@ def test_a_study_has_them(here: Door, tmp_path: Path):
         "arms": ARMS,
         "seeds": [0, 1, 2],
     }
-    study |= {
-        "overrides": [*without({"data", "tracker", "schedule", "model"}), *used],
-        "scales": {"cpu": scale},
-    }
-    study |= {"claims": [{**CLAIM, "id": f"T.{arm}", "arm": arm} for arm in ARMS if arm != "plain"]}
+    overrides = [*without({"data", "tracker", "schedule", "model"}), *used]
+    study |= {"overrides": overrides, "scales": {"cpu": scale}}
+    claims = [{**CLAIM, "id": f"T.{arm}", "arm": arm} for arm in ARMS if arm != "plain"]
+    study |= {"claims": claims}
     (tmp_path / "study.yaml").write_text(json.dumps(study))
     refused = here(".", "scale=cpu", module="nocap.study")
     assert refused.code == 2
@@ -623,7 +623,8 @@ def test_the_record_names_all_that_an_option_imports_and_an_edit_makes_another_r
     asked = option_words(
         tmp_path / "mine", source + "\ndef never():\n    import fast, nothing_like_this\n"
     )
-    path = {"PYTHONPATH": ":".join(map(str, (REPO, tmp_path / "site-packages", tmp_path / "path")))}
+    folders = (REPO, tmp_path / "site-packages", tmp_path / "path")
+    path = {"PYTHONPATH": ":".join(map(str, folders))}
     for factor in ("1.0", "30.0"):
         (tmp_path / "path" / "ours" / "inner" / "deep.py").write_text(
             f"from ..first import f\nfactor = {factor}\n"

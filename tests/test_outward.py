@@ -119,9 +119,11 @@ def record(folder: Path, planned: Plan) -> None:
     tagged.tags = [text for text in TEXTS if "\n" not in text and len(text) <= 64]
     tagged.group = TEXTS[0]
     tagged.notes = "\n".join(TEXTS)
-    init = type("Init", (), {"record": {"path": TEXTS[0]}, "seconds": 0.0})()
+    members = {"record": {"path": TEXTS[0]}, "seconds": 0.0}
+    init = type("Init", (), members)()
     run = replace(planned.run, tracker=tagged)
-    head.write_record_head(replace(planned, run_dir=folder, run=run, init=init, name=TEXTS[1]))
+    hostile_plan = replace(planned, run_dir=folder, run=run, init=init, name=TEXTS[1])
+    head.write_record_head(hostile_plan)
     config = yaml.safe_load((folder / "config.yaml").read_text())
     assert config["data"]["kind"] == "synthetic"
     assert config["tracker"]["kind"] == "wandb"
@@ -186,11 +188,13 @@ def comparisons(folder: Path, planned: Plan) -> None:
     files = {}
     for suffix in ("json", "csv", "html", "markdown"):
         files[f"--{suffix}"] = str(folder / f"out.{suffix}")
-    compare.main([str(folder.parent / "theirs"), *itertools.chain(*files.items())])
+    theirs = str(folder.parent / "theirs")
+    compare.main([theirs, *itertools.chain(*files.items())])
     runs.main(["why", *(str(run_dirs[i]) for i in (0, 5))])
     report.write(replace(made(1), problems=TEXTS), folder / "report.html")
     columns = [Column(title="arm")]
-    print(Table(title="", columns=columns, rows=[[text] for text in TEXTS]))
+    table = Table(title="", columns=columns, rows=[[text] for text in TEXTS])
+    print(table)
 
 
 @dataclass
@@ -216,7 +220,8 @@ def mirrors(folder: Path, planned: Plan) -> None:
     kept.clear()
     texts = {"name": TEXTS[0], "config": {"x": TEXTS}, "tags": tuple(TEXTS)}
     facts = RunFacts(identity="0123abcd4567", arm="a", seed=0, run_dir=folder, **texts)
-    session = open_tracker(Recording(tags=TEXTS), facts, rows=[{"step": 0, "note": TEXTS}])
+    rows_of_texts = [{"step": 0, "note": TEXTS}]
+    session = open_tracker(Recording(tags=TEXTS), facts, rows=rows_of_texts)
     session.finish(summary={"error": TEXTS}, status="failed")
     assert len(kept) == 3
     (folder / "mirror").write_text(repr(kept))
@@ -321,10 +326,11 @@ def hostile(root: Path, name: str, seed: int, evil: str = EVIL, **summary: Any) 
         "parts": parts,
         "data": data,
     }
+    hardware = {"name": evil, "fingerprint": evil, "host": evil}
     more = {
         "versions": {evil: evil},
         "git": {"commit": evil, "diff_sha256": evil},
-        "hardware": {"name": evil, "fingerprint": evil, "host": evil},
+        "hardware": hardware,
     }
     content = {**manifest, **more, "attempts": [{"started": evil}]}
     (folder / "manifest.json").write_text(json.dumps(content))
@@ -403,7 +409,8 @@ def test_a_spreadsheet_computes_no_cell() -> None:
     records = []
     for seed, name in enumerate(names):
         records.append(replace(record_of("flash", "gelu4x", seed), name=name))
-    shown = [row["name"] for row in csv.DictReader(io.StringIO(to_csv(rows(records))))]
+    table_of_runs = io.StringIO(to_csv(rows(records)))
+    shown = [row["name"] for row in csv.DictReader(table_of_runs)]
     expected = ["'"] * 5 + ["p"]
     assert [name[0] for name in shown] == expected
 

@@ -98,9 +98,8 @@ def case(record: Record) -> Record:
 @pytest.fixture(scope="module")
 def cases(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("cases") / "report.html"
-    report.write(
-        replace(made(3, case), problems=[LONG]), path, command="python -m nocap.compare outputs"
-    )
+    long_page = replace(made(3, case), problems=[LONG])
+    report.write(long_page, path, command="python -m nocap.compare outputs")
     return path
 
 
@@ -172,7 +171,8 @@ def test_a_tap_pins_a_reading_and_a_tap_elsewhere_takes_it_away(
     tab.page.touchscreen.tap(point["x"] + 2, point["y"] + 2)
     assert "s of training" in tab.page.locator("#times .tip").inner_text()
     box = chart.bounding_box()
-    tab.page.touchscreen.tap(box["x"] + 3, box["y"] + box["height"] - 3)
+    right = box["y"] + box["height"] - 3
+    tab.page.touchscreen.tap(box["x"] + 3, right)
     assert not tab.page.locator("#times .tip").is_visible()
     tab.page.tap("nav button[data-arm='1']")
     assert tab.page.locator(".plot .faded").count() == 0

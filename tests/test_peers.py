@@ -127,7 +127,8 @@ def test_a_peers_arm_gets_the_tokens_of_nocaps_own(
     forward = own.built.forward
 
     def reading(x: torch.Tensor, y: torch.Tensor) -> Any:
-        read.append(torch.cat([x, y[:, -1:]], dim=1))
+        joined = torch.cat([x, y[:, -1:]], dim=1)
+        read.append(joined)
         return forward(x, y)
 
     monkeypatch.setattr(own.built, "forward", reading)

@@ -37,7 +37,8 @@ def test_the_least_difference_is_shown_in_four_of_five_tables(arms: int, seeds: 
     least = detectable(math.sqrt(2), seeds, arms=arms)
     shown = 0
     for _ in range(1000):
-        noise = rng.normal(size=(arms, seeds)) - rng.normal(size=(1, seeds))
+        own = rng.normal(size=(arms, seeds))
+        noise = own - rng.normal(size=(1, seeds))
         noise[0] += least
         shown += of_arms(noise.tolist())[0].low > 0
     assert 0.76 <= shown / 1000 <= 0.84
@@ -46,7 +47,8 @@ def test_the_least_difference_is_shown_in_four_of_five_tables(arms: int, seeds: 
 @pytest.mark.parametrize("seeds", [3, 6])
 def test_of_one_arm_it_is_that_of_a_noncentral_t(seeds: int) -> None:
     least = detectable(1.0, seeds, arms=1)
-    power = stats.nct.sf(stats.t.ppf(0.975, seeds - 1), seeds - 1, least * math.sqrt(seeds))
+    quantile = stats.t.ppf(0.975, seeds - 1)
+    power = stats.nct.sf(quantile, seeds - 1, least * math.sqrt(seeds))
     assert power == pytest.approx(0.8, abs=0.03)
 
 
@@ -66,7 +68,8 @@ def test_a_claim_shows_its_least_gain_in_four_of_five_analyses(
     rng = np.random.default_rng(5)
     pairs = least + rng.normal(size=(4000, n))
     halves = [width(float(row.std(ddof=1)), n, interval.analysis_of(n)) for row in pairs]
-    assert np.mean(pairs.mean(axis=1) > halves) == pytest.approx(0.8, abs=0.03)
+    found = pairs.mean(axis=1) > halves
+    assert np.mean(found) == pytest.approx(0.8, abs=0.03)
 
 
 # --- the time at equal loss -----------------------------------------------------------------------
@@ -78,12 +81,12 @@ def test_of_a_slope_that_is_known_it_is_that_of_a_noncentral_t() -> None:
     spread = math.hypot(0.03, 0.001 / 0.1)
     for seeds in (3, 6):
         least = -math.log(1 - detectable_time(noise, seeds, levels=1))
-        power = stats.nct.sf(
-            stats.t.ppf(0.975, seeds - 1), seeds - 1, least / spread * math.sqrt(seeds)
-        )
+        quantile = stats.t.ppf(0.975, seeds - 1)
+        power = stats.nct.sf(quantile, seeds - 1, least / spread * math.sqrt(seeds))
         assert power == pytest.approx(0.8, abs=0.04)
     stricter = -math.log(1 - detectable_time(noise, 6, levels=1, look=2))
-    power = stats.nct.sf(stats.t.ppf(1 - 0.025 / 4, 5), 5, stricter / spread * math.sqrt(6))
+    quantile = stats.t.ppf(1 - 0.025 / 4, 5)
+    power = stats.nct.sf(quantile, 5, stricter / spread * math.sqrt(6))
     assert power == pytest.approx(0.8, abs=0.04)
 
 
@@ -111,13 +114,17 @@ def test_the_least_gain_in_time_is_shown_in_four_of_five_grids(
     rng = np.random.default_rng(9)
     shown = 0
     for _ in range(1000):
-        losses = rng.normal(0, noise.loss / math.sqrt(2), (levels + 1, others, seeds))
-        pace = rng.normal(0, noise.pace / math.sqrt(2), (levels + 1, others, seeds))
+        shape = (levels + 1, others, seeds)
+        losses = rng.normal(0, noise.loss / math.sqrt(2), shape)
+        shape = (levels + 1, others, seeds)
+        pace = rng.normal(0, noise.pace / math.sqrt(2), shape)
         losses[1] += noise.slope * gain / 2  # worth so many more steps
         pace[1] -= gain / 2
         short = noise.slope * math.log(0.7) + rng.normal(0, noise.ends, seeds)
         long = noise.slope * math.log(1.4) + rng.normal(0, noise.ends, seeds)
-        z = z_by_hand(losses.reshape(-1, seeds), pace.reshape(-1, seeds), short, long)
+        flat = losses.reshape(-1, seeds)
+        flat_pace = pace.reshape(-1, seeds)
+        z = z_by_hand(flat, flat_pace, short, long)
         by_level = z.reshape(levels + 1, others, seeds).mean(axis=1)
         first = of_arms((by_level[1:] - by_level[0]).tolist())[0]
         shown += first.high < 0
@@ -186,9 +193,8 @@ def test_the_noise_of_a_time_is_that_of_paces_losses_and_the_baselines_lengths(
     losses = logs(base, "val_loss") - logs(arm, "val_loss")
     deviation = losses.std(ddof=1)
     assert noise.loss == pytest.approx(deviation, rel=0.01)
-    falls = logs(by(records, "gelu4x", 800), "val_loss") - logs(
-        by(records, "gelu4x", 200), "val_loss"
-    )
+    short_ones = logs(by(records, "gelu4x", 200), "val_loss")
+    falls = logs(by(records, "gelu4x", 800), "val_loss") - short_ones
     expected = falls.mean() / math.log(4)
     assert noise.slope == pytest.approx(expected)
     assert noise.ends == pytest.approx(falls.std(ddof=1) / math.sqrt(2))
@@ -216,18 +222,10 @@ def test_the_noise_is_that_of_pairs_of_runs_alike(tmp_path: Path) -> None:
         write_run(tmp_path, seed=seed, loss=losses[0, seed], config=config)
         gelu3x(tmp_path, seed=seed, loss=losses[1, seed], config=config)
         gelu3x(tmp_path, seed=seed, loss=9.0 + seed, config={**config, "trainer.batch_tokens": 128})
-        write_run(
-            tmp_path,
-            seed=seed,
-            loss=3.0 + 0.5 * losses[0, seed],
-            config={**config, "trainer.steps": 800},
-        )
-        gelu3x(
-            tmp_path,
-            seed=seed,
-            loss=3.0 + 0.5 * losses[1, seed],
-            config={**config, "trainer.steps": 800},
-        )
+        longer = {**config, "trainer.steps": 800}
+        write_run(tmp_path, seed=seed, loss=3.0 + 0.5 * losses[0, seed], config=longer)
+        longer = {**config, "trainer.steps": 800}
+        gelu3x(tmp_path, seed=seed, loss=3.0 + 0.5 * losses[1, seed], config=longer)
     records = load([tmp_path]).records
     own = next(record for record in records if "gelu4x" in record.name)
     noise = noise_of(records, own.config)

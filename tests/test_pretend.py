@@ -46,7 +46,8 @@ def test_the_steps_of_a_gpu_day(tmp_path, pretended):
     for name in ("best", "challenge"):
         turns = results[name]["runs"]
         expected = [(who, None, 10) for who in ORDER]
-        assert [(run["who"], run["error"], len(run["train_loss"])) for run in turns] == expected
+        outcomes = [(run["who"], run["error"], len(run["train_loss"])) for run in turns]
+        assert outcomes == expected
     statuses = {arm["label"]: arm["status"] for arm in results["options"]["arms"]}
     assert statuses["attention=flash"] == "measured"
     cuda_graphs = [cell["trainer"]["cuda_graphs"] for cell in results["grid"]["cells"]]
@@ -212,7 +213,8 @@ def test_an_fp8_head_is_for_gpus_that_have_it(pretended):
         pretended.python("-c", FP8, cc=80).out
         == "model.fp8_head must be false on a GPU before capability 8.9, as this of 8.0, got True\n"
     )
-    assert [pretended.python("-c", FP8, cc=cc).out for cc in (89, 90)] == ["taken\n", "taken\n"]
+    taken = [pretended.python("-c", FP8, cc=cc).out for cc in (89, 90)]
+    assert taken == ["taken\n", "taken\n"]
 
 
 # --- graphs

@@ -91,7 +91,8 @@ def test_a_prompt_moves_the_bytes_of_its_keys_and_values_into_the_cache():
     cache = torch.zeros(1, 4, 128, 16)
     keys = torch.ones(1, 4, 8, 16)
     part = cache[:, :, :8]
-    op = roofline._op(torch.ops.aten.copy_.default, (part, keys), {}, part)
+    copy = torch.ops.aten.copy_.default
+    op = roofline._op(copy, (part, keys), {}, part)
     assert op.bytes == 2 * keys.nbytes
     assert op.flops == 0
 
@@ -135,7 +136,8 @@ def test_shares_of_d12_are_those_of_the_arithmetic():
         "head": 29.0,
     }
     expected |= {"q_proj": 5.3, "k_proj": 5.3, "v_proj": 5.3}
-    assert {part: round(100 * each / total, 1) for part, each in flops.items()} == expected
+    percents = {part: round(100 * each / total, 1) for part, each in flops.items()}
+    assert percents == expected
 
 
 @pytest.mark.slow
@@ -146,11 +148,8 @@ def test_ceilings_of_d12_are_those_of_the_arithmetic():
     times = {part: work.product_ms(PEAK) for part, work in base.by_part().items()}
     rows = []
     for words in (["attention=gqa"], ["mlp=gelu3x"], ["attention=gqa", "mlp=gelu3x"]):
-        rows.append(
-            roofline.ceiling(
-                " ".join(words), base, counted(*D12, *words, vocab_size=GPT2)[1], PEAK, times, 0.0
-            )
-        )
+        work_of_both = counted(*D12, *words, vocab_size=GPT2)
+        rows.append(roofline.ceiling(" ".join(words), base, work_of_both[1], PEAK, times, 0.0))
     assert [f"{row.by_flops:.3f}" for row in rows] == ["1.076", "1.119", "1.216"]
     gqa, mlp, both = (1 / row.by_step for row in rows)  # shares of the step
     assert gqa < 1 > mlp
@@ -267,7 +266,8 @@ def test_measured_memory_equals_what_was_counted():
     assert mib["parameters"] == expected.parameters / 2**20
     assert mib["gradients"] == expected.parameters / 2**20
     assert mib["optimizer"] == pytest.approx(2 * mib["parameters"], rel=1e-2)
-    assert mib["activations"] == pytest.approx(sum(expected.ranges.kept.values()) / 2**20, rel=1e-2)
+    bytes_kept = sum(expected.ranges.kept.values())
+    assert mib["activations"] == pytest.approx(bytes_kept / 2**20, rel=1e-2)
     assert microbatches(measured.ranges.run) == 2  # of three: what repeats is measured once
 
 
@@ -320,7 +320,8 @@ def made_trace():
     """A step of 100 µs under the profiler: kernels of 10, 15 and 10 µs, the first two at once for
     5; a range lies over all of it."""
     step = event(MARK + "step", 0, 100, note=True)
-    step.cpu_children = [event(MARK + "head", 5, 60), event("Optimizer.step", 60, 99, device_us=10)]
+    head_event = event(MARK + "head", 5, 60)
+    step.cpu_children = [head_event, event("Optimizer.step", 60, 99, device_us=10)]
     products = (("aten::mm", 6, 10, 10), ("aten::add", 10, 12, 15))
     step.cpu_children[0].cpu_children = [event(*place, device_us=us) for *place, us in products]
     kernels = (("gemm", 10, 20), ("add", 15, 30), ("adam", 70, 80))
@@ -344,9 +345,8 @@ def test_the_profilers_own_work_is_no_part_of_a_gpus_step():
     run = compose([*NANO, "trainer.batch_tokens=64", "trainer.val_tokens=64"])
     run.trainer.device = Device.cuda
     plain = ClocksJson(wall_ms=20.0, cpu_ms=9.0)
-    seen = Observation(
-        plain=plain, profiled=ClocksJson(wall_ms=50.0, cpu_ms=50.0), moments={}, between_ms=38.0
-    )
+    clocks = ClocksJson(wall_ms=50.0, cpu_ms=50.0)
+    seen = Observation(plain=plain, profiled=clocks, moments={}, between_ms=38.0)
     measured = SimpleNamespace(seen=seen, ranges=SimpleNamespace(run=run))
     assert profile._unattributed_ms(run, measured, 12.0, 1.0) == pytest.approx(8.0)
     assert busy(plain, 12.0).gpu_busy == pytest.approx(0.6)
@@ -405,9 +405,8 @@ def test_the_record_says_what_was_measured_and_on_what(profiled):
         sums.append(sum(row["ms"] for row in rows))
     assert sums == pytest.approx([step["attributed_ms"]] * 2)
     assert 0.95 * step["ms"] <= step["attributed_ms"] <= step["ms"]
-    assert sum(row["share"] for row in parts.values()) == pytest.approx(
-        step["attributed_ms"] / step["ms"]
-    )
+    shares = sum(row["share"] for row in parts.values())
+    assert shares == pytest.approx(step["attributed_ms"] / step["ms"])
     names = [name for part, name in PARTS.items() if part not in WHOLE]
     lines = ("sum of the parts", "peaks, measured:", "2 of 4 micro-batches")
     assert [line for line in (*names, *lines) if line not in said] == []

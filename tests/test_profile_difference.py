@@ -452,7 +452,8 @@ def test_two_real_profiles_are_compared(door: Any, tmp_path: Path) -> None:
     sides = [json.loads((tmp_path / f"{name}.json").read_text()) for name in ("mha", "flash")]
     ms = []
     for side in sides:
-        ms.append(next(row["ms"] for row in side["parts"] if row["part"] == "scores"))
+        scores_ms = next(row["ms"] for row in side["parts"] if row["part"] == "scores")
+        ms.append(scores_ms)
     assert [scores["before_ms"], scores["after_ms"]] == pytest.approx(ms)
     whole = sum(row["ms"] for row in difference["groups"])
     attributed = [side["step"]["attributed_ms"] for side in sides]

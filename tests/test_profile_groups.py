@@ -178,11 +178,8 @@ def test_the_work_of_each_moment_is_that_of_arithmetic():
     backward = counts.work[path, "backward"].by_moment()
     expected = {PRODUCT: product, SOFTMAX: 0, VALUES: product}
     assert {moment: work.flops for moment, work in forward.items()} == expected
-    assert {moment: work.flops for moment, work in backward.items()} == {
-        PRODUCT: 2 * product,
-        SOFTMAX: 0,
-        VALUES: 2 * product,
-    }
+    flops_by_moment = {moment: work.flops for moment, work in backward.items()}
+    assert flops_by_moment == {PRODUCT: 2 * product, SOFTMAX: 0, VALUES: 2 * product}
     assert forward[SOFTMAX].bytes == 2 * matrix
     assert backward[SOFTMAX].bytes == 3 * matrix
 
@@ -224,10 +221,10 @@ def test_a_subtotal_is_the_sum_of_its_rows():
     assert list(groups) == expected
     for group in groups.values():
         for key in ("ms", "share", "forward_ms", "backward_ms", "flops", "bytes", "bound_ms"):
-            assert getattr(group, key) == pytest.approx(
-                sum(getattr(part, key) for part in group.parts)
-            ), key
-    assert sum(group.ms for group in groups.values()) == sum(each.ms for each in ROWS)
+            total = sum(getattr(part, key) for part in group.parts)
+            assert getattr(group, key) == pytest.approx(total), key
+    of_groups = sum(group.ms for group in groups.values())
+    assert of_groups == sum(each.ms for each in ROWS)
     assert groups["attention"].ms == 3 + 6 + 5 + 7 + 0.5
     assert groups["attention"].share == pytest.approx(0.215)
     assert groups["mlp"].ms == 1.5 + 2.5 + 0.25
@@ -424,14 +421,16 @@ def bounded(taken):
         example = taken["step"].parts[0]
         parts = []
         for part, ms in (("scores", 40.0), ("mlp_up", 30.0), ("norm", 20.0), ("head", 10.0)):
-            parts.append(structs.replace(example, part=part, ms=ms, share=ms / 100, of_bound=0.5))
+            part_row = structs.replace(example, part=part, ms=ms, share=ms / 100, of_bound=0.5)
+            parts.append(part_row)
         made = composed(words)
         config = {"model": {"tie_head": made.run.model.tie_head}, "trainer": {"precision": "fp32"}}
+        changed_step = structs.replace(taken["step"].step, ms=100.0, unattributed_ms=45.0)
         profile = structs.replace(
             taken["step"],
             of=of,
             trusted=trusted,
-            step=structs.replace(taken["step"].step, ms=100.0, unattributed_ms=45.0),
+            step=changed_step,
             parts=parts,
             config=config,
             ceilings=CeilingsJson(table=table),
@@ -482,7 +481,8 @@ def test_the_command_is_a_bench_of_the_same_runs(words, bounded):
         assert module == "nocap.bench"
         first = arguments.index("--arm")
         assert set(arguments[first::2]) == {"--arm"}
-        typed = list(compose_arms(arguments[:first], arguments[first + 1 :: 2]).values())
+        composed_arms = compose_arms(arguments[:first], arguments[first + 1 :: 2])
+        typed = list(composed_arms.values())
         wanted = [compose_measured(words).run]
         wanted += [compose_measured([*without(words, [label]), label]).run for label in options]
         for name in ("attention", "mlp", "seed", "model", "optimizer"):
@@ -493,7 +493,8 @@ def test_the_command_is_a_bench_of_the_same_runs(words, bounded):
 def test_what_cannot_be_trusted_is_bounded_by_flops_and_folders_are_kept(bounded):
     words = ["model=nano", "attention=mha"]
     profile, made = bounded(words, TABLE, trusted=False)
-    file = file_of(profile, Typed(words=words, choices=made.choices, folders=[REPO / "a folder"]))
+    typed_words = Typed(words=words, choices=made.choices, folders=[REPO / "a folder"])
+    file = file_of(profile, typed_words)
     rows = file.largest
     assert [each.by_step for row in rows for each in row.options] == [None] * 3
     said = list(profile_text._largest(file))

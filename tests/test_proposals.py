@@ -81,11 +81,13 @@ def test_a_proposal_is_judged_batch_by_batch():
 
 
 def test_a_proposal_that_diverged_shows_nothing():
-    lost = judge(pairs(*GOOD * 3, 0.3, 0.3, None, 0.3), BatchQuestion(bar=0.0))
+    loss_pairs = pairs(*GOOD * 3, 0.3, 0.3, None, 0.3)
+    lost = judge(loss_pairs, BatchQuestion(bar=0.0))
     assert lost.word is ProposalWord.not_shown
     assert lost.diverged
     assert lost.gain == -math.inf
-    alone = judge([*pairs(*GOOD[:3]), LossPair(loss=2.0, baseline=None)], BatchQuestion(bar=0.0))
+    parts = [*pairs(*GOOD[:3]), LossPair(loss=2.0, baseline=None)]
+    alone = judge(parts, BatchQuestion(bar=0.0))
     assert alone.word is ProposalWord.not_shown
     assert not alone.diverged
 
@@ -354,12 +356,12 @@ def test_a_gain_is_accepted_and_nothing_is_not(study_door: Door, beside: Path):
     """Also where more is better. A proposal that was answered runs nothing, also with its runs
     deleted; the baseline's runs are everybody's."""
     write(beside, better="higher")
-    good, none, bad = answers(
-        study_door(beside, "--json", "--propose", command(-0.1), command(0.1), command("nan"))
-    )
+    said = study_door(beside, "--json", "--propose", command(-0.1), command(0.1), command("nan"))
+    good, none, bad = answers(said)
     keys = ("word", "pairs", "number", "diverged")
     expected = [["accepted", 16, 1, False], ["not shown", 4, 2, False], ["not shown", 4, 3, True]]
-    assert [[answer[key] for key in keys] for answer in (good, none, bad)] == expected
+    figures = [[answer[key] for key in keys] for answer in (good, none, bad)]
+    assert figures == expected
     assert good["overrides"] == [sys.executable, "train.py", "-0.1", "{seed}"]
     assert good["gain"] == pytest.approx(0.1, abs=0.005)
     paths = list(Path("outputs/commands").glob("*/result.json"))
@@ -499,9 +501,8 @@ def test_a_program_that_edits_files_is_answered_against_a_ref(study_door: Door, 
     assert same.code == 2
     assert "--locked must be equal in main and ., got evaluation.py" in cheated.err
     assert "--ref must differ from main in a file" in same.err
-    worktrees = subprocess.run(
-        ["git", "worktree", "list"], capture_output=True, text=True, check=True
-    ).stdout
+    listing = ["git", "worktree", "list"]
+    worktrees = subprocess.run(listing, capture_output=True, text=True, check=True).stdout
     assert worktrees.count("\n") == 1
     commit()  # the log: main is another commit
     assert answers(proposed(better)) == [good]

@@ -173,16 +173,18 @@ def test_refs_are_raced_in_worktrees_until_the_answer_is_safe(repo, raced):
     printed = [path.with_name("output.log").read_text() for path in ended(repo)]
     # nothing but what the command says
     assert [text.count("\n") for text in printed] == [3] * 6, printed
-    worktrees = subprocess.run(
-        ["git", "worktree", "list"], capture_output=True, text=True, check=True
-    ).stdout
+    listing = ["git", "worktree", "list"]
+    worktrees = subprocess.run(listing, capture_output=True, text=True, check=True).stdout
     assert worktrees.count("\n") == 1
 
 
 def test_a_race_leaves_the_worktrees_of_another(repo):
     def prepare(undo, *refs):
         commands = [(ref, [PYTHON, "train.py", "{seed}"]) for ref in refs]
-        return of_refs(commands, locked=(), links=(), folder=Path("trees"), undo=undo, say=print)[0]
+        pairs_of_refs = of_refs(
+            commands, locked=(), links=(), folder=Path("trees"), undo=undo, say=print
+        )
+        return pairs_of_refs[0]
 
     with ExitStack() as undo:
         own = prepare(undo, "main", "idea")
@@ -688,7 +690,8 @@ def test_a_variable_before_a_command_is_named_with_env(repo, failed, raced):
         "arm base must begin with a program that is there (env X=1 PROGRAM sets a variable), got "
         "X=1" in said
     )
-    raced(words[0].replace("X=1", "env X=1"), *words[1:], "--pairs", "1")
+    first_word = words[0].replace("X=1", "env X=1")
+    raced(first_word, *words[1:], "--pairs", "1")
 
 
 # --- what else may be wrong of an arm ---
@@ -880,7 +883,8 @@ def test_after_a_failure_nothing_more_begins_and_what_runs_ends(repo, failed, mo
     code, said = failed(*words, "--jobs", "2")
     assert code == 1
     assert "idea, seed 0: exit code 5" in said
-    assert [json.loads(path.read_text())["arm"] for path in ended(repo)] == ["base"]
+    names = [json.loads(path.read_text())["arm"] for path in ended(repo)]
+    assert names == ["base"]
     assert len(list(repo.glob("outputs/commands/*"))) == 2
 
 
@@ -914,7 +918,8 @@ def test_what_a_race_writes_is_no_part_of_its_arms(repo, raced):
     commit("nothing is ignored")
     both = arms(base="write.py {seed}", idea="write.py 1{seed}")
     words = [*both, "--metric", "val_loss", "--file", "out.json", "--pairs", "1"]
-    assert [raced(*words)["said"].count(", seed ") for _ in range(2)] == [2, 0]
+    counts = [raced(*words)["said"].count(", seed ") for _ in range(2)]
+    assert counts == [2, 0]
     assert "changes that no --ref" not in raced(*refs("main", "idea", pairs=1))["said"]
 
 

@@ -157,7 +157,8 @@ def test_a_cancelled_task_lets_its_cell_save(tmp_path):
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         threading.Thread(target=interrupt).start()
-        assert _task()(["-c", code], {"A": "b"}, str(tmp_path), str(log)) == 75
+        task = _task()
+        assert task(["-c", code], {"A": "b"}, str(tmp_path), str(log)) == 75
     finally:
         signal.signal(signal.SIGINT, before)
     assert log.read_text() == f"{os.getpid()} b\n"

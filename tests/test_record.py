@@ -64,7 +64,8 @@ def again(this: Plan) -> Plan:
 
 def edit(path: Path, *without: str, **changed: Any) -> None:
     content = {**json.loads(path.read_text()), **changed}
-    text = json.dumps({key: value for key, value in content.items() if key not in without})
+    content_without = {key: value for key, value in content.items() if key not in without}
+    text = json.dumps(content_without)
     path.write_text(text)
 
 
@@ -419,7 +420,8 @@ def test_a_grid_without_a_finished_run_keeps_no_report_of_before(
 ) -> None:
     this = copied(whole, tmp_path)
     grid = with_report_of_before(this, tmp_path / "out")
-    multirun._report(grid, {this.identity: RunResult(summary={"status": status})}, stopped=False)
+    results = {this.identity: RunResult(summary={"status": status})}
+    multirun._report(grid, results, stopped=False)
     assert "report: " not in capsys.readouterr().out
     assert not (grid.folder / "report.html").exists()
 

@@ -95,7 +95,8 @@ def test_non_finite_losses_become_null() -> None:
 
     payload = payload_of(report.render(made(1, diverges)))
     first = payload["arms"][0]
-    assert [curve["val_loss"][-1] for curve in (*first["seeds"], first["mean"])] == [None, None]
+    last_losses = [curve["val_loss"][-1] for curve in (*first["seeds"], first["mean"])]
+    assert last_losses == [None, None]
 
 
 def test_mean_curve_keeps_to_the_steps_of_all_finished_seeds() -> None:

@@ -213,7 +213,8 @@ def test_hover_reads_a_value_and_a_drag_zooms(
     mouse.move(x + 60, y + 40)
     mouse.up()
     tab.settle()
-    assert tab.line()[21][0] - tab.line()[20][0] > 5 * (whole[21][0] - whole[20][0])
+    nearer = tab.line()[21][0] - tab.line()[20][0]
+    assert nearer > 5 * (whole[21][0] - whole[20][0])
     mouse.dblclick(x, y)
     tab.settle()
     assert tab.line() == whole
@@ -223,12 +224,8 @@ def crowded(record: Record) -> Record:
     """Twelve arms on the front, in two heaps."""
     i = [f"{attention}-{mlp}" for attention in ATTENTION for mlp in MLP].index(record.arm)
     clock = {"train": 60 + 0.01 * i + 5 * (i > 8)}
-    return with_summary(
-        record,
-        val_loss=1.49 - 1e-5 * i - 0.02 * (i > 8),
-        clock_s=clock,
-        memory_mib={"peak": 1000.0},
-    )
+    loss = 1.49 - 1e-5 * i - 0.02 * (i > 8)
+    return with_summary(record, val_loss=loss, clock_s=clock, memory_mib={"peak": 1000.0})
 
 
 def apart(boxes: list[list[float]]) -> bool:

@@ -64,7 +64,8 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for seed in range(3):
             started = f"2026-01-01T00:{seed}{number}:00"
             loss = about["loss"] + rng.gauss(0, 0.0005)
-            write_run(root, words=words, seed=seed, started=started, **{**about, "loss": loss})
+            changed = {**about, "loss": loss}
+            write_run(root, words=words, seed=seed, started=started, **changed)
     swiglu: Json = {"words": "gpt2-flash-swiglu", "config": {"mlp.activation": "swiglu"}}
     for seed, status in enumerate(("diverged", "finished", "finished")):
         write_run(root, seed=seed, status=status, loss=3.2 + seed / 1000, **swiglu)
@@ -72,9 +73,8 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_run(root, words="gpt2-other", seed=0, val="v1")  # of another group
     for path in (root / "runs").glob("*/summary.json"):  # a machine has a name
         content = json.loads(path.read_text())
-        write_summary(
-            path.parent, {**content, "hardware": {**content["hardware"], "host": "secret-host"}}
-        )
+        hardware = {**content["hardware"], "host": "secret-host"}
+        write_summary(path.parent, {**content, "hardware": hardware})
     return root
 
 
@@ -199,7 +199,8 @@ def test_speeds_of_arms_timed_in_turns_are_in_a_file_too(tmp_path: Path) -> None
     assert joined["timing"]["started"] == newer.started
     expected = {arm: [*row] for arm, row in newer.seconds.items()}
     assert joined["timing"]["seconds_per_token"] == expected
-    assert [each["started"] for each in joined["timings"]] == [newer.started, timing().started]
+    starts = [each["started"] for each in joined["timings"]]
+    assert starts == [newer.started, timing().started]
     content = content_of(path)
     next(iter(content["timings"][0]["seconds"].values()))[0] *= 2
     written(sealed(content), path)
@@ -221,6 +222,7 @@ def test_words_of_a_chain_with_a_diverged_arm_are_those_of_a_fresh_comparison(
             status = "diverged" if run.seed == 1 else "finished"
             name = run.name.replace("flash", "mqa")
             config = {**run.config, "model.n_layer": 9}
+            stopped = {**run.summary, "status": status}
             other = replace(
                 run,
                 identity=f"{run.identity}x",
@@ -228,7 +230,7 @@ def test_words_of_a_chain_with_a_diverged_arm_are_those_of_a_fresh_comparison(
                 name=name,
                 config=config,
                 status=status,
-                summary={**run.summary, "status": status},
+                summary=stopped,
             )
             diverged.append(other)
     records = [*loaded.records, *diverged]
@@ -248,6 +250,7 @@ def test_what_was_swept_and_what_is_measured_counts_in_a_file_too(tmp_path: Path
                 "attention.n_kv_heads": 12 if kernel == "flash" else 4,
                 "trainer.val_precision": precision,
             }
+            loss = 3.3 + seed / 1000 + (kernel == "math") * 0.1
             write_run(
                 tmp_path,
                 words=f"gpt2-{kernel}-gelu4x",
@@ -257,7 +260,7 @@ def test_what_was_swept_and_what_is_measured_counts_in_a_file_too(tmp_path: Path
                 options={"attention": kernel},
                 swept=("attention", "seed"),
                 measured=("trainer.val_tokens",),
-                loss=3.3 + seed / 1000 + (kernel == "math") * 0.1,
+                loss=loss,
             )
     fresh = compared(load([tmp_path]))
     verdicts = [row.difference.verdict for row in fresh.arms if row.difference]
@@ -616,8 +619,9 @@ def test_what_moves_no_word(file: Path) -> None:
     found = next(each for each in content["findings"]["found"] if each["name"] == "gqa gelu4x")
     found["difference"].update(rounded)
     content["judge"] = "nocap 7.0 (0123)"
+    other_device = {**first, "parts": {**first["parts"], **device}}
     cases = (
-        ([{**first, "parts": {**first["parts"], **device}}, *others], {}, 1, "records: "),
+        ([other_device, *others], {}, 1, "records: "),
         (content["records"], rounded, 0, ""),
         (content["records"], {"verdict": "worse"}, 1, "judged by nocap 7.0 (0123), now by nocap"),
     )
@@ -844,13 +848,14 @@ def two_arms(root: Path, seeds: range, **about: Any) -> Path:
     config = about.pop("config", {})
     for seed in seeds:
         for number, (arm, loss) in enumerate((("flash", 3.3), ("gqa", 3.28))):
+            own = {**config, "attention.n_kv_heads": 12 if arm == "flash" else 4}
             write_run(
                 root,
                 words=f"gpt2-{arm}-gelu4x",
                 seed=seed,
                 loss=loss + rng.gauss(0, 0.0005),
                 started=f"2026-01-01T00:{seed}{number}:00",
-                config={**config, "attention.n_kv_heads": 12 if arm == "flash" else 4},
+                config=own,
                 **about,
             )
     return root
@@ -867,7 +872,8 @@ def test_colleagues_files_are_joined_by_arms_and_seeds(tmp_path: Path) -> None:
         assert joined[key] == value
     seeds = [arm["seeds"] for arm in joined["arms"]]
     assert seeds == [[*range(6)]] * 2
-    assert judge(*files) == (0, [follows(files[0], 6), follows(files[1], 6)])
+    lines = [follows(files[0], 6), follows(files[1], 6)]
+    assert judge(*files) == (0, lines)
     assert api.compare(files) == expected
     # files and folders mix, and the order changes nothing
     for paths in ((files[1], files[0]), (files[0], tmp_path / "b"), (tmp_path / "a", files[1])):
@@ -915,7 +921,8 @@ def test_speeds_of_two_machines_are_not_compared(tmp_path: Path) -> None:
     assert pace["ratio"] is None
     assert pace["refused"].startswith("its runs are from 2 machines")
     assert joined["arms"][1]["difference"]["verdict"] == "better"
-    assert [content_of(file)["arms"][1]["token_us"]["refused"] for file in files] == [None, None]
+    refusals = [content_of(file)["arms"][1]["token_us"]["refused"] for file in files]
+    assert refusals == [None, None]
 
 
 # What the runs of the second file have → what the refusal says, and what declares it.

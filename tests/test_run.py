@@ -123,14 +123,14 @@ def test_clock_sums_to_the_wall_and_the_wall_is_the_time_of_the_process(
     undisturbed: Undisturbed,
 ) -> None:
     clock = summary_of(undisturbed.run_dir)["clock_s"]
-    assert sum(clock[line] for line in LINES) == pytest.approx(clock["wall"], rel=0.01)
+    total = sum(clock[line] for line in LINES)
+    assert total == pytest.approx(clock["wall"], rel=0.01)
     began = (undisturbed.run_dir / "manifest.json").stat().st_mtime
     last_row = (undisturbed.run_dir / "metrics.jsonl").stat().st_mtime
     assert last_row - began <= clock["wall"] <= undisturbed.seconds
     for row in rows_of(undisturbed.run_dir):
-        assert sum(row[f"clock/{line}_s"] for line in LINES) == pytest.approx(
-            row["clock/wall_s"], rel=1e-6
-        )
+        row_total = sum(row[f"clock/{line}_s"] for line in LINES)
+        assert row_total == pytest.approx(row["clock/wall_s"], rel=1e-6)
 
 
 def test_manifest_says_what_the_run_is_made_of(undisturbed: Undisturbed) -> None:
@@ -320,7 +320,8 @@ def test_a_log_has_a_line_a_validation_and_one_in_five_seconds_with_what_is_left
     monkeypatch.setattr(terminal.time, "monotonic", lambda: now)
     for step in range(50, 71):  # a resumed run: its pace is of this attempt
         row = {"step": step, "train/loss": 3.0, "perf/tokens_per_s": 1234.0}
-        reporter.row(row | ({"val/loss": 3.5, "val/bpb": 1.25} if step == 60 else {}))
+        validation = {"val/loss": 3.5, "val/bpb": 1.25} if step == 60 else {}
+        reporter.row(row | validation)
         now += 1.0
     reporter.row({"step": 100, "val/loss": None})
     lines = capsys.readouterr().out.splitlines()
@@ -331,7 +332,8 @@ def test_a_log_has_a_line_a_validation_and_one_in_five_seconds_with_what_is_left
     assert lines[2] == f"step     60/100  {said}"
     assert lines[5] == "step    100/100  val not a number"
     log = (tmp_path / "train.log").read_text().splitlines()
-    assert [line.partition("step")[2] for line in log] == [printed[4:] for printed in lines]
+    logged = [line.partition("step")[2] for line in log]
+    assert logged == [printed[4:] for printed in lines]
 
 
 @pytest.mark.parametrize(("wanted", "threads"), [("1", 2), ("64", 1), ("2,1", 2)])
@@ -364,7 +366,8 @@ def test_the_first_screen_says_what_is_trained_and_why_so(
     )
     assert lines == ["precision fp32: this CPU has no AMX", f"compile {why['compile']}"]
     other = replace(run.trainer, compile=type(run.trainer.compile)("max"))
-    last = headline(replace(this, run=replace(run, trainer=other))).splitlines()[-1]
+    another = replace(this, run=replace(run, trainer=other))
+    last = headline(another).splitlines()[-1]
     assert last == f"compile max (by default {why['compile']})"
 
 

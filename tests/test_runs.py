@@ -213,7 +213,8 @@ def test_nothing_goes_without_yes_and_never_what_trains_or_lies_elsewhere(
         err = capsys.readouterr().err
     assert f"not removed: {trains.name}: " in err
     assert f"not removed: {linked.name}: it is no folder of its own right" in err
-    assert [run.exists() for run in (trains, gone, other)] == [True, False, False]
+    exists = [run.exists() for run in (trains, gone, other)]
+    assert exists == [True, False, False]
     names = {file.name for file in elsewhere.iterdir()}
     assert names >= {"manifest.json", "summary.json", "metrics.jsonl"}
     refusal(["rm", "--yes"], capsys, command=command)
@@ -290,7 +291,8 @@ def rows_of(
     _, *text = drawn(
         list(curves), x="steps", y="loss", width=width, height=height, log=log
     ).splitlines()
-    return [row.partition("┤")[2].ljust(width) for row in text[:height]], text[height + 1 :]
+    text_of_rows = [row.partition("┤")[2].ljust(width) for row in text[:height]]
+    return text_of_rows, text[height + 1 :]
 
 
 def line(label: str, x: list[float], y: list[float]) -> DrawnCurve:
@@ -298,7 +300,8 @@ def line(label: str, x: list[float], y: list[float]) -> DrawnCurve:
 
 
 def test_a_curve_goes_from_its_first_point_to_its_last() -> None:
-    rows, below = rows_of(line("falling", [0, 10], [4.0, 2.0]), line("level", [0, 5], [2.0, 2.0]))
+    falling = line("falling", [0, 10], [4.0, 2.0])
+    rows, below = rows_of(falling, line("level", [0, 5], [2.0, 2.0]))
     places = [row.find("•") for row in rows]
     assert places == sorted(places)
     assert rows[0][0] == "•"
@@ -306,10 +309,13 @@ def test_a_curve_goes_from_its_first_point_to_its_last() -> None:
     assert rows[-1].count("+") == 6  # it ends half-way
     assert below[0].split() == ["0", "10"]
     assert below[1:] == ["• falling", "+ level"]
-    rows, _ = rows_of(line("long", [0, 9], [4.0, 2.0]), line("short", [5], [3.0]))  # one point
+    long = line("long", [0, 9], [4.0, 2.0])
+    rows, _ = rows_of(long, line("short", [5], [3.0]))  # one point
     assert "".join(rows).count("+") == 1
-    rows, _ = rows_of(DrawnCurve("arm", [0, 10], [3.0, 3.0], [2.0, 2.5], [4.0, 3.5]))  # a band
-    assert ["".join(row[i] for row in rows) for i in (0, -1)] == ["··•··", " ·•· "]
+    arm = DrawnCurve("arm", [0, 10], [3.0, 3.0], [2.0, 2.5], [4.0, 3.5])
+    rows, _ = rows_of(arm)  # a band
+    ends = ["".join(row[i] for row in rows) for i in (0, -1)]
+    assert ends == ["··•··", " ·•· "]
 
 
 def test_on_a_logarithmic_axis_a_power_law_is_straight() -> None:

@@ -68,7 +68,8 @@ def test_nothing_but_warm_up(spec: Schedule):
 
 
 def test_neither_warm_up_nor_decay():
-    assert curve(Wsd(warmup_steps=0, decay_steps=0, final=0.0), steps=3) == [1.0, 1.0, 1.0]
+    flat = Wsd(warmup_steps=0, decay_steps=0, final=0.0)
+    assert curve(flat, steps=3) == [1.0, 1.0, 1.0]
     expected = [1.0, 1.0, 0.75, 0.5, 0.25]
     assert curve(Wsd(warmup_steps=1, decay_steps=4, final=0.0), steps=5) == expected
 

@@ -172,7 +172,8 @@ def test_a_trial_that_runs_counts_as_bad():
     def away(others):
         proposed = []
         for seed in range(20):
-            proposed.append(propose(replace(search, seed=seed), line, [*before, *others])["x"])
+            seeded = replace(search, seed=seed)
+            proposed.append(propose(seeded, line, [*before, *others])["x"])
         return float(np.median([abs(x - 0.5) for x in proposed]))
 
     assert away([running] * 2) > 1.5 * away([])
@@ -211,12 +212,13 @@ def quickly(words):
     lr = float(own.get("optimizer.lr", 1e-3))
     optimizer = replace(shared.run.optimizer, lr=lr)
     seed = int(own.get("seed", 0))
+    own_trainer = replace(shared.run.trainer, **trainer)
     run = replace(
         shared.run,
         seed=seed,
         output_dir=own["output_dir"].strip("'"),
         optimizer=optimizer,
-        trainer=replace(shared.run.trainer, **trainer),
+        trainer=own_trainer,
     )
     return replace(shared, overrides=tuple(words), run=run)
 
@@ -310,9 +312,11 @@ def test_a_killed_search_goes_on_with_the_trials_that_it_would_have_had(tmp_path
     assert [(trial.words, trial.val_loss) for trial in again] == whole
     # each once
     expected = list(range(1, 14))
-    assert sorted(int(label.split()[1].rstrip(":")) for label in trainer.trained) == expected
+    numbers = sorted(int(label.split()[1].rstrip(":")) for label in trainer.trained)
+    assert numbers == expected
     # more trials are the same search
-    assert len(carried(a_search(tmp_path / "cut", replace(search, trials=15))).trials()) == 15
+    cut = a_search(tmp_path / "cut", replace(search, trials=15))
+    assert len(carried(cut).trials()) == 15
     assert len(trainer.trained) == 15
 
 
@@ -401,7 +405,8 @@ def test_a_pool_asks_for_batches_and_a_kill_changes_none(tmp_path, fake):
     trainer = fake(bowl)
     search = Search(sampler=Sampler.tpe, trials=15)
     pool = Devices(jobs=4, units={device: [] for device in Device})
-    whole = [trial.words for trial in carried(a_search(tmp_path / "whole", search), pool).trials()]
+    done = carried(a_search(tmp_path / "whole", search), pool)
+    whole = [trial.words for trial in done.trials()]
     assert len(trainer.trained) == 15
     assert len(set(whole)) == 15
     trainer = fake(bowl)
@@ -514,8 +519,10 @@ def test_a_search_in_a_pool(tmp_path, here):
     words = (*words, "hydra.launcher.jobs=1", "output_dir=out")
     keys = space(LR, ARM)
     fixed = [*kept, f"output_dir={tmp_path / 'out'}"]
-    first = Searching(Search(sampler=Sampler.random, trials=3), keys, fixed=fixed, compose=composed)
-    cell = first.trial(1, words_of(keys, propose(first.search, keys, []))).cell
+    three = Search(sampler=Sampler.random, trials=3)
+    first = Searching(three, keys, fixed=fixed, compose=composed)
+    first_words = words_of(keys, propose(first.search, keys, []))
+    cell = first.trial(1, first_words).cell
     cell.plan.run_dir.mkdir(parents=True)
     (cell.plan.run_dir / "checkpoints").write_text("a file where the worker makes a folder")
     done = here(*words)
@@ -535,9 +542,8 @@ def test_a_search_in_a_pool(tmp_path, here):
     assert len(trained(again.out)) == 1
     assert "3 finished; 1 trained now" in again.out
     assert "chosen on seed 100: what the settings are worth, other seeds tell" in again.out
-    assert {(each["seed"], each["status"]) for each in summaries(tmp_path / "out").values()} == {
-        (100, "finished")
-    }
+    states = {(each["seed"], each["status"]) for each in summaries(tmp_path / "out").values()}
+    assert states == {(100, "finished")}
     compared = here(str(file.parent), module="nocap.compare")
     assert compared.code == 0, compared
     assert "3 arms from 3 runs" in compared.out, compared

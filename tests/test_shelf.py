@@ -68,9 +68,8 @@ def shelf(name: str) -> Idea:
 
 def run_of(*words: str, **ideas: dict[str, Any]) -> Run:
     """A small run with these ideas and their keys."""
-    return replace(
-        composed(*words), ideas={name: replace(shelf(name), **keys) for name, keys in ideas.items()}
-    )
+    options = {name: replace(shelf(name), **keys) for name, keys in ideas.items()}
+    return replace(composed(*words), ideas=options)
 
 
 def model_of(*words: str, **ideas: dict[str, Any]) -> Any:
@@ -100,12 +99,8 @@ def part(model: Any, name: str, layer: int | None = None) -> Any:
 
 
 def context_of(model: Any, x0_BTC: Tensor) -> Context:
-    return Context(
-        TOKENS_BT,
-        x0_BTC,
-        model.positions.tables(model.position, slice(0, TOKENS_BT.shape[1])),
-        None,
-    )
+    tables = model.positions.tables(model.position, slice(0, TOKENS_BT.shape[1]))
+    return Context(TOKENS_BT, x0_BTC, tables, None)
 
 
 def through(x: Tensor, around: Callable[[int, Tensor], Tensor] = lambda layer, x: x) -> Tensor:
@@ -129,7 +124,8 @@ def by_hand(
         tables = context_of(plain(), x).tables
         q, k = a.position.turn(q, k, tables)
         y = materialized(*(t.transpose(1, 2) for t in change(layer, q, k, v)))
-        x = block.mlp(x + block.attention.scale * a.out_proj(y.transpose(1, 2).flatten(2)))
+        heads = a.out_proj(y.transpose(1, 2).flatten(2))
+        x = block.mlp(x + block.attention.scale * heads)
     return x
 
 
@@ -182,9 +178,8 @@ def value_embeddings(model: Any, x: Tensor, **keys: Any) -> Tensor:
         out = v.clone()
         for b, t, h in itertools.product(*map(range, v.shape[:3])):
             g = 2 * torch.sigmoid(its.gate[h] @ v[b, t, h]) if its.gate.ndim else its.gate
-            out[b, t, h] = (
-                v[b, t, h] + g * its.table.weight[TOKENS_BT[b, t]].reshape(v.shape[2:])[h]
-            )
+            row = its.table.weight[TOKENS_BT[b, t]].reshape(v.shape[2:])
+            out[b, t, h] = v[b, t, h] + g * row[h]
         return q, k, out
 
     return by_hand(x, added)
@@ -216,7 +211,8 @@ def ngrams(model: Any, x: Tensor, **keys: Any) -> Tensor:
         row = int(TOKENS_BT[b, t - 1]) * V + int(TOKENS_BT[b, t])
         x[b, t] = x[b, t] + pairs.project.weight @ pairs.table.weight[row]
         if t >= 3:
-            four = zip(TOKENS_BT[b, t - 3 : t + 1].tolist(), FACTORS, strict=True)
+            last_four = TOKENS_BT[b, t - 3 : t + 1].tolist()
+            four = zip(last_four, FACTORS, strict=True)
             row = reduce(operator.xor, (token * factor for token, factor in four))
             x[b, t] = x[b, t] + fours.project.weight @ fours.table.weight[row % 97]
     # fewer tokens than the longest row stands for
@@ -229,7 +225,8 @@ def smear(model: Any, x: Tensor, **keys: int) -> Tensor:
     its = part(model, "smear")
     out = x.clone()
     for b, t in PLACES:
-        out[b, t] = x[b, t] + its["share"] * torch.sigmoid(its["gate"] @ x[b, t, :5]) * x[b, t - 1]
+        gate = torch.sigmoid(its["gate"] @ x[b, t, :5])
+        out[b, t] = x[b, t] + its["share"] * gate * x[b, t - 1]
     return through(out)
 
 
@@ -298,7 +295,8 @@ def test_logit_rescale(words: tuple[str, ...], learned: bool) -> None:
     close(loss, expected)
     assert len(weights) == 1 + learned
     loss.backward()
-    for p, grad in zip(weights, torch.autograd.grad(expected, [weights[0], factor]), strict=False):
+    grads = torch.autograd.grad(expected, [weights[0], factor])
+    for p, grad in zip(weights, grads, strict=False):
         close(p.grad, grad.reshape(p.shape))
 
 
@@ -357,12 +355,8 @@ def test_shared_layers_are_counted_once_and_cost_the_same_flops() -> None:
     model = model_of(shared_layers={"repeat": 3}, x0={})
     names = [name.split(".") for name, _ in model.named_parameters()]
     assert {name[1] for name in names if "mlp" in name} == {"0", "3"}
-    assert {name[1] for name in names if "x0" in name} == {
-        "0",
-        "1",
-        "2",
-        "3",
-    }
+    layers = {name[1] for name in names if "x0" in name}
+    assert layers == {"0", "1", "2", "3"}
 
 
 # --- a branch that nothing feeds ------------------------------------------------------------------

@@ -55,9 +55,12 @@ def nano(overrides=""):
 @pytest.mark.parametrize("n", [2, 3, 5, 8])
 def test_every_arm_has_every_place_once_in_n_rounds(n):
     for cycle in range(3):
-        rounds = np.array([order(n, round_=cycle * n + r) for r in range(n)])
-        assert (np.sort(rounds[:, :n], axis=0) == np.arange(n)[:, None]).all()
-        assert (rounds[:, :n] == rounds[:, : n - 1 : -1]).all()  # and back
+        orders = [order(n, round_=cycle * n + r) for r in range(n)]
+        rounds = np.array(orders)
+        sorted_rounds = np.sort(rounds[:, :n], axis=0)
+        assert (sorted_rounds == np.arange(n)[:, None]).all()
+        halves = rounds[:, :n] == rounds[:, : n - 1 : -1]
+        assert (halves).all()  # and back
 
 
 def test_an_even_drift_cancels_to_the_last_digit():
@@ -84,7 +87,8 @@ def around(*centres, spread=0.01, n=20):
     """Rounds that lie evenly around each instance's log time, the instances' noise unrelated."""
     rng = np.random.default_rng(0)
     steps = np.linspace(-spread, spread, n)
-    return blocks(np.stack([centre + rng.permutation(steps) for centre in centres], axis=1))
+    rows = [centre + rng.permutation(steps) for centre in centres]
+    return blocks(np.stack(rows, axis=1))
 
 
 WORDS = [
@@ -114,7 +118,8 @@ def test_an_arm_that_failed_has_no_estimate_and_spoils_no_other():
 def test_the_interval_is_the_judges_wider_by_the_controls_bias_and_for_more_arms():
     times = around(0, 0.02, 0.1, 0.1)
     logs = np.log(times.mean(axis=2))
-    bias = float(abs((logs[:, 1] - logs[:, 0]).mean()))
+    drift = (logs[:, 1] - logs[:, 0]).mean()
+    bias = float(abs(drift))
     both = judged(times).arms[0].estimate
     alone = judged(times[:, :3]).arms[0].estimate
     expected = of_pairs(logs[:, 1] - logs[:, 2], bias=bias, comparisons=2)
@@ -142,7 +147,8 @@ def resembling(rng, shape):
 
 def stopped(rng, noise, *, sd, effect=0.0):
     """The verdict on one arm where rounds go on until the intervals are narrow, at most 200."""
-    times = blocks(sd * noise(rng, (200, 3)) + np.array([0, 0, effect]))
+    effects = np.array([0, 0, effect])
+    times = blocks(sd * noise(rng, (200, 3)) + effects)
     narrow = (n for n in range(3, 200) if judged(times[:n]).are_narrow(LIMIT[Device.cpu]))
     (arm,) = judged(times[: next(narrow, 200)]).arms
     assert arm is not None
@@ -155,8 +161,10 @@ def test_level_and_power_by_simulation(noise):
     """At 5%, more than 16 of 200 have a chance of 2%."""
     rng = np.random.default_rng(2)
     assert sum(stopped(rng, noise, sd=0.04) != "no difference shown" for _ in range(200)) <= 16
-    assert [stopped(rng, noise, sd=0.04, effect=0.01) for _ in range(100)].count("better") <= 2
-    assert [stopped(rng, noise, sd=0.02, effect=0.1) for _ in range(100)].count("worse") >= 95
+    better = [stopped(rng, noise, sd=0.04, effect=0.01) for _ in range(100)]
+    assert better.count("better") <= 2
+    worse = [stopped(rng, noise, sd=0.02, effect=0.1) for _ in range(100)]
+    assert worse.count("worse") >= 95
 
 
 # --- a bench on a clock of its own ----------------------------------------------------------------
@@ -265,7 +273,8 @@ def test_an_arm_that_runs_out_in_its_warm_up_leaves_nothing_behind(monkeypatch):
     def out_of_memory(self):
         assert self.grad_fn is not None
         kept = next(fn for fn, _ in self.grad_fn.next_functions if fn is not None)
-        graphs.append(weakref.ref(kept.metadata.setdefault("mark", torch.ones(1))))
+        mark = kept.metadata.setdefault("mark", torch.ones(1))
+        graphs.append(weakref.ref(mark))
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(torch.Tensor, "backward", out_of_memory)
@@ -409,7 +418,8 @@ def test_one_thread_on_a_cpu_and_nothing_is_compiled_unless_asked_for():
     asked = [compose_arm(words, more).run.trainer for more in ("", "trainer.compile=regional")]
     expected = [(1, Compile.off), (1, Compile.regional)]
     assert [(each.threads, each.compile) for each in asked] == expected
-    assert [Clock.of(Device.cpu, threads) for threads in (1, 2)] == [Clock.cpu, Clock.wall]
+    clocks = [Clock.of(Device.cpu, threads) for threads in (1, 2)]
+    assert clocks == [Clock.cpu, Clock.wall]
 
 
 def test_a_bench_of_runs_of_a_length_takes_their_default_and_the_baseline_decides_for_all_arms(
@@ -444,7 +454,8 @@ def test_each_arm_has_the_peak_of_its_own_threads(threads, monkeypatch):
     torch.set_num_threads(before)
     for arm, n in zip(arms, threads, strict=True):
         arm.facts = Facts(flops_per_token=1e6, tokens_per_step=1)
-        row = measure._arm(arm, np.full((3, 2), 1e-3), None, base=arm, peaks=peaks)
+        seconds = np.full((3, 2), 1e-3)
+        row = measure._arm(arm, seconds, None, base=arm, peaks=peaks)
         assert row.mfu.measured == pytest.approx(1 / n)
 
 
@@ -476,7 +487,8 @@ def test_a_real_bench(tmp_path, capsys):
     assert eight["speed"]["high"] < 0.8
     expected = eight["tokens_per_step"] / eight["step_ms"] * 1e3
     assert eight["tokens_per_s"] == pytest.approx(expected)
-    assert [arm["config"]["model"]["n_layer"] for arm in (two, eight)] == [2, 8]
+    layers = [arm["config"]["model"]["n_layer"] for arm in (two, eight)]
+    assert layers == [2, 8]
     assert 0 < eight["mfu"]["measured"] < 1
     mib = eight["memory_mib"]
     assert mib["parameters"] == pytest.approx(4 * eight["params"] / 2**20, rel=1e-3)

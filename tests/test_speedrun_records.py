@@ -197,7 +197,8 @@ def test_a_step_is_judged_as_scipy_does(records: ModuleType) -> None:
     chance = random.Random(1)
     old = [chance.gauss(3.279, 0.001) for _ in range(9)]
     new = [chance.gauss(3.278, 0.001) for _ in range(14)]
-    step = records.Step(record(records, 2, 3000, new), record(records, 1, 3050, old))
+    newer = record(records, 2, 3000, new)
+    step = records.Step(newer, record(records, 1, 3050, old))
     ends = stats.ttest_ind(old, new, equal_var=False).confidence_interval()
     e = step.steps()
     assert e.low == pytest.approx(50 + ends.low / 0.000045)
@@ -236,10 +237,8 @@ def test_seeds_that_both_name_are_pairs(records: ModuleType) -> None:
         (old, "0123", new, "pairs (Student)", 4, "worse"),
     )
     for losses, seeds, beside, method, n, word in cases:
-        step = records.Step(
-            record(records, 2, 100, losses, seeds=seeds),
-            record(records, 1, 100, beside, seeds="0123"),
-        )
+        newer = record(records, 2, 100, losses, seeds=seeds)
+        step = records.Step(newer, record(records, 1, 100, beside, seeds="0123"))
         e = step.steps()
         assert e.method == method
         assert e.n == n
@@ -271,7 +270,8 @@ def test_the_boards_own_rule_gives_what_its_page_works_out(
 ) -> None:
     sides = []
     for i, (loss, n) in enumerate((old, new)):
-        sides.append(record(records, i, 1000 - i * saved, [loss] * 2, n=n))
+        side = record(records, i, 1000 - i * saved, [loss] * 2, n=n)
+        sides.append(side)
     step = records.Step(sides[1], sides[0])
     assert records.own_rule(step) == passes
     assert step.precision() == pytest.approx(value, abs=5e-6)
@@ -286,7 +286,8 @@ def test_record_89_is_what_an_audit_said(records: ModuleType) -> None:
     )
     times = stats.ttest_ind(*(np.log(side["train_s"]) for side in (base, own)), equal_var=False)
     ends = times.confidence_interval(0.95)
-    assert [round(100 * (math.exp(end) - 1), 2) for end in ends] == [1.16, 1.46]
+    percents = [round(100 * (math.exp(end) - 1), 2) for end in ends]
+    assert percents == [1.16, 1.46]
     test = stats.ttest_ind(own["loss"], base["loss"], equal_var=False)
     interval = test.confidence_interval(0.95)
     assert [round(end, 4) for end in interval] == [-0.0013, 0.0015]

@@ -68,7 +68,8 @@ def test_a_study_goes_on_by_itself_until_its_claims_are_decided(lab: Lab):
         "M.sure": ["confirmed", 3, 1, [], None],
         "M.unsure": ["confirmed", 12, 3, ["3 analyses"], None],
     }
-    assert {name: [row[key] for key in keys] for name, row in claims.items()} == expected
+    figures = {name: [row[key] for key in keys] for name, row in claims.items()}
+    assert figures == expected
     assert claims["M.unsure"]["hash"] == few["hash"]
     first = []
     for seed in range(3):
@@ -78,11 +79,8 @@ def test_a_study_goes_on_by_itself_until_its_claims_are_decided(lab: Lab):
     tasks = [task for task in lab.tasks if "session" not in task]
     assert tasks == first + then
     lines = [line for line in lab.lines("analysis") if line["claim"] == "M.unsure"]
-    assert [(line["number"], line["n"], line["word"]) for line in lines] == [
-        (1, 3, "inconclusive"),
-        (2, 6, "inconclusive"),
-        (3, 12, "confirmed"),
-    ]
+    analyses = [(line["number"], line["n"], line["word"]) for line in lines]
+    assert analyses == [(1, 3, "inconclusive"), (2, 6, "inconclusive"), (3, 12, "confirmed")]
     assert "not decided, and another analysis follows: M.unsure" in said
 
 
@@ -136,7 +134,8 @@ def test_a_study_that_was_killed_goes_on_where_it_was(lab: Lab):
     assert sorted(lab.tasks[len(tasks) :]) == sorted(tasks)
     timeless = []
     for rows in (whole, again):
-        timeless.append({name: {**row, "registered": ""} for name, row in rows.items()})
+        timeless_rows = {name: {**row, "registered": ""} for name, row in rows.items()}
+        timeless.append(timeless_rows)
     assert timeless[0] == timeless[1]
     assert sorted(lab.logged) == sorted(tasks)
     before = lab.log.read_text()
@@ -357,7 +356,8 @@ def test_a_label_is_on_the_screen_in_the_results_and_on_the_page(
     written(folder, study(claims=claims))
     tasks = lab.tasks
     assert ["exploratory: " in text for text in told(lab, capsys)] == [True, False, True]
-    labels = [row["exploratory"] is not None for row in json.loads(results.read_text())["claims"]]
+    claims_json = json.loads(results.read_text())["claims"]
+    labels = [row["exploratory"] is not None for row in claims_json]
     assert labels == [True, False, True]
     assert (folder / "README.md").read_text().count("exploratory: registered after ") == 2
     lab.log.unlink()

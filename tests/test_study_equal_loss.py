@@ -88,11 +88,8 @@ def resulted(tmp_path: Path, evidence: Evidence, *claims: Json, seeds: int = 3) 
     """The results of a study with these claims, M.equal by default."""
     plan = planned(tmp_path / "made", claims or [EQUAL], seeds)
     stands = {each.id: STANDS for each in plan.study.claims}
-    result = collect(
-        StudyOutcome(plan=plan, evidence=evidence, provenances=stands),
-        hardware=MACHINE,
-        command="made",
-    )
+    outcome = StudyOutcome(plan=plan, evidence=evidence, provenances=stands)
+    result = collect(outcome, hardware=MACHINE, command="made")
     json.dumps(to_json(result), allow_nan=False)
     return result
 
@@ -202,11 +199,13 @@ def test_a_guard_holds_the_time_at_equal_loss(
 ) -> None:
     """It may be 1% worse."""
     guard = {"metric": "time_at_equal_loss", "scale": "ratio", "margins": {"cpu": 1.01}}
-    content = resulted(tmp_path, made(pace=pace, noise=0.0002), claim(LOSS, guards=[guard]))
+    guarded = claim(LOSS, guards=[guard])
+    content = resulted(tmp_path, made(pace=pace, noise=0.0002), guarded)
     (claimed,) = claims_of(content)
     assert claimed["word"] == word
     assert claimed["reason"] == reason
-    assert claimed["guards"][0]["measured"]["mid"] == pytest.approx(pace / 1.2, rel=0.01)
+    mid = claimed["guards"][0]["measured"]["mid"]
+    assert mid == pytest.approx(pace / 1.2, rel=0.01)
     assert "allowed: at most 1.01 of the baseline's time at equal loss" in pages.render(content)
 
 
@@ -311,7 +310,8 @@ def test_what_it_cannot_say_is_refused_with_the_reason(
 
 @pytest.mark.parametrize("seeds", [3, 6])
 def test_an_arm_that_diverged_is_the_worst(tmp_path: Path, seeds: int) -> None:
-    claimed = row(tmp_path, made(seeds, noise=0.0002, change=diverged("swiglu", 1)), seeds=seeds)
+    runs = made(seeds, noise=0.0002, change=diverged("swiglu", 1))
+    claimed = row(tmp_path, runs, seeds=seeds)
     assert claimed["word"] == "refuted"
     assert claimed["reason"] == "below"
     assert claimed["diverged"] == ["mqa, seed 1"]
@@ -325,7 +325,8 @@ def test_what_is_missing_is_named_and_no_seed_is_passed_over(tmp_path: Path) -> 
     claimed = row(tmp_path, evidence, seeds=6)
     assert claimed["word"] == "inconclusive"
     assert claimed["reason"] == "missing"
-    assert [(each["arm"], each["repeat"]) for each in claimed["missing"]] == [("mha", 1)]
+    lacks = [(each["arm"], each["repeat"]) for each in claimed["missing"]]
+    assert lacks == [("mha", 1)]
     # three seeds are whole: the first analysis stands, over these alone
     evidence = made(6, noise=0.0002)
     del evidence.runs["mqa", 4]  # type: ignore[attr-defined]
@@ -477,7 +478,8 @@ def test_the_shares_of_the_lengths_are_registered_and_other_claims_stay_as_they_
     assert changed.hash != both["M.equal"].hash
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("nocap.study.registration.SHARES", (0.5, 2.0))
-        assert registrations(lab.plan(claims=[EQUAL]))["M.equal"].subject != both["M.equal"].subject
+        registered = registrations(lab.plan(claims=[EQUAL]))["M.equal"]
+        assert registered.subject != both["M.equal"].subject
 
 
 @pytest.mark.slow

@@ -35,10 +35,8 @@ AFTER_ALL = "registered after 3 runs and 3 sessions (bench session 1 and 5 more)
 
 
 def hashes(lab: Lab, folder: str = "made", **changed: Json) -> list[str]:
-    return [
-        registration.hash
-        for registration in registrations(lab.plan(folder=folder, **changed)).values()
-    ]
+    found = registrations(lab.plan(folder=folder, **changed))
+    return [registration.hash for registration in found.values()]
 
 
 DECIDES: dict[str, tuple[Json, Json]] = {
@@ -75,7 +73,8 @@ DECIDES: dict[str, tuple[Json, Json]] = {
 
 @pytest.mark.parametrize(("first", "then"), DECIDES.values(), ids=DECIDES)
 def test_what_decides_a_claim_is_what_is_registered(lab: Lab, first: Json, then: Json):
-    assert not set(hashes(lab, **first)) & set(hashes(lab, **{**first, **then}))
+    before = set(hashes(lab, **first))
+    assert not before & set(hashes(lab, **{**first, **then}))
 
 
 MARGINS = claim(SPEED, guards=[{**GUARD, "margins": {"cpu": 1.1, "gpu": 1.2}}])
@@ -203,7 +202,8 @@ def test_runs_that_no_log_has_are_known_by_their_start(lab: Lab):
         == f"registered after 1 run (mqa, seed 0); {OTHER_ENDS}"
     )
     lab.log.unlink()
-    assert {row["exploratory"] for row in lab.carry(run=False).values()} == {"not registered"}
+    words = {row["exploratory"] for row in lab.carry(run=False).values()}
+    assert words == {"not registered"}
     assert [row["exploratory"] for row in lab.carry().values()] == [AFTER, AFTER]
 
 
@@ -337,7 +337,8 @@ def test_processes_may_append_at_once(tmp_path: Path):
 
     def add_many(name: str) -> None:
         for i in range(20):
-            append(path, [registered(f"{name}{i}"), registered("once")], **HERE, once=("claim",))
+            lines = [registered(f"{name}{i}"), registered("once")]
+            append(path, lines, **HERE, once=("claim",))
 
     workers = [FORK.Process(target=add_many, args=(name,)) for name in "abc"]
     for worker in workers:

@@ -60,11 +60,8 @@ LATE = replace(STANDS, exploratory="registered after 3 runs", notes=["2 analyses
 
 def resulted(made_study: Study, evidence: Evidence, *, stands: Provenance = STANDS) -> StudyResult:
     plan = prepare(made_study, "cpu", output_dir="outputs")
-    done = StudyOutcome(
-        plan=plan,
-        evidence=evidence,
-        provenances={claim.id: stands for claim in made_study.claims},
-    )
+    provenances = {claim.id: stands for claim in made_study.claims}
+    done = StudyOutcome(plan=plan, evidence=evidence, provenances=provenances)
     result = collect(done, hardware=MACHINE, command="made")
     assert "host" not in result.hardware
     return result
@@ -133,21 +130,23 @@ def test_what_is_said_of_each_verdict(
         assert fact in facts
     assert ("diverged, counted as worst: mqa, seed 2" in said) == (None in losses)
     expected = ratios != [1.1, 1.25, 1.4] and len(ratios) == 3
-    assert (words.BEYOND in said) == (expected)
+    assert (words.BEYOND in said) == expected
 
 
 def test_an_arms_loss_is_of_the_runs_that_finished(tmp_path: Path):
     scales = at(lengths=[0.25, 0.5])
     content = study(claims=[RACE], scales=scales)
     made_study = loaded(tmp_path / "made", content)
-    result = resulted(made_study, both(by_law("mqa", diverged=1), by_law("mha"), pace=pace(1.1)))
+    evidence = both(by_law("mqa", diverged=1), by_law("mha"), pace=pace(1.1))
+    result = resulted(made_study, evidence)
     mha, mqa = result.arms
     assert mha.val_loss is not None
     expected = [law(400) + x for x in NOISE.values()]
     assert mha.val_loss.all == expected
     assert mha.diverged == []
     assert mqa.val_loss is not None
-    assert mqa.val_loss.all == [law(400) + NOISE[0], law(400) + NOISE[2]]
+    finished = [law(400) + NOISE[0], law(400) + NOISE[2]]
+    assert mqa.val_loss.all == finished
     assert mqa.diverged == [1]
     assert re.search("^mqa .*, 1 diverged", pages.render(result), re.M)
 
@@ -192,7 +191,8 @@ def test_results_fit_their_schema(tmp_path: Path) -> None:
     scales = at(lengths=[0.25, 0.5])
     content = study(claims=[RACE], scales=scales)
     made_study = loaded(tmp_path / "made", content)
-    result = resulted(made_study, both(by_law("mqa", diverged=1), by_law("mha"), pace=pace(1.1)))
+    evidence = both(by_law("mqa", diverged=1), by_law("mha"), pace=pace(1.1))
+    result = resulted(made_study, evidence)
     committed = sorted((Path(__file__).parents[1] / PLACE).glob("*/results.*.json"))
     assert committed
     for path in [write(result, tmp_path), *committed]:
@@ -318,7 +318,8 @@ def test_the_leaderboard_has_a_row_a_claim(tmp_path: Path):
     assert page.startswith("# 4 claims: 4 confirmed; 1 not built\n")
     lines = [line for line in page.splitlines() if line.startswith("| [")]
     expected = ["quick", "quick", "slow", "slow"]
-    assert [row.split("](")[1].split("/")[0] for row in lines] == expected
+    folders = [row.split("](")[1].split("/")[0] for row in lines]
+    assert folders == expected
     assert "| Z9 | it flies | – | 2× | – | no wings |" in page
     assert f"| {1.1 * math.exp(0.2 / B) - 1:.1%} faster to the target [" in lines[0]
 
@@ -364,28 +365,25 @@ def test_a_race_to_the_loss_that_both_arms_reach(tmp_path: Path):
     needed = 400 * math.exp(-0.1 / B)  # where the arm's law meets the baseline's end
     expected = dict.fromkeys(range(3), (pytest.approx(needed), Ending.measured))
     assert measured(steps, made_study, evidence, "mqa") == expected
-    assert measured(steps, made_study, evidence, "mha") == dict.fromkeys(
-        range(3), (400.0, Ending.measured)
-    )
-    assert raced(race, made_study, evidence) == {
+    base_finishes = measured(steps, made_study, evidence, "mha")
+    assert base_finishes == dict.fromkeys(range(3), (400.0, Ending.measured))
+    races = raced(race, made_study, evidence)
+    assert races == {
         "mqa": pytest.approx([needed * 10 / 1.1 / 1e3] * 3),
         "mha": pytest.approx([4.0] * 3),
     }
     # then it is the baseline that gets there sooner
     never = both(by_law("mqa", worse=0.1), by_law("mha"), pace=pace(1.1))
-    assert raced(steps, made_study, never) == {
-        "mqa": [400.0] * 3,
-        "mha": pytest.approx([needed] * 3),
-    }
+    never_races = raced(steps, made_study, never)
+    assert never_races == {"mqa": [400.0] * 3, "mha": pytest.approx([needed] * 3)}
     assert measured(race, made_study, both(by_law("mqa"), by_law("mha")), "mqa") == {}  # not timed
     plan = prepare(made_study, "cpu", output_dir="outputs")
     arms = {"train": {"mqa": [plan.train["mqa"], *shorter(plan, plan.train["mqa"])]}}
     # the missing lengths might have been the ones
     assert measured(steps, made_study, replace(evidence, arms=arms), "mqa") == {}
     short = both(by_law("mqa", worse=-0.7), by_law("mha"))  # 400·e^-1.75 = 70 steps would have done
-    assert measured(steps, made_study, short, "mqa") == dict.fromkeys(
-        range(3), (pytest.approx(100.0), Ending.at_most)
-    )
+    early = measured(steps, made_study, short, "mqa")
+    assert early == dict.fromkeys(range(3), (pytest.approx(100.0), Ending.at_most))
 
 
 def test_steps_are_seeds_and_their_time_is_the_sessions(tmp_path: Path):
@@ -398,7 +396,8 @@ def test_steps_are_seeds_and_their_time_is_the_sessions(tmp_path: Path):
     for i, speed in enumerate(speeds, start=1):
         arms = pace(speed)[0].measured.arms
         paces.append(session(arms, number=i))
-    evidence = both(by_law("mqa", worse=-0.1, noise=noise), by_law("mha", noise=noise), pace=paces)
+    slower_arm = by_law("mqa", worse=-0.1, noise=noise)
+    evidence = both(slower_arm, by_law("mha", noise=noise), pace=paces)
     expected = {
         i: (pytest.approx(4.0 * math.exp(-0.1 / B) / speed), Ending.measured)
         for i, speed in enumerate(speeds, start=1)
@@ -412,15 +411,13 @@ def test_a_race_with_what_diverged(tmp_path: Path):
     evidence = both(by_law("mqa", diverged=1), by_law("mha", diverged=2))
     expected = {0: (pytest.approx(400), Ending.measured), 1: DIVERGED, 2: DIVERGED}
     assert measured(steps, made_study, evidence, "mqa") == expected
-    assert measured(steps, made_study, evidence, "mha") == {
-        0: (400.0, Ending.measured),
-        1: (400.0, Ending.measured),
-        2: DIVERGED,
-    }
+    base_finishes = measured(steps, made_study, evidence, "mha")
+    assert base_finishes == {0: (400.0, Ending.measured), 1: (400.0, Ending.measured), 2: DIVERGED}
     assert measured(steps, made_study, Evidence(**by_law("mqa")), "mqa") == {}
     lost = both(by_law("mqa", worse=-0.1), by_law("mha"))
     lost.shorter["mqa", 1][200] = record("mqa", 1, 200, None)  # type: ignore[index]
-    between = dict.fromkeys(range(3), (pytest.approx(400 * math.exp(-0.1 / B)), Ending.measured))
+    finish = pytest.approx(400 * math.exp(-0.1 / B))
+    between = dict.fromkeys(range(3), (finish, Ending.measured))
     assert measured(steps, made_study, lost, "mqa") == between  # from 100 and 400 steps
 
 
@@ -524,9 +521,10 @@ def test_a_third_of_key_value_heads_saves_seven_percent_of_a_token(tmp_path: Pat
     for place in ("bench", "pace"):
         whole_step = Evidence(sessions={place: timed([1], counted)})
         assert bounded(tmp_path, "flops", whole_step) == pytest.approx(by_hand, rel=1e-9)
-    apart = parts(
-        {(name, 1): {**PARTS, "component_flops": components} for name, components in flops.items()}
-    )
+    flops_of_arms = {
+        (name, 1): {**PARTS, "component_flops": components} for name, components in flops.items()
+    }
+    apart = parts(flops_of_arms)
     attention = 4 * d**2 + T * d
     saved = attention / (attention - 4 / 3 * d**2)
     cases = ((["qkv", "rotary", "scores", "attention_out"], saved), (["mlp_up", "mlp_down"], 1.0))
@@ -566,14 +564,16 @@ def test_a_step_cannot_lose_more_than_its_part(tmp_path: Path):
     assert bounded(tmp_path, "amdahl", evidence) == pytest.approx(1 / (1 - 0.25))
     assert bounded(tmp_path, "amdahl", parts({("mqa", 1): PARTS})) is None
     # saved in part: a quarter of an MLP of 40 ms, and scores of 10 ms whole, of a step of 100 ms
-    step = parts({("mha", 1): {**PARTS, "step_ms": 100.0, "ms": {"scores": 10.0, "mlp_up": 40.0}}})
+    half_done = {**PARTS, "step_ms": 100.0, "ms": {"scores": 10.0, "mlp_up": 40.0}}
+    step = parts({("mha", 1): half_done})
     mechanism = {
         "rule": "amdahl",
         "parts": ["scores", "mlp_up"],
         "saved": {"mlp_up": 0.25},
         "formula": "f",
     }
-    assert bounded(tmp_path, "", step, mechanism=mechanism) == pytest.approx(1 / (1 - 0.2))
+    figure = bounded(tmp_path, "", step, mechanism=mechanism)
+    assert figure == pytest.approx(1 / (1 - 0.2))
     given = {"bound": 1.08, "formula": "f"}
     assert bounded(tmp_path, "", Evidence(), mechanism=given) == 1.08
 
@@ -603,14 +603,10 @@ def test_a_claim_rests_on_its_own_runs_and_sessions(tmp_path: Path):
         ),
         *(("pace session 1", "mha", NOW), ("pace session 1", "mqa", NOW)),
     ]
-    assert (
-        sorted(
-            Evidence(runs=runs, shorter=short, sessions=sessions).used(
-                made_study.claims[0], made_study
-            )
-        )
-        == expected
+    used = Evidence(runs=runs, shorter=short, sessions=sessions).used(
+        made_study.claims[0], made_study
     )
+    assert sorted(used) == expected
 
 
 # --- noise ----------------------------------------------------------------------------------------
@@ -622,6 +618,7 @@ def test_sigma_is_pooled_within_arms() -> None:
     for arm, values in groups.items():
         for seed, x in enumerate(values):
             runs.append((arm, record(arm, seed, 400, x)))
-    expected = math.sqrt((0.1**2 + np.var(groups["mqa"], ddof=1)) / 2)
+    variance = np.var(groups["mqa"], ddof=1)
+    expected = math.sqrt((0.1**2 + variance) / 2)
     assert sigma(runs) == pytest.approx(expected)
     assert sigma([]) is None

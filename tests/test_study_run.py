@@ -109,27 +109,27 @@ def test_claims_are_registered_before_anything_runs_and_the_log_has_what_came_ou
     runs = log.of(RunLine)
     sessions = log.of(SessionLine)
     expected = [RegistrationLine] * 2 + [RunLine] * 6 + [SessionLine] * 3 + [AnalysisLine] * 2
-    assert [type(line) for line in log.lines] == (expected)
-    assert [(row["id"], row["hash"]) for row in it.claims] == [
-        (line.claim, line.hash) for line in registered
-    ]
+    assert [type(line) for line in log.lines] == expected
+    ids = [(row["id"], row["hash"]) for row in it.claims]
+    assert ids == [(line.claim, line.hash) for line in registered]
     began = [datetime.fromisoformat(line.started) for line in (*runs, *sessions)]
     assert max(datetime.fromisoformat(line.at) for line in registered) <= min(began)
-    assert {(line.identity, line.val_loss, line.started) for line in runs} == {
+    ends = {(line.identity, line.val_loss, line.started) for line in runs}
+    assert ends == {
         (name[-12:], summary["val_loss"], json_of(manifest)["attempts"][0]["started"])
         for name, summary in it.runs.items()
         for manifest in [root / "out" / "runs" / name / "manifest.json"]
     }
-    assert [(line.started, line.measured) for line in sessions] == [
+    seen = [(line.started, line.measured) for line in sessions]
+    assert seen == [
         (
             content["started"],
             {arm: row["tokens_per_s"] for arm, row in content["measured"]["arms"].items()},
         )
         for content in it.sessions.values()
     ]
-    assert [(line.claim, line.word) for line in log.of(AnalysisLine)] == [
-        (row["id"], row["word"]) for row in it.claims
-    ]
+    analyses = [(line.claim, line.word) for line in log.of(AnalysisLine)]
+    assert analyses == [(row["id"], row["word"]) for row in it.claims]
 
 
 @pytest.mark.gate
@@ -204,7 +204,8 @@ def test_studies_side_by_side_train_together_and_time_one_after_the_other(tmp_pa
     began = list[list[str]]()
     for log in logs:
         runs = [line.started for line in log.of(RunLine) if line.arm != "mha"]
-        began.append([*runs, *(line.started for line in log.of(SessionLine))])
+        starts = [*runs, *(line.started for line in log.of(SessionLine))]
+        began.append(starts)
     # neither waited for the whole of the other
     assert max(map(min, began)) <= min(map(max, began))
     files = map(json_of, root.glob("out/studies/*/cpu/sessions/*.json"))

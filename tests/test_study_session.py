@@ -97,11 +97,13 @@ def test_a_step_taken_apart_and_attention_over_lengths():
         assert math.isfinite(x)
         assert x >= 0
     assert row.step_ms > 0
-    assert sum(row.ms.values()) + row.unattributed_ms == pytest.approx(row.step_ms, rel=0.05)
+    total_ms = sum(row.ms.values()) + row.unattributed_ms
+    assert total_ms == pytest.approx(row.step_ms, rel=0.05)
     assert set(row.memory_mib) >= {"parameters", "gradients", "optimizer", "activations"}
     assert row.mib["scores"] > 0
     both = runs(mha="attention=mha", near="attention=sliding attention.window=8")
-    for row, window in zip(session.lengths(both, T=[32, 64, 128]).values(), (None, 8), strict=True):
+    lengths = session.lengths(both, T=[32, 64, 128])
+    for row, window in zip(lengths.values(), (None, 8), strict=True):
         assert row.T == [32, 64, 128]
         assert row.window == window
         for ms in row.attention_ms:

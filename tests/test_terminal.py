@@ -111,10 +111,11 @@ def test_at_the_width_that_is_named_nothing_is_left_out(monkeypatch: pytest.Monk
 def piped(**environment: str) -> str:
     """What a process prints into a pipe."""
     env = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    variables = {**env, "PYTHONPATH": str(REPO), "PYTHONIOENCODING": "utf-8", **environment}
     return subprocess.run(
         [sys.executable, "-c", RENDER],
         cwd=REPO,
-        env={**env, "PYTHONPATH": str(REPO), "PYTHONIOENCODING": "utf-8", **environment},
+        env=variables,
         capture_output=True,
         text=True,
         check=True,
@@ -131,7 +132,8 @@ def in_a_terminal(width: int, patch: pytest.MonkeyPatch, **environment: str) -> 
     if "NO_COLOR" in environment:
         patch.setenv("NO_COLOR", environment["NO_COLOR"])
     leader, follower = pty.openpty()
-    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
+    size = struct.pack("HHHH", 24, width, 0, 0)
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, size)
     with os.fdopen(follower, "w", encoding="utf-8") as screen:
         patch.setattr(sys, "stdout", screen)
         patch.setattr(sys, "__stdout__", screen)
@@ -202,7 +204,8 @@ def test_a_name_of_300_letters_is_broken_and_nothing_of_it_is_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    text = table(["n" * 300, 3.25, "better"], heads=["arm", "val loss", "verdict"], keep="verdict")
+    row = ["n" * 300, 3.25, "better"]
+    text = table(row, heads=["arm", "val loss", "verdict"], keep="verdict")
     assert long_lines(text, 80) == []
     assert text.count("n") == 300
     assert "better" in text
@@ -212,7 +215,8 @@ def test_of_a_cell_the_interval_goes_to_a_line_of_its_own(monkeypatch: pytest.Mo
     monkeypatch.setenv("COLUMNS", "20")
     columns = [Column(title="arm"), Column(title="speed", show=lambda cell: cell)]
     cell = TableCell(text="7.4% faster", small="[1% to 13%]")
-    lines = str(Table(title="", columns=columns, rows=[["gqa", cell]])).splitlines()
+    wide = Table(title="", columns=columns, rows=[["gqa", cell]])
+    lines = str(wide).splitlines()
     assert lines == ["arm  speed", "gqa  7.4% faster", "     [1% to 13%]"]
 
 
@@ -235,14 +239,14 @@ def level(label: str, y: float) -> DrawnCurve:
 @pytest.mark.parametrize("width", WIDTHS)
 def test_curves_are_as_wide_as_the_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
-    text = drawn([level("arm", 3.0), level("b" * 30, 4.0)], x="steps", y="loss")
+    levels = [level("arm", 3.0), level("b" * 30, 4.0)]
+    text = drawn(levels, x="steps", y="loss")
     assert max(map(len, text.splitlines())) == width
 
 
 def test_curves_that_meet_take_turns() -> None:
-    text = drawn(
-        [level("a", 3.0), level("b", 3.0), level("c", 4.0)], x="steps", y="loss", width=8, height=3
-    )
+    curves = [level("a", 3.0), level("b", 3.0), level("c", 4.0)]
+    text = drawn(curves, x="steps", y="loss", width=8, height=3)
     lines = text.splitlines()[1:4]
     rows = [line.partition("┤")[2] for line in lines]
     assert rows == ["××××××××", "", "•+•+•+•+"]
@@ -291,5 +295,6 @@ def test_a_picture_of_lines_with_dashes_and_markers(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     from nocap.plot import _png
 
-    two = _png([level("a", 3.0), level("b", 3.0)], x="steps", y="loss", log="")
+    both = [level("a", 3.0), level("b", 3.0)]
+    two = _png(both, x="steps", y="loss", log="")
     assert two.startswith(b"\x89PNG")

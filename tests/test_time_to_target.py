@@ -77,7 +77,8 @@ def test_below_its_shortest_schedule_an_arms_steps_are_at_most_that():
 def test_longer_runs_that_end_higher_count_as_one_length():
     bumpy = {100: [4.0] * 3, 200: [3.4] * 3, 400: [3.5] * 3}  # 3.45 at √(200·400)
     arm, _ = race(bumpy, {400: [3.7] * 3})
-    middle = (math.log(100) * 0.25 + math.log(math.sqrt(200 * 400)) * 0.30) / 0.55
+    middle_of_both = math.log(math.sqrt(200 * 400))
+    middle = (math.log(100) * 0.25 + middle_of_both * 0.30) / 0.55
     assert np.log(arm.steps) == pytest.approx(middle)
     # its loss does not fall at all
     flat, _ = race({200: [3.0] * 3, 400: [3.1] * 3}, {400: [3.7] * 3})
@@ -92,13 +93,12 @@ def test_each_seed_has_the_noise_of_its_three_losses():
     high = np.array(arm[200])
     low = np.array(arm[400])
     goal = np.array(base[400])
-    share = (goal.mean() - low.mean()) / (high.mean() - low.mean())
-    slope = (high.mean() - low.mean()) / math.log(2)
-    by_hand = (
-        share * math.log(200)
-        + (1 - share) * math.log(400)
-        + (share * high + (1 - share) * low - goal) / slope
-    )
+    whole = high.mean() - low.mean()
+    share = (goal.mean() - low.mean()) / whole
+    whole = high.mean() - low.mean()
+    slope = whole / math.log(2)
+    ends = share * high + (1 - share) * low - goal
+    by_hand = share * math.log(200) + (1 - share) * math.log(400) + ends / slope
     assert np.log(first.steps) == pytest.approx(by_hand)
     expected = share * math.log(200) + (1 - share) * math.log(400)
     assert np.log(first.steps).mean() == pytest.approx(expected)
@@ -119,9 +119,8 @@ def simulated(
         each = np.array(gains(arm, base))
         means.append(each.mean())
         deviation = each.std(ddof=1)
-        covered += abs(each.mean() - math.log(gain)) <= stats.t.ppf(
-            0.975, 2
-        ) * deviation / math.sqrt(3)
+        distance = abs(each.mean() - math.log(gain))
+        covered += distance <= stats.t.ppf(0.975, 2) * deviation / math.sqrt(3)
     ratio = math.exp(float(np.mean(means)))
     return ratio, covered / studies
 

@@ -105,7 +105,8 @@ def test_ideas_in_sets_train_and_resume_bit_for_bit(tmp_path):
         for pair in itertools.combinations(usable, 2)
         if (line := refusal(pair))
     }
-    assert [line for line in (*refused.values(), *pairs.values()) if "\n" in line] == []
+    broken = [line for line in (*refused.values(), *pairs.values()) if "\n" in line]
+    assert broken == []
     sets = [drawn(usable, pairs, chance) for _ in range(12)]
     assert frozenset().union(*sets) == {*usable}
     for number, (names, words) in enumerate(zip(sets, itertools.cycle(BESIDE), strict=False)):

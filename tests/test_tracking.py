@@ -93,6 +93,7 @@ def run_dir(tmp_path: Path) -> Path:
     folder.mkdir()
     rows = []
     for step in range(ROWS):
+        validation = {} if step % 10 else {"val/loss": 10.967978 / (step + 1), "val/bpb": None}
         rows.append(
             {
                 "step": step * 3,
@@ -104,7 +105,7 @@ def run_dir(tmp_path: Path) -> Path:
                 "memory/peak_mib": 9829.25,
                 "clock/train_s": step / 7,
                 "clock/val_s": 0.0,
-                **({} if step % 10 else {"val/loss": 10.967978 / (step + 1), "val/bpb": None}),
+                **validation,
             }
         )
     text = "".join(json.dumps(row) + "\n" for row in rows)
@@ -211,7 +212,8 @@ print(tracker.url_or_hint)
         if "name" in axis and not axis.get("options", {}).get("hidden"):
             shown.add(axis["name"])
     assert not [name for name in shown if name in ("step", "tokens") or name.startswith("clock/")]
-    assert {("*", "step")} <= {(axis.get("glob_name"), axis.get("step_metric")) for axis in axes}
+    axis_names = {(axis.get("glob_name"), axis.get("step_metric")) for axis in axes}
+    assert {("*", "step")} <= axis_names
 
 
 def test_cells_are_told_apart_by_what_their_grid_sweeps(
@@ -222,7 +224,8 @@ def test_cells_are_told_apart_by_what_their_grid_sweeps(
     words = (*TINY, "tracker=wandb", "tracker.tags=[mine]", "output_dir=out")
     arms = (("optimizer.lr=1e-3", "ideas=[x0,smear]"), ("optimizer.lr=3e-3", "ideas=[]"))
     swept = ("optimizer.lr", "ideas", "seed")
-    grid = check([[*words, *arm] for arm in arms], swept=swept, compose=composed, log=print)
+    cells = [[*words, *arm] for arm in arms]
+    grid = check(cells, swept=swept, compose=composed, log=print)
     plans = [cell.plan for cell in grid.cells]
     told = [run_facts(to_plain(plan.run), plan.run_dir, manifest(plan, [])) for plan in plans]
     assert [facts.name for facts in told] == ["lr=0.001 smear,x0 s0", "lr=0.003 ideas=none s0"]
@@ -240,7 +243,8 @@ def test_cells_are_told_apart_by_what_their_grid_sweeps(
         "model=nano",
     }
     assert tags <= {*told[0].tags}
-    assert not [tag for tag in (*told[0].tags, *told[0].options) if tag.startswith("tracker")]
+    trackers = [tag for tag in (*told[0].tags, *told[0].options) if tag.startswith("tracker")]
+    assert not trackers
     for plan in plans:
         Place(id=plan.identity).write(made_folder(plan.run_dir))
     (line,) = send_left(plans, grid.folder)
@@ -350,9 +354,8 @@ tracker.finish(summary={{}}, status="finished")
 """
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
-        done = child(
-            code, run_dir, **{name: value.format(url=url) for name, value in extra.items()}
-        )
+        values = {name: value.format(url=url) for name, value in extra.items()}
+        done = child(code, run_dir, **values)
     assert done.stderr.startswith(f"nocap: W&B: offline: {reason}")
     assert done.stderr.count("\n") == 1
     assert history(run_dir) == recorded(run_dir)
@@ -364,7 +367,8 @@ def test_no_account_on_a_terminal_never_prompts(run_dir: Path) -> None:
         PRELUDE + "assert sys.stdin.isatty()\nmirror(rows=record(None)).finish(summary={}, "
         "status='finished')"
     )
-    assert on_a_terminal("-c", code, cwd=run_dir, env=environment(run_dir.parent)) == (0, "")
+    variables = environment(run_dir.parent)
+    assert on_a_terminal("-c", code, cwd=run_dir, env=variables) == (0, "")
     assert history(run_dir) == recorded(run_dir)
 
 
@@ -469,17 +473,13 @@ def test_redact_replaces_secrets_wherever_they_are(monkeypatch: pytest.MonkeyPat
         "e": None,
         "f": "/visible/path",
     }
-    assert (
-        redact(
-            {
-                "a": "abcdefgh-and-more",
-                "b": ["x=abcdefgh;", {"c": "short", "d": 3}],
-                "e": None,
-                "f": "/visible/path",
-            }
-        )
-        == expected
-    )
+    secrets = {
+        "a": "abcdefgh-and-more",
+        "b": ["x=abcdefgh;", {"c": "short", "d": 3}],
+        "e": None,
+        "f": "/visible/path",
+    }
+    assert redact(secrets) == expected
 
 
 # --- trackers beside W&B, and several at once -----------------------------------------------------
@@ -541,18 +541,15 @@ print(json.dumps(stored))
     rows = trackio["rows"]
     expected = [[row["step"], row["val/loss"]] for row in rows if "val/loss" in row]
     assert board["val/loss"] == expected
-    assert [[row["step"], row["val/loss"]] for row in rows if "val/loss" in row] == [
-        [1, 2.0],
-        [3, 0.0],
-    ]
+    losses = [[row["step"], row["val/loss"]] for row in rows if "val/loss" in row]
+    assert losses == [[1, 2.0], [3, 0.0]]
     assert board["tokens"] == [[row["step"], row["tokens"]] for row in rows if "tokens" in row]
     assert [[i, 10.0 * i] for i in range(4)] == [
         [row["step"], row["tokens"]] for row in rows if "tokens" in row
     ]
     ends = {"summary/val/loss": 0.5, "summary/clock/train_s": 9.0}
-    assert {
-        tag: values[0][1] for tag, values in board.items() if tag.startswith("summary/")
-    } == ends
+    summary = {tag: values[0][1] for tag, values in board.items() if tag.startswith("summary/")}
+    assert summary == ends
     assert rows[-1] == {**ends, "step": 3}
     assert trackio["name"] == "gqa lr=0.1 s0 0123ab"
     assert trackio["options"] == {"attention": "gqa"}
@@ -581,9 +578,10 @@ def test_a_grid_s_runs_stand_together_for_tensorboard_by_their_arms(
         ]
     shown = EventMultiplexer().AddRunsFromDirectory(str(board)).Reload()
     expected = {"lr=0.1 seed=0": [1], "path=x_y seed=0": [1]}
-    assert {
+    steps = {
         name: [point.step for point in shown.Tensors(name, "val/loss")] for name in shown.Runs()
-    } == expected
+    }
+    assert steps == expected
     board.rename(board.parent / "elsewhere")
     board.symlink_to("elsewhere")  # somebody's link is not deleted through
     gathered(tracker, board.parent, {})
@@ -599,10 +597,9 @@ def test_a_missing_package_costs_one_line_and_no_other_tracker(
     monkeypatch.setitem(sys.modules, "trackio", None)
     outside.use([TRACKIO_ROWS])
     outside.find("tracker", "trackio_rows")
-    session = open_tracker(
-        NoTracker(also=["tensorboard", "trackio_rows"]),
-        RunFacts(**FACTS, run_dir=tmp_path, config={}),
-    )  # type: ignore[arg-type]
+    both = NoTracker(also=["tensorboard", "trackio_rows"])
+    facts = RunFacts(**FACTS, run_dir=tmp_path, config={})
+    session = open_tracker(both, facts)  # type: ignore[arg-type]
     session.log({"step": 0})
     session.finish(summary={}, status="finished")
     assert session.url_or_hint is None

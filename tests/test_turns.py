@@ -96,7 +96,8 @@ def test_more_is_better_where_it_is_said():
 @pytest.mark.parametrize(("there", "analysed"), [(1, 1), (2, 2), (3, 3), (5, 3), (8, 6), (12, 12)])
 def test_repeats_are_judged_at_the_analyses_alone(there: int, analysed: int):
     made = losses(0.05, 12)
-    result = judge(rows({LOSS: {arm: row[:there] for arm, row in made.items()}}), question(12))
+    beginning = {arm: row[:there] for arm, row in made.items()}
+    result = judge(rows({LOSS: beginning}), question(12))
     assert result.n == analysed
     (arm,) = result.arms
     assert arm.gain.n == analysed
@@ -108,7 +109,8 @@ def test_repeats_are_judged_at_the_analyses_alone(there: int, analysed: int):
 
 def test_equal_arms_show_no_difference():
     made = losses(0.0, 3)
-    word = only({LOSS: {"base": made["base"], "idea": made["base"]}}, question(3)).word
+    alike = {"base": made["base"], "idea": made["base"]}
+    word = only({LOSS: alike}, question(3)).word
     assert word is Outcome.unclear
 
 
@@ -199,7 +201,8 @@ def test_times_of_one_session_have_a_ratio_and_no_word():
 def test_a_session_is_what_repeats_a_time():
     made = {LOSS: losses(0.05, 6), WALL: WALLS}
     arm = only(made, question(6, costs=[WALL], sessions=3))
-    logs = np.log(np.array(WALLS["base"]) / np.array(WALLS["idea"])).reshape(3, 2).mean(axis=1)
+    ratios = np.array(WALLS["base"]) / np.array(WALLS["idea"])
+    logs = np.log(ratios).reshape(3, 2).mean(axis=1)
     quantile = stats.t.isf(0.05, 2)
     reach = (1 + 3.3 / math.sqrt(3)) * quantile * stats.sem(logs) + CLOCK_BIAS
     cost = arm.costs["wall_s"]

@@ -50,7 +50,8 @@ QUIET = {"val_loss": Declared(sd=0.01, df=8, source="made")}
 
 
 def claim(n: int = 3, **changed: Any) -> Claim:
-    return Claim(**{**SPEED, "seeds": list(range(1, n + 1)), **changed})
+    seeds = list(range(1, n + 1))
+    return Claim(**{**SPEED, "seeds": seeds, **changed})
 
 
 def measured(
@@ -129,7 +130,8 @@ def wide(values: Any, *, bias: float = 0.0) -> float:
     """Of the cautious interval, which clocks have, by scipy."""
     n = len(values)
     quantile = stats.t.isf(0.05, n - 1)
-    return float((1 + 3.3 / math.sqrt(n)) * quantile * stats.sem(values) + bias)
+    caution = 1 + 3.3 / math.sqrt(n)
+    return float(caution * quantile * stats.sem(values) + bias)
 
 
 CONFIRMED, EXCEEDED, REFUTED, INCONCLUSIVE = Word
@@ -352,11 +354,8 @@ def test_a_value_needs_no_baseline(
 
 
 def test_above_what_arithmetic_allows():
-    assert [judge(claim(), speeds(gains)).beyond_bound for gains in (OVER, IN, UNDER)] == [
-        True,
-        False,
-        False,
-    ]
+    beyond = [judge(claim(), speeds(gains)).beyond_bound for gains in (OVER, IN, UNDER)]
+    assert beyond == [True, False, False]
     assert not judge(claim(), speeds([1.2, 1.4, 1.6])).beyond_bound  # its interval holds the bound
     assert not judge(claim(), speeds([])).beyond_bound
     assert not judge(claim(mechanism=NO_BOUND), speeds(OVER)).beyond_bound
@@ -385,7 +384,8 @@ def test_what_agrees_but_for_rounding_is_within():
     """Counts of a profile, which have no clock's bias."""
     made = claim(metric="memory_mib", expected=[3.0, None])
     for factor, word in ((1.0, CONFIRMED), (1 - 5e-7, CONFIRMED), (1 - 5e-6, REFUTED)):
-        assert judge(made, ("memory_mib", [100.0] * 3, [300.0 * factor] * 3)).word is word
+        held = ("memory_mib", [100.0] * 3, [300.0 * factor] * 3)
+        assert judge(made, held).word is word
     counted = {
         "metric": "held_mib",
         "parts": ["parameters"],
@@ -398,9 +398,8 @@ def test_what_agrees_but_for_rounding_is_within():
         ([1e4, 2e4], 1e4 - 0.005, CONFIRMED),
     )
     for expected, value, word in cases:
-        assert (
-            judge(claim(expected=expected, **counted), ("held_mib", [value] * 3, [])).word is word
-        )
+        mib = ("held_mib", [value] * 3, [])
+        assert judge(claim(expected=expected, **counted), mib).word is word
 
 
 def test_what_is_counted_needs_one_value_and_has_no_noise():
@@ -411,8 +410,10 @@ def test_what_is_counted_needs_one_value_and_has_no_noise():
     assert judged.primary.per == Per.exact
     expected = (math.log(4), math.log(4))
     assert ends(judged.primary.interval()) == pytest.approx(expected)
-    assert judge(made, ("kv_bytes", [128.0, 128.0], [512.0, 512.0]), per=Per.exact).n == 1
-    assert judge(made, ("kv_bytes", [129.0], [512.0]), per=Per.exact).word is REFUTED
+    kv_bytes = ("kv_bytes", [128.0, 128.0], [512.0, 512.0])
+    assert judge(made, kv_bytes, per=Per.exact).n == 1
+    one_byte_more = ("kv_bytes", [129.0], [512.0])
+    assert judge(made, one_byte_more, per=Per.exact).word is REFUTED
     alone = judge(made, ("kv_bytes", [128.0], []), per=Per.exact)
     assert alone.word is INCONCLUSIVE
     assert alone.reason is Reason.missing
@@ -441,7 +442,8 @@ def test_pairs_count_in_their_order_and_none_is_passed_over():
         return judge(claim(6, **LOSS), losses(*gains))
 
     expected = [(CONFIRMED, n) for n in (6, 3, 3)]
-    assert [(without(*lost).word, without(*lost).n) for lost in ((), (6,), (4, 5))] == expected
+    words = [(without(*lost).word, without(*lost).n) for lost in ((), (6,), (4, 5))]
+    assert words == expected
     judged = without(2)  # five pairs are there, and the second is not
     assert judged.word is INCONCLUSIVE
     assert judged.reason is Reason.missing
@@ -472,7 +474,8 @@ def test_what_is_missing_is_named_and_decides_nothing():
     assert len(unguarded.missing) == 2
     unheld = judge(claim(), speeds(IN[:2]), per=Per.session)
     assert unheld.n == 2
-    assert {(lack.per, lack.repeat) for lack in unheld.missing} == {("session", 3)}
+    lacks = {(lack.per, lack.repeat) for lack in unheld.missing}
+    assert lacks == {("session", 3)}
     guard = judge(made, losses(*BAD))
     assert guard.word is INCONCLUSIVE
     assert guard.reason is Reason.missing
@@ -494,14 +497,15 @@ def test_a_diverged_run_counts_as_worst_and_a_diverged_baseline_says_nothing():
         judged = judge(claim(), speeds(gains, [None, 100.0, 100.0]))
         assert judged.word is INCONCLUSIVE
         assert judged.reason is Reason.undecided
-    guard = judge(claim(guards=[LOSS_GUARD]), speeds(IN), ("val_loss", [3.4, None, 3.4], [3.4] * 3))
+    lost = ("val_loss", [3.4, None, 3.4], [3.4] * 3)
+    guard = judge(claim(guards=[LOSS_GUARD]), speeds(IN), lost)
     assert guard.word is REFUTED
     assert guard.reason is Reason.guard
     assert guard.endings[Ending.diverged] == ["gqa, seed 2"]
-    value = judge(
-        claim(metric="val_loss", scale=Scale.value, expected=[None, 3.5], mechanism=NO_BOUND),
-        ("val_loss", [3.4, None, 3.4], []),
+    of_losses = claim(
+        metric="val_loss", scale=Scale.value, expected=[None, 3.5], mechanism=NO_BOUND
     )
+    value = judge(of_losses, ("val_loss", [3.4, None, 3.4], []))
     # a value has no worst
     assert value.word is INCONCLUSIVE
     assert value.reason is Reason.undecided
@@ -513,7 +517,7 @@ def test_a_target_that_the_shortest_schedule_reaches_took_at_most_that():
             claim(expected=[low, high], **RACE), ("time_to_target_s", arm, base), at_most=200.0
         )
         expected = 200.0 in (*arm, *base)
-        assert bool(judged.endings[Ending.at_most]) == (expected)
+        assert bool(judged.endings[Ending.at_most]) == expected
         return judged.word
 
     early = (200.0, 200.0, 190.0)
@@ -529,15 +533,13 @@ def test_a_target_that_the_shortest_schedule_reaches_took_at_most_that():
     with pytest.raises(ValueError, match="tokens_per_s must be about a target to have a most"):
         judge(claim(), ("tokens_per_s", [200.0] * 3, [1.0] * 3), at_most=200.0)
     own = {"scale": Scale.value, "expected": [None, 600.0]}
-    assert (
-        judge(claim(**RACE | own), ("time_to_target_s", early, []), at_most=200.0).word is CONFIRMED
-    )
-    assert judge(claim(**RACE | own), ("time_to_target_s", slow, []), at_most=200.0).word is REFUTED
+    times = ("time_to_target_s", early, [])
+    assert judge(claim(**RACE | own), times, at_most=200.0).word is CONFIRMED
+    slow_times = ("time_to_target_s", slow, [])
+    assert judge(claim(**RACE | own), slow_times, at_most=200.0).word is REFUTED
     own["expected"] = [100.0, 600.0]
-    assert (
-        judge(claim(**RACE | own), ("time_to_target_s", early, []), at_most=200.0).word
-        is INCONCLUSIVE
-    )
+    times = ("time_to_target_s", early, [])
+    assert judge(claim(**RACE | own), times, at_most=200.0).word is INCONCLUSIVE
 
 
 def test_bounds_that_are_equal_have_no_spread_and_decide_nothing():
@@ -582,9 +584,8 @@ def test_the_noise_of_a_time_multiplies_and_no_interval_of_it_goes_below_nothing
     # no bias: no second instance
     expected = (logs.mean() - wide(logs), logs.mean() + wide(logs))
     assert ends(interval) == pytest.approx(expected)
-    plain = judge(
-        claim(expected=[0.1, 0.9], **SHARE), ("share", [0.2, 0.4, 0.6], [])
-    ).primary.interval()
+    shares = ("share", [0.2, 0.4, 0.6], [])
+    plain = judge(claim(expected=[0.1, 0.9], **SHARE), shares).primary.interval()
     assert plain.mid == pytest.approx(0.4)
     with pytest.raises(ValueError, match="decode_ms must be above 0 for a value"):
         judge(value, ("decode_ms", [0.0] * 3, []))
@@ -633,7 +634,8 @@ def test_a_declared_noise_is_translated_to_the_claims_scale(
     )
     made = claim(metric=metric, scale=scale, expected=[0.5, None], mechanism=NO_BOUND, **own)
     values = (metric, [3.4, 3.39, 3.41], [] if scale is Scale.value else [3.4, 3.41, 3.39])
-    primary = judge(made, values, noise={metric: Declared(sd=0.01, df=8, source="made")}).primary
+    declared = Declared(sd=0.01, df=8, source="made")
+    primary = judge(made, values, noise={metric: declared}).primary
     assert (primary.declared and primary.declared.sd) == (sd if sd is None else pytest.approx(sd))
 
 
@@ -677,7 +679,8 @@ def test_how_many_more_pairs_would_decide():
     cases of ten."""
 
     def more(expected: list[float | None], **changed: Any) -> int | None:
-        judged = judge(claim(**{**LOSS, "expected": expected, **changed}), losses(0.0, 1.0, 2.0))
+        changed_claim = claim(**{**LOSS, "expected": expected, **changed})
+        judged = judge(changed_claim, losses(0.0, 1.0, 2.0))
         assert judged.word is INCONCLUSIVE
         return (judged.more() or {}).get("seed")
 
@@ -697,14 +700,16 @@ def test_how_many_more_pairs_would_decide():
     assert more([1.0, None]) is None  # on the end itself no number would
     # whose 21 would not do
     bits = Guard(metric="val_bpb", scale=Scale.difference, margins={"cpu": 0.0})
+    bits_losses = ("val_bpb", [2.0, 1.0, 0.0], [2.0] * 3)
     both = judge(
         claim(**{**LOSS, "expected": [0.4, None]}, guards=[bits]),
         losses(0.0, 1.0, 2.0),
-        ("val_bpb", [2.0, 1.0, 0.0], [2.0] * 3),
+        bits_losses,
     )
     assert both.more() == {"seed": wanted(0.6)}
     guarded = claim(guards=[LOSS_GUARD])
-    assert judge(guarded, speeds(IN), losses(-0.01, -0.011, -0.009)).more() is None
+    worse = losses(-0.01, -0.011, -0.009)
+    assert judge(guarded, speeds(IN), worse).more() is None
     assert judge(guarded, speeds(IN), losses(*FINE)).more() is None  # decided
 
 

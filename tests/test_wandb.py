@@ -83,7 +83,8 @@ def test_a_server_gets_the_rows_of_the_record_and_its_summary(
     folder = folder_of(tmp_path)
     run = only(server)
     assert run.rows == recorded(folder)
-    assert len(run.rows) == 31
+    lengths = len(run.rows)
+    assert lengths == 31
     assert run.summary["eval/loss"] == summary_of(folder)["val_loss"]
     assert run.exit_code == 0
     assert f"{server.url}/{ENTITY}/nocap/runs/{run.id}" in done.stdout
@@ -306,7 +307,8 @@ def test_a_training_that_a_kill_sets_back_is_one_run_with_each_step_once(
     steps = [row["step"] for row in run.rows]
     assert steps == list(range(31))
     for name in ("step", "tokens", "eval/loss", "train/loss", "train/lr"):
-        assert [row.get(name) for row in run.rows] == [row.get(name) for row in expected]
+        values = [row.get(name) for row in run.rows]
+        assert values == [row.get(name) for row in expected]
     assert run.summary["eval/loss"] == summary_of(folder_of(tmp_path))["val_loss"]
 
 
@@ -318,10 +320,11 @@ def test_a_server_that_starts_late_gets_all_rows(tmp_path: Path) -> None:
         port = early.getsockname()[1]
         login = {"WANDB_BASE_URL": f"http://127.0.0.1:{port}", "WANDB_API_KEY": KEY}
         command = [sys.executable, "-m", "nocap.train", *WORDS, *words]
+        at_work = environment(tmp_path, **QUICK, **login)
         training = subprocess.Popen(
             command,
             cwd=tmp_path,
-            env=environment(tmp_path, **QUICK, **login),
+            env=at_work,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -358,7 +358,8 @@ def test_a_checkpoint_or_an_alert_is_sent_once_and_only_to_a_server(
 ) -> None:
     facts = with_checkpoint(tmp_path)
     chosen = tracker(checkpoint=True, alert=True)
-    ended(tracker(checkpoint=True, alert=True, mode=WandbMode.offline).open(facts), status)
+    watched = tracker(checkpoint=True, alert=True, mode=WandbMode.offline)
+    ended(watched.open(facts), status)
     assert not client.runs[0].artifacts
     assert not client.runs[0].alerts
     for _ in range(2):

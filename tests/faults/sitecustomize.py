@@ -66,7 +66,8 @@ def inject(loop, kind, steps, always):
                 time.sleep(1e6)
             if kind == "error":
                 raise ArithmeticError("this rank's own fault")
-            os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[kind])
+            signals = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+            os.kill(os.getpid(), signals[kind])
         return fetch(job, trainee, step=step)
 
     def scaled_step(job, trainee, ledger, *, step):
@@ -104,9 +105,9 @@ def inject(loop, kind, steps, always):
 
 
 def scaled(loss, factor):
-    return type(loss)(
-        loss.total * factor, {name: part * factor for name, part in loss.parts.items()}
-    )
+    total = loss.total * factor
+    parts = {name: part * factor for name, part in loss.parts.items()}
+    return type(loss)(total, parts)
 
 
 if "NOCAP_FAULT" in os.environ:

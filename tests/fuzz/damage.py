@@ -174,13 +174,8 @@ def replaced(content: bytes, rng: random.Random) -> bytes:
     """A piece of it by something else."""
     at = rng.randrange(len(content) + 1)
     n = rng.randrange(20)
-    return (
-        content[:at]
-        + rng.choice(
-            (b"\xff\xfe", b"\x00", b'"', b"\\", b"{", b"\xef\xbb\xbf", "ß".encode("latin-1"), b"\r")
-        )
-        + content[at + n :]
-    )
+    raw = (b"\xff\xfe", b"\x00", b'"', b"\\", b"{", b"\xef\xbb\xbf", "ß".encode("latin-1"), b"\r")
+    return content[:at] + rng.choice(raw) + content[at + n :]
 
 
 # --- a path ---------------------------------------------------------------------------------------
@@ -213,18 +208,15 @@ def _folder(path: Path, rng: random.Random) -> None:
 
 
 def _link(path: Path, rng: random.Random) -> None:
-    path.symlink_to(
-        rng.choice(
-            (
-                path,
-                path.parent,
-                Path("/nowhere"),
-                Path("/dev/null"),
-                (OUTSIDE / "canary.txt").absolute(),
-                OUTSIDE.absolute(),
-            )
-        )
+    targets = (
+        path,
+        path.parent,
+        Path("/nowhere"),
+        Path("/dev/null"),
+        (OUTSIDE / "canary.txt").absolute(),
+        OUTSIDE.absolute(),
     )
+    path.symlink_to(rng.choice(targets))
 
 
 def moved(path: Path, rng: random.Random) -> bool:
@@ -270,21 +262,18 @@ def others(path: Path, rng: random.Random) -> bool:
 def _other_name(path: Path, rng: random.Random) -> Path:
     name = path.name
     digits = f"step-{rng.randrange(12):08d}" if name.startswith("step-") else f"{name}2"
-    return path.with_name(
-        rng.choice(
-            (
-                f"{name}.bak",
-                f"backup-of-{name}",
-                f"{name}-copy",
-                digits,
-                f".{name}",
-                name.upper(),
-                name[:-1],
-                f"{name} (2)",
-                f"x\x1b[31m{name}",
-            )
-        )
+    names = (
+        f"{name}.bak",
+        f"backup-of-{name}",
+        f"{name}-copy",
+        digits,
+        f".{name}",
+        name.upper(),
+        name[:-1],
+        f"{name} (2)",
+        f"x\x1b[31m{name}",
     )
+    return path.with_name(rng.choice(names))
 
 
 def renamed(path: Path, rng: random.Random) -> bool:
@@ -401,15 +390,14 @@ def _put(tree: Any, rng: random.Random, raws: tuple[str, ...]) -> tuple[Any, str
             if type(old) in (int, float)
             else (old,)
         )
-        parent[key] = rng.choice(
-            (
-                rng.choice(VALUES),
-                rng.choice(HOSTILE),
-                rng.choice(near),
-                [old] * rng.choice((1, 2, 1000)),
-                {"a": old},
-            )
+        values = (
+            rng.choice(VALUES),
+            rng.choice(HOSTILE),
+            rng.choice(near),
+            [old] * rng.choice((1, 2, 1000)),
+            {"a": old},
         )
+        parent[key] = rng.choice(values)
     return tree, ""
 
 
@@ -477,10 +465,8 @@ def stamped(operator: Operator) -> Operator:
         done = operator(path, rng)
         sums = path.with_name("manifest.json")
         if done and sums.is_file():
-            content = {
-                **json.loads(sums.read_text()),
-                path.name: hashlib.sha256(path.read_bytes()).hexdigest(),
-            }
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+            content = {**json.loads(sums.read_text()), path.name: digest}
             sums.write_text(json.dumps(content))
         return done and sums.is_file()
 

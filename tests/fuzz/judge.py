@@ -95,7 +95,8 @@ class Bench:
         wounds = []
         for _ in range(rng.choices((1, 2, 3), (6, 3, 1))[0]):
             target = rng.choice(self.targets[door])
-            wounds.append(Wound(target, rng.choice(self.applicable(target)), rng.randrange(10**6)))
+            operator = rng.choice(self.applicable(target))
+            wounds.append(Wound(target, operator, rng.randrange(10**6)))
         return Case(door, tuple(wounds))
 
     def undamaged(self, name: str) -> tuple[Answer, Numbers]:
@@ -127,7 +128,8 @@ class Bench:
             before = dict(_tree(place))
             said = answer(door.call, limit_s=limit_s)
             if not said.hung or limit_s > LIMIT_S:
-                return Judge(door, done, sound, expected, said).verdict(before, dict(_tree(place)))
+                after = dict(_tree(place))
+                return Judge(door, done, sound, expected, said).verdict(before, after)
         began = time.process_time()
         verdict = self.run(case, limit_s=4 * LIMIT_S)  # on a busy machine: did it wait for a core?
         return (
@@ -240,9 +242,9 @@ class Judge:
         if unnamed and any(map(_is_own, self.wounds)):
             return Verdict("edited")
         if unnamed:
+            at = unnamed[0]
             return Verdict(
-                "silent",
-                _difference(unnamed[0], self.expected.get(unnamed[0]), numbers.get(unnamed[0])),
+                "silent", _difference(unnamed[0], self.expected.get(unnamed[0]), numbers.get(at))
             )
         return Verdict("left out")
 

@@ -61,9 +61,8 @@ def train(*words: str) -> int:
     """The command, its overrides composed once a process."""
     with refusals():
         composition = composed((*TINY, *words))
-        return attempt.start(
-            plan(composition.run, choices=composition.choices), started=time.monotonic()
-        )
+        composed_plan = plan(composition.run, choices=composition.choices)
+        return attempt.start(composed_plan, started=time.monotonic())
 
 
 def make(root: Path, *, whole: bool = True) -> None:

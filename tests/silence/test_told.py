@@ -103,9 +103,8 @@ STUDY: dict[str, Any] = {
 
 
 def study(folder: Path, **changed: object) -> Path:
-    return written(
-        folder / "study.yaml", yaml.safe_dump({**STUDY, **changed}, sort_keys=False)
-    ).parent
+    text = yaml.safe_dump({**STUDY, **changed}, sort_keys=False)
+    return written(folder / "study.yaml", text).parent
 
 
 def test_a_changed_record_is_named_as_damaged_and_left_out(here: Door, tmp_path: Path) -> None:

@@ -141,9 +141,8 @@ def simple_commands(command: str) -> list[list[str]]:
     script that is read from standard input."""
     if "<<" in command:
         return []
-    lexer = shlex.shlex(
-        command.replace("\\\n", " ").replace("\n", " ; "), posix=True, punctuation_chars=";|&"
-    )
+    text = command.replace("\\\n", " ").replace("\n", " ; ")
+    lexer = shlex.shlex(text, posix=True, punctuation_chars=";|&")
     lexer.whitespace_split = True
     commands: list[list[str]] = [[]]
     for word in lexer:
@@ -205,7 +204,8 @@ def run(block: Block, command: str, where: Path, *, last: bool) -> tuple[int, fl
         text=True,
     )
     if done.returncode != int(block.settings.get("exit", "0")):
-        lines = (done.stdout + done.stderr).splitlines()
+        output = done.stdout + done.stderr
+        lines = (output).splitlines()
         wrong = "\n".join(lines[-12:]) or "no output"
     elif (
         last

@@ -161,7 +161,8 @@ def record(repo: Path, jobs: int) -> dict[str, Any]:
             return numbers
 
         with ThreadPoolExecutor(jobs) as pool:
-            return dict(zip(NAMES, pool.map(one, range(len(NAMES))), strict=True))
+            numbers_of_all = pool.map(one, range(len(NAMES)))
+            return dict(zip(NAMES, numbers_of_all, strict=True))
 
 
 def write_inputs(folder: Path) -> None:
@@ -177,7 +178,8 @@ def write_inputs(folder: Path) -> None:
     cases = (("train_0", 0, 50_000), ("train_1", 50_000, 110_000), ("val_0", 110_000, 140_000))
     for name, start, stop in cases:
         header = struct.pack("<256i", 20240520, 1, stop - start, *[0] * 253)
-        content = header + array.array("H", list(text[start:stop].encode())).tobytes()
+        lines = list(text[start:stop].encode())
+        content = header + array.array("H", lines).tobytes()
         (folder / f"{name}.bin").write_bytes(content)
 
 
@@ -349,12 +351,8 @@ def main() -> None:
     verbs = parser.add_subparsers(dest="verb", required=True)
     verb = verbs.add_parser("record", help="train the configs and write their numbers")
     verb.add_argument("out", type=Path)
-    verb.add_argument(
-        "--repo",
-        type=Path,
-        default=Path(__file__).parents[2],
-        help="the checkout; default: this one",
-    )
+    root = Path(__file__).parents[2]
+    verb.add_argument("--repo", type=Path, default=root, help="the checkout; default: this one")
     verb.add_argument("--jobs", type=int, default=2, help="runs at a time")
     verb = verbs.add_parser("compare", help="say what differs between two recordings")
     verb.add_argument("old", type=Path)

@@ -45,7 +45,8 @@ class SophiaOptimizer(torch.optim.Optimizer):
         ):
             logits = self.model.logits(tokens_BT)
             logits_NV = logits.flatten(0, 1).float()
-            labels_N = torch.multinomial(logits_NV.detach().softmax(-1), 1, generator=draw)[:, 0]
+            probabilities = logits_NV.detach().softmax(-1)
+            labels_N = torch.multinomial(probabilities, 1, generator=draw)[:, 0]
             loss = F.cross_entropy(logits_NV, labels_N)
         # not into p.grad
         grads = torch.autograd.grad(loss, params, allow_unused=True, materialize_grads=True)
@@ -77,7 +78,8 @@ class SophiaOptimizer(torch.optim.Optimizer):
                 momentum = self.state[p]["momentum"].lerp_(p.grad, 1 - option.beta1)
                 size = (option.gamma * self.state[p]["hessian"]).clamp_(min=option.eps)
                 p.mul_(1 - group["lr"] * group["weight_decay"])
-                p.sub_((momentum / size).clamp_(-1, 1), alpha=group["lr"])
+                update = (momentum / size).clamp_(-1, 1)
+                p.sub_(update, alpha=group["lr"])
 
 
 @dataclass(kw_only=True)
