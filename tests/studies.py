@@ -301,10 +301,11 @@ def by_law(
         runs[(arm, seed)] = record(
             arm, seed, 400, None if seed == diverged else law(400, worse=worse) + x
         )
-    shorter = {
-        (arm, seed): {n: record(arm, seed, n, law(n, worse=worse) + x) for n in (100, 200)}
-        for seed, x in noise.items()
-    }
+    shorter = {}
+    for seed, x in noise.items():
+        shorter[(arm, seed)] = {
+            n: record(arm, seed, n, law(n, worse=worse) + x) for n in (100, 200)
+        }
     return {"runs": runs, "shorter": shorter}
 
 

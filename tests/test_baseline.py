@@ -80,7 +80,9 @@ RECIPE = {
 
 def test_the_recipes_numbers(run: Run):
     plain = to_plain(run)
-    recipe = {part: {key: plain[part][key] for key in keys} for part, keys in RECIPE.items()}
+    recipe = {}
+    for part, keys in RECIPE.items():
+        recipe[part] = {key: plain[part][key] for key in keys}
     assert recipe == RECIPE
 
 

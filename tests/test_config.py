@@ -434,7 +434,10 @@ def test_help_is_a_screen_of_every_group_and_option_and_of_the_common_keys() -> 
     lines = manual([]).splitlines()
     assert len(lines) <= 60
     assert max(map(len, lines)) <= outside.WIDTH
-    words = {word.strip(",") for line in lines for word in line.split()}
+    words = set()
+    for line in lines:
+        for word in line.split():
+            words.add(word.strip(","))
     groups = (*outside.groups(), "experiment")
     places = {outside.place(group) for group in groups}
     assert places | {n for g in groups for n in outside.yamls(g)} < words

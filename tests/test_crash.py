@@ -162,11 +162,11 @@ def after(made: Recorder, first: int, *, data: str = "kept", names: str = "kept"
                 tree[path] = (
                     old if data == "lost" else content[: (len(old) + len(whole or content)) // 2]
                 )
-    return {
-        path: content
-        for path, content in tree.items()
-        if all(str(up) in tree for up in Path(path).parents if str(up) != ".")
-    }
+    rows = {}
+    for path, content in tree.items():
+        if all(str(up) in tree for up in Path(path).parents if str(up) != "."):
+            rows[path] = content
+    return rows
 
 
 def _move(tree: dict[str, Any], old: str, new: str) -> None:

@@ -177,11 +177,10 @@ def test_real_rows_have_the_figures_that_other_code_has() -> None:
         "gqa": ("gqa", "gelu4x", (0.960, 0.911, 1.010)),
     }
     for attention, mlp, expected in alone.values():
-        arm = [
-            each
-            for each in records
-            if (each.config["attention.kind"], each.config["mlp.kind"]) == (attention, mlp)
-        ]
+        arm = []
+        for each in records:
+            if (each.config["attention.kind"], each.config["mlp.kind"]) == (attention, mlp):
+                arm.append(each)
         _, row = compare(Found(records=[*base, *arm])).arms
         assert row.equal_loss is not None
         assert worth(row.equal_loss.ratio) == pytest.approx(expected, abs=0.0006)

@@ -281,7 +281,10 @@ def test_options_and_keys_that_were_swept_are_the_factors(tmp_path: Path) -> Non
 def test_keys_that_go_in_pairs_are_one_factor(tmp_path: Path) -> None:
     """As of `--zip`, beside a key that is crossed with both."""
     pairs = [{"lr": "0.1", "decay": "1"}, {"lr": "0.2", "decay": "2"}]
-    points = [{**pair, "mlp": mlp} for pair in pairs for mlp in ("a", "b")]
+    points = []
+    for pair in pairs:
+        for mlp in ("a", "b"):
+            points.append({**pair, "mlp": mlp})
     root = grid(tmp_path, points)
     expected = {"lr+decay": ["lr=0.1 decay=1", "lr=0.2 decay=2"], "mlp": ["a", "b"]}
     assert factors(root) == expected

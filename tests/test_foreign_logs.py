@@ -961,7 +961,10 @@ def test_renamed_states_of_one_folder_are_runs(tmp_path):
     for seed in range(2):
         hf_state(tmp_path / f"base_s{seed}.json", [(0, 4), (100, 3 + seed / 10)])
         hf_state(tmp_path / f"idea_s{seed}.json", [(0, 4), (100, 2 + seed / 10)])
-    expected = {(arm, seed) for arm in ("base", "idea") for seed in (0, 1)}
+    expected = set()
+    for arm in ("base", "idea"):
+        for seed in (0, 1):
+            expected.add((arm, seed))
     assert told_arms(tmp_path) == expected
 
 

@@ -137,9 +137,9 @@ def test_a_rewound_cache_goes_on_as_if_nothing_had_come_after(option: str):
 def test_compiled_text_is_recomputed_text():
     torch.compiler.reset()
     model, run = made("attention=hybrid", "position=learned")
-    engines = {
-        batch: Cached(model, run, batch=batch, capacity=80, compiled=True) for batch in (2, 3)
-    }
+    engines = {}
+    for batch in (2, 3):
+        engines[batch] = Cached(model, run, batch=batch, capacity=80, compiled=True)
     for temperature in (0.0, 1.0):
         for batch, engine in engines.items():  # by turns: neither may run the other's graph
             how = {"n": 40, "samples": batch, "temperature": temperature}

@@ -380,7 +380,11 @@ def test_two_processes_train_each_cell_once(tmp_path):
     ended = [each.end() for each in both]
     expected = [(0, "")] * 2
     assert [(each.code, each.err) for each in ended] == expected
-    labels = sorted(label for each in ended for label in trained(each.out))
+    labels = []
+    for each in ended:
+        for label in trained(each.out):
+            labels.append(label)
+    labels.sort()
     assert labels == ["seed=0", "seed=1"]
     attempts = [summary["attempts"] for summary in summaries(out).values()]
     assert attempts == [1, 1]

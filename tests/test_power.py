@@ -151,8 +151,8 @@ def alike(root: Path, rng: np.random.Generator, *, lengths: bool = True) -> None
     steps."""
     for seed in range(4):
         for make, level in ((write_run, 3.3), (gelu3x, 3.32)):
-            speed = 1000 * math.exp(rng.normal(0, 0.02))
             noise = rng.normal(0, 0.01)
+            speed = 1000 * math.exp(rng.normal(0, 0.02))
             make(root, seed=seed, loss=level + noise, config={"trainer.steps": 400}, speed=speed)
         for steps in (200, 800) if lengths else ():
             noise = rng.normal(0, 0.01)

@@ -360,7 +360,9 @@ def test_a_gain_is_accepted_and_nothing_is_not(study_door: Door, beside: Path):
     good, none, bad = answers(said)
     keys = ("word", "pairs", "number", "diverged")
     expected = [["accepted", 16, 1, False], ["not shown", 4, 2, False], ["not shown", 4, 3, True]]
-    figures = [[answer[key] for key in keys] for answer in (good, none, bad)]
+    figures = []
+    for answer in (good, none, bad):
+        figures.append([answer[key] for key in keys])
     assert figures == expected
     assert good["overrides"] == [sys.executable, "train.py", "-0.1", "{seed}"]
     assert good["gain"] == pytest.approx(0.1, abs=0.005)

@@ -314,7 +314,9 @@ def test_a_curve_goes_from_its_first_point_to_its_last() -> None:
     assert "".join(rows).count("+") == 1
     arm = DrawnCurve("arm", [0, 10], [3.0, 3.0], [2.0, 2.5], [4.0, 3.5])
     rows, _ = rows_of(arm)  # a band
-    ends = ["".join(row[i] for row in rows) for i in (0, -1)]
+    ends = []
+    for i in (0, -1):
+        ends.append("".join(row[i] for row in rows))
     assert ends == ["··•··", " ·•· "]
 
 

@@ -307,11 +307,10 @@ def test_zero_init_sets_the_last_matrices_and_no_others() -> None:
     zeros: tuple[dict[str, Any], ...] = ({}, {"zero_init": {}}, {"zero_init": {"head": True}})
     words = ("mlp=swiglu", "model.tie_head=false")
     usual, other, head = (dict(model_of(*words, **more).named_parameters()) for more in zeros)
-    last = {
-        name
-        for name in usual
-        if name.endswith(("attention.f.out_proj.weight", "mlp.f.down.weight"))
-    }
+    last = set()
+    for name in usual:
+        if name.endswith(("attention.f.out_proj.weight", "mlp.f.down.weight")):
+            last.add(name)
     assert len(last) == 8
     for name, p in usual.items():
         assert torch.equal(other[name], torch.zeros_like(p) if name in last else p)

@@ -68,14 +68,19 @@ def test_a_study_goes_on_by_itself_until_its_claims_are_decided(lab: Lab):
         "M.sure": ["confirmed", 3, 1, [], None],
         "M.unsure": ["confirmed", 12, 3, ["3 analyses"], None],
     }
-    figures = {name: [row[key] for key in keys] for name, row in claims.items()}
+    figures = {}
+    for name, row in claims.items():
+        figures[name] = [row[key] for key in keys]
     assert figures == expected
     assert claims["M.unsure"]["hash"] == few["hash"]
     first = []
     for seed in range(3):
         for arm in ("mha", "mqa", "gqa"):
             first.append(f"{arm}, seed {seed}")
-    then = [f"{arm}, seed {seed}" for seed in range(3, 12) for arm in ("mha", "gqa")]
+    then = []
+    for seed in range(3, 12):
+        for arm in ("mha", "gqa"):
+            then.append(f"{arm}, seed {seed}")
     tasks = [task for task in lab.tasks if "session" not in task]
     assert tasks == first + then
     lines = [line for line in lab.lines("analysis") if line["claim"] == "M.unsure"]

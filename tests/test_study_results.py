@@ -307,9 +307,9 @@ def test_the_leaderboard_has_a_row_a_claim(tmp_path: Path):
     missing = "- {id: Z9, statement: it flies, expected: 2×, why: no wings}\n"
     (tmp_path / "not_built.yaml").write_text(missing)
     (tmp_path / "quick" / "README.md").write_text("old\n\n## What was learnt\n\nMuch.\n")
-    files = [
-        tmp_path / name for name in ("README.md", "board.html", "quick/README.md", "slow/README.md")
-    ]
+    files = []
+    for name in ("README.md", "board.html", "quick/README.md", "slow/README.md"):
+        files.append(tmp_path / name)
     assert board.write(tmp_path) == files
     # anew, from its results
     page, _, quick, _ = (path.read_text() for path in files)
@@ -398,10 +398,9 @@ def test_steps_are_seeds_and_their_time_is_the_sessions(tmp_path: Path):
         paces.append(session(arms, number=i))
     slower_arm = by_law("mqa", worse=-0.1, noise=noise)
     evidence = both(slower_arm, by_law("mha", noise=noise), pace=paces)
-    expected = {
-        i: (pytest.approx(4.0 * math.exp(-0.1 / B) / speed), Ending.measured)
-        for i, speed in enumerate(speeds, start=1)
-    }
+    expected = {}
+    for i, speed in enumerate(speeds, start=1):
+        expected[i] = (pytest.approx(4.0 * math.exp(-0.1 / B) / speed), Ending.measured)
     assert measured(made_study.claims[0], made_study, evidence, "mqa") == expected
 
 
@@ -521,9 +520,9 @@ def test_a_third_of_key_value_heads_saves_seven_percent_of_a_token(tmp_path: Pat
     for place in ("bench", "pace"):
         whole_step = Evidence(sessions={place: timed([1], counted)})
         assert bounded(tmp_path, "flops", whole_step) == pytest.approx(by_hand, rel=1e-9)
-    flops_of_arms = {
-        (name, 1): {**PARTS, "component_flops": components} for name, components in flops.items()
-    }
+    flops_of_arms = {}
+    for name, components in flops.items():
+        flops_of_arms[(name, 1)] = {**PARTS, "component_flops": components}
     apart = parts(flops_of_arms)
     attention = 4 * d**2 + T * d
     saved = attention / (attention - 4 / 3 * d**2)

@@ -35,9 +35,9 @@ def curve(
     shared = rng.normal(0, sd, n)
     values: dict[int, list[float]] = {}
     for x in (*lengths, 1.0):
-        for steps in [round(x * WHOLE)]:
-            noise = rng.normal(0, sd, n)
-            values[steps] = (law(steps, gain) + shared + noise).tolist()
+        steps = round(x * WHOLE)
+        noise = rng.normal(0, sd, n)
+        values[steps] = (law(steps, gain) + shared + noise).tolist()
     return values
 
 

@@ -155,9 +155,10 @@ def history(run_dir: Path) -> list[dict[str, object]]:
             items.append(record["history"]["item"])
     for item in items:
         assert item["_step"] == item["step"]
-    return [
-        {key: value for key, value in item.items() if not key.startswith("_")} for item in items
-    ]
+    values: list[dict[str, object]] = []
+    for item in items:
+        values.append({key: value for key, value in item.items() if not key.startswith("_")})
+    return values
 
 
 def recorded(folder: Path) -> list[dict[str, Any]]:
@@ -578,9 +579,9 @@ def test_a_grid_s_runs_stand_together_for_tensorboard_by_their_arms(
         ]
     shown = EventMultiplexer().AddRunsFromDirectory(str(board)).Reload()
     expected = {"lr=0.1 seed=0": [1], "path=x_y seed=0": [1]}
-    steps = {
-        name: [point.step for point in shown.Tensors(name, "val/loss")] for name in shown.Runs()
-    }
+    steps = {}
+    for name in shown.Runs():
+        steps[name] = [point.step for point in shown.Tensors(name, "val/loss")]
     assert steps == expected
     board.rename(board.parent / "elsewhere")
     board.symlink_to("elsewhere")  # somebody's link is not deleted through

@@ -80,11 +80,11 @@ class Bench:
         below = set()
         for root in roots:
             below.update((root,) if root.name in PARENTS else (root, *root.rglob("*")))
-        return [
-            str(path.relative_to(self.library))
-            for path in sorted(below)
-            for _ in range(4 if path.name.startswith(READ) else 1)
-        ]
+        paths: list[str] = []
+        for path in sorted(below):
+            for _ in range(4 if path.name.startswith(READ) else 1):
+                paths.append(str(path.relative_to(self.library)))
+        return paths
 
     def applicable(self, target: str) -> list[str]:
         return applicable(self.library / target)
@@ -195,20 +195,23 @@ class Judge:
             if before.get(path) != after.get(path):
                 changed.add(path)
         free = [*self.door.writes, "outside/moved"]
-        allowed = {str(path) for glob in free for path in Path().glob(glob)}
+        allowed = set()
+        for glob in free:
+            for path in Path().glob(glob):
+                allowed.add(str(path))
         # new files where a person's link leads; those that are there stay
         if any(wound.how == "link" for wound in self.wounds):
             changed -= {
                 path for path in changed if path.startswith("outside/") and path not in before
             }
-        wrong = sorted(
-            path
-            for path in changed
+        wrong = []
+        for path in changed:
             if not any(
                 path == free or path.startswith(f"{free}/")
                 for free in (*allowed, *self.door.writes)
-            )
-        )
+            ):
+                wrong.append(path)
+        wrong.sort()
         return ", ".join(wrong[:3])
 
     def _outcome(self) -> Verdict:

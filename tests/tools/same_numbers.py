@@ -203,11 +203,9 @@ def numbers_of(config: str, cwd: Path, inputs: Path, env: dict[str, str]) -> dic
         raise RuntimeError("the killed run started over instead of resuming")
     numbers: dict[str, Any] = {"rows": len(lines)}
     for row in map(json.loads, lines):
-        numbers |= {
-            f"{key} @ {row['step']}": exact(value)
-            for key, value in row.items()
-            if not key.startswith(SPEED)
-        }
+        for key, value in row.items():
+            if not key.startswith(SPEED):
+                numbers[f"{key} @ {row['step']}"] = exact(value)
     for key in sorted(summary.keys() & SUMMARY):
         parts = (
             {f"{key}.{part}": v for part, v in summary[key].items()}

@@ -64,7 +64,11 @@ class SophiaOptimizer(torch.optim.Optimizer):
     def step(self, closure=None):
         option = self.option
         steps = self.param_groups[0]["steps"]
-        params = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        params = []
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    params.append(p)
         for p in (p for p in params if not self.state[p]):
             hessian = torch.zeros_like(p)
             self.state[p].update(momentum=torch.zeros_like(p), hessian=hessian)
