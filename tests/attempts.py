@@ -163,14 +163,8 @@ def processes(run_dir: Path) -> dict[int, str]:
                 roles[int(entry.name)] = name.removeprefix("nocap ")
             elif os.fsencode(run_dir) in (entry / "cmdline").read_bytes():
                 environ = (entry / "environ").read_bytes().split(b"\0")
-                rank = next(
-                    (
-                        word.removeprefix(b"RANK=").decode()
-                        for word in environ
-                        if word.startswith(b"RANK=")
-                    ),
-                    None,
-                )
+                ranks = [word for word in environ if word.startswith(b"RANK=")]
+                rank = ranks[0].removeprefix(b"RANK=").decode() if ranks else None
                 roles[int(entry.name)] = "worker" if rank is None else f"rank {rank}"
         except OSError:  # it ended while we looked
             continue

@@ -303,9 +303,9 @@ def by_law(
         )
     shorter = {}
     for seed, x in noise.items():
-        shorter[(arm, seed)] = {
-            n: record(arm, seed, n, law(n, worse=worse) + x) for n in (100, 200)
-        }
+        short = record(arm, seed, 100, law(100, worse=worse) + x)
+        half = record(arm, seed, 200, law(200, worse=worse) + x)
+        shorter[(arm, seed)] = {100: short, 200: half}
     return {"runs": runs, "shorter": shorter}
 
 

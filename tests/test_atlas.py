@@ -73,9 +73,10 @@ def timed(
         "speed": {"ratio": x * math.exp(chance.gauss(0, noise))},
         "speed_by_flops": 1.0,
     }
-    return worth.Steps(
-        [{"steps": {words: timing(x) for words, x in ratios.items()}} for _ in range(sessions)]
-    )
+    timed_sessions = []
+    for _ in range(sessions):
+        timed_sessions.append({"steps": {words: timing(x) for words, x in ratios.items()}})
+    return worth.Steps(timed_sessions)
 
 
 def told(
@@ -179,9 +180,8 @@ def test_an_arm_that_diverged_is_worth_nothing(worth: ModuleType) -> None:
 
 def test_the_atlas_recipe_is_the_best_trial_of_its_stack(jobs: ModuleType) -> None:
     search = json.loads((HERE / "recipe.json").read_text())
-    best, *others = (
-        trial["val_loss"] for trial in search["trials"] if trial["val_loss"] is not None
-    )
+    losses = [trial["val_loss"] for trial in search["trials"]]
+    best, *others = (loss for loss in losses if loss is not None)
     assert best < min(others)
     words = [word for word in search["fixed"] if not word.startswith("output_dir")]
     assert words == json.loads(jobs.STACK.read_text())["with"]

@@ -50,12 +50,13 @@ def places(
                 owners.setdefault(type(settings), (chosen, f"{place}."))
     owners[outside.options("launcher")["pool"]] = (("hydra/launcher=pool",), "hydra.launcher.")
     parts = {*outside.groups(), "trainer", "store"}
-    return [
-        (words, f"{place}{f.name}", f, get_type_hints(owner)[f.name])
-        for owner, (words, place) in owners.items()
-        for f in fields(owner)  # type: ignore[arg-type]
-        if owner is not Run or f.name not in parts
-    ]
+    keys = []
+    for owner, (words, place) in owners.items():
+        hints = get_type_hints(owner)
+        for f in fields(owner):  # type: ignore[arg-type]
+            if owner is not Run or f.name not in parts:
+                keys.append((words, f"{place}{f.name}", f, hints[f.name]))
+    return keys
 
 
 WRONG = [
@@ -155,9 +156,8 @@ def legal(value: Any, f: Field[Any], hint: Any, text: str) -> bool:
         return type(None) in kinds(hint) and text == "null"
     for scalar in value if isinstance(value, list) else [value]:
         if isinstance(scalar, int | float) and not isinstance(scalar, bool):
-            within = (
-                holds(scalar, f.metadata[k]) for k, (_, holds) in LIMITS.items() if k in f.metadata
-            )
+            limits = [(k, holds) for k, (_, holds) in LIMITS.items() if k in f.metadata]
+            within = [holds(scalar, f.metadata[k]) for k, holds in limits]
             if not (math.isfinite(scalar) and all(within)):
                 return False
         if isinstance(scalar, str) and (
@@ -210,9 +210,10 @@ def some_bad_values(choices: list[tuple[str, str]], seed: int, n: int) -> tuple[
     limits."""
     chance = random.Random(seed)
     keys = places(tuple(choices))
-    cases = [
-        (*key, text) for key in keys for text in (*chance.sample(WRONG, n), *limits_of(key[2]))
-    ]
+    cases = []
+    for place in keys:
+        for wrong in (*chance.sample(WRONG, n), *limits_of(place[2])):
+            cases.append((*place, wrong))
     cases = cases if n > 1 else chance.sample(cases, 16)
     return len(cases), sum(check(*case) for case in cases)
 
@@ -233,7 +234,9 @@ def test_some_bad_values_of_every_key(empty: Path, capsys: pytest.CaptureFixture
 
 
 def test_every_number_has_limits() -> None:
-    options = (option for group in outside.groups() for option in outside.options(group).values())
+    options = []
+    for group in outside.groups():
+        options += outside.options(group).values()
     for owner in (Run, Trainer, Generate, *options):
         hints = get_type_hints(owner)
         numbers = [f for f in fields(owner) if {int, float} & set(kinds(hints[f.name]))]  # type: ignore[arg-type]

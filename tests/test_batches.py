@@ -55,7 +55,9 @@ def test_the_hash_is_splitmix64():
 def test_it_is_a_permutation_by_seed_and_epoch():
     for n in (1, 2, 17, 10_000):
         assert sorted(permutation(n, seed=3, epoch=2).tolist()) == list(range(n))
-    made = (permutation(50, seed=seed, epoch=epoch) for seed in range(5) for epoch in range(5))
+    made = []
+    for seed in range(5):
+        made += [permutation(50, seed=seed, epoch=epoch) for epoch in range(5)]
     orders = {tuple(order.tolist()) for order in made}
     assert len(orders) == 25
 
@@ -90,7 +92,10 @@ SIZES = [50, 8, 9, 1, 33, 34, 100]
 
 
 def all_windows(contents: list[list[int]], T: int) -> list[list[int]]:
-    return [tokens[i : i + T + 1] for tokens in contents for i in range(0, len(tokens) - T, T)]
+    windows = []
+    for tokens in contents:
+        windows += [tokens[i : i + T + 1] for i in range(0, len(tokens) - T, T)]
+    return windows
 
 
 def test_shuffled_reads_every_window_once_an_epoch(tmp_path: Path):

@@ -126,9 +126,8 @@ def test_an_edited_verdict_changes_no_page(
 def test_a_loss_that_the_log_has_not_is_refused(tmp_path: Path):
     results = copied("norms", tmp_path)
     content = json.loads(results.read_text())
-    row = next(
-        row for row in content["measurements"] if row["claim"] == "A16.qk" and row["repeat"] == 11
-    )
+    of_claim = [row for row in content["measurements"] if row["claim"] == "A16.qk"]
+    row = next(row for row in of_claim if row["repeat"] == 11)
     row["value"] += 1e-9  # no word and no figure that is shown changes
     results.write_text(json.dumps(content))
     with pytest.raises(ValueError, match=r"claim A16.qk must have the losses of its study's log, "):
@@ -147,9 +146,8 @@ def test_a_figure_that_the_log_has_not_is_labelled(tmp_path: Path):
         ):
             row["value"] *= 1.3
     results.write_text(json.dumps(content))
-    (row,) = [
-        row for row in rows(board.read_studies(tmp_path)[1]["norms"]) if row.claim.id == "B3.speed"
-    ]
+    norms = rows(board.read_studies(tmp_path)[1]["norms"])
+    (row,) = [row for row in norms if row.claim.id == "B3.speed"]
     assert "its log has other figures of bench session 1" in str(row.judged.provenance.exploratory)
 
 
@@ -163,9 +161,8 @@ def test_ends_and_seeds_that_were_not_registered_confirm_nothing(tmp_path: Path)
         if row["claim"] == "A16.qk" and row["metric"] == "val_loss":
             row["repeat"] += 100  # seeds that the study has not
     results.write_text(json.dumps(content))
-    (row,) = [
-        row for row in rows(board.read_studies(tmp_path)[1]["norms"]) if row.claim.id == "A16.qk"
-    ]
+    norms = rows(board.read_studies(tmp_path)[1]["norms"])
+    (row,) = [row for row in norms if row.claim.id == "A16.qk"]
     assert row.claim.expected != [-0.1, None]
     assert row.word == "inconclusive"
     assert "missing" in row.verdict
@@ -283,9 +280,9 @@ def test_verdicts_that_depend_on_the_shape(tmp_path: Path):
     small = resulted(small_study, speeds(FAST, SAME))
     large = resulted(small_study, speeds([1.05, 1.051, 1.052], SAME))
     (judged,) = large.claims
-    where = {
-        place: [replace(first, batch_tokens=1024)] for place, (first, *_) in judged.where.items()
-    }
+    where = {}
+    for place, at_place in judged.where.items():
+        where[place] = [replace(at_place[0], batch_tokens=1024)]
     large = replace(large, claims=[replace(judged, where=where)])
     first, second = rows([small, large])
     assert first.notes[0] == "depends on shape: refuted at 32 × 32 tokens, CPU"
@@ -577,9 +574,8 @@ def test_an_answer_of_the_atlas_is_its_tables(
     table = (STUDIES / "atlas" / "README.md").read_text()
     (row,) = re.findall(rf"^\| {idea} \| (.*) \|$", table, re.M)
     _, steps, _, time, _, verdict, *_ = row.split(" | ")
-    for ratio, low, high in (
-        re.match(r"(\S+) \[(\S+), (\S+)\]", cell).groups() for cell in (steps, time)
-    ):
+    for cell in (steps, time):
+        ratio, low, high = re.match(r"(\S+) \[(\S+), (\S+)\]", cell).groups()
         assert re.search(rf"{ratio} [^;]*\[{low}, {high}\]", entry.answer), (ratio, low, high)
     assert verdict in entry.answer or "n=3" in entry.answer
 

@@ -4,6 +4,7 @@ activation checkpointing against none."""
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 
@@ -44,10 +45,9 @@ def inputs(
     N: int, *, V: int = 31, C: int = 9, dtype: torch.dtype = torch.float64
 ) -> tuple[Tensor, Tensor, Tensor]:
     g = torch.Generator().manual_seed(1)
-    x, weight = (
-        torch.randn(n, C, generator=g, dtype=torch.float64).to(dtype).requires_grad_()
-        for n in (N, V)
-    )
+    draw = partial(torch.randn, generator=g, dtype=torch.float64)
+    x = draw(N, C).to(dtype).requires_grad_()
+    weight = draw(V, C).to(dtype).requires_grad_()
     return x, weight, torch.randint(V, (N,), generator=g)
 
 

@@ -30,9 +30,8 @@ from tests.test_compare import write_run
 SILENT = [("train",), ("new",), ("data",), *(("runs", verb) for verb in ("sync", "rm"))]
 PACKAGES = ("data", "runs", "study")
 MODULES = {command: f"nocap.{command}{'.__main__' * (command in PACKAGES)}" for command in COMMANDS}
-OTHERS = [("runs", verb) for verb in VERBS] + [
-    ("data", verb) for verb in ("list", "prepare", "verify")
-]
+OTHERS = [("runs", verb) for verb in VERBS]
+OTHERS += [("data", "list"), ("data", "prepare"), ("data", "verify")]
 HELPS = [*((command,) for command in COMMANDS if command != "train"), *OTHERS]
 
 

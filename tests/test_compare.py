@@ -103,18 +103,14 @@ def write_run(
     }
     (folder / "manifest.json").write_text(json.dumps(manifest))
     losses = curve or tuple(loss + 2.0 * (1 - step / STEPS[-1]) for step in STEPS)
-    rows = (
-        {
-            "step": step,
-            "tokens": step * 10,
-            "val/loss": value,
-            "clock/train_s": step * 10 / speed,
-            "clock/data_s": 0.0,
-            "clock/startup_s": int(identity, 16) * 1e-15,  # no two runs have the same clocks
-            "val/bpb": value / 2,
-        }
-        for step, value in zip(STEPS, losses, strict=True)
-    )
+    startup_s = int(identity, 16) * 1e-15  # no two runs have the same clocks
+    rows = []
+    for step, value in zip(STEPS, losses, strict=True):
+        row = {"step": step, "tokens": step * 10, "val/loss": value, "val/bpb": value / 2}
+        row["clock/train_s"] = step * 10 / speed
+        row["clock/data_s"] = 0.0
+        row["clock/startup_s"] = startup_s
+        rows.append(row)
     text = "".join(json.dumps(row) + "\n" for row in rows)
     (folder / "metrics.jsonl").write_text(text)
     train_s = STEPS[-1] * 10 / speed
@@ -684,7 +680,9 @@ def test_looks_are_counted_from_what_commands_asked_for(tmp_path, commands, look
             write_run(tmp_path, **about) if arm == "flash" else gelu3x(tmp_path, **about)
     content = told(tmp_path)
     losses = {run["identity"]: run["val_loss"] for run in content["runs"]}
-    base, arm = ([losses[identity] for identity in row["runs"]] for row in content["arms"])
+    first, second = content["arms"]
+    base = [losses[identity] for identity in first["runs"]]
+    arm = [losses[identity] for identity in second["runs"]]
     exact = stats.ttest_rel(arm, base).confidence_interval(1 - 0.05 / look**2)
     assert content["look"] == look
     assert content["confidence"] == 1 - 0.05 / look**2
@@ -1027,7 +1025,9 @@ def test_runs_are_found_by_folder_grid_glob_and_name(tmp_path, monkeypatch):
         find("gpt2-flash-gelu3")
     with pytest.raises(ValueError, match=r"no run was found; there: gpt2-flash-gelu[34]x-s[01]-"):
         find("gpt2-flash-gelu3y")
-    short = next(n for n in range(1, 13) if len({identity[:n] for identity in identities}) == 4)
+    short = 1
+    while len({identity[:short] for identity in identities}) < 4:
+        short += 1
     there = [folder.relative_to(tmp_path) for folder in folders]
     assert [find_one(identity[:short]) for identity in identities] == there
     newest = write_run(outputs, words="gpt2-mqa", started="2026-01-02T00:00:00")

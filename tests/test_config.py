@@ -38,14 +38,15 @@ from nocap.options.schedule import Schedule
 from nocap.training.optimizer import build_optimizers, set_lr
 from tests.conftest import REPO
 
-OPTIONS = {
-    folder.name: sorted(path.stem for path in folder.glob("*.yaml"))
-    for folder in sorted(conf_dir().iterdir())
-    if folder.is_dir()
-}
+GROUP_FOLDERS = [folder for folder in sorted(conf_dir().iterdir()) if folder.is_dir()]
+OPTIONS: dict[str, list[str]] = {}
+for group_folder in GROUP_FOLDERS:
+    OPTIONS[group_folder.name] = sorted(path.stem for path in group_folder.glob("*.yaml"))
 EXPERIMENTS = OPTIONS.pop("experiment")
 OPTIONS.pop("hydra")  # its groups are Hydra's own; `launcher` is one of nocap's too
-CHOICES = [(group, option) for group, options in OPTIONS.items() for option in options]
+CHOICES = []
+for group_name, group_options in OPTIONS.items():
+    CHOICES += [(group_name, option) for option in group_options]
 MANDATORY = {
     "text": ["data.path=notes/*.md"],
     "shards": ["data.train=a_*.bin", "data.val=b_*.bin"],
@@ -106,9 +107,9 @@ def test_every_option_builds_learns_and_comes_back_from_its_record(
     row: list[tuple[str, str]], tmp_path: Path
 ):
     """As a small model that takes two steps."""
-    words = [
-        word for group, option in row for word in (f"{group}={option}", *MANDATORY.get(option, ()))
-    ]
+    words = []
+    for place, choice in row:
+        words += [f"{place}={choice}", *MANDATORY.get(choice, ())]
     run = compose(["model=nano", *words, *ONE_ROW, "trainer.device=cpu"])
     comes_back(run, tmp_path / "config.yaml")
     model = build_model(run, vocab_size=50)
@@ -440,7 +441,9 @@ def test_help_is_a_screen_of_every_group_and_option_and_of_the_common_keys() -> 
             words.add(word.strip(","))
     groups = (*outside.groups(), "experiment")
     places = {outside.place(group) for group in groups}
-    assert places | {n for g in groups for n in outside.yamls(g)} < words
+    for name in groups:
+        places.update(outside.yamls(name))
+    assert places < words
     text = "\n".join(lines[lines.index(KEYS) :])
     shown = re.findall(r"^  ([\w.]+)=\S", text, re.M)
     assert sorted(shown) == sorted(COMMON)
@@ -449,14 +452,14 @@ def test_help_is_a_screen_of_every_group_and_option_and_of_the_common_keys() -> 
         pattern = re.split("  +", line.strip())
         given = asked(pattern[0].split())
         overrides = overrides_of(given.overrides, grid=given.grid)
-        assert compose(
-            [
-                f"{override.key_or_group}={next(iter(override.sweep_string_iterator()))}"
-                if override.is_sweep_override()
-                else str(override.input_line)
-                for override in overrides
-            ]
-        ), line
+        typed = []
+        for override in overrides:
+            if override.is_sweep_override():
+                first = next(iter(override.sweep_string_iterator()))
+                typed.append(f"{override.key_or_group}={first}")
+            else:
+                typed.append(str(override.input_line))
+        assert compose(typed), line
 
 
 def test_help_of_options_has_their_keys_and_of_all_every_key() -> None:
@@ -586,8 +589,9 @@ def test_the_next_hydra_composes_the_same_runs_and_refuses_in_the_same_words(tmp
     lines = [[*small, *words, *ONE_ROW] for words in chosen]
     for word in (*(f"experiment={name}" for name in EXPERIMENTS), *REFUSED_WORDS):
         lines.append([*small, word])
-    now, later = (
-        subprocess.run(
+
+    def composed_in(path: str) -> str:
+        return subprocess.run(
             [sys.executable, "-c", COMPOSES],
             input=json.dumps(lines),
             env={**os.environ, "PYTHONPATH": f"{path}{REPO}"},
@@ -595,8 +599,9 @@ def test_the_next_hydra_composes_the_same_runs_and_refuses_in_the_same_words(tmp
             text=True,
             check=True,
         ).stdout
-        for path in ("", f"{tmp_path}{os.pathsep}")
-    )
+
+    now = composed_in("")
+    later = composed_in(f"{tmp_path}{os.pathsep}")
     content = json.loads(now)
     for line, *answers in zip(lines, content, json.loads(later), strict=True):
         assert answers[0] == answers[1], line

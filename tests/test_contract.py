@@ -16,13 +16,11 @@ from nocap.config.trainer import ActivationCheckpointing
 
 FAR = ("fineweb", "gpt2")  # their bytes are not on this machine
 BESIDE = {"schedule_free": ("schedule=constant",)}
-OPTIONS = [
-    (group, name)
-    for group in CHECKS
-    for name in outside.yamls(group)
-    if name not in FAR
-    and (group != "model" or name == "d12")  # a trial gives every model one shape
-]
+OPTIONS = []
+for own_group in CHECKS:
+    # a trial gives every model one shape
+    names = ["d12"] if own_group == "model" else outside.yamls(own_group)
+    OPTIONS += [(own_group, name) for name in names if name not in FAR]
 IN_GRAPH = ("mlp", "norm", "position")
 KINDS = [kind.value for kind in ActivationCheckpointing]
 

@@ -184,7 +184,7 @@ def _lost_names(ops: Sequence[Op]) -> set[int]:
         elif kind in ("move", "remove"):
             parent = str(Path(more[0] if more else path).parent)
             open_.setdefault(parent, []).append(number)
-    return {number for numbers in open_.values() for number in numbers}
+    return set(itertools.chain(*open_.values()))
 
 
 def states(made: Recorder, every: int = 1) -> Iterator[tuple[str, Tree]]:

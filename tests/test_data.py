@@ -75,9 +75,8 @@ def text(tmp_path):
             parent.mkdir(parents=True, exist_ok=True)
             raw = content if isinstance(content, bytes) else content.encode()
             (tmp_path / "t" / name).write_bytes(raw)
-        paths = [
-            str(tmp_path / "t" / path) for path in (paths if isinstance(paths, list) else [paths])
-        ]
+        patterns = paths if isinstance(paths, list) else [paths]
+        paths = [str(tmp_path / "t" / pattern) for pattern in patterns]
         data = Text(**COMMON, val_fraction=fraction, path=paths if len(paths) > 1 else paths[0])
         return prepare(data, BYTES, cache_dir=tmp_path / cache)
 
@@ -272,12 +271,9 @@ def test_a_text_is_on_one_side_whatever_it_is_called_and_however_often_it_is_the
 
 
 def test_a_text_has_one_split_under_twelve_names(text):
-    names = [
-        f"{folder}{number}.{end}"
-        for folder in ("", "chapters/")
-        for number in (1, 12, 123)
-        for end in ("txt", "md")
-    ]
+    names = []
+    for stem in ("1", "12", "123", "chapters/1", "chapters/12", "chapters/123"):
+        names += [f"{stem}.txt", f"{stem}.md"]
     prints = [text({name: lines(40_000, "line")}, name, cache=name).fingerprint for name in names]
     assert len(names) == 12
     assert len({*prints}) == 1
@@ -767,9 +763,8 @@ def test_a_file_without_a_header_has_the_tokens_of_the_shard_with_one(folder, ca
     for words in (of_shards(folder), of_raw(folder, dtype)):
         run = compose(words)
         dataset = prepare(run.data, run.tokenizer, cache_dir=cache)
-        windows = [
-            batches.Windows([shard], **ONE_BY_ONE) for shard in (*dataset.train, *dataset.val)
-        ]
+        all_shards = (*dataset.train, *dataset.val)
+        windows = [batches.Windows([each], **ONE_BY_ONE) for each in all_shards]
         scales = [read.at(range(read.n)).tolist() for read in windows]
         written.append(scales)
     assert written[0] == written[1]
@@ -850,9 +845,9 @@ def test_verify_names_each_bad_file_and_exits_1(folder, cache, capsys):
     capsys.readouterr()
     for _ in range(2):
         assert main(["verify", *of_shards(folder)]) == 1
-        good, bad = (
-            [line.split()[1] for line in text.splitlines()] for text in capsys.readouterr()
-        )
+        printed = capsys.readouterr()
+        good = [line.split()[1] for line in printed.out.splitlines()]
+        bad = [line.split()[1] for line in printed.err.splitlines()]
         assert good == [f"{folder}/train_0.bin"]
         assert bad == [f"{folder}/train_1.bin:", f"{folder}/val_0.bin:"]
     main(["prepare", *TINY])
@@ -1005,9 +1000,9 @@ def door(tmp_path, hub, monkeypatch):
 
 
 def forget() -> None:
-    for module in [
-        module for module in sys.modules if module.partition(".")[0] == "huggingface_hub"
-    ]:
+    for module in list(sys.modules):
+        if module.partition(".")[0] != "huggingface_hub":
+            continue
         del sys.modules[module]
 
 

@@ -5,6 +5,7 @@ import contextlib
 import importlib
 import importlib.util
 import io
+import itertools
 import json
 import re
 import shlex
@@ -35,7 +36,7 @@ from tests.tools.run_docs import (
     split_commands,
 )
 
-ALL = [block for page in pages() for block in blocks(page)]
+ALL = list(itertools.chain.from_iterable(map(blocks, pages())))
 # in a line, or defined at a page's end
 LINK = re.compile(r"(?:\[[^\]]*\]\(|^\[[^\]]+\]: )([^)\s]+)", re.MULTILINE)
 COMPOSING = ("nocap.train", "nocap.profile", "nocap.bench")
@@ -74,7 +75,7 @@ def test_commands_name_existing_modules_flags_and_files(block: Block) -> None:
         assert importlib.util.find_spec(module), module
         for flag in (word.partition("=")[0] for word in arguments if re.match(r"--[a-z]", word)):
             assert re.search(rf"{flag}\b", _help(module)), f"{module} has no {flag}"
-    for words in (words for command in block.commands for words in simple_commands(command)):
+    for words in itertools.chain.from_iterable(map(simple_commands, block.commands)):
         named = words[1] if words[1:] else ""
         assert words[0] != "make" or re.search(
             rf"^{named}:", (ROOT / "Makefile").read_text(), re.M
@@ -205,11 +206,10 @@ def test_each_block_of_the_readme_is_run_as_its_file_says() -> None:
 def test_every_page_is_reached_from_the_readme() -> None:
     reached = new = {ROOT / "README.md"}
     while new:
-        links = (
-            (page, link.partition("#")[0])
-            for page in new
-            for link in LINK.findall(page.read_text())
-        )
+        links = []
+        for page in new:
+            found = LINK.findall(page.read_text())
+            links += [(page, link.partition("#")[0]) for link in found]
         targets = {(page.parent / path).resolve() for page, path in links}
         new = (targets & {*pages()}) - reached
         reached = reached | new
@@ -300,9 +300,8 @@ def test_a_program_gets_its_answers(tmp_path: Path) -> None:
     where = scratch(tmp_path)
     typed("program", where, {})
     names = ("accepted", "again", "not-shown", "race", "comparison", "api")
-    accepted, again, no, race, comparison, api = (
-        json.loads((where / f"{name}.json").read_text()) for name in names
-    )
+    texts = [(where / f"{name}.json").read_text() for name in names]
+    accepted, again, no, race, comparison, api = map(json.loads, texts)
     assert accepted["word"] == "accepted"
     assert again == accepted
     assert no["word"] == "not shown"
@@ -325,9 +324,7 @@ def test_the_pages_show_what_a_user_types(user: str) -> None:
     for page, script in zip(parts[1::2], parts[2::2], strict=True):
         # what all commands have
         text = (ROOT / page).read_text() + (ROOT / "docs" / "commands.md").read_text()
-        for words in (
-            words for command in split_commands(script) for words in simple_commands(command)
-        ):
+        for words in itertools.chain.from_iterable(map(simple_commands, split_commands(script))):
             name = words[2] if words[:2] == ["python", "-m"] else " ".join(words[:2])
             typed = [word for word in words if re.match(r"--[a-z]|[a-z][\w./]*=", word)]
             missing = [word for word in (name, *typed) if word.partition("=")[0] not in text]

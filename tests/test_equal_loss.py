@@ -141,9 +141,9 @@ def test_intervals_hold_the_planted_time(planted: float, seeds: int) -> None:
     held = 0
     for _ in range(10_000):
         noise = rng.normal(0, 0.009, (4, seeds))
-        short, base, long = (
-            2.3 * share**-0.08 * np.exp(noise[i]) for i, share in enumerate((0.7, 1.0, 1.4))
-        )
+        short = 2.3 * 0.7**-0.08 * np.exp(noise[0])
+        base = 2.3 * np.exp(noise[1])
+        long = 2.3 * 1.4**-0.08 * np.exp(noise[2])
         arm = 2.3 * planted**0.08 * np.exp(noise[3])  # worth 1/planted of the steps
         z = times(arm, base, slopes(short, long, ratio=2.0), np.zeros(seeds))
         estimate = of_pairs(z.tolist())
@@ -158,16 +158,17 @@ def test_real_rows_have_the_figures_that_other_code_has() -> None:
     """Twelve seeds of swiglu and gqa: alone, and over the levels of the other key."""
     place = SHARED / "seed_noise"
     lines = (place / "nano_attention_mlp_40_seeds.csv").read_text().splitlines()
-    records = [
-        record(row["attention"], row["mlp"], int(row["seed"]), float(row["val_loss"]))
-        for row in csv.DictReader(lines)
-        if int(row["seed"]) < 12
-    ]
+    records = []
+    for cells in csv.DictReader(lines):
+        seed = int(cells["seed"])
+        if seed < 12:
+            loss = float(cells["val_loss"])
+            records.append(record(cells["attention"], cells["mlp"], seed, loss))
     text = (place / "nano_baseline_lengths.csv").read_text()
-    records += [
-        record("flash", "gelu4x", int(row["seed"]), float(row["val_loss"]), steps=int(row["steps"]))
-        for row in csv.DictReader(text.splitlines())
-    ]
+    for cells in csv.DictReader(text.splitlines()):
+        seed = int(cells["seed"])
+        loss = float(cells["val_loss"])
+        records.append(record("flash", "gelu4x", seed, loss, steps=int(cells["steps"])))
     base = []
     for each in records:
         if each.config["attention.kind"] == "flash" and each.config["mlp.kind"] == "gelu4x":

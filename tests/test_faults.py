@@ -663,7 +663,10 @@ def test_23_checkpoint_holds_tensors_and_json_only(runs: tuple[Path, Path]) -> N
         content = (
             load_file(file) if file.suffix == ".safetensors" else file.read_text().splitlines()
         )
-        assert [value if file.suffix == ".safetensors" else json.loads(value) for value in content]
+        assert content
+        if file.suffix != ".safetensors":
+            for value in content:
+                json.loads(value)
 
 
 class Payload:

@@ -71,9 +71,8 @@ def test_cells_are_composed_as_single_runs_are(tmp_path):
 def test_the_first_cell_decides_the_compilation_for_all(tmp_path, monkeypatch):
     monkeypatch.setattr("nocap.config.hardware.cpp_compiler", lambda: "/usr/bin/g++")
     shape = ("tracker=none", "data=synthetic", "trainer.device=cpu", "trainer.threads=1")
-    first, second = [
-        (*shape, f"output_dir={tmp_path}", f"model={model}") for model in ("nano", "small")
-    ]
+    first = (*shape, f"output_dir={tmp_path}", "model=nano")
+    second = (*shape, f"output_dir={tmp_path}", "model=small")
     assert composed(second).run.trainer.compile.value == "regional"
     grid = check([first, second], swept=("model",), compose=composed, log=print)
     values = [cell.plan.run.trainer.compile.value for cell in grid.cells]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 
@@ -90,9 +91,8 @@ def test_the_draws_of_the_model_and_of_each_idea_are_their_own():
 
 
 def test_the_order_of_the_command_line_is_none_of_the_run():
-    first, second = (
-        composed(f"ideas={ideas}") for ideas in ("[x0,value_embeddings]", "[value_embeddings,x0]")
-    )
+    first = composed("ideas=[x0,value_embeddings]")
+    second = composed("ideas=[value_embeddings,x0]")
     assert to_plain(first) == to_plain(second)
     identities = {digest(identity_parts(run, data_fingerprint="")) for run in (first, second)}
     assert len(identities) == 1
@@ -123,7 +123,7 @@ def test_every_learning_rate_has_a_name():
     groups = [{"params": p[i], "lr": lr} for i, lr in enumerate((0.1, 0.2, 0.1))]
     adams = [torch.optim.Adam([p[3]], lr=0.3), torch.optim.Adam([p[4]], lr=0.4)]
     optimizers = [torch.optim.SGD(groups), *adams]
-    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+    for group in itertools.chain(*(optimizer.param_groups for optimizer in optimizers)):
         group["peak_lr"] = group["lr"]
     set_lr(optimizers, 0.5)
     expected = {"lr": 0.05, "lr_2": 0.1, "lr_adam": 0.15, "lr_adam_again": 0.2}
@@ -142,10 +142,8 @@ def test_flops_of_ideas_and_of_an_unknown_mixer_are_counted_and_marked():
     assert plain[1] == "arithmetic"
     assert more[1] == "arithmetic; counted: ideas=multi_token"
     outside.use([REPO / "tests" / "own_ideas" / "softcap"])
-    known, unknown = (
-        flops_per_token(composed(f"attention={name}"), vocab_size=V, causal=False)
-        for name in ("mha", "softcap")
-    )
+    known = flops_per_token(composed("attention=mha"), vocab_size=V, causal=False)
+    unknown = flops_per_token(composed("attention=softcap"), vocab_size=V, causal=False)
     # two products of T×T, forward and backward
     assert unknown == (known[0], "arithmetic; counted: attention=softcap")
 

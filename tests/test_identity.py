@@ -71,10 +71,11 @@ def executed(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> dict[
             train(job)
         finally:
             sys.settrace(None)
-    return {
-        ".".join(Path(path).relative_to(REPO).with_suffix("").parts): lines
-        for path, lines in by_file.items()
-    }
+    by_module = {}
+    for path, lines in by_file.items():
+        place = Path(path).relative_to(REPO).with_suffix("")
+        by_module[".".join(place.parts)] = lines
+    return by_module
 
 
 @cache

@@ -74,11 +74,11 @@ def reference_attention(x: Tensor, w: dict[str, Tensor], name: str, run: Run) ->
         exponent = -2 * torch.arange(D // 2, dtype=torch.float64) / D
         frequency = run.position.base**exponent
         angle = -torch.arange(T)[:, None, None] * frequency
-        turned = (
-            torch.complex(*(half.contiguous() for half in y.chunk(2, -1)))
-            * torch.polar(torch.ones_like(angle), angle)
-            for y in (q, k)
-        )
+        turn = torch.polar(torch.ones_like(angle), angle)
+        turned = []
+        for y in (q, k):
+            real, imaginary = y.chunk(2, -1)
+            turned.append(torch.complex(real.contiguous(), imaginary.contiguous()) * turn)
         q, k = (torch.cat([y.real, y.imag], -1) for y in turned)
     out = naive(*(y.transpose(1, 2) for y in (q, k, v))).transpose(1, 2)
     return out.reshape(B, T, -1) @ w[f"{name}.out_proj.weight"].T

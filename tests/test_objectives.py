@@ -479,10 +479,12 @@ def test_it_resumes_bit_for_bit(teacher: str, tmp_path: Path):
     job, trainee = trainee_of(run, tmp_path)
     advance(job, trainee, 0, 1, 2)
     again = saved_and_loaded(trainee, run, tmp_path, step=3)
-    whole, resumed = (
-        [(step.loss, step.parts, step.grad_norm) for step in advance(job, each, 3, 4, 5)]
-        for each in (trainee, again)
-    )
+
+    def updates(each: Any) -> list[Any]:
+        return [(step.loss, step.parts, step.grad_norm) for step in advance(job, each, 3, 4, 5)]
+
+    whole = updates(trainee)
+    resumed = updates(again)
     assert resumed == whole
 
 

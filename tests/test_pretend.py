@@ -77,9 +77,8 @@ def test_a_profile_takes_a_mixer_apart_or_says_that_it_is_one_kernel(pretended, 
     profiles = [content] if content["of"] != "generate" else [content["prefill"], content["token"]]
     for profile in profiles:
         (attention,) = [group for group in profile["groups"] if group["group"] == "attention"]
-        assert {
-            part["detail"] for part in attention["parts"] if part["part"] == "scores"
-        } == details
+        scores = [part for part in attention["parts"] if part["part"] == "scores"]
+        assert {part["detail"] for part in scores} == details
         # all bytes are of the kernels that hold them, whatever they were counted by
         (scores,) = [part for part in profile["parts"] if part["part"] == "scores"]
         moved = sum(part["bytes"] for part in attention["parts"] if part["part"] == "scores")

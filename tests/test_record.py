@@ -211,9 +211,8 @@ def test_nothing_of_another_run_is_believed(whole: Path, half: Path, tmp_path: P
     shutil.copytree(other.run_dir / "checkpoints" / name_of(STEPS), place)
     stamp(place)
     start(this, log=said.append)
-    assert any(
-        line.endswith(f"{place}: it is of another run, {other.run_dir.name}") for line in said
-    )
+    end = f"{place}: it is of another run, {other.run_dir.name}"
+    assert any(line.endswith(end) for line in said)
     same_end(this, whole)
     for name in ("summary.json", "metrics.jsonl"):
         shutil.copy(other.run_dir / name, this.run_dir / name)

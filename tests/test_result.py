@@ -318,10 +318,9 @@ def test_a_file_is_compared_like_runs(file: Path, tmp_path: Path, outputs: Path)
     runs = api.compare(outputs, target=3.5)["runs"]
     content = json.loads(json.dumps(runs))
     runs = content_of(tmp_path / "a.json")["runs"]
-    assert runs == [
-        {**run, "hardware": {key: value for key, value in run["hardware"].items() if key != "host"}}
-        for run in content
-    ]
+    for run in content:
+        run["hardware"].pop("host", None)
+    assert runs == content
     text = (tmp_path / "a.csv").read_text()
     assert len(text.splitlines()) == 20
     assert "gqa" in (tmp_path / "a.html").read_text()

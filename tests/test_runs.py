@@ -366,9 +366,8 @@ def test_several_runs_are_drawn_by_arm_with_a_band_over_the_seeds(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As far as all seeds have come."""
-    last = [
-        write_run(here / "outputs", seed=seed, curve=losses) for seed, losses in LOSSES.items()
-    ][-1]
+    for seed, losses in LOSSES.items():
+        last = write_run(here / "outputs", seed=seed, curve=losses)
     other = {
         "words": "gpt2-flash-gelu3x",
         "config": {"mlp.expansion": 3.0},

@@ -7,6 +7,7 @@ import re
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -129,15 +130,14 @@ def drawn(search, space, n, loss=lambda params: 0.0):
 @pytest.mark.parametrize("sampler", Sampler)
 def test_a_seed_gives_the_same_trials_bit_for_bit(sampler):
     n = 12 if sampler is Sampler.tpe else 5  # TPE's first ten are random
-    first, again, other = (
-        [
-            params
-            for params, _ in drawn(
-                Search(sampler=sampler, seed=seed), MIXED, n, lambda trial: trial["a"]
-            )
-        ]
-        for seed in (1, 1, 2)
-    )
+
+    def points_of(seed: int) -> list[Any]:
+        search = Search(sampler=sampler, seed=seed)
+        return [params for params, _ in drawn(search, MIXED, n, lambda trial: trial["a"])]
+
+    first = points_of(1)
+    again = points_of(1)
+    other = points_of(2)
     assert again == first
     for a, b in zip(first, other, strict=True):
         assert a != b
@@ -322,17 +322,18 @@ def test_a_killed_search_goes_on_with_the_trials_that_it_would_have_had(tmp_path
 
 def test_other_questions_are_other_searches(tmp_path):
     search = Search(sampler=Sampler.random)
-    first, longer, *others = (
-        a_search(tmp_path, *words, fixed=fixed).grid.name
-        for words, fixed in (
-            ((search,), ()),
-            ((replace(search, trials=3),), ()),
-            ((replace(search, sampler=Sampler.tpe),), ()),
-            ((replace(search, seed=1),), ()),
-            ((search, "optimizer.lr=interval(1e-4, 1e-1)"), ()),
-            ((search,), ["mlp=relu2"]),
-        )
-    )
+
+    def name_of(*words: Any, fixed: Any = ()) -> str:
+        return a_search(tmp_path, *words, fixed=fixed).grid.name
+
+    first = name_of(search)
+    longer = name_of(replace(search, trials=3))
+    others = [
+        name_of(replace(search, sampler=Sampler.tpe)),
+        name_of(replace(search, seed=1)),
+        name_of(search, "optimizer.lr=interval(1e-4, 1e-1)"),
+        name_of(search, fixed=["mlp=relu2"]),
+    ]
     assert first.startswith("search-lr-")
     assert longer == first
     assert len({first, *others}) == 5
@@ -380,9 +381,8 @@ def test_diverged_and_impossible_trials_are_the_worst_and_named(tmp_path, fake):
     )
     text = (searched.grid.folder / GRID).read_text()
     listed = json.loads(text)["trials"]
-    (refused,) = {
-        trial["reason"].partition(" must ")[0] for trial in listed if trial["status"] == "refused"
-    }
+    reasons = [trial["reason"] for trial in listed if trial["status"] == "refused"]
+    (refused,) = {reason.partition(" must ")[0] for reason in reasons}
     assert refused == "trainer.batch_tokens"
 
 

@@ -1,6 +1,7 @@
 """`nocap.bench`: the order of blocks, the verdicts' level, what a planted difference comes out as,
 and a real bench of seconds."""
 
+import itertools
 import json
 import math
 import weakref
@@ -246,15 +247,8 @@ class Raced:
         self.patch.setattr(TimedArm, "warm", warmed)
         self.patch.setattr(TimedArm, "block", timed_)
         path = self.folder / "bench.json"
-        code = command.main(
-            [
-                *NANO,
-                *(word for label in LABELS for word in ("--arm", label)),
-                *flags,
-                "--json",
-                str(path),
-            ]
-        )
+        arms = itertools.chain(*(("--arm", label) for label in LABELS))
+        code = command.main([*NANO, *arms, *flags, "--json", str(path)])
         return code, json.loads(path.read_text()) if path.exists() else {}
 
 
@@ -476,7 +470,7 @@ def test_a_real_bench(tmp_path, capsys):
     # matrices of 4 TB
     giant = "model.d_model=1048576"
     path = tmp_path / "deep" / "result.json"
-    arms = [word for words in ("", "model.n_layer=8", giant) for word in ("--arm", words)]
+    arms = ["--arm", "", "--arm", "model.n_layer=8", "--arm", giant]
     assert command.main([*NANO, *arms, "--rounds", "8", "--json", str(path)]) == 0
     result = json.loads(path.read_text())
     two, eight, none = result["arms"]

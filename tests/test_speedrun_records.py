@@ -280,10 +280,12 @@ def test_the_boards_own_rule_gives_what_its_page_works_out(
 
 def test_record_89_is_what_an_audit_said(records: ModuleType) -> None:
     (judged,) = [each for each in records.beside() if each.record.number == "89"]
-    base, own = (
-        {key: [float(row[key]) for row in judged.record.runs(arm)] for key in ("train_s", "loss")}
-        for arm in ("baseline", "record")
-    )
+
+    def figures(arm: str, key: str) -> list[float]:
+        return [float(row[key]) for row in judged.record.runs(arm)]
+
+    base = {"train_s": figures("baseline", "train_s"), "loss": figures("baseline", "loss")}
+    own = {"train_s": figures("record", "train_s"), "loss": figures("record", "loss")}
     times = stats.ttest_ind(*(np.log(side["train_s"]) for side in (base, own)), equal_var=False)
     ends = times.confidence_interval(0.95)
     percents = [round(100 * (math.exp(end) - 1), 2) for end in ends]

@@ -82,13 +82,12 @@ def again(result: StudyResult, folder: Path) -> StudyResult:
 
 def speeds(ratios: list[float], losses: list[float | None]) -> Evidence:
     arms = [{"mha": 1000.0, "mqa": 1000.0 * ratio} for ratio in ratios]
-    bench = [
-        session(
-            {name: {**SEEN, "step_ms": 1.0, "tokens_per_s": x} for name, x in speeds.items()},
-            number=number,
-        )
-        for number, speeds in enumerate(arms, start=1)
-    ]
+    bench = []
+    for number, of_session in enumerate(arms, start=1):
+        rows = {}
+        for name, x in of_session.items():
+            rows[name] = {**SEEN, "step_ms": 1.0, "tokens_per_s": x}
+        bench.append(session(rows, number=number))
     runs = {("mha", seed): record("mha", seed, 12, 3.0) for seed in range(3)}
     runs |= {("mqa", seed): record("mqa", seed, 12, loss) for seed, loss in enumerate(losses)}
     return Evidence(sessions={"bench": bench}, runs=runs)
@@ -352,9 +351,8 @@ def measured(
 def raced(claim: Claim, study: Study, evidence: Evidence) -> dict[str, list[float]]:
     values: dict[str, list[float]] = {}
     for arm in ("mqa", "mha"):
-        values[arm] = [
-            value for value, _ in measured(claim, study, evidence, arm).values() if value
-        ]
+        ends = measured(claim, study, evidence, arm).values()
+        values[arm] = [value for value, _ in ends if value]
     return values
 
 
@@ -544,10 +542,12 @@ def test_other_rules_are_ratios_of_what_was_counted(tmp_path: Path):
         "kv_bytes": 8.0,
     }
     lost = {"status": "does not fit", "params": None, "memory_mib": None, "kv_bytes": None}
-    both_arms, *less = (
-        Evidence(sessions={"bench": timed([1], arms)})
-        for arms in ({"mha": mha, "mqa": mqa}, {"mha": mha}, {"mha": mha, "mqa": lost})
-    )
+
+    def evidence_of(**arms: Json) -> Evidence:
+        return Evidence(sessions={"bench": timed([1], arms)})
+
+    both_arms = evidence_of(mha=mha, mqa=mqa)
+    less = [evidence_of(mha=mha), evidence_of(mha=mha, mqa=lost)]
     of_a_part = {"metric": "part_mib", "parts": ["scores"]}
     for rule, expected in {"params": 1.5, "memory": 1.25, "kv": 12.0}.items():
         for metric in ({}, of_a_part):  # of the whole arm

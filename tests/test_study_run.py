@@ -83,11 +83,10 @@ def test_a_study_from_its_file_to_its_verdicts(root: Path):
         if (row["claim"], row["metric"]) in (("M.speed", "tokens_per_s"), ("M.loss", "val_loss")):
             rows[(row["metric"], row["arm"], row["repeat"])] = row["value"]
     sessions = enumerate(it.sessions.values(), start=1)
-    measured = {
-        ("tokens_per_s", arm, number): row["tokens_per_s"]
-        for number, session in sessions
-        for arm, row in session["measured"]["arms"].items()
-    }
+    measured = {}
+    for number, session in sessions:
+        for name, row in session["measured"]["arms"].items():
+            measured[("tokens_per_s", name, number)] = row["tokens_per_s"]
     for name, summary in it.runs.items():
         arm = "mqa" if "mqa" in name else "mha"
         seed = int(name.rsplit("-", 2)[1][1:])
@@ -115,19 +114,17 @@ def test_claims_are_registered_before_anything_runs_and_the_log_has_what_came_ou
     began = [datetime.fromisoformat(line.started) for line in (*runs, *sessions)]
     assert max(datetime.fromisoformat(line.at) for line in registered) <= min(began)
     ends = {(line.identity, line.val_loss, line.started) for line in runs}
-    assert ends == {
-        (name[-12:], summary["val_loss"], json_of(manifest)["attempts"][0]["started"])
-        for name, summary in it.runs.items()
-        for manifest in [root / "out" / "runs" / name / "manifest.json"]
-    }
+    expected = set()
+    for name, summary in it.runs.items():
+        manifest = json_of(root / "out" / "runs" / name / "manifest.json")
+        started = manifest["attempts"][0]["started"]
+        expected.add((name[-12:], summary["val_loss"], started))
+    assert ends == expected
     seen = [(line.started, line.measured) for line in sessions]
-    assert seen == [
-        (
-            content["started"],
-            {arm: row["tokens_per_s"] for arm, row in content["measured"]["arms"].items()},
-        )
-        for content in it.sessions.values()
-    ]
+    for content, (started, measured) in zip(it.sessions.values(), seen, strict=True):
+        arms = content["measured"]["arms"]
+        assert started == content["started"]
+        assert measured == {arm: row["tokens_per_s"] for arm, row in arms.items()}
     analyses = [(line.claim, line.word) for line in log.of(AnalysisLine)]
     assert analyses == [(row["id"], row["word"]) for row in it.claims]
 

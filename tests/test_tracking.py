@@ -545,9 +545,8 @@ print(json.dumps(stored))
     losses = [[row["step"], row["val/loss"]] for row in rows if "val/loss" in row]
     assert losses == [[1, 2.0], [3, 0.0]]
     assert board["tokens"] == [[row["step"], row["tokens"]] for row in rows if "tokens" in row]
-    assert [[i, 10.0 * i] for i in range(4)] == [
-        [row["step"], row["tokens"]] for row in rows if "tokens" in row
-    ]
+    tokens = [[row["step"], row["tokens"]] for row in rows if "tokens" in row]
+    assert tokens == [[0, 0.0], [1, 10.0], [2, 20.0], [3, 30.0]]
     ends = {"summary/val/loss": 0.5, "summary/clock/train_s": 9.0}
     summary = {tag: values[0][1] for tag, values in board.items() if tag.startswith("summary/")}
     assert summary == ends

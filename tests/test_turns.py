@@ -224,9 +224,9 @@ def to_target(own: list[TargetCrossing], base: list[TargetCrossing]) -> RacedArm
         crossings[arm, SECONDS.name] = met(*((there.at + 1) / 10 for there in steps))
     values: dict[Metric, Values] = {LOSS: losses(0.05, 3)}
     for cost in (SECONDS, STEPS):
-        values[cost] = {
-            arm: [there.at for there in crossings[arm, cost.name]] for arm in ("base", "idea")
-        }
+        base = [there.at for there in crossings["base", cost.name]]
+        idea = [there.at for there in crossings["idea", cost.name]]
+        values[cost] = {"base": base, "idea": idea}
     made = RaceRows(measurements=rows(values).measurements, crossings=crossings)
     (arm,) = judge(made, question(3, costs=[SECONDS, STEPS], sessions=3)).arms
     return arm

@@ -97,11 +97,10 @@ def judge(
 
 
 def speeds(gains: Values, base: Values | None = None) -> tuple[str, Values, Values]:
-    return (
-        "tokens_per_s",
-        [None if gain is None else 100 * gain for gain in gains],
-        base or [100.0] * len(gains),
-    )
+    arm: list[float | None] = []
+    for gain in gains:
+        arm.append(None if gain is None else 100 * gain)
+    return "tokens_per_s", arm, base or [100.0] * len(gains)
 
 
 def losses(*gains: float) -> tuple[str, Values, Values]:
@@ -685,12 +684,12 @@ def test_how_many_more_pairs_would_decide():
         return (judged.more() or {}).get("seed")
 
     def wanted(distance: float) -> int:
-        return next(
-            n - 3
-            for k, n in enumerate((6, 12, 24, 48, 96), start=2)
-            if stats.t.isf(0.025 / k**2, n - 1) / math.sqrt(n) + stats.norm.isf(0.1) / math.sqrt(n)
-            <= distance
-        )
+        k = 2
+        n = 6
+        while (stats.t.isf(0.025 / k**2, n - 1) + stats.norm.isf(0.1)) / math.sqrt(n) > distance:
+            k += 1
+            n *= 2
+        return n - 3
 
     assert [wanted(x) for x in (1.5, 1.0, 0.6)] == [9, 21, 93]
     assert more([0.4, None]) == wanted(0.6)

@@ -240,11 +240,12 @@ def shut(path: Path, rng: random.Random) -> bool:
 def others(path: Path, rng: random.Random) -> bool:
     """The file or folder of the same name of another run, or of the same run's other checkpoint."""
     paths = Path().glob(f"**/{path.name}")
-    candidates = sorted(
-        other
-        for other in paths
-        if other != path and other.is_file() == path.is_file() and path not in other.parents
-    )
+    candidates = []
+    for place in sorted(paths):
+        if place == path or path in place.parents:
+            continue
+        if place.is_file() == path.is_file():
+            candidates.append(place)
     if not candidates or not path.exists() or path == Path("outputs"):
         return False
     other = rng.choice(candidates)

@@ -79,12 +79,8 @@ def learn(library: Path) -> None:
     paths = (library / "outputs/runs").iterdir()
     names = sorted(path.name for path in paths)
     seeds = {"done": ("1",), "half": ("2",), "grid": ("3",), "study": ("10", "11", "12")}
-    RUNS.update(
-        {
-            what: [name for name in names if name.split("-s")[-1].split("-")[0] in which]
-            for what, which in seeds.items()
-        }
-    )
+    for what, which in seeds.items():
+        RUNS[what] = [name for name in names if name.split("-s")[-1].split("-")[0] in which]
 
 
 # --- numbers --------------------------------------------------------------------------------------
@@ -162,7 +158,10 @@ def _compare(*words: str) -> Callable[[], Any]:
 
 def _doors() -> Sequence[Door]:
     def runs(*what: str) -> tuple[str, ...]:
-        return tuple(f"outputs/runs/{name}" for kind in what for name in RUNS[kind])
+        paths = []
+        for kind in what:
+            paths += [f"outputs/runs/{name}" for name in RUNS[kind]]
+        return tuple(paths)
 
     (half,) = RUNS["half"]
     two = RUNS["grid"]

@@ -182,9 +182,10 @@ class Judge:
             return Verdict("escape", repr(control.group()))
         if wrote := self._wrote(before, after):
             return Verdict("wrote", wrote)
-        for page in (
-            path for glob in self.door.pages for path in Path().glob(glob) if path.is_file()
-        ):
+        pages = list[Path]()
+        for glob in self.door.pages:
+            pages += [path for path in Path().glob(glob) if path.is_file()]
+        for page in pages:
             if SCRIPT.search(page.read_text(errors="replace")):
                 return Verdict("script", str(page))
         return self._outcome()
@@ -201,9 +202,8 @@ class Judge:
                 allowed.add(str(path))
         # new files where a person's link leads; those that are there stay
         if any(wound.how == "link" for wound in self.wounds):
-            changed -= {
-                path for path in changed if path.startswith("outside/") and path not in before
-            }
+            outside = {path for path in changed if path.startswith("outside/")}
+            changed -= outside - before.keys()
         wrong = []
         for path in changed:
             if not any(
@@ -237,9 +237,10 @@ class Judge:
             off = [key for key in off if key not in {"", *gone}]
         if not off:
             return Verdict("same" if said.err == self.sound.err else "mended")
-        self.open_records = {
-            key for key, record in numbers.items() if dig(record, "status") not in (None, *ENDED)
-        }
+        self.open_records = set()
+        for key, record in numbers.items():
+            if dig(record, "status") not in (None, *ENDED):
+                self.open_records.add(key)
         named = self._new_lines()
         unnamed = sorted(key for key in off if not self._is_named(key, named))
         if unnamed and any(map(_is_own, self.wounds)):
@@ -292,7 +293,8 @@ class Judge:
         return near | {name.rpartition("-")[2] for name in near if name.startswith("nano-")} | names
 
     def _mentions(self, lines: list[str]) -> bool:
-        return any(word in line for line in lines for word in self._words())
+        text = "\n".join(lines)
+        return any(word in text for word in self._words())
 
     def _new_lines(self) -> list[str]:
         old = {*self.sound.out.splitlines(), *self.sound.err.splitlines()}
@@ -309,9 +311,9 @@ class Judge:
             if key in self.open_records:  # which says that it has not ended
                 return True
             return any(key in line or "grid.json: it lists other cells" in line for line in lines)
-        return self._mentions([line for line in lines if not line.startswith("  record")]) or any(
-            "; left out: " in line for line in lines
-        )
+        if any("; left out: " in line for line in lines):
+            return True
+        return self._mentions([line for line in lines if not line.startswith("  record")])
 
 
 def _equal(expected: Any, actual: Any) -> bool:
@@ -343,18 +345,16 @@ def _last_places(trace: str) -> str:
     places = re.findall(
         r'File ".*?/(?:nocap|site-packages|lib/python3\.\d+)/(\S+?)", line \d+, in (\S+)', trace
     )
-    places = [
-        (file, name) for file, name in places if "fuzz" not in file and "contextlib" not in file
-    ]
+    own = ("fuzz", "contextlib")
+    places = [place for place in places if not any(word in place[0] for word in own)]
     return " < ".join(f"{file}:{name}" for file, name in places[-2:][::-1])
 
 
 def _difference(key: str, old: Any, new: Any) -> str:
     """The first place where two trees differ, or the first lines of two texts."""
     sides = [dict(flat({key: side})) for side in (old, new)]
-    place = next(
-        place for place in {**sides[0], **sides[1]} if sides[0].get(place) != sides[1].get(place)
-    )
+    first, second = sides
+    place = next(place for place in {**first, **second} if first.get(place) != second.get(place))
     was, now = (str(side.get(place)).splitlines() or [""] for side in sides)
     return (
         f"{place}: {[line for line in was if line not in now][:1]} → "

@@ -39,10 +39,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_another_tracker_is_no_more_memory(trained: Path, here: Door) -> None:
-    plain, mirrored = (
-        json.loads(next((trained / arm / "runs").glob("*/summary.json")).read_text())["memory_mib"]
-        for arm in ("plain", "mirrored")
-    )
+
+    def memory(arm: str) -> dict[str, float]:
+        path = next((trained / arm / "runs").glob("*/summary.json"))
+        mib: dict[str, float] = json.loads(path.read_text())["memory_mib"]
+        return mib
+
+    plain = memory("plain")
+    mirrored = memory("mirrored")
     assert plain["model"] < plain["peak"] != mirrored["peak"]  # kept, not compared
     parts = ("parameters", "gradients", "optimizer", "activations")
     assert plain["model"] == mirrored["model"] == pytest.approx(sum(plain[part] for part in parts))
@@ -116,9 +120,8 @@ def test_the_profile_of_a_replaced_block_names_its_own_modules(busy_profile: Pro
     expected = {"embedding", "norm", "head", "loss", *block}
     assert parts.keys() - around == expected
     assert {row["part"] for row in profile["layers"]} == block
-    assert {part for part in block if parts[part]["flops"]} == {
-        f"blocks.*.{name}" for name in products
-    }
+    expected = {f"blocks.*.{name}" for name in products}
+    assert {part for part in block if parts[part]["flops"]} == expected
     assert parts["embedding"]["bytes"] < min(parts[part]["bytes"] for part in block)
     assert any(line.startswith("  blocks.*.attention.q_proj ") for line in said)
     groups = {group["group"]: group for group in profile["groups"]}

@@ -159,10 +159,8 @@ def matches(shown: str, output: str, *, numbers: bool = True) -> bool:
     may be of other widths."""
     lines = [re.escape(line.rstrip()).replace("…", ".*") + r" *\n" for line in shown.splitlines()]
     if not numbers:
-        lines = [
-            re.sub(r"\d+(?:(?:\\.|,)\d+)*", r"[\\d.,]+", re.sub(r"(\\ )+", " +", line))
-            for line in lines
-        ]
+        lines = [re.sub(r"(\\ )+", " +", line) for line in lines]
+        lines = [re.sub(r"\d+(?:(?:\\.|,)\d+)*", r"[\\d.,]+", line) for line in lines]
     anything = []
     for line, pattern in zip(shown.splitlines(), lines, strict=True):
         anything.append(r"(?:.*\n)*?" if line.strip() == "…" else pattern)
@@ -230,7 +228,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     where = scratch(folder)
     failures = 0
     print(f"{'page':<34} {'ran':<8} {'exit':>7} {'seconds':>7}  command", flush=True)
-    for block in (block for page in pages(where) for block in blocks(page, where)):
+    all_blocks = list[Block]()
+    for page in pages(where):
+        all_blocks += blocks(page, where)
+    for block in all_blocks:
         if options.only and options.only not in block.page:
             continue
         reason = block.skipped(slow=options.slow)

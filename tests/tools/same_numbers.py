@@ -93,7 +93,7 @@ experiment=nocap_baseline trainer.precision=bf16 schedule.warmup_steps=0 trainer
 trainer.steps=1 trainer.grad_clip=null | trainer.steps=1 trainer.grad_clip=null optimizer=muon
 resumed: optimizer=adamw | resumed: optimizer=muon
 """  # noqa: E501
-NAMES = [config.strip() for line in CONFIGS.strip().splitlines() for config in line.split("|")]
+NAMES = [config.strip() for config in CONFIGS.strip().replace("\n", "|").split("|")]
 # steps
 KILL_AFTER = 12
 CHECKPOINT = 10
@@ -249,11 +249,9 @@ def until_killed(words: list[str], cwd: Path, env: dict[str, str]) -> list[str]:
         lines: list[str] = []
         while len(lines) <= KILL_AFTER + 1 and process.poll() is None:
             time.sleep(0.01)
-            lines = [
-                line
-                for file in cwd.glob("outputs/runs/*/metrics.jsonl")
-                for line in file.read_text().splitlines()
-            ]
+            lines = []
+            for file in cwd.glob("outputs/runs/*/metrics.jsonl"):
+                lines += file.read_text().splitlines()
         kill(process)
     paths = list(cwd.glob("outputs/runs/*/summary.json"))
     if paths or not list(cwd.glob(f"outputs/runs/*/checkpoints/step-{CHECKPOINT:08d}")):

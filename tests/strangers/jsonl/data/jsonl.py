@@ -57,9 +57,8 @@ class Jsonl(Data):
                 f"have data.val_every={self.val_every} lines",
                 lines,
             )
-            return {"text": True}, {
-                name: write_shards(target, name, rows) for name, rows in split.items()
-            }
+            shards = {name: write_shards(target, name, rows) for name, rows in split.items()}
+            return {"text": True}, shards
 
         keys = {
             "sha256": hashlib.sha256(content).hexdigest(),
