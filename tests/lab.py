@@ -64,7 +64,8 @@ class Lab:
         """Of the first scale."""
         made = loaded(self.root / folder, study(**changed))
         scales = next(iter(made.scales))
-        return prepare(made, scales, output_dir=str(self.root / out))
+        output_dir = str(self.root / out)
+        return prepare(made, scales, output_dir=output_dir)
 
     def done(
         self, out: str = "out", folder: str = "made", *, run: bool = True, **changed: Any

@@ -113,7 +113,8 @@ def poisoned() -> Comparison:
         record = replace(record, name=f"{'tame' if tame else EVIL}-{record.name}", folder=folder)
         if record.arm == "flash-gelu3x":
             record = with_summary(record, kernel={"train": EVIL, "val": EVIL})
-            record = replace(record, config={**record.config, EVIL: EVIL})
+            config = {**record.config, EVIL: EVIL}
+            record = replace(record, config=config)
         if record.arm == "flash-swiglu":
             record = with_summary(record, hardware={"name": EVIL, "fingerprint": EVIL})
         return replace(record, status=EVIL) if record.status == "failed" else record

@@ -184,7 +184,8 @@ def test_the_atlas_recipe_is_the_best_trial_of_its_stack(jobs: ModuleType) -> No
     best, *others = (loss for loss in losses if loss is not None)
     assert best < min(others)
     words = [word for word in search["fixed"] if not word.startswith("output_dir")]
-    assert words == json.loads(jobs.STACK.read_text())["with"]
+    text = jobs.STACK.read_text()
+    assert words == json.loads(text)["with"]
     first_trial = search["trials"][0]["with"]
     recipe = composed([*jobs.SCALE, *search["fixed"], *first_trial]).run
     assert recipe.trainer.steps * recipe.trainer.batch_tokens == 1_572_864

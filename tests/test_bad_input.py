@@ -212,7 +212,8 @@ def some_bad_values(choices: list[tuple[str, str]], seed: int, n: int) -> tuple[
     keys = places(tuple(choices))
     cases = []
     for place in keys:
-        for wrong in (*chance.sample(WRONG, n), *limits_of(place[2])):
+        limits = limits_of(place[2])
+        for wrong in (*chance.sample(WRONG, n), *limits):
             cases.append((*place, wrong))
     cases = cases if n > 1 else chance.sample(cases, 16)
     return len(cases), sum(check(*case) for case in cases)

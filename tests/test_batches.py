@@ -54,7 +54,8 @@ def test_the_hash_is_splitmix64():
 
 def test_it_is_a_permutation_by_seed_and_epoch():
     for n in (1, 2, 17, 10_000):
-        assert sorted(permutation(n, seed=3, epoch=2).tolist()) == list(range(n))
+        expected = list(range(n))
+        assert sorted(permutation(n, seed=3, epoch=2).tolist()) == expected
     made = []
     for seed in range(5):
         made += [permutation(50, seed=seed, epoch=epoch) for epoch in range(5)]

@@ -117,10 +117,8 @@ def test_an_edited_verdict_changes_no_page(
     text = re.sub(old, new, results.read_text(), count=1)
     assert text != results.read_text()
     results.write_text(text)
-    assert (
-        board.board(tmp_path)[tmp_path / "gqa" / "README.md"]
-        == written[STUDIES / "gqa" / "README.md"]
-    )
+    expected = written[STUDIES / "gqa" / "README.md"]
+    assert board.board(tmp_path)[tmp_path / "gqa" / "README.md"] == expected
 
 
 def test_a_loss_that_the_log_has_not_is_refused(tmp_path: Path):
@@ -283,7 +281,8 @@ def test_verdicts_that_depend_on_the_shape(tmp_path: Path):
     where = {}
     for place, at_place in judged.where.items():
         where[place] = [replace(at_place[0], batch_tokens=1024)]
-    large = replace(large, claims=[replace(judged, where=where)])
+    claims = [replace(judged, where=where)]
+    large = replace(large, claims=claims)
     first, second = rows([small, large])
     assert first.notes[0] == "depends on shape: refuted at 32 × 32 tokens, CPU"
     assert second.notes[0] == "depends on shape: confirmed at 16 × 32 tokens, CPU"

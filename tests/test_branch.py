@@ -167,11 +167,10 @@ def test_what_cannot_be_a_trunk_is_refused(tmp_path: Path, trunk: Path) -> None:
     (at(missing) / "manifest.json").unlink()
     flip(at(state) / "state.json")
     config = inside / "config.yaml"
-    config.write_text(
-        config.read_text().replace(
-            "kind: constant\n", "kind: wsd\n  final: 0.0\n  decay_steps: 10\n"
-        )
+    text = config.read_text().replace(
+        "kind: constant\n", "kind: wsd\n  final: 0.0\n  decay_steps: 10\n"
     )
+    config.write_text(text)
     alone = shutil.copytree(at(trunk), tmp_path / "alone" / "checkpoints" / CHECKPOINT)
     (file := tmp_path / CHECKPOINT).write_text("")
     key = "trainer.init_from="

@@ -329,13 +329,14 @@ def test_another_optimizer_has_the_cautious_interval(tmp_path):
         for seed in range(4):
             loss = 3.3 + rng.normal(0, SD)
             config = {"optimizer.kind": optimizer, "mlp.activation": mlp}
+            options = {"optimizer": optimizer, "mlp": mlp}
             write_run(
                 tmp_path,
                 words=f"{optimizer}-{mlp}",
                 seed=seed,
                 loss=loss,
                 config=config,
-                options={"optimizer": optimizer, "mlp": mlp},
+                options=options,
                 started=f"2026-01-01T0{n}",
             )
     content = told(tmp_path)
@@ -499,6 +500,7 @@ def attentions(
         config = {**OPTIONS[name], "mlp.expansion": float(4 - wide)}
         kernel = str(OPTIONS[name]["attention.kernel"])
         started = f"2026-01-01T00:0{seed}:{place}{wide}"
+        options = {"attention": name, "mlp": mlp}
         write_run(
             root,
             words=f"gpt2-{name}-{mlp}",
@@ -506,7 +508,7 @@ def attentions(
             loss=loss,
             config=config,
             kernel=kernel,
-            options={"attention": name, "mlp": mlp},
+            options=options,
             swept=swept,
             started=started,
         )
@@ -818,7 +820,8 @@ def test_a_run_without_a_curve_does_not_vanish_at_a_target(tmp_path):
     (folder / "metrics.jsonl").write_text('{"step": 400, "tokens": 4000}\n')
     text = (folder / "summary.json").read_text()
     write_summary(folder, json.loads(text))
-    steps = arms_of(tmp_path, target_loss=3.5)["gelu3x"]["to_target"]["steps"]
+    arms = arms_of(tmp_path, target_loss=3.5)
+    steps = arms["gelu3x"]["to_target"]["steps"]
     assert steps["ratio"] is None
     assert steps["refused"].startswith("no curve of ")
     assert "-s3" in steps["refused"]
@@ -976,7 +979,8 @@ def test_the_baseline_is_the_arm_asked_for_first_however_its_runs_are_named(tmp_
     for way in ways:
         comparison = compare(load(way))
         assert comparison.baseline.label == "gelu4x"
-        assert [row.label for row in comparison.arms] == ["gelu4x", "gelu3x"]
+        labels = [row.label for row in comparison.arms]
+        assert labels == ["gelu4x", "gelu3x"]
 
 
 def test_what_is_not_compared_is_listed(tmp_path):

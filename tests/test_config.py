@@ -56,7 +56,8 @@ ONE_ROW = ["trainer.micro_batch=1"]  # so that every model's seq_len divides the
 
 
 def test_every_group_and_every_schema_has_an_option():
-    assert set(OPTIONS) == set(outside.groups()) - {"launcher"}
+    expected = set(outside.groups()) - {"launcher"}
+    assert set(OPTIONS) == expected
     launchers = (conf_dir() / "hydra" / "launcher").glob("*.yaml")
     assert {path.stem for path in launchers} == set(outside.options("launcher"))
     for group, names in OPTIONS.items():
@@ -99,7 +100,8 @@ def test_every_option_is_in_a_row():
     tried = []
     for row in ROWS:
         tried.extend(row)
-    assert sorted(tried) == [choice for choice in CHOICES if choice[0] != "model"]
+    expected = [choice for choice in CHOICES if choice[0] != "model"]
+    assert sorted(tried) == expected
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: " ".join(map("=".join, row)))
@@ -351,7 +353,8 @@ def test_names_in_a_list_or_mapping_are_plain():
         "parts": ["head", "blocks"],
         "shares": {"a": "head"},
     }
-    assert yaml.safe_load(dump(to_plain(run)))["schedule"] == shown
+    content = yaml.safe_load(dump(to_plain(run)))
+    assert content["schedule"] == shown
 
 
 # --- what is told ---------------------------------------------------------------------------------

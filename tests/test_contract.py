@@ -60,7 +60,8 @@ def test_options_compile(at: int, tmp_path: Path) -> None:
     """Each attention, beside each other part of a block, each kind of activation checkpointing and
     a loss in chunks in turn; ideas: tests/test_together.py."""
     names = {group: sorted(outside.yamls(group)) for group in ("attention", *IN_GRAPH)}
-    assert max(map(len, names.values())) == len(names["attention"])
+    expected = len(names["attention"])
+    assert max(map(len, names.values())) == expected
     more = [f"{group}={names[group][at % len(names[group])]}" for group in IN_GRAPH]
     more += [
         "model.logit_softcap=5",

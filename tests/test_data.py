@@ -57,7 +57,8 @@ def documents(paths) -> list[bytes]:
 def both(dataset) -> list[bytes]:
     pieces: list[bytes] = []
     for part in (dataset.train, dataset.val):
-        pieces.extend(documents([shard.path for shard in part]))
+        paths = [shard.path for shard in part]
+        pieces.extend(documents(paths))
     return pieces
 
 
@@ -225,7 +226,8 @@ def test_the_share_of_validation_in_training_is_that_of_all_passages(tmp_path, m
 
 
 def test_shards_that_validate_on_a_part_of_training_are_refused(folder, cache):
-    tokens = np.random.default_rng(0).integers(0, 256, 5000)
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, 256, 5000)
     write_shard(folder / "train_2.bin", tokens)
     write_shard(folder / "val_1.bin", tokens[1000:3000])
     with pytest.raises(
@@ -423,7 +425,8 @@ def refusal(path: Path, tmp_path: Path, **more) -> str:
 @pytest.fixture
 def shard(tmp_path):
     path = tmp_path / "a.bin"
-    path.write_bytes(raw_shard([256, 72, 105, 0]))
+    content = raw_shard([256, 72, 105, 0])
+    path.write_bytes(content)
     return path
 
 
@@ -470,7 +473,8 @@ def test_a_scan_tells_the_whole_file_however_many_chunks(tmp_path, shard, scanne
     assert small.path == str(shard)
     assert small.tokens == 4
     assert small.max_id == 256
-    assert small.sha256 == hashlib.sha256(shard.read_bytes()).hexdigest()
+    expected = hashlib.sha256(shard.read_bytes()).hexdigest()
+    assert small.sha256 == expected
     write_shard(tmp_path / "b.bin", np.arange(10_000) % 300)
     monkeypatch.setattr(shards, "CHUNK_BYTES", 64)
     big = scanned(tmp_path / "b.bin", 300)
@@ -535,7 +539,8 @@ def test_a_changed_file_is_read_again_and_only_rereading_finds_bytes_that_rotted
     assert scanned(size=1000) == first
     for _ in range(2):  # the bad bytes must not become the truth
         assert "bytes changed" in refusal(shard, tmp_path, vocab_size=1000, reread=True)
-    shard.write_bytes(raw_shard([1, 2, 3, 4]))
+    content = raw_shard([1, 2, 3, 4])
+    shard.write_bytes(content)
     os.utime(shard, ns=(1, 1))  # whatever the file system's clock can tell apart
     assert scanned().sha256 != first.sha256
 
@@ -598,7 +603,8 @@ def test_token_bytes_add_up_to_the_text(vocabulary, tmp_path, monkeypatch):
     assert [*(lengths == 0).nonzero()[0]] == [encoding.eot_token]
     for text in TEXTS:
         ids = [encoding.eot_token, *encoding.encode_ordinary(text)]
-        assert lengths[ids].sum() == len(text.encode())
+        expected = len(text.encode())
+        assert lengths[ids].sum() == expected
 
 
 @pytest.mark.parametrize(

@@ -72,9 +72,10 @@ def record(
         "options": {"attention": attention, "mlp": mlp},
         "attempts": [{"swept": ["attention", "mlp", "seed"]}],
     }
+    identity = digest([arm, seed])
     return Record(
         folder=Path(f"{arm}-s{seed}"),
-        identity=digest([arm, seed]),
+        identity=identity,
         name=name,
         arm=arm,
         seed=seed,
@@ -168,7 +169,8 @@ def test_real_rows_have_the_figures_that_other_code_has() -> None:
     for cells in csv.DictReader(text.splitlines()):
         seed = int(cells["seed"])
         loss = float(cells["val_loss"])
-        records.append(record("flash", "gelu4x", seed, loss, steps=int(cells["steps"])))
+        steps = int(cells["steps"])
+        records.append(record("flash", "gelu4x", seed, loss, steps=steps))
     base = []
     for each in records:
         if each.config["attention.kind"] == "flash" and each.config["mlp.kind"] == "gelu4x":

@@ -72,7 +72,8 @@ def drawn(
 
 @pytest.mark.parametrize("n", SIZES)
 def test_two_arms_are_scipys(tmp_path: Path, n: int) -> None:
-    losses = drawn(np.random.default_rng(n), "base idea", n=n)
+    rng = np.random.default_rng(n)
+    losses = drawn(rng, "base idea", n=n)
     arms = judged(tmp_path, "arm", losses)["arms"]
     (gap,) = [arm["difference"] for arm in arms if arm["difference"]]
     exact = stats.ttest_rel(losses["idea",], losses["base",]).confidence_interval()
@@ -153,9 +154,8 @@ def test_a_gain_that_no_arm_shows_is_shown_by_factor(
 ) -> None:
     """And it is the first table that is read."""
     rng = np.random.default_rng(3)
-    losses = drawn(
-        rng, "flash gqa mqa", "gelu4x swiglu", "rope none", n=4, effects={"swiglu": -0.022}
-    )
+    effects = {"swiglu": -0.022}
+    losses = drawn(rng, "flash gqa mqa", "gelu4x swiglu", "rope none", n=4, effects=effects)
     content = judged(tmp_path, "attention+mlp+position", losses)
     attention, mlp, position = content["by_factor"]["factors"]
     verdicts = [level["difference"]["verdict"] for level in attention["levels"]]
@@ -365,5 +365,6 @@ def test_a_column_that_has_a_plus_in_its_name_is_one(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("a+b,seed,val_loss\nx,0,3\ny,0,2\n")
     command = [str(tmp_path / "t.csv"), "--columns", "arm=a+b", "--json", str(tmp_path / "t.json")]
     assert door.main(command) == 0
-    arms = json.loads((tmp_path / "t.json").read_text())["arms"]
+    text = (tmp_path / "t.json").read_text()
+    arms = json.loads(text)["arms"]
     assert [arm["label"] for arm in arms] == ["x", "y"]

@@ -156,7 +156,8 @@ def test_02_kill_during_save(tmp_path: Path) -> None:
         save(step=12)
         delete(unfinished(root))  # as the next attempt does
         names = [path.name for path in sorted(root.iterdir())]
-        assert names == [name_of(newest.step or 0), name_of(12)]
+        expected = [name_of(newest.step or 0), name_of(12)]
+        assert names == expected
     assert call > 12  # that many calls has a save
     assert outcomes >= {(4, True), (8, False)}
 
@@ -353,7 +354,8 @@ def stops_and_goes_on(
     assert stopped.out.splitlines()[-1] == "stopped and saved; the same command goes on"
     assert checkpoints(run_dir)[0].name == name_of(steps)
     assert len(checkpoints(run_dir)) == keeps
-    assert [row["step"] for row in rows_of(run_dir)] == list(range(steps))
+    expected = list(range(steps))
+    assert [row["step"] for row in rows_of(run_dir)] == expected
     done = door(*MEDIUM, *words, f"output_dir={out}")
     assert done.code == 0
     assert f"resuming from step {steps}" in done.out
@@ -406,7 +408,8 @@ def test_10_22_dead_rank_without_restarts_and_another_number_of_ranks(
     assert done.code == 0
     assert "resuming from step 8" in done.out
     equal_within(run_dir, the_run(tmp_path / "one"), 1e-6)
-    attempts = json.loads((run_dir / "manifest.json").read_text())["attempts"]
+    text = (run_dir / "manifest.json").read_text()
+    attempts = json.loads(text)["attempts"]
     assert [each["devices"] for each in attempts] == [2, 1]
 
 
@@ -482,8 +485,10 @@ def test_12_diverged_run_stops_before_the_update_and_names_the_batch(
     assert summary["status"] == "diverged"
     assert None in (last["train/loss"], last["train/grad_norm"])
     assert summary["diverged"]["step"] == step
-    assert summary["diverged"]["sequences"] == [step * 4, step * 4 + 4]
-    assert [path.name for path in checkpoints(run_dir)] == [name_of(step)]
+    expected = [step * 4, step * 4 + 4]
+    assert summary["diverged"]["sequences"] == expected
+    names = [path.name for path in checkpoints(run_dir)]
+    assert names == [name_of(step)]
     done = here(*words)
     assert done.code == 1
     assert "already diverged" in done.out
@@ -498,7 +503,8 @@ def test_12_diverged_run_stops_before_the_update_and_names_the_batch(
 
 def test_13_spikes_are_those_of_the_definition() -> None:
     """Over 6 standard deviations above the last 128 losses; none before 32 are known."""
-    losses = 4.0 + 0.1 * np.random.default_rng(0).standard_normal(400)
+    rng = np.random.default_rng(0)
+    losses = 4.0 + 0.1 * rng.standard_normal(400)
     losses[[20, 60, 61, 300]] += 9.0
     spikes = {}
     expected = {}

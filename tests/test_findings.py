@@ -94,7 +94,8 @@ def test_the_headline_names_the_level_that_was_shown_and_what_would_show_the_res
     losses = drawn(rng, "flash gqa", "gelu4x swiglu gelu3x", n=4, effects=effects)
     content = judged(tmp_path, "attention+mlp", losses)
     found = content["findings"]["found"]
-    assert [each["name"] for each in found] == ["mlp=swiglu", "attention=gqa", "mlp=gelu3x"]
+    names = [each["name"] for each in found]
+    assert names == ["mlp=swiglu", "attention=gqa", "mlp=gelu3x"]
     assert found[1]["over"] == {"mlp": 3}
     expected = content["by_factor"]["factors"][0]["levels"][0]["difference"]
     assert found[1]["difference"] == expected

@@ -82,7 +82,8 @@ def test_a_windows_keys_are_those_of_a_direct_count(window: int):
     direct = sum(min(t + 1, window) for t in range(T)) / T
     own = min(window, T) / (2 * T)
     scores = component_flops(run, vocab_size=70)["scores"]
-    assert scores == pytest.approx(12 * 64 * 2 * (direct - own))
+    expected = 12 * 64 * 2 * (direct - own)
+    assert scores == pytest.approx(expected)
 
 
 def test_a_full_window_costs_what_full_attention_costs_and_a_hybrid_lies_between():
@@ -285,7 +286,8 @@ def test_products_of_a_norm_a_position_and_an_objective_are_counted(
     assert component_flops(run, vocab_size=70)[component] == flops
     assert basis == f"arithmetic; counted: {group}=other"
     plain = component_flops(compose(NANO), vocab_size=70)
-    assert counted == sum((plain | {component: flops}).values())
+    expected = sum((plain | {component: flops}).values())
+    assert counted == expected
 
 
 # --- what cannot be counted -----------------------------------------------------------------------

@@ -76,7 +76,8 @@ def events(tag):
     def read(folder: Path) -> Losses:
         accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
         losses = {}
-        for run in sorted({path.parent for path in folder.rglob("events.*")}):
+        paths = folder.rglob("events.*")
+        for run in sorted({path.parent for path in paths}):
             reader = accumulator.EventAccumulator(str(run))
             reader.Reload()
             scalars = sorted(
@@ -444,7 +445,8 @@ def test_names_that_differ_by_a_number_alone_are_refused_with_the_flag(tmp_path,
     assert "--names '{arm}/{seed}'" in said
     names = template.format(seed="{seed}").rpartition(".")[0]
     records = logs.load([str(tmp_path)], names=names).records
-    assert {run.seed for run in records} <= {0, 1, 2}
+    seeds = {run.seed for run in records}
+    assert seeds <= {0, 1, 2}
     apart = logs.load([str(tmp_path)], names=names.replace("{seed}", "{arm}"))
     assert len({run.arm for run in apart.records}) == 3
 
@@ -632,7 +634,8 @@ def test_calls_of_log_are_no_steps(tmp_path):
 def test_a_time_has_the_unit_of_its_name(tmp_path, name, columns):
     rows = "".join(f"{step},{4 - step / 100},{10 * step}\n" for step in range(0, 201, 50))
     (tmp_path / "t.csv").write_text(f"step,val_loss,{name}\n{rows}")
-    assert the_run(tmp_path / "t.csv", columns=columns_of(columns)).train_s == 2.0
+    run_dir = the_run(tmp_path / "t.csv", columns=columns_of(columns))
+    assert run_dir.train_s == 2.0
 
 
 @pytest.mark.parametrize(
@@ -1097,8 +1100,10 @@ def test_each_line_of_the_page_s_table_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["sample_logs.py", "runs"])
     runpy.run_path(str(REPO / "docs" / "sample_logs.py"), run_name="__main__")
-    names = {path.name for path in (tmp_path / "runs").iterdir()}
-    assert names == {name.partition("/")[2] for name in typed}
+    paths = (tmp_path / "runs").iterdir()
+    names = {path.name for path in paths}
+    expected = {name.partition("/")[2] for name in typed}
+    assert names == expected
     for name in typed:
         assert door.main([name]) == 0
         said = capsys.readouterr().out

@@ -191,7 +191,8 @@ def test_results_of_another_form_are_refused_by_name(tmp_path):
 @runs
 def test_a_finished_run_whose_rows_and_checkpoint_are_gone_is_refused_by_name(copied):
     (copied["done"] / "metrics.jsonl").write_text("")
-    next(copied["done"].glob("checkpoints/step-*/state.json")).write_text("{}")
+    paths = copied["done"].glob("checkpoints/step-*/state.json")
+    next(paths).write_text("{}")
     line = "metrics.jsonl is not what its digest in summary.json says; there is no valid"
     assert f"{copied['done'].name}: {line}" in refusal(lambda: train(*DONE))
 

@@ -77,7 +77,8 @@ def test_a_strangers_yaml_runs_nothing(name: str, ask: Any, tmp_path: Path) -> N
     refused(
         ask("train", *flags, *SMALL, "experiment=evil"), *["default"] * name.startswith("defaults")
     )
-    assert [path.name for path in tmp_path.iterdir()] == ["evil"]
+    names = [path.name for path in tmp_path.iterdir()]
+    assert names == ["evil"]
 
 
 def test_nor_at_any_door(ask: Any, tmp_path: Path) -> None:  # noqa: F811
@@ -229,7 +230,8 @@ def test_a_study_writes_where_the_command_says(
     written(tmp_path / "made", study(**changed))
     for words in (("--plan",), (), ("--judge",)):
         refused(ask("study", "made", *words), says)
-    assert [path.name for path in tmp_path.iterdir()] == ["made"]
+    names = [path.name for path in tmp_path.iterdir()]
+    assert names == ["made"]
 
 
 def test_without_a_home_the_cache_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,7 +56,8 @@ def edited(run_dir: Path, *changes: tuple[str, str]) -> Path:
     """Its config with these words in place of others, under a seal that fits; returns the file."""
     config = run_dir / "config.yaml"
     for old, new in changes:
-        config.write_text(config.read_text().replace(old, new))
+        text = config.read_text().replace(old, new)
+        config.write_text(text)
     sealed(run_dir)
     return config
 
@@ -255,7 +256,8 @@ def test_an_exported_file_writes_what_its_run_writes(
     assert export.main([run_dir, str(file)]) == 0
     texts = []
     for source in (undisturbed.run_dir, file):
-        texts.append(say(f"run={source}", "max_tokens=5")[3]["samples"])
+        samples = say(f"run={source}", "max_tokens=5")[3]["samples"]
+        texts.append(samples)
     assert texts[0] == texts[1]
 
 

@@ -96,7 +96,8 @@ def test_a_sample_is_the_same_in_every_batch_and_recomputed(option: str):
     alone = text(cached[0], prompt(), n=40, samples=1, temperature=1.0)
     together = text(cached[1], prompt(), n=40, samples=5, temperature=1.0)
     again = text(Recompute(model), prompt(), n=40, samples=5, temperature=1.0)
-    assert together[0].tolist() == alone[0].tolist()
+    expected = alone[0].tolist()
+    assert together[0].tolist() == expected
     rows = {tuple(row) for row in together.tolist()}
     assert len(rows) == 5
     assert together.tolist() == again.tolist()
@@ -181,7 +182,8 @@ def test_draws_depend_on_seed_and_place_only():
     few = TokenSampler(temperature=1.0, top_k=0, seed=5, sequences=2, max_tokens=10).draws_BN
     many = TokenSampler(temperature=1.0, top_k=0, seed=5, sequences=9, max_tokens=99).draws_BN
     other = TokenSampler(temperature=1.0, top_k=0, seed=6, sequences=2, max_tokens=10).draws_BN
-    assert few.tolist() == many[:2, :10].tolist()
+    expected = many[:2, :10].tolist()
+    assert few.tolist() == expected
     assert not (few == other).any()
 
 

@@ -87,7 +87,8 @@ def test_killed_on_a_gpu_it_ends_within_tolerance(tmp_path, door):
     said, killed = trained(door, tmp_path / "out", *words, env=env)
     assert "resuming from step 8" in said or "resuming from step 4" in said
     final = losses(killed)[-1]
-    assert final == pytest.approx(losses(clean)[-1], abs=1e-3)
+    expected = losses(clean)[-1]
+    assert final == pytest.approx(expected, abs=1e-3)
 
 
 @pytest.mark.parametrize("shape", [(768, 768), (3072, 768), (768, 3072)])

@@ -199,7 +199,8 @@ def test_an_arm_of_another_configuration_is_left_out(tmp_path: Path) -> None:
     other = of_another_day("2026-12-01")
     (gqa,) = [arm for arm in other["arms"] if arm["label"] == "attention=gqa"]
     gqa["config"]["trainer"]["compile"] = "full"
-    _, out, _ = judged(tmp_path, json.loads(SESSION.read_text()), other)
+    content = json.loads(SESSION.read_text())
+    _, out, _ = judged(tmp_path, content, other)
     assert not [line for line in out.splitlines() if line.startswith("attention=gqa  ")]
     assert row(out, "attention=mqa")
 
@@ -240,7 +241,8 @@ def test_the_arms_of_the_bench_compose(
         return len(compose_arms(words[2 : words.index("--arm")], every))
 
     assert arms(shared) == len(day.OPTIONS)
-    assert arms(replace(shared, device="cpu", small=True)) == len(day.OPTIONS) - 1  # no fp8
+    expected = len(day.OPTIONS) - 1
+    assert arms(replace(shared, device="cpu", small=True)) == expected  # no fp8
     monkeypatch.setattr(hardware, "capability", lambda: (8, 0))
     arm_words = day.STEPS["options"].words(shared, tmp_path / "o.json")
     assert len(arm_words) > 2 * (len(day.OPTIONS) - 1)

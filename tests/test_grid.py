@@ -44,7 +44,8 @@ def test_every_arm_of_a_seed_comes_before_the_next_seed(tmp_path):
         swept=("attention", "mlp", "seed"),
     )
     labels = [cell.label for cell in grid.cells]
-    assert labels == [f"{arm} seed={seed}" for seed in (1, 0) for arm in arms]
+    expected = [f"{arm} seed={seed}" for seed in (1, 0) for arm in arms]
+    assert labels == expected
     assert not list(tmp_path.iterdir())
 
 
@@ -129,7 +130,8 @@ def test_a_run_that_is_asked_for_twice_is_trained_once_and_that_is_said(tmp_path
         "attention=gqa",
         said=said,
     )
-    assert [cell.label for cell in grid.cells] == ["attention=mqa", "attention=gqa"]
+    labels = [cell.label for cell in grid.cells]
+    assert labels == ["attention=mqa", "attention=gqa"]
     assert said == ["trained once, it is the same run: attention=gqa and attention=mqa"]
 
 
@@ -260,7 +262,8 @@ def test_grid_trains_its_cells_by_seed_and_ends_with_the_comparison(small_grid):
         for arm in ("flash", "gqa"):
             expected.append(f"attention={arm} seed={seed}")
     assert trained(printed) == expected
-    assert len(re.findall(r"^\[\d/4\] done .* val \d\.\d{4} ", printed, re.M)) == 4
+    matches = re.findall(r"^\[\d/4\] done .* val \d\.\d{4} ", printed, re.M)
+    assert len(matches) == 4
     (folder,) = (small_grid.out / "grids").iterdir()
     command = f"python -m nocap.compare {folder.relative_to(small_grid.out.parent)}"
     for text in ("4 finished; 4 trained now", "2 arms from 4 runs", command):
@@ -457,7 +460,8 @@ def test_tracked_grid_is_a_group_that_ends_with_its_comparison(tmp_path, door):
     for row in rows:
         if row["type"] == "run":
             said.append((row["run"]["run_group"], row["run"]["job_type"]))
-    assert [group for group, _ in said] == [grid.name] * 3
+    groups = [group for group, _ in said]
+    assert groups == [grid.name] * 3
     assert sorted(kind == "comparison" for _, kind in said) == [False, False, True]
 
 

@@ -41,7 +41,8 @@ def test_pairs_are_students(look: int):
     assert estimate.low == pytest.approx(exact.low, abs=1e-9)
     assert estimate.high == pytest.approx(exact.high, abs=1e-9)
     assert estimate.n == 10
-    assert estimate.sd == pytest.approx(SLEEP.std(ddof=1))
+    deviation = SLEEP.std(ddof=1)
+    assert estimate.sd == pytest.approx(deviation)
     assert estimate.method == "pairs (Student)"
 
 
@@ -217,12 +218,14 @@ def test_cautious_pairs(analysis: int, comparisons: int):
     assert estimate.low == pytest.approx(-1.58 - half)
     assert estimate.high == pytest.approx(-1.58 + half)
     assert estimate.n == 10
-    assert estimate.sd == pytest.approx(SLEEP.std(ddof=1))
+    deviation = SLEEP.std(ddof=1)
+    assert estimate.sd == pytest.approx(deviation)
     assert estimate.method == "pairs, cautious"
     narrowed = cautious.of_pairs(SLEEP, declared=KNOWN, **how)
     # 8 of 20 degrees count; and its own spread is wider
     quantile = stats.t.isf(0.005 / share, 8 + 9)
-    half = quantile * SLEEP.std(ddof=1) / math.sqrt(10)
+    deviation = SLEEP.std(ddof=1)
+    half = quantile * deviation / math.sqrt(10)
     assert narrowed.half_width == pytest.approx(half)
     assert narrowed.method == "pairs, noise declared"
     quantile = stats.t.isf(0.005, 12)

@@ -84,13 +84,15 @@ def test_seeds_of_the_names_make_pairs(tmp_path):
     deviation = pairs.std(ddof=1)
     half = stats.t.ppf(0.975, 3) * deviation / 2
     assert gap["mean"] == pytest.approx(pairs.mean())
-    assert gap["low"] == pytest.approx(pairs.mean() - half)
+    expected = pairs.mean() - half
+    assert gap["low"] == pytest.approx(expected)
     assert gap["high"] == pytest.approx(pairs.mean() + half)
     assert gap["n"] == 4
     assert gap["method"] == "pairs (Student)"
     assert gap["outcome"] == "better"
     runs = to_json(result_of(comparison))["runs"]
-    assert {run["imported"]["seed"] for run in runs} == {"file names"}
+    seeds = {run["imported"]["seed"] for run in runs}
+    assert seeds == {"file names"}
 
 
 def test_runs_without_seeds_are_two_samples(tmp_path):
@@ -105,7 +107,8 @@ def test_runs_without_seeds_are_two_samples(tmp_path):
 
 
 def test_no_difference_is_shown_where_there_is_none(tmp_path):
-    idea = arms(compared(two_arms(tmp_path, gain=0.0)))["idea"]
+    comparison = compared(two_arms(tmp_path, gain=0.0))
+    idea = arms(comparison)["idea"]
     assert idea["difference"]["verdict"] == "no difference shown"
 
 
@@ -140,7 +143,8 @@ def board(folder, *, shared=False):
         arms[f"r{i}"] = losses = rng.normal(1.1 - 0.0015 * i, 0.0006, n)
         seeds = range(n) if shared else range(10 * i, 10 * i + n)
         rows += [f"r{i},{seed},{loss!r}" for seed, loss in zip(seeds, losses.tolist(), strict=True)]
-    (folder / "board.csv").write_text("\n".join(rows) + "\n")
+    text = "\n".join(rows) + "\n"
+    (folder / "board.csv").write_text(text)
     return arms
 
 
@@ -391,7 +395,8 @@ def test_times_are_compared_on_the_same_hardware(tmp_path, base, idea, said, ref
     shown = []
     for show in (render, page.render):
         shown.append(f"--hardware says that they ran on {said}" in show(comparison))
-    assert shown == [bool(said and not (base and idea))] * 2
+    expected = [bool(said and not (base and idea))] * 2
+    assert shown == expected
 
 
 def curve_of(root, arm, *, every, steps=2000, seconds=0.05, loss=3.0):

@@ -210,7 +210,8 @@ def test_in_fewer_bits_the_loss_is_nearly_the_same_and_validation_in_fp32_is(
             loss = model(tokens[:, :-1], tokens[:, 1:])
             losses.append(loss.total)
     losses[1].backward()
-    assert dtypes == [torch.bfloat16 if narrower == STREAM else torch.float32] * 8
+    expected = [torch.bfloat16 if narrower == STREAM else torch.float32] * 8
+    assert dtypes == expected
     assert losses[0] != losses[1]
     assert losses[0].item() == pytest.approx(losses[1].item(), abs=5e-3)
     for p in narrow.parameters():
@@ -305,7 +306,8 @@ def test_matrices_start_uniform_within_one_over_root_fan_in():
         bound = 1 / math.sqrt(p.shape[1])
         assert 0.98 * bound < p.abs().max() <= bound, name
         deviation = p.std().item()
-        assert deviation == pytest.approx(bound / math.sqrt(3), rel=0.05), name
+        expected = bound / math.sqrt(3)
+        assert deviation == pytest.approx(expected, rel=0.05), name
         assert abs(p.mean().item()) < 5 * bound / math.sqrt(3 * p.numel()), name
 
 

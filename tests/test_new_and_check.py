@@ -404,4 +404,5 @@ def test_a_strangers_block_and_new_options_pass(option: str, here: Door, tmp_pat
     torch._dynamo.reset()
     done = here(str(folder), *SHORT, module="nocap.check")
     assert done.code == 0, done.out + done.err
-    assert {path.name for path in tmp_path.iterdir()} <= {"brand_new"}
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names <= {"brand_new"}

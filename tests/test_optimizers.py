@@ -324,7 +324,8 @@ def test_matrices_of_the_blocks_get_one_optimizer_and_adamw_the_rest(kind: str, 
     groups = (each.param_groups for each in (adamw, own))
     rest, of_own = ([names[id(p)] for group in each for p in group["params"]] for each in groups)
     assert set(of_own) == matrices
-    assert sorted(rest) == sorted(set(names.values()) - matrices), "each parameter once"
+    expected = sorted(set(names.values()) - matrices)
+    assert sorted(rest) == expected, "each parameter once"
 
 
 STACKS = [

@@ -96,7 +96,8 @@ def test_all_train_at_once_resume_and_are_in_the_record(door: Door, tmp_path: Pa
     assert rows[-1]["val/loss"] < rows[0]["val/loss"]
     assert rows[0]["train/loss_ngram_loss"] > 0
     for name in NAMES:
-        (group,) = [path.name for path in (STRANGERS / name).iterdir()]
+        paths = (STRANGERS / name).iterdir()
+        (group,) = [path.name for path in paths]
         for file in (STRANGERS / name / group).glob("*.*"):
             content = (run_dir / "options" / group / file.name).read_bytes()
             assert content == file.read_bytes()
@@ -197,7 +198,8 @@ def test_a_record_brings_no_code_along(here: Door, tmp_path: Path, undisturbed: 
     code.parent.mkdir(parents=True)
     code.write_text(f"import pathlib; pathlib.Path({str(mark)!r}).touch()\n")
     config = run_dir / "config.yaml"
-    config.write_text(config.read_text().replace("kind: global", "kind: evil"))
+    text = config.read_text().replace("kind: global", "kind: evil")
+    config.write_text(text)
     assert here(f"run={run_dir}", module="nocap.generate").code == 2
     refused = here(str(run_dir), module="nocap.compare")
     assert refused.code == 2
@@ -209,7 +211,8 @@ def test_experiments_of_a_folder_may_lie_deeper_and_its_name_be_odd(tmp_path: Pa
     folder = tmp_path / "it's a \\ folder, [with] ${odd} {letters}\\" / "experiment" / "mine"
     folder.mkdir(parents=True)
     (folder / "short.yaml").write_text("# @package _global_\ntrainer: {keep_checkpoints: 3}\n")
-    assert composed(folder.parents[1], "experiment=mine/short").trainer.keep_checkpoints == 3
+    run = composed(folder.parents[1], "experiment=mine/short")
+    assert run.trainer.keep_checkpoints == 3
 
 
 # --- what is refused ------------------------------------------------------------------------------
@@ -305,7 +308,8 @@ def test_what_is_not_chosen_is_neither_read_nor_refused(tmp_path: Path):
     (folder / "attention" / ".ipynb_checkpoints" / "old.yaml").write_text("kind: global\n")
     assert composed(folder, "attention=head_temperature").attention.kind == "head_temperature"
     assert not [name for name in outside.yamls("attention") if name.startswith(".")]
-    assert [file.name for file in outside.files()] == ["head_temperature"]
+    names = [file.name for file in outside.files()]
+    assert names == ["head_temperature"]
     assert compose(list(SMALL)).attention.kind == "global"
 
 
@@ -340,7 +344,8 @@ def test_a_process_reads_no_file_of_another_cell(tmp_path: Path, text: str):
 def test_a_kind_is_found_in_a_file_of_another_name():
     folder = REPO / "experiments" / "atlas" / "ideas"
     assert set(composed(folder, "ideas=[tail_average]").ideas) == {"tail_average"}
-    assert [file.name for file in outside.files()] == ["averaged_weights"]
+    names = [file.name for file in outside.files()]
+    assert names == ["averaged_weights"]
     assert outside.find("ideas", "nowhere") is None
 
 

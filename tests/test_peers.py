@@ -167,7 +167,8 @@ def test_the_race_times_peers_as_nocaps_own_and_reads_its_file(
     monkeypatch.setattr(measure, "matmul_flops", lambda device, precision: 1e12)
     (peers / "a_bigram.py").write_text(BIGRAM)
     late = "if len(self.seen) < 9: return loss.detach()\n        return float('nan')"
-    (peers / "diverges.py").write_text(BIGRAM.replace("return loss.detach()", late))
+    text = BIGRAM.replace("return loss.detach()", late)
+    (peers / "diverges.py").write_text(text)
     race = importlib.import_module("race")
     base = [*NANO, "model.seq_len=64", "trainer.compile=off", "tracker=none"]
     settings = {"own": [], "a_bigram": ["fp32 off"], "diverges": ["fp32 off"]}

@@ -201,7 +201,8 @@ def test_the_noise_of_a_time_is_that_of_paces_losses_and_the_baselines_lengths(
 
 
 def test_what_is_missing_for_it_is_said(tmp_path: Path) -> None:
-    alike(tmp_path, np.random.default_rng(4), lengths=False)
+    rng = np.random.default_rng(4)
+    alike(tmp_path, rng, lengths=False)
     records = load([tmp_path]).records
     without = "the baseline is not there with three seeds at a shorter and a longer length"
     assert noise_at_equal_loss(records, records[0].config) == without

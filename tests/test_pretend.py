@@ -374,7 +374,8 @@ def test_a_run_with_cuda_graphs_validates_in_fp32_and_goes_on_from_its_checkpoin
 ):
     done = pretended.python("-m", "nocap.train", *SHORT, "output_dir=one")
     assert done.code == 0, done.err
-    text = next((tmp_path / "one").glob("runs/*/metrics.jsonl")).read_text()
+    paths = (tmp_path / "one").glob("runs/*/metrics.jsonl")
+    text = next(paths).read_text()
     rows = [json.loads(line) for line in text.splitlines()]
     steps = [row["step"] for row in rows]
     assert steps == list(range(7))

@@ -72,7 +72,8 @@ def test_counted_flops_equal_the_arithmetic_part_by_part(attention, mlp):
     total = sum(flops.values())
     flops["mlp"] = flops.pop("mlp_up") + flops.pop("mlp_down")
     arithmetic = component_flops(run, vocab_size=70)
-    assert flops == {part: each for part, each in arithmetic.items() if each}
+    expected = {part: each for part, each in arithmetic.items() if each}
+    assert flops == expected
     assert flops_per_token(run, vocab_size=70) == (total, "arithmetic")
 
 
@@ -410,7 +411,8 @@ def test_the_record_says_what_was_measured_and_on_what(profiled):
     names = [name for part, name in PARTS.items() if part not in WHOLE]
     lines = ("sum of the parts", "peaks, measured:", "2 of 4 micro-batches")
     assert [line for line in (*names, *lines) if line not in said] == []
-    events = json.loads((folder / "t.json").read_text())["traceEvents"]
+    text = (folder / "t.json").read_text()
+    events = json.loads(text)["traceEvents"]
     assert {MARK + "step", MARK + "blocks.1.mlp.f.up"} <= {event.get("name") for event in events}
 
 
@@ -446,7 +448,8 @@ def test_the_door_measures_bounds(here, tmp_path):
     text = (tmp_path / "p.json").read_text()
     table = json.loads(text)["ceilings"]["table"]
     assert done.code == 0, done.err
-    assert table == sorted(table, key=lambda row: -row["by_step"]), done.err
+    expected = sorted(table, key=lambda row: -row["by_step"])
+    assert table == expected, done.err
     paths = (conf_dir() / "attention").glob("*.yaml")
     options = {f"attention={path.stem}" for path in paths}
     assert options - {row["label"] for row in table} == {"attention=flash"}

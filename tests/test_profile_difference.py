@@ -382,7 +382,8 @@ NO_PROFILES = [
 
 @pytest.mark.parametrize(("changed", "said"), NO_PROFILES)
 def test_what_is_no_profile_is_refused_in_a_line(compared: Any, changed: Json, said: str) -> None:
-    refused(compared(profile(), profile(**changed)), said)
+    comparison = compared(profile(), profile(**changed))
+    refused(comparison, said)
 
 
 def test_an_older_nocaps_profile_is_refused_by_what_it_lacks(compared: Any) -> None:
@@ -447,7 +448,8 @@ def test_two_real_profiles_are_compared(door: Any, tmp_path: Path) -> None:
     assert done.code == 0, done.err
     text = (tmp_path / "d.json").read_text()
     (difference,) = json.loads(text)["differences"].values()
-    assert {row["key"] for row in difference["config"]} == {"attention.kernel"}
+    keys = {row["key"] for row in difference["config"]}
+    assert keys == {"attention.kernel"}
     (scores,) = [row for row in difference["rows"] if row["part"] == "scores"]
     sides = [json.loads((tmp_path / f"{name}.json").read_text()) for name in ("mha", "flash")]
     ms = []

@@ -477,7 +477,8 @@ def test_the_command_is_a_bench_of_the_same_runs(words, bounded):
     words = ["model=nano", *words, "trainer.device=cpu"]
     profile, made = bounded(words, TABLE)
     rows = largest(profile, Typed(words=words, choices=made.choices))
-    assert [each.part for each in rows] == ["scores", "mlp_up", "norm"]
+    parts = [each.part for each in rows]
+    assert parts == ["scores", "mlp_up", "norm"]
     labels = [[each.label for each in row.options] for row in rows]
     assert labels == [["attention=mqa", "attention=sliding"], ["mlp=gelu3x"], []]
     assert rows[2].command is None

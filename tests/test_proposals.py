@@ -235,7 +235,8 @@ def study_door(
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "ideas").mkdir()
-    (tmp_path / "ideas" / "study.yaml").write_text(json.dumps(STUDY))
+    text = json.dumps(STUDY)
+    (tmp_path / "ideas" / "study.yaml").write_text(text)
     return tmp_path / "ideas"
 
 
@@ -270,7 +271,8 @@ def test_what_would_not_be_fair_is_refused_before_anything_runs(
     proposals: list[str] | None,
     line: str,
 ):
-    (folder / "study.yaml").write_text(json.dumps(STUDY | changed))
+    text = json.dumps(STUDY | changed)
+    (folder / "study.yaml").write_text(text)
     words = () if proposals is None else ("--propose", *proposals)
     refused = study_door(folder, *words)
     assert refused.code == 2
@@ -290,7 +292,8 @@ def test_proposals_from_the_first_to_rules_that_changed(
 
     def told(out: str, proposal: str) -> dict[str, Any]:
         done = study_door(folder, f"output_dir={tmp_path / out}", "--json", "--propose", proposal)
-        return {"code": done.code, **json.loads(done.out)}
+        content = json.loads(done.out)
+        return {"code": done.code, **content}
 
     answer = told("out", "attention=mqa")
     keys = ("code", "overrides", "pairs", "word")

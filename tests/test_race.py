@@ -75,7 +75,8 @@ def repo(template, tmp_path, monkeypatch):
     """A copy of it, which is the working directory; `other.py` has the idea's loss."""
     folder = shutil.copytree(template, tmp_path / "theirs")
     (folder / ".git" / "info" / "exclude").write_text("other.py\n")
-    (folder / "other.py").write_text(SCRIPT.replace("- GAIN", "- 0.1"))
+    text = SCRIPT.replace("- GAIN", "- 0.1")
+    (folder / "other.py").write_text(text)
     monkeypatch.chdir(folder)
     return folder
 
@@ -397,8 +398,10 @@ def test_steps_to_a_target_are_refused_where_one_arm_prints_its_loss_rarely(repo
     curve = (
         f"import sys\nfor step in range(0, 101, EVERY): print('step', step, 'val loss', {loss})\n"
     )
-    (repo / "often.py").write_text(curve.replace("EVERY", "1"))
-    (repo / "rarely.py").write_text(curve.replace("EVERY", "10"))
+    text = curve.replace("EVERY", "1")
+    (repo / "often.py").write_text(text)
+    text = curve.replace("EVERY", "10")
+    (repo / "rarely.py").write_text(text)
     words = [*arms(base="often.py {seed}", idea="rarely.py {seed}"), "--metric"]
     answer = raced(
         *words, r"step (?P<step>\d+) val loss (?P<value>\S+)", "--target", "2.55", "--pairs", "3"
@@ -444,14 +447,15 @@ def test_a_metric_in_a_file(repo, raced, name, text, value):
     (repo / "write.py").write_text(f"open({name!r}, 'w').write({text!r})\n")
     both = arms(base="write.py", idea="write.py {seed}")
     answer = raced(*both, "--metric", "val_loss", "--file", name, "--pairs", "1")
-    assert {row["val_loss"] for row in answer["measurements"]} == {value}
+    losses = {row["val_loss"] for row in answer["measurements"]}
+    assert losses == {value}
     assert not (repo / name).exists()
 
 
 @pytest.mark.parametrize("name", ["out/{seed}/log.csv", "out/**/log-*.csv", "seed{seed}.csv"])
 def test_a_file_may_be_named_by_the_seed_or_a_glob(repo, raced, name):
     """Of a glob the file counts that the run wrote last; an old one is not read."""
-    (repo / "write.py").write_text(
+    text = (
         "import sys, pathlib, os\nseed, loss = sys.argv[1:]\n"
         f"place = pathlib.Path({name!r}.replace('{{seed}}', seed).replace('**', "
         f"seed).replace('*', '1'))\n"
@@ -461,6 +465,7 @@ def test_a_file_may_be_named_by_the_seed_or_a_glob(repo, raced, name):
         "    os.utime(place.with_name('log-0.csv'), (1, 1))\n"
         "place.write_text(f'val_loss\\n{loss}.5\\n')\n"
     )
+    (repo / "write.py").write_text(text)
     old = repo / "out" / "old" / "log-9.csv"
     old.parent.mkdir(parents=True)
     old.write_text("val_loss\n7\n")

@@ -101,7 +101,8 @@ def test_killed_agent_leaves_no_rank(tmp_path: Path) -> None:
         tmp_path / "out", "trainer.devices=2", "trainer.steps=2000", command=TORCHRUN
     ) as running:
         running.wait_for_row(3)
-        ranks = with_words(str(running.output_dir)) - {running.process.pid}
+        output_dir = str(running.output_dir)
+        ranks = with_words(output_dir) - {running.process.pid}
         assert len(ranks) == 2
         running.end(signal.SIGKILL)
         wait_until(

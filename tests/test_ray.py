@@ -112,7 +112,8 @@ def runner(grid, ray, restarts=3):
     grid.write()
     (grid.folder / "jobs").mkdir()
     for cell in grid.cells:
-        log = CellJob(str(grid.folder), cell.plan.identity).log
+        folder = str(grid.folder)
+        log = CellJob(folder, cell.plan.identity).log
         log.write_text("nocap: it said so\n")
     return Runner(grid, RayTasks(ray=ray, folder=grid.folder, restarts=restarts))
 

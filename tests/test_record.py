@@ -228,7 +228,8 @@ def test_nothing_of_another_run_is_believed(whole: Path, half: Path, tmp_path: P
 
 def as_another(source: Path, seed: int) -> Path:
     """A copy that calls itself the run of another seed, all identities and digests recomputed."""
-    parts = json.loads((source / "manifest.json").read_text())["parts"]
+    text = (source / "manifest.json").read_text()
+    parts = json.loads(text)["parts"]
     parts["config"]["seed"] = seed
     identity = digest(parts)
     copy = shutil.copytree(source, source.with_name(f"nano-s{seed}-{identity}"))
@@ -239,7 +240,8 @@ def as_another(source: Path, seed: int) -> Path:
 
 def test_copies_count_once_and_forged_ones_not_at_all(whole: Path, tmp_path: Path) -> None:
     this = copied(whole, tmp_path)
-    shutil.copytree(this.run_dir, this.run_dir.with_name(f"backup-of-{this.run_dir.name}"))
+    path = this.run_dir.with_name(f"backup-of-{this.run_dir.name}")
+    shutil.copytree(this.run_dir, path)
     for seed in range(100, 103):
         as_another(this.run_dir, seed)
         edit(as_another(this.run_dir, seed + 10) / "summary.json", val_loss=1.0 + seed / 1e5)

@@ -133,7 +133,8 @@ def test_mean_curve_keeps_to_the_steps_of_all_finished_seeds() -> None:
 
 
 def test_colour_is_one_factor_and_dash_the_other() -> None:
-    arms = payload_of(report.render(made(seeds=1)))["arms"]
+    page = report.render(made(seeds=1))
+    arms = payload_of(page)["arms"]
     looks = {arm["label"]: (arm["hue"], arm["dash"]) for arm in arms}
     assert looks["flash gelu4x"] == (0, 0)
     assert len({*looks.values()}) == 12

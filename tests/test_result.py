@@ -334,7 +334,8 @@ def test_standard_output_has_the_same_file(outputs: Path, tmp_path: Path) -> Non
     said = answer(lambda: compare.main([str(outputs), "--json", "-"]), limit_s=600)
     # no study's results, though it is called so
     path = written(said.out, tmp_path / "results.mine.json")
-    assert judge(path) == (0, [follows(path, 19)])
+    expected = (0, [follows(path, 19)])
+    assert judge(path) == expected
 
 
 @pytest.mark.slow
@@ -347,7 +348,8 @@ def test_what_was_said_when_the_runs_were_read_is_said_again(outputs: Path, tmp_
     content = content_of(path)
     assert list(content["reading"]["unreadable"]) == [broken.name]
     assert any("1 run left out (gpt2-other" in line for line in content["problems"])
-    assert judge(path) == (0, [follows(path, 18)])
+    expected = (0, [follows(path, 18)])
+    assert judge(path) == expected
     again = api.compare(path)
     assert again["problems"] == content["problems"]
     assert again["not_compared"] == content["not_compared"]
@@ -395,7 +397,8 @@ def test_a_file_of_records_that_logs_are_made_into(tmp_path: Path) -> None:
     comparison = compared(of_logs(TWO, range(4)))
     again = result.read(file_of(comparison, tmp_path / "result.json"))
     assert again.follows() == [follows(tmp_path / "result.json", 8)]
-    assert to_json(result_of(again.comparison)) == to_json(result_of(comparison))
+    content = to_json(result_of(again.comparison))
+    assert content == to_json(result_of(comparison))
     formats = [run.manifest["imported"]["format"] for run in again.comparison.records]
     assert formats == ["csv"] * 8
     values = [row.difference.outcome.value for row in again.comparison.arms if row.difference]
@@ -804,7 +807,8 @@ def test_two_halves_of_a_grid_by_seeds_are_the_grid(tmp_path: Path) -> None:
             "place": places.index("-".join(words)),
         }
         attempts = [{**run.manifest["attempts"][0], "asked": asked}]
-        return replace(run, manifest={**run.manifest, "attempts": attempts})
+        manifest = {**run.manifest, "attempts": attempts}
+        return replace(run, manifest=manifest)
 
     whole = grid_with_lengths(of_two_commands)
     assert whole.look == 2
@@ -814,7 +818,8 @@ def test_two_halves_of_a_grid_by_seeds_are_the_grid(tmp_path: Path) -> None:
         comparison = compared(Found(records=half), baseline="flash gelu4x")
         files.append(file_of(comparison, tmp_path / f"{number}.json"))
     again = compared_to(tmp_path / "joined.json", *files)
-    expected = json.loads(json.dumps(to_json(result_of(whole))))
+    content = to_json(result_of(whole))
+    expected = json.loads(json.dumps(content))
     assert expected["by_factor"]
     assert len(expected["lengths"]) == 2
     labels = {arm["label"] for arm in expected["arms"]}

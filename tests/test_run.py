@@ -136,7 +136,8 @@ def test_clock_sums_to_the_wall_and_the_wall_is_the_time_of_the_process(
 def test_manifest_says_what_the_run_is_made_of(undisturbed: Undisturbed) -> None:
     manifest = json.loads((undisturbed.run_dir / "manifest.json").read_text())
     assert {"identity", "parts", "data", "hardware", "versions", "git", "attempts"} <= set(manifest)
-    assert set(manifest["parts"]) == {"config", "source", "data", "environment"}
+    parts = set(manifest["parts"])
+    assert parts == {"config", "source", "data", "environment"}
     assert (
         digest(manifest["parts"])
         == manifest["identity"]
@@ -215,7 +216,8 @@ def test_same_run_under_another_name_is_found(
     assert done.code == 0
     assert done.out.splitlines()[0] == "already finished: nothing to train"
     assert undisturbed.run_dir.name in done.out
-    assert len(list((out / "runs").iterdir())) == 1
+    paths = (out / "runs").iterdir()
+    assert len(list(paths)) == 1
 
 
 # --- identity -------------------------------------------------------------------------------------

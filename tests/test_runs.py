@@ -272,7 +272,8 @@ def test_what_refers_to_a_run_is_named_before_it_goes(
     }
     for name, content in files.items():
         (here / name).parent.mkdir(parents=True)
-        (here / name).write_text(json.dumps(content) + "\n")
+        text = json.dumps(content) + "\n"
+        (here / name).write_text(text)
     refer = f"experiments/question, outputs/grids/lr-1234, outputs/runs/{branch.name}"
     rows = said(capsys, "rm", "seed<3").splitlines()
     for run, named in ((trunk, refer), (alone, "–")):

@@ -213,12 +213,9 @@ def quickly(words):
     optimizer = replace(shared.run.optimizer, lr=lr)
     seed = int(own.get("seed", 0))
     own_trainer = replace(shared.run.trainer, **trainer)
+    output_dir = own["output_dir"].strip("'")
     run = replace(
-        shared.run,
-        seed=seed,
-        output_dir=own["output_dir"].strip("'"),
-        optimizer=optimizer,
-        trainer=own_trainer,
+        shared.run, seed=seed, output_dir=output_dir, optimizer=optimizer, trainer=own_trainer
     )
     return replace(shared, overrides=tuple(words), run=run)
 

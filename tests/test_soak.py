@@ -95,7 +95,8 @@ def test_it_goes_on_after_its_last_whole_line(tmp_path: Path) -> None:
     soak = Soak(folder=tmp_path, seed=3, kills=7)
     soak.state.write_text("".join(lines)[:-9])
     soak.resume()
-    assert soak.state.read_text() == lines[0] + lines[1]
+    text = soak.state.read_text()
+    assert text == lines[0] + lines[1]
     paths = tmp_path.glob("job-*")
     assert [path.name for path in paths] == ["job-4-lost"]
     assert soak.injected == 6

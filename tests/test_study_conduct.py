@@ -273,7 +273,8 @@ def test_sessions_are_apart_in_time(lab: Lab):
     assert lab.tasks[:2] == ["bench session 1", "mha, seed 0"]
     lab.train_s = 200
     lab.waits.clear()
-    lab.carry("long", "long", scales=at(apart_min=5))
+    scales = at(apart_min=5)
+    lab.carry("long", "long", scales=scales)
     # before each seed's runs
     assert lab.waits == []
     tasks = enumerate(lab.tasks[9:])
@@ -321,7 +322,8 @@ def test_a_request_to_stop_while_waiting_keeps_what_there_is(
     monkeypatch.setattr(lab, "sleep", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(StoppedError, match="stopped; what was trained and timed is kept"):
         lab.carry(scales=at(apart_min=5))
-    assert [task for task in lab.tasks if "session" in task] == ["bench session 1"]
+    tasks = [task for task in lab.tasks if "session" in task]
+    assert tasks == ["bench session 1"]
     assert len(lab.lines("run")) == 6
 
 
@@ -347,7 +349,8 @@ def test_a_label_is_on_the_screen_in_the_results_and_on_the_page(
     folder = written(lab.root / "made", study())
     told(lab, capsys, "--judge", code=1)  # which writes nothing
     paths = lab.root.rglob("*")
-    assert [path.name for path in paths if path.is_file()] == ["study.yaml"]
+    names = [path.name for path in paths if path.is_file()]
+    assert names == ["study.yaml"]
     assert main([str(folder), f"output_dir={lab.root / 'out'}", "--json"]) == 0
     printed = capsys.readouterr()  # alone on stdout, and the same as those that are written
     (results,) = folder.glob("results.*.json")

@@ -123,7 +123,8 @@ def asked_for(record: Record, seeds: int, *, at: str) -> Record:
     """The record, with what its command asked of its arm."""
     asked = {"at": at, "seeds": list(range(seeds))}
     attempts = [{**attempt, "asked": asked} for attempt in record.manifest["attempts"]]
-    return replace(record, manifest={**record.manifest, "attempts": attempts})
+    manifest = {**record.manifest, "attempts": attempts}
+    return replace(record, manifest=manifest)
 
 
 def in_two_looks(record: Record) -> Record:
@@ -336,7 +337,8 @@ def test_what_is_missing_is_named_and_no_seed_is_passed_over(tmp_path: Path) -> 
 
 
 def test_a_claim_rests_on_the_baselines_lengths(tmp_path: Path) -> None:
-    made_study = loaded(tmp_path / "made", study(claims=[EQUAL, LOSS]))
+    content = study(claims=[EQUAL, LOSS])
+    made_study = loaded(tmp_path / "made", content)
     equal, loss = made_study.claims
     evidence = made()
     names = {name for name, *_ in evidence.used(equal, made_study)}
@@ -448,7 +450,8 @@ def test_a_length_that_fails_ends_the_study_with_1(
     """In a later analysis, too: the claim goes on no more, and no pair is passed over."""
     lab.loss = law
     lab.pace = paced
-    content = study(claims=[UNSURE], seeds=list(range(12)))
+    seeds = list(range(12))
+    content = study(claims=[UNSURE], seeds=seeds)
     folder = written(lab.root / "made", content)
 
     def train(runs: Sequence[Training], label: str, **more: Any) -> dict[str, RunResult]:
@@ -522,7 +525,8 @@ def test_from_a_file_to_a_verdict_and_the_grid_that_asks_the_same(
     assert "time at equal loss" in here(str(own), module="nocap.compare").out
     compared = here("outputs", "--json", "compared.json", module="nocap.compare")
     assert compared.code == 0
-    arms = json.loads((tmp_path / "compared.json").read_text())["arms"]
+    text = (tmp_path / "compared.json").read_text()
+    arms = json.loads(text)["arms"]
     (ratio,) = [arm["equal_loss"]["ratio"] for arm in arms if arm["equal_loss"] is not None]
     assert claimed["measured"]["mid"] == pytest.approx(ratio["mean"], rel=1e-9)
     assert claimed["measured"]["low"] == pytest.approx(ratio["low"], rel=1e-9)

@@ -290,7 +290,8 @@ def test_the_logs_of_two_machines_are_merged_by_keeping_all_lines(tmp_path: Path
 
 def test_a_line_in_an_older_form_names_the_line_before_it(tmp_path: Path):
     path = lines_in(tmp_path / FILE)
-    content = json.loads(path.read_text().splitlines()[0])
+    lines = path.read_text().splitlines()
+    content = json.loads(lines[0])
     chained = {**content, "previous": ["0123456789abcdef"]}
     path.write_text(json.dumps(chained) + "\n")
     claims = [line.claim for line in read(path).of(RegistrationLine)]

@@ -38,7 +38,8 @@ def made(folder: Path, kind: str, config_dir: str = "own") -> Path:
     content = study(arms=arms, config_dir=config_dir, claims=claims)
     place = folder / "own" / "ideas"
     place.mkdir(parents=True)
-    (place / f"{kind}.py").write_text(SOFTER.replace("KIND", kind))
+    text = SOFTER.replace("KIND", kind)
+    (place / f"{kind}.py").write_text(text)
     (place / f"{kind}.yaml").write_text(f"# @package ideas.{kind}\nkind: {kind}\n")
     return written(folder, content)
 

@@ -69,7 +69,8 @@ def resulted(made_study: Study, evidence: Evidence, *, stands: Provenance = STAN
 
 def claims_of(result: StudyResult) -> list[Json]:
     """Its claims as JSON has them."""
-    claims: list[Json] = json.loads(json.dumps(to_json(result)))["claims"]
+    text = json.dumps(to_json(result))
+    claims: list[Json] = json.loads(text)["claims"]
     return claims
 
 
@@ -147,7 +148,8 @@ def test_an_arms_loss_is_of_the_runs_that_finished(tmp_path: Path):
     finished = [law(400) + NOISE[0], law(400) + NOISE[2]]
     assert mqa.val_loss.all == finished
     assert mqa.diverged == [1]
-    assert re.search("^mqa .*, 1 diverged", pages.render(result), re.M)
+    page = pages.render(result)
+    assert re.search("^mqa .*, 1 diverged", page, re.M)
 
 
 def test_a_gain_that_is_only_bounded_shows_its_lower_end(tmp_path: Path):
@@ -234,7 +236,8 @@ def test_a_declared_noise_reaches_the_verdict_and_its_sentence(tmp_path: Path):
     assert math.log(ratio) == pytest.approx(half / 3, rel=1e-3)
     stored = claims_of(again(result, tmp_path))
     for before, after in zip((loss, speed), stored, strict=True):
-        assert {**after, "hash": "made"} == {**before, "exploratory": "not in its study's log"}
+        expected = {**before, "exploratory": "not in its study's log"}
+        assert {**after, "hash": "made"} == expected
     declared = ", noise of a pair declared as 0.02 with 4.4 degrees of freedom (24 pairs of arms)"
     of_loss = result.claims[0]
     assert words.noise(of_loss.declared(of_loss.verdict.primary)) == declared
@@ -258,7 +261,8 @@ def test_a_page_is_judged_in_the_order_that_was_registered(tmp_path: Path, seeds
     assert row["n"] == 3
     assert row["measured"]["mid"] == pytest.approx(0.1)
     (stored,) = claims_of(again(result, tmp_path))
-    assert {**stored, "hash": "made"} == {**row, "exploratory": "not in its study's log"}
+    expected = {**row, "exploratory": "not in its study's log"}
+    assert {**stored, "hash": "made"} == expected
 
 
 def test_a_report_keeps_its_authors_text(tmp_path: Path):
@@ -267,7 +271,8 @@ def test_a_report_keeps_its_authors_text(tmp_path: Path):
     readme = folder / "README.md"
     confirmed = resulted(made_study, speeds(FAST, SAME), stands=LATE)
     refuted = resulted(made_study, speeds(SLOW, SAME), stands=LATE)
-    assert pages.write(made_study, folder, confirmed) == [folder / "results.cpu.abc.json", readme]
+    expected = [folder / "results.cpu.abc.json", readme]
+    assert pages.write(made_study, folder, confirmed) == expected
     first = readme.read_text()
     assert first.startswith(
         "# made: M.speed confirmed (cpu, a CPU)\n\n**Question.** Does one key/value head "
@@ -301,7 +306,8 @@ def test_the_leaderboard_has_a_row_a_claim(tmp_path: Path):
         content = study(claims=[RACE, STEPS], scales=scales)
         made_study = loaded(tmp_path / name, content)
         evidence = both(by_law("mqa", worse=worse), by_law("mha"), pace=pace(1.1))
-        pages.write(made_study, tmp_path / name, resulted(made_study, evidence))
+        result = resulted(made_study, evidence)
+        pages.write(made_study, tmp_path / name, result)
     (tmp_path / "empty").mkdir()
     missing = "- {id: Z9, statement: it flies, expected: 2×, why: no wings}\n"
     (tmp_path / "not_built.yaml").write_text(missing)
@@ -398,7 +404,8 @@ def test_steps_are_seeds_and_their_time_is_the_sessions(tmp_path: Path):
     evidence = both(slower_arm, by_law("mha", noise=noise), pace=paces)
     expected = {}
     for i, speed in enumerate(speeds, start=1):
-        expected[i] = (pytest.approx(4.0 * math.exp(-0.1 / B) / speed), Ending.measured)
+        ratio = math.exp(-0.1 / B)
+        expected[i] = (pytest.approx(4.0 * ratio / speed), Ending.measured)
     assert measured(made_study.claims[0], made_study, evidence, "mqa") == expected
 
 
@@ -560,7 +567,8 @@ def test_a_step_cannot_lose_more_than_its_part(tmp_path: Path):
     other = {**PARTS, "ms": {"scores": 90.0}}
     evidence = parts({("mha", 1): PARTS, ("mha", 2): slower, ("mqa", 1): other})
     # the baseline's, and the largest seen
-    assert bounded(tmp_path, "amdahl", evidence) == pytest.approx(1 / (1 - 0.25))
+    expected = 1 / (1 - 0.25)
+    assert bounded(tmp_path, "amdahl", evidence) == pytest.approx(expected)
     assert bounded(tmp_path, "amdahl", parts({("mqa", 1): PARTS})) is None
     # saved in part: a quarter of an MLP of 40 ms, and scores of 10 ms whole, of a step of 100 ms
     half_done = {**PARTS, "step_ms": 100.0, "ms": {"scores": 10.0, "mlp_up": 40.0}}

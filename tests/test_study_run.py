@@ -32,11 +32,12 @@ def left(root: Path) -> SimpleNamespace:
     sessions = {}
     for path in sorted(root.glob("out/studies/made/cpu/sessions/b*.json")):
         sessions[path.name] = json_of(path)
+    page = (root / "made" / "README.md").read_text()
     return SimpleNamespace(
         results=json_of(results),
         claims=json_of(results)["claims"],
         log=read(root / "made" / FILE),
-        page=(root / "made" / "README.md").read_text(),
+        page=page,
         runs=runs,
         sessions=sessions,
     )

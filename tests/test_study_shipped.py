@@ -55,7 +55,8 @@ def test_a_name_in_this_folder_comes_first_and_an_unknown_one_is_refused_with_th
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     paths = (REPO / "experiments").glob("*/study.yaml")
-    assert set(shipped()) == {path.parent.name for path in paths}
+    names = {path.parent.name for path in paths}
+    assert set(shipped()) == names
     (tmp_path / "gqa").mkdir()
     assert folder_of("gqa") == Path("gqa")
     assert folder_of("mlp") == Path("experiments/mlp")

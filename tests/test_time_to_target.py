@@ -82,7 +82,8 @@ def test_longer_runs_that_end_higher_count_as_one_length():
     assert np.log(arm.steps) == pytest.approx(middle)
     # its loss does not fall at all
     flat, _ = race({200: [3.0] * 3, 400: [3.1] * 3}, {400: [3.7] * 3})
-    assert flat == Finish(steps=[400.0] * 3, ending=Ending.at_most)
+    expected = Finish(steps=[400.0] * 3, ending=Ending.at_most)
+    assert flat == expected
 
 
 def test_each_seed_has_the_noise_of_its_three_losses():
@@ -227,7 +228,8 @@ def test_a_ratio_may_be_off_by_what_lies_between_two_validations() -> None:
     # the arm as early, the baseline as late as can be
     lowest = math.log(100 / 200) - math.log(150 / 190)
     highest = math.log(200 / 180) - math.log(150 / 190)
-    assert widening(arm, base) == pytest.approx(max(-lowest, highest))
+    expected = max(-lowest, highest)
+    assert widening(arm, base) == pytest.approx(expected)
     differ = (100 - 20) / 170
     narrow = Estimate(mid=1.0, low=1.0, high=math.exp(differ - 0.01), n=3)
     wide = Estimate(mid=1.0, low=1.0, high=math.exp(differ + 0.01), n=3)

@@ -99,7 +99,8 @@ def test_intervals_of_two_kinds_of_repeats_hold_the_truth(arms: int) -> None:
 def test_too_few_rounds_give_no_interval() -> None:
     half_width = of_pairs([1.0, 1.1, 1.2], beside=[0.0, 0.1]).half_width
     assert half_width == math.inf
-    half_width = of_arms([[1.0, 1.1, 1.2]] * 2, beside=[[0.0, 0.1]] * 2)[0].half_width
+    estimates = of_arms([[1.0, 1.1, 1.2]] * 2, beside=[[0.0, 0.1]] * 2)
+    half_width = estimates[0].half_width
     assert half_width == math.inf
 
 

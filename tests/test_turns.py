@@ -194,7 +194,8 @@ def test_times_of_one_session_have_a_ratio_and_no_word():
     arm = only(made, question(6, costs=[WALL]))
     assert arm.costs["wall_s"].outcome is Outcome.undecided
     assert arm.costs["wall_s"].estimate.mid == pytest.approx(2.0, abs=0.1)
-    assert arm.measured["wall_s"].mean == pytest.approx(fmean(WALLS["idea"]))
+    expected = fmean(WALLS["idea"])
+    assert arm.measured["wall_s"].mean == pytest.approx(expected)
     assert arm.measured["wall_s"].estimate is None
 
 

@@ -408,7 +408,8 @@ def test_what_is_counted_needs_one_value_and_has_no_noise():
     assert judged.n == 1
     assert judged.primary.per == Per.exact
     expected = (math.log(4), math.log(4))
-    assert ends(judged.primary.interval()) == pytest.approx(expected)
+    interval = judged.primary.interval()
+    assert ends(interval) == pytest.approx(expected)
     kv_bytes = ("kv_bytes", [128.0, 128.0], [512.0, 512.0])
     assert judge(made, kv_bytes, per=Per.exact).n == 1
     one_byte_more = ("kv_bytes", [129.0], [512.0])
@@ -429,7 +430,8 @@ def test_pairs_are_analysed_at_three_six_and_twelve_and_at_no_other_number():
         assert judged.primary.analysis == analysis
         assert judged.missing == []
         half_width = judged.primary.interval().half_width
-        assert half_width == pytest.approx(half(gains[:counted], analysis=analysis))
+        expected = half(gains[:counted], analysis=analysis)
+        assert half_width == pytest.approx(expected)
         assert judged.word is (CONFIRMED if n < 6 else INCONCLUSIVE)
 
 

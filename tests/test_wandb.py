@@ -309,7 +309,8 @@ def test_a_training_that_a_kill_sets_back_is_one_run_with_each_step_once(
     for name in ("step", "tokens", "eval/loss", "train/loss", "train/lr"):
         values = [row.get(name) for row in run.rows]
         assert values == [row.get(name) for row in expected]
-    assert run.summary["eval/loss"] == summary_of(folder_of(tmp_path))["val_loss"]
+    losses = summary_of(folder_of(tmp_path))["val_loss"]
+    assert run.summary["eval/loss"] == losses
 
 
 @pytest.mark.slow
@@ -555,10 +556,12 @@ def test_the_start_says_where_and_sends_what_is_known(tmp_path: Path, server: Wa
     assert run.described["displayName"] == "mine"
     assert "a b" in run.described["tags"]
     summary = summary_of(folder_of(tmp_path))
-    manifest = json.loads((folder_of(tmp_path) / "manifest.json").read_text())
+    text = (folder_of(tmp_path) / "manifest.json").read_text()
+    manifest = json.loads(text)
     assert run.config["params.total"] == summary["params"]["total"]
     assert run.config["hardware.fingerprint"] == summary["hardware"]["fingerprint"]
-    assert run.config.get("commit") == manifest["git"].get("commit")
+    expected = manifest["git"].get("commit")
+    assert run.config.get("commit") == expected
     assert run.config["identity"] == summary["identity"]
     assert run.config["swept"] == "steps, val_every"
     noise = {"output_dir", "cache_dir", "store", "tracker", "options"}

@@ -101,7 +101,8 @@ def test_what_cannot_be_read_is_shown_in_quotes_that_can(
     ) as refused:
         compose([*WITHOUT_DATA, "data=text", f"data.path={value}"])
     assert str(refused.value).endswith(f'as in "data.path={quoted}"')
-    assert compose([*WITHOUT_DATA, "data=text", f"data.path={quoted}"]).data.path == read
+    run = compose([*WITHOUT_DATA, "data=text", f"data.path={quoted}"])
+    assert run.data.path == read
 
 
 def test_a_list_for_one_text_is_refused() -> None:

@@ -85,10 +85,8 @@ def inject(loop, kind, steps, always):
             hook.remove()
             parameters = trainee.model.parameters()
             same = all(p.equal(b) for p, b in zip(parameters, before, strict=True))
-            (
-                Path(os.environ["NOCAP_FAULT_DIR"])
-                / f"rank{job.world.rank}-{'unchanged' if same else 'changed'}"
-            ).touch()
+            path = Path(os.environ["NOCAP_FAULT_DIR"])
+            (path / f"rank{job.world.rank}-{'unchanged' if same else 'changed'}").touch()
 
     def write_on_a_full_disk(recorder, row):
         # where the kernel answers ENOSPC to every write

@@ -415,7 +415,8 @@ def in_json(path: Path, rng: random.Random) -> None:
     at = rng.randrange(len(rows))
     content = json.loads(rows[at])
     rows[at] = _text(*_put(content, rng, RAW))
-    path.write_text("\n".join(rows) + "\n", errors="surrogatepass")
+    text = "\n".join(rows) + "\n"
+    path.write_text(text, errors="surrogatepass")
 
 
 def in_yaml(path: Path, rng: random.Random) -> None:

@@ -184,7 +184,8 @@ class Judge:
             return Verdict("wrote", wrote)
         pages = list[Path]()
         for glob in self.door.pages:
-            pages += [path for path in Path().glob(glob) if path.is_file()]
+            paths = Path().glob(glob)
+            pages += [path for path in paths if path.is_file()]
         for page in pages:
             if SCRIPT.search(page.read_text(errors="replace")):
                 return Verdict("script", str(page))

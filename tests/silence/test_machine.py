@@ -73,7 +73,8 @@ def test_compiled_code_of_another_user_never_runs(
     done = door(*COMPILED, env=env)
     assert done.code == 1  # there is no compiler
     paths = sorted(planted.rglob("*"))
-    assert [str(p) for p in paths] == [str(planted / "precompiled_headers")]
+    expected = [str(planted / "precompiled_headers")]
+    assert [str(p) for p in paths] == expected
     assert str(planted) not in asked.read_text()
     assert str(cache / "compiled") in asked.read_text()
     assert stat.S_IMODE((cache / "compiled").stat().st_mode) == 0o700

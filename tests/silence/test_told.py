@@ -257,9 +257,8 @@ def test_nocap_check_takes_companions_and_says_where(here: Door, tmp_path: Path)
     shutil.copytree(SOFTCAP, tmp_path / "raises/attention")
     file = tmp_path / "raises/attention/softcap.py"
     line = "            groups, (T, D) ="
-    file.write_text(
-        edited(file.read_text(), line, f"            raise RuntimeError('never')\n{line}")
-    )
+    text = edited(file.read_text(), line, f"            raise RuntimeError('never')\n{line}")
+    file.write_text(text)
     failed = made(check("raises", "--only", "learns"), code=1)
     matches = re.findall(r"(/\S+\.(?:log|err|out))\b", failed.out + failed.err)
     logs = [Path(path) for path in matches]
@@ -302,7 +301,8 @@ def bad_input(here: Door, door: Door, tmp_path: Path) -> Iterator[tuple[str, Fin
     with (tmp_path / "exits/attention/softcap.py").open("a") as file:
         file.write("\nraise SystemExit(3)\n")
     path = tmp_path / "later/attention/softcap.py"
-    path.write_text(edited(path.read_text(), "super().__post_init__()", "raise SystemExit(3)"))
+    text = edited(path.read_text(), "super().__post_init__()", "raise SystemExit(3)")
+    path.write_text(text)
     # no folder can be made below a file or in /proc, whoever asks
     commands = [
         ("train", *TINY, "output_dir=/proc/nocap"),

@@ -238,7 +238,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         place = f"{block.page}:{block.line}"
         commands = block.commands if reason else block.to_run
         for i, command in enumerate(commands):
-            shown = " ".join(command.replace("\\\n", " ").split())
+            words = command.replace("\\\n", " ").split()
+            shown = " ".join(words)
             if reason:
                 print(
                     f"{place:<34} {'skipped':<8} {'':>7} {'':>7}  {shown}  ({reason})", flush=True
