@@ -47,7 +47,8 @@ def test_what_api_trains_is_what_the_command_trains(
     other = the_run(command)
     assert run_dir.name == other.name
     assert steady(run_dir) == steady(other)
-    assert summary == json.loads((run_dir / "summary.json").read_text())
+    text = (run_dir / "summary.json").read_text()
+    assert summary == json.loads(text)
     assert summary["status"] == "finished"
     run = api.compose(*CELL, f"output_dir={out}")
     # it is done

@@ -219,8 +219,10 @@ def test_what_cannot_be_a_trunk_is_refused(tmp_path: Path, trunk: Path) -> None:
 def test_a_trunk_is_named_by_the_beginning_of_its_name(tmp_path: Path, trunk: Path) -> None:
     outputs = f"output_dir={trunk.parents[1]}"
     begun = planned(outputs, f"trainer.init_from={trunk.name[:-6]}@8")
-    assert begun.identity == planned(begins(trunk), f"output_dir={tmp_path}").identity
-    assert begun.run.trainer.init_from == str(at(trunk))  # the record has the folder
+    identity = planned(begins(trunk), f"output_dir={tmp_path}").identity
+    assert begun.identity == identity
+    scale = str(at(trunk))
+    assert begun.run.trainer.init_from == scale  # the record has the folder
 
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])

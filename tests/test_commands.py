@@ -121,7 +121,8 @@ def test_help_list_and_cfg_need_no_library_that_takes_long() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=REPO, timeout=300
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1:] == ["True"], done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[-1:] == ["True"], done.stderr
 
 
 # --- --json ---------------------------------------------------------------------------------------

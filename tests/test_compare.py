@@ -594,7 +594,8 @@ def lengths(
 
 def test_runs_of_other_lengths_have_no_word(tmp_path):
     assert lengths(tmp_path, steps=300, config={"mlp.expansion": 3.0}) == "confounded (steps)"
-    assert "(--allow steps)" in " ".join(told(tmp_path)["problems"])
+    problems = told(tmp_path)["problems"]
+    assert "(--allow steps)" in " ".join(problems)
     arms = told(tmp_path, allow=["steps"])["arms"]
     assert arms[1]["difference"]["verdict"] == "worse"
 
@@ -689,7 +690,8 @@ def test_looks_are_counted_from_what_commands_asked_for(tmp_path, commands, look
     assert content["look"] == look
     assert content["confidence"] == 1 - 0.05 / look**2
     shown = {1: "95%", 2: "98.75%", 3: "99.44%"}[look]
-    assert f"±: half of the {shown} interval" in render(compare(load([tmp_path])))
+    comparison = compare(load([tmp_path]))
+    assert f"±: half of the {shown} interval" in render(comparison)
     difference = content["arms"][1]["difference"]
     assert difference["low"] == pytest.approx(exact.low, abs=1e-9)
     assert difference["high"] == pytest.approx(exact.high, abs=1e-9)
@@ -883,7 +885,8 @@ def test_losses_that_measure_different_things_are_never_compared(tmp_path, capsy
     for seed in range(3):
         write_run(tmp_path, seed=seed, loss=3.3 + seed * 1e-3)
         write_run(tmp_path, words="gpt2-other", seed=seed, loss=3.2 + seed * 1.1e-3, **difference)
-    assert len(compare(load([tmp_path])).runs) == 3
+    comparison = compare(load([tmp_path]))
+    assert len(comparison.runs) == 3
     write_run(tmp_path, seed=3)  # now one of the two groups is the larger
     said = out()
     assert "1 arm from 4 runs" in said
@@ -961,7 +964,8 @@ def test_a_baseline_by_any_of_its_names(tmp_path):
     two_arms(tmp_path, effect=0.0, seeds=1)
     cases = ("gelu3x", "mlp.expansion=3", "expansion=3", "mlp=gelu3x", "gpt2-flash-gelu3x-s0")
     for wanted in cases:
-        assert arms_of(tmp_path, baseline=wanted)["gelu3x"]["difference"] is None
+        arms = arms_of(tmp_path, baseline=wanted)
+        assert arms["gelu3x"]["difference"] is None
 
 
 def test_the_baseline_is_the_arm_asked_for_first_however_its_runs_are_named(tmp_path):
@@ -1047,7 +1051,8 @@ def test_json_csv_and_a_data_frame_say_the_same(tmp_path, capsys):
     two_arms(tmp_path / "o", effect=0.01)
     into = [f"--{kind}={tmp_path}/new/x.{kind}" for kind in ("json", "csv")]
     assert door.main([str(tmp_path / "o"), "--target", "3.4", *into]) == 0
-    assert re.search("worse(.|\n)*To val loss 3.4", capsys.readouterr().out)
+    out = capsys.readouterr().out
+    assert re.search("worse(.|\n)*To val loss 3.4", out)
     comparison = json.loads((tmp_path / "new" / "x.json").read_text())
     content = told(tmp_path / "o", target_loss=3.4)
     for key, value in json.loads(json.dumps(content)).items():

@@ -80,7 +80,8 @@ def test_every_model_builds_and_comes_back_from_its_record(size: str, tmp_path: 
     run = compose([f"model={size}", *ONE_ROW, "trainer.device=cpu"])
     comes_back(run, tmp_path / "config.yaml")
     with torch.device("meta"):
-        assert len(GPT(run, vocab_size=257).blocks) >= 2
+        blocks = GPT(run, vocab_size=257).blocks
+        assert len(blocks) >= 2
 
 
 def rows_of_options() -> list[list[tuple[str, str]]]:
@@ -318,9 +319,12 @@ def test_arms_take_the_baselines_precision_and_compilation(monkeypatch: pytest.M
     nano = ("model=nano", *ONE_THREAD)
     tiny = ("model=tiny", *ONE_THREAD, "trainer.steps=5000")
     first = composed_of([*nano, "trainer.precision=bf16"])
-    assert composed_of(tiny).run.trainer.compile is Compile.full
-    assert as_in(first, tiny).run.trainer.compile is Compile.off
-    assert as_in(first, tiny).run.trainer.precision is Precision.bf16
+    trainer = composed_of(tiny).run.trainer
+    assert trainer.compile is Compile.full
+    trainer = as_in(first, tiny).run.trainer
+    assert trainer.compile is Compile.off
+    trainer = as_in(first, tiny).run.trainer
+    assert trainer.precision is Precision.bf16
     run = as_in(first, [*tiny, "trainer.precision=fp32"]).run
     assert run.trainer.precision is Precision.fp32
     alike = (*nano, "trainer.precision=bf16", "attention=mqa")
@@ -402,7 +406,8 @@ def test_a_config_is_printed_without_its_data(here):
     """Training would refuse the file, which is not there: its place is all that a config says."""
     shown = here("--cfg", "job", "model=nano", "data=text", "data.path=later.txt")
     assert shown.code == 0
-    assert yaml.safe_load(shown.out)["data"]["path"] == "later.txt"
+    content = yaml.safe_load(shown.out)
+    assert content["data"]["path"] == "later.txt"
 
 
 def test_what_was_composed_and_what_hydra_knows_is_told(here):
@@ -480,7 +485,8 @@ def test_help_of_options_has_their_keys_and_of_all_every_key() -> None:
         given.append(asked(words.split()).all)
     assert given == [True, True, False, True]
     # a lone `all` is refused as any word
-    assert asked(["--help", "all", "seed=0"]).overrides == ["seed=0"]
+    overrides = asked(["--help", "all", "seed=0"]).overrides
+    assert overrides == ["seed=0"]
     assert asked(["all"]).overrides == ["all"]
 
 

@@ -249,7 +249,8 @@ def check(what: str, at: Path, twin: Twin, *, least: int) -> None:
     this = planned(at)
     if outcome(this) is not None:
         assert load([this.run_dir]).unreadable == {}, what
-        assert state_of(this.run_dir) == state_of(twin.this.run_dir), what
+        state = state_of(twin.this.run_dir)
+        assert state_of(this.run_dir) == state, what
     usable = checkpoint.find(this.run_dir / "checkpoints")
     assert usable.step >= least, (
         f"{what}: the checkpoint of step {least} was whole; {usable.invalid}"
@@ -270,7 +271,8 @@ def resumes_to_the_same_bits(what: str, at: Path, twin: Twin) -> None:
     this = planned(at)
     if outcome(this) is None:
         start(this)
-    assert state_of(this.run_dir) == state_of(twin.this.run_dir), what
+    state = state_of(twin.this.run_dir)
+    assert state_of(this.run_dir) == state, what
     assert outcome(planned(at)) is not None, what
     assert unfinished(this.run_dir / "checkpoints") == [], what
 

@@ -154,7 +154,8 @@ def test_racing_processes_all_succeed(stdlib, tmp_path):
         shard_sets = list(pool.map(lambda _: (barrier.wait(), stdlib())[1], range(6)))
     for shard_set in shard_sets:
         assert shard_set == shard_sets[0]
-    assert not list((tmp_path / "cache" / "corpora").glob(".*.tmp"))
+    paths = (tmp_path / "cache" / "corpora").glob(".*.tmp")
+    assert not list(paths)
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "train_000000.bin"])
@@ -835,12 +836,14 @@ def test_prepare_says_what_it_made_and_list_shows_it_or_that_it_is_broken(cache,
         assert "3,000 train and 500 val tokens" in listed
     next(cache.glob("corpora/*/manifest.json")).write_text("[]")
     assert main(["list"]) == 0
-    assert capsys.readouterr().out.count("  broken: ") == 1
+    out = capsys.readouterr().out
+    assert out.count("  broken: ") == 1
 
 
 def test_verify_names_each_bad_file_and_exits_1(folder, cache, capsys):
     assert main(["verify", *of_shards(folder)]) == 0
-    assert capsys.readouterr().out.count("ok ") == 3
+    out = capsys.readouterr().out
+    assert out.count("ok ") == 3
     for name in ("train_1.bin", "val_0.bin"):
         stat = (folder / name).stat()
         content = (folder / name).read_bytes()

@@ -289,8 +289,10 @@ def test_a_lab_gets_its_answers(tmp_path: Path) -> None:
     assert {*verdicts.values()} <= {"better", "worse", "no difference shown"}
     # nine cells, and [x0]: two machines trained each cell once, and [] is flash at seed 0
     text = (where / "runs.json").read_text()
-    assert len(json.loads(text)["runs"]) == 10
-    assert (where / "curve.png").read_bytes().startswith(b"\x89PNG")
+    runs = json.loads(text)["runs"]
+    assert len(runs) == 10
+    content = (where / "curve.png").read_bytes()
+    assert content.startswith(b"\x89PNG")
     assert json.loads((where / "dashboard.json").read_text())
 
 

@@ -118,7 +118,8 @@ def test_a_file_says_what_it_is_and_no_place_of_this_machine(
     assert about["identity"] == name[-12:]
     assert about["step"] == 30
     text = (undisturbed.run_dir / "summary.json").read_text()
-    assert about["val_loss"] == json.loads(text)["val_loss"]
+    losses = json.loads(text)["val_loss"]
+    assert about["val_loss"] == losses
     assert str(undisturbed.output_dir) not in str(metadata)  # nor places of this machine
 
 

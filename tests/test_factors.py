@@ -367,4 +367,5 @@ def test_a_column_that_has_a_plus_in_its_name_is_one(tmp_path: Path) -> None:
     assert door.main(command) == 0
     text = (tmp_path / "t.json").read_text()
     arms = json.loads(text)["arms"]
-    assert [arm["label"] for arm in arms] == ["x", "y"]
+    labels = [arm["label"] for arm in arms]
+    assert labels == ["x", "y"]

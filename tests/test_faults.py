@@ -129,7 +129,8 @@ def test_01_kill_at_any_step(
     assert done.code == 0, done.err
     matches = set(re.findall(r"ended with signal 9 at step (\d+)", done.err))
     assert sorted(map(int, matches)) == kills
-    assert state_of(the_run(tmp_path / "out")) == state_of(undisturbed.run_dir)
+    state = state_of(the_run(tmp_path / "out"))
+    assert state == state_of(undisturbed.run_dir)
     summary = summary_of(the_run(tmp_path / "out"))
     assert summary["attempts"] == len(kills) + 1
 
@@ -291,9 +292,11 @@ def test_07_disk_full_at_a_row(
     assert done.code == 1
     assert done.err.count("\n") == 1
     assert "the row of step 17 cannot be written: [Errno 28] No space left on device" in done.err
-    assert summary_of(the_run(tmp_path / "out"))["status"] == "failed"
+    summary = summary_of(the_run(tmp_path / "out"))
+    assert summary["status"] == "failed"
     assert here(*words).code == 0
-    assert state_of(the_run(tmp_path / "out")) == state_of(undisturbed.run_dir)
+    state = state_of(the_run(tmp_path / "out"))
+    assert state == state_of(undisturbed.run_dir)
 
 
 def test_07_disk_full_at_the_start(tmp_path: Path) -> None:
@@ -352,7 +355,8 @@ def stops_and_goes_on(
     assert summary["status"] == "preempted"
     assert f"preempted at step {steps}" in stopped.out
     assert stopped.out.splitlines()[-1] == "stopped and saved; the same command goes on"
-    assert checkpoints(run_dir)[0].name == name_of(steps)
+    name = checkpoints(run_dir)[0].name
+    assert name == name_of(steps)
     assert len(checkpoints(run_dir)) == keeps
     expected = list(range(steps))
     assert [row["step"] for row in rows_of(run_dir)] == expected
@@ -410,7 +414,8 @@ def test_10_22_dead_rank_without_restarts_and_another_number_of_ranks(
     equal_within(run_dir, the_run(tmp_path / "one"), 1e-6)
     text = (run_dir / "manifest.json").read_text()
     attempts = json.loads(text)["attempts"]
-    assert [each["devices"] for each in attempts] == [2, 1]
+    devices = [each["devices"] for each in attempts]
+    assert devices == [2, 1]
 
 
 @pytest.mark.slow
@@ -446,7 +451,8 @@ def test_11_hung_rank(tmp_path: Path, door: Door, faulty: Faulty, undisturbed: U
     assert done.code == 0, done.err
     for step in (13, 20):
         assert f"nocap: rank 1 at step {step} hung: no heartbeat for 15 s" in done.err
-    assert state_of(the_run(tmp_path / "out")) == state_of(undisturbed.run_dir)
+    state = state_of(the_run(tmp_path / "out"))
+    assert state == state_of(undisturbed.run_dir)
     assert not processes(the_run(tmp_path / "out"))
 
 

@@ -281,7 +281,8 @@ def test_an_arm_that_diverged_never_wins(name):
     assert idea[0] == "diverged (3 of 3 seeds)"
     content = logs.load([str(VARIANTS / name)])
     turned = compare(content, baseline="idea")
-    assert words(turned)[0]["base"][0] == "diverged (3 of 3 seeds of idea)"
+    base = words(turned)[0]["base"]
+    assert base[0] == "diverged (3 of 3 seeds of idea)"
 
 
 @needs_samples
@@ -315,7 +316,8 @@ def test_a_budget_of_time_ends_a_run_that_is_finished():
     counts."""
     golf = SAMPLES / "parameter_golf_logs"
     found = logs.load([str(golf / "colons")])
-    assert {run.status for run in found.records} == {"finished"}
+    statuses = {run.status for run in found.records}
+    assert statuses == {"finished"}
     steps = {run.summary["steps"] for run in found.records}
     assert len(steps) == 6
     assert (
@@ -1043,7 +1045,8 @@ def test_mlflow_s_later_piece_counts(tmp_path):
     table(run / "metrics" / "val_loss", "1 4.0 0\n2 3.5 0\n3 3.0 0\n")
     assert the_run(tmp_path).val_loss == 3.0
     table(run / "metrics" / "val_loss", "1 4.0 0\n2 3.5 50\n3 3.0 100\n4 3.4 50\n5 2.8 100\n")
-    assert the_run(tmp_path).curve.val_loss == [4.0, 3.4, 2.8]
+    losses = the_run(tmp_path).curve.val_loss
+    assert losses == [4.0, 3.4, 2.8]
 
 
 def test_readers_lose_no_rows(tmp_path):
@@ -1065,7 +1068,8 @@ def test_readers_lose_no_rows(tmp_path):
     rows = "{'loss': '3', 'epoch': '0.5'}\n" + losses
     path = table(tmp_path / "p" / "a.log", f"{rows}{ends}{rows}")
     records = logs.load([str(path)]).records
-    assert {run.status for run in records} == {"finished", "not finished"}
+    statuses = {run.status for run in records}
+    assert statuses == {"finished", "not finished"}
 
 
 def test_an_unfinished_run_displaces_no_finished_one(tmp_path):
@@ -1074,7 +1078,8 @@ def test_an_unfinished_run_displaces_no_finished_one(tmp_path):
         text = rows.replace("\n", f",{state}\n")
         table(tmp_path / f"a_s{seed}.csv", f"step,val_loss,state\n{text}")
     records = logs.load([str(tmp_path)]).records
-    assert {run.status for run in records} == {"crashed", "finished"}
+    statuses = {run.status for run in records}
+    assert statuses == {"crashed", "finished"}
 
 
 # --- refusals -------------------------------------------------------------------------------------

@@ -230,7 +230,8 @@ def test_a_run_of_cuda_kernels_generates_on_the_cpu(trained: Path):
     assert attention.kernel is Kernel.cudnn
     loaded = load(trained, device=CPU, log=print)
     assert loaded.run.attention.kernel is Kernel.fused
-    assert next(loaded.model.parameters()).dtype is torch.float32
+    parameters = loaded.model.parameters()
+    assert next(parameters).dtype is torch.float32
 
 
 def test_what_is_no_utf8_is_marked(undisturbed: Undisturbed):

@@ -113,7 +113,8 @@ def test_what_a_step_leaves_outlives_the_next_ones_failure(
     assert code == 0
     shown = [(row["step"], row["rc"]) for row in rows]
     assert shown[:2] == [("good", 0), ("bad", 0)]
-    assert re.findall(r"(\w+): at most", capsys.readouterr().out) == ["bad"]
+    out = capsys.readouterr().out
+    assert re.findall(r"(\w+): at most", out) == ["bad"]
 
 
 def script(name: str, *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:

@@ -63,10 +63,12 @@ def test_cells_are_composed_as_single_runs_are(tmp_path):
     cells = [[*CELL, *arm.split(), "seed=1"] for arm in (*arms, *reversed(arms))]
     expected = [compose(list(words)) for words in cells]
     assert [composed(words).run for words in cells] == expected
-    assert composed(cells[0]).choices["attention"] == "sliding"
+    run = composed(cells[0])
+    assert run.choices["attention"] == "sliding"
     with pytest.raises(ValueError, match="seed"):
         composed([*CELL, "attention=flash", "seed=abc"])
-    assert composed(cells[1]).run == expected[1]
+    run = composed(cells[1])
+    assert run.run == expected[1]
 
 
 def test_the_first_cell_decides_the_compilation_for_all(tmp_path, monkeypatch):
@@ -74,7 +76,8 @@ def test_the_first_cell_decides_the_compilation_for_all(tmp_path, monkeypatch):
     shape = ("tracker=none", "data=synthetic", "trainer.device=cpu", "trainer.threads=1")
     first = (*shape, f"output_dir={tmp_path}", "model=nano")
     second = (*shape, f"output_dir={tmp_path}", "model=small")
-    assert composed(second).run.trainer.compile.value == "regional"
+    trainer = composed(second).run.trainer
+    assert trainer.compile.value == "regional"
     grid = check([first, second], swept=("model",), compose=composed, log=print)
     values = [cell.plan.run.trainer.compile.value for cell in grid.cells]
     assert values == ["off", "off"]
@@ -144,7 +147,8 @@ def test_the_same_runs_are_the_same_grid(tmp_path):
     assert again.name == first.name
     assert again.folder == first.folder
     assert first.name[:15] == "attention-seed-"
-    assert checked(tmp_path, "attention=flash seed=0", "attention=gqa seed=1").name != first.name
+    grid = checked(tmp_path, "attention=flash seed=0", "attention=gqa seed=1")
+    assert grid.name != first.name
     grids = {cell.plan.grid for cell in again.cells}
     assert grids == {first.name}
     text = (first.folder / "grid.json").read_text()

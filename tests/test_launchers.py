@@ -172,7 +172,8 @@ def test_a_pool_and_slurm_give_the_same_records(small_grid, cluster, tmp_path, d
         assert said in done.out, done
         assert records(out) == records(small_grid.out)
     assert "4 cells, 4 done, 0 to train" in here(*words).out
-    assert len(list(cluster.glob("submitted-*"))) == 1
+    paths = list(cluster.glob("submitted-*"))
+    assert len(paths) == 1
 
 
 @needs_submitit
@@ -225,13 +226,15 @@ def test_a_command_leaves_its_jobs_to_slurm_and_later_reports(cluster, tmp_path,
     assert left.code == 75, left
     assert "2 not started" in left.out, left
     assert "goes on as Slurm's job 1_0" in left.out
-    assert left.out.splitlines()[-1].startswith("handed over")
+    lines = left.out.splitlines()
+    assert lines[-1].startswith("handed over")
     done = door("--multirun", *words, f"output_dir={out}", timeout=300)
     assert done.code == 0, done
     assert "2 finished" in done.out, done
     attempts = {s["attempts"] for s in summaries(out).values()}
     assert attempts == {1}
-    assert len(list(cluster.glob("submitted-*"))) == 1  # one array in all
+    paths = list(cluster.glob("submitted-*"))
+    assert len(paths) == 1  # one array in all
 
 
 # In place of Slurm's: jobs that never begin.
@@ -268,7 +271,8 @@ def test_what_is_left_to_slurm_is_handed_over_however_it_ended_before(tmp_path, 
     assert done.err == ""
     assert "2 not started; 0 trained now" in done.out
     assert "goes on as Slurm's job 7_0" in done.out
-    assert done.out.splitlines()[-1].startswith("handed over; ")
+    lines = done.out.splitlines()
+    assert lines[-1].startswith("handed over; ")
 
 
 @needs_submitit

@@ -48,7 +48,8 @@ def test_training_goes_on_without_a_reader(
     done = shell(script, tmp_path, *MEDIUM, f"output_dir={tmp_path / 'out'}")
     assert done.returncode == 0
     assert done.stderr == ""
-    assert state_of(the_run(tmp_path / "out")) == state_of(undisturbed.run_dir)
+    state = state_of(the_run(tmp_path / "out"))
+    assert state == state_of(undisturbed.run_dir)
 
 
 @pytest.mark.slow
@@ -175,7 +176,8 @@ def test_suspended_for_longer_than_a_hang(tmp_path: Path, undisturbed: Undisturb
         code, _, err = running.end()
     assert code == 0
     assert err == ""
-    assert state_of(the_run(tmp_path / "out")) == state_of(undisturbed.run_dir)
+    state = state_of(the_run(tmp_path / "out"))
+    assert state == state_of(undisturbed.run_dir)
 
 
 # --- requests to stop -----------------------------------------------------------------------------
@@ -205,7 +207,8 @@ def test_storm_of_signals_in_the_start_up(
     assert summary_of(the_run(out))["status"] == "preempted"
     assert not processes(the_run(out))
     assert here(*MEDIUM, f"output_dir={out}").code == 0
-    assert state_of(the_run(out)) == state_of(undisturbed.run_dir)
+    state = state_of(the_run(out))
+    assert state == state_of(undisturbed.run_dir)
 
 
 @linux

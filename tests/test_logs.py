@@ -562,7 +562,8 @@ def test_what_cannot_be_read_is_named_with_its_line_and_left_out(tmp_path, conte
     ((name, status),) = comparison.not_compared
     assert name == str(bad), status
     assert re.match(f"unreadable: {why}", status), status
-    assert arms(comparison)["idea"]["seeds"] == [0, 1]
+    idea = arms(comparison)["idea"]
+    assert idea["seeds"] == [0, 1]
 
 
 CELLS = {
@@ -640,7 +641,8 @@ def test_logs_that_were_cut_have_no_word(tmp_path):
         lines = path.read_text().splitlines(keepends=True)
         path.write_text("".join(lines[:4]))
     comparison = compared(tmp_path)
-    assert arms(comparison)["idea"]["difference"]["verdict"] == "confounded (steps)"
+    idea = arms(comparison)["idea"]
+    assert idea["difference"]["verdict"] == "confounded (steps)"
     assert "(--allow steps)" in " ".join(comparison.problems)
 
 
@@ -837,7 +839,8 @@ open("base.csv", "wb").write(answer.data)
 """,
         tmp_path,
     )
-    assert (tmp_path / "base.csv").read_text().startswith("Wall time,Step,Value")
+    text = (tmp_path / "base.csv").read_text()
+    assert text.startswith("Wall time,Step,Value")
     comparison = compared(tmp_path / "base.csv", columns=columns_of("val_loss=Value"))
     (run,) = to_json(result_of(comparison))["runs"]
     assert run["curve"]["step"] == [0, 10, 20, 30, 40]
@@ -867,7 +870,8 @@ for group in ("base", "idea"):
     expected = {"base": ([0, 1, 2], pytest.approx(3.01)), "idea": ([0, 1], pytest.approx(2.905))}
     shown = {label: (arm["seeds"], arm["val_loss"]) for label, arm in arms(comparison).items()}
     assert shown == expected
-    assert [status for _, status in comparison.not_compared] == ["failed"]
+    statuses = [status for _, status in comparison.not_compared]
+    assert statuses == ["failed"]
     runs = to_json(result_of(comparison))["runs"]
     assert runs[0]["train_s"] == 25
     with pytest.raises(ValueError, match=r"arm 0.1, seed \d has two runs with other losses"):

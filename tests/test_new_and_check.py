@@ -54,7 +54,8 @@ def test_new_study_is_one_that_can_be_carried_out(
     assert lines[0] == str(folder / "study.yaml")
     output_dir = str(tmp_path / "out")
     plan = prepare(load(folder), "cpu", output_dir=output_dir)
-    assert [claim.id for claim in plan.study.claims] == ["heads.speed", "heads.params"]
+    ids = [claim.id for claim in plan.study.claims]
+    assert ids == ["heads.speed", "heads.params"]
 
 
 @pytest.mark.parametrize(
@@ -79,7 +80,8 @@ def test_new_option_composes_and_computes_its_formula(
     assert told[:3] == [str(path) for path in paths]
     assert f"nocap check {folder}" in told[5]
     assert not re.search("NAME|CLASS|OVERRIDE", "".join(path.read_text() for path in paths))
-    assert len(option.read_text().splitlines()) <= 38
+    lines = option.read_text().splitlines()
+    assert len(lines) <= 38
     assert check.main([str(folder), "--only", "composes"]) == 0
     formula = runpy.run_path(str(test))["test_formula"]
     parameters = inspect.signature(formula).parameters

@@ -96,7 +96,8 @@ def test_every_writer_follows_the_umask(tmp_path: Path, umask: int) -> None:
     tensors = {name: {"w": torch.zeros(3)} for name in (checkpoint.MODEL, checkpoint.OPTIMIZER)}
     checkpoint._write(root / "checkpoints", tensors=tensors, state=state, rows=b"")
     assert checkpoint.find(root / "checkpoints").step == 4
-    assert len(list(root.rglob("*"))) == 11
+    paths = list(root.rglob("*"))
+    assert len(paths) == 11
     assert modes_in(root, umask) == {}
 
 

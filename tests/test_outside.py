@@ -74,9 +74,11 @@ def test_an_idea_is_one_short_file_and_one_yaml():
     for name in NAMES:
         paths = (STRANGERS / name).glob("*/*.*")
         files = [path for path in paths if path.parent.name != "__pycache__"]
-        assert sorted(path.suffix for path in files) == [".py", ".yaml"]
+        suffixes = sorted(path.suffix for path in files)
+        assert suffixes == [".py", ".yaml"]
         for path in files:
-            assert len(path.read_text().splitlines()) <= 80
+            lines = path.read_text().splitlines()
+            assert len(lines) <= 80
 
 
 @pytest.mark.slow
@@ -343,7 +345,8 @@ def test_a_process_reads_no_file_of_another_cell(tmp_path: Path, text: str):
 
 def test_a_kind_is_found_in_a_file_of_another_name():
     folder = REPO / "experiments" / "atlas" / "ideas"
-    assert set(composed(folder, "ideas=[tail_average]").ideas) == {"tail_average"}
+    ideas = composed(folder, "ideas=[tail_average]").ideas
+    assert set(ideas) == {"tail_average"}
     names = [file.name for file in outside.files()]
     assert names == ["averaged_weights"]
     assert outside.find("ideas", "nowhere") is None
@@ -362,7 +365,8 @@ class Mine(Tracker):
 def test_a_tracker_beside_another_is_found_by_its_kind(tmp_path: Path):
     (tmp_path / "tracker").mkdir()
     (tmp_path / "tracker" / "some.py").write_text(TRACKER)
-    assert composed(tmp_path, "tracker.also=[mine]").tracker.also == ["mine"]
+    tracker = composed(tmp_path, "tracker.also=[mine]").tracker
+    assert tracker.also == ["mine"]
     with pytest.raises(ValueError, match=r"tracker\.also must hold trackers .*, got nowhere"):
         composed(tmp_path, "tracker.also=[nowhere]")
 
@@ -403,7 +407,8 @@ def test_a_name_in_two_folders_is_refused_where_it_is_chosen(tmp_path: Path):
     (tmp_path / "two" / "mlp" / "scaled_relu2.yaml").unlink()
     (tmp_path / "two" / "mlp" / "scaled_relu2.py").unlink()
     outside.use(folders)
-    assert compose([*SMALL, "mlp=scaled_relu2"]).mlp.kind == "scaled_relu2"
+    run = compose([*SMALL, "mlp=scaled_relu2"])
+    assert run.mlp.kind == "scaled_relu2"
     with pytest.raises(
         ValueError, match=r"two.*head_temperature\.yaml must have another name: .*one"
     ):
@@ -434,9 +439,11 @@ def test_saving_files_while_a_grid_runs_stops_only_their_own_cells(door: Door, t
     text = json.dumps(content)
     done = door("--config-dir", "mine", *words, env={"NOCAP_OUTSIDE": text})
     assert done.code == 1
-    assert len(re.findall(r"done +attention=first", done.out)) == 2
+    matches = re.findall(r"done +attention=first", done.out)
+    assert len(matches) == 2
     changed = r"failed +attention=second .*second\.py must be what this command began with, sha256"
-    assert len(re.findall(changed, done.out)) == 2
+    matches = re.findall(changed, done.out)
+    assert len(matches) == 2
 
 
 # --- identity -------------------------------------------------------------------------------------
@@ -697,7 +704,8 @@ def test_the_probe_changes_no_loss(here: Door, tmp_path: Path):
         tmp_path / "own", source, keys="n_kv_heads: ${model.n_head}\nkernel: fused\n"
     )
     done = here(*SMALL, "trainer.steps=3"), here(*asked)
-    assert [each.code for each in done] == [0, 0], done[1].err
+    codes = [each.code for each in done]
+    assert codes == [0, 0], done[1].err
     own = rows_of(the_run(tmp_path / "own-outputs"))
     plain = rows_of(the_run(tmp_path / "outputs"))
     for name in ("train/loss", "val/loss"):

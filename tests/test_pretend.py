@@ -191,9 +191,8 @@ for words in ([], ["attention.kernel=flash"], ["attention.kernel=cudnn"]):
 )
 def test_the_baseline_gets_the_kernel_that_torch_chooses(pretended, cc, chosen):
     done = pretended.python("-c", KERNELS, cc=cc)
-    assert done.out.splitlines() == [f"{chosen} efficient", "flash efficient", "cudnn efficient"], (
-        done.err
-    )
+    lines = done.out.splitlines()
+    assert lines == [f"{chosen} efficient", "flash efficient", "cudnn efficient"], done.err
 
 
 FP8 = """

@@ -452,7 +452,8 @@ def test_the_door_measures_bounds(here, tmp_path):
     assert table == expected, done.err
     paths = (conf_dir() / "attention").glob("*.yaml")
     options = {f"attention={path.stem}" for path in paths}
-    assert options - {row["label"] for row in table} == {"attention=flash"}
+    labels = {row["label"] for row in table}
+    assert options - labels == {"attention=flash"}
 
 
 # --- refusals -------------------------------------------------------------------------------------

@@ -195,7 +195,8 @@ def test_what_changed_is_told_with_the_largest_change_first(compared: Any) -> No
     assert first["after_share"] == pytest.approx(0.2)
     assert second["part"] == "head"
     assert second["ms"] == 3.0
-    assert {row["ms"] for row in unchanged} == {0.0}
+    ms = {row["ms"] for row in unchanged}
+    assert ms == {0.0}
     expected = [{"key": "attention.kernel", "before": "materialized", "after": "fused"}]
     assert difference["config"] == expected
     assert "config: attention.kernel materialized → fused" in done.out.splitlines()
@@ -362,7 +363,8 @@ def test_a_strangers_text_cannot_steer_the_terminal(compared: Any) -> None:
     assert "\x1b" not in done.out
     typed = shlex.split(done.out.splitlines()[-1])
     assert [word for word in typed if word == "$(rm" or word.startswith("a.json")] == []
-    assert len([word for word in typed if "$(rm a.json)" in word]) == 2  # a folder, and an arm
+    words = [word for word in typed if "$(rm a.json)" in word]
+    assert len(words) == 2  # a folder, and an arm
 
 
 NO_PROFILES = [

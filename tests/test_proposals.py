@@ -156,7 +156,8 @@ def test_a_run_that_was_trained_again_counts_as_it_was_the_first_time():
     for arm in ("first", "second"):
         baselines.append([line.baseline for line in pairs if line.arm == arm])
     assert baselines[0] == baselines[1]
-    assert len({line.loss for line in pairs}) == 8
+    losses = {line.loss for line in pairs}
+    assert len(losses) == 8
 
 
 def test_a_proposal_that_was_cut_off_goes_on_with_the_batches_it_has():

@@ -890,7 +890,8 @@ def test_after_a_failure_nothing_more_begins_and_what_runs_ends(repo, failed, mo
     assert "idea, seed 0: exit code 5" in said
     names = [json.loads(path.read_text())["arm"] for path in ended(repo)]
     assert names == ["base"]
-    assert len(list(repo.glob("outputs/commands/*"))) == 2
+    paths = list(repo.glob("outputs/commands/*"))
+    assert len(paths) == 2
 
 
 @pytest.mark.slow
@@ -946,7 +947,8 @@ def test_a_program_that_is_edited_is_another_one(repo, raced, failed, form):
     for loss in (3, 2):
         (own / "other.py").write_text(f"LOSS = {loss}\n")
         measurements = raced(*words)["measurements"]
-        assert {row["val loss"] for row in measurements} == {loss}
+        losses = {row["val loss"] for row in measurements}
+        assert losses == {loss}
     text = (own / "it.py").read_text() + "open('its/other.py', 'a').write('LOSS = 1')\n"
     (own / "it.py").write_text(text)
     code, said = failed(*words)

@@ -81,7 +81,8 @@ def test_two_nodes_are_one_run(tmp_path: Path, undisturbed: Undisturbed) -> None
     done = by_slurm(tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("finished at step 30") == 1
-    assert state_of(the_run(tmp_path / "out")) == state_of(undisturbed.run_dir)
+    state = state_of(the_run(tmp_path / "out"))
+    assert state == state_of(undisturbed.run_dir)
 
 
 @pytest.mark.slow
@@ -160,7 +161,8 @@ def test_nobody_can_connect_once_the_ranks_have_met(
         code, _, err = running.end()
     assert code == 0
     assert err == ""
-    assert state_of(the_run(out)) == state_of(undisturbed.run_dir)
+    state = state_of(the_run(out))
+    assert state == state_of(undisturbed.run_dir)
 
 
 def test_nothing_of_another_rank_is_unpickled() -> None:

@@ -127,9 +127,8 @@ def test_a_lost_cell_goes_on_elsewhere_a_few_times(tmp_path, capsys):
         assert ray.started == [key] * started
         assert result.status == "waiting"
         assert result.reason == reason
-    assert re.search(
-        r"lost .* RayError: its node died; goes on elsewhere \(2 of 3\)", capsys.readouterr().out
-    )
+    out = capsys.readouterr().out
+    assert re.search(r"lost .* RayError: its node died; goes on elsewhere \(2 of 3\)", out)
 
 
 def test_a_request_to_stop_reaches_the_cluster_once_and_starts_nothing_again(tmp_path):

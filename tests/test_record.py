@@ -144,7 +144,8 @@ def test_a_checkpoint_whose_rows_are_not_those_before_it_is_named(
         (newest / "metrics.jsonl").write_bytes(text)
         restamp(newest)
         line = f"{newest}: metrics.jsonl must hold the rows before the step in the folder's name"
-        assert checkpoint.find(newest.parent).invalid == [line]
+        invalid = checkpoint.find(newest.parent).invalid
+        assert invalid == [line]
 
 
 # --- the end: what is believed --------------------------------------------------------------------

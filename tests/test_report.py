@@ -129,7 +129,8 @@ def test_mean_curve_keeps_to_the_steps_of_all_finished_seeds() -> None:
         "val_bpb": [None, None],
     }
     assert mean_of("finished") == expected
-    assert mean_of("diverged")["val_loss"] == [9, 5, 4]
+    losses = mean_of("diverged")["val_loss"]
+    assert losses == [9, 5, 4]
 
 
 def test_colour_is_one_factor_and_dash_the_other() -> None:
@@ -152,7 +153,8 @@ def test_names_and_values_stay_text() -> None:
     assert "<img" not in text
     assert text.count("</script>") == 2
     assert "\\u003c/script\\u003e" in text
-    assert payload_of(text)["arms"][0]["label"] == f"{EVIL} flash gelu4x"
+    arms = payload_of(text)["arms"]
+    assert arms[0]["label"] == f"{EVIL} flash gelu4x"
 
 
 def test_one_file_of_moderate_size_that_names_no_other(tmp_path: Path) -> None:

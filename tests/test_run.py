@@ -147,7 +147,8 @@ def test_manifest_says_what_the_run_is_made_of(undisturbed: Undisturbed) -> None
     assert {"nocap.training.loop", "nocap.model.gpt", "nocap.data.batches"} <= set(source)
     for module in source:
         assert not module.endswith(("terminal", ".train"))
-    assert {"torch", "numpy", "python"} <= set(manifest["versions"])
+    versions = set(manifest["versions"])
+    assert {"torch", "numpy", "python"} <= versions
     assert manifest["data"]["val_bytes_reason"]
 
 

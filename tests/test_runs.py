@@ -308,7 +308,8 @@ def test_a_curve_goes_from_its_first_point_to_its_last() -> None:
     assert rows[0][0] == "•"
     assert rows[-1][-1] == "•"
     assert rows[-1].count("+") == 6  # it ends half-way
-    assert below[0].split() == ["0", "10"]
+    words = below[0].split()
+    assert words == ["0", "10"]
     assert below[1:] == ["• falling", "+ level"]
     long = line("long", [0, 9], [4.0, 2.0])
     rows, _ = rows_of(long, line("short", [5], [3.0]))  # one point
@@ -326,7 +327,8 @@ def test_on_a_logarithmic_axis_a_power_law_is_straight() -> None:
     rows, below = rows_of(law, log="xy", width=9, height=9)
     expected = [" " * i + "•" for i in range(9)]
     assert [row.rstrip() for row in rows] == expected
-    assert below[0].split() == ["1", "100"]
+    words = below[0].split()
+    assert words == ["1", "100"]
 
 
 def test_plot_in_the_terminal_and_as_a_picture(
@@ -344,7 +346,8 @@ def test_plot_in_the_terminal_and_as_a_picture(
     assert err == "nocap: empty: left out, it holds no run of nocap's own\n"
     pytest.importorskip("matplotlib")
     assert plot.main(["last", "--png", "new/curve.png"]) == 0
-    assert (here / "new" / "curve.png").read_bytes().startswith(b"\x89PNG")
+    content = (here / "new" / "curve.png").read_bytes()
+    assert content.startswith(b"\x89PNG")
 
 
 def test_what_cannot_be_drawn_is_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

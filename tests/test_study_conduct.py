@@ -339,7 +339,8 @@ def test_what_is_written_of_results_that_were_read_is_the_same(
     again = read_result(path, load(folder), read_log(lab.log))
     assert again is not None
     content = json.loads(path.read_text())
-    assert json.loads(json.dumps(to_json(again))) == content
+    text = json.dumps(to_json(again))
+    assert json.loads(text) == content
 
 
 @pytest.mark.slow

@@ -55,7 +55,8 @@ def test_a_study_is_carried_out_with_its_own_options(here: Door, tmp_path: Path)
     assert "M.loss" in (tmp_path / "first" / "README.md").read_text()
     paths = (tmp_path / "outputs" / "runs").iterdir()
     runs = [path.name for path in paths]
-    assert len([name for name in runs if "softer" in name]) == 3
+    names = [name for name in runs if "softer" in name]
+    assert len(names) == 3
 
 
 @pytest.mark.slow

@@ -184,10 +184,12 @@ def test_a_race_is_not_refuted_by_its_own_shortest_schedule():
         verdict = judged(*finishes, low=1.5)
         assert verdict.word is Word.inconclusive
         assert verdict.endings[Ending.at_most] == ["arm, seed 0", "arm, seed 1", "arm, seed 2"]
-        assert judged(*finishes, low=1.15).word is Word.confirmed  # at least 1.333, less the noise
+        word = judged(*finishes, low=1.15).word
+        assert word is Word.confirmed  # at least 1.333, less the noise
         arm = curve(rng, gain=2.5, lengths=(0.1875, 0.375, 0.75), sd=0.003)
         bracketed = race(arm, curve(rng, gain=1.0, lengths=(0.75,), sd=0.003))
-        assert judged(*bracketed, low=1.5).word is Word.confirmed
+        word = judged(*bracketed, low=1.5).word
+        assert word is Word.confirmed
 
 
 def test_a_baseline_that_is_far_ahead_bounds_the_gain_from_above():
@@ -196,7 +198,8 @@ def test_a_baseline_that_is_far_ahead_bounds_the_gain_from_above():
     verdict = judged(*finishes, low=1.0)
     assert verdict.word == Word.refuted
     assert verdict.endings[Ending.at_most][0] == "base, seed 0"
-    assert judged(*finishes, low=0.5).word is Word.inconclusive
+    word = judged(*finishes, low=0.5).word
+    assert word is Word.inconclusive
 
 
 # --- on a curve -----------------------------------------------------------------------------------

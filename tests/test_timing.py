@@ -126,7 +126,8 @@ def test_speeds_are_those_of_the_timing() -> None:
         "the arms timed in turns, 12 rounds by process CPU time, one thread, on b, 2026-11-28."
         in shown
     )
-    assert to_json(result_of(comparison))["timing"]["rounds"] == 12
+    content = to_json(result_of(comparison))
+    assert content["timing"]["rounds"] == 12
     json.dumps(to_json(result_of(comparison)), allow_nan=False)
 
 

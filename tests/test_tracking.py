@@ -229,7 +229,8 @@ def test_cells_are_told_apart_by_what_their_grid_sweeps(
     grid = check(cells, swept=swept, compose=composed, log=print)
     plans = [cell.plan for cell in grid.cells]
     told = [run_facts(to_plain(plan.run), plan.run_dir, manifest(plan, [])) for plan in plans]
-    assert [facts.name for facts in told] == ["lr=0.001 smear,x0 s0", "lr=0.003 ideas=none s0"]
+    names = [facts.name for facts in told]
+    assert names == ["lr=0.001 smear,x0 s0", "lr=0.003 ideas=none s0"]
     expected = [
         {"lr": 0.001, "ideas": "smear,x0", "seed": 0},
         {"lr": 0.003, "ideas": "none", "seed": 0},
@@ -622,7 +623,8 @@ def test_only_other_trackers_without_keys_stand_beside_one(also: str) -> None:
     ):
         compose(["tracker=none", f"tracker.also={also}"])
     beside = ["none", "tensorboard"]
-    assert compose(["tracker=wandb", "tracker.also=[none,tensorboard]"]).tracker.also == beside
+    run = compose(["tracker=wandb", "tracker.also=[none,tensorboard]"])
+    assert run.tracker.also == beside
 
 
 def test_the_words_of_a_sweep_s_agent_are_overrides() -> None:

@@ -451,7 +451,8 @@ def test_pairs_count_in_their_order_and_none_is_passed_over():
     assert judged.n == 1
     assert judged.primary.enough is False
     assert judged.missing == [Missing(metric="val_loss", arm="gqa", per="seed", repeat=2)]
-    assert not math.isfinite(judged.primary.interval().high)
+    interval = judged.primary.interval()
+    assert not math.isfinite(interval.high)
 
 
 def test_what_is_missing_is_named_and_decides_nothing():
@@ -492,7 +493,8 @@ def test_a_diverged_run_counts_as_worst_and_a_diverged_baseline_says_nothing():
     assert judged.reason is Reason.below
     assert judged.n == 3
     assert judged.endings[Ending.diverged] == ["gqa, seed 3"]
-    assert math.isnan(judged.primary.interval().mid)
+    interval = judged.primary.interval()
+    assert math.isnan(interval.mid)
     # a baseline that breaks is no gain of the arm's
     for gains in (OVER, UNDER, [None, 1.25, 1.25], [1.25, 1.25, None]):
         judged = judge(claim(), speeds(gains, [None, 100.0, 100.0]))

@@ -85,7 +85,8 @@ def test_a_server_gets_the_rows_of_the_record_and_its_summary(
     assert run.rows == recorded(folder)
     lengths = len(run.rows)
     assert lengths == 31
-    assert run.summary["eval/loss"] == summary_of(folder)["val_loss"]
+    losses = summary_of(folder)["val_loss"]
+    assert run.summary["eval/loss"] == losses
     assert run.exit_code == 0
     assert f"{server.url}/{ENTITY}/nocap/runs/{run.id}" in done.stdout
 
@@ -183,7 +184,8 @@ def has_record(server: WandbServer, lab: Lab) -> None:
     """The server has the record's rows, each once, and its summary."""
     run = only(server)
     assert run.rows == recorded(lab.whole)
-    assert run.summary["eval/loss"] == summary_of(lab.whole)["val_loss"]
+    losses = summary_of(lab.whole)["val_loss"]
+    assert run.summary["eval/loss"] == losses
     assert run.exit_code == 0
 
 
@@ -249,7 +251,8 @@ def test_an_offline_run_has_one_folder_with_each_row_once(lab: Lab, server: Wand
     lab.play(server, "offline", "stop", 8, 20)
     done = lab.play(server, "offline", "end", 20, 31)
     assert done.stdout == f"python -m nocap.runs sync {lab.folder.relative_to(lab.here)}\n"
-    assert len(list(lab.folder.glob("wandb/offline-run-*"))) == 1
+    paths = lab.folder.glob("wandb/offline-run-*")
+    assert len(list(paths)) == 1
     assert history(lab.folder) == recorded(lab.whole)
     assert not server.runs
 

@@ -486,7 +486,8 @@ def test_a_comparison_that_was_not_uploaded_ends_sync_with_1(
     assert len(client.server.runs[there].history) == 1
     client.server.delete(there)
     assert runs.main(["sync"]) == 0
-    assert len(client.server.runs[f"{there}-2"].history) == 1, "what the server says counts"
+    history = client.server.runs[f"{there}-2"].history
+    assert len(history) == 1, "what the server says counts"
 
 
 def test_a_server_that_does_not_answer_is_not_asked_for_each_run(

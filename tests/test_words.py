@@ -111,7 +111,8 @@ def test_a_list_for_one_text_is_refused() -> None:
         ValueError, match=r"data.train must be one text, and no list \(quotes make \[a,b\] a text"
     ):
         compose([*words, "data.train=[a,b]"])
-    assert compose([*words, "data.train='[a,b]'"]).data.train == "[a,b]"
+    run = compose([*words, "data.train='[a,b]'"])
+    assert run.data.train == "[a,b]"
 
 
 def test_numbers_are_numbers() -> None:

@@ -235,7 +235,8 @@ def test_without_changes_there_is_no_digest_and_without_a_checkout_no_diff(
     (checkout / "nocap" / "a.py").write_text("a = 1\n")
     plan = planned(tmp_path / "out")
     start(plan)
-    assert manifest_of(plan.run_dir)["git"]["diff_sha256"] is None
+    git = manifest_of(plan.run_dir)["git"]
+    assert git["diff_sha256"] is None
     shutil.rmtree(checkout / ".git")
     done = here(*SMALL, "output_dir=other", "store.diff=true")
     refused(done, "store.diff must be false where nocap runs from no git checkout")

@@ -64,7 +64,8 @@ def test_another_tracker_is_no_more_memory(trained: Path, here: Door) -> None:
         "--output-dir", folders[0], "--columns", "run,model_mib", module="nocap.runs.__main__"
     )
     lines = listed.out.splitlines()
-    assert lines[1].split()[-1] == f"{plain['model']:.0f}", listed
+    words = lines[1].split()
+    assert words[-1] == f"{plain['model']:.0f}", listed
 
 
 # --- a profile ------------------------------------------------------------------------------------
