@@ -123,6 +123,7 @@ def test_one_seed_or_two_have_no_verdict(worth: ModuleType) -> None:
     others = [*few, *(line("other", seed, 1.0, 2.0 + seed / 100) for seed in range(2))]
     rows = told(worth, others, arms, steps)
     expected = {"good": "no verdict (n=1)", "bad": "no verdict (n=2)"}
+
     assert {arm: row["verdict"] for arm, row in rows.items()} == expected
     assert {row["after a correction"] for row in rows.values()} == {"–"}
     assert "0 of 2 ideas help" in worth.left_of(worth.worths(few, arms, steps))[0]
@@ -265,6 +266,7 @@ def test_the_readme_counts_the_ideas_as_the_committed_lines_do(
     without = sum(idea.n < worth.LEAST_PAIRS for idea in ideas)
     words = (REPO / "README.md").read_text().split()
     text = " ".join(words)
+
     assert helping == 9
     assert f"Each of {len(ideas)} ideas alone" in text
     assert "Nine help in time" in text

@@ -228,6 +228,7 @@ def test_loss_and_gradients_are_the_second_models(precision: Precision, apart: f
         losses.append(loss.item())
         parameters = list(model.parameters())
         grads.append(torch.autograd.grad(loss, parameters))
+
     assert losses[0] == losses[1]
     for ours, other in zip(*grads, strict=True):
         assert torch.equal(ours, other) if merged else (ours - other).norm() < apart * other.norm()

@@ -161,6 +161,7 @@ def test_ends_and_seeds_that_were_not_registered_confirm_nothing(tmp_path: Path)
     results.write_text(json.dumps(content))
     norms = rows(board.read_studies(tmp_path)[1]["norms"])
     (row,) = [row for row in norms if row.claim.id == "A16.qk"]
+
     assert row.claim.expected != [-0.1, None]
     assert row.word == "inconclusive"
     assert "missing" in row.verdict
@@ -284,6 +285,7 @@ def test_verdicts_that_depend_on_the_shape(tmp_path: Path):
     claims = [replace(judged, where=where)]
     large = replace(large, claims=claims)
     first, second = rows([small, large])
+
     assert first.notes[0] == "depends on shape: refuted at 32 × 32 tokens, CPU"
     assert second.notes[0] == "depends on shape: confirmed at 16 × 32 tokens, CPU"
     for row in rows([small, small]):
@@ -372,6 +374,7 @@ def test_names_and_values_stay_text(every: list[StudyResult]):
     group = board.Group(whose=EVIL)
     section = board.Section(group=group, rows=rows([evil]), planned=[], unstudied=[])
     page = board.html(EVIL, [section])
+
     for bad in (EVIL, "<img"):
         assert bad not in page
     assert page.count("<script") == 1
@@ -529,6 +532,7 @@ def test_the_shares_of_a_forward_are_the_profiles(parts: dict[str, board.Section
     whole_head = ms["head"] + ms["loss"]
     shares = [ms["embedding"], ms["head"], whole_head, sum(ms[name] for name in blocks)]
     embedding, head, with_loss, of_blocks = (f"{share / all_ms:.1%}" for share in shares)
+
     assert (
         f"the embedding is {embedding}, the head {head} (with the loss {with_loss})" in entry.answer
     )

@@ -236,6 +236,7 @@ def test_damaged_tensors_are_refused_and_nothing_is_trained(
     done = starts(*SMALL, *BRANCH, *words)
     reason = f"{at(damaged)}: optimizer.safetensors does not match its checksum"
     line = f"nocap: trainer.init_from must be a valid checkpoint, got {reason}\n"
+
     assert done.code == 2
     assert done.err == line
     assert not (the_run(tmp_path / "out") / "metrics.jsonl").exists()

@@ -203,6 +203,7 @@ def test_recomputed_activations_change_no_bit_and_are_not_kept(attention: str) -
         for a, b in zip(gradients[kind], gradients["off"], strict=True):
             assert torch.equal(a, b)
     stream = tokens[:, 1:].numel() * run.model.d_model * 4
+
     assert kept["block"] < kept["off"] / 4
     # a layer's up-projection and what GELU makes of it, 4·d each
     assert kept["off"] - kept["mlp"] > 4 * 8 * stream

@@ -61,6 +61,7 @@ def test_the_console_script(
     with pytest.raises(SystemExit) as left:
         console.main()
     out, err = capsys.readouterr()
+
     assert left.value.code == code
     assert says in (err if code == 2 else out)
     assert bool(out) == (code == 0 and bool(says))

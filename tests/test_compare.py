@@ -236,6 +236,7 @@ def test_speeds_have_the_interval_of_losses_on_logarithms(tmp_path):
         sides.append(costs)
     expected = stats.ttest_rel(sides[1], sides[0]).confidence_interval(0.95)
     ratio = alone["arms"][1]["token_us"]["ratio"]
+
     assert ratio["low"] == pytest.approx(math.exp(expected.low), abs=1e-9)
     assert ratio["high"] == pytest.approx(math.exp(expected.high), abs=1e-9)
     for clocked in ("tokens_per_s", "step_ms", "train_s"):
@@ -267,6 +268,7 @@ def test_a_record_without_the_time_of_a_token_is_not_compared(tmp_path):
     write_summary(folder, summary)
     comparison = compare(load([tmp_path]))
     pace = to_json(result_of(comparison))["arms"][1]["token_us"]
+
     assert pace["ratio"] is None
     assert pace["refused"] == "a record has no time a token"
     assert "[1] a record has no time a token" in render(comparison)
@@ -774,6 +776,7 @@ def test_equal_times_and_counts_have_no_width(tmp_path):
     content = told(tmp_path)
     speed = content["arms"][1]["token_us"]["ratio"]
     memory = content["arms"][1]["model_mib"]["ratio"]
+
     assert speed["mean"] == pytest.approx(1 / 1.004)
     assert speed["low"] == pytest.approx(1 / 1.004)
     assert speed["high"] == pytest.approx(1 / 1.004)
@@ -790,6 +793,7 @@ def test_a_ratio_whose_ends_lie_a_factor_of_ten_apart_is_not_known(tmp_path):
     comparison = compare(load([tmp_path]), baseline="gelu4x")
     arms = {arm.label: arm for arm in result_of(comparison).arms}
     ratio = arms["gelu3x"].token_us.ratio
+
     assert ratio is not None
     assert ratio.high > 10 * ratio.low
     assert re.search(r"gelu3x +1,128 +not known ", render(comparison))
@@ -824,6 +828,7 @@ def test_a_run_without_a_curve_does_not_vanish_at_a_target(tmp_path):
     write_summary(folder, json.loads(text))
     arms = arms_of(tmp_path, target_loss=3.5)
     steps = arms["gelu3x"]["to_target"]["steps"]
+
     assert steps["ratio"] is None
     assert steps["refused"].startswith("no curve of ")
     assert "-s3" in steps["refused"]
@@ -996,6 +1001,7 @@ def test_what_is_not_compared_is_listed(tmp_path):
     listed = {}
     for run in told(tmp_path)["not_compared"]:
         listed[run["name"].partition("-s")[0]] = run["status"]
+
     assert listed["half"] == "preempted"
     assert listed["going"] == "not finished"
     assert "schema_version must be at most 1" in listed["new"]

@@ -176,6 +176,7 @@ def test_one_big_file_gives_both_splits_and_every_byte_once(text):
     # at line ends only.
     pieces = sorted(both(dataset), key=whole.index)
     val = documents([shard.path for shard in dataset.val])
+
     assert b"".join(pieces) == whole
     for piece in pieces:
         assert piece.endswith(b"\n")
@@ -522,6 +523,7 @@ def test_a_second_scan_reads_nothing_also_through_a_link(tmp_path, shard, scanne
     monkeypatch.setattr(shards, "_read_whole", None)
     monkeypatch.chdir(tmp_path)
     linked = scanned(Path("link.bin"))
+
     assert scanned() == first
     assert linked.path == str(tmp_path / "link.bin")
     assert linked.sha256 == first.sha256
@@ -626,6 +628,7 @@ def test_no_network_is_one_line_that_says_how_and_where(empty_cache, monkeypatch
         "tokenizer=bytes",
         "ConnectionError",
     )
+
     assert [word for word in says if word not in message] == []
     assert "\n" not in message
     assert tokenizer.os.environ.pop("TIKTOKEN_CACHE_DIR") == folder

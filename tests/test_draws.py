@@ -86,6 +86,7 @@ def test_the_same_run_draws_the_same_and_another_seed_others(tmp_path: Path) -> 
     third = planned(tmp_path / "third", "mlp=dropped")
     for plan in (first, second, third, other):
         start(plan)
+
     assert state_of(first.run_dir) == state_of(second.run_dir)
     assert state_of(first.run_dir) == state_of(third.run_dir)
     assert state_of(first.run_dir) != state_of(other.run_dir)
@@ -282,6 +283,7 @@ def test_an_update_draws_the_same_again_and_after_a_resume(tmp_path: Path) -> No
         start(plan)
     start(stopped, stop_after=3)
     start(stopped)
+
     assert state_of(first.run_dir) == state_of(second.run_dir)
     assert state_of(first.run_dir) == state_of(stopped.run_dir)
     assert state_of(first.run_dir) != state_of(other.run_dir)

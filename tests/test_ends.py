@@ -188,6 +188,7 @@ def test_a_range_under_pythonoptimize_is_refused(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(REPO), "PYTHONOPTIMIZE": "1"}
     command = [sys.executable, "-m", "nocap.train", *words]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.startswith("nocap: PYTHONOPTIMIZE must be off: ")

@@ -340,6 +340,7 @@ def test_the_page_has_the_levels_first_and_their_effects_sorted(tmp_path: Path) 
     comparison = compare(load([root]))
     text = page.render(comparison)
     picture = text[text.index('<svg class="forest"') :]
+
     assert picture.index("mlp=c") < picture.index("lr=0.22") < picture.index("mlp=b")
     # also one that lies far from the others
     assert picture[: picture.index("</figure>")].count("<circle") == 3

@@ -272,6 +272,7 @@ def test_06_without_a_valid_checkpoint_it_refuses_and_deletes_nothing(
     rows = rows_of(run_dir)
     words = (*TINY, SEED, f"trainer.devices={ranks}", f"output_dir={tmp_path / 'out'}")
     done = (here if ranks == 1 else door)(*words)
+
     assert done.code == 2, done
     assert done.err.count("\n") == 1, done
     assert done.out.count(reason) == 2, done
@@ -433,6 +434,7 @@ def test_the_terminal_shows_the_cause_of_the_rank_that_failed_first(
             process.wait()
     run_dir = the_run(tmp_path / "out")
     cause = "rank 1: ArithmeticError: this rank's own fault"
+
     assert done.code == 1
     assert done.err == f"nocap: {cause}; see {run_dir / 'train.log'}\n"
     assert summary_of(run_dir)["status"] == "failed"
@@ -520,6 +522,7 @@ def test_13_spikes_are_those_of_the_definition() -> None:
             spikes[step] = sigmas
         if step >= ENOUGH and (sigmas := (loss - window.mean()) / window.std()) > SIGMAS:
             expected[step] = pytest.approx(sigmas)
+
     assert spikes == expected
     assert {60, 300} <= spikes.keys()
     assert 20 not in spikes

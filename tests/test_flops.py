@@ -180,6 +180,7 @@ def test_latent_attention_is_counted_in_the_same_convention():
     pair = 6 * H * (2 * d // H + shared)
     causal = 2 * (6 * weights + pair * T / 2)
     every = 2 * (6 * weights + pair * T)
+
     assert causal == 325_632
     assert every == 448_512
     assert component_flops(run, vocab_size=70)["scores"] == causal

@@ -270,6 +270,7 @@ def test_a_day_that_is_stopped_takes_its_step_with_it(tmp_path: Path) -> None:
     wait_until(steps, "a step")
     left = steps()
     running.terminate()
+
     assert running.wait() == 143
     assert len(left) == 1
     assert not left[0].is_running()

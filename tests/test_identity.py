@@ -205,6 +205,7 @@ def test_a_half_done_run_under_other_code_is_named(tmp_path: Path):
         assert second.process.stdout is not None
         note = second.process.stdout.readline()
         wait_until(lambda: len(list((tmp_path / "out" / "runs").iterdir())) == 2, "another run")
+
     assert note.startswith(f"note: {half} is half done, at step ")
     assert "nocap.model.attention" in note
     assert "starts from scratch" in note

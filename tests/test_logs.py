@@ -100,6 +100,7 @@ def test_runs_without_seeds_are_two_samples(tmp_path):
     gap = arms(comparison)["idea"]["difference"]
     test = stats.ttest_ind(2.95 + NOISE[1], 3.0 + NOISE[0], equal_var=False)
     welch = test.confidence_interval()
+
     assert gap["low"] == pytest.approx(welch.low)
     assert gap["high"] == pytest.approx(welch.high)
     assert gap["n"] == 6
@@ -350,6 +351,7 @@ def test_a_row_goes_on_with_what_was_said_before(tmp_path):
     columns = columns_of("train_s=time_ms/1000")
     comparison = compared(tmp_path / "log.jsonl", columns=columns)
     (run,) = to_json(result_of(comparison))["runs"]
+
     assert run["seed"] == 7
     assert run["train_s"] == 2.5
     assert run["tokens"] == 64
@@ -363,6 +365,7 @@ def test_a_resumed_run_is_one(tmp_path):
     path.write_text("step,val_loss\n0,5\n10,4\n20,3.5\n10,4.1\n20,3.6\n")
     comparison = compared(path)
     (run,) = to_json(result_of(comparison))["runs"]
+
     assert run["curve"]["step"] == [0, 10, 20]
     assert run["curve"]["val_loss"] == [5, 4.1, 3.6]
     assert comparison.problems == [f"{path}: line 5: {back}"]
@@ -450,6 +453,7 @@ def test_a_log_that_stopped_early_is_not_faster(tmp_path):
     curve_of(tmp_path, "early", every=50, steps=600)
     comparison = compared(tmp_path)
     early = arms(comparison)["early"]["train_s"]
+
     assert early["mean"] == 30.0
     assert early["ratio"] is None
     assert early["refused"] == "other numbers of steps: 600 against 2,000"
@@ -748,6 +752,7 @@ def test_nocap_s_own_runs_are_not_compared_with_logs(tmp_path):
     # of two formats, which would be refused by themselves
     (mixed / "table.csv").write_text("val_loss\n3\n")
     comparison = compared(tmp_path / "own", mixed)
+
     assert len(comparison.arms) == 1
     assert comparison.imported == []
     assert f"{mixed}: left out, it holds no run of nocap's own" in comparison.problems

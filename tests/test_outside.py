@@ -459,6 +459,7 @@ def test_its_source_is_in_the_identity_where_it_is_used(tmp_path: Path):
         os.environ.pop(outside.VARIABLE, None)
         hashes.append(source_hashes(composed(tmp_path / "mine", "attention=head_temperature")))
     changed = [module for module in hashes[0] if hashes[0][module] != hashes[1][module]]
+
     assert hashes[0] == hashes[2]
     assert changed == ["nocap.outside.attention.head_temperature"]
     assert source_hashes(compose(list(SMALL))) == before
@@ -473,6 +474,7 @@ def test_what_its_import_statements_name_counts_wherever_they_stand(tmp_path: Pa
     path = folder / "head_temperature.py"
     path.write_text(f"from typing import TYPE_CHECKING\n{GOOD}{late}")
     hashes = source_hashes(composed(tmp_path / "mine", "attention=head_temperature"))
+
     assert "_first" in hashes
     assert "_second" in hashes
     assert "_third" not in hashes

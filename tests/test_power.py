@@ -231,6 +231,7 @@ def test_the_noise_is_that_of_pairs_of_runs_alike(tmp_path: Path) -> None:
     own = next(record for record in records if "gelu4x" in record.name)
     noise = noise_of(records, own.config)
     sd = (losses[0] - losses[1]).std(ddof=1)
+
     assert noise[400].sd == pytest.approx(sd)
     assert noise[400].pairs == 4
     assert noise[800].sd == pytest.approx(0.5 * sd)

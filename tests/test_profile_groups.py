@@ -400,6 +400,7 @@ def test_an_option_without_a_cache_is_counted_over_its_whole_prefix():
     flops = []
     for counted in (token, prefill):
         flops.append(sum(work.flops for work in counted.work.values()))
+
     assert flops[0] == flops[1] > 0
     assert token.cache == 0
     assert prefill.cache == 0
@@ -560,6 +561,7 @@ def test_the_door_ends_with_the_largest_parts_and_commands_that_can_be_typed(tmp
         commands = [each["command"] for each in content.get("largest", []) if each["command"]]
         assert [line for line in commands if line not in done.out] == []
     same = answer(lambda: command.main(["step.json", "step.json"]), limit_s=60)
+
     assert same.code == 0
     assert "both have the same overrides" in same.out
     assert answer(lambda: command.main(["text.json", "text.json"]), limit_s=60).code == 0

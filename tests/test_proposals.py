@@ -166,6 +166,7 @@ def test_a_proposal_that_was_cut_off_goes_on_with_the_batches_it_has():
     goes_on = Trainer(0.1)
     with pytest.raises(KeyboardInterrupt):
         propose("arm", dies, lines)
+
     assert propose("arm", goes_on, lines).word == "accepted"
     assert dies.asked + goes_on.asked == list(range(16))
     assert sum(isinstance(line, ProposalLine) for line in lines) == 1
@@ -276,6 +277,7 @@ def test_what_would_not_be_fair_is_refused_before_anything_runs(
     (folder / "study.yaml").write_text(text)
     words = () if proposals is None else ("--propose", *proposals)
     refused = study_door(folder, *words)
+
     assert refused.code == 2
     assert refused.out == ""
     assert refused.err[:7] == "nocap: "

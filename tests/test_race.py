@@ -226,6 +226,7 @@ def test_a_module_from_another_copy_ends_the_race(repo, failed, monkeypatch):
     (repo / "evaluation.py").write_text("# other\n")
     commit("other")
     code, said = failed(*refs("main", "other"))
+
     assert code == 1
     assert f"loaded {repo / 'helper.py'}, which is not of its worktree" in said
     assert not ended(repo)
@@ -359,6 +360,7 @@ def test_the_page_of_a_race(repo, raced):
     shown = text_of(page)
     marks = ('<svg class="forest"', 'class="stated"', 'class="bound"', "<b>idea", "<script")
     expected = [2, 1, 1, 0, 1]
+
     assert [page.count(mark) for mark in marks] == expected
     for text in ("<b>idea</b>: confirmed", f"{PYTHON} other.py", first["at"], "0.05 to 0.2"):
         assert text in shown

@@ -136,6 +136,7 @@ def test_a_request_to_stop_reaches_the_cluster_once_and_starts_nothing_again(tmp
     ray = Losing(lose=9, stop_at=4)
     running = runner(grid, ray)
     running.run()
+
     assert running.stopping
     assert len(ray.started) == 4
     assert len(ray.stopped) == 2

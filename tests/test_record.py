@@ -247,6 +247,7 @@ def test_copies_count_once_and_forged_ones_not_at_all(whole: Path, tmp_path: Pat
         as_another(this.run_dir, seed)
         edit(as_another(this.run_dir, seed + 10) / "summary.json", val_loss=1.0 + seed / 1e5)
     loaded = load([this.run_dir.parent])
+
     assert len(loaded.records) == 4  # whoever recomputes every digest is not caught
     assert sum("left out, it is the same run as" in line for line in loaded.problems) == 1
     assert (

@@ -477,6 +477,7 @@ def test_edited_records_are_named_whatever_is_asked(file: Path) -> None:
     written(content, file)
     again = file.parent / "again.json"
     code, lines = judge(file, "--target=3.31", f"--json={again}")
+
     assert code == 1
     assert lines[0].startswith(f"{file}: records: its digest is of something else")
     assert lines[1].startswith(f"{file}: asked anew (--target)")

@@ -276,6 +276,7 @@ def test_what_refers_to_a_run_is_named_before_it_goes(
         (here / name).write_text(text)
     refer = f"experiments/question, outputs/grids/lr-1234, outputs/runs/{branch.name}"
     rows = said(capsys, "rm", "seed<3").splitlines()
+
     for run, named in ((trunk, refer), (alone, "–")):
         assert next(row for row in rows if run.name in row).endswith(named)
     assert f"used by     {refer}" in said(capsys, "show", identity[:5])

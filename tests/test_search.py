@@ -138,6 +138,7 @@ def test_a_seed_gives_the_same_trials_bit_for_bit(sampler):
     first = points_of(1)
     again = points_of(1)
     other = points_of(2)
+
     assert again == first
     for a, b in zip(first, other, strict=True):
         assert a != b
@@ -332,6 +333,7 @@ def test_other_questions_are_other_searches(tmp_path):
         name_of(search, "optimizer.lr=interval(1e-4, 1e-1)"),
         name_of(search, fixed=["mlp=relu2"]),
     ]
+
     assert first.startswith("search-lr-")
     assert longer == first
     assert len({first, *others}) == 5

@@ -274,6 +274,7 @@ def test_an_arm_that_runs_out_in_its_warm_up_leaves_nothing_behind(monkeypatch):
 
     monkeypatch.setattr(torch.Tensor, "backward", out_of_memory)
     arm = TimedArm("", nano())
+
     assert math.isnan(arm.tried(lambda: arm.warm(Clock.cpu)))
     assert arm.status == "does not fit"
     assert [graph() for graph in graphs] == [None]

@@ -207,6 +207,7 @@ def test_a_search_picks_what_each_arm_is_trained_with(
         assert [trial.val_loss for trial in trials] == expected
         assert [trial.picked for trial in trials] == [i == best for i in range(3)]
         assert [trial.words for trial in trials] == LRS
+
     assert trained == {rates[best]}
     assert lab.tasks[0] == "mha, trial 1, seed 7"
     assert len(lab.tasks) == 2 * 3 * 2 + 2 * 3

@@ -145,6 +145,7 @@ def test_it_is_the_comparisons_of_the_same_runs(
     comparison = compare(Found(records=records), baseline="gelu4x")
     (ratio,) = [each.equal_loss.ratio for each in comparison.arms if each.equal_loss is not None]
     claimed = row(tmp_path, evidence, seeds=seeds)
+
     assert comparison.look == look
     assert claimed["analysis"] == look
     assert claimed["measured"]["mid"] == pytest.approx(ratio.mid, rel=1e-12)
@@ -348,6 +349,7 @@ def test_a_claim_rests_on_the_baselines_lengths(tmp_path: Path) -> None:
             both.add(f"{arm}, seed {seed}")
     for seed in range(3):
         both.update(f"mha, seed {seed}, {steps} steps" for steps in ENDS)
+
     assert names == both
     assert {name for name, *_ in evidence.used(loss, made_study)} == both
     assert {m.metric.name for m in measurements(equal, made_study, evidence)} == {
@@ -464,6 +466,7 @@ def test_a_length_that_fails_ends_the_study_with_1(
         patch.setattr("nocap.study.conduct.train", train)
         assert main([str(folder), f"output_dir={lab.root / 'out'}"]) == 1
     out, err = capsys.readouterr()
+
     assert "nocap: mha, seed 4, 17 steps: failed, no room on the disk" in err
     assert re.search(r"^M\.unsure inconclusive .*\n(.*\n)*?  measured .*, n=3$", out, re.M)
     for task in lab.tasks:

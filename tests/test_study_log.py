@@ -123,6 +123,7 @@ def test_another_machine_is_no_other_registration(lab: Lab, monkeypatch: pytest.
         "nocap.config.defaults.precision", lambda *of_run: (Precision.bf16, "another CPU")
     )
     mha = lab.plan(overrides=plain).train["mha"]
+
     assert mha.run.trainer.precision is Precision.bf16
     assert hashes(lab, overrides=plain) == first
     assert hashes(lab, overrides=[*plain, "trainer.precision=bf16"]) != first
@@ -328,6 +329,7 @@ def test_a_damaged_line_is_refused_by_its_number(
     with pytest.raises(SystemExit, match="2"):
         main([str(tmp_path / "made"), f"output_dir={tmp_path / 'out'}"])
     err = capsys.readouterr().err
+
     assert f"{FILE}: line 7" in err
     assert err.count("\n") == 1
     assert not (tmp_path / "out" / "runs").exists()

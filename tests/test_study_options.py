@@ -75,6 +75,7 @@ def test_code_that_nobody_allowed_is_not_run(flag: str, here: Door, tmp_path: Pa
     ran = tmp_path / "ran"
     (folder / "own" / "ideas" / "softer.py").write_text(f"open({str(ran)!r}, 'w')\n")
     done = here("first", flag, module="nocap.study")
+
     assert done.code == 2
     assert done.err.count("\n") == 1
     assert "config_dir must be allowed by --allow-code" in done.err
@@ -107,6 +108,7 @@ def test_a_folder_that_is_not_inside_the_studys_is_refused(
     made(tmp_path / "elsewhere", "weaker")
     (folder / "link").symlink_to(tmp_path / "elsewhere")
     done = here("first", "--judge", module="nocap.study")
+
     assert done.code == 2
     assert done.err.count("\n") == 1
     assert f"config_dir must be a folder inside the study's own, got {value}" in done.err

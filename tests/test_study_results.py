@@ -468,6 +468,7 @@ def test_measurements_of_a_profile(tmp_path: Path, changed: Json, value: float):
     made_study = loaded(tmp_path / "made", study(claims=claims))
     sessions = {"parts": [session({"mqa": PARTS}, kind="parts")]}
     (measurement,) = measurements(made_study.claims[0], made_study, Evidence(sessions=sessions))
+
     assert measurement.arm == "mqa"
     assert measurement.repeat == 1
     assert measurement.metric == METRICS[changed["metric"]]

@@ -151,6 +151,7 @@ def test_a_terminal_shows_what_a_pipe_of_its_width_gets_in_colours(
     shown = in_a_terminal(width, monkeypatch)
     text = STYLE.sub("", shown)
     lines = [line.rstrip() for line in text.splitlines()]
+
     assert lines == expected.splitlines()
     assert "\x1b[1;32mbetter" in shown
     assert "\x1b[1;31mworse" in shown

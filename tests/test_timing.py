@@ -76,6 +76,7 @@ def test_repeats_of_another_kind_add_their_mean_and_their_variance() -> None:
     test = stats.ttest_ind(seeds, -rounds, equal_var=False)
     expected = test.confidence_interval(0.95)
     estimate = of_pairs(seeds.tolist(), beside=rounds.tolist())
+
     assert estimate.low == pytest.approx(expected.low)
     assert estimate.high == pytest.approx(expected.high)
     assert estimate.n == 5
@@ -163,6 +164,7 @@ def test_an_arm_that_could_not_be_timed_says_why() -> None:
         replace(whole, seconds=fewer, left_out={"nano-gqa-swiglu": "does not fit: 9 GiB"})
     )
     row = next(row for row in comparison.arms if row.label == "gqa swiglu")
+
     assert row.times["token_us"].refused == "not timed in turns: does not fit: 9 GiB"
     assert row.equal_loss is not None
     assert row.equal_loss.refused == "not timed in turns: does not fit: 9 GiB"

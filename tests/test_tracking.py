@@ -304,6 +304,7 @@ def test_a_run_outside_of_grids_is_named_by_its_options_and_the_keys_that_were_t
     plan = replace(planned(Path("absent"), *words), swept=swept)
     facts = run_facts(to_plain(plan.run), plan.run_dir, manifest(plan, []))
     arm = "nano-gqa-gelu4x-wsd-adamw lr=0.002"
+
     assert facts.name == f"{arm} s3"
     assert facts.arm == arm
     assert facts.group is None

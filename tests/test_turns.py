@@ -82,6 +82,7 @@ def test_a_gain_is_that_of_two_samples_where_no_seed_is_shared():
     arm = only({LOSS: made}, question(3, paired=False))
     apart = stats.ttest_ind(made["base"], made["idea"], equal_var=False)
     interval = apart.confidence_interval(0.95)
+
     assert arm.gain.low == pytest.approx(interval.low)
     assert arm.word is Outcome.unclear
     assert not arm.is_decided

@@ -522,6 +522,7 @@ def test_variables_fill_what_the_config_leaves_at_its_default(
     monkeypatch.setenv("WANDB_TAGS", "one, two words")
     monkeypatch.setenv("WANDB_MODE", "offline")
     tracker: Any = compose(["tracker=wandb", "tracker.project=typed"]).tracker
+
     assert tracker.project == "typed"
     assert tracker.entity == "of ENTITY"
     assert tracker.name == "of NAME"

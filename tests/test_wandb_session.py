@@ -240,6 +240,7 @@ def test_a_resumed_record_is_not_complete_by_the_rows_of_before(
     for step in (0, 4):
         second.log({"step": step, **ROW})
     second.finish(summary={}, status="finished")
+
     assert not second.complete
     assert "(the server has 4 of 5 rows)" in capsys.readouterr().err
     assert Wandb.left(tmp_path)
@@ -409,6 +410,7 @@ def test_a_login_without_an_api_key_is_one_line(
     line += "(WANDB_API_KEY or wandb login), got one"
     with pytest.raises(NoLoginError, match=f"^{re.escape(line)}$"):
         tracker().resend(facts_of(tmp_path))
+
     assert tracker().open(facts_of(tmp_path)).link is None
     assert client.runs[0].offline
     assert capsys.readouterr().err == f"nocap: W&B: offline: {line}\n"
