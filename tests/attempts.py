@@ -66,7 +66,8 @@ def on_a_terminal(*words: str, cwd: Path, env: dict[str, str] | None = None) -> 
     there."""
     terminal, end = pty.openpty()
     termios.tcsetwinsize(end, (24, 120))
-    env = {**os.environ, "PYTHONPATH": str(REPO), "TERM": "xterm"} if env is None else env
+    if env is None:
+        env = {**os.environ, "PYTHONPATH": str(REPO), "TERM": "xterm"}
     command = [sys.executable, *words]
     process = subprocess.Popen(command, cwd=cwd, env=env, stdin=end, stdout=end, stderr=end)
     os.close(end)
@@ -164,8 +165,14 @@ def processes(run_dir: Path) -> dict[int, str]:
             elif os.fsencode(run_dir) in (entry / "cmdline").read_bytes():
                 environ = (entry / "environ").read_bytes().split(b"\0")
                 ranks = [word for word in environ if word.startswith(b"RANK=")]
-                rank = ranks[0].removeprefix(b"RANK=").decode() if ranks else None
-                roles[int(entry.name)] = "worker" if rank is None else f"rank {rank}"
+                if ranks:
+                    rank = ranks[0].removeprefix(b"RANK=").decode()
+                else:
+                    rank = None
+                if rank is None:
+                    roles[int(entry.name)] = "worker"
+                else:
+                    roles[int(entry.name)] = f"rank {rank}"
         except OSError:  # it ended while we looked
             continue
     return roles
@@ -198,7 +205,10 @@ def in_a_child(work: Callable[[], int], told: Path) -> int:
                 try:
                     code = work()
                 except (ValueError, OSError) as error:  # refused; the disk: the run goes on later
-                    code = 2 if isinstance(error, ValueError) else 1
+                    if isinstance(error, ValueError):
+                        code = 2
+                    else:
+                        code = 1
                     print(error, flush=True)
                 except BaseException:
                     code = 99

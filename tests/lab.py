@@ -100,11 +100,10 @@ class Lab:
 
     def lines(self, *events: str) -> list[Json]:
         """List the log's lines of such events, as its file has them."""
-        lines = (
-            [json.loads(raw) for raw in self.log.read_text().splitlines()]
-            if self.log.exists()
-            else []
-        )
+        if self.log.exists():
+            lines = [json.loads(raw) for raw in self.log.read_text().splitlines()]
+        else:
+            lines = []
         return [line for line in lines if not events or line["event"] in events]
 
     @property
@@ -119,7 +118,9 @@ class Lab:
         """What was done, in order, as the log's lines are named: `mqa, seed 0`, `bench session
         1`."""
         path = self.root / "tasks.txt"
-        return path.read_text().splitlines() if path.exists() else []
+        if path.exists():
+            return path.read_text().splitlines()
+        return []
 
     # --- what stands in for the machine -----------------------------------------------------------
 
@@ -157,7 +158,10 @@ class Lab:
                     self._begin()
                     steps = run.composed.run.trainer.steps
                     machine = hardware.describe(run.composed.run.trainer.device, 1)
-                    more = {"token_us": self.pace(run), "tokens": 512 * steps} if self.pace else {}
+                    if self.pace:
+                        more = {"token_us": self.pace(run), "tokens": 512 * steps}
+                    else:
+                        more = {}
                     trained = record(
                         run.arm,
                         seed,
@@ -207,11 +211,15 @@ class Lab:
 
 
 def outcome(plan: Plan) -> Json | None:
-    return {"status": "finished"} if (plan.run_dir / RECORD).exists() else None
+    if (plan.run_dir / RECORD).exists():
+        return {"status": "finished"}
+    return None
 
 
 def record_of(run: Training) -> Record | None:
-    return pickle.loads((run.plan.run_dir / RECORD).read_bytes()) if outcome(run.plan) else None
+    if outcome(run.plan):
+        return pickle.loads((run.plan.run_dir / RECORD).read_bytes())
+    return None
 
 
 @pytest.fixture

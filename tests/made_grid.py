@@ -51,7 +51,10 @@ def record_of(attention: str, mlp: str, seed: int, *, status: str = "finished") 
     clock = {"train": train_s[-1] - 0.4, "compile": 0.0, "val": 6.1, "checkpoint": 0.7, "data": 0.4}
     clock |= {"startup": 3.2 + rng.random(), "other": 0.3}
     total = 10.6e6 + ATTENTION[attention][2] + MLP[mlp][2]
-    kernel = "math" if attention == "mha" else "flash"
+    if attention == "mha":
+        kernel = "math"
+    else:
+        kernel = "flash"
     name = f"{attention}-{mlp}-s{seed}"
     summary = {
         "status": status,
@@ -117,6 +120,8 @@ def poisoned() -> Comparison:
             record = replace(record, config=config)
         if record.arm == "flash-swiglu":
             record = with_summary(record, hardware={"name": EVIL, "fingerprint": EVIL})
-        return replace(record, status=EVIL) if record.status == "failed" else record
+        if record.status == "failed":
+            return replace(record, status=EVIL)
+        return record
 
     return replace(made(2, poison), problems=[EVIL])

@@ -156,7 +156,10 @@ def processes(root: Path) -> dict[int, str]:
                 if name.startswith("nocap "):  # forked from the server, whose words it has
                     role = name.split()[1]
                 ranked = role == "worker" and b"\0RANK=" in (entry / "environ").read_bytes()
-                roles[int(entry.name)] = "rank" if ranked else role
+                if ranked:
+                    roles[int(entry.name)] = "rank"
+                else:
+                    roles[int(entry.name)] = role
         except OSError:  # it ended while we looked
             continue
     return roles
@@ -262,7 +265,9 @@ def _content(path: Path, root: Path) -> Any:
     lines = []
     for line in text.splitlines() if path.suffix == ".jsonl" else [text]:
         lines.append(json.loads(line))
-    return said(lines) if path.name == FILE else _timeless(lines)
+    if path.name == FILE:
+        return said(lines)
+    return _timeless(lines)
 
 
 def said(log: list[Json]) -> list[str]:
@@ -325,7 +330,10 @@ class Soak:
 
     def resume(self) -> None:
         """Take up the jobs of before. What a killed soak left half-way goes, and is done again."""
-        lines = self.state.read_text().splitlines(keepends=True) if self.state.exists() else []
+        if self.state.exists():
+            lines = self.state.read_text().splitlines(keepends=True)
+        else:
+            lines = []
         self.jobs = [json.loads(line) for line in lines if line.endswith("\n")]
         text = "".join(line for line in lines if line.endswith("\n"))
         self.state.write_text(text)
@@ -444,7 +452,9 @@ def main() -> int:
     if args.json:
         text = json.dumps(result, indent=1)
         args.json.write_text(text + "\n")
-    return 1 if result["lost"] else 0
+    if result["lost"]:
+        return 1
+    return 0
 
 
 if __name__ == "__main__":

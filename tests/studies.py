@@ -212,7 +212,10 @@ def record(
 ) -> Record:
     """A run as if read from its folder; a loss of null diverged, after a validation at its
     start."""
-    status = "diverged" if val_loss is None else "finished"
+    if val_loss is None:
+        status = "diverged"
+    else:
+        status = "finished"
     points = curve or ([(0, FIRST)] if val_loss is None else [(0, FIRST), (steps, val_loss)])
     summary = {"val_loss": points[-1][1], "status": status, **more}
     parts = {"environment": {"torch": "made"}}

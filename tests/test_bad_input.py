@@ -43,7 +43,10 @@ def places(
     owners: dict[type, tuple[tuple[str, ...], str]] = {Run: ((), ""), Trainer: ((), "trainer.")}
     owners |= {Store: ((), "store.")}
     for group, option in choices:
-        word = f"{group}=[{option}]" if group == "ideas" else f"{group}={option}"
+        if group == "ideas":
+            word = f"{group}=[{option}]"
+        else:
+            word = f"{group}={option}"
         chosen = (word, *MANDATORY.get(option, ()))
         for place, settings in composed([*BASE, *chosen]).run.options():
             if place.partition(".")[0] == group:
@@ -146,7 +149,9 @@ def limits_of(f: Field[Any]) -> list[str]:
 
 
 def kinds(hint: Any) -> tuple[Any, ...]:
-    return get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    if isinstance(hint, UnionType):
+        return get_args(hint)
+    return (hint,)
 
 
 def legal(value: Any, f: Field[Any], hint: Any, text: str) -> bool:
@@ -192,7 +197,10 @@ def check(words: tuple[str, ...], key: str, f: Field[Any], hint: Any, text: str)
         return True
     if "hydra/launcher=pool" not in words:
         for part in key.split("."):
-            node = node[part] if isinstance(node, dict) else getattr(node, part)
+            if isinstance(node, dict):
+                node = node[part]
+            else:
+                node = getattr(node, part)
         assert legal(node, f, hint, text), (key, text[:80], node)
     return False
 
@@ -215,7 +223,8 @@ def some_bad_values(choices: list[tuple[str, str]], seed: int, n: int) -> tuple[
         limits = limits_of(place[2])
         for wrong in (*chance.sample(WRONG, n), *limits):
             cases.append((*place, wrong))
-    cases = cases if n > 1 else chance.sample(cases, 16)
+    if n == 1:
+        cases = chance.sample(cases, 16)
     return len(cases), sum(check(*case) for case in cases)
 
 

@@ -224,7 +224,8 @@ def test_loss_and_gradients_are_the_second_models(precision: Precision, apart: f
     for forward in (model, partial(second, model)):
         with autocast(baseline(*SMALL), precision):
             loss = forward(tokens[:, :-1], tokens[:, 1:])
-        loss = loss.total if isinstance(loss, Loss) else loss
+        if isinstance(loss, Loss):
+            loss = loss.total
         losses.append(loss.item())
         parameters = list(model.parameters())
         grads.append(torch.autograd.grad(loss, parameters))

@@ -612,7 +612,10 @@ def test_an_interval_that_holds_its_margin_leaves_quality_open(
     scale: str, margin: float, low: float, high: float, is_open: bool
 ):
     """Three pairs whose t-interval has these ends."""
-    ends = np.log([low, high]) if scale == "ratio" else np.array([low, high])
+    if scale == "ratio":
+        ends = np.log([low, high])
+    else:
+        ends = np.array([low, high])
     quantile = stats.t.isf(0.025, 2)
     half_width = (ends[1] - ends[0]) / 2
     apart = half_width * math.sqrt(3) / quantile

@@ -92,7 +92,10 @@ def test_branch_is_the_whole_run(
 ) -> None:
     _, whole = train(here, tmp_path / "whole", *BRANCH)
     words = (begins(trunk), f"output_dir={tmp_path / 'branch'}")
-    starts = here if ranks == 1 else door
+    if ranks == 1:
+        starts = here
+    else:
+        starts = door
     printed, branch = train(
         starts, tmp_path / "branch", *BRANCH, begins(trunk), f"trainer.devices={ranks}"
     )
@@ -230,7 +233,10 @@ def test_damaged_tensors_are_refused_and_nothing_is_trained(
     tmp_path: Path, door: Door, here: Door, trunk: Path, ranks: int
 ) -> None:
     damaged = copied(trunk, tmp_path)
-    starts = here if ranks == 1 else door
+    if ranks == 1:
+        starts = here
+    else:
+        starts = door
     flip(at(damaged) / "optimizer.safetensors")
     words = (begins(damaged), f"trainer.devices={ranks}", f"output_dir={tmp_path / 'out'}")
     done = starts(*SMALL, *BRANCH, *words)

@@ -34,7 +34,8 @@ def plain(
     x: Tensor, weight: Tensor, targets: Tensor, *, softcap: float | None, z_loss: float
 ) -> Tensor:
     logits = F.linear(x, weight)
-    logits = logits if softcap is None else softcap * torch.tanh(logits / softcap)
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
     dtype = torch.promote_types(x.dtype, torch.float32)
     loss = F.cross_entropy(logits.to(dtype), targets)
     squares = logits.logsumexp(-1).square()

@@ -85,7 +85,10 @@ def test_what_takes_the_place_of_a_decay_is_refused_beside_one() -> None:
 def test_every_combination_learns(combination: tuple[str, ...]) -> None:
     attention, mlp, schedule, optimizer = combination
     rates = ["optimizer.lr=0.02", *(["optimizer.muon_lr=0.02"] if optimizer == "muon" else [])]
-    kept = "constant" if optimizer == "schedule_free" else schedule
+    if optimizer == "schedule_free":
+        kept = "constant"
+    else:
+        kept = schedule
     optimizer_run = small(f"optimizer={optimizer}", *rates)
     plain = small(f"attention={attention}")
     mlp_run = small(f"mlp={mlp}")

@@ -575,7 +575,10 @@ def shorter(folder: Path, *, steps: int, train_s: float | None = None) -> None:
     """End a record after so many steps."""
     summary = json.loads((folder / "summary.json").read_text())
     summary |= {"steps": steps, "tokens": steps * 10}
-    seconds = steps / 100 if train_s is None else train_s
+    if train_s is None:
+        seconds = steps / 100
+    else:
+        seconds = train_s
     summary["clock_s"] = {"train": seconds, "data": 0.0, "wall": seconds + 1}
     write_summary(folder, summary)
 
@@ -736,7 +739,10 @@ def test_samples_that_share_no_seeds_are_unfinished_too(tmp_path, there, verdict
             gelu3x(tmp_path, **about)
     arms = arms_of(tmp_path, baseline="gelu4x")
     assert arms["gelu3x"]["difference"]["verdict"] == verdict
-    turned = "better" if there == 6 else f"{verdict.removesuffix(')')} of gelu3x)"
+    if there == 6:
+        turned = "better"
+    else:
+        turned = f"{verdict.removesuffix(')')} of gelu3x)"
     assert arms_of(tmp_path, baseline="gelu3x")["gelu4x"]["difference"]["verdict"] == turned
 
 

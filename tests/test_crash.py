@@ -66,7 +66,9 @@ class Recorder:
         if not isinstance(path, str | os.PathLike):
             return None
         whole = os.path.abspath(os.fspath(path))
-        return os.path.relpath(whole, self.root) if whole.startswith(f"{self.root}/") else None
+        if whole.startswith(f"{self.root}/"):
+            return os.path.relpath(whole, self.root)
+        return None
 
     def look(self) -> None:
         """Note what was written since the last look: Python's buffers and safetensors write without
@@ -138,7 +140,10 @@ def after(made: Recorder, first: int, *, data: str = "kept", names: str = "kept"
     was synced keeps its own.
     """
     tree: Tree = {}
-    lost = _lost_names(made.ops[:first]) if names == "lost" else set()
+    if names == "lost":
+        lost = _lost_names(made.ops[:first])
+    else:
+        lost = set()
     durable: dict[str, bytes] = {}
     for number, (kind, path, *more) in enumerate(made.ops[:first]):
         if kind == "write":
@@ -158,10 +163,14 @@ def after(made: Recorder, first: int, *, data: str = "kept", names: str = "kept"
         for path, content in tree.items():
             if content is not None and content != durable.get(path, b""):
                 old = durable.get(path, b"")
-                whole = content if content.startswith(old) else b""
-                tree[path] = (
-                    old if data == "lost" else content[: (len(old) + len(whole or content)) // 2]
-                )
+                if content.startswith(old):
+                    whole = content
+                else:
+                    whole = b""
+                if data == "lost":
+                    tree[path] = old
+                else:
+                    tree[path] = content[: (len(old) + len(whole or content)) // 2]
     rows = {}
     for path, content in tree.items():
         if all(str(up) in tree for up in Path(path).parents if str(up) != "."):
@@ -348,7 +357,9 @@ def trained(
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (full_at, resource.RLIM_INFINITY))
     this = planned(out, *words)
-    return 0 if sound(this) is not None else CODES[start(this, **how).status]
+    if sound(this) is not None:
+        return 0
+    return CODES[start(this, **how).status]
 
 
 class Life(RuleBasedStateMachine):

@@ -203,7 +203,10 @@ def test_each_run_gets_the_verdict_of_its_arm(
         assert summary.update.called
     expected = dict[str, tuple[str, str]]()
     for folder in (tmp_path / "runs").iterdir():
-        verdict = "worse" if "gqa" in folder.name else "baseline"
+        if "gqa" in folder.name:
+            verdict = "worse"
+        else:
+            verdict = "baseline"
         expected[f"e/p/{id_of(folder)}"] = ("verdict", verdict)
     found = {path: summary.__setitem__.call_args.args for path, summary in summaries.items()}
     assert found == expected

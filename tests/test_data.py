@@ -74,9 +74,15 @@ def text(tmp_path):
         for name, content in files.items():
             parent = (tmp_path / "t" / name).parent
             parent.mkdir(parents=True, exist_ok=True)
-            raw = content if isinstance(content, bytes) else content.encode()
+            if isinstance(content, bytes):
+                raw = content
+            else:
+                raw = content.encode()
             (tmp_path / "t" / name).write_bytes(raw)
-        patterns = paths if isinstance(paths, list) else [paths]
+        if isinstance(paths, list):
+            patterns = paths
+        else:
+            patterns = [paths]
         paths = [str(tmp_path / "t" / pattern) for pattern in patterns]
         data = Text(**COMMON, val_fraction=fraction, path=paths if len(paths) > 1 else paths[0])
         return prepare(data, BYTES, cache_dir=tmp_path / cache)
@@ -410,7 +416,8 @@ def raw_shard(
     tokens: list[int], *, magic: int = 20240520, version: int = 1, count: int | None = None
 ) -> bytes:
     """The format, written a second time and without NumPy."""
-    count = len(tokens) if count is None else count
+    if count is None:
+        count = len(tokens)
     header = struct.pack("<256i", magic, version, count, *[0] * 253)
     return header + struct.pack(f"<{len(tokens)}H", *tokens)
 

@@ -76,7 +76,10 @@ def test_commands_name_existing_modules_flags_and_files(block: Block) -> None:
         for flag in (word.partition("=")[0] for word in arguments if re.match(r"--[a-z]", word)):
             assert re.search(rf"{flag}\b", _help(module)), f"{module} has no {flag}"
     for words in itertools.chain.from_iterable(map(simple_commands, block.commands)):
-        named = words[1] if words[1:] else ""
+        if words[1:]:
+            named = words[1]
+        else:
+            named = ""
         assert words[0] != "make" or re.search(
             rf"^{named}:", (ROOT / "Makefile").read_text(), re.M
         ), named
@@ -126,7 +129,10 @@ def _arms(arguments: list[str]) -> Iterator[list[str]]:
 )
 def test_links_lead_to_files_and_headings(page: Path) -> None:
     for path, _, heading in (link.partition("#") for link in LINK.findall(page.read_text())):
-        target = page.parent / path if path else page
+        if path:
+            target = page.parent / path
+        else:
+            target = page
         assert "://" in path or target.exists(), path
         assert "://" in path or not heading or heading in _headings(target), f"{path}#{heading}"
 
@@ -150,7 +156,10 @@ def test_what_is_not_run_is_listed_with_what_tests_do_in_its_place() -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_pages_have_the_flags_of_the_help(name: str) -> None:
-    manual_text = manual([]) if name == "train" else _help(f"nocap.{name}")
+    if name == "train":
+        manual_text = manual([])
+    else:
+        manual_text = _help(f"nocap.{name}")
     flags = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", manual_text))
     text = "".join(page.read_text() for page in pages())
     assert flags
@@ -327,7 +336,10 @@ def test_the_pages_show_what_a_user_types(user: str) -> None:
         # what all commands have
         text = (ROOT / page).read_text() + (ROOT / "docs" / "commands.md").read_text()
         for words in itertools.chain.from_iterable(map(simple_commands, split_commands(script))):
-            name = words[2] if words[:2] == ["python", "-m"] else " ".join(words[:2])
+            if words[:2] == ["python", "-m"]:
+                name = words[2]
+            else:
+                name = " ".join(words[:2])
             typed = [word for word in words if re.match(r"--[a-z]|[a-z][\w./]*=", word)]
             missing = [word for word in (name, *typed) if word.partition("=")[0] not in text]
             assert not missing or not name.startswith("nocap"), f"{page} does not show {missing}"

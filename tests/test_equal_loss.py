@@ -102,7 +102,10 @@ def grid(
             for mlp in NAMES["mlp"]:
                 noise = rng.normal(0, 0.002)
                 loss = 2.3 - gain * (mlp == "swiglu") + noise
-                pace = 0.9 if attention == "gqa" else 1.0
+                if attention == "gqa":
+                    pace = 0.9
+                else:
+                    pace = 1.0
                 records.append(record(attention, mlp, seed, loss, pace=pace))
         for steps in (105, 210):
             noise = rng.normal(0, 0.002)
@@ -281,24 +284,34 @@ def test_lengths_that_were_swept_show_it_without_asking() -> None:
 
 def lost(each: Record) -> Record:
     """The baseline's lengths lack a seed."""
-    return replace(each, status="failed") if each.length_of and each.seed == 5 else each
+    if each.length_of and each.seed == 5:
+        return replace(each, status="failed")
+    return each
 
 
 def on_another_machine(each: Record) -> Record:
     hardware = {"name": "b", "fingerprint": "b"}
-    summary = {**each.summary, "hardware": hardware} if "gqa" in each.arm else each.summary
+    if "gqa" in each.arm:
+        summary = {**each.summary, "hardware": hardware}
+    else:
+        summary = each.summary
     return replace(each, summary=summary)
 
 
 def untimed(each: Record) -> Record:
-    summary = {**each.summary, "token_us": None} if "gqa" in each.arm else each.summary
+    if "gqa" in each.arm:
+        summary = {**each.summary, "token_us": None}
+    else:
+        summary = each.summary
     return replace(each, summary=summary)
 
 
 def flat(each: Record) -> Record:
     """The baseline learns nothing more after 105 steps."""
     loss = 2.3 + 0.001 * (each.seed % 3) * (-1) ** (each.config["trainer.steps"] // 105)
-    return replace(each, summary={**each.summary, "val_loss": loss}) if each.length_of else each
+    if each.length_of:
+        return replace(each, summary={**each.summary, "val_loss": loss})
+    return each
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {

@@ -94,7 +94,10 @@ def writer(
     root: Path, *, background: bool = False
 ) -> tuple[torch.nn.Module, checkpoint.Writer, Any]:
     """A small model, a writer of its checkpoints, and the call that saves a step."""
-    model = torch.nn.Linear(300, 200) if background else torch.nn.Linear(7, 5)
+    if background:
+        model = torch.nn.Linear(300, 200)
+    else:
+        model = torch.nn.Linear(7, 5)
     optimizer = torch.optim.AdamW(model.parameters())
     sum(p.sum() for p in model.parameters()).backward()  # type: ignore[union-attr]
     optimizer.step()
@@ -675,9 +678,10 @@ def test_23_checkpoint_holds_tensors_and_json_only(runs: tuple[Path, Path]) -> N
     files = list(the_run(runs[0]).rglob("step-*/*"))
     assert len(files) == 5
     for file in files:
-        content = (
-            load_file(file) if file.suffix == ".safetensors" else file.read_text().splitlines()
-        )
+        if file.suffix == ".safetensors":
+            content = load_file(file)
+        else:
+            content = file.read_text().splitlines()
         assert content
         if file.suffix != ".safetensors":
             for value in content:

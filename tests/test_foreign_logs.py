@@ -39,7 +39,10 @@ def last(pattern: str, group: int = 1):
             if path.is_file():
                 (arm,) = path.relative_to(folder).parts[:1]
                 seed = SEED.search(str(path.relative_to(folder)))
-                name = seed[1] if seed else f"{path.parent.name} {path.name}"
+                if seed:
+                    name = seed[1]
+                else:
+                    name = f"{path.parent.name} {path.name}"
                 matches = re.findall(pattern, path.read_text(), re.MULTILINE)
                 losses[arm, name] = float(matches[-1])
         return losses
@@ -227,7 +230,10 @@ def check(comparison, table, *, most=1e-6):
 def test_a_sample_has_the_word_of_the_same_losses(tmp_path, name):
     read = {**PAIRED, **UNPAIRED}[name]
     losses = read(SAMPLES / name)
-    metric = "val_bpb" if "nanochat" in name or "golf" in name else "val_loss"
+    if "nanochat" in name or "golf" in name:
+        metric = "val_bpb"
+    else:
+        metric = "val_loss"
     if name != "wandb_panel_csv":
         losses = dict(sorted(losses.items()))  # the baseline first
     comparison = judged(SAMPLES / name)
@@ -610,7 +616,10 @@ def test_calls_of_log_are_no_steps(tmp_path):
             path.parent.mkdir(parents=True, exist_ok=True)
             rows = []
             for call, step in enumerate(range(0, 201, rate)):
-                loss = 3 - step / 400 + seed / 100 if step % 50 == 0 else ""
+                if step % 50 == 0:
+                    loss = 3 - step / 400 + seed / 100
+                else:
+                    loss = ""
                 rows.append(f"{call},{call},1.5,{loss},{step}\n")
             path.write_text(f",_step,_timestamp,eval/loss,train/global_step\n{''.join(rows)}")
     found = logs.load([str(tmp_path / "calls")])
@@ -759,7 +768,10 @@ def test_mlflow_s_database(tmp_path):
         for number in range(8):
             width = 32 * (1 + number // 4)
             seed = number % 4
-            stage = "deleted" if number == 7 else "active"
+            if number == 7:
+                stage = "deleted"
+            else:
+                stage = "active"
             base.execute(
                 "INSERT INTO runs VALUES (?, ?, 'FINISHED', ?, ?)",
                 (f"r{number}", "x", number, stage),

@@ -117,7 +117,10 @@ HYDRAS_PLACES = [
 @pytest.mark.parametrize(("place", "text"), HYDRAS_PLACES)
 def test_nor_does_one_in_hydras_own_places(place: str, text: str, ask: Any, tmp_path: Path) -> None:  # noqa: F811
     words = "train", *evil(tmp_path, text, place=place), *SMALL
-    chosen = ["hydra/launcher=evil"] if "launcher" in place else []
+    if "launcher" in place:
+        chosen = ["hydra/launcher=evil"]
+    else:
+        chosen = []
     code = ask(*words)[0]
     codes = {code, ask(*words, "--multirun", "seed=0", *chosen)[0]}
     assert codes <= {2, "started"}  # a file that is not reached does not matter

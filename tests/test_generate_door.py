@@ -42,7 +42,10 @@ def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         except SystemExit as left:
             code = int(left.code or 0)
         said = capsys.readouterr()
-        answer = json.loads(Path("answer.json").read_text()) if code == 0 else {}
+        if code == 0:
+            answer = json.loads(Path("answer.json").read_text())
+        else:
+            answer = {}
         return code, said.out, said.err, answer
 
     return call

@@ -156,7 +156,10 @@ def test_compiled_text_is_recomputed_text():
 @pytest.mark.parametrize(("temperature", "top_k"), [(0.5, 0), (1.0, 0), (2.0, 0), (1.0, 2)])
 def test_draws_follow_the_softmax_of_the_k_most_probable(temperature: float, top_k: int):
     logits = torch.tensor([1.0, -0.5, 2.0, 0.0, -30.0])
-    kept = logits if top_k == 0 else logits.where(logits >= 1, -torch.inf)
+    if top_k == 0:
+        kept = logits
+    else:
+        kept = logits.where(logits >= 1, -torch.inf)
     share = (kept / temperature).softmax(-1)
     error = 4 * (share * (1 - share) / 20_000).sqrt()  # four standard deviations
     sampler = TokenSampler(

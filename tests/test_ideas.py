@@ -189,7 +189,10 @@ def from_outside(
     """A run with this option, written for the test."""
     (folder / group).mkdir(parents=True)
     (folder / group / f"{name}.py").write_text(source)
-    package = f"# @package ideas.{name}\n" if group == "ideas" else ""
+    if group == "ideas":
+        package = f"# @package ideas.{name}\n"
+    else:
+        package = ""
     (folder / group / f"{name}.yaml").write_text(f"{package}kind: {name}\n{keys}")
     outside.use([folder])
     return compose([*SMALL, f"ideas=[{name}]" if group == "ideas" else f"{group}={name}", *words])
@@ -234,7 +237,10 @@ def test_a_key_from_outside_that_losses_depend_on_is_in_the_record_and_the_same_
 ):
     source = MILDER.format(package=package, base=base)
     from_outside(tmp_path / "own", group, "milder", source, keys=f"share: 0.2\n{more}")
-    chosen = f"{group}=[milder]" if group == "ideas" else f"{group}=milder"
+    if group == "ideas":
+        chosen = f"{group}=[milder]"
+    else:
+        chosen = f"{group}=milder"
     plain = manifest(planned(tmp_path), [])["measured"]
     measured = manifest(planned(tmp_path, chosen), [])["measured"]
     assert key in measured

@@ -35,7 +35,10 @@ def size(
 ) -> StudyResult:
     """Results of one size, as far as a ladder reads them."""
     logs = np.log(speedups).tolist()
-    most = logs if ending == "measured" else [math.inf] * len(logs)
+    if ending == "measured":
+        most = logs
+    else:
+        most = [math.inf] * len(logs)
     verdict = made_verdict(Word.confirmed, gain(logs, most))
     verdicts = [made_judged(typed(RACE), verdict, against="mha")]
     parameters = [made_arm("mha", params=params), made_arm("mqa", params=2 * params)]

@@ -140,9 +140,15 @@ def board(folder, *, shared=False):
     arms = {}
     rows = ["record,seed,val_bpb"]
     for i in range(9):
-        n = 5 if i == 4 and not shared else 3
+        if i == 4 and not shared:
+            n = 5
+        else:
+            n = 3
         arms[f"r{i}"] = losses = rng.normal(1.1 - 0.0015 * i, 0.0006, n)
-        seeds = range(n) if shared else range(10 * i, 10 * i + n)
+        if shared:
+            seeds = range(n)
+        else:
+            seeds = range(10 * i, 10 * i + n)
         rows += [f"r{i},{seed},{loss!r}" for seed, loss in zip(seeds, losses.tolist(), strict=True)]
     text = "\n".join(rows) + "\n"
     (folder / "board.csv").write_text(text)
@@ -763,7 +769,10 @@ def test_a_large_log_is_not_held_in_memory(tmp_path):
     row = {"train_loss": 3.0, "text": "x" * 4000}
     with path.open("w") as file:
         for step in range(2000):
-            loss = {"val_loss": 9 - step / 1e3} if step % 100 == 0 else {}
+            if step % 100 == 0:
+                loss = {"val_loss": 9 - step / 1e3}
+            else:
+                loss = {}
             content = {"step": step, **row, **loss}
             file.write(json.dumps(content) + "\n")
     tracemalloc.start()

@@ -119,11 +119,9 @@ def reference_logits(w: dict[str, Tensor], tokens: Tensor, run: Run) -> Tensor:
                 inner = f(h, w, f"{name}.f", run)
                 x = x + s * reference_norm(inner, w, f"{name}.norm_after", run.norm)
     logits = reference_norm(x, w, "head.norm", run.norm) @ w["head.unembed.weight"].T
-    return (
-        logits
-        if m.logit_softcap is None
-        else m.logit_softcap * torch.tanh(logits / m.logit_softcap)
-    )
+    if m.logit_softcap is None:
+        return logits
+    return m.logit_softcap * torch.tanh(logits / m.logit_softcap)
 
 
 VARIANTS = [

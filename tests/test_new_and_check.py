@@ -35,7 +35,10 @@ def written(folder: Path, group: str, source: str, **keys: object) -> Path:
     place = folder / outside.place(group)
     place.mkdir(parents=True)
     (place / "broken.py").write_text(f"{head}{inspect.cleandoc(source)}\n")
-    lines = [f"# @package {group}.broken"] if group == "ideas" else []
+    if group == "ideas":
+        lines = [f"# @package {group}.broken"]
+    else:
+        lines = []
     lines += ["kind: broken", *(f"{key}: {value}" for key, value in keys.items())]
     (place / "broken.yaml").write_text("\n".join(lines))
     return folder

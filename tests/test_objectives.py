@@ -469,7 +469,9 @@ SEVERAL = (
 
 
 def taught(words: tuple[str, ...], teacher: str) -> tuple[str, ...]:
-    return (*words, f"ideas.distill.run={teacher}") if "distill" in words[0] else words
+    if "distill" in words[0]:
+        return (*words, f"ideas.distill.run={teacher}")
+    return words
 
 
 def test_it_resumes_bit_for_bit(teacher: str, tmp_path: Path):

@@ -178,9 +178,13 @@ def iterated(g: Tensor, polar: bool) -> Tensor:
     """X ← a·X + (b·A + c·A²)·X with A = X·Xᵀ, from X = G/‖G‖ (Keller Jordan, 2024); Polar Express's
     polynomials but the last are of X/1.01."""
     x = g / g.norm()
-    coefficients = [*POLAR_EXPRESS, POLAR_EXPRESS[-1]] if polar else [(3.4445, -4.7750, 2.0315)] * 9
+    if polar:
+        coefficients = [*POLAR_EXPRESS, POLAR_EXPRESS[-1]]
+    else:
+        coefficients = [(3.4445, -4.7750, 2.0315)] * 9
     for a, b, c in coefficients:
-        x = x / 1.01 if (a, b, c) in POLAR_EXPRESS[:-1] else x
+        if (a, b, c) in POLAR_EXPRESS[:-1]:
+            x = x / 1.01
         gram = x @ x.T
         x = a * x + (b * gram + c * gram @ gram) @ x
     return x
@@ -196,7 +200,10 @@ def muon(
     for lr, g, beta1 in zip(RATES, grads, (0.6, 0.7, 0.8, 0.9, 0.9), strict=True):
         m = beta1 * m + (1 - beta1) * g
         ahead = beta1 * m + (1 - beta1) * g
-        o = iterated(ahead.T, polar).T if tall else iterated(ahead, polar)
+        if tall:
+            o = iterated(ahead.T, polar).T
+        else:
+            o = iterated(ahead, polar)
         if beta2 is not None:  # NorMuon
             v = beta2 * v + (1 - beta2) * o.square().mean(1, keepdim=True)
             o = o / v.sqrt()
@@ -475,7 +482,10 @@ def test_an_average_is_that_of_its_formula(words: str, tmp_path: Path):
     for step in range(6):
         advance(job, trainee, step)
         # the n-th of the last three has 1/n
-        share = 0.3 if name == "averaged_weights" else 1 / max(1, step - 2)
+        if name == "averaged_weights":
+            share = 0.3
+        else:
+            share = 1 / max(1, step - 2)
         now = own(trainee)
         average = [(1 - share) * a + share * p for a, p in zip(average, now, strict=True)]
         with trainee.model.validating():

@@ -57,7 +57,10 @@ def asked(*names: str) -> list[str]:
         if name not in ideas:
             words.extend(WORDS[name])
     base = without({word.partition("=")[0] for word in words})
-    chosen = [f"ideas=[{','.join(ideas)}]"] if ideas else []
+    if ideas:
+        chosen = [f"ideas=[{','.join(ideas)}]"]
+    else:
+        chosen = []
     return [*flags(*names), *base, *words, *(chosen)]
 
 

@@ -74,7 +74,10 @@ def test_a_profile_takes_a_mixer_apart_or_says_that_it_is_one_kernel(pretended, 
     done = pretended.python("-m", "nocap.profile", *shape, *words.split(), *flags, timeout=600)
     assert done.code == 0, done.err
     content = json.loads((pretended.folder / "p.json").read_text())
-    profiles = [content] if content["of"] != "generate" else [content["prefill"], content["token"]]
+    if content["of"] != "generate":
+        profiles = [content]
+    else:
+        profiles = [content["prefill"], content["token"]]
     for profile in profiles:
         (attention,) = [group for group in profile["groups"] if group["group"] == "attention"]
         scores = [part for part in attention["parts"] if part["part"] == "scores"]

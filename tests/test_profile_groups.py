@@ -191,7 +191,10 @@ def test_the_work_of_each_moment_is_that_of_arithmetic():
 def row(path, part, direction, ms, *, detail=None):
     layer = re.match(r"blocks\.(\d+)", path)
     figures = {"ms": ms, "calls": 1, "flops": 10 * ms, "bytes": 100 * ms, "bound_ms": ms / 2}
-    number = int(layer[1]) if layer else None
+    if layer:
+        number = int(layer[1])
+    else:
+        number = None
     return Row(path=path, part=part, layer=number, direction=direction, detail=detail, **figures)
 
 
@@ -548,7 +551,10 @@ def test_the_door_ends_with_the_largest_parts_and_commands_that_can_be_typed(tmp
         assert done.code == 0, done
         assert done.crash is None, done
         content = json.loads((tmp_path / f"{name}.json").read_text())
-        both = [content] if name != "text" else [content["prefill"], content["token"]]
+        if name != "text":
+            both = [content]
+        else:
+            both = [content["prefill"], content["token"]]
         for profile in both:
             assert len(profile["largest"]) == 3
             ms = [row["ms"] for row in profile["largest"]]

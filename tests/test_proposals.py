@@ -119,7 +119,10 @@ def propose(
     name: str, trainer: Any, lines: list[LogLine] | None = None, **rules: float
 ) -> AnswerLine:
     """Return the answer. `lines`: the log, which is read and written."""
-    log = [] if lines is None else lines
+    if lines is None:
+        log = []
+    else:
+        log = lines
     campaign = Campaign(Propose(**rules), lines=list(log), write=log.append)  # type: ignore[arg-type]
     return campaign.propose(name, [], trainer, against="base")
 
@@ -275,7 +278,10 @@ def test_what_would_not_be_fair_is_refused_before_anything_runs(
 ):
     text = json.dumps(STUDY | changed)
     (folder / "study.yaml").write_text(text)
-    words = () if proposals is None else ("--propose", *proposals)
+    if proposals is None:
+        words = ()
+    else:
+        words = ("--propose", *proposals)
     refused = study_door(folder, *words)
 
     assert refused.code == 2

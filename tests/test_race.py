@@ -115,7 +115,10 @@ def raced(capsys):
     """The answer of a race, and what it printed on stderr."""
 
     def call(*words):
-        at = words.index("--") if "--" in words else len(words)
+        if "--" in words:
+            at = words.index("--")
+        else:
+            at = len(words)
         assert race.main([*words[:at], "--json", *words[at:]]) == 0
         out, err = capsys.readouterr()
         return {**json.loads(out), "said": err}
@@ -524,7 +527,10 @@ def test_what_a_command_does_badly(repo, raced, failed, monkeypatch, extra, code
     """Its arm, seed and log are named, and the same command goes on once the cause is gone."""
     monkeypatch.setenv("EXTRA", extra)
     monkeypatch.setattr(command, "LOG_BYTES", 2**20 if "65_000" in extra else command.LOG_BYTES)
-    timeout = "1s" if extra == "time.sleep(1000)" else "60s"
+    if extra == "time.sleep(1000)":
+        timeout = "1s"
+    else:
+        timeout = "60s"
     words = [*ALIKE[:-1], r"final (\S+)", "--pairs", "1", "--timeout"]
     ended, said = failed(*words, timeout) if code else (0, raced(*words, timeout)["said"])
     assert ended == code, said
@@ -965,7 +971,10 @@ def made_race(folder, chance, *, gain, pairs, skewed=False):
     """A race whose commands are drawn: seeds and arms have noise of the same size."""
 
     def begin(arm, seed, place):
-        noise = chance.expovariate(1.0) if skewed else chance.gauss(0, 1)
+        if skewed:
+            noise = chance.expovariate(1.0)
+        else:
+            noise = chance.gauss(0, 1)
         place.mkdir(parents=True)
         (place / LOG).write_text(
             f"0.1\tval loss {9 + 0.01 * (noise - gain * (arm.name == 'idea')):.8f}\n"

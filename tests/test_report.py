@@ -54,7 +54,9 @@ def test_shows_what_was_compared_and_each_verdict() -> None:
 
 def on_another_machine(record: Record) -> Record:
     other = {"name": "RTX 4090", "fingerprint": "9f9f9f"}
-    return with_summary(record, hardware=other) if record.arm == "gqa-swiglu" else record
+    if record.arm == "gqa-swiglu":
+        return with_summary(record, hardware=other)
+    return record
 
 
 def test_times_of_another_machine_are_refused_with_the_reason() -> None:
@@ -91,7 +93,9 @@ def test_non_finite_losses_become_null() -> None:
     def diverges(record: Record) -> Record:
         losses = [*record.curve.val_loss[:-1], math.nan]
         curve = replace(record.curve, val_loss=losses)
-        return replace(record, curve=curve) if record.arm == "flash-gelu4x" else record
+        if record.arm == "flash-gelu4x":
+            return replace(record, curve=curve)
+        return record
 
     payload = payload_of(report.render(made(1, diverges)))
     first = payload["arms"][0]
@@ -112,11 +116,9 @@ def test_mean_curve_keeps_to_the_steps_of_all_finished_seeds() -> None:
         def curved(record: Record) -> Record:
             long = line([0.0, 1.0, 2.0], [9.0, 5.0, 4.0])
             short = line([0.0, 3.0], [9.0, 6.0])
-            return (
-                replace(record, curve=short, status=status)
-                if record.seed
-                else replace(record, curve=long)
-            )
+            if record.seed:
+                return replace(record, curve=short, status=status)
+            return replace(record, curve=long)
 
         payload = payload_of(report.render(made(2, curved)))
         return payload["arms"][0]["mean"]

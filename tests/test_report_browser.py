@@ -279,11 +279,9 @@ def test_a_phone_scrolls_only_down(page_of: Callable[..., Tab]) -> None:
     long_name = "attention_with_a_name_that_no_screen_holds_" * 3
 
     def renamed(record: Record) -> Record:
-        return (
-            replace(record, name=f"{long_name}-{record.name}")
-            if record.arm == "flash-gelu3x"
-            else record
-        )
+        if record.arm == "flash-gelu3x":
+            return replace(record, name=f"{long_name}-{record.name}")
+        return record
 
     tab = page_of(replace(made(2, renamed), problems=[long_name]), width=375)
     assert tab.scrolls() == 375

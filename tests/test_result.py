@@ -219,7 +219,10 @@ def test_words_of_a_chain_with_a_diverged_arm_are_those_of_a_fresh_comparison(
     diverged = []
     for run in loaded.records:
         if run.arm == "nano-flash-gelu4x":
-            status = "diverged" if run.seed == 1 else "finished"
+            if run.seed == 1:
+                status = "diverged"
+            else:
+                status = "finished"
             name = run.name.replace("flash", "mqa")
             config = {**run.config, "model.n_layer": 9}
             stopped = {**run.summary, "status": status}
@@ -971,7 +974,10 @@ OTHERS: dict[str, tuple[Json, str, list[str]]] = {
 @pytest.mark.parametrize("other", OTHERS)
 def test_files_that_disagree_are_refused_by_name(tmp_path: Path, other: str) -> None:
     about, why, allow = OTHERS[other]
-    fp32 = {"config": {"trainer.precision": "fp32"}} if other == "precision" else {}
+    if other == "precision":
+        fp32 = {"config": {"trainer.precision": "fp32"}}
+    else:
+        fp32 = {}
     files = halves(tmp_path, a=fp32, b=about)
     code, lines = judge(*files)
     assert code == 2
@@ -1018,7 +1024,10 @@ def test_different_questions_are_refused_by_name_unless_typed(
     assert code == 2
     rule = f"must ask what {files[0]} asks, or the command line must say it"
     assert lines == [f"nocap: {files[1]} {rule}, got {why}"]
-    typed = (one or other)[0] if question != "baseline" else "--baseline=flash"
+    if question != "baseline":
+        typed = (one or other)[0]
+    else:
+        typed = "--baseline=flash"
     code, lines = judge(*files, typed)
     assert code == 0
     part = typed.partition("=")[0]

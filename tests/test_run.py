@@ -323,7 +323,10 @@ def test_a_log_has_a_line_a_validation_and_one_in_five_seconds_with_what_is_left
     monkeypatch.setattr(terminal.time, "monotonic", lambda: now)
     for step in range(50, 71):  # a resumed run: its pace is of this attempt
         row = {"step": step, "train/loss": 3.0, "perf/tokens_per_s": 1234.0}
-        validation = {"val/loss": 3.5, "val/bpb": 1.25} if step == 60 else {}
+        if step == 60:
+            validation = {"val/loss": 3.5, "val/bpb": 1.25}
+        else:
+            validation = {}
         reporter.row(row | validation)
         now += 1.0
     reporter.row({"step": 100, "val/loss": None})

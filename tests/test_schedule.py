@@ -77,6 +77,9 @@ def test_neither_warm_up_nor_decay():
 def test_the_challenges_formula_at_every_step():
     run = compose(["experiment=nocap_baseline"])
     for it in range(4768):
-        lr = 0.0018 * (it + 1) / 256 if it < 256 else 0.0018 * min(1024, 4768 - it) / 1024
+        if it < 256:
+            lr = 0.0018 * (it + 1) / 256
+        else:
+            lr = 0.0018 * min(1024, 4768 - it) / 1024
         multiplier = run.schedule.multiplier(step=it, steps=run.trainer.steps)
         assert run.optimizer.lr * multiplier == lr

@@ -254,7 +254,10 @@ class Trainer:
                         raise Kill
                     self.trained.append(cell.label)
                     loss = self.loss(cell.plan.run)
-                    status = "finished" if math.isfinite(loss) else "diverged"
+                    if math.isfinite(loss):
+                        status = "finished"
+                    else:
+                        status = "diverged"
                     self.ends[cell.plan.identity] = {
                         "status": status,
                         "val_loss": loss if math.isfinite(loss) else None,

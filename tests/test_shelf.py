@@ -94,7 +94,10 @@ def moved(name: str, **keys: Any) -> Any:
 
 
 def part(model: Any, name: str, layer: int | None = None) -> Any:
-    place = model if layer is None else model.blocks[layer]
+    if layer is None:
+        place = model
+    else:
+        place = model.blocks[layer]
     return place.ideas[name]
 
 
@@ -162,7 +165,10 @@ def value_residual(model: Any, x: Tensor) -> Tensor:
 
     def mixed(layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         first.append(v)
-        share = part(model, "value_residual", layer)["share"] if layer else 0.0
+        if layer:
+            share = part(model, "value_residual", layer)["share"]
+        else:
+            share = 0.0
         return q, k, v * (1 - share) + first[0] * share
 
     return by_hand(x, mixed)
@@ -177,7 +183,10 @@ def value_embeddings(model: Any, x: Tensor, **keys: Any) -> Tensor:
         its = part(model, "value_embeddings", layer)
         out = v.clone()
         for b, t, h in itertools.product(*map(range, v.shape[:3])):
-            g = 2 * torch.sigmoid(its.gate[h] @ v[b, t, h]) if its.gate.ndim else its.gate
+            if its.gate.ndim:
+                g = 2 * torch.sigmoid(its.gate[h] @ v[b, t, h])
+            else:
+                g = its.gate
             row = its.table.weight[TOKENS_BT[b, t]].reshape(v.shape[2:])
             out[b, t, h] = v[b, t, h] + g * row[h]
         return q, k, out
@@ -194,7 +203,10 @@ def bigram(model: Any, x: Tensor, *, exact: int, **keys: int) -> Tensor:
     for b, t in PLACES:
         before = int(TOKENS_BT[b, t - 1])
         now = int(TOKENS_BT[b, t])
-        row = before * V + now if exact else ((before * FACTORS[0]) ^ (now * FACTORS[1])) % 97
+        if exact:
+            row = before * V + now
+        else:
+            row = ((before * FACTORS[0]) ^ (now * FACTORS[1])) % 97
         x[b, t] = x[b, t] + its.project.weight @ its.table.weight[row]
     return through(x)
 
@@ -245,7 +257,9 @@ def unet_skips(model: Any, x: Tensor) -> Tensor:
 
     def skip(layer: int, x: Tensor) -> Tensor:
         inputs.append(x)
-        return x + part(model, "unet_skips", layer).share * inputs[4 - layer] if layer >= 2 else x
+        if layer >= 2:
+            return x + part(model, "unet_skips", layer).share * inputs[4 - layer]
+        return x
 
     return through(x, skip)
 
@@ -287,7 +301,8 @@ def test_logit_rescale(words: tuple[str, ...], learned: bool) -> None:
     x = plain().trunk(TOKENS_BT).detach()
     factor = torch.tensor(1.7, requires_grad=True)
     logits = factor * head.unembed(head.norm(x))
-    logits = 3 * torch.tanh(logits / 3) if words else logits
+    if words:
+        logits = 3 * torch.tanh(logits / 3)
     close(head.logits(x), logits)
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), TOKENS_BT.flatten())
     loss = head(x, TOKENS_BT).total
@@ -495,7 +510,12 @@ def test_lr_is_a_factor_on_the_ideas_own_parameters() -> None:
             rates[names[id(p)]] = group["peak_lr"]
     factors = {}
     for name in rates:
-        factors[name] = 7 if ".x0." in name else 2 if name.startswith("ideas.smear") else 1
+        if ".x0." in name:
+            factors[name] = 7
+        elif name.startswith("ideas.smear"):
+            factors[name] = 2
+        else:
+            factors[name] = 1
     expected = {name: 0.003 * factor for name, factor in factors.items()}
     assert rates == pytest.approx(expected)
 

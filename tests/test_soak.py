@@ -36,9 +36,15 @@ def test_a_twin_differs_in_no_time_and_in_all_else(
     )
     for name, old, new, says in cases:
         path = run / name
-        before = path.read_text() if path.exists() else None
+        if path.exists():
+            before = path.read_text()
+        else:
+            before = None
         path.write_text((before or "").replace(old, new) if old else new)
-        expected = [f"{path.relative_to(root)} {says}"] if says else []
+        if says:
+            expected = [f"{path.relative_to(root)} {says}"]
+        else:
+            expected = []
         assert differences(left(root), left(twin)) == expected
         path.unlink() if before is None else path.write_text(before)
 

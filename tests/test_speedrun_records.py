@@ -54,7 +54,10 @@ def log(
         lines += [f"Using seed={seed}"] if seed is not None else []
         for step in (0, steps // 2, steps):
             at = loss + 1 - step / steps
-            avg = f"{ms / steps:.2f}" if step else "nan"
+            if step:
+                avg = f"{ms / steps:.2f}"
+            else:
+                avg = "nan"
             lines.append(
                 f"step:{step}/{steps} val_loss:{at:.5f} train_time:{ms * step / steps:.0f}ms "
                 f"step_avg:{avg}ms"

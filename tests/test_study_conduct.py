@@ -49,7 +49,10 @@ THREE: Json = {
 
 def late(run: Training) -> float:
     """gqa is unsure for six pairs, and better with twelve."""
-    gain = 0.0 if run.arm != "gqa" else [0.9, 0.1, -0.05, 0.7, 0.9, 0.5][run.seed % 6]
+    if run.arm != "gqa":
+        gain = 0.0
+    else:
+        gain = [0.9, 0.1, -0.05, 0.7, 0.9, 0.5][run.seed % 6]
     return 3.0 + 0.001 * run.seed - gain
 
 

@@ -238,23 +238,23 @@ def test_the_terminal_the_page_and_the_board_say_it_in_the_same_words(tmp_path: 
 
 def on_another_machine(each: Record) -> Record:
     hardware = {"name": "b", "fingerprint": "b"}
-    return (
-        replace(each, summary={**each.summary, "hardware": hardware})
-        if "swiglu" in each.arm
-        else each
-    )
+    if "swiglu" in each.arm:
+        return replace(each, summary={**each.summary, "hardware": hardware})
+    return each
 
 
 def untimed(each: Record) -> Record:
-    return (
-        replace(each, summary={**each.summary, "token_us": None}) if "swiglu" in each.arm else each
-    )
+    if "swiglu" in each.arm:
+        return replace(each, summary={**each.summary, "token_us": None})
+    return each
 
 
 def flat(each: Record) -> Record:
     """The baseline learns nothing more after 105 steps."""
     loss = 2.3 + 0.001 * (each.seed % 3) * (-1) ** (each.config["trainer.steps"] // 105)
-    return replace(each, summary={**each.summary, "val_loss": loss}) if each.length_of else each
+    if each.length_of:
+        return replace(each, summary={**each.summary, "val_loss": loss})
+    return each
 
 
 def diverged(arm: str, seed: int, steps: int = STEPS) -> Changed:
@@ -264,7 +264,9 @@ def diverged(arm: str, seed: int, steps: int = STEPS) -> Changed:
             seed,
             steps,
         )
-        return replace(each, status="diverged") if here else each
+        if here:
+            return replace(each, status="diverged")
+        return each
 
     return change
 
@@ -371,7 +373,9 @@ def law(run: Training) -> float:
 
 def paced(run: Training) -> float:
     """mqa takes 0.9 of the time, give or take 1%."""
-    return 0.9 + 0.01 * (3 * run.seed % 4 - 1.5) if run.arm == "mqa" else 1.0
+    if run.arm == "mqa":
+        return 0.9 + 0.01 * (3 * run.seed % 4 - 1.5)
+    return 1.0
 
 
 def of_a_seed(seed: int) -> list[str]:
@@ -416,7 +420,10 @@ def test_more_seeds_are_trained_for_a_slope_that_is_not_known_and_for_no_other_r
     lab.pace = paced
 
     def unsteady(run: Training) -> float:
-        wild = 0.08 * (-1) ** run.seed if run.short == 17 and run.seed < 3 else 0.0
+        if run.short == 17 and run.seed < 3:
+            wild = 0.08 * (-1) ** run.seed
+        else:
+            wild = 0.0
         return law(run) + wild
 
     lab.loss = unsteady

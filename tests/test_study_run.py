@@ -89,7 +89,10 @@ def test_a_study_from_its_file_to_its_verdicts(root: Path):
         for name, row in session["measured"]["arms"].items():
             measured[("tokens_per_s", name, number)] = row["tokens_per_s"]
     for name, summary in it.runs.items():
-        arm = "mqa" if "mqa" in name else "mha"
+        if "mqa" in name:
+            arm = "mqa"
+        else:
+            arm = "mha"
         seed = int(name.rsplit("-", 2)[1][1:])
         measured["val_loss", arm, seed] = summary["val_loss"]
     assert rows == measured

@@ -129,7 +129,10 @@ def test_decoding_writes_one_text_with_every_engine_or_refuses(monkeypatch: pyte
 
 
 def asked(*overrides: str, place: str = "parts") -> Session:
-    how = {"repeats": 1} if place == "parts" else {}
+    if place == "parts":
+        how = {"repeats": 1}
+    else:
+        how = {}
     arms = {"mha": composed([*BATCH, *overrides])}
     return Session(place=place, how=how, arms=arms)
 

@@ -93,7 +93,10 @@ def run_dir(tmp_path: Path) -> Path:
     folder.mkdir()
     rows = []
     for step in range(ROWS):
-        validation = {} if step % 10 else {"val/loss": 10.967978 / (step + 1), "val/bpb": None}
+        if step % 10:
+            validation = {}
+        else:
+            validation = {"val/loss": 10.967978 / (step + 1), "val/bpb": None}
         rows.append(
             {
                 "step": step * 3,

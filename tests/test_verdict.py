@@ -61,13 +61,11 @@ def measured(
     is more than was needed."""
 
     def ending(value: float | None) -> Ending:
-        return (
-            Ending.diverged
-            if value is None
-            else Ending.at_most
-            if value == at_most
-            else Ending.measured
-        )
+        if value is None:
+            return Ending.diverged
+        if value == at_most:
+            return Ending.at_most
+        return Ending.measured
 
     numbered_seeds = enumerate(values, start=1)
     numbered = [(i, v) for i, v in numbered_seeds if v is None or not math.isnan(v)]

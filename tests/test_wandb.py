@@ -45,7 +45,10 @@ def server() -> Iterator[WandbServer]:
 def nocap(here: Path, server: WandbServer | None, command: str, *words: str, **extra: str) -> Any:
     """`python -m nocap.COMMAND WORDS…` in this folder, with a login at this server or without
     one."""
-    login = {"WANDB_BASE_URL": server.url, "WANDB_API_KEY": KEY} if server else {}
+    if server:
+        login = {"WANDB_BASE_URL": server.url, "WANDB_API_KEY": KEY}
+    else:
+        login = {}
     env = environment(here, **QUICK, **login, **extra)
     return subprocess.run(
         [sys.executable, "-m", f"nocap.{command}", *words],

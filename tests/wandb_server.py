@@ -163,7 +163,9 @@ class WandbServer:
 
     def status(self) -> int:
         """Return what the next request gets."""
-        return self._status if self.posts >= self._after else 200
+        if self.posts >= self._after:
+            return self._status
+        return 200
 
     def wait_released(self) -> None:
         self._released.wait()
@@ -174,11 +176,16 @@ class WandbServer:
         query = body["query"]
         variables = body.get("variables") or {}
         found = re.search(r"\b(?:query|mutation)\s+(\w+)", query)
-        name = found[1] if found else ""
+        if found:
+            name = found[1]
+        else:
+            name = ""
         with self._lock:
             self.operations.append(name)
             answer = self._answers.get(name)
-            return answer(variables) if answer else (200, {"data": {}})
+            if answer:
+                return answer(variables)
+            return (200, {"data": {}})
 
     def _viewer(self, variables: Json) -> tuple[int, Json]:
         teams = {"edges": [{"node": {"name": ENTITY}}]}
@@ -199,7 +206,10 @@ class WandbServer:
     def _resume_status(self, variables: Json) -> tuple[int, Json]:
         entity = variables.get("entity") or ENTITY
         run = self.runs.get(variables["name"])
-        bucket = run.bucket() if run else None
+        if run:
+            bucket = run.bucket()
+        else:
+            bucket = None
         place = {"id": "P", "name": variables["project"], "entity": {"id": "E", "name": entity}}
         return 200, {"data": {"model": {**place, "bucket": bucket}}}
 

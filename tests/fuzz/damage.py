@@ -262,7 +262,10 @@ def others(path: Path, rng: random.Random) -> bool:
 
 def _other_name(path: Path, rng: random.Random) -> Path:
     name = path.name
-    digits = f"step-{rng.randrange(12):08d}" if name.startswith("step-") else f"{name}2"
+    if name.startswith("step-"):
+        digits = f"step-{rng.randrange(12):08d}"
+    else:
+        digits = f"{name}2"
     names = (
         f"{name}.bak",
         f"backup-of-{name}",
@@ -292,7 +295,8 @@ def copied(path: Path, rng: random.Random) -> bool:
     if rng.random() < 0.3 and path.name not in ("manifest.json", "summary.json"):
         paths = sorted(Path("outputs").glob("*/**/"))
         folders = [folder for folder in paths if path not in (folder, *folder.parents)]
-        place = rng.choice(folders) / path.name if folders else place
+        if folders:
+            place = rng.choice(folders) / path.name
     if not path.exists() or os.path.lexists(place):
         return False
     shutil.copytree(path, place, symlinks=True) if path.is_dir() else shutil.copyfile(path, place)
@@ -386,11 +390,10 @@ def _put(tree: Any, rng: random.Random, raws: tuple[str, ...]) -> tuple[Any, str
         parent[key] = other[place]
         other[place] = old
     else:
-        near = (
-            (old * 0.9, old + 1, -old, old * 1e9, float(old), str(old))
-            if type(old) in (int, float)
-            else (old,)
-        )
+        if type(old) in (int, float):
+            near = (old * 0.9, old + 1, -old, old * 1e9, float(old), str(old))
+        else:
+            near = (old,)
         values = (
             rng.choice(VALUES),
             rng.choice(HOSTILE),
@@ -404,14 +407,18 @@ def _put(tree: Any, rng: random.Random, raws: tuple[str, ...]) -> tuple[Any, str
 
 def _text(tree: Any, raw: str) -> str:
     text = json.dumps(tree, indent=None)
-    text = text.replace(json.dumps(_MARK), raw) if raw else text
+    if raw:
+        text = text.replace(json.dumps(_MARK), raw)
     return text.replace(_MARK, "")
 
 
 def in_json(path: Path, rng: random.Random) -> None:
     """A value of a JSON file, or of a line of JSON lines."""
     before = path.read_text(errors="replace")
-    rows = before.splitlines() if path.suffix == ".jsonl" else [before]
+    if path.suffix == ".jsonl":
+        rows = before.splitlines()
+    else:
+        rows = [before]
     at = rng.randrange(len(rows))
     content = json.loads(rows[at])
     rows[at] = _text(*_put(content, rng, RAW))
@@ -429,7 +436,8 @@ def in_yaml(path: Path, rng: random.Random) -> None:
             content, rng, (*RAW, "*a", "&a 1", "!!python/object:os.x {}", "[", "'", "2020-01-01")
         )
         text = _text(tree, raw)  # JSON is YAML, nearly
-        text = text if rng.random() < 0.5 or raw else yaml.safe_dump(tree, sort_keys=False)
+        if not (rng.random() < 0.5 or raw):
+            text = yaml.safe_dump(tree, sort_keys=False)
     path.write_text(text, errors="surrogatepass")
 
 
@@ -440,7 +448,10 @@ def in_tensors(path: Path, rng: random.Random) -> None:
     """Tensors of another number, shape, type or name."""
     tensors = load_file(path)
     name = rng.choice(sorted(tensors))
-    tensor = tensors.pop(name) if rng.random() < 0.2 else tensors[name]
+    if rng.random() < 0.2:
+        tensor = tensors.pop(name)
+    else:
+        tensor = tensors[name]
     changed = (
         tensor.reshape(-1)[: max(1, tensor.numel() // 2)].clone(),
         tensor.double(),

@@ -132,11 +132,9 @@ class Bench:
                 return Judge(door, done, sound, expected, said).verdict(before, after)
         began = time.process_time()
         verdict = self.run(case, limit_s=4 * LIMIT_S)  # on a busy machine: did it wait for a core?
-        return (
-            verdict
-            if time.process_time() - began < LIMIT_S
-            else Verdict("hang", _last_places(said.trace))
-        )
+        if time.process_time() - began < LIMIT_S:
+            return verdict
+        return Verdict("hang", _last_places(said.trace))
 
 
 def _inflict(wound: Wound) -> bool:
@@ -154,7 +152,10 @@ def _tree(place: Path) -> Iterator[tuple[str, tuple[int, int, int]]]:
         for name in (*folders, *files):
             path = os.path.join(folder, name)
             about = os.lstat(path)
-            size = 0 if os.path.isdir(path) else about.st_size
+            if os.path.isdir(path):
+                size = 0
+            else:
+                size = about.st_size
             yield (
                 os.path.relpath(path, place),
                 (about.st_mode, size, 0 if os.path.isdir(path) else about.st_mtime_ns),
@@ -303,7 +304,9 @@ class Judge:
         for line in (*self.said.out.splitlines(), *self.said.err.splitlines()):
             if line not in old:
                 lines.append(line)
-        return lines + _problems(self.said.value) if isinstance(self.said.value, dict) else lines
+        if isinstance(self.said.value, dict):
+            return lines + _problems(self.said.value)
+        return lines
 
     def _is_named(self, key: str, lines: list[str]) -> bool:
         """A run by its own name, or by that of the grid's list that it is no more in; the whole by

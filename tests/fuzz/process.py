@@ -61,14 +61,20 @@ def answer(call: Callable[[], Any], *, limit_s: float = LIMIT_S) -> Answer:
         warnings.showwarning = lambda message, *place: print(f"nocap: {message}", file=err)
         try:
             value = call()
-            code = value if type(value) is int else 0
+            if type(value) is int:
+                code = value
+            else:
+                code = 0
         except Hang:
             code = -1
             hung = True
             crash = None
             trace = traceback.format_exc()
         except SystemExit as exit_:
-            code = exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
+            if isinstance(exit_.code, int):
+                code = exit_.code
+            else:
+                code = int(exit_.code is not None)
         except BaseException as error:
             code = 1
             crash = f"{type(error).__name__} at {_place(error)}"
@@ -96,9 +102,9 @@ def _place(error: BaseException) -> str:
     for frame in traceback.extract_tb(error.__traceback__):
         if "/nocap/" in frame.filename:
             frames.append(frame)
-    return (
-        f"{frames[-1].filename.rpartition('/nocap/')[2]}:{frames[-1].name}" if frames else "outside"
-    )
+    if frames:
+        return f"{frames[-1].filename.rpartition('/nocap/')[2]}:{frames[-1].name}"
+    return "outside"
 
 
 @contextmanager
@@ -135,11 +141,9 @@ class Stop:
 
 
 def _job(**parts: Any) -> Job:
-    return (
-        Job(**parts)
-        if Worker.stop_after is None
-        else Job(**{**parts, "stop_asked": Stop(Worker.stop_after)})
-    )
+    if Worker.stop_after is None:
+        return Job(**parts)
+    return Job(**{**parts, "stop_asked": Stop(Worker.stop_after)})
 
 
 class Worker:
@@ -152,8 +156,14 @@ class Worker:
     def __init__(
         self, command: Sequence[str], *, env: Mapping[str, str], stdout: Any = None, **ignored: Any
     ) -> None:
-        quiet = redirect_stdout(io.StringIO()) if stdout is not None else nullcontext()
-        errors = redirect_stderr(io.StringIO()) if stdout is not None else nullcontext()
+        if stdout is not None:
+            quiet = redirect_stdout(io.StringIO())
+        else:
+            quiet = nullcontext()
+        if stdout is not None:
+            errors = redirect_stderr(io.StringIO())
+        else:
+            errors = nullcontext()
         state = torch.get_rng_state()
         with (
             quiet,

@@ -130,12 +130,18 @@ def test_a_path_that_torch_would_split_is_refused(
         file.write_text("#!/bin/sh\n")
         file.chmod(0o700)
     monkeypatch.setattr("tempfile.tempdir", None)  # looked for again
-    value = folder / "g++" if variable == "CXX" else folder
+    if variable == "CXX":
+        value = folder / "g++"
+    else:
+        value = folder
     env = {"CXX": str(compiler), variable: str(value)}
     done = here(*COMPILED, env=env)
     assert done.code == 2
     assert done.err.count("\n") == 1
-    named = "TORCHINDUCTOR_CACHE_DIR" if variable == "NOCAP_CACHE" else variable
+    if variable == "NOCAP_CACHE":
+        named = "TORCHINDUCTOR_CACHE_DIR"
+    else:
+        named = variable
     assert f"{named} must be a path without blanks, quotes and backslashes" in done.err
     assert str(value) in done.err
     assert not (tmp_path / "outputs").exists()

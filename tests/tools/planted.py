@@ -66,7 +66,9 @@ def found_by(room: str, *, mark: str = GATE) -> str | None:
     failed = re.search(r"^(?:FAILED|ERROR) (\S+)", ran.stdout, re.MULTILINE)
     if ran.returncode not in (0, 1):
         raise RuntimeError(f"pytest ended with {ran.returncode}: {ran.stdout}{ran.stderr}")
-    return failed[1] if failed else None
+    if failed:
+        return failed[1]
+    return None
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -67,7 +67,9 @@ class Block:
         """Why the block does not run here."""
         if "not run" in self.settings:
             return self.settings["not run"]
-        return "only with --slow" if "slow" in self.settings and not slow else None
+        if "slow" in self.settings and not slow:
+            return "only with --slow"
+        return None
 
 
 def pages(root: Path = ROOT) -> list[Path]:
@@ -83,17 +85,19 @@ def blocks(page: Path, root: Path = ROOT) -> list[Block]:
         if fence[2] not in ("sh", "bash", "python"):
             continue
         before = text[fences[i - 1].end() if i else 0 : fence.start()]
-        after = fences[i + 1] if i + 1 < len(fences) else None
+        if i + 1 < len(fences):
+            after = fences[i + 1]
+        else:
+            after = None
         follows = (
             after is not None
             and after[2] == "text"
             and not text[fence.end() : after.start()].strip()
         )
-        commands = (
-            [f"python - <<'EOF'\n{fence[3]}EOF"]
-            if fence[2] == "python"
-            else list(split_commands(fence[3]))
-        )
+        if fence[2] == "python":
+            commands = [f"python - <<'EOF'\n{fence[3]}EOF"]
+        else:
+            commands = list(split_commands(fence[3]))
         line = text.count("\n", 0, fence.start()) + 1
         path = page.relative_to(root)
         page_blocks.append(
@@ -133,7 +137,8 @@ def split_commands(script: str) -> Iterator[str]:
         )
         if complete and waiting.strip():
             yield waiting.strip()
-        waiting = "" if complete else waiting
+        if complete:
+            waiting = ""
 
 
 def simple_commands(command: str) -> list[list[str]]:
@@ -236,7 +241,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             continue
         reason = block.skipped(slow=options.slow)
         place = f"{block.page}:{block.line}"
-        commands = block.commands if reason else block.to_run
+        if reason:
+            commands = block.commands
+        else:
+            commands = block.to_run
         for i, command in enumerate(commands):
             words = command.replace("\\\n", " ").split()
             shown = " ".join(words)
@@ -256,7 +264,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"{failures} failed")
     if not options.keep:
         shutil.rmtree(folder)
-    return 1 if failures else 0
+    if failures:
+        return 1
+    return 0
 
 
 if __name__ == "__main__":

@@ -152,7 +152,10 @@ def record(repo: Path, jobs: int) -> dict[str, Any]:
                 numbers = numbers_of(NAMES[index], root / f"{index:02d}", root / "inputs", env)
             except Exception as error:
                 numbers = {"error": f"{type(error).__name__}: {error}"}
-            words = f"  {numbers['error']}" if "error" in numbers else ""
+            if "error" in numbers:
+                words = f"  {numbers['error']}"
+            else:
+                words = ""
             print(
                 f"{index + 1:3d}/{len(NAMES)}  {time.monotonic() - began:5.1f} s  "
                 f"{NAMES[index]}{words}",
@@ -188,7 +191,10 @@ def numbers_of(config: str, cwd: Path, inputs: Path, env: dict[str, str]) -> dic
     own = config.removeprefix("resumed: ").format(inputs=inputs)
     words = f"{BASE} {'' if 'data=' in own else SYNTHETIC} {own}".split()
     cwd.mkdir()
-    kept = until_killed(words, cwd, env) if config.startswith("resumed: ") else []
+    if config.startswith("resumed: "):
+        kept = until_killed(words, cwd, env)
+    else:
+        kept = []
     with door(words, cwd, env) as process:
         try:
             code = process.wait(timeout=900)
@@ -207,11 +213,10 @@ def numbers_of(config: str, cwd: Path, inputs: Path, env: dict[str, str]) -> dic
             if not key.startswith(SPEED):
                 numbers[f"{key} @ {row['step']}"] = exact(value)
     for key in sorted(summary.keys() & SUMMARY):
-        parts = (
-            {f"{key}.{part}": v for part, v in summary[key].items()}
-            if isinstance(summary[key], dict)
-            else {key: summary[key]}
-        )
+        if isinstance(summary[key], dict):
+            parts = {f"{key}.{part}": v for part, v in summary[key].items()}
+        else:
+            parts = {key: summary[key]}
         # the peak is the process's
         for name, v in parts.items():
             if name != "memory_mib.peak":
@@ -261,7 +266,9 @@ def until_killed(words: list[str], cwd: Path, env: dict[str, str]) -> list[str]:
 
 def exact(value: Any) -> Any:
     """A float as text that holds every bit."""
-    return value.hex() if isinstance(value, float) else value
+    if isinstance(value, float):
+        return value.hex()
+    return value
 
 
 def tensors_sha256(path: Path) -> str:
@@ -284,7 +291,10 @@ def machine(repo: Path) -> dict[str, Any]:
         result = subprocess.run(command, capture_output=True, text=True)
         return result.stdout.strip()
 
-    cpuinfo = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    if Path("/proc/cpuinfo").exists():
+        cpuinfo = Path("/proc/cpuinfo").read_text()
+    else:
+        cpuinfo = ""
     cpu = next(
         (line.partition(": ")[2] for line in cpuinfo.splitlines() if line.startswith("model name")),
         platform.processor(),
@@ -323,7 +333,10 @@ def compare(old: dict[str, Any], new: dict[str, Any], allow: list[str]) -> int:
                 f"{'allowed: ' if may else ''}{config}: {name.replace(' @ ', ' at step ')}: "
                 f"{shown(a, name)} -> {shown(b, name)}"
             )
-    verdict = f"{differing} differ" if differing else "equal bit for bit"
+    if differing:
+        verdict = f"{differing} differ"
+    else:
+        verdict = "equal bit for bit"
     print(
         f"{len(configs)} configs, {total} numbers: "
         f"{verdict}{f', {allowed} differ as allowed' if allowed else ''}"
@@ -333,11 +346,9 @@ def compare(old: dict[str, Any], new: dict[str, Any], allow: list[str]) -> int:
 
 def shown(numbers: dict[str, Any], name: str) -> str:
     value = numbers.get(name, "absent")
-    return (
-        repr(float.fromhex(value))
-        if isinstance(value, str) and value.lstrip("-").startswith("0x")
-        else str(value)
-    )
+    if isinstance(value, str) and value.lstrip("-").startswith("0x"):
+        return repr(float.fromhex(value))
+    return str(value)
 
 
 def main() -> None:

@@ -41,17 +41,19 @@ def sbatch(state: Path, script: str) -> None:
     array = re.match(r"0-(\d+)", asked.get("array", ""))
     partition = asked.get("partition", "one")
     if partition not in PARTITIONS or (array and int(array[1]) >= MOST):
-        what = (
-            "Invalid partition name specified"
-            if partition not in PARTITIONS
-            else "Invalid job array specification"
-        )
+        if partition not in PARTITIONS:
+            what = "Invalid partition name specified"
+        else:
+            what = "Invalid job array specification"
         raise SystemExit(f"sbatch: error: Batch job submission failed: {what}")
     number = next(number for number in count(1) if _new(state / f"submitted-{number}"))
     copy = state / f"script-{number}"
     copy.write_text(Path(script).read_text())
     for task in range(int(array[1]) + 1) if array else [-1]:
-        job = f"{number}_{task}" if array else str(number)
+        if array:
+            job = f"{number}_{task}"
+        else:
+            job = str(number)
         _becomes(state, job, "PENDING")
         command = [sys.executable, __file__, "node", str(copy), job, partition]
         nowhere = subprocess.DEVNULL
@@ -100,7 +102,12 @@ def node(state: Path, script: str, job: str, partition: str) -> None:
         if not requeue.exists():
             break
         requeue.unlink()
-    ended = "CANCELLED" if cancel.exists() else "FAILED" if process.returncode else "COMPLETED"
+    if cancel.exists():
+        ended = "CANCELLED"
+    elif process.returncode:
+        ended = "FAILED"
+    else:
+        ended = "COMPLETED"
     _becomes(state, job, ended)
 
 

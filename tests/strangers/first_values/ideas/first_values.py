@@ -36,4 +36,6 @@ class FirstValues(Idea):
         return q_BTHD, k_BTKD, torch.lerp(v_BTKD, first_BTKD, share)
 
     def rates(self, name):
-        return Rate(lr=self.lr) if ".ideas.first_values." in name else Rate()
+        if ".ideas.first_values." in name:
+            return Rate(lr=self.lr)
+        return Rate()
