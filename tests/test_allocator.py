@@ -75,7 +75,8 @@ def test_no_number_depends_on_it_and_times_across_it_are_refused(
     gqa = here(*CELL, "attention=gqa", f"output_dir={tmp_path / 'system'}", "trainer.malloc=system")
     assert gqa.code == 0
     both = load_runs([tmp_path / "pooled", tmp_path / "system" / "runs"])
-    row = next(row for row in compare(both).arms if "gqa" in row.arm.id)
+    arms = compare(both).arms
+    row = next(row for row in arms if "gqa" in row.arm.id)
     refused = row.times["token_us"].refused
     assert refused is not None
     assert refused.startswith("other hardware: ")
@@ -86,12 +87,14 @@ def test_no_number_depends_on_it_and_times_across_it_are_refused(
 def test_a_cpu_pools_by_default_and_a_gpu_does_not() -> None:
     assert defaults.malloc(Device.cpu) is Malloc.pooled
     assert defaults.malloc(Device.cuda) is Malloc.system
-    assert composed([*CELL]).run.trainer.malloc is Malloc.pooled
+    run = composed([*CELL]).run
+    assert run.trainer.malloc is Malloc.pooled
 
 
 def test_another_c_library_has_no_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "has_glibc", lambda: False)
-    assert composed([*CELL]).run.trainer.malloc is Malloc.system
+    run = composed([*CELL]).run
+    assert run.trainer.malloc is Malloc.system
     with pytest.raises(
         ValueError, match=r"trainer\.malloc must be system where the C library is not glibc"
     ):
