@@ -226,7 +226,7 @@ def test_a_difference_that_has_a_word_is_not_the_same(tmp_path: Path) -> None:
 
 def test_the_cautious_interval_is_called_so(tmp_path: Path) -> None:
     runs(tmp_path, {"base": FLAT, "noisy": NOISY})
-    content = load([tmp_path])
+    content = load_runs([tmp_path])
     assert "±: half of the cautious interval that decides" in render(
         compare(content, cautious=True)
     )
