@@ -33,6 +33,8 @@ def export_hf(run_dir: Path, folder: Path, *, log: Log) -> dict[str, Any]:
     """
     run, model, step = trained(run_dir, log=log)
     kind = architecture(run)
+    if run.data.document_mask or run.position.restart:
+        log("transformers sees no ends of documents: its logits are the run's in a single document")
     config, tensors = {"gpt2": _gpt2, "llama": _llama}[kind](run, model)
     vocab_size = run.tokenizer.vocab_size
     end = vocab_size - 1 if run.tokenizer.kind == "tokenizer" else None  # nocap's own end with it

@@ -23,9 +23,10 @@ CLOSE = 1e-5  # of the largest logit
 
 def probe(job: Job, trainee: Trainee, *, step: int) -> None:
     """Refuse options from outside in whose forward, as in this step, logits change with later
-    tokens, or which is not repeated bit for bit, unless a class says that it is meant to; and a
-    schedule that gives a step two rates. Eager, one sequence, on a copy of the model, alone on each
-    rank; the random state is left as it was.
+    tokens, or which is not repeated bit for bit, unless a class says that it is meant to; or where
+    logits change with another document beside `data.document_mask`; and a schedule that gives a
+    step two rates. Eager, one sequence, on a copy of the model, alone on each rank; the random
+    state is left as it was.
 
     Errors:
         InputError: they are refused.
@@ -100,8 +101,37 @@ def probe(job: Job, trainee: Trainee, *, step: int) -> None:
                         f"tokens from {t} on; "
                         "a class that is meant to says causal = False"
                     )
+        if run.data.document_mask:
+            inputs_BT = forward_of(trainee, tokens_BT, step=step)[0]
+            _check_documents(run, names, inputs_BT, lambda other_BT: tried(other_BT)[1])
     random.setstate(states[0])
     np.random.set_state(states[1])
+
+
+def _check_documents(
+    run: Run,
+    names: str,
+    tokens_BT: torch.Tensor,
+    logits: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    """Refuse a forward in which logits change with the tokens of another document.
+
+    Errors:
+        InputError: they do.
+    """
+    assert run.document_start is not None
+    begin = tokens_BT.shape[1] // 2
+    first_BT = tokens_BT.clone()
+    first_BT[:, begin] = run.document_start
+    other_BT = first_BT.clone()
+    other_BT[:, :begin] = (first_BT[:, :begin] + 1) % run.tokenizer.vocab_size
+    leak = first_difference(logits(first_BT)[:, begin:], logits(other_BT)[:, begin:])
+    if leak is not None:
+        raise InputError(
+            f"{names} must see no token of another document beside data.document_mask, and the "
+            f"logits of token {begin + leak} change with those before {begin}, where its document "
+            "begins"
+        )
 
 
 def _check_rates(run: Run) -> None:
