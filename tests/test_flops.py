@@ -130,7 +130,7 @@ def both(*words: str, causal: bool = True) -> tuple[float, float]:
         "attention=sliding attention.window=1",
         "attention=sliding attention.window=100",
         "attention=hybrid attention.pattern=LG attention.kernel=materialized attention.window=7",
-        "attention=flash attention.document_start=0 objective.loss_chunks=4",
+        "attention=flash data.document_mask=true position.restart=true objective.loss_chunks=4",
         "trainer.activation_checkpointing=block model.norm_placement=both model.pad_logits=true",
         pytest.param("ideas=[x0,smear,partial_key_offset]", marks=pytest.mark.slow),
     ],

@@ -63,7 +63,8 @@ def test_gpu_learns_what_the_cpu_learns(tmp_path, door, attention, compiled):
     ],
 )
 def test_documents_on_a_gpu_are_those_on_the_cpu(tmp_path, door, words):
-    words = (*CUDA, "attention.document_start=98", *words)
+    documents = ("data=stdlib", "data.document_mask=true", "position.restart=true")
+    words = (*[word for word in CUDA if not word.startswith("data")], *documents, *words)
     plain = [word for word in words if not word.startswith("attention.kernel")]
     gpu = ("trainer.device=cuda", "trainer.precision=bf16", "trainer.compile=regional")
     _, on_gpu = trained(door, tmp_path / "gpu", *words, *gpu)

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from nocap.checks.contract import _moved as moved  # none of its weights at its start
 from nocap.config.keys import InputError
@@ -22,9 +21,7 @@ from nocap.config.paths import cache_root
 from nocap.config.run import Run
 from nocap.data.batches import train_windows
 from nocap.data.prepare import prepare
-from nocap.generation.engines import UncachedError, check_cached
 from nocap.launch.plan import plan
-from nocap.model.attention import flex_mask, seen
 from nocap.model.flops import flops_per_token
 from nocap.model.gpt import build_model
 from nocap.model.language_model import lent
@@ -211,68 +208,6 @@ def test_a_teachers_time_is_in_the_record(teacher: str, teacher_s: float, tmp_pa
     assert record.summary["tokens_per_s"] * own_s == pytest.approx(record.summary["tokens"])
 
 
-# --- document masking
-
-START = 256  # of a document of bytes
-DOCUMENTS = "attention.document_start=256"
-
-
-def with_documents(length: int, *begins: int) -> Tensor:
-    """Two sequences, documents beginning at these places of the first and nowhere in the second."""
-    tokens = (torch.arange(2 * length) * 31 % 251).reshape(2, length)
-    tokens[0, list(begins)] = START
-    return tokens
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("attention=mha",),
-        ("attention=flash",),
-        ("attention=gqa",),
-        ("attention=hybrid", "attention.window=20"),
-    ],
-)
-def test_attention_stays_inside_a_document(words: tuple[str, ...]):
-    """Each token's logits are those of a sequence in which all before its document has been
-    replaced, and differ from those unmasked."""
-    masked = moved(composed(*words, "position=none", DOCUMENTS))
-    plain = moved(composed(*words, "position=none"))
-    tokens = with_documents(100, 7, 70)
-    confined = masked.logits(tokens)
-    unmasked = plain.logits(tokens)
-    for first, last in ((0, 7), (7, 70), (70, 100)):
-        # without positions, a document is the same wherever it stands
-        logits = plain.logits(tokens[:1, first:last])
-        close(confined[:1, first:last], logits, rtol=1e-4, atol=1e-5)
-    close(confined[1], unmasked[1], rtol=1e-4, atol=1e-5)
-    difference = confined[0, 70:] - unmasked[0, 70:]
-    assert (difference).abs().max() > 1e-3
-
-
-@pytest.mark.parametrize("window", [None, 20])
-def test_flexattentions_mask_is_that_of_the_pairs(window: int | None):
-    ids_BT = (with_documents(300, 7, 170) == START).cumsum(1)
-    mask = flex_mask(ids_BT, window)
-    b = torch.arange(2)
-    query = torch.arange(300)
-    key = torch.arange(300)
-    allowed = mask.mask_mod(b[:, None, None], torch.tensor(0), query[:, None], key)
-    distance = query[:, None] - key
-    near = distance < (window or 300)
-    assert torch.equal(allowed, seen(ids_BT)[:, 0] & near)
-    padded = F.pad(allowed, (0, 84, 0, 84))
-    tiles = padded.unflatten(2, (3, 128)).unflatten(1, (3, 128)).any(4).any(2)
-    # what is left out holds nothing that is seen, and no more is computed
-    assert torch.equal(mask.to_dense()[:, 0].bool(), tiles)
-
-
-def test_documents_are_decoded_without_a_cache():
-    masked = composed("attention=hybrid", DOCUMENTS)
-    with pytest.raises(UncachedError, match=r"attention\.kind=hybrid defines no cache_slots"):
-        check_cached(build_model(masked, vocab_size=V).eval(), masked)
-
-
 @pytest.mark.parametrize(
     ("words", "rule"),
     [
@@ -394,16 +329,6 @@ REFUSED = [
         "ideas.distill.run must be a run of model.seq_len=256 or more, got 128",
     ),
     (
-        "attention.document_start=257",
-        "attention.document_start must be a token, below 257, or null, got 257",
-    ),
-    (
-        f"{DOCUMENTS} {ON_CUDA}",
-        "be one of materialized, efficient, flex, blocks beside attention.document_start on "
-        "trainer.device=cuda, got cudnn",
-    ),
-    (f"{DOCUMENTS} attention.kernel=flex", "be one that trains on the CPU"),
-    (
         "attention.kernel=flex trainer.device=cuda",
         "fused, flash, efficient, cudnn for this option, got flex",
     ),
@@ -459,7 +384,6 @@ def test_where_they_are_neutral_they_change_no_bit(teacher: str, tmp_path: Path)
 SEVERAL = (
     "ideas=[curriculum,distill,early_loss,entropy,multi_token,untie]",
     "attention=sliding",
-    "attention.document_start=98",
     "attention.window=20",
     "ideas.multi_token.final=0",
     "ideas.untie.at=0.34",

@@ -252,7 +252,7 @@ from nocap.measure.timed import random_tokens
 from nocap.training.ledger import Ledger
 from nocap.training.loop import warm_up
 from nocap.training.step import build, configure_numerics, take_step
-run = compose(["model=nano", "tokenizer=bytes", "tracker=none", "data=synthetic",
+run = compose(["model=nano", "tokenizer=bytes", "tracker=none", "data=stdlib",
     "trainer.device=cuda", *sys.argv[1:]])
 configure_numerics(run)
 with random_tokens(run) as job:
@@ -310,7 +310,7 @@ def test_a_warm_step_compiles_nothing_and_waits_once(pretended, compile_):
 )
 def test_documents_of_each_batch_compile_nothing_more(pretended, words):
     """A mask is made of each micro-batch's tokens, and neither compiled anew nor waited for."""
-    counts = steps_of(pretended, "trainer.compile=regional", "attention.document_start=256", *words)
+    counts = steps_of(pretended, "trainer.compile=regional", "data.document_mask=true", *words)
     assert counts["graphs"] == counts["warm"]
     _, waits, copies = zip(*counts["steps"][2:5], strict=True)
     assert set(waits) == {1}

@@ -153,7 +153,7 @@ MIXERS = [
     (["attention=flash"], {FUSED, AROUND}),
     (["attention=gqa", "trainer.precision=bf16"], {FUSED, AROUND}),
     (["attention=sliding", "attention.window=8"], {FUSED, AROUND}),
-    (["attention=mha", "attention.document_start=3"], {*MOMENTS} - {FUSED}),
+    (["attention=mha", "data.document_mask=true"], {*MOMENTS} - {FUSED}),
     (["attention=mha", "trainer.activation_checkpointing=attention"], {*MOMENTS} - {FUSED}),
     (["attention=softcap"], {*MOMENTS} - {FUSED}),  # from outside, of the same pattern
     (["attention=differential"], {None}),  # two softmaxes: another pattern
@@ -395,7 +395,7 @@ def test_a_cache_that_is_rewound_gives_the_same_token_again():
 def test_an_option_without_a_cache_is_counted_over_its_whole_prefix():
     """Its products are a prompt's of one token more, whatever the attention that stands in for
     counting."""
-    run = Subject(of=Of.token).run(compose([*NANO, "attention=mha", "attention.document_start=3"]))
+    run = Subject(of=Of.token).run(compose([*NANO, "attention=mha", "data.document_mask=true"]))
     subject = Subject(of=Of.token, prompt=8)
     token = count(run, vocab_size=70, subject=subject)
     subject = Subject(of=Of.prefill, prompt=9, cached=False)

@@ -71,7 +71,7 @@ def test_arms_with_the_same_step_are_timed_once(monkeypatch: pytest.MonkeyPatch)
 def test_what_is_counted_without_a_clock():
     near = session.kv_bytes(compose([*BATCH, "attention=sliding", "attention.window=8"]))
     whole = session.kv_bytes(compose([*BATCH, "attention=flash"]))
-    uncached = session.kv_bytes(compose([*BATCH, "attention=mha", "attention.document_start=3"]))
+    uncached = session.kv_bytes(compose([*BATCH, "attention=mha", "data.document_mask=true"]))
     assert whole == 2 * 2 * 64 * 4
     assert near == whole  # the cache keeps what a window no longer sees
     assert uncached is None

@@ -301,6 +301,12 @@ def _local_kernel(device: Device) -> Kernel:
     return Kernel.flex
 
 
+def _fused_kernel(device: Device, document_mask: bool) -> Kernel:
+    if device is Device.cuda and document_mask:
+        return Kernel.flex
+    return Kernel.fused
+
+
 WANDB_MODES = {"dryrun": "offline", "run": "online"}  # the older names that its client takes
 
 
@@ -338,6 +344,7 @@ RESOLVERS: dict[str, Callable[..., object]] = {
     "cuda_graphs": _cuda_graphs,
     "hang_timeout_s": _hang_timeout_s,
     "local_kernel": _local_kernel,
+    "fused_kernel": _fused_kernel,
     "wandb": _wandb,
     "wandb_list": _wandb_list,
 }

@@ -78,11 +78,12 @@ def key(
     key(ge=1, le=4096, identity=False)`.
 
     `LIMITS` and `COUNTS` have the words; `longest`: the most characters of a text. For a field that
-    holds an option: False excludes all its keys, True includes them all, and without either each
-    key decides. `free`: text of any characters. `text`: of a field of type Any, a text or a list of
-    texts.
+    holds an option: False excludes all its keys but those that say True themselves, True includes
+    them all, and without either each key decides. `free`: text of any characters. `text`: of a
+    field of type Any, a text or a list of texts. `added`: the key came after runs were registered;
+    it counts where it is not its default, so that what counted before stays as it was.
     """
-    known = COUNTS.keys() | LIMITS.keys() | {"help", "free", "text", "longest"}
+    known = COUNTS.keys() | LIMITS.keys() | {"help", "free", "text", "longest", "added"}
     assert facts.keys() <= known, facts
     return field(default=default, default_factory=default_factory, metadata=facts)
 
@@ -139,23 +140,32 @@ def check_text(name: str, text: str, *, longest: int = TEXT) -> None:
 _UNSHOWN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
-def counting(option: Any, what: str, plain: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of a dataclass's plain form that count for `what`, nested as they are."""
+def counting(
+    option: Any, what: str, plain: Mapping[str, Any], *, default: bool | None = None
+) -> dict[str, Any]:
+    """Return the keys of a dataclass's plain form that count for `what`, nested as they are.
+    `default`: whether a key counts that does not say so; None: as in `COUNTS`."""
+    if default is None:
+        default = COUNTS[what]
     counted: dict[str, Any] = {}
     for f in fields(option):
         value = getattr(option, f.name)
-        counts = f.metadata.get(what)
-        if counts is None and is_dataclass(value):
-            counted[f.name] = counting(value, what, plain[f.name])
+        stated = f.metadata.get(what)
+        counts = default if stated is None else stated
+        if stated is not True and is_dataclass(value):
+            part = counting(value, what, plain[f.name], default=counts)
+            if part or counts:
+                counted[f.name] = part
             continue
-        if counts is None and isinstance(value, dict) and all(map(is_dataclass, value.values())):
+        if stated is None and isinstance(value, dict) and all(map(is_dataclass, value.values())):
             forms = plain[f.name]
-            parts = {name: counting(part, what, forms[name]) for name, part in value.items()}
+            parts = {}
+            for name, part in value.items():
+                parts[name] = counting(part, what, forms[name], default=counts)
             counted[f.name] = parts
             continue
-        if counts is None:
-            counts = COUNTS[what]
-        if counts:
+        is_new_default = f.metadata.get("added") and value == f.default
+        if counts and not is_new_default:
             counted[f.name] = plain[f.name]
     return counted
 

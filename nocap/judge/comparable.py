@@ -232,9 +232,9 @@ def _kernel_differs(arm: Arm, base: Arm, changed: set[str]) -> bool:
     """Say whether another kernel comes along unasked.
 
     Asked for: a command swept the attention, or its kernel; the kernel's keys are all that changed;
-    or the kind of attention changed and brings its own, the configured kernel being the same. So
-    `sliding` against `flash` is fair, and a run of `gqa` against one of the materialised `mha` is
-    not.
+    the kind of attention changed and brings its own, the configured kernel being the same; or
+    documents came, which on CUDA bring FlexAttention in place of `fused`. So `sliding` against
+    `flash` is fair, and a run of `gqa` against one of the materialised `mha` is not.
     """
     own = kernels(arm)
     theirs = kernels(base)
@@ -244,7 +244,8 @@ def _kernel_differs(arm: Arm, base: Arm, changed: set[str]) -> bool:
     configured = {setting(side.config, "attention.kernel") for side in (arm, base)}
     # an option from outside may have no such key
     comes_with_kind = "attention.kind" in changed and len(configured - {ABSENT}) < 2
-    return not (is_only_change or comes_with_kind)
+    comes_with_documents = "data.document_mask" in changed and configured <= {"fused", "flex"}
+    return not (is_only_change or comes_with_kind or comes_with_documents)
 
 
 def kernel_control(arm: Arm, base: Arm, arms: Sequence[Arm]) -> tuple[str, Arm | None] | None:

@@ -31,7 +31,13 @@ from nocap.measure.parts import MIXER, STEP, Key, Ranges
 from nocap.measure.profile_schema import CeilingJson, Peak
 from nocap.measure.subject import Of, Subject
 from nocap.measure.timed import Clock
-from nocap.model.flops import NotCountedError, component_flops, op_flops, uncounted_explained
+from nocap.model.flops import (
+    NotCountedError,
+    component_flops,
+    op_flops,
+    uncounted_explained,
+    without_documents,
+)
 from nocap.model.gpt import build_model
 from nocap.model.language_model import LanguageModel
 from nocap.options.attention import first_window
@@ -236,8 +242,9 @@ def count(run: Run, *, vocab_size: int, subject: Subject | None = None) -> Count
 def _count(counted: Count, device: str, *, vocab_size: int) -> None:
     run = counted.run
     # FlexAttention compiles itself and cannot be faked
-    countable = run.varied(attention=run.attention.countable())
-    counted.as_run = countable.attention == run.attention
+    whole = without_documents(run)
+    countable = whole.varied(attention=run.attention.countable())
+    counted.as_run = countable.attention == run.attention and not run.data.document_mask
     with FakeTensorMode():
         with torch.device(device):
             model = build_model(countable, vocab_size=vocab_size)

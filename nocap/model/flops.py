@@ -80,9 +80,12 @@ class _Tally:
     def basis(self) -> str:
         if self.not_counted:
             return f"not counted ({'; '.join(self.not_counted)})"
+        parts = ["arithmetic"]
         if self.counted:
-            return f"arithmetic; counted: {', '.join(self.counted)}"
-        return "arithmetic"
+            parts.append(f"counted: {', '.join(self.counted)}")
+        if self.run.data.document_mask:
+            parts.append("at most: as if a sequence were one document")
+        return "; ".join(parts)
 
     def filled(self) -> Self:
         m = self.run.model
@@ -326,12 +329,17 @@ def _by_pair(cost: Cost, T: int) -> float:
 
 def countable(run: Run) -> Run:
     """Vary a run to the same mathematics with open windows, by kernels that run on tensors without
-    memory, nothing padded and nothing computed twice."""
-    return run.varied(
+    memory, nothing padded, nothing computed twice, and a sequence one document."""
+    return without_documents(run).varied(
         attention=run.attention.at_window(run.model.seq_len).countable(),
         model=replace(run.model, fp8_head=False, pad_logits=False),
         trainer=replace(run.trainer, activation_checkpointing=ActivationCheckpointing.off),
     )
+
+
+def without_documents(run: Run) -> Run:
+    """Vary a run to attention over whole sequences."""
+    return run.varied(data=replace(run.data, document_mask=False))
 
 
 def _numbers(*shape: int) -> Tensor:

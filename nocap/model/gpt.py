@@ -22,13 +22,13 @@ from nocap.model.attention import autocast_like
 from nocap.model.chunked import chunk_step, chunked_cross_entropy, wide
 from nocap.model.fp8 import Fp8Linear
 from nocap.model.language_model import Joined, LanguageModel, Loss, joined
+from nocap.model.position import document_positions
 from nocap.options.ideas import JOINTS, overrides
 from nocap.options.model import NormPlacement, ResidualScale
 
 if TYPE_CHECKING:
     from nocap.config.run import Run
     from nocap.model.attention import Mixer
-    from nocap.options.attention import Attention
     from nocap.options.model import Model
     from nocap.options.norm import Norm
 
@@ -229,7 +229,9 @@ class GPT(LanguageModel):
         self.blocks = nn.ModuleList(m.build_block(run, layer) for layer in range(m.n_layer))
         self.head = Head(run, vocab_size)
         self.residual_precision = m.residual_precision
-        self.documents = documents_of(run.attention, run)
+        self.documents = documents_of(run)
+        # the token with which positions begin anew
+        self.restart = run.document_start if run.position.restart else None
         self.positions = run.position
         self.position = run.position.build(m)
         limit = 1 / math.sqrt(m.d_model)
@@ -252,9 +254,9 @@ class GPT(LanguageModel):
         mixers: Sequence[Mixer] | None = None,
     ) -> Tensor:
         """Token ids to the residual stream before the final norm, (B, T, C). `where` are their
-        positions; default: from 0 on."""
+        positions; default: `places`."""
         if where is None:
-            where = slice(0, tokens_BT.shape[1])
+            where = self.places(tokens_BT)
         x_BTC = self.positions.embed(self.position, self.embedding(tokens_BT), where)
         x_BTC = self.carried(x_BTC)
         tables = self.positions.tables(self.position, where)
@@ -270,6 +272,12 @@ class GPT(LanguageModel):
         for _, idea, part in self.joined:
             x_BTC = idea.readout(part, x_BTC, context)
         return x_BTC
+
+    def places(self, tokens_BT: Tensor) -> slice | Tensor:
+        """Return the positions of these tokens: from 0 on, or from 0 on in each document."""
+        if self.restart is None:
+            return slice(0, tokens_BT.shape[1])
+        return document_positions(tokens_BT, start=self.restart)
 
     def carried(self, x_BTC: Tensor) -> Tensor:
         """Return the residual stream in its own precision, whatever a part returned. Where products
@@ -296,12 +304,15 @@ class GPT(LanguageModel):
         return [*self.blocks, self.head]
 
 
-def documents_of(attention: Attention, run: Run) -> Callable[[Tensor], Any] | None:
-    """Return what makes the fourth argument of this option's mixers, where they have one."""
-    documents = declared(attention, "documents", of=("build", "mixer"))
-    if documents is None:
+def documents_of(run: Run) -> Callable[[Tensor], Any] | None:
+    """Return what makes the fourth argument of the mixers, where attention stays inside a
+    document."""
+    if not run.data.document_mask:
         return None
-    return documents(run)
+    documents = declared(run.attention, "documents", of=("build", "mixer"))
+    assert documents is not None, "Run refuses the mask beside attention without documents"
+    made: Callable[[Tensor], Any] = documents(run)
+    return made
 
 
 def build_model(run: Run, *, vocab_size: int) -> LanguageModel:

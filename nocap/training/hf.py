@@ -34,6 +34,8 @@ def export_hf(run_dir: Path, folder: Path, *, log: Log) -> dict[str, Any]:
     """
     run, model, step = trained(run_dir, log=log)
     kind = architecture(run)
+    if run.data.document_mask or run.position.restart:
+        log("transformers sees no ends of documents: its logits are the run's in a single document")
     write = _gpt2 if kind == "gpt2" else _llama
     config, tensors = write(run, model)
     vocab_size = run.tokenizer.vocab_size

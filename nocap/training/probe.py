@@ -26,9 +26,10 @@ IN_FORWARD = ("attention", "mlp", "norm", "position", "model", "objective", "ide
 
 def probe(job: Job, trainee: Trainee, *, step: int) -> None:
     """Refuse options from outside in whose forward, as in this step, logits change with later
-    tokens, or which is not repeated bit for bit, unless a class says that it is meant to; and a
-    schedule that gives a step two rates. Eager, one sequence, on a copy of the model, alone on each
-    rank; the random state is left as it was.
+    tokens, or which is not repeated bit for bit, unless a class says that it is meant to; or where
+    logits change with another document beside `data.document_mask`; and a schedule that gives a
+    step two rates. Eager, one sequence, on a copy of the model, alone on each rank; the random
+    state is left as it was.
 
     Errors:
         InputError: they are refused.
@@ -51,6 +52,8 @@ def probe(job: Job, trainee: Trainee, *, step: int) -> None:
         _check_repeats(trial, names, is_random=is_random)
         if is_causal:
             _check_causal(trial, names)
+        if run.data.document_mask:
+            _check_documents(trial, names)
     random.setstate(python_state)
     np.random.set_state(numpy_state)
 
@@ -142,6 +145,31 @@ def _check_causal(trial: _Trial, names: str) -> None:
                 f"{names} must see no later token, and the logits of token {changed} change "
                 f"with the tokens from {t} on; a class that is meant to says causal = False"
             )
+
+
+def _check_documents(trial: _Trial, names: str) -> None:
+    """Refuse a forward in which logits change with the tokens of another document.
+
+    Errors:
+        InputError: they do.
+    """
+    run = trial.run
+    assert run.document_start is not None
+    tokens_BT, _ = trial.read()
+    begin = tokens_BT.shape[1] // 2
+    first_BT = tokens_BT.clone()
+    first_BT[:, begin] = run.document_start
+    other_BT = first_BT.clone()
+    other_BT[:, :begin] = (first_BT[:, :begin] + 1) % run.tokenizer.vocab_size
+    logits = trial.logits(first_BT)[:, begin:]
+    other_logits = trial.logits(other_BT)[:, begin:]
+    leak = first_difference(logits, other_logits)
+    if leak is not None:
+        raise InputError(
+            f"{names} must see no token of another document beside data.document_mask, and the "
+            f"logits of token {begin + leak} change with those before {begin}, where its document "
+            "begins"
+        )
 
 
 def _check_rates(run: Run) -> None:
