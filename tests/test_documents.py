@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from nocap.study.plan import check_fair
 from torch import Tensor
 
 from nocap.checks.contract import _moved as moved  # none of its weights at its start
@@ -34,6 +33,7 @@ from nocap.model.flops import flops_per_token
 from nocap.model.gpt import GPT, build_model
 from nocap.model.position import document_positions
 from nocap.options.attention.softmax import Kernel
+from nocap.study.study_plan import check_fair
 from tests.attempts import state_of
 from tests.conftest import FAULTS, REPO, SMALL, Door, rows_of, the_run, used
 from tests.test_ideas import advance, saved_and_loaded, trainee_of
