@@ -6,6 +6,7 @@ import html
 import itertools
 import re
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -156,7 +157,13 @@ def test_a_difference_that_is_not_shown_asks_for_the_seeds_that_would_show_it(
     assert 4 < found.seeds <= 16
     seeds = [*range(found.seeds)]
     findings = to_json(result_of(comparison))["findings"]
-    assert findings["next"] == {"key": "seed", "values": seeds}
+    following = findings["next"]
+    assert following["key"] == "seed"
+    assert following["values"] == seeds
+    walls_s = [run.summary["clock_s"]["wall"] for row in comparison.rows for run in row.arm.all]
+    missing = 2 * (found.seeds - 4)  # of two arms
+    assert following["minutes"] == pytest.approx(missing * fmean(walls_s) / 60, abs=1e-3)
+    assert following["minutes"] > 0
     line = f"next: the same command with seed={','.join(map(str, seeds))} (finished runs are kept)"
     assert render(comparison).endswith(line)
     text = re.sub(r"<[^>]+>", " ", page.render(comparison))

@@ -315,7 +315,8 @@ def _findings(findings: Findings) -> FindingsJson:
     following = None
     if findings.next is not None:
         values = list(findings.next.values)
-        following = NextJson(key=findings.next.key, values=values)
+        minutes = findings.next.minutes
+        following = NextJson(key=findings.next.key, values=values, minutes=minutes)
     return FindingsJson(found=rows, next=following)
 
 

@@ -206,6 +206,8 @@ class NextJson(Schema, frozen=True, kw_only=True):
 
     key: str
     values: list[int]
+    # of the runs that are then missing, one after the other; null: no time is known
+    minutes: float | None
 
 
 class FindingsJson(Schema, frozen=True, kw_only=True):

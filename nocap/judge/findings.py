@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 
 from nocap.judge.arms import Arm
 from nocap.judge.equal_loss import TimeAtEqualLoss
@@ -63,10 +64,13 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Next:
-    """What to set in the same command, for what is not shown yet."""
+    """What to set in the same command, for what is not shown yet. `minutes`: the wall-clock time
+    of the runs that are then missing, one after the other, as runs of their arms took until now;
+    None: no time is known."""
 
     key: str
     values: Sequence[int]
+    minutes: float | None
 
     @property
     def override(self) -> str:
@@ -176,22 +180,44 @@ def _next(found: Sequence[Finding], arms: Sequence[Arm]) -> Next | None:
         commanded |= _seeds_of_commands(arm)
     seeds = sorted(trained)
     if Outcome.unfinished in outcomes:
-        return Next(key="seed", values=sorted(commanded | trained))
+        return _seeds_next(arms, sorted(commanded | trained))
     if Outcome.undecided in outcomes:
-        return Next(key="seed", values=extended(seeds, FIRST_SEEDS))
+        return _seeds_next(arms, extended(seeds, FIRST_SEEDS))
     unclear = [finding for finding in found if _is_open(finding.difference)]
     if not unclear:
         return None
     affordable = [finding.seeds for finding in unclear if _is_affordable(finding)]
     sizes = [size for size in affordable if size is not None]
     if sizes:
-        return Next(key="seed", values=extended(seeds, max(sizes)))
+        return _seeds_next(arms, extended(seeds, max(sizes)))
     return _longer(arms)
 
 
 def _is_affordable(finding: Finding) -> bool:
     """Say whether a few times the seeds would show a finding."""
     return finding.seeds is not None and finding.seeds <= MORE * finding.difference.estimate.n
+
+
+def _seeds_next(arms: Sequence[Arm], seeds: Sequence[int]) -> Next:
+    """Return these seeds for all arms."""
+    missing = list[int]()
+    for arm in arms:
+        trained = {run.seed for run in arm.all}
+        missing.append(len({*seeds} - trained))
+    return Next(key="seed", values=seeds, minutes=_minutes(arms, missing))
+
+
+def _minutes(arms: Sequence[Arm], counts: Sequence[float]) -> float | None:
+    """Return what so many runs of each arm take, by those that are there."""
+    total_s = 0.0
+    for arm, count in zip(arms, counts, strict=True):
+        measured = [run.number("clock_s", "wall") for run in arm.all]
+        walls_s = [wall_s for wall_s in measured if wall_s is not None]
+        if count and not walls_s:
+            return None
+        if count:
+            total_s += count * fmean(walls_s)
+    return round(total_s / 60, 3)
 
 
 def _longer(arms: Sequence[Arm]) -> Next | None:
@@ -204,7 +230,8 @@ def _longer(arms: Sequence[Arm]) -> Next | None:
     [length] = steps
     if not isinstance(length, int):
         return None
-    return Next(key="trainer.steps", values=[MORE * length])
+    counts = [MORE * len({run.seed for run in arm.all}) for arm in arms]
+    return Next(key="trainer.steps", values=[MORE * length], minutes=_minutes(arms, counts))
 
 
 def _is_open(difference: Difference) -> bool:
