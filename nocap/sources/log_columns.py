@@ -146,7 +146,7 @@ def _unit(name: str) -> float:
 def parts(name: str, every: Collection[str]) -> list[str]:
     """List the columns that a name stands for: `attention+mlp` are two, where no column is called
     so."""
-    if name in names:
+    if name in every:
         return [name]
     return name.split("+")
 
