@@ -46,11 +46,11 @@ def of_rows(rows: Sequence[ComparedArm], *, allow: Collection[str]) -> Iterator[
                 f"{arm.label}: seed {seeds} diverged; its means are over the seeds that did not, "
                 "which flatters it"
             )
-        if apart := sorted({*arm.seeds} - {*row.seeds}):
+        if beyond := sorted({*arm.seeds} - {*row.seeds}):
             yield (
                 f"{arm.label}: its row is over the seeds that it shares with the other arms, "
                 f"without "
-                f"{shorten(map(str, apart))}"
+                f"{shorten(map(str, beyond))}"
             )
         if len(arm.runs) > len(arm.seeds):
             yield (
