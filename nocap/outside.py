@@ -459,7 +459,7 @@ def document(parser: argparse.ArgumentParser, *, answer: str = "") -> None:
 def _filled(text: str) -> str:
     """Return a text in lines of the help's width, but for those that are indented, such as
     examples."""
-    filled = []
+    filled = list[str]()
     parts = itertools.groupby(text.splitlines(), key=lambda line: line[:2].isspace() or not line)
     for stays, lines in parts:
         if stays:

@@ -46,10 +46,9 @@ def refusals() -> Iterator[None]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise SystemExit(EXIT_CODES["failed"]) from None
         except (ValueError, OSError, EndedError) as error:
-            text, code = str(error), getattr(error, "code", EXIT_CODES["failed"])
-            if not is_fault(error) and (
-                isinstance(error, ValueError) or getattr(error, "filename", None) is not None
-            ):
+            text = str(error)
+            code = getattr(error, "code", EXIT_CODES["failed"])
+            if _is_input(error):
                 code = EXIT_CODES["refused"]
                 if isinstance(error, OSError):
                     text = (
@@ -57,8 +56,14 @@ def refusals() -> Iterator[None]:
                         f"{error.strerror}"
                     )
             for line in text.splitlines():
-                print(
-                    f"nocap: {line if len(line) <= LONGEST else f'{line[:LONGEST]}…'}",
-                    file=sys.stderr,
-                )
+                if len(line) > LONGEST:
+                    line = f"{line[:LONGEST]}…"
+                print(f"nocap: {line}", file=sys.stderr)
             raise SystemExit(code) from error
+
+
+def _is_input(error: Exception) -> bool:
+    """Say whether an error is the input's: not the machine's, and about a value or a place."""
+    if is_fault(error):
+        return False
+    return isinstance(error, ValueError) or getattr(error, "filename", None) is not None

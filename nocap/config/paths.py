@@ -16,8 +16,10 @@ STDOUT = Path("-")  # as a command's --json names it
 def conf_dir() -> Path:
     """Return the folder of Hydra groups: inside an installed package, or at the top of a
     checkout."""
-    installed, checkout = PACKAGE / "conf", PACKAGE.parent / "conf"
-    return installed if installed.is_dir() else checkout
+    installed = PACKAGE / "conf"
+    if installed.is_dir():
+        return installed
+    return PACKAGE.parent / "conf"
 
 
 def expanded(path: str | Path) -> Path:
@@ -45,9 +47,10 @@ def cache_root(configured: str | None = None) -> Path:
     """
     configured = configured or os.environ.get("NOCAP_CACHE")
     try:
-        return expanded(
-            configured or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "nocap"
-        ).absolute()
+        if configured:
+            return expanded(configured).absolute()
+        caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+        return expanded(caches / "nocap").absolute()
     except ValueError as error:
         raise ValueError(
             "the environment variable NOCAP_CACHE, or cache_dir, must name a folder for "
@@ -66,24 +69,23 @@ def private_caches() -> dict[str, str]:
     """
     folder = cache_root() / "compiled"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    require(
-        # nor a link, whose mode is 777
-        (there := folder.lstat()).st_uid == os.getuid() and not there.st_mode & 0o022,
-        f"{folder}, from which code is run,",
-        "be a folder that is yours and that nobody else can write in",
-        f"mode {there.st_mode & 0o777:o} and user {there.st_uid}",
-    )
+    there = folder.lstat()  # a link's own mode is 777
+    mode = there.st_mode & 0o777
+    is_private = there.st_uid == os.getuid() and not mode & 0o022
+    key = f"{folder}, from which code is run,"
+    rule = "be a folder that is yours and that nobody else can write in"
+    require(is_private, key, rule, f"mode {mode:o} and user {there.st_uid}")
     own = {
         "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",
         "TRITON_CACHE_DIR": f"{folder}/triton",
         HEADERS: "apart",
     }
-    own |= {
-        name: value
-        for name in own  # torch sets its own place, too, when it is asked for it
-        if (value := os.environ.get(name))
-        and not value.startswith(f"{tempfile.gettempdir()}/torchinductor_")
-    }
+    torchs_own = f"{tempfile.gettempdir()}/torchinductor_"
+    for name in own:
+        value = os.environ.get(name)
+        # torch sets its own place, too, when it is asked for it
+        if value and not value.startswith(torchs_own):
+            own[name] = value
     os.environ.update(own)
     return own
 
@@ -95,4 +97,6 @@ HEADERS = "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"
 
 def shown(path: Path) -> str:
     """Return a path as one types it here."""
-    return os.path.relpath(path) if path.absolute().is_relative_to(Path.cwd()) else str(path)
+    if path.absolute().is_relative_to(Path.cwd()):
+        return os.path.relpath(path)
+    return str(path)

@@ -7,7 +7,7 @@ import copy
 import dataclasses
 import difflib
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
 from functools import cache
@@ -62,7 +62,9 @@ def types_of(schema: type) -> dict[str, tuple[Any, ...]]:
     types = dict[str, tuple[Any, ...]]()
     for f in dataclasses.fields(schema):
         hint = hints[f.name]
-        types[f.name] = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        types[f.name] = (hint,)
+        if get_origin(hint) in (Union, UnionType):
+            types[f.name] = get_args(hint)
         if f.metadata.get("text"):
             types[f.name] = (str, list[str])
     return types
@@ -122,22 +124,15 @@ def typed(plain: Any) -> DictConfig:
         if f.name in outside.groups() and f.name != "ideas":
             parts[f.name] = _option(f.name, f.name, plain.get(f.name))
     ideas: Any = plain.get("ideas")
-    require(
-        isinstance(ideas, dict) and all(isinstance(idea, dict) for idea in ideas.values()),
-        "ideas",
-        "be chosen by name, as in ideas=[NAME]; an idea's yaml begins with '# @package ideas.NAME'",
-        ideas,
+    are_ideas = isinstance(ideas, dict) and all(isinstance(idea, dict) for idea in ideas.values())
+    rule = (
+        "be chosen by name, as in ideas=[NAME]; an idea's yaml begins with '# @package ideas.NAME'"
     )
-    for (
-        name,
-        idea,
-    ) in ideas.items():  # an experiment may give keys of one that the command leaves out
-        require(
-            "kind" in idea,
-            f"ideas.{name}",
-            f"be chosen beside its keys, as in ideas=[{name}]",
-            idea,
-        )
+    require(are_ideas, "ideas", rule, ideas)
+    for name, idea in ideas.items():
+        # an experiment may give keys of one that the command leaves out
+        rule = f"be chosen beside its keys, as in ideas=[{name}]"
+        require("kind" in idea, f"ideas.{name}", rule, idea)
     parts["ideas"] = {name: _option("ideas", f"ideas.{name}", idea) for name, idea in ideas.items()}
     config = _structured(Run)
     with flag_override(config, "no_deepcopy_set_nodes", True):
@@ -183,15 +178,14 @@ def from_plain(plain: Any, rule: str) -> Run:
 def refuse_interpolations(plain: Any) -> None:
     """Refuse interpolations in a record, which holds values: `${oc.env:…}` in a record from
     elsewhere would read this machine's environment."""
-    require(
-        not isinstance(plain, str) or "${" not in plain,
-        "values",
-        "be plain",
-        f"the interpolation {plain}",
-    )
-    for item in (
-        plain.values() if isinstance(plain, dict) else plain if isinstance(plain, list) else ()
-    ):
+    is_plain = not isinstance(plain, str) or "${" not in plain
+    require(is_plain, "values", "be plain", f"the interpolation {plain}")
+    items: Iterable[Any] = ()
+    if isinstance(plain, dict):
+        items = plain.values()
+    elif isinstance(plain, list):
+        items = plain
+    for item in items:
         refuse_interpolations(item)
 
 
@@ -206,7 +200,9 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    return value.name if isinstance(value, Enum) else value
+    if isinstance(value, Enum):
+        return value.name
+    return value
 
 
 def dump(plain: Mapping[str, Any]) -> str:
@@ -226,7 +222,9 @@ def explained(place: str = "") -> Iterator[None]:
     # the last: an integer that no float holds
     except (OmegaConfBaseException, yaml.YAMLError, RecursionError, OverflowError) as error:
         # one that knows no key speaks of the whole place
-        where = place if getattr(error, "full_key", None) or not place else f"{place.rstrip('.')}: "
+        where = place
+        if place and not getattr(error, "full_key", None):
+            where = f"{place.rstrip('.')}: "
         raise ValueError(f"{where}{explain(error)}") from error
     except SystemExit as error:
         raise ValueError(
@@ -248,12 +246,11 @@ def explain(error: BaseException) -> str:
     text = re.sub(
         r"While dereferencing interpolation '\$\{nocap\.wandb:(\w+),.*?\}'", r"WANDB_\1", text
     )
-    line = " ".join(
-        stripped
-        for line in text.splitlines()
-        if (stripped := line.strip()) and not re.match(_NOISE, stripped)
-    )
-    return f"{key}: {line}" if key and key not in line else line or type(error).__name__
+    lines = [line.strip() for line in text.splitlines()]
+    line = " ".join(line for line in lines if line and not re.match(_NOISE, line))
+    if key and key not in line:
+        return f"{key}: {line}"
+    return line or type(error).__name__
 
 
 _NOISE = (
@@ -277,14 +274,18 @@ def _no_key(name: str, owner: Any) -> str:
     if not (isinstance(owner, type) and dataclasses.is_dataclass(owner)):
         return f"{name} is no key"
     own = {f.name: f.default for f in dataclasses.fields(owner)}
-    title, last = own.pop("kind", owner.__name__.lower()), name.rpartition(".")[2]
-    others = _keys_of_all() if owner in (Run, Trainer) or issubclass(owner, Option) else {}
+    title = own.pop("kind", owner.__name__.lower())
+    last = name.rpartition(".")[2]
+    others: dict[str, list[str]] = {}
+    if owner in (Run, Trainer) or issubclass(owner, Option):
+        others = _keys_of_all()
     if name in others:
         return f"{name} is a key of {' or '.join(others[name])}, not of {title}"
     meant = [key for key in others if key.endswith(f".{last}")]
-    return f"{name} is no key of {title}" + (
-        f" (did you mean {' or '.join(meant)}?)" if meant else suggest(last, own)
-    )
+    hint = suggest(last, own)
+    if meant:
+        hint = f" (did you mean {' or '.join(meant)}?)"
+    return f"{name} is no key of {title}{hint}"
 
 
 def _keys_of_all() -> dict[str, list[str]]:
@@ -300,10 +301,8 @@ def _keys_of_all() -> dict[str, list[str]]:
 def suggest(name: str, known: Collection[str]) -> str:
     """Return what was probably meant, or all there is: in parentheses, to end a line."""
     close = difflib.get_close_matches(name, known, n=1)
-    return (
-        f" (did you mean {close[0]}?)"
-        if close
-        else f" (it has {', '.join(known)})"
-        if known
-        else ""
-    )
+    if close:
+        return f" (did you mean {close[0]}?)"
+    if known:
+        return f" (it has {', '.join(known)})"
+    return ""

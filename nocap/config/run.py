@@ -29,9 +29,8 @@ from nocap.options.tracker import Tracker
 class Store:
     """What a run's folder keeps beside its record."""
 
-    diff: bool = (
-        False  # uncommitted changes of nocap's own code, as uncommitted.diff, for its owner's eyes
-    )
+    # uncommitted changes of nocap's own code, as uncommitted.diff, for its owner's eyes
+    diff: bool = False
 
 
 @dataclass(kw_only=True, slots=True)
@@ -49,21 +48,17 @@ class Run:
     optimizer: Optimizer
     schedule: Schedule = key(step=False)
     objective: Objective
-    ideas: dict[
-        str, Idea
-    ]  # any number of them, by the names of their yamls; see `nocap.options.ideas`
+    # any number of them, by the names of their yamls; see `nocap.options.ideas`
+    ideas: dict[str, Idea]
     data: Data = key(step=False)
     tokenizer: Tokenizer = key(losses=True)
     tracker: Tracker = key(identity=False, step=False)
-    store: Store = key(
-        identity=False, step=False, default_factory=Store
-    )  # what is kept beside the record
-    seed: int = key(
-        ge=0, lt=2**63, step=False
-    )  # of the weights at the start and of the order of the data
-    output_dir: str = key(
-        identity=False, step=False
-    )  # folder; runs are in its runs/, grids in its grids/
+    # what is kept beside the record
+    store: Store = key(identity=False, step=False, default_factory=Store)
+    # of the weights at the start and of the order of the data
+    seed: int = key(ge=0, lt=2**63, step=False)
+    # folder; runs are in its runs/, grids in its grids/
+    output_dir: str = key(identity=False, step=False)
     # null: $NOCAP_CACHE, else nocap under the user's cache folder
     cache_dir: str | None = key(identity=False, step=False)
 
@@ -77,12 +72,9 @@ class Run:
         require(bool(self.output_dir), "output_dir", "be a path", repr(self.output_dir))
         for name, option in self.options():
             group = name.partition(".")[0]
-            require(
-                outside.options(group).get(option.kind) is type(option),
-                f"{name}.kind",
-                f"stay what the option set (choose another option with {group}=…)",
-                repr(option.kind),
-            )
+            chosen = outside.options(group).get(option.kind)
+            rule = f"stay what the option set (choose another option with {group}=…)"
+            require(chosen is type(option), f"{name}.kind", rule, repr(option.kind))
             option.check(self)
         self._refuse_unread()
         self._check_documents()
@@ -98,12 +90,14 @@ class Run:
     def in_the_end(self) -> Run:
         """Return the run whose every step is as this one's last steps are: for what a step
         costs."""
-        last = {
-            name: left
-            for name, idea in self.ideas.items()
-            if (left := idea.in_the_end()) is not None
-        }
-        return self if last == self.ideas else self.varied(ideas=last)
+        last = {}
+        for name, idea in self.ideas.items():
+            in_the_end = idea.in_the_end()
+            if in_the_end is not None:
+                last[name] = in_the_end
+        if last == self.ideas:
+            return self
+        return self.varied(ideas=last)
 
     def varied(self, **parts: Any) -> Run:
         """Return the run with other parts for nocap's own use: an option that needs an idea is not
@@ -129,25 +123,27 @@ class Run:
             value = getattr(self, f.name)
             if isinstance(value, Option):
                 yield f.name, value
-        yield from ((f"ideas.{name}", idea) for name, idea in self.ideas.items())
+        for name, idea in self.ideas.items():
+            yield f"ideas.{name}", idea
 
     def outside_files(self) -> list[outside.File]:
         """List the files from outside that define the run's options."""
-        return outside.used(
-            {cls.__module__ for _, option in self.options() for cls in type(option).__mro__}
-        )
+        modules = set[str]()
+        for _, option in self.options():
+            modules.update(cls.__module__ for cls in type(option).__mro__)
+        return outside.used(modules)
 
     def _refuse_unread(self) -> None:
         """Refuse keys that another option of their group would read, and the chosen one does
         not."""
         for name, option in self.options():
             for full_key in unread(option):
+                part = getattr(self, full_key.partition(".")[0])
                 why = (
                     f"beside {name}.kind={option.kind}, which does not read it (one that does "
-                    f"names it in "
-                    "READS)"
+                    "names it in READS)"
                 )
-                require_default(getattr(self, full_key.partition(".")[0]), full_key, why)
+                require_default(part, full_key, why)
 
     def _check_documents(self) -> None:
         """Refuse documents where the data have none, or where something looks across their ends."""
@@ -182,52 +178,41 @@ class Run:
         require(len(arranging) <= 1, "ideas", rule, ", ".join(arranging))
 
     def _check_batch(self) -> None:
-        t, unit = self.trainer, self.trainer.micro_batch * self.model.seq_len
-        rule, factors = (
-            "be divisible by trainer.micro_batch × model.seq_len",
-            f"{t.micro_batch} × {self.model.seq_len}",
-        )
-        require(
-            t.batch_tokens % (unit * t.devices) == 0,
-            "trainer.batch_tokens",
-            f"{rule} × trainer.devices = {factors} × {t.devices} = {unit * t.devices}",
-            t.batch_tokens,
-        )
-        require(
-            t.val_tokens % unit == 0,
-            "trainer.val_tokens",
-            f"{rule} = {factors} = {unit}",
-            t.val_tokens,
-        )
+        t = self.trainer
+        seq_len = self.model.seq_len
+        unit = t.micro_batch * seq_len
+        of_all = unit * t.devices
+        rule = "be divisible by trainer.micro_batch × model.seq_len"
+        factors = f"{t.micro_batch} × {seq_len}"
+        batch_rule = f"{rule} × trainer.devices = {factors} × {t.devices} = {of_all}"
+        require(t.batch_tokens % of_all == 0, "trainer.batch_tokens", batch_rule, t.batch_tokens)
+        val_rule = f"{rule} = {factors} = {unit}"
+        require(t.val_tokens % unit == 0, "trainer.val_tokens", val_rule, t.val_tokens)
 
     def _check_graphs(self) -> None:
         """Refuse CUDA graphs of what changes: a graph repeats what Python decided when it was
         recorded, and what was drawn."""
-        rule = "be false beside an option that draws"
-        require(not (self.trainer.cuda_graphs and self.draws), "trainer.cuda_graphs", rule, True)
-        for name, idea in self.ideas.items() if self.trainer.cuda_graphs else ():
-            require(
-                not overrides(idea, *STEP_JOINTS),
-                "trainer.cuda_graphs",
-                f"be false beside ideas.{name}, which acts between steps",
-                True,
-            )
+        if not self.trainer.cuda_graphs:
+            return
+        key = "trainer.cuda_graphs"
+        require(not self.draws, key, "be false beside an option that draws", True)
+        for name, idea in self.ideas.items():
+            rule = f"be false beside ideas.{name}, which acts between steps"
+            require(not overrides(idea, *STEP_JOINTS), key, rule, True)
 
     def _check_trackers(self) -> None:
         """Refuse keys of a tracker that is named beside another."""
-        also = self.tracker.also
-        for kind in also:
+        own = self.tracker.kind
+        for kind in self.tracker.also:
             found = outside.find("tracker", kind)
-            fits = found is not None and _needs_no_keys(found) and kind != self.tracker.kind
-            rows = outside.options("tracker").items()
-            able = [
-                other for other, cls in rows if other != self.tracker.kind and _needs_no_keys(cls)
-            ]
-            rule = (
-                f"hold trackers beside tracker={self.tracker.kind} that need no keys: "
-                f"{', '.join(able)}"
-            )
-            require(fits and also.count(kind) == 1, "tracker.also", rule, kind)
+            fits = found is not None and _needs_no_keys(found) and kind != own
+            able = []
+            for other, cls in outside.options("tracker").items():
+                if other != own and _needs_no_keys(cls):
+                    able.append(other)
+            rule = f"hold trackers beside tracker={own} that need no keys: {', '.join(able)}"
+            is_once = self.tracker.also.count(kind) == 1
+            require(fits and is_once, "tracker.also", rule, kind)
 
     def that_count(self, what: str, plain: dict[str, Any]) -> dict[str, Any]:
         """Return the keys of the run's plain form that count for `what`: see
@@ -242,20 +227,15 @@ def _needs_no_keys(option: type[Option]) -> bool:
 def keys_that_count(what: str) -> list[str]:
     """`group.key` of every key that is declared to count for `what`, of all options and the
     trainer."""
-    full_keys: list[str] = []
+    full_keys = dict[str, None]()
     for f in fields(Run):
-        kinds = (
-            [*outside.options(f.name).values()]
-            if f.name in outside.groups()
-            else [Trainer]
-            if f.name == "trainer"
-            else []
-        )
-        keys = dict.fromkeys(
-            key.name
-            for kind in kinds
-            for key in fields(kind)
-            if f.metadata.get(what) or key.metadata.get(what)
-        )
-        full_keys += [f"{f.name}.{key}" for key in keys]
-    return full_keys
+        kinds: list[Any] = []
+        if f.name in outside.groups():
+            kinds += outside.options(f.name).values()
+        elif f.name == "trainer":
+            kinds.append(Trainer)
+        for kind in kinds:
+            for own in fields(kind):
+                if f.metadata.get(what) or own.metadata.get(what):
+                    full_keys[f"{f.name}.{own.name}"] = None
+    return list(full_keys)

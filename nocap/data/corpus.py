@@ -9,7 +9,7 @@ import os
 import platform
 import stat
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,20 +50,19 @@ def stdlib(
     """Return the standard library's own source: a file is a document. Tests and files that are not
     UTF-8 are left out; the latter are named."""
     folder = folder or Path(sysconfig.get_path("stdlib"))
-    files = [
-        (name, path) for name, path in _walk(folder, without=NOT_LIBRARY) if name.endswith(".py")
-    ]
+    files = [row for row in _walk(folder, without=NOT_LIBRARY) if row[0].endswith(".py")]
     if len(files) < 2:
         raise ValueError(
             f"data=stdlib: Python's library must have .py files in {folder}, got {len(files)}; "
-            f"use data=text"
+            "use data=text"
         )
     python = f"{platform.python_implementation()} {platform.python_version()}"
     paths = [path for _, path in files]
     key = _text_key(paths, tokenizer, val_fraction) | {"python": python, "folder": str(folder)}
 
     def make(target: Path) -> Made:
-        pieces, skipped = [], []
+        pieces = []
+        skipped = []
         for name, path in files:
             raw = path.read_bytes()
             try:
@@ -91,14 +90,12 @@ def text(
     def make(target: Path) -> Made:
         pieces = [piece for path in files for piece in _cut(path)]
         different = {piece.sha256: piece.stop - piece.start for piece in pieces}
-        require(
-            len(different) >= 2,
-            "data.path",
+        rule = (
             f"hold more than {PIECE_BYTES // 1024} KiB of different text, so that training and "
-            f"validation "
-            "each get a piece",
-            f"{sum(different.values())} bytes",
+            "validation each get a piece"
         )
+        size = sum(different.values())
+        require(len(different) >= 2, "data.path", rule, f"{size} bytes")
         source, shards = _write_text(target, pieces, val_fraction, tokenizer, cache_dir)
         return source | {"files": len(files)}, shards
 
@@ -126,12 +123,16 @@ def _walk(
 
     for root, folders, names in os.walk(top, onerror=refuse):
         folders[:] = [name for name in folders if not name.startswith(".") and name not in without]
-        for name in folders if refuse_links else ():
-            path = os.path.join(root, name)
-            rule = "hold no link to a folder: name that folder beside it"
-            require(not os.path.islink(path), "data.path", rule, path)
+        if refuse_links:
+            _refuse_links(os.path.join(root, name) for name in folders)
         paths += [os.path.join(root, name) for name in names if not name.startswith(".")]
     return sorted((os.path.relpath(path, top).replace(os.sep, "/"), Path(path)) for path in paths)
+
+
+def _refuse_links(folders: Iterable[str]) -> None:
+    rule = "hold no link to a folder: name that folder beside it"
+    for folder in folders:
+        require(not os.path.islink(folder), "data.path", rule, folder)
 
 
 def _text_files(items: list[str]) -> list[Path]:
@@ -140,23 +141,17 @@ def _text_files(items: list[str]) -> list[Path]:
     files = dict[str, Path]()  # by real path
     for item in items:
         path = expanded(item)
-        matches = (
-            [path]
-            if path.exists()
-            else [Path(match) for match in glob.glob(str(path), recursive=True)]
-        )
+        matches = [path]
+        if not path.exists():
+            matches = [Path(match) for match in glob.glob(str(path), recursive=True)]
         matched_files = list[Path]()
         for match in matches:
             if match.is_dir():
                 matched_files += [file for _, file in _walk(match, refuse_links=True)]
             else:
                 matched_files.append(match)
-        require(
-            bool(matched_files),
-            "data.path",
-            "match at least one file that is not hidden",
-            repr(item),
-        )
+        rule = "match at least one file that is not hidden"
+        require(bool(matched_files), "data.path", rule, repr(item))
         for file in sorted(matched_files):
             files.setdefault(os.path.realpath(file), file)
     return list(files.values())
@@ -187,7 +182,9 @@ def _cut(path: Path) -> Iterator[Piece]:
     with path.open("rb") as file:
         while left := left + file.read(PIECE_BYTES - len(left)):
             at_end = len(left) < PIECE_BYTES
-            size = len(left) if at_end else left.rfind(b"\n") + 1 or len(left)
+            size = len(left)
+            if not at_end:
+                size = left.rfind(b"\n") + 1 or len(left)
             try:
                 left[:size].decode()
             except UnicodeDecodeError as error:
@@ -209,7 +206,8 @@ def _validation(pieces: list[Piece], fraction: float) -> set[str]:
     ranked = sorted({piece.sha256 for piece in pieces})
     assert len(ranked) >= 2
     chosen = sum(int(sha256, 16) < fraction * 2**256 for sha256 in ranked)
-    return set(ranked[: min(max(chosen, 1), len(ranked) - 1)])
+    most = len(ranked) - 1
+    return set(ranked[: min(max(chosen, 1), most)])
 
 
 # --- shards ---------------------------------------------------------------------------------------
@@ -224,18 +222,14 @@ def _write_text(
         "train": [p for p in pieces if p.sha256 not in validation],
         "val": [p for p in pieces if p.sha256 in validation],
     }
-    shards = {
-        split: write_shards(target, split, _encoded(side, encoding))
-        for split, side in sides.items()
-    }
-    source: dict[str, object] = {
-        "text": True,
-        "documents": {split: len(side) for split, side in sides.items()},
-        "bytes": {
-            split: sum(piece.stop - piece.start for piece in side) for split, side in sides.items()
-        },
-    }
-    return source, shards
+    shards = {}
+    documents = {}
+    sizes = {}
+    for split, side in sides.items():
+        shards[split] = write_shards(target, split, _encoded(side, encoding))
+        documents[split] = len(side)
+        sizes[split] = sum(piece.stop - piece.start for piece in side)
+    return {"text": True, "documents": documents, "bytes": sizes}, shards
 
 
 def _encoded(pieces: list[Piece], encoding: tiktoken.Encoding) -> Iterator[Tokens]:
@@ -246,9 +240,8 @@ def _encoded(pieces: list[Piece], encoding: tiktoken.Encoding) -> Iterator[Token
     end_of_text = np.array([encoding.eot_token], dtype=np.uint16)
     for first in range(0, len(pieces), BATCH_PIECES):
         batch = pieces[first : first + BATCH_PIECES]
-        for piece, ids in zip(
-            batch, _encode([_read(piece) for piece in batch], encoding), strict=True
-        ):
+        encoded = _encode([_read(piece) for piece in batch], encoding)
+        for piece, ids in zip(batch, encoded, strict=True):
             if before != (piece.path, piece.start):
                 yield end_of_text
             yield ids
@@ -264,7 +257,5 @@ def _read(piece: Piece) -> bytes:
 def _encode(texts: list[bytes], encoding: tiktoken.Encoding) -> list[Tokens]:
     if encoding.name == "bytes":  # a byte is its own id: twenty times faster than asking
         return [np.frombuffer(text, dtype=np.uint8).astype(np.uint16) for text in texts]
-    return [
-        np.array(ids, dtype=np.uint16)
-        for ids in encoding.encode_ordinary_batch([text.decode() for text in texts])
-    ]
+    encoded = encoding.encode_ordinary_batch([text.decode() for text in texts])
+    return [np.array(ids, dtype=np.uint16) for ids in encoded]

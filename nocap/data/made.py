@@ -43,21 +43,17 @@ def made(
     make: Callable[[Path], Made],
 ) -> ShardSet:
     """Return the set with this key, made first if it is not in the cache."""
-    code = hashes(
-        [
-            make.__module__,
-            *(cls.__module__ for option in MAKERS.get() for cls in type(option).__mro__),
-        ]
-    )
-    digest = hashlib.sha256(json.dumps([FORMAT, key, code], sort_keys=True).encode()).hexdigest()
+    modules = [make.__module__]
+    for option in MAKERS.get():
+        modules += [cls.__module__ for cls in type(option).__mro__]
+    text = json.dumps([FORMAT, key, hashes(modules)], sort_keys=True)
+    digest = hashlib.sha256(text.encode()).hexdigest()
     folder = cache_dir / "corpora" / f"{kind}-{vocabulary}-{digest[:16]}"
     if not folder.is_dir():
         _make(folder, kind, vocabulary, make)
     manifest = read_manifest(folder)
-    train, val = (
-        {folder / row["name"]: row["sha256"] for row in manifest["shards"][split]}
-        for split in ("train", "val")
-    )
+    train = _sums(folder, manifest["shards"]["train"])
+    val = _sums(folder, manifest["shards"]["val"])
     expected = train | val
     remedy = dict.fromkeys(expected, _remedy(folder))
     return ShardSet(
@@ -67,6 +63,10 @@ def made(
         expected=expected,
         remedy=remedy,
     )
+
+
+def _sums(folder: Path, rows: list[dict[str, Any]]) -> dict[Path, str]:
+    return {folder / row["name"]: row["sha256"] for row in rows}
 
 
 def _make(folder: Path, kind: str, vocabulary: str, make: Callable[[Path], Made]) -> None:
@@ -99,16 +99,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         splits = [manifest["shards"][split] for split in ("train", "val")]
         paths = [folder / row["name"] for rows in splits for row in rows if row["sha256"]]
         # A name is a file of this folder: a set that somebody sent leads nowhere else.
-        inside = all(
-            path.parent == folder and path.name and not path.is_symlink() for path in paths
-        )
-        ok = (
-            manifest["format"] == FORMAT
-            and all(splits)
-            and bool(manifest["source"])
-            and inside
-            and len(paths) == sum(map(len, splits))
-        )
+        are_inside = all(_is_inside(path, folder) for path in paths)
+        has_all = all(splits) and len(paths) == sum(map(len, splits))
+        has_source = bool(manifest["source"])
+        ok = manifest["format"] == FORMAT and has_all and has_source and are_inside
     except (OSError, ValueError, KeyError, TypeError) as error:
         if is_fault(error):
             raise
@@ -118,6 +112,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             f"{folder / 'manifest.json'}: must be the manifest of a made set; {_remedy(folder)}"
         )
     return manifest
+
+
+def _is_inside(path: Path, folder: Path) -> bool:
+    return path.parent == folder and path.name != "" and not path.is_symlink()
 
 
 def _remedy(folder: Path) -> str:
@@ -131,10 +129,10 @@ def write_shards(target: Path, split: str, runs: Iterable[Tokens]) -> list[dict[
     buffered: list[Tokens] = []
 
     def close() -> None:
-        tokens, name = np.concatenate(buffered), f"{split}_{len(shards):06d}.bin"
-        shards.append(
-            {"name": name, "tokens": tokens.size, "sha256": write_shard(target / name, tokens)}
-        )
+        tokens = np.concatenate(buffered)
+        name = f"{split}_{len(shards):06d}.bin"
+        sha256 = write_shard(target / name, tokens)
+        shards.append({"name": name, "tokens": tokens.size, "sha256": sha256})
         buffered.clear()
 
     waiting = 0

@@ -62,17 +62,18 @@ def write_shard(path: Path, tokens: npt.NDArray[Any]) -> str:
         raise ValueError(
             f"{path}: a shard must hold between 1 and 2^31 - 1 tokens, got {tokens.size}"
         )
-    low, high = int(tokens.min()), int(tokens.max())
+    low = int(tokens.min())
+    high = int(tokens.max())
     if low < 0 or high > 0xFFFF:
-        raise ValueError(
-            f"{path}: token ids must fit uint16 (0 to 65535), got {low if low < 0 else high}"
-        )
+        wrong = low if low < 0 else high
+        raise ValueError(f"{path}: token ids must fit uint16 (0 to 65535), got {wrong}")
     header = np.zeros(HEADER_BYTES // 4, dtype="<i4")
-    header[:3] = MAGIC, VERSION, tokens.size
-    parts = header.tobytes(), np.ascontiguousarray(tokens, dtype="<u2").data.cast("B")
-    write_file(path, *parts)
-    digest = hashlib.sha256(parts[0])
-    digest.update(parts[1])
+    header[:3] = (MAGIC, VERSION, tokens.size)
+    head = header.tobytes()
+    body = np.ascontiguousarray(tokens, dtype="<u2").data.cast("B")
+    write_file(path, head, body)
+    digest = hashlib.sha256(head)
+    digest.update(body)
     return digest.hexdigest()
 
 
@@ -108,11 +109,9 @@ def scan(
     if scanned is None or reread:
         scanned = _read_whole(absolute, stamp, raw)
         if known is not None and known != scanned:
-            then, now = known["sha256"], scanned["sha256"]
             raise ValueError(
                 f"{absolute}: its bytes changed under the same size and time: sha256 must be "
-                f"{then}, "
-                f"got {now}"
+                f"{known['sha256']}, got {scanned['sha256']}"
             )
         write_json(record, {"format": SCAN_FORMAT, "path": real, "stamp": stamp, "found": scanned})
     shard = Shard(path=absolute, **scanned, raw=None if raw is None else raw.value)
@@ -146,7 +145,8 @@ def _cached_scan(record: Path, stamp: list[int]) -> dict[str, Any] | None:
 
 
 def _read_whole(name: str, stamp: list[int], raw: TokenType | None) -> dict[str, Any]:
-    digest, max_id = hashlib.sha256(), 0
+    digest = hashlib.sha256()
+    max_id = 0
     dtype = dtype_of(raw or TokenType.uint16)
     zeros = raw is TokenType.uint16  # so far, in every second place
     with open(name, "rb") as file:

@@ -299,8 +299,8 @@ class _Mixers:
         self._calls: dict[int, Call] = {}  # id of a mixer's range
         self._events: dict[int, tuple[Call, str]] = {}  # id of an event inside
         self._nodes = Nodes()
-        ranges = [e for e in events if e.name.startswith(MARK)]
-        mixers = [e for e in ranges if self._is_mixer(e.name.removeprefix(MARK))]
+        marked = [e for e in events if e.name.startswith(MARK)]
+        mixers = [e for e in marked if self._is_mixer(e.name.removeprefix(MARK))]
         for mixer in sorted(mixers, key=lambda event: event.time_range.start):
             self._add(mixer)
 

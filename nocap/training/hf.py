@@ -100,7 +100,7 @@ Written = tuple[dict[str, Any], dict[str, Tensor]]
 
 def _gpt2(run: Run, model: LanguageModel) -> Written:
     m = run.model
-    tensors = {
+    tensors: dict[str, Tensor] = {
         "transformer.wte.weight": model.get_parameter("embedding.weight"),
         "transformer.wpe.weight": model.get_parameter("position.weight"),
         "lm_head.weight": model.get_parameter("head.unembed.weight"),
@@ -131,7 +131,7 @@ def _gpt2_block(block: nn.Module, d_model: int) -> Iterator[tuple[str, Tensor]]:
     """Yield a block's tensors by their names in GPT-2's."""
     attention = _branch(block, "attention")
     mlp = _branch(block, "mlp")
-    parts = [attention.get_parameter(f"f.{part}_proj.weight") for part in "qkv"]
+    parts: list[Tensor] = [attention.get_parameter(f"f.{part}_proj.weight") for part in "qkv"]
     # the factor of a branch is in the matrix that ends it
     maps = {
         "attn.c_attn": torch.cat(parts),
@@ -156,7 +156,7 @@ def _layer_norm(norm: nn.Module, d_model: int) -> Iterator[tuple[str, Tensor]]:
 def _llama(run: Run, model: LanguageModel) -> Written:
     m = run.model
     d_head = m.d_model // m.n_head
-    tensors = {
+    tensors: dict[str, Tensor] = {
         "model.embed_tokens.weight": model.get_parameter("embedding.weight"),
         "model.norm.weight": _gain(model.get_submodule("head.norm"), m.d_model),
         "lm_head.weight": model.get_parameter("head.unembed.weight"),

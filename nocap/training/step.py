@@ -120,7 +120,9 @@ def build(job: Job) -> Trainee:
         idea.prepare(part, run=run, device=world.device)
     how = run.trainer.compile
     if how is not Compile.off:
-        modules = [model] if how is Compile.full else list(model.regions())
+        modules = list(model.regions())
+        if how is Compile.full:
+            modules = [model]
         compile_in_place(modules, tuned=how is Compile.max)
     forward: nn.Module = model
     if world.size > 1:
