@@ -624,10 +624,8 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     made = {path.name: path.read_bytes() for path in folder.iterdir()} | {
         "file": b"a file, no folder\n" * 4000
     }
-    return made | {
-        "cut.bin": made["cut.bin"][:2000],
-        "magic.bin": b"\7\0\0\0" + made["magic.bin"][4:],
-    }
+    cut = made["magic.bin"][4:]
+    return made | {"cut.bin": made["cut.bin"][:2000], "magic.bin": b"\7\0\0\0" + cut}
 
 
 def in_place(word: str, folder: Path) -> str:

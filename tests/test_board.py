@@ -238,7 +238,8 @@ def test_results_name_both_shapes(tmp_path: Path):
     mqa = ["attention=mqa", "model.d_model=32", "trainer.batch_tokens=256"]
     arms = {"mha": ["attention=flash"], "mqa": mqa}
     content = study(arms=arms, claims=[SPEED])
-    (row,) = rows([resulted(loaded(tmp_path / "made", content), speeds(FAST, SAME))])
+    made = loaded(tmp_path / "made", content)
+    (row,) = rows([resulted(made, speeds(FAST, SAME))])
     timed, trained = row.where.split("; its loss at ")
     assert timed == trained
     shape = r"2 layers, {} wide, T=32, \w+ tokens, {} a step"

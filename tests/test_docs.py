@@ -60,7 +60,8 @@ def _nocap(block: Block) -> Iterator[tuple[str, list[str]]]:
 @cache
 def _help(module: str) -> str:
     if module == "nocap.train":
-        return " ".join([manual([], everything=True), *get_args_parser()._option_string_actions])
+        parsed = get_args_parser()
+        return " ".join([manual([], everything=True), *parsed._option_string_actions])
     package = bool(importlib.util.find_spec(module).submodule_search_locations)  # type: ignore[union-attr]
     out = io.StringIO()
     door = importlib.import_module(f"{module}{'.__main__' * package}")

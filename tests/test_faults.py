@@ -247,7 +247,8 @@ def test_05_only_valid_checkpoints_are_counted(tmp_path: Path) -> None:
 def of_another_model(file: Path) -> None:
     """Whole, and not of this run: no parameter may keep a fresh value in silence."""
     tensors = load_file(file)
-    save_file({name: tensors[name] for name in sorted(tensors)[1:]}, file)
+    fewer = {name: tensors[name] for name in sorted(tensors)[1:]}
+    save_file(fewer, file)
     stamp(file.parent)
 
 
@@ -637,7 +638,8 @@ def test_18_19_one_writer_and_its_lock_dies_with_it(
     assert state_of(run_dir) == state_of(undisturbed.run_dir)
     clock = summary_of(run_dir)["clock_s"]
     assert spent_s < clock["wall"] == pytest.approx(sum(clock[line] for line in LINES), rel=0.01)
-    stepping_s = sum(row.get("perf/step_ms", 0.0) for row in rows_of(run_dir)) / 1e3
+    row_ms = sum(row.get("perf/step_ms", 0.0) for row in rows_of(run_dir))
+    stepping_s = row_ms / 1e3
     assert clock["train"] == pytest.approx(stepping_s, rel=0.05)
     assert summary_of(run_dir)["attempts"] == 2
 
@@ -711,9 +713,11 @@ def spoil_checkpoint(chance: random.Random, folder: Path, case: int) -> None:
             content = (1 << 60).to_bytes(8, "little") + b"{}"
             file.write_bytes(content)  # a header longer than any file
         case 2:
-            save_file({key: value for key, value in tensors.items() if key != name}, file)
+            rest = {key: value for key, value in tensors.items() if key != name}
+            save_file(rest, file)
         case 3:
-            save_file({**tensors, f"{name}/more": tensors[name].clone()}, file)
+            more = {**tensors, f"{name}/more": tensors[name].clone()}
+            save_file(more, file)
         case 4:
             damaged = {**tensors, name: tensors[name].new_zeros(3, 3, 3)}
             save_file(damaged, file)

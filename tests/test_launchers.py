@@ -69,7 +69,8 @@ def test_a_pool_has_room_for_so_many_jobs(jobs, cores, n, monkeypatch):
     pool = Devices(jobs=jobs, units=units)
     assert pool.at_once(run()) == n
     expected = [False] * n + [True] * (4 - n)
-    assert [units is None for units in taken(pool, *[run()] * 4)] == expected
+    free = [units is None for units in taken(pool, *[run()] * 4)]
+    assert free == expected
     assert taken(serial := one_at_a_time(), run(), run()) == [[], None]
     assert serial.describe([run()]) is None
     two_units = {Device.cpu: ["0", "1"], Device.cuda: []}

@@ -260,14 +260,17 @@ def test_layouts(tmp_path, place, paths, paired):
     jsonl(tmp_path / ".hidden" / "old.jsonl")  # no arm
     for number, arm in enumerate(("base", "idea")):
         for seed in range(3):
-            jsonl(tmp_path / place.format(arm=arm, seed=seed), loss=3 + NOISE[number][seed])
+            loss_at = 3 + NOISE[number][seed]
+            jsonl(tmp_path / place.format(arm=arm, seed=seed), loss=loss_at)
     by_label = arms(compared(*(tmp_path / path for path in paths)))
     named = [name in label for label, name in zip(by_label, ("base", "idea"), strict=True)]
     assert named == [True] * 2
     seeds = [arm["seeds"] for arm in by_label.values()]
     expected = [(3, paired)] * 2
-    assert [(len(each), min(each) >= 0) for each in seeds] == expected
-    assert len({*seeds[0], *seeds[1]}) == (3 if paired else 6)
+    counts = [(len(each), min(each) >= 0) for each in seeds]
+    assert counts == expected
+    both = {*seeds[0], *seeds[1]}
+    assert len(both) == (3 if paired else 6)
 
 
 TABLES = {  # a table, its options, of each arm its seeds and mean loss, and what is said of it
@@ -399,7 +402,8 @@ def test_times_are_compared_on_the_same_hardware(tmp_path, base, idea, said, ref
     arm = arms(comparison)["idea"]
     assert arm["train_s"]["refused"] == refused
     assert arm["to_target"]["train_s"]["refused"] == refused
-    assert arm["to_target"]["steps"]["ratio"]["mean"] == pytest.approx(1, rel=0.02)
+    ratio = arm["to_target"]["steps"]["ratio"]
+    assert ratio["mean"] == pytest.approx(1, rel=0.02)
     assert refused or arm["train_s"]["ratio"]["mean"] == pytest.approx(5 / 6)
     shown = []
     for show in (render, page.render):
@@ -660,7 +664,8 @@ def test_the_same_run_counts_once(tmp_path):
     """A copy; and repeats of a trainer that takes no seed, whose times differ."""
     two_arms(tmp_path, "run_{}.jsonl", runs=3)
     copy = shutil.copy(tmp_path / "idea" / "run_0.jsonl", tmp_path / "idea" / "zcopy.jsonl")
-    jsonl(tmp_path / "base" / "run_9.jsonl", loss=3.0 + NOISE[0][0], host="other")
+    loss_of_one = 3.0 + NOISE[0][0]
+    jsonl(tmp_path / "base" / "run_9.jsonl", loss=loss_of_one, host="other")
     comparison = compared(tmp_path)
     assert [arm["n"] for arm in arms(comparison).values()] == [3, 3]
     lines = "\n".join(comparison.problems)
