@@ -90,7 +90,7 @@ def assert_same(
     [materialized, fused(Kernel.fused), fused(Kernel.flash)],
     ids=["materialized", "fused", "flash"],
 )
-def test_global_attention(mix: Callable[..., Tensor], T: int, H: int, K: int):
+def test_global_attention_is_the_naive_one(mix: Callable[..., Tensor], T: int, H: int, K: int):
     assert_same(mix, qkv(T, H, K))
 
 
@@ -98,7 +98,7 @@ def test_global_attention(mix: Callable[..., Tensor], T: int, H: int, K: int):
     ("T", "window", "H", "K"),
     [(T, window, 4, 4) for T in LENGTHS for window in WINDOWS] + [(200, 70, 6, 2), (200, 70, 4, 1)],
 )
-def test_blocks(T: int, window: int, H: int, K: int):
+def test_attention_in_blocks_is_the_naive_one(T: int, window: int, H: int, K: int):
     assert_same(blocks(window), qkv(T, H, K), window)
 
 
@@ -106,7 +106,7 @@ def test_blocks(T: int, window: int, H: int, K: int):
 @needs_gpu
 @pytest.mark.parametrize(("H", "K"), HEADS)
 @pytest.mark.parametrize(("T", "window"), [(256, 64), (256, 1), (200, 37), (128, 1000)])
-def test_flex(T: int, window: int, H: int, K: int):
+def test_flex_attention_is_the_naive_one(T: int, window: int, H: int, K: int):
     prepare_flex(window, seq_len=T, device=torch.device("cuda"))
     inputs = qkv(T, H, K, device="cuda")
     assert_same(flex(window), inputs, window, tolerance=1e-4)

@@ -78,7 +78,7 @@ RECIPE = {
 }
 
 
-def test_the_recipes_numbers(run: Run):
+def test_the_recipe_has_its_numbers(run: Run):
     plain = to_plain(run)
     recipe = {}
     for part, keys in RECIPE.items():
@@ -113,7 +113,7 @@ OTHER_SIZES = [
 
 
 @pytest.mark.parametrize(("size", "shape"), OTHER_SIZES)
-def test_the_other_sizes(size: str, shape: tuple[int, int, int]):
+def test_the_other_sizes_have_their_shapes(size: str, shape: tuple[int, int, int]):
     """No bias, no gain, one matrix for embedding and head."""
     run = baseline(f"model={size}")
     layers, heads, width = shape

@@ -63,7 +63,7 @@ def test_it_is_a_permutation_by_seed_and_epoch():
     assert len(orders) == 25
 
 
-def test_it_never_changes():
+def test_the_order_never_changes():
     """These are in every record made so far. Another order is another experiment."""
     expected = [0, 9, 1, 6, 3, 5, 4, 2, 8, 7]
     order = permutation(10, seed=0, epoch=0).tolist()

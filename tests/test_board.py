@@ -317,13 +317,13 @@ EXPECTATIONS = [
 
 
 @pytest.mark.parametrize(("metric", "scale", "low", "high", "text"), EXPECTATIONS)
-def test_expected_in_words(
+def test_what_a_claim_expects_is_said_in_words(
     metric: str, scale: str, low: float | None, high: float | None, text: str
 ):
     assert stated(low, high, METRICS[metric], Scale(scale)) == text
 
 
-def test_guards_in_words(shown: dict[str, Row]):
+def test_guards_are_said_in_words(shown: dict[str, Row]):
     assert shown["A0"].cells["guards"] == (
         "memory: 24.9% less memory, exact, allowed: no more memory; "
         "validation loss: 0.4% lower loss [4.8% higher loss to 5.4% lower loss], n=3, "

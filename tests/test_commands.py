@@ -49,7 +49,7 @@ CONSOLE = [
 
 
 @pytest.mark.parametrize(("words", "code", "says"), CONSOLE)
-def test_the_console_script(
+def test_the_console_script_answers_its_words(
     words: list[str],
     code: int | None,
     says: str,

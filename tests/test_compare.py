@@ -1114,7 +1114,7 @@ def test_measurements_have_unit_and_direction(tmp_path):
     assert places == {("aaaa", "2026-01-01T00:00:00")}
 
 
-def test_why(tmp_path, capsys, monkeypatch):
+def test_why_names_every_difference_of_two_runs(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     a = write_run(tmp_path / "outputs")
     b = gelu3x(tmp_path / "outputs", seed=1, source="s1", train="t1", torch="2.12.0")

@@ -531,7 +531,7 @@ HELP_REFUSED = [
 
 
 @pytest.mark.parametrize(("word", "says"), HELP_REFUSED)
-def test_help_refuses(word: str, says: str) -> None:
+def test_help_refuses_what_it_does_not_know(word: str, says: str) -> None:
     with pytest.raises(ValueError, match=f"^{says}"):
         manual([word])
 

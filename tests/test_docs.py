@@ -96,7 +96,7 @@ def test_commands_name_existing_modules_flags_and_files(block: Block) -> None:
     ],
     ids=lambda block: _name(block),
 )
-def test_overrides_compose(block: Block) -> None:
+def test_the_overrides_of_every_page_compose(block: Block) -> None:
     for module, arguments in _nocap(block):
         if module in COMPOSING and not {"--config-dir", "--help"} & set(arguments):
             for overrides in _arms(arguments):

@@ -448,7 +448,9 @@ def test_the_terminal_shows_the_cause_of_the_rank_that_failed_first(
 
 @pytest.mark.slow
 @linux
-def test_11_hung_rank(tmp_path: Path, door: Door, faulty: Faulty, undisturbed: Undisturbed) -> None:
+def test_11_a_hung_rank_is_named_and_the_run_starts_again(
+    tmp_path: Path, door: Door, faulty: Faulty, undisturbed: Undisturbed
+) -> None:
     """A rank stands still, or is stopped → after the stated time it is named, with its step, and
     the run starts again and ends as the clean one."""
     words = ("trainer.devices=2", "trainer.hang_timeout_s=15", "trainer.max_restarts=2")

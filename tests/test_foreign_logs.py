@@ -762,7 +762,7 @@ CREATE TABLE params (key TEXT, value TEXT, run_uuid TEXT);
 """
 
 
-def test_mlflow_s_database(tmp_path):
+def test_mlflow_s_database_is_read(tmp_path):
     """As MLflow 3 makes it, with the columns that are read."""
     with closing(sqlite3.connect(tmp_path / "mlflow.db")) as base:
         base.executescript(DATABASE)

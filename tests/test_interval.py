@@ -34,7 +34,7 @@ KNOWN = Declared(sd=1.2, df=20, source="made")
 
 
 @pytest.mark.parametrize("look", [1, 2, 3])
-def test_pairs_are_students(look: int):
+def test_pairs_have_students_interval(look: int):
     estimate = of_pairs(SLEEP, look=look)
     exact = stats.ttest_rel(DRUG_1, DRUG_2).confidence_interval(1 - 0.05 / look**2)
     assert estimate.mid == pytest.approx(-1.58)
@@ -211,7 +211,7 @@ def test_how_wide_the_cautious_one_is_in_standard_deviations(n: int, standard_de
 
 
 @pytest.mark.parametrize(("analysis", "comparisons"), [(1, 1), (2, 1), (1, 6), (3, 5)])
-def test_cautious_pairs(analysis: int, comparisons: int):
+def test_clocks_pairs_have_the_cautious_interval(analysis: int, comparisons: int):
     share = analysis**2 * comparisons
     how = {"analysis": analysis, "comparisons": comparisons}
     sem = stats.sem(SLEEP)

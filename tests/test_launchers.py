@@ -132,7 +132,7 @@ REFUSED = [
     REFUSED,
     ids=["jobs", "key", "sweeper", "folder", "detach", "fail-fast", "target"],
 )
-def test_refused(tmp_path, here, words, expected):
+def test_what_a_launcher_cannot_run_is_refused_in_a_line(tmp_path, here, words, expected):
     done = here("--multirun", *CELL, "seed=0,1", *words)
     assert done.code == 2, done
     assert len(done.err.splitlines()) == 1, done

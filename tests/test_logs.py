@@ -256,7 +256,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize(("place", "paths", "paired"), LAYOUTS.values(), ids=LAYOUTS)
-def test_layouts(tmp_path, place, paths, paired):
+def test_folders_and_names_say_arm_and_seed(tmp_path, place, paths, paired):
     jsonl(tmp_path / ".hidden" / "old.jsonl")  # no arm
     for number, arm in enumerate(("base", "idea")):
         for seed in range(3):
@@ -334,7 +334,7 @@ TABLES = {  # a table, its options, of each arm its seeds and mean loss, and wha
 
 
 @pytest.mark.parametrize(("table", "columns", "expected", "said"), TABLES.values(), ids=TABLES)
-def test_tables(tmp_path, table, columns, expected, said):
+def test_a_table_s_columns_say_arm_seed_and_loss(tmp_path, table, columns, expected, said):
     path = tmp_path / "arms" / "table.csv"
     path.parent.mkdir()
     path.write_text(table)
@@ -745,7 +745,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize(("words", "line"), REFUSALS.values(), ids=REFUSALS)
-def test_refusals(tmp_path, capsys, words, line):
+def test_what_cannot_be_compared_is_refused_in_a_line(tmp_path, capsys, words, line):
     (tmp_path / "empty").mkdir()
     two_arms(tmp_path / "logs")
     write_run(tmp_path / "own")
@@ -830,7 +830,7 @@ def _child(code, tmp_path, **extra):
 
 
 @pytest.mark.slow
-def test_tensorboard_s_csv(tmp_path):
+def test_tensorboard_s_csv_is_read(tmp_path):
     """As its page downloads it: Wall time, Step, Value."""
     _child(
         """
@@ -910,7 +910,7 @@ for group in ("base", "idea"):
 
 
 @pytest.mark.slow
-def test_wandb_s_server(monkeypatch):
+def test_runs_are_read_from_wandb_s_server(monkeypatch):
     """A project, and a group of it: what wandb's client, by its own signatures, is asked, and what
     is made of its answer. Of two groups of two runs the last crashed."""
     wandb = pytest.importorskip("wandb")

@@ -278,7 +278,7 @@ PARAMETER_COUNTS = [
 
 
 @pytest.mark.parametrize(("overrides", "layers", "more"), PARAMETER_COUNTS)
-def test_parameter_counts(overrides: str, layers: int, more: int):
+def test_parameters_are_counted_by_layer(overrides: str, layers: int, more: int):
     model = build_model(nano(*overrides.split()), vocab_size=VOCAB)
     assert count_parameters(model) == {"total": layers + more, "non_embedding": layers}
     for name, p in model.named_parameters():

@@ -70,7 +70,7 @@ def test_multi_token_against_its_formula():
     close(model(INPUTS, TARGETS).parts["multi_token"], expected)
 
 
-def test_multi_token_fades(tmp_path: Path):
+def test_multi_token_fades_to_its_final_weight(tmp_path: Path):
     words = (
         "ideas.multi_token.final=0.4",
         "trainer.steps=4",
@@ -339,7 +339,7 @@ def test_windows_are_arranged_by_score_and_the_worst_left_out():
     assert ranks == sorted(ranks)
 
 
-def test_short_documents_first(tmp_path: Path):
+def test_short_documents_come_first(tmp_path: Path):
     job, trainee = trainee_of(composed(*CURRICULUM), tmp_path)
     begun = [int((fetch(job, trainee, step=step)[:, :-1] == 98).sum(1).max()) for step in range(12)]
     assert begun == sorted(begun, reverse=True)
@@ -426,7 +426,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("words", "rule"), REFUSED)
-def test_refused_by_key(words: str, rule: str, teacher: str, tmp_path: Path):
+def test_a_wrong_objective_is_refused_by_key(words: str, rule: str, teacher: str, tmp_path: Path):
     distill = f"ideas=[distill] ideas.distill.run={teacher}"
     with pytest.raises(ValueError, match=re.escape(rule)):
         begun(tmp_path, *words.replace("DISTILL", distill).split())

@@ -441,7 +441,7 @@ def test_cautious_decay_needs_a_decay_that_it_can_see(monkeypatch: pytest.Monkey
         ),
     ],
 )
-def test_refused(words: tuple[str, ...], line: str):
+def test_a_wrong_value_of_an_optimizer_is_refused(words: tuple[str, ...], line: str):
     with pytest.raises(ValueError, match=f"^{line}"):
         composed(*words)
 

@@ -342,7 +342,7 @@ def test_what_cannot_prepare_ends_the_race(repo, failed, words, code, line):
     assert line in said
 
 
-def test_words(repo, raced):
+def test_a_race_says_its_word_for_each_question(repo, raced):
     """Of six runs, each asked anew."""
     for words, word in WORDS:
         gained = raced(*GAINING, *words, "--pairs", "3")

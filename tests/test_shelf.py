@@ -303,7 +303,7 @@ def test_an_idea_is_its_formula(its: Formula, keys: dict[str, Any]) -> None:
         (("objective.loss_chunks=4", "model.logit_softcap=3"), True),
     ],
 )
-def test_logit_rescale(words: tuple[str, ...], learned: bool) -> None:
+def test_logit_rescale_multiplies_the_logits(words: tuple[str, ...], learned: bool) -> None:
     model = model_of(*words, logit_rescale={"factor": 1.7, "learned": learned})
     head = model.head
     x = plain().trunk(TOKENS_BT).detach()
@@ -502,7 +502,9 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("words", "ideas", "line"), REFUSED)
-def test_refusals(words: tuple[str, ...], ideas: dict[str, Any], line: str) -> None:
+def test_an_idea_that_does_not_fit_is_refused_in_a_line(
+    words: tuple[str, ...], ideas: dict[str, Any], line: str
+) -> None:
     with pytest.raises(ValueError, match="must") as refused:
         run_of(*words, **ideas)
     assert str(refused.value).startswith(line)

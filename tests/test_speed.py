@@ -107,7 +107,7 @@ WORDS = [
 
 
 @pytest.mark.parametrize(("times", "control", "arm"), WORDS)
-def test_words(times, control, arm):
+def test_a_bench_says_a_word_of_each_arm(times, control, arm):
     assert words(times) == [control, arm]
 
 
@@ -399,7 +399,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("words", "said"), REFUSED)
-def test_refusals(words, said, capsys):
+def test_what_a_bench_cannot_time_is_refused_in_a_line(words, said, capsys):
     with pytest.raises(SystemExit, match="2"):
         command.main([*NANO, *words])
     err = capsys.readouterr().err
@@ -472,7 +472,7 @@ def one_thread():
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
-def test_a_real_bench(tmp_path, capsys):
+def test_a_bench_measures_eight_layers_against_two(tmp_path, capsys):
     """Eight layers against two, and an arm that no memory has room for."""
     # matrices of 4 TB
     giant = "model.d_model=1048576"

@@ -219,7 +219,7 @@ CROSSINGS = [
 
 
 @pytest.mark.parametrize(("y", "expected"), CROSSINGS)
-def test_crossing(y: list[float], expected: float | None):
+def test_a_curve_crosses_its_target_between_validations(y: list[float], expected: float | None):
     there = crossing([0, 100, 200, 300], y, target=3.5)
     if expected is None or there is None:
         assert there is expected

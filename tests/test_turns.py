@@ -153,7 +153,9 @@ STATED_GAINS = [
 
 
 @pytest.mark.parametrize(("ends", "word", "reason"), STATED_GAINS)
-def test_a_stated_gain(ends: tuple[float, float], word: Word, reason: Reason | None):
+def test_a_gain_is_judged_against_what_was_stated(
+    ends: tuple[float, float], word: Word, reason: Reason | None
+):
     arm = only({LOSS: losses(0.05, 3)}, question(3, expect=ends))
     assert arm.word is word
     assert arm.reason is reason

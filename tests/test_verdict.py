@@ -241,7 +241,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("make", "changed", "reason"), REFUSED)
-def test_what_is_refused(make: Any, changed: dict[str, Any], reason: str):
+def test_what_makes_no_claim_is_refused(make: Any, changed: dict[str, Any], reason: str):
     with pytest.raises(ValueError) as refused:
         make(**changed)
     assert reason in str(refused.value)
