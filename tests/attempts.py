@@ -167,12 +167,9 @@ def processes(run_dir: Path) -> dict[int, str]:
                 ranks = [word for word in environ if word.startswith(b"RANK=")]
                 if ranks:
                     rank = ranks[0].removeprefix(b"RANK=").decode()
-                else:
-                    rank = None
-                if rank is None:
-                    roles[int(entry.name)] = "worker"
-                else:
                     roles[int(entry.name)] = f"rank {rank}"
+                else:
+                    roles[int(entry.name)] = "worker"
         except OSError:  # it ended while we looked
             continue
     return roles

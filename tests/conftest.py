@@ -252,16 +252,15 @@ def called(
 
     with pytest.MonkeyPatch.context() as patch, workers_here(every_session):
         patch.chdir(cwd)
-        patch.setattr(sys, "argv", [module.rpartition(".")[2], *words])
+        argv = [module.rpartition(".")[2], *words]
+        patch.setattr(sys, "argv", argv)
         patch.setenv("HYDRA_FULL_ERROR", "0")  # train sets it
         patch.setenv("NOCAP_OUTSIDE", "")
         patch.delenv("NOCAP_OUTSIDE")  # what a door sets is gone after it
         for name, value in (env or {}).items():
             patch.setenv(name, value)
-        patch.setattr(
-            "nocap.checks.trial.subprocess",
-            SimpleNamespace(run=_trained, DEVNULL=subprocess.DEVNULL),
-        )
+        fake = SimpleNamespace(run=_trained, DEVNULL=subprocess.DEVNULL)
+        patch.setattr("nocap.checks.trial.subprocess", fake)
         entry = importlib.import_module(module)
         if hasattr(entry, "__path__"):
             entry = importlib.import_module(f"{module}.__main__")

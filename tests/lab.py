@@ -80,7 +80,8 @@ class Lab:
         """Claim → its row."""
         done = self.done(out, folder, run=run, **changed)
         t = done.plan.trainer
-        result = collect(done, hardware=hardware.describe(t.device, t.threads), command="made")
+        machine = hardware.describe(t.device, t.threads)
+        result = collect(done, hardware=machine, command="made")
         content = json.loads(json.dumps(to_json(result)))
         return {claim["id"]: claim for claim in content["claims"]}
 
@@ -203,7 +204,8 @@ class Lab:
             }
             words = {arm: list(made.overrides) for arm, made in session.arms.items()}
             times = {"started": started, "ended": self.now()}
-            write_json(path, {**asked, **times, "arms": words, "measured": {"arms": rows}})
+            content = {**asked, **times, "arms": words, "measured": {"arms": rows}}
+            write_json(path, content)
             self._end(f"{session.place} session {number}")
         file = read_session(path)
         assert file is not None
@@ -231,10 +233,8 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
         Session, "run", lambda session, folder, number: made.time(session, folder, number)
     )
     monkeypatch.setattr("nocap.study.log.now", made.now)
-    monkeypatch.setattr(
-        "nocap.study.conduct.datetime",
-        SimpleNamespace(now=made.clock, fromisoformat=datetime.fromisoformat),
-    )
+    datetimes = SimpleNamespace(now=made.clock, fromisoformat=datetime.fromisoformat)
+    monkeypatch.setattr("nocap.study.conduct.datetime", datetimes)
     clock = SimpleNamespace(sleep=lambda s: made.sleep(s), monotonic=lambda: 0.0)
     monkeypatch.setattr("nocap.study.conduct.time", clock)
     monkeypatch.setattr(platform, "node", lambda: made.host)

@@ -42,7 +42,8 @@ Change = Callable[[Record], Record]
 def record_of(attention: str, mlp: str, seed: int, *, status: str = "finished") -> Record:
     """One made-up run: a power law with a little noise, measured at forty validations."""
     rng = random.Random(f"{attention} {mlp} {seed}")
-    shift = ATTENTION[attention][0] + MLP[mlp][0] + rng.gauss(0, 0.0004)
+    noise = rng.gauss(0, 0.0004)
+    shift = ATTENTION[attention][0] + MLP[mlp][0] + noise
     slower = ATTENTION[attention][1] * MLP[mlp][1] * rng.gauss(1, 0.002)
     step = [50 * i for i in range(41)]
     train_s = [0.0301 * slower * s for s in step]

@@ -55,7 +55,8 @@ def test_what_api_trains_is_what_the_command_trains(
     assert api.train(*CELL, f"output_dir={out}") == summary
     assert api.train(run) == summary
     with workers_here():
-        assert api.train(dataclasses.replace(run, seed=1), quiet=True)["seed"] == 1
+        trained = api.train(dataclasses.replace(run, seed=1), quiet=True)
+        assert trained["seed"] == 1
     content = api.load(out)
     seeds = sorted(record.summary["seed"] for record in content)
     assert seeds == [0, 1]

@@ -108,7 +108,8 @@ def test_a_planted_worth_comes_out_of_the_blocks_of_two_machines(worth: ModuleTy
     assert float(words[0]) == pytest.approx(1.2, abs=0.02)
     verdicts = [row["verdict"] for row in rows.values()]
     assert verdicts == ["helps", "not seen", "hurts"]
-    assert [row["after a correction"] for row in rows.values()] == ["Holm", "–", "Holm"]
+    corrections = [row["after a correction"] for row in rows.values()]
+    assert corrections == ["Holm", "–", "Holm"]
 
 
 def test_one_seed_or_two_have_no_verdict(worth: ModuleType) -> None:
@@ -124,7 +125,8 @@ def test_one_seed_or_two_have_no_verdict(worth: ModuleType) -> None:
     rows = told(worth, others, arms, steps)
     expected = {"good": "no verdict (n=1)", "bad": "no verdict (n=2)"}
 
-    assert {arm: row["verdict"] for arm, row in rows.items()} == expected
+    verdicts = {arm: row["verdict"] for arm, row in rows.items()}
+    assert verdicts == expected
     assert {row["after a correction"] for row in rows.values()} == {"–"}
     assert "0 of 2 ideas help" in worth.left_of(worth.worths(few, arms, steps))[0]
 

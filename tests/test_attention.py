@@ -42,7 +42,8 @@ def naive(q: Tensor, k: Tensor, v: Tensor, window: int | None = None) -> Tensor:
         keys = k[:, h // group].mT
         scores = q[:, h] @ keys / math.sqrt(q.shape[3])
         visible_scores = torch.where(visible, scores, -math.inf)
-        heads.append(visible_scores.softmax(-1) @ v[:, h // group])
+        weights = visible_scores.softmax(-1)
+        heads.append(weights @ v[:, h // group])
     return torch.stack(heads, 1)
 
 
@@ -89,7 +90,7 @@ def assert_same(
     [materialized, fused(Kernel.fused), fused(Kernel.flash)],
     ids=["materialized", "fused", "flash"],
 )
-def test_global_attention(mix: Callable[..., Tensor], T: int, H: int, K: int):
+def test_global_attention_is_the_naive_one(mix: Callable[..., Tensor], T: int, H: int, K: int):
     assert_same(mix, qkv(T, H, K))
 
 
@@ -97,7 +98,7 @@ def test_global_attention(mix: Callable[..., Tensor], T: int, H: int, K: int):
     ("T", "window", "H", "K"),
     [(T, window, 4, 4) for T in LENGTHS for window in WINDOWS] + [(200, 70, 6, 2), (200, 70, 4, 1)],
 )
-def test_blocks(T: int, window: int, H: int, K: int):
+def test_attention_in_blocks_is_the_naive_one(T: int, window: int, H: int, K: int):
     assert_same(blocks(window), qkv(T, H, K), window)
 
 
@@ -105,7 +106,7 @@ def test_blocks(T: int, window: int, H: int, K: int):
 @needs_gpu
 @pytest.mark.parametrize(("H", "K"), HEADS)
 @pytest.mark.parametrize(("T", "window"), [(256, 64), (256, 1), (200, 37), (128, 1000)])
-def test_flex(T: int, window: int, H: int, K: int):
+def test_flex_attention_is_the_naive_one(T: int, window: int, H: int, K: int):
     prepare_flex(window, seq_len=T, device=torch.device("cuda"))
     inputs = qkv(T, H, K, device="cuda")
     assert_same(flex(window), inputs, window, tolerance=1e-4)
@@ -123,7 +124,8 @@ def test_under_bf16_autocast_it_stays_near(mix: Callable[..., Tensor]):
     with torch.autocast("cpu", torch.bfloat16):
         got = mix(q, k, v.bfloat16())
     assert got.dtype is torch.bfloat16
-    error = (got.double() - naive(q, k, v)).abs()
+    reference = naive(q, k, v)
+    error = (got.double() - reference).abs()
     assert error.max() < 0.03
     assert error.mean() < 0.002
 

@@ -78,7 +78,7 @@ RECIPE = {
 }
 
 
-def test_the_recipes_numbers(run: Run):
+def test_the_recipe_has_its_numbers(run: Run):
     plain = to_plain(run)
     recipe = {}
     for part, keys in RECIPE.items():
@@ -113,7 +113,7 @@ OTHER_SIZES = [
 
 
 @pytest.mark.parametrize(("size", "shape"), OTHER_SIZES)
-def test_the_other_sizes(size: str, shape: tuple[int, int, int]):
+def test_the_other_sizes_have_their_shapes(size: str, shape: tuple[int, int, int]):
     """No bias, no gain, one matrix for embedding and head."""
     run = baseline(f"model={size}")
     layers, heads, width = shape
@@ -176,7 +176,8 @@ def second(model: GPT, ids: Tensor, targets: Tensor) -> Tensor:
 
 def norm(x: Tensor) -> Tensor:
     squares = x.float().pow(2)
-    return (x.float() * torch.rsqrt(squares.mean(-1, keepdim=True) + 1e-6)).type_as(x)
+    scale = torch.rsqrt(squares.mean(-1, keepdim=True) + 1e-6)
+    return (x.float() * scale).type_as(x)
 
 
 def attention(x: Tensor, qkv: Tensor, out: Tensor, n_head: int = 3) -> Tensor:
@@ -184,7 +185,8 @@ def attention(x: Tensor, qkv: Tensor, out: Tensor, n_head: int = 3) -> Tensor:
     q, k, v = (y.view(B, T, n_head, C // n_head) for y in F.linear(x, qkv).split(C, dim=2))
     heads = (y.transpose(1, 2) for y in (turn(q), turn(k), v))
     y = F.scaled_dot_product_attention(*heads, is_causal=True)
-    return F.linear(y.transpose(1, 2).reshape(B, T, C), out)
+    joined = y.transpose(1, 2).reshape(B, T, C)
+    return F.linear(joined, out)
 
 
 def turn(x: Tensor) -> Tensor:

@@ -240,7 +240,8 @@ def test_results_name_both_shapes(tmp_path: Path):
     mqa = ["attention=mqa", "model.d_model=32", "trainer.batch_tokens=256"]
     arms = {"mha": ["attention=flash"], "mqa": mqa}
     content = study(arms=arms, claims=[SPEED])
-    (row,) = rows([resulted(loaded(tmp_path / "made", content), speeds(FAST, SAME))])
+    made = loaded(tmp_path / "made", content)
+    (row,) = rows([resulted(made, speeds(FAST, SAME))])
     timed, trained = row.where.split("; its loss at ")
     assert timed == trained
     shape = r"2 layers, {} wide, T=32, \w+ tokens, {} a step"
@@ -318,13 +319,13 @@ EXPECTATIONS = [
 
 
 @pytest.mark.parametrize(("metric", "scale", "low", "high", "text"), EXPECTATIONS)
-def test_expected_in_words(
+def test_what_a_claim_expects_is_said_in_words(
     metric: str, scale: str, low: float | None, high: float | None, text: str
 ):
     assert stated(low, high, METRICS[metric], Scale(scale)) == text
 
 
-def test_guards_in_words(shown: dict[str, Row]):
+def test_guards_are_said_in_words(shown: dict[str, Row]):
     assert shown["A0"].texts["guards"] == (
         "memory: 24.9% less memory, exact, allowed: no more memory; "
         "validation loss: 0.4% lower loss [4.8% higher loss to 5.4% lower loss], n=3, "

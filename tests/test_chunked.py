@@ -121,7 +121,8 @@ def test_a_second_backward_is_an_error_and_not_another_gradient() -> None:
 
 def backward(model: GPT, tokens: Tensor) -> Tensor:
     """The loss, its gradients accumulated in the model's parameters."""
-    loss: Tensor = model(tokens[:, :-1], tokens[:, 1:]).total
+    step = model(tokens[:, :-1], tokens[:, 1:])
+    loss: Tensor = step.total
     loss.backward()
     return loss.detach()
 
@@ -143,7 +144,8 @@ def test_a_chunked_model_accumulates_the_gradients_of_the_plain_one(overrides: s
     for p, q in zip(*(model.parameters() for model in models), strict=True):
         torch.testing.assert_close(q.grad, p.grad, atol=1e-13, rtol=1e-11)
     # validation is the plain loss
-    logits = models[1].eval().logits(tokens[:, :-1])
+    outputs = models[1].eval()
+    logits = outputs.logits(tokens[:, :-1])
     flat = tokens[:, 1:].flatten()
     want = F.cross_entropy(logits.flatten(0, 1), flat)
     loss = models[1](tokens[:, :-1], tokens[:, 1:])
@@ -196,7 +198,8 @@ def test_recomputed_activations_change_no_bit_and_are_not_kept(attention: str) -
         run.trainer.activation_checkpointing = ActivationCheckpointing(kind)
         model = build_model(run, vocab_size=VOCAB)
         with memory.saved_for_backward(model.parameters()) as saved:
-            loss = model(tokens[:, :-1], tokens[:, 1:]).total
+            step = model(tokens[:, :-1], tokens[:, 1:])
+            loss = step.total
         kept[kind] = sum(saved.values())
         loss.backward()
         gradients[kind] = [loss.detach(), *(p.grad for p in model.parameters())]
@@ -225,7 +228,8 @@ def test_model_flops_count_neither_recomputation_nor_chunks() -> None:
         ran.append(counter.get_total_flops() / tokens[:, 1:].numel())
     parts = component_flops(run, vocab_size=VOCAB, causal=False)
     # a block's forward but for its last product, whose result nobody asks for
-    again = (counts[0] - parts["head"] - parts["mlp"] / 2) / 3
+    half = parts["mlp"] / 2
+    again = (counts[0] - parts["head"] - half) / 3
     assert counts == [counts[0]] * 3
     expected = [counts[0], counts[0], counts[0] + again]
     assert ran == expected

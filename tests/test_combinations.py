@@ -82,7 +82,7 @@ def test_what_takes_the_place_of_a_decay_is_refused_beside_one() -> None:
     [COMBINATIONS[0], *(pytest.param(each, marks=pytest.mark.slow) for each in COMBINATIONS[1:])],
     ids="-".join,
 )
-def test_every_combination_learns(combination: tuple[str, ...]) -> None:
+def test_every_combination_of_parts_learns(combination: tuple[str, ...]) -> None:
     attention, mlp, schedule, optimizer = combination
     rates = ["optimizer.lr=0.02", *(["optimizer.muon_lr=0.02"] if optimizer == "muon" else [])]
     if optimizer == "schedule_free":
@@ -114,4 +114,5 @@ def test_compiled_regions_have_eagers_losses() -> None:
     torch.compiler.reset()
     words = ("attention=mha", "trainer.precision=fp32", "model.seq_len=80", "trainer.micro_batch=4")
     eager = losses(small(*words, "trainer.compile=off"))
-    assert losses(small(*words, "trainer.compile=regional")) == pytest.approx(eager, abs=2e-5)
+    compiled = losses(small(*words, "trainer.compile=regional"))
+    assert compiled == pytest.approx(eager, abs=2e-5)

@@ -49,7 +49,7 @@ CONSOLE = [
 
 
 @pytest.mark.parametrize(("words", "code", "says"), CONSOLE)
-def test_the_console_script(
+def test_the_console_script_answers_its_words(
     words: list[str],
     code: int | None,
     says: str,
@@ -179,9 +179,11 @@ def test_an_error_leaves_no_file_and_stdout_as_it_was(tmp_path: Path) -> None:
 def last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The later of two runs in `outputs`, where the commands are given."""
     monkeypatch.chdir(tmp_path)
-    write_run(tmp_path / "outputs", seed=0, curve=(5.0, 4.0, 3.5, 3.4, 3.3))
+    curve = (5.0, 4.0, 3.5, 3.4, 3.3)
+    write_run(tmp_path / "outputs", seed=0, curve=curve)
     later = {"seed": 1, "started": "2026-01-02T00:00:00"}
-    return write_run(tmp_path / "outputs", curve=(5.0, 4.5, 3.8, 3.5, 3.4), **later)
+    later_curve = (5.0, 4.5, 3.8, 3.5, 3.4)
+    return write_run(tmp_path / "outputs", curve=later_curve, **later)
 
 
 JSON_ANSWERS = [

@@ -286,7 +286,8 @@ def grid_of(root: Path, effects: dict[str, float]) -> None:
 
 def test_arms_of_a_table_have_one_interval_for_all_of_them(tmp_path):
     """The baseline's noise is counted once, the arms' noise is pooled, and the error is shared."""
-    grid_of(tmp_path, {"a1": 0.0, "a2": 0.01, "a3": -0.01, "a4": 0.02})
+    effects = {"a1": 0.0, "a2": 0.01, "a3": -0.01, "a4": 0.02}
+    grid_of(tmp_path, effects)
     content = told(tmp_path)
     losses = {run["identity"]: run["val_loss"] for run in content["runs"]}
     base, *others = [[losses[identity] for identity in arm["runs"]] for arm in content["arms"]]
@@ -302,7 +303,8 @@ def test_arms_of_a_table_have_one_interval_for_all_of_them(tmp_path):
 
 def test_the_cautious_interval_is_there_for_who_asks(tmp_path, capsys):
     """The noise of the other arms narrows it, never below the arm's own spread."""
-    grid_of(tmp_path, {"a1": 0.0, "a2": 0.01, "a3": -0.01, "a4": 0.02})
+    effects = {"a1": 0.0, "a2": 0.01, "a3": -0.01, "a4": 0.02}
+    grid_of(tmp_path, effects)
     assert door.main([str(tmp_path), "--cautious", "--json", str(tmp_path / "x.json")]) == 0
     content = json.loads((tmp_path / "x.json").read_text())
     assert content["cautious"] is True
@@ -868,7 +870,8 @@ def test_a_validation_is_timed_before_the_step_that_follows_it(tmp_path):
         "tokens_per_s": 20.0,
         "step_ms": None,
     }
-    write_summary(folder, {**summary, **made, "clock_s": {"train": 0.4, "data": 0.1}})
+    short_clock = {"train": 0.4, "data": 0.1}
+    write_summary(folder, {**summary, **made, "clock_s": short_clock})
     curve = load_runs([folder]).records[0].curve
     assert curve.train_s == [0.0, 0.5]
 
@@ -1077,7 +1080,8 @@ def test_json_csv_and_a_data_frame_say_the_same(tmp_path, capsys):
     pytest.importorskip("pandas")
     losses = api.frame(tmp_path / "o").groupby("mlp.expansion")["val_loss"]
     means = losses.mean()
-    assert means.diff().iloc[-1] == pytest.approx(-0.01, abs=0.005)
+    steps = means.diff().iloc
+    assert steps[-1] == pytest.approx(-0.01, abs=0.005)
 
 
 def test_measurements_have_unit_and_direction(tmp_path):
@@ -1110,7 +1114,7 @@ def test_measurements_have_unit_and_direction(tmp_path):
     assert places == {("aaaa", "2026-01-01T00:00:00")}
 
 
-def test_why(tmp_path, capsys, monkeypatch):
+def test_why_names_every_difference_of_two_runs(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     a = write_run(tmp_path / "outputs")
     b = gelu3x(tmp_path / "outputs", seed=1, source="s1", train="t1", torch="2.12.0")
@@ -1134,4 +1138,5 @@ def test_why(tmp_path, capsys, monkeypatch):
 def test_the_door_imports_neither_torch_nor_scipy():
     modules = "{'torch', 'scipy', 'hydra'} & set(sys.modules)"
     code = f"import sys, nocap.report.arms, nocap.judge.compare; print({modules})"
-    assert subprocess.check_output([sys.executable, "-c", code], cwd=REPO, text=True) == "set()\n"
+    printed = subprocess.check_output([sys.executable, "-c", code], cwd=REPO, text=True)
+    assert printed == "set()\n"

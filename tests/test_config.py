@@ -124,7 +124,8 @@ def test_every_option_builds_learns_and_comes_back_from_its_record(
     # what is multiplied by a number that starts at 0 moves in the second; SOAP's first makes its
     # bases
     for _ in range(2):
-        loss = model(tokens[:, :-1], tokens[:, 1:]).total
+        output = model(tokens[:, :-1], tokens[:, 1:])
+        loss = output.total
         loss.backward()
         for optimizer in optimizers:
             optimizer.step()
@@ -531,7 +532,7 @@ HELP_REFUSED = [
 
 
 @pytest.mark.parametrize(("word", "says"), HELP_REFUSED)
-def test_help_refuses(word: str, says: str) -> None:
+def test_help_refuses_what_it_does_not_know(word: str, says: str) -> None:
     with pytest.raises(ValueError, match=f"^{says}"):
         manual([word])
 

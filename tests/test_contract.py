@@ -56,7 +56,7 @@ def test_what_nocap_new_writes_passes(
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's compiler warns of its own deprecated parts
 @pytest.mark.parametrize("at", range(len(outside.yamls("attention"))))
-def test_options_compile(at: int, tmp_path: Path) -> None:
+def test_every_option_compiles(at: int, tmp_path: Path) -> None:
     """Each attention, beside each other part of a block, each kind of activation checkpointing and
     a loss in chunks in turn; ideas: tests/test_together.py."""
     names = {group: sorted(outside.yamls(group)) for group in ("attention", *IN_GRAPH)}

@@ -102,7 +102,8 @@ class Recorder:
             if event in ("os.remove", "os.rmdir") and arguments[1] not in (-1, None):
                 folder = os.readlink(f"/proc/self/fd/{arguments[1]}")
                 paths = [self.inside(os.path.join(folder, arguments[0]))]
-            self.note({"os.mkdir": "make", "os.rename": "move"}.get(event, "remove"), *paths)
+            move = {"os.mkdir": "make", "os.rename": "move"}
+            self.note(move.get(event, "remove"), *paths)
         finally:
             self.recording = True
 
@@ -287,7 +288,8 @@ def resumes_to_the_same_bits(what: str, at: Path, twin: Twin) -> None:
 
 
 def test_the_recording_replays_to_what_is_there(twin: Twin, tmp_path: Path) -> None:
-    put(after(twin.made, len(twin.made.ops)), tmp_path / "again")
+    whole_log = after(twin.made, len(twin.made.ops))
+    put(whole_log, tmp_path / "again")
     assert digests(tmp_path / "again") == digests(twin.made.root)
     expected = {"write", "sync", "make", "move", "remove"}
     assert {op[0] for op in twin.made.ops} == expected

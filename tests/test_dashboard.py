@@ -99,14 +99,14 @@ def test_a_grid_has_its_curves_by_arm_and_its_verdicts(grid: Path, tmp_path: Pat
     assert "| higher loss by 0.0100" in gqa
     assert report.blocks[0].text == verdicts.markdown
     grids = [block.panels for block in report.blocks if hasattr(block, "runsets")]
-    assert [*map(len, grids)] == [*map(len, sections.values())]
+    lengths = [*map(len, sections.values())]
+    assert [*map(len, grids)] == lengths
     runsets = []
     for block in report.blocks:
         if hasattr(block, "runsets"):
             runsets.extend(block.runsets)
-    assert {tuple(runset.groupby) for runset in runsets} == {
-        ("config.arm.value", "config.arm_id.value")
-    }
+    groups = {tuple(runset.groupby) for runset in runsets}
+    assert groups == {("config.arm.value", "config.arm_id.value")}
     places = {(panel.layout.x, panel.layout.y) for panel in grids[0]}
     assert len(places) == len(grids[0]), "side by side"
 

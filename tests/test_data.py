@@ -43,7 +43,8 @@ COMMON = {"order": Order.shuffled, "read_sequences": 16}
 
 
 def chain(**more: int) -> Synthetic:
-    return Synthetic(**COMMON, **{"train_tokens": 5000, "val_tokens": 700, "source_seed": 0} | more)
+    keys = {"train_tokens": 5000, "val_tokens": 700, "source_seed": 0}
+    return Synthetic(**COMMON, **keys | more)
 
 
 def documents(paths) -> list[bytes]:
@@ -150,7 +151,8 @@ def test_a_made_set_is_made_once_and_follows_its_files(
     os.utime(python_folder / "pkg0" / "mod0.py", ns=(1, 1))  # looks new, reads the same
     again = stdlib().train[0].parent
     assert again != folder
-    assert {path.name: path.read_bytes() for path in again.glob("*.bin")} == hashes
+    contents = {path.name: path.read_bytes() for path in again.glob("*.bin")}
+    assert contents == hashes
 
 
 def test_racing_processes_all_succeed(stdlib, tmp_path):
@@ -221,7 +223,8 @@ def test_the_share_of_validation_in_training_is_that_of_all_passages(tmp_path, m
     for side in (train, val):
         windows_of_side = np.lib.stride_tricks.sliding_window_view(side, overlap.PASSAGE)
         windows.append({row.tobytes() for row in windows_of_side})
-    expected = len(windows[0] & windows[1]) / len(windows[1])
+    common = windows[0] & windows[1]
+    expected = len(common) / len(windows[1])
     scanned = {}
     for name, tokens in (("train", train), ("val", val)):
         write_shard(tmp_path / name, tokens)
@@ -248,7 +251,8 @@ def test_text_without_line_ends_is_cut_between_characters(text, monkeypatch):
     monkeypatch.setattr(corpus, "PIECE_BYTES", 64)
     whole = "".join(f"🙂é{number}∑" for number in range(100))
     pieces = both(text({"a.txt": whole}, fraction=0.5))
-    assert sorted("".join(piece.decode() for piece in pieces)) == sorted(whole)
+    text_again = "".join(piece.decode() for piece in pieces)
+    assert sorted(text_again) == sorted(whole)
 
 
 def test_moving_the_text_does_not_change_the_shards(text):
@@ -369,7 +373,8 @@ def test_long_text_fills_several_shards(text, monkeypatch):
     train = text({}, "a.txt", cache="many").train
     many = [map_tokens(shard.path) for shard in train]
     assert len(many) > 1
-    np.testing.assert_array_equal(np.concatenate(many), map_tokens(single.path))
+    joined = np.concatenate(many)
+    np.testing.assert_array_equal(joined, map_tokens(single.path))
 
 
 # --- synthetic ------------------------------------------------------------------------------------
@@ -389,7 +394,8 @@ def test_the_chain_has_four_equal_successors_and_never_changes(tmp_path):
     assert visited.mean() > 0.95
     visits = counts[visited] > 0
     assert set((visits).sum(axis=1)) == {4}
-    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    sums = counts.sum(axis=1, keepdims=True)
+    shares = counts / np.maximum(sums, 1)
     shares_of_all = counts / counts.sum()
     logs = np.log(shares, where=shares > 0, out=np.zeros_like(shares))
     entropy = -(shares_of_all * logs).sum()
@@ -968,7 +974,8 @@ class Resolve(http.server.BaseHTTPRequestHandler):
         whole = self.server.files[name]
         harm = self.server.harm.get(name)
         etag = f'"{"b" * 40 if harm == "no sha256" else hashlib.sha256(whole).hexdigest()}"'
-        body = whole[:-1] + bytes([whole[-1] ^ (harm == "corrupt")])
+        last = bytes([whole[-1] ^ (harm == "corrupt")])
+        body = whole[:-1] + last
         headers = {"ETag": etag, "X-Linked-Etag": etag, "X-Linked-Size": str(len(whole))}
         self.send(headers, 200, body, len(whole))
 

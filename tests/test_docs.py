@@ -60,7 +60,8 @@ def _nocap(block: Block) -> Iterator[tuple[str, list[str]]]:
 @cache
 def _help(module: str) -> str:
     if module == "nocap.train":
-        return " ".join([manual([], everything=True), *get_args_parser()._option_string_actions])
+        parsed = get_args_parser()
+        return " ".join([manual([], everything=True), *parsed._option_string_actions])
     package = bool(importlib.util.find_spec(module).submodule_search_locations)  # type: ignore[union-attr]
     out = io.StringIO()
     door = importlib.import_module(f"{module}{'.__main__' * package}")
@@ -95,7 +96,7 @@ def test_commands_name_existing_modules_flags_and_files(block: Block) -> None:
     ],
     ids=lambda block: _name(block),
 )
-def test_overrides_compose(block: Block) -> None:
+def test_the_overrides_of_every_page_compose(block: Block) -> None:
     for module, arguments in _nocap(block):
         if module in COMPOSING and not {"--config-dir", "--help"} & set(arguments):
             for overrides in _arms(arguments):

@@ -62,7 +62,8 @@ def put(folder: Path, option: str, code: str, keys: str) -> None:
 
 
 def written(folder: Path, drawn: str, name: str) -> Path:
-    put(folder, f"mlp/{name}", SOURCE.format(drawn=drawn, name=name), f"kind: {name}\n")
+    source = SOURCE.format(drawn=drawn, name=name)
+    put(folder, f"mlp/{name}", source, f"kind: {name}\n")
     return folder
 
 

@@ -107,7 +107,8 @@ def test_each_door_ends_as_ever_without_stdout(outputs: Path) -> None:
     assert codes == CODES
     assert out == ""
     assert "Traceback" not in err
-    assert [line for line in err.splitlines() if not line.startswith("nocap: ")] == []
+    odd = [line for line in err.splitlines() if not line.startswith("nocap: ")]
+    assert odd == []
     assert len(err.splitlines()) == REFUSED
 
 
@@ -173,7 +174,8 @@ nocap.outside.arguments = raised
     "error", ["AttributeError('of a library')", "RecursionError('of a library')"]
 )
 def test_what_a_library_raises_is_a_defect_of_nocap_in_each_door(outputs: Path, error: str) -> None:
-    codes, out, err = ended(outputs, error[:9], before=BROKEN.replace("ERROR", error))
+    broken = BROKEN.replace("ERROR", error)
+    codes, out, err = ended(outputs, error[:9], before=broken)
     assert codes == dict.fromkeys(COMMANDS, 1)
     assert out == ""
     assert err.count("Traceback (most recent call last):") == len(COMMANDS)

@@ -130,7 +130,8 @@ def test_an_arm_without_noise_has_the_closed_form() -> None:
     losses = {steps: 3.0 * ones * steps**-0.1 for steps in (105, 150, 180, 210)}
     slope = slopes(losses[105], losses[210], ratio=2.0)
     assert slope == pytest.approx([-0.1] * 4)
-    z = times(losses[180], losses[150], slope, math.log(1.1) * ones)
+    gain = math.log(1.1) * ones
+    z = times(losses[180], losses[150], slope, gain)
     ratio = np.exp(z)
     assert ratio == pytest.approx([1.1 / 1.2] * 4)
 
@@ -149,7 +150,8 @@ def test_intervals_hold_the_planted_time(planted: float, seeds: int) -> None:
         base = 2.3 * np.exp(noise[1])
         long = 2.3 * 1.4**-0.08 * np.exp(noise[2])
         arm = 2.3 * planted**0.08 * np.exp(noise[3])  # worth 1/planted of the steps
-        z = times(arm, base, slopes(short, long, ratio=2.0), np.zeros(seeds))
+        slopes_here = slopes(short, long, ratio=2.0)
+        z = times(arm, base, slopes_here, np.zeros(seeds))
         estimate = of_pairs(z.tolist())
         held += estimate.low <= math.log(planted) <= estimate.high
     assert 0.945 <= held / 10_000 <= 0.975
@@ -192,9 +194,11 @@ def test_real_rows_have_the_figures_that_other_code_has() -> None:
         assert worth(row.equal_loss.ratio) == pytest.approx(expected, abs=0.0006)
     # each as the one level of its key: gqa over three MLPs, swiglu over two attentions
     levels = by_level(records)
-    assert worth(levels["gqa"].ratio) == pytest.approx((0.971, 0.945, 0.998), abs=0.0006)
+    share = worth(levels["gqa"].ratio)
+    assert share == pytest.approx((0.971, 0.945, 0.998), abs=0.0006)
     levels = by_level([each for each in records if each.config["mlp.kind"] != "gelu3x"])
-    assert worth(levels["swiglu"].ratio) == pytest.approx((1.168, 1.127, 1.211), abs=0.0006)
+    share_of_swiglu = worth(levels["swiglu"].ratio)
+    assert share_of_swiglu == pytest.approx((1.168, 1.127, 1.211), abs=0.0006)
 
 
 def by_level(records: list[Record]) -> dict[str, Any]:
@@ -273,7 +277,8 @@ def test_lengths_that_were_swept_show_it_without_asking() -> None:
     for arm in grid().lengths:
         for each in arm.all:
             swept.append(replace(each, length_of=None))
-    comparison = compare(Found(records=[*records, *swept]), baseline=records[0].identity)
+    found = Found(records=[*records, *swept])
+    comparison = compare(found, baseline=records[0].identity)
     assert len(comparison.arms) == 6
     trainer_steps = [arm.config["trainer.steps"] for arm in comparison.lengths]
     assert trainer_steps == [105, 210]

@@ -202,7 +202,8 @@ def of_an_older_nocap(out: Path, group: str, key: str) -> Path:
     del config[group][key]
     parts = {**this.parts, "config": config}
     run_dir = this.run_dir.with_name(f"{this.run_dir.name[:-12]}{digest(parts)}")
-    start(replace(this, parts=parts, identity=digest(parts), run_dir=run_dir))
+    copy = replace(this, parts=parts, identity=digest(parts), run_dir=run_dir)
+    start(copy)
     (run_dir / "summary.json").unlink()
     written = parse_yaml((run_dir / "config.yaml").read_text())
     del written[group][key]
@@ -309,7 +310,8 @@ def test_transformers_computes_the_runs_own_logits(words: tuple[str, ...], tmp_p
     theirs, info = transformers.AutoModelForCausalLM.from_pretrained(
         folder, output_loading_info=True, attn_implementation="eager"
     )
-    assert [*info["missing_keys"], *info["unexpected_keys"], *info["mismatched_keys"]] == []
+    keys = [*info["missing_keys"], *info["unexpected_keys"], *info["mismatched_keys"]]
+    assert keys == []
     _, model, _ = trained(run_dir)
     with torch.no_grad():
         expected = model.logits(TOKENS)

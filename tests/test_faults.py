@@ -247,7 +247,8 @@ def test_05_only_valid_checkpoints_are_counted(tmp_path: Path) -> None:
 def of_another_model(file: Path) -> None:
     """Whole, and not of this run: no parameter may keep a fresh value in silence."""
     tensors = load_file(file)
-    save_file({name: tensors[name] for name in sorted(tensors)[1:]}, file)
+    fewer = {name: tensors[name] for name in sorted(tensors)[1:]}
+    save_file(fewer, file)
     stamp(file.parent)
 
 
@@ -447,7 +448,9 @@ def test_the_terminal_shows_the_cause_of_the_rank_that_failed_first(
 
 @pytest.mark.slow
 @linux
-def test_11_hung_rank(tmp_path: Path, door: Door, faulty: Faulty, undisturbed: Undisturbed) -> None:
+def test_11_a_hung_rank_is_named_and_the_run_starts_again(
+    tmp_path: Path, door: Door, faulty: Faulty, undisturbed: Undisturbed
+) -> None:
     """A rank stands still, or is stopped → after the stated time it is named, with its step, and
     the run starts again and ends as the clean one."""
     words = ("trainer.devices=2", "trainer.hang_timeout_s=15", "trainer.max_restarts=2")
@@ -637,7 +640,8 @@ def test_18_19_one_writer_and_its_lock_dies_with_it(
     assert state_of(run_dir) == state_of(undisturbed.run_dir)
     clock = summary_of(run_dir)["clock_s"]
     assert spent_s < clock["wall"] == pytest.approx(sum(clock[line] for line in LINES), rel=0.01)
-    stepping_s = sum(row.get("perf/step_ms", 0.0) for row in rows_of(run_dir)) / 1e3
+    row_ms = sum(row.get("perf/step_ms", 0.0) for row in rows_of(run_dir))
+    stepping_s = row_ms / 1e3
     assert clock["train"] == pytest.approx(stepping_s, rel=0.05)
     assert summary_of(run_dir)["attempts"] == 2
 
@@ -711,9 +715,11 @@ def spoil_checkpoint(chance: random.Random, folder: Path, case: int) -> None:
             content = (1 << 60).to_bytes(8, "little") + b"{}"
             file.write_bytes(content)  # a header longer than any file
         case 2:
-            save_file({key: value for key, value in tensors.items() if key != name}, file)
+            rest = {key: value for key, value in tensors.items() if key != name}
+            save_file(rest, file)
         case 3:
-            save_file({**tensors, f"{name}/more": tensors[name].clone()}, file)
+            more = {**tensors, f"{name}/more": tensors[name].clone()}
+            save_file(more, file)
         case 4:
             damaged = {**tensors, name: tensors[name].new_zeros(3, 3, 3)}
             save_file(damaged, file)

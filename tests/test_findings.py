@@ -132,12 +132,8 @@ def test_an_arm_alone_is_said_to_be_so(tmp_path: Path) -> None:
 
 
 def test_arms_are_sorted_by_effect_after_the_baseline(tmp_path: Path) -> None:
-    losses = {
-        "base": FLAT,
-        "worst": [x + 0.2 for x in FLAT],
-        "one": FLAT[:1],
-        "best": [x - 0.2 for x in FLAT],
-    }
+    worse = [x + 0.2 for x in FLAT]
+    losses = {"base": FLAT, "worst": worse, "one": FLAT[:1], "best": [x - 0.2 for x in FLAT]}
     comparison = runs(tmp_path, losses)
     labels = [row.label for row in comparison.rows]
     assert labels == ["base", "best", "one", "worst"]
@@ -212,7 +208,8 @@ def test_what_was_asked_for_and_is_not_there_is_asked_for_again(tmp_path: Path) 
 
 
 def test_where_all_is_shown_nothing_is_asked(tmp_path: Path) -> None:
-    comparison = runs(tmp_path, {"base": FLAT, "worse": [x + 0.2 for x in FLAT]})
+    worse = [x + 0.2 for x in FLAT]
+    comparison = runs(tmp_path, {"base": FLAT, "worse": worse})
     assert comparison.findings.next is None
     assert "next:" not in render(comparison)
 
@@ -222,12 +219,14 @@ def test_where_all_is_shown_nothing_is_asked(tmp_path: Path) -> None:
 
 def test_a_difference_that_has_a_word_is_not_the_same(tmp_path: Path) -> None:
     """However small: five in a hundred thousand of a nat are shown."""
-    comparison = runs(tmp_path, {"base": FLAT, "worse": [x + 3e-5 for x in FLAT]})
+    slightly = [x + 3e-5 for x in FLAT]
+    comparison = runs(tmp_path, {"base": FLAT, "worse": slightly})
     (found,) = comparison.findings.found
     assert found.difference.verdict == "worse"
     assert "worse by 3e-05" in headline(comparison)
     assert "higher loss by 3e-05" in render(comparison)
-    same = runs(tmp_path / "same", {"base": FLAT, "same": [x + 1e-9 for x in FLAT]})
+    equal = [x + 1e-9 for x in FLAT]
+    same = runs(tmp_path / "same", {"base": FLAT, "same": equal})
     assert "the same" in render(same)
 
 

@@ -42,7 +42,7 @@ def nothing_from_outside(isolated: None) -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_gpt2_124m():
+def test_gpt2_124m_has_the_flops_of_its_formula():
     run = compose(D12)
     assert f"{flops_per_token(run, vocab_size=50257)[0] / 1e6:.1f}" == "797.8"
     assert f"{flops_per_token(run, vocab_size=50257, causal=False)[0] / 1e6:.1f}" == "854.4"

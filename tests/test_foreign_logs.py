@@ -274,7 +274,8 @@ def test_a_run_that_was_resumed_is_one(tmp_path):
 def test_two_runs_in_a_file_are_two(tmp_path):
     found = logs.load_logs([str(VARIANTS / "tworuns")])
     expected = [("base", 3.1975), ("base", 3.2105), ("idea", 2.1975), ("idea", 2.2105)]
-    assert sorted((run.arm, run.val_loss) for run in found.records) == expected
+    losses = sorted((run.arm, run.val_loss) for run in found.records)
+    assert losses == expected
     seeds = {run.seed for run in found.records}
     assert seeds == {-1, -2, -3, -4}
 
@@ -761,7 +762,7 @@ CREATE TABLE params (key TEXT, value TEXT, run_uuid TEXT);
 """
 
 
-def test_mlflow_s_database(tmp_path):
+def test_mlflow_s_database_is_read(tmp_path):
     """As MLflow 3 makes it, with the columns that are read."""
     with closing(sqlite3.connect(tmp_path / "mlflow.db")) as base:
         base.executescript(DATABASE)
@@ -814,9 +815,8 @@ def test_mlflow_s_database_by_mlflow(tmp_path):
             with mlflow.start_run(run_name=f"width{width}-seed{seed}"):
                 mlflow.log_params({"seed": seed, "width": width})
                 for step in range(0, 201, 50):
-                    mlflow.log_metric(
-                        "val_loss", 4 - step / 100 - width / 1000 + seed / 100, step=step
-                    )
+                    value = 4 - step / 100 - width / 1000 + seed / 100
+                    mlflow.log_metric("val_loss", value, step=step)
     told, figures, _ = words(judged(tmp_path))
     assert (
         told["width=64"] == ("no difference shown", "pairs (Student)", 3)
@@ -855,7 +855,8 @@ def test_a_resumed_run_of_wandb_is_one(tmp_path):
     for arm in ("width=32", "width=64"):
         for seed in range(3):
             expected.add((arm, seed, "finished"))
-    assert {(run.arm, run.seed, run.status) for run in found.records} == expected
+    ends_of_runs = {(run.arm, run.seed, run.status) for run in found.records}
+    assert ends_of_runs == expected
     steps = {tuple(run.curve.step) for run in found.records}
     assert steps == {(0, 50, 100, 150, 200)}
     told, figures, _ = words(compare(found))
@@ -918,7 +919,8 @@ def test_mlflow_s_runs_of_one_name_are_two(tmp_path):
     text = head + "".join(rows)
     found = logs.load_logs([str(table(tmp_path / "t.csv", text))])
     expected = [("base", 3.0), ("base", 3.1), ("idea", 3.2), ("idea", 3.3)]
-    assert sorted((run.arm, run.val_loss) for run in found.records) == expected
+    losses = sorted((run.arm, run.val_loss) for run in found.records)
+    assert losses == expected
 
 
 NAMES_WITH_SETTINGS = [
@@ -976,8 +978,10 @@ def hf_state(path, losses):
 
 def test_renamed_states_of_one_folder_are_runs(tmp_path):
     for seed in range(2):
-        hf_state(tmp_path / f"base_s{seed}.json", [(0, 4), (100, 3 + seed / 10)])
-        hf_state(tmp_path / f"idea_s{seed}.json", [(0, 4), (100, 2 + seed / 10)])
+        base = [(0, 4), (100, 3 + seed / 10)]
+        hf_state(tmp_path / f"base_s{seed}.json", base)
+        idea = [(0, 4), (100, 2 + seed / 10)]
+        hf_state(tmp_path / f"idea_s{seed}.json", idea)
     expected = set()
     for arm in ("base", "idea"):
         for seed in (0, 1):
@@ -1023,7 +1027,8 @@ def test_jobs_that_settings_tell_apart_are_arms(tmp_path):
         job = tmp_path / "multirun" / str(number)
         final(job / "log.csv", 3 + lr)
         table(job / ".hydra" / "overrides.yaml", f"- lr={lr}\n")
-    assert {arm for arm, _ in told_arms(tmp_path)} == {"lr=0.1", "lr=0.2", "lr=0.3"}
+    arms_of_runs = {arm for arm, _ in told_arms(tmp_path)}
+    assert arms_of_runs == {"lr=0.1", "lr=0.2", "lr=0.3"}
 
 
 def test_settings_beside_all_logs_are_of_no_run(tmp_path):

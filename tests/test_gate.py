@@ -90,10 +90,8 @@ def test_nor_at_any_door(ask: Any, tmp_path: Path) -> None:  # noqa: F811
     folder = written(tmp_path / "study", content)
     for door, words in DOORS.items():
         refused(ask(door, *flags, *words, "experiment=evil"))
-    assert (
-        ask("train", *flags, *SMALL, "--multirun", "seed=0,1", "experiment=evil,small_bytes")[0]
-        == 2
-    )
+    ended = ask("train", *flags, *SMALL, "--multirun", "seed=0,1", "experiment=evil,small_bytes")
+    assert ended[0] == 2
     refused(ask("study", *flags, str(folder), "--plan"))
     assert ask("compare", *flags, "outputs")[0] == 2
     assert ask("generate", *flags, "run=nothing")[0] == 2

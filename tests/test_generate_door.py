@@ -76,7 +76,8 @@ def test_the_text_is_the_models(undisturbed: Undisturbed, say: Say):
     loaded = load(undisturbed.run_dir, device=CPU, log=print)
     (tokens,) = tokens_of(answer)
     with torch.no_grad():
-        logits_TV = loaded.model.logits(torch.tensor([[*b"ab", *tokens]]))[0]
+        text = torch.tensor([[*b"ab", *tokens]])
+        logits_TV = loaded.model.logits(text)[0]
     assert loaded.step == 30
     assert tokens == logits_TV.argmax(-1)[1:-1].tolist()
     uncached = say(*words, "max_tokens=8", "cache=false")[3]

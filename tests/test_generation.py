@@ -42,7 +42,8 @@ def prompt(B: int = 1, T: int = 12) -> Tensor:
 def text(engine: Engine, prompt_BT: Tensor, *, n: int, samples: int = 1, **how: float) -> Tensor:
     """The new tokens, (samples, n)."""
     sampler = TokenSampler(**{**GREEDY, **how}, sequences=samples, max_tokens=n)
-    return torch.stack(list(generate(engine, prompt_BT, sampler, max_tokens=n)), dim=1)
+    steps = list(generate(engine, prompt_BT, sampler, max_tokens=n))
+    return torch.stack(steps, dim=1)
 
 
 GREEDY = {"temperature": 0.0, "top_k": 0, "seed": 0}
@@ -130,7 +131,8 @@ def test_a_rewound_cache_goes_on_as_if_nothing_had_come_after(option: str):
     again = [first[:, 0]]
     for _ in range(19):
         again.append(engine.decode(again[-1]).argmax(-1))
-    assert torch.stack(again, dim=1).tolist() == first.tolist()
+    joined = torch.stack(again, dim=1)
+    assert joined.tolist() == first.tolist()
 
 
 @pytest.mark.gate

@@ -113,7 +113,8 @@ def test_muon_in_stacks_is_torchs_own_within_rounding(shape):
         for p, grad in zip(matrices, grads, strict=True):
             p.grad = grad.clone()
         optimizer.step()
-        updates.append(torch.stack([p.detach() for p in matrices]))
+        values = [p.detach() for p in matrices]
+        updates.append(torch.stack(values))
     distance = (updates[0] - updates[1]).norm()
     assert distance < 0.01 * updates[0].norm()
 

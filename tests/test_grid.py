@@ -466,7 +466,8 @@ def test_tracked_grid_is_a_group_that_ends_with_its_comparison(tmp_path, door):
             said.append((row["run"]["run_group"], row["run"]["job_type"]))
     groups = [group for group, _ in said]
     assert groups == [grid.name] * 3
-    assert sorted(kind == "comparison" for _, kind in said) == [False, False, True]
+    kinds = sorted(kind == "comparison" for _, kind in said)
+    assert kinds == [False, False, True]
 
 
 # --- killed, and gone on with ---------------------------------------------------------------------

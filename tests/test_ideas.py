@@ -67,7 +67,8 @@ def saved_and_loaded(trainee: Trainee, run: Run, folder: Path, *, step: int) -> 
     """Another one, from a checkpoint of this one."""
     writer = checkpoint.Writer(folder / "checkpoints", background=False)
     what = {"model": trainee.model, "optimizers": trainee.optimizers}
-    assert writer.save(step=step, **what, state={}, keep=1, must=True) == []
+    saved = writer.save(step=step, **what, state={}, keep=1, must=True)
+    assert saved == []
     path = checkpoint.find(writer.root).path
     assert path is not None
     assert checkpoint.misfit(path, model=trainee.model) is None
@@ -138,7 +139,8 @@ def test_flops_of_ideas_and_of_an_unknown_mixer_are_counted_and_marked():
     # One more matrix, and the head once more on all tokens but the last.
     head = 6 * m.d_model * V * (m.seq_len - 1) / m.seq_len
     expected = 6 * m.d_model**2 + head
-    assert more[0] - plain[0] == pytest.approx(expected, rel=1e-6)
+    more_flops = more[0] - plain[0]
+    assert more_flops == pytest.approx(expected, rel=1e-6)
     assert plain[1] == "arithmetic"
     assert more[1] == "arithmetic; counted: ideas=multi_token"
     outside.use([REPO / "tests" / "own_ideas" / "softcap"])

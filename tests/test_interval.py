@@ -34,7 +34,7 @@ KNOWN = Declared(sd=1.2, df=20, source="made")
 
 
 @pytest.mark.parametrize("look", [1, 2, 3])
-def test_pairs_are_students(look: int):
+def test_pairs_have_students_interval(look: int):
     estimate = of_pairs(SLEEP, look=look)
     exact = stats.ttest_rel(DRUG_1, DRUG_2).confidence_interval(1 - 0.05 / look**2)
     assert estimate.mid == pytest.approx(-1.58)
@@ -63,7 +63,8 @@ def of_a_mixed_model(values: np.ndarray, *, look: int = 1) -> list[tuple[float, 
     arms, n = values.shape
     means = values.mean(axis=1)
     between_seeds = values.mean(axis=0).var(ddof=1)
-    residual = values - values.mean(axis=0) - means[:, None] + values.mean()
+    centred = values - values.mean(axis=0)
+    residual = centred - means[:, None] + values.mean()
     squares = (residual**2).sum()
     freedoms = (arms - 1) * (n - 1)
     within = squares / freedoms * (arms - 1) / arms
@@ -101,12 +102,14 @@ def test_arms_that_share_no_seeds_have_one_variance_and_the_baseline_its_own():
     base = rng.normal(size=4)
     arms = [rng.normal(size=n) for n in (3, 3, 5)]
     freedom = sum(len(arm) - 1 for arm in arms)
-    pooled = sum(arm.var(ddof=1) * (len(arm) - 1) for arm in arms) / freedom
+    squares = sum(arm.var(ddof=1) * (len(arm) - 1) for arm in arms)
+    pooled = squares / freedom
     own = base.var(ddof=1) / 4
     estimates = of_arms_apart(base, arms)
     for estimate, arm in zip(estimates, arms, strict=True):
         part = pooled / len(arm)
-        df = (own + part) ** 2 / (own**2 / 3 + part**2 / freedom)
+        own_part = own**2 / 3
+        df = (own + part) ** 2 / (own_part + part**2 / freedom)
         quantile = stats.t.isf(0.025 / 3, df)
         half = quantile * math.sqrt(own + part)
         welch = stats.ttest_ind(arm, base, equal_var=False).confidence_interval()
@@ -122,7 +125,8 @@ def test_steps_from_group_to_group_have_one_variance():
     rng = np.random.default_rng(4)
     groups = {name: rng.normal(size=n) for name, n in zip("abcd", (3, 3, 5, 4), strict=True)}
     freedom = sum(len(group) - 1 for group in groups.values())
-    pooled = sum(group.var(ddof=1) * (len(group) - 1) for group in groups.values()) / freedom
+    squares = sum(group.var(ddof=1) * (len(group) - 1) for group in groups.values())
+    pooled = squares / freedom
     steps = [("a", "b"), ("b", "c"), ("c", "d")]
     for estimate, (before, after) in zip(of_steps(groups, steps), steps, strict=True):
         x = groups[after]
@@ -207,7 +211,7 @@ def test_how_wide_the_cautious_one_is_in_standard_deviations(n: int, standard_de
 
 
 @pytest.mark.parametrize(("analysis", "comparisons"), [(1, 1), (2, 1), (1, 6), (3, 5)])
-def test_cautious_pairs(analysis: int, comparisons: int):
+def test_clocks_pairs_have_the_cautious_interval(analysis: int, comparisons: int):
     share = analysis**2 * comparisons
     how = {"analysis": analysis, "comparisons": comparisons}
     sem = stats.sem(SLEEP)
@@ -230,14 +234,17 @@ def test_cautious_pairs(analysis: int, comparisons: int):
     assert narrowed.method == "pairs, noise declared"
     quantile = stats.t.isf(0.005, 12)
     expected = quantile * 2 / math.sqrt(10)
-    pairs = cautious.of_pairs(SLEEP, declared=Declared(sd=2.0, df=3, source="x"))
+    declared = Declared(sd=2.0, df=3, source="x")
+    pairs = cautious.of_pairs(SLEEP, declared=declared)
     assert pairs.half_width == pytest.approx(expected)
 
 
 def test_pairs_that_contradict_the_declared_noise_drop_it():
     """An F-test: as wide in at most 5%, as narrow in at most one of 10,000."""
-    wide = math.sqrt(stats.f.ppf(0.95, 9, 8)) * KNOWN.sd
-    narrow = math.sqrt(stats.f.ppf(1e-4, 9, 8)) * KNOWN.sd
+    wide_f = stats.f.ppf(0.95, 9, 8)
+    wide = math.sqrt(wide_f) * KNOWN.sd
+    narrow_f = stats.f.ppf(1e-4, 9, 8)
+    narrow = math.sqrt(narrow_f) * KNOWN.sd
     sds = np.array([narrow * 0.999, narrow * 1.001, wide * 0.999, wide * 1.001])
     half, used = half_width(sds, 10, declared=KNOWN)
     assert used.tolist() == [False, True, True, False]
@@ -262,13 +269,8 @@ def test_two_sides_are_paired_where_they_share_seeds():
     samples = cautious.of_samples(DRUG_1, DRUG_2)
     expected = (pairs.mid, pairs.low, pairs.high, 10, "pairs, cautious")
     assert shown(a, b) == expected
-    assert shown(a, apart) == (
-        samples.mid,
-        samples.low,
-        samples.high,
-        10,
-        "unpaired (Welch at 99.5%)",
-    )
+    shown_apart = shown(a, apart)
+    assert shown_apart == (samples.mid, samples.low, samples.high, 10, "unpaired (Welch at 99.5%)")
     three = {**{seed: b[seed] for seed in range(3)}, **apart}
     two = {**{seed: b[seed] for seed in range(2)}, **apart}
     # those that both have; the others count no more
@@ -289,7 +291,8 @@ def test_ratios_are_geometric_and_their_inverse_agrees():
     back = between(b, a, log=True, bias=0.005)
     assert there is not None
     assert back is not None
-    expected = cautious.of_pairs(np.log([x / 2 for x in a.values()]), bias=0.005).exp()
+    halves = [x / 2 for x in a.values()]
+    expected = cautious.of_pairs(np.log(halves), bias=0.005).exp()
     assert there.mid == pytest.approx(expected.mid)
     assert there.low == pytest.approx(expected.low)
     assert there.high == pytest.approx(expected.high)

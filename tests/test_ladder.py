@@ -170,13 +170,15 @@ def test_the_lack_of_fit_is_the_f_test_of_two_models():
         line = float(((fit - y) ** 2).sum())
         means = sum(float(np.var(gains) * len(gains)) for _, gains in points)
         freedom = len(y) - 3
-        p = stats.f.sf((line - means) / (means / (len(y) - 3)), 1, freedom)
+        slopes = means / (len(y) - 3)
+        p = stats.f.sf((line - means) / slopes, 1, freedom)
         assert trend(points).straight == (p >= 0.05)
 
 
 def test_errors_of_both_tests_are_a_twentieth():
     made = [trend(drawn(seed)) for seed in range(2000)]
-    assert sum(not t.straight for t in made) / 2000 == pytest.approx(0.05, abs=0.015)
+    curved_ones = sum(not t.straight for t in made)
+    assert curved_ones / 2000 == pytest.approx(0.05, abs=0.015)
     crossing = sum(not t.slope().low <= 0 <= t.slope().high for t in made)
     wrong = crossing / 2000
     assert wrong == pytest.approx(0.05, abs=0.015)

@@ -69,7 +69,8 @@ def test_a_pool_has_room_for_so_many_jobs(jobs, cores, n, monkeypatch):
     pool = Devices(jobs=jobs, units=units)
     assert pool.at_once(run()) == n
     expected = [False] * n + [True] * (4 - n)
-    assert [units is None for units in taken(pool, *[run()] * 4)] == expected
+    free = [units is None for units in taken(pool, *[run()] * 4)]
+    assert free == expected
     assert taken(serial := one_at_a_time(), run(), run()) == [[], None]
     assert serial.describe([run()]) is None
     two_units = {Device.cpu: ["0", "1"], Device.cuda: []}
@@ -131,7 +132,7 @@ REFUSED = [
     REFUSED,
     ids=["jobs", "key", "sweeper", "folder", "detach", "fail-fast", "target"],
 )
-def test_refused(tmp_path, here, words, expected):
+def test_what_a_launcher_cannot_run_is_refused_in_a_line(tmp_path, here, words, expected):
     done = here("--multirun", *CELL, "seed=0,1", *words)
     assert done.code == 2, done
     assert len(done.err.splitlines()) == 1, done

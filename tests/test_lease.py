@@ -182,7 +182,8 @@ def test_of_many_at_once_one_at_a_time_gets_it(
 ) -> None:
     """Claims of machines whose locks say nothing to each other: eight threads that take, look and
     give back."""
-    monkeypatch.setattr(lease.fcntl, "flock", Mock(side_effect=OSError(38, "no locks here")))
+    error = OSError(38, "no locks here")
+    monkeypatch.setattr(lease.fcntl, "flock", Mock(side_effect=error))
     inside = []
     most = []
 

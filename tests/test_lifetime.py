@@ -73,7 +73,9 @@ def its_terminal() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("before", "code"), [((), 75), (("nohup",), 0)])
-def test_closed_terminal(tmp_path: Path, before: tuple[str, ...], code: int) -> None:
+def test_a_run_whose_terminal_closes_saves_what_it_has(
+    tmp_path: Path, before: tuple[str, ...], code: int
+) -> None:
     """A terminal of its own closes after a row: it saves what it has; under nohup it goes on to its
     end."""
     out = tmp_path / "out"

@@ -256,18 +256,21 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize(("place", "paths", "paired"), LAYOUTS.values(), ids=LAYOUTS)
-def test_layouts(tmp_path, place, paths, paired):
+def test_folders_and_names_say_arm_and_seed(tmp_path, place, paths, paired):
     jsonl(tmp_path / ".hidden" / "old.jsonl")  # no arm
     for number, arm in enumerate(("base", "idea")):
         for seed in range(3):
-            jsonl(tmp_path / place.format(arm=arm, seed=seed), loss=3 + NOISE[number][seed])
+            loss_at = 3 + NOISE[number][seed]
+            jsonl(tmp_path / place.format(arm=arm, seed=seed), loss=loss_at)
     by_label = arms(compared(*(tmp_path / path for path in paths)))
     named = [name in label for label, name in zip(by_label, ("base", "idea"), strict=True)]
     assert named == [True] * 2
     seeds = [arm["seeds"] for arm in by_label.values()]
     expected = [(3, paired)] * 2
-    assert [(len(each), min(each) >= 0) for each in seeds] == expected
-    assert len({*seeds[0], *seeds[1]}) == (3 if paired else 6)
+    counts = [(len(each), min(each) >= 0) for each in seeds]
+    assert counts == expected
+    both = {*seeds[0], *seeds[1]}
+    assert len(both) == (3 if paired else 6)
 
 
 TABLES = {  # a table, its options, of each arm its seeds and mean loss, and what is said of it
@@ -331,7 +334,7 @@ TABLES = {  # a table, its options, of each arm its seeds and mean loss, and wha
 
 
 @pytest.mark.parametrize(("table", "columns", "expected", "said"), TABLES.values(), ids=TABLES)
-def test_tables(tmp_path, table, columns, expected, said):
+def test_a_table_s_columns_say_arm_seed_and_loss(tmp_path, table, columns, expected, said):
     path = tmp_path / "arms" / "table.csv"
     path.parent.mkdir()
     path.write_text(table)
@@ -399,7 +402,8 @@ def test_times_are_compared_on_the_same_hardware(tmp_path, base, idea, said, ref
     arm = arms(comparison)["idea"]
     assert arm["train_s"]["refused"] == refused
     assert arm["to_target"]["train_s"]["refused"] == refused
-    assert arm["to_target"]["steps"]["ratio"]["mean"] == pytest.approx(1, rel=0.02)
+    ratio = arm["to_target"]["steps"]["ratio"]
+    assert ratio["mean"] == pytest.approx(1, rel=0.02)
     assert refused or arm["train_s"]["ratio"]["mean"] == pytest.approx(5 / 6)
     shown = []
     for show in (render, page.render):
@@ -660,7 +664,8 @@ def test_the_same_run_counts_once(tmp_path):
     """A copy; and repeats of a trainer that takes no seed, whose times differ."""
     two_arms(tmp_path, "run_{}.jsonl", runs=3)
     copy = shutil.copy(tmp_path / "idea" / "run_0.jsonl", tmp_path / "idea" / "zcopy.jsonl")
-    jsonl(tmp_path / "base" / "run_9.jsonl", loss=3.0 + NOISE[0][0], host="other")
+    loss_of_one = 3.0 + NOISE[0][0]
+    jsonl(tmp_path / "base" / "run_9.jsonl", loss=loss_of_one, host="other")
     comparison = compared(tmp_path)
     assert [arm["n"] for arm in arms(comparison).values()] == [3, 3]
     lines = "\n".join(comparison.problems)
@@ -740,7 +745,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize(("words", "line"), REFUSALS.values(), ids=REFUSALS)
-def test_refusals(tmp_path, capsys, words, line):
+def test_what_cannot_be_compared_is_refused_in_a_line(tmp_path, capsys, words, line):
     (tmp_path / "empty").mkdir()
     two_arms(tmp_path / "logs")
     write_run(tmp_path / "own")
@@ -825,7 +830,7 @@ def _child(code, tmp_path, **extra):
 
 
 @pytest.mark.slow
-def test_tensorboard_s_csv(tmp_path):
+def test_tensorboard_s_csv_is_read(tmp_path):
     """As its page downloads it: Wall time, Step, Value."""
     _child(
         """
@@ -905,7 +910,7 @@ for group in ("base", "idea"):
 
 
 @pytest.mark.slow
-def test_wandb_s_server(monkeypatch):
+def test_runs_are_read_from_wandb_s_server(monkeypatch):
     """A project, and a group of it: what wandb's client, by its own signatures, is asked, and what
     is made of its answer. Of two groups of two runs the last crashed."""
     wandb = pytest.importorskip("wandb")

@@ -42,7 +42,8 @@ def random_weights(model: GPT) -> dict[str, Tensor]:
     with torch.no_grad():
         for p in model.parameters():
             deviation = math.sqrt(p.shape[-1])
-            p.copy_(torch.randn(p.shape, generator=generator) / deviation + (p.ndim == 1))
+            noise = torch.randn(p.shape, generator=generator) / deviation
+            p.copy_(noise + (p.ndim == 1))
     return {name: tensor.double() for name, tensor in model.state_dict().items()}
 
 
@@ -87,7 +88,8 @@ def reference_attention(x: Tensor, w: dict[str, Tensor], name: str, run: Run) ->
 def reference_mlp(x: Tensor, w: dict[str, Tensor], name: str, run: Run) -> Tensor:
     up = x @ w[f"{name}.up.weight"].T
     if run.mlp.activation is Activation.gelu:
-        h = up * (1 + torch.erf(up / math.sqrt(2))) / 2
+        error = torch.erf(up / math.sqrt(2))
+        h = up * (1 + error) / 2
     elif run.mlp.activation is Activation.relu2:
         h = up.clamp(min=0) ** 2
     else:
@@ -163,8 +165,10 @@ def test_the_model_is_the_plain_model(overrides: str):
     for T in (32, 11):
         got = model.logits(tokens[:, :T]).double()
         torch.testing.assert_close(got, want[:, :T], atol=3e-5, rtol=1e-5)
-    picked = want.log_softmax(-1).gather(2, tokens[:, 1:, None])
-    z = run.objective.z_loss * (want.logsumexp(-1) ** 2).mean()  # in training alone
+    logs = want.log_softmax(-1)
+    picked = logs.gather(2, tokens[:, 1:, None])
+    squares = want.logsumexp(-1) ** 2
+    z = run.objective.z_loss * (squares).mean()  # in training alone
     for training, expected in ((True, z - picked.mean()), (False, -picked.mean())):
         output = model.train(training)(tokens[:, :-1], tokens[:, 1:])
         loss = output.total.item()
@@ -231,7 +235,8 @@ def test_an_fp8_product_and_its_gradients_are_the_quantized_factors_products() -
     y.backward(by_y)
 
     def rounded(t: Tensor, dtype: torch.dtype) -> Tensor:
-        scale = t.double().abs().max() / torch.finfo(dtype).max
+        largest = t.double().abs().max()
+        scale = largest / torch.finfo(dtype).max
         return (t.double() / scale).float().to(dtype).double() * scale
 
     x8 = rounded(x, torch.float8_e4m3fn)
@@ -245,7 +250,8 @@ def test_an_fp8_product_and_its_gradients_are_the_quantized_factors_products() -
     plain = x @ weight.t()
     assert 1e-3 < (y - plain).norm() / plain.norm() < 0.06
     head.eval()
-    assert torch.equal(head(x.float()), x.float() @ head.weight.t())
+    product = x.float() @ head.weight.t()
+    assert torch.equal(head(x.float()), product)
 
 
 # --- parts ----------------------------------------------------------------------------------------
@@ -272,7 +278,7 @@ PARAMETER_COUNTS = [
 
 
 @pytest.mark.parametrize(("overrides", "layers", "more"), PARAMETER_COUNTS)
-def test_parameter_counts(overrides: str, layers: int, more: int):
+def test_parameters_are_counted_by_layer(overrides: str, layers: int, more: int):
     model = build_model(nano(*overrides.split()), vocab_size=VOCAB)
     assert count_parameters(model) == {"total": layers + more, "non_embedding": layers}
     for name, p in model.named_parameters():
@@ -337,5 +343,6 @@ def test_past_its_limit_a_compiled_function_raises(monkeypatch: pytest.MonkeyPat
 def test_a_module_of_ones_own_has_no_products_to_merge() -> None:
     members = {"build": lambda self, run, layer: nn.Identity()}
     own = type("Own", (Softmax,), members)
-    unreads = list(unread(own(kind="own", n_kv_heads=4, kernel=Kernel.fused)))
+    option = own(kind="own", n_kv_heads=4, kernel=Kernel.fused)
+    unreads = list(unread(option))
     assert unreads == ["attention.merge_qkv", "model.qk_norm"]

@@ -82,7 +82,8 @@ def test_new_option_composes_and_computes_its_formula(
     told = capsys.readouterr().out.splitlines()
     assert told[:3] == [str(path) for path in paths]
     assert f"nocap check {folder}" in told[5]
-    assert not re.search("NAME|CLASS|OVERRIDE", "".join(path.read_text() for path in paths))
+    text = "".join(path.read_text() for path in paths)
+    assert not re.search("NAME|CLASS|OVERRIDE", text)
     lines = option.read_text().splitlines()
     assert len(lines) <= 38
     assert check.main([str(folder), "--only", "composes"]) == 0
@@ -324,7 +325,8 @@ RANDOM = DROPPED.replace('kind: str = "broken"', 'kind: str = "broken"\n        
 def test_an_option_that_draws_is_told_to_say_so(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert check.main([str(written(tmp_path, "mlp", DROPPED)), "--only", "learns"]) == 1
+    option = str(written(tmp_path, "mlp", DROPPED))
+    assert check.main([option, "--only", "learns"]) == 1
     lines = capfd.readouterr().out.splitlines()
     (line,) = [row for row in lines if row.startswith("FAIL")]
     assert "mlp.kind=broken must compute the same again" in line
@@ -336,7 +338,8 @@ def test_an_option_that_draws_is_told_to_say_so(
 @pytest.mark.parametrize("what", ["compiles", "learns", "resumes"])
 def test_an_option_that_says_that_it_draws_passes(what: str, tmp_path: Path) -> None:
     torch._dynamo.reset()
-    assert check.main([str(written(tmp_path, "mlp", RANDOM)), "--only", what]) == 0
+    option = str(written(tmp_path, "mlp", RANDOM))
+    assert check.main([option, "--only", what]) == 0
 
 
 POWER_LAW = str(REPO / "tests/strangers/power_law")

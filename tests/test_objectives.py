@@ -57,7 +57,8 @@ def test_multi_token_against_its_formula():
     x_BTC = model.trunk(INPUTS)
     expected = 0.0
     for k, weight in ((2, 0.5), (3, 0.25)):
-        h_BTC = x_BTC + x_BTC @ model.ideas.multi_token.heads[k - 2].weight.t()
+        head = model.ideas.multi_token.heads[k - 2].weight
+        h_BTC = x_BTC + x_BTC @ head.t()
         distance = model.head.norm(h_BTC)
         logits_BTV = distance @ model.embedding.weight.t()
         for t in range(17 - k):
@@ -66,7 +67,7 @@ def test_multi_token_against_its_formula():
     close(model(INPUTS, TARGETS).parts["multi_token"], expected)
 
 
-def test_multi_token_fades(tmp_path: Path):
+def test_multi_token_fades_to_its_final_weight(tmp_path: Path):
     words = (
         "ideas.multi_token.final=0.4",
         "trainer.steps=4",
@@ -114,7 +115,8 @@ def test_untying_is_tied_before_and_two_matrices_of_one_state_after(tmp_path: Pa
         job, trainee = trainee_of(composed(*more), tmp_path)
         advance(job, trainee, 0, 1, 2)
         parameters = trainee.model.named_parameters(remove_duplicate=False)
-        after.append({name: p.detach().clone() for name, p in parameters})
+        copies = {name: p.detach().clone() for name, p in parameters}
+        after.append(copies)
     for name, p in after[0].items():
         assert torch.equal(p, after[1][name])
     head = trainee.model.get_parameter("head.unembed.weight")
@@ -181,11 +183,13 @@ def test_a_teacher_is_known_by_its_weights_and_not_by_its_place(
     sums = next((copy / "checkpoints").iterdir()) / "manifest.json"
     plans = []
     for path in (teacher, copy):
-        plans.append(plan(distilled(str(path), f"output_dir={tmp_path}"), choices={}))
+        overrides = distilled(str(path), f"output_dir={tmp_path}")
+        plans.append(plan(overrides, choices={}))
     content = json.loads(sums.read_text())
     text = sums.read_text().replace(content["model.safetensors"], "0" * 64)
     sums.write_text(text)
-    plans.append(plan(distilled(str(copy), f"output_dir={tmp_path}"), choices={}))
+    copied_overrides = distilled(str(copy), f"output_dir={tmp_path}")
+    plans.append(plan(copied_overrides, choices={}))
     original, moved_away, changed = (each.identity for each in plans)
     assert original == moved_away != changed
     assert plans[0].teachers["ideas.distill"].seconds == teacher_s
@@ -270,7 +274,7 @@ def test_windows_are_arranged_by_score_and_the_worst_left_out():
     assert ranks == sorted(ranks)
 
 
-def test_short_documents_first(tmp_path: Path):
+def test_short_documents_come_first(tmp_path: Path):
     job, trainee = trainee_of(composed(*CURRICULUM), tmp_path)
     begun = [int((fetch(job, trainee, step=step)[:, :-1] == 98).sum(1).max()) for step in range(12)]
     assert begun == sorted(begun, reverse=True)
@@ -286,7 +290,8 @@ def test_what_a_finished_run_finds_easy_first(teacher: str, tmp_path: Path):
     (job, first), (_, second) = [trainee_of(run, tmp_path) for _ in range(2)]
     # all
     model = trained(Path(teacher))[1]
-    tokens = torch.from_numpy(first.train.read(range(192))).long()
+    rows = first.train.read(range(192))
+    tokens = torch.from_numpy(rows).long()
     with torch.no_grad():
         losses = [float(model(window[None, :-1], window[None, 1:]).total) for window in tokens]
     assert losses == pytest.approx(sorted(losses), abs=1e-4)
@@ -346,7 +351,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("words", "rule"), REFUSED)
-def test_refused_by_key(words: str, rule: str, teacher: str, tmp_path: Path):
+def test_a_wrong_objective_is_refused_by_key(words: str, rule: str, teacher: str, tmp_path: Path):
     distill = f"ideas=[distill] ideas.distill.run={teacher}"
     with pytest.raises(ValueError, match=re.escape(rule)):
         begun(tmp_path, *words.replace("DISTILL", distill).split())

@@ -63,7 +63,8 @@ def stepped(kind: str, **keys: Any) -> tuple[list[list[Tensor]], list[list[Tenso
     head = nn.ParameterList([torch.ones(2, 2)])
     parts = {"blocks": nn.ParameterList(params), "head": head}
     optimizer = build_optimizers(run, nn.ModuleDict(parts))[-1]
-    weights = [[p.detach().clone() for p in params]]
+    copies = [p.detach().clone() for p in params]
+    weights = [copies]
     grads = []
     for rate in RATES:
         grads.append([draw(p.shape) for p in params])
@@ -71,7 +72,8 @@ def stepped(kind: str, **keys: Any) -> tuple[list[list[Tensor]], list[list[Tenso
             p.grad = g.clone()
         optimizer.param_groups[0]["lr"] = rate
         optimizer.step()
-        weights.append([p.detach().clone() for p in params])
+        copies = [p.detach().clone() for p in params]
+        weights.append(copies)
     return weights, grads, optimizer
 
 
@@ -205,7 +207,8 @@ def muon(
         else:
             o = iterated(ahead, polar)
         if beta2 is not None:  # NorMuon
-            v = beta2 * v + (1 - beta2) * o.square().mean(1, keepdim=True)
+            square = o.square().mean(1, keepdim=True)
+            v = beta2 * v + (1 - beta2) * square
             o = o / v.sqrt()
             o = o * math.sqrt(min(w.shape)) / o.norm()
         decay = lr * DECAY * w
@@ -247,7 +250,8 @@ def test_each_step_is_the_papers(
     if kind == "schedule_free":
         with optimizer.option.validating([optimizer]):
             params = optimizer.param_groups[0]["params"][: len(SHAPES)]
-            weights.append([p.detach().clone() for p in params])
+            copies = [p.detach().clone() for p in params]
+            weights.append(copies)
     for i, p in enumerate(weights[0]):
         steps = reference(p, [g[i] for g in grads])
         for taken, expected in zip(weights[1:], steps, strict=True):
@@ -379,7 +383,8 @@ def test_muon_in_stacks_is_torchs_own_bit_for_bit(
 def best_polynomial(low: float, high: float) -> np.ndarray[Any, Any]:
     """a, b and c of the odd polynomial of degree 5 that is nearest to 1 on [low, high], by Remez:
     at four points its errors are equal, and of changing sign."""
-    inner = low + (high - low) * np.array([1 / 3, 2 / 3])
+    thirds = np.array([1 / 3, 2 / 3])
+    inner = low + (high - low) * thirds
     for _ in range(100):
         points = np.array([low, *inner, high])
         signs = [1, -1, 1, -1]
@@ -436,7 +441,7 @@ def test_cautious_decay_needs_a_decay_that_it_can_see(monkeypatch: pytest.Monkey
         ),
     ],
 )
-def test_refused(words: tuple[str, ...], line: str):
+def test_a_wrong_value_of_an_optimizer_is_refused(words: tuple[str, ...], line: str):
     with pytest.raises(ValueError, match=f"^{line}"):
         composed(*words)
 

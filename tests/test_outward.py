@@ -172,7 +172,8 @@ def hostile_study(folder: Path, text: str) -> None:
 def studies(folder: Path, planned: Plan) -> None:
     lines = list[log.RegistrationLine]()
     for i, text in enumerate(TEXTS):
-        lines.append(log.RegistrationLine(claim=f"M.{i}.{text}", hash=text, subject=text))
+        line = log.RegistrationLine(claim=f"M.{i}.{text}", hash=text, subject=text)
+        lines.append(line)
     log.append(folder / log.FILE, lines, machine="abc", scale="cpu")
     for i, text in enumerate(TEXTS[:: len(TEXTS) // 3]):  # a form of each kind
         hostile_study(folder / "board" / f"s{i}", text)
@@ -191,7 +192,8 @@ def comparisons(folder: Path, planned: Plan) -> None:
     theirs = str(folder.parent / "theirs")
     compare.main([theirs, *itertools.chain(*files.items())])
     runs.main(["why", *(str(run_dirs[i]) for i in (0, 5))])
-    report.write(replace(made(1), problems=TEXTS), folder / "report.html")
+    page = replace(made(1), problems=TEXTS)
+    report.write(page, folder / "report.html")
     columns = [Column(title="arm")]
     table = Table(title="", columns=columns, rows=[[text] for text in TEXTS])
     print(table)
@@ -356,7 +358,8 @@ def hostile(root: Path, name: str, seed: int, evil: str = EVIL, **summary: Any) 
                 "clock/train_s": float(step),
             }
         )
-    (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    texts = "\n".join(map(json.dumps, rows))
+    (folder / "metrics.jsonl").write_text(texts + "\n")
     return seal(folder)
 
 
@@ -381,7 +384,8 @@ def test_a_hostile_record_does_nothing_to_a_screen_or_a_page(
     shown = capsys.readouterr()
     page = files["html"].read_text()
     answer = files["json"].read_text()
-    assert [controls(text) for text in (*shown, page, answer)] == [[]] * 4
+    found = [controls(text) for text in (*shown, page, answer)]
+    assert found == [[]] * 4
     assert r"\x1b[31m" in shown.out
     assert r"\x1b" in shown.err
     assert page.count("<script") == 2  # its own: data, the page's

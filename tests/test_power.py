@@ -48,7 +48,8 @@ def test_the_least_difference_is_shown_in_four_of_five_tables(arms: int, seeds: 
 def test_of_one_arm_it_is_that_of_a_noncentral_t(seeds: int) -> None:
     least = detectable(1.0, seeds, arms=1)
     quantile = stats.t.ppf(0.975, seeds - 1)
-    power = stats.nct.sf(quantile, seeds - 1, least * math.sqrt(seeds))
+    root = least * math.sqrt(seeds)
+    power = stats.nct.sf(quantile, seeds - 1, root)
     assert power == pytest.approx(0.8, abs=0.03)
 
 
@@ -82,11 +83,13 @@ def test_of_a_slope_that_is_known_it_is_that_of_a_noncentral_t() -> None:
     for seeds in (3, 6):
         least = -math.log(1 - detectable_time(noise, seeds, levels=1))
         quantile = stats.t.ppf(0.975, seeds - 1)
-        power = stats.nct.sf(quantile, seeds - 1, least / spread * math.sqrt(seeds))
+        root = least / spread * math.sqrt(seeds)
+        power = stats.nct.sf(quantile, seeds - 1, root)
         assert power == pytest.approx(0.8, abs=0.04)
     stricter = -math.log(1 - detectable_time(noise, 6, levels=1, look=2))
     quantile = stats.t.ppf(1 - 0.025 / 4, 5)
-    power = stats.nct.sf(quantile, 5, stricter / spread * math.sqrt(6))
+    root = stricter / spread * math.sqrt(6)
+    power = stats.nct.sf(quantile, 5, root)
     assert power == pytest.approx(0.8, abs=0.04)
 
 
@@ -126,7 +129,8 @@ def test_the_least_gain_in_time_is_shown_in_four_of_five_grids(
         flat_pace = pace.reshape(-1, seeds)
         z = z_by_hand(flat, flat_pace, short, long)
         by_level = z.reshape(levels + 1, others, seeds).mean(axis=1)
-        first = of_arms((by_level[1:] - by_level[0]).tolist())[0]
+        differences = by_level[1:] - by_level[0]
+        first = of_arms((differences).tolist())[0]
         shown += first.high < 0
     assert shown / 1000 == pytest.approx(0.8, abs=0.04)
 
@@ -222,7 +226,8 @@ def test_the_noise_is_that_of_pairs_of_runs_alike(tmp_path: Path) -> None:
     for seed in range(4):
         write_run(tmp_path, seed=seed, loss=losses[0, seed], config=config)
         gelu3x(tmp_path, seed=seed, loss=losses[1, seed], config=config)
-        gelu3x(tmp_path, seed=seed, loss=9.0 + seed, config={**config, "trainer.batch_tokens": 128})
+        others_loss = {**config, "trainer.batch_tokens": 128}
+        gelu3x(tmp_path, seed=seed, loss=9.0 + seed, config=others_loss)
         longer = {**config, "trainer.steps": 800}
         write_run(tmp_path, seed=seed, loss=3.0 + 0.5 * losses[0, seed], config=longer)
         longer = {**config, "trainer.steps": 800}

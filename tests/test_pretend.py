@@ -33,7 +33,8 @@ def test_the_steps_of_a_gpu_day(tmp_path, pretended):
     (tmp_path / "challenge").mkdir()
     (tmp_path / "challenge" / "train_gpt2.py").write_text(CHALLENGE)
     words = ["--small", "--out", str(tmp_path / "out"), "--challenge", str(tmp_path / "challenge")]
-    done = pretended.python(str(REPO / "experiments" / "gpu_day" / "day.py"), *words, timeout=1500)
+    day_file = str(REPO / "experiments" / "gpu_day" / "day.py")
+    done = pretended.python(day_file, *words, timeout=1500)
     day = json.loads((tmp_path / "out" / "day.json").read_text())
     failed = {row["step"]: row["tail"] for row in day["rows"] if row["rc"] != 0}
     assert not failed.keys() & {"grid", "profile", "options", "options_again"}, done.out
@@ -150,7 +151,8 @@ print(torch.cuda.memory_allocated() // 2**20, "MiB")
 
 def test_a_peers_arm_that_does_not_fit_stops_no_other_and_leaves_nothing(pretended):
     (pretended.folder / "hungry.py").write_text(HUNGRY)
-    done = pretended.python("-c", RACE, str(REPO / "experiments" / "peers"), gb=10)
+    path = str(REPO / "experiments" / "peers")
+    done = pretended.python("-c", RACE, path, gb=10)
     assert done.code == 0, done.err
     statuses, peaks, left = done.out.splitlines()
     assert statuses == "measured, does not fit, measured, measured"
@@ -171,9 +173,8 @@ for arm in study["arms"].values():
 
 
 def test_the_longest_sequences_of_the_sliding_study_fit(pretended):
-    done = pretended.python(
-        "-c", SLIDING, str(REPO / "experiments" / "sliding" / "study.yaml"), gb=80
-    )
+    study = str(REPO / "experiments" / "sliding" / "study.yaml")
+    done = pretended.python("-c", SLIDING, study, gb=80)
     assert done.code == 0, done.err
 
 

@@ -84,7 +84,8 @@ def test_counted_flops_equal_torchs_counter_where_that_sees_everything():
         tokens = torch.zeros(2, 32, dtype=torch.long)
         with FlopCounterMode(display=False) as counter:
             model(tokens, tokens).total.backward()
-    assert sum(work.flops for work in counts.work.values()) == counter.get_total_flops()
+    total = sum(work.flops for work in counts.work.values())
+    assert total == counter.get_total_flops()
 
 
 def test_a_prompt_moves_the_bytes_of_its_keys_and_values_into_the_cache():
@@ -289,7 +290,8 @@ def test_attention_grows_as_promised(attention, expected, heads, lengths):
     With one head mha's matrices stay below 32 MB: larger ones are mapped and zeroed anew at each
     allocation, which probably raises the exponent (2.35 with four heads and T up to 4096).
     """
-    assert exponent(lengths, [3 * T**1.7 for T in lengths]) == pytest.approx(1.7)
+    cubes = [3 * T**1.7 for T in lengths]
+    assert exponent(lengths, cubes) == pytest.approx(1.7)
     words = [*NANO, f"model.n_head={heads}", f"model.d_model={64 * heads}", "trainer.micro_batch=1"]
     run = compose([*words, f"attention={attention}"])
     fitted = exponent(lengths, [attention_ms(with_window(run, T, window=128)) for T in lengths])
@@ -412,7 +414,8 @@ def test_the_record_says_what_was_measured_and_on_what(profiled):
     assert shares == pytest.approx(step["attributed_ms"] / step["ms"])
     names = [name for part, name in PARTS.items() if part not in WHOLE]
     lines = ("sum of the parts", "peaks, measured:", "2 of 4 micro-batches")
-    assert [line for line in (*names, *lines) if line not in said] == []
+    absent = [line for line in (*names, *lines) if line not in said]
+    assert absent == []
     text = (folder / "t.json").read_text()
     events = json.loads(text)["traceEvents"]
     assert {MARK + "step", MARK + "blocks.1.mlp.f.up"} <= {event.get("name") for event in events}
@@ -517,5 +520,6 @@ def test_the_peak_of_a_slow_precision_takes_seconds(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)  # by the process's clock
     monkeypatch.setattr(time, "process_time", lambda: clock[0])
     monkeypatch.setattr(torch, "mm", slow)
-    assert roofline.matmul_flops(Device.cpu, Precision.bf16) == pytest.approx(1e9, rel=0.05)
+    rate = roofline.matmul_flops(Device.cpu, Precision.bf16)
+    assert rate == pytest.approx(1e9, rel=0.05)
     assert max(sizes) == 512

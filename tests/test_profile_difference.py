@@ -227,7 +227,8 @@ def test_moments_that_both_have_are_compared_one_by_one(compared: Any) -> None:
 
 def test_a_part_that_one_of_them_lacks_is_a_dash(compared: Any) -> None:
     after = profile()
-    after["groups"].append(group("ideas", 4.0, [row("ideas", 4.0)]))
+    ideas = group("ideas", 4.0, [row("ideas", 4.0)])
+    after["groups"].append(ideas)
     done = compared(profile(), after, "--json", "d.json")
     text = Path("d.json").read_text()
     (difference,) = json.loads(text)["differences"].values()
@@ -243,7 +244,8 @@ def test_a_part_that_one_of_them_lacks_is_a_dash(compared: Any) -> None:
 
 
 def test_steps_of_other_sizes_have_a_ratio_of_a_token(compared: Any) -> None:
-    done = compared(profile(), profile(tokens=2048, step=step(150.0)), "--json", "d.json")
+    later = profile(tokens=2048, step=step(150.0))
+    done = compared(profile(), later, "--json", "d.json")
     text = Path("d.json").read_text()
     (difference,) = json.loads(text)["differences"].values()
     assert difference["ratio_per_token"] == pytest.approx(0.75)
@@ -282,7 +284,8 @@ def test_both_parts_of_a_text_are_compared(compared: Any) -> None:
     assert done.crash is None, done
     differences = json.loads(Path("d.json").read_text())["differences"]
     expected = [("prefill", 1.0), ("token", 0.5)]
-    assert [(name, each["ratio"]) for name, each in differences.items()] == expected
+    ratios = [(name, each["ratio"]) for name, each in differences.items()]
+    assert ratios == expected
     assert "config: cached true → false" in done.out.splitlines()
     refused(
         compared(profile(), whole),
@@ -356,13 +359,15 @@ def test_a_strangers_text_cannot_steer_the_terminal(compared: Any) -> None:
     """Nor the command that is shown: it is one word of it."""
     strange = "\x1b[31m$(rm a.json)"
     after = profile(words=[strange], kernel=strange, config_dirs=[strange])
-    after["groups"].append(group(strange, 4.0, [row(strange, 4.0)]))
+    own_group = group(strange, 4.0, [row(strange, 4.0)])
+    after["groups"].append(own_group)
     done = compared(profile(), after)
     assert done.code == 0, done
     assert done.crash is None, done
     assert "\x1b" not in done.out
     typed = shlex.split(done.out.splitlines()[-1])
-    assert [word for word in typed if word == "$(rm" or word.startswith("a.json")] == []
+    cut = [word for word in typed if word == "$(rm" or word.startswith("a.json")]
+    assert cut == []
     words = [word for word in typed if "$(rm a.json)" in word]
     assert len(words) == 2  # a folder, and an arm
 

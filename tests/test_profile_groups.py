@@ -310,7 +310,8 @@ def test_the_groups_add_up_to_what_is_attributed(taken):
             assert group.ms == pytest.approx(expected)
         for key in ("ms", "flops", "bytes", "bound_ms"):
             whole = sum(getattr(part, key) for part in profile.parts)
-            assert sum(getattr(group, key) for group in groups) == pytest.approx(whole), key
+            totals = sum(getattr(group, key) for group in groups)
+            assert totals == pytest.approx(whole), key
         scores = []
         for group in groups:
             for part in group.parts:
@@ -326,9 +327,11 @@ def test_only_a_step_has_gradients_and_an_optimizer(taken):
     for of, profile in taken.items():
         names[of] = [group.group for group in profile.groups]
     assert "optimizer" in names["step"]
-    assert [of for of, groups in names.items() if "optimizer" in groups] == ["step"]
+    whole_steps = [of for of, groups in names.items() if "optimizer" in groups]
+    assert whole_steps == ["step"]
     for of in ("forward", "prefill", "token"):
-        assert [row.path for row in taken[of].rows if row.direction == "backward"] == []
+        backward = [row.path for row in taken[of].rows if row.direction == "backward"]
+        assert backward == []
         assert taken[of].memory_mib.measured.gradients == 0
     assert taken["step"].memory_mib.measured.gradients > 0
     assert taken["step"].memory_mib.cache == 0
@@ -402,7 +405,8 @@ def test_an_option_without_a_cache_is_counted_over_its_whole_prefix():
     prefill = count(run, vocab_size=70, subject=subject)
     flops = []
     for counted in (token, prefill):
-        flops.append(sum(work.flops for work in counted.work.values()))
+        moment_flops = sum(work.flops for work in counted.work.values())
+        flops.append(moment_flops)
 
     assert flops[0] == flops[1] > 0
     assert token.cache == 0

@@ -60,7 +60,8 @@ def pairs(*gains: float | None) -> list[LossPair]:
     """Make the pairs of these gains over a baseline at 3; None: the proposal diverged."""
     loss_pairs: list[LossPair] = []
     for gain in gains:
-        loss_pairs.append(LossPair(loss=None if gain is None else 3 - gain, baseline=3.0))
+        pair = LossPair(loss=None if gain is None else 3 - gain, baseline=3.0)
+        loss_pairs.append(pair)
     return loss_pairs
 
 
@@ -157,7 +158,8 @@ def test_a_run_that_was_trained_again_counts_as_it_was_the_first_time():
     pairs = [line for line in lines if isinstance(line, PairLine)]
     baselines = []
     for arm in ("first", "second"):
-        baselines.append([line.baseline for line in pairs if line.arm == arm])
+        of_arm = [line.baseline for line in pairs if line.arm == arm]
+        baselines.append(of_arm)
     assert baselines[0] == baselines[1]
     losses = {line.loss for line in pairs}
     assert len(losses) == 8
@@ -204,7 +206,8 @@ def test_an_adversary_that_farms_seeds_over_two_hundred_proposals_gets_nothing(
     monkeypatch.syspath_prepend(str(REPO / "experiments" / "program_loop"))
     adversary = importlib.import_module("adversary")
     assert adversary.played("normal", 12)["with_a_false_acceptance"]["share"] == 0
-    assert adversary.played("normal", 4, effect=3, share=0.1)["found"] > 0.7
+    played = adversary.played("normal", 4, effect=3, share=0.1)
+    assert played["found"] > 0.7
 
 
 # --- the command ----------------------------------------------------------------------------------
@@ -431,7 +434,8 @@ def test_a_run_that_fails_or_ignores_its_seed_says_so_and_a_mended_command_is_an
     assert (
         "must use its seed: losses of other seeds are equal to rounding, got [1.0]" in refused.err
     )
-    assert answers(study_door(beside, "--json", "--propose", command("0.00")))[0]["number"] == 3
+    done = study_door(beside, "--json", "--propose", command("0.00"))
+    assert answers(done)[0]["number"] == 3
 
 
 def test_a_study_with_a_command_runs_it_for_a_proposal_alone(study_door: Door, beside: Path):
@@ -467,7 +471,8 @@ def test_a_proposal_that_is_stopped_goes_on(study_door: Door, beside: Path):
         75,
     )
     known = times()
-    assert answers(study_door(beside, "--json", "--propose", command(0)))[0]["number"] == 1
+    done = study_door(beside, "--json", "--propose", command(0))
+    assert answers(done)[0]["number"] == 1
     assert known.items() <= times().items()
 
 

@@ -285,7 +285,8 @@ def test_a_program_goes_on_by_the_next_command_alone(repo, raced):
     assert step["pairs_left"] == 0
     seconds = [row["wall_s"] for row in first["measurements"]]
     # of two arms, three pairs more
-    assert step["minutes"] == pytest.approx(sum(seconds) / 60, abs=1e-3)
+    spent = sum(seconds) / 60
+    assert step["minutes"] == pytest.approx(spent, abs=1e-3)
     there = {path.stat().st_mtime_ns for path in ended(repo)}
     second = raced(*[word for word in step["command"][3:] if word != "--json"])
     assert verdict(second)[1] == 6
@@ -342,10 +343,11 @@ def test_what_cannot_prepare_ends_the_race(repo, failed, words, code, line):
     assert line in said
 
 
-def test_words(repo, raced):
+def test_a_race_says_its_word_for_each_question(repo, raced):
     """Of six runs, each asked anew."""
     for words, word in WORDS:
-        assert verdict(raced(*GAINING, *words, "--pairs", "3")) == (word, 3), words
+        gained = raced(*GAINING, *words, "--pairs", "3")
+        assert verdict(gained) == (word, 3), words
     assert len(ended(repo)) == 6
 
 
@@ -391,7 +393,8 @@ def test_steps_to_a_target_and_times_of_three_sessions_have_verdicts(repo, raced
     assert costs(answer)["wall_s"]["verdict"] != "no verdict"
     assert answer["said"].count("waiting") == 2
     # none of one session is taken
-    assert "waiting" in raced(*words[:-1], "6", *THREE_SESSIONS)["said"]
+    waiting = raced(*words[:-1], "6", *THREE_SESSIONS)
+    assert "waiting" in waiting["said"]
     for way, target in (("--lower", "0.5"), ("--higher", "3.5")):
         never = raced(*words[:-2], way, "--target", target, "--pairs", "3")
         assert costs(never)["steps_to_target"]["mean"] is None
@@ -613,7 +616,8 @@ ENDING_NUMBERS = [
 def test_a_file_whose_numbers_end_is_of_a_run_that_diverged(tmp_path, name, text, value):
     folder = printed(tmp_path / "run")
     (folder / f"kept-{name}").write_text(text)
-    assert str(Reading(what="loss", file=name).value(folder, finite=False)) == value
+    reading = Reading(what="loss", file=name)
+    assert str(reading.value(folder, finite=False)) == value
 
 
 def carried_out(folder, program, **how):
@@ -912,7 +916,8 @@ def test_runs_at_once_share_the_machine_and_have_no_times(repo, raced, monkeypat
     assert "Runs shared the machine (--jobs 4)" in answer["said"]
     lines = []
     for path in repo.glob("outputs/commands/*/output.log"):
-        lines.append(path.read_text().splitlines()[-1].split())
+        last_line = path.read_text().splitlines()[-1]
+        lines.append(last_line.split())
     spans = [(float(words[-2]), float(words[-1])) for words in lines]
     spans.sort()
     overlaps = [first[0] < second[0] < first[1] for first, second in itertools.pairwise(spans)]
@@ -985,7 +990,8 @@ def made_race(folder, chance, *, gain, pairs, skewed=False):
 
     both = []
     for name in ("base", "idea"):
-        both.append(Command(name=name, words=("{seed}",), cwd=folder, content=name))
+        arm_command = Command(name=name, words=("{seed}",), cwd=folder, content=name)
+        both.append(arm_command)
     reading = Reading(what=PATTERN, better=Better.lower)
     return Race(
         arms=both,
@@ -1032,7 +1038,8 @@ def test_what_several_arms_print_has_one_interval_and_what_they_cost_the_cautiou
             assert verdict["gain"]["high"] >= welch.high - 1e-9
     logs = np.log(walls["base"] / walls["a"])
     t = stats.t.isf(0.05 / look**2 / 3, pairs - 1)
-    half = (1 + 3.3 / np.sqrt(pairs)) * t * stats.sem(logs) + 0.005
+    caution = 1 + 3.3 / np.sqrt(pairs)
+    half = caution * t * stats.sem(logs) + 0.005
     expected = np.exp(logs.mean() + half)
     assert verdicts[0]["costs"]["wall_s"]["high"] == pytest.approx(expected)
 

@@ -115,7 +115,8 @@ def runner(grid, ray, restarts=3):
         folder = str(grid.folder)
         log = CellJob(folder, cell.plan.identity).log
         log.write_text("nocap: it said so\n")
-    return Runner(grid, RayTasks(ray=ray, folder=grid.folder, restarts=restarts))
+    tasks = RayTasks(ray=ray, folder=grid.folder, restarts=restarts)
+    return Runner(grid, tasks)
 
 
 def test_a_lost_cell_goes_on_elsewhere_a_few_times(tmp_path, capsys):

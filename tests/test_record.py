@@ -235,7 +235,8 @@ def as_another(source: Path, seed: int) -> Path:
     identity = digest(parts)
     copy = shutil.copytree(source, source.with_name(f"nano-s{seed}-{identity}"))
     edit(copy / "manifest.json", parts=parts, identity=identity, name=f"nano-s{seed}")
-    write_summary(copy, {**summary_of(copy), "seed": seed, "identity": identity})
+    changed = {**summary_of(copy), "seed": seed, "identity": identity}
+    write_summary(copy, changed)
     return copy
 
 

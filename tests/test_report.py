@@ -83,7 +83,8 @@ def test_whatever_was_not_measured_is_a_dash() -> None:
             record, summary={"status": record.status, "val_loss": 3.0}, curve=Curve()
         ),
     )
-    shown = text_of(report.render(replace(bare, target=None, problems=[])))
+    without = replace(bare, target=None, problems=[])
+    shown = text_of(report.render(without))
     assert "gqa gelu4x" in shown
     assert "None" not in shown
     assert "nan" not in shown

@@ -102,9 +102,8 @@ def written(content: Json | str, path: Path) -> Path:
 
 def file_of(comparison: Comparison, path: Path) -> Path:
     """Write a comparison's file, as the command does."""
-    write_json(
-        path, result.content(result.bare(comparison), command="python -m nocap.compare runs")
-    )
+    bare = result.bare(comparison)
+    write_json(path, result.content(bare, command="python -m nocap.compare runs"))
     return path
 
 
@@ -834,9 +833,8 @@ def test_two_halves_of_a_grid_by_seeds_are_the_grid(tmp_path: Path) -> None:
         assert {**other, "runs": runs} == {**arm, "runs": sorted(arm["runs"])}
     for key in ("by_factor", "findings", "look", "metric", "baseline", "swept", "confidence"):
         assert again[key] == expected[key]
-    assert result.read(tmp_path / "joined.json").follows() == [
-        follows(tmp_path / "joined.json", 36)
-    ]
+    joined = result.read(tmp_path / "joined.json")
+    assert joined.follows() == [follows(tmp_path / "joined.json", 36)]
 
 
 def halves(
@@ -923,7 +921,8 @@ def test_a_run_that_ended_otherwise_in_the_other_file_is_named(tmp_path: Path) -
 
 
 def test_speeds_of_two_machines_are_not_compared(tmp_path: Path) -> None:
-    files = halves(tmp_path, a={"speed": 1000.0}, b={"speed": 3000.0, "fingerprint": "bbbb"})
+    fast = {"speed": 3000.0, "fingerprint": "bbbb"}
+    files = halves(tmp_path, a={"speed": 1000.0}, b=fast)
     joined = compared_to(tmp_path / "joined.json", *files)
     pace = joined["arms"][1]["token_us"]
     assert pace["ratio"] is None

@@ -93,7 +93,8 @@ def test_summary_has_the_keys_of_the_contract(undisturbed: Undisturbed) -> None:
         assert parts <= set(summary[key]), key
         assert None not in [summary[key][part] for part in parts], key
     expected = ["finished", 0, 30, 30 * 2048]
-    assert [summary[key] for key in ("status", "seed", "steps", "tokens")] == expected
+    values = [summary[key] for key in ("status", "seed", "steps", "tokens")]
+    assert values == expected
     assert undisturbed.run_dir.name.endswith(f"-{summary['identity']}")
 
 
@@ -202,7 +203,8 @@ def test_finished_run_is_not_trained_again_and_torch_is_not_imported(
     lines = done.stderr.splitlines()
     imported = {line.rpartition("|")[2].strip() for line in lines}
     assert "nocap.launch.plan" in imported
-    assert not {name for name in imported if name.partition(".")[0] in ("torch", "wandb")}
+    named = {name for name in imported if name.partition(".")[0] in ("torch", "wandb")}
+    assert not named
     assert digests(undisturbed.run_dir) == before
 
 
@@ -255,7 +257,8 @@ ANOTHER = [
 
 def test_what_can_change_a_number_changes_the_identity_and_presentation_does_not() -> None:
     assert {identity(*NO_OTHER_RUN)} == {identity()}
-    assert len({identity(), *map(identity, ANOTHER)}) == len(ANOTHER) + 1
+    identities = {identity(), *map(identity, ANOTHER)}
+    assert len(identities) == len(ANOTHER) + 1
     first, second = (config_that_counts(compose([*SMALL, f"seed={seed}"])) for seed in (0, 1))
     assert first.pop("seed") != second.pop("seed")
     assert first == second
@@ -278,7 +281,8 @@ def test_without_a_terminal_progress_is_plain_lines(undisturbed: Undisturbed) ->
 def test_the_last_screen_says_what_an_epoch_takes(undisturbed: Undisturbed) -> None:
     """Of 100,000 tokens in whole windows of 128."""
     summary = summary_of(undisturbed.run_dir)
-    assert summary["epoch_s"] * summary["tokens_per_s"] == pytest.approx(99_968, abs=128)
+    seen = summary["epoch_s"] * summary["tokens_per_s"]
+    assert seen == pytest.approx(99_968, abs=128)
     (said,) = re.findall(
         r"^  epoch +(\S+ \S+) for all training data once", undisturbed.process.out, re.M
     )
@@ -332,7 +336,8 @@ def test_a_log_has_a_line_a_validation_and_one_in_five_seconds_with_what_is_left
     reporter.row({"step": 100, "val/loss": None})
     lines = capsys.readouterr().out.splitlines()
     expected = [50, 55, 60, 65, 70, 100]
-    assert [int(re.findall(r"step +(\d+)/100", line)[0]) for line in lines] == expected
+    steps = [int(re.findall(r"step +(\d+)/100", line)[0]) for line in lines]
+    assert steps == expected
     assert lines[0] == "step     50/100  train 3.0000  1,234 tokens/s"
     said = "train 3.0000  val 3.5000 (1.250 bits per byte)  1,234 tokens/s  about 40 s left"
     assert lines[2] == f"step     60/100  {said}"

@@ -71,7 +71,8 @@ def test_filters_columns_and_order(here: Path, capsys: pytest.CaptureFixture[str
     )
     for words, run in cases:
         rows = listed(capsys, *words.split())
-        assert [row[0] for row in rows] == [run.name], words
+        names = [row[0] for row in rows]
+        assert names == [run.name], words
     for words in ("age<1h", "size>1G", "mlp=gelu3x", "lr=3e-4"):
         assert listed(capsys, words) == []
     columns = said(capsys, "last", "--columns", "attention.n_kv_heads,mlp.expansion")
@@ -154,9 +155,11 @@ def test_runs_of_two_zones_are_in_the_order_in_which_they_were_started(
     expected = [first.name, second.name]
     assert [row[0] for row in listed(capsys)] == expected
     rows = listed(capsys, "--sort", "started")
-    assert [row[0] for row in rows] == [first.name, second.name]
+    names = [row[0] for row in rows]
+    assert names == [first.name, second.name]
     rows = listed(capsys, "last")
-    assert [row[0] for row in rows] == [second.name]
+    names = [row[0] for row in rows]
+    assert names == [second.name]
     arms = api.compare(here / "outputs")["arms"]
     assert arms[0]["runs"] == [first.name[-12:]]
     assert arms[0]["difference"] is None, "the first is the baseline"
@@ -250,7 +253,8 @@ def test_what_refers_to_a_run_is_named_before_it_goes(
 ) -> None:
     trunk, branch, alone = (write_run(here / "outputs", seed=seed) for seed in range(3))
     identity = trunk.name[-12:]
-    changed(branch / "manifest.json", init={"identity": identity, "step": 8, "path": "there"})
+    init = {"identity": identity, "step": 8, "path": "there"}
+    changed(branch / "manifest.json", init=init)
     line = {
         "event": "run",
         "at": "2026-11-22T14:25:37+00:00",
@@ -303,7 +307,8 @@ def line(label: str, x: list[float], y: list[float]) -> DrawnCurve:
 
 def test_a_curve_goes_from_its_first_point_to_its_last() -> None:
     falling = line("falling", [0, 10], [4.0, 2.0])
-    rows, below = rows_of(falling, line("level", [0, 5], [2.0, 2.0]))
+    level = line("level", [0, 5], [2.0, 2.0])
+    rows, below = rows_of(falling, level)
     places = [row.find("•") for row in rows]
     assert places == sorted(places)
     assert rows[0][0] == "•"

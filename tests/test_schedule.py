@@ -53,7 +53,7 @@ POINTS = [
 
 
 @pytest.mark.parametrize(("spec", "step", "value"), POINTS)
-def test_closed_form_points(spec: Schedule, step: int, value: float):
+def test_a_schedule_hits_its_closed_form_points(spec: Schedule, step: int, value: float):
     multiplier = spec.multiplier(step=step, steps=STEPS)
     assert multiplier == pytest.approx(value, abs=1e-12)
 

@@ -89,7 +89,8 @@ SWEEPS = [
 
 @pytest.mark.parametrize(("word", "described"), SWEEPS)
 def test_hydras_sweeps_are_a_space(word, described):
-    assert [describe(distribution) for distribution in space(word).values()] == [described]
+    described_as = [describe(distribution) for distribution in space(word).values()]
+    assert described_as == [described]
 
 
 EMPTY_SPACES = [
@@ -154,8 +155,10 @@ def test_every_value_of_a_mixed_space_is_reached():
     attentions = {point["attention"] for point in points}
     assert attentions == {"flash", "gqa"}
     # by their logarithms: half of 64 draws, and four standard deviations at most away
-    assert 0.25 < np.mean([point["b"] < 8 for point in points]) < 0.75
-    assert 0.25 < np.mean([point["optimizer.lr"] < 10**-2.5 for point in points]) < 0.75
+    low = [point["b"] < 8 for point in points]
+    assert 0.25 < np.mean(low) < 0.75
+    slow = [point["optimizer.lr"] < 10**-2.5 for point in points]
+    assert 0.25 < np.mean(slow) < 0.75
     # what can be typed is what is trained
     for point in points:
         assert float(f"{point['optimizer.lr']:.6g}") == point["optimizer.lr"]
@@ -176,7 +179,8 @@ def test_a_trial_that_runs_counts_as_bad():
         for seed in range(20):
             seeded = replace(search, seed=seed)
             proposed.append(propose(seeded, line, [*before, *others])["x"])
-        return float(np.median([abs(x - 0.5) for x in proposed]))
+        middles = [abs(x - 0.5) for x in proposed]
+        return float(np.median(middles))
 
     assert away([running] * 2) > 1.5 * away([])
 
@@ -363,7 +367,8 @@ def test_diverged_and_impossible_trials_are_the_worst_and_named(tmp_path, fake):
     fake(lambda run: math.inf if run.optimizer.lr > 1e-2 else run.optimizer.lr)
     # of a batch of 64 tokens and a length of 16: not 3
     keys = (LR, "trainer.micro_batch=int(interval(1, 4))")
-    searched = a_search(tmp_path, Search(sampler=Sampler.random, trials=16), *keys)
+    sampled = Search(sampler=Sampler.random, trials=16)
+    searched = a_search(tmp_path, sampled, *keys)
     searched.run(one_at_a_time(), log=said.append)
     order = ["finished", "diverged", "refused"]
     status = [trial.status for trial in searched.trials()]
@@ -485,7 +490,8 @@ def test_what_a_search_leaves_is_read_as_a_grid(tmp_path, fake):
     assert written["search"] == expected
     assert written["space"] == {"optimizer.lr": "0.0001 to 0.1, log"}
     cells = [(cell["seed"], cell["overrides"][-1]) for cell in written["cells"]]
-    assert cells == [(100, trial["overrides"][0]) for trial in written["trials"]]
+    trials = [(100, trial["overrides"][0]) for trial in written["trials"]]
+    assert cells == trials
 
 
 def test_a_search_may_set_what_only_its_trials_make_possible(tmp_path, fake):

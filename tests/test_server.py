@@ -142,7 +142,9 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("victim", ["grid", "server", "worker"])
-def test_kill(tmp_path: Path, three: Path, victim: str, moment: str) -> None:
+def test_a_killed_process_of_a_grid_loses_nothing(
+    tmp_path: Path, three: Path, victim: str, moment: str
+) -> None:
     """Nothing is lost, no process is left, and the grid goes on: by itself, or by the same
     command."""
     out = tmp_path / "out"

@@ -102,7 +102,8 @@ def part(model: Any, name: str, layer: int | None = None) -> Any:
 
 
 def context_of(model: Any, x0_BTC: Tensor) -> Context:
-    tables = model.positions.tables(model.position, slice(0, TOKENS_BT.shape[1]))
+    positions = slice(0, TOKENS_BT.shape[1])
+    tables = model.positions.tables(model.position, positions)
     return Context(TOKENS_BT, x0_BTC, tables, None)
 
 
@@ -121,9 +122,12 @@ def by_hand(
     for layer, block in enumerate(plain().blocks):
         a = block.attention.f
         h = block.attention.norm(x)
-        q = a.q_proj(h).unflatten(2, (-1, a.d_head))
-        k = a.k_proj(h).unflatten(2, (-1, a.d_head))
-        v = a.v_proj(h).unflatten(2, (-1, a.d_head))
+        projected = a.q_proj(h)
+        q = projected.unflatten(2, (-1, a.d_head))
+        keys = a.k_proj(h)
+        k = keys.unflatten(2, (-1, a.d_head))
+        values = a.v_proj(h)
+        v = values.unflatten(2, (-1, a.d_head))
         tables = context_of(plain(), x).tables
         q, k = a.position.turn(q, k, tables)
         y = materialized(*(t.transpose(1, 2) for t in change(layer, q, k, v)))
@@ -207,7 +211,8 @@ def bigram(model: Any, x: Tensor, *, exact: int, **keys: int) -> Tensor:
             row = before * V + now
         else:
             row = ((before * FACTORS[0]) ^ (now * FACTORS[1])) % 97
-        x[b, t] = x[b, t] + its.project.weight @ its.table.weight[row]
+        added = its.project.weight @ its.table.weight[row]
+        x[b, t] = x[b, t] + added
     return through(x)
 
 
@@ -221,14 +226,17 @@ def ngrams(model: Any, x: Tensor, **keys: Any) -> Tensor:
     x = x.clone()
     for b, t in PLACES:
         row = int(TOKENS_BT[b, t - 1]) * V + int(TOKENS_BT[b, t])
-        x[b, t] = x[b, t] + pairs.project.weight @ pairs.table.weight[row]
+        added = pairs.project.weight @ pairs.table.weight[row]
+        x[b, t] = x[b, t] + added
         if t >= 3:
             last_four = TOKENS_BT[b, t - 3 : t + 1].tolist()
             four = zip(last_four, FACTORS, strict=True)
             row = reduce(operator.xor, (token * factor for token, factor in four))
-            x[b, t] = x[b, t] + fours.project.weight @ fours.table.weight[row % 97]
+            added = fours.project.weight @ fours.table.weight[row % 97]
+            x[b, t] = x[b, t] + added
     # fewer tokens than the longest row stands for
-    close(model.trunk(TOKENS_BT[:, :2]), through(x[:, :2]))
+    early = through(x[:, :2])
+    close(model.trunk(TOKENS_BT[:, :2]), early)
     return through(x)
 
 
@@ -295,7 +303,7 @@ def test_an_idea_is_its_formula(its: Formula, keys: dict[str, Any]) -> None:
         (("objective.loss_chunks=4", "model.logit_softcap=3"), True),
     ],
 )
-def test_logit_rescale(words: tuple[str, ...], learned: bool) -> None:
+def test_logit_rescale_multiplies_the_logits(words: tuple[str, ...], learned: bool) -> None:
     model = model_of(*words, logit_rescale={"factor": 1.7, "learned": learned})
     head = model.head
     x = plain().trunk(TOKENS_BT).detach()
@@ -304,7 +312,8 @@ def test_logit_rescale(words: tuple[str, ...], learned: bool) -> None:
     if words:
         logits = 3 * torch.tanh(logits / 3)
     close(head.logits(x), logits)
-    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), TOKENS_BT.flatten())
+    flat = logits.flatten(0, 1)
+    expected = torch.nn.functional.cross_entropy(flat, TOKENS_BT.flatten())
     loss = head(x, TOKENS_BT).total
     weights = [head.unembed.weight, *model.ideas.parameters()]
     close(loss, expected)
@@ -338,7 +347,8 @@ def test_shared_layers_are_the_layers_tied_by_hand() -> None:
     model = model_of(shared_layers={})
     twin = model_of()
     own = [name for name, _ in model.named_parameters() if name.startswith("blocks.")]
-    assert {name.split(".")[1] for name in own} == {"0", "2"}
+    layers = {name.split(".")[1] for name in own}
+    assert layers == {"0", "2"}
     expected = sum(name.startswith("blocks.") for name, _ in twin.named_parameters())
     assert 2 * len(own) == expected
     others = dict(twin.named_parameters())
@@ -395,7 +405,8 @@ def test_cross_attention_costs_and_changes_nothing(monkeypatch: pytest.MonkeyPat
     assert torch.equal(model.logits(TOKENS_BT), logits)
     model(TOKENS_BT, TOKENS_BT).total.backward()
     own = [p for name, p in model.named_parameters() if ".ideas." in name]
-    assert sum(p.numel() for p in own) == n * 4 * C * C
+    counted = sum(p.numel() for p in own)
+    assert counted == n * 4 * C * C
     for p in own:
         assert not p.grad.any()
     flops = flops_per_token(run_of(), vocab_size=V)
@@ -491,7 +502,9 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("words", "ideas", "line"), REFUSED)
-def test_refusals(words: tuple[str, ...], ideas: dict[str, Any], line: str) -> None:
+def test_an_idea_that_does_not_fit_is_refused_in_a_line(
+    words: tuple[str, ...], ideas: dict[str, Any], line: str
+) -> None:
     with pytest.raises(ValueError, match="must") as refused:
         run_of(*words, **ideas)
     assert str(refused.value).startswith(line)

@@ -107,10 +107,12 @@ def test_it_goes_on_after_its_last_whole_line(tmp_path: Path) -> None:
     assert [path.name for path in paths] == ["job-4-lost"]
     assert soak.injected == 6
     assert soak.more()
-    assert not Soak(folder=tmp_path, seed=3, kills=6, injected=6).more()
+    whole = Soak(folder=tmp_path, seed=3, kills=6, injected=6)
+    assert not whole.more()
     counts = soak.result()
     expected = [6, 4, 8, 2.0]
-    assert [counts[key] for key in ("sigkills", "moments", "runs", "lane_minutes")] == expected
+    numbers = [counts[key] for key in ("sigkills", "moments", "runs", "lane_minutes")]
+    assert numbers == expected
     assert counts["injected"]["pool"] == {"parent": 2, "worker": 4}
 
 

@@ -81,7 +81,8 @@ def test_an_even_drift_cancels_to_the_last_digit():
 
 def blocks(logs):
     """Times of rounds × instances of log times."""
-    return np.exp(np.repeat(logs[:, :, None], 2, axis=2))
+    doubled = np.repeat(logs[:, :, None], 2, axis=2)
+    return np.exp(doubled)
 
 
 def around(*centres, spread=0.01, n=20):
@@ -106,7 +107,7 @@ WORDS = [
 
 
 @pytest.mark.parametrize(("times", "control", "arm"), WORDS)
-def test_words(times, control, arm):
+def test_a_bench_says_a_word_of_each_arm(times, control, arm):
     assert words(times) == [control, arm]
 
 
@@ -136,7 +137,8 @@ def gauss(rng, shape):
 def contended(rng, shape):
     """One block in seven meets a busy neighbour and is slower by far."""
     noise = rng.normal(size=shape)
-    return noise + (rng.random(shape) < 1 / 7) * rng.exponential(6.0, shape)
+    tail = rng.random(shape) < 1 / 7
+    return noise + tail * rng.exponential(6.0, shape)
 
 
 def resembling(rng, shape):
@@ -162,7 +164,8 @@ def stopped(rng, noise, *, sd, effect=0.0):
 def test_level_and_power_by_simulation(noise):
     """At 5%, more than 16 of 200 have a chance of 2%."""
     rng = np.random.default_rng(2)
-    assert sum(stopped(rng, noise, sd=0.04) != "no difference shown" for _ in range(200)) <= 16
+    false_alarms = sum(stopped(rng, noise, sd=0.04) != "no difference shown" for _ in range(200))
+    assert false_alarms <= 16
     better = [stopped(rng, noise, sd=0.04, effect=0.01) for _ in range(100)]
     assert better.count("better") <= 2
     worse = [stopped(rng, noise, sd=0.02, effect=0.1) for _ in range(100)]
@@ -335,7 +338,8 @@ def test_the_result_has_one_schema(raced, capsys):
         ("does not fit", "CUDA out of memory. Tried to allocate 6 GiB"),
         ("failed", "OSError: gone"),
     ]
-    assert [(arm["status"], arm["reason"]) for arm in result["arms"]] == expected
+    ends = [(arm["status"], arm["reason"]) for arm in result["arms"]]
+    assert ends == expected
     out = capsys.readouterr().out
     assert "\nmlp=gelu3x: does not fit: CUDA out of memory. Tried to allocate 6 GiB\n" in out
     assert result["hardware"]["name"] == hardware.device_name(Device.cpu)
@@ -395,7 +399,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("words", "said"), REFUSED)
-def test_refusals(words, said, capsys):
+def test_what_a_bench_cannot_time_is_refused_in_a_line(words, said, capsys):
     with pytest.raises(SystemExit, match="2"):
         command.main([*NANO, *words])
     err = capsys.readouterr().err
@@ -468,7 +472,7 @@ def one_thread():
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
-def test_a_real_bench(tmp_path, capsys):
+def test_a_bench_measures_eight_layers_against_two(tmp_path, capsys):
     """Eight layers against two, and an arm that no memory has room for."""
     # matrices of 4 TB
     giant = "model.d_model=1048576"
@@ -490,7 +494,8 @@ def test_a_real_bench(tmp_path, capsys):
     mib = eight["memory_mib"]
     assert mib["parameters"] == pytest.approx(4 * eight["params"] / 2**20, rel=1e-3)
     assert mib["optimizer"] == pytest.approx(2 * mib["parameters"], rel=1e-3)
-    assert mib["peak"] == pytest.approx(sum(mib.values()) - mib["peak"])
+    rest = sum(mib.values()) - mib["peak"]
+    assert mib["peak"] == pytest.approx(rest)
 
 
 @pytest.mark.usefixtures("one_thread")

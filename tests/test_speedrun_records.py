@@ -156,7 +156,8 @@ def test_a_format_reads_a_log_of_its_form_and_refuses_a_damaged_one_with_its_lin
     path = tmp_path / "log"
     path.write_text(text)
     expected = list(map(str, wanted))
-    assert list(map(str, read(name, path)[-len(wanted) :])) == expected
+    last = list(map(str, read(name, path)[-len(wanted) :]))
+    assert last == expected
     path.write_text("" if name != "autoresearch" else text.splitlines()[0])
     assert read(name, path) == []
     for line in DAMAGED[name]:
@@ -193,7 +194,8 @@ def record(
     whole = {"record": str(number), "steps": str(steps), "arm": "record", "path": "a"}
     whole |= {"stated": f"{statistics.fmean(losses):.4f}", "stated_n": str(n or len(losses))}
     runs = [{"loss": str(x), "seed": seeds[i : i + 1]} for i, x in enumerate(losses)]
-    return records.Record(str(number), [{**whole, **run} for run in runs])
+    rows = [{**whole, **run} for run in runs]
+    return records.Record(str(number), rows)
 
 
 def test_a_step_is_judged_as_scipy_does(records: ModuleType) -> None:
@@ -218,7 +220,8 @@ def test_steps_that_are_judged_at_once_share_the_error(records: ModuleType) -> N
     for i in range(20):
         chain.append(record(records, i, 3000, [3.28 + x for x in noise]))
     lower = 2.7 * statistics.stdev(noise) * math.sqrt(2 / 6)  # 2.2 alone, 3.1 beside the others
-    better = record(records, 20, 3000, [3.28 + x - lower for x in noise])
+    losses = [3.28 + x - lower for x in noise]
+    better = record(records, 20, 3000, losses)
     steps = [records.Step(new, old) for old, new in itertools.pairwise([*chain, better])]
     assert records.word(steps[-1].steps()) == "shown"
     words = records.at_once(steps)
@@ -241,7 +244,8 @@ def test_seeds_that_both_name_are_pairs(records: ModuleType) -> None:
     )
     for losses, seeds, beside, method, n, word in cases:
         newer = record(records, 2, 100, losses, seeds=seeds)
-        step = records.Step(newer, record(records, 1, 100, beside, seeds="0123"))
+        older = record(records, 1, 100, beside, seeds="0123")
+        step = records.Step(newer, older)
         e = step.steps()
         assert e.method == method
         assert e.n == n

@@ -58,7 +58,8 @@ def late(run: Training) -> float:
 def test_a_study_goes_on_by_itself_until_its_claims_are_decided(lab: Lab):
     """Also with seeds that are added."""
     lab.loss = late
-    few = lab.carry(**{**THREE, "seeds": list(range(6))})["M.unsure"]
+    sixes = {**THREE, "seeds": list(range(6))}
+    few = lab.carry(**sixes)["M.unsure"]
     assert few["word"] == "inconclusive"
     assert few["n"] == 6
     assert few["exploratory"] is None
@@ -109,7 +110,8 @@ def test_a_run_that_fails_in_a_later_analysis_ends_the_study_with_1(
 
     def train(runs: Sequence[Training], label: str, **more: Any) -> dict[str, RunResult]:
         fails = [run for run in runs if (run.arm, run.seed) == (arm, seed)]
-        lab.train([run for run in runs if run not in fails], label, **more)
+        rest = [run for run in runs if run not in fails]
+        lab.train(rest, label, **more)
         summary = {"status": "failed", "error": "no room on the disk"}
         return {run.plan.identity: RunResult(summary=summary) for run in fails}
 
@@ -166,7 +168,8 @@ def test_a_scale_about_some_claims_needs_their_arms_alone_and_binds_them_the_sam
     assert registrations(some) == {"M.loss": registrations(whole)["M.loss"]}
     scales = at(own=own, claims=["M.loss"])
     assert [*lab.carry(**three, scales=scales)] == ["M.loss"]
-    assert {task.partition(",")[0] for task in lab.tasks} == {"mha", "mqa"}
+    names = {task.partition(",")[0] for task in lab.tasks}
+    assert names == {"mha", "mqa"}
 
 
 # --- a search -------------------------------------------------------------------------------------
@@ -207,7 +210,8 @@ def test_a_search_picks_what_each_arm_is_trained_with(
         for x in means:
             expected.append(pytest.approx(x) if x else None)
         assert [trial.val_loss for trial in trials] == expected
-        assert [trial.picked for trial in trials] == [i == best for i in range(3)]
+        picked = [trial.picked for trial in trials]
+        assert picked == [i == best for i in range(3)]
         assert [trial.words for trial in trials] == LRS
 
     assert trained == {rates[best]}
@@ -295,7 +299,8 @@ def test_sessions_on_another_day_are_added(lab: Lab):
         (6, None, ["2 analyses"]),
         (6, None, ["2 analyses"]),  # what is there counts
     ]
-    assert [(row["n"], row["exploratory"], row["notes"]) for row in told] == expected
+    rows = [(row["n"], row["exploratory"], row["notes"]) for row in told]
+    assert rows == expected
     tasks = [task for task in lab.tasks if "session" in task]
     assert tasks == [f"bench session {n}" for n in range(1, 7)]
 
@@ -367,7 +372,8 @@ def test_a_label_is_on_the_screen_in_the_results_and_on_the_page(
     claims = [claim(SPEED, expected=[1.05, 1.3]), LOSS, late]
     written(folder, study(claims=claims))
     tasks = lab.tasks
-    assert ["exploratory: " in text for text in told(lab, capsys)] == [True, False, True]
+    words = ["exploratory: " in text for text in told(lab, capsys)]
+    assert words == [True, False, True]
     claims_json = json.loads(results.read_text())["claims"]
     labels = [row["exploratory"] is not None for row in claims_json]
     assert labels == [True, False, True]

@@ -192,7 +192,8 @@ def test_what_a_study_beside_it_trained_is_known(lab: Lab):
     lab.carry("theirs", "theirs")
     claims = [claim(SPEED, guards=[]), LOOSE]
     rows = lab.carry(claims=claims)
-    assert [row["exploratory"] for row in rows.values()] == [None, f"{AFTER}; {OTHER_ENDS}"]
+    words = [row["exploratory"] for row in rows.values()]
+    assert words == [None, f"{AFTER}; {OTHER_ENDS}"]
 
 
 def test_runs_that_no_log_has_are_known_by_their_start(lab: Lab):
@@ -236,7 +237,8 @@ def test_what_was_measured_again_is_told(lab: Lab):
     lab.loss = lambda run: 2.0
     lab.speed = lambda arm, number: 1300.0 if arm == "mqa" else 1000.0
     rows = lab.carry()
-    assert [row["exploratory"] for row in rows.values()] == [None, None]
+    words = [row["exploratory"] for row in rows.values()]
+    assert words == [None, None]
     assert rows["M.loss"]["notes"] == ["measured again, and otherwise: mqa, seed 1"]
     assert rows["M.speed"]["notes"] == [
         "measured again, and otherwise: mqa, seed 1, bench session 1"
@@ -272,7 +274,8 @@ def registered(name: str) -> RegistrationLine:
 
 
 def lines_in(path: Path) -> Path:
-    append(path, [registered(f"c{i}") for i in range(6)], **HERE)
+    lines = [registered(f"c{i}") for i in range(6)]
+    append(path, lines, **HERE)
     return path
 
 

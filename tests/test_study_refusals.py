@@ -304,7 +304,7 @@ CASES: list[tuple[dict[str, Any], tuple[str, ...], str]] = [
 @pytest.mark.parametrize(
     ("changed", "words", "reason"), CASES, ids=[reason for *_, reason in CASES]
 )
-def test_refused(
+def test_a_wrong_study_is_refused_in_a_line(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     changed: dict[str, Any],

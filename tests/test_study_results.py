@@ -116,7 +116,8 @@ def test_what_is_said_of_each_verdict(
     tmp_path: Path, ratios: list[float], losses: list[float | None], start: str
 ):
     made_study = loaded(tmp_path / "made", study(claims=[SPEED]))
-    said = pages.render(resulted(made_study, speeds(ratios, losses), stands=LATE))
+    stands_late = resulted(made_study, speeds(ratios, losses), stands=LATE)
+    said = pages.render(stands_late)
     head, facts = said.split("\n\n")[1].split("\n", 1)
     assert head.startswith("M.speed ")
     assert start in head
@@ -231,7 +232,8 @@ def test_a_declared_noise_reaches_the_verdict_and_its_sentence(tmp_path: Path):
     assert noises == [NOISE_OF_A_PAIR, None, NOISE_OF_A_PAIR]
     quantile = stats.t.isf(0.005, 2 + 4.4)
     half = 0.02 / math.sqrt(3) * quantile
-    assert loss["measured"]["high"] - loss["measured"]["mid"] == pytest.approx(half)
+    width = loss["measured"]["high"] - loss["measured"]["mid"]
+    assert width == pytest.approx(half)
     # a ratio of losses of 3
     ratio = guard["measured"]["high"] / guard["measured"]["mid"]
     assert math.log(ratio) == pytest.approx(half / 3, rel=1e-3)
@@ -381,7 +383,8 @@ def test_a_race_to_the_loss_that_both_arms_reach(tmp_path: Path):
     never = both(by_law("mqa", worse=0.1), by_law("mha"), pace=pace(1.1))
     never_races = raced(steps, made_study, never)
     assert never_races == {"mqa": [400.0] * 3, "mha": pytest.approx([needed] * 3)}
-    assert measured(race, made_study, both(by_law("mqa"), by_law("mha")), "mqa") == {}  # not timed
+    both_laws = both(by_law("mqa"), by_law("mha"))
+    assert measured(race, made_study, both_laws, "mqa") == {}  # not timed
     plan = prepare(made_study, "cpu", output_dir="outputs")
     arms = {"train": {"mqa": [plan.train["mqa"], *shorter(plan, plan.train["mqa"])]}}
     # the missing lengths might have been the ones
@@ -561,7 +564,8 @@ def test_other_rules_are_ratios_of_what_was_counted(tmp_path: Path):
     for rule, expected in {"params": 1.5, "memory": 1.25, "kv": 12.0}.items():
         for metric in ({}, of_a_part):  # of the whole arm
             assert bounded(tmp_path, rule, both_arms, **metric) == pytest.approx(expected)
-        assert [bounded(tmp_path, rule, evidence) for evidence in less] == [None, None]
+        bounds = [bounded(tmp_path, rule, evidence) for evidence in less]
+        assert bounds == [None, None]
 
 
 def test_a_step_cannot_lose_more_than_its_part(tmp_path: Path):
@@ -571,7 +575,8 @@ def test_a_step_cannot_lose_more_than_its_part(tmp_path: Path):
     # the baseline's, and the largest seen
     expected = 1 / (1 - 0.25)
     assert bounded(tmp_path, "amdahl", evidence) == pytest.approx(expected)
-    assert bounded(tmp_path, "amdahl", parts({("mqa", 1): PARTS})) is None
+    one = parts({("mqa", 1): PARTS})
+    assert bounded(tmp_path, "amdahl", one) is None
     # saved in part: a quarter of an MLP of 40 ms, and scores of 10 ms whole, of a step of 100 ms
     half_done = {**PARTS, "step_ms": 100.0, "ms": {"scores": 10.0, "mlp_up": 40.0}}
     step = parts({("mha", 1): half_done})

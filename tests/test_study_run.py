@@ -75,7 +75,8 @@ def test_a_study_from_its_file_to_its_verdicts(root: Path):
     assert err == ""
     keys = ("id", "per", "exploratory", "notes", "missing", "n")
     expected = [["M.speed", "session", None, [], [], 3], ["M.loss", "seed", None, [], [], 3]]
-    assert [[row[key] for key in keys] for row in it.claims] == expected
+    figures = [[row[key] for key in keys] for row in it.claims]
+    assert figures == expected
     speed, loss = it.claims
     mha, mqa = it.results["arms"]
     assert speed["bound"] == pytest.approx(mha["flops_per_token"] / mqa["flops_per_token"])
@@ -116,7 +117,8 @@ def test_claims_are_registered_before_anything_runs_and_the_log_has_what_came_ou
     ids = [(row["id"], row["hash"]) for row in it.claims]
     assert ids == [(line.claim, line.hash) for line in registered]
     began = [datetime.fromisoformat(line.started) for line in (*runs, *sessions)]
-    assert max(datetime.fromisoformat(line.at) for line in registered) <= min(began)
+    last = max(datetime.fromisoformat(line.at) for line in registered)
+    assert last <= min(began)
     ends = {(line.identity, line.val_loss, line.started) for line in runs}
     expected = set()
     for name, summary in it.runs.items():
@@ -212,7 +214,8 @@ def test_studies_side_by_side_train_together_and_time_one_after_the_other(tmp_pa
     files = map(json_of, root.glob("out/studies/*/cpu/sessions/*.json"))
     spans = []
     for session in files:
-        spans.append([datetime.fromisoformat(session[end]) for end in ("started", "ended")])
+        times = [datetime.fromisoformat(session[end]) for end in ("started", "ended")]
+        spans.append(times)
     spans.sort()
     assert len(spans) == 6
     for first, then in pairwise(spans):
@@ -222,4 +225,5 @@ def test_studies_side_by_side_train_together_and_time_one_after_the_other(tmp_pa
     for log in logs:
         runs = log.of(RunLine)
         assert len(runs) == 6
-        assert len({(line.arm, line.seed) for line in runs}) == 6
+        cells = {(line.arm, line.seed) for line in runs}
+        assert len(cells) == 6

@@ -54,7 +54,8 @@ def test_arms_with_the_same_step_are_timed_once(monkeypatch: pytest.MonkeyPatch)
         "late": "attention=flash schedule=cosine seed=7",
         "few": "attention=mqa data=synthetic",
     }
-    rows = session.steps(runs(mha="attention=flash", mqa="attention=mqa", **twins), rounds=1)
+    both = runs(mha="attention=flash", mqa="attention=mqa", **twins)
+    rows = session.steps(both, rounds=1)
     assert asked == [["mha", "mqa"]]
     timed = ("tokens_per_s", "step_ms", "params", "memory_mib", "flops_per_token", "kernel")
     for name, twin in (("mha", "late"), ("mqa", "few")):
@@ -146,7 +147,8 @@ def test_a_session_is_run_again_when_its_result_could_differ():
         == asked("seed=3").key
     )
     others = (asked("attention=mqa"), asked(place="bench"), replace(original, how={"rounds": 2}))
-    assert len({original.key, *(other.key for other in others)}) == 4
+    keys = {original.key, *(other.key for other in others)}
+    assert len(keys) == 4
 
 
 @pytest.mark.slow

@@ -255,11 +255,9 @@ def test_curves_that_meet_take_turns() -> None:
 def test_ticks_are_round_numbers() -> None:
     fall = DrawnCurve("a", [0.0, 1987.0], [5.023, 3.117], [5.023, 3.117], [5.023, 3.117])
     lines = drawn([fall], x="steps", y="loss", width=60).splitlines()
-    assert [line.split()[0] for line in lines[1:19] if line.split()[0] != "┤"][:-1] == [
-        "5.0",
-        "4.5",
-        "4.0",
-    ]
+    labels = [line.split()[0] for line in lines[1:19] if line.split()[0] != "┤"]
+    cells = ["5.0", "4.5", "4.0"]
+    assert labels[:-1] == cells
     words = lines[20].split()
     assert words == ["0", "500", "1000", "1500"]
 

@@ -54,11 +54,13 @@ def gains(arm: Finish, base: Finish) -> list[float]:
 
 @pytest.mark.parametrize("gain", [1.0, 1.1, 1.5, 2.5, 3.9])
 def test_an_arms_steps_are_log_linear_between_two_lengths_and_the_other_arms_too(gain: float):
-    arm, base = race(exact(gain, 100, 200), exact(1.0, 100, 200))
+    exact_arm = exact(gain, 100, 200)
+    arm, base = race(exact_arm, exact(1.0, 100, 200))
     steps = pytest.approx([WHOLE / gain] * 3)
     assert arm == Finish(steps=steps)
     assert base == Finish(steps=[WHOLE] * 3)
-    slow, quick = race(exact(1.0, 100, 200), exact(gain, 100, 200))  # and the other way round
+    exact_arm = exact(gain, 100, 200)
+    slow, quick = race(exact(1.0, 100, 200), exact_arm)  # and the other way round
     assert slow.steps == pytest.approx([WHOLE] * 3)
     assert quick.steps == pytest.approx([WHOLE / gain] * 3)
 
@@ -81,7 +83,8 @@ def test_longer_runs_that_end_higher_count_as_one_length():
     middle = (math.log(100) * 0.25 + middle_of_both * 0.30) / 0.55
     assert np.log(arm.steps) == pytest.approx(middle)
     # its loss does not fall at all
-    flat, _ = race({200: [3.0] * 3, 400: [3.1] * 3}, {400: [3.7] * 3})
+    low_ends = {200: [3.0] * 3, 400: [3.1] * 3}
+    flat, _ = race(low_ends, {400: [3.7] * 3})
     expected = Finish(steps=[400.0] * 3, ending=Ending.at_most)
     assert flat == expected
 
@@ -216,7 +219,7 @@ CROSSINGS = [
 
 
 @pytest.mark.parametrize(("y", "expected"), CROSSINGS)
-def test_crossing(y: list[float], expected: float | None):
+def test_a_curve_crosses_its_target_between_validations(y: list[float], expected: float | None):
     there = crossing([0, 100, 200, 300], y, target=3.5)
     if expected is None or there is None:
         assert there is expected

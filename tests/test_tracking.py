@@ -204,7 +204,8 @@ print(tracker.url_or_hint)
         for key, value in update.items():
             summary[key] = value
     named = ["eval/loss", "clock/train_s", "perf/step_ms"]
-    assert [summary.get(key) for key in named] == [3.25, 2.5, 31.5]
+    values = [summary.get(key) for key in named]
+    assert values == [3.25, 2.5, 31.5]
     # the final loss has one name
     assert not {"val_loss", "val/loss", "arm", "perf/mfu"} & {*summary}
     assert records[-1]["exit"]["exit_code"] == 0
@@ -215,7 +216,8 @@ print(tracker.url_or_hint)
     for axis in axes:
         if "name" in axis and not axis.get("options", {}).get("hidden"):
             shown.add(axis["name"])
-    assert not [name for name in shown if name in ("step", "tokens") or name.startswith("clock/")]
+    steps = [name for name in shown if name in ("step", "tokens") or name.startswith("clock/")]
+    assert not steps
     axis_names = {(axis.get("glob_name"), axis.get("step_metric")) for axis in axes}
     assert {("*", "step")} <= axis_names
 
@@ -286,7 +288,8 @@ def test_runs_of_one_arm_alone_have_one_arm_id(tmp_path: Path) -> None:
     facts = run_facts(to_plain(plan.run), plan.run_dir, manifest(plan, []))
     told = {}
     for what, other in others.items():
-        told[what] = run_facts(to_plain(other.run), other.run_dir, manifest(other, []))
+        of_plan = manifest(other, [])
+        told[what] = run_facts(to_plain(other.run), other.run_dir, of_plan)
     arms = {other.arm for other in told.values()}
     assert arms == {facts.arm}
     assert len(facts.arm_id) == 12
@@ -442,7 +445,8 @@ print(json.dumps({"verdicts": arms, "by_factor": levels}))
         (file,) = run_dir.glob(f"wandb/offline-run-*/files/media/table/{name}_*.json")
         table = json.loads(file.read_text())
         columns = [table["columns"].index(column) for column in shown]
-        assert [[row[i] for i in columns] for row in table["data"]] == expected[name]
+        rows = [[row[i] for i in columns] for row in table["data"]]
+        assert rows == expected[name]
     (page,) = run_dir.glob("wandb/offline-run-*/files/media/html/report_*.html")
     assert page.read_text() == "the report"
     run = next(record["run"] for record in inspect(run_dir) if record["type"] == "run")

@@ -153,7 +153,9 @@ STATED_GAINS = [
 
 
 @pytest.mark.parametrize(("ends", "word", "reason"), STATED_GAINS)
-def test_a_stated_gain(ends: tuple[float, float], word: Word, reason: Reason | None):
+def test_a_gain_is_judged_against_what_was_stated(
+    ends: tuple[float, float], word: Word, reason: Reason | None
+):
     arm = only({LOSS: losses(0.05, 3)}, question(3, expect=ends))
     assert arm.word is word
     assert arm.reason is reason
@@ -194,7 +196,8 @@ def test_times_of_one_session_have_a_ratio_and_no_word():
     made = {LOSS: losses(0.05, 6), WALL: WALLS}
     arm = only(made, question(6, costs=[WALL]))
     assert arm.costs["wall_s"].outcome is Outcome.undecided
-    assert arm.costs["wall_s"].estimate.mid == pytest.approx(2.0, abs=0.1)
+    estimate = arm.costs["wall_s"].estimate
+    assert estimate.mid == pytest.approx(2.0, abs=0.1)
     expected = fmean(WALLS["idea"])
     assert arm.measured["wall_s"].mean == pytest.approx(expected)
     assert arm.measured["wall_s"].estimate is None
@@ -206,7 +209,8 @@ def test_a_session_is_what_repeats_a_time():
     ratios = np.array(WALLS["base"]) / np.array(WALLS["idea"])
     logs = np.log(ratios).reshape(3, 2).mean(axis=1)
     quantile = stats.t.isf(0.05, 2)
-    reach = (1 + 3.3 / math.sqrt(3)) * quantile * stats.sem(logs) + CLOCK_BIAS
+    caution = 1 + 3.3 / math.sqrt(3)
+    reach = caution * quantile * stats.sem(logs) + CLOCK_BIAS
     cost = arm.costs["wall_s"]
     assert cost.outcome is Outcome.better
     expected = math.exp(logs.mean() - reach)
@@ -230,7 +234,8 @@ def to_target(own: list[TargetCrossing], base: list[TargetCrossing]) -> RacedArm
         idea = [there.at for there in crossings["idea", cost.name]]
         values[cost] = {"base": base, "idea": idea}
     made = RaceRows(measurements=rows(values).measurements, crossings=crossings)
-    (arm,) = judge(made, question(3, costs=[SECONDS, STEPS], sessions=3)).arms
+    costs_asked = question(3, costs=[SECONDS, STEPS], sessions=3)
+    (arm,) = judge(made, costs_asked).arms
     return arm
 
 

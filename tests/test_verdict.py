@@ -241,7 +241,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("make", "changed", "reason"), REFUSED)
-def test_what_is_refused(make: Any, changed: dict[str, Any], reason: str):
+def test_what_makes_no_claim_is_refused(make: Any, changed: dict[str, Any], reason: str):
     with pytest.raises(ValueError) as refused:
         make(**changed)
     assert reason in str(refused.value)
@@ -258,7 +258,8 @@ def test_the_interval_is_scipys_and_decides(metric: str, two_sided: bool):
     made = claim(metric=metric, two_sided=two_sided, guards=[LOSS_GUARD])
     for _ in range(80):
         gain = rng.normal(rng.uniform(0.1, 0.35), 0.004, 3)
-        better = rng.normal(rng.choice([0.02, -0.01, -0.05]), 0.002, 3)
+        middle = rng.choice([0.02, -0.01, -0.05])
+        better = rng.normal(middle, 0.002, 3)
         base = rng.uniform(90, 110, 3)
         loss = rng.normal(3.4, 0.05, 3)
         arm = base * np.exp(gain if metric == "tokens_per_s" else -gain)
@@ -317,7 +318,8 @@ PLACES = [
 def test_each_place_of_a_claim_beside_each_of_its_guard(
     gains: list[float], guard: list[float], word: Word, reason: Reason | None
 ):
-    judged = judge(claim(guards=[LOSS_GUARD]), speeds(gains), losses(*guard))
+    made = claim(guards=[LOSS_GUARD])
+    judged = judge(made, speeds(gains), losses(*guard))
     assert judged.word is word
     assert judged.reason is reason
 
@@ -448,7 +450,8 @@ def test_pairs_count_in_their_order_and_none_is_passed_over():
     assert judged.reason is Reason.missing
     assert judged.n == 1
     assert judged.primary.enough is False
-    assert judged.missing == [Missing(metric="val_loss", arm="gqa", per="seed", repeat=2)]
+    gap = Missing(metric="val_loss", arm="gqa", per="seed", repeat=2)
+    assert judged.missing == [gap]
     interval = judged.primary.interval()
     assert not math.isfinite(interval.high)
 
@@ -499,7 +502,8 @@ def test_a_diverged_run_counts_as_worst_and_a_diverged_baseline_says_nothing():
         assert judged.word is INCONCLUSIVE
         assert judged.reason is Reason.undecided
     lost = ("val_loss", [3.4, None, 3.4], [3.4] * 3)
-    guard = judge(claim(guards=[LOSS_GUARD]), speeds(IN), lost)
+    made = claim(guards=[LOSS_GUARD])
+    guard = judge(made, speeds(IN), lost)
     assert guard.word is REFUTED
     assert guard.reason is Reason.guard
     assert guard.endings[Ending.diverged] == ["gqa, seed 2"]
@@ -535,12 +539,15 @@ def test_a_target_that_the_shortest_schedule_reaches_took_at_most_that():
         judge(claim(), ("tokens_per_s", [200.0] * 3, [1.0] * 3), at_most=200.0)
     own = {"scale": Scale.value, "expected": [None, 600.0]}
     times = ("time_to_target_s", early, [])
-    assert judge(claim(**RACE | own), times, at_most=200.0).word is CONFIRMED
+    raced = claim(**RACE | own)
+    assert judge(raced, times, at_most=200.0).word is CONFIRMED
     slow_times = ("time_to_target_s", slow, [])
-    assert judge(claim(**RACE | own), slow_times, at_most=200.0).word is REFUTED
+    raced = claim(**RACE | own)
+    assert judge(raced, slow_times, at_most=200.0).word is REFUTED
     own["expected"] = [100.0, 600.0]
     times = ("time_to_target_s", early, [])
-    assert judge(claim(**RACE | own), times, at_most=200.0).word is INCONCLUSIVE
+    raced = claim(**RACE | own)
+    assert judge(raced, times, at_most=200.0).word is INCONCLUSIVE
 
 
 def test_bounds_that_are_equal_have_no_spread_and_decide_nothing():
@@ -599,10 +606,12 @@ def test_a_speed_must_clear_its_end_by_the_bias_of_an_instance():
     gains = [math.exp(0.005)] * 3
     ratio = math.exp(-1e-4)
     for factor, word in ((ratio, INCONCLUSIVE), (math.exp(1e-4), CONFIRMED)):
-        assert judge(made, speeds([g * factor for g in gains])).word is word
+        faster = speeds([g * factor for g in gains])
+        assert judge(made, faster).word is word
     ratio = math.exp(-1e-4)
     for factor, word in ((ratio, REFUTED), (math.exp(1e-4), INCONCLUSIVE)):
-        assert judge(made, speeds([factor / g for g in gains])).word is word
+        slower = speeds([factor / g for g in gains])
+        assert judge(made, slower).word is word
     step = claim(metric="step_ms", scale=Scale.difference, expected=[1.0, None], mechanism=NO_BOUND)
     step_times = [200.0] * 3
     half_width = judge(step, ("step_ms", step_times, [202.0] * 3)).primary.interval().half_width
@@ -693,7 +702,8 @@ def test_how_many_more_pairs_would_decide():
             n *= 2
         return n - 3
 
-    assert [wanted(x) for x in (1.5, 1.0, 0.6)] == [9, 21, 93]
+    counts = [wanted(x) for x in (1.5, 1.0, 0.6)]
+    assert counts == [9, 21, 93]
     assert more([0.4, None]) == wanted(0.6)
     assert more([1.6, None]) == wanted(0.6)  # as far on the other side: a refutation
     assert more([0.0, 1.6]) == wanted(0.6)  # both ends must hold: the nearer one decides

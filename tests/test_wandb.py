@@ -245,7 +245,8 @@ def test_each_row_has_its_own_time(lab: Lab, server: WandbServer) -> None:
     walls = [row["clock/wall_s"] for row in recorded(lab.whole)]
     times = [row["_timestamp"] for row in only(server).history]
     expected = [wall - walls[0] for wall in walls]
-    assert [at - times[0] for at in times] == pytest.approx(expected, abs=1e-5)
+    times_apart = [at - times[0] for at in times]
+    assert times_apart == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.slow
@@ -412,7 +413,8 @@ def test_the_page_of_a_run_begins_with_the_validation_loss_then_speed_and_memory
     assert shown["eval/loss"] == losses[-1]
     assert shown["status"] == "finished"
     assert "steps_to_target" not in shown
-    assert not [key for key in shown if key.startswith(("hardware", "params", "memory_", "data"))]
+    of_machine = [key for key in shown if key.startswith(("hardware", "params", "memory_", "data"))]
+    assert not of_machine
 
 
 @pytest.mark.slow

@@ -367,7 +367,8 @@ def test_a_checkpoint_or_an_alert_is_sent_once_and_only_to_a_server(
         assert ended(chosen.resend(facts), status).complete
     sent = []
     for run in client.runs[1:]:
-        sent.append([artifact.type for artifact in run.artifacts] + run.alerts)
+        kinds = [artifact.type for artifact in run.artifacts]
+        sent.append(kinds + run.alerts)
     assert sent == [["model" if status == "finished" else "diverged"], []]
     assert [run.ended for run in client.runs] == [[exit_code]] * 3
 

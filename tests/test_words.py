@@ -116,7 +116,7 @@ def test_a_list_for_one_text_is_refused() -> None:
     assert run.data.train == "[a,b]"
 
 
-def test_numbers_are_numbers() -> None:
+def test_a_number_is_typed_as_a_number() -> None:
     run = compose([*SMALL, "model.n_layer=1_0", "optimizer.lr=1e-3", "trainer.grad_clip=null"])
     assert run.model.n_layer == 10
     assert run.optimizer.lr == 0.001

@@ -248,10 +248,9 @@ class Judge:
         if unnamed and any(map(_is_own, self.wounds)):
             return Verdict("edited")
         if unnamed:
-            at = unnamed[0]
-            return Verdict(
-                "silent", _difference(unnamed[0], self.expected.get(unnamed[0]), numbers.get(at))
-            )
+            key = unnamed[0]
+            difference = _difference(key, self.expected.get(key), numbers.get(key))
+            return Verdict("silent", difference)
         return Verdict("left out")
 
     def _refusal(self) -> Verdict:

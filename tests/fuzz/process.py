@@ -63,8 +63,6 @@ def answer(call: Callable[[], Any], *, limit_s: float = LIMIT_S) -> Answer:
             value = call()
             if type(value) is int:
                 code = value
-            else:
-                code = 0
         except Hang:
             code = -1
             hung = True
@@ -156,14 +154,12 @@ class Worker:
     def __init__(
         self, command: Sequence[str], *, env: Mapping[str, str], stdout: Any = None, **ignored: Any
     ) -> None:
-        if stdout is not None:
-            quiet = redirect_stdout(io.StringIO())
-        else:
+        if stdout is None:
             quiet = nullcontext()
-        if stdout is not None:
-            errors = redirect_stderr(io.StringIO())
-        else:
             errors = nullcontext()
+        else:
+            quiet = redirect_stdout(io.StringIO())
+            errors = redirect_stderr(io.StringIO())
         state = torch.get_rng_state()
         with (
             quiet,

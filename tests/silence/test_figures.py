@@ -123,7 +123,8 @@ def test_the_profile_of_a_replaced_block_names_its_own_modules(busy_profile: Pro
     assert {row["part"] for row in profile["layers"]} == block
     expected = {f"blocks.*.{name}" for name in products}
     assert {part for part in block if parts[part]["flops"]} == expected
-    assert parts["embedding"]["bytes"] < min(parts[part]["bytes"] for part in block)
+    least = min(parts[part]["bytes"] for part in block)
+    assert parts["embedding"]["bytes"] < least
     assert any(line.startswith("  blocks.*.attention.q_proj ") for line in said)
     groups = {group["group"]: group for group in profile["groups"]}
     assert groups.keys() - {"optimizer", "rest"} == {

@@ -282,7 +282,8 @@ def test_bad_input_says_what_was_meant_and_ends_with_2(
         assert refused(done, meant), words
         assert "@package" not in done.err
     ended = [(what, done) for what, done in bad_input(here, door, tmp_path)]
-    assert [what for what, done in ended if done.code != 2 or "Traceback" in done.err] == []
+    slips = [what for what, done in ended if done.code != 2 or "Traceback" in done.err]
+    assert slips == []
 
 
 def bad_input(here: Door, door: Door, tmp_path: Path) -> Iterator[tuple[str, Finished]]:

@@ -25,6 +25,7 @@ class Differential(Attention):
         def mix(q_BHTD, k_BKTD, v_BKTD):
             keys = repeat_heads(q_BHTD, k_BKTD)
             first, second = zip(q_BHTD.chunk(2, 3), keys.chunk(2, 3), strict=True)
-            return (mapped(*first) - 0.5 * mapped(*second)) @ repeat_heads(q_BHTD, v_BKTD)
+            values = repeat_heads(q_BHTD, v_BKTD)
+            return (mapped(*first) - 0.5 * mapped(*second)) @ values
 
         return mix

@@ -26,7 +26,8 @@ class Latent(nn.Module):
     def forward(self, x_BTC, context):
         query_BTHD = self.query(x_BTC).unflatten(2, (self.n_head, -1))
         q_BHTD = query_BTHD.transpose(1, 2)
-        latent_BTR, shared_BTS = self.shrink(x_BTC).split([self.rank, self.shared], 2)
+        parts = self.shrink(x_BTC)
+        latent_BTR, shared_BTS = parts.split([self.rank, self.shared], 2)
         grown_BTHD = self.grow(latent_BTR).unflatten(2, (self.n_head, -1))
         grown = grown_BTHD.transpose(1, 2)
         k_BHTD, v_BHTD = grown.chunk(2, 3)

@@ -28,6 +28,7 @@ class Softcap(Attention):
             ones_TT = torch.ones(T, T, dtype=torch.bool, device=scores.device)
             future = ones_TT.triu(1)
             masked = scores.masked_fill(future, float("-inf"))
-            return masked.softmax(-1, dtype=torch.float32).type_as(v) @ v
+            weights = masked.softmax(-1, dtype=torch.float32)
+            return weights.type_as(v) @ v
 
         return mix

@@ -23,7 +23,8 @@ class Experts(nn.Module):
         y_NC = torch.zeros_like(x_NC)
         for i, (up, down) in enumerate(zip(self.up, self.down, strict=True)):
             tokens_M = (expert_N == i).nonzero().squeeze(1)
-            made_MC = down(up(x_NC[tokens_M]).relu()) * share_N[tokens_M, None]
+            hidden = up(x_NC[tokens_M]).relu()
+            made_MC = down(hidden) * share_N[tokens_M, None]
             y_NC = y_NC.index_add(0, tokens_M, made_MC)
         return y_NC.view_as(x_BTC)
 

@@ -80,7 +80,8 @@ class SophiaOptimizer(torch.optim.Optimizer):
             group["steps"] += 1
             for p in (p for p in group["params"] if p.grad is not None):
                 momentum = self.state[p]["momentum"].lerp_(p.grad, 1 - option.beta1)
-                size = (option.gamma * self.state[p]["hessian"]).clamp_(min=option.eps)
+                scaled = option.gamma * self.state[p]["hessian"]
+                size = (scaled).clamp_(min=option.eps)
                 p.mul_(1 - group["lr"] * group["weight_decay"])
                 update = (momentum / size).clamp_(-1, 1)
                 p.sub_(update, alpha=group["lr"])
