@@ -39,7 +39,9 @@ from tests.conftest import FAULTS, REPO, SMALL, Door, rows_of, the_run, used
 from tests.test_ideas import advance, saved_and_loaded, trainee_of
 
 START = 256  # of a document of bytes
-WORDS = tuple(word for word in SMALL if not word.startswith("data"))  # and data of documents
+# without its data, which have no documents
+PLAIN = [word for word in SMALL if not word.startswith("data")]
+WORDS = (*PLAIN, "trainer.val_tokens=1024")
 MASK = "data.document_mask=true"
 RESTART = "position.restart=true"
 close = torch.testing.assert_close
