@@ -27,7 +27,8 @@ from omegaconf import DictConfig, OmegaConf
 from nocap import outside
 from nocap.config import hardware
 from nocap.config.bounded import read_text, read_yaml
-from nocap.config.defaults import register_resolver
+from nocap.config.defaults import fits_a_graph, register_resolver
+from nocap.config.guesses import guessed
 from nocap.config.keys import check_keys, check_text, flat, require
 from nocap.config.outward import redact
 from nocap.config.paths import conf_dir
@@ -238,6 +239,26 @@ def as_in(
         return arm
     plain = to_plain(baseline.run)["trainer"]
     return compose((*overrides, *(f"trainer.{key}={str(plain[key]).lower()}" for key in keys)))
+
+
+def as_baseline(
+    baseline: Composed,
+    others: Iterable[Sequence[str]],
+    compose: Callable[[Sequence[str]], Composed] = composed,
+) -> tuple[Composed, Sequence[str] | None]:
+    """Return the baseline of these other arms, and the first of them that a CUDA graph is not known
+    to hold. Where there is one, a baseline that would have a graph by default has none, and with it
+    no arm that does not choose."""
+    if not (baseline.run.trainer.cuda_graphs and "cuda_graphs" in baseline.defaults):
+        return baseline, None
+    for overrides in others:
+        try:
+            arm = compose(overrides)
+        except ValueError:
+            continue  # refused where it is composed beside the baseline
+        if "cuda_graphs" in arm.defaults and not fits_a_graph(arm.run):
+            return compose((*baseline.overrides, "trainer.cuda_graphs=false")), overrides
+    return baseline, None
 
 
 def compose_measured(overrides: Sequence[str], baseline: Composed | None = None) -> Composed:
@@ -495,10 +516,10 @@ def named(override: Override) -> list[str]:
 
 def _meant(name: str, known: Collection[str]) -> str:
     """Return what was probably meant by a name that its group does not have, in parentheses: the
-    experiment of that name, else an option of the group."""
+    experiment of that name, what is known of such a guess, else an option of the group."""
     if name in outside.yamls("experiment"):
         return f" (did you mean experiment={name}?)"
-    return suggest(name, known)
+    return guessed(name) or suggest(name, known)
 
 
 def _check_from_outside(path: Path) -> None:

@@ -33,6 +33,7 @@ from nocap.config.compose import (
     search_path,
     unchecked,
 )
+from nocap.config.guesses import guessed
 from nocap.config.keys import require
 from nocap.config.paths import conf_dir
 from nocap.config.plain import suggest
@@ -193,7 +194,8 @@ def manual(words: Sequence[str], *, everything: bool = False) -> str:
         if not any(
             f"{name}.".startswith(f"{key}.") or f"{key}.".startswith(f"{name}.") for name in known
         ):
-            raise ValueError(f"{key} is no key{suggest(key, known)}")
+            meant = guessed(key.rpartition(".")[2]) or suggest(key, known)
+            raise ValueError(f"{key} is no key{meant}")
     return "\n".join(lines)
 
 
