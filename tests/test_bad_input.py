@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import random
+import re
 import sys
 from dataclasses import Field, fields
 from enum import Enum
@@ -21,6 +22,7 @@ from nocap import outside
 from nocap.config import hardware
 from nocap.config.choices import of_a_grid, overrides_of
 from nocap.config.compose import composed
+from nocap.config.guesses import GUESSES
 from nocap.config.keys import LIMITS, TEXT
 from nocap.config.run import Run, Store
 from nocap.config.trainer import Trainer
@@ -681,3 +683,50 @@ def test_compilation_without_a_compiler_is_refused(
     monkeypatch.setenv("CXX", "/nonexistent")
     says = "trainer.compile=regional on the CPU needs a C++ compiler", "/nonexistent"
     refused(ask("train", *SMALL, "trainer.compile=regional", "trainer.device=cpu"), *says)
+
+
+BLOCKS = "the number of blocks is model.n_layer"
+UPDATES = "the number of updates is trainer.steps"
+GPT2 = "GPT-2 of 124M parameters is model=d12 tokenizer=gpt2"
+
+
+@pytest.mark.parametrize(
+    ("word", "line"),
+    [
+        (
+            "batch_size=8",
+            "batch_size is no key of run: tokens of an update are trainer.batch_tokens, ",
+        ),
+        ("trainer.batch_size=8", "trainer.batch_tokens, sequences of a forward are "),
+        ("lr=0.1", "lr is no key of run (did you mean optimizer.lr?)"),
+        ("epochs=2", f"epochs is no key of run: a run has no epochs; {UPDATES}"),
+        ("dropout=0.1", "dropout is no key of run: nocap's models have none"),
+        ("model.dropout=0.1", "model.dropout is no key of gpt: nocap's models have none"),
+        ("seeds=3", "seeds is no key of run: a run has one seed; seed=0,1,2 beside --multirun"),
+        ("n_layers=4", f"n_layers is no key of run: {BLOCKS}"),
+        ("model.n_layers=4", "model.n_layers is no key of gpt: "),
+        ("n_embd=64", "n_embd is no key of run: the model's width is model.d_model"),
+        ("block_size=128", "the length of a sequence in tokens is model.seq_len"),
+        ("max_iters=100", f"max_iters is no key of run: {UPDATES}"),
+        ("gpt2=true", f"gpt2 is no key of run: {GPT2}"),
+        ("model=gpt2", f"model/gpt2 is no option: {GPT2}"),
+    ],
+)
+@pytest.mark.parametrize("door", [("train",), ("train", "--multirun")], ids=" ".join)
+def test_a_guess_leads_to_the_right_key(
+    door: tuple[str, ...], word: str, line: str, ask: Any
+) -> None:
+    refused(ask(*door, *SMALL, word), line)
+
+
+def test_help_leads_from_a_guess_to_the_right_key(ask: Any) -> None:
+    refused(ask("train", "--help", "max_iters=3"), f"max_iters is no key: {UPDATES}")
+
+
+def test_every_guess_is_of_a_key_that_is_there() -> None:
+    """No option has a key of such a name, and what a line names is a key."""
+    known = {f"{place}" for _, place, _, _ in places()}
+    for guess, line in GUESSES.items():
+        assert not [name for name in known if name.rpartition(".")[2] == guess], guess
+        named = re.findall(r"\b(?:trainer|model|optimizer)\.\w+", line)
+        assert set(named) <= known, line

@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,6 +23,8 @@ import pytest
 
 from nocap.config import hardware
 from nocap.measure.bench_arms import compose_arms
+from nocap.study.__main__ import main
+from nocap.study.board import files_of, read_studies
 from tests.attempts import wait_until
 from tests.conftest import REPO
 
@@ -142,68 +145,118 @@ def test_the_clock_of_a_grids_cells_is_there(tmp_path: Path, day: ModuleType) ->
 
 # --- sessions of several days ---------------------------------------------------------------------
 
-SESSION = FOLDER / "h200-2026-11-27" / "options.json"
+H200 = FOLDER / "h200-2026-11-27"
+MACHINE = "c12a9b99edf7"
 
 
-def of_another_day(started: str, **speeds: float) -> dict[str, Any]:
-    """That day's session again, whose arms have other speeds."""
-    content: dict[str, Any] = json.loads(SESSION.read_text())
-    content["started"] = started
+def of_day(day: str, **speeds: float) -> dict[str, Any]:
+    """Return the session of 2026-11-27 as if it were of this day, its arms with other speeds."""
+    content: dict[str, Any] = json.loads((H200 / "options.json").read_text())
+    content["started"] = f"{day}T13:44:37+00:00"
+    content["ended"] = f"{day}T13:48:51+00:00"
     for arm in content["arms"]:
         label = arm["label"].replace("attention=", "")
         arm["tokens_per_s"] *= speeds.get(label, 1.0)
     return content
 
 
-def judged(tmp_path: Path, *sessions: dict[str, Any]) -> tuple[int, str, str]:
-    paths = [tmp_path / f"{number}.json" for number in range(len(sessions))]
+@pytest.fixture
+def options(tmp_path: Path) -> Path:
+    """Return a folder with the study's file alone."""
+    folder = tmp_path / "experiments" / "options"
+    folder.mkdir(parents=True)
+    shutil.copy(REPO / "experiments" / "options" / "study.yaml", folder)
+    return folder
+
+
+def carried_out(options: Path, *sessions: dict[str, Any]) -> dict[str, Any]:
+    """Return the study's claims by their names, from these sessions."""
+    paths = [options.parent / f"{number}.json" for number in range(len(sessions))]
     for path, content in zip(paths, sessions, strict=True):
         path.write_text(json.dumps(content))
-    words = [sys.executable, str(FOLDER / "sessions.py"), *map(str, paths)]
-    env = {**os.environ, "PYTHONPATH": str(REPO)}
-    done = subprocess.run(words, capture_output=True, text=True, env=env)
-    return done.returncode, done.stdout, done.stderr
+    assert main([str(options), "scale=gpu", "--sessions-from", *map(str, paths)]) == 0
+    result = json.loads((options / f"results.gpu.{MACHINE}.json").read_text())
+    return {claim["id"]: claim for claim in result["claims"]}
 
 
-def row(text: str, arm: str) -> str:
-    (line,) = [line for line in text.splitlines() if line.startswith(f"{arm} ")]
-    return line
+def test_the_third_days_session_makes_a_verdict(options: Path) -> None:
+    first = of_day("2026-11-27")
+    second = of_day("2026-12-01", gqa=1.01, flash=1.01)
+    gqa = carried_out(options, first)["G1.gqa"]
+    assert gqa["n"] == 1
+    assert gqa["measured"] is None
+    assert gqa["bound"] == pytest.approx(1.0764, abs=1e-4)
+    board = files_of(options.parent, *read_studies(options.parent))[options.parent / "README.md"]
+    (line,) = [line for line in board.splitlines() if "4 of 12 key/value heads" in line]
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    assert cells[1:] == [
+        "tokens/s: 20% to 30% faster",
+        "–",
+        "1 session: no verdict yet; exploratory",
+        "1 session",
+        "32 × 1,024 tokens, GPU, NVIDIA H200",
+    ]
+    third = of_day("2026-12-02", flash=0.99, gqa=0.995)
+    gqa = carried_out(options, third, first, second)["G1.gqa"]
+    assert gqa["n"] == 3
+    assert gqa["word"] == "refuted"
+    assert gqa["measured"]["mid"] == pytest.approx(1.029, abs=1e-3)
+    log = [json.loads(line) for line in (options / "log.jsonl").read_text().splitlines()]
+    sessions = [line for line in log if line["event"] == "session"]
+    assert {line["machine"] for line in log} == {MACHINE}
+    assert [line["started"][:10] for line in sessions] == ["2026-11-27", "2026-12-01", "2026-12-02"]
 
 
-def test_the_third_session_makes_a_verdict(tmp_path: Path) -> None:
-    first = json.loads(SESSION.read_text())
-    second = of_another_day("2026-12-01", flash=1.01, mha=1.01)
-    code, out, err = judged(tmp_path, first, second)
-    assert code == 0, err
-    assert row(out, "attention=mha").endswith("no verdict (n=2)")
-    third = of_another_day("2026-12-02", flash=0.99, mha=0.995)
-    code, out, _ = judged(tmp_path, first, second, third)
-    assert code == 0
-    assert row(out, "attention=mha").endswith("worse")
-    assert "23.3% slower" in row(out, "attention=mha") or "23.2% slower" in row(
-        out, "attention=mha"
-    )
-    assert row(out, "mlp=swiglu").endswith("no difference shown")
+def refused(options: Path, capsys: pytest.CaptureFixture[str], *sessions: dict[str, Any]) -> str:
+    with pytest.raises(SystemExit) as ended:
+        carried_out(options, *sessions)
+    assert ended.value.code == 2
+    assert [path.name for path in options.iterdir()] == ["study.yaml"]
+    return capsys.readouterr().err
 
 
-def test_sessions_of_two_chips_or_of_one_start_are_refused(tmp_path: Path) -> None:
-    first = json.loads(SESSION.read_text())
-    assert judged(tmp_path, first, first)[0] == 2
-    other = of_another_day("2026-12-01")
+def test_sessions_of_two_chips_are_refused(
+    options: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = of_day("2026-12-01")
     other["hardware"]["name"] = "NVIDIA H100 80GB HBM3"
-    code, _, err = judged(tmp_path, first, other)
-    assert code == 2
-    assert "the chip must be the same in all sessions" in err
+    assert refused(options, capsys, of_day("2026-11-27"), other) == (
+        "nocap: --sessions-from must be given files of one name, got NVIDIA H200, NVIDIA H100 80GB "
+        "HBM3\n"
+    )
 
 
-def test_an_arm_of_another_configuration_is_left_out(tmp_path: Path) -> None:
-    other = of_another_day("2026-12-01")
+def test_a_session_that_is_given_twice_is_refused(
+    options: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = of_day("2026-11-27")
+    err = refused(options, capsys, first, first)
+    assert err.startswith(
+        "nocap: --sessions-from must be given sessions that are 5 minutes apart, got -4"
+    )
+
+
+def test_a_bench_of_another_step_is_refused(
+    options: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = json.loads((H200 / "graphs.json").read_text())
+    err = refused(options, capsys, other)
+    assert "--sessions-from must have the arms of a claim in one file" in err
+
+
+def test_what_is_no_bench_is_refused(options: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    err = refused(options, capsys, {"kind": "gpu day"})
+    assert "0.json must be the JSON of nocap.bench, got " in err
+    assert err.count("\n") == 1
+
+
+def test_an_arm_of_another_configuration_is_no_session_of_it(options: Path) -> None:
+    other = of_day("2026-12-01")
     (gqa,) = [arm for arm in other["arms"] if arm["label"] == "attention=gqa"]
     gqa["config"]["trainer"]["compile"] = "full"
-    content = json.loads(SESSION.read_text())
-    _, out, _ = judged(tmp_path, content, other)
-    assert not [line for line in out.splitlines() if line.startswith("attention=gqa  ")]
-    assert row(out, "attention=mqa")
+    claims = carried_out(options, of_day("2026-11-27"), other)
+    assert claims["G1.gqa"]["n"] == 1
+    assert claims["G1.mqa"]["n"] == 2
 
 
 # --- the machine ----------------------------------------------------------------------------------

@@ -15,10 +15,14 @@ from nocap.config import entry, gpu, hardware
 from nocap.config.compose import Composed, as_in, compose, composed
 from nocap.config.defaults import reasons
 from nocap.config.run import Run
+from nocap.launch.grid import check
 from nocap.launch.plan import Datasets, headline, plan
 from nocap.launch.worker import _no_room
+from nocap.measure.bench_arms import compose_arms
 from nocap.model.flops import flops_per_token
+from nocap.study.study_plan import compose_arms as compose_study
 from tests.conftest import REPO, Door
+from tests.studies import LOSS, loaded, study
 
 DAY = REPO / "experiments" / "gpu_day" / "h200-2026-11-27"
 D12 = ("model=d12", "tokenizer=gpt2", "tracker=none", "trainer.device=cuda")
@@ -74,7 +78,8 @@ def test_the_figures_are_those_of_the_day() -> None:
     whole = json.loads((DAY / "compile.json").read_text())
     rates = [arm["tokens_per_s"] for arm in whole["arms"]]
     assert pytest.approx(1 - rates[0] / rates[1], abs=1e-3) == gpu.SAVED_BY_FULL
-    assert pytest.approx(whole["spent_s"]["warm_up"], rel=0.01) == 12 * gpu.FULL_S
+    warm_ups_s = [arm["warm_up_s"] for arm in whole["arms"]]
+    assert pytest.approx(warm_ups_s[1], rel=0.01) == 12 * gpu.FULL_S
     step_ms = arms("graphs")["trainer.compile=regional"]["step_ms"]
     assert pytest.approx(step_ms, rel=0.01) == 12 * gpu.LAUNCH_MS
     measured = whole["peak_flops"]["bf16"]["measured"]
@@ -136,7 +141,7 @@ def test_the_crossing_lies_where_one_step_gained_and_another_could_not() -> None
     [
         ("trainer.steps=500 trainer.batch_tokens=32768", "regional"),
         ("trainer.steps=4768 trainer.batch_tokens=524288", "full"),
-        ("trainer.steps=4768 trainer.batch_tokens=524288 trainer.devices=8", "regional"),
+        ("trainer.steps=4768 trainer.batch_tokens=524288 trainer.devices=16", "regional"),
     ],
 )
 def test_a_long_run_compiles_the_whole_model(words: str, compiled: str) -> None:
@@ -170,6 +175,61 @@ def test_an_arm_that_a_graph_cannot_hold_is_refused_by_name() -> None:
         ValueError, match=r"trainer\.cuda_graphs must be false beside ideas\.multi_token"
     ):
         as_in(first, words)
+
+
+SHORT = (*D12, "trainer.batch_tokens=2048", "trainer.val_tokens=2048", "data=synthetic")
+BETWEEN = "ideas=[multi_token]"  # acts between steps
+
+
+def grid(*cells: str) -> tuple[list[bool], list[str]]:
+    """Return whether each cell of a grid of short steps has CUDA graphs, and its notes."""
+    notes = list[str]()
+    words = [[*SHORT, *shlex.split(cell)] for cell in cells]
+    checked = check(words, swept=["attention", "ideas"], compose=composed, log=notes.append)
+    return [cell.plan.run.trainer.cuda_graphs for cell in checked.cells], notes
+
+
+def test_no_arm_of_a_grid_has_graphs_where_one_is_beyond_them() -> None:
+    graphs, notes = grid("", "attention=gqa", BETWEEN)
+    assert graphs == [False] * 3
+    assert notes == [
+        f"note: trainer.cuda_graphs=false for all arms: in {BETWEEN} an option is from outside, "
+        f"draws, or acts between steps"
+    ]
+
+
+def test_all_arms_of_another_grid_have_graphs() -> None:
+    assert grid("", "attention=gqa") == ([True, True], [])
+
+
+def test_graphs_that_were_chosen_are_refused_beside_such_an_arm() -> None:
+    chosen = "trainer.cuda_graphs=true"
+    with pytest.raises(
+        ValueError,
+        match=rf"{BETWEEN[:5]}.*trainer\.cuda_graphs must be false beside ideas\.multi_token",
+    ):
+        grid(chosen, f"{chosen} {BETWEEN}")
+
+
+def test_an_arm_that_chooses_none_takes_them_from_nobody() -> None:
+    assert grid("", f"trainer.cuda_graphs=false {BETWEEN}") == ([True, False], [])
+
+
+def test_no_arm_of_a_bench_has_graphs_where_one_is_beyond_them() -> None:
+    plain = compose_arms(SHORT, ["", "attention=gqa"]).values()
+    beyond = compose_arms(SHORT, ["", "attention=gqa", BETWEEN]).values()
+    assert [run.trainer.cuda_graphs for run in plain] == [True, True]
+    assert [run.trainer.cuda_graphs for run in beyond] == [False] * 3
+
+
+def test_no_arm_of_a_study_has_graphs_where_one_is_beyond_them(tmp_path: Path) -> None:
+    arms = {"mha": ["attention=flash"], "multi": [BETWEEN]}
+    made = loaded(tmp_path / "made", study(arms=arms, claims=[{**LOSS, "arm": "multi"}]))
+    scale = made.scales["cpu"]
+    alone = compose_study(made, scale, ["mha"], SHORT)
+    both = compose_study(made, scale, ["multi", "mha"], SHORT)
+    assert alone["mha"].run.trainer.cuda_graphs
+    assert [arm.run.trainer.cuda_graphs for arm in both.values()] == [False, False]
 
 
 def test_the_challenges_baseline_stays_to_the_letter() -> None:

@@ -421,6 +421,36 @@ def test_a_forward_that_reads_from_the_device_is_refused_in_a_cuda_graph(pretend
     )
 
 
+LOGS = """
+import sys, time
+from nocap.config.compose import compose
+from nocap.measure.timed import random_tokens
+from nocap.model.gpt import Head
+from nocap.model.logged import log
+from nocap.training.ledger import Ledger
+from nocap.training.loop import warm_up
+from nocap.training.step import build, take_step
+forward = Head.forward
+def logging(self, *args):
+    log(self, "gate", args[0])
+    return forward(self, *args)
+Head.forward = logging
+run = compose(["model=nano", "tracker=none", "data=synthetic", "trainer.device=cuda",
+    "trainer.cuda_graphs=true", *sys.argv[1:]])
+with random_tokens(run) as job:
+    trainee, ledger = build(job), Ledger(started=time.monotonic())
+warm_up(job, trainee, ledger)
+print([list(take_step(job, trainee, ledger, step=step).logged) for step in range(3)])
+"""
+
+
+@pytest.mark.parametrize("compile_", ["off", "regional"])
+def test_what_a_module_logs_is_in_each_row_of_a_graphed_step(pretended, compile_):
+    """Its mean is computed in the graph, as the loss is."""
+    done = pretended.python("-c", LOGS, f"trainer.compile={compile_}")
+    assert done.out.splitlines()[-1] == "[['gate'], ['gate'], ['gate']]", done.err
+
+
 RANKS = """
 import dataclasses, os, sys, tempfile, torch, torch.distributed as dist
 from torch._dynamo.utils import counters

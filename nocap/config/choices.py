@@ -25,6 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 from nocap import outside
 from nocap.config.bounded import read_text, read_yaml
 from nocap.config.defaults import register_resolver
+from nocap.config.guesses import guessed
 from nocap.config.keys import check_text, flat, require
 from nocap.config.paths import conf_dir
 from nocap.config.plain import (
@@ -290,10 +291,10 @@ def option_names(override: Override) -> list[str]:
 
 def _suggestion(name: str, yamls: Collection[str]) -> str:
     """Return what was probably meant by a name that its group does not have, in parentheses: the
-    experiment of that name, else an option of the group."""
+    experiment of that name, what is known of such a guess, else an option of the group."""
     if name in outside.yamls("experiment"):
         return f" (did you mean experiment={name}?)"
-    return suggest(name, yamls)
+    return guessed(name) or suggest(name, yamls)
 
 
 def _check_from_outside(path: Path) -> None:

@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from nocap.config import hardware
 from nocap.config.choices import is_choice, option_config, overrides_of
+from nocap.config.defaults import fits_a_graph
 from nocap.config.keys import check_keys, flat, require
 from nocap.config.lexer import as_text
 from nocap.config.outward import redact
@@ -197,6 +198,26 @@ def as_in(
         return arm
     plain = to_plain(baseline.run)["trainer"]
     return compose((*overrides, *(f"trainer.{key}={str(plain[key]).lower()}" for key in keys)))
+
+
+def as_baseline(
+    baseline: Composed,
+    others: Iterable[Sequence[str]],
+    compose: Callable[[Sequence[str]], Composed] = composed,
+) -> tuple[Composed, Sequence[str] | None]:
+    """Return the baseline of these other arms, and the first of them that a CUDA graph is not known
+    to hold. Where there is one, a baseline that would have a graph by default has none, and with it
+    no arm that does not choose."""
+    if not (baseline.run.trainer.cuda_graphs and "cuda_graphs" in baseline.defaults):
+        return baseline, None
+    for overrides in others:
+        try:
+            arm = compose(overrides)
+        except ValueError:
+            continue  # refused where it is composed beside the baseline
+        if "cuda_graphs" in arm.defaults and not fits_a_graph(arm.run):
+            return compose((*baseline.overrides, "trainer.cuda_graphs=false")), overrides
+    return baseline, None
 
 
 def compose_measured(overrides: Sequence[str], baseline: Composed | None = None) -> Composed:

@@ -180,12 +180,20 @@ def cuda_graphs(
         return False, why
     if devices > 1:
         return False, f"ranks exchange gradients in a backward; {why}"
-    if not all(_fits_a_graph(option) for option in options):
-        return False, f"an option is from outside, draws, or acts between steps; {why}"
+    if not all(_fits(option) for option in options):
+        return False, f"{BEYOND_GRAPHS}; {why}"
     return True, why
 
 
-def _fits_a_graph(option: type[Option]) -> bool:
+BEYOND_GRAPHS = "an option is from outside, draws, or acts between steps"
+
+
+def fits_a_graph(run: Run) -> bool:
+    """Return whether a CUDA graph is known to hold what all options of a run do."""
+    return all(_fits(type(option)) for _, option in run.options())
+
+
+def _fits(option: type[Option]) -> bool:
     """Return whether a CUDA graph is known to hold what an option does. What is from outside may
     wait for the device."""
     if option.random or outside.used({cls.__module__ for cls in option.__mro__}):

@@ -27,6 +27,7 @@ from nocap.config.bounded import read_yaml
 from nocap.config.choices import HYDRA, is_choice, overrides_of, prepare_hydra, search_path
 from nocap.config.choices import option_names as named
 from nocap.config.compose import raw_config as unchecked
+from nocap.config.guesses import guessed
 from nocap.config.keys import require
 from nocap.config.paths import conf_dir
 from nocap.config.plain import suggest
@@ -187,7 +188,8 @@ def manual(words: Sequence[str], *, everything: bool = False) -> str:
         if not any(
             f"{name}.".startswith(f"{key}.") or f"{key}.".startswith(f"{name}.") for name in known
         ):
-            raise ValueError(f"{key} is no key{suggest(key, known)}")
+            meant = guessed(key.rpartition(".")[2]) or suggest(key, known)
+            raise ValueError(f"{key} is no key{meant}")
     return "\n".join(lines)
 
 

@@ -15,12 +15,13 @@ from nocap.options.tokenizer import Tokenizer
 PEAK_FLOPS = 665e12  # FLOP/s of a large product in bf16
 REGIONAL_FLOPS = 0.53 * PEAK_FLOPS  # of a step that is compiled by regions
 # Of that step's time, what `trainer.compile=full` saves: 462,271 tokens/s for 439,672, which is
-# 5.1% [3.4,
-# 6.9] faster.
+# 5.1% [3.4, 6.9] faster.
 SAVED_BY_FULL = 0.049
-# Seconds a layer to compile so. Twelve took 30 s, and the three warm-ups of that bench 46: a run's
-# validation is compiled too.
-FULL_S = 46.0 / 12
+# Seconds a layer to compile so: 30.2 of twelve, which is the warm-up of that arm alone. All three
+# warm-ups of that bench (compile.json) took 45.9: by regions 13.5 with nothing in the cache, again
+# 2.1, and this. What regions take is not subtracted, as a run compiles its validation too, which no
+# bench does.
+FULL_S = 30.2 / 12
 # To launch a layer's part of a step by regions: one of 2,048 tokens took 28.3 ms, and 7.7 as a CUDA
 # graph.
 LAUNCH_MS = 28.3 / 12

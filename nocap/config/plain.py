@@ -21,6 +21,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 
 from nocap import outside
 from nocap.config.bounded import parse_yaml, read_text
+from nocap.config.guesses import guessed
 from nocap.config.keys import require
 from nocap.config.option import Option
 from nocap.config.run import Run
@@ -282,10 +283,12 @@ def _no_key(name: str, owner: Any) -> str:
     if name in others:
         return f"{name} is a key of {' or '.join(others[name])}, not of {title}"
     meant = [key for key in others if key.endswith(f".{last}")]
-    hint = suggest(last, own)
+    end = suggest(last, own)
     if meant:
-        hint = f" (did you mean {' or '.join(meant)}?)"
-    return f"{name} is no key of {title}{hint}"
+        end = f" (did you mean {' or '.join(meant)}?)"
+    elif others and guessed(last):
+        end = guessed(last)
+    return f"{name} is no key of {title}{end}"
 
 
 def _keys_of_all() -> dict[str, list[str]]:

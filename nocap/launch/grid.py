@@ -15,7 +15,8 @@ from typing import Any, cast
 from hydra.core.override_parser.types import ChoiceSweep, Glob, IntervalSweep, Override, RangeSweep
 
 from nocap import outside
-from nocap.config.compose import Composed, as_in
+from nocap.config.compose import Composed, as_baseline, as_in
+from nocap.config.defaults import BEYOND_GRAPHS
 from nocap.config.keys import is_fault, require
 from nocap.config.lexer import texts_of_typed
 from nocap.launch.plan import Datasets, Plan, plan, seeds_asked
@@ -174,13 +175,15 @@ def check(
     shown = [*swept, "trainer.steps"] if lengths else swept
     other_lengths = list[Cell]()
     for place, overrides in enumerate((*cells, *lengths)):
-        label = (
-            " ".join(override for override in overrides if key_of(override) in shown)
-            or "the only cell"
-        )
+        label = _varied(overrides, shown)
         try:
             composed = as_in(first, overrides, compose)
-            first = first or composed
+            if first is None:
+                first, beyond = as_baseline(composed, cells[place + 1 :], compose)
+                composed = first
+                if beyond is not None:
+                    why = f"in {_varied(beyond, swept)} {BEYOND_GRAPHS}"
+                    log(f"note: trainer.cuda_graphs=false for all arms: {why}")
             planned = plan(composed.run, choices=composed.choices, datasets=datasets)
         except ValueError as error:
             if is_fault(error):
@@ -234,6 +237,12 @@ def check(
     return Grid(
         name=folder.name, folder=folder, swept=tuple(swept), cells=named, left_out=tuple(left_out)
     )
+
+
+def _varied(overrides: Sequence[str], keys: Sequence[str]) -> str:
+    """Return those of a cell's overrides that the grid varies."""
+    words = [override for override in overrides if key_of(override) in keys]
+    return " ".join(words) or "the only cell"
 
 
 def _left_out(bad: Sequence[tuple[str, str]]) -> list[LeftOut]:

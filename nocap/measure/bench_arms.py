@@ -8,22 +8,26 @@ from collections.abc import Sequence
 from itertools import combinations
 from typing import Any
 
-from nocap.config.compose import Composed, compose_measured
+from nocap.config.compose import Composed, as_baseline, compose_measured
 from nocap.config.keys import require
 from nocap.config.plain import to_plain
 from nocap.config.run import Run
 from nocap.launch.plan import check_compiler
 
+WORDS = ("tracker=none",)  # of each arm, first
+
 
 def compose_arms(base: Sequence[str], arms: Sequence[str]) -> dict[str, Run]:
     """Label → run of each of `arms` (overrides as typed in a shell) on top of `base`; the first is
-    the baseline, whose precision and compilation are all arms' where nobody chooses them. As in
+    the baseline, whose precision, compilation, micro-batch and CUDA graphs are all arms' where
+    nobody chooses them. As in
     `compose_measured`.
 
     Errors:
         ValueError: a wrong override, or two arms with the same training step.
     """
-    baseline = compose_arm(base, arms[0])
+    others = [[*WORDS, *base, *shlex.split(overrides)] for overrides in arms[1:]]
+    baseline, _ = as_baseline(compose_arm(base, arms[0]), others, compose_measured)
     runs = [baseline.run]
     for overrides in arms[1:]:
         runs.append(compose_arm(base, overrides, baseline).run)
@@ -43,7 +47,7 @@ def compose_arm(base: Sequence[str], overrides: str, baseline: Composed | None =
         ValueError: a wrong override, or more than one device.
     """
     try:
-        arm = compose_measured(["tracker=none", *base, *shlex.split(overrides)], baseline)
+        arm = compose_measured([*WORDS, *base, *shlex.split(overrides)], baseline)
         devices = arm.run.trainer.devices
         rule = "be 1: one device is timed at a time"
         require(devices == 1, "trainer.devices", rule, devices)

@@ -18,6 +18,7 @@ the package and, when it is carried out, written there. After python -m nocap.st
   experiments/gqa scale=cpu                     carry it out: verdicts, README and results
   experiments/gqa scale=gpu steps=4000 --plan   what it would run and cost, before anything runs
   experiments/gqa sessions=5                    timed in five sessions, not three: also later
+  experiments/options scale=gpu --sessions-from DAY/options.json  timed elsewhere, a file a session
   experiments/gqa --judge                       verdicts of what there is; trains and writes nothing
   --board experiments                           the leaderboard of all studies, and their READMEs
   ideas --propose "attention=gqa" "mlp=swiglu"  answer a program's proposals; without one: so far
@@ -47,6 +48,13 @@ def _study(options: argparse.Namespace) -> int:
         bool(options.overrides) or not options.allow_code,
         "--allow-code",
         "be left out beside --board",
+        "it",
+    )
+    is_carried_out = has_verdicts and not options.judge and options.propose is None
+    require(
+        not options.sessions_from or is_carried_out,
+        "--sessions-from",
+        "be given where a study is carried out, and only there",
         "it",
     )
     from nocap.study import actions
@@ -85,6 +93,13 @@ def _parser() -> argparse.ArgumentParser:
         nargs="*",
         metavar="PROPOSAL",
         help="train arms beside the baseline, each given as overrides or a command, and answer",
+    )
+    parser.add_argument(
+        "--sessions-from",
+        nargs="+",
+        type=Path,
+        metavar="BENCH.json",
+        help="take what nocap.bench wrote on other days as the sessions: a file is one",
     )
     parser.add_argument(
         "--allow-code",

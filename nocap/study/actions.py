@@ -10,14 +10,15 @@ from itertools import chain
 from pathlib import Path
 
 from nocap import outside
-from nocap.config import defaults, hardware
+from nocap.config import defaults
 from nocap.config.compose import from_overrides
 from nocap.config.errors import EXIT_CODES, FailedError
 from nocap.config.keys import require
 from nocap.config.trainer import Device
+from nocap.sessions.figures import SessionFile
 from nocap.store.files import write_file
+from nocap.study import benches, conduct, log, pages, preview, spec
 from nocap.study import board as leaderboard
-from nocap.study import conduct, log, pages, preview, spec
 from nocap.study.collect import collect
 from nocap.study.spec import Study
 from nocap.study.study_plan import StudyPlan, prepare
@@ -131,12 +132,14 @@ def _carry_out(
         for name, file in spec.files_of(plan.study).items():
             write_file(folder / name, file)
             print(f"written: {folder / name}, as it comes with nocap")
-    outcome = conduct.carry_out(plan, run=run)
-    trainer = plan.trainer
+    files = list[SessionFile]()
+    if arguments.sessions_from:
+        plan, files = benches.sessions_of(plan, arguments.sessions_from)
+    outcome = conduct.carry_out(plan, run=run, files=files)
     result = collect(
         outcome,
-        hardware=hardware.describe(trainer.device, trainer.threads),
-        command=_command(folder, plan, options),
+        hardware=conduct.machine_of(plan, files),
+        command=_command(folder, plan, options, arguments.sessions_from),
     )
     print(pages.render(result))
     if run and log.writable(folder / log.FILE):
@@ -145,15 +148,19 @@ def _carry_out(
     for problem in outcome.problems:
         print(f"nocap: {problem}", file=sys.stderr)
     arguments.answer(to_json(result))
-    is_complete = not (outcome.problems or result.missing)
+    # of sessions from elsewhere the next day brings more
+    is_complete = not (outcome.problems or (result.missing and not files))
     return EXIT_CODES["finished" if is_complete else "failed"]
 
 
-def _command(folder: Path, plan: StudyPlan, options: Options) -> str:
-    """Return the command that carries a study out as it was."""
+def _command(folder: Path, plan: StudyPlan, options: Options, files: Sequence[Path]) -> str:
+    """Return the command that carries a study out as it was. `files`: of sessions from
+    elsewhere."""
     words = ["python -m nocap.study", str(folder), f"scale={plan.scale}"]
     if options.steps is not None:
         words.append(f"steps={options.steps}")
     if plan.study.config_dir:
         words.append("--allow-code")
+    if files:
+        words += [benches.FLAG, *map(str, files)]
     return " ".join(words)

@@ -27,7 +27,6 @@ from nocap.study.claim_row import (
     STAND_IN,
     THERE,
     Row,
-    allowed,
     counted,
     expected,
     is_exact,
@@ -35,24 +34,21 @@ from nocap.study.claim_row import (
     measures,
     rows,
 )
-from nocap.study.pages import all_results, claims, files, plots, write_all
+from nocap.study.pages import all_results, files, plots, write_all
 from nocap.study.spec import FILE, Study, load_study, select_claims
 from nocap.study.study_result import StudyResult
 
 T = TypeVar("T")
 BOARD = "board.yaml"  # whose claims a board counts apart
 NOT_BUILT = "not_built.yaml"  # claims that no study measures
-HEAD = (
-    "statement",
-    "expected",
-    "arithmetic allows",
-    "measured",
-    "verdict",
-    "notes",
-    "where",
-    "machine, date",
-    "command",
-)
+# of the README, beside the statement: title → what a row has there
+COLUMNS = {
+    "expected": "expected",
+    "measured": "figure",
+    "verdict": "outcome",
+    "n": "n",
+    "where": "place",
+}
 DETAILS = (
     "expected",
     "arithmetic allows",
@@ -69,17 +65,15 @@ UNSTUDIED = {"answer": "Answered without a study", "why": "Not built, or nothing
 FIRST_ROWS, LAST_ROWS = 8, 2  # that a reader sees first
 ERROR = 0.05  # how often a verdict that rests on noise errs at the most
 INTRO = (
-    "What was expected, what arithmetic allows, what was measured; the same rows with "
-    "forest plots are in `board.html` beside this file. "
+    "What was expected and what was measured, with its 95% interval in brackets. The page of each "
+    "study has what arithmetic allows, the guards, the shapes, the notes and the command; "
+    "`board.html` beside this file has all of it with forest plots. "
     "Written by `python -m nocap.study --board experiments` from each study's "
-    "`results.*.json`. In brackets is the 95% interval over n "
-    "pairs; what was counted is *exact* and has none. A verdict holds at the shape and "
-    "machine that it names: a claim that was measured at two shapes, or on two machines, has two. "
-    "*No GPU yet* stands where a study is to be carried out on a GPU too, and none has measured "
-    "the claim; "
-    "*equal quality not shown* where the interval of a loss holds the margin that it may be worse "
-    "by. "
-    "Each study's README has its arms."
+    "`results.*.json`. n counts pairs of runs, or sessions of timing; what was counted is *exact* "
+    "and has no interval. A verdict holds at the shape and on the machine of its row: a claim that "
+    "was measured at two shapes, or on two machines, has two rows. A verdict is *exploratory* "
+    "where something was known when its claim was registered. *Equal quality not shown*: the "
+    "interval of a loss holds the margin that it may be worse by."
 )
 
 
@@ -122,19 +116,18 @@ class Planned:
     claim: Claim
 
     @property
-    def texts(self) -> dict[str, str]:
-        """Return what a table can say of it, by column."""
+    def texts(self) -> list[object]:
+        """Return its row of the README: where it would be measured is a command."""
         claim = self.claim
         study = self.study
+        statement = _link(claim.statement, study.name)
+        word = NOT_YET
+        note = study.notes.get(claim.id)
+        if note:
+            word += f": {note}"
         folder = f"{Path(study.folder).parent.name}/{study.name}"
-        bound = allowed(claim, claim.mechanism.bound)
-        return {
-            "statement": _link(claim.statement, study.name),
-            "expected": f"{measures(claim)}: {expected(claim)}",
-            "arithmetic allows": f"{bound} ({claim.mechanism.formula})",
-            "notes": study.notes.get(claim.id, ""),
-            "command": f"`python -m nocap.study {folder} scale={self._scale()}`",
-        }
+        command = f"`python -m nocap.study {folder} scale={self._scale()}`"
+        return [statement, f"{measures(claim)}: {expected(claim)}", None, word, None, command]
 
     def _scale(self) -> str:
         """Return the first scale of the study that the claim is asked at."""
@@ -438,7 +431,7 @@ def _section(part: Section) -> list[str]:
             continue
         if part.group.counted:
             lines += [f"{level} {len(some)} {about}", ""]
-        lines += [*claims(some, HEAD, link=_linked).markdown(), ""]
+        lines += [*_measured(some).markdown(), ""]
     if part.planned:
         lines += [f"{level} {len(part.planned)} {NOT_YET}", ""]
         lines += [*_planned(part.planned).markdown(), ""]
@@ -447,14 +440,23 @@ def _section(part: Section) -> list[str]:
     return lines
 
 
+def _measured(some: Sequence[Row]) -> Table:
+    """Draw a row for each claim that was measured."""
+    lines = list[list[object]]()
+    for row in some:
+        statement = _link(row.claim.statement, row.result.study.name)
+        lines.append([statement, *(row.cells[key] or None for key in COLUMNS.values())])
+    return _board(lines)
+
+
 def _planned(plans: Sequence[Planned]) -> Table:
     """Draw a row for each claim that a study has and no result."""
-    texts = [plan.texts for plan in plans]
-    columns = [Column(title=name) for name in texts[0]]
-    lines = list[list[object]]()
-    for row in texts:
-        lines.append([text or None for text in row.values()])
-    return Table(title="", columns=columns, rows=lines)
+    return _board([plan.texts for plan in plans])
+
+
+def _board(lines: Sequence[Sequence[object]]) -> Table:
+    titles = ["statement", *COLUMNS]
+    return Table(title="", columns=[Column(title=title) for title in titles], rows=lines)
 
 
 def _unstudied(entries: Sequence[Unstudied], level: str) -> list[str]:
@@ -482,10 +484,6 @@ def _entry(entry: Unstudied, column: str) -> dict[str, object]:
         "arithmetic allows": entry.bound or None,
         column: getattr(entry, column),
     }
-
-
-def _linked(row: Row) -> str:
-    return _link(row.claim.statement, row.result.study.name)
 
 
 def _link(statement: str, study: str) -> str:

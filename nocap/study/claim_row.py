@@ -25,6 +25,7 @@ STAND_IN = "on a CPU in place of the GPU or the larger model they are about"
 PROJECT = "by this project's own thresholds"
 NO_GPU = "no GPU yet"
 NOT_EQUAL = "equal quality not shown"
+EXPLORATORY = "exploratory"
 QUALITY = ("val_loss", "val_bpb")  # what a guard of quality is about
 # counts that no machine changes; so are the bytes held of these parts:
 ANYWHERE = ("params", "kv_bytes", "part_params")
@@ -50,18 +51,29 @@ def allowed(claim: Claim, bound: float | None) -> str:
 
 
 def measured(gain: Gain) -> str:
-    """Say what was gained, with its interval over so many pairs, or that it was counted; where only
-    a lower end is known, that."""
-    drawn = NONE
+    """Say what was gained, with its interval over so many pairs, or that it was counted."""
+    sign = "" if is_exact(gain) else "n="
+    return f"{figure(gain)}, {sign}{repeats(gain)}"
+
+
+def figure(gain: Gain) -> str:
+    """Say what was gained, with its interval; where only a lower end is known, that."""
     shown = gain.shown()
     if shown is not None and is_known(gain):
-        drawn = str(words.measured(shown, gain.metric, gain.scale))
-    elif shown is not None and math.isfinite(gain.interval().low):
-        drawn = words.limit(shown.low, gain.metric, gain.scale, least=True)
+        return str(words.measured(shown, gain.metric, gain.scale))
+    if shown is not None and math.isfinite(gain.interval().low):
+        return words.limit(shown.low, gain.metric, gain.scale, least=True)
+    return NONE
+
+
+def repeats(gain: Gain) -> str:
+    """Return the number of pairs, or that it was counted: `12`, `3 sessions`, `exact`."""
     if is_exact(gain):
-        return f"{drawn}, exact"
-    per = " sessions" if gain.per is Per.session else ""
-    return f"{drawn}, n={len(gain.least)}{per}"
+        return "exact"
+    n = len(gain.least)
+    if gain.per is Per.session:
+        return plural(n, "session")
+    return str(n)
 
 
 def is_known(gain: Gain) -> bool:
@@ -205,11 +217,33 @@ class Row:
     @property
     def verdict(self) -> str:
         """Return `refuted at 1 × 512 tokens, CPU: worse than stated`."""
-        verdict = f"{self.word} at {self.at}"
+        return self._with_reason(f"{self.word} at {self.at}")
+
+    @property
+    def outcome(self) -> str:
+        """Return `refuted: worse than stated; exploratory`, for a table with a column of places;
+        where sessions are to follow `1 session: no verdict yet`."""
+        text = self._with_reason(self.word)
+        verdict = self.judged.verdict
+        begun = verdict.primary.per is Per.session and verdict.n > 0
+        if begun and verdict.reason is Reason.missing:
+            text = f"{repeats(verdict.primary)}: no verdict yet"
+        marks = list[str]()
+        if self._leaves_quality_open:
+            marks.append(NOT_EQUAL)
+        if self.judged.provenance.exploratory:
+            marks.append(EXPLORATORY)
+        return "; ".join([text, *marks])
+
+    def _with_reason(self, text: str) -> str:
         reason = self._reason()
         if reason:
-            verdict += f": {reason}"
-        return verdict
+            text += f": {reason}"
+        return text
+
+    @property
+    def _leaves_quality_open(self) -> bool:
+        return any(leaves_quality_open(gain, margin) for gain, margin in self.guards)
 
     def _reason(self) -> str:
         """Say why the verdict is what it is; nothing where it is confirmed or exceeded."""
@@ -266,7 +300,7 @@ class Row:
         notes = list[str]()
         if self.no_gpu and self.stands_in:
             notes.append(NO_GPU)
-        if any(leaves_quality_open(gain, margin) for gain, margin in self.guards):
+        if self._leaves_quality_open:
             notes.append(NOT_EQUAL)
         if self.elsewhere:
             notes.append(f"depends on shape: {self.elsewhere}")
@@ -275,7 +309,7 @@ class Row:
         notes.append(self.result.study.notes.get(self.claim.id, ""))
         notes += self.endings
         if provenance.exploratory:
-            notes.append(f"exploratory: {provenance.exploratory}")
+            notes.append(f"{EXPLORATORY}: {provenance.exploratory}")
         notes += provenance.notes
         return [note for note in notes if note]
 
@@ -284,6 +318,7 @@ class Row:
         """Return all that a table can say of it, by column."""
         claim = self.claim
         bound = allowed(claim, self.claim_result.bound)
+        primary = self.claim_result.verdict.primary
         guards = list[str]()
         for gain, margin in self.guards:
             guards.append(guard(gain, margin, self.claim_result.declared(gain)))
@@ -292,11 +327,15 @@ class Row:
             "statement": claim.statement,
             "expected": self.expected,
             "arithmetic allows": f"{bound} ({claim.mechanism.formula})",
-            "measured": measured(self.claim_result.verdict.primary),
+            "measured": measured(primary),
+            "figure": figure(primary),
+            "n": repeats(primary),
             "guards": "; ".join(guards),
             "verdict": self.verdict,
+            "outcome": self.outcome,
             "notes": "; ".join(self.notes),
             "where": self.where,
+            "place": f"{self.at}, {self.result.machine_name}",
             "machine, date": f"{self.result.machine_name}, {self.result.date}",
             "command": f"`{one_line(self.result.command)}`",
         }

@@ -70,16 +70,23 @@ class StudyOutcome:
     problems: list[str] = field(default_factory=list)
 
 
-def carry_out(plan: StudyPlan, *, run: bool, log: Callable[[str], None] = PRINT) -> StudyOutcome:
+def carry_out(
+    plan: StudyPlan,
+    *,
+    run: bool,
+    log: Callable[[str], None] = PRINT,
+    files: Sequence[SessionFile] = (),
+) -> StudyOutcome:
     """Train and time what is missing, analysis by analysis until each claim is decided, or with
-    `run=False` only collect what there is.
+    `run=False` only collect what there is. `files`: sessions from elsewhere, which are all that
+    counts then: nothing runs here.
 
     Errors:
         ValueError: an invalid run, a damaged log.
         StoppedError: somebody asked to stop; everything that finished is kept.
         FailedError: a run failed that all else depends on.
     """
-    conductor = _Conductor(plan, run=run, log=log)
+    conductor = _Conductor(plan, run=run and not files, log=log, files=files)
     conductor.register()
     trials = conductor.tune()
     numbers = {claim.id: 1 for claim in plan.study.claims}  # of the next analysis of each
@@ -168,22 +175,38 @@ def _due_in_s(plan: StudyPlan, group: Sequence[Session], number: int) -> float:
     return 60 * plan.at.apart_min - passed.total_seconds()
 
 
+def machine_of(plan: StudyPlan, files: Sequence[SessionFile]) -> dict[str, hardware.Fact]:
+    """Describe the machine of sessions from elsewhere; where there are none, this one."""
+    if files:
+        return dict(files[0].hardware)
+    return hardware.describe(plan.trainer.device, plan.trainer.threads)
+
+
 class _Conductor:
     """The conductor of a study at one scale on this machine."""
 
-    def __init__(self, plan: StudyPlan, *, run: bool, log: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        plan: StudyPlan,
+        *,
+        run: bool,
+        log: Callable[[str], None],
+        files: Sequence[SessionFile],
+    ) -> None:
         self.plan = plan
         self.run = run
+        self.files = files
         self.log = log
         self.problems: list[str] = []
         self.failed: set[str] = set()  # places of which a session failed: they have no more
         self.damaged: set[tuple[str, int]] = set()  # (arm, seed)
         self.path = Path(plan.study.folder) / FILE
-        self.writes = run and writable(self.path)
-        if run and not self.writes:
+        wanted = run or bool(files)
+        self.writes = wanted and writable(self.path)
+        if wanted and not self.writes:
             consequence = "nothing is registered, and no README or results are left there"
             log(f"{self.path.parent} cannot be written: {consequence}")
-        facts = hardware.describe(plan.trainer.device, plan.trainer.threads)
+        facts = machine_of(plan, files)
         self.machine = str(facts["fingerprint"])
 
     # --- the log ----------------------------------------------------------------------------------
@@ -308,6 +331,8 @@ class _Conductor:
     def _read(self, runs: Sequence[Training]) -> Records:
         """Read the records of runs, also of those that something else trained, and log them."""
         records = Records()
+        if self.files:
+            return records  # those that are here are of another machine
         for run in runs:
             try:
                 record = run.record()
@@ -399,8 +424,11 @@ class _Conductor:
     ) -> dict[str, list[SessionFile]]:
         """Return the files of sessions by their places, and log them."""
         files: dict[str, list[SessionFile]] = {place: [] for place in PLACES}
+        for file in self.files:
+            files[file.place].append(file)
         for session in group:
-            files[session.place] += session.results(plan.folder)
+            if not self.files:
+                files[session.place] += session.results(plan.folder)
         lines = [self._session_line(file, arms) for file in chain(*files.values())]
         self._add(lines, once=("key", "number", "started"))
         return files

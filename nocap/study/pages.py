@@ -3,7 +3,7 @@ plots of a leaderboard."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median_high
 
@@ -33,6 +33,7 @@ CLAIM_HEAD = (
     "measured",
     "guards",
     "verdict",
+    "where",
     "notes",
 )
 # of a claim, for a terminal
@@ -61,17 +62,12 @@ TRIAL_COLUMNS = (
 )
 
 
-def claims(
-    some: Sequence[Row], names: Sequence[str], *, link: Callable[[Row], str] | None = None
-) -> Table:
-    """Draw a row for each claim, with these columns. `link`: what stands for its statement."""
-    columns = [Column(title=name) for name in names]
+def claims(some: Sequence[Row]) -> Table:
+    """Draw a row for each claim, with all that is known of it."""
+    columns = [Column(title=name) for name in CLAIM_HEAD]
     lines = list[list[object]]()
     for row in some:
-        texts = dict(row.texts)
-        if link is not None:
-            texts["statement"] = link(row)
-        lines.append([texts[name] or None for name in names])
+        lines.append([row.texts[name] or None for name in CLAIM_HEAD])
     return Table(title="", columns=columns, rows=lines)
 
 
@@ -252,7 +248,7 @@ def _section(result: StudyResult, some: Sequence[Row]) -> list[str]:
     lines = [f"## {result.scale}: {machine}, {result.date}", ""]
     lines += [f"```sh\n{one_line(result.command)}\n```", ""]
     lines += [f"seeds {result.seeds}; judged at commit {commit}", ""]
-    lines += [*claims(some, CLAIM_HEAD).markdown(), ""]
+    lines += [*claims(some).markdown(), ""]
     lines += [*arms.markdown(), ""]
     for table in others:
         lines += [table.title, "", *table.markdown(), ""]

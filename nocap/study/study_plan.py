@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nocap.config.choices import parse_override
-from nocap.config.compose import Composed, as_in, composed
+from nocap.config.compose import Composed, as_baseline, as_in, composed
 from nocap.config.defaults import ON_CPU
 from nocap.config.keys import flat, require
 from nocap.config.plain import to_plain
@@ -173,18 +173,22 @@ def training_overrides(at: ScaleConfig, output_dir: str, steps: int | None) -> l
 def compose_arms(
     study: Study, at: ScaleConfig, arms: Sequence[str], setting: Sequence[str]
 ) -> dict[str, Composed]:
-    """Return arm → its composition, the baseline first, whose precision and compilation the others
-    have.
+    """Return arm → its composition, the baseline first, whose precision, compilation, micro-batch
+    and CUDA graphs the others have.
 
     Errors:
         ValueError: an arm does not compose; the arm is named.
     """
     composed: dict[str, Composed] = {}
     first: Composed | None = None
+    words = dict[str, list[str]]()
     for arm in sorted(arms, key=lambda name: name != study.baseline):
-        composed[arm] = _named(arm, first, arm_overrides(study, at, arm, setting))
+        words[arm] = arm_overrides(study, at, arm, setting)
+    for arm, overrides in words.items():
+        composed[arm] = _named(arm, first, overrides)
         if first is None:
-            first = composed[arm]
+            first, _ = as_baseline(composed[arm], words.values())
+            composed[arm] = first
     return composed
 
 
