@@ -668,7 +668,7 @@ def test_a_claim_is_planned_until_results_answer_it(tmp_path: Path):
     both = loaded(tmp_path / "made", content)
     (planned,) = board.planned([result], {"made": both})
     assert planned.claim.id == "M.later"
-    assert planned.cells[1:] == [
+    assert planned.texts[1:] == [
         "tokens/s: at least 10% faster",
         None,
         "not measured yet: asked later",

@@ -119,7 +119,7 @@ def _content(plan: StudyPlan, config: Mapping[str, dict[str, Any]]) -> dict[str,
     """Return what counts of a file's arm: as `StudyPlan.content`."""
     content = copy.deepcopy(dict(config))
     for name in OF_THE_MACHINE:
-        if name not in plan.typed:
+        if name not in plan.machine_keys:
             content["trainer"].pop(name, None)
     return content
 

@@ -445,7 +445,7 @@ def _measured(some: Sequence[Row]) -> Table:
     lines = list[list[object]]()
     for row in some:
         statement = _link(row.claim.statement, row.result.study.name)
-        lines.append([statement, *(row.cells[key] or None for key in COLUMNS.values())])
+        lines.append([statement, *(row.texts[key] or None for key in COLUMNS.values())])
     return _board(lines)
 
 

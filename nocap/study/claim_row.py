@@ -224,14 +224,14 @@ class Row:
         """Return `refuted: worse than stated; exploratory`, for a table with a column of places;
         where sessions are to follow `1 session: no verdict yet`."""
         text = self._with_reason(self.word)
-        verdict = self.judged.verdict
+        verdict = self.claim_result.verdict
         begun = verdict.primary.per is Per.session and verdict.n > 0
         if begun and verdict.reason is Reason.missing:
             text = f"{repeats(verdict.primary)}: no verdict yet"
         marks = list[str]()
         if self._leaves_quality_open:
             marks.append(NOT_EQUAL)
-        if self.judged.provenance.exploratory:
+        if self.claim_result.provenance.exploratory:
             marks.append(EXPLORATORY)
         return "; ".join([text, *marks])
 
