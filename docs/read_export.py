@@ -14,8 +14,10 @@ def logits(config, w, tokens_T):
     would change it."""
     m, n = config["model"], config["norm"]
     kinds = [config[group]["kind"] for group in ("model", "norm", "mlp", "position", "attention")]
-    kinds += [m.get("norm_placement"), config["attention"].get("document_start"), *config["ideas"]]
-    if kinds != ["gpt", "norm", "mlp", "rope", "global", "pre", None]:
+    kinds += [m.get("norm_placement"), *config["ideas"]]
+    if config["data"].get("document_mask") or config["position"].get("restart"):
+        kinds.append("documents")
+    if kinds != ["gpt", "norm", "mlp", "rope", "global", "pre"]:
         sys.exit(f"a model of {', '.join(map(str, kinds))} is not read here")
     act = config["mlp"]["activation"]
     D, small = m["d_model"] // m["n_head"], (2 * m["n_layer"]) ** -0.5

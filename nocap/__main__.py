@@ -6,6 +6,7 @@ import difflib
 import importlib
 import os
 import sys
+from typing import NoReturn
 
 from nocap import __version__
 from nocap.config import entry
@@ -51,22 +52,30 @@ def main() -> None:
         print(f"nocap {__version__}")
         raise SystemExit(0)
     if command not in COMMANDS:
-        asked = command in ("-h", "--help")
-        usage = "\n".join(f"  nocap {name:<9} {what}" for name, what in COMMANDS.items())
-        if command is not None and not asked:
-            close = difflib.get_close_matches(command, COMMANDS, n=1)
-            print(
-                f"nocap: {command[:80]!a} is no "
-                f"command{f' (did you mean {close[0]}?)' if close else ''}",
-                file=sys.stderr,
-            )
-        print(USAGE.format(commands=usage), file=sys.stdout if asked else sys.stderr)
-        raise SystemExit(0 if asked else 2)
+        _refuse(command)
     del sys.argv[1]
-    module = importlib.import_module(
-        f"nocap.{command}.__main__" if command in ("data", "runs", "study") else f"nocap.{command}"
-    )
+    name = f"nocap.{command}"
+    if command in ("data", "runs", "study"):
+        name += ".__main__"
+    module = importlib.import_module(name)
     raise SystemExit(module.main())
+
+
+def _refuse(command: str | None) -> NoReturn:
+    """Print the usage, where it was asked for, or in place of a command that is none."""
+    commands = "\n".join(f"  nocap {name:<9} {what}" for name, what in COMMANDS.items())
+    usage = USAGE.format(commands=commands)
+    if command in ("-h", "--help"):
+        print(usage)
+        raise SystemExit(0)
+    if command is not None:
+        line = f"nocap: {command[:80]!a} is no command"
+        close = difflib.get_close_matches(command, COMMANDS, n=1)
+        if close:
+            line += f" (did you mean {close[0]}?)"
+        print(line, file=sys.stderr)
+    print(usage, file=sys.stderr)
+    raise SystemExit(2)
 
 
 def _complete() -> None:
@@ -74,14 +83,15 @@ def _complete() -> None:
     the line."""
     typed = os.environ.get("COMP_LINE", "").split(" ")
     if len(typed) <= 2 or typed[1] != "train":
-        print(" ".join(name for name in COMMANDS if len(typed) < 2 or name.startswith(typed[1])))
+        begin = typed[1] if len(typed) > 1 else ""
+        print(" ".join(name for name in COMMANDS if name.startswith(begin)))
         raise SystemExit(0)
     line = os.environ["COMP_LINE"]
     shorter = line.replace(" train", "", 1)
     os.environ["COMP_LINE"] = shorter
-    os.environ["COMP_POINT"] = str(
-        max(0, int(os.environ.get("COMP_POINT", len(line))) - len(line) + len(shorter))
-    )
+    point = int(os.environ.get("COMP_POINT", len(line)))
+    point += len(shorter) - len(line)
+    os.environ["COMP_POINT"] = str(max(0, point))
     sys.argv.insert(1, "train")
 
 

@@ -77,14 +77,19 @@ def train(*what: Run | str, quiet: bool = False) -> dict[str, Any]:
     started = time.monotonic()
     choices: Mapping[str, str | None]
     if len(what) == 1 and isinstance(what[0], Run):
-        run, choices = what[0], {place: option.kind for place, option in what[0].options()}
+        run = what[0]
+        choices = {place: option.kind for place, option in run.options()}
     else:
         composed = composing.composed([str(override) for override in what])
-        run, choices = composed.run, composed.choices
+        run = composed.run
+        choices = composed.choices
     planned = replace(plan(run, choices=choices), swept=typed_keys(run, map(str, what)))
-    ended = train(
-        planned, started=started, log=lambda line: None if quiet else print(line), quiet=quiet
-    )
+
+    def log(line: str) -> None:
+        if not quiet:
+            print(line)
+
+    ended = train(planned, started=started, log=log, quiet=quiet)
     if ended.status == "refused":
         raise ValueError(ended.summary["error"])
     if ended.status == "failed":
@@ -102,11 +107,9 @@ def load(paths: Paths = "outputs") -> list[runs.Record]:
     Errors:
         ValueError: a path holds no run.
     """
-    loaded = runs.load(_several(paths))
-    for line in [
-        *(f"{name}: left out, {why}" for name, why in loaded.unreadable.items()),
-        *loaded.problems,
-    ]:
+    loaded = runs.load_runs(_several(paths))
+    lines = [f"{name}: left out, {why}" for name, why in loaded.unreadable.items()]
+    for line in [*lines, *loaded.problems]:
         warnings.warn(visible(line), stacklevel=2)
     return loaded.records
 
@@ -137,12 +140,15 @@ def load_model(source: str | Path, *, device: str = "cpu") -> Trained:
 
     from nocap.generation.text import load
 
-    where, on = expanded(source), torch.device(device)
-    return load(
-        where if where.is_file() else find_one(str(source)),
-        device=on,
-        log=lambda line: warnings.warn(line, stacklevel=3),
-    )
+    path = expanded(source)
+    on_device = torch.device(device)
+    if not path.is_file():
+        path = find_one(str(source))
+
+    def log(line: str) -> None:
+        warnings.warn(line, stacklevel=3)
+
+    return load(path, device=on_device, log=log)
 
 
 def compare(
@@ -178,22 +184,20 @@ def compare(
     """
     from msgspec import structs
 
-    from nocap.judge.result import result_of
-    from nocap.judge.schema import to_json
-    from nocap.sources.asked import Logged, compared
+    from nocap.judge.comparison_json import result_of
+    from nocap.judge.comparison_schema import to_json
+    from nocap.sources.request import LogOptions, compare_paths
 
-    answer = compared(
-        [*map(str, _several(paths))],
-        Question(
-            baseline=baseline,
-            target=target,
-            allow=tuple(allow) or None,
-            against=against,
-            cautious=cautious,
-        ),
-        group=group,
-        logged=Logged(format=format, columns=columns, names=names, hardware=hardware),
+    question = Question(
+        baseline=baseline,
+        target=target,
+        allow=tuple(allow) or None,
+        against=against,
+        cautious=cautious,
     )
+    logged = LogOptions(format=format, columns=columns, names=names, hardware=hardware)
+    several = [str(path) for path in _several(paths)]
+    answer = compare_paths(several, question, group=group, logged=logged)
     result = result_of(answer.comparison)
     if answer.edited:
         problems = dict.fromkeys([*result.problems, *answer.lines])
@@ -202,4 +206,6 @@ def compare(
 
 
 def _several(paths: Paths) -> Iterable[str | Path]:
-    return [paths] if isinstance(paths, str | Path) else paths
+    if isinstance(paths, str | Path):
+        return [paths]
+    return paths

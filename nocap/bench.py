@@ -12,15 +12,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nocap.command_line import command
 from nocap.config import entry
 from nocap.config.keys import EXIT_CODES, require
 from nocap.config.outward import trusted, visible
 from nocap.config.paths import STDOUT
-from nocap.store.command import command
 from nocap.store.record import write_json
 
 if TYPE_CHECKING:
-    from nocap.measure.benched import Bench
+    from nocap.measure.bench_result import Bench
 
 SECONDS = 120.0
 FORMS = """\
@@ -71,34 +71,32 @@ def _bench(options: argparse.Namespace) -> int:
     """Time the arms. One that does not fit has the status of that; one that fails for another
     reason than memory has failed. A file gets the result after each round."""
     from nocap.judge.interval import LEAST_PAIRS
-    from nocap.measure.arms import compose_arms
+    from nocap.measure.bench_arms import compose_arms
     from nocap.measure.bench_text import render_bench
 
-    seconds = SECONDS if options.seconds is None else options.seconds
+    seconds = options.seconds
+    if seconds is None:
+        seconds = SECONDS
     require(0 < seconds < math.inf, "--seconds", "be above 0", seconds)
     alone = options.seconds is None or options.rounds is None
     require(alone, "--seconds", "be left out beside --rounds, which says when it ends", seconds)
-    require(
-        options.rounds is None or options.rounds >= LEAST_PAIRS,
-        "--rounds",
-        f"be at least {LEAST_PAIRS}",
-        options.rounds,
-    )
-    base, overrides = options.overrides, options.arm
+    rounds = options.rounds
+    rule = f"be at least {LEAST_PAIRS}"
+    require(rounds is None or rounds >= LEAST_PAIRS, "--rounds", rule, rounds)
+    base = options.overrides
+    overrides = options.arm
     rule = "be given at least twice, the baseline first"
     require(len(overrides) >= 2, "--arm", rule, f"{len(overrides)} of them")
     runs = compose_arms(base, overrides)
     from nocap.measure.bench import carry_out  # torch, once the arms are known to be right
-    from nocap.measure.benched import written
+    from nocap.measure.bench_result import written
     from nocap.measure.timed import TimedArm
 
     try:
         with redirect_stdout(sys.stderr):  # what an option prints is not the result
             arms = [TimedArm(label, run) for label, run in runs.items()]
             keep = partial(_keep, options.json, words=base)
-            result = carry_out(
-                arms, seconds=seconds, rounds=options.rounds, log=_progress, keep=keep
-            )
+            result = carry_out(arms, seconds=seconds, rounds=rounds, log=_progress, keep=keep)
     finally:
         _progress("")
     print(render_bench(result))
@@ -110,7 +108,7 @@ def _bench(options: argparse.Namespace) -> int:
 
 def _keep(path: Path | None, result: Bench, *, words: Sequence[str]) -> None:
     """Write the result so far; stdout gets it at the end alone."""
-    from nocap.measure.benched import written
+    from nocap.measure.bench_result import written
 
     if path is not None and path != STDOUT:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -8,13 +8,14 @@ import os
 import shutil
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from nocap import outside
+from nocap.command_line import command
 from nocap.config import entry
 from nocap.config.keys import EXIT_CODES, require
 from nocap.config.paths import expanded
-from nocap.store.command import command
 
 FORMS = """\
 DIR is a folder as --config-dir takes it: DIR/GROUP/NAME.py beside DIR/GROUP/NAME.yaml. Overrides
@@ -50,63 +51,38 @@ def _parser() -> argparse.ArgumentParser:
 def _check(options: argparse.Namespace) -> int:
     """Run the checks; the answer says how each ended, and how many failed."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch
-    folder, only, words = (
-        expanded(options.folder).absolute(),
-        options.only,
-        tuple(options.overrides),
-    )
+    folder = expanded(options.folder).absolute()
+    only = options.only
+    words = tuple(options.overrides)
     require(folder.is_dir(), "DIR", "be a folder with options", options.folder)
     outside.use([folder])
     from nocap.checks.contract import CHECKS, results  # torch
     from nocap.checks.trial import OptionTrial
 
-    yamls = {
-        group: sorted((folder / outside.place(group)).glob("*.yaml")) for group in outside.groups()
-    }
-    candidates = {
-        outside.choice(group, path.stem): (group, path.stem)
-        for group, paths in yamls.items()
-        for path in paths
-    }
-    places = ", ".join(map(outside.place, yamls))
-    require(
-        bool(candidates),
-        str(folder),
-        f"hold an option: GROUP/NAME.yaml, with GROUP one of {places}",
-        "none",
-    )
-    for (
-        group,
-        name,
-    ) in candidates.values():  # what cannot be used is refused, also what is not chosen
+    candidates = _candidates(folder)
+    places = ", ".join(map(outside.place, outside.groups()))
+    rule = f"hold an option: GROUP/NAME.yaml, with GROUP one of {places}"
+    require(bool(candidates), str(folder), rule, "none")
+    for group, name in candidates.values():
+        # what cannot be used is refused, also what is not chosen
         outside.yaml_of(group, name)
         outside.all_options(group)
-    checks = dict.fromkeys(
-        check.__name__ for group, _ in candidates.values() for check in CHECKS[group]
-    )
-    chosen = [
-        choice for choice, (_, name) in candidates.items() if only in ("", *checks, choice, name)
-    ]
-    require(
-        bool(chosen),
-        "--only",
-        f"be a check's name ({', '.join(checks)}) or an option's ({', '.join(candidates)})",
-        only,
-    )
-    taken = {
-        choice.partition("=")[0]: choice for choice in chosen if not choice.startswith("ideas=")
-    }
-    for word in words:
-        key = word.partition("=")[0]
-        require(
-            key not in taken, key, f"be left out, where {taken.get(key)} is what is checked", word
-        )
-    ended, rows = Counter[str](), list[dict[str, str]]()
+    checks: dict[str, None] = {}
+    for group, _ in candidates.values():
+        checks |= dict.fromkeys(check.__name__ for check in CHECKS[group])
+    chosen = []
+    for choice, (_, name) in candidates.items():
+        if only in ("", *checks, choice, name):
+            chosen.append(choice)
+    rule = f"be a check's name ({', '.join(checks)}) or an option's ({', '.join(candidates)})"
+    require(bool(chosen), "--only", rule, only)
+    _check_words(words, chosen)
+    ended = Counter[str]()
+    rows = list[dict[str, str]]()
     for choice in chosen:
         group, name = candidates[choice]
-        trial = OptionTrial(
-            group=group, name=name, more=words, folder=Path(tempfile.mkdtemp(prefix="nocap-check-"))
-        )
+        left = Path(tempfile.mkdtemp(prefix="nocap-check-"))
+        trial = OptionTrial(group=group, name=name, more=words, folder=left)
         failed = ended["FAIL"]
         try:
             for status, check, detail in results(trial, only if only in checks else ""):
@@ -115,13 +91,36 @@ def _check(options: argparse.Namespace) -> int:
                 print(f"{status:<4} {choice} {check:<8}  {detail}", flush=True)
         finally:
             if ended["FAIL"] == failed:
-                shutil.rmtree(trial.folder, ignore_errors=True)
-    skipped = f", {ended['skip']} skipped" if ended["skip"] else ""
-    print(
-        f"{ended['FAIL']} failed{skipped}" if ended["FAIL"] else f"all passed{skipped}", flush=True
-    )
-    options.answer({"failed": ended["FAIL"], "skipped": ended["skip"], "checks": rows})
-    return EXIT_CODES["failed" if ended["FAIL"] else "finished"]
+                shutil.rmtree(left, ignore_errors=True)
+    failed = ended["FAIL"]
+    skipped = ended["skip"]
+    line = f"{failed} failed" if failed else "all passed"
+    if skipped:
+        line += f", {skipped} skipped"
+    print(line, flush=True)
+    options.answer({"failed": failed, "skipped": skipped, "checks": rows})
+    return EXIT_CODES["failed" if failed else "finished"]
+
+
+def _candidates(folder: Path) -> dict[str, tuple[str, str]]:
+    """Return the folder's options: how each is chosen → its group and name."""
+    candidates = {}
+    for group in outside.groups():
+        for path in sorted((folder / outside.place(group)).glob("*.yaml")):
+            candidates[outside.choice(group, path.stem)] = (group, path.stem)
+    return candidates
+
+
+def _check_words(words: Sequence[str], chosen: Sequence[str]) -> None:
+    """Refuse overrides that choose in place of what is checked."""
+    checked = {}
+    for choice in chosen:
+        if not choice.startswith("ideas="):
+            checked[choice.partition("=")[0]] = choice
+    for word in words:
+        key = word.partition("=")[0]
+        rule = f"be left out, where {checked.get(key)} is what is checked"
+        require(key not in checked, key, rule, word)
 
 
 if __name__ == "__main__":

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nocap import outside
+from nocap.command_line import command, writing
 from nocap.config import entry
 from nocap.config.keys import EXIT_CODES
-from nocap.store.command import command, writing
 from nocap.store.files import write_text
 
 if TYPE_CHECKING:
-    from nocap.judge.compared import Comparison
+    from nocap.judge.compared_arms import Comparison
 
 FORMS = """\
 A PATH is a run's folder, a folder of runs, a grid's folder, a glob, or a name: of a run, of an arm,
@@ -44,7 +44,8 @@ def main(argv: list[str] | None = None) -> int:
 def _compare(words: list[str], options: argparse.Namespace) -> int:
     from nocap.judge.question import Question
     from nocap.report.arms import render
-    from nocap.sources.asked import Logged, compared
+    from nocap.sources.request import LogOptions as Logged
+    from nocap.sources.request import compare_paths as compared
 
     typed = Question(
         baseline=options.baseline,

@@ -13,17 +13,17 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nocap.command_line import command
 from nocap.config import entry
 from nocap.config.keys import EXIT_CODES, line_of, require
 from nocap.launch.head import born
 from nocap.options.tracker.wandb import name_there, run_id
-from nocap.store.command import command
 from nocap.store.record import read_json, write_json
 from nocap.training.ledger import LINES
 
 if TYPE_CHECKING:
-    from nocap.judge.compared import Comparison
-    from nocap.store.runs import Record
+    from nocap.judge.compared_arms import Comparison
+    from nocap.store.runs import Curve, Record
 
 SAVED = "dashboard.json"  # in a grid's or a study's folder: what was made of it in W&B
 
@@ -33,34 +33,33 @@ class Shown:
     """Says what a dashboard is about."""
 
     title: str
-    runs: Sequence[
-        str
-    ]  # the runs' ids in W&B; of a study, whose records need not be here, identities
+    # the runs' ids in W&B; of a study, whose records need not be here, identities
+    runs: Sequence[str]
     verdicts: str  # Markdown
     comparison: Comparison | None = None  # None: of a study, whose runs need not be here
 
 
 def main(argv: list[str] | None = None) -> int:
-    return command(
-        _parser(), _make, argv, answer="what would be made (and make nothing, which needs no login)"
-    )
+    answer = "what would be made (and make nothing, which needs no login)"
+    return command(_parser(), _make, argv, answer=answer)
 
 
 def _make(options: argparse.Namespace) -> int:
-    shown = (
-        _of_study(options.path)
-        if (options.path / "study.yaml").is_file()
-        else _of_runs(str(options.path))
-    )
-    workspace, report = build(
-        shown, entity=options.entity or ("" if options.json else _login()), project=options.project
-    )
+    path: Path = options.path
+    if (path / "study.yaml").is_file():
+        shown = _of_study(path)
+    else:
+        shown = _of_runs(str(path))
+    entity = options.entity
+    if not entity:
+        entity = "" if options.json else _login()
+    workspace, report = build(shown, entity=entity, project=options.project)
     if options.json:
         options.answer(as_json(workspace, report))
         return 0
     try:
-        _save(workspace, report, options.path / SAVED)
-        _tell(shown, f"{workspace.entity}/{workspace.project}")
+        _save(workspace, report, path / SAVED)
+        _write_verdicts(shown, f"{workspace.entity}/{workspace.project}")
     except Exception as error:  # whatever a server answers: nothing of nocap's depends on it
         print(f"nocap: W&B: not written: {line_of(error)}", file=sys.stderr)
         return EXIT_CODES["failed"]
@@ -72,18 +71,20 @@ def _save(workspace: Any, report: Any, saved: Path) -> None:
     has."""
     before = read_json(saved, {}) or {}
     place = {"server": _server(), "entity": workspace.entity, "project": workspace.project}
-    if {key: before.get(key) for key in place} == place:
-        workspace._internal_name, workspace._internal_id = (
-            before["workspace_name"],
-            before["workspace"],
-        )
+    if all(before.get(key) == value for key, value in place.items()):
+        workspace._internal_name = before["workspace_name"]
+        workspace._internal_id = before["workspace"]
         report.id = before["report"]
     for made in (workspace, report):
         made.save()
         print(made.url)
-    ids = {"workspace_name": workspace._internal_name, "workspace": workspace._internal_id}
     if saved.parent.is_dir():
-        write_json(saved, {**place, **ids, "report": report.id})
+        ids = {
+            "workspace_name": workspace._internal_name,
+            "workspace": workspace._internal_id,
+            "report": report.id,
+        }
+        write_json(saved, place | ids)
 
 
 def _server() -> str:
@@ -123,23 +124,26 @@ def _of_runs(path: str) -> Shown:
     from nocap.judge.compare import compare
     from nocap.report.arms import all_tables, headline, next_step, notes_on
     from nocap.report.table import one_line, tame
-    from nocap.store.runs import load
+    from nocap.store.runs import load_runs as load
 
     comparison = compare(load([path]))
     notes = notes_on(comparison)
     for line in notes:
         print(f"nocap: {line}", file=sys.stderr)
-    told = [
-        "\n".join([f"### {table.title}", "", *table.markdown(), "", *table.notes, ""])
-        for table in islice(all_tables(comparison), 3 if comparison.factors else 2)
-    ]
-    if (more := next_step(comparison)) is not None:
+    lines = [f"**{one_line(headline(comparison))}**", ""]
+    first = 3 if comparison.factors else 2
+    for table in islice(all_tables(comparison), first):
+        lines += [f"### {table.title}", "", *table.markdown(), "", *table.notes, ""]
+    more = next_step(comparison)
+    if more is not None:
         notes.append(more)
-    head = [f"**{one_line(headline(comparison))}**", ""]
-    verdicts = tame("\n".join([*head, *told, *(f"* {one_line(line)}" for line in notes)]))
-    runs = [_id_of(record) for record in comparison.records]
+    for line in notes:
+        lines.append(f"* {one_line(line)}")
     return Shown(
-        title=Path(path).absolute().name, runs=runs, verdicts=verdicts, comparison=comparison
+        title=Path(path).absolute().name,
+        runs=[_id_of(record) for record in comparison.records],
+        verdicts=tame("\n".join(lines)),
+        comparison=comparison,
     )
 
 
@@ -155,14 +159,14 @@ def _of_study(folder: Path) -> Shown:
     from nocap.study import log
     from nocap.study.pages import LEARNT
 
-    ended = [line.identity for line in log.read(folder / log.FILE).of(log.RunLine, short=0)]
+    lines = log.read_log(folder / log.FILE).of(log.RunLine, short=0)
+    ended = dict.fromkeys(line.identity for line in lines)
     require(bool(ended), str(folder), "be a study with finished runs in its log", "none")
-    text = (
-        read_text(folder / "README.md").partition(LEARNT)[0]
-        if (folder / "README.md").is_file()
-        else ""
-    )
-    return Shown(title=folder.absolute().name, runs=list(dict.fromkeys(ended)), verdicts=tame(text))
+    text = ""
+    readme = folder / "README.md"
+    if readme.is_file():
+        text, _, _ = read_text(readme).partition(LEARNT)
+    return Shown(title=folder.absolute().name, runs=[*ended], verdicts=tame(text))
 
 
 # --- what it is made of ---------------------------------------------------------------------------
@@ -175,16 +179,17 @@ def build(shown: Shown, *, entity: str, project: str) -> tuple[Any, Any]:
         ValueError: the library is missing.
     """
     ws, wr = _library()
-    panels = {
-        title: list(_panels(wr, plots)) for title, plots in _plots(wr, shown.comparison).items()
-    }
+    panels = {}
+    for title, plots in _plots(wr, shown.comparison).items():
+        panels[title] = list(_panels(wr, plots))
     verdicts = wr.MarkdownPanel(markdown=shown.verdicts, layout=wr.Layout(w=24, h=16))
-    sections = [
-        ws.Section(name=title, panels=section_panels, is_open=title != CLOCK)
-        for title, section_panels in {"Verdicts": [verdicts], **panels}.items()
-    ]
+    sections = [ws.Section(name="Verdicts", panels=[verdicts], is_open=True)]
+    for title, section_panels in panels.items():
+        is_open = title != CLOCK
+        sections.append(ws.Section(name=title, panels=section_panels, is_open=is_open))
     key = ws.Metric("ID") if shown.comparison else ws.Config("identity")
     ids = ws.And(key.isin(list(shown.runs)))
+    by_arm = [ws.Config(key) for key in ARM]
     workspace = ws.Workspace(
         entity=entity,
         project=project,
@@ -192,7 +197,7 @@ def build(shown: Shown, *, entity: str, project: str) -> tuple[Any, Any]:
         sections=sections,
         settings=ws.WorkspaceSettings(x_axis="step", smoothing_type="none", max_runs=100),
         runset_settings=ws.RunsetSettings(
-            filters=ids, groupby=[ws.Config(key) for key in ARM], pinned_columns=[*COLUMNS]
+            filters=ids, groupby=by_arm, pinned_columns=list(COLUMNS)
         ),
     )
     # A set of runs without a project is of the report's own: with one, the library would ask a
@@ -203,35 +208,38 @@ def build(shown: Shown, *, entity: str, project: str) -> tuple[Any, Any]:
             name=shown.title,
             filters=ids,
             groupby=[f"config.{key}" for key in ARM],
-            pinned_columns=[*COLUMNS],
+            pinned_columns=list(COLUMNS),
         )
-        blocks += [wr.H2(text=title), wr.PanelGrid(runsets=[runset], panels=section_panels)]
-    return workspace, wr.Report(
+        blocks.append(wr.H2(text=title))
+        blocks.append(wr.PanelGrid(runsets=[runset], panels=section_panels))
+    report = wr.Report(
         entity=entity, project=project, title=f"nocap: {shown.title}", width="fluid", blocks=blocks
     )
+    return workspace, report
 
 
 def as_json(workspace: Any, report: Any) -> dict[str, Any]:
     """Return both as the library sends them."""
-    return {
-        name: made._to_model().model_dump(mode="json", by_alias=True, exclude_none=True)
-        for name, made in {"workspace": workspace, "report": report}.items()
-    }
+    return {"workspace": _as_sent(workspace), "report": _as_sent(report)}
 
 
+def _as_sent(made: Any) -> Any:
+    return made._to_model().model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+# a curve's two names
 AXES = {
     "steps": ("step", "step"),
     "tokens": ("tokens", "tokens"),
     "seconds of training": ("clock/train_s", "train_s"),
-}  # a curve's two names
+}
 LOSS = name_there("val/loss")
+SPREAD = {"groupby_aggfunc": "mean", "groupby_rangefunc": "stddev", "max_runs_to_show": 100}
 MOST_KEYS = 8  # that stand side by side
 FIRST = 0.1  # of a run: so far the loss falls so much that nothing later could be told apart
 CLOCK = "Where the time went"
-ARM = (
-    "arm",
-    "arm_id",
-)  # of a run's config: its name for people, and what two arms of one name differ in
+# of a run's config: its name for people, and what two arms of one name differ in
+ARM = ("arm", "arm_id")
 COLUMNS = (
     "run:displayName",
     "config:arm.value",
@@ -245,66 +253,75 @@ COLUMNS = (
 def _plots(wr: Any, comparison: Comparison | None) -> Mapping[str, list[Any]]:
     """Draw the plots of each section. Runs are grouped by arm, each arm by itself: a line is the
     mean over seeds, the band their standard deviation. Of a study the ranges are W&B's own."""
-    spread = {"groupby_aggfunc": "mean", "groupby_rangefunc": "stddev", "max_runs_to_show": 100}
-    speed = {
+    runs: list[Record] = []
+    for row in comparison.rows if comparison else []:
+        runs += row.arm.runs
+    return {
+        "Loss": list(_of_loss(wr, runs)),
+        **_by_keys(wr, comparison),
+        "Speed and memory": list(_of_speed(wr)),
+        CLOCK: list(_of_clock(wr, comparison)),
+    }
+
+
+def _of_loss(wr: Any, runs: Sequence[Record]) -> Iterator[Any]:
+    final = _range([run.val_loss for run in runs])
+    yield wr.BarPlot(title="final validation loss", metrics=[LOSS], range_x=final, **SPREAD)
+    curves = [run.curve for run in runs]
+    starts = {by: (_start(curves, name), None) for by, (_, name) in AXES.items()}
+    losses = _range(_late_losses(curves))
+    for by, (axis, _) in AXES.items():
+        yield wr.LinePlot(
+            title=f"validation loss by {by}",
+            x=axis,
+            range_x=starts[by],
+            y=[LOSS],
+            range_y=losses,
+            **SPREAD,
+        )
+    yield wr.LinePlot(
+        title="training loss by steps",
+        x="step",
+        y=["train/loss"],
+        range_x=starts["steps"],
+        **SPREAD,
+    )
+
+
+def _start(curves: Sequence[Curve], name: str) -> float | None:
+    """Return where an axis begins that leaves out the first part of the runs."""
+    end = 0.0
+    for curve in curves:
+        known = [x for x in getattr(curve, name) if x]
+        end = max([end, *known])
+    return FIRST * end or None
+
+
+def _late_losses(curves: Sequence[Curve]) -> list[float]:
+    """Return the validation losses after the first part of the runs."""
+    rows: list[tuple[int, float]] = []
+    for curve in curves:
+        rows += zip(curve.step, curve.val_loss, strict=True)
+    last = max((step for step, _ in rows), default=0)
+    return [loss for step, loss in rows if step >= FIRST * last]
+
+
+def _of_speed(wr: Any) -> Iterator[Any]:
+    metrics = {
         "tokens/s": "perf/tokens_per_s",
         "ms a step": "perf/step_ms",
         "memory, MiB": name_there("memory/model_mib"),
     }
-    runs = [run for row in comparison.rows for run in row.arm.runs] if comparison else []
-    curves = [run.curve for run in runs]
-    late = [
-        (step, loss)
-        for curve in curves
-        for step, loss in zip(curve.step, curve.val_loss, strict=True)
-    ]
-    falling = _range([loss for step, loss in late if step >= FIRST * max(late)[0]])
-    starts = {
-        by: (
-            FIRST * max((x for curve in curves for x in getattr(curve, name) if x), default=0.0)
-            or None,
-            None,
-        )
-        for by, (_, name) in AXES.items()
-    }
-    lines = [
-        line
-        for line in LINES
-        if not comparison or any(row.clock_s.get(line) for row in comparison.rows)
-    ]
-    curve = {"y": [LOSS], "range_y": falling, **spread}
-    return {
-        "Loss": [
-            wr.BarPlot(
-                title="final validation loss",
-                metrics=[LOSS],
-                range_x=_range([run.val_loss for run in runs]),
-                **spread,
-            ),
-            *(
-                wr.LinePlot(title=f"validation loss by {by}", x=axis, range_x=starts[by], **curve)
-                for by, (axis, _) in AXES.items()
-            ),
-            wr.LinePlot(
-                title="training loss by steps",
-                x="step",
-                y=["train/loss"],
-                range_x=starts["steps"],
-                **spread,
-            ),
-        ],
-        **_by_keys(wr, comparison),
-        "Speed and memory": [
-            *(
-                wr.BarPlot(title=title, metrics=[metric], **spread)
-                for title, metric in speed.items()
-            ),
-            wr.LinePlot(title="tokens/s by steps", x="step", y=["perf/tokens_per_s"], **spread),
-        ],
-        CLOCK: [
-            wr.BarPlot(title=f"{line}, s", metrics=[f"clock/{line}_s"], **spread) for line in lines
-        ],
-    }
+    for title, metric in metrics.items():
+        yield wr.BarPlot(title=title, metrics=[metric], **SPREAD)
+    yield wr.LinePlot(title="tokens/s by steps", x="step", y=["perf/tokens_per_s"], **SPREAD)
+
+
+def _of_clock(wr: Any, comparison: Comparison | None) -> Iterator[Any]:
+    for line in LINES:
+        if comparison and not any(row.clock_s.get(line) for row in comparison.rows):
+            continue
+        yield wr.BarPlot(title=f"{line}, s", metrics=[f"clock/{line}_s"], **SPREAD)
 
 
 def _by_keys(wr: Any, comparison: Comparison | None) -> dict[str, list[Any]]:
@@ -314,9 +331,11 @@ def _by_keys(wr: Any, comparison: Comparison | None) -> dict[str, list[Any]]:
     if len(keys) < 2:
         return {}
     axes = [wr.Config(key) for key in keys[:MOST_KEYS]]
-    axes += [wr.SummaryMetric(LOSS), wr.SummaryMetric("perf/tokens_per_s")]
+    axes.append(wr.SummaryMetric(LOSS))
+    axes.append(wr.SummaryMetric("perf/tokens_per_s"))
     columns = [wr.ParallelCoordinatesPlotColumn(metric=axis) for axis in axes]
-    return {"By key": [wr.ParallelCoordinatesPlot(title="keys, loss and speed", columns=columns)]}
+    plot = wr.ParallelCoordinatesPlot(title="keys, loss and speed", columns=columns)
+    return {"By key": [plot]}
 
 
 def _range(values: Sequence[float | None]) -> tuple[float | None, float | None]:
@@ -325,7 +344,10 @@ def _range(values: Sequence[float | None]) -> tuple[float | None, float | None]:
     from nocap.report.forest import axis
 
     known = [value for value in values if value is not None]
-    return (scale.low, scale.high) if known and (scale := axis(known)) else (None, None)
+    scale = axis(known) if known else None
+    if scale is None:
+        return None, None
+    return scale.low, scale.high
 
 
 def _panels(wr: Any, plots: Sequence[Any]) -> Iterator[Any]:
@@ -335,16 +357,19 @@ def _panels(wr: Any, plots: Sequence[Any]) -> Iterator[Any]:
         yield plot
 
 
-def _tell(shown: Shown, project: str) -> None:
+def _write_verdicts(shown: Shown, project: str) -> None:
     """Write the arm's verdict into the summary of each run, where the table of runs has its columns
     from."""
     import wandb
 
-    for row in shown.comparison.rows if shown.comparison else []:
+    if shown.comparison is None:
+        return
+    for row in shown.comparison.rows:
+        verdict = row.difference.verdict if row.difference else "baseline"
         for run in row.arm.runs:
-            there = wandb.Api().run(f"{project}/{_id_of(run)}")
-            there.summary["verdict"] = row.difference.verdict if row.difference else "baseline"
-            there.summary.update()  # type: ignore[no-untyped-call]
+            mirror = wandb.Api().run(f"{project}/{_id_of(run)}")
+            mirror.summary["verdict"] = verdict
+            mirror.summary.update()  # type: ignore[no-untyped-call]
 
 
 def _library() -> tuple[Any, Any]:

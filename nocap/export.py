@@ -7,10 +7,10 @@ import argparse
 import sys
 from pathlib import Path
 
+from nocap.command_line import add_allow_code, add_outputs, check_writable, command, writing
 from nocap.config import entry
 from nocap.config.keys import require
 from nocap.launch.head import use_copies
-from nocap.store.command import add_allow_code, add_outputs, check_writable, command, writing
 from nocap.store.runs import LAST, find_one
 
 
@@ -22,7 +22,8 @@ def _export(options: argparse.Namespace) -> int:
     if options.hf is not None:
         return _export_hf(options)
     if options.file is None:  # one word alone is the file
-        options.run, options.file = LAST, options.run and Path(options.run)
+        options.file = options.run and Path(options.run)
+        options.run = LAST
     require(options.file is not None, "FILE", "be given, or --hf FOLDER", "none")
     options.run = options.run or LAST
     require(options.file.suffix == ".safetensors", "FILE", "end in .safetensors", options.file)

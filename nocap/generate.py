@@ -10,11 +10,11 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from nocap.command_line import add_allow_code, command
 from nocap.config import defaults, entry, hardware
 from nocap.config.keys import key, require
 from nocap.config.outward import trusted
 from nocap.config.trainer import Device
-from nocap.store.command import add_allow_code, command
 from nocap.store.runs import LAST
 
 
@@ -64,21 +64,14 @@ class Generate:
     )
 
     def __post_init__(self) -> None:
-        require(
-            self.prompt.isascii() or not any("\ud800" <= c <= "\udfff" for c in self.prompt),
-            "prompt",
-            "be UTF-8",
-            repr(self.prompt),
-        )
-        for name in ("top_k", "seed") if self.temperature == 0 else ():
+        has_surrogate = any("\ud800" <= c <= "\udfff" for c in self.prompt)
+        require(not has_surrogate, "prompt", "be UTF-8", repr(self.prompt))
+        if self.temperature == 0:
             rule = "stay 0 beside temperature=0, which draws nothing"
-            require(getattr(self, name) == 0, name, rule, getattr(self, name))
-        require(
-            self.cache or not self.compile,
-            "compile",
-            "be false with cache=false, for what is compiled has one",
-            self.compile,
-        )
+            require(self.top_k == 0, "top_k", rule, self.top_k)
+            require(self.seed == 0, "seed", rule, self.seed)
+        rule = "be false with cache=false, for what is compiled has one"
+        require(self.cache or not self.compile, "compile", rule, self.compile)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -86,13 +79,12 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    defaults = {
-        f.name: "" if f.default in (MISSING, None, "") else f" (default: {f.default})"
-        for f in fields(Generate)
-    }
-    keys = "".join(
-        f"  {f.name:<12} {f.metadata['help']}{defaults[f.name]}\n" for f in fields(Generate)
-    )
+    keys = ""
+    for f in fields(Generate):
+        about = f.metadata["help"]
+        if f.default not in (MISSING, None, ""):
+            about += f" (default: {f.default})"
+        keys += f"  {f.name:<12} {about}\n"
     parser = argparse.ArgumentParser(
         prog="python -m nocap.generate",
         description="Text from the newest valid checkpoint of a run, over a cache of keys and "
@@ -131,16 +123,12 @@ def _generate(options: argparse.Namespace) -> int:
         asked.run, outputs=Path(asked.output_dir), device=device, allow_code=options.allow_code
     )
     prompt = trained.encoding.encode_ordinary(asked.prompt) or [trained.encoding.eot_token]
-    context, n = trained.run.model.seq_len, asked.samples
-    require(
-        len(prompt) <= context,
-        "prompt",
-        f"be at most the model's context, model.seq_len={context} tokens",
-        len(prompt),
-    )
-    new = min(
-        asked.max_tokens, context - len(prompt) + 1
-    )  # the last new token needs no place in the context
+    context = trained.run.model.seq_len
+    rule = f"be at most the model's context, model.seq_len={context} tokens"
+    require(len(prompt) <= context, "prompt", rule, len(prompt))
+    # the last new token needs no place in the context
+    new = min(asked.max_tokens, context - len(prompt) + 1)
+    n = asked.samples
     engine: Engine = Recompute(trained.model)
     if asked.cache:
         size = {"batch": n, "capacity": len(prompt) + new - 1}
@@ -153,9 +141,12 @@ def _generate(options: argparse.Namespace) -> int:
         max_tokens=new,
     )
     written = write(trained, engine, prompt, sampler)
-    cut, samples = "max_tokens" if new == asked.max_tokens else "context", list[dict[str, Any]]()
+    end = "max_tokens" if new == asked.max_tokens else "context"
+    samples = list[dict[str, Any]]()
     for tokens in written.texts:
-        stopped = "end_of_text" if tokens[-1] == trained.encoding.eot_token else cut
+        stopped = end
+        if tokens[-1] == trained.encoding.eot_token:
+            stopped = "end_of_text"
         samples.append({"text": trained.text(tokens), "tokens": tokens, "stopped": stopped})
     _print(asked.prompt, samples)
     if any(sample["stopped"] == "context" for sample in samples):
@@ -163,7 +154,7 @@ def _generate(options: argparse.Namespace) -> int:
             f"stopped at the model's context, model.seq_len={context}: {new} new tokens, not "
             f"max_tokens={asked.max_tokens}"
         )
-    about = {
+    answer = {
         "run": trained.name,
         "checkpoint_step": trained.step,
         "prompt_tokens": len(prompt),
@@ -171,18 +162,17 @@ def _generate(options: argparse.Namespace) -> int:
         "first_token_ms": written.first_token_ms,
         "decode_ms": written.decode_ms,
     }
-    keys = {
-        key: getattr(asked, key)
-        for key in ("prompt", "temperature", "top_k", "seed", "cache", "compile")
-    }
-    options.answer({**about, **keys, "samples": samples})
+    for name in ("prompt", "temperature", "top_k", "seed", "cache", "compile"):
+        answer[name] = getattr(asked, name)
+    answer["samples"] = samples
+    options.answer(answer)
     return 0
 
 
 def _print(prompt: str, samples: Sequence[dict[str, Any]]) -> None:
-    out = (
-        sys.stdout if sys.stdout.isatty() else trusted(sys.stdout)
-    )  # a file or pipe gets the text as it is
+    out = sys.stdout
+    if not out.isatty():  # a file or pipe gets the text as it is
+        out = trusted(out)
     for number, sample in enumerate(samples, start=1):
         if len(samples) > 1:
             print(f"--- sample {number} of {len(samples)}", file=out)

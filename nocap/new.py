@@ -10,10 +10,10 @@ from keyword import iskeyword
 from pathlib import Path
 
 from nocap import outside
+from nocap.command_line import command
 from nocap.config import entry
 from nocap.config.keys import require
 from nocap.config.paths import PACKAGE, conf_dir
-from nocap.store.command import command
 from nocap.store.files import write_file
 
 TEMPLATES = PACKAGE / "templates"
@@ -25,20 +25,18 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _write(options: argparse.Namespace) -> int:
-    group, name, folder = options.group, options.name, Path(options.dir or options.name)
+    group = options.group
+    name = options.name
+    folder = Path(options.dir or name)
     _check(group, name, folder)
     files = _files(group, name, folder)
     for path, text in files.items():
         write_file(path, text.encode())
-    print(
-        "\n".join(
-            [
-                *map(str, files),
-                "next:",
-                *(f"  {line}" for line in _next(group, name, shlex.quote(str(folder)))),
-            ]
-        )
-    )
+    for path in files:
+        print(path)
+    print("next:")
+    for line in _next(group, name, shlex.quote(str(folder))):
+        print(f"  {line}")
     return 0
 
 
@@ -46,9 +44,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m nocap.new",
         description="Write DIR/GROUP/NAME.py, its yaml and DIR/test_NAME.py: an option that "
-        "works, to "
-        "start from. "
-        "With study for GROUP, write DIR/study.yaml: a study that runs in a few minutes.",
+        "works, to start from. With study for GROUP, write DIR/study.yaml: a study that runs in "
+        "a few minutes.",
     )
     parser.add_argument("group", metavar="GROUP", help=", ".join((*outside.groups(), STUDY)))
     parser.add_argument(
@@ -66,53 +63,55 @@ def _check(group: str, name: str, folder: Path) -> None:
     """Refuse a name that is taken, or that none of Python, the command line and the files takes."""
     kinds = (*outside.groups(), STUDY)
     require(group in kinds, "GROUP", f"be one of {', '.join(kinds)}", group)
-    ok = (
-        name.isidentifier()
-        and name.isascii()
-        and not name.startswith("_")
-        and not iskeyword(name)
-        and len(name) <= 100
-    )
-    require(
-        ok, "NAME", "be a Python name, in letters, digits and _, that begins with a letter", name
-    )
+    is_name = name.isidentifier() and name.isascii() and not iskeyword(name)
+    is_public = not name.startswith("_") and len(name) <= 100
+    rule = "be a Python name, in letters, digits and _, that begins with a letter"
+    require(is_name and is_public, "NAME", rule, name)
     if group == STUDY:
         return
     outside.use([folder] if folder.is_dir() else [])
     for place in (conf_dir(), *outside.folders()):
         taken = place / outside.place(group) / f"{name}.yaml"
         require(not taken.exists(), "NAME", f"be new: {taken} is {group}={name} already", name)
-    require(
-        name not in outside.all_options(group),
-        "NAME",
-        f"be new: an option of {group} has this kind already",
-        name,
-    )
+    rule = f"be new: an option of {group} has this kind already"
+    require(name not in outside.all_options(group), "NAME", rule, name)
 
 
 def _files(group: str, name: str, folder: Path) -> dict[Path, str]:
     """Path → text of what is to be written; none of it is there."""
-    place, suffix = folder / outside.place(group), group.removesuffix("s").capitalize()
-    camel = "".join(part[:1].upper() + part[1:] for part in name.split("_"))
     words = {
         "NAME": name,
-        "CLASS": camel if camel.endswith(suffix) and camel != suffix else camel + suffix,
+        "CLASS": _class_name(group, name),
+        "OVERRIDE": outside.choice(group, name),
     }
-    words["OVERRIDE"] = outside.choice(group, name)
+    place = folder / outside.place(group)
     paths = {
         "py": place / f"{name}.py",
         "yaml": place / f"{name}.yaml",
         "test": folder / f"test_{name}.py",
     }
+    if group == STUDY:
+        paths = {"yaml": folder / "study.yaml"}
     files = {}
-    for kind, path in paths.items() if group != STUDY else [("yaml", folder / "study.yaml")]:
+    for kind, path in paths.items():
         require(not path.exists(), "NAME", "be new: the file must not be there", path)
         text = (TEMPLATES / f"{group}.{kind}.txt").read_text()
         if kind == "test":  # what every option's has, and the group's own
             head = (TEMPLATES / "test.txt").read_text()
-            text = (head if "torch." in text else head.replace("import torch\n\n", "")) + text
+            if "torch." not in text:
+                head = head.replace("import torch\n\n", "")
+            text = head + text
         files[path] = re.sub(rf"\b({'|'.join(words)})\b", lambda word: words[word[0]], text)
     return files
+
+
+def _class_name(group: str, name: str) -> str:
+    """Return `SoftCapAttention` for the attention `soft_cap`."""
+    suffix = group.removesuffix("s").capitalize()
+    camel = "".join(part[:1].upper() + part[1:] for part in name.split("_"))
+    if camel.endswith(suffix) and camel != suffix:
+        return camel
+    return camel + suffix
 
 
 def _next(group: str, name: str, place: str) -> list[str]:

@@ -84,11 +84,8 @@ class File:
 @cache
 def groups() -> tuple[str, ...]:
     """Return the names of the groups, which are those of Hydra's folders."""
-    return tuple(
-        module.name
-        for module in pkgutil.iter_modules(importlib.import_module(PACKAGE).__path__)
-        if module.ispkg
-    )
+    modules = pkgutil.iter_modules(importlib.import_module(PACKAGE).__path__)
+    return tuple(module.name for module in modules if module.ispkg)
 
 
 def place(group: str) -> str:
@@ -98,7 +95,8 @@ def place(group: str) -> str:
 
 def choice(group: str, name: str) -> str:
     """Return the override that chooses an option; of ideas, also several: "x0,smear"."""
-    return f"{place(group)}={f'[{name}]' if group == 'ideas' else name}"
+    value = f"[{name}]" if group == "ideas" else name
+    return f"{place(group)}={value}"
 
 
 def yamls(group: str) -> dict[str, Path]:
@@ -136,8 +134,7 @@ def option(group: str, place: str, plain: Any) -> type[Option]:
         return found
     rule = (
         f"be one of {', '.join(options(group))}, or of an option that --config-dir brings "
-        f"(--allow-code "
-        "takes the record's own copy)"
+        "(--allow-code takes the record's own copy)"
     )
     unread = ", ".join(str(path) for path in _sources(group) if _kinds_in(path) is None)
     if unread:
@@ -194,11 +191,8 @@ def read(group: str, name: str) -> tuple[dict[str, Any], type[Option]]:
 def interface(group: str) -> type[Option]:
     """Return the class that every option of the group extends: the one that the group's `__init__`
     defines directly on `Option`."""
-    (base,) = [
-        cls
-        for cls in _classes(importlib.import_module(f"{PACKAGE}.{group}"), Option)
-        if cls.__bases__ == (Option,)
-    ]
+    options = _classes(importlib.import_module(f"{PACKAGE}.{group}"), Option)
+    (base,) = [cls for cls in options if cls.__bases__ == (Option,)]
     return base
 
 
@@ -249,11 +243,12 @@ def _options_in(module: ModuleType, group: str) -> list[type[Option]]:
 
 def _classes(module: ModuleType, base: type[Option]) -> list[type[Option]]:
     """Return the options that the module itself defines, in its order."""
-    return [
-        cls
-        for cls in vars(module).values()
-        if isinstance(cls, type) and issubclass(cls, base) and cls.__module__ == module.__name__
-    ]
+    options = []
+    for cls in vars(module).values():
+        is_option = isinstance(cls, type) and issubclass(cls, base)
+        if is_option and cls.__module__ == module.__name__:
+            options.append(cls)
+    return options
 
 
 # --- files ----------------------------------------------------------------------------------------
@@ -261,9 +256,9 @@ def _classes(module: ModuleType, base: type[Option]) -> list[type[Option]]:
 
 def _sources(group: str) -> list[Path]:
     """List the Python files of a group in the folders from outside."""
-    paths = [
-        path for folder in folders() for path in sorted((folder / place(group)).glob("[!_.]*.py"))
-    ]
+    paths = list[Path]()
+    for folder in folders():
+        paths += sorted((folder / place(group)).glob("[!_.]*.py"))
     return [path for path in paths if path.is_file()]
 
 
@@ -304,7 +299,9 @@ def _only(paths: Iterable[Path], choice: str) -> Path | None:
         raise InputError(
             f"{path} must have another name: {there[0]} is {choice} already, got {path.name}"
         )
-    return there[0] if there else None
+    if not there:
+        return None
+    return there[0]
 
 
 def _load(group: str, name: str) -> None:
@@ -320,9 +317,8 @@ def _load(group: str, name: str) -> None:
     require(name.isidentifier(), str(path), rule, path.name)
     own = _options_in(_imported(f"{__name__}.{group}.{name}", path), group)
     known = options(group)
-    require(
-        bool(own), str(path), "define an option", f"no dataclass of {interface(group).__name__}"
-    )
+    no_option = f"no dataclass of {interface(group).__name__}"
+    require(bool(own), str(path), "define an option", no_option)
     for cls in own:
         named = f"{path}: {cls.__name__}"
         is_dataclass = "__dataclass_fields__" in vars(cls)
@@ -340,9 +336,10 @@ def _imported(module: str, path: Path) -> ModuleType:
     except (Exception, SystemExit) as error:  # the file may raise anything
         frames = traceback.extract_tb(error.__traceback__)
         lines = [frame.lineno for frame in frames if frame.filename == str(path)]
-        where = f" (line {lines[-1]})" if lines else ""  # a SyntaxError's text has its own
         line = f"{path} cannot be imported: {type(error).__name__}: {error}".splitlines()[0]
-        raise InputError(f"{line}{where}") from error
+        if lines:  # a SyntaxError's text has its own
+            line += f" (line {lines[-1]})"
+        raise InputError(line) from error
 
 
 # --- what is in use -------------------------------------------------------------------------------
@@ -374,10 +371,12 @@ def given() -> list[Path]:
 
 def files() -> list[File]:
     """List the files that were chosen, in their order."""
-    rows = json.loads(state())["files"]
-    return [
-        File(**{**row, "path": Path(row["path"]), "kinds": tuple(row["kinds"])}) for row in rows
-    ]
+    chosen = []
+    for row in json.loads(state())["files"]:
+        row["path"] = Path(row["path"])
+        row["kinds"] = tuple(row["kinds"])
+        chosen.append(File(**row))
+    return chosen
 
 
 def used(modules: Iterable[str]) -> list[File]:
@@ -391,7 +390,8 @@ def use(more: Iterable[str | Path]) -> None:
     Errors:
         OSError, ValueError: no such folder.
     """
-    before, added = folders(), [expanded(folder).absolute() for folder in more]
+    before = folders()
+    added = [expanded(folder).absolute() for folder in more]
     for folder in added:
         require(folder.is_dir(), "--config-dir", "be a folder", folder)
     if added:
@@ -404,13 +404,10 @@ def _installed() -> tuple[Path, ...]:
     places = list[Path]()
     for entry in sorted(entry_points(group=PACKAGE), key=lambda entry: entry.name):
         spec = importlib.util.find_spec(entry.value)
-        place = next(iter(spec.submodule_search_locations or ()), None) if spec else None
-        require(
-            place is not None,
-            f"the entry point {entry.name} of {PACKAGE}",
-            "name a package with options",
-            entry.value,
-        )
+        locations = spec.submodule_search_locations if spec else None
+        place = next(iter(locations or ()), None)
+        key = f"the entry point {entry.name} of {PACKAGE}"
+        require(place is not None, key, "name a package with options", entry.value)
         places.append(Path(str(place)))
     return tuple(places)
 
@@ -421,8 +418,9 @@ def _set(used: Iterable[Path]) -> None:
     if parts["folders"]:  # else no module is forgotten, and what was composed before holds
         parts["use"] = next(_uses)
     os.environ[VARIABLE] = json.dumps(parts)
-    for name in [name for name in sys.modules if name.startswith(f"{__name__}.")]:
-        del sys.modules[name]
+    for name in list(sys.modules):
+        if name.startswith(f"{__name__}."):
+            del sys.modules[name]
 
 
 def arguments(argv: Sequence[str] | None) -> list[str]:
@@ -454,18 +452,21 @@ def document(parser: argparse.ArgumentParser, *, answer: str = "") -> None:
             "--json", type=Path, nargs="?", const=STDOUT, metavar="FILE", help=about
         )
     parser.formatter_class = partial(argparse.RawDescriptionHelpFormatter, width=WIDTH)
-    parser.description, parser.epilog = (
-        _filled(text or "") for text in (parser.description, parser.epilog)
-    )
+    parser.description = _filled(parser.description or "")
+    parser.epilog = _filled(parser.epilog or "")
 
 
 def _filled(text: str) -> str:
     """Return a text in lines of the help's width, but for those that are indented, such as
     examples."""
+    filled = []
     parts = itertools.groupby(text.splitlines(), key=lambda line: line[:2].isspace() or not line)
-    return "\n".join(
-        "\n".join(lines) if kept else textwrap.fill(" ".join(lines), WIDTH) for kept, lines in parts
-    )
+    for stays, lines in parts:
+        if stays:
+            filled += lines
+        else:
+            filled.append(textwrap.fill(" ".join(lines), WIDTH))
+    return "\n".join(filled)
 
 
 # --- importing ------------------------------------------------------------------------------------
@@ -478,10 +479,12 @@ class _Finder(MetaPathFinder, Loader):
     def find_spec(
         self, fullname: str, path: object = None, target: object = None
     ) -> ModuleSpec | None:
-        if (file := path_of(fullname)) is not None:
+        file = path_of(fullname)
+        if file is not None:
             return importlib.util.spec_from_file_location(fullname, file, loader=self)
-        is_group = fullname in [f"{__name__}.{group}" for group in groups()]
-        return ModuleSpec(fullname, self, is_package=True) if is_group else None
+        if fullname in [f"{__name__}.{group}" for group in groups()]:
+            return ModuleSpec(fullname, self, is_package=True)
+        return None
 
     def exec_module(self, module: ModuleType) -> None:
         path = path_of(module.__name__)

@@ -10,17 +10,19 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
+from nocap.command_line import add_outputs, command, writing
 from nocap.config import entry
 from nocap.config.keys import require
 from nocap.config.outward import redact, visible
+from nocap.display import plural
 from nocap.judge.grouping import group
 from nocap.report.drawing import MARKS, DrawnCurve, drawn
-from nocap.store.command import add_outputs, command, writing
 from nocap.store.files import write_file
-from nocap.store.formats import plural
 from nocap.store.record import Metrics
-from nocap.store.runs import LAST, Record, load, train_s
+from nocap.store.runs import LAST, Record, train_s
+from nocap.store.runs import load_runs as load
 
 # of a picture's lines, which differ without colours: 28 pairs
 DASHES = ("-", "--", "-.", ":")
@@ -36,51 +38,51 @@ def main(argv: list[str] | None = None) -> int:
 
 def _plot(options: argparse.Namespace) -> int:
     loaded = load(options.runs, outputs=options.output_dir, rows=False)
-    require(
-        not loaded.unreadable, "RUN", "have a sound record", "; ".join(loaded.unreadable.values())
-    )
+    unreadable = "; ".join(loaded.unreadable.values())
+    require(not loaded.unreadable, "RUN", "have a sound record", unreadable)
     for line in loaded.problems:
         print(f"nocap: {line}", file=sys.stderr)
     runs = loaded.records
-    points = {run.identity: rows for run in runs if (rows := _points(run, options))}
-    after = (
-        options.after if options.after is not None else _parting(points) if len(points) > 1 else 0
-    )
+    points: Points = {}
+    for run in runs:
+        rows = _points(run, options)
+        if rows:
+            points[run.identity] = rows
+    after = options.after
+    if after is None:
+        after = _parting(points) if len(points) > 1 else 0
     curves = list(_curves(runs, points, after))
-    rule = f"be in the rows of these runs as a number{f' after step {after}' if after else ''}"
+    rule = "be in the rows of these runs as a number"
+    if after:
+        rule += f" after step {after}"
     require(bool(curves), "--y", rule, options.y)
-    least = min(min(curve.low) for curve in curves)
-    require(
-        "y" not in options.log or least > 0,
-        "--log",
-        "be left out for y, which is not above 0 everywhere",
-        least,
-    )
-    axes = {
-        "x": f"{X[options.x]} from step {after} on" if after else X[options.x],
+    if "y" in options.log:
+        least = min(min(curve.low) for curve in curves)
+        rule = "be left out for y, which is not above 0 everywhere"
+        require(least > 0, "--log", rule, least)
+    _draw(curves, options, after)
+    answer = {
+        "x": options.x,
         "y": options.y,
-        "log": options.log,
+        "after": after,
+        "curves": [curve._asdict() for curve in curves],
     }
-    if options.png is None:
-        require(
-            len(curves) <= len(MARKS),
-            "RUN",
-            f"be at most {len(MARKS)} arms in a terminal (--png takes more)",
-            len(curves),
-        )
-        print(drawn(curves, **axes))
-    else:
-        with writing("--png", options.png) as path:
-            write_file(path, _png(curves, **axes))
-    options.answer(
-        {
-            "x": options.x,
-            "y": options.y,
-            "after": after,
-            "curves": [curve._asdict() for curve in curves],
-        }
-    )
+    options.answer(answer)
     return 0
+
+
+def _draw(curves: Sequence[DrawnCurve], options: argparse.Namespace, after: int) -> None:
+    """Draw the curves in the terminal, or into the picture's file."""
+    x = X[options.x]
+    if after:
+        x += f" from step {after} on"
+    if options.png is not None:
+        with writing("--png", options.png) as path:
+            write_file(path, _png(curves, x=x, y=options.y, log=options.log))
+        return
+    rule = f"be at most {len(MARKS)} arms in a terminal (--png takes more)"
+    require(len(curves) <= len(MARKS), "RUN", rule, len(curves))
+    print(drawn(curves, x=x, y=options.y, log=options.log))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -124,53 +126,67 @@ def _parser() -> argparse.ArgumentParser:
 
 def _points(run: Record, options: argparse.Namespace) -> list[tuple[int, float, float]]:
     """Step, x and y of the rows that have them."""
-    rows = Metrics(run.folder / "metrics.jsonl").rows()
-    points = [
-        (
-            row["step"],
-            train_s(row) if options.x == "train_s" else row.get(options.x),
-            row.get(options.y),
-        )
-        for row in rows
-    ]
-    return [
-        (step, x, y)
-        for step, x, y in points
-        if x is not None and y is not None and (x > 0 or "x" not in options.log)
-    ]
+    points = []
+    for row in Metrics(run.folder / "metrics.jsonl").rows():
+        x = train_s(row) if options.x == "train_s" else row.get(options.x)
+        y = row.get(options.y)
+        if x is None or y is None:
+            continue
+        if x > 0 or "x" not in options.log:
+            points.append((row["step"], x, y))
+    return points
 
 
 def _parting(points: Points) -> int:
     """Return the step from which the curves part: the first tenth is left out where it takes a
     third of the height or more. 0: it does not."""
-    rows = [(step, y) for run in points.values() for step, _, y in run]
-    cut = max(step for step, _ in rows) // 10
-    late = [y for step, y in rows if step >= cut]
-    few = min(sum(step >= cut for step, _, _ in run) for run in points.values()) < 2
-    return 0 if few or 3 * float(np.ptp(late)) > 2 * float(np.ptp([y for _, y in rows])) else cut
+    rows = [row for run in points.values() for row in run]
+    cut = max(step for step, _, _ in rows) // 10
+    for run in points.values():
+        late = [step for step, _, _ in run if step >= cut]
+        if len(late) < 2:
+            return 0
+    height = float(np.ptp([y for _, _, y in rows]))
+    late_height = float(np.ptp([y for step, _, y in rows if step >= cut]))
+    if 3 * late_height > 2 * height:
+        return 0
+    return cut
 
 
 def _curves(runs: Sequence[Record], points: Points, after: int) -> Iterator[DrawnCurve]:
     """Yield one run by its name; several by arm, as far as all seeds have come."""
-    arms = (
-        [(arm.label, arm.all) for arm in group(runs, ended=False)]
-        if len(runs) > 1
-        else [(run.folder.name, runs) for run in runs]
-    )
+    arms: list[tuple[str, Sequence[Record]]]
+    if len(runs) > 1:
+        arms = [(arm.label, arm.all) for arm in group(runs, ended=False)]
+    else:
+        arms = [(run.folder.name, runs) for run in runs]
     for label, members in arms:
-        lines = [
-            np.array(line)
-            for run in members
-            if (line := [row[1:] for row in points.get(run.identity, ()) if row[0] >= after])
-        ]
-        x = np.unique(np.concatenate([line[:, 0] for line in lines])) if lines else np.empty(0)
-        x = x[[all(line[0, 0] <= at <= line[-1, 0] for line in lines) for at in x]]
-        if len(x):
-            y = np.array([np.interp(x, *line.T) for line in lines])
-            told = f"{label} ({plural(len(lines), 'seed')})" if len(lines) > 1 else label
-            yield DrawnCurve(
-                told, *(values.tolist() for values in (x, y.mean(0), y.min(0), y.max(0)))
-            )
+        lines = []
+        for run in members:
+            line = [row[1:] for row in points.get(run.identity, ()) if row[0] >= after]
+            if line:
+                lines.append(np.array(line))
+        if not lines:
+            continue
+        x = _common_x(lines)
+        if len(x) == 0:
+            continue
+        y = np.array([np.interp(x, *line.T) for line in lines])
+        title = label
+        if len(lines) > 1:
+            title = f"{label} ({plural(len(lines), 'seed')})"
+        mean = y.mean(0).tolist()
+        low = y.min(0).tolist()
+        high = y.max(0).tolist()
+        yield DrawnCurve(title, x.tolist(), mean, low, high)
+
+
+def _common_x(lines: Sequence[npt.NDArray[np.float64]]) -> npt.NDArray[np.float64]:
+    """Return every x of these lines that lies within all of them."""
+    x = np.unique(np.concatenate([line[:, 0] for line in lines]))
+    first = max(line[0, 0] for line in lines)
+    last = min(line[-1, 0] for line in lines)
+    return x[(first <= x) & (x <= last)]
 
 
 def _png(curves: Sequence[DrawnCurve], *, x: str, y: str, log: str) -> bytes:

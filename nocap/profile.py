@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nocap import outside
+from nocap.command_line import check_writable, command, writing
 from nocap.config import entry
 from nocap.config.keys import require
 from nocap.config.paths import STDOUT
 from nocap.measure.difference import differences, written
 from nocap.measure.largest import Typed, file_of, without
 from nocap.measure.subject import prompt_tokens
-from nocap.store.command import check_writable, command, writing
 
 if TYPE_CHECKING:
     from nocap.config.compose import Composed
@@ -84,32 +84,32 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _profile(options: argparse.Namespace) -> int:
-    paths = [
-        Path(word) for word in options.overrides if "=" not in word and not word.startswith("~")
-    ]
+    words = [word for word in options.overrides if not _is_override(word)]
+    paths = [Path(word) for word in words]
     if paths:
         return _compare(paths, options)
-    repeats = REPEATS if options.repeats is None else options.repeats
+    repeats = options.repeats
+    if repeats is None:
+        repeats = REPEATS
     require(repeats >= 1, "--repeats", "be at least 1", repeats)
-    require(
-        not (options.forward and options.generate),
-        "--forward",
-        "be left out beside --generate",
-        True,
-    )
+    both = options.forward and options.generate
+    require(not both, "--forward", "be left out beside --generate", True)
     for name in ("prompt", "texts"):
-        given = getattr(options, name)
-        require(options.generate or given is None, f"--{name}", "stand beside --generate", given)
-    texts = 1 if options.texts is None else options.texts
+        value = getattr(options, name)
+        require(options.generate or value is None, f"--{name}", "stand beside --generate", value)
+    texts = options.texts
+    if texts is None:
+        texts = 1
     require(1 <= texts <= 4096, "--texts", "be from 1 to 4096", texts)
     check_writable("--trace", options.trace)
     composed, compose = _composer(options.overrides)
     run = composed.run
     rule = "be 1 for nocap.profile, which takes the step of one rank apart"
     require(run.trainer.devices == 1, "trainer.devices", rule, run.trainer.devices)
+    prompt = 0
     if options.generate:
         _check_precision(composed)
-    prompt = prompt_tokens(run, options.prompt) if options.generate else 0
+        prompt = prompt_tokens(run, options.prompt)
     # before torch: the profiler's library would write on stderr
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     from nocap.measure.profile import ProfileQuestion, profiles
@@ -156,22 +156,32 @@ def _composer(overrides: Sequence[str]) -> tuple[Composed, Callable[[Sequence[st
 
 
 def _typed(options: argparse.Namespace, composed: Composed) -> Typed:
-    flags = ["--forward"] if options.forward else []
+    flags = []
+    if options.forward:
+        flags.append("--forward")
     if options.generate:
         flags.append("--generate")
     for name in ("prompt", "texts"):
-        if getattr(options, name) is not None:
-            flags += [f"--{name}", str(getattr(options, name))]
+        value = getattr(options, name)
+        if value is not None:
+            flags += [f"--{name}", str(value)]
+    file = options.json
+    if file == STDOUT:
+        file = None
     return Typed(
         words=options.overrides,
         choices=composed.choices,
         flags=flags,
         folders=outside.given(),
-        json=None if options.json in (None, STDOUT) else options.json,
+        json=file,
     )
 
 
 # --- two profiles ---------------------------------------------------------------------------------
+
+
+def _is_override(word: str) -> bool:
+    return "=" in word or word.startswith("~")
 
 
 def _compare(files: Sequence[Path], options: argparse.Namespace) -> int:
@@ -179,19 +189,15 @@ def _compare(files: Sequence[Path], options: argparse.Namespace) -> int:
 
     given = ", ".join(str(path) for path in files)
     require(len(files) == 2, "profiles", "be two files to compare, or key=value overrides", given)
-    words = [word for word in options.overrides if "=" in word or word.startswith("~")]
+    words = [word for word in options.overrides if _is_override(word)]
     require(not words, "overrides", "be left out beside two profiles", " ".join(words))
     for name in ("forward", "generate", "prompt", "texts", "trace", "ceilings", "repeats"):
         value = getattr(options, name)
         require(value in (None, False), f"--{name}", "be left out beside two profiles", value)
     found = differences(*files)
     print(render_differences(found))
-    options.answer(
-        {
-            "kind": "profile_difference",
-            "differences": {difference.of.value: difference.json() for difference in found},
-        }
-    )
+    changes = {difference.of.value: difference.json() for difference in found}
+    options.answer({"kind": "profile_difference", "differences": changes})
     return 0
 
 

@@ -14,16 +14,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nocap import outside
+from nocap.command_line import command
 from nocap.config import entry
 from nocap.config.keys import require
 from nocap.store import lease
-from nocap.store.command import command
 from nocap.store.files import write_text
 from nocap.store.record import write_json
 
 if TYPE_CHECKING:
-    from nocap.sources.command import Command, Reading
-    from nocap.sources.race import Guarded, Race
+    from nocap.sources.command import Command
+    from nocap.sources.race import GuardReading as Guarded
+    from nocap.sources.race import Race
+    from nocap.sources.reading import Reading
 
 FORMS = """\
 Arms are commands (--arm) or versions of the repository in which one stands (--ref), the baseline
@@ -38,6 +40,8 @@ where it was.
       --metric 'val loss (\\S+)' -- python train.py --seed {seed}
 
 Exit codes: 0 an answer, 1 a run failed, 2 bad input, 75 paused."""
+
+EITHER = "be given, or --ref with a command after --; not both"
 
 
 class _Metric(argparse.Action):
@@ -87,7 +91,8 @@ def _add_arms(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_question(group: argparse._ArgumentGroup) -> None:
-    add, of_metric = partial(_add, group), partial(_add, group, action=_Metric)
+    add = partial(_add, group)
+    of_metric = partial(_add, group, action=_Metric)
     of_metric("--metric", "PATTERN", "what is compared; the first one decides; can be repeated")
     of_metric(
         "--lower", None, "lower is better of the metric or guard before it (the default)", nargs=0
@@ -97,8 +102,7 @@ def _add_question(group: argparse._ArgumentGroup) -> None:
         "--file",
         "FILE",
         "JSON, JSON lines or CSV that the command writes; the metrics are its names. It may hold "
-        "{seed}, or "
-        "be a glob, of which the file counts that was written last",
+        "{seed}, or be a glob, of which the file counts that was written last",
         default="",
     )
     of_metric("--guard", "'METRIC MARGIN'", "a metric that may be worse by MARGIN at most")
@@ -117,7 +121,8 @@ def _add_question(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_runs(group: argparse._ArgumentGroup) -> None:
-    add, number = partial(_add, group), partial(_add, group, type=int)
+    add = partial(_add, group)
+    number = partial(_add, group, type=int)
     number(
         "--pairs", "N", "repeats at most (default: 12); arms are judged at 3, 6, 12, 24", default=12
     )
@@ -158,7 +163,7 @@ def _add(
 
 def _raced(typed: Sequence[str], asked: argparse.Namespace) -> int:
     from nocap.config.errors import StoppedError
-    from nocap.sources import answer
+    from nocap.sources import race_answer as answer
 
     words = typed[typed.index("--") + 1 :] if "--" in typed else []
     try:
@@ -173,9 +178,8 @@ def _raced(typed: Sequence[str], asked: argparse.Namespace) -> int:
         for table in answer.tables(running, raced):
             print(f"\n{table}")
         command_line = f"python -m nocap.race {shlex.join(typed)}"
-        write_text(
-            running.folder / "result.html", answer.render(running, raced, command=command_line)
-        )
+        page = answer.render(running, raced, command=command_line)
+        write_text(running.folder / "result.html", page)
     except KeyboardInterrupt as stop:
         raise StoppedError(
             "paused; runs that ended are kept, and the same command goes on"
@@ -193,7 +197,7 @@ def _race(asked: argparse.Namespace, words: Sequence[str], undo: ExitStack) -> R
     readings, guards = _readings(asked)
     timeout_s = duration_s(asked.timeout, "--timeout")
     require(timeout_s > 0, "--timeout", "be above 0", asked.timeout)
-    from nocap.sources import arms as sides
+    from nocap.sources import versions as sides
 
     prepare = sides.split(asked.prepare, "--prepare")
     how = {
@@ -202,7 +206,8 @@ def _race(asked: argparse.Namespace, words: Sequence[str], undo: ExitStack) -> R
         "keep": [asked.file] if asked.file else [],
         "alone": asked.jobs == 1,
     }
-    apart_s, expect = duration_s(asked.apart or "10m", "--apart"), _expected(asked.expect)
+    apart_s = duration_s(asked.apart or "10m", "--apart")
+    expect = _expected(asked.expect)
     arms, begin = _arms(asked, words, undo)
     if prepare:
         arms = sides.prepared(arms, prepare)
@@ -231,144 +236,131 @@ def _check(asked: argparse.Namespace, words: Sequence[str]) -> None:
     Errors:
         ValueError: options that do not go together.
     """
-    jobs, sessions, file = asked.jobs, asked.sessions, asked.file
-    together = "be 1 with --sessions: runs at once share the machine"
-    written = "be 1 with --file: runs at once would write the same file"
-    shaped = all(re.match(r"\s*[^\s=][^=]*=", text) for text in asked.arm)
-    named = len({text.partition("=")[0] for text in asked.arm}) == len(asked.arm) != 1
-    between = "be given with --sessions N, between which it lies"
+    _check_numbers(asked)
+    if asked.arm:
+        require(not asked.ref, "--arm", EITHER, "both")
+        _check_commands(asked, words)
+    else:
+        require(bool(asked.ref), "--arm", EITHER, "none")
+        is_race = len(asked.ref) >= 2 and bool(words)
+        rule = "be two or more, with a command after --"
+        require(is_race, "--ref", rule, " ".join(asked.ref))
+
+
+def _check_numbers(asked: argparse.Namespace) -> None:
+    """
+    Errors:
+        ValueError: repeats, sessions and jobs that cannot be, or not together.
+    """
+    require(asked.pairs >= 1, "--pairs", "be at least 1", asked.pairs)
+    sessions = asked.sessions
+    rule = "be at least 1, and at most --pairs"
+    require(1 <= sessions <= asked.pairs, "--sessions", rule, sessions)
+    jobs = asked.jobs
+    require(jobs >= 1, "--jobs", "be at least 1", jobs)
+    is_finite = asked.target is None or math.isfinite(asked.target)
+    require(is_finite, "--target", "be a finite number", asked.target)
+    rule = "be 1 with --sessions: runs at once share the machine"
+    require(jobs == 1 or sessions == 1, "--jobs", rule, jobs)
+    rule = "be given with --sessions N, between which it lies"
+    require(asked.apart is None or sessions > 1, "--apart", rule, asked.apart)
+    rule = "be 1 with --file: runs at once would write the same file"
+    require(jobs == 1 or not asked.file, "--jobs", rule, jobs)
+    is_folder = bool(asked.file) and Path(asked.file).is_dir()
+    require(not is_folder, "--file", "be a file, and no folder", asked.file)
+
+
+def _check_commands(asked: argparse.Namespace, words: Sequence[str]) -> None:
+    """
+    Errors:
+        ValueError: arms that are no commands with names.
+    """
     commands = " ".join([*words, *asked.link])
-    either = "be given, or --ref with a command after --; not both"
-    rules = [
-        (asked.pairs >= 1, "--pairs", "be at least 1", asked.pairs),
-        (
-            1 <= sessions <= asked.pairs,
-            "--sessions",
-            "be at least 1, and at most --pairs",
-            sessions,
-        ),
-        (jobs >= 1, "--jobs", "be at least 1", jobs),
-        (
-            asked.target is None or math.isfinite(asked.target),
-            "--target",
-            "be a finite number",
-            asked.target,
-        ),
-        (jobs == 1 or sessions == 1, "--jobs", together, jobs),
-        (asked.apart is None or sessions > 1, "--apart", between, asked.apart),
-        (jobs == 1 or not file, "--jobs", written, jobs),
-        (not Path(file or "-").is_dir(), "--file", "be a file, and no folder", file),
-        (asked.arm or asked.ref, "--arm", either, "none"),
-        (not asked.arm or not asked.ref, "--arm", either, "both"),
-        (
-            not (asked.arm and commands),
-            "--arm",
-            "be without a command after -- and without --link",
-            commands,
-        ),
-        (shaped, "--arm", "be NAME=COMMAND", "; ".join(asked.arm)),
-        (
-            named,
-            "--arm",
-            "be two or more, each NAME=COMMAND with a name of its own",
-            "; ".join(asked.arm),
-        ),
-    ]
-    if not asked.arm:
-        enough = len(asked.ref) >= 2 and words
-        rules.append(
-            (enough, "--ref", "be two or more, with a command after --", " ".join(asked.ref))
-        )
-    for holds, option, rule, got in rules:
-        require(bool(holds), option, rule, got)
+    rule = "be without a command after -- and without --link"
+    require(not commands, "--arm", rule, commands)
+    arms = "; ".join(asked.arm)
+    have_names = all(re.match(r"\s*[^\s=][^=]*=", text) for text in asked.arm)
+    require(have_names, "--arm", "be NAME=COMMAND", arms)
+    names = {text.partition("=")[0] for text in asked.arm}
+    rule = "be two or more, each NAME=COMMAND with a name of its own"
+    require(len(names) == len(asked.arm) != 1, "--arm", rule, arms)
 
 
 def _arms(
     asked: argparse.Namespace, words: Sequence[str], undo: ExitStack
 ) -> tuple[list[Command], Callable[..., None]]:
     """Return the arms, and what runs one."""
-    from nocap.sources import arms
+    from nocap.sources import versions as arms
 
     # what a race makes is no part of an arm
-    written = [Path(asked.file.replace("{seed}", "*"))] if asked.file else []
-    apart = [asked.output_dir, *written]
+    apart = [asked.output_dir]
+    if asked.file:
+        apart.append(Path(asked.file.replace("{seed}", "*")))
     if not asked.ref:
-        named = [
-            (name, arms.split(text, f"arm {name}"))
-            for name, _, text in (text.partition("=") for text in asked.arm)
-        ]
+        named = []
+        for text in asked.arm:
+            name, _, line = text.partition("=")
+            named.append((name, arms.split(line, f"arm {name}")))
         return arms.of_commands(named, locked=asked.locked, apart=apart)
-    refs, trees = [(ref, words) for ref in asked.ref], asked.output_dir / "races" / "trees"
     return arms.of_refs(
-        refs, locked=asked.locked, links=asked.link, folder=trees, apart=apart, undo=undo, say=print
+        [(ref, words) for ref in asked.ref],
+        locked=asked.locked,
+        links=asked.link,
+        folder=asked.output_dir / "races" / "trees",
+        apart=apart,
+        undo=undo,
+        say=print,
     )
 
 
 def _readings(asked: argparse.Namespace) -> tuple[list[Reading], list[Guarded]]:
     """Return what is compared, and what may not be worse."""
-    from nocap.sources.command import Reading, number
-    from nocap.sources.race import MEASURED, Guarded
+    from nocap.sources.race import MEASURED
+    from nocap.sources.race import GuardReading as Guarded
+    from nocap.sources.reading import Reading, number
     from nocap.store.metrics import Better
 
-    readings, guards = list[Reading](), list[Guarded]()
+    readings = list[Reading]()
+    guards = list[Guarded]()
     for metric in asked.metrics:
-        what, better = metric["what"], Better(metric["better"])
+        what = metric["what"]
+        better = Better(metric["better"])
         if metric["option"] == "--metric":
             readings.append(Reading(what=what, better=better, file=asked.file))
-        else:
-            what, _, margin = what.rpartition(" ")
-            require(
-                bool(what),
-                "--guard",
-                "be a metric and how much worse it may be, as in 'val_loss 0.01'",
-                metric["what"],
-            )
-            guards.append(
-                Guarded(
-                    reading=Reading(what=what, better=better, file=asked.file),
-                    margin=number(margin, "--guard"),
-                )
-            )
-            require(
-                0 <= guards[-1].margin < math.inf, "--guard", "have a margin of 0 or more", margin
-            )
-    require(
-        bool(readings),
-        "--metric",
-        "be given: a pattern with one group, as in 'val loss (\\S+)'",
-        "none",
-    )
+            continue
+        name, _, text = what.rpartition(" ")
+        rule = "be a metric and how much worse it may be, as in 'val_loss 0.01'"
+        require(bool(name), "--guard", rule, what)
+        margin = number(text, "--guard")
+        require(0 <= margin < math.inf, "--guard", "have a margin of 0 or more", text)
+        reading = Reading(what=name, better=better, file=asked.file)
+        guards.append(Guarded(reading=reading, margin=margin))
+    rule = "be given: a pattern with one group, as in 'val loss (\\S+)'"
+    require(bool(readings), "--metric", rule, "none")
     every = [*readings, *(guard.reading for guard in guards)]
+    rule = f"have another name than {', '.join(MEASURED)}: of each run"
     for reading in every:
         reading.check()
-        require(
-            reading.name not in MEASURED,
-            "--metric",
-            f"have another name than {', '.join(MEASURED)}: of each run",
-            reading.what,
-        )
+        require(reading.name not in MEASURED, "--metric", rule, reading.what)
     names = [reading.name for reading in every]
     require(len({*names}) == len(names), "--metric", "differ in name, guards too", ", ".join(names))
     has_step = bool(asked.file) or "step" in readings[0].pattern.groupindex
-    require(
-        asked.target is None or has_step,
-        "--target",
-        "be given with a metric that has a group step",
-        readings[0].what,
-    )
+    rule = "be given with a metric that has a group step"
+    require(asked.target is None or has_step, "--target", rule, readings[0].what)
     return readings, guards
 
 
 def _expected(text: str) -> tuple[float, float] | None:
-    from nocap.sources.command import number
+    from nocap.sources.reading import number
 
     if not text:
         return None
     low, dots, high = text.partition("..")
     require(bool(dots and low), "--expect", "be LOW.. or LOW..HIGH, as in 0.01..0.05", text)
-    ends = number(low, "--expect"), number(high, "--expect") if high else math.inf
-    require(ends[0] < ends[1], "--expect", "hold something: LOW below HIGH", text)
-    return ends
+    lowest = number(low, "--expect")
+    highest = number(high, "--expect") if high else math.inf
+    require(lowest < highest, "--expect", "hold something: LOW below HIGH", text)
+    return lowest, highest
 
 
 if __name__ == "__main__":

@@ -14,7 +14,8 @@ from omegaconf import OmegaConf  # noqa: E402
 
 from nocap import outside  # noqa: E402
 from nocap.config import entry  # noqa: E402
-from nocap.config.compose import checked, compose, has_sweeps  # noqa: E402
+from nocap.config.choices import has_sweeps  # noqa: E402
+from nocap.config.compose import checked, compose  # noqa: E402
 from nocap.config.errors import refusals  # noqa: E402
 from nocap.config.flags import answer, asked, manual  # noqa: E402
 from nocap.config.plain import explained  # noqa: E402

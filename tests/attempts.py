@@ -47,10 +47,12 @@ def spawn(
         for name, value in (limits or {}).items():
             resource.setrlimit(name, (value, value))
 
+    env = {**os.environ, "PYTHONPATH": path}
+    command = [sys.executable, *words]
     return subprocess.Popen(
-        [sys.executable, *words],
+        command,
         cwd=cwd,
-        env={**os.environ, "PYTHONPATH": path},
+        env=env,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -64,10 +66,10 @@ def on_a_terminal(*words: str, cwd: Path, env: dict[str, str] | None = None) -> 
     there."""
     terminal, end = pty.openpty()
     termios.tcsetwinsize(end, (24, 120))
-    env = {**os.environ, "PYTHONPATH": str(REPO), "TERM": "xterm"} if env is None else env
-    process = subprocess.Popen(
-        [sys.executable, *words], cwd=cwd, env=env, stdin=end, stdout=end, stderr=end
-    )
+    if env is None:
+        env = {**os.environ, "PYTHONPATH": str(REPO), "TERM": "xterm"}
+    command = [sys.executable, *words]
+    process = subprocess.Popen(command, cwd=cwd, env=env, stdin=end, stdout=end, stderr=end)
     os.close(end)
     output = b""
     try:
@@ -162,15 +164,15 @@ def processes(run_dir: Path) -> dict[int, str]:
                 roles[int(entry.name)] = name.removeprefix("nocap ")
             elif os.fsencode(run_dir) in (entry / "cmdline").read_bytes():
                 environ = (entry / "environ").read_bytes().split(b"\0")
-                rank = next(
-                    (
-                        word.removeprefix(b"RANK=").decode()
-                        for word in environ
-                        if word.startswith(b"RANK=")
-                    ),
-                    None,
-                )
-                roles[int(entry.name)] = "worker" if rank is None else f"rank {rank}"
+                ranks = [word for word in environ if word.startswith(b"RANK=")]
+                if ranks:
+                    rank = ranks[0].removeprefix(b"RANK=").decode()
+                else:
+                    rank = None
+                if rank is None:
+                    roles[int(entry.name)] = "worker"
+                else:
+                    roles[int(entry.name)] = f"rank {rank}"
         except OSError:  # it ended while we looked
             continue
     return roles
@@ -203,7 +205,10 @@ def in_a_child(work: Callable[[], int], told: Path) -> int:
                 try:
                     code = work()
                 except (ValueError, OSError) as error:  # refused; the disk: the run goes on later
-                    code = 2 if isinstance(error, ValueError) else 1
+                    if isinstance(error, ValueError):
+                        code = 2
+                    else:
+                        code = 1
                     print(error, flush=True)
                 except BaseException:
                     code = 99
@@ -215,11 +220,12 @@ def in_a_child(work: Callable[[], int], told: Path) -> int:
 
 def digests(folder: Path, pattern: str = "*") -> dict[str, str]:
     """Of all files below that match."""
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.rglob(pattern))
-        if path.is_file()
-    }
+    paths = sorted(folder.rglob(pattern))
+    values: dict[str, str] = {}
+    for path in paths:
+        if path.is_file():
+            values[str(path.relative_to(folder))] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return values
 
 
 def summary_of(run_dir: Path) -> dict[str, Any]:
@@ -230,10 +236,10 @@ def summary_of(run_dir: Path) -> dict[str, Any]:
 def steady(run_dir: Path) -> list[dict[str, Any]]:
     """The rows without what differs from machine to machine and moment to moment."""
     noise = ("clock/", "perf/", "memory/")
-    return [
-        {key: value for key, value in row.items() if not key.startswith(noise)}
-        for row in rows_of(run_dir)
-    ]
+    values: list[dict[str, Any]] = []
+    for row in rows_of(run_dir):
+        values.append({key: value for key, value in row.items() if not key.startswith(noise)})
+    return values
 
 
 def state_of(run_dir: Path) -> tuple[dict[str, str], list[dict[str, Any]]]:
@@ -247,36 +253,41 @@ def state_of(run_dir: Path) -> tuple[dict[str, str], list[dict[str, Any]]]:
 def restamp(folder: Path) -> None:
     """Give a checkpoint that was changed the checksums that its files have now."""
     (folder / "manifest.json").unlink()
-    (folder / "manifest.json").write_text(json.dumps(digests(folder)))
+    text = json.dumps(digests(folder))
+    (folder / "manifest.json").write_text(text)
 
 
 def stamp(folder: Path) -> None:
     """Make a folder that was changed look sound: its step, the rows before it, and its
     checksums."""
-    step, state = int(folder.name[5:]), json.loads((folder / "state.json").read_text())
+    step = int(folder.name[5:])
+    state = json.loads((folder / "state.json").read_text())
     lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (folder / "metrics.jsonl").write_text(
-        "".join(line for line in lines if json.loads(line)["step"] < step)
-    )
-    (folder / "state.json").write_text(json.dumps({**state, "step": step}))
+    text = "".join(line for line in lines if json.loads(line)["step"] < step)
+    (folder / "metrics.jsonl").write_text(text)
+    content = {**state, "step": step}
+    (folder / "state.json").write_text(json.dumps(content))
     restamp(folder)
 
 
 def sealed(run_dir: Path) -> None:
     """Make the digests of a changed record fit, as who forges one would."""
     summary = summary_of(run_dir)
-    sums = {
-        name: digests(run_dir)[name] for name in summary.pop("sha256") if name != "summary.json"
-    }
-    own = hashlib.sha256(json.dumps(summary, sort_keys=True).encode()).hexdigest()
-    (run_dir / "summary.json").write_text(
-        json.dumps({**summary, "sha256": {**sums, "summary.json": own}})
-    )
+    sums = {}
+    for name in summary.pop("sha256"):
+        if name != "summary.json":
+            sums[name] = digests(run_dir)[name]
+    text = json.dumps(summary, sort_keys=True)
+    own = hashlib.sha256(text.encode()).hexdigest()
+    content = {**summary, "sha256": {**sums, "summary.json": own}}
+    (run_dir / "summary.json").write_text(json.dumps(content))
 
 
 def equal_within(first: Path, second: Path, tolerance: float) -> None:
     """Losses and gradient norms of every row."""
-    rows, others = steady(first), steady(second)
-    assert [set(row) for row in rows] == [set(row) for row in others]
+    rows = steady(first)
+    others = steady(second)
+    expected = [set(row) for row in others]
+    assert [set(row) for row in rows] == expected
     for row, other in zip(rows, others, strict=True):
         assert row == pytest.approx(other, rel=0, abs=tolerance)

@@ -27,10 +27,11 @@ if TYPE_CHECKING:
     from tests.pretend import Pretended
 
 REPO = Path(__file__).resolve().parents[1]
+# before a command: a shell's background job ignores Ctrl-C
 INTERRUPTIBLE = (
     "env",
     "--default-signal=INT",
-)  # before a command: a shell's background job ignores Ctrl-C
+)
 # as PYTHONPATH: with NOCAP_FAULT, a rank's faults
 FAULTS = os.pathsep.join([str(REPO / "tests" / "faults"), str(REPO)])
 
@@ -226,10 +227,12 @@ def door(tmp_path: Path) -> Door:
         timeout: float = 600,
         env: dict[str, str] | None = None,
     ) -> Finished:
+        command = [sys.executable, "-m", module, *words]
+        environment = {**os.environ, "PYTHONPATH": str(REPO), **(env or {})}
         done = subprocess.run(
-            [sys.executable, "-m", module, *words],
+            command,
             cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(REPO), **(env or {})},
+            env=environment,
             capture_output=True,
             text=True,
             timeout=timeout,
@@ -271,9 +274,8 @@ def _trained(command: list[str], **options: Any) -> subprocess.CompletedProcess[
     """A training that `nocap check` starts, in this process; two ranks in theirs."""
     if any(word.startswith("trainer.devices=") for word in command):
         return subprocess.run(command, **options)
-    done = called(
-        *command[3:], cwd=Path.cwd(), env={"NOCAP_OUTSIDE": os.environ.get("NOCAP_OUTSIDE", "")}
-    )
+    env = {"NOCAP_OUTSIDE": os.environ.get("NOCAP_OUTSIDE", "")}
+    done = called(*command[3:], cwd=Path.cwd(), env=env)
     return subprocess.CompletedProcess(command, done.code, done.out, done.err)
 
 
@@ -318,7 +320,8 @@ def the_run(output_dir: Path) -> Path:
 
 
 def rows_of(run_dir: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    lines = (run_dir / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
 
 
 @dataclass(frozen=True)
@@ -335,22 +338,24 @@ class Undisturbed:
 def undisturbed(cache_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     """`MEDIUM`, trained once, also where several workers ask for it. Copy it before changing it."""
     with shared_folder(tmp_path_factory, "undisturbed") as folder:
-        output_dir, made = folder / "out", folder / "made.json"
+        output_dir = folder / "out"
+        made = folder / "made.json"
         if not made.exists():
             env = {name: value for name, value in os.environ.items() if not _foreign(name)}
             began = time.monotonic()
+            command = [sys.executable, "-m", "nocap.train", *MEDIUM, f"output_dir={output_dir}"]
+            inherited = {**env, "PYTHONPATH": str(REPO), "NOCAP_CACHE": str(cache_dir)}
             done = subprocess.run(
-                [sys.executable, "-m", "nocap.train", *MEDIUM, f"output_dir={output_dir}"],
+                command,
                 cwd=folder,
-                env={**env, "PYTHONPATH": str(REPO), "NOCAP_CACHE": str(cache_dir)},
+                env=inherited,
                 capture_output=True,
                 text=True,
                 timeout=120,
                 stdin=subprocess.DEVNULL,
             )
             assert done.returncode == 0, done.stderr
-            made.write_text(
-                json.dumps([done.returncode, done.stdout, done.stderr, time.monotonic() - began])
-            )
+            content = [done.returncode, done.stdout, done.stderr, time.monotonic() - began]
+            made.write_text(json.dumps(content))
         *ended, seconds = json.loads(made.read_text())
     return Undisturbed(output_dir, the_run(output_dir), Finished(*ended), seconds)

@@ -29,20 +29,20 @@ ARMS = "attention=flash,gqa"
 
 def summaries(out: Path) -> dict[str, Json]:
     """Run's folder name → its summary."""
-    return {
-        path.parent.name: json.loads(path.read_text())
-        for path in sorted(out.glob("runs/*/summary.json"))
-    }
+    paths = sorted(out.glob("runs/*/summary.json"))
+    return {path.parent.name: json.loads(path.read_text()) for path in paths}
 
 
 def trained(printed: str) -> list[str]:
     """What the cells that were started vary, in the order of their starts."""
-    return [label.rstrip() for label in re.findall(r"^\[ *\d+/\d+\] start +(.*)$", printed, re.M)]
+    matches = re.findall(r"^\[ *\d+/\d+\] start +(.*)$", printed, re.M)
+    return [label.rstrip() for label in matches]
 
 
 def records(out: Path) -> dict[str, list[Json]]:
     """Run's folder name → its rows without clocks."""
-    return {path.name: steady(path) for path in sorted(out.glob("runs/*"))}
+    paths = sorted(out.glob("runs/*"))
+    return {path.name: steady(path) for path in paths}
 
 
 class Background:
@@ -77,9 +77,11 @@ def grid_of(tmp_path: Path, *cells: tuple[str, ...]) -> Grid:
 @pytest.fixture(scope="session")
 def small_grid(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Trained:
     """Two arms, two seeds, trained one at a time, in this process. Copy it before changing it."""
-    out, env = tmp_path_factory.mktemp("grid") / "out", {"NOCAP_CACHE": str(cache_dir)}
+    out = tmp_path_factory.mktemp("grid") / "out"
+    env = {"NOCAP_CACHE": str(cache_dir)}
     done = called(
         *CELL, ARMS, "--multirun", "seed=0,1", f"output_dir={out}", cwd=out.parent, env=env
     )
-    assert (done.code, done.err) == (0, "")
+    assert done.code == 0
+    assert done.err == ""
     return Trained(out, done)

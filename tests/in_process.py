@@ -60,7 +60,8 @@ def start(
     the worker write it. `session` is its tracker's, which gets no rows; `beat` gets each
     heartbeat."""
     this.run_dir.mkdir(parents=True, exist_ok=True)
-    began, done = time.monotonic(), list[int]()
+    began = time.monotonic()
+    done = list[int]()
     write_record_head(this)
     manifest = read_json(this.run_dir / "manifest.json")
     assert manifest is not None
@@ -69,11 +70,12 @@ def start(
         done.append(step)
         beat(step)
 
+    world = join(this.run.trainer.device)
     job = job_of(
         this.run,
         this.run_dir,
         manifest,
-        world=join(this.run.trainer.device),
+        world=world,
         started=began,
         log=log,
         stop_asked=lambda: bool(done) and done[-1] == stop_after,

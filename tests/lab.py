@@ -27,10 +27,10 @@ from nocap.store.record import write_json
 from nocap.store.runs import Record
 from nocap.study.collect import collect
 from nocap.study.conduct import StudyOutcome, carry_out
-from nocap.study.log import FILE, RunLine, SessionLine, read
-from nocap.study.plan import StudyPlan, prepare
+from nocap.study.log import FILE, RunLine, SessionLine, read_log
 from nocap.study.registration import name_of
-from nocap.study.result import to_json
+from nocap.study.study_plan import StudyPlan, prepare
+from nocap.study.study_result import to_json
 from nocap.study.tasks import Training
 from tests.studies import SEEN, Json, loaded, record, study
 
@@ -43,36 +43,36 @@ SESSION_S = 60.0
 @dataclass
 class Lab:
     root: Path
-    loss: Callable[[Training], float | None] = lambda run: (
-        3.0 + 0.001 * run.seed
-    )  # null: it diverges
+    # null: it diverges
+    loss: Callable[[Training], float | None] = lambda run: 3.0 + 0.001 * run.seed
     speed: Callable[[str, int], float] = lambda arm, number: (
         1000.0 * (1.25 if arm == "mqa" else 1) + number
     )
     pace: Callable[[Training], float] | None = None  # µs a token of a run; None: no record has it
     train_s: float = 0.0  # of a run
     host: str = "here"  # this machine's name
-    dies_after: float = float(
-        "inf"
-    )  # of so many tasks: the process is killed when the next one begins
+    # of so many tasks: the process is killed when the next one begins
+    dies_after: float = float("inf")
     said: list[str] = field(default_factory=list)  # by the last study
     waits: list[float] = field(default_factory=list)  # minutes
-    _clock: Any = field(
-        default_factory=lambda: FORK.Value("d", 0.0)
-    )  # seconds; a killed process's go on
+    # seconds; a killed process's go on
+    _clock: Any = field(default_factory=lambda: FORK.Value("d", 0.0))
 
     # --- the study --------------------------------------------------------------------------------
 
     def plan(self, out: str = "out", folder: str = "made", **changed: Any) -> StudyPlan:
         """Of the first scale."""
         made = loaded(self.root / folder, study(**changed))
-        return prepare(made, next(iter(made.scales)), output_dir=str(self.root / out))
+        scales = next(iter(made.scales))
+        output_dir = str(self.root / out)
+        return prepare(made, scales, output_dir=output_dir)
 
     def done(
         self, out: str = "out", folder: str = "made", *, run: bool = True, **changed: Any
     ) -> StudyOutcome:
         self.said.clear()
-        return carry_out(self.plan(out, folder, **changed), run=run, log=self.said.append)
+        study_plan = self.plan(out, folder, **changed)
+        return carry_out(study_plan, run=run, log=self.said.append)
 
     def carry(
         self, out: str = "out", folder: str = "made", *, run: bool = True, **changed: Any
@@ -81,7 +81,8 @@ class Lab:
         done = self.done(out, folder, run=run, **changed)
         t = done.plan.trainer
         result = collect(done, hardware=hardware.describe(t.device, t.threads), command="made")
-        return {claim["id"]: claim for claim in json.loads(json.dumps(to_json(result)))["claims"]}
+        content = json.loads(json.dumps(to_json(result)))
+        return {claim["id"]: claim for claim in content["claims"]}
 
     def killed(self, after: int, *place: str, **changed: Any) -> None:
         """The same in a process that gets SIGKILL when so many tasks are done, of all that there
@@ -99,17 +100,16 @@ class Lab:
 
     def lines(self, *events: str) -> list[Json]:
         """List the log's lines of such events, as its file has them."""
-        lines = (
-            [json.loads(raw) for raw in self.log.read_text().splitlines()]
-            if self.log.exists()
-            else []
-        )
+        if self.log.exists():
+            lines = [json.loads(raw) for raw in self.log.read_text().splitlines()]
+        else:
+            lines = []
         return [line for line in lines if not events or line["event"] in events]
 
     @property
     def logged(self) -> list[str]:
         """Name the runs and sessions of the log, as `tasks` does."""
-        log = read(self.log)
+        log = read_log(self.log)
         runs = [name_of(line, line.arm) for line in log.of(RunLine)]
         return runs + [name_of(line, "") for line in log.of(SessionLine)]
 
@@ -118,7 +118,9 @@ class Lab:
         """What was done, in order, as the log's lines are named: `mqa, seed 0`, `bench session
         1`."""
         path = self.root / "tasks.txt"
-        return path.read_text().splitlines() if path.exists() else []
+        if path.exists():
+            return path.read_text().splitlines()
+        return []
 
     # --- what stands in for the machine -----------------------------------------------------------
 
@@ -154,11 +156,12 @@ class Lab:
                 made = run.plan
                 if run.seed == seed and outcome(made) is None:
                     self._begin()
-                    steps, machine = (
-                        run.composed.run.trainer.steps,
-                        hardware.describe(run.composed.run.trainer.device, 1),
-                    )
-                    more = {"token_us": self.pace(run), "tokens": 512 * steps} if self.pace else {}
+                    steps = run.composed.run.trainer.steps
+                    machine = hardware.describe(run.composed.run.trainer.device, 1)
+                    if self.pace:
+                        more = {"token_us": self.pace(run), "tokens": 512 * steps}
+                    else:
+                        more = {}
                     trained = record(
                         run.arm,
                         seed,
@@ -170,9 +173,8 @@ class Lab:
                     )
                     self._clock.value += self.train_s
                     made.run_dir.mkdir(parents=True)
-                    (made.run_dir / RECORD).write_bytes(
-                        pickle.dumps(replace(trained, folder=made.run_dir, identity=made.identity))
-                    )
+                    content = replace(trained, folder=made.run_dir, identity=made.identity)
+                    (made.run_dir / RECORD).write_bytes(pickle.dumps(content))
                     self._end(
                         f"{run.arm}, seed {seed}" + (f", {run.short} steps" if run.short else "")
                     )
@@ -184,15 +186,14 @@ class Lab:
             self._begin()
             started = self.now()
             self._clock.value += SESSION_S
-            rows = {
-                arm: {
+            rows = {}
+            for arm in session.arms:
+                rows[arm] = {
                     **SEEN,
                     "kv_bytes": 8.0,
                     "tokens_per_s": self.speed(arm, number),
                     "step_ms": 1.0,
                 }
-                for arm in session.arms
-            }
             asked = {
                 "kind": PLACES[session.place].kind,
                 "place": session.place,
@@ -210,11 +211,15 @@ class Lab:
 
 
 def outcome(plan: Plan) -> Json | None:
-    return {"status": "finished"} if (plan.run_dir / RECORD).exists() else None
+    if (plan.run_dir / RECORD).exists():
+        return {"status": "finished"}
+    return None
 
 
 def record_of(run: Training) -> Record | None:
-    return pickle.loads((run.plan.run_dir / RECORD).read_bytes()) if outcome(run.plan) else None
+    if outcome(run.plan):
+        return pickle.loads((run.plan.run_dir / RECORD).read_bytes())
+    return None
 
 
 @pytest.fixture
@@ -230,10 +235,8 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
         "nocap.study.conduct.datetime",
         SimpleNamespace(now=made.clock, fromisoformat=datetime.fromisoformat),
     )
-    monkeypatch.setattr(
-        "nocap.study.conduct.time",
-        SimpleNamespace(sleep=lambda s: made.sleep(s), monotonic=lambda: 0.0),
-    )
+    clock = SimpleNamespace(sleep=lambda s: made.sleep(s), monotonic=lambda: 0.0)
+    monkeypatch.setattr("nocap.study.conduct.time", clock)
     monkeypatch.setattr(platform, "node", lambda: made.host)
     # a third of the time; what comes out is the same
     for place in ("nocap.sessions.session", "nocap.store.identity"):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from nocap.judge.compare import compare
-from nocap.judge.compared import Comparison
+from nocap.judge.compared_arms import Comparison
 from nocap.store.runs import Curve, Found, Record
 
 EVIL = "</script><img src=x onerror=alert(1)>"
@@ -51,7 +51,10 @@ def record_of(attention: str, mlp: str, seed: int, *, status: str = "finished") 
     clock = {"train": train_s[-1] - 0.4, "compile": 0.0, "val": 6.1, "checkpoint": 0.7, "data": 0.4}
     clock |= {"startup": 3.2 + rng.random(), "other": 0.3}
     total = 10.6e6 + ATTENTION[attention][2] + MLP[mlp][2]
-    kernel = "math" if attention == "mha" else "flash"
+    if attention == "mha":
+        kernel = "math"
+    else:
+        kernel = "flash"
     name = f"{attention}-{mlp}-s{seed}"
     summary = {
         "status": status,
@@ -69,6 +72,9 @@ def record_of(attention: str, mlp: str, seed: int, *, status: str = "finished") 
         "clock_s": clock,
         "hardware": {"name": "AMD EPYC 9B14", "fingerprint": "0a1b2c"},
     }
+    tokens = [4096 * s for s in step]
+    curve = Curve(step=step, tokens=tokens, train_s=train_s, val_loss=val_loss, val_bpb=val_bpb)
+    config = {**CONFIG[attention], **CONFIG[mlp]}
     return Record(
         folder=Path(name),
         identity=name,
@@ -77,17 +83,11 @@ def record_of(attention: str, mlp: str, seed: int, *, status: str = "finished") 
         seed=seed,
         status=status,
         started="",
-        config={**CONFIG[attention], **CONFIG[mlp]},
+        config=config,
         parts={},
         manifest={},
         summary=summary,
-        curve=Curve(
-            step=step,
-            tokens=[4096 * s for s in step],
-            train_s=train_s,
-            val_loss=val_loss,
-            val_bpb=val_bpb,
-        ),
+        curve=curve,
     )
 
 
@@ -99,9 +99,8 @@ def made(seeds: int, change: Change = lambda record: record, *, broken: bool = T
         fails = broken and (attention, mlp) == ("sliding", "swiglu") and seed > 0
         records.append(record_of(attention, mlp, seed, status="failed" if fails else "finished"))
     problems = ["flash-gelu3x-s1/metrics.jsonl: 1 corrupt line skipped (line 17)"]
-    return compare(
-        Found(records=[change(record) for record in records], problems=problems), target_loss=1.49
-    )
+    noisy = [change(record) for record in records]
+    return compare(Found(records=noisy, problems=problems), target_loss=1.49)
 
 
 def with_summary(record: Record, **values: Any) -> Record:
@@ -113,16 +112,16 @@ def poisoned() -> Comparison:
 
     def poison(record: Record) -> Record:
         tame = record.arm == "sliding-gelu3x"
-        record = replace(
-            record,
-            name=f"{'tame' if tame else EVIL}-{record.name}",
-            folder=Path(EVIL) / record.name,
-        )
+        folder = Path(EVIL) / record.name
+        record = replace(record, name=f"{'tame' if tame else EVIL}-{record.name}", folder=folder)
         if record.arm == "flash-gelu3x":
             record = with_summary(record, kernel={"train": EVIL, "val": EVIL})
-            record = replace(record, config={**record.config, EVIL: EVIL})
+            config = {**record.config, EVIL: EVIL}
+            record = replace(record, config=config)
         if record.arm == "flash-swiglu":
             record = with_summary(record, hardware={"name": EVIL, "fingerprint": EVIL})
-        return replace(record, status=EVIL) if record.status == "failed" else record
+        if record.status == "failed":
+            return replace(record, status=EVIL)
+        return record
 
     return replace(made(2, poison), problems=[EVIL])

@@ -22,7 +22,8 @@ from pathlib import Path
 
 from tests.conftest import REPO, Finished
 
-PYTHON, ENV = os.environ.get("NOCAP_PRETEND_PYTHON", ""), os.environ.get("NOCAP_PRETEND_ENV", "")
+PYTHON = os.environ.get("NOCAP_PRETEND_PYTHON", "")
+ENV = os.environ.get("NOCAP_PRETEND_ENV", "")
 NEEDED = {
     "NOCAP_PRETEND_PYTHON": (PYTHON, "a Python with a CUDA torch"),
     "NOCAP_PRETEND_ENV": (ENV, "the libraries' env.sh"),
@@ -66,11 +67,8 @@ class Pretended:
         graphs = self.folder / "pretend_graphs.so"
         if not graphs.exists():
             source = REPO / "tests" / "pretend_graphs.c"
-            subprocess.run(
-                ["gcc", "-O1", "-shared", "-fPIC", "-Wall", source, "-o", graphs, "-ldl"],
-                check=True,
-                timeout=60,
-            )
+            command = ["gcc", "-O1", "-shared", "-fPIC", "-Wall", source, "-o", graphs, "-ldl"]
+            subprocess.run(command, check=True, timeout=60)
         env = {
             "PRETEND_CC": str(cc),
             "PRETEND_NAME": name,
@@ -78,18 +76,20 @@ class Pretended:
             "PRETEND_GPUS": "1",
             "PYTHONPATH": str(REPO),
         }
+        command = [
+            "bash",
+            "-c",
+            '. "$0" && LD_PRELOAD="$1:$LD_PRELOAD" exec "${@:2}"',
+            ENV,
+            graphs,
+            PYTHON,
+            *words,
+        ]
+        environment = {**os.environ, **env, "WANDB_MODE": "disabled"}
         done = subprocess.run(
-            [
-                "bash",
-                "-c",
-                '. "$0" && LD_PRELOAD="$1:$LD_PRELOAD" exec "${@:2}"',
-                ENV,
-                graphs,
-                PYTHON,
-                *words,
-            ],
+            command,
             cwd=self.folder,
-            env={**os.environ, **env, "WANDB_MODE": "disabled"},
+            env=environment,
             capture_output=True,
             text=True,
             timeout=timeout,

@@ -11,11 +11,15 @@ from pathlib import Path
 def seal(folder: Path) -> Path:
     """Write the digests of the folder's files, and of its summary, into the summary."""
     path = folder / "summary.json"
-    summary = {key: value for key, value in json.loads(path.read_text()).items() if key != "sha256"}
-    own = hashlib.sha256(json.dumps(summary, sort_keys=True).encode()).hexdigest()
+    content = json.loads(path.read_text())
+    summary = {key: value for key, value in content.items() if key != "sha256"}
+    text = json.dumps(summary, sort_keys=True)
+    own = hashlib.sha256(text.encode()).hexdigest()
     files = (folder / name for name in ("config.yaml", "manifest.json", "metrics.jsonl"))
-    digests = {
-        file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files if file.exists()
-    }
-    path.write_text(json.dumps({**summary, "sha256": {**digests, path.name: own}}))
+    digests = {}
+    for file in files:
+        if file.exists():
+            digests[file.name] = hashlib.sha256(file.read_bytes()).hexdigest()
+    text = json.dumps({**summary, "sha256": {**digests, path.name: own}})
+    path.write_text(text)
     return folder

@@ -76,10 +76,9 @@ ROLES = {
     "nocap.launch.worker": "worker",
     "nocap.sessions.worker": "session",
 }
-START_S, WORK_S = (
-    4.0,
-    (0.3, 1.0, 3.0),
-)  # kills come as late as that after a start, and after new rows
+# kills come as late as that after a start, and after new rows
+START_S = 4.0
+WORK_S = (0.3, 1.0, 3.0)
 DEADLINE_S = 1200.0  # of a command that nobody disturbs, and between two kills
 GONE_S = 10.0  # in which the last process of a command that ended goes
 
@@ -98,7 +97,8 @@ ROW_TIMES = ("clock/", "perf/", "memory/")
 def command(kind: str, chance: random.Random, root: Path) -> list[str]:
     """A random job of this kind, which works in the folder `root` and below."""
     words = [*TINY, *(f"{key}={chance.choice(values)}" for key, values in CHOICES.items())]
-    seed, attentions = chance.randrange(1000), chance.sample(ATTENTIONS, 2)
+    seed = chance.randrange(1000)
+    attentions = chance.sample(ATTENTIONS, 2)
     root.mkdir()
     if kind == "study":
         study = {
@@ -115,7 +115,8 @@ def command(kind: str, chance: random.Random, root: Path) -> list[str]:
             "claims": [{**LOSS, "arm": "b"}],
         }
         (root / "made").mkdir()
-        (root / "made" / "study.yaml").write_text(yaml.safe_dump(study, sort_keys=False))
+        text = yaml.safe_dump(study, sort_keys=False)
+        (root / "made" / "study.yaml").write_text(text)
         return ["-m", "nocap.study", "made", "scale=cpu", "output_dir=out"]
     if kind in ("grid", "pool"):
         words += ["--multirun", f"attention={','.join(attentions)}", f"seed={seed},{seed + 1}"]
@@ -148,13 +149,17 @@ def processes(root: Path) -> dict[int, str]:
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             if (entry / "cwd").readlink() == root:
-                words = (entry / "cmdline").read_bytes().decode().split("\0")
+                content = (entry / "cmdline").read_bytes()
+                words = content.decode().split("\0")
                 role = next((ROLES[word] for word in words if word in ROLES), "other")
                 name = (entry / "comm").read_text().strip()
                 if name.startswith("nocap "):  # forked from the server, whose words it has
                     role = name.split()[1]
                 ranked = role == "worker" and b"\0RANK=" in (entry / "environ").read_bytes()
-                roles[int(entry.name)] = "rank" if ranked else role
+                if ranked:
+                    roles[int(entry.name)] = "rank"
+                else:
+                    roles[int(entry.name)] = role
         except OSError:  # it ended while we looked
             continue
     return roles
@@ -184,13 +189,15 @@ def killed(pids: Iterable[int], roles: dict[int, str]) -> list[str]:
 def at_a_moment(process: subprocess.Popen[bytes], root: Path, chance: random.Random) -> bool:
     """Wait for a random moment: in a start-up, or after the next row or session's start. Whether
     the process is still there then."""
-    began, wall = time.monotonic(), time.time()
+    began = time.monotonic()
+    wall = time.time()
     ends = began + chance.uniform(0, START_S)
     at_work = chance.random() < 0.7
     while process.poll() is None and (at_work or time.monotonic() < ends):
         assert time.monotonic() < began + DEADLINE_S, "it hangs: no new row, and no end"
         if at_work and _worked_since(root, wall):
-            at_work, ends = False, time.monotonic() + chance.uniform(0, chance.choice(WORK_S))
+            at_work = False
+            ends = time.monotonic() + chance.uniform(0, chance.choice(WORK_S))
         time.sleep(0.01)
     return process.poll() is None
 
@@ -239,9 +246,11 @@ def left(root: Path) -> dict[str, Any]:
     """Path → what must be the twin's: of every file its name, and of records and tensors all but
     times."""
     # named by a path's hash
-    files = sorted(
-        path for path in root.rglob("*") if path.is_file() and path.parent.name != "scans"
-    )
+    files = []
+    for path in root.rglob("*"):
+        if path.is_file() and path.parent.name != "scans":
+            files.append(path)
+    files.sort()
     return {str(path.relative_to(root)): _content(path, root) for path in files}
 
 
@@ -253,18 +262,22 @@ def _content(path: Path, root: Path) -> Any:
     text = path.read_text().replace(str(root), "ROOT")
     if path.suffix == ".yaml":
         return text
-    lines = [
-        json.loads(line) for line in (text.splitlines() if path.suffix == ".jsonl" else [text])
-    ]
-    return said(lines) if path.name == FILE else _timeless(lines)
+    lines = []
+    for line in text.splitlines() if path.suffix == ".jsonl" else [text]:
+        lines.append(json.loads(line))
+    if path.name == FILE:
+        return said(lines)
+    return _timeless(lines)
 
 
 def said(log: list[Json]) -> list[str]:
     """What a study's log says in the end, in whatever order."""
-    return sorted(
-        json.dumps({key: value for key, value in _timeless(line).items() if key not in OF_A_LINE})
-        for line in log
-    )
+    texts: list[str] = []
+    for line in log:
+        content = {key: value for key, value in _timeless(line).items() if key not in OF_A_LINE}
+        texts.append(json.dumps(content))
+    texts.sort()
+    return texts
 
 
 def _timeless(content: Any) -> Any:
@@ -281,11 +294,10 @@ def differences(actual: dict[str, Any], expected: dict[str, Any]) -> list[str]:
     restart has failed for that command: a study then trains what follows from the others, so that a
     grid may be left which is a part of one of the twin's."""
     grids = [_runs(content) for path, content in expected.items() if path.endswith("/grid.json")]
-    parts = {
-        path
-        for path in actual
-        if path.endswith("/grid.json") and any(_runs(actual[path]) < whole for whole in grids)
-    }
+    parts = set()
+    for path in actual:
+        if path.endswith("/grid.json") and any(_runs(actual[path]) < whole for whole in grids):
+            parts.add(path)
     strange = [path for path in actual if path not in expected and path not in parts]
     both = [path for path in expected if path in actual]
     return [
@@ -318,12 +330,17 @@ class Soak:
 
     def resume(self) -> None:
         """Take up the jobs of before. What a killed soak left half-way goes, and is done again."""
-        lines = self.state.read_text().splitlines(keepends=True) if self.state.exists() else []
+        if self.state.exists():
+            lines = self.state.read_text().splitlines(keepends=True)
+        else:
+            lines = []
         self.jobs = [json.loads(line) for line in lines if line.endswith("\n")]
-        self.state.write_text("".join(line for line in lines if line.endswith("\n")))
+        text = "".join(line for line in lines if line.endswith("\n"))
+        self.state.write_text(text)
         self.injected = sum(sum(job["killed"].values()) for job in self.jobs)
         for path in self.folder.glob("job-*"):
-            if int(path.name.split("-")[1]) not in {job["job"] for job in self.jobs}:
+            jobs = {job["job"] for job in self.jobs}
+            if int(path.name.split("-")[1]) not in jobs:
                 shutil.rmtree(path, ignore_errors=True)  # its last processes may be about to die
 
     def more(self) -> bool:
@@ -350,12 +367,17 @@ class Soak:
 
     def _job(self, number: int, kind: str) -> Json:
         """One command, disturbed until it ends, and compared with its twin."""
-        began, lost, name = time.monotonic(), None, f"{self.seed} {number}"
+        began = time.monotonic()
+        lost = None
+        name = f"{self.seed} {number}"
         place = Path(tempfile.mkdtemp(prefix=f"job-{number}-", dir=self.folder))
-        chance, struck = random.Random(name), list[list[str]]()
+        chance = random.Random(name)
+        struck = list[list[str]]()
         moments = chance.randint(4 * RUNS[kind], 8 * RUNS[kind])
-        twin, root = place / "twin", place / "hit"
-        words, _ = (command(kind, random.Random(name), folder) for folder in (twin, root))
+        twin = place / "twin"
+        root = place / "hit"
+        words = command(kind, random.Random(name), twin)
+        command(kind, random.Random(name), root)
         try:
             finish(words, twin)
             for roles in disturbed(
@@ -416,7 +438,8 @@ def main() -> int:
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + 60 * args.minutes
-    soak = Soak(folder=args.folder.resolve(), seed=args.seed, kills=args.kills, deadline=deadline)
+    folder = args.folder.resolve()
+    soak = Soak(folder=folder, seed=args.seed, kills=args.kills, deadline=deadline)
     soak.resume()
     soak.run(args.lanes)
     result = soak.result()
@@ -427,8 +450,11 @@ def main() -> int:
     counts = f"{result['sigkills']} SIGKILLs in {len(soak.jobs)} jobs of {result['runs']} runs"
     print("", f"{counts}: {len(result['lost'])} lost", *result["lost"], sep="\n")
     if args.json:
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
-    return 1 if result["lost"] else 0
+        text = json.dumps(result, indent=1)
+        args.json.write_text(text + "\n")
+    if result["lost"]:
+        return 1
+    return 0
 
 
 if __name__ == "__main__":

@@ -20,9 +20,9 @@ from nocap.store.metrics import Ending
 from nocap.store.runs import Curve, Record
 from nocap.study.evidence import Evidence
 from nocap.study.registration import Provenance
-from nocap.study.result import JudgedClaim, StudyResult
-from nocap.study.schema import ArmFacts, Speed
-from nocap.study.spec import Study, load
+from nocap.study.spec import Study, load_study
+from nocap.study.study_result import ClaimResult, StudyResult
+from nocap.study.study_schema import ArmFacts, Speed
 from tests.conftest import SMALL
 
 Json = dict[str, Any]
@@ -93,11 +93,11 @@ STUDY: Json = {
 
 def study(**changed: Any) -> Json:
     """`STUDY` with other top-level keys; None takes one away."""
-    return {
-        key: value
-        for key, value in {**copy.deepcopy(STUDY), **changed}.items()
-        if value is not None
-    }
+    values = {}
+    for key, value in {**copy.deepcopy(STUDY), **changed}.items():
+        if value is not None:
+            values[key] = value
+    return values
 
 
 def at(**changed: Any) -> Json:
@@ -112,12 +112,13 @@ def claim(base: Mapping[str, Any], **changed: Any) -> Json:
 def written(folder: Path, content: Mapping[str, Any]) -> Path:
     """The folder, with this study in it."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "study.yaml").write_text(yaml.safe_dump(dict(content), sort_keys=False))
+    text = yaml.safe_dump(dict(content), sort_keys=False)
+    (folder / "study.yaml").write_text(text)
     return folder
 
 
 def loaded(folder: Path, content: Mapping[str, Any]) -> Study:
-    return load(written(folder, content))
+    return load_study(written(folder, content))
 
 
 # --- results --------------------------------------------------------------------------------------
@@ -149,6 +150,7 @@ def made_arm(name: str, *, params: float | None = None, step_ms: Sequence[float]
 
 
 def made_verdict(word: Word, gain: Gain) -> Verdict:
+    endings = {ending: [] for ending in Ending}
     return Verdict(
         word=word,
         reason=None,
@@ -156,19 +158,20 @@ def made_verdict(word: Word, gain: Gain) -> Verdict:
         guards=[],
         beyond_bound=False,
         missing=[],
-        endings={ending: [] for ending in Ending},
+        endings=endings,
     )
 
 
-def made_judged(claim: Claim, verdict: Verdict, *, against: str) -> JudgedClaim:
-    return JudgedClaim(
+def made_judged(claim: Claim, verdict: Verdict, *, against: str) -> ClaimResult:
+    provenance = Provenance(hash="made", at=None, exploratory=None, notes=[])
+    return ClaimResult(
         claim=claim,
         against=against,
         verdict=verdict,
         margins=[],
         noise={},
         bound=None,
-        provenance=Provenance(hash="made", at=None, exploratory=None, notes=[]),
+        provenance=provenance,
         where={},
         lengths=None,
         damaged=frozenset(),
@@ -176,15 +179,16 @@ def made_judged(claim: Claim, verdict: Verdict, *, against: str) -> JudgedClaim:
 
 
 def made_result(
-    claims: list[JudgedClaim], arms: list[ArmFacts], *, scale: str = "", machine: str = ""
+    claims: list[ClaimResult], arms: list[ArmFacts], *, scale: str = "", machine: str = ""
 ) -> StudyResult:
+    hardware = {"name": machine, "fingerprint": machine}
     return StudyResult(
         study=Study(question="?"),
         scale=scale,
         date="",
         command="",
         commit=None,
-        hardware={"name": machine, "fingerprint": machine},
+        hardware=hardware,
         seeds=[],
         claims=claims,
         measurements={},
@@ -208,21 +212,30 @@ def record(
 ) -> Record:
     """A run as if read from its folder; a loss of null diverged, after a validation at its
     start."""
-    status = "diverged" if val_loss is None else "finished"
+    if val_loss is None:
+        status = "diverged"
+    else:
+        status = "finished"
     points = curve or ([(0, FIRST)] if val_loss is None else [(0, FIRST), (steps, val_loss)])
+    summary = {"val_loss": points[-1][1], "status": status, **more}
+    parts = {"environment": {"torch": "made"}}
+    folder = Path(f"/nowhere/{arm}-{seed}-{steps}")
+    identity = f"{arm}-{seed}-{steps}"
+    steps_seen = [step for step, _ in points]
+    losses = [loss for _, loss in points]
     return Record(
-        folder=Path(f"/nowhere/{arm}-{seed}-{steps}"),
-        identity=f"{arm}-{seed}-{steps}",
+        folder=folder,
+        identity=identity,
         name=arm,
         arm=arm,
         seed=seed,
         status=status,
         started=started,
         config={"trainer.steps": steps},
-        parts={"environment": {"torch": "made"}},
+        parts=parts,
         manifest={},
-        summary={"val_loss": points[-1][1], "status": status, **more},
-        curve=Curve(step=[step for step, _ in points], val_loss=[loss for _, loss in points]),
+        summary=summary,
+        curve=Curve(step=steps_seen, val_loss=losses),
     )
 
 
@@ -238,16 +251,18 @@ def session(
     kind: str = "steps",
 ) -> SessionFile:
     """Return a session's file."""
+    names = next(name for name, place in PLACES.items() if place.kind == kind)
+    measured = {name: dict(row) for name, row in arms.items()}
     content = {
         "kind": kind,
-        "place": next(name for name, place in PLACES.items() if place.kind == kind),
+        "place": names,
         "key": "",
         "number": number,
         "how": {},
         "started": started,
         "ended": started,
         "arms": {},
-        "measured": {"arms": {name: dict(row) for name, row in arms.items()}},
+        "measured": {"arms": measured},
     }
     return msgspec.convert(content, SessionFile)
 
@@ -256,15 +271,16 @@ def timed(
     numbers: Sequence[int], arms: Mapping[str, Mapping[str, Any]], *, started: str = NOW
 ) -> list[SessionFile]:
     """Sessions that measured the same, ten minutes apart."""
-    return [
-        session(arms, number=number, started=later(10 * i, started))
-        for i, number in enumerate(numbers)
-    ]
+    values: list[SessionFile] = []
+    for i, number in enumerate(numbers):
+        values.append(session(arms, number=number, started=later(10 * i, started)))
+    return values
 
 
 # --- arms by a law: a loss of A - B·ln(steps) -----------------------------------------------------
 
-A, B = 8.0, 0.4
+A = 8.0
+B = 0.4
 NOISE = {0: -0.003, 1: 0.001, 2: 0.002}  # a seed moves a whole curve
 SEEN: Json = {
     "params": 10,
@@ -283,14 +299,16 @@ def by_law(
     arm: str, *, worse: float = 0.0, noise: Mapping[int, float] = NOISE, diverged: int | None = None
 ) -> dict[str, Any]:
     """Runs of 100, 200 and 400 steps of one arm, with three seeds, as `Evidence` takes them."""
-    runs = {
-        (arm, seed): record(arm, seed, 400, None if seed == diverged else law(400, worse=worse) + x)
-        for seed, x in noise.items()
-    }
-    shorter = {
-        (arm, seed): {n: record(arm, seed, n, law(n, worse=worse) + x) for n in (100, 200)}
-        for seed, x in noise.items()
-    }
+    runs = {}
+    for seed, x in noise.items():
+        runs[(arm, seed)] = record(
+            arm, seed, 400, None if seed == diverged else law(400, worse=worse) + x
+        )
+    shorter = {}
+    for seed, x in noise.items():
+        short = record(arm, seed, 100, law(100, worse=worse) + x)
+        half = record(arm, seed, 200, law(200, worse=worse) + x)
+        shorter[(arm, seed)] = {100: short, 200: half}
     return {"runs": runs, "shorter": shorter}
 
 
@@ -304,18 +322,17 @@ def both(arm: dict[str, Any], baseline: dict[str, Any], **sessions: list[Session
 def pace(
     faster: float, *, numbers: Sequence[int] = (1, 2, 3), started: str = NOW
 ) -> list[SessionFile]:
-    arms = {
-        "mha": {"tokens_per_s": 1000.0, "step_ms": 10.0},
-        "mqa": {"tokens_per_s": 1000.0 * faster, "step_ms": 10.0 / faster},
-    }
-    return timed(numbers, {name: {**SEEN, **row} for name, row in arms.items()}, started=started)
+    faster_arm = {"tokens_per_s": 1000.0 * faster, "step_ms": 10.0 / faster}
+    arms = {"mha": {"tokens_per_s": 1000.0, "step_ms": 10.0}, "mqa": faster_arm}
+    rows = {name: {**SEEN, **row} for name, row in arms.items()}
+    return timed(numbers, rows, started=started)
 
 
 def tree(*folders: Path) -> dict[str, int]:
     """Path → time of the last change, of every file: training, timing or writing changes this."""
-    return {
-        str(path): path.stat().st_mtime_ns
-        for folder in folders
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
+    times: dict[str, int] = {}
+    for folder in folders:
+        for path in sorted(folder.rglob("*")):
+            if path.is_file():
+                times[str(path)] = path.stat().st_mtime_ns
+    return times

@@ -13,7 +13,7 @@ from nocap.config import defaults, hardware
 from nocap.config.compose import composed
 from nocap.config.trainer import Device, Malloc
 from nocap.judge.compare import compare
-from nocap.store.runs import load
+from nocap.store.runs import load_runs
 from tests.conftest import Door
 from tests.grids import CELL
 
@@ -66,16 +66,17 @@ def test_no_number_depends_on_it_and_times_across_it_are_refused(
 ) -> None:
     assert "memory pooled" in trained(here, tmp_path, "pooled")
     assert "memory system" in trained(here, tmp_path, "system")
-    pooled = load([tmp_path / "pooled"]).records[0]
-    system = load([tmp_path / "system"]).records[0]
+    pooled = load_runs([tmp_path / "pooled"]).records[0]
+    system = load_runs([tmp_path / "system"]).records[0]
     assert pooled.identity == system.identity
     assert pooled.curve.val_loss == system.curve.val_loss
     assert pooled.hardware["malloc"] == "pooled"
     assert pooled.machine != system.machine
     gqa = here(*CELL, "attention=gqa", f"output_dir={tmp_path / 'system'}", "trainer.malloc=system")
     assert gqa.code == 0
-    both = load([tmp_path / "pooled", tmp_path / "system" / "runs"])
-    row = next(row for row in compare(both).arms if "gqa" in row.arm.id)
+    both = load_runs([tmp_path / "pooled", tmp_path / "system" / "runs"])
+    arms = compare(both).arms
+    row = next(row for row in arms if "gqa" in row.arm.id)
     refused = row.times["token_us"].refused
     assert refused is not None
     assert refused.startswith("other hardware: ")
@@ -86,12 +87,14 @@ def test_no_number_depends_on_it_and_times_across_it_are_refused(
 def test_a_cpu_pools_by_default_and_a_gpu_does_not() -> None:
     assert defaults.malloc(Device.cpu) is Malloc.pooled
     assert defaults.malloc(Device.cuda) is Malloc.system
-    assert composed([*CELL]).run.trainer.malloc is Malloc.pooled
+    run = composed([*CELL]).run
+    assert run.trainer.malloc is Malloc.pooled
 
 
 def test_another_c_library_has_no_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "has_glibc", lambda: False)
-    assert composed([*CELL]).run.trainer.malloc is Malloc.system
+    run = composed([*CELL]).run
+    assert run.trainer.malloc is Malloc.system
     with pytest.raises(
         ValueError, match=r"trainer\.malloc must be system where the C library is not glibc"
     ):

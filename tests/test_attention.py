@@ -29,14 +29,20 @@ needs_gpu = pytest.mark.skipif(
 
 def naive(q: Tensor, k: Tensor, v: Tensor, window: int | None = None) -> Tensor:
     """Ten lines of attention, in fp64."""
-    q, k, v = q.double(), k.double(), v.double()
-    T, group = q.shape[2], q.shape[1] // k.shape[1]
-    i, j = torch.arange(T, device=q.device)[:, None], torch.arange(T, device=q.device)[None, :]
+    q = q.double()
+    k = k.double()
+    v = v.double()
+    T = q.shape[2]
+    group = q.shape[1] // k.shape[1]
+    i = torch.arange(T, device=q.device)[:, None]
+    j = torch.arange(T, device=q.device)[None, :]
     visible = (j <= i) & (j > i - (T if window is None else window))
     heads = []
     for h in range(q.shape[1]):
-        scores = q[:, h] @ k[:, h // group].mT / math.sqrt(q.shape[3])
-        heads.append(torch.where(visible, scores, -math.inf).softmax(-1) @ v[:, h // group])
+        keys = k[:, h // group].mT
+        scores = q[:, h] @ keys / math.sqrt(q.shape[3])
+        visible_scores = torch.where(visible, scores, -math.inf)
+        heads.append(visible_scores.softmax(-1) @ v[:, h // group])
     return torch.stack(heads, 1)
 
 
@@ -44,9 +50,11 @@ def qkv(
     T: int, H: int = 4, K: int = 4, D: int = 16, B: int = 2, device: str = "cpu"
 ) -> list[Tensor]:
     generator = torch.Generator().manual_seed(1000 * T + 10 * H + K)
-    return [
-        torch.randn(B, n, T, D, generator=generator).to(device).requires_grad_() for n in (H, K, K)
-    ]
+    values: list[Tensor] = []
+    for n in (H, K, K):
+        drawn = torch.randn(B, n, T, D, generator=generator)
+        values.append(drawn.to(device).requires_grad_())
+    return values
 
 
 def assert_same(
@@ -56,10 +64,10 @@ def assert_same(
     tolerance: float = 1e-5,
 ) -> None:
     """Outputs and the gradients of all three inputs."""
-    got, want = mix(*inputs), naive(*inputs, window=window)
-    weight = torch.randn(
-        want.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64
-    ).to(want.device)
+    got = mix(*inputs)
+    want = naive(*inputs, window=window)
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(want.shape, generator=generator, dtype=torch.float64).to(want.device)
     got_grads = torch.autograd.grad((got * weight).sum(), inputs)
     want_grads = torch.autograd.grad((want * weight).sum(), inputs)
     for name, a, b in zip(
@@ -99,7 +107,8 @@ def test_blocks(T: int, window: int, H: int, K: int):
 @pytest.mark.parametrize(("T", "window"), [(256, 64), (256, 1), (200, 37), (128, 1000)])
 def test_flex(T: int, window: int, H: int, K: int):
     prepare_flex(window, seq_len=T, device=torch.device("cuda"))
-    assert_same(flex(window), qkv(T, H, K, device="cuda"), window, tolerance=1e-4)
+    inputs = qkv(T, H, K, device="cuda")
+    assert_same(flex(window), inputs, window, tolerance=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -119,17 +128,18 @@ def test_under_bf16_autocast_it_stays_near(mix: Callable[..., Tensor]):
     assert error.mean() < 0.002
 
 
-@pytest.mark.parametrize(
-    ("words", "windows"),
-    [
-        (("attention=sliding", "attention.window=9"), (9, 9)),
-        (("attention=hybrid", "attention.pattern=LG", "attention.window=5"), (5, None, 5, None)),
-        (("attention=hybrid", "model.n_layer=2", "attention.window=5"), (5, None)),
-        (("attention=hybrid", "model.n_layer=3", "attention.window=5"), (5, 5, None)),
-    ],
-)
+LAYERS_WITH_WINDOWS = [
+    (("attention=sliding", "attention.window=9"), (9, 9)),
+    (("attention=hybrid", "attention.pattern=LG", "attention.window=5"), (5, None, 5, None)),
+    (("attention=hybrid", "model.n_layer=2", "attention.window=5"), (5, None)),
+    (("attention=hybrid", "model.n_layer=3", "attention.window=5"), (5, 5, None)),
+]
+
+
+@pytest.mark.parametrize(("words", "windows"), LAYERS_WITH_WINDOWS)
 def test_each_layer_has_its_window(words: tuple[str, ...], windows: tuple[int | None, ...]):
-    run, inputs = compose([*words, "model=nano", "trainer.device=cpu"]), qkv(40)
+    run = compose([*words, "model=nano", "trainer.device=cpu"])
+    inputs = qkv(40)
     for layer, window in enumerate(windows):
         assert_same(run.attention.mixer(run, layer), inputs, window)
 
@@ -143,11 +153,14 @@ class Watch(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.names, self.largest, self.pairs = set(), 0, 0
+        self.names = set()
+        self.largest = 0
+        self.pairs = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        self.names.add(func.__name__.split(".")[0])
+        words = func.__name__.split(".")
+        self.names.add(words[0])
         for tensor in out if isinstance(out, (tuple, list)) else [out]:
             if isinstance(tensor, Tensor):
                 self.largest = max(self.largest, tensor.numel())

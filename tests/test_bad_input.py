@@ -19,7 +19,8 @@ import pytest
 
 from nocap import outside
 from nocap.config import hardware
-from nocap.config.compose import composed, of_a_grid, overrides_of
+from nocap.config.choices import of_a_grid, overrides_of
+from nocap.config.compose import composed
 from nocap.config.keys import LIMITS, TEXT
 from nocap.config.run import Run, Store
 from nocap.config.trainer import Trainer
@@ -43,19 +44,23 @@ def places(
     owners: dict[type, tuple[tuple[str, ...], str]] = {Run: ((), ""), Trainer: ((), "trainer.")}
     owners |= {Store: ((), "store.")}
     for group, option in choices:
-        word = f"{group}=[{option}]" if group == "ideas" else f"{group}={option}"
+        if group == "ideas":
+            word = f"{group}=[{option}]"
+        else:
+            word = f"{group}={option}"
         chosen = (word, *MANDATORY.get(option, ()))
         for place, settings in composed([*BASE, *chosen]).run.options():
             if place.partition(".")[0] == group:
                 owners.setdefault(type(settings), (chosen, f"{place}."))
     owners[outside.options("launcher")["pool"]] = (("hydra/launcher=pool",), "hydra.launcher.")
     parts = {*outside.groups(), "trainer", "store"}
-    return [
-        (words, f"{place}{f.name}", f, get_type_hints(owner)[f.name])
-        for owner, (words, place) in owners.items()
-        for f in fields(owner)  # type: ignore[arg-type]
-        if owner is not Run or f.name not in parts
-    ]
+    keys = []
+    for owner, (words, place) in owners.items():
+        hints = get_type_hints(owner)
+        for f in fields(owner):  # type: ignore[arg-type]
+            if owner is not Run or f.name not in parts:
+                keys.append((words, f"{place}{f.name}", f, hints[f.name]))
+    return keys
 
 
 WRONG = [
@@ -137,13 +142,17 @@ WRONG = [
 def limits_of(f: Field[Any]) -> list[str]:
     """Just beyond each limit."""
     step = {"ge": -1, "gt": 0, "le": 1, "lt": 0}
-    return [
-        str(f.metadata[name] + by) for name, by in step.items() if f.metadata.get(name) is not None
-    ]
+    values: list[str] = []
+    for name, by in step.items():
+        if f.metadata.get(name) is not None:
+            values.append(str(f.metadata[name] + by))
+    return values
 
 
 def kinds(hint: Any) -> tuple[Any, ...]:
-    return get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    if isinstance(hint, UnionType):
+        return get_args(hint)
+    return (hint,)
 
 
 def legal(value: Any, f: Field[Any], hint: Any, text: str) -> bool:
@@ -153,9 +162,8 @@ def legal(value: Any, f: Field[Any], hint: Any, text: str) -> bool:
         return type(None) in kinds(hint) and text == "null"
     for scalar in value if isinstance(value, list) else [value]:
         if isinstance(scalar, int | float) and not isinstance(scalar, bool):
-            within = (
-                holds(scalar, f.metadata[k]) for k, (_, holds) in LIMITS.items() if k in f.metadata
-            )
+            limits = [(k, holds) for k, (_, holds) in LIMITS.items() if k in f.metadata]
+            within = [holds(scalar, f.metadata[k]) for k, holds in limits]
             if not (math.isfinite(scalar) and all(within)):
                 return False
         if isinstance(scalar, str) and (
@@ -172,7 +180,8 @@ def legal(value: Any, f: Field[Any], hint: Any, text: str) -> bool:
 
 def check(words: tuple[str, ...], key: str, f: Field[Any], hint: Any, text: str) -> bool:
     """One case; whether it was refused."""
-    before, given = sorted(Path.cwd().rglob("*")), [*BASE, *words, f"{key}={text}"]
+    before = sorted(Path.cwd().rglob("*"))
+    given = [*BASE, *words, f"{key}={text}"]
     try:
         node: Any = (
             launcher_option(of_a_grid(overrides_of(given, grid=True)))
@@ -189,7 +198,10 @@ def check(words: tuple[str, ...], key: str, f: Field[Any], hint: Any, text: str)
         return True
     if "hydra/launcher=pool" not in words:
         for part in key.split("."):
-            node = node[part] if isinstance(node, dict) else getattr(node, part)
+            if isinstance(node, dict):
+                node = node[part]
+            else:
+                node = getattr(node, part)
         assert legal(node, f, hint, text), (key, text[:80], node)
     return False
 
@@ -205,17 +217,22 @@ def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def some_bad_values(choices: list[tuple[str, str]], seed: int, n: int) -> tuple[int, int]:
     """How many were tried and refused: `n` of each key of these choices, and what is beyond its
     limits."""
-    chance, keys = random.Random(seed), places(tuple(choices))
-    cases = [
-        (*key, text) for key in keys for text in (*chance.sample(WRONG, n), *limits_of(key[2]))
-    ]
-    cases = cases if n > 1 else chance.sample(cases, 16)
+    chance = random.Random(seed)
+    keys = places(tuple(choices))
+    cases = []
+    for place in keys:
+        limits = limits_of(place[2])
+        for wrong in (*chance.sample(WRONG, n), *limits):
+            cases.append((*place, wrong))
+    if n == 1:
+        cases = chance.sample(cases, 16)
     return len(cases), sum(check(*case) for case in cases)
 
 
 @pytest.mark.slow
 def test_some_bad_values(empty: Path) -> None:
-    assert some_bad_values(random.Random(0).sample(CHOICES, 6), 0, 1)[1] > 8
+    chance = random.Random(0)
+    assert some_bad_values(chance.sample(CHOICES, 6), 0, 1)[1] > 8
 
 
 @pytest.mark.slow
@@ -228,12 +245,16 @@ def test_some_bad_values_of_every_key(empty: Path, capsys: pytest.CaptureFixture
 
 
 def test_every_number_has_limits() -> None:
-    options = (option for group in outside.groups() for option in outside.options(group).values())
+    options = []
+    for group in outside.groups():
+        options += outside.options(group).values()
     for owner in (Run, Trainer, Generate, *options):
         hints = get_type_hints(owner)
         numbers = [f for f in fields(owner) if {int, float} & set(kinds(hints[f.name]))]  # type: ignore[arg-type]
         limits = [f.metadata.keys() for f in numbers]
-        assert all({"ge", "gt"} & keys and {"le", "lt"} & keys for keys in limits), owner
+        for keys in limits:
+            assert {"ge", "gt"} & keys, owner
+            assert {"le", "lt"} & keys, owner
 
 
 # --- a table of refusals, at the doors ------------------------------------------------------------
@@ -286,9 +307,8 @@ def ask(empty: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
 
     def call(door: str, *words: str) -> Asked:
         with monkeypatch.context() as patched:
-            patched.setattr(
-                logging.root, "handlers", [*logging.root.handlers]
-            )  # Hydra's --info adds one
+            # Hydra's --info adds one
+            patched.setattr(logging.root, "handlers", [*logging.root.handlers])
             patched.setattr(logging.root, "level", logging.root.level)
             code = at_the_door(door, list(words), patched)
         assert not (empty / "canary").exists(), "code ran"
@@ -300,8 +320,10 @@ def ask(empty: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
 def refused(asked: Asked, *says: str) -> None:
     """Expect one line with these words, and exit code 2."""
     code, lines = asked
-    assert (code, len(lines)) == (2, 1), asked
-    assert all(word in lines[0] for word in says), lines
+    assert code == 2, asked
+    assert len(lines) == 1, asked
+    for word in says:
+        assert word in lines[0], lines
 
 
 TOUCH = "{_target_: pathlib.Path.touch, _args_: [{_target_: pathlib.Path, _args_: [CANARY]}]}"
@@ -309,7 +331,8 @@ LOGGING = (
     "{version: 1, root: {handlers: [x]}, handlers: {x: {class: logging.FileHandler, "
     "filename: CANARY}}}"
 )
-CALLED, LOGGED = TOUCH.replace(" ", ""), LOGGING.replace(" ", "")
+CALLED = TOUCH.replace(" ", "")
+LOGGED = LOGGING.replace(" ", "")
 FP8 = "model.fp8_head=true trainer.precision="
 SHARDS = "data=shards data.val=val.bin data.train="
 RACED = "--metric x --arm idea=true --arm base="
@@ -593,10 +616,12 @@ CASES = [(door.split(" "), row[0], row[1:]) for door, rows in REFUSED.items() fo
 @pytest.fixture(scope="module")
 def material(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """Files that cannot be trained on."""
-    folder, tokens = tmp_path_factory.mktemp("material"), np.arange(1000) % 257
+    folder = tmp_path_factory.mktemp("material")
+    tokens = np.arange(1000) % 257
     for name in ("val", "cut", "magic"):
         write_shard(folder / f"{name}.bin", np.roll(tokens, len(name)))
-    write_shard(folder / "ids.bin", np.where(np.arange(1000) == 5, 300, tokens))
+    broken_id = np.arange(1000) == 5
+    write_shard(folder / "ids.bin", np.where(broken_id, 300, tokens))
     made = {path.name: path.read_bytes() for path in folder.iterdir()} | {
         "file": b"a file, no folder\n" * 4000
     }
@@ -629,24 +654,24 @@ def test_words_that_are_refused_at_once(
     before = {path for path in empty.iterdir() if path.name != "cache"}
     given = [in_place(word, empty) for word in words.split(" ")]
     data = any(word.startswith("data=") for word in given)
-    small = [
-        word for word in SMALL if door[0] == "train" and not (data and word.startswith("data"))
-    ]
+    small = []
+    for word in SMALL:
+        if door[0] == "train" and not (data and word.startswith("data")):
+            small.append(word)
     refused(ask(*door, *small, *given), *says)
     assert {path for path in empty.iterdir() if path.name != "cache"} == before
 
 
 def test_what_the_refusals_start_from_is_accepted(ask: Any) -> None:
-    assert (
-        ask("train", *SMALL)[0]
-        == ask("train", "--multirun", *SMALL, "norm=glob(rms*)")[0]
-        == "started"
-    )
+    assert ask("train", *SMALL)[0] == "started"
+    assert ask("train", "--multirun", *SMALL, "norm=glob(rms*)")[0] == "started"
 
 
 def test_a_process_refuses_in_the_same_way(door: Door, tmp_path: Path) -> None:
     done = door(*SMALL, "trainer.stepz=1")
-    assert (done.code, done.err.count("\n"), list(tmp_path.iterdir())) == (2, 1, [])
+    assert done.code == 2
+    assert done.err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
     assert done.err.startswith("nocap: trainer.stepz is no key")
 
 

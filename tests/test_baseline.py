@@ -80,16 +80,19 @@ RECIPE = {
 
 def test_the_recipes_numbers(run: Run):
     plain = to_plain(run)
-    assert {
-        part: {key: plain[part][key] for key in keys} for part, keys in RECIPE.items()
-    } == RECIPE
+    recipe = {}
+    for part, keys in RECIPE.items():
+        recipe[part] = {key: plain[part][key] for key in keys}
+    assert recipe == RECIPE
 
 
 def test_one_group_decays_everything(model: GPT):
     (group,) = build_optimizers(baseline(*SMALL), model)[0].param_groups
-    assert len(group["params"]) == len(list(model.parameters()))
+    parameters = list(model.parameters())
+    assert len(group["params"]) == len(parameters)
     # the rotary tables are no part of the weights
-    assert not {"cos", "sin"} & {name.split(".")[-1] for name in model.state_dict()}
+    leaves = {name.split(".")[-1] for name in model.state_dict()}
+    assert not {"cos", "sin"} & leaves
     numbers = [group[key] for key in ("lr", "betas", "eps", "weight_decay")]
     assert numbers == [0.0018, (0.9, 0.95), 1e-8, 0.1]
 
@@ -101,31 +104,31 @@ def test_no_token_is_seen_twice(run: Run):
     )
 
 
-@pytest.mark.parametrize(
-    ("size", "shape"),
-    [
-        ("d12", (12, 12, 768)),
-        ("d24", (24, 16, 1024)),
-        ("d36", (36, 20, 1280)),
-        ("d48", (48, 25, 1600)),
-    ],
-)
+OTHER_SIZES = [
+    ("d12", (12, 12, 768)),
+    ("d24", (24, 16, 1024)),
+    ("d36", (36, 20, 1280)),
+    ("d48", (48, 25, 1600)),
+]
+
+
+@pytest.mark.parametrize(("size", "shape"), OTHER_SIZES)
 def test_the_other_sizes(size: str, shape: tuple[int, int, int]):
     """No bias, no gain, one matrix for embedding and head."""
-    run, (layers, _, width) = baseline(f"model={size}"), shape
-    assert (run.model.n_layer, run.model.n_head, run.model.d_model, run.model.seq_len) == (
-        *shape,
-        1024,
-    )
+    run = baseline(f"model={size}")
+    layers, heads, width = shape
+    assert run.model.n_layer == layers
+    assert run.model.n_head == heads
+    assert run.model.d_model == width
+    assert run.model.seq_len == 1024
     with torch.device("meta"):
         counted = count_parameters(GPT(run, vocab_size=50257))["total"]
     assert counted == 12 * layers * width**2 + 50257 * width
 
 
 def test_the_challenges_recipe_keeps_its_data_validation_and_tokens(run: Run):
-    recipe, reference = (
-        dict(flat(to_plain(each))) for each in (compose(["experiment=recipe_d12"]), run)
-    )
+    recipe = dict(flat(to_plain(compose(["experiment=recipe_d12"]))))
+    reference = dict(flat(to_plain(run)))
     keys = recipe.keys() | reference.keys()
     differ = {key.partition(".")[0] for key in keys if recipe.get(key) != reference.get(key)}
     assert differ == {"ideas", "optimizer"}
@@ -159,16 +162,21 @@ def second(model: GPT, ids: Tensor, targets: Tensor) -> Tensor:
     table = model.head.unembed.weight
     x = F.embedding(ids, table)
     for block in model.blocks:
-        a, f = block.attention.f, block.mlp.f
+        a = block.attention.f
+        f = block.mlp.f
         qkv = torch.cat([a.q_proj.weight, a.k_proj.weight, a.v_proj.weight])
-        x = x + attention(norm(x), qkv, a.out_proj.weight) / math.sqrt(2 * len(model.blocks))
-        x = x + F.linear(F.gelu(F.linear(norm(x), f.up.weight)), f.down.weight)
+        depth = math.sqrt(2 * len(model.blocks))
+        x = x + attention(norm(x), qkv, a.out_proj.weight) / depth
+        hidden = F.gelu(F.linear(norm(x), f.up.weight))
+        x = x + F.linear(hidden, f.down.weight)
     logits = F.linear(norm(x), table)
-    return F.cross_entropy(logits.float().view(-1, logits.shape[-1]), targets.reshape(-1))
+    flat_logits = logits.float().view(-1, logits.shape[-1])
+    return F.cross_entropy(flat_logits, targets.reshape(-1))
 
 
 def norm(x: Tensor) -> Tensor:
-    return (x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-6)).type_as(x)
+    squares = x.float().pow(2)
+    return (x.float() * torch.rsqrt(squares.mean(-1, keepdim=True) + 1e-6)).type_as(x)
 
 
 def attention(x: Tensor, qkv: Tensor, out: Tensor, n_head: int = 3) -> Tensor:
@@ -180,13 +188,17 @@ def attention(x: Tensor, qkv: Tensor, out: Tensor, n_head: int = 3) -> Tensor:
 
 
 def turn(x: Tensor) -> Tensor:
-    T, D = x.shape[1], x.shape[3]
-    angle = torch.outer(
-        torch.arange(T).float(), 1.0 / (10000 ** (torch.arange(0, D, 2).float() / D))
-    )
-    cos, sin = angle.cos()[None, :, None, :], angle.sin()[None, :, None, :]
+    T = x.shape[1]
+    D = x.shape[3]
+    exponents = torch.arange(0, D, 2).float() / D
+    places = torch.arange(T).float()
+    angle = torch.outer(places, 1.0 / (10000**exponents))
+    cos = angle.cos()[None, :, None, :]
+    sin = angle.sin()[None, :, None, :]
     x1, x2 = x.split(D // 2, dim=3)
-    return torch.cat([x1 * cos + x2 * sin, -x1 * sin + x2 * cos], dim=3)
+    left = x1 * cos + x2 * sin
+    right = -x1 * sin + x2 * cos
+    return torch.cat([left, right], dim=3)
 
 
 @pytest.fixture
@@ -195,7 +207,8 @@ def model() -> GPT:
 
 
 def some_tokens(B: int = 4, T: int = 64, vocab: int = VOCAB) -> Tensor:
-    return torch.randint(vocab, (B, T + 1), generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(vocab, (B, T + 1), generator=generator)
 
 
 # Apart, the input's gradient is three, each rounded, and their sum; the second number is how far
@@ -206,13 +219,17 @@ def test_loss_and_gradients_are_the_second_models(precision: Precision, apart: f
     """Under autocast too, where its stream and its tables stay fp32."""
     model = build_model(baseline(*SMALL, f"attention.merge_qkv={merged}"), vocab_size=VOCAB)
     tokens = some_tokens()
-    losses, grads = [], []
+    losses = []
+    grads = []
     for forward in (model, partial(second, model)):
         with autocast(baseline(*SMALL), precision):
             loss = forward(tokens[:, :-1], tokens[:, 1:])
-        loss = loss.total if isinstance(loss, Loss) else loss
+        if isinstance(loss, Loss):
+            loss = loss.total
         losses.append(loss.item())
-        grads.append(torch.autograd.grad(loss, list(model.parameters())))
+        parameters = list(model.parameters())
+        grads.append(torch.autograd.grad(loss, parameters))
+
     assert losses[0] == losses[1]
     for ours, other in zip(*grads, strict=True):
         assert torch.equal(ours, other) if merged else (ours - other).norm() < apart * other.norm()
@@ -225,5 +242,6 @@ def test_the_full_model_starts_near_the_recorded_loss(run: Run):
     model = build_model(run, vocab_size=50257).eval()
     tokens = some_tokens(B=1, T=256, vocab=50257)
     with torch.no_grad():
-        loss = model(tokens[:, :-1], tokens[:, 1:]).total.item()
+        loss_of_all = model(tokens[:, :-1], tokens[:, 1:])
+        loss = loss_of_all.total.item()
     assert loss == pytest.approx(10.97, abs=0.05)

@@ -17,15 +17,13 @@ from nocap.options.tokenizer.vocabulary import BuiltIn, Vocabulary
 
 def write(folder: Path, sizes: list[int]) -> tuple[list[Shard], list[list[int]]]:
     """Shards of these many tokens, no two tokens alike, and the tokens."""
-    ends, shards = np.cumsum(sizes), []
+    ends = np.cumsum(sizes)
+    shards = []
     contents = [list(range(end - size, end)) for size, end in zip(sizes, ends, strict=True)]
     for i, tokens in enumerate(contents):
         write_shard(folder / f"{i:03}.bin", np.array(tokens))
-        shards.append(
-            Shard(
-                path=str(folder / f"{i:03}.bin"), tokens=len(tokens), sha256="", max_id=max(tokens)
-            )
-        )
+        path = str(folder / f"{i:03}.bin")
+        shards.append(Shard(path=path, tokens=len(tokens), sha256="", max_id=max(tokens)))
     return shards, contents
 
 
@@ -41,7 +39,8 @@ def windows_of(
 def test_the_hash_is_splitmix64():
     """The first outputs of the published generator from seed 1234567, whose state grows by the
     golden gamma."""
-    gamma, seed = 0x9E3779B97F4A7C15, 1234567
+    gamma = 0x9E3779B97F4A7C15
+    seed = 1234567
     states = np.array([(seed + i * gamma) % 2**64 for i in range(5)], np.uint64)
     known = [
         6457827717110365317,
@@ -55,32 +54,31 @@ def test_the_hash_is_splitmix64():
 
 def test_it_is_a_permutation_by_seed_and_epoch():
     for n in (1, 2, 17, 10_000):
-        assert sorted(permutation(n, seed=3, epoch=2).tolist()) == list(range(n))
-    made = (permutation(50, seed=seed, epoch=epoch) for seed in range(5) for epoch in range(5))
-    assert len({tuple(order.tolist()) for order in made}) == 25
+        expected = list(range(n))
+        assert sorted(permutation(n, seed=3, epoch=2).tolist()) == expected
+    made = []
+    for seed in range(5):
+        made += [permutation(50, seed=seed, epoch=epoch) for epoch in range(5)]
+    orders = {tuple(order.tolist()) for order in made}
+    assert len(orders) == 25
 
 
 def test_it_never_changes():
     """These are in every record made so far. Another order is another experiment."""
-    assert permutation(10, seed=0, epoch=0).tolist() == [0, 9, 1, 6, 3, 5, 4, 2, 8, 7]
+    expected = [0, 9, 1, 6, 3, 5, 4, 2, 8, 7]
+    order = permutation(10, seed=0, epoch=0).tolist()
+    assert order == expected
     assert permutation(10, seed=0, epoch=1).tolist() == [8, 3, 0, 1, 5, 2, 7, 4, 9, 6]
-    assert permutation(1000, seed=1, epoch=0)[:8].tolist() == [
-        917,
-        755,
-        125,
-        466,
-        213,
-        221,
-        533,
-        592,
-    ]
+    first_eight = permutation(1000, seed=1, epoch=0)[:8].tolist()
+    assert first_eight == [917, 755, 125, 466, 213, 221, 533, 592]
     assert sorted(permutation(9, seed=2**63 - 1, epoch=0).tolist()) == list(range(9)), (
         "the largest seed"
     )
 
 
 def test_every_place_is_as_likely_for_every_element():
-    n, draws = 8, 4000
+    n = 8
+    draws = 4000
     counts = np.zeros((n, n))
     for seed in range(draws):
         counts[np.arange(n), permutation(n, seed=seed, epoch=0)] += 1
@@ -95,22 +93,33 @@ SIZES = [50, 8, 9, 1, 33, 34, 100]
 
 
 def all_windows(contents: list[list[int]], T: int) -> list[list[int]]:
-    return [tokens[i : i + T + 1] for tokens in contents for i in range(0, len(tokens) - T, T)]
+    windows = []
+    for tokens in contents:
+        windows += [tokens[i : i + T + 1] for i in range(0, len(tokens) - T, T)]
+    return windows
 
 
 def test_shuffled_reads_every_window_once_an_epoch(tmp_path: Path):
     """What is read depends on the sequence alone: nothing is remembered, whatever the order of
     asking."""
     shards, contents = write(tmp_path, SIZES)
-    windows, naive = windows_of(shards, T=8, seed=5), all_windows(contents, 8)
+    windows = windows_of(shards, T=8, seed=5)
+    naive = all_windows(contents, 8)
     n = windows.n
-    want = [naive[i] for epoch in range(3) for i in permutation(len(naive), seed=5, epoch=epoch)]
+    want = []
+    for epoch in range(3):
+        for i in permutation(len(naive), seed=5, epoch=epoch):
+            want.append(naive[i])
     got = windows.read(range(3 * n))
-    assert (got.dtype, n) == (np.int32, len(naive))
+    assert got.dtype == np.int32
+    assert n == len(naive)
     assert got.tolist() == want
-    assert all(sorted(want[at : at + n]) == naive for at in (0, n, 2 * n))
-    asked = np.random.default_rng(0).permutation(3 * n).tolist()
-    assert windows.read(asked).tolist() == [want[i] for i in asked]
+    for at in (0, n, 2 * n):
+        assert sorted(want[at : at + n]) == naive
+    rng = np.random.default_rng(0)
+    asked = rng.permutation(3 * n).tolist()
+    expected = [want[i] for i in asked]
+    assert windows.read(asked).tolist() == expected
 
 
 def test_data_without_a_window_is_refused(tmp_path: Path):
@@ -129,7 +138,9 @@ def test_data_without_a_window_is_refused(tmp_path: Path):
 def challenge(contents: list[list[int]], *, B: int, T: int, micro_batches: int) -> list[list[int]]:
     """Its loader: B·T + 1 tokens at the position, advance by B·T; the next shard when this one
     cannot give as much; around again."""
-    rows, shard, position = [], 0, 0
+    rows = []
+    shard = 0
+    position = 0
     while len(contents[shard]) < B * T + 1:
         shard += 1
     for _ in range(micro_batches):
@@ -137,22 +148,24 @@ def challenge(contents: list[list[int]], *, B: int, T: int, micro_batches: int) 
         rows += [tokens[b * T : (b + 1) * T + 1] for b in range(B)]
         position += B * T
         while position + B * T + 1 > len(contents[shard]):
-            shard, position = (shard + 1) % len(contents), 0
+            shard = (shard + 1) % len(contents)
+            position = 0
     return rows
 
 
-@pytest.mark.parametrize(
-    "sizes",
-    [
-        [4 * 6 + 1],  # one micro-batch exactly
-        [48, 49, 50, 25, 26],  # around two micro-batches and around one
-        [24, 100, 24, 1, 77, 24],  # shards that give none, the first among them
-    ],
-    ids=str,
-)
+SHARD_SIZES = [
+    [4 * 6 + 1],  # one micro-batch exactly
+    [48, 49, 50, 25, 26],  # around two micro-batches and around one
+    [24, 100, 24, 1, 77, 24],  # shards that give none, the first among them
+]
+
+
+@pytest.mark.parametrize("sizes", SHARD_SIZES, ids=str)
 def test_sequential_order_is_the_challenges(sizes: list[int], tmp_path: Path):
     """Whatever the seed."""
-    B, T, micro_batches = 4, 6, 40
+    B = 4
+    T = 6
+    micro_batches = 40
     shards, contents = write(tmp_path, sizes)
     want = challenge(contents, B=B, T=T, micro_batches=micro_batches)
     for seed in (1, 2):
@@ -164,7 +177,9 @@ def test_sequential_order_is_the_challenges(sizes: list[int], tmp_path: Path):
 def test_the_challenges_order_does_not_depend_on_how_a_step_is_cut(
     world: int, micro_batch: int, tmp_path: Path
 ):
-    B, T, batch = 4, 6, 8
+    B = 4
+    T = 6
+    batch = 8
     shards, contents = write(tmp_path, [100, 24, 1, 77])
     windows = windows_of(shards, T=T, order=Order.sequential, unit=B)
     want = challenge(contents, B=B, T=T, micro_batches=8)
@@ -176,7 +191,8 @@ def test_the_challenges_order_does_not_depend_on_how_a_step_is_cut(
                 first=step * batch, rank=rank, world=world, microbatches=n, micro_batch=micro_batch
             )
             rows |= dict(zip(sequences, windows.read(sequences).tolist(), strict=True))
-        assert [rows[s] for s in sorted(rows)] == want[step * batch : (step + 1) * batch]
+        expected = want[step * batch : (step + 1) * batch]
+        assert [rows[s] for s in sorted(rows)] == expected
 
 
 # --- bytes ----------------------------------------------------------------------------------------
@@ -185,7 +201,8 @@ def test_the_challenges_order_does_not_depend_on_how_a_step_is_cut(
 def test_target_bytes_are_the_bytes_of_the_decoded_text(tmp_path: Path):
     """First windows only, targets only, end-of-text for nothing: counted again on the text itself,
     é and 日本 with all their bytes."""
-    T, n = 10, 7
+    T = 10
+    n = 7
     encoding = BuiltIn(vocabulary=Vocabulary.bytes).load(cache_dir=tmp_path)
     tokens = encoding.encode(
         f"{END_OF_TEXT}naïve café{END_OF_TEXT}日本語 text, and{END_OF_TEXT} more of it" * 3,

@@ -11,7 +11,7 @@ from nocap.config import hardware
 from nocap.config.compose import compose
 from nocap.generation.engines import Cached, Engine, Recompute
 from nocap.generation.text import TokenSampler, generate
-from nocap.measure.arms import compose_arms
+from nocap.measure.bench_arms import compose_arms
 from nocap.measure.timed import Clock, TimedArm
 from nocap.model.gpt import build_model
 
@@ -64,6 +64,7 @@ def test_a_cache_computes_a_token_and_not_the_text_before_it(shape: str, new: in
     T = run.model.seq_len - new
     model = build_model(run, vocab_size=512).eval()
     engines = Recompute(model), Cached(model, run, batch=1, capacity=T + new)
-    prompt_1T = torch.randint(512, (1, T), generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    prompt_1T = torch.randint(512, (1, T), generator=generator)
     plain, cached = (flops(engine, prompt_1T, new) for engine in engines)
     assert plain / cached > T / 2

@@ -65,13 +65,15 @@ def flip(path: Path) -> None:
 
 
 def planned(*words: str) -> Plan:
-    return plan(compose([*SMALL, *BRANCH, *words]), choices={})
+    run = compose([*SMALL, *BRANCH, *words])
+    return plan(run, choices={})
 
 
 def same_as_whole(branch: Path, whole: Path, *, steps: int = 12) -> None:
     """Weights, optimizer state and every row from step 8 on, bit for bit; the validation of the
     summary with them."""
-    (hashes, rows), (expected, all_rows) = state_of(branch), state_of(whole)
+    hashes, rows = state_of(branch)
+    expected, all_rows = state_of(whole)
     assert hashes == expected
     assert rows == [row for row in all_rows if row["step"] >= 8]
     assert [row["step"] for row in rows] == list(range(8, steps + 1))
@@ -90,7 +92,10 @@ def test_branch_is_the_whole_run(
 ) -> None:
     _, whole = train(here, tmp_path / "whole", *BRANCH)
     words = (begins(trunk), f"output_dir={tmp_path / 'branch'}")
-    starts = here if ranks == 1 else door
+    if ranks == 1:
+        starts = here
+    else:
+        starts = door
     printed, branch = train(
         starts, tmp_path / "branch", *BRANCH, begins(trunk), f"trainer.devices={ranks}"
     )
@@ -98,15 +103,17 @@ def test_branch_is_the_whole_run(
     same_as_whole(branch, whole)
     assert branch.name != whole.name  # where a run begins is part of the identity
     assert planned(*words).run_dir == branch  # devices are no part of it
-    manifest, trunk_manifest = (read(folder / "manifest.json") for folder in (branch, trunk))
-    assert manifest["init"] == {
-        "path": str(at(trunk)),
-        "step": 8,
-        "identity": trunk_manifest["identity"],
-    }
-    assert set(manifest["parts"]) - set(trunk_manifest["parts"]) == {"init"}
-    before, first = read(at(trunk) / "state.json")["clock_s"], rows_of(branch)[0]
-    assert all(first[f"clock/{line}_s"] >= seconds for line, seconds in before.items())
+    manifest = read(branch / "manifest.json")
+    trunk_manifest = read(trunk / "manifest.json")
+    scale = str(at(trunk))
+    expected = {"path": scale, "step": 8, "identity": trunk_manifest["identity"]}
+    assert manifest["init"] == expected
+    parts = set(manifest["parts"])
+    assert parts - set(trunk_manifest["parts"]) == {"init"}
+    before = read(at(trunk) / "state.json")["clock_s"]
+    first = rows_of(branch)[0]
+    for line, seconds in before.items():
+        assert first[f"clock/{line}_s"] >= seconds
     assert read(branch / "summary.json")["clock_s"]["train"] > before["train"]
 
     again, _ = train(here, tmp_path / "branch", *BRANCH, begins(trunk), "trainer.keep_steps=[10]")
@@ -123,14 +130,12 @@ def test_branch_is_the_whole_run(
     )
     assert "beginning from step 8" in again
     same_as_whole(branch, whole)
-    attempts, clock = (
-        read(branch / "manifest.json")["attempts"],
-        read(branch / "summary.json")["clock_s"],
-    )
-    before, recorded = (
-        attempts[i]["spent_s"] for i in (0, -1)
-    )  # the trunk's time, and the lost one's too
-    assert before == pytest.approx(sum(read(at(trunk) / "state.json")["clock_s"].values()))
+    attempts = read(branch / "manifest.json")["attempts"]
+    clock = read(branch / "summary.json")["clock_s"]
+    before = attempts[0]["spent_s"]
+    recorded = attempts[-1]["spent_s"]  # the trunk's time, and the lost one's too
+    clock_s = read(at(trunk) / "state.json")["clock_s"]
+    assert before == pytest.approx(sum(clock_s.values()))
     assert before < recorded <= min(spent, clock["wall"])
     assert clock["other"] >= recorded - before
 
@@ -165,11 +170,10 @@ def test_what_cannot_be_a_trunk_is_refused(tmp_path: Path, trunk: Path) -> None:
     (at(missing) / "manifest.json").unlink()
     flip(at(state) / "state.json")
     config = inside / "config.yaml"
-    config.write_text(
-        config.read_text().replace(
-            "kind: constant\n", "kind: wsd\n  final: 0.0\n  decay_steps: 10\n"
-        )
+    text = config.read_text().replace(
+        "kind: constant\n", "kind: wsd\n  final: 0.0\n  decay_steps: 10\n"
     )
+    config.write_text(text)
     alone = shutil.copytree(at(trunk), tmp_path / "alone" / "checkpoints" / CHECKPOINT)
     (file := tmp_path / CHECKPOINT).write_text("")
     key = "trainer.init_from="
@@ -218,21 +222,29 @@ def test_what_cannot_be_a_trunk_is_refused(tmp_path: Path, trunk: Path) -> None:
 def test_a_trunk_is_named_by_the_beginning_of_its_name(tmp_path: Path, trunk: Path) -> None:
     outputs = f"output_dir={trunk.parents[1]}"
     begun = planned(outputs, f"trainer.init_from={trunk.name[:-6]}@8")
-    assert begun.identity == planned(begins(trunk), f"output_dir={tmp_path}").identity
-    assert begun.run.trainer.init_from == str(at(trunk))  # the record has the folder
+    identity = planned(begins(trunk), f"output_dir={tmp_path}").identity
+    assert begun.identity == identity
+    scale = str(at(trunk))
+    assert begun.run.trainer.init_from == scale  # the record has the folder
 
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_damaged_tensors_are_refused_and_nothing_is_trained(
     tmp_path: Path, door: Door, here: Door, trunk: Path, ranks: int
 ) -> None:
-    damaged, starts = copied(trunk, tmp_path), here if ranks == 1 else door
+    damaged = copied(trunk, tmp_path)
+    if ranks == 1:
+        starts = here
+    else:
+        starts = door
     flip(at(damaged) / "optimizer.safetensors")
     words = (begins(damaged), f"trainer.devices={ranks}", f"output_dir={tmp_path / 'out'}")
     done = starts(*SMALL, *BRANCH, *words)
     reason = f"{at(damaged)}: optimizer.safetensors does not match its checksum"
     line = f"nocap: trainer.init_from must be a valid checkpoint, got {reason}\n"
-    assert (done.code, done.err) == (2, line)
+
+    assert done.code == 2
+    assert done.err == line
     assert not (the_run(tmp_path / "out") / "metrics.jsonl").exists()
 
 
@@ -240,8 +252,10 @@ def test_damaged_tensors_are_refused_and_nothing_is_trained(
 
 
 def test_kept_steps_outlive_the_run(trunk: Path) -> None:
-    kept = [int(path.name[5:]) for path in sorted((trunk / "checkpoints").iterdir())]
-    assert (kept, checkpoint.find(trunk / "checkpoints").invalid) == ([3, 8, 16], [])
+    paths = sorted((trunk / "checkpoints").iterdir())
+    kept = [int(path.name[5:]) for path in paths]
+    assert kept == [3, 8, 16]
+    assert checkpoint.find(trunk / "checkpoints").invalid == []
 
 
 def test_kept_steps_stay_where_the_others_go(
@@ -249,12 +263,12 @@ def test_kept_steps_stay_where_the_others_go(
 ) -> None:
     """Also where a disk that is full gets room."""
     made = checkpoint.Writer(tmp_path, background=False, always=[2, 5])
-    save = partial(
-        made.save, model=torch.nn.Linear(7, 5), optimizers=[], state={}, keep=2, must=False
-    )
+    model = torch.nn.Linear(7, 5)
+    save = partial(made.save, model=model, optimizers=[], state={}, keep=2, must=False)
 
     def steps() -> list[int]:
-        return [int(path.name[5:]) for path in sorted(tmp_path.iterdir())]
+        paths = sorted(tmp_path.iterdir())
+        return [int(path.name[5:]) for path in paths]
 
     for step in range(1, 8):
         assert save(step=step) == []

@@ -4,6 +4,7 @@ activation checkpointing against none."""
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 
@@ -33,33 +34,33 @@ def plain(
     x: Tensor, weight: Tensor, targets: Tensor, *, softcap: float | None, z_loss: float
 ) -> Tensor:
     logits = F.linear(x, weight)
-    logits = logits if softcap is None else softcap * torch.tanh(logits / softcap)
-    return (
-        F.cross_entropy(logits.to(torch.promote_types(x.dtype, torch.float32)), targets)
-        + z_loss * logits.logsumexp(-1).square().mean()
-    )
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    loss = F.cross_entropy(logits.to(dtype), targets)
+    squares = logits.logsumexp(-1).square()
+    return loss + z_loss * squares.mean()
 
 
 def inputs(
     N: int, *, V: int = 31, C: int = 9, dtype: torch.dtype = torch.float64
 ) -> tuple[Tensor, Tensor, Tensor]:
     g = torch.Generator().manual_seed(1)
-    x, weight = (
-        torch.randn(n, C, generator=g, dtype=torch.float64).to(dtype).requires_grad_()
-        for n in (N, V)
-    )
+    draw = partial(torch.randn, generator=g, dtype=torch.float64)
+    x = draw(N, C).to(dtype).requires_grad_()
+    weight = draw(V, C).to(dtype).requires_grad_()
     return x, weight, torch.randint(V, (N,), generator=g)
 
 
-def both(chunks: int, *arguments: Tensor, **options: float | None) -> list[Tensor]:
+def both(chunks: int, *arguments: Tensor, **options: float | None) -> list[tuple[Tensor, ...]]:
     """The chunked loss and the plain one, each with its gradients."""
-    losses = (
-        chunked_cross_entropy(*arguments, chunks=chunks, **options)[0],
-        plain(*arguments, **options),
-    )
-    return [
-        (loss, *torch.autograd.grad(3 * loss, arguments[:2], retain_graph=True)) for loss in losses
-    ]
+    in_chunks = chunked_cross_entropy(*arguments, chunks=chunks, **options)
+    losses = (in_chunks[0], plain(*arguments, **options))
+    rows: list[tuple[Tensor, ...]] = []
+    for loss in losses:
+        gradients = torch.autograd.grad(3 * loss, arguments[:2], retain_graph=True)
+        rows.append((loss, *gradients))
+    return rows
 
 
 @pytest.mark.parametrize(("softcap", "z_loss"), [(None, 0.0), (0.7, 0.03), (15.0, 0.0)])
@@ -67,7 +68,8 @@ def both(chunks: int, *arguments: Tensor, **options: float | None) -> list[Tenso
 def test_in_fp64_loss_and_gradients_are_those_of_all_logits_at_once(
     N: int, chunks: int, softcap: float | None, z_loss: float
 ) -> None:
-    arguments, options = inputs(N), {"softcap": softcap, "z_loss": z_loss}
+    arguments = inputs(N)
+    options = {"softcap": softcap, "z_loss": z_loss}
     got, want = both(chunks, *arguments, **options)
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a, b, atol=1e-14, rtol=1e-13)
@@ -92,12 +94,14 @@ def test_under_bf16_autocast_it_errs_no_more_than_the_plain_loss(
     softcap: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(chunked, "ROWS", 150)  # of 400: the weights' gradient in three slices
-    exact, options = inputs(256, V=400, C=64), {"softcap": softcap, "z_loss": 1e-3}
+    exact = inputs(256, V=400, C=64)
+    options = {"softcap": softcap, "z_loss": 1e-3}
     exact[1].data.mul_(0.125)
     x, weight = (t.detach().float().requires_grad_() for t in exact[:2])
     with torch.autocast("cpu", torch.bfloat16):
         pairs = both(5, x, weight, exact[2], **options)
-    for in_chunks, whole, want in zip(*pairs, both(1, *exact, **options)[1], strict=True):
+    reference = both(1, *exact, **options)
+    for in_chunks, whole, want in zip(*pairs, reference[1], strict=True):
         errors = [((each - want).norm() / want.norm()).item() for each in (in_chunks, whole)]
         assert in_chunks.dtype is torch.float32
         # gradients are rounded to bf16, and not more
@@ -128,10 +132,10 @@ def backward(model: GPT, tokens: Tensor) -> Tensor:
 )
 def test_a_chunked_model_accumulates_the_gradients_of_the_plain_one(overrides: str) -> None:
     run = nano("norm=layernorm", *overrides.split())  # LayerNorm, unlike rms_norm, computes in fp64
-    models = [
-        build_model(each, vocab_size=VOCAB).double()
-        for each in (run, replace(run, objective=replace(run.objective, loss_chunks=7)))
-    ]
+    objective = replace(run.objective, loss_chunks=7)
+    models = []
+    for each in (run, replace(run, objective=objective)):
+        models.append(build_model(each, vocab_size=VOCAB).double())
     tokens = tokens_of()
     for batch in (tokens, tokens.flip(0)):
         want, got = (backward(model, batch) for model in models)
@@ -140,17 +144,18 @@ def test_a_chunked_model_accumulates_the_gradients_of_the_plain_one(overrides: s
         torch.testing.assert_close(q.grad, p.grad, atol=1e-13, rtol=1e-11)
     # validation is the plain loss
     logits = models[1].eval().logits(tokens[:, :-1])
-    want = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
-    torch.testing.assert_close(
-        models[1](tokens[:, :-1], tokens[:, 1:]).total, want, atol=0, rtol=1e-13
-    )
+    flat = tokens[:, 1:].flatten()
+    want = F.cross_entropy(logits.flatten(0, 1), flat)
+    loss = models[1](tokens[:, :-1], tokens[:, 1:])
+    torch.testing.assert_close(loss.total, want, atol=0, rtol=1e-13)
 
 
 def head_peak_mib(chunks: int, *, training: bool) -> float:
     """Of final norm, unembedding and loss at GPT-2's vocabulary, 512 tokens and 64 channels."""
     run = nano("model.seq_len=512", "trainer.micro_batch=1", f"objective.loss_chunks={chunks}")
     head = build_model(run, vocab_size=50257).head.train(training)
-    x, targets = torch.randn(1, 512, 64), torch.zeros(1, 512, dtype=torch.long)
+    x = torch.randn(1, 512, 64)
+    targets = torch.zeros(1, 512, dtype=torch.long)
 
     def once() -> None:
         with torch.set_grad_enabled(training):
@@ -162,14 +167,16 @@ def head_peak_mib(chunks: int, *, training: bool) -> float:
     once()  # what is cached at the first call is no part of it
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
         once()
-    events = sorted(trace.profiler.kineto_results.events(), key=lambda event: event.start_ns())
+    all_events = trace.profiler.kineto_results.events()
+    events = sorted(all_events, key=lambda event: event.start_ns())
     allocated = accumulate(event.nbytes() for event in events if event.name() == "[memory]")
     return max(allocated) / memory.MIB
 
 
 @pytest.mark.slow
 def test_the_logits_of_one_chunk_and_the_weights_gradient_are_all_it_holds() -> None:
-    logits, weights = 512 * 50257 * 4 / memory.MIB, 64 * 50257 * 4 / memory.MIB
+    logits = 512 * 50257 * 4 / memory.MIB
+    weights = 64 * 50257 * 4 / memory.MIB
     assert head_peak_mib(1, training=True) == pytest.approx(3 * logits, rel=0.02)
     assert head_peak_mib(8, training=True) == pytest.approx(logits / 8 + weights, rel=0.03)
     assert head_peak_mib(1, training=False) == pytest.approx(2 * logits, rel=0.02)
@@ -182,7 +189,9 @@ def test_the_logits_of_one_chunk_and_the_weights_gradient_are_all_it_holds() -> 
 @pytest.mark.parametrize("attention", ["mha", "sliding"])
 def test_recomputed_activations_change_no_bit_and_are_not_kept(attention: str) -> None:
     run = nano("model.n_layer=4", f"attention={attention}")
-    tokens, kept, gradients = tokens_of(), {}, {}
+    tokens = tokens_of()
+    kept = {}
+    gradients = {}
     for kind in ["off", *KINDS]:
         run.trainer.activation_checkpointing = ActivationCheckpointing(kind)
         model = build_model(run, vocab_size=VOCAB)
@@ -192,10 +201,10 @@ def test_recomputed_activations_change_no_bit_and_are_not_kept(attention: str) -
         loss.backward()
         gradients[kind] = [loss.detach(), *(p.grad for p in model.parameters())]
     for kind in KINDS:
-        assert all(
-            torch.equal(a, b) for a, b in zip(gradients[kind], gradients["off"], strict=True)
-        )
+        for a, b in zip(gradients[kind], gradients["off"], strict=True):
+            assert torch.equal(a, b)
     stream = tokens[:, 1:].numel() * run.model.d_model * 4
+
     assert kept["block"] < kept["off"] / 4
     # a layer's up-projection and what GELU makes of it, 4·d each
     assert kept["off"] - kept["mlp"] > 4 * 8 * stream
@@ -203,18 +212,23 @@ def test_recomputed_activations_change_no_bit_and_are_not_kept(attention: str) -
 
 
 def test_model_flops_count_neither_recomputation_nor_chunks() -> None:
-    counts, ran = [], []
+    counts = []
+    ran = []
     for words in ((), ("objective.loss_chunks=5",), ("trainer.activation_checkpointing=block",)):
         run = nano("attention=mha", *words)
-        model, tokens = build_model(run, vocab_size=VOCAB), tokens_of()
+        model = build_model(run, vocab_size=VOCAB)
+        tokens = tokens_of()
         with FlopCounterMode(display=False) as counter:  # of the products that run
             backward(model, tokens)
-        counts.append(flops_per_token(run, vocab_size=VOCAB, causal=False)[0])
+        flops = flops_per_token(run, vocab_size=VOCAB, causal=False)
+        counts.append(flops[0])
         ran.append(counter.get_total_flops() / tokens[:, 1:].numel())
     parts = component_flops(run, vocab_size=VOCAB, causal=False)
     # a block's forward but for its last product, whose result nobody asks for
     again = (counts[0] - parts["head"] - parts["mlp"] / 2) / 3
-    assert (counts, ran) == ([counts[0]] * 3, [counts[0], counts[0], counts[0] + again])
+    assert counts == [counts[0]] * 3
+    expected = [counts[0], counts[0], counts[0] + again]
+    assert ran == expected
 
 
 # --- together -------------------------------------------------------------------------------------

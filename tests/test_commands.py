@@ -17,12 +17,12 @@ import nocap
 from nocap import __main__ as console
 from nocap import export, outside, plot
 from nocap.__main__ import COMMANDS
+from nocap.command_line import answering
 from nocap.config.compose import from_overrides
 from nocap.config.paths import STDOUT
 from nocap.generate import Generate
 from nocap.runs.__main__ import VERBS
 from nocap.runs.__main__ import main as runs_door
-from nocap.store.command import answering
 from tests.conftest import REPO
 from tests.test_compare import write_run
 
@@ -30,9 +30,8 @@ from tests.test_compare import write_run
 SILENT = [("train",), ("new",), ("data",), *(("runs", verb) for verb in ("sync", "rm"))]
 PACKAGES = ("data", "runs", "study")
 MODULES = {command: f"nocap.{command}{'.__main__' * (command in PACKAGES)}" for command in COMMANDS}
-OTHERS = [("runs", verb) for verb in VERBS] + [
-    ("data", verb) for verb in ("list", "prepare", "verify")
-]
+OTHERS = [("runs", verb) for verb in VERBS]
+OTHERS += [("data", "list"), ("data", "prepare"), ("data", "verify")]
 HELPS = [*((command,) for command in COMMANDS if command != "train"), *OTHERS]
 
 
@@ -41,15 +40,15 @@ def door(command: str) -> Callable[[list[str]], Any]:
     return main
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "says"),
-    [
-        (["--help"], 0, "nocap train "),
-        (["--version"], 0, f"nocap {nocap.__version__}"),
-        (["trian"], 2, "nocap: 'trian' is no command (did you mean train?)\n"),
-        *((["bench"], code, "") for code in (0, 1, None)),  # passed on
-    ],
-)
+CONSOLE = [
+    (["--help"], 0, "nocap train "),
+    (["--version"], 0, f"nocap {nocap.__version__}"),
+    (["trian"], 2, "nocap: 'trian' is no command (did you mean train?)\n"),
+    *((["bench"], code, "") for code in (0, 1, None)),  # passed on
+]
+
+
+@pytest.mark.parametrize(("words", "code", "says"), CONSOLE)
 def test_the_console_script(
     words: list[str],
     code: int | None,
@@ -62,8 +61,11 @@ def test_the_console_script(
     with pytest.raises(SystemExit) as left:
         console.main()
     out, err = capsys.readouterr()
-    assert (left.value.code, says in (err if code == 2 else out)) == (code, True)
-    assert (bool(out), bool(err)) == (code == 0 and bool(says), code == 2)
+
+    assert left.value.code == code
+    assert says in (err if code == 2 else out)
+    assert bool(out) == (code == 0 and bool(says))
+    assert bool(err) == (code == 2)
 
 
 @pytest.mark.parametrize("words", HELPS, ids=" ".join)
@@ -77,7 +79,9 @@ def test_help_has_one_width_whatever_the_terminal_and_says_what_answers_as_json(
             door(words[0])([*words[1:], "--help"])
         said.append(out.getvalue())
     lines = [line for line in said[0].splitlines() if len(line) > outside.WIDTH]
-    assert (said[1], lines, "--config-dir" in said[0]) == (said[0], [], True)
+    assert said[1] == said[0]
+    assert lines == []
+    assert "--config-dir" in said[0]
     assert ("--json [FILE]" in said[0]) == (words not in SILENT)
     shown = [line.split()[0] for line in said[0].splitlines() if line.startswith("  ")]
     assert words != ("runs",) or [word for word in shown if word in VERBS] == [*VERBS]
@@ -117,7 +121,9 @@ def test_help_list_and_cfg_need_no_library_that_takes_long() -> None:
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=REPO, timeout=300
     )
-    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["True"]), done.stderr
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[-1:] == ["True"], done.stderr
 
 
 # --- --json ---------------------------------------------------------------------------------------
@@ -143,9 +149,12 @@ def test_an_answer_on_stdout_is_alone_there_and_in_a_file_at_the_end(
         answer(ANSWERS[0])
     out, err = capsys.readouterr()
     lines = out.splitlines()
-    assert ([json.loads(line) for line in lines[:n]], err) == (WRITTEN[:n], "for people\n")
+    rows = [json.loads(line) for line in lines[:n]]
+    assert rows == WRITTEN[:n]
+    assert err == "for people\n"
     assert lines[n:] == ["later", "for people", f"written: {path}", "later"]
-    assert [json.loads(line) for line in path.read_text().splitlines()] == WRITTEN[:n]
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert rows == WRITTEN[:n]
     with answering(path) as answer:
         answer(ANSWERS[0])
     assert json.loads(path.read_text()) == WRITTEN[0]
@@ -175,25 +184,27 @@ def last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return write_run(tmp_path / "outputs", curve=(5.0, 4.5, 3.8, 3.5, 3.4), **later)
 
 
-@pytest.mark.parametrize(
-    ("words", "key"),
-    [
-        ("runs --columns run,val_loss", "runs"),
-        ("runs show last", "summary"),
-        ("runs why outputs/runs/*-s0-* last", "differences"),
-        ("runs diff outputs/runs/*-s0-* last", "differences"),  # the same
-        ("compare outputs", "arms"),
-        ("plot outputs", "curves"),
-        ("data list", "sources"),
-    ],
-)
+JSON_ANSWERS = [
+    ("runs --columns run,val_loss", "runs"),
+    ("runs show last", "summary"),
+    ("runs why outputs/runs/*-s0-* last", "differences"),
+    ("runs diff outputs/runs/*-s0-* last", "differences"),  # the same
+    ("compare outputs", "arms"),
+    ("plot outputs", "curves"),
+    ("data list", "sources"),
+]
+
+
+@pytest.mark.parametrize(("words", "key"), JSON_ANSWERS)
 def test_a_command_s_answer(
     words: str, key: str, last: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command, *more = words.split()
-    assert door(command)([*more, "--json", *["-"] * (command == "plot")]) == 0
+    no_files = ["-"] * (command == "plot")
+    assert door(command)([*more, "--json", *no_files]) == 0
     out, err = capsys.readouterr()
-    assert (key in json.loads(out), bool(err)) == (True, True)
+    assert key in json.loads(out)
+    assert err
     assert door(command)([*more, "--json", "a.json"]) == 0
     assert capsys.readouterr().out == err + "written: a.json\n"
     answers = [json.loads(text) for text in (out, Path("a.json").read_text())]
@@ -211,6 +222,8 @@ def test_without_a_run_the_last_is_taken(last: Path, capsys: pytest.CaptureFixtu
         export.main(["m"])
     assert "FILE must end in .safetensors, got m" in capsys.readouterr().err
     assert from_overrides(Generate, []).run == "last"
-    assert plot.main([]) == runs_door(["show"]) == 0
+    assert plot.main([]) == 0
+    assert runs_door(["show"]) == 0
     out = capsys.readouterr().out
-    assert (last.name in out, "-s0-" in out) == (True, False)
+    assert last.name in out
+    assert "-s0-" not in out

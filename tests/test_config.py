@@ -24,7 +24,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from nocap import outside
 from nocap.config import hardware
-from nocap.config.compose import as_in, compose, overrides_of
+from nocap.config.choices import overrides_of
+from nocap.config.compose import as_in, compose
 from nocap.config.compose import composed as composed_of
 from nocap.config.defaults import other_precision, reasons
 from nocap.config.flags import COMMON, KEYS, SWEEPS, asked, comments_of, manual
@@ -38,14 +39,15 @@ from nocap.options.schedule import Schedule
 from nocap.training.optimizer import build_optimizers, set_lr
 from tests.conftest import REPO
 
-OPTIONS = {
-    folder.name: sorted(path.stem for path in folder.glob("*.yaml"))
-    for folder in sorted(conf_dir().iterdir())
-    if folder.is_dir()
-}
+GROUP_FOLDERS = [folder for folder in sorted(conf_dir().iterdir()) if folder.is_dir()]
+OPTIONS: dict[str, list[str]] = {}
+for group_folder in GROUP_FOLDERS:
+    OPTIONS[group_folder.name] = sorted(path.stem for path in group_folder.glob("*.yaml"))
 EXPERIMENTS = OPTIONS.pop("experiment")
 OPTIONS.pop("hydra")  # its groups are Hydra's own; `launcher` is one of nocap's too
-CHOICES = [(group, option) for group, options in OPTIONS.items() for option in options]
+CHOICES = []
+for group_name, group_options in OPTIONS.items():
+    CHOICES += [(group_name, option) for option in group_options]
 MANDATORY = {
     "text": ["data.path=notes/*.md"],
     "shards": ["data.train=a_*.bin", "data.val=b_*.bin"],
@@ -55,7 +57,8 @@ ONE_ROW = ["trainer.micro_batch=1"]  # so that every model's seq_len divides the
 
 
 def test_every_group_and_every_schema_has_an_option():
-    assert set(OPTIONS) == set(outside.groups()) - {"launcher"}
+    expected = set(outside.groups()) - {"launcher"}
+    assert set(OPTIONS) == expected
     launchers = (conf_dir() / "hydra" / "launcher").glob("*.yaml")
     assert {path.stem for path in launchers} == set(outside.options("launcher"))
     for group, names in OPTIONS.items():
@@ -67,7 +70,9 @@ def comes_back(run: Run, path: Path) -> None:
     text = dump(to_plain(run))
     path.write_text(text)
     again = load(path)
-    assert (again, type(again.attention), dump(to_plain(again))) == (run, type(run.attention), text)
+    assert again == run
+    assert type(again.attention) is type(run.attention)
+    assert dump(to_plain(again)) == text
 
 
 @pytest.mark.parametrize("size", OPTIONS["model"])
@@ -76,7 +81,8 @@ def test_every_model_builds_and_comes_back_from_its_record(size: str, tmp_path: 
     run = compose([f"model={size}", *ONE_ROW, "trainer.device=cpu"])
     comes_back(run, tmp_path / "config.yaml")
     with torch.device("meta"):
-        assert len(GPT(run, vocab_size=257).blocks) >= 2
+        blocks = GPT(run, vocab_size=257).blocks
+        assert len(blocks) >= 2
 
 
 def rows_of_options() -> list[list[tuple[str, str]]]:
@@ -93,8 +99,11 @@ ROWS = rows_of_options()
 
 
 def test_every_option_is_in_a_row():
-    tried = [choice for row in ROWS for choice in row]
-    assert sorted(tried) == [choice for choice in CHOICES if choice[0] != "model"]
+    tried = []
+    for row in ROWS:
+        tried.extend(row)
+    expected = [choice for choice in CHOICES if choice[0] != "model"]
+    assert sorted(tried) == expected
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: " ".join(map("=".join, row)))
@@ -102,12 +111,13 @@ def test_every_option_builds_learns_and_comes_back_from_its_record(
     row: list[tuple[str, str]], tmp_path: Path
 ):
     """As a small model that takes two steps."""
-    words = [
-        word for group, option in row for word in (f"{group}={option}", *MANDATORY.get(option, ()))
-    ]
+    words = []
+    for place, choice in row:
+        words += [f"{place}={choice}", *MANDATORY.get(choice, ())]
     run = compose(["model=nano", *words, *ONE_ROW, "trainer.device=cpu"])
     comes_back(run, tmp_path / "config.yaml")
-    model, tokens = build_model(run, vocab_size=50), torch.arange(33)[None] % 50
+    model = build_model(run, vocab_size=50)
+    tokens = torch.arange(33)[None] % 50
     before = [p.detach().clone() for p in model.parameters()]
     optimizers = build_optimizers(run, model)
     set_lr(optimizers, 1.0)
@@ -119,7 +129,8 @@ def test_every_option_builds_learns_and_comes_back_from_its_record(
         for optimizer in optimizers:
             optimizer.step()
         assert np.isfinite(loss.item())
-    assert not any(torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))
+    for p, old in zip(model.parameters(), before, strict=True):
+        assert not torch.equal(p, old)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +151,8 @@ def test_and_so_does_an_experiment_a_list_or_a_null(overrides: list[str], tmp_pa
 
 def test_a_broken_record_is_refused_by_name(tmp_path: Path):
     path = tmp_path / "config.yaml"
-    for text in ("", "seed: 0\n", "a: [", dump({**to_plain(compose([])), "sed": 1})):
+    broken = dump({**to_plain(compose([])), "sed": 1})
+    for text in ("", "seed: 0\n", "a: [", broken):
         path.write_text(text)
         with pytest.raises(ValueError, match=re.escape(str(path))):
             load(path)
@@ -209,7 +221,8 @@ FOLLOWS: list[tuple[str, dict[str, Any]]] = [  # overrides → what the run has
 
 @pytest.mark.parametrize(("overrides", "values"), FOLLOWS, ids=[row[0] for row in FOLLOWS])
 def test_what_follows_from_the_overrides(overrides: str, values: dict[str, Any]):
-    assert {key: attrgetter(key)(compose(overrides.split(" "))) for key in values} == values
+    values_of_run = {key: attrgetter(key)(compose(overrides.split(" "))) for key in values}
+    assert values_of_run == values
 
 
 @pytest.mark.parametrize(
@@ -221,24 +234,25 @@ def test_what_follows_from_the_overrides(overrides: str, values: dict[str, Any])
     ],
 )
 def test_swiglu_is_two_thirds_as_wide(overrides: str, hidden: int):
-    assert compose(["model=nano", *overrides.split()]).mlp.hidden(768) == hidden
+    run = compose(["model=nano", *overrides.split()])
+    assert run.mlp.hidden(768) == hidden
 
 
 ONE_THREAD = ["trainer.device=cpu", "trainer.threads=1"]
 
 
-@pytest.mark.parametrize(
-    ("overrides", "precision", "compilation"),
-    [
-        ("model=nano", "fp32", "off"),
-        ("model=nano tokenizer=gpt2 trainer.steps=100", "fp32", "off"),  # the head is most of it
-        ("model=tiny model.n_head=8", "fp32", "off"),  # heads of 16 channels
-        ("model=tiny", "bf16", "off"),
-        ("model=tiny trainer.steps=5000", "bf16", "full"),
-        ("model=tiny trainer.steps=5000 trainer.compile=off trainer.precision=fp32", "fp32", "off"),
-        ("model=small", "bf16", "regional"),
-    ],
-)
+PRECISIONS = [
+    ("model=nano", "fp32", "off"),
+    ("model=nano tokenizer=gpt2 trainer.steps=100", "fp32", "off"),  # the head is most of it
+    ("model=tiny model.n_head=8", "fp32", "off"),  # heads of 16 channels
+    ("model=tiny", "bf16", "off"),
+    ("model=tiny trainer.steps=5000", "bf16", "full"),
+    ("model=tiny trainer.steps=5000 trainer.compile=off trainer.precision=fp32", "fp32", "off"),
+    ("model=small", "bf16", "regional"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "precision", "compilation"), PRECISIONS)
 def test_precision_and_compilation_follow_from_the_cpu_and_the_arithmetic(
     overrides: str, precision: str, compilation: str, monkeypatch: pytest.MonkeyPatch
 ):
@@ -256,16 +270,16 @@ def test_precision_and_compilation_follow_from_the_cpu_and_the_arithmetic(
     assert t.compile.value == "off"
 
 
-@pytest.mark.parametrize(
-    ("flags", "reason", "other"),
-    [
-        ("avx2 fma", "fp32: this CPU has no AMX", None),
-        ("avx512f avx512_vnni", "fp32: this CPU has no AMX", None),
-        ("avx512f avx512_bf16", "fp32: this CPU has no AMX", Precision.bf16),
-        ("avx512_bf16 amx_tile amx_bf16", "bf16: this CPU has AMX", Precision.fp32),
-        ("asimd bf16", "fp32: this CPU has no AMX", Precision.bf16),  # Arm
-    ],
-)
+CPU_FLAGS = [
+    ("avx2 fma", "fp32: this CPU has no AMX", None),
+    ("avx512f avx512_vnni", "fp32: this CPU has no AMX", None),
+    ("avx512f avx512_bf16", "fp32: this CPU has no AMX", Precision.bf16),
+    ("avx512_bf16 amx_tile amx_bf16", "bf16: this CPU has AMX", Precision.fp32),
+    ("asimd bf16", "fp32: this CPU has no AMX", Precision.bf16),  # Arm
+]
+
+
+@pytest.mark.parametrize(("flags", "reason", "other"), CPU_FLAGS)
 def test_the_cpus_flags_decide_and_the_line_says_so(
     flags: str, reason: str, other: Precision | None, monkeypatch: pytest.MonkeyPatch
 ):
@@ -296,7 +310,8 @@ def test_two_kinds_of_cpu_with_one_name_are_two_machines(monkeypatch: pytest.Mon
     prints = set()
     for kind in ("25.1.1", "25.17.1", "25.1.1"):
         monkeypatch.setattr(hardware, "_cpu", partial(hardware.Cpu, name="AMD EPYC", kind=kind))
-        prints.add(hardware.describe(Device.cpu, 1)["fingerprint"])
+        fingerprint = hardware.describe(Device.cpu, 1)["fingerprint"]
+        prints.add(fingerprint)
     assert len(prints) == 2
 
 
@@ -305,10 +320,14 @@ def test_arms_take_the_baselines_precision_and_compilation(monkeypatch: pytest.M
     nano = ("model=nano", *ONE_THREAD)
     tiny = ("model=tiny", *ONE_THREAD, "trainer.steps=5000")
     first = composed_of([*nano, "trainer.precision=bf16"])
-    assert composed_of(tiny).run.trainer.compile is Compile.full
-    assert as_in(first, tiny).run.trainer.compile is Compile.off
-    assert as_in(first, tiny).run.trainer.precision is Precision.bf16
-    assert as_in(first, [*tiny, "trainer.precision=fp32"]).run.trainer.precision is Precision.fp32
+    trainer = composed_of(tiny).run.trainer
+    assert trainer.compile is Compile.full
+    trainer = as_in(first, tiny).run.trainer
+    assert trainer.compile is Compile.off
+    trainer = as_in(first, tiny).run.trainer
+    assert trainer.precision is Precision.bf16
+    run = as_in(first, [*tiny, "trainer.precision=fp32"]).run
+    assert run.trainer.precision is Precision.fp32
     alike = (*nano, "trainer.precision=bf16", "attention=mqa")
     assert as_in(first, alike).overrides == alike
 
@@ -316,10 +335,11 @@ def test_arms_take_the_baselines_precision_and_compilation(monkeypatch: pytest.M
 def test_all_cells_and_trials_have_one_now(monkeypatch: pytest.MonkeyPatch):
     ticks = map(str, itertools.count())
     clock = SimpleNamespace(strftime=lambda form: next(ticks))
-    monkeypatch.setattr("nocap.config.compose.time", clock)
+    monkeypatch.setattr("nocap.config.choices.time", clock)
     monkeypatch.setattr("hydra.core.utils.datetime", SimpleNamespace(now=lambda: clock))
     words = ["model=nano", "output_dir=at-${now:%S of this test}"]
-    assert len({compose([*words, f"seed={seed}"]).output_dir for seed in (0, 1)}) == 1
+    output_dirs = {compose([*words, f"seed={seed}"]).output_dir for seed in (0, 1)}
+    assert len(output_dirs) == 1
 
 
 Part = Enum("Part", ["head", "blocks"])
@@ -330,14 +350,16 @@ Parted = dataclasses.make_dataclass("Parted", KEYS_OF, bases=(Schedule,), kw_onl
 def test_names_in_a_list_or_mapping_are_plain():
     """Of an option from outside."""
     run = compose(["model=nano"])
-    run.schedule = Parted(warmup_steps=0, parts=[Part.head, Part.blocks], shares={"a": Part.head})
+    shares = {"a": Part.head}
+    run.schedule = Parted(warmup_steps=0, parts=[Part.head, Part.blocks], shares=shares)
     shown = {
         "kind": "parted",
         "warmup_steps": 0,
         "parts": ["head", "blocks"],
         "shares": {"a": "head"},
     }
-    assert yaml.safe_load(dump(to_plain(run)))["schedule"] == shown
+    content = yaml.safe_load(dump(to_plain(run)))
+    assert content["schedule"] == shown
 
 
 # --- what is told ---------------------------------------------------------------------------------
@@ -385,30 +407,26 @@ def test_a_config_is_printed_without_its_data(here):
     """Training would refuse the file, which is not there: its place is all that a config says."""
     shown = here("--cfg", "job", "model=nano", "data=text", "data.path=later.txt")
     assert shown.code == 0
-    assert yaml.safe_load(shown.out)["data"]["path"] == "later.txt"
+    content = yaml.safe_load(shown.out)
+    assert content["data"]["path"] == "later.txt"
 
 
 def test_what_was_composed_and_what_hydra_knows_is_told(here):
     shown = here("--cfg", "job", "attention=sliding", "model=nano")
-    assert (shown.code, "  kind: sliding\n  n_kv_heads: ${model.n_head}\n" in shown.out) == (
-        0,
-        True,
-    )
+    assert shown.code == 0
+    assert "  kind: sliding\n  n_kv_heads: ${model.n_head}\n" in shown.out
     assert "n_kv_heads: 4\n" in here("--cfg", "job", "--resolve", "model=nano").out
+    command = [
+        sys.executable,
+        "-m",
+        "nocap.train",
+        "attention=gqa",
+        "--info",
+        "defaults-tree",
+        "trainer.steps=3",
+    ]
     done = subprocess.run(  # Hydra sets up the logging of its process
-        [
-            sys.executable,
-            "-m",
-            "nocap.train",
-            "attention=gqa",
-            "--info",
-            "defaults-tree",
-            "trainer.steps=3",
-        ],
-        capture_output=True,
-        text=True,
-        cwd=REPO,
-        check=True,
+        command, capture_output=True, text=True, cwd=REPO, check=True
     )
     assert "attention: gqa" in done.stdout
 
@@ -417,9 +435,8 @@ def test_every_key_of_the_shelf_has_a_comment_that_help_shows() -> None:
     schemas = {group: outside.options(group) for group in outside.groups()}
     for group, kinds in {"": {"run": Run}, "trainer": {"trainer": Trainer}, **schemas}.items():
         for kind, schema in kinds.items():
-            silent = (
-                {f.name for f in dataclasses.fields(schema)} - comments_of(schema).keys() - {"kind"}
-            )
+            names = {f.name for f in dataclasses.fields(schema)}
+            silent = names - comments_of(schema).keys() - {"kind"}
             assert not silent - ({*schemas} if group == "" else set()), kind
 
 
@@ -427,56 +444,57 @@ def test_help_is_a_screen_of_every_group_and_option_and_of_the_common_keys() -> 
     lines = manual([]).splitlines()
     assert len(lines) <= 60
     assert max(map(len, lines)) <= outside.WIDTH
-    words, groups = (
-        {word.strip(",") for line in lines for word in line.split()},
-        (*outside.groups(), "experiment"),
-    )
-    assert {outside.place(group) for group in groups} | {
-        n for g in groups for n in outside.yamls(g)
-    } < words
-    shown = re.findall(r"^  ([\w.]+)=\S", "\n".join(lines[lines.index(KEYS) :]), re.M)
+    words = set()
+    for line in lines:
+        for word in line.split():
+            words.add(word.strip(","))
+    groups = (*outside.groups(), "experiment")
+    places = {outside.place(group) for group in groups}
+    for name in groups:
+        places.update(outside.yamls(name))
+    assert places < words
+    text = "\n".join(lines[lines.index(KEYS) :])
+    shown = re.findall(r"^  ([\w.]+)=\S", text, re.M)
     assert sorted(shown) == sorted(COMMON)
     start = lines.index("Examples, after python -m nocap.train:") + 1
     for line in lines[start : lines.index("", start)]:
-        given = asked(re.split("  +", line.strip())[0].split())
-        assert compose(
-            [
-                f"{override.key_or_group}={next(iter(override.sweep_string_iterator()))}"
-                if override.is_sweep_override()
-                else str(override.input_line)
-                for override in overrides_of(given.overrides, grid=given.grid)
-            ]
-        ), line
+        pattern = re.split("  +", line.strip())
+        given = asked(pattern[0].split())
+        overrides = overrides_of(given.overrides, grid=given.grid)
+        typed = []
+        for override in overrides:
+            if override.is_sweep_override():
+                first = next(iter(override.sweep_string_iterator()))
+                typed.append(f"{override.key_or_group}={first}")
+            else:
+                typed.append(str(override.input_line))
+        assert compose(typed), line
 
 
 def test_help_of_options_has_their_keys_and_of_all_every_key() -> None:
-    chosen, every = (
-        manual(["attention=hybrid", "ideas=[x0]", "seed=3"]),
-        manual([], everything=True),
-    )
-    keys = {*re.findall(r"^  ([\w.]+)=\S", chosen[chosen.index(KEYS) :], re.M)}
+    chosen = manual(["attention=hybrid", "ideas=[x0]", "seed=3"])
+    every = manual([], everything=True)
+    shown_keys = chosen[chosen.index(KEYS) :]
+    keys = {*re.findall(r"^  ([\w.]+)=\S", shown_keys, re.M)}
     assert {"attention.window", "ideas.x0.x0"} < keys
     assert {key.partition(".")[0] for key in keys} == {"attention", "ideas", "seed"}
-    assert {f"trainer.{f.name}" for f in dataclasses.fields(Trainer)} < {
-        *re.findall(r"^  ([\w.]+)=", every, re.M)
-    }
+    matches = {*re.findall(r"^  ([\w.]+)=", every, re.M)}
+    assert {f"trainer.{f.name}" for f in dataclasses.fields(Trainer)} < matches
     assert max(map(len, every.splitlines())) <= outside.WIDTH
-    given = [
-        asked(words.split()).all
-        for words in ("--help all", "all --help", "--help", "seed=0 -h all")
-    ]
+    given = []
+    for words in ("--help all", "all --help", "--help", "seed=0 -h all"):
+        given.append(asked(words.split()).all)
     assert given == [True, True, False, True]
     # a lone `all` is refused as any word
-    assert (asked(["--help", "all", "seed=0"]).overrides, asked(["all"]).overrides) == (
-        ["seed=0"],
-        ["all"],
-    )
+    overrides = asked(["--help", "all", "seed=0"]).overrides
+    assert overrides == ["seed=0"]
+    assert asked(["all"]).overrides == ["all"]
 
 
 def test_help_shows_values_choices_and_comments_of_the_chosen() -> None:
     words = ["attention=hybrid", "data=text", "ideas=[x0]", "trainer.steps=3"]
     shown = manual(words, everything=True)
-    for line in (
+    cases = (
         r"  attention  +flash, gqa, hybrid",
         r"  attention\.n_kv_heads=\$\{model\.n_head\}  ",
         r"attention=hybrid  Layers take their kind from `pattern`",
@@ -486,7 +504,8 @@ def test_help_shows_values_choices_and_comments_of_the_chosen() -> None:
         r"  search\.sampler=…, which must be given  +tpe \(tree-structured",
         r"  search\.trials=20  +how many; ",
         r"  hydra\.launcher\.jobs=null  +cells at once, ",
-    ):
+    )
+    for line in cases:
         assert re.search(f"^{line}", shown, re.M), line
     assert not re.search("schema|muon_lr", shown)
     sweeps = re.findall(r"^  (?!search=|hydra/|--)(\S.*?)  ", SWEEPS, re.M)
@@ -497,21 +516,21 @@ def test_help_shows_values_choices_and_comments_of_the_chosen() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("word", "says"),
-    [
-        ("atention=flash", r"atention is no key"),
-        ("trainr.steps=3", r"trainr\.steps is no key \(did you mean trainer\.steps\?\)"),
-        ("trainer.stepz=3", r"trainer\.stepz is no key \(did you mean trainer\.steps\?\)"),
-        ("attention=flsh", r"attention/flsh is no option \(did you mean flash\?\)"),
-        ("model=d12_gqa", r"model/d12_gqa is no option \(did you mean experiment=d12_gqa\?\)"),
-        ("model=d12_fast", r"model/d12_fast is no option \(did you mean experiment=d12_fast\?\)"),
-        (
-            "experiment=first_run",
-            r"experiment must be left out of --help: --cfg job prints what it sets, got ",
-        ),
-    ],
-)
+HELP_REFUSED = [
+    ("atention=flash", r"atention is no key"),
+    ("trainr.steps=3", r"trainr\.steps is no key \(did you mean trainer\.steps\?\)"),
+    ("trainer.stepz=3", r"trainer\.stepz is no key \(did you mean trainer\.steps\?\)"),
+    ("attention=flsh", r"attention/flsh is no option \(did you mean flash\?\)"),
+    ("model=d12_gqa", r"model/d12_gqa is no option \(did you mean experiment=d12_gqa\?\)"),
+    ("model=d12_fast", r"model/d12_fast is no option \(did you mean experiment=d12_fast\?\)"),
+    (
+        "experiment=first_run",
+        r"experiment must be left out of --help: --cfg job prints what it sets, got ",
+    ),
+]
+
+
+@pytest.mark.parametrize(("word", "says"), HELP_REFUSED)
 def test_help_refuses(word: str, says: str) -> None:
     with pytest.raises(ValueError, match=f"^{says}"):
         manual([word])
@@ -573,16 +592,16 @@ def test_the_next_hydra_composes_the_same_runs_and_refuses_in_the_same_words(tmp
             f"{' and '.join(NEXT)} cannot be installed: "
             f"{installed.stderr.strip().splitlines()[-1:]}"
         )
-    chosen = [
-        [f"ideas=[{o}]" if g == "ideas" else f"{g}={o}", *MANDATORY.get(o, [])] for g, o in CHOICES
-    ]
+    chosen = []
+    for g, o in CHOICES:
+        chosen.append([f"ideas=[{o}]" if g == "ideas" else f"{g}={o}", *MANDATORY.get(o, [])])
     small = ["trainer.device=cpu", "trainer.precision=fp32", "trainer.threads=1", "model=nano"]
     lines = [[*small, *words, *ONE_ROW] for words in chosen]
-    lines += [
-        [*small, word] for word in (*(f"experiment={name}" for name in EXPERIMENTS), *REFUSED_WORDS)
-    ]
-    now, later = (
-        subprocess.run(
+    for word in (*(f"experiment={name}" for name in EXPERIMENTS), *REFUSED_WORDS):
+        lines.append([*small, word])
+
+    def composed_in(path: str) -> str:
+        return subprocess.run(
             [sys.executable, "-c", COMPOSES],
             input=json.dumps(lines),
             env={**os.environ, "PYTHONPATH": f"{path}{REPO}"},
@@ -590,7 +609,9 @@ def test_the_next_hydra_composes_the_same_runs_and_refuses_in_the_same_words(tmp
             text=True,
             check=True,
         ).stdout
-        for path in ("", f"{tmp_path}{os.pathsep}")
-    )
-    for line, *answers in zip(lines, json.loads(now), json.loads(later), strict=True):
+
+    now = composed_in("")
+    later = composed_in(f"{tmp_path}{os.pathsep}")
+    content = json.loads(now)
+    for line, *answers in zip(lines, content, json.loads(later), strict=True):
         assert answers[0] == answers[1], line

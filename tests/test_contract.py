@@ -16,13 +16,11 @@ from nocap.config.trainer import ActivationCheckpointing
 
 FAR = ("fineweb", "gpt2")  # their bytes are not on this machine
 BESIDE = {"schedule_free": ("schedule=constant",)}
-OPTIONS = [
-    (group, name)
-    for group in CHECKS
-    for name in outside.yamls(group)
-    if name not in FAR
-    and (group != "model" or name == "d12")  # a trial gives every model one shape
-]
+OPTIONS = []
+for own_group in CHECKS:
+    # a trial gives every model one shape
+    names = ["d12"] if own_group == "model" else outside.yamls(own_group)
+    OPTIONS += [(own_group, name) for name in names if name not in FAR]
 IN_GRAPH = ("mlp", "norm", "position")
 KINDS = [kind.value for kind in ActivationCheckpointing]
 
@@ -39,7 +37,8 @@ def passes(trial: OptionTrial, *, without: Collection[Check] = (*TRAINED, grid, 
 @pytest.mark.slow
 @pytest.mark.parametrize(("group", "name"), OPTIONS, ids=lambda word: word)
 def test_an_option_of_nocaps_own_passes(group: str, name: str, tmp_path: Path) -> None:
-    passes(OptionTrial(group=group, name=name, more=BESIDE.get(name, ()), folder=tmp_path))
+    more = BESIDE.get(name, ())
+    passes(OptionTrial(group=group, name=name, more=more, folder=tmp_path))
 
 
 @pytest.mark.slow
@@ -61,7 +60,8 @@ def test_options_compile(at: int, tmp_path: Path) -> None:
     """Each attention, beside each other part of a block, each kind of activation checkpointing and
     a loss in chunks in turn; ideas: tests/test_together.py."""
     names = {group: sorted(outside.yamls(group)) for group in ("attention", *IN_GRAPH)}
-    assert max(map(len, names.values())) == len(names["attention"])
+    expected = len(names["attention"])
+    assert max(map(len, names.values())) == expected
     more = [f"{group}={names[group][at % len(names[group])]}" for group in IN_GRAPH]
     more += [
         "model.logit_softcap=5",
@@ -69,7 +69,6 @@ def test_options_compile(at: int, tmp_path: Path) -> None:
         f"objective.loss_chunks={1 + at % 3}",
     ]
     more += [f"trainer.activation_checkpointing={KINDS[at % len(KINDS)]}"]
-    trial = OptionTrial(
-        group="attention", name=names["attention"][at], more=tuple(more), folder=tmp_path
-    )
+    attention = names["attention"][at]
+    trial = OptionTrial(group="attention", name=attention, more=tuple(more), folder=tmp_path)
     passes(trial, without={*CHECKS["attention"]} - {compiles})

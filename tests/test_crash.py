@@ -37,15 +37,14 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from nocap.launch.plan import Plan, outcome, sound
 from nocap.store.checkpoints import unfinished
 from nocap.store.record import Metrics
-from nocap.store.runs import load
+from nocap.store.runs import load_runs
 from nocap.training import checkpoint
 from tests.attempts import digests, in_a_child, killed_at, state_of, steady
 from tests.conftest import rows_of, the_run
 from tests.in_process import STEPS, planned, start
 
-Op = tuple[
-    str, ...
-]  # write PATH, sync PATH, make PATH, move PATH PATH, remove PATH; paths below the root
+# write PATH, sync PATH, make PATH, move PATH PATH, remove PATH; paths below the root
+Op = tuple[str, ...]
 Tree = dict[str, bytes | None]  # path → content; None for a folder
 
 
@@ -67,13 +66,17 @@ class Recorder:
         if not isinstance(path, str | os.PathLike):
             return None
         whole = os.path.abspath(os.fspath(path))
-        return os.path.relpath(whole, self.root) if whole.startswith(f"{self.root}/") else None
+        if whole.startswith(f"{self.root}/"):
+            return os.path.relpath(whole, self.root)
+        return None
 
     def look(self) -> None:
         """Note what was written since the last look: Python's buffers and safetensors write without
         a call that can be seen."""
-        for path in filter(Path.is_file, sorted(self.root.rglob("*"))):
-            status, name = path.stat(), str(path.relative_to(self.root))
+        paths = self.root.rglob("*")
+        for path in filter(Path.is_file, sorted(paths)):
+            status = path.stat()
+            name = str(path.relative_to(self.root))
             stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
             if self._known.get(name) != stamp:
                 self._known[name] = stamp
@@ -92,10 +95,9 @@ class Recorder:
             return
         self.recording = False
         try:
-            paths = [
-                self.inside(path)
-                for path in (arguments[:2] if event == "os.rename" else arguments[:1])
-            ]
+            paths = []
+            for path in arguments[:2] if event == "os.rename" else arguments[:1]:
+                paths.append(self.inside(path))
             # relative to an open folder, as rmtree removes
             if event in ("os.remove", "os.rmdir") and arguments[1] not in (-1, None):
                 folder = os.readlink(f"/proc/self/fd/{arguments[1]}")
@@ -108,10 +110,10 @@ class Recorder:
 @contextmanager
 def recorded(root: Path) -> Iterator[Recorder]:
     root.mkdir()
-    made, sync = Recorder(root), os.fsync
-    sys.addaudithook(
-        made.hook
-    )  # it stays in this process, and does nothing once it does not record
+    made = Recorder(root)
+    sync = os.fsync
+    # it stays in this process, and does nothing once it does not record
+    sys.addaudithook(made.hook)
 
     def fsync(descriptor: int) -> None:
         made.recording = False
@@ -138,7 +140,10 @@ def after(made: Recorder, first: int, *, data: str = "kept", names: str = "kept"
     was synced keeps its own.
     """
     tree: Tree = {}
-    lost = _lost_names(made.ops[:first]) if names == "lost" else set()
+    if names == "lost":
+        lost = _lost_names(made.ops[:first])
+    else:
+        lost = set()
     durable: dict[str, bytes] = {}
     for number, (kind, path, *more) in enumerate(made.ops[:first]):
         if kind == "write":
@@ -158,15 +163,19 @@ def after(made: Recorder, first: int, *, data: str = "kept", names: str = "kept"
         for path, content in tree.items():
             if content is not None and content != durable.get(path, b""):
                 old = durable.get(path, b"")
-                whole = content if content.startswith(old) else b""
-                tree[path] = (
-                    old if data == "lost" else content[: (len(old) + len(whole or content)) // 2]
-                )
-    return {
-        path: content
-        for path, content in tree.items()
-        if all(str(up) in tree for up in Path(path).parents if str(up) != ".")
-    }
+                if content.startswith(old):
+                    whole = content
+                else:
+                    whole = b""
+                if data == "lost":
+                    tree[path] = old
+                else:
+                    tree[path] = content[: (len(old) + len(whole or content)) // 2]
+    rows = {}
+    for path, content in tree.items():
+        if all(str(up) in tree for up in Path(path).parents if str(up) != "."):
+            rows[path] = content
+    return rows
 
 
 def _move(tree: dict[str, Any], old: str, new: str) -> None:
@@ -182,8 +191,9 @@ def _lost_names(ops: Sequence[Op]) -> set[int]:
         if kind == "sync":
             open_.pop(path, None)
         elif kind in ("move", "remove"):
-            open_.setdefault(str(Path(more[0] if more else path).parent), []).append(number)
-    return {number for numbers in open_.values() for number in numbers}
+            parent = str(Path(more[0] if more else path).parent)
+            open_.setdefault(parent, []).append(number)
+    return set(itertools.chain(*open_.values()))
 
 
 def states(made: Recorder, every: int = 1) -> Iterator[tuple[str, Tree]]:
@@ -192,7 +202,8 @@ def states(made: Recorder, every: int = 1) -> Iterator[tuple[str, Tree]]:
     for first in [*range(0, len(made.ops), every), len(made.ops)]:
         for data, names in itertools.product(("kept", "cut", "lost"), ("kept", "lost")):
             tree = after(made, first, data=data, names=names)
-            if (mark := hash(tuple(sorted(tree.items(), key=lambda item: item[0])))) not in marks:
+            files = sorted(tree.items(), key=lambda item: item[0])
+            if (mark := hash(tuple(files))) not in marks:
                 marks.add(mark)
                 yield f"after {first} calls, data {data}, names {names}", tree
 
@@ -204,7 +215,8 @@ def put(tree: Tree, root: Path) -> None:
         if content is None:
             (root / path).mkdir(parents=True, exist_ok=True)
         else:
-            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            parent = (root / path).parent
+            parent.mkdir(parents=True, exist_ok=True)
             (root / path).write_bytes(content)
 
 
@@ -231,7 +243,8 @@ def twin(tmp_path_factory: pytest.TempPathFactory) -> Twin:
 
 def durable_step(made: Recorder, first: int) -> int:
     """The newest checkpoint whose place was synced."""
-    steps, waiting = [0], 0
+    steps = [0]
+    waiting = 0
     for kind, path, *more in made.ops[:first]:
         if kind == "move" and Path(more[0]).name.startswith("step-"):
             waiting = int(Path(more[0]).name[5:])
@@ -244,8 +257,9 @@ def check(what: str, at: Path, twin: Twin, *, least: int) -> None:
     """Read the state as a resume would."""
     this = planned(at)
     if outcome(this) is not None:
-        assert load([this.run_dir]).unreadable == {}, what
-        assert state_of(this.run_dir) == state_of(twin.this.run_dir), what
+        assert load_runs([this.run_dir]).unreadable == {}, what
+        state = state_of(twin.this.run_dir)
+        assert state_of(this.run_dir) == state, what
     usable = checkpoint.find(this.run_dir / "checkpoints")
     assert usable.step >= least, (
         f"{what}: the checkpoint of step {least} was whole; {usable.invalid}"
@@ -253,10 +267,12 @@ def check(what: str, at: Path, twin: Twin, *, least: int) -> None:
     assert not usable.invalid or usable.path is not None, f"{what}: {usable.invalid}"
     if usable.path is not None:
         rows = Metrics(this.run_dir / "metrics.jsonl")
-        rows.put_back((usable.path / "metrics.jsonl").read_bytes(), source="it")
-        losses = [
-            row["train/loss"] for row in rows_of(twin.this.run_dir) if row["step"] < usable.step
-        ]
+        content = (usable.path / "metrics.jsonl").read_bytes()
+        rows.put_back(content, source="it")
+        losses = []
+        for row in rows_of(twin.this.run_dir):
+            if row["step"] < usable.step:
+                losses.append(row["train/loss"])
         assert [row["train/loss"] for row in rows.rows()] == losses, what
 
 
@@ -264,7 +280,8 @@ def resumes_to_the_same_bits(what: str, at: Path, twin: Twin) -> None:
     this = planned(at)
     if outcome(this) is None:
         start(this)
-    assert state_of(this.run_dir) == state_of(twin.this.run_dir), what
+    state = state_of(twin.this.run_dir)
+    assert state_of(this.run_dir) == state, what
     assert outcome(planned(at)) is not None, what
     assert unfinished(this.run_dir / "checkpoints") == [], what
 
@@ -272,7 +289,8 @@ def resumes_to_the_same_bits(what: str, at: Path, twin: Twin) -> None:
 def test_the_recording_replays_to_what_is_there(twin: Twin, tmp_path: Path) -> None:
     put(after(twin.made, len(twin.made.ops)), tmp_path / "again")
     assert digests(tmp_path / "again") == digests(twin.made.root)
-    assert {op[0] for op in twin.made.ops} == {"write", "sync", "make", "move", "remove"}
+    expected = {"write", "sync", "make", "move", "remove"}
+    assert {op[0] for op in twin.made.ops} == expected
 
 
 @pytest.mark.timeout(1800)
@@ -284,15 +302,19 @@ def test_the_recording_replays_to_what_is_there(twin: Twin, tmp_path: Path) -> N
 def test_every_cut_of_a_run_is_read_as_the_right_checkpoint_and_some_resume(
     every: int, resumed: float, twin: Twin, tmp_path: Path
 ) -> None:
-    chance, read, trained = random.Random(13), 0, 0
+    chance = random.Random(13)
+    read = 0
+    trained = 0
     for what, tree in states(twin.made, every):
         put(tree, tmp_path / "state")
-        check(what, tmp_path / "state", twin, least=durable_step(twin.made, int(what.split()[1])))
+        step = int(what.split()[1])
+        check(what, tmp_path / "state", twin, least=durable_step(twin.made, step))
         read += 1
         if chance.random() < resumed:
             resumes_to_the_same_bits(what, tmp_path / "state", twin)
             trained += 1
-    assert (read > 300 / every, trained > read * resumed / 3) == (True, True), (read, trained)
+    assert read > 300 / every, (read, trained)
+    assert trained > read * resumed / 3, (read, trained)
 
 
 def test_a_save_that_is_not_synced_would_be_found_out(
@@ -306,14 +328,16 @@ def test_a_save_that_is_not_synced_would_be_found_out(
     invalid = 0
     for _, tree in states(made, 25):
         put(tree, tmp_path / "state")
-        invalid += len(checkpoint.find(planned(tmp_path / "state").run_dir / "checkpoints").invalid)
+        run_dir = planned(tmp_path / "state").run_dir
+        invalid += len(checkpoint.find(run_dir / "checkpoints").invalid)
     assert invalid > 2
 
 
 # --- a life ---------------------------------------------------------------------------------------
 
 CODES = {"finished": 0, "preempted": 75}
-REFUSED, CRASHED = 2, 1
+REFUSED = 2
+CRASHED = 1
 DAMAGES: dict[str, Callable[[bytes, int], bytes]] = {
     "flipped": lambda content, at: content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :],
     "cut": lambda content, at: content[:at],
@@ -333,20 +357,22 @@ def trained(
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (full_at, resource.RLIM_INFINITY))
     this = planned(out, *words)
-    return 0 if sound(this) is not None else CODES[start(this, **how).status]
+    if sound(this) is not None:
+        return 0
+    return CODES[start(this, **how).status]
 
 
 class Life(RuleBasedStateMachine):
     """Of one run."""
 
-    twin: tuple[
-        dict[str, str], list[dict[str, object]]
-    ]  # what a run leaves that nothing happened to
+    # what a run leaves that nothing happened to
+    twin: tuple[dict[str, str], list[dict[str, object]]]
 
     def __init__(self) -> None:
         super().__init__()
         self.root = Path(tempfile.mkdtemp(prefix="nocap-life-"))
-        self.out, self.told = self.root / "out", self.root / "told"
+        self.out = self.root / "out"
+        self.told = self.root / "told"
         self.out.mkdir()
         self.damaged: set[Path] = set()
 
@@ -358,9 +384,8 @@ class Life(RuleBasedStateMachine):
 
     def files(self) -> list[Path]:
         """What damage may meet. `train.log` is for people: no reader of a record reads it."""
-        there = [
-            path for path in sorted(self.out.rglob("*")) if path.is_file() and not path.is_symlink()
-        ]
+        paths = sorted(self.out.rglob("*"))
+        there = [path for path in paths if path.is_file() and not path.is_symlink()]
         return [path for path in there if path.name != "train.log" and ".lease" not in path.parts]
 
     def give(self, *codes: int, **how: Any) -> int:

@@ -26,17 +26,11 @@ ARMS = {"gpt2-flash-gelu4x": {}, "gpt2-gqa-gelu4x": {"attention.n_kv_heads": 2}}
 @pytest.fixture
 def grid(tmp_path: Path) -> Path:
     """Two arms of three seeds."""
-    runs = [
-        write_run(
-            tmp_path,
-            words=words,
-            seed=seed,
-            config=config,
-            loss=3.3 + len(config) / 100 + seed / 1000,
-        )
-        for words, config in ARMS.items()
-        for seed in range(3)
-    ]
+    runs = []
+    for words, config in ARMS.items():
+        for seed in range(3):
+            loss = 3.3 + len(config) / 100 + seed / 1000
+            runs.append(write_run(tmp_path, words=words, seed=seed, config=config, loss=loss))
     folder = tmp_path / "grids" / "attention-seed"
     folder.mkdir(parents=True)
     cells = [{"identity": run.name.rpartition("-")[2], "run": run.name} for run in runs]
@@ -74,11 +68,12 @@ def test_a_grid_has_its_curves_by_arm_and_its_verdicts(grid: Path, tmp_path: Pat
     assert final.range_x[0] < 3.3 < 3.312 < final.range_x[1] < 3.32, (
         "the losses at the end and little else"
     )
-    assert curves[0].range_x == (pytest.approx(0.1 * STEPS[-1]), None), (
-        "the first tenth is out of sight"
-    )
-    assert curves[0].range_y[0] < 3.3 < curves[0].range_y[1] < 3.312 + 2.0
-    assert [(str(getattr(panel.x, "name", panel.x)), panel.y[0].name) for panel in curves] == [
+    expected = (pytest.approx(0.1 * STEPS[-1]), None)
+    assert curves[0].range_x == expected, "the first tenth is out of sight"
+    first_range = curves[0].range_y
+    assert first_range[0] < 3.3 < curves[0].range_y[1] < 3.312 + 2.0
+    axes = [(str(getattr(panel.x, "name", panel.x)), panel.y[0].name) for panel in curves]
+    assert axes == [
         ("step", "eval/loss"),
         ("tokens", "eval/loss"),
         ("clock/train_s", "eval/loss"),
@@ -86,32 +81,34 @@ def test_a_grid_has_its_curves_by_arm_and_its_verdicts(grid: Path, tmp_path: Pat
     ]
     assert "summary:verdict" in workspace.runset_settings.pinned_columns
     lines = {panel.title for panel in sections["Where the time went"]}
-    assert ("train, s" in lines, "teacher, s" in lines) == (True, False), (
-        "no line that is always zero"
-    )
+    assert "train, s" in lines, "no line that is always zero"
+    assert "teacher, s" not in lines, "no line that is always zero"
     (verdicts,) = sections.pop("Verdicts")
-    drawn = [panel for panels in sections.values() for panel in panels]
-    assert {(panel.groupby_aggfunc, panel.groupby_rangefunc) for panel in drawn} == {
-        ("mean", "stddev")
-    }
+    drawn = []
+    for panels in sections.values():
+        drawn.extend(panels)
+    functions = {(panel.groupby_aggfunc, panel.groupby_rangefunc) for panel in drawn}
+    assert functions == {("mean", "stddev")}
     assert [key.name for key in workspace.runset_settings.groupby] == ["arm", "arm_id"]
-    ids = [run.name.rpartition("-")[2] for run in (tmp_path / "runs").iterdir()]
-    assert all(identity in str(workspace.runset_settings.filters) for identity in ids)
+    paths = (tmp_path / "runs").iterdir()
+    ids = [run.name.rpartition("-")[2] for run in paths]
+    for identity in ids:
+        assert identity in str(workspace.runset_settings.filters)
     (gqa,) = [line for line in verdicts.markdown.splitlines() if line.startswith("| gqa | 3 |")]
     assert "| 3.3110 |" in gqa
     assert "| higher loss by 0.0100" in gqa
     assert report.blocks[0].text == verdicts.markdown
     grids = [block.panels for block in report.blocks if hasattr(block, "runsets")]
     assert [*map(len, grids)] == [*map(len, sections.values())]
-    runsets = [
-        runset for block in report.blocks if hasattr(block, "runsets") for runset in block.runsets
-    ]
+    runsets = []
+    for block in report.blocks:
+        if hasattr(block, "runsets"):
+            runsets.extend(block.runsets)
     assert {tuple(runset.groupby) for runset in runsets} == {
         ("config.arm.value", "config.arm_id.value")
     }
-    assert len({(panel.layout.x, panel.layout.y) for panel in grids[0]}) == len(grids[0]), (
-        "side by side"
-    )
+    places = {(panel.layout.x, panel.layout.y) for panel in grids[0]}
+    assert len(places) == len(grids[0]), "side by side"
 
 
 def test_the_variables_of_wandb_say_where_the_runs_are(
@@ -124,7 +121,8 @@ def test_the_variables_of_wandb_say_where_the_runs_are(
     assert shown.entity == "team"
     monkeypatch.setattr("wandb.login", MagicMock(side_effect=AssertionError("nobody needs to ask")))
     refuse = MagicMock(side_effect=RuntimeError("no such project"))
-    monkeypatch.setattr(dashboard._library()[0].Workspace, "save", refuse)
+    workspace = dashboard._library()[0].Workspace
+    monkeypatch.setattr(workspace, "save", refuse)
     assert dashboard.main([str(grid)]) == 1
 
 
@@ -134,7 +132,8 @@ def damaged(run: Path) -> str:
 
 
 def preempted(run: Path) -> str:
-    write_summary(run, {**json.loads((run / "summary.json").read_text()), "status": "preempted"})
+    content = json.loads((run / "summary.json").read_text())
+    write_summary(run, {**content, "status": "preempted"})
     return f"{run.name} (preempted"
 
 
@@ -170,7 +169,8 @@ def test_without_a_login_the_library_or_a_server_one_line_says_so(
     grid: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     refuse = MagicMock(side_effect=RuntimeError("no such project"))
-    monkeypatch.setattr(dashboard._library()[0].Workspace, "save", refuse)
+    workspace = dashboard._library()[0].Workspace
+    monkeypatch.setattr(workspace, "save", refuse)
     assert dashboard.main([str(grid), "--entity", "e"]) == 1
     assert capsys.readouterr().err == "nocap: W&B: not written: no such project\n"
     monkeypatch.setattr("wandb.login", lambda **settings: False)
@@ -199,10 +199,14 @@ def test_each_run_gets_the_verdict_of_its_arm(
         monkeypatch.setattr(made, "save", lambda self: None)
         monkeypatch.setattr(made, "url", "https://example.org")
     assert dashboard.main([str(grid), "--entity", "e", "--project", "p"]) == 0
-    assert all(summary.update.called for summary in summaries.values())
+    for summary in summaries.values():
+        assert summary.update.called
     expected = dict[str, tuple[str, str]]()
     for folder in (tmp_path / "runs").iterdir():
-        verdict = "worse" if "gqa" in folder.name else "baseline"
+        if "gqa" in folder.name:
+            verdict = "worse"
+        else:
+            verdict = "baseline"
         expected[f"e/p/{id_of(folder)}"] = ("verdict", verdict)
     found = {path: summary.__setitem__.call_args.args for path, summary in summaries.items()}
     assert found == expected
@@ -221,7 +225,8 @@ def test_a_second_dashboard_takes_the_place_of_the_first(
 
     def save_workspace(made: Any) -> None:
         before.append(("workspace", made._internal_id))
-        made._internal_id, made._internal_name = "W", "nw-W"
+        made._internal_id = "W"
+        made._internal_name = "nw-W"
 
     def save_report(made: Any) -> None:
         before.append(("report", made.id))
@@ -234,7 +239,8 @@ def test_a_second_dashboard_takes_the_place_of_the_first(
     monkeypatch.setattr("wandb.Api", MagicMock())
     for project in ("p", "p", "other"):
         assert dashboard.main([str(grid), "--entity", "e", "--project", project]) == 0
-    first, second = [("workspace", ""), ("report", "")], [("workspace", "W"), ("report", "R")]
+    first = [("workspace", ""), ("report", "")]
+    second = [("workspace", "W"), ("report", "R")]
     assert before == [*first, *second, *first]
 
 
@@ -250,7 +256,8 @@ def test_a_grid_of_two_keys_has_its_runs_as_lines_through_them(tmp_path: Path) -
                 cells.append({"identity": run.name.rpartition("-")[2], "run": run.name})
     folder = tmp_path / "grids" / "two-keys"
     folder.mkdir(parents=True)
-    (folder / "grid.json").write_text(json.dumps({"name": folder.name, "cells": cells}))
+    content = {"name": folder.name, "cells": cells}
+    (folder / "grid.json").write_text(json.dumps(content))
     workspace, _ = read_back(written(str(folder), "--entity", "e", to=tmp_path / "made.json"))
     (lines,) = next(section.panels for section in workspace.sections if section.name == "By key")
     named = [column.metric.name for column in lines.columns]

@@ -55,11 +55,11 @@ def documents(paths) -> list[bytes]:
 
 
 def both(dataset) -> list[bytes]:
-    return [
-        piece
-        for part in (dataset.train, dataset.val)
-        for piece in documents([shard.path for shard in part])
-    ]
+    pieces: list[bytes] = []
+    for part in (dataset.train, dataset.val):
+        paths = [shard.path for shard in part]
+        pieces.extend(documents(paths))
+    return pieces
 
 
 def lines(count: int, mark: str) -> str:
@@ -72,13 +72,18 @@ def text(tmp_path):
 
     def call(files: dict[str, str], paths="", fraction: float = 0.3, cache: str = "cache"):
         for name, content in files.items():
-            (tmp_path / "t" / name).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / "t" / name).write_bytes(
-                content if isinstance(content, bytes) else content.encode()
-            )
-        paths = [
-            str(tmp_path / "t" / path) for path in (paths if isinstance(paths, list) else [paths])
-        ]
+            parent = (tmp_path / "t" / name).parent
+            parent.mkdir(parents=True, exist_ok=True)
+            if isinstance(content, bytes):
+                raw = content
+            else:
+                raw = content.encode()
+            (tmp_path / "t" / name).write_bytes(raw)
+        if isinstance(paths, list):
+            patterns = paths
+        else:
+            patterns = [paths]
+        paths = [str(tmp_path / "t" / pattern) for pattern in patterns]
         data = Text(**COMMON, val_fraction=fraction, path=paths if len(paths) > 1 else paths[0])
         return prepare(data, BYTES, cache_dir=tmp_path / cache)
 
@@ -102,7 +107,8 @@ def python_folder(tmp_path):
         NO_DOCUMENTS, b"none\n"
     )
     for name, content in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        parent = (folder / name).parent
+        parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
     return folder
 
@@ -124,7 +130,8 @@ def test_stdlib_documents_are_the_files(python_folder, stdlib):
     assert 5 < len(split["val"]) < 20
     assert {name: documents(getattr(shard_set, name)) for name in split} == split
     assert shard_set.source["skipped"] == ["pkg1/latin.py"]
-    assert shard_set.source["documents"] == {name: len(part) for name, part in split.items()}
+    expected = {name: len(part) for name, part in split.items()}
+    assert shard_set.source["documents"] == expected
 
 
 def test_a_made_set_is_made_once_and_follows_its_files(
@@ -132,7 +139,8 @@ def test_a_made_set_is_made_once_and_follows_its_files(
 ):
     first = stdlib()
     folder = first.train[0].parent
-    hashes = {path.name: path.read_bytes() for path in folder.glob("*.bin")}
+    paths = folder.glob("*.bin")
+    hashes = {path.name: path.read_bytes() for path in paths}
     with monkeypatch.context() as patch:
         patch.setattr(made, "_make", None)
         assert stdlib() == first
@@ -150,14 +158,18 @@ def test_racing_processes_all_succeed(stdlib, tmp_path):
     barrier = threading.Barrier(6)
     with ThreadPoolExecutor(6) as pool:
         shard_sets = list(pool.map(lambda _: (barrier.wait(), stdlib())[1], range(6)))
-    assert all(shard_set == shard_sets[0] for shard_set in shard_sets)
-    assert not list((tmp_path / "cache" / "corpora").glob(".*.tmp"))
+    for shard_set in shard_sets:
+        assert shard_set == shard_sets[0]
+    paths = (tmp_path / "cache" / "corpora").glob(".*.tmp")
+    assert not list(paths)
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "train_000000.bin"])
 def test_a_damaged_set_is_refused_with_the_remedy(tmp_path, name):
-    folder = Path(prepare(chain(), BYTES, cache_dir=tmp_path).train[0].path).parent
-    (folder / name).write_bytes((folder / name).read_bytes()[:-2] + b"\x01\x00")
+    train = prepare(chain(), BYTES, cache_dir=tmp_path).train
+    folder = Path(train[0].path).parent
+    content = (folder / name).read_bytes()[:-2]
+    (folder / name).write_bytes(content + b"\x01\x00")
     os.utime(folder / name, ns=(1, 1))
     with pytest.raises(ValueError, match=f"remove {folder} to have it made again"):
         prepare(chain(), BYTES, cache_dir=tmp_path)
@@ -168,14 +180,15 @@ def test_one_big_file_gives_both_splits_and_every_byte_once(text):
     dataset = text({"book.txt": whole}, "book.txt")
     # Put back in the file's order, the documents are the file: nothing lost, nothing twice, and cut
     # at line ends only.
-    pieces, val = (
-        sorted(both(dataset), key=whole.index),
-        documents([shard.path for shard in dataset.val]),
-    )
+    pieces = sorted(both(dataset), key=whole.index)
+    val = documents([shard.path for shard in dataset.val])
+
     assert b"".join(pieces) == whole
-    assert all(piece.endswith(b"\n") for piece in pieces)
+    for piece in pieces:
+        assert piece.endswith(b"\n")
     # Neighbours in one split are one document: training and validation take turns.
-    assert all((first in val) != (second in val) for first, second in pairwise(pieces))
+    for first, second in pairwise(pieces):
+        assert (first in val) != (second in val)
     assert 0.1 < sum(map(len, val)) / len(whole) < 0.5
 
 
@@ -200,12 +213,14 @@ def test_the_share_of_validation_in_training_is_that_of_all_passages(tmp_path, m
     """Counted here one by one; in chunks of which a passage spans two, and with a sixteenth of
     them."""
     chance = np.random.default_rng(0)
-    train, own = chance.integers(0, 300, 20_000), chance.integers(0, 300, 6_000)
-    val = np.concatenate([own[:3000], train[7000:10_000], own[3000:]])
-    windows = [
-        {row.tobytes() for row in np.lib.stride_tricks.sliding_window_view(side, overlap.PASSAGE)}
-        for side in (train, val)
-    ]
+    train = chance.integers(0, 300, 20_000)
+    own = chance.integers(0, 300, 6_000)
+    three_parts = [own[:3000], train[7000:10_000], own[3000:]]
+    val = np.concatenate(three_parts)
+    windows = []
+    for side in (train, val):
+        windows_of_side = np.lib.stride_tricks.sliding_window_view(side, overlap.PASSAGE)
+        windows.append({row.tobytes() for row in windows_of_side})
     expected = len(windows[0] & windows[1]) / len(windows[1])
     scanned = {}
     for name, tokens in (("train", train), ("val", val)):
@@ -219,7 +234,8 @@ def test_the_share_of_validation_in_training_is_that_of_all_passages(tmp_path, m
 
 
 def test_shards_that_validate_on_a_part_of_training_are_refused(folder, cache):
-    tokens = np.random.default_rng(0).integers(0, 256, 5000)
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, 256, 5000)
     write_shard(folder / "train_2.bin", tokens)
     write_shard(folder / "val_1.bin", tokens[1000:3000])
     with pytest.raises(
@@ -246,7 +262,8 @@ def test_moving_the_text_does_not_change_the_shards(text):
 def test_a_file_named_twice_counts_once_hidden_ones_do_not_and_of_one_name_both(text, tmp_path):
     (tmp_path / "t").mkdir()
     (tmp_path / "t" / "link.txt").symlink_to("a.txt")
-    dataset = text({"a.txt": lines(5000, "a"), ".secret": b"\xff"}, ["a.txt", "", "*.txt"])
+    files = {"a.txt": lines(5000, "a"), ".secret": b"\xff"}
+    dataset = text(files, ["a.txt", "", "*.txt"])
     assert dataset.source["files"] == 1
     dataset = text({"1/notes.txt": "one", "2/notes.txt": "two"}, ["1/notes.txt", "2/notes.txt"])
     assert sorted(both(dataset)) == [b"one", b"two"]
@@ -259,16 +276,14 @@ def test_a_text_is_on_one_side_whatever_it_is_called_and_however_often_it_is_the
     val = documents([shard.path for shard in twice.val])
     train = documents([shard.path for shard in twice.train])
     assert not {*val} & {*train}
-    assert {*val} == {*documents([shard.path for shard in once.val])}
+    paths = [shard.path for shard in once.val]
+    assert {*val} == {*documents(paths)}
 
 
 def test_a_text_has_one_split_under_twelve_names(text):
-    names = [
-        f"{folder}{number}.{end}"
-        for folder in ("", "chapters/")
-        for number in (1, 12, 123)
-        for end in ("txt", "md")
-    ]
+    names = []
+    for stem in ("1", "12", "123", "chapters/1", "chapters/12", "chapters/123"):
+        names += [f"{stem}.txt", f"{stem}.md"]
     prints = [text({name: lines(40_000, "line")}, name, cache=name).fingerprint for name in names]
     assert len(names) == 12
     assert len({*prints}) == 1
@@ -293,42 +308,44 @@ def test_a_link_to_a_folder_among_texts_is_refused(text, tmp_path):
 
 @pytest.mark.parametrize("fraction", [1e-9, 1 - 1e-9])
 def test_both_splits_get_a_piece_at_any_fraction(text, fraction):
-    assert 1 in text({"a.txt": lines(5000, "a")}, fraction=fraction).source["documents"].values()
+    source = text({"a.txt": lines(5000, "a")}, fraction=fraction).source
+    assert 1 in source["documents"].values()
 
 
 NONE = "data.path must match at least one file"
 TWO_PIECES = b"ok\n" * 20_000
 
 
-@pytest.mark.parametrize(
-    ("files", "path", "words"),
-    [
-        ({}, "absent.txt", NONE),
-        ({}, "*.txt", NONE),
-        ({".hidden": b"x"}, "", NONE),
-        (
-            {"a.txt": b""},
-            "a.txt",
-            "data.path must hold more than 32 KiB of different text, .* got 0 bytes",
-        ),
-        ({"a.txt": b"same", "b.txt": b"same"}, "", "different text, .* got 4 bytes"),
-        ({"a.txt": b"short\n"}, "a.txt", "got 6 bytes"),
-        (
-            {"a.txt": TWO_PIECES + b"caf\xe9 ole\n"},
-            "a.txt",
-            r"a\.txt: data.path must hold UTF-8 text, got byte 0xe9 at offset 60003",
-        ),
-        ({"a.txt": TWO_PIECES + b"caf\xc3"}, "", r"a\.txt: .*got byte 0xc3 at offset 60003"),
-        ({"a.txt": b"\x80" * 70_000}, "", r"got byte 0x80 at offset 0"),
-    ],
-)
+USELESS_TEXTS = [
+    ({}, "absent.txt", NONE),
+    ({}, "*.txt", NONE),
+    ({".hidden": b"x"}, "", NONE),
+    (
+        {"a.txt": b""},
+        "a.txt",
+        "data.path must hold more than 32 KiB of different text, .* got 0 bytes",
+    ),
+    ({"a.txt": b"same", "b.txt": b"same"}, "", "different text, .* got 4 bytes"),
+    ({"a.txt": b"short\n"}, "a.txt", "got 6 bytes"),
+    (
+        {"a.txt": TWO_PIECES + b"caf\xe9 ole\n"},
+        "a.txt",
+        r"a\.txt: data.path must hold UTF-8 text, got byte 0xe9 at offset 60003",
+    ),
+    ({"a.txt": TWO_PIECES + b"caf\xc3"}, "", r"a\.txt: .*got byte 0xc3 at offset 60003"),
+    ({"a.txt": b"\x80" * 70_000}, "", r"got byte 0x80 at offset 0"),
+]
+
+
+@pytest.mark.parametrize(("files", "path", "words"), USELESS_TEXTS)
 def test_text_that_cannot_be_used_is_refused_and_leaves_no_half_made_set(
     tmp_path, text, files, path, words
 ):
     (tmp_path / "t").mkdir()
     with pytest.raises(ValueError, match=rf"\A.*{words}.*\Z"):
         text(files, path)
-    assert not [path for path in (tmp_path / "cache").glob("corpora/*") if path.is_dir()]
+    paths = (tmp_path / "cache").glob("corpora/*")
+    assert not [path for path in paths if path.is_dir()]
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="needs ../shared")
@@ -337,17 +354,20 @@ def test_gpt2_text_decodes_to_the_same_text_as_bytes(text, tmp_path, monkeypatch
     book = (SHARED / "data" / "text" / "books_0.txt").read_text()[:150_000]
     gpt2 = BuiltIn(vocabulary=Vocabulary.gpt2)
     as_bytes = text({"a.txt": book})
-    as_gpt2 = prepare(
-        Text(**COMMON, val_fraction=0.3, path=str(tmp_path / "t")), gpt2, cache_dir=tmp_path
-    )
-    decoded = gpt2.load(cache_dir=tmp_path).decode_bytes(map_tokens(as_gpt2.val[0].path).tolist())
-    assert decoded.split(b"<|endoftext|>")[1:] == documents([as_bytes.val[0].path])
+    path = str(tmp_path / "t")
+    as_gpt2 = prepare(Text(**COMMON, val_fraction=0.3, path=path), gpt2, cache_dir=tmp_path)
+    content = gpt2.load(cache_dir=tmp_path)
+    gpt2_tokens = map_tokens(as_gpt2.val[0].path)
+    decoded = content.decode_bytes(gpt2_tokens.tolist())
+    words = decoded.split(b"<|endoftext|>")[1:]
+    assert words == documents([as_bytes.val[0].path])
 
 
 def test_long_text_fills_several_shards(text, monkeypatch):
     (single,) = text({"a.txt": lines(20_000, "a")}, cache="one").train
     monkeypatch.setattr(made, "SHARD_TOKENS", 50_000)
-    many = [map_tokens(shard.path) for shard in text({}, "a.txt", cache="many").train]
+    train = text({}, "a.txt", cache="many").train
+    many = [map_tokens(shard.path) for shard in train]
     assert len(many) > 1
     np.testing.assert_array_equal(np.concatenate(many), map_tokens(single.path))
 
@@ -359,30 +379,34 @@ def test_the_chain_has_four_equal_successors_and_never_changes(tmp_path):
     dataset = prepare(chain(train_tokens=1_000_000, val_tokens=100_000), BYTES, cache_dir=tmp_path)
     assert [shard.tokens for shard in (*dataset.train, *dataset.val)] == [1_000_000, 100_000]
     hashes = [shard.sha256[:16] for shard in (*dataset.train, *dataset.val)]
-    assert (dataset.source["text"], hashes) == (False, ["0f5c9be4d48b60a0", "17fae311dacbd439"])
+    assert dataset.source["text"] is False
+    assert hashes == ["0f5c9be4d48b60a0", "17fae311dacbd439"]
     tokens = map_tokens(dataset.train[0].path).astype(np.int64)
     counts = np.zeros((257, 257))
-    np.add.at(counts, (tokens[:-1], tokens[1:]), 1)
+    follower = tokens[1:]
+    np.add.at(counts, (tokens[:-1], follower), 1)
     visited = counts.sum(axis=1) > 0  # a few tokens follow no other
     assert visited.mean() > 0.95
-    assert set((counts[visited] > 0).sum(axis=1)) == {4}
+    visits = counts[visited] > 0
+    assert set((visits).sum(axis=1)) == {4}
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    entropy = -(
-        counts / counts.sum() * np.log(shares, where=shares > 0, out=np.zeros_like(shares))
-    ).sum()
+    shares_of_all = counts / counts.sum()
+    logs = np.log(shares, where=shares > 0, out=np.zeros_like(shares))
+    entropy = -(shares_of_all * logs).sum()
     assert entropy == pytest.approx(math.log(4), abs=2e-3)
 
 
 def test_streams_seeds_and_chunks(monkeypatch):
     def walk(**more):
-        return np.concatenate(
-            [*synthetic.tokens(**{"count": 1000, "vocab_size": 257, "seed": 0, "stream": 0} | more)]
-        )
+        keys = {"count": 1000, "vocab_size": 257, "seed": 0, "stream": 0} | more
+        return np.concatenate([*synthetic.tokens(**keys)])
 
     whole = walk()
     assert min((other != whole).mean() for other in (walk(stream=1), walk(seed=1))) > 0.9
     monkeypatch.setattr(synthetic, "CHUNK_TOKENS", 7)
-    assert (walk().tolist(), walk(count=300).tolist()) == (whole.tolist(), whole[:300].tolist())
+    assert walk().tolist() == whole.tolist()
+    expected = whole[:300].tolist()
+    assert walk(count=300).tolist() == expected
 
 
 # --- shards and their scan ------------------------------------------------------------------------
@@ -392,24 +416,26 @@ def raw_shard(
     tokens: list[int], *, magic: int = 20240520, version: int = 1, count: int | None = None
 ) -> bytes:
     """The format, written a second time and without NumPy."""
-    count = len(tokens) if count is None else count
-    return struct.pack("<256i", magic, version, count, *[0] * 253) + struct.pack(
-        f"<{len(tokens)}H", *tokens
-    )
+    if count is None:
+        count = len(tokens)
+    header = struct.pack("<256i", magic, version, count, *[0] * 253)
+    return header + struct.pack(f"<{len(tokens)}H", *tokens)
 
 
 def refusal(path: Path, tmp_path: Path, **more) -> str:
     with pytest.raises(ValueError) as caught:
         scan(path, **{"vocab_size": 257, "cache_dir": tmp_path / "cache"} | more)
     message = str(caught.value)
-    assert (str(path) in message, "\n" in message) == (True, False)
+    assert str(path) in message
+    assert "\n" not in message
     return message
 
 
 @pytest.fixture
 def shard(tmp_path):
     path = tmp_path / "a.bin"
-    path.write_bytes(raw_shard([256, 72, 105, 0]))
+    content = raw_shard([256, 72, 105, 0])
+    path.write_bytes(content)
     return path
 
 
@@ -419,10 +445,14 @@ def scanned(tmp_path, shard):
 
 
 def test_what_is_written_is_the_format(tmp_path):
-    path, raw = tmp_path / "new" / "a.bin", raw_shard([50256, 0, 65535, 7])
-    sha256, tokens = write_shard(path, np.array([50256, 0, 65535, 7])), map_tokens(str(path))
-    assert (path.read_bytes(), os.listdir(path.parent)) == (raw, ["a.bin"])
-    assert (sha256, tokens.tolist()) == (hashlib.sha256(raw).hexdigest(), [50256, 0, 65535, 7])
+    path = tmp_path / "new" / "a.bin"
+    raw = raw_shard([50256, 0, 65535, 7])
+    sha256 = write_shard(path, np.array([50256, 0, 65535, 7]))
+    tokens = map_tokens(str(path))
+    assert path.read_bytes() == raw
+    assert os.listdir(path.parent) == ["a.bin"]
+    assert sha256 == hashlib.sha256(raw).hexdigest()
+    assert tokens.tolist() == [50256, 0, 65535, 7]
     assert tokens.dtype == np.uint16
     with pytest.raises(ValueError, match="read-only"):
         tokens[0] = 1
@@ -439,22 +469,26 @@ def test_writing_refuses_what_uint16_cannot_hold(tmp_path, tokens, got):
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path, shard, monkeypatch):
     before = shard.read_bytes()
-    monkeypatch.setattr(
-        shards.os, "fsync", Mock(side_effect=OSError(28, "No space left on device"))
-    )
+    full_disk = OSError(28, "No space left on device")
+    monkeypatch.setattr(shards.os, "fsync", Mock(side_effect=full_disk))
     with pytest.raises(ValueError, match="No space left"):
         write_shard(shard, np.array([1, 2, 3]))
-    assert (shard.read_bytes(), os.listdir(tmp_path)) == (before, ["a.bin"])
+    assert shard.read_bytes() == before
+    assert os.listdir(tmp_path) == ["a.bin"]
 
 
 def test_a_scan_tells_the_whole_file_however_many_chunks(tmp_path, shard, scanned, monkeypatch):
     small = scanned()
-    assert (small.path, small.tokens, small.max_id) == (str(shard), 4, 256)
-    assert small.sha256 == hashlib.sha256(shard.read_bytes()).hexdigest()
+    assert small.path == str(shard)
+    assert small.tokens == 4
+    assert small.max_id == 256
+    expected = hashlib.sha256(shard.read_bytes()).hexdigest()
+    assert small.sha256 == expected
     write_shard(tmp_path / "b.bin", np.arange(10_000) % 300)
     monkeypatch.setattr(shards, "CHUNK_BYTES", 64)
     big = scanned(tmp_path / "b.bin", 300)
-    assert (big.tokens, big.max_id) == (10_000, 299)
+    assert big.tokens == 10_000
+    assert big.max_id == 299
     assert "got 299 at token 299" in refusal(
         tmp_path / "b.bin", tmp_path, vocab_size=299, cache_dir=tmp_path
     )
@@ -463,25 +497,22 @@ def test_a_scan_tells_the_whole_file_however_many_chunks(tmp_path, shard, scanne
 GOOD = raw_shard([1, 2, 3])
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (b"", "header of 1024 bytes, got a file of 0 bytes"),
-        (GOOD[:1000], "header of 1024 bytes"),
-        (raw_shard([1, 2], magic=20240801), "magic number 20240520, got 20240801"),
-        (raw_shard([1, 2], version=2), "version must be 1, got 2"),
-        (raw_shard([], count=0), "at least 1 token, got 0"),
-        (raw_shard([1], count=-1), "at least 1 token, got -1"),
-        (GOOD[:-2], "truncated: a shard of 3 tokens must have 1030 bytes, got 1028"),
-        (GOOD[:-1], "truncated: a shard of 3 tokens must have 1030 bytes, got 1029"),
-        (GOOD + b"\0", "too long: a shard of 3 tokens must have 1030 bytes, got 1031"),
-        (GOOD + b"\0\0", "too long"),
-        (
-            raw_shard([1, 256, 257, 300]),
-            "below 257, the tokenizer's vocabulary, got 257 at token 2",
-        ),
-    ],
-)
+BAD_FILES = [
+    (b"", "header of 1024 bytes, got a file of 0 bytes"),
+    (GOOD[:1000], "header of 1024 bytes"),
+    (raw_shard([1, 2], magic=20240801), "magic number 20240520, got 20240801"),
+    (raw_shard([1, 2], version=2), "version must be 1, got 2"),
+    (raw_shard([], count=0), "at least 1 token, got 0"),
+    (raw_shard([1], count=-1), "at least 1 token, got -1"),
+    (GOOD[:-2], "truncated: a shard of 3 tokens must have 1030 bytes, got 1028"),
+    (GOOD[:-1], "truncated: a shard of 3 tokens must have 1030 bytes, got 1029"),
+    (GOOD + b"\0", "too long: a shard of 3 tokens must have 1030 bytes, got 1031"),
+    (GOOD + b"\0\0", "too long"),
+    (raw_shard([1, 256, 257, 300]), "below 257, the tokenizer's vocabulary, got 257 at token 2"),
+]
+
+
+@pytest.mark.parametrize(("content", "words"), BAD_FILES)
 def test_a_bad_file_is_refused_by_name(tmp_path, content, words):
     path = tmp_path / "bad.bin"
     path.write_bytes(content)
@@ -499,18 +530,18 @@ def test_a_second_scan_reads_nothing_also_through_a_link(tmp_path, shard, scanne
     monkeypatch.setattr(shards, "_read_whole", None)
     monkeypatch.chdir(tmp_path)
     linked = scanned(Path("link.bin"))
-    assert (scanned(), linked.path, linked.sha256) == (
-        first,
-        str(tmp_path / "link.bin"),
-        first.sha256,
-    )
+
+    assert scanned() == first
+    assert linked.path == str(tmp_path / "link.bin")
+    assert linked.sha256 == first.sha256
     assert "got 256 at token 0" in refusal(shard, tmp_path, vocab_size=256)
 
 
 def test_a_changed_file_is_read_again_and_only_rereading_finds_bytes_that_rotted_in_place(
     tmp_path, shard, scanned
 ):
-    first, stat = scanned(), shard.stat()
+    first = scanned()
+    stat = shard.stat()
     with shard.open("r+b") as file:
         file.seek(1024)
         file.write(b"\x07")
@@ -518,7 +549,8 @@ def test_a_changed_file_is_read_again_and_only_rereading_finds_bytes_that_rotted
     assert scanned(size=1000) == first
     for _ in range(2):  # the bad bytes must not become the truth
         assert "bytes changed" in refusal(shard, tmp_path, vocab_size=1000, reread=True)
-    shard.write_bytes(raw_shard([1, 2, 3, 4]))
+    content = raw_shard([1, 2, 3, 4])
+    shard.write_bytes(content)
     os.utime(shard, ns=(1, 1))  # whatever the file system's clock can tell apart
     assert scanned().sha256 != first.sha256
 
@@ -531,7 +563,8 @@ def test_a_corrupt_record_is_made_again(tmp_path, scanned, junk):
     (record,) = (tmp_path / "cache" / "scans").iterdir()
     whole = record.read_bytes()
     record.write_bytes(junk)
-    assert (scanned(), record.read_bytes()) == (first, whole)
+    assert scanned() == first
+    assert record.read_bytes() == whole
 
 
 # --- vocabularies ---------------------------------------------------------------------------------
@@ -558,7 +591,9 @@ def empty_cache(tmp_path, monkeypatch):
 
 def test_bytes_are_their_own_ids(tmp_path):
     encoding = BuiltIn(vocabulary=Vocabulary.bytes).load(cache_dir=tmp_path)
-    assert (encoding.n_vocab, encoding.eot_token, [*tmp_path.iterdir()]) == (257, 256, [])
+    assert encoding.n_vocab == 257
+    assert encoding.eot_token == 256
+    assert [*tmp_path.iterdir()] == []
     for text in TEXTS:
         assert encoding.encode_ordinary(text) == list(text.encode())
         assert encoding.decode(encoding.encode_ordinary(text)) == text
@@ -571,13 +606,15 @@ def test_token_bytes_add_up_to_the_text(vocabulary, tmp_path, monkeypatch):
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(VOCABULARY))
     encoding = BuiltIn(vocabulary=vocabulary).load(cache_dir=tmp_path)
     lengths = tokenizer.token_bytes(encoding)
-    assert (lengths.dtype, lengths.shape) == ("int32", (encoding.n_vocab,))
+    assert lengths.dtype == "int32"
+    assert lengths.shape == (encoding.n_vocab,)
     ids = {257: [*b"Hello world"], 50257: [15496, 995]}
     assert encoding.encode_ordinary("Hello world") == ids[encoding.n_vocab]
     assert [*(lengths == 0).nonzero()[0]] == [encoding.eot_token]
     for text in TEXTS:
         ids = [encoding.eot_token, *encoding.encode_ordinary(text)]
-        assert lengths[ids].sum() == len(text.encode())
+        expected = len(text.encode())
+        assert lengths[ids].sum() == expected
 
 
 @pytest.mark.parametrize(
@@ -588,7 +625,8 @@ def test_no_network_is_one_line_that_says_how_and_where(empty_cache, monkeypatch
         monkeypatch.delenv("TIKTOKEN_CACHE_DIR")
     with pytest.raises(ValueError) as caught:
         BuiltIn(vocabulary=Vocabulary.gpt2).load(cache_dir=empty_cache)
-    message, folder = str(caught.value), str(empty_cache / folder)
+    message = str(caught.value)
+    folder = str(empty_cache / folder)
     says = (
         "TIKTOKEN_CACHE_DIR",
         folder,
@@ -597,6 +635,7 @@ def test_no_network_is_one_line_that_says_how_and_where(empty_cache, monkeypatch
         "tokenizer=bytes",
         "ConnectionError",
     )
+
     assert [word for word in says if word not in message] == []
     assert "\n" not in message
     assert tokenizer.os.environ.pop("TIKTOKEN_CACHE_DIR") == folder
@@ -651,7 +690,9 @@ def refused(argv: list[str], capsys) -> str:
     with pytest.raises(SystemExit, match="2"):
         main(argv)
     out, err = capsys.readouterr()
-    assert (out, err[:7], err.count("\n")) == ("", "nocap: ", 1)
+    assert out == ""
+    assert err[:7] == "nocap: "
+    assert err.count("\n") == 1
     return err
 
 
@@ -684,40 +725,41 @@ def test_a_shard_may_have_a_globs_characters_in_its_name(folder, cache):
 
 
 def test_the_fingerprint_follows_order_split_and_vocabulary(folder, cache):
+    changed = fingerprint(cache, *of_shards(folder), "tokenizer=gpt2")
     prints = {
         fingerprint(cache, *of_shards(folder)),
         fingerprint(cache, *of_shards(folder, train="train_0.bin")),
         fingerprint(cache, *of_shards(folder, train="val_*.bin", val="train_*.bin")),
-        fingerprint(cache, *of_shards(folder), "tokenizer=gpt2"),
+        changed,
     }
     (folder / "train_1.bin").rename(folder / "train_.bin")  # sorts before train_0.bin
     assert len(prints | {fingerprint(cache, *of_shards(folder))}) == 5
 
 
-@pytest.mark.parametrize(
-    ("train", "val", "words"),
-    [
-        ("train_*.bin", "none", "data.val must match at least one shard, got '{folder}/none'"),
-        (
-            "*.bin",
-            "val_*.bin",
-            "data.val must not match a shard of data.train, got {folder}/val_0.bin in both",
-        ),
-        (
-            "train_*.bin",
-            "copy.bin",
-            "data.val must not hold training data, got {folder}/copy.bin with the same bytes as "
-            "{folder}/train_0.bin",
-        ),
-        ("train_*.bin", "notes.txt", "{folder}/notes.txt: a shard must have a header"),
-    ],
-)
+USELESS_SHARDS = [
+    ("train_*.bin", "none", "data.val must match at least one shard, got '{folder}/none'"),
+    (
+        "*.bin",
+        "val_*.bin",
+        "data.val must not match a shard of data.train, got {folder}/val_0.bin in both",
+    ),
+    (
+        "train_*.bin",
+        "copy.bin",
+        "data.val must not hold training data, got {folder}/copy.bin with the same bytes as "
+        "{folder}/train_0.bin",
+    ),
+    ("train_*.bin", "notes.txt", "{folder}/notes.txt: a shard must have a header"),
+]
+
+
+@pytest.mark.parametrize(("train", "val", "words"), USELESS_SHARDS)
 def test_shards_that_cannot_be_used_are_refused(folder, capsys, train, val, words):
-    (folder / "copy.bin").write_bytes((folder / "train_0.bin").read_bytes())
+    content = (folder / "train_0.bin").read_bytes()
+    (folder / "copy.bin").write_bytes(content)
     (folder / "notes.txt").write_text("hello")
-    assert words.format(folder=folder) in refused(
-        ["prepare", *of_shards(folder, train, val)], capsys
-    )
+    command = ["prepare", *of_shards(folder, train, val)]
+    assert words.format(folder=folder) in refused(command, capsys)
 
 
 # --- files without a header, as nanoGPT writes them -----------------------------------------------
@@ -738,10 +780,10 @@ def test_a_file_without_a_header_has_the_tokens_of_the_shard_with_one(folder, ca
     for words in (of_shards(folder), of_raw(folder, dtype)):
         run = compose(words)
         dataset = prepare(run.data, run.tokenizer, cache_dir=cache)
-        windows = [
-            batches.Windows([shard], **ONE_BY_ONE) for shard in (*dataset.train, *dataset.val)
-        ]
-        written.append([read.at(range(read.n)).tolist() for read in windows])
+        all_shards = (*dataset.train, *dataset.val)
+        windows = [batches.Windows([each], **ONE_BY_ONE) for each in all_shards]
+        scales = [read.at(range(read.n)).tolist() for read in windows]
+        written.append(scales)
     assert written[0] == written[1]
     assert dataset.source["dtype"] == dtype
 
@@ -757,30 +799,30 @@ def test_the_type_of_tokens_is_in_the_fingerprint(folder: Path, cache: Path):
     assert as_16.fingerprint != as_32.fingerprint
 
 
-@pytest.mark.parametrize(
-    ("content", "dtype", "words"),
-    [
-        (
-            b"\1\2\3",
-            "uint16",
-            "a file of uint16 without a header must have a multiple of 2 bytes, got 3",
-        ),
-        (
-            b"\1\0" * 3,
-            "uint32",
-            "a file of uint32 without a header must have a multiple of 4 bytes, got 6",
-        ),
-        (b"", "uint16", "must have a multiple of 2 bytes, got 0"),
-        (raw_shard([1, 2, 3]), "uint16", "data.dtype must be null for a shard with a header"),
-        (
-            b"\1\0\0\0" * 9,
-            "uint16",
-            "data.dtype must be uint32, got uint16, with 0 for every second token",
-        ),
-        (b"\1\0" * 8, "uint32", "below 257, the tokenizer's vocabulary, got 65537 at token 0"),
-        (b"\1\0" * 600, "null", "is read with data.dtype=uint16 or uint32"),
-    ],
-)
+BAD_HEADERLESS_FILES = [
+    (
+        b"\1\2\3",
+        "uint16",
+        "a file of uint16 without a header must have a multiple of 2 bytes, got 3",
+    ),
+    (
+        b"\1\0" * 3,
+        "uint32",
+        "a file of uint32 without a header must have a multiple of 4 bytes, got 6",
+    ),
+    (b"", "uint16", "must have a multiple of 2 bytes, got 0"),
+    (raw_shard([1, 2, 3]), "uint16", "data.dtype must be null for a shard with a header"),
+    (
+        b"\1\0\0\0" * 9,
+        "uint16",
+        "data.dtype must be uint32, got uint16, with 0 for every second token",
+    ),
+    (b"\1\0" * 8, "uint32", "below 257, the tokenizer's vocabulary, got 65537 at token 0"),
+    (b"\1\0" * 600, "null", "is read with data.dtype=uint16 or uint32"),
+]
+
+
+@pytest.mark.parametrize(("content", "dtype", "words"), BAD_HEADERLESS_FILES)
 def test_a_bad_file_without_a_header_is_refused(folder, capsys, content, dtype, words):
     (folder / "train.raw").write_bytes(content)
     (folder / "val.raw").write_bytes(content)
@@ -799,25 +841,32 @@ def test_prepare_says_what_it_made_and_list_shows_it_or_that_it_is_broken(cache,
     for argv in (["list"], ["list", f"cache_dir={cache}"]):
         assert main(argv) == 0
         listed = capsys.readouterr().out
-        assert all(f"  {kind} " in listed for kind in options("data"))
+        for kind in options("data"):
+            assert f"  {kind} " in listed
         assert "3,000 train and 500 val tokens" in listed
     next(cache.glob("corpora/*/manifest.json")).write_text("[]")
-    assert (main(["list"]), capsys.readouterr().out.count("  broken: ")) == (0, 1)
+    assert main(["list"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("  broken: ") == 1
 
 
 def test_verify_names_each_bad_file_and_exits_1(folder, cache, capsys):
-    assert (main(["verify", *of_shards(folder)]), capsys.readouterr().out.count("ok ")) == (0, 3)
+    assert main(["verify", *of_shards(folder)]) == 0
+    out = capsys.readouterr().out
+    assert out.count("ok ") == 3
     for name in ("train_1.bin", "val_0.bin"):
-        stat, content = (folder / name).stat(), (folder / name).read_bytes()
-        (folder / name).write_bytes(content[:-2] + bytes([content[-2] ^ 1, content[-1]]))
+        stat = (folder / name).stat()
+        content = (folder / name).read_bytes()
+        last = bytes([content[-2] ^ 1, content[-1]])
+        (folder / name).write_bytes(content[:-2] + last)
         os.utime(folder / name, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     assert main(["prepare", *of_shards(folder)]) == 0  # the stat did not change
     capsys.readouterr()
     for _ in range(2):
         assert main(["verify", *of_shards(folder)]) == 1
-        good, bad = (
-            [line.split()[1] for line in text.splitlines()] for text in capsys.readouterr()
-        )
+        printed = capsys.readouterr()
+        good = [line.split()[1] for line in printed.out.splitlines()]
+        bad = [line.split()[1] for line in printed.err.splitlines()]
         assert good == [f"{folder}/train_0.bin"]
         assert bad == [f"{folder}/train_1.bin:", f"{folder}/val_0.bin:"]
     main(["prepare", *TINY])
@@ -835,7 +884,8 @@ def test_a_made_set_leads_nowhere_else(cache, capsys, tmp_path, way_out):
     (shard,) = manifest.parent.glob("val_*.bin")
     (tmp_path / "secret.bin").write_bytes(shard.read_bytes())
     (manifest.parent / "link.bin").symlink_to(tmp_path / "secret.bin")
-    manifest.write_text(manifest.read_text().replace(f'"{shard.name}"', json.dumps(way_out)))
+    link = json.dumps(way_out)
+    manifest.write_text(manifest.read_text().replace(f'"{shard.name}"', link))
     assert f"{manifest}: must be the manifest of a made set" in refused(["verify", *TINY], capsys)
 
 
@@ -872,7 +922,8 @@ class Hub(http.server.ThreadingHTTPServer):
 
     def __init__(self, files: dict[str, bytes]):
         super().__init__(("127.0.0.1", 0), Resolve)
-        self.files, self.harm = files, {}
+        self.files = files
+        self.harm = {}
         self.asked: list[str] = []
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
 
@@ -914,7 +965,8 @@ class Resolve(http.server.BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def send_file(self, name: str):
-        whole, harm = self.server.files[name], self.server.harm.get(name)
+        whole = self.server.files[name]
+        harm = self.server.harm.get(name)
         etag = f'"{"b" * 40 if harm == "no sha256" else hashlib.sha256(whole).hexdigest()}"'
         body = whole[:-1] + bytes([whole[-1] ^ (harm == "corrupt")])
         headers = {"ETag": etag, "X-Linked-Etag": etag, "X-Linked-Size": str(len(whole))}
@@ -924,9 +976,9 @@ class Resolve(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def hub():
     names = ("fineweb_val_000000.bin", "fineweb_train_000001.bin", "fineweb_train_000002.bin")
-    files = {
-        name: shard_of((np.arange(3000) * (seed + 7)) % 50257) for seed, name in enumerate(names)
-    }
+    files = {}
+    for seed, name in enumerate(names):
+        files[name] = shard_of((np.arange(3000) * (seed + 7)) % 50257)
     with Hub(files) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
@@ -936,10 +988,8 @@ def hub():
 
 
 def shard_of(tokens: np.ndarray) -> bytes:
-    return (
-        np.array([20240520, 1, len(tokens), *[0] * 253], "<i4").tobytes()
-        + tokens.astype("<u2").tobytes()
-    )
+    first_bytes = np.array([20240520, 1, len(tokens), *[0] * 253], "<i4")
+    return first_bytes.tobytes() + tokens.astype("<u2").tobytes()
 
 
 @pytest.fixture
@@ -948,12 +998,9 @@ def door(tmp_path, hub, monkeypatch):
     imported: each call imports it anew."""
     for name in [name for name in os.environ if "proxy" in name.lower() or name.startswith("HF_")]:
         monkeypatch.delenv(name)
-    ours = {
-        "HF_ENDPOINT": hub.url,
-        "HF_HOME": str(tmp_path / "hf"),
-        "NOCAP_CACHE": str(tmp_path / "cache"),
-    }
-    ours |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    ours = {"HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    ours["HF_HOME"] = str(tmp_path / "hf")
+    ours["NOCAP_CACHE"] = str(tmp_path / "cache")
 
     def run(verb: str = "prepare", *overrides: str, shards: int = 2, **more: str) -> Finished:
         forget()
@@ -972,41 +1019,43 @@ def door(tmp_path, hub, monkeypatch):
 
 
 def forget() -> None:
-    for module in [
-        module for module in sys.modules if module.partition(".")[0] == "huggingface_hub"
-    ]:
+    for module in list(sys.modules):
+        if module.partition(".")[0] != "huggingface_hub":
+            continue
         del sys.modules[module]
 
 
 def line_of(done: Finished) -> str:
     """The refusal: the last line, alone but for what the hub's own client warns of."""
     (line,) = [line for line in done.err.splitlines() if line.startswith("nocap: ")]
-    assert (done.code, done.err.rstrip().endswith(line), "Traceback" in done.err) == (
-        2,
-        True,
-        False,
-    ), done.err
+    assert done.code == 2, done.err
+    assert done.err.rstrip().endswith(line), done.err
+    assert "Traceback" not in done.err, done.err
     return line
 
 
 def test_downloaded_then_read_without_a_network(hub, door):
     first = door()
-    assert (first.code, COMMIT in first.out) == (0, True), first.err
+    assert first.code == 0, first.err
+    assert COMMIT in first.out, first.err
     assert "6,000 train and 3,000 val tokens" in first.out
-    assert [line for line in hub.asked if line.startswith("GET")] == [
-        f"GET {name}" for name in hub.files
-    ]
+    expected = [f"GET {name}" for name in hub.files]
+    gets = [line for line in hub.asked if line.startswith("GET")]
+    assert gets == expected
     count = len(hub.asked)
     again = door(HF_ENDPOINT="http://127.0.0.1:9")
-    assert (again.code, again.out) == (0, first.out), again.err
-    assert (door("verify").code, len(hub.asked)) == (0, count)
+    assert again.code == 0, again.err
+    assert again.out == first.out, again.err
+    assert door("verify").code == 0
+    assert len(hub.asked) == count
 
 
 def test_what_came_before_a_failure_is_kept(hub, door):
     third = hub.files.pop("fineweb_train_000002.bin")
     assert "fineweb_train_000002.bin" in line_of(door())
     hub.files["fineweb_train_000002.bin"] = third
-    assert (door().code, hub.asked.count("GET fineweb_train_000001.bin")) == (0, 1)
+    assert door().code == 0
+    assert hub.asked.count("GET fineweb_train_000001.bin") == 1
 
 
 def test_bytes_that_are_not_the_hub_s_are_refused_until_removed(tmp_path, hub, door):
@@ -1031,43 +1080,41 @@ def test_bytes_that_are_not_the_hub_s_are_refused_until_removed(tmp_path, hub, d
 VAL = "fineweb_val_000000.bin"
 
 
-@pytest.mark.parametrize(
-    ("overrides", "more", "harm", "words"),
-    [
-        (
-            ["data.train_shards=3"],
-            *({}, ""),
-            "data.train_shards must not ask for more than .* has: no fineweb_train_000003.bin, "
-            "got 3",
-        ),
-        (
-            ["data.repo=no/body"],
-            {},
-            "",
-            "data.repo must be a dataset that the hub shows you, got 'no/body'",
-        ),
-        (["data.repo=a/b/c"], {}, "", "data.repo must be a name on the hub, got 'a/b/c'"),
-        (
-            ["data.revision=old"],
-            *({}, ""),
-            "data.revision must be a branch, a tag or a commit of someone/fineweb, got 'old'",
-        ),
-        (["tokenizer=bytes"], {}, "", "tokenizer.vocabulary must be gpt2 for data=fineweb"),
-        (
-            [],
-            {"HF_ENDPOINT": "http://127.0.0.1:9"},
-            "",
-            rf"{VAL} of someone/fineweb at main cannot be fetched from the hub: \[Errno 111\]",
-        ),
-        ([], {}, "kept back", f"{VAL} of someone/fineweb at main cannot be fetched"),
-        ([], {}, "no sha256", "data.repo must be on a hub that gives each file's sha256"),
-    ],
-)
+HUB_REFUSALS = [
+    (
+        ["data.train_shards=3"],
+        *({}, ""),
+        "data.train_shards must not ask for more than .* has: no fineweb_train_000003.bin, got 3",
+    ),
+    (
+        ["data.repo=no/body"],
+        {},
+        "",
+        "data.repo must be a dataset that the hub shows you, got 'no/body'",
+    ),
+    (["data.repo=a/b/c"], {}, "", "data.repo must be a name on the hub, got 'a/b/c'"),
+    (
+        ["data.revision=old"],
+        *({}, ""),
+        "data.revision must be a branch, a tag or a commit of someone/fineweb, got 'old'",
+    ),
+    (["tokenizer=bytes"], {}, "", "tokenizer.vocabulary must be gpt2 for data=fineweb"),
+    (
+        [],
+        {"HF_ENDPOINT": "http://127.0.0.1:9"},
+        "",
+        rf"{VAL} of someone/fineweb at main cannot be fetched from the hub: \[Errno 111\]",
+    ),
+    ([], {}, "kept back", f"{VAL} of someone/fineweb at main cannot be fetched"),
+    ([], {}, "no sha256", "data.repo must be on a hub that gives each file's sha256"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "more", "harm", "words"), HUB_REFUSALS)
 def test_what_the_hub_has_not_is_refused(hub, door, overrides, more, harm, words):
     hub.harm[VAL] = harm
     done = door("prepare", *overrides, **more)
     assert re.search(words, line_of(done))
-    assert (
-        len(done.err.splitlines()) == 1 or not more
-    )  # no retries, of which the hub's client tells
+    # no retries, of which the hub's client tells
+    assert len(done.err.splitlines()) == 1 or not more
     assert not harm or {line.split()[1] for line in hub.asked} == {VAL}  # at the first file

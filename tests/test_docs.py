@@ -5,6 +5,7 @@ import contextlib
 import importlib
 import importlib.util
 import io
+import itertools
 import json
 import re
 import shlex
@@ -35,12 +36,13 @@ from tests.tools.run_docs import (
     split_commands,
 )
 
-ALL = [block for page in pages() for block in blocks(page)]
+ALL = list(itertools.chain.from_iterable(map(blocks, pages())))
 DEVELOPERS = ROOT / "docs" / "architecture.md"
 READERS = [page for page in pages() if page != DEVELOPERS]
 EVIDENCE = [
     *sorted((ROOT / "experiments").glob("*/README.md")),
     *sorted((ROOT / "tests").glob("**/README.md")),
+    ROOT / "nocap" / "README.md",
 ]
 # in a line, or defined at a page's end
 LINK = re.compile(r"(?:\[[^\]]*\]\(|^\[[^\]]+\]: )([^)\s]+)", re.MULTILINE)
@@ -67,7 +69,8 @@ def _help(module: str) -> str:
     if module == "nocap.train":
         return " ".join([manual([], everything=True), *get_args_parser()._option_string_actions])
     package = bool(importlib.util.find_spec(module).submodule_search_locations)  # type: ignore[union-attr]
-    out, door = io.StringIO(), importlib.import_module(f"{module}{'.__main__' * package}")
+    out = io.StringIO()
+    door = importlib.import_module(f"{module}{'.__main__' * package}")
     with contextlib.redirect_stdout(out), pytest.raises(SystemExit):
         door.main(["--help"])
     return out.getvalue()
@@ -79,8 +82,11 @@ def test_commands_name_existing_modules_flags_and_files(block: Block) -> None:
         assert importlib.util.find_spec(module), module
         for flag in (word.partition("=")[0] for word in arguments if re.match(r"--[a-z]", word)):
             assert re.search(rf"{flag}\b", _help(module)), f"{module} has no {flag}"
-    for words in (words for command in block.commands for words in simple_commands(command)):
-        named = words[1] if words[1:] else ""
+    for words in itertools.chain.from_iterable(map(simple_commands, block.commands)):
+        if words[1:]:
+            named = words[1]
+        else:
+            named = ""
         assert words[0] != "make" or re.search(
             rf"^{named}:", (ROOT / "Makefile").read_text(), re.M
         ), named
@@ -108,9 +114,10 @@ def _arms(arguments: list[str]) -> Iterator[list[str]]:
     and, for each key that it sweeps, of a cell with the last value."""
     arms = [shlex.split(arguments[i + 1]) for i, word in enumerate(arguments) if word == "--arm"]
     pairs = pairwise(["", *arguments])
-    shared = [
-        word for last, word in pairs if re.match(r"(?!hydra)[a-z_.]+=", word) and last != "--arm"
-    ]
+    shared = []
+    for last, word in pairs:
+        if re.match(r"(?!hydra)[a-z_.]+=", word) and last != "--arm":
+            shared.append(word)
     searched, shared = (None, shared) if arms else asked(shared)
     parsed = OverridesParser.create().parse_overrides(shared)
     swept = [o for o in parsed if o.is_sweep_override()]
@@ -131,7 +138,10 @@ def _arms(arguments: list[str]) -> Iterator[list[str]]:
 )
 def test_links_lead_to_files_and_headings(page: Path) -> None:
     for path, _, heading in (link.partition("#") for link in LINK.findall(page.read_text())):
-        target = page.parent / path if path else page
+        if path:
+            target = page.parent / path
+        else:
+            target = page
         elsewhere = "://" in path or "security/advisories" in path
         assert elsewhere or target.exists(), path
         assert elsewhere or not heading or heading in _headings(target), f"{path}#{heading}"
@@ -139,38 +149,37 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
 
 def _headings(page: Path) -> set[str]:
     """As GitHub makes anchors of them."""
-    lines = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL).splitlines()
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    lines = text.splitlines()
     titles = [line.lstrip("#").strip().lower() for line in lines if line.startswith("#")]
     return {re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in titles}
 
 
 def test_what_is_not_run_is_listed_with_what_tests_do_in_its_place() -> None:
-    rows = re.findall(
-        r"^\| ((?:is|needs|runs|sets) [^|]*?) \| (.*) \|$",
-        (ROOT / "tests" / "README.md").read_text(),
-        re.MULTILINE,
-    )
-    assert dict(rows).keys() == {
-        block.settings["not run"] for block in ALL if "not run" in block.settings
-    }
+    text = (ROOT / "tests" / "README.md").read_text()
+    rows = re.findall(r"^\| ((?:is|needs|runs|sets) [^|]*?) \| (.*) \|$", text, re.MULTILINE)
+    expected = {block.settings["not run"] for block in ALL if "not run" in block.settings}
+    assert dict(rows).keys() == expected
     for name in re.findall(r"`(tests/\S+)`", " ".join(instead for _, instead in rows)):
         assert (ROOT / name).is_file(), name
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_pages_have_the_flags_of_the_help(name: str) -> None:
-    flags = set(
-        re.findall(
-            r"(?<![\w-])--[a-z][\w-]*", manual([]) if name == "train" else _help(f"nocap.{name}")
-        )
-    )
+    if name == "train":
+        manual_text = manual([])
+    else:
+        manual_text = _help(f"nocap.{name}")
+    flags = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", manual_text))
     text = "".join(page.read_text() for page in pages())
     assert flags
-    assert [flag for flag in sorted(flags) if not re.search(rf"{flag}\b(?!-)", text)] == []
+    unnamed = [flag for flag in sorted(flags) if not re.search(rf"{flag}\b(?!-)", text)]
+    assert unnamed == []
 
 
 def test_the_tests_that_a_promise_names_are_there() -> None:
-    code = "".join(path.read_text() for path in sorted((ROOT / "tests").rglob("test_*.py")))
+    paths = sorted((ROOT / "tests").rglob("test_*.py"))
+    code = "".join(path.read_text() for path in paths)
     page = (ROOT / "tests" / "faults" / "README.md").read_text()
     names = set(re.findall(r"`(test_\w+)(?!\.py)\b", page))
     assert len(names) > 40
@@ -188,19 +197,18 @@ def test_readme_is_short_and_plain() -> None:
         text,
         flags=re.DOTALL | re.MULTILINE,
     )
-    sentences = [
-        len(sentence.split())
-        for sentence in re.split(r"[.:?!]\*{0,2}(?:\s|$)|\n\n|\n\* ", prose)
-        if sentence.split()
-    ]
+    words = re.split(r"[.:?!]\*{0,2}(?:\s|$)|\n\n|\n\* ", prose)
+    sentences = [len(sentence.split()) for sentence in words if sentence.split()]
     assert max(sentences) <= 35
     assert sum(sentences) / len(sentences) <= 25
 
 
 def test_the_readme_rounds_a_result_once() -> None:
-    text = " ".join((ROOT / "README.md").read_text().split())
+    words = (ROOT / "README.md").read_text().split()
+    text = " ".join(words)
     (path,) = (ROOT / "experiments" / "recipe_tuned").glob("results.docs.*.json")
-    measured = json.loads(path.read_text())["claims"][0]["measured"]
+    content = json.loads(path.read_text())
+    measured = content["claims"][0]["measured"]
     assert f"{measured['mid']:.1f} times as fast on the less favourable of two texts" in text
     assert (
         f"There the interval begins at {measured['low']:.1f} times, and the claim is exploratory"
@@ -209,20 +217,20 @@ def test_the_readme_rounds_a_result_once() -> None:
 
 
 def test_each_block_of_the_readme_is_run_as_its_file_says() -> None:
-    assert {block.commands[0].split("\n")[0] for block in ALL if block.page == "README.md"} == {
-        *run_docs.README
-    }
+    readme = {*run_docs.README}
+    first_lines = {block.commands[0].split("\n")[0] for block in ALL if block.page == "README.md"}
+    assert first_lines == readme
 
 
 def test_every_page_is_reached_from_the_readme() -> None:
     reached = new = {ROOT / "README.md"}
     while new:
-        links = (
-            (page, link.partition("#")[0])
-            for page in new
-            for link in LINK.findall(page.read_text())
-        )
-        new = ({(page.parent / path).resolve() for page, path in links} & {*pages()}) - reached
+        links = []
+        for page in new:
+            found = LINK.findall(page.read_text())
+            links += [(page, link.partition("#")[0]) for link in found]
+        targets = {(page.parent / path).resolve() for page, path in links}
+        new = (targets & {*pages()}) - reached
         reached = reached | new
     assert {*pages()} == reached
 
@@ -231,11 +239,11 @@ def test_every_page_is_reached_from_the_readme() -> None:
 def test_a_page_is_short(page: Path) -> None:
     lines = GENERATED.sub("", page.read_text()).splitlines()
     assert len(lines) <= 150
-    assert [
-        line
-        for line in lines
-        if len(line) > 140 and not line.startswith(("|", "<!-- run", "     "))
-    ] == []
+    long_lines = []
+    for line in lines:
+        if len(line) > 140 and not line.startswith(("|", "<!-- run", "     ")):
+            long_lines.append(line)
+    assert long_lines == []
 
 
 def words(page: Path) -> int:
@@ -317,16 +325,16 @@ def test_a_figure_that_stands_twice_is_one(figure: str, places: list[str]) -> No
         assert figure in " ".join((ROOT / place).read_text().split()), place
 
 
-@pytest.mark.parametrize(
-    ("shown", "printed", "numbers", "same"),
-    [
-        ("3 of … s\n", "1\n3 of 7 s\n4\n", True, True),
-        ("a\n…\nd\n", "a\nb\nc\nd\n", True, True),
-        ("3 of 8 s\n", "3 of 7 s\n", True, False),
-        ("a  1,024 s\n  b 2.5% …\n", "a    77 s\n b 0.125%  x\n", False, True),
-        ("a  1,024 s\n", "b    77 s\n", False, False),
-    ],
-)
+PAGE_AND_OUTPUT = [
+    ("3 of … s\n", "1\n3 of 7 s\n4\n", True, True),
+    ("a\n…\nd\n", "a\nb\nc\nd\n", True, True),
+    ("3 of 8 s\n", "3 of 7 s\n", True, False),
+    ("a  1,024 s\n  b 2.5% …\n", "a    77 s\n b 0.125%  x\n", False, True),
+    ("a  1,024 s\n", "b    77 s\n", False, False),
+]
+
+
+@pytest.mark.parametrize(("shown", "printed", "numbers", "same"), PAGE_AND_OUTPUT)
 def test_what_a_page_shows_is_what_was_printed(
     shown: str, printed: str, numbers: bool, same: bool
 ) -> None:
@@ -345,9 +353,8 @@ def test_what_a_page_shows_is_what_was_printed(
 def test_every_command_runs_and_prints_what_the_page_shows(
     page: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_docs.main(["--slow", "--only", str(page.relative_to(ROOT))]) == 0, (
-        capfd.readouterr().out
-    )
+    path = str(page.relative_to(ROOT))
+    assert run_docs.main(["--slow", "--only", path]) == 0, capfd.readouterr().out
 
 
 # --- users: scripts of tests/users, written from the pages alone ----------------------------------
@@ -370,7 +377,8 @@ def test_a_lab_gets_its_answers(tmp_path: Path) -> None:
     """On a pretended Slurm."""
     for library in ("submitit", "wandb_workspaces", "matplotlib", "optuna"):
         pytest.importorskip(library)
-    where, cluster = scratch(tmp_path), slurm.install(tmp_path / "slurm")
+    where = scratch(tmp_path)
+    cluster = slurm.install(tmp_path / "slurm")
     path = f"{cluster['PATH'].partition(':')[0]}:{environment(where)['PATH']}"
     typed("lab", where, {**cluster, "PATH": path, "PARTITION": "two"})
     comparison = json.loads((where / "comparison.json").read_text())
@@ -378,8 +386,11 @@ def test_a_lab_gets_its_answers(tmp_path: Path) -> None:
     assert verdicts.keys() == {"gqa", "mqa"}
     assert {*verdicts.values()} <= {"better", "worse", "no difference shown"}
     # nine cells, and [x0]: two machines trained each cell once, and [] is flash at seed 0
-    assert len(json.loads((where / "runs.json").read_text())["runs"]) == 10
-    assert (where / "curve.png").read_bytes().startswith(b"\x89PNG")
+    text = (where / "runs.json").read_text()
+    runs = json.loads(text)["runs"]
+    assert len(runs) == 10
+    content = (where / "curve.png").read_bytes()
+    assert content.startswith(b"\x89PNG")
     assert json.loads((where / "dashboard.json").read_text())
 
 
@@ -389,13 +400,16 @@ def test_a_program_gets_its_answers(tmp_path: Path) -> None:
     where = scratch(tmp_path)
     typed("program", where, {})
     names = ("accepted", "again", "not-shown", "race", "comparison", "api")
-    accepted, again, no, race, comparison, api = (
-        json.loads((where / f"{name}.json").read_text()) for name in names
-    )
-    assert (accepted["word"], again, no["word"]) == ("accepted", accepted, "not shown")
+    texts = [(where / f"{name}.json").read_text() for name in names]
+    accepted, again, no, race, comparison, api = map(json.loads, texts)
+    assert accepted["word"] == "accepted"
+    assert again == accepted
+    assert no["word"] == "not shown"
     assert (where / "failed.json").read_text() == ""
-    assert [(arm["arm"], arm["word"]) for arm in race["verdicts"]] == [("slow", "worse")]
-    assert [arm["arm"] for arm in comparison["arms"]][:1] == [comparison["baseline"]]
+    verdicts = [(arm["arm"], arm["word"]) for arm in race["verdicts"]]
+    assert verdicts == [("slow", "worse")]
+    arms = [arm["arm"] for arm in comparison["arms"]]
+    assert arms[:1] == [comparison["baseline"]]
     assert comparison["arms"][1]["difference"]["verdict"] == "no difference shown"
     assert api == ["flash", "gqa"]
 
@@ -410,10 +424,11 @@ def test_the_pages_show_what_a_user_types(user: str) -> None:
     for page, script in zip(parts[1::2], parts[2::2], strict=True):
         # what all commands have
         text = (ROOT / page).read_text() + (ROOT / "docs" / "settings.md").read_text()
-        for words in (
-            words for command in split_commands(script) for words in simple_commands(command)
-        ):
-            name = words[2] if words[:2] == ["python", "-m"] else " ".join(words[:2])
+        for words in itertools.chain.from_iterable(map(simple_commands, split_commands(script))):
+            if words[:2] == ["python", "-m"]:
+                name = words[2]
+            else:
+                name = " ".join(words[:2])
             typed = [word for word in words if re.match(r"--[a-z]|[a-z][\w./]*=", word)]
             missing = [word for word in (name, *typed) if word.partition("=")[0] not in text]
             assert not missing or not name.startswith("nocap"), f"{page} does not show {missing}"

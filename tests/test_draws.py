@@ -86,6 +86,7 @@ def test_the_same_run_draws_the_same_and_another_seed_others(tmp_path: Path) -> 
     third = planned(tmp_path / "third", "mlp=dropped")
     for plan in (first, second, third, other):
         start(plan)
+
     assert state_of(first.run_dir) == state_of(second.run_dir)
     assert state_of(first.run_dir) == state_of(third.run_dir)
     assert state_of(first.run_dir) != state_of(other.run_dir)
@@ -110,10 +111,10 @@ def test_what_the_backward_pass_computes_again_draws_the_same_again(
     again = planned(tmp_path / "again", "mlp=dropped", f"trainer.activation_checkpointing={part}")
     for plan in (plain, again):
         start(plan)
-    plain_losses = [row["train/loss"] for row in rows_of(plain.run_dir) if "train/loss" in row]
-    assert [
-        row["train/loss"] for row in rows_of(again.run_dir) if "train/loss" in row
-    ] == plain_losses
+    rows = rows_of(plain.run_dir)
+    plain_losses = [row["train/loss"] for row in rows if "train/loss" in row]
+    rows = rows_of(again.run_dir)
+    assert [row["train/loss"] for row in rows if "train/loss" in row] == plain_losses
 
 
 @pytest.mark.slow
@@ -125,7 +126,8 @@ def test_two_ranks_draw_what_one_draws(folder: Path, tmp_path: Path, door: Door)
     one, two = (rows_of(the_run(tmp_path / f"of{devices}")) for devices in (1, 2))
     for name in ("train/loss", "val/loss"):
         expected = [row[name] for row in one if name in row]
-        assert [row[name] for row in two if name in row] == pytest.approx(expected, rel=1e-5)
+        shown = [row[name] for row in two if name in row]
+        assert shown == pytest.approx(expected, rel=1e-5)
 
 
 def test_another_generator_than_torchs_is_refused(
@@ -190,8 +192,10 @@ def test_a_validation_after_a_resume_has_the_step_that_was_trained_last(tmp_path
     stopped = planned(tmp_path / "stopped", "ideas=[grows]")
     start(stopped, stop_after=2)  # the step that is validated next is the first of the next attempt
     start(stopped)
-    losses = [row["val/loss"] for row in rows_of(whole.run_dir) if "val/loss" in row]
-    assert [row["val/loss"] for row in rows_of(stopped.run_dir) if "val/loss" in row] == losses
+    rows = rows_of(whole.run_dir)
+    losses = [row["val/loss"] for row in rows if "val/loss" in row]
+    rows = rows_of(stopped.run_dir)
+    assert [row["val/loss"] for row in rows if "val/loss" in row] == losses
 
 
 @pytest.mark.usefixtures("growing")
@@ -201,7 +205,8 @@ def test_a_loaded_model_has_the_loss_that_was_validated(tmp_path: Path) -> None:
     run, model, _ = trained(plan.run_dir)
     dataset = prepare(run.data, run.tokenizer, cache_dir=cache_root(run.cache_dir))
     windows = val_windows(run, dataset.val)
-    loss = validate(model, windows, run=run, world=join(run.trainer.device))
+    world = join(run.trainer.device)
+    loss = validate(model, windows, run=run, world=world)
     assert loss == rows_of(plan.run_dir)[-1]["val/loss"]
 
 
@@ -278,6 +283,7 @@ def test_an_update_draws_the_same_again_and_after_a_resume(tmp_path: Path) -> No
         start(plan)
     start(stopped, stop_after=3)
     start(stopped)
+
     assert state_of(first.run_dir) == state_of(second.run_dir)
     assert state_of(first.run_dir) == state_of(stopped.run_dir)
     assert state_of(first.run_dir) != state_of(other.run_dir)
@@ -294,7 +300,8 @@ def test_an_update_on_two_ranks_draws_what_one_draws(
     one, two = (rows_of(the_run(tmp_path / f"of{devices}")) for devices in (1, 2))
     for name in ("train/loss", "val/loss"):
         expected = [row[name] for row in one if name in row]
-        assert [row[name] for row in two if name in row] == pytest.approx(expected, rel=1e-5)
+        shown = [row[name] for row in two if name in row]
+        assert shown == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.usefixtures("noisy")

@@ -77,18 +77,8 @@ def ended(
     folder = root / name
     folder.mkdir()
     doors = {door: (MODULES[door], words) for door, (words, _) in ASKED.items()}
-    command = [
-        "bash",
-        "-c",
-        script,
-        "bash",
-        sys.executable,
-        *flags,
-        "-c",
-        DRIVER,
-        json.dumps(doors),
-        before,
-    ]
+    text = json.dumps(doors)
+    command = ["bash", "-c", script, "bash", sys.executable, *flags, "-c", DRIVER, text, before]
     environment = {**os.environ, "PYTHONPATH": str(REPO)}
     done = subprocess.run(
         command,
@@ -99,11 +89,8 @@ def ended(
         stdin=subprocess.DEVNULL,
     )
     assert done.returncode == 0, done.stderr
-    return (
-        {door: int((folder / f"{door}.code").read_text()) for door in doors},
-        done.stdout,
-        done.stderr,
-    )
+    codes = {door: int((folder / f"{door}.code").read_text()) for door in doors}
+    return (codes, done.stdout, done.stderr)
 
 
 CODES = {door: code for door, (_, code) in ASKED.items()}
@@ -158,13 +145,8 @@ def test_each_door_ends_as_ever_where_stdout_takes_ascii_alone(outputs: Path) ->
 def test_an_answer_that_a_full_disk_does_not_take_is_none(tmp_path: Path, words: list[str]) -> None:
     command = [sys.executable, "-m", "nocap.train", *words]
     with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            command,
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(REPO)},
-            stdout=full,
-            stderr=-1,
-        )
+        env = {**os.environ, "PYTHONPATH": str(REPO)}
+        done = subprocess.run(command, cwd=tmp_path, env=env, stdout=full, stderr=-1)
     assert done.returncode == 1
     assert done.stderr == b"nocap: [Errno 28] No space left on device\n"
 
@@ -206,6 +188,7 @@ def test_a_range_under_pythonoptimize_is_refused(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(REPO), "PYTHONOPTIMIZE": "1"}
     command = [sys.executable, "-m", "nocap.train", *words]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.startswith("nocap: PYTHONOPTIMIZE must be off: ")

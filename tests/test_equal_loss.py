@@ -18,17 +18,17 @@ import pytest
 from nocap.config.compose import composed
 from nocap.config.plain import to_plain
 from nocap.judge.compare import compare
-from nocap.judge.compared import Comparison
+from nocap.judge.compared_arms import Comparison
+from nocap.judge.comparison_json import result_of
+from nocap.judge.comparison_schema import to_json
 from nocap.judge.equal_loss import slopes, times
 from nocap.judge.interval import of_pairs
-from nocap.judge.result import result_of
-from nocap.judge.schema import to_json
 from nocap.launch import lengths
 from nocap.launch.grid import Grid, check
 from nocap.report import comparison as page
 from nocap.report.arms import render
 from nocap.store.record import digest
-from nocap.store.runs import Curve, Found, Record, load
+from nocap.store.runs import Curve, Found, Record, load_runs
 from tests.conftest import REPO, Door
 from tests.grids import CELL
 
@@ -49,18 +49,33 @@ def record(
 ) -> Record:
     """A finished run as a grid of `NAMES` leaves it; one of other steps shows a length of the first
     arm."""
+    warmup = math.floor(0.05 * steps + 0.5)
     config = {
         "attention.kind": attention,
         "mlp.kind": mlp,
         "trainer.steps": steps,
-        "schedule.warmup_steps": math.floor(0.05 * steps + 0.5),
+        "schedule.warmup_steps": warmup,
     }
     base = "nano-flash-gelu4x"
     arm = f"nano-{attention}-{mlp}" + (f"-{steps}" if steps != STEPS else "")
     name = f"nano-{attention}-{mlp}-s{seed}"
+    summary = {
+        "status": "finished",
+        "steps": steps,
+        "tokens": steps * 1024,
+        "val_loss": loss,
+        "token_us": pace,
+        "clock_s": {"train": 1.0},
+        "hardware": {"name": machine, "fingerprint": machine},
+    }
+    manifest = {
+        "options": {"attention": attention, "mlp": mlp},
+        "attempts": [{"swept": ["attention", "mlp", "seed"]}],
+    }
+    identity = digest([arm, seed])
     return Record(
         folder=Path(f"{arm}-s{seed}"),
-        identity=digest([arm, seed]),
+        identity=identity,
         name=name,
         arm=arm,
         seed=seed,
@@ -68,19 +83,8 @@ def record(
         started="",
         config=config,
         parts={},
-        manifest={
-            "options": {"attention": attention, "mlp": mlp},
-            "attempts": [{"swept": ["attention", "mlp", "seed"]}],
-        },
-        summary={
-            "status": "finished",
-            "steps": steps,
-            "tokens": steps * 1024,
-            "val_loss": loss,
-            "token_us": pace,
-            "clock_s": {"train": 1.0},
-            "hardware": {"name": machine, "fingerprint": machine},
-        },
+        manifest=manifest,
+        summary=summary,
         curve=Curve(),
         length_of=base if steps != STEPS else None,
     )
@@ -96,11 +100,16 @@ def grid(
     for seed in range(seeds):
         for attention in NAMES["attention"]:
             for mlp in NAMES["mlp"]:
-                loss = 2.3 - gain * (mlp == "swiglu") + rng.normal(0, 0.002)
-                pace = 0.9 if attention == "gqa" else 1.0
+                noise = rng.normal(0, 0.002)
+                loss = 2.3 - gain * (mlp == "swiglu") + noise
+                if attention == "gqa":
+                    pace = 0.9
+                else:
+                    pace = 1.0
                 records.append(record(attention, mlp, seed, loss, pace=pace))
         for steps in (105, 210):
-            loss = 2.3 * (steps / STEPS) ** -0.1 + rng.normal(0, 0.002)
+            noise = rng.normal(0, 0.002)
+            loss = 2.3 * (steps / STEPS) ** -0.1 + noise
             records.append(record("flash", "gelu4x", seed, loss, steps=steps))
     return compare(Found(records=[change(each) for each in records]), baseline="flash gelu4x")
 
@@ -122,7 +131,8 @@ def test_an_arm_without_noise_has_the_closed_form() -> None:
     slope = slopes(losses[105], losses[210], ratio=2.0)
     assert slope == pytest.approx([-0.1] * 4)
     z = times(losses[180], losses[150], slope, math.log(1.1) * ones)
-    assert np.exp(z) == pytest.approx([1.1 / 1.2] * 4)
+    ratio = np.exp(z)
+    assert ratio == pytest.approx([1.1 / 1.2] * 4)
 
 
 @pytest.mark.parametrize(
@@ -135,9 +145,9 @@ def test_intervals_hold_the_planted_time(planted: float, seeds: int) -> None:
     held = 0
     for _ in range(10_000):
         noise = rng.normal(0, 0.009, (4, seeds))
-        short, base, long = (
-            2.3 * share**-0.08 * np.exp(noise[i]) for i, share in enumerate((0.7, 1.0, 1.4))
-        )
+        short = 2.3 * 0.7**-0.08 * np.exp(noise[0])
+        base = 2.3 * np.exp(noise[1])
+        long = 2.3 * 1.4**-0.08 * np.exp(noise[2])
         arm = 2.3 * planted**0.08 * np.exp(noise[3])  # worth 1/planted of the steps
         z = times(arm, base, slopes(short, long, ratio=2.0), np.zeros(seeds))
         estimate = of_pairs(z.tolist())
@@ -151,33 +161,33 @@ def test_intervals_hold_the_planted_time(planted: float, seeds: int) -> None:
 def test_real_rows_have_the_figures_that_other_code_has() -> None:
     """Twelve seeds of swiglu and gqa: alone, and over the levels of the other key."""
     place = SHARED / "seed_noise"
-    records = [
-        record(row["attention"], row["mlp"], int(row["seed"]), float(row["val_loss"]))
-        for row in csv.DictReader(
-            (place / "nano_attention_mlp_40_seeds.csv").read_text().splitlines()
-        )
-        if int(row["seed"]) < 12
-    ]
-    records += [
-        record("flash", "gelu4x", int(row["seed"]), float(row["val_loss"]), steps=int(row["steps"]))
-        for row in csv.DictReader((place / "nano_baseline_lengths.csv").read_text().splitlines())
-    ]
-    base = [
-        each
-        for each in records
-        if each.config["attention.kind"] == "flash" and each.config["mlp.kind"] == "gelu4x"
-    ]
+    lines = (place / "nano_attention_mlp_40_seeds.csv").read_text().splitlines()
+    records = []
+    for cells in csv.DictReader(lines):
+        seed = int(cells["seed"])
+        if seed < 12:
+            loss = float(cells["val_loss"])
+            records.append(record(cells["attention"], cells["mlp"], seed, loss))
+    text = (place / "nano_baseline_lengths.csv").read_text()
+    for cells in csv.DictReader(text.splitlines()):
+        seed = int(cells["seed"])
+        loss = float(cells["val_loss"])
+        steps = int(cells["steps"])
+        records.append(record("flash", "gelu4x", seed, loss, steps=steps))
+    base = []
+    for each in records:
+        if each.config["attention.kind"] == "flash" and each.config["mlp.kind"] == "gelu4x":
+            base.append(each)
     alone = {
         "swiglu": ("flash", "swiglu", (1.158, 1.094, 1.226)),
         "gqa": ("gqa", "gelu4x", (0.960, 0.911, 1.010)),
     }
     for attention, mlp, expected in alone.values():
-        arm = [
-            each
-            for each in records
-            if (each.config["attention.kind"], each.config["mlp.kind"]) == (attention, mlp)
-        ]
-        (_, row) = compare(Found(records=[*base, *arm])).arms
+        arm = []
+        for each in records:
+            if (each.config["attention.kind"], each.config["mlp.kind"]) == (attention, mlp):
+                arm.append(each)
+        _, row = compare(Found(records=[*base, *arm])).arms
         assert row.equal_loss is not None
         assert worth(row.equal_loss.ratio) == pytest.approx(expected, abs=0.0006)
     # each as the one level of its key: gqa over three MLPs, swiglu over two attentions
@@ -190,7 +200,11 @@ def test_real_rows_have_the_figures_that_other_code_has() -> None:
 def by_level(records: list[Record]) -> dict[str, Any]:
     factors = compare(Found(records=records), baseline="flash gelu4x").factors
     assert factors is not None
-    return {level.name: level.equal_loss for factor in factors.factors for level in factor.levels}
+    equal_losses: dict[str, Any] = {}
+    for factor in factors.factors:
+        for level in factor.levels:
+            equal_losses[level.name] = level.equal_loss
+    return equal_losses
 
 
 def worth(ratio: Any) -> tuple[float, float, float]:
@@ -204,27 +218,23 @@ def worth(ratio: Any) -> tuple[float, float, float]:
 def test_a_comparison_shows_it_by_arm_and_by_factor() -> None:
     comparison = grid()
     content = to_json(result_of(comparison))
-    assert [row["label"] for row in content["arms"]] == [
-        "flash gelu4x",
-        "flash swiglu",
-        "gqa gelu4x",
-        "gqa swiglu",
-    ]
-    assert [(each["steps"], len(each["runs"])) for each in content["lengths"]] == [
-        (105, 6),
-        (210, 6),
-    ]
+    labels = [row["label"] for row in content["arms"]]
+    assert labels == ["flash gelu4x", "flash swiglu", "gqa gelu4x", "gqa swiglu"]
+    expected = [(105, 6), (210, 6)]
+    counts = [(each["steps"], len(each["runs"])) for each in content["lengths"]]
+    assert counts == expected
     assert content["not_compared"] == []
     swiglu = at_equal_loss(comparison, "flash swiglu")["ratio"]
     assert swiglu["low"] < (2.28 / 2.3) ** 10 < swiglu["high"]
     assert at_equal_loss(comparison, "gqa gelu4x")["outcome"] == "better"
-    levels = {
-        level["level"]: level["equal_loss"]
-        for factor in content["by_factor"]["factors"]
-        for level in factor["levels"]
-    }
-    assert levels["gqa"]["ratio"]["low"] < 0.9 < levels["gqa"]["ratio"]["high"]
-    assert levels["gqa"]["ratio"]["high"] < at_equal_loss(comparison, "gqa gelu4x")["ratio"]["high"]
+    levels = {}
+    for factor in content["by_factor"]["factors"]:
+        for level in factor["levels"]:
+            levels[level["level"]] = level["equal_loss"]
+    gqa = levels["gqa"]
+    assert gqa["ratio"]["low"] < 0.9 < gqa["ratio"]["high"]
+    ratio = at_equal_loss(comparison, "gqa gelu4x")["ratio"]
+    assert gqa["ratio"]["high"] < ratio["high"]
     shown = render(comparison)
     assert re.search(r"^attention=gqa .* 0\.\d+ \[0\.\d+, 0\.\d+\]$", shown, re.M)
     assert re.search(r"^found: .*attention=gqa.* of the time at equal loss", shown)
@@ -234,9 +244,10 @@ def test_a_comparison_shows_it_by_arm_and_by_factor() -> None:
 
 
 def test_nothing_of_it_is_shown_where_the_baseline_has_no_other_lengths() -> None:
-    records = [
-        record("flash", mlp, seed, 2.3 + 0.01 * seed) for seed in range(3) for mlp in NAMES["mlp"]
-    ]
+    records = []
+    for seed in range(3):
+        for mlp in NAMES["mlp"]:
+            records.append(record("flash", mlp, seed, 2.3 + 0.01 * seed))
     comparison = compare(Found(records=records))
     assert [row.equal_loss for row in comparison.arms] == [None, None]
     assert "equal loss" not in render(comparison)
@@ -258,10 +269,14 @@ def test_lengths_of_another_arm_are_named_and_are_no_arms() -> None:
 def test_lengths_that_were_swept_show_it_without_asking() -> None:
     """They stay arms of the table."""
     records = [record for row in grid().arms for record in row.arm.all]
-    swept = [replace(each, length_of=None) for arm in grid().lengths for each in arm.all]
+    swept = []
+    for arm in grid().lengths:
+        for each in arm.all:
+            swept.append(replace(each, length_of=None))
     comparison = compare(Found(records=[*records, *swept]), baseline=records[0].identity)
     assert len(comparison.arms) == 6
-    assert [arm.config["trainer.steps"] for arm in comparison.lengths] == [105, 210]
+    trainer_steps = [arm.config["trainer.steps"] for arm in comparison.lengths]
+    assert trainer_steps == [105, 210]
     swiglu = next(row for row in comparison.arms if row.arm.config["mlp.kind"] == "swiglu")
     assert swiglu.equal_loss is not None
     assert swiglu.equal_loss.ratio is not None
@@ -269,24 +284,34 @@ def test_lengths_that_were_swept_show_it_without_asking() -> None:
 
 def lost(each: Record) -> Record:
     """The baseline's lengths lack a seed."""
-    return replace(each, status="failed") if each.length_of and each.seed == 5 else each
+    if each.length_of and each.seed == 5:
+        return replace(each, status="failed")
+    return each
 
 
 def on_another_machine(each: Record) -> Record:
     hardware = {"name": "b", "fingerprint": "b"}
-    summary = {**each.summary, "hardware": hardware} if "gqa" in each.arm else each.summary
+    if "gqa" in each.arm:
+        summary = {**each.summary, "hardware": hardware}
+    else:
+        summary = each.summary
     return replace(each, summary=summary)
 
 
 def untimed(each: Record) -> Record:
-    summary = {**each.summary, "token_us": None} if "gqa" in each.arm else each.summary
+    if "gqa" in each.arm:
+        summary = {**each.summary, "token_us": None}
+    else:
+        summary = each.summary
     return replace(each, summary=summary)
 
 
 def flat(each: Record) -> Record:
     """The baseline learns nothing more after 105 steps."""
     loss = 2.3 + 0.001 * (each.seed % 3) * (-1) ** (each.config["trainer.steps"] // 105)
-    return replace(each, summary={**each.summary, "val_loss": loss}) if each.length_of else each
+    if each.length_of:
+        return replace(each, summary={**each.summary, "val_loss": loss})
+    return each
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
@@ -316,7 +341,8 @@ def test_what_it_cannot_say_is_refused_with_the_reason(
 ) -> None:
     comparison = grid(**how)
     at = at_equal_loss(comparison, arm)
-    assert (at["ratio"], at["outcome"]) == (None, "no verdict")
+    assert at["ratio"] is None
+    assert at["outcome"] == "no verdict"
     assert at["refused"].startswith(why)
     assert f"] {why}" in render(comparison)
 
@@ -326,11 +352,10 @@ def test_what_it_cannot_say_is_refused_with_the_reason(
 
 def planned(*words: str, swept: tuple[str, ...] = ("attention", "seed")) -> tuple[Grid, Grid]:
     """A grid, and the same with the baseline's other lengths."""
-    cells = [
-        (*CELL, *words, f"attention={attention}", f"seed={seed}")
-        for seed in (0, 1)
-        for attention in ("flash", "gqa")
-    ]
+    cells = []
+    for seed in (0, 1):
+        for attention in ("flash", "gqa"):
+            cells.append((*CELL, *words, f"attention={attention}", f"seed={seed}"))
     plain = check(cells, swept=swept, compose=composed, log=print)
     more = lengths.cells_of(plain, composed)
     return plain, check(cells, swept=swept, compose=composed, log=print, lengths=more)
@@ -341,15 +366,23 @@ def test_the_baseline_gets_whole_schedules_at_its_other_lengths(tmp_path: Path) 
     words = ["trainer.steps=100", "schedule=wsd", f"output_dir={tmp_path}"]
     plain, whole = planned(*words, "schedule.warmup_steps=9", "schedule.decay_steps=30")
     added = [cell for cell in whole.cells if cell.plan.asked and cell.plan.asked.length_of]
-    assert len(whole.cells) - len(plain.cells) == len(added) == 4
+    assert len(whole.cells) - len(plain.cells) == 4
+    assert len(added) == 4
     runs = [cell.plan.run for cell in added]
-    assert [(run.seed, run.trainer.steps) for run in runs] == [(0, 70), (0, 140), (1, 70), (1, 140)]
-    assert [run.schedule.warmup_steps for run in runs] == [6, 13, 6, 13]
-    assert [to_plain(run.schedule)["decay_steps"] for run in runs] == [21, 42, 21, 42]
-    assert {run.trainer.compile for run in runs} == {plain.cells[0].plan.run.trainer.compile}
-    assert {run.attention.kind for run in runs} == {plain.cells[0].plan.run.attention.kind}
-    assert {cell.plan.asked.length_of for cell in added} == {plain.cells[0].plan.arm}
-    assert all(f"trainer.steps={cell.plan.run.trainer.steps}" in cell.label for cell in added)
+    expected = [(0, 70), (0, 140), (1, 70), (1, 140)]
+    assert [(run.seed, run.trainer.steps) for run in runs] == expected
+    warmup_steps = [run.schedule.warmup_steps for run in runs]
+    assert warmup_steps == [6, 13, 6, 13]
+    decay_steps = [to_plain(run.schedule)["decay_steps"] for run in runs]
+    assert decay_steps == [21, 42, 21, 42]
+    compiles = {run.trainer.compile for run in runs}
+    assert compiles == {plain.cells[0].plan.run.trainer.compile}
+    kinds = {run.attention.kind for run in runs}
+    assert kinds == {plain.cells[0].plan.run.attention.kind}
+    bases = {cell.plan.asked.length_of for cell in added}
+    assert bases == {plain.cells[0].plan.arm}
+    for cell in added:
+        assert f"trainer.steps={cell.plan.run.trainer.steps}" in cell.label
     assert lengths.cost(plain, whole) == (
         "equal loss: the baseline also trains for 70 and 140 steps: 4 runs more, as much as 2.1 "
         "arms"
@@ -383,6 +416,7 @@ def test_a_grid_trains_them_and_tells_the_time_at_equal_loss(tmp_path: Path, her
     assert "2 arms from 2 runs; baseline: flash" in done.out
     assert "the baseline's other lengths do not have 3 seeds or more of the table's" in done.out
     (folder,) = (tmp_path / "outputs" / "grids").iterdir()
-    comparison = compare(load([folder]))
-    assert [arm.config["trainer.steps"] for arm in comparison.lengths] == [7, 14]
+    comparison = compare(load_runs([folder]))
+    trainer_steps = [arm.config["trainer.steps"] for arm in comparison.lengths]
+    assert trainer_steps == [7, 14]
     assert [len(arm.runs) for arm in comparison.lengths] == [1, 1]

@@ -67,10 +67,12 @@ def test_nocap_and_plain_torch_read_the_runs_own_logits(
     loaded = api.load_model(file)
     with torch.no_grad():
         expected = model.logits(TOKENS)[0]
-        assert torch.equal(loaded.model.logits(TOKENS)[0], expected)
+        logits = loaded.model.logits(TOKENS)
+        assert torch.equal(logits[0], expected)
         plain = script["logits"](*script["read"](file), TOKENS[0])
     torch.testing.assert_close(plain, expected, rtol=1e-4, atol=1e-5)
-    assert loaded.step == step == 7
+    assert loaded.step == 7
+    assert step == 7
     assert float(expected.std()) > 0.01  # and not all the same
 
 
@@ -107,38 +109,43 @@ def test_a_file_says_what_it_is_and_no_place_of_this_machine(
 ) -> None:
     file = tmp_path / "new" / "model.safetensors"
     name = undisturbed.run_dir.name
-    assert export.main([name[:-6], str(file), "--output-dir", str(undisturbed.output_dir)]) == 0
+    output_dir = str(undisturbed.output_dir)
+    assert export.main([name[:-6], str(file), "--output-dir", output_dir]) == 0
     assert f"{name[:-13]} at step 30" in capsys.readouterr().out
     with safe_open(file, "pt") as opened:
         metadata = opened.metadata()
     about = json.loads(metadata["run"])
-    assert (about["identity"], about["step"]) == (name[-12:], 30)
-    assert (
-        about["val_loss"]
-        == json.loads((undisturbed.run_dir / "summary.json").read_text())["val_loss"]
-    )
+    assert about["identity"] == name[-12:]
+    assert about["step"] == 30
+    text = (undisturbed.run_dir / "summary.json").read_text()
+    losses = json.loads(text)["val_loss"]
+    assert about["val_loss"] == losses
     assert str(undisturbed.output_dir) not in str(metadata)  # nor places of this machine
 
 
 def test_what_is_no_export_is_refused(undisturbed: Undisturbed, tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
-    assert export.main([str(undisturbed.run_dir), str(file)]) == 0
+    run_dir = str(undisturbed.run_dir)
+    assert export.main([run_dir, str(file)]) == 0
     with safe_open(file, "pt") as opened:
         metadata = opened.metadata()
     tensors = load_file(file)
     config = json.loads(metadata["config"])
-    words, key = tensors["embedding.weight"], "embedding.weight"
+    words = tensors["embedding.weight"]
+    key = "embedding.weight"
 
     def about(**changed: object) -> dict[str, str]:
-        return {**metadata, "config": json.dumps({**config, **changed})}
+        text = json.dumps({**config, **changed})
+        return {**metadata, "config": text}
 
-    for reason, other, told in (
+    cases = (
         ("got KeyError", {}, {}),
         ("kind must be one of", {}, about(attention={"kind": "os.system"})),
         ("values must be plain", {}, about(output_dir="${oc.env:HOME}")),
         ("embedding.weight", {key: words[:5]}, metadata),
         ("finite weights", {key: words * float("nan")}, metadata),
-    ):
+    )
+    for reason, other, told in cases:
         save_file({**tensors, **other}, file, told)
         with pytest.raises(ValueError, match=reason):
             exported(file)
@@ -175,7 +182,8 @@ def test_a_file_says_the_loss_of_its_own_checkpoint(tmp_path: Path) -> None:
     """A tiny run validates at 3, 6 and its end, 7, and keeps three checkpoints."""
     this = planned(tmp_path, "trainer.keep_steps=[4,6]")
     start(this)
-    rows = [json.loads(line) for line in (this.run_dir / "metrics.jsonl").read_text().splitlines()]
+    lines = (this.run_dir / "metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
     losses = {row["step"]: row["val/loss"] for row in rows if "val/loss" in row}
     for step in (7, 6, 4):
         about = export_of(this.run_dir, tmp_path / "model.safetensors")
@@ -246,14 +254,16 @@ def test_other_code_than_the_runs_is_named(
     this = planned(tmp_path, "attention=softcap")
     start(this)
     file = tmp_path / "model.safetensors"
-    assert export.main([str(this.run_dir), str(file), "--config-dir", str(softcap)]) == 0
+    run_dir = str(this.run_dir)
+    assert export.main([run_dir, str(file), "--config-dir", str(softcap)]) == 0
     assert "is not the code" not in capsys.readouterr().err
     (path,) = (softcap / "attention").glob("*.py")
     path.write_text(f"{path.read_text()}\n# another\n")
     outside.use([softcap])
     said = list[str]()
     if read == "folder":
-        again = [str(this.run_dir), str(file), "--config-dir", str(softcap)]
+        run_dir = str(this.run_dir)
+        again = [run_dir, str(file), "--config-dir", str(softcap)]
         assert export.main(again) == 0
         said.append(capsys.readouterr().err)
     else:
@@ -308,26 +318,23 @@ def test_transformers_computes_the_runs_own_logits(words: tuple[str, ...], tmp_p
     assert float(expected.std()) > 0.01
 
 
-@pytest.mark.parametrize(
-    ("words", "rule"),
-    [
-        (
-            (),
-            "mlp.activation must be swiglu with --hf beside position=rope, as llama has, got gelu",
-        ),
-        (("mlp=swiglu", "norm=layernorm"), "norm.norm must be rms with --hf beside position=rope"),
-        (("mlp=swiglu", "position=none"), "position must be rope (as Llama) or learned (as GPT-2)"),
-        (("mlp=swiglu", "ideas=[x0]"), "ideas must be empty with --hf"),
-        (("mlp=swiglu", "model.qk_norm=true"), "model.qk_norm must be false with --hf"),
-        (("mlp=swiglu", "model.logit_softcap=15"), "model.logit_softcap must be null with --hf"),
-        (("mlp=swiglu", "attention=sliding"), "attention.kind must be global with --hf"),
-        (
-            ("position=learned", "norm=layernorm", "model.n_head=4", "attention=mqa"),
-            "attention.n_kv_heads must be model.n_head=4 with --hf beside position=learned, as "
-            "gpt2 has",
-        ),
-    ],
-)
+NO_COUNTERPARTS = [
+    ((), "mlp.activation must be swiglu with --hf beside position=rope, as llama has, got gelu"),
+    (("mlp=swiglu", "norm=layernorm"), "norm.norm must be rms with --hf beside position=rope"),
+    (("mlp=swiglu", "position=none"), "position must be rope (as Llama) or learned (as GPT-2)"),
+    (("mlp=swiglu", "ideas=[x0]"), "ideas must be empty with --hf"),
+    (("mlp=swiglu", "model.qk_norm=true"), "model.qk_norm must be false with --hf"),
+    (("mlp=swiglu", "model.logit_softcap=15"), "model.logit_softcap must be null with --hf"),
+    (("mlp=swiglu", "attention=sliding"), "attention.kind must be global with --hf"),
+    (
+        ("position=learned", "norm=layernorm", "model.n_head=4", "attention=mqa"),
+        "attention.n_kv_heads must be model.n_head=4 with --hf beside position=learned, as "
+        "gpt2 has",
+    ),
+]
+
+
+@pytest.mark.parametrize(("words", "rule"), NO_COUNTERPARTS)
 def test_what_has_no_counterpart_is_refused_by_name(words: tuple[str, ...], rule: str) -> None:
     with pytest.raises(ValueError, match=re.escape(rule)):
         architecture(compose([*SMALL, *words]))

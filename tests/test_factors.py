@@ -16,11 +16,11 @@ from scipy import stats
 
 from nocap import compare as door
 from nocap.judge.compare import compare
-from nocap.judge.result import result_of
-from nocap.judge.schema import to_json
+from nocap.judge.comparison_json import result_of
+from nocap.judge.comparison_schema import to_json
 from nocap.report import comparison as page
 from nocap.report.arms import render
-from nocap.store.runs import load
+from nocap.store.runs import load_runs
 from tests.test_compare import told, write_run
 from tests.test_interval import of_a_mixed_model
 
@@ -32,12 +32,14 @@ SIZES = (3, 4, 5, 7, 8, 12)
 def judged(folder: Path, keys: str, losses: Losses, *words: str) -> Json:
     """What the command says of a table of last losses."""
     names = keys.split("+")
-    rows = [
-        ",".join([*place, str(seed), repr(float(loss))])
-        for place, of_place in losses.items()
-        for seed, loss in enumerate(of_place)
-    ]
-    (folder / "t.csv").write_text("\n".join([",".join([*names, "seed", "val_loss"]), *rows]) + "\n")
+    rows = []
+    for place, of_place in losses.items():
+        for seed, loss in enumerate(of_place):
+            cells = [*place, str(seed), repr(float(loss))]
+            rows.append(",".join(cells))
+    heads = [*names, "seed", "val_loss"]
+    text = "\n".join([",".join(heads), *rows]) + "\n"
+    (folder / "t.csv").write_text(text)
     command = [
         str(folder / "t.csv"),
         "--columns",
@@ -57,12 +59,12 @@ def drawn(
     """Losses of every combination of these levels: what seeds share, what runs have, what levels
     add."""
     common = rng.normal(size=n)
-    return {
-        place: 3
-        + 0.01 * (common + rng.normal(size=n))
-        + sum((effects or {}).get(name, 0) for name in place)
-        for place in itertools.product(*(names.split() for names in levels))
-    }
+    values = {}
+    for place in itertools.product(*(names.split() for names in levels)):
+        noise = rng.normal(size=n)
+        effect = sum((effects or {}).get(name, 0) for name in place)
+        values[place] = 3 + 0.01 * (common + noise) + effect
+    return values
 
 
 # --- ends, against a reference --------------------------------------------------------------------
@@ -70,10 +72,10 @@ def drawn(
 
 @pytest.mark.parametrize("n", SIZES)
 def test_two_arms_are_scipys(tmp_path: Path, n: int) -> None:
-    losses = drawn(np.random.default_rng(n), "base idea", n=n)
-    (gap,) = [
-        arm["difference"] for arm in judged(tmp_path, "arm", losses)["arms"] if arm["difference"]
-    ]
+    rng = np.random.default_rng(n)
+    losses = drawn(rng, "base idea", n=n)
+    arms = judged(tmp_path, "arm", losses)["arms"]
+    (gap,) = [arm["difference"] for arm in arms if arm["difference"]]
     exact = stats.ttest_rel(losses["idea",], losses["base",]).confidence_interval()
     assert gap["low"] == pytest.approx(exact.low, abs=1e-9)
     assert gap["high"] == pytest.approx(exact.high, abs=1e-9)
@@ -82,12 +84,15 @@ def test_two_arms_are_scipys(tmp_path: Path, n: int) -> None:
 @pytest.mark.parametrize("n", SIZES)
 def test_two_arms_without_shared_seeds_are_scipys(tmp_path: Path, n: int) -> None:
     rng = np.random.default_rng(n)
-    base, idea = rng.normal(3, 0.01, n), rng.normal(3, 0.03, n + 1)
+    base = rng.normal(3, 0.01, n)
+    idea = rng.normal(3, 0.03, n + 1)
     rows = [f"base,{i},{loss!r}" for i, loss in enumerate(base.tolist())]
     rows += [f"idea,{i + 100},{loss!r}" for i, loss in enumerate(idea.tolist())]
-    (tmp_path / "t.csv").write_text("\n".join(["arm,seed,val_loss", *rows]) + "\n")
+    text = "\n".join(["arm,seed,val_loss", *rows]) + "\n"
+    (tmp_path / "t.csv").write_text(text)
     assert door.main([str(tmp_path / "t.csv"), "--json", str(tmp_path / "t.json")]) == 0
-    gap = json.loads((tmp_path / "t.json").read_text())["arms"][1]["difference"]
+    content = json.loads((tmp_path / "t.json").read_text())
+    gap = content["arms"][1]["difference"]
     exact = stats.ttest_ind(idea, base, equal_var=False).confidence_interval()
     assert gap["low"] == pytest.approx(exact.low, abs=1e-9)
     assert gap["high"] == pytest.approx(exact.high, abs=1e-9)
@@ -97,37 +102,36 @@ def test_two_arms_without_shared_seeds_are_scipys(tmp_path: Path, n: int) -> Non
 def test_levels_are_means_over_the_other_keys_with_the_interval_of_arms(
     tmp_path: Path, n: int
 ) -> None:
-    losses = drawn(np.random.default_rng(n), "flash gqa", "gelu4x gelu3x swiglu", n=n)
+    rng = np.random.default_rng(n)
+    losses = drawn(rng, "flash gqa", "gelu4x gelu3x swiglu", n=n)
     content = judged(tmp_path, "attention+mlp", losses)
     attention, mlp = content["by_factor"]["factors"]
 
     def mean(level: str) -> np.ndarray:
-        return np.mean([of_place for place, of_place in losses.items() if level in place], axis=0)
+        of_level = [of_place for place, of_place in losses.items() if level in place]
+        return np.mean(of_level, axis=0)
 
-    assert (attention["key"], attention["baseline"], attention["over"]) == (
-        "attention",
-        "flash",
-        {"mlp": 3},
-    )
-    assert (mlp["key"], mlp["baseline"], mlp["over"]) == ("mlp", "gelu4x", {"attention": 2})
+    assert attention["key"] == "attention"
+    assert attention["baseline"] == "flash"
+    assert attention["over"] == {"mlp": 3}
+    assert mlp["key"] == "mlp"
+    assert mlp["baseline"] == "gelu4x"
+    assert mlp["over"] == {"attention": 2}
     exact = stats.ttest_rel(mean("gqa"), mean("flash")).confidence_interval()
     (gqa,) = attention["levels"]
     assert gqa["difference"]["low"] == pytest.approx(exact.low, abs=1e-9)
     assert gqa["difference"]["high"] == pytest.approx(exact.high, abs=1e-9)
-    ends = of_a_mixed_model(
-        np.array([mean(level) - mean("gelu4x") for level in ("gelu3x", "swiglu")])
-    )
+    differences = np.array([mean(level) - mean("gelu4x") for level in ("gelu3x", "swiglu")])
+    ends = of_a_mixed_model(differences)
     for level, (low, high) in zip(mlp["levels"], ends, strict=True):
         assert level["difference"]["low"] == pytest.approx(low, abs=1e-9)
         assert level["difference"]["high"] == pytest.approx(high, abs=1e-9)
     base = losses["flash", "gelu4x"]
-    contrasts = [
-        losses["gqa", name]
-        - base
-        - (losses["gqa", "gelu4x"] - base)
-        - (losses["flash", name] - base)
-        for name in ("gelu3x", "swiglu")
-    ]
+    contrasts = []
+    for name in ("gelu3x", "swiglu"):
+        of_attention = losses["gqa", "gelu4x"] - base
+        of_mlp = losses["flash", name] - base
+        contrasts.append(losses["gqa", name] - base - of_attention - of_mlp)
     for interaction, (low, high) in zip(
         content["by_factor"]["interactions"], of_a_mixed_model(np.array(contrasts)), strict=True
     ):
@@ -135,9 +139,8 @@ def test_levels_are_means_over_the_other_keys_with_the_interval_of_arms(
         assert interaction["high"] == pytest.approx(high, abs=1e-9)
         assert interaction["shown"] is bool(low > 0 or high < 0)
     arms = [arm["difference"] for arm in content["arms"] if arm["difference"]]
-    ends = of_a_mixed_model(
-        np.array([row - base for place, row in losses.items() if place != ("flash", "gelu4x")])
-    )
+    rest = np.array([row - base for place, row in losses.items() if place != ("flash", "gelu4x")])
+    ends = of_a_mixed_model(rest)
     for gap, (low, high) in zip(arms, ends, strict=True):
         assert gap["low"] == pytest.approx(low, abs=1e-9)
         assert gap["high"] == pytest.approx(high, abs=1e-9)
@@ -150,23 +153,17 @@ def test_a_gain_that_no_arm_shows_is_shown_by_factor(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """And it is the first table that is read."""
-    losses = drawn(
-        np.random.default_rng(3),
-        "flash gqa mqa",
-        "gelu4x swiglu",
-        "rope none",
-        n=4,
-        effects={"swiglu": -0.022},
-    )
+    rng = np.random.default_rng(3)
+    effects = {"swiglu": -0.022}
+    losses = drawn(rng, "flash gqa mqa", "gelu4x swiglu", "rope none", n=4, effects=effects)
     content = judged(tmp_path, "attention+mlp+position", losses)
     attention, mlp, position = content["by_factor"]["factors"]
-    assert [level["difference"]["verdict"] for level in attention["levels"]] == [
-        "no difference shown"
-    ] * 2
-    assert [level["difference"]["verdict"] for level in mlp["levels"]] == ["better"]
-    assert [level["difference"]["verdict"] for level in position["levels"]] == [
-        "no difference shown"
-    ]
+    verdicts = [level["difference"]["verdict"] for level in attention["levels"]]
+    assert verdicts == ["no difference shown"] * 2
+    verdicts = [level["difference"]["verdict"] for level in mlp["levels"]]
+    assert verdicts == ["better"]
+    verdicts = [level["difference"]["verdict"] for level in position["levels"]]
+    assert verdicts == ["no difference shown"]
     flash = next(arm for arm in content["arms"] if arm["label"] == "flash swiglu rope")
     assert flash["difference"]["verdict"] == "no difference shown"
     out = capsys.readouterr().out
@@ -181,7 +178,8 @@ def test_a_gain_that_no_arm_shows_is_shown_by_factor(
 
 def test_what_turns_round_with_another_key_depends_on_it(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    losses = dict(drawn(rng, "flash gqa", "gelu4x swiglu", n=6, effects={"gqa": -0.05}))
+    effects = {"gqa": -0.05}
+    losses = dict(drawn(rng, "flash gqa", "gelu4x swiglu", n=6, effects=effects))
     for attention, more in (("flash", 0.02), ("gqa", 0.11)):
         losses[attention, "swiglu"] = losses[attention, "swiglu"] + more
     content = judged(tmp_path, "attention+mlp", losses)
@@ -201,13 +199,17 @@ def test_false_words_of_a_grid_are_as_rare_as_said(tmp_path: Path) -> None:
     for place, seed in itertools.product(keys, range(4)):
         config = {f"model.{key}": name for key, name in place.items()}
         write_run(tmp_path, words=f"gpt2-{place['a']}{place['b']}", config=config, seed=seed)
-    rng, loaded, alarms = np.random.default_rng(1), load([tmp_path]), 0
+    rng = np.random.default_rng(1)
+    loaded = load_runs([tmp_path])
+    alarms = 0
     for _ in range(100):
         common = rng.normal(size=4)
         for record in loaded.records:
             record.summary["val_loss"] = 3.3 + 0.01 * (common[record.seed] + rng.normal())
         content = to_json(result_of(compare(loaded)))
-        levels = [level for factor in content["by_factor"]["factors"] for level in factor["levels"]]
+        levels = []
+        for factor in content["by_factor"]["factors"]:
+            levels.extend(factor["levels"])
         gaps = [row["difference"] for row in (*levels, *content["arms"]) if row["difference"]]
         alarms += any(gap["verdict"] != "no difference shown" for gap in gaps)
     assert alarms / 100 <= 0.22
@@ -225,9 +227,11 @@ def grid(
     """Runs of three seeds at these places: levels of keys, each with what follows from it."""
     rng = np.random.default_rng(0)
     for place, seed in itertools.product(places, range(3)):
-        made = {"loss": 3.3 + rng.normal(0, 0.001), **(about(place, seed) if about else {})}
+        noise = rng.normal(0, 0.001)
+        made = {"loss": 3.3 + noise, **(about(place, seed) if about else {})}
         made.setdefault("config", {f"model.{key}": value for key, value in place.items()})
-        write_run(root, words="gpt2-" + "-".join(place.values()), seed=seed, **made)
+        words = "gpt2-" + "-".join(place.values())
+        write_run(root, words=words, seed=seed, **made)
     return root
 
 
@@ -236,17 +240,20 @@ def factors(root: Path, **options: Any) -> dict[str, list[str]] | None:
     read = told(root, **options)["by_factor"]
     if read is None:
         return None
-    return {
-        factor["key"]: [factor["baseline"], *(level["level"] for level in factor["levels"])]
-        for factor in read["factors"]
-    }
+    values: dict[str, list[str]] = {}
+    for factor in read["factors"]:
+        values[factor["key"]] = [
+            factor["baseline"],
+            *(level["level"] for level in factor["levels"]),
+        ]
+    return values
 
 
 def product(**levels: str) -> list[dict[str, str]]:
-    return [
-        dict(zip(levels, names, strict=True))
-        for names in itertools.product(*(x.split() for x in levels.values()))
-    ]
+    values: list[dict[str, str]] = []
+    for names in itertools.product(*(x.split() for x in levels.values())):
+        values.append(dict(zip(levels, names, strict=True)))
+    return values
 
 
 def test_options_and_keys_that_were_swept_are_the_factors(tmp_path: Path) -> None:
@@ -267,25 +274,31 @@ def test_options_and_keys_that_were_swept_are_the_factors(tmp_path: Path) -> Non
         }
 
     root = grid(tmp_path, product(attention="flash gqa", lr="0.1 0.2 0.3"), about=about)
-    assert factors(root) == {"attention": ["flash", "gqa"], "lr": ["0.1", "0.2", "0.3"]}
+    expected = {"attention": ["flash", "gqa"], "lr": ["0.1", "0.2", "0.3"]}
+    assert factors(root) == expected
 
 
 def test_keys_that_go_in_pairs_are_one_factor(tmp_path: Path) -> None:
     """As of `--zip`, beside a key that is crossed with both."""
     pairs = [{"lr": "0.1", "decay": "1"}, {"lr": "0.2", "decay": "2"}]
-    root = grid(tmp_path, [{**pair, "mlp": mlp} for pair in pairs for mlp in ("a", "b")])
-    assert factors(root) == {"lr+decay": ["lr=0.1 decay=1", "lr=0.2 decay=2"], "mlp": ["a", "b"]}
+    points = []
+    for pair in pairs:
+        for mlp in ("a", "b"):
+            points.append({**pair, "mlp": mlp})
+    root = grid(tmp_path, points)
+    expected = {"lr+decay": ["lr=0.1 decay=1", "lr=0.2 decay=2"], "mlp": ["a", "b"]}
+    assert factors(root) == expected
 
 
-@pytest.mark.parametrize(
-    "places",
-    [
-        product(lr="0.1 0.2 0.3"),  # one key
-        product(lr="0.1 0.2", mlp="a b")[:3],  # a hole
-        product(lr="0.1 0.2", mlp="a b", norm="x y")[:7],
-        [{"lr": x, "mlp": x} for x in "abc"],
-    ],
-)
+NO_CROSSINGS = [
+    product(lr="0.1 0.2 0.3"),  # one key
+    product(lr="0.1 0.2", mlp="a b")[:3],  # a hole
+    product(lr="0.1 0.2", mlp="a b", norm="x y")[:7],
+    [{"lr": x, "mlp": x} for x in "abc"],
+]
+
+
+@pytest.mark.parametrize("places", NO_CROSSINGS)
 def test_what_is_no_full_crossing_is_read_arm_by_arm(
     tmp_path: Path, places: list[dict[str, str]]
 ) -> None:
@@ -320,20 +333,17 @@ def test_a_level_whose_arms_differ_in_more_is_confounded(tmp_path: Path) -> None
 
 def test_the_page_has_the_levels_first_and_their_effects_sorted(tmp_path: Path) -> None:
     def about(place: dict[str, str], seed: int) -> Json:
-        return {
-            "loss": 3.3
-            + {"a": 0.0, "b": 0.2, "c": -0.2}[place["mlp"]]
-            + 0.001 * seed * len(place["lr"])
-        }
+        offset = {"a": 0.0, "b": 0.2, "c": -0.2}
+        return {"loss": 3.3 + offset[place["mlp"]] + 0.001 * seed * len(place["lr"])}
 
     root = grid(tmp_path, product(lr="0.1 0.22", mlp="a b c"), about=about)
-    comparison = compare(load([root]))
+    comparison = compare(load_runs([root]))
     text = page.render(comparison)
     picture = text[text.index('<svg class="forest"') :]
+
     assert picture.index("mlp=c") < picture.index("lr=0.22") < picture.index("mlp=b")
-    assert (
-        picture[: picture.index("</figure>")].count("<circle") == 3
-    )  # also one that lies far from the others
+    # also one that lies far from the others
+    assert picture[: picture.index("</figure>")].count("<circle") == 3
     assert text.index("By factor") < text.index("Arm by arm")
     assert render(comparison).index("By factor") < render(comparison).index("Verdicts")
 
@@ -356,5 +366,7 @@ def test_a_column_that_has_a_plus_in_its_name_is_one(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("a+b,seed,val_loss\nx,0,3\ny,0,2\n")
     command = [str(tmp_path / "t.csv"), "--columns", "arm=a+b", "--json", str(tmp_path / "t.json")]
     assert door.main(command) == 0
-    arms = json.loads((tmp_path / "t.json").read_text())["arms"]
-    assert [arm["label"] for arm in arms] == ["x", "y"]
+    text = (tmp_path / "t.json").read_text()
+    arms = json.loads(text)["arms"]
+    labels = [arm["label"] for arm in arms]
+    assert labels == ["x", "y"]

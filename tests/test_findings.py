@@ -13,14 +13,14 @@ import pytest
 from scipy import stats
 
 from nocap.judge.compare import compare
-from nocap.judge.compared import Comparison
+from nocap.judge.compared_arms import Comparison
+from nocap.judge.comparison_json import result_of
+from nocap.judge.comparison_schema import to_json
 from nocap.judge.interval import of_arms, of_pairs, of_samples, seeds_to_show
-from nocap.judge.result import result_of
-from nocap.judge.schema import to_json
 from nocap.report import comparison as page
 from nocap.report import markdown, result
 from nocap.report.arms import headline, next_step, render
-from nocap.store.runs import load
+from nocap.store.runs import load_runs
 from tests.test_compare import write_run
 from tests.test_factors import drawn, judged
 
@@ -37,7 +37,7 @@ def runs(root: Path, losses: dict[str, list[float]], **more: Any) -> Comparison:
                 "started": f"2026-01-01T00:0{seed}:0{place}",
             }
             write_run(root, words=f"gpt2-{name}", seed=seed, loss=of_seed[seed], **about, **more)
-    return compare(load([root]))
+    return compare(load_runs([root]))
 
 
 FLAT = [3.30, 3.31, 3.29, 3.30]
@@ -65,8 +65,10 @@ def test_so_many_seeds_show_it_nine_times_in_ten() -> None:
 
 def test_seeds_of_several_arms_share_the_error() -> None:
     rng = np.random.default_rng(2)
-    rows = rng.normal(2, 1, size=(5, 6)) + rng.normal(size=6)
-    together = [seeds_to_show(each, look=1) for each in of_arms(rows.tolist())]
+    noise = rng.normal(2, 1, size=(5, 6))
+    rows = noise + rng.normal(size=6)
+    estimates = of_arms(rows.tolist())
+    together = [seeds_to_show(each, look=1) for each in estimates]
     alone = [seeds_to_show(of_pairs(row), look=1) for row in rows]
     for more, one in zip(together, alone, strict=True):
         assert one is not None
@@ -74,8 +76,10 @@ def test_seeds_of_several_arms_share_the_error() -> None:
 
 
 def test_what_no_number_shows_has_none() -> None:
-    assert seeds_to_show(of_pairs([1.0, -1.0, 0.001]), look=1) is None
-    assert seeds_to_show(of_pairs([0.0, 0.0, 0.0]), look=1) is None
+    pairs = of_pairs([1.0, -1.0, 0.001])
+    assert seeds_to_show(pairs, look=1) is None
+    pairs = of_pairs([0.0, 0.0, 0.0])
+    assert seeds_to_show(pairs, look=1) is None
     assert seeds_to_show(of_samples([1.0, 2.0], [1.0, 2.0]), look=1) is None
 
 
@@ -86,14 +90,15 @@ def test_the_headline_names_the_level_that_was_shown_and_what_would_show_the_res
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rng = np.random.default_rng(3)
-    losses = drawn(
-        rng, "flash gqa", "gelu4x swiglu gelu3x", n=4, effects={"swiglu": -0.05, "gqa": 0.01}
-    )
+    effects = {"swiglu": -0.05, "gqa": 0.01}
+    losses = drawn(rng, "flash gqa", "gelu4x swiglu gelu3x", n=4, effects=effects)
     content = judged(tmp_path, "attention+mlp", losses)
     found = content["findings"]["found"]
-    assert [each["name"] for each in found] == ["mlp=swiglu", "attention=gqa", "mlp=gelu3x"]
+    names = [each["name"] for each in found]
+    assert names == ["mlp=swiglu", "attention=gqa", "mlp=gelu3x"]
     assert found[1]["over"] == {"mlp": 3}
-    assert found[1]["difference"] == content["by_factor"]["factors"][0]["levels"][0]["difference"]
+    expected = content["by_factor"]["factors"][0]["levels"][0]["difference"]
+    assert found[1]["difference"] == expected
     seeds = found[1]["seeds_to_show"]
     assert seeds > 4
     assert found[0]["seeds_to_show"] is None
@@ -108,7 +113,9 @@ def test_the_headline_names_the_level_that_was_shown_and_what_would_show_the_res
 
 
 def test_the_rest_is_counted(tmp_path: Path) -> None:
-    worse = {f"m{i}": [loss + 0.1 * i for loss in FLAT] for i in range(1, 6)}
+    worse = {}
+    for i in range(1, 6):
+        worse[f"m{i}"] = [loss + 0.1 * i for loss in FLAT]
     comparison = runs(tmp_path, {"base": FLAT, **worse, "noisy": NOISY})
     assert re.fullmatch(
         r"m5 worse by 0\.5000 ± 0\.\d{4}; m4 .*; m3 .*; 3 more: 2 worse, 1 no difference shown",
@@ -131,7 +138,8 @@ def test_arms_are_sorted_by_effect_after_the_baseline(tmp_path: Path) -> None:
         "best": [x - 0.2 for x in FLAT],
     }
     comparison = runs(tmp_path, losses)
-    assert [row.label for row in comparison.rows] == ["base", "best", "one", "worst"]
+    labels = [row.label for row in comparison.rows]
+    assert labels == ["base", "best", "one", "worst"]
     assert [row.label for row in comparison.arms] == [*losses]  # as JSON has them
 
 
@@ -141,17 +149,19 @@ def test_arms_are_sorted_by_effect_after_the_baseline(tmp_path: Path) -> None:
 def test_a_difference_that_is_not_shown_asks_for_the_seeds_that_would_show_it(
     tmp_path: Path,
 ) -> None:
-    comparison = runs(
-        tmp_path, {"base": FLAT, "noisy": [x + d for x, d in zip(FLAT, DRIFT, strict=True)]}
-    )
+    noisy = [x + d for x, d in zip(FLAT, DRIFT, strict=True)]
+    comparison = runs(tmp_path, {"base": FLAT, "noisy": noisy})
     (found,) = comparison.findings.found
     assert found.seeds is not None
     assert 4 < found.seeds <= 16
     seeds = [*range(found.seeds)]
-    assert to_json(result_of(comparison))["findings"]["next"] == {"key": "seed", "values": seeds}
+    findings = to_json(result_of(comparison))["findings"]
+    assert findings["next"] == {"key": "seed", "values": seeds}
     line = f"next: the same command with seed={','.join(map(str, seeds))} (finished runs are kept)"
     assert render(comparison).endswith(line)
-    shown = " ".join(html.unescape(re.sub(r"<[^>]+>", " ", page.render(comparison))).split())
+    text = re.sub(r"<[^>]+>", " ", page.render(comparison))
+    words = html.unescape(text).split()
+    shown = " ".join(words)
     assert line in shown
     assert shown.startswith(headline(comparison))
     assert "Nothing is shown to be better than base." in shown
@@ -175,18 +185,21 @@ def test_what_four_times_the_seeds_would_not_show_asks_for_longer_runs(tmp_path:
 def test_what_is_equal_to_rounding_asks_for_nothing(tmp_path: Path) -> None:
     """As two kernels of one attention are."""
     same = [loss + 1e-7 * sign for loss, sign in zip(FLAT, (1, -1, -1, 1), strict=True)]
-    assert runs(tmp_path, {"base": FLAT, "same": same}).findings.next is None
+    findings = runs(tmp_path, {"base": FLAT, "same": same}).findings
+    assert findings.next is None
 
 
 def test_too_few_seeds_ask_for_four(tmp_path: Path) -> None:
-    more = runs(tmp_path, {"base": FLAT[:1], "other": FLAT[:1]}).findings.next
+    lengths = {"base": FLAT[:1], "other": FLAT[:1]}
+    more = runs(tmp_path, lengths).findings.next
     assert more is not None
     assert more.override == "seed=0,1,2,3"
 
 
 def test_what_was_asked_for_and_is_not_there_is_asked_for_again(tmp_path: Path) -> None:
     asked = ("2026-01-01T00:00:00", (0, 1, 2, 7))
-    more = runs(tmp_path, {"base": FLAT, "other": FLAT[:3]}, asked=asked).findings.next
+    longer = {"base": FLAT, "other": FLAT[:3]}
+    more = runs(tmp_path, longer, asked=asked).findings.next
     assert more is not None
     assert more.override == "seed=0,1,2,3,7"
 
@@ -213,6 +226,7 @@ def test_a_difference_that_has_a_word_is_not_the_same(tmp_path: Path) -> None:
 
 def test_the_cautious_interval_is_called_so(tmp_path: Path) -> None:
     runs(tmp_path, {"base": FLAT, "noisy": NOISY})
+    content = load_runs([tmp_path])
     assert "±: half of the cautious interval that decides" in render(
-        compare(load([tmp_path]), cautious=True)
+        compare(content, cautious=True)
     )

@@ -18,7 +18,7 @@ import pytest
 from nocap import compare as door
 from nocap.judge.compare import compare
 from nocap.sources import logs
-from nocap.sources.columns import columns_of
+from nocap.sources.log_columns import columns_of
 from tests.conftest import REPO
 from tests.test_compare import refusal
 from tests.test_logs import _child, arms
@@ -39,8 +39,12 @@ def last(pattern: str, group: int = 1):
             if path.is_file():
                 (arm,) = path.relative_to(folder).parts[:1]
                 seed = SEED.search(str(path.relative_to(folder)))
-                name = seed[1] if seed else f"{path.parent.name} {path.name}"
-                losses[arm, name] = float(re.findall(pattern, path.read_text(), re.MULTILINE)[-1])
+                if seed:
+                    name = seed[1]
+                else:
+                    name = f"{path.parent.name} {path.name}"
+                matches = re.findall(pattern, path.read_text(), re.MULTILINE)
+                losses[arm, name] = float(matches[-1])
         return losses
 
     return read
@@ -63,7 +67,8 @@ def cells(name, *, arm, run):
 def state(folder: Path) -> Losses:
     losses = {}
     for path in folder.rglob("trainer_state.json"):
-        rows = [row for row in json.loads(path.read_text())["log_history"] if "eval_loss" in row]
+        log_history = json.loads(path.read_text())["log_history"]
+        rows = [row for row in log_history if "eval_loss" in row]
         losses[path.parts[-3], path.parts[-2].removeprefix("seed")] = rows[-1]["eval_loss"]
     return losses
 
@@ -74,7 +79,8 @@ def events(tag):
     def read(folder: Path) -> Losses:
         accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
         losses = {}
-        for run in sorted({path.parent for path in folder.rglob("events.*")}):
+        paths = folder.rglob("events.*")
+        for run in sorted({path.parent for path in paths}):
             reader = accumulator.EventAccumulator(str(run))
             reader.Reload()
             scalars = sorted(
@@ -102,7 +108,8 @@ def of_tag(folder: Path) -> Losses:
 
 
 def hparams(path, row):
-    return (path.parent / "hparams.yaml").read_text().split("seed: ")[1].split()[0]
+    text = (path.parent / "hparams.yaml").read_text()
+    return text.split("seed: ")[1].split()[0]
 
 
 def panel(folder: Path) -> Losses:
@@ -114,8 +121,10 @@ def panel(folder: Path) -> Losses:
 def store(folder: Path) -> Losses:
     losses = {}
     for run in folder.glob("mlruns/*/*/params"):
-        loss = (run.parent / "metrics" / "val_loss").read_text().split()[-2]
-        width, seed = ((run / key).read_text() for key in ("width", "seed"))
+        text = (run.parent / "metrics" / "val_loss").read_text()
+        loss = text.split()[-2]
+        width = (run / "width").read_text()
+        seed = (run / "seed").read_text()
         losses[f"width={width}", seed] = float(loss)
     return losses
 
@@ -184,7 +193,7 @@ COATS = {
 
 
 def judged(path, **options):
-    return compare(logs.load([str(path)], **options))
+    return compare(logs.load_logs([str(path)], **options))
 
 
 def words(comparison):
@@ -193,7 +202,9 @@ def words(comparison):
     by_label = arms(comparison)
     gaps = {label: arm["difference"] for label, arm in by_label.items() if arm["difference"]}
     told = {label: (gap["verdict"], gap["method"], gap["n"]) for label, gap in gaps.items()}
-    figures = {label: [gap[key] for key in ("mean", "low", "high")] for label, gap in gaps.items()}
+    figures = {}
+    for label, gap in gaps.items():
+        figures[label] = [gap[key] for key in ("mean", "low", "high")]
     return told, figures, list(by_label)
 
 
@@ -219,7 +230,10 @@ def check(comparison, table, *, most=1e-6):
 def test_a_sample_has_the_word_of_the_same_losses(tmp_path, name):
     read = {**PAIRED, **UNPAIRED}[name]
     losses = read(SAMPLES / name)
-    metric = "val_bpb" if "nanochat" in name or "golf" in name else "val_loss"
+    if "nanochat" in name or "golf" in name:
+        metric = "val_bpb"
+    else:
+        metric = "val_loss"
     if name != "wandb_panel_csv":
         losses = dict(sorted(losses.items()))  # the baseline first
     comparison = judged(SAMPLES / name)
@@ -241,7 +255,7 @@ def test_a_coat_has_the_word_of_the_plain_sample(tmp_path, name):
 
 def the_run(path, **options):
     """Return the one record of a path."""
-    (record,) = logs.load([str(path)], **options).records
+    (record,) = logs.load_logs([str(path)], **options).records
     return record
 
 
@@ -258,23 +272,23 @@ def test_a_run_that_was_resumed_is_one(tmp_path):
 
 @needs_samples
 def test_two_runs_in_a_file_are_two(tmp_path):
-    found = logs.load([str(VARIANTS / "tworuns")])
-    assert sorted((run.arm, run.val_loss) for run in found.records) == [
-        ("base", 3.1975),
-        ("base", 3.2105),
-        ("idea", 2.1975),
-        ("idea", 2.2105),
-    ]
-    assert {run.seed for run in found.records} == {-1, -2, -3, -4}
+    found = logs.load_logs([str(VARIANTS / "tworuns")])
+    expected = [("base", 3.1975), ("base", 3.2105), ("idea", 2.1975), ("idea", 2.2105)]
+    assert sorted((run.arm, run.val_loss) for run in found.records) == expected
+    seeds = {run.seed for run in found.records}
+    assert seeds == {-1, -2, -3, -4}
 
 
 @needs_samples
 @pytest.mark.parametrize("name", ["nan", "nanempty", "jsonl_nan", "jsonl_null"])
 def test_an_arm_that_diverged_never_wins(name):
     """Whether its NaN is a NaN, null or an empty cell, and whichever arm is the baseline."""
-    assert words(judged(VARIANTS / name))[0]["idea"][0] == "diverged (3 of 3 seeds)"
-    turned = compare(logs.load([str(VARIANTS / name)]), baseline="idea")
-    assert words(turned)[0]["base"][0] == "diverged (3 of 3 seeds of idea)"
+    idea = words(judged(VARIANTS / name))[0]["idea"]
+    assert idea[0] == "diverged (3 of 3 seeds)"
+    content = logs.load_logs([str(VARIANTS / name)])
+    turned = compare(content, baseline="idea")
+    base = words(turned)[0]["base"]
+    assert base[0] == "diverged (3 of 3 seeds of idea)"
 
 
 @needs_samples
@@ -295,10 +309,11 @@ def test_a_board_s_records_are_told_apart(capsys):
         "they differ in record (2026-03-19a and 2026-03-19b), so --columns arm=record"
         in refusal([board], capsys)
     )
-    found = logs.load([str(board)], columns=columns_of("arm=record"))
+    found = logs.load_logs([str(board)], columns=columns_of("arm=record"))
     rows = list(csv.DictReader(io.StringIO(board.read_text())))
     assert len(found.records) == len(rows)
-    assert {run.arm for run in found.records} == {row["record"] for row in rows}
+    records = {row["record"] for row in rows}
+    assert {run.arm for run in found.records} == records
 
 
 @needs_samples
@@ -306,9 +321,11 @@ def test_a_budget_of_time_ends_a_run_that_is_finished():
     """Its siblings have other steps, and it is short of its own total; only a score that all have
     counts."""
     golf = SAMPLES / "parameter_golf_logs"
-    found = logs.load([str(golf / "colons")])
-    assert {run.status for run in found.records} == {"finished"}
-    assert len({run.summary["steps"] for run in found.records}) == 6
+    found = logs.load_logs([str(golf / "colons")])
+    statuses = {run.status for run in found.records}
+    assert statuses == {"finished"}
+    steps = {run.summary["steps"] for run in found.records}
+    assert len(steps) == 6
     assert (
         "compared: final_int8_zlib_roundtrip_exact, the last score that all runs have"
         in found.problems[0]
@@ -317,14 +334,14 @@ def test_a_budget_of_time_ends_a_run_that_is_finished():
 
 @needs_samples
 def test_only_a_score_that_all_runs_have_is_compared(tmp_path):
-    for number, path in enumerate(
-        sorted((SAMPLES / "parameter_golf_logs" / "spaced").rglob("*.log"))
-    ):
+    paths = (SAMPLES / "parameter_golf_logs" / "spaced").rglob("*.log")
+    for number, path in enumerate(sorted(paths)):
         copy = tmp_path / path.parent.name / path.name
         copy.parent.mkdir(exist_ok=True)
         lines = path.read_text().splitlines(keepends=True)
-        copy.write_text("".join(lines[:-1] if number == 0 else lines))
-    found = logs.load([str(tmp_path)])
+        text = "".join(lines[:-1] if number == 0 else lines)
+        copy.write_text(text)
+    found = logs.load_logs([str(tmp_path)])
     assert "compared: final_int6_roundtrip" in found.problems[0]
     assert "not all have final_int6_sliding_window" in found.problems[0]
     first = min(found.records, key=lambda run: run.name)
@@ -339,48 +356,48 @@ def curve(path, loss, *, steps=200, every=50, **cells):
     """Write a log of which each step lowers the loss to `loss`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     names = ["step", "val_loss", *cells]
-    rows = [
-        [step, f"{loss + (steps - step) / 100:.4f}", *cells.values()]
-        for step in range(0, steps + 1, every)
-    ]
-    path.write_text("".join(",".join(map(str, row)) + "\n" for row in [names, *rows]))
+    rows = []
+    for step in range(0, steps + 1, every):
+        rows.append([step, f"{loss + (steps - step) / 100:.4f}", *cells.values()])
+    text = "".join(",".join(map(str, row)) + "\n" for row in [names, *rows])
+    path.write_text(text)
 
 
 def crossed(root, template, *, seeds=(0, 1, 2)):
     for number, arm in enumerate(("base", "idea")):
         for seed in seeds:
-            curve(
-                root / template.format(arm=arm, seed=seed),
-                3 - 0.05 * number + 0.003 * seed * (1 + number),
-            )
+            loss = 3 - 0.05 * number + 0.003 * seed * (1 + number)
+            curve(root / template.format(arm=arm, seed=seed), loss)
 
 
-@pytest.mark.parametrize(
-    ("template", "arm_from", "seed_from"),
-    [
-        ("{arm}-seed{seed}/log.csv", "folder names", "folder names"),
-        ("{arm}/{seed}/log.csv", "folder names", "numbers in folder names"),
-        ("{arm}_{seed}/metrics.csv", "folder names", "numbers in folder names"),
-        ("{arm}_s{seed}.csv", "file names", "file names"),
-        ("lightning_logs/{arm}/version_{seed}/metrics.csv", "folder names", None),
-        ("2026-11-2{seed}/12-00-00/{arm}/log.csv", "folder names", None),
-        ("seed{seed}/{arm}.csv", "file names", "folder names"),
-    ],
-)
+TEMPLATES = [
+    ("{arm}-seed{seed}/log.csv", "folder names", "folder names"),
+    ("{arm}/{seed}/log.csv", "folder names", "numbers in folder names"),
+    ("{arm}_{seed}/metrics.csv", "folder names", "numbers in folder names"),
+    ("{arm}_s{seed}.csv", "file names", "file names"),
+    ("lightning_logs/{arm}/version_{seed}/metrics.csv", "folder names", None),
+    ("2026-11-2{seed}/12-00-00/{arm}/log.csv", "folder names", None),
+    ("seed{seed}/{arm}.csv", "file names", "folder names"),
+]
+
+
+@pytest.mark.parametrize(("template", "arm_from", "seed_from"), TEMPLATES)
 def test_names_say_arm_and_seed(tmp_path, template, arm_from, seed_from):
     crossed(tmp_path, template)
-    found = logs.load([str(tmp_path)])
+    found = logs.load_logs([str(tmp_path)])
     assert [run.arm for run in found.records].count("base") == 3
     assert [run.arm for run in found.records].count("idea") == 3
     assert {run.imported["arm"] for run in found.records} == {arm_from}
-    assert {run.imported["seed"] for run in found.records} == {seed_from}
+    seeds = {run.imported["seed"] for run in found.records}
+    assert seeds == {seed_from}
 
 
 def test_settings_beside_a_log_say_arm_and_seed(tmp_path):
     """Lightning's versions in one folder, and Hydra's jobs: what varies is the arm, and no number
     is."""
     for number in range(6):
-        width, seed = 32 * (1 + number // 3), number % 3
+        width = 32 * (1 + number // 3)
+        seed = number % 3
         version = tmp_path / "lightning" / f"version_{number}"
         curve(version / "metrics.csv", 3 - width / 100 + 0.003 * seed)
         (version / "hparams.yaml").write_text(
@@ -391,18 +408,19 @@ def test_settings_beside_a_log_say_arm_and_seed(tmp_path):
         (job / ".hydra").mkdir()
         (job / ".hydra" / "overrides.yaml").write_text(f"- model.width={width}\n- seed={seed}\n")
     for place, source in (("lightning", "hparams.yaml"), ("multirun", ".hydra/overrides.yaml")):
-        found = logs.load([str(tmp_path / place)])
-        assert {(run.arm, run.seed) for run in found.records} == {
-            (f"width={width}", seed) for width in (32, 64) for seed in range(3)
-        }
+        found = logs.load_logs([str(tmp_path / place)])
+        expected = {("width=32", 0), ("width=32", 1), ("width=32", 2)}
+        expected |= {("width=64", 0), ("width=64", 1), ("width=64", 2)}
+        assert {(run.arm, run.seed) for run in found.records} == expected
         assert {run.imported["arm"] for run in found.records} == {source}
-        assert {run.imported["seed"] for run in found.records} == {source}
+        seeds = {run.imported["seed"] for run in found.records}
+        assert seeds == {source}
 
 
 def test_settings_that_cannot_be_read_are_named(tmp_path):
     curve(tmp_path / "version_0" / "metrics.csv", 3.0)
     (tmp_path / "version_0" / "hparams.yaml").write_text("a: [\n")
-    found = logs.load([str(tmp_path)])
+    found = logs.load_logs([str(tmp_path)])
     assert len(found.records) == 1
     assert "the settings beside it are not read: hparams.yaml must be yaml" in found.problems[0]
 
@@ -434,8 +452,10 @@ def test_names_that_differ_by_a_number_alone_are_refused_with_the_flag(tmp_path,
     assert "may name 3 arms, or runs of one arm, which is the guess" in said
     assert "--names '{arm}/{seed}'" in said
     names = template.format(seed="{seed}").rpartition(".")[0]
-    assert {run.seed for run in logs.load([str(tmp_path)], names=names).records} <= {0, 1, 2}
-    apart = logs.load([str(tmp_path)], names=names.replace("{seed}", "{arm}"))
+    records = logs.load_logs([str(tmp_path)], names=names).records
+    seeds = {run.seed for run in records}
+    assert seeds <= {0, 1, 2}
+    apart = logs.load_logs([str(tmp_path)], names=names.replace("{seed}", "{arm}"))
     assert len({run.arm for run in apart.records}) == 3
 
 
@@ -456,9 +476,8 @@ def test_a_template_that_does_not_fit_is_refused(tmp_path, capsys, template, sai
 def test_files_that_are_given_are_arms(tmp_path):
     for number, arm in enumerate(("base", "idea")):
         curve(tmp_path / f"{arm}.csv", 3 - number)
-    told, _, labels = words(
-        compare(logs.load([str(tmp_path / f"{arm}.csv") for arm in ("base", "idea")]))
-    )
+    content = logs.load_logs([str(tmp_path / f"{arm}.csv") for arm in ("base", "idea")])
+    told, _, labels = words(compare(content))
     assert labels == ["base", "idea"]
     assert told["idea"][0] == "no verdict (n=1)"
 
@@ -466,7 +485,7 @@ def test_files_that_are_given_are_arms(tmp_path):
 def test_a_folder_and_a_file_of_one_name_are_two_arms(tmp_path):
     for number, name in enumerate(("a/log.csv", "b/log.csv", "a.csv")):
         curve(tmp_path / name, 3.0 - number / 100)
-    found = logs.load([str(tmp_path)])
+    found = logs.load_logs([str(tmp_path)])
     assert len({run.arm for run in found.records}) == 3
 
 
@@ -476,7 +495,7 @@ def test_folders_and_files_that_cross_are_refused(tmp_path, capsys):
             curve(tmp_path / repeat / f"{arm}.csv", loss + number / 100)
     said = refusal([tmp_path], capsys)
     assert "--names '{arm}/*' or --names '*/{arm}' says which" in said
-    found = logs.load([str(tmp_path)], names="*/{arm}")
+    found = logs.load_logs([str(tmp_path)], names="*/{arm}")
     assert {run.arm for run in found.records} == {"base", "idea"}
 
 
@@ -508,14 +527,15 @@ def test_a_checkpoint_is_a_piece_of_its_run(tmp_path):
     for step in (100, 200):
         folder = tmp_path / "base" / "seed0" / f"checkpoint-{step}"
         folder.mkdir(parents=True)
-        rows = [
-            {"eval_loss": 4 - at / 100, "step": at, "epoch": at / 100}
-            for at in range(50, step + 1, 50)
-        ]
+        rows = []
+        for at in range(50, step + 1, 50):
+            rows.append({"eval_loss": 4 - at / 100, "step": at, "epoch": at / 100})
         state = {"best_metric": None, "global_step": step, "max_steps": 200, "log_history": rows}
-        (folder / "trainer_state.json").write_text(json.dumps(state, indent=2))
+        text = json.dumps(state, indent=2)
+        (folder / "trainer_state.json").write_text(text)
     run = the_run(tmp_path)
-    assert (run.val_loss, run.status) == (2.0, "finished")
+    assert run.val_loss == 2.0
+    assert run.status == "finished"
     (tmp_path / "base" / "seed0" / "checkpoint-200" / "trainer_state.json").unlink()
     assert the_run(tmp_path).status == "unfinished: 100 of 200 steps"
 
@@ -523,15 +543,17 @@ def test_a_checkpoint_is_a_piece_of_its_run(tmp_path):
 def test_a_program_that_printed_twice_into_a_file_made_two_runs(tmp_path, capsys):
     """Of one seed they are refused; a first one that was cut short is unfinished, and the second
     counts."""
-    whole = "".join(
-        f"step {step}: train loss 3.0, val loss {4 - step / 100:.4f}\n" for step in (0, 100, 200)
-    )
+    whole = ""
+    for step in (0, 100, 200):
+        whole += f"step {step}: train loss 3.0, val loss {4 - step / 100:.4f}\n"
     path = tmp_path / "base" / "seed0.log"
     path.parent.mkdir()
     path.write_text(whole + whole.replace("2.0000", "2.1000"))
     assert "arm base, seed 0 has two runs with other losses" in refusal([tmp_path], capsys)
-    path.write_text("".join(whole.splitlines(keepends=True)[:2]) + whole)
-    statuses = [run.status for run in logs.load([str(tmp_path)]).records]
+    lines = whole.splitlines(keepends=True)[:2]
+    path.write_text("".join(lines) + whole)
+    records = logs.load_logs([str(tmp_path)]).records
+    statuses = [run.status for run in records]
     assert statuses == ["unfinished: 100 of 200 steps, as others of its arm have", "finished"]
 
 
@@ -552,13 +574,11 @@ def test_a_run_short_of_its_own_total_is_unfinished(tmp_path, capsys):
         for arm, end in (("base", 250), ("idea", 100)):
             path = tmp_path / arm / f"seed{seed}.txt"
             path.parent.mkdir(exist_ok=True)
-            path.write_text(
-                "".join(
-                    f"step:{step}/250 val_loss:{4 - step / 250 + seed / 100:.4f} "
-                    f"train_time:{step}ms step_avg:1.00ms\n"
-                    for step in range(0, end + 1, 50)
-                )
-            )
+            text = ""
+            for step in range(0, end + 1, 50):
+                loss = 4 - step / 250 + seed / 100
+                text += f"step:{step}/250 val_loss:{loss:.4f} train_time:{step}ms step_avg:1.00ms\n"
+            path.write_text(text)
     assert door.main([str(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert "found: one arm" in said
@@ -568,10 +588,10 @@ def test_a_run_short_of_its_own_total_is_unfinished(tmp_path, capsys):
 def test_a_run_shorter_than_the_others_of_its_arm_is_unfinished(tmp_path):
     crossed(tmp_path, "{arm}/seed{seed}.csv")
     curve(tmp_path / "idea" / "seed1.csv", 2.9, steps=100)
-    found = logs.load([str(tmp_path)])
+    found = logs.load_logs([str(tmp_path)])
     statuses = {run.name: run.status for run in found.records if run.status != "finished"}
     assert statuses == {"idea/seed1.csv": "unfinished: 100 of 200 steps, as others of its arm have"}
-    every = logs.load([str(tmp_path)], lengths=False)
+    every = logs.load_logs([str(tmp_path)], lengths=False)
     assert {run.status for run in every.records} == {"finished"}
 
 
@@ -596,17 +616,22 @@ def test_calls_of_log_are_no_steps(tmp_path):
             path.parent.mkdir(parents=True, exist_ok=True)
             rows = []
             for call, step in enumerate(range(0, 201, rate)):
-                loss = 3 - step / 400 + seed / 100 if step % 50 == 0 else ""
+                if step % 50 == 0:
+                    loss = 3 - step / 400 + seed / 100
+                else:
+                    loss = ""
                 rows.append(f"{call},{call},1.5,{loss},{step}\n")
             path.write_text(f",_step,_timestamp,eval/loss,train/global_step\n{''.join(rows)}")
-    found = logs.load([str(tmp_path / "calls")])
-    assert {tuple(run.curve.step) for run in found.records} == {(0, 50, 100, 150, 200)}
+    found = logs.load_logs([str(tmp_path / "calls")])
+    steps = {tuple(run.curve.step) for run in found.records}
+    assert steps == {(0, 50, 100, 150, 200)}
     own = tmp_path / "own.csv"
     own.write_text(",_step,_timestamp,val/loss\n0,0,1.5,4\n1,50,1.5,3.5\n2,100,1.5,3\n")
     assert the_run(own).curve.step == [0, 50, 100]
     own.write_text(",_step,_timestamp,val/loss\n0,0,1.5,4\n1,1,1.5,3.5\n2,2,1.5,3\n")
     assert the_run(own).curve.step == []
-    assert the_run(own, columns=columns_of("step=_step")).curve.step == [0, 1, 2]
+    run_dir = the_run(own, columns=columns_of("step=_step"))
+    assert run_dir.curve.step == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -620,7 +645,8 @@ def test_calls_of_log_are_no_steps(tmp_path):
 def test_a_time_has_the_unit_of_its_name(tmp_path, name, columns):
     rows = "".join(f"{step},{4 - step / 100},{10 * step}\n" for step in range(0, 201, 50))
     (tmp_path / "t.csv").write_text(f"step,val_loss,{name}\n{rows}")
-    assert the_run(tmp_path / "t.csv", columns=columns_of(columns)).train_s == 2.0
+    run_dir = the_run(tmp_path / "t.csv", columns=columns_of(columns))
+    assert run_dir.train_s == 2.0
 
 
 @pytest.mark.parametrize(
@@ -641,13 +667,11 @@ def test_wandb_s_table_counts_the_runs_that_finished(tmp_path):
     """Of both arms, the newest first; one crashed and was run again."""
     rows = ["idea-seed1,finished,2026-11-03,1,2.9", "idea-seed1,crashed,2026-11-02,1,3.9"]
     rows += ["base-seed1,finished,2026-11-01,1,3.0"]
-    (tmp_path / "t.csv").write_text("\n".join(["Name,State,Created,seed,val/loss", *rows]) + "\n")
-    found = logs.load([str(tmp_path / "t.csv")])
-    assert [(run.arm, run.status, run.val_loss) for run in found.records] == [
-        ("base", "finished", 3.0),
-        ("idea", "crashed", 3.9),
-        ("idea", "finished", 2.9),
-    ]
+    text = "\n".join(["Name,State,Created,seed,val/loss", *rows]) + "\n"
+    (tmp_path / "t.csv").write_text(text)
+    found = logs.load_logs([str(tmp_path / "t.csv")])
+    expected = [("base", "finished", 3.0), ("idea", "crashed", 3.9), ("idea", "finished", 2.9)]
+    assert [(run.arm, run.status, run.val_loss) for run in found.records] == expected
 
 
 def test_a_result_of_logs_is_judged_again(tmp_path, capsys):
@@ -668,22 +692,15 @@ def test_a_result_of_logs_is_judged_again(tmp_path, capsys):
     assert "arms from folder names, seeds from file names" in again
 
 
-@pytest.mark.parametrize(
-    "losses",
-    [
-        ["4", "3", "2", "2", "2", ""],
-        ["", "4", "3", "2", "", ""],  # none before training
-        [
-            "4",
-            "",
-            "3",
-            "",
-            "2",
-            "",
-            "",
-        ],  # a row between validations is empty, and one that was due is
-    ],
-)
+DIVERGED_COLUMNS = [
+    ["4", "3", "2", "2", "2", ""],
+    ["", "4", "3", "2", "", ""],  # none before training
+    # a row between validations is empty, and one that was due is
+    ["4", "", "3", "", "2", "", ""],
+]
+
+
+@pytest.mark.parametrize("losses", DIVERGED_COLUMNS)
 def test_an_empty_cell_where_a_loss_was_due_is_a_divergence(tmp_path, losses):
     table = "".join(f"{100 * row},{loss}\n" for row, loss in enumerate(losses))
     (tmp_path / "t.csv").write_text(f"step,val_loss\n{table}")
@@ -697,7 +714,7 @@ def test_an_empty_cell_where_a_loss_was_due_is_a_divergence(tmp_path, losses):
 )
 def test_a_last_line_that_is_cut_is_left_out_with_a_note(tmp_path, cut):
     (tmp_path / "t.csv").write_text(cut)
-    found = logs.load([str(tmp_path / "t.csv")])
+    found = logs.load_logs([str(tmp_path / "t.csv")])
     assert found.records[0].val_loss == 3
     assert "line 4 is cut" in found.problems[0]
 
@@ -723,15 +740,15 @@ def test_event_files_are_read_as_tensorboard_reads_them(tmp_path):
             tensor = TensorProto(dtype=1, float_val=[4 - step / 100])
             scalar = Summary.Value(tag="val/loss", tensor=tensor)
             words = Summary.Value(tag="note", tensor=TensorProto(dtype=7, string_val=[b"x"]))
-            written.append(
-                Event(wall_time=2, step=step, summary=Summary(value=[number, scalar, words]))
-            )
+            summary = Summary(value=[number, scalar, words])
+            written.append(Event(wall_time=2, step=step, summary=summary))
         for event in written:
             writer.write(event.SerializeToString())
     run = the_run(path)
-    assert (run.curve.step, run.curve.val_loss) == ([0, 50, 100], [4, 3.5, 3])
+    assert run.curve.step == [0, 50, 100]
+    assert run.curve.val_loss == [4, 3.5, 3]
     path.write_bytes(path.read_bytes()[:-9])
-    found = logs.load([str(path)])
+    found = logs.load_logs([str(path)])
     assert found.records[0].curve.step == [0, 50]
     assert "its last event is cut" in found.problems[0]
 
@@ -749,8 +766,12 @@ def test_mlflow_s_database(tmp_path):
     with closing(sqlite3.connect(tmp_path / "mlflow.db")) as base:
         base.executescript(DATABASE)
         for number in range(8):
-            width, seed = 32 * (1 + number // 4), number % 4
-            stage = "deleted" if number == 7 else "active"
+            width = 32 * (1 + number // 4)
+            seed = number % 4
+            if number == 7:
+                stage = "deleted"
+            else:
+                stage = "active"
             base.execute(
                 "INSERT INTO runs VALUES (?, ?, 'FINISHED', ?, ?)",
                 (f"r{number}", "x", number, stage),
@@ -764,9 +785,9 @@ def test_mlflow_s_database(tmp_path):
             )
             base.executemany(f"INSERT INTO metrics VALUES (?, ?, 1, 'r{number}', ?, ?)", points)
         base.commit()
-    found = logs.load([str(tmp_path)])
+    found = logs.load_logs([str(tmp_path)])
     statuses = {(run.arm, run.seed): run.status for run in found.records}
-    assert statuses == {
+    expected = {
         ("width=32", 0): "finished",
         ("width=32", 1): "finished",
         ("width=32", 2): "finished",
@@ -775,9 +796,11 @@ def test_mlflow_s_database(tmp_path):
         ("width=64", 1): "finished",
         ("width=64", 2): "finished",
     }
-    losses = {
-        (run.arm, run.seed): run.val_loss for run in found.records if run.status == "finished"
-    }
+    assert statuses == expected
+    losses = {}
+    for run in found.records:
+        if run.status == "finished":
+            losses[(run.arm, run.seed)] = run.val_loss
     assert losses["width=64", 2] == pytest.approx(2.0 - 0.64 + 0.02)
 
 
@@ -827,11 +850,14 @@ for arm in ("base", "idea"):
 def test_a_resumed_run_of_wandb_is_one(tmp_path):
     """Two offline folders of one id, the first of which failed."""
     _child(WANDB, tmp_path, WANDB_SILENT="true")
-    found = logs.load([str(tmp_path)])
-    assert {(run.arm, run.seed, run.status) for run in found.records} == {
-        (arm, seed, "finished") for arm in ("width=32", "width=64") for seed in range(3)
-    }
-    assert {tuple(run.curve.step) for run in found.records} == {(0, 50, 100, 150, 200)}
+    found = logs.load_logs([str(tmp_path)])
+    expected = set()
+    for arm in ("width=32", "width=64"):
+        for seed in range(3):
+            expected.add((arm, seed, "finished"))
+    assert {(run.arm, run.seed, run.status) for run in found.records} == expected
+    steps = {tuple(run.curve.step) for run in found.records}
+    assert steps == {(0, 50, 100, 150, 200)}
     told, figures, _ = words(compare(found))
     assert told["width=64"][0] == "better"
     assert figures["width=64"][0] == pytest.approx(-0.047)
@@ -859,7 +885,8 @@ def final(path, loss):
 
 
 def told_arms(path, **options):
-    return {(run.arm, run.seed) for run in logs.load([str(path)], **options).records}
+    records = logs.load_logs([str(path)], **options).records
+    return {(run.arm, run.seed) for run in records}
 
 
 def test_differently_named_logs_of_a_folder_are_never_averaged(tmp_path, capsys):
@@ -868,47 +895,47 @@ def test_differently_named_logs_of_a_folder_are_never_averaged(tmp_path, capsys)
         for number, name in enumerate(names):
             final(tmp_path / group / f"{name}.csv", 3 + number / 100)
     assert "--names '{arm}/*' or --names '*/{arm}' says which" in refusal([tmp_path], capsys)
-    found = logs.load([str(tmp_path)], names="*/{arm}")
-    assert {run.arm for run in found.records} == {*kinds["attention"], *kinds["mlp"]}
+    found = logs.load_logs([str(tmp_path)], names="*/{arm}")
+    expected = {*kinds["attention"], *kinds["mlp"]}
+    assert {run.arm for run in found.records} == expected
 
 
 def test_runs_of_one_name_and_other_seeds_are_two(tmp_path):
     cells = itertools.product("ab", (0, 1), (0, 50))
     rows = [f"{arm},{seed},{step},{4 - step / 100 + seed / 10}\n" for arm, seed, step in cells]
     path = table(tmp_path / "t.csv", f"run_name,seed,step,val_loss\n{''.join(rows)}")
-    assert told_arms(path) == {("a", 0), ("a", 1), ("b", 0), ("b", 1)}
+    expected = {("a", 0), ("a", 1), ("b", 0), ("b", 1)}
+    assert told_arms(path) == expected
 
 
 def test_mlflow_s_runs_of_one_name_are_two(tmp_path):
     head = "run_id,experiment_id,status,artifact_uri,metrics.val_loss,tags.mlflow.runName\n"
-    rows = [
-        f"{number}b7c6c03846f4dc89809dcb1e4249001,1,FINISHED,x,{3 + number / 10},{arm}\n"
-        for number, arm in enumerate(("base", "base", "idea", "idea"))
-    ]
-    found = logs.load([str(table(tmp_path / "t.csv", head + "".join(rows)))])
-    assert sorted((run.arm, run.val_loss) for run in found.records) == [
-        ("base", 3.0),
-        ("base", 3.1),
-        ("idea", 3.2),
-        ("idea", 3.3),
-    ]
+    rows = []
+    for number, arm in enumerate(("base", "base", "idea", "idea")):
+        rows.append(
+            f"{number}b7c6c03846f4dc89809dcb1e4249001,1,FINISHED,x,{3 + number / 10},{arm}\n"
+        )
+    text = head + "".join(rows)
+    found = logs.load_logs([str(table(tmp_path / "t.csv", text))])
+    expected = [("base", 3.0), ("base", 3.1), ("idea", 3.2), ("idea", 3.3)]
+    assert sorted((run.arm, run.val_loss) for run in found.records) == expected
 
 
-@pytest.mark.parametrize(
-    ("names", "arms_"),
-    [
-        (["adam_lr1e-1", "adam_lr1e-2", "sgd_lr1e-1", "sgd_lr1e-2"], None),
-        (["adam_b524288", "sgd_b524288", "sgd_b1048576"], None),
-        (["gpt_124_s0", "gpt_350_s1"], ["gpt_124", "gpt_350"]),
-        (["main", "train", "idea"], None),
-        (["a_lr0.1.csv", "a_lr0.2.csv", "b_lr0.1.csv"], ["a_lr0.1", "a_lr0.2", "b_lr0.1"]),
-    ],
-)
+NAMES_WITH_SETTINGS = [
+    (["adam_lr1e-1", "adam_lr1e-2", "sgd_lr1e-1", "sgd_lr1e-2"], None),
+    (["adam_b524288", "sgd_b524288", "sgd_b1048576"], None),
+    (["gpt_124_s0", "gpt_350_s1"], ["gpt_124", "gpt_350"]),
+    (["main", "train", "idea"], None),
+    (["a_lr0.1.csv", "a_lr0.2.csv", "b_lr0.1.csv"], ["a_lr0.1", "a_lr0.2", "b_lr0.1"]),
+]
+
+
+@pytest.mark.parametrize(("names", "arms_"), NAMES_WITH_SETTINGS)
 def test_settings_in_names_stay(tmp_path, names, arms_):
     for number, name in enumerate(names):
         path = tmp_path / name
         final(path if path.suffix == ".csv" else path / "log.csv", 3 + number / 100)
-    found = logs.load([str(tmp_path)])
+    found = logs.load_logs([str(tmp_path)])
     assert sorted(run.arm for run in found.records) == sorted(arms_ or names)
 
 
@@ -918,18 +945,20 @@ def test_a_dot_in_a_name_is_no_ending(tmp_path):
             tmp_path / f"run-{name}-tag-val_loss.csv",
             f"Wall time,Step,Value\n1,0,4\n1,9,3.{number}\n",
         )
-    found = logs.load([str(tmp_path)])
+    found = logs.load_logs([str(tmp_path)])
     assert {run.arm for run in found.records} == {"a_lr0.1", "a_lr0.2", "b_lr0.1"}
 
 
 def test_an_empty_cell_in_a_table_of_last_losses_is_a_divergence(tmp_path):
-    rows = "".join(f"{arm},{seed},3.{seed}\n" for arm in ("base", "idea") for seed in (1, 2))
+    rows = "base,1,3.1\nbase,2,3.2\nidea,1,3.1\nidea,2,3.2\n"
     path = table(tmp_path / "t.csv", f"arm,seed,val_loss\nbase,0,3\n{rows}idea,0,\n")
-    statuses = {(run.arm, run.seed): run.status for run in logs.load([str(path)]).records}
+    records = logs.load_logs([str(path)]).records
+    statuses = {(run.arm, run.seed): run.status for run in records}
     assert statuses["idea", 0] == "diverged"
     assert statuses["idea", 1] == "finished"
     path = table(tmp_path / "states.csv", "arm,seed,state,val_loss\na,0,finished,3\na,1,running,\n")
-    assert len(logs.load([str(path)]).records) == 1
+    content = logs.load_logs([str(path)])
+    assert len(content.records) == 1
 
 
 def test_a_final_score_of_nan_is_a_divergence(tmp_path):
@@ -949,36 +978,44 @@ def test_renamed_states_of_one_folder_are_runs(tmp_path):
     for seed in range(2):
         hf_state(tmp_path / f"base_s{seed}.json", [(0, 4), (100, 3 + seed / 10)])
         hf_state(tmp_path / f"idea_s{seed}.json", [(0, 4), (100, 2 + seed / 10)])
-    assert told_arms(tmp_path) == {(arm, seed) for arm in ("base", "idea") for seed in (0, 1)}
+    expected = set()
+    for arm in ("base", "idea"):
+        for seed in (0, 1):
+            expected.add((arm, seed))
+    assert told_arms(tmp_path) == expected
 
 
 def test_of_two_validations_at_a_step_the_trainer_s_last_counts(tmp_path):
-    hf_state(tmp_path / "trainer_state.json", [(0, 4), (100, 3), (100, 2.9)])
+    validations = [(0, 4), (100, 3), (100, 2.9)]
+    hf_state(tmp_path / "trainer_state.json", validations)
     assert the_run(tmp_path).val_loss == 2.9
 
 
 def test_times_that_are_not_known_make_no_equal_budget(tmp_path):
     for number, (arm, end) in enumerate((("base", 200), ("idea", 400))):
         for seed in range(3):
-            lines = [
-                f"Step {step:05d} | Validation bpb: "
-                f"{2 - step / 1000 + seed / 100 - number / 10:.6f}\n"
-                for step in range(0, end + 1, 100)
-            ]
+            lines = []
+            for step in range(0, end + 1, 100):
+                lines.append(
+                    f"Step {step:05d} | Validation bpb: "
+                    f"{2 - step / 1000 + seed / 100 - number / 10:.6f}\n"
+                )
             table(tmp_path / arm / f"seed{seed}.log", "".join(lines))
-    assert words(judged(tmp_path))[0]["idea"][0] == "confounded (steps)"
+    idea = words(judged(tmp_path))[0]["idea"]
+    assert idea[0] == "confounded (steps)"
 
 
 def test_runs_on_calls_of_log_have_a_length(tmp_path):
     for number, (arm, end) in enumerate((("base", 3), ("idea", 9))):
         for seed in range(3):
-            rows = [
-                f"{at},{at},1.5,{4 - at / 20 - number / 10 + seed / 100}\n" for at in range(end)
-            ]
+            rows = []
+            for at in range(end):
+                rows.append(f"{at},{at},1.5,{4 - at / 20 - number / 10 + seed / 100}\n")
             table(
                 tmp_path / arm / f"seed{seed}.csv", f",_step,_timestamp,val/loss\n{''.join(rows)}"
             )
-    assert words(judged(tmp_path))[0]["idea"][0] == "confounded (steps)"
+    idea = words(judged(tmp_path))[0]["idea"]
+    assert idea[0] == "confounded (steps)"
 
 
 def test_jobs_that_settings_tell_apart_are_arms(tmp_path):
@@ -992,17 +1029,20 @@ def test_jobs_that_settings_tell_apart_are_arms(tmp_path):
 def test_settings_beside_all_logs_are_of_no_run(tmp_path):
     crossed(tmp_path / "runs", "{arm}_s{seed}.csv")
     table(tmp_path / "hparams.yaml", "seed: 42\n")
-    assert told_arms(tmp_path / "runs") == {
-        (arm, seed) for arm in ("base", "idea") for seed in range(3)
-    }
+    expected = set()
+    for arm in ("base", "idea"):
+        for seed in range(3):
+            expected.add((arm, seed))
+    assert told_arms(tmp_path / "runs") == expected
 
 
 def test_the_seed_of_a_template_leaves_the_name(tmp_path):
     for seed in range(3):
         final(tmp_path / f"exp{seed}.csv", 3 + seed / 100)
-    found = logs.load([str(tmp_path)], names="exp{seed}")
+    found = logs.load_logs([str(tmp_path)], names="exp{seed}")
     assert len({run.arm for run in found.records}) == 1
-    assert {run.seed for run in found.records} == {0, 1, 2}
+    seeds = {run.seed for run in found.records}
+    assert seeds == {0, 1, 2}
 
 
 def test_a_project_without_its_entity_is_one_line(capsys):
@@ -1017,7 +1057,8 @@ def test_mlflow_s_later_piece_counts(tmp_path):
     table(run / "metrics" / "val_loss", "1 4.0 0\n2 3.5 0\n3 3.0 0\n")
     assert the_run(tmp_path).val_loss == 3.0
     table(run / "metrics" / "val_loss", "1 4.0 0\n2 3.5 50\n3 3.0 100\n4 3.4 50\n5 2.8 100\n")
-    assert the_run(tmp_path).curve.val_loss == [4.0, 3.4, 2.8]
+    losses = the_run(tmp_path).curve.val_loss
+    assert losses == [4.0, 3.4, 2.8]
 
 
 def test_readers_lose_no_rows(tmp_path):
@@ -1025,18 +1066,22 @@ def test_readers_lose_no_rows(tmp_path):
     (tmp_path / "pandas.csv").write_bytes(f"epoch,step,val_loss\r\n{lost}".encode())
     assert the_run(tmp_path / "pandas.csv").status == "diverged"
     path = table(tmp_path / "w.csv", "Name,State,seed,val/loss\na,finished,1,3.1\na,finished,0,3.0")
-    assert len(logs.load([str(path)]).records) == 2
+    content = logs.load_logs([str(path)])
+    assert len(content.records) == 2
     table(tmp_path / "b" / "run-a-tag-lr.csv", "Wall time,Step,Value\n1,0,1\n1,1,")
     table(
         tmp_path / "b" / "run-a-tag-val_loss.csv",
         "Wall time,Step,Value\n1,0,4\n1,50,3.5\n1,100,3\n",
     )
-    assert the_run(tmp_path / "b").curve.step == [0, 50, 100]
+    run_dir = the_run(tmp_path / "b")
+    assert run_dir.curve.step == [0, 50, 100]
     ends = "{'train_runtime': '9', 'epoch': '2'}\n"
     losses = "{'eval_loss': '2.2', 'epoch': '1'}\n{'eval_loss': '2.1', 'epoch': '2'}\n"
     rows = "{'loss': '3', 'epoch': '0.5'}\n" + losses
     path = table(tmp_path / "p" / "a.log", f"{rows}{ends}{rows}")
-    assert {run.status for run in logs.load([str(path)]).records} == {"finished", "not finished"}
+    records = logs.load_logs([str(path)]).records
+    statuses = {run.status for run in records}
+    assert statuses == {"finished", "not finished"}
 
 
 def test_an_unfinished_run_displaces_no_finished_one(tmp_path):
@@ -1044,7 +1089,9 @@ def test_an_unfinished_run_displaces_no_finished_one(tmp_path):
     for seed, state in enumerate(("crashed", "finished")):
         text = rows.replace("\n", f",{state}\n")
         table(tmp_path / f"a_s{seed}.csv", f"step,val_loss,state\n{text}")
-    assert {run.status for run in logs.load([str(tmp_path)]).records} == {"crashed", "finished"}
+    records = logs.load_logs([str(tmp_path)]).records
+    statuses = {run.status for run in records}
+    assert statuses == {"crashed", "finished"}
 
 
 # --- refusals -------------------------------------------------------------------------------------
@@ -1070,9 +1117,10 @@ def test_each_line_of_the_page_s_table_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["sample_logs.py", "runs"])
     runpy.run_path(str(REPO / "docs" / "sample_logs.py"), run_name="__main__")
-    assert {path.name for path in (tmp_path / "runs").iterdir()} == {
-        name.partition("/")[2] for name in typed
-    }
+    paths = (tmp_path / "runs").iterdir()
+    names = {path.name for path in paths}
+    expected = {name.partition("/")[2] for name in typed}
+    assert names == expected
     for name in typed:
         assert door.main([name]) == 0
         said = capsys.readouterr().out

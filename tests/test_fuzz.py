@@ -55,7 +55,9 @@ def bounded_memory():
 
 def outcomes(bench, *, number, cases):
     """Of so many random cases; no fault among them."""
-    rng, faults, kinds = random.Random(number), [], set[str]()
+    rng = random.Random(number)
+    faults = []
+    kinds = set[str]()
     for case in (bench.random_case(rng) for _ in range(cases)):
         verdict = bench.run(case)
         kinds.add(verdict.outcome)
@@ -75,14 +77,16 @@ def test_damage_is_mended_refused_or_left_out(bench):
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("number", range(1, 41))
 def test_damage_for_an_hour(bench, number, bounded_memory):
-    outcomes(bench, number=number, cases=int(os.environ.get("CASES", "500")))
+    cases = int(os.environ.get("CASES", "500"))
+    outcomes(bench, number=number, cases=cases)
 
 
 @pytest.mark.slow
 def test_undamaged_records_give_the_same_answer_again(bench):
     """Else a difference after damage would say nothing."""
     elsewhere = (Wound("outside/canary.txt", "extend", 0),)
-    assert {bench.run(Case(name, elsewhere)).outcome for name in bench.doors} == {"same"}
+    results = {bench.run(Case(name, elsewhere)).outcome for name in bench.doors}
+    assert results == {"same"}
 
 
 # --- what it found --------------------------------------------------------------------------------
@@ -99,18 +103,20 @@ def copied(bench, tmp_path):
 def refusal(call):
     """The one line of a door that refuses."""
     said = answer(call)
-    assert (said.code, said.crash, said.err.count("\n")) == (2, None, 1), said
+    assert said.code == 2, said
+    assert said.crash is None, said
+    assert said.err.count("\n") == 1, said
     return said.err
 
 
 @runs
 @pytest.mark.slow
 def test_a_cell_without_a_record_is_named(copied):
-    (lost, damaged), (grid,) = sorted(RUNS["grid"]), Path("outputs/grids").iterdir()
+    lost, damaged = sorted(RUNS["grid"])
+    (grid,) = Path("outputs/grids").iterdir()
     shutil.rmtree(Path("outputs/runs") / lost)
-    assert any(
-        "1 cell without a record" in line and lost in line for line in api.compare(grid)["problems"]
-    )
+    problems = api.compare(grid)["problems"]
+    assert any("1 cell without a record" in line and lost in line for line in problems)
     (Path("outputs/runs") / damaged / "manifest.json").write_text("{")
     assert damaged in refusal(lambda: compare.main([str(grid)]))
     shutil.rmtree(Path("outputs/runs") / damaged)
@@ -123,8 +129,10 @@ def test_a_cell_without_a_record_is_named(copied):
 def test_a_cell_that_is_no_more_in_its_grid_is_missed(copied):
     (file,) = Path("outputs/grids").glob("*/grid.json")
     content = json.loads(file.read_text())
-    file.write_text(json.dumps({**content, "cells": content["cells"][:1]}))
-    assert any("lists other cells" in line for line in api.compare(file.parent)["problems"])
+    text = json.dumps({**content, "cells": content["cells"][:1]})
+    file.write_text(text)
+    problems = api.compare(file.parent)["problems"]
+    assert any("lists other cells" in line for line in problems)
 
 
 @runs
@@ -133,7 +141,8 @@ def test_a_run_whose_summary_is_no_file_is_named(copied, make):
     for name in ("manifest.json", "summary.json"):
         (copied["done"] / name).unlink()
     make(copied["done"] / "summary.json")
-    status = {row["name"]: row["status"] for row in api.compare("outputs")["not_compared"]}
+    comparison = api.compare("outputs")
+    status = {row["name"]: row["status"] for row in comparison["not_compared"]}
     assert re.match(r"unreadable: .*(summary|manifest)\.json", status[copied["done"].name])
 
 
@@ -151,24 +160,28 @@ def test_text_is_not_made_with_another_runs_checkpoint(copied):
     shutil.copytree(copied["half"] / "checkpoints", copied["done"] / "checkpoints")
     words = [f"run={copied['done']}", "max_tokens=2", "threads=1", "device=cpu"]
     said = answer(lambda: generate.main(words))
-    assert (said.code, f"it is of another run, {copied['half'].name}" in said.err) == (2, True)
+    assert said.code == 2
+    assert f"it is of another run, {copied['half'].name}" in said.err
 
 
 @runs
 def test_a_forged_state_is_refused_by_name(copied):
     for state in (copied["half"] / "checkpoints").glob("step-*/state.json"):
-        content, sums = json.loads(state.read_text()), state.with_name("manifest.json")
+        content = json.loads(state.read_text())
+        sums = state.with_name("manifest.json")
         content["optimizer"]["groups"] = [{"a": 1}]
         state.write_text(json.dumps(content))
         digest = hashlib.sha256(state.read_bytes()).hexdigest()
-        sums.write_text(json.dumps({**json.loads(sums.read_text()), state.name: digest}))
+        text = json.dumps({**json.loads(sums.read_text()), state.name: digest})
+        sums.write_text(text)
     assert f"{copied['half'].name}/checkpoints/step-" in refusal(lambda: train(*HALF))
 
 
 def test_results_of_another_form_are_refused_by_name(tmp_path):
     results = tmp_path / "study" / "results.cpu.x.json"
     results.parent.mkdir()
-    results.write_text(json.dumps({"kind": "study", "schema_version": 1, "claims": [], "arms": 5}))
+    content = {"kind": "study", "schema_version": 1, "claims": [], "arms": 5}
+    results.write_text(json.dumps(content))
     alone = refusal(lambda: study.main(["--board", str(tmp_path)]))
     assert f"{results} must have its study beside it, study.yaml, got none" in alone
     shutil.copy(REPO / "experiments" / "norms" / "study.yaml", results.parent)
@@ -178,7 +191,8 @@ def test_results_of_another_form_are_refused_by_name(tmp_path):
 @runs
 def test_a_finished_run_whose_rows_and_checkpoint_are_gone_is_refused_by_name(copied):
     (copied["done"] / "metrics.jsonl").write_text("")
-    next(copied["done"].glob("checkpoints/step-*/state.json")).write_text("{}")
+    paths = copied["done"].glob("checkpoints/step-*/state.json")
+    next(paths).write_text("{}")
     line = "metrics.jsonl is not what its digest in summary.json says; there is no valid"
     assert f"{copied['done'].name}: {line}" in refusal(lambda: train(*DONE))
 
@@ -186,11 +200,12 @@ def test_a_finished_run_whose_rows_and_checkpoint_are_gone_is_refused_by_name(co
 def test_a_folder_or_a_pipe_in_place_of_a_file_is_named(tmp_path):
     for name in ("README.md", "train.log"):
         os.mkfifo(tmp_path / name)
-    for call, line in (
+    cases = (
         (lambda: read_bytes(tmp_path), f"{tmp_path} must be a regular file"),
         (lambda: check_readme(tmp_path), r"README\.md must be a regular file"),
         (lambda: append_text(tmp_path / "train.log", "a line"), r"train\.log"),
-    ):
+    )
+    for call, line in cases:
         with pytest.raises((ValueError, OSError), match=line):
             call()
 

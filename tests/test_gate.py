@@ -77,14 +77,17 @@ def test_a_strangers_yaml_runs_nothing(name: str, ask: Any, tmp_path: Path) -> N
     refused(
         ask("train", *flags, *SMALL, "experiment=evil"), *["default"] * name.startswith("defaults")
     )
-    assert [path.name for path in tmp_path.iterdir()] == ["evil"]
+    names = [path.name for path in tmp_path.iterdir()]
+    assert names == ["evil"]
 
 
 def test_nor_at_any_door(ask: Any, tmp_path: Path) -> None:  # noqa: F811
     """It is refused where it is asked for. A folder that is only named is not read but for its
     options."""
-    flags, arms = evil(tmp_path, YAMLS["callback"]), {"mqa": ["attention=mqa", "experiment=evil"]}
-    folder = written(tmp_path / "study", study(arms=STUDY["arms"] | arms))
+    flags = evil(tmp_path, YAMLS["callback"])
+    arms = {"mqa": ["attention=mqa", "experiment=evil"]}
+    content = study(arms=STUDY["arms"] | arms)
+    folder = written(tmp_path / "study", content)
     for door, words in DOORS.items():
         refused(ask(door, *flags, *words, "experiment=evil"))
     assert (
@@ -92,28 +95,34 @@ def test_nor_at_any_door(ask: Any, tmp_path: Path) -> None:  # noqa: F811
         == 2
     )
     refused(ask("study", *flags, str(folder), "--plan"))
-    assert ask("compare", *flags, "outputs")[0] == ask("generate", *flags, "run=nothing")[0] == 2
-    assert {path.name for path in tmp_path.iterdir()} <= {"evil", "study", "cache"}
+    assert ask("compare", *flags, "outputs")[0] == 2
+    assert ask("generate", *flags, "run=nothing")[0] == 2
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names <= {"evil", "study", "cache"}
 
 
-@pytest.mark.parametrize(
-    ("place", "text"),
-    [
-        ("hydra/callbacks/evil.yaml", f"x: {TOUCH}"),
-        ("hydra/config.yaml", f"callbacks: {{x: {TOUCH}}}"),
-        ("hydra/job_logging/none.yaml", LOGGING),
-        ("hydra/env/default.yaml", f"# @package hydra.callbacks\nx: {TOUCH}"),
-        ("hydra/launcher/evil.yaml", TOUCH),
-        ("hydra/launcher/evil.yaml", f"# @package hydra.callbacks\nx: {TOUCH}"),
-        ("hydra/launcher/evil.yaml", f"kind: pool\njobs: {TOUCH}"),
-        ("schema/run.yaml", "seed: 3"),
-        ("train.yaml", f"hydra: {{callbacks: {{x: {TOUCH}}}}}"),
-    ],
-)
+HYDRAS_PLACES = [
+    ("hydra/callbacks/evil.yaml", f"x: {TOUCH}"),
+    ("hydra/config.yaml", f"callbacks: {{x: {TOUCH}}}"),
+    ("hydra/job_logging/none.yaml", LOGGING),
+    ("hydra/env/default.yaml", f"# @package hydra.callbacks\nx: {TOUCH}"),
+    ("hydra/launcher/evil.yaml", TOUCH),
+    ("hydra/launcher/evil.yaml", f"# @package hydra.callbacks\nx: {TOUCH}"),
+    ("hydra/launcher/evil.yaml", f"kind: pool\njobs: {TOUCH}"),
+    ("schema/run.yaml", "seed: 3"),
+    ("train.yaml", f"hydra: {{callbacks: {{x: {TOUCH}}}}}"),
+]
+
+
+@pytest.mark.parametrize(("place", "text"), HYDRAS_PLACES)
 def test_nor_does_one_in_hydras_own_places(place: str, text: str, ask: Any, tmp_path: Path) -> None:  # noqa: F811
     words = "train", *evil(tmp_path, text, place=place), *SMALL
-    chosen = ["hydra/launcher=evil"] if "launcher" in place else []
-    codes = {ask(*words)[0], ask(*words, "--multirun", "seed=0", *chosen)[0]}
+    if "launcher" in place:
+        chosen = ["hydra/launcher=evil"]
+    else:
+        chosen = []
+    code = ask(*words)[0]
+    codes = {code, ask(*words, "--multirun", "seed=0", *chosen)[0]}
     assert codes <= {2, "started"}  # a file that is not reached does not matter
     assert 2 in codes or not chosen
 
@@ -151,14 +160,10 @@ def test_json_bombs_are_values_errors(text: str) -> None:
 
 
 def test_what_is_within_the_limits_is_read() -> None:
-    assert parse_json('{"a": [1, -2.5e-3, null, "x", [[]]]}') == {
-        "a": [1, -2.5e-3, None, "x", [[]]]
-    }
-    assert parse_yaml("a: &a {b: 1}\nc: {<<: *a, d: [*a, *a]}\ne: " + "f0" * 32) == {
-        "a": {"b": 1},
-        "c": {"b": 1, "d": [{"b": 1}, {"b": 1}]},
-        "e": "f0" * 32,
-    }
+    expected = {"a": [1, -2.5e-3, None, "x", [[]]]}
+    assert parse_json('{"a": [1, -2.5e-3, null, "x", [[]]]}') == expected
+    anchored = parse_yaml("a: &a {b: 1}\nc: {<<: *a, d: [*a, *a]}\ne: " + "f0" * 32)
+    assert anchored == {"a": {"b": 1}, "c": {"b": 1, "d": [{"b": 1}, {"b": 1}]}, "e": "f0" * 32}
 
 
 @pytest.mark.parametrize(
@@ -167,19 +172,21 @@ def test_what_is_within_the_limits_is_read() -> None:
 def test_only_regular_files_are_read(name: str, ask: Any, tmp_path: Path) -> None:  # noqa: F811
     os.mkfifo(tmp_path / "pipe")
     for link in ("s/study.yaml", "mine/attention/x.py", "x.yaml"):
-        (tmp_path / link).parent.mkdir(parents=True, exist_ok=True)
+        parent = (tmp_path / link).parent
+        parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / link).symlink_to(tmp_path / name)
     refused(ask("study", "s", "--plan"), "regular file")
     (tmp_path / "mine/attention/x.yaml").write_text("kind: x\n")
     refused(ask("train", "--config-dir", "mine", "attention=x"), "attention.kind must be one of")
     run = compose(["model=nano", "data=shards", f"data.train={name}", "data.val=pipe"])
     text = compose(["model=nano", "data=text", f"data.path={name}"])
-    for read in (
+    cases = (
         lambda: read_text(tmp_path / name),
         lambda: load(tmp_path / "x.yaml"),
         lambda: prepare(run.data, run.tokenizer, cache_dir=tmp_path / "cache"),
         lambda: prepare(text.data, text.tokenizer, cache_dir=tmp_path / "cache"),
-    ):
+    )
+    for read in cases:
         with pytest.raises(ValueError, match=r"regular file|in both"):
             read()
 
@@ -187,39 +194,36 @@ def test_only_regular_files_are_read(name: str, ask: Any, tmp_path: Path) -> Non
 # --- where things lie -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("changed", "says"),
-    [
-        *(
-            ({"overrides": [*STUDY["overrides"], *more]}, f"{key} must be left {how}")
-            for more, key, how in (
-                (["cache_dir=elsewhere"], "cache_dir", "out: the command says where things lie"),
-                (["++output_dir=elsewhere"], "output_dir", "out"),
-                (["tracker=wandb", "tracker.entity=elsewhere"], "tracker.entity", "out"),
-                (["hydra.run.dir=elsewhere"], "hydra.run.dir", "alone"),
-            )
-        ),
-        *(
-            ({"arms": {**STUDY["arms"], name: ["attention=mqa", *more]}}, says)
-            for name, more, says in (
-                ("mqa", ["+cache_dir='elsewhere'"], "cache_dir must be left out"),
-                ("mqa", ["~cache_dir"], "cache_dir must be left out"),
-                ("../elsewhere", [], "arms and scales must have names"),
-                ("\x1b[31m", [], "arms and scales must have names"),
-            )
-        ),
-        ({"scales": at(train=["output_dir=elsewhere"])}, "output_dir must be left out"),
-        (
-            {"scales": at(own={"mqa": ["trainer.init_from=elsewhere"]})},
-            "trainer.init_from must be left out",
-        ),
-        (
-            {"scales": {"../../elsewhere": STUDY["scales"]["cpu"]}},
-            "arms and scales must have names",
-        ),
-        ({"overrides": [["attention=mqa"]]}, "overrides"),
-    ],
-)
+OTHER_PLACES = [
+    *(
+        ({"overrides": [*STUDY["overrides"], *more]}, f"{key} must be left {how}")
+        for more, key, how in (
+            (["cache_dir=elsewhere"], "cache_dir", "out: the command says where things lie"),
+            (["++output_dir=elsewhere"], "output_dir", "out"),
+            (["tracker=wandb", "tracker.entity=elsewhere"], "tracker.entity", "out"),
+            (["hydra.run.dir=elsewhere"], "hydra.run.dir", "alone"),
+        )
+    ),
+    *(
+        ({"arms": {**STUDY["arms"], name: ["attention=mqa", *more]}}, says)
+        for name, more, says in (
+            ("mqa", ["+cache_dir='elsewhere'"], "cache_dir must be left out"),
+            ("mqa", ["~cache_dir"], "cache_dir must be left out"),
+            ("../elsewhere", [], "arms and scales must have names"),
+            ("\x1b[31m", [], "arms and scales must have names"),
+        )
+    ),
+    ({"scales": at(train=["output_dir=elsewhere"])}, "output_dir must be left out"),
+    (
+        {"scales": at(own={"mqa": ["trainer.init_from=elsewhere"]})},
+        "trainer.init_from must be left out",
+    ),
+    ({"scales": {"../../elsewhere": STUDY["scales"]["cpu"]}}, "arms and scales must have names"),
+    ({"overrides": [["attention=mqa"]]}, "overrides"),
+]
+
+
+@pytest.mark.parametrize(("changed", "says"), OTHER_PLACES)
 def test_a_study_writes_where_the_command_says(
     changed: dict[str, Any],
     says: str,
@@ -229,7 +233,8 @@ def test_a_study_writes_where_the_command_says(
     written(tmp_path / "made", study(**changed))
     for words in (("--plan",), (), ("--judge",)):
         refused(ask("study", "made", *words), says)
-    assert [path.name for path in tmp_path.iterdir()] == ["made"]
+    names = [path.name for path in tmp_path.iterdir()]
+    assert names == ["made"]
 
 
 def test_without_a_home_the_cache_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

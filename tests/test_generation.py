@@ -35,7 +35,8 @@ def made(*words: str) -> tuple[GPT, Run]:
 
 
 def prompt(B: int = 1, T: int = 12) -> Tensor:
-    return torch.randint(VOCAB, (B, T), generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(VOCAB, (B, T), generator=generator)
 
 
 def text(engine: Engine, prompt_BT: Tensor, *, n: int, samples: int = 1, **how: float) -> Tensor:
@@ -48,41 +49,40 @@ GREEDY = {"temperature": 0.0, "top_k": 0, "seed": 0}
 SEEDED = {"temperature": 1.3, "top_k": 7, "seed": 3}
 
 
-@pytest.mark.parametrize(
-    ("words", "T"),
-    [
-        ("attention=mha", 12),
-        ("attention=flash", 108),  # the text fills the context
-        *(
-            (f"attention=sliding attention.window={window}", T)
-            for window, T in ((1, 5), (7, 7), (500, 12))
-        ),
-        *(
-            (f"attention=hybrid attention.window={window}", T)
-            for window, T in ((7, 5), (7, 40), (40, 12))
-        ),
-        *((f"attention=gqa position={position} model.qk_norm=true", 9) for position in POSITIONS),
-        ("attention=mqa mlp=swiglu norm=layernorm model.norm_placement=both", 12),
-        ("attention=gqa model.norm_placement=post norm=rmsnorm_gain model.logit_softcap=15", 12),
-    ],
-)
+CACHED_MODELS = [
+    ("attention=mha", 12),
+    ("attention=flash", 108),  # the text fills the context
+    *(
+        (f"attention=sliding attention.window={window}", T)
+        for window, T in ((1, 5), (7, 7), (500, 12))
+    ),
+    *(
+        (f"attention=hybrid attention.window={window}", T)
+        for window, T in ((7, 5), (7, 40), (40, 12))
+    ),
+    *((f"attention=gqa position={position} model.qk_norm=true", 9) for position in POSITIONS),
+    ("attention=mqa mlp=swiglu norm=layernorm model.norm_placement=both", 12),
+    ("attention=gqa model.norm_placement=post norm=rmsnorm_gain model.logit_softcap=15", 12),
+]
+
+
+@pytest.mark.parametrize(("words", "T"), CACHED_MODELS)
 def test_cached_text_is_that_of_the_models_own_logits(words: str, T: int):
     """Of two prompts at once, greedy and seeded, token for token, in one pass: a token sees no
     later one."""
     model, run = made(*words.split())
     n = min(40, run.model.seq_len - T)
-    engine, prompt_BT, tokens = (
-        Cached(model, run, batch=2, capacity=T + n),
-        prompt(2, T),
-        set[int](),
-    )
+    engine = Cached(model, run, batch=2, capacity=T + n)
+    prompt_BT = prompt(2, T)
+    tokens = set[int]()
     for how in (GREEDY, SEEDED):
         got = text(engine, prompt_BT, n=n, samples=2, **how)
         sampler = TokenSampler(**how, sequences=2, max_tokens=n)
         with torch.no_grad():
             logits_BTV = model.logits(torch.cat([prompt_BT, got], dim=1))
         wanted = [sampler(logits_BTV[:, T - 1 + i], i) for i in range(n)]
-        assert got.tolist() == torch.stack(wanted, dim=1).tolist()
+        expected = torch.stack(wanted, dim=1).tolist()
+        assert got.tolist() == expected
         tokens |= set(got.flatten().tolist())
     assert len(tokens) > 10, "a text of few tokens would show little"
 
@@ -93,26 +93,27 @@ def test_a_sample_is_the_same_in_every_batch_and_recomputed(option: str):
     model, run = made(f"attention={option}")
     cached = [Cached(model, run, batch=batch, capacity=60) for batch in (1, 5)]
     text(cached[0], prompt(1, 50), n=10)
-    alone, together, again = (
-        text(engine, prompt(), n=40, samples=samples, temperature=1.0)
-        for engine, samples in ((cached[0], 1), (cached[1], 5), (Recompute(model), 5))
-    )
-    assert together[0].tolist() == alone[0].tolist()
-    assert len({tuple(row) for row in together.tolist()}) == 5
+    alone = text(cached[0], prompt(), n=40, samples=1, temperature=1.0)
+    together = text(cached[1], prompt(), n=40, samples=5, temperature=1.0)
+    again = text(Recompute(model), prompt(), n=40, samples=5, temperature=1.0)
+    expected = alone[0].tolist()
+    assert together[0].tolist() == expected
+    rows = {tuple(row) for row in together.tolist()}
+    assert len(rows) == 5
     assert together.tolist() == again.tolist()
 
 
-@pytest.mark.parametrize(
-    ("option", "slots"),
-    [
-        ("mha", 4 * 128 * 4),
-        ("flash", 4 * 128 * 4),
-        ("gqa", 4 * 128 * 2),
-        ("mqa", 4 * 128 * 1),
-        ("sliding", 4 * 128 * 4),
-        ("hybrid", 4 * 128 * 4),
-    ],
-)
+SLOTS = [
+    ("mha", 4 * 128 * 4),
+    ("flash", 4 * 128 * 4),
+    ("gqa", 4 * 128 * 2),
+    ("mqa", 4 * 128 * 1),
+    ("sliding", 4 * 128 * 4),
+    ("hybrid", 4 * 128 * 4),
+]
+
+
+@pytest.mark.parametrize(("option", "slots"), SLOTS)
 def test_the_cache_has_a_slot_for_each_position_and_key_value_head(option: str, slots: int):
     """fp32, 64 wide, 4 heads of 16, 4 layers, room for 128 tokens: bytes by hand."""
     engine = Cached(*made(f"attention={option}"), batch=3, capacity=128)
@@ -137,13 +138,14 @@ def test_a_rewound_cache_goes_on_as_if_nothing_had_come_after(option: str):
 def test_compiled_text_is_recomputed_text():
     torch.compiler.reset()
     model, run = made("attention=hybrid", "position=learned")
-    engines = {
-        batch: Cached(model, run, batch=batch, capacity=80, compiled=True) for batch in (2, 3)
-    }
+    engines = {}
+    for batch in (2, 3):
+        engines[batch] = Cached(model, run, batch=batch, capacity=80, compiled=True)
     for temperature in (0.0, 1.0):
         for batch, engine in engines.items():  # by turns: neither may run the other's graph
             how = {"n": 40, "samples": batch, "temperature": temperature}
-            got, want = (text(each, prompt(batch), **how) for each in (engine, Recompute(model)))
+            got = text(engine, prompt(batch), **how)
+            want = text(Recompute(model), prompt(batch), **how)
             assert got.tolist() == want.tolist()
     torch.compiler.reset()
 
@@ -154,13 +156,17 @@ def test_compiled_text_is_recomputed_text():
 @pytest.mark.parametrize(("temperature", "top_k"), [(0.5, 0), (1.0, 0), (2.0, 0), (1.0, 2)])
 def test_draws_follow_the_softmax_of_the_k_most_probable(temperature: float, top_k: int):
     logits = torch.tensor([1.0, -0.5, 2.0, 0.0, -30.0])
-    kept = logits if top_k == 0 else logits.where(logits >= 1, -torch.inf)
+    if top_k == 0:
+        kept = logits
+    else:
+        kept = logits.where(logits >= 1, -torch.inf)
     share = (kept / temperature).softmax(-1)
     error = 4 * (share * (1 - share) / 20_000).sqrt()  # four standard deviations
     sampler = TokenSampler(
         temperature=temperature, top_k=top_k, seed=0, sequences=20_000, max_tokens=1
     )
-    drawn = torch.bincount(sampler(logits.expand(20_000, -1), 0), minlength=5) / 20_000
+    tokens = sampler(logits.expand(20_000, -1), 0)
+    drawn = torch.bincount(tokens, minlength=5) / 20_000
     assert ((drawn - share).abs() <= error + 1e-9).all()
 
 
@@ -168,19 +174,19 @@ def test_draws_follow_the_softmax_of_the_k_most_probable(temperature: float, top
     "how", [{"temperature": 0.0}, {"temperature": 1e-30}, {"temperature": 1.0, "top_k": 1}], ids=str
 )
 def test_three_ways_to_take_the_most_probable(how: dict[str, float]):
-    logits = torch.randn(64, VOCAB, generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(64, VOCAB, generator=generator)
     sampler = TokenSampler(**{"top_k": 0, **how}, seed=0, sequences=64, max_tokens=1)
-    assert sampler(logits, 0).tolist() == logits.argmax(-1).tolist()
+    expected = logits.argmax(-1).tolist()
+    assert sampler(logits, 0).tolist() == expected
 
 
 def test_draws_depend_on_seed_and_place_only():
-    few, many, other = (
-        TokenSampler(
-            temperature=1.0, top_k=0, seed=seed, sequences=sequences, max_tokens=n
-        ).draws_BN
-        for seed, sequences, n in ((5, 2, 10), (5, 9, 99), (6, 2, 10))
-    )
-    assert few.tolist() == many[:2, :10].tolist()
+    few = TokenSampler(temperature=1.0, top_k=0, seed=5, sequences=2, max_tokens=10).draws_BN
+    many = TokenSampler(temperature=1.0, top_k=0, seed=5, sequences=9, max_tokens=99).draws_BN
+    other = TokenSampler(temperature=1.0, top_k=0, seed=6, sequences=2, max_tokens=10).draws_BN
+    expected = many[:2, :10].tolist()
+    assert few.tolist() == expected
     assert not (few == other).any()
 
 

@@ -45,10 +45,8 @@ def test_gpu_learns_what_the_cpu_learns(tmp_path, door, attention, compiled):
         door, tmp_path / "cpu", *words, "trainer.device=cpu", "trainer.precision=fp32"
     )
     assert losses(on_gpu) == pytest.approx(losses(on_cpu), abs=0.03)  # bf16 has three digits
-    summary, config = (
-        json.loads((on_gpu / "summary.json").read_text()),
-        (on_gpu / "config.yaml").read_text(),
-    )
+    summary = json.loads((on_gpu / "summary.json").read_text())
+    config = (on_gpu / "config.yaml").read_text()
     assert summary["memory_notes"]["peak"] == "allocated on the GPU after warm-up"
     assert 0 < summary["memory_mib"]["model"] == summary["memory_mib"]["peak"] < 2000
     for key, kernel in KERNELS[attention].items():
@@ -65,7 +63,8 @@ def test_gpu_learns_what_the_cpu_learns(tmp_path, door, attention, compiled):
     ],
 )
 def test_documents_on_a_gpu_are_those_on_the_cpu(tmp_path, door, words):
-    words = (*CUDA, "attention.document_start=98", *words)
+    documents = ("data=stdlib", "data.document_mask=true", "position.restart=true")
+    words = (*[word for word in CUDA if not word.startswith("data")], *documents, *words)
     plain = [word for word in words if not word.startswith("attention.kernel")]
     gpu = ("trainer.device=cuda", "trainer.precision=bf16", "trainer.compile=regional")
     _, on_gpu = trained(door, tmp_path / "gpu", *words, *gpu)
@@ -88,7 +87,9 @@ def test_killed_on_a_gpu_it_ends_within_tolerance(tmp_path, door):
     }
     said, killed = trained(door, tmp_path / "out", *words, env=env)
     assert "resuming from step 8" in said or "resuming from step 4" in said
-    assert losses(killed)[-1] == pytest.approx(losses(clean)[-1], abs=1e-3)
+    final = losses(killed)[-1]
+    expected = losses(clean)[-1]
+    assert final == pytest.approx(expected, abs=1e-3)
 
 
 @pytest.mark.parametrize("shape", [(768, 768), (3072, 768), (768, 3072)])
@@ -99,29 +100,31 @@ def test_muon_in_stacks_is_torchs_own_within_rounding(shape):
     from nocap.training.optimizer import ByRule
 
     option = compose(["model=nano", "optimizer=muon", "optimizer.scale=match_rms_adamw"]).optimizer
-    generator, updates = torch.Generator("cuda").manual_seed(0), []
+    generator = torch.Generator("cuda").manual_seed(0)
+    updates = []
     grads = torch.randn(4, *shape, generator=generator, device="cuda")
-    for kind in (
+    cases = (
         partial(torch.optim.Muon, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"),
         partial(ByRule, option),
-    ):
+    )
+    for kind in cases:
         matrices = [torch.nn.Parameter(torch.zeros(shape, device="cuda")) for _ in grads]
         optimizer = kind(matrices, lr=0.01)
         for p, grad in zip(matrices, grads, strict=True):
             p.grad = grad.clone()
         optimizer.step()
         updates.append(torch.stack([p.detach() for p in matrices]))
-    assert (updates[0] - updates[1]).norm() < 0.01 * updates[0].norm()
+    distance = (updates[0] - updates[1]).norm()
+    assert distance < 0.01 * updates[0].norm()
 
 
 def test_with_cuda_graphs_the_losses_are_the_same(tmp_path, door):
     """Atomics in the embedding's backward make two runs differ in the last digits. The graph's
     memory is in the peak."""
     words = (*CUDA, "trainer.device=cuda", "trainer.precision=bf16")
-    runs = [
-        trained(door, tmp_path / on, *words, f"trainer.cuda_graphs={on}")[1]
-        for on in ("false", "true")
-    ]
+    runs = []
+    for on in ("false", "true"):
+        runs.append(trained(door, tmp_path / on, *words, f"trainer.cuda_graphs={on}")[1])
     plain, graphed = (losses(run, "train/loss") for run in runs)
     peaks = [json.loads((run / "summary.json").read_text())["memory_mib"]["peak"] for run in runs]
     assert graphed == pytest.approx(plain, abs=5e-3)

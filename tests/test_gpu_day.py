@@ -4,6 +4,7 @@ missing, what it prints."""
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import os
 import re
@@ -20,7 +21,7 @@ import psutil
 import pytest
 
 from nocap.config import hardware
-from nocap.measure.arms import compose_arms
+from nocap.measure.bench_arms import compose_arms
 from tests.attempts import wait_until
 from tests.conftest import REPO
 
@@ -48,22 +49,22 @@ def writes(content: object) -> str:
 
 def step(day: ModuleType, code: str, **more: Any) -> Any:
     words = lambda shared, path: ["-c", code, str(path)]  # noqa: E731
-    return day.Step(**{"limit_s": 20, "words": words, "figure": lambda x: f"found {x}", **more})
+    defaults = {"limit_s": 20, "words": words, "figure": lambda x: f"found {x}", **more}
+    return day.Step(**defaults)
 
 
 def test_all_steps_take_35_minutes_and_the_readmes_commands_ten(day: ModuleType) -> None:
     limits = {name: step.limit_s for name, step in day.STEPS.items()}
     assert sum(limits.values()) <= 35 * 60
     text = (FOLDER / "README.md").read_text()
-    commands = [
-        re.split(r" --", line)[0].split()
-        for line in re.findall(r"^python experiments/gpu_day/day\.py (.*)", text, re.M)
-    ]
-    assert [name for command in commands for name in command] == list(limits)
-    assert max(sum(limits[name] for name in command) for command in commands) <= 9 * 60
-    assert re.findall(r"^\| `(\w+)` \| (\d+) s", text, re.M) == [
-        (name, str(limit)) for name, limit in limits.items()
-    ]
+    matches = re.findall(r"^python experiments/gpu_day/day\.py (.*)", text, re.M)
+    commands = [re.split(r" --", line)[0].split() for line in matches]
+    assert [*itertools.chain(*commands)] == list(limits)
+    for command in commands:
+        assert sum(limits[name] for name in command) <= 9 * 60
+    matches = re.findall(r"^\| `(\w+)` \| (\d+) s", text, re.M)
+    expected = [(name, str(limit)) for name, limit in limits.items()]
+    assert matches == expected
 
 
 def test_what_a_step_leaves_outlives_the_next_ones_failure(
@@ -82,35 +83,38 @@ def test_what_a_step_leaves_outlives_the_next_ones_failure(
 
     def told(*words: str) -> tuple[int, list[dict[str, Any]]]:
         code = day.main([*words, "--device", "cpu", "--small", "--out", str(tmp_path)])
-        return code, json.loads((tmp_path / "day.json").read_text())["rows"]
+        text = (tmp_path / "day.json").read_text()
+        return code, json.loads(text)["rows"]
 
     monkeypatch.setattr(day, "STEPS", steps)
     assert told("good", "bad", "long", "absent")[0] == 1
     code, rows = told("other", "absent")
     keys = ("step", "rc", "json", "figure", "tail")
-    assert (
-        code,
-        [
-            [row[key] or row["skipped"] if key == "figure" else row[key] for key in keys]
-            for row in rows
-        ],
-    ) == (
-        0,
-        [
-            ["good", 0, "good.json", "found {'a': 1}", ["done"]],
-            ["bad", 1, None, "it broke", ["half", "it broke"]],
-            ["long", None, None, "began", ["began"]],
-            ["absent", None, None, "no folder was named", []],
-            ["other", 0, "other.json", "done", ["done"]],
-        ],
-    )
-    assert json.loads((tmp_path / "good.json").read_text()) == {"a": 1}
+    assert code == 0
+    expected = [
+        ["good", 0, "good.json", "found {'a': 1}", ["done"]],
+        ["bad", 1, None, "it broke", ["half", "it broke"]],
+        ["long", None, None, "began", ["began"]],
+        ["absent", None, None, "no folder was named", []],
+        ["other", 0, "other.json", "done", ["done"]],
+    ]
+    figures = [
+        [row[key] or row["skipped"] if key == "figure" else row[key] for key in keys]
+        for row in rows
+    ]
+    assert figures == expected
+    text = (tmp_path / "good.json").read_text()
+    assert json.loads(text) == {"a": 1}
     assert "long       too long" in capsys.readouterr().out
     # a second call for what has not gone well
-    monkeypatch.setattr(day, "STEPS", steps | {"bad": step(day, writes({"a": 3}))})
+    more_steps = steps | {"bad": step(day, writes({"a": 3}))}
+    monkeypatch.setattr(day, "STEPS", more_steps)
     code, rows = told("good", "bad", "other", "--only-failed")
-    assert (code, [(row["step"], row["rc"]) for row in rows][:2]) == (0, [("good", 0), ("bad", 0)])
-    assert re.findall(r"(\w+): at most", capsys.readouterr().out) == ["bad"]
+    assert code == 0
+    shown = [(row["step"], row["rc"]) for row in rows]
+    assert shown[:2] == [("good", 0), ("bad", 0)]
+    out = capsys.readouterr().out
+    assert re.findall(r"(\w+): at most", out) == ["bad"]
 
 
 def script(name: str, *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -125,7 +129,11 @@ def test_the_clock_of_a_grids_cells_is_there(tmp_path: Path, day: ModuleType) ->
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "grid.json").read_text())
     cells = [(cell["attention"], cell["seed"], cell["status"]) for cell in found["cells"]]
-    assert cells == [(name, seed, "finished") for seed in (0, 1, 2) for name in ("flash", "gqa")]
+    expected = []
+    for seed in (0, 1, 2):
+        for name in ("flash", "gqa"):
+            expected.append((name, seed, "finished"))
+    assert cells == expected
     for cell in found["cells"]:
         clock_s = dict(cell["clock_s"])
         assert clock_s.pop("wall") == pytest.approx(sum(clock_s.values()))
@@ -142,7 +150,8 @@ def of_another_day(started: str, **speeds: float) -> dict[str, Any]:
     content: dict[str, Any] = json.loads(SESSION.read_text())
     content["started"] = started
     for arm in content["arms"]:
-        arm["tokens_per_s"] *= speeds.get(arm["label"].replace("attention=", ""), 1.0)
+        label = arm["label"].replace("attention=", "")
+        arm["tokens_per_s"] *= speeds.get(label, 1.0)
     return content
 
 
@@ -151,9 +160,8 @@ def judged(tmp_path: Path, *sessions: dict[str, Any]) -> tuple[int, str, str]:
     for path, content in zip(paths, sessions, strict=True):
         path.write_text(json.dumps(content))
     words = [sys.executable, str(FOLDER / "sessions.py"), *map(str, paths)]
-    done = subprocess.run(
-        words, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(REPO)}
-    )
+    env = {**os.environ, "PYTHONPATH": str(REPO)}
+    done = subprocess.run(words, capture_output=True, text=True, env=env)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -192,7 +200,8 @@ def test_an_arm_of_another_configuration_is_left_out(tmp_path: Path) -> None:
     other = of_another_day("2026-12-01")
     (gqa,) = [arm for arm in other["arms"] if arm["label"] == "attention=gqa"]
     gqa["config"]["trainer"]["compile"] = "full"
-    _, out, _ = judged(tmp_path, json.loads(SESSION.read_text()), other)
+    content = json.loads(SESSION.read_text())
+    _, out, _ = judged(tmp_path, content, other)
     assert not [line for line in out.splitlines() if line.startswith("attention=gqa  ")]
     assert row(out, "attention=mqa")
 
@@ -206,7 +215,9 @@ def test_a_machine_without_what_every_step_needs_is_refused(
     monkeypatch.setattr(day, "_version", lambda name: None if name in ("torch", "wandb") else "1")
     assert day.main([]) == 2
     out, err = capsys.readouterr()
-    assert ("missing: torch" in out, "wandb" in out) == (True, False)  # nothing here uses wandb
+    # nothing here uses wandb
+    assert "missing: torch" in out
+    assert "wandb" not in out
     assert err == "gpu day: no step can run: torch is missing\n"
     with pytest.raises(SystemExit) as ended:
         day.main(["nonsense"])
@@ -231,33 +242,35 @@ def test_the_arms_of_the_bench_compose(
         return len(compose_arms(words[2 : words.index("--arm")], every))
 
     assert arms(shared) == len(day.OPTIONS)
-    assert arms(replace(shared, device="cpu", small=True)) == len(day.OPTIONS) - 1  # no fp8
+    expected = len(day.OPTIONS) - 1
+    assert arms(replace(shared, device="cpu", small=True)) == expected  # no fp8
     monkeypatch.setattr(hardware, "capability", lambda: (8, 0))
-    assert len(day.STEPS["options"].words(shared, tmp_path / "o.json")) > 2 * (len(day.OPTIONS) - 1)
+    arm_words = day.STEPS["options"].words(shared, tmp_path / "o.json")
+    assert len(arm_words) > 2 * (len(day.OPTIONS) - 1)
     words = day.STEPS["options"].words
     half = replace(shared, share=0.5)
-    assert [float(words(some, tmp_path / "bench.json")[-3]) for some in (shared, half)] == [
-        245,
-        122.5,
-    ]
+    seconds = [float(words(some, tmp_path / "bench.json")[-3]) for some in (shared, half)]
+    assert seconds == [245, 122.5]
     best = day.STEPS["best"].words(shared, tmp_path / "best.json")
     assert set(day.BEST.split()) <= set(best)
 
 
 def test_a_day_that_is_stopped_takes_its_step_with_it(tmp_path: Path) -> None:
     words = ["options", "--device", "cpu", "--small", "--out", str(tmp_path)]
-    running = subprocess.Popen(
-        [sys.executable, str(FOLDER / "day.py"), *words], stdout=subprocess.DEVNULL
-    )
+    command = [sys.executable, str(FOLDER / "day.py"), *words]
+    running = subprocess.Popen(command, stdout=subprocess.DEVNULL)
 
     def steps() -> list[psutil.Process]:
-        return [
-            process for process in psutil.Process(running.pid).children() if process.is_running()
-        ]
+        processes: list[psutil.Process] = []
+        for process in psutil.Process(running.pid).children():
+            if process.is_running():
+                processes.append(process)
+        return processes
 
     wait_until(steps, "a step")
     left = steps()
     running.terminate()
+
     assert running.wait() == 143
     assert len(left) == 1
     assert not left[0].is_running()
@@ -288,15 +301,10 @@ def test_a_day_that_is_stopped_while_its_step_starts_takes_it_with_it(tmp_path: 
         "--out",
         str(tmp_path),
     ]
-    done = subprocess.run(
-        [sys.executable, "-c", STOPPED_AT_START, *words],
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=60,
-    )
+    command = [sys.executable, "-c", STOPPED_AT_START, *words]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60)
     assert done.returncode == 143
-    started = [
-        int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("step ")
-    ]
+    lines = done.stdout.splitlines()
+    started = [int(line.split()[1]) for line in lines if line.startswith("step ")]
     assert len(started) == 1
     assert not psutil.pid_exists(started[0])

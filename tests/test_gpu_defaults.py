@@ -57,7 +57,8 @@ def test_a_steps_memory_is_counted_within_a_tenth_of_what_was_measured(
 ) -> None:
     run = d12()
     counted_mib = gpu.step_mib(run.model, run.tokenizer, sequences, scores=scores)
-    assert counted_mib == pytest.approx(arms("options")[label]["memory_mib"]["peak"], rel=0.1)
+    peak = arms("options")[label]["memory_mib"]["peak"]
+    assert counted_mib == pytest.approx(peak, rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -78,23 +79,24 @@ def test_the_figures_are_those_of_the_day() -> None:
     assert pytest.approx(step_ms, rel=0.01) == 12 * gpu.LAUNCH_MS
     assert pytest.approx(whole["peak_flops"]["bf16"]["measured"], rel=0.02) == gpu.PEAK_FLOPS
     mfu = arms("options")["attention=flash"]["mfu"]["measured"]
-    assert pytest.approx(mfu, abs=0.01) == gpu.REGIONAL_FLOPS / gpu.PEAK_FLOPS
+    expected = gpu.REGIONAL_FLOPS / gpu.PEAK_FLOPS
+    assert pytest.approx(mfu, abs=0.01) == expected
 
 
 # --- what a run gets ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("words", "micro_batch"),
-    [
-        ("trainer.batch_tokens=524288", 32),  # 64 would take 71 GiB with scores
-        ("trainer.batch_tokens=24576", 8),  # 24 sequences
-        ("trainer.batch_tokens=524288 trainer.devices=64", 8),
-        ("trainer.batch_tokens=524288 trainer.val_tokens=4096", 4),
-        ("model.seq_len=4096 trainer.batch_tokens=524288", 2),  # scores grow with the square
-        ("model=nano trainer.batch_tokens=65536 trainer.val_tokens=65536", 512),
-    ],
-)
+MICRO_BATCHES = [
+    ("trainer.batch_tokens=524288", 32),  # 64 would take 71 GiB with scores
+    ("trainer.batch_tokens=24576", 8),  # 24 sequences
+    ("trainer.batch_tokens=524288 trainer.devices=64", 8),
+    ("trainer.batch_tokens=524288 trainer.val_tokens=4096", 4),
+    ("model.seq_len=4096 trainer.batch_tokens=524288", 2),  # scores grow with the square
+    ("model=nano trainer.batch_tokens=65536 trainer.val_tokens=65536", 512),
+]
+
+
+@pytest.mark.parametrize(("words", "micro_batch"), MICRO_BATCHES)
 def test_a_micro_batch_is_the_largest_power_of_two_that_has_room_and_divides(
     words: str, micro_batch: int
 ) -> None:
@@ -207,9 +209,8 @@ def test_the_largest_micro_batch_is_found_by_training_a_step_of_each(
     )
     assert done.code == 0, done.err
     lines = done.out.splitlines()
-    assert [line.partition(":")[0] for line in lines[:3]] == [
-        f"trainer.micro_batch={size}" for size in (1, 2, 4)
-    ]
+    expected = [f"trainer.micro_batch={size}" for size in (1, 2, 4)]
+    assert [line.partition(":")[0] for line in lines[:3]] == expected
     assert lines[3].endswith("trainer.micro_batch=4")
     assert not list(tmp_path.iterdir())
 

@@ -28,22 +28,24 @@ from tests.test_tracking import inspect
 
 def checked(out, *cells, swept=("attention", "seed"), said=None):
     words = [[*CELL, f"output_dir={out}", *cell.split()] for cell in cells]
-    return check(
-        words, swept=swept, compose=composed, log=(said if said is not None else []).append
-    )
+    say = (said if said is not None else []).append
+    return check(words, swept=swept, compose=composed, log=say)
 
 
 @pytest.mark.slow
 def test_every_arm_of_a_seed_comes_before_the_next_seed(tmp_path):
-    arms = [f"attention={a} mlp={m}" for a in ("gqa", "flash") for m in ("relu2", "gelu4x")]
+    arms = []
+    for a in ("gqa", "flash"):
+        for m in ("relu2", "gelu4x"):
+            arms.append(f"attention={a} mlp={m}")
     grid = checked(
         tmp_path,
         *(f"{arm} seed={seed}" for arm in arms for seed in (1, 0)),
         swept=("attention", "mlp", "seed"),
     )
-    assert [cell.label for cell in grid.cells] == [
-        f"{arm} seed={seed}" for seed in (1, 0) for arm in arms
-    ]
+    labels = [cell.label for cell in grid.cells]
+    expected = [f"{arm} seed={seed}" for seed in (1, 0) for arm in arms]
+    assert labels == expected
     assert not list(tmp_path.iterdir())
 
 
@@ -61,21 +63,24 @@ def test_cells_are_composed_as_single_runs_are(tmp_path):
     cells = [[*CELL, *arm.split(), "seed=1"] for arm in (*arms, *reversed(arms))]
     expected = [compose(list(words)) for words in cells]
     assert [composed(words).run for words in cells] == expected
-    assert composed(cells[0]).choices["attention"] == "sliding"
+    run = composed(cells[0])
+    assert run.choices["attention"] == "sliding"
     with pytest.raises(ValueError, match="seed"):
         composed([*CELL, "attention=flash", "seed=abc"])
-    assert composed(cells[1]).run == expected[1]
+    run = composed(cells[1])
+    assert run.run == expected[1]
 
 
 def test_the_first_cell_decides_the_compilation_for_all(tmp_path, monkeypatch):
     monkeypatch.setattr("nocap.config.hardware.cpp_compiler", lambda: "/usr/bin/g++")
     shape = ("tracker=none", "data=synthetic", "trainer.device=cpu", "trainer.threads=1")
-    first, second = [
-        (*shape, f"output_dir={tmp_path}", f"model={model}") for model in ("nano", "small")
-    ]
-    assert composed(second).run.trainer.compile.value == "regional"
+    first = (*shape, f"output_dir={tmp_path}", "model=nano")
+    second = (*shape, f"output_dir={tmp_path}", "model=small")
+    trainer = composed(second).run.trainer
+    assert trainer.compile.value == "regional"
     grid = check([first, second], swept=("model",), compose=composed, log=print)
-    assert [cell.plan.run.trainer.compile.value for cell in grid.cells] == ["off", "off"]
+    values = [cell.plan.run.trainer.compile.value for cell in grid.cells]
+    assert values == ["off", "off"]
     again = [composed(cell.overrides).run for cell in grid.cells]  # as a job of its own composes it
     assert again == [cell.plan.run for cell in grid.cells]
 
@@ -95,13 +100,19 @@ def test_what_is_refused_is_left_out_and_named_and_the_rest_is_the_same_grid(tmp
     pairs = ("2 1", "4 1", "4 4")
     shapes = [pair.split() for pair in pairs]
     arms = [f"model.n_head={heads} attention.n_kv_heads={kv}" for heads, kv in shapes]
-    typed = [f"{arm} seed={seed}" for arm in arms for seed in (0, 1)]
+    typed = []
+    for arm in arms:
+        for seed in (0, 1):
+            typed.append(f"{arm} seed={seed}")
     expected = checked(tmp_path, *typed, swept=("model.n_head", "attention.n_kv_heads", "seed"))
-    assert [cell.label for cell in seen[0].cells] == [cell.label for cell in expected.cells]
+    labels = [cell.label for cell in seen[0].cells]
+    assert labels == [cell.label for cell in expected.cells]
     assert seen[0].folder == expected.folder
-    assert [(each.cells, each.reason) for each in seen[0].left_out] == [(2, MISFIT)]
+    left_out = [(each.cells, each.reason) for each in seen[0].left_out]
+    assert left_out == [(2, MISFIT)]
     seen[0].write()
-    (row,) = json.loads((seen[0].folder / "grid.json").read_text())["left_out"]
+    text = (seen[0].folder / "grid.json").read_text()
+    (row,) = json.loads(text)["left_out"]
     assert row["arm"] == "model.n_head=2 attention.n_kv_heads=4"
 
 
@@ -122,7 +133,8 @@ def test_a_run_that_is_asked_for_twice_is_trained_once_and_that_is_said(tmp_path
         "attention=gqa",
         said=said,
     )
-    assert [cell.label for cell in grid.cells] == ["attention=mqa", "attention=gqa"]
+    labels = [cell.label for cell in grid.cells]
+    assert labels == ["attention=mqa", "attention=gqa"]
     assert said == ["trained once, it is the same run: attention=gqa and attention=mqa"]
 
 
@@ -132,17 +144,17 @@ def test_the_same_runs_are_the_same_grid(tmp_path):
     again = checked(
         tmp_path, "seed=0 attention=gqa", "seed=0 attention=flash", swept=("seed", "attention")
     )
-    assert (again.name, again.folder, first.name[:15]) == (
-        first.name,
-        first.folder,
-        "attention-seed-",
-    )
-    assert checked(tmp_path, "attention=flash seed=0", "attention=gqa seed=1").name != first.name
-    assert {cell.plan.grid for cell in again.cells} == {first.name}
-    written = json.loads((first.folder / "grid.json").read_text())["cells"]
-    assert [(cell["identity"], cell["run"]) for cell in written] == [
-        (cell.plan.identity, cell.plan.run_dir.name) for cell in first.cells
-    ]
+    assert again.name == first.name
+    assert again.folder == first.folder
+    assert first.name[:15] == "attention-seed-"
+    grid = checked(tmp_path, "attention=flash seed=0", "attention=gqa seed=1")
+    assert grid.name != first.name
+    grids = {cell.plan.grid for cell in again.cells}
+    assert grids == {first.name}
+    text = (first.folder / "grid.json").read_text()
+    written = json.loads(text)["cells"]
+    expected = [(cell.plan.identity, cell.plan.run_dir.name) for cell in first.cells]
+    assert [(cell["identity"], cell["run"]) for cell in written] == expected
 
 
 def test_every_bad_cell_is_named(tmp_path):
@@ -168,40 +180,46 @@ def test_a_grid_with_a_bad_cell_trains_and_writes_nothing(tmp_path, here):
         *(f"model.n_head=3 seed={seed}: {rule}" for seed in (0, 1)),
         "2 of 4 cells refused; none was trained",
     ]
-    assert (done.code, done.out, done.err) == (2, "", "".join(f"nocap: {line}\n" for line in lines))
+    assert done.code == 2
+    assert done.out == ""
+    assert done.err == "".join(f"nocap: {line}\n" for line in lines)
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("words", "overrides", "grid", "info"),
-    [
-        ("a=b --multirun c=d", "a=b c=d", True, None),
-        ("a=b,c --zip", "a=b,c", True, None),
-        ("search=tpe a=interval(0,1)", "search=tpe a=interval(0,1)", True, None),
-        ("a=b --cfg job", "a=b", False, None),
-        ("a=b --info", "a=b", False, "all"),
-        ("--info defaults a=b", "a=b", False, "defaults"),
-        ("~a --resolve +b=c --cfg job", "~a +b=c", False, None),
-        ("a=-1 -m", "a=-1", True, None),
-        ("", "", False, None),
-    ],
-)
+COMMAND_LINES = [
+    ("a=b --multirun c=d", "a=b c=d", True, None),
+    ("a=b,c --zip", "a=b,c", True, None),
+    ("search=tpe a=interval(0,1)", "search=tpe a=interval(0,1)", True, None),
+    ("a=b --cfg job", "a=b", False, None),
+    ("a=b --info", "a=b", False, "all"),
+    ("--info defaults a=b", "a=b", False, "defaults"),
+    ("~a --resolve +b=c --cfg job", "~a +b=c", False, None),
+    ("a=-1 -m", "a=-1", True, None),
+    ("", "", False, None),
+]
+
+
+@pytest.mark.parametrize(("words", "overrides", "grid", "info"), COMMAND_LINES)
 def test_flags_may_stand_anywhere(words, overrides, grid, info):
     flags = asked(words.split())
-    assert (flags.overrides, flags.grid, flags.info) == (overrides.split(), grid, info)
+    assert flags.overrides == overrides.split()
+    assert flags.grid == grid
+    assert flags.info == info
 
 
 @pytest.mark.slow
 def test_a_yamls_sweeps_are_a_grids_and_the_command_goes_before_them(tmp_path, monkeypatch):
-    conf, grids = shutil.copytree(conf_dir(), tmp_path / "conf"), []
+    conf = shutil.copytree(conf_dir(), tmp_path / "conf")
+    grids = []
     sweep = "{sweeper: {params: {attention: 'flash,gqa', norm: glob(rms*), seed: '1,2'}}}"
     (conf / "experiment" / "mine.yaml").write_text(f"# @package _global_\nhydra: {sweep}\n")
-    for module in ("config.compose", "outside"):
+    for module in ("config.choices", "outside"):
         monkeypatch.setattr(f"nocap.{module}.conf_dir", lambda: conf)
     words = [*CELL, "experiment=mine", "seed=0", f"output_dir={tmp_path}"]
     assert multirun(words, look=lambda grid: grids.append(grid) or "") == 0
     runs = [cell.plan.run for cell in grids[0].cells]
-    assert ({run.attention.n_kv_heads for run in runs}, {run.seed for run in runs}) == ({2, 4}, {0})
+    assert {run.attention.n_kv_heads for run in runs} == {2, 4}
+    assert {run.seed for run in runs} == {0}
     assert len(runs) == 4
 
 
@@ -212,7 +230,8 @@ def test_a_yamls_sweeps_make_a_grid_without_the_flag(tmp_path, here):
     done = here("--config-dir", "own", *SMALL, "experiment=mine", "trainer.steps=1")
     assert done.code == 0, done.err
     assert "2 cells, 0 done, 2 to train" in done.out
-    assert len([*(tmp_path / "outputs" / "runs").iterdir()]) == 2
+    paths = (tmp_path / "outputs" / "runs").iterdir()
+    assert len([*paths]) == 2
 
 
 def test_what_is_swept_goes_in_pairs_with_every_seed(tmp_path):
@@ -225,11 +244,12 @@ def test_what_is_swept_goes_in_pairs_with_every_seed(tmp_path):
         f"output_dir={tmp_path}",
     ]
     assert multirun(words, zipped=True, look=lambda grid: grids.append(grid) or "") == 0
-    assert [cell.label for cell in grids[0].cells] == [
-        f"seed={seed} {arm}"
-        for seed in (0, 1)
-        for arm in ("attention=flash optimizer.lr=0.1", "attention=gqa optimizer.lr=0.2")
-    ]
+    labels = [cell.label for cell in grids[0].cells]
+    expected = []
+    for seed in (0, 1):
+        for arm in ("attention=flash optimizer.lr=0.1", "attention=gqa optimizer.lr=0.2"):
+            expected.append(f"seed={seed} {arm}")
+    assert labels == expected
     with pytest.raises(
         ValueError, match=r"^--zip must be given lists of one length, got \[2, 3\]$"
     ):
@@ -241,26 +261,30 @@ def test_what_is_swept_goes_in_pairs_with_every_seed(tmp_path):
 
 def test_grid_trains_its_cells_by_seed_and_ends_with_the_comparison(small_grid):
     printed = small_grid.process.out
-    assert trained(printed) == [
-        f"attention={arm} seed={seed}" for seed in (0, 1) for arm in ("flash", "gqa")
-    ]
-    assert len(re.findall(r"^\[\d/4\] done .* val \d\.\d{4} ", printed, re.M)) == 4
+    expected = []
+    for seed in (0, 1):
+        for arm in ("flash", "gqa"):
+            expected.append(f"attention={arm} seed={seed}")
+    assert trained(printed) == expected
+    matches = re.findall(r"^\[\d/4\] done .* val \d\.\d{4} ", printed, re.M)
+    assert len(matches) == 4
     (folder,) = (small_grid.out / "grids").iterdir()
     command = f"python -m nocap.compare {folder.relative_to(small_grid.out.parent)}"
     for text in ("4 finished; 4 trained now", "2 arms from 4 runs", command):
         assert text in printed
     assert "\x1b" not in printed
-    assert sorted(path.name for path in folder.iterdir()) == ["grid.json", "report.html"]
+    names = sorted(path.name for path in folder.iterdir())
+    assert names == ["grid.json", "report.html"]
     assert "2 arms" in (folder / "report.html").read_text()
-    assert {summary["status"] for summary in summaries(small_grid.out).values()} == {"finished"}
+    statuses = {summary["status"] for summary in summaries(small_grid.out).values()}
+    assert statuses == {"finished"}
     for run_dir in small_grid.out.glob("runs/*"):  # one group of the tracker
         manifest = json.loads((run_dir / "manifest.json").read_text())
         assert manifest["attempts"][-1]["grid"] == folder.name
         assert manifest["attempts"][-1]["asked"]["seeds"] == [0, 1]
-        assert (
-            run_facts(to_plain(load(run_dir / "config.yaml")), run_dir, manifest).group
-            == folder.name
-        )
+        content = load(run_dir / "config.yaml")
+        group = run_facts(to_plain(content), run_dir, manifest).group
+        assert group == folder.name
         assert folder.name not in json.dumps(manifest["parts"])
         assert "val" in (run_dir / "train.log").read_text()
 
@@ -294,25 +318,30 @@ def test_a_clusters_job_knows_which_seeds_of_its_arm_were_asked_for(tmp_path):
     grid = checked(tmp_path, *cells)
     grid.write()
     jobs = [planned_cell(grid.folder, cell.plan.identity) for cell in grid.cells]
-    assert [job.asked for job in jobs] == [cell.plan.asked for cell in grid.cells]
-    assert sorted({job.asked.seeds for job in jobs}) == [(0, 1), (5,)]
+    expected = [cell.plan.asked for cell in grid.cells]
+    assert [job.asked for job in jobs] == expected
+    seeds = sorted({job.asked.seeds for job in jobs})
+    assert seeds == [(0, 1), (5,)]
     assert [job.asked.place for job in jobs] == [0, 0, 1]
 
 
 def test_finished_cells_are_skipped_whoever_ran_them(small_grid, here):
-    before = {path: path.read_bytes() for path in small_grid.out.glob("runs/*/*.json*")}
+    paths = small_grid.out.glob("runs/*/*.json*")
+    before = {path: path.read_bytes() for path in paths}
     done = here(
         *CELL, "--multirun", "seed=1,0", "attention=gqa,flash", f"output_dir={small_grid.out}"
     )
-    assert (done.code, done.err, trained(done.out)) == (0, "", [])
-    assert ("4 finished; 0 trained now" in done.out, "2 arms from 4 runs" in done.out) == (
-        True,
-        True,
-    )
-    assert {path: path.read_bytes() for path in small_grid.out.glob("runs/*/*.json*")} == before
+    assert done.code == 0
+    assert done.err == ""
+    assert trained(done.out) == []
+    assert "4 finished; 0 trained now" in done.out
+    assert "2 arms from 4 runs" in done.out
+    paths = small_grid.out.glob("runs/*/*.json*")
+    assert {path: path.read_bytes() for path in paths} == before
     assert len(list((small_grid.out / "grids").iterdir())) == 1
     single = here(*CELL, "attention=gqa", f"output_dir={small_grid.out}")
-    assert (single.code, single.out.startswith("already finished")) == (0, True)
+    assert single.code == 0
+    assert single.out.startswith("already finished")
 
 
 @pytest.mark.slow
@@ -323,7 +352,8 @@ def test_broken_cells_stop_nobody_and_only_they_run_again(tmp_path, here):
     raising.mkdir(parents=True)
     (raising / "checkpoints").write_text("a file where the worker makes a folder")
     stopped = here("--multirun", "--fail-fast", *words)
-    assert (stopped.code, trained(stopped.out)) == (1, ["seed=0"])
+    assert stopped.code == 1
+    assert trained(stopped.out) == ["seed=0"]
     assert "1 failed, 2 not started" in stopped.out
     running = Background(tmp_path / "out", *words)
     wait_until(
@@ -340,10 +370,13 @@ def test_broken_cells_stop_nobody_and_only_they_run_again(tmp_path, here):
     assert re.fullmatch(
         rf"{not_finished}0 \(.*checkpoints.*\n{not_finished}1 \({why}\)\n", done.err
     ), done.err
-    assert (done.code, "2 failed, 1 finished; 1 trained now" in done.out) == (1, True)
+    assert done.code == 1
+    assert "2 failed, 1 finished; 1 trained now" in done.out
     (raising / "checkpoints").unlink()
     again = here("--multirun", *words)
-    assert (again.code, again.err, trained(again.out)) == (0, "", ["seed=0", "seed=1"])
+    assert again.code == 0
+    assert again.err == ""
+    assert trained(again.out) == ["seed=0", "seed=1"]
 
 
 @pytest.mark.gate
@@ -351,10 +384,18 @@ def test_two_processes_train_each_cell_once(tmp_path):
     out = tmp_path / "out"
     both = [Background(out, *CELL, "seed=0,1") for _ in range(2)]
     ended = [each.end() for each in both]
-    assert [(each.code, each.err) for each in ended] == [(0, "")] * 2
-    assert sorted(label for each in ended for label in trained(each.out)) == ["seed=0", "seed=1"]
-    assert [summary["attempts"] for summary in summaries(out).values()] == [1, 1]
-    assert all("2 finished" in each.out for each in ended)
+    expected = [(0, "")] * 2
+    assert [(each.code, each.err) for each in ended] == expected
+    labels = []
+    for each in ended:
+        for label in trained(each.out):
+            labels.append(label)
+    labels.sort()
+    assert labels == ["seed=0", "seed=1"]
+    attempts = [summary["attempts"] for summary in summaries(out).values()]
+    assert attempts == [1, 1]
+    for each in ended:
+        assert "2 finished" in each.out
     assert any(re.search(r"later +seed=\d  process \d+ on ", each.out) for each in ended)
 
 
@@ -367,19 +408,19 @@ def test_asked_to_stop_the_cell_saves_and_the_same_command_goes_on(tmp_path):
         lambda: any(path.stat().st_size for path in out.glob("runs/*/metrics.jsonl")), "a row"
     )
     done = running.end(signal.SIGINT)
-    assert (done.code, trained(done.out)) == (75, ["seed=0"])
+    assert done.code == 75
+    assert trained(done.out) == ["seed=0"]
     assert "1 stopped half-way, 1 not started" in done.out
     (summary,) = summaries(out).values()
-    assert (summary["status"], summary["seed"], 0 < summary["steps"] < 400) == (
-        "preempted",
-        0,
-        True,
-    )
+    assert summary["status"] == "preempted"
+    assert summary["seed"] == 0
+    assert 0 < summary["steps"] < 400
     (log,) = out.glob("runs/*/train.log")
     again = Background(out, *words)
     wait_until(lambda: "resuming from step" in log.read_text(), "the resumed cell")
     stopped = again.end(signal.SIGTERM)
-    assert (stopped.code, trained(stopped.out)) == (75, ["seed=0"])
+    assert stopped.code == 75
+    assert trained(stopped.out) == ["seed=0"]
 
 
 @pytest.mark.slow
@@ -387,9 +428,11 @@ def test_diverged_run_is_a_result(tmp_path, door, here):
     words = ("--multirun", *CELL, *EXPLODING, "seed=0", f"output_dir={tmp_path / 'out'}")
     for call, started in ((door, 1), (here, 0)):
         done = call(*words)
-        assert (done.code, len(trained(done.out))) == (0, started), done
+        assert done.code == 0, done
+        assert len(trained(done.out)) == started, done
         assert "nocap: diverged, which is its result: " in done.err
-    assert [summary["status"] for summary in summaries(tmp_path / "out").values()] == ["diverged"]
+    statuses = [summary["status"] for summary in summaries(tmp_path / "out").values()]
+    assert statuses == ["diverged"]
 
 
 @pytest.mark.slow
@@ -414,11 +457,15 @@ def test_tracked_grid_is_a_group_that_ends_with_its_comparison(tmp_path, door):
     done = door("--multirun", *words, env=home, timeout=300)
     assert done.code == 0, done.err
     (grid,) = (tmp_path / "out" / "grids").iterdir()
-    rows = [row for folder in (grid, *tmp_path.glob("out/runs/*")) for row in inspect(folder)]
-    said = [
-        (row["run"]["run_group"], row["run"]["job_type"]) for row in rows if row["type"] == "run"
-    ]
-    assert [group for group, _ in said] == [grid.name] * 3
+    rows = []
+    for folder in (grid, *tmp_path.glob("out/runs/*")):
+        rows.extend(inspect(folder))
+    said = []
+    for row in rows:
+        if row["type"] == "run":
+            said.append((row["run"]["run_group"], row["run"]["job_type"]))
+    groups = [group for group, _ in said]
+    assert groups == [grid.name] * 3
     assert sorted(kind == "comparison" for _, kind in said) == [False, False, True]
 
 
@@ -430,21 +477,25 @@ ROWS = 13  # of each of its cells
 
 def rows_in(out):
     """Count the rows of all runs, a half-written one not included."""
-    return sum(path.read_bytes().count(b"\n") for path in out.glob("runs/*/metrics.jsonl"))
+    paths = out.glob("runs/*/metrics.jsonl")
+    return sum(path.read_bytes().count(b"\n") for path in paths)
 
 
 @pytest.mark.gate
 def test_a_killed_grid_ends_with_the_same_losses(tmp_path, here, door):
     """SIGKILL in the first cell, then in the second."""
-    alone, out = tmp_path / "alone", tmp_path / "out"
+    alone = tmp_path / "alone"
+    out = tmp_path / "out"
     assert here("--multirun", *TWO, f"output_dir={alone}").code == 0
     for rows in (ROWS // 2, ROWS + ROWS // 2):
         running = Background(out, *TWO)
         wait_until(lambda rows=rows: rows_in(out) >= rows, f"{rows} rows")
         assert running.end(signal.SIGKILL).code == -signal.SIGKILL
     done = door("--multirun", *TWO, f"output_dir={out}", timeout=600)
-    assert (done.code, done.err) == (0, "")
-    assert {summary["status"] for summary in summaries(out).values()} == {"finished"}
+    assert done.code == 0
+    assert done.err == ""
+    statuses = {summary["status"] for summary in summaries(out).values()}
+    assert statuses == {"finished"}
     assert len(records(out)) == 2
     assert records(out) == records(alone)
 
@@ -453,9 +504,10 @@ def test_a_killed_grid_ends_with_the_same_losses(tmp_path, here, door):
 def test_cell_on_two_devices_has_processes_of_its_own(tmp_path, door):
     out = tmp_path / "out"
     done = door(*CELL, "trainer.devices=2", "seed=0,1", "--multirun", f"output_dir={out}")
-    assert (done.code, done.err) == (0, "")
-    assert [(summary["status"], summary["devices"]) for summary in summaries(out).values()] == [
-        ("finished", 2)
-    ] * 2
+    assert done.code == 0
+    assert done.err == ""
+    expected = [("finished", 2)] * 2
+    ends = [(summary["status"], summary["devices"]) for summary in summaries(out).values()]
+    assert ends == expected
     for run_dir in out.glob("runs/*"):
         assert not (run_dir / ".lease").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from nocap.launch.head import manifest
 from nocap.model.flops import flops_per_token
 from nocap.model.gpt import build_model
 from nocap.store.identity import digest, identity_parts
-from nocap.study.plan import check_fair
+from nocap.study.study_plan import check_fair
 from nocap.training import checkpoint
 from nocap.training.ledger import Ledger
 from nocap.training.optimizer import rates, set_lr
@@ -43,13 +44,14 @@ def composed(*words: str) -> Run:
 
 def trainee_of(run: Run, folder: Path) -> tuple[Job, Trainee]:
     data = prepare(run.data, run.tokenizer, cache_dir=cache_root(run.cache_dir))
+    world = join(run.trainer.device)
     job = Job(
         run=run,
         train_shards=data.train,
         val_shards=data.val,
         vocab_size=data.vocab_size,
         run_dir=folder,
-        world=join(run.trainer.device),
+        world=world,
         started=0.0,
     )
     return job, build(job)
@@ -78,41 +80,39 @@ def saved_and_loaded(trainee: Trainee, run: Run, folder: Path, *, step: int) -> 
 
 
 def test_the_draws_of_the_model_and_of_each_idea_are_their_own():
-    plain, alone, more = (
-        dict(build_model(composed(*words), vocab_size=V).named_parameters())
-        for words in (
-            (),
-            ("ideas=[value_embeddings]",),
-            ("ideas=[multi_token,value_embeddings,x0]",),
-        )
-    )
+    plain = dict(build_model(composed(), vocab_size=V).named_parameters())
+    model = build_model(composed("ideas=[value_embeddings]"), vocab_size=V)
+    alone = dict(model.named_parameters())
+    model = build_model(composed("ideas=[multi_token,value_embeddings,x0]"), vocab_size=V)
+    more = dict(model.named_parameters())
     assert more.keys() > alone.keys() > plain.keys()
-    assert all(torch.equal(p, more[name]) for name, p in [*plain.items(), *alone.items()])
+    for name, p in [*plain.items(), *alone.items()]:
+        assert torch.equal(p, more[name])
 
 
 def test_the_order_of_the_command_line_is_none_of_the_run():
-    first, second = (
-        composed(f"ideas={ideas}") for ideas in ("[x0,value_embeddings]", "[value_embeddings,x0]")
-    )
+    first = composed("ideas=[x0,value_embeddings]")
+    second = composed("ideas=[value_embeddings,x0]")
     assert to_plain(first) == to_plain(second)
-    assert len({digest(identity_parts(run, data_fingerprint="")) for run in (first, second)}) == 1
+    identities = {digest(identity_parts(run, data_fingerprint="")) for run in (first, second)}
+    assert len(identities) == 1
 
 
+# nothing is learnt yet
 def test_a_loss_with_parts_keeps_the_losses_of_training_and_validation_comparable(tmp_path: Path):
-    validations, updates = [], []
+    validations = []
+    updates = []
     for words in ((), MULTI):
         job, trainee = trainee_of(composed(*words), tmp_path)
-        validations.append(validate(trainee.model, trainee.val, run=job.run, world=job.world))
+        loss = validate(trainee.model, trainee.val, run=job.run, world=job.world)
+        validations.append(loss)
         updates += advance(job, trainee, 0)
     plain, more = updates
     assert validations[0] == validations[1]
     assert more.parts["next_token"] == plain.loss  # the same weights, the same batch
-    assert more.loss == pytest.approx(
-        more.parts["next_token"] + more.parts["multi_token"], abs=1e-6
-    )
-    assert more.parts["multi_token"] == pytest.approx(
-        0.3 * plain.loss, rel=0.05
-    )  # nothing is learnt yet
+    expected = more.parts["next_token"] + more.parts["multi_token"]
+    assert more.loss == pytest.approx(expected, abs=1e-6)
+    assert more.parts["multi_token"] == pytest.approx(0.3 * plain.loss, rel=0.05)
 
 
 # --- how it is counted and decoded ----------------------------------------------------------------
@@ -123,25 +123,27 @@ def test_every_learning_rate_has_a_name():
     groups = [{"params": p[i], "lr": lr} for i, lr in enumerate((0.1, 0.2, 0.1))]
     adams = [torch.optim.Adam([p[3]], lr=0.3), torch.optim.Adam([p[4]], lr=0.4)]
     optimizers = [torch.optim.SGD(groups), *adams]
-    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+    for group in itertools.chain(*(optimizer.param_groups for optimizer in optimizers)):
         group["peak_lr"] = group["lr"]
     set_lr(optimizers, 0.5)
-    assert rates(optimizers) == {"lr": 0.05, "lr_2": 0.1, "lr_adam": 0.15, "lr_adam_again": 0.2}
+    expected = {"lr": 0.05, "lr_2": 0.1, "lr_adam": 0.15, "lr_adam_again": 0.2}
+    assert rates(optimizers) == expected
 
 
 @pytest.mark.slow
 def test_flops_of_ideas_and_of_an_unknown_mixer_are_counted_and_marked():
-    plain, more = (flops_per_token(composed(*words), vocab_size=V) for words in ((), MULTI))
+    plain = flops_per_token(composed(), vocab_size=V)
+    more = flops_per_token(composed(*MULTI), vocab_size=V)
     m = composed().model
     # One more matrix, and the head once more on all tokens but the last.
-    expected = 6 * m.d_model**2 + 6 * m.d_model * V * (m.seq_len - 1) / m.seq_len
+    head = 6 * m.d_model * V * (m.seq_len - 1) / m.seq_len
+    expected = 6 * m.d_model**2 + head
     assert more[0] - plain[0] == pytest.approx(expected, rel=1e-6)
-    assert (plain[1], more[1]) == ("arithmetic", "arithmetic; counted: ideas=multi_token")
+    assert plain[1] == "arithmetic"
+    assert more[1] == "arithmetic; counted: ideas=multi_token"
     outside.use([REPO / "tests" / "own_ideas" / "softcap"])
-    known, unknown = (
-        flops_per_token(composed(f"attention={name}"), vocab_size=V, causal=False)
-        for name in ("mha", "softcap")
-    )
+    known = flops_per_token(composed("attention=mha"), vocab_size=V, causal=False)
+    unknown = flops_per_token(composed("attention=softcap"), vocab_size=V, causal=False)
     # two products of T×T, forward and backward
     assert unknown == (known[0], "arithmetic; counted: attention=softcap")
 
@@ -187,7 +189,10 @@ def from_outside(
     """A run with this option, written for the test."""
     (folder / group).mkdir(parents=True)
     (folder / group / f"{name}.py").write_text(source)
-    package = f"# @package ideas.{name}\n" if group == "ideas" else ""
+    if group == "ideas":
+        package = f"# @package ideas.{name}\n"
+    else:
+        package = ""
     (folder / group / f"{name}.yaml").write_text(f"{package}kind: {name}\n{keys}")
     outside.use([folder])
     return compose([*SMALL, f"ideas=[{name}]" if group == "ideas" else f"{group}={name}", *words])
@@ -232,7 +237,10 @@ def test_a_key_from_outside_that_losses_depend_on_is_in_the_record_and_the_same_
 ):
     source = MILDER.format(package=package, base=base)
     from_outside(tmp_path / "own", group, "milder", source, keys=f"share: 0.2\n{more}")
-    chosen = f"{group}=[milder]" if group == "ideas" else f"{group}=milder"
+    if group == "ideas":
+        chosen = f"{group}=[milder]"
+    else:
+        chosen = f"{group}=milder"
     plain = manifest(planned(tmp_path), [])["measured"]
     measured = manifest(planned(tmp_path, chosen), [])["measured"]
     assert key in measured
@@ -251,22 +259,22 @@ def test_a_key_from_outside_that_losses_depend_on_is_in_the_record_and_the_same_
 NO_BUILD = ("build(self, run, *, vocab_size)", "nothing(self)")
 
 
-@pytest.mark.parametrize(
-    ("changes", "rule"),
-    [
-        ((NO_BUILD,), "have a part for its embed: from its build"),
-        ((NO_BUILD, ("embed", "enter")), "have a part for its enter: from its build_layer"),
-        ((NO_BUILD, ("embed", "readout")), "have a part for its readout: from its build"),
-        (
-            (NO_BUILD, ("embed", "after_step"), ("x_BTC, context)", "model, *, step)")),
-            "have a part for its after_step: from its build_around",
-        ),
-        (
-            (("def embed(", "def embedd("),),
-            "have a joint for what its build made: one of embed, readout, unembed, loss",
-        ),
-    ],
-)
+BROKEN_IDEAS = [
+    ((NO_BUILD,), "have a part for its embed: from its build"),
+    ((NO_BUILD, ("embed", "enter")), "have a part for its enter: from its build_layer"),
+    ((NO_BUILD, ("embed", "readout")), "have a part for its readout: from its build"),
+    (
+        (NO_BUILD, ("embed", "after_step"), ("x_BTC, context)", "model, *, step)")),
+        "have a part for its after_step: from its build_around",
+    ),
+    (
+        (("def embed(", "def embedd("),),
+        "have a joint for what its build made: one of embed, readout, unembed, loss",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "rule"), BROKEN_IDEAS)
 def test_a_joint_without_a_part_or_a_part_without_a_joint_is_refused(
     tmp_path: Path, changes: tuple[tuple[str, str], ...], rule: str
 ):
@@ -435,7 +443,8 @@ def test_keys_that_a_replaced_block_or_model_may_not_read_are_refused(
     ):
         replaced_model(tmp_path, name, source, word)
     reads = source.replace(f'kind: str = "{name}"', f'kind: str = "reader"\n    READS = ("{key}",)')
-    assert replaced_model(tmp_path / "reads", "reader", reads, word).model.kind == "reader"
+    model = replaced_model(tmp_path / "reads", "reader", reads, word).model
+    assert model.kind == "reader"
 
 
 OBJECTIVE = """
@@ -490,12 +499,14 @@ def test_a_block_or_a_model_can_be_replaced(tmp_path: Path, name: str, source: s
     run = replaced_model(tmp_path, name, source, "ideas=[averaged_weights]")
     flops, basis = flops_per_token(run, vocab_size=V)
     # a table is looked up, not multiplied
-    assert (flops > 0, basis) == (name == "parallel", "arithmetic; counted: model")
+    assert (flops > 0) == (name == "parallel")
+    assert basis == "arithmetic; counted: model"
     job, trainee = trainee_of(run, tmp_path)
     losses = []
     for steps in (range(0), range(8)):
         advance(job, trainee, *steps)
-        losses.append(validate(trainee.model, trainee.val, run=run, world=job.world))
+        final = validate(trainee.model, trainee.val, run=run, world=job.world)
+        losses.append(final)
     assert losses[1] < losses[0]
     with pytest.raises(UncachedError):
         check_cached(build_model(run, vocab_size=V).eval(), run)

@@ -44,20 +44,20 @@ def taken(pool, *runs):
 
 
 def test_a_pool_gives_each_cell_devices_of_its_own():
-    single, two, on_gpus = run("trainer.threads=1"), run("trainer.threads=2"), run()
-    on_gpus.trainer.device, on_gpus.trainer.devices = Device.cuda, 2
-    pool = Devices(
-        units={Device.cpu: ["0", "1", "2", "5", "6"], Device.cuda: ["3", "4", "GPU-ab", "7", "8"]}
-    )
-    assert taken(pool, two, two, two, single) == [["0", "1"], ["2", "5"], None, ["6"]]
+    single = run("trainer.threads=1")
+    two = run("trainer.threads=2")
+    on_gpus = run()
+    on_gpus.trainer.device = Device.cuda
+    on_gpus.trainer.devices = 2
+    units = {Device.cpu: ["0", "1", "2", "5", "6"], Device.cuda: ["3", "4", "GPU-ab", "7", "8"]}
+    pool = Devices(units=units)
+    expected = [["0", "1"], ["2", "5"], None, ["6"]]
+    assert taken(pool, two, two, two, single) == expected
     pool.attempts[0].over = True
-    assert taken(pool, two, on_gpus, on_gpus, on_gpus) == [
-        ["0", "1"],
-        ["3", "4"],
-        ["GPU-ab", "7"],
-        None,
-    ]
-    assert [pool.at_once(run(f"trainer.threads={n}")) for n in (1, 2, 5, 64)] == [5, 2, 1, 1]
+    given = taken(pool, two, on_gpus, on_gpus, on_gpus)
+    assert given == [["0", "1"], ["3", "4"], ["GPU-ab", "7"], None]
+    at_once = [pool.at_once(run(f"trainer.threads={n}")) for n in (1, 2, 5, 64)]
+    assert at_once == [5, 2, 1, 1]
     assert pool.at_once(run("trainer.threads=1", "trainer.devices=2")) == 2
 
 
@@ -65,16 +65,15 @@ def test_a_pool_gives_each_cell_devices_of_its_own():
 def test_a_pool_has_room_for_so_many_jobs(jobs, cores, n, monkeypatch):
     """And says why it is a pool of one."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    pool = Devices(
-        jobs=jobs, units={Device.cpu: [str(core) for core in range(cores)], Device.cuda: []}
-    )
+    units = {Device.cpu: [str(core) for core in range(cores)], Device.cuda: []}
+    pool = Devices(jobs=jobs, units=units)
     assert pool.at_once(run()) == n
-    assert [units is None for units in taken(pool, *[run()] * 4)] == [False] * n + [True] * (4 - n)
-    assert (taken(serial := one_at_a_time(), run(), run()), serial.describe([run()])) == (
-        [[], None],
-        None,
-    )
-    two = Devices(jobs=None, units={Device.cpu: ["0", "1"], Device.cuda: []})
+    expected = [False] * n + [True] * (4 - n)
+    assert [units is None for units in taken(pool, *[run()] * 4)] == expected
+    assert taken(serial := one_at_a_time(), run(), run()) == [[], None]
+    assert serial.describe([run()]) is None
+    two_units = {Device.cpu: ["0", "1"], Device.cuda: []}
+    two = Devices(jobs=None, units=two_units)
     hint = "(trainer.threads=2; trainer.threads=1 makes room for 2)"
     hint += "; OMP_NUM_THREADS=1 does not count: trainer.threads=2 does"
     assert two.describe([run("trainer.threads=2")]) == f"pool: 1 at once, 2 of 2 cores each {hint}"
@@ -85,7 +84,9 @@ def test_a_pool_has_room_for_so_many_jobs(jobs, cores, n, monkeypatch):
     not hasattr(os, "sched_setaffinity"), reason="no process can be kept on a core here"
 )
 def test_workers_stay_on_the_cores_or_gpus_that_their_cell_has(tmp_path, monkeypatch):
-    this, before, given = planned(tmp_path / "out"), os.sched_getaffinity(0), []
+    this = planned(tmp_path / "out")
+    before = os.sched_getaffinity(0)
+    given = []
 
     def popen(command, *, env, **more):
         given.append(env.get("CUDA_VISIBLE_DEVICES"))
@@ -96,41 +97,45 @@ def test_workers_stay_on_the_cores_or_gpus_that_their_cell_has(tmp_path, monkeyp
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     with attempt.hold(this) as lease:
         try:
-            attempt.Attempt(this, lease, units=[str(min(before))]).start(0.0)
+            unit = str(min(before))
+            attempt.Attempt(this, lease, units=[unit]).start(0.0)
             assert os.sched_getaffinity(0) == {min(before)}
         finally:
             os.sched_setaffinity(0, before)
         this.run.trainer.device = Device.cuda
         for units in (["GPU-ab", "7"], []):
             attempt.Attempt(this, lease, units=units).start(0.0)
-    assert (os.sched_getaffinity(0), given) == (before, [None, "GPU-ab,7", None])
+    assert os.sched_getaffinity(0) == before
+    assert given == [None, "GPU-ab,7", None]
+
+
+REFUSED = [
+    (("hydra/launcher=pool", "hydra.launcher.jobs=0"), "hydra.launcher.jobs must be at least 1"),
+    (("hydra/launcher=pool", "hydra.launcher.jbs=1"), "hydra.launcher.jbs is no key"),
+    (("hydra.sweeper.max_batch_size=1",), "hydra.sweeper.max_batch_size must be left alone"),
+    (("hydra.sweep.dir=mine",), "hydra.sweep.dir must be left alone"),
+    (("--detach",), "--detach must be given with hydra/launcher=slurm"),
+    (
+        ("--fail-fast", "hydra/launcher=slurm"),
+        "--fail-fast must be left out of hydra/launcher=slurm",
+    ),
+    (
+        ("hydra/launcher=ray", "hydra.launcher.target.name=Other", "--plan"),
+        "hydra.launcher.target must state the device of another machine",
+    ),
+]
 
 
 @pytest.mark.parametrize(
     ("words", "expected"),
-    [
-        (
-            ("hydra/launcher=pool", "hydra.launcher.jobs=0"),
-            "hydra.launcher.jobs must be at least 1",
-        ),
-        (("hydra/launcher=pool", "hydra.launcher.jbs=1"), "hydra.launcher.jbs is no key"),
-        (("hydra.sweeper.max_batch_size=1",), "hydra.sweeper.max_batch_size must be left alone"),
-        (("hydra.sweep.dir=mine",), "hydra.sweep.dir must be left alone"),
-        (("--detach",), "--detach must be given with hydra/launcher=slurm"),
-        (
-            ("--fail-fast", "hydra/launcher=slurm"),
-            "--fail-fast must be left out of hydra/launcher=slurm",
-        ),
-        (
-            ("hydra/launcher=ray", "hydra.launcher.target.name=Other", "--plan"),
-            "hydra.launcher.target must state the device of another machine",
-        ),
-    ],
+    REFUSED,
     ids=["jobs", "key", "sweeper", "folder", "detach", "fail-fast", "target"],
 )
 def test_refused(tmp_path, here, words, expected):
     done = here("--multirun", *CELL, "seed=0,1", *words)
-    assert (done.code, len(done.err.splitlines()), expected in done.err) == (2, 1, True), done
+    assert done.code == 2, done
+    assert len(done.err.splitlines()) == 1, done
+    assert expected in done.err, done
     assert not list(tmp_path.glob("outputs/runs"))
 
 
@@ -148,24 +153,27 @@ def cluster(tmp_path, monkeypatch):
 @needs_submitit
 @pytest.mark.gate
 @pytest.mark.timeout(600)
+# one array, and nothing was handed over again
 def test_a_pool_and_slurm_give_the_same_records(small_grid, cluster, tmp_path, door, here):
     cores = len(os.sched_getaffinity(0))
-    for launcher, said in (
+    cases = (
         (("hydra/launcher=pool",), f"pool: {cores} at once, 1 of {cores} core"),
         (
             ("hydra/launcher=submitit_slurm", "hydra.launcher.partition=two"),
             "4 finished; 4 trained now",
         ),
-    ):
+    )
+    for launcher, said in cases:
         out = tmp_path / str(len(launcher))
         words = (*CELL, ARMS, "--multirun", "seed=0,1", f"output_dir={out}", *launcher)
         done = door(*words, timeout=300)
-        assert (done.code, done.err, said in done.out) == (0, "", True), done
+        assert done.code == 0, done
+        assert done.err == "", done
+        assert said in done.out, done
         assert records(out) == records(small_grid.out)
     assert "4 cells, 4 done, 0 to train" in here(*words).out
-    assert (
-        len(list(cluster.glob("submitted-*"))) == 1
-    )  # one array, and nothing was handed over again
+    paths = list(cluster.glob("submitted-*"))
+    assert len(paths) == 1
 
 
 @needs_submitit
@@ -187,12 +195,12 @@ def test_slurm_requeues_a_job_at_its_time_limit_and_it_resumes(cluster, tmp_path
     )
     (cluster / "limit-1_0").touch()
     done = running.end()
-    assert (done.code, done.err) == (0, "")
+    assert done.code == 0
+    assert done.err == ""
     assert "2 cells, 0 done, 2 to train" in done.out
-    assert {s["seed"]: (s["status"], s["attempts"]) for s in summaries(out).values()} == {
-        0: ("finished", 2),
-        1: ("finished", 1),
-    }
+    expected = {0: ("finished", 2), 1: ("finished", 1)}
+    ends = {s["seed"]: (s["status"], s["attempts"]) for s in summaries(out).values()}
+    assert ends == expected
 
 
 @needs_submitit
@@ -212,15 +220,21 @@ def test_a_command_leaves_its_jobs_to_slurm_and_later_reports(cluster, tmp_path,
         lambda: any(path.stat().st_size for path in out.glob("runs/*/metrics.jsonl")), "a row"
     )
     stopped = running.end(signal.SIGINT)
-    assert (stopped.code, "goes on as Slurm's job 1_1" in stopped.out) == (75, True), stopped
+    assert stopped.code == 75, stopped
+    assert "goes on as Slurm's job 1_1" in stopped.out, stopped
     left = door("--multirun", "--detach", *words, f"output_dir={out}")
-    assert (left.code, "2 not started" in left.out) == (75, True), left
+    assert left.code == 75, left
+    assert "2 not started" in left.out, left
     assert "goes on as Slurm's job 1_0" in left.out
-    assert left.out.splitlines()[-1].startswith("handed over")
+    lines = left.out.splitlines()
+    assert lines[-1].startswith("handed over")
     done = door("--multirun", *words, f"output_dir={out}", timeout=300)
-    assert (done.code, "2 finished" in done.out) == (0, True), done
-    assert {s["attempts"] for s in summaries(out).values()} == {1}
-    assert len(list(cluster.glob("submitted-*"))) == 1  # one array in all
+    assert done.code == 0, done
+    assert "2 finished" in done.out, done
+    attempts = {s["attempts"] for s in summaries(out).values()}
+    assert attempts == {1}
+    paths = list(cluster.glob("submitted-*"))
+    assert len(paths) == 1  # one array in all
 
 
 # In place of Slurm's: jobs that never begin.
@@ -250,13 +264,15 @@ def test_what_is_left_to_slurm_is_handed_over_however_it_ended_before(tmp_path, 
     if ended is not None:
         folder = planned(out, "seed=0").run_dir
         folder.mkdir(parents=True)
-        (folder / "summary.json").write_text(json.dumps({"status": ended, "error": "of before"}))
+        text = json.dumps({"status": ended, "error": "of before"})
+        (folder / "summary.json").write_text(text)
     done = here(*LEFT, f"output_dir={out}")
     assert done.code == 75
     assert done.err == ""
     assert "2 not started; 0 trained now" in done.out
     assert "goes on as Slurm's job 7_0" in done.out
-    assert done.out.splitlines()[-1].startswith("handed over; ")
+    lines = done.out.splitlines()
+    assert lines[-1].startswith("handed over; ")
 
 
 @needs_submitit
@@ -291,7 +307,7 @@ def test_a_grid_that_has_ended_reports_though_it_is_left_to_slurm(tmp_path, queu
 def test_a_job_that_lands_on_another_machine_is_refused_and_names_both(cluster, tmp_path, door):
     numerics = ("trainer.threads", "trainer.device", "trainer.precision", "trainer.compile")
     small = [word for word in CELL if not word.startswith(numerics)]
-    for target, refused in (
+    cases = (
         (
             ("device=cuda", "name='NVIDIA H100'", "torch='9.9'"),
             r"\(trainer\.device=cuda must have a ",
@@ -301,13 +317,15 @@ def test_a_job_that_lands_on_another_machine_is_refused_and_names_both(cluster, 
             r"\(.*hydra\.launcher\.target must be the machine where the job runs .*, 1\), got .*, "
             r"Another, 1",
         ),
-    ):
+    )
+    for target, refused in cases:
         words = (
             *(f"hydra.launcher.target.{word}" for word in target),
             f"output_dir={tmp_path / 'out'}",
         )
         done = door("--multirun", *small, "seed=0", "hydra/launcher=slurm", *words)
-        assert (done.code, "1 not started" in done.out) == (1, True), done
+        assert done.code == 1, done
+        assert "1 not started" in done.out, done
         assert re.search(f"not finished: .* {refused}", done.err), done.err
 
 
@@ -319,4 +337,5 @@ def test_a_target_plans_for_a_machine_that_is_not_here(tmp_path):
         ).parts
     assert parts["environment"] == {"torch": "9.9", "device": "NVIDIA H100", "threads": None}
     trainer = parts["config"]["trainer"]
-    assert (trainer["precision"], trainer["compile"]) == ("bf16", "regional")
+    assert trainer["precision"] == "bf16"
+    assert trainer["compile"] == "regional"

@@ -131,7 +131,8 @@ sys.stdin.read()
             process.stdin.write("\n")
             process.send_signal(signal.SIGCONT)
             beat, renamed, checked = (process.stdout.readline() for _ in range(3))
-            assert (beat, renamed.partition(" ")[0]) == ("False\n", "FileNotFoundError")
+            assert beat == "False\n"
+            assert renamed.partition(" ")[0] == "FileNotFoundError"
             line = (
                 f"another process took {tmp_path} over while this one did not run, and goes on "
                 f"there\n"
@@ -160,7 +161,8 @@ def test_a_sleeper_leaves_the_summary_of_the_one_after_it(tmp_path: Path) -> Non
     (this.run_dir / "summary.json").write_text("{}")
     with pytest.raises(lease.LostError):
         write_record_head(this, tmp_path / "gone" / "token" / "stage")
-    assert [path.name for path in this.run_dir.iterdir()] == ["summary.json"]
+    paths = this.run_dir.iterdir()
+    assert [path.name for path in paths] == ["summary.json"]
 
 
 def test_a_worker_cannot_write_for_the_one_after_it(tmp_path: Path) -> None:
@@ -181,7 +183,8 @@ def test_of_many_at_once_one_at_a_time_gets_it(
     """Claims of machines whose locks say nothing to each other: eight threads that take, look and
     give back."""
     monkeypatch.setattr(lease.fcntl, "flock", Mock(side_effect=OSError(38, "no locks here")))
-    inside, most = [], []
+    inside = []
+    most = []
 
     def take(number: int) -> None:
         for _ in range(4):
@@ -244,9 +247,8 @@ def test_a_run_of_a_machine_that_is_gone_is_finished_once(
         for pid in all_of_it:
             os.kill(pid, signal.SIGSTOP)
         refused = here(*words)
-        assert (refused.code, f"process {gone.process.pid} on " in refused.err) == (2, True), (
-            refused
-        )
+        assert refused.code == 2, refused
+        assert f"process {gone.process.pid} on " in refused.err, refused
         old(run_dir)
         done = here(*words)
         assert done.code == 0, done.err
@@ -254,7 +256,8 @@ def test_a_run_of_a_machine_that_is_gone_is_finished_once(
         for pid in all_of_it:
             os.kill(pid, signal.SIGCONT)
         code, _, err = gone.end()
-    assert (code, "while this one did not run" in err) == (1, True), err
+    assert code == 1, err
+    assert "while this one did not run" in err, err
     assert before.items() <= digests(run_dir).items()
     assert state_of(run_dir) == state_of(undisturbed.run_dir)
     assert read_ended(run_dir) is not None

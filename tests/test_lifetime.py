@@ -46,16 +46,20 @@ def test_training_goes_on_without_a_reader(
     tmp_path: Path, undisturbed: Undisturbed, script: str
 ) -> None:
     done = shell(script, tmp_path, *MEDIUM, f"output_dir={tmp_path / 'out'}")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert state_of(the_run(tmp_path / "out")) == state_of(undisturbed.run_dir)
+    assert done.returncode == 0
+    assert done.stderr == ""
+    state = state_of(the_run(tmp_path / "out"))
+    assert state == state_of(undisturbed.run_dir)
 
 
 @pytest.mark.slow
 def test_a_grid_goes_on_without_a_reader(tmp_path: Path) -> None:
     words = (*TINY, "seed=1,2", "--multirun", f"output_dir={tmp_path / 'out'}")
     done = shell('"$@" | head -1; exit ${PIPESTATUS[0]}', tmp_path, *words)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert len(list((tmp_path / "out/runs").glob("*/summary.json"))) == 2
+    assert done.returncode == 0
+    assert done.stderr == ""
+    paths = (tmp_path / "out/runs").glob("*/summary.json")
+    assert len(list(paths)) == 2
 
 
 # --- terminals ------------------------------------------------------------------------------------
@@ -72,12 +76,15 @@ def its_terminal() -> None:
 def test_closed_terminal(tmp_path: Path, before: tuple[str, ...], code: int) -> None:
     """A terminal of its own closes after a row: it saves what it has; under nohup it goes on to its
     end."""
-    out, words = tmp_path / "out", (*MEDIUM, "trainer.steps=150", "trainer.val_every=0")
+    out = tmp_path / "out"
+    words = (*MEDIUM, "trainer.steps=150", "trainer.val_every=0")
     terminal, end = pty.openpty()
+    command = [*before, sys.executable, "-m", "nocap.train", *words, f"output_dir={out}"]
+    environment = {**os.environ, "PYTHONPATH": str(REPO), "TERM": "xterm"}
     process = subprocess.Popen(
-        [*before, sys.executable, "-m", "nocap.train", *words, f"output_dir={out}"],
+        command,
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(REPO), "TERM": "xterm"},
+        env=environment,
         stdin=end,
         stdout=end,
         stderr=end,
@@ -107,14 +114,18 @@ def test_a_pause_of_the_parent_is_no_hang(
 ) -> None:
     """Each pause counts a second at most. A worker that stays silent while the parent looks hangs
     after the limit."""
-    now, killed = 1000.0, list[float]()
+    now = 1000.0
+    killed = list[float]()
     monkeypatch.setattr(launch, "time", SimpleNamespace(monotonic=lambda: now))
-    attempt, heartbeat = launch.Attempt.__new__(launch.Attempt), Heartbeat.create(tmp_path, ranks=2)
+    attempt = launch.Attempt.__new__(launch.Attempt)
+    heartbeat = Heartbeat.create(tmp_path, ranks=2)
     worker = SimpleNamespace(send_signal=lambda number: killed.append(now))
+    plan = SimpleNamespace(run=SimpleNamespace(trainer=SimpleNamespace(hang_timeout_s=10.0)))
+    lease = SimpleNamespace(lost=False)
     vars(attempt).update(
-        plan=SimpleNamespace(run=SimpleNamespace(trainer=SimpleNamespace(hang_timeout_s=10.0))),
+        plan=plan,
         _workers=[worker],
-        _lease=SimpleNamespace(lost=False),
+        _lease=lease,
         _heartbeat=heartbeat,
         _beats=0.0,
         _silent_s=0.0,
@@ -135,7 +146,8 @@ def test_a_pause_of_the_parent_is_no_hang(
 def test_where_a_rank_cannot_be_started_the_others_do_not_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sent, plan = list[int](), planned(tmp_path / "out", "trainer.devices=2")
+    sent = list[int]()
+    plan = planned(tmp_path / "out", "trainer.devices=2")
 
     def start(*command: object, env: dict[str, str], **more: object) -> SimpleNamespace:
         if env["RANK"] == "1":
@@ -162,8 +174,10 @@ def test_suspended_for_longer_than_a_hang(tmp_path: Path, undisturbed: Undisturb
         for pid in pids:
             os.kill(pid, signal.SIGCONT)
         code, _, err = running.end()
-    assert (code, err) == (0, "")
-    assert state_of(the_run(tmp_path / "out")) == state_of(undisturbed.run_dir)
+    assert code == 0
+    assert err == ""
+    state = state_of(the_run(tmp_path / "out"))
+    assert state == state_of(undisturbed.run_dir)
 
 
 # --- requests to stop -----------------------------------------------------------------------------
@@ -188,10 +202,13 @@ def test_storm_of_signals_in_the_start_up(
                         os.kill(pid, number)
             time.sleep(0.02)
         code, _, err = running.end()
-    assert (code, err, summary_of(the_run(out))["status"]) == (75, "", "preempted")
+    assert code == 75
+    assert err == ""
+    assert summary_of(the_run(out))["status"] == "preempted"
     assert not processes(the_run(out))
     assert here(*MEDIUM, f"output_dir={out}").code == 0
-    assert state_of(the_run(out)) == state_of(undisturbed.run_dir)
+    state = state_of(the_run(out))
+    assert state == state_of(undisturbed.run_dir)
 
 
 @linux
@@ -202,7 +219,9 @@ def test_a_request_to_stop_does_not_wait_for_the_compiler(
 ) -> None:
     """Ctrl-C and `timeout` signal the whole process group: where the C++ compiler dies of it, too,
     Inductor raises, and that is a preemption as well."""
-    path, called, stopped = tmp_path / "g++", tmp_path / "called", tmp_path / "stopped"
+    path = tmp_path / "g++"
+    called = tmp_path / "called"
+    stopped = tmp_path / "stopped"
     first = f"[ -e {stopped} ] && exit 1; echo $$ >> {called}; exec sleep 1000"
     path.write_text(f'#!/bin/sh\ncase "$*" in *.cpp*) {first};; esac\nexec g++ "$@"\n')
     path.chmod(0o700)
@@ -216,9 +235,11 @@ def test_a_request_to_stop_does_not_wait_for_the_compiler(
             with suppress(ProcessLookupError):  # the run may have stopped its compilers before
                 os.kill(int(pid), signal.SIGTERM)
         code, _, err = running.end()
-        assert (code, err) == (75, "")
+        assert code == 75
+        assert err == ""
     summary = summary_of(running.run_dir)
-    assert (summary["status"], summary["steps"]) == ("preempted", 0)
+    assert summary["status"] == "preempted"
+    assert summary["steps"] == 0
 
 
 @linux
@@ -250,7 +271,8 @@ sys.meta_path.insert(0, Stall())
 
 def stalled(module: str, folder: Path) -> str:
     """Make a PYTHONPATH with which `python -m MODULE` never ends its imports, and says so."""
-    text = STALLS.replace("MODULE", repr(module)).replace("FOLDER", repr(str(folder)))
+    stalls = STALLS.replace("MODULE", repr(module))
+    text = stalls.replace("FOLDER", repr(str(folder)))
     (folder / "sitecustomize.py").write_text(text)
     return os.pathsep.join([str(folder), str(REPO)])
 
@@ -265,7 +287,9 @@ def test_a_process_whose_parent_died_before_it_began_imports_nothing(
     env = {**os.environ, "PYTHONPATH": stalled(module, tmp_path), "NOCAP_PARENT": "1"}
     command = [sys.executable, "-m", module, "nothing", "nobody"]
     done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True)
-    assert (done.returncode, done.stdout, done.stderr) == (1, b"", b"")
+    assert done.returncode == 1
+    assert done.stdout == b""
+    assert done.stderr == b""
     assert not list(tmp_path.glob("importing-*"))
 
 

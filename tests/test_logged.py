@@ -48,9 +48,11 @@ LOG = 'log(self, "gate", gate_BTC)'
 
 def gated(folder: Path, log: str = LOG) -> list[str]:
     (folder / "mlp").mkdir(parents=True)
-    (folder / "mlp" / "gated.py").write_text(CODE.format(log=log))
+    text = CODE.format(log=log)
+    (folder / "mlp" / "gated.py").write_text(text)
     (folder / "mlp" / "gated.yaml").write_text("kind: gated\n")
-    return [word for word in SMALL if not word.startswith("mlp")] + ["mlp=gated"]
+    words = [word for word in SMALL if not word.startswith("mlp")]
+    return [*words, "mlp=gated"]
 
 
 def gate_of(model: torch.nn.Module, tokens: torch.Tensor) -> float:
@@ -68,9 +70,11 @@ def test_the_row_has_the_mean_of_layers_and_micro_batches(tmp_path: Path) -> Non
     outside.use([tmp_path / "mine"])
     job, trainee = trainee_of(compose(words), tmp_path)
     other = trainee_of(compose(words), tmp_path)[1]
-    tokens = torch.from_numpy(trainee.train.read(range(2048 // job.run.model.seq_len))).long()
+    sequences = range(2048 // job.run.model.seq_len)
+    tokens = torch.from_numpy(trainee.train.read(sequences)).long()
     (update,) = advance(job, trainee, 0)
-    assert update.logged == pytest.approx({"gate": gate_of(other.model, tokens)}, rel=1e-6)
+    gate = gate_of(other.model, tokens)
+    assert update.logged == pytest.approx({"gate": gate}, rel=1e-6)
 
 
 def trained(
@@ -83,20 +87,19 @@ def trained(
     return rows_of(the_run(folder / "out"))
 
 
+WAYS_TO_TRAIN = [
+    ["trainer.compile=off"],
+    ["trainer.compile=regional"],
+    ["trainer.compile=full"],
+    ["trainer.compile=off", "trainer.devices=2", "trainer.micro_batch=4"],
+    ["trainer.compile=regional", "trainer.devices=2", "trainer.micro_batch=4"],
+    ["trainer.compile=off", "trainer.activation_checkpointing=block"],
+    ["trainer.compile=regional", "trainer.activation_checkpointing=mlp"],
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["trainer.compile=off"],
-        ["trainer.compile=regional"],
-        ["trainer.compile=full"],
-        ["trainer.compile=off", "trainer.devices=2", "trainer.micro_batch=4"],
-        ["trainer.compile=regional", "trainer.devices=2", "trainer.micro_batch=4"],
-        ["trainer.compile=off", "trainer.activation_checkpointing=block"],
-        ["trainer.compile=regional", "trainer.activation_checkpointing=mlp"],
-    ],
-    ids=" ".join,
-)
+@pytest.mark.parametrize("words", WAYS_TO_TRAIN, ids=" ".join)
 def test_it_is_logged_however_it_trains_and_changes_no_loss(
     words: list[str], door: Door, tmp_path: Path
 ) -> None:
@@ -105,12 +108,12 @@ def test_it_is_logged_however_it_trains_and_changes_no_loss(
     eager = trained(door, tmp_path / "eager", ["trainer.compile=off"], LOG)
     losses = [row.get("train/loss") for row in rows]
     assert losses == [row.get("train/loss") for row in plain]
-    assert [row.get("val/loss") for row in rows] == [row.get("val/loss") for row in plain]
+    expected = [row.get("val/loss") for row in plain]
+    assert [row.get("val/loss") for row in rows] == expected
     assert "log/gate" not in plain[0]
     gates = [row["log/gate"] for row in rows if "train/loss" in row]
-    assert gates == pytest.approx(
-        [row["log/gate"] for row in eager if "train/loss" in row], rel=1e-4
-    )
+    logged = [row["log/gate"] for row in eager if "train/loss" in row]
+    assert gates == pytest.approx(logged, rel=1e-4)
     assert len(gates) == 12
 
 

@@ -18,14 +18,14 @@ from scipy import stats
 from nocap import compare as door
 from nocap.judge.cautious import CLOCK_BIAS
 from nocap.judge.compare import compare
+from nocap.judge.comparison_json import result_of
+from nocap.judge.comparison_schema import to_json
 from nocap.judge.losses import Outcome
-from nocap.judge.result import result_of
-from nocap.judge.schema import to_json
 from nocap.report import comparison as page
 from nocap.report.arms import render
 from nocap.sources import logs
-from nocap.sources.columns import columns_of
 from nocap.sources.formats import LONGEST
+from nocap.sources.log_columns import columns_of
 from tests.test_compare import refusal, write_run
 from tests.test_interval import of_a_mixed_model
 from tests.test_tracking import environment
@@ -37,28 +37,32 @@ def jsonl(path, *, loss=3.0, steps=100, seconds=1.0, **facts):
     """A log whose validations fall linearly from `loss` + 1 to `loss`; so many seconds of training
     a step."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    rows = [
-        {
-            "iter": step,
-            "val": {"loss": loss + 1 - step / steps},
-            "train_time_s": seconds * step,
-            **facts,
-        }
-        for step in range(0, steps + 1, 20)
-    ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rows = []
+    for step in range(0, steps + 1, 20):
+        rows.append(
+            {
+                "iter": step,
+                "val": {"loss": loss + 1 - step / steps},
+                "train_time_s": seconds * step,
+                **facts,
+            }
+        )
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    path.write_text(text)
     return path
 
 
 def two_arms(root, name="seed{}.jsonl", *, gain=0.05, runs=4, **facts):
     for number, (arm, effect) in enumerate((("base", 0.0), ("idea", -gain))):
         for seed in range(runs):
-            jsonl(root / arm / name.format(seed), loss=3.0 + effect + NOISE[number][seed], **facts)
+            loss = 3.0 + effect + NOISE[number][seed]
+            jsonl(root / arm / name.format(seed), loss=loss, **facts)
     return root
 
 
 def compared(*paths, target=None, **options):
-    comparison = compare(logs.load([str(path) for path in paths], **options), target_loss=target)
+    content = logs.load_logs([str(path) for path in paths], **options)
+    comparison = compare(content, target_loss=target)
     json.dumps(to_json(result_of(comparison)), allow_nan=False)
     render(comparison)
     page.render(comparison)
@@ -66,7 +70,8 @@ def compared(*paths, target=None, **options):
 
 
 def arms(comparison):
-    return {arm["label"]: arm for arm in to_json(result_of(comparison))["arms"]}
+    content = to_json(result_of(comparison))
+    return {arm["label"]: arm for arm in content["arms"]}
 
 
 # --- intervals ------------------------------------------------------------------------------------
@@ -76,38 +81,52 @@ def test_seeds_of_the_names_make_pairs(tmp_path):
     comparison = compared(two_arms(tmp_path))
     gap = arms(comparison)["idea"]["difference"]
     pairs = -0.05 + NOISE[1][:4] - NOISE[0][:4]
-    half = stats.t.ppf(0.975, 3) * pairs.std(ddof=1) / 2
-    assert (gap["mean"], gap["low"], gap["high"]) == pytest.approx(
-        (pairs.mean(), pairs.mean() - half, pairs.mean() + half)
-    )
-    assert (gap["n"], gap["method"], gap["outcome"]) == (4, "pairs (Student)", "better")
-    assert {run["imported"]["seed"] for run in to_json(result_of(comparison))["runs"]} == {
-        "file names"
-    }
+    deviation = pairs.std(ddof=1)
+    half = stats.t.ppf(0.975, 3) * deviation / 2
+    assert gap["mean"] == pytest.approx(pairs.mean())
+    expected = pairs.mean() - half
+    assert gap["low"] == pytest.approx(expected)
+    assert gap["high"] == pytest.approx(pairs.mean() + half)
+    assert gap["n"] == 4
+    assert gap["method"] == "pairs (Student)"
+    assert gap["outcome"] == "better"
+    runs = to_json(result_of(comparison))["runs"]
+    seeds = {run["imported"]["seed"] for run in runs}
+    assert seeds == {"file names"}
 
 
 def test_runs_without_seeds_are_two_samples(tmp_path):
-    gap = arms(compared(two_arms(tmp_path, "run_{}.jsonl", runs=6)))["idea"]["difference"]
-    welch = stats.ttest_ind(2.95 + NOISE[1], 3.0 + NOISE[0], equal_var=False).confidence_interval()
-    assert (gap["low"], gap["high"]) == pytest.approx((welch.low, welch.high))
-    assert (gap["n"], gap["method"]) == (6, "unpaired (Welch)")
+    comparison = compared(two_arms(tmp_path, "run_{}.jsonl", runs=6))
+    gap = arms(comparison)["idea"]["difference"]
+    test = stats.ttest_ind(2.95 + NOISE[1], 3.0 + NOISE[0], equal_var=False)
+    welch = test.confidence_interval()
+
+    assert gap["low"] == pytest.approx(welch.low)
+    assert gap["high"] == pytest.approx(welch.high)
+    assert gap["n"] == 6
+    assert gap["method"] == "unpaired (Welch)"
 
 
 def test_no_difference_is_shown_where_there_is_none(tmp_path):
-    assert (
-        arms(compared(two_arms(tmp_path, gain=0.0)))["idea"]["difference"]["verdict"]
-        == "no difference shown"
-    )
+    comparison = compared(two_arms(tmp_path, gain=0.0))
+    idea = arms(comparison)["idea"]
+    assert idea["difference"]["verdict"] == "no difference shown"
 
 
 @pytest.mark.slow
 def test_false_alarms_without_seeds_are_as_rare_as_said(tmp_path):
     """400 tables of two equal arms."""
-    rng, alarms, table = np.random.default_rng(0), 0, tmp_path / "table.csv"
+    rng = np.random.default_rng(0)
+    alarms = 0
+    table = tmp_path / "table.csv"
     for _ in range(400):
-        rows = [f"{arm},{i},{rng.normal(3, 0.01)}\n" for arm in "ab" for i in range(4)]
+        rows = []
+        for arm in "ab":
+            for i in range(4):
+                rows.append(f"{arm},{i},{rng.normal(3, 0.01)}\n")
         table.write_text("arm,run,val_loss\n" + "".join(rows))
-        (gap,) = [row.difference for row in compare(logs.load([str(table)])).arms if row.difference]
+        comparison = compare(logs.load_logs([str(table)]))
+        (gap,) = [row.difference for row in comparison.arms if row.difference]
         alarms += gap.outcome in (Outcome.better, Outcome.worse)
     assert alarms <= 30  # 7.5%: one in twenty, and chance
 
@@ -117,13 +136,22 @@ def test_false_alarms_without_seeds_are_as_rare_as_said(tmp_path):
 
 def board(folder, *, shared=False):
     """Nine records, each some lower than the one before, of three seeds each, or five."""
-    rng, arms, rows = np.random.default_rng(6), {}, ["record,seed,val_bpb"]
+    rng = np.random.default_rng(6)
+    arms = {}
+    rows = ["record,seed,val_bpb"]
     for i in range(9):
-        n = 5 if i == 4 and not shared else 3
+        if i == 4 and not shared:
+            n = 5
+        else:
+            n = 3
         arms[f"r{i}"] = losses = rng.normal(1.1 - 0.0015 * i, 0.0006, n)
-        seeds = range(n) if shared else range(10 * i, 10 * i + n)
+        if shared:
+            seeds = range(n)
+        else:
+            seeds = range(10 * i, 10 * i + n)
         rows += [f"r{i},{seed},{loss!r}" for seed, loss in zip(seeds, losses.tolist(), strict=True)]
-    (folder / "board.csv").write_text("\n".join(rows) + "\n")
+    text = "\n".join(rows) + "\n"
+    (folder / "board.csv").write_text(text)
     return arms
 
 
@@ -140,18 +168,22 @@ def test_each_record_is_compared_with_the_one_before_it(tmp_path, capsys):
     records = board(tmp_path)
     content, gaps = told(tmp_path, "--against", "previous")
     freedom = sum(len(losses) - 1 for losses in records.values())
-    pooled = sum(losses.var(ddof=1) * (len(losses) - 1) for losses in records.values()) / freedom
+    squares = sum(losses.var(ddof=1) * (len(losses) - 1) for losses in records.values())
+    pooled = squares / freedom
     assert content["against"] == "previous"
     assert len(gaps) == 8
     for i, arm in enumerate(gaps.values()):
-        before, own = records[f"r{i}"], records[f"r{i + 1}"]
-        half = stats.t.isf(0.025 / 8, freedom) * (pooled / len(own) + pooled / len(before)) ** 0.5
+        before = records[f"r{i}"]
+        own = records[f"r{i + 1}"]
+        quantile = stats.t.isf(0.025 / 8, freedom)
+        half = quantile * (pooled / len(own) + pooled / len(before)) ** 0.5
         welch = stats.ttest_ind(own, before, equal_var=False).confidence_interval()
         reach = max(half, (welch.high - welch.low) / 2)
         mid = own.mean() - before.mean()
-        assert arm["difference"]["low"] == pytest.approx(mid - reach, abs=1e-9)
-        assert arm["difference"]["high"] == pytest.approx(mid + reach, abs=1e-9)
-        assert (arm["difference"]["verdict"] == "better") == (mid + reach < 0)
+        difference = arm["difference"]
+        assert difference["low"] == pytest.approx(mid - reach, abs=1e-9)
+        assert difference["high"] == pytest.approx(mid + reach, abs=1e-9)
+        assert (difference["verdict"] == "better") == (mid + reach < 0)
         assert arm["against"] == content["arms"][i]["arm"]
     assert content["by_factor"] is None
     assert "each against the one before it, from r0 on" in capsys.readouterr().out
@@ -160,14 +192,18 @@ def test_each_record_is_compared_with_the_one_before_it(tmp_path, capsys):
 def test_records_that_share_no_seeds_with_the_first_have_one_variance(tmp_path):
     records = board(tmp_path)
     _, gaps = told(tmp_path)
-    base, arms = records["r0"], [records[name] for name in gaps]
+    base = records["r0"]
+    arms = [records[name] for name in gaps]
     freedom = sum(len(losses) - 1 for losses in arms)
-    pooled = sum(losses.var(ddof=1) * (len(losses) - 1) for losses in arms) / freedom
+    squares = sum(losses.var(ddof=1) * (len(losses) - 1) for losses in arms)
+    pooled = squares / freedom
     own = base.var(ddof=1) / len(base)
     for arm, losses in zip(gaps.values(), arms, strict=True):
         part = pooled / len(losses)
-        df = (own + part) ** 2 / (own**2 / (len(base) - 1) + part**2 / freedom)
-        half = stats.t.isf(0.025 / 8, df) * (own + part) ** 0.5
+        own_part = own**2 / (len(base) - 1)
+        df = (own + part) ** 2 / (own_part + part**2 / freedom)
+        quantile = stats.t.isf(0.025 / 8, df)
+        half = quantile * (own + part) ** 0.5
         welch = stats.ttest_ind(losses, base, equal_var=False).confidence_interval()
         reach = max(half, (welch.high - welch.low) / 2)
         mid = losses.mean() - base.mean()
@@ -180,9 +216,10 @@ def test_records_that_share_seeds_are_pairs_with_the_one_before(tmp_path):
     _, gaps = told(tmp_path, "--against", "previous")
     steps = [records[f"r{i + 1}"] - records[f"r{i}"] for i in range(8)]
     for arm, (low, high) in zip(gaps.values(), of_a_mixed_model(np.array(steps)), strict=True):
-        assert arm["difference"]["low"] == pytest.approx(low, abs=1e-9)
-        assert arm["difference"]["high"] == pytest.approx(high, abs=1e-9)
-        assert arm["difference"]["method"] == "pairs, all arms together"
+        difference = arm["difference"]
+        assert difference["low"] == pytest.approx(low, abs=1e-9)
+        assert difference["high"] == pytest.approx(high, abs=1e-9)
+        assert difference["method"] == "pairs, all arms together"
 
 
 def test_the_one_before_is_no_baseline(tmp_path, capsys):
@@ -225,11 +262,11 @@ def test_layouts(tmp_path, place, paths, paired):
         for seed in range(3):
             jsonl(tmp_path / place.format(arm=arm, seed=seed), loss=3 + NOISE[number][seed])
     by_label = arms(compared(*(tmp_path / path for path in paths)))
-    assert [name in label for label, name in zip(by_label, ("base", "idea"), strict=True)] == [
-        True
-    ] * 2
+    named = [name in label for label, name in zip(by_label, ("base", "idea"), strict=True)]
+    assert named == [True] * 2
     seeds = [arm["seeds"] for arm in by_label.values()]
-    assert [(len(each), min(each) >= 0) for each in seeds] == [(3, paired)] * 2
+    expected = [(3, paired)] * 2
+    assert [(len(each), min(each) >= 0) for each in seeds] == expected
     assert len({*seeds[0], *seeds[1]}) == (3 if paired else 6)
 
 
@@ -299,17 +336,13 @@ def test_tables(tmp_path, table, columns, expected, said):
     path.parent.mkdir()
     path.write_text(table)
     comparison = compared(path, columns=columns_of(columns))
-    rows = {
-        label: (arm["seeds"], arm["val_loss"] or arm["val_bpb"])
-        for label, arm in arms(comparison).items()
-    }
+    rows = {}
+    for label, arm in arms(comparison).items():
+        rows[label] = (arm["seeds"], arm["val_loss"] or arm["val_bpb"])
     assert rows == expected
     assert said in "\n".join(comparison.problems)
-    assert not [
-        run
-        for run in to_json(result_of(comparison))["runs"]
-        if "go back" in said and run["train_s"]
-    ]
+    runs = to_json(result_of(comparison))["runs"]
+    assert not [run for run in runs if "go back" in said and run["train_s"]]
 
 
 def test_a_row_goes_on_with_what_was_said_before(tmp_path):
@@ -319,38 +352,44 @@ def test_a_row_goes_on_with_what_was_said_before(tmp_path):
         {"step": 1, "time_ms": 2500, "tokens": 64},
         {"step": 1, "val_loss": 3.5},
     ]
-    (tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    text = "\n".join(map(json.dumps, rows)) + "\n"
+    (tmp_path / "log.jsonl").write_text(text)
     columns = columns_of("train_s=time_ms/1000")
-    (run,) = to_json(result_of(compared(tmp_path / "log.jsonl", columns=columns)))["runs"]
-    assert (run["seed"], run["train_s"], run["tokens"], run["steps"]) == (7, 2.5, 64, 1)
+    comparison = compared(tmp_path / "log.jsonl", columns=columns)
+    (run,) = to_json(result_of(comparison))["runs"]
+
+    assert run["seed"] == 7
+    assert run["train_s"] == 2.5
+    assert run["tokens"] == 64
+    assert run["steps"] == 1
     assert run["hardware"]["name"] == "H100"
 
 
 def test_a_resumed_run_is_one(tmp_path):
-    path, back = (
-        tmp_path / "log.csv",
-        "its steps go back to 10: 1 later rows before that are not used",
-    )
+    path = tmp_path / "log.csv"
+    back = "its steps go back to 10: 1 later rows before that are not used"
     path.write_text("step,val_loss\n0,5\n10,4\n20,3.5\n10,4.1\n20,3.6\n")
     comparison = compared(path)
     (run,) = to_json(result_of(comparison))["runs"]
-    assert (run["curve"]["step"], run["curve"]["val_loss"]) == ([0, 10, 20], [5, 4.1, 3.6])
+
+    assert run["curve"]["step"] == [0, 10, 20]
+    assert run["curve"]["val_loss"] == [5, 4.1, 3.6]
     assert comparison.problems == [f"{path}: line 5: {back}"]
 
 
 # --- times ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("base", "idea", "said", "refused"),
-    [
-        ({}, {}, None, "no record of the hardware"),
-        ({"gpu": "H100"}, {"gpu": "H100"}, None, None),
-        ({}, {}, "2 × H100", None),
-        ({"gpu": "H100"}, {"gpu": "A100"}, "2 × H100", "other hardware: A100; the baseline: H100"),
-        ({"gpu": "H100"}, {}, "H100", None),
-    ],
-)
+HARDWARE_OF_TWO = [
+    ({}, {}, None, "no record of the hardware"),
+    ({"gpu": "H100"}, {"gpu": "H100"}, None, None),
+    ({}, {}, "2 × H100", None),
+    ({"gpu": "H100"}, {"gpu": "A100"}, "2 × H100", "other hardware: A100; the baseline: H100"),
+    ({"gpu": "H100"}, {}, "H100", None),
+]
+
+
+@pytest.mark.parametrize(("base", "idea", "said", "refused"), HARDWARE_OF_TWO)
 def test_times_are_compared_on_the_same_hardware(tmp_path, base, idea, said, refused):
     for number, (arm, facts, pace) in enumerate((("base", base, 1.0), ("idea", idea, 5 / 6))):
         for seed in range(3):
@@ -358,14 +397,15 @@ def test_times_are_compared_on_the_same_hardware(tmp_path, base, idea, said, ref
             jsonl(tmp_path / arm / f"s{seed}.jsonl", loss=loss, seconds=pace, **facts)
     comparison = compared(tmp_path, hardware=said, target=3.5)
     arm = arms(comparison)["idea"]
-    assert arm["train_s"]["refused"] == arm["to_target"]["train_s"]["refused"] == refused
+    assert arm["train_s"]["refused"] == refused
+    assert arm["to_target"]["train_s"]["refused"] == refused
     assert arm["to_target"]["steps"]["ratio"]["mean"] == pytest.approx(1, rel=0.02)
     assert refused or arm["train_s"]["ratio"]["mean"] == pytest.approx(5 / 6)
-    shown = [
-        f"--hardware says that they ran on {said}" in show(comparison)
-        for show in (render, page.render)
-    ]
-    assert shown == [bool(said and not (base and idea))] * 2
+    shown = []
+    for show in (render, page.render):
+        shown.append(f"--hardware says that they ran on {said}" in show(comparison))
+    expected = [bool(said and not (base and idea))] * 2
+    assert shown == expected
 
 
 def curve_of(root, arm, *, every, steps=2000, seconds=0.05, loss=3.0):
@@ -381,35 +421,36 @@ def curve_of(root, arm, *, every, steps=2000, seconds=0.05, loss=3.0):
 
 def test_a_time_to_target_is_no_surer_than_what_lies_between_two_validations(tmp_path):
     """The arms are nearly equal, but for how often they were validated."""
-    for number, (arm, every) in enumerate(
-        (("base", 50), ("same", 50), ("rare", 500), ("ends", 2000))
-    ):
+    lengths = (("base", 50), ("same", 50), ("rare", 500), ("ends", 2000))
+    for number, (arm, every) in enumerate(lengths):
         curve_of(tmp_path, arm, every=every, loss=3.0 - 1e-6 * number)  # equal logs would be copies
     comparison = compared(tmp_path, target=3.25)
     reached = {label: arm["to_target"]["steps"] for label, arm in arms(comparison).items()}
-    assert reached["same"]["ratio"]["mean"] == pytest.approx(1, abs=1e-4)
+    ratio = reached["same"]["ratio"]
+    assert ratio["mean"] == pytest.approx(1, abs=1e-4)
     at = reached["same"]["median"]
-    assert reached["same"]["ratio"]["high"] >= (at // 50 * 50 + 50) / at
-    assert (reached["rare"]["ratio"], reached["ends"]["ratio"]) == (None, None)
+    assert ratio["high"] >= (at // 50 * 50 + 50) / at
+    assert reached["rare"]["ratio"] is None
+    ends = reached["ends"]
+    assert ends["ratio"] is None
     assert reached["rare"]["refused"].startswith(
         "validated every 500 steps there, and the other every 50"
     )
-    assert (
-        reached["ends"]["refused"]
-        == "a run came to the target between its start and its first validation"
-    )
-    assert reached["ends"]["median"]  # its own is shown
+    assert ends["refused"] == "a run came to the target between its start and its first validation"
+    assert ends["median"]  # its own is shown
     assert "refused: validated every 500 steps there" in render(comparison)
 
 
 def test_seconds_to_a_target_are_as_wide_as_a_clock_and_all_arms_need(tmp_path):
     for number, arm in enumerate(("base", "one", "two", "three")):
         curve_of(tmp_path, arm, every=1, steps=200, loss=3.0 - 0.001 * number)
-    alone = arms(compared(tmp_path / "base", tmp_path / "one", target=3.5))["one"]["to_target"]
+    comparison = compared(tmp_path / "base", tmp_path / "one", target=3.5)
+    alone = arms(comparison)["one"]["to_target"]
     among = arms(compared(tmp_path, target=3.5))["one"]["to_target"]
     for axis in ("steps", "train_s"):
         assert among[axis]["ratio"]["high"] > alone[axis]["ratio"]["high"]
-    steps, seconds = (math.log(alone[axis]["ratio"]["high"]) for axis in ("steps", "train_s"))
+    steps = math.log(alone["steps"]["ratio"]["high"])
+    seconds = math.log(alone["train_s"]["ratio"]["high"])
     assert seconds - steps == pytest.approx(CLOCK_BIAS)
 
 
@@ -418,7 +459,9 @@ def test_a_log_that_stopped_early_is_not_faster(tmp_path):
     curve_of(tmp_path, "early", every=50, steps=600)
     comparison = compared(tmp_path)
     early = arms(comparison)["early"]["train_s"]
-    assert (early["mean"], early["ratio"]) == (30.0, None)
+
+    assert early["mean"] == 30.0
+    assert early["ratio"] is None
     assert early["refused"] == "other numbers of steps: 600 against 2,000"
     assert "as fast" not in render(comparison)
 
@@ -426,9 +469,9 @@ def test_a_log_that_stopped_early_is_not_faster(tmp_path):
 def test_a_loss_below_zero_is_refused_with_how_to_turn_its_sign(tmp_path):
     for number, arm in enumerate(("base", "idea")):
         path = tmp_path / f"{arm}.csv"
-        rows = [
-            f"{seed},{-3.0 + 0.1 * number + 0.001 * seed * (1 + number)}\n" for seed in range(3)
-        ]
+        rows = []
+        for seed in range(3):
+            rows.append(f"{seed},{-3.0 + 0.1 * number + 0.001 * seed * (1 + number)}\n")
         path.write_text("seed,nll_per_token\n" + "".join(rows))
     paths = tmp_path / "base.csv", tmp_path / "idea.csv"
     with pytest.raises(
@@ -436,7 +479,8 @@ def test_a_loss_below_zero_is_refused_with_how_to_turn_its_sign(tmp_path):
     ):
         compared(*paths, columns=columns_of("val_loss=nll_per_token"))
     turned = arms(compared(*paths, columns=columns_of("val_loss=nll_per_token/-1")))
-    assert [arm["val_loss"] for arm in turned.values()] == pytest.approx([2.999, 2.898])
+    losses = [arm["val_loss"] for arm in turned.values()]
+    assert losses == pytest.approx([2.999, 2.898])
     assert turned["idea"]["difference"]["outcome"] == "better"
 
 
@@ -447,22 +491,31 @@ def test_every_page_says_that_it_is_imported(tmp_path, capsys):
     """And that a run ends elsewhere than the others."""
     jsonl(two_arms(tmp_path / "logs") / "idea" / "seed3.jsonl", steps=60)
     outs = {kind: tmp_path / f"out.{kind}" for kind in ("html", "json", "csv")}
-    arguments = [word for kind, path in outs.items() for word in (f"--{kind}", str(path))]
+    arguments = []
+    for kind, path in outs.items():
+        arguments.extend((f"--{kind}", str(path)))
     assert door.main([str(tmp_path / "logs"), *arguments, "--target", "3.5"]) == 0
-    said, html = capsys.readouterr().out, outs["html"].read_text()
-    for line in (
+    said = capsys.readouterr().out
+    html = outs["html"].read_text()
+    cases = (
         "imported: logs of another trainer (jsonl), exploratory",
         "unfinished: 60 of 100 steps, as others of its arm have",
-    ):
-        assert (line in said, line in html) == (True, True)
+    )
+    for line in cases:
+        assert line in said
+        assert line in html
     visible = re.sub(r"<(style|script)\b.*?</\1>", "", html, flags=re.DOTALL)
     assert "confirmed" not in visible
     content = json.loads(outs["json"].read_text())
-    assert (content["imported"], content["exploratory"]) == (True, True)
-    rows = [
-        (row["arm"], row["seed"]) for row in csv.DictReader(outs["csv"].read_text().splitlines())
-    ]
-    assert rows == [(arm, str(seed)) for arm in ("base", "idea") for seed in range(4)]
+    assert content["imported"] is True
+    assert content["exploratory"] is True
+    lines = outs["csv"].read_text().splitlines()
+    rows = [(row["arm"], row["seed"]) for row in csv.DictReader(lines)]
+    expected = []
+    for arm in ("base", "idea"):
+        for seed in range(4):
+            expected.append((arm, str(seed)))
+    assert rows == expected
 
 
 # --- bad input ------------------------------------------------------------------------------------
@@ -517,8 +570,10 @@ def test_what_cannot_be_read_is_named_with_its_line_and_left_out(tmp_path, conte
     bad.write_bytes(content)
     comparison = compared(tmp_path)
     ((name, status),) = comparison.not_compared
-    assert (name, bool(re.match(f"unreadable: {why}", status))) == (str(bad), True), status
-    assert arms(comparison)["idea"]["seeds"] == [0, 1]
+    assert name == str(bad), status
+    assert re.match(f"unreadable: {why}", status), status
+    idea = arms(comparison)["idea"]
+    assert idea["seeds"] == [0, 1]
 
 
 CELLS = {
@@ -547,7 +602,8 @@ def test_a_loss_that_is_no_number_at_the_end_diverged(tmp_path, loss):
     with (two_arms(tmp_path) / "idea" / "seed2.jsonl").open("a") as file:
         file.write(f'{{"iter": 120, "val": {{"loss": {loss}}}}}\n')
     arm = arms(compared(tmp_path))["idea"]
-    assert (arm["diverged"], arm["difference"]["verdict"]) == ([2], "diverged (1 of 4 seeds)")
+    assert arm["diverged"] == [2]
+    assert arm["difference"]["verdict"] == "diverged (1 of 4 seeds)"
 
 
 @pytest.mark.parametrize("empty", ["null", "cell"])
@@ -556,13 +612,16 @@ def test_losses_that_are_empty_from_a_row_on_diverged(tmp_path, empty):
     two_arms(tmp_path)
     for seed in range(3):
         path = tmp_path / "idea" / f"seed{seed}.jsonl"
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        lines = path.read_text().splitlines()
+        rows = [json.loads(line) for line in lines]
         for row in rows[3:]:
             row["val"]["loss"] = None
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        path.write_text(text)
     if empty == "cell":
         for path in tmp_path.glob("*/*.jsonl"):
-            rows = [json.loads(line) for line in path.read_text().splitlines()]
+            lines = path.read_text().splitlines()
+            rows = [json.loads(line) for line in lines]
             cells = [[row["iter"], "" if (x := row["val"]["loss"]) is None else x] for row in rows]
             table = "".join(f"{step},{loss}\n" for step, loss in cells)
             path.with_suffix(".csv").write_text("step,val_loss\n" + table)
@@ -589,9 +648,11 @@ def test_losses_in_some_rows_only_are_no_divergence(tmp_path, losses):
 def test_logs_that_were_cut_have_no_word(tmp_path):
     two_arms(tmp_path)
     for path in (tmp_path / "idea").glob("*.jsonl"):
-        path.write_text("".join(path.read_text().splitlines(keepends=True)[:4]))
+        lines = path.read_text().splitlines(keepends=True)
+        path.write_text("".join(lines[:4]))
     comparison = compared(tmp_path)
-    assert arms(comparison)["idea"]["difference"]["verdict"] == "confounded (steps)"
+    idea = arms(comparison)["idea"]
+    assert idea["difference"]["verdict"] == "confounded (steps)"
     assert "(--allow steps)" in " ".join(comparison.problems)
 
 
@@ -616,7 +677,8 @@ def test_short_logs_of_equal_text_are_runs_of_their_own(tmp_path):
             path.write_text(f"step,val_loss\n50,4.5\n100,{loss}\n")
     comparison = compared(tmp_path)
     assert [arm["n"] for arm in arms(comparison).values()] == [4, 4]
-    assert arms(comparison)["idea"]["difference"]["mean"] == pytest.approx(-0.0975)
+    difference = arms(comparison)["idea"]["difference"]
+    assert difference["mean"] == pytest.approx(-0.0975)
     assert not [line for line in comparison.problems if "left out" in line]
 
 
@@ -693,22 +755,28 @@ def test_refusals(tmp_path, capsys, words, line):
 def test_nocap_s_own_runs_are_not_compared_with_logs(tmp_path):
     write_run(tmp_path / "own")
     mixed = two_arms(tmp_path / "logs", runs=1)
-    (mixed / "table.csv").write_text(
-        "val_loss\n3\n"
-    )  # of two formats, which would be refused by themselves
+    # of two formats, which would be refused by themselves
+    (mixed / "table.csv").write_text("val_loss\n3\n")
     comparison = compared(tmp_path / "own", mixed)
-    assert (len(comparison.arms), comparison.imported) == (1, [])
+
+    assert len(comparison.arms) == 1
+    assert comparison.imported == []
     assert f"{mixed}: left out, it holds no run of nocap's own" in comparison.problems
 
 
 def test_a_large_log_is_not_held_in_memory(tmp_path):
-    path, row = tmp_path / "log.jsonl", {"train_loss": 3.0, "text": "x" * 4000}
+    path = tmp_path / "log.jsonl"
+    row = {"train_loss": 3.0, "text": "x" * 4000}
     with path.open("w") as file:
         for step in range(2000):
-            loss = {"val_loss": 9 - step / 1e3} if step % 100 == 0 else {}
-            file.write(json.dumps({"step": step, **row, **loss}) + "\n")
+            if step % 100 == 0:
+                loss = {"val_loss": 9 - step / 1e3}
+            else:
+                loss = {}
+            content = {"step": step, **row, **loss}
+            file.write(json.dumps(content) + "\n")
     tracemalloc.start()
-    loaded = logs.load([str(path)])
+    loaded = logs.load_logs([str(path)])
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert len(loaded.records[0].curve.step) == 20
@@ -720,7 +788,8 @@ def test_a_large_log_is_not_held_in_memory(tmp_path):
 
 def test_a_format_of_one_s_own(tmp_path):
     """What prints `step 50 val loss 3.2`, as docs/own_train.py does."""
-    form, root = tmp_path / "printed.py", tmp_path / "logs"
+    form = tmp_path / "printed.py"
+    root = tmp_path / "logs"
     form.write_text(
         "import re\nfrom nocap.sources.formats import lines\nPATTERN = '*.log'\n"
         "def read(path):\n"
@@ -735,7 +804,8 @@ def test_a_format_of_one_s_own(tmp_path):
             (root / arm / f"seed{seed}.log").write_text(text)
     (root / "a" / "seed3.log").write_text("step 0 val loss five\n")
     comparison = compared(root, format=str(form))
-    assert arms(comparison)["b"]["difference"]["mean"] == pytest.approx(-1)
+    difference = arms(comparison)["b"]["difference"]
+    assert difference["mean"] == pytest.approx(-1)
     assert (
         comparison.not_compared[0][1] == "unreadable: line 1: val_loss must be a number, got 'five'"
     )
@@ -746,12 +816,9 @@ def test_a_format_of_one_s_own(tmp_path):
 
 
 def _child(code, tmp_path, **extra):
+    env = environment(tmp_path, **extra)
     done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env=environment(tmp_path, **extra),
-        capture_output=True,
-        text=True,
+        [sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -786,13 +853,12 @@ open("base.csv", "wb").write(answer.data)
 """,
         tmp_path,
     )
-    assert (tmp_path / "base.csv").read_text().startswith("Wall time,Step,Value")
+    text = (tmp_path / "base.csv").read_text()
+    assert text.startswith("Wall time,Step,Value")
     comparison = compared(tmp_path / "base.csv", columns=columns_of("val_loss=Value"))
     (run,) = to_json(result_of(comparison))["runs"]
-    assert (run["curve"]["step"], run["curve"]["val_loss"]) == (
-        [0, 10, 20, 30, 40],
-        [4, 3.875, 3.75, 3.625, 3.5],
-    )
+    assert run["curve"]["step"] == [0, 10, 20, 30, 40]
+    assert run["curve"]["val_loss"] == [4, 3.875, 3.75, 3.625, 3.5]
 
 
 @pytest.mark.slow
@@ -815,21 +881,23 @@ for group in ("base", "idea"):
         WANDB_SILENT="true",
     )
     comparison = compared(tmp_path / "wandb")
-    assert {label: (arm["seeds"], arm["val_loss"]) for label, arm in arms(comparison).items()} == {
-        "base": ([0, 1, 2], pytest.approx(3.01)),
-        "idea": ([0, 1], pytest.approx(2.905)),
-    }
-    assert [status for _, status in comparison.not_compared] == ["failed"]
-    assert to_json(result_of(comparison))["runs"][0]["train_s"] == 25
+    expected = {"base": ([0, 1, 2], pytest.approx(3.01)), "idea": ([0, 1], pytest.approx(2.905))}
+    shown = {label: (arm["seeds"], arm["val_loss"]) for label, arm in arms(comparison).items()}
+    assert shown == expected
+    statuses = [status for _, status in comparison.not_compared]
+    assert statuses == ["failed"]
+    runs = to_json(result_of(comparison))["runs"]
+    assert runs[0]["train_s"] == 25
     with pytest.raises(ValueError, match=r"arm 0.1, seed \d has two runs with other losses"):
         compared(tmp_path / "wandb", columns=columns_of("arm=config/optimizer/lr"))
     first = sorted(tmp_path.rglob("run-*.wandb"))[0]
     whole = first.read_bytes()
-    for content, status in (
+    cases = (
         (whole[:-20], "not finished"),
         (whole[:200] + b"!" + whole[201:], "unreadable: byte "),
         (b"x", "unreadable: it must begin"),
-    ):
+    )
+    for content, status in cases:
         first.write_bytes(content)
         assert [s for _, s in compared(tmp_path / "wandb").not_compared if s.startswith(status)], (
             status
@@ -843,10 +911,10 @@ def test_wandb_s_server(monkeypatch):
     wandb = pytest.importorskip("wandb")
 
     def run(i):
-        rows = [
-            {"_step": 10 * n, "val/loss": 4 - n / 2 - (i % 2) / 10 + (i // 2) / 100}
-            for n in range(3)
-        ]
+        rows = []
+        for n in range(3):
+            value = 4 - n / 2 - (i % 2) / 10 + (i // 2) / 100
+            rows.append({"_step": 10 * n, "val/loss": value})
         where = {
             "group": ("base", "idea")[i % 2],
             "job_type": f"job {i % 2}",
@@ -860,7 +928,8 @@ def test_wandb_s_server(monkeypatch):
         }
         return SimpleNamespace(**where, **facts, scan_history=lambda: iter(rows))
 
-    api, every = create_autospec(wandb.Api), [run(i) for i in range(4)]
+    api = create_autospec(wandb.Api)
+    every = [run(i) for i in range(4)]
     api.return_value.runs.side_effect = lambda path, *, filters, **how: [
         each for each in every if filters.get("group") in (None, each.group)
     ]
@@ -871,17 +940,15 @@ def test_wandb_s_server(monkeypatch):
         assert api.return_value.runs.call_args.args == ("me/proj",)
         assert [arm["label"] for arm in content["arms"]] == labels
         curve = content["runs"][0]["curve"]
-        assert (curve["step"], curve["val_loss"]) == ([0, 10, 20], [4, 3.5, 3])
-        assert [entry["status"] for entry in content["not_compared"]] == ["crashed"] * (
-            len(labels) - 1
-        )
+        assert curve["step"] == [0, 10, 20]
+        assert curve["val_loss"] == [4, 3.5, 3]
+        statuses = [entry["status"] for entry in content["not_compared"]]
+        assert statuses == ["crashed"] * (len(labels) - 1)
 
 
 def test_wandb_without_a_login_is_one_line(tmp_path):
-    words, env = (
-        [sys.executable, "-m", "nocap.compare", "me/proj", "--format", "wandb"],
-        environment(tmp_path),
-    )
+    words = [sys.executable, "-m", "nocap.compare", "me/proj", "--format", "wandb"]
+    env = environment(tmp_path)
     done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True)
     (line,) = done.stderr.splitlines()
     assert done.returncode == 2

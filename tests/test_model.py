@@ -31,7 +31,8 @@ def nano(*overrides: str) -> Run:
 
 
 def tokens_of(T: int = 32, B: int = 3) -> Tensor:
-    return torch.randint(VOCAB, (B, T + 1), generator=torch.Generator().manual_seed(1))
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(VOCAB, (B, T + 1), generator=generator)
 
 
 def random_weights(model: GPT) -> dict[str, Tensor]:
@@ -40,9 +41,8 @@ def random_weights(model: GPT) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for p in model.parameters():
-            p.copy_(
-                torch.randn(p.shape, generator=generator) / math.sqrt(p.shape[-1]) + (p.ndim == 1)
-            )
+            deviation = math.sqrt(p.shape[-1])
+            p.copy_(torch.randn(p.shape, generator=generator) / deviation + (p.ndim == 1))
     return {name: tensor.double() for name, tensor in model.state_dict().items()}
 
 
@@ -52,7 +52,8 @@ def random_weights(model: GPT) -> dict[str, Tensor]:
 def reference_norm(x: Tensor, w: dict[str, Tensor], name: str, spec: ChannelNorm) -> Tensor:
     if spec.norm is NormKind.layer:
         x = x - x.mean(-1, keepdim=True)
-    x = x / ((x**2).mean(-1, keepdim=True) + spec.eps).sqrt()
+    square = (x**2).mean(-1, keepdim=True)
+    x = x / (square + spec.eps).sqrt()
     for part in ("gain", "weight"):
         x = x * w.get(f"{name}.{part}", 1.0)
     return x + w.get(f"{name}.bias", 0.0)
@@ -65,15 +66,19 @@ def reference_attention(x: Tensor, w: dict[str, Tensor], name: str, run: Run) ->
     D = m.d_model // m.n_head
     q, k, v = ((x @ w[f"{name}.{part}_proj.weight"].T).reshape(B, T, -1, D) for part in "qkv")
     if m.qk_norm:
-        q, k = (y / ((y**2).mean(-1, keepdim=True) + 1e-6).sqrt() for y in (q, k))
+        mean_square = (q**2).mean(-1, keepdim=True)
+        q = q / (mean_square + 1e-6).sqrt()
+        key_square = (k**2).mean(-1, keepdim=True)
+        k = k / (key_square + 1e-6).sqrt()
     if isinstance(run.position, Rope):
-        frequency = run.position.base ** (-2 * torch.arange(D // 2, dtype=torch.float64) / D)
+        exponent = -2 * torch.arange(D // 2, dtype=torch.float64) / D
+        frequency = run.position.base**exponent
         angle = -torch.arange(T)[:, None, None] * frequency
-        turned = (
-            torch.complex(*(half.contiguous() for half in y.chunk(2, -1)))
-            * torch.polar(torch.ones_like(angle), angle)
-            for y in (q, k)
-        )
+        turn = torch.polar(torch.ones_like(angle), angle)
+        turned = []
+        for y in (q, k):
+            real, imaginary = y.chunk(2, -1)
+            turned.append(torch.complex(real.contiguous(), imaginary.contiguous()) * turn)
         q, k = (torch.cat([y.real, y.imag], -1) for y in turned)
     out = naive(*(y.transpose(1, 2) for y in (q, k, v))).transpose(1, 2)
     return out.reshape(B, T, -1) @ w[f"{name}.out_proj.weight"].T
@@ -97,27 +102,26 @@ def reference_logits(w: dict[str, Tensor], tokens: Tensor, run: Run) -> Tensor:
     if isinstance(run.position, Learned):
         x = x + w["position.weight"][: tokens.shape[1]]
     small = (2 * m.n_layer) ** -0.5
-    scale = {"none": (1, 1), "attention": (small, 1), "both": (small, small)}[
-        m.residual_scale.value
-    ]
+    scales = {"none": (1, 1), "attention": (small, 1), "both": (small, small)}
+    scale = scales[m.residual_scale.value]
     for layer in range(m.n_layer):
         for branch, f, s in zip(
             ("attention", "mlp"), (reference_attention, reference_mlp), scale, strict=True
         ):
             name = f"blocks.{layer}.{branch}"
             if m.norm_placement is NormPlacement.pre:
-                x = x + s * f(reference_norm(x, w, f"{name}.norm", run.norm), w, f"{name}.f", run)
+                h = reference_norm(x, w, f"{name}.norm", run.norm)
+                x = x + s * f(h, w, f"{name}.f", run)
             elif m.norm_placement is NormPlacement.post:
                 x = reference_norm(x + s * f(x, w, f"{name}.f", run), w, f"{name}.norm", run.norm)
             else:
-                inner = f(reference_norm(x, w, f"{name}.norm", run.norm), w, f"{name}.f", run)
+                h = reference_norm(x, w, f"{name}.norm", run.norm)
+                inner = f(h, w, f"{name}.f", run)
                 x = x + s * reference_norm(inner, w, f"{name}.norm_after", run.norm)
     logits = reference_norm(x, w, "head.norm", run.norm) @ w["head.unembed.weight"].T
-    return (
-        logits
-        if m.logit_softcap is None
-        else m.logit_softcap * torch.tanh(logits / m.logit_softcap)
-    )
+    if m.logit_softcap is None:
+        return logits
+    return m.logit_softcap * torch.tanh(logits / m.logit_softcap)
 
 
 VARIANTS = [
@@ -153,7 +157,8 @@ VARIANTS = [
 def test_the_model_is_the_plain_model(overrides: str):
     """Of a shorter sequence too."""
     run = nano(*overrides.split())
-    model, tokens = build_model(run, vocab_size=VOCAB), tokens_of()
+    model = build_model(run, vocab_size=VOCAB)
+    tokens = tokens_of()
     want = reference_logits(random_weights(model), tokens[:, :-1], run)
     for T in (32, 11):
         got = model.logits(tokens[:, :T]).double()
@@ -161,7 +166,8 @@ def test_the_model_is_the_plain_model(overrides: str):
     picked = want.log_softmax(-1).gather(2, tokens[:, 1:, None])
     z = run.objective.z_loss * (want.logsumexp(-1) ** 2).mean()  # in training alone
     for training, expected in ((True, z - picked.mean()), (False, -picked.mean())):
-        loss = model.train(training)(tokens[:, :-1], tokens[:, 1:]).total.item()
+        output = model.train(training)(tokens[:, :-1], tokens[:, 1:])
+        loss = output.total.item()
         assert loss == pytest.approx(expected.item(), abs=1e-5)
 
 
@@ -186,19 +192,29 @@ def test_in_fewer_bits_the_loss_is_nearly_the_same_and_validation_in_fp32_is(
     narrower, *words = overrides.split()
     runs = (nano(*words, *more, "trainer.precision=bf16") for more in ((), (narrower,)))
     wide, narrow = (build_model(run, vocab_size=VOCAB) for run in runs)
-    dtypes, losses, tokens = list[torch.dtype](), [], tokens_of()
-    for branch in (branch for block in narrow.blocks for branch in (block.attention, block.mlp)):
-        branch.register_forward_hook(
-            lambda module, args, out: dtypes.extend((args[0].dtype, out.dtype))
-        )
+    dtypes = list[torch.dtype]()
+    losses = []
+    tokens = tokens_of()
+
+    def noted(module: nn.Module, inputs: tuple[Tensor, ...], out: Tensor) -> None:
+        dtypes.append(inputs[0].dtype)
+        dtypes.append(out.dtype)
+
+    for block in narrow.blocks:
+        block.attention.register_forward_hook(noted)
+        block.mlp.register_forward_hook(noted)
     for model in (wide, narrow):
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            losses.append(model(tokens[:, :-1], tokens[:, 1:]).total)
+            loss = model(tokens[:, :-1], tokens[:, 1:])
+            losses.append(loss.total)
     losses[1].backward()
-    assert dtypes == [torch.bfloat16 if narrower == STREAM else torch.float32] * 8
+    expected = [torch.bfloat16 if narrower == STREAM else torch.float32] * 8
+    assert dtypes == expected
     assert losses[0] != losses[1]
     assert losses[0].item() == pytest.approx(losses[1].item(), abs=5e-3)
-    assert all(p.grad is not None and p.grad.dtype is torch.float32 for p in narrow.parameters())
+    for p in narrow.parameters():
+        assert p.grad is not None
+        assert p.grad.dtype is torch.float32
     with torch.no_grad():
         assert torch.equal(*(model.eval().logits(tokens[:, 1:]) for model in (wide, narrow)))
 
@@ -206,7 +222,9 @@ def test_in_fewer_bits_the_loss_is_nearly_the_same_and_validation_in_fp32_is(
 def test_an_fp8_product_and_its_gradients_are_the_quantized_factors_products() -> None:
     chance = torch.Generator().manual_seed(0)
     draw = partial(torch.randn, generator=chance, dtype=torch.bfloat16)
-    x, weight, by_y = draw(2, 16, 48).requires_grad_(), draw(70, 48), draw(2, 16, 70)
+    x = draw(2, 16, 48).requires_grad_()
+    weight = draw(70, 48)
+    by_y = draw(2, 16, 70)
     head = Fp8Linear(48, 70, bias=False)
     head.weight = nn.Parameter(weight.float())
     y = head(x)
@@ -216,11 +234,14 @@ def test_an_fp8_product_and_its_gradients_are_the_quantized_factors_products() -
         scale = t.double().abs().max() / torch.finfo(dtype).max
         return (t.double() / scale).float().to(dtype).double() * scale
 
-    x8, w8 = (rounded(t, torch.float8_e4m3fn) for t in (x, weight))
+    x8 = rounded(x, torch.float8_e4m3fn)
+    w8 = rounded(weight, torch.float8_e4m3fn)
     g8 = rounded(by_y, torch.float8_e5m2)
-    want = (x8 @ w8.t(), g8 @ w8, g8.flatten(0, 1).t() @ x8.flatten(0, 1))
+    weights = g8.flatten(0, 1).t() @ x8.flatten(0, 1)
+    want = (x8 @ w8.t(), g8 @ w8, weights)
     for got, exact in zip((y, x.grad, head.weight.grad), want, strict=True):
-        assert (got.double() - exact).norm() < 4e-3 * exact.norm()  # bf16's rounding of the result
+        distance = (got.double() - exact).norm()
+        assert distance < 4e-3 * exact.norm()  # bf16's rounding of the result
     plain = x @ weight.t()
     assert 1e-3 < (y - plain).norm() / plain.norm() < 0.06
     head.eval()
@@ -235,28 +256,28 @@ def test_rms_norm_of_bf16_computes_its_squares_in_fp32():
         1000 * torch.randn(4, 256)
     ).bfloat16()  # squares computed in bf16 would be off in the third digit
     assert rms_norm(low, 1e-6).dtype is torch.bfloat16
-    want = low.double() / (low.double() ** 2).mean(-1, keepdim=True).sqrt()
-    torch.testing.assert_close(rms_norm(low, 1e-6).double(), want, rtol=2**-8, atol=0)
+    root = (low.double() ** 2).mean(-1, keepdim=True).sqrt()
+    want = low.double() / root
+    got = rms_norm(low, 1e-6).double()
+    torch.testing.assert_close(got, want, rtol=2**-8, atol=0)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "layers", "more"),
-    [
-        ("", 2 * 12 * 64**2, VOCAB * 64),
-        ("model.tie_head=false", 2 * 12 * 64**2, 2 * VOCAB * 64),
-        ("position=learned", 2 * 12 * 64**2, (VOCAB + 32) * 64),
-        ("norm=rmsnorm_gain", 2 * 12 * 64**2 + 5 * 64, VOCAB * 64),
-        ("norm=layernorm", 2 * 12 * 64**2 + 10 * 64, VOCAB * 64),
-    ],
-)
+PARAMETER_COUNTS = [
+    ("", 2 * 12 * 64**2, VOCAB * 64),
+    ("model.tie_head=false", 2 * 12 * 64**2, 2 * VOCAB * 64),
+    ("position=learned", 2 * 12 * 64**2, (VOCAB + 32) * 64),
+    ("norm=rmsnorm_gain", 2 * 12 * 64**2 + 5 * 64, VOCAB * 64),
+    ("norm=layernorm", 2 * 12 * 64**2 + 10 * 64, VOCAB * 64),
+]
+
+
+@pytest.mark.parametrize(("overrides", "layers", "more"), PARAMETER_COUNTS)
 def test_parameter_counts(overrides: str, layers: int, more: int):
     model = build_model(nano(*overrides.split()), vocab_size=VOCAB)
     assert count_parameters(model) == {"total": layers + more, "non_embedding": layers}
-    assert all(
-        bool((p == ("bias" not in name)).all())
-        for name, p in model.named_parameters()
-        if p.ndim == 1
-    )
+    for name, p in model.named_parameters():
+        if p.ndim == 1:
+            assert bool((p == ("bias" not in name)).all())
 
 
 def test_weights_are_a_function_of_the_seed_alone():
@@ -271,8 +292,10 @@ def test_weights_are_a_function_of_the_seed_alone():
     )
     again, other = (build_model(nano(*words), vocab_size=VOCAB).state_dict() for words in others)
     assert first.keys() == again.keys()
-    assert all(torch.equal(first[name], again[name]) for name in first)
-    assert not any(torch.equal(first[name], other[name]) for name in first)
+    for name in first:
+        assert torch.equal(first[name], again[name])
+    for name in first:
+        assert not torch.equal(first[name], other[name])
 
 
 def test_matrices_start_uniform_within_one_over_root_fan_in():
@@ -280,7 +303,9 @@ def test_matrices_start_uniform_within_one_over_root_fan_in():
     for name, p in build_model(run, vocab_size=1000).named_parameters():
         bound = 1 / math.sqrt(p.shape[1])
         assert 0.98 * bound < p.abs().max() <= bound, name
-        assert p.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.05), name
+        deviation = p.std().item()
+        expected = bound / math.sqrt(3)
+        assert deviation == pytest.approx(expected, rel=0.05), name
         assert abs(p.mean().item()) < 5 * bound / math.sqrt(3 * p.numel()), name
 
 
@@ -292,7 +317,8 @@ def test_the_compiler_gets_tunings_options_where_asked(monkeypatch: pytest.Monke
     monkeypatch.setattr(torch, "compile", lambda f, **how: (asked.append(how), f)[1])
     for tuned in (True, False):
         compile_in_place([nn.Identity()], tuned=tuned)
-    assert asked == [{"fullgraph": True, "dynamic": False, "options": how} for how in (TUNED, None)]
+    expected = [{"fullgraph": True, "dynamic": False, "options": how} for how in (TUNED, None)]
+    assert asked == expected
 
 
 def test_past_its_limit_a_compiled_function_raises(monkeypatch: pytest.MonkeyPatch):
@@ -309,6 +335,7 @@ def test_past_its_limit_a_compiled_function_raises(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_module_of_ones_own_has_no_products_to_merge() -> None:
-    own = type("Own", (Softmax,), {"build": lambda self, run, layer: nn.Identity()})
+    members = {"build": lambda self, run, layer: nn.Identity()}
+    own = type("Own", (Softmax,), members)
     unreads = list(unread(own(kind="own", n_kv_heads=4, kernel=Kernel.fused)))
     assert unreads == ["attention.merge_qkv", "model.qk_norm"]

@@ -57,11 +57,14 @@ def stepped(kind: str, **keys: Any) -> tuple[list[list[Tensor]], list[list[Tenso
     gradients, and the optimizer."""
     words = [f"optimizer.{key}={value}" for key, value in {"weight_decay": DECAY, **keys}.items()]
     run = composed(f"optimizer={kind}", "schedule=constant", *words)
-    draw = partial(torch.randn, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    draw = partial(torch.randn, generator=generator, dtype=torch.float64)
     params = [nn.Parameter(draw(shape)) for shape in SHAPES]
-    parts = {"blocks": nn.ParameterList(params), "head": nn.ParameterList([torch.ones(2, 2)])}
+    head = nn.ParameterList([torch.ones(2, 2)])
+    parts = {"blocks": nn.ParameterList(params), "head": head}
     optimizer = build_optimizers(run, nn.ModuleDict(parts))[-1]
-    weights, grads = [[p.detach().clone() for p in params]], []
+    weights = [[p.detach().clone() for p in params]]
+    grads = []
     for rate in RATES:
         grads.append([draw(p.shape) for p in params])
         for p, g in zip(params, grads[-1], strict=True):
@@ -79,11 +82,15 @@ close = partial(torch.testing.assert_close, rtol=1e-10, atol=1e-10)
 
 def adamw(p: Tensor, grads: list[Tensor], *, cautious: bool = False) -> Iterator[Tensor]:
     """Cautious, its decay is only where it goes the update's way (arXiv:2510.12402)."""
-    m, v = torch.zeros_like(p), torch.zeros_like(p)
+    m = torch.zeros_like(p)
+    v = torch.zeros_like(p)
     for t, (lr, g) in enumerate(zip(RATES, grads, strict=True), start=1):
-        m, v = 0.8 * m + 0.2 * g, 0.9 * v + 0.1 * g * g
-        u = m / (1 - 0.8**t) / ((v / (1 - 0.9**t)).sqrt() + 1e-3)
-        p = p - lr * (u + DECAY * p * ((u * p >= 0) if cautious else 1))
+        m = 0.8 * m + 0.2 * g
+        v = 0.9 * v + 0.1 * g * g
+        root = (v / (1 - 0.9**t)).sqrt()
+        u = m / (1 - 0.8**t) / (root + 1e-3)
+        decayed = DECAY * p
+        p = p - lr * (u + decayed * ((u * p >= 0) if cautious else 1))
         yield p
 
 
@@ -91,29 +98,40 @@ def lion(p: Tensor, grads: list[Tensor], *, cautious: bool = False) -> Iterator[
     m = torch.zeros_like(p)
     for lr, g in zip(RATES, grads, strict=True):
         u = torch.sign(0.9 * m + 0.1 * g)
-        p = p - lr * (u + DECAY * p * ((u * p >= 0) if cautious else 1))
+        decayed = DECAY * p
+        p = p - lr * (u + decayed * ((u * p >= 0) if cautious else 1))
         m = 0.6 * m + 0.4 * g
         yield p
 
 
 def ademamix(p: Tensor, grads: list[Tensor], *, ramp: int) -> Iterator[Tensor]:
-    beta1, beta2, last, alpha = 0.9, 0.8, 0.99, 3.0
+    beta1 = 0.9
+    beta2 = 0.8
+    last = 0.99
+    alpha = 3.0
     m1, m2, v = (torch.zeros_like(p) for _ in range(3))
     for t, (lr, g) in enumerate(zip(RATES, grads, strict=True), start=1):
         share = min(1.0, t / max(1, ramp))  # of the way to the final α and β₃
-        beta3 = last ** (1 / ((1 - share) * math.log(last) / math.log(beta1) + share))
-        m1, m2 = beta1 * m1 + (1 - beta1) * g, beta3 * m2 + (1 - beta3) * g
+        power = (1 - share) * math.log(last) / math.log(beta1)
+        beta3 = last ** (1 / (power + share))
+        m1 = beta1 * m1 + (1 - beta1) * g
+        m2 = beta3 * m2 + (1 - beta3) * g
         v = beta2 * v + (1 - beta2) * g**2
-        m1_hat, v_hat = m1 / (1 - beta1**t), v / (1 - beta2**t)
-        p = p - lr * ((m1_hat + share * alpha * m2) / (v_hat.sqrt() + 1e-3) + DECAY * p)
+        m1_hat = m1 / (1 - beta1**t)
+        v_hat = v / (1 - beta2**t)
+        moments = m1_hat + share * alpha * m2
+        decayed = DECAY * p
+        p = p - lr * (moments / (v_hat.sqrt() + 1e-3) + decayed)
         yield p
 
 
 def schedule_free(p: Tensor, grads: list[Tensor]) -> Iterator[Tensor]:
     """At the end, the average too."""
-    beta1, beta2 = 0.8, 0.9
+    beta1 = 0.8
+    beta2 = 0.9
     x = y = z = p
-    v, squares = torch.zeros_like(p), 0.0
+    v = torch.zeros_like(p)
+    squares = 0.0
     for t, (lr, g) in enumerate(zip(RATES, grads, strict=True), start=1):
         v = beta2 * v + (1 - beta2) * g**2
         gamma = lr * math.sqrt(1 - beta2**t)
@@ -129,30 +147,44 @@ def soap(w: Tensor, grads: list[Tensor]) -> Iterator[Tensor]:
     """The bases from the first gradient, then one step of orthogonal iteration every second update.
     A basis vector's sign is free. The average of the gradients turns with the bases: no other than
     the one that is turned at each step."""
-    beta1, beta2, first = 0.8, 0.9, grads[0]
-    left, right = (1 - beta2) * (first @ first.T), (1 - beta2) * (first.T @ first)
-    q_left, q_right = (torch.linalg.eigh(side).eigenvectors.flip(1) for side in (left, right))
-    m, v = torch.zeros_like(w), torch.zeros_like(w)
+    beta1 = 0.8
+    beta2 = 0.9
+    first = grads[0]
+    left = (1 - beta2) * (first @ first.T)
+    right = (1 - beta2) * (first.T @ first)
+    q_left = torch.linalg.eigh(left).eigenvectors.flip(1)
+    q_right = torch.linalg.eigh(right).eigenvectors.flip(1)
+    m = torch.zeros_like(w)
+    v = torch.zeros_like(w)
     yield w
-    for t, (lr, g) in enumerate(zip(RATES[1:], grads[1:], strict=True), start=1):
+    later = zip(RATES[1:], grads[1:], strict=True)
+    for t, (lr, g) in enumerate(later, start=1):
         turned = q_left.T @ g @ q_right
-        m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * turned**2
-        m_hat, v_hat = q_left.T @ m @ q_right / (1 - beta1**t), v / (1 - beta2**t)
-        w = w - lr * (q_left @ (m_hat / (v_hat.sqrt() + 1e-3)) @ q_right.T + DECAY * w)
+        m = beta1 * m + (1 - beta1) * g
+        v = beta2 * v + (1 - beta2) * turned**2
+        m_hat = q_left.T @ m @ q_right / (1 - beta1**t)
+        v_hat = v / (1 - beta2**t)
+        directions = m_hat / (v_hat.sqrt() + 1e-3)
+        w = w - lr * (q_left @ directions @ q_right.T + DECAY * w)
         yield w
-        left, right = beta2 * left + (1 - beta2) * g @ g.T, beta2 * right + (1 - beta2) * g.T @ g
+        left = beta2 * left + (1 - beta2) * g @ g.T
+        right = beta2 * right + (1 - beta2) * g.T @ g
         if t % 2 == 0:
-            q_left, q_right = torch.linalg.qr(left @ q_left).Q, torch.linalg.qr(right @ q_right).Q
+            q_left = torch.linalg.qr(left @ q_left).Q
+            q_right = torch.linalg.qr(right @ q_right).Q
 
 
 def iterated(g: Tensor, polar: bool) -> Tensor:
     """X ← a·X + (b·A + c·A²)·X with A = X·Xᵀ, from X = G/‖G‖ (Keller Jordan, 2024); Polar Express's
     polynomials but the last are of X/1.01."""
     x = g / g.norm()
-    for a, b, c in (
-        [*POLAR_EXPRESS, POLAR_EXPRESS[-1]] if polar else [(3.4445, -4.7750, 2.0315)] * 9
-    ):
-        x = x / 1.01 if (a, b, c) in POLAR_EXPRESS[:-1] else x
+    if polar:
+        coefficients = [*POLAR_EXPRESS, POLAR_EXPRESS[-1]]
+    else:
+        coefficients = [(3.4445, -4.7750, 2.0315)] * 9
+    for a, b, c in coefficients:
+        if (a, b, c) in POLAR_EXPRESS[:-1]:
+            x = x / 1.01
         gram = x @ x.T
         x = a * x + (b * gram + c * gram @ gram) @ x
     return x
@@ -162,16 +194,22 @@ def muon(
     w: Tensor, grads: list[Tensor], *, polar: bool = False, beta2: float | None = None
 ) -> Iterator[Tensor]:
     """Nine iterations. The momentum rises in a straight line for three steps."""
-    m, v, tall = torch.zeros_like(w), torch.zeros_like(w[:, :1]), len(w) > w.shape[1]
+    m = torch.zeros_like(w)
+    v = torch.zeros_like(w[:, :1])
+    tall = len(w) > w.shape[1]
     for lr, g, beta1 in zip(RATES, grads, (0.6, 0.7, 0.8, 0.9, 0.9), strict=True):
         m = beta1 * m + (1 - beta1) * g
         ahead = beta1 * m + (1 - beta1) * g
-        o = iterated(ahead.T, polar).T if tall else iterated(ahead, polar)
+        if tall:
+            o = iterated(ahead.T, polar).T
+        else:
+            o = iterated(ahead, polar)
         if beta2 is not None:  # NorMuon
             v = beta2 * v + (1 - beta2) * o.square().mean(1, keepdim=True)
             o = o / v.sqrt()
             o = o * math.sqrt(min(w.shape)) / o.norm()
-        w = w - lr * DECAY * w - 0.2 * lr * math.sqrt(max(w.shape)) * o
+        decay = lr * DECAY * w
+        w = w - decay - 0.2 * lr * math.sqrt(max(w.shape)) * o
         yield w
 
 
@@ -180,30 +218,26 @@ ADEMAMIX = {"beta1": 0.9, "beta2": 0.8, "beta3": 0.99, "alpha": 3, "eps": 1e-3}
 MUON = {"momentum_start": 0.6, "momentum": 0.9, "momentum_warmup_steps": 3, "ns_steps": 9}
 
 
-@pytest.mark.parametrize(
-    ("kind", "reference", "keys"),
-    [
-        ("adamw", adamw, ADAMW),
-        ("adamw", partial(adamw, cautious=True), {**ADAMW, "cautious_decay": True}),
-        ("lion", lion, {"beta1": 0.9, "beta2": 0.6}),
-        (
-            "lion",
-            partial(lion, cautious=True),
-            {"beta1": 0.9, "beta2": 0.6, "cautious_decay": True},
-        ),
-        ("ademamix", partial(ademamix, ramp=3), {**ADEMAMIX, "ramp_steps": 3}),
-        ("ademamix", partial(ademamix, ramp=0), {**ADEMAMIX, "ramp_steps": 0}),
-        ("schedule_free", schedule_free, ADAMW),
-        ("soap", soap, {**ADAMW, "basis_every": 2}),
-        ("muon", muon, {**MUON, "scale": "match_rms_adamw"}),
-        ("muon", partial(muon, beta2=0.8), {**MUON, "scale": "match_rms_adamw", "row_beta2": 0.8}),
-        (
-            "muon",
-            partial(muon, polar=True),
-            {**MUON, "scale": "match_rms_adamw", "iteration": "polar_express"},
-        ),
-    ],
-)
+PAPERS = [
+    ("adamw", adamw, ADAMW),
+    ("adamw", partial(adamw, cautious=True), {**ADAMW, "cautious_decay": True}),
+    ("lion", lion, {"beta1": 0.9, "beta2": 0.6}),
+    ("lion", partial(lion, cautious=True), {"beta1": 0.9, "beta2": 0.6, "cautious_decay": True}),
+    ("ademamix", partial(ademamix, ramp=3), {**ADEMAMIX, "ramp_steps": 3}),
+    ("ademamix", partial(ademamix, ramp=0), {**ADEMAMIX, "ramp_steps": 0}),
+    ("schedule_free", schedule_free, ADAMW),
+    ("soap", soap, {**ADAMW, "basis_every": 2}),
+    ("muon", muon, {**MUON, "scale": "match_rms_adamw"}),
+    ("muon", partial(muon, beta2=0.8), {**MUON, "scale": "match_rms_adamw", "row_beta2": 0.8}),
+    (
+        "muon",
+        partial(muon, polar=True),
+        {**MUON, "scale": "match_rms_adamw", "iteration": "polar_express"},
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "reference", "keys"), PAPERS)
 def test_each_step_is_the_papers(
     kind: str, reference: Reference, keys: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ):
@@ -212,11 +246,11 @@ def test_each_step_is_the_papers(
     weights, grads, optimizer = stepped(kind, **keys)
     if kind == "schedule_free":
         with optimizer.option.validating([optimizer]):
-            weights.append(
-                [p.detach().clone() for p in optimizer.param_groups[0]["params"][: len(SHAPES)]]
-            )
+            params = optimizer.param_groups[0]["params"][: len(SHAPES)]
+            weights.append([p.detach().clone() for p in params])
     for i, p in enumerate(weights[0]):
-        for taken, expected in zip(weights[1:], reference(p, [g[i] for g in grads]), strict=True):
+        steps = reference(p, [g[i] for g in grads])
+        for taken, expected in zip(weights[1:], steps, strict=True):
             close(taken[i], expected)
 
 
@@ -234,7 +268,8 @@ def test_soap_begins_with_a_gradient_that_is_not_finite_as_a_gpu_does_before_its
     None
 ):
     option: Any = compose(["model=nano", "optimizer=soap"]).optimizer
-    assert option._first(torch.full((4, 6), torch.nan))["left_basis"].shape == (4, 4)
+    broken = option._first(torch.full((4, 6), torch.nan))
+    assert broken["left_basis"].shape == (4, 4)
 
 
 def test_soap_with_products_in_bf16_steps_almost_the_same_way(monkeypatch: pytest.MonkeyPatch):
@@ -242,12 +277,13 @@ def test_soap_with_products_in_bf16_steps_almost_the_same_way(monkeypatch: pytes
     for dtype in (torch.float64, torch.bfloat16):
         monkeypatch.setattr(hardware, "native_bf16", lambda dtype=dtype: dtype is torch.bfloat16)
         weights, _, optimizer = stepped("soap", eps=1e-3, basis_every=2)
-        moved.append(
-            [after - before for before, after in zip(weights[1], weights[-1], strict=True)]
-        )
-        assert {state["left_basis"].dtype for state in optimizer.state.values()} == {dtype}
+        moves = [after - before for before, after in zip(weights[1], weights[-1], strict=True)]
+        moved.append(moves)
+        dtypes = {state["left_basis"].dtype for state in optimizer.state.values()}
+        assert dtypes == {dtype}
     for exact, rounded in zip(*moved, strict=True):
-        assert 0 < float((rounded - exact).norm() / exact.norm()) < 0.03
+        distance = (rounded - exact).norm()
+        assert 0 < float(distance / exact.norm()) < 0.03
 
 
 # --- the gradient's norm --------------------------------------------------------------------------
@@ -255,19 +291,22 @@ def test_soap_with_products_in_bf16_steps_almost_the_same_way(monkeypatch: pytes
 
 @pytest.mark.parametrize("limit", [1e-7, 1.0, 1e9])
 def test_clipping_leaves_out_what_changes_nothing_and_is_torchs_own(limit: float):
-    ps, clipped = [nn.Parameter(torch.zeros(shape)) for shape in SHAPES], []
+    ps = [nn.Parameter(torch.zeros(shape)) for shape in SHAPES]
+    clipped = []
     start = [torch.randn(p.shape, generator=torch.Generator().manual_seed(0)) for p in ps]
     for ratio in (0.0, 0.5, 0.998, 0.9999, 1 - 1e-7, 1.0, 1.0001, 3.0):
         grads = [grad * (ratio * limit / nn.utils.get_total_norm(start)) for grad in start]
         results = []
-        for clips in (partial(clip, norm=nn.utils.get_total_norm(grads)), nn.utils.clip_grad_norm_):
+        norm = nn.utils.get_total_norm(grads)
+        for clips in (partial(clip, norm=norm), nn.utils.clip_grad_norm_):
             for p, grad in zip(ps, grads, strict=True):
                 p.grad = grad.clone()
             clips(ps, limit)
             results.append([p.grad for p in ps])
         assert all(map(torch.equal, *results))
         clipped.append(not all(map(torch.equal, results[0], grads)))
-    assert (clipped[0], clipped[-1]) == (False, True)
+    assert clipped[0] is False
+    assert clipped[-1] is True
 
 
 # --- Muon -----------------------------------------------------------------------------------------
@@ -279,26 +318,31 @@ def test_matrices_of_the_blocks_get_one_optimizer_and_adamw_the_rest(kind: str, 
     words = ("attention=gqa", "mlp=swiglu", "ideas=[value_embeddings]", f"model.tie_head={tie}")
     run, model = small(f"optimizer={kind}", *words)
     adamw, own = build_optimizers(run, model)
-    assert (type(adamw), type(own)) == (undecorated(torch.optim.AdamW), ByRule)
+    assert type(adamw) is undecorated(torch.optim.AdamW)
+    assert type(own) is ByRule
     parts = [f"attention.f.{part}_proj" for part in ("q", "k", "v", "out")]
     parts += [f"mlp.f.{part}" for part in ("gate", "up", "down")]
-    matrices = {f"blocks.{layer}.{part}.weight" for layer in range(2) for part in parts}
+    matrices = set()
+    for layer in range(2):
+        for part in parts:
+            matrices.add(f"blocks.{layer}.{part}.weight")
     matrices.add("blocks.1.ideas.value_embeddings.gate")
     names = {id(p): name for name, p in model.named_parameters()}
     groups = (each.param_groups for each in (adamw, own))
     rest, of_own = ([names[id(p)] for group in each for p in group["params"]] for each in groups)
     assert set(of_own) == matrices
-    assert sorted(rest) == sorted(set(names.values()) - matrices), "each parameter once"
+    expected = sorted(set(names.values()) - matrices)
+    assert sorted(rest) == expected, "each parameter once"
 
 
-@pytest.mark.parametrize(
-    ("scale", "at_once"),
-    [
-        ("original", 3 * 64 * 64),
-        pytest.param("match_rms_adamw", 1, marks=pytest.mark.slow),
-        pytest.param("match_rms_adamw", 2**20, marks=pytest.mark.slow),
-    ],
-)
+STACKS = [
+    ("original", 3 * 64 * 64),
+    pytest.param("match_rms_adamw", 1, marks=pytest.mark.slow),
+    pytest.param("match_rms_adamw", 2**20, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("scale", "at_once"), STACKS)
 def test_muon_in_stacks_is_torchs_own_bit_for_bit(
     monkeypatch: pytest.MonkeyPatch, at_once: int, scale: str
 ):
@@ -306,23 +350,28 @@ def test_muon_in_stacks_is_torchs_own_bit_for_bit(
     gradient."""
     monkeypatch.setattr(hardware, "native_bf16", lambda: True)
     monkeypatch.setitem(AT_ONCE, "cpu", at_once)
-    weights, states = [], []
+    weights = []
+    states = []
     run = composed("optimizer=muon", f"optimizer.scale={scale}", "optimizer.momentum=0.9")
-    for kind in (
+    cases = (
         partial(ByRule, run.optimizer),
         partial(torch.optim.Muon, momentum=0.9, adjust_lr_fn=scale),
-    ):
+    )
+    for kind in cases:
         _, model = small("attention=gqa")
-        matrices = [p for p in model.blocks.parameters() if p.ndim == 2]
+        parameters = model.blocks.parameters()
+        matrices = [p for p in parameters if p.ndim == 2]
         optimizer = kind(matrices, lr=0.02, weight_decay=0.1)
         for step in range(3):
             set_grads(model, seed=step)
             matrices[1].grad = None
             optimizer.step()
         weights.append([p.detach() for p in matrices])
-        states.append(
-            [optimizer.state[p]["momentum_buffer"] for p in matrices if p.grad is not None]
-        )
+        momentum_buffers = []
+        for p in matrices:
+            if p.grad is not None:
+                momentum_buffers.append(optimizer.state[p]["momentum_buffer"])
+        states.append(momentum_buffers)
     assert all(map(torch.equal, *weights))
     assert all(map(torch.equal, *states))
 
@@ -333,14 +382,18 @@ def best_polynomial(low: float, high: float) -> np.ndarray[Any, Any]:
     inner = low + (high - low) * np.array([1 / 3, 2 / 3])
     for _ in range(100):
         points = np.array([low, *inner, high])
-        rows = np.stack([points, points**3, points**5, [1, -1, 1, -1]], axis=1)
+        signs = [1, -1, 1, -1]
+        rows = np.stack([points, points**3, points**5, signs], axis=1)
         a, b, c, _ = np.linalg.solve(rows, np.ones(4))
-        inner = np.sqrt((-3 * b + np.array([-1, 1]) * math.sqrt(9 * b * b - 20 * a * c)) / (10 * c))
+        root_of_both = math.sqrt(9 * b * b - 20 * a * c)
+        inner = np.sqrt((-3 * b + np.array([-1, 1]) * root_of_both) / (10 * c))
     return np.array([a, b, c])
 
 
 def test_polar_express_has_the_papers_polynomials():
-    low, high, cushion = 1e-3, 1.0, 0.02407327424182761
+    low = 1e-3
+    high = 1.0
+    cushion = 0.02407327424182761
     for stated in POLAR_EXPRESS[
         :6
     ]:  # the last two are the limit, where the four points fall together
@@ -354,7 +407,8 @@ def test_polar_express_has_the_papers_polynomials():
         assert stated == pytest.approx(derived, rel=1e-4)
         low = derived @ [low, low**3, low**5]
         high = 2 - low
-    assert POLAR_EXPRESS[-1] == (15 / 8, -10 / 8, 3 / 8)
+    expected = (15 / 8, -10 / 8, 3 / 8)
+    assert POLAR_EXPRESS[-1] == expected
 
 
 def test_cautious_decay_needs_a_decay_that_it_can_see(monkeypatch: pytest.MonkeyPatch):
@@ -405,14 +459,16 @@ def test_a_half_life_is_the_beta2_that_follows(tmp_path: Path):
     (tmp_path / "config.yaml").write_text(dump(to_plain(run)))
     assert to_plain(load_config(tmp_path / "config.yaml")) == to_plain(run)
     shorter = measurable(run)
-    assert (shorter.trainer.batch_tokens, shorter.optimizer.beta2) == (512, 0.5 ** (512 / 4096))
+    assert shorter.trainer.batch_tokens == 512
+    assert shorter.optimizer.beta2 == 0.5 ** (512 / 4096)
 
 
 # --- averages of the weights ----------------------------------------------------------------------
 
 
 def own(trainee: Trainee) -> list[Tensor]:
-    return [p.detach().clone() for p in trainee.model.parameters()]
+    parameters = trainee.model.parameters()
+    return [p.detach().clone() for p in parameters]
 
 
 @pytest.mark.parametrize("words", ["averaged_weights decay=0.7", "tail_average share=0.5"])
@@ -426,7 +482,11 @@ def test_an_average_is_that_of_its_formula(words: str, tmp_path: Path):
     for step in range(6):
         advance(job, trainee, step)
         # the n-th of the last three has 1/n
-        share, now = 0.3 if name == "averaged_weights" else 1 / max(1, step - 2), own(trainee)
+        if name == "averaged_weights":
+            share = 0.3
+        else:
+            share = 1 / max(1, step - 2)
+        now = own(trainee)
         average = [(1 - share) * a + share * p for a, p in zip(average, now, strict=True)]
         with trainee.model.validating():
             torch.testing.assert_close(own(trainee), average, rtol=0, atol=1e-6)
@@ -471,7 +531,8 @@ def test_what_is_validated_is_generated_from(words: tuple[str, ...], tmp_path: P
     loaded = load(this.run_dir, device=torch.device("cpu"), log=print)
     loaded.model.joined_around = ()  # what it has now is what generates
     job, trainee = trainee_of(loaded.run, tmp_path)
-    loss = json.loads((this.run_dir / "summary.json").read_text())["val_loss"]
+    text = (this.run_dir / "summary.json").read_text()
+    loss = json.loads(text)["val_loss"]
     assert validate(loaded.model, trainee.val, run=loaded.run, world=job.world) == loss
 
 
@@ -479,7 +540,8 @@ def test_what_ideas_keep_around_the_step_is_counted():
     model = build_model(composed("ideas=[averaged_weights]"), vocab_size=V)
     kept = sum(4 * p.numel() for p in model.parameters())
     assert memory.n_bytes(model.kept_around()) == kept
-    assert memory.parts_mib((), (), model.kept_around())["optimizer"] * memory.MIB == kept
+    optimizer = memory.parts_mib((), (), model.kept_around())["optimizer"]
+    assert optimizer * memory.MIB == kept
 
 
 # --- what a run needs of each ---------------------------------------------------------------------
@@ -508,7 +570,8 @@ def test_saved_and_loaded_it_goes_on_bit_for_bit(words: str, tmp_path: Path):
     for each in (trainee, again):
         advance(job, each, 3)
         states.append(each.model.state_dict())
-    assert all(torch.equal(tensor, states[1][name]) for name, tensor in states[0].items())
+    for name, tensor in states[0].items():
+        assert torch.equal(tensor, states[1][name])
 
 
 # --- torch's decorators ---------------------------------------------------------------------------
@@ -535,4 +598,5 @@ print("torch._dynamo" in sys.modules)
 @pytest.mark.slow
 def test_an_optimizer_imports_no_compiler():
     done = subprocess.run([sys.executable, "-c", STEPS], capture_output=True, text=True)
-    assert (done.stdout, done.stderr) == ("False\n", "")
+    assert done.stdout == "False\n"
+    assert done.stderr == ""

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from nocap import compare
+from nocap.command_line import writing
 from nocap.config.errors import refusals
-from nocap.store.command import writing
 from nocap.store.files import append_text, write_file, write_text
 from nocap.store.record import Metrics, read_json, write_json
 from nocap.training import checkpoint
@@ -31,7 +31,8 @@ def runs(tmp_path: Path) -> Path:
 
 
 def test_what_is_no_file_is_refused_and_stays(tmp_path: Path) -> None:
-    pipe, name = tmp_path / "pipe", tmp_path / "socket"
+    pipe = tmp_path / "pipe"
+    name = tmp_path / "socket"
     os.mkfifo(pipe)
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(name))
@@ -48,17 +49,18 @@ def test_what_is_no_file_is_refused_and_stays(tmp_path: Path) -> None:
 
 
 def test_a_link_that_a_person_names_is_followed_and_one_in_a_record_is_not(tmp_path: Path) -> None:
-    target, link = tmp_path / "target", tmp_path / "link"
+    target = tmp_path / "target"
+    link = tmp_path / "link"
     link.symlink_to(target)
     for content in ({"a": 1}, {"a": 2}):  # dangling, and not
         with writing("--json", link) as there:
             write_json(there, content)
         assert link.is_symlink()
         assert read_json(target) == {"schema_version": 1, **content}
-    write_json(
-        link, {"a": 3}
-    )  # as a record's summary.json, which somebody sent as a link to one's own file
-    assert (link.is_symlink(), read_json(target)) == (False, {"schema_version": 1, "a": 2})
+    # as a record's summary.json, which somebody sent as a link to one's own file
+    write_json(link, {"a": 3})
+    assert not link.is_symlink()
+    assert read_json(target) == {"schema_version": 1, "a": 2}
 
 
 # --- modes ----------------------------------------------------------------------------------------
@@ -74,12 +76,13 @@ def umask(request: pytest.FixtureRequest) -> Iterator[int]:
 def modes_in(folder: Path, umask: int) -> dict[str, str]:
     """What does not follow the umask."""
     wanted = {False: 0o666 & ~umask, True: 0o777 & ~umask}
-    modes = {path: stat.S_IMODE(path.lstat().st_mode) for path in folder.rglob("*")}
-    return {
-        str(path.relative_to(folder)): oct(mode)
-        for path, mode in modes.items()
-        if mode != wanted[path.is_dir()]
-    }
+    paths = folder.rglob("*")
+    modes = {path: stat.S_IMODE(path.lstat().st_mode) for path in paths}
+    values: dict[str, str] = {}
+    for path, mode in modes.items():
+        if mode != wanted[path.is_dir()]:
+            values[str(path.relative_to(folder))] = oct(mode)
+    return values
 
 
 def test_every_writer_follows_the_umask(tmp_path: Path, umask: int) -> None:
@@ -93,7 +96,8 @@ def test_every_writer_follows_the_umask(tmp_path: Path, umask: int) -> None:
     tensors = {name: {"w": torch.zeros(3)} for name in (checkpoint.MODEL, checkpoint.OPTIMIZER)}
     checkpoint._write(root / "checkpoints", tensors=tensors, state=state, rows=b"")
     assert checkpoint.find(root / "checkpoints").step == 4
-    assert len(list(root.rglob("*"))) == 11
+    paths = list(root.rglob("*"))
+    assert len(paths) == 11
     assert modes_in(root, umask) == {}
 
 
@@ -106,15 +110,15 @@ def test_a_whole_run_follows_the_umask(here: Door, tmp_path: Path, umask: int) -
 # --- a broken disk --------------------------------------------------------------------------------
 
 
+DISK_ERRORS = [
+    *((number, 1) for number in (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE)),
+    *((number, 2) for number in (errno.EACCES, errno.ENOENT, errno.EISDIR, errno.ENAMETOOLONG)),
+]
+
+
 @pytest.mark.parametrize(
     ("number", "code"),
-    [
-        *(
-            (number, 1)
-            for number in (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE)
-        ),
-        *((number, 2) for number in (errno.EACCES, errno.ENOENT, errno.EISDIR, errno.ENAMETOOLONG)),
-    ],
+    DISK_ERRORS,
     ids=lambda number: errno.errorcode.get(number) if number > 2 else "",
 )
 def test_a_disk_that_fails_is_no_bad_input(
@@ -136,7 +140,8 @@ def test_a_disk_that_fails_is_no_bad_input(
         with pytest.raises(SystemExit, match=rf"^{code}$"):
             compare.main([str(runs), "--json", str(out)])
     err = capsys.readouterr().err
-    assert (err.count("\n"), out.exists()) == (1, False)
+    assert err.count("\n") == 1
+    assert not out.exists()
     if code == 1:
         assert f"({os.strerror(number)})" in err
         monkeypatch.setattr(Path, "read_bytes", broken)

@@ -35,7 +35,7 @@ from nocap.store.identity import digest
 from nocap.store.record import Metrics, write_json
 from nocap.store.tracking import open_tracker
 from nocap.study import board, log
-from nocap.study.result import to_json
+from nocap.study.study_result import to_json
 from nocap.training.terminal import Reporter
 from tests.attempts import on_a_terminal
 from tests.conftest import REPO, SMALL
@@ -48,10 +48,12 @@ from tests.test_study_results import FAST, SAME, resulted, speeds
 
 def some(n: int, alphabet: str = string.ascii_letters + string.digits) -> str:
     """Made up here, so that no file of the repository looks as if it held a token."""
-    return "".join(random.Random(n).choices(alphabet, k=n - 2)) + "A1"
+    chance = random.Random(n)
+    return "".join(chance.choices(alphabet, k=n - 2)) + "A1"
 
 
-LOWER, HEX = string.ascii_lowercase + string.digits, "0123456789abcdef"
+LOWER = string.ascii_lowercase + string.digits
+HEX = "0123456789abcdef"
 PEM = f"-----BEGIN RSA PRIVATE KEY-----\n{some(64)}\n{some(63)}\n-----END RSA PRIVATE KEY-----"
 SHAPES = {  # a name → a text with a secret in it, and the secret
     "github": ("clone ghp_{}", some(36)),
@@ -106,7 +108,8 @@ def leaked(text: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def planned(tmp_path_factory: pytest.TempPathFactory) -> Plan:
-    out, cache = (tmp_path_factory.mktemp(name) for name in ("out", "cache"))
+    out = tmp_path_factory.mktemp("out")
+    cache = tmp_path_factory.mktemp("cache")
     chosen = composed([*SMALL, f"output_dir={out}", f"cache_dir={cache}"])
     return planning.plan(chosen.run, choices=chosen.choices)
 
@@ -114,15 +117,18 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> Plan:
 def record(folder: Path, planned: Plan) -> None:
     tagged = compose([*SMALL, "tracker=wandb"]).tracker
     tagged.tags = [text for text in TEXTS if "\n" not in text and len(text) <= 64]
-    tagged.group, tagged.notes = TEXTS[0], "\n".join(TEXTS)
-    init = type("Init", (), {"record": {"path": TEXTS[0]}, "seconds": 0.0})()
+    tagged.group = TEXTS[0]
+    tagged.notes = "\n".join(TEXTS)
+    members = {"record": {"path": TEXTS[0]}, "seconds": 0.0}
+    init = type("Init", (), members)()
     run = replace(planned.run, tracker=tagged)
-    head.write_record_head(replace(planned, run_dir=folder, run=run, init=init, name=TEXTS[1]))
+    hostile_plan = replace(planned, run_dir=folder, run=run, init=init, name=TEXTS[1])
+    head.write_record_head(hostile_plan)
     config = yaml.safe_load((folder / "config.yaml").read_text())
-    assert (config["data"]["kind"], config["tracker"]["kind"]) == ("synthetic", "wandb")
-    cell = Cell(
-        overrides=tuple(f"tracker.tags=[{text}]" for text in TEXTS), label=TEXTS[0], plan=planned
-    )
+    assert config["data"]["kind"] == "synthetic"
+    assert config["tracker"]["kind"] == "wandb"
+    overrides = tuple(f"tracker.tags=[{text}]" for text in TEXTS)
+    cell = Cell(overrides=overrides, label=TEXTS[0], plan=planned)
     Grid(name="g", folder=folder, swept=("seed",), cells=(cell,)).write()
     Metrics(folder / "metrics.jsonl").append({"step": 0, "note": TEXTS, "train/loss": 1.5})
     write_json(
@@ -130,8 +136,10 @@ def record(folder: Path, planned: Plan) -> None:
     )
     names = ("manifest.json", "grid.json", "metrics.jsonl", "summary.json")
     manifest, grid, row, summary = (json.loads((folder / name).read_text()) for name in names)
-    assert manifest["identity"] == grid["cells"][0]["identity"] == planned.identity
-    assert (row["train/loss"], summary["status"]) == (1.5, "finished")
+    assert manifest["identity"] == planned.identity
+    assert grid["cells"][0]["identity"] == planned.identity
+    assert row["train/loss"] == 1.5
+    assert summary["status"] == "finished"
 
 
 def logs_and_screen(folder: Path, planned: Plan) -> None:
@@ -152,7 +160,8 @@ def hostile_study(folder: Path, text: str) -> None:
     made = loaded(
         folder, study(claims=[stated], question=shown, method=shown, notes={"M.speed": shown})
     )
-    content = json.loads(json.dumps(to_json(resulted(made, speeds(FAST, SAME)))))
+    result = resulted(made, speeds(FAST, SAME))
+    content = json.loads(json.dumps(to_json(result)))
     for shape in itertools.chain(*content["claims"][0]["where"].values()):
         shape["tokenizer"] = text
     content["hardware"]["name"] = text
@@ -176,14 +185,16 @@ def studies(folder: Path, planned: Plan) -> None:
 def comparisons(folder: Path, planned: Plan) -> None:
     # of a nocap that did not redact
     run_dirs = [hostile(folder.parent / "theirs", "r", i, text) for i, text in enumerate(TEXTS)]
-    files = {
-        f"--{suffix}": str(folder / f"out.{suffix}")
-        for suffix in ("json", "csv", "html", "markdown")
-    }
-    compare.main([str(folder.parent / "theirs"), *itertools.chain(*files.items())])
+    files = {}
+    for suffix in ("json", "csv", "html", "markdown"):
+        files[f"--{suffix}"] = str(folder / f"out.{suffix}")
+    theirs = str(folder.parent / "theirs")
+    compare.main([theirs, *itertools.chain(*files.items())])
     runs.main(["why", *(str(run_dirs[i]) for i in (0, 5))])
     report.write(replace(made(1), problems=TEXTS), folder / "report.html")
-    print(Table(title="", columns=[Column(title="arm")], rows=[[text] for text in TEXTS]))
+    columns = [Column(title="arm")]
+    table = Table(title="", columns=columns, rows=[[text] for text in TEXTS])
+    print(table)
 
 
 @dataclass
@@ -209,7 +220,8 @@ def mirrors(folder: Path, planned: Plan) -> None:
     kept.clear()
     texts = {"name": TEXTS[0], "config": {"x": TEXTS}, "tags": tuple(TEXTS)}
     facts = RunFacts(identity="0123abcd4567", arm="a", seed=0, run_dir=folder, **texts)
-    session = open_tracker(Recording(tags=TEXTS), facts, rows=[{"step": 0, "note": TEXTS}])
+    rows_of_texts = [{"step": 0, "note": TEXTS}]
+    session = open_tracker(Recording(tags=TEXTS), facts, rows=rows_of_texts)
     session.finish(summary={"error": TEXTS}, status="failed")
     assert len(kept) == 3
     (folder / "mirror").write_text(repr(kept))
@@ -228,7 +240,8 @@ def test_no_secret_reaches_a_file_or_a_screen(
     folder.mkdir()
     with guarded():
         sink(folder, planned)
-    shown = {str(p.name): p.read_text() for p in folder.rglob("*") if p.is_file()}
+    paths = folder.rglob("*")
+    shown = {str(p.name): p.read_text() for p in paths if p.is_file()}
     shown |= {"the screen": "".join(capsys.readouterr())}
     assert {name: leaks for name, text in shown.items() if (leaks := leaked(text))} == {}
     assert any("redacted:" in text for text in shown.values())
@@ -238,18 +251,16 @@ def test_no_secret_reaches_a_file_or_a_screen(
 def test_what_is_no_secret_stays() -> None:
     """Names, digests, identities, paths, schemas, times: the repository's configurations and code,
     and some lines of its results."""
-    files = [*(REPO / "conf").rglob("*.yaml"), *(REPO / "nocap").rglob("*.py")]
-    results = {
-        line
-        for path in (REPO / "experiments").rglob("*.json")
-        for line in path.read_text().splitlines()
-    }
-    lines = {line for path in files for line in path.read_text().splitlines()}
-    lines |= {
-        *random.Random(0).sample(sorted(results), 4000),
-        "2026-11-20T10:11:12+0100",
-        "ssh://git@host/x",
-    }
+    paths = (REPO / "conf").rglob("*.yaml")
+    files = [*paths, *(REPO / "nocap").rglob("*.py")]
+    results = set()
+    for path in (REPO / "experiments").rglob("*.json"):
+        results.update(path.read_text().splitlines())
+    lines = set()
+    for path in files:
+        lines.update(path.read_text().splitlines())
+    chance = random.Random(0)
+    lines |= {*chance.sample(sorted(results), 4000), "2026-11-20T10:11:12+0100", "ssh://git@host/x"}
     lines |= {"nano-mha-swiglu-cosine-adamw-s0-0123abcd4567", some(64, HEX).lower()}
     lines |= {"/scratch/Group-A/data/Tokens_v2/train_000001.bin"}
     assert len(files) > 200
@@ -267,7 +278,8 @@ PUBLIC = (
 
 
 def test_names_of_secret_variables() -> None:
-    assert [name for name in f"{SECRET} {PUBLIC}".split() if is_secret_name(name)] == SECRET.split()
+    names = [name for name in f"{SECRET} {PUBLIC}".split() if is_secret_name(name)]
+    assert names == SECRET.split()
 
 
 @pytest.mark.parametrize(
@@ -283,10 +295,12 @@ def test_a_secret_that_the_run_needs_is_refused(
     ask: Any,  # noqa: F811
     tmp_path: Path,
 ) -> None:
-    key, small = words[0].partition("=")[0], [word for word in SMALL if not word.startswith("data")]
+    key = words[0].partition("=")[0]
+    small = [word for word in SMALL if not word.startswith("data")]
     asked = ask("train", *small, *words)
     refused(asked, f"nocap: {key} must hold no secret", "<redacted:")
-    assert (leaked(asked[1][0]), [*tmp_path.iterdir()]) == ([], [])
+    assert leaked(asked[1][0]) == []
+    assert [*tmp_path.iterdir()] == []
 
 
 # --- terminal control and markup ------------------------------------------------------------------
@@ -314,14 +328,14 @@ def hostile(root: Path, name: str, seed: int, evil: str = EVIL, **summary: Any) 
         "parts": parts,
         "data": data,
     }
+    hardware = {"name": evil, "fingerprint": evil, "host": evil}
     more = {
         "versions": {evil: evil},
         "git": {"commit": evil, "diff_sha256": evil},
-        "hardware": {"name": evil, "fingerprint": evil, "host": evil},
+        "hardware": hardware,
     }
-    (folder / "manifest.json").write_text(
-        json.dumps({**manifest, **more, "attempts": [{"started": evil}]})
-    )
+    content = {**manifest, **more, "attempts": [{"started": evil}]}
+    (folder / "manifest.json").write_text(json.dumps(content))
     outcome = {
         "status": "finished",
         "seed": seed,
@@ -330,13 +344,18 @@ def hostile(root: Path, name: str, seed: int, evil: str = EVIL, **summary: Any) 
         "tokens": 10,
     }
     outcome |= {"tokens_per_s": 5.0, "clock_s": {"train": 2.0}, "kernel": {"train": evil}}
-    (folder / "summary.json").write_text(
-        json.dumps({**outcome, "tracker": evil, "error": evil, **summary})
-    )
-    rows = [
-        {"step": step, "val/loss": 5.0 - step + seed / 100, evil: 1.0, "clock/train_s": float(step)}
-        for step in range(3)
-    ]
+    content = {**outcome, "tracker": evil, "error": evil, **summary}
+    (folder / "summary.json").write_text(json.dumps(content))
+    rows = []
+    for step in range(3):
+        rows.append(
+            {
+                "step": step,
+                "val/loss": 5.0 - step + seed / 100,
+                evil: 1.0,
+                "clock/train_s": float(step),
+            }
+        )
     (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
     return seal(folder)
 
@@ -359,7 +378,9 @@ def test_a_hostile_record_does_nothing_to_a_screen_or_a_page(
     runs.main(["why", *(str(hostile(tmp_path, "plain", seed)) for seed in (4, 5))])
     with pytest.raises(SystemExit, match="2"):
         compare.main([str(tmp_path / f"{EVIL[:40]}nothing")])
-    shown, page, answer = capsys.readouterr(), files["html"].read_text(), files["json"].read_text()
+    shown = capsys.readouterr()
+    page = files["html"].read_text()
+    answer = files["json"].read_text()
     assert [controls(text) for text in (*shown, page, answer)] == [[]] * 4
     assert r"\x1b[31m" in shown.out
     assert r"\x1b" in shown.err
@@ -378,29 +399,30 @@ def test_a_hostile_study_writes_no_markup(tmp_path: Path) -> None:
 
 
 def test_markdown_cells_end_where_they_should() -> None:
-    (_, _, row) = markdown(["a", "b"], [["x\\| y | z", "line\nbreak"]])
+    _, _, row = markdown(["a", "b"], [["x\\| y | z", "line\nbreak"]])
     assert row == r"| x\| y \| z | line break |"
     links = "see [this](../README.md), [that](https://x.org) and a "
-    assert (tame(links + "< b"), tame("[a](JavaScript:x)")) == (
-        links + "&lt; b",
-        "[a](#JavaScript:x)",
-    )
+    assert tame(links + "< b") == links + "&lt; b"
+    assert tame("[a](JavaScript:x)") == "[a](#JavaScript:x)"
 
 
 def test_a_spreadsheet_computes_no_cell() -> None:
     names = ("=cmd|' /C calc'!A0", "+1", "-2+3", "@SUM(1)", "\t=1", "plain")
-    records = [
-        replace(record_of("flash", "gelu4x", seed), name=name) for seed, name in enumerate(names)
-    ]
-    shown = [row["name"] for row in csv.DictReader(io.StringIO(to_csv(rows(records))))]
-    assert [name[0] for name in shown] == ["'"] * 5 + ["p"]
+    records = []
+    for seed, name in enumerate(names):
+        records.append(replace(record_of("flash", "gelu4x", seed), name=name))
+    table_of_runs = io.StringIO(to_csv(rows(records)))
+    shown = [row["name"] for row in csv.DictReader(table_of_runs)]
+    expected = ["'"] * 5 + ["p"]
+    assert [name[0] for name in shown] == expected
 
 
 def test_a_terminal_gets_its_own_style_only(tmp_path: Path) -> None:
     """On a terminal a table's head is bold, and a record's bytes are words."""
     hostile(tmp_path, "a", 1)
     _, out = on_a_terminal("-m", "nocap.compare", str(tmp_path), cwd=tmp_path)
-    assert ("\x1b[1m" in out, controls(out.replace("\r\n", "\n"))) == (True, [])
+    assert "\x1b[1m" in out
+    assert controls(out.replace("\r\n", "\n")) == []
 
 
 @pytest.mark.parametrize("text", ["a − b × 2 – “x” …\n\tüé漢字 🙂", "0123 ~!@#$%^&*()"])

@@ -10,34 +10,34 @@ import pytest
 from nocap.__main__ import COMMANDS
 from tests.conftest import REPO, Door
 
+COMPLETIONS = [
+    ("nocap ", {*COMMANDS}),
+    ("nocap tr", {"train"}),
+    ("nocap train attention=", {"attention=gqa", "attention=sliding"}),
+    ("nocap train attention=gqa mlp=sw", {"mlp=swiglu"}),
+    (
+        "nocap train optimizer=muon trainer.cuda_graphs=false optimizer.row_",
+        {"optimizer.row_beta2="},
+    ),
+]
 
-@pytest.mark.parametrize(
-    ("line", "offered"),
-    [
-        ("nocap ", {*COMMANDS}),
-        ("nocap tr", {"train"}),
-        ("nocap train attention=", {"attention=gqa", "attention=sliding"}),
-        ("nocap train attention=gqa mlp=sw", {"mlp=swiglu"}),
-        (
-            "nocap train optimizer=muon trainer.cuda_graphs=false optimizer.row_",
-            {"optimizer.row_beta2="},
-        ),
-    ],
-)
+
+@pytest.mark.parametrize(("line", "offered"), COMPLETIONS)
 def test_completion_offers_doors_groups_and_options(
     here: Door, line: str, offered: set[str]
 ) -> None:
     """What bash is offered after a line."""
-    done = here(
-        "-sc", "query=bash", module="nocap", env={"COMP_LINE": line, "COMP_POINT": str(len(line))}
-    )
+    env = {"COMP_LINE": line, "COMP_POINT": str(len(line))}
+    done = here("-sc", "query=bash", module="nocap", env=env)
     words = set(done.out.split())
-    assert (done.code, words if len(offered) == 1 else words & offered) == (0, offered), done.err
+    assert done.code == 0, done.err
+    assert (words if len(offered) == 1 else words & offered) == offered, done.err
 
 
 @pytest.mark.gate
 def test_installed_wheel_works_in_any_folder(tmp_path: Path) -> None:
-    site, elsewhere = tmp_path / "site", tmp_path / "elsewhere"
+    site = tmp_path / "site"
+    elsewhere = tmp_path / "elsewhere"
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
     for words in (["wheel", "--wheel-dir", ".", str(REPO)], ["install", "--target", str(site)]):
         wheels = map(str, tmp_path.glob("*.whl"))
@@ -60,7 +60,8 @@ def test_installed_wheel_works_in_any_folder(tmp_path: Path) -> None:
     nocap("new", "mlp", "brand_new")
     assert (elsewhere / "brand_new" / "mlp" / "brand_new.py").is_file()
     studies = {path.name for path in (site / "nocap" / "studies").iterdir()}
-    assert studies == {path.parent.name for path in (REPO / "experiments").glob("*/study.yaml")}
+    paths = (REPO / "experiments").glob("*/study.yaml")
+    assert studies == {path.parent.name for path in paths}
     assert "entropy" in nocap("study", "objectives", "scale=cpu", "--plan", "--allow-code")
     assert ": 12 cells" in nocap("study", "gqa", "scale=cpu", "--plan")
     assert not (elsewhere / "experiments").exists()

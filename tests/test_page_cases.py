@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from nocap.judge.compare import compare
-from nocap.judge.compared import Comparison
+from nocap.judge.compared_arms import Comparison
 from nocap.report import comparison as report
-from nocap.sources import answer
+from nocap.sources import race_answer
 from nocap.store.runs import Found, Record
 from tests.conftest import REPO
 from tests.made_grid import made, record_of, with_summary
@@ -82,12 +82,13 @@ def case(record: Record) -> Record:
     if record.arm == "flash-gelu3x":
         return replace(record, name=f"{LONG}-{record.name}")
     if record.arm == "gqa-gelu4x":
-        curve = replace(record.curve, val_loss=[HUGE] * len(record.curve.step))
+        losses = [HUGE] * len(record.curve.step)
+        curve = replace(record.curve, val_loss=losses)
         return replace(with_summary(record, val_loss=HUGE, val_bpb=HUGE), curve=curve)
     if record.arm == "mha-gelu4x":
-        ends = {
-            name: getattr(record.curve, name)[::40] for name in record.curve.__dataclass_fields__
-        }
+        ends = {}
+        for name in record.curve.__dataclass_fields__:
+            ends[name] = getattr(record.curve, name)[::40]
         return replace(record, curve=type(record.curve)(**ends))
     if record.arm == "sliding-gelu3x":
         return replace(record, name=f"good\u202edab-{record.name}")
@@ -97,9 +98,8 @@ def case(record: Record) -> Record:
 @pytest.fixture(scope="module")
 def cases(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("cases") / "report.html"
-    report.write(
-        replace(made(3, case), problems=[LONG]), path, command="python -m nocap.compare outputs"
-    )
+    long_page = replace(made(3, case), problems=[LONG])
+    report.write(long_page, path, command="python -m nocap.compare outputs")
     return path
 
 
@@ -110,7 +110,8 @@ def crowd() -> Comparison:
         for seed in range(3):
             run = record_of("flash", "gelu4x", seed)
             shift = 0.0005 * i
-            curve = replace(run.curve, val_loss=[loss + shift for loss in run.curve.val_loss])
+            losses = [loss + shift for loss in run.curve.val_loss]
+            curve = replace(run.curve, val_loss=losses)
             config = {**run.config, "optimizer.lr": 0.001 * (i + 1)}
             run = replace(run, identity=f"{i}-{seed}", arm=f"arm-{i}", config=config, curve=curve)
             records.append(with_summary(run, val_loss=curve.val_loss[-1]))
@@ -150,7 +151,8 @@ def test_arrow_keys_read_a_chart_and_leave_it(opened: Callable[..., Tab], cases:
         tab.page.keyboard.press(key)
         said.append(tip.inner_text())
     assert said[0] != said[1]
-    assert said[1].split(",")[0] != said[2].split(",")[0]
+    words = said[1].split(",")
+    assert words[0] != said[2].split(",")[0]
     assert said[3] == said[1]
     assert said[4] == said[0]
     tab.page.keyboard.press("Escape")
@@ -169,7 +171,8 @@ def test_a_tap_pins_a_reading_and_a_tap_elsewhere_takes_it_away(
     tab.page.touchscreen.tap(point["x"] + 2, point["y"] + 2)
     assert "s of training" in tab.page.locator("#times .tip").inner_text()
     box = chart.bounding_box()
-    tab.page.touchscreen.tap(box["x"] + 3, box["y"] + box["height"] - 3)
+    right = box["y"] + box["height"] - 3
+    tab.page.touchscreen.tap(box["x"] + 3, right)
     assert not tab.page.locator("#times .tip").is_visible()
     tab.page.tap("nav button[data-arm='1']")
     assert tab.page.locator(".plot .faded").count() == 0
@@ -180,7 +183,8 @@ def test_a_double_click_copies_a_whole_cell(opened: Callable[..., Tab], cases: P
     tab = opened(cases)
     cell = tab.page.locator("#arms tr[data-arm='1'] td").nth(1)
     cell.dblclick()
-    assert tab.page.evaluate("getSelection().toString()").strip() == cell.inner_text().strip()
+    expected = cell.inner_text().strip()
+    assert tab.page.evaluate("getSelection().toString()").strip() == expected
     assert tab.page.locator("tr.off").count() == 0
 
 
@@ -217,10 +221,9 @@ def test_forced_colours_keep_what_is_pressed_and_drawn(
     opened: Callable[..., Tab], cases: Path
 ) -> None:
     tab = opened(cases, forced_colors="active")
-    pressed, other = (
-        tab.each(f"[data-x][aria-pressed={state}]", "getComputedStyle(at).backgroundColor")[0]
-        for state in ("true", "false")
-    )
+    colour = "getComputedStyle(at).backgroundColor"
+    pressed = tab.each("[data-x][aria-pressed=true]", colour)[0]
+    other = tab.each("[data-x][aria-pressed=false]", colour)[0]
     assert pressed != other
     (text,) = tab.each("body", "getComputedStyle(at).color")
     assert tab.each("#curves .mark", "getComputedStyle(at).stroke")[-1] == text
@@ -250,13 +253,13 @@ def test_sixty_arms_are_told_apart(opened: Callable[..., Tab], tmp_path: Path) -
 
 @pytest.mark.slow
 def test_a_page_of_six_arms_is_light() -> None:
-    runs = [
-        record_of(attention, mlp, seed)
-        for attention in ("flash", "gqa")
-        for mlp in ("gelu4x", "gelu3x", "swiglu")
-        for seed in range(3)
-    ]
-    assert len(report.render(compare(Found(records=runs))).encode()) <= LIGHTEST
+    runs = []
+    for attention in ("flash", "gqa"):
+        for mlp in ("gelu4x", "gelu3x", "swiglu"):
+            for seed in range(3):
+                runs.append(record_of(attention, mlp, seed))
+    page = report.render(compare(Found(records=runs)))
+    assert len(page.encode()) <= LIGHTEST
 
 
 @pytest.mark.slow
@@ -264,8 +267,10 @@ def test_a_page_of_six_arms_is_light() -> None:
 def test_pages_of_a_race_and_of_studies_fit_and_break_no_rule(
     opened: Callable[..., Tab], tmp_path: Path, width: int
 ) -> None:
-    raced = made_race(tmp_path, random.Random(3), gain=30.0, pairs=3)
-    (tmp_path / "race.html").write_text(answer.render(raced, raced.run()))
+    chance = random.Random(3)
+    raced = made_race(tmp_path, chance, gain=30.0, pairs=3)
+    text = race_answer.render(raced, raced.run())
+    (tmp_path / "race.html").write_text(text)
     for path in (tmp_path / "race.html", REPO / "experiments" / "board.html"):
         tab = opened(path, width=width, last=None)
         assert tab.scrolls() <= width

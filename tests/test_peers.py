@@ -19,7 +19,7 @@ from nocap.config.run import Run
 from nocap.config.trainer import Device
 from nocap.measure import bench as measure
 from nocap.measure import timed
-from nocap.measure.arms import compose_arm
+from nocap.measure.bench_arms import compose_arm
 from nocap.measure.timed import Clock, TimedArm
 from tests.conftest import REPO
 
@@ -98,7 +98,10 @@ def peers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     monkeypatch.syspath_prepend(str(HERE))
     monkeypatch.syspath_prepend(str(tmp_path))
     yield tmp_path
-    brought = {path.stem for folder in (HERE, tmp_path) for path in folder.glob("*.py")}
+    brought = set()
+    for folder in (HERE, tmp_path):
+        for path in folder.glob("*.py"):
+            brought.add(path.stem)
     for name in (sys.modules.keys() - names) & brought:
         del sys.modules[name]
 
@@ -124,7 +127,8 @@ def test_a_peers_arm_gets_the_tokens_of_nocaps_own(
     forward = own.built.forward
 
     def reading(x: torch.Tensor, y: torch.Tensor) -> Any:
-        read.append(torch.cat([x, y[:, -1:]], dim=1))
+        joined = torch.cat([x, y[:, -1:]], dim=1)
+        read.append(joined)
         return forward(x, y)
 
     monkeypatch.setattr(own.built, "forward", reading)
@@ -163,7 +167,8 @@ def test_the_race_times_peers_as_nocaps_own_and_reads_its_file(
     monkeypatch.setattr(measure, "matmul_flops", lambda device, precision: 1e12)
     (peers / "a_bigram.py").write_text(BIGRAM)
     late = "if len(self.seen) < 9: return loss.detach()\n        return float('nan')"
-    (peers / "diverges.py").write_text(BIGRAM.replace("return loss.detach()", late))
+    text = BIGRAM.replace("return loss.detach()", late)
+    (peers / "diverges.py").write_text(text)
     race = importlib.import_module("race")
     base = [*NANO, "model.seq_len=64", "trainer.compile=off", "tracker=none"]
     settings = {"own": [], "a_bigram": ["fp32 off"], "diverges": ["fp32 off"]}
@@ -191,27 +196,24 @@ def test_the_race_times_peers_as_nocaps_own_and_reads_its_file(
     assert race.speed_over(other, own).mid > 1  # a table against a transformer
 
 
-@pytest.mark.parametrize(
-    ("source", "said"),
-    [
-        ("def build(): ...", "TypeError: build() takes 0 positional arguments but 1 was given"),
-        ("def build(request):\n raise KeyError('a\\nb')", "KeyError: 'a\\nb'"),
-        ("def build(request):\n raise SystemExit(3)", "SystemExit: 3"),
-        (
-            "def build(request): ...",
-            "AttributeError: 'NoneType' object has no attribute 'parameters'",
-        ),
-        (f"{STEP}return None{BUILD}", "TypeError: "),
-        (
-            f"{STEP}return 0.0{BUILD}",
-            "InputError: a step must update its parameters, got one that changes none",
-        ),
-        (
-            f"{STEP}self.parameters[0].add_(1); return 0.0\n settings={{1: print}}{BUILD}",
-            "TypeError: Object of type builtin_function_or_method is not",
-        ),
-    ],
-)
+MISTAKES = [
+    ("def build(): ...", "TypeError: build() takes 0 positional arguments but 1 was given"),
+    ("def build(request):\n raise KeyError('a\\nb')", "KeyError: 'a\\nb'"),
+    ("def build(request):\n raise SystemExit(3)", "SystemExit: 3"),
+    ("def build(request): ...", "AttributeError: 'NoneType' object has no attribute 'parameters'"),
+    (f"{STEP}return None{BUILD}", "TypeError: "),
+    (
+        f"{STEP}return 0.0{BUILD}",
+        "InputError: a step must update its parameters, got one that changes none",
+    ),
+    (
+        f"{STEP}self.parameters[0].add_(1); return 0.0\n settings={{1: print}}{BUILD}",
+        "TypeError: Object of type builtin_function_or_method is not",
+    ),
+]
+
+
+@pytest.mark.parametrize(("source", "said"), MISTAKES)
 def test_a_mistake_in_a_peers_file_fails_its_arm(
     peers: Path, peer_arm: ModuleType, source: str, said: str
 ) -> None:

@@ -24,7 +24,7 @@ from nocap.judge.power import (
 )
 from nocap.judge.verdict import width_of
 from nocap.store.metrics import METRICS
-from nocap.store.runs import Record, load
+from nocap.store.runs import Record, load_runs
 from tests.conftest import Door
 from tests.grids import CELL
 from tests.test_compare import gelu3x, write_run
@@ -37,7 +37,8 @@ def test_the_least_difference_is_shown_in_four_of_five_tables(arms: int, seeds: 
     least = detectable(math.sqrt(2), seeds, arms=arms)
     shown = 0
     for _ in range(1000):
-        noise = rng.normal(size=(arms, seeds)) - rng.normal(size=(1, seeds))
+        own = rng.normal(size=(arms, seeds))
+        noise = own - rng.normal(size=(1, seeds))
         noise[0] += least
         shown += of_arms(noise.tolist())[0].low > 0
     assert 0.76 <= shown / 1000 <= 0.84
@@ -46,7 +47,8 @@ def test_the_least_difference_is_shown_in_four_of_five_tables(arms: int, seeds: 
 @pytest.mark.parametrize("seeds", [3, 6])
 def test_of_one_arm_it_is_that_of_a_noncentral_t(seeds: int) -> None:
     least = detectable(1.0, seeds, arms=1)
-    power = stats.nct.sf(stats.t.ppf(0.975, seeds - 1), seeds - 1, least * math.sqrt(seeds))
+    quantile = stats.t.ppf(0.975, seeds - 1)
+    power = stats.nct.sf(quantile, seeds - 1, least * math.sqrt(seeds))
     assert power == pytest.approx(0.8, abs=0.03)
 
 
@@ -63,9 +65,11 @@ def test_a_claim_shows_its_least_gain_in_four_of_five_analyses(
     """By its own interval at its look, with the noise that was declared."""
     width = width_of(METRICS["val_loss"], known)
     least = detectable_by_claim(1.0, n, width=width)
-    pairs = least + np.random.default_rng(5).normal(size=(4000, n))
+    rng = np.random.default_rng(5)
+    pairs = least + rng.normal(size=(4000, n))
     halves = [width(float(row.std(ddof=1)), n, interval.analysis_of(n)) for row in pairs]
-    assert np.mean(pairs.mean(axis=1) > halves) == pytest.approx(0.8, abs=0.03)
+    found = pairs.mean(axis=1) > halves
+    assert np.mean(found) == pytest.approx(0.8, abs=0.03)
 
 
 # --- the time at equal loss -----------------------------------------------------------------------
@@ -77,12 +81,12 @@ def test_of_a_slope_that_is_known_it_is_that_of_a_noncentral_t() -> None:
     spread = math.hypot(0.03, 0.001 / 0.1)
     for seeds in (3, 6):
         least = -math.log(1 - detectable_time(noise, seeds, levels=1))
-        power = stats.nct.sf(
-            stats.t.ppf(0.975, seeds - 1), seeds - 1, least / spread * math.sqrt(seeds)
-        )
+        quantile = stats.t.ppf(0.975, seeds - 1)
+        power = stats.nct.sf(quantile, seeds - 1, least / spread * math.sqrt(seeds))
         assert power == pytest.approx(0.8, abs=0.04)
     stricter = -math.log(1 - detectable_time(noise, 6, levels=1, look=2))
-    power = stats.nct.sf(stats.t.ppf(1 - 0.025 / 4, 5), 5, stricter / spread * math.sqrt(6))
+    quantile = stats.t.ppf(1 - 0.025 / 4, 5)
+    power = stats.nct.sf(quantile, 5, stricter / spread * math.sqrt(6))
     assert power == pytest.approx(0.8, abs=0.04)
 
 
@@ -110,35 +114,34 @@ def test_the_least_gain_in_time_is_shown_in_four_of_five_grids(
     rng = np.random.default_rng(9)
     shown = 0
     for _ in range(1000):
-        losses = rng.normal(0, noise.loss / math.sqrt(2), (levels + 1, others, seeds))
-        pace = rng.normal(0, noise.pace / math.sqrt(2), (levels + 1, others, seeds))
+        shape = (levels + 1, others, seeds)
+        losses = rng.normal(0, noise.loss / math.sqrt(2), shape)
+        shape = (levels + 1, others, seeds)
+        pace = rng.normal(0, noise.pace / math.sqrt(2), shape)
         losses[1] += noise.slope * gain / 2  # worth so many more steps
         pace[1] -= gain / 2
-        short, long = (
-            noise.slope * math.log(share) + rng.normal(0, noise.ends, seeds) for share in (0.7, 1.4)
-        )
-        z = z_by_hand(losses.reshape(-1, seeds), pace.reshape(-1, seeds), short, long)
+        short = noise.slope * math.log(0.7) + rng.normal(0, noise.ends, seeds)
+        long = noise.slope * math.log(1.4) + rng.normal(0, noise.ends, seeds)
+        flat = losses.reshape(-1, seeds)
+        flat_pace = pace.reshape(-1, seeds)
+        z = z_by_hand(flat, flat_pace, short, long)
         by_level = z.reshape(levels + 1, others, seeds).mean(axis=1)
         first = of_arms((by_level[1:] - by_level[0]).tolist())[0]
         shown += first.high < 0
     assert shown / 1000 == pytest.approx(0.8, abs=0.04)
 
 
-@pytest.mark.parametrize(
-    ("noise", "seeds"),
-    [
-        (
-            NoiseAtEqualLoss(loss=0.001, pace=0.01, slope=-0.1, ends=0.1),
-            3,
-        ),  # whose slope is seldom known
-        (
-            NoiseAtEqualLoss(loss=0.3, pace=0.01, slope=-0.1, ends=0.001),
-            3,
-        ),  # whose arms lie beyond the ends
-        (NoiseAtEqualLoss(loss=0.001, pace=0.01, slope=0.1, ends=0.001), 3),  # whose loss rises
-        (NoiseAtEqualLoss(loss=0.001, pace=0.01, slope=-0.1, ends=0.001), 2),
-    ],
-)
+NOISES = [
+    # whose slope is seldom known
+    (NoiseAtEqualLoss(loss=0.001, pace=0.01, slope=-0.1, ends=0.1), 3),
+    # whose arms lie beyond the ends
+    (NoiseAtEqualLoss(loss=0.3, pace=0.01, slope=-0.1, ends=0.001), 3),
+    (NoiseAtEqualLoss(loss=0.001, pace=0.01, slope=0.1, ends=0.001), 3),  # whose loss rises
+    (NoiseAtEqualLoss(loss=0.001, pace=0.01, slope=-0.1, ends=0.001), 2),
+]
+
+
+@pytest.mark.parametrize(("noise", "seeds"), NOISES)
 def test_a_table_that_is_refused_shows_nothing(noise: NoiseAtEqualLoss, seeds: int) -> None:
     assert detectable_time(noise, seeds, levels=1) == math.inf
 
@@ -148,15 +151,12 @@ def alike(root: Path, rng: np.random.Generator, *, lengths: bool = True) -> None
     steps."""
     for seed in range(4):
         for make, level in ((write_run, 3.3), (gelu3x, 3.32)):
-            make(
-                root,
-                seed=seed,
-                loss=level + rng.normal(0, 0.01),
-                config={"trainer.steps": 400},
-                speed=1000 * math.exp(rng.normal(0, 0.02)),
-            )
+            noise = rng.normal(0, 0.01)
+            speed = 1000 * math.exp(rng.normal(0, 0.02))
+            make(root, seed=seed, loss=level + noise, config={"trainer.steps": 400}, speed=speed)
         for steps in (200, 800) if lengths else ():
-            loss = 3.3 * (steps / 400) ** -0.1 + rng.normal(0, 0.01)
+            noise = rng.normal(0, 0.01)
+            loss = 3.3 * (steps / 400) ** -0.1 + noise
             write_run(
                 root,
                 seed=seed,
@@ -168,11 +168,10 @@ def alike(root: Path, rng: np.random.Generator, *, lengths: bool = True) -> None
 
 def by(records: list[Record], words: str, steps: int) -> list[Record]:
     """Those of an arm, by their seeds."""
-    own = [
-        record
-        for record in records
-        if words in record.name and record.config["trainer.steps"] == steps
-    ]
+    own = []
+    for record in records:
+        if words in record.name and record.config["trainer.steps"] == steps:
+            own.append(record)
     return sorted(own, key=lambda record: record.seed)
 
 
@@ -184,7 +183,7 @@ def test_the_noise_of_a_time_is_that_of_paces_losses_and_the_baselines_lengths(
     tmp_path: Path,
 ) -> None:
     alike(tmp_path, np.random.default_rng(4))
-    records = load([tmp_path]).records
+    records = load_runs([tmp_path]).records
     base = by(records, "gelu4x", 400)
     arm = by(records, "gelu3x", 400)
     noise = noise_at_equal_loss(records, {**base[0].config, "seed": 0})
@@ -192,17 +191,19 @@ def test_the_noise_of_a_time_is_that_of_paces_losses_and_the_baselines_lengths(
     pace = logs(base, "token_us") - logs(arm, "token_us")
     assert noise.pace == pytest.approx(pace.std(ddof=1))
     losses = logs(base, "val_loss") - logs(arm, "val_loss")
-    assert noise.loss == pytest.approx(losses.std(ddof=1), rel=0.01)
-    falls = logs(by(records, "gelu4x", 800), "val_loss") - logs(
-        by(records, "gelu4x", 200), "val_loss"
-    )
-    assert noise.slope == pytest.approx(falls.mean() / math.log(4))
+    deviation = losses.std(ddof=1)
+    assert noise.loss == pytest.approx(deviation, rel=0.01)
+    short_ones = logs(by(records, "gelu4x", 200), "val_loss")
+    falls = logs(by(records, "gelu4x", 800), "val_loss") - short_ones
+    expected = falls.mean() / math.log(4)
+    assert noise.slope == pytest.approx(expected)
     assert noise.ends == pytest.approx(falls.std(ddof=1) / math.sqrt(2))
 
 
 def test_what_is_missing_for_it_is_said(tmp_path: Path) -> None:
-    alike(tmp_path, np.random.default_rng(4), lengths=False)
-    records = load([tmp_path]).records
+    rng = np.random.default_rng(4)
+    alike(tmp_path, rng, lengths=False)
+    records = load_runs([tmp_path]).records
     without = "the baseline is not there with three seeds at a shorter and a longer length"
     assert noise_at_equal_loss(records, records[0].config) == without
     one = by(records, "gelu4x", 400)
@@ -222,22 +223,15 @@ def test_the_noise_is_that_of_pairs_of_runs_alike(tmp_path: Path) -> None:
         write_run(tmp_path, seed=seed, loss=losses[0, seed], config=config)
         gelu3x(tmp_path, seed=seed, loss=losses[1, seed], config=config)
         gelu3x(tmp_path, seed=seed, loss=9.0 + seed, config={**config, "trainer.batch_tokens": 128})
-        write_run(
-            tmp_path,
-            seed=seed,
-            loss=3.0 + 0.5 * losses[0, seed],
-            config={**config, "trainer.steps": 800},
-        )
-        gelu3x(
-            tmp_path,
-            seed=seed,
-            loss=3.0 + 0.5 * losses[1, seed],
-            config={**config, "trainer.steps": 800},
-        )
-    records = load([tmp_path]).records
+        longer = {**config, "trainer.steps": 800}
+        write_run(tmp_path, seed=seed, loss=3.0 + 0.5 * losses[0, seed], config=longer)
+        longer = {**config, "trainer.steps": 800}
+        gelu3x(tmp_path, seed=seed, loss=3.0 + 0.5 * losses[1, seed], config=longer)
+    records = load_runs([tmp_path]).records
     own = next(record for record in records if "gelu4x" in record.name)
     noise = noise_of(records, own.config)
     sd = (losses[0] - losses[1]).std(ddof=1)
+
     assert noise[400].sd == pytest.approx(sd)
     assert noise[400].pairs == 4
     assert noise[800].sd == pytest.approx(0.5 * sd)
@@ -263,22 +257,20 @@ def test_plan_says_what_the_grid_can_show(here: Door) -> None:
     after = here("--multirun", "--plan", *grid, "norm=rmsnorm,layernorm")
     assert after.code == 0
     assert re.search(r"seeds +arm by arm +by factor, attention +by factor, norm", after.out)
-    rows = [
-        line.split() for line in after.out.splitlines() if re.match(r" +(3|6|12) +0\.\d+ ", line)
-    ]
+    lines = after.out.splitlines()
+    rows = [line.split() for line in lines if re.match(r" +(3|6|12) +0\.\d+ ", line)]
     assert [row[0] for row in rows] == ["3", "6", "12"]
     least = [float(row[1]) for row in rows]
     assert least == sorted(least, reverse=True)
-    assert all(float(row[2]) < float(row[1]) for row in rows)
+    for row in rows:
+        assert float(row[2]) < float(row[1])
     assert "from 3 pairs of such runs" in after.out
     assert "gains in the time at equal loss that are shown in 80% of grids" in after.out
     assert re.search(
         r"^noise: \d+\.\d% of the time a token between two arms of one seed; ", after.out, re.M
     )
-    gains = [
-        line.split()
-        for line in after.out.splitlines()
-        if re.match(r" +(3|6|12) +(\d+\.\d%|–) ", line)
-    ]
+    lines = after.out.splitlines()
+    gains = [line.split() for line in lines if re.match(r" +(3|6|12) +(\d+\.\d%|–) ", line)]
     assert [row[0] for row in gains] == ["3", "6", "12"]
-    assert all(len(row) == 4 for row in gains)
+    for row in gains:
+        assert len(row) == 4

@@ -37,48 +37,51 @@ def test_the_steps_of_a_gpu_day(tmp_path, pretended):
     day = json.loads((tmp_path / "out" / "day.json").read_text())
     failed = {row["step"]: row["tail"] for row in day["rows"] if row["rc"] != 0}
     assert not failed.keys() & {"grid", "profile", "options", "options_again"}, done.out
-    results = {
-        row["step"]: json.loads((tmp_path / "out" / row["json"]).read_text())
-        for row in day["rows"]
-        if row["json"]
-    }
+    results = {}
+    for row in day["rows"]:
+        if row["json"]:
+            text = (tmp_path / "out" / row["json"]).read_text()
+            results[row["step"]] = json.loads(text)
     assert list(results) == ["best", "options", "grid", "options_again", "profile", "challenge"]
     for name in ("best", "challenge"):
         turns = results[name]["runs"]
-        assert [(run["who"], run["error"], len(run["train_loss"])) for run in turns] == [
-            (who, None, 10) for who in ORDER
-        ]
+        expected = [(who, None, 10) for who in ORDER]
+        outcomes = [(run["who"], run["error"], len(run["train_loss"])) for run in turns]
+        assert outcomes == expected
     statuses = {arm["label"]: arm["status"] for arm in results["options"]["arms"]}
     assert statuses["attention=flash"] == "measured"
-    assert [cell["trainer"]["cuda_graphs"] for cell in results["grid"]["cells"]] == [True] * 6
+    cuda_graphs = [cell["trainer"]["cuda_graphs"] for cell in results["grid"]["cells"]]
+    assert cuda_graphs == [True] * 6
 
 
 # --- the profile
 
 
+MIXERS = [
+    ("attention=mha", {"product", "softmax", "values", "around"}),
+    ("attention=flash", {"fused", "around"}),
+    ("attention=sliding", {"fused", "around"}),  # FlexAttention, a compiled function
+    ("--forward attention=mha", {"product", "softmax", "values", "around"}),
+    ("--generate attention=gqa", {"fused", "around"}),
+]
+
+
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    ("words", "details"),
-    [
-        ("attention=mha", {"product", "softmax", "values", "around"}),
-        ("attention=flash", {"fused", "around"}),
-        ("attention=sliding", {"fused", "around"}),  # FlexAttention, a compiled function
-        ("--forward attention=mha", {"product", "softmax", "values", "around"}),
-        ("--generate attention=gqa", {"fused", "around"}),
-    ],
-)
+@pytest.mark.parametrize(("words", "details"), MIXERS)
 def test_a_profile_takes_a_mixer_apart_or_says_that_it_is_one_kernel(pretended, words, details):
     shape = ["model=nano", "model.seq_len=256", "trainer.device=cuda", "trainer.compile=off"]
     flags = ["--repeats", "1", "--json", "p.json"]
     done = pretended.python("-m", "nocap.profile", *shape, *words.split(), *flags, timeout=600)
     assert done.code == 0, done.err
     content = json.loads((pretended.folder / "p.json").read_text())
-    profiles = [content] if content["of"] != "generate" else [content["prefill"], content["token"]]
+    if content["of"] != "generate":
+        profiles = [content]
+    else:
+        profiles = [content["prefill"], content["token"]]
     for profile in profiles:
         (attention,) = [group for group in profile["groups"] if group["group"] == "attention"]
-        assert {
-            part["detail"] for part in attention["parts"] if part["part"] == "scores"
-        } == details
+        scores = [part for part in attention["parts"] if part["part"] == "scores"]
+        assert {part["detail"] for part in scores} == details
         # all bytes are of the kernels that hold them, whatever they were counted by
         (scores,) = [part for part in profile["parts"] if part["part"] == "scores"]
         moved = sum(part["bytes"] for part in attention["parts"] if part["part"] == "scores")
@@ -91,7 +94,7 @@ def test_a_profile_takes_a_mixer_apart_or_says_that_it_is_one_kernel(pretended, 
 
 BENCH = """
 import sys, torch
-from nocap.measure.arms import compose_arms
+from nocap.measure.bench_arms import compose_arms
 from nocap.measure.bench import bench
 from nocap.measure.timed import TimedArm
 from nocap.training import memory
@@ -126,7 +129,7 @@ RACE = """
 import itertools, sys, torch
 sys.path.insert(0, sys.argv[1])
 import peer_arm
-from nocap.measure.arms import compose_arm, compose_arms
+from nocap.measure.bench_arms import compose_arm, compose_arms
 from nocap.measure.bench import bench
 from nocap.measure.timed import TimedArm
 from nocap.training import memory
@@ -191,9 +194,8 @@ for words in ([], ["attention.kernel=flash"], ["attention.kernel=cudnn"]):
 )
 def test_the_baseline_gets_the_kernel_that_torch_chooses(pretended, cc, chosen):
     done = pretended.python("-c", KERNELS, cc=cc)
-    assert done.out.splitlines() == [f"{chosen} efficient", "flash efficient", "cudnn efficient"], (
-        done.err
-    )
+    lines = done.out.splitlines()
+    assert lines == [f"{chosen} efficient", "flash efficient", "cudnn efficient"], done.err
 
 
 FP8 = """
@@ -212,7 +214,8 @@ def test_an_fp8_head_is_for_gpus_that_have_it(pretended):
         pretended.python("-c", FP8, cc=80).out
         == "model.fp8_head must be false on a GPU before capability 8.9, as this of 8.0, got True\n"
     )
-    assert [pretended.python("-c", FP8, cc=cc).out for cc in (89, 90)] == ["taken\n", "taken\n"]
+    taken = [pretended.python("-c", FP8, cc=cc).out for cc in (89, 90)]
+    assert taken == ["taken\n", "taken\n"]
 
 
 # --- graphs
@@ -249,7 +252,7 @@ from nocap.measure.timed import random_tokens
 from nocap.training.ledger import Ledger
 from nocap.training.loop import warm_up
 from nocap.training.step import build, configure_numerics, take_step
-run = compose(["model=nano", "tokenizer=bytes", "tracker=none", "data=synthetic",
+run = compose(["model=nano", "tokenizer=bytes", "tracker=none", "data=stdlib",
     "trainer.device=cuda", *sys.argv[1:]])
 configure_numerics(run)
 with random_tokens(run) as job:
@@ -289,7 +292,8 @@ def test_a_warm_step_compiles_nothing_and_waits_once(pretended, compile_):
     """Graphs: blocks and head, each also for validation; or the model, twice. A step waits for the
     device once, and copies once."""
     counts = steps_of(pretended, f"trainer.compile={compile_}")
-    assert counts["graphs"] == counts["warm"] == {"regional": 4, "full": 2}[compile_]
+    assert counts["graphs"] == {"regional": 4, "full": 2}[compile_]
+    assert counts["warm"] == {"regional": 4, "full": 2}[compile_]
     launches, waits, copies = zip(*counts["steps"][2:5], strict=True)
     assert set(copies) == {1}
     assert set(waits) == {1}
@@ -306,17 +310,19 @@ def test_a_warm_step_compiles_nothing_and_waits_once(pretended, compile_):
 )
 def test_documents_of_each_batch_compile_nothing_more(pretended, words):
     """A mask is made of each micro-batch's tokens, and neither compiled anew nor waited for."""
-    counts = steps_of(pretended, "trainer.compile=regional", "attention.document_start=256", *words)
+    counts = steps_of(pretended, "trainer.compile=regional", "data.document_mask=true", *words)
     assert counts["graphs"] == counts["warm"]
     _, waits, copies = zip(*counts["steps"][2:5], strict=True)
-    assert set(waits) == set(copies) == {1}
+    assert set(waits) == {1}
+    assert set(copies) == {1}
 
 
 def test_the_tuned_step_compiles_nothing_more(pretended, monkeypatch):
     """Its choices for products cut to cuBLAS: Triton's would take many minutes."""
     monkeypatch.setenv("TORCHINDUCTOR_MAX_AUTOTUNE_GEMM_BACKENDS", "ATEN")
     counts = steps_of(pretended, "trainer.compile=max")
-    assert counts["graphs"] == counts["warm"] == 4
+    assert counts["graphs"] == 4
+    assert counts["warm"] == 4
 
 
 # --- CUDA graphs
@@ -325,13 +331,14 @@ def test_the_tuned_step_compiles_nothing_more(pretended, monkeypatch):
 def test_a_cuda_graph_is_recorded_once_and_launched_once_a_micro_batch(pretended):
     """Of a step of four micro-batches without a compiler."""
     words = ("trainer.compile=off", "trainer.micro_batch=2")
-    plain, graphed = (
-        steps_of(pretended, *words),
-        steps_of(pretended, *words, "trainer.cuda_graphs=true"),
-    )
-    assert (plain["cuda_graphs"], graphed["cuda_graphs"]) == ([0, 0], [1, 4 * 6])
-    (before, *waits), (after, *same) = plain["steps"][3], graphed["steps"][3]
-    assert waits == same == [1, 1]
+    plain = steps_of(pretended, *words)
+    graphed = steps_of(pretended, *words, "trainer.cuda_graphs=true")
+    assert plain["cuda_graphs"] == [0, 0]
+    assert graphed["cuda_graphs"] == [1, 4 * 6]
+    before, *waits = plain["steps"][3]
+    after, *same = graphed["steps"][3]
+    assert waits == [1, 1]
+    assert same == [1, 1]
     assert before > 4 * 40
     assert after < 30  # tokens, sums, norm and update
     assert graphed["unseen_mib"] > 1  # what the forward keeps, which the allocator has forgotten
@@ -339,10 +346,12 @@ def test_a_cuda_graph_is_recorded_once_and_launched_once_a_micro_batch(pretended
 
 def test_a_compiled_step_in_a_cuda_graph_compiles_nothing_more(pretended):
     counts = steps_of(pretended, "trainer.compile=regional", "trainer.cuda_graphs=true")
-    assert counts["graphs"] == counts["warm"] == 4
+    assert counts["graphs"] == 4
+    assert counts["warm"] == 4
     assert counts["cuda_graphs"] == [1, 6]
-    assert counts["steps"][3] == counts["steps"][4]
-    assert counts["steps"][3][0] < 25  # 71 without
+    steps = counts["steps"]
+    assert steps[3] == steps[4]
+    assert steps[3][0] < 25  # 71 without
 
 
 SHORT = (
@@ -367,11 +376,11 @@ def test_a_run_with_cuda_graphs_validates_in_fp32_and_goes_on_from_its_checkpoin
 ):
     done = pretended.python("-m", "nocap.train", *SHORT, "output_dir=one")
     assert done.code == 0, done.err
-    rows = [
-        json.loads(line)
-        for line in next((tmp_path / "one").glob("runs/*/metrics.jsonl")).read_text().splitlines()
-    ]
-    assert [row["step"] for row in rows] == list(range(7))
+    paths = (tmp_path / "one").glob("runs/*/metrics.jsonl")
+    text = next(paths).read_text()
+    rows = [json.loads(line) for line in text.splitlines()]
+    steps = [row["step"] for row in rows]
+    assert steps == list(range(7))
     saved = next((tmp_path / "one").glob("runs/*/checkpoints/step-*"))
     done = pretended.python(
         "-m",
@@ -386,7 +395,7 @@ def test_a_run_with_cuda_graphs_validates_in_fp32_and_goes_on_from_its_checkpoin
 
 
 READS = """
-from nocap.measure.arms import compose_arms
+from nocap.measure.bench_arms import compose_arms
 from nocap.measure.bench import bench
 from nocap.measure.timed import TimedArm
 from nocap.model.gpt import Head

@@ -65,20 +65,23 @@ def counted(*words, vocab_size=70):
 )
 def test_counted_flops_equal_the_arithmetic_part_by_part(attention, mlp):
     run, counts = counted(*NANO, f"attention={attention}", f"mlp={mlp}")
-    flops = {
-        part: work.flops / 64 for part, work in counts.by_part().items() if work.flops
-    }  # of 2 × 32 tokens
+    flops = {}
+    for part, work in counts.by_part().items():
+        if work.flops:
+            flops[part] = work.flops / 64  # of 2 × 32 tokens
     total = sum(flops.values())
     flops["mlp"] = flops.pop("mlp_up") + flops.pop("mlp_down")
     arithmetic = component_flops(run, vocab_size=70)
-    assert flops == {part: each for part, each in arithmetic.items() if each}
+    expected = {part: each for part, each in arithmetic.items() if each}
+    assert flops == expected
     assert flops_per_token(run, vocab_size=70) == (total, "arithmetic")
 
 
 def test_counted_flops_equal_torchs_counter_where_that_sees_everything():
     run, counts = counted(*NANO, "attention=mha")
     with torch.device("meta"):
-        model, tokens = GPT(run, vocab_size=70), torch.zeros(2, 32, dtype=torch.long)
+        model = GPT(run, vocab_size=70)
+        tokens = torch.zeros(2, 32, dtype=torch.long)
         with FlopCounterMode(display=False) as counter:
             model(tokens, tokens).total.backward()
     assert sum(work.flops for work in counts.work.values()) == counter.get_total_flops()
@@ -89,7 +92,8 @@ def test_a_prompt_moves_the_bytes_of_its_keys_and_values_into_the_cache():
     cache = torch.zeros(1, 4, 128, 16)
     keys = torch.ones(1, 4, 8, 16)
     part = cache[:, :, :8]
-    op = roofline._op(torch.ops.aten.copy_.default, (part, keys), {}, part)
+    copy = torch.ops.aten.copy_.default
+    op = roofline._op(copy, (part, keys), {}, part)
     assert op.bytes == 2 * keys.nbytes
     assert op.flops == 0
 
@@ -98,11 +102,14 @@ def test_bytes_of_a_projection_are_its_operands():
     """Forward: input and weight read, output written, fp32. (The transposed weight and the reshapes
     are views.)"""
     run, counts = counted(*NANO, "attention=flash")
-    N, C = 64, run.model.d_model
+    N = 64
+    C = run.model.d_model
     work = counts.work["blocks.0.attention.f.q_proj", "forward"]
-    assert (work.bytes, work.flops) == (4 * (N * C + C * C + N * C), 2 * N * C * C)
+    assert work.bytes == 4 * (N * C + C * C + N * C)
+    assert work.flops == 2 * N * C * C
     # the slower of both roofs
-    assert work.bound_ms(PEAK) == pytest.approx(max(work.flops / 1e12, work.bytes / 1e11) * 1e3)
+    expected = max(work.flops / 1e12, work.bytes / 1e11) * 1e3
+    assert work.bound_ms(PEAK) == pytest.approx(expected)
     assert OpWork().bound_ms(PEAK) == 0
 
 
@@ -130,7 +137,8 @@ def test_shares_of_d12_are_those_of_the_arithmetic():
         "head": 29.0,
     }
     expected |= {"q_proj": 5.3, "k_proj": 5.3, "v_proj": 5.3}
-    assert {part: round(100 * each / total, 1) for part, each in flops.items()} == expected
+    percents = {part: round(100 * each / total, 1) for part, each in flops.items()}
+    assert percents == expected
 
 
 @pytest.mark.slow
@@ -139,12 +147,10 @@ def test_ceilings_of_d12_are_those_of_the_arithmetic():
     time is its FLOPs, the same by the step."""
     _, base = counted(*D12, vocab_size=GPT2)
     times = {part: work.product_ms(PEAK) for part, work in base.by_part().items()}
-    rows = [
-        roofline.ceiling(
-            " ".join(words), base, counted(*D12, *words, vocab_size=GPT2)[1], PEAK, times, 0.0
-        )
-        for words in (["attention=gqa"], ["mlp=gelu3x"], ["attention=gqa", "mlp=gelu3x"])
-    ]
+    rows = []
+    for words in (["attention=gqa"], ["mlp=gelu3x"], ["attention=gqa", "mlp=gelu3x"]):
+        work_of_both = counted(*D12, *words, vocab_size=GPT2)
+        rows.append(roofline.ceiling(" ".join(words), base, work_of_both[1], PEAK, times, 0.0))
     assert [f"{row.by_flops:.3f}" for row in rows] == ["1.076", "1.119", "1.216"]
     gqa, mlp, both = (1 / row.by_step for row in rows)  # shares of the step
     assert gqa < 1 > mlp
@@ -156,9 +162,9 @@ def test_another_kernel_goes_to_its_bound_and_the_same_one_by_its_ratio():
     run, old = counted(*NANO, "attention=mha", vocab_size=257)
     _, flash = counted(*NANO, "attention=flash", vocab_size=257)
     ms = roofline.changed(old, flash, PEAK, dict.fromkeys(MODEL_PARTS, 1000.0))
-    assert ms["scores"] == pytest.approx(
-        flash.by_part()["scores"].bound_ms(PEAK) * microbatches(run)
-    )
+    scores = flash.by_part()["scores"]
+    expected = scores.bound_ms(PEAK) * microbatches(run)
+    assert ms["scores"] == pytest.approx(expected)
     assert ms["rotary"] < 1000  # the fused kernel's output needs no copy to join its heads
     others = [ms[part] for part in MODEL_PARTS if part not in {"scores", "rotary"} | WHOLE]
     assert others == pytest.approx([1000.0] * 10)
@@ -166,10 +172,8 @@ def test_another_kernel_goes_to_its_bound_and_the_same_one_by_its_ratio():
         *NANO, "model.seq_len=512", "attention=sliding", "attention.window=64"
     )
     # the chunks' border is computed, and is not needed
-    border = (
-        window.by_part()["scores"].flops
-        - component_flops(swa_run, vocab_size=70)["scores"] * 2 * 512
-    )
+    scores = component_flops(swa_run, vocab_size=70)["scores"]
+    border = window.by_part()["scores"].flops - scores * 2 * 512
     assert border > 0
     products = sum(work.product_ms(PEAK) for work in window.work.values())
     assert window.product_ms(PEAK) == pytest.approx(products - border / 1e12 * 1e3)
@@ -193,45 +197,51 @@ class _Slow(torch.autograd.Function):
 
 
 def slowed(y):
-    return Loss(_Slow.apply(y.total), y.parts) if isinstance(y, Loss) else _Slow.apply(y)
+    if isinstance(y, Loss):
+        return Loss(_Slow.apply(y.total), y.parts)
+    return _Slow.apply(y)
 
 
 def watched(model):
     """What the profiler saw of a step, and the step's milliseconds; the model is as before."""
-    ranges, tokens = Ranges(compose(list(NANO))), torch.zeros(2, 32, dtype=torch.long)
+    ranges = Ranges(compose(list(NANO)))
+    tokens = torch.zeros(2, 32, dtype=torch.long)
     mixers = [block.attention.f.mixer for block in model.blocks]
     model(tokens, tokens).total.backward()
     ranges.reset()
     with ranges.around(model), profiler(on_cuda=False) as prof, record_function(MARK + "step"):
         model(tokens, tokens).total.backward()
     assert [block.attention.f.mixer for block in model.blocks] == mixers
-    step_ms = (
-        next(e for e in prof.events() if e.name == MARK + "step").time_range.elapsed_us() / 1e3
-    )
+    time_range = next(e for e in prof.events() if e.name == MARK + "step").time_range
+    step_ms = time_range.elapsed_us() / 1e3
     return read(prof, ranges, on_cuda=False), ranges, step_ms
 
 
 @pytest.mark.parametrize("place", ["blocks.1.attention.f.mixer", "head"])
 def test_planted_time_is_found_where_it_was_planted(place, monkeypatch):
     model = build_model(compose(list(NANO)), vocab_size=70)
-    owner, name = model.get_submodule(place.removesuffix(".mixer")), "forward"
+    owner = model.get_submodule(place.removesuffix(".mixer"))
+    name = "forward"
     if place.endswith(".mixer"):
         name = "mixer"
     original = getattr(owner, name)
     monkeypatch.setattr(owner, name, lambda *x: slowed(original(*x)))
-    (rows, _, step_ms), (again, *_) = watched(model), watched(model)
+    rows, _, step_ms = watched(model)
+    again, *_ = watched(model)
     for direction, planted_ms in (("forward", 30), ("backward", 60)):
         # the less of two times: the machine may be busy in one
         ms = {path: min(ms, again[path, d]) for (path, d), ms in rows.items() if d == direction}
         assert ms.pop(place) >= planted_ms
-        assert all(other < planted_ms for other in ms.values())
+        for other in ms.values():
+            assert other < planted_ms
     assert sum(rows.values()) == pytest.approx(step_ms, rel=1e-3)
 
 
 def test_a_recomputed_forward_is_work_of_the_backward(monkeypatch):
     """Activation checkpointing ends the recomputed forward by an exception: the ranges must survive
     it."""
-    model, key = build_model(compose(list(NANO)), vocab_size=70), ("blocks.0.mlp.f.up", "backward")
+    model = build_model(compose(list(NANO)), vocab_size=70)
+    key = ("blocks.0.mlp.f.up", "backward")
     slow = model.get_submodule(key[0])
     monkeypatch.setattr(slow, "forward", lambda x, f=slow.forward: (time.sleep(0.03), f(x))[1])
     plain = watched(model)[0]
@@ -246,20 +256,21 @@ def test_measured_memory_equals_what_was_counted():
     run = compose(
         [*NANO, "trainer.batch_tokens=192", "trainer.val_tokens=64", "trainer.grad_clip=null"]
     )
-    measured, expected = (
-        measure_step(run, repeats=1, trace=None),
-        count(run, vocab_size=run.tokenizer.vocab_size),
-    )
+    measured = measure_step(run, repeats=1, trace=None)
+    expected = count(run, vocab_size=run.tokenizer.vocab_size)
     tokens = {"embedding", "loss", "other"}  # keep token ids, in a batch's storage
-    kept, counted_bytes = (
-        {part: n for part, n in ranges.kept.items() if n and part not in tokens}
-        for ranges in (measured.ranges, expected.ranges)
-    )
+    kept = {part: n for part, n in measured.ranges.kept.items() if n and part not in tokens}
+    counted_bytes = {}
+    for part, n in expected.ranges.kept.items():
+        if n and part not in tokens:
+            counted_bytes[part] = n
     assert kept == counted_bytes
     mib = measured.memory_mib
-    assert mib["parameters"] == mib["gradients"] == expected.parameters / 2**20
+    assert mib["parameters"] == expected.parameters / 2**20
+    assert mib["gradients"] == expected.parameters / 2**20
     assert mib["optimizer"] == pytest.approx(2 * mib["parameters"], rel=1e-2)
-    assert mib["activations"] == pytest.approx(sum(expected.ranges.kept.values()) / 2**20, rel=1e-2)
+    bytes_kept = sum(expected.ranges.kept.values())
+    assert mib["activations"] == pytest.approx(bytes_kept / 2**20, rel=1e-2)
     assert microbatches(measured.ranges.run) == 2  # of three: what repeats is measured once
 
 
@@ -293,9 +304,10 @@ def test_attention_grows_as_promised(attention, expected, heads, lengths):
 
 def event(name, start, end, *, on="CPU", device_us=0.0, note=False):
     """An event as torch's profiler has it, microseconds from the trace's start."""
+    time_range = SimpleNamespace(start=start, end=end)
     return SimpleNamespace(
         name=name,
-        time_range=SimpleNamespace(start=start, end=end),
+        time_range=time_range,
         device_type=SimpleNamespace(name=on),
         self_device_time_total=device_us,
         is_user_annotation=note,
@@ -311,7 +323,8 @@ def made_trace():
     """A step of 100 µs under the profiler: kernels of 10, 15 and 10 µs, the first two at once for
     5; a range lies over all of it."""
     step = event(MARK + "step", 0, 100, note=True)
-    step.cpu_children = [event(MARK + "head", 5, 60), event("Optimizer.step", 60, 99, device_us=10)]
+    head_event = event(MARK + "head", 5, 60)
+    step.cpu_children = [head_event, event("Optimizer.step", 60, 99, device_us=10)]
     products = (("aten::mm", 6, 10, 10), ("aten::add", 10, 12, 15))
     step.cpu_children[0].cpu_children = [event(*place, device_us=us) for *place, us in products]
     kernels = (("gemm", 10, 20), ("add", 15, 30), ("adam", 70, 80))
@@ -323,7 +336,8 @@ def made_trace():
 
 def test_the_gpus_busy_time_is_that_of_its_kernels_counted_once():
     assert busy_ms(made_trace()) == pytest.approx(0.030)
-    ms = read(made_trace(), Ranges(compose(list(NANO))), on_cuda=True)
+    run = compose(list(NANO))
+    ms = read(made_trace(), Ranges(run), on_cuda=True)
     expected = {("head", "forward"): 0.025, ("optimizer", "forward"): 0.010}
     assert {key: each for key, each in ms.items() if each} == pytest.approx(expected)
 
@@ -334,9 +348,8 @@ def test_the_profilers_own_work_is_no_part_of_a_gpus_step():
     run = compose([*NANO, "trainer.batch_tokens=64", "trainer.val_tokens=64"])
     run.trainer.device = Device.cuda
     plain = ClocksJson(wall_ms=20.0, cpu_ms=9.0)
-    seen = Observation(
-        plain=plain, profiled=ClocksJson(wall_ms=50.0, cpu_ms=50.0), moments={}, between_ms=38.0
-    )
+    clocks = ClocksJson(wall_ms=50.0, cpu_ms=50.0)
+    seen = Observation(plain=plain, profiled=clocks, moments={}, between_ms=38.0)
     measured = SimpleNamespace(seen=seen, ranges=SimpleNamespace(run=run))
     assert profile._unattributed_ms(run, measured, 12.0, 1.0) == pytest.approx(8.0)
     assert busy(plain, 12.0).gpu_busy == pytest.approx(0.6)
@@ -359,46 +372,49 @@ def profiled(tmp_path_factory):
         patch.setitem(roofline.PRODUCT, Device.cpu, 512)
         patch.setitem(roofline.COPY_BYTES, Device.cpu, 2**26)
         done = answer(lambda: command.main([*words, *flags]), limit_s=240)
-    assert (done.code, done.crash) == (0, None), done
+    assert done.code == 0, done
+    assert done.crash is None, done
     # trusted: whatever else runs beside the tests
-    return (
-        {**json.loads((folder / "new" / "p.json").read_text()), "trusted": True},
-        done.out,
-        folder,
-    )
+    content = json.loads((folder / "new" / "p.json").read_text())
+    return ({**content, "trusted": True}, done.out, folder)
 
 
 @pytest.mark.slow
 def test_the_record_says_what_was_measured_and_on_what(profiled):
     """The parts add up to the step; the table names them; the trace is one that Perfetto reads."""
     record, said, folder = profiled
-    assert (record["schema_version"], record["kind"], record["words"][0]) == (
-        1,
-        "profile",
-        "attention=gqa",
-    )
+    assert record["schema_version"] == 1
+    assert record["kind"] == "profile"
+    assert record["words"][0] == "attention=gqa"
     assert record["hardware"]["name"]
-    assert (record["hardware"]["threads"], set(record["roof"]["flops"])) == (1, {"fp32", "bf16"})
-    step, parts = record["step"], {row["part"]: row for row in record["parts"]}
-    assert (step["microbatches"], step["measured_microbatches"]) == (4, 2)
-    assert (parts.keys(), parts["reduction"]["ms"]) == (PARTS.keys() - WHOLE, 0)  # one rank
-    assert {row["layer"] for row in record["layers"]} == {0, 1, 2, 3}
+    assert record["hardware"]["threads"] == 1
+    assert set(record["roof"]["flops"]) == {"fp32", "bf16"}
+    step = record["step"]
+    parts = {row["part"]: row for row in record["parts"]}
+    assert step["microbatches"] == 4
+    assert step["measured_microbatches"] == 2
+    # one rank
+    assert parts.keys() == PARTS.keys() - WHOLE
+    assert parts["reduction"]["ms"] == 0
+    layers = {row["layer"] for row in record["layers"]}
+    assert layers == {0, 1, 2, 3}
     flops = sum(row["flops"] for row in parts.values())
-    assert flops == pytest.approx(
-        record["flops_per_token"] * record["config"]["trainer"]["batch_tokens"]
-    )
+    expected = record["flops_per_token"] * record["config"]["trainer"]["batch_tokens"]
+    assert flops == pytest.approx(expected)
     calls = [parts[part]["calls"] for part in ("qkv", "scores", "head", "optimizer")]
     assert calls == [3 * 4 * 4, 4 * 4, 4, 1]
-    sums = [sum(row["ms"] for row in rows) for rows in (record["parts"], record["rows"])]
+    sums = []
+    for rows in (record["parts"], record["rows"]):
+        sums.append(sum(row["ms"] for row in rows))
     assert sums == pytest.approx([step["attributed_ms"]] * 2)
     assert 0.95 * step["ms"] <= step["attributed_ms"] <= step["ms"]
-    assert sum(row["share"] for row in parts.values()) == pytest.approx(
-        step["attributed_ms"] / step["ms"]
-    )
+    shares = sum(row["share"] for row in parts.values())
+    assert shares == pytest.approx(step["attributed_ms"] / step["ms"])
     names = [name for part, name in PARTS.items() if part not in WHOLE]
     lines = ("sum of the parts", "peaks, measured:", "2 of 4 micro-batches")
     assert [line for line in (*names, *lines) if line not in said] == []
-    events = json.loads((folder / "t.json").read_text())["traceEvents"]
+    text = (folder / "t.json").read_text()
+    events = json.loads(text)["traceEvents"]
     assert {MARK + "step", MARK + "blocks.1.mlp.f.up"} <= {event.get("name") for event in events}
 
 
@@ -419,7 +435,8 @@ def test_ceilings_and_a_busy_gpu_are_told(profiled):
         assert f"the GPU busy {share:.0%} of it" in said
         assert ("trainer.cuda_graphs=true" in said) == hint
         assert re.search(r"attention=gqa +1\.076× +1\.09× +3 +10\.0%", said)
-    assert (record["step"]["plain"]["gpu_busy"], "GPU busy" in plain) == (None, False)
+    assert record["step"]["plain"]["gpu_busy"] is None
+    assert "GPU busy" not in plain
 
 
 @pytest.mark.slow
@@ -430,33 +447,40 @@ def test_the_door_measures_bounds(here, tmp_path):
     done = here(
         "model=nano", "attention=flash", "trainer.device=cpu", *flags, module="nocap.profile"
     )
-    table = json.loads((tmp_path / "p.json").read_text())["ceilings"]["table"]
-    assert (done.code, table) == (0, sorted(table, key=lambda row: -row["by_step"])), done.err
-    options = {f"attention={path.stem}" for path in (conf_dir() / "attention").glob("*.yaml")}
-    assert options - {row["label"] for row in table} == {"attention=flash"}
+    text = (tmp_path / "p.json").read_text()
+    table = json.loads(text)["ceilings"]["table"]
+    assert done.code == 0, done.err
+    expected = sorted(table, key=lambda row: -row["by_step"])
+    assert table == expected, done.err
+    paths = (conf_dir() / "attention").glob("*.yaml")
+    options = {f"attention={path.stem}" for path in paths}
+    labels = {row["label"] for row in table}
+    assert options - labels == {"attention=flash"}
 
 
 # --- refusals -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--multirun", "seed=0,1"), "unrecognized arguments: --multirun"),
-        (("--json", "."), "--json must be a file that can be written"),
-        (("--repeats", "0"), "--repeats must be at least 1, got 0"),
-        (("attention.n_kv_heads=3",), "attention.n_kv_heads must divide model.n_head=4, got 3"),
-        (
-            ("trainer.devices=2", "trainer.batch_tokens=8192"),
-            "trainer.devices must be 1 for nocap.profile",
-        ),
-    ],
-)
+BAD_INPUT = [
+    (("--multirun", "seed=0,1"), "unrecognized arguments: --multirun"),
+    (("--json", "."), "--json must be a file that can be written"),
+    (("--repeats", "0"), "--repeats must be at least 1, got 0"),
+    (("attention.n_kv_heads=3",), "attention.n_kv_heads must divide model.n_head=4, got 3"),
+    (
+        ("trainer.devices=2", "trainer.batch_tokens=8192"),
+        "trainer.devices must be 1 for nocap.profile",
+    ),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), BAD_INPUT)
 def test_bad_input_is_refused_in_a_line(words, said, capsys):
     with pytest.raises(SystemExit, match="2"):
         command.main(list(words))
     *usage, line = capsys.readouterr().err.splitlines()
-    assert (said in line, len(usage) <= 1) == (True, True)  # of argparse
+    # of argparse
+    assert said in line
+    assert len(usage) <= 1
 
 
 def test_memory_that_runs_out_and_a_step_that_diverges_are_a_line_too(monkeypatch):
@@ -483,7 +507,8 @@ def test_memory_that_runs_out_and_a_step_that_diverges_are_a_line_too(monkeypatc
 def test_the_peak_of_a_slow_precision_takes_seconds(monkeypatch):
     """bf16 on a CPU without instructions for it: a product of 2,048 rows would take 17 s each
     time."""
-    sizes, clock = [], [0.0]
+    sizes = []
+    clock = [0.0]
 
     def slow(a, b, *, out):
         sizes.append(len(a))

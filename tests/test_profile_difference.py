@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nocap import profile as command
-from nocap.measure.arms import compose_arms
+from nocap.measure.bench_arms import compose_arms
 from tests.fuzz.process import Answer, answer
 
 Json = dict[str, Any]
@@ -165,7 +165,9 @@ def compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def refused(done: Answer, *says: str, lines: int = 1) -> None:
     said = done.err.splitlines()
-    assert (done.code, done.crash, len(said)) == (2, None, lines), done
+    assert done.code == 2, done
+    assert done.crash is None, done
+    assert len(said) == lines, done
     for text in says:
         assert text in done.err, done.err
     assert done.out == ""
@@ -173,62 +175,77 @@ def refused(done: Answer, *says: str, lines: int = 1) -> None:
 
 def test_what_changed_is_told_with_the_largest_change_first(compared: Any) -> None:
     done = compared(profile(), flash(), "--json", "d.json")
-    assert (done.code, done.crash) == (0, None), done
-    (difference,) = json.loads(Path("d.json").read_text())["differences"].values()
+    assert done.code == 0, done
+    assert done.crash is None, done
+    text = Path("d.json").read_text()
+    (difference,) = json.loads(text)["differences"].values()
     assert difference["of"] == "step"
     assert difference["ratio"] == pytest.approx(0.7)
-    assert [row["group"] for row in difference["groups"]] == ["attention", "head", "mlp"]
+    groups = [row["group"] for row in difference["groups"]]
+    assert groups == ["attention", "head", "mlp"]
     first, second, *unchanged = difference["rows"]
     # the kernels differ: their moments are compared together
-    assert (first["part"], first["detail"]) == ("scores", None)
-    assert (first["before_ms"], first["after_ms"]) == (50.0, 20.0)
+    assert first["part"] == "scores"
+    assert first["detail"] is None
+    assert first["before_ms"] == 50.0
+    assert first["after_ms"] == 20.0
     assert first["ms"] == -30.0
     assert first["ratio"] == pytest.approx(0.4)
-    assert (first["before_share"], first["after_share"]) == (pytest.approx(0.5), pytest.approx(0.2))
-    assert (second["part"], second["ms"]) == ("head", 3.0)
-    assert {row["ms"] for row in unchanged} == {0.0}
-    assert difference["config"] == [
-        {"key": "attention.kernel", "before": "materialized", "after": "fused"}
-    ]
+    assert first["before_share"] == pytest.approx(0.5)
+    assert first["after_share"] == pytest.approx(0.2)
+    assert second["part"] == "head"
+    assert second["ms"] == 3.0
+    ms = {row["ms"] for row in unchanged}
+    assert ms == {0.0}
+    expected = [{"key": "attention.kernel", "before": "materialized", "after": "fused"}]
+    assert difference["config"] == expected
     assert "config: attention.kernel materialized → fused" in done.out.splitlines()
     assert (
         "A: a.json, 100 ms a step, attention materialized: model=nano attention=mha mlp=gelu4x"
         in done.out
     )
     assert "B: b.json, 70.0 ms a step, 0.70× A, attention flash" in done.out
-    (scores,) = [line for line in done.out.splitlines() if line.startswith("attention: scores")]
-    assert scores.split()[-6:] == ["50.0", "20.0", "−30.0", "0.40×", "50.0%", "20.0%"]
+    lines = done.out.splitlines()
+    (scores,) = [line for line in lines if line.startswith("attention: scores")]
+    words = scores.split()[-6:]
+    assert words == ["50.0", "20.0", "−30.0", "0.40×", "50.0%", "20.0%"]
 
 
 def test_moments_that_both_have_are_compared_one_by_one(compared: Any) -> None:
     after = profile()
     after["groups"][0]["parts"][2]["ms"] = 15.0
     compared(profile(), after, "--json", "d.json")
-    (difference,) = json.loads(Path("d.json").read_text())["differences"].values()
+    text = Path("d.json").read_text()
+    (difference,) = json.loads(text)["differences"].values()
     first = difference["rows"][0]
-    assert (first["part"], first["detail"], first["ms"]) == ("scores", "softmax", -10.0)
-    assert len([row for row in difference["rows"] if row["part"] == "scores"]) == 3
+    assert first["part"] == "scores"
+    assert first["detail"] == "softmax"
+    assert first["ms"] == -10.0
+    rows = [row for row in difference["rows"] if row["part"] == "scores"]
+    assert len(rows) == 3
 
 
 def test_a_part_that_one_of_them_lacks_is_a_dash(compared: Any) -> None:
     after = profile()
     after["groups"].append(group("ideas", 4.0, [row("ideas", 4.0)]))
     done = compared(profile(), after, "--json", "d.json")
-    (difference,) = json.loads(Path("d.json").read_text())["differences"].values()
+    text = Path("d.json").read_text()
+    (difference,) = json.loads(text)["differences"].values()
     first = difference["rows"][0]
-    assert (first["part"], first["before_ms"], first["after_ms"], first["ratio"]) == (
-        "ideas",
-        None,
-        4.0,
-        None,
-    )
-    (line,) = [line for line in done.out.splitlines() if line.startswith("ideas")][-1:]
-    assert line.split() == ["ideas", "–", "4.00", "+4.00", "–", "–", "4.0%"]
+    assert first["part"] == "ideas"
+    assert first["before_ms"] is None
+    assert first["after_ms"] == 4.0
+    assert first["ratio"] is None
+    lines = done.out.splitlines()
+    (line,) = [line for line in lines if line.startswith("ideas")][-1:]
+    expected = ["ideas", "–", "4.00", "+4.00", "–", "–", "4.0%"]
+    assert line.split() == expected
 
 
 def test_steps_of_other_sizes_have_a_ratio_of_a_token(compared: Any) -> None:
     done = compared(profile(), profile(tokens=2048, step=step(150.0)), "--json", "d.json")
-    (difference,) = json.loads(Path("d.json").read_text())["differences"].values()
+    text = Path("d.json").read_text()
+    (difference,) = json.loads(text)["differences"].values()
     assert difference["ratio_per_token"] == pytest.approx(0.75)
     assert "of 1,024 and 2,048 tokens: a token takes 0.75× A" in done.out
 
@@ -243,7 +260,9 @@ def test_it_says_that_it_has_no_interval_and_what_has_one(compared: Any) -> None
     assert "; not to be trusted, the machine was busy" in done.out
     last = done.out.splitlines()[-1].removeprefix("with an interval: ")
     python, flag, module, *arguments = shlex.split(last)
-    assert (python, flag, module) == ("python", "-m", "nocap.bench")
+    assert python == "python"
+    assert flag == "-m"
+    assert module == "nocap.bench"
     assert arguments[:2] == ["model=nano", "mlp=gelu4x"]
     arms = compose_arms(arguments[:2], [arguments[3], arguments[5]])
     assert list(arms) == ["attention=mha", "attention=flash"]
@@ -259,12 +278,11 @@ def test_both_parts_of_a_text_are_compared(compared: Any) -> None:
     changed = copy.deepcopy(whole)
     changed["token"] |= {"step": step(50.0), "text": {**text, "cached": False}}
     done = compared(whole, changed, "--json", "d.json")
-    assert (done.code, done.crash) == (0, None), done
+    assert done.code == 0, done
+    assert done.crash is None, done
     differences = json.loads(Path("d.json").read_text())["differences"]
-    assert [(name, each["ratio"]) for name, each in differences.items()] == [
-        ("prefill", 1.0),
-        ("token", 0.5),
-    ]
+    expected = [("prefill", 1.0), ("token", 0.5)]
+    assert [(name, each["ratio"]) for name, each in differences.items()] == expected
     assert "config: cached true → false" in done.out.splitlines()
     refused(
         compared(profile(), whole),
@@ -275,22 +293,22 @@ def test_both_parts_of_a_text_are_compared(compared: Any) -> None:
 # --- refusals -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        (
-            {"hardware": {**HARDWARE, "host": "there"}},
-            "the same machine, got EPYC (25.1.1) on here and EPYC",
-        ),
-        ({"hardware": {**HARDWARE, "name": "Xeon"}}, "the same machine"),
-        ({"hardware": {**HARDWARE, "device": "cuda"}}, "the same device, got cpu and cuda"),
-        ({"hardware": {**HARDWARE, "threads": 2}}, "the same trainer.threads, got 1 and 2"),
-        (
-            {"config": {"trainer": {"precision": "bf16"}}},
-            "the same trainer.precision, got fp32 and bf16",
-        ),
-    ],
-)
+OTHER_MEASUREMENTS = [
+    (
+        {"hardware": {**HARDWARE, "host": "there"}},
+        "the same machine, got EPYC (25.1.1) on here and EPYC",
+    ),
+    ({"hardware": {**HARDWARE, "name": "Xeon"}}, "the same machine"),
+    ({"hardware": {**HARDWARE, "device": "cuda"}}, "the same device, got cpu and cuda"),
+    ({"hardware": {**HARDWARE, "threads": 2}}, "the same trainer.threads, got 1 and 2"),
+    (
+        {"config": {"trainer": {"precision": "bf16"}}},
+        "the same trainer.precision, got fp32 and bf16",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changed", "said"), OTHER_MEASUREMENTS)
 def test_times_that_do_not_compare_are_refused_with_what_does(
     compared: Any, changed: Json, said: str
 ) -> None:
@@ -303,7 +321,8 @@ def test_times_that_do_not_compare_are_refused_with_what_does(
 
 
 def test_another_torch_is_a_change_of_the_config(compared: Any) -> None:
-    done = compared(profile(), profile(hardware={**HARDWARE, "torch": "2.14"}))
+    hardware = {**HARDWARE, "torch": "2.14"}
+    done = compared(profile(), profile(hardware=hardware))
     assert done.code == 0
     assert "config: torch 2.13 → 2.14" in done.out.splitlines()
 
@@ -329,7 +348,8 @@ def test_a_damaged_profile_is_refused_in_a_line(compared: Any, key: str) -> None
     refused(compared(profile(), without), "b.json")
     wrong: list[object] = [7.5, [[]], {"ms": []}, None]
     for value in wrong:
-        refused(compared(profile(), profile(**{key: value})), "b.json")
+        comparison = compared(profile(), profile(**{key: value}))
+        refused(comparison, "b.json")
 
 
 def test_a_strangers_text_cannot_steer_the_terminal(compared: Any) -> None:
@@ -338,31 +358,34 @@ def test_a_strangers_text_cannot_steer_the_terminal(compared: Any) -> None:
     after = profile(words=[strange], kernel=strange, config_dirs=[strange])
     after["groups"].append(group(strange, 4.0, [row(strange, 4.0)]))
     done = compared(profile(), after)
-    assert (done.code, done.crash) == (0, None), done
+    assert done.code == 0, done
+    assert done.crash is None, done
     assert "\x1b" not in done.out
     typed = shlex.split(done.out.splitlines()[-1])
     assert [word for word in typed if word == "$(rm" or word.startswith("a.json")] == []
-    assert len([word for word in typed if "$(rm a.json)" in word]) == 2  # a folder, and an arm
+    words = [word for word in typed if "$(rm a.json)" in word]
+    assert len(words) == 2  # a folder, and an arm
 
 
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        ({"kind": "bench"}, "be a file that nocap.profile --json wrote, got kind 'bench'"),
-        ({"of": "everything"}, "Invalid enum value 'everything' - at `$.of`"),
-        ({"tokens": 0}, "`$.tokens`"),
-        ({"step": step(0.0)}, "Expected `float` > 0.0 - at `$.step.ms`"),
-        ({"step": {**step(1.0), "ms": None}}, "Expected `float`, got `null` - at `$.step.ms`"),
-        ({"step": {"ms": 1.0}}, "missing required field `attributed_ms` - at `$.step`"),
-        ({"roof": {"flops": {"fp32": -1.0}, "bytes_per_s": 1.0}}, "> 0.0 - at `$.roof.flops[...]`"),
-        ({"groups": [group("mlp", -1.0, [])]}, "Expected `float` >= 0.0 - at `$.groups[0].ms`"),
-        ({"config": {}}, "config must have trainer.precision, got none"),
-        ({"schema_version": 99}, "schema_version must be at most"),
-        ({"of": "generate"}, "missing required field `prefill`"),
-    ],
-)
+NO_PROFILES = [
+    ({"kind": "bench"}, "be a file that nocap.profile --json wrote, got kind 'bench'"),
+    ({"of": "everything"}, "Invalid enum value 'everything' - at `$.of`"),
+    ({"tokens": 0}, "`$.tokens`"),
+    ({"step": step(0.0)}, "Expected `float` > 0.0 - at `$.step.ms`"),
+    ({"step": {**step(1.0), "ms": None}}, "Expected `float`, got `null` - at `$.step.ms`"),
+    ({"step": {"ms": 1.0}}, "missing required field `attributed_ms` - at `$.step`"),
+    ({"roof": {"flops": {"fp32": -1.0}, "bytes_per_s": 1.0}}, "> 0.0 - at `$.roof.flops[...]`"),
+    ({"groups": [group("mlp", -1.0, [])]}, "Expected `float` >= 0.0 - at `$.groups[0].ms`"),
+    ({"config": {}}, "config must have trainer.precision, got none"),
+    ({"schema_version": 99}, "schema_version must be at most"),
+    ({"of": "generate"}, "missing required field `prefill`"),
+]
+
+
+@pytest.mark.parametrize(("changed", "said"), NO_PROFILES)
 def test_what_is_no_profile_is_refused_in_a_line(compared: Any, changed: Json, said: str) -> None:
-    refused(compared(profile(), profile(**changed)), said)
+    comparison = compared(profile(), profile(**changed))
+    refused(comparison, said)
 
 
 def test_an_older_nocaps_profile_is_refused_by_what_it_lacks(compared: Any) -> None:
@@ -373,30 +396,30 @@ def test_an_older_nocaps_profile_is_refused_by_what_it_lacks(compared: Any) -> N
     )
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["a.json"], "profiles must be two files to compare, or key=value overrides, got a.json"),
-        (["a.json", "b.json", "c.json"], "profiles must be two files to compare"),
-        (
-            ["a.json", "b.json", "attention=gqa"],
-            "overrides must be left out beside two profiles, got attention=gqa",
-        ),
-        (
-            ["a.json", "b.json", "--repeats", "1"],
-            "--repeats must be left out beside two profiles, got 1",
-        ),
-        (["a.json", "b.json", "--forward"], "--forward must be left out beside two profiles"),
-        (
-            ["a.json", "nothing.json"],
-            "nothing.json must be a file that nocap.profile --json wrote, got no file",
-        ),
-        (["a.json", "torn.json"], "torn.json must hold a JSON object"),
-        (["a.json", "list.json"], "list.json must hold a JSON object, got list"),
-        (["a.json", "nan.json"], "numbers must be finite, got NaN"),
-        (["a.json", "."], "must be a regular file"),
-    ],
-)
+OTHER_WORDS = [
+    (["a.json"], "profiles must be two files to compare, or key=value overrides, got a.json"),
+    (["a.json", "b.json", "c.json"], "profiles must be two files to compare"),
+    (
+        ["a.json", "b.json", "attention=gqa"],
+        "overrides must be left out beside two profiles, got attention=gqa",
+    ),
+    (
+        ["a.json", "b.json", "--repeats", "1"],
+        "--repeats must be left out beside two profiles, got 1",
+    ),
+    (["a.json", "b.json", "--forward"], "--forward must be left out beside two profiles"),
+    (
+        ["a.json", "nothing.json"],
+        "nothing.json must be a file that nocap.profile --json wrote, got no file",
+    ),
+    (["a.json", "torn.json"], "torn.json must hold a JSON object"),
+    (["a.json", "list.json"], "list.json must hold a JSON object, got list"),
+    (["a.json", "nan.json"], "numbers must be finite, got NaN"),
+    (["a.json", "."], "must be a regular file"),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), OTHER_WORDS)
 def test_other_words_are_refused_in_a_line(
     words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -425,11 +448,16 @@ def test_two_real_profiles_are_compared(door: Any, tmp_path: Path) -> None:
         assert done.code == 0, done.err
     done = door("mha.json", "flash.json", "--json", "d.json", module="nocap.profile")
     assert done.code == 0, done.err
-    (difference,) = json.loads((tmp_path / "d.json").read_text())["differences"].values()
-    assert {row["key"] for row in difference["config"]} == {"attention.kernel"}
+    text = (tmp_path / "d.json").read_text()
+    (difference,) = json.loads(text)["differences"].values()
+    keys = {row["key"] for row in difference["config"]}
+    assert keys == {"attention.kernel"}
     (scores,) = [row for row in difference["rows"] if row["part"] == "scores"]
     sides = [json.loads((tmp_path / f"{name}.json").read_text()) for name in ("mha", "flash")]
-    ms = [next(row["ms"] for row in side["parts"] if row["part"] == "scores") for side in sides]
+    ms = []
+    for side in sides:
+        scores_ms = next(row["ms"] for row in side["parts"] if row["part"] == "scores")
+        ms.append(scores_ms)
     assert [scores["before_ms"], scores["after_ms"]] == pytest.approx(ms)
     whole = sum(row["ms"] for row in difference["groups"])
     attributed = [side["step"]["attributed_ms"] for side in sides]

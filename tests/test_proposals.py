@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from nocap.judge.batches import BatchQuestion, LossPair, ProposalWord, batches_above, judge
+from nocap.judge.proposal import BatchQuestion, LossPair, ProposalWord, batches_above, judge
+from nocap.proposals.campaign import MOST, Campaign
 from nocap.study.__main__ import main
 from nocap.study.log import FILE, AnswerLine, LogLine, PairLine, ProposalLine
-from nocap.study.propose import MOST, Campaign
 from nocap.study.spec import Propose
 from tests.attempts import wait_until
 from tests.conftest import INTERRUPTIBLE, REPO, SMALL, Door, Finished
@@ -40,17 +40,17 @@ def test_a_batch_is_above_where_the_lower_end_of_a_plain_t_interval_is():
 GOOD = [0.3, 0.31, 0.29, 0.3]
 
 
-@pytest.mark.parametrize(
-    "losses",
-    [
-        [*GOOD, 0.3, -0.3, 0.1, 0.0],
-        GOOD[:3],
-        [*GOOD, *GOOD[:3]],
-        [],
-        [*GOOD[:3], math.nan],
-        [0.0] * 4,  # equal twins
-    ],
-)
+BATCHES = [
+    [*GOOD, 0.3, -0.3, 0.1, 0.0],
+    GOOD[:3],
+    [*GOOD, *GOOD[:3]],
+    [],
+    [*GOOD[:3], math.nan],
+    [0.0] * 4,  # equal twins
+]
+
+
+@pytest.mark.parametrize("losses", BATCHES)
 def test_every_batch_must_be_above_and_a_part_of_one_shows_nothing(losses: list[float]):
     assert batches_above(GOOD * 4, 0.0)
     assert not batches_above(losses, 0.0)
@@ -58,18 +58,22 @@ def test_every_batch_must_be_above_and_a_part_of_one_shows_nothing(losses: list[
 
 def pairs(*gains: float | None) -> list[LossPair]:
     """Make the pairs of these gains over a baseline at 3; None: the proposal diverged."""
-    return [LossPair(loss=None if gain is None else 3 - gain, baseline=3.0) for gain in gains]
+    loss_pairs: list[LossPair] = []
+    for gain in gains:
+        loss_pairs.append(LossPair(loss=None if gain is None else 3 - gain, baseline=3.0))
+    return loss_pairs
 
 
 def test_a_proposal_is_judged_batch_by_batch():
     question = BatchQuestion(bar=0.2)
     words = [judge(pairs(*GOOD * batches), question).word for batches in (1, 2, 3, 4)]
-    assert words == [
+    expected = [
         ProposalWord.undecided,
         ProposalWord.undecided,
         ProposalWord.undecided,
         ProposalWord.accepted,
     ]
+    assert words == expected
     higher = judge(pairs(*GOOD), BatchQuestion(bar=0.3))
     assert higher.word is ProposalWord.not_shown
     assert higher.pairs == 4
@@ -77,11 +81,13 @@ def test_a_proposal_is_judged_batch_by_batch():
 
 
 def test_a_proposal_that_diverged_shows_nothing():
-    lost = judge(pairs(*GOOD * 3, 0.3, 0.3, None, 0.3), BatchQuestion(bar=0.0))
+    loss_pairs = pairs(*GOOD * 3, 0.3, 0.3, None, 0.3)
+    lost = judge(loss_pairs, BatchQuestion(bar=0.0))
     assert lost.word is ProposalWord.not_shown
     assert lost.diverged
     assert lost.gain == -math.inf
-    alone = judge([*pairs(*GOOD[:3]), LossPair(loss=2.0, baseline=None)], BatchQuestion(bar=0.0))
+    parts = [*pairs(*GOOD[:3]), LossPair(loss=2.0, baseline=None)]
+    alone = judge(parts, BatchQuestion(bar=0.0))
     assert alone.word is ProposalWord.not_shown
     assert not alone.diverged
 
@@ -93,7 +99,9 @@ class Trainer:
     """Losses of made runs, and which of them were asked for."""
 
     def __init__(self, gain: float, *, seed: int = 0, dies_at: int | None = None) -> None:
-        self._rng, self._gain, self._dies_at = np.random.default_rng(seed), gain, dies_at
+        self._rng = np.random.default_rng(seed)
+        self._gain = gain
+        self._dies_at = dies_at
         self.asked: list[int] = []
 
     def __call__(self, seeds: Sequence[int]) -> dict[int, tuple[float, float]]:
@@ -101,23 +109,28 @@ class Trainer:
             raise KeyboardInterrupt
         self.asked += seeds
         made = {seed: self._rng.normal(3.0, 0.01, size=2) for seed in seeds}
-        return {
-            seed: (float(loss) - self._gain, float(baseline))
-            for seed, (loss, baseline) in made.items()
-        }
+        values: dict[int, tuple[float, float]] = {}
+        for seed, (loss, baseline) in made.items():
+            values[seed] = (float(loss) - self._gain, float(baseline))
+        return values
 
 
 def propose(
     name: str, trainer: Any, lines: list[LogLine] | None = None, **rules: float
 ) -> AnswerLine:
     """Return the answer. `lines`: the log, which is read and written."""
-    log = [] if lines is None else lines
+    if lines is None:
+        log = []
+    else:
+        log = lines
     campaign = Campaign(Propose(**rules), lines=list(log), write=log.append)  # type: ignore[arg-type]
     return campaign.propose(name, [], trainer, against="base")
 
 
 def test_a_gain_has_four_batches_and_none_is_given_up_after_the_first():
-    good, same, less = (Trainer(gain) for gain in (0.1, 0.0, 0.1))
+    good = Trainer(0.1)
+    same = Trainer(0.0)
+    less = Trainer(0.1)
     assert propose("good", good).word == "accepted"
     assert good.asked == list(range(16))
     answer = propose("same", same)
@@ -128,9 +141,12 @@ def test_a_gain_has_four_batches_and_none_is_given_up_after_the_first():
 
 
 def test_the_same_arm_gets_the_same_answer_and_spends_nothing():
-    lines, trainer = list[LogLine](), Trainer(0.0)
-    first, asked = propose("arm", trainer, lines), trainer.asked[:]
-    assert (propose("arm", trainer, lines), trainer.asked) == (first, asked)
+    lines = list[LogLine]()
+    trainer = Trainer(0.0)
+    first = propose("arm", trainer, lines)
+    asked = trainer.asked[:]
+    assert propose("arm", trainer, lines) == first
+    assert trainer.asked == asked
 
 
 def test_a_run_that_was_trained_again_counts_as_it_was_the_first_time():
@@ -139,17 +155,21 @@ def test_a_run_that_was_trained_again_counts_as_it_was_the_first_time():
     for seed, name in enumerate(("first", "second")):
         propose(name, Trainer(0.0, seed=seed), lines)
     pairs = [line for line in lines if isinstance(line, PairLine)]
-    baselines = [
-        [line.baseline for line in pairs if line.arm == arm] for arm in ("first", "second")
-    ]
+    baselines = []
+    for arm in ("first", "second"):
+        baselines.append([line.baseline for line in pairs if line.arm == arm])
     assert baselines[0] == baselines[1]
-    assert len({line.loss for line in pairs}) == 8
+    losses = {line.loss for line in pairs}
+    assert len(losses) == 8
 
 
 def test_a_proposal_that_was_cut_off_goes_on_with_the_batches_it_has():
-    lines, dies, goes_on = list[LogLine](), Trainer(0.1, dies_at=8), Trainer(0.1)
+    lines = list[LogLine]()
+    dies = Trainer(0.1, dies_at=8)
+    goes_on = Trainer(0.1)
     with pytest.raises(KeyboardInterrupt):
         propose("arm", dies, lines)
+
     assert propose("arm", goes_on, lines).word == "accepted"
     assert dies.asked + goes_on.asked == list(range(16))
     assert sum(isinstance(line, ProposalLine) for line in lines) == 1
@@ -220,34 +240,35 @@ def study_door(
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "ideas").mkdir()
-    (tmp_path / "ideas" / "study.yaml").write_text(json.dumps(STUDY))
+    text = json.dumps(STUDY)
+    (tmp_path / "ideas" / "study.yaml").write_text(text)
     return tmp_path / "ideas"
 
 
-@pytest.mark.parametrize(
-    ("changed", "proposals", "line"),
-    [
-        ({}, ["attention=mqa", "seed=3"], "seed must be left out of a proposal"),
-        ({}, ["trainer.init_from=x"], "trainer.init_from must be left out of a proposal"),
-        (
-            {},
-            ["trainer.steps=8"],
-            "trainer.steps × trainer.batch_tokens must be the baseline's 8,192 tokens",
-        ),
-        ({}, ["model.seq_len=16"], "model.seq_len"),
-        ({}, ["attention=nothing"], "attention"),
-        ({}, ["'attention=mqa"], "quotes in pairs"),
-        ({}, None, "--propose must be given"),
-        ({"propose": {"gain": -1}}, [], "propose.gain must be"),
-        ({"propose": {"lucky": 1}}, [], "lucky"),
-        ({"propose": None}, [], "claims must have"),
-        (
-            {"propose": {"flops": 1.0}},
-            ["model.n_layer=8"],
-            "FLOPs of a token must be at most 1 of the baseline's",
-        ),
-    ],
-)
+UNFAIR = [
+    ({}, ["attention=mqa", "seed=3"], "seed must be left out of a proposal"),
+    ({}, ["trainer.init_from=x"], "trainer.init_from must be left out of a proposal"),
+    (
+        {},
+        ["trainer.steps=8"],
+        "trainer.steps × trainer.batch_tokens must be the baseline's 8,192 tokens",
+    ),
+    ({}, ["model.seq_len=16"], "model.seq_len"),
+    ({}, ["attention=nothing"], "attention"),
+    ({}, ["'attention=mqa"], "quotes in pairs"),
+    ({}, None, "--propose must be given"),
+    ({"propose": {"gain": -1}}, [], "propose.gain must be"),
+    ({"propose": {"lucky": 1}}, [], "lucky"),
+    ({"propose": None}, [], "claims must have"),
+    (
+        {"propose": {"flops": 1.0}},
+        ["model.n_layer=8"],
+        "FLOPs of a token must be at most 1 of the baseline's",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changed", "proposals", "line"), UNFAIR)
 def test_what_would_not_be_fair_is_refused_before_anything_runs(
     study_door: Door,
     folder: Path,
@@ -255,15 +276,18 @@ def test_what_would_not_be_fair_is_refused_before_anything_runs(
     proposals: list[str] | None,
     line: str,
 ):
-    (folder / "study.yaml").write_text(json.dumps(STUDY | changed))
-    words = () if proposals is None else ("--propose", *proposals)
+    text = json.dumps(STUDY | changed)
+    (folder / "study.yaml").write_text(text)
+    if proposals is None:
+        words = ()
+    else:
+        words = ("--propose", *proposals)
     refused = study_door(folder, *words)
-    assert (refused.code, refused.out, refused.err[:7], refused.err.count("\n")) == (
-        2,
-        "",
-        "nocap: ",
-        1,
-    )
+
+    assert refused.code == 2
+    assert refused.out == ""
+    assert refused.err[:7] == "nocap: "
+    assert refused.err.count("\n") == 1
     assert line in refused.err
     assert not (folder / FILE).exists()
 
@@ -277,16 +301,19 @@ def test_proposals_from_the_first_to_rules_that_changed(
 
     def told(out: str, proposal: str) -> dict[str, Any]:
         done = study_door(folder, f"output_dir={tmp_path / out}", "--json", "--propose", proposal)
-        return {"code": done.code, **json.loads(done.out)}
+        content = json.loads(done.out)
+        return {"code": done.code, **content}
 
     answer = told("out", "attention=mqa")
     keys = ("code", "overrides", "pairs", "word")
-    assert [answer[key] for key in keys] == [0, ["attention=mqa"], 4, "not shown"]
+    expected = [0, ["attention=mqa"], 4, "not shown"]
+    assert [answer[key] for key in keys] == expected
     again = told("other", "attention=mqa attention.n_kv_heads=1")
     assert {**again, "overrides": 0} == {**answer, "overrides": 0}
     assert not (tmp_path / "other").exists()
     assert "not shown: attention=mqa" in study_door(folder, "--propose").out
-    (folder / "study.yaml").write_text(json.dumps(STUDY | {"propose": {"gain": 4.0}}))
+    text = json.dumps(STUDY | {"propose": {"gain": 4.0}})
+    (folder / "study.yaml").write_text(text)
     refused = study_door(folder, "--propose", "attention=gqa")
     assert refused.code == 2
     assert "must be what its proposals began with" in refused.err
@@ -316,9 +343,8 @@ def beside(tmp_path: Path, study_door: Door) -> Path:
 
 
 def write(beside: Path, **more: object) -> None:
-    (beside / "study.yaml").write_text(
-        json.dumps({"question": "does it help?", "propose": PROPOSE | more})
-    )
+    content = {"question": "does it help?", "propose": PROPOSE | more}
+    (beside / "study.yaml").write_text(json.dumps(content))
 
 
 def command(gain: float | str, seed: str = "{seed}") -> str:
@@ -327,7 +353,8 @@ def command(gain: float | str, seed: str = "{seed}") -> str:
 
 def answers(finished: Finished) -> list[dict[str, Any]]:
     assert finished.code == 0, finished.err
-    return [json.loads(line) for line in finished.out.splitlines()]
+    lines = finished.out.splitlines()
+    return [json.loads(line) for line in lines]
 
 
 def commit() -> None:
@@ -341,18 +368,18 @@ def test_a_gain_is_accepted_and_nothing_is_not(study_door: Door, beside: Path):
     """Also where more is better. A proposal that was answered runs nothing, also with its runs
     deleted; the baseline's runs are everybody's."""
     write(beside, better="higher")
-    good, none, bad = answers(
-        study_door(beside, "--json", "--propose", command(-0.1), command(0.1), command("nan"))
-    )
+    said = study_door(beside, "--json", "--propose", command(-0.1), command(0.1), command("nan"))
+    good, none, bad = answers(said)
     keys = ("word", "pairs", "number", "diverged")
-    assert [[answer[key] for key in keys] for answer in (good, none, bad)] == [
-        ["accepted", 16, 1, False],
-        ["not shown", 4, 2, False],
-        ["not shown", 4, 3, True],
-    ]
+    expected = [["accepted", 16, 1, False], ["not shown", 4, 2, False], ["not shown", 4, 3, True]]
+    figures = []
+    for answer in (good, none, bad):
+        figures.append([answer[key] for key in keys])
+    assert figures == expected
     assert good["overrides"] == [sys.executable, "train.py", "-0.1", "{seed}"]
     assert good["gain"] == pytest.approx(0.1, abs=0.005)
-    assert len(list(Path("outputs/commands").glob("*/result.json"))) == 16 + 16 + 4 + 4
+    paths = list(Path("outputs/commands").glob("*/result.json"))
+    assert len(paths) == 16 + 16 + 4 + 4
     assert answers(
         study_door(beside, "output_dir=elsewhere", "--json", "--propose", command(-0.1))
     ) == [good]
@@ -361,32 +388,29 @@ def test_a_gain_is_accepted_and_nothing_is_not(study_door: Door, beside: Path):
     assert f"accepted: {sys.executable} train.py -0.1" in study_door(beside, "--propose").out
 
 
-@pytest.mark.parametrize(
-    ("proposal", "more", "line"),
-    [
-        (command(1, seed=""), {}, "--propose must have {seed}"),
-        ("/no/such/program {seed}", {}, "arm proposal 1 must begin with a program that is there"),
-        ("'train.py {seed}", {}, "--propose must be a command, with quotes in pairs"),
-        (command(1), {"command": "python train.py"}, "propose.command must have {seed}"),
-        (command(1), {"metric": "("}, "propose.metric must be a regular expression"),
-        (command(1), {"metric": ""}, "propose.metric must be given with propose.command"),
-        (command(1), {"command": "", "metric": "", "ref": "main"}, "arms must be given"),
-        (
-            command(1),
-            {"flops": 2.0},
-            "propose.command must be without what is nocap's own trainer's",
-        ),
-        (command(1), {"timeout": "soon"}, "propose.timeout must be a time"),
-        (command(1), {"ref": "main"}, "--ref must be given in a git repository"),
-        (command(1), {"link": ["data"]}, "propose.link must be given with propose.ref"),
-    ],
-)
+NO_PROPOSALS = [
+    (command(1, seed=""), {}, "--propose must have {seed}"),
+    ("/no/such/program {seed}", {}, "arm proposal 1 must begin with a program that is there"),
+    ("'train.py {seed}", {}, "--propose must be a command, with quotes in pairs"),
+    (command(1), {"command": "python train.py"}, "propose.command must have {seed}"),
+    (command(1), {"metric": "("}, "propose.metric must be a regular expression"),
+    (command(1), {"metric": ""}, "propose.metric must be given with propose.command"),
+    (command(1), {"command": "", "metric": "", "ref": "main"}, "arms must be given"),
+    (command(1), {"flops": 2.0}, "propose.command must be without what is nocap's own trainer's"),
+    (command(1), {"timeout": "soon"}, "propose.timeout must be a time"),
+    (command(1), {"ref": "main"}, "--ref must be given in a git repository"),
+    (command(1), {"link": ["data"]}, "propose.link must be given with propose.ref"),
+]
+
+
+@pytest.mark.parametrize(("proposal", "more", "line"), NO_PROPOSALS)
 def test_what_is_no_proposal_is_refused_before_anything_runs(
     study_door: Door, beside: Path, proposal: str, more: dict[str, object], line: str
 ):
     write(beside, **more)
     refused = study_door(beside, "--json", "--propose", proposal)
-    assert (refused.code, refused.out) == (2, "")
+    assert refused.code == 2
+    assert refused.out == ""
     assert line in refused.err
     assert refused.err.count("\n") == 1
     assert not (beside / FILE).exists()
@@ -413,19 +437,19 @@ def test_a_run_that_fails_or_ignores_its_seed_says_so_and_a_mended_command_is_an
 def test_a_study_with_a_command_runs_it_for_a_proposal_alone(study_door: Door, beside: Path):
     (beside.parent / "marks.py").write_text("open('mark', 'w')\nprint('val loss', 1)\n")
     write(beside, command=f"{sys.executable} marks.py {{seed}}")
-    codes = [
-        study_door(beside, *words).code for words in ((), ("--plan",), ("--judge",), ("--propose",))
-    ]
-    assert (codes, Path("mark").exists()) == ([2, 2, 2, 0], False)
+    codes = []
+    for words in ((), ("--plan",), ("--judge",), ("--propose",)):
+        codes.append(study_door(beside, *words).code)
+    assert codes == [2, 2, 2, 0]
+    assert not Path("mark").exists()
     study_door(beside, "--propose", command(0.1))
     assert Path("mark").exists()
 
 
 def times() -> dict[Path, int]:
     """Of the runs that ended."""
-    return {
-        path: path.stat().st_mtime_ns for path in Path("outputs/commands").glob("*/result.json")
-    }
+    paths = Path("outputs/commands").glob("*/result.json")
+    return {path: path.stat().st_mtime_ns for path in paths}
 
 
 @pytest.mark.gate
@@ -452,8 +476,10 @@ def test_files_that_change_need_a_ref_of_the_baseline(study_door: Door, beside: 
     commit()
     for number, gain in enumerate(("0.00", "0.000"), 1):  # the log is no part of the tree
         (answer,) = answers(study_door(beside, "--json", "--propose", command(gain)))
-        assert (answer["word"], answer["number"]) == ("not shown", number)
-    (beside.parent / "train.py").write_text(SCRIPT.replace("3 - gain", "2.9 - gain"))
+        assert answer["word"] == "not shown"
+        assert answer["number"] == number
+    text = SCRIPT.replace("3 - gain", "2.9 - gain")
+    (beside.parent / "train.py").write_text(text)
     refused = study_door(beside, "--propose", command(0.1))
     assert refused.code == 2
     assert (
@@ -474,24 +500,23 @@ def test_a_program_that_edits_files_is_answered_against_a_ref(study_door: Door, 
     write(beside, ref="main", locked=["evaluation.py"])
     commit()
     better, worse = (SCRIPT.replace("3 - gain", f"{base} - gain") for base in (2.9, 3.1))
-    (good,), (bad,) = answers(proposed(better)), answers(proposed(worse))
-    assert (good["word"], good["number"], bad["word"], bad["number"]) == (
-        "accepted",
-        1,
-        "not shown",
-        2,
-    )
+    (good,) = answers(proposed(better))
+    (bad,) = answers(proposed(worse))
+    assert good["word"] == "accepted"
+    assert good["number"] == 1
+    assert bad["word"] == "not shown"
+    assert bad["number"] == 2
     assert answers(proposed(better)) == [good]
     evaluation = (beside.parent / "evaluation.py").read_text()
     cheated = proposed(evaluation.replace("loss)\n", "loss - 1)\n"), "evaluation.py")
     (beside.parent / "evaluation.py").write_text(evaluation)
     same = proposed(SCRIPT)
-    assert (cheated.code, same.code) == (2, 2)
+    assert cheated.code == 2
+    assert same.code == 2
     assert "--locked must be equal in main and ., got evaluation.py" in cheated.err
     assert "--ref must differ from main in a file" in same.err
-    worktrees = subprocess.run(
-        ["git", "worktree", "list"], capture_output=True, text=True, check=True
-    ).stdout
+    listing = ["git", "worktree", "list"]
+    worktrees = subprocess.run(listing, capture_output=True, text=True, check=True).stdout
     assert worktrees.count("\n") == 1
     commit()  # the log: main is another commit
     assert answers(proposed(better)) == [good]

@@ -1,5 +1,6 @@
 """Races of commands that are not nocap's, by a script that takes a fraction of a second."""
 
+import itertools
 import json
 import os
 import random
@@ -18,11 +19,12 @@ from scipy import stats
 
 from nocap import race
 from nocap.config.errors import FailedError
-from nocap.sources import command
-from nocap.sources.answer import written
-from nocap.sources.arms import of_commands, of_refs, split
-from nocap.sources.command import LOG, RESULT, Command, Reading
+from nocap.sources import command, reading
+from nocap.sources.command import Command
 from nocap.sources.race import Race
+from nocap.sources.race_answer import written
+from nocap.sources.reading import LOG, RESULT, Reading
+from nocap.sources.versions import of_commands, of_refs, split
 from nocap.store.lease import HeldError
 from nocap.store.metrics import Better
 from tests.attempts import wait_until
@@ -74,7 +76,8 @@ def repo(template, tmp_path, monkeypatch):
     """A copy of it, which is the working directory; `other.py` has the idea's loss."""
     folder = shutil.copytree(template, tmp_path / "theirs")
     (folder / ".git" / "info" / "exclude").write_text("other.py\n")
-    (folder / "other.py").write_text(SCRIPT.replace("- GAIN", "- 0.1"))
+    text = SCRIPT.replace("- GAIN", "- 0.1")
+    (folder / "other.py").write_text(text)
     monkeypatch.chdir(folder)
     return folder
 
@@ -89,17 +92,17 @@ def commit(message):
 
 
 def arms(**commands):
-    return [
-        word
-        for name, command in commands.items()
-        for word in ("--arm", f"{name}={PYTHON} {command}")
-    ]
+    words = []
+    for name, line in commands.items():
+        words += ["--arm", f"{name}={PYTHON} {line}"]
+    return words
 
 
+# both arms' runs are the same
 ALIKE = [
     *arms(base="train.py {seed}", idea="train.py {seed}"),
     *METRIC,
-]  # both arms' runs are the same
+]
 GAINING = [*arms(base="train.py {seed}", idea="other.py {seed}"), *METRIC]
 
 
@@ -113,7 +116,10 @@ def raced(capsys):
     """The answer of a race, and what it printed on stderr."""
 
     def call(*words):
-        at = words.index("--") if "--" in words else len(words)
+        if "--" in words:
+            at = words.index("--")
+        else:
+            at = len(words)
         assert race.main([*words[:at], "--json", *words[at:]]) == 0
         out, err = capsys.readouterr()
         return {**json.loads(out), "said": err}
@@ -161,33 +167,36 @@ def test_refs_are_raced_in_worktrees_until_the_answer_is_safe(repo, raced):
     assert verdict(answer) == ("better", 3)
     gain = answer["verdicts"][0]["gain"]
     assert gain["low"] < 0.1 < gain["high"]
-    assert {cost["verdict"] for cost in costs(answer).values()} == {
-        "no verdict"
-    }  # times of one session
-    order = [line.split(",")[0] for line in answer["said"].splitlines() if ", seed " in line]
+    verdicts = {cost["verdict"] for cost in costs(answer).values()}
+    assert verdicts == {"no verdict"}  # times of one session
+    lines = answer["said"].splitlines()
+    order = [line.split(",")[0] for line in lines if ", seed " in line]
     assert order == ["main", "idea", "idea", "main", "main", "idea"]
     again = raced(*words)
-    assert (again["verdicts"], ", seed " in again["said"]) == (answer["verdicts"], False)
+    assert again["verdicts"] == answer["verdicts"]
+    assert ", seed " not in again["said"]
     printed = [path.with_name("output.log").read_text() for path in ended(repo)]
-    assert [text.count("\n") for text in printed] == [3] * 6, (
-        printed
-    )  # nothing but what the command says
-    worktrees = subprocess.run(
-        ["git", "worktree", "list"], capture_output=True, text=True, check=True
-    ).stdout
+    # nothing but what the command says
+    assert [text.count("\n") for text in printed] == [3] * 6, printed
+    listing = ["git", "worktree", "list"]
+    worktrees = subprocess.run(listing, capture_output=True, text=True, check=True).stdout
     assert worktrees.count("\n") == 1
 
 
 def test_a_race_leaves_the_worktrees_of_another(repo):
     def prepare(undo, *refs):
         commands = [(ref, [PYTHON, "train.py", "{seed}"]) for ref in refs]
-        return of_refs(commands, locked=(), links=(), folder=Path("trees"), undo=undo, say=print)[0]
+        pairs_of_refs = of_refs(
+            commands, locked=(), links=(), folder=Path("trees"), undo=undo, say=print
+        )
+        return pairs_of_refs[0]
 
     with ExitStack() as undo:
         own = prepare(undo, "main", "idea")
         with pytest.raises(HeldError, match="must have one writer"), ExitStack() as others:
             prepare(others, "main", "idea")
-        assert all((arm.cwd / "train.py").is_file() for arm in own)
+        for arm in own:
+            assert (arm.cwd / "train.py").is_file()
     with ExitStack() as undo:
         prepare(undo, "main", "idea")
 
@@ -196,7 +205,8 @@ def test_the_working_tree_is_an_arm(repo, raced):
     (repo / "helper.py").write_text("GAIN = 0.2\n")
     assert "changes that no --ref . names" in raced(*refs("main", "idea", pairs=1))["said"]
     answer = raced(*refs("idea", "."))
-    assert (verdict(answer), "changes" in answer["said"]) == (("better", 3), False)
+    assert verdict(answer) == ("better", 3)
+    assert "changes" not in answer["said"]
     assert (repo / "helper.py").read_text() == "GAIN = 0.2\n"
 
 
@@ -207,7 +217,8 @@ def test_what_git_ignores_is_linked_in_and_may_not_be_written(repo, raced, faile
     shutil.rmtree(repo / "outputs")
     monkeypatch.setenv("EXTRA", "open('data/tokens.bin', 'a').write('more')")
     code, said = failed(*words)
-    assert (code, "changed what --link names" in said) == (1, True)
+    assert code == 1
+    assert "changed what --link names" in said
 
 
 def test_a_module_from_another_copy_ends_the_race(repo, failed, monkeypatch):
@@ -219,7 +230,9 @@ def test_a_module_from_another_copy_ends_the_race(repo, failed, monkeypatch):
     (repo / "evaluation.py").write_text("# other\n")
     commit("other")
     code, said = failed(*refs("main", "other"))
-    assert (code, f"loaded {repo / 'helper.py'}, which is not of its worktree" in said) == (1, True)
+
+    assert code == 1
+    assert f"loaded {repo / 'helper.py'}, which is not of its worktree" in said
     assert not ended(repo)
 
 
@@ -228,17 +241,16 @@ def test_a_module_from_another_copy_ends_the_race(repo, failed, monkeypatch):
 
 def test_commands_that_ignore_the_seed_count_once(repo, raced):
     answer = raced(*arms(base="train.py", idea="train.py 5"), *METRIC, "--jobs", "2")
-    assert (verdict(answer), answer["paired"], "n=1" in answer["said"]) == (
-        ("no verdict", 1),
-        False,
-        True,
-    )
+    assert verdict(answer) == ("no verdict", 1)
+    assert answer["paired"] is False
+    assert "n=1" in answer["said"]
     shown = text_of(page_of(answer))
-    for line in (
+    cases = (
         "Unpaired (Welch)",
         "no verdict (n=1: all repeats are",
         "Runs shared the machine (--jobs 2)",
-    ):
+    )
+    for line in cases:
         assert line in shown
     assert '<svg class="forest"' not in page_of(answer)
 
@@ -250,10 +262,8 @@ def test_commands_that_take_no_seed_are_not_paired(repo, raced):
     )
     words = [*arms(base="noisy.py 1", idea="noisy.py 0"), "--metric", "loss", "--pairs", "3"]
     answer = raced(*words)
-    assert (verdict(answer), answer["verdicts"][0]["gain"]["method"]) == (
-        ("better", 3),
-        "unpaired (Welch)",
-    )
+    assert verdict(answer) == ("better", 3)
+    assert answer["verdicts"][0]["gain"]["method"] == "unpaired (Welch)"
     assert raced(*words, "--reads-seed")["paired"] is True
 
 
@@ -271,7 +281,8 @@ def test_a_program_goes_on_by_the_next_command_alone(repo, raced):
     first = raced(*words)
     step = first["next"]
     assert step["command"][:3] == ["python", "-m", "nocap.race"]
-    assert (step["pairs"], step["pairs_left"]) == (6, 0)
+    assert step["pairs"] == 6
+    assert step["pairs_left"] == 0
     seconds = [row["wall_s"] for row in first["measurements"]]
     # of two arms, three pairs more
     assert step["minutes"] == pytest.approx(sum(seconds) / 60, abs=1e-3)
@@ -301,11 +312,11 @@ def test_what_prepares_a_run_comes_before_each_and_counts_in_no_time(repo, raced
     # the arms take turns
     order = "base 0;idea 0;idea 1;base 1;base 2;idea 2;"
     assert (repo / "data" / "prepared.txt").read_text() == order
-    assert all(row["wall_s"] < 0.4 for row in answer["measurements"])
+    for row in answer["measurements"]:
+        assert row["wall_s"] < 0.4
     plain = raced(*GAINING, "--pairs", "3")
-    assert (
-        plain["arms"]["base"][0] != answer["arms"]["base"][0]
-    )  # another preparation is another arm
+    # another preparation is another arm
+    assert plain["arms"]["base"][0] != answer["arms"]["base"][0]
     assert verdict(plain) == verdict(answer)
 
 
@@ -348,10 +359,13 @@ def test_the_page_of_a_race(repo, raced):
         "3",
     ]
     first = raced(*words, "--guard", r"loss (\S+)$ 0.01", "--expect", "0.05..0.2")
-    page, again = page_of(first), text_of(page_of(raced(*words)))
+    page = page_of(first)
+    again = text_of(page_of(raced(*words)))
     shown = text_of(page)
     marks = ('<svg class="forest"', 'class="stated"', 'class="bound"', "<b>idea", "<script")
-    assert [page.count(mark) for mark in marks] == [2, 1, 1, 0, 1]
+    expected = [2, 1, 1, 0, 1]
+
+    assert [page.count(mark) for mark in marks] == expected
     for text in ("<b>idea</b>: confirmed", f"{PYTHON} other.py", first["at"], "0.05 to 0.2"):
         assert text in shown
     assert "exploratory" not in shown
@@ -390,14 +404,17 @@ def test_steps_to_a_target_are_refused_where_one_arm_prints_its_loss_rarely(repo
     curve = (
         f"import sys\nfor step in range(0, 101, EVERY): print('step', step, 'val loss', {loss})\n"
     )
-    (repo / "often.py").write_text(curve.replace("EVERY", "1"))
-    (repo / "rarely.py").write_text(curve.replace("EVERY", "10"))
+    text = curve.replace("EVERY", "1")
+    (repo / "often.py").write_text(text)
+    text = curve.replace("EVERY", "10")
+    (repo / "rarely.py").write_text(text)
     words = [*arms(base="often.py {seed}", idea="rarely.py {seed}"), "--metric"]
     answer = raced(
         *words, r"step (?P<step>\d+) val loss (?P<value>\S+)", "--target", "2.55", "--pairs", "3"
     )
     cost = costs(answer)["steps_to_target"]
-    assert (cost["mean"], cost["verdict"]) == (None, "no verdict")
+    assert cost["mean"] is None
+    assert cost["verdict"] == "no verdict"
     why = "validated every 10 steps there, and the other every 1"
     assert cost["method"].startswith(why)
     assert f"idea, steps to the target loss: {why}" in answer["said"]
@@ -418,33 +435,33 @@ def test_a_target_that_a_run_begins_at_has_no_ratio(repo, raced):
     assert cost["method"] == "a run never came to the target, or began at it"
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "value"),
-    [
-        ("result.json", '{"val_loss": 2.5}', 2.5),  # as nocap's own is called
-        ("out.jsonl", '{"step": 0, "val_loss": 3}\n{"step": 1, "val_loss": 2.75}\n', 2.75),
-        ("out.csv", "step,val_loss\n0,3\n1,2.25\n", 2.25),
-        # the state of Hugging Face's Trainer
-        (
-            "s.json",
-            '{"log_history": [{"step": 1, "val_loss": 3}, {"step": 2, "val_loss": 2.5}, {"step": '
-            "2}]}",
-            2.5,
-        ),
-    ],
-)
+FILES_WITH_METRICS = [
+    ("result.json", '{"val_loss": 2.5}', 2.5),  # as nocap's own is called
+    ("out.jsonl", '{"step": 0, "val_loss": 3}\n{"step": 1, "val_loss": 2.75}\n', 2.75),
+    ("out.csv", "step,val_loss\n0,3\n1,2.25\n", 2.25),
+    # the state of Hugging Face's Trainer
+    (
+        "s.json",
+        '{"log_history": [{"step": 1, "val_loss": 3}, {"step": 2, "val_loss": 2.5}, {"step": 2}]}',
+        2.5,
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "value"), FILES_WITH_METRICS)
 def test_a_metric_in_a_file(repo, raced, name, text, value):
     (repo / "write.py").write_text(f"open({name!r}, 'w').write({text!r})\n")
     both = arms(base="write.py", idea="write.py {seed}")
     answer = raced(*both, "--metric", "val_loss", "--file", name, "--pairs", "1")
-    assert {row["val_loss"] for row in answer["measurements"]} == {value}
+    losses = {row["val_loss"] for row in answer["measurements"]}
+    assert losses == {value}
     assert not (repo / name).exists()
 
 
 @pytest.mark.parametrize("name", ["out/{seed}/log.csv", "out/**/log-*.csv", "seed{seed}.csv"])
 def test_a_file_may_be_named_by_the_seed_or_a_glob(repo, raced, name):
     """Of a glob the file counts that the run wrote last; an old one is not read."""
-    (repo / "write.py").write_text(
+    text = (
         "import sys, pathlib, os\nseed, loss = sys.argv[1:]\n"
         f"place = pathlib.Path({name!r}.replace('{{seed}}', seed).replace('**', "
         f"seed).replace('*', '1'))\n"
@@ -454,13 +471,15 @@ def test_a_file_may_be_named_by_the_seed_or_a_glob(repo, raced, name):
         "    os.utime(place.with_name('log-0.csv'), (1, 1))\n"
         "place.write_text(f'val_loss\\n{loss}.5\\n')\n"
     )
+    (repo / "write.py").write_text(text)
     old = repo / "out" / "old" / "log-9.csv"
     old.parent.mkdir(parents=True)
     old.write_text("val_loss\n7\n")
     os.utime(old, (2**32, 2**32))
     both = arms(base="write.py {seed} 2", idea="write.py {seed} 1")
     answer = raced(*both, "--metric", "val_loss", "--file", name, "--pairs", "2")
-    assert [row["val_loss"] for row in answer["measurements"]] == [2.5, 2.5, 1.5, 1.5]
+    losses = [row["val_loss"] for row in answer["measurements"]]
+    assert losses == [2.5, 2.5, 1.5, 1.5]
     assert "Wall-clock includes start-up" in answer["said"]
 
 
@@ -469,55 +488,55 @@ def test_a_file_may_be_named_by_the_seed_or_a_glob(repo, raced, name):
 GOOD = "print('final', 3 + noise)"
 
 
+BAD_COMMANDS = [
+    ("raise RuntimeError('broken')", 1, "RuntimeError: broken"),
+    (
+        "",
+        1,
+        "base, seed 0: final must be in what it printed, by 'final (\\\\S+)', got nothing; see",
+    ),
+    ("print('final nan')", 1, "base, seed 0: final must be a finite number, got nan; see"),
+    (
+        # a bar
+        "os.write(1, bytes(range(256)) * 100); print(); print('final 9', end=chr(13)); "
+        "print('final ' + chr(27) + '[31m' + str(3 + noise) + chr(27) + '[0m', end=chr(13) + "
+        "'step')",
+        0,
+        "",
+    ),
+    (
+        f"{GOOD}; command = 'x' * 65_000 + chr(10); [print(command, end='') for _ in "
+        "range(20)]; print('final 9')",
+        1,
+        "MiB of it",
+    ),
+    ("time.sleep(1000)", 1, "no end after 1 s (--timeout)"),  # longer than a test may take
+    ("os.kill(os.getpid(), 9)", 1, "base, seed 0: exit code -9"),
+    (
+        "subprocess = __import__('subprocess').Popen([sys.executable, '-c', 'import time; "
+        f"time.sleep(1000)']); {GOOD}",
+        0,
+        "",
+    ),
+    (f"print('final 9'); {GOOD}; print('final as it is')", 1, "final must be a number, got 'as'"),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("extra", "code", "line"),
-    [
-        ("raise RuntimeError('broken')", 1, "RuntimeError: broken"),
-        (
-            "",
-            1,
-            "base, seed 0: final must be in what it printed, by 'final (\\\\S+)', got nothing; see",
-        ),
-        ("print('final nan')", 1, "base, seed 0: final must be a finite number, got nan; see"),
-        (
-            # a bar
-            "os.write(1, bytes(range(256)) * 100); print(); print('final 9', end=chr(13)); "
-            "print('final ' + chr(27) + '[31m' + str(3 + noise) + chr(27) + '[0m', end=chr(13) + "
-            "'step')",
-            0,
-            "",
-        ),
-        (
-            f"{GOOD}; command = 'x' * 65_000 + chr(10); [print(command, end='') for _ in "
-            "range(20)]; print('final 9')",
-            1,
-            "MiB of it",
-        ),
-        ("time.sleep(1000)", 1, "no end after 1 s (--timeout)"),  # longer than a test may take
-        ("os.kill(os.getpid(), 9)", 1, "base, seed 0: exit code -9"),
-        (
-            "subprocess = __import__('subprocess').Popen([sys.executable, '-c', 'import time; "
-            f"time.sleep(1000)']); {GOOD}",
-            0,
-            "",
-        ),
-        (
-            f"print('final 9'); {GOOD}; print('final as it is')",
-            1,
-            "final must be a number, got 'as'",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("extra", "code", "line"), BAD_COMMANDS)
 def test_what_a_command_does_badly(repo, raced, failed, monkeypatch, extra, code, line):
     """Its arm, seed and log are named, and the same command goes on once the cause is gone."""
     monkeypatch.setenv("EXTRA", extra)
-    monkeypatch.setattr(command, "LOG_BYTES", 2**20 if "65_000" in extra else command.LOG_BYTES)
-    timeout = "1s" if extra == "time.sleep(1000)" else "60s"
+    monkeypatch.setattr(command, "LOG_BYTES", 2**20 if "65_000" in extra else reading.LOG_BYTES)
+    if extra == "time.sleep(1000)":
+        timeout = "1s"
+    else:
+        timeout = "60s"
     words = [*ALIKE[:-1], r"final (\S+)", "--pairs", "1", "--timeout"]
     ended, said = failed(*words, timeout) if code else (0, raced(*words, timeout)["said"])
-    assert (ended, line in said) == (code, True), said
-    (log, *_) = repo.glob("outputs/commands/*-0/output.log")
+    assert ended == code, said
+    assert line in said, said
+    log, *_ = repo.glob("outputs/commands/*-0/output.log")
     assert "val loss" in log.read_text()
     if code:
         monkeypatch.setenv("EXTRA", GOOD)
@@ -543,20 +562,21 @@ def printed(folder, *lines):
     """Make the folder of a run that printed these lines."""
     folder.mkdir()
     (folder / LOG).write_text("".join(f"0.1\t{line}\n" for line in lines))
-    (folder / RESULT).write_text(json.dumps({"arm": "base", "seed": 0}))
+    text = json.dumps({"arm": "base", "seed": 0})
+    (folder / RESULT).write_text(text)
     return folder
 
 
-@pytest.mark.parametrize(
-    ("pattern", "lines", "value"),
-    [
-        (r"val loss (\d+\.\d+)", ("val loss 2.5000", "val loss nan"), "nan"),
-        (r"val loss (\d\.\d{4})$", ("val loss 2.5123", "val loss -Inf"), "-inf"),
-        (r"val loss.*?([\d.]+)", ("val loss nan (best 2.31)",), "nan"),
-        (r"best ([\d.]+)", ("val loss nan best 2.31",), "2.31"),
-        (r"inf loss ([\d.]+)", ("inf loss 2.31",), "2.31"),  # of inference
-    ],
-)
+NOT_FINITE = [
+    (r"val loss (\d+\.\d+)", ("val loss 2.5000", "val loss nan"), "nan"),
+    (r"val loss (\d\.\d{4})$", ("val loss 2.5123", "val loss -Inf"), "-inf"),
+    (r"val loss.*?([\d.]+)", ("val loss nan (best 2.31)",), "nan"),
+    (r"best ([\d.]+)", ("val loss nan best 2.31",), "2.31"),
+    (r"inf loss ([\d.]+)", ("inf loss 2.31",), "2.31"),  # of inference
+]
+
+
+@pytest.mark.parametrize(("pattern", "lines", "value"), NOT_FINITE)
 def test_a_pattern_of_digits_does_not_pass_over_a_loss_that_is_not_finite(
     tmp_path, pattern, lines, value
 ):
@@ -564,15 +584,15 @@ def test_a_pattern_of_digits_does_not_pass_over_a_loss_that_is_not_finite(
     assert str(read) == value
 
 
-@pytest.mark.parametrize(
-    ("pattern", "line", "whole", "part"),
-    [
-        (r"val loss ([\d.]+)", "val loss 3.2e+12", "3.2e+12", "3.2"),
-        (r".*(\d\.\d+)", "val loss 12.345", "12.345", "2.345"),
-        (r"loss.*?(\d+\.\d+)", "loss -1.5", "-1.5", "1.5"),
-        (r"step (?P<step>\d).*?(?P<value>\S+)$", "step 12 loss 2.5", "12", "1"),
-    ],
-)
+PARTS_OF_NUMBERS = [
+    (r"val loss ([\d.]+)", "val loss 3.2e+12", "3.2e+12", "3.2"),
+    (r".*(\d\.\d+)", "val loss 12.345", "12.345", "2.345"),
+    (r"loss.*?(\d+\.\d+)", "loss -1.5", "-1.5", "1.5"),
+    (r"step (?P<step>\d).*?(?P<value>\S+)$", "step 12 loss 2.5", "12", "1"),
+]
+
+
+@pytest.mark.parametrize(("pattern", "line", "whole", "part"), PARTS_OF_NUMBERS)
 def test_a_pattern_that_takes_a_part_of_a_number_is_refused(tmp_path, pattern, line, whole, part):
     with pytest.raises(
         FailedError, match=f"must be all of the number {re.escape(whole)}, got {part}; see"
@@ -580,16 +600,16 @@ def test_a_pattern_that_takes_a_part_of_a_number_is_refused(tmp_path, pattern, l
         Reading(what=pattern).value(printed(tmp_path / "run", line))
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "value"),
-    [
-        ("out.jsonl", '{"loss": 3}\n{"loss": 2.5}\n{"loss": null}\n', "nan"),
-        ("out.csv", "step,loss\n0,3\n1,2.5\n2,\n3,\n", "nan"),  # as pandas writes it
-        ("out.csv", "step,loss\n0,\n1,2.5\n2,\n", "2.5"),  # rows of training between
-        ("out.csv", "step,loss\n0,3\n1,\n2,2.5\n3,\n", "2.5"),
-        ("out.json", '{"loss": NaN}', "nan"),
-    ],
-)
+ENDING_NUMBERS = [
+    ("out.jsonl", '{"loss": 3}\n{"loss": 2.5}\n{"loss": null}\n', "nan"),
+    ("out.csv", "step,loss\n0,3\n1,2.5\n2,\n3,\n", "nan"),  # as pandas writes it
+    ("out.csv", "step,loss\n0,\n1,2.5\n2,\n", "2.5"),  # rows of training between
+    ("out.csv", "step,loss\n0,3\n1,\n2,2.5\n3,\n", "2.5"),
+    ("out.json", '{"loss": NaN}', "nan"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "value"), ENDING_NUMBERS)
 def test_a_file_whose_numbers_end_is_of_a_run_that_diverged(tmp_path, name, text, value):
     folder = printed(tmp_path / "run")
     (folder / f"kept-{name}").write_text(text)
@@ -630,21 +650,21 @@ def test_a_file_that_a_killed_race_had_set_aside_is_put_back(tmp_path):
     assert Reading(what="loss", file="out.csv").value(folder) == 2.5
 
 
-@pytest.mark.parametrize(
-    ("text", "own"),
-    [
-        ("{seed} && true", "&&"),
-        ("{seed} | tee log", "|"),
-        ("{seed}; true", ";"),
-        ("{seed} > log 2>&1", ">"),
-        ("--seed $NOCAP_SEED", "$N"),
-        ("`date`", "`"),
-        ("$(date)", "$("),
-        ('--data "$HOME/x"', "$H"),
-        ("--data ~/x", "~"),
-        ("--lr 1 # as before", "#"),
-    ],
-)
+SHELL_SYNTAX = [
+    ("{seed} && true", "&&"),
+    ("{seed} | tee log", "|"),
+    ("{seed}; true", ";"),
+    ("{seed} > log 2>&1", ">"),
+    ("--seed $NOCAP_SEED", "$N"),
+    ("`date`", "`"),
+    ("$(date)", "$("),
+    ('--data "$HOME/x"', "$H"),
+    ("--data ~/x", "~"),
+    ("--lr 1 # as before", "#"),
+]
+
+
+@pytest.mark.parametrize(("text", "own"), SHELL_SYNTAX)
 def test_what_a_shell_alone_reads_is_refused(repo, failed, text, own):
     code, said = failed(*arms(base=f"train.py {text}", idea="train.py"), *METRIC)
     assert code == 2
@@ -653,21 +673,21 @@ def test_what_a_shell_alone_reads_is_refused(repo, failed, text, own):
     )
 
 
-@pytest.mark.parametrize(
-    ("text", "last"),
-    [
-        ("sh -c 'python t.py && true'", "python t.py && true"),
-        ('sh -c "echo $NOCAP_SEED | cat"', "echo $NOCAP_SEED | cat"),
-        (r"python t.py a\;b", "a;b"),
-        ("python t.py 'data/$x'", "data/$x"),
-        ('python t.py "a>b"', "a>b"),
-        ("python t.py data/*.bin", "data/*.bin"),
-        ("python t.py '~/x'", "~/x"),
-        ("python t.py a#b~c", "a#b~c"),
-        ("python t.py \\\n  --lr 1", "1"),
-        ("python t.py last \\\n", "last"),
-    ],
-)
+QUOTED_WORDS = [
+    ("sh -c 'python t.py && true'", "python t.py && true"),
+    ('sh -c "echo $NOCAP_SEED | cat"', "echo $NOCAP_SEED | cat"),
+    (r"python t.py a\;b", "a;b"),
+    ("python t.py 'data/$x'", "data/$x"),
+    ('python t.py "a>b"', "a>b"),
+    ("python t.py data/*.bin", "data/*.bin"),
+    ("python t.py '~/x'", "~/x"),
+    ("python t.py a#b~c", "a#b~c"),
+    ("python t.py \\\n  --lr 1", "1"),
+    ("python t.py last \\\n", "last"),
+]
+
+
+@pytest.mark.parametrize(("text", "last"), QUOTED_WORDS)
 def test_what_stands_in_quotes_is_a_word(text, last):
     assert split(text, "arm a")[-1] == last
 
@@ -684,7 +704,8 @@ def test_a_variable_before_a_command_is_named_with_env(repo, failed, raced):
         "arm base must begin with a program that is there (env X=1 PROGRAM sets a variable), got "
         "X=1" in said
     )
-    raced(words[0].replace("X=1", "env X=1"), *words[1:], "--pairs", "1")
+    first_word = words[0].replace("X=1", "env X=1")
+    raced(first_word, *words[1:], "--pairs", "1")
 
 
 # --- what else may be wrong of an arm ---
@@ -785,7 +806,8 @@ def test_a_file_that_git_does_not_know_is_not_copied_into_the_repository(repo):
         made, _ = of_commands([("base", ["true"])], locked=["evaluation.py"])
         contents.add(made[0].content)
         words = ["git", "hash-object", "notes.txt"]
-        blob = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+        stdout = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+        blob = stdout.strip()
         assert not (repo / ".git" / "objects" / blob[:2] / blob[2:]).exists()
     assert len(contents) == 2
 
@@ -848,14 +870,16 @@ def test_bad_input_is_refused_before_anything_runs(repo, failed, words, line):
 def test_a_race_that_is_killed_goes_on(repo, raced, monkeypatch, tmp_path):
     """And the command that it was running ends with it."""
     monkeypatch.setenv("PYTHONPATH", str(REPO))
-    pid, nowhere = tmp_path / "pid", subprocess.DEVNULL
+    pid = tmp_path / "pid"
+    nowhere = subprocess.DEVNULL
     extra = f"if seed == 1: open({str(pid)!r}, 'w').write(str(os.getpid())), time.sleep(60)"
     monkeypatch.setenv("EXTRA", extra)
     words = [*INTERRUPTIBLE, PYTHON, "-m", "nocap.race", *GAINING, "--pairs", "3"]
     for number, code in ((signal.SIGKILL, -9), (signal.SIGINT, 75)):
         running = subprocess.Popen(words, stdout=nowhere, stderr=nowhere)
         wait_until(lambda: pid.exists() and pid.read_text(), "the second seed")
-        command, _ = int(pid.read_text()), pid.unlink()
+        command = int(pid.read_text())
+        pid.unlink()
         running.send_signal(number)
         assert running.wait(60) == code
         if shutil.which("setpriv"):  # of util-linux
@@ -871,23 +895,28 @@ def test_after_a_failure_nothing_more_begins_and_what_runs_ends(repo, failed, mo
     monkeypatch.setenv("EXTRA", "time.sleep(1.5) if 'slow' in sys.argv else sys.exit(5)")
     words = [*arms(base="train.py {seed} slow", idea="train.py {seed}"), *METRIC, "--pairs", "3"]
     code, said = failed(*words, "--jobs", "2")
-    assert (code, "idea, seed 0: exit code 5" in said) == (1, True)
-    assert [json.loads(path.read_text())["arm"] for path in ended(repo)] == ["base"]
-    assert len(list(repo.glob("outputs/commands/*"))) == 2
+    assert code == 1
+    assert "idea, seed 0: exit code 5" in said
+    names = [json.loads(path.read_text())["arm"] for path in ended(repo)]
+    assert names == ["base"]
+    paths = list(repo.glob("outputs/commands/*"))
+    assert len(paths) == 2
 
 
 @pytest.mark.slow
 def test_runs_at_once_share_the_machine_and_have_no_times(repo, raced, monkeypatch):
     monkeypatch.setenv("EXTRA", "began = time.time(); time.sleep(0.5); print(began, time.time())")
     answer = raced(*GAINING, "--pairs", "3", "--jobs", "4")
-    assert (verdict(answer), [*costs(answer)]) == (("better", 3), ["peak_mib"])
+    assert verdict(answer) == ("better", 3)
+    assert [*costs(answer)] == ["peak_mib"]
     assert "Runs shared the machine (--jobs 4)" in answer["said"]
-    lines = [
-        path.read_text().splitlines()[-1].split()
-        for path in repo.glob("outputs/commands/*/output.log")
-    ]
+    lines = []
+    for path in repo.glob("outputs/commands/*/output.log"):
+        lines.append(path.read_text().splitlines()[-1].split())
     spans = [(float(words[-2]), float(words[-1])) for words in lines]
-    assert any(a != b and a[0] < b[0] < a[1] for a in spans for b in spans)
+    spans.sort()
+    overlaps = [first[0] < second[0] < first[1] for first, second in itertools.pairwise(spans)]
+    assert any(overlaps)
     alone = raced(*GAINING, "--pairs", "3")
     assert alone["said"].count(", seed ") == 6  # times are of runs that had the machine
     assert [*costs(alone)] == ["wall_s", "cpu_s", "peak_mib"]
@@ -906,7 +935,8 @@ def test_what_a_race_writes_is_no_part_of_its_arms(repo, raced):
     commit("nothing is ignored")
     both = arms(base="write.py {seed}", idea="write.py 1{seed}")
     words = [*both, "--metric", "val_loss", "--file", "out.json", "--pairs", "1"]
-    assert [raced(*words)["said"].count(", seed ") for _ in range(2)] == [2, 0]
+    counts = [raced(*words)["said"].count(", seed ") for _ in range(2)]
+    assert counts == [2, 0]
     assert "changes that no --ref" not in raced(*refs("main", "idea", pairs=1))["said"]
 
 
@@ -925,12 +955,14 @@ def test_a_program_that_is_edited_is_another_one(repo, raced, failed, form):
     words = [*both, *METRIC, "--pairs", "1"]
     for loss in (3, 2):
         (own / "other.py").write_text(f"LOSS = {loss}\n")
-        assert {row["val loss"] for row in raced(*words)["measurements"]} == {loss}
-    (own / "it.py").write_text(
-        (own / "it.py").read_text() + "open('its/other.py', 'a').write('LOSS = 1')\n"
-    )
+        measurements = raced(*words)["measurements"]
+        losses = {row["val loss"] for row in measurements}
+        assert losses == {loss}
+    text = (own / "it.py").read_text() + "open('its/other.py', 'a').write('LOSS = 1')\n"
+    (own / "it.py").write_text(text)
     code, said = failed(*words)
-    assert (code, "its program was edited while it was raced" in said) == (1, True)
+    assert code == 1
+    assert "its program was edited while it was raced" in said
 
 
 # --- calibration ----------------------------------------------------------------------------------
@@ -940,18 +972,20 @@ def made_race(folder, chance, *, gain, pairs, skewed=False):
     """A race whose commands are drawn: seeds and arms have noise of the same size."""
 
     def begin(arm, seed, place):
-        noise = chance.expovariate(1.0) if skewed else chance.gauss(0, 1)
+        if skewed:
+            noise = chance.expovariate(1.0)
+        else:
+            noise = chance.gauss(0, 1)
         place.mkdir(parents=True)
         (place / LOG).write_text(
             f"0.1\tval loss {9 + 0.01 * (noise - gain * (arm.name == 'idea')):.8f}\n"
         )
-        (place / RESULT).write_text(
-            json.dumps({"wall_s": 1.0 + seed / 99, "cpu_s": 1.0, "peak_mib": 1.0})
-        )
+        content = {"wall_s": 1.0 + seed / 99, "cpu_s": 1.0, "peak_mib": 1.0}
+        (place / RESULT).write_text(json.dumps(content))
 
-    both = [
-        Command(name=name, words=("{seed}",), cwd=folder, content=name) for name in ("base", "idea")
-    ]
+    both = []
+    for name in ("base", "idea"):
+        both.append(Command(name=name, words=("{seed}",), cwd=folder, content=name))
     reading = Reading(what=PATTERN, better=Better.lower)
     return Race(
         arms=both,
@@ -984,30 +1018,33 @@ def test_what_several_arms_print_has_one_interval_and_what_they_cost_the_cautiou
         arms=arms, readings=[reading], output_dir=tmp_path, pairs=pairs, seeded=seeded, begin=begin
     )
     verdicts = written(racing, racing.run())["verdicts"]
-    base, others = losses["base"], [losses[name] for name in ("a", "b", "c")]
+    base = losses["base"]
+    others = [losses[name] for name in ("a", "b", "c")]
     ends = of_a_mixed_model(base - np.array(others), look=look)
     for verdict, other, (low, high) in zip(verdicts, others, ends, strict=True):
         if seeded:
             assert verdict["gain"]["low"] == pytest.approx(low, abs=1e-9)
             assert verdict["gain"]["high"] == pytest.approx(high, abs=1e-9)
         else:
-            welch = stats.ttest_ind(base, other, equal_var=False).confidence_interval(
-                1 - 0.05 / look**2
-            )
+            test = stats.ttest_ind(base, other, equal_var=False)
+            welch = test.confidence_interval(1 - 0.05 / look**2)
             assert verdict["gain"]["low"] <= welch.low + 1e-9
             assert verdict["gain"]["high"] >= welch.high - 1e-9
     logs = np.log(walls["base"] / walls["a"])
     t = stats.t.isf(0.05 / look**2 / 3, pairs - 1)
     half = (1 + 3.3 / np.sqrt(pairs)) * t * stats.sem(logs) + 0.005
-    assert verdicts[0]["costs"]["wall_s"]["high"] == pytest.approx(np.exp(logs.mean() + half))
+    expected = np.exp(logs.mean() + half)
+    assert verdicts[0]["costs"]["wall_s"]["high"] == pytest.approx(expected)
 
 
 def simulated(tmp_path, *, seed, gain, skewed=False):
     """The words of 200 races of twelve pairs that are drawn."""
-    chance, words = random.Random(seed), []
+    chance = random.Random(seed)
+    words = []
     for number in range(200):
         made = made_race(tmp_path / str(number), chance, gain=gain, pairs=12, skewed=skewed)
-        words.append(str(written(made, made.run())["verdicts"][0]["word"]))
+        verdicts = written(made, made.run())["verdicts"]
+        words.append(str(verdicts[0]["word"]))
     return words
 
 

@@ -40,7 +40,9 @@ def test_under_torchrun_is_refused(
 ) -> None:
     env = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
     done = here(*MEDIUM, *words, f"output_dir={tmp_path / 'out'}", env=env)
-    assert (done.code, done.err.startswith(line), done.err.count("\n")) == (2, True, 1), done
+    assert done.code == 2, done
+    assert done.err.startswith(line), done
+    assert done.err.count("\n") == 1, done
     assert not (tmp_path / "out").exists()
 
 
@@ -79,7 +81,8 @@ def test_two_nodes_are_one_run(tmp_path: Path, undisturbed: Undisturbed) -> None
     done = by_slurm(tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("finished at step 30") == 1
-    assert state_of(the_run(tmp_path / "out")) == state_of(undisturbed.run_dir)
+    state = state_of(the_run(tmp_path / "out"))
+    assert state == state_of(undisturbed.run_dir)
 
 
 @pytest.mark.slow
@@ -99,7 +102,8 @@ def test_killed_agent_leaves_no_rank(tmp_path: Path) -> None:
         tmp_path / "out", "trainer.devices=2", "trainer.steps=2000", command=TORCHRUN
     ) as running:
         running.wait_for_row(3)
-        ranks = with_words(str(running.output_dir)) - {running.process.pid}
+        output_dir = str(running.output_dir)
+        ranks = with_words(output_dir) - {running.process.pid}
         assert len(ranks) == 2
         running.end(signal.SIGKILL)
         wait_until(
@@ -113,11 +117,8 @@ def with_words(word: str) -> set[int]:
     pids = set()
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it ended while we looked
-            pids |= (
-                {int(entry.name)}
-                if word in (entry / "cmdline").read_text(errors="replace")
-                else set()
-            )
+            text = (entry / "cmdline").read_text(errors="replace")
+            pids |= {int(entry.name)} if word in text else set()
     return pids
 
 
@@ -129,14 +130,15 @@ def listening(run_dir: Path) -> set[str]:
     inodes = set()
     for pid in processes(run_dir):
         with suppress(OSError):  # it ended while we looked
-            inodes |= {os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir()}
+            paths = Path(f"/proc/{pid}/fd").iterdir()
+            inodes |= {os.readlink(fd) for fd in paths}
     text = Path("/proc/net/tcp").read_text() + Path("/proc/net/tcp6").read_text()
     rows = [line.split() for line in text.splitlines() if "sl" not in line]
-    return {
-        row[1].rpartition(":")[0]
-        for row in rows
-        if row[3] == "0A" and f"socket:[{row[9]}]" in inodes
-    }
+    values: set[str] = set()
+    for row in rows:
+        if row[3] == "0A" and f"socket:[{row[9]}]" in inodes:
+            values.add(row[1].rpartition(":")[0])
+    return values
 
 
 @linux
@@ -157,8 +159,10 @@ def test_nobody_can_connect_once_the_ranks_have_met(
         running.wait_for_row(2)
         assert listening(running.run_dir) == set()
         code, _, err = running.end()
-    assert (code, err) == (0, "")
-    assert state_of(the_run(out)) == state_of(undisturbed.run_dir)
+    assert code == 0
+    assert err == ""
+    state = state_of(the_run(out))
+    assert state == state_of(undisturbed.run_dir)
 
 
 def test_nothing_of_another_rank_is_unpickled() -> None:
@@ -166,6 +170,5 @@ def test_nothing_of_another_rank_is_unpickled() -> None:
         r"object_list|(gather|scatter)_object|\b(import|from) "
         r"pickle\b|pickle\.|\btorch\.load\b|TCPStore"
     )
-    assert [
-        str(path) for path in (REPO / "nocap").rglob("*.py") if pickled.search(path.read_text())
-    ] == []
+    paths = (REPO / "nocap").rglob("*.py")
+    assert [str(path) for path in paths if pickled.search(path.read_text())] == []

@@ -31,7 +31,8 @@ WHY = "ray is not installed: pip install 'nocap[ray]'"
 )
 def test_what_a_cell_has_set_aside(device, threads, devices, cpus_and_gpus):
     run = compose([*SMALL, f"trainer.threads={threads}"])
-    run.trainer.device, run.trainer.devices = Device[device], devices
+    run.trainer.device = Device[device]
+    run.trainer.devices = devices
     assert tuple(needs(run).values()) == cpus_and_gpus
 
 
@@ -42,7 +43,8 @@ def test_what_a_cell_has_set_aside(device, threads, devices, cpus_and_gpus):
 def test_which_nodes_have_room_for_a_cell(threads, told):
     have = [{"CPU": 8.0, "GPU": 2.0}, {"CPU": 3.0}, {"memory": 1e9}, {"CPU": 9.0}]
     nodes = [{"Resources": each, "Alive": n < 3} for n, each in enumerate(have)]
-    tasks = RayTasks(ray=SimpleNamespace(nodes=lambda: nodes), folder=Path(), restarts=0)
+    ray = SimpleNamespace(nodes=lambda: nodes)
+    tasks = RayTasks(ray=ray, folder=Path(), restarts=0)
     said = tasks.describe([compose([*SMALL, f"trainer.threads={threads}"])])
     assert said.startswith(f"ray: {told}")
     assert said.endswith("it waits for one that has") is (threads == 9)
@@ -64,7 +66,8 @@ def test_without_ray_the_command_that_installs_it_is_named(here, monkeypatch):
     monkeypatch.setattr("nocap.options.launcher.ray.find_spec", lambda name: None)
     done = here("--multirun", *CELL, "seed=0", "hydra/launcher=ray")
     line = "nocap: hydra/launcher=ray must find Ray installed: pip install 'nocap[ray]', got none\n"
-    assert (done.code, done.err) == (2, line)
+    assert done.code == 2
+    assert done.err == line
 
 
 class RayError(Exception):
@@ -79,8 +82,10 @@ class Losing:
     )
 
     def __init__(self, lose, stop_at=None):
-        self.lose, self.stop_at = lose, stop_at
-        self.started, self.stopped = [], []
+        self.lose = lose
+        self.stop_at = stop_at
+        self.started = []
+        self.stopped = []
         self.cancel = self.stopped.append
 
     def remote(self, **ignored):
@@ -107,29 +112,34 @@ def runner(grid, ray, restarts=3):
     grid.write()
     (grid.folder / "jobs").mkdir()
     for cell in grid.cells:
-        CellJob(str(grid.folder), cell.plan.identity).log.write_text("nocap: it said so\n")
+        folder = str(grid.folder)
+        log = CellJob(folder, cell.plan.identity).log
+        log.write_text("nocap: it said so\n")
     return Runner(grid, RayTasks(ray=ray, folder=grid.folder, restarts=restarts))
 
 
 def test_a_lost_cell_goes_on_elsewhere_a_few_times(tmp_path, capsys):
-    for lose, restarts, started, reason in (
-        (2, 3, 3, "it said so"),
-        (9, 1, 2, "RayError: its node died"),
-    ):
-        grid, ray = grid_of(tmp_path / str(lose), ("seed=0",)), Losing(lose=lose)
+    cases = ((2, 3, 3, "it said so"), (9, 1, 2, "RayError: its node died"))
+    for lose, restarts, started, reason in cases:
+        grid = grid_of(tmp_path / str(lose), ("seed=0",))
+        ray = Losing(lose=lose)
         ((key, result),) = runner(grid, ray, restarts=restarts).run().items()
-        assert (ray.started, result.status, result.reason) == ([key] * started, "waiting", reason)
-    assert re.search(
-        r"lost .* RayError: its node died; goes on elsewhere \(2 of 3\)", capsys.readouterr().out
-    )
+        assert ray.started == [key] * started
+        assert result.status == "waiting"
+        assert result.reason == reason
+    out = capsys.readouterr().out
+    assert re.search(r"lost .* RayError: its node died; goes on elsewhere \(2 of 3\)", out)
 
 
 def test_a_request_to_stop_reaches_the_cluster_once_and_starts_nothing_again(tmp_path):
-    grid, ray = grid_of(tmp_path, ("seed=0",), ("seed=1",)), Losing(lose=9, stop_at=4)
+    grid = grid_of(tmp_path, ("seed=0",), ("seed=1",))
+    ray = Losing(lose=9, stop_at=4)
     running = runner(grid, ray)
     running.run()
+
     assert running.stopping
-    assert (len(ray.started), len(ray.stopped)) == (4, 2)
+    assert len(ray.started) == 4
+    assert len(ray.stopped) == 2
 
 
 def test_a_cancelled_task_lets_its_cell_save(tmp_path):
@@ -144,12 +154,12 @@ def test_a_cancelled_task_lets_its_cell_save(tmp_path):
         wait_until(lambda: log.exists() and log.stat().st_size, "a line")
         _thread.interrupt_main()
 
-    before = signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # as in a node that was started in the background
+    # as in a node that was started in the background
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         threading.Thread(target=interrupt).start()
-        assert _task()(["-c", code], {"A": "b"}, str(tmp_path), str(log)) == 75
+        task = _task()
+        assert task(["-c", code], {"A": "b"}, str(tmp_path), str(log)) == 75
     finally:
         signal.signal(signal.SIGINT, before)
     assert log.read_text() == f"{os.getpid()} b\n"
@@ -193,7 +203,8 @@ def cluster(monkeypatch, tmp_path):
 def status_of(pid):
     """Return a process's state and its parent's id; "gone" and 0 where it has just ended."""
     try:
-        state, parent, *_ = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        text = Path(f"/proc/{pid}/stat").read_text()
+        state, parent, *_ = text.rpartition(")")[2].split()
     except OSError:
         return "gone", 0
     return state, int(parent)
@@ -212,7 +223,8 @@ def stopped(out):
 @pytest.mark.timeout(1200)
 @pytest.mark.filterwarnings("ignore")  # Ray's own, about processes that it leaves to their end
 def test_a_grid_outlives_a_node(cluster, tmp_path):
-    out, found = tmp_path / "out", []
+    out = tmp_path / "out"
+    found = []
     words = (*CELL, "trainer.steps=5", f"seed={','.join(map(str, range(6)))}")
     words = (*words, "hydra/launcher=ray", f"hydra.launcher.address={cluster.address}")
     running = Background(out, *words, path=FAULTS)
@@ -221,7 +233,8 @@ def test_a_grid_outlives_a_node(cluster, tmp_path):
     task = status_of(status_of(worker)[1])[1]  # what started the command that started the worker
     cluster.remove_node(cluster.raylets[status_of(task)[1]], allow_graceful=False)
     done = running.end()
-    assert (done.code, done.err) == (0, ""), done
+    assert done.code == 0, done
+    assert done.err == "", done
     assert "6 finished; 6 trained now" in done.out
     assert re.search(r"^lost .* goes on elsewhere \(1 of 3\)$", done.out, re.M), done.out
     attempts = {name: summary["attempts"] for name, summary in summaries(out).items()}
@@ -230,8 +243,10 @@ def test_a_grid_outlives_a_node(cluster, tmp_path):
     assert attempts.pop(lost.name) in (1, 2)
     assert set(attempts.values()) == {1}
     if summaries(out)[lost.name]["attempts"] == 2:
-        assert re.search(r"resuming from step [1-5]$", (lost / "train.log").read_text(), re.M)
+        text = (lost / "train.log").read_text()
+        assert re.search(r"resuming from step [1-5]$", text, re.M)
     for run_dir in out.glob("runs/*"):
         # whoever trained it, once
-        assert [row["step"] for row in rows_of(run_dir)] == list(range(6)), run_dir
+        steps = [row["step"] for row in rows_of(run_dir)]
+        assert steps == list(range(6)), run_dir
         assert (run_dir / "train.log").read_text().count("step      5/5") == 1

@@ -22,7 +22,7 @@ from nocap.store.checkpoints import name_of
 from nocap.store.files import append_text
 from nocap.store.identity import identity_parts
 from nocap.store.record import digest, read_json, read_rows, write_summary
-from nocap.store.runs import load, of_identity
+from nocap.store.runs import load_runs, of_identity
 from nocap.training import checkpoint
 from tests.attempts import digests, restamp, stamp, state_of, steady, summary_of
 from tests.in_process import STEPS, planned, start
@@ -64,14 +64,16 @@ def again(this: Plan) -> Plan:
 
 def edit(path: Path, *without: str, **changed: Any) -> None:
     content = {**json.loads(path.read_text()), **changed}
-    path.write_text(
-        json.dumps({key: value for key, value in content.items() if key not in without})
-    )
+    content_without = {key: value for key, value in content.items() if key not in without}
+    text = json.dumps(content_without)
+    path.write_text(text)
 
 
 def same_end(this: Plan, whole: Path) -> None:
-    assert state_of(this.run_dir) == state_of(planned(whole, SEED).run_dir)
-    assert (outcome(this) is not None, load([this.run_dir]).unreadable) == (True, {})
+    run_dir = planned(whole, SEED).run_dir
+    assert state_of(this.run_dir) == state_of(run_dir)
+    assert outcome(this) is not None
+    assert load_runs([this.run_dir]).unreadable == {}
 
 
 # --- rows: mended from the checkpoint -------------------------------------------------------------
@@ -90,9 +92,11 @@ ROWS: dict[str, Damage] = {
 def test_damaged_rows_are_put_back_at_the_resume(
     damage: str, half: Path, whole: Path, tmp_path: Path
 ) -> None:
-    this, said = copied(half, tmp_path), list[str]()
+    this = copied(half, tmp_path)
+    said = list[str]()
     path = this.run_dir / "metrics.jsonl"
-    changed = ROWS[damage](path.read_bytes().splitlines(keepends=True))
+    lines = path.read_bytes().splitlines(keepends=True)
+    changed = ROWS[damage](lines)
     path.write_bytes(b"".join(changed))
     if not changed:
         path.unlink()
@@ -105,7 +109,8 @@ def test_damaged_rows_are_put_back_at_the_resume(
 def test_rows_after_the_checkpoint_are_cut_back_without_a_word(
     half: Path, whole: Path, tmp_path: Path
 ) -> None:
-    this, said = copied(half, tmp_path), list[str]()
+    this = copied(half, tmp_path)
+    said = list[str]()
     with (this.run_dir / "metrics.jsonl").open("a") as file:
         file.write('{"step": 5, "tokens": 320, "train/loss": 1.0}\n{"step": 6, "tok')
     start(this, log=said.append)
@@ -114,7 +119,8 @@ def test_rows_after_the_checkpoint_are_cut_back_without_a_word(
 
 
 def test_rows_that_are_damaged_while_a_run_trains_are_put_back(whole: Path, tmp_path: Path) -> None:
-    this, said = planned(tmp_path / "out", SEED), list[str]()
+    this = planned(tmp_path / "out", SEED)
+    said = list[str]()
     path = this.run_dir / "metrics.jsonl"
     original = checkpoint.Writer.save
 
@@ -138,7 +144,8 @@ def test_a_checkpoint_whose_rows_are_not_those_before_it_is_named(
         (newest / "metrics.jsonl").write_bytes(text)
         restamp(newest)
         line = f"{newest}: metrics.jsonl must hold the rows before the step in the folder's name"
-        assert checkpoint.find(newest.parent).invalid == [line]
+        invalid = checkpoint.find(newest.parent).invalid
+        assert invalid == [line]
 
 
 # --- the end: what is believed --------------------------------------------------------------------
@@ -161,25 +168,26 @@ ENDS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
 def test_a_damaged_end_is_named_and_made_again_from_the_last_checkpoint_or_refused(
     damage: str, whole: Path, tmp_path: Path
 ) -> None:
-    this, (name, change) = copied(whole, tmp_path), ENDS[damage]
-    path, weights = (
-        this.run_dir / name,
-        this.run_dir / "checkpoints" / name_of(STEPS) / "model.safetensors",
-    )
+    this = copied(whole, tmp_path)
+    name, change = ENDS[damage]
+    path = this.run_dir / name
+    weights = this.run_dir / "checkpoints" / name_of(STEPS) / "model.safetensors"
     path.write_bytes(change(path.read_bytes()))
-    (told,) = load([this.run_dir]).unreadable.values()
+    (told,) = load_runs([this.run_dir]).unreadable.values()
     (notice,) = again(this).notices
-    assert (name in told, name in notice, outcome(this)) == (True, True, None)
+    assert name in told
+    assert name in notice
+    assert outcome(this) is None
     assert "not believed; the run goes on from its last checkpoint" in notice
-    kept, before = weights.rename(tmp_path / "kept"), digests(this.run_dir)
+    kept = weights.rename(tmp_path / "kept")
+    before = digests(this.run_dir)
     with pytest.raises(ValueError, match=rf"{name}.* there is no valid checkpoint to mend it from"):
         sound(again(this))
     assert digests(this.run_dir) == before
     kept.rename(weights)
     assert start(again(this)).step == STEPS
-    edit(
-        this.run_dir / "summary.json"
-    )  # a digest is of the content: it may be written in another form
+    # a digest is of the content: it may be written in another form
+    edit(this.run_dir / "summary.json")
     same_end(this, whole)
 
 
@@ -196,15 +204,16 @@ def test_finished_forged_half_way_is_trained_to_its_end(
 
 
 def test_nothing_of_another_run_is_believed(whole: Path, half: Path, tmp_path: Path) -> None:
-    this, other, said = copied(half, tmp_path), planned(tmp_path / "other", "seed=4"), list[str]()
+    this = copied(half, tmp_path)
+    other = planned(tmp_path / "other", "seed=4")
+    said = list[str]()
     start(other)
     place = this.run_dir / "checkpoints" / name_of(6)
     shutil.copytree(other.run_dir / "checkpoints" / name_of(STEPS), place)
     stamp(place)
     start(this, log=said.append)
-    assert any(
-        line.endswith(f"{place}: it is of another run, {other.run_dir.name}") for line in said
-    )
+    end = f"{place}: it is of another run, {other.run_dir.name}"
+    assert any(line.endswith(end) for line in said)
     same_end(this, whole)
     for name in ("summary.json", "metrics.jsonl"):
         shutil.copy(other.run_dir / name, this.run_dir / name)
@@ -220,7 +229,8 @@ def test_nothing_of_another_run_is_believed(whole: Path, half: Path, tmp_path: P
 
 def as_another(source: Path, seed: int) -> Path:
     """A copy that calls itself the run of another seed, all identities and digests recomputed."""
-    parts = json.loads((source / "manifest.json").read_text())["parts"]
+    text = (source / "manifest.json").read_text()
+    parts = json.loads(text)["parts"]
     parts["config"]["seed"] = seed
     identity = digest(parts)
     copy = shutil.copytree(source, source.with_name(f"nano-s{seed}-{identity}"))
@@ -231,11 +241,13 @@ def as_another(source: Path, seed: int) -> Path:
 
 def test_copies_count_once_and_forged_ones_not_at_all(whole: Path, tmp_path: Path) -> None:
     this = copied(whole, tmp_path)
-    shutil.copytree(this.run_dir, this.run_dir.with_name(f"backup-of-{this.run_dir.name}"))
+    path = this.run_dir.with_name(f"backup-of-{this.run_dir.name}")
+    shutil.copytree(this.run_dir, path)
     for seed in range(100, 103):
         as_another(this.run_dir, seed)
         edit(as_another(this.run_dir, seed + 10) / "summary.json", val_loss=1.0 + seed / 1e5)
-    loaded = load([this.run_dir.parent])
+    loaded = load_runs([this.run_dir.parent])
+
     assert len(loaded.records) == 4  # whoever recomputes every digest is not caught
     assert sum("left out, it is the same run as" in line for line in loaded.problems) == 1
     assert (
@@ -251,10 +263,11 @@ def test_a_grid_finds_its_runs_by_their_folders(whole: Path, tmp_path: Path) -> 
     shutil.copytree(this.run_dir, runs / f"a-backup-of-{this.run_dir.name}")
     grid = runs.parent / "grids" / "g"
     grid.mkdir(parents=True)
-    (grid / "grid.json").write_text(
-        json.dumps({"cells": [{"identity": this.identity}, {"identity": "../.."}, {}]})
-    )
-    assert [record.folder.name for record in load([grid]).records] == [this.run_dir.name]
+    content = {"cells": [{"identity": this.identity}, {"identity": "../.."}, {}]}
+    (grid / "grid.json").write_text(json.dumps(content))
+    records = load_runs([grid]).records
+    names = [record.folder.name for record in records]
+    assert names == [this.run_dir.name]
     assert of_identity(runs, this.identity) == this.run_dir
 
 
@@ -264,7 +277,8 @@ def test_a_grid_finds_its_runs_by_their_folders(whole: Path, tmp_path: Path) -> 
 def test_only_exact_names_below_checkpoints_are_read_or_touched(
     half: Path, whole: Path, tmp_path: Path
 ) -> None:
-    this, said = copied(half, tmp_path), list[str]()
+    this = copied(half, tmp_path)
+    said = list[str]()
     root = this.run_dir / "checkpoints"
     outside = shutil.copytree(root / name_of(5), tmp_path / "outside")
     before = digests(outside)
@@ -276,12 +290,17 @@ def test_only_exact_names_below_checkpoints_are_read_or_touched(
         shutil.copytree(root / name_of(4), root / name)
     backup = shutil.copytree(this.run_dir, this.run_dir.with_name(f"backup-of-{this.run_dir.name}"))
     kept = digests(backup)
-    stray = {path.name for path in root.iterdir()} - {name_of(4), name_of(5)}
+    names = {path.name for path in root.iterdir()}
+    stray = names - {name_of(4), name_of(5)}
     assert start(again(this), log=said.append).status == "finished"
     assert f"checkpoint not used: {root / link}: it must be a folder, and no link to one" in said
-    assert {path.name for path in root.iterdir()} == {*stray, name_of(STEPS)}
-    assert ((root / link).is_symlink(), digests(outside), digests(backup)) == (True, before, kept)
-    assert steady(this.run_dir) == steady(planned(whole, SEED).run_dir)
+    names = {path.name for path in root.iterdir()}
+    assert names == {*stray, name_of(STEPS)}
+    assert (root / link).is_symlink()
+    assert digests(outside) == before
+    assert digests(backup) == kept
+    run_dir = planned(whole, SEED).run_dir
+    assert steady(this.run_dir) == steady(run_dir)
 
 
 def test_what_a_killed_process_left_is_deleted_at_the_next_start(
@@ -300,15 +319,18 @@ def test_what_a_killed_process_left_is_deleted_at_the_next_start(
         clean(this)  # another process holds it
         assert (this.run_dir / left[0]).exists()
     clean(this)
-    assert [path.name for path in root.iterdir()] == [name_of(STEPS)]
-    assert {path.name for path in this.run_dir.iterdir()} & {*left, *kept, ".ranks"} == {*kept}
+    names = [path.name for path in root.iterdir()]
+    assert names == [name_of(STEPS)]
+    paths = this.run_dir.iterdir()
+    assert {path.name for path in paths} & {*left, *kept, ".ranks"} == {*kept}
     (this.run_dir / left[2]).write_text("{")
     write_record_head(this)  # as an attempt does first
     assert not (this.run_dir / left[2]).exists()
 
 
 def test_what_is_no_folder_in_a_leases_place_is_refused(tmp_path: Path) -> None:
-    this, precious = planned(tmp_path / "out"), tmp_path / "precious"
+    this = planned(tmp_path / "out")
+    precious = tmp_path / "precious"
     (precious / "mine").mkdir(parents=True)
     this.run_dir.mkdir(parents=True)
     place = this.run_dir / ".lease"
@@ -332,7 +354,8 @@ def test_a_half_done_run_under_other_threads_cpu_or_code_is_named(
     this = copied(half, tmp_path)
 
     def notices(*words: str) -> str:
-        return "".join(planned(this.run_dir.parents[1], *words).notices)
+        plan = planned(this.run_dir.parents[1], *words)
+        return "".join(plan.notices)
 
     begins = (
         f"{this.run_dir} is half done, at step 5, and another run: what differs is threads "
@@ -341,7 +364,8 @@ def test_a_half_done_run_under_other_threads_cpu_or_code_is_named(
     assert notices(SEED, "trainer.threads=2").startswith(begins)
     monkeypatch.setattr("nocap.config.hardware.device_name", lambda device: "Another CPU")
     assert re.search(r"what differs is device \(.*, now Another CPU\)", notices(SEED))
-    assert notices("seed=4") == notices(SEED, "optimizer.lr=0.5") == ""
+    assert notices("seed=4") == ""
+    assert notices(SEED, "optimizer.lr=0.5") == ""
     monkeypatch.setattr("nocap.launch.plan.identity_parts", other_code)
     assert "code (nocap.model.gpt)" in notices(SEED)
 
@@ -367,10 +391,8 @@ def test_a_report_that_a_kill_prevented_is_written_by_the_same_command(
 ) -> None:
     this = copied(whole, tmp_path)
     grid = grid_of_one(this, tmp_path / "out")
-    report, done = (
-        grid.folder / "report.html",
-        {this.identity: RunResult(summary={"status": "finished"})},
-    )
+    report = grid.folder / "report.html"
+    done = {this.identity: RunResult(summary={"status": "finished"})}
 
     def written() -> int:
         assert multirun._report(grid, done, stopped=False) == 0
@@ -401,7 +423,8 @@ def test_a_grid_without_a_finished_run_keeps_no_report_of_before(
 ) -> None:
     this = copied(whole, tmp_path)
     grid = with_report_of_before(this, tmp_path / "out")
-    multirun._report(grid, {this.identity: RunResult(summary={"status": status})}, stopped=False)
+    results = {this.identity: RunResult(summary={"status": status})}
+    multirun._report(grid, results, stopped=False)
     assert "report: " not in capsys.readouterr().out
     assert not (grid.folder / "report.html").exists()
 
@@ -473,7 +496,8 @@ def test_wrong_types_are_refused_by_file_and_key(name: str, tmp_path: Path) -> N
     (tmp_path / name).write_text(text)
     with pytest.raises(ValueError, match=re.escape(str(tmp_path / name))) as caught:
         read_json(tmp_path / name)
-    assert (line in str(caught.value), "\n" in str(caught.value)) == (True, False)
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_rows_of_other_types_are_no_rows() -> None:
@@ -486,13 +510,15 @@ def test_rows_of_other_types_are_no_rows() -> None:
     ]
     bad += ["7", "{", '{"a": 1}', "", '{"step": 1}']
     text = "\n".join(['{"step": 1}', *bad, '{"step": 9, "val/loss": null}'])
-    assert [row["step"] for row in read_rows(text.encode())] == [1, 9]
+    steps = [row["step"] for row in read_rows(text.encode())]
+    assert steps == [1, 9]
 
 
 def test_a_link_that_leads_elsewhere_is_not_written_through(
     half: Path, whole: Path, tmp_path: Path
 ) -> None:
-    this, places = copied(half, tmp_path), ("train.log", "metrics.jsonl")
+    this = copied(half, tmp_path)
+    places = ("train.log", "metrics.jsonl")
     for name in places:
         (this.run_dir / name).touch()
         (this.run_dir / name).rename(tmp_path / name)

@@ -19,7 +19,8 @@ from tests.made_grid import ATTENTION, EVIL, MLP, made, poisoned, with_summary
 def text_of(text: str) -> str:
     """What a reader without JavaScript sees."""
     body = re.sub(r"<(script|style)\b.*?</\1>", "", text, flags=re.S)
-    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", body)).split())
+    words = html.unescape(re.sub(r"<[^>]+>", " ", body)).split()
+    return " ".join(words)
 
 
 def payload_of(text: str) -> dict[str, Any]:
@@ -53,7 +54,9 @@ def test_shows_what_was_compared_and_each_verdict() -> None:
 
 def on_another_machine(record: Record) -> Record:
     other = {"name": "RTX 4090", "fingerprint": "9f9f9f"}
-    return with_summary(record, hardware=other) if record.arm == "gqa-swiglu" else record
+    if record.arm == "gqa-swiglu":
+        return with_summary(record, hardware=other)
+    return record
 
 
 def test_times_of_another_machine_are_refused_with_the_reason() -> None:
@@ -61,14 +64,15 @@ def test_times_of_another_machine_are_refused_with_the_reason() -> None:
     shown = text_of(text)
     reason = re.search(r"\[(\d)\] other hardware: 1 × RTX 4090 \(9f9f9f\)", shown)
     assert reason
-    assert (
-        shown.count(f"refused [{reason[1]}]") == 3
-    )  # beside its verdict, and its speed and memory
+    # beside its verdict, and its speed and memory
+    assert shown.count(f"refused [{reason[1]}]") == 3
     assert (
         "Not shown, for they are not known to have run on the baseline's machine: gqa swiglu."
         in shown
     )
-    assert [arm["label"] for arm in payload_of(text)["arms"] if not arm["placed"]] == ["gqa swiglu"]
+    arms = payload_of(text)["arms"]
+    labels = [arm["label"] for arm in arms if not arm["placed"]]
+    assert labels == ["gqa swiglu"]
 
 
 def test_whatever_was_not_measured_is_a_dash() -> None:
@@ -87,52 +91,59 @@ def test_whatever_was_not_measured_is_a_dash() -> None:
 
 def test_non_finite_losses_become_null() -> None:
     def diverges(record: Record) -> Record:
-        curve = replace(record.curve, val_loss=[*record.curve.val_loss[:-1], math.nan])
-        return replace(record, curve=curve) if record.arm == "flash-gelu4x" else record
+        losses = [*record.curve.val_loss[:-1], math.nan]
+        curve = replace(record.curve, val_loss=losses)
+        if record.arm == "flash-gelu4x":
+            return replace(record, curve=curve)
+        return record
 
-    first = payload_of(report.render(made(1, diverges)))["arms"][0]
-    assert [curve["val_loss"][-1] for curve in (*first["seeds"], first["mean"])] == [None, None]
+    payload = payload_of(report.render(made(1, diverges)))
+    first = payload["arms"][0]
+    last_losses = [curve["val_loss"][-1] for curve in (*first["seeds"], first["mean"])]
+    assert last_losses == [None, None]
 
 
 def test_mean_curve_keeps_to_the_steps_of_all_finished_seeds() -> None:
     def line(train_s: list[float], val_loss: list[float]) -> Curve:
         n = len(train_s)
         steps = [10 * i for i in range(n)]
+        tokens = [*range(n)]
         return Curve(
-            step=steps, tokens=[*range(n)], train_s=train_s, val_loss=val_loss, val_bpb=[None] * n
+            step=steps, tokens=tokens, train_s=train_s, val_loss=val_loss, val_bpb=[None] * n
         )
 
     def mean_of(status: str) -> Any:
         def curved(record: Record) -> Record:
-            long, short = line([0.0, 1.0, 2.0], [9.0, 5.0, 4.0]), line([0.0, 3.0], [9.0, 6.0])
-            return (
-                replace(record, curve=short, status=status)
-                if record.seed
-                else replace(record, curve=long)
-            )
+            long = line([0.0, 1.0, 2.0], [9.0, 5.0, 4.0])
+            short = line([0.0, 3.0], [9.0, 6.0])
+            if record.seed:
+                return replace(record, curve=short, status=status)
+            return replace(record, curve=long)
 
-        return payload_of(report.render(made(2, curved)))["arms"][0]["mean"]
+        payload = payload_of(report.render(made(2, curved)))
+        return payload["arms"][0]["mean"]
 
-    assert mean_of("finished") == {
+    expected = {
         "step": [0, 10],
         "tokens": [0, 1],
         "train_s": [0, 2],
         "val_loss": [9, 5.5],
         "val_bpb": [None, None],
     }
-    assert mean_of("diverged")["val_loss"] == [9, 5, 4]
+    assert mean_of("finished") == expected
+    losses = mean_of("diverged")["val_loss"]
+    assert losses == [9, 5, 4]
 
 
 def test_colour_is_one_factor_and_dash_the_other() -> None:
-    arms = payload_of(report.render(made(seeds=1)))["arms"]
+    page = report.render(made(seeds=1))
+    arms = payload_of(page)["arms"]
     looks = {arm["label"]: (arm["hue"], arm["dash"]) for arm in arms}
     assert looks["flash gelu4x"] == (0, 0)
     assert len({*looks.values()}) == 12
     for attention, mlp in itertools.product(ATTENTION, MLP):
-        assert looks[f"{attention} {mlp}"] == (
-            looks[f"{attention} gelu4x"][0],
-            looks[f"flash {mlp}"][1],
-        )
+        expected = (looks[f"{attention} gelu4x"][0], looks[f"flash {mlp}"][1])
+        assert looks[f"{attention} {mlp}"] == expected
 
 
 # --- what it cannot do ----------------------------------------------------------------------------
@@ -144,12 +155,14 @@ def test_names_and_values_stay_text() -> None:
     assert "<img" not in text
     assert text.count("</script>") == 2
     assert "\\u003c/script\\u003e" in text
-    assert payload_of(text)["arms"][0]["label"] == f"{EVIL} flash gelu4x"
+    arms = payload_of(text)["arms"]
+    assert arms[0]["label"] == f"{EVIL} flash gelu4x"
 
 
 def test_one_file_of_moderate_size_that_names_no_other(tmp_path: Path) -> None:
     report.write(made(seeds=2), tmp_path / "new" / "report.html")
-    assert [path.name for path in (tmp_path / "new").iterdir()] == ["report.html"]
+    paths = (tmp_path / "new").iterdir()
+    assert [path.name for path in paths] == ["report.html"]
     text = (tmp_path / "new" / "report.html").read_text(encoding="utf-8")
     assert len(text.encode()) < 0.2e6
     ours = text.replace("http://www.w3.org/2000/svg", "")  # a name, which nothing fetches
@@ -159,7 +172,8 @@ def test_one_file_of_moderate_size_that_names_no_other(tmp_path: Path) -> None:
 def test_the_longest_clock_fills_its_row() -> None:
     def with_wall(record: Record) -> Record:
         clock = record.summary["clock_s"]
-        return with_summary(record, clock_s={**clock, "wall": sum(clock.values())})
+        clock_s = {**clock, "wall": sum(clock.values())}
+        return with_summary(record, clock_s=clock_s)
 
     page = report.render(made(2, with_wall))
     rows = re.findall(r'<td class="bar">(.*?)</td>', page)

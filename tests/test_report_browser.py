@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from nocap.judge.compare import compare
-from nocap.judge.compared import Comparison
+from nocap.judge.compared_arms import Comparison
 from nocap.report import comparison as report
-from nocap.sources import answer
+from nocap.sources import race_answer
 from nocap.store.runs import Found, Record
 from tests.conftest import REPO
 from tests.made_grid import ATTENTION, EVIL, MLP, made, poisoned, record_of, with_summary
@@ -77,9 +77,8 @@ class Tab:
 
     def boxes(self, selector: str) -> list[list[float]]:
         """Left, top, right, bottom."""
-        sides = ", ".join(
-            f"at.getBoundingClientRect().{side}" for side in ("left", "top", "right", "bottom")
-        )
+        names = ("left", "top", "right", "bottom")
+        sides = ", ".join(f"at.getBoundingClientRect().{name}" for name in names)
         return self.each(selector, f"[{sides}]")
 
     def axes(self) -> str:
@@ -88,7 +87,8 @@ class Tab:
     def line(self) -> list[list[float]]:
         """The last drawn curve, in px of its plot."""
         path = self.each("#curves .mark .line", "at.getAttribute('d')")[-1]
-        return [list(map(float, pair.split())) for pair in path.lstrip("M").split("L")]
+        words = path.lstrip("M").split("L")
+        return [list(map(float, pair.split())) for pair in words]
 
     def settle(self) -> None:
         """Wait until what was asked for is on the screen: the pointer meets what it meets there."""
@@ -150,9 +150,8 @@ def test_clicks_hide_an_arm_everywhere_and_switch_axes_and_units(
 ) -> None:
     tab = page_of(grid)
     tab.page.click("[data-rel='own']")  # the ends lie close: less the baseline's is shown first
-    assert (
-        len(tab.plotted("curves")) == 12 + 22
-    )  # a mean for each arm, and the seeds of those that have two
+    # a mean for each arm, and the seeds of those that have two
+    assert len(tab.plotted("curves")) == 12 + 22
     bars = tab.page.locator("#clock tr .part").count()
     assert bars == 12 * 6  # no arm has a teacher, none compiles
     place = [row.label for row in grid.rows].index("mha gelu4x")
@@ -160,9 +159,8 @@ def test_clicks_hide_an_arm_everywhere_and_switch_axes_and_units(
     assert len(tab.plotted("curves")) == 11 + 20
     for plot in ("curves", "times"):
         assert "mha gelu4x" not in tab.plotted(plot)
-    assert (
-        tab.page.locator("tr.off").count() == 6
-    )  # verdicts, target, speed, clock and its data, costs
+    # verdicts, target, speed, clock and its data, costs
+    assert tab.page.locator("tr.off").count() == 6
     assert tab.page.locator("g.off").count() == 1  # of the intervals
     assert tab.page.locator(".plot .faded").count() == 0
     tab.page.click("tr.off td.besides", click_count=2)  # a number is copied, and hides nothing
@@ -175,12 +173,13 @@ def test_clicks_hide_an_arm_everywhere_and_switch_axes_and_units(
     tab.page.click("#all")
     assert len(tab.plotted("times")) == 12
     assert tab.axes() == "validation loss (nats per token) over training steps"
-    for button, axes in (
+    cases = (
         ("x='tokens'", "validation loss (nats per token) over tokens seen"),
         ("x='train_s'", "validation loss (nats per token) over training time (s)"),
         ("y='val_bpb'", "validation loss (bits per byte) over training time (s)"),
         ("rel='base'", "loss minus the baseline's (bits/byte) over training time (s)"),
-    ):
+    )
+    for button, axes in cases:
         tab.page.click(f"[data-{button}]")
         assert tab.axes() == axes
     assert tab.plotted("curves")[-1] == "flash gelu4x"
@@ -196,11 +195,12 @@ def test_hover_reads_a_value_and_a_drag_zooms(
     tab.page.dblclick("nav button[data-arm='0']")  # the others' lines are closer than a pixel
     tab.page.locator("#curves").scroll_into_view_if_needed()
     tab.settle()
-    ((left, top, *_),) = tab.boxes(
-        "#curves > svg"
-    )  # read at one moment, for a redraw replaces the plot
-    whole, mouse = tab.line(), tab.page.mouse
-    x, y = left + whole[20][0], top + whole[20][1]
+    # read at one moment, for a redraw replaces the plot
+    ((left, top, *_),) = tab.boxes("#curves > svg")
+    whole = tab.line()
+    mouse = tab.page.mouse
+    x = left + whole[20][0]
+    y = top + whole[20][1]
     mouse.move(x, y)
     said = tab.page.wait_for_selector("#curves .tip:not([hidden])").text_content()
     values = [run.curve.val_loss[20] for run, _ in grid.runs[:2]]
@@ -212,7 +212,8 @@ def test_hover_reads_a_value_and_a_drag_zooms(
     mouse.move(x + 60, y + 40)
     mouse.up()
     tab.settle()
-    assert tab.line()[21][0] - tab.line()[20][0] > 5 * (whole[21][0] - whole[20][0])
+    nearer = tab.line()[21][0] - tab.line()[20][0]
+    assert nearer > 5 * (whole[21][0] - whole[20][0])
     mouse.dblclick(x, y)
     tab.settle()
     assert tab.line() == whole
@@ -220,22 +221,22 @@ def test_hover_reads_a_value_and_a_drag_zooms(
 
 def crowded(record: Record) -> Record:
     """Twelve arms on the front, in two heaps."""
-    i = [f"{attention}-{mlp}" for attention in ATTENTION for mlp in MLP].index(record.arm)
+    arms = [f"{attention}-{mlp}" for attention, mlp in itertools.product(ATTENTION, MLP)]
+    i = arms.index(record.arm)
     clock = {"train": 60 + 0.01 * i + 5 * (i > 8)}
-    return with_summary(
-        record,
-        val_loss=1.49 - 1e-5 * i - 0.02 * (i > 8),
-        clock_s=clock,
-        memory_mib={"peak": 1000.0},
-    )
+    loss = 1.49 - 1e-5 * i - 0.02 * (i > 8)
+    return with_summary(record, val_loss=loss, clock_s=clock, memory_mib={"peak": 1000.0})
 
 
 def apart(boxes: list[list[float]]) -> bool:
     """Whether no label lies on another. Lines of text are a pixel higher than their letters."""
     pairs = itertools.combinations(boxes, 2)
-    return all(
-        a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] + 1 or b[3] <= a[1] + 1 for a, b in pairs
-    )
+    for a, b in pairs:
+        beside = a[2] <= b[0] or b[2] <= a[0]
+        above = a[3] <= b[1] + 1 or b[3] <= a[1] + 1
+        if not beside and not above:
+            return False
+    return True
 
 
 @pytest.mark.slow
@@ -247,19 +248,24 @@ def test_names_of_lines_and_on_the_front_are_all_there_and_apart(
     tab = page_of(comparison, width=width)
     ((_, _, ends, _),) = tab.boxes("#curves > svg > svg")  # a line has its name where it ends
     for plot, least in (("curves", ends), ("times", 0.0)):
-        boxes, ((left, _, right, _),) = tab.boxes(f"#{plot} .label"), tab.boxes(f"#{plot}")
+        boxes = tab.boxes(f"#{plot} .label")
+        ((left, _, right, _),) = tab.boxes(f"#{plot}")
         assert len(boxes) == 12 if plot == "curves" else len(boxes) > 4
         assert apart(boxes)
-        assert all(max(left, least) <= a[0] and a[2] <= right for a in boxes)
+        for a in boxes:
+            assert max(left, least) <= a[0]
+            assert a[2] <= right
     place = [row.label for row in comparison.rows].index("mha gelu4x")
     tab.page.click(f"nav button[data-arm='{place}']")
     names = tab.page.locator("#curves .label").all_text_contents()
-    assert (len(names), "mha gelu4x" in names) == (11, False)
+    assert len(names) == 11
+    assert "mha gelu4x" not in names
 
 
 @pytest.mark.slow
 def test_light_and_dark_and_white_paper(page_of: Callable[..., Tab], grid: Comparison) -> None:
-    light, dark = page_of(grid), page_of(grid, scheme="dark")
+    light = page_of(grid)
+    dark = page_of(grid, scheme="dark")
     assert light.colours()[0] != dark.colours()[0]
     dark.page.click("#theme")
     assert dark.colours() == light.colours()
@@ -273,11 +279,9 @@ def test_a_phone_scrolls_only_down(page_of: Callable[..., Tab]) -> None:
     long_name = "attention_with_a_name_that_no_screen_holds_" * 3
 
     def renamed(record: Record) -> Record:
-        return (
-            replace(record, name=f"{long_name}-{record.name}")
-            if record.arm == "flash-gelu3x"
-            else record
-        )
+        if record.arm == "flash-gelu3x":
+            return replace(record, name=f"{long_name}-{record.name}")
+        return record
 
     tab = page_of(replace(made(2, renamed), problems=[long_name]), width=375)
     assert tab.scrolls() == 375
@@ -300,14 +304,16 @@ def test_markup_in_names_is_inert(page_of: Callable[..., Tab]) -> None:
 def test_what_escaping_would_miss_cannot_run(browser: Any, tmp_path: Path) -> None:
     """The page's policy alone stops a script and a handler that got into it all the same."""
     evil = "<script>window.ran = 1</script><img src=data:, onerror='window.ran = 1'><h1>"
-    small = compare(Found(records=[record_of("flash", "gelu4x", 0), record_of("gqa", "gelu4x", 0)]))
-    (tmp_path / "report.html").write_text(
-        report.render(small).replace("<h1>", evil), encoding="utf-8"
-    )
+    record = record_of("flash", "gelu4x", 0)
+    records = [record, record_of("gqa", "gelu4x", 0)]
+    small = compare(Found(records=records))
+    text = report.render(small).replace("<h1>", evil)
+    (tmp_path / "report.html").write_text(text, encoding="utf-8")
     tab = Tab(browser, tmp_path / "report.html")
     assert tab.page.evaluate("window.ran") is None
     assert len(tab.wrong) == 2
-    assert all("Content Security Policy" in line for line in tab.wrong)
+    for line in tab.wrong:
+        assert "Content Security Policy" in line
     tab.page.close()
 
 
@@ -315,8 +321,10 @@ def test_what_escaping_would_miss_cannot_run(browser: Any, tmp_path: Path) -> No
 def test_the_page_of_a_race_fits_a_phone_and_asks_for_nothing(
     opened: Callable[..., Tab], tmp_path: Path
 ) -> None:
-    raced = made_race(tmp_path, random.Random(3), gain=30.0, pairs=3)
-    (tmp_path / "race.html").write_text(answer.render(raced, raced.run()))
+    chance = random.Random(3)
+    raced = made_race(tmp_path, chance, gain=30.0, pairs=3)
+    text = race_answer.render(raced, raced.run())
+    (tmp_path / "race.html").write_text(text)
     for scheme, colour in (("light", "rgb(252, 252, 250)"), ("dark", "rgb(21, 23, 27)")):
         tab = opened(tmp_path / "race.html", width=390, scheme=scheme, last=None)
         assert tab.scrolls() == 390

@@ -20,12 +20,12 @@ import pytest
 
 from nocap import api, compare
 from nocap.judge.compare import compare as compared
-from nocap.judge.compared import Comparison
-from nocap.judge.result import result_of
-from nocap.judge.schema import Result, to_json
+from nocap.judge.compared_arms import Comparison
+from nocap.judge.comparison_json import result_of
+from nocap.judge.comparison_schema import Result, to_json
 from nocap.report import markdown, result
 from nocap.store.record import write_json, write_summary
-from nocap.store.runs import Curve, Found, Record, load
+from nocap.store.runs import Curve, Found, Record, load_runs
 from tests.fuzz.damage import NOT_DONE, OPERATORS
 from tests.fuzz.judge import CONTROL
 from tests.fuzz.process import answer
@@ -58,11 +58,14 @@ ARMS: dict[str, Json] = {
 
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root, rng = tmp_path_factory.mktemp("entry") / "outputs", random.Random(1)
+    root = tmp_path_factory.mktemp("entry") / "outputs"
+    rng = random.Random(1)
     for number, (words, about) in enumerate(ARMS.items()):
         for seed in range(3):
-            started, loss = f"2026-01-01T00:{seed}{number}:00", about["loss"] + rng.gauss(0, 0.0005)
-            write_run(root, words=words, seed=seed, started=started, **{**about, "loss": loss})
+            started = f"2026-01-01T00:{seed}{number}:00"
+            loss = about["loss"] + rng.gauss(0, 0.0005)
+            changed = {**about, "loss": loss}
+            write_run(root, words=words, seed=seed, started=started, **changed)
     swiglu: Json = {"words": "gpt2-flash-swiglu", "config": {"mlp.activation": "swiglu"}}
     for seed, status in enumerate(("diverged", "finished", "finished")):
         write_run(root, seed=seed, status=status, loss=3.2 + seed / 1000, **swiglu)
@@ -70,9 +73,8 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_run(root, words="gpt2-other", seed=0, val="v1")  # of another group
     for path in (root / "runs").glob("*/summary.json"):  # a machine has a name
         content = json.loads(path.read_text())
-        write_summary(
-            path.parent, {**content, "hardware": {**content["hardware"], "host": "secret-host"}}
-        )
+        hardware = {**content["hardware"], "host": "secret-host"}
+        write_summary(path.parent, {**content, "hardware": hardware})
     return root
 
 
@@ -113,10 +115,10 @@ def of_file(content: Json) -> Json:
 
 def sealed(content: Json) -> Json:
     """As somebody writes it who knows how its digests are made."""
-    digests = {
-        part: hashlib.sha256(json.dumps(content[part], sort_keys=True).encode()).hexdigest()
-        for part in content["sha256"]
-    }
+    digests = {}
+    for part in content["sha256"]:
+        text = json.dumps(content[part], sort_keys=True)
+        digests[part] = hashlib.sha256(text.encode()).hexdigest()
     return {**content, "sha256": digests}
 
 
@@ -153,13 +155,15 @@ def follows(path: Path, rows: int) -> str:
 def test_a_file_says_what_the_runs_say_and_says_it_again(
     outputs: Path, tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path, again = tmp_path / "result.json", tmp_path / "again.json"
+    path = tmp_path / "result.json"
+    again = tmp_path / "again.json"
     assert compare.main([str(outputs), "--json", str(path), *words]) == 0
     printed = (
         capsys.readouterr().out.replace(" on secret-host", "").removesuffix(f"written: {path}\n")
     )
     told = content_of(path)
-    assert len({arm["difference"]["outcome"] for arm in told["arms"] if arm["difference"]}) >= 2
+    outcomes = {arm["difference"]["outcome"] for arm in told["arms"] if arm["difference"]}
+    assert len(outcomes) >= 2
     assert compare.main([str(path), "--json", str(again)]) == 0
     out = capsys.readouterr().out
     assert out == f"{printed}\n{follows(path, len(told['records']))}\nwritten: {again}\n"
@@ -178,7 +182,8 @@ def test_words_by_factor_and_at_equal_loss_are_those_of_a_fresh_comparison(
     """Of the records as they are, which are not cut."""
     fresh = compared(grid_with_lengths().found, baseline="flash gelu4x", **how)
     assert fresh.factors is not None
-    assert {row.equal_loss.outcome.value for row in fresh.arms if row.equal_loss} >= {"better"}
+    values = {row.equal_loss.outcome.value for row in fresh.arms if row.equal_loss}
+    assert values >= {"better"}
     _check_same(fresh, tmp_path / "result.json")
 
 
@@ -192,10 +197,10 @@ def test_speeds_of_arms_timed_in_turns_are_in_a_file_too(tmp_path: Path) -> None
     file_of(timed(newer), tmp_path / "newer.json")
     joined = compared_to(tmp_path / "joined.json", path, tmp_path / "newer.json")
     assert joined["timing"]["started"] == newer.started
-    assert joined["timing"]["seconds_per_token"] == {
-        arm: [*row] for arm, row in newer.seconds.items()
-    }
-    assert [each["started"] for each in joined["timings"]] == [newer.started, timing().started]
+    expected = {arm: [*row] for arm, row in newer.seconds.items()}
+    assert joined["timing"]["seconds_per_token"] == expected
+    starts = [each["started"] for each in joined["timings"]]
+    assert starts == [newer.started, timing().started]
     content = content_of(path)
     next(iter(content["timings"][0]["seconds"].values()))[0] *= 2
     written(sealed(content), path)
@@ -214,19 +219,27 @@ def test_words_of_a_chain_with_a_diverged_arm_are_those_of_a_fresh_comparison(
     diverged = []
     for run in loaded.records:
         if run.arm == "nano-flash-gelu4x":
-            status = "diverged" if run.seed == 1 else "finished"
+            if run.seed == 1:
+                status = "diverged"
+            else:
+                status = "finished"
+            name = run.name.replace("flash", "mqa")
+            config = {**run.config, "model.n_layer": 9}
+            stopped = {**run.summary, "status": status}
             other = replace(
                 run,
                 identity=f"{run.identity}x",
                 arm="nano-mqa-gelu4x",
-                name=run.name.replace("flash", "mqa"),
-                config={**run.config, "model.n_layer": 9},
+                name=name,
+                config=config,
                 status=status,
-                summary={**run.summary, "status": status},
+                summary=stopped,
             )
             diverged.append(other)
-    fresh = compared(Found(records=[*loaded.records, *diverged]), against="previous")
-    assert [row.arm.id for row in fresh.arms if row.arm.diverged] == ["nano-mqa-gelu4x"]
+    records = [*loaded.records, *diverged]
+    fresh = compared(Found(records=records), against="previous")
+    ids = [row.arm.id for row in fresh.arms if row.arm.diverged]
+    assert ids == ["nano-mqa-gelu4x"]
     _check_same(fresh, tmp_path / "result.json")
 
 
@@ -235,23 +248,26 @@ def test_what_was_swept_and_what_is_measured_counts_in_a_file_too(tmp_path: Path
     compare."""
     for seed in range(3):
         for kernel, precision in (("flash", "fp32"), ("math", "bf16")):
+            config = {
+                "attention.kernel": kernel,
+                "attention.n_kv_heads": 12 if kernel == "flash" else 4,
+                "trainer.val_precision": precision,
+            }
+            loss = 3.3 + seed / 1000 + (kernel == "math") * 0.1
             write_run(
                 tmp_path,
                 words=f"gpt2-{kernel}-gelu4x",
                 seed=seed,
                 kernel=kernel,
-                config={
-                    "attention.kernel": kernel,
-                    "attention.n_kv_heads": 12 if kernel == "flash" else 4,
-                    "trainer.val_precision": precision,
-                },
+                config=config,
                 options={"attention": kernel},
                 swept=("attention", "seed"),
                 measured=("trainer.val_tokens",),
-                loss=3.3 + seed / 1000 + (kernel == "math") * 0.1,
+                loss=loss,
             )
-    fresh = compared(load([tmp_path]))
-    assert [row.difference.verdict for row in fresh.arms if row.difference] == ["worse"]
+    fresh = compared(load_runs([tmp_path]))
+    verdicts = [row.difference.verdict for row in fresh.arms if row.difference]
+    assert verdicts == ["worse"]
     _check_same(fresh, tmp_path / "result.json")
 
 
@@ -262,7 +278,8 @@ def _check_same(fresh: Comparison, path: Path) -> None:
         assert content[key] == value
     again = result.read(path)
     assert again.follows() == [follows(path, len(fresh.records))]
-    assert json.loads(json.dumps(to_json(result_of(again.comparison)))) == expected
+    text = json.dumps(to_json(result_of(again.comparison)))
+    assert json.loads(text) == expected
 
 
 def test_what_a_file_holds(original: Path, outputs: Path) -> None:
@@ -274,7 +291,8 @@ def test_what_a_file_holds(original: Path, outputs: Path) -> None:
     assert run["summary"]["sha256"] == summary["sha256"]
     assert run["summary"]["val_loss"] == summary["val_loss"]
     assert run["curve"]["step"] == [0, 100, 200, 300, 400]
-    assert run["parts"] == {key: part for key, part in manifest["parts"].items() if key != "config"}
+    expected = {key: part for key, part in manifest["parts"].items() if key != "config"}
+    assert run["parts"] == expected
     assert content["judge"].startswith("nocap ")
     assert content["command"] == f"python -m nocap.compare {outputs} --json {original} --target 3.5"
     assert content["question"]["target"] == 3.5
@@ -283,8 +301,10 @@ def test_what_a_file_holds(original: Path, outputs: Path) -> None:
 
 def test_what_is_written_of_what_was_read_is_the_same(original: Path) -> None:
     content = content_of(original)
-    again = result.content(result.read(original).comparison, command=content["command"])
-    assert json.loads(json.dumps(again)) == {**content, "date": again["date"]}
+    comparison = result.read(original).comparison
+    again = result.content(comparison, command=content["command"])
+    expected = {**content, "date": again["date"]}
+    assert json.loads(json.dumps(again)) == expected
 
 
 def test_a_file_fits_its_schema(original: Path) -> None:
@@ -296,28 +316,29 @@ def test_a_file_fits_its_schema(original: Path) -> None:
 
 def test_a_file_is_compared_like_runs(file: Path, tmp_path: Path, outputs: Path) -> None:
     files = [f"--{kind}={tmp_path}/a.{kind}" for kind in ("json", "csv", "html", "markdown")]
-    assert judge(file, *files) == (0, [follows(file, 19)])
-    assert content_of(tmp_path / "a.json")["runs"] == [
-        {**run, "hardware": {key: value for key, value in run["hardware"].items() if key != "host"}}
-        for run in json.loads(json.dumps(api.compare(outputs, target=3.5)["runs"]))
-    ]
-    assert len((tmp_path / "a.csv").read_text().splitlines()) == 20
+    expected = (0, [follows(file, 19)])
+    assert judge(file, *files) == expected
+    runs = api.compare(outputs, target=3.5)["runs"]
+    content = json.loads(json.dumps(runs))
+    runs = content_of(tmp_path / "a.json")["runs"]
+    for run in content:
+        run["hardware"].pop("host", None)
+    assert runs == content
+    text = (tmp_path / "a.csv").read_text()
+    assert len(text.splitlines()) == 20
     assert "gqa" in (tmp_path / "a.html").read_text()
     page = (tmp_path / "a.markdown").read_text()
-    for line in (
-        "| gqa gelu4x | 3 |",
-        f"python -m nocap.compare {file}",
-        *content_of(file)["problems"],
-    ):
+    cases = ("| gqa gelu4x | 3 |", f"python -m nocap.compare {file}", *content_of(file)["problems"])
+    for line in cases:
         assert line in page
 
 
 def test_standard_output_has_the_same_file(outputs: Path, tmp_path: Path) -> None:
     said = answer(lambda: compare.main([str(outputs), "--json", "-"]), limit_s=600)
-    path = written(
-        said.out, tmp_path / "results.mine.json"
-    )  # no study's results, though it is called so
-    assert judge(path) == (0, [follows(path, 19)])
+    # no study's results, though it is called so
+    path = written(said.out, tmp_path / "results.mine.json")
+    expected = (0, [follows(path, 19)])
+    assert judge(path) == expected
 
 
 @pytest.mark.slow
@@ -330,7 +351,8 @@ def test_what_was_said_when_the_runs_were_read_is_said_again(outputs: Path, tmp_
     content = content_of(path)
     assert list(content["reading"]["unreadable"]) == [broken.name]
     assert any("1 run left out (gpt2-other" in line for line in content["problems"])
-    assert judge(path) == (0, [follows(path, 18)])
+    expected = (0, [follows(path, 18)])
+    assert judge(path) == expected
     again = api.compare(path)
     assert again["problems"] == content["problems"]
     assert again["not_compared"] == content["not_compared"]
@@ -351,6 +373,8 @@ def of_logs(arms: tuple[tuple[str, float], ...], seeds: range, *, named: bool = 
                 val_loss=[11.0, end],
                 val_bpb=[None, None],
             )
+            manifest = {"attempts": [{}], "imported": mark}
+            summary = {"val_loss": end, "steps": 10}
             record = Record(
                 folder=Path(f"logs/{arm}-{seed}.log"),
                 identity=f"{arm}-{seed}",
@@ -361,8 +385,8 @@ def of_logs(arms: tuple[tuple[str, float], ...], seeds: range, *, named: bool = 
                 started="",
                 config={"arm": arm},
                 parts={},
-                manifest={"attempts": [{}], "imported": mark},
-                summary={"val_loss": end, "steps": 10},
+                manifest=manifest,
+                summary=summary,
                 curve=curve,
             )
             records.append(record)
@@ -376,11 +400,12 @@ def test_a_file_of_records_that_logs_are_made_into(tmp_path: Path) -> None:
     comparison = compared(of_logs(TWO, range(4)))
     again = result.read(file_of(comparison, tmp_path / "result.json"))
     assert again.follows() == [follows(tmp_path / "result.json", 8)]
-    assert to_json(result_of(again.comparison)) == to_json(result_of(comparison))
-    assert [run.manifest["imported"]["format"] for run in again.comparison.records] == ["csv"] * 8
-    assert [row.difference.outcome.value for row in again.comparison.arms if row.difference] == [
-        "better"
-    ]
+    content = to_json(result_of(again.comparison))
+    assert content == to_json(result_of(comparison))
+    formats = [run.manifest["imported"]["format"] for run in again.comparison.records]
+    assert formats == ["csv"] * 8
+    values = [row.difference.outcome.value for row in again.comparison.arms if row.difference]
+    assert values == ["better"]
 
 
 def test_what_people_name_does_nothing_on_a_page(tmp_path: Path) -> None:
@@ -403,7 +428,8 @@ def test_what_people_name_does_nothing_on_a_page(tmp_path: Path) -> None:
 
 
 def test_a_typed_question_is_asked_anew_and_nothing_is_checked(file: Path, outputs: Path) -> None:
-    arm_of(content := content_of(file), "mqa gelu4x")["difference"].update(BETTER)
+    arm = arm_of(content := content_of(file), "mqa gelu4x")
+    arm["difference"].update(BETTER)
     written(content, file)
     words = ["--target=3.31", "--baseline=gqa gelu4x"]
     anew = f"{file}: asked anew (--baseline, --target): what it says is not checked"
@@ -411,25 +437,27 @@ def test_a_typed_question_is_asked_anew_and_nothing_is_checked(file: Path, outpu
     assert judge(file, *words, f"--json={again}") == (0, [anew])
     expected = api.compare(outputs, target=3.31, baseline="gqa gelu4x")
     told = content_of(again)
-    assert json.loads(json.dumps(told["arms"])) == json.loads(
-        json.dumps(expected["arms"]).replace(" on secret-host", "")
-    )
+    text = json.dumps(expected["arms"]).replace(" on secret-host", "")
+    assert json.loads(json.dumps(told["arms"])) == json.loads(text)
     assert told["question"]["target"] == 3.31
 
 
 @pytest.mark.slow
 def test_what_is_not_typed_stays_as_the_file_asks(outputs: Path, tmp_path: Path) -> None:
-    path, again = tmp_path / "result.json", tmp_path / "again.json"
+    path = tmp_path / "result.json"
+    again = tmp_path / "again.json"
     words = ["--target=3.5", "--cautious", "--allow=source", "--baseline=mlp.expansion=3"]
     assert compare.main([str(outputs), *words, f"--json={path}"]) == 0
-    for typed, key, value in (
+    cases = (
         ("--target=3.31", "target", 3.31),
         ("--no-cautious", "cautious", False),
         ("--allow=kernel", "allow", ["kernel"]),
         ("--against=previous", "against", "previous"),
-    ):
+    )
+    for typed, key, value in cases:
         assert judge(path, typed, f"--json={again}")[0] == 0
-        was, now = content_of(path)["question"], content_of(again)["question"]
+        was = content_of(path)["question"]
+        now = content_of(again)["question"]
         if key == "against":
             assert now["against"] == "previous"
             continue
@@ -452,6 +480,7 @@ def test_edited_records_are_named_whatever_is_asked(file: Path) -> None:
     written(content, file)
     again = file.parent / "again.json"
     code, lines = judge(file, "--target=3.31", f"--json={again}")
+
     assert code == 1
     assert lines[0].startswith(f"{file}: records: its digest is of something else")
     assert lines[1].startswith(f"{file}: asked anew (--target)")
@@ -465,9 +494,11 @@ def test_a_program_hears_of_an_edit(file: Path) -> None:
     arm_of(content, "mqa gelu4x")["difference"].update(BETTER)
     written(content, file)
     told = api.compare(file)
-    assert [
-        arm["difference"]["verdict"] for arm in told["arms"] if arm["label"] == "mqa gelu4x"
-    ] == ["no difference shown"]
+    verdicts = []
+    for arm in told["arms"]:
+        if arm["label"] == "mqa gelu4x":
+            verdicts.append(arm["difference"]["verdict"])
+    assert verdicts == ["no difference shown"]
     (line,) = [line for line in told["problems"] if line.startswith(str(file))]
     assert 'mqa gelu4x: difference.verdict is "better", by its rows "no difference shown"' in line
 
@@ -562,7 +593,8 @@ QUICK = ("loss", "word", "diverged out", "arm twice", "source", "target", "doubt
     [*QUICK, *(pytest.param(edit, marks=pytest.mark.slow) for edit in EDITS if edit not in QUICK)],
 )
 def test_each_edit_is_named(file: Path, edit: str) -> None:
-    before, (change, named) = content_of(file), EDITS[edit]
+    before = content_of(file)
+    change, named = EDITS[edit]
     change(content := content_of(file))
     edited = [part for part in before["sha256"] if content[part] != before[part]]
     written(content, file)
@@ -571,30 +603,35 @@ def test_each_edit_is_named(file: Path, edit: str) -> None:
     assert all(line.startswith(f"{file}: ") for line in lines)
     digests = [line.split(": ")[1] for line in lines if "its digest is of something else" in line]
     assert digests == edited
-    assert all(any(words in line for line in lines) for words in named), lines
+    for words in named:
+        assert any(words in line for line in lines), lines
     written(sealed(content), file)
     code, lines = judge(file)
     assert code == 1, lines
     assert not any("its digest is of something else" in line for line in lines)
-    assert all(any(words in line for line in lines) for words in named), lines
+    for words in named:
+        assert any(words in line for line in lines), lines
 
 
 @pytest.mark.slow
 def test_what_moves_no_word(file: Path) -> None:
     """An edit is named by the digest; another machine may round otherwise; another judge is named
     where it says something else."""
-    content, device = content_of(file), {"environment": {"device": "another"}}
+    content = content_of(file)
+    device = {"environment": {"device": "another"}}
     first, *others = content["records"]
     shown = arm_of(content)["difference"]
     rounded = {**shown, "low": shown["low"] * (1 + 1e-12), "sd": shown["sd"] + 1e-16}
     found = next(each for each in content["findings"]["found"] if each["name"] == "gqa gelu4x")
     found["difference"].update(rounded)
     content["judge"] = "nocap 7.0 (0123)"
-    for records, difference, code, line in (
-        ([{**first, "parts": {**first["parts"], **device}}, *others], {}, 1, "records: "),
+    other_device = {**first, "parts": {**first["parts"], **device}}
+    cases = (
+        ([other_device, *others], {}, 1, "records: "),
         (content["records"], rounded, 0, ""),
         (content["records"], {"verdict": "worse"}, 1, "judged by nocap 7.0 (0123), now by nocap"),
-    ):
+    )
+    for records, difference, code, line in cases:
         shown.update(difference)
         written({**content, "records": records}, file)
         told, lines = judge(file)
@@ -606,7 +643,8 @@ def test_what_moves_no_word(file: Path) -> None:
 
 
 def _with(path: str, value: Any) -> Callable[[Json], str]:
-    *keys, last = (int(key) if key.isdigit() else key for key in path.split("/"))
+    words = path.split("/")
+    *keys, last = (int(key) if key.isdigit() else key for key in words)
 
     def text(content: Json) -> str:
         reduce(lambda place, key: place[key], keys, content)[last] = value
@@ -703,7 +741,8 @@ def test_what_is_no_result_is_refused(file: Path, case: str) -> None:
     text, rule = NO_RESULT[case]
     written(text(content_of(file)), file)
     code, lines = judge(file)
-    assert (code, len(lines)) == (2, 1), lines
+    assert code == 2, lines
+    assert len(lines) == 1, lines
     assert rule in lines[0]
     assert str(file) in lines[0]
 
@@ -722,7 +761,8 @@ def test_options_of_logs_are_refused_beside_a_result(file: Path, tmp_path: Path)
     "cases", [6, pytest.param(200, marks=(pytest.mark.slow, pytest.mark.timeout(600)))]
 )
 def test_damage_of_any_kind_has_an_answer(original: Path, tmp_path: Path, cases: int) -> None:
-    rng, codes = random.Random(cases), set[int]()
+    rng = random.Random(cases)
+    codes = set[int]()
     hows = ["json"] * 12 + [
         "flip",
         "cut",
@@ -739,7 +779,8 @@ def test_damage_of_any_kind_has_an_answer(original: Path, tmp_path: Path, cases:
     for number in range(cases):
         (tmp_path / str(number)).mkdir()
         file = Path(shutil.copy(original, tmp_path / str(number) / "result.json"))
-        how, damage = rng.choice(hows), random.Random(rng.randrange(10**6))
+        how = rng.choice(hows)
+        damage = random.Random(rng.randrange(10**6))
         with chdir(tmp_path), suppress(NOT_DONE):
             OPERATORS[how](file.relative_to(tmp_path), damage)
         code, lines = judge(file, "--html", f"{tmp_path}/page.html")
@@ -763,13 +804,15 @@ def test_two_halves_of_a_grid_by_seeds_are_the_grid(tmp_path: Path) -> None:
 
     def of_two_commands(run: Record) -> Record:
         first = run.seed < 3
+        words = run.arm.split("-")[1:3]
         asked = {
             "at": f"2026-01-0{1 if first else 2}T00:00:00",
             "seeds": [*range(3 if first else 6)],
-            "place": places.index("-".join(run.arm.split("-")[1:3])),
+            "place": places.index("-".join(words)),
         }
         attempts = [{**run.manifest["attempts"][0], "asked": asked}]
-        return replace(run, manifest={**run.manifest, "attempts": attempts})
+        manifest = {**run.manifest, "attempts": attempts}
+        return replace(run, manifest=manifest)
 
     whole = grid_with_lengths(of_two_commands)
     assert whole.look == 2
@@ -779,13 +822,16 @@ def test_two_halves_of_a_grid_by_seeds_are_the_grid(tmp_path: Path) -> None:
         comparison = compared(Found(records=half), baseline="flash gelu4x")
         files.append(file_of(comparison, tmp_path / f"{number}.json"))
     again = compared_to(tmp_path / "joined.json", *files)
-    expected = json.loads(json.dumps(to_json(result_of(whole))))
+    content = to_json(result_of(whole))
+    expected = json.loads(json.dumps(content))
     assert expected["by_factor"]
     assert len(expected["lengths"]) == 2
-    assert {arm["label"] for arm in expected["arms"]} == {arm["label"] for arm in again["arms"]}
+    labels = {arm["label"] for arm in expected["arms"]}
+    assert labels == {arm["label"] for arm in again["arms"]}
     for arm in expected["arms"]:
         (other,) = [each for each in again["arms"] if each["arm"] == arm["arm"]]
-        assert {**other, "runs": sorted(other["runs"])} == {**arm, "runs": sorted(arm["runs"])}
+        runs = sorted(other["runs"])
+        assert {**other, "runs": runs} == {**arm, "runs": sorted(arm["runs"])}
     for key in ("by_factor", "findings", "look", "metric", "baseline", "swept", "confidence"):
         assert again[key] == expected[key]
     assert result.read(tmp_path / "joined.json").follows() == [
@@ -810,13 +856,14 @@ def two_arms(root: Path, seeds: range, **about: Any) -> Path:
     config = about.pop("config", {})
     for seed in seeds:
         for number, (arm, loss) in enumerate((("flash", 3.3), ("gqa", 3.28))):
+            own = {**config, "attention.n_kv_heads": 12 if arm == "flash" else 4}
             write_run(
                 root,
                 words=f"gpt2-{arm}-gelu4x",
                 seed=seed,
                 loss=loss + rng.gauss(0, 0.0005),
                 started=f"2026-01-01T00:{seed}{number}:00",
-                config={**config, "attention.n_kv_heads": 12 if arm == "flash" else 4},
+                config=own,
                 **about,
             )
     return root
@@ -831,8 +878,10 @@ def test_colleagues_files_are_joined_by_arms_and_seeds(tmp_path: Path) -> None:
     joined = compared_to(tmp_path / "joined.json", *files)
     for key, value in json.loads(json.dumps(expected)).items():
         assert joined[key] == value
-    assert [arm["seeds"] for arm in joined["arms"]] == [[*range(6)]] * 2
-    assert judge(*files) == (0, [follows(files[0], 6), follows(files[1], 6)])
+    seeds = [arm["seeds"] for arm in joined["arms"]]
+    assert seeds == [[*range(6)]] * 2
+    lines = [follows(files[0], 6), follows(files[1], 6)]
+    assert judge(*files) == (0, lines)
     assert api.compare(files) == expected
     # files and folders mix, and the order changes nothing
     for paths in ((files[1], files[0]), (files[0], tmp_path / "b"), (tmp_path / "a", files[1])):
@@ -841,7 +890,8 @@ def test_colleagues_files_are_joined_by_arms_and_seeds(tmp_path: Path) -> None:
 
 
 def test_a_run_that_is_in_both_counts_once(tmp_path: Path) -> None:
-    first, second = tmp_path / "a.json", tmp_path / "b.json"
+    first = tmp_path / "a.json"
+    second = tmp_path / "b.json"
     root = two_arms(tmp_path / "o", range(4))
     compared_to(first, root)
     compared_to(second, *(root / "runs").glob("*-s[123]-*"))
@@ -855,7 +905,8 @@ def test_a_run_that_is_in_both_counts_once(tmp_path: Path) -> None:
 
 
 def test_a_run_that_ended_otherwise_in_the_other_file_is_named(tmp_path: Path) -> None:
-    first, second = tmp_path / "a.json", tmp_path / "b.json"
+    first = tmp_path / "a.json"
+    second = tmp_path / "b.json"
     compared_to(first, two_arms(tmp_path / "o", range(3)))
     run = next((tmp_path / "o" / "runs").glob("gpt2-gqa-gelu4x-s1-*"))
     summary = json.loads((run / "summary.json").read_text())
@@ -878,7 +929,8 @@ def test_speeds_of_two_machines_are_not_compared(tmp_path: Path) -> None:
     assert pace["ratio"] is None
     assert pace["refused"].startswith("its runs are from 2 machines")
     assert joined["arms"][1]["difference"]["verdict"] == "better"
-    assert [content_of(file)["arms"][1]["token_us"]["refused"] for file in files] == [None, None]
+    refusals = [content_of(file)["arms"][1]["token_us"]["refused"] for file in files]
+    assert refusals == [None, None]
 
 
 # What the runs of the second file have → what the refusal says, and what declares it.
@@ -922,7 +974,10 @@ OTHERS: dict[str, tuple[Json, str, list[str]]] = {
 @pytest.mark.parametrize("other", OTHERS)
 def test_files_that_disagree_are_refused_by_name(tmp_path: Path, other: str) -> None:
     about, why, allow = OTHERS[other]
-    fp32 = {"config": {"trainer.precision": "fp32"}} if other == "precision" else {}
+    if other == "precision":
+        fp32 = {"config": {"trainer.precision": "fp32"}}
+    else:
+        fp32 = {}
     files = halves(tmp_path, a=fp32, b=about)
     code, lines = judge(*files)
     assert code == 2
@@ -936,7 +991,8 @@ def test_a_declared_difference_is_compared_as_that_of_runs_is(tmp_path: Path) ->
     files = halves(tmp_path, b={"source": "s1"})
     joined = compared_to(tmp_path / "joined.json", *files, "--allow=source")
     shutil.copytree(tmp_path / "b" / "runs", tmp_path / "a" / "runs", dirs_exist_ok=True)
-    expected = json.loads(json.dumps(api.compare(tmp_path / "a", allow=["source"])))
+    content = api.compare(tmp_path / "a", allow=["source"])
+    expected = json.loads(json.dumps(content))
     assert joined["arms"] == expected["arms"]
     assert len(joined["arms"]) == 4
 
@@ -968,7 +1024,10 @@ def test_different_questions_are_refused_by_name_unless_typed(
     assert code == 2
     rule = f"must ask what {files[0]} asks, or the command line must say it"
     assert lines == [f"nocap: {files[1]} {rule}, got {why}"]
-    typed = (one or other)[0] if question != "baseline" else "--baseline=flash"
+    if question != "baseline":
+        typed = (one or other)[0]
+    else:
+        typed = "--baseline=flash"
     code, lines = judge(*files, typed)
     assert code == 0
     part = typed.partition("=")[0]
@@ -998,7 +1057,8 @@ def test_logs_are_joined_and_what_names_no_seed_is_paired_with_nothing(tmp_path:
         files.append(file_of(compared(loaded), tmp_path / f"{name}.json"))
     joined = compared_to(tmp_path / "joined.json", *files)
     (difference,) = [arm["difference"] for arm in joined["arms"] if arm["difference"]]
-    whole = to_json(result_of(compared(of_logs(TWO, range(6), named=False))))
+    comparison = compared(of_logs(TWO, range(6), named=False))
+    whole = to_json(result_of(comparison))
     (expected,) = [arm["difference"] for arm in whole["arms"] if arm["difference"]]
     assert difference["n"] == expected["n"]
     assert difference["mean"] == pytest.approx(expected["mean"], abs=1e-12)
@@ -1017,15 +1077,17 @@ def test_logs_are_joined_and_what_names_no_seed_is_paired_with_nothing(tmp_path:
 def test_what_makes_no_comparison_leaves_no_file(
     outputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    half, into = write_run(tmp_path, status="running"), ("--json", tmp_path / "a.json")
-    for rule, *words in (
+    half = write_run(tmp_path, status="running")
+    into = ("--json", tmp_path / "a.json")
+    cases = (
         ("a comparison needs a finished run", half, *into),
         ("no run was found", "nowhere", *into),
         ("--baseline must name one arm", outputs, "--baseline", "x", *into),
         ("--target must be a loss above 0, got -1.0", outputs, "--target", "-1", *into),
         ("--json must be a file that can be written", outputs, "--json", tmp_path),
         ("--markdown must be a file that can be written", outputs, "--markdown", tmp_path),
-    ):
+    )
+    for rule, *words in cases:
         assert rule in refusal([*words], capsys)
     assert not (tmp_path / "a.json").exists()
 

@@ -19,8 +19,8 @@ from nocap.config import hardware
 from nocap.config.compose import compose
 from nocap.config.defaults import reasons
 from nocap.config.trainer import Precision
+from nocap.display import duration
 from nocap.launch.plan import headline
-from nocap.store.formats import duration
 from nocap.store.identity import config_that_counts, digest, identity_parts
 from nocap.training import terminal
 from nocap.training.ledger import LINES
@@ -36,7 +36,8 @@ Json = dict[str, Any]
 
 
 def test_record_has_the_files_of_the_contract(undisturbed: Undisturbed) -> None:
-    names = {path.name for path in undisturbed.run_dir.iterdir() if not path.name.startswith(".")}
+    paths = undisturbed.run_dir.iterdir()
+    names = {path.name for path in paths if not path.name.startswith(".")}
     files = {
         "config.yaml",
         "manifest.json",
@@ -91,50 +92,52 @@ def test_summary_has_the_keys_of_the_contract(undisturbed: Undisturbed) -> None:
     for key, parts in PARTS.items():
         assert parts <= set(summary[key]), key
         assert None not in [summary[key][part] for part in parts], key
-    assert [summary[key] for key in ("status", "seed", "steps", "tokens")] == [
-        "finished",
-        0,
-        30,
-        30 * 2048,
-    ]
+    expected = ["finished", 0, 30, 30 * 2048]
+    assert [summary[key] for key in ("status", "seed", "steps", "tokens")] == expected
     assert undisturbed.run_dir.name.endswith(f"-{summary['identity']}")
 
 
 def test_rows_are_each_step_once_with_what_was_done_before_it(undisturbed: Undisturbed) -> None:
     rows = rows_of(undisturbed.run_dir)
     assert [row["step"] for row in rows] == list(range(31))
-    assert [row["tokens"] for row in rows] == [step * 2048 for step in range(31)]
-    assert [row["step"] for row in rows if "val/loss" in row] == [0, 12, 24, 30]
+    tokens = [row["tokens"] for row in rows]
+    assert tokens == [step * 2048 for step in range(31)]
+    steps = [row["step"] for row in rows if "val/loss" in row]
+    assert steps == [0, 12, 24, 30]
     assert [row["step"] for row in rows if "train/loss" not in row] == [30]
     numbers = "train/grad_norm train/lr perf/step_ms perf/tokens_per_s memory/peak_mib clock/wall_s"
-    assert all(set(numbers.split()) <= set(row) for row in rows[:-1])
+    for row in rows[:-1]:
+        assert set(numbers.split()) <= set(row)
     run = compose([*MEDIUM, "output_dir=elsewhere"])
-    expected = [
-        run.optimizer.lr * run.schedule.multiplier(step=step, steps=30) for step in range(30)
-    ]
+    expected = []
+    for step in range(30):
+        multiplier = run.schedule.multiplier(step=step, steps=30)
+        expected.append(run.optimizer.lr * multiplier)
     assert [row["train/lr"] for row in rows[:-1]] == expected
     assert rows[-1]["val/loss"] < rows[0]["val/loss"] - 1  # it learns
-    assert summary_of(undisturbed.run_dir)["val_loss"] == rows[-1]["val/loss"]
+    losses = summary_of(undisturbed.run_dir)["val_loss"]
+    assert losses == rows[-1]["val/loss"]
 
 
 def test_clock_sums_to_the_wall_and_the_wall_is_the_time_of_the_process(
     undisturbed: Undisturbed,
 ) -> None:
     clock = summary_of(undisturbed.run_dir)["clock_s"]
-    assert sum(clock[line] for line in LINES) == pytest.approx(clock["wall"], rel=0.01)
+    total = sum(clock[line] for line in LINES)
+    assert total == pytest.approx(clock["wall"], rel=0.01)
     began = (undisturbed.run_dir / "manifest.json").stat().st_mtime
     last_row = (undisturbed.run_dir / "metrics.jsonl").stat().st_mtime
     assert last_row - began <= clock["wall"] <= undisturbed.seconds
     for row in rows_of(undisturbed.run_dir):
-        assert sum(row[f"clock/{line}_s"] for line in LINES) == pytest.approx(
-            row["clock/wall_s"], rel=1e-6
-        )
+        row_total = sum(row[f"clock/{line}_s"] for line in LINES)
+        assert row_total == pytest.approx(row["clock/wall_s"], rel=1e-6)
 
 
 def test_manifest_says_what_the_run_is_made_of(undisturbed: Undisturbed) -> None:
     manifest = json.loads((undisturbed.run_dir / "manifest.json").read_text())
     assert {"identity", "parts", "data", "hardware", "versions", "git", "attempts"} <= set(manifest)
-    assert set(manifest["parts"]) == {"config", "source", "data", "environment"}
+    parts = set(manifest["parts"])
+    assert parts == {"config", "source", "data", "environment"}
     assert (
         digest(manifest["parts"])
         == manifest["identity"]
@@ -142,8 +145,10 @@ def test_manifest_says_what_the_run_is_made_of(undisturbed: Undisturbed) -> None
     )
     source = manifest["parts"]["source"]
     assert {"nocap.training.loop", "nocap.model.gpt", "nocap.data.batches"} <= set(source)
-    assert not any(module.endswith(("terminal", ".train")) for module in source)
-    assert {"torch", "numpy", "python"} <= set(manifest["versions"])
+    for module in source:
+        assert not module.endswith(("terminal", ".train"))
+    versions = set(manifest["versions"])
+    assert {"torch", "numpy", "python"} <= versions
     assert manifest["data"]["val_bytes_reason"]
 
 
@@ -171,8 +176,10 @@ def test_a_machine_without_what_a_run_does_not_use_trains(door: Door, tmp_path: 
     env = {"PYTHONPATH": os.pathsep.join([str(tmp_path / "site"), str(REPO)])}
     done = door(*TINY, f"output_dir={tmp_path / 'out'}", env=env)
     assert done.code == 0, done.err
-    versions = json.loads((the_run(tmp_path / "out") / "manifest.json").read_text())["versions"]
-    assert ("numpy" in versions, "wandb" in versions) == (True, False)
+    text = (the_run(tmp_path / "out") / "manifest.json").read_text()
+    versions = json.loads(text)["versions"]
+    assert "numpy" in versions
+    assert "wandb" not in versions
 
 
 # --- the same run again ---------------------------------------------------------------------------
@@ -183,15 +190,17 @@ def test_finished_run_is_not_trained_again_and_torch_is_not_imported(
 ) -> None:
     before = digests(undisturbed.run_dir)
     command = [sys.executable, "-X", "importtime", "-m", "nocap.train", *MEDIUM]
+    env = {**os.environ, "PYTHONPATH": str(REPO)}
     done = subprocess.run(
         [*command, f"output_dir={undisturbed.output_dir}"],
-        env={**os.environ, "PYTHONPATH": str(REPO)},
+        env=env,
         capture_output=True,
         text=True,
         check=True,
     )
     assert done.stdout.startswith("already finished")
-    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    lines = done.stderr.splitlines()
+    imported = {line.rpartition("|")[2].strip() for line in lines}
     assert "nocap.launch.plan" in imported
     assert not {name for name in imported if name.partition(".")[0] in ("torch", "wandb")}
     assert digests(undisturbed.run_dir) == before
@@ -205,16 +214,19 @@ def test_same_run_under_another_name_is_found(
     # spelled out.
     words = ("attention=gqa", "attention.n_kv_heads=4", "schedule=wsd", "schedule.decay_steps=6")
     done = here(*MEDIUM, *words, f"output_dir={out}")
-    assert (done.code, done.out.splitlines()[0]) == (0, "already finished: nothing to train")
+    assert done.code == 0
+    assert done.out.splitlines()[0] == "already finished: nothing to train"
     assert undisturbed.run_dir.name in done.out
-    assert len(list((out / "runs").iterdir())) == 1
+    paths = (out / "runs").iterdir()
+    assert len(list(paths)) == 1
 
 
 # --- identity -------------------------------------------------------------------------------------
 
 
 def identity(*words: str) -> str:
-    return digest(identity_parts(compose([*SMALL, *words]), data_fingerprint="the same"))
+    run = compose([*SMALL, *words])
+    return digest(identity_parts(run, data_fingerprint="the same"))
 
 
 NO_OTHER_RUN = [
@@ -279,23 +291,24 @@ def test_the_last_screen_says_what_an_epoch_takes(undisturbed: Undisturbed) -> N
 def test_on_a_terminal_progress_is_a_bar(tmp_path: Path) -> None:
     words = ("-m", "nocap.train", *MEDIUM, f"output_dir={tmp_path}")
     code, text = on_a_terminal(*words, cwd=tmp_path)
-    assert (code, text.count("finished at step 30")) == (0, 1)
+    assert code == 0
+    assert text.count("finished at step 30") == 1
     assert re.search(r"\r[^\n]*\b[1-9]\d?/30\b", text)
     assert "step/s" in text or "s/step" in text
     (log,) = tmp_path.glob("runs/*/train.log")
     assert "\r" not in log.read_text()
 
 
-@pytest.mark.parametrize(
-    ("done", "to_do", "spent_s", "says"),
-    [
-        (10, 90, 5.0, "about 45 s left"),
-        (10, 90, 60.0, "about 9.0 min left"),
-        (1, 1000, 60.0, "about 16.7 h left"),
-        (0, 100, 5.0, ""),  # no pace yet
-        (100, 0, 5.0, ""),
-    ],
-)
+PACES = [
+    (10, 90, 5.0, "about 45 s left"),
+    (10, 90, 60.0, "about 9.0 min left"),
+    (1, 1000, 60.0, "about 16.7 h left"),
+    (0, 100, 5.0, ""),  # no pace yet
+    (100, 0, 5.0, ""),
+]
+
+
+@pytest.mark.parametrize(("done", "to_do", "spent_s", "says"), PACES)
 def test_what_is_left_follows_the_pace_so_far(
     done: int, to_do: int, spent_s: float, says: str
 ) -> None:
@@ -305,27 +318,28 @@ def test_what_is_left_follows_the_pace_so_far(
 def test_a_log_has_a_line_a_validation_and_one_in_five_seconds_with_what_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    reporter, now = Reporter(log_path=tmp_path / "train.log", steps=100), 1000.0
+    reporter = Reporter(log_path=tmp_path / "train.log", steps=100)
+    now = 1000.0
     monkeypatch.setattr(terminal.time, "monotonic", lambda: now)
     for step in range(50, 71):  # a resumed run: its pace is of this attempt
         row = {"step": step, "train/loss": 3.0, "perf/tokens_per_s": 1234.0}
-        reporter.row(row | ({"val/loss": 3.5, "val/bpb": 1.25} if step == 60 else {}))
+        if step == 60:
+            validation = {"val/loss": 3.5, "val/bpb": 1.25}
+        else:
+            validation = {}
+        reporter.row(row | validation)
         now += 1.0
     reporter.row({"step": 100, "val/loss": None})
     lines = capsys.readouterr().out.splitlines()
-    assert [int(re.findall(r"step +(\d+)/100", line)[0]) for line in lines] == [
-        50,
-        55,
-        60,
-        65,
-        70,
-        100,
-    ]
+    expected = [50, 55, 60, 65, 70, 100]
+    assert [int(re.findall(r"step +(\d+)/100", line)[0]) for line in lines] == expected
     assert lines[0] == "step     50/100  train 3.0000  1,234 tokens/s"
     said = "train 3.0000  val 3.5000 (1.250 bits per byte)  1,234 tokens/s  about 40 s left"
-    assert (lines[2], lines[5]) == (f"step     60/100  {said}", "step    100/100  val not a number")
+    assert lines[2] == f"step     60/100  {said}"
+    assert lines[5] == "step    100/100  val not a number"
     log = (tmp_path / "train.log").read_text().splitlines()
-    assert [line.partition("step")[2] for line in log] == [printed[4:] for printed in lines]
+    logged = [line.partition("step")[2] for line in log]
+    assert logged == [printed[4:] for printed in lines]
 
 
 @pytest.mark.parametrize(("wanted", "threads"), [("1", 2), ("64", 1), ("2,1", 2)])
@@ -348,7 +362,8 @@ def test_the_first_screen_says_what_is_trained_and_why_so(
         hardware, "_cpu", lambda: hardware.Cpu(name="a CPU", flags=frozenset({"avx512f"}))
     )
     run = compose([*SMALL, "trainer.device=cpu", "trainer.threads=2", "trainer.steps=1200"])
-    this, why = planned(tmp_path), reasons(run)
+    this = planned(tmp_path)
+    why = reasons(run)
     head, *lines = headline(replace(this, run=run)).splitlines()
     assert re.fullmatch(
         rf"{this.run_dir.name}: 1,200 steps of [\d,]+ tokens on 1 × a CPU with 2 threads, memory "
@@ -357,7 +372,8 @@ def test_the_first_screen_says_what_is_trained_and_why_so(
     )
     assert lines == ["precision fp32: this CPU has no AMX", f"compile {why['compile']}"]
     other = replace(run.trainer, compile=type(run.trainer.compile)("max"))
-    last = headline(replace(this, run=replace(run, trainer=other))).splitlines()[-1]
+    another = replace(this, run=replace(run, trainer=other))
+    last = headline(another).splitlines()[-1]
     assert last == f"compile max (by default {why['compile']})"
 
 

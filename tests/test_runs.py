@@ -17,7 +17,7 @@ from nocap.runs import __main__ as command
 from nocap.runs.__main__ import main
 from nocap.runs.verbs import remove_run
 from nocap.store import lease
-from nocap.store.runs import read
+from nocap.store.runs import read_record
 from tests.sealing import seal
 from tests.test_compare import refusal, write_run
 
@@ -30,7 +30,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def changed(file: Path, *, sealed: bool = True, **values: Any) -> None:
-    file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
+    content = {**json.loads(file.read_text()), **values}
+    file.write_text(json.dumps(content))
     if sealed:
         seal(file.parent)
 
@@ -48,24 +49,17 @@ def listed(capsys: pytest.CaptureFixture[str], *words: str) -> list[list[str]]:
 
 
 def test_filters_columns_and_order(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    runs, gqa = (
-        here / "outputs",
-        {"words": "gpt2-gqa-gelu4x", "config": {"attention.n_kv_heads": 3}},
-    )
+    runs = here / "outputs"
+    gqa = {"words": "gpt2-gqa-gelu4x", "config": {"attention.n_kv_heads": 3}}
     first = write_run(runs, words="gpt2-flash-gelu4x", started="2026-01-02T00:00:00+0000")
     write_run(runs, loss=3.1, started="2026-01-01T00:00:00+0000", **gqa)
     failed = write_run(runs, seed=1, loss=9.0, status="failed", **gqa)
     changed(first / "manifest.json", options={"mlp": "mine,other"})
-    assert [row[1] for row in listed(capsys, "val_loss<5")] == [
-        "3.1000",
-        "3.3000",
-    ]  # as they were started
-    assert [row[1] for row in listed(capsys, "--sort", "val_loss")] == [
-        "3.1000",
-        "3.3000",
-        "9.0000",
-    ]
-    for words, run in (
+    rows = listed(capsys, "val_loss<5")
+    assert [row[1] for row in rows] == ["3.1000", "3.3000"]  # as they were started
+    rows = listed(capsys, "--sort", "val_loss")
+    assert [row[1] for row in rows] == ["3.1000", "3.3000", "9.0000"]
+    cases = (
         ("status=failed", failed),
         ("val_loss>5", failed),
         ("seed=1", failed),
@@ -74,8 +68,10 @@ def test_filters_columns_and_order(here: Path, capsys: pytest.CaptureFixture[str
         (failed.name[:18], failed),
         ("mlp=mine", first),
         ("mlp=other lr=3e-3 tokens>0.1K tokens<1B", first),
-    ):
-        assert [row[0] for row in listed(capsys, *words.split())] == [run.name], words
+    )
+    for words, run in cases:
+        rows = listed(capsys, *words.split())
+        assert [row[0] for row in rows] == [run.name], words
     for words in ("age<1h", "size>1G", "mlp=gelu3x", "lr=3e-4"):
         assert listed(capsys, words) == []
     columns = said(capsys, "last", "--columns", "attention.n_kv_heads,mlp.expansion")
@@ -88,31 +84,28 @@ def test_filters_columns_and_order(here: Path, capsys: pytest.CaptureFixture[str
         assert reason in refusal([word], capsys, command=command)
 
 
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        (
-            ["status=failed", "nope=1"],
-            "nope must be a key",
-        ),  # though no run is left that could have it
-        (["val_loss>100", "optimizer.lrr=0.003"], "optimizer.lrr must be a key"),
-        (["status=failed", "--columns", "run,nope"], "nope must be a key"),
-        (["status=failed", "--sort", "los"], "los must be a key"),
-        (
-            ["status==finished"],
-            "status==finished must be KEY=VALUE, KEY<NUMBER or KEY>NUMBER, got two signs",
-        ),
-        (["attention.kernel==fused"], "attention.kernel==fused must be KEY=VALUE"),
-        (
-            ["status<3"],
-            "status<3 must compare numbers; status=VALUE compares other values, got finished",
-        ),
-        (["attention.kernel>1"], "attention.kernel>1 must compare numbers"),
-        (["grid>1", "status=failed"], "grid>1 must compare numbers"),
-        (["--sort", "kind"], "kind must be one key, as attention.kind, data.kind, got several"),
-        (["kind<3"], "kind must be one key, as attention.kind, data.kind, got several"),
-    ],
-)
+EMPTY_FILTERS = [
+    (["status=failed", "nope=1"], "nope must be a key"),  # though no run is left that could have it
+    (["val_loss>100", "optimizer.lrr=0.003"], "optimizer.lrr must be a key"),
+    (["status=failed", "--columns", "run,nope"], "nope must be a key"),
+    (["status=failed", "--sort", "los"], "los must be a key"),
+    (
+        ["status==finished"],
+        "status==finished must be KEY=VALUE, KEY<NUMBER or KEY>NUMBER, got two signs",
+    ),
+    (["attention.kernel==fused"], "attention.kernel==fused must be KEY=VALUE"),
+    (
+        ["status<3"],
+        "status<3 must compare numbers; status=VALUE compares other values, got finished",
+    ),
+    (["attention.kernel>1"], "attention.kernel>1 must compare numbers"),
+    (["grid>1", "status=failed"], "grid>1 must compare numbers"),
+    (["--sort", "kind"], "kind must be one key, as attention.kind, data.kind, got several"),
+    (["kind<3"], "kind must be one key, as attention.kind, data.kind, got several"),
+]
+
+
+@pytest.mark.parametrize(("words", "reason"), EMPTY_FILTERS)
 def test_a_filter_or_column_that_can_match_nothing_is_refused(
     words: list[str], reason: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -134,15 +127,11 @@ def test_a_wrong_filter_removes_nothing(here: Path, capsys: pytest.CaptureFixtur
 # the earlier of two times is the greater text
 ZONES = [
     ("2026-01-01T12:00:00+0900", "2026-01-01T04:00:00+0000"),
-    (
-        "2026-10-25T02:30:00+02:00",
-        "2026-10-25T02:10:00+01:00",
-    ),  # in the hour that a summer's end repeats
+    # in the hour that a summer's end repeats
+    ("2026-10-25T02:30:00+02:00", "2026-10-25T02:10:00+01:00"),
     ("2026-01-02T08:00:00+10:00", "2026-01-01T23:00:00Z"),
-    (
-        "2026-01-01T10:00:00+00:00",
-        "2026-01-01T08:00:00",
-    ),  # without a zone: of this machine, which has UTC−5
+    # without a zone: of this machine, which has UTC−5
+    ("2026-01-01T10:00:00+00:00", "2026-01-01T08:00:00"),
 ]
 
 
@@ -162,9 +151,12 @@ def test_runs_of_two_zones_are_in_the_order_in_which_they_were_started(
     gqa = {"words": "gpt2-gqa-gelu4x", "config": {"attention.n_kv_heads": 3}}
     second = write_run(here / "outputs", started=later)
     first = write_run(here / "outputs", started=earlier, **gqa)
-    assert [row[0] for row in listed(capsys)] == [first.name, second.name]
-    assert [row[0] for row in listed(capsys, "--sort", "started")] == [first.name, second.name]
-    assert [row[0] for row in listed(capsys, "last")] == [second.name]
+    expected = [first.name, second.name]
+    assert [row[0] for row in listed(capsys)] == expected
+    rows = listed(capsys, "--sort", "started")
+    assert [row[0] for row in rows] == [first.name, second.name]
+    rows = listed(capsys, "last")
+    assert [row[0] for row in rows] == [second.name]
     arms = api.compare(here / "outputs")["arms"]
     assert arms[0]["runs"] == [first.name[-12:]]
     assert arms[0]["difference"] is None, "the first is the baseline"
@@ -175,17 +167,20 @@ def test_runs_that_alternated_in_two_zones_are_not_one_after_the_other(here: Pat
     for seed, (here_at, there_at) in enumerate([("12", "04"), ("14", "06")]):
         write_run(here / "outputs", seed=seed, started=f"2026-01-01T{here_at}:00:00+0900")
         write_run(here / "outputs", seed=seed, started=f"2026-01-01T{there_at}:00:00+0000", **gqa)
-    assert "interleaved" not in " ".join(api.compare(here / "outputs")["problems"])
+    problems = api.compare(here / "outputs")["problems"]
+    assert "interleaved" not in " ".join(problems)
     for seed in (2, 3):  # all of them later than all others, by their text and in truth
         write_run(here / "after", seed=seed, started="2026-01-01T12:00:00+0900")
         write_run(here / "after", seed=seed, started="2026-01-01T04:00:00+0000", **gqa)
-    assert "not interleaved" in " ".join(api.compare(here / "after")["problems"])
+    comparison = api.compare(here / "after")
+    assert "not interleaved" in " ".join(comparison["problems"])
 
 
 def test_a_damaged_run_is_named_and_one_that_trains_is_running(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trains, damaged = (write_run(here / "outputs", seed=seed) for seed in (0, 1))
+    trains = write_run(here / "outputs", seed=0)
+    damaged = write_run(here / "outputs", seed=1)
     (trains / "summary.json").unlink()
     changed(trains / "manifest.json", sealed=False, teachers={"ideas.distill": None})
     (damaged / "manifest.json").write_text("{")
@@ -193,12 +188,8 @@ def test_a_damaged_run_is_named_and_one_that_trains_is_running(
     out, err = capsys.readouterr()
     assert "not finished" in out
     assert err.startswith(f"nocap: {damaged.name}: ")
-    assert said(capsys, "show", trains.name).split()[:4] == [
-        "run",
-        "gpt2-flash-gelu4x-s0",
-        "not",
-        "finished",
-    ]
+    words = said(capsys, "show", trains.name).split()
+    assert words[:4] == ["run", "gpt2-flash-gelu4x-s0", "not", "finished"]
     with lease.acquire(trains):
         assert "running" in said(capsys)
 
@@ -213,7 +204,8 @@ def test_nothing_goes_without_yes_and_never_what_trains_or_lies_elsewhere(
     linked = here / "outputs" / "runs" / elsewhere.name
     linked.symlink_to(elsewhere)
     out = said(capsys, "rm", "seed=0")
-    assert (gone.name in out, gone.exists()) == (True, True)
+    assert gone.name in out
+    assert gone.exists()
     assert out.endswith("nothing was removed; --yes removes\n")
     with lease.acquire(trains):
         said(capsys, "rm", "status=finished", str(elsewhere), "--yes", code=1)
@@ -221,18 +213,16 @@ def test_nothing_goes_without_yes_and_never_what_trains_or_lies_elsewhere(
         err = capsys.readouterr().err
     assert f"not removed: {trains.name}: " in err
     assert f"not removed: {linked.name}: it is no folder of its own right" in err
-    assert [run.exists() for run in (trains, gone, other)] == [True, False, False]
-    assert {file.name for file in elsewhere.iterdir()} >= {
-        "manifest.json",
-        "summary.json",
-        "metrics.jsonl",
-    }
+    exists = [run.exists() for run in (trains, gone, other)]
+    assert exists == [True, False, False]
+    names = {file.name for file in elsewhere.iterdir()}
+    assert names >= {"manifest.json", "summary.json", "metrics.jsonl"}
     refusal(["rm", "--yes"], capsys, command=command)
 
 
 def test_a_run_that_went_on_since_it_was_listed_stays(here: Path) -> None:
     folder = write_run(here / "outputs", status="failed")
-    run = read(folder)
+    run = read_record(folder)
     changed(folder / "summary.json", status="finished")
     assert remove_run(run, root=folder.parent) == "it has gone on since it was listed"
     assert folder.exists()
@@ -282,9 +272,11 @@ def test_what_refers_to_a_run_is_named_before_it_goes(
     }
     for name, content in files.items():
         (here / name).parent.mkdir(parents=True)
-        (here / name).write_text(json.dumps(content) + "\n")
+        text = json.dumps(content) + "\n"
+        (here / name).write_text(text)
     refer = f"experiments/question, outputs/grids/lr-1234, outputs/runs/{branch.name}"
     rows = said(capsys, "rm", "seed<3").splitlines()
+
     for run, named in ((trunk, refer), (alone, "–")):
         assert next(row for row in rows if run.name in row).endswith(named)
     assert f"used by     {refer}" in said(capsys, "show", identity[:5])
@@ -301,7 +293,8 @@ def rows_of(
     _, *text = drawn(
         list(curves), x="steps", y="loss", width=width, height=height, log=log
     ).splitlines()
-    return [row.partition("┤")[2].ljust(width) for row in text[:height]], text[height + 1 :]
+    text_of_rows = [row.partition("┤")[2].ljust(width) for row in text[:height]]
+    return text_of_rows, text[height + 1 :]
 
 
 def line(label: str, x: list[float], y: list[float]) -> DrawnCurve:
@@ -309,23 +302,34 @@ def line(label: str, x: list[float], y: list[float]) -> DrawnCurve:
 
 
 def test_a_curve_goes_from_its_first_point_to_its_last() -> None:
-    rows, below = rows_of(line("falling", [0, 10], [4.0, 2.0]), line("level", [0, 5], [2.0, 2.0]))
+    falling = line("falling", [0, 10], [4.0, 2.0])
+    rows, below = rows_of(falling, line("level", [0, 5], [2.0, 2.0]))
     places = [row.find("•") for row in rows]
     assert places == sorted(places)
-    assert (rows[0][0], rows[-1][-1]) == ("•", "•")
+    assert rows[0][0] == "•"
+    assert rows[-1][-1] == "•"
     assert rows[-1].count("+") == 6  # it ends half-way
-    assert (below[0].split(), below[1:]) == (["0", "10"], ["• falling", "+ level"])
-    rows, _ = rows_of(line("long", [0, 9], [4.0, 2.0]), line("short", [5], [3.0]))  # one point
+    words = below[0].split()
+    assert words == ["0", "10"]
+    assert below[1:] == ["• falling", "+ level"]
+    long = line("long", [0, 9], [4.0, 2.0])
+    rows, _ = rows_of(long, line("short", [5], [3.0]))  # one point
     assert "".join(rows).count("+") == 1
-    rows, _ = rows_of(DrawnCurve("arm", [0, 10], [3.0, 3.0], [2.0, 2.5], [4.0, 3.5]))  # a band
-    assert ["".join(row[i] for row in rows) for i in (0, -1)] == ["··•··", " ·•· "]
+    arm = DrawnCurve("arm", [0, 10], [3.0, 3.0], [2.0, 2.5], [4.0, 3.5])
+    rows, _ = rows_of(arm)  # a band
+    ends = []
+    for i in (0, -1):
+        ends.append("".join(row[i] for row in rows))
+    assert ends == ["··•··", " ·•· "]
 
 
 def test_on_a_logarithmic_axis_a_power_law_is_straight() -> None:
     law = line("law", [1.0, 10.0, 100.0], [4.0, 0.4, 0.04])
     rows, below = rows_of(law, log="xy", width=9, height=9)
-    assert [row.rstrip() for row in rows] == [" " * i + "•" for i in range(9)]
-    assert below[0].split() == ["1", "100"]
+    expected = [" " * i + "•" for i in range(9)]
+    assert [row.rstrip() for row in rows] == expected
+    words = below[0].split()
+    assert words == ["1", "100"]
 
 
 def test_plot_in_the_terminal_and_as_a_picture(
@@ -338,11 +342,13 @@ def test_plot_in_the_terminal_and_as_a_picture(
     assert "over seconds of training from step 200 on\n3.5 ┤•" in capsys.readouterr().out
     assert plot.main(["empty", "last"]) == 0
     out, err = capsys.readouterr()
-    assert (out.startswith("val/loss over steps\n5.0 ┤•"), run.name in out) == (True, True)
+    assert out.startswith("val/loss over steps\n5.0 ┤•")
+    assert run.name in out
     assert err == "nocap: empty: left out, it holds no run of nocap's own\n"
     pytest.importorskip("matplotlib")
     assert plot.main(["last", "--png", "new/curve.png"]) == 0
-    assert (here / "new" / "curve.png").read_bytes().startswith(b"\x89PNG")
+    content = (here / "new" / "curve.png").read_bytes()
+    assert content.startswith(b"\x89PNG")
 
 
 def test_what_cannot_be_drawn_is_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -365,9 +371,8 @@ def test_several_runs_are_drawn_by_arm_with_a_band_over_the_seeds(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As far as all seeds have come."""
-    last = [
-        write_run(here / "outputs", seed=seed, curve=losses) for seed, losses in LOSSES.items()
-    ][-1]
+    for seed, losses in LOSSES.items():
+        last = write_run(here / "outputs", seed=seed, curve=losses)
     other = {
         "words": "gpt2-flash-gelu3x",
         "config": {"mlp.expansion": 3.0},
@@ -375,35 +380,39 @@ def test_several_runs_are_drawn_by_arm_with_a_band_over_the_seeds(
     }
     write_run(here / "outputs", curve=LOSSES[0], **other)
     both, alone = answered("outputs", "--after", "0", capsys=capsys)["curves"]
-    assert (both["label"], alone["label"]) == ("gelu4x (2 seeds)", "gelu3x")
+    assert both["label"] == "gelu4x (2 seeds)"
+    assert alone["label"] == "gelu3x"
     assert both["x"] == alone["x"]
     pairs = list(zip(*LOSSES.values(), strict=True))
-    assert both["y"] == pytest.approx([sum(pair) / 2 for pair in pairs])
-    assert (both["low"], both["high"]) == (
-        [min(pair) for pair in pairs],
-        [max(pair) for pair in pairs],
-    )
-    assert alone["y"] == alone["low"] == alone["high"] == [*LOSSES[0]]
+    expected = [sum(pair) / 2 for pair in pairs]
+    assert both["y"] == pytest.approx(expected)
+    assert both["low"] == [min(pair) for pair in pairs]
+    assert both["high"] == [max(pair) for pair in pairs]
+    assert alone["y"] == [*LOSSES[0]]
+    assert alone["low"] == [*LOSSES[0]]
+    assert alone["high"] == [*LOSSES[0]]
     assert plot.main(["outputs", "--after", "0", "--log", "y"]) == 0
     assert "·" in capsys.readouterr().out
     (last / "summary.json").unlink()  # it trains
     rows = (last / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (last / "metrics.jsonl").write_text("".join(rows[:3]))
+    text = "".join(rows[:3])
+    (last / "metrics.jsonl").write_text(text)
     curve = answered("outputs", "--after", "0", capsys=capsys)["curves"][0]
-    assert (curve["x"], curve["label"][-9:]) == ([0, 100, 200], "(2 seeds)")
+    assert curve["x"] == [0, 100, 200]
+    assert curve["label"][-9:] == "(2 seeds)"
 
 
-@pytest.mark.parametrize(
-    ("words", "after", "first"),
-    [
-        (["outputs"], 40, 100),  # from 5.7 to 3.0, and without the first from 3.6
-        (["outputs", "--after", "0"], 0, 0),
-        (["last"], 0, 0),  # one run, whole
-        (["outputs", "--y", "tokens"], 0, 0),  # nothing is squeezed
-        (["outputs", "--log", "x", "--after", "0"], 0, 100),  # 0 has no place there
-        (["outputs", "--x", "tokens", "--after", "150"], 150, 2000),
-    ],
-)
+FIRST_TENTHS = [
+    (["outputs"], 40, 100),  # from 5.7 to 3.0, and without the first from 3.6
+    (["outputs", "--after", "0"], 0, 0),
+    (["last"], 0, 0),  # one run, whole
+    (["outputs", "--y", "tokens"], 0, 0),  # nothing is squeezed
+    (["outputs", "--log", "x", "--after", "0"], 0, 100),  # 0 has no place there
+    (["outputs", "--x", "tokens", "--after", "150"], 150, 2000),
+]
+
+
+@pytest.mark.parametrize(("words", "after", "first"), FIRST_TENTHS)
 def test_of_several_runs_the_first_tenth_is_left_out_where_it_squeezes_the_rest(
     words: list[str], after: int, first: int, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -412,15 +421,18 @@ def test_of_several_runs_the_first_tenth_is_left_out_where_it_squeezes_the_rest(
             here / "outputs", seed=seed, curve=losses, started=f"2026-01-0{seed + 1}T00:00:00"
         )
     answer = answered(*words, capsys=capsys)
-    assert (answer["after"], answer["curves"][0]["x"][0]) == (after, first)
+    assert answer["after"] == after
+    assert answer["curves"][0]["x"][0] == first
     assert plot.main(words) == 0
-    assert (f"from step {after} on" in capsys.readouterr().out.splitlines()[0]) == (after > 0)
+    lines = capsys.readouterr().out.splitlines()
+    assert (f"from step {after} on" in lines[0]) == (after > 0)
 
 
 def test_sync_leaves_a_run_that_is_being_trained_and_names_a_damaged_one(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    damaged, trains = (write_run(here / "outputs", seed=seed) for seed in (0, 2))
+    damaged = write_run(here / "outputs", seed=0)
+    trains = write_run(here / "outputs", seed=2)
     (trains / "summary.json").unlink()
     (damaged / "summary.json").write_text("{")
     with lease.acquire(trains):

@@ -7,6 +7,7 @@ import re
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -53,63 +54,57 @@ def test_the_words_of_a_search_are_taken_from_a_grids():
     assert asked(["search=tpe"])[0] == Search(sampler=Sampler.tpe)
 
 
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        (["search=sobol"], "search.sampler: Invalid value 'sobol', expected one of [tpe, random]"),
-        (["search.trials=3"], "search.sampler must be given"),
-        (
-            ["search=tpe", "search.trialz=3"],
-            "search.trialz is no key of search (did you mean trials?)",
-        ),
-        (["search=tpe", "search.trials=0"], "search.trials must be at least 1, got 0"),
-        (
-            ["search=tpe", "search.seed=[1]"],
-            "search.seed: Value '[1]' of type 'ListConfig' could not be converted to Integer",
-        ),
-        (["search=tpe", "search.seed=-1"], "search.seed must be at least 0, got -1"),
-    ],
-)
+WRONG_SEARCHES = [
+    (["search=sobol"], "search.sampler: Invalid value 'sobol', expected one of [tpe, random]"),
+    (["search.trials=3"], "search.sampler must be given"),
+    (["search=tpe", "search.trialz=3"], "search.trialz is no key of search (did you mean trials?)"),
+    (["search=tpe", "search.trials=0"], "search.trials must be at least 1, got 0"),
+    (
+        ["search=tpe", "search.seed=[1]"],
+        "search.seed: Value '[1]' of type 'ListConfig' could not be converted to Integer",
+    ),
+    (["search=tpe", "search.seed=-1"], "search.seed must be at least 0, got -1"),
+]
+
+
+@pytest.mark.parametrize(("words", "reason"), WRONG_SEARCHES)
 def test_a_wrong_key_or_value_of_a_search(words, reason):
     with pytest.raises(ValueError, match=f"^{re.escape(reason)}$"):
         asked(words)
 
 
-@pytest.mark.parametrize(
-    ("word", "described"),
-    [
-        ("optimizer.lr=interval(1e-4, 1e-2)", "0.0001 to 0.01"),
-        (LR, "0.0001 to 0.1, log"),
-        ("a=int(interval(1, 8))", "1 to 8, whole numbers"),
-        ("a=int(tag(log, interval(16, 1024)))", "16 to 1024, whole numbers, log"),
-        ("a=range(64, 257, 64)", "64 to 256, in steps of 64"),
-        ("a=range(5, 1, -1)", "2 to 5, whole numbers"),
-        (
-            "a=range(0, 0.4, 0.1)",
-            "0.0 to 0.3, in steps of 0.1",
-        ),  # Hydra's own floats reach the stop
-        ("attention=flash,gqa", "flash, gqa"),
-        ("ideas=[x],[y,z]", "[x], [y,z]"),
-        ("a=choice(1, 2, 1)", "1, 2"),
-    ],
-)
+SWEEPS = [
+    ("optimizer.lr=interval(1e-4, 1e-2)", "0.0001 to 0.01"),
+    (LR, "0.0001 to 0.1, log"),
+    ("a=int(interval(1, 8))", "1 to 8, whole numbers"),
+    ("a=int(tag(log, interval(16, 1024)))", "16 to 1024, whole numbers, log"),
+    ("a=range(64, 257, 64)", "64 to 256, in steps of 64"),
+    ("a=range(5, 1, -1)", "2 to 5, whole numbers"),
+    ("a=range(0, 0.4, 0.1)", "0.0 to 0.3, in steps of 0.1"),  # Hydra's own floats reach the stop
+    ("attention=flash,gqa", "flash, gqa"),
+    ("ideas=[x],[y,z]", "[x], [y,z]"),
+    ("a=choice(1, 2, 1)", "1, 2"),
+]
+
+
+@pytest.mark.parametrize(("word", "described"), SWEEPS)
 def test_hydras_sweeps_are_a_space(word, described):
     assert [describe(distribution) for distribution in space(word).values()] == [described]
 
 
-@pytest.mark.parametrize(
-    ("word", "reason"),
-    [
-        ("a=interval(2, 1)", "a must be an interval from a lower number to a higher"),
-        ("a=interval(0, inf)", "a must be an interval from a lower number to a higher"),
-        ("a=tag(log, interval(0, 1))", "a must be above 0 to be searched by its logarithm"),
-        ("a=tag(linear, interval(0, 1))", "a must have no tag but an interval's log"),
-        ("a=tag(log, range(1, 9))", "a must have no tag but an interval's log"),
-        ("a=shuffle(1, 2)", "a must not be shuffled"),
-        ("a=range(1, 2)", "a must be a range of at least two"),
-        ("a=range(1, 2, 0)", "a must be a range of numbers with a step"),
-    ],
-)
+EMPTY_SPACES = [
+    ("a=interval(2, 1)", "a must be an interval from a lower number to a higher"),
+    ("a=interval(0, inf)", "a must be an interval from a lower number to a higher"),
+    ("a=tag(log, interval(0, 1))", "a must be above 0 to be searched by its logarithm"),
+    ("a=tag(linear, interval(0, 1))", "a must have no tag but an interval's log"),
+    ("a=tag(log, range(1, 9))", "a must have no tag but an interval's log"),
+    ("a=shuffle(1, 2)", "a must not be shuffled"),
+    ("a=range(1, 2)", "a must be a range of at least two"),
+    ("a=range(1, 2, 0)", "a must be a range of numbers with a step"),
+]
+
+
+@pytest.mark.parametrize(("word", "reason"), EMPTY_SPACES)
 def test_what_nothing_can_be_drawn_from(word, reason):
     with pytest.raises(ValueError, match=f"^{reason}"):
         space(word)
@@ -135,56 +130,60 @@ def drawn(search, space, n, loss=lambda params: 0.0):
 @pytest.mark.parametrize("sampler", Sampler)
 def test_a_seed_gives_the_same_trials_bit_for_bit(sampler):
     n = 12 if sampler is Sampler.tpe else 5  # TPE's first ten are random
-    first, again, other = (
-        [
-            params
-            for params, _ in drawn(
-                Search(sampler=sampler, seed=seed), MIXED, n, lambda trial: trial["a"]
-            )
-        ]
-        for seed in (1, 1, 2)
-    )
+
+    def points_of(seed: int) -> list[Any]:
+        search = Search(sampler=sampler, seed=seed)
+        return [params for params, _ in drawn(search, MIXED, n, lambda trial: trial["a"])]
+
+    first = points_of(1)
+    again = points_of(1)
+    other = points_of(2)
+
     assert again == first
-    assert all(a != b for a, b in zip(first, other, strict=True))
+    for a, b in zip(first, other, strict=True):
+        assert a != b
     assert len({repr(point) for point in first}) == n
 
 
 @pytest.mark.slow
 def test_every_value_of_a_mixed_space_is_reached():
     points = [params for params, _ in drawn(Search(sampler=Sampler.random), MIXED, 64)]
-    assert {point["a"] for point in points} == set(range(1, 9))
+    expected = set(range(1, 9))
+    assert {point["a"] for point in points} == expected
     assert {point["c"] for point in points} == {0.0, 0.25, 0.5, 0.75}
-    assert {point["attention"] for point in points} == {"flash", "gqa"}
+    attentions = {point["attention"] for point in points}
+    assert attentions == {"flash", "gqa"}
     # by their logarithms: half of 64 draws, and four standard deviations at most away
     assert 0.25 < np.mean([point["b"] < 8 for point in points]) < 0.75
     assert 0.25 < np.mean([point["optimizer.lr"] < 10**-2.5 for point in points]) < 0.75
     # what can be typed is what is trained
-    assert all(float(f"{point['optimizer.lr']:.6g}") == point["optimizer.lr"] for point in points)
-    assert words_of(MIXED, {**points[0], "optimizer.lr": 1e-4})[0] == "optimizer.lr=0.0001"
+    for point in points:
+        assert float(f"{point['optimizer.lr']:.6g}") == point["optimizer.lr"]
+    words = words_of(MIXED, {**points[0], "optimizer.lr": 1e-4})
+    assert words[0] == "optimizer.lr=0.0001"
 
 
 def test_a_trial_that_runs_counts_as_bad():
     """Twelve trials say that the bottom is near ½. Two that run there already keep the next one
     away."""
-    line, search = space("x=interval(0, 1)"), Search(sampler=Sampler.tpe, seed=3)
+    line = space("x=interval(0, 1)")
+    search = Search(sampler=Sampler.tpe, seed=3)
     before = drawn(search, line, 12, lambda params: float((params["x"] - 0.5) ** 2))
     running = ({"x": 0.5}, None)
 
     def away(others):
-        proposed = [
-            propose(replace(search, seed=seed), line, [*before, *others])["x"] for seed in range(20)
-        ]
+        proposed = []
+        for seed in range(20):
+            seeded = replace(search, seed=seed)
+            proposed.append(propose(seeded, line, [*before, *others])["x"])
         return float(np.median([abs(x - 0.5) for x in proposed]))
 
     assert away([running] * 2) > 1.5 * away([])
 
 
 def test_the_ends_of_a_space_are_each_tried_once():
-    assert ends(space("a=int(interval(1, 8))", ARM)) == [
-        ("a=1", "attention=flash"),
-        ("a=8", "attention=flash"),
-        ("a=1", "attention=gqa"),
-    ]
+    expected = [("a=1", "attention=flash"), ("a=8", "attention=flash"), ("a=1", "attention=gqa")]
+    assert ends(space("a=int(interval(1, 8))", ARM)) == expected
 
 
 # --- carried out ----------------------------------------------------------------------------------
@@ -208,17 +207,17 @@ def quickly(words):
     shared = _composed(
         (*words[:at], *(word for word in words[at:] if word.partition("=")[0] not in OWN))
     )
-    trainer = {
-        key: int(own[f"trainer.{key}"])
-        for key in ("steps", "micro_batch")
-        if f"trainer.{key}" in own
-    }
+    trainer = {}
+    for key in ("steps", "micro_batch"):
+        if f"trainer.{key}" in own:
+            trainer[key] = int(own[f"trainer.{key}"])
+    lr = float(own.get("optimizer.lr", 1e-3))
+    optimizer = replace(shared.run.optimizer, lr=lr)
+    seed = int(own.get("seed", 0))
+    own_trainer = replace(shared.run.trainer, **trainer)
+    output_dir = own["output_dir"].strip("'")
     run = replace(
-        shared.run,
-        seed=int(own.get("seed", 0)),
-        output_dir=own["output_dir"].strip("'"),
-        optimizer=replace(shared.run.optimizer, lr=float(own.get("optimizer.lr", 1e-3))),
-        trainer=replace(shared.run.trainer, **trainer),
+        shared.run, seed=seed, output_dir=output_dir, optimizer=optimizer, trainer=own_trainer
     )
     return replace(shared, overrides=tuple(words), run=run)
 
@@ -232,7 +231,8 @@ class Trainer:
     where it diverges."""
 
     def __init__(self, loss):
-        self.loss, self.ends = loss, {}
+        self.loss = loss
+        self.ends = {}
         self.trained: list[str] = []
         self.kill_at: int | None = None
 
@@ -240,7 +240,9 @@ class Trainer:
         return self.ends.get(plan.identity)
 
     def __call__(self, grid, executor, *, more=tuple, total=0):
-        self.grid, self.more, self.stopping = grid, more, False
+        self.grid = grid
+        self.more = more
+        self.stopping = False
         return self
 
     def run(self):
@@ -252,7 +254,10 @@ class Trainer:
                         raise Kill
                     self.trained.append(cell.label)
                     loss = self.loss(cell.plan.run)
-                    status = "finished" if math.isfinite(loss) else "diverged"
+                    if math.isfinite(loss):
+                        status = "finished"
+                    else:
+                        status = "diverged"
                     self.ends[cell.plan.identity] = {
                         "status": status,
                         "val_loss": loss if math.isfinite(loss) else None,
@@ -263,9 +268,8 @@ class Trainer:
 
 @pytest.fixture
 def fake(monkeypatch):
-    monkeypatch.setattr(
-        "nocap.store.identity.source_hashes", lambda *args: {}
-    )  # most of a cell's milliseconds
+    # most of a cell's milliseconds
+    monkeypatch.setattr("nocap.store.identity.source_hashes", lambda *args: {})
 
     def made(loss):
         trainer = Trainer(loss)
@@ -297,11 +301,11 @@ def bowl(run):
 def test_a_killed_search_goes_on_with_the_trials_that_it_would_have_had(tmp_path, fake):
     search = Search(sampler=Sampler.tpe, trials=13)
     fake(bowl)
-    whole = [
-        (trial.words, trial.val_loss)
-        for trial in carried(a_search(tmp_path / "whole", search)).trials()
-    ]
-    assert [loss for _, loss in whole] == sorted(loss for _, loss in whole)
+    whole = []
+    for trial in carried(a_search(tmp_path / "whole", search)).trials():
+        whole.append((trial.words, trial.val_loss))
+    losses = sorted(loss for _, loss in whole)
+    assert [loss for _, loss in whole] == losses
     trainer = fake(bowl)
     for trainer.kill_at in (0, 12, None):
         with pytest.raises(Kill) if trainer.kill_at is not None else nullcontext():
@@ -309,27 +313,30 @@ def test_a_killed_search_goes_on_with_the_trials_that_it_would_have_had(tmp_path
     again = a_search(tmp_path / "cut", search).trials()
     assert [(trial.words, trial.val_loss) for trial in again] == whole
     # each once
-    assert sorted(int(label.split()[1].rstrip(":")) for label in trainer.trained) == list(
-        range(1, 14)
-    )
+    expected = list(range(1, 14))
+    numbers = sorted(int(label.split()[1].rstrip(":")) for label in trainer.trained)
+    assert numbers == expected
     # more trials are the same search
-    assert len(carried(a_search(tmp_path / "cut", replace(search, trials=15))).trials()) == 15
+    cut = a_search(tmp_path / "cut", replace(search, trials=15))
+    assert len(carried(cut).trials()) == 15
     assert len(trainer.trained) == 15
 
 
 def test_other_questions_are_other_searches(tmp_path):
     search = Search(sampler=Sampler.random)
-    first, longer, *others = (
-        a_search(tmp_path, *words, fixed=fixed).grid.name
-        for words, fixed in (
-            ((search,), ()),
-            ((replace(search, trials=3),), ()),
-            ((replace(search, sampler=Sampler.tpe),), ()),
-            ((replace(search, seed=1),), ()),
-            ((search, "optimizer.lr=interval(1e-4, 1e-1)"), ()),
-            ((search,), ["mlp=relu2"]),
-        )
-    )
+
+    def name_of(*words: Any, fixed: Any = ()) -> str:
+        return a_search(tmp_path, *words, fixed=fixed).grid.name
+
+    first = name_of(search)
+    longer = name_of(replace(search, trials=3))
+    others = [
+        name_of(replace(search, sampler=Sampler.tpe)),
+        name_of(replace(search, seed=1)),
+        name_of(search, "optimizer.lr=interval(1e-4, 1e-1)"),
+        name_of(search, fixed=["mlp=relu2"]),
+    ]
+
     assert first.startswith("search-lr-")
     assert longer == first
     assert len({first, *others}) == 5
@@ -340,10 +347,15 @@ def test_the_same_trial_twice_is_one_run_and_both_are_told(tmp_path, fake):
     search = carried(
         a_search(tmp_path, Search(sampler=Sampler.random, trials=6), "attention=mqa,mha")
     )
-    losses = [2.0 if "attention=mqa" in trial.words else 3.0 for trial in search.trials()]
+    losses = []
+    for trial in search.trials():
+        losses.append(2.0 if "attention=mqa" in trial.words else 3.0)
     assert [trial.val_loss for trial in search.trials()] == sorted(losses)
-    listed = json.loads((search.grid.folder / GRID).read_text())
-    assert (len(trainer.trained), len(listed["trials"]), len(listed["cells"])) == (2, 6, 2)
+    text = (search.grid.folder / GRID).read_text()
+    listed = json.loads(text)
+    assert len(trainer.trained) == 2
+    assert len(listed["trials"]) == 6
+    assert len(listed["cells"]) == 2
 
 
 def test_diverged_and_impossible_trials_are_the_worst_and_named(tmp_path, fake):
@@ -365,14 +377,15 @@ def test_diverged_and_impossible_trials_are_the_worst_and_named(tmp_path, fake):
             assert trial.status == ("diverged" if lr > 1e-2 else "finished")
         assert (trial.val_loss == lr) == (trial.status == "finished")
     rule = "cannot be trained, which is its result: trainer.batch_tokens must be divisible by "
-    assert [rule in line for line in said] == [True] * status.count("refused")
+    expected = [True] * status.count("refused")
+    assert [rule in line for line in said] == expected
     assert (
         searched.trials()[-1].row()[-1].startswith("cannot be trained: trainer.batch_tokens must")
     )
-    listed = json.loads((searched.grid.folder / GRID).read_text())["trials"]
-    (refused,) = {
-        trial["reason"].partition(" must ")[0] for trial in listed if trial["status"] == "refused"
-    }
+    text = (searched.grid.folder / GRID).read_text()
+    listed = json.loads(text)["trials"]
+    reasons = [trial["reason"] for trial in listed if trial["status"] == "refused"]
+    (refused,) = {reason.partition(" must ")[0] for reason in reasons}
     assert refused == "trainer.batch_tokens"
 
 
@@ -381,20 +394,24 @@ def test_the_table_has_the_ten_lowest_losses(tmp_path, fake):
     searched = carried(a_search(tmp_path, Search(sampler=Sampler.random, trials=12)))
     head, *rows, empty, note = searched.table().splitlines()
     assert head.split() == ["trial", "val", "loss", "optimizer.lr"]
-    assert [int(row.split()[0]) for row in rows] == [
-        trial.number for trial in searched.trials()[:10]
-    ]
+    numbers = [trial.number for trial in searched.trials()[:10]]
+    assert [int(row.split()[0]) for row in rows] == numbers
     lowest = searched.trials()[0]
-    assert rows[0].split()[1:] == [f"{lowest.val_loss:.4f}", lowest.words[0].partition("=")[2]]
+    words = rows[0].split()[1:]
+    expected = [f"{lowest.val_loss:.4f}", lowest.words[0].partition("=")[2]]
+    assert words == expected
     assert empty == ""
     assert note == "chosen on seed 100: what the settings are worth, other seeds tell"
 
 
 def test_a_pool_asks_for_batches_and_a_kill_changes_none(tmp_path, fake):
-    trainer, search = fake(bowl), Search(sampler=Sampler.tpe, trials=15)
+    trainer = fake(bowl)
+    search = Search(sampler=Sampler.tpe, trials=15)
     pool = Devices(jobs=4, units={device: [] for device in Device})
-    whole = [trial.words for trial in carried(a_search(tmp_path / "whole", search), pool).trials()]
-    assert len(trainer.trained) == len(set(whole)) == 15
+    done = carried(a_search(tmp_path / "whole", search), pool)
+    whole = [trial.words for trial in done.trials()]
+    assert len(trainer.trained) == 15
+    assert len(set(whole)) == 15
     trainer = fake(bowl)
     for trainer.kill_at in (2, 13, None):
         with pytest.raises(Kill) if trainer.kill_at else nullcontext():
@@ -402,25 +419,25 @@ def test_a_pool_asks_for_batches_and_a_kill_changes_none(tmp_path, fake):
     assert [trial.words for trial in a_search(tmp_path / "cut", search).trials()] == whole
 
 
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        (("optimizer.lr=interval(-1, 1)",), "optimizer.lr must be above 0, got -1.0"),
-        (
-            ("trainer.batch_tokens=interval(64, 128)",),
-            "trainer.batch_tokens: Value '64.0' of type 'float' could not be converted to Integer",
-        ),
-        (
-            ("trainer.log_every=1,2",),
-            "search must be over keys and values that change the run, got trainer.log_every=2",
-        ),
-        (
-            (),
-            "search must have something to search, as in 'optimizer.lr=tag(log, interval(1e-4, "
-            "1e-2))', got no such override",
-        ),
-    ],
-)
+WRONG_ENDS = [
+    (("optimizer.lr=interval(-1, 1)",), "optimizer.lr must be above 0, got -1.0"),
+    (
+        ("trainer.batch_tokens=interval(64, 128)",),
+        "trainer.batch_tokens: Value '64.0' of type 'float' could not be converted to Integer",
+    ),
+    (
+        ("trainer.log_every=1,2",),
+        "search must be over keys and values that change the run, got trainer.log_every=2",
+    ),
+    (
+        (),
+        "search must have something to search, as in 'optimizer.lr=tag(log, interval(1e-4, "
+        "1e-2))', got no such override",
+    ),
+]
+
+
+@pytest.mark.parametrize(("words", "reason"), WRONG_ENDS)
 def test_the_ends_are_checked_before_the_first_trial(tmp_path, words, reason):
     fixed = [*TINY, f"output_dir={tmp_path}"]
     with pytest.raises(ValueError, match=f"^{re.escape(reason)}$"):
@@ -460,9 +477,12 @@ def test_a_multirun_refuses_what_no_search_takes(words, reason, tmp_path):
 def test_what_a_search_leaves_is_read_as_a_grid(tmp_path, fake):
     fake(bowl)
     search = carried(a_search(tmp_path, Search(sampler=Sampler.random, trials=4)))
-    assert [path.name for path in search.grid.folder.iterdir()] == [GRID]
-    written = json.loads((search.grid.folder / GRID).read_text())
-    assert written["search"] == {"sampler": "random", "trials": 4, "seed": 100, "seeds": [100]}
+    paths = search.grid.folder.iterdir()
+    assert [path.name for path in paths] == [GRID]
+    text = (search.grid.folder / GRID).read_text()
+    written = json.loads(text)
+    expected = {"sampler": "random", "trials": 4, "seed": 100, "seeds": [100]}
+    assert written["search"] == expected
     assert written["space"] == {"optimizer.lr": "0.0001 to 0.1, log"}
     cells = [(cell["seed"], cell["overrides"][-1]) for cell in written["cells"]]
     assert cells == [(100, trial["overrides"][0]) for trial in written["trials"]]
@@ -485,10 +505,11 @@ def test_a_search_may_set_what_only_its_trials_make_possible(tmp_path, fake):
 @pytest.mark.slow
 def test_a_search_in_a_pool(tmp_path, here):
     """One trial of which is broken: it stops nobody, and only it runs again."""
+    # the last checkpoint, without which the broken one has ended
     kept = (
         *CELL,
         "trainer.keep_steps=[3]",
-    )  # the last checkpoint, without which the broken one has ended
+    )
     words = (
         "--multirun",
         *kept,
@@ -499,29 +520,35 @@ def test_a_search_in_a_pool(tmp_path, here):
         "hydra/launcher=pool",
     )
     words = (*words, "hydra.launcher.jobs=1", "output_dir=out")
-    keys, fixed = space(LR, ARM), [*kept, f"output_dir={tmp_path / 'out'}"]
-    first = Searching(Search(sampler=Sampler.random, trials=3), keys, fixed=fixed, compose=composed)
-    cell = first.trial(1, words_of(keys, propose(first.search, keys, []))).cell
+    keys = space(LR, ARM)
+    fixed = [*kept, f"output_dir={tmp_path / 'out'}"]
+    three = Search(sampler=Sampler.random, trials=3)
+    first = Searching(three, keys, fixed=fixed, compose=composed)
+    first_words = words_of(keys, propose(first.search, keys, []))
+    cell = first.trial(1, first_words).cell
     cell.plan.run_dir.mkdir(parents=True)
     (cell.plan.run_dir / "checkpoints").write_text("a file where the worker makes a folder")
     done = here(*words)
-    assert (done.code, len(trained(done.out))) == (1, 3)
+    assert done.code == 1
+    assert len(trained(done.out)) == 3
     assert done.err.startswith("nocap: not finished: trial 1: optimizer.lr=")
     head, *space_, _ = done.out.splitlines()[:4]
     assert re.fullmatch(r"search-lr-attention-\w{12}: random, 3 trials on seed 100", head)
     assert space_ == ["  optimizer.lr: 0.0001 to 0.1, log", "  attention: flash, gqa"]
     (file,) = tmp_path.glob("out/grids/*/grid.json")
     trials = json.loads(file.read_text())["trials"]
-    assert [trial["status"] for trial in trials] == ["finished", "finished", "open"]
+    statuses = [trial["status"] for trial in trials]
+    assert statuses == ["finished", "finished", "open"]
     (cell.plan.run_dir / "checkpoints").unlink()
     again = here(*words)
-    assert (again.code, len(trained(again.out))) == (0, 1)
+    assert again.code == 0
+    assert len(trained(again.out)) == 1
     assert "3 finished; 1 trained now" in again.out
     assert "chosen on seed 100: what the settings are worth, other seeds tell" in again.out
-    assert {(each["seed"], each["status"]) for each in summaries(tmp_path / "out").values()} == {
-        (100, "finished")
-    }
+    states = {(each["seed"], each["status"]) for each in summaries(tmp_path / "out").values()}
+    assert states == {(100, "finished")}
     compared = here(str(file.parent), module="nocap.compare")
-    assert (compared.code, "3 arms from 3 runs" in compared.out) == (0, True), compared
+    assert compared.code == 0, compared
+    assert "3 arms from 3 runs" in compared.out, compared
     single = here(*CELL, *trials[0]["overrides"], "seed=100", "output_dir=out")
     assert single.out.startswith("already finished"), single

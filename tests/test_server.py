@@ -40,7 +40,8 @@ def servers(parent: int) -> list[int]:
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             words = (entry / "cmdline").read_bytes().split(b"\0")
-            above = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            text = (entry / "stat").read_text()
+            above = int(text.rpartition(")")[2].split()[1])
         except OSError:  # it ended while we looked
             continue
         if b"nocap.launch.forker" in words and above == parent:
@@ -62,7 +63,8 @@ def test_a_forked_worker_trains_as_a_fresh_process(
     work = begun(devices, tmp_path / "out")
     (server,) = servers(os.getpid())
     threads = len([*Path(f"/proc/{server}/task").iterdir()])
-    files = [str(fd.readlink()) for fd in Path(f"/proc/{server}/fd").iterdir()]
+    paths = Path(f"/proc/{server}/fd").iterdir()
+    files = [str(fd.readlink()) for fd in paths]
     assert work.wait().status == "finished"
     devices.close()
     assert steady(the_run(tmp_path / "out")) == steady(undisturbed.run_dir)
@@ -100,13 +102,17 @@ def test_a_grid_goes_on_after_its_server_was_killed(
     (server,) = servers(running.process.pid)
     os.kill(server, signal.SIGKILL)
     done = running.end()
-    assert (done.code, done.err) == (0, "")
-    assert [summary["attempts"] for summary in summaries(tmp_path / "out").values()] == [2, 1]
-    assert steady(sorted((tmp_path / "out" / "runs").iterdir())[0]) == steady(undisturbed.run_dir)
+    assert done.code == 0
+    assert done.err == ""
+    attempts = [summary["attempts"] for summary in summaries(tmp_path / "out").values()]
+    assert attempts == [2, 1]
+    paths = sorted((tmp_path / "out" / "runs").iterdir())
+    assert steady(paths[0]) == steady(undisturbed.run_dir)
 
 
 def rows_in(out: Path) -> int:
-    return sum(path.read_text().count("\n") for path in out.glob("runs/*/metrics.jsonl"))
+    paths = out.glob("runs/*/metrics.jsonl")
+    return sum(path.read_text().count("\n") for path in paths)
 
 
 def ended_in(out: Path) -> int:
@@ -159,7 +165,8 @@ def test_kill(tmp_path: Path, three: Path, victim: str, moment: str) -> None:
         )
         running = Background(out, *THREE)
     assert running.end().code == 0
-    assert {summary["status"] for summary in summaries(out).values()} == {"finished"}
+    statuses = {summary["status"] for summary in summaries(out).values()}
+    assert statuses == {"finished"}
     assert records(out) == records(three)
 
 
@@ -175,4 +182,5 @@ def test_forked_workers_of_two_threads_or_ranks_train_as_fresh_processes(
     devices.close()
     alone = door(*MEDIUM, *words, f"output_dir={tmp_path / 'alone'}")
     assert alone.code == 0
-    assert steady(the_run(tmp_path / "out")) == steady(the_run(tmp_path / "alone"))
+    run_dir = the_run(tmp_path / "out")
+    assert steady(run_dir) == steady(the_run(tmp_path / "alone"))

@@ -68,9 +68,8 @@ def shelf(name: str) -> Idea:
 
 def run_of(*words: str, **ideas: dict[str, Any]) -> Run:
     """A small run with these ideas and their keys."""
-    return replace(
-        composed(*words), ideas={name: replace(shelf(name), **keys) for name, keys in ideas.items()}
-    )
+    options = {name: replace(shelf(name), **keys) for name, keys in ideas.items()}
+    return replace(composed(*words), ideas=options)
 
 
 def model_of(*words: str, **ideas: dict[str, Any]) -> Any:
@@ -85,7 +84,8 @@ def plain() -> Any:
 def moved(name: str, **keys: Any) -> Any:
     """The model with the numbers of its idea moved from their start, where a zero would hide an
     error."""
-    model, generator = model_of(**{name: keys}), torch.Generator().manual_seed(1)
+    model = model_of(**{name: keys})
+    generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for place, p in model.named_parameters():
             if "ideas." in place:
@@ -94,17 +94,16 @@ def moved(name: str, **keys: Any) -> Any:
 
 
 def part(model: Any, name: str, layer: int | None = None) -> Any:
-    place = model if layer is None else model.blocks[layer]
+    if layer is None:
+        place = model
+    else:
+        place = model.blocks[layer]
     return place.ideas[name]
 
 
 def context_of(model: Any, x0_BTC: Tensor) -> Context:
-    return Context(
-        TOKENS_BT,
-        x0_BTC,
-        model.positions.tables(model.position, slice(0, TOKENS_BT.shape[1])),
-        None,
-    )
+    tables = model.positions.tables(model.position, slice(0, TOKENS_BT.shape[1]))
+    return Context(TOKENS_BT, x0_BTC, tables, None)
 
 
 def through(x: Tensor, around: Callable[[int, Tensor], Tensor] = lambda layer, x: x) -> Tensor:
@@ -122,12 +121,14 @@ def by_hand(
     for layer, block in enumerate(plain().blocks):
         a = block.attention.f
         h = block.attention.norm(x)
-        q, k, v = (
-            project(h).unflatten(2, (-1, a.d_head)) for project in (a.q_proj, a.k_proj, a.v_proj)
-        )
-        q, k = a.position.turn(q, k, context_of(plain(), x).tables)
+        q = a.q_proj(h).unflatten(2, (-1, a.d_head))
+        k = a.k_proj(h).unflatten(2, (-1, a.d_head))
+        v = a.v_proj(h).unflatten(2, (-1, a.d_head))
+        tables = context_of(plain(), x).tables
+        q, k = a.position.turn(q, k, tables)
         y = materialized(*(t.transpose(1, 2) for t in change(layer, q, k, v)))
-        x = block.mlp(x + block.attention.scale * a.out_proj(y.transpose(1, 2).flatten(2)))
+        heads = a.out_proj(y.transpose(1, 2).flatten(2))
+        x = block.mlp(x + block.attention.scale * heads)
     return x
 
 
@@ -137,9 +138,8 @@ def close(a: Tensor, b: Tensor) -> None:
 
 # --- formulas -------------------------------------------------------------------------------------
 
-Formula = Callable[
-    ..., Tensor
-]  # the moved model, the embedded tokens, keys → what its trunk must say
+# the moved model, the embedded tokens, keys → what its trunk must say
+Formula = Callable[..., Tensor]
 FORMULAS: list[tuple[Formula, dict[str, Any]]] = []
 
 
@@ -165,7 +165,10 @@ def value_residual(model: Any, x: Tensor) -> Tensor:
 
     def mixed(layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         first.append(v)
-        share = part(model, "value_residual", layer)["share"] if layer else 0.0
+        if layer:
+            share = part(model, "value_residual", layer)["share"]
+        else:
+            share = 0.0
         return q, k, v * (1 - share) + first[0] * share
 
     return by_hand(x, mixed)
@@ -177,12 +180,15 @@ def value_embeddings(model: Any, x: Tensor, **keys: Any) -> Tensor:
     def added(layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if layer not in (1, 3):  # every second, the last among them
             return q, k, v
-        its, out = part(model, "value_embeddings", layer), v.clone()
+        its = part(model, "value_embeddings", layer)
+        out = v.clone()
         for b, t, h in itertools.product(*map(range, v.shape[:3])):
-            g = 2 * torch.sigmoid(its.gate[h] @ v[b, t, h]) if its.gate.ndim else its.gate
-            out[b, t, h] = (
-                v[b, t, h] + g * its.table.weight[TOKENS_BT[b, t]].reshape(v.shape[2:])[h]
-            )
+            if its.gate.ndim:
+                g = 2 * torch.sigmoid(its.gate[h] @ v[b, t, h])
+            else:
+                g = its.gate
+            row = its.table.weight[TOKENS_BT[b, t]].reshape(v.shape[2:])
+            out[b, t, h] = v[b, t, h] + g * row[h]
         return q, k, out
 
     return by_hand(x, added)
@@ -191,11 +197,16 @@ def value_embeddings(model: Any, x: Tensor, **keys: Any) -> Tensor:
 @formula(channels=4, exact=70_000)
 @formula(channels=4, rows=97, exact=0)
 def bigram(model: Any, x: Tensor, *, exact: int, **keys: int) -> Tensor:
-    its, x = part(model, "bigram"), x.clone()
+    its = part(model, "bigram")
+    x = x.clone()
     assert its.table.weight.shape == (V * V if exact else 97, 4)
     for b, t in PLACES:
-        before, now = int(TOKENS_BT[b, t - 1]), int(TOKENS_BT[b, t])
-        row = before * V + now if exact else ((before * FACTORS[0]) ^ (now * FACTORS[1])) % 97
+        before = int(TOKENS_BT[b, t - 1])
+        now = int(TOKENS_BT[b, t])
+        if exact:
+            row = before * V + now
+        else:
+            row = ((before * FACTORS[0]) ^ (now * FACTORS[1])) % 97
         x[b, t] = x[b, t] + its.project.weight @ its.table.weight[row]
     return through(x)
 
@@ -206,25 +217,28 @@ PLACES = list(itertools.product(range(2), range(1, 16)))
 
 @formula(channels=4, rows=97, exact=V * V, sizes=[4, 2])
 def ngrams(model: Any, x: Tensor, **keys: Any) -> Tensor:
-    (fours, pairs), x = part(model, "ngrams"), x.clone()
+    fours, pairs = part(model, "ngrams")
+    x = x.clone()
     for b, t in PLACES:
         row = int(TOKENS_BT[b, t - 1]) * V + int(TOKENS_BT[b, t])
         x[b, t] = x[b, t] + pairs.project.weight @ pairs.table.weight[row]
         if t >= 3:
-            four = zip(TOKENS_BT[b, t - 3 : t + 1].tolist(), FACTORS, strict=True)
+            last_four = TOKENS_BT[b, t - 3 : t + 1].tolist()
+            four = zip(last_four, FACTORS, strict=True)
             row = reduce(operator.xor, (token * factor for token, factor in four))
             x[b, t] = x[b, t] + fours.project.weight @ fours.table.weight[row % 97]
-    close(
-        model.trunk(TOKENS_BT[:, :2]), through(x[:, :2])
-    )  # fewer tokens than the longest row stands for
+    # fewer tokens than the longest row stands for
+    close(model.trunk(TOKENS_BT[:, :2]), through(x[:, :2]))
     return through(x)
 
 
 @formula(channels=5)
 def smear(model: Any, x: Tensor, **keys: int) -> Tensor:
-    its, out = part(model, "smear"), x.clone()
+    its = part(model, "smear")
+    out = x.clone()
     for b, t in PLACES:
-        out[b, t] = x[b, t] + its["share"] * torch.sigmoid(its["gate"] @ x[b, t, :5]) * x[b, t - 1]
+        gate = torch.sigmoid(its["gate"] @ x[b, t, :5])
+        out[b, t] = x[b, t] + its["share"] * gate * x[b, t - 1]
     return through(out)
 
 
@@ -233,7 +247,8 @@ def smear(model: Any, x: Tensor, **keys: int) -> Tensor:
 def backout(model: Any, x: Tensor, *, layer: int | None) -> Tensor:
     inputs: list[Tensor] = []
     x = through(x, lambda layer, x: inputs.append(x) or x)
-    return x - part(model, "backout")["share"] * inputs[(1 if layer is None else layer) + 1]
+    share = part(model, "backout")["share"]
+    return x - share * inputs[(1 if layer is None else layer) + 1]
 
 
 @formula()
@@ -242,7 +257,9 @@ def unet_skips(model: Any, x: Tensor) -> Tensor:
 
     def skip(layer: int, x: Tensor) -> Tensor:
         inputs.append(x)
-        return x + part(model, "unet_skips", layer).share * inputs[4 - layer] if layer >= 2 else x
+        if layer >= 2:
+            return x + part(model, "unet_skips", layer).share * inputs[4 - layer]
+        return x
 
     return through(x, skip)
 
@@ -262,7 +279,8 @@ def partial_key_offset(model: Any, x: Tensor) -> Tensor:
 @pytest.mark.parametrize(("its", "keys"), FORMULAS, ids=[f"{f.__name__}-{k}" for f, k in FORMULAS])
 def test_an_idea_is_its_formula(its: Formula, keys: dict[str, Any]) -> None:
     if "gate" in keys:
-        keys = {"gate": type(shelf("value_embeddings").gate)(keys["gate"])}
+        gate = shelf("value_embeddings").gate
+        keys = {"gate": type(gate)(keys["gate"])}
     model = moved(its.__name__, **keys)
     said = model.trunk(TOKENS_BT)
     close(said, its(model, plain().embedding(TOKENS_BT), **keys))
@@ -279,17 +297,21 @@ def test_an_idea_is_its_formula(its: Formula, keys: dict[str, Any]) -> None:
 )
 def test_logit_rescale(words: tuple[str, ...], learned: bool) -> None:
     model = model_of(*words, logit_rescale={"factor": 1.7, "learned": learned})
-    head, x = model.head, plain().trunk(TOKENS_BT).detach()
+    head = model.head
+    x = plain().trunk(TOKENS_BT).detach()
     factor = torch.tensor(1.7, requires_grad=True)
     logits = factor * head.unembed(head.norm(x))
-    logits = 3 * torch.tanh(logits / 3) if words else logits
+    if words:
+        logits = 3 * torch.tanh(logits / 3)
     close(head.logits(x), logits)
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), TOKENS_BT.flatten())
-    loss, weights = head(x, TOKENS_BT).total, [head.unembed.weight, *model.ideas.parameters()]
+    loss = head(x, TOKENS_BT).total
+    weights = [head.unembed.weight, *model.ideas.parameters()]
     close(loss, expected)
     assert len(weights) == 1 + learned
     loss.backward()
-    for p, grad in zip(weights, torch.autograd.grad(expected, [weights[0], factor]), strict=False):
+    grads = torch.autograd.grad(expected, [weights[0], factor])
+    for p, grad in zip(weights, grads, strict=False):
         close(p.grad, grad.reshape(p.shape))
 
 
@@ -300,11 +322,10 @@ def test_zero_init_sets_the_last_matrices_and_no_others() -> None:
     zeros: tuple[dict[str, Any], ...] = ({}, {"zero_init": {}}, {"zero_init": {"head": True}})
     words = ("mlp=swiglu", "model.tie_head=false")
     usual, other, head = (dict(model_of(*words, **more).named_parameters()) for more in zeros)
-    last = {
-        name
-        for name in usual
-        if name.endswith(("attention.f.out_proj.weight", "mlp.f.down.weight"))
-    }
+    last = set()
+    for name in usual:
+        if name.endswith(("attention.f.out_proj.weight", "mlp.f.down.weight")):
+            last.add(name)
     assert len(last) == 8
     for name, p in usual.items():
         assert torch.equal(other[name], torch.zeros_like(p) if name in last else p)
@@ -314,16 +335,19 @@ def test_zero_init_sets_the_last_matrices_and_no_others() -> None:
 
 
 def test_shared_layers_are_the_layers_tied_by_hand() -> None:
-    model, twin = (model_of(**ideas) for ideas in ({"shared_layers": {}}, {}))
+    model = model_of(shared_layers={})
+    twin = model_of()
     own = [name for name, _ in model.named_parameters() if name.startswith("blocks.")]
     assert {name.split(".")[1] for name in own} == {"0", "2"}
-    assert 2 * len(own) == sum(name.startswith("blocks.") for name, _ in twin.named_parameters())
+    expected = sum(name.startswith("blocks.") for name, _ in twin.named_parameters())
+    assert 2 * len(own) == expected
     others = dict(twin.named_parameters())
     with torch.no_grad():
         for name in own:
             number, rest = name.removeprefix("blocks.").split(".", 1)
             others[f"blocks.{int(number) + 1}.{rest}"].copy_(others[name])
-    assert torch.equal(model.logits(TOKENS_BT), twin.logits(TOKENS_BT))
+    logits = model.logits(TOKENS_BT)
+    assert torch.equal(logits, twin.logits(TOKENS_BT))
     for each in (model, twin):
         each(TOKENS_BT, TOKENS_BT).total.backward()
     for name in own:
@@ -332,27 +356,21 @@ def test_shared_layers_are_the_layers_tied_by_hand() -> None:
         close(model.get_parameter(name).grad, both)
 
 
+# an idea has one for each
 def test_shared_layers_are_counted_once_and_cost_the_same_flops() -> None:
-    run, C = run_of(shared_layers={"repeat": 4}), 32
-    layer = (
-        2 * C * C + 2 * C * 16 + 8 * C * C
-    )  # queries and output, keys and values of one head, MLP
-    assert count_parameters(build_model(run, vocab_size=V)) == {
-        "total": layer + V * C,
-        "non_embedding": layer,
-    }
-    assert flops_per_token(run, vocab_size=V)[0] == flops_per_token(run_of(), vocab_size=V)[0]
-    names = [
-        name.split(".")
-        for name, _ in model_of(shared_layers={"repeat": 3}, x0={}).named_parameters()
-    ]
+    run = run_of(shared_layers={"repeat": 4})
+    C = 32
+    # queries and output, keys and values of one head, MLP
+    layer = 2 * C * C + 2 * C * 16 + 8 * C * C
+    expected = {"total": layer + V * C, "non_embedding": layer}
+    assert count_parameters(build_model(run, vocab_size=V)) == expected
+    flops = flops_per_token(run_of(), vocab_size=V)
+    assert flops_per_token(run, vocab_size=V)[0] == flops[0]
+    model = model_of(shared_layers={"repeat": 3}, x0={})
+    names = [name.split(".") for name, _ in model.named_parameters()]
     assert {name[1] for name in names if "mlp" in name} == {"0", "3"}
-    assert {name[1] for name in names if "x0" in name} == {
-        "0",
-        "1",
-        "2",
-        "3",
-    }  # an idea has one for each
+    layers = {name[1] for name in names if "x0" in name}
+    assert layers == {"0", "1", "2", "3"}
 
 
 # --- a branch that nothing feeds ------------------------------------------------------------------
@@ -368,17 +386,24 @@ def test_cross_attention_costs_and_changes_nothing(monkeypatch: pytest.MonkeyPat
         return build_model(run, vocab_size=vocab_size)
 
     monkeypatch.setattr("nocap.model.flops.build_model", build)
-    run, C, n, T = run_of(cross_attention={}), 32, 4, 16
+    run = run_of(cross_attention={})
+    C = 32
+    n = 4
+    T = 16
     model = build_model(run, vocab_size=V)
-    assert torch.equal(model.logits(TOKENS_BT), plain().logits(TOKENS_BT))
+    logits = plain().logits(TOKENS_BT)
+    assert torch.equal(model.logits(TOKENS_BT), logits)
     model(TOKENS_BT, TOKENS_BT).total.backward()
     own = [p for name, p in model.named_parameters() if ".ideas." in name]
     assert sum(p.numel() for p in own) == n * 4 * C * C
-    assert not any(p.grad.any() for p in own)
-    spent = flops_per_token(run, vocab_size=V)[0] - flops_per_token(run_of(), vocab_size=V)[0]
+    for p in own:
+        assert not p.grad.any()
+    flops = flops_per_token(run_of(), vocab_size=V)
+    spent = flops_per_token(run, vocab_size=V)[0] - flops[0]
     # Queries and output of each token, keys and values of the one token of memory (whose input has
     # no gradient), one key a query.
-    assert spent == n * (12 * C * C + 2 * 4 * C * C / T + 12 * C)
+    expected = n * (12 * C * C + 2 * 4 * C * C / T + 12 * C)
+    assert spent == expected
     assert built == [["cross_attention"]]
 
 
@@ -403,7 +428,8 @@ def two_updates(folder: Path, **ideas: dict[str, Any]) -> tuple[list[float], dic
     words = ("trainer.grad_clip=null", "model.logit_softcap=15", "objective.loss_chunks=2")
     job, trainee = trainee_of(run_of(*words, **ideas), folder)
     losses = [take_step(job, trainee, Ledger(started=0.0), step=step).loss for step in range(2)]
-    return losses, {name: p for name, p in trainee.model.named_parameters() if "ideas." not in name}
+    parameters = trainee.model.named_parameters()
+    return losses, {name: p for name, p in parameters if "ideas." not in name}
 
 
 def test_a_neutral_idea_changes_no_bit(tmp_path: Path) -> None:
@@ -413,56 +439,58 @@ def test_a_neutral_idea_changes_no_bit(tmp_path: Path) -> None:
         others, more = two_updates(
             tmp_path, **{name: keys if name == "cross_attention" else {**keys, "lr": 1e-30}}
         )
-        assert (others, more.keys()) == (losses, weights.keys()), name
-        assert all(torch.equal(p, more[key]) for key, p in weights.items()), name
+        assert others == losses, name
+        assert more.keys() == weights.keys(), name
+        for key, p in weights.items():
+            assert torch.equal(p, more[key]), name
 
 
 # --- keys -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("words", "ideas", "line"),
-    [
-        (
-            ("model.n_layer=1",),
-            {"value_residual": {}},
-            "model.n_layer must be at least 2 beside ideas.value_residual, got 1",
-        ),
-        (
-            ("trainer.activation_checkpointing=attention", "trainer.compile=regional"),
-            {"value_residual": {}},
-            "trainer.activation_checkpointing must be off or mlp beside ideas.value_residual "
-            "where trainer.compile is on: ",
-        ),
-        ((), {"ngrams": {"sizes": [7]}}, "ideas.ngrams.sizes must be of "),
-        ((), {"backout": {"layer": 3}}, "ideas.backout.layer must be below the last, 3, got 3"),
-        (
-            (),
-            {"smear": {"channels": 33}},
-            "ideas.smear.channels must be at most model.d_model=32, got 33",
-        ),
-        (
-            (),
-            {"shared_layers": {"repeat": 5}},
-            "ideas.shared_layers.repeat must be at most model.n_layer=4, got 5",
-        ),
-        (
-            (),
-            {"zero_init": {"head": True}},
-            "ideas.zero_init.head must be false beside model.tie_head: ",
-        ),
-        (
-            ("model.norm_placement=both",),
-            {"zero_init": {}},
-            "model.norm_placement must be pre or post beside ideas.zero_init: ",
-        ),
-        (
-            ("model.n_head=16",),
-            {"partial_key_offset": {}},
-            "model.d_model / model.n_head must be divisible by 4 for ideas.",
-        ),
-    ],
-)
+REFUSED = [
+    (
+        ("model.n_layer=1",),
+        {"value_residual": {}},
+        "model.n_layer must be at least 2 beside ideas.value_residual, got 1",
+    ),
+    (
+        ("trainer.activation_checkpointing=attention", "trainer.compile=regional"),
+        {"value_residual": {}},
+        "trainer.activation_checkpointing must be off or mlp beside ideas.value_residual "
+        "where trainer.compile is on: ",
+    ),
+    ((), {"ngrams": {"sizes": [7]}}, "ideas.ngrams.sizes must be of "),
+    ((), {"backout": {"layer": 3}}, "ideas.backout.layer must be below the last, 3, got 3"),
+    (
+        (),
+        {"smear": {"channels": 33}},
+        "ideas.smear.channels must be at most model.d_model=32, got 33",
+    ),
+    (
+        (),
+        {"shared_layers": {"repeat": 5}},
+        "ideas.shared_layers.repeat must be at most model.n_layer=4, got 5",
+    ),
+    (
+        (),
+        {"zero_init": {"head": True}},
+        "ideas.zero_init.head must be false beside model.tie_head: ",
+    ),
+    (
+        ("model.norm_placement=both",),
+        {"zero_init": {}},
+        "model.norm_placement must be pre or post beside ideas.zero_init: ",
+    ),
+    (
+        ("model.n_head=16",),
+        {"partial_key_offset": {}},
+        "model.d_model / model.n_head must be divisible by 4 for ideas.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("words", "ideas", "line"), REFUSED)
 def test_refusals(words: tuple[str, ...], ideas: dict[str, Any], line: str) -> None:
     with pytest.raises(ValueError, match="must") as refused:
         run_of(*words, **ideas)
@@ -473,14 +501,23 @@ def test_lr_is_a_factor_on_the_ideas_own_parameters() -> None:
     run = run_of("optimizer=muon", x0={"lr": 7.0}, smear={"lr": 2.0})
     model = build_model(run, vocab_size=V)
     names = {id(p): name for name, p in model.named_parameters()}
-    groups = [
-        group for optimizer in build_optimizers(run, model) for group in optimizer.param_groups
-    ]
-    rates = {names[id(p)]: group["peak_lr"] for group in groups for p in group["params"]}
-    factors = {
-        name: 7 if ".x0." in name else 2 if name.startswith("ideas.smear") else 1 for name in rates
-    }
-    assert rates == pytest.approx({name: 0.003 * factor for name, factor in factors.items()})
+    groups = []
+    for optimizer in build_optimizers(run, model):
+        groups.extend(optimizer.param_groups)
+    rates = {}
+    for group in groups:
+        for p in group["params"]:
+            rates[names[id(p)]] = group["peak_lr"]
+    factors = {}
+    for name in rates:
+        if ".x0." in name:
+            factors[name] = 7
+        elif name.startswith("ideas.smear"):
+            factors[name] = 2
+        else:
+            factors[name] = 1
+    expected = {name: 0.003 * factor for name, factor in factors.items()}
+    assert rates == pytest.approx(expected)
 
 
 # --- other folders in use: last, for they import the ideas anew -----------------------------------
@@ -497,9 +534,8 @@ def test_ideas_that_need_blocks_say_so(name: str, tmp_path: Path) -> None:
 
 def test_a_renamed_yaml_whose_rate_would_be_lost_is_refused(tmp_path: Path) -> None:
     (tmp_path / "ideas").mkdir()
-    (tmp_path / "ideas" / "fast.yaml").write_text(
-        (REPO / "conf" / "ideas" / "x0.yaml").read_text().replace("ideas.x0", "ideas.fast")
-    )
+    text = (REPO / "conf" / "ideas" / "x0.yaml").read_text()
+    (tmp_path / "ideas" / "fast.yaml").write_text(text.replace("ideas.x0", "ideas.fast"))
     outside.use([tmp_path])
     line = r"ideas.fast must be named x0, as its kind is: so lr finds its parameters, got fast"
     with pytest.raises(ValueError, match=line):

@@ -17,14 +17,13 @@ from tests.soak import Soak, differences, left
 def test_a_twin_differs_in_no_time_and_in_all_else(
     undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
-    twin, root = (
-        Path(shutil.copytree(undisturbed.output_dir, tmp_path / name)) for name in ("twin", "root")
-    )
+    twin = Path(shutil.copytree(undisturbed.output_dir, tmp_path / "twin"))
+    root = Path(shutil.copytree(undisturbed.output_dir, tmp_path / "root"))
     run = root / "runs" / undisturbed.run_dir.name
     (model,) = run.glob("checkpoints/*/model.safetensors")
 
     rows = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
-    for name, old, new, says in (
+    cases = (
         ("metrics.jsonl", '"clock/wall_s": ', '"clock/wall_s": 9', ""),
         ("summary.json", '"wall": ', '"wall": 9', ""),
         ("train.log", "", "other lines\n", ""),
@@ -34,11 +33,18 @@ def test_a_twin_differs_in_no_time_and_in_all_else(
         ("summary.json", '"val_loss": ', '"val_loss": 9', "differs"),
         ("config.yaml", "seed: 0", "seed: 1", "differs"),
         (".step-00000008.tmp", "", "", "is left over"),
-    ):
+    )
+    for name, old, new, says in cases:
         path = run / name
-        before = path.read_text() if path.exists() else None
+        if path.exists():
+            before = path.read_text()
+        else:
+            before = None
         path.write_text((before or "").replace(old, new) if old else new)
-        expected = [f"{path.relative_to(root)} {says}"] if says else []
+        if says:
+            expected = [f"{path.relative_to(root)} {says}"]
+        else:
+            expected = []
         assert differences(left(root), left(twin)) == expected
         path.unlink() if before is None else path.write_text(before)
 
@@ -73,13 +79,12 @@ def test_a_job_that_ends_elsewhere_is_lost_and_kept(
     soak = Soak(folder=tmp_path, seed=0, kills=5)
     soak.run(lanes=1)
     (job,) = soak.jobs
-    assert (job["killed"], job["moments"]) == ({"parent": 3, "worker": 3}, 3)
+    assert job["killed"] == {"parent": 3, "worker": 3}
+    assert job["moments"] == 3
     assert (job["lost"] or "").startswith(lost or "")
-    assert (
-        len(list(tmp_path.glob("job-0-*")))
-        == len(soak.result()["lost"])
-        == (0 if lost is None else 1)
-    )
+    paths = list(tmp_path.glob("job-0-*"))
+    assert len(paths) == (0 if lost is None else 1)
+    assert len(soak.result()["lost"]) == (0 if lost is None else 1)
 
 
 def test_it_goes_on_after_its_last_whole_line(tmp_path: Path) -> None:
@@ -96,24 +101,16 @@ def test_it_goes_on_after_its_last_whole_line(tmp_path: Path) -> None:
     soak = Soak(folder=tmp_path, seed=3, kills=7)
     soak.state.write_text("".join(lines)[:-9])
     soak.resume()
-    assert soak.state.read_text() == lines[0] + lines[1]
-    assert [path.name for path in tmp_path.glob("job-*")] == ["job-4-lost"]
-    assert (
-        soak.injected,
-        soak.more(),
-        Soak(folder=tmp_path, seed=3, kills=6, injected=6).more(),
-    ) == (
-        6,
-        True,
-        False,
-    )
+    text = soak.state.read_text()
+    assert text == lines[0] + lines[1]
+    paths = tmp_path.glob("job-*")
+    assert [path.name for path in paths] == ["job-4-lost"]
+    assert soak.injected == 6
+    assert soak.more()
+    assert not Soak(folder=tmp_path, seed=3, kills=6, injected=6).more()
     counts = soak.result()
-    assert [counts[key] for key in ("sigkills", "moments", "runs", "lane_minutes")] == [
-        6,
-        4,
-        8,
-        2.0,
-    ]
+    expected = [6, 4, 8, 2.0]
+    assert [counts[key] for key in ("sigkills", "moments", "runs", "lane_minutes")] == expected
     assert counts["injected"]["pool"] == {"parent": 2, "worker": 4}
 
 

@@ -21,11 +21,12 @@ from nocap.sources.formats import modded, nanochat, nanogpt
 from tests.conftest import REPO
 
 HERE = REPO / "experiments" / "speedrun_records"
+# the others are formats from outside
 OWN = {
     "modded": modded,
     "nanochat": nanochat,
     "nanogpt": nanogpt,
-}  # the others are formats from outside
+}
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +54,10 @@ def log(
         lines += [f"Using seed={seed}"] if seed is not None else []
         for step in (0, steps // 2, steps):
             at = loss + 1 - step / steps
-            avg = f"{ms / steps:.2f}" if step else "nan"
+            if step:
+                avg = f"{ms / steps:.2f}"
+            else:
+                avg = "nan"
             lines.append(
                 f"step:{step}/{steps} val_loss:{at:.5f} train_time:{ms * step / steps:.0f}ms "
                 f"step_avg:{avg}ms"
@@ -148,13 +152,16 @@ def read(name: str, path: Path) -> list[dict[str, Any]]:
 def test_a_format_reads_a_log_of_its_form_and_refuses_a_damaged_one_with_its_line(
     name: str, tmp_path: Path
 ) -> None:
-    (text, wanted), path = LOGS[name], tmp_path / "log"
+    text, wanted = LOGS[name]
+    path = tmp_path / "log"
     path.write_text(text)
-    assert list(map(str, read(name, path)[-len(wanted) :])) == list(map(str, wanted))
+    expected = list(map(str, wanted))
+    assert list(map(str, read(name, path)[-len(wanted) :])) == expected
     path.write_text("" if name != "autoresearch" else text.splitlines()[0])
     assert read(name, path) == []
     for line in DAMAGED[name]:
-        path.write_text("\n".join([*text.splitlines()[:2], line]))
+        lines = text.splitlines()[:2]
+        path.write_text("\n".join([*lines, line]))
         with pytest.raises(ValueError, match="line 3 "):
             read(name, path)
 
@@ -165,7 +172,9 @@ def test_a_log_may_have_seconds_and_a_second_loss(tmp_path: Path) -> None:
         f"step:5/9 {losses} train_time:1.500s step_avg:1.0ms ema_beta:0\n"
     )
     (row,) = read("modded", tmp_path / "log")
-    assert (row["val_loss"], row["val_ema_loss"], row["train_s"]) == (3.5, 3.25, 1.5)
+    assert row["val_loss"] == 3.5
+    assert row["val_ema_loss"] == 3.25
+    assert row["train_s"] == 1.5
     assert not row.keys() & {"seed", "hardware"}
 
 
@@ -189,21 +198,25 @@ def record(
 
 def test_a_step_is_judged_as_scipy_does(records: ModuleType) -> None:
     chance = random.Random(1)
-    old, new = (
-        [chance.gauss(mid, 0.001) for _ in range(n)] for mid, n in ((3.279, 9), (3.278, 14))
-    )
-    step = records.Step(record(records, 2, 3000, new), record(records, 1, 3050, old))
+    old = [chance.gauss(3.279, 0.001) for _ in range(9)]
+    new = [chance.gauss(3.278, 0.001) for _ in range(14)]
+    newer = record(records, 2, 3000, new)
+    step = records.Step(newer, record(records, 1, 3050, old))
     ends = stats.ttest_ind(old, new, equal_var=False).confidence_interval()
     e = step.steps()
-    assert (e.low, e.high) == pytest.approx([50 + end / 0.000045 for end in ends])
-    assert e.mid == pytest.approx(50 + (statistics.fmean(old) - statistics.fmean(new)) / 0.000045)
+    assert e.low == pytest.approx(50 + ends.low / 0.000045)
+    assert e.high == pytest.approx(50 + ends.high / 0.000045)
+    expected = 50 + (statistics.fmean(old) - statistics.fmean(new)) / 0.000045
+    assert e.mid == pytest.approx(expected)
 
 
 def test_steps_that_are_judged_at_once_share_the_error(records: ModuleType) -> None:
     """The last one is shown by itself, and beside nineteen others it is not."""
     chance = random.Random(2)
     noise = [chance.gauss(0, 0.001) for _ in range(6)]
-    chain = [record(records, i, 3000, [3.28 + x for x in noise]) for i in range(20)]
+    chain = []
+    for i in range(20):
+        chain.append(record(records, i, 3000, [3.28 + x for x in noise]))
     lower = 2.7 * statistics.stdev(noise) * math.sqrt(2 / 6)  # 2.2 alone, 3.1 beside the others
     better = record(records, 20, 3000, [3.28 + x - lower for x in noise])
     steps = [records.Step(new, old) for old, new in itertools.pairwise([*chain, better])]
@@ -214,38 +227,41 @@ def test_steps_that_are_judged_at_once_share_the_error(records: ModuleType) -> N
 
 
 def test_seeds_that_both_name_are_pairs(records: ModuleType) -> None:
-    old, new = (
-        [3.279, 3.280, 3.2785, 3.281],
-        [3.2781, 3.2789, 3.2776, 3.2801],
-    )  # each 0.0009 to 0.0011 lower
+    # each 0.0009 to 0.0011 lower
+    old = [3.279, 3.280, 3.2785, 3.281]
+    new = [3.2781, 3.2789, 3.2776, 3.2801]
     twice = [*new, new[0] + 0.0002]  # a seed that ran twice counts once, with its mean
-    for losses, seeds, beside, method, n, word in (
+    cases = (
         (new, "0123", old, "pairs (Student)", 4, "shown"),
         (twice, "01230", old, "pairs (Student)", 4, "shown"),
         (new, "", old, "unpaired (Welch)", 4, "not shown"),
         (new, "4567", old, "unpaired (Welch)", 4, "not shown"),
         (new[:2], "", old, "too few runs", 2, "no verdict (n=2)"),
         (old, "0123", new, "pairs (Student)", 4, "worse"),
-    ):
-        step = records.Step(
-            record(records, 2, 100, losses, seeds=seeds),
-            record(records, 1, 100, beside, seeds="0123"),
-        )
-        e = step.steps()
-        assert (e.method, e.n, records.word(e), step.judged) == (method, n, word, n > 2)
-    again = record(records, 2, 100, twice, seeds="01230")
-    assert again.values("loss") == pytest.approx(
-        {0: new[0] + 0.0001, 1: new[1], 2: new[2], 3: new[3]}
     )
+    for losses, seeds, beside, method, n, word in cases:
+        newer = record(records, 2, 100, losses, seeds=seeds)
+        step = records.Step(newer, record(records, 1, 100, beside, seeds="0123"))
+        e = step.steps()
+        assert e.method == method
+        assert e.n == n
+        assert records.word(e) == word
+        assert step.judged == (n > 2)
+    again = record(records, 2, 100, twice, seeds="01230")
+    expected = {0: new[0] + 0.0001, 1: new[1], 2: new[2], 3: new[3]}
+    assert again.values("loss") == pytest.approx(expected)
+
+
+BOARD_RULE = [
+    ((3.2785, 16), (3.2785, 10), 15, 0.00167, "no"),
+    ((3.2778, 16), (3.2785, 10), 40, 0.00273, "p < .05"),
+    ((3.2788, 20), (3.2790, 20), 50, 0.00648, "p < .001"),
+]
 
 
 @pytest.mark.parametrize(
     ("old", "new", "saved", "value", "passes"),  # track 3's page works these three out
-    [
-        ((3.2785, 16), (3.2785, 10), 15, 0.00167, "no"),
-        ((3.2778, 16), (3.2785, 10), 40, 0.00273, "p < .05"),
-        ((3.2788, 20), (3.2790, 20), 50, 0.00648, "p < .001"),
-    ],
+    BOARD_RULE,
 )
 def test_the_boards_own_rule_gives_what_its_page_works_out(
     records: ModuleType,
@@ -255,10 +271,10 @@ def test_the_boards_own_rule_gives_what_its_page_works_out(
     value: float,
     passes: str,
 ) -> None:
-    sides = [
-        record(records, i, 1000 - i * saved, [loss] * 2, n=n)
-        for i, (loss, n) in enumerate((old, new))
-    ]
+    sides = []
+    for i, (loss, n) in enumerate((old, new)):
+        side = record(records, i, 1000 - i * saved, [loss] * 2, n=n)
+        sides.append(side)
     step = records.Step(sides[1], sides[0])
     assert records.own_rule(step) == passes
     assert step.precision() == pytest.approx(value, abs=5e-6)
@@ -267,18 +283,24 @@ def test_the_boards_own_rule_gives_what_its_page_works_out(
 
 def test_record_89_is_what_an_audit_said(records: ModuleType) -> None:
     (judged,) = [each for each in records.beside() if each.record.number == "89"]
-    base, own = (
-        {key: [float(row[key]) for row in judged.record.runs(arm)] for key in ("train_s", "loss")}
-        for arm in ("baseline", "record")
-    )
+
+    def figures(arm: str, key: str) -> list[float]:
+        return [float(row[key]) for row in judged.record.runs(arm)]
+
+    base = {"train_s": figures("baseline", "train_s"), "loss": figures("baseline", "loss")}
+    own = {"train_s": figures("record", "train_s"), "loss": figures("record", "loss")}
     times = stats.ttest_ind(*(np.log(side["train_s"]) for side in (base, own)), equal_var=False)
     ends = times.confidence_interval(0.95)
-    assert [round(100 * (math.exp(end) - 1), 2) for end in ends] == [1.16, 1.46]
-    interval = stats.ttest_ind(own["loss"], base["loss"], equal_var=False).confidence_interval(0.95)
+    percents = [round(100 * (math.exp(end) - 1), 2) for end in ends]
+    assert percents == [1.16, 1.46]
+    test = stats.ttest_ind(own["loss"], base["loss"], equal_var=False)
+    interval = test.confidence_interval(0.95)
     assert [round(end, 4) for end in interval] == [-0.0013, 0.0015]
     strict = times.confidence_interval(0.995)
-    wider = (math.exp(strict.low - 0.005), math.exp(strict.high + 0.005))
-    assert (judged.time.low, judged.time.high) == pytest.approx(wider)
+    expected = math.exp(strict.low - 0.005)
+    assert judged.time.low == pytest.approx(expected)
+    ratio = math.exp(strict.high + 0.005)
+    assert judged.time.high == pytest.approx(ratio)
     p = stats.ttest_1samp(own["loss"], 3.28, alternative="less").pvalue
     assert records.p_below(own["loss"]) == pytest.approx(p)
 
@@ -286,9 +308,13 @@ def test_record_89_is_what_an_audit_said(records: ModuleType) -> None:
 @pytest.mark.parametrize(("other", "word"), [(False, "shown"), (True, "other hardware")])
 def test_other_hardware_is_not_compared(records: ModuleType, other: bool, word: str) -> None:
     plain = {"record": "1", "path": "a", "seed": "", "loss": "3.2", "hardware": "same"}
-    own, base = {**plain, "arm": "record"}, {**plain, "arm": "baseline"}
+    own = {**plain, "arm": "record"}
+    base = {**plain, "arm": "baseline"}
     own |= {"hardware": "another"} if other else {}
-    rows = [{**run, "train_s": str(t + i)} for run, t in ((own, 90), (base, 120)) for i in range(3)]
+    rows = []
+    for run, t in ((own, 90), (base, 120)):
+        for i in range(3):
+            rows.append({**run, "train_s": str(t + i)})
     assert records.Faster(records.Record("1", rows)).word == word
 
 
@@ -297,21 +323,21 @@ def test_other_hardware_is_not_compared(records: ModuleType, other: bool, word: 
 
 def test_the_page_and_its_pictures_follow_from_the_committed_figures(records: ModuleType) -> None:
     """And the means of the logs are those that the board states."""
-    steps, faster = records.chain(), records.beside()
+    steps = records.chain()
+    faster = records.beside()
     page = (HERE / "README.md").read_text()
     for mark, rows in records.parts(steps, faster).items():
         assert page.split(f"<!-- {mark} -->")[1].strip().splitlines() == rows
     for name, svg in records.pictures(steps, faster).items():
         assert (HERE / name).read_text() == svg
     words = [records.own_rule(step) for step in records.of_the_rule(steps)]
-    assert (len(words), words.count("p < .001"), words.count("p < .05")) == (
-        17,
-        7,
-        2,
-    )  # as an audit counted
-    assert {each.number for each in records.known("3") if not records.whole(each)} == {"41"}
+    # as an audit counted
+    assert len(words) == 17
+    assert words.count("p < .001") == 7
+    assert words.count("p < .05") == 2
+    numbers = {each.number for each in records.known("3") if not records.whole(each)}
+    assert numbers == {"41"}
     for each in records.known("3"):
         if records.whole(each):
-            assert statistics.fmean(each.losses()) == pytest.approx(
-                float(each.stated["stated"]), abs=1.01e-4
-            )
+            expected = float(each.stated["stated"])
+            assert statistics.fmean(each.losses()) == pytest.approx(expected, abs=1.01e-4)

@@ -15,15 +15,15 @@ import pytest
 
 from nocap.judge.compare import compare
 from nocap.launch.plan import RunResult
-from nocap.store.runs import Found, Record, load
-from nocap.study import command, pages
+from nocap.store.runs import Found, Record, load_runs
+from nocap.study import actions, pages
 from nocap.study.__main__ import main
 from nocap.study.collect import collect
 from nocap.study.conduct import StudyOutcome
 from nocap.study.evidence import Evidence, measurements
-from nocap.study.plan import StudyPlan, prepare
 from nocap.study.registration import Provenance, registrations
-from nocap.study.result import StudyResult, to_json
+from nocap.study.study_plan import StudyPlan, prepare
+from nocap.study.study_result import StudyResult, to_json
 from nocap.study.tasks import Training
 from tests import test_equal_loss
 from tests.conftest import Door
@@ -78,7 +78,8 @@ def planned(folder: Path, claims: Sequence[Json], seeds: int) -> StudyPlan:
     """Compose a study's arms, once for all tests that ask the same."""
     key = json.dumps([*claims, seeds])
     if key not in PLANS:
-        made_study = loaded(folder, study(claims=[*claims], seeds=list(range(seeds))))
+        content = study(claims=[*claims], seeds=list(range(seeds)))
+        made_study = loaded(folder, content)
         PLANS[key] = prepare(made_study, "cpu", output_dir="outputs")
     return PLANS[key]
 
@@ -87,11 +88,8 @@ def resulted(tmp_path: Path, evidence: Evidence, *claims: Json, seeds: int = 3) 
     """The results of a study with these claims, M.equal by default."""
     plan = planned(tmp_path / "made", claims or [EQUAL], seeds)
     stands = {each.id: STANDS for each in plan.study.claims}
-    result = collect(
-        StudyOutcome(plan=plan, evidence=evidence, provenances=stands),
-        hardware=MACHINE,
-        command="made",
-    )
+    outcome = StudyOutcome(plan=plan, evidence=evidence, provenances=stands)
+    result = collect(outcome, hardware=MACHINE, command="made")
     json.dumps(to_json(result), allow_nan=False)
     return result
 
@@ -114,17 +112,19 @@ def test_an_arm_without_noise_has_the_closed_form(tmp_path: Path) -> None:
     assert claimed["n"] == 3
     assert claimed["per"] == "seed"
     rows = {(m.arm, m.repeat): m.value for m in content.measurements["M.equal"]}
-    assert rows == {
+    expected = {
         **{("mha", seed): 1.0 for seed in range(3)},
         **{("mqa", seed): pytest.approx(1.1 / 1.2) for seed in range(3)},
     }
+    assert rows == expected
 
 
 def asked_for(record: Record, seeds: int, *, at: str) -> Record:
     """The record, with what its command asked of its arm."""
     asked = {"at": at, "seeds": list(range(seeds))}
     attempts = [{**attempt, "asked": asked} for attempt in record.manifest["attempts"]]
-    return replace(record, manifest={**record.manifest, "attempts": attempts})
+    manifest = {**record.manifest, "attempts": attempts}
+    return replace(record, manifest=manifest)
 
 
 def in_two_looks(record: Record) -> Record:
@@ -140,29 +140,29 @@ def test_it_is_the_comparisons_of_the_same_runs(
     tmp_path: Path, seeds: int, change: Changed, look: int
 ) -> None:
     evidence = made(seeds, noise=0.002, change=change)
-    records = [
-        *evidence.runs.values(),
-        *(run for some in evidence.lengths.values() for run in some.values()),
-    ]
+    runs = evidence.runs.values()
+    records = [*runs, *(run for some in evidence.lengths.values() for run in some.values())]
     comparison = compare(Found(records=records), baseline="gelu4x")
     (ratio,) = [each.equal_loss.ratio for each in comparison.arms if each.equal_loss is not None]
     claimed = row(tmp_path, evidence, seeds=seeds)
-    assert comparison.look == claimed["analysis"] == look
+
+    assert comparison.look == look
+    assert claimed["analysis"] == look
     assert claimed["measured"]["mid"] == pytest.approx(ratio.mid, rel=1e-12)
     assert claimed["measured"]["low"] == pytest.approx(ratio.low, rel=1e-12)
     assert claimed["measured"]["high"] == pytest.approx(ratio.high, rel=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("expected", "word", "why"),
-    [
-        ([None, 0.98], "confirmed", None),
-        ([0.9, 0.95], "confirmed", None),
-        ([0.95, 0.98], "exceeded", None),
-        ([None, 0.9], "refuted", "below"),
-        ([None, 0.917], "inconclusive", "undecided"),
-    ],
-)
+STATED = [
+    ([None, 0.98], "confirmed", None),
+    ([0.9, 0.95], "confirmed", None),
+    ([0.95, 0.98], "exceeded", None),
+    ([None, 0.9], "refuted", "below"),
+    ([None, 0.917], "inconclusive", "undecided"),
+]
+
+
+@pytest.mark.parametrize(("expected", "word", "why"), STATED)
 def test_below_what_was_stated_is_better(
     tmp_path: Path, expected: list[float | None], word: str, why: str | None
 ) -> None:
@@ -177,12 +177,8 @@ def test_below_what_was_stated_is_better(
 
 
 def test_a_bound_and_two_sides_are_of_the_ratio_too(tmp_path: Path) -> None:
-    stated = claim(
-        EQUAL,
-        expected=[0.95, 0.98],
-        two_sided=True,
-        mechanism={"bound": 0.95, "formula": "what was meant"},
-    )
+    mechanism = {"bound": 0.95, "formula": "what was meant"}
+    stated = claim(EQUAL, expected=[0.95, 0.98], two_sided=True, mechanism=mechanism)
     content = resulted(tmp_path, made(noise=0.0002), stated)
     (claimed,) = claims_of(content)
     assert claimed["word"] == "refuted"
@@ -205,11 +201,13 @@ def test_a_guard_holds_the_time_at_equal_loss(
 ) -> None:
     """It may be 1% worse."""
     guard = {"metric": "time_at_equal_loss", "scale": "ratio", "margins": {"cpu": 1.01}}
-    content = resulted(tmp_path, made(pace=pace, noise=0.0002), claim(LOSS, guards=[guard]))
+    guarded = claim(LOSS, guards=[guard])
+    content = resulted(tmp_path, made(pace=pace, noise=0.0002), guarded)
     (claimed,) = claims_of(content)
     assert claimed["word"] == word
     assert claimed["reason"] == reason
-    assert claimed["guards"][0]["measured"]["mid"] == pytest.approx(pace / 1.2, rel=0.01)
+    mid = claimed["guards"][0]["measured"]["mid"]
+    assert mid == pytest.approx(pace / 1.2, rel=0.01)
     assert "allowed: at most 1.01 of the baseline's time at equal loss" in pages.render(content)
 
 
@@ -229,7 +227,7 @@ def test_the_terminal_the_page_and_the_board_say_it_in_the_same_words(tmp_path: 
     made_study = loaded(tmp_path / "made", study(claims=[EQUAL]))
     pages.write(made_study, tmp_path / "made", content)
     assert f"| {words}, n=3 |" in (tmp_path / "made" / "README.md").read_text()
-    assert command.board(tmp_path) == 0
+    assert actions.board(tmp_path) == 0
     assert f"| {words}, n=3 |" in (tmp_path / "README.md").read_text()
     board = (tmp_path / "board.html").read_text()
     assert "time over the baseline&#39;s at equal loss; left is less" in board
@@ -240,23 +238,23 @@ def test_the_terminal_the_page_and_the_board_say_it_in_the_same_words(tmp_path: 
 
 def on_another_machine(each: Record) -> Record:
     hardware = {"name": "b", "fingerprint": "b"}
-    return (
-        replace(each, summary={**each.summary, "hardware": hardware})
-        if "swiglu" in each.arm
-        else each
-    )
+    if "swiglu" in each.arm:
+        return replace(each, summary={**each.summary, "hardware": hardware})
+    return each
 
 
 def untimed(each: Record) -> Record:
-    return (
-        replace(each, summary={**each.summary, "token_us": None}) if "swiglu" in each.arm else each
-    )
+    if "swiglu" in each.arm:
+        return replace(each, summary={**each.summary, "token_us": None})
+    return each
 
 
 def flat(each: Record) -> Record:
     """The baseline learns nothing more after 105 steps."""
     loss = 2.3 + 0.001 * (each.seed % 3) * (-1) ** (each.config["trainer.steps"] // 105)
-    return replace(each, summary={**each.summary, "val_loss": loss}) if each.length_of else each
+    if each.length_of:
+        return replace(each, summary={**each.summary, "val_loss": loss})
+    return each
 
 
 def diverged(arm: str, seed: int, steps: int = STEPS) -> Changed:
@@ -266,7 +264,9 @@ def diverged(arm: str, seed: int, steps: int = STEPS) -> Changed:
             seed,
             steps,
         )
-        return replace(each, status="diverged") if here else each
+        if here:
+            return replace(each, status="diverged")
+        return each
 
     return change
 
@@ -304,10 +304,9 @@ def test_what_it_cannot_say_is_refused_with_the_reason(
     assert claimed["reason"] == "refused"
     assert claimed["measured"] is None
     assert claimed["refused"] == why
+    page = pages.render(content)
     assert re.search(
-        rf"^M\.equal inconclusive at .*: {re.escape(claimed['refused'])}: ",
-        pages.render(content),
-        re.M,
+        rf"^M\.equal inconclusive at .*: {re.escape(claimed['refused'])}: ", page, re.M
     )
     (stored,) = claims_of(again(content, tmp_path))
     assert {**stored, "hash": "made", "exploratory": None} == claimed
@@ -315,7 +314,8 @@ def test_what_it_cannot_say_is_refused_with_the_reason(
 
 @pytest.mark.parametrize("seeds", [3, 6])
 def test_an_arm_that_diverged_is_the_worst(tmp_path: Path, seeds: int) -> None:
-    claimed = row(tmp_path, made(seeds, noise=0.0002, change=diverged("swiglu", 1)), seeds=seeds)
+    runs = made(seeds, noise=0.0002, change=diverged("swiglu", 1))
+    claimed = row(tmp_path, runs, seeds=seeds)
     assert claimed["word"] == "refuted"
     assert claimed["reason"] == "below"
     assert claimed["diverged"] == ["mqa, seed 1"]
@@ -329,7 +329,8 @@ def test_what_is_missing_is_named_and_no_seed_is_passed_over(tmp_path: Path) -> 
     claimed = row(tmp_path, evidence, seeds=6)
     assert claimed["word"] == "inconclusive"
     assert claimed["reason"] == "missing"
-    assert [(each["arm"], each["repeat"]) for each in claimed["missing"]] == [("mha", 1)]
+    lacks = [(each["arm"], each["repeat"]) for each in claimed["missing"]]
+    assert lacks == [("mha", 1)]
     # three seeds are whole: the first analysis stands, over these alone
     evidence = made(6, noise=0.0002)
     del evidence.runs["mqa", 4]  # type: ignore[attr-defined]
@@ -339,14 +340,19 @@ def test_what_is_missing_is_named_and_no_seed_is_passed_over(tmp_path: Path) -> 
 
 
 def test_a_claim_rests_on_the_baselines_lengths(tmp_path: Path) -> None:
-    made_study = loaded(tmp_path / "made", study(claims=[EQUAL, LOSS]))
+    content = study(claims=[EQUAL, LOSS])
+    made_study = loaded(tmp_path / "made", content)
     equal, loss = made_study.claims
     evidence = made()
     names = {name for name, *_ in evidence.used(equal, made_study)}
-    both = {f"{arm}, seed {seed}" for arm in ("mha", "mqa") for seed in range(3)}
-    assert names == both | {
-        f"mha, seed {seed}, {steps} steps" for seed in range(3) for steps in ENDS
-    }
+    both = set()
+    for arm in ("mha", "mqa"):
+        for seed in range(3):
+            both.add(f"{arm}, seed {seed}")
+    for seed in range(3):
+        both.update(f"mha, seed {seed}, {steps} steps" for steps in ENDS)
+
+    assert names == both
     assert {name for name, *_ in evidence.used(loss, made_study)} == both
     assert {m.metric.name for m in measurements(equal, made_study, evidence)} == {
         "time_at_equal_loss"
@@ -367,7 +373,9 @@ def law(run: Training) -> float:
 
 def paced(run: Training) -> float:
     """mqa takes 0.9 of the time, give or take 1%."""
-    return 0.9 + 0.01 * (3 * run.seed % 4 - 1.5) if run.arm == "mqa" else 1.0
+    if run.arm == "mqa":
+        return 0.9 + 0.01 * (3 * run.seed % 4 - 1.5)
+    return 1.0
 
 
 def of_a_seed(seed: int) -> list[str]:
@@ -382,17 +390,23 @@ def of_a_seed(seed: int) -> list[str]:
 @pytest.mark.slow
 def test_the_baselines_lengths_are_trained_once_for_all_claims_with_each_analysis(lab: Lab) -> None:
     """As `--equal-loss` trains them: 0.7 and 1.4 of 12 steps."""
-    lab.loss, lab.pace = law, paced
+    lab.loss = law
+    lab.pace = paced
     claims = lab.carry(claims=[EQUAL, UNSURE], seeds=[0, 1, 2, 3, 4, 5])
     assert claims["M.equal"]["word"] == "confirmed"
     assert claims["M.equal"]["n"] == 3
     assert claims["M.unsure"]["word"] == "inconclusive"
     assert claims["M.unsure"]["n"] == 6
-    first = [name for seed in (0, 1, 2) for name in of_a_seed(seed)]
-    then = [name for seed in (3, 4, 5) for name in of_a_seed(seed)]
+    first = []
+    for seed in (0, 1, 2):
+        first.extend(of_a_seed(seed))
+    then = []
+    for seed in (3, 4, 5):
+        then.extend(of_a_seed(seed))
     assert lab.tasks == first + then
     lines = [line for line in lab.lines("run") if line["short"]]
-    assert {(line["arm"], line["short"]) for line in lines} == {("mha", 8), ("mha", 17)}
+    expected = {("mha", 8), ("mha", 17)}
+    assert {(line["arm"], line["short"]) for line in lines} == expected
     before = lab.log.read_text()
     again = lab.carry(claims=[EQUAL, UNSURE], seeds=[0, 1, 2, 3, 4, 5])
     assert lab.tasks == first + then
@@ -406,15 +420,20 @@ def test_more_seeds_are_trained_for_a_slope_that_is_not_known_and_for_no_other_r
     lab.pace = paced
 
     def unsteady(run: Training) -> float:
-        wild = 0.08 * (-1) ** run.seed if run.short == 17 and run.seed < 3 else 0.0
+        if run.short == 17 and run.seed < 3:
+            wild = 0.08 * (-1) ** run.seed
+        else:
+            wild = 0.0
         return law(run) + wild
 
     lab.loss = unsteady
-    claims = lab.carry(claims=[EQUAL], seeds=list(range(12)))
+    seeds = list(range(12))
+    claims = lab.carry(claims=[EQUAL], seeds=seeds)
     assert claims["M.equal"]["n"] == 6
     assert claims["M.equal"]["refused"] is None
     lab.loss = lambda run: law(run) - (1.0 if run.arm == "mqa" else 0.0)
-    beyond = lab.carry("elsewhere", "elsewhere/made", claims=[EQUAL], seeds=list(range(12)))
+    seeds = list(range(12))
+    beyond = lab.carry("elsewhere", "elsewhere/made", claims=[EQUAL], seeds=seeds)
     assert beyond["M.equal"]["n"] == 3
     assert (
         beyond["M.equal"]["refused"]
@@ -428,15 +447,21 @@ def test_a_baseline_that_diverged_ends_the_study_with_the_reason(lab: Lab) -> No
     claims = lab.carry(claims=[EQUAL], seeds=[0, 1, 2, 3, 4, 5])
     assert claims["M.equal"]["refused"] == "mha diverged, seed 1"
     assert claims["M.equal"]["n"] == 3
-    assert lab.tasks == [name for seed in (0, 1, 2) for name in of_a_seed(seed)]
+    names = []
+    for seed in (0, 1, 2):
+        names.extend(of_a_seed(seed))
+    assert lab.tasks == names
 
 
 def test_a_length_that_fails_ends_the_study_with_1(
     lab: Lab, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In a later analysis, too: the claim goes on no more, and no pair is passed over."""
-    lab.loss, lab.pace = law, paced
-    folder = written(lab.root / "made", study(claims=[UNSURE], seeds=list(range(12))))
+    lab.loss = law
+    lab.pace = paced
+    seeds = list(range(12))
+    content = study(claims=[UNSURE], seeds=seeds)
+    folder = written(lab.root / "made", content)
 
     def train(runs: Sequence[Training], label: str, **more: Any) -> dict[str, RunResult]:
         fails = [run for run in runs if (run.short, run.seed) == (17, 4)]
@@ -448,9 +473,12 @@ def test_a_length_that_fails_ends_the_study_with_1(
         patch.setattr("nocap.study.conduct.train", train)
         assert main([str(folder), f"output_dir={lab.root / 'out'}"]) == 1
     out, err = capsys.readouterr()
+
     assert "nocap: mha, seed 4, 17 steps: failed, no room on the disk" in err
     assert re.search(r"^M\.unsure inconclusive .*\n(.*\n)*?  measured .*, n=3$", out, re.M)
-    assert not any(f"seed {seed}" in task for task in lab.tasks for seed in range(6, 12))
+    for task in lab.tasks:
+        for seed in range(6, 12):
+            assert f"seed {seed}" not in task
 
 
 def test_the_shares_of_the_lengths_are_registered_and_other_claims_stay_as_they_were(
@@ -459,12 +487,14 @@ def test_the_shares_of_the_lengths_are_registered_and_other_claims_stay_as_they_
     both = registrations(lab.plan(claims=[EQUAL, SPEED, LOSS]))
     alone = registrations(lab.plan(claims=[SPEED, LOSS]))
     assert {name: both[name] for name in alone} == alone
-    changed = registrations(lab.plan(claims=[claim(EQUAL, expected=[None, 0.9])]))["M.equal"]
+    claims = [claim(EQUAL, expected=[None, 0.9])]
+    changed = registrations(lab.plan(claims=claims))["M.equal"]
     assert changed.subject == both["M.equal"].subject
     assert changed.hash != both["M.equal"].hash
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("nocap.study.registration.SHARES", (0.5, 2.0))
-        assert registrations(lab.plan(claims=[EQUAL]))["M.equal"].subject != both["M.equal"].subject
+        registered = registrations(lab.plan(claims=[EQUAL]))["M.equal"]
+        assert registered.subject != both["M.equal"].subject
 
 
 @pytest.mark.slow
@@ -473,7 +503,8 @@ def test_from_a_file_to_a_verdict_and_the_grid_that_asks_the_same(
 ) -> None:
     """The grid with `--equal-loss` finds all of its cells trained, and says the same."""
     words = [*STUDY["overrides"], "trainer.val_every=0", "trainer.checkpoint_every=0"]
-    content = study(claims=[EQUAL], overrides=words, scales=at(train=["trainer.steps=12"]))
+    scales = at(train=["trainer.steps=12"])
+    content = study(claims=[EQUAL], overrides=words, scales=scales)
     written(tmp_path / "made", content)
     planned = here("made", "scale=cpu", "--plan", module="nocap.study")
     assert "12 cells, 0 done, 12 to train" in planned.out
@@ -493,10 +524,10 @@ def test_from_a_file_to_a_verdict_and_the_grid_that_asks_the_same(
     (path,) = (tmp_path / "made").glob("results.cpu.*.json")
     (claimed,) = json.loads(path.read_text())["claims"]
     assert re.search(r"\d of the baseline's time at equal loss \[\d\.\d+, \d\.\d+\], n=3", done.out)
-    lengths = [
-        record for record in load([tmp_path / "outputs"]).records if record.length_of is not None
-    ]
-    assert sorted(record.config["trainer.steps"] for record in lengths) == [8] * 3 + [17] * 3
+    records = load_runs([tmp_path / "outputs"]).records
+    lengths = [record for record in records if record.length_of is not None]
+    trainer_steps = sorted(record.config["trainer.steps"] for record in lengths)
+    assert trainer_steps == [8] * 3 + [17] * 3
     grid = here("--equal-loss", *words, "trainer.steps=12", "attention=flash,mqa", "seed=0,1,2")
     assert "12 finished; 0 trained now" in grid.out
     assert tree(tmp_path / "outputs" / "runs") == before
@@ -504,7 +535,8 @@ def test_from_a_file_to_a_verdict_and_the_grid_that_asks_the_same(
     assert "time at equal loss" in here(str(own), module="nocap.compare").out
     compared = here("outputs", "--json", "compared.json", module="nocap.compare")
     assert compared.code == 0
-    arms = json.loads((tmp_path / "compared.json").read_text())["arms"]
+    text = (tmp_path / "compared.json").read_text()
+    arms = json.loads(text)["arms"]
     (ratio,) = [arm["equal_loss"]["ratio"] for arm in arms if arm["equal_loss"] is not None]
     assert claimed["measured"]["mid"] == pytest.approx(ratio["mean"], rel=1e-9)
     assert claimed["measured"]["low"] == pytest.approx(ratio["low"], rel=1e-9)

@@ -12,7 +12,7 @@ import pytest
 
 from nocap.config.trainer import Precision
 from nocap.study.__main__ import main
-from nocap.study.log import FILE, RegistrationLine, append, read
+from nocap.study.log import FILE, RegistrationLine, append, read_log
 from nocap.study.registration import registrations
 from tests.lab import FORK, Lab, lab
 from tests.studies import LOSS, RACE, SPEED, STUDY, Json, at, claim, study, written
@@ -22,7 +22,9 @@ HERE = {"machine": "abc", "scale": "cpu"}
 LRS = [["optimizer.lr=1e-3"], ["optimizer.lr=2e-3"]]
 SEARCH: Json = {"seeds": [7], "trials": {"mha": LRS, "mqa": LRS}}
 QUIET: Json = {"sd": 0.1, "df": 5, "source": "an earlier study"}
-ARMS, GUARD, BOTH = STUDY["arms"], SPEED["guards"][0], (SPEED, LOSS)
+ARMS = STUDY["arms"]
+GUARD = SPEED["guards"][0]
+BOTH = (SPEED, LOSS)
 LOOSE = claim(LOSS, expected=[-2.0, None])
 OTHER_ENDS = "its arms and metric were registered before with other ends, margins or seeds (1)"
 AFTER = "registered after 3 runs (mqa, seed 0 and 2 more)"
@@ -33,10 +35,8 @@ AFTER_ALL = "registered after 3 runs and 3 sessions (bench session 1 and 5 more)
 
 
 def hashes(lab: Lab, folder: str = "made", **changed: Json) -> list[str]:
-    return [
-        registration.hash
-        for registration in registrations(lab.plan(folder=folder, **changed)).values()
-    ]
+    found = registrations(lab.plan(folder=folder, **changed))
+    return [registration.hash for registration in found.values()]
 
 
 DECIDES: dict[str, tuple[Json, Json]] = {
@@ -73,7 +73,8 @@ DECIDES: dict[str, tuple[Json, Json]] = {
 
 @pytest.mark.parametrize(("first", "then"), DECIDES.values(), ids=DECIDES)
 def test_what_decides_a_claim_is_what_is_registered(lab: Lab, first: Json, then: Json):
-    assert not set(hashes(lab, **first)) & set(hashes(lab, **{**first, **then}))
+    before = set(hashes(lab, **first))
+    assert not before & set(hashes(lab, **{**first, **then}))
 
 
 MARGINS = claim(SPEED, guards=[{**GUARD, "margins": {"cpu": 1.1, "gpu": 1.2}}])
@@ -113,16 +114,17 @@ def test_what_only_a_reader_sees_may_be_changed(lab: Lab, then: Json):
 
 
 def test_another_machine_is_no_other_registration(lab: Lab, monkeypatch: pytest.MonkeyPatch):
-    plain = [
-        word
-        for word in STUDY["overrides"]
-        if not word.startswith(("trainer.precision", "trainer.threads"))
-    ]
+    plain = []
+    for word in STUDY["overrides"]:
+        if not word.startswith(("trainer.precision", "trainer.threads")):
+            plain.append(word)
     first = hashes(lab, overrides=plain)
     monkeypatch.setattr(
         "nocap.config.defaults.precision", lambda *of_run: (Precision.bf16, "another CPU")
     )
-    assert lab.plan(overrides=plain).train["mha"].run.trainer.precision is Precision.bf16
+    mha = lab.plan(overrides=plain).train["mha"]
+
+    assert mha.run.trainer.precision is Precision.bf16
     assert hashes(lab, overrides=plain) == first
     assert hashes(lab, overrides=[*plain, "trainer.precision=bf16"]) != first
 
@@ -188,7 +190,8 @@ def test_a_claim_that_was_moved_after_its_result_is_exploratory(
 def test_what_a_study_beside_it_trained_is_known(lab: Lab):
     """What it timed is not: that is timed anew."""
     lab.carry("theirs", "theirs")
-    rows = lab.carry(claims=[claim(SPEED, guards=[]), LOOSE])
+    claims = [claim(SPEED, guards=[]), LOOSE]
+    rows = lab.carry(claims=claims)
     assert [row["exploratory"] for row in rows.values()] == [None, f"{AFTER}; {OTHER_ENDS}"]
 
 
@@ -200,7 +203,8 @@ def test_runs_that_no_log_has_are_known_by_their_start(lab: Lab):
         == f"registered after 1 run (mqa, seed 0); {OTHER_ENDS}"
     )
     lab.log.unlink()
-    assert {row["exploratory"] for row in lab.carry(run=False).values()} == {"not registered"}
+    words = {row["exploratory"] for row in lab.carry(run=False).values()}
+    assert words == {"not registered"}
     assert [row["exploratory"] for row in lab.carry().values()] == [AFTER, AFTER]
 
 
@@ -229,33 +233,34 @@ def test_what_was_measured_again_is_told(lab: Lab):
     lab.carry()
     next(lab.root.glob("out/studies/made/cpu/sessions/bench-1-*.json")).unlink()
     shutil.rmtree(next(lab.root.glob("out/runs/*mqa*-s1-*")))
-    lab.loss, lab.speed = lambda run: 2.0, lambda arm, number: 1300.0 if arm == "mqa" else 1000.0
+    lab.loss = lambda run: 2.0
+    lab.speed = lambda arm, number: 1300.0 if arm == "mqa" else 1000.0
     rows = lab.carry()
     assert [row["exploratory"] for row in rows.values()] == [None, None]
     assert rows["M.loss"]["notes"] == ["measured again, and otherwise: mqa, seed 1"]
     assert rows["M.speed"]["notes"] == [
         "measured again, and otherwise: mqa, seed 1, bench session 1"
     ]
-    assert [
-        line["val_loss"] for line in lab.lines("run") if (line["arm"], line["seed"]) == ("mqa", 1)
-    ] == [
-        3.001,
-        2.0,
-    ]
+    losses = []
+    for line in lab.lines("run"):
+        if (line["arm"], line["seed"]) == ("mqa", 1):
+            losses.append(line["val_loss"])
+    assert losses == [3.001, 2.0]
 
 
 def test_an_older_baseline_and_another_machines_verdict_are_told(lab: Lab):
-    lab.carry("out", "theirs", arms={**ARMS, "mqa": ["attention=gqa"]}, claims=[LOSS])
+    arms = {**ARMS, "mqa": ["attention=gqa"]}
+    lab.carry("out", "theirs", arms=arms, claims=[LOSS])
     row = lab.carry(claims=[LOSS])["M.loss"]
-    assert (row["exploratory"], row["notes"]) == (None, ["older baseline: mha, seed 0 and 2 more"])
+    assert row["exploratory"] is None
+    assert row["notes"] == ["older baseline: mha, seed 0 and 2 more"]
     here = lab.lines("registration")[0]["machine"]
-    lab.host, lab.loss = "there", lambda run: 3.0 + 2 * (run.arm == "mqa") + 0.001 * run.seed
+    lab.host = "there"
+    lab.loss = lambda run: 3.0 + 2 * (run.arm == "mqa") + 0.001 * run.seed
     row = lab.carry("there", claims=[LOSS])["M.loss"]
-    assert (row["word"], row["exploratory"], row["notes"]) == (
-        "refuted",
-        None,
-        [f"confirmed on another machine ({here})"],
-    )
+    assert row["word"] == "refuted"
+    assert row["exploratory"] is None
+    assert row["notes"] == [f"confirmed on another machine ({here})"]
     assert len(lab.lines("registration")) == 2
 
 
@@ -277,16 +282,21 @@ def test_the_logs_of_two_machines_are_merged_by_keeping_all_lines(tmp_path: Path
     append(path, [registered("2")], machine="b", scale="cpu")
     first, second = path.read_text().splitlines(keepends=True)
     path.write_text(second + first)
-    log = read(path)
-    assert [line.claim for line in log.of(RegistrationLine)] == ["2", "1"]
-    assert [line.claim for line in log.of(RegistrationLine, machine="a")] == ["1"]
+    log = read_log(path)
+    claims = [line.claim for line in log.of(RegistrationLine)]
+    assert claims == ["2", "1"]
+    claims = [line.claim for line in log.of(RegistrationLine, machine="a")]
+    assert claims == ["1"]
 
 
 def test_a_line_in_an_older_form_names_the_line_before_it(tmp_path: Path):
     path = lines_in(tmp_path / FILE)
-    chained = {**json.loads(path.read_text().splitlines()[0]), "previous": ["0123456789abcdef"]}
+    lines = path.read_text().splitlines()
+    content = json.loads(lines[0])
+    chained = {**content, "previous": ["0123456789abcdef"]}
     path.write_text(json.dumps(chained) + "\n")
-    assert [line.claim for line in read(path).of(RegistrationLine)] == ["c0"]
+    claims = [line.claim for line in read_log(path).of(RegistrationLine)]
+    assert claims == ["c0"]
 
 
 # no time zone
@@ -312,12 +322,14 @@ BARE = (
 def test_a_damaged_line_is_refused_by_its_number(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str
 ):
-    path = lines_in(written(tmp_path / "made", study(claims=[LOSS])) / FILE)
+    content = study(claims=[LOSS])
+    path = lines_in(written(tmp_path / "made", content) / FILE)
     with path.open("a") as file:
         file.write(damage)
     with pytest.raises(SystemExit, match="2"):
         main([str(tmp_path / "made"), f"output_dir={tmp_path / 'out'}"])
     err = capsys.readouterr().err
+
     assert f"{FILE}: line 7" in err
     assert err.count("\n") == 1
     assert not (tmp_path / "out" / "runs").exists()
@@ -328,13 +340,15 @@ def test_processes_may_append_at_once(tmp_path: Path):
 
     def add_many(name: str) -> None:
         for i in range(20):
-            append(path, [registered(f"{name}{i}"), registered("once")], **HERE, once=("claim",))
+            lines = [registered(f"{name}{i}"), registered("once")]
+            append(path, lines, **HERE, once=("claim",))
 
     workers = [FORK.Process(target=add_many, args=(name,)) for name in "abc"]
     for worker in workers:
         worker.start()
     for worker in workers:
         worker.join(60)
-    log = read(path)
+    log = read_log(path)
     assert len(log.lines) == 61
-    assert len({line.claim for line in log.of(RegistrationLine)}) == 61
+    claims = {line.claim for line in log.of(RegistrationLine)}
+    assert len(claims) == 61

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nocap import outside
-from nocap.study.spec import files_of, load
+from nocap.study.spec import files_of, load_study
 from tests.conftest import REPO, Door
 from tests.studies import LOSS, claim, study, written
 
@@ -34,10 +34,12 @@ class KIND(Idea):
 def made(folder: Path, kind: str, config_dir: str = "own") -> Path:
     """Write a study whose second arm is an idea of its own, and return its folder."""
     arms = {"mha": ["attention=flash"], "mqa": [f"ideas=[{kind}]"]}
-    content = study(arms=arms, config_dir=config_dir, claims=[claim(LOSS)])
+    claims = [claim(LOSS)]
+    content = study(arms=arms, config_dir=config_dir, claims=claims)
     place = folder / "own" / "ideas"
     place.mkdir(parents=True)
-    (place / f"{kind}.py").write_text(SOFTER.replace("KIND", kind))
+    text = SOFTER.replace("KIND", kind)
+    (place / f"{kind}.py").write_text(text)
     (place / f"{kind}.yaml").write_text(f"# @package ideas.{kind}\nkind: {kind}\n")
     return written(folder, content)
 
@@ -51,8 +53,10 @@ def test_a_study_is_carried_out_with_its_own_options(here: Door, tmp_path: Path)
         "nocap.study first scale=cpu --allow-code" in (tmp_path / "first" / "README.md").read_text()
     )
     assert "M.loss" in (tmp_path / "first" / "README.md").read_text()
-    runs = [path.name for path in (tmp_path / "outputs" / "runs").iterdir()]
-    assert len([name for name in runs if "softer" in name]) == 3
+    paths = (tmp_path / "outputs" / "runs").iterdir()
+    runs = [path.name for path in paths]
+    names = [name for name in runs if "softer" in name]
+    assert len(names) == 3
 
 
 @pytest.mark.slow
@@ -71,6 +75,7 @@ def test_code_that_nobody_allowed_is_not_run(flag: str, here: Door, tmp_path: Pa
     ran = tmp_path / "ran"
     (folder / "own" / "ideas" / "softer.py").write_text(f"open({str(ran)!r}, 'w')\n")
     done = here("first", flag, module="nocap.study")
+
     assert done.code == 2
     assert done.err.count("\n") == 1
     assert "config_dir must be allowed by --allow-code" in done.err
@@ -78,7 +83,8 @@ def test_code_that_nobody_allowed_is_not_run(flag: str, here: Door, tmp_path: Pa
 
 
 def test_leave_to_run_code_is_refused_where_there_is_none(here: Door, tmp_path: Path) -> None:
-    written(tmp_path / "plain", study(claims=[claim(LOSS)]))
+    content = study(claims=[claim(LOSS)])
+    written(tmp_path / "plain", content)
     done = here("plain", "--judge", "--allow-code", module="nocap.study")
     assert done.code == 2
     assert "--allow-code must be left out where no study has a config_dir" in done.err
@@ -102,6 +108,7 @@ def test_a_folder_that_is_not_inside_the_studys_is_refused(
     made(tmp_path / "elsewhere", "weaker")
     (folder / "link").symlink_to(tmp_path / "elsewhere")
     done = here("first", "--judge", module="nocap.study")
+
     assert done.code == 2
     assert done.err.count("\n") == 1
     assert f"config_dir must be a folder inside the study's own, got {value}" in done.err
@@ -110,7 +117,7 @@ def test_a_folder_that_is_not_inside_the_studys_is_refused(
 def test_to_read_a_study_imports_nothing_of_it(tmp_path: Path) -> None:
     folder = made(tmp_path / "first", "softer")
     (folder / "own" / "ideas" / "softer.py").write_text("raise RuntimeError\n")
-    assert load(folder).config_dir == "own"
+    assert load_study(folder).config_dir == "own"
     assert outside.given() == []
 
 
@@ -118,9 +125,7 @@ def test_the_files_of_a_study_are_its_yaml_and_its_options() -> None:
     names = {"study.yaml"}
     for idea in ("curriculum", "entropy"):
         names |= {f"options/ideas/{idea}.py", f"options/ideas/{idea}.yaml"}
-    files = files_of(load(REPO / "experiments" / "objectives"))
+    files = files_of(load_study(REPO / "experiments" / "objectives"))
     assert {str(path) for path in files} == names
-    assert (
-        files[Path("study.yaml")]
-        == (REPO / "experiments" / "objectives" / "study.yaml").read_bytes()
-    )
+    content = (REPO / "experiments" / "objectives" / "study.yaml").read_bytes()
+    assert files[Path("study.yaml")] == content

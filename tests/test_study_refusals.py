@@ -337,16 +337,16 @@ def test_a_folder_without_a_study(tmp_path: Path, capsys: pytest.CaptureFixture[
     )
 
 
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        (("--board", "."), "--board must be a folder of studies that were carried out"),
-        (("--board", "nowhere"), "--board must be a folder of studies that were carried out"),
-        (("made", "--plan", "--judge"), "not allowed with argument"),
-        (("--board", "made", "--judge"), "not allowed with argument"),
-        (("--judge",), "must be given"),
-    ],
-)
+WITHOUT_STUDY = [
+    (("--board", "."), "--board must be a folder of studies that were carried out"),
+    (("--board", "nowhere"), "--board must be a folder of studies that were carried out"),
+    (("made", "--plan", "--judge"), "not allowed with argument"),
+    (("--board", "made", "--judge"), "not allowed with argument"),
+    (("--judge",), "must be given"),
+]
+
+
+@pytest.mark.parametrize(("words", "reason"), WITHOUT_STUDY)
 def test_words_without_a_study(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

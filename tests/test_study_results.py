@@ -20,16 +20,16 @@ from nocap.judge.claim import Claim
 from nocap.model.flops import component_flops
 from nocap.sessions.figures import SessionFile
 from nocap.store.metrics import HELD, METRICS, Ending, Per
-from nocap.study import board, pages, schema, words
+from nocap.study import board, claim_row, pages, study_schema
 from nocap.study.collect import collect
 from nocap.study.conduct import StudyOutcome
 from nocap.study.evidence import Evidence, bound, measurements
 from nocap.study.log import StudyLog
-from nocap.study.plan import prepare, shorter
 from nocap.study.preview import sigma
 from nocap.study.registration import Provenance
-from nocap.study.result import StudyResult, read, to_json, write
-from nocap.study.spec import PLACE, Study
+from nocap.study.spec import STUDIES, Study
+from nocap.study.study_plan import prepare, shorter
+from nocap.study.study_result import StudyResult, read_result, to_json, write_result
 from tests.studies import (
     LOSS,
     NOISE,
@@ -60,11 +60,8 @@ LATE = replace(STANDS, exploratory="registered after 3 runs", notes=["2 analyses
 
 def resulted(made_study: Study, evidence: Evidence, *, stands: Provenance = STANDS) -> StudyResult:
     plan = prepare(made_study, "cpu", output_dir="outputs")
-    done = StudyOutcome(
-        plan=plan,
-        evidence=evidence,
-        provenances={claim.id: stands for claim in made_study.claims},
-    )
+    provenances = {claim.id: stands for claim in made_study.claims}
+    done = StudyOutcome(plan=plan, evidence=evidence, provenances=provenances)
     result = collect(done, hardware=MACHINE, command="made")
     assert "host" not in result.hardware
     return result
@@ -72,48 +69,49 @@ def resulted(made_study: Study, evidence: Evidence, *, stands: Provenance = STAN
 
 def claims_of(result: StudyResult) -> list[Json]:
     """Its claims as JSON has them."""
-    claims: list[Json] = json.loads(json.dumps(to_json(result)))["claims"]
+    text = json.dumps(to_json(result))
+    claims: list[Json] = json.loads(text)["claims"]
     return claims
 
 
 def again(result: StudyResult, folder: Path) -> StudyResult:
     """Write it and read it, where its study's log is empty."""
-    stored = read(write(result, folder), result.study, StudyLog())
+    stored = read_result(write_result(result, folder), result.study, StudyLog())
     assert stored is not None
     return stored
 
 
 def speeds(ratios: list[float], losses: list[float | None]) -> Evidence:
     arms = [{"mha": 1000.0, "mqa": 1000.0 * ratio} for ratio in ratios]
-    bench = [
-        session(
-            {name: {**SEEN, "step_ms": 1.0, "tokens_per_s": x} for name, x in speeds.items()},
-            number=number,
-        )
-        for number, speeds in enumerate(arms, start=1)
-    ]
+    bench = []
+    for number, of_session in enumerate(arms, start=1):
+        rows = {}
+        for name, x in of_session.items():
+            rows[name] = {**SEEN, "step_ms": 1.0, "tokens_per_s": x}
+        bench.append(session(rows, number=number))
     runs = {("mha", seed): record("mha", seed, 12, 3.0) for seed in range(3)}
     runs |= {("mqa", seed): record("mqa", seed, 12, loss) for seed, loss in enumerate(losses)}
     return Evidence(sessions={"bench": bench}, runs=runs)
 
 
-FAST, SLOW = [1.25, 1.251, 1.252], [1.05, 1.051, 1.052]
+FAST = [1.25, 1.251, 1.252]
+SLOW = [1.05, 1.051, 1.052]
 SAME: list[float | None] = [3.0, 3.001, 3.002]
 
 
-@pytest.mark.parametrize(
-    ("ratios", "losses", "start"),
-    [
-        (FAST, SAME, "M.speed confirmed at "),
-        ([1.35, 1.351, 1.352], SAME, "M.speed exceeded at "),
-        (SLOW, SAME, ": worse than stated: "),
-        (FAST, [4.0, 4.001, 4.002], ": its validation loss is worse: "),
-        ([1.1, 1.25, 1.4], SAME, ": no affordable number of pairs would decide: "),
-        ([1.22, 1.25, 1.28], SAME, " more sessions would decide: "),
-        ([1.25, 1.251], SAME, ": 1 missing (tokens_per_s, session 3): "),
-        (FAST, [3.0, 3.0, None], ": its validation loss is worse: "),
-    ],
-)
+VERDICTS = [
+    (FAST, SAME, "M.speed confirmed at "),
+    ([1.35, 1.351, 1.352], SAME, "M.speed exceeded at "),
+    (SLOW, SAME, ": worse than stated: "),
+    (FAST, [4.0, 4.001, 4.002], ": its validation loss is worse: "),
+    ([1.1, 1.25, 1.4], SAME, ": no affordable number of pairs would decide: "),
+    ([1.22, 1.25, 1.28], SAME, " more sessions would decide: "),
+    ([1.25, 1.251], SAME, ": 1 missing (tokens_per_s, session 3): "),
+    (FAST, [3.0, 3.0, None], ": its validation loss is worse: "),
+]
+
+
+@pytest.mark.parametrize(("ratios", "losses", "start"), VERDICTS)
 def test_what_is_said_of_each_verdict(
     tmp_path: Path, ratios: list[float], losses: list[float | None], start: str
 ):
@@ -122,68 +120,84 @@ def test_what_is_said_of_each_verdict(
     head, facts = said.split("\n\n")[1].split("\n", 1)
     assert head.startswith("M.speed ")
     assert start in head
-    for fact in (
+    cases = (
         "arithmetic allows  no gain (FLOPs of a token)",
         f"n={len(ratios)} sessions\n",
         "where              2 layers, 64 wide, T=32, ",
         "exploratory: registered after 3 runs; 2 analyses",
-    ):
+    )
+    for fact in cases:
         assert fact in facts
     assert ("diverged, counted as worst: mqa, seed 2" in said) == (None in losses)
-    assert (words.BEYOND in said) == (ratios != [1.1, 1.25, 1.4] and len(ratios) == 3)
+    expected = ratios != [1.1, 1.25, 1.4] and len(ratios) == 3
+    assert (claim_row.BEYOND in said) == expected
 
 
 def test_an_arms_loss_is_of_the_runs_that_finished(tmp_path: Path):
-    made_study = loaded(tmp_path / "made", study(claims=[RACE], scales=at(lengths=[0.25, 0.5])))
-    result = resulted(made_study, both(by_law("mqa", diverged=1), by_law("mha"), pace=pace(1.1)))
+    scales = at(lengths=[0.25, 0.5])
+    content = study(claims=[RACE], scales=scales)
+    made_study = loaded(tmp_path / "made", content)
+    evidence = both(by_law("mqa", diverged=1), by_law("mha"), pace=pace(1.1))
+    result = resulted(made_study, evidence)
     mha, mqa = result.arms
     assert mha.val_loss is not None
-    assert mha.val_loss.all == [law(400) + x for x in NOISE.values()]
+    expected = [law(400) + x for x in NOISE.values()]
+    assert mha.val_loss.all == expected
     assert mha.diverged == []
     assert mqa.val_loss is not None
-    assert mqa.val_loss.all == [law(400) + NOISE[0], law(400) + NOISE[2]]
+    finished = [law(400) + NOISE[0], law(400) + NOISE[2]]
+    assert mqa.val_loss.all == finished
     assert mqa.diverged == [1]
-    assert re.search("^mqa .*, 1 diverged", pages.render(result), re.M)
+    page = pages.render(result)
+    assert re.search("^mqa .*, 1 diverged", page, re.M)
 
 
 def test_a_gain_that_is_only_bounded_shows_its_lower_end(tmp_path: Path):
     """Its shortest schedule, a quarter of 400 steps, already ends at the baseline's loss; twice the
     pace is eight times as fast, or more."""
-    made_study = loaded(tmp_path / "made", study(claims=[RACE], scales=at(lengths=[0.25, 0.5])))
-    paces = [
-        session(pace(speed)[0].measured.arms, number=i)
-        for i, speed in enumerate([1.9, 2.0, 2.1], 1)
-    ]
+    scales = at(lengths=[0.25, 0.5])
+    content = study(claims=[RACE], scales=scales)
+    made_study = loaded(tmp_path / "made", content)
+    paces = []
+    for i, speed in enumerate([1.9, 2.0, 2.1], 1):
+        arms = pace(speed)[0].measured.arms
+        paces.append(session(arms, number=i))
     evidence = both(by_law("mqa", worse=-0.7), by_law("mha"), pace=paces)
     result = resulted(made_study, evidence)
     (row,) = claims_of(result)
     gains = [math.log(4 * speed) for speed in (1.9, 2.0, 2.1)]
     assert row["measured"] is None
-    assert row["least"] == pytest.approx(math.exp(of_pairs(gains, bias=0.005).low))
+    expected = math.exp(of_pairs(gains, bias=0.005).low)
+    assert row["least"] == pytest.approx(expected)
     gain = result.claims[0].verdict.primary
     assert (
-        words.measured(gain) == f"at least {row['least']:.2f}× as fast to the target, n=3 sessions"
+        claim_row.measured(gain)
+        == f"at least {row['least']:.2f}× as fast to the target, n=3 sessions"
     )
     endless = replace(gain, least=[-math.inf] * 3)
-    assert words.measured(endless) == "–, n=3 sessions"
+    assert claim_row.measured(endless) == "–, n=3 sessions"
 
 
 NOISE_OF_A_PAIR = {"sd": 0.02, "df": 4.4, "source": "24 pairs of arms"}
 
 
 def test_results_fit_their_schema(tmp_path: Path) -> None:
-    known = json.loads(Path(schema.__file__).with_name("result.schema.json").read_text())
-    assert known == schema.schema(), (
-        "write it anew: python -c 'import json; from nocap.study.schema import schema; "
+    text = Path(study_schema.__file__).with_name("result.schema.json").read_text()
+    known = json.loads(text)
+    assert known == study_schema.schema(), (
+        "write it anew: python -c 'import json; from nocap.study.study_schema import schema; "
         "print(json.dumps(schema(), indent=1))' > nocap/study/result.schema.json"
     )
     jsonschema = pytest.importorskip("jsonschema")
     validator = jsonschema.Draft202012Validator(known)
-    made_study = loaded(tmp_path / "made", study(claims=[RACE], scales=at(lengths=[0.25, 0.5])))
-    result = resulted(made_study, both(by_law("mqa", diverged=1), by_law("mha"), pace=pace(1.1)))
-    committed = sorted((Path(__file__).parents[1] / PLACE).glob("*/results.*.json"))
+    scales = at(lengths=[0.25, 0.5])
+    content = study(claims=[RACE], scales=scales)
+    made_study = loaded(tmp_path / "made", content)
+    evidence = both(by_law("mqa", diverged=1), by_law("mha"), pace=pace(1.1))
+    result = resulted(made_study, evidence)
+    committed = sorted((Path(__file__).parents[1] / STUDIES).glob("*/results.*.json"))
     assert committed
-    for path in [write(result, tmp_path), *committed]:
+    for path in [write_result(result, tmp_path), *committed]:
         validator.validate(json.loads(path.read_text()))
 
 
@@ -202,45 +216,45 @@ def test_a_file_that_is_no_result_is_refused(tmp_path: Path, content: Json, why:
     with pytest.raises(
         ValueError, match=re.escape(f"{path} must be results that nocap.study wrote")
     ) as said:
-        read(path, made_study, StudyLog())
+        read_result(path, made_study, StudyLog())
     assert why in str(said.value)
 
 
 def test_a_declared_noise_reaches_the_verdict_and_its_sentence(tmp_path: Path):
     scales = at(noise={"val_loss": NOISE_OF_A_PAIR})
-    made_study = loaded(
-        tmp_path / "made", study(scales=scales, claims=[claim(LOSS, expected=[-0.1, None]), SPEED])
-    )
+    claims = [claim(LOSS, expected=[-0.1, None]), SPEED]
+    made_study = loaded(tmp_path / "made", study(scales=scales, claims=claims))
     result = resulted(made_study, speeds(FAST, SAME))
     loss, speed = claims_of(result)
     (guard,) = speed["guards"]
-    assert [row["noise"] for row in (loss, speed, guard)] == [
-        NOISE_OF_A_PAIR,
-        None,
-        NOISE_OF_A_PAIR,
-    ]
-    half = 0.02 / math.sqrt(3) * stats.t.isf(0.005, 2 + 4.4)
+    noises = [row["noise"] for row in (loss, speed, guard)]
+    assert noises == [NOISE_OF_A_PAIR, None, NOISE_OF_A_PAIR]
+    quantile = stats.t.isf(0.005, 2 + 4.4)
+    half = 0.02 / math.sqrt(3) * quantile
     assert loss["measured"]["high"] - loss["measured"]["mid"] == pytest.approx(half)
     # a ratio of losses of 3
     ratio = guard["measured"]["high"] / guard["measured"]["mid"]
     assert math.log(ratio) == pytest.approx(half / 3, rel=1e-3)
     stored = claims_of(again(result, tmp_path))
     for before, after in zip((loss, speed), stored, strict=True):
-        assert {**after, "hash": "made"} == {**before, "exploratory": "not in its study's log"}
+        expected = {**before, "exploratory": "not in its study's log"}
+        assert {**after, "hash": "made"} == expected
     declared = ", noise of a pair declared as 0.02 with 4.4 degrees of freedom (24 pairs of arms)"
     of_loss = result.claims[0]
-    assert words.noise(of_loss.declared(of_loss.verdict.primary)) == declared
+    assert claim_row.noise(of_loss.declared(of_loss.verdict.primary)) == declared
     # five times as wide: the declared one is dropped, and nothing says that it was used
-    loud = loaded(tmp_path / "loud", study(scales=scales, claims=[LOSS]))
+    content = study(scales=scales, claims=[LOSS])
+    loud = loaded(tmp_path / "loud", content)
     (dropped,) = resulted(loud, speeds(FAST, [3.0, 3.1, 2.9])).claims
     assert dropped.declared(dropped.verdict.primary) is None
-    assert words.noise(None) == ""
+    assert claim_row.noise(None) == ""
 
 
 @pytest.mark.parametrize("seeds", [[5, 3, 1, 0, 2], [9, 8, 7, 1], [2, 5, 0, 1, 3]])
 def test_a_page_is_judged_in_the_order_that_was_registered(tmp_path: Path, seeds: list[int]):
     """The page analyses the first three of four or five seeds, as the study does."""
-    made_study = loaded(tmp_path / "made", study(claims=[LOSS], seeds=[*seeds, 20, 21][:6]))
+    content = study(claims=[LOSS], seeds=[*seeds, 20, 21][:6])
+    made_study = loaded(tmp_path / "made", content)
     runs = {("mha", seed): record("mha", seed, 12, 3.0) for seed in seeds}
     runs |= {("mqa", seed): record("mqa", seed, 12, 3.0 - 0.1 * i) for i, seed in enumerate(seeds)}
     result = resulted(made_study, Evidence(runs=runs))
@@ -248,16 +262,18 @@ def test_a_page_is_judged_in_the_order_that_was_registered(tmp_path: Path, seeds
     assert row["n"] == 3
     assert row["measured"]["mid"] == pytest.approx(0.1)
     (stored,) = claims_of(again(result, tmp_path))
-    assert {**stored, "hash": "made"} == {**row, "exploratory": "not in its study's log"}
+    expected = {**row, "exploratory": "not in its study's log"}
+    assert {**stored, "hash": "made"} == expected
 
 
 def test_a_report_keeps_its_authors_text(tmp_path: Path):
     folder = tmp_path / "made"
-    made_study, readme = loaded(folder, study(claims=[SPEED])), folder / "README.md"
-    confirmed, refuted = (
-        resulted(made_study, speeds(ratios, SAME), stands=LATE) for ratios in (FAST, SLOW)
-    )
-    assert pages.write(made_study, folder, confirmed) == [folder / "results.cpu.abc.json", readme]
+    made_study = loaded(folder, study(claims=[SPEED]))
+    readme = folder / "README.md"
+    confirmed = resulted(made_study, speeds(FAST, SAME), stands=LATE)
+    refuted = resulted(made_study, speeds(SLOW, SAME), stands=LATE)
+    expected = [folder / "results.cpu.abc.json", readme]
+    assert pages.write(made_study, folder, confirmed) == expected
     first = readme.read_text()
     assert first.startswith(
         "# made: M.speed confirmed (cpu, a CPU)\n\n**Question.** Does one key/value head "
@@ -275,7 +291,8 @@ def test_a_report_keeps_its_authors_text(tmp_path: Path):
     assert second.endswith(f"## What was learnt\n\n{lessons}")
     pages.write(made_study, folder, refuted)
     assert readme.read_text() == second
-    other = replace(confirmed, hardware={**MACHINE, "name": "another", "fingerprint": "def"})
+    hardware = {**MACHINE, "name": "another", "fingerprint": "def"}
+    other = replace(confirmed, hardware=hardware)
     pages.write(made_study, folder, other)
     head = "# made: M.speed refuted (cpu, a CPU); M.speed confirmed (cpu, another)\n"
     assert readme.read_text().startswith(head)
@@ -286,18 +303,19 @@ def test_a_report_keeps_its_authors_text(tmp_path: Path):
 
 def test_the_leaderboard_has_a_row_a_claim(tmp_path: Path):
     for name, worse in {"slow": -0.05, "quick": -0.2}.items():
-        made_study = loaded(
-            tmp_path / name, study(claims=[RACE, STEPS], scales=at(lengths=[0.25, 0.5]))
-        )
+        scales = at(lengths=[0.25, 0.5])
+        content = study(claims=[RACE, STEPS], scales=scales)
+        made_study = loaded(tmp_path / name, content)
         evidence = both(by_law("mqa", worse=worse), by_law("mha"), pace=pace(1.1))
-        pages.write(made_study, tmp_path / name, resulted(made_study, evidence))
+        result = resulted(made_study, evidence)
+        pages.write(made_study, tmp_path / name, result)
     (tmp_path / "empty").mkdir()
     missing = "- {id: Z9, statement: it flies, expected: 2×, why: no wings}\n"
     (tmp_path / "not_built.yaml").write_text(missing)
     (tmp_path / "quick" / "README.md").write_text("old\n\n## What was learnt\n\nMuch.\n")
-    files = [
-        tmp_path / name for name in ("README.md", "board.html", "quick/README.md", "slow/README.md")
-    ]
+    files = []
+    for name in ("README.md", "board.html", "quick/README.md", "slow/README.md"):
+        files.append(tmp_path / name)
     assert board.write(tmp_path) == files
     # anew, from its results
     page, _, quick, _ = (path.read_text() for path in files)
@@ -305,7 +323,9 @@ def test_the_leaderboard_has_a_row_a_claim(tmp_path: Path):
     assert quick.endswith("## What was learnt\n\nMuch.\n")
     assert page.startswith("# 4 claims: 4 confirmed; 1 not built\n")
     lines = [line for line in page.splitlines() if line.startswith("| [")]
-    assert [row.split("](")[1].split("/")[0] for row in lines] == ["quick", "quick", "slow", "slow"]
+    expected = ["quick", "quick", "slow", "slow"]
+    folders = [row.split("](")[1].split("/")[0] for row in lines]
+    assert folders == expected
     assert "| Z9 | it flies | – | 2× | – | no wings |" in page
     assert f"| {1.1 * math.exp(0.2 / B) - 1:.1%} faster to the target [" in lines[0]
 
@@ -316,20 +336,19 @@ DIVERGED = (None, Ending.diverged)
 
 
 def made(tmp_path: Path, *claims: Json, **changed: Any) -> Study:
-    return loaded(
-        tmp_path / "made", study(claims=list(claims), scales=at(lengths=[0.25, 0.5]), **changed)
-    )
+    scales = at(lengths=[0.25, 0.5])
+    content = study(claims=list(claims), scales=scales, **changed)
+    return loaded(tmp_path / "made", content)
 
 
 def measured(
     claim: Claim, study: Study, evidence: Evidence, arm: str
 ) -> dict[int, tuple[float | None, Ending]]:
     """One arm's primary metric: seed → value and ending."""
-    primary = [
-        m
-        for m in measurements(claim, study, evidence)
-        if (m.arm, m.metric.name) == (arm, claim.metric)
-    ]
+    primary = []
+    for m in measurements(claim, study, evidence):
+        if (m.arm, m.metric.name) == (arm, claim.metric):
+            primary.append(m)
     return {m.repeat: (m.value, m.ending) for m in primary}
 
 
@@ -337,10 +356,11 @@ def measured(
 
 
 def raced(claim: Claim, study: Study, evidence: Evidence) -> dict[str, list[float]]:
-    return {
-        arm: [value for value, _ in measured(claim, study, evidence, arm).values() if value]
-        for arm in ("mqa", "mha")
-    }
+    values: dict[str, list[float]] = {}
+    for arm in ("mqa", "mha"):
+        ends = measured(claim, study, evidence, arm).values()
+        values[arm] = [value for value, _ in ends if value]
+    return values
 
 
 def test_a_race_to_the_loss_that_both_arms_reach(tmp_path: Path):
@@ -348,31 +368,27 @@ def test_a_race_to_the_loss_that_both_arms_reach(tmp_path: Path):
     race, steps = made_study.claims
     evidence = both(by_law("mqa", worse=-0.1), by_law("mha"), pace=pace(1.1))
     needed = 400 * math.exp(-0.1 / B)  # where the arm's law meets the baseline's end
-    assert measured(steps, made_study, evidence, "mqa") == dict.fromkeys(
-        range(3), (pytest.approx(needed), Ending.measured)
-    )
-    assert measured(steps, made_study, evidence, "mha") == dict.fromkeys(
-        range(3), (400.0, Ending.measured)
-    )
-    assert raced(race, made_study, evidence) == {
+    expected = dict.fromkeys(range(3), (pytest.approx(needed), Ending.measured))
+    assert measured(steps, made_study, evidence, "mqa") == expected
+    base_finishes = measured(steps, made_study, evidence, "mha")
+    assert base_finishes == dict.fromkeys(range(3), (400.0, Ending.measured))
+    races = raced(race, made_study, evidence)
+    assert races == {
         "mqa": pytest.approx([needed * 10 / 1.1 / 1e3] * 3),
         "mha": pytest.approx([4.0] * 3),
     }
     # then it is the baseline that gets there sooner
     never = both(by_law("mqa", worse=0.1), by_law("mha"), pace=pace(1.1))
-    assert raced(steps, made_study, never) == {
-        "mqa": [400.0] * 3,
-        "mha": pytest.approx([needed] * 3),
-    }
+    never_races = raced(steps, made_study, never)
+    assert never_races == {"mqa": [400.0] * 3, "mha": pytest.approx([needed] * 3)}
     assert measured(race, made_study, both(by_law("mqa"), by_law("mha")), "mqa") == {}  # not timed
     plan = prepare(made_study, "cpu", output_dir="outputs")
     arms = {"train": {"mqa": [plan.train["mqa"], *shorter(plan, plan.train["mqa"])]}}
     # the missing lengths might have been the ones
     assert measured(steps, made_study, replace(evidence, arms=arms), "mqa") == {}
     short = both(by_law("mqa", worse=-0.7), by_law("mha"))  # 400·e^-1.75 = 70 steps would have done
-    assert measured(steps, made_study, short, "mqa") == dict.fromkeys(
-        range(3), (pytest.approx(100.0), Ending.at_most)
-    )
+    early = measured(steps, made_study, short, "mqa")
+    assert early == dict.fromkeys(range(3), (pytest.approx(100.0), Ending.at_most))
 
 
 def test_steps_are_seeds_and_their_time_is_the_sessions(tmp_path: Path):
@@ -381,34 +397,32 @@ def test_steps_are_seeds_and_their_time_is_the_sessions(tmp_path: Path):
     noise = {seed: 0.01 * seed for seed in range(6)}
     made_study = made(tmp_path, RACE, seeds=list(noise))
     speeds = [1.0, 1.1, 1.3]
-    paces = [
-        session(pace(speed)[0].measured.arms, number=i) for i, speed in enumerate(speeds, start=1)
-    ]
-    evidence = both(by_law("mqa", worse=-0.1, noise=noise), by_law("mha", noise=noise), pace=paces)
-    assert measured(made_study.claims[0], made_study, evidence, "mqa") == {
-        i: (pytest.approx(4.0 * math.exp(-0.1 / B) / speed), Ending.measured)
-        for i, speed in enumerate(speeds, start=1)
-    }
+    paces = []
+    for i, speed in enumerate(speeds, start=1):
+        arms = pace(speed)[0].measured.arms
+        paces.append(session(arms, number=i))
+    slower_arm = by_law("mqa", worse=-0.1, noise=noise)
+    evidence = both(slower_arm, by_law("mha", noise=noise), pace=paces)
+    expected = {}
+    for i, speed in enumerate(speeds, start=1):
+        ratio = math.exp(-0.1 / B)
+        expected[i] = (pytest.approx(4.0 * ratio / speed), Ending.measured)
+    assert measured(made_study.claims[0], made_study, evidence, "mqa") == expected
 
 
 def test_a_race_with_what_diverged(tmp_path: Path):
     made_study = made(tmp_path, STEPS)
     (steps,) = made_study.claims
     evidence = both(by_law("mqa", diverged=1), by_law("mha", diverged=2))
-    assert measured(steps, made_study, evidence, "mqa") == {
-        0: (pytest.approx(400), Ending.measured),
-        1: DIVERGED,
-        2: DIVERGED,
-    }
-    assert measured(steps, made_study, evidence, "mha") == {
-        0: (400.0, Ending.measured),
-        1: (400.0, Ending.measured),
-        2: DIVERGED,
-    }
+    expected = {0: (pytest.approx(400), Ending.measured), 1: DIVERGED, 2: DIVERGED}
+    assert measured(steps, made_study, evidence, "mqa") == expected
+    base_finishes = measured(steps, made_study, evidence, "mha")
+    assert base_finishes == {0: (400.0, Ending.measured), 1: (400.0, Ending.measured), 2: DIVERGED}
     assert measured(steps, made_study, Evidence(**by_law("mqa")), "mqa") == {}
     lost = both(by_law("mqa", worse=-0.1), by_law("mha"))
     lost.shorter["mqa", 1][200] = record("mqa", 1, 200, None)  # type: ignore[index]
-    between = dict.fromkeys(range(3), (pytest.approx(400 * math.exp(-0.1 / B)), Ending.measured))
+    finish = pytest.approx(400 * math.exp(-0.1 / B))
+    between = dict.fromkeys(range(3), (finish, Ending.measured))
     assert measured(steps, made_study, lost, "mqa") == between  # from 100 and 400 steps
 
 
@@ -430,39 +444,36 @@ PARTS: Json = {
 }
 
 
-@pytest.mark.parametrize(
-    ("changed", "value"),
-    [
-        ({"metric": "share", "scale": "value", "parts": ["scores", "qkv"]}, 0.3),
-        (
-            {
-                "metric": "share",
-                "scale": "value",
-                "parts": ["scores"],
-                "of": ["scores", "qkv", "loss"],
-            },
-            0.5,
-        ),
-        ({"metric": "part_ms", "parts": ["scores", "rotary"]}, 20.0),
-        ({"metric": "part_mib", "parts": ["scores", "qkv"]}, 8.0),
-        ({"metric": "part_params", "parts": ["qkv"]}, 300.0),
-        ({"metric": "held_mib", "parts": ["optimizer", "activations"]}, 10.0),
-    ],
-)
+PROFILE_METRICS = [
+    ({"metric": "share", "scale": "value", "parts": ["scores", "qkv"]}, 0.3),
+    (
+        {
+            "metric": "share",
+            "scale": "value",
+            "parts": ["scores"],
+            "of": ["scores", "qkv", "loss"],
+        },
+        0.5,
+    ),
+    ({"metric": "part_ms", "parts": ["scores", "rotary"]}, 20.0),
+    ({"metric": "part_mib", "parts": ["scores", "qkv"]}, 8.0),
+    ({"metric": "part_params", "parts": ["qkv"]}, 300.0),
+    ({"metric": "held_mib", "parts": ["optimizer", "activations"]}, 10.0),
+]
+
+
+@pytest.mark.parametrize(("changed", "value"), PROFILE_METRICS)
 def test_measurements_of_a_profile(tmp_path: Path, changed: Json, value: float):
     base = claim(SPEED, guards=[], expected=[0.1, None], mechanism={"formula": "f"})
-    made_study = loaded(tmp_path / "made", study(claims=[claim(base, **changed), LOSS]))
-    (measurement,) = measurements(
-        made_study.claims[0],
-        made_study,
-        Evidence(sessions={"parts": [session({"mqa": PARTS}, kind="parts")]}),
-    )
-    assert (measurement.arm, measurement.repeat, measurement.metric, measurement.when) == (
-        "mqa",
-        1,
-        METRICS[changed["metric"]],
-        NOW,
-    )
+    claims = [claim(base, **changed), LOSS]
+    made_study = loaded(tmp_path / "made", study(claims=claims))
+    sessions = {"parts": [session({"mqa": PARTS}, kind="parts")]}
+    (measurement,) = measurements(made_study.claims[0], made_study, Evidence(sessions=sessions))
+
+    assert measurement.arm == "mqa"
+    assert measurement.repeat == 1
+    assert measurement.metric == METRICS[changed["metric"]]
+    assert measurement.when == NOW
     assert measurement.value == pytest.approx(value)
     assert measurement.per is (
         Per.session if changed["metric"] in ("share", "part_ms") else Per.exact
@@ -486,14 +497,17 @@ def bounded(tmp_path: Path, rule: str, evidence: Evidence, **changed: Any) -> fl
         **({"parts": ["scores"]} if rule == "amdahl" else {}),
     }
     changed = {"mechanism": mechanism, "guards": [], **changed}
-    made_study = loaded(tmp_path / "made", study(claims=[claim(SPEED, **changed), LOSS]))
+    claims = [claim(SPEED, **changed), LOSS]
+    made_study = loaded(tmp_path / "made", study(claims=claims))
     return bound(made_study.claims[0], made_study, evidence)
 
 
 def test_a_third_of_key_value_heads_saves_seven_percent_of_a_token(tmp_path: Path):
     """12 layers, 768 wide, T=1024, by hand: a layer's products are 2·(12·d² + T·d), the head's
     2·d·V; K and V lose 2/3 of 2·d² each."""
-    d, T, V = 768, 1024, 50257
+    d = 768
+    T = 1024
+    V = 50257
     whole = 12 * (12 * d**2 + T * d) + d * V
     by_hand = whole / (whole - 12 * 2 * d**2 * 2 / 3)
     assert by_hand == pytest.approx(1.0764, abs=1e-4)
@@ -505,23 +519,22 @@ def test_a_third_of_key_value_heads_saves_seven_percent_of_a_token(tmp_path: Pat
         "trainer.precision=fp32",
     )
     arms = {"mha": "attention=flash", "mqa": "attention=gqa attention.n_kv_heads=4"}
-    flops = {
-        name: component_flops(compose([*d12, *own.split()]), vocab_size=V)
-        for name, own in arms.items()
-    }
+    flops = {}
+    for name, own in arms.items():
+        run = compose([*d12, *own.split()])
+        flops[name] = component_flops(run, vocab_size=V)
     counted = {name: {"component_flops": components} for name, components in flops.items()}
     for place in ("bench", "pace"):
         whole_step = Evidence(sessions={place: timed([1], counted)})
         assert bounded(tmp_path, "flops", whole_step) == pytest.approx(by_hand, rel=1e-9)
-    apart = parts(
-        {(name, 1): {**PARTS, "component_flops": components} for name, components in flops.items()}
-    )
+    flops_of_arms = {}
+    for name, components in flops.items():
+        flops_of_arms[(name, 1)] = {**PARTS, "component_flops": components}
+    apart = parts(flops_of_arms)
     attention = 4 * d**2 + T * d
     saved = attention / (attention - 4 / 3 * d**2)
-    for which, expected in (
-        (["qkv", "rotary", "scores", "attention_out"], saved),
-        (["mlp_up", "mlp_down"], 1.0),
-    ):
+    cases = ((["qkv", "rotary", "scores", "attention_out"], saved), (["mlp_up", "mlp_down"], 1.0))
+    for which, expected in cases:
         bound_of = bounded(tmp_path, "flops", apart, metric="part_ms", parts=which)
         assert bound_of == pytest.approx(expected, rel=1e-9)
 
@@ -538,10 +551,12 @@ def test_other_rules_are_ratios_of_what_was_counted(tmp_path: Path):
         "kv_bytes": 8.0,
     }
     lost = {"status": "does not fit", "params": None, "memory_mib": None, "kv_bytes": None}
-    both_arms, *less = (
-        Evidence(sessions={"bench": timed([1], arms)})
-        for arms in ({"mha": mha, "mqa": mqa}, {"mha": mha}, {"mha": mha, "mqa": lost})
-    )
+
+    def evidence_of(**arms: Json) -> Evidence:
+        return Evidence(sessions={"bench": timed([1], arms)})
+
+    both_arms = evidence_of(mha=mha, mqa=mqa)
+    less = [evidence_of(mha=mha), evidence_of(mha=mha, mqa=lost)]
     of_a_part = {"metric": "part_mib", "parts": ["scores"]}
     for rule, expected in {"params": 1.5, "memory": 1.25, "kv": 12.0}.items():
         for metric in ({}, of_a_part):  # of the whole arm
@@ -550,20 +565,24 @@ def test_other_rules_are_ratios_of_what_was_counted(tmp_path: Path):
 
 
 def test_a_step_cannot_lose_more_than_its_part(tmp_path: Path):
-    slower, other = ({**PARTS, "ms": {"scores": ms}} for ms in (25.0, 90.0))
+    slower = {**PARTS, "ms": {"scores": 25.0}}
+    other = {**PARTS, "ms": {"scores": 90.0}}
     evidence = parts({("mha", 1): PARTS, ("mha", 2): slower, ("mqa", 1): other})
     # the baseline's, and the largest seen
-    assert bounded(tmp_path, "amdahl", evidence) == pytest.approx(1 / (1 - 0.25))
+    expected = 1 / (1 - 0.25)
+    assert bounded(tmp_path, "amdahl", evidence) == pytest.approx(expected)
     assert bounded(tmp_path, "amdahl", parts({("mqa", 1): PARTS})) is None
     # saved in part: a quarter of an MLP of 40 ms, and scores of 10 ms whole, of a step of 100 ms
-    step = parts({("mha", 1): {**PARTS, "step_ms": 100.0, "ms": {"scores": 10.0, "mlp_up": 40.0}}})
+    half_done = {**PARTS, "step_ms": 100.0, "ms": {"scores": 10.0, "mlp_up": 40.0}}
+    step = parts({("mha", 1): half_done})
     mechanism = {
         "rule": "amdahl",
         "parts": ["scores", "mlp_up"],
         "saved": {"mlp_up": 0.25},
         "formula": "f",
     }
-    assert bounded(tmp_path, "", step, mechanism=mechanism) == pytest.approx(1 / (1 - 0.2))
+    figure = bounded(tmp_path, "", step, mechanism=mechanism)
+    assert figure == pytest.approx(1 / (1 - 0.2))
     given = {"bound": 1.08, "formula": "f"}
     assert bounded(tmp_path, "", Evidence(), mechanism=given) == 1.08
 
@@ -574,17 +593,17 @@ def test_a_step_cannot_lose_more_than_its_part(tmp_path: Path):
 def test_a_claim_rests_on_its_own_runs_and_sessions(tmp_path: Path):
     made_study = made(tmp_path, RACE)
     # 7 is no seed of the claim
-    runs = {
-        (arm, seed): record(arm, seed, 400, 3.0) for arm in ("mha", "mqa") for seed in (0, 1, 7)
-    }
+    runs = {}
+    for arm in ("mha", "mqa"):
+        for seed in (0, 1, 7):
+            runs[(arm, seed)] = record(arm, seed, 400, 3.0)
     short = {("mqa", 0): {200: record("mqa", 0, 200, 3.1, started="")}}
+    # a race needs no bench
     sessions = {
         "pace": pace(1.0, numbers=[1]),
         "bench": timed([1], {"mqa": {}}),
-    }  # a race needs no bench
-    assert sorted(
-        Evidence(runs=runs, shorter=short, sessions=sessions).used(made_study.claims[0], made_study)
-    ) == [
+    }
+    expected = [
         *(("mha, seed 0", "mha", NOW), ("mha, seed 1", "mha", NOW)),
         *(
             ("mqa, seed 0", "mqa", NOW),
@@ -593,6 +612,10 @@ def test_a_claim_rests_on_its_own_runs_and_sessions(tmp_path: Path):
         ),
         *(("pace session 1", "mha", NOW), ("pace session 1", "mqa", NOW)),
     ]
+    used = Evidence(runs=runs, shorter=short, sessions=sessions).used(
+        made_study.claims[0], made_study
+    )
+    assert sorted(used) == expected
 
 
 # --- noise ----------------------------------------------------------------------------------------
@@ -600,10 +623,11 @@ def test_a_claim_rests_on_its_own_runs_and_sessions(tmp_path: Path):
 
 def test_sigma_is_pooled_within_arms() -> None:
     groups = {"mha": [3.0, 3.1, 3.2], "mqa": [2.0, 2.0, 2.3]}
-    runs = [
-        (arm, record(arm, seed, 400, x))
-        for arm, values in groups.items()
-        for seed, x in enumerate(values)
-    ]
-    assert sigma(runs) == pytest.approx(math.sqrt((0.1**2 + np.var(groups["mqa"], ddof=1)) / 2))
+    runs = []
+    for arm, values in groups.items():
+        for seed, x in enumerate(values):
+            runs.append((arm, record(arm, seed, 400, x)))
+    variance = np.var(groups["mqa"], ddof=1)
+    expected = math.sqrt((0.1**2 + variance) / 2)
+    assert sigma(runs) == pytest.approx(expected)
     assert sigma([]) is None

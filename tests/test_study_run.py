@@ -15,7 +15,7 @@ import pytest
 from nocap.config.trainer import Device
 from nocap.measure import roofline
 from nocap.study.__main__ import main
-from nocap.study.log import FILE, AnalysisLine, RegistrationLine, RunLine, SessionLine, read
+from nocap.study.log import FILE, AnalysisLine, RegistrationLine, RunLine, SessionLine, read_log
 from tests import soak
 from tests.conftest import Door, called, shared_folder
 from tests.studies import LOSS, Json, at, study, tree, written
@@ -27,18 +27,19 @@ COMMAND = ("-m", "nocap.study", "made", "scale=cpu", "output_dir=out")
 def left(root: Path) -> SimpleNamespace:
     """What a study left in the folders `made` and `out`."""
     (results,) = root.glob("made/results.cpu.*.json")
+    paths = (root / "out" / "runs").iterdir()
+    runs = {path.name: json_of(path / "summary.json") for path in paths}
+    sessions = {}
+    for path in sorted(root.glob("out/studies/made/cpu/sessions/b*.json")):
+        sessions[path.name] = json_of(path)
+    page = (root / "made" / "README.md").read_text()
     return SimpleNamespace(
         results=json_of(results),
         claims=json_of(results)["claims"],
-        log=read(root / "made" / FILE),
-        page=(root / "made" / "README.md").read_text(),
-        runs={
-            path.name: json_of(path / "summary.json") for path in (root / "out" / "runs").iterdir()
-        },
-        sessions={
-            path.name: json_of(path)
-            for path in sorted(root.glob("out/studies/made/cpu/sessions/b*.json"))
-        },
+        log=read_log(root / "made" / FILE),
+        page=page,
+        runs=runs,
+        sessions=sessions,
     )
 
 
@@ -58,7 +59,8 @@ def root(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Path:
                 patch.setitem(roofline.PRODUCT, Device.cpu, 256)
                 env = {"NOCAP_CACHE": str(cache_dir)}
                 done = called(*COMMAND[2:], cwd=root, module="nocap.study.__main__", env=env)
-            (root / "done.json").write_text(json.dumps([done.code, done.out, done.err]))
+            text = json.dumps([done.code, done.out, done.err])
+            (root / "done.json").write_text(text)
     return root
 
 
@@ -67,27 +69,31 @@ def root(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Path:
 
 @pytest.mark.gate
 def test_a_study_from_its_file_to_its_verdicts(root: Path):
-    (code, out, err), it = json_of(root / "done.json"), left(root)
-    assert (code, err) == (0, "")
+    code, out, err = json_of(root / "done.json")
+    it = left(root)
+    assert code == 0
+    assert err == ""
     keys = ("id", "per", "exploratory", "notes", "missing", "n")
-    assert [[row[key] for key in keys] for row in it.claims] == [
-        ["M.speed", "session", None, [], [], 3],
-        ["M.loss", "seed", None, [], [], 3],
-    ]
-    (speed, loss), (mha, mqa) = it.claims, it.results["arms"]
+    expected = [["M.speed", "session", None, [], [], 3], ["M.loss", "seed", None, [], [], 3]]
+    assert [[row[key] for key in keys] for row in it.claims] == expected
+    speed, loss = it.claims
+    mha, mqa = it.results["arms"]
     assert speed["bound"] == pytest.approx(mha["flops_per_token"] / mqa["flops_per_token"])
-    rows = {
-        (row["metric"], row["arm"], row["repeat"]): row["value"]
-        for row in it.results["measurements"]
-        if (row["claim"], row["metric"]) in (("M.speed", "tokens_per_s"), ("M.loss", "val_loss"))
-    }
-    measured = {
-        ("tokens_per_s", arm, number): row["tokens_per_s"]
-        for number, session in enumerate(it.sessions.values(), start=1)
-        for arm, row in session["measured"]["arms"].items()
-    }
+    rows = {}
+    for row in it.results["measurements"]:
+        if (row["claim"], row["metric"]) in (("M.speed", "tokens_per_s"), ("M.loss", "val_loss")):
+            rows[(row["metric"], row["arm"], row["repeat"])] = row["value"]
+    sessions = enumerate(it.sessions.values(), start=1)
+    measured = {}
+    for number, session in sessions:
+        for name, row in session["measured"]["arms"].items():
+            measured[("tokens_per_s", name, number)] = row["tokens_per_s"]
     for name, summary in it.runs.items():
-        arm, seed = ("mqa" if "mqa" in name else "mha"), int(name.rsplit("-", 2)[1][1:])
+        if "mqa" in name:
+            arm = "mqa"
+        else:
+            arm = "mha"
+        seed = int(name.rsplit("-", 2)[1][1:])
         measured["val_loss", arm, seed] = summary["val_loss"]
     assert rows == measured
     assert len(rows) == 2 * 3 + 2 * 3
@@ -102,30 +108,29 @@ def test_a_study_from_its_file_to_its_verdicts(root: Path):
 def test_claims_are_registered_before_anything_runs_and_the_log_has_what_came_out(root: Path):
     it = left(root)
     log = it.log
-    registered, runs, sessions = log.of(RegistrationLine), log.of(RunLine), log.of(SessionLine)
-    assert [type(line) for line in log.lines] == (
-        [RegistrationLine] * 2 + [RunLine] * 6 + [SessionLine] * 3 + [AnalysisLine] * 2
-    )
-    assert [(row["id"], row["hash"]) for row in it.claims] == [
-        (line.claim, line.hash) for line in registered
-    ]
+    registered = log.of(RegistrationLine)
+    runs = log.of(RunLine)
+    sessions = log.of(SessionLine)
+    expected = [RegistrationLine] * 2 + [RunLine] * 6 + [SessionLine] * 3 + [AnalysisLine] * 2
+    assert [type(line) for line in log.lines] == expected
+    ids = [(row["id"], row["hash"]) for row in it.claims]
+    assert ids == [(line.claim, line.hash) for line in registered]
     began = [datetime.fromisoformat(line.started) for line in (*runs, *sessions)]
     assert max(datetime.fromisoformat(line.at) for line in registered) <= min(began)
-    assert {(line.identity, line.val_loss, line.started) for line in runs} == {
-        (name[-12:], summary["val_loss"], json_of(manifest)["attempts"][0]["started"])
-        for name, summary in it.runs.items()
-        for manifest in [root / "out" / "runs" / name / "manifest.json"]
-    }
-    assert [(line.started, line.measured) for line in sessions] == [
-        (
-            content["started"],
-            {arm: row["tokens_per_s"] for arm, row in content["measured"]["arms"].items()},
-        )
-        for content in it.sessions.values()
-    ]
-    assert [(line.claim, line.word) for line in log.of(AnalysisLine)] == [
-        (row["id"], row["word"]) for row in it.claims
-    ]
+    ends = {(line.identity, line.val_loss, line.started) for line in runs}
+    expected = set()
+    for name, summary in it.runs.items():
+        manifest = json_of(root / "out" / "runs" / name / "manifest.json")
+        started = manifest["attempts"][0]["started"]
+        expected.add((name[-12:], summary["val_loss"], started))
+    assert ends == expected
+    seen = [(line.started, line.measured) for line in sessions]
+    for content, (started, measured) in zip(it.sessions.values(), seen, strict=True):
+        arms = content["measured"]["arms"]
+        assert started == content["started"]
+        assert measured == {arm: row["tokens_per_s"] for arm, row in arms.items()}
+    analyses = [(line.claim, line.word) for line in log.of(AnalysisLine)]
+    assert analyses == [(row["id"], row["word"]) for row in it.claims]
 
 
 @pytest.mark.gate
@@ -135,15 +140,20 @@ def test_the_second_time_nothing_is_trained_timed_or_written(
     """But what is said of it, with the words of a reader that were changed."""
     copy = shutil.copytree(root, tmp_path / "copy")
     words = [str(copy / "made"), "scale=cpu", f"output_dir={copy / 'out'}"]
-    first, before, log = left(copy), tree(copy / "out"), (copy / "made" / FILE).read_text()
+    first = left(copy)
+    before = tree(copy / "out")
+    log = (copy / "made" / FILE).read_text()
     assert main([*words, "--plan"]) == 0
     assert ": 6 cells, 6 done, 0 to train" in capsys.readouterr().out
     written(copy / "made", {**MADE, "question": "Does it?", "method": "In other words."})
     (copy / "made" / "README.md").write_text(f"{first.page}\nA word more.\n")
     assert main(words) == 0
-    printed, again = capsys.readouterr(), left(copy)
-    assert ("start" in printed.out, printed.err) == (False, "")
-    assert (tree(copy / "out"), (copy / "made" / FILE).read_text()) == (before, log)
+    printed = capsys.readouterr()
+    again = left(copy)
+    assert "start" not in printed.out
+    assert printed.err == ""
+    assert tree(copy / "out") == before
+    assert (copy / "made" / FILE).read_text() == log
     for key in ("claims", "arms", "measurements"):
         assert again.results[key] == first.results[key]
     assert "Does it?" in again.page
@@ -162,13 +172,15 @@ def test_runs_of_a_grid_are_the_baseline(
     ]
     assert here(*baseline, "-m", "seed=0,1,2").code == 0
     before = tree(tmp_path / "out" / "runs")
-    monkeypatch.setattr(
-        "nocap.study.log.now", lambda: "2100-01-01T00:00:00+00:00"
-    )  # times are whole seconds
+    # times are whole seconds
+    monkeypatch.setattr("nocap.study.log.now", lambda: "2100-01-01T00:00:00+00:00")
     written(tmp_path / "made", {**MADE, "claims": [LOSS]})
     assert here(*COMMAND[2:], module="nocap.study").code == 0
-    it, older = left(tmp_path), "older baseline: mha, seed 0 and 2 more"
-    assert (it.claims[0]["n"], older in it.claims[0]["notes"], older in it.page) == (3, True, True)
+    it = left(tmp_path)
+    older = "older baseline: mha, seed 0 and 2 more"
+    assert it.claims[0]["n"] == 3
+    assert older in it.claims[0]["notes"]
+    assert older in it.page
     assert len(it.runs) == 3 + 3
     assert before.items() <= tree(tmp_path / "out" / "runs").items()
 
@@ -180,27 +192,33 @@ def test_runs_of_a_grid_are_the_baseline(
 @pytest.mark.timeout(900)
 def test_studies_side_by_side_train_together_and_time_one_after_the_other(tmp_path: Path):
     """In one output_dir, where the baseline is trained once for both."""
-    root, arms = tmp_path / "root", {"made": "attention=mqa", "other": "mlp=relu2"}
+    root = tmp_path / "root"
+    arms = {"made": "attention=mqa", "other": "mlp=relu2"}
     for name, arm in arms.items():
         apart = at(apart_min=0.05)  # sessions lie between the runs
-        written(root / name, study(arms={"mha": ["attention=flash"], "mqa": [arm]}, scales=apart))
+        content = study(arms={"mha": ["attention=flash"], "mqa": [arm]}, scales=apart)
+        written(root / name, content)
     commands = [soak.start([*COMMAND[:2], name, *COMMAND[3:]], root) for name in arms]
     codes = [command.wait(soak.DEADLINE_S) for command in commands]
     assert codes == [0, 0], (tmp_path / "root.err").read_text()
-    logs = [read(root / name / FILE) for name in arms]
+    logs = [read_log(root / name / FILE) for name in arms]
     began = list[list[str]]()
     for log in logs:
         runs = [line.started for line in log.of(RunLine) if line.arm != "mha"]
-        began.append([*runs, *(line.started for line in log.of(SessionLine))])
+        starts = [*runs, *(line.started for line in log.of(SessionLine))]
+        began.append(starts)
     # neither waited for the whole of the other
     assert max(map(min, began)) <= min(map(max, began))
     files = map(json_of, root.glob("out/studies/*/cpu/sessions/*.json"))
-    spans = sorted(
-        [datetime.fromisoformat(session[end]) for end in ("started", "ended")] for session in files
-    )
+    spans = []
+    for session in files:
+        spans.append([datetime.fromisoformat(session[end]) for end in ("started", "ended")])
+    spans.sort()
     assert len(spans) == 6
-    assert all(first[1] <= then[0] for first, then in pairwise(spans))
-    assert len(list((root / "out" / "runs").iterdir())) == 9
+    for first, then in pairwise(spans):
+        assert first[1] <= then[0]
+    paths = (root / "out" / "runs").iterdir()
+    assert len(list(paths)) == 9
     for log in logs:
         runs = log.of(RunLine)
         assert len(runs) == 6

@@ -17,7 +17,7 @@ import pytest
 from nocap.config.compose import compose, composed
 from nocap.config.errors import FailedError
 from nocap.config.run import Run
-from nocap.measure.benched import Bench
+from nocap.measure.bench_result import Bench
 from nocap.sessions import worker as session
 from nocap.sessions.session import Session
 from tests.attempts import spawn, wait_until
@@ -42,7 +42,8 @@ def runs(**overrides: str) -> dict[str, Run]:
 
 @pytest.mark.slow
 def test_arms_with_the_same_step_are_timed_once(monkeypatch: pytest.MonkeyPatch):
-    asked, real = [], session.carry_out
+    asked = []
+    real = session.carry_out
 
     def carry_out(arms: Any, **how: Any) -> Bench:
         asked.append([arm.label for arm in arms])
@@ -57,10 +58,10 @@ def test_arms_with_the_same_step_are_timed_once(monkeypatch: pytest.MonkeyPatch)
     assert asked == [["mha", "mqa"]]
     timed = ("tokens_per_s", "step_ms", "params", "memory_mib", "flops_per_token", "kernel")
     for name, twin in (("mha", "late"), ("mqa", "few")):
-        assert [getattr(rows[name], key) for key in timed] == [
-            getattr(rows[twin], key) for key in timed
-        ]
-    mha, mqa = rows["mha"], rows["mqa"]
+        expected = [getattr(rows[twin], key) for key in timed]
+        assert [getattr(rows[name], key) for key in timed] == expected
+    mha = rows["mha"]
+    mqa = rows["mqa"]
     assert mha.step_ms == pytest.approx(64 / mha.tokens_per_s * 1e3)
     assert mha.kv_bytes == 2 * 2 * 64 * 4  # layers · (K and V) · d_model · fp32
     assert mha.kv_bytes == HEADS * mqa.kv_bytes
@@ -70,11 +71,13 @@ def test_arms_with_the_same_step_are_timed_once(monkeypatch: pytest.MonkeyPatch)
 def test_what_is_counted_without_a_clock():
     near = session.kv_bytes(compose([*BATCH, "attention=sliding", "attention.window=8"]))
     whole = session.kv_bytes(compose([*BATCH, "attention=flash"]))
-    uncached = session.kv_bytes(compose([*BATCH, "attention=mha", "attention.document_start=3"]))
+    uncached = session.kv_bytes(compose([*BATCH, "attention=mha", "data.document_mask=true"]))
     assert whole == 2 * 2 * 64 * 4
     assert near == whole  # the cache keeps what a window no longer sees
     assert uncached is None
-    d, V, h = 64, 257, 256
+    d = 64
+    V = 257
+    h = 256
     by_part = session.part_params(compose([*BATCH, "attention=flash", "mlp=gelu4x"]))
     exact = {
         "qkv": 2 * 3 * d * d,
@@ -90,16 +93,21 @@ def test_what_is_counted_without_a_clock():
 def test_a_step_taken_apart_and_attention_over_lengths():
     row = session.parts(runs(mha="attention=mha"), repeats=1)["mha"]
     assert {"qkv", "scores", "attention_out", "mlp_up", "mlp_down", "head", "loss"} <= set(row.ms)
-    assert all(math.isfinite(x) and x >= 0 for x in row.ms.values())
+    for x in row.ms.values():
+        assert math.isfinite(x)
+        assert x >= 0
     assert row.step_ms > 0
-    assert sum(row.ms.values()) + row.unattributed_ms == pytest.approx(row.step_ms, rel=0.05)
+    total_ms = sum(row.ms.values()) + row.unattributed_ms
+    assert total_ms == pytest.approx(row.step_ms, rel=0.05)
     assert set(row.memory_mib) >= {"parameters", "gradients", "optimizer", "activations"}
     assert row.mib["scores"] > 0
     both = runs(mha="attention=mha", near="attention=sliding attention.window=8")
-    for row, window in zip(session.lengths(both, T=[32, 64, 128]).values(), (None, 8), strict=True):
+    lengths = session.lengths(both, T=[32, 64, 128])
+    for row, window in zip(lengths.values(), (None, 8), strict=True):
         assert row.T == [32, 64, 128]
         assert row.window == window
-        assert all(ms > 0 for ms in row.attention_ms)
+        for ms in row.attention_ms:
+            assert ms > 0
         assert math.isfinite(row.exponent)
 
 
@@ -121,8 +129,12 @@ def test_decoding_writes_one_text_with_every_engine_or_refuses(monkeypatch: pyte
 
 
 def asked(*overrides: str, place: str = "parts") -> Session:
-    how = {"repeats": 1} if place == "parts" else {}
-    return Session(place=place, how=how, arms={"mha": composed([*BATCH, *overrides])})
+    if place == "parts":
+        how = {"repeats": 1}
+    else:
+        how = {}
+    arms = {"mha": composed([*BATCH, *overrides])}
+    return Session(place=place, how=how, arms=arms)
 
 
 def test_a_session_is_run_again_when_its_result_could_differ():
@@ -143,16 +155,17 @@ def test_a_session_is_run_once_and_knows_when_it_was(
 ):
     monkeypatch.setenv("PYTHONPATH", str(REPO))
     now = lambda: datetime.now().astimezone().replace(microsecond=0)  # noqa: E731
-    before, first = now(), asked().run(tmp_path)
+    before = now()
+    first = asked().run(tmp_path)
     started = datetime.fromisoformat(first.started)
     ended = datetime.fromisoformat(first.ended)
     assert before <= started <= ended <= now()
     assert first.figures["mha"].step_ms > 0
-    assert [path.name for path in (tmp_path / "sessions").iterdir()] == [
-        f"parts-mha-1-{asked().key}.json"
-    ]
+    paths = (tmp_path / "sessions").iterdir()
+    assert [path.name for path in paths] == [f"parts-mha-1-{asked().key}.json"]
     monkeypatch.setattr(subprocess, "run", lambda *args, **more: pytest.fail("it was run again"))
-    assert [asked().run(tmp_path)] == asked().results(tmp_path) == [first]
+    assert [asked().run(tmp_path)] == [first]
+    assert asked().results(tmp_path) == [first]
 
 
 def test_a_session_that_fails_names_its_cause_and_its_log(
@@ -180,4 +193,5 @@ def test_a_session_does_not_outlive_a_killed_study(tmp_path: Path):
     environment = {**os.environ, "PYTHONPATH": str(REPO), "NOCAP_PARENT": "1"}
     command = [sys.executable, "-m", "nocap.sessions.worker", "no result"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, check=False)
-    assert (done.returncode, done.stderr) == (1, b"")
+    assert done.returncode == 1
+    assert done.stderr == b""

@@ -9,8 +9,8 @@ import pytest
 
 from nocap.config.errors import FailedError
 from nocap.study.__main__ import main
-from nocap.study.plan import StudyPlan
 from nocap.study.spec import folder_of, shipped
+from nocap.study.study_plan import StudyPlan
 from tests.conftest import REPO
 
 YAML = REPO / "experiments" / "order_short" / "study.yaml"
@@ -41,12 +41,12 @@ def test_a_plan_writes_nothing_and_a_run_makes_the_studys_own_folder(
         assert list(tmp_path.iterdir()) == []
     assert main(["experiments/order_short", "scale=cpu"]) == 1
     assert file.read_bytes() == YAML.read_bytes()
-    assert [plan.study.folder for plan in plans] == [str(file.parent)] * 3
+    folders = [plan.study.folder for plan in plans]
+    assert folders == [str(file.parent)] * 3
     changed = YAML.read_text().replace("question: ", "question: Of mine, ", 1)
     file.write_text(changed)
-    assert (
-        main(["order_short", "scale=cpu"]) == 1
-    )  # from here on the file in this folder is the study
+    # from here on the file in this folder is the study
+    assert main(["order_short", "scale=cpu"]) == 1
     assert file.read_text() == changed
     assert plans[-1].study.question.startswith("Of mine, ")
 
@@ -54,11 +54,12 @@ def test_a_plan_writes_nothing_and_a_run_makes_the_studys_own_folder(
 def test_a_name_in_this_folder_comes_first_and_an_unknown_one_is_refused_with_the_names(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert set(shipped()) == {
-        path.parent.name for path in (REPO / "experiments").glob("*/study.yaml")
-    }
+    paths = (REPO / "experiments").glob("*/study.yaml")
+    names = {path.parent.name for path in paths}
+    assert set(shipped()) == names
     (tmp_path / "gqa").mkdir()
-    assert (folder_of("gqa"), folder_of("mlp")) == (Path("gqa"), Path("experiments/mlp"))
+    assert folder_of("gqa") == Path("gqa")
+    assert folder_of("mlp") == Path("experiments/mlp")
     for word in ("gqq", "elsewhere/gqa", "../gqa", "/nowhere/gqa", "experiments/../gqa"):
         with pytest.raises(SystemExit, match="2"):
             main([word, "--plan"])

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from nocap.judge.batches import ProposalWord
-from nocap.judge.compared import Comparison
+from nocap.judge.compared_arms import Comparison
 from nocap.judge.losses import Outcome
+from nocap.judge.proposal import ProposalWord
 from nocap.judge.verdict import Word
 from nocap.report import arms
 from nocap.report.drawing import MARKS, DrawnCurve, drawn
@@ -97,8 +97,10 @@ COSTS = {
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_what_is_left_out_is_named(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    costs = rendered(width, monkeypatch).partition("\nWhat each arm is\n")[2].partition("\n\n")[0]
-    assert costs.partition("\nleft out")[2] == COSTS.get(width, "").removeprefix("left out")
+    words = rendered(width, monkeypatch).partition("\nWhat each arm is\n")
+    costs = words[2].partition("\n\n")[0]
+    expected = COSTS.get(width, "").removeprefix("left out")
+    assert costs.partition("\nleft out")[2] == expected
 
 
 def test_at_the_width_that_is_named_nothing_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,10 +111,11 @@ def test_at_the_width_that_is_named_nothing_is_left_out(monkeypatch: pytest.Monk
 def piped(**environment: str) -> str:
     """What a process prints into a pipe."""
     env = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    variables = {**env, "PYTHONPATH": str(REPO), "PYTHONIOENCODING": "utf-8", **environment}
     return subprocess.run(
         [sys.executable, "-c", RENDER],
         cwd=REPO,
-        env={**env, "PYTHONPATH": str(REPO), "PYTHONIOENCODING": "utf-8", **environment},
+        env=variables,
         capture_output=True,
         text=True,
         check=True,
@@ -129,7 +132,8 @@ def in_a_terminal(width: int, patch: pytest.MonkeyPatch, **environment: str) -> 
     if "NO_COLOR" in environment:
         patch.setenv("NO_COLOR", environment["NO_COLOR"])
     leader, follower = pty.openpty()
-    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
+    size = struct.pack("HHHH", 24, width, 0, 0)
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, size)
     with os.fdopen(follower, "w", encoding="utf-8") as screen:
         patch.setattr(sys, "stdout", screen)
         patch.setattr(sys, "__stdout__", screen)
@@ -145,7 +149,9 @@ def test_a_terminal_shows_what_a_pipe_of_its_width_gets_in_colours(
 ) -> None:
     expected = rendered(width, monkeypatch)
     shown = in_a_terminal(width, monkeypatch)
-    lines = [line.rstrip() for line in STYLE.sub("", shown).splitlines()]
+    text = STYLE.sub("", shown)
+    lines = [line.rstrip() for line in text.splitlines()]
+
     assert lines == expected.splitlines()
     assert "\x1b[1;32mbetter" in shown
     assert "\x1b[1;31mworse" in shown
@@ -170,15 +176,15 @@ def test_a_pipe_gets_80_columns_without_a_style() -> None:
 
 
 def table(*rows: Sequence[object], heads: Sequence[str], keep: str = "") -> str:
-    return str(
-        Table(
-            title="", columns=[Column(title=head, keep=head == keep) for head in heads], rows=rows
-        )
-    )
+    columns = [Column(title=head, keep=head == keep) for head in heads]
+    return str(Table(title="", columns=columns, rows=rows))
 
 
 def test_a_word_of_a_verdict_fits_the_narrowest_column() -> None:
-    words = [word.value for kind in (Outcome, Word, ProposalWord) for word in kind]
+    words = []
+    for kind in (Outcome, Word, ProposalWord):
+        for word in kind:
+            words.append(word.value)
     assert [word for word in words if len(word) > PHRASE] == []
 
 
@@ -188,18 +194,18 @@ def test_the_column_to_keep_stays_and_the_others_go_from_the_right(
     monkeypatch.setenv("COLUMNS", "30")
     row = ["a" * 10, 1234567, 1234567, "no difference"]
     text = table(row, heads=["arm", "first", "second", "verdict"], keep="verdict")
-    assert text.splitlines()[:2] == ["arm         verdict", "aaaaaaaaaa  no difference"]
-    assert (
-        " ".join(text.splitlines()[2:])
-        == "left out at 30 columns: first, second (COLUMNS=43 has all)"
-    )
+    lines = text.splitlines()[:2]
+    assert lines == ["arm         verdict", "aaaaaaaaaa  no difference"]
+    lines = text.splitlines()[2:]
+    assert " ".join(lines) == "left out at 30 columns: first, second (COLUMNS=43 has all)"
 
 
 def test_a_name_of_300_letters_is_broken_and_nothing_of_it_is_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    text = table(["n" * 300, 3.25, "better"], heads=["arm", "val loss", "verdict"], keep="verdict")
+    row = ["n" * 300, 3.25, "better"]
+    text = table(row, heads=["arm", "val loss", "verdict"], keep="verdict")
     assert long_lines(text, 80) == []
     assert text.count("n") == 300
     assert "better" in text
@@ -209,11 +215,9 @@ def test_of_a_cell_the_interval_goes_to_a_line_of_its_own(monkeypatch: pytest.Mo
     monkeypatch.setenv("COLUMNS", "20")
     columns = [Column(title="arm"), Column(title="speed", show=lambda cell: cell)]
     cell = TableCell(text="7.4% faster", small="[1% to 13%]")
-    assert str(Table(title="", columns=columns, rows=[["gqa", cell]])).splitlines() == [
-        "arm  speed",
-        "gqa  7.4% faster",
-        "     [1% to 13%]",
-    ]
+    wide = Table(title="", columns=columns, rows=[["gqa", cell]])
+    lines = str(wide).splitlines()
+    assert lines == ["arm  speed", "gqa  7.4% faster", "     [1% to 13%]"]
 
 
 def test_hostile_names_obey_the_width(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,15 +239,16 @@ def level(label: str, y: float) -> DrawnCurve:
 @pytest.mark.parametrize("width", WIDTHS)
 def test_curves_are_as_wide_as_the_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
-    text = drawn([level("arm", 3.0), level("b" * 30, 4.0)], x="steps", y="loss")
+    levels = [level("arm", 3.0), level("b" * 30, 4.0)]
+    text = drawn(levels, x="steps", y="loss")
     assert max(map(len, text.splitlines())) == width
 
 
 def test_curves_that_meet_take_turns() -> None:
-    text = drawn(
-        [level("a", 3.0), level("b", 3.0), level("c", 4.0)], x="steps", y="loss", width=8, height=3
-    )
-    rows = [line.partition("┤")[2] for line in text.splitlines()[1:4]]
+    curves = [level("a", 3.0), level("b", 3.0), level("c", 4.0)]
+    text = drawn(curves, x="steps", y="loss", width=8, height=3)
+    lines = text.splitlines()[1:4]
+    rows = [line.partition("┤")[2] for line in lines]
     assert rows == ["××××××××", "", "•+•+•+•+"]
 
 
@@ -255,7 +260,8 @@ def test_ticks_are_round_numbers() -> None:
         "4.5",
         "4.0",
     ]
-    assert lines[20].split() == ["0", "500", "1000", "1500"]
+    words = lines[20].split()
+    assert words == ["0", "500", "1000", "1500"]
 
 
 def test_where_the_encoding_is_ascii_all_is_drawn_in_ascii(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,7 +280,8 @@ def test_where_the_encoding_is_ascii_all_is_drawn_in_ascii(monkeypatch: pytest.M
     monkeypatch.undo()
     assert plot.isascii()
     assert text.isascii()
-    assert [line[0] for line in plot.splitlines()[-len(MARKS) :]] == [*expected]
+    lines = plot.splitlines()[-len(MARKS) :]
+    assert [line[0] for line in lines] == [*expected]
 
 
 def test_lines_of_a_picture_differ_without_colours() -> None:
@@ -288,5 +295,6 @@ def test_a_picture_of_lines_with_dashes_and_markers(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     from nocap.plot import _png
 
-    two = _png([level("a", 3.0), level("b", 3.0)], x="steps", y="loss", log="")
+    both = [level("a", 3.0), level("b", 3.0)]
+    two = _png(both, x="steps", y="loss", log="")
     assert two.startswith(b"\x89PNG")

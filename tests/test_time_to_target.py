@@ -17,7 +17,9 @@ from nocap.judge.time_to_target import Finish, TargetCrossing, crossing, race, t
 from nocap.judge.verdict import Verdict, Word, judge
 from nocap.store.metrics import METRICS, Ending, Measurement, Scale
 
-A, B, WHOLE = 8.0, 0.4, 400
+A = 8.0
+B = 0.4
+WHOLE = 400
 
 
 def law(steps: float, gain: float = 1.0) -> float:
@@ -31,11 +33,12 @@ def curve(
     """Losses of n seeds: one part of the noise moves a seed's whole curve, one is each run's
     own."""
     shared = rng.normal(0, sd, n)
-    return {
-        steps: (law(steps, gain) + shared + rng.normal(0, sd, n)).tolist()
-        for x in (*lengths, 1.0)
-        for steps in [round(x * WHOLE)]
-    }
+    values: dict[int, list[float]] = {}
+    for x in (*lengths, 1.0):
+        steps = round(x * WHOLE)
+        noise = rng.normal(0, sd, n)
+        values[steps] = (law(steps, gain) + shared + noise).tolist()
+    return values
 
 
 def exact(gain: float, *lengths: int) -> dict[int, list[float]]:
@@ -52,15 +55,12 @@ def gains(arm: Finish, base: Finish) -> list[float]:
 @pytest.mark.parametrize("gain", [1.0, 1.1, 1.5, 2.5, 3.9])
 def test_an_arms_steps_are_log_linear_between_two_lengths_and_the_other_arms_too(gain: float):
     arm, base = race(exact(gain, 100, 200), exact(1.0, 100, 200))
-    assert (arm, base) == (
-        Finish(steps=pytest.approx([WHOLE / gain] * 3)),
-        Finish(steps=[WHOLE] * 3),
-    )
+    steps = pytest.approx([WHOLE / gain] * 3)
+    assert arm == Finish(steps=steps)
+    assert base == Finish(steps=[WHOLE] * 3)
     slow, quick = race(exact(1.0, 100, 200), exact(gain, 100, 200))  # and the other way round
-    assert (slow.steps, quick.steps) == (
-        pytest.approx([WHOLE] * 3),
-        pytest.approx([WHOLE / gain] * 3),
-    )
+    assert slow.steps == pytest.approx([WHOLE] * 3)
+    assert quick.steps == pytest.approx([WHOLE / gain] * 3)
 
 
 def test_below_its_shortest_schedule_an_arms_steps_are_at_most_that():
@@ -69,47 +69,49 @@ def test_below_its_shortest_schedule_an_arms_steps_are_at_most_that():
     first, last = race(losses, exact(1.0))
     assert first.ending is Ending.at_most
     # with the noise that the loss there has
-    assert np.log(first.steps) == pytest.approx(math.log(300) + noise / B)
+    expected = math.log(300) + noise / B
+    assert np.log(first.steps) == pytest.approx(expected)
     assert last == Finish(steps=[WHOLE] * 3)
 
 
 def test_longer_runs_that_end_higher_count_as_one_length():
     bumpy = {100: [4.0] * 3, 200: [3.4] * 3, 400: [3.5] * 3}  # 3.45 at √(200·400)
     arm, _ = race(bumpy, {400: [3.7] * 3})
-    middle = (math.log(100) * 0.25 + math.log(math.sqrt(200 * 400)) * 0.30) / 0.55
+    middle_of_both = math.log(math.sqrt(200 * 400))
+    middle = (math.log(100) * 0.25 + middle_of_both * 0.30) / 0.55
     assert np.log(arm.steps) == pytest.approx(middle)
-    flat, _ = race(
-        {200: [3.0] * 3, 400: [3.1] * 3}, {400: [3.7] * 3}
-    )  # its loss does not fall at all
-    assert flat == Finish(steps=[400.0] * 3, ending=Ending.at_most)
+    # its loss does not fall at all
+    flat, _ = race({200: [3.0] * 3, 400: [3.1] * 3}, {400: [3.7] * 3})
+    expected = Finish(steps=[400.0] * 3, ending=Ending.at_most)
+    assert flat == expected
 
 
 def test_each_seed_has_the_noise_of_its_three_losses():
     rng = np.random.default_rng(4)
-    arm, base = (
-        curve(rng, gain=1.5, lengths=(0.5,), sd=0.01),
-        curve(rng, gain=1.0, lengths=(), sd=0.01),
-    )
+    arm = curve(rng, gain=1.5, lengths=(0.5,), sd=0.01)
+    base = curve(rng, gain=1.0, lengths=(), sd=0.01)
     first, _ = race(arm, base)
-    high, low, goal = (np.array(losses) for losses in (arm[200], arm[400], base[400]))
-    share = (goal.mean() - low.mean()) / (high.mean() - low.mean())
-    slope = (high.mean() - low.mean()) / math.log(2)
-    by_hand = (
-        share * math.log(200)
-        + (1 - share) * math.log(400)
-        + (share * high + (1 - share) * low - goal) / slope
-    )
+    high = np.array(arm[200])
+    low = np.array(arm[400])
+    goal = np.array(base[400])
+    whole = high.mean() - low.mean()
+    share = (goal.mean() - low.mean()) / whole
+    whole = high.mean() - low.mean()
+    slope = whole / math.log(2)
+    ends = share * high + (1 - share) * low - goal
+    by_hand = share * math.log(200) + (1 - share) * math.log(400) + ends / slope
     assert np.log(first.steps) == pytest.approx(by_hand)
-    assert np.log(first.steps).mean() == pytest.approx(
-        share * math.log(200) + (1 - share) * math.log(400)
-    )
+    expected = share * math.log(200) + (1 - share) * math.log(400)
+    assert np.log(first.steps).mean() == pytest.approx(expected)
 
 
 def simulated(
     studies: int, *, gain: float, lengths: Sequence[float], sd: float
 ) -> tuple[float, float]:
     """Geometric mean of the gains, and how many of the 95% t-intervals hold the true one."""
-    rng, means, covered = np.random.default_rng(11), [], 0
+    rng = np.random.default_rng(11)
+    means = []
+    covered = 0
     for _ in range(studies):
         arm, base = race(
             *(curve(rng, gain=true_gain, lengths=lengths, sd=sd) for true_gain in (gain, 1.0))
@@ -117,10 +119,11 @@ def simulated(
         assert {arm.ending, base.ending} == {Ending.measured}
         each = np.array(gains(arm, base))
         means.append(each.mean())
-        covered += abs(each.mean() - math.log(gain)) <= stats.t.ppf(0.975, 2) * each.std(
-            ddof=1
-        ) / math.sqrt(3)
-    return math.exp(float(np.mean(means))), covered / studies
+        deviation = each.std(ddof=1)
+        distance = abs(each.mean() - math.log(gain))
+        covered += distance <= stats.t.ppf(0.975, 2) * deviation / math.sqrt(3)
+    ratio = math.exp(float(np.mean(means)))
+    return ratio, covered / studies
 
 
 @pytest.mark.parametrize(("lengths", "sd"), [((0.375, 0.5, 0.75), 0.025), ((0.25, 0.5), 0.003)])
@@ -157,17 +160,17 @@ def judged(own: Finish, base: Finish, *, low: float) -> Verdict:
     claim = Claim(
         **about, scale=Scale.ratio, expected=[low, None], mechanism=mechanism, seeds=[0, 1, 2]
     )
-    measurements = [
-        Measurement(
-            arm=arm,
-            repeat=seed,
-            metric=METRICS["steps_to_target"],
-            value=steps,
-            ending=finish.ending,
-        )
-        for arm, finish in (("arm", own), ("base", base))
-        for seed, steps in enumerate(finish.steps)
-    ]
+    measurements = []
+    for arm, finish in (("arm", own), ("base", base)):
+        for seed, steps in enumerate(finish.steps):
+            measurement = Measurement(
+                arm=arm,
+                repeat=seed,
+                metric=METRICS["steps_to_target"],
+                value=steps,
+                ending=finish.ending,
+            )
+            measurements.append(measurement)
     return judge(claim, measurements, against="base", at="cpu")
 
 
@@ -181,36 +184,38 @@ def test_a_race_is_not_refuted_by_its_own_shortest_schedule():
         verdict = judged(*finishes, low=1.5)
         assert verdict.word is Word.inconclusive
         assert verdict.endings[Ending.at_most] == ["arm, seed 0", "arm, seed 1", "arm, seed 2"]
-        assert judged(*finishes, low=1.15).word is Word.confirmed  # at least 1.333, less the noise
+        word = judged(*finishes, low=1.15).word
+        assert word is Word.confirmed  # at least 1.333, less the noise
         arm = curve(rng, gain=2.5, lengths=(0.1875, 0.375, 0.75), sd=0.003)
         bracketed = race(arm, curve(rng, gain=1.0, lengths=(0.75,), sd=0.003))
-        assert judged(*bracketed, low=1.5).word is Word.confirmed
+        word = judged(*bracketed, low=1.5).word
+        assert word is Word.confirmed
 
 
 def test_a_baseline_that_is_far_ahead_bounds_the_gain_from_above():
     rng = np.random.default_rng(3)
     finishes = race(*(curve(rng, gain=gain, lengths=(0.75,), sd=0.003) for gain in (0.4, 1.0)))
     verdict = judged(*finishes, low=1.0)
-    assert (verdict.word, verdict.endings[Ending.at_most][0]) == (Word.refuted, "base, seed 0")
-    assert judged(*finishes, low=0.5).word is Word.inconclusive
+    assert verdict.word == Word.refuted
+    assert verdict.endings[Ending.at_most][0] == "base, seed 0"
+    word = judged(*finishes, low=0.5).word
+    assert word is Word.inconclusive
 
 
 # --- on a curve -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("y", "expected"),
-    [
-        ([5.0, 4.0, 3.0, 2.0], 150.0),  # between steps 100 and 200
-        ([5.0, 4.0, 4.0, 3.6], None),  # never
-        ([3.0, 2.0, 2.0, 1.0], 0.0),  # there at the start
-        ([5.0, 3.5, 3.0, 2.0], 100.0),  # on a point
-        (
-            [5.0, 3.0, 5.0, 2.0],
-            175.0,
-        ),  # one lucky validation does not count: the medians are 5, 5, 3, 2
-    ],
-)
+CROSSINGS = [
+    ([5.0, 4.0, 3.0, 2.0], 150.0),  # between steps 100 and 200
+    ([5.0, 4.0, 4.0, 3.6], None),  # never
+    ([3.0, 2.0, 2.0, 1.0], 0.0),  # there at the start
+    ([5.0, 3.5, 3.0, 2.0], 100.0),  # on a point
+    # one lucky validation does not count: the medians are 5, 5, 3, 2
+    ([5.0, 3.0, 5.0, 2.0], 175.0),
+]
+
+
+@pytest.mark.parametrize(("y", "expected"), CROSSINGS)
 def test_crossing(y: list[float], expected: float | None):
     there = crossing([0, 100, 200, 300], y, target=3.5)
     if expected is None or there is None:
@@ -223,15 +228,14 @@ def test_crossing(y: list[float], expected: float | None):
 def test_a_ratio_may_be_off_by_what_lies_between_two_validations() -> None:
     arm = [TargetCrossing(at=150.0, before=100.0, after=200.0)]
     base = [TargetCrossing(at=190.0, before=180.0, after=200.0)]
-    lowest = math.log(100 / 200) - math.log(
-        150 / 190
-    )  # the arm as early, the baseline as late as can be
+    # the arm as early, the baseline as late as can be
+    lowest = math.log(100 / 200) - math.log(150 / 190)
     highest = math.log(200 / 180) - math.log(150 / 190)
-    assert widening(arm, base) == pytest.approx(max(-lowest, highest))
+    expected = max(-lowest, highest)
+    assert widening(arm, base) == pytest.approx(expected)
     differ = (100 - 20) / 170
-    narrow, wide = (
-        Estimate(mid=1.0, low=1.0, high=math.exp(differ + x), n=3) for x in (-0.01, 0.01)
-    )
+    narrow = Estimate(mid=1.0, low=1.0, high=math.exp(differ - 0.01), n=3)
+    wide = Estimate(mid=1.0, low=1.0, high=math.exp(differ + 0.01), n=3)
     assert too_coarse(arm, base, wide) is None
     assert "validated every 100 steps there, and the other every 20" in str(
         too_coarse(arm, base, narrow)

@@ -15,10 +15,10 @@ from scipy import stats
 
 from nocap.config.compose import composed
 from nocap.judge.compare import compare
-from nocap.judge.compared import Comparison
+from nocap.judge.compared_arms import Comparison
+from nocap.judge.comparison_json import result_of
+from nocap.judge.comparison_schema import to_json
 from nocap.judge.interval import of_arms, of_pairs
-from nocap.judge.result import result_of
-from nocap.judge.schema import to_json
 from nocap.launch.grid import check
 from nocap.report.arms import render
 from nocap.sessions.in_turns import InTurns, arms_of
@@ -41,23 +41,27 @@ SPEEDS = {
 def timing(*, noise: float = 0.0, rounds: int = 12) -> Timing:
     """The arms of `test_equal_loss.grid` on another machine, in rounds with this deviation."""
     rng = np.random.default_rng(5)
+    seconds = {}
+    for arm, speed in SPEEDS.items():
+        ratio = np.exp(rng.normal(0, noise, rounds))
+        seconds[arm] = (1e-4 * speed * ratio).tolist()
     return Timing(
         started="2026-11-28T10:00:00+00:00",
         machine="b",
         machine_name="b",
         clock="process CPU time, one thread",
-        seconds={
-            arm: (1e-4 * speed * np.exp(rng.normal(0, noise, rounds))).tolist()
-            for arm, speed in SPEEDS.items()
-        },
+        seconds=seconds,
         left_out={},
     )
 
 
 def timed(of: Timing) -> Comparison:
     plain = grid()
-    records = [record for row in plain.arms for record in row.arm.all]
-    records += [record for arm in plain.lengths for record in arm.all]
+    records = []
+    for row in plain.arms:
+        records.extend(row.arm.all)
+    for arm in plain.lengths:
+        records.extend(arm.all)
     return compare(Found(records=records, timings=[of]), baseline="flash gelu4x")
 
 
@@ -69,8 +73,10 @@ def test_repeats_of_another_kind_add_their_mean_and_their_variance() -> None:
     rng = np.random.default_rng(1)
     seeds = rng.normal(0.1, 0.02, 5)
     rounds = rng.normal(-0.3, 0.01, 14)
-    expected = stats.ttest_ind(seeds, -rounds, equal_var=False).confidence_interval(0.95)
+    test = stats.ttest_ind(seeds, -rounds, equal_var=False)
+    expected = test.confidence_interval(0.95)
     estimate = of_pairs(seeds.tolist(), beside=rounds.tolist())
+
     assert estimate.low == pytest.approx(expected.low)
     assert estimate.high == pytest.approx(expected.high)
     assert estimate.n == 5
@@ -86,13 +92,17 @@ def test_intervals_of_two_kinds_of_repeats_hold_the_truth(arms: int) -> None:
         clocks = rng.normal(0, 0.01, (arms + 1, 6))
         seeds = (losses[1:] - losses[:1]).tolist()
         rounds = (clocks[1:] - clocks[:1]).tolist()
-        held += all(each.low <= 0 <= each.high for each in of_arms(seeds, beside=rounds))
+        estimates = of_arms(seeds, beside=rounds)
+        held += all(each.low <= 0 <= each.high for each in estimates)
     assert held / 2000 >= 0.94
 
 
 def test_too_few_rounds_give_no_interval() -> None:
-    assert of_pairs([1.0, 1.1, 1.2], beside=[0.0, 0.1]).half_width == math.inf
-    assert of_arms([[1.0, 1.1, 1.2]] * 2, beside=[[0.0, 0.1]] * 2)[0].half_width == math.inf
+    half_width = of_pairs([1.0, 1.1, 1.2], beside=[0.0, 0.1]).half_width
+    assert half_width == math.inf
+    estimates = of_arms([[1.0, 1.1, 1.2]] * 2, beside=[[0.0, 0.1]] * 2)
+    half_width = estimates[0].half_width
+    assert half_width == math.inf
 
 
 # --- what the comparison makes of it --------------------------------------------------------------
@@ -117,7 +127,8 @@ def test_speeds_are_those_of_the_timing() -> None:
         "the arms timed in turns, 12 rounds by process CPU time, one thread, on b, 2026-11-28."
         in shown
     )
-    assert to_json(result_of(comparison))["timing"]["rounds"] == 12
+    content = to_json(result_of(comparison))
+    assert content["timing"]["rounds"] == 12
     json.dumps(to_json(result_of(comparison)), allow_nan=False)
 
 
@@ -127,18 +138,19 @@ def test_the_time_at_equal_loss_has_the_noise_of_both() -> None:
     of_runs = at_equal_loss(grid(), "gqa gelu4x")["ratio"]
     # the runs' own times are 0.9 of the baseline's, and have no noise
     assert quiet["mean"] == pytest.approx(of_runs["mean"] * 0.8 / 0.9)
-    assert math.log(quiet["high"] / quiet["low"]) == pytest.approx(
-        math.log(of_runs["high"] / of_runs["low"]), rel=0.02
-    )
+    expected = math.log(of_runs["high"] / of_runs["low"])
+    quiet_width = math.log(quiet["high"] / quiet["low"])
+    assert quiet_width == pytest.approx(expected, rel=0.02)
     noisy = at_equal_loss(timed(timing(noise=0.2)), "gqa gelu4x")["ratio"]
-    assert math.log(noisy["high"] / noisy["low"]) > 1.2 * math.log(quiet["high"] / quiet["low"])
+    noisy_width = math.log(noisy["high"] / noisy["low"])
+    quiet_width = math.log(quiet["high"] / quiet["low"])
+    assert noisy_width > 1.2 * quiet_width
 
 
 def test_a_timing_that_lacks_an_arm_is_named_and_not_used() -> None:
     whole = timing()
-    short = replace(
-        whole, seconds={arm: x for arm, x in whole.seconds.items() if "gqa-swiglu" not in arm}
-    )
+    seconds = {arm: x for arm, x in whole.seconds.items() if "gqa-swiglu" not in arm}
+    short = replace(whole, seconds=seconds)
     comparison = timed(short)
     assert comparison.timing is None
     why = "the timing of 2026-11-28T10:00:00+00:00 lacks gqa swiglu: speeds are those of the runs"
@@ -152,6 +164,7 @@ def test_an_arm_that_could_not_be_timed_says_why() -> None:
         replace(whole, seconds=fewer, left_out={"nano-gqa-swiglu": "does not fit: 9 GiB"})
     )
     row = next(row for row in comparison.arms if row.label == "gqa swiglu")
+
     assert row.times["token_us"].refused == "not timed in turns: does not fit: 9 GiB"
     assert row.equal_loss is not None
     assert row.equal_loss.refused == "not timed in turns: does not fit: 9 GiB"
@@ -196,7 +209,10 @@ def test_a_grid_of_the_same_arms_takes_the_timing_of_the_one_before(tmp_path: Pa
     """As the looks of `--until-shown` do, whose grids differ in their seeds alone."""
     cells = [(*CELL, f"attention={name}", f"output_dir={tmp_path}") for name in ("flash", "gqa")]
     one = check(cells, swept=["attention"], compose=composed, log=print)
-    more = [(*cell, f"seed={seed}") for cell in cells for seed in (0, 1)]
+    more = []
+    for cell in cells:
+        for seed in (0, 1):
+            more.append((*cell, f"seed={seed}"))
     two = check(more, swept=["attention", "seed"], compose=composed, log=print)
     session = Session(place="rounds", arms=arms_of(one), how={"seconds": 5.0})
     path = session.path(one.folder, 1)
@@ -216,29 +232,28 @@ def test_a_grid_of_the_same_arms_takes_the_timing_of_the_one_before(tmp_path: Pa
         "how": {},
         "arms": {},
     }
-    path.write_text(
-        json.dumps({**content, "started": at, "ended": at, "measured": {"arms": {"a": arm}}})
-    )
+    text = json.dumps({**content, "started": at, "ended": at, "measured": {"arms": {"a": arm}}})
+    path.write_text(text)
     assert one.folder != two.folder
     InTurns(seconds=5.0).measure(two, one.folder)
     assert session.path(two.folder, 1).read_bytes() == path.read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        (["--time", "0"], "--time must be seconds above 0, as in --time 60, got 0"),
-        (["--time", "nan"], "--time must be seconds above 0, as in --time 60, got nan"),
-        (["--time", "soon"], "--time must be seconds above 0, as in --time 60, got soon"),
-        (["--time", "9", "trainer.devices=2"], "trainer.devices must be 1 with --time"),
-        (["--time", "9", "hydra/launcher=slurm"], "--time must be left out on a cluster"),
-        (["--time", "9", "--plan", "trainer.devices=2"], "trainer.devices must be 1 with --time"),
-        (
-            ["--time", "9", "search=random", "optimizer.wd=interval(1e-4,1e-2)"],
-            "--time must be left out of a search",
-        ),
-    ],
-)
+REFUSED = [
+    (["--time", "0"], "--time must be seconds above 0, as in --time 60, got 0"),
+    (["--time", "nan"], "--time must be seconds above 0, as in --time 60, got nan"),
+    (["--time", "soon"], "--time must be seconds above 0, as in --time 60, got soon"),
+    (["--time", "9", "trainer.devices=2"], "trainer.devices must be 1 with --time"),
+    (["--time", "9", "hydra/launcher=slurm"], "--time must be left out on a cluster"),
+    (["--time", "9", "--plan", "trainer.devices=2"], "trainer.devices must be 1 with --time"),
+    (
+        ["--time", "9", "search=random", "optimizer.wd=interval(1e-4,1e-2)"],
+        "--time must be left out of a search",
+    ),
+]
+
+
+@pytest.mark.parametrize(("words", "why"), REFUSED)
 def test_what_cannot_be_timed_is_refused(
     words: list[str], why: str, here: Door, tmp_path: Path
 ) -> None:

@@ -52,7 +52,10 @@ BESIDE = (  # what sets of ideas meet in turn
 
 def test_every_idea_of_the_shelf_has_its_yaml():
     chosen = [re.findall(r"^kind: (\w+)", path.read_text(), re.M) for path in IDEAS.values()]
-    assert set(outside.all_options("ideas")) == {kind for kinds in chosen for kind in kinds}
+    expected = set()
+    for kinds in chosen:
+        expected.update(kinds)
+    assert set(outside.all_options("ideas")) == expected
 
 
 # --- together -------------------------------------------------------------------------------------
@@ -64,9 +67,8 @@ def small(*words):
 
 
 def with_ideas(names, *words):
-    return replace(
-        small(*words), ideas={name: small(f"ideas=[{name}]").ideas[name] for name in names}
-    )
+    ideas = {name: small(f"ideas=[{name}]").ideas[name] for name in names}
+    return replace(small(*words), ideas=ideas)
 
 
 def refusal(names, *words):
@@ -96,13 +98,15 @@ def drawn(names, apart, chance):
 def test_ideas_in_sets_train_and_resume_bit_for_bit(tmp_path):
     # it needs a key: a file, a run
     refused = {frozenset([name]): line for name in IDEAS if (line := refusal([name]))}
-    usable, chance = [name for name in IDEAS if frozenset([name]) not in refused], random.Random(0)
+    usable = [name for name in IDEAS if frozenset([name]) not in refused]
+    chance = random.Random(0)
     pairs = {
         frozenset(pair): line
         for pair in itertools.combinations(usable, 2)
         if (line := refusal(pair))
     }
-    assert [line for line in (*refused.values(), *pairs.values()) if "\n" in line] == []
+    broken = [line for line in (*refused.values(), *pairs.values()) if "\n" in line]
+    assert broken == []
     sets = [drawn(usable, pairs, chance) for _ in range(12)]
     assert frozenset().union(*sets) == {*usable}
     for number, (names, words) in enumerate(zip(sets, itertools.cycle(BESIDE), strict=False)):
@@ -120,13 +124,16 @@ def _trains_and_resumes(run, folder):
     folder.mkdir()
     ledger = Ledger(started=0.0)
     job, trainee = trainee_of(run, folder)
-    assert all(take_step(job, trainee, ledger, step=step).finite for step in range(2))
+    for step in range(2):
+        assert take_step(job, trainee, ledger, step=step).finite
     both = trainee, saved_and_loaded(trainee, run, folder, step=2)
     first, second = (take_step(job, each, ledger, step=2) for each in both)
     assert first.finite
-    assert (first.loss, first.grad_norm) == (second.loss, second.grad_norm)
+    assert first.loss == second.loss
+    assert first.grad_norm == second.grad_norm
     state, again = (each.model.state_dict() for each in both)
-    assert all(torch.equal(tensor, again[name]) for name, tensor in state.items())
+    for name, tensor in state.items():
+        assert torch.equal(tensor, again[name])
     losses = [validate(each.model, each.val, run=run, world=job.world) for each in both]
     assert losses[0] == losses[1]
 
@@ -149,14 +156,14 @@ def test_their_run_has_a_folder_that_a_file_system_takes(name, tmp_path):
     planned = plan(run, choices={"model": name})
     planned.run_dir.mkdir(parents=True)
     assert planned.run_dir.name.endswith(f"-s{run.seed}-{planned.identity}")
-    assert plan(run, choices={"model": name}).run_dir == planned.run_dir
+    run_dir = plan(run, choices={"model": name}).run_dir
+    assert run_dir == planned.run_dir
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("ignore")
 def test_as_many_as_fit_pass_what_nocap_check_runs(tmp_path):
-    ended = list(
-        results(OptionTrial(group="ideas", name=",".join(as_many_as_fit()), folder=tmp_path))
-    )
+    name = ",".join(as_many_as_fit())
+    ended = list(results(OptionTrial(group="ideas", name=name, folder=tmp_path)))
     assert [line for line in ended if line[0] == "FAIL"] == []

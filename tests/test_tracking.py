@@ -91,31 +91,38 @@ def run_dir(tmp_path: Path) -> Path:
     """A run folder with a record whose floats use all their digits and whose unknowns are null."""
     folder = tmp_path / "run"
     folder.mkdir()
-    rows = [
-        {
-            "step": step * 3,
-            "tokens": step * 3 * 524_288,
-            "train/loss": 11 / (step + 3),
-            "train/lr": 1e-7 * step,
-            "perf/mfu": None,
-            "perf/tokens_per_s": 1e5 / 3 + step,
-            "memory/peak_mib": 9829.25,
-            "clock/train_s": step / 7,
-            "clock/val_s": 0.0,
-            **({} if step % 10 else {"val/loss": 10.967978 / (step + 1), "val/bpb": None}),
-        }
-        for step in range(ROWS)
-    ]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rows = []
+    for step in range(ROWS):
+        if step % 10:
+            validation = {}
+        else:
+            validation = {"val/loss": 10.967978 / (step + 1), "val/bpb": None}
+        rows.append(
+            {
+                "step": step * 3,
+                "tokens": step * 3 * 524_288,
+                "train/loss": 11 / (step + 3),
+                "train/lr": 1e-7 * step,
+                "perf/mfu": None,
+                "perf/tokens_per_s": 1e5 / 3 + step,
+                "memory/peak_mib": 9829.25,
+                "clock/train_s": step / 7,
+                "clock/val_s": 0.0,
+                **validation,
+            }
+        )
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (folder / "metrics.jsonl").write_text(text)
     return folder
 
 
 def environment(tmp_path: Path, **extra: str) -> dict[str, str]:
     """No account, no settings, no proxy: nothing of the person who runs the tests."""
     left_out = ("WANDB", "NETRC", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
-    environ = {
-        name: value for name, value in os.environ.items() if not name.upper().startswith(left_out)
-    }
+    environ = {}
+    for name, value in os.environ.items():
+        if not name.upper().startswith(left_out):
+            environ[name] = value
     home = str(tmp_path)
     homes = dict.fromkeys(("HOME", "WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR"), home)
     own = {
@@ -137,26 +144,24 @@ def child(code: str, run_dir: Path, **extra: str) -> subprocess.CompletedProcess
 def inspect(run_dir: Path) -> list[dict[str, dict]]:
     """The records of the one offline run, as wandb's own reader gives them."""
     (folder,) = (run_dir / "wandb").glob("*run-*-*")
-    command = [
-        str(Path(sys.executable).with_name("wandb")),
-        "leet",
-        "inspect",
-        "--json",
-        str(folder),
-    ]
+    path = str(Path(sys.executable).with_name("wandb"))
+    command = [path, "leet", "inspect", "--json", str(folder)]
     environ = environment(run_dir.parent)
     lines = subprocess.check_output(command, env=environ, text=True, stderr=subprocess.PIPE)
     return [json.loads(line) for line in lines.splitlines()]
 
 
 def history(run_dir: Path) -> list[dict[str, object]]:
-    items = [
-        record["history"]["item"] for record in inspect(run_dir) if record["type"] == "history"
-    ]
-    assert all(item["_step"] == item["step"] for item in items)
-    return [
-        {key: value for key, value in item.items() if not key.startswith("_")} for item in items
-    ]
+    items = []
+    for record in inspect(run_dir):
+        if record["type"] == "history":
+            items.append(record["history"]["item"])
+    for item in items:
+        assert item["_step"] == item["step"]
+    values: list[dict[str, object]] = []
+    for item in items:
+        values.append({key: value for key, value in item.items() if not key.startswith("_")})
+    return values
 
 
 def recorded(folder: Path) -> list[dict[str, Any]]:
@@ -182,7 +187,9 @@ tracker.finish(summary={
 print(tracker.url_or_hint)
 """
     done = child(code, run_dir, HF_TOKEN="hf_secret_value", SHELL_ARGUMENT="visible")
-    assert (done.returncode, done.stderr, done.stdout) == (0, "", "python -m nocap.runs sync .\n")
+    assert done.returncode == 0
+    assert done.stderr == ""
+    assert done.stdout == "python -m nocap.runs sync .\n"
     assert history(run_dir) == recorded(run_dir)
     records = inspect(run_dir)
     run = next(record["run"] for record in records if record["type"] == "run")
@@ -192,23 +199,25 @@ print(tracker.url_or_hint)
     told = [run["config"]["update"][key] for key in ("arm", "attention", "swept")]
     assert told == ["gqa", "gqa", "lr"]
     updates = [record.get("summary", {}).get("update", {}) for record in records]
-    summary = {key: value for update in updates for key, value in update.items()}
+    summary = {}
+    for update in updates:
+        for key, value in update.items():
+            summary[key] = value
     named = ["eval/loss", "clock/train_s", "perf/step_ms"]
     assert [summary.get(key) for key in named] == [3.25, 2.5, 31.5]
-    assert not {"val_loss", "val/loss", "arm", "perf/mfu"} & {
-        *summary
-    }  # the final loss has one name
+    # the final loss has one name
+    assert not {"val_loss", "val/loss", "arm", "perf/mfu"} & {*summary}
     assert records[-1]["exit"]["exit_code"] == 0
     assert "hf_secret_value" not in json.dumps(records)
     assert "hub-<redacted:HF_TOKEN>" in json.dumps(records)
     axes = [record["metric"] for record in records if record["type"] == "metric"]
-    shown = {
-        axis["name"]
-        for axis in axes
-        if "name" in axis and not axis.get("options", {}).get("hidden")
-    }
+    shown = set()
+    for axis in axes:
+        if "name" in axis and not axis.get("options", {}).get("hidden"):
+            shown.add(axis["name"])
     assert not [name for name in shown if name in ("step", "tokens") or name.startswith("clock/")]
-    assert {("*", "step")} <= {(axis.get("glob_name"), axis.get("step_metric")) for axis in axes}
+    axis_names = {(axis.get("glob_name"), axis.get("step_metric")) for axis in axes}
+    assert {("*", "step")} <= axis_names
 
 
 def test_cells_are_told_apart_by_what_their_grid_sweeps(
@@ -219,14 +228,17 @@ def test_cells_are_told_apart_by_what_their_grid_sweeps(
     words = (*TINY, "tracker=wandb", "tracker.tags=[mine]", "output_dir=out")
     arms = (("optimizer.lr=1e-3", "ideas=[x0,smear]"), ("optimizer.lr=3e-3", "ideas=[]"))
     swept = ("optimizer.lr", "ideas", "seed")
-    grid = check([[*words, *arm] for arm in arms], swept=swept, compose=composed, log=print)
+    cells = [[*words, *arm] for arm in arms]
+    grid = check(cells, swept=swept, compose=composed, log=print)
     plans = [cell.plan for cell in grid.cells]
     told = [run_facts(to_plain(plan.run), plan.run_dir, manifest(plan, [])) for plan in plans]
-    assert [facts.name for facts in told] == ["lr=0.001 smear,x0 s0", "lr=0.003 ideas=none s0"]
-    assert [facts.swept for facts in told] == [
+    names = [facts.name for facts in told]
+    assert names == ["lr=0.001 smear,x0 s0", "lr=0.003 ideas=none s0"]
+    expected = [
         {"lr": 0.001, "ideas": "smear,x0", "seed": 0},
         {"lr": 0.003, "ideas": "none", "seed": 0},
     ]
+    assert [facts.swept for facts in told] == expected
     tags = {
         "lr=0.001 smear,x0",
         "ideas=x0",
@@ -236,7 +248,8 @@ def test_cells_are_told_apart_by_what_their_grid_sweeps(
         "model=nano",
     }
     assert tags <= {*told[0].tags}
-    assert not [tag for tag in (*told[0].tags, *told[0].options) if tag.startswith("tracker")]
+    trackers = [tag for tag in (*told[0].tags, *told[0].options) if tag.startswith("tracker")]
+    assert not trackers
     for plan in plans:
         Place(id=plan.identity).write(made_folder(plan.run_dir))
     (line,) = send_left(plans, grid.folder)
@@ -262,19 +275,20 @@ def made_folder(path: Path) -> Path:
 def test_runs_of_one_arm_alone_have_one_arm_id(tmp_path: Path) -> None:
     """Two arms of two grids may have one name."""
     plan = planned(tmp_path / "out")
+    parts = {**plan.parts, "source": {"nocap.model.gpt": "0" * 12}}
     others = {
         "a seed": planned(tmp_path / "out", "seed=5"),
         "a key": planned(tmp_path / "out", "optimizer.weight_decay=0.5"),
-        "code": replace(plan, parts={**plan.parts, "source": {"nocap.model.gpt": "0" * 12}}),
+        "code": replace(plan, parts=parts),
         "data": replace(plan, parts={**plan.parts, "data": "0" * 12}),
         "machine": replace(plan, parts={**plan.parts, "environment": {"device": "Another CPU"}}),
     }
     facts = run_facts(to_plain(plan.run), plan.run_dir, manifest(plan, []))
-    told = {
-        what: run_facts(to_plain(other.run), other.run_dir, manifest(other, []))
-        for what, other in others.items()
-    }
-    assert {other.arm for other in told.values()} == {facts.arm}
+    told = {}
+    for what, other in others.items():
+        told[what] = run_facts(to_plain(other.run), other.run_dir, manifest(other, []))
+    arms = {other.arm for other in told.values()}
+    assert arms == {facts.arm}
     assert len(facts.arm_id) == 12
     same = [what for what, other in told.items() if other.arm_id == facts.arm_id]
     assert same == ["a seed", "machine"]
@@ -289,15 +303,15 @@ def test_a_run_outside_of_grids_is_named_by_its_options_and_the_keys_that_were_t
         "tracker=none",
         "seed=3",
     )
-    plan = replace(planned(Path("absent"), *words), swept=typed_keys(composed(words).run, words))
+    swept = typed_keys(composed(words).run, words)
+    plan = replace(planned(Path("absent"), *words), swept=swept)
     facts = run_facts(to_plain(plan.run), plan.run_dir, manifest(plan, []))
     arm = "nano-gqa-gelu4x-wsd-adamw lr=0.002"
-    assert (facts.name, facts.arm, facts.group, facts.swept) == (
-        f"{arm} s3",
-        arm,
-        None,
-        {"lr": 0.002},
-    )
+
+    assert facts.name == f"{arm} s3"
+    assert facts.arm == arm
+    assert facts.group is None
+    assert facts.swept == {"lr": 0.002}
 
 
 @pytest.mark.gate
@@ -321,7 +335,9 @@ tracker.finish(summary={}, status="preempted")
 """,
         run_dir,
     )
-    assert (resumed.returncode, resumed.stdout, resumed.stderr) == (0, "", "")
+    assert resumed.returncode == 0
+    assert resumed.stdout == ""
+    assert resumed.stderr == ""
     assert history(run_dir) == recorded(run_dir)
     assert inspect(run_dir)[-1]["exit"]["exit_code"] == 1
 
@@ -344,9 +360,8 @@ tracker.finish(summary={{}}, status="finished")
 """
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
-        done = child(
-            code, run_dir, **{name: value.format(url=url) for name, value in extra.items()}
-        )
+        values = {name: value.format(url=url) for name, value in extra.items()}
+        done = child(code, run_dir, **values)
     assert done.stderr.startswith(f"nocap: W&B: offline: {reason}")
     assert done.stderr.count("\n") == 1
     assert history(run_dir) == recorded(run_dir)
@@ -358,7 +373,8 @@ def test_no_account_on_a_terminal_never_prompts(run_dir: Path) -> None:
         PRELUDE + "assert sys.stdin.isatty()\nmirror(rows=record(None)).finish(summary={}, "
         "status='finished')"
     )
-    assert on_a_terminal("-c", code, cwd=run_dir, env=environment(run_dir.parent)) == (0, "")
+    variables = environment(run_dir.parent)
+    assert on_a_terminal("-c", code, cwd=run_dir, env=variables) == (0, "")
     assert history(run_dir) == recorded(run_dir)
 
 
@@ -387,14 +403,15 @@ os._exit(0)  # as a worker ends
         pytest.skip("this system does not list a process's children in /proc")
     done = child(code, run_dir)
     assert done.returncode == 0, done.stderr
-    assert (done.stderr.count("\n"), warning in done.stderr) == (1, True)
+    assert done.stderr.count("\n") == 1
+    assert warning in done.stderr
 
 
 @pytest.mark.slow
 def test_comparison_is_a_run_with_a_table_and_the_report(run_dir: Path) -> None:
     code = """
-from nocap.judge.result import result_of
-from nocap.judge.schema import to_json
+from nocap.judge.comparison_json import result_of
+from nocap.judge.comparison_schema import to_json
 from nocap.report.rows import tables_of
 from nocap.store.tracking import track_comparison
 from tests.made_grid import made
@@ -414,7 +431,8 @@ print(json.dumps({"verdicts": arms, "by_factor": levels}))
 """
     done = child(code, run_dir, XDG_DATA_HOME=str(run_dir), WANDB_DATA_DIR=str(run_dir))
     # wandb itself leaves a temporary folder to the interpreter's exit, and is told so
-    assert (done.returncode, "nocap:" in done.stderr) == (0, False)
+    assert done.returncode == 0
+    assert "nocap:" not in done.stderr
     expected = json.loads(done.stdout)
     assert len(expected["by_factor"]) == 5
     for name, shown in {
@@ -428,7 +446,8 @@ print(json.dumps({"verdicts": arms, "by_factor": levels}))
     (page,) = run_dir.glob("wandb/offline-run-*/files/media/html/report_*.html")
     assert page.read_text() == "the report"
     run = next(record["run"] for record in inspect(run_dir) if record["type"] == "run")
-    assert (run["run_group"], run["job_type"]) == ("grid", "comparison")
+    assert run["run_group"] == "grid"
+    assert run["job_type"] == "comparison"
 
 
 def test_disabled_and_none_import_nothing(run_dir: Path) -> None:
@@ -441,7 +460,8 @@ assert tracker.url_or_hint is None
 assert not {"wandb", "torch"} & set(sys.modules)
 """
     done = child(code, run_dir)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0
+    assert done.stderr == ""
     assert not (run_dir / "wandb").exists()
 
 
@@ -453,19 +473,19 @@ def test_redact_replaces_secrets_wherever_they_are(monkeypatch: pytest.MonkeyPat
     }
     for name, value in {**environ, "PATH": "/visible/path"}.items():
         monkeypatch.setenv(name, value)
-    assert redact(
-        {
-            "a": "abcdefgh-and-more",
-            "b": ["x=abcdefgh;", {"c": "short", "d": 3}],
-            "e": None,
-            "f": "/visible/path",
-        }
-    ) == {
+    expected = {
         "a": "<redacted:LONG_TOKEN>",
         "b": ["x=<redacted:WANDB_API_KEY>;", {"c": "short", "d": 3}],
         "e": None,
         "f": "/visible/path",
     }
+    secrets = {
+        "a": "abcdefgh-and-more",
+        "b": ["x=abcdefgh;", {"c": "short", "d": 3}],
+        "e": None,
+        "f": "/visible/path",
+    }
+    assert redact(secrets) == expected
 
 
 # --- trackers beside W&B, and several at once -----------------------------------------------------
@@ -518,27 +538,26 @@ stored = {
 print(json.dumps(stored))
 """
     done = child(BOTH + read, run_dir, TRACKIO_DIR=str(tmp_path / "trackio"))
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0
+    assert done.stderr == ""
     stored: dict[str, Any] = json.loads(done.stdout)
     assert stored["hint"] == f"tensorboard --logdir {tmp_path}; trackio show --project nocap"
-    board, rows = stored["board"], stored["trackio"]["rows"]
-    assert (
-        board["val/loss"]
-        == [[1, 2.0], [3, 0.0]]
-        == [[row["step"], row["val/loss"]] for row in rows if "val/loss" in row]
-    )
-    assert (
-        board["tokens"]
-        == [[i, 10.0 * i] for i in range(4)]
-        == [[row["step"], row["tokens"]] for row in rows if "tokens" in row]
-    )
+    board = stored["board"]
+    trackio = stored["trackio"]
+    rows = trackio["rows"]
+    expected = [[row["step"], row["val/loss"]] for row in rows if "val/loss" in row]
+    assert board["val/loss"] == expected
+    losses = [[row["step"], row["val/loss"]] for row in rows if "val/loss" in row]
+    assert losses == [[1, 2.0], [3, 0.0]]
+    assert board["tokens"] == [[row["step"], row["tokens"]] for row in rows if "tokens" in row]
+    tokens = [[row["step"], row["tokens"]] for row in rows if "tokens" in row]
+    assert tokens == [[0, 0.0], [1, 10.0], [2, 20.0], [3, 30.0]]
     ends = {"summary/val/loss": 0.5, "summary/clock/train_s": 9.0}
-    assert {
-        tag: values[0][1] for tag, values in board.items() if tag.startswith("summary/")
-    } == ends
+    summary = {tag: values[0][1] for tag, values in board.items() if tag.startswith("summary/")}
+    assert summary == ends
     assert rows[-1] == {**ends, "step": 3}
-    assert stored["trackio"]["name"] == "gqa lr=0.1 s0 0123ab"
-    assert stored["trackio"]["options"] == {"attention": "gqa"}
+    assert trackio["name"] == "gqa lr=0.1 s0 0123ab"
+    assert trackio["options"] == {"attention": "gqa"}
 
 
 def test_a_grid_s_runs_stand_together_for_tensorboard_by_their_arms(
@@ -549,30 +568,30 @@ def test_a_grid_s_runs_stand_together_for_tensorboard_by_their_arms(
     from torch.utils.tensorboard import SummaryWriter
 
     monkeypatch.chdir(tmp_path)
-    runs = {
-        label: tmp_path / "runs" / label[:1]
-        for label in ("lr=0.1 seed=0", "path=x/y seed=0", "none")
-    }
+    runs = {}
+    for label in ("lr=0.1 seed=0", "path=x/y seed=0", "none"):
+        runs[label] = tmp_path / "runs" / label[:1]
     for run in [*runs.values()][:2]:
         with SummaryWriter(log_dir=str(run / "tensorboard")) as writer:
             writer.add_scalar("val/loss", 3.0, global_step=1)
-    board, tracker = tmp_path / "grids" / "a grid" / "tensorboard", NoTracker(also=["tensorboard"])
+    board = tmp_path / "grids" / "a grid" / "tensorboard"
+    tracker = NoTracker(also=["tensorboard"])
     board.parent.mkdir(parents=True)
     for _ in range(2):  # the same command again
         assert gathered(tracker, board.parent, runs) == [
             "tensorboard --logdir 'grids/a grid/tensorboard'"
         ]
     shown = EventMultiplexer().AddRunsFromDirectory(str(board)).Reload()
-    assert {
-        name: [point.step for point in shown.Tensors(name, "val/loss")] for name in shown.Runs()
-    } == {
-        "lr=0.1 seed=0": [1],
-        "path=x_y seed=0": [1],
-    }
+    expected = {"lr=0.1 seed=0": [1], "path=x_y seed=0": [1]}
+    steps = {}
+    for name in shown.Runs():
+        steps[name] = [point.step for point in shown.Tensors(name, "val/loss")]
+    assert steps == expected
     board.rename(board.parent / "elsewhere")
     board.symlink_to("elsewhere")  # somebody's link is not deleted through
     gathered(tracker, board.parent, {})
-    assert len(list((board.parent / "elsewhere").iterdir())) == 2
+    paths = (board.parent / "elsewhere").iterdir()
+    assert len(list(paths)) == 2
     assert gathered(NoTracker(), board.parent, runs) == []
 
 
@@ -583,14 +602,14 @@ def test_a_missing_package_costs_one_line_and_no_other_tracker(
     monkeypatch.setitem(sys.modules, "trackio", None)
     outside.use([TRACKIO_ROWS])
     outside.find("tracker", "trackio_rows")
-    session = open_tracker(
-        NoTracker(also=["tensorboard", "trackio_rows"]),
-        RunFacts(**FACTS, run_dir=tmp_path, config={}),
-    )  # type: ignore[arg-type]
+    both = NoTracker(also=["tensorboard", "trackio_rows"])
+    facts = RunFacts(**FACTS, run_dir=tmp_path, config={})
+    session = open_tracker(both, facts)  # type: ignore[arg-type]
     session.log({"step": 0})
     session.finish(summary={}, status="finished")
     assert session.url_or_hint is None
-    assert capsys.readouterr().err.splitlines() == [
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
         "nocap: tracker=tensorboard: no mirror of this run from here on: it needs tensorboard: "
         "pip install "
         "'nocap[tensorboard]'",
@@ -608,7 +627,8 @@ def test_only_other_trackers_without_keys_stand_beside_one(also: str) -> None:
     ):
         compose(["tracker=none", f"tracker.also={also}"])
     beside = ["none", "tensorboard"]
-    assert compose(["tracker=wandb", "tracker.also=[none,tensorboard]"]).tracker.also == beside
+    run = compose(["tracker=wandb", "tracker.also=[none,tensorboard]"])
+    assert run.tracker.also == beside
 
 
 def test_the_words_of_a_sweep_s_agent_are_overrides() -> None:
@@ -618,11 +638,9 @@ def test_the_words_of_a_sweep_s_agent_are_overrides() -> None:
     run = compose(
         [f"{key}={parameter['values'][-1]}" for key, parameter in sweep["parameters"].items()]
     )
-    assert (run.attention.n_kv_heads < run.model.n_head, run.optimizer.lr, run.seed) == (
-        True,
-        0.003,
-        2,
-    )
+    assert run.attention.n_kv_heads < run.model.n_head
+    assert run.optimizer.lr == 0.003
+    assert run.seed == 2
 
 
 # --- how a worker ends a tracker ------------------------------------------------------------------

@@ -41,10 +41,8 @@ def rows(
     measurements = []
     for metric, by_arm in values.items():
         for arm, numbers in by_arm.items():
-            measurements += [
-                Measurement(arm=arm, repeat=seed, metric=metric, value=number)
-                for seed, number in enumerate(numbers)
-            ]
+            for seed, number in enumerate(numbers):
+                measurements.append(Measurement(arm=arm, repeat=seed, metric=metric, value=number))
     return RaceRows(measurements=measurements, crossings=crossings or {})
 
 
@@ -83,46 +81,48 @@ def test_a_gain_is_that_of_two_samples_where_no_seed_is_shared():
     made = losses(0.05, 3)
     arm = only({LOSS: made}, question(3, paired=False))
     apart = stats.ttest_ind(made["base"], made["idea"], equal_var=False)
-    assert arm.gain.low == pytest.approx(apart.confidence_interval(0.95).low)
+    interval = apart.confidence_interval(0.95)
+
+    assert arm.gain.low == pytest.approx(interval.low)
     assert arm.word is Outcome.unclear
     assert not arm.is_decided
 
 
 def test_more_is_better_where_it_is_said():
     made = losses(0.05, 3)
-    assert only({ACCURACY: made}, question(3, metrics=[ACCURACY])).word is Outcome.worse
+    word = only({ACCURACY: made}, question(3, metrics=[ACCURACY])).word
+    assert word is Outcome.worse
 
 
 @pytest.mark.parametrize(("there", "analysed"), [(1, 1), (2, 2), (3, 3), (5, 3), (8, 6), (12, 12)])
 def test_repeats_are_judged_at_the_analyses_alone(there: int, analysed: int):
     made = losses(0.05, 12)
-    result = judge(rows({LOSS: {arm: row[:there] for arm, row in made.items()}}), question(12))
+    beginning = {arm: row[:there] for arm, row in made.items()}
+    result = judge(rows({LOSS: beginning}), question(12))
     assert result.n == analysed
     (arm,) = result.arms
     assert arm.gain.n == analysed
-    assert result.baseline["loss"].mean == pytest.approx(fmean(made["base"][:analysed]))
+    expected = fmean(made["base"][:analysed])
+    assert result.baseline["loss"].mean == pytest.approx(expected)
     assert arm.measured["loss"].estimate == arm.gain
     assert (arm.word is Outcome.undecided) == (there < 3)
 
 
 def test_equal_arms_show_no_difference():
     made = losses(0.0, 3)
-    assert (
-        only({LOSS: {"base": made["base"], "idea": made["base"]}}, question(3)).word
-        is Outcome.unclear
-    )
+    alike = {"base": made["base"], "idea": made["base"]}
+    word = only({LOSS: alike}, question(3)).word
+    assert word is Outcome.unclear
 
 
-@pytest.mark.parametrize(
-    "made",
-    [
-        {
-            "base": [3.0, 3.0, 3.0],
-            "idea": [2.0, 2.5, 2.2],
-        },  # one arm ties in the digits that it prints
-        {"base": [3.0, 3.0], "idea": [2.0, 2.0]},  # a third repeat decides
-    ],
-)
+TIES = [
+    # one arm ties in the digits that it prints
+    {"base": [3.0, 3.0, 3.0], "idea": [2.0, 2.5, 2.2]},
+    {"base": [3.0, 3.0], "idea": [2.0, 2.0]},  # a third repeat decides
+]
+
+
+@pytest.mark.parametrize("made", TIES)
 def test_a_tie_does_not_show_that_commands_ignore_their_seed(made: dict[str, list[float]]):
     assert not judge(rows({LOSS: made}), question(3)).ignores_seed
 
@@ -144,15 +144,15 @@ def test_commands_that_ignore_their_seed_count_once():
 # --- words ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("ends", "word", "reason"),
-    [
-        ((0.04, 0.06), Word.confirmed, None),
-        ((0.01, 0.02), Word.exceeded, None),
-        ((0.2, math.inf), Word.refuted, Reason.below),
-        ((0.05, 0.0501), Word.inconclusive, Reason.undecided),
-    ],
-)
+STATED_GAINS = [
+    ((0.04, 0.06), Word.confirmed, None),
+    ((0.01, 0.02), Word.exceeded, None),
+    ((0.2, math.inf), Word.refuted, Reason.below),
+    ((0.05, 0.0501), Word.inconclusive, Reason.undecided),
+]
+
+
+@pytest.mark.parametrize(("ends", "word", "reason"), STATED_GAINS)
 def test_a_stated_gain(ends: tuple[float, float], word: Word, reason: Reason | None):
     arm = only({LOSS: losses(0.05, 3)}, question(3, expect=ends))
     assert arm.word is word
@@ -164,16 +164,16 @@ SURE = {"base": [1.0, 1.1, 1.2], "idea": [1.5, 1.6001, 1.7]}  # worse by 0.5
 OPEN = {"base": [1.0, 1.1, 1.2], "idea": [1.0, 1.4, 0.9]}  # nobody knows
 
 
-@pytest.mark.parametrize(
-    ("margins", "word", "guard"),
-    [
-        ({MEMORY: 1.0}, Outcome.better, ""),
-        ({MEMORY: 0.1}, Outcome.worse, "memory"),
-        ({ACCURACY: 0.1}, Outcome.unclear, "accuracy"),
-        # the one that is broken is named, and not the one before it
-        ({ACCURACY: 0.1, MEMORY: 0.1}, Outcome.worse, "memory"),
-    ],
-)
+LIMITS = [
+    ({MEMORY: 1.0}, Outcome.better, ""),
+    ({MEMORY: 0.1}, Outcome.worse, "memory"),
+    ({ACCURACY: 0.1}, Outcome.unclear, "accuracy"),
+    # the one that is broken is named, and not the one before it
+    ({ACCURACY: 0.1, MEMORY: 0.1}, Outcome.worse, "memory"),
+]
+
+
+@pytest.mark.parametrize(("margins", "word", "guard"), LIMITS)
 def test_a_gain_counts_where_each_limit_is_kept(
     margins: dict[Metric, float], word: Outcome, guard: str
 ):
@@ -195,18 +195,22 @@ def test_times_of_one_session_have_a_ratio_and_no_word():
     arm = only(made, question(6, costs=[WALL]))
     assert arm.costs["wall_s"].outcome is Outcome.undecided
     assert arm.costs["wall_s"].estimate.mid == pytest.approx(2.0, abs=0.1)
-    assert arm.measured["wall_s"].mean == pytest.approx(fmean(WALLS["idea"]))
+    expected = fmean(WALLS["idea"])
+    assert arm.measured["wall_s"].mean == pytest.approx(expected)
     assert arm.measured["wall_s"].estimate is None
 
 
 def test_a_session_is_what_repeats_a_time():
     made = {LOSS: losses(0.05, 6), WALL: WALLS}
     arm = only(made, question(6, costs=[WALL], sessions=3))
-    logs = np.log(np.array(WALLS["base"]) / np.array(WALLS["idea"])).reshape(3, 2).mean(axis=1)
-    reach = (1 + 3.3 / math.sqrt(3)) * stats.t.isf(0.05, 2) * stats.sem(logs) + CLOCK_BIAS
+    ratios = np.array(WALLS["base"]) / np.array(WALLS["idea"])
+    logs = np.log(ratios).reshape(3, 2).mean(axis=1)
+    quantile = stats.t.isf(0.05, 2)
+    reach = (1 + 3.3 / math.sqrt(3)) * quantile * stats.sem(logs) + CLOCK_BIAS
     cost = arm.costs["wall_s"]
     assert cost.outcome is Outcome.better
-    assert cost.estimate.low == pytest.approx(math.exp(logs.mean() - reach))
+    expected = math.exp(logs.mean() - reach)
+    assert cost.estimate.low == pytest.approx(expected)
     assert arm.measured["wall_s"].estimate == cost.estimate
 
 
@@ -222,9 +226,9 @@ def to_target(own: list[TargetCrossing], base: list[TargetCrossing]) -> RacedArm
         crossings[arm, SECONDS.name] = met(*((there.at + 1) / 10 for there in steps))
     values: dict[Metric, Values] = {LOSS: losses(0.05, 3)}
     for cost in (SECONDS, STEPS):
-        values[cost] = {
-            arm: [there.at for there in crossings[arm, cost.name]] for arm in ("base", "idea")
-        }
+        base = [there.at for there in crossings["base", cost.name]]
+        idea = [there.at for there in crossings["idea", cost.name]]
+        values[cost] = {"base": base, "idea": idea}
     made = RaceRows(measurements=rows(values).measurements, crossings=crossings)
     (arm,) = judge(made, question(3, costs=[SECONDS, STEPS], sessions=3)).arms
     return arm

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from nocap.config.compose import overrides_of
+from nocap.config.choices import overrides_of
 from nocap.judge.compare import compare
-from nocap.judge.compared import Comparison
+from nocap.judge.compared_arms import Comparison
 from nocap.launch import until
-from nocap.store.runs import load
+from nocap.store.runs import load_runs
 from tests.conftest import Door
 from tests.grids import CELL
 
@@ -20,7 +20,7 @@ ARMS = "optimizer.lr=0.003,0.002"
 def at(folder: Path, seeds: int) -> Comparison | None:
     """The comparison of the grid with so many seeds; `None`: it was not trained."""
     for grid in (folder / "outputs" / "grids").iterdir():
-        comparison = compare(load([grid]))
+        comparison = compare(load_runs([grid]))
         if len(comparison.baseline.arm.seeds) == seeds:
             return comparison
     return None
@@ -28,7 +28,8 @@ def at(folder: Path, seeds: int) -> Comparison | None:
 
 def test_looks_double_until_the_budget() -> None:
     every = until.looks(overrides_of(["attention=flash,gqa", "seed=4,0,1"], grid=True), 20)
-    assert [until.seeds_in(overrides) for overrides in every] == [3, 6, 12, 20]
+    expected = [3, 6, 12, 20]
+    assert [until.seeds_in(overrides) for overrides in every] == expected
     assert str(every[1][1].input_line) == "seed=0,1,2,3,4,5"
     assert until.plan_of(every).startswith(
         "until shown: looks at 3, 6, 12 and 20 seeds of each arm"
@@ -61,9 +62,9 @@ def test_it_goes_on_as_long_as_something_is_open_and_after_a_stop(
     again = here(*words)
     assert "trained now" in again.out
     assert "; 0 trained now" in again.out
-    assert [line for line in again.out.splitlines() if line.startswith("until")] == [
-        line for line in done.out.splitlines() if line.startswith("until")
-    ]
+    lines = [line for line in again.out.splitlines() if line.startswith("until")]
+    expected = [line for line in done.out.splitlines() if line.startswith("until")]
+    assert lines == expected
 
 
 def test_it_ends_at_the_first_look_where_all_is_shown(tmp_path: Path, here: Door) -> None:
@@ -74,33 +75,34 @@ def test_it_ends_at_the_first_look_where_all_is_shown(tmp_path: Path, here: Door
     assert at(tmp_path, 6) is None
 
 
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        (["6", ARMS], "seed must list 3 or more with --until-shown, as in seed=0,1,2, got none"),
-        (
-            ["6", ARMS, "seed=1"],
-            "seed must list 3 or more with --until-shown, as in seed=0,1,2, got seed=1",
-        ),
-        (
-            ["3", ARMS, "seed=0,1,2"],
-            "--until-shown must be more than the 3 seeds that are given, got 3",
-        ),
-        (
-            ["many", ARMS, "seed=0,1,2"],
-            "--until-shown must be the most seeds of an arm, as in --until-shown 24, got many",
-        ),
-        (
-            ["6", "search=random", "optimizer.lr=interval(1e-4,1e-2)"],
-            "--until-shown must be left out of a search",
-        ),
-        (
-            ["6", "--detach", "hydra/launcher=slurm", ARMS, "seed=0,1,2"],
-            "--until-shown must be left out with --detach",
-        ),
-    ],
-)
+REFUSED = [
+    (["6", ARMS], "seed must list 3 or more with --until-shown, as in seed=0,1,2, got none"),
+    (
+        ["6", ARMS, "seed=1"],
+        "seed must list 3 or more with --until-shown, as in seed=0,1,2, got seed=1",
+    ),
+    (
+        ["3", ARMS, "seed=0,1,2"],
+        "--until-shown must be more than the 3 seeds that are given, got 3",
+    ),
+    (
+        ["many", ARMS, "seed=0,1,2"],
+        "--until-shown must be the most seeds of an arm, as in --until-shown 24, got many",
+    ),
+    (
+        ["6", "search=random", "optimizer.lr=interval(1e-4,1e-2)"],
+        "--until-shown must be left out of a search",
+    ),
+    (
+        ["6", "--detach", "hydra/launcher=slurm", ARMS, "seed=0,1,2"],
+        "--until-shown must be left out with --detach",
+    ),
+]
+
+
+@pytest.mark.parametrize(("words", "why"), REFUSED)
 def test_what_it_cannot_do_is_refused(here: Door, words: list[str], why: str) -> None:
     done = here("--until-shown", *words, *CELL)
-    assert (done.code, done.out) == (2, "")
+    assert done.code == 2
+    assert done.out == ""
     assert why in done.err

@@ -50,7 +50,8 @@ QUIET = {"val_loss": Declared(sd=0.01, df=8, source="made")}
 
 
 def claim(n: int = 3, **changed: Any) -> Claim:
-    return Claim(**{**SPEED, "seeds": list(range(1, n + 1)), **changed})
+    seeds = list(range(1, n + 1))
+    return Claim(**{**SPEED, "seeds": seeds, **changed})
 
 
 def measured(
@@ -60,19 +61,22 @@ def measured(
     is more than was needed."""
 
     def ending(value: float | None) -> Ending:
-        return (
-            Ending.diverged
-            if value is None
-            else Ending.at_most
-            if value == at_most
-            else Ending.measured
-        )
+        if value is None:
+            return Ending.diverged
+        if value == at_most:
+            return Ending.at_most
+        return Ending.measured
 
-    numbered = [(i, v) for i, v in enumerate(values, start=1) if v is None or not math.isnan(v)]
-    return [
-        Measurement(arm=arm, repeat=i, metric=METRICS[metric], value=v, ending=ending(v), per=per)
-        for i, v in numbered
-    ]
+    numbered_seeds = enumerate(values, start=1)
+    numbered = [(i, v) for i, v in numbered_seeds if v is None or not math.isnan(v)]
+    measurements: list[Measurement] = []
+    for i, v in numbered:
+        measurements.append(
+            Measurement(
+                arm=arm, repeat=i, metric=METRICS[metric], value=v, ending=ending(v), per=per
+            )
+        )
+    return measurements
 
 
 def judge(
@@ -83,21 +87,18 @@ def judge(
     **how: Any,
 ) -> Verdict:
     """The verdict on made measurements: metric, values of gqa, values of the baseline."""
-    measurements = [
-        m
-        for name, *sides in metrics
-        for arm, values in zip(("gqa", "mha"), sides, strict=True)
-        for m in measured(arm, name, values, **how)
-    ]
+    measurements = []
+    for name, *sides in metrics:
+        for arm, values in zip(("gqa", "mha"), sides, strict=True):
+            measurements.extend(measured(arm, name, values, **how))
     return verdict.judge(made, measurements, against="mha", at=at, noise=noise)
 
 
 def speeds(gains: Values, base: Values | None = None) -> tuple[str, Values, Values]:
-    return (
-        "tokens_per_s",
-        [None if gain is None else 100 * gain for gain in gains],
-        base or [100.0] * len(gains),
-    )
+    arm: list[float | None] = []
+    for gain in gains:
+        arm.append(None if gain is None else 100 * gain)
+    return "tokens_per_s", arm, base or [100.0] * len(gains)
 
 
 def losses(*gains: float) -> tuple[str, Values, Values]:
@@ -118,13 +119,16 @@ def ends(estimate: Estimate) -> tuple[float, float]:
 
 def half(values: Any, *, analysis: int = 1) -> float:
     """Of Student's interval, which losses have, by scipy."""
-    return float(stats.t.isf(0.025 / analysis**2, len(values) - 1) * stats.sem(values))
+    quantile = stats.t.isf(0.025 / analysis**2, len(values) - 1)
+    return float(quantile * stats.sem(values))
 
 
 def wide(values: Any, *, bias: float = 0.0) -> float:
     """Of the cautious interval, which clocks have, by scipy."""
     n = len(values)
-    return float((1 + 3.3 / math.sqrt(n)) * stats.t.isf(0.05, n - 1) * stats.sem(values) + bias)
+    quantile = stats.t.isf(0.05, n - 1)
+    caution = 1 + 3.3 / math.sqrt(n)
+    return float(caution * quantile * stats.sem(values) + bias)
 
 
 CONFIRMED, EXCEEDED, REFUTED, INCONCLUSIVE = Word
@@ -133,31 +137,27 @@ CONFIRMED, EXCEEDED, REFUTED, INCONCLUSIVE = Word
 # --- metrics --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("metric", "scale", "gain", "words"),
-    [
-        ("tokens_per_s", Scale.ratio, 1.074, "7.4% faster"),
-        ("tokens_per_s", Scale.ratio, 0.9, "10.0% slower"),
-        (
-            "step_ms",
-            Scale.ratio,
-            1.25,
-            "20.0% less time",
-        ),  # the time itself, as claims about it have it
-        ("tokens_per_s", Scale.ratio, 3.0, "3.00× as fast"),
-        ("memory_mib", Scale.ratio, 0.4, "2.50× the memory"),
-        ("step_ms", Scale.ratio, 0.8, "25.0% more time"),
-        ("memory_mib", Scale.ratio, 1.25, "20.0% less memory"),
-        ("memory_mib", Scale.ratio, 0.8, "25.0% more memory"),
-        ("time_to_target_s", Scale.ratio, 1.31, "31.0% faster to the target"),
-        ("steps_to_target", Scale.ratio, 2.0, "50.0% fewer steps"),
-        ("val_loss", Scale.difference, 0.0098, "lower loss by 0.0098"),
-        ("val_loss", Scale.difference, -0.03, "higher loss by 0.0300"),
-        ("tokens_per_s", Scale.difference, -2.0, "slower by 2.0000"),
-        ("step_ms", Scale.difference, 2.0, "less time by 2.0000"),
-        ("share", Scale.value, 0.358, "35.8%"),
-    ],
-)
+GAINS_IN_WORDS = [
+    ("tokens_per_s", Scale.ratio, 1.074, "7.4% faster"),
+    ("tokens_per_s", Scale.ratio, 0.9, "10.0% slower"),
+    # the time itself, as claims about it have it
+    ("step_ms", Scale.ratio, 1.25, "20.0% less time"),
+    ("tokens_per_s", Scale.ratio, 3.0, "3.00× as fast"),
+    ("memory_mib", Scale.ratio, 0.4, "2.50× the memory"),
+    ("step_ms", Scale.ratio, 0.8, "25.0% more time"),
+    ("memory_mib", Scale.ratio, 1.25, "20.0% less memory"),
+    ("memory_mib", Scale.ratio, 0.8, "25.0% more memory"),
+    ("time_to_target_s", Scale.ratio, 1.31, "31.0% faster to the target"),
+    ("steps_to_target", Scale.ratio, 2.0, "50.0% fewer steps"),
+    ("val_loss", Scale.difference, 0.0098, "lower loss by 0.0098"),
+    ("val_loss", Scale.difference, -0.03, "higher loss by 0.0300"),
+    ("tokens_per_s", Scale.difference, -2.0, "slower by 2.0000"),
+    ("step_ms", Scale.difference, 2.0, "less time by 2.0000"),
+    ("share", Scale.value, 0.358, "35.8%"),
+]
+
+
+@pytest.mark.parametrize(("metric", "scale", "gain", "words"), GAINS_IN_WORDS)
 def test_a_gain_in_words(metric: str, scale: Scale, gain: float, words: str):
     assert words_of.gain(gain, METRICS[metric], scale) == words
 
@@ -182,73 +182,65 @@ def measurement(value: float | None, ending: Ending) -> Measurement:
 FINITE = "a measurement of val_loss must be a finite number, or null where the run diverged"
 
 
-@pytest.mark.parametrize(
-    ("make", "changed", "reason"),
-    [
-        (
-            claim,
-            {"expected": [1.3, 1.2]},
-            "claim gqa: expected must hold something: low below high, got",
-        ),
-        (claim, {"expected": [1.2, 1.2]}, "hold something"),
-        (claim, {"expected": [None, None]}, "one of them may be null, got [None, None]"),
-        (claim, {"expected": [1.2]}, "be [low, high]"),
-        (claim, {"expected": [0.0, 1.2]}, "be above 0 for a ratio"),
-        (claim, {"expected": [1.2, math.inf]}, "be finite numbers or null"),
-        (
-            claim,
-            {"expected": [1.2, None], "two_sided": True},
-            "two_sided must have both ends stated",
-        ),
-        (claim, {"seeds": [1, 2]}, "seeds must be at least 3: fewer pairs have no verdict, got 2"),
-        (claim, {"seeds": [1, 2, 2]}, "seeds must differ"),
-        (
-            claim,
-            {"expected": [None, 1.2]},
-            "expected must have a low end, below no change for what is worse",
-        ),
-        # no instrument of a claim
-        (
-            claim,
-            {"metric": "train_s"},
-            "claim gqa: metric must be one of val_loss, val_bpb, steps_to_target",
-        ),
-        (claim, {"metric": "share"}, "scale must be value for share, got ratio"),
-        (
-            claim,
-            {"metric": "time_to_target_s"},
-            "target must be baseline for a claim about time or steps",
-        ),
-        (claim, {"target": "baseline"}, "and null for others, got baseline"),
-        (claim, {"statement": " "}, "statement must be given"),
-        (
-            claim,
-            {"guards": [LOSS_GUARD, LOSS_GUARD]},
-            "guards must each have a metric of their own",
-        ),
-        (
-            claim,
-            {"mechanism": Mechanism(bound=0.0, formula="x")},
-            "mechanism.bound must be above 0 for a",
-        ),
-        (guard, {"margins": {}}, "guard val_loss.margins must name a scale of the study"),
-        (
-            guard,
-            {"margins": {"cpu": -0.1}},
-            "margins.cpu must be a finite number of at least 0 for a diff",
-        ),
-        (guard, {"margins": {"cpu": 0.9}, "scale": Scale.ratio}, "at least 1 for a ratio"),
-        (guard, {"scale": Scale.value}, "scale must be ratio or difference"),
-        (guard, {"metric": "exponent"}, "can be better or worse"),
-        (guard, {"metric": "train_s"}, "guard metric must be one of "),
-        (noise, {"sd": 0.0}, "noise.sd must be above 0 and finite, got 0.0"),
-        (noise, {"df": math.nan}, "noise.df must be above 0, got nan"),
-        (noise, {"source": " "}, "noise.source must say which runs it was measured on, got ' '"),
-        (measurement, {"value": math.nan, "ending": Ending.measured}, FINITE),
-        (measurement, {"value": None, "ending": Ending.measured}, FINITE),
-        (measurement, {"value": 1.0, "ending": Ending.diverged}, FINITE),
-    ],
-)
+REFUSED = [
+    (
+        claim,
+        {"expected": [1.3, 1.2]},
+        "claim gqa: expected must hold something: low below high, got",
+    ),
+    (claim, {"expected": [1.2, 1.2]}, "hold something"),
+    (claim, {"expected": [None, None]}, "one of them may be null, got [None, None]"),
+    (claim, {"expected": [1.2]}, "be [low, high]"),
+    (claim, {"expected": [0.0, 1.2]}, "be above 0 for a ratio"),
+    (claim, {"expected": [1.2, math.inf]}, "be finite numbers or null"),
+    (claim, {"expected": [1.2, None], "two_sided": True}, "two_sided must have both ends stated"),
+    (claim, {"seeds": [1, 2]}, "seeds must be at least 3: fewer pairs have no verdict, got 2"),
+    (claim, {"seeds": [1, 2, 2]}, "seeds must differ"),
+    (
+        claim,
+        {"expected": [None, 1.2]},
+        "expected must have a low end, below no change for what is worse",
+    ),
+    # no instrument of a claim
+    (
+        claim,
+        {"metric": "train_s"},
+        "claim gqa: metric must be one of val_loss, val_bpb, steps_to_target",
+    ),
+    (claim, {"metric": "share"}, "scale must be value for share, got ratio"),
+    (
+        claim,
+        {"metric": "time_to_target_s"},
+        "target must be baseline for a claim about time or steps",
+    ),
+    (claim, {"target": "baseline"}, "and null for others, got baseline"),
+    (claim, {"statement": " "}, "statement must be given"),
+    (claim, {"guards": [LOSS_GUARD, LOSS_GUARD]}, "guards must each have a metric of their own"),
+    (
+        claim,
+        {"mechanism": Mechanism(bound=0.0, formula="x")},
+        "mechanism.bound must be above 0 for a",
+    ),
+    (guard, {"margins": {}}, "guard val_loss.margins must name a scale of the study"),
+    (
+        guard,
+        {"margins": {"cpu": -0.1}},
+        "margins.cpu must be a finite number of at least 0 for a diff",
+    ),
+    (guard, {"margins": {"cpu": 0.9}, "scale": Scale.ratio}, "at least 1 for a ratio"),
+    (guard, {"scale": Scale.value}, "scale must be ratio or difference"),
+    (guard, {"metric": "exponent"}, "can be better or worse"),
+    (guard, {"metric": "train_s"}, "guard metric must be one of "),
+    (noise, {"sd": 0.0}, "noise.sd must be above 0 and finite, got 0.0"),
+    (noise, {"df": math.nan}, "noise.df must be above 0, got nan"),
+    (noise, {"source": " "}, "noise.source must say which runs it was measured on, got ' '"),
+    (measurement, {"value": math.nan, "ending": Ending.measured}, FINITE),
+    (measurement, {"value": None, "ending": Ending.measured}, FINITE),
+    (measurement, {"value": 1.0, "ending": Ending.diverged}, FINITE),
+]
+
+
+@pytest.mark.parametrize(("make", "changed", "reason"), REFUSED)
 def test_what_is_refused(make: Any, changed: dict[str, Any], reason: str):
     with pytest.raises(ValueError) as refused:
         make(**changed)
@@ -261,17 +253,22 @@ def test_what_is_refused(make: Any, changed: dict[str, Any], reason: str):
 
 @pytest.mark.parametrize(("metric", "two_sided"), [("tokens_per_s", False), ("step_ms", True)])
 def test_the_interval_is_scipys_and_decides(metric: str, two_sided: bool):
-    rng, outcomes = np.random.default_rng(5), set()
+    rng = np.random.default_rng(5)
+    outcomes = set()
     made = claim(metric=metric, two_sided=two_sided, guards=[LOSS_GUARD])
     for _ in range(80):
         gain = rng.normal(rng.uniform(0.1, 0.35), 0.004, 3)
         better = rng.normal(rng.choice([0.02, -0.01, -0.05]), 0.002, 3)
-        base, loss = rng.uniform(90, 110, 3), rng.normal(3.4, 0.05, 3)
+        base = rng.uniform(90, 110, 3)
+        loss = rng.normal(3.4, 0.05, 3)
         arm = base * np.exp(gain if metric == "tokens_per_s" else -gain)
         judged = judge(made, (metric, arm, base), ("val_loss", loss - better, loss))
-        low, high = gain.mean() - wide(gain, bias=0.005), gain.mean() + wide(gain, bias=0.005)
-        assert ends(judged.primary.interval()) == pytest.approx((low, high))
-        least, most = better.mean() - half(better), better.mean() + half(better)
+        low = gain.mean() - wide(gain, bias=0.005)
+        high = gain.mean() + wide(gain, bias=0.005)
+        interval = judged.primary.interval()
+        assert ends(interval) == pytest.approx((low, high))
+        least = better.mean() - half(better)
+        most = better.mean() + half(better)
         assert ends(judged.guards[0].interval()) == pytest.approx((least, most))
         expected: tuple[Word, Reason | None] = (INCONCLUSIVE, Reason.undecided)
         if most < -0.01:
@@ -284,7 +281,8 @@ def test_the_interval_is_scipys_and_decides(metric: str, two_sided: bool):
             expected = EXCEEDED, None
         elif least >= -0.01 and low >= math.log(1.2) and high <= math.log(1.3):
             expected = CONFIRMED, None
-        assert (*shown(judged), judged.failed) == (*expected, ["val_loss"] * bool(most < -0.01))
+        assert shown(judged) == expected
+        assert judged.failed == ["val_loss"] * bool(most < -0.01)
         outcomes.add(expected)
     assert outcomes == {
         (CONFIRMED, None),
@@ -294,27 +292,34 @@ def test_the_interval_is_scipys_and_decides(metric: str, two_sided: bool):
     }
 
 
-IN, OVER, UNDER, SPLIT = around(1.25), around(1.4), around(1.1), around(1.3)
-FINE, BAD, UNSURE = [0.0, 0.001, -0.001], [-0.02, -0.021, -0.019], [-0.01, -0.011, -0.009]
+IN = around(1.25)
+OVER = around(1.4)
+UNDER = around(1.1)
+SPLIT = around(1.3)
+FINE = [0.0, 0.001, -0.001]
+BAD = [-0.02, -0.021, -0.019]
+UNSURE = [-0.01, -0.011, -0.009]
 
 
-@pytest.mark.parametrize(
-    ("gains", "guard", "word", "reason"),
-    [
-        (IN, FINE, CONFIRMED, None),
-        (OVER, FINE, EXCEEDED, None),
-        (UNDER, FINE, REFUTED, Reason.below),
-        (SPLIT, FINE, INCONCLUSIVE, Reason.undecided),
-        (IN, UNSURE, INCONCLUSIVE, Reason.undecided),
-        (OVER, UNSURE, INCONCLUSIVE, Reason.undecided),
-        (UNDER, UNSURE, REFUTED, Reason.below),  # nothing that the guard may show would help it
-        *((each, BAD, REFUTED, Reason.guard) for each in (IN, OVER, UNDER, SPLIT)),
-    ],
-)
+PLACES = [
+    (IN, FINE, CONFIRMED, None),
+    (OVER, FINE, EXCEEDED, None),
+    (UNDER, FINE, REFUTED, Reason.below),
+    (SPLIT, FINE, INCONCLUSIVE, Reason.undecided),
+    (IN, UNSURE, INCONCLUSIVE, Reason.undecided),
+    (OVER, UNSURE, INCONCLUSIVE, Reason.undecided),
+    (UNDER, UNSURE, REFUTED, Reason.below),  # nothing that the guard may show would help it
+    *((each, BAD, REFUTED, Reason.guard) for each in (IN, OVER, UNDER, SPLIT)),
+]
+
+
+@pytest.mark.parametrize(("gains", "guard", "word", "reason"), PLACES)
 def test_each_place_of_a_claim_beside_each_of_its_guard(
     gains: list[float], guard: list[float], word: Word, reason: Reason | None
 ):
-    assert shown(judge(claim(guards=[LOSS_GUARD]), speeds(gains), losses(*guard))) == (word, reason)
+    judged = judge(claim(guards=[LOSS_GUARD]), speeds(gains), losses(*guard))
+    assert judged.word is word
+    assert judged.reason is reason
 
 
 SHARED = {"expected": [0.4, 0.5], **SHARE}
@@ -326,83 +331,90 @@ DECODED = {
 }
 
 
-@pytest.mark.parametrize(
-    ("about", "values", "word", "reason"),
-    [
-        (SHARED, around(0.6), REFUTED, Reason.above),
-        (SHARED, around(0.45), CONFIRMED, None),
-        (SHARED, around(0.15), REFUTED, Reason.below),
-        (SHARED, [0.3, 0.45, 0.6], INCONCLUSIVE, Reason.undecided),
-        (DECODED, around(40.0), EXCEEDED, None),
-        (DECODED | {"two_sided": True}, around(40.0), REFUTED, Reason.above),
-    ],
-)
+VALUES = [
+    (SHARED, around(0.6), REFUTED, Reason.above),
+    (SHARED, around(0.45), CONFIRMED, None),
+    (SHARED, around(0.15), REFUTED, Reason.below),
+    (SHARED, [0.3, 0.45, 0.6], INCONCLUSIVE, Reason.undecided),
+    (DECODED, around(40.0), EXCEEDED, None),
+    (DECODED | {"two_sided": True}, around(40.0), REFUTED, Reason.above),
+]
+
+
+@pytest.mark.parametrize(("about", "values", "word", "reason"), VALUES)
 def test_a_value_needs_no_baseline(
     about: dict[str, Any], values: Values, word: Word, reason: Reason | None
 ):
-    assert shown(judge(claim(**about), (about["metric"], values, []))) == (word, reason)
+    judged = judge(claim(**about), (about["metric"], values, []))
+    assert judged.word is word
+    assert judged.reason is reason
 
 
 def test_above_what_arithmetic_allows():
-    assert [judge(claim(), speeds(gains)).beyond_bound for gains in (OVER, IN, UNDER)] == [
-        True,
-        False,
-        False,
-    ]
+    beyond = [judge(claim(), speeds(gains)).beyond_bound for gains in (OVER, IN, UNDER)]
+    assert beyond == [True, False, False]
     assert not judge(claim(), speeds([1.2, 1.4, 1.6])).beyond_bound  # its interval holds the bound
     assert not judge(claim(), speeds([])).beyond_bound
     assert not judge(claim(mechanism=NO_BOUND), speeds(OVER)).beyond_bound
 
 
 def test_each_scale_of_a_study_has_its_margin():
-    made, metrics = claim(guards=[LOSS_GUARD]), (speeds(IN), losses(-0.0075, -0.0076, -0.0074))
+    made = claim(guards=[LOSS_GUARD])
+    metrics = (speeds(IN), losses(-0.0075, -0.0076, -0.0074))
     assert judge(made, *metrics).word is CONFIRMED
     judged = judge(made, *metrics, at="gpu")
-    assert (*shown(judged), judged.failed) == (REFUTED, Reason.guard, ["val_loss"])
+    assert judged.word is REFUTED
+    assert judged.reason is Reason.guard
+    assert judged.failed == ["val_loss"]
     with pytest.raises(
         ValueError, match=r"guard val_loss\.margins must name the scale slurm, got cpu, gpu"
     ):
         judge(made, *metrics, at="slurm")
-    ratio = claim(guards=[Guard(metric="val_loss", scale=Scale.ratio, margins={"cpu": 1.01})])
+    guards = [Guard(metric="val_loss", scale=Scale.ratio, margins={"cpu": 1.01})]
+    ratio = claim(guards=guards)
     # 1% of 3.4 is 0.034
-    assert [judge(ratio, speeds(IN), losses(*around(-x))).word for x in (0.03, 0.04)] == [
-        CONFIRMED,
-        REFUTED,
-    ]
+    words = [judge(ratio, speeds(IN), losses(*around(-x))).word for x in (0.03, 0.04)]
+    assert words == [CONFIRMED, REFUTED]
 
 
 def test_what_agrees_but_for_rounding_is_within():
     """Counts of a profile, which have no clock's bias."""
     made = claim(metric="memory_mib", expected=[3.0, None])
     for factor, word in ((1.0, CONFIRMED), (1 - 5e-7, CONFIRMED), (1 - 5e-6, REFUTED)):
-        assert judge(made, ("memory_mib", [100.0] * 3, [300.0 * factor] * 3)).word is word
+        held = ("memory_mib", [100.0] * 3, [300.0 * factor] * 3)
+        assert judge(made, held).word is word
     counted = {
         "metric": "held_mib",
         "parts": ["parameters"],
         "scale": Scale.value,
         "mechanism": NO_BOUND,
     }
-    for expected, value, word in (
+    cases = (
         ([None, 1e4], 1e4 + 0.005, CONFIRMED),
         ([None, 1e4], 1e4 + 0.05, REFUTED),
         ([1e4, 2e4], 1e4 - 0.005, CONFIRMED),
-    ):
-        assert (
-            judge(claim(expected=expected, **counted), ("held_mib", [value] * 3, [])).word is word
-        )
+    )
+    for expected, value, word in cases:
+        mib = ("held_mib", [value] * 3, [])
+        assert judge(claim(expected=expected, **counted), mib).word is word
 
 
 def test_what_is_counted_needs_one_value_and_has_no_noise():
     made = claim(metric="kv_bytes", expected=[4.0, None])
     judged = judge(made, ("kv_bytes", [128.0], [512.0]), per=Per.exact)
-    assert (judged.word, judged.n, judged.primary.per) == (CONFIRMED, 1, Per.exact)
-    assert ends(judged.primary.interval()) == pytest.approx((math.log(4), math.log(4)))
-    assert judge(made, ("kv_bytes", [128.0, 128.0], [512.0, 512.0]), per=Per.exact).n == 1
-    assert judge(made, ("kv_bytes", [129.0], [512.0]), per=Per.exact).word is REFUTED
-    assert shown(judge(made, ("kv_bytes", [128.0], []), per=Per.exact)) == (
-        INCONCLUSIVE,
-        Reason.missing,
-    )
+    assert judged.word == CONFIRMED
+    assert judged.n == 1
+    assert judged.primary.per == Per.exact
+    expected = (math.log(4), math.log(4))
+    interval = judged.primary.interval()
+    assert ends(interval) == pytest.approx(expected)
+    kv_bytes = ("kv_bytes", [128.0, 128.0], [512.0, 512.0])
+    assert judge(made, kv_bytes, per=Per.exact).n == 1
+    one_byte_more = ("kv_bytes", [129.0], [512.0])
+    assert judge(made, one_byte_more, per=Per.exact).word is REFUTED
+    alone = judge(made, ("kv_bytes", [128.0], []), per=Per.exact)
+    assert alone.word is INCONCLUSIVE
+    assert alone.reason is Reason.missing
 
 
 # --- analyses -------------------------------------------------------------------------------------
@@ -412,51 +424,62 @@ def test_pairs_are_analysed_at_three_six_and_twelve_and_at_no_other_number():
     gains = [0.010, 0.011, 0.012, 0.2, -0.2, 0.3, 0.01]
     for n, counted, analysis in ((3, 3, 1), (4, 3, 1), (5, 3, 1), (6, 6, 2), (7, 6, 2)):
         judged = judge(claim(9, **LOSS), losses(*gains[:n]))
-        assert (judged.n, judged.primary.analysis, judged.missing) == (counted, analysis, [])
-        assert judged.primary.interval().half_width == pytest.approx(
-            half(gains[:counted], analysis=analysis)
-        )
+        assert judged.n == counted
+        assert judged.primary.analysis == analysis
+        assert judged.missing == []
+        half_width = judged.primary.interval().half_width
+        expected = half(gains[:counted], analysis=analysis)
+        assert half_width == pytest.approx(expected)
         assert judged.word is (CONFIRMED if n < 6 else INCONCLUSIVE)
 
 
 def test_pairs_count_in_their_order_and_none_is_passed_over():
     def without(*seeds: int) -> Verdict:
-        gains = [math.nan if seed in seeds else 0.01 + 0.001 * (seed % 3) for seed in range(1, 7)]
+        gains = []
+        for seed in range(1, 7):
+            gains.append(math.nan if seed in seeds else 0.01 + 0.001 * (seed % 3))
         return judge(claim(6, **LOSS), losses(*gains))
 
-    assert [(without(*lost).word, without(*lost).n) for lost in ((), (6,), (4, 5))] == [
-        (CONFIRMED, n) for n in (6, 3, 3)
-    ]
+    expected = [(CONFIRMED, n) for n in (6, 3, 3)]
+    words = [(without(*lost).word, without(*lost).n) for lost in ((), (6,), (4, 5))]
+    assert words == expected
     judged = without(2)  # five pairs are there, and the second is not
-    assert (*shown(judged), judged.n, judged.primary.enough) == (
-        INCONCLUSIVE,
-        Reason.missing,
-        1,
-        False,
-    )
+    assert judged.word is INCONCLUSIVE
+    assert judged.reason is Reason.missing
+    assert judged.n == 1
+    assert judged.primary.enough is False
     assert judged.missing == [Missing(metric="val_loss", arm="gqa", per="seed", repeat=2)]
-    assert not math.isfinite(judged.primary.interval().high)
+    interval = judged.primary.interval()
+    assert not math.isfinite(interval.high)
 
 
 def test_what_is_missing_is_named_and_decides_nothing():
     made = claim(guards=[LOSS_GUARD])
     none = judge(made)
-    assert (*shown(none), none.n, none.failed, none.more()) == (
-        INCONCLUSIVE,
-        Reason.missing,
-        0,
-        [],
-        None,
-    )
-    assert [(lack.metric, lack.arm, lack.repeat) for lack in none.missing] == [
-        (metric, arm, 1) for metric in ("tokens_per_s", "val_loss") for arm in ("gqa", "mha")
+    assert none.word is INCONCLUSIVE
+    assert none.reason is Reason.missing
+    assert none.n == 0
+    assert none.failed == []
+    assert none.more() is None
+    expected = [
+        ("tokens_per_s", "gqa", 1),
+        ("tokens_per_s", "mha", 1),
+        ("val_loss", "gqa", 1),
+        ("val_loss", "mha", 1),
     ]
+    assert [(lack.metric, lack.arm, lack.repeat) for lack in none.missing] == expected
     unguarded = judge(made, speeds(UNDER))  # not even refuted
-    assert (*shown(unguarded), len(unguarded.missing)) == (INCONCLUSIVE, Reason.missing, 2)
+    assert unguarded.word is INCONCLUSIVE
+    assert unguarded.reason is Reason.missing
+    assert len(unguarded.missing) == 2
     unheld = judge(claim(), speeds(IN[:2]), per=Per.session)
-    assert (unheld.n, {(lack.per, lack.repeat) for lack in unheld.missing}) == (2, {("session", 3)})
+    assert unheld.n == 2
+    lacks = {(lack.per, lack.repeat) for lack in unheld.missing}
+    assert lacks == {("session", 3)}
     guard = judge(made, losses(*BAD))
-    assert (*shown(guard), guard.failed) == (INCONCLUSIVE, Reason.missing, ["val_loss"])
+    assert guard.word is INCONCLUSIVE
+    assert guard.reason is Reason.missing
+    assert guard.failed == ["val_loss"]
 
 
 # --- runs that did not end as others --------------------------------------------------------------
@@ -464,30 +487,29 @@ def test_what_is_missing_is_named_and_decides_nothing():
 
 def test_a_diverged_run_counts_as_worst_and_a_diverged_baseline_says_nothing():
     judged = judge(claim(), speeds([1.25, 1.26, None]))
-    assert (*shown(judged), judged.n, judged.endings[Ending.diverged]) == (
-        REFUTED,
-        Reason.below,
-        3,
-        ["gqa, seed 3"],
-    )
-    assert math.isnan(judged.primary.interval().mid)
+    assert judged.word is REFUTED
+    assert judged.reason is Reason.below
+    assert judged.n == 3
+    assert judged.endings[Ending.diverged] == ["gqa, seed 3"]
+    interval = judged.primary.interval()
+    assert math.isnan(interval.mid)
     # a baseline that breaks is no gain of the arm's
     for gains in (OVER, UNDER, [None, 1.25, 1.25], [1.25, 1.25, None]):
-        assert shown(judge(claim(), speeds(gains, [None, 100.0, 100.0]))) == (
-            INCONCLUSIVE,
-            Reason.undecided,
-        )
-    guard = judge(claim(guards=[LOSS_GUARD]), speeds(IN), ("val_loss", [3.4, None, 3.4], [3.4] * 3))
-    assert (*shown(guard), guard.endings[Ending.diverged]) == (
-        REFUTED,
-        Reason.guard,
-        ["gqa, seed 2"],
+        judged = judge(claim(), speeds(gains, [None, 100.0, 100.0]))
+        assert judged.word is INCONCLUSIVE
+        assert judged.reason is Reason.undecided
+    lost = ("val_loss", [3.4, None, 3.4], [3.4] * 3)
+    guard = judge(claim(guards=[LOSS_GUARD]), speeds(IN), lost)
+    assert guard.word is REFUTED
+    assert guard.reason is Reason.guard
+    assert guard.endings[Ending.diverged] == ["gqa, seed 2"]
+    of_losses = claim(
+        metric="val_loss", scale=Scale.value, expected=[None, 3.5], mechanism=NO_BOUND
     )
-    value = judge(
-        claim(metric="val_loss", scale=Scale.value, expected=[None, 3.5], mechanism=NO_BOUND),
-        ("val_loss", [3.4, None, 3.4], []),
-    )
-    assert shown(value) == (INCONCLUSIVE, Reason.undecided)  # a value has no worst
+    value = judge(of_losses, ("val_loss", [3.4, None, 3.4], []))
+    # a value has no worst
+    assert value.word is INCONCLUSIVE
+    assert value.reason is Reason.undecided
 
 
 def test_a_target_that_the_shortest_schedule_reaches_took_at_most_that():
@@ -495,10 +517,13 @@ def test_a_target_that_the_shortest_schedule_reaches_took_at_most_that():
         judged = judge(
             claim(expected=[low, high], **RACE), ("time_to_target_s", arm, base), at_most=200.0
         )
-        assert bool(judged.endings[Ending.at_most]) == (200.0 in (*arm, *base))
+        expected = 200.0 in (*arm, *base)
+        assert bool(judged.endings[Ending.at_most]) == expected
         return judged.word
 
-    early, quick, slow = (200.0, 200.0, 190.0), (500.0, 501.0, 502.0), (960.0, 961.0, 962.0)
+    early = (200.0, 200.0, 190.0)
+    quick = (500.0, 501.0, 502.0)
+    slow = (960.0, 961.0, 962.0)
     assert word(quick, slow) is CONFIRMED
     assert word(early, slow) is CONFIRMED  # at least 960/200
     assert word(early, slow, high=9.0) is INCONCLUSIVE  # and perhaps more than nine times
@@ -509,39 +534,43 @@ def test_a_target_that_the_shortest_schedule_reaches_took_at_most_that():
     with pytest.raises(ValueError, match="tokens_per_s must be about a target to have a most"):
         judge(claim(), ("tokens_per_s", [200.0] * 3, [1.0] * 3), at_most=200.0)
     own = {"scale": Scale.value, "expected": [None, 600.0]}
-    assert (
-        judge(claim(**RACE | own), ("time_to_target_s", early, []), at_most=200.0).word is CONFIRMED
-    )
-    assert judge(claim(**RACE | own), ("time_to_target_s", slow, []), at_most=200.0).word is REFUTED
+    times = ("time_to_target_s", early, [])
+    assert judge(claim(**RACE | own), times, at_most=200.0).word is CONFIRMED
+    slow_times = ("time_to_target_s", slow, [])
+    assert judge(claim(**RACE | own), slow_times, at_most=200.0).word is REFUTED
     own["expected"] = [100.0, 600.0]
-    assert (
-        judge(claim(**RACE | own), ("time_to_target_s", early, []), at_most=200.0).word
-        is INCONCLUSIVE
-    )
+    times = ("time_to_target_s", early, [])
+    assert judge(claim(**RACE | own), times, at_most=200.0).word is INCONCLUSIVE
 
 
 def test_bounds_that_are_equal_have_no_spread_and_decide_nothing():
     def bounded(arm: Ending, base: Ending, low: float, spread: float) -> Verdict:
-        rows = [
-            Measurement(
-                arm=name, repeat=i, metric=METRICS["steps_to_target"], value=value, ending=ending
-            )
-            for i in (1, 2, 3)
-            for name, value, ending in (("gqa", 300.0 + spread * i, arm), ("mha", 400.0, base))
-        ]
+        rows = []
+        for i in (1, 2, 3):
+            for name, value, ending in (("gqa", 300.0 + spread * i, arm), ("mha", 400.0, base)):
+                rows.append(
+                    Measurement(
+                        arm=name,
+                        repeat=i,
+                        metric=METRICS["steps_to_target"],
+                        value=value,
+                        ending=ending,
+                    )
+                )
         made = claim(**{**RACE, "metric": "steps_to_target", "expected": [low, None]})
         return verdict.judge(made, rows, against="mha", at="cpu")
 
-    most, exact = Ending.at_most, Ending.measured
+    most = Ending.at_most
+    exact = Ending.measured
     for sides in ((most, exact), (exact, most), (most, most)):
-        assert {bounded(*sides, low, 0.0).word for low in (0.5, 2.0)} == {INCONCLUSIVE}
+        words = {bounded(*sides, low, 0.0).word for low in (0.5, 2.0)}
+        assert words == {INCONCLUSIVE}
     # two arms that are one run agree to the last bit
     assert bounded(exact, exact, 1.3, 0.0).word is CONFIRMED
     low_end = bounded(most, exact, 1.2, 0.1)  # at most 300 steps for 400
-    assert (low_end.word, low_end.endings[Ending.at_most]) == (
-        CONFIRMED,
-        [f"gqa, seed {i}" for i in (1, 2, 3)],
-    )
+    assert low_end.word == CONFIRMED
+    expected = [f"gqa, seed {i}" for i in (1, 2, 3)]
+    assert low_end.endings[Ending.at_most] == expected
     assert bounded(exact, most, 1.5, 0.1).word is REFUTED  # 300 steps for at most 400
 
 
@@ -554,10 +583,10 @@ def test_the_noise_of_a_time_multiplies_and_no_interval_of_it_goes_below_nothing
     interval = judge(value, ("decode_ms", times, [])).primary.interval()
     logs = np.log(times)
     # no bias: no second instance
-    assert ends(interval) == pytest.approx((logs.mean() - wide(logs), logs.mean() + wide(logs)))
-    plain = judge(
-        claim(expected=[0.1, 0.9], **SHARE), ("share", [0.2, 0.4, 0.6], [])
-    ).primary.interval()
+    expected = (logs.mean() - wide(logs), logs.mean() + wide(logs))
+    assert ends(interval) == pytest.approx(expected)
+    shares = ("share", [0.2, 0.4, 0.6], [])
+    plain = judge(claim(expected=[0.1, 0.9], **SHARE), shares).primary.interval()
     assert plain.mid == pytest.approx(0.4)
     with pytest.raises(ValueError, match="decode_ms must be above 0 for a value"):
         judge(value, ("decode_ms", [0.0] * 3, []))
@@ -566,36 +595,38 @@ def test_the_noise_of_a_time_multiplies_and_no_interval_of_it_goes_below_nothing
 
 
 def test_a_speed_must_clear_its_end_by_the_bias_of_an_instance():
-    made, gains = claim(expected=[1.0, None]), [math.exp(0.005)] * 3
-    for factor, word in ((math.exp(-1e-4), INCONCLUSIVE), (math.exp(1e-4), CONFIRMED)):
+    made = claim(expected=[1.0, None])
+    gains = [math.exp(0.005)] * 3
+    ratio = math.exp(-1e-4)
+    for factor, word in ((ratio, INCONCLUSIVE), (math.exp(1e-4), CONFIRMED)):
         assert judge(made, speeds([g * factor for g in gains])).word is word
-    for factor, word in ((math.exp(-1e-4), REFUTED), (math.exp(1e-4), INCONCLUSIVE)):
+    ratio = math.exp(-1e-4)
+    for factor, word in ((ratio, REFUTED), (math.exp(1e-4), INCONCLUSIVE)):
         assert judge(made, speeds([factor / g for g in gains])).word is word
     step = claim(metric="step_ms", scale=Scale.difference, expected=[1.0, None], mechanism=NO_BOUND)
-    assert judge(
-        step, ("step_ms", [200.0] * 3, [202.0] * 3)
-    ).primary.interval().half_width == pytest.approx(0.005 * 201)
-    steps = claim(
-        metric="steps_to_target", expected=[1.0, None], target="baseline"
-    )  # counted, not timed
+    step_times = [200.0] * 3
+    half_width = judge(step, ("step_ms", step_times, [202.0] * 3)).primary.interval().half_width
+    assert half_width == pytest.approx(0.005 * 201)
+    # counted, not timed
+    steps = claim(metric="steps_to_target", expected=[1.0, None], target="baseline")
     assert judge(steps, ("steps_to_target", [399.0] * 3, [400.0] * 3)).word is CONFIRMED
 
 
 # --- a declared noise -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("metric", "scale", "sd"),
-    [
-        ("val_loss", Scale.difference, 0.01),
-        ("val_loss", Scale.ratio, 0.01 / 3.4),  # of a logarithm: the difference over the loss
-        ("val_bpb", Scale.difference, 0.01),
-        ("tokens_per_s", Scale.ratio, 0.01),
-        ("step_ms", Scale.difference, 0.01 * 3.4),
-        ("steps_to_target", Scale.ratio, 0.01),
-        ("share", Scale.value, None),  # a pair's noise says nothing of one value
-    ],
-)
+NOISES = [
+    ("val_loss", Scale.difference, 0.01),
+    ("val_loss", Scale.ratio, 0.01 / 3.4),  # of a logarithm: the difference over the loss
+    ("val_bpb", Scale.difference, 0.01),
+    ("tokens_per_s", Scale.ratio, 0.01),
+    ("step_ms", Scale.difference, 0.01 * 3.4),
+    ("steps_to_target", Scale.ratio, 0.01),
+    ("share", Scale.value, None),  # a pair's noise says nothing of one value
+]
+
+
+@pytest.mark.parametrize(("metric", "scale", "sd"), NOISES)
 def test_a_declared_noise_is_translated_to_the_claims_scale(
     metric: str, scale: Scale, sd: float | None
 ):
@@ -604,37 +635,39 @@ def test_a_declared_noise_is_translated_to_the_claims_scale(
     )
     made = claim(metric=metric, scale=scale, expected=[0.5, None], mechanism=NO_BOUND, **own)
     values = (metric, [3.4, 3.39, 3.41], [] if scale is Scale.value else [3.4, 3.41, 3.39])
-    primary = judge(made, values, noise={metric: Declared(sd=0.01, df=8, source="made")}).primary
+    declared = Declared(sd=0.01, df=8, source="made")
+    primary = judge(made, values, noise={metric: declared}).primary
     assert (primary.declared and primary.declared.sd) == (sd if sd is None else pytest.approx(sd))
 
 
 def test_a_declared_noise_narrows_and_is_dropped_where_pairs_contradict_it():
     gains = [0.012, 0.018, 0.015]  # sd 0.003
-    alone, known = (judge(claim(**LOSS), losses(*gains), noise=noise) for noise in ({}, QUIET))
+    alone = judge(claim(**LOSS), losses(*gains), noise={})
+    known = judge(claim(**LOSS), losses(*gains), noise=QUIET)
     # a noise of 0.01 is wider than what these three had
-    assert (alone.word, known.word) == (CONFIRMED, INCONCLUSIVE)
+    assert alone.word == CONFIRMED
+    assert known.word == INCONCLUSIVE
     assert alone.primary.interval().half_width == pytest.approx(half(gains))
-    assert known.primary.interval().half_width == pytest.approx(
-        stats.t.isf(0.005, 10) * 0.01 / math.sqrt(3)
-    )
+    half_width = known.primary.interval().half_width
+    quantile = stats.t.isf(0.005, 10)
+    expected = quantile * 0.01 / math.sqrt(3)
+    assert half_width == pytest.approx(expected)
     assert judge(claim(**LOSS), losses(*(g + 0.01 for g in gains)), noise=QUIET).word is CONFIRMED
     loud = [0.01, 0.03, 0.02]
-    assert [judge(claim(**LOSS), losses(*loud), noise=noise).word for noise in ({}, QUIET)] == [
-        INCONCLUSIVE,
-        CONFIRMED,
-    ]
-    for spread, method in (
+    words = [judge(claim(**LOSS), losses(*loud), noise=noise).word for noise in ({}, QUIET)]
+    assert words == [INCONCLUSIVE, CONFIRMED]
+    cases = (
         (0.02, "pairs, noise declared"),
         (0.022, "pairs (Student)"),
         (1.01e-4, "pairs, noise declared"),
         (9.9e-5, "pairs (Student)"),
-    ):
+    )
+    for spread, method in cases:
         interval = judge(
             claim(**LOSS), losses(*around(0.1, spread)), noise=QUIET
         ).primary.interval()
-        assert (
-            interval.method == method
-        )  # F of 2 and 8 degrees: 5% above 4.46, one in 10,000 below 1e-4
+        # F of 2 and 8 degrees: 5% above 4.46, one in 10,000 below 1e-4
+        assert interval.method == method
         if method == "pairs (Student)":
             assert interval.half_width == pytest.approx(half(around(0.1, spread)))
 
@@ -647,17 +680,18 @@ def test_how_many_more_pairs_would_decide():
     cases of ten."""
 
     def more(expected: list[float | None], **changed: Any) -> int | None:
-        judged = judge(claim(**{**LOSS, "expected": expected, **changed}), losses(0.0, 1.0, 2.0))
+        changed_claim = claim(**{**LOSS, "expected": expected, **changed})
+        judged = judge(changed_claim, losses(0.0, 1.0, 2.0))
         assert judged.word is INCONCLUSIVE
         return (judged.more() or {}).get("seed")
 
     def wanted(distance: float) -> int:
-        return next(
-            n - 3
-            for k, n in enumerate((6, 12, 24, 48, 96), start=2)
-            if stats.t.isf(0.025 / k**2, n - 1) / math.sqrt(n) + stats.norm.isf(0.1) / math.sqrt(n)
-            <= distance
-        )
+        k = 2
+        n = 6
+        while (stats.t.isf(0.025 / k**2, n - 1) + stats.norm.isf(0.1)) / math.sqrt(n) > distance:
+            k += 1
+            n *= 2
+        return n - 3
 
     assert [wanted(x) for x in (1.5, 1.0, 0.6)] == [9, 21, 93]
     assert more([0.4, None]) == wanted(0.6)
@@ -665,17 +699,18 @@ def test_how_many_more_pairs_would_decide():
     assert more([0.0, 1.6]) == wanted(0.6)  # both ends must hold: the nearer one decides
     assert more([2.0, 2.5]) == wanted(1.0)  # outside: the end that it is outside of
     assert more([1.0, None]) is None  # on the end itself no number would
-    bits = Guard(
-        metric="val_bpb", scale=Scale.difference, margins={"cpu": 0.0}
-    )  # whose 21 would not do
+    # whose 21 would not do
+    bits = Guard(metric="val_bpb", scale=Scale.difference, margins={"cpu": 0.0})
+    bits_losses = ("val_bpb", [2.0, 1.0, 0.0], [2.0] * 3)
     both = judge(
         claim(**{**LOSS, "expected": [0.4, None]}, guards=[bits]),
         losses(0.0, 1.0, 2.0),
-        ("val_bpb", [2.0, 1.0, 0.0], [2.0] * 3),
+        bits_losses,
     )
     assert both.more() == {"seed": wanted(0.6)}
     guarded = claim(guards=[LOSS_GUARD])
-    assert judge(guarded, speeds(IN), losses(-0.01, -0.011, -0.009)).more() is None
+    worse = losses(-0.01, -0.011, -0.009)
+    assert judge(guarded, speeds(IN), worse).more() is None
     assert judge(guarded, speeds(IN), losses(*FINE)).more() is None  # decided
 
 
@@ -683,14 +718,14 @@ def test_seeds_and_sessions_that_would_decide_are_counted_apart():
     """A speed that sessions do not show, beside a loss that seeds do not."""
     guards = [Guard(metric="val_loss", scale=Scale.ratio, margins={"cpu": 1.02})]
     sides = {"gqa": ((1.3, 1.4, 1.5), (3.4, 3.3, 3.5)), "mha": ([1.0] * 3, [3.4] * 3)}
-    rows = [
-        row
-        for arm, (speed, loss) in sides.items()
-        for row in (
+    rows = []
+    for arm, (speed, loss) in sides.items():
+        cases = (
             *measured(arm, "tokens_per_s", speed, per=Per.session),
             *measured(arm, "val_loss", loss),
         )
-    ]
+        for row in cases:
+            rows.append(row)
     judged = verdict.judge(
         claim(expected=[1.2, None], guards=guards), rows, against="mha", at="cpu"
     )

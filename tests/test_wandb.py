@@ -45,11 +45,15 @@ def server() -> Iterator[WandbServer]:
 def nocap(here: Path, server: WandbServer | None, command: str, *words: str, **extra: str) -> Any:
     """`python -m nocap.COMMAND WORDS…` in this folder, with a login at this server or without
     one."""
-    login = {"WANDB_BASE_URL": server.url, "WANDB_API_KEY": KEY} if server else {}
+    if server:
+        login = {"WANDB_BASE_URL": server.url, "WANDB_API_KEY": KEY}
+    else:
+        login = {}
+    env = environment(here, **QUICK, **login, **extra)
     return subprocess.run(
         [sys.executable, "-m", f"nocap.{command}", *words],
         cwd=here,
-        env=environment(here, **QUICK, **login, **extra),
+        env=env,
         capture_output=True,
         text=True,
         timeout=300,
@@ -77,11 +81,15 @@ def test_a_server_gets_the_rows_of_the_record_and_its_summary(
     tmp_path: Path, server: WandbServer
 ) -> None:
     done = nocap(tmp_path, server, "train", *WORDS)
-    assert (done.returncode, done.stderr) == (0, "")
-    folder, run = folder_of(tmp_path), only(server)
+    assert done.returncode == 0
+    assert done.stderr == ""
+    folder = folder_of(tmp_path)
+    run = only(server)
     assert run.rows == recorded(folder)
-    assert len(run.rows) == 31
-    assert run.summary["eval/loss"] == summary_of(folder)["val_loss"]
+    lengths = len(run.rows)
+    assert lengths == 31
+    losses = summary_of(folder)["val_loss"]
+    assert run.summary["eval/loss"] == losses
     assert run.exit_code == 0
     assert f"{server.url}/{ENTITY}/nocap/runs/{run.id}" in done.stdout
 
@@ -98,12 +106,12 @@ from nocap.launch.head import run_facts
 from nocap.launch.mirror import config_of, tracker_of
 from nocap.options.tracker.wandb import WandbMode
 from nocap.store.record import Metrics
-from nocap.store.runs import read
+from nocap.store.runs import read_record
 from nocap.store.tracking import open_tracker
 
 folder, mode, how = Path(sys.argv[1]), *sys.argv[2:4]
 first, last = map(int, sys.argv[4:])
-record = read(folder)
+record = read_record(folder)
 rows = Metrics(folder / "metrics.jsonl").rows()
 config = config_of(record)
 tracker = replace(tracker_of(config), mode=WandbMode(mode), init_timeout_s=4)
@@ -135,15 +143,19 @@ class Lab:
         """Train from row `first` to row `last`, as the record then has it."""
         shutil.rmtree(self.folder / "checkpoints", ignore_errors=True)
         lines = (self.whole / "metrics.jsonl").read_bytes().splitlines(keepends=True)
-        (self.folder / "metrics.jsonl").write_bytes(b"".join(lines[:last]))
+        content = b"".join(lines[:last])
+        (self.folder / "metrics.jsonl").write_bytes(content)
         (self.folder / "summary.json").unlink(missing_ok=True)
         if how == "end":
             shutil.copy(self.whole / "summary.json", self.folder)
-        words = [str(self.folder), mode, how, str(first), str(last)]
+        folder = str(self.folder)
+        words = [folder, mode, how, str(first), str(last)]
+        env = environment(self.here, **QUICK, WANDB_BASE_URL=server.url, WANDB_API_KEY=KEY)
+        command = [sys.executable, "-c", PLAY, *words]
         return subprocess.run(
-            [sys.executable, "-c", PLAY, *words],
+            command,
             cwd=self.here,
-            env=environment(self.here, **QUICK, WANDB_BASE_URL=server.url, WANDB_API_KEY=KEY),
+            env=env,
             capture_output=True,
             text=True,
             timeout=120,
@@ -151,7 +163,8 @@ class Lab:
         )
 
     def sync(self, server: WandbServer) -> Any:
-        return nocap(self.here, server, "runs", "sync", str(self.folder.relative_to(self.here)))
+        path = str(self.folder.relative_to(self.here))
+        return nocap(self.here, server, "runs", "sync", path)
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +187,8 @@ def has_record(server: WandbServer, lab: Lab) -> None:
     """The server has the record's rows, each once, and its summary."""
     run = only(server)
     assert run.rows == recorded(lab.whole)
-    assert run.summary["eval/loss"] == summary_of(lab.whole)["val_loss"]
+    losses = summary_of(lab.whole)["val_loss"]
+    assert run.summary["eval/loss"] == losses
     assert run.exit_code == 0
 
 
@@ -193,7 +207,8 @@ def test_what_a_server_has_not_taken_is_said_with_the_command_that_sends_it(
     server.fail(200)
     module, *words = shlex.split(command)[2:]
     again = nocap(lab.here, server, module.removeprefix("nocap."), *words)
-    assert (again.returncode, again.stderr) == (0, "")
+    assert again.returncode == 0
+    assert again.stderr == ""
     has_record(server, lab)
 
 
@@ -202,7 +217,8 @@ def test_a_run_without_a_tracker_is_sent_and_the_second_time_nothing(
     lab: Lab, server: WandbServer
 ) -> None:
     first = lab.sync(server)
-    assert (first.returncode, first.stderr) == (0, "")
+    assert first.returncode == 0
+    assert first.stderr == ""
     assert first.stdout.endswith("on the server: 1 of 1 run, 31 rows sent now\n")
     second = lab.sync(server)
     assert second.stdout.endswith("on the server: 1 of 1 run, 0 rows sent now\n")
@@ -228,9 +244,8 @@ def test_each_row_has_its_own_time(lab: Lab, server: WandbServer) -> None:
     assert lab.sync(server).returncode == 0
     walls = [row["clock/wall_s"] for row in recorded(lab.whole)]
     times = [row["_timestamp"] for row in only(server).history]
-    assert [at - times[0] for at in times] == pytest.approx(
-        [wall - walls[0] for wall in walls], abs=1e-5
-    )
+    expected = [wall - walls[0] for wall in walls]
+    assert [at - times[0] for at in times] == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.slow
@@ -239,7 +254,8 @@ def test_an_offline_run_has_one_folder_with_each_row_once(lab: Lab, server: Wand
     lab.play(server, "offline", "stop", 8, 20)
     done = lab.play(server, "offline", "end", 20, 31)
     assert done.stdout == f"python -m nocap.runs sync {lab.folder.relative_to(lab.here)}\n"
-    assert len(list(lab.folder.glob("wandb/offline-run-*"))) == 1
+    paths = lab.folder.glob("wandb/offline-run-*")
+    assert len(list(paths)) == 1
     assert history(lab.folder) == recorded(lab.whole)
     assert not server.runs
 
@@ -254,7 +270,8 @@ def test_the_same_config_trained_again_elsewhere_is_another_run(
     done = nocap(other, server, "train", *WORDS)
     assert done.returncode == 0
     first, second = server.runs.values()
-    assert len(first.rows) == len(second.rows) == 31
+    assert len(first.rows) == 31
+    assert len(second.rows) == 31
     assert second.rows == recorded(folder_of(other))
     for key in ("displayName", "jobType"):
         assert first.described[key] == second.described[key]
@@ -263,10 +280,12 @@ def test_the_same_config_trained_again_elsewhere_is_another_run(
 
 @pytest.mark.slow
 def test_without_a_login_sync_refuses(lab: Lab) -> None:
-    done = nocap(lab.here, None, "runs", "sync", str(lab.folder.relative_to(lab.here)))
+    path = str(lab.folder.relative_to(lab.here))
+    done = nocap(lab.here, None, "runs", "sync", path)
     assert done.returncode == 2
     assert done.stderr == "nocap: W&B must have a login (wandb login, or WANDB_API_KEY), got none\n"
-    done = nocap(lab.here, None, "runs", "sync", str(lab.folder), WANDB_API_KEY="short")
+    folder = str(lab.folder)
+    done = nocap(lab.here, None, "runs", "sync", folder, WANDB_API_KEY="short")
     assert done.returncode == 2
     assert done.stderr == "nocap: WANDB_API_KEY must have at least 40 characters, got 5\n"
 
@@ -289,11 +308,15 @@ def test_a_training_that_a_kill_sets_back_is_one_run_with_each_step_once(
     done = nocap(tmp_path, server, "train", *WORDS, "trainer.checkpoint_every=5", **fault)
     assert done.returncode == 0
     assert "starting again from the last checkpoint (1 of 1)" in done.stderr
-    run, expected = only(server), recorded(folder_of(tmp_path))
-    assert [row["step"] for row in run.rows] == list(range(31))
+    run = only(server)
+    expected = recorded(folder_of(tmp_path))
+    steps = [row["step"] for row in run.rows]
+    assert steps == list(range(31))
     for name in ("step", "tokens", "eval/loss", "train/loss", "train/lr"):
-        assert [row.get(name) for row in run.rows] == [row.get(name) for row in expected]
-    assert run.summary["eval/loss"] == summary_of(folder_of(tmp_path))["val_loss"]
+        values = [row.get(name) for row in run.rows]
+        assert values == [row.get(name) for row in expected]
+    losses = summary_of(folder_of(tmp_path))["val_loss"]
+    assert run.summary["eval/loss"] == losses
 
 
 @pytest.mark.slow
@@ -303,10 +326,12 @@ def test_a_server_that_starts_late_gets_all_rows(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as early:
         port = early.getsockname()[1]
         login = {"WANDB_BASE_URL": f"http://127.0.0.1:{port}", "WANDB_API_KEY": KEY}
+        command = [sys.executable, "-m", "nocap.train", *WORDS, *words]
+        at_work = environment(tmp_path, **QUICK, **login)
         training = subprocess.Popen(
-            [sys.executable, "-m", "nocap.train", *WORDS, *words],
+            command,
             cwd=tmp_path,
-            env=environment(tmp_path, **QUICK, **login),
+            env=at_work,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -314,7 +339,8 @@ def test_a_server_that_starts_late_gets_all_rows(tmp_path: Path) -> None:
         early.accept()[0].close()
     with wandb_server(port) as server:
         _, err = training.communicate(timeout=300)
-        assert (training.returncode, err) == (0, "")
+        assert training.returncode == 0
+        assert err == ""
         assert only(server).rows == recorded(folder_of(tmp_path))
         assert only(server).exit_code == 0
 
@@ -361,7 +387,8 @@ def test_in_whatever_order_the_server_has_the_rows_of_the_record_each_once(
         server.fail(500 if mode == "down" else 200)
         if mode == "sync":
             done = lab.sync(server)
-            assert (done.returncode, done.stderr) == (0, "")
+            assert done.returncode == 0
+            assert done.stderr == ""
         else:
             lab.play(server, "online" if mode == "down" else mode, how, first, last)
     has_record(server, lab)
@@ -393,7 +420,8 @@ def test_keys_for_a_target_and_a_checkpoint(tmp_path: Path, server: WandbServer)
     words = ("tracker.target=4.5", "tracker.checkpoint=true", "tracker.system=true")
     often = {"WANDB__STATS_SAMPLING_INTERVAL": "0.5"}
     done = nocap(tmp_path, server, "train", *WORDS, *words, **often)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0
+    assert done.stderr == ""
     run = only(server)
     there = [row["step"] for row in run.rows if row.get("eval/loss", 9.0) <= 4.5]
     assert run.summary["steps_to_target"] == there[0]
@@ -422,7 +450,8 @@ def test_a_stopped_run_is_marked_and_a_diverged_one_alerts(lab: Lab, server: Wan
 def agent(here: Path, run_id: str, **values: object) -> dict[str, str]:
     """The environment and the file of parameters that `wandb agent` gives to a command."""
     path = here / f"{run_id}.yaml"
-    path.write_text("".join(f"{key}:\n  value: {value}\n" for key, value in values.items()))
+    text = "".join(f"{key}:\n  value: {value}\n" for key, value in values.items())
+    path.write_text(text)
     ids = {"WANDB_SWEEP_ID": "sweep", "WANDB_RUN_ID": run_id, "WANDB_SWEEP_PARAM_PATH": str(path)}
     return {**ids, "WANDB_PROJECT": "swept", "WANDB_ENTITY": ENTITY}
 
@@ -434,7 +463,8 @@ def test_an_agents_run_has_its_id_and_a_finished_one_is_reported_again(
     words = (*WORDS, "attention=gqa", "optimizer.lr=0.001")
     values: dict[str, object] = {"attention": "gqa", "optimizer.lr": 0.001}
     first = nocap(tmp_path, server, "train", *words, **agent(tmp_path, "first", **values))
-    assert (first.returncode, first.stderr) == (0, "")
+    assert first.returncode == 0
+    assert first.stderr == ""
     again = nocap(tmp_path, server, "train", *words, **agent(tmp_path, "again", **values))
     assert "already finished: nothing to train" in again.stdout
     assert [*server.runs] == ["first", "again"]
@@ -495,6 +525,7 @@ def test_variables_fill_what_the_config_leaves_at_its_default(
     monkeypatch.setenv("WANDB_TAGS", "one, two words")
     monkeypatch.setenv("WANDB_MODE", "offline")
     tracker: Any = compose(["tracker=wandb", "tracker.project=typed"]).tracker
+
     assert tracker.project == "typed"
     assert tracker.entity == "of ENTITY"
     assert tracker.name == "of NAME"
@@ -516,7 +547,8 @@ def test_the_older_names_of_modes_are_taken(
 
 def test_a_long_name_is_cut_so_that_it_stays_unique() -> None:
     first, second = (cut("x" * 200 + end, 128) for end in "ab")
-    assert len(first) == len(second) == 128
+    assert len(first) == 128
+    assert len(second) == 128
     assert first != second
     assert cut("short", 128) == "short"
 
@@ -531,17 +563,18 @@ def test_the_start_says_where_and_sends_what_is_known(tmp_path: Path, server: Wa
     assert run.described["displayName"] == "mine"
     assert "a b" in run.described["tags"]
     summary = summary_of(folder_of(tmp_path))
-    manifest = json.loads((folder_of(tmp_path) / "manifest.json").read_text())
+    text = (folder_of(tmp_path) / "manifest.json").read_text()
+    manifest = json.loads(text)
     assert run.config["params.total"] == summary["params"]["total"]
     assert run.config["hardware.fingerprint"] == summary["hardware"]["fingerprint"]
-    assert run.config.get("commit") == manifest["git"].get("commit")
+    expected = manifest["git"].get("commit")
+    assert run.config.get("commit") == expected
     assert run.config["identity"] == summary["identity"]
     assert run.config["swept"] == "steps, val_every"
     noise = {"output_dir", "cache_dir", "store", "tracker", "options"}
     assert not [key for key in run.config if key.partition(".")[0] in noise]
-    assert [key for key in run.config if key == "attention" or key.endswith("/attention")] == [
-        "attention"
-    ]
+    keys = [key for key in run.config if key == "attention" or key.endswith("/attention")]
+    assert keys == ["attention"]
 
 
 GRID = ("-m", *WORDS, "seed=0,1", "trainer.steps=5")
@@ -550,10 +583,12 @@ GRID = ("-m", *WORDS, "seed=0,1", "trainer.steps=5")
 @pytest.mark.slow
 def test_a_grid_prints_the_link_of_its_group(tmp_path: Path, server: WandbServer) -> None:
     done = nocap(tmp_path, server, "train", *GRID)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0
+    assert done.stderr == ""
     (folder,) = (tmp_path / "out" / "grids").iterdir()
     assert f"tracker: {server.url}/{ENTITY}/nocap/groups/{folder.name}\n" in done.stdout
-    assert {run.described["groupName"] for run in server.runs.values()} == {folder.name}
+    runs = server.runs.values()
+    assert {run.described["groupName"] for run in runs} == {folder.name}
     assert len(server.runs) == 3, "two cells and the comparison"
     again = nocap(tmp_path, server, "runs", "sync", f"out/grids/{folder.name}")
     assert again.stdout.endswith("on the server: 2 of 2 runs, 0 rows sent now\n")
@@ -578,7 +613,9 @@ def test_an_unreachable_server_is_asked_once_a_grid_and_sync_sends_all(
     assert line in done.stdout
     server.fail(200)
     sent = nocap(tmp_path, server, "runs", "sync", f"out/grids/{folder.name}")
-    assert (sent.returncode, sent.stderr) == (0, "")
+    assert sent.returncode == 0
+    assert sent.stderr == ""
     assert len(server.runs) == 3
-    rows = {run.described["displayName"].split()[-1]: len(run.rows) for run in server.runs.values()}
+    runs = server.runs.values()
+    rows = {run.described["displayName"].split()[-1]: len(run.rows) for run in runs}
     assert rows == {"s0": 6, "s1": 6, folder.name: 1}

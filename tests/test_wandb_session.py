@@ -219,7 +219,8 @@ def test_rows_that_a_resumed_record_has_otherwise_are_no_loss(
     assert second.sent == 2
     assert second.complete
     (run,) = client.server.runs.values()
-    assert [row["step"] for row in run.rows] == [0, 1, 2, 3, 4, 6]
+    steps = [row["step"] for row in run.rows]
+    assert steps == [0, 1, 2, 3, 4, 6]
 
 
 def test_a_resumed_record_is_not_complete_by_the_rows_of_before(
@@ -239,6 +240,7 @@ def test_a_resumed_record_is_not_complete_by_the_rows_of_before(
     for step in (0, 4):
         second.log({"step": step, **ROW})
     second.finish(summary={}, status="finished")
+
     assert not second.complete
     assert "(the server has 4 of 5 rows)" in capsys.readouterr().err
     assert Wandb.left(tmp_path)
@@ -336,7 +338,8 @@ def test_a_folder_of_before_that_cannot_be_removed_costs_no_mirror(
 
     (tmp_path / "wandb" / "offline-run-1").mkdir(parents=True)
     monkeypatch.setattr("shutil.rmtree", remove)
-    assert tracker().open(facts_of(tmp_path)).link == client.runs[0].url
+    link = tracker().open(facts_of(tmp_path)).link
+    assert link == client.runs[0].url
 
 
 def with_checkpoint(folder: Path) -> RunFacts:
@@ -356,12 +359,15 @@ def test_a_checkpoint_or_an_alert_is_sent_once_and_only_to_a_server(
 ) -> None:
     facts = with_checkpoint(tmp_path)
     chosen = tracker(checkpoint=True, alert=True)
-    ended(tracker(checkpoint=True, alert=True, mode=WandbMode.offline).open(facts), status)
+    watched = tracker(checkpoint=True, alert=True, mode=WandbMode.offline)
+    ended(watched.open(facts), status)
     assert not client.runs[0].artifacts
     assert not client.runs[0].alerts
     for _ in range(2):
         assert ended(chosen.resend(facts), status).complete
-    sent = [[artifact.type for artifact in run.artifacts] + run.alerts for run in client.runs[1:]]
+    sent = []
+    for run in client.runs[1:]:
+        sent.append([artifact.type for artifact in run.artifacts] + run.alerts)
     assert sent == [["model" if status == "finished" else "diverged"], []]
     assert [run.ended for run in client.runs] == [[exit_code]] * 3
 
@@ -404,6 +410,7 @@ def test_a_login_without_an_api_key_is_one_line(
     line += "(WANDB_API_KEY or wandb login), got one"
     with pytest.raises(NoLoginError, match=f"^{re.escape(line)}$"):
         tracker().resend(facts_of(tmp_path))
+
     assert tracker().open(facts_of(tmp_path)).link is None
     assert client.runs[0].offline
     assert capsys.readouterr().err == f"nocap: W&B: offline: {line}\n"
@@ -463,7 +470,8 @@ def test_a_comparison_that_was_not_uploaded_ends_sync_with_1(
     grid = outputs / "grids" / "a-grid"
     grid.mkdir(parents=True)
     cell = {"identity": run.name.rpartition("-")[2], "run": run.name}
-    (grid / "grid.json").write_text(json.dumps({"name": grid.name, "cells": [cell]}))
+    content = {"name": grid.name, "cells": [cell]}
+    (grid / "grid.json").write_text(json.dumps(content))
     assert runs.main(["sync"]) == 0
     (grid / REPORT).write_text("a report")
     client.refuses = True
@@ -480,7 +488,8 @@ def test_a_comparison_that_was_not_uploaded_ends_sync_with_1(
     assert len(client.server.runs[there].history) == 1
     client.server.delete(there)
     assert runs.main(["sync"]) == 0
-    assert len(client.server.runs[f"{there}-2"].history) == 1, "what the server says counts"
+    history = client.server.runs[f"{there}-2"].history
+    assert len(history) == 1, "what the server says counts"
 
 
 def test_a_server_that_does_not_answer_is_not_asked_for_each_run(

@@ -48,7 +48,9 @@ def test_an_option_imports_what_lies_there_and_nothing_else_does(
     (tmp_path / "mine" / "mlp" / "mine.py").write_text(OPTION)
     (tmp_path / "mine" / "mlp" / "mine.yaml").write_text("kind: mine\n")
     done = door("--config-dir", "mine", *SMALL, "mlp=mine", "--cfg", "job")
-    assert (done.code, done.err) == (0, "")
+
+    assert done.code == 0
+    assert done.err == ""
     assert "width: 77" in done.out
     assert not ran.exists()
 

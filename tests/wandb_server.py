@@ -32,9 +32,8 @@ class StoredRun:
     id: str
     project: str
     entity: str
-    described: Json = field(
-        default_factory=dict
-    )  # the last variables of upsertBucket that are not null
+    # the last variables of upsertBucket that are not null
+    described: Json = field(default_factory=dict)
     lines: dict[str, dict[int, str]] = field(default_factory=dict)  # file → line number → line
     exit_code: int | None = None
     preempting: bool = False
@@ -50,7 +49,10 @@ class StoredRun:
     @property
     def rows(self) -> list[Json]:
         """Return the rows as they were logged, without the client's own keys."""
-        return [{key: value for key, value in row.items() if key[0] != "_"} for row in self.history]
+        values: list[Json] = []
+        for row in self.history:
+            values.append({key: value for key, value in row.items() if key[0] != "_"})
+        return values
 
     @property
     def summary(self) -> Json:
@@ -67,17 +69,19 @@ class StoredRun:
     def hidden(self) -> set[str]:
         """Return the metrics of which the client asked for no panel. In its protocol a metric has
         its name under 1, and its options under 6, where 2 is hidden."""
-        stored = json.loads(self.described.get("config") or "{}").get("_wandb", {}).get("value", {})
-        return {
-            metric["1"]
-            for metric in stored.get("m", [])
-            if "1" in metric and 2 in metric.get("6", [])
-        }
+        content = json.loads(self.described.get("config") or "{}")
+        stored = content.get("_wandb", {}).get("value", {})
+        values: set[str] = set()
+        for metric in stored.get("m", []):
+            if "1" in metric and 2 in metric.get("6", []):
+                values.add(metric["1"])
+        return values
 
     def bucket(self) -> Json:
         """Return it as GraphQL shows it."""
         place = {"id": "P", "name": self.project, "entity": {"id": "E", "name": self.entity}}
         history = self.file("wandb-history.jsonl")
+        text = json.dumps(self.file("wandb-events.jsonl")[-1:])
         return {
             "id": f"bucket-{self.id}",
             "name": self.id,
@@ -93,7 +97,7 @@ class StoredRun:
             "eventsLineCount": len(self.file("wandb-events.jsonl")),
             "logLineCount": len(self.file("output.log")),
             "historyTail": json.dumps(history[-1:]),
-            "eventsTail": json.dumps(self.file("wandb-events.jsonl")[-1:]),
+            "eventsTail": text,
             # without `t` the client takes the run for one that never began
             "wandbConfig": '{"t": 1}',
         }
@@ -110,7 +114,8 @@ class WandbServer:
         self.alerts = list[Json]()
         self.posts = 0  # to the file stream
         self.refused = 0  # requests that it failed
-        self._status, self._after = 200, 0
+        self._status = 200
+        self._after = 0
         self._released = threading.Event()
         self._lock = threading.Lock()
         self._answers = {
@@ -145,7 +150,8 @@ class WandbServer:
     def fail(self, status: int, *, after: int = 0) -> None:
         """Answer everything with this status, or HANG, once `after` more posts came to the file
         stream; 200 works again."""
-        self._status, self._after = status, self.posts + after
+        self._status = status
+        self._after = self.posts + after
         if status != HANG:
             self._released.set()
             self._released = threading.Event()
@@ -157,7 +163,9 @@ class WandbServer:
 
     def status(self) -> int:
         """Return what the next request gets."""
-        return self._status if self.posts >= self._after else 200
+        if self.posts >= self._after:
+            return self._status
+        return 200
 
     def wait_released(self) -> None:
         self._released.wait()
@@ -165,13 +173,19 @@ class WandbServer:
     # --- what it is asked -------------------------------------------------------------------------
 
     def graphql(self, body: Json) -> tuple[int, Json]:
-        query, variables = body["query"], body.get("variables") or {}
+        query = body["query"]
+        variables = body.get("variables") or {}
         found = re.search(r"\b(?:query|mutation)\s+(\w+)", query)
-        name = found[1] if found else ""
+        if found:
+            name = found[1]
+        else:
+            name = ""
         with self._lock:
             self.operations.append(name)
             answer = self._answers.get(name)
-            return answer(variables) if answer else (200, {"data": {}})
+            if answer:
+                return answer(variables)
+            return (200, {"data": {}})
 
     def _viewer(self, variables: Json) -> tuple[int, Json]:
         teams = {"edges": [{"node": {"name": ENTITY}}]}
@@ -192,7 +206,10 @@ class WandbServer:
     def _resume_status(self, variables: Json) -> tuple[int, Json]:
         entity = variables.get("entity") or ENTITY
         run = self.runs.get(variables["name"])
-        bucket = run.bucket() if run else None
+        if run:
+            bucket = run.bucket()
+        else:
+            bucket = None
         place = {"id": "P", "name": variables["project"], "entity": {"id": "E", "name": entity}}
         return 200, {"data": {"model": {**place, "bucket": bucket}}}
 
@@ -227,9 +244,9 @@ class WandbServer:
         return 200, {"data": {"notifyScriptableRunAlert": {"success": True}}}
 
     def _create_files(self, variables: Json) -> tuple[int, Json]:
-        files = [
-            {"name": name, "uploadUrl": f"{self.url}/upload/{name}"} for name in variables["files"]
-        ]
+        files = []
+        for name in variables["files"]:
+            files.append({"name": name, "uploadUrl": f"{self.url}/upload/{name}"})
         return 200, {
             "data": {"createRunFiles": {"runID": "R", "uploadHeaders": [], "files": files}}
         }

@@ -43,8 +43,8 @@ from nocap.config.trainer import Device
 from nocap.launch.grid import Cell
 from nocap.report.table import markdown
 from nocap.store.record import read_json, write_json
-from nocap.store.runs import Record, read
-from nocap.study.plan import more
+from nocap.store.runs import Record, read_record
+from nocap.study.study_plan import more
 from nocap.study.tasks import Training, train, trainings
 
 POINTS = 16  # of a training curve
@@ -127,7 +127,11 @@ def run(what: str, asked: Sequence[jobs.Job], output_dir: str) -> int:
             by_identity: Mapping[str, Training] = by_identity,
         ) -> None:
             if event in ("finished", "diverged"):
-                add(compact(by_identity[cell.plan.identity], read(cell.plan.run_dir), share=share))
+                add(
+                    compact(
+                        by_identity[cell.plan.identity], read_record(cell.plan.run_dir), share=share
+                    )
+                )
 
         written = {(training["identity"], training["machine"]) for training in jobs.known()}
         for training in runs:  # trained before, and killed before its line

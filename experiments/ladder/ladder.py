@@ -14,17 +14,17 @@ from pathlib import Path
 
 from trend import LEAST_SIZES, Trend, trend
 
+from nocap.display import NONE, count
 from nocap.judge.claim import TO_TARGET
 from nocap.judge.interval import Estimate
 from nocap.report import forest
 from nocap.report.table import Column, Table
 from nocap.report.words import measured as in_words
-from nocap.store.formats import NONE, count
 from nocap.store.metrics import METRICS, Metric, Scale
+from nocap.study.claim_row import is_known
 from nocap.study.pages import all_results
-from nocap.study.result import JudgedClaim, StudyResult
-from nocap.study.spec import load
-from nocap.study.words import is_known
+from nocap.study.spec import load_study
+from nocap.study.study_result import ClaimResult, StudyResult
 
 HOLDS = 1.1  # times, at ten times the parameters: what changes less holds
 FAR = 124e6  # parameters of the challenge
@@ -71,9 +71,9 @@ class Ladder:
             return f"cannot be told: fewer than {LEAST_SIZES} sizes were measured"
         if self.trend and not self.trend.straight:
             return "cannot be told: not the same from size to size"
-        if self.decade.place(1 / HOLDS, HOLDS) == 0:
+        if self.decade.position(1 / HOLDS, HOLDS) == 0:
             return "holds"
-        return {1: "grows", -1: "shrinks"}.get(self.decade.place(1.0, 1.0), "cannot be told")
+        return {1: "grows", -1: "shrinks"}.get(self.decade.position(1.0, 1.0), "cannot be told")
 
     @property
     def far(self) -> Estimate | None:
@@ -89,12 +89,12 @@ def ladders(every: Sequence[StudyResult]) -> list[Ladder]:
     races: dict[tuple[str, str], list[Size]] = {}
     for result in every:
         params = {arm.arm: arm.params for arm in result.arms}
-        for judged in result.claims:
-            claim = judged.claim
-            if claim.metric in TO_TARGET and is_known(judged.verdict.primary):
-                of_baseline = params[str(judged.against)]
+        for claim_result in result.claims:
+            claim = claim_result.claim
+            if claim.metric in TO_TARGET and is_known(claim_result.verdict.primary):
+                of_baseline = params[str(claim_result.against)]
                 races.setdefault((claim.id, claim.metric), []).append(
-                    _size(result, judged, of_baseline)
+                    _size(result, claim_result, of_baseline)
                 )
     return [
         Ladder(
@@ -105,15 +105,15 @@ def ladders(every: Sequence[StudyResult]) -> list[Ladder]:
     ]
 
 
-def _size(result: StudyResult, judged: JudgedClaim, params: float | None) -> Size:
-    gain = judged.verdict.primary
+def _size(result: StudyResult, claim_result: ClaimResult, params: float | None) -> Size:
+    gain = claim_result.verdict.primary
     shown = gain.shown()
     assert shown is not None
     return Size(
         scale=result.scale,
         params=params or math.nan,
         gain=shown,
-        word=judged.word,
+        word=claim_result.word,
         pairs=gain.least if gain.measured else (),
     )
 
@@ -211,7 +211,7 @@ def _times(gain: Estimate | None) -> str:
 
 def main() -> None:
     folder = Path(__file__).parent
-    every = all_results(load(folder), folder)
+    every = all_results(load_study(folder), folder)
     drawn = picture(every)
     assert drawn is not None, "a race has results at several scales"
     (folder / PICTURE).write_text(drawn.file)

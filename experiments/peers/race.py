@@ -26,10 +26,10 @@ from peer_arm import PeerArm
 
 from nocap.judge.cautious import of_pairs
 from nocap.judge.interval import Estimate
-from nocap.measure.arms import compose_arm, compose_arms
 from nocap.measure.bench import carry_out
+from nocap.measure.bench_arms import compose_arm, compose_arms
+from nocap.measure.bench_result import Bench, written
 from nocap.measure.bench_text import render_bench
-from nocap.measure.benched import Bench, written
 from nocap.measure.timed import TimedArm
 from nocap.store.record import write_json
 

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nocap.judge.batches import ProposalWord
+from nocap.judge.proposal import ProposalWord
+from nocap.proposals.campaign import MOST, Campaign
 from nocap.study.log import AnswerLine, LogLine, PairLine
-from nocap.study.propose import MOST, Campaign
 from nocap.study.spec import Propose
 
 SEEDS = 16

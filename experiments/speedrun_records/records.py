@@ -16,12 +16,12 @@ from itertools import count, groupby, pairwise
 from pathlib import Path
 from statistics import fmean
 
+from nocap.display import MINUS
 from nocap.judge import cautious
 from nocap.judge.cautious import CLOCK_BIAS
 from nocap.judge.interval import LEAST_PAIRS, Estimate, of_pairs, of_seeds, of_steps
 from nocap.report import forest
 from nocap.report.table import markdown
-from nocap.store.formats import MINUS
 
 HERE = Path(__file__).resolve().parent
 README, FIGURES = HERE / "README.md", HERE / "figures.csv"
@@ -151,7 +151,7 @@ def of_the_rule(steps: Sequence[Step]) -> list[Step]:
 
 
 def word(e: Estimate, zero: float = 0.0) -> str:
-    return SHOWN[e.place(zero, zero)] if e.n >= LEAST_PAIRS else f"no verdict (n={e.n})"
+    return SHOWN[e.position(zero, zero)] if e.n >= LEAST_PAIRS else f"no verdict (n={e.n})"
 
 
 def own_rule(step: Step, *, rounded: bool = True) -> str:

@@ -10,7 +10,7 @@ import math
 from pathlib import Path
 
 from nocap.judge.cautious import of_pairs
-from nocap.study.log import FILE, SessionLine, read
+from nocap.study.log import FILE, SessionLine, read_log
 
 HERE = Path(__file__).resolve().parent
 ALONE = ("flash", "gqa", "gelu3x")
@@ -30,7 +30,7 @@ def log_gain(session: SessionLine, arm: str) -> float:
 def main() -> None:
     """Print each gain, and all together over their product, with 95% intervals over the
     sessions."""
-    log = read(HERE / FILE)
+    log = read_log(HERE / FILE)
     for machine in dict.fromkeys(line.machine for line in log.lines):
         sessions = log.of(SessionLine, machine=machine, place="bench")
         if not sessions:

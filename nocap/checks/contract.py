@@ -51,22 +51,25 @@ NOISE = ("clock/", "perf/", "memory/")
 
 def composes(trial: OptionTrial) -> str:
     """Compose the option with its keys' values."""
-    if missing := trial.missing():
+    missing = trial.missing()
+    if missing:
         raise SkippedError(f"{', '.join(missing)} must be given")
     expect(trial.options, f"its yaml must begin with '# @package ideas.{trial.name}'")
-    values = {
-        key: value
-        for option in trial.options
-        for key, value in asdict(option).items()
-        if not key.startswith("_")
-    }
-    return ", ".join(f"{key}={getattr(value, 'name', value)}" for key, value in values.items())
+    values: dict[str, object] = {}
+    for option in trial.options:
+        values |= asdict(option)
+    shown = []
+    for key, value in values.items():
+        if not key.startswith("_"):
+            shown.append(f"{key}={getattr(value, 'name', value)}")
+    return ", ".join(shown)
 
 
 def rates(trial: OptionTrial) -> str:
     """Factors in [0, 1] for every step, a warm-up that rises to the peak, and a `free_until` that
     is so."""
-    schedule, steps = trial.run.schedule, trial.run.trainer.steps
+    schedule = trial.run.schedule
+    steps = trial.run.trainer.steps
     factors = [schedule.multiplier(step=step, steps=steps) for step in range(steps)]
     for step, factor in enumerate(factors):
         expect(
@@ -74,16 +77,18 @@ def rates(trial: OptionTrial) -> str:
             f"the factor of step {step} of {steps} is {factor}: it must be in [0, 1]",
         )
     rising = factors[: schedule.warmup_steps]
+    ends_at_peak = not rising or math.isclose(rising[-1], 1.0, rel_tol=1e-6)
+    shown = ", ".join(f"{factor:.3g}" for factor in rising)
     expect(
-        sorted(rising) == rising and (not rising or math.isclose(rising[-1], 1.0, rel_tol=1e-6)),
-        f"the warm-up of {len(rising)} steps must rise to 1, got "
-        f"{', '.join(f'{factor:.3g}' for factor in rising)}",
+        sorted(rising) == rising and ends_at_peak,
+        f"the warm-up of {len(rising)} steps must rise to 1, got {shown}",
     )
     free = min(schedule.free_until(steps), steps)
+    longer = [schedule.multiplier(step=step, steps=2 * steps) for step in range(free)]
     expect(
-        [schedule.multiplier(step=step, steps=2 * steps) for step in range(free)] == factors[:free],
+        longer == factors[:free],
         f"free_until({steps}) says {free}, and a factor before that step depends on the number of "
-        f"steps",
+        "steps",
     )
     return (
         f"{factors[0]:.3g} … {max(factors):.3g} … {factors[-1]:.3g} in {steps} steps, "
@@ -94,19 +99,22 @@ def rates(trial: OptionTrial) -> str:
 def prepares(trial: OptionTrial) -> str:
     """Made twice it is the same, and every byte verifies. In a user's cache, nothing is fetched
     twice."""
-    run, cache = trial.run, cache_root(trial.run.cache_dir)
-    another = trial.folder / "another" if trial.folder in cache.parents else cache
-    data, again = (
-        prepare(run.data, run.tokenizer, cache_dir=folder) for folder in (cache, another)
-    )
+    run = trial.run
+    cache = cache_root(run.cache_dir)
+    another = cache
+    if trial.folder in cache.parents:
+        another = trial.folder / "another"
+    data = prepare(run.data, run.tokenizer, cache_dir=cache)
+    again = prepare(run.data, run.tokenizer, cache_dir=another)
     first = data.fingerprint[:12]
     expect(
         data.fingerprint == again.fingerprint,
         f"made twice, its fingerprints are {first}… and {again.fingerprint[:12]}…",
     )
-    invalid = verify(run.data, run.tokenizer, cache_dir=cache)[1]
+    _, invalid = verify(run.data, run.tokenizer, cache_dir=cache)
     expect(not invalid, "".join(invalid[:1]))
-    train, val = (sum(shard.tokens for shard in shards) for shards in (data.train, data.val))
+    train = sum(shard.tokens for shard in data.train)
+    val = sum(shard.tokens for shard in data.val)
     return (
         f"{train:,} train and {val:,} val tokens of {data.vocab_size:,} ids, fingerprint {first}…"
     )
@@ -116,15 +124,18 @@ def encodes(trial: OptionTrial) -> str:
     """Text to ids and back, every id below `vocab_size`, with an end-of-text."""
     tokenizer = trial.run.tokenizer
     encoding = tokenizer.load(cache_dir=cache_root(trial.run.cache_dir))
-    n, ids = encoding.n_vocab, encoding.encode_ordinary(TEXT)
+    n = encoding.n_vocab
+    ids = encoding.encode_ordinary(TEXT)
     expect(
         n == tokenizer.vocab_size <= 2**16,
         f"vocab_size says {tokenizer.vocab_size}, and the encoding has {n} tokens: equal, "
         "and at most a shard's 16 bits",
     )
     expect(END_OF_TEXT in encoding.special_tokens_set, f"it has no {END_OF_TEXT}")
-    expect(encoding.decode(ids) == TEXT, f"{TEXT!r} comes back as {encoding.decode(ids)!r}")
-    n_bytes, by_ids = len(TEXT.encode()), int(token_bytes(encoding)[ids].sum())
+    decoded = encoding.decode(ids)
+    expect(decoded == TEXT, f"{TEXT!r} comes back as {decoded!r}")
+    n_bytes = len(TEXT.encode())
+    by_ids = int(token_bytes(encoding)[ids].sum())
     expect(by_ids == n_bytes, f"its tokens stand for {by_ids} bytes of a text of {n_bytes}")
     return f"{tokenizer.name}: {n:,} tokens; {n_bytes} bytes in {len(ids)}"
 
@@ -134,8 +145,11 @@ def encodes(trial: OptionTrial) -> str:
 
 def builds(trial: OptionTrial) -> str:
     """Build the model and its optimizers, and make two steps."""
-    model, tokens = _steps(trial.run, 2)[0].model, _tokens(trial.run)
-    model(tokens[:, :-1], tokens[:, 1:]).total.backward()
+    trainee, _ = _steps(trial.run, 2)
+    model = trainee.model
+    tokens = _tokens(trial.run)
+    loss = model(tokens[:, :-1], tokens[:, 1:])
+    loss.total.backward()
     idle = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
     expect(
         not idle,
@@ -148,7 +162,9 @@ def builds(trial: OptionTrial) -> str:
 def causal(trial: OptionTrial) -> str:
     """Check that no logit changes with a later token, or with another sequence, in training and
     validation."""
-    model, tokens, V = _moved(trial.run), _tokens(trial.run)[:, :-1], trial.run.tokenizer.vocab_size
+    model = _moved(trial.run)
+    tokens = _tokens(trial.run)[:, :-1]
+    V = trial.run.tokenizer.vocab_size
     for mode in MODES:
         model.train(mode == "training")
         for t, earlier, later in differences(lambda shown: _logits(model, shown), tokens, V):
@@ -160,7 +176,8 @@ def causal(trial: OptionTrial) -> str:
                 later is not None,
                 f"in {mode}, the logits do not change with the tokens from {t} on",
             )
-        others = _logits(model, torch.cat([tokens[:1], (tokens[1:] + 1) % V]))
+        other_tokens = torch.cat([tokens[:1], (tokens[1:] + 1) % V])
+        others = _logits(model, other_tokens)
         at = first_difference(_logits(model, tokens)[:1], others[:1])
         expect(
             at is None, f"in {mode}, a sequence's logits change with another sequence of the batch"
@@ -171,21 +188,25 @@ def causal(trial: OptionTrial) -> str:
 def scores(trial: OptionTrial) -> str:
     """Check that validation is the plain next-token loss of the logits, and that the training loss
     is the sum of its parts."""
-    model, tokens = _moved(trial.run), _tokens(trial.run)
-    inputs, targets = tokens[:, :-1], tokens[:, 1:]
+    model = _moved(trial.run)
+    tokens = _tokens(trial.run)
+    inputs = tokens[:, :-1]
+    targets = tokens[:, 1:]
     for mode in MODES:
         model.train(mode == "training")
-        plain = float(
-            F.cross_entropy(_logits(model, inputs).float().flatten(0, 1), targets.flatten())
-        )
+        logits = _logits(model, inputs).float().flatten(0, 1)
+        plain = F.cross_entropy(logits, targets.flatten()).item()
         torch.manual_seed(0)
         loss = model(inputs, targets)
-        next_token, total = loss.next_token.item(), loss.total.item()
+        next_token = loss.next_token.item()
+        total = loss.total.item()
         expect(
             math.isclose(next_token, plain, rel_tol=1e-4),
             f"in {mode}, next_token is {next_token:.5f}, and the logits' cross-entropy {plain:.5f}",
         )
-        parts = sum(part.item() for part in loss.parts.values()) if loss.parts else total
+        parts = total
+        if loss.parts:
+            parts = sum(part.item() for part in loss.parts.values())
         expect(
             math.isclose(total, parts, rel_tol=1e-4),
             f"the training loss is {total:.5f}, and the sum of its parts {parts:.5f}",
@@ -196,24 +217,27 @@ def scores(trial: OptionTrial) -> str:
 
 def counts(trial: OptionTrial) -> str:
     """FLOPs and memory, as the record and the profile know them."""
-    run, vocab_size = trial.run, trial.run.tokenizer.vocab_size
+    run = trial.run
+    vocab_size = run.tokenizer.vocab_size
     flops, basis = flops_per_token(run, vocab_size=vocab_size)
     expect(flops is None or flops > 0, f"{flops} FLOPs a token, by {basis}")
     _check_formulas(run, vocab_size)
     step = count(run, vocab_size=vocab_size)
-    kept = sum(step.ranges.kept.values()) / memory.MIB
-    known = basis if flops is None else f"{flops / 1e6:.3f} MFLOPs a token ({basis})"
-    return f"{known}; activations {'not counted' if step.not_counted else f'{kept:.2f} MiB'}"
+    kept_mib = sum(step.ranges.kept.values()) / memory.MIB
+    known = basis
+    if flops is not None:
+        known = f"{flops / 1e6:.3f} MFLOPs a token ({basis})"
+    activations = "not counted" if step.not_counted else f"{kept_mib:.2f} MiB"
+    return f"{known}; activations {activations}"
 
 
 def _check_formulas(run: Run, vocab_size: int) -> None:
     """Hold what the options say of their FLOPs against what is counted, where it can be. Attention
     may say less: counting does not see a window that lies in a mask."""
-    said, counted = (
-        component_flops(run, vocab_size=vocab_size, formulas=formulas) for formulas in (True, False)
-    )
+    claims = component_flops(run, vocab_size=vocab_size)
+    counted = component_flops(run, vocab_size=vocab_size, formulas=False)
     for name, really in counted.items():
-        claim = said.get(name, 0.0)
+        claim = claims.get(name, 0.0)
         if claim is None or really is None:
             continue
         less = name == "scores" and claim < really
@@ -246,17 +270,17 @@ def compiles(trial: OptionTrial) -> str:
 def decodes(trial: OptionTrial) -> str:
     """Decode from a cache as from the whole prefix, or say that there is no cache."""
     option = trial.options[0]
-    by_slots = isinstance(option, Attention) and declared(
-        option, "cache_slots", of=("build", "mixer")
-    )
+    by_slots = False
+    if isinstance(option, Attention):
+        by_slots = declared(option, "cache_slots", of=("build", "mixer")) is not None
     try:
         check_cached(_moved(trial.run).eval(), trial.run, most=DECODED)
     except UncachedError as error:
-        claimed = by_slots or (isinstance(option, Idea) and option.PER_TOKEN)
-        expect(
-            not claimed or "logits differ" not in str(error),
-            f"it says {'cache_slots' if by_slots else 'PER_TOKEN'}, and {error}",
-        )
+        per_token = isinstance(option, Idea) and option.PER_TOKEN
+        is_claimed = by_slots or per_token
+        claim = "cache_slots" if by_slots else "PER_TOKEN"
+        is_wrong = "logits differ" in str(error)
+        expect(not is_claimed or not is_wrong, f"it says {claim}, and {error}")
         return f"no cache: {error}"
     return "from the cache as from the whole prefix"
 
@@ -307,9 +331,9 @@ def ranks(trial: OptionTrial) -> str:
         compose(trial.overrides("trainer.devices=2"))
     except ValueError as error:
         raise SkippedError(str(error)) from None
-    for a, b in zip(
-        _rows(trial.clean), _rows(trial.train("ranks", "trainer.devices=2")[0]), strict=True
-    ):
+    one = _rows(trial.clean)
+    two = _rows(trial.train("ranks", "trainer.devices=2")[0])
+    for a, b in zip(one, two, strict=True):
         for key in a.keys() & {"val/loss", "train/loss"}:
             expect(
                 math.isclose(a[key], b[key], rel_tol=RELATIVE),
@@ -335,12 +359,11 @@ def grid(trial: OptionTrial) -> str:
 
 Check = Callable[[OptionTrial], str]
 
+GROUPS_IN_MODEL = ("attention", "mlp", "norm", "position", "model", "ideas")
 IN_MODEL: tuple[Check, ...] = (composes, builds, causal, scores, counts, decodes, compiles)
 TRAINED: tuple[Check, ...] = (learns, resumes, ranks)
 CHECKS: dict[str, tuple[Check, ...]] = {
-    **dict.fromkeys(
-        ("attention", "mlp", "norm", "position", "model", "ideas"), (*IN_MODEL, *TRAINED)
-    ),
+    **dict.fromkeys(GROUPS_IN_MODEL, (*IN_MODEL, *TRAINED)),
     "objective": (composes, builds, scores, counts, compiles, *TRAINED),
     "optimizer": (composes, builds, counts, *TRAINED),
     "schedule": (composes, rates, builds, learns, resumes),
@@ -349,10 +372,8 @@ CHECKS: dict[str, tuple[Check, ...]] = {
     "tracker": (composes, learns, resumes),
     "launcher": (composes, grid),
 }
-FIRST = (
-    "composes",
-    "learns",
-)  # where one of them does not end well, what comes after it would not either
+# where one of them does not end well, what comes after it would not either
+FIRST = ("composes", "learns")
 
 
 def results(trial: OptionTrial, only: str = "") -> Iterator[tuple[str, str, str]]:
@@ -360,30 +381,30 @@ def results(trial: OptionTrial, only: str = "") -> Iterator[tuple[str, str, str]
     FAIL or skip, the check's name, and what it says. A failure's traceback, with what the training
     said, is kept in the trial's folder."""
     for check in CHECKS[trial.group]:
-        name, began, log = check.__name__, time.monotonic(), ""
+        name = check.__name__
         if name not in ("composes", only or name):
             continue
+        began = time.monotonic()
+        log = ""
         try:
-            status, detail = "ok", check(trial)
+            status = "ok"
+            detail = check(trial)
         except SkippedError as error:
-            status, detail = "skip", str(error)
+            status = "skip"
+            detail = str(error)
         except KeyboardInterrupt:
             raise
-        except (
-            BaseException
-        ) as error:  # whatever the option raises; a library's panic is no Exception
-            status, detail = (
-                "FAIL",
-                str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}",
-            )
+        except BaseException as error:  # a library's panic is no Exception
+            status = "FAIL"
+            detail = str(error)
+            if not isinstance(error, ValueError):
+                detail = f"{type(error).__name__}: {error}"
             log = f"  (see {trial.folder / name}.log)"
             (trial.folder / f"{name}.log").write_text(traceback.format_exc())
         if name == (only or name) or status != "ok":
-            yield (
-                status,
-                name,
-                f"{' '.join(detail.split()):.400}{log}  {time.monotonic() - began:.1f} s",
-            )
+            words = " ".join(detail.split())
+            seconds = time.monotonic() - began
+            yield status, name, f"{words:.400}{log}  {seconds:.1f} s"
         if name in FIRST and status != "ok":
             return
 
@@ -393,11 +414,9 @@ def results(trial: OptionTrial, only: str = "") -> Iterator[tuple[str, str, str]
 
 def _tokens(run: Run) -> Tensor:
     """Return two sequences and their last targets."""
-    return torch.randint(
-        run.tokenizer.vocab_size,
-        (2, run.model.seq_len + 1),
-        generator=torch.Generator().manual_seed(1),
-    )
+    shape = (2, run.model.seq_len + 1)
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(run.tokenizer.vocab_size, shape, generator=generator)
 
 
 def _moved(run: Run) -> LanguageModel:
@@ -423,8 +442,10 @@ def _steps(run: Run, n: int) -> tuple[Trainee, list[float]]:
     """Built as the trainer does it, and its first steps' losses."""
     configure_numerics(run)
     with random_tokens(run) as job:
-        trainee, ledger = build(job), Ledger(started=job.started)
-    return trainee, [take_step(job, trainee, ledger, step=step).loss for step in range(n)]
+        trainee = build(job)
+    ledger = Ledger(started=job.started)
+    losses = [take_step(job, trainee, ledger, step=step).loss for step in range(n)]
+    return trainee, losses
 
 
 def _rows(run_dir: Path) -> list[Row]:

@@ -13,7 +13,9 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from nocap import outside
-from nocap.config.compose import compose, of_a_grid, overrides_of, unchecked
+from nocap.config.choices import of_a_grid, overrides_of
+from nocap.config.compose import compose
+from nocap.config.compose import raw_config as unchecked
 from nocap.config.option import Option
 from nocap.config.run import Run
 from nocap.store.tracking import NO_MIRROR
@@ -21,16 +23,18 @@ from nocap.store.tracking import NO_MIRROR
 LIMIT_S = 600.0  # for one process
 # A run of seconds.
 BASE = (
-    *(
-        "model=nano",
-        "tracker=none",
-        "trainer.device=cpu",
-        "trainer.precision=fp32",
-        "trainer.compile=off",
-        "trainer.threads=1",
-    ),
-    *("trainer.steps=30", "trainer.val_every=12", "trainer.checkpoint_every=8"),
-    *("trainer.val_tokens=4096", "trainer.batch_tokens=2048", "trainer.micro_batch=8"),
+    "model=nano",
+    "tracker=none",
+    "trainer.device=cpu",
+    "trainer.precision=fp32",
+    "trainer.compile=off",
+    "trainer.threads=1",
+    "trainer.steps=30",
+    "trainer.val_every=12",
+    "trainer.checkpoint_every=8",
+    "trainer.val_tokens=4096",
+    "trainer.batch_tokens=2048",
+    "trainer.micro_batch=8",
 )
 # nano's, for another model
 SHAPE = ("model.n_layer=2", "model.n_head=4", "model.d_model=64", "model.seq_len=128")
@@ -57,28 +61,29 @@ class OptionTrial:
 
     group: str
     name: str  # of its yaml; several ideas are checked together as "x0,smear"
-    more: tuple[
-        str, ...
-    ] = ()  # the user's overrides, for every run; `ideas=[…]` are its companions
+    # the user's overrides, for every run; `ideas=[…]` are its companions
+    more: tuple[str, ...] = ()
     folder: Path
 
     def overrides(self, *more: str) -> list[str]:
         """Return the overrides for `nocap train`; of two for the same key, the later one holds."""
         choice = outside.choice(self.group, self.name)
-        lists = [word for word in (choice, *self.more) if word.startswith("ideas=")]
-        ideas = dict.fromkeys(
-            name for word in lists for name in re.findall(r"[^][\s,'\"]+", word.partition("=")[2])
-        )
-        words = [choice, *self.more, *([outside.choice("ideas", ",".join(ideas))] if ideas else [])]
-        base = [*BASE, *(SHAPE if self.group == "model" else ())]
-        base += [] if any(word.startswith("data=") for word in words) else DATA
-        return [
-            *base,
-            quoted("cache_dir", self.folder / "cache"),
-            quoted("output_dir", self.folder / "out"),
-            *words,
-            *more,
-        ]
+        words = [choice, *self.more]
+        ideas = dict[str, None]()
+        for word in words:
+            if word.startswith("ideas="):
+                names = re.findall(r"[^][\s,'\"]+", word.removeprefix("ideas="))
+                ideas |= dict.fromkeys(names)
+        if ideas:
+            words.append(outside.choice("ideas", ",".join(ideas)))
+        base = [*BASE]
+        if self.group == "model":
+            base += SHAPE
+        if not any(word.startswith("data=") for word in words):
+            base += DATA
+        cache_dir = quoted("cache_dir", self.folder / "cache")
+        output_dir = quoted("output_dir", self.folder / "out")
+        return [*base, cache_dir, output_dir, *words, *more]
 
     def compose(self, *more: str) -> Run:
         return compose(self._of_the_run(*more))
@@ -93,7 +98,8 @@ class OptionTrial:
 
     def missing(self) -> list[str]:
         """Return the keys that have no value in the yaml, and that the user did not give."""
-        return sorted(OmegaConf.missing_keys(unchecked(self._of_the_run())[0]))
+        config, *_ = unchecked(self._of_the_run())
+        return sorted(OmegaConf.missing_keys(config))
 
     @property
     def options(self) -> list[Option]:
@@ -101,11 +107,13 @@ class OptionTrial:
         if self.group == "launcher":  # no part of a run: from Hydra's own part of the config
             from nocap.launch.multirun import launcher_option
 
-            option = launcher_option(of_a_grid(overrides_of(self.overrides(), grid=True)))
+            overrides = overrides_of(self.overrides(), grid=True)
+            option = launcher_option(of_a_grid(overrides))
             assert option is not None, "the overrides choose one"
             return [option]
         if self.group == "ideas":
-            return [idea for name, idea in self.run.ideas.items() if name in self.name.split(",")]
+            names = self.name.split(",")
+            return [idea for name, idea in self.run.ideas.items() if name in names]
         return [getattr(self.run, self.group)]
 
     def train(self, output: str, *more: str) -> list[Path]:

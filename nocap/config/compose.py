@@ -5,45 +5,27 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import re
-import sys
-import time
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import cache, lru_cache
-from pathlib import Path
+from collections.abc import Callable, Iterable, Sequence
 from types import NoneType
 from typing import Any, TypeVar, cast
 
-import hydra
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, Quote, QuotedString
-from hydra.core.plugins import Plugins
-from hydra.errors import HydraException, OverrideParseException
-from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from nocap import outside
 from nocap.config import hardware
-from nocap.config.bounded import read_text, read_yaml
-from nocap.config.defaults import register_resolver
-from nocap.config.keys import check_keys, check_text, flat, require
+from nocap.config.choices import is_choice, option_config, overrides_of
+from nocap.config.keys import check_keys, flat, require
+from nocap.config.lexer import as_text
 from nocap.config.outward import redact
-from nocap.config.paths import conf_dir
 from nocap.config.plain import (
     check_type,
-    explain,
     explained,
     made,
-    suggest,
     to_plain,
     typed,
     types_of,
 )
 from nocap.config.run import Run
 from nocap.config.trainer import Device
-from nocap.config.words import as_text
 
 T = TypeVar("T")
 OF_ARMS = (
@@ -52,9 +34,8 @@ OF_ARMS = (
     "micro_batch",
     "cuda_graphs",
 )  # what the baseline's shape decides for all
-LEFT = (*OF_ARMS, "device", "threads")  # of `trainer`: what follows from the machine and the shape
-# 1.3 warns without it, 1.4 with it
-HYDRA: dict[str, Any] = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
+# of `trainer`: what follows from the machine and the shape
+DEFAULTS = (*OF_ARMS, "device", "threads")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -86,11 +67,11 @@ def composed(overrides: Iterable[str]) -> Composed:
         ValueError: as for `compose`.
     """
     words = tuple(overrides)
-    config, choices = unchecked(words)
+    config, choices = raw_config(words)
     trainer = cast(dict[str, Any], OmegaConf.to_container(config.trainer))
     # an experiment may have another rule for the same key, as for a micro-batch
-    left = tuple(key for key in LEFT if str(trainer[key]).startswith(f"${{nocap.{key}:"))
-    return Composed(overrides=words, run=_run(config), choices=choices, defaults=left)
+    defaults = tuple(key for key in DEFAULTS if str(trainer[key]).startswith(f"${{nocap.{key}:"))
+    return Composed(overrides=words, run=_run(config), choices=choices, defaults=defaults)
 
 
 def checked(words: Sequence[str]) -> tuple[DictConfig, Run]:
@@ -99,7 +80,7 @@ def checked(words: Sequence[str]) -> tuple[DictConfig, Run]:
     Errors:
         ValueError: as for `compose`.
     """
-    config, _ = unchecked(words)
+    config, _ = raw_config(words)
     return config, _run(config)
 
 
@@ -132,7 +113,7 @@ def of_config(config: DictConfig) -> Run:
 
 
 @explained()
-def unchecked(words: Sequence[str]) -> tuple[DictConfig, dict[str, str | None]]:
+def raw_config(words: Sequence[str]) -> tuple[DictConfig, dict[str, str | None]]:
     """Return the config of these overrides, typed, whose values nobody has looked at, and the
     options that were chosen.
 
@@ -147,15 +128,14 @@ def unchecked(words: Sequence[str]) -> tuple[DictConfig, dict[str, str | None]]:
             "be one value: --multirun sweeps over several, [a,b] is a list, and quotes make a text",
             override.input_line,
         )
-    words_of_choices = tuple(
-        str(override.input_line) for override in overrides if is_choice(override)
-    )
-    chosen, choices = _chosen(words_of_choices, _read_from())
-    config = copy.deepcopy(chosen)
+    choosing = [str(override.input_line) for override in overrides if is_choice(override)]
+    options, choices = option_config(choosing)
+    config = copy.deepcopy(options)
     for override in overrides:
         if not is_choice(override):
             key = override.key_or_group
-            value = _typed(config, key, override.value(), as_text(str(override.input_line)))
+            text = as_text(str(override.input_line))
+            value = _value_of(config, key, override.value(), text)
             require(
                 not override.is_delete(),
                 key,
@@ -172,29 +152,7 @@ def unchecked(words: Sequence[str]) -> tuple[DictConfig, dict[str, str | None]]:
     return config, choices
 
 
-def _read_from() -> tuple[Hashable, ...]:
-    """Return what a typed config depends on beside the words: it is remembered while that is
-    equal."""
-    return outside.in_use(), *_yamls()
-
-
-def _yamls() -> tuple[tuple[Path, int], ...]:
-    """List what Hydra can read, and when each was changed."""
-    folders = [conf_dir(), *outside.folders()]
-    yamls = [path for folder in folders for path in sorted(folder.rglob("*.yaml"))]
-    return tuple((path, _changed_ns(path)) for path in yamls)
-
-
-def _changed_ns(path: Path) -> int:
-    """Return when a yaml was changed; 0 where it is none, as an editor's lock is, or gone by
-    now."""
-    try:
-        return path.stat().st_mtime_ns
-    except OSError:
-        return 0
-
-
-def _typed(config: DictConfig, key: str, value: Any, text: Any) -> Any:
+def _value_of(config: DictConfig, key: str, value: Any, text: Any) -> Any:
     """Return an override's value in the type of its key: the `text` that was typed where the key is
     a text's, and Hydra's `value` elsewhere.
 
@@ -203,18 +161,19 @@ def _typed(config: DictConfig, key: str, value: Any, text: Any) -> Any:
     """
     if isinstance(value, dict):
         require(bool(value), key, "be an option's name or hold keys: it changes nothing", "{}")
-        return {
-            name: _typed(config, f"{key}.{name}", item, text[name]) for name, item in value.items()
-        }
-    place, _, name = key.rpartition(".")
-    parent = OmegaConf.select(config, place) if place else config
+        values = dict[str, Any]()
+        for name, item in value.items():
+            values[name] = _value_of(config, f"{key}.{name}", item, text[name])
+        return values
+    parent_key, _, name = key.rpartition(".")
+    parent = OmegaConf.select(config, parent_key) if parent_key else config
     schema = OmegaConf.get_type(parent)
     types = types_of(schema).get(name, ()) if dataclasses.is_dataclass(schema) else ()
     if value is None and NoneType in types:
         return None
-    typed = text if str in types or list[str] in types else value
-    check_type(types, typed, key)
-    return typed
+    own = text if str in types or list[str] in types else value
+    check_type(types, own, key)
+    return own
 
 
 def as_in(
@@ -232,8 +191,8 @@ def as_in(
         return compose(overrides)
     arm = compose(overrides)
     own, of_baseline = arm.run.trainer, baseline.run.trainer
-    left = [key for key in OF_ARMS if key in arm.defaults]
-    keys = [key for key in left if getattr(own, key) != getattr(of_baseline, key)]
+    defaults = [key for key in OF_ARMS if key in arm.defaults]
+    keys = [key for key in defaults if getattr(own, key) != getattr(of_baseline, key)]
     if not keys:
         return arm
     plain = to_plain(baseline.run)["trainer"]
@@ -250,286 +209,11 @@ def compose_measured(overrides: Sequence[str], baseline: Composed | None = None)
         ValueError: as for `compose`.
     """
     words = ("trainer.threads=1", *overrides)
-    made = as_in(baseline, words)
-    if baseline or made.run.trainer.device is not Device.cpu or "compile" not in made.defaults:
-        return made
+    arm = as_in(baseline, words)
+    if baseline or arm.run.trainer.device is not Device.cpu or "compile" not in arm.defaults:
+        return arm
     has_length = any(word.startswith("trainer.steps=") for word in overrides)
-    return made if has_length else composed([*words, "trainer.compile=off"])
-
-
-# --- what Hydra does ------------------------------------------------------------------------------
-
-
-def overrides_of(words: Sequence[str], *, grid: bool = False) -> list[Override]:
-    """Return the overrides that words are. Hydra's own keys are refused, but for the launcher of a
-    grid.
-
-    Errors:
-        ValueError: the first wrong one.
-    """
-    overrides = [parsed(word) for word in words]
-    for override in overrides:
-        own = re.search(r"\bhydra\b", f"{override.key_or_group} {override.package}")
-        require(
-            not own or (grid and is_launcher(override)),
-            override.key_or_group,
-            "be left alone: of Hydra's own keys only a grid's launcher can be chosen, beside "
-            "--multirun",
-            override.input_line,
-        )
-    return overrides
-
-
-@lru_cache(maxsize=4096)  # the words of a study come again with each of its arms, seeds and looks
-def parsed(word: str) -> Override:
-    """Return an override by Hydra's grammar.
-
-    Errors:
-        ValueError: it cannot be parsed.
-    """
-    key = word.partition("=")[0]
-    check_text(key if key.isprintable() else repr(key)[:80], word)
-    try:
-        (override,) = OverridesParser.create().parse_overrides([word])
-    except (OverrideParseException, RecursionError) as error:
-        said = next(iter(str(error).splitlines()), "")
-        if said.startswith("LexerNoViable") or "expecting <EOF>" in said:
-            said = f'put the value in quotes, as in "{key}={_in_quotes(word.partition("=")[2])}"'[
-                :200
-            ]
-        raise ValueError(f"{word[:80]!a} cannot be read: {said}") from None
-    return override
-
-
-def _in_quotes(text: str) -> str:
-    """Quote a value, or each element of a list, as Hydra reads it."""
-    if text.startswith("[") and text.endswith("]"):
-        return f"[{','.join(_in_quotes(part.strip()) for part in text[1:-1].split(','))}]"
-    return QuotedString(text=text.strip("'\""), quote=Quote.single).with_quotes()
-
-
-def is_choice(override: Override) -> bool:
-    """Say whether an override is Hydra's to apply: it chooses options."""
-    group, package = override.key_or_group, override.package
-    return (group in _folders() or "/" in group or package is not None) and not isinstance(
-        override.value(), dict
-    )
-
-
-@cache
-def _folders() -> frozenset[str]:
-    return frozenset({"experiment", *map(outside.place, outside.groups())})
-
-
-def is_launcher(override: Override) -> bool:
-    """Say whether an override chooses a grid's launcher, or is one of its keys."""
-    return (
-        re.match(r"hydra[/.]launcher(\.|$)", override.key_or_group) is not None
-        and override.package is None
-    )
-
-
-def of_a_grid(overrides: Sequence[Override]) -> DictConfig:
-    """Return what Hydra composes for a grid: its part has the launcher, and the sweeps of a yaml.
-
-    Errors:
-        ValueError: as for `by_hydra`, or a key of a launcher that is not chosen.
-    """
-    of_launcher = [override for override in overrides if is_launcher(override)]
-    is_chosen = any(override.key_or_group == "hydra/launcher" for override in of_launcher)
-    for override in of_launcher:
-        rule = "stand beside its launcher, as in hydra/launcher=pool"
-        require(is_chosen, override.key_or_group, rule, override.input_line)
-    return by_hydra(
-        [
-            str(override.input_line)
-            for override in overrides
-            if is_launcher(override) or (is_choice(override) and not override.is_sweep_override())
-        ]
-    )
-
-
-def has_sweeps(words: Sequence[str]) -> bool:
-    """Return whether a yaml that these overrides choose sweeps over keys, which makes a grid.
-
-    Errors:
-        ValueError: as for `by_hydra`, or an override that cannot be parsed.
-    """
-    return bool(of_a_grid(overrides_of(words, grid=True)).hydra.sweeper.get("params"))
-
-
-@lru_cache(maxsize=512)
-def _chosen(
-    words: tuple[str, ...], read_from: tuple[Hashable, ...]
-) -> tuple[DictConfig, dict[str, str | None]]:
-    """Return what these options give, and their names."""
-    config = by_hydra(words)
-    choices = dict(config.hydra.runtime.choices)  # without those that are a list
-    for group in sorted({f.name for f in dataclasses.fields(Run)} & _folders() - {"ideas"}):
-        require(group in choices, group, f"be one option, as in {group}=NAME", "a list or none")
-    plain = cast(dict[str, Any], OmegaConf.to_container(config))
-    del plain["hydra"]
-    return typed(plain), choices
-
-
-@explained()
-def by_hydra(words: Sequence[str]) -> DictConfig:
-    """Return what Hydra composes of these choices, with its own part. It runs nothing of what it
-    reads.
-
-    Errors:
-        ValueError: an unknown option, or a yaml that cannot be composed.
-    """
-    # what Hydra cannot read, or would run, is refused before it composes, in nocap's words
-    chosen = list(_yamls_in(words))
-    for name in chosen:
-        _choose(name)
-    if not outside.folders():
-        return _by_hydra(tuple(words), _yamls())
-    if any(map(_has_defaults, chosen)):
-        for name in _yamls_of(words):
-            _choose(name)
-    config = _by_hydra(tuple(words), _yamls())
-    # a folder may have a yaml of the name of a default, too
-    for group, name in config.hydra.runtime.choices.items():
-        _choose(f"{group}/{name}")
-    return config
-
-
-@lru_cache(maxsize=512)  # a command asks for its sweeps, and then for its config
-def _by_hydra(words: tuple[str, ...], read_from: tuple[Hashable, ...]) -> DictConfig:
-    prepare_hydra()
-    with hydra.initialize_config_dir(str(conf_dir()), **HYDRA), _hydras_errors():
-        config = hydra.compose("train", [*words, *search_path()], return_hydra_config=True)
-    register_resolver("now", _now, replace=True)  # Hydra's own reads the clock for each cell
-    return config
-
-
-def _yamls_in(words: Sequence[str]) -> Iterator[str]:
-    """Yield the yamls that these choices name, such as "attention/mine".
-
-    Errors:
-        ValueError: there is no such option.
-    """
-    for override in map(parsed, words):
-        if is_choice(override) and not override.is_delete():
-            for name in named(override):
-                yield f"{override.key_or_group}/{name}"
-
-
-@contextmanager
-def _hydras_errors() -> Iterator[None]:
-    """Turn the error that Hydra raises about a yaml into a ValueError of one line."""
-    try:
-        yield
-    except HydraException as error:
-        raise ValueError(explain(error.__cause__ or error)) from None
-    except (AssertionError, AttributeError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"a yaml's defaults must be options' names, as in [other]: Hydra's "
-            f"{type(error).__name__}"
-        ) from error
-
-
-def _yamls_of(words: Sequence[str]) -> list[str]:
-    """List the yamls that Hydra reads for these choices, also those that another yaml's defaults
-    name."""
-    prepare_hydra()
-    with hydra.initialize_config_dir(str(conf_dir()), **HYDRA), _hydras_errors():
-        loader = GlobalHydra.instance().config_loader()
-        read = loader.compute_defaults_list("train", [*words, *search_path()], RunMode.RUN).defaults
-    return [row.config_path for row in read if row.config_path]
-
-
-def _choose(name: str) -> None:
-    """Choose the option of a yaml from outside, such as "attention/mine"; do nothing for nocap's
-    own."""
-    for group, option in _group_of(name):
-        path = outside.yaml_of(group, option)
-        if path is None or path.is_relative_to(conf_dir()):
-            continue
-        _check_from_outside(path)
-        if group != "experiment":
-            outside.choose(group, option)
-
-
-def _has_defaults(name: str) -> bool:
-    """Return whether a yaml chooses options of its own."""
-    paths = [outside.yaml_of(group, option) for group, option in _group_of(name)]
-    return any("defaults" in read_yaml(path) for path in paths if path is not None)
-
-
-def _group_of(name: str) -> Iterator[tuple[str, str]]:
-    """Yield the group of a yaml and its name there, if it is of a group or an experiment."""
-    for group in (*outside.groups(), "experiment"):
-        place = f"{outside.place(group)}/"
-        if name.startswith(place):
-            yield group, name.removeprefix(place)
-
-
-@cache
-def _now(form: str) -> str:
-    """Return one ${now:…} for all cells of a grid, and all trials of a search."""
-    return time.strftime(form)
-
-
-def named(override: Override) -> list[str]:
-    """Return the options that an override chooses.
-
-    Errors:
-        ValueError: there is no such option.
-    """
-    group, value = override.key_or_group, cast(Any, override.value())
-    names = value if isinstance(value, list) else [value]
-    require(
-        all(isinstance(name, str) for name in names),
-        group,
-        "be given options' names, as in ideas=[NAME]",
-        override.input_line,
-    )
-    known = names if "/" in group else outside.yamls(group)
-    for name in (name for name in names if name not in known):
-        raise ValueError(f"{group}/{name} is no option{_meant(name, known)}")
-    return names
-
-
-def _meant(name: str, known: Collection[str]) -> str:
-    """Return what was probably meant by a name that its group does not have, in parentheses: the
-    experiment of that name, else an option of the group."""
-    if name in outside.yamls("experiment"):
-        return f" (did you mean experiment={name}?)"
-    return suggest(name, known)
-
-
-def _check_from_outside(path: Path) -> None:
-    """Refuse a yaml with a part of Hydra's, which would be dropped in silence, but for a grid's
-    sweeps."""
-    plain, text = read_yaml(path), read_text(path)
-    require(isinstance(plain, dict), str(path), "hold keys and values", type(plain).__name__)
-    into = [key for key, _ in flat(plain) if re.match(r"hydra(\.(?!sweeper\.params\.)|$)", key)]
-    into += re.findall(r"@(?:package +)?[\w.]*\bhydra\b[\w.]*", text)
-    require(not into, str(path), "leave Hydra alone, but for hydra.sweeper.params", ", ".join(into))
-
-
-def search_path() -> list[str]:
-    """Return the folders from outside, for Hydra."""
-    quoted = ",".join(
-        QuotedString(text=f"file://{folder}", quote=Quote.single).with_quotes()
-        for folder in outside.folders()
-    )
-    return [f"hydra.searchpath=[{quoted}]"] if quoted else []
-
-
-@cache
-def prepare_hydra() -> None:
-    """Hydra's plugins are all that `hydra_plugins` on the path holds: not those of the working
-    directory, where `python -m` looks first."""
-    path, sys.path[:] = (
-        sys.path[:],
-        [place for place in sys.path if place and Path(place).resolve() != Path.cwd()],
-    )
-    Plugins.instance()
-    sys.path[:] = path
+    return arm if has_length else composed([*words, "trainer.compile=off"])
 
 
 # --- other requests -------------------------------------------------------------------------------
@@ -546,13 +230,16 @@ def from_overrides(schema: type[T], overrides: Iterable[str]) -> T:
     for key, equals, _ in words:
         require(bool(equals), repr(key), "be key=value", "no value")
     types = types_of(cast(type, schema))
-    given, texts = dict[str, Any](), dict[str, str]()
+    values = dict[str, Any]()
+    texts = dict[str, str]()
     for key, _, text in words:
-        given[key] = text
+        values[key] = text
         if text == "null" and NoneType in types.get(key, ()):
-            given[key] = None
+            values[key] = None
         elif str in types.get(key, ()):
             texts[key] = text
-    asked = dataclasses.replace(made(schema, given | dict.fromkeys(texts, "text")), **texts)
-    check_keys("", asked)
-    return cast(T, asked)
+    # what stands for a text is checked for its type alone
+    request = made(schema, values | dict.fromkeys(texts, "text"))
+    request = dataclasses.replace(request, **texts)
+    check_keys("", request)
+    return cast(T, request)

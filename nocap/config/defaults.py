@@ -24,6 +24,7 @@ from nocap.config import gpu, hardware
 from nocap.config.option import Option
 from nocap.config.run import Run
 from nocap.config.trainer import Compile, Device, Malloc, Precision
+from nocap.options.attention import gqa
 from nocap.options.attention.softmax import Kernel
 from nocap.options.ideas import STEP_JOINTS, Idea
 from nocap.options.model import Model
@@ -121,8 +122,8 @@ def compilation(
     model where that takes less time than it saves within the run. On a CPU: those, or the whole of
     a small model, where compiling takes less time, with nothing in its cache, than it saves."""
     if device is Device.cuda:
-        whole, why = gpu.compiles_whole(model, tokenizer, steps * batch_tokens // max(1, devices))
-        if whole:
+        is_full, why = gpu.compiles_whole(model, tokenizer, steps * batch_tokens // max(1, devices))
+        if is_full:
             return Compile.full, why
         return Compile.regional, why
     blocks, head = gpu.weights(model, tokenizer)
@@ -219,27 +220,16 @@ def reasons(run: Run) -> dict[str, str]:
 # --- what a yaml may ask for ----------------------------------------------------------------------
 
 
-def _gqa_heads(n_head: int) -> int:
-    """Return the key/value heads for groups of 3, 2 or 5 query heads: the first that divides."""
-    for group in (3, 2, 5):
-        if n_head % group == 0:
-            return n_head // group
-    raise ValueError(
-        "attention=gqa needs model.n_head divisible by 3, 2 or 5, or an explicit "
-        f"attention.n_kv_heads, got {n_head}"
-    )
+def _fraction(share: float, total: int) -> int:
+    return math.floor(share * total)
 
 
-def _fraction(share: float, whole: int) -> int:
-    return math.floor(share * whole)
-
-
-def _quotient(whole: float, part: float) -> int:
-    """Return how often the part is in the whole, at least once. A wrong part is refused where it is
+def _quotient(total: float, part: float) -> int:
+    """Return how often the part is in the total, at least once. A wrong part is refused where it is
     read."""
     if part <= 0:
         return 1
-    return max(1, math.floor(whole / part))
+    return max(1, math.floor(total / part))
 
 
 def _least(a: float, b: float) -> float:
@@ -269,16 +259,16 @@ def _precision(device: Device, model: Model) -> Precision:
     return precision(device, model)[0]
 
 
-def _typed(tokenizer: DictConfig) -> Tokenizer:
+def _tokenizer(tokenizer: DictConfig) -> Tokenizer:
     return cast(Tokenizer, OmegaConf.to_object(tokenizer))
 
 
 def _compile(device: Device, model: Model, tokenizer: DictConfig, *run: int) -> Compile:
-    return compilation(device, model, _typed(tokenizer), *run)[0]
+    return compilation(device, model, _tokenizer(tokenizer), *run)[0]
 
 
 def _micro_batch(device: Device, model: Model, tokenizer: DictConfig, *run: int) -> int:
-    return micro_batch(device, model, _typed(tokenizer), *run)[0]
+    return micro_batch(device, model, _tokenizer(tokenizer), *run)[0]
 
 
 def _cuda_graphs(
@@ -294,7 +284,7 @@ def _cuda_graphs(
     places += [(_root_.ideas, name) for name in _root_.ideas]
     kinds = [OmegaConf.get_type(parent, name) for parent, name in places]
     options = [kind for kind in kinds if kind is not None and issubclass(kind, Option)]
-    return cuda_graphs(device, model, _typed(tokenizer), batch_tokens, devices, options)[0]
+    return cuda_graphs(device, model, _tokenizer(tokenizer), batch_tokens, devices, options)[0]
 
 
 def _hang_timeout_s(device: Device) -> float:
@@ -309,6 +299,12 @@ def _local_kernel(device: Device) -> Kernel:
     if device is Device.cpu:
         return Kernel.blocks
     return Kernel.flex
+
+
+def _fused_kernel(device: Device, document_mask: bool) -> Kernel:
+    if device is Device.cuda and document_mask:
+        return Kernel.flex
+    return Kernel.fused
 
 
 WANDB_MODES = {"dryrun": "offline", "run": "online"}  # the older names that its client takes
@@ -332,7 +328,7 @@ def _wandb_list(name: str) -> list[str]:
 # What a yaml may ask for instead of a number. Device, precision and threads are decided here, once,
 # and travel as plain values.
 RESOLVERS: dict[str, Callable[..., object]] = {
-    "gqa_heads": _gqa_heads,
+    "gqa_heads": gqa.kv_heads,
     "fraction": _fraction,
     "quotient": _quotient,
     "least": _least,
@@ -348,6 +344,7 @@ RESOLVERS: dict[str, Callable[..., object]] = {
     "cuda_graphs": _cuda_graphs,
     "hang_timeout_s": _hang_timeout_s,
     "local_kernel": _local_kernel,
+    "fused_kernel": _fused_kernel,
     "wandb": _wandb,
     "wandb_list": _wandb_list,
 }

@@ -24,15 +24,9 @@ from omegaconf import OmegaConf
 
 from nocap import outside
 from nocap.config.bounded import read_yaml
-from nocap.config.compose import (
-    HYDRA,
-    is_choice,
-    named,
-    overrides_of,
-    prepare_hydra,
-    search_path,
-    unchecked,
-)
+from nocap.config.choices import HYDRA, is_choice, overrides_of, prepare_hydra, search_path
+from nocap.config.choices import option_names as named
+from nocap.config.compose import raw_config as unchecked
 from nocap.config.keys import require
 from nocap.config.paths import conf_dir
 from nocap.config.plain import suggest

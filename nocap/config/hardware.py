@@ -80,7 +80,8 @@ def cuda_devices() -> tuple[str, ...]:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
         return ()
-    count, name = ctypes.c_int(), ctypes.create_string_buffer(256)
+    count = ctypes.c_int()
+    name = ctypes.create_string_buffer(256)
     if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
         return ()
     names = []
@@ -96,23 +97,26 @@ def capability() -> tuple[int, int] | None:
     driver does not say."""
     if not is_here() or not cuda_devices():
         return None
-    driver, major_minor = ctypes.CDLL("libcuda.so.1"), (ctypes.c_int(), ctypes.c_int())
+    driver = ctypes.CDLL("libcuda.so.1")
+    major = ctypes.c_int()
+    minor = ctypes.c_int()
     # the driver's numbers of both
-    codes = [
-        driver.cuDeviceGetAttribute(ctypes.byref(part), 75 + i, 0)
-        for i, part in enumerate(major_minor)
-    ]
-    return (major_minor[0].value, major_minor[1].value) if not any(codes) else None
+    for code, part in ((75, major), (76, minor)):
+        if driver.cuDeviceGetAttribute(ctypes.byref(part), code, 0) != 0:
+            return None
+    return major.value, minor.value
 
 
 def torch_build() -> dict[str, str | None]:
     """Return the `version` and `cuda` of torch where the run is trained."""
+    build = _installed_torch()
     machine = _TARGET.get()
-    return (
-        {**_installed_torch(), "version": machine[1]}
-        if machine and machine[1]
-        else _installed_torch()
-    )
+    if machine is None:
+        return build
+    _, torch = machine
+    if not torch:
+        return build
+    return {**build, "version": torch}
 
 
 @cache
@@ -129,25 +133,15 @@ def check_device(device: Device, devices: int, *, key: str = "trainer.device") -
     """Refuse CUDA where it is absent, and more workers than GPUs."""
     if device is Device.cpu or not is_here():
         return
-    require(
-        bool(torch_build()["cuda"]),
-        f"{key}=cuda",
-        "have a torch built for CUDA",
-        f"torch {torch_build()['version']}",
-    )
-    require(
-        bool(cuda_devices()),
-        f"{key}=cuda",
-        "have a GPU",
-        "a CUDA driver that shows none, or no driver",
-    )
+    build = torch_build()
+    has_cuda = bool(build["cuda"])
+    version = f"torch {build['version']}"
+    require(has_cuda, f"{key}=cuda", "have a torch built for CUDA", version)
+    n = len(cuda_devices())
+    none = "a CUDA driver that shows none, or no driver"
+    require(n > 0, f"{key}=cuda", "have a GPU", none)
     local = int(os.environ.get("LOCAL_WORLD_SIZE", devices))
-    require(
-        local <= len(cuda_devices()),
-        "trainer.devices",
-        f"be at most the {len(cuda_devices())} visible GPU(s)",
-        local,
-    )
+    require(local <= n, "trainer.devices", f"be at most the {n} visible GPU(s)", local)
 
 
 def cpp_compiler() -> str | None:
@@ -170,7 +164,7 @@ def check_compiler(asked: str, device: Device) -> None:
     }
     for variable, path in paths.items():
         rule = (
-            f"be a path without blanks, quotes and backslashes, where torch would split it, "
+            "be a path without blanks, quotes and backslashes, where torch would split it, "
             f"for {asked}"
         )
         require(_is_one_word(path), variable, rule, path)
@@ -209,9 +203,13 @@ def check_malloc(malloc: Malloc) -> None:
 
 
 def device_name(device: Device) -> str:
-    if (machine := _TARGET.get()) is not None:
-        return machine[0]
-    return cuda_devices()[0] if device is Device.cuda else _cpu().name
+    machine = _TARGET.get()
+    if machine is not None:
+        name, _ = machine
+        return name
+    if device is Device.cuda:
+        return cuda_devices()[0]
+    return _cpu().name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -243,6 +241,7 @@ def _cpu() -> Cpu:
 def describe(device: Device, threads: int) -> dict[str, Fact]:
     """Return the record's `hardware`. Times are comparable only between runs of one `fingerprint`,
     which names the host too."""
+    build = torch_build()
     facts: dict[str, Fact] = {
         "device": device.value,
         "name": device_name(device),
@@ -252,12 +251,11 @@ def describe(device: Device, threads: int) -> dict[str, Fact]:
         "threads": threads,
         "host": platform.node(),
         "system": f"{platform.system()} {platform.machine()}",
-        "torch": torch_build()["version"],
-        "cuda": torch_build()["cuda"] if device is Device.cuda else None,
+        "torch": build["version"],
+        "cuda": build["cuda"] if device is Device.cuda else None,
     }
-    facts["fingerprint"] = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[
-        :12
-    ]
+    text = json.dumps(facts, sort_keys=True)
+    facts["fingerprint"] = hashlib.sha256(text.encode()).hexdigest()[:12]
     return facts
 
 
@@ -269,10 +267,8 @@ def peak_flops(device: Device, precision: Precision) -> tuple[float | None, str]
         for pattern, (bf16, fp32) in PEAK_TFLOPS.items():
             if re.fullmatch(rf"(NVIDIA )?({pattern})", name):
                 tflops = bf16 if precision is Precision.bf16 else fp32
-                return (
-                    tflops * 1e12,
-                    f"{name}: {tflops:g} TFLOP/s dense {precision.value} (data sheet)",
-                )
+                basis = f"{name}: {tflops:g} TFLOP/s dense {precision.value} (data sheet)"
+                return tflops * 1e12, basis
     return None, f"no peak is known for {name} in {precision.value}"
 
 
@@ -281,4 +277,6 @@ def utilization(
 ) -> float | None:
     """MFU: model FLOP/s over what the devices could do at most; `None` where that is not known."""
     peak, _ = peak_flops(device, precision)
-    return flops / (peak * devices) if peak and flops is not None else None
+    if flops is None or not peak:
+        return None
+    return flops / (peak * devices)

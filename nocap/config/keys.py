@@ -46,11 +46,12 @@ def line_of(error: BaseException, *, longest: int = 200) -> str:
 
 def require(ok: bool, key: str, rule: str, value: object) -> None:
     """Refuse a value: `ValueError("trainer.steps must be at least 1, got 0")`."""
-    if not ok:
-        shown = str(value)
-        raise ValueError(
-            f"{key} must {rule}, got {shown if shown.isprintable() else ascii(shown)[1:-1]:.1000}"
-        )
+    if ok:
+        return
+    shown = str(value)
+    if not shown.isprintable():
+        shown = ascii(shown)[1:-1]
+    raise ValueError(f"{key} must {rule}, got {shown:.1000}")
 
 
 def is_fault(error: BaseException | None) -> bool:
@@ -77,13 +78,13 @@ def key(
     key(ge=1, le=4096, identity=False)`.
 
     `LIMITS` and `COUNTS` have the words; `longest`: the most characters of a text. For a field that
-    holds an option: False excludes all its keys, True includes them all, and without either each
-    key decides. `free`: text of any characters. `text`: of a field of type Any, a text or a list of
-    texts.
+    holds an option: False excludes all its keys but those that say True themselves, True includes
+    them all, and without either each key decides. `free`: text of any characters. `text`: of a
+    field of type Any, a text or a list of texts. `added`: the key came after runs were registered;
+    it counts where it is not its default, so that what counted before stays as it was.
     """
-    assert facts.keys() <= COUNTS.keys() | LIMITS.keys() | {"help", "free", "text", "longest"}, (
-        facts
-    )
+    known = COUNTS.keys() | LIMITS.keys() | {"help", "free", "text", "longest", "added"}
+    assert facts.keys() <= known, facts
     return field(default=default, default_factory=default_factory, metadata=facts)
 
 
@@ -95,24 +96,33 @@ def check_keys(place: str, option: Any) -> None:
         ValueError: the first such key.
     """
     for f in fields(option):
-        name, value = f"{place}.{f.name}".lstrip("."), getattr(option, f.name)
-        several = isinstance(value, list)
+        name = f"{place}.{f.name}".lstrip(".")
+        value = getattr(option, f.name)
+        if isinstance(value, list):
+            for element in value:
+                _check_value(name, element, f)
+            continue
         # an interpolation can lead anywhere
-        require(
-            several or not str(f.type).startswith("list"), name, "be a list", type(value).__name__
-        )
-        for element in value if several else [value]:
-            if isinstance(element, str) and not f.metadata.get("free"):
-                check_text(name, element, longest=f.metadata.get("longest", TEXT))
-            elif isinstance(element, int | float) and not isinstance(element, bool):
-                _check_number(name, element, f)
+        is_list = str(f.type).startswith("list")
+        require(not is_list, name, "be a list", type(value).__name__)
+        _check_value(name, value, f)
+
+
+def _check_value(name: str, value: Any, f: Any) -> None:
+    if isinstance(value, str):
+        if not f.metadata.get("free"):
+            check_text(name, value, longest=f.metadata.get("longest", TEXT))
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        _check_number(name, value, f)
 
 
 def _check_number(name: str, value: float, f: Any) -> None:
-    require(not isinstance(value, float) or math.isfinite(value), name, "be a finite number", value)
+    is_finite = not isinstance(value, float) or math.isfinite(value)
+    require(is_finite, name, "be a finite number", value)
+    or_null = ", or null" if "None" in str(f.type) else ""
     for limit, (words, holds) in LIMITS.items():
-        if (bound := f.metadata.get(limit)) is not None:
-            or_null = ", or null" if "None" in str(f.type) else ""
+        bound = f.metadata.get(limit)
+        if bound is not None:
             require(holds(value, bound), name, f"be {words} {bound}{or_null}", value)
 
 
@@ -130,18 +140,32 @@ def check_text(name: str, text: str, *, longest: int = TEXT) -> None:
 _UNSHOWN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
-def counting(option: Any, what: str, plain: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of a dataclass's plain form that count for `what`, nested as they are."""
+def counting(
+    option: Any, what: str, plain: Mapping[str, Any], *, default: bool | None = None
+) -> dict[str, Any]:
+    """Return the keys of a dataclass's plain form that count for `what`, nested as they are.
+    `default`: whether a key counts that does not say so; None: as in `COUNTS`."""
+    if default is None:
+        default = COUNTS[what]
     counted: dict[str, Any] = {}
     for f in fields(option):
-        value, counts = getattr(option, f.name), f.metadata.get(what)
-        if counts is None and is_dataclass(value):
-            counted[f.name] = counting(value, what, plain[f.name])
-        elif counts is None and isinstance(value, dict) and all(map(is_dataclass, value.values())):
-            counted[f.name] = {
-                name: counting(nested, what, plain[f.name][name]) for name, nested in value.items()
-            }
-        elif COUNTS[what] if counts is None else counts:
+        value = getattr(option, f.name)
+        stated = f.metadata.get(what)
+        counts = default if stated is None else stated
+        if stated is not True and is_dataclass(value):
+            part = counting(value, what, plain[f.name], default=counts)
+            if part or counts:
+                counted[f.name] = part
+            continue
+        if stated is None and isinstance(value, dict) and all(map(is_dataclass, value.values())):
+            forms = plain[f.name]
+            parts = {}
+            for name, part in value.items():
+                parts[name] = counting(part, what, forms[name], default=counts)
+            counted[f.name] = parts
+            continue
+        is_new_default = f.metadata.get("added") and value == f.default
+        if counts and not is_new_default:
             counted[f.name] = plain[f.name]
     return counted
 
@@ -149,7 +173,8 @@ def counting(option: Any, what: str, plain: Mapping[str, Any]) -> dict[str, Any]
 def flat(tree: Mapping[str, Any], joint: str = ".", prefix: str = "") -> Iterator[tuple[str, Any]]:
     """`attention.n_kv_heads` for what the config nests."""
     for key, value in tree.items():
+        name = f"{prefix}{key}"
         if isinstance(value, Mapping):
-            yield from flat(value, joint, f"{prefix}{key}{joint}")
+            yield from flat(value, joint, f"{name}{joint}")
         else:
-            yield f"{prefix}{key}", value
+            yield name, value

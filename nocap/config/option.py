@@ -33,9 +33,8 @@ class Option:
     but their defaults, unless its class names them in `READS`.
     """
 
-    READ_BY: ClassVar[
-        Mapping[str, tuple[str, ...]]
-    ] = {}  # method → keys, as in "model.norm_placement"
+    # method → keys, as in "model.norm_placement"
+    READ_BY: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     READS: ClassVar[tuple[str, ...]] = ()
     causal: ClassVar[bool] = True  # False: logits are meant to change with later tokens
     random: ClassVar[bool] = False  # True: two forwards of the same tokens are meant to differ
@@ -62,18 +61,23 @@ def declared(option: Option, fact: str, *, of: str | tuple[str, ...]) -> Callabl
     builds. A subclass that builds something else does not inherit it: the fact must come from the
     class that builds, or from a subclass of that.
     """
+    if not hasattr(option, fact):
+        return None
     builds = (of,) if isinstance(of, str) else of
-    applies = hasattr(option, fact) and all(
-        _level(option, fact) <= _level(option, name) for name in builds
-    )
-    return getattr(option, fact) if applies else None
+    for name in builds:
+        if _level(option, fact) > _level(option, name):
+            return None
+    return getattr(option, fact)
 
 
 def _level(option: Option, name: str) -> int:
     """Return the place, among the option's class and its parents, of the first that defines this
     name."""
     order = type(option).__mro__
-    return next((i for i, cls in enumerate(order) if name in vars(cls)), len(order))
+    for level, cls in enumerate(order):
+        if name in vars(cls):
+            return level
+    return len(order)
 
 
 def unread(option: Option) -> Iterator[str]:
@@ -82,15 +86,24 @@ def unread(option: Option) -> Iterator[str]:
     interface = _level(option, "READ_BY")
     for method, keys in option.READ_BY.items():
         own = _level(option, method)
+        if own >= interface:
+            continue
         # what a parent reads is about the parent's method
         read = option.READS if _level(option, "READS") <= own else ()
-        if own < interface:
-            yield from (key for key in keys if key not in read)
+        for key in keys:
+            if key not in read:
+                yield key
 
 
 def require_default(part: Any, key: str, why: str) -> None:
     """Refuse a value other than the default for a key that nothing reads."""
     name = key.rpartition(".")[2]
-    default, value = type(part).__dataclass_fields__[name].default, getattr(part, name)
-    shown, got = (each.value if isinstance(each, Enum) else each for each in (default, value))
-    require(value == default, key, f"stay {shown} {why}", got)
+    default = type(part).__dataclass_fields__[name].default
+    value = getattr(part, name)
+    require(value == default, key, f"stay {_shown(default)} {why}", _shown(value))
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return value.value
+    return value

@@ -21,9 +21,8 @@ from urllib.parse import quote
 from nocap.config.paths import PACKAGE, conf_dir
 
 T = TypeVar("T")
-SHORTEST = (
-    8  # characters of a variable's value; a shorter one ("true", "3") would match ordinary text
-)
+# characters of a variable's value; a shorter one ("true", "3") would match ordinary text
+SHORTEST = 8
 LONG_LINE = 16  # a line of a value of several lines, such as a private key
 
 SECRET_NAME = re.compile(
@@ -60,7 +59,8 @@ def _walk(value: Any, secrets: list[tuple[str, str]]) -> Any:
     if isinstance(value, Mapping):
         return {_walk(key, []): _walk(item, secrets) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return (tuple if isinstance(value, tuple) else list)(_walk(item, secrets) for item in value)
+        items = [_walk(item, secrets) for item in value]
+        return tuple(items) if isinstance(value, tuple) else items
     return value
 
 
@@ -70,16 +70,16 @@ def _of_environment() -> list[tuple[str, str]]:
     spellings: dict[str, str] = {}
     for name in filter(is_secret_name, os.environ):
         value = os.environ[name]
-        for part in {
-            value.strip(),
-            *(line.strip() for line in value.splitlines() if len(line.strip()) >= LONG_LINE),
-        }:
-            if len(part) >= SHORTEST and not (_WORD.fullmatch(part) and part in _own_words()):
-                spellings |= {
-                    part: name,
-                    quote(part, safe="", errors="surrogatepass"): name,
-                    json.dumps(part)[1:-1]: name,
-                }
+        parts = {value.strip()}
+        for line in value.splitlines():
+            if len(line.strip()) >= LONG_LINE:
+                parts.add(line.strip())
+        for part in parts:
+            if len(part) < SHORTEST or _is_own_word(part):
+                continue
+            spellings[part] = name
+            spellings[quote(part, safe="", errors="surrogatepass")] = name
+            spellings[json.dumps(part)[1:-1]] = name
     return sorted(spellings.items(), key=lambda item: -len(item[0]))
 
 
@@ -91,15 +91,18 @@ def is_secret_name(name: str) -> bool:
 _WORD = re.compile(r"[a-z][a-z0-9_]{7,31}")
 
 
+def _is_own_word(text: str) -> bool:
+    return _WORD.fullmatch(text) is not None and text in _own_words()
+
+
 @cache
 def _own_words() -> frozenset[str]:
     """Return the words of nocap's own source and yamls, such as `shuffled` and `finished`: public,
     and without them a record cannot be read."""
-    return frozenset(
-        word
-        for path in (*PACKAGE.rglob("*.py"), *conf_dir().rglob("*.yaml"))
-        for word in _WORD.findall(path.read_text(encoding="utf-8"))
-    )
+    words = set[str]()
+    for path in (*PACKAGE.rglob("*.py"), *conf_dir().rglob("*.yaml")):
+        words.update(_WORD.findall(path.read_text(encoding="utf-8")))
+    return frozenset(words)
 
 
 # --- screens --------------------------------------------------------------------------------------
@@ -126,8 +129,12 @@ class _Guard:
         self.stream = stream
 
     def write(self, text: str) -> int:
-        parts = _OWN_STYLE.split(redact(text)) if self.stream.isatty() else [redact(text)]
-        self.stream.write("".join(part if i % 2 else visible(part) for i, part in enumerate(parts)))
+        shown = redact(text)
+        parts = [shown]
+        if self.stream.isatty():
+            parts = _OWN_STYLE.split(shown)
+        parts[::2] = map(visible, parts[::2])  # between the styles
+        self.stream.write("".join(parts))
         return len(text)
 
     def writelines(self, lines: Iterator[str]) -> None:
@@ -141,7 +148,8 @@ class _Guard:
 @contextmanager
 def guarded() -> Iterator[None]:
     """stdout and stderr go through `redact` and `visible` inside the block."""
-    out, err = (cast(TextIO, _Guard(trusted(stream))) for stream in (sys.stdout, sys.stderr))
+    out = cast(TextIO, _Guard(trusted(sys.stdout)))
+    err = cast(TextIO, _Guard(trusted(sys.stderr)))
     with redirect_stdout(out), redirect_stderr(err):
         yield
 
@@ -149,4 +157,6 @@ def guarded() -> Iterator[None]:
 def trusted(stream: TextIO) -> TextIO:
     """Return the stream itself, for a progress bar, which moves the cursor; and for text that is
     nobody's but the user's."""
-    return stream.stream if isinstance(stream, _Guard) else stream
+    if isinstance(stream, _Guard):
+        return stream.stream
+    return stream

@@ -9,11 +9,11 @@ from typing import Any
 
 from nocap import outside
 from nocap.config.keys import check_keys, counting, key, require
-from nocap.config.option import Option, require_default, unread
+from nocap.config.option import Option, declared, require_default, unread
 from nocap.config.trainer import Trainer
 from nocap.options.attention import Attention
 from nocap.options.data import Data
-from nocap.options.ideas import STEP_JOINTS, Idea, overrides
+from nocap.options.ideas import STEP_JOINTS, STREAM_JOINTS, Idea, overrides
 from nocap.options.mlp import Mlp
 from nocap.options.model import Model
 from nocap.options.norm import Norm
@@ -85,6 +85,7 @@ class Run:
             )
             option.check(self)
         self._refuse_unread()
+        self._check_documents()
         self._check_arranged()
         self._check_batch()
         self._check_graphs()
@@ -111,6 +112,11 @@ class Run:
         for name, part in parts.items():
             setattr(run, name, part)
         return run
+
+    @property
+    def document_start(self) -> int | None:
+        """Return the token with which a document begins; None: there are no documents."""
+        return self.tokenizer.end_of_text if self.data.has_documents else None
 
     @property
     def draws(self) -> bool:
@@ -142,6 +148,32 @@ class Run:
                     "READS)"
                 )
                 require_default(getattr(self, full_key.partition(".")[0]), full_key, why)
+
+    def _check_documents(self) -> None:
+        """Refuse documents where the data have none, or where something looks across their ends."""
+        if self.position.restart:
+            self._require_documents("position.restart")
+        if not self.data.document_mask:
+            return
+        name = "data.document_mask"
+        self._require_documents(name)
+        kind = self.attention.kind
+        takes = declared(self.attention, "documents", of=("build", "mixer")) is not None
+        rule = f"be false beside attention.kind={kind}, which has no documents for what it builds"
+        require(takes, name, rule, True)
+        for idea, option in self.ideas.items():
+            rule = f"be false beside ideas.{idea}, which does not take each token by itself"
+            is_own = option.PER_TOKEN or not overrides(option, *STREAM_JOINTS)
+            require(is_own, name, rule, True)
+
+    def _require_documents(self, name: str) -> None:
+        """Refuse a key that is about documents where nothing says how one begins."""
+        data = self.data
+        rule = f"be false beside data.kind={data.kind}, which does not say that it has documents"
+        require(data.has_documents, name, rule, True)
+        kind = self.tokenizer.kind
+        rule = f"be false beside tokenizer.kind={kind}, which has no end_of_text"
+        require(self.tokenizer.end_of_text is not None, name, rule, True)
 
     def _check_arranged(self) -> None:
         """Refuse two ideas that order the training data: the second would undo the first."""

@@ -41,9 +41,9 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.verb is None:
         parser.print_help()
         return 0
+    from nocap.command_line import answering
     from nocap.config.compose import compose  # Hydra, only where it is needed
     from nocap.config.errors import refusals
-    from nocap.store.command import answering
 
     with refusals(), answering(arguments.json) as answer:
         run = compose(arguments.overrides)

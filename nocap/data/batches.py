@@ -18,6 +18,9 @@ from nocap.config.run import Run
 from nocap.data.tokens import Shard
 from nocap.options.data import Order
 
+# the windows of an epoch in a shuffled order, and the epoch → the order in which they are read
+Arranged = Callable[[NDArray[np.int64], int], NDArray[np.int64]]
+
 
 def splitmix64(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Return a bijective 64-bit hash (Steele, Lea & Flood 2014). NumPy's own shuffles may change
@@ -31,8 +34,10 @@ def splitmix64(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 def permutation(n: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
     """Return a pseudo-random order of range(n): its elements sorted by a hash of (seed, epoch,
     element)."""
-    key = splitmix64(splitmix64(np.array([seed], np.uint64)) ^ np.uint64(epoch))
-    return np.argsort(splitmix64(np.arange(n, dtype=np.uint64) ^ key), kind="stable")
+    of_seed = splitmix64(np.array([seed], np.uint64))
+    key = splitmix64(of_seed ^ np.uint64(epoch))
+    hashes = splitmix64(np.arange(n, dtype=np.uint64) ^ key)
+    return np.argsort(hashes, kind="stable")
 
 
 class Windows:
@@ -48,24 +53,26 @@ class Windows:
             ValueError: the shards do not hold one window.
         """
         unit = read_sequences if order is Order.sequential else 1
-        self.counts = np.array(
-            [(shard.tokens - 1) // (seq_len * unit) * unit for shard in shards], np.int64
-        )
+        counts = list[int]()
+        for shard in shards:
+            counts.append((shard.tokens - 1) // (seq_len * unit) * unit)
+        self.counts = np.array(counts, np.int64)
         self.n = int(self.counts.sum())
         if self.n == 0:
-            rule = (
-                f"hold at least {unit} × model.seq_len + 1 = {unit * seq_len + 1} tokens in a shard"
-            )
-            raise ValueError(
-                f"data must {rule}, got {sum(shard.tokens for shard in shards)} in all"
-            )
-        self.seq_len, self.order, self.seed = seq_len, order, seed
+            least = unit * seq_len + 1
+            n_tokens = sum(shard.tokens for shard in shards)
+            rule = f"hold at least {unit} × model.seq_len + 1 = {least} tokens in a shard"
+            raise ValueError(f"data must {rule}, got {n_tokens} in all")
+        self.seq_len = seq_len
+        self.order = order
+        self.seed = seed
         # the same memory; memmap's own indexing is slow
         self._tokens = [np.asarray(shard.map()) for shard in shards]
         self._ends: list[int] = np.cumsum(self.counts).tolist()
-        self._epoch, self._permutation = -1, np.empty(0, np.int64)
+        self._epoch = -1
+        self._permutation = np.empty(0, np.int64)
         self._all = self.n
-        self._arranged: Callable[[NDArray[np.int64], int], NDArray[np.int64]] | None = None
+        self._arranged: Arranged | None = None
 
     def arrange(
         self, scores: NDArray[np.float64], *, keep: float, noise: float, sequences: int
@@ -73,17 +80,21 @@ class Windows:
         """Read but the share `keep` of the windows with the lowest scores; and those of an epoch
         that training of so many sequences reads, in the order of (1 - noise)·(rank of the score) +
         noise·(place in the shuffled order)."""
-        kept = np.argsort(scores, kind="stable")[: max(1, round(keep * self._all))]
+        most = max(1, round(keep * self._all))
+        kept = np.argsort(scores, kind="stable")[:most]
         rank = np.full(self._all, -1)
         rank[kept] = np.arange(len(kept))
         self.n = len(kept)
 
         def arranged(order: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
             order = order[rank[order] >= 0]
-            read = order[: max(0, sequences - epoch * len(order))]
+            n_read = max(0, sequences - epoch * len(order))
+            read = order[:n_read]
+            later = order[len(read) :]
             ranks = np.argsort(np.argsort(rank[read]))
             by = (1 - noise) * ranks + noise * np.arange(len(read))
-            return np.concatenate([read[np.argsort(by, kind="stable")], order[len(read) :]])
+            sorted_read = read[np.argsort(by, kind="stable")]
+            return np.concatenate([sorted_read, later])
 
         self._arranged = arranged
 
@@ -104,38 +115,36 @@ class Windows:
 
     def at(self, windows: Sequence[int]) -> NDArray[np.int32]:
         """Return these windows, as they are numbered over the shards."""
-        out = np.empty((len(windows), self.seq_len + 1), np.int32)
+        T = self.seq_len
+        out = np.empty((len(windows), T + 1), np.int32)
         for row, window in enumerate(windows):
             shard = bisect_right(self._ends, window)
-            start = (window - (self._ends[shard - 1] if shard else 0)) * self.seq_len
-            out[row] = self._tokens[shard][start : start + self.seq_len + 1]
+            first = self._ends[shard - 1] if shard else 0
+            start = (window - first) * T
+            out[row] = self._tokens[shard][start : start + T + 1]
         return out
 
 
 def train_windows(run: Run, shards: Sequence[Shard]) -> Windows:
     """Return what the run trains on, in its order."""
-    data = run.data
-    return Windows(
-        shards,
-        seq_len=run.model.seq_len,
-        order=data.order,
-        read_sequences=data.read_sequences,
-        seed=run.seed,
-    )
+    T = run.model.seq_len
+    order = run.data.order
+    unit = run.data.read_sequences
+    return Windows(shards, seq_len=T, order=order, read_sequences=unit, seed=run.seed)
 
 
 def val_windows(run: Run, shards: Sequence[Shard]) -> Windows:
     """Return what the run is validated on: the first tokens of the validation shards, the same for
     every arm and seed."""
-    return Windows(
-        shards, seq_len=run.model.seq_len, order=Order.sequential, read_sequences=1, seed=0
-    )
+    T = run.model.seq_len
+    return Windows(shards, seq_len=T, order=Order.sequential, read_sequences=1, seed=0)
 
 
 def microbatches(run: Run) -> int:
     """Return the micro-batches that a rank accumulates for an optimizer step."""
     t = run.trainer
-    return t.batch_tokens // (t.micro_batch * run.model.seq_len * t.devices)
+    at_once = t.micro_batch * run.model.seq_len * t.devices
+    return t.batch_tokens // at_once
 
 
 def sequences_of(
@@ -147,12 +156,18 @@ def sequences_of(
     The global batch is cut into micro-batches that go round the ranks, so that one rank with twice
     the accumulation sums the same terms.
     """
-    chunks = (first + (i * world + rank) * micro_batch for i in range(microbatches))
-    return [chunk + j for chunk in chunks for j in range(micro_batch)]
+    sequences = list[int]()
+    for i in range(microbatches):
+        start = first + (i * world + rank) * micro_batch
+        sequences += range(start, start + micro_batch)
+    return sequences
 
 
 def target_bytes(windows: Windows, lengths: NDArray[np.int32], *, tokens: int) -> int:
-    """UTF-8 bytes of the targets in the first `tokens` // seq_len windows; `lengths` gives each
-    token's bytes, end-of-text none."""
-    sequences = range(tokens // windows.seq_len)
-    return sum(int(lengths[windows.read([s])[:, 1:]].sum()) for s in sequences)
+    """Count the UTF-8 bytes of the targets in the first `tokens` // seq_len windows; `lengths`
+    gives each token's bytes, end-of-text none."""
+    total = 0
+    for sequence in range(tokens // windows.seq_len):
+        targets = windows.read([sequence])[:, 1:]
+        total += int(lengths[targets].sum())
+    return total

@@ -19,7 +19,10 @@ from nocap.data.shards import ShardSet
 from nocap.options.tokenizer import Tokenizer
 
 CHUNK_TOKENS = 1_000_000
-_SUCCESSORS, _FIRST, _CHOICES = 0, 1, 2  # what a draw is for
+# what a draw is for
+_SUCCESSORS = 0
+_FIRST = 1
+_CHOICES = 2
 
 
 def synthetic(
@@ -32,9 +35,8 @@ def synthetic(
     def make(target: Path) -> Made:
         shards = {}
         for stream, (split, count) in enumerate(lengths.items()):
-            shards[split] = write_shards(
-                target, split, tokens(count, vocab_size=size, seed=source_seed, stream=stream)
-            )
+            chain = tokens(count, vocab_size=size, seed=source_seed, stream=stream)
+            shards[split] = write_shards(target, split, chain)
         return {"text": False}, shards
 
     key = {"lengths": lengths, "source_seed": source_seed, "vocab_size": size}
@@ -42,23 +44,30 @@ def synthetic(
 
 
 def _draw(numbers: npt.NDArray[np.uint64], *, seed: int, purpose: int) -> npt.NDArray[np.uint64]:
-    key = splitmix64(splitmix64(np.array([seed % 2**64], dtype=np.uint64)) + np.uint64(purpose))
+    start = np.array([seed % 2**64], dtype=np.uint64)
+    key = splitmix64(splitmix64(start) + np.uint64(purpose))
     return splitmix64(numbers ^ key)
 
 
 def successors(*, vocab_size: int, seed: int) -> npt.NDArray[np.int64]:
     """Return the four different tokens that may follow each token, of shape (vocab_size, 4)."""
     assert vocab_size >= 4
-    table = _draw(
-        np.arange(vocab_size * 4, dtype=np.uint64).reshape(-1, 4), seed=seed, purpose=_SUCCESSORS
-    ) % np.uint64(vocab_size)
+    size = np.uint64(vocab_size)
+    places = np.arange(vocab_size * 4, dtype=np.uint64).reshape(-1, 4)
+    table = _draw(places, seed=seed, purpose=_SUCCESSORS) % size
     # two equal successors would lower the entropy: a repeated one moves to the next free token
     for choice in range(1, 4):
-        while (repeated := (table[:, :choice] == table[:, choice, None]).any(axis=1)).any():
-            table[repeated, choice] = (table[repeated, choice] + np.uint64(1)) % np.uint64(
-                vocab_size
-            )
+        repeated = _repeated(table, choice)
+        while repeated.any():
+            table[repeated, choice] = (table[repeated, choice] + np.uint64(1)) % size
+            repeated = _repeated(table, choice)
     return table.astype(np.int64)
+
+
+def _repeated(table: npt.NDArray[np.uint64], choice: int) -> npt.NDArray[np.bool_]:
+    """Return the tokens one of whose earlier successors is this one again."""
+    is_equal = table[:, :choice] == table[:, choice, None]
+    return is_equal.any(axis=1)
 
 
 def tokens(
@@ -67,11 +76,14 @@ def tokens(
     """`count` tokens of the chain in chunks. Streams (training, validation) walk the same chain by
     independent choices."""
     table = successors(vocab_size=vocab_size, seed=seed).ravel().tolist()
-    first = _draw(np.array([stream], dtype=np.uint64), seed=seed, purpose=_FIRST)
+    streams = np.array([stream], dtype=np.uint64)
+    first = _draw(streams, seed=seed, purpose=_FIRST)
     token = int(first[0]) % vocab_size
     for start in range(0, count, CHUNK_TOKENS):
-        positions = np.arange(start, min(start + CHUNK_TOKENS, count), dtype=np.uint64)
-        choices = _draw(positions, seed=seed, purpose=_CHOICES + stream) & np.uint64(3)
+        end = min(start + CHUNK_TOKENS, count)
+        positions = np.arange(start, end, dtype=np.uint64)
+        draws = _draw(positions, seed=seed, purpose=_CHOICES + stream)
+        choices = draws & np.uint64(3)
         walk = []
         for choice in choices.tolist():
             token = table[4 * token + choice]

@@ -17,6 +17,7 @@ from nocap.options.data import TokenType
 
 MAGIC, VERSION = 20240520, 1
 HEADER_BYTES, TOKEN_BYTES = 1024, 2
+READ_AT_ONCE = 1 << 22  # tokens
 
 Tokens = npt.NDArray[np.uint16]
 
@@ -36,6 +37,14 @@ class Shard:
         return (
             map_tokens(self.path) if self.raw is None else map_raw(self.path, TokenType(self.raw))
         )
+
+    def holds(self, token: int) -> bool:
+        """Say whether the token stands in it, read up to its first place."""
+        tokens = self.map()
+        for start in range(0, len(tokens), READ_AT_ONCE):
+            if (tokens[start : start + READ_AT_ONCE] == token).any():
+                return True
+        return False
 
 
 @contextmanager

@@ -208,11 +208,17 @@ class LayerCache:
 # --- whether there is a cache
 
 
+def knows_documents(run: Run) -> bool:
+    """Return whether what a token gives depends on where its document began, which a cache does not
+    keep."""
+    return run.data.document_mask or run.position.restart
+
+
 def windows(run: Run, capacity: int) -> list[int] | None:
     """Return how many of the last keys a query of each layer sees, at most `capacity`. None: the
     attention does not say that it is softmax over these alone, and has no cache."""
     last_keys = declared(run.attention, "cache_slots", of=("build", "mixer"))
-    if last_keys is None:
+    if last_keys is None or knows_documents(run):
         return None
     found = [last_keys(layer, capacity) for layer in range(run.model.n_layer)]
     return None if None in found else found
@@ -239,6 +245,9 @@ def _parts(model: LanguageModel, run: Run, capacity: int) -> tuple[GPT, list[tup
         if not idea.PER_TOKEN:
             rule = "does not declare that it takes each token by itself (PER_TOKEN)"
             raise UncachedError(f"ideas.{name} {rule}")
+    if knows_documents(run):
+        keys = "data.document_mask, position.restart"
+        raise UncachedError(f"a cache does not keep where a document began ({keys})")
     of_layers = windows(run, capacity)
     if of_layers is None:
         raise UncachedError(f"{attention} defines no cache_slots of its mixer with these keys")

@@ -107,7 +107,7 @@ def changes(arm: Arm, base: Arm) -> dict[str, object]:
     return {key: arm.config.get(key, ABSENT) for key in keys}
 
 
-def typed_keys(arms: Iterable[Arm]) -> Collection[str]:
+def command_keys(arms: Iterable[Arm]) -> Collection[str]:
     """List the keys that somebody gave for any of their runs; others follow from these."""
     keys: dict[str, None] = {}
     for arm in arms:

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from nocap.config.run import keys_that_count
-from nocap.judge.arms import ABSENT, Arm, changes, chosen, setting, spell, swept_keys, typed_keys
-from nocap.store.formats import shorten
+from nocap.display import shorten
+from nocap.judge.arms import ABSENT, Arm, changes, chosen, command_keys, setting, spell, swept_keys
 from nocap.store.runs import UNKNOWN, Record, dig
 
 # Groups whose change errs more often than pairs of a normal sample do, so that its losses have the
@@ -140,10 +140,10 @@ def torch_version(run: Record) -> str:
 def _is_swept(key: str, group: str, arm: Arm, base: Arm) -> bool:
     """Say whether a command swept this key, or the group whose options bring it, and the two arms
     differ in that."""
-    typed = typed_keys([arm, base])
-    if group in typed and chosen(arm, group) != chosen(base, group):
+    in_commands = command_keys([arm, base])
+    if group in in_commands and chosen(arm, group) != chosen(base, group):
         return True
-    return key in typed and key in changes(arm, base)
+    return key in in_commands and key in changes(arm, base)
 
 
 def _source_differs(arm: Arm, base: Arm) -> bool:
@@ -232,9 +232,9 @@ def _kernel_differs(arm: Arm, base: Arm, changed: set[str]) -> bool:
     """Say whether another kernel comes along unasked.
 
     Asked for: a command swept the attention, or its kernel; the kernel's keys are all that changed;
-    or the kind of attention changed and brings its own, the configured kernel being the same. So
-    `sliding` against `flash` is fair, and a run of `gqa` against one of the materialised `mha` is
-    not.
+    the kind of attention changed and brings its own, the configured kernel being the same; or
+    documents came, which on CUDA bring FlexAttention in place of `fused`. So `sliding` against
+    `flash` is fair, and a run of `gqa` against one of the materialised `mha` is not.
     """
     own = kernels(arm)
     theirs = kernels(base)
@@ -244,7 +244,8 @@ def _kernel_differs(arm: Arm, base: Arm, changed: set[str]) -> bool:
     configured = {setting(side.config, "attention.kernel") for side in (arm, base)}
     # an option from outside may have no such key
     comes_with_kind = "attention.kind" in changed and len(configured - {ABSENT}) < 2
-    return not (is_only_change or comes_with_kind)
+    comes_with_documents = "data.document_mask" in changed and configured <= {"fused", "flex"}
+    return not (is_only_change or comes_with_kind or comes_with_documents)
 
 
 def kernel_control(arm: Arm, base: Arm, arms: Sequence[Arm]) -> tuple[str, Arm | None] | None:
@@ -257,9 +258,9 @@ def kernel_control(arm: Arm, base: Arm, arms: Sequence[Arm]) -> tuple[str, Arm |
     if not came_along or changed <= _KERNEL_KEYS or "attention.kind" in changed:
         return None
     kernel = {key: arm.config[key] for key in keys if key in arm.config}
-    wanted = {**base.config, **kernel}
+    control = {**base.config, **kernel}
     text = " ".join(f"{key}={spell(value)}" for key, value in kernel.items())
     for other in arms:
-        if not swept_keys([other.config, wanted]):
+        if not swept_keys([other.config, control]):
             return text, other
     return text, None

@@ -1,5 +1,5 @@
 """The comparison: arms against a baseline, with intervals, verdicts, and what should be doubted. As
-JSON it is a `judge.schema.Result`. `--json` writes it with the question and the records
+JSON it is a `judge.comparison_schema.Result`. `--json` writes it with the question and the records
 (`nocap.report.result`), from which it is judged again."""
 
 from __future__ import annotations
@@ -10,28 +10,20 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from nocap.config.keys import require
-from nocap.judge import doubts, time_to_target
+from nocap.display import shorten
+from nocap.judge import doubts, grouping, time_to_target, times
 from nocap.judge.arms import Arm, changes, swept_keys
-from nocap.judge.cautious import CLOCK_BIAS, between, pooled
-from nocap.judge.comparable import confounders, declaring, is_noisy, machines_differ, steps_alike
-from nocap.judge.compared import ComparedArm, Comparison
-from nocap.judge.equal_loss import EqualLoss, TimeAtEqualLoss, around, judged, shows_a_length
-from nocap.judge.factors import by_factor
-from nocap.judge.grouping import declared, select
-from nocap.judge.grouping import group as grouped
-from nocap.judge.interval import BySeed, Estimate, shared
+from nocap.judge.comparable import confounders, declaring, is_noisy
+from nocap.judge.compared_arms import ComparedArm, Comparison
+from nocap.judge.equal_loss import EqualLoss, TimeAtEqualLoss, around, judge_rows, shows_a_length
+from nocap.judge.factors import Factors, by_factor
+from nocap.judge.interval import Estimate, shared
 from nocap.judge.labels import choose_baseline, labelled
 from nocap.judge.losses import Difference, Differences, Outcome, Pair, difference, pair_of, together
-from nocap.judge.measured import ArmMean
-from nocap.judge.pace import PACE, Paces
+from nocap.judge.pace import TOKEN_US, Paces
 from nocap.judge.question import BASELINE, PREVIOUS, Question
-from nocap.store.formats import shorten
-from nocap.store.metrics import METRICS, Kind
+from nocap.store.record import RunStatus
 from nocap.store.runs import Found, Record
-
-# of one machine only; a run's wall clock has no ratio, for it holds what else the machine did
-TIMES = ("tokens_per_s", "step_ms", "model_mib", "train_s")
-PEAK_ONLY = "a record has no figure of the model's memory, or only the peak of its process"
 
 
 def compare(
@@ -53,78 +45,54 @@ def compare(
             was met before the first step.
     """
     _check_question(baseline=baseline, target_loss=target_loss, against=against)
-    stepwise = against == PREVIOUS
-    runs = select(runs, wanted=group, baseline=baseline, allow=allow)
-    every = grouped(runs.records)
-    arms = labelled([arm for arm in every if not shows_a_length(arm)])
-    lengths = [arm for arm in every if shows_a_length(arm)]
-    _check_finished(arms, runs)
-    if stepwise:
-        arms = _in_time(arms)
-    if target_loss is not None:
-        _check_target(arms, target_loss)
-    base = choose_baseline(arms, baseline)
-    metric = _metric(arms)
-    pairs = _pairs(arms, base, metric, stepwise=stepwise)
-    others = [pair.arm for pair in pairs.values()]
-    wide = {name for name, pair in pairs.items() if cautious or is_noisy(pair.arm, pair.base)}
-    table = _cautious(together([*pairs.values()]), pairs, wide)
-    paces = Paces.of(arms, runs.timings)
-    # a chain has no one baseline, which has other lengths, and over whose levels its arms could be
-    # read
-    ends = None if stepwise else around(base, every)
-    worth = _worth(base, ends, table, metric, paces)
-    factors = None
-    holes = list[str]()
-    if not stepwise:
-        factors = by_factor(
-            arms, base, table, metric=metric, allow=allow, paces=paces, wide=cautious, worth=worth
-        )
-        holes = list(doubts.holes(arms, base, table))
-    pairs_of_paces = {name: replace(pair, metric=PACE) for name, pair in pairs.items()}
-    ratios = paces.ratios(pairs_of_paces, table)
-    at_equal_loss = _at_equal_loss(worth, others)
+    runs = grouping.select(runs, group_id=group, baseline=baseline, allow=allow)
+    sides = _sides(runs, baseline=baseline, target_loss=target_loss, against=against)
+    table = _table(sides, cautious=cautious)
+    paces = Paces.of(sides.arms, runs.timings)
+    worth = _worth(sides, table, paces)
     maker = _Rows(
-        others=others,
-        metric=metric,
+        sides=sides,
         target_loss=target_loss,
         allow=allow,
         table=table,
         paces=paces,
-        ratios=ratios,
-        at_equal_loss=at_equal_loss,
+        ratios=_ratios(sides, table, paces),
+        at_equal_loss=_at_equal_loss(worth, sides.others),
     )
-    rows = list[ComparedArm]()
-    for arm in arms:
-        pair = pairs.get(arm.id)
-        rows.append(maker.row(arm, arm if pair is None else pair.base))
-    swept = swept_keys(arm.config for arm in arms)
-    not_compared = _not_compared(runs, [*arms, *lengths])
-    problems = [
-        *runs.problems,
-        *declared(runs.records, allow=allow),
-        *doubts.of_rows(rows, allow=allow),
-        *doubts.unpaired(table, pairs),
-        *holes,
-        *doubts.idle_lengths(lengths, ends, base),
-        *doubts.idle_timings(runs.timings, arms, paces),
-    ]
+    rows = maker.every()
     return Comparison(
         arms=rows,
-        baseline=next(row for row in rows if row.arm is base),
+        baseline=next(row for row in rows if row.arm is sides.base),
         target=target_loss,
-        metric=metric,
-        swept=swept,
-        problems=problems,
-        not_compared=not_compared,
+        metric=sides.metric,
+        swept=swept_keys(arm.config for arm in sides.arms),
+        problems=_problems(runs, sides, table, paces, rows, allow=allow),
+        not_compared=_not_compared(runs, [*sides.arms, *sides.lengths]),
         found=runs,
         allow=declaring(runs.records, allow),
         against=against,
-        factors=factors,
+        factors=_factors(sides, table, paces, worth, allow=allow, wide=cautious),
         look=table.look,
         cautious=cautious,
-        lengths=ends or (),
+        lengths=sides.ends or (),
         timing=paces.timing,
+    )
+
+
+def ask(runs: Found, question: Question, *, group: str | None = None) -> Comparison:
+    """Compare what was found as the question says. What it does not say is as `compare` has it.
+
+    Errors:
+        ValueError: as for `compare`.
+    """
+    return compare(
+        runs,
+        baseline=question.baseline,
+        target_loss=question.target,
+        allow=question.allow or (),
+        group=group,
+        against=question.against or BASELINE,
+        cautious=question.cautious is True,
     )
 
 
@@ -134,6 +102,53 @@ def _check_question(*, baseline: str | None, target_loss: float | None, against:
     require(is_loss, "--target", "be a loss above 0", target_loss)
     fits = against == BASELINE or baseline is None
     require(fits, "--baseline", "be left out with --against previous", repr(baseline))
+
+
+# --- what is compared with what -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Sides:
+    """The arms, and what each is compared with."""
+
+    arms: list[Arm]  # in a chain in the order of time
+    base: Arm
+    pairs: Mapping[str, Pair]  # by the arm's id, of each arm but the baseline
+    metric: str  # of all verdicts
+    lengths: list[Arm]  # that show another arm at another length, and have no row
+    ends: tuple[Arm, Arm] | None  # the baseline's shorter and longer length; None: it has none
+    stepwise: bool  # each is compared with the one before it
+
+    @property
+    def others(self) -> list[Arm]:
+        """List the arms without the baseline."""
+        return [pair.arm for pair in self.pairs.values()]
+
+
+def _sides(runs: Found, *, baseline: str | None, target_loss: float | None, against: str) -> _Sides:
+    """Make arms of runs, choose the baseline, and pair the others with it, or in a chain each with
+    the one before it."""
+    stepwise = against == PREVIOUS
+    every = grouping.group(runs.records)
+    arms = labelled([arm for arm in every if not shows_a_length(arm)])
+    _check_finished(arms, runs)
+    if stepwise:
+        arms = _in_time(arms)
+    if target_loss is not None:
+        _check_target(arms, target_loss)
+    base = choose_baseline(arms, baseline)
+    metric = _metric(arms)
+    # a chain has no one baseline, which has other lengths
+    ends = None if stepwise else around(base, every)
+    return _Sides(
+        arms=arms,
+        base=base,
+        pairs=_pairs(arms, base, metric, stepwise=stepwise),
+        metric=metric,
+        lengths=[arm for arm in every if shows_a_length(arm)],
+        ends=ends,
+        stepwise=stepwise,
+    )
 
 
 def _metric(arms: Sequence[Arm]) -> str:
@@ -158,23 +173,6 @@ def _pairs(arms: Sequence[Arm], base: Arm, metric: str, *, stepwise: bool) -> di
     return pairs
 
 
-def ask(runs: Found, question: Question, *, group: str | None = None) -> Comparison:
-    """Compare what was found as the question says. What it does not say is as `compare` has it.
-
-    Errors:
-        ValueError: as for `compare`.
-    """
-    return compare(
-        runs,
-        baseline=question.baseline,
-        target_loss=question.target,
-        allow=question.allow or (),
-        group=group,
-        against=question.against or BASELINE,
-        cautious=question.cautious is True,
-    )
-
-
 def _check_finished(arms: Sequence[Arm], runs: Found) -> None:
     if any(arm.runs for arm in arms):
         return
@@ -182,6 +180,29 @@ def _check_finished(arms: Sequence[Arm], runs: Found) -> None:
     unfinished = [f"{record.folder.name}: {record.status}" for record in runs.records]
     have = shorten([*unreadable, *unfinished]) or "no run"
     raise ValueError(f"a comparison needs a finished run with a validation loss, got none ({have})")
+
+
+def _problems(
+    runs: Found,
+    sides: _Sides,
+    table: Differences,
+    paces: Paces,
+    rows: Sequence[ComparedArm],
+    *,
+    allow: Collection[str],
+) -> list[str]:
+    """List what a reader should doubt, or know of the runs that were found."""
+    problems = [
+        *runs.problems,
+        *grouping.declarations(runs.records, allow=allow),
+        *doubts.of_rows(rows, allow=allow),
+        *doubts.unpaired(table, sides.pairs),
+    ]
+    if not sides.stepwise:
+        problems += doubts.holes(sides.arms, sides.base, table)
+    problems += doubts.idle_lengths(sides.lengths, sides.ends, sides.base)
+    problems += doubts.idle_timings(runs.timings, sides.arms, paces)
+    return problems
 
 
 def _not_compared(runs: Found, arms: Sequence[Arm]) -> list[tuple[str, str]]:
@@ -200,22 +221,61 @@ def _not_compared(runs: Found, arms: Sequence[Arm]) -> list[tuple[str, str]]:
     return rows
 
 
-def _worth(
-    base: Arm, ends: tuple[Arm, Arm] | None, table: Differences, metric: str, paces: Paces
-) -> EqualLoss | None:
+def _table(sides: _Sides, *, cautious: bool) -> Differences:
+    """Return the differences of all arms, with the cautious interval where losses are noisy, or
+    where it is wanted for all."""
+    wide = set[str]()
+    for name, pair in sides.pairs.items():
+        if cautious or is_noisy(pair.arm, pair.base):
+            wide.add(name)
+    return _cautious(together([*sides.pairs.values()]), sides.pairs, wide)
+
+
+def _worth(sides: _Sides, table: Differences, paces: Paces) -> EqualLoss | None:
     """Return what the baseline's shorter and longer length say; `None`: it has none."""
-    if ends is None:
+    if sides.ends is None:
         return None
-    short, long = ends
+    short, long = sides.ends
     return EqualLoss(
-        base=base,
+        base=sides.base,
         short=short,
         long=long,
-        metric=metric,
+        metric=sides.metric,
         seeds=table.seeds,
         look=table.look,
         paces=paces,
     )
+
+
+def _factors(
+    sides: _Sides,
+    table: Differences,
+    paces: Paces,
+    worth: EqualLoss | None,
+    *,
+    allow: Collection[str],
+    wide: bool,
+) -> Factors | None:
+    """Return the grid by factor; `None`: it is no full crossing, or is a chain, whose arms have no
+    one baseline over whose levels they could be read."""
+    if sides.stepwise:
+        return None
+    return by_factor(
+        sides.arms,
+        sides.base,
+        table,
+        metric=sides.metric,
+        allow=allow,
+        paces=paces,
+        wide=wide,
+        worth=worth,
+    )
+
+
+def _ratios(sides: _Sides, table: Differences, paces: Paces) -> dict[str, Estimate]:
+    """Return the ratio of the time a token of each arm of the table."""
+    pairs = {name: replace(pair, metric=TOKEN_US) for name, pair in sides.pairs.items()}
+    return paces.ratios(pairs, table)
 
 
 def _at_equal_loss(worth: EqualLoss | None, arms: Sequence[Arm]) -> dict[str, TimeAtEqualLoss]:
@@ -223,7 +283,7 @@ def _at_equal_loss(worth: EqualLoss | None, arms: Sequence[Arm]) -> dict[str, Ti
     if worth is None:
         return {}
     rows = {arm.id: worth.row(arm) for arm in arms}
-    return judged(rows, look=worth.look)
+    return judge_rows(rows, look=worth.look)
 
 
 def _in_time(arms: Sequence[Arm]) -> list[Arm]:
@@ -253,7 +313,7 @@ def _check_target(arms: Sequence[Arm], target: float) -> None:
 
 
 def _status(record: Record) -> str:
-    if record.status == "finished":
+    if record.status == RunStatus.finished:
         return "finished without a validation loss"
     return record.status
 
@@ -265,8 +325,7 @@ def _status(record: Record) -> str:
 class _Rows:
     """What all rows of a table share."""
 
-    others: Sequence[Arm]  # all but the baseline
-    metric: str
+    sides: _Sides
     target_loss: float | None
     allow: Collection[str]
     table: Differences
@@ -274,13 +333,22 @@ class _Rows:
     ratios: Mapping[str, Estimate]  # of times a token
     at_equal_loss: Mapping[str, TimeAtEqualLoss]
 
+    def every(self) -> list[ComparedArm]:
+        """Return the row of each arm."""
+        rows = list[ComparedArm]()
+        for arm in self.sides.arms:
+            pair = self.sides.pairs.get(arm.id)
+            rows.append(self.row(arm, arm if pair is None else pair.base))
+        return rows
+
     def row(self, arm: Arm, base: Arm) -> ComparedArm:
         """Return an arm's means and differences, over the same seeds."""
         seeds = self._seeds(arm, base)
-        pace = _mean(arm, PACE, seeds)
-        times = {PACE: _paced(arm, base, pace, self.paces, self.ratios.get(arm.id))}
-        for name in TIMES:
-            times[name] = _timed(arm, base, self.others, name, _mean(arm, name, seeds))
+        pace = _mean(arm, TOKEN_US, seeds)
+        means = {TOKEN_US: times.of_pace(arm, base, pace, self.paces, self.ratios.get(arm.id))}
+        for name in times.TIMES:
+            mean = _mean(arm, name, seeds)
+            means[name] = times.of_metric(arm, base, self.sides.others, name, mean)
         against = None
         difference = None
         if arm is not base:
@@ -289,7 +357,7 @@ class _Rows:
         to_target = None
         if self.target_loss is not None:
             to_target = time_to_target.reach(
-                arm, base, goal=self.target_loss, arms=len(self.others)
+                arm, base, goal=self.target_loss, arms=len(self.sides.others)
             )
         changed = changes(arm, base)
         val_loss = _mean(arm, "val_loss", seeds)
@@ -303,7 +371,7 @@ class _Rows:
             val_loss=val_loss,
             val_bpb=val_bpb,
             difference=difference,
-            times=times,
+            times=means,
             equal_loss=equal_loss,
             to_target=to_target,
         )
@@ -312,7 +380,8 @@ class _Rows:
         """Return the seeds of a row: those of the table, or those that an arm in none shares with
         the baseline where these are enough."""
         if arm is not base and arm.id not in self.table.members:
-            return shared(arm.values[self.metric], base.values[self.metric]) or arm.seeds
+            metric = self.sides.metric
+            return shared(arm.values[metric], base.values[metric]) or arm.seeds
         return self.table.seeds or arm.seeds
 
 
@@ -333,103 +402,12 @@ def _word(arm: Arm, base: Arm, gap: Difference, *, allow: Collection[str]) -> Di
 def _cautious(table: Differences, pairs: Mapping[str, Pair], wide: Collection[str]) -> Differences:
     """Return the table with the cautious interval for these of its arms."""
     others = [pair.arm for pair in pairs.values()]
-    judged = dict(table.differences)
+    differences = dict(table.differences)
     for name in table.members:
         if name not in wide:
             continue
         pair = pairs[name]
-        estimate = _gain(pair.arm, pair.base, others, pair.metric, log=False)
+        estimate = times.gain(pair.arm, pair.base, others, pair.metric, log=False)
         if estimate is not None:
-            judged[name] = difference(estimate, metric=pair.metric, floor=pair.floor)
-    return replace(table, differences=judged)
-
-
-def _gain(arm: Arm, base: Arm, others: Sequence[Arm], metric: str, *, log: bool) -> Estimate | None:
-    """Return an arm's gain with an interval for all arms together, which the noise of the other
-    arms narrows."""
-    groups = list[list[float]]()
-    for other in others:
-        if other is not arm:
-            groups.append(_paired(other, base, metric, log=log))
-    noise = pooled(groups)
-    bias = CLOCK_BIAS if METRICS[metric].kind is Kind.clock else 0.0
-    return between(
-        arm.values[metric],
-        base.values[metric],
-        log=log,
-        bias=bias,
-        declared=noise,
-        comparisons=len(others),
-    )
-
-
-def _paired(arm: Arm, base: Arm, metric: str, *, log: bool) -> list[float]:
-    """Return an arm's differences from the baseline, or the logarithms of its ratios, seed by seed;
-    none where the seeds are not the same, or a value has no logarithm."""
-    values: BySeed = arm.values[metric]
-    base_values: BySeed = base.values[metric]
-    if values.keys() != base_values.keys():
-        return []
-    if not log:
-        return [values[seed] - base_values[seed] for seed in values]
-    if min([*values.values(), *base_values.values()], default=0) <= 0:
-        return []
-    return [math.log(values[seed] / base_values[seed]) for seed in values]
-
-
-def _paced(
-    arm: Arm, base: Arm, mean: float | None, paces: Paces, ratio: Estimate | None
-) -> ArmMean:
-    """Return an arm's time a token: that of a timing, or of its own runs where these are of one
-    machine."""
-    if paces.timing is not None:
-        mean = paces.mean(arm)
-    elif len(arm.machines) != 1:
-        mean = None
-    return ArmMean(mean=mean, estimate=ratio, refused=paces.refusal(arm, base))
-
-
-def _timed(arm: Arm, base: Arm, others: Sequence[Arm], metric: str, mean: float | None) -> ArmMean:
-    """Return an arm's mean of a time or of memory, where its runs are of one machine, with the
-    ratio."""
-    if len(arm.machines) != 1:
-        mean = None
-    refused = _refused(arm, base, metric)
-    ratio = None
-    if refused is None and arm is not base and _has_ratio(arm, metric):
-        ratio = _gain(arm, base, others, metric, log=True)
-    return ArmMean(mean=mean, estimate=ratio, refused=refused)
-
-
-def _has_ratio(arm: Arm, metric: str) -> bool:
-    """Say whether a metric is compared: memory is, and of a log its seconds, which are all that it
-    has."""
-    if metric == "train_s":
-        return any(run.imported for run in arm.all)
-    return metric == "model_mib"
-
-
-def _refused(arm: Arm, base: Arm, metric: str) -> str | None:
-    """Say why a time or memory of an arm is not compared; `None`: it is."""
-    why = machines_differ(arm, base)
-    if why is not None:
-        return why
-    is_known = bool(arm.values[metric] and base.values[metric])
-    if metric == "model_mib" and not is_known:
-        return PEAK_ONLY
-    if metric == "train_s":
-        return _other_lengths(arm, base)
-    return None
-
-
-def _other_lengths(arm: Arm, base: Arm) -> str | None:
-    """Say why times of whole runs are no speed: they did not train for as many steps."""
-    if steps_alike(arm, base):
-        return None
-    return f"other numbers of steps: {_steps(arm)} against {_steps(base)}"
-
-
-def _steps(arm: Arm) -> str:
-    """Return after how many steps an arm's runs ended, as a person reads it."""
-    steps = {run.summary["steps"] for run in arm.runs} - {None}
-    return shorten(f"{count:,}" for count in sorted(steps))
+            differences[name] = difference(estimate, metric=pair.metric, floor=pair.floor)
+    return replace(table, differences=differences)

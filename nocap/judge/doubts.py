@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
+from nocap.display import plural, shorten
 from nocap.judge.arms import Arm, setting
 from nocap.judge.comparable import (
     confounders,
@@ -13,12 +14,11 @@ from nocap.judge.comparable import (
     kernels,
     machines_differ,
 )
-from nocap.judge.compared import ComparedArm
+from nocap.judge.compared_arms import ComparedArm
 from nocap.judge.factors import crossing
 from nocap.judge.interval import LEAST_PAIRS
 from nocap.judge.losses import Differences, Pair
 from nocap.judge.pace import Paces
-from nocap.store.formats import plural, shorten
 from nocap.store.metrics import moment
 from nocap.store.timing import Timing
 
@@ -46,11 +46,11 @@ def of_rows(rows: Sequence[ComparedArm], *, allow: Collection[str]) -> Iterator[
                 f"{arm.label}: seed {seeds} diverged; its means are over the seeds that did not, "
                 "which flatters it"
             )
-        if left := sorted({*arm.seeds} - {*row.seeds}):
+        if apart := sorted({*arm.seeds} - {*row.seeds}):
             yield (
                 f"{arm.label}: its row is over the seeds that it shares with the other arms, "
                 f"without "
-                f"{shorten(map(str, left))}"
+                f"{shorten(map(str, apart))}"
             )
         if len(arm.runs) > len(arm.seeds):
             yield (
@@ -82,10 +82,14 @@ def _controls(rows: Sequence[ComparedArm]) -> Iterator[str]:
         control = kernel_control(row.arm, base, arms)
         if control is None:
             continue
-        setting_, there = control
-        with_it = f"{there.label} (--baseline {there.id})" if there is not None else "no arm here"
-        told = f"kernel differs: {_kernel(base)} and {_kernel(row.arm)}; the control"
-        labels.setdefault(f"{told} is {base.label} with {setting_}: {with_it}", []).append(
+        setting_, control_arm = control
+        with_it = (
+            f"{control_arm.label} (--baseline {control_arm.id})"
+            if control_arm is not None
+            else "no arm here"
+        )
+        text = f"kernel differs: {_kernel(base)} and {_kernel(row.arm)}; the control"
+        labels.setdefault(f"{text} is {base.label} with {setting_}: {with_it}", []).append(
             row.label
         )
     for line, some in labels.items():
@@ -112,8 +116,8 @@ def _came_along(arm: Arm, base: Arm) -> Iterator[str]:
 def unpaired(table: Differences, pairs: Mapping[str, Pair]) -> Iterator[str]:
     """Say why nothing is paired where the runs name their seeds."""
     members = [pair for name, pair in pairs.items() if name in table.members]
-    named = all(seed >= 0 for pair in members for seed in (*pair.values, *pair.base_values))
-    if table.seeds or not members or not named:
+    have_seeds = all(seed >= 0 for pair in members for seed in (*pair.values, *pair.base_values))
+    if table.seeds or not members or not have_seeds:
         return
     apart = [pair.arm.label for pair in members if len(pair.seeds) < LEAST_PAIRS]
     advice = (
@@ -124,9 +128,9 @@ def unpaired(table: Differences, pairs: Mapping[str, Pair]) -> Iterator[str]:
 
 def holes(arms: Sequence[Arm], base: Arm, table: Differences) -> Iterator[str]:
     """Say which arms keep a full crossing from being read by factor."""
-    left = [arm for arm in arms if arm is not base and arm.id not in table.members]
-    if left and table.members and crossing(arms, base) is not None:
-        why = (f"{arm.label} ({table.differences[arm.id].verdict})" for arm in left)
+    apart = [arm for arm in arms if arm is not base and arm.id not in table.members]
+    if apart and table.members and crossing(arms, base) is not None:
+        why = (f"{arm.label} ({table.differences[arm.id].verdict})" for arm in apart)
         yield f"not read by factor: without {shorten(why)} the grid has holes"
 
 

@@ -58,8 +58,8 @@ class TimeAtEqualLoss:
         """Say whether the arm takes less time for its loss, or more."""
         if self.ratio is None or self.ratio.low <= 0 or not math.isfinite(self.ratio.high):
             return Outcome.undecided
-        place = self.ratio.place(1.0, 1.0)
-        return {-1: Outcome.better, 1: Outcome.worse}.get(place, Outcome.unclear)
+        position = self.ratio.position(1.0, 1.0)
+        return {-1: Outcome.better, 1: Outcome.worse}.get(position, Outcome.unclear)
 
 
 # --- the baseline's lengths -----------------------------------------------------------------------
@@ -76,8 +76,8 @@ def is_length(arm: Arm, base: Arm) -> bool:
         return False
     share = arm.config[STEPS] / base.config[STEPS]
     parts = [key for key in base.config if key.startswith("schedule.") and key.endswith("_steps")]
-    whole = all(abs(arm.config[key] - share * base.config[key]) <= 1 for key in parts)
-    return whole and not confounders(arm, base, allowed=("steps",))
+    shares_alike = all(abs(arm.config[key] - share * base.config[key]) <= 1 for key in parts)
+    return shares_alike and not confounders(arm, base, allowed=("steps",))
 
 
 def shows_a_length(arm: Arm) -> bool:
@@ -175,7 +175,7 @@ class EqualLoss:
         known = self.seeds and set(self.seeds) <= arm.values[self.metric].keys()
         if not known or arm.diverged:
             return "it does not have the baseline's seeds"
-        if not self.paces.known(arm, self.base, self.seeds):
+        if not self.paces.has_times(arm, self.base, self.seeds):
             return (
                 self.paces.refusal(arm, self.base) or "its time a token is not known for each seed"
             )
@@ -220,7 +220,7 @@ class EqualLoss:
         return [tokens + pace for pace in self.paces.logarithms(arm, self.seeds)]
 
 
-def judged(rows: Mapping[str, Logarithms | str], *, look: int) -> dict[str, TimeAtEqualLoss]:
+def judge_rows(rows: Mapping[str, Logarithms | str], *, look: int) -> dict[str, TimeAtEqualLoss]:
     """Return the time at equal loss of each row, with one interval for all of them."""
     known = {name: row for name, row in rows.items() if not isinstance(row, str)}
     every = [*known.values()]

@@ -17,16 +17,16 @@ from itertools import combinations
 from statistics import fmean
 
 from nocap.judge import cautious
-from nocap.judge.arms import Arm, chosen, setting, swept_keys, typed_keys
+from nocap.judge.arms import Arm, chosen, command_keys, setting, swept_keys
 from nocap.judge.comparable import confounders, is_noisy
-from nocap.judge.equal_loss import EqualLoss, Logarithms, TimeAtEqualLoss, judged, mean_of
+from nocap.judge.equal_loss import EqualLoss, Logarithms, TimeAtEqualLoss, judge_rows, mean_of
 from nocap.judge.interval import ROUNDING, Estimate, of_arms
 from nocap.judge.labels import short_keys
 from nocap.judge.losses import Difference, Differences, Outcome, difference
-from nocap.judge.pace import PACE, Paces, less
+from nocap.judge.pace import TOKEN_US, Paces, less
 from nocap.store.metrics import METRICS, Kind
 
-Place = tuple[str, ...]  # of an arm in the crossing: a level of each factor
+Point = tuple[str, ...]  # of an arm in the crossing: a level of each factor
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,23 +76,23 @@ class Crossing:
     """Arms that have every combination of the levels of some keys, each once."""
 
     keys: Sequence[str]
-    base: Place
-    arms: Mapping[Place, Arm]
+    base: Point
+    arms: Mapping[Point, Arm]
 
     def levels(self, axis: int) -> list[str]:
         """List the levels of a key, the baseline's first."""
-        every = dict.fromkeys([self.base[axis], *(place[axis] for place in self.arms)])
+        every = dict.fromkeys([self.base[axis], *(point[axis] for point in self.arms)])
         return list(every)
 
-    def others(self, axis: int, level: str) -> list[tuple[Place, Place]]:
-        """List each place with this level, and the place that differs from it in having the
+    def others(self, axis: int, level: str) -> list[tuple[Point, Point]]:
+        """List each point with this level, and the point that differs from it in having the
         baseline's."""
-        with_level = [place for place in self.arms if place[axis] == level]
-        return [(place, self.single(place, axis, self.base)) for place in with_level]
+        with_level = [point for point in self.arms if point[axis] == level]
+        return [(point, self.single(point, axis, self.base)) for point in with_level]
 
-    def single(self, place: Place, axis: int, source: Place) -> Place:
-        """Return the place that has one level from another one."""
-        return (*place[:axis], source[axis], *place[axis + 1 :])
+    def single(self, point: Point, axis: int, source: Point) -> Point:
+        """Return the point that has one level from another one."""
+        return (*point[:axis], source[axis], *point[axis + 1 :])
 
 
 def crossing(arms: Sequence[Arm], base: Arm) -> Crossing | None:
@@ -101,14 +101,14 @@ def crossing(arms: Sequence[Arm], base: Arm) -> Crossing | None:
     if columns is None:
         return None
     groups = _independent(columns)
-    places = [_place(i, groups, columns) for i in range(len(arms))]
-    levels = [len(set(column)) for column in zip(*places, strict=True)]
-    is_full = len(set(places)) == len(arms) and math.prod(levels) == len(arms)
+    points = [_point(i, groups, columns) for i in range(len(arms))]
+    levels = [len(set(column)) for column in zip(*points, strict=True)]
+    is_full = len(set(points)) == len(arms) and math.prod(levels) == len(arms)
     if len(groups) < 2 or not is_full:
         return None
-    by_place = dict(zip(places, arms, strict=True))
-    base_place = places[[arm.id for arm in arms].index(base.id)]
-    return Crossing(keys=["+".join(group) for group in groups], base=base_place, arms=by_place)
+    by_point = dict(zip(points, arms, strict=True))
+    base_point = points[[arm.id for arm in arms].index(base.id)]
+    return Crossing(keys=["+".join(group) for group in groups], base=base_point, arms=by_point)
 
 
 def _columns(arms: Sequence[Arm]) -> dict[str, list[str]] | None:
@@ -116,8 +116,8 @@ def _columns(arms: Sequence[Arm]) -> dict[str, list[str]] | None:
     keys that somebody gave, or, where these do not tell all apart, every key that differs. `None`:
     they differ in code or data."""
     differing = swept_keys(arm.config for arm in arms)
-    typed = typed_keys(arms)
-    columns = _options(arms) | _settings(arms, [key for key in differing if key in typed])
+    in_commands = command_keys(arms)
+    columns = _options(arms) | _settings(arms, [key for key in differing if key in in_commands])
     if _tell_apart(columns, len(arms)):
         return columns
     columns = _settings(arms, differing)
@@ -169,8 +169,8 @@ def _independent(columns: Mapping[str, Sequence[str]]) -> list[list[str]]:
     return groups
 
 
-def _place(i: int, groups: Sequence[Sequence[str]], columns: Mapping[str, Sequence[str]]) -> Place:
-    """Return the place of the arm with this number: its level in each group of keys."""
+def _point(i: int, groups: Sequence[Sequence[str]], columns: Mapping[str, Sequence[str]]) -> Point:
+    """Return the point of the arm with this number: its level in each group of keys."""
     return tuple(_level(group, columns, i) for group in groups)
 
 
@@ -181,7 +181,7 @@ def _level(group: Sequence[str], columns: Mapping[str, Sequence[str]], i: int) -
     return " ".join(f"{key}={columns[key][i]}" for key in group)
 
 
-# --- judged ---------------------------------------------------------------------------------------
+# --- estimates ------------------------------------------------------------------------------------
 
 
 class _Reader:
@@ -190,7 +190,7 @@ class _Reader:
     def __init__(
         self,
         crossed: Crossing,
-        values: Mapping[Place, list[float]],
+        values: Mapping[Point, list[float]],
         metric: str,
         *,
         look: int,
@@ -219,8 +219,8 @@ class _Reader:
         """List a level's effect at each combination of the other keys: its differences, seed by
         seed."""
         effects = list[list[float]]()
-        for place, beside in self.crossed.others(axis, level):
-            effects.append(less(self.values[place], self.values[beside]))
+        for point, beside in self.crossed.others(axis, level):
+            effects.append(less(self.values[point], self.values[beside]))
         return effects
 
     def levels(self, axis: int) -> dict[str, Estimate]:
@@ -240,37 +240,37 @@ class _Reader:
             return False
         arms = self.crossed.arms
         base = arms[self.crossed.base]
-        singles = [self.crossed.single(self.crossed.base, axis, place) for place in arms]
-        return any(is_noisy(arms[place], base) for place in singles)
+        singles = [self.crossed.single(self.crossed.base, axis, point) for point in arms]
+        return any(is_noisy(arms[point], base) for point in singles)
 
     def interactions(self) -> list[Interaction]:
         """List what each arm that changes several keys ends at beyond the sum of its single
         changes."""
-        changed = {place: self._changed(place) for place in self.crossed.arms}
-        several = [place for place, axes in changed.items() if len(axes) > 1]
+        changed = {point: self._changed(point) for point in self.crossed.arms}
+        several = [point for point, axes in changed.items() if len(axes) > 1]
         wide = any(self.is_noisy(axis) for axis in range(len(self.crossed.keys)))
-        rows = [self._beyond(place, changed[place]) for place in several]
+        rows = [self._beyond(point, changed[point]) for point in several]
         estimates = self.estimates(rows, wide=wide)
         interactions = list[Interaction]()
-        for place, estimate in zip(several, estimates, strict=True):
-            label = self.crossed.arms[place].label
-            keys = [self.crossed.keys[axis] for axis in changed[place]]
-            is_shown = estimate.place(0.0, 0.0, tie=self.floor) in (-1, 1)
+        for point, estimate in zip(several, estimates, strict=True):
+            label = self.crossed.arms[point].label
+            keys = [self.crossed.keys[axis] for axis in changed[point]]
+            is_shown = estimate.position(0.0, 0.0, tie=self.floor) in (-1, 1)
             interactions.append(
                 Interaction(arm=label, keys=keys, estimate=estimate, shown=is_shown)
             )
         return interactions
 
-    def _changed(self, place: Place) -> list[int]:
-        """List the keys in which a place differs from the baseline, by their number."""
-        return [axis for axis, level in enumerate(place) if level != self.crossed.base[axis]]
+    def _changed(self, point: Point) -> list[int]:
+        """List the keys in which a point differs from the baseline, by their number."""
+        return [axis for axis, level in enumerate(point) if level != self.crossed.base[axis]]
 
-    def _beyond(self, place: Place, changed: Sequence[int]) -> list[float]:
+    def _beyond(self, point: Point, changed: Sequence[int]) -> list[float]:
         """Return an arm's losses less the baseline's, less what each of its changes does alone."""
         base = self.values[self.crossed.base]
-        rest = less(self.values[place], base)
+        rest = less(self.values[point], base)
         for axis in changed:
-            single = self.values[self.crossed.single(self.crossed.base, axis, place)]
+            single = self.values[self.crossed.single(self.crossed.base, axis, point)]
             rest = less(rest, less(single, base))
         return rest
 
@@ -295,9 +295,9 @@ def by_factor(
     crossed = crossing(arms, base)
     if crossed is None:
         return None
-    losses = dict[Place, list[float]]()
-    for place, arm in crossed.arms.items():
-        losses[place] = [arm.values[metric][seed] for seed in table.seeds]
+    losses = dict[Point, list[float]]()
+    for point, arm in crossed.arms.items():
+        losses[point] = [arm.values[metric][seed] for seed in table.seeds]
     reader = _Reader(crossed, losses, metric, look=table.look, wide=wide)
     pace = _pace(crossed, base, table, paces)
     interactions = reader.interactions()
@@ -313,33 +313,33 @@ def by_factor(
 
 def _pace(crossed: Crossing, base: Arm, table: Differences, paces: Paces) -> _Reader | None:
     """Return what the arms' times a token show; `None`: one of them is not known."""
-    if not all(paces.known(arm, base, table.seeds) for arm in crossed.arms.values()):
+    if not all(paces.has_times(arm, base, table.seeds) for arm in crossed.arms.values()):
         return None
-    logarithms = {place: paces.logarithms(arm, table.seeds) for place, arm in crossed.arms.items()}
+    logarithms = {point: paces.logarithms(arm, table.seeds) for point, arm in crossed.arms.items()}
     look = table.look if paces.timing is None else 1
-    return _Reader(crossed, logarithms, PACE, look=look)
+    return _Reader(crossed, logarithms, TOKEN_US, look=look)
 
 
 def _at_equal_loss(factor: Factor, axis: int, crossed: Crossing, worth: EqualLoss) -> Factor:
     """Return the factor with each level's time at equal loss: the mean over the levels of the other
     keys."""
-    rows = {place: worth.row(arm) for place, arm in crossed.arms.items()}
+    rows = {point: worth.row(arm) for point, arm in crossed.arms.items()}
     effects = {
         level.name: _mean_effect(rows, crossed.others(axis, level.name)) for level in factor.levels
     }
-    times = judged(effects, look=worth.look)
+    times = judge_rows(effects, look=worth.look)
     levels = [replace(level, equal_loss=times[level.name]) for level in factor.levels]
     return replace(factor, levels=levels)
 
 
 def _mean_effect(
-    rows: Mapping[Place, Logarithms | str], places: Sequence[tuple[Place, Place]]
+    rows: Mapping[Point, Logarithms | str], points: Sequence[tuple[Point, Point]]
 ) -> Logarithms | str:
-    """Return the mean over pairs of places of what the first has beyond the second; or why one has
+    """Return the mean over pairs of points of what the first has beyond the second; or why one has
     none."""
     effects = list[Logarithms]()
-    for place, beside in places:
-        row = rows[place]
+    for point, beside in points:
+        row = rows[point]
         base = rows[beside]
         if isinstance(row, str):
             return row
@@ -386,14 +386,14 @@ def _word(
     key on which the sign depends."""
     crossed = reader.crossed
     reasons: dict[str, None] = {}
-    for place, beside in crossed.others(axis, level):
+    for point, beside in crossed.others(axis, level):
         reasons |= dict.fromkeys(
-            confounders(crossed.arms[place], crossed.arms[beside], allowed=allow)
+            confounders(crossed.arms[point], crossed.arms[beside], allowed=allow)
         )
     if reasons:
         return replace(gap, outcome=Outcome.confounded, reason=", ".join(reasons))
     means = [fmean(row) for row in reader.effects(axis, level)]
-    labels = {arm.label for place, arm in crossed.arms.items() if place[axis] == level}
+    labels = {arm.label for point, arm in crossed.arms.items() if point[axis] == level}
     keys: dict[str, None] = {}
     for interaction in shown:
         if interaction.arm in labels:

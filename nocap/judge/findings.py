@@ -131,12 +131,12 @@ def _levels(factors: Factors, look: int) -> list[Finding]:
 
 def _arms(arms: Sequence[JudgedArm], look: int) -> list[Finding]:
     found = list[Finding]()
-    for judged in arms:
+    for row in arms:
         finding = Finding(
-            name=judged.arm.label,
-            difference=judged.difference,
-            seeds=_seeds(judged.difference, look),
-            equal_loss=judged.equal_loss,
+            name=row.arm.label,
+            difference=row.difference,
+            seeds=_seeds(row.difference, look),
+            equal_loss=row.equal_loss,
         )
         found.append(finding)
     return found
@@ -157,9 +157,9 @@ def _rank(finding: Finding) -> tuple[bool, int, float]:
     if finding.equal_loss is not None:
         outcomes.append(finding.equal_loss.outcome)
     is_shown = Outcome.better in outcomes or Outcome.worse in outcomes
-    place = ORDER.index(finding.difference.outcome)
+    rank = ORDER.index(finding.difference.outcome)
     size = 0.0 if math.isnan(mid) else abs(mid)
-    return not is_shown, place, -size
+    return not is_shown, rank, -size
 
 
 # --- what to run next -----------------------------------------------------------------------------
@@ -170,13 +170,13 @@ def _next(found: Sequence[Finding], arms: Sequence[Arm]) -> Next | None:
     these, those that would show what is not shown, or longer runs."""
     outcomes = {finding.difference.outcome for finding in found}
     trained = set[int]()
-    asked = set[int]()
+    commanded = set[int]()
     for arm in arms:
         trained |= {run.seed for run in arm.all}
-        asked |= _asked(arm)
+        commanded |= _seeds_of_commands(arm)
     seeds = sorted(trained)
     if Outcome.unfinished in outcomes:
-        return Next(key="seed", values=sorted(asked | trained))
+        return Next(key="seed", values=sorted(commanded | trained))
     if Outcome.undecided in outcomes:
         return Next(key="seed", values=extended(seeds, FIRST_SEEDS))
     unclear = [finding for finding in found if _is_open(finding.difference)]
@@ -213,7 +213,7 @@ def _is_open(difference: Difference) -> bool:
     return difference.outcome is Outcome.unclear and abs(difference.estimate.mid) > ROUNDING
 
 
-def _asked(arm: Arm) -> set[int]:
+def _seeds_of_commands(arm: Arm) -> set[int]:
     """List the seeds that commands asked of an arm."""
     seeds = set[int]()
     for run in arm.all:

@@ -6,11 +6,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from nocap.config.keys import require
+from nocap.display import plural, shorten
 from nocap.judge.arms import ABSENT, Arm, arm_key
 from nocap.judge.comparable import declarable, is_declared, is_declaring, validation_keys, value_of
 from nocap.judge.labels import choose_baseline, labelled
-from nocap.store.formats import plural, shorten
-from nocap.store.record import digest
+from nocap.store.record import RunStatus, digest
 from nocap.store.runs import Found, Record
 
 VARIANTS = ("source", "data")  # parts of a run that part arms of one config
@@ -33,18 +33,18 @@ def group(records: Sequence[Record], *, ended: bool = True) -> list[Arm]:
         by_key.setdefault(key, []).append(record)
     every = [_arm_of(members, ended=ended) for members in by_key.values()]
     arms = [arm for arm in every if arm.all]
-    named = list[Arm]()
+    distinct = list[Arm]()
     for arm in arms:
         twins = [other for other in arms if other.id == arm.id]
-        named.append(replace(arm, id="+".join([arm.id, *_variant(arm, twins)])))
-    return labelled(named)
+        distinct.append(replace(arm, id="+".join([arm.id, *_variant(arm, twins)])))
+    return labelled(distinct)
 
 
 def _arm_of(members: Sequence[Record], *, ended: bool) -> Arm:
     """Return the arm of these runs, without those that do not count. `ended`: only finished ones
     do."""
-    diverged = tuple(run for run in members if run.status == "diverged")
-    others = [run for run in members if run.status != "diverged"]
+    diverged = tuple(run for run in members if run.status == RunStatus.diverged)
+    others = [run for run in members if run.status != RunStatus.diverged]
     if ended:
         others = [run for run in others if _is_finished(run)]
     first = members[0]
@@ -54,7 +54,7 @@ def _arm_of(members: Sequence[Record], *, ended: bool) -> Arm:
 def _is_finished(run: Record) -> bool:
     """Say whether it is finished, with a loss."""
     has_loss = run.val_loss is not None or run.value("val_bpb") is not None
-    return run.status == "finished" and has_loss
+    return run.status == RunStatus.finished and has_loss
 
 
 def _variant(arm: Arm, twins: Sequence[Arm]) -> list[str]:
@@ -78,11 +78,11 @@ def _digest_of(arm: Arm, part: str) -> str:
 def select(
     runs: Found,
     *,
-    wanted: str | None = None,
+    group_id: str | None = None,
     baseline: str | None = None,
     allow: Collection[str] = (),
 ) -> Found:
-    """Return the runs of one group, whose losses measure the same: of that with the id `wanted`,
+    """Return the runs of one group, whose losses measure the same: of that with this id,
     else of the largest that has the baseline. What `allow` declares parts no runs. A line names
     each group left out.
 
@@ -96,14 +96,14 @@ def select(
     groups = _groups(runs.records, keys)
     ranked = sorted(groups, key=lambda name: _size(groups[name]), reverse=True)
     require(
-        wanted is None or wanted in ranked,
+        group_id is None or group_id in ranked,
         "--group",
         f"be one of {', '.join(ranked)}",
-        repr(wanted),
+        repr(group_id),
     )
     if not groups:
         return runs
-    name = wanted or _largest_with(baseline, ranked, groups)
+    name = group_id or _largest_with(baseline, ranked, groups)
     records = groups[name]
     problems = list(runs.problems)
     for other in ranked:
@@ -126,7 +126,7 @@ def _groups(records: Sequence[Record], keys: Sequence[str]) -> dict[str, list[Re
 
 def _size(records: Sequence[Record]) -> tuple[int, int]:
     """Return how many runs a group has: the finished ones count first."""
-    finished = [run for run in records if run.status == "finished"]
+    finished = [run for run in records if run.status == RunStatus.finished]
     return len(finished), len(records)
 
 
@@ -151,21 +151,21 @@ def _has_baseline(records: Sequence[Record], baseline: str) -> bool:
 
 
 def _left_out(
-    name: str, left: Sequence[Record], records: Sequence[Record], keys: Sequence[str]
+    name: str, others: Sequence[Record], records: Sequence[Record], keys: Sequence[str]
 ) -> str:
     """Say which runs a group that is left out has, and by which flags they are compared. `records`:
     those that are compared."""
     differences = list[str]()
     flags = list[str]()
     for key in keys:
-        value = value_of(left[0], key)
+        value = value_of(others[0], key)
         own = value_of(records[0], key)
         if value != own:
             differences.append(f"{key} is {value}, not {own}")
             flags.append(f"--allow {key}")
-    count = plural(len(left), "run")
-    names = shorten((record.folder.name for record in left), most=2)
-    pronoun = "them" if len(left) > 1 else "it"
+    count = plural(len(others), "run")
+    names = shorten((record.folder.name for record in others), most=2)
+    pronoun = "them" if len(others) > 1 else "it"
     return (
         f"{count} left out ({names}): {', '.join(differences)}; the same command with --group "
         f"{name} "
@@ -173,7 +173,7 @@ def _left_out(
     )
 
 
-def declared(records: Sequence[Record], *, allow: Collection[str]) -> Iterator[str]:
+def declarations(records: Sequence[Record], *, allow: Collection[str]) -> Iterator[str]:
     """Say of each validation key that `allow` declares how the runs differ in it."""
     for key in validation_keys(records):
         if not is_declared(key, allow):

@@ -58,7 +58,7 @@ class Estimate:
     def half_width(self) -> float:
         return (self.high - self.low) / 2
 
-    def place(self, low: float, high: float, *, tie: float | None = None) -> int:
+    def position(self, low: float, high: float, *, tie: float | None = None) -> int:
         """Return where the interval lies: -1: wholly below these ends, 1: wholly above, 0: within,
         2: not decided. Equal but for `tie`, by default rounding, is within."""
         if tie is None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations, count
 
 from nocap.config.keys import require
+from nocap.display import plural, shorten
 from nocap.judge.arms import (
     Arm,
     arm_key,
@@ -30,7 +31,6 @@ from nocap.judge.comparable import (
 from nocap.judge.grouping import group
 from nocap.judge.interval import ROUNDING
 from nocap.judge.question import PREVIOUS, Question
-from nocap.store.formats import plural, shorten
 from nocap.store.metrics import moment
 from nocap.store.runs import Found, Record
 from nocap.store.timing import Timing
@@ -50,8 +50,8 @@ class Side:
     @property
     def baseline(self) -> Record | None:
         """Return the run that its question names; `None`: it has no question."""
-        named = self.question and self.question.baseline
-        return next((run for run in self.found.records if run.identity == named), None)
+        identity = self.question and self.question.baseline
+        return next((run for run in self.found.records if run.identity == identity), None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,48 +59,49 @@ class Disagreement:
     """What two sides have otherwise, in words."""
 
     key: str
-    here: str
-    there: str
+    one: str
+    other: str
     allowed: bool = True  # whether `--allow KEY` can declare it
 
 
 # --- one question ---------------------------------------------------------------------------------
 
 
-def agreed(sides: Sequence[Side], typed: Question) -> Question:
-    """Return the one question of all sides that have one, with what was typed in its place.
+def common_question(sides: Sequence[Side], command: Question) -> Question:
+    """Return the one question of all sides that have one, with what the command line says in its
+    place.
 
     Errors:
-        ValueError: two ask otherwise, and what they ask was not typed.
+        ValueError: two ask otherwise, and the command line does not settle it.
     """
     asking = [side for side in sides if side.question is not None]
     first = asking[0]
     assert first.question is not None
-    whole = typed.over(first.question)
+    question = command.over(first.question)
     for other in asking[1:]:
-        differ = list(_asked_otherwise(first, other, typed, in_chain=whole.against == PREVIOUS))
+        differ = list(_differences(first, other, command, in_chain=question.against == PREVIOUS))
         rule = f"ask what {first.name} asks, or the command line must say it"
         require(not differ, other.name, rule, "; ".join(differ))
-    return whole
+    return question
 
 
-def _asked_otherwise(one: Side, other: Side, typed: Question, *, in_chain: bool) -> Iterator[str]:
-    """List the parts of two questions that differ and were not typed. In a chain of arms there is
-    no one baseline."""
+def _differences(one: Side, other: Side, command: Question, *, in_chain: bool) -> Iterator[str]:
+    """List the parts of two questions that differ and that the command line does not say. In a
+    chain of arms there is no one baseline."""
     assert one.question is not None
     assert other.question is not None
     for part in ("target", "allow", "against", "cautious"):
-        here = _spelled(part, one.question)
-        there = _spelled(part, other.question)
-        if here != there and part not in typed.said:
-            yield f"--{part} {there}, not {here}"
-    if typed.baseline is not None or in_chain or one.baseline is None or other.baseline is None:
+        text = _spell(part, one.question)
+        other_text = _spell(part, other.question)
+        if text != other_text and part not in command.parts:
+            yield f"--{part} {other_text}, not {text}"
+    if command.baseline is not None or in_chain or one.baseline is None or other.baseline is None:
         return
-    if differ := _settings_differ(one.baseline, other.baseline):
+    if differ := _settings_apart(one.baseline, other.baseline):
         yield f"--baseline with {shorten(differ)}"
 
 
-def _spelled(part: str, question: Question) -> str:
+def _spell(part: str, question: Question) -> str:
     """Return a part of a question as a person reads it."""
     value = getattr(question, part)
     if part == "allow":
@@ -110,17 +111,17 @@ def _spelled(part: str, question: Question) -> str:
     return spell(value)
 
 
-def _settings_differ(here: Record, there: Record) -> list[str]:
-    """List the settings in which two runs differ, but for those that `joined` tells of."""
-    told = {PRECISION, *validation_keys([here, there])}
-    keys = [key for key in swept_keys([here.config, there.config]) if key not in told]
-    return [f"{key}={setting(there.config, key)}, not {setting(here.config, key)}" for key in keys]
+def _settings_apart(one: Record, other: Record) -> list[str]:
+    """List the settings in which two runs differ, but for those that `join_runs` names."""
+    elsewhere = {PRECISION, *validation_keys([one, other])}
+    keys = [key for key in swept_keys([one.config, other.config]) if key not in elsewhere]
+    return [f"{key}={setting(other.config, key)}, not {setting(one.config, key)}" for key in keys]
 
 
 # --- one set of runs ------------------------------------------------------------------------------
 
 
-def joined(sides: Sequence[Side], *, allow: Collection[str]) -> Found:
+def join_runs(sides: Sequence[Side], *, allow: Collection[str]) -> Found:
     """Return the runs of all sides: of nocap's own in the order in which commands asked for them,
     of logs as they come.
 
@@ -131,13 +132,13 @@ def joined(sides: Sequence[Side], *, allow: Collection[str]) -> Found:
     """
     if len(sides) == 1:
         return sides[0].found
-    for here, there in combinations(sides, 2):
-        _check_alike(here, there, allow=allow)
+    for one, other in combinations(sides, 2):
+        _check_alike(one, other, allow=allow)
     known = dict[str, tuple[Side, Record]]()  # by identity
     lines = dict[str, None]()
     unreadable = dict[str, str]()
     for side in sides:
-        lines |= dict.fromkeys([*side.found.problems, *_counted_once(side, known)])
+        lines |= dict.fromkeys([*side.found.problems, *_twins(side, known)])
         unreadable |= side.found.unreadable
         for run in side.found.records:
             known.setdefault(run.identity, (side, run))
@@ -157,7 +158,7 @@ def _timings(sides: Sequence[Side]) -> list[Timing]:
     return sorted(timings, key=lambda timing: moment(timing.started) or 0.0, reverse=True)
 
 
-def _counted_once(side: Side, known: Mapping[str, tuple[Side, Record]]) -> Iterator[str]:
+def _twins(side: Side, known: Mapping[str, tuple[Side, Record]]) -> Iterator[str]:
     """Say which runs of a side are known from another one."""
     twins = [run for run in side.found.records if run.identity in known]
     if twins:
@@ -190,31 +191,31 @@ def _unnamed_apart(records: Iterable[Record]) -> Iterator[Record]:
         yield run if run.seed >= 0 else replace(run, seed=next(unnamed))
 
 
-def _check_alike(here: Side, there: Side, *, allow: Collection[str]) -> None:
+def _check_alike(one: Side, other: Side, *, allow: Collection[str]) -> None:
     """Refuse two sides that disagree, with all that they disagree in."""
-    rule = f"hold runs of the same trainer as {here.name}"
+    rule = f"hold runs of the same trainer as {one.name}"
     got = "logs of another trainer on one side and nocap's own runs on the other"
-    require(_are_logs(here) == _are_logs(there), there.name, rule, got)
-    found = {each.key: each for each in _disagreements(here, there, allow=allow)}
-    told = "; ".join(f"{each.key} {each.there}, not {each.here}" for each in found.values())
-    if all(each.allowed for each in found.values()):
-        told = f"{told} (to declare it: {' '.join(f'--allow {key}' for key in found)})"
-    require(not found, there.name, f"agree with {here.name}", told)
+    require(_are_logs(one) == _are_logs(other), other.name, rule, got)
+    differ = {each.key: each for each in _disagreements(one, other, allow=allow)}
+    text = "; ".join(f"{each.key} {each.other}, not {each.one}" for each in differ.values())
+    if all(each.allowed for each in differ.values()):
+        text = f"{text} (to declare it: {' '.join(f'--allow {key}' for key in differ)})"
+    require(not differ, other.name, f"agree with {one.name}", text)
 
 
 def _are_logs(side: Side) -> bool:
     return any(run.imported for run in side.found.records)
 
 
-def _disagreements(here: Side, there: Side, *, allow: Collection[str]) -> Iterator[Disagreement]:
+def _disagreements(one: Side, other: Side, *, allow: Collection[str]) -> Iterator[Disagreement]:
     """List what differs between the arms that both have, and between the baselines."""
-    if here.baseline is not None and there.baseline is not None:
-        yield from _of_baselines(here.baseline, there.baseline, allow=allow)
-    own = group(here.found.records)
-    for other in group(there.found.records):
-        arm = _counterpart(other, own)
+    if one.baseline is not None and other.baseline is not None:
+        yield from _of_baselines(one.baseline, other.baseline, allow=allow)
+    arms = group(one.found.records)
+    for other_arm in group(other.found.records):
+        arm = _counterpart(other_arm, arms)
         if arm is not None:
-            yield from _of_an_arm(arm, other, allow=allow)
+            yield from _of_an_arm(arm, other_arm, allow=allow)
 
 
 def _counterpart(arm: Arm, others: Sequence[Arm]) -> Arm | None:
@@ -229,37 +230,37 @@ def _key_of(arm: Arm) -> str:
     return arm_key(arm.config, arm.all[0].parts)
 
 
-def _of_baselines(here: Record, there: Record, *, allow: Collection[str]) -> Iterator[Disagreement]:
+def _of_baselines(one: Record, other: Record, *, allow: Collection[str]) -> Iterator[Disagreement]:
     """List what makes the losses of two baselines incomparable, though they be of two arms."""
-    for key in validation_keys([here, there]):
-        own = value_of(here, key)
-        theirs = value_of(there, key)
+    for key in validation_keys([one, other]):
+        own = value_of(one, key)
+        theirs = value_of(other, key)
         if own != theirs and not is_declared(key, allow):
-            yield Disagreement(key=key, here=own, there=theirs)
-    own = setting(here.config, PRECISION)
-    theirs = setting(there.config, PRECISION)
+            yield Disagreement(key=key, one=own, other=theirs)
+    own = setting(one.config, PRECISION)
+    theirs = setting(other.config, PRECISION)
     if own != theirs:
-        yield Disagreement(key="precision", here=own, there=theirs, allowed=False)
-    own = _torch_of([here])
-    theirs = _torch_of([there])
+        yield Disagreement(key="precision", one=own, other=theirs, allowed=False)
+    own = _torch_of([one])
+    theirs = _torch_of([other])
     if own != theirs and not is_declared("torch", allow):
-        yield Disagreement(key="torch", here=own, there=theirs)
+        yield Disagreement(key="torch", one=own, other=theirs)
 
 
-def _of_an_arm(here: Arm, there: Arm, *, allow: Collection[str]) -> Iterator[Disagreement]:
+def _of_an_arm(one: Arm, other: Arm, *, allow: Collection[str]) -> Iterator[Disagreement]:
     """List what makes runs of one arm no repeats of each other."""
-    differ = confounders(there, here, allowed=allow)
+    differ = confounders(other, one, allowed=allow)
     for part in ("source", "data"):
         # which `confounders` takes for alike where the modules that both have, or the tokens, are
         # the same
-        apart = here.all[0].parts.get(part) != there.all[0].parts.get(part)
+        apart = one.all[0].parts.get(part) != other.all[0].parts.get(part)
         if apart and part not in differ and not is_declared(part, allow):
             differ.append(part)
     for key in differ:
-        yield Disagreement(key=key, here=_shown(key, here, there), there=_shown(key, there, here))
+        yield Disagreement(key=key, one=_text_of(key, one, other), other=_text_of(key, other, one))
 
 
-def _shown(key: str, arm: Arm, other: Arm) -> str:
+def _text_of(key: str, arm: Arm, other: Arm) -> str:
     """Return what an arm has in a confounder, as a person reads it."""
     if key == "torch":
         return _torch_of(arm.all)

@@ -7,8 +7,8 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import zip_longest
 
-from nocap.judge.arms import Arm, chosen, setting, spell, swept_keys, typed_keys
-from nocap.store.formats import shorten
+from nocap.display import shorten
+from nocap.judge.arms import Arm, chosen, command_keys, setting, spell, swept_keys
 from nocap.store.runs import Record, find_one
 
 
@@ -17,7 +17,7 @@ def labelled(arms: Sequence[Arm]) -> list[Arm]:
     apart."""
     heads = _heads(arms)
     short = short_keys(swept_keys(arm.config for arm in arms))
-    named = list[Arm]()
+    unique = list[Arm]()
     for arm, head in zip(arms, heads, strict=True):
         namesakes = [
             other for other, other_head in zip(arms, heads, strict=True) if other_head == head
@@ -27,8 +27,8 @@ def labelled(arms: Sequence[Arm]) -> list[Arm]:
         label = " ".join([*head, *differences, *variant])
         if not label:
             label = "-".join(_name_parts(arm.all[0]))
-        named.append(replace(arm, label=label))
-    return _without_twins(named)
+        unique.append(replace(arm, label=label))
+    return _without_twins(unique)
 
 
 def _heads(arms: Sequence[Arm]) -> list[list[str]]:
@@ -45,10 +45,12 @@ def _heads(arms: Sequence[Arm]) -> list[list[str]]:
 def _differences(arm: Arm, namesakes: Sequence[Arm], short: Mapping[str, str]) -> list[str]:
     """Return what tells an arm from its namesakes: the options and the keys that somebody gave, or,
     where these do not tell all apart, every key that differs."""
-    typed = typed_keys(namesakes)
-    groups = [group for group in typed if len({chosen(other, group) for other in namesakes}) > 1]
+    in_commands = command_keys(namesakes)
+    groups = [
+        group for group in in_commands if len({chosen(other, group) for other in namesakes}) > 1
+    ]
     differing = swept_keys(other.config for other in namesakes)
-    keys = [key for key in differing if key in typed]
+    keys = [key for key in differing if key in in_commands]
     if not _tell_apart(groups, keys, namesakes):
         keys = differing
     options = [f"{group}={chosen(arm, group)}" for group in groups]
@@ -71,14 +73,14 @@ def _without_twins(arms: Sequence[Arm]) -> list[Arm]:
     """Add the digest of its config to a label that several arms have: versions of nocap may write
     the same config differently."""
     labels = [arm.label for arm in arms]
-    named = list[Arm]()
+    unique = list[Arm]()
     for arm in arms:
         if labels.count(arm.label) > 1:
             config_digest = arm.id.rpartition("-")[2]
-            named.append(replace(arm, label=f"{arm.label} {config_digest}"))
+            unique.append(replace(arm, label=f"{arm.label} {config_digest}"))
         else:
-            named.append(arm)
-    return named
+            unique.append(arm)
+    return unique
 
 
 def _name_parts(run: Record) -> list[str]:
@@ -100,28 +102,28 @@ def short_keys(keys: Sequence[str]) -> dict[str, str]:
 # --- which arm is meant ---------------------------------------------------------------------------
 
 
-def choose_baseline(arms: Sequence[Arm], wanted: str | None) -> Arm:
-    """Return the arm that `wanted` names: its id, its label, one of its runs, parts of its readable
+def choose_baseline(arms: Sequence[Arm], name: str | None) -> Arm:
+    """Return the arm that `name` names: its id, its label, one of its runs, parts of its readable
     name (`gqa gelu3x`), or what was set (`attention=gqa`, `mlp.expansion=4`), several with spaces
     or commas between. None: the arm that was asked for first.
 
     Errors:
         ValueError: no arm is called so, or several are.
     """
-    if wanted is None:
+    if name is None:
         return arms[0]
-    matches = [arm for arm in arms if wanted in _names(arm)]
+    matches = [arm for arm in arms if name in _names(arm)]
     if not matches:
-        parts = wanted.replace(",", " ").split()
+        parts = name.replace(",", " ").split()
         matches = [arm for arm in arms if all(has(arm.all[0], part) for part in parts)]
     if not matches:
         with suppress(ValueError):
-            folder = find_one(wanted).name
+            folder = find_one(name).name
             matches = [arm for arm in arms if folder in _folders(arm)]
     if len(matches) != 1:
         names = [repr(arm.label) for arm in matches or arms]
         have = shorten(names, most=12)
-        raise ValueError(f"--baseline must name one arm ({have}), got {wanted!r}")
+        raise ValueError(f"--baseline must name one arm ({have}), got {name!r}")
     return matches[0]
 
 

@@ -17,28 +17,28 @@ class Looks:
     """What commands asked of two arms until now."""
 
     count: int  # at least one: that of whoever compares them
-    asked: frozenset[int]  # the seeds that both were asked for; none where no record says it
-    asked_of: tuple[frozenset[int], frozenset[int]]  # of the arm, of the other one
+    seeds: frozenset[int]  # that commands named for both; none where no record says it
+    seeds_of: tuple[frozenset[int], frozenset[int]]  # of the arm, of the other one
 
 
 def looks_at(arm: Arm, base: Arm) -> Looks:
     """Count the different numbers of seeds, three or more, that both arms had been asked for after
     each command that trained a run of either."""
     commands = sorted([*_commands(arm, 0), *_commands(base, 1)])
-    asked = (set[int](), set[int]())
+    sides = (set[int](), set[int]())
     after = dict[float, tuple[int, int]]()  # two that began in one second are one
     for began, side, seeds in commands:
-        asked[side].update(seeds)
-        after[began] = (len(asked[0] & asked[1]), min(map(len, asked)))
-    both = asked[0] & asked[1]
-    counted = (
-        0 if len(both) >= LEAST_PAIRS else 1
-    )  # pairs, or runs of either where seeds are not shared
-    looks = sum(count >= LEAST_PAIRS for count in {counts[counted] for counts in after.values()})
+        sides[side].update(seeds)
+        after[began] = (len(sides[0] & sides[1]), min(map(len, sides)))
+    both = sides[0] & sides[1]
+    # pairs count, or runs of either where seeds are not shared
+    kind = 0 if len(both) >= LEAST_PAIRS else 1
+    numbers = {counts[kind] for counts in after.values()}
+    looks = sum(number >= LEAST_PAIRS for number in numbers)
     return Looks(
         count=max(1, looks),
-        asked=frozenset(both),
-        asked_of=(frozenset(asked[0]), frozenset(asked[1])),
+        seeds=frozenset(both),
+        seeds_of=(frozenset(sides[0]), frozenset(sides[1])),
     )
 
 
@@ -47,7 +47,7 @@ def _commands(arm: Arm, side: int) -> Iterator[tuple[float, int, tuple[int, ...]
     asked for."""
     for run in arm.all:
         for attempt in run.manifest["attempts"]:
-            asked = attempt["asked"]
-            began = moment(asked.get("at") or "")
-            if began is not None and asked["seeds"]:
-                yield began, side, tuple(asked["seeds"])
+            request = attempt["asked"]
+            began = moment(request.get("at") or "")
+            if began is not None and request["seeds"]:
+                yield began, side, tuple(request["seeds"])

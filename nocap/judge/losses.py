@@ -67,10 +67,10 @@ def outcome(
     worse where it lies wholly beyond the `tie`."""
     if not math.isfinite(estimate.high):
         return Outcome.undecided
-    place = estimate.place(0.0, 0.0, tie=tie)
-    if place not in (1, -1):
+    position = estimate.position(0.0, 0.0, tie=tie)
+    if position not in (1, -1):
         return Outcome.unclear
-    is_above = place == 1
+    is_above = position == 1
     more_is_better = better is Better.higher
     return Outcome.better if is_above == more_is_better else Outcome.worse
 
@@ -120,7 +120,7 @@ class Pair:
         base_values = self.base_values
         return [values[seed] - base_values[seed] for seed in seeds]
 
-    def left(self) -> Difference | None:
+    def own_difference(self) -> Difference | None:
         """Return why this arm is in no table, with its own estimate; `None`: it is in one."""
         estimate = self._alone()
         if self.arm.diverged or self.base.diverged:
@@ -137,13 +137,13 @@ class Pair:
     def _unfinished(self) -> str:
         """Say how much is there of what commands asked for: of pairs, or of each side where the two
         were asked for too few seeds alike; nothing where all is."""
-        pairs = self.looks.asked
+        pairs = self.looks.seeds
         if len(pairs) >= LEAST_PAIRS or self.seeds:
             finished = pairs & self.values.keys() & self.base_values.keys()
             return f"{len(finished)} of {len(pairs)} pairs" if finished != pairs else ""
-        wanted, base_wanted = self.looks.asked_of
-        return _lacking(self.values, wanted) or _lacking(
-            self.base_values, base_wanted, f" of {self.base.label}"
+        seeds, base_seeds = self.looks.seeds_of
+        return _lacking(self.values, seeds) or _lacking(
+            self.base_values, base_seeds, f" of {self.base.label}"
         )
 
     def _alone(self) -> Estimate:
@@ -160,12 +160,12 @@ class Pair:
         return f"{_diverged_of(self.base)} of {self.base.label}"
 
 
-def _lacking(values: BySeed, wanted: Collection[int], of_whom: str = "") -> str:
+def _lacking(values: BySeed, seeds: Collection[int], of_whom: str = "") -> str:
     """Say how many of the runs that commands asked for are there; nothing where all are."""
-    finished = [seed for seed in wanted if seed in values]
-    if len(finished) == len(wanted):
+    finished = [seed for seed in seeds if seed in values]
+    if len(finished) == len(seeds):
         return ""
-    return f"{len(finished)} of {len(wanted)} runs{of_whom}"
+    return f"{len(finished)} of {len(seeds)} runs{of_whom}"
 
 
 def _diverged_of(arm: Arm) -> str:
@@ -197,11 +197,11 @@ def together(pairs: Sequence[Pair]) -> Differences:
     members = list[Pair]()
     differences = dict[str, Difference]()
     for pair in pairs:
-        apart = pair.left()
-        if apart is None:
+        own = pair.own_difference()
+        if own is None:
             members.append(pair)
         else:
-            differences[pair.arm.id] = apart
+            differences[pair.arm.id] = own
     look = max((pair.looks.count for pair in members), default=1)
     seeds = common(members)
     for pair, estimate in zip(members, estimates(members, seeds, look), strict=True):

@@ -17,7 +17,7 @@ from nocap.judge.interval import Estimate, of_arms
 from nocap.judge.losses import Differences, Pair, common, estimates
 from nocap.store.timing import Timing
 
-PACE = "token_us"
+TOKEN_US = "token_us"
 NO_TIMES = "a record has no time a token"
 
 
@@ -50,17 +50,17 @@ class Paces:
             return None
         return NO_TIMES
 
-    def known(self, arm: Arm, base: Arm, seeds: Collection[int]) -> bool:
+    def has_times(self, arm: Arm, base: Arm, seeds: Collection[int]) -> bool:
         """Say whether the time of each of these seeds is known, on the baseline's machine."""
         if self.timing is not None:
             return self.refusal(arm, base) is None
-        return set(seeds) <= arm.values[PACE].keys() and machines_differ(arm, base) is None
+        return set(seeds) <= arm.values[TOKEN_US].keys() and machines_differ(arm, base) is None
 
     def logarithms(self, arm: Arm, seeds: Sequence[int]) -> list[float]:
         """Return the logarithms of an arm's times: a value a round, or a value a seed."""
         if self.timing is not None:
             return [math.log(seconds) for seconds in self.timing.seconds[arm.id]]
-        return [math.log(arm.values[PACE][seed]) for seed in seeds]
+        return [math.log(arm.values[TOKEN_US][seed]) for seed in seeds]
 
     def mean(self, arm: Arm) -> float | None:
         """Return an arm's µs a token in the timing; `None`: there is none."""
@@ -71,19 +71,19 @@ class Paces:
 
     def ratios(self, pairs: Mapping[str, Pair], table: Differences) -> dict[str, Estimate]:
         """Return the ratio of the time a token of each arm of the table, for all of them together.
-        `pairs`: by the arm's id, of the metric `PACE`."""
+        `pairs`: by the arm's id, of the metric `TOKEN_US`."""
         members = dict[str, Pair]()
         for name, pair in pairs.items():
             if name in table.members and self.refusal(pair.arm, pair.base) is None:
                 members[name] = pair
         ratios = dict[str, Estimate]()
-        judged = self._judged([*members.values()], look=table.look)
-        for name, estimate in zip(members, judged, strict=True):
+        ratio_logs = self._estimates([*members.values()], look=table.look)
+        for name, estimate in zip(members, ratio_logs, strict=True):
             if math.isfinite(estimate.high):
                 ratios[name] = estimate.exp()
         return ratios
 
-    def _judged(self, pairs: Sequence[Pair], *, look: int) -> list[Estimate]:
+    def _estimates(self, pairs: Sequence[Pair], *, look: int) -> list[Estimate]:
         if self.timing is None:
             return estimates(pairs, common(pairs), look)
         sides = [(self.logarithms(pair.arm, ()), self.logarithms(pair.base, ())) for pair in pairs]
@@ -92,7 +92,7 @@ class Paces:
 
 def _has_times(arm: Arm) -> bool:
     """Say whether the time a token of each of an arm's seeds is known."""
-    return arm.values[PACE].keys() == {*arm.seeds}
+    return arm.values[TOKEN_US].keys() == {*arm.seeds}
 
 
 def less(a: Sequence[float], b: Sequence[float]) -> list[float]:

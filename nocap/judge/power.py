@@ -31,7 +31,8 @@ from nocap.judge.interval import (
     of_arms,
 )
 from nocap.judge.losses import scaled
-from nocap.judge.pace import PACE
+from nocap.judge.pace import TOKEN_US
+from nocap.store.record import RunStatus
 from nocap.store.runs import Config, Record
 
 POWER = 0.8  # how surely a plan shows what it can show: in four of five cases, as is usual
@@ -85,7 +86,7 @@ def noise_at_equal_loss(records: Sequence[Record], config: Config) -> NoiseAtEqu
     arms = group(_alike(records, config))
     own = [arm for arm in arms if arm.config[STEPS] == config[STEPS]]
     losses = _of_losses(own)
-    paces = _pooled(own, PACE)
+    paces = _pooled(own, TOKEN_US)
     if losses is None or paces is None:
         return "no two arms share three seeds with a time a token on one machine"
     baseline = {key: value for key, value in config.items() if key != "seed"}
@@ -100,11 +101,13 @@ def noise_at_equal_loss(records: Sequence[Record], config: Config) -> NoiseAtEqu
 
 
 def _alike(records: Sequence[Record], config: Config) -> list[Record]:
-    wanted = _like(config)
+    like = _like(config)
     finished = [
-        record for record in records if record.status == "finished" and record.val_loss is not None
+        record
+        for record in records
+        if record.status == RunStatus.finished and record.val_loss is not None
     ]
-    return [record for record in finished if _like(record.config) == wanted]
+    return [record for record in finished if _like(record.config) == like]
 
 
 def _like(config: Config) -> Config:
@@ -138,7 +141,7 @@ def _pooled(arms: Sequence[Arm], metric: str) -> _Spread | None:
         a = scaled(one, metric)
         b = scaled(other, metric)
         seeds = sorted(a.keys() & b.keys())
-        apart = metric == PACE and machines_differ(one, other) is not None
+        apart = metric == TOKEN_US and machines_differ(one, other) is not None
         if len(seeds) >= LEAST_PAIRS and not apart:
             difference = np.array([a[seed] - b[seed] for seed in seeds])
             squares += float(((difference - difference.mean()) ** 2).sum())

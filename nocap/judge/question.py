@@ -23,14 +23,14 @@ class Question:
     cautious: bool | None = None
 
     @property
-    def said(self) -> list[str]:
+    def parts(self) -> list[str]:
         """List the parts that it says."""
         return [field.name for field in fields(self) if getattr(self, field.name) is not None]
 
     def over(self, other: Question) -> Question:
         """Return this question, with what the other one says where this one says nothing. A chain
         has no one baseline: there, that of the other is left out."""
-        whole = replace(other, **{name: getattr(self, name) for name in self.said})
-        if whole.against == PREVIOUS and self.baseline is None:
-            return replace(whole, baseline=None)
-        return whole
+        question = replace(other, **{name: getattr(self, name) for name in self.parts})
+        if question.against == PREVIOUS and self.baseline is None:
+            return replace(question, baseline=None)
+        return question

@@ -34,6 +34,7 @@ from nocap.judge.cautious import CLOCK_BIAS, between
 from nocap.judge.comparable import machines_differ
 from nocap.judge.interval import Estimate
 from nocap.store.metrics import Ending
+from nocap.store.record import RunStatus
 from nocap.store.runs import Record
 
 AXES = {"steps": "step", "train_s": "train_s"}  # what is counted → where a curve has it
@@ -254,7 +255,9 @@ def _without_curve(arm: Arm, base: Arm, axis: str) -> str | None:
     """Name the runs whose curve says nothing on this axis: they could not be seen to reach the
     target."""
     runs = [*arm.all, *base.all]
-    without = [run.name for run in runs if run.status != "diverged" and not _curve(run, axis)]
+    without = [
+        run.name for run in runs if run.status != RunStatus.diverged and not _curve(run, axis)
+    ]
     if not without or len(without) == len(runs):
         return None
     return f"no curve of {', '.join(without)}"

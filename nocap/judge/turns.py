@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 from nocap.judge import cautious
+from nocap.judge.arm_mean import ArmMean
 from nocap.judge.cautious import CLOCK_BIAS
 from nocap.judge.claim import TO_TARGET
 from nocap.judge.interval import (
@@ -27,7 +28,6 @@ from nocap.judge.interval import (
     of_arms_apart,
 )
 from nocap.judge.losses import Difference, Outcome, outcome
-from nocap.judge.measured import ArmMean
 from nocap.judge.pace import less
 from nocap.judge.time_to_target import TargetCrossing, too_coarse, widening
 from nocap.judge.verdict import Reason, Word, decide
@@ -149,33 +149,33 @@ class RaceResult:
 def judge(rows: RaceRows, question: RaceQuestion) -> RaceResult:
     """Judge each arm at the last analysis that the repeats allow. Too few for one have gains
     without an interval."""
-    there = len(rows.values(question.baseline, question.metrics[0]))
-    look = analysis_of(there)
-    analysed = analyses()[look - 1] if look else there
+    repeats = len(rows.values(question.baseline, question.metrics[0]))
+    look = analysis_of(repeats)
+    n_judged = analyses()[look - 1] if look else repeats
     ignores_seed = rows.ignores_seed(question)
-    whole = _Repeats(rows=rows, question=question, n=analysed)
-    counted = _Repeats(rows=rows, question=question, n=1) if ignores_seed else whole
+    full = _Repeats(rows=rows, question=question, n=n_judged)
+    independent = _Repeats(rows=rows, question=question, n=1) if ignores_seed else full
     arms = list[RacedArm]()
     for name in question.arms[1:]:
-        arms.append(_raced(name, whole, counted))
+        arms.append(_judge_arm(name, full, independent))
     return RaceResult(
-        n=counted.n,
+        n=independent.n,
         ignores_seed=ignores_seed,
-        baseline=counted.means(question.baseline),
+        baseline=independent.means(question.baseline),
         arms=tuple(arms),
     )
 
 
-def _raced(name: str, whole: _Repeats, counted: _Repeats) -> RacedArm:
-    question = whole.question
+def _judge_arm(name: str, full: _Repeats, independent: _Repeats) -> RacedArm:
+    question = full.question
     metric = question.metrics[0]
-    gain = whole.gain(name, metric)
-    guards = {limit.metric.name: whole.gain(name, limit.metric) for limit in question.limits}
-    costs = {cost.name: whole.judged_cost(name, cost) for cost in question.costs}
-    if counted.n < whole.n:  # a command ignores its seed
+    gain = full.gain(name, metric)
+    guards = {limit.metric.name: full.gain(name, limit.metric) for limit in question.limits}
+    costs = {cost.name: full.judged_cost(name, cost) for cost in question.costs}
+    if independent.n < full.n:  # a command ignores its seed
         word, reason, guard = _without_interval()
     else:
-        sizes = map(abs, [*whole.values(name, metric), *whole.values(question.baseline, metric)])
+        sizes = map(abs, [*full.values(name, metric), *full.values(question.baseline, metric)])
         word, reason, guard = _word(question, gain, guards, tie=ROUNDING * max(sizes))
     return RacedArm(
         name=name,
@@ -185,33 +185,34 @@ def _raced(name: str, whole: _Repeats, counted: _Repeats) -> RacedArm:
         gain=gain,
         guards=guards,
         costs=costs,
-        measured=counted.measured(name),
+        measured=independent.measured(name),
     )
 
 
 # --- the word -------------------------------------------------------------------------------------
 
-_Said = tuple[
-    Outcome | Word, Reason | None, str
-]  # a word, its reason, and the metric that is beyond its limit
+# a word, its reason, and the metric that is beyond its limit
+_Judgement = tuple[Outcome | Word, Reason | None, str]
 
 
-def _without_interval() -> _Said:
+def _without_interval() -> _Judgement:
     return Outcome.undecided, None, ""
 
 
 def _word(
     question: RaceQuestion, gain: Estimate, guards: Mapping[str, Estimate], *, tie: float
-) -> _Said:
+) -> _Judgement:
     """Return the word for a gain. It is *better* only where each guard clears its limit."""
     if not math.isfinite(gain.high):
         return _without_interval()
-    places = [guards[limit.metric.name].place(-limit.margin, math.inf) for limit in question.limits]
-    guard = _first_at(question.limits, places, -1) or _first_at(question.limits, places, 2)
+    positions = [
+        guards[limit.metric.name].position(-limit.margin, math.inf) for limit in question.limits
+    ]
+    guard = _first_at(question.limits, positions, -1) or _first_at(question.limits, positions, 2)
     if question.expect is not None:
-        word, reason = decide(gain.place(*question.expect, tie=tie), places)
+        word, reason = decide(gain.position(*question.expect, tie=tie), positions)
         return word, reason, guard
-    if -1 in places:
+    if -1 in positions:
         return Outcome.worse, Reason.guard, guard
     way = outcome(gain, tie=tie)
     if guard and way is Outcome.better:
@@ -219,10 +220,10 @@ def _word(
     return way, None, ""
 
 
-def _first_at(limits: Sequence[Limit], places: Sequence[int], wanted: int) -> str:
+def _first_at(limits: Sequence[Limit], positions: Sequence[int], side: int) -> str:
     """Name the first metric whose gain lies there to its limit; nothing where none does."""
-    for limit, place in zip(limits, places, strict=True):
-        if place == wanted:
+    for limit, position in zip(limits, positions, strict=True):
+        if position == side:
             return limit.metric.name
     return ""
 
@@ -276,9 +277,11 @@ class _Repeats:
             steps = METRICS["steps_to_target"]
             own_steps = self._crossings(arm, steps)
             base_steps = self._crossings(base, steps)
-            if not _have_logarithms([*_places(own_steps), *_places(base_steps)]):
+            if not _have_logarithms([*_crossing_points(own_steps), *_crossing_points(base_steps)]):
                 return self._unknown(NOT_REACHED)
-            in_steps = self._log_ratio(_places(own_steps), _places(base_steps), steps).exp()
+            in_steps = self._log_ratio(
+                _crossing_points(own_steps), _crossing_points(base_steps), steps
+            ).exp()
             why = too_coarse(own_steps, base_steps, in_steps)
             if why is not None:
                 return self._unknown(why)
@@ -326,15 +329,15 @@ class _Repeats:
     def measured(self, arm: str) -> dict[str, ArmMean]:
         """Return an arm's mean in each metric, and what it gains over the baseline; of a cost that
         gets a word its ratio."""
-        found = self.means(arm)
+        rows = self.means(arm)
         for metric in self.question.printed:
-            found[metric.name] = ArmMean(
-                mean=found[metric.name].mean, estimate=self.gain(arm, metric)
+            rows[metric.name] = ArmMean(
+                mean=rows[metric.name].mean, estimate=self.gain(arm, metric)
             )
         for cost in self.question.costs:
             if self.question.has_verdict(cost):
-                found[cost.name] = _shown(found[cost.name].mean, self.cost(arm, cost))
-        return found
+                rows[cost.name] = _shown(rows[cost.name].mean, self.cost(arm, cost))
+        return rows
 
     def _mean(self, arm: str, metric: Metric) -> float | None:
         mean = fmean(self.values(arm, metric))
@@ -356,5 +359,5 @@ def _have_logarithms(values: Sequence[float]) -> bool:
     return min(values) > 0 and all(map(math.isfinite, values))
 
 
-def _places(crossings: Sequence[TargetCrossing]) -> list[float]:
+def _crossing_points(crossings: Sequence[TargetCrossing]) -> list[float]:
     return [crossing.at for crossing in crossings]

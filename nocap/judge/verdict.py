@@ -163,23 +163,23 @@ class Gain:
         method = "pairs, noise declared" if used else PAIRS
         return around(alone.mid, half, n=alone.n, sd=alone.sd, method=method)
 
-    def place(self) -> int:
-        """Return where its interval lies to what was stated, as `Estimate.place` has it."""
-        return self.interval().place(*self.ends)
+    def position(self) -> int:
+        """Return where its interval lies to what was stated, as `Estimate.position` has it."""
+        return self.interval().position(*self.ends)
 
     def more(self) -> int | None:
         """Return how many more pairs would decide, were mean and spread the true ones; None: no
         affordable number, or none can be said."""
-        if not self.measured or not self.enough or self.place() != 2:
+        if not self.measured or not self.enough or self.position() != 2:
             return None
         estimate = self.interval()
         n = len(self.least)
         distance = self._distance(estimate.mid)
         width = width_of(self.metric, self.declared)
-        wanted = pairs_to_decide(distance, sd=estimate.sd, n=n, width=width, bias=self.bias)
-        if wanted is None:
+        pairs = pairs_to_decide(distance, sd=estimate.sd, n=n, width=width, bias=self.bias)
+        if pairs is None:
             return None
-        return wanted - n
+        return pairs - n
 
     def _distance(self, mid: float) -> float:
         """Return how far a mean lies from what would decide: the end of the statement that it is
@@ -254,23 +254,25 @@ class Verdict:
     @property
     def failed(self) -> list[str]:
         """List the metrics of the guards whose margin is exceeded."""
-        return [guard.metric.name for guard in self.guards if guard.enough and guard.place() == -1]
+        return [
+            guard.metric.name for guard in self.guards if guard.enough and guard.position() == -1
+        ]
 
     def more(self) -> dict[str, int] | None:
         """Return how many more seeds, sessions or both would decide; `None`: it is decided, or no
         number would."""
         if self.word is not Word.inconclusive:
             return None
-        wanted: dict[str, int] = {}
+        by_unit: dict[str, int] = {}
         for gain in (self.primary, *self.guards):
-            if not gain.enough or gain.place() != 2:
+            if not gain.enough or gain.position() != 2:
                 continue
             more = gain.more()
             if more is None:
                 return None
             repeats = gain.per.value
-            wanted[repeats] = max(more, wanted.get(repeats, 0))
-        return wanted or None
+            by_unit[repeats] = max(more, by_unit.get(repeats, 0))
+        return by_unit or None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -370,24 +372,26 @@ def _word(claim: Claim, primary: Gain, guards: Sequence[Gain]) -> tuple[Word, Re
     if not all(gain.enough for gain in (primary, *guards)):
         return Word.inconclusive, Reason.missing
     more_is_better = claim.scale is not Scale.value or METRICS[claim.metric].better is Better.higher
-    places = [guard.place() for guard in guards]
-    return decide(primary.place(), places, above_refutes=claim.two_sided or not more_is_better)
+    positions = [guard.position() for guard in guards]
+    return decide(
+        primary.position(), positions, above_refutes=claim.two_sided or not more_is_better
+    )
 
 
 def decide(
-    place: int, guards: Sequence[int], *, above_refutes: bool = False
+    position: int, guards: Sequence[int], *, above_refutes: bool = False
 ) -> tuple[Word, Reason | None]:
-    """Return the word for where an interval lies to what was stated (`Estimate.place`), and each
+    """Return the word for where an interval lies to what was stated (`Estimate.position`), and each
     guard's to its margin."""
     if -1 in guards:
         return Word.refuted, Reason.guard
-    if place == -1:
+    if position == -1:
         return Word.refuted, Reason.below
-    if place == 1 and above_refutes:
+    if position == 1 and above_refutes:
         return Word.refuted, Reason.above
-    if place == 2 or 2 in guards:
+    if position == 2 or 2 in guards:
         return Word.inconclusive, Reason.undecided
-    if place == 1:
+    if position == 1:
         return Word.exceeded, None
     return Word.confirmed, None
 

@@ -17,7 +17,7 @@ from hydra.core.override_parser.types import ChoiceSweep, Glob, IntervalSweep, O
 from nocap import outside
 from nocap.config.compose import Composed, as_in
 from nocap.config.keys import is_fault, require
-from nocap.config.words import texts_of_typed
+from nocap.config.lexer import texts_of_typed
 from nocap.launch.plan import Datasets, Plan, plan, seeds_asked
 from nocap.store.checkpoints import delete, unfinished
 from nocap.store.identity import digest

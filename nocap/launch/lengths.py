@@ -9,9 +9,9 @@ from nocap.config.compose import Composed
 from nocap.config.keys import require
 from nocap.config.plain import to_plain
 from nocap.config.run import Run
+from nocap.display import plural
 from nocap.judge.equal_loss import SHARES, STEPS
 from nocap.launch.grid import Grid, replaced
-from nocap.store.formats import plural
 
 FLAG = "--equal-loss"
 Compose = Callable[[Sequence[str]], Composed]

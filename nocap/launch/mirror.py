@@ -15,19 +15,21 @@ from nocap.config.compose import composed
 from nocap.config.keys import require
 from nocap.config.paths import shown
 from nocap.config.plain import made, to_plain
+from nocap.display import plural
 from nocap.launch.grid import REPORT
 from nocap.launch.head import run_facts
 from nocap.launch.plan import Plan
 from nocap.options.tracker import RunFacts, Tracker, TrackerSession
 from nocap.store import lease
-from nocap.store.formats import plural
 from nocap.store.identity import digest
 from nocap.store.record import Metrics
-from nocap.store.runs import Record, load, read
+from nocap.store.runs import Record
+from nocap.store.runs import load_runs as load
+from nocap.store.runs import read_record as read
 from nocap.store.tracking import left, send, send_comparison
 
 if TYPE_CHECKING:
-    from nocap.judge.compared import Comparison
+    from nocap.judge.compared_arms import Comparison
 
 UPLOADER = "wandb"  # the tracker of a run that was trained without one that uploads
 

@@ -22,13 +22,15 @@ from omegaconf import DictConfig, OmegaConf
 
 from nocap import outside
 from nocap.config import hardware
-from nocap.config.compose import Composed, composed, is_launcher, of_a_grid, overrides_of
+from nocap.config.choices import is_launcher, of_a_grid, overrides_of
+from nocap.config.compose import Composed, composed
 from nocap.config.errors import FailedError
 from nocap.config.keys import EXIT_CODES, check_keys, require
 from nocap.config.paths import shown
 from nocap.config.plain import explained, made
 from nocap.config.run import Run
 from nocap.config.trainer import Search, Trainer
+from nocap.display import plural
 from nocap.launch import lengths, search, until
 from nocap.launch.executor import GOES_ON
 from nocap.launch.grid import REPORT, Cell, Grid, check, expand
@@ -39,11 +41,10 @@ from nocap.options.launcher import Launcher, OfCluster, Target
 from nocap.options.launcher.pool import Pool
 from nocap.options.launcher.slurm import Slurm
 from nocap.store.files import write_file
-from nocap.store.formats import plural
 from nocap.store.tracking import gathered, left, track_comparison
 
 if TYPE_CHECKING:
-    from nocap.judge.compared import Comparison
+    from nocap.judge.compared_arms import Comparison
 
 TIME = "--time"
 SKIP = "--skip-refused"
@@ -450,7 +451,7 @@ def _compare(grid: Grid) -> bool:
         from nocap.judge.compare import compare
         from nocap.report import comparison as report
         from nocap.report.arms import render
-        from nocap.store.runs import load
+        from nocap.store.runs import load_runs as load
 
         comparison = compare(load([grid.folder]))
         path = grid.folder / REPORT

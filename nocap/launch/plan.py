@@ -20,9 +20,10 @@ from nocap.config.run import Run
 from nocap.config.trainer import Compile, Device, Precision
 from nocap.data.batches import train_windows, val_windows
 from nocap.data.prepare import Dataset, prepare
+from nocap.display import plural
 from nocap.launch.sources import Source, checkpoint_of, init_checkpoint, located, teachers
-from nocap.store.checkpoints import any_whole, saved_steps
-from nocap.store.formats import plural
+from nocap.store.checkpoints import any_sound as any_whole
+from nocap.store.checkpoints import saved_steps
 from nocap.store.identity import differing, digest, identity_parts, uncommitted
 from nocap.store.metrics import now
 from nocap.store.record import read_ended, read_json
@@ -314,8 +315,20 @@ def check_compiler(run: Run) -> None:
         hardware.check_compiler(f"trainer.compile={run.trainer.compile.value}", run.trainer.device)
 
 
+def _check_documents(run: Run, dataset: Dataset) -> None:
+    start = run.document_start
+    keys = {"data.document_mask": run.data.document_mask, "position.restart": run.position.restart}
+    for key, is_on in keys.items():
+        if is_on and start is not None:
+            holds = any(shard.holds(start) for shard in dataset.train)
+            rule = f"be false where the training data hold no {start}, with which a document begins"
+            require(holds, key, rule, True)
+
+
 def _check_tokens(run: Run, dataset: Dataset) -> None:
-    """Refuse data without a window, and validation data with less than `trainer.val_tokens`."""
+    """Refuse data without a window, validation data with less than `trainer.val_tokens`, and
+    documents of data in which none begins."""
+    _check_documents(run, dataset)
     T = run.model.seq_len
     train_windows(run, dataset.train)
     available = val_windows(run, dataset.val).n * T

@@ -18,6 +18,7 @@ from nocap.config import hardware
 from nocap.config.outward import trusted
 from nocap.config.run import Run
 from nocap.config.trainer import Device
+from nocap.display import shorten
 from nocap.launch.attempt import Attempt, clean, hold
 from nocap.launch.executor import Executor, Work
 from nocap.launch.grid import Cell, Grid
@@ -25,7 +26,6 @@ from nocap.launch.plan import DAMAGED, RunResult, outcome, overruled
 from nocap.launch.server import AVAILABLE, Server
 from nocap.launch.signals import stop_handler
 from nocap.store.files import append_text
-from nocap.store.formats import shorten
 from nocap.store.lease import HeldError
 from nocap.store.record import ENDED, SUMMARY, read_json, read_rows
 from nocap.training.terminal import left

@@ -23,16 +23,17 @@ import numpy as np
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from omegaconf import OmegaConf
 
-from nocap.config.compose import Composed, as_in, parsed
+from nocap.config.choices import parse_override as parsed
+from nocap.config.compose import Composed, as_in
 from nocap.config.keys import is_fault, require
 from nocap.config.plain import explained, made
 from nocap.config.trainer import Sampler, Search
+from nocap.display import loss, plural
 from nocap.launch.grid import Cell, Grid, check, values_of
 from nocap.launch.plan import Datasets, RunResult, plan, sound
 from nocap.launch.runner import Devices, Runner
 from nocap.report.table import Column, Table
 from nocap.store import lease
-from nocap.store.formats import loss, plural
 from nocap.store.identity import digest
 from nocap.store.record import read_json
 from nocap.store.runs import GRID

@@ -25,7 +25,8 @@ from nocap.config.run import Run
 from nocap.store.checkpoints import FOLDER, MANIFEST, name_of, newest_first, step_of
 from nocap.store.identity import config_that_counts, digest
 from nocap.store.record import SHAPES, check_shape, read_json
-from nocap.store.runs import LAST, find_one, read
+from nocap.store.runs import LAST, find_one
+from nocap.store.runs import read_record as read
 
 KEY = "trainer.init_from"
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"

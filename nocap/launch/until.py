@@ -10,14 +10,14 @@ from pathlib import Path
 
 from hydra.core.override_parser.types import Override
 
-from nocap.config.compose import overrides_of
+from nocap.config.choices import overrides_of
 from nocap.config.keys import require
+from nocap.display import listed, shorten
 from nocap.judge.compare import compare
 from nocap.judge.findings import extended
 from nocap.judge.interval import LEAST_PAIRS
 from nocap.launch.grid import values_of
-from nocap.store.formats import listed, shorten
-from nocap.store.runs import load
+from nocap.store.runs import load_runs as load
 
 FLAG = "--until-shown"
 

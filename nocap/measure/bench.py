@@ -15,6 +15,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from datetime import date
 from functools import partial
 from typing import Any
@@ -25,11 +26,11 @@ from numpy.typing import NDArray
 
 from nocap.config import hardware
 from nocap.config.keys import require
-from nocap.config.trainer import Device
+from nocap.config.trainer import Device, Trainer
 from nocap.judge import speeds
 from nocap.judge.interval import LEAST_PAIRS
 from nocap.judge.losses import Difference
-from nocap.measure.benched import Bench, BenchedArm, FlopPeak, Mfu, written
+from nocap.measure.bench_result import ArmStatus, Bench, BenchedArm, FlopPeak, Mfu, written
 from nocap.measure.roofline import matmul_flops
 from nocap.measure.timed import Clock, TimedArm
 from nocap.store.metrics import now
@@ -66,56 +67,97 @@ def carry_out(
     Errors:
         ValueError: the arms are on different devices.
     """
-    started = now()
-    began = time.monotonic()
-    device = arms[0].run.trainer.device
-    devices = sorted({arm.run.trainer.device.value for arm in arms})
-    require(
-        len(devices) == 1,
-        "trainer.device",
-        "be the same in all arms: they share a clock",
-        " and ".join(devices),
+    device = _device_of(arms)
+    session = _Session(
+        instances=[copy.copy(arms[0]), *arms],
+        clock=clock_of(arms),
+        seconds=seconds,
+        rounds=rounds,
+        log=log,
+        keep=keep,
+        started=now(),
+        began=time.monotonic(),
     )
-    clock = clock_of(arms)
-    instances = [copy.copy(arms[0]), *arms]  # the control comes first
+    with _room(device):
+        session.warm_up()
+        times = in_turns(session.instances, enough=session.is_enough)
+        return session.result(times)
 
-    def spent_s() -> float:
-        return time.monotonic() - began
 
-    def found(times: Times) -> Bench:
-        machine = hardware.describe(device, arms[0].run.trainer.threads)
-        control, *others = _benched(instances, times, peaks)
+def _device_of(arms: Sequence[TimedArm]) -> Device:
+    """Return the kind of device that all arms are on.
+
+    Errors:
+        ValueError: there is more than one.
+    """
+    devices = sorted({arm.run.trainer.device.value for arm in arms})
+    rule = "be the same in all arms: they share a clock"
+    require(len(devices) == 1, "trainer.device", rule, " and ".join(devices))
+    return arms[0].run.trainer.device
+
+
+@dataclass(kw_only=True)
+class _Session:
+    """A bench while it goes on."""
+
+    instances: Sequence[TimedArm]  # the control, which is the baseline's first; the arms
+    clock: Clock
+    seconds: float  # until the intervals are narrow, and no longer than this
+    rounds: int | None  # or so many rounds
+    log: Callable[[str], None]
+    keep: Callable[[Bench], None]
+    started: str
+    began: float  # by the monotonic clock
+    warm_up_s: float = 0.0
+    peaks: dict[str, FlopPeak] = field(default_factory=dict)
+
+    @property
+    def trainer(self) -> Trainer:
+        """Return the baseline's settings."""
+        return self.instances[0].run.trainer
+
+    @property
+    def spent_s(self) -> float:
+        """Return the seconds since the bench began."""
+        return time.monotonic() - self.began
+
+    def warm_up(self) -> None:
+        """Build the instances, and measure the peaks that bound them."""
+        limit_s = None if self.rounds is not None else self.seconds
+        warm_up(self.instances, self.clock, seconds=limit_s, log=self.log)
+        self.peaks = _peaks(self.instances)
+        self.warm_up_s = self.spent_s
+
+    def is_enough(self, times: Times) -> bool:
+        """Keep the result so far; say whether it needs no more rounds, or has no time for them."""
+        self.keep(self.result(times))
+        self.log(f"round {len(times)}, {self.spent_s:.0f} s")
+        is_alone = any(arm.status != ArmStatus.measured for arm in self.instances[:2])
+        if self.rounds is not None or is_alone:
+            return len(times) >= (self.rounds or LEAST_PAIRS)
+        if _compared(times).are_narrow(LIMIT[self.trainer.device]):
+            return True
+        next_s = (self.spent_s - self.warm_up_s) / len(times)
+        return self.spent_s + next_s > self.seconds
+
+    def result(self, times: Times) -> Bench:
+        """Return what these rounds show."""
+        machine = hardware.describe(self.trainer.device, self.trainer.threads)
+        control, *arms = _benched(self.instances, times, self.peaks)
         return Bench(
             date=date.today().isoformat(),
-            started=started,
+            started=self.started,
             ended=now(),
-            clock=clock.value,
-            peaks=peaks,
+            clock=self.clock.value,
+            peaks=self.peaks,
             hardware=machine,
-            limit=LIMIT[device],
+            limit=LIMIT[self.trainer.device],
             rounds=len(times),
             control=control,
-            arms=others,
-            warm_up_s=warm_up_s,
-            spent_s=spent_s(),
+            arms=arms,
+            warm_up_s=self.warm_up_s,
+            spent_s=self.spent_s,
         )
-
-    def enough(times: Times) -> bool:
-        keep(found(times))
-        log(f"round {len(times)}, {spent_s():.0f} s")
-        alone = any(arm.status != "measured" for arm in instances[:2])
-        if rounds is not None or alone:
-            return len(times) >= (rounds or LEAST_PAIRS)
-        if _compared(times).are_narrow(LIMIT[device]):
-            return True
-        next_s = (spent_s() - warm_up_s) / len(times)
-        return spent_s() + next_s > seconds
-
-    with _room(device):
-        warm_up(instances, clock, seconds=None if rounds is not None else seconds, log=log)
-        peaks = _peaks(instances)
-        warm_up_s = spent_s()
-        return found(in_turns(instances, enough=enough))
 
 
 def timed_rounds(
@@ -165,7 +207,7 @@ def warm_up(
     for i, arm in enumerate(instances):
         spent = time.monotonic() - began
         if i > 1 and seconds is not None and spent > WARM_SHARE * seconds:
-            arm.status = "not measured"
+            arm.status = ArmStatus.not_measured
             arm.reason = f"the arms before it took {spent:.0f} s of {seconds:g} s to warm up"
             continue
         log(f"warming up {arm.label}" + (", again" if i == 1 else ""))
@@ -188,10 +230,9 @@ def order(n: int, *, round_: int) -> list[int]:
     evenly slows all alike; then B C A A C B, and so on. Over n rounds each has every place once;
     then the neighbours change."""
     cycle, shift = divmod(round_, n)
-    there = np.roll(
-        np.random.default_rng(cycle).permutation(n) if cycle else np.arange(n), -shift
-    ).tolist()
-    return [*there, *reversed(there)]
+    instances = np.random.default_rng(cycle).permutation(n) if cycle else np.arange(n)
+    first = np.roll(instances, -shift).tolist()
+    return [*first, *reversed(first)]
 
 
 def interleave(blocks: Sequence[Callable[[], float]], *, enough: Callable[[Times], bool]) -> Times:
@@ -213,7 +254,7 @@ def _peaks(arms: Sequence[TimedArm]) -> dict[str, FlopPeak]:
     """Find the FLOP/s of the arms that were timed, by precision and threads: by the data sheet,
     where there is one, and of a large matrix product here."""
     peaks = dict[str, FlopPeak]()
-    trainers = {_peak_of(arm): arm.run.trainer for arm in arms if arm.status == "measured"}
+    trainers = {_peak_of(arm): arm.run.trainer for arm in arms if arm.status == ArmStatus.measured}
     for name, t in trainers.items():
         torch.set_num_threads(t.threads)
         nominal, source = hardware.peak_flops(t.device, t.precision)
@@ -255,7 +296,7 @@ def _arm(
     tokens_per_s = None
     rate = None  # FLOP/s
     by_flops = None
-    if arm.status == "measured":
+    if arm.status == ArmStatus.measured:
         tokens_per_s = math.exp(-np.log(times.mean(axis=1)).mean())
         if facts.flops_per_token:
             rate = facts.flops_per_token * tokens_per_s
@@ -263,7 +304,7 @@ def _arm(
             by_flops = base_flops / facts.flops_per_token if base_flops else None
     return BenchedArm(
         label=arm.label,
-        status=arm.status,
+        status=ArmStatus(arm.status),
         reason=arm.reason,
         facts=facts,
         speed=speed,
@@ -271,7 +312,7 @@ def _arm(
         speed_by_flops=by_flops,
         mfu=_mfu(rate, peaks.get(_peak_of(arm))),
         config=arm.config,
-        seconds_per_token=times.tolist() if arm.status == "measured" else None,
+        seconds_per_token=times.tolist() if arm.status == ArmStatus.measured else None,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nocap.judge.interval import CONFIDENCE, Estimate
-from nocap.measure.benched import Bench, BenchedArm, FlopPeak
+from nocap.measure.bench_result import Bench, BenchedArm, FlopPeak
 from nocap.report.table import Column, Table, TableCell
 from nocap.report.words import measured, values
 from nocap.store.metrics import METRICS, Scale
@@ -84,8 +84,8 @@ def _notes(bench: Bench) -> Iterator[str]:
     yield _of_memory_and_peaks(bench)
     sizes = {arm.facts.tokens_per_step for arm in bench.arms if arm.tokens_per_s}
     if len(sizes) > 1:
-        told = [f"{tokens:,}" for tokens in sorted(size for size in sizes if size is not None)]
-        yield f"tokens per step differ ({', '.join(told)}): speed is per token"
+        counts = [f"{tokens:,}" for tokens in sorted(size for size in sizes if size is not None)]
+        yield f"tokens per step differ ({', '.join(counts)}): speed is per token"
 
 
 def _of_memory_and_peaks(bench: Bench) -> str:

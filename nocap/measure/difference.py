@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from nocap.config.keys import flat, require
+from nocap.display import count
 from nocap.measure.groups import Place
 from nocap.measure.profile_schema import (
     KIND,
@@ -25,7 +26,6 @@ from nocap.measure.profile_schema import (
     TextFile,
 )
 from nocap.measure.subject import Of
-from nocap.store.formats import count
 from nocap.store.record import read_json
 
 # Keys that no measured time depends on; and those that a text's own facts stand for.
@@ -53,9 +53,8 @@ class ProfileSide:
     text: Mapping[str, Any]  # of what is generated
     hardware: HardwareJson
     kernel: str
-    roof: Mapping[
-        str, float
-    ]  # what the machine could do: its products by precision, and its copies
+    # what the machine could do: its products by precision, and its copies
+    roof: Mapping[str, float]
     tokens: int
     ms: float
     trusted: bool
@@ -98,11 +97,9 @@ class Change:
     @property
     def ratio(self) -> float | None:
         """Return how many times as long it takes."""
-        return (
-            self.after.ms / self.before.ms
-            if self.after and self.before and self.before.ms
-            else None
-        )
+        if not self.before or not self.after or not self.before.ms:
+            return None
+        return self.after.ms / self.before.ms
 
     def json(self) -> dict[str, Any]:
         """Return it in JSON's types."""
@@ -122,7 +119,9 @@ class Change:
 
 
 def _ms(figure: Figure | None) -> float:
-    return figure.ms if figure else 0.0
+    if figure is None:
+        return 0.0
+    return figure.ms
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,9 +130,8 @@ class ProfileDifference:
 
     before: ProfileSide
     after: ProfileSide
-    config: Mapping[
-        str, tuple[Any, Any]
-    ]  # key → both values, where they differ; None: there is no such key
+    # key → both values, where they differ; None: there is no such key
+    config: Mapping[str, tuple[Any, Any]]
     groups: Sequence[Change]
     rows: Sequence[Change]
 
@@ -156,13 +154,18 @@ class ProfileDifference:
     def drift(self) -> Mapping[str, float]:
         """Return how many times as much the machine could do, the second time: what is known of its
         own change."""
-        after = self.after.roof
-        return {
-            name: after[name] / each for name, each in self.before.roof.items() if name in after
-        }
+        ratios = {}
+        for name, before in self.before.roof.items():
+            after = self.after.roof.get(name)
+            if after is not None:
+                ratios[name] = after / before
+        return ratios
 
     def json(self) -> dict[str, Any]:
         """Return it in JSON's types."""
+        config = []
+        for key, (before, after) in self.config.items():
+            config.append({"key": key, "before": before, "after": after})
         return {
             "of": self.of.value,
             "before": self.before.json(),
@@ -170,9 +173,7 @@ class ProfileDifference:
             "ratio": self.ratio,
             "ratio_per_token": self.ratio_per_token,
             "drift": dict(self.drift),
-            "config": [
-                {"key": key, "before": a, "after": b} for key, (a, b) in self.config.items()
-            ],
+            "config": config,
             "groups": [change.json() for change in self.groups],
             "rows": [change.json() for change in self.rows],
         }
@@ -190,23 +191,20 @@ def differences(first: Path, second: Path) -> list[ProfileDifference]:
     """
     before = sides(first)
     after = sides(second)
-    ofs = [" and ".join(side.of.title for side in each) for each in (before, after)]
-    require(
-        ofs[0] == ofs[1],
-        f"{first} and {second}",
-        "be profiles of the same",
-        f"{ofs[0]}, and {ofs[1]}",
-    )
+    first_of = " and ".join(side.of.title for side in before)
+    second_of = " and ".join(side.of.title for side in after)
+    name = f"{first} and {second}"
+    require(first_of == second_of, name, "be profiles of the same", f"{first_of}, and {second_of}")
     return [_difference(*pair) for pair in zip(before, after, strict=True)]
 
 
 def written(files: Mapping[str, ProfileFile]) -> dict[str, Any]:
     """Return what --json writes, of a profile or of both parts of a text."""
-    if len(files) > 1:
-        both = TextFile(prefill=files[Of.prefill.value], token=files[Of.token.value])
-        return dict(msgspec.to_builtins(both))
-    (only,) = files.values()
-    return dict(msgspec.to_builtins(only))
+    if len(files) == 1:
+        (file,) = files.values()
+        return dict(msgspec.to_builtins(file))
+    both = TextFile(prefill=files[Of.prefill.value], token=files[Of.token.value])
+    return dict(msgspec.to_builtins(both))
 
 
 def sides(path: Path) -> list[ProfileSide]:
@@ -221,13 +219,14 @@ def sides(path: Path) -> list[ProfileSide]:
     kind = content.get("kind")
     require(kind == KIND, str(path), f"be {RULE}", f"kind {kind!r}")
     of = content.get("of")
-    require(
-        of is not None, str(path), "have subtotals: profile again", "a profile of an older nocap"
-    )
+    rule = "have subtotals: profile again"
+    require(of is not None, str(path), rule, "a profile of an older nocap")
     try:
         if of == GENERATE:
             text = msgspec.convert(content, TextFile)
-            return [_side(path, text.prefill, Of.prefill), _side(path, text.token, Of.token)]
+            prefill = _side(path, text.prefill, Of.prefill)
+            token = _side(path, text.token, Of.token)
+            return [prefill, token]
         file = msgspec.convert(content, ProfileFile)
         return [_side(path, file, file.of)]
     except msgspec.ValidationError as error:
@@ -249,13 +248,16 @@ def _side(path: Path, file: ProfileFile, of: Of) -> ProfileSide:
         for leaf in group.parts:
             place = Place(group=group.group, part=leaf.part, detail=leaf.detail)
             rows[place] = _figure(leaf)
+    text: dict[str, Any] = {}
+    if file.text:
+        text = msgspec.structs.asdict(file.text)
     return ProfileSide(
         path=path,
         of=file.of,
         words=file.words,
         config_dirs=file.config_dirs,
         config=config,
-        text=msgspec.structs.asdict(file.text) if file.text else {},
+        text=text,
         hardware=file.hardware,
         kernel=file.kernel,
         roof={**file.roof.flops, "copy": file.roof.bytes_per_s},
@@ -282,20 +284,26 @@ def _difference(before: ProfileSide, after: ProfileSide) -> ProfileDifference:
     quiet = (*_QUIET, *_TEXT) if before.of.generates else _QUIET
     config = dict[str, tuple[Any, Any]]()
     for key in dict.fromkeys([*before.config, *after.config]):
-        values = before.config.get(key), after.config.get(key)
-        if values[0] != values[1] and not key.startswith(quiet):
-            config[key] = values
+        first = before.config.get(key)
+        second = after.config.get(key)
+        if first != second and not key.startswith(quiet):
+            config[key] = (first, second)
     for key in dict.fromkeys([*before.text, *after.text]):
-        if before.text.get(key) != after.text.get(key):
-            config[key] = before.text.get(key), after.text.get(key)
+        first = before.text.get(key)
+        second = after.text.get(key)
+        if first != second:
+            config[key] = (first, second)
     if before.hardware.torch != after.hardware.torch:
-        config["torch"] = before.hardware.torch, after.hardware.torch
+        config["torch"] = (before.hardware.torch, after.hardware.torch)
+    before_groups = _as_rows(before.groups)
+    after_groups = _as_rows(after.groups)
+    before_rows, after_rows = _alike(before.rows, after.rows)
     return ProfileDifference(
         before=before,
         after=after,
         config=config,
-        groups=_sorted(_changes(_as_rows(before.groups), _as_rows(after.groups))),
-        rows=_sorted(_changes(*_alike(before.rows, after.rows))),
+        groups=_sorted(_changes(before_groups, after_groups)),
+        rows=_sorted(_changes(before_rows, after_rows)),
     )
 
 
@@ -315,8 +323,7 @@ def _refuse(before: ProfileSide, after: ProfileSide) -> None:
         if first != second:
             raise ValueError(
                 f"{before.path} and {after.path} must be of the same {name}, got {first} and "
-                f"{second}: "
-                f"their times do not compare\n{_counted(before, after)}"
+                f"{second}: their times do not compare\n{_counted(before, after)}"
             )
 
 
@@ -337,8 +344,10 @@ def _counted(before: ProfileSide, after: ProfileSide) -> str:
     if before.precision == after.precision:
         both.append((f"bytes moved a {before.of.title}", before.bytes, after.bytes))
     for name, first, second in both:
-        if first and second:
-            figures.append(f"{name} {count(first)} and {count(second)} ({second / first:.3f}×)")
+        if not first or not second:
+            continue
+        ratio = second / first
+        figures.append(f"{name} {count(first)} and {count(second)} ({ratio:.3f}×)")
     return f"what was counted does: {', '.join(figures)}"
 
 
@@ -351,9 +360,11 @@ def _alike(
 ) -> tuple[dict[Place, Figure], dict[Place, Figure]]:
     """Return the rows of both. A part is one row where its details are others, as those of another
     kernel are."""
-    parts = {_part(place) for place in before.keys() ^ after.keys()}
-    both = {_part(place) for place in before} & {_part(place) for place in after}
-    return _merged(before, parts & both), _merged(after, parts & both)
+    parts_before = {_part(place) for place in before}
+    parts_after = {_part(place) for place in after}
+    differing = {_part(place) for place in before.keys() ^ after.keys()}
+    parts = differing & parts_before & parts_after
+    return _merged(before, parts), _merged(after, parts)
 
 
 def _part(place: Place) -> Place:
@@ -365,8 +376,11 @@ def _merged(rows: Mapping[Place, Figure], parts: set[Place]) -> dict[Place, Figu
     for place, figure in rows.items():
         part = _part(place)
         to = part if part in parts else place
-        known = merged.get(to, Figure(ms=0.0, share=0.0))
-        merged[to] = Figure(ms=known.ms + figure.ms, share=known.share + figure.share)
+        known = merged.get(to)
+        if known is not None:
+            ms = known.ms + figure.ms
+            figure = Figure(ms=ms, share=known.share + figure.share)
+        merged[to] = figure
     return merged
 
 

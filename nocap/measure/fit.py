@@ -63,7 +63,8 @@ def fit(run: Run) -> Iterator[str]:
 
 def _sizes(run: Run) -> Iterator[int]:
     """Yield the powers of two that a device's batch and a validation are multiples of."""
-    t, length = run.trainer, run.model.seq_len
+    t = run.trainer
+    length = run.model.seq_len
     sequences = math.gcd(t.batch_tokens // (length * t.devices), t.val_tokens // length)
     size = 1
     while sequences % size == 0:
@@ -78,7 +79,8 @@ def _try(run: Run, size: int) -> Size:
     memory.reset_peak(arm.device)
     arm.tried(lambda: arm.warm(Clock.wall))
     peak_mib = memory.peak_mib(arm.device) + arm.unseen_mib
-    status, reason = arm.status, arm.reason
+    status = arm.status
+    reason = arm.reason
     arm.close()
     if status == "measured":
         return Size(sequences=size, peak_mib=peak_mib)

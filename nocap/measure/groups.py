@@ -88,7 +88,9 @@ def group_of(part: str, path: str) -> str:
     by the module inside which it is."""
     if part == "residual":
         names = path.split(".")
-        return _BRANCHES.get(names[2], "rest") if len(names) > 2 else "rest"
+        if len(names) < 3:
+            return "rest"
+        return _BRANCHES.get(names[2], "rest")
     return _BY_PART.get(part) or own_group(part)
 
 
@@ -96,14 +98,18 @@ def own_group(part: str) -> str:
     """Return `blocks.*.attention` of `blocks.*.attention.q_proj`; of a model's `tower.left`,
     `tower`."""
     names = part.split(".")
-    return ".".join(names[:3] if names[1:2] == ["*"] else names[:1])
+    in_block = names[1:2] == ["*"]
+    return ".".join(names[:3] if in_block else names[:1])
 
 
 def title_of(part: str, detail: str | None) -> str:
     """Return what a table calls a row of a group."""
     if (part, detail) in DETAILS:
         return DETAILS[part, detail]
-    return part_title(part) if detail is None else f"{part_title(part)}, {detail}"
+    title = part_title(part)
+    if detail is None:
+        return title
+    return f"{title}, {detail}"
 
 
 # --- sums -----------------------------------------------------------------------------------------
@@ -141,12 +147,11 @@ class Total:
 def rates(cost: Row | Total, whole_ms: float) -> dict[str, Any]:
     """Return the fields that say how large a cost is beside the whole, and how close to the
     roofline."""
-    is_timed = cost.ms != 0
-    return {
-        "share": cost.ms / whole_ms,
-        "flop_s": cost.flops / cost.ms * 1e3 if is_timed else None,
-        "of_bound": cost.bound_ms / cost.ms if is_timed else None,
-    }
+    fields: dict[str, Any] = {"share": cost.ms / whole_ms, "flop_s": None, "of_bound": None}
+    if cost.ms != 0:
+        fields["flop_s"] = cost.flops / cost.ms * 1e3
+        fields["of_bound"] = cost.bound_ms / cost.ms
+    return fields
 
 
 def rated(row: Row, whole_ms: float) -> RowJson:
@@ -167,10 +172,10 @@ def summed(rows: Iterable[Row], key: Callable[[Row], K]) -> defaultdict[K, Total
 def by_part(rows: Iterable[Row], whole_ms: float) -> list[PartJson]:
     """Return each part's sum, in the order of a table."""
     totals = summed(rows, lambda row: row.part)
-    return [
-        PartJson(part=part, **totals[part].figures(whole_ms))
-        for part in sorted(totals, key=_part_rank)
-    ]
+    parts = list[PartJson]()
+    for part in sorted(totals, key=_part_rank):
+        parts.append(PartJson(part=part, **totals[part].figures(whole_ms)))
+    return parts
 
 
 def by_layer(rows: Iterable[Row], whole_ms: float) -> list[LayerJson]:
@@ -179,14 +184,17 @@ def by_layer(rows: Iterable[Row], whole_ms: float) -> list[LayerJson]:
     totals = summed(in_blocks, lambda row: (row.layer or 0, row.part))
     layers = list[LayerJson]()
     for layer, part in sorted(totals, key=lambda place: (place[0], _part_rank(place[1]))):
-        layers.append(LayerJson(layer=layer, part=part, **totals[layer, part].figures(whole_ms)))
+        figures = totals[layer, part].figures(whole_ms)
+        layers.append(LayerJson(layer=layer, part=part, **figures))
     return layers
 
 
 def _part_rank(part: str) -> float:
     """Return where a table has a part: 0.5 for a replaced block's own, after the embedding."""
     parts = list(PARTS)
-    return float(parts.index(part)) if part in parts else 0.5
+    if part not in parts:
+        return 0.5
+    return float(parts.index(part))
 
 
 # --- groups ---------------------------------------------------------------------------------------
@@ -202,12 +210,14 @@ class Wholes:
 
     def figures(self, total: Total, inside: Total, *, in_model: bool) -> dict[str, Any]:
         """Return the fields of a sum with its shares. `inside`: what of it lies in the blocks."""
-        in_forward = in_model and total.forward_ms != 0
-        return {
-            **total.figures(self.ms),
-            "of_forward": total.forward_ms / self.forward_ms if in_forward else None,
-            "of_block": inside.ms / self.blocks_ms if inside.ms else None,
-        }
+        figures = total.figures(self.ms)
+        figures["of_forward"] = None
+        if in_model and total.forward_ms != 0:
+            figures["of_forward"] = total.forward_ms / self.forward_ms
+        figures["of_block"] = None
+        if inside.ms:
+            figures["of_block"] = inside.ms / self.blocks_ms
+        return figures
 
 
 def grouped(rows: Sequence[Row], whole_ms: float) -> list[GroupJson]:
@@ -230,10 +240,11 @@ def grouped(rows: Sequence[Row], whole_ms: float) -> list[GroupJson]:
         in_model = name not in OUTSIDE_MODEL
         parts = list[LeafJson]()
         for place in places:
-            if place.group == name:
-                is_module = in_model and place.part not in STEP_PARTS
-                figures = wholes.figures(leaves[place], leaves_inside[place], in_model=is_module)
-                parts.append(LeafJson(part=place.part, detail=place.detail, **figures))
+            if place.group != name:
+                continue
+            is_module = in_model and place.part not in STEP_PARTS
+            figures = wholes.figures(leaves[place], leaves_inside[place], in_model=is_module)
+            parts.append(LeafJson(part=place.part, detail=place.detail, **figures))
         figures = wholes.figures(total, groups_inside[name], in_model=in_model)
         groups.append(GroupJson(group=name, **figures, parts=parts))
     return sorted(groups, key=_group_rank)
@@ -250,14 +261,18 @@ def _place_of(row: Row) -> Place:
 def _rank(place: Place) -> tuple[float, int]:
     """Return where a table has a row of a group."""
     details = [detail for _, detail in DETAILS]
-    rank = details.index(place.detail) if place.detail in details else len(details)
+    rank = len(details)
+    if place.detail in details:
+        rank = details.index(place.detail)
     return _part_rank(place.part), rank
 
 
 def _group_rank(group: GroupJson) -> float:
     """Return where a table has a group: a model's own after the embedding."""
     order = list(GROUPS)
-    return order.index(group.group) if group.group in order else 0.5
+    if group.group not in order:
+        return 0.5
+    return order.index(group.group)
 
 
 def _detailed(rows: Sequence[Row]) -> list[Row]:

@@ -21,7 +21,10 @@ from nocap.measure.profile_schema import (
     ProfileJson,
 )
 
-MOST_PARTS, MOST_OPTIONS = 3, 3
+BENCH = ("python", "-m", "nocap.bench")
+PROFILE = ("python", "-m", "nocap.profile")
+MOST_PARTS = 3
+MOST_OPTIONS = 3
 LEAST_WIN = 1.005  # of the whole: below that a bench would not find it
 LEAST_SHARE = 0.005  # of the whole, in the part
 
@@ -55,7 +58,9 @@ def largest(profile: ProfileJson, typed: Typed) -> list[LargestJson]:
     least_ms = LEAST_SHARE * profile.step.ms
 
     def win(row: CeilingJson) -> float:
-        return row.by_step if profile.trusted else row.by_flops
+        if profile.trusted:
+            return row.by_step
+        return row.by_flops
 
     for part in sorted(profile.parts, key=lambda row: -row.ms)[:MOST_PARTS]:
         winning = list[CeilingJson]()
@@ -64,7 +69,9 @@ def largest(profile: ProfileJson, typed: Typed) -> list[LargestJson]:
                 winning.append(row)
         winning.sort(key=win, reverse=True)
         options = [_option(row, part.part, profile) for row in winning[:MOST_OPTIONS]]
-        labels = [option.label for option in options]
+        own_command = None
+        if options:
+            own_command = command(profile, typed, [option.label for option in options])
         found.append(
             LargestJson(
                 part=part.part,
@@ -72,7 +79,7 @@ def largest(profile: ProfileJson, typed: Typed) -> list[LargestJson]:
                 share=part.share,
                 of_bound=part.of_bound,
                 options=options,
-                command=command(profile, typed, labels) if labels else None,
+                command=own_command,
             )
         )
     return found
@@ -120,14 +127,13 @@ def _bench(config: Mapping[str, Any], typed: Typed, options: Sequence[str]) -> s
     for option in options:
         baseline += replaced(typed.words, [option]) or [_now(config, typed.choices, option)]
     arms = [list(dict.fromkeys(baseline))]
-    arms += [[*without(own, [option]), option] for option in options]
+    for option in options:
+        arms.append([*without(own, [option]), option])
     flags = list[str]()
     for arm in arms:
         flags += ["--arm", shlex.join(arm)]
     shared = [word for word in typed.words if word not in own]
-    return shlex.join(
-        ["python", "-m", "nocap.bench", *_config_dirs(typed.folders), *shared, *flags]
-    )
+    return shlex.join([*BENCH, *_config_dirs(typed.folders), *shared, *flags])
 
 
 def _now(config: Mapping[str, Any], choices: Mapping[str, str | None], option: str) -> str:
@@ -136,17 +142,22 @@ def _now(config: Mapping[str, Any], choices: Mapping[str, str | None], option: s
     if key in choices:
         return f"{key}={choices[key]}"
     value = dict(flat(config))[key]
-    return f"{key}={str(value).lower() if isinstance(value, bool) else value}"
+    if isinstance(value, bool):
+        value = str(value).lower()
+    return f"{key}={value}"
 
 
 def _profiles(typed: Typed, option: str) -> str:
-    door = ["python", "-m", "nocap.profile"]
-    how = [*door, *_config_dirs(typed.folders), *typed.flags]
+    options = [*_config_dirs(typed.folders), *typed.flags]
     before = str(typed.json or "before.json")
     after = "after.json"
-    first = [] if typed.json else [[*how, *typed.words, "--json", before]]
-    second = [*how, *without(typed.words, [option]), option, "--json", after]
-    return " && ".join(shlex.join(words) for words in [*first, second, [*door, before, after]])
+    commands = list[list[str]]()
+    if typed.json is None:
+        commands.append([*PROFILE, *options, *typed.words, "--json", before])
+    words = [*without(typed.words, [option]), option]
+    commands.append([*PROFILE, *options, *words, "--json", after])
+    commands.append([*PROFILE, before, after])
+    return " && ".join(shlex.join(words) for words in commands)
 
 
 def _config_dirs(folders: Iterable[str | Path]) -> list[str]:
@@ -166,6 +177,7 @@ def between(before: ProfileSide, after: ProfileSide) -> str | None:
     shared = [word for word in before.words if word in after.words]
     arms = list[str]()
     for side in (before, after):
-        arms += ["--arm", shlex.join([word for word in side.words if word not in shared])]
+        own = [word for word in side.words if word not in shared]
+        arms += ["--arm", shlex.join(own)]
     folders = [*before.config_dirs, *after.config_dirs]
-    return shlex.join(["python", "-m", "nocap.bench", *_config_dirs(folders), *shared, *arms])
+    return shlex.join([*BENCH, *_config_dirs(folders), *shared, *arms])

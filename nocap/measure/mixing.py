@@ -15,8 +15,11 @@ from dataclasses import dataclass, field
 
 from torch.autograd.profiler_util import FunctionEvent
 
-PRODUCT, SOFTMAX, VALUES = "product", "softmax", "values"  # scores, softmax, weights·values
-FUSED, AROUND = "fused", "around"  # one kernel for these three, and what is done around it
+PRODUCT = "product"  # scores
+SOFTMAX = "softmax"
+VALUES = "values"  # weights·values
+FUSED = "fused"  # one kernel for these three
+AROUND = "around"  # what is done around it
 MOMENTS = (PRODUCT, SOFTMAX, VALUES, FUSED, AROUND)
 
 _PRODUCTS = {"matmul", "bmm", "mm", "baddbmm", "addmm", "einsum", "linear"}
@@ -44,14 +47,18 @@ class Call:
             return SOFTMAX
         if name in _PRODUCTS:
             self.products.append(self.softmaxes > 0)
-        return VALUES if self.softmaxes else PRODUCT
+        if self.softmaxes:
+            return VALUES
+        return PRODUCT
 
     def moment(self, added: str) -> str | None:
         """Return the moment of an operation for which `add` returned `added`. None: this mixer is
         not taken apart."""
         if self.fused:
             return FUSED if added == FUSED else AROUND
-        return added if self.is_apart else None
+        if not self.is_apart:
+            return None
+        return added
 
     @property
     def is_apart(self) -> bool:
@@ -83,13 +90,18 @@ class Nodes:
         """Return the operation that began last before the node was made, where `add` got the
         numbers that were next when each began."""
         at = bisect_right(self._numbers[path], number)
-        return self._moments[path][at - 1] if at else None
+        if at == 0:
+            return None
+        return self._moments[path][at - 1]
 
     def ended(self, path: str, number: int) -> tuple[Call, str] | None:
         """Return the operation in which the node was made, where `add` got the numbers that were
         last when each ended."""
         at = bisect_left(self._numbers[path], number)
-        return self._moments[path][at] if at < len(self._numbers[path]) else None
+        moments = self._moments[path]
+        if at == len(moments):
+            return None
+        return moments[at]
 
 
 # --- a mixer as the profiler saw it ---------------------------------------------------------------
@@ -104,17 +116,21 @@ def operations(mixer: FunctionEvent, call: Call) -> Iterator[tuple[FunctionEvent
 
 def _operation(event: FunctionEvent, call: Call) -> Iterator[tuple[FunctionEvent, str]]:
     name = event.name.removeprefix("aten::")
-    if name == _SDPA and any(
-        is_fused(inner.name.removeprefix("aten::")) for inner in _inside(event)
-    ):
-        yield from ((inner, FUSED) for inner in (event, *_inside(event)))
+    if name == _SDPA and _holds_fused(event):
+        for inner in (event, *_inside(event)):
+            yield inner, FUSED
         call.fused = True
     elif name == _SDPA or "attention_math" in name:  # made of plain operations
         yield event, VALUES if call.softmaxes else PRODUCT
         yield from operations(event, call)
     else:
         moment = call.add(name)
-        yield from ((inner, moment) for inner in (event, *_inside(event)))
+        for inner in (event, *_inside(event)):
+            yield inner, moment
+
+
+def _holds_fused(event: FunctionEvent) -> bool:
+    return any(is_fused(inner.name.removeprefix("aten::")) for inner in _inside(event))
 
 
 def _inside(event: FunctionEvent) -> Iterator[FunctionEvent]:

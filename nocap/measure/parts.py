@@ -30,7 +30,8 @@ from nocap.config.run import Run
 from nocap.measure.mixing import AROUND, Call, Nodes, operations
 from nocap.model.attention import CausalSelfAttention
 from nocap.model.gpt import GPT, Block, Branch, Head
-from nocap.options.ideas import MODEL_JOINTS, Idea
+from nocap.model.language_model import Joined
+from nocap.options.ideas import MODEL_JOINTS
 
 if TYPE_CHECKING:
     from nocap.generation.engines import Engine
@@ -46,7 +47,9 @@ _BY_NAME = {
 _BY_TYPE: dict[type, str] = {GPT: "embedding", Block: "residual", Branch: "residual", Head: "loss"}
 _IDEAS = ("ideas", "around")
 MARK = "nocap|"  # begins the names of our ranges among the profiler's
-STEP, ACCUMULATE = "step", "gradients"  # paths beside the modules'
+# paths beside the modules'
+STEP = "step"
+ACCUMULATE = "gradients"
 MIXER = "scores"  # the part whose modules are mixers
 
 
@@ -58,18 +61,27 @@ def part_of(run: Run, path: str, modules: Mapping[str, nn.Module]) -> str | None
     one row. In a block or a model that is none of nocap's own, each module is a part by itself,
     named by its path, with `*` for the layer's number.
     """
-    names, own = path.split("."), re.sub(r"\.\d+", ".*", path, count=1) or "model"
+    names = path.split(".")
+    own = re.sub(r"\.\d+", ".*", path, count=1) or "model"
     if names[0] in _IDEAS or names[2:3] == ["ideas"]:
         return "ideas"
     in_other = names[0] == "blocks" and type(modules.get(".".join(names[:2]))) is not Block
     if in_other or not isinstance(modules[""], GPT):
         return own
     if names[0] == "blocks" and names[3:4] == ["f"] and names[2] in ("attention", "mlp"):
-        option: Option = getattr(run, names[2])
-        rows, inner = declared(option, "rows", of="build"), ".".join(names[4:])
-        return rows().get(inner) if rows else names[2] if not inner else None
+        return _part_inside(getattr(run, names[2]), names[2], ".".join(names[4:]))
     default = own if len(names) == 1 else None
     return _BY_NAME.get(names[-1]) or _BY_TYPE.get(type(modules.get(path)), default)
+
+
+def _part_inside(option: Option, group: str, path: str) -> str | None:
+    """Return the part of a module at this path inside the option's own."""
+    rows = declared(option, "rows", of="build")
+    if rows is not None:
+        return rows().get(path)
+    if path == "":
+        return group
+    return None
 
 
 class Ranges:
@@ -85,16 +97,17 @@ class Ranges:
             "optimizer": "optimizer",
         }
         self.calls = Counter[str]()
-        self.kept = Counter[
-            str
-        ]()  # part → bytes that one micro-batch's forward keeps for its backward
+        # part → bytes that one micro-batch's forward keeps for its backward
+        self.kept = Counter[str]()
         self._open: list[str] = []
         # autograd's sequence number at each change of the running module, ascending
         self._changes: list[tuple[int, str]] = []
 
     @property
     def here(self) -> str:
-        return self._open[-1] if self._open else STEP
+        if not self._open:
+            return STEP
+        return self._open[-1]
 
     def keep(self, n: int) -> None:
         """Count bytes that the running module keeps: for `memory.saved_for_backward`."""
@@ -102,7 +115,8 @@ class Ranges:
             self.kept[self.part[self.here]] += n
 
     def reset(self) -> None:
-        self._changes, self.calls = [], Counter()
+        self._changes = []
+        self.calls = Counter()
 
     def node(self, sequence: int) -> str:
         """Return the module whose forward made the autograd node of this number. A gradient
@@ -110,7 +124,10 @@ class Ranges:
         if not 0 <= sequence < 2**62:
             return ACCUMULATE
         at = bisect_right(self._changes, sequence, key=lambda change: change[0])
-        return self._changes[at - 1][1] if at else STEP
+        if at == 0:
+            return STEP
+        _, path = self._changes[at - 1]
+        return path
 
     @contextmanager
     def around(self, model: nn.Module) -> Iterator[None]:
@@ -119,25 +136,24 @@ class Ranges:
 
             def replace(module: nn.Module, name: str, by: Any) -> None:
                 own = vars(module)
-                undo.callback(own.update, {name: own[name]}) if name in own else undo.callback(
-                    own.pop, name
-                )
+                if name in own:
+                    undo.callback(own.update, {name: own[name]})
+                else:
+                    undo.callback(own.pop, name)
                 own[name] = by
 
             modules = dict(model.named_modules())
             for path, module in modules.items():
-                if part := part_of(self.run, path, modules):
+                part = part_of(self.run, path, modules)
+                if part:
                     replace(module, "forward", self._watched(path or "model", part, module.forward))
-                if isinstance(module, CausalSelfAttention) and not isinstance(
-                    module.mixer, nn.Module
-                ):
-                    part = part_of(self.run, f"{path}.mixer", modules) or "scores"
-                    replace(module, "mixer", self._watched(f"{path}.mixer", part, module.mixer))
+                function = _mixer_of(module)
+                if function is not None:
+                    mixer = f"{path}.mixer"
+                    part = part_of(self.run, mixer, modules) or "scores"
+                    replace(module, "mixer", self._watched(mixer, part, function))
                 if isinstance(module, GPT | Block | Head) and module.joined:
-                    joined = tuple(
-                        (name, self._joints(f"{path}.ideas.{name}".lstrip("."), idea), at)
-                        for name, idea, at in module.joined
-                    )
+                    joined = self._joined(path, module.joined)
                     replace(module, "joined", joined)
                     if isinstance(module, Block) and module.of_qkv:
                         replace(module, "of_qkv", (joined,))
@@ -150,13 +166,12 @@ class Ranges:
         model: Any = engine.model
         places: list[tuple[Any, str, str, str]] = []
         if isinstance(model, GPT):
-            places = [
-                (model, "trunk", "model", "embedding"),
-                (model.head, "logits", "head", "head"),
-            ]
+            places.append((model, "trunk", "model", "embedding"))
+            places.append((model.head, "logits", "head", "head"))
         for i, layer in enumerate(getattr(engine, "layers", ())):
             mixer = f"blocks.{i}.attention.f.mixer"
-            places += [(layer, "prefill", mixer, "scores"), (layer, "decode", mixer, "scores")]
+            places.append((layer, "prefill", mixer, "scores"))
+            places.append((layer, "decode", mixer, "scores"))
         try:
             for owner, name, path, part in places:
                 vars(owner)[name] = self._watched(path, part, getattr(owner, name))
@@ -165,12 +180,17 @@ class Ranges:
             for owner, name, *_ in places:
                 vars(owner).pop(name, None)
 
-    def _joints(self, path: str, idea: Idea) -> Any:
-        """Return the idea, each of whose joints in this place is one of its moments in the
+    def _joined(self, path: str, joined: Joined) -> tuple[tuple[str, Any, nn.Module], ...]:
+        """Return the ideas of a place, each of whose joints is one of its moments in the
         profile."""
-        return SimpleNamespace(
-            **{joint: self._watched(path, "ideas", getattr(idea, joint)) for joint in MODEL_JOINTS}
-        )
+        watched = []
+        for name, idea, part in joined:
+            at = f"{path}.ideas.{name}".lstrip(".")
+            joints = {}
+            for joint in MODEL_JOINTS:
+                joints[joint] = self._watched(at, "ideas", getattr(idea, joint))
+            watched.append((name, SimpleNamespace(**joints), part))
+        return tuple(watched)
 
     def _watched(self, path: str, part: str, call: Callable[..., Any]) -> Callable[..., Any]:
         self.part[path] = part
@@ -198,14 +218,22 @@ class Ranges:
         self._changes.append((number, self.here))
 
 
+def _mixer_of(module: nn.Module) -> Callable[..., Any] | None:
+    """Return the mixer of an attention that is a function: as a module it has its own hooks."""
+    if not isinstance(module, CausalSelfAttention):
+        return None
+    if isinstance(module.mixer, nn.Module):
+        return None
+    return module.mixer
+
+
 # --- what the profiler saw
 
 BACKWARD = "autograd::engine::evaluate_function: "
 
 Key = tuple[str, str]  # (module path, forward or backward)
-Moments = dict[
-    tuple[str, str, str | None], float
-]  # (module path, direction, moment of a mixer) → ms
+# (module path, direction, moment of a mixer) → ms
+Moments = dict[tuple[str, str, str | None], float]
 
 
 BETWEEN: Key = (STEP, "between")  # no module: between the backward's nodes, and around the ranges
@@ -213,7 +241,9 @@ BETWEEN: Key = (STEP, "between")  # no module: between the backward's nodes, and
 
 def profiler(*, on_cuda: bool, memory: bool = False) -> profile:
     """torch's profiler for one step."""
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_cuda else [])]
+    activities = [ProfilerActivity.CPU]
+    if on_cuda:
+        activities.append(ProfilerActivity.CUDA)
     # older versions warn about the default
     return profile(activities=activities, profile_memory=memory, acc_events=True)
 
@@ -237,10 +267,10 @@ def read_moments(prof: profile, ranges: Ranges, *, on_cuda: bool) -> Moments:
     events = [e for e in prof.events() if not e.is_async and e.device_type.name == "CPU"]
     step = next(e for e in events if e.name == MARK + STEP)
     # without a backward nothing comes after it
-    backward_ends = max(
-        (e.time_range.end for e in events if e.name.startswith(BACKWARD)), default=math.inf
-    )
-    roots = [e for e in events if e is step or (e.cpu_parent is None and e.thread != step.thread)]
+    ends = [e.time_range.end for e in events if e.name.startswith(BACKWARD)]
+    backward_ends = max(ends, default=math.inf)
+    others = [e for e in events if e.cpu_parent is None and e.thread != step.thread]
+    root_ids = {id(e) for e in (step, *others)}
     mixers = _Mixers(events, ranges)
     ms = defaultdict[tuple[str, str, str | None], float](float)
 
@@ -255,8 +285,9 @@ def read_moments(prof: profile, ranges: Ranges, *, on_cuda: bool) -> Moments:
         for child in event.cpu_children:
             visit(child, key, None if event.name.startswith(MARK) else node)
 
-    for root in roots:
-        visit(root, (STEP, "forward"), None)
+    for event in events:
+        if id(event) in root_ids:
+            visit(event, (STEP, "forward"), None)
     return dict(ms)
 
 
@@ -268,11 +299,8 @@ class _Mixers:
         self._calls: dict[int, Call] = {}  # id of a mixer's range
         self._events: dict[int, tuple[Call, str]] = {}  # id of an event inside
         self._nodes = Nodes()
-        mixers = [
-            e
-            for e in events
-            if self._is_mixer(e.name.removeprefix(MARK)) and e.name.startswith(MARK)
-        ]
+        ranges = [e for e in events if e.name.startswith(MARK)]
+        mixers = [e for e in ranges if self._is_mixer(e.name.removeprefix(MARK))]
         for mixer in sorted(mixers, key=lambda event: event.time_range.start):
             self._add(mixer)
 
@@ -294,15 +322,23 @@ class _Mixers:
         the rest."""
         if not self._is_mixer(path):
             return None
-        if (call := self._calls.get(id(event))) is not None:
+        call = self._calls.get(id(event))
+        if call is not None:
             return AROUND if call.is_apart else None
-        call_added = self._events.get(id(event))
-        return call_added[0].moment(call_added[1]) if call_added else None
+        return _moment(self._events.get(id(event)))
 
     def of_node(self, path: str, sequence: int) -> str | None:
         """Return the moment of a mixer that made the node."""
-        call_added = self._nodes.begun(path, sequence) if self._is_mixer(path) else None
-        return call_added[0].moment(call_added[1]) if call_added else None
+        if not self._is_mixer(path):
+            return None
+        return _moment(self._nodes.begun(path, sequence))
+
+
+def _moment(operation: tuple[Call, str] | None) -> str | None:
+    if operation is None:
+        return None
+    call, added = operation
+    return call.moment(added)
 
 
 def _in_backward(event: FunctionEvent) -> bool:
@@ -315,12 +351,10 @@ def _in_backward(event: FunctionEvent) -> bool:
 def busy_ms(prof: profile) -> float:
     """Milliseconds in which a kernel or a copy ran on the GPU: the union of their intervals. Ranges
     on its timeline are no work."""
-    work = (
-        e.time_range
-        for e in prof.events()
-        if e.device_type.name == "CUDA" and not e.is_user_annotation
-    )
-    busy_us, until = 0.0, -math.inf
+    busy_us = 0.0
+    until = -math.inf
+    on_gpu = [e for e in prof.events() if e.device_type.name == "CUDA"]
+    work = [e.time_range for e in on_gpu if not e.is_user_annotation]
     for start, end in sorted((at.start, at.end) for at in work):
         busy_us += max(0.0, end - max(start, until))
         until = max(until, end)

@@ -47,7 +47,8 @@ from nocap.training.step import configure_numerics
 
 # Beyond these limits a CPU was busy: on a quiet one a process had 1.00 of its core, products came
 # to 0.92 of the peak at most.
-LEAST_CORE, MOST_OF_PEAK = 0.8, 1.1
+LEAST_CORE = 0.8
+MOST_OF_PEAK = 1.1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,7 +68,9 @@ class ProfileQuestion:
         """Return what is taken apart, of a text the first of both."""
         if self.generate:
             return Of.prefill
-        return Of.forward if self.forward else Of.step
+        if self.forward:
+            return Of.forward
+        return Of.step
 
 
 def profile(
@@ -108,11 +111,12 @@ def profiles(
         if not memory.ran_out(error):
             raise
         cause = str(error).partition("\n")[0]
-        size = f"trainer.micro_batch={run.trainer.micro_batch}"
-        remedy = "--texts or --prompt" if question.generate else size
         what = question.first.title
+        lower = f"trainer.micro_batch={run.trainer.micro_batch}"
+        if question.generate:
+            lower = "--texts or --prompt"
         raise ValueError(
-            f"the {what} must fit into the device's memory; lower {remedy} ({cause})"
+            f"the {what} must fit into the device's memory; lower {lower} ({cause})"
         ) from error
 
 
@@ -213,18 +217,19 @@ def _text(subject: Subject) -> TextJson | None:
 
 
 def _doubts(run: Run, measured: WatchedSteps, parts: Sequence[PartJson], peak: Peak) -> DoubtsJson:
-    both = (measured.seen.plain, measured.seen.profiled)
+    clocks = (measured.seen.plain, measured.seen.profiled)
     # Bytes are no bound here: a cache is faster than the copy that was measured.
     fastest = max(row.flop_s or 0.0 for row in parts)
     return DoubtsJson(
-        core=min(clocks.cpu_ms / clocks.wall_ms for clocks in both),
+        core=min(clock.cpu_ms / clock.wall_ms for clock in clocks),
         peak=fastest / peak.flops[run.trainer.precision.value],
     )
 
 
 def _is_quiet(run: Run, doubts: DoubtsJson) -> bool:
-    on_cuda = run.trainer.device is Device.cuda
-    return on_cuda or (doubts.core >= LEAST_CORE and doubts.peak <= MOST_OF_PEAK)
+    if run.trainer.device is Device.cuda:
+        return True
+    return doubts.core >= LEAST_CORE and doubts.peak <= MOST_OF_PEAK
 
 
 def _step(run: Run, measured: WatchedSteps, step_ms: float, attributed_ms: float) -> StepJson:
@@ -262,7 +267,8 @@ def _flops_per_token(counted: Count, subject: Subject) -> tuple[float | None, st
         return flops_per_token(run, vocab_size=run.tokenizer.vocab_size)
     if counted.not_counted is not None:
         return None, f"not counted ({counted.not_counted})"
-    return sum(work.flops for work in counted.work.values()) / subject.tokens(run), "counted"
+    flops = sum(work.flops for work in counted.work.values())
+    return flops / subject.tokens(run), "counted"
 
 
 def _unattributed_ms(run: Run, measured: WatchedSteps, attributed_ms: float, share: float) -> float:
@@ -281,47 +287,62 @@ def _clock_of(run: Run) -> Clock:
 def _core_share(run: Run, measured: WatchedSteps) -> float:
     """Return what profiled milliseconds are multiplied by: the share of them that this process had
     a core."""
+    if _clock_of(run) is not Clock.cpu:
+        return 1.0
     clocks = measured.seen.profiled
-    return clocks.cpu_ms / clocks.wall_ms if _clock_of(run) is Clock.cpu else 1.0
+    return clocks.cpu_ms / clocks.wall_ms
 
 
 def _clock(run: Run, share: float) -> str:
     """Return how the record describes its times."""
-    texts = {
-        Clock.cuda: "device time of the kernels",
-        Clock.wall: f"wall time, {run.trainer.threads} threads",
-        Clock.cpu: f"process CPU time: the profiler's wall time × {share:.2f}, the share of it "
-        f"that "
-        "this process had a core",
-    }
-    return texts[_clock_of(run)]
+    clock = _clock_of(run)
+    if clock is Clock.cuda:
+        return "device time of the kernels"
+    if clock is Clock.wall:
+        return f"wall time, {run.trainer.threads} threads"
+    return (
+        f"process CPU time: the profiler's wall time × {share:.2f}, the share of it that "
+        "this process had a core"
+    )
 
 
 def _rows(counted: Count, peak: Peak, measured: WatchedSteps, share: float) -> Iterator[Row]:
     ranges = measured.ranges
     n = microbatches(counted.run)
     m = microbatches(ranges.run)
-    counted_keys = (key for key in counted.work if ranges.part[key[0]] not in STEP_PARTS)
-    # of one rank: 0
     measured_ms = of_modules(measured.seen.moments)
-    around = [("reduction", "backward")] if measured.subject.of.trains else []
-    for path, direction in dict.fromkeys([*measured_ms, *counted_keys, *around]):
+    keys = dict.fromkeys(measured_ms)
+    for key in counted.work:
+        path, _ = key
+        if ranges.part[path] not in STEP_PARTS:
+            keys[key] = None
+    if measured.subject.of.trains:
+        # of one rank: 0
+        keys["reduction", "backward"] = None
+    for path, direction in keys:
         ms = measured_ms.get((path, direction), 0.0)
         work = counted.work.get((path, direction), OpWork())
         part = ranges.part.get(path, path if path in PARTS else "other")
         times = _times(part, n, m)
-        layer = re.match(r"blocks\.(\d+)", path)
+        calls = ranges.calls.get(path, int(ms > 0))
         yield Row(
             path=path,
             part=part,
-            layer=int(layer.group(1)) if layer else None,
+            layer=_layer(path),
             direction=direction,
             ms=ms * share * times,
-            calls=round(ranges.calls.get(path, int(ms > 0)) * times),
+            calls=round(calls * times),
             flops=work.flops * n,
             bytes=work.bytes * n,
             bound_ms=work.bound_ms(peak) * n,
         )
+
+
+def _layer(path: str) -> int | None:
+    match = re.match(r"blocks\.(\d+)", path)
+    if match is None:
+        return None
+    return int(match.group(1))
 
 
 def _of_moments(
@@ -333,7 +354,7 @@ def _of_moments(
     for (path, direction, moment), each_ms in measured.seen.moments.items():
         moments[path, direction][moment] = each_ms
     for row in rows:
-        key = row.path, row.direction
+        key = (row.path, row.direction)
         ms = moments[key]
         if not set(ms) - {None}:
             yield row
@@ -347,10 +368,11 @@ def _of_moments(
             works = {_longest(ms): mixer}
         for moment, own_ms in ms.items():
             work = works.get(moment, OpWork())
+            own_row_ms = row.ms * own_ms / mixer_ms if mixer_ms else 0.0
             yield replace(
                 row,
                 detail=moment,
-                ms=row.ms * own_ms / mixer_ms if mixer_ms else 0.0,
+                ms=own_row_ms,
                 flops=work.flops * n,
                 bytes=work.bytes * n,
                 bound_ms=work.bound_ms(peak) * n,
@@ -367,4 +389,6 @@ def _times(part: str, n: int, m: int) -> float:
     after the first add gradients up, and the update comes once."""
     if part not in STEP_PARTS or part == "data":
         return n / m
-    return (n - 1) / (m - 1) if part == "accumulate" and m > 1 else 1.0
+    if part == "accumulate" and m > 1:
+        return (n - 1) / (m - 1)
+    return 1.0

@@ -10,6 +10,8 @@ from typing import Any
 import msgspec
 
 from nocap.config.keys import flat
+from nocap.display import MINUS, fixed, shorten, three_digits
+from nocap.display import integer as whole
 from nocap.measure.difference import Change, ProfileDifference
 from nocap.measure.groups import GROUPS, title_of
 from nocap.measure.largest import between
@@ -26,7 +28,6 @@ from nocap.measure.profile_schema import (
 )
 from nocap.measure.subject import Of
 from nocap.report.table import Column, Table
-from nocap.store.formats import MINUS, fixed, shorten, three_digits, whole
 from nocap.store.metrics import HELD, PARTS, part_title
 
 BUSY = 0.8  # of a step: below, the GPU waits for the host
@@ -37,9 +38,11 @@ def render_profiles(files: Mapping[str, ProfileFile], *, ceilings: bool) -> str:
     """Return the profiles as text, each under its name where there are several."""
     texts = list[str]()
     for of, file in files.items():
-        heading = f"=== {Of(of).title}\n" if len(files) > 1 else ""
+        text = render_profile(file, ceilings=ceilings)
+        if len(files) > 1:
+            text = f"=== {Of(of).title}\n{text}"
         largest = "\n".join(_largest(file))
-        texts.append(f"{heading}{render_profile(file, ceilings=ceilings)}\n\n{largest}")
+        texts.append(f"{text}\n\n{largest}")
     return "\n\n".join(texts)
 
 
@@ -62,16 +65,14 @@ def _head(profile: ProfileJson) -> Iterator[str]:
     if not profile.trusted:
         yield (
             f"not to be trusted, the machine was busy: this process had {doubts.core:.2f} of its "
-            f"core, "
-            f"a part came to {doubts.peak:.0%} of the measured peak; measure again when it is quiet"
+            f"core, a part came to {doubts.peak:.0%} of the measured peak; measure again when it "
+            "is quiet"
         )
     flops = ", ".join(f"{rate / 1e9:,.1f} GFLOP/s {name}" for name, rate in peak.flops.items())
     yield (
         f"{config['model.n_layer']} layers, {config['model.n_head']} heads, "
-        f"{config['model.d_model']} wide, "
-        f"V={profile.vocab_size:,}; {_size(profile, config)}; {config['trainer.precision']}, "
-        f"eager, "
-        f"attention {profile.kernel}"
+        f"{config['model.d_model']} wide, V={profile.vocab_size:,}; {_size(profile, config)}; "
+        f"{config['trainer.precision']}, eager, attention {profile.kernel}"
     )
     yield f"on {hardware.name}, {hardware.threads} thread(s), torch {hardware.torch}"
     yield f"peaks, measured: {flops}; {peak.bytes_per_s / 1e9:,.1f} GB/s"
@@ -91,7 +92,9 @@ def _size(profile: ProfileJson, config: Mapping[str, Any]) -> str:
         return f"{shape}, {profile.step.microbatches} micro-batch(es) a step"
     if text is None:
         return f"{shape}, the forward of a micro-batch without gradients"
-    cache = f"a cache of {context} tokens" if text.cached else "no cache, the prefix again"
+    cache = "no cache, the prefix again"
+    if text.cached:
+        cache = f"a cache of {context} tokens"
     if profile.of is Of.prefill:
         return f"a prompt of {text.prompt} tokens in one pass, {cache}"
     return f"one token of {text.texts} text(s) after {text.prompt} tokens, {cache}"
@@ -123,8 +126,10 @@ def _lines(profile: ProfileJson) -> Iterator[Line]:
     for group in profile.groups:
         title = GROUPS.get(group.group, group.group)
         if len(group.parts) == 1:
-            (only,) = group.parts
-            yield Line(title=title if only.detail else part_title(only.part), row=only)
+            (leaf,) = group.parts
+            if not leaf.detail:
+                title = part_title(leaf.part)
+            yield Line(title=title, row=leaf)
             continue
         yield Line(title=title, row=group, is_sum=True)
         for leaf in group.parts:
@@ -158,10 +163,10 @@ SMALL = {"flops": ("MFLOP", _in(1e6))}  # of less than a GFLOP
 
 def _times(profile: ProfileJson) -> Table:
     keys = [key for key in TIMES if profile.of.trains or key not in OF_TRAINING]
-    columns = [
-        Column(title="part"),
-        *(Column(title=TIMES[key][0], show=TIMES[key][1]) for key in keys),
-    ]
+    columns = [Column(title="part")]
+    for key in keys:
+        title, show = TIMES[key]
+        columns.append(Column(title=title, show=show))
     rows = list[list[Any]]()
     for line in _lines(profile):
         figures = msgspec.structs.asdict(line.row)
@@ -181,19 +186,21 @@ def _sum(profile: ProfileJson) -> Iterator[str]:
         f"{three_digits(step.unattributed_ms)} ms (between operations: Python, autograd's "
         "engine, the profiler; on a GPU, where the plain step counts: idle)"
     )
-    is_slow = step.profiler > SLOWED
-    lengthened = "; rows of many small operations are too long by as much" if is_slow else ""
+    lengthened = ""
+    if step.profiler > SLOWED:
+        lengthened = "; rows of many small operations are too long by as much"
     yield f"control: with the profiler it took {step.profiler:.2f}× the time without{lengthened}"
     yield from _clocks(profile, "without the profiler", step.plain)
     if step.compiled:
-        how = step.compile + (", CUDA graphs" if step.cuda_graphs else "")
+        how = step.compile
+        if step.cuda_graphs:
+            how += ", CUDA graphs"
         compiled = f"compiled ({how}), whole: a compiled graph cannot be taken apart"
         yield from _clocks(profile, compiled, step.compiled)
     if of.trains:
         yield (
             "share: of the step; of forward: of the model's forward; of block: of the layers' "
-            "time in both "
-            "directions"
+            "time in both directions"
         )
 
 
@@ -201,11 +208,13 @@ def _clocks(profile: ProfileJson, what: str, clocks: ClocksJson) -> Iterator[str
     """Say what the clocks of a step show."""
     measured = profile.step.measured_microbatches
     total = profile.step.microbatches
-    portion = "" if measured == total else f", of {measured} of {total} micro-batches"
-    busy = clocks.gpu_busy
-    gpu = "" if busy is None else f", the GPU busy {busy:.0%} of it"
     times = f"{three_digits(clocks.wall_ms)} ms wall, {three_digits(clocks.cpu_ms)} ms of CPU time"
-    yield f"{profile.of.title} {what}: {times}{portion}{gpu}"
+    if measured != total:
+        times += f", of {measured} of {total} micro-batches"
+    busy = clocks.gpu_busy
+    if busy is not None:
+        times += f", the GPU busy {busy:.0%} of it"
+    yield f"{profile.of.title} {what}: {times}"
     if busy is not None and busy < BUSY:
         yield _waiting(profile.of)
 
@@ -221,18 +230,20 @@ def _waiting(of: Of) -> str:
 
 def _arithmetic(profile: ProfileJson) -> Table:
     all_flops = sum(group.flops for group in profile.groups)
-    shown = COUNTED if all_flops >= 1e9 else {**COUNTED, **SMALL}
-    columns = [
-        Column(title="part"),
-        *(Column(title=title, show=show) for title, show in shown.values()),
-    ]
+    shown = COUNTED
+    if all_flops < 1e9:
+        shown = COUNTED | SMALL
+    columns = [Column(title="part")]
+    for title, show in shown.values():
+        columns.append(Column(title=title, show=show))
     rows = list[list[Any]]()
     for line in _lines(profile):
         row = line.row
-        if row.flops or row.bytes:
-            share = row.flops / all_flops if all_flops else 0.0
-            figures = {**msgspec.structs.asdict(row), "of_flops": share}
-            rows.append([line.title, *(figures[key] or None for key in COUNTED)])
+        if not row.flops and not row.bytes:
+            continue
+        figures = msgspec.structs.asdict(row)
+        figures["of_flops"] = row.flops / all_flops if all_flops else 0.0
+        rows.append([line.title, *(figures[key] or None for key in COUNTED)])
     note = (
         "bound: per operation the larger of its FLOPs at the measured peak and its bytes at "
         "the measured bandwidth"
@@ -248,8 +259,11 @@ def _layers(timings: Sequence[LayerJson]) -> Table:
     rows = list[list[Any]]()
     for layer, parts in layers.items():
         rows.append([layer, *(parts.get(part, 0.0) for part in shown), sum(parts.values())])
-    titles = [*(part_title(part).partition(",")[0] for part in shown), "all"]
-    columns = [Column(title="layer"), *(Column(title=title, show=three_digits) for title in titles)]
+    columns = [Column(title="layer")]
+    for part in shown:
+        title = part_title(part).partition(",")[0]
+        columns.append(Column(title=title, show=three_digits))
+    columns.append(Column(title="all", show=three_digits))
     return Table(title="milliseconds by layer", columns=columns, rows=rows)
 
 
@@ -264,11 +278,13 @@ def _memory(memory: MemoryJson) -> Table:
         if part in kept:
             rows.append([f"  {part_title(part)}", kept[part]])
     columns = [Column(title="memory"), Column(title="MiB", show=_per(1))]
-    note = (
-        "activations: what a micro-batch's forward keeps for its backward, by the part that "
-        "keeps it first"
-    )
-    return Table(title="memory", columns=columns, rows=rows, notes=[note] if trains else [])
+    notes = list[str]()
+    if trains:
+        notes.append(
+            "activations: what a micro-batch's forward keeps for its backward, by the part that "
+            "keeps it first"
+        )
+    return Table(title="memory", columns=columns, rows=rows, notes=notes)
 
 
 def _ceilings(ceilings: Sequence[CeilingJson], *, trusted: bool) -> Table:
@@ -281,7 +297,9 @@ def _ceilings(ceilings: Sequence[CeilingJson], *, trusted: bool) -> Table:
         Column(title="MiB saved", show=whole),
         Column(title="of memory", show=_share),
     ]
-    order = ceilings if trusted else sorted(ceilings, key=lambda row: -row.by_flops)
+    order = list(ceilings)
+    if not trusted:
+        order.sort(key=lambda row: -row.by_flops)
     rows = list[list[Any]]()
     for row in order:
         by_step = row.by_step if trusted else None
@@ -296,17 +314,17 @@ def _largest(file: ProfileFile) -> Iterator[str]:
     of = file.of.title
     yield (
         f"the largest parts; how much faster the {of} can be at most with options that make the "
-        f"part "
-        "cheaper; and what measures it"
+        "part cheaper; and what measures it"
     )
     rest_ms = file.step.unattributed_ms
     if rest_ms > file.largest[0].ms:
         share = _share(rest_ms / file.step.ms)
         yield f"larger than any part: {three_digits(rest_ms)} ms, {share}, not attributed"
     for number, row in enumerate(file.largest, start=1):
-        bound = f", {row.of_bound:.0%} of its bound" if row.of_bound else ""
-        share = f"{_share(row.share)} of the {of}"
-        yield f"{number}. {part_title(row.part)}: {three_digits(row.ms)} ms, {share}{bound}"
+        cost = f"{three_digits(row.ms)} ms, {_share(row.share)} of the {of}"
+        if row.of_bound:
+            cost += f", {row.of_bound:.0%} of its bound"
+        yield f"{number}. {part_title(row.part)}: {cost}"
         if row.options:
             yield f"   at most: {', '.join(map(_win, row.options))}"
             yield f"   {row.command}"
@@ -340,24 +358,29 @@ def _difference(difference: ProfileDifference) -> str:
 def _about(difference: ProfileDifference) -> Iterator[str]:
     for name, side in (("A", difference.before), ("B", difference.after)):
         words = " ".join(side.words) or "no overrides"
-        ratio = f", {difference.ratio:.2f}× A" if side is difference.after else ""
-        doubt = "; not to be trusted, the machine was busy" if not side.trusted else ""
-        yield (
-            f"{name}: {side.path}, {three_digits(side.ms)} ms a {side.of.title}{ratio}, attention "
-            f"{side.kernel}: {words}{doubt}"
-        )
+        cost = f"{three_digits(side.ms)} ms a {side.of.title}"
+        if side is difference.after:
+            cost += f", {difference.ratio:.2f}× A"
+        doubt = ""
+        if not side.trusted:
+            doubt = "; not to be trusted, the machine was busy"
+        yield f"{name}: {side.path}, {cost}, attention {side.kernel}: {words}{doubt}"
     if difference.before.tokens != difference.after.tokens:
         yield (
             f"of {difference.before.tokens:,} and {difference.after.tokens:,} tokens: a token "
-            f"takes "
-            f"{difference.ratio_per_token:.2f}× A"
+            f"takes {difference.ratio_per_token:.2f}× A"
         )
     changed = [f"{key} {_value(a)} → {_value(b)}" for key, (a, b) in difference.config.items()]
-    yield f"config: {shorten(changed, most=12) if changed else 'the same'}"
+    if changed:
+        yield f"config: {shorten(changed, most=12)}"
+    else:
+        yield "config: the same"
 
 
 def _value(value: object) -> str:
-    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    return str(value)
 
 
 def _changes(title: str, changes: Sequence[Change]) -> Table:
@@ -393,21 +416,26 @@ def _title(change: Change) -> str:
     group = GROUPS.get(place.group, place.group)
     if not place.part:
         return group
-    is_whole = place.detail is None
-    part = part_title(place.part) if is_whole else title_of(place.part, place.detail)
-    return part if part == group else f"{group}: {part}"
+    if place.detail is None:
+        part = part_title(place.part)
+    else:
+        part = title_of(place.part, place.detail)
+    if part == group:
+        return group
+    return f"{group}: {part}"
 
 
 def _signed(ms: float) -> str:
-    return f"+{three_digits(ms)}" if ms > 0 else three_digits(ms).replace("-", MINUS)
+    if ms > 0:
+        return f"+{three_digits(ms)}"
+    return three_digits(ms).replace("-", MINUS)
 
 
 def _caution(difference: ProfileDifference) -> Iterator[str]:
     drift = ", ".join(f"{name} {each:.2f}×" for name, each in difference.drift.items())
     yield (
         "A and B are one measurement each, without an interval. Between them the machine itself "
-        "changed, by "
-        f"its measured peaks: {drift}"
+        f"changed, by its measured peaks: {drift}"
     )
     command = between(difference.before, difference.after)
     if command is None:

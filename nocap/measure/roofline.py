@@ -31,7 +31,13 @@ from nocap.measure.parts import MIXER, STEP, Key, Ranges
 from nocap.measure.profile_schema import CeilingJson, Peak
 from nocap.measure.subject import Of, Subject
 from nocap.measure.timed import Clock
-from nocap.model.flops import NotCountedError, component_flops, op_flops, uncounted_explained
+from nocap.model.flops import (
+    NotCountedError,
+    component_flops,
+    op_flops,
+    uncounted_explained,
+    without_documents,
+)
 from nocap.model.gpt import build_model
 from nocap.model.language_model import LanguageModel
 from nocap.options.attention import first_window
@@ -48,8 +54,10 @@ def measure_peak(device: Device) -> Peak:
     """FLOP/s and bytes/s of the device with the threads that torch has now."""
     flops = {precision.value: matmul_flops(device, precision) for precision in Precision}
     n = COPY_BYTES[device]
-    source, target = (torch.zeros(n // 4, device=device.value) for _ in range(2))
-    copy_ms = Clock.of(device, torch.get_num_threads()).least_ms(lambda: target.copy_(source))
+    source = torch.zeros(n // 4, device=device.value)
+    target = torch.zeros(n // 4, device=device.value)
+    clock = Clock.of(device, torch.get_num_threads())
+    copy_ms = clock.least_ms(lambda: target.copy_(source))
     return Peak(flops=flops, bytes_per_s=2 * n / copy_ms * 1e3)
 
 
@@ -61,7 +69,8 @@ def matmul_flops(device: Device, precision: Precision) -> float:
     dtype = torch.bfloat16 if precision is Precision.bf16 else torch.float32
 
     def product(n: int) -> Callable[[], object]:
-        a, b = (torch.randn(n, n, device=device.value).to(dtype) for _ in range(2))
+        a = torch.randn(n, n, device=device.value).to(dtype)
+        b = torch.randn(n, n, device=device.value).to(dtype)
         out = a @ b
         return lambda: torch.mm(a, b, out=out)
 
@@ -81,14 +90,21 @@ class Op(NamedTuple):
     dtype: str  # bf16 or fp32: whose peak bounds it
     flops: float
     bytes: float
-    mixing: tuple[Call, str] | None = (
-        None  # the mixer's call that it is of, and what that said of it
-    )
+    # the mixer's call that it is of, and what that said of it
+    mixing: tuple[Call, str] | None = None
 
     @property
     def moment(self) -> str | None:
         """Return the moment of a mixer: see `nocap.measure.mixing`."""
-        return None if self.mixing is None else self.mixing[0].moment(self.mixing[1])
+        if self.mixing is None:
+            return None
+        call, added = self.mixing
+        return call.moment(added)
+
+    def bound_s(self, peak: Peak) -> float:
+        flops_s = self.flops / peak.flops[self.dtype]
+        bytes_s = self.bytes / peak.bytes_per_s
+        return max(flops_s, bytes_s)
 
 
 class OpWork(list[Op]):
@@ -105,10 +121,7 @@ class OpWork(list[Op]):
     def bound_ms(self, peak: Peak) -> float:
         """Return the roofline: no operation is faster than its FLOPs at the measured peak, or its
         bytes at the measured bandwidth."""
-        return (
-            sum(max(op.flops / peak.flops[op.dtype], op.bytes / peak.bytes_per_s) for op in self)
-            * 1e3
-        )
+        return sum(op.bound_s(peak) for op in self) * 1e3
 
     def product_ms(self, peak: Peak) -> float:
         """Return the matrix FLOPs alone, at the measured peak."""
@@ -135,7 +148,9 @@ class Count(TorchDispatchMode):
 
     def __init__(self, run: Run, subject: Subject | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.run, self.ranges, self.parameters = run, Ranges(run), 0
+        self.run = run
+        self.ranges = Ranges(run)
+        self.parameters = 0  # bytes
         self.subject = subject or Subject()
         self.cache = 0  # bytes of keys and values
         self.as_run = True  # by the kernels that run; else by others of the same mathematics
@@ -156,14 +171,14 @@ class Count(TorchDispatchMode):
         mixing = None
         if self.ranges.part.get(path) == MIXER:
             name = func._overloadpacket.__name__
-            mixing = (
-                self._in_mixer(path, name)
-                if in_forward
-                else self._nodes.ended(path, node._sequence_nr())
-            )
+            if in_forward:
+                mixing = self._in_mixer(path, name)
+            else:
+                mixing = self._nodes.ended(path, node._sequence_nr())
         if not _is_view(func):
             op = _op(func, args, kwargs, out)._replace(mixing=mixing)
-            self.work[path, "forward" if node is None else "backward"].append(op)
+            direction = "forward" if node is None else "backward"
+            self.work[path, direction].append(op)
         return out
 
     def _in_mixer(self, path: str, name: str) -> tuple[Call, str]:
@@ -172,7 +187,8 @@ class Count(TorchDispatchMode):
         call = self._calls[path, self.ranges.calls[path]]
         added = call.add(name)
         if torch._C._current_autograd_node() is None:
-            self._nodes.add(path, torch.autograd._get_sequence_nr() - 1, call, added)  # type: ignore[attr-defined]
+            last = torch.autograd._get_sequence_nr() - 1  # type: ignore[attr-defined]
+            self._nodes.add(path, last, call, added)
         return call, added
 
     def by_part(self) -> defaultdict[str, OpWork]:
@@ -184,23 +200,28 @@ class Count(TorchDispatchMode):
     def product_ms(self, peak: Peak) -> float:
         """Return the matrix products that are needed, at the measured peak."""
         ms = {part: work.product_ms(peak) for part, work in self.by_part().items()}
-        return sum(ms.values()) - ms.get("scores", 0.0) * (1 - self.needed())
+        skipped_ms = ms.get("scores", 0.0) * (1 - self.needed())
+        return sum(ms.values()) - skipped_ms
 
     def needed(self) -> float:
         """Return the share of the computed scores that lies in the window: chunks compute a border
         that another kernel can skip. Of a text it is not known."""
-        run, computed = self.run, self.by_part()["scores"].flops
+        run = self.run
+        computed = self.by_part()["scores"].flops
         if not computed or first_window(run) is None or self.subject.of.generates:
             return 1.0
-        tokens = run.trainer.micro_batch * run.model.seq_len
         # a model of its own has no such component
         scores = component_flops(run, vocab_size=1).get("scores")
+        if scores is None:
+            return 1.0
+        tokens = run.trainer.micro_batch * run.model.seq_len
         directions = 1 if self.subject.of.trains else 3  # a backward has twice a forward's products
-        return 1.0 if scores is None else min(1.0, scores * tokens / directions / computed)
+        return min(1.0, scores * tokens / directions / computed)
 
     def held_mib(self) -> float:
-        held = HELD * self.parameters if self.subject.of.trains else self.parameters
-        return (held + sum(self.ranges.kept.values()) + self.cache) / memory.MIB
+        copies = HELD if self.subject.of.trains else 1
+        kept = sum(self.ranges.kept.values())
+        return (copies * self.parameters + kept + self.cache) / memory.MIB
 
 
 def count(run: Run, *, vocab_size: int, subject: Subject | None = None) -> Count:
@@ -221,8 +242,9 @@ def count(run: Run, *, vocab_size: int, subject: Subject | None = None) -> Count
 def _count(counted: Count, device: str, *, vocab_size: int) -> None:
     run = counted.run
     # FlexAttention compiles itself and cannot be faked
-    countable = run.varied(attention=run.attention.countable())
-    counted.as_run = countable.attention == run.attention
+    whole = without_documents(run)
+    countable = whole.varied(attention=run.attention.countable())
+    counted.as_run = countable.attention == run.attention and not run.data.document_mask
     with FakeTensorMode():
         with torch.device(device):
             model = build_model(countable, vocab_size=vocab_size)
@@ -238,14 +260,12 @@ def _count_forward(counted: Count, model: LanguageModel) -> None:
     run = counted.run
     trains = counted.subject.of.trains
     device = next(model.parameters()).device
-    tokens = torch.zeros(
-        run.trainer.micro_batch, run.model.seq_len, dtype=torch.long, device=device
-    )
+    shape = (run.trainer.micro_batch, run.model.seq_len)
+    tokens = torch.zeros(shape, dtype=torch.long, device=device)
     with counted.ranges.around(model), counted, torch.set_grad_enabled(trains):
-        with (
-            memory.saved_for_backward(list(model.parameters()), on_save=counted.ranges.keep),
-            autocast(run, run.trainer.precision),
-        ):
+        parameters = list(model.parameters())
+        saved = memory.saved_for_backward(parameters, on_save=counted.ranges.keep)
+        with saved, autocast(run, run.trainer.precision):
             loss = model(tokens, tokens)
         if trains:
             loss.total.backward()
@@ -281,30 +301,35 @@ _VIEWS = {"_unsafe_view", "_reshape_alias"}  # views whose schema does not say s
 
 
 def _is_view(func: Any) -> bool:
-    returns = func._schema.returns
-    return func._overloadpacket.__name__ in _VIEWS or any(
-        r.alias_info is not None and not r.alias_info.is_write for r in returns
-    )
+    if func._overloadpacket.__name__ in _VIEWS:
+        return True
+    aliases = [value.alias_info for value in func._schema.returns]
+    return any(alias is not None and not alias.is_write for alias in aliases)
 
 
 def _op(func: Any, args: Any, kwargs: Any, out: Any) -> Op:
     name = func._overloadpacket.__name__
-    named = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
-    read = [t for key, value in named.items() if key != _GATHERS.get(name) for t in _tensors(value)]
+    arguments = [argument.name for argument in func._schema.arguments]
+    named = dict(zip(arguments, args, strict=False)) | kwargs
+    gathered = _GATHERS.get(name)
+    read: list[Tensor] = []
+    for key, value in named.items():
+        if key != gathered:
+            read += _tensors(value)
     written = list(_tensors(out))
     if name in _GATHERS:
         read += written
     if name in _SCATTERS:
-        read = written = list(_tensors(named[_SCATTERS[name]]))
-    distinct = {id(t): t for t in read}.values()
+        written = list(_tensors(named[_SCATTERS[name]]))
+        read = written
+    distinct = {id(t): t for t in read}
     floats = [t.dtype for t in (*read, *written) if t.is_floating_point()]
-    dtype = "bf16" if floats and floats[0] is torch.bfloat16 else "fp32"
-    return Op(
-        name,
-        dtype,
-        op_flops(func, args, kwargs, out),
-        sum(map(_size, distinct)) + sum(map(_size, written)),
-    )
+    dtype = "fp32"
+    if floats and floats[0] is torch.bfloat16:
+        dtype = "bf16"
+    flops = op_flops(func, args, kwargs, out)
+    n_bytes = sum(map(_size, distinct.values())) + sum(map(_size, written))
+    return Op(name, dtype, flops, n_bytes)
 
 
 def _tensors(tree: Any) -> Iterable[Tensor]:
@@ -327,10 +352,9 @@ def options_ceilings(
     """Everything that the configuration tree offers and that can be counted, the largest win first:
     by FLOPs and by the step, whose parts took these `ms`."""
     rows = list[CeilingJson]()
+    subject = replace(old.subject, cached=True)
     for override, run in options(old, compose).items():
-        new = count(
-            run, vocab_size=run.tokenizer.vocab_size, subject=replace(old.subject, cached=True)
-        )
+        new = count(run, vocab_size=run.tokenizer.vocab_size, subject=subject)
         if old.not_counted is None and new.not_counted is None:
             rows.append(ceiling(override, old, new, peak, ms, rest_ms))
     return sorted(rows, key=lambda row: (-row.by_step, -row.by_flops))
@@ -342,12 +366,16 @@ def options(old: Count, compose: Composer) -> dict[str, Run]:
     run = old.run
     subject = old.subject
     runs: dict[str, Run] = {}
-    for override in (
-        *(f"{group}={name}" for group in ("attention", "mlp") for name in outside.yamls(group)),
-        f"model.tie_head={'false' if run.model.tie_head else 'true'}",
-        *([] if subject.of.generates else OF_A_FORWARD),
-        *(OF_A_STEP if subject.of.trains else []),
-    ):
+    overrides = []
+    for group in ("attention", "mlp"):
+        overrides += [f"{group}={name}" for name in outside.yamls(group)]
+    untied = "false" if run.model.tie_head else "true"
+    overrides.append(f"model.tie_head={untied}")
+    if not subject.of.generates:
+        overrides += OF_A_FORWARD
+    if subject.of.trains:
+        overrides += OF_A_STEP
+    for override in overrides:
         try:
             other = subject.run(compose([override]))
             check_compiler(other)
@@ -370,12 +398,16 @@ def ceiling(
     peak in their precision) and by the measured step (Amdahl's law), the milliseconds that it saves
     in each part, and the MiB saved with their share of the memory."""
     new_ms = changed(old, new, peak, ms)
-    saved_ms = {part: before - new_ms.get(part, 0.0) for part, before in ms.items()}
+    saved_ms = {}
+    for part, before in ms.items():
+        saved = before - new_ms.get(part, 0.0)
+        if saved:
+            saved_ms[part] = saved
     return CeilingJson(
         label=override,
         by_flops=old.product_ms(peak) / new.product_ms(peak),
         by_step=(sum(ms.values()) + rest_ms) / (sum(new_ms.values()) + rest_ms),
-        saved_ms={part: saved for part, saved in saved_ms.items() if saved},
+        saved_ms=saved_ms,
         saved_mib=old.held_mib() - new.held_mib(),
         saved=1 - new.held_mib() / old.held_mib(),
     )
@@ -385,17 +417,24 @@ def changed(old: Count, new: Count, peak: Peak, ms: dict[str, float]) -> dict[st
     """Return the parts of the other run's step, as fast as arithmetic allows. A part's time goes
     down with its roofline bound; where another kernel or precision computes it, whose efficiency is
     unknown, to that bound. Everything else stays."""
-    before, after, n = old.by_part(), new.by_part(), microbatches(new.run)
+    before = old.by_part()
+    after = new.by_part()
+    n = microbatches(new.run)
     fuses = new.run.trainer.compile is not old.run.trainer.compile
     new_ms = dict(ms)
     for part in {*MODEL_PARTS, *before, *after} - {*STEP_PARTS}:  # a replaced block's own too
-        first, second = before[part], after[part]
+        first = before[part]
+        second = after[part]
         if fuses and not second.flops and part != "embedding":
             new_ms[part] = 0.0  # fused into a neighbour, at best for nothing
-        elif first.kinds != second.kinds or not first:
-            new_ms[part] = second.bound_ms(peak) * n
-        elif first.bound_ms(peak):
-            new_ms[part] = ms.get(part, 0.0) * second.bound_ms(peak) / first.bound_ms(peak)
+            continue
+        second_ms = second.bound_ms(peak)
+        if first.kinds != second.kinds or not first:
+            new_ms[part] = second_ms * n
+            continue
+        first_ms = first.bound_ms(peak)
+        if first_ms:
+            new_ms[part] = ms.get(part, 0.0) * second_ms / first_ms
     new_ms["scores"] *= new.needed() / old.needed()
     for part in ("accumulate", "clip", "optimizer"):
         new_ms[part] = ms.get(part, 0.0) * new.parameters / old.parameters

@@ -22,7 +22,9 @@ class Of(Enum):
     @property
     def title(self) -> str:
         """Return a noun for a sentence."""
-        return {"token": "decoded token"}.get(self.value, self.value)
+        if self is Of.token:
+            return "decoded token"
+        return self.value
 
     @property
     def trains(self) -> bool:
@@ -84,7 +86,9 @@ def prompt_tokens(run: Run, asked: int | None) -> int:
     context = run.model.seq_len
     rule = "be at least 2 for --generate: a prompt, and a token after it"
     require(context >= 2, "model.seq_len", rule, context)
-    prompt = context // 2 if asked is None else asked
+    prompt = asked
+    if prompt is None:
+        prompt = context // 2
     rule = (
         f"be from 1 to {context - 1}, so that a token has place after it in model.seq_len={context}"
     )

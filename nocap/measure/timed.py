@@ -22,8 +22,8 @@ from nocap.config.run import Run
 from nocap.config.trainer import Device, Precision
 from nocap.data.shards import write_shard
 from nocap.data.tokens import Shard
-from nocap.measure.arms import step_config
-from nocap.measure.benched import Facts
+from nocap.measure.bench_arms import step_config
+from nocap.measure.bench_result import Facts
 from nocap.model.flops import flops_per_token
 from nocap.model.gpt import count_parameters
 from nocap.options.attention import kernel_name
@@ -35,7 +35,8 @@ from nocap.training.world import join
 
 # of work behind a figure of `least_ms`; figures, of which the least counts: others can only add
 # time
-LEAST_S, REPEATS = 0.2, 3
+LEAST_S = 0.2
+REPEATS = 3
 WARM_STEPS = 3  # the first makes the optimizer's state, the last sets the length of a block
 # of one block; on a busy CPU many short blocks give narrower intervals than few long ones
 BLOCK_S = {Device.cpu: 0.05, Device.cuda: 0.3}
@@ -51,13 +52,18 @@ class Clock(Enum):
 
     @classmethod
     def of(cls, device: Device, threads: int) -> Clock:
-        return cls.cuda if device is Device.cuda else cls.cpu if threads == 1 else cls.wall
+        if device is Device.cuda:
+            return cls.cuda
+        if threads == 1:
+            return cls.cpu
+        return cls.wall
 
     def seconds(self, work: Callable[[], object]) -> float:
         """Return how long `work` takes. On CUDA: between two events in the stream, with one wait at
         the end."""
         if self is Clock.cuda:
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin = torch.cuda.Event(enable_timing=True)
+            end = torch.cuda.Event(enable_timing=True)
             begin.record()
             work()
             end.record()
@@ -75,7 +81,9 @@ class Clock(Enum):
         calls = 1
         while self.seconds(partial(repeat, work, calls)) < LEAST_S and calls < 4096:
             calls *= 2
-        return min(self.seconds(partial(repeat, work, calls)) for _ in range(REPEATS)) / calls * 1e3
+        many = partial(repeat, work, calls)
+        seconds = [self.seconds(many) for _ in range(REPEATS)]
+        return min(seconds) / calls * 1e3
 
 
 def repeat(work: Callable[[], object], n: int) -> None:
@@ -90,12 +98,8 @@ def block_steps(wanted: float, *, period: int) -> int:
     Errors:
         ValueError: a period is longer than a block may be.
     """
-    require(
-        period <= LONGEST_PERIOD,
-        "the optimizer's period",
-        f"be at most {LONGEST_PERIOD} steps",
-        period,
-    )
+    rule = f"be at most {LONGEST_PERIOD} steps"
+    require(period <= LONGEST_PERIOD, "the optimizer's period", rule, period)
     return max(1, round(wanted / period)) * period
 
 
@@ -104,20 +108,19 @@ def random_tokens(run: Run) -> Iterator[Job]:
     """Yield a job on random tokens, in a shard that the loop's own reader maps. Build inside the
     block: a mapped file may be deleted."""
     with tempfile.TemporaryDirectory() as folder:
-        size, path = run.tokenizer.vocab_size, Path(folder) / "random.bin"
+        size = run.tokenizer.vocab_size
+        path = Path(folder) / "random.bin"
         n = run.trainer.batch_tokens + run.model.seq_len * run.data.read_sequences + 1
-        write_shard(path, np.random.default_rng(run.seed).integers(0, size, n, dtype=np.uint16))
-        shards, world = (
-            (Shard(path=str(path), tokens=n, sha256="", max_id=size - 1),),
-            join(run.trainer.device),
-        )
+        draw = np.random.default_rng(run.seed)
+        write_shard(path, draw.integers(0, size, n, dtype=np.uint16))
+        shards = (Shard(path=str(path), tokens=n, sha256="", max_id=size - 1),)
         yield Job(
             run=run,
             train_shards=shards,
             val_shards=shards,
             vocab_size=size,
             run_dir=Path(folder),
-            world=world,
+            world=join(run.trainer.device),
             started=time.monotonic(),
         )
 
@@ -142,7 +145,8 @@ class TimedArm:
         self.reason: str | None = None
         self.facts = Facts()
         self.built: Any = None  # what holds its tensors
-        self.at = self.steps = 0  # the next step; how many a block has
+        self.at = 0  # the next step
+        self.steps = 0  # of a block
         self.unseen_mib = 0.0
 
     # --- what an arm that is not nocap's does in its own way (experiments/peers)
@@ -150,7 +154,8 @@ class TimedArm:
     def build(self) -> float:
         """Build, and run what a first step would compile; the MiB that a forward keeps for its
         backward."""
-        self.ledger, self.built = Ledger(started=time.monotonic()), build(self.job)
+        self.ledger = Ledger(started=time.monotonic())
+        self.built = build(self.job)
         saved_mib = warm_up(self.job, self.built, self.ledger, validates=self.validates)
         if self.built.graphed is not None:
             self.unseen_mib = self.built.graphed.unseen_mib
@@ -164,13 +169,13 @@ class TimedArm:
             DivergedError: it is not finite.
             torch.OutOfMemoryError, RuntimeError: the arm does not fit (see `memory.ran_out`).
         """
-        update = take_step(self.job, self.built, self.ledger, step=self.at % self.run.trainer.steps)
+        step = self.at % self.run.trainer.steps
+        update = take_step(self.job, self.built, self.ledger, step=step)
         self.at += 1
         if not update.finite:
             raise DivergedError(
                 f"a step must have a finite loss and gradient, got a loss of {update.loss!r} and "
-                f"a gradient "
-                f"of norm {update.grad_norm!r} after {self.at} steps"
+                f"a gradient of norm {update.grad_norm!r} after {self.at} steps"
             )
         return update.loss
 
@@ -180,14 +185,13 @@ class TimedArm:
         run = self.run
         model = self.built.model
         flops, basis = flops_per_token(run, vocab_size=self.job.vocab_size)
+        parts = memory.parts_mib(model.parameters(), self.built.optimizers, model.kept_around())
         return Facts(
             flops_per_token=flops,
             flops_basis=basis,
             params=count_parameters(model)["total"],
             kernel=kernel_name(run, run.trainer.precision),
-            memory_mib=memory.parts_mib(
-                model.parameters(), self.built.optimizers, model.kept_around()
-            ),
+            memory_mib=parts,
         )
 
     # --- what all have in common
@@ -203,9 +207,8 @@ class TimedArm:
         with random_tokens(self.run) as self.job:
             saved_mib = self.build()
         warm_s = [clock.seconds(self.step) for _ in range(WARM_STEPS)]
-        self.steps = block_steps(
-            BLOCK_S[self.run.trainer.device] / warm_s[-1], period=self.run.optimizer.period()
-        )
+        wanted = BLOCK_S[self.run.trainer.device] / warm_s[-1]
+        self.steps = block_steps(wanted, period=self.run.optimizer.period())
         self.held = torch.cuda.memory_allocated() - before
         known = self.describe()
         mib = {**(known.memory_mib or {}), "activations": saved_mib}
@@ -223,16 +226,16 @@ class TimedArm:
         takes back what other arms left."""
         allocator.use(self.run.trainer.malloc)
         configure_numerics(self.run)
-        if on_cuda := self.device.type == "cuda":
+        on_cuda = self.device.type == "cuda"
+        if on_cuda:
             others_mib = (torch.cuda.memory_allocated() - self.held) / memory.MIB
             memory.reset_peak(self.device)
             self.step()
         seconds = self.clock.seconds(partial(repeat, self.step, self.steps))
         if on_cuda:
+            peak_mib = memory.peak_mib(self.device) - others_mib + self.unseen_mib
             mib = dict(self.facts.memory_mib or {})
-            mib["peak"] = max(
-                mib["peak"], memory.peak_mib(self.device) - others_mib + self.unseen_mib
-            )
+            mib["peak"] = max(mib["peak"], peak_mib)
             self.facts = replace(self.facts, memory_mib=mib)
         return seconds / (self.steps * self.run.trainer.batch_tokens)
 
@@ -244,9 +247,12 @@ class TimedArm:
         try:
             return work() or 0.0
         except (Exception, SystemExit) as error:  # an option from outside may raise anything
-            has_no_room = memory.ran_out(error)
-            self.status = "does not fit" if has_no_room else "failed"
-            self.reason = _first_line(error) if has_no_room else _named_line(error)
+            if memory.ran_out(error):
+                self.status = "does not fit"
+                self.reason = _first_line(error)
+            else:
+                self.status = "failed"
+                self.reason = _named_line(error)
             error.__traceback__ = None  # its frames hold the arm's tensors
             self.close()
             return math.nan
@@ -283,22 +289,28 @@ def attention_ms(run: Run) -> float:
     """Forward and backward of a layer's mixer on random queries, keys and values of the run's
     shape; a hybrid's, on average."""
     windows = [run.attention.window_of(layer) for layer in range(run.model.n_layer)]
-    return sum(
-        _mixer_ms(run, windows.index(window)) * windows.count(window) for window in set(windows)
-    ) / len(windows)
+    alike_ms = [_mixer_ms(run, windows.index(w)) * windows.count(w) for w in set(windows)]
+    return sum(alike_ms) / len(windows)
 
 
 def _mixer_ms(run: Run, layer: int) -> float:
-    device, m = run.trainer.device, run.model
+    device = run.trainer.device
+    m = run.model
     torch.set_num_threads(run.trainer.threads)
     run.attention.prepare(run, torch.device(device.value))
     mixer = run.attention.mixer(run, layer)
-    B, T, D = run.trainer.micro_batch, m.seq_len, m.d_model // m.n_head
-    # As the projections leave them: (B, T, H, D) in memory.
-    heads = (m.n_head, run.attention.n_kv_heads, run.attention.n_kv_heads)
-    q, k, v = (
-        torch.randn(B, T, n, D, device=device.value).transpose(1, 2).requires_grad_() for n in heads
-    )
+    B = run.trainer.micro_batch
+    T = m.seq_len
+    D = m.d_model // m.n_head
+
+    def random(heads: int) -> torch.Tensor:
+        # As the projections leave them: (B, T, H, D) in memory.
+        x_BTHD = torch.randn(B, T, heads, D, device=device.value)
+        return x_BTHD.transpose(1, 2).requires_grad_()
+
+    q = random(m.n_head)
+    k = random(run.attention.n_kv_heads)
+    v = random(run.attention.n_kv_heads)
     if run.trainer.precision is Precision.bf16:
         v = v.detach().bfloat16().requires_grad_()
 
@@ -307,9 +319,8 @@ def _mixer_ms(run: Run, layer: int) -> float:
             return mixer(q, k, v)
 
     grad = torch.ones_like(mixed())
-    return Clock.of(device, run.trainer.threads).least_ms(
-        lambda: torch.autograd.grad(mixed(), (q, k, v), grad)
-    )
+    clock = Clock.of(device, run.trainer.threads)
+    return clock.least_ms(lambda: torch.autograd.grad(mixed(), (q, k, v), grad))
 
 
 def at_length(run: Run, T: int) -> Run:
@@ -317,14 +328,12 @@ def at_length(run: Run, T: int) -> Run:
     changed."""
     tokens = run.trainer.micro_batch * T
     trainer = replace(run.trainer, batch_tokens=tokens * run.trainer.devices, val_tokens=tokens)
-    return replace(
-        run,
-        model=replace(run.model, seq_len=T),
-        trainer=trainer,
-        optimizer=run.optimizer.at_batch(trainer.batch_tokens),
-    )
+    model = replace(run.model, seq_len=T)
+    optimizer = run.optimizer.at_batch(trainer.batch_tokens)
+    return replace(run, model=model, trainer=trainer, optimizer=optimizer)
 
 
 def with_window(run: Run, T: int, *, window: int) -> Run:
     """Return the run with sequences of T tokens, and a window that does not grow with them."""
-    return at_length(replace(run, attention=run.attention.at_window(window)), T)
+    attention = run.attention.at_window(window)
+    return at_length(replace(run, attention=attention), T)

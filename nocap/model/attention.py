@@ -24,9 +24,8 @@ if TYPE_CHECKING:
     from nocap.config.run import Run
     from nocap.model.gpt import Context
 
-Mixer = Callable[
-    ..., Tensor
-]  # where attention stays inside a document, of a fourth argument: `Documents`
+# Where attention stays inside a document, a mixer has a fourth argument: `Documents`.
+Mixer = Callable[..., Tensor]
 
 _BACKENDS = {
     Kernel.flash: SDPBackend.FLASH_ATTENTION,
@@ -38,7 +37,9 @@ _BACKENDS = {
 def repeat_heads(q_BHTD: Tensor, kv_BKTD: Tensor) -> Tensor:
     """Return each key/value head once per query head of its group."""
     groups = q_BHTD.shape[1] // kv_BKTD.shape[1]
-    return kv_BKTD if groups == 1 else kv_BKTD.repeat_interleave(groups, dim=1)
+    if groups == 1:
+        return kv_BKTD
+    return kv_BKTD.repeat_interleave(groups, dim=1)
 
 
 def materialized(
@@ -46,25 +47,31 @@ def materialized(
 ) -> Tensor:
     """softmax(q·kᵀ/√D + causal mask)·v with the T×T matrix in memory. The softmax is fp32, which
     autocast sees to on CUDA only."""
-    T, D = q_BHTD.shape[2:]
-    k_BHTD, v_BHTD = repeat_heads(q_BHTD, k_BKTD), repeat_heads(q_BHTD, v_BKTD)
-    scores_BHTT = (q_BHTD @ k_BHTD.transpose(2, 3)) / math.sqrt(D)
-    future_TT = torch.ones(T, T, dtype=torch.bool, device=q_BHTD.device).triu(1)
-    seen_B1TT = None if documents is None else documents.seen_B1TT
-    hidden = future_TT if seen_B1TT is None else ~seen_B1TT
-    return (
-        scores_BHTT.masked_fill(hidden, float("-inf"))
-        .softmax(dim=-1, dtype=torch.float32)
-        .type_as(v_BHTD)
-        @ v_BHTD
-    )
+    D = q_BHTD.shape[3]
+    k_BHTD = repeat_heads(q_BHTD, k_BKTD)
+    v_BHTD = repeat_heads(q_BHTD, v_BKTD)
+    scores_BHTT = q_BHTD @ k_BHTD.transpose(2, 3)
+    scores_BHTT = scores_BHTT / math.sqrt(D)
+    hidden = _hidden(q_BHTD, documents)
+    scores_BHTT = scores_BHTT.masked_fill(hidden, float("-inf"))
+    weights_BHTT = scores_BHTT.softmax(dim=-1, dtype=torch.float32).type_as(v_BHTD)
+    return weights_BHTT @ v_BHTD
+
+
+def _hidden(q_BHTD: Tensor, documents: Documents | None) -> Tensor:
+    """Say which keys a query does not see: (T, T), or with documents (B, 1, T, T)."""
+    if documents is not None:
+        return ~documents.all_pairs()
+    T = q_BHTD.shape[2]
+    return torch.ones(T, T, dtype=torch.bool, device=q_BHTD.device).triu(1)
 
 
 def autocast_like(x: Tensor) -> Precision:
     """Return the precision a product of x runs in: autocast's where it is on, else the tensor's
     own."""
-    bf16 = torch.is_autocast_enabled(x.device.type) or x.dtype is torch.bfloat16
-    return Precision.bf16 if bf16 else Precision.fp32
+    if torch.is_autocast_enabled(x.device.type) or x.dtype is torch.bfloat16:
+        return Precision.bf16
+    return Precision.fp32
 
 
 def fused(kernel: Kernel) -> Mixer:
@@ -74,43 +81,46 @@ def fused(kernel: Kernel) -> Mixer:
     def mix(
         q_BHTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, documents: Documents | None = None
     ) -> Tensor:
-        device, seen_B1TT = (
-            Device.cuda if q_BHTD.is_cuda else Device.cpu,
-            None if documents is None else documents.seen_B1TT,
-        )
-        kernels = sdpa_kernels(kernel, device, autocast_like(q_BHTD), masked=seen_B1TT is not None)
+        device = Device.cuda if q_BHTD.is_cuda else Device.cpu
+        precision = autocast_like(q_BHTD)
+        mask_B1TT = None if documents is None else documents.all_pairs()
+        causal = mask_B1TT is None
+        kernels = sdpa_kernels(kernel, device, precision, masked=not causal)
         if kernels == (Kernel.efficient,):  # the one kernel without grouped heads
-            k_BKTD, v_BKTD = repeat_heads(q_BHTD, k_BKTD), repeat_heads(q_BHTD, v_BKTD)
+            k_BKTD = repeat_heads(q_BHTD, k_BKTD)
+            v_BKTD = repeat_heads(q_BHTD, v_BKTD)
         grouped = q_BHTD.shape[1] != k_BKTD.shape[1]
-        with sdpa_kernel([_BACKENDS[kernel] for kernel in kernels]):
-            causal = seen_B1TT is None
+        with sdpa_kernel(_backends(kernels)):
             return F.scaled_dot_product_attention(
-                q_BHTD, k_BKTD, v_BKTD, attn_mask=seen_B1TT, is_causal=causal, enable_gqa=grouped
+                q_BHTD, k_BKTD, v_BKTD, attn_mask=mask_B1TT, is_causal=causal, enable_gqa=grouped
             )
 
     return mix
 
 
+def _backends(kernels: Sequence[Kernel]) -> list[SDPBackend]:
+    """Return torch's names of these kernels."""
+    return [_BACKENDS[kernel] for kernel in kernels]
+
+
 def torchs_choice(run: Run, n_kv_heads: int, kernels: Sequence[Kernel]) -> Kernel:
     """Return the kernel, of these, that torch takes for the run's training attention in bf16 on
     this GPU."""
-    m = run.model
-
-    def heads(n: int) -> Tensor:
-        return torch.empty(
-            1,
-            n,
-            m.seq_len,
-            m.d_model // m.n_head,
-            dtype=torch.bfloat16,
-            device="cuda",
-            requires_grad=True,
-        )
-
-    q, k, v = heads(m.n_head), heads(n_kv_heads), heads(n_kv_heads)
-    with sdpa_kernel([_BACKENDS[kernel] for kernel in kernels]):
-        chosen = torch._fused_sdp_choice(q, k, v, is_causal=True, enable_gqa=n_kv_heads != m.n_head)
+    n_head = run.model.n_head
+    q = _empty_heads(run, n_head)
+    k = _empty_heads(run, n_kv_heads)
+    v = _empty_heads(run, n_kv_heads)
+    with sdpa_kernel(_backends(kernels)):
+        grouped = n_kv_heads != n_head
+        chosen = torch._fused_sdp_choice(q, k, v, is_causal=True, enable_gqa=grouped)
     return next(kernel for kernel in kernels if _BACKENDS[kernel].value == chosen)
+
+
+def _empty_heads(run: Run, n: int) -> Tensor:
+    """Return n heads of one sequence on the GPU, in bf16."""
+    m = run.model
+    shape = (1, n, m.seq_len, m.d_model // m.n_head)
+    return torch.empty(shape, dtype=torch.bfloat16, device="cuda", requires_grad=True)
 
 
 # --- FlexAttention, and attention inside a document -----------------------------------------------
@@ -128,16 +138,25 @@ def flex(window: int | None) -> Mixer:
             "prepare_flex must run first: a mask made inside a compiled region is made at every "
             "step"
         )
-        kernel, mask = prepared[0], prepared[1] if documents is None else documents.flex[window]
-        # FlexAttention is outside autocast: queries and keys come out of the rotation in fp32.
-        q, k, v = (
-            x.to(torch.bfloat16) if autocast_like(x) is Precision.bf16 else x
-            for x in (q_BHTD, k_BKTD, v_BKTD)
-        )
-        y: Tensor = kernel(q, k, v, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
+        kernel, mask = prepared
+        if documents is not None:
+            mask = documents.flex[window]
+        q = _as_products(q_BHTD)
+        k = _as_products(k_BKTD)
+        v = _as_products(v_BKTD)
+        grouped = q.shape[1] != k.shape[1]
+        y: Tensor = kernel(q, k, v, block_mask=mask, enable_gqa=grouped)
         return y
 
     return mix
+
+
+def _as_products(x: Tensor) -> Tensor:
+    """Return x in the precision of its products. FlexAttention is outside autocast, and queries and
+    keys come out of the rotation in fp32."""
+    if autocast_like(x) is Precision.bf16:
+        return x.to(torch.bfloat16)
+    return x
 
 
 # (window, T, device type) → compiled FlexAttention and block mask
@@ -150,15 +169,14 @@ def prepare_flex(window: int | None, *, seq_len: int, device: torch.device) -> N
 
     from nocap.model.compiled import compiled
 
-    mask = create_block_mask(
-        _visible(window or seq_len), None, None, seq_len, seq_len, device=str(device)
-    )
+    visible = _visible(window or seq_len)
+    mask = create_block_mask(visible, None, None, seq_len, seq_len, device=str(device))
     _flex_prepared[window, seq_len, device.type] = compiled(flex_attention), mask
 
 
 def flex_mask(ids_BT: Tensor, window: int | None) -> Any:
-    """FlexAttention's mask of a batch whose tokens see those of their own document (of one id) in
-    their window."""
+    """Return FlexAttention's mask of a batch whose tokens see those of their own document (of one
+    id) in their window."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     B, T = ids_BT.shape
@@ -171,6 +189,8 @@ def flex_mask(ids_BT: Tensor, window: int | None) -> Any:
 
 
 def _visible(window: int) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """Say as a function for FlexAttention whether a query sees a key."""
+
     def visible(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (query >= key) & (query - key < window)
 
@@ -178,8 +198,8 @@ def _visible(window: int) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
 
 
 class Documents:
-    """Of one forward's tokens, for all its layers. A document begins with the token `start`, and
-    goes on to the next."""
+    """The documents of one forward's tokens, for all its layers. A document begins with the token
+    `start`, and goes on to the next."""
 
     def __init__(
         self, tokens_BT: Tensor, *, start: int, dense: bool, flex_windows: Collection[int | None]
@@ -187,17 +207,25 @@ class Documents:
         """`dense`: for kernels that take a mask of all pairs; `flex_windows`: those of the layers
         that FlexAttention computes."""
         self.ids_BT = (tokens_BT == start).cumsum(1)
-        self.seen_B1TT = seen(self.ids_BT) if dense else None
-        self.flex: dict[int | None, Any] = {
-            window: flex_mask(self.ids_BT, window) for window in flex_windows
-        }
+        self.seen_B1TT: Tensor | None = None
+        if dense:
+            self.seen_B1TT = seen(self.ids_BT)
+        self.flex = dict[int | None, Any]()
+        for window in flex_windows:
+            self.flex[window] = flex_mask(self.ids_BT, window)
+
+    def all_pairs(self) -> Tensor:
+        """Return the mask of all pairs, (B, 1, T, T): true where a query sees a key."""
+        assert self.seen_B1TT is not None, "Documents must be dense for this kernel"
+        return self.seen_B1TT
 
 
 def seen(ids_BT: Tensor) -> Tensor:
     """Say whether a query sees a key, (B, 1, T, T): one of its own document, and not after it."""
-    same_B1TT = ids_BT[:, None, :, None] == ids_BT[:, None, None, :]
     T = ids_BT.shape[1]
-    return same_B1TT & torch.ones(T, T, dtype=torch.bool, device=ids_BT.device).tril()
+    same_B1TT = ids_BT[:, None, :, None] == ids_BT[:, None, None, :]
+    earlier_TT = torch.ones(T, T, dtype=torch.bool, device=ids_BT.device).tril()
+    return same_B1TT & earlier_TT
 
 
 # --- the module -----------------------------------------------------------------------------------
@@ -209,9 +237,8 @@ class Merged(nn.Module):
     values and checkpoints."""
 
     def forward(self, x_BTC: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
-        return F.linear(x_BTC, torch.cat(weights)).split(
-            [weight.shape[0] for weight in weights], dim=2
-        )
+        sizes = [weight.shape[0] for weight in weights]
+        return F.linear(x_BTC, torch.cat(weights)).split(sizes, dim=2)
 
 
 class CausalSelfAttention(nn.Module):
@@ -221,17 +248,17 @@ class CausalSelfAttention(nn.Module):
     def __init__(self, run: Run, layer: int) -> None:
         super().__init__()
         m = run.model
-        self.n_head, self.n_kv_heads, self.d_head = (
-            m.n_head,
-            run.attention.n_kv_heads,
-            m.d_model // m.n_head,
-        )
-        self.qk_norm, self.position = m.qk_norm, run.position
+        self.n_head = m.n_head
+        self.n_kv_heads = run.attention.n_kv_heads
+        self.d_head = m.d_model // m.n_head
+        self.qk_norm = m.qk_norm
+        self.position = run.position
         with keyed(run.seed, f"blocks.{layer}.attention.mixer"):
             self.mixer = run.attention.mixer(run, layer)
+        d_kv = self.n_kv_heads * self.d_head
         self.q_proj = nn.Linear(m.d_model, self.n_head * self.d_head, bias=False)
-        self.k_proj = nn.Linear(m.d_model, self.n_kv_heads * self.d_head, bias=False)
-        self.v_proj = nn.Linear(m.d_model, self.n_kv_heads * self.d_head, bias=False)
+        self.k_proj = nn.Linear(m.d_model, d_kv, bias=False)
+        self.v_proj = nn.Linear(m.d_model, d_kv, bias=False)
         self.out_proj = nn.Linear(m.d_model, m.d_model, bias=False)
         self.merged = Merged() if run.attention.merge_qkv else None
 
@@ -239,18 +266,25 @@ class CausalSelfAttention(nn.Module):
         """`context.mixers` replace the layer's own mixer: those of generation read and write a
         cache."""
         mix = self.mixer if context.mixers is None else next(context.mixers)
-        maps = self.q_proj, self.k_proj, self.v_proj
-        made = (
-            [projection(x_BTC) for projection in maps]
-            if self.merged is None
-            else self.merged(x_BTC, *(projection.weight for projection in maps))
-        )
-        q_BTHD, k_BTKD, v_BTKD = (y.unflatten(2, (-1, self.d_head)) for y in made)
+        q_BTHD, k_BTKD, v_BTKD = self._heads(x_BTC)
         if self.qk_norm:
-            q_BTHD, k_BTKD = rms_norm(q_BTHD, 1e-6), rms_norm(k_BTKD, 1e-6)
+            q_BTHD = rms_norm(q_BTHD, 1e-6)
+            k_BTKD = rms_norm(k_BTKD, 1e-6)
         q_BTHD, k_BTKD = self.position.turn(q_BTHD, k_BTKD, context.tables)
         for _, idea, part in ideas:
             q_BTHD, k_BTKD, v_BTKD = idea.qkv(part, q_BTHD, k_BTKD, v_BTKD, context)
-        heads = q_BTHD.transpose(1, 2), k_BTKD.transpose(1, 2), v_BTKD.transpose(1, 2)
-        y_BHTD = mix(*heads) if context.documents is None else mix(*heads, context.documents)
+        heads = [x.transpose(1, 2) for x in (q_BTHD, k_BTKD, v_BTKD)]
+        if context.documents is not None:
+            heads.append(context.documents)
+        y_BHTD = mix(*heads)
         return self.out_proj(y_BHTD.transpose(1, 2).flatten(2))
+
+    def _heads(self, x_BTC: Tensor) -> list[Tensor]:
+        """Return queries, keys and values, head by head."""
+        maps = (self.q_proj, self.k_proj, self.v_proj)
+        if self.merged is None:
+            made = [projection(x_BTC) for projection in maps]
+        else:
+            weights = [projection.weight for projection in maps]
+            made = self.merged(x_BTC, *weights)
+        return [y.unflatten(2, (-1, self.d_head)) for y in made]

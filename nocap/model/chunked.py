@@ -46,17 +46,19 @@ def chunk_step(
     if softcap is not None:
         tanh_NV = logits_NV.div_(softcap).tanh_()
         logits_NV = softcap * tanh_NV
-        slope_NV = wide(tanh_NV).square().neg_().add_(1) if gradient else None
+        if gradient:
+            slope_NV = wide(tanh_NV).square().neg_().add_(1)
     logits_NV = wide(logits_NV)
     wanted_N1 = logits_NV.gather(1, targets_N[:, None])
     top_N1 = logits_NV.amax(1, keepdim=True)
-    exp_NV = logits_NV.sub_(
-        top_N1
-    ).exp_()  # in place: torch's logsumexp would hold two more of this size
+    # in place: torch's logsumexp would hold two more of this size
+    exp_NV = logits_NV.sub_(top_N1).exp_()
     sum_N1 = exp_NV.sum(1, keepdim=True)
     log_z_N1 = top_N1 + sum_N1.log()
     loss = (log_z_N1 - wanted_N1 + z_loss * log_z_N1.square()).sum()
-    plain = (log_z_N1 - wanted_N1).sum() if z_loss else loss
+    plain = loss
+    if z_loss:
+        plain = (log_z_N1 - wanted_N1).sum()
     if not gradient:
         return loss, plain, None
     by_logits_NV = exp_NV.mul_((1 + 2 * z_loss * log_z_N1) / sum_N1)
@@ -84,7 +86,9 @@ def chunked_cross_entropy(
     no second backward pass. `step` may be `chunk_step` compiled.
     """
     device = x_NC.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x_NC.dtype
+    dtype = x_NC.dtype
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
 
     def one(
         x: Tensor, weight: Tensor, targets: Tensor, gradient: bool
@@ -96,12 +100,15 @@ def chunked_cross_entropy(
             x_NC, weight_VC, targets_N, chunks, dtype, one
         )  # type: ignore[no-untyped-call]
         return both
-    parts = zip(x_NC.chunk(chunks), targets_N.chunk(chunks), strict=True)
     weight = weight_VC.to(dtype)
-    losses, plains, _ = zip(
-        *(one(x.to(dtype), weight, targets, False) for x, targets in parts), strict=True
-    )
-    return _mean(losses, x_NC.shape[0]), _mean(plains, x_NC.shape[0])
+    losses = []
+    plains = []
+    for x, targets in zip(x_NC.chunk(chunks), targets_N.chunk(chunks), strict=True):
+        loss, plain, _ = one(x.to(dtype), weight, targets, False)
+        losses.append(loss)
+        plains.append(plain)
+    N = x_NC.shape[0]
+    return _mean(losses, N), _mean(plains, N)
 
 
 def _mean(losses: Sequence[Tensor], n: int) -> Tensor:
@@ -131,11 +138,13 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         N = x_NC.shape[0]
         weight = weight_VC.to(dtype)
-        by_x_NC, by_weight_VC = torch.empty_like(x_NC), torch.zeros_like(weight_VC)
-        losses, plains = [], []
-        for x, targets, by_x in zip(
-            x_NC.chunk(chunks), targets_N.chunk(chunks), by_x_NC.chunk(chunks), strict=True
-        ):
+        by_x_NC = torch.empty_like(x_NC)
+        by_weight_VC = torch.zeros_like(weight_VC)
+        losses = []
+        plains = []
+        xs = x_NC.chunk(chunks)
+        by_xs = by_x_NC.chunk(chunks)
+        for x, targets, by_x in zip(xs, targets_N.chunk(chunks), by_xs, strict=True):
             x = x.to(dtype)
             loss, plain, by_logits = step(x, weight, targets, True)
             assert by_logits is not None
@@ -146,9 +155,10 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             del by_logits  # or it would stand beside the next chunk's logits
         ctx.save_for_backward(by_x_NC, by_weight_VC)
         ctx.n_tokens = N
-        means = _mean(losses, N), _mean(plains, N)
-        ctx.mark_non_differentiable(means[1])
-        return means
+        mean = _mean(losses, N)
+        plain_mean = _mean(plains, N)
+        ctx.mark_non_differentiable(plain_mean)
+        return mean, plain_mean
 
     @staticmethod
     @once_differentiable

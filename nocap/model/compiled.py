@@ -29,8 +29,9 @@ def compiled(
 def compile_in_place(modules: list[nn.Module], *, tuned: bool = False) -> None:
     """Compile modules in place. They keep their names."""
     _prepare()
+    options = TUNED if tuned else None
     for module in modules:
-        module.compile(fullgraph=True, dynamic=False, options=TUNED if tuned else None)
+        module.compile(fullgraph=True, dynamic=False, options=options)
 
 
 def compiler_failed(error: Exception) -> bool:
@@ -42,10 +43,9 @@ def _prepare() -> None:
     places = private_caches()
     from torch._inductor import codecache, config
 
-    codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR = (
-        f"{places['TORCHINDUCTOR_CACHE_DIR']}/precompiled_headers{below}"
-        for below in ("", "/locks")
-    )
+    headers = f"{places['TORCHINDUCTOR_CACHE_DIR']}/precompiled_headers"
+    codecache._HEADER_DIR = headers
+    codecache._HEADER_LOCK_DIR = f"{headers}/locks"
     config.cpp_cache_precompile_headers = places[HEADERS] != "0"
     dynamo = torch._dynamo.config
     dynamo.recompile_limit = max(dynamo.recompile_limit, VERSIONS)

@@ -36,9 +36,8 @@ from nocap.options.ideas import MODEL_JOINTS, Idea
 from nocap.options.model import Model, NormPlacement
 
 Forward = Callable[[int], Any]  # of so many tokens
-Cost = Callable[
-    [int], float
-]  # FLOPs of so many tokens, forward and backward, with all pairs of them
+# FLOPs of so many tokens, forward and backward, with all pairs of them
+Cost = Callable[[int], float]
 
 
 def flops_per_token(run: Run, *, vocab_size: int, causal: bool = True) -> tuple[float | None, str]:
@@ -55,9 +54,8 @@ def component_flops(
     """Count the same by component, in FLOPs a training token; null where it could not be counted.
     Without `formulas` all but the projections of nocap's own attention are counted, which shows
     whether a formula is right."""
-    return (
-        _Tally(run=run, vocab_size=vocab_size, causal=causal, formulas=formulas).filled().components
-    )
+    tally = _Tally(run=run, vocab_size=vocab_size, causal=causal, formulas=formulas)
+    return tally.filled().components
 
 
 @dataclass(kw_only=True, slots=True)
@@ -75,12 +73,19 @@ class _Tally:
 
     def total(self) -> float | None:
         known = [flops for flops in self.components.values() if flops is not None]
-        return sum(known) if len(known) == len(self.components) else None
+        if len(known) < len(self.components):
+            return None
+        return sum(known)
 
     def basis(self) -> str:
         if self.not_counted:
             return f"not counted ({'; '.join(self.not_counted)})"
-        return "arithmetic" + (f"; counted: {', '.join(self.counted)}" if self.counted else "")
+        parts = ["arithmetic"]
+        if self.counted:
+            parts.append(f"counted: {', '.join(self.counted)}")
+        if self.run.data.document_mask:
+            parts.append("at most: as if a sequence were one document")
+        return "; ".join(parts)
 
     def filled(self) -> Self:
         m = self.run.model
@@ -101,26 +106,34 @@ class _Tally:
     # --- the components
 
     def _attention(self) -> None:
-        run, m, option = self.run, self.run.model, self.run.attention
-        layers = range(m.n_layer)
+        m = self.run.model
+        option = self.run.attention
         if type(option).build is not Attention.build:
-            # all that the module does goes to the scores
-            self.components |= {"qkv": 0.0, "attention_out": 0.0}
-            formula = self._formula(option, "flops_per_token", "build", "mixer")
-            if formula and self.causal:
-                self.components["scores"] = sum(formula(run, layer) for layer in layers)
-            else:
-                self._count("scores", "attention", lambda: self._of_layers(_attention_module))
+            self._own_attention()
             return
         d_kv = m.d_model // m.n_head * option.n_kv_heads
         self.components["qkv"] = 6.0 * m.n_layer * m.d_model * (m.d_model + 2 * d_kv)
         self.components["attention_out"] = 6.0 * m.n_layer * m.d_model**2
-        if keys_met := self._formula(option, "keys_met", "mixer"):
-            met = sum(keys_met(layer, m.seq_len) for layer in layers)
-            keys = met if self.causal else m.n_layer * m.seq_len
-            self.components["scores"] = 12.0 * m.d_model * keys
-        else:
+        keys_met = self._formula(option, "keys_met", "mixer")
+        if keys_met is None:
             self._count("scores", "attention", lambda: self._of_layers(_mixer))
+            return
+        keys: float = m.n_layer * m.seq_len
+        if self.causal:
+            keys = sum(keys_met(layer, m.seq_len) for layer in range(m.n_layer))
+        self.components["scores"] = 12.0 * m.d_model * keys
+
+    def _own_attention(self) -> None:
+        """Add an attention that builds its own module: all that it does goes to the scores."""
+        run = self.run
+        self.components["qkv"] = 0.0
+        self.components["attention_out"] = 0.0
+        formula = self._formula(run.attention, "flops_per_token", "build", "mixer")
+        if formula and self.causal:
+            per_layer = [formula(run, layer) for layer in range(run.model.n_layer)]
+            self.components["scores"] = sum(per_layer)
+        else:
+            self._count("scores", "attention", lambda: self._of_layers(_attention_module))
 
     def _of_layers(self, make: Callable[[Run, int], Forward]) -> float:
         """Sum over all layers, each with the keys that its own queries meet."""
@@ -131,17 +144,22 @@ class _Tally:
         return total
 
     def _mlp(self) -> None:
-        m, option = self.run.model, self.run.mlp
-        if formula := self._formula(option, "flops_per_token", "build"):
-            self.components["mlp"] = m.n_layer * formula(m.d_model)
+        n_layer = self.run.model.n_layer
+        option = self.run.mlp
+        formula = self._formula(option, "flops_per_token", "build")
+        if formula:
+            self.components["mlp"] = n_layer * formula(self.run.model.d_model)
         else:
-            self._count("mlp", "mlp", lambda: m.n_layer * self._one(option.build))
+            self._count("mlp", "mlp", lambda: n_layer * self._one(option.build))
 
     def _norm(self) -> None:
         """Add the norms: before or after each branch, or both, and before the head."""
-        m, option = self.run.model, self.run.norm
-        n = 2 * m.n_layer * (2 if m.norm_placement is NormPlacement.both else 1) + 1
-        if formula := self._formula(option, "flops_per_token", "build"):
+        m = self.run.model
+        option = self.run.norm
+        of_branch = 2 if m.norm_placement is NormPlacement.both else 1
+        n = 2 * m.n_layer * of_branch + 1
+        formula = self._formula(option, "flops_per_token", "build")
+        if formula:
             self.components["norm"] = n * formula(m.d_model)
         else:
             self._count("norm", "norm", lambda: n * self._one(option.build))
@@ -157,9 +175,9 @@ class _Tally:
         return self._per_token(_cost(make))
 
     def _position(self) -> None:
-        if formula := self._formula(
-            self.run.position, "flops_per_token", "build", "embed", "tables", "turn"
-        ):
+        joints = ("build", "embed", "tables", "turn")
+        formula = self._formula(self.run.position, "flops_per_token", *joints)
+        if formula:
             self.components["position"] = formula(self.run)
         else:
             make = partial(_position, countable(self.run))
@@ -167,39 +185,45 @@ class _Tally:
 
     def _head(self) -> None:
         """Add the unembedding, and all that the objective does."""
-        run, vocab_size = self.run, self.vocab_size
-        if formula := self._formula(run.objective, "flops_per_token", "loss"):
-            self.components["head"] = formula(run, vocab_size=vocab_size)
+        run = self.run
+        formula = self._formula(run.objective, "flops_per_token", "loss")
+        if formula:
+            self.components["head"] = formula(run, vocab_size=self.vocab_size)
             return
-        make = partial(_head, countable(run), vocab_size)
-        # its norm is counted with the others
-        self._count(
-            "head", "objective", lambda: self._per_token(_cost(make)) - self._one(run.norm.build)
-        )
+        make = partial(_head, countable(run), self.vocab_size)
+
+        def flops() -> float:
+            # its norm is counted with the others
+            return self._per_token(_cost(make)) - self._one(run.norm.build)
+
+        self._count("head", "objective", flops)
 
     def _ideas(self) -> None:
         """Add the ideas: formulas, the model's cost with the others less its cost without, other
         models."""
-        run, vocab_size = self.run, self.vocab_size
+        run = self.run
         if not run.ideas:
             return
-        formulas = {name: self._of_idea(idea) for name, idea in run.ideas.items()}
-        known = [formula(run, vocab_size=vocab_size) for formula in formulas.values() if formula]
+        known: list[float] = []
+        others: list[str] = []
+        for name, idea in run.ideas.items():
+            formula = self._of_idea(idea)
+            if formula is None:
+                others.append(name)
+            else:
+                known.append(formula(run, vocab_size=self.vocab_size))
         known.append(self._beside())
-        others = [name for name, formula in formulas.items() if formula is None]
         if not others:
             self.components["ideas"] = sum(known)
             return
 
-        def more() -> float:
-            without = run.varied(
-                ideas={name: idea for name, idea in run.ideas.items() if name not in others}
-            )
-            dear = _cost(partial(_model, countable(run), vocab_size))
-            cheap = self._cost_of(countable(without))
-            return self._per_token(lambda n: dear(n) - cheap(n))
+        def flops() -> float:
+            rest = {name: idea for name, idea in run.ideas.items() if name not in others}
+            dear = _cost(partial(_model, countable(run), self.vocab_size))
+            cheap = self._cost_of(countable(run.varied(ideas=rest)))
+            return self._per_token(lambda n: dear(n) - cheap(n)) + sum(known)
 
-        self._count("ideas", "ideas", lambda: more() + sum(known), kind="+".join(others))
+        self._count("ideas", "ideas", flops, kind="+".join(others))
 
     def _cost_of(self, run: Run) -> Cost:
         """Return a countable model's cost: by arithmetic where all of it has a formula, else
@@ -213,24 +237,23 @@ class _Tally:
         tokens; None for another."""
         if run.ideas or not _has_nocaps_parts(run.model):
             return None
-        at_n = run.varied(model=replace(run.model, seq_len=n), attention=run.attention.at_window(n))
-        per_token = (
-            _Tally(
-                run=at_n,
-                vocab_size=self.vocab_size,
-                causal=False,
-                formulas=self.formulas,
-                counting=False,
-            )
-            .filled()
-            .total()
+        attention = run.attention.at_window(n)
+        at_n = run.varied(model=replace(run.model, seq_len=n), attention=attention)
+        tally = _Tally(
+            run=at_n,
+            vocab_size=self.vocab_size,
+            causal=False,
+            formulas=self.formulas,
+            counting=False,
         )
-        return None if per_token is None else n * per_token
+        per_token = tally.filled().total()
+        if per_token is None:
+            return None
+        return n * per_token
 
     def _of_idea(self, idea: Idea) -> Callable[..., float] | None:
-        return self._formula(
-            idea, "flops_per_token", *MODEL_JOINTS, "build", "build_layer", "built"
-        )
+        joints = (*MODEL_JOINTS, "build", "build_layer", "built")
+        return self._formula(idea, "flops_per_token", *joints)
 
     def _whole_model(self) -> float:
         keys = fmean(map(self._keys, range(self.run.model.n_layer)))
@@ -239,19 +262,24 @@ class _Tally:
 
     def _beside(self) -> float:
         """Sum over the other models that ideas run."""
-        run, ideas = self.run, self.run.ideas.values()
-        return sum(idea.flops_beside(run, vocab_size=self.vocab_size) for idea in ideas)
+        ideas = self.run.ideas.values()
+        return sum(idea.flops_beside(self.run, vocab_size=self.vocab_size) for idea in ideas)
 
     # --- how they become known
 
     def _formula(self, option: Option, fact: str, *of: str) -> Callable[..., float] | None:
-        return declared(option, fact, of=of) if self.formulas else None
+        if not self.formulas:
+            return None
+        return declared(option, fact, of=of)
 
     def _count(
         self, component: str, group: str, flops: Callable[[], float], *, kind: str = ""
     ) -> None:
         """Take a component from counting the option of this group."""
-        option = group if group == "model" else f"{group}={kind or getattr(self.run, group).kind}"
+        option = group
+        if group != "model":
+            kind = kind or getattr(self.run, group).kind
+            option = f"{group}={kind}"
         try:
             if not self.counting:
                 raise NotCountedError("it has no formula")
@@ -265,13 +293,16 @@ class _Tally:
     def _keys(self, layer: int) -> float:
         """Return how many keys a query of this layer meets on average."""
         T = self.run.model.seq_len
-        return causal_keys(self.run.attention.window_of(layer), T) if self.causal else T
+        if not self.causal:
+            return T
+        return causal_keys(self.run.attention.window_of(layer), T)
 
     def _per_token(self, cost: Cost, keys: float | None = None) -> float:
         """Return FLOPs a token where a query meets so many keys, by default those under the causal
         mask."""
         T = self.run.model.seq_len
-        keys = keys if keys is not None else causal_keys(None, T) if self.causal else T
+        if keys is None:
+            keys = causal_keys(None, T) if self.causal else T
         return cost(T) / T - _by_pair(cost, T) * (T - keys)
 
 
@@ -283,7 +314,9 @@ def _has_nocaps_parts(model: Model) -> bool:
 def _by_pair(cost: Cost, T: int) -> float:
     """Return b of a cost of c + a·n + b·n² by its second difference, which is 0 where cost grows
     with n alone. A text of one token does not show it."""
-    long, middle, short = T, T // 2, T // 4
+    long = T
+    middle = T // 2
+    short = T // 4
     if middle == 0 or cost(middle) * long == cost(long) * middle:
         return 0.0
     upper = (cost(long) - cost(middle)) / (long - middle)
@@ -296,12 +329,17 @@ def _by_pair(cost: Cost, T: int) -> float:
 
 def countable(run: Run) -> Run:
     """Vary a run to the same mathematics with open windows, by kernels that run on tensors without
-    memory, nothing padded and nothing computed twice."""
-    return run.varied(
+    memory, nothing padded, nothing computed twice, and a sequence one document."""
+    return without_documents(run).varied(
         attention=run.attention.at_window(run.model.seq_len).countable(),
         model=replace(run.model, fp8_head=False, pad_logits=False),
         trainer=replace(run.trainer, activation_checkpointing=ActivationCheckpointing.off),
     )
+
+
+def without_documents(run: Run) -> Run:
+    """Vary a run to attention over whole sequences."""
+    return run.varied(data=replace(run.data, document_mask=False))
 
 
 def _numbers(*shape: int) -> Tensor:
@@ -313,36 +351,48 @@ def _tokens(n: int) -> Tensor:
 
 
 def _mixer(run: Run, layer: int) -> Forward:
-    mixer, m = run.attention.mixer(run, layer), run.model
-    heads = (m.n_head, run.attention.n_kv_heads, run.attention.n_kv_heads)
-    return lambda n: mixer(*(_numbers(1, H, n, m.d_model // m.n_head) for H in heads))
+    m = run.model
+    mixer = run.attention.mixer(run, layer)
+    d_head = m.d_model // m.n_head
+
+    def forward(n: int) -> Any:
+        q = _numbers(1, m.n_head, n, d_head)
+        k = _numbers(1, run.attention.n_kv_heads, n, d_head)
+        v = _numbers(1, run.attention.n_kv_heads, n, d_head)
+        return mixer(q, k, v)
+
+    return forward
 
 
 def _attention_module(run: Run, layer: int) -> Forward:
     """Return a layer's attention as a function of the residual stream alone."""
-    module, positions = run.attention.build(run, layer), run.position.build(run.model)
+    module = run.attention.build(run, layer)
+    positions = run.position.build(run.model)
 
     def forward(n: int) -> Any:
         x_BTC = _numbers(1, n, run.model.d_model)
-        return module(
-            x_BTC, Context(_tokens(n), x_BTC, run.position.tables(positions, slice(0, n)), None)
-        )
+        tables = run.position.tables(positions, slice(0, n))
+        return module(x_BTC, Context(_tokens(n), x_BTC, tables, None))
 
     return forward
 
 
 def _position(run: Run) -> Forward:
     """Make the embedding and the turns of all layers; a module from outside turns inside."""
-    option, m = run.position, run.model
-    part, D = option.build(m), m.d_model // m.n_head
-    turns = range(m.n_layer) if type(run.attention).build is Attention.build else range(0)
+    m = run.model
+    option = run.position
+    part = option.build(m)
+    D = m.d_model // m.n_head
+    n_turns = m.n_layer if type(run.attention).build is Attention.build else 0
 
     def forward(n: int) -> Any:
         where = slice(0, n)
         embedded = option.embed(part, _numbers(1, n, m.d_model), where)
-        q_BTHD, k_BTKD = _numbers(1, n, m.n_head, D), _numbers(1, n, run.attention.n_kv_heads, D)
+        q_BTHD = _numbers(1, n, m.n_head, D)
+        k_BTKD = _numbers(1, n, run.attention.n_kv_heads, D)
         tables = option.tables(part, where)
-        return embedded, [option.turn(q_BTHD, k_BTKD, tables) for _ in turns]
+        turned = [option.turn(q_BTHD, k_BTKD, tables) for _ in range(n_turns)]
+        return embedded, turned
 
     return forward
 
@@ -385,7 +435,8 @@ def _cost(make: Callable[[], Forward]) -> Cost:
     Errors:
         NotCountedError: see there; also of the cost itself.
     """
-    fake, known = FakeTensorMode(), {0: 0.0}
+    fake = FakeTensorMode()
+    known = {0: 0.0}
     with uncounted_explained(), fake, torch.device("cpu"):
         forward = make()
 
@@ -393,9 +444,8 @@ def _cost(make: Callable[[], Forward]) -> Cost:
         if n not in known:
             counter = _FlopCounter()
             with uncounted_explained(), fake, torch.device("cpu"), counter:
-                outputs = [
-                    t for t in tree_leaves(forward(n)) if isinstance(t, Tensor) and t.requires_grad
-                ]
+                leaves = [t for t in tree_leaves(forward(n)) if isinstance(t, Tensor)]
+                outputs = [t for t in leaves if t.requires_grad]
                 torch.autograd.backward(outputs, [torch.ones_like(t) for t in outputs])
             known[n] = counter.flops
         return known[n]
@@ -435,17 +485,17 @@ def op_flops(func: Any, args: Any, kwargs: Any, out: Any, *, all_pairs: bool = F
     """
     name = func._overloadpacket.__name__
     if "scaled_dot_product" in name:
-        named = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
+        arguments = [argument.name for argument in func._schema.arguments]
+        named = dict(zip(arguments, args, strict=False)) | kwargs
         B, H, T_query, D = named["query"].shape
-        whole = (
-            4.0
-            * B
-            * H
-            * T_query
-            * named["key"].shape[2]
-            * D
-            * (2 if name.endswith("_backward") else 1)
-        )
-        return whole / 2 if named.get("is_causal") and not all_pairs else whole
+        T_key = named["key"].shape[2]
+        flops = 4.0 * B * H * T_query * T_key * D
+        if name.endswith("_backward"):
+            flops *= 2
+        if named.get("is_causal") and not all_pairs:
+            flops /= 2
+        return flops
     formula = flop_registry.get(func._overloadpacket)
-    return float(formula(*args, **kwargs, out_val=out)) if formula else 0.0
+    if formula is None:
+        return 0.0
+    return float(formula(*args, **kwargs, out_val=out))

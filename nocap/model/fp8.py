@@ -13,10 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-E4M3, E5M2 = (
-    torch.float8_e4m3fn,
-    torch.float8_e5m2,
-)  # values and weights; gradients, whose range is wider
+E4M3 = torch.float8_e4m3fn  # values and weights
+E5M2 = torch.float8_e5m2  # gradients, whose range is wider
 COLUMNS = 64
 
 
@@ -27,9 +25,12 @@ class Fp8Linear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
             return super().forward(x)
-        weight_VC = F.pad(self.weight, (0, 0, 0, -self.out_features % COLUMNS))
-        y_NV: Tensor = _Fp8Product.apply(x.flatten(0, -2), weight_VC)  # type: ignore[no-untyped-call]
-        return y_NV.unflatten(0, x.shape[:-1])[..., : self.out_features]
+        missing = -self.out_features % COLUMNS
+        weight_VC = F.pad(self.weight, (0, 0, 0, missing))
+        x_NC = x.flatten(0, -2)
+        y_NV: Tensor = _Fp8Product.apply(x_NC, weight_VC)  # type: ignore[no-untyped-call]
+        y = y_NV.unflatten(0, x.shape[:-1])
+        return y[..., : self.out_features]
 
 
 class _Fp8Product(torch.autograd.Function):
@@ -37,10 +38,12 @@ class _Fp8Product(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x_NC: Tensor, weight_VC: Tensor) -> Tensor:
-        x, weight = quantized(x_NC, E4M3), quantized(weight_VC, E4M3)
-        ctx.save_for_backward(*x, *weight)
-        ctx.dtypes = x_NC.dtype, weight_VC.dtype
-        return product(x, (weight[0].t(), weight[1]), fast=True)
+        x, x_scale = quantized(x_NC, E4M3)
+        weight, weight_scale = quantized(weight_VC, E4M3)
+        ctx.save_for_backward(x, x_scale, weight, weight_scale)
+        ctx.x_dtype = x_NC.dtype
+        ctx.weight_dtype = weight_VC.dtype
+        return product((x, x_scale), (weight.t(), weight_scale), fast=True)
 
     @staticmethod
     @once_differentiable
@@ -48,14 +51,17 @@ class _Fp8Product(torch.autograd.Function):
         x, x_scale, weight, weight_scale = ctx.saved_tensors
         by_y, scale = quantized(by_y_NV, E5M2)
         by_x_NC = product((by_y, scale), (by_column(weight), weight_scale))
-        by_weight_VC = product((by_y.t().contiguous(), scale), (by_column(x), x_scale))
-        return by_x_NC.to(ctx.dtypes[0]), by_weight_VC.to(ctx.dtypes[1])
+        by_y_VN = by_y.t().contiguous()
+        by_weight_VC = product((by_y_VN, scale), (by_column(x), x_scale))
+        return by_x_NC.to(ctx.x_dtype), by_weight_VC.to(ctx.weight_dtype)
 
 
 def quantized(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """x divided by a scale that takes its largest value to the dtype's, and that scale, fp32."""
-    scale = x.abs().amax().float().clamp_min(1e-12) / torch.finfo(dtype).max
-    return (x.float() / scale).to(dtype), scale
+    largest = x.abs().amax().float()
+    scale = largest.clamp_min(1e-12) / torch.finfo(dtype).max
+    scaled = x.float() / scale
+    return scaled.to(dtype), scale
 
 
 def by_column(x: Tensor) -> Tensor:
@@ -66,5 +72,7 @@ def by_column(x: Tensor) -> Tensor:
 def product(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], *, fast: bool = False) -> Tensor:
     """Return a·b in bf16. `fast`: a GPU's tensor cores add in fewer bits than fp32, which gradients
     do not bear."""
-    how: dict[str, Any] = {"scale_a": a[1], "scale_b": b[1], "use_fast_accum": fast}
-    return torch._scaled_mm(a[0], b[0], out_dtype=torch.bfloat16, **how)
+    a_values, a_scale = a
+    b_values, b_scale = b
+    how: dict[str, Any] = {"scale_a": a_scale, "scale_b": b_scale, "use_fast_accum": fast}
+    return torch._scaled_mm(a_values, b_values, out_dtype=torch.bfloat16, **how)

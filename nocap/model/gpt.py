@@ -22,13 +22,13 @@ from nocap.model.attention import autocast_like
 from nocap.model.chunked import chunk_step, chunked_cross_entropy, wide
 from nocap.model.fp8 import Fp8Linear
 from nocap.model.language_model import Joined, LanguageModel, Loss, joined
+from nocap.model.position import document_positions
 from nocap.options.ideas import JOINTS, overrides
 from nocap.options.model import NormPlacement, ResidualScale
 
 if TYPE_CHECKING:
     from nocap.config.run import Run
     from nocap.model.attention import Mixer
-    from nocap.options.attention import Attention
     from nocap.options.model import Model
     from nocap.options.norm import Norm
 
@@ -54,16 +54,19 @@ class Branch(nn.Module):
 
     def __init__(self, f: nn.Module, *, norm: Norm, model: Model, scale: float) -> None:
         super().__init__()
-        self.f, self.scale, self.placement = f, scale, model.norm_placement
+        self.f = f
+        self.scale = scale
+        self.placement = model.norm_placement
         self.norm = norm.build(model.d_model)
-        self.norm_after = (
-            norm.build(model.d_model) if self.placement is NormPlacement.both else None
-        )
+        self.norm_after: nn.Module | None = None
+        if self.placement is NormPlacement.both:
+            self.norm_after = norm.build(model.d_model)
 
     def forward(self, x_BTC: Tensor, *context: object) -> Tensor:
         if self.placement is NormPlacement.post:
-            y_BTC: Tensor = self.norm(x_BTC + self.scaled(self.f(x_BTC, *context)))
-            return y_BTC.type_as(x_BTC)
+            sum_BTC = x_BTC + self.scaled(self.f(x_BTC, *context))
+            normed_BTC: Tensor = self.norm(sum_BTC)
+            return normed_BTC.type_as(x_BTC)
         y_BTC = self.f(self.norm(x_BTC), *context)
         if self.norm_after is not None:
             y_BTC = self.norm_after(y_BTC)
@@ -71,7 +74,9 @@ class Branch(nn.Module):
 
     def scaled(self, y_BTC: Tensor) -> Tensor:
         # eager, a factor of 1 would cost two passes over memory
-        return y_BTC if self.scale == 1.0 else self.scale * y_BTC
+        if self.scale == 1.0:
+            return y_BTC
+        return self.scale * y_BTC
 
 
 class Block(nn.Module):
@@ -80,26 +85,23 @@ class Block(nn.Module):
     def __init__(self, run: Run, layer: int) -> None:
         super().__init__()
         m = run.model
+        scaled = m.residual_scale
+        small = 1 / math.sqrt(2 * m.n_layer)
+        attention_scale = 1.0 if scaled is ResidualScale.none else small
+        mlp_scale = small if scaled is ResidualScale.both else 1.0
         attention = run.attention.build(run, layer)
-        small, kind = 1 / math.sqrt(2 * m.n_layer), m.residual_scale
-        self.attention = Branch(
-            attention, norm=run.norm, model=m, scale=1.0 if kind is ResidualScale.none else small
-        )
-        self.mlp = Branch(
-            run.mlp.build(m.d_model),
-            norm=run.norm,
-            model=m,
-            scale=small if kind is ResidualScale.both else 1.0,
-        )
+        self.attention = Branch(attention, norm=run.norm, model=m, scale=attention_scale)
+        mlp = run.mlp.build(m.d_model)
+        self.mlp = Branch(mlp, norm=run.norm, model=m, scale=mlp_scale)
         self.checkpointing = run.trainer.activation_checkpointing
         self.draws = run.draws
         self.ideas, self.joined = joined(
             run, f"blocks.{layer}.ideas", lambda idea: idea.build_layer(run, layer)
         )
         # Passed only where there are some: an attention module from outside need not know of ideas.
-        self.of_qkv: tuple[Joined, ...] = (
-            (self.joined,) if any(overrides(idea, "qkv") for _, idea, _ in self.joined) else ()
-        )
+        self.of_qkv: tuple[Joined, ...] = ()
+        if any(overrides(idea, "qkv") for _, idea, _ in self.joined):
+            self.of_qkv = (self.joined,)
 
     def forward(self, x_BTC: Tensor, context: Context) -> Tensor:
         for _, idea, part in self.joined:
@@ -110,9 +112,8 @@ class Block(nn.Module):
         return x_BTC
 
     def branches(self, x_BTC: Tensor, context: Context) -> Tensor:
-        x_BTC = self._call(
-            ActivationCheckpointing.attention, self.attention, x_BTC, context, *self.of_qkv
-        )
+        part = ActivationCheckpointing.attention
+        x_BTC = self._call(part, self.attention, x_BTC, context, *self.of_qkv)
         return self._call(ActivationCheckpointing.mlp, self.mlp, x_BTC)
 
     def _call(self, part: ActivationCheckpointing, f: Callable[..., Tensor], *args: Any) -> Tensor:
@@ -130,9 +131,9 @@ class Padded(nn.Linear):
     them; the columns of zeros are cut off."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, F.pad(self.weight, (0, 0, 0, -self.out_features % 64)))[
-            ..., : self.out_features
-        ]
+        missing = -self.out_features % 64
+        weight = F.pad(self.weight, (0, 0, 0, missing))
+        return F.linear(x, weight)[..., : self.out_features]
 
 
 class Head(nn.Module):
@@ -142,13 +143,15 @@ class Head(nn.Module):
     def __init__(self, run: Run, vocab_size: int) -> None:
         super().__init__()
         self.norm = run.norm.build(run.model.d_model)
-        product = Fp8Linear if run.model.fp8_head else Padded if run.model.pad_logits else nn.Linear
+        product: type[nn.Linear] = nn.Linear
+        if run.model.fp8_head:
+            product = Fp8Linear
+        elif run.model.pad_logits:
+            product = Padded
         self.unembed = product(run.model.d_model, vocab_size, bias=False)
-        self.softcap, self.objective, self.chunks = (
-            run.model.logit_softcap,
-            run.objective,
-            run.objective.loss_chunks,
-        )
+        self.softcap = run.model.logit_softcap
+        self.objective = run.objective
+        self.chunks = run.objective.loss_chunks
         self.chunk_step = chunk_step
         # the model's ideas: some change what is unembedded, some add a loss to this one
         self.joined: Joined = ()
@@ -179,12 +182,12 @@ class Head(nn.Module):
         next-token loss."""
         if not self.training:
             return Loss(self.next_token(x_BTC, targets_BT))
-        losses = {
-            name: idea.loss(part, x_BTC, targets_BT, self) for name, idea, part in self.joined
-        }
-        return self.objective.loss(self, x_BTC, targets_BT).plus(
-            {name: loss for name, loss in losses.items() if loss is not None}
-        )
+        added = {}
+        for name, idea, part in self.joined:
+            loss = idea.loss(part, x_BTC, targets_BT, self)
+            if loss is not None:
+                added[name] = loss
+        return self.objective.loss(self, x_BTC, targets_BT).plus(added)
 
     def next_token(self, x_BTC: Tensor, targets_BT: Tensor) -> Tensor:
         """Mean cross-entropy in nats per token, fp32."""
@@ -206,9 +209,10 @@ class Head(nn.Module):
             )
         logits_NV = wide(self.logits(x_BTC).flatten(0, 1))
         plain = F.cross_entropy(logits_NV, targets_BT.flatten())
-        return plain + z_loss * logits_NV.logsumexp(
-            -1
-        ).square().mean() if z_loss > 0 else plain, plain
+        if z_loss <= 0:
+            return plain, plain
+        square = logits_NV.logsumexp(-1).square()
+        return plain + z_loss * square.mean(), plain
 
 
 class GPT(LanguageModel):
@@ -225,11 +229,15 @@ class GPT(LanguageModel):
         self.blocks = nn.ModuleList(m.build_block(run, layer) for layer in range(m.n_layer))
         self.head = Head(run, vocab_size)
         self.residual_precision = m.residual_precision
-        self.documents = documents_of(run.attention, run)
-        self.positions, self.position = run.position, run.position.build(m)
+        self.documents = documents_of(run)
+        # the token with which positions begin anew
+        self.restart = run.document_start if run.position.restart else None
+        self.positions = run.position
+        self.position = run.position.build(m)
+        limit = 1 / math.sqrt(m.d_model)
         for table in (self.embedding, self.position):
             if isinstance(table, nn.Embedding):
-                nn.init.uniform_(table.weight, -1 / math.sqrt(m.d_model), 1 / math.sqrt(m.d_model))
+                nn.init.uniform_(table.weight, -limit, limit)
         if m.tie_head:
             self.embedding.weight = self.head.unembed.weight
         self.ideas, self.joined = joined(
@@ -246,30 +254,39 @@ class GPT(LanguageModel):
         mixers: Sequence[Mixer] | None = None,
     ) -> Tensor:
         """Token ids to the residual stream before the final norm, (B, T, C). `where` are their
-        positions; default: from 0 on."""
-        where = slice(0, tokens_BT.shape[1]) if where is None else where
-        x_BTC = self.carried(self.positions.embed(self.position, self.embedding(tokens_BT), where))
-        context = Context(
-            tokens_BT,
-            x_BTC,
-            self.positions.tables(self.position, where),
-            None if mixers is None else iter(mixers),
-        )
+        positions; default: `places`."""
+        if where is None:
+            where = self.places(tokens_BT)
+        x_BTC = self.positions.embed(self.position, self.embedding(tokens_BT), where)
+        x_BTC = self.carried(x_BTC)
+        tables = self.positions.tables(self.position, where)
+        own_mixers = None if mixers is None else iter(mixers)
+        context = Context(tokens_BT, x_BTC, tables, own_mixers)
         if self.documents is not None:
             context.documents = self.documents(tokens_BT)
         for _, idea, part in self.joined:
-            context.x0_BTC = x_BTC = self.carried(idea.embed(part, x_BTC, context))
+            x_BTC = self.carried(idea.embed(part, x_BTC, context))
+            context.x0_BTC = x_BTC
         for block in self.blocks:
             x_BTC = self.carried(block(x_BTC, context))
         for _, idea, part in self.joined:
             x_BTC = idea.readout(part, x_BTC, context)
         return x_BTC
 
+    def places(self, tokens_BT: Tensor) -> slice | Tensor:
+        """Return the positions of these tokens: from 0 on, or from 0 on in each document."""
+        if self.restart is None:
+            return slice(0, tokens_BT.shape[1])
+        return document_positions(tokens_BT, start=self.restart)
+
     def carried(self, x_BTC: Tensor) -> Tensor:
         """Return the residual stream in its own precision, whatever a part returned. Where products
         are fp32, as in validation, so is it."""
-        bf16 = self.residual_precision is Precision.bf16 and autocast_like(x_BTC) is Precision.bf16
-        return x_BTC.bfloat16() if bf16 else x_BTC
+        if self.residual_precision is not Precision.bf16:
+            return x_BTC
+        if autocast_like(x_BTC) is not Precision.bf16:
+            return x_BTC
+        return x_BTC.bfloat16()
 
     def forward(self, tokens_BT: Tensor, targets_BT: Tensor) -> Loss:
         """Mean loss in nats per token."""
@@ -287,10 +304,15 @@ class GPT(LanguageModel):
         return [*self.blocks, self.head]
 
 
-def documents_of(attention: Attention, run: Run) -> Callable[[Tensor], Any] | None:
-    """Return what makes the fourth argument of this option's mixers, where they have one."""
-    documents = declared(attention, "documents", of=("build", "mixer"))
-    return documents(run) if documents is not None else None
+def documents_of(run: Run) -> Callable[[Tensor], Any] | None:
+    """Return what makes the fourth argument of the mixers, where attention stays inside a
+    document."""
+    if not run.data.document_mask:
+        return None
+    documents = declared(run.attention, "documents", of=("build", "mixer"))
+    assert documents is not None, "Run refuses the mask beside attention without documents"
+    made: Callable[[Tensor], Any] = documents(run)
+    return made
 
 
 def build_model(run: Run, *, vocab_size: int) -> LanguageModel:
@@ -339,8 +361,7 @@ def count_parameters(model: nn.Module) -> dict[str, int]:
     total = sum(p.numel() for p in model.parameters())
     head = getattr(model, "head", None)
     tables = [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]
-    tables += [head.unembed.weight] if isinstance(head, Head) else []
-    return {
-        "total": total,
-        "non_embedding": total - sum({id(t): t.numel() for t in tables}.values()),
-    }
+    if isinstance(head, Head):
+        tables.append(head.unembed.weight)
+    sizes = {id(t): t.numel() for t in tables}
+    return {"total": total, "non_embedding": total - sum(sizes.values())}

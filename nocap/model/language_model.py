@@ -37,8 +37,10 @@ class Loss(NamedTuple):
         total = self.total
         for part in more.values():
             total = total + part
-        known = self.parts or {"next_token": self.total.detach()}
-        return Loss(total, {**known, **{name: part.detach() for name, part in more.items()}})
+        parts = dict(self.parts) or {"next_token": self.total.detach()}
+        for name, part in more.items():
+            parts[name] = part.detach()
+        return Loss(total, parts)
 
     @property
     def next_token(self) -> Tensor:
@@ -54,9 +56,8 @@ def keyed(seed: int, name: str) -> Iterator[None]:
     """Inside, torch's CPU generator is a function of seed and name; after it, it goes on as if
     nothing had been drawn."""
     before = torch.default_generator.get_state()
-    torch.default_generator.manual_seed(
-        int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:7], "big")
-    )
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    torch.default_generator.manual_seed(int.from_bytes(digest[:7], "big"))
     try:
         yield
     finally:
@@ -74,9 +75,8 @@ def joined(
             part = build(idea)
         if part is not None:
             parts[name] = part
-    return nn.ModuleDict(parts), tuple(
-        (name, run.ideas[name], part) for name, part in parts.items()
-    )
+    plugged = tuple((name, run.ideas[name], part) for name, part in parts.items())
+    return nn.ModuleDict(parts), plugged
 
 
 class LanguageModel(nn.Module):

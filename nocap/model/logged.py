@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from nocap.config.keys import InputError
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-PLACE = (
-    "logged_here"  # a module's own dict: one that all layers share would be compiled anew for each
-)
+# a module's own dict: one that all layers share would be compiled anew for each
+PLACE = "logged_here"
 
 
 def log(module: nn.Module, name: str, value: Tensor) -> None:

@@ -17,7 +17,9 @@ class PlainMlp(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.up(x)
-        return self.down(F.relu(h).square() if self.squared_relu else F.gelu(h))
+        if self.squared_relu:
+            return self.down(F.relu(h).square())
+        return self.down(F.gelu(h))
 
 
 class SwiGLU(nn.Module):
@@ -30,4 +32,5 @@ class SwiGLU(nn.Module):
         self.down = nn.Linear(hidden, d_model, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.silu(self.gate(x)) * self.up(x))
+        gate = F.silu(self.gate(x))
+        return self.down(gate * self.up(x))

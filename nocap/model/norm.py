@@ -10,7 +10,8 @@ def rms_norm(x: Tensor, eps: float) -> Tensor:
     """x / √(mean(x²) + eps) over the last dimension, computed in fp32, returned in x's dtype
     (arXiv:1910.07467)."""
     x_float = x.float()
-    return (x_float * torch.rsqrt(x_float.pow(2).mean(-1, keepdim=True) + eps)).type_as(x)
+    mean_square = x_float.pow(2).mean(-1, keepdim=True)
+    return (x_float * torch.rsqrt(mean_square + eps)).type_as(x)
 
 
 class RMSNorm(nn.Module):
@@ -19,8 +20,12 @@ class RMSNorm(nn.Module):
     def __init__(self, *, d_model: int, eps: float, gain: bool) -> None:
         super().__init__()
         self.eps = eps
-        self.gain = nn.Parameter(torch.ones(d_model)) if gain else None
+        self.gain: nn.Parameter | None = None
+        if gain:
+            self.gain = nn.Parameter(torch.ones(d_model))
 
     def forward(self, x: Tensor) -> Tensor:
         x = rms_norm(x, self.eps)
-        return x if self.gain is None else x * self.gain
+        if self.gain is None:
+            return x
+        return x * self.gain

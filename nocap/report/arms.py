@@ -6,19 +6,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from nocap.display import count, listed, percent, plural, shorten
 from nocap.judge.arms import ABSENT, spell
-from nocap.judge.compared import ComparedArm, Comparison
+from nocap.judge.compared_arms import ComparedArm, Comparison
 from nocap.judge.equal_loss import STEPS, TimeAtEqualLoss
 from nocap.judge.factors import Factors
 from nocap.judge.findings import ORDER, Finding
 from nocap.judge.interval import Estimate, confidence
 from nocap.judge.losses import Outcome
-from nocap.judge.pace import PACE
+from nocap.judge.pace import TOKEN_US as PACE
 from nocap.judge.question import PREVIOUS
 from nocap.report.table import Column, Table, TableCell
 from nocap.report.terminal import prose
 from nocap.report.words import counted, extent, gains, ratio, values
-from nocap.store.formats import count, listed, percent, plural, shorten
 from nocap.store.metrics import METRICS, Metric, Scale
 from nocap.store.timing import Timing
 

@@ -8,15 +8,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from nocap import display as formats
 from nocap.judge.arms import Arm, setting
-from nocap.judge.compared import ComparedArm, Comparison
+from nocap.judge.compared_arms import ComparedArm, Comparison
 from nocap.judge.interval import LEAST_PAIRS, confidence
 from nocap.judge.losses import Outcome
 from nocap.report import arms, forest, page, provenance, still
 from nocap.report.names import fitted
 from nocap.report.table import Table, TableCell
 from nocap.report.words import gains, values
-from nocap.store import formats
 from nocap.store.files import write_file
 from nocap.store.metrics import METRICS, Scale
 from nocap.store.runs import Curve, Record

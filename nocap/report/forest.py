@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from markupsafe import Markup, escape
 
 from nocap.config.outward import redact, visible
+from nocap.display import MINUS
 from nocap.report.names import fitted
-from nocap.store.formats import MINUS
 
 WIDTH, ROW, FOOT = 720, 30, 40  # px: a file's width, a row, the axis below
 LEFT, SHARE = 3, 94  # % of the width: where the axis begins, and how long it is

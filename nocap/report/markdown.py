@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nocap.judge.compared import Comparison
+from nocap.judge.compared_arms import Comparison
 from nocap.report import arms
 from nocap.report.table import Table, one_line, tame
 

@@ -19,8 +19,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from nocap.config.outward import redact, visible
+from nocap.display import NONE
 from nocap.report.table import Table
-from nocap.store.formats import NONE
 
 PAGES = Path(__file__).parent / "pages"
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from nocap.judge.compared import Comparison
-from nocap.store.formats import shorten
+from nocap.display import shorten
+from nocap.judge.compared_arms import Comparison
 from nocap.store.runs import Record
 
 COMMIT = 12  # letters of a hash

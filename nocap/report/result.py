@@ -22,15 +22,15 @@ from nocap import __version__
 from nocap.config.bounded import parse_json
 from nocap.config.keys import flat, require
 from nocap.config.outward import redact
+from nocap.display import plural, shorten
 from nocap.judge.compare import ask
-from nocap.judge.compared import Comparison
+from nocap.judge.compared_arms import Comparison
+from nocap.judge.comparison_json import result_of
+from nocap.judge.comparison_schema import Result, Schema, to_json
 from nocap.judge.interval import ROUNDING
 from nocap.judge.question import Question
-from nocap.judge.result import result_of
-from nocap.judge.schema import Result, Schema, to_json
 from nocap.report import arms
 from nocap.report.table import one_line
-from nocap.store.formats import plural, shorten
 from nocap.store.identity import git_state
 from nocap.store.metrics import now as today
 from nocap.store.record import ENDED, MANIFEST, SEAL, SHAPES, SUMMARY, check_shape, read_json

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 from nocap.config.outward import visible
 from nocap.judge.arms import swept_keys
-from nocap.judge.compared import Comparison
+from nocap.judge.compared_arms import Comparison
+from nocap.judge.comparison_json import result_of
+from nocap.judge.comparison_schema import ArmJson, DifferenceJson, FactorJson, LevelJson
 from nocap.judge.grouping import group
-from nocap.judge.result import result_of
-from nocap.judge.schema import ArmJson, DifferenceJson, FactorJson, LevelJson
 from nocap.store.runs import Record
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")

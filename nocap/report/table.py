@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from nocap.config.outward import redact, visible
+from nocap.display import NONE
 from nocap.report.terminal import Strip, fitted, is_numeric, prose
-from nocap.store.formats import NONE
 
 WIDEST = 1000  # characters of a cell on a terminal
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from nocap.config.outward import redact, visible
-from nocap.store.formats import NONE
+from nocap.display import NONE
 
 PIPED = 80  # characters of a line where there is neither a terminal nor COLUMNS
 GAP = 2  # between columns

@@ -7,10 +7,11 @@ from pathlib import Path
 
 from nocap.config.keys import flat
 from nocap.judge.arms import ABSENT, spell
-from nocap.judge.schema import Schema
+from nocap.judge.comparison_schema import Schema
 from nocap.report.table import Column, Table
 from nocap.store.record import ENDED
-from nocap.store.runs import Record, read
+from nocap.store.runs import Record
+from nocap.store.runs import read_record as read
 
 COLUMNS = [Column(title="part"), Column(title="key"), Column(title="a → b", keep=True)]
 RECORDED = "recorded"  # and not part of the identity

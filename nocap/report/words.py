@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from nocap import display as formats
+from nocap.display import NONE, count
 from nocap.judge.interval import ROUNDING, Estimate
 from nocap.report.table import Column, TableCell
-from nocap.store import formats
-from nocap.store.formats import NONE, count
 from nocap.store.metrics import METRICS, Better, Metric, Scale
 
 FAR = 10.0  # between the ends of a ratio: it is not known

@@ -7,8 +7,8 @@ import argparse
 from pathlib import Path
 
 from nocap import outside
+from nocap.command_line import add_outputs, command
 from nocap.config import entry
-from nocap.store.command import add_outputs, command
 from nocap.store.runs import LAST
 
 COLUMNS = "run,status,steps,val_loss,tokens_per_s,train_s,age,size"

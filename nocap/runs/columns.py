@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from nocap.config.keys import require
+from nocap.display import BYTES, NONE, count, duration, shorten, size
+from nocap.display import integer as whole
 from nocap.judge.arms import spell
 from nocap.judge.labels import has
 from nocap.store import lease
-from nocap.store.formats import BYTES, NONE, count, duration, shorten, size, whole
 from nocap.store.metrics import METRICS, OF_A_RUN, moment
 from nocap.store.runs import Record
 

@@ -13,7 +13,8 @@ from typing import Any
 
 from nocap.config.bounded import read_text
 from nocap.config.keys import require
-from nocap.judge.schema import to_json
+from nocap.display import NONE, plural, shorten, size
+from nocap.judge.comparison_schema import to_json
 from nocap.launch.mirror import send_grid, send_run
 from nocap.options.tracker import NoLoginError, TrackerSession
 from nocap.report.table import Column, Table
@@ -30,9 +31,10 @@ from nocap.runs.columns import (
 )
 from nocap.store import lease
 from nocap.store.checkpoints import FOLDER, delete, is_folder, saved_steps
-from nocap.store.formats import NONE, plural, shorten, size
 from nocap.store.record import MANIFEST
-from nocap.store.runs import GRID, Record, dig, find_one, load, read, run_folders
+from nocap.store.runs import GRID, Record, dig, find_one, run_folders
+from nocap.store.runs import load_runs as load
+from nocap.store.runs import read_record as read
 from nocap.study import log
 from nocap.training.terminal import table
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nocap.config.keys import flat
+from nocap.display import NONE
 from nocap.judge.equal_loss import STEPS
 from nocap.judge.power import (
     POWER,
@@ -21,8 +22,8 @@ from nocap.judge.power import (
 from nocap.launch.grid import Cell, Grid
 from nocap.launch.lengths import FLAG
 from nocap.report.table import Column, Table
-from nocap.store.formats import NONE
-from nocap.store.runs import Record, load
+from nocap.store.runs import Record
+from nocap.store.runs import load_runs as load
 
 TIMES = (1, 2, 4)  # the seeds
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from nocap.config.compose import Composed
 from nocap.config.defaults import COLD_S
 from nocap.config.run import Run
+from nocap.display import BYTES, duration, size, three_digits
 from nocap.launch.grid import Cell, Grid, key_of
 from nocap.launch.lengths import FLAG
 from nocap.launch.plan import outcome
@@ -18,7 +19,6 @@ from nocap.report.table import Column, Table
 from nocap.sessions.figures import PACE, StepFigures
 from nocap.sessions.foresight import foreseen
 from nocap.sessions.session import Session
-from nocap.store.formats import BYTES, duration, size, three_digits
 
 OVERHEAD = 1.15  # validation and checkpoints beside the steps
 START_S = 1.0  # a guess at the start of a worker, as COLD_S is one at compilation

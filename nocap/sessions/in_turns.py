@@ -12,10 +12,10 @@ from pathlib import Path
 from nocap.config.compose import Composed, composed
 from nocap.config.keys import require
 from nocap.config.trainer import Device
+from nocap.display import plural
 from nocap.launch.grid import Cell, Grid, replaced
 from nocap.launch.multirun import TIME
 from nocap.sessions.session import Session
-from nocap.store.formats import plural
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -35,9 +35,9 @@ from nocap.config.outward import guarded
 from nocap.config.run import Run
 from nocap.generation.engines import Cached, Engine, Recompute, windows
 from nocap.generation.text import TokenSampler, generate
-from nocap.measure.arms import step_config
 from nocap.measure.bench import carry_out, clock_of, timed_rounds
-from nocap.measure.benched import BenchedArm
+from nocap.measure.bench_arms import step_config
+from nocap.measure.bench_result import BenchedArm
 from nocap.measure.parts import allocated_bytes, part_of
 from nocap.measure.profile import profile
 from nocap.measure.timed import TimedArm, attention_ms, exponent, with_window

@@ -1,1 +1,1 @@
-"""Measurements that do not come from nocap's own trainer: of anybody's command."""
+"""Measurements from elsewhere: of anybody's command, and of what other trainers wrote."""

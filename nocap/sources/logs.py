@@ -1,7 +1,7 @@
 """Logs that somebody else's trainer wrote, as records with less in them, so that they are compared
 as nocap's own runs are.
 
-A format (`nocap.sources.formats`) gives rows; here they become runs, and `nocap.sources.naming`
+A format (`nocap.sources.formats`) gives rows; here they become runs, and `nocap.sources.log_names`
 says which arm and seed each is. A run's last row with a loss is its end. What such a record lacks
 (code, data, config) nobody can check: it says that it is imported, and its comparison is
 exploratory.
@@ -21,23 +21,24 @@ import yaml
 
 from nocap.config.keys import flat, line_of, require
 from nocap.config.paths import expanded
+from nocap.display import shorten
 from nocap.judge.comparable import EQUAL_TIME, one_budget
-from nocap.sources import naming
-from nocap.sources.columns import Columns
-from nocap.sources.files import LogFile, of_paths
-from nocap.sources.imported import TIME, ReadRun, make_records
-from nocap.sources.logged import LoggedRun
-from nocap.sources.naming import NamedRun
-from nocap.sources.rows import runs_of, title
+from nocap.sources import log_names
+from nocap.sources.log_columns import Columns
+from nocap.sources.log_files import LogFile, of_paths
+from nocap.sources.log_names import RunNames
+from nocap.sources.log_records import TIME, ReadRun, make_records
+from nocap.sources.log_rows import runs_of, title
+from nocap.sources.log_run import LogRun
 from nocap.store import runs
-from nocap.store.formats import shorten
+from nocap.store.record import RunStatus
 from nocap.store.runs import Found
 
 CONFIGS = ("hparams.yaml", ".hydra/overrides.yaml")  # beside a log, or above it
 
 
 @dataclass(kw_only=True)
-class _Loaded:
+class _Reading:
     """What was read of all logs."""
 
     found: Found = field(default_factory=Found)
@@ -45,7 +46,7 @@ class _Loaded:
     configs: Counter[Path | None] = field(default_factory=Counter)  # how many logs each is beside
 
 
-def load(
+def load_logs(
     paths: Sequence[str],
     *,
     format: str | None = None,
@@ -64,64 +65,64 @@ def load(
     """
     # logs beside nocap's own runs are named there, and left out
     if not format and not all(map(_may_be_logs, paths)):
-        typed = bool(columns or hardware or names)
+        has_options = bool(columns or hardware or names)
         rule = "hold no runs of nocap's own, with --columns, --names or --hardware"
-        require(not typed, shorten(paths), rule, "some")
-        return runs.load(paths)
+        require(not has_options, shorten(paths), rule, "some")
+        return runs.load_runs(paths)
     logs, lines = of_paths(paths, format)
-    loaded = _Loaded()
-    loaded.found.problems += lines
-    root = naming.common_parts([log.folders for log in logs])
-    loaded.configs.update(_config_beside(log, root) for log in logs)
+    reading = _Reading()
+    reading.found.problems += lines
+    root = log_names.common_parts([log.folders for log in logs])
+    reading.configs.update(_config_beside(log, root) for log in logs)
     for log in logs:
-        _read(log, root, loaded, columns or {})
-    every = _in_time(loaded.runs)
-    _name(every, names)
+        _read(log, root, reading, columns or {})
+    every = _in_time(reading.runs)
+    _find_arms(every, names)
     for run in every:
         run.status = _status(run.run)
-    loaded.found.problems += _settle_finals(every)
+    reading.found.problems += _settle_finals(every)
     if lengths:
         _settle_lengths(every)
-    make_records(every, loaded.found, hardware)
-    return loaded.found
+    make_records(every, reading.found, hardware)
+    return reading.found
 
 
 def _may_be_logs(path: str) -> bool:
     """Say whether a path is there and is nothing of nocap's own."""
-    place = expanded(path)
-    if (place / runs.GRID).is_file():
+    file = expanded(path)
+    if (file / runs.GRID).is_file():
         return False
-    if place.is_dir():
+    if file.is_dir():
         with suppress(ValueError):
             return not runs.find(path)
-    return place.exists()
+    return file.exists()
 
 
-def _read(log: LogFile, root: int, loaded: _Loaded, columns: Columns) -> None:
+def _read(log: LogFile, root: int, reading: _Reading, columns: Columns) -> None:
     """Add the runs of a log, or why there are none."""
     try:
-        read = runs_of(log.rows(), columns)
+        log_read = runs_of(log.rows(), columns)
     except ValueError as error:
-        loaded.found.unreadable[log.shown] = str(error)
+        reading.found.unreadable[log.title] = str(error)
         return
     except Exception as error:  # the format may be anybody's
-        loaded.found.unreadable[log.shown] = (
+        reading.found.unreadable[log.title] = (
             f"{type(error).__name__}: {' '.join(str(error).split())}"
         )
         return
-    loaded.found.problems += [f"{log.shown}: {line}" for line in read.lines]
-    settings, config_name = _settings_beside(log, root, loaded)
+    reading.found.problems += [f"{log.title}: {line}" for line in log_read.lines]
+    settings, config_name = _settings_beside(log, root, reading)
     content = _content(log)
-    alone = len(read.runs) == 1
+    alone = len(log_read.runs) == 1
     often = Counter[str]()
     short = "/".join([*log.folders[root:], log.path.name])
-    for run in read.runs:
+    for run in log_read.runs:
         own = run.facts.get("run", "")
         of_file = title(run.facts)
         if alone:
             of_file = ""
-        named = NamedRun(
-            shown=f"{short}:{of_file}".removesuffix(":"),
+        run_names = RunNames(
+            title=f"{short}:{of_file}".removesuffix(":"),
             folders=log.folders[root:],
             file=log.stem,
             own=own,
@@ -130,23 +131,25 @@ def _read(log: LogFile, root: int, loaded: _Loaded, columns: Columns) -> None:
             config_name=config_name,
             path="/".join(filter(None, [*log.folders, log.stem])),
         )
-        if log.given and not alone:
-            named.home = log.stem
+        if log.is_argument and not alone:
+            run_names.home = log.stem
         if own.isdecimal():  # counts runs, and names none
-            named.own = ""
-            named.numbered = not alone
+            run_names.own = ""
+            run_names.numbered = not alone
         if run.config:
-            named.config = run.config
-            named.config_name = "settings in the logs"
+            run_names.config = run.config
+            run_names.config_name = "settings in the logs"
         if own and not alone:
-            named.path = f"{named.path}/{own}"
+            run_names.path = f"{run_names.path}/{own}"
         nth = often[title(run.facts)]
         often[title(run.facts)] += 1
-        one = ReadRun(log=log, run=run, content=content, named=named, name=named.shown, nth=nth)
-        loaded.runs.append(one)
+        one = ReadRun(
+            log=log, run=run, content=content, names=run_names, name=run_names.title, nth=nth
+        )
+        reading.runs.append(one)
 
 
-def _settings_beside(log: LogFile, root: int, loaded: _Loaded) -> tuple[dict[str, str], str]:
+def _settings_beside(log: LogFile, root: int, reading: _Reading) -> tuple[dict[str, str], str]:
     """Return the settings of a log and the name of their file, whose seed is of no run where
     several logs share it."""
     path = _config_beside(log, root)
@@ -155,10 +158,12 @@ def _settings_beside(log: LogFile, root: int, loaded: _Loaded) -> tuple[dict[str
     try:
         settings = _settings(path)
     except ValueError as error:
-        loaded.found.problems.append(f"{log.shown}: the settings beside it are not read: {error}")
+        reading.found.problems.append(f"{log.title}: the settings beside it are not read: {error}")
         return {}, ""
-    if loaded.configs[path] > 1:
-        settings = {key: value for key, value in settings.items() if not naming.SEEDS.search(key)}
+    if reading.configs[path] > 1:
+        settings = {
+            key: value for key, value in settings.items() if not log_names.SEEDS.search(key)
+        }
     return settings, next(name for name in CONFIGS if path.as_posix().endswith(name))
 
 
@@ -205,15 +210,15 @@ def _content(log: LogFile) -> str:
 def _home(log: LogFile) -> str:
     """Return the folder that is the arm of a log where names say nothing."""
     for part in reversed(log.folders):
-        left = naming.OF_THE_SEED.sub("", part).strip("=_- .")
+        rest = log_names.OF_THE_SEED.sub("", part).strip("=_- .")
         is_repeat = (
-            naming.NEVER.fullmatch(part)
-            or naming.WHEN.fullmatch(part)
-            or naming.HASH.fullmatch(part)
+            log_names.NEVER.fullmatch(part)
+            or log_names.WHEN.fullmatch(part)
+            or log_names.HASH.fullmatch(part)
         )
-        if left and not is_repeat and not naming.NUMBER.fullmatch(left):
+        if rest and not is_repeat and not log_names.NUMBER.fullmatch(rest):
             return part
-    return log.folders[-1] if log.folders else log.shown
+    return log.folders[-1] if log.folders else log.title
 
 
 def _in_time(every: Sequence[ReadRun]) -> list[ReadRun]:
@@ -224,7 +229,7 @@ def _in_time(every: Sequence[ReadRun]) -> list[ReadRun]:
     return sorted(every, key=lambda each: each.run.facts["started"])
 
 
-def _name(every: Sequence[ReadRun], template: str) -> None:
+def _find_arms(every: Sequence[ReadRun], template: str) -> None:
     """
     Errors:
         ValueError: a seed that is none, or names that do not say which runs are of one arm.
@@ -232,15 +237,15 @@ def _name(every: Sequence[ReadRun], template: str) -> None:
     for each in every:
         facts = each.run.facts
         if facts.get("arm"):
-            each.named.arm = facts["arm"]
-            each.named.arm_from = "the logs"
+            each.names.arm = facts["arm"]
+            each.names.arm_from = "the logs"
         if facts.get("seed"):
-            each.named.seed = facts["seed"]
-            each.named.seed_from = "the logs"
-    naming.name([each.named for each in every], template)
+            each.names.seed = facts["seed"]
+            each.names.seed_from = "the logs"
+    log_names.find_arms([each.names for each in every], template)
 
 
-def _status(run: LoggedRun) -> str:
+def _status(run: LogRun) -> str:
     """Say how a run ended, by its log alone."""
     losses = [run.last(key) for key in ("val_loss", "val_bpb")]
     if not all(math.isfinite(x) for x in losses if x is not None):
@@ -249,7 +254,7 @@ def _status(run: LoggedRun) -> str:
     total = run.now.get("total")
     reached = run.reached.get("step")
     is_short = total is not None and reached is not None and reached < total - 1
-    if ended == "finished" and is_short and run.facts.get("budget") != TIME:
+    if ended == RunStatus.finished and is_short and run.facts.get("budget") != TIME:
         return f"unfinished: {reached:,.0f} of {total:,.0f} steps"
     return ended
 
@@ -259,17 +264,17 @@ def _settle_lengths(every: Sequence[ReadRun]) -> None:
     by_arm: dict[tuple[str, str | None], list[ReadRun]] = {}
     for each in every:
         if (
-            each.status == "finished"
+            each.status == RunStatus.finished
             and each.run.facts.get("budget") != TIME
             and each.end is not None
         ):
-            by_arm.setdefault((each.named.arm, each.run.axis), []).append(each)
+            by_arm.setdefault((each.names.arm, each.run.axis), []).append(each)
     for (_, axis), members in by_arm.items():
         ends = [each.end or 0.0 for each in members]
         longest = max(ends)
         times = [each.run.last("train_s") for each in members]
-        known = [x for x in times if x is not None]
-        if len(known) == len(times) and one_budget(known):
+        seconds = [x for x in times if x is not None]
+        if len(seconds) == len(times) and one_budget(seconds):
             continue
         least = longest - 1 if axis == "step" else longest * (1 - EQUAL_TIME)
         for each, end in zip(members, ends, strict=True):
@@ -282,7 +287,7 @@ def _settle_lengths(every: Sequence[ReadRun]) -> None:
 
 def _settle_finals(every: Sequence[ReadRun]) -> Iterator[str]:
     """Take of the losses that were measured after training the last one that all runs have."""
-    ended = [each for each in every if each.status == "finished"]
+    ended = [each for each in every if each.status == RunStatus.finished]
     names = dict.fromkeys(name for each in ended for name in each.run.finals)
     if not names:
         return

@@ -22,18 +22,21 @@ from nocap.judge.interval import analyses
 from nocap.judge.time_to_target import TargetCrossing, crossing
 from nocap.judge.turns import Limit, RaceQuestion, RaceResult, RaceRows, judge
 from nocap.report.page import finite
-from nocap.sources.command import COSTS, Command, Reading, named, result
+from nocap.sources.command import COSTS, Command, failures_of
+from nocap.sources.reading import Reading, result
 from nocap.store.metrics import METRICS, Better, Ending, Measurement, Metric, now
-from nocap.store.record import Whole, digest, read_json, write_json
+from nocap.store.record import Required, digest, read_json, write_json
 
 FILE = "race.json"
 MEASURED = (*COSTS, *TO_TARGET)  # whatever the command prints
 NEVER = "it never came to the target"
-_REGISTERED = Whole({"at": str, "exploratory": str, "arms": dict})  # what is read of a registration
+_REGISTERED = Required(
+    {"at": str, "exploratory": str, "arms": dict}
+)  # what is read of a registration
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Guarded:
+class GuardReading:
     """A metric that may be no worse than by `margin`, and how it is read."""
 
     reading: Reading
@@ -53,7 +56,7 @@ class RaceRegistration:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Raced:
+class RaceOutcome:
     """What a race found."""
 
     registration: RaceRegistration
@@ -74,7 +77,7 @@ class Race:
     readings: Sequence[Reading]  # the one that decides first
     output_dir: Path
     pairs: int
-    guards: Sequence[Guarded] = ()
+    guards: Sequence[GuardReading] = ()
     expect: tuple[float, float] | None = None  # what the arms' gain is said to be
     target: float | None = None  # of the first metric
     first_seed: int = 0
@@ -91,11 +94,11 @@ class Race:
     # --- what it is -------------------------------------------------------------------------------
 
     @property
-    def stated(self) -> dict[str, object]:
+    def definition(self) -> dict[str, object]:
         """Say what makes it this race and no other, as its registration has it."""
         timed = self.sessions > 1
         return {
-            "arms": self._stated_arms(),
+            "arms": self._arms_json(),
             "metrics": [
                 [reading.what, reading.file, reading.better.value] for reading in self.readings
             ],
@@ -103,7 +106,7 @@ class Race:
                 [guard.reading.what, guard.margin, guard.reading.better.value]
                 for guard in self.guards
             ],
-            "expect": self._stated_ends(),
+            "expect": self._ends_json(),
             "target": self.target,
             "first_seed": self.first_seed,
             "seeded": self.seeded,
@@ -113,31 +116,31 @@ class Race:
             "at_once": self.jobs > 1,
         }
 
-    def _stated_arms(self) -> dict[str, list[str]]:
+    def _arms_json(self) -> dict[str, list[str]]:
         return {arm.name: [arm.content, *arm.words] for arm in self.arms}
 
-    def _stated_ends(self) -> list[float | None] | None:
+    def _ends_json(self) -> list[float | None] | None:
         """Return the stated gain; an open end is null."""
         return None if self.expect is None else [finite(end) for end in self.expect]
 
     @property
     def folder(self) -> Path:
-        return self.output_dir / "races" / digest(self.stated)
+        return self.output_dir / "races" / digest(self.definition)
 
-    def place(self, arm: Command, repeat: int) -> Path:
+    def run_folder(self, arm: Command, repeat: int) -> Path:
         """Return the folder of a run, which all races share. A run of another race was not made in
         the sessions of this one: where there are several, the race has runs of its own."""
         runs = self.folder / "runs" if self.sessions > 1 else self.output_dir / "commands"
         return runs / f"{arm.content}-{self.first_seed + repeat}"
 
-    def registered(self, registration: RaceRegistration) -> dict[str, object]:
+    def registration_json(self, registration: RaceRegistration) -> dict[str, object]:
         """Return the registration as JSON."""
         return {
             "kind": "race",
-            "hash": digest(self.stated),
+            "hash": digest(self.definition),
             "at": registration.at,
             "exploratory": registration.exploratory,
-            **self.stated,
+            **self.definition,
         }
 
     def register(self) -> RaceRegistration:
@@ -150,31 +153,31 @@ class Race:
         if known is not None:
             return RaceRegistration(at=known["at"], exploratory=known["exploratory"])
         registration = RaceRegistration(at=now(), exploratory=self._exploratory())
-        write_json(self.folder / FILE, self.registered(registration))
+        write_json(self.folder / FILE, self.registration_json(registration))
         return registration
 
     def _exploratory(self) -> str:
         """Say why a race that is not registered yet is exploratory; nothing where it is not."""
-        there = 0
+        earlier = 0
         for arm in self.arms:
-            there += sum(
-                result(self.place(arm, repeat)) is not None for repeat in range(self.pairs)
+            earlier += sum(
+                result(self.run_folder(arm, repeat)) is not None for repeat in range(self.pairs)
             )
-        arms = [*self._stated_arms().values()]
-        raced = False
+        arms = [*self._arms_json().values()]
+        was_raced = False
         for path in self.folder.parent.glob(f"*/{FILE}"):
             other = read_json(path, _REGISTERED)
-            raced = raced or (other is not None and [*other["arms"].values()] == arms)
+            was_raced = was_raced or (other is not None and [*other["arms"].values()] == arms)
         reasons = list[str]()
-        if there:
-            reasons.append(f"{there} of its runs were there before it was registered")
-        if raced:
+        if earlier:
+            reasons.append(f"{earlier} of its runs were there before it was registered")
+        if was_raced:
             reasons.append("its arms were raced before with other seeds, metrics or ends")
         return "; ".join(reasons)
 
     # --- runs -------------------------------------------------------------------------------------
 
-    def run(self) -> Raced:
+    def run(self) -> RaceOutcome:
         """Run all that is missing, look by look, and return what it shows.
 
         Errors:
@@ -188,7 +191,7 @@ class Race:
             begun = n
             if self.sessions == 1 and self._is_over(n):
                 break
-        return Raced(registration=registration, result=self.judged(begun))
+        return RaceOutcome(registration=registration, result=self.result_at(begun))
 
     def _stops(self) -> Sequence[int]:
         """List after how many repeats it looks: at the analyses, the first of which shows whether
@@ -201,9 +204,9 @@ class Race:
     def _is_over(self, n: int) -> bool:
         if self.rows(n).ignores_seed(self.question):
             return True
-        return n in analyses() and self.judged(n).is_decided
+        return n in analyses() and self.result_at(n).is_decided
 
-    def judged(self, n: int) -> RaceResult:
+    def result_at(self, n: int) -> RaceResult:
         """Return what the first n repeats show."""
         return judge(self.rows(n), self.question)
 
@@ -227,33 +230,33 @@ class Race:
         return turns
 
     def _run(self, arm: Command, repeat: int) -> None:
-        place = self.place(arm, repeat)
+        folder = self.run_folder(arm, repeat)
         seed = self.first_seed + repeat
         began = time.monotonic()
-        if self.failed.is_set() or self.stop.is_set() or self._is_there(place):
+        if self.failed.is_set() or self.stop.is_set() or self._is_complete(folder):
             return
         try:
-            with named(arm, seed):
-                self.begin(arm, seed, place)
-            values = [reading.value(place) for reading in self.measured]
+            with failures_of(arm, seed):
+                self.begin(arm, seed, folder)
+            values = [reading.value(folder) for reading in self.all_readings]
         except Exception:
             self.failed.set()
             raise
         spent_s = time.monotonic() - began
         self.log(f"{arm.name}, seed {seed}: {self.readings[0].name} {values[0]:g}  {spent_s:.1f} s")
 
-    def _is_there(self, place: Path) -> bool:
+    def _is_complete(self, folder: Path) -> bool:
         """Say whether a run ended well with all that is read from it, and alone where its times are
         asked for."""
-        known = result(place) or {}
+        known = result(folder) or {}
         costs = {metric.name for metric in self.costs} - {*TO_TARGET}
-        return costs <= known.keys() and all(reading.is_in(place) for reading in self.measured)
+        return costs <= known.keys() and all(reading.is_in(folder) for reading in self.all_readings)
 
     def _wait(self, repeat: int) -> None:
         """Wait until the next session of timing may begin."""
         if repeat == 0 or self.question.session(repeat) == self.question.session(repeat - 1):
             return
-        if all(result(self.place(arm, repeat)) for arm in self.arms):
+        if all(result(self.run_folder(arm, repeat)) for arm in self.arms):
             return
         session = self.question.session(repeat) + 1
         self.log(f"waiting {self.apart_s / 60:g} minutes: session {session} of {self.sessions}")
@@ -262,7 +265,7 @@ class Race:
     # --- rows and question ------------------------------------------------------------------------
 
     @property
-    def measured(self) -> list[Reading]:
+    def all_readings(self) -> list[Reading]:
         """List what is read: what is compared, and what may not be worse."""
         return [*self.readings, *(guard.reading for guard in self.guards)]
 
@@ -295,50 +298,50 @@ class Race:
             for repeat in range(n):
                 run = self._read(arm, repeat)
                 measurements += run.measurements
-                for name, there in run.crossings.items():
-                    crossings.setdefault((arm.name, name), []).append(there)
+                for name, point in run.crossings.items():
+                    crossings.setdefault((arm.name, name), []).append(point)
         return RaceRows(measurements=measurements, crossings=crossings)
 
     def _read(self, arm: Command, repeat: int) -> _Run:
-        place = self.place(arm, repeat)
-        if place not in self._runs:
-            self._runs[place] = self._read_anew(arm, repeat, place)
-        return self._runs[place]
+        folder = self.run_folder(arm, repeat)
+        if folder not in self._runs:
+            self._runs[folder] = self._parse_run(arm, repeat, folder)
+        return self._runs[folder]
 
-    def _read_anew(self, arm: Command, repeat: int, place: Path) -> _Run:
-        ended = result(place) or {}
-        when = str(ended.get("started", ""))
+    def _parse_run(self, arm: Command, repeat: int, folder: Path) -> _Run:
+        content = result(folder) or {}
+        when = str(content.get("started", ""))
         crossings = dict[str, TargetCrossing]()
         if self.target is not None:
-            crossings = self._to_target(place, self.target)
-        values = {reading.metric: reading.value(place) for reading in self.measured}
+            crossings = self._to_target(folder, self.target)
+        values = {reading.metric: reading.value(folder) for reading in self.all_readings}
         for cost in self.costs:
-            there = crossings.get(cost.name)
-            values[cost] = float(ended[cost.name]) if there is None else there.at
+            point = crossings.get(cost.name)
+            values[cost] = float(content[cost.name]) if point is None else point.at
         seed = self.first_seed + repeat
         measurements = [_row(arm.name, seed, metric, x, when) for metric, x in values.items()]
         return _Run(measurements=measurements, crossings=crossings)
 
-    def _to_target(self, place: Path, target: float) -> dict[str, TargetCrossing]:
+    def _to_target(self, folder: Path, target: float) -> dict[str, TargetCrossing]:
         """Return where the run came to the target, on the curve of the first metric. Its seconds
         are those at which it printed that it was there."""
         points = [
             (step, value, at)
-            for step, value, at in self.readings[0].curve(place)
+            for step, value, at in self.readings[0].curve(folder)
             if step is not None
         ]
         steps = [step for step, _, _ in points]
         seconds = [at for _, _, at in points]
         sign = -1 if self.readings[0].better is Better.higher else 1  # the curve that is read falls
         values = [sign * value for _, value, _ in points]
-        there = crossing(steps, values, target=sign * target) if points else None
-        if there is None:
+        point = crossing(steps, values, target=sign * target) if points else None
+        if point is None:
             return dict.fromkeys(TO_TARGET, TargetCrossing.never(math.inf))
-        after = next(i for i, step in enumerate(steps) if step >= there.at)
-        said = TargetCrossing(
+        after = next(i for i, step in enumerate(steps) if step >= point.at)
+        seconds_at = TargetCrossing(
             at=seconds[after], before=seconds[max(after - 1, 0)], after=seconds[after]
         )
-        return dict(zip(TO_TARGET, (said, there), strict=True))
+        return dict(zip(TO_TARGET, (seconds_at, point), strict=True))
 
 
 def _row(arm: str, seed: int, metric: Metric, value: float, when: str) -> Measurement:

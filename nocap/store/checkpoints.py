@@ -81,9 +81,9 @@ def unfinished(folder: Path, *, older_than_s: float = 0.0) -> list[Path]:
     return paths
 
 
-def any_whole(run_dir: Path) -> bool:
+def any_sound(run_dir: Path) -> bool:
     """Say whether a run has a checkpoint that matches its checksums."""
-    return any(is_folder(path) and _is_whole(path) for path in newest_first(run_dir / FOLDER))
+    return any(is_folder(path) and _is_sound(path) for path in newest_first(run_dir / FOLDER))
 
 
 def delete(paths: Iterable[Path]) -> None:
@@ -100,7 +100,7 @@ def _inside(folder: Path) -> list[Path]:
     return list(folder.iterdir()) if folder.is_dir() else []
 
 
-def _is_whole(path: Path) -> bool:
+def _is_sound(path: Path) -> bool:
     """Say whether a checkpoint's files match its checksums."""
     try:
         sums = parse_json(read_text(path / MANIFEST))

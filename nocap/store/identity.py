@@ -34,7 +34,7 @@ from nocap.config.paths import PACKAGE
 from nocap.config.plain import to_plain
 from nocap.config.run import Run
 from nocap.config.trainer import Device
-from nocap.store.formats import shorten
+from nocap.display import shorten
 from nocap.store.record import digest as digest
 
 
@@ -109,6 +109,8 @@ STEP = ("nocap.training.loop", "nocap.training.step")
 # Modules that compute no number.
 QUIET = (
     "nocap",
+    "nocap.command_line",
+    "nocap.display",
     "nocap.options",  # the package, not its modules
     "nocap.outside",
     "nocap.config*",

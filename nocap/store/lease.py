@@ -103,9 +103,9 @@ class Lease(AbstractContextManager["Lease"]):
             raise LostError(taken(self.claim))
         for old in self.claim.glob("stage-*"):
             _remove(old)
-        made = self.claim / f"stage-{secrets.token_hex(6)}"
-        made.mkdir()
-        return made
+        stage_folder = self.claim / f"stage-{secrets.token_hex(6)}"
+        stage_folder.mkdir()
+        return stage_folder
 
     def close(self) -> None:
         """Give it back."""

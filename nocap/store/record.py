@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,7 +23,19 @@ from nocap.store import lease
 from nocap.store.files import not_elsewhere, write_file
 
 SCHEMA_VERSION = 1
-ENDED = ("finished", "diverged")  # a non-finite loss is a result; a run that was cut short is none
+
+
+class RunStatus(StrEnum):
+    """How a run ended, as its summary has it."""
+
+    finished = "finished"
+    preempted = "preempted"
+    diverged = "diverged"
+    failed = "failed"
+
+
+# a non-finite loss is a result; a run that was cut short is none
+ENDED = (RunStatus.finished, RunStatus.diverged)
 MANIFEST = "manifest.json"
 SUMMARY = "summary.json"
 SEAL = "sha256"  # the key of the summary that holds the digests
@@ -35,7 +48,7 @@ Row = Json
 Shape = Any
 
 
-class Whole(dict[Any, Any]):
+class Required(dict[Any, Any]):
     """Hold the shape of an object that has all these keys; a null stands for a number only."""
 
 
@@ -203,7 +216,7 @@ def _check_object(value: Json, shape: dict[Any, Shape], path: Path, key: str) ->
     Errors:
         ValueError: that.
     """
-    if isinstance(shape, Whole):
+    if isinstance(shape, Required):
         for name, inner in shape.items():
             is_number = inner in (int, float)
             if name not in value or (value[name] is None and not is_number):
@@ -211,8 +224,8 @@ def _check_object(value: Json, shape: dict[Any, Shape], path: Path, key: str) ->
     for name in value:
         inner = shape.get(name, shape.get(...))
         if inner is not None:
-            place = f"{key}.{name}" if key else str(name)
-            check_shape(value[name], inner, path, place)
+            name_of_key = f"{key}.{name}" if key else str(name)
+            check_shape(value[name], inner, path, name_of_key)
 
 
 def filled(content: Any, shape: Shape) -> Any:

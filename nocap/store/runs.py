@@ -17,7 +17,7 @@ from typing import Any, cast
 from nocap.config.keys import flat, require
 from nocap.config.outward import redact
 from nocap.config.paths import expanded
-from nocap.store.formats import plural, shorten
+from nocap.display import plural, shorten
 from nocap.store.metrics import METRICS, OF_A_RUN, Ending, Measurement, moment
 from nocap.store.record import (
     ENDED,
@@ -26,6 +26,7 @@ from nocap.store.record import (
     SUMMARY,
     Metrics,
     Row,
+    RunStatus,
     check_record,
     digest,
     filled,
@@ -176,7 +177,7 @@ def measurements(record: Record) -> list[Measurement]:
         metric = METRICS[name]
         value = record.value(name)
         ending = Ending.measured
-        if record.status == "diverged" and metric.made_by == "train":
+        if record.status == RunStatus.diverged and metric.made_by == "train":
             value = None
             ending = Ending.diverged
         elif value is None:
@@ -222,10 +223,10 @@ def number(value: object) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def load(paths: Iterable[str | Path], *, outputs: Path = OUTPUTS, rows: bool = True) -> Found:
+def load_runs(paths: Iterable[str | Path], *, outputs: Path = OUTPUTS, rows: bool = True) -> Found:
     """Load all runs of these paths, each once, in the order in which commands asked for them,
     however they are named; those of one grid in the order of its cells. `outputs`: see `find`;
-    `rows`: see `read`.
+    `rows`: see `read_record`.
 
     Of several paths, as a shell makes them of `outputs/*`, those that are there and hold no run
     (Hydra's multirun.yaml) are named.
@@ -233,20 +234,20 @@ def load(paths: Iterable[str | Path], *, outputs: Path = OUTPUTS, rows: bool = T
     Errors:
         ValueError: a path that is nothing; no path holds a run.
     """
-    places = [str(path) for path in paths]
+    arguments = [str(path) for path in paths]
     found = Found()
     folders = dict[Path, Path]()
-    for path in places:
+    for path in arguments:
         try:
             for folder in find(path, outputs=outputs):
                 folders[folder.resolve()] = folder
         except ValueError:
-            is_last = path == places[-1]
+            is_last = path == arguments[-1]
             if not os.path.lexists(expanded(path)) or (is_last and not folders):
                 raise
             found.problems.append(f"{path}: left out, it holds no run of nocap's own")
     by_identity = _records(folders.values(), found, rows=rows)
-    grids = _grids(places)
+    grids = _grids(arguments)
     for grid in grids:
         try:
             found.timings += timings_in(grid)
@@ -255,10 +256,10 @@ def load(paths: Iterable[str | Path], *, outputs: Path = OUTPUTS, rows: bool = T
     lengths = _lengths(grids)
     for identity, record in by_identity.items():
         found.records.append(replace(record, length_of=lengths.get(identity, record.length_of)))
-    is_one_grid = len(places) == 1 and (expanded(places[0]) / GRID).is_file()
+    is_one_grid = len(arguments) == 1 and (expanded(arguments[0]) / GRID).is_file()
     if not is_one_grid:
         found.records.sort(key=lambda record: record.when)
-    for path in places:
+    for path in arguments:
         found.problems += without_record(expanded(path))
     return found
 
@@ -269,7 +270,7 @@ def _records(folders: Iterable[Path], found: Found, *, rows: bool) -> dict[str, 
     by_identity = dict[str, Record]()
     for folder in folders:
         try:
-            record = read(folder, rows=rows)
+            record = read_record(folder, rows=rows)
         except ValueError as error:
             found.unreadable[folder.name] = str(error)
             continue
@@ -280,9 +281,9 @@ def _records(folders: Iterable[Path], found: Found, *, rows: bool) -> dict[str, 
     return by_identity
 
 
-def _grids(places: Sequence[str]) -> list[Path]:
+def _grids(arguments: Sequence[str]) -> list[Path]:
     """List the folders of grids among these paths."""
-    folders = map(expanded, places)
+    folders = map(expanded, arguments)
     return [folder for folder in folders if (folder / GRID).is_file() and not _is_run(folder)]
 
 
@@ -293,7 +294,7 @@ def _lengths(grids: Sequence[Path]) -> dict[str, str | None]:
     return {cell["identity"]: (cell.get("asked") or {}).get("length_of") for cell in cells}
 
 
-def read(folder: Path, *, rows: bool = True) -> Record:
+def read_record(folder: Path, *, rows: bool = True) -> Record:
     """Read one run's record; without `rows`, as a list of many runs shows it.
 
     Errors:
@@ -364,26 +365,26 @@ def find(path: str, *, outputs: Path = OUTPUTS) -> list[Path]:
         ValueError: there is no such run, or what is no whole name begins several: the message lists
             them.
     """
-    place = expanded(path)
+    target = expanded(path)
     root = outputs / "runs"
-    if place.is_dir():
-        folders = _below(place)
+    if target.is_dir():
+        folders = _below(target)
     else:
-        folders = _matching(path, place) or _named(path, root)
+        folders = _matching(path, target) or _runs_named(path, root)
     if folders:
         return folders
     rule = "a run, a folder of runs or a grid's folder, and holds no run"
-    if not place.is_dir():
+    if not target.is_dir():
         rule = _names_rule(path, root)
-    raise ValueError("; ".join([f"{path} must be {rule}", *without_record(place)]))
+    raise ValueError("; ".join([f"{path} must be {rule}", *without_record(target)]))
 
 
-def _matching(path: str, place: Path) -> list[Path]:
+def _matching(path: str, target: Path) -> list[Path]:
     """Return the run folders that a glob matches."""
     if not glob.has_magic(path):
         return []
     folders = list[Path]()
-    for match in sorted(glob.glob(str(place), recursive=True)):
+    for match in sorted(glob.glob(str(target), recursive=True)):
         folder = Path(match)
         if folder.is_dir():
             folders += _below(folder)
@@ -447,16 +448,16 @@ def _started(folder: Path, attempt: int) -> float:
     return -math.inf
 
 
-def _below(place: Path) -> list[Path]:
+def _below(target: Path) -> list[Path]:
     """List the run folders of a run, a grid or a folder of runs."""
-    if _is_run(place):
-        return [place]
-    if (place / GRID).is_file():
-        return [cell["folder"] for cell in _cells(place) if cell["folder"] is not None]
-    inner = place / "runs"
+    if _is_run(target):
+        return [target]
+    if (target / GRID).is_file():
+        return [cell["folder"] for cell in _cells(target) if cell["folder"] is not None]
+    inner = target / "runs"
     if inner.is_dir():
-        place = inner
-    return _in_order(run_folders(place))
+        target = inner
+    return _in_order(run_folders(target))
 
 
 def _cells(grid: Path) -> list[dict[str, Any]]:
@@ -477,19 +478,19 @@ def _cells(grid: Path) -> list[dict[str, Any]]:
     return cells
 
 
-def without_record(place: Path) -> Iterator[str]:
+def without_record(target: Path) -> Iterator[str]:
     """Yield lines about a grid's cells that have no record, and about other cells than those whose
     digest the folder's name has."""
-    if _is_run(place) or not (place / GRID).is_file():
+    if _is_run(target) or not (target / GRID).is_file():
         return
-    cells = _cells(place)
+    cells = _cells(target)
     missing = [cell.get("run") or cell["identity"] for cell in cells if cell["folder"] is None]
     if missing:
-        yield f"{place}: {plural(len(missing), 'cell')} without a record ({shorten(missing)})"
-    in_name = re.search(r"-([0-9a-f]{8})$", place.absolute().name)
+        yield f"{target}: {plural(len(missing), 'cell')} without a record ({shorten(missing)})"
+    in_name = re.search(r"-([0-9a-f]{8})$", target.absolute().name)
     identities = sorted(cell["identity"] for cell in cells)
     if in_name and in_name[1] != digest({"identities": identities})[:8]:
-        yield f"{place / GRID}: it lists other cells than those that made the folder's name"
+        yield f"{target / GRID}: it lists other cells than those that made the folder's name"
 
 
 def of_identity(root: Path, identity: str) -> Path | None:
@@ -508,7 +509,7 @@ def of_identity(root: Path, identity: str) -> Path | None:
     return None
 
 
-def _named(name: str, root: Path) -> list[Path]:
+def _runs_named(name: str, root: Path) -> list[Path]:
     """Return the runs that `find` says a name stands for.
 
     Errors:

@@ -8,15 +8,15 @@ from pathlib import Path
 
 from nocap.config.keys import require
 from nocap.store.metrics import moment
-from nocap.store.record import Whole, check_shape, read_json
+from nocap.store.record import Required, check_shape, read_json
 
 FILES = "sessions/rounds-*.json"  # in a grid's folder
 _ARM = {"clock": str, "status": str, "reason": str, "seconds_per_token": [float]}
-_SHAPE = Whole(
+_SHAPE = Required(
     {
         "started": str,
-        "hardware": Whole({"fingerprint": str, "name": str}),
-        "measured": Whole({"arms": {...: _ARM}}),
+        "hardware": Required({"fingerprint": str, "name": str}),
+        "measured": Required({"arms": {...: _ARM}}),
     }
 )
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from nocap.command_line import command
 from nocap.config import entry
 from nocap.config.keys import require
-from nocap.store.command import command
 
 FORMS = """\
 A FOLDER holds a study.yaml: a question, arms, scales, claims, and with config_dir a folder of
@@ -29,33 +29,35 @@ def main(argv: list[str] | None = None) -> int:
     return command(_parser(), _study, argv, answer="each answer or study, a line each,", lines=True)
 
 
-def _study(asked: argparse.Namespace) -> int:
+def _study(options: argparse.Namespace) -> int:
     require(
-        bool(asked.board) != bool(asked.overrides),
+        bool(options.board) != bool(options.overrides),
         "FOLDER",
         "be given, or --board, and not both",
-        " ".join(asked.overrides) or "none",
+        " ".join(options.overrides) or "none",
     )
-    judged = bool(asked.overrides) and not asked.plan
+    has_verdicts = bool(options.overrides) and not options.plan
     require(
-        judged or not asked.json,
+        has_verdicts or not options.json,
         "--json",
         "be given where a study is judged, and only there",
-        asked.json,
+        options.json,
     )
     require(
-        bool(asked.overrides) or not asked.allow_code,
+        bool(options.overrides) or not options.allow_code,
         "--allow-code",
         "be left out beside --board",
         "it",
     )
-    from nocap.study import command
+    from nocap.study import actions
 
-    if asked.board:
-        return command.board(asked.board)
-    if asked.propose is not None:
-        return command.propose(asked)
-    return command.studies(asked)
+    if options.board:
+        return actions.board(options.board)
+    if options.propose is not None:
+        from nocap.proposals.door import propose
+
+        return propose(options)
+    return actions.studies(options)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -18,14 +18,11 @@ from markupsafe import Markup
 from nocap.config.bounded import parse_yaml, read_text
 from nocap.config.keys import check_keys, require
 from nocap.config.plain import made
+from nocap.display import plural
 from nocap.judge.claim import Claim
 from nocap.report import page
 from nocap.report.table import Column, Table, tame
-from nocap.store.formats import plural
-from nocap.study.pages import all_results, claims, files, plots, write_all
-from nocap.study.result import StudyResult
-from nocap.study.spec import FILE, Study, load, select_claims
-from nocap.study.words import (
+from nocap.study.claim_row import (
     PROJECT,
     STAND_IN,
     THERE,
@@ -38,6 +35,9 @@ from nocap.study.words import (
     measures,
     rows,
 )
+from nocap.study.pages import all_results, claims, files, plots, write_all
+from nocap.study.spec import FILE, Study, load_study, select_claims
+from nocap.study.study_result import StudyResult
 
 T = TypeVar("T")
 BOARD = "board.yaml"  # whose claims a board counts apart
@@ -122,18 +122,18 @@ class Planned:
     claim: Claim
 
     @property
-    def cells(self) -> dict[str, str]:
+    def texts(self) -> dict[str, str]:
         """Return what a table can say of it, by column."""
         claim = self.claim
         study = self.study
-        place = f"{Path(study.folder).parent.name}/{study.name}"
+        folder = f"{Path(study.folder).parent.name}/{study.name}"
         bound = allowed(claim, claim.mechanism.bound)
         return {
             "statement": _link(claim.statement, study.name),
             "expected": f"{measures(claim)}: {expected(claim)}",
             "arithmetic allows": f"{bound} ({claim.mechanism.formula})",
             "notes": study.notes.get(claim.id, ""),
-            "command": f"`python -m nocap.study {place} scale={self._scale()}`",
+            "command": f"`python -m nocap.study {folder} scale={self._scale()}`",
         }
 
     def _scale(self) -> str:
@@ -209,27 +209,27 @@ def read_studies(folder: Path) -> tuple[dict[str, Study], dict[str, list[StudyRe
     Errors:
         ValueError: no results, or some whose study is not beside them, or that were changed.
     """
-    places = list[Path]()
+    folders = list[Path]()
     if folder.is_dir():
-        places = [place for place in sorted(folder.iterdir()) if place.is_dir()]
-    studies = {place.name: load(place) for place in places if (place / FILE).exists()}
-    for place in places:
-        for path in place.glob("results.*.*.json"):
-            require(place.name in studies, str(path), f"have its study beside it, {FILE}", "none")
+        folders = [home for home in sorted(folder.iterdir()) if home.is_dir()]
+    studies = {home.name: load_study(home) for home in folders if (home / FILE).exists()}
+    for home in folders:
+        for path in home.glob("results.*.*.json"):
+            require(home.name in studies, str(path), f"have its study beside it, {FILE}", "none")
     results = {name: all_results(study, folder / name) for name, study in studies.items()}
     rule = "be a folder of studies that were carried out, as experiments"
     require(any(results.values()), "--board", rule, folder)
     return studies, results
 
 
-def unchecked(every: Iterable[StudyResult]) -> Iterator[str]:
+def hash_problems(every: Iterable[StudyResult]) -> Iterator[str]:
     """Name the results whose claims are known by their stored hashes alone."""
     for result in every:
-        if result.unchecked:
-            place = f"{result.study.name}, scale {result.scale}"
+        if result.hash_problem:
+            name = f"{result.study.name}, scale {result.scale}"
             yield (
-                f"{place}: claims keep their stored hashes, no arm is composed here: "
-                f"{result.unchecked}"
+                f"{name}: claims keep their stored hashes, no arm is composed here: "
+                f"{result.hash_problem}"
             )
 
 
@@ -283,7 +283,7 @@ def _config(path: Path) -> Board:
     plain = _read(path)
     rule = f"hold keys and values: {', '.join(Board.__dataclass_fields__)}"
     require(plain is None or isinstance(plain, dict), str(path), rule, plain)
-    config: Board = _checked(Board, plain or {}, path)
+    config: Board = _make(Board, plain or {}, path)
     for group in config.groups:
         check_keys("groups", group)
     return config
@@ -302,7 +302,7 @@ def unstudied(path: Path) -> list[Unstudied]:
     entries = list[Unstudied]()
     for i, plain in enumerate(listed):
         require(isinstance(plain, dict), f"{path}: [{i}]", "hold keys and values", plain)
-        entry: Unstudied = _checked(Unstudied, plain, path, f"[{i}].")
+        entry: Unstudied = _make(Unstudied, plain, path, f"[{i}].")
         keys = [key for key in UNSTUDIED if getattr(entry, key)]
         rule = "have an answer, or say why there is none"
         require(len(keys) == 1, f"{path}: claim {entry.id}", rule, " and ".join(keys) or "neither")
@@ -314,10 +314,10 @@ def _read(path: Path) -> Any:
     return parse_yaml(read_text(path)) if path.exists() else None
 
 
-def _checked(schema: type[T], plain: Mapping[str, object], path: Path, place: str = "") -> T:
+def _make(schema: type[T], plain: Mapping[str, object], path: Path, prefix: str = "") -> T:
     """Return a part of a file, checked, with the file's name before what is wrong in it."""
     try:
-        part: T = made(schema, plain, place)
+        part: T = made(schema, plain, prefix)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     return part
@@ -326,7 +326,9 @@ def _checked(schema: type[T], plain: Mapping[str, object], path: Path, place: st
 def planned(every: Iterable[StudyResult], studies: Mapping[str, Study]) -> list[Planned]:
     """Return the claims that a study asks, and that no results of it answer, study by study."""
     answered = {
-        (result.study.name, judged.claim.id) for result in every for judged in result.claims
+        (result.study.name, claim_result.claim.id)
+        for result in every
+        for claim_result in result.claims
     }
     plans = list[Planned]()
     for name, study in studies.items():
@@ -337,14 +339,14 @@ def planned(every: Iterable[StudyResult], studies: Mapping[str, Study]) -> list[
 
 
 def _group(claim: str, source: str, config: Board, folder: Path) -> int:
-    """Return the place of a claim's group in the list of groups, by how its source begins."""
-    places = dict[str, int]()
-    for place, group in enumerate(config.groups):
-        places |= dict.fromkeys(group.sources, place)
-    fitting = [begin for begin in places if source.startswith(begin)]
-    rule = f"begin with one of {folder / BOARD}: {', '.join(places)}"
+    """Return the number of a claim's group in the list of groups, by how its source begins."""
+    numbers = dict[str, int]()
+    for number, group in enumerate(config.groups):
+        numbers |= dict.fromkeys(group.sources, number)
+    fitting = [begin for begin in numbers if source.startswith(begin)]
+    rule = f"begin with one of {folder / BOARD}: {', '.join(numbers)}"
     require(bool(fitting), f"claim {claim}: source", rule, source)
-    return places[max(fitting, key=len)]
+    return numbers[max(fitting, key=len)]
 
 
 def in_order(some: Iterable[Row]) -> list[Row]:
@@ -400,7 +402,7 @@ def _counted_entries(parts: Iterable[Section]) -> list[Unstudied]:
 
 def errors(every: Sequence[Row]) -> str:
     """Say how many false verdicts are to be expected."""
-    noisy = sum(not is_exact(row.judged.verdict.primary) for row in every)
+    noisy = sum(not is_exact(row.claim_result.verdict.primary) for row in every)
     return (
         f"{noisy} of the {len(every)} rows rest on measurements with noise. Up to "
         f"{ERROR * noisy:.1f} false verdicts are to be expected "
@@ -447,10 +449,10 @@ def _section(part: Section) -> list[str]:
 
 def _planned(plans: Sequence[Planned]) -> Table:
     """Draw a row for each claim that a study has and no result."""
-    cells = [plan.cells for plan in plans]
-    columns = [Column(title=name) for name in cells[0]]
+    texts = [plan.texts for plan in plans]
+    columns = [Column(title=name) for name in texts[0]]
     lines = list[list[object]]()
-    for row in cells:
+    for row in texts:
         lines.append([text or None for text in row.values()])
     return Table(title="", columns=columns, rows=lines)
 
@@ -461,10 +463,10 @@ def _unstudied(entries: Sequence[Unstudied], level: str) -> list[str]:
     for column, heading in UNSTUDIED.items():
         some = [entry for entry in entries if getattr(entry, column)]
         if some:
-            cells = [_entry(entry, column) for entry in some]
-            columns = [Column(title=name) for name in cells[0]]
+            texts = [_entry(entry, column) for entry in some]
+            columns = [Column(title=name) for name in texts[0]]
             table = Table(
-                title=heading, columns=columns, rows=[list(row.values()) for row in cells]
+                title=heading, columns=columns, rows=[list(row.values()) for row in texts]
             )
             lines += [f"{level} {heading}", "", *table.markdown(), ""]
     return lines
@@ -504,7 +506,7 @@ def html(about: str, parts: Sequence[Section]) -> str:
     for word in words:
         rule = f'.claims:has([value="{word}"]:checked) .claim:not([data-verdict="{word}"])'
         hidden.append(f"{rule} {{ display: none; }}")
-    bare = [row.claim.statement for row in of_all if not is_known(row.judged.verdict.primary)]
+    bare = [row.claim.statement for row in of_all if not is_known(row.claim_result.verdict.primary)]
     return page.render(
         "board",
         kind="nocap leaderboard",

@@ -23,22 +23,23 @@ from nocap.sessions.figures import (
 )
 from nocap.store.identity import git_state
 from nocap.store.metrics import Measurement
+from nocap.store.record import RunStatus
 from nocap.store.runs import Record, dig
 from nocap.study.conduct import StudyOutcome
 from nocap.study.evidence import Evidence, bound, measurements, verdict_of
-from nocap.study.plan import StudyPlan
-from nocap.study.result import JudgedClaim, StudyResult, compared_with
-from nocap.study.schema import ArmFacts, FinalLosses, Shape, Speed
+from nocap.study.study_plan import StudyPlan
+from nocap.study.study_result import ClaimResult, StudyResult, compared_with
+from nocap.study.study_schema import ArmFacts, FinalLosses, Shape, Speed
 
 
 def collect(outcome: StudyOutcome, *, hardware: Mapping[str, Fact], command: str) -> StudyResult:
     """Return everything that a report shows. No name of a machine is in it."""
     plan = outcome.plan
     study = plan.study
-    judged = list[JudgedClaim]()
+    claim_result = list[ClaimResult]()
     rows = dict[str, list[Measurement]]()
     for claim in study.claims:
-        judged.append(_claim(claim, outcome))
+        claim_result.append(_claim(claim, outcome))
         rows[claim.id] = measurements(claim, study, outcome.evidence)
     n_seeds = max(len(claim.seeds) for claim in study.claims)
     facts = dict(hardware)
@@ -51,7 +52,7 @@ def collect(outcome: StudyOutcome, *, hardware: Mapping[str, Fact], command: str
         commit=_commit(),
         hardware=facts,
         seeds=study.seeds[:n_seeds],
-        claims=judged,
+        claims=claim_result,
         measurements=rows,
         arms=[_arm(name, outcome) for name in study.arms],
         trials=outcome.trials,
@@ -86,12 +87,12 @@ def shape(arm: Composed) -> Shape:
 # --- a claim --------------------------------------------------------------------------------------
 
 
-def _claim(claim: Claim, outcome: StudyOutcome) -> JudgedClaim:
+def _claim(claim: Claim, outcome: StudyOutcome) -> ClaimResult:
     plan = outcome.plan
     study = plan.study
     evidence = outcome.evidence
     margins = [guard.margin(plan.scale) for guard in claim.guards]
-    return JudgedClaim(
+    return ClaimResult(
         claim=claim,
         against=compared_with(claim, study),
         verdict=verdict_of(claim, study, plan.scale, evidence),
@@ -183,7 +184,7 @@ def _arm(name: str, outcome: StudyOutcome) -> ArmFacts:
         kernel=step.kernel,
         tokens=tokens,
         val_loss=_final_losses(runs),
-        diverged=[run.seed for run in runs if run.status == "diverged"],
+        diverged=[run.seed for run in runs if run.status == RunStatus.diverged],
         pace=_speed(evidence.steps_of_arm(PACE, name)),
         bench=_speed(evidence.steps_of_arm("bench", name)),
         runs=[run.identity for run in runs],
@@ -195,7 +196,7 @@ def _final_losses(runs: Sequence[Record]) -> FinalLosses | None:
     losses = list[float]()
     for run in runs:
         # a diverged run has its last loss, too
-        if run.status == "finished" and run.val_loss is not None:
+        if run.status == RunStatus.finished and run.val_loss is not None:
             losses.append(run.val_loss)
     if not losses:
         return None

@@ -16,14 +16,14 @@ from statistics import fmean
 from nocap.config import hardware
 from nocap.config.compose import Composed
 from nocap.config.errors import FailedError, StoppedError
+from nocap.display import duration
 from nocap.judge.claim import Claim
 from nocap.judge.interval import analyses, analysis_of
 from nocap.judge.verdict import Reason, Verdict
 from nocap.launch.plan import DAMAGED, RunResult
 from nocap.sessions.figures import PLACES, TRAIN, SessionFile
 from nocap.sessions.session import Session
-from nocap.store.formats import duration
-from nocap.store.record import ENDED
+from nocap.store.record import ENDED, RunStatus
 from nocap.store.runs import Record
 from nocap.store.runs import number as number_of
 from nocap.study.evidence import Evidence, places, verdict_of
@@ -35,14 +35,14 @@ from nocap.study.log import (
     RunLine,
     SessionLine,
     append,
-    read,
+    read_log,
     writable,
 )
-from nocap.study.plan import StudyPlan, compose_trials, more, shorter, trials_of
 from nocap.study.registration import Provenance, content_of, provenance_of, registrations
-from nocap.study.schema import TuningTrial
 from nocap.study.spec import FILE as STUDY
 from nocap.study.spec import Study
+from nocap.study.study_plan import StudyPlan, compose_trials, more, shorter, trials_of
+from nocap.study.study_schema import TuningTrial
 from nocap.study.tasks import (
     Training,
     length_trainings,
@@ -238,10 +238,10 @@ class _Conductor:
 
     def _provenances(self, plan: StudyPlan, evidence: Evidence) -> dict[str, Provenance]:
         """Return where each claim stands, by the log and by those of the studies beside it."""
-        logs = [read(self.path)]
+        logs = [read_log(self.path)]
         for path in sorted(self.path.parents[1].glob(f"*/{FILE}")):
             if path != self.path and path.with_name(STUDY).exists():
-                logs.append(read(path))
+                logs.append(read_log(path))
         provenances = dict[str, Provenance]()
         for claim in plan.study.claims:
             provenances[claim.id] = provenance_of(plan, claim, evidence, logs, machine=self.machine)
@@ -382,7 +382,7 @@ class _Conductor:
         seed that diverged."""
         shorts: ByLength = {}
         for key, record in runs.items():
-            if record.status != "diverged":
+            if record.status != RunStatus.diverged:
                 shorts[key] = {}
         needed = list[Training]()
         for of_length in zip(*short.values(), strict=True):

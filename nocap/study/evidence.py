@@ -29,6 +29,7 @@ from nocap.sessions.figures import (
     place_of,
 )
 from nocap.store.metrics import HELD, METRICS, Ending, Measurement, Metric, Per, is_count
+from nocap.store.record import RunStatus
 from nocap.store.runs import Record
 from nocap.store.runs import measurements as of_run
 from nocap.study.spec import Study
@@ -430,7 +431,7 @@ def steps_to_target(claim: Claim, study: Study, evidence: Evidence) -> list[Meas
         statuses = [run.status for run in pair if run is not None]
         if len(statuses) < len(sides):
             continue
-        if "diverged" in statuses:
+        if RunStatus.diverged in statuses:
             ends[claim.arm, seed] = LOST
             ends[base, seed] = _end_without_race(runs[base, seed])
         elif all(evidence.has_shorter(arm, seed) for arm in sides):
@@ -454,7 +455,7 @@ LOST: Steps = (None, Ending.diverged)
 def _end_without_race(base: Record) -> Steps:
     """Return the steps of a baseline whose rival diverged: all that it had, unless it diverged
     too."""
-    if base.status == "diverged":
+    if base.status == RunStatus.diverged:
         return LOST
     return float(steps_of(base)), Ending.measured
 
@@ -479,7 +480,7 @@ def _curve(arm: str, seeds: Sequence[int], evidence: Evidence) -> dict[int, list
     for seed in seeds:
         shorter = evidence.shorter.get((arm, seed), {})
         for run in (*shorter.values(), evidence.runs[arm, seed]):
-            if run.status == "finished" and run.val_loss is not None:
+            if run.status == RunStatus.finished and run.val_loss is not None:
                 losses.setdefault(steps_of(run), []).append(run.val_loss)
     return {n: by_seed for n, by_seed in losses.items() if len(by_seed) == len(seeds)}
 
@@ -533,7 +534,7 @@ def _of_run(arm: str, run: Record, log_time: float | str) -> Measurement:
         where=run.machine.fingerprint,
         when=run.started,
     )
-    if run.status == "diverged":
+    if run.status == RunStatus.diverged:
         return row(value=None, ending=Ending.diverged)
     if isinstance(log_time, str):
         return row(value=None, ending=Ending.refused, why=log_time)
@@ -550,7 +551,7 @@ def _at_equal_loss(
         why = _lost(base, seed, evidence)
         if why is not None:
             lost[seed] = why
-        elif evidence.runs[arm, seed].status != "diverged":
+        elif evidence.runs[arm, seed].status != RunStatus.diverged:
             sound.append(seed)
     if len(sound) < LEAST_PAIRS:
         return dict.fromkeys(seeds, next(iter(lost.values()), TOO_FEW))
@@ -572,10 +573,10 @@ def _at_equal_loss(
 
 def _lost(base: str, seed: int, evidence: Evidence) -> str | None:
     """Say which run of a baseline diverged with a seed; `None`: none did."""
-    if evidence.runs[base, seed].status == "diverged":
+    if evidence.runs[base, seed].status == RunStatus.diverged:
         return f"{base} diverged, seed {seed}"
     for steps, run in evidence.lengths[base, seed].items():
-        if run.status == "diverged":
+        if run.status == RunStatus.diverged:
             return f"{base} diverged, seed {seed}, {steps} steps"
     return None
 

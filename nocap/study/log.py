@@ -144,7 +144,7 @@ def _has(line: LogLine, keys: dict[str, object]) -> bool:
     return all(getattr(line, key) == value for key, value in keys.items())
 
 
-def read(path: Path) -> StudyLog:
+def read_log(path: Path) -> StudyLog:
     """Read the log of a file, or an empty one where there is none.
 
     Errors:
@@ -153,25 +153,25 @@ def read(path: Path) -> StudyLog:
     text = read_text(path) if os.path.lexists(path) else ""
     lines = list[AnyLine]()
     for number, raw in enumerate(text.splitlines(keepends=True), start=1):
-        lines.append(_parsed(raw, path, number))
+        lines.append(_parse(raw, path, number))
     return StudyLog(lines=lines)
 
 
-def _parsed(raw: str, path: Path, number: int) -> AnyLine:
+def _parse(raw: str, path: Path, number: int) -> AnyLine:
     try:
         line: AnyLine = msgspec.convert(parse_json(raw), AnyLine)
         times = [line.at]
         if isinstance(line, RunLine | SessionLine):
             times.append(line.started)
         moments = [datetime.fromisoformat(time) for time in times if time]
-        whole = (
+        is_sound = (
             raw.endswith("\n")
             and bool(line.at)
             and all(moment.tzinfo is not None for moment in moments)
         )
     except (ValueError, TypeError):
-        whole = False
-    if not whole:
+        is_sound = False
+    if not is_sound:
         raise ValueError(
             f"{path}: line {number} must be whole, as it was written (git has it; a last one that "
             f"a crash "
@@ -194,24 +194,24 @@ def append(
     line is on the disk before this returns.
 
     Errors:
-        ValueError: as for `read`.
+        ValueError: as for `read_log`.
         OSError: it cannot be written.
     """
     if not lines:
         return
     with open(path, "a", encoding="utf-8", opener=not_elsewhere) as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # freed with the file
-        log = read(path)
+        log = read_log(path)
         at = now()
         for line in lines:
-            whole = msgspec.structs.replace(line, at=at, machine=machine, scale=scale)
-            if not once or not _is_there(log, whole, once, says):
-                file.write(json.dumps(redact(msgspec.to_builtins(whole)), allow_nan=False) + "\n")
+            full = msgspec.structs.replace(line, at=at, machine=machine, scale=scale)
+            if not once or not _is_repeat(log, full, once, says):
+                file.write(json.dumps(redact(msgspec.to_builtins(full)), allow_nan=False) + "\n")
                 file.flush()
                 os.fsync(file.fileno())
 
 
-def _is_there(log: StudyLog, line: LogLine, once: Sequence[str], says: Sequence[str]) -> bool:
+def _is_repeat(log: StudyLog, line: LogLine, once: Sequence[str], says: Sequence[str]) -> bool:
     """Say whether the last line of the same says the same."""
     alike = log.of(type(line), **{key: getattr(line, key) for key in once})
     return bool(alike) and all(getattr(alike[-1], key) == getattr(line, key) for key in says)
@@ -219,5 +219,5 @@ def _is_there(log: StudyLog, line: LogLine, once: Sequence[str], says: Sequence[
 
 def writable(path: Path) -> bool:
     """Say whether a log can be written, or made."""
-    there = path if path.exists() else path.parent
-    return there.exists() and os.access(there, os.W_OK)
+    target = path if path.exists() else path.parent
+    return target.exists() and os.access(target, os.W_OK)

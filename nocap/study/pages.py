@@ -10,19 +10,17 @@ from statistics import median_high
 from nocap.config.bounded import read_text
 from nocap.config.keys import require
 from nocap.config.outward import redact
+from nocap.display import count, integer, loss
 from nocap.report import forest
 from nocap.report.table import Column, Table, one_line, tame
 from nocap.report.words import amount
 from nocap.store.files import write_file
-from nocap.store.formats import count, loss, whole
 from nocap.store.metrics import METRICS, Scale
 from nocap.study import log
-from nocap.study.result import StudyResult
-from nocap.study.result import read as read_result
-from nocap.study.result import write as write_result
-from nocap.study.schema import ArmFacts, Speed, TuningTrial
+from nocap.study.claim_row import Row, counted, expected, is_known, rows
 from nocap.study.spec import Study
-from nocap.study.words import Row, counted, expected, is_known, rows
+from nocap.study.study_result import StudyResult, read_result, write_result
+from nocap.study.study_schema import ArmFacts, Speed, TuningTrial
 
 LEARNT = "## What was learnt"  # from here on a README is its author's
 HEADLINE = 6  # claims that a heading names one by one
@@ -50,9 +48,9 @@ ARM_COLUMNS = (
     Column(title="tokens", show=count),
     Column(title="trials"),
     Column(title="val loss"),
-    Column(title="tokens/s (train)", show=whole),
-    Column(title="tokens/s (bench)", show=whole),
-    Column(title="MiB", show=whole),
+    Column(title="tokens/s (train)", show=integer),
+    Column(title="tokens/s (bench)", show=integer),
+    Column(title="MiB", show=integer),
     Column(title="overrides"),
 )
 TRIAL_COLUMNS = (
@@ -70,10 +68,10 @@ def claims(
     columns = [Column(title=name) for name in names]
     lines = list[list[object]]()
     for row in some:
-        cells = dict(row.cells)
+        texts = dict(row.texts)
         if link is not None:
-            cells["statement"] = link(row)
-        lines.append([cells[name] or None for name in names])
+            texts["statement"] = link(row)
+        lines.append([texts[name] or None for name in names])
     return Table(title="", columns=columns, rows=lines)
 
 
@@ -83,7 +81,7 @@ def render(result: StudyResult) -> str:
     for row in rows([result]):
         lines.append(f"{row.claim.id} {row.verdict}: {row.claim.statement}")
         for name in FACTS:
-            text = row.cells[name]
+            text = row.texts[name]
             if text:
                 lines.append(f"  {name:<18} {text}")
         lines.append("")
@@ -106,8 +104,8 @@ def tables(result: StudyResult) -> Iterator[Table]:
         yield Table(title=title, columns=TRIAL_COLUMNS, rows=trials)
 
 
-def _row(cells: Mapping[str, object], columns: Sequence[Column]) -> list[object]:
-    return [cells[column.title] for column in columns]
+def _row(texts: Mapping[str, object], columns: Sequence[Column]) -> list[object]:
+    return [texts[column.title] for column in columns]
 
 
 def _trial(trial: TuningTrial) -> dict[str, object]:
@@ -191,7 +189,7 @@ def all_results(study: Study, folder: Path) -> list[StudyResult]:
     Errors:
         ValueError: one that nocap did not write, or that was changed; its file is named.
     """
-    study_log = log.read(folder / log.FILE)
+    study_log = log.read_log(folder / log.FILE)
     results = list[StudyResult]()
     for path in sorted(folder.glob("results.*.json")):
         result = read_result(path, study, study_log)
@@ -270,7 +268,7 @@ def plots(every: Sequence[Row]) -> list[tuple[str, forest.Forest]]:
     """Return the title and the picture of each unit's rows, in the rows' order."""
     units: dict[str, list[Row]] = {}
     for row in every:
-        if is_known(row.judged.verdict.primary):
+        if is_known(row.claim_result.verdict.primary):
             units.setdefault(_unit(row), []).append(row)
     return [(title, _plot(title, some)) for title, some in units.items()]
 
@@ -305,10 +303,10 @@ def _plot(title: str, some: Sequence[Row]) -> forest.Forest:
 def _line(row: Row) -> forest.ForestRow:
     """Return a claim's line of a plot."""
     claim = row.claim
-    shown = row.judged.verdict.primary.shown()
+    shown = row.claim_result.verdict.primary.shown()
     assert shown is not None
     low, high = claim.expected
-    measured = row.cells["measured"]
+    measured = row.texts["measured"]
     title = f"{claim.statement}: {row.verdict}. Measured: {measured}. Expected: {expected(claim)}."
     return forest.ForestRow(
         label=f"{claim.id} {claim.arm}",
@@ -318,5 +316,5 @@ def _line(row: Row) -> forest.ForestRow:
         low=shown.low,
         high=shown.high,
         stated=(low, high),
-        bound=row.judged.bound,
+        bound=row.claim_result.bound,
     )

@@ -24,12 +24,13 @@ from nocap.report.table import Column, Table
 from nocap.sessions.foresight import records_in
 from nocap.sessions.grid_plan import of_grid
 from nocap.store.metrics import METRICS
+from nocap.store.record import RunStatus
 from nocap.store.runs import Record
+from nocap.study.claim_row import expected
 from nocap.study.conduct import seeds_of, up_to
-from nocap.study.plan import StudyPlan, compose_trials, shorter
 from nocap.study.spec import Study
+from nocap.study.study_plan import StudyPlan, compose_trials, shorter
 from nocap.study.tasks import Training, grid_of, length_trainings, sessions, trainings
-from nocap.study.words import expected
 
 SESSIONS = [Column(title=name) for name in ("sessions", "of", "count", "done")]
 
@@ -129,7 +130,7 @@ def sigma(runs: Iterable[tuple[str, Record]]) -> float | None:
     `None`: there are too few runs."""
     groups: dict[str, list[float]] = {}
     for arm, run in runs:
-        if run.val_loss is not None and run.status == "finished":
+        if run.val_loss is not None and run.status == RunStatus.finished:
             groups.setdefault(arm, []).append(run.val_loss)
     noise = pooled(list(groups.values()))
     if noise is None or noise.df < LEAST_PAIRS:

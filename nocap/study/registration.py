@@ -8,10 +8,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from nocap.config.compose import Composed
+from nocap.display import listed, plural, shorten
 from nocap.judge.claim import Claim
 from nocap.judge.equal_loss import SHARES
 from nocap.sessions.figures import PACE, TRAIN
-from nocap.store.formats import listed, plural, shorten
 from nocap.store.metrics import moment
 from nocap.store.record import digest
 from nocap.study.evidence import Evidence, places
@@ -24,8 +24,8 @@ from nocap.study.log import (
     SessionLine,
     StudyLog,
 )
-from nocap.study.plan import StudyPlan, compose_trials
 from nocap.study.spec import engine_of
+from nocap.study.study_plan import StudyPlan, compose_trials
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from nocap.config.bounded import parse_yaml, read_text
-from nocap.config.compose import parsed
+from nocap.config.choices import parse_override
 from nocap.config.keys import check_keys, key, require
 from nocap.config.paths import PACKAGE
 from nocap.config.plain import made, refuse_interpolations
@@ -23,7 +23,8 @@ from nocap.sessions.figures import setting_of
 from nocap.store.metrics import Better, Metric
 
 FILE = "study.yaml"
-PLACE = Path("experiments")  # of studies, in a checkout and in the folder where a command is typed
+# in a checkout, and in the folder where a command is typed
+STUDIES = Path("experiments")
 CLOSED = (
     "output_dir",
     "cache_dir",
@@ -149,11 +150,11 @@ class Study:
             arms.append(base)
         return arms
 
-    def arms_needing(self, wanted: Callable[[Metric], bool]) -> list[str]:
+    def arms_needing(self, is_needed: Callable[[Metric], bool]) -> list[str]:
         """List the arms, in their order, of which a claim or guard needs such a metric."""
         needed = set[str]()
         for claim in self.claims:
-            if any(map(wanted, claim.metrics)):
+            if any(map(is_needed, claim.metrics)):
                 needed.update(self.sides(claim))
         return [arm for arm in self.arms if arm in needed]
 
@@ -182,11 +183,11 @@ def _own_words(study: Study, at: ScaleConfig, arm: str) -> list[str]:
     return [*study.arms[arm], *at.own.get(arm, ())]
 
 
-def arm_overrides(study: Study, at: ScaleConfig, arm: str, place: Sequence[str]) -> list[str]:
-    """List the study's overrides, the scale's, the place's (`at.train` or `at.bench`), and the
+def arm_overrides(study: Study, at: ScaleConfig, arm: str, setting: Sequence[str]) -> list[str]:
+    """List the study's overrides, the scale's, the setting's (`at.train` or `at.bench`), and the
     arm's own."""
     own = [word for word in _own_words(study, at, arm) if not word.startswith(ENGINE)]
-    return [*study.overrides, *at.overrides, *place, *own]
+    return [*study.overrides, *at.overrides, *setting, *own]
 
 
 def engine_of(study: Study, at: ScaleConfig, arm: str) -> str:
@@ -213,7 +214,7 @@ def select_claims(study: Study, scale: str) -> Study:
 # --- the file -------------------------------------------------------------------------------------
 
 
-def load(folder: Path) -> Study:
+def load_study(folder: Path) -> Study:
     """Read the study of a folder; one of nocap's that was never carried out here has no folder yet.
 
     Errors:
@@ -255,13 +256,13 @@ def _study_of(plain: object, folder: Path) -> Study:
     return study
 
 
-def _claim_of(plain: object, seeds: list[int], place: str) -> Claim:
-    """Make a claim with the study's seeds. `place`: in the file."""
-    require(isinstance(plain, dict), place, "hold keys and values", plain)
+def _claim_of(plain: object, seeds: list[int], key: str) -> Claim:
+    """Make a claim with the study's seeds. `key`: where it stands in the file."""
+    require(isinstance(plain, dict), key, "hold keys and values", plain)
     content = cast(dict[str, Any], plain)
     is_bare = "seeds" not in content
-    require(is_bare, f"{place}.seeds", "be left out: they are the study's", content.get("seeds"))
-    claim: Claim = made(Claim, {**content, "seeds": seeds}, f"{place}.")
+    require(is_bare, f"{key}.seeds", "be left out: they are the study's", content.get("seeds"))
+    claim: Claim = made(Claim, {**content, "seeds": seeds}, f"{key}.")
     return claim
 
 
@@ -274,18 +275,18 @@ def options_of(study: Study) -> list[Path]:
     if not study.config_dir:
         return []
     home = source_of(Path(study.folder)).resolve()
-    place = (home / study.config_dir).resolve()
-    is_inside = place.is_relative_to(home) and place.is_dir()
+    folder = (home / study.config_dir).resolve()
+    is_inside = folder.is_relative_to(home) and folder.is_dir()
     require(is_inside, "config_dir", "be a folder inside the study's own", study.config_dir)
-    return [place]
+    return [folder]
 
 
 def files_of(study: Study) -> dict[Path, bytes]:
     """Return what a study is made of, its yaml and its options: path in its folder → content."""
     home = source_of(Path(study.folder)).resolve()
     paths = [home / FILE]
-    for place in options_of(study):
-        paths += [path for path in sorted(place.rglob("*")) if path.suffix in (".py", ".yaml")]
+    for folder in options_of(study):
+        paths += [path for path in sorted(folder.rglob("*")) if path.suffix in (".py", ".yaml")]
     return {path.relative_to(home): path.read_bytes() for path in paths}
 
 
@@ -347,10 +348,10 @@ def _check_names(study: Study) -> None:
     _check_known("tune.trials", study.tune.trials, study.trained_arms)
 
 
-def _check_known(place: str, names: Iterable[str], known: Collection[str]) -> None:
-    """Refuse names that are not among the known ones. `place`: in the file."""
+def _check_known(key: str, names: Iterable[str], known: Collection[str]) -> None:
+    """Refuse names that are not among the known ones. `key`: where they stand in the file."""
     unknown = [name for name in names if name not in known]
-    require(not unknown, place, f"be one of {', '.join(known)}", ", ".join(unknown))
+    require(not unknown, key, f"be one of {', '.join(known)}", ", ".join(unknown))
 
 
 def _check_spelling(names: Iterable[str]) -> None:
@@ -435,16 +436,16 @@ def _check_margins(study: Study) -> None:
 def _check_scale(study: Study, name: str) -> None:
     """Refuse a scale without what a claim needs of it."""
     at = study.scales[name]
-    place = f"scales.{name}"
+    key = f"scales.{name}"
     is_curve = not at.curve or len({*at.curve}) >= 3
-    require(is_curve, f"{place}.curve", "be at least 3 lengths, in tokens", at.curve)
+    require(is_curve, f"{key}.curve", "be at least 3 lengths, in tokens", at.curve)
     for claim in select_claims(study, name).claims:
         needed = {setting_of(metric): f", about {metric.name}" for metric in claim.metrics}
         if claim.races:
             needed["lengths"] = ": the shortest schedule that ends there"
         for setting, why in needed.items():
             rule = f"be given for claim {claim.id}{why}"
-            require(bool(getattr(at, setting)), f"{place}.{setting}", rule, "none")
+            require(bool(getattr(at, setting)), f"{key}.{setting}", rule, "none")
 
 
 def _words(study: Study) -> list[str]:
@@ -462,7 +463,7 @@ def _check_word(word: str) -> None:
     not from the file, which may be a stranger's."""
     require(isinstance(word, str), "overrides", "be words, as in [attention=gqa]", word)
     if not word.startswith(ENGINE):
-        name = parsed(word).key_or_group
+        name = parse_override(word).key_or_group
         require(
             not name.startswith(CLOSED),
             name,
@@ -478,7 +479,7 @@ def shipped() -> dict[str, Path]:
     """Return name → the folder with its yaml. An installed package has their yamls, a checkout all
     of them."""
     installed = PACKAGE / "studies"
-    root = installed if installed.is_dir() else PACKAGE.parent / PLACE
+    root = installed if installed.is_dir() else PACKAGE.parent / STUDIES
     return {path.parent.name: path.parent for path in sorted(root.glob(f"*/{FILE}"))}
 
 
@@ -492,11 +493,11 @@ def folder_of(word: str) -> Path:
     folder = Path(word)
     if os.path.lexists(folder):
         return folder
-    is_placed = folder == PLACE / folder.name
-    place = folder if is_placed else PLACE / folder
-    is_name = place == PLACE / folder.name
-    if os.path.lexists(place) or (is_name and folder.name in shipped()):
-        return place
+    is_below_studies = folder == STUDIES / folder.name
+    inside = folder if is_below_studies else STUDIES / folder
+    is_name = inside == STUDIES / folder.name
+    if os.path.lexists(inside) or (is_name and folder.name in shipped()):
+        return inside
     raise ValueError(
         f"{word} must be a study's folder, with a {FILE}, or one of nocap's studies: "
         f"{', '.join(shipped())}"

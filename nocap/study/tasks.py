@@ -18,10 +18,10 @@ from nocap.launch.runner import Devices, Runner
 from nocap.sessions.figures import PACE
 from nocap.sessions.session import Session
 from nocap.store.identity import digest
-from nocap.store.record import read_ended
-from nocap.store.runs import Record, read
-from nocap.study.plan import StudyPlan, other_lengths
+from nocap.store.record import RunStatus, read_ended
+from nocap.store.runs import Record, read_record
 from nocap.study.spec import Study, engine_of
+from nocap.study.study_plan import StudyPlan, other_lengths
 
 PROFILE_REPEATS = 2  # of a step, in each session
 
@@ -51,12 +51,12 @@ class Training:
         ended = read_ended(self.plan.run_dir, identity=self.plan.identity)
         if ended is None:
             return None
-        return read(self.plan.run_dir)
+        return read_record(self.plan.run_dir)
 
 
 def loss_of(record: Record) -> float:
     """Return the final loss; infinite where it diverged."""
-    if record.status == "diverged" or record.val_loss is None:
+    if record.status == RunStatus.diverged or record.val_loss is None:
         return math.inf
     return record.val_loss
 
@@ -109,7 +109,7 @@ def grid_of(runs: Sequence[Training], label: str) -> Grid:
     swept = _swept([run.composed.overrides for run in runs])
     distinct = {run.plan.identity: run for run in reversed(runs)}
     name = f"{label}-{digest(sorted(distinct))[:8]}"
-    asked = seeds_asked(run.plan for run in runs)
+    requests = seeds_asked(run.plan for run in runs)
     cells = list[Cell]()
     for run in runs:
         if distinct[run.plan.identity] is not run:
@@ -118,7 +118,7 @@ def grid_of(runs: Sequence[Training], label: str) -> Grid:
         if run.short:
             words.append(f"steps={run.short}")
         words.append(f"seed={run.seed}")
-        own = replace(asked[run.plan.arm], length_of=run.length_of)
+        own = replace(requests[run.plan.arm], length_of=run.length_of)
         plan = replace(run.plan, grid=name, swept=swept, asked=own)
         cells.append(Cell(overrides=run.composed.overrides, label=" ".join(words), plan=plan))
     folder = runs[0].plan.run_dir.parents[1] / "grids" / name

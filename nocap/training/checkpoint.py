@@ -41,7 +41,8 @@ from nocap.training.state import (
     snapshot,
 )
 
-STATE, ROWS = "state.json", "metrics.jsonl"
+STATE = "state.json"
+ROWS = "metrics.jsonl"
 # what reading a damaged file can raise
 UNREADABLE = (OSError, ValueError, TypeError, RecursionError, SafetensorError)
 
@@ -66,7 +67,9 @@ class Writer:
         always: Collection[int] = (),
         stage: Path | None = None,
     ) -> None:
-        self.root, self._always, self._stage = root, frozenset(always), stage
+        self.root = root
+        self._always = frozenset(always)
+        self._stage = stage
         self._pool = ThreadPoolExecutor(1) if background else None
         self._pending: Future[list[str]] | None = None
 
@@ -101,8 +104,11 @@ class Writer:
 
     def settle(self) -> list[str]:
         """Wait for what is being written in the background; its lines."""
-        pending, self._pending = self._pending, None
-        return pending.result() if pending is not None else []
+        pending = self._pending
+        self._pending = None
+        if pending is None:
+            return []
+        return pending.result()
 
     def _save(
         self, tensors: Tensors, state: dict[str, Any], rows: bytes, keep: int, must: bool
@@ -112,9 +118,8 @@ class Writer:
                 _write(self.root, tensors=tensors, state=state, rows=rows, stage=self._stage)
                 return prune(self.root, keep=keep, always=self._always)
             except (OSError, SafetensorError) as error:  # safetensors wraps its own
-                shutil.rmtree(
-                    _temporary(self.root / name_of(state["step"]), self._stage), ignore_errors=True
-                )
+                temporary = _temporary(self.root / name_of(state["step"]), self._stage)
+                shutil.rmtree(temporary, ignore_errors=True)
                 lease.check(self._stage)
                 line = (
                     f"checkpoint of step {state['step']} not saved: {error}; those before it stand"
@@ -132,12 +137,16 @@ def prune(root: Path, *, keep: int, always: Collection[int] = ()) -> list[str]:
     Invalid ones do not count, and go when they are older than a kept one. Returns a line for each
     that stays. What is no folder was made by somebody else, and stays.
     """
-    kept, lines, spared = 0, [], {name_of(step) for step in always}
+    kept = 0
+    lines = []
+    spared = {name_of(step) for step in always}
     for path in newest_first(root):
         if kept >= keep:
             if path.name not in spared and is_folder(path):
                 shutil.rmtree(path)
-        elif problem := _problem(path):
+            continue
+        problem = _problem(path)
+        if problem:
             lines.append(f"checkpoint not counted: {path}: {problem}")
         else:
             kept += 1
@@ -145,7 +154,9 @@ def prune(root: Path, *, keep: int, always: Collection[int] = ()) -> list[str]:
 
 
 def _temporary(path: Path, stage: Path | None) -> Path:
-    return (path if stage is None else stage / path.name).with_name(f".{path.name}.tmp")
+    if stage is not None:
+        path = stage / path.name
+    return path.with_name(f".{path.name}.tmp")
 
 
 def _write(
@@ -198,7 +209,9 @@ class ValidCheckpoint:
 
     @property
     def step(self) -> int:
-        return (step_of(self.path) or 0) if self.path else 0
+        if self.path is None:
+            return 0
+        return step_of(self.path) or 0
 
 
 def find(
@@ -264,12 +277,15 @@ def _problem(path: Path) -> str | None:
     try:
         sums = parse_json(read_text(path / MANIFEST))
         if set(sums) != {MODEL, OPTIMIZER, STATE, ROWS}:
-            return f"{MANIFEST} names {sorted(sums)}, not {sorted((MODEL, OPTIMIZER, STATE, ROWS))}"
+            own = sorted((MODEL, OPTIMIZER, STATE, ROWS))
+            return f"{MANIFEST} names {sorted(sums)}, not {own}"
     except UNREADABLE as error:
         return f"{MANIFEST} cannot be read ({error})"
-    return next(
-        filter(None, (_file_problem(path / name, sums[name]) for name in sorted(sums))), None
-    )
+    for name in sorted(sums):
+        problem = _file_problem(path / name, sums[name])
+        if problem:
+            return problem
+    return None
 
 
 def _file_problem(file: Path, expected: str) -> str | None:
@@ -279,21 +295,25 @@ def _file_problem(file: Path, expected: str) -> str | None:
         if sha256(file) != expected:
             return f"{file.name} does not match its checksum"
         if file.name == ROWS:
-            content = file.read_bytes()
-            rows = read_rows(content)
-            right = len(rows) == len(content.splitlines()) and (
-                not rows or rows[-1]["step"] < (step_of(file.parent) or 0)
-            )
-            return (
-                None if right else f"{ROWS} must hold the rows before the step in the folder's name"
-            )
-        if file.name == STATE:
-            right = state_of(file.parent)["step"] == step_of(file.parent)
-            return None if right else f"{file.name} must be of the step in the folder's name"
-        _shapes(file)
+            if not _has_all_rows(file):
+                return f"{ROWS} must hold the rows before the step in the folder's name"
+        elif file.name == STATE:
+            if state_of(file.parent)["step"] != step_of(file.parent):
+                return f"{file.name} must be of the step in the folder's name"
+        else:
+            _shapes(file)
         return None
     except UNREADABLE as error:
         return f"{file.name} cannot be read ({error})"
+
+
+def _has_all_rows(file: Path) -> bool:
+    """Say whether each line of a checkpoint's rows can be read, and the last is before its step."""
+    content = file.read_bytes()
+    rows = read_rows(content)
+    if len(rows) != len(content.splitlines()):
+        return False
+    return not rows or rows[-1]["step"] < (step_of(file.parent) or 0)
 
 
 def state_of(path: Path) -> dict[str, Any]:

@@ -30,12 +30,12 @@ class Graphed:
     def __init__(
         self, work: Callable[[Tensor], Loss], tokens: Tensor, parameters: list[nn.Parameter]
     ) -> None:
-        self._tokens, self._graph = tokens, torch.cuda.CUDAGraph()
+        self._tokens = tokens
+        self._graph = torch.cuda.CUDAGraph()
         try:
             with _no_waits():
-                work(
-                    tokens
-                )  # makes the gradients; parameters that get none have none in the graph either
+                # makes the gradients; parameters that get none have none in the graph either
+                work(tokens)
             self._gradients = [p.grad for p in parameters if p.grad is not None]
             self.zero()
             memory.reset_peak(tokens.device)

@@ -27,9 +27,8 @@ class Heartbeat:
     def create(run_dir: Path, *, ranks: int) -> Heartbeat:
         """Return a new file, in which every rank starts up now."""
         path = run_dir / NAME
-        path.unlink(
-            missing_ok=True
-        )  # a process of an earlier attempt may still have that one mapped
+        # a process of an earlier attempt may still have that one mapped
+        path.unlink(missing_ok=True)
         path.write_bytes(np.tile([0.0, START_UP], (ranks, 1)).tobytes())
         return Heartbeat(run_dir)
 
@@ -50,7 +49,5 @@ class Heartbeat:
         """Return the ranks with the fewest heartbeats and their steps: all ranks, if they stopped
         together."""
         counts = self._rows[:, 0]
-        return ", ".join(
-            f"rank {rank} {self.where(int(rank))}"
-            for rank in np.flatnonzero(counts == counts.min())
-        )
+        fewest = np.flatnonzero(counts == counts.min())
+        return ", ".join(f"rank {rank} {self.where(int(rank))}" for rank in fewest)

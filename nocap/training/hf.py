@@ -21,6 +21,7 @@ from nocap.store.files import write_file
 from nocap.training.trained import Log, trained
 
 WITHOUT = "with --hf: no model of transformers has another"
+OWN_KINDS = {"model": "gpt", "attention": "global", "norm": "norm", "mlp": "mlp"}
 
 
 def export_hf(run_dir: Path, folder: Path, *, log: Log) -> dict[str, Any]:
@@ -33,9 +34,14 @@ def export_hf(run_dir: Path, folder: Path, *, log: Log) -> dict[str, Any]:
     """
     run, model, step = trained(run_dir, log=log)
     kind = architecture(run)
-    config, tensors = {"gpt2": _gpt2, "llama": _llama}[kind](run, model)
+    if run.data.document_mask or run.position.restart:
+        log("transformers sees no ends of documents: its logits are the run's in a single document")
+    write = _gpt2 if kind == "gpt2" else _llama
+    config, tensors = write(run, model)
     vocab_size = run.tokenizer.vocab_size
-    end = vocab_size - 1 if run.tokenizer.kind == "tokenizer" else None  # nocap's own end with it
+    end = None
+    if run.tokenizer.kind == "tokenizer":
+        end = vocab_size - 1  # nocap's own end with it
     config |= {
         "model_type": kind,
         "vocab_size": vocab_size,
@@ -46,10 +52,12 @@ def export_hf(run_dir: Path, folder: Path, *, log: Log) -> dict[str, Any]:
     }
     if run.model.tie_head:
         tensors.pop("lm_head.weight")
-    held = {name: tensor.detach().float().contiguous() for name, tensor in tensors.items()}
+    fp32 = {name: tensor.detach().float().contiguous() for name, tensor in tensors.items()}
+    weights = save(fp32, {"format": "pt"})
+    text = json.dumps(config, indent=2, sort_keys=True)
     folder.mkdir(parents=True, exist_ok=True)
-    write_file(folder / "model.safetensors", save(held, {"format": "pt"}))
-    write_file(folder / "config.json", json.dumps(config, indent=2, sort_keys=True).encode())
+    write_file(folder / "model.safetensors", weights)
+    write_file(folder / "config.json", text.encode())
     return {"name": run_dir.name, "step": step, "model_type": kind, "folder": str(folder)}
 
 
@@ -60,30 +68,24 @@ def architecture(run: Run) -> str:
         ValueError: there is none; it names the option.
     """
     m = run.model
-    own = {"model": "gpt", "attention": "global", "norm": "norm", "mlp": "mlp"}
-    for group, kind in own.items():
+    for group, kind in OWN_KINDS.items():
         chosen = getattr(run, group).kind
         require(chosen == kind, f"{group}.kind", f"be {kind} {WITHOUT}", chosen)
-    require(not run.ideas, "ideas", f"be empty {WITHOUT}", ", ".join(run.ideas))
+    ideas = ", ".join(run.ideas)
+    require(not run.ideas, "ideas", f"be empty {WITHOUT}", ideas)
     placed = m.norm_placement
     require(placed is NormPlacement.pre, "model.norm_placement", f"be pre {WITHOUT}", placed.value)
     require(not m.qk_norm, "model.qk_norm", f"be false {WITHOUT}", m.qk_norm)
     require(m.logit_softcap is None, "model.logit_softcap", f"be null {WITHOUT}", m.logit_softcap)
     position = run.position.kind
-    require(
-        position in PARTS,
-        "position",
-        "be rope (as Llama) or learned (as GPT-2) with --hf",
-        position,
-    )
+    positions = "be rope (as Llama) or learned (as GPT-2) with --hf"
+    require(position in PARTS, "position", positions, position)
     kind, norm, activation = PARTS[position]
     beside = f"with --hf beside position={position}, as {kind} has"
     got_norm: str = run.norm.norm.value  # type: ignore[attr-defined]  # of this kind
     require(got_norm == norm, "norm.norm", f"be {norm} {beside}", got_norm)
-    got_activation: str = run.mlp.activation.value  # type: ignore[attr-defined]  # of this kind
-    require(
-        got_activation == activation, "mlp.activation", f"be {activation} {beside}", got_activation
-    )
+    got: str = run.mlp.activation.value  # type: ignore[attr-defined]  # of this kind
+    require(got == activation, "mlp.activation", f"be {activation} {beside}", got)
     heads = run.attention.n_kv_heads
     rule = f"be model.n_head={m.n_head} {beside}"
     require(kind == "llama" or heads == m.n_head, "attention.n_kv_heads", rule, heads)
@@ -99,37 +101,23 @@ Written = tuple[dict[str, Any], dict[str, Tensor]]
 def _gpt2(run: Run, model: LanguageModel) -> Written:
     m = run.model
     tensors = {
-        "transformer.wte.weight": _weight(model, "embedding.weight"),
-        "transformer.wpe.weight": _weight(model, "position.weight"),
-        "lm_head.weight": _weight(model, "head.unembed.weight"),
+        "transformer.wte.weight": model.get_parameter("embedding.weight"),
+        "transformer.wpe.weight": model.get_parameter("position.weight"),
+        "lm_head.weight": model.get_parameter("head.unembed.weight"),
     }
     for name, tensor in _layer_norm(model.get_submodule("head.norm"), m.d_model):
         tensors[f"transformer.ln_f.{name}"] = tensor
     for i in range(m.n_layer):
-        attention, mlp = (
-            model.get_submodule(f"blocks.{i}.{part}") for part in ("attention", "mlp")
-        )
-        joined = torch.cat([_weight(attention, f"f.{part}_proj.weight") for part in "qkv"])
-        # the factor of a branch is in the matrix that ends it
-        maps = {
-            "attn.c_attn": joined,
-            "attn.c_proj": _weight(attention, "f.out_proj.weight") * _scale(attention),
-            "mlp.c_fc": _weight(mlp, "f.up.weight"),
-            "mlp.c_proj": _weight(mlp, "f.down.weight") * _scale(mlp),
-        }
-        for name, weight in maps.items():
-            tensors[f"transformer.h.{i}.{name}.weight"] = weight.t()
-            tensors[f"transformer.h.{i}.{name}.bias"] = torch.zeros(weight.shape[0])
-        for norm, branch in (("ln_1", attention), ("ln_2", mlp)):
-            for name, tensor in _layer_norm(branch.get_submodule("norm"), m.d_model):
-                tensors[f"transformer.h.{i}.{norm}.{name}"] = tensor
+        for name, tensor in _gpt2_block(model.get_submodule(f"blocks.{i}"), m.d_model):
+            tensors[f"transformer.h.{i}.{name}"] = tensor
+    up = model.get_parameter("blocks.0.mlp.f.up.weight")
     config = {
         "architectures": ["GPT2LMHeadModel"],
         "n_layer": m.n_layer,
         "n_head": m.n_head,
         "n_embd": m.d_model,
         "n_positions": m.seq_len,
-        "n_inner": _weight(model, "blocks.0.mlp.f.up.weight").shape[0],
+        "n_inner": up.shape[0],
         "activation_function": "gelu",
         "layer_norm_epsilon": run.norm.eps,  # type: ignore[attr-defined]  # of this kind
         "resid_pdrop": 0.0,
@@ -137,6 +125,26 @@ def _gpt2(run: Run, model: LanguageModel) -> Written:
         "attn_pdrop": 0.0,
     }
     return config, tensors
+
+
+def _gpt2_block(block: nn.Module, d_model: int) -> Iterator[tuple[str, Tensor]]:
+    """Yield a block's tensors by their names in GPT-2's."""
+    attention = _branch(block, "attention")
+    mlp = _branch(block, "mlp")
+    parts = [attention.get_parameter(f"f.{part}_proj.weight") for part in "qkv"]
+    # the factor of a branch is in the matrix that ends it
+    maps = {
+        "attn.c_attn": torch.cat(parts),
+        "attn.c_proj": attention.get_parameter("f.out_proj.weight") * attention.scale,
+        "mlp.c_fc": mlp.get_parameter("f.up.weight"),
+        "mlp.c_proj": mlp.get_parameter("f.down.weight") * mlp.scale,
+    }
+    for name, weight in maps.items():
+        yield f"{name}.weight", weight.t()
+        yield f"{name}.bias", torch.zeros(weight.shape[0])
+    for norm, branch in (("ln_1", attention), ("ln_2", mlp)):
+        for name, tensor in _layer_norm(branch.norm, d_model):
+            yield f"{norm}.{name}", tensor
 
 
 def _layer_norm(norm: nn.Module, d_model: int) -> Iterator[tuple[str, Tensor]]:
@@ -149,26 +157,15 @@ def _llama(run: Run, model: LanguageModel) -> Written:
     m = run.model
     d_head = m.d_model // m.n_head
     tensors = {
-        "model.embed_tokens.weight": _weight(model, "embedding.weight"),
+        "model.embed_tokens.weight": model.get_parameter("embedding.weight"),
         "model.norm.weight": _gain(model.get_submodule("head.norm"), m.d_model),
-        "lm_head.weight": _weight(model, "head.unembed.weight"),
+        "lm_head.weight": model.get_parameter("head.unembed.weight"),
     }
     for i in range(m.n_layer):
-        attention, mlp = (
-            model.get_submodule(f"blocks.{i}.{part}") for part in ("attention", "mlp")
-        )
-        maps = {
-            "self_attn.q_proj": _turned(_weight(attention, "f.q_proj.weight"), d_head),
-            "self_attn.k_proj": _turned(_weight(attention, "f.k_proj.weight"), d_head),
-            "self_attn.v_proj": _weight(attention, "f.v_proj.weight"),
-            "self_attn.o_proj": _weight(attention, "f.out_proj.weight") * _scale(attention),
-            "mlp.gate_proj": _weight(mlp, "f.gate.weight"),
-            "mlp.up_proj": _weight(mlp, "f.up.weight"),
-            "mlp.down_proj": _weight(mlp, "f.down.weight") * _scale(mlp),
-            "input_layernorm": _gain(attention.get_submodule("norm"), m.d_model),
-            "post_attention_layernorm": _gain(mlp.get_submodule("norm"), m.d_model),
-        }
-        tensors |= {f"model.layers.{i}.{name}.weight": weight for name, weight in maps.items()}
+        maps = _llama_block(model.get_submodule(f"blocks.{i}"), m.d_model, d_head)
+        for name, weight in maps.items():
+            tensors[f"model.layers.{i}.{name}.weight"] = weight
+    up = model.get_parameter("blocks.0.mlp.f.up.weight")
     base = run.position.base  # type: ignore[attr-defined]  # of this kind
     config = {
         "architectures": ["LlamaForCausalLM"],
@@ -177,7 +174,7 @@ def _llama(run: Run, model: LanguageModel) -> Written:
         "num_key_value_heads": run.attention.n_kv_heads,
         "head_dim": d_head,
         "hidden_size": m.d_model,
-        "intermediate_size": _weight(model, "blocks.0.mlp.f.up.weight").shape[0],
+        "intermediate_size": up.shape[0],
         "max_position_embeddings": m.seq_len,
         "hidden_act": "silu",
         "rms_norm_eps": run.norm.eps,  # type: ignore[attr-defined]  # of this kind
@@ -187,6 +184,27 @@ def _llama(run: Run, model: LanguageModel) -> Written:
         "mlp_bias": False,
     }
     return config, tensors
+
+
+def _llama_block(block: nn.Module, d_model: int, d_head: int) -> dict[str, Tensor]:
+    """Return a block's matrices and gains by their names in Llama's."""
+    attention = _branch(block, "attention")
+    mlp = _branch(block, "mlp")
+    q = attention.get_parameter("f.q_proj.weight")
+    k = attention.get_parameter("f.k_proj.weight")
+    out = attention.get_parameter("f.out_proj.weight")
+    down = mlp.get_parameter("f.down.weight")
+    return {
+        "self_attn.q_proj": _turned(q, d_head),
+        "self_attn.k_proj": _turned(k, d_head),
+        "self_attn.v_proj": attention.get_parameter("f.v_proj.weight"),
+        "self_attn.o_proj": out * attention.scale,
+        "mlp.gate_proj": mlp.get_parameter("f.gate.weight"),
+        "mlp.up_proj": mlp.get_parameter("f.up.weight"),
+        "mlp.down_proj": down * mlp.scale,
+        "input_layernorm": _gain(attention.norm, d_model),
+        "post_attention_layernorm": _gain(mlp.norm, d_model),
+    }
 
 
 def _turned(weight: Tensor, d_head: int) -> Tensor:
@@ -199,11 +217,7 @@ def _gain(norm: nn.Module, d_model: int) -> Tensor:
     return dict(norm.named_parameters()).get("gain", torch.ones(d_model))
 
 
-def _scale(branch: nn.Module) -> float:
-    """Return the factor of a branch."""
+def _branch(block: nn.Module, name: str) -> Branch:
+    branch = block.get_submodule(name)
     assert isinstance(branch, Branch)  # of nocap's own block
-    return branch.scale
-
-
-def _weight(module: nn.Module, name: str) -> Tensor:
-    return module.get_parameter(name)
+    return branch

@@ -58,9 +58,8 @@ def train(job: Job) -> Outcome:
         if "val/loss" in row or "train/spike" in row or _due(step, t.log_every):
             recorder.write(row)
         if not update.finite:
-            return recorder.close(
-                status="diverged", step=step, diverged=recorder.diverged(update, step=step)
-            )
+            where = recorder.diverged(update, step=step)
+            return recorder.close(status="diverged", step=step, diverged=where)
         if update.stop and step + 1 < t.steps:
             recorder.save(step=step + 1, last=True)
             return recorder.close(status="preempted", step=step + 1)
@@ -68,14 +67,13 @@ def train(job: Job) -> Outcome:
     if first < t.steps:
         recorder.save_end()
     loss = val_loss(job, trainee, recorder.ledger, step=t.steps)
-    recorder.write(
-        {"step": t.steps, "tokens": job.run.tokens_before(t.steps), **recorder.val_row(loss)}
-    )
+    last: Row = {"step": t.steps, "tokens": job.run.tokens_before(t.steps)}
+    last |= recorder.val_row(loss)
+    recorder.write(last)
     if not math.isfinite(loss):
         job.log("diverged: the last validation loss is not finite")
-        return recorder.close(
-            status="diverged", step=t.steps, diverged={"step": t.steps, "loss": "validation"}
-        )
+        where = {"step": t.steps, "loss": "validation"}
+        return recorder.close(status="diverged", step=t.steps, diverged=where)
     return recorder.close(status="finished", step=t.steps)
 
 
@@ -111,13 +109,17 @@ def resume(job: Job, trainee: Trainee) -> tuple[int, Recorder]:
         InputError: there are checkpoints and none is valid (starting over would hide the loss), or
             it is of another optimizer.
     """
-    root, init_from = job.run_dir / "checkpoints", job.run.trainer.init_from
+    root = job.run_dir / "checkpoints"
+    init_from = job.run.trainer.init_from
     own = newest_first(root)
-    paths = own or ([expanded(init_from).absolute()] if init_from else [])
+    paths = own
+    if not own and init_from:
+        paths = [expanded(init_from).absolute()]
     identity = job.run_dir.name.rpartition("-")[2] if own else None
     misfit = partial(checkpoint.misfit, model=trainee.model, identity=identity)
     newest = checkpoint.first_valid(paths if job.world.is_main else [], misfit=misfit)
-    name, invalid = job.world.from_main([newest.path and str(newest.path), newest.invalid])
+    name = newest.path and str(newest.path)
+    name, invalid = job.world.from_main([name, newest.invalid])
     if name is None and invalid and not own:
         raise InputError(f"trainer.init_from must be a valid checkpoint, got {invalid[0]}")
     for problem in invalid:
@@ -125,26 +127,24 @@ def resume(job: Job, trainee: Trainee) -> tuple[int, Recorder]:
     if name is None and invalid:
         raise InputError(
             f"{root} must hold a valid checkpoint to resume from, got none; delete the folder to "
-            f"start over"
+            "start over"
         )
-    path, first, state = None, 0, dict[str, Any]()
+    path = None
+    first = 0
+    state = dict[str, Any]()
     if name is not None:
         path = Path(name)
-        first, state = (
-            step_of(path) or 0,
-            checkpoint.load(path, model=trainee.model, optimizers=trainee.optimizers),
-        )
-        job.log(f"resuming from step {first}" if own else f"beginning from step {first} of {path}")
-    gone = [
-        step
-        for step in job.run.trainer.keep_steps
-        if step <= first and not (root / name_of(step)).exists()
-    ]
+        first = step_of(path) or 0
+        state = checkpoint.load(path, model=trainee.model, optimizers=trainee.optimizers)
+        resuming = f"resuming from step {first}"
+        job.log(resuming if own else f"beginning from step {first} of {path}")
+    passed = [step for step in job.run.trainer.keep_steps if step <= first]
+    gone = [step for step in passed if not (root / name_of(step)).exists()]
     if gone:
         job.log(f"trainer.keep_steps: no checkpoint of {gone}: this attempt begins at step {first}")
-    recorder = Recorder(
-        job, trainee, clock_s=state.get("clock_s", {}), losses=state.get("losses", [])
-    )
+    clock_s = state.get("clock_s", {})
+    losses = state.get("losses", [])
+    recorder = Recorder(job, trainee, clock_s=clock_s, losses=losses)
     if job.world.is_main:
         job.on_start(recorder.resume(path if own else None))
     return first, recorder
@@ -161,28 +161,20 @@ def warm_up(
     """
     with ledger.charge("compile"):
         run = job.run
-        dummy = torch.zeros(
-            run.trainer.micro_batch,
-            run.model.seq_len + 1,
-            dtype=torch.long,
-            device=job.world.device,
-        )
+        t = run.trainer
+        shape = (t.micro_batch, run.model.seq_len + 1)
+        dummy = torch.zeros(shape, dtype=torch.long, device=job.world.device)
         parameters = list(trainee.model.parameters())
         saved_mib = _forward_backward_once(job, trainee, dummy, parameters, step=step)
         if validates:
             trainee.model.eval()
-            with (
-                trainee.model.validating(),
-                torch.no_grad(),
-                autocast(run, run.trainer.val_precision),
-            ):
+            with trainee.model.validating(), torch.no_grad(), autocast(run, t.val_precision):
                 # with a batch's strides: compiled graphs are made for those
                 trainee.model(dummy[:, :-1], dummy[:, 1:])
             trainee.model.train()
-        if run.trainer.cuda_graphs:
-            trainee.graphed = Graphed(
-                lambda tokens: forward_backward(job, trainee, tokens, step=0), dummy, parameters
-            )
+        if t.cuda_graphs:
+            once = partial(forward_backward, job, trainee, step=0)
+            trainee.graphed = Graphed(once, dummy, parameters)
         job.world.synchronize()
     return saved_mib
 
@@ -196,9 +188,9 @@ def _forward_backward_once(
     saved_mib = 0.0
     # the second time without the hooks, with which a compiled graph may be another
     for counting in (True, False):
-        hooks: AbstractContextManager[dict[int, int]] = (
-            memory.saved_for_backward(parameters) if counting else nullcontext({})
-        )
+        hooks: AbstractContextManager[dict[int, int]] = nullcontext({})
+        if counting:
+            hooks = memory.saved_for_backward(parameters)
         trainee.logs.clear()
         with no_sync(trainee), hooks as kept:
             with autocast(job.run, job.run.trainer.precision):

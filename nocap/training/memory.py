@@ -26,13 +26,14 @@ def parts_mib(
     """MiB of the parameters, their gradients (as large, in the same dtype) and the optimizer's
     state, with what ideas keep `around` it."""
     parameter_bytes = n_bytes(parameters)
-    state = n_bytes(
-        t for o in optimizers for t in tree_leaves(list(o.state.values())) if isinstance(t, Tensor)
-    )
+    state_bytes = 0
+    for optimizer in optimizers:
+        leaves = tree_leaves(list(optimizer.state.values()))
+        state_bytes += n_bytes(t for t in leaves if isinstance(t, Tensor))
     return {
         "parameters": parameter_bytes / MIB,
         "gradients": parameter_bytes / MIB,
-        "optimizer": (state + n_bytes(around)) / MIB,
+        "optimizer": (state_bytes + n_bytes(around)) / MIB,
     }
 
 
@@ -73,7 +74,8 @@ def peak_mib(device: torch.device) -> float:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / MIB
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / MIB if sys.platform == "darwin" else peak / 1024
+    unit = 1 if sys.platform == "darwin" else 1024  # bytes
+    return peak * unit / MIB
 
 
 def reset_peak(device: torch.device) -> None:
@@ -94,12 +96,11 @@ def _proc(path: str) -> dict[str, int]:
     """Bytes by name, from the lines `Name: 123 kB` of a file in /proc; empty where there is no such
     file."""
     try:
-        return {
-            name: 1024 * int(kib)
-            for name, kib in re.findall(r"^(\w+):\s+(\d+) kB$", Path(path).read_text(), re.M)
-        }
+        text = Path(path).read_text()
     except OSError:
         return {}
+    rows = re.findall(r"^(\w+):\s+(\d+) kB$", text, re.M)
+    return {name: 1024 * int(kib) for name, kib in rows}
 
 
 def ran_out(error: BaseException) -> bool:
@@ -121,19 +122,17 @@ def bounded() -> Iterator[None]:
     Without the limit Linux grants it, and kills the process when the memory is used. Does nothing
     where there is no /proc.
     """
-    available, size = (
-        _proc("/proc/meminfo").get("MemAvailable"),
-        _proc("/proc/self/status").get("VmSize"),
-    )
+    available = _proc("/proc/meminfo").get("MemAvailable")
+    size = _proc("/proc/self/status").get("VmSize")
     if available is None or size is None:
         yield
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    limits = [
-        available + size,
-        *(limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY),
-    ]
-    resource.setrlimit(resource.RLIMIT_AS, (min(limits), hard))
+    limit = available + size
+    for other in (soft, hard):
+        if other != resource.RLIM_INFINITY:
+            limit = min(limit, other)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
     try:
         yield
     finally:

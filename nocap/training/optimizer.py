@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,6 +24,7 @@ Optimizers = list[torch.optim.Optimizer]
 Group = dict[str, Any]
 Tensors = list[Tensor]
 States = list[dict[str, Tensor]]
+Factors = tuple[float, float]  # of the rate and of the decay
 AnOptimizer = TypeVar("AnOptimizer", bound=torch.optim.Optimizer)
 
 
@@ -30,11 +32,11 @@ AnOptimizer = TypeVar("AnOptimizer", bound=torch.optim.Optimizer)
 def undecorated(optimizer: type[AnOptimizer]) -> type[AnOptimizer]:
     """torch's optimizer without the decorators that import all of `torch._dynamo`: a second of the
     start of a run that compiles nothing."""
-    bare = {
-        name: inspect.unwrap(getattr(optimizer, name))
-        for name in ("add_param_group", "zero_grad", "step")
-    }
-    return type(optimizer.__name__, (optimizer,), {**bare, "step": torch.no_grad()(bare["step"])})
+    members: dict[str, Any] = {}
+    for name in ("add_param_group", "zero_grad", "step"):
+        members[name] = inspect.unwrap(getattr(optimizer, name))
+    members["step"] = torch.no_grad()(members["step"])
+    return type(optimizer.__name__, (optimizer,), members)
 
 
 def decayed(
@@ -42,25 +44,33 @@ def decayed(
 ) -> list[dict[str, Any]]:
     """Return groups in which matrices and tables decay and vectors (gains, shifts, scales) do not,
     unless `everything` does."""
-    decays = {name: p for name, p in named.items() if everything or p.ndim >= 2}
-    groups = [
-        {"params": list(decays.values()), "weight_decay": weight_decay},
-        {"params": [p for name, p in named.items() if name not in decays], "weight_decay": 0.0},
-    ]
-    return [group for group in groups if group["params"]]
+    decaying = []
+    others = []
+    for p in named.values():
+        if everything or p.ndim >= 2:
+            decaying.append(p)
+        else:
+            others.append(p)
+    groups = []
+    if decaying:
+        groups.append({"params": decaying, "weight_decay": weight_decay})
+    if others:
+        groups.append({"params": others, "weight_decay": 0.0})
+    return groups
 
 
 def split_matrices(model: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str, nn.Parameter]]:
     """Return the matrices inside the blocks, by name, and the rest: vectors, and tables of
     embeddings."""
     tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-    named = dict(model.named_parameters())
-    inside = {
-        name: p
-        for name, p in named.items()
-        if name.startswith("blocks.") and p.ndim == 2 and id(p) not in tables
-    }
-    return inside, {name: p for name, p in named.items() if name not in inside}
+    inside = {}
+    rest = {}
+    for name, p in model.named_parameters():
+        if name.startswith("blocks.") and p.ndim == 2 and id(p) not in tables:
+            inside[name] = p
+        else:
+            rest[name] = p
+    return inside, rest
 
 
 class ByRule(undecorated(torch.optim.Optimizer)):  # type: ignore[misc]  # a class made at run time
@@ -76,11 +86,13 @@ class ByRule(undecorated(torch.optim.Optimizer)):  # type: ignore[misc]  # a cla
     def step(self, closure: None = None) -> None:
         assert closure is None
         for group in self.param_groups:
-            if params := [p for p in group["params"] if p.grad is not None]:
-                group["step"] += 1
-                self.option.update(
-                    group, params, [p.grad for p in params], [self.state[p] for p in params]
-                )
+            params = [p for p in group["params"] if p.grad is not None]
+            if not params:
+                continue
+            group["step"] += 1
+            grads = [p.grad for p in params]
+            states = [self.state[p] for p in params]
+            self.option.update(group, params, grads, states)
 
 
 def kept(
@@ -101,7 +113,9 @@ def kept(
 def matmul_dtype(p: Tensor) -> torch.dtype:
     """Return the type of an optimizer's products of matrices: bf16, but where a CPU would emulate
     it: there fp32 is 3 times as fast (AVX-512) or 20 times (AVX2; LOG.md)."""
-    return p.dtype if p.device.type == "cpu" and not hardware.native_bf16() else torch.bfloat16
+    if p.device.type == "cpu" and not hardware.native_bf16():
+        return p.dtype
+    return torch.bfloat16
 
 
 def build_optimizers(run: Run, model: nn.Module) -> Optimizers:
@@ -119,55 +133,56 @@ def build_optimizers(run: Run, model: nn.Module) -> Optimizers:
         _decay_cautiously(run, optimizers)
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            if not isinstance(group.get("lr"), float):
+            lr = group.get("lr")
+            if not isinstance(lr, float):
                 raise InputError(
                     f"optimizer.kind={run.optimizer.kind} must give each group a learning rate, "
-                    f"lr, got "
-                    f"{group.get('lr')!r}"
+                    f"lr, got {lr!r}"
                 )
-            group["peak_lr"] = group["lr"]
+            group["peak_lr"] = lr
     return optimizers
 
 
 def _check_shares(run: Run, model: nn.Module, optimizers: Optimizers) -> None:
-    grouped_ids = [
-        id(p)
-        for optimizer in optimizers
-        for group in optimizer.param_groups
-        for p in group["params"]
-    ]
-    wrong = [
-        name
-        for name, p in model.named_parameters()
-        if p.requires_grad and grouped_ids.count(id(p)) != 1
-    ]
-    if wrong:
-        rule = "must have each of the model's parameters in one group of one optimizer"
-        raise InputError(f"optimizer.kind={run.optimizer.kind} {rule}, and has not: {wrong[0]}")
+    groups = Counter[int]()  # of a parameter, by its id
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            groups.update(id(p) for p in group["params"])
+    rule = "must have each of the model's parameters in one group of one optimizer"
+    for name, p in model.named_parameters():
+        if p.requires_grad and groups[id(p)] != 1:
+            raise InputError(f"optimizer.kind={run.optimizer.kind} {rule}, and has not: {name}")
 
 
 def _scale(run: Run, model: nn.Module, optimizers: Optimizers) -> None:
     """Split the groups by the factors that ideas put on rate and decay; without ideas, nothing."""
-    factors: dict[int, tuple[float, float]] = {}
+    factors: dict[int, Factors] = {}
     for name, p in model.named_parameters():
         scales = [idea.rates(name) for idea in run.ideas.values()]
-        factor = (
-            math.prod(scale.lr for scale in scales),
-            math.prod(scale.weight_decay for scale in scales),
-        )
-        if factor != (1.0, 1.0):
-            factors[id(p)] = factor
-    for optimizer in optimizers if factors else ():
+        lr = math.prod(scale.lr for scale in scales)
+        weight_decay = math.prod(scale.weight_decay for scale in scales)
+        if (lr, weight_decay) != (1.0, 1.0):
+            factors[id(p)] = (lr, weight_decay)
+    if not factors:
+        return
+    for optimizer in optimizers:
         for group in list(optimizer.param_groups):
-            for lr, decay in sorted({factors[id(p)] for p in group["params"] if id(p) in factors}):
-                params = [p for p in group["params"] if factors.get(id(p)) == (lr, decay)]
-                group["params"] = [p for p in group["params"] if factors.get(id(p)) != (lr, decay)]
-                rates = {
-                    "lr": group["lr"] * lr,
-                    "weight_decay": group.get("weight_decay", 0.0) * decay,
-                }
-                optimizer.add_param_group({**group, "params": params, **rates})
+            _split(optimizer, group, factors)
         optimizer.param_groups[:] = [group for group in optimizer.param_groups if group["params"]]
+
+
+def _split(optimizer: torch.optim.Optimizer, group: Group, factors: Mapping[int, Factors]) -> None:
+    """Move the parameters of a group that have factors into groups of their own, one for each pair
+    of factors."""
+    pairs = {factors[id(p)] for p in group["params"] if id(p) in factors}
+    for pair in sorted(pairs):
+        lr, weight_decay = pair
+        scaled = dict(group)
+        scaled["params"] = [p for p in group["params"] if factors.get(id(p)) == pair]
+        scaled["lr"] = group["lr"] * lr
+        scaled["weight_decay"] = group.get("weight_decay", 0.0) * weight_decay
+        group["params"] = [p for p in group["params"] if factors.get(id(p)) != pair]
+        optimizer.add_param_group(scaled)
 
 
 def _decay_cautiously(run: Run, optimizers: Optimizers) -> None:
@@ -176,25 +191,23 @@ def _decay_cautiously(run: Run, optimizers: Optimizers) -> None:
     Errors:
         InputError: no group has a weight decay that the optimizer does not keep to itself.
     """
-    if not any(
-        group.get("weight_decay") for optimizer in optimizers for group in optimizer.param_groups
-    ):
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    if not any(group.get("weight_decay") for group in groups):
         kind = run.optimizer.kind
         raise InputError(
             f"optimizer.cautious_decay must be false beside optimizer.kind={kind}, whose groups "
             "have no weight_decay"
         )
-    waiting: list[tuple[dict[str, Any], float, list[tuple[nn.Parameter, Tensor]]]] = []
+    waiting: list[tuple[Group, float, list[tuple[nn.Parameter, Tensor]]]] = []
 
     def keep(optimizer: torch.optim.Optimizer, *_: object) -> None:
-        for group in (group for group in optimizer.param_groups if group.get("weight_decay")):
-            waiting.append(
-                (
-                    group,
-                    group["weight_decay"],
-                    [(p, p.detach().clone()) for p in group["params"] if p.grad is not None],
-                )
-            )
+        for group in optimizer.param_groups:
+            weight_decay = group.get("weight_decay")
+            if not weight_decay:
+                continue
+            params = [p for p in group["params"] if p.grad is not None]
+            before = [(p, p.detach().clone()) for p in params]
+            waiting.append((group, weight_decay, before))
             group["weight_decay"] = 0.0  # so that the step makes the update alone
 
     @torch.no_grad()
@@ -222,11 +235,10 @@ def rates(optimizers: Optimizers) -> dict[str, float]:
     for another group with a peak of its own."""
     by_name: dict[str, float] = {}
     for optimizer in optimizers:
-        kind = (
-            optimizer.option.kind
-            if isinstance(optimizer, ByRule)
-            else type(optimizer).__name__.lower()
-        )
+        if isinstance(optimizer, ByRule):
+            kind = optimizer.option.kind
+        else:
+            kind = type(optimizer).__name__.lower()
         prefix = "lr" if optimizer is optimizers[0] else f"lr_{kind}"
         by_peak: dict[float, float] = {}
         for group in optimizer.param_groups:

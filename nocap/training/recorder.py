@@ -45,21 +45,24 @@ class Recorder:
     def __init__(
         self, job: Job, trainee: Trainee, *, clock_s: dict[str, float], losses: Iterable[float]
     ) -> None:
-        self.job, self.trainee = job, trainee
+        self.job = job
+        self.trainee = trainee
         self.flops, self.flops_basis = flops_per_token(job.run, vocab_size=job.vocab_size)
         # Of the start-up, scores are a teacher's work, which counts as training.
         before = {
             "teacher": job.teacher_s + trainee.scores_s,
             "startup": -trainee.scores_now_s,
-        } | clock_s
-        self.ledger = Ledger(
-            started=job.started, before=before, lost_s=max(0.0, job.spent_s - sum(before.values()))
-        )
+            **clock_s,
+        }
+        lost_s = max(0.0, job.spent_s - sum(before.values()))
+        self.ledger = Ledger(started=job.started, before=before, lost_s=lost_s)
         self.metrics = Metrics(job.run_dir / "metrics.jsonl", stage=job.stage)
         self.on_gpu = job.world.device.type == "cuda"
-        root, always = job.run_dir / "checkpoints", job.run.trainer.keep_steps
         self.checkpoints = checkpoint.Writer(
-            root, background=self.on_gpu, always=always, stage=job.stage
+            job.run_dir / "checkpoints",
+            background=self.on_gpu,
+            always=job.run.trainer.keep_steps,
+            stage=job.stage,
         )
         # a checkpoint keeps them: a resumed run must see the same spikes
         self.losses = deque(losses, maxlen=WINDOW)
@@ -74,8 +77,9 @@ class Recorder:
         """Begin to measure: the warm-up is over, and has found what a forward saves. A GPU's peak
         is measured from here on, without what compiling takes."""
         self.saved_mib = saved_mib
-        # of a CUDA graph, in no peak of the allocator's
-        self.unseen_mib = self.trainee.graphed.unseen_mib if self.trainee.graphed else 0.0
+        self.unseen_mib = 0.0  # of a CUDA graph, in no peak of the allocator's
+        if self.trainee.graphed:
+            self.unseen_mib = self.trainee.graphed.unseen_mib
         memory.reset_peak(self.job.world.device)
         self.ledger.started_up()
         self.busy_s = self._busy_s()
@@ -98,12 +102,18 @@ class Recorder:
         t = self.job.run.trainer
         with self.ledger.charge("checkpoint"):
             self.metrics.sync()
-            clock = {line: s for line, s in self.ledger.seconds().items() if line != "wall"}
+            clock_s = self.ledger.seconds()
+            clock_s.pop("wall")
+            state = {
+                "run": self.job.run_dir.name,
+                "clock_s": clock_s,
+                "losses": list(self.losses),
+            }
             problems = self.checkpoints.save(
                 step=step,
                 model=self.trainee.model,
                 optimizers=self.trainee.optimizers,
-                state={"run": self.job.run_dir.name, "clock_s": clock, "losses": list(self.losses)},
+                state=state,
                 rows=self.metrics.content,
                 keep=1 if step == t.steps else t.keep_checkpoints,
                 must=last,
@@ -136,9 +146,8 @@ class Recorder:
         where the loss is not finite."""
         row: Row = {"val/loss": _finite(loss)}
         if self.job.val_bytes is not None and math.isfinite(loss):
-            row["val/bpb"] = (
-                loss * self.job.run.trainer.val_tokens / (math.log(2) * self.job.val_bytes)
-            )
+            nats = loss * self.job.run.trainer.val_tokens
+            row["val/bpb"] = nats / (math.log(2) * self.job.val_bytes)
         return row
 
     def train_row(self, update: Update, *, step: int) -> Row:
@@ -149,29 +158,30 @@ class Recorder:
         self.busy_s = self._busy_s()
         self.paces.append(1e6 * (self.busy_s - before_s) / t.batch_tokens)
         tokens_per_s = t.batch_tokens / (update.step_ms / 1e3)
-        losses = {"loss": update.parts.get("next_token", update.loss)}
-        losses |= {
-            f"loss_{name}": loss for name, loss in update.parts.items() if name != "next_token"
-        }
         flops_per_s = None if self.flops is None else tokens_per_s * self.flops
-        return {
-            **{f"train/{name}": _finite(loss) for name, loss in losses.items()},
-            **{f"log/{name}": _finite(value) for name, value in update.logged.items()},
-            "train/grad_norm": _finite(update.grad_norm),
-            **{f"train/{name}": lr for name, lr in update.lrs.items()},
-            "perf/step_ms": update.step_ms,
-            "perf/tokens_per_s": tokens_per_s,
-            "perf/mfu": hardware.utilization(
-                flops_per_s, t.device, t.precision, self.job.world.size
-            ),
-            **self._spike(update, step=step),
-        }
+        world_size = self.job.world.size
+        row: Row = {"train/loss": _finite(update.parts.get("next_token", update.loss))}
+        for name, loss in update.parts.items():
+            if name != "next_token":
+                row[f"train/loss_{name}"] = _finite(loss)
+        for name, value in update.logged.items():
+            row[f"log/{name}"] = _finite(value)
+        row["train/grad_norm"] = _finite(update.grad_norm)
+        for name, lr in update.lrs.items():
+            row[f"train/{name}"] = lr
+        row["perf/step_ms"] = update.step_ms
+        row["perf/tokens_per_s"] = tokens_per_s
+        row["perf/mfu"] = hardware.utilization(flops_per_s, t.device, t.precision, world_size)
+        row |= self._spike(update, step=step)
+        return row
 
     def _spike(self, update: Update, *, step: int) -> Row:
         """Report a spike of the loss. It is never skipped: a skipped batch would be another
         experiment."""
-        sigmas = above(self.losses, update.loss) if update.finite else 0.0
-        self.losses.extend([update.loss] * update.finite)
+        if not update.finite:
+            return {}
+        sigmas = above(self.losses, update.loss)
+        self.losses.append(update.loss)
         if sigmas <= SIGMAS:
             return {}
         self.job.log(
@@ -182,14 +192,16 @@ class Recorder:
 
     def write(self, row: Row) -> None:
         """Append the row, with the memory's peak and the clock so far."""
-        if self.job.world.is_main:
-            if self.paces:
-                row["perf/token_us"] = median(self.paces)
-                self.paces.clear()
-            row["memory/peak_mib"] = self.peak_mib()
-            row |= {f"clock/{line}_s": seconds for line, seconds in self.ledger.seconds().items()}
-            self.metrics.append(row)
-            self.job.on_row(row)
+        if not self.job.world.is_main:
+            return
+        if self.paces:
+            row["perf/token_us"] = median(self.paces)
+            self.paces.clear()
+        row["memory/peak_mib"] = self.peak_mib()
+        for line, seconds in self.ledger.seconds().items():
+            row[f"clock/{line}_s"] = seconds
+        self.metrics.append(row)
+        self.job.on_row(row)
 
     def peak_mib(self) -> float:
         return memory.peak_mib(self.job.world.device) + self.unseen_mib
@@ -197,9 +209,9 @@ class Recorder:
     def _batch(self, step: int) -> dict[str, Any]:
         """Return the sequences of the data order that a step read."""
         run = self.job.run
-        return {
-            "sequences": [run.tokens_before(end) // run.model.seq_len for end in (step, step + 1)]
-        }
+        first = run.tokens_before(step) // run.model.seq_len
+        end = run.tokens_before(step + 1) // run.model.seq_len
+        return {"sequences": [first, end]}
 
     def diverged(self, update: Update, *, step: int) -> dict[str, Any]:
         """Log where and how the run diverged, and return it for the summary."""
@@ -219,29 +231,14 @@ class Recorder:
             self._log(self.checkpoints.settle())
             if self.job.world.is_main:
                 self._log(self.metrics.put_back(self.metrics.content, source="this process"))
-        on_gpu, t, peak, model = (
-            self.on_gpu,
-            self.job.run.trainer,
-            self.peak_mib(),
-            self.trainee.model,
-        )
-        parts = memory.parts_mib(
-            model.parameters(), self.trainee.optimizers, model.kept_around()
-        ) | {"activations": self.saved_mib}
+        t = self.job.run.trainer
+        model = self.trainee.model
+        held = self._memory()
         totals = {
             "params": count_parameters(model),
             "flops_per_token": self.flops,
             "flops_basis": self.flops_basis,
-            "memory_mib": {"peak": peak, "model": peak if on_gpu else sum(parts.values()), **parts},
-            "memory_notes": {
-                "peak": "allocated on the GPU after warm-up"
-                if on_gpu
-                else "resident, all libraries included",
-                "model": "the peak"
-                if on_gpu
-                else "counted: parameters, gradients, optimizer and activations",
-                "activations": "kept by one micro-batch's forward for its backward",
-            },
+            **held,
             "kernel": {
                 "train": kernel_name(self.job.run, t.precision),
                 "val": kernel_name(self.job.run, t.val_precision),
@@ -249,6 +246,23 @@ class Recorder:
             "train_windows": self.trainee.train.n,
         }
         return Outcome(status=status, step=step, ledger=self.ledger, totals={**totals, **more})
+
+    def _memory(self) -> dict[str, Any]:
+        """Return the memory in parts, and what each of them is."""
+        peak = self.peak_mib()
+        model = self.trainee.model
+        parts = memory.parts_mib(model.parameters(), self.trainee.optimizers, model.kept_around())
+        parts["activations"] = self.saved_mib
+        if self.on_gpu:
+            model_mib = peak
+            notes = {"peak": "allocated on the GPU after warm-up", "model": "the peak"}
+        else:
+            model_mib = sum(parts.values())
+            counted = "counted: parameters, gradients, optimizer and activations"
+            notes = {"peak": "resident, all libraries included", "model": counted}
+        notes["activations"] = "kept by one micro-batch's forward for its backward"
+        sizes = {"peak": peak, "model": model_mib, **parts}
+        return {"memory_mib": sizes, "memory_notes": notes}
 
 
 def _finite(value: float) -> float | None:
@@ -263,4 +277,6 @@ def above(losses: Collection[float], loss: float) -> float:
         return 0.0
     mean = math.fsum(losses) / n
     spread = math.dist(losses, [mean] * n) / math.sqrt(n)
-    return (loss - mean) / spread if spread else 0.0
+    if not spread:
+        return 0.0
+    return (loss - mean) / spread

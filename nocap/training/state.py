@@ -8,7 +8,7 @@ what optimizer INDEX keeps of a parameter under that name.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Any
 
@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from nocap.config.keys import InputError
 from nocap.training.optimizer import Optimizers
 
-MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
+MODEL = "model.safetensors"
+OPTIMIZER = "optimizer.safetensors"
 PLAIN = (bool, int, float, str, type(None))
 
 Tensors = dict[str, dict[str, Tensor]]  # file → name → tensor
@@ -32,27 +33,36 @@ def snapshot(model: nn.Module, optimizers: Optimizers, *, copy: bool) -> tuple[T
     Errors:
         InputError: an optimizer keeps what is neither a tensor nor plain.
     """
-    names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
-    state = {
-        f"{index}/{names[p]}/{field}": value
-        for index, optimizer in enumerate(optimizers)
-        for p, fields in optimizer.state.items()
-        for field, value in fields.items()
-    }
-    kept = {key: value for key, value in state.items() if isinstance(value, Tensor)}
-    others = {key: value for key, value in state.items() if key not in kept}
-    for key, value in others.items():
+    state: dict[str, Tensor] = {}
+    others: Plain = {}
+    for key, value in _states(model, optimizers):
+        if isinstance(value, Tensor):
+            state[key] = value
+            continue
         if not _is_plain(value):
             raise InputError(
                 f"optimizer must keep tensors and plain values, got {type(value).__name__} in {key}"
             )
-    groups = [[_plain_keys(group) for group in optimizer.param_groups] for optimizer in optimizers]
-    plain = {"state": others, "groups": groups}
-    files = {MODEL: weights(model), OPTIMIZER: kept}
-    return {
-        file: {name: t.to("cpu", copy=copy).contiguous() for name, t in tensors.items()}
-        for file, tensors in files.items()
-    }, plain
+        others[key] = value
+    files = {
+        MODEL: _on_cpu(weights(model), copy=copy),
+        OPTIMIZER: _on_cpu(state, copy=copy),
+    }
+    groups = [_plain_groups(optimizer) for optimizer in optimizers]
+    return files, {"state": others, "groups": groups}
+
+
+def _states(model: nn.Module, optimizers: Optimizers) -> Iterator[tuple[str, Any]]:
+    """Yield what the optimizers keep of the parameters, each value with its key in the file."""
+    names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
+    for index, optimizer in enumerate(optimizers):
+        for p, fields in optimizer.state.items():
+            for field, value in fields.items():
+                yield f"{index}/{names[p]}/{field}", value
+
+
+def _on_cpu(tensors: Mapping[str, Tensor], *, copy: bool) -> dict[str, Tensor]:
+    return {name: t.to("cpu", copy=copy).contiguous() for name, t in tensors.items()}
 
 
 def restore(model: nn.Module, optimizers: Optimizers, *, tensors: Tensors, plain: Plain) -> None:
@@ -66,19 +76,24 @@ def restore(model: nn.Module, optimizers: Optimizers, *, tensors: Tensors, plain
     for key, value in {**tensors[OPTIMIZER], **plain.get("state", {})}.items():
         index, name, field = key.split("/", 2)
         p = parameters[name]
-        optimizers[int(index)].state[p][field] = (
-            value.to(p.device) if isinstance(value, Tensor) else value
-        )
+        if isinstance(value, Tensor):
+            value = value.to(p.device)
+        state = optimizers[int(index)].state[p]
+        state[field] = value
     for optimizer, groups in zip(optimizers, plain.get("groups", ()), strict=True):
         for group, values in zip(optimizer.param_groups, groups, strict=True):
-            if missing := _plain_keys(group).keys() - values.keys():
-                raise ValueError(f"it is of another optimizer, without {min(missing)}")
-            group.update(
-                {
-                    key: tuple(value) if isinstance(group.get(key), tuple) else value
-                    for key, value in values.items()
-                }
-            )
+            _put_group(group, values)
+
+
+def _put_group(group: dict[str, Any], values: Plain) -> None:
+    """Put what an optimizer kept in a group back into it; JSON has made lists of its tuples."""
+    missing = _plain_keys(group).keys() - values.keys()
+    if missing:
+        raise ValueError(f"it is of another optimizer, without {min(missing)}")
+    for key, value in values.items():
+        if isinstance(group.get(key), tuple):
+            value = tuple(value)
+        group[key] = value
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
@@ -111,14 +126,15 @@ def as_json(plain: Plain) -> str:
 def difference(shapes: Mapping[str, list[int]], model: nn.Module) -> str | None:
     """Say where a file of weights does not have the names and shapes of the model's."""
     expected = {name: list(t.shape) for name, t in weights(model).items()}
-    differing = sorted(
-        name for name in shapes.keys() | expected.keys() if shapes.get(name) != expected.get(name)
-    )
-    return (
-        f"{MODEL} must hold what this run's model has, and differs in {differing[0]}"
-        if differing
-        else None
-    )
+    names = shapes.keys() | expected.keys()
+    for name in sorted(names):
+        if shapes.get(name) != expected.get(name):
+            return f"{MODEL} must hold what this run's model has, and differs in {name}"
+    return None
+
+
+def _plain_groups(optimizer: torch.optim.Optimizer) -> list[Plain]:
+    return [_plain_keys(group) for group in optimizer.param_groups]
 
 
 def _plain_keys(group: Mapping[str, Any]) -> Plain:
@@ -127,6 +143,6 @@ def _plain_keys(group: Mapping[str, Any]) -> Plain:
 
 
 def _is_plain(value: object) -> bool:
-    return isinstance(value, PLAIN) or (
-        isinstance(value, list | tuple) and all(map(_is_plain, value))
-    )
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return isinstance(value, PLAIN)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,9 +56,8 @@ class Job:
     stop_asked: Callable[[], bool] = lambda: False
     # in this block a request to stop is not waited with
     stop_at_once: Callable[[], AbstractContextManager[None]] = nullcontext
-    heartbeat: Callable[[int], None] = lambda step: (
-        None
-    )  # with the step, at least once a micro-batch
+    # with the step, at least once a micro-batch
+    heartbeat: Callable[[int], None] = lambda step: None
 
 
 @dataclass(kw_only=True)
@@ -76,9 +75,8 @@ class Trainee:
     scores_now_s: float = 0.0  # when the trainee was built
     # a micro-batch, where `trainer.cuda_graphs`: `nocap.training.loop.warm_up` makes it
     graphed: Graphed | None = None
-    ahead: tuple[int, torch.Tensor] | None = (
-        None  # a step and its batch, read while the GPU computed
-    )
+    # a step and its batch, read while the GPU computed
+    ahead: tuple[int, torch.Tensor] | None = None
     # time.perf_counter() of the last wait for the GPU, where it has computed ever since
     waited: float | None = None
 
@@ -112,25 +110,26 @@ def configure_numerics(run: Run) -> None:
 
 
 def build(job: Job) -> Trainee:
-    run, world = job.run, job.world
+    run = job.run
+    world = job.world
     model = build_model(run, vocab_size=job.vocab_size).to(world.device)
     logs = Logs(model)
     optimizers = build_optimizers(run, model)
     run.attention.prepare(run, world.device)
     for _, idea, part in model.joined:
         idea.prepare(part, run=run, device=world.device)
-    if (how := run.trainer.compile) is not Compile.off:
-        compile_in_place(
-            [model] if how is Compile.full else list(model.regions()), tuned=how is Compile.max
-        )
+    how = run.trainer.compile
+    if how is not Compile.off:
+        modules = [model] if how is Compile.full else list(model.regions())
+        compile_in_place(modules, tuned=how is Compile.max)
     forward: nn.Module = model
     if world.size > 1:
         # Every rank computes the same buffers: without this, every forward would broadcast them.
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
-            model, [name for name, _ in model.named_buffers()]
-        )
+        buffers = [name for name, _ in model.named_buffers()]
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, buffers)
         forward = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    train, val = train_windows(run, job.train_shards), val_windows(run, job.val_shards)
+    train = train_windows(run, job.train_shards)
+    val = val_windows(run, job.val_shards)
     arranged = [idea.arrange(train, job) for idea in run.ideas.values()]
     return Trainee(
         model=model,
@@ -159,15 +158,14 @@ def autocast(run: Run, precision: Precision) -> torch.autocast:
 def take_step(job: Job, trainee: Trainee, ledger: Ledger, *, step: int) -> Update:
     """Accumulate the micro-batches, agree with the other ranks, update. A non-finite loss or
     gradient: no update, but on a GPU, which would stand idle until the host has seen them."""
+    run = job.run
+    world = job.world
+    on_gpu = world.device.type == "cuda"
     with ledger.charge("train"):
-        began, run, world = trainee.waited or time.perf_counter(), job.run, job.world
+        began = trainee.waited or time.perf_counter()
         job.heartbeat(step)
         set_lr(trainee.optimizers, run.schedule.multiplier(step=step, steps=run.trainer.steps))
-        if trainee.ahead is not None and trainee.ahead[0] == step:
-            batch = trainee.ahead[1]
-        else:
-            with ledger.charge("data"):
-                batch = fetch(job, trainee, step=step)
+        batch = _batch_of(job, trainee, ledger, step=step)
         enter_step(run, trainee.model, step)
         n = microbatches(run)
         losses = torch.zeros((), dtype=torch.float64, device=world.device)
@@ -176,21 +174,15 @@ def take_step(job: Job, trainee: Trainee, ledger: Ledger, *, step: int) -> Updat
         for i, tokens in enumerate(batch.split(run.trainer.micro_batch)):
             seed_draws(run, step=step, microbatch=i * world.size + world.rank)
             with nullcontext() if i == n - 1 else no_sync(trainee):
-                loss = (
-                    trainee.graphed(tokens)
-                    if trainee.graphed
-                    else forward_backward(job, trainee, tokens.long(), step=step)
-                )
+                if trainee.graphed:
+                    loss = trainee.graphed(tokens)
+                else:
+                    loss = forward_backward(job, trainee, tokens.long(), step=step)
             losses += loss.total
-            for name, of_it in loss.parts.items():
-                parts[name] = parts.get(name, 0.0) + of_it.double()
-            if i > 0 and loss.logged.keys() != logged.keys():
-                raise InputError(
-                    "modules must log the same names in each training forward, got "
-                    f"{', '.join(sorted(loss.logged.keys() ^ logged.keys()))} in some"
-                )
-            for name, value in loss.logged.items():
-                logged[name] = logged.get(name, 0.0) + value.double()
+            _add(parts, loss.parts)
+            if i > 0:
+                _check_names(loss.logged, logged)
+            _add(logged, loss.logged)
             job.heartbeat(step)
         seed_draws(run, step=step, microbatch="update")
         for _, idea, part in trainee.model.joined_around:
@@ -200,14 +192,13 @@ def take_step(job: Job, trainee: Trainee, ledger: Ledger, *, step: int) -> Updat
         norm = torch.linalg.vector_norm(torch.stack(norms))
         summed = [losses, *parts.values(), *logged.values()]
         means = [each / (n * world.size) for each in summed]
-        sums = world.sum(torch.stack([*means, losses.new_full((), float(job.stop_asked()))]))
-        on_gpu = world.device.type == "cuda"
+        stop_asked = losses.new_full((), float(job.stop_asked()))
+        sums = world.sum(torch.stack([*means, stop_asked]))
         if on_gpu and step + 1 < run.trainer.steps:
-            trainee.ahead = step + 1, fetch(job, trainee, step=step + 1)
+            trainee.ahead = (step + 1, fetch(job, trainee, step=step + 1))
         read = reading(torch.cat([sums, norm.double()[None]]))
-        if (
-            on_gpu
-        ):  # launched before its numbers are known: a run that ends with them keeps nothing of it
+        if on_gpu:
+            # launched before its numbers are known: a run that ends with them keeps nothing of it
             update(run, trainee, norm, step=step)
         mean, *other_means, stops, norm_value = read()  # the step's one wait for the device
         ended = time.perf_counter()
@@ -227,6 +218,34 @@ def take_step(job: Job, trainee: Trainee, ledger: Ledger, *, step: int) -> Updat
     )
 
 
+def _batch_of(job: Job, trainee: Trainee, ledger: Ledger, *, step: int) -> torch.Tensor:
+    """Return the step's batch: the one that was read ahead, or read now."""
+    if trainee.ahead is not None:
+        step_ahead, batch = trainee.ahead
+        if step_ahead == step:
+            return batch
+    with ledger.charge("data"):
+        return fetch(job, trainee, step=step)
+
+
+def _add(sums: dict[str, torch.Tensor], values: Mapping[str, torch.Tensor]) -> None:
+    for name, value in values.items():
+        sums[name] = sums.get(name, 0.0) + value.double()
+
+
+def _check_names(logged: Mapping[str, torch.Tensor], before: Mapping[str, torch.Tensor]) -> None:
+    """Refuse modules that log other names than in the forward before.
+
+    Errors:
+        InputError: they do.
+    """
+    if logged.keys() != before.keys():
+        raise InputError(
+            "modules must log the same names in each training forward, got "
+            f"{', '.join(sorted(logged.keys() ^ before.keys()))} in some"
+        )
+
+
 def enter_step(run: Run, model: LanguageModel, step: int) -> None:
     """Give ideas the step that the model's next forwards belong to. What they draw there follows
     from it."""
@@ -242,13 +261,15 @@ def seed_draws(run: Run, *, step: int | str, microbatch: int | str) -> None:
     The draws are a function of the run's seed, the step and the micro-batch's place in the step's
     whole batch: the same after a resume, and on any number of ranks.
     """
-    if run.outside_files():
-        text = f"{run.seed} {step} {microbatch}"
-        seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
-        # torch.manual_seed, for both, takes half a millisecond without a GPU
-        torch.default_generator.manual_seed(seed)
-        if run.trainer.device is Device.cuda:
-            torch.cuda.manual_seed(seed)
+    if not run.outside_files():
+        return
+    text = f"{run.seed} {step} {microbatch}"
+    digest = hashlib.sha256(text.encode()).digest()
+    seed = int.from_bytes(digest[:7], "big")
+    # torch.manual_seed, for both, takes half a millisecond without a GPU
+    torch.default_generator.manual_seed(seed)
+    if run.trainer.device is Device.cuda:
+        torch.cuda.manual_seed(seed)
 
 
 def forward_backward(job: Job, trainee: Trainee, tokens: torch.Tensor, *, step: int) -> Loss:
@@ -258,10 +279,10 @@ def forward_backward(job: Job, trainee: Trainee, tokens: torch.Tensor, *, step: 
     with autocast(job.run, job.run.trainer.precision):
         loss = trainee.forward(*forward_of(trainee, tokens, step=step))
     logged = trainee.logs.means()
-    job.heartbeat(
-        step
-    )  # a rank that waits for the others does so in its backward, one heartbeat ahead
-    (loss.total / microbatches(job.run)).backward()
+    # a rank that waits for the others does so in its backward, one heartbeat ahead
+    job.heartbeat(step)
+    share = loss.total / microbatches(job.run)
+    share.backward()
     return loss._replace(total=loss.total.detach(), logged=logged)
 
 
@@ -270,7 +291,8 @@ def forward_of(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return what a forward of this step gets of a micro-batch, (sequences, T + 1): tokens and
     targets."""
-    tokens_BT, targets_BT = tokens[:, :-1], tokens[:, 1:]
+    tokens_BT = tokens[:, :-1]
+    targets_BT = tokens[:, 1:]
     for _, idea, part in trainee.model.joined:
         tokens_BT, targets_BT = idea.micro_batch(part, tokens_BT, targets_BT, step=step)
     return tokens_BT, targets_BT
@@ -281,7 +303,8 @@ def reading(numbers: torch.Tensor) -> Callable[[], list[float]]:
     it."""
     if numbers.device.type != "cuda":
         return numbers.tolist
-    host, copied = torch.empty_like(numbers, device="cpu", pin_memory=True), torch.cuda.Event()
+    host = torch.empty_like(numbers, device="cpu", pin_memory=True)
+    copied = torch.cuda.Event()
     host.copy_(numbers, non_blocking=True)
     copied.record()
 
@@ -326,7 +349,8 @@ def settle(job: Job, trainee: Trainee, ledger: Ledger) -> None:
 def fetch(job: Job, trainee: Trainee, *, step: int) -> torch.Tensor:
     """Return this rank's sequences of the step, (sequences, T + 1) int32 on the device, in one
     copy."""
-    run, world = job.run, job.world
+    run = job.run
+    world = job.world
     rows = sequences_of(
         first=run.tokens_before(step) // run.model.seq_len,
         rank=world.rank,
@@ -335,21 +359,17 @@ def fetch(job: Job, trainee: Trainee, *, step: int) -> torch.Tensor:
         micro_batch=run.trainer.micro_batch,
     )
     batch = torch.from_numpy(trainee.train.read(rows))
-    return (
-        batch.pin_memory().to(world.device, non_blocking=True)
-        if world.device.type == "cuda"
-        else batch
-    )
+    if world.device.type != "cuda":
+        return batch
+    return batch.pin_memory().to(world.device, non_blocking=True)
 
 
 def no_sync(trainee: Trainee) -> Any:
     """Gradients stay local inside the block; DDP averages them in the backward that follows
     outside."""
-    return (
-        trainee.forward.no_sync()
-        if isinstance(trainee.forward, DistributedDataParallel)
-        else nullcontext()
-    )
+    if isinstance(trainee.forward, DistributedDataParallel):
+        return trainee.forward.no_sync()
+    return nullcontext()
 
 
 @torch.no_grad()
@@ -367,18 +387,15 @@ def validate(
     The losses of all ranks' micro-batches are summed in one order, so that the result does not
     depend on the number of ranks.
     """
-    size, T = run.trainer.micro_batch, run.model.seq_len
-    n_batch = run.trainer.val_tokens // (size * T)
+    size = run.trainer.micro_batch
+    n_batch = run.trainer.val_tokens // (size * run.model.seq_len)
     losses = torch.zeros(n_batch, dtype=torch.float64, device=world.device)
     model.eval()
     with model.validating():
         for i in range(world.rank, n_batch, world.size):
             seed_draws(run, step="validation", microbatch=i)
-            tokens = (
-                torch.from_numpy(windows.read(range(i * size, (i + 1) * size)))
-                .to(world.device)
-                .long()
-            )
+            rows = range(i * size, (i + 1) * size)
+            tokens = torch.from_numpy(windows.read(rows)).to(world.device).long()
             with autocast(run, run.trainer.val_precision):
                 losses[i] = model(tokens[:, :-1], tokens[:, 1:]).total
             heartbeat()

@@ -35,30 +35,41 @@ def summarize(
     for row in rows:
         if "val/loss" in row:
             last = row
+    spikes = [row["step"] for row in rows if "train/spike" in row]
     tokens = run.tokens_before(step)
+    tokens_per_s = None
     training_s = clock_s["train"] + clock_s["data"]
-    tokens_per_s = tokens / training_s if step and training_s else None
+    if step and training_s:
+        tokens_per_s = tokens / training_s
+    epoch_s = None
     epoch_tokens = totals.pop("train_windows", 0) * run.model.seq_len
-    epoch_s = epoch_tokens / tokens_per_s if tokens_per_s and epoch_tokens else None
+    if tokens_per_s and epoch_tokens:
+        epoch_s = epoch_tokens / tokens_per_s
     data = manifest["data"]
-    return {
+    identified = {
         "status": status,
         "identity": manifest["identity"],
         "name": manifest["name"],
         "arm": manifest["arm"],
         "seed": run.seed,
+    }
+    reached = {
         "val_loss": last.get("val/loss"),
         "val_bpb": last.get("val/bpb"),
         "val_bpb_reason": data["val_bytes_reason"],
         "val_step": last.get("step"),
         "steps": step,
         "tokens": tokens,
+    }
+    speed = {
         "tokens_per_s": tokens_per_s,
         "epoch_s": epoch_s,
-        "spikes": [row["step"] for row in rows if "train/spike" in row],
+        "spikes": spikes,
         "step_ms": _quantiles(rows, "perf/step_ms"),
         "token_us": _median(rows, "perf/token_us"),
         **_mfu(run, tokens_per_s, totals),
+    }
+    machine = {
         "flops_per_token": None,
         "params": {},
         "memory_mib": {},
@@ -68,8 +79,8 @@ def summarize(
         "data": {"manifest": data["manifest"], "name": run.data.kind},
         "devices": run.trainer.devices,
         "attempts": len(manifest["attempts"]),
-        **totals,
     }
+    return {**identified, **reached, **speed, **machine, **totals}
 
 
 def _quantiles(rows: Sequence[Row], key: str) -> dict[str, float] | None:
@@ -83,7 +94,9 @@ def _quantiles(rows: Sequence[Row], key: str) -> dict[str, float] | None:
 def _median(rows: Sequence[Row], key: str) -> float | None:
     """Return the median of what the rows have under a key; None where no row has it."""
     values = [row[key] for row in rows if key in row]
-    return float(np.median(values)) if values else None
+    if not values:
+        return None
+    return float(np.median(values))
 
 
 def cut_short(
@@ -97,14 +110,23 @@ def cut_short(
     manifest = read_json(run_dir / "manifest.json")
     assert manifest is not None
     rows = Metrics(run_dir / "metrics.jsonl").rows()
-    last: Row = rows[-1] if rows else {"step": 0}
+    last: Row = {"step": 0}
+    if rows:
+        last = rows[-1]
     clock = {line: last.get(f"clock/{line}_s") or 0.0 for line in LINES}
-    spent_s = manifest["attempts"][-1]["spent_s"] + attempt_s
-    clock["other"] += max(0.0, spent_s - sum(clock.values()))
+    attempt = manifest["attempts"][-1]
+    spent_s = attempt["spent_s"] + attempt_s
+    lost_s = spent_s - sum(clock.values())
+    clock["other"] += max(0.0, lost_s)
     clock["wall"] = sum(clock.values())
-    step = last["step"]
     summary = summarize(
-        run, manifest, rows, status=status, step=step, clock_s=clock, totals={"error": error}
+        run,
+        manifest,
+        rows,
+        status=status,
+        step=last["step"],
+        clock_s=clock,
+        totals={"error": error},
     )
     with suppress(OSError):
         write_summary(run_dir, summary, stage=stage)

@@ -13,8 +13,8 @@ from textwrap import shorten
 from typing import Any
 
 from nocap.config.outward import redact, trusted, visible
+from nocap.display import duration
 from nocap.store.files import append_text
-from nocap.store.formats import duration
 from nocap.store.record import Row
 
 QUIET_S = 5.0  # at most one plain line in this time, validation apart
@@ -25,7 +25,8 @@ class Reporter:
     the first, it is silent."""
 
     def __init__(self, *, log_path: Path | None, steps: int) -> None:
-        self._log_path, self._steps = log_path, steps
+        self._log_path = log_path
+        self._steps = steps
         self._bar: Any = None
         self._last_line = 0.0
         self._began = (0.0, 0)  # when the first row came, and its step
@@ -56,26 +57,33 @@ class Reporter:
             )
 
     def row(self, row: Row) -> None:
-        now, step, parts = time.monotonic(), row["step"], list[str]()
+        now = time.monotonic()
+        step = row["step"]
+        parts = [f"step {step:>6}/{self._steps}"]
+        if "train/loss" in row:
+            loss = _number(row["train/loss"])
+            parts.append(f"train {loss}")
         if "val/loss" in row:
-            bpb = f" ({row['val/bpb']:.3f} bits per byte)" if row.get("val/bpb") is not None else ""
             self._val = f"val {_number(row['val/loss'])}"
+            bpb = ""
+            if row.get("val/bpb") is not None:
+                bpb = f" ({row['val/bpb']:.3f} bits per byte)"
             parts.append(self._val + bpb)
         if "train/loss" in row:
-            loss, speed = _number(row["train/loss"]), f"{row['perf/tokens_per_s']:,.0f}"
-            self._began = self._began if self._began[0] else (now, step)
+            speed = f"{row['perf/tokens_per_s']:,.0f}"
+            if not self._began[0]:
+                self._began = (now, step)
             if self._bar is not None:
                 self._bar.update(step + 1 - self._bar.n)
                 self._bar.set_postfix_str(f"loss {loss} {self._val} {speed} tok/s", refresh=False)
-            parts = [
-                f"train {loss}",
-                *parts,
-                f"{speed} tokens/s",
-                left(step - self._began[1], self._steps - step, now - self._began[0]),
-            ]
+            parts.append(f"{speed} tokens/s")
+            began, first = self._began
+            rest = left(step - first, self._steps - step, now - began)
+            if rest:
+                parts.append(rest)
         if "val/loss" in row or (self._bar is None and now - self._last_line >= QUIET_S):
             self._last_line = now
-            self.log("  ".join([f"step {step:>6}/{self._steps}", *filter(None, parts)]), drawn=True)
+            self.log("  ".join(parts), drawn=True)
 
     def close(self) -> None:
         if self._bar is not None:
@@ -86,7 +94,9 @@ class Reporter:
 def left(done: int, to_do: int, spent_s: float) -> str:
     """Return how long the rest will take, at the pace so far; nothing before there is one, or after
     the last."""
-    return f"about {duration(round(spent_s / done * to_do))} left" if done > 0 < to_do else ""
+    if done <= 0 or to_do <= 0:
+        return ""
+    return f"about {duration(round(spent_s / done * to_do))} left"
 
 
 def _number(value: float | None) -> str:
@@ -100,52 +110,65 @@ def ending(code: int) -> str:
 
 def table(summary: Mapping[str, Any], *, run_dir: Path) -> str:
     """Return the run in a few lines."""
-    clock, memory = summary["clock_s"], dict(summary["memory_mib"])
-    spent = sorted(
-        ((line, s) for line, s in clock.items() if line != "wall" and s >= 0.05),
-        key=lambda item: -item[1],
-    )
-    rows = {
+    rows: dict[str, str | None] = {
         "run": f"{summary['name']}  {summary['status']} at step {summary['steps']}",
-        "validation": summary["val_loss"] is not None and _validation(summary),
-        "speed": summary["tokens_per_s"] is not None
-        and summary["step_ms"] is not None
-        and _speed(summary),
-        "epoch": summary.get("epoch_s") is not None
-        and _epoch(summary),  # records of before have none
-        "memory": memory
-        and f"{memory.pop('peak'):,.0f} MiB peak; "
-        + ", ".join(f"{name} {mib:,.0f}" for name, mib in memory.items()),
-        "clock": f"{clock['wall']:.1f} s = " + " + ".join(f"{line} {s:.1f}" for line, s in spent),
+        "validation": _validation(summary),
+        "speed": _speed(summary),
+        "epoch": _epoch(summary),
+        "memory": _memory(summary),
+        "clock": _clock(summary),
         "record": str(run_dir),
-        "curve": summary["val_loss"] is not None
-        and f"python -m nocap.plot {shlex.quote(str(run_dir))}",
+        "curve": None,
         "tracker": summary.get("tracker"),
     }
+    if summary["val_loss"] is not None:
+        rows["curve"] = f"python -m nocap.plot {shlex.quote(str(run_dir))}"
     return "\n".join(f"  {label:<11} {text}" for label, text in rows.items() if text)
 
 
-def _validation(summary: Mapping[str, Any]) -> str:
-    known = summary["val_bpb"] is not None
-    bpb = (
-        f"{summary['val_bpb']:.4f} bits per byte"
-        if known
-        else f"no bits per byte: {shorten(summary['val_bpb_reason'], 90)}"
-    )
+def _validation(summary: Mapping[str, Any]) -> str | None:
+    if summary["val_loss"] is None:
+        return None
+    if summary["val_bpb"] is None:
+        bpb = f"no bits per byte: {shorten(summary['val_bpb_reason'], 90)}"
+    else:
+        bpb = f"{summary['val_bpb']:.4f} bits per byte"
     return f"{summary['val_loss']:.4f} nats per token, {bpb}"
 
 
-def _epoch(summary: Mapping[str, Any]) -> str:
+def _epoch(summary: Mapping[str, Any]) -> str | None:
     """Say how long one pass over all training data takes at the run's average speed."""
+    if summary.get("epoch_s") is None:  # as in older records
+        return None
     return f"{duration(summary['epoch_s'])} for all training data once, at this speed"
 
 
-def _speed(summary: Mapping[str, Any]) -> str:
-    mfu = (
-        f"MFU {summary['mfu']:.1%}"
-        if summary["mfu"] is not None
-        else f"no MFU: {summary['mfu_basis']}"
-    )
+def _memory(summary: Mapping[str, Any]) -> str | None:
+    parts = dict(summary["memory_mib"])
+    if not parts:
+        return None
+    peak = parts.pop("peak")
+    shown = ", ".join(f"{name} {mib:,.0f}" for name, mib in parts.items())
+    return f"{peak:,.0f} MiB peak; {shown}"
+
+
+def _clock(summary: Mapping[str, Any]) -> str:
+    """Say where the time went, the longest first."""
+    clock_s = dict(summary["clock_s"])
+    wall_s = clock_s.pop("wall")
+    lines = [line for line, seconds in clock_s.items() if seconds >= 0.05]
+    lines.sort(key=lambda line: -clock_s[line])
+    shown = " + ".join(f"{line} {clock_s[line]:.1f}" for line in lines)
+    return f"{wall_s:.1f} s = {shown}"
+
+
+def _speed(summary: Mapping[str, Any]) -> str | None:
+    if summary["tokens_per_s"] is None or summary["step_ms"] is None:
+        return None
+    if summary["mfu"] is None:
+        mfu = f"no MFU: {summary['mfu_basis']}"
+    else:
+        mfu = f"MFU {summary['mfu']:.1%}"
     return (
         f"{summary['tokens_per_s']:,.0f} tokens/s on average, "
         f"{summary['step_ms']['median']:.1f} ms in the median step; {mfu}"

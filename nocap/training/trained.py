@@ -28,7 +28,7 @@ from nocap.model.language_model import LanguageModel
 from nocap.store.files import write_file
 from nocap.store.identity import config_that_counts
 from nocap.store.record import Metrics, check_record, read_json
-from nocap.store.runs import read
+from nocap.store.runs import read_record as read
 from nocap.training import checkpoint
 from nocap.training.state import difference, put_weights, weights
 from nocap.training.step import enter_step
@@ -57,7 +57,11 @@ def _shared(config: Any, written: Any) -> Any:
     """Return a config without the keys that are not written: an older nocap did not have them."""
     if not isinstance(config, dict) or not isinstance(written, dict):
         return config
-    return {key: _shared(value, written[key]) for key, value in config.items() if key in written}
+    shared = {}
+    for key, value in config.items():
+        if key in written:
+            shared[key] = _shared(value, written[key])
+    return shared
 
 
 def trained(run_dir: Path, *, log: Log = no_log) -> tuple[Run, LanguageModel, int]:
@@ -74,18 +78,15 @@ def trained(run_dir: Path, *, log: Log = no_log) -> tuple[Run, LanguageModel, in
     manifest = read_json(run_dir / "manifest.json") or {}
     identity = manifest.get("identity")
     _log_other_code(run, _code(manifest), log)
-    newest = checkpoint.find(
-        run_dir / "checkpoints", misfit=partial(checkpoint.misfit, model=model, identity=identity)
-    )
+    misfit = partial(checkpoint.misfit, model=model, identity=identity)
+    newest = checkpoint.find(run_dir / "checkpoints", misfit=misfit)
     for problem in newest.invalid:
         log(f"checkpoint not used: {problem}")
     if newest.path is None:
         attempts = manifest.get("attempts") or [{}]
-        why = (
-            "; of a grid's cells only those of trainer.keep_steps stay"
-            if attempts[-1].get("grid")
-            else ""
-        )
+        why = ""
+        if attempts[-1].get("grid"):
+            why = "; of a grid's cells only those of trainer.keep_steps stay"
         kind = "valid checkpoint" if newest.invalid else "checkpoint"
         raise InputError(f"{run_dir} must hold a {kind}, got none{why}")
     checkpoint.load_validated(newest.path, model, run)
@@ -106,8 +107,7 @@ def _log_other_code(run: Run, known: Mapping[tuple[str, str], str], log: Log) ->
         if known.get((file.group, file.name)) != file.sha256:
             log(
                 f"{file.path} is not the code that this run was trained with; its record has a "
-                f"copy "
-                "(--allow-code)"
+                "copy (--allow-code)"
             )
 
 
@@ -128,12 +128,16 @@ def export(run_dir: Path, path: Path, *, log: Log) -> dict[str, Any]:
     """
     run, model, step = trained(run_dir, log=log)
     record = read(run_dir, rows=False)
-    rows = Metrics(run_dir / "metrics.jsonl").rows()
+    val_loss = None
+    for row in Metrics(run_dir / "metrics.jsonl").rows():
+        if row["step"] == step:
+            val_loss = row.get("val/loss")
+            break
     about = {
         "name": record.name,
         "identity": record.identity,
         "step": step,
-        "val_loss": next((row.get("val/loss") for row in rows if row["step"] == step), None),
+        "val_loss": val_loss,
         "outside": record.manifest.get("outside") or [],
     }
     config = to_plain(replace(run, output_dir="outputs", cache_dir=None))  # places on this machine
@@ -142,9 +146,8 @@ def export(run_dir: Path, path: Path, *, log: Log) -> dict[str, Any]:
         "config": json.dumps(redact(config)),
         "run": json.dumps(redact(about), allow_nan=False),
     }
-    write_file(
-        path, save({name: t.detach().contiguous() for name, t in weights(model).items()}, metadata)
-    )
+    tensors = {name: t.detach().contiguous() for name, t in weights(model).items()}
+    write_file(path, save(tensors, metadata))
     return about
 
 
@@ -159,7 +162,8 @@ def exported(path: Path, *, log: Log = no_log) -> tuple[Run, LanguageModel, int]
         with safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        config, about = (parse_json(metadata[key]) for key in ("config", "run"))
+        config = parse_json(metadata["config"])
+        about = parse_json(metadata["run"])
         step = int(about["step"])
         code = _code(about)
     except (KeyError, *checkpoint.UNREADABLE) as error:
@@ -168,7 +172,9 @@ def exported(path: Path, *, log: Log = no_log) -> tuple[Run, LanguageModel, int]
     _log_other_code(run, code, log)
     run = replace(run, attention=run.attention.portable())
     model = build_model(run, vocab_size=run.tokenizer.vocab_size)
-    if problem := difference({name: list(t.shape) for name, t in tensors.items()}, model):
+    shapes = {name: list(t.shape) for name, t in tensors.items()}
+    problem = difference(shapes, model)
+    if problem:
         raise ValueError(f"{path}: {problem}")
     _check_finite(path, tensors.values())
     put_weights(model, tensors)
@@ -184,19 +190,13 @@ def teacher_of(path: str, key: str, *, run: Run, device: torch.device) -> Langua
         InputError: its tokens are others, or its context is shorter.
     """
     teacher_run, model, _ = trained(expanded(path))
-    for rule, fits, value in (
-        (
-            f"of {run.tokenizer.name} tokens",
-            teacher_run.tokenizer.name == run.tokenizer.name,
-            teacher_run.tokenizer.name,
-        ),
-        (
-            f"of model.seq_len={run.model.seq_len} or more",
-            teacher_run.model.seq_len >= run.model.seq_len,
-            teacher_run.model.seq_len,
-        ),
-    ):
-        if not fits:
-            raise InputError(f"{key} must be a run {rule}, got {value}")
+    name = teacher_run.tokenizer.name
+    if name != run.tokenizer.name:
+        raise InputError(f"{key} must be a run of {run.tokenizer.name} tokens, got {name}")
+    seq_len = teacher_run.model.seq_len
+    if seq_len < run.model.seq_len:
+        raise InputError(
+            f"{key} must be a run of model.seq_len={run.model.seq_len} or more, got {seq_len}"
+        )
     teacher_run.attention.prepare(teacher_run, device)
     return model.to(device).requires_grad_(False)

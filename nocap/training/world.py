@@ -44,9 +44,8 @@ class World:
         unpickled."""
         if self.size == 1:
             return value
-        content = torch.tensor(
-            bytearray(json.dumps(value).encode()), dtype=torch.uint8, device=self.device
-        )
+        text = bytearray(json.dumps(value).encode())
+        content = torch.tensor(text, dtype=torch.uint8, device=self.device)
         length = torch.tensor(len(content), device=self.device)
         dist.broadcast(length, src=0)
         if not self.is_main:
@@ -63,12 +62,15 @@ class World:
 def place(device: Device) -> World:
     """Return this process's place among the ranks that the environment describes, as torchrun's
     does; alone without one."""
-    size, rank, local = (
-        int(os.environ.get(key, default))
-        for key, default in (("WORLD_SIZE", 1), ("RANK", 0), ("LOCAL_RANK", 0))
-    )
-    torch_device = torch.device("cuda", local) if device is Device.cuda else torch.device("cpu")
-    return World(rank=rank, size=size if "RANK" in os.environ else 1, device=torch_device)
+    rank = int(os.environ.get("RANK", 0))
+    size = int(os.environ.get("WORLD_SIZE", 1))
+    local = int(os.environ.get("LOCAL_RANK", 0))
+    if "RANK" not in os.environ:
+        size = 1
+    torch_device = torch.device("cpu")
+    if device is Device.cuda:
+        torch_device = torch.device("cuda", local)
+    return World(rank=rank, size=size, device=torch_device)
 
 
 def join(device: Device, *, timeout_s: float = 600) -> World:
@@ -103,6 +105,5 @@ def close_listeners() -> None:
         for fd in map(int, os.listdir("/dev/fd")):
             with suppress(OSError), socket.socket(fileno=os.dup(fd)) as sock:  # it is no socket
                 if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                    os.dup2(
-                        null.fileno(), fd
-                    )  # the number stays taken: gloo believes that it has it
+                    # the number stays taken: gloo believes that it has it
+                    os.dup2(null.fileno(), fd)

@@ -35,7 +35,8 @@ class Injector(importlib.abc.MetaPathFinder):
                     r"(\w+)@([\d,]+)(?::rank(\d))?(!?)", fault
                 ).groups()
                 if rank in (None, os.environ.get("RANK", "0")):
-                    inject(module, kind, [int(step) for step in steps.split(",")], bool(always))
+                    words = steps.split(",")
+                    inject(module, kind, [int(step) for step in words], bool(always))
 
         spec.loader.exec_module = and_inject
         return spec
@@ -46,17 +47,18 @@ def inject(loop, kind, steps, always):
         if step not in steps:
             return False
         try:  # of several that come here together, one is the first
-            (Path(os.environ["NOCAP_FAULT_DIR"]) / f"{kind}@{step}").touch(exist_ok=False)
+            path = Path(os.environ["NOCAP_FAULT_DIR"])
+            (path / f"{kind}@{step}").touch(exist_ok=False)
         except FileExistsError:
             return always
         return True
 
     # where the loop finds them
-    step_module, recorder = (
-        sys.modules["nocap.training.step"],
-        sys.modules["nocap.training.recorder"].Recorder,
-    )
-    fetch, take_step, write = step_module.fetch, loop.take_step, recorder.write
+    step_module = sys.modules["nocap.training.step"]
+    recorder = sys.modules["nocap.training.recorder"].Recorder
+    fetch = step_module.fetch
+    take_step = loop.take_step
+    write = recorder.write
 
     def fetch_or_not(job, trainee, *, step):
         if due(step):
@@ -64,13 +66,15 @@ def inject(loop, kind, steps, always):
                 time.sleep(1e6)
             if kind == "error":
                 raise ArithmeticError("this rank's own fault")
-            os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[kind])
+            signals = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+            os.kill(os.getpid(), signals[kind])
         return fetch(job, trainee, step=step)
 
     def scaled_step(job, trainee, ledger, *, step):
         if not due(step):
             return take_step(job, trainee, ledger, step=step)
-        before = [p.detach().clone() for p in trainee.model.parameters()]
+        parameters = trainee.model.parameters()
+        before = [p.detach().clone() for p in parameters]
         factor = {"nan": float("nan"), "spike": 1e3}[kind]
         hook = trainee.model.register_forward_hook(
             lambda module, arguments, loss: scaled(loss, factor)
@@ -79,17 +83,15 @@ def inject(loop, kind, steps, always):
             return take_step(job, trainee, ledger, step=step)
         finally:
             hook.remove()
-            same = all(p.equal(b) for p, b in zip(trainee.model.parameters(), before, strict=True))
-            (
-                Path(os.environ["NOCAP_FAULT_DIR"])
-                / f"rank{job.world.rank}-{'unchanged' if same else 'changed'}"
-            ).touch()
+            parameters = trainee.model.parameters()
+            same = all(p.equal(b) for p, b in zip(parameters, before, strict=True))
+            path = Path(os.environ["NOCAP_FAULT_DIR"])
+            (path / f"rank{job.world.rank}-{'unchanged' if same else 'changed'}").touch()
 
     def write_on_a_full_disk(recorder, row):
+        # where the kernel answers ENOSPC to every write
         if due(row["step"]):
-            recorder.metrics.path = Path(
-                "/dev/full"
-            )  # where the kernel answers ENOSPC to every write
+            recorder.metrics.path = Path("/dev/full")
         write(recorder, row)
 
     if kind in ("kill", "hang", "stop", "error"):
@@ -101,9 +103,9 @@ def inject(loop, kind, steps, always):
 
 
 def scaled(loss, factor):
-    return type(loss)(
-        loss.total * factor, {name: part * factor for name, part in loss.parts.items()}
-    )
+    total = loss.total * factor
+    parts = {name: part * factor for name, part in loss.parts.items()}
+    return type(loss)(total, parts)
 
 
 if "NOCAP_FAULT" in os.environ:

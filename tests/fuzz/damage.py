@@ -172,14 +172,10 @@ def lines(content: bytes, rng: random.Random) -> bytes:
 
 def replaced(content: bytes, rng: random.Random) -> bytes:
     """A piece of it by something else."""
-    at, n = rng.randrange(len(content) + 1), rng.randrange(20)
-    return (
-        content[:at]
-        + rng.choice(
-            (b"\xff\xfe", b"\x00", b'"', b"\\", b"{", b"\xef\xbb\xbf", "ß".encode("latin-1"), b"\r")
-        )
-        + content[at + n :]
-    )
+    at = rng.randrange(len(content) + 1)
+    n = rng.randrange(20)
+    raw = (b"\xff\xfe", b"\x00", b'"', b"\\", b"{", b"\xef\xbb\xbf", "ß".encode("latin-1"), b"\r")
+    return content[:at] + rng.choice(raw) + content[at + n :]
 
 
 # --- a path ---------------------------------------------------------------------------------------
@@ -212,18 +208,15 @@ def _folder(path: Path, rng: random.Random) -> None:
 
 
 def _link(path: Path, rng: random.Random) -> None:
-    path.symlink_to(
-        rng.choice(
-            (
-                path,
-                path.parent,
-                Path("/nowhere"),
-                Path("/dev/null"),
-                (OUTSIDE / "canary.txt").absolute(),
-                OUTSIDE.absolute(),
-            )
-        )
+    targets = (
+        path,
+        path.parent,
+        Path("/nowhere"),
+        Path("/dev/null"),
+        (OUTSIDE / "canary.txt").absolute(),
+        OUTSIDE.absolute(),
     )
+    path.symlink_to(rng.choice(targets))
 
 
 def moved(path: Path, rng: random.Random) -> bool:
@@ -246,11 +239,13 @@ def shut(path: Path, rng: random.Random) -> bool:
 
 def others(path: Path, rng: random.Random) -> bool:
     """The file or folder of the same name of another run, or of the same run's other checkpoint."""
-    candidates = sorted(
-        other
-        for other in Path().glob(f"**/{path.name}")
-        if other != path and other.is_file() == path.is_file() and path not in other.parents
-    )
+    paths = Path().glob(f"**/{path.name}")
+    candidates = []
+    for place in sorted(paths):
+        if place == path or path in place.parents:
+            continue
+        if place.is_file() == path.is_file():
+            candidates.append(place)
     if not candidates or not path.exists() or path == Path("outputs"):
         return False
     other = rng.choice(candidates)
@@ -267,22 +262,22 @@ def others(path: Path, rng: random.Random) -> bool:
 
 def _other_name(path: Path, rng: random.Random) -> Path:
     name = path.name
-    digits = f"step-{rng.randrange(12):08d}" if name.startswith("step-") else f"{name}2"
-    return path.with_name(
-        rng.choice(
-            (
-                f"{name}.bak",
-                f"backup-of-{name}",
-                f"{name}-copy",
-                digits,
-                f".{name}",
-                name.upper(),
-                name[:-1],
-                f"{name} (2)",
-                f"x\x1b[31m{name}",
-            )
-        )
+    if name.startswith("step-"):
+        digits = f"step-{rng.randrange(12):08d}"
+    else:
+        digits = f"{name}2"
+    names = (
+        f"{name}.bak",
+        f"backup-of-{name}",
+        f"{name}-copy",
+        digits,
+        f".{name}",
+        name.upper(),
+        name[:-1],
+        f"{name} (2)",
+        f"x\x1b[31m{name}",
     )
+    return path.with_name(rng.choice(names))
 
 
 def renamed(path: Path, rng: random.Random) -> bool:
@@ -298,12 +293,10 @@ def copied(path: Path, rng: random.Random) -> bool:
     place = _other_name(path, rng)
     # which would make a run of any folder
     if rng.random() < 0.3 and path.name not in ("manifest.json", "summary.json"):
-        folders = [
-            folder
-            for folder in sorted(Path("outputs").glob("*/**/"))
-            if path not in (folder, *folder.parents)
-        ]
-        place = rng.choice(folders) / path.name if folders else place
+        paths = sorted(Path("outputs").glob("*/**/"))
+        folders = [folder for folder in paths if path not in (folder, *folder.parents)]
+        if folders:
+            place = rng.choice(folders) / path.name
     if not path.exists() or os.path.lexists(place):
         return False
     shutil.copytree(path, place, symlinks=True) if path.is_dir() else shutil.copyfile(path, place)
@@ -334,13 +327,16 @@ def stray(path: Path, rng: random.Random) -> bool:
     place = path / rng.choice(STRAY)
     if not path.is_dir() or os.path.lexists(place):
         return False
-    note, link, loop, pipe = (
+    makers: list[Callable[[], Any]] = [
         lambda: place.write_text("a note\n"),
+        place.mkdir,
         lambda: place.symlink_to("/"),
         lambda: place.symlink_to(place),
         lambda: os.mkfifo(place),
-    )
-    rng.choice((note, place.mkdir, link, loop, pipe, place.touch))()
+        place.touch,
+    ]
+    make = rng.choice(makers)
+    make()
     return True
 
 
@@ -370,14 +366,14 @@ def _at(tree: Any, path: tuple[Any, ...]) -> tuple[Any, Any]:
 
 def _put(tree: Any, rng: random.Random, raws: tuple[str, ...]) -> tuple[Any, str]:
     """Change one place of a tree; what the mark in it stands for."""
-    places = list(
-        itertools.islice(_places(tree), 10_000)
-    )  # an earlier wound may have made a tree of aliases
+    # an earlier wound may have made a tree of aliases
+    places = list(itertools.islice(_places(tree), 10_000))
     if not places:
         return rng.choice(VALUES), ""
     shallow = [place for place in places if len(place) <= 2]
     parent, key = _at(tree, rng.choice(shallow if shallow and rng.random() < 0.5 else places))
-    old, (other, place) = parent[key], _at(tree, rng.choice(places))
+    old = parent[key]
+    other, place = _at(tree, rng.choice(places))
     kind = rng.choice(("value", "raw", "gone", "more", "swapped", "twice"))
     if kind == "raw":
         parent[key] = _MARK
@@ -391,38 +387,43 @@ def _put(tree: Any, rng: random.Random, raws: tuple[str, ...]) -> tuple[Any, str
     elif kind == "twice" and isinstance(parent, dict):
         parent[f"{_MARK}{key}"] = rng.choice(VALUES)
     elif kind == "swapped":
-        parent[key], other[place] = other[place], old
+        parent[key] = other[place]
+        other[place] = old
     else:
-        near = (
-            (old * 0.9, old + 1, -old, old * 1e9, float(old), str(old))
-            if type(old) in (int, float)
-            else (old,)
+        if type(old) in (int, float):
+            near = (old * 0.9, old + 1, -old, old * 1e9, float(old), str(old))
+        else:
+            near = (old,)
+        values = (
+            rng.choice(VALUES),
+            rng.choice(HOSTILE),
+            rng.choice(near),
+            [old] * rng.choice((1, 2, 1000)),
+            {"a": old},
         )
-        parent[key] = rng.choice(
-            (
-                rng.choice(VALUES),
-                rng.choice(HOSTILE),
-                rng.choice(near),
-                [old] * rng.choice((1, 2, 1000)),
-                {"a": old},
-            )
-        )
+        parent[key] = rng.choice(values)
     return tree, ""
 
 
 def _text(tree: Any, raw: str) -> str:
     text = json.dumps(tree, indent=None)
-    text = text.replace(json.dumps(_MARK), raw) if raw else text
+    if raw:
+        text = text.replace(json.dumps(_MARK), raw)
     return text.replace(_MARK, "")
 
 
 def in_json(path: Path, rng: random.Random) -> None:
     """A value of a JSON file, or of a line of JSON lines."""
     before = path.read_text(errors="replace")
-    rows = before.splitlines() if path.suffix == ".jsonl" else [before]
+    if path.suffix == ".jsonl":
+        rows = before.splitlines()
+    else:
+        rows = [before]
     at = rng.randrange(len(rows))
-    rows[at] = _text(*_put(json.loads(rows[at]), rng, RAW))
-    path.write_text("\n".join(rows) + "\n", errors="surrogatepass")
+    content = json.loads(rows[at])
+    rows[at] = _text(*_put(content, rng, RAW))
+    text = "\n".join(rows) + "\n"
+    path.write_text(text, errors="surrogatepass")
 
 
 def in_yaml(path: Path, rng: random.Random) -> None:
@@ -430,13 +431,13 @@ def in_yaml(path: Path, rng: random.Random) -> None:
     if rng.random() < 0.4:
         text = rng.choice(("", before)) + rng.choice(YAMLS)
     else:
+        content = yaml.safe_load(before)
         tree, raw = _put(
-            yaml.safe_load(before),
-            rng,
-            (*RAW, "*a", "&a 1", "!!python/object:os.x {}", "[", "'", "2020-01-01"),
+            content, rng, (*RAW, "*a", "&a 1", "!!python/object:os.x {}", "[", "'", "2020-01-01")
         )
         text = _text(tree, raw)  # JSON is YAML, nearly
-        text = text if rng.random() < 0.5 or raw else yaml.safe_dump(tree, sort_keys=False)
+        if not (rng.random() < 0.5 or raw):
+            text = yaml.safe_dump(tree, sort_keys=False)
     path.write_text(text, errors="surrogatepass")
 
 
@@ -447,7 +448,10 @@ def in_tensors(path: Path, rng: random.Random) -> None:
     """Tensors of another number, shape, type or name."""
     tensors = load_file(path)
     name = rng.choice(sorted(tensors))
-    tensor = tensors.pop(name) if rng.random() < 0.2 else tensors[name]
+    if rng.random() < 0.2:
+        tensor = tensors.pop(name)
+    else:
+        tensor = tensors[name]
     changed = (
         tensor.reshape(-1)[: max(1, tensor.numel() // 2)].clone(),
         tensor.double(),
@@ -471,16 +475,12 @@ def stamped(operator: Operator) -> Operator:
     his; the rest of the promises holds."""
 
     def forged(path: Path, rng: random.Random) -> bool:
-        done, sums = operator(path, rng), path.with_name("manifest.json")
+        done = operator(path, rng)
+        sums = path.with_name("manifest.json")
         if done and sums.is_file():
-            sums.write_text(
-                json.dumps(
-                    {
-                        **json.loads(sums.read_text()),
-                        path.name: hashlib.sha256(path.read_bytes()).hexdigest(),
-                    }
-                )
-            )
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+            content = {**json.loads(sums.read_text()), path.name: digest}
+            sums.write_text(json.dumps(content))
         return done and sums.is_file()
 
     return forged

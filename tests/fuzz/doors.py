@@ -76,14 +76,11 @@ RUNS: dict[str, list[str]] = {}  # done, half, grid, study → its folders' name
 def learn(library: Path) -> None:
     """Names of the runs in a library."""
     GRID_FOLDER[:] = [path.name for path in library.glob(GRIDS)]
-    names = sorted(path.name for path in (library / "outputs/runs").iterdir())
+    paths = (library / "outputs/runs").iterdir()
+    names = sorted(path.name for path in paths)
     seeds = {"done": ("1",), "half": ("2",), "grid": ("3",), "study": ("10", "11", "12")}
-    RUNS.update(
-        {
-            what: [name for name in names if name.split("-s")[-1].split("-")[0] in which]
-            for what, which in seeds.items()
-        }
-    )
+    for what, which in seeds.items():
+        RUNS[what] = [name for name in names if name.split("-s")[-1].split("-")[0] in which]
 
 
 # --- numbers --------------------------------------------------------------------------------------
@@ -95,10 +92,10 @@ def _trained(what: str) -> Callable[[Answer], Numbers]:
     def numbers(done: Answer) -> Numbers:
         folders = [Path("outputs/runs") / name for name in RUNS[what]]
         now = [(folder / "summary.json").stat().st_mtime >= done.began for folder in folders]
-        return {
-            folder.name: {"said": _said(done.out), "state": state(folder) if new else None}
-            for folder, new in zip(folders, now, strict=True)
-        }
+        values = {}
+        for folder, new in zip(folders, now, strict=True):
+            values[folder.name] = {"said": _said(done.out), "state": state(folder) if new else None}
+        return values
 
     return numbers
 
@@ -110,10 +107,8 @@ def _said(out: str) -> list[str]:
 def state(folder: Path) -> Any:
     """The last step's weights and optimizer, as hashes, and the rows."""
     (last,) = sorted((folder / "checkpoints").glob(f"step-{'[0-9]' * 8}"))[-1:]
-    hashes = {
-        file.name: hashlib.sha256(file.read_bytes()).hexdigest()
-        for file in sorted(last.glob("*.safetensors"))
-    }
+    paths = sorted(last.glob("*.safetensors"))
+    hashes = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in paths}
     return last.name, hashes, steady(folder)
 
 
@@ -132,20 +127,22 @@ def _of_json(file: str) -> Callable[[Answer], Numbers]:
 
 def _records(done: Answer) -> Numbers:
     records: list[Record] = done.value
-    return {
-        run.identity: {
+    values = {}
+    for run in records:
+        summary = dict(run.summary)
+        values[run.identity] = {
             "status": run.status,
-            "summary": dict(run.summary),
+            "summary": summary,
             "curve": asdict(run.curve),
             "config": run.config,
         }
-        for run in records
-    }
+    return values
 
 
 # --- the doors ------------------------------------------------------------------------------------
 
-ONE, STUDIED = ("done", "half"), ("done", "study")
+ONE = ("done", "half")
+STUDIED = ("done", "study")
 GRIDS = "outputs/grids/attention-*"
 BOARD = ("experiments/README.md", "experiments/tiny/README.md")
 READMES = ("experiments/README.md", "experiments/board.html", "experiments/*/README.md")
@@ -161,9 +158,13 @@ def _compare(*words: str) -> Callable[[], Any]:
 
 def _doors() -> Sequence[Door]:
     def runs(*what: str) -> tuple[str, ...]:
-        return tuple(f"outputs/runs/{name}" for kind in what for name in RUNS[kind])
+        paths = []
+        for kind in what:
+            paths += [f"outputs/runs/{name}" for name in RUNS[kind]]
+        return tuple(paths)
 
-    (half,), two = RUNS["half"], RUNS["grid"]
+    (half,) = RUNS["half"]
+    two = RUNS["grid"]
     ran = ("outputs/runs", *runs("done", "half", "grid"))
     record = (*runs("grid"), GRIDS, "outputs/grids")
     studied = (*runs("study"), "outputs/studies", "experiments", "outputs/studies/*")
@@ -293,18 +294,18 @@ def _framed(done: Answer) -> Numbers:
         "wall_s",
         "kernel",
     )
-    return {row["identity"]: {key: row[key] for key in kept} for row in json.loads(done.value)}
+    content = json.loads(done.value)
+    values = {}
+    for row in content:
+        values[row["identity"]] = {key: row[key] for key in kept}
+    return values
 
 
 def _begun(done: Answer) -> Numbers:
-    folders = [
-        path
-        for path in Path("outputs/runs").glob("nano-*-s2-*")
-        if path.name not in RUNS["half"] and path.is_dir()
-    ]
-    (folder,) = [
-        path for path in folders if (path / "summary.json").stat().st_mtime >= done.began
-    ]  # no copy
+    paths = Path("outputs/runs").glob("nano-*-s2-*")
+    folders = [path for path in paths if path.name not in RUNS["half"] and path.is_dir()]
+    # no copy
+    (folder,) = [path for path in folders if (path / "summary.json").stat().st_mtime >= done.began]
     return {"": {"said": _said(done.out), "state": state(folder)}}
 
 

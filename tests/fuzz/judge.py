@@ -65,34 +65,38 @@ class Bench:
     """A library, and what each door says of it undamaged."""
 
     def __init__(self, library: Path, scratch: Path) -> None:
-        self.library, self._scratch, self._n = library, scratch, 0
+        self.library = library
+        self._scratch = scratch
+        self._n = 0
         self.doors = doors(library)
         self.targets = {name: self._targets(door) for name, door in self.doors.items()}
         self.sound: dict[str, tuple[Answer, Numbers]] = {}
 
     def _targets(self, door: Door) -> list[str]:
         """Paths to damage; those that every door reads, several times."""
-        roots = {path for glob in door.focus for path in self.library.glob(glob)}
-        below = {
-            path
-            for root in roots
-            for path in ((root,) if root.name in PARENTS else (root, *root.rglob("*")))
-        }
-        return [
-            str(path.relative_to(self.library))
-            for path in sorted(below)
-            for _ in range(4 if path.name.startswith(READ) else 1)
-        ]
+        roots = set()
+        for glob in door.focus:
+            roots.update(self.library.glob(glob))
+        below = set()
+        for root in roots:
+            below.update((root,) if root.name in PARENTS else (root, *root.rglob("*")))
+        paths: list[str] = []
+        for path in sorted(below):
+            for _ in range(4 if path.name.startswith(READ) else 1):
+                paths.append(str(path.relative_to(self.library)))
+        return paths
 
     def applicable(self, target: str) -> list[str]:
         return applicable(self.library / target)
 
     def random_case(self, rng: random.Random) -> Case:
-        door = rng.choices(list(self.doors), [door.weight for door in self.doors.values()])[0]
+        weights = [door.weight for door in self.doors.values()]
+        door = rng.choices(list(self.doors), weights)[0]
         wounds = []
         for _ in range(rng.choices((1, 2, 3), (6, 3, 1))[0]):
             target = rng.choice(self.targets[door])
-            wounds.append(Wound(target, rng.choice(self.applicable(target)), rng.randrange(10**6)))
+            operator = rng.choice(self.applicable(target))
+            wounds.append(Wound(target, operator, rng.randrange(10**6)))
         return Case(door, tuple(wounds))
 
     def undamaged(self, name: str) -> tuple[Answer, Numbers]:
@@ -100,17 +104,23 @@ class Bench:
             door = self.doors[name]
             with self._copy(door), workers_here():
                 said = answer(door.call, limit_s=60)
-                assert (said.code, said.crash, said.hung) == (0, None, False), said
+                assert said.code == 0, said
+                assert said.crash is None, said
+                assert said.hung is False, said
                 self.sound[name] = said, door.numbers(replace(said, began=0.0))
         return self.sound[name]
 
     def _copy(self, door: Door) -> Any:
         self._n += 1
-        without = {name for what, names in RUNS.items() if what not in door.needs for name in names}
+        without = set()
+        for what, names in RUNS.items():
+            if what not in door.needs:
+                without.update(names)
         return copy_of(self.library, self._scratch / f"{self._n}", without=without)
 
     def run(self, case: Case, *, limit_s: float = LIMIT_S) -> Verdict:
-        door, (sound, expected) = self.doors[case.door], self.undamaged(case.door)
+        door = self.doors[case.door]
+        sound, expected = self.undamaged(case.door)
         with self._copy(door) as place, workers_here():
             done = [wound for wound in case.wounds if _inflict(wound)]
             if not done:
@@ -118,21 +128,21 @@ class Bench:
             before = dict(_tree(place))
             said = answer(door.call, limit_s=limit_s)
             if not said.hung or limit_s > LIMIT_S:
-                return Judge(door, done, sound, expected, said).verdict(before, dict(_tree(place)))
+                after = dict(_tree(place))
+                return Judge(door, done, sound, expected, said).verdict(before, after)
         began = time.process_time()
         verdict = self.run(case, limit_s=4 * LIMIT_S)  # on a busy machine: did it wait for a core?
-        return (
-            verdict
-            if time.process_time() - began < LIMIT_S
-            else Verdict("hang", _last_places(said.trace))
-        )
+        if time.process_time() - began < LIMIT_S:
+            return verdict
+        return Verdict("hang", _last_places(said.trace))
 
 
 def _inflict(wound: Wound) -> bool:
     if os.path.islink(wound.path):  # an earlier wound: what it leads to is not ours to damage
         return False
     try:
-        return OPERATORS[wound.how](Path(wound.path), random.Random(wound.seed))
+        chance = random.Random(wound.seed)
+        return OPERATORS[wound.how](Path(wound.path), chance)
     except NOT_DONE:
         return False
 
@@ -142,7 +152,10 @@ def _tree(place: Path) -> Iterator[tuple[str, tuple[int, int, int]]]:
         for name in (*folders, *files):
             path = os.path.join(folder, name)
             about = os.lstat(path)
-            size = 0 if os.path.isdir(path) else about.st_size
+            if os.path.isdir(path):
+                size = 0
+            else:
+                size = about.st_size
             yield (
                 os.path.relpath(path, place),
                 (about.st_mode, size, 0 if os.path.isdir(path) else about.st_mtime_ns),
@@ -153,13 +166,11 @@ class Judge:
     def __init__(
         self, door: Door, wounds: list[Wound], sound: Answer, expected: Numbers, said: Answer
     ) -> None:
-        self.door, self.wounds, self.sound, self.expected, self.said = (
-            door,
-            wounds,
-            sound,
-            expected,
-            said,
-        )
+        self.door = door
+        self.wounds = wounds
+        self.sound = sound
+        self.expected = expected
+        self.said = said
 
     def verdict(self, before: dict[str, Any], after: dict[str, Any]) -> Verdict:
         said = self.said
@@ -167,36 +178,42 @@ class Judge:
             return Verdict("hang", _last_places(said.trace))
         if said.crash is not None or "Traceback" in said.err:
             return Verdict("traceback", said.crash or said.err)
-        if control := CONTROL.search(said.out.replace("\r\n", "\n") + said.err):
+        out = said.out.replace("\r\n", "\n")
+        if control := CONTROL.search(out + said.err):
             return Verdict("escape", repr(control.group()))
         if wrote := self._wrote(before, after):
             return Verdict("wrote", wrote)
-        for page in (
-            path for glob in self.door.pages for path in Path().glob(glob) if path.is_file()
-        ):
+        pages = list[Path]()
+        for glob in self.door.pages:
+            paths = Path().glob(glob)
+            pages += [path for path in paths if path.is_file()]
+        for page in pages:
             if SCRIPT.search(page.read_text(errors="replace")):
                 return Verdict("script", str(page))
         return self._outcome()
 
     def _wrote(self, before: dict[str, Any], after: dict[str, Any]) -> str:
-        changed = {
-            path for path in before.keys() | after.keys() if before.get(path) != after.get(path)
-        }
+        changed = set()
+        for path in before.keys() | after.keys():
+            if before.get(path) != after.get(path):
+                changed.add(path)
         free = [*self.door.writes, "outside/moved"]
-        allowed = {str(path) for glob in free for path in Path().glob(glob)}
+        allowed = set()
+        for glob in free:
+            for path in Path().glob(glob):
+                allowed.add(str(path))
         # new files where a person's link leads; those that are there stay
         if any(wound.how == "link" for wound in self.wounds):
-            changed -= {
-                path for path in changed if path.startswith("outside/") and path not in before
-            }
-        wrong = sorted(
-            path
-            for path in changed
+            outside = {path for path in changed if path.startswith("outside/")}
+            changed -= outside - before.keys()
+        wrong = []
+        for path in changed:
             if not any(
                 path == free or path.startswith(f"{free}/")
                 for free in (*allowed, *self.door.writes)
-            )
-        )
+            ):
+                wrong.append(path)
+        wrong.sort()
         return ", ".join(wrong[:3])
 
     def _outcome(self) -> Verdict:
@@ -211,30 +228,29 @@ class Judge:
             if any(map(_is_own, self.wounds)):
                 return Verdict("edited")
             return Verdict("silent", f"no answer: {type(error).__name__} {error}")
-        off = [
-            key
-            for key in self.expected.keys() | numbers.keys()
-            if not _equal(self.expected.get(key), numbers.get(key))
-        ]
+        off = []
+        for key in self.expected.keys() | numbers.keys():
+            if not _equal(self.expected.get(key), numbers.get(key)):
+                off.append(key)
+        # the rest of a comparison is of fewer runs
         if self.door.lists and (
             gone := {key for key in self.expected if key and key not in numbers and _is_gone(key)}
         ):
-            off = [
-                key for key in off if key not in {"", *gone}
-            ]  # the rest of a comparison is of fewer runs
+            off = [key for key in off if key not in {"", *gone}]
         if not off:
             return Verdict("same" if said.err == self.sound.err else "mended")
-        self.open_records = {
-            key for key, record in numbers.items() if dig(record, "status") not in (None, *ENDED)
-        }
+        self.open_records = set()
+        for key, record in numbers.items():
+            if dig(record, "status") not in (None, *ENDED):
+                self.open_records.add(key)
         named = self._new_lines()
         unnamed = sorted(key for key in off if not self._is_named(key, named))
         if unnamed and any(map(_is_own, self.wounds)):
             return Verdict("edited")
         if unnamed:
+            at = unnamed[0]
             return Verdict(
-                "silent",
-                _difference(unnamed[0], self.expected.get(unnamed[0]), numbers.get(unnamed[0])),
+                "silent", _difference(unnamed[0], self.expected.get(unnamed[0]), numbers.get(at))
             )
         return Verdict("left out")
 
@@ -244,6 +260,7 @@ class Judge:
         if not lines and self.door.name.startswith("grid"):
             lines = self.said.out.splitlines()
         forged = any(wound.how in FORGED for wound in self.wounds)
+        # an optimizer with another's numbers stops where it cannot go on
         if (
             forged
             and self.said.code == 1
@@ -252,9 +269,7 @@ class Judge:
                 or (len(lines) == 1 and lines[0].endswith("train.log"))
             )
         ):
-            return Verdict(
-                "edited"
-            )  # an optimizer with another's numbers stops where it cannot go on
+            return Verdict("edited")
         if self.said.code == 1 and any("missing (" in line for line in self._new_lines()):
             return Verdict("left out")  # a study's run
         bad = [line for line in lines if not line.startswith("nocap: ") or len(line) > LONGEST]
@@ -271,29 +286,27 @@ class Judge:
     def _words(self) -> set[str]:
         """Names of what is damaged, and of the folders that it is in."""
         paths = [Path(wound.path) for wound in self.wounds]
-        near = {
-            part
-            for path in paths
-            for part in (*path.parts[-3:], *path.parts[2:3])
-            if part not in ("outputs", "runs", "grids")
-        }
-        return (
-            near
-            | {name.rpartition("-")[2] for name in near if name.startswith("nano-")}
-            | {path.name for path in paths}
-        )
+        near = set()
+        for path in paths:
+            for part in (*path.parts[-3:], *path.parts[2:3]):
+                if part not in ("outputs", "runs", "grids"):
+                    near.add(part)
+        names = {path.name for path in paths}
+        return near | {name.rpartition("-")[2] for name in near if name.startswith("nano-")} | names
 
     def _mentions(self, lines: list[str]) -> bool:
-        return any(word in line for line in lines for word in self._words())
+        text = "\n".join(lines)
+        return any(word in text for word in self._words())
 
     def _new_lines(self) -> list[str]:
         old = {*self.sound.out.splitlines(), *self.sound.err.splitlines()}
-        lines = [
-            line
-            for line in (*self.said.out.splitlines(), *self.said.err.splitlines())
-            if line not in old
-        ]
-        return lines + _problems(self.said.value) if isinstance(self.said.value, dict) else lines
+        lines = []
+        for line in (*self.said.out.splitlines(), *self.said.err.splitlines()):
+            if line not in old:
+                lines.append(line)
+        if isinstance(self.said.value, dict):
+            return lines + _problems(self.said.value)
+        return lines
 
     def _is_named(self, key: str, lines: list[str]) -> bool:
         """A run by its own name, or by that of the grid's list that it is no more in; the whole by
@@ -302,9 +315,9 @@ class Judge:
             if key in self.open_records:  # which says that it has not ended
                 return True
             return any(key in line or "grid.json: it lists other cells" in line for line in lines)
-        return self._mentions([line for line in lines if not line.startswith("  record")]) or any(
-            "; left out: " in line for line in lines
-        )
+        if any("; left out: " in line for line in lines):
+            return True
+        return self._mentions([line for line in lines if not line.startswith("  record")])
 
 
 def _equal(expected: Any, actual: Any) -> bool:
@@ -321,11 +334,8 @@ def _is_own(wound: Wound) -> bool:
 
 def _is_gone(identity: str) -> bool:
     """Whether no folder of that run is left: then nobody can name it."""
-    return not any(
-        os.path.lexists(folder / file)
-        for folder in Path("outputs/runs").glob(f"[!.]*-{identity}")
-        for file in HEAD
-    )
+    paths = Path("outputs/runs").glob(f"[!.]*-{identity}")
+    return not any(os.path.lexists(folder / file) for folder in paths for file in HEAD)
 
 
 def _problems(content: dict[str, Any]) -> list[str]:
@@ -339,18 +349,16 @@ def _last_places(trace: str) -> str:
     places = re.findall(
         r'File ".*?/(?:nocap|site-packages|lib/python3\.\d+)/(\S+?)", line \d+, in (\S+)', trace
     )
-    places = [
-        (file, name) for file, name in places if "fuzz" not in file and "contextlib" not in file
-    ]
+    own = ("fuzz", "contextlib")
+    places = [place for place in places if not any(word in place[0] for word in own)]
     return " < ".join(f"{file}:{name}" for file, name in places[-2:][::-1])
 
 
 def _difference(key: str, old: Any, new: Any) -> str:
     """The first place where two trees differ, or the first lines of two texts."""
     sides = [dict(flat({key: side})) for side in (old, new)]
-    place = next(
-        place for place in {**sides[0], **sides[1]} if sides[0].get(place) != sides[1].get(place)
-    )
+    first, second = sides
+    place = next(place for place in {**first, **second} if first.get(place) != second.get(place))
     was, now = (str(side.get(place)).splitlines() or [""] for side in sides)
     return (
         f"{place}: {[line for line in was if line not in now][:1]} → "

@@ -44,7 +44,8 @@ TINY = (
     "trainer.device=cpu",
     "trainer.max_restarts=0",
 )
-DONE, HALF = ("seed=1",), ("seed=2", "trainer.steps=8")
+DONE = ("seed=1",)
+HALF = ("seed=2", "trainer.steps=8")
 GRID = ("attention=flash,gqa", "seed=3")
 STUDY = studies.study(
     overrides=list(TINY),
@@ -60,9 +61,8 @@ def train(*words: str) -> int:
     """The command, its overrides composed once a process."""
     with refusals():
         composition = composed((*TINY, *words))
-        return attempt.start(
-            plan(composition.run, choices=composition.choices), started=time.monotonic()
-        )
+        composed_plan = plan(composition.run, choices=composition.choices)
+        return attempt.start(composed_plan, started=time.monotonic())
 
 
 def make(root: Path, *, whole: bool = True) -> None:
@@ -89,12 +89,14 @@ def make(root: Path, *, whole: bool = True) -> None:
 
 def _study() -> None:
     STUDY_FOLDER.mkdir(parents=True)
-    (STUDY_FOLDER / "study.yaml").write_text(yaml.safe_dump(STUDY, sort_keys=False))
+    text = yaml.safe_dump(STUDY, sort_keys=False)
+    (STUDY_FOLDER / "study.yaml").write_text(text)
     _made(answer(lambda: study.main([str(STUDY_FOLDER), "scale=cpu"]), limit_s=120))
 
 
 def _made(done: Answer, *, code: int = 0) -> None:
-    assert (done.code, done.crash) == (code, None), done
+    assert done.code == code, done
+    assert done.crash is None, done
 
 
 @contextmanager

@@ -48,27 +48,37 @@ class Answer:
 
 def answer(call: Callable[[], Any], *, limit_s: float = LIMIT_S) -> Answer:
     """What a door says and how it ends. A number that it returns is its exit code."""
-    out, err = (
-        io.TextIOWrapper(io.BytesIO(), "utf-8", errors=errors, write_through=True)
-        for errors in ("strict", "backslashreplace")
-    )
-    code, value, crash, trace, hung, began = 0, None, None, "", False, time.time()
+    out = io.TextIOWrapper(io.BytesIO(), "utf-8", errors="strict", write_through=True)
+    err = io.TextIOWrapper(io.BytesIO(), "utf-8", errors="backslashreplace", write_through=True)
+    code = 0
+    value = None
+    crash = None
+    trace = ""
+    hung = False
+    began = time.time()
     with redirect_stdout(out), redirect_stderr(err), warnings.catch_warnings(), _alarm(limit_s):
         warnings.simplefilter("always")
         warnings.showwarning = lambda message, *place: print(f"nocap: {message}", file=err)
         try:
             value = call()
-            code = value if type(value) is int else 0
+            if type(value) is int:
+                code = value
+            else:
+                code = 0
         except Hang:
-            code, hung, crash, trace = -1, True, None, traceback.format_exc()
+            code = -1
+            hung = True
+            crash = None
+            trace = traceback.format_exc()
         except SystemExit as exit_:
-            code = exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
+            if isinstance(exit_.code, int):
+                code = exit_.code
+            else:
+                code = int(exit_.code is not None)
         except BaseException as error:
-            code, crash, trace = (
-                1,
-                f"{type(error).__name__} at {_place(error)}",
-                traceback.format_exc(),
-            )
+            code = 1
+            crash = f"{type(error).__name__} at {_place(error)}"
+            trace = traceback.format_exc()
     return Answer(
         code=code,
         out=_said(out),
@@ -88,12 +98,13 @@ def _said(stream: io.TextIOWrapper) -> str:
 
 def _place(error: BaseException) -> str:
     """The program's own last line on the way to an error."""
-    frames = [
-        frame for frame in traceback.extract_tb(error.__traceback__) if "/nocap/" in frame.filename
-    ]
-    return (
-        f"{frames[-1].filename.rpartition('/nocap/')[2]}:{frames[-1].name}" if frames else "outside"
-    )
+    frames = []
+    for frame in traceback.extract_tb(error.__traceback__):
+        if "/nocap/" in frame.filename:
+            frames.append(frame)
+    if frames:
+        return f"{frames[-1].filename.rpartition('/nocap/')[2]}:{frames[-1].name}"
+    return "outside"
 
 
 @contextmanager
@@ -102,9 +113,8 @@ def _alarm(limit_s: float) -> Iterator[None]:
         raise Hang
 
     before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(
-        signal.ITIMER_REAL, limit_s, 0.5
-    )  # again, where the first one was lost in a finalizer
+    # again, where the first one was lost in a finalizer
+    signal.setitimer(signal.ITIMER_REAL, limit_s, 0.5)
     try:
         yield
     finally:
@@ -131,11 +141,9 @@ class Stop:
 
 
 def _job(**parts: Any) -> Job:
-    return (
-        Job(**parts)
-        if Worker.stop_after is None
-        else Job(**{**parts, "stop_asked": Stop(Worker.stop_after)})
-    )
+    if Worker.stop_after is None:
+        return Job(**parts)
+    return Job(**{**parts, "stop_asked": Stop(Worker.stop_after)})
 
 
 class Worker:
@@ -148,8 +156,14 @@ class Worker:
     def __init__(
         self, command: Sequence[str], *, env: Mapping[str, str], stdout: Any = None, **ignored: Any
     ) -> None:
-        quiet = redirect_stdout(io.StringIO()) if stdout is not None else nullcontext()
-        errors = redirect_stderr(io.StringIO()) if stdout is not None else nullcontext()
+        if stdout is not None:
+            quiet = redirect_stdout(io.StringIO())
+        else:
+            quiet = nullcontext()
+        if stdout is not None:
+            errors = redirect_stderr(io.StringIO())
+        else:
+            errors = nullcontext()
         state = torch.get_rng_state()
         with (
             quiet,
@@ -204,7 +218,8 @@ def _session(command: Sequence[str], *, input: str, **ignored: object) -> _Ended
     """A study's measurement, here; of its later seeds, the first one's."""
     result = Path(command[3])
     if earlier := next(result.parent.glob("[!.]*.json"), None):
-        result.write_text(json.dumps({**json.loads(earlier.read_text()), **json.loads(input)}))
+        content = {**json.loads(earlier.read_text()), **json.loads(input)}
+        result.write_text(json.dumps(content))
     else:
         every_session(command, input=input)
     return _Ended()

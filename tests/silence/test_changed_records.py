@@ -46,7 +46,8 @@ def edit(path: Path, old: str, new: str) -> None:
 
 
 def refused(done: Finished, *words: str) -> None:
-    assert (done.code, done.err.count("\n")) == (2, 1), done
+    assert done.code == 2, done
+    assert done.err.count("\n") == 1, done
     assert all(word in done.err for word in words), done.err
 
 
@@ -109,19 +110,16 @@ def test_an_edited_data_source_or_tokenizer_makes_its_tokens_anew(
     )
     prints = []
     # as it is, edited, as it was, with a comment
-    for edits in (
-        (),
-        (old, new),
-        (new, old),
-        ("from dataclasses", "# says no more\nfrom dataclasses"),
-    ):
+    cases = ((), (old, new), (new, old), ("from dataclasses", "# says no more\nfrom dataclasses"))
+    for edits in cases:
         if edits:
             edit(tmp_path / "own" / file, *edits)
         done = here("prepare", *asked, module="nocap.data.__main__")
         assert done.code == 0, done.err
         prints.append(re.findall("fingerprint (\\w+)", done.out))
     assert prints[0] == prints[2] == prints[3] != prints[1]
-    assert len(list((tmp_path / "cache" / "corpora").glob("[!.]*"))) == 2
+    paths = (tmp_path / "cache" / "corpora").glob("[!.]*")
+    assert len(list(paths)) == 2
 
 
 # --- records --------------------------------------------------------------------------------------
@@ -164,17 +162,15 @@ def test_a_changed_config_generates_nothing_and_deletes_nothing(here: Door, reco
     assert not (record.parents[2] / "model.safetensors").exists()
     rows = len(json.loads((record / "summary.json").read_text()))
     edit(record / "summary.json", '"val_loss": ', '"val_loss": 1')  # 4.1 → 14.1
-    for words in (
-        ("rm", "val_loss>10"),
-        ("rm", "val_loss>10", "--yes"),
-        ("rm", record.name, "--yes"),
-    ):
+    cases = (("rm", "val_loss>10"), ("rm", "val_loss>10", "--yes"), ("rm", record.name, "--yes"))
+    for words in cases:
         done = here(*words, module="nocap.runs.__main__")
         assert f"nocap: {record.name}: " in done.err, done
         assert "0 runs" in done.out
         assert done.code == (words[0] == "rm" and "--yes" in words)
     assert (record / "checkpoints" / "step-00000030").is_dir()
-    assert len(json.loads((record / "summary.json").read_text())) == rows
+    text = (record / "summary.json").read_text()
+    assert len(json.loads(text)) == rows
 
 
 @pytest.mark.slow
@@ -200,7 +196,8 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "nocap").mkdir(parents=True)
     (folder / "nocap" / "a.py").write_text("a = 1\n")
     for words in ("init -q", "add -A", "-c user.email=a@b -c user.name=a commit -qm a"):
-        subprocess.run(["git", "-C", str(folder), *words.split()], check=True)
+        command = ["git", "-C", str(folder), *words.split()]
+        subprocess.run(command, check=True)
     (folder / "nocap" / "a.py").write_text("a = 'correct horse battery staple'\n")
     monkeypatch.setattr(identity, "CHECKOUT", folder)
     return folder
@@ -215,18 +212,21 @@ def test_uncommitted_changes_are_a_digest_unless_they_are_asked_for(
     run_dir, kept = (plan.run_dir for plan in plans)
     command = ["git", "-C", str(checkout), "diff", "HEAD", "--", "nocap"]
     diff = subprocess.run(command, capture_output=True, check=True).stdout
-    assert (kept.name, (kept / "uncommitted.diff").read_bytes()) == (
-        run_dir.name,
-        diff,
-    )  # the same run
+    # the same run
+    assert kept.name == run_dir.name
+    assert (kept / "uncommitted.diff").read_bytes() == diff
     assert stat.S_IMODE((kept / "uncommitted.diff").stat().st_mode) == 0o600
     digests = [manifest_of(folder)["git"]["diff_sha256"] for folder in (run_dir, kept)]
     assert digests == [hashlib.sha256(diff).hexdigest()] * 2
-    files = [path for folder in (run_dir, kept) for path in folder.rglob("*") if path.is_file()]
-    assert [path.name for path in files if b"correct horse" in path.read_bytes()] == [
-        "uncommitted.diff"
-    ]
-    assert yaml.safe_load((kept / "config.yaml").read_text())["store"] == {"diff": True}
+    files = []
+    for folder in (run_dir, kept):
+        for path in folder.rglob("*"):
+            if path.is_file():
+                files.append(path)
+    names = [path.name for path in files if b"correct horse" in path.read_bytes()]
+    assert names == ["uncommitted.diff"]
+    content = yaml.safe_load((kept / "config.yaml").read_text())
+    assert content["store"] == {"diff": True}
 
 
 def test_without_changes_there_is_no_digest_and_without_a_checkout_no_diff(
@@ -235,7 +235,8 @@ def test_without_changes_there_is_no_digest_and_without_a_checkout_no_diff(
     (checkout / "nocap" / "a.py").write_text("a = 1\n")
     plan = planned(tmp_path / "out")
     start(plan)
-    assert manifest_of(plan.run_dir)["git"]["diff_sha256"] is None
+    git = manifest_of(plan.run_dir)["git"]
+    assert git["diff_sha256"] is None
     shutil.rmtree(checkout / ".git")
     done = here(*SMALL, "output_dir=other", "store.diff=true")
     refused(done, "store.diff must be false where nocap runs from no git checkout")

@@ -39,24 +39,33 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_another_tracker_is_no_more_memory(trained: Path, here: Door) -> None:
-    plain, mirrored = (
-        json.loads(next((trained / arm / "runs").glob("*/summary.json")).read_text())["memory_mib"]
-        for arm in ("plain", "mirrored")
-    )
+
+    def memory(arm: str) -> dict[str, float]:
+        path = next((trained / arm / "runs").glob("*/summary.json"))
+        mib: dict[str, float] = json.loads(path.read_text())["memory_mib"]
+        return mib
+
+    plain = memory("plain")
+    mirrored = memory("mirrored")
     assert plain["model"] < plain["peak"] != mirrored["peak"]  # kept, not compared
     parts = ("parameters", "gradients", "optimizer", "activations")
     assert plain["model"] == mirrored["model"] == pytest.approx(sum(plain[part] for part in parts))
-    path, folders = trained / "c.json", [str(trained / arm) for arm in ("plain", "mirrored")]
+    path = trained / "c.json"
+    folders = [str(trained / arm) for arm in ("plain", "mirrored")]
     done = here(*folders, "--json", str(path), module="nocap.compare")
     assert done.code == 0, done.err
-    (arm,) = (arm for arm in json.loads(path.read_text())["arms"] if arm["difference"] is not None)
-    assert (arm["model_mib"]["mean"], arm["model_mib"]["ratio"]["mean"]) == (plain["model"], 1)
+    arms = json.loads(path.read_text())["arms"]
+    (arm,) = (arm for arm in arms if arm["difference"] is not None)
+    assert arm["model_mib"]["mean"] == plain["model"]
+    assert arm["model_mib"]["ratio"]["mean"] == 1
     assert "memory_mib" not in arm
     assert not re.search(r"(less|more) memory", done.out)
     listed = here(
         "--output-dir", folders[0], "--columns", "run,model_mib", module="nocap.runs.__main__"
     )
-    assert listed.out.splitlines()[1].split()[-1] == f"{plain['model']:.0f}", listed
+    lines = listed.out.splitlines()
+    words = lines[1].split()
+    assert words[-1] == f"{plain['model']:.0f}", listed
 
 
 # --- a profile ------------------------------------------------------------------------------------
@@ -109,11 +118,11 @@ def test_the_profile_of_a_replaced_block_names_its_own_modules(busy_profile: Pro
     block = {"blocks.*", *(f"blocks.*.{name}" for name in ("norm", "mlp", "attention", *products))}
     parts = {row["part"]: row for row in profile["parts"]}
     around = {"accumulate", "reduction", "clip", "optimizer", "data", "other"}
-    assert parts.keys() - around == {"embedding", "norm", "head", "loss", *block}
+    expected = {"embedding", "norm", "head", "loss", *block}
+    assert parts.keys() - around == expected
     assert {row["part"] for row in profile["layers"]} == block
-    assert {part for part in block if parts[part]["flops"]} == {
-        f"blocks.*.{name}" for name in products
-    }
+    expected = {f"blocks.*.{name}" for name in products}
+    assert {part for part in block if parts[part]["flops"]} == expected
     assert parts["embedding"]["bytes"] < min(parts[part]["bytes"] for part in block)
     assert any(line.startswith("  blocks.*.attention.q_proj ") for line in said)
     groups = {group["group"]: group for group in profile["groups"]}
@@ -132,7 +141,9 @@ def test_a_profile_beside_a_busy_process_says_so_first_and_names_no_winner(
 ) -> None:
     profile, said = busy_profile
     core = profile["doubts"]["core"]
-    assert (profile["trusted"], 0 < core < 0.8) == (False, True)
+    assert profile["trusted"] is False
+    assert 0 < core < 0.8
     assert said[0].startswith("not to be trusted")
     assert f"{core:.2f} of its core" in said[0]
-    assert {line.split()[-3] for line in said if line.startswith("attention=gqa ")} == {"–"}
+    speeds = {line.split()[-3] for line in said if line.startswith("attention=gqa ")}
+    assert speeds == {"–"}

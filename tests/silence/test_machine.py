@@ -61,15 +61,20 @@ def test_compiled_code_of_another_user_never_runs(
     for folder in (temporary, planted, planted / "precompiled_headers"):
         folder.mkdir()
         folder.chmod(0o777)
-    path, asked = tmp_path / "g++", tmp_path / "asked"  # a C++ compiler that makes nothing
+    # a C++ compiler that makes nothing
+    path = tmp_path / "g++"
+    asked = tmp_path / "asked"
     path.write_text(
         f'#!/bin/sh\necho "$@" >> {asked}\ncase "$1" in --version) echo "g++ 13.2.0";; *) exit '
         f"1;; esac\n"
     )
     path.chmod(0o700)
-    done = door(*COMPILED, env={"TMPDIR": str(temporary), "CXX": str(path)})
+    env = {"TMPDIR": str(temporary), "CXX": str(path)}
+    done = door(*COMPILED, env=env)
     assert done.code == 1  # there is no compiler
-    assert [str(p) for p in sorted(planted.rglob("*"))] == [str(planted / "precompiled_headers")]
+    paths = sorted(planted.rglob("*"))
+    expected = [str(planted / "precompiled_headers")]
+    assert [str(p) for p in paths] == expected
     assert str(planted) not in asked.read_text()
     assert str(cache / "compiled") in asked.read_text()
     assert stat.S_IMODE((cache / "compiled").stat().st_mode) == 0o700
@@ -82,13 +87,13 @@ def test_a_folder_for_compiled_code_that_others_can_write_in_is_refused(
     folder = cache / "compiled"
     folder.mkdir(parents=True)
     folder.chmod(0o777)
-    for module, words in (
-        ("nocap.train", COMPILED),
-        ("nocap.profile", ("model=nano", COMPILED[-1])),
-    ):
+    cases = (("nocap.train", COMPILED), ("nocap.profile", ("model=nano", COMPILED[-1])))
+    for module, words in cases:
         done = door(*words, module=module)
-        assert (done.code, done.err.count("\n")) == (2, 1)
-        assert (f"{folder}" in done.err, "mode 777" in done.err) == (True, True)
+        assert done.code == 2
+        assert done.err.count("\n") == 1
+        assert f"{folder}" in done.err
+        assert "mode 777" in done.err
     folder.rmdir()
     folder.symlink_to(tmp_path)
     assert door(*COMPILED).code == 2
@@ -118,17 +123,25 @@ def test_a_path_that_torch_would_split_is_refused(
     variable: str,
     path: str,
 ) -> None:
-    folder, compiler = tmp_path / path, tmp_path / "g++"
+    folder = tmp_path / path
+    compiler = tmp_path / "g++"
     folder.mkdir()
     for file in (compiler, folder / "g++"):
         file.write_text("#!/bin/sh\n")
         file.chmod(0o700)
     monkeypatch.setattr("tempfile.tempdir", None)  # looked for again
-    value = folder / "g++" if variable == "CXX" else folder
-    done = here(*COMPILED, env={"CXX": str(compiler), variable: str(value)})
+    if variable == "CXX":
+        value = folder / "g++"
+    else:
+        value = folder
+    env = {"CXX": str(compiler), variable: str(value)}
+    done = here(*COMPILED, env=env)
     assert done.code == 2
     assert done.err.count("\n") == 1
-    named = "TORCHINDUCTOR_CACHE_DIR" if variable == "NOCAP_CACHE" else variable
+    if variable == "NOCAP_CACHE":
+        named = "TORCHINDUCTOR_CACHE_DIR"
+    else:
+        named = variable
     assert f"{named} must be a path without blanks, quotes and backslashes" in done.err
     assert str(value) in done.err
     assert not (tmp_path / "outputs").exists()
@@ -137,17 +150,19 @@ def test_a_path_that_torch_would_split_is_refused(
 @pytest.mark.slow
 def test_plugins_in_a_strangers_folder_are_not_imported(door: Door, tmp_path: Path) -> None:
     for place in ("hydra_plugins/evil.py", "hydra_plugins/more/__init__.py", "study/study.yaml"):
-        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        parent = (tmp_path / place).parent
+        parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / place).write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     narrow = (*WIDE, "model=nano")
-    for module, words, code in (
+    cases = (
         ("nocap", ("train", "--help"), 0),
         ("nocap.train", narrow, 0),
         ("nocap.train", ("--multirun", *narrow, "seed=0,nope"), 2),
         ("nocap.runs", ("list",), 0),
         ("nocap.study", ("study",), 2),
         ("nocap.bench", ("--arm", "model=nano", "--arm", "model=nope"), 2),
-    ):
+    )
+    for module, words, code in cases:
         done = door(*words, module=module)
         assert done.code == code, (module, words, done.err)
         assert not (tmp_path / "ran").exists(), (module, words)

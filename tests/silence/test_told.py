@@ -103,29 +103,27 @@ STUDY: dict[str, Any] = {
 
 
 def study(folder: Path, **changed: object) -> Path:
-    return written(
-        folder / "study.yaml", yaml.safe_dump({**STUDY, **changed}, sort_keys=False)
-    ).parent
+    text = yaml.safe_dump({**STUDY, **changed}, sort_keys=False)
+    return written(folder / "study.yaml", text).parent
 
 
 def test_a_changed_record_is_named_as_damaged_and_left_out(here: Door, tmp_path: Path) -> None:
     grid = (*TINY, "attention=flash,mqa", "seed=0,1,2", "--multirun")
     made(here(*grid))
-    outputs, clean = tmp_path / "outputs", tmp_path / "clean"
+    outputs = tmp_path / "outputs"
+    clean = tmp_path / "clean"
     study(tmp_path / "mine")
-    ((changed,), (other,), (gone,)) = (
-        list(outputs.glob(f"runs/*-{name}-*")) for name in ("mqa-*-s1", "flash-*-s1", "flash-*-s2")
-    )
+    (changed,) = outputs.glob("runs/*-mqa-*-s1-*")
+    (other,) = outputs.glob("runs/*-flash-*-s1-*")
+    (gone,) = outputs.glob("runs/*-flash-*-s2-*")
     outputs.rename(clean)
     # a target that is met before the first step
     assert refused(here(str(clean), "--target", "99", module="nocap.compare"), "--target")
-    show, judge, plot = (
-        ("show", str(changed)),
-        ("mine", "scale=cpu", "--judge"),
-        (str(changed), str(other)),
-    )
+    show = ("show", str(changed))
+    judge = ("mine", "scale=cpu", "--judge")
+    plot = (str(changed), str(other))
     wrong = []
-    for name, module, words in (
+    cases = (
         ("metrics.jsonl", "plot", plot),
         ("metrics.jsonl", "study", judge),
         ("summary.json", "runs", show),
@@ -133,19 +131,17 @@ def test_a_changed_record_is_named_as_damaged_and_left_out(here: Door, tmp_path:
         ("summary.json", "study", judge),
         ("config.yaml", "runs", ("mlp.activation=relu2",)),
         ("config.yaml", "plot", plot),
-    ):
+    )
+    for name, module, words in cases:
         shutil.copytree(clean, outputs)
         change(changed, name)
         done = here(*words, module=f"nocap.{module}")
-        text, named = (
-            done.out + done.err,
-            f"{changed.name}[^$]*(damaged|digest|not believed|left out)",
-        )
-        ok = (
-            "damaged" in text and "missing" not in text
-            if words == judge
-            else re.search(named, text)
-        )
+        text = done.out + done.err
+        named = f"{changed.name}[^$]*(damaged|digest|not believed|left out)"
+        if words == judge:
+            ok = "damaged" in text and "missing" not in text
+        else:
+            ok = re.search(named, text)
         if not ok or "1.234" in done.out:
             wrong.append((name, module, *words, text))
         shutil.rmtree(outputs)
@@ -181,11 +177,12 @@ def test_a_key_that_changes_nothing_is_refused(here: Door, tmp_path: Path) -> No
     written(tmp_path / "plain/model/plain.py", PLAIN)
     shape = "n_layer: 2\nn_head: 4\nd_model: 64\nseq_len: 128\n"
     written(tmp_path / "plain/model/plain.yaml", f"kind: plain\n{shape}")
-    for name, key, value in (
+    cases = (
         ("template", "model.norm_placement", "post"),
         ("plain", "model.residual_scale", "none"),
         ("plain", "trainer.activation_checkpointing", "block"),
-    ):
+    )
+    for name, key, value in cases:
         assert refused(
             here("--config-dir", name, *TINY[1:], f"model={name}", f"{key}={value}"), key
         ), name
@@ -193,14 +190,14 @@ def test_a_key_that_changes_nothing_is_refused(here: Door, tmp_path: Path) -> No
 
 def test_a_repeated_key_is_refused(here: Door, tmp_path: Path) -> None:
     text = yaml.safe_dump(STUDY, sort_keys=False, default_flow_style=None)
-    made(
-        here(str(study(tmp_path / "sound")), "--judge", module="nocap.study"), code=1
-    )  # nothing is there
-    for key, old, new in (
+    content = str(study(tmp_path / "sound"))
+    made(here(content, "--judge", module="nocap.study"), code=1)  # nothing is there
+    cases = (
         ("seeds", "seeds: [0, 1, 2]", "seeds: [3, 4, 5]\nseeds: [0, 1, 2]"),
         ("expected", "  expected: [-10, 10]", "  expected: [1, null]\n  expected: [-10, 10]"),
         ("mqa", "  mqa: [attention=mqa]", "  mqa: [attention=gqa]\n  mqa: [attention=mqa]"),
-    ):
+    )
+    for key, old, new in cases:
         written(tmp_path / key / "study.yaml", edited(text, old, new))
         assert refused(here(key, "--judge", module="nocap.study"), key)
     shutil.copytree(SOFTCAP, tmp_path / "option/attention")
@@ -259,14 +256,13 @@ def test_nocap_check_takes_companions_and_says_where(here: Door, tmp_path: Path)
     shutil.copytree(SOFTCAP, tmp_path / "raises/attention")
     file = tmp_path / "raises/attention/softcap.py"
     line = "            groups, (T, D) ="
-    file.write_text(
-        edited(file.read_text(), line, f"            raise RuntimeError('never')\n{line}")
-    )
+    text = edited(file.read_text(), line, f"            raise RuntimeError('never')\n{line}")
+    file.write_text(text)
     failed = made(check("raises", "--only", "learns"), code=1)
-    logs = [
-        Path(path) for path in re.findall(r"(/\S+\.(?:log|err|out))\b", failed.out + failed.err)
-    ]
-    assert [path.is_file() for path in logs] == [True] * max(len(logs), 1)
+    matches = re.findall(r"(/\S+\.(?:log|err|out))\b", failed.out + failed.err)
+    logs = [Path(path) for path in matches]
+    expected = [True] * max(len(logs), 1)
+    assert [path.is_file() for path in logs] == expected
 
 
 # --- refused well ---------------------------------------------------------------------------------
@@ -275,12 +271,13 @@ def test_nocap_check_takes_companions_and_says_where(here: Door, tmp_path: Path)
 def test_bad_input_says_what_was_meant_and_ends_with_2(
     here: Door, door: Door, tmp_path: Path
 ) -> None:
-    for words, meant in (
+    cases = (
         ([*TINY, "steps=20"], "trainer.steps"),
         ([*TINY, "model.steps=20"], "trainer.steps"),
         (["model=nano", "data.path=text.txt"], "data=text"),
         ([*TINY, "ideas.smear.lr=2"], "ideas=[smear]"),
-    ):
+    )
+    for words, meant in cases:
         done = here(*words)
         assert refused(done, meant), words
         assert "@package" not in done.err
@@ -303,7 +300,8 @@ def bad_input(here: Door, door: Door, tmp_path: Path) -> Iterator[tuple[str, Fin
     with (tmp_path / "exits/attention/softcap.py").open("a") as file:
         file.write("\nraise SystemExit(3)\n")
     path = tmp_path / "later/attention/softcap.py"
-    path.write_text(edited(path.read_text(), "super().__post_init__()", "raise SystemExit(3)"))
+    text = edited(path.read_text(), "super().__post_init__()", "raise SystemExit(3)")
+    path.write_text(text)
     # no folder can be made below a file or in /proc, whoever asks
     commands = [
         ("train", *TINY, "output_dir=/proc/nocap"),

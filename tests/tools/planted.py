@@ -31,7 +31,8 @@ def rooms() -> list[str]:
 
 def test_files(room: str) -> list[str]:
     """Return the test files that must notice the room's fault."""
-    (line,) = re.findall(r"^Tests: (.+)$", (PLANTED / f"{room}.patch").read_text(), re.MULTILINE)
+    text = (PLANTED / f"{room}.patch").read_text()
+    (line,) = re.findall(r"^Tests: (.+)$", text, re.MULTILINE)
     return str(line).split()
 
 
@@ -42,7 +43,8 @@ def plant(room: str, copy: Path) -> None:
         CalledProcessError: the line that it changes is not there any more.
     """
     patch = PLANTED / f"{room}.patch"
-    subprocess.run(["git", "apply", str(patch)], cwd=copy, check=True)
+    command = ["git", "apply", str(patch)]
+    subprocess.run(command, cwd=copy, check=True)
 
 
 def found_by(room: str, *, mark: str = GATE) -> str | None:
@@ -64,7 +66,9 @@ def found_by(room: str, *, mark: str = GATE) -> str | None:
     failed = re.search(r"^(?:FAILED|ERROR) (\S+)", ran.stdout, re.MULTILINE)
     if ran.returncode not in (0, 1):
         raise RuntimeError(f"pytest ended with {ran.returncode}: {ran.stdout}{ran.stderr}")
-    return failed[1] if failed else None
+    if failed:
+        return failed[1]
+    return None
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -40,12 +40,15 @@ def run(words: Sequence[str], *, log: Path, cache: Path) -> int:
 def failed_tests(cache: Path) -> set[str]:
     """Return the tests that failed last, as pytest's cache has them for `--last-failed`."""
     path = cache / "v" / "cache" / "lastfailed"
-    return set(json.loads(path.read_text())) if path.exists() else set()
+    if path.exists():
+        return set(json.loads(path.read_text()))
+    return set()
 
 
 def end_of(log: Path) -> str:
     """Return the last lines of a log."""
-    return "\n".join(log.read_text().splitlines()[-SHOWN:])
+    lines = log.read_text().splitlines()
+    return "\n".join(lines[-SHOWN:])
 
 
 def main(words: Sequence[str]) -> int:
@@ -60,7 +63,10 @@ def main(words: Sequence[str]) -> int:
             return code
         print(f"\n{len(failed)} failed; once more, alone:", flush=True)
         code = run([*words, "-n", "0", "--last-failed"], log=second, cache=cache)
-        unsteady = failed - failed_tests(cache) if code in (0, TESTS_FAILED) else set()
+        if code in (0, TESTS_FAILED):
+            unsteady = failed - failed_tests(cache)
+        else:
+            unsteady = set()
         if unsteady:
             print(f"\n--- the end of the first log ---\n{end_of(first)}")
             print(f"\n--- the end of the second log ---\n{end_of(second)}\n")

@@ -59,42 +59,51 @@ class Block:
     @property
     def to_run(self) -> list[str]:
         if "run" in self.settings:
-            return list(split_commands(" ".join(self.settings["run"].split()).replace("; ", "\n")))
+            words = self.settings["run"].split()
+            return list(split_commands(" ".join(words).replace("; ", "\n")))
         return [f"{command} {self.settings.get('add', '')}".strip() for command in self.commands]
 
     def skipped(self, *, slow: bool) -> str | None:
         """Why the block does not run here."""
         if "not run" in self.settings:
             return self.settings["not run"]
-        return "only with --slow" if "slow" in self.settings and not slow else None
+        if "slow" in self.settings and not slow:
+            return "only with --slow"
+        return None
 
 
 def pages(root: Path = ROOT) -> list[Path]:
-    return [root / "README.md", *sorted((root / "docs").glob("*.md"))]
+    paths = (root / "docs").glob("*.md")
+    return [root / "README.md", *sorted(paths)]
 
 
 def blocks(page: Path, root: Path = ROOT) -> list[Block]:
-    text, page_blocks = page.read_text(), []
+    text = page.read_text()
+    page_blocks = []
     fences = list(FENCE.finditer(text))
     for i, fence in enumerate(fences):
         if fence[2] not in ("sh", "bash", "python"):
             continue
         before = text[fences[i - 1].end() if i else 0 : fence.start()]
-        after = fences[i + 1] if i + 1 < len(fences) else None
+        if i + 1 < len(fences):
+            after = fences[i + 1]
+        else:
+            after = None
         follows = (
             after is not None
             and after[2] == "text"
             and not text[fence.end() : after.start()].strip()
         )
-        commands = (
-            [f"python - <<'EOF'\n{fence[3]}EOF"]
-            if fence[2] == "python"
-            else list(split_commands(fence[3]))
-        )
+        if fence[2] == "python":
+            commands = [f"python - <<'EOF'\n{fence[3]}EOF"]
+        else:
+            commands = list(split_commands(fence[3]))
+        line = text.count("\n", 0, fence.start()) + 1
+        path = page.relative_to(root)
         page_blocks.append(
             Block(
-                page=str(page.relative_to(root)),
-                line=text.count("\n", 0, fence.start()) + 1,
+                page=str(path),
+                line=line,
                 commands=commands,
                 settings=README[commands[0].split("\n")[0]]
                 if page.name == "README.md"
@@ -128,7 +137,8 @@ def split_commands(script: str) -> Iterator[str]:
         )
         if complete and waiting.strip():
             yield waiting.strip()
-        waiting = "" if complete else waiting
+        if complete:
+            waiting = ""
 
 
 def simple_commands(command: str) -> list[list[str]]:
@@ -136,9 +146,8 @@ def simple_commands(command: str) -> list[list[str]]:
     script that is read from standard input."""
     if "<<" in command:
         return []
-    lexer = shlex.shlex(
-        command.replace("\\\n", " ").replace("\n", " ; "), posix=True, punctuation_chars=";|&"
-    )
+    text = command.replace("\\\n", " ").replace("\n", " ; ")
+    lexer = shlex.shlex(text, posix=True, punctuation_chars=";|&")
     lexer.whitespace_split = True
     commands: list[list[str]] = [[]]
     for word in lexer:
@@ -155,21 +164,19 @@ def matches(shown: str, output: str, *, numbers: bool = True) -> bool:
     may be of other widths."""
     lines = [re.escape(line.rstrip()).replace("…", ".*") + r" *\n" for line in shown.splitlines()]
     if not numbers:
-        lines = [
-            re.sub(r"\d+(?:(?:\\.|,)\d+)*", r"[\\d.,]+", re.sub(r"(\\ )+", " +", line))
-            for line in lines
-        ]
-    anything = [
-        r"(?:.*\n)*?" if line.strip() == "…" else pattern
-        for line, pattern in zip(shown.splitlines(), lines, strict=True)
-    ]
+        lines = [re.sub(r"(\\ )+", " +", line) for line in lines]
+        lines = [re.sub(r"\d+(?:(?:\\.|,)\d+)*", r"[\\d.,]+", line) for line in lines]
+    anything = []
+    for line, pattern in zip(shown.splitlines(), lines, strict=True):
+        anything.append(r"(?:.*\n)*?" if line.strip() == "…" else pattern)
     return re.search("".join(anything), output + "\n") is not None
 
 
 def scratch(folder: Path) -> Path:
     """A copy of the working tree without hidden files and outputs."""
     copy = folder / "nocap"
-    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "outputs", "__pycache__"))
+    ignore = shutil.ignore_patterns(".*", "outputs", "__pycache__")
+    shutil.copytree(ROOT, copy, ignore=ignore)
     return copy
 
 
@@ -188,7 +195,8 @@ def environment(where: Path) -> dict[str, str]:
 
 def run(block: Block, command: str, where: Path, *, last: bool) -> tuple[int, float, str]:
     """Exit code, seconds, and what was wrong ('' for nothing)."""
-    started, wrong = time.monotonic(), ""
+    started = time.monotonic()
+    wrong = ""
     bash = ["timeout", str(LIMIT_S), "bash", "-c", command]
     done = subprocess.run(
         bash,
@@ -199,7 +207,9 @@ def run(block: Block, command: str, where: Path, *, last: bool) -> tuple[int, fl
         text=True,
     )
     if done.returncode != int(block.settings.get("exit", "0")):
-        wrong = "\n".join((done.stdout + done.stderr).splitlines()[-12:]) or "no output"
+        output = done.stdout + done.stderr
+        lines = (output).splitlines()
+        wrong = "\n".join(lines[-12:]) or "no output"
     elif (
         last
         and block.shown
@@ -223,13 +233,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     where = scratch(folder)
     failures = 0
     print(f"{'page':<34} {'ran':<8} {'exit':>7} {'seconds':>7}  command", flush=True)
-    for block in (block for page in pages(where) for block in blocks(page, where)):
+    all_blocks = list[Block]()
+    for page in pages(where):
+        all_blocks += blocks(page, where)
+    for block in all_blocks:
         if options.only and options.only not in block.page:
             continue
         reason = block.skipped(slow=options.slow)
-        place, commands = f"{block.page}:{block.line}", block.commands if reason else block.to_run
+        place = f"{block.page}:{block.line}"
+        if reason:
+            commands = block.commands
+        else:
+            commands = block.to_run
         for i, command in enumerate(commands):
-            shown = " ".join(command.replace("\\\n", " ").split())
+            words = command.replace("\\\n", " ").split()
+            shown = " ".join(words)
             if reason:
                 print(
                     f"{place:<34} {'skipped':<8} {'':>7} {'':>7}  {shown}  ({reason})", flush=True
@@ -246,7 +264,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"{failures} failed")
     if not options.keep:
         shutil.rmtree(folder)
-    return 1 if failures else 0
+    if failures:
+        return 1
+    return 0
 
 
 if __name__ == "__main__":

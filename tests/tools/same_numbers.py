@@ -93,8 +93,10 @@ experiment=nocap_baseline trainer.precision=bf16 schedule.warmup_steps=0 trainer
 trainer.steps=1 trainer.grad_clip=null | trainer.steps=1 trainer.grad_clip=null optimizer=muon
 resumed: optimizer=adamw | resumed: optimizer=muon
 """  # noqa: E501
-NAMES = [config.strip() for line in CONFIGS.strip().splitlines() for config in line.split("|")]
-KILL_AFTER, CHECKPOINT = 12, 10  # steps
+NAMES = [config.strip() for config in CONFIGS.strip().replace("\n", "|").split("|")]
+# steps
+KILL_AFTER = 12
+CHECKPOINT = 10
 
 SPEED = ("clock/", "perf/", "memory/")  # keys of a row that depend on the machine's speed and load
 SUMMARY = {"val_loss", "val_bpb", "flops_per_token", "params", "kernel", "memory_mib"}
@@ -117,12 +119,12 @@ def record(repo: Path, jobs: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="nocap-numbers-") as folder:
         root = Path(folder)
         (root / "site").mkdir()
-        (root / "site" / "sitecustomize.py").write_text(SITE.format(repo=str(repo)))
-        env = {
-            k: v
-            for k, v in os.environ.items()
-            if not k.startswith(("NOCAP_", "WANDB_", "TORCHELASTIC_", "TORCHINDUCTOR_"))
-        }
+        text = SITE.format(repo=str(repo))
+        (root / "site" / "sitecustomize.py").write_text(text)
+        env = {}
+        for k, v in os.environ.items():
+            if not k.startswith(("NOCAP_", "WANDB_", "TORCHELASTIC_", "TORCHINDUCTOR_")):
+                env[k] = v
         env |= {
             "PYTHONPATH": f"{root / 'site'}{os.pathsep}{repo}",
             "NOCAP_CACHE": str(root / "cache"),
@@ -137,11 +139,10 @@ def record(repo: Path, jobs: int) -> dict[str, Any]:
             text=True,
             check=True,
         ).stdout
-        strange = [
-            path
-            for path in paths.splitlines()
-            if not path.startswith(f"{repo}{os.sep}") and "site-packages" not in path
-        ]
+        strange = []
+        for path in paths.splitlines():
+            if not path.startswith(f"{repo}{os.sep}") and "site-packages" not in path:
+                strange.append(path)
         assert not strange, f"{repo} would run with {strange}"
         write_inputs(root / "inputs")
 
@@ -151,7 +152,10 @@ def record(repo: Path, jobs: int) -> dict[str, Any]:
                 numbers = numbers_of(NAMES[index], root / f"{index:02d}", root / "inputs", env)
             except Exception as error:
                 numbers = {"error": f"{type(error).__name__}: {error}"}
-            words = f"  {numbers['error']}" if "error" in numbers else ""
+            if "error" in numbers:
+                words = f"  {numbers['error']}"
+            else:
+                words = ""
             print(
                 f"{index + 1:3d}/{len(NAMES)}  {time.monotonic() - began:5.1f} s  "
                 f"{NAMES[index]}{words}",
@@ -160,27 +164,26 @@ def record(repo: Path, jobs: int) -> dict[str, Any]:
             return numbers
 
         with ThreadPoolExecutor(jobs) as pool:
-            return dict(zip(NAMES, pool.map(one, range(len(NAMES))), strict=True))
+            numbers_of_all = pool.map(one, range(len(NAMES)))
+            return dict(zip(NAMES, numbers_of_all, strict=True))
 
 
 def write_inputs(folder: Path) -> None:
     """A text of 160 KiB in lines of made-up words, and its bytes as token shards in the challenge's
     format."""
-    draw, text = random.Random(0), ""
+    draw = random.Random(0)
+    text = ""
     words = ["".join(draw.choices("etaoinshrdlu", k=draw.randint(1, 9))) for _ in range(500)]
     while len(text) < 160 * 1024:
         text += " ".join(draw.choices(words, k=12)) + "\n"
     folder.mkdir()
     (folder / "text.txt").write_text(text)
-    for name, start, stop in (
-        ("train_0", 0, 50_000),
-        ("train_1", 50_000, 110_000),
-        ("val_0", 110_000, 140_000),
-    ):
+    cases = (("train_0", 0, 50_000), ("train_1", 50_000, 110_000), ("val_0", 110_000, 140_000))
+    for name, start, stop in cases:
         header = struct.pack("<256i", 20240520, 1, stop - start, *[0] * 253)
-        (folder / f"{name}.bin").write_bytes(
-            header + array.array("H", list(text[start:stop].encode())).tobytes()
-        )
+        lines = list(text[start:stop].encode())
+        content = header + array.array("H", lines).tobytes()
+        (folder / f"{name}.bin").write_bytes(content)
 
 
 def numbers_of(config: str, cwd: Path, inputs: Path, env: dict[str, str]) -> dict[str, Any]:
@@ -188,7 +191,10 @@ def numbers_of(config: str, cwd: Path, inputs: Path, env: dict[str, str]) -> dic
     own = config.removeprefix("resumed: ").format(inputs=inputs)
     words = f"{BASE} {'' if 'data=' in own else SYNTHETIC} {own}".split()
     cwd.mkdir()
-    kept = until_killed(words, cwd, env) if config.startswith("resumed: ") else []
+    if config.startswith("resumed: "):
+        kept = until_killed(words, cwd, env)
+    else:
+        kept = []
     with door(words, cwd, env) as process:
         try:
             code = process.wait(timeout=900)
@@ -197,34 +203,27 @@ def numbers_of(config: str, cwd: Path, inputs: Path, env: dict[str, str]) -> dic
     if code != 0:
         raise RuntimeError(f"exit code {code}: {(cwd / 'printed').read_text().strip()[-2000:]}")
     (run_dir,) = (cwd / "outputs" / "runs").iterdir()
-    lines, summary = (
-        (run_dir / "metrics.jsonl").read_text().splitlines(),
-        json.loads((run_dir / "summary.json").read_text()),
-    )
+    lines = (run_dir / "metrics.jsonl").read_text().splitlines()
+    summary = json.loads((run_dir / "summary.json").read_text())
     if lines[: len(kept)] != kept:  # their clocks would differ
         raise RuntimeError("the killed run started over instead of resuming")
     numbers: dict[str, Any] = {"rows": len(lines)}
     for row in map(json.loads, lines):
-        numbers |= {
-            f"{key} @ {row['step']}": exact(value)
-            for key, value in row.items()
-            if not key.startswith(SPEED)
-        }
+        for key, value in row.items():
+            if not key.startswith(SPEED):
+                numbers[f"{key} @ {row['step']}"] = exact(value)
     for key in sorted(summary.keys() & SUMMARY):
-        parts = (
-            {f"{key}.{part}": v for part, v in summary[key].items()}
-            if isinstance(summary[key], dict)
-            else {key: summary[key]}
-        )
+        if isinstance(summary[key], dict):
+            parts = {f"{key}.{part}": v for part, v in summary[key].items()}
+        else:
+            parts = {key: summary[key]}
         # the peak is the process's
-        numbers |= {
-            f"summary {name}": exact(v) for name, v in parts.items() if name != "memory_mib.peak"
-        }
+        for name, v in parts.items():
+            if name != "memory_mib.peak":
+                numbers[f"summary {name}"] = exact(v)
     last = max((run_dir / "checkpoints").glob("step-*"))
-    return numbers | {
-        f"{file.name} @ {int(last.name[5:])}": tensors_sha256(file)
-        for file in sorted(last.glob("*.safetensors"))
-    }
+    paths = sorted(last.glob("*.safetensors"))
+    return numbers | {f"{file.name} @ {int(last.name[5:])}": tensors_sha256(file) for file in paths}
 
 
 def door(words: list[str], cwd: Path, env: dict[str, str]) -> subprocess.Popen[bytes]:
@@ -255,45 +254,47 @@ def until_killed(words: list[str], cwd: Path, env: dict[str, str]) -> list[str]:
         lines: list[str] = []
         while len(lines) <= KILL_AFTER + 1 and process.poll() is None:
             time.sleep(0.01)
-            lines = [
-                line
-                for file in cwd.glob("outputs/runs/*/metrics.jsonl")
-                for line in file.read_text().splitlines()
-            ]
+            lines = []
+            for file in cwd.glob("outputs/runs/*/metrics.jsonl"):
+                lines += file.read_text().splitlines()
         kill(process)
-    if list(cwd.glob("outputs/runs/*/summary.json")) or not list(
-        cwd.glob(f"outputs/runs/*/checkpoints/step-{CHECKPOINT:08d}")
-    ):
+    paths = list(cwd.glob("outputs/runs/*/summary.json"))
+    if paths or not list(cwd.glob(f"outputs/runs/*/checkpoints/step-{CHECKPOINT:08d}")):
         raise RuntimeError("the run must be killed after a checkpoint and before its end")
     return lines[:CHECKPOINT]
 
 
 def exact(value: Any) -> Any:
     """A float as text that holds every bit."""
-    return value.hex() if isinstance(value, float) else value
+    if isinstance(value, float):
+        return value.hex()
+    return value
 
 
 def tensors_sha256(path: Path) -> str:
     """Hash of a safetensors file's names, dtypes, shapes and bytes, in the order of the names."""
-    raw, digest = path.read_bytes(), hashlib.sha256()
+    raw = path.read_bytes()
+    digest = hashlib.sha256()
     start = 8 + int.from_bytes(raw[:8], "little")
-    for name, facts in sorted(json.loads(raw[8:start]).items()):
+    content = json.loads(raw[8:start])
+    for name, facts in sorted(content.items()):
         if name != "__metadata__":
             first, last = facts["data_offsets"]
-            digest.update(
-                json.dumps([name, facts["dtype"], facts["shape"]]).encode()
-                + raw[start + first : start + last]
-            )
+            text = json.dumps([name, facts["dtype"], facts["shape"]])
+            digest.update(text.encode() + raw[start + first : start + last])
     return digest.hexdigest()
 
 
 def machine(repo: Path) -> dict[str, Any]:
     def git(*words: str) -> str:
-        return subprocess.run(
-            ["git", "-C", str(repo), *words], capture_output=True, text=True
-        ).stdout.strip()
+        command = ["git", "-C", str(repo), *words]
+        result = subprocess.run(command, capture_output=True, text=True)
+        return result.stdout.strip()
 
-    cpuinfo = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    if Path("/proc/cpuinfo").exists():
+        cpuinfo = Path("/proc/cpuinfo").read_text()
+    else:
+        cpuinfo = ""
     cpu = next(
         (line.partition(": ")[2] for line in cpuinfo.splitlines() if line.startswith("model name")),
         platform.processor(),
@@ -314,20 +315,28 @@ def compare(old: dict[str, Any], new: dict[str, Any], allow: list[str]) -> int:
     for key in ("python", "torch", "cpu"):
         if old["machine"][key] != new["machine"][key]:
             print(f"note: {key} is not the same: {old['machine'][key]} and {new['machine'][key]}")
-    configs, total, allowed, differing = old["configs"] | new["configs"], 0, 0, 0
+    configs = old["configs"] | new["configs"]
+    total = 0
+    allowed = 0
+    differing = 0
     for config in configs:
-        a, b = (side["configs"].get(config, {}) for side in (old, new))
+        a = old["configs"].get(config, {})
+        b = new["configs"].get(config, {})
         total += len(a | b)
         for name in a | b:
             if name in a and name in b and a[name] == b[name] and name != "error":
                 continue
             may = name.removeprefix("summary ").partition(" @ ")[0] in allow
-            allowed, differing = allowed + may, differing + (not may)
+            allowed = allowed + may
+            differing = differing + (not may)
             print(
                 f"{'allowed: ' if may else ''}{config}: {name.replace(' @ ', ' at step ')}: "
                 f"{shown(a, name)} -> {shown(b, name)}"
             )
-    verdict = f"{differing} differ" if differing else "equal bit for bit"
+    if differing:
+        verdict = f"{differing} differ"
+    else:
+        verdict = "equal bit for bit"
     print(
         f"{len(configs)} configs, {total} numbers: "
         f"{verdict}{f', {allowed} differ as allowed' if allowed else ''}"
@@ -337,11 +346,9 @@ def compare(old: dict[str, Any], new: dict[str, Any], allow: list[str]) -> int:
 
 def shown(numbers: dict[str, Any], name: str) -> str:
     value = numbers.get(name, "absent")
-    return (
-        repr(float.fromhex(value))
-        if isinstance(value, str) and value.lstrip("-").startswith("0x")
-        else str(value)
-    )
+    if isinstance(value, str) and value.lstrip("-").startswith("0x"):
+        return repr(float.fromhex(value))
+    return str(value)
 
 
 def main() -> None:
@@ -351,12 +358,8 @@ def main() -> None:
     verbs = parser.add_subparsers(dest="verb", required=True)
     verb = verbs.add_parser("record", help="train the configs and write their numbers")
     verb.add_argument("out", type=Path)
-    verb.add_argument(
-        "--repo",
-        type=Path,
-        default=Path(__file__).parents[2],
-        help="the checkout; default: this one",
-    )
+    root = Path(__file__).parents[2]
+    verb.add_argument("--repo", type=Path, default=root, help="the checkout; default: this one")
     verb.add_argument("--jobs", type=int, default=2, help="runs at a time")
     verb = verbs.add_parser("compare", help="say what differs between two recordings")
     verb.add_argument("old", type=Path)
@@ -374,14 +377,16 @@ def main() -> None:
             compare(json.loads(args.old.read_text()), json.loads(args.new.read_text()), args.allow)
             > 0
         )
-    repo, began = args.repo.resolve(), time.monotonic()
+    repo = args.repo.resolve()
+    began = time.monotonic()
     before = machine(repo)
     report: dict[str, Any] = {
         "schema_version": 1,
         "machine": before,
         "configs": record(repo, args.jobs),
     }
-    args.out.write_text(json.dumps(report, indent=1) + "\n")
+    text = json.dumps(report, indent=1)
+    args.out.write_text(text + "\n")
     failed = sum("error" in numbers for numbers in report["configs"].values())
     print(f"{len(NAMES)} configs, {failed} failed, {time.monotonic() - began:.0f} s: {args.out}")
     raise SystemExit(failed > 0)

@@ -36,20 +36,24 @@ def install(folder: Path) -> dict[str, str]:
 
 
 def sbatch(state: Path, script: str) -> None:
-    asked = dict(re.findall(r"^#SBATCH --([\w-]+)=(\S+)", Path(script).read_text(), re.M))
-    array, partition = re.match(r"0-(\d+)", asked.get("array", "")), asked.get("partition", "one")
+    text = Path(script).read_text()
+    asked = dict(re.findall(r"^#SBATCH --([\w-]+)=(\S+)", text, re.M))
+    array = re.match(r"0-(\d+)", asked.get("array", ""))
+    partition = asked.get("partition", "one")
     if partition not in PARTITIONS or (array and int(array[1]) >= MOST):
-        what = (
-            "Invalid partition name specified"
-            if partition not in PARTITIONS
-            else "Invalid job array specification"
-        )
+        if partition not in PARTITIONS:
+            what = "Invalid partition name specified"
+        else:
+            what = "Invalid job array specification"
         raise SystemExit(f"sbatch: error: Batch job submission failed: {what}")
     number = next(number for number in count(1) if _new(state / f"submitted-{number}"))
     copy = state / f"script-{number}"
     copy.write_text(Path(script).read_text())
     for task in range(int(array[1]) + 1) if array else [-1]:
-        job = f"{number}_{task}" if array else str(number)
+        if array:
+            job = f"{number}_{task}"
+        else:
+            job = str(number)
         _becomes(state, job, "PENDING")
         command = [sys.executable, __file__, "node", str(copy), job, partition]
         nowhere = subprocess.DEVNULL
@@ -98,7 +102,12 @@ def node(state: Path, script: str, job: str, partition: str) -> None:
         if not requeue.exists():
             break
         requeue.unlink()
-    ended = "CANCELLED" if cancel.exists() else "FAILED" if process.returncode else "COMPLETED"
+    if cancel.exists():
+        ended = "CANCELLED"
+    elif process.returncode:
+        ended = "FAILED"
+    else:
+        ended = "COMPLETED"
     _becomes(state, job, ended)
 
 
@@ -123,7 +132,8 @@ def srun(state: Path, *words: str) -> None:
         "%A": os.environ.get("SLURM_ARRAY_JOB_ID", ""),
         "%a": os.environ.get("SLURM_ARRAY_TASK_ID", ""),
     }
-    options, command = {}, list(words)
+    options = {}
+    command = list(words)
     while command[0].startswith("--"):
         key = command.pop(0)
         if key in ("--output", "--error"):

@@ -30,8 +30,9 @@ class Attention(Option):
         cache_slots(layer, capacity) -> int it is softmax over the last so many keys, and decodes
                                             from a cache; without it, or where it is None, the
                                             prefix is recomputed for each token
-        documents(run) -> function or None  makes the mixer's fourth argument of a forward's
-                                            tokens; None: it has three
+        documents(run) -> function          with `data.document_mask`, makes the mixer's fourth
+                                            argument of a forward's tokens; without it the mask is
+                                            refused
         kernel_name(run, precision) -> str  for the record; without it the option's kind
 
     And about the module of `build`:

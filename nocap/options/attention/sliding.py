@@ -59,7 +59,7 @@ class Sliding(Softmax):
         return replace(self, kernel=Kernel.blocks)
 
     def countable(self) -> Self:
-        return replace(self.portable(), document_start=None)
+        return self.portable()
 
 
 @dataclass(kw_only=True, slots=True)

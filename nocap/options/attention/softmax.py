@@ -7,8 +7,7 @@ from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Self
 
-from nocap.config.keys import key, require
-from nocap.config.option import declared
+from nocap.config.keys import require
 from nocap.config.trainer import Device, Precision
 from nocap.options.attention import Attention, causal_keys
 
@@ -38,11 +37,17 @@ class Kernel(Enum):
     blocks = "blocks"  # chunks of at least one window, each looking at itself and the chunk before
 
 
-# Those that take documents. On CUDA one fused kernel takes a mask of all pairs, and flex alone
-# leaves out what is hidden.
+# Those that take documents. On CUDA `fused` is efficient then, which alone takes a mask of all
+# pairs, and flex alone leaves out what is hidden.
 DOCUMENT_KERNELS = {
     Device.cpu: (Kernel.materialized, Kernel.fused, Kernel.flash, Kernel.blocks),
-    Device.cuda: (Kernel.materialized, Kernel.efficient, Kernel.flex, Kernel.blocks),
+    Device.cuda: (
+        Kernel.materialized,
+        Kernel.fused,
+        Kernel.efficient,
+        Kernel.flex,
+        Kernel.blocks,
+    ),
 }
 LOCAL_KERNELS = (Kernel.flex, Kernel.blocks)
 GLOBAL_KERNELS = tuple(kernel for kernel in Kernel if kernel not in LOCAL_KERNELS)
@@ -70,66 +75,43 @@ class Softmax(Attention):
 
     kind: str = "global"
     kernel: Kernel  # what computes it; never replaced by another silently
-    # The token with which a document begins: attention stays inside a document. Positions go on.
-    # null: there are no documents.
-    document_start: int | None = key(ge=0, le=65535, default=None)
+    # the name that data.document_mask had. Records have it, and identities: it stays null
+    document_start: int | None = None
 
     def __post_init__(self) -> None:
         Attention.__post_init__(self)
-        for name, allowed in self.KERNELS.items():
-            kernel: Kernel = getattr(self, name)
-            allowed = (
-                allowed
-                if self.document_start is None
-                else tuple(dict.fromkeys((*allowed, Kernel.flex)))
-            )
-            rule = f"be one of {', '.join(k.value for k in allowed)} for this option"
-            require(kernel in allowed, f"attention.{name}", rule, kernel.value)
+        rule = "be left out: data.document_mask=true is its successor"
+        is_null = self.document_start is None
+        require(is_null, "attention.document_start", rule, self.document_start)
 
     def check(self, run: Run) -> None:
         Attention.check(self, run)
-        t, on_cpu = run.trainer, run.trainer.device is Device.cpu
-        for name in self.KERNELS:
+        for name, allowed in self.KERNELS.items():
             kernel: Kernel = getattr(self, name)
-            cuda_only = kernel in (Kernel.efficient, Kernel.cudnn, Kernel.flex)
-            rule = "be one that trains on the CPU (materialized, flash; blocks for a window)"
-            require(not (on_cpu and cuda_only), f"attention.{name}", rule, kernel.value)
-            rule = (
-                "be fused or efficient on CUDA where trainer.precision is fp32, which this kernel "
-                "does not take"
-            )
-            half_only = kernel in (Kernel.flash, Kernel.cudnn)
-            require(
-                on_cpu or not (t.precision is Precision.fp32 and half_only),
-                f"attention.{name}",
-                rule,
-                kernel.value,
-            )
-            takes = DOCUMENT_KERNELS[t.device]
-            rule = (
-                f"be one of {', '.join(k.value for k in takes)} beside attention.document_start on "
-                f"trainer.device={t.device.value}"
-            )
-            require(
-                self.document_start is None or kernel in takes,
-                f"attention.{name}",
-                rule,
-                kernel.value,
-            )
-        start, size = self.document_start, run.tokenizer.vocab_size
-        require(
-            start is None or start < size,
-            "attention.document_start",
-            f"be a token, below {size}, or null",
-            start,
-        )
-        known = start is None or declared(self, "documents", of=("build", "mixer")) is not None
-        require(
-            known,
-            "attention.document_start",
-            f"be null: the mixer of attention.kind={self.kind} takes no documents",
-            start,
-        )
+            for rule, holds in self._rules(run, kernel, allowed).items():
+                require(holds, f"attention.{name}", rule, kernel.value)
+
+    def _rules(self, run: Run, kernel: Kernel, allowed: tuple[Kernel, ...]) -> dict[str, bool]:
+        """Return what a kernel must be, and whether it is that. `allowed`: those of the option."""
+        device = run.trainer.device
+        masked = run.data.document_mask
+        if masked and Kernel.flex not in allowed:
+            allowed = (*allowed, Kernel.flex)
+        takes = DOCUMENT_KERNELS[device]
+        on_cpu = device is Device.cpu
+        cuda_only = kernel in (Kernel.efficient, Kernel.cudnn, Kernel.flex)
+        half_only = kernel in (Kernel.flash, Kernel.cudnn)
+        in_fp32 = run.trainer.precision is Precision.fp32
+        on_device = f"beside data.document_mask=true on trainer.device={device.value}"
+        return {
+            f"be one of {_names(allowed)} for this option": kernel in allowed,
+            "be one that trains on the CPU (materialized, flash; blocks for a window)": (
+                not (on_cpu and cuda_only)
+            ),
+            "be fused or efficient on CUDA where trainer.precision is fp32, which this kernel "
+            "does not take": on_cpu or not (in_fp32 and half_only),
+            f"be one of {_names(takes)} {on_device}": not masked or kernel in takes,
+        }
 
     def mixer(self, run: Run, layer: int) -> Mixer:
         from nocap.model.attention import flex, fused, materialized
@@ -138,23 +120,16 @@ class Softmax(Attention):
             return flex(None)
         return materialized if self.kernel is Kernel.materialized else fused(self.kernel)
 
-    def documents(self, run: Run) -> Callable[[Tensor], Documents] | None:
-        """Return what makes, from a forward's tokens (B, T), the mixers' fourth argument; None:
-        they have three."""
+    def documents(self, run: Run) -> Callable[[Tensor], Documents]:
+        """Return what makes, from a forward's tokens (B, T), the mixers' fourth argument."""
         from nocap.model.attention import Documents
 
-        if self.document_start is None:
-            return None
-        layers = [
-            (self.window_of(layer), self.kernel_of(layer)) for layer in range(run.model.n_layer)
-        ]
-        dense = any(kernel not in LOCAL_KERNELS for _, kernel in layers)
-        return partial(
-            Documents,
-            start=self.document_start,
-            dense=dense,
-            flex_windows={w for w, kernel in layers if kernel is Kernel.flex},
-        )
+        start = run.document_start
+        assert start is not None, "Run refuses the mask where there are no documents"
+        kernels = map(self.kernel_of, range(run.model.n_layer))
+        dense = any(kernel not in LOCAL_KERNELS for kernel in kernels)
+        windows = self._flex_windows(run)
+        return partial(Documents, start=start, dense=dense, flex_windows=windows)
 
     def kernel_of(self, layer: int) -> Kernel:
         return self.kernel
@@ -162,29 +137,28 @@ class Softmax(Attention):
     def prepare(self, run: Run, device: torch.device) -> None:
         from nocap.model.attention import prepare_flex
 
-        for window in {
-            self.window_of(layer)
-            for layer in range(run.model.n_layer)
-            if self.kernel_of(layer) is Kernel.flex
-        }:
+        for window in self._flex_windows(run):
             prepare_flex(window, seq_len=run.model.seq_len, device=device)
+
+    def _flex_windows(self, run: Run) -> set[int | None]:
+        """Return the windows of the layers that FlexAttention computes."""
+        windows = set[int | None]()
+        for layer in range(run.model.n_layer):
+            if self.kernel_of(layer) is Kernel.flex:
+                windows.add(self.window_of(layer))
+        return windows
 
     def keys_met(self, layer: int, T: int) -> float:
         return causal_keys(self.window_of(layer), T)
 
-    def cache_slots(self, layer: int, capacity: int) -> int | None:
-        return (
-            None
-            if self.document_start is not None
-            else min(self.window_of(layer) or capacity, capacity)
-        )
+    def cache_slots(self, layer: int, capacity: int) -> int:
+        return min(self.window_of(layer) or capacity, capacity)
 
     def kernel_name(self, run: Run, precision: Precision) -> str:
         if self.kernel in (Kernel.materialized, Kernel.flex):
             return self.kernel.value
-        kernels = sdpa_kernels(
-            self.kernel, run.trainer.device, precision, masked=self.document_start is not None
-        )
+        masked = run.data.document_mask
+        kernels = sdpa_kernels(self.kernel, run.trainer.device, precision, masked=masked)
         if len(kernels) == 1:
             return kernels[0].value
         from nocap.model.attention import torchs_choice
@@ -195,6 +169,8 @@ class Softmax(Attention):
         return self if self.kernel is Kernel.materialized else replace(self, kernel=Kernel.fused)
 
     def countable(self) -> Self:
-        return (
-            self if self.document_start is None else replace(self.portable(), document_start=None)
-        )
+        return self.portable() if self.kernel is Kernel.flex else self
+
+
+def _names(kernels: tuple[Kernel, ...]) -> str:
+    return ", ".join(kernel.value for kernel in kernels)

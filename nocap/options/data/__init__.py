@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from nocap.config.keys import key
 from nocap.config.option import Option, require_default
@@ -32,9 +32,13 @@ class Data(Option):
     """A source of token shards. Its tokens are part of a run's identity, by their hash. Where they
     are stored is not: a key that is only about that is declared as `key(identity=False)`."""
 
+    has_documents: ClassVar[bool] = False  # True: each begins with the tokenizer's end-of-text
+
     order: Order  # in which windows of the text are read
     # that the sequential order reads at once; a shard's tail that is shorter is left out
     read_sequences: int = key(ge=1, le=2**31, default=16)
+    # attention stops where a document ends
+    document_mask: bool = key(default=False, added=True, step=True)
 
     def __post_init__(self) -> None:
         if self.order is not Order.sequential:

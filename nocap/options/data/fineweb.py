@@ -14,7 +14,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from nocap.config.keys import key, require
 from nocap.options.data import Data
@@ -28,6 +28,7 @@ HEAD_TIMEOUT_S = 10.0
 
 @dataclass(kw_only=True, slots=True)
 class Fineweb(Data):
+    has_documents: ClassVar[bool] = True
     kind: str = "fineweb"
     repo: str  # on the Hugging Face hub
     revision: str  # branch, tag or commit

@@ -7,7 +7,7 @@ import glob
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from nocap.config.keys import key, require
 from nocap.config.paths import expanded
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True, slots=True)
 class Shards(Data):
+    has_documents: ClassVar[bool] = True
     kind: str = "shards"
     train: str = key(identity=False)  # glob of its files
     val: str = key(identity=False)  # glob of its files

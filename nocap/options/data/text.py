@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from nocap.config.keys import key, require
 from nocap.options.data import Data
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 class Stdlib(Data):
     """The Python standard library's own source, as found on this machine."""
 
+    has_documents: ClassVar[bool] = True
     kind: str = "stdlib"
     val_fraction: float = key(gt=0, lt=1)  # of the documents, chosen by hash
 

@@ -52,6 +52,7 @@ JOINTS = {
 }
 STEP_JOINTS = ("before_forward", "micro_batch", "before_clip", "before_step", "after_step")
 MODEL_JOINTS = (*JOINTS["build"], *JOINTS["build_layer"])
+STREAM_JOINTS = ("embed", *JOINTS["build_layer"], "readout", "unembed")  # of all forwards
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +67,8 @@ class Rate:
 class Idea(Option):
     """An idea. Its yaml begins with `# @package ideas.NAME`."""
 
-    # each token by itself, given the context: decodes from a cache. Else the prefix is recomputed
+    # each token by itself, given the context: decodes from a cache, and takes `data.document_mask`.
+    # Else the prefix is recomputed, and the mask refused
     PER_TOKEN: ClassVar[bool] = False
 
     def build(self, run: Run, *, vocab_size: int) -> nn.Module | None:

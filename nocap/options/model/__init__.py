@@ -39,6 +39,8 @@ WHOLE_KEYS = (
     "model.pad_logits",
     "model.fp8_head",
     "model.logit_softcap",
+    "data.document_mask",
+    "position.restart",
 )
 
 

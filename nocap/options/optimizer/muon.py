@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nocap.config.keys import key
 from nocap.config.option import require_default
@@ -49,9 +49,8 @@ SAFETY = 1.01
 class Iteration(Enum):
     """The polynomials that bring a matrix's singular values to 1."""
 
-    newton_schulz = (
-        "newton_schulz"  # one for all iterations, which leaves them within about 0.3 of 1
-    )
+    # one for all iterations, which leaves them within about 0.3 of 1
+    newton_schulz = "newton_schulz"
     # one for each, the best for what the one before leaves (arXiv:2505.16932)
     polar_express = "polar_express"
 
@@ -91,21 +90,27 @@ class Muon(AdamW):
         from nocap.training.optimizer import ByRule, split_matrices
 
         matrices, rest = split_matrices(model)
-        return [
-            self.adamw(rest),
-            ByRule(self, list(matrices.values()), lr=self.muon_lr, weight_decay=self.weight_decay),
-        ]
+        params = list(matrices.values())
+        by_rule = ByRule(self, params, lr=self.muon_lr, weight_decay=self.weight_decay)
+        return [self.adamw(rest), by_rule]
 
     def update(self, group: Group, params: Tensors, grads: Tensors, states: States) -> None:
         """torch's: the same bits on a CPU with bf16 products. On one without, fp32 in place of
         bf16. On CUDA a product of a stack may be summed in another order than that of a matrix."""
-        by_shape: dict[torch.Size, list[tuple[Any, ...]]] = {}
-        for triple in zip(params, grads, states, strict=True):
-            by_shape.setdefault(triple[0].shape, []).append(triple)
+        by_shape: dict[torch.Size, list[int]] = {}
+        for i, p in enumerate(params):
+            by_shape.setdefault(p.shape, []).append(i)
+        at_once = AT_ONCE[params[0].device.type]
         for shape, alike in by_shape.items():
-            n = max(1, AT_ONCE[params[0].device.type] // shape.numel())
-            for i in range(0, len(alike), n):
-                self._update(group, *map(list, zip(*alike[i : i + n], strict=True)))
+            n = max(1, at_once // shape.numel())
+            for first in range(0, len(alike), n):
+                chosen = alike[first : first + n]
+                self._update(
+                    group,
+                    [params[i] for i in chosen],
+                    [grads[i] for i in chosen],
+                    [states[i] for i in chosen],
+                )
 
     def _update(self, group: Group, params: Tensors, grads: Tensors, states: States) -> None:
         """Update parameters that have one shape."""
@@ -114,49 +119,45 @@ class Muon(AdamW):
 
         from nocap.training.optimizer import kept, matmul_dtype
 
-        momenta, momentum = kept(states, "momentum_buffer", params), self.momentum_at(group["step"])
+        momenta = kept(states, "momentum_buffer", params)
+        momentum = self.momentum_at(group["step"])
         torch._foreach_lerp_(momenta, grads, 1 - momentum)
-        updates: Sequence[Tensor] = torch._foreach_lerp(
-            grads, momenta, momentum
-        )  # Nesterov's look ahead
+        # Nesterov's look ahead
+        updates: Sequence[Tensor] = torch._foreach_lerp(grads, momenta, momentum)
         dtype = matmul_dtype(params[0])
-        if (
-            len(updates) > 1
-            or dtype is not torch.bfloat16
-            or self.iteration is Iteration.polar_express
-        ):
-            updates = orthogonalized(torch.stack(list(updates)), self.polynomials(), dtype)
-        else:
+        is_torchs = dtype is torch.bfloat16 and self.iteration is Iteration.newton_schulz
+        if len(updates) == 1 and is_torchs:
             updates = [_zeropower_via_newtonschulz(updates[0], NEWTON_SCHULZ, self.ns_steps, EPS)]
+        else:
+            updates = orthogonalized(torch.stack(list(updates)), self.polynomials(), dtype)
         if self.row_beta2 is not None:
-            updates = _even_rows(
-                updates,
-                kept(states, "row_second_moment", [p[:, :1] for p in params]),
-                self.row_beta2,
-            )
+            columns = [p[:, :1] for p in params]
+            moments = kept(states, "row_second_moment", columns)
+            updates = _even_rows(updates, moments, self.row_beta2)
         torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
-        torch._foreach_add_(
-            params, updates, alpha=-_adjust_lr(group["lr"], self.scale.value, params[0].shape)
-        )
+        lr = _adjust_lr(group["lr"], self.scale.value, params[0].shape)
+        torch._foreach_add_(params, updates, alpha=-lr)
 
     def momentum_at(self, step: int) -> float:
         """Return the momentum of a step, counted from 1."""
-        start, steps = self.momentum_start, self.momentum_warmup_steps
-        return (
-            self.momentum if step > steps else start + (self.momentum - start) * (step - 1) / steps
-        )
+        steps = self.momentum_warmup_steps
+        if step > steps:
+            return self.momentum
+        start = self.momentum_start
+        return start + (self.momentum - start) * (step - 1) / steps
 
     def polynomials(self) -> list[tuple[float, float, float]]:
         """Return a, b and c of each iteration."""
         if self.iteration is Iteration.newton_schulz:
             return [NEWTON_SCHULZ] * self.ns_steps
-        coefficients = [POLAR_EXPRESS[min(i, len(POLAR_EXPRESS) - 1)] for i in range(self.ns_steps)]
-        return [
-            (a / SAFETY, b / SAFETY**3, c / SAFETY**5)
-            if (a, b, c) != POLAR_EXPRESS[-1]
-            else (a, b, c)
-            for a, b, c in coefficients
-        ]
+        polynomials = []
+        for i in range(self.ns_steps):
+            if i < len(POLAR_EXPRESS) - 1:
+                a, b, c = POLAR_EXPRESS[i]
+                polynomials.append((a / SAFETY, b / SAFETY**3, c / SAFETY**5))
+            else:
+                polynomials.append(POLAR_EXPRESS[-1])
+        return polynomials
 
 
 def orthogonalized(
@@ -169,14 +170,17 @@ def orthogonalized(
     x = x_NAB.to(dtype)
     norm_N = torch.stack(torch._foreach_norm(x.unbind()))
     x.div_(norm_N.clamp(min=EPS)[:, None, None])
-    tall = x.shape[1] > x.shape[2]
-    x = x.mT if tall else x
+    is_tall = x.shape[1] > x.shape[2]
+    if is_tall:
+        x = x.mT
     for a, b, c in polynomials:
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    x = x.mT if tall else x
+    if is_tall:
+        x = x.mT
     # exact, and as CUDA's fast path wants it
-    return list(x.to(x_NAB.dtype, memory_format=torch.contiguous_format).unbind())
+    x = x.to(x_NAB.dtype, memory_format=torch.contiguous_format)
+    return list(x.unbind())
 
 
 def _even_rows(updates: Sequence[Tensor], moments: list[Tensor], beta2: float) -> list[Tensor]:
@@ -184,12 +188,13 @@ def _even_rows(updates: Sequence[Tensor], moments: list[Tensor], beta2: float) -
     matrix, √min(A, B)."""
     import torch
 
-    torch._foreach_lerp_(
-        moments, [update.square().mean(1, keepdim=True) for update in updates], 1 - beta2
-    )
-    evened = [
-        update / (moment.sqrt() + 1e-10) for update, moment in zip(updates, moments, strict=True)
-    ]
+    means = [update.square().mean(1, keepdim=True) for update in updates]
+    torch._foreach_lerp_(moments, means, 1 - beta2)
+    evened = []
+    for update, moment in zip(updates, moments, strict=True):
+        evened.append(update / (moment.sqrt() + 1e-10))
     lengths = torch.stack(torch._foreach_norm(evened)).clamp(min=1e-10)
-    torch._foreach_mul_(evened, list((math.sqrt(min(updates[0].shape)) / lengths).unbind()))
+    length = math.sqrt(min(updates[0].shape))
+    factors = (length / lengths).unbind()
+    torch._foreach_mul_(evened, list(factors))
     return evened

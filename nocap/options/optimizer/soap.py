@@ -61,33 +61,38 @@ class Soap(AdamW):
         from nocap.training.optimizer import matmul_dtype
 
         state = {"exp_avg": torch.zeros_like(grad), "exp_avg_sq": torch.zeros_like(grad)}
+        dtype = matmul_dtype(grad)
         for side, product in (("left", grad @ grad.mT), ("right", grad.mT @ grad)):
-            state[side] = (1 - self.beta2) * product
+            average = (1 - self.beta2) * product
             # on a GPU an update with NaN is launched, too, and not kept: eigh must not end the run
-            finite = state[side].nan_to_num(0.0, 0.0, 0.0)
+            finite = average.nan_to_num(0.0, 0.0, 0.0)
             basis = torch.linalg.eigh(finite).eigenvectors.mT.flip(0)
-            state[f"{side}_basis"] = basis.to(
-                matmul_dtype(grad), memory_format=torch.contiguous_format
-            )
+            state[side] = average
+            state[f"{side}_basis"] = basis.to(dtype, memory_format=torch.contiguous_format)
         return state
 
     def _update(self, group: Group, p: Tensor, grad: Tensor, state: dict[str, Tensor]) -> None:
-        lr, step = group["lr"], group["step"] - 1  # the first one made the bases
-        left, right, mean = state["left_basis"], state["right_basis"], state["exp_avg"]
+        lr = group["lr"]
+        step = group["step"] - 1  # the first one made the bases
+        left = state["left_basis"]
+        right = state["right_basis"]
+        mean = state["exp_avg"]
+        mean_sq = state["exp_avg_sq"]
         low = grad.to(left.dtype)
         turned = (left @ (low @ right.mT)).to(grad.dtype)
         mean.lerp_(turned, 1 - self.beta1)
-        state["exp_avg_sq"].mul_(self.beta2).addcmul_(turned, turned, value=1 - self.beta2)
-        scale = state["exp_avg_sq"].sqrt().div_(math.sqrt(1 - self.beta2**step)).add_(self.eps)
+        mean_sq.mul_(self.beta2).addcmul_(turned, turned, value=1 - self.beta2)
+        unbiased = math.sqrt(1 - self.beta2**step)
+        scale = mean_sq.sqrt().div_(unbiased).add_(self.eps)
         update = left.mT @ ((mean / scale).to(left.dtype) @ right)
-        p.mul_(1 - lr * group["weight_decay"]).add_(update, alpha=-lr / (1 - self.beta1**step))
+        p.mul_(1 - lr * group["weight_decay"])
+        p.add_(update, alpha=-lr / (1 - self.beta1**step))
         for side, product in (("left", low @ low.mT), ("right", low.mT @ low)):
             state[side].mul_(self.beta2).add_(product, alpha=1 - self.beta2)
         if step % self.basis_every == 0:
             plain = left.mT.to(mean.dtype) @ (mean @ right.to(mean.dtype))
-            left, right = (
-                _followed(state[side], state[f"{side}_basis"]) for side in ("left", "right")
-            )
+            left = _followed(state["left"], left)
+            right = _followed(state["right"], right)
             mean.copy_(left @ (plain @ right.mT))
 
 
@@ -97,5 +102,6 @@ def _followed(average: Tensor, basis: Tensor) -> Tensor:
     import torch
 
     # the average is symmetric; LAPACK reads and writes columns
-    q = torch.linalg.qr((basis.to(average.dtype) @ average).mT).Q.mT
+    product = basis.to(average.dtype) @ average
+    q = torch.linalg.qr(product.mT).Q.mT
     return basis.copy_(q).to(average.dtype)

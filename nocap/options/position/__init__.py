@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from nocap.config.keys import key
 from nocap.config.option import Option
 
 if TYPE_CHECKING:
@@ -13,12 +14,23 @@ if TYPE_CHECKING:
     from nocap.config.run import Run
     from nocap.options.model import Model
 
-    Where = slice | Tensor  # positions in the sequence
+    # positions: of all sequences, or of each, (B, T), where they begin anew in its documents
+    Where = slice | Tensor
 
 
 @dataclass(kw_only=True, slots=True)
 class Position(Option):
     """Position information. `part` is what `build` made."""
+
+    READ_BY: ClassVar[dict[str, tuple[str, ...]]] = {
+        "embed": ("position.restart",),
+        "tables": ("position.restart",),
+        "turn": ("position.restart",),
+    }
+
+    # positions begin anew in each document; attention goes on across them without
+    # data.document_mask
+    restart: bool = key(default=False, added=True)
 
     def flops_per_token(self, run: Run) -> float:
         """Return the FLOPs of matrix products for a token, forward and backward, in all layers. It

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from nocap.options.position import Position
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True, slots=True)
 class Learned(Position):
+    READS: ClassVar[tuple[str, ...]] = ("position.restart",)
     kind: str = "learned"
 
     def flops_per_token(self, run: Run) -> float:
@@ -28,5 +29,10 @@ class Learned(Position):
         return nn.Embedding(model.seq_len, model.d_model)
 
     def embed(self, part: Any, x_BTC: Tensor, where: Where) -> Tensor:
+        from torch.nn.functional import embedding
+
         table: Tensor = part.weight
-        return x_BTC + table[where]
+        if isinstance(where, slice):
+            return x_BTC + table[where]
+        # its gradient is summed in one order; that of an index is not
+        return x_BTC + embedding(where, table)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from nocap.config.keys import key, require
 from nocap.options.position import Position
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True, slots=True)
 class Rope(Position):
+    READS: ClassVar[tuple[str, ...]] = ("position.restart",)
     kind: str = "rope"
     base: float = key(gt=1, le=1e12)  # of the wavelengths; a larger one turns more slowly
 

@@ -27,6 +27,12 @@ class Tokenizer(Option):
         """Tokens, end-of-text included, without loading anything."""
         raise NotImplementedError(f"tokenizer.kind={self.kind} must define vocab_size")
 
+    @property
+    def end_of_text(self) -> int | None:
+        """Return the token with which a document begins, without loading anything; None: unknown,
+        and `data.document_mask` is refused."""
+        return None
+
     def load(self, *, cache_dir: Path) -> tiktoken.Encoding:
         """Return the encoding. `ValueError` where its files are missing and cannot be fetched; it
         says how to get them."""

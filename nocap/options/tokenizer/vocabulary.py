@@ -31,6 +31,10 @@ class BuiltIn(Tokenizer):
     def vocab_size(self) -> int:
         return {Vocabulary.bytes: 257, Vocabulary.gpt2: 50257}[self.vocabulary]
 
+    @property
+    def end_of_text(self) -> int | None:
+        return self.vocab_size - 1
+
     def load(self, *, cache_dir: Path) -> tiktoken.Encoding:
         from nocap.data import tokenizer
 

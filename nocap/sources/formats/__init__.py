@@ -13,9 +13,9 @@ and may define
     GENERAL = True       a file that another format recognises is that format's
     REMOTE = True        a path that is no file is a name on a server
 
-Names that count are those of `nocap.sources.columns.KEYS`, in the units there; `config/NAME` is a
-setting of the run, `final/NAME` a loss that was measured after training. Other names are offered to
-`--columns`. `line` is where a row stands, for messages. What is wrong with a log is a ValueError
+Names that count are those of `nocap.sources.log_columns.KEYS`, in the units there; `config/NAME` is
+a setting of the run, `final/NAME` a loss that was measured after training. Other names are offered
+to `--columns`. `line` is where a row stands, for messages. What is wrong with a log is a ValueError
 that begins with its line; where its end alone was cut, a `CutError` after the rows before that. A
 log may be larger than the memory.
 """
@@ -171,7 +171,7 @@ def printed(path: Path) -> Iterator[tuple[int, str]]:
         yield number, _past_bars(COLOUR.sub("", text))
 
 
-def whole(
+def full_match(
     match: re.Match[str] | None, number: int, line: str, what: str = "validation"
 ) -> re.Match[str]:
     """Return the match of a line that begins as one that counts.

@@ -49,8 +49,8 @@ def read(path: Path, *, cut: bool = True) -> Iterator[Row]:
     Errors:
         CutError: the last line is cut, and was left out.
     """
-    whole = _Lines(path, cut=cut)
-    texts = iter(whole)
+    full_lines = _Lines(path, cut=cut)
+    texts = iter(full_lines)
     first = next(texts, "")
     delimiter = _delimiter(first)
     rows = csv.reader(chain([first], texts), delimiter=delimiter, strict=True)
@@ -83,8 +83,8 @@ def read(path: Path, *, cut: bool = True) -> Iterator[Row]:
         raise CutError(
             f"{short[0]} is cut, for it has {short[2]} cells of {len(names)}, and is left out"
         )
-    if whole.lost:
-        raise CutError(f"line {whole.lost} is cut, for it has no end, and is left out")
+    if full_lines.lost:
+        raise CutError(f"line {full_lines.lost} is cut, for it has no end, and is left out")
 
 
 class _Lines:

@@ -43,7 +43,7 @@ def read(path: Path) -> Iterator[Row]:
             ended = "finished"
         elif "loss" in values:  # training went on, perhaps of another run
             ended = "not finished"
-        kept = {
+        values = {
             key: value for key, value in values.items() if key in ("loss", "eval_loss", "epoch")
         }
-        yield {"line": number, **kept, "ended": ended}
+        yield {"line": number, **values, "ended": ended}

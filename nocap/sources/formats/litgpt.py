@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from nocap.sources.formats import Row, Sample, csv, printed, sample, whole
+from nocap.sources.formats import Row, Sample, csv, full_match, printed, sample
 
 PATTERN = "*.csv *.log *.txt *.out"
 
@@ -31,8 +31,8 @@ def read(path: Path) -> Iterator[Row]:
 
 def _of_table(path: Path) -> Iterator[Row]:
     for row in csv.read(path):
-        kept = {"line": row["line"], "tokens": row["total_tokens"], "train_s": row["time"]}
-        yield kept | {"val_loss": row["val_loss"]} if row["val_loss"] else kept
+        values = {"line": row["line"], "tokens": row["total_tokens"], "train_s": row["time"]}
+        yield values | {"val_loss": row["val_loss"]} if row["val_loss"] else values
 
 
 def _of_print(path: Path) -> Iterator[Row]:
@@ -43,5 +43,5 @@ def _of_print(path: Path) -> Iterator[Row]:
                 batches = int(match[1]) / int(match[2])
             yield {"line": number, "step": int(match[2])}
         elif BEGINS.match(line):
-            match = whole(VALIDATION.match(line), number, line)
+            match = full_match(VALIDATION.match(line), number, line)
             yield {"line": number, "step": int(int(match[1]) / batches), "val_loss": match[2]}

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from nocap.sources.formats import Row, Sample, printed, whole
+from nocap.sources.formats import Row, Sample, full_match, printed
 
 PATTERN = "*.log *.txt *.out"
 
@@ -32,7 +32,7 @@ def read(path: Path) -> Iterator[Row]:
             done, total = map(int, match.group(1, 2))
             yield row | {"step": done, "total_steps": total}
         elif BEGINS.match(line):
-            match = VALIDATION.match(line) or whole(LOGGED.match(line), number, line, "row")
+            match = VALIDATION.match(line) or full_match(LOGGED.match(line), number, line, "row")
             if match.re is VALIDATION:
                 yield row | {"step": done, "val_loss": float(match[1])}
             elif match[2] == "tel":

@@ -48,8 +48,8 @@ def _of_folder(run: Path) -> Iterator[Row]:
     if meta.get("lifecycle_stage") == "deleted":
         return
     state = STATES.get(meta.get("status"), "unknown")
-    told = {"run": meta.get("run_name") or run.name, "started": meta.get("start_time")}
-    yield {**told, "ended": state, **_settings(run / "params")}
+    facts = {"run": meta.get("run_name") or run.name, "started": meta.get("start_time")}
+    yield {**facts, "ended": state, **_settings(run / "params")}
     points = list[Point]()
     folder = run / "metrics"
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):
@@ -80,13 +80,13 @@ class Point:
 def _rows(points: Iterable[Point]) -> Iterator[Row]:
     """Return points as rows by step. Of a metric each step counts once: where steps go back, as in
     a resumed run, or stay at 0, as where a program gives none, the later ones count."""
-    kept: dict[str, list[Point]] = {}
+    by_metric: dict[str, list[Point]] = {}
     for point in sorted(points, key=lambda point: (point.time, point.step)):
-        known = kept.setdefault(point.metric, [])
-        while known and known[-1].step >= point.step:
-            known.pop()
-        known.append(point)
-    for point in sorted(chain(*kept.values()), key=lambda point: point.step):
+        points = by_metric.setdefault(point.metric, [])
+        while points and points[-1].step >= point.step:
+            points.pop()
+        points.append(point)
+    for point in sorted(chain(*by_metric.values()), key=lambda point: point.step):
         yield {"step": point.step, point.metric: point.value}
 
 
@@ -104,9 +104,9 @@ def _of_database(path: Path) -> Iterator[Row]:
             "WHERE lifecycle_stage = 'active' ORDER BY start_time"
         )
         for run, name, state, started in every.fetchall():
-            told = {"run": f"{name} {run}", "started": started}
+            facts = {"run": f"{name} {run}", "started": started}
             settings = base.execute("SELECT key, value FROM params WHERE run_uuid = ?", (run,))
-            yield {**told, "ended": state, **{f"config/{key}": value for key, value in settings}}
+            yield {**facts, "ended": state, **{f"config/{key}": value for key, value in settings}}
             metrics = base.execute(
                 "SELECT timestamp, step, key, CASE WHEN is_nan THEN 'nan' ELSE value END FROM "
                 "metrics "
@@ -118,14 +118,14 @@ def _of_database(path: Path) -> Iterator[Row]:
                 for time, step, metric, value in metrics
             ]
             for row in _rows(points):
-                yield {**told, **row}
+                yield {**facts, **row}
 
 
 def _of_export(path: Path) -> Iterator[Row]:
     for row in csv.read(path):
-        told = {key: row[key] for key in ("line", "start_time") if key in row}
+        facts = {key: row[key] for key in ("line", "start_time") if key in row}
         name = row.get(f"tags.{NAME}", "")
-        told |= {"run": f"{name} {row['run_id']}".strip(), "ended": row["status"]}
+        facts |= {"run": f"{name} {row['run_id']}".strip(), "ended": row["status"]}
         named = {
             re.sub(r"^metrics\.", "", key): x
             for key, x in row.items()
@@ -136,4 +136,4 @@ def _of_export(path: Path) -> Iterator[Row]:
             for key, x in row.items()
             if key.startswith("params.")
         }
-        yield told | named | settings
+        yield facts | named | settings

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from nocap.sources.formats import Row, Sample, printed, whole
+from nocap.sources.formats import Row, Sample, full_match, printed
 
 PATTERN = "*.txt *.log"
 
@@ -46,7 +46,7 @@ def read(path: Path) -> Iterator[Row]:
         elif match := SEED.match(line):
             facts["seed"] = int(match[1])
         elif BEGINS.match(line):
-            match = whole(VALIDATION.match(line), number, line)
+            match = full_match(VALIDATION.match(line), number, line)
             step = int(match[1])
             run += step <= last
             last = step

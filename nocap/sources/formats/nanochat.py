@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from nocap.sources.formats import Row, Sample, printed, whole
+from nocap.sources.formats import Row, Sample, full_match, printed
 
 PATTERN = "*.log *.txt *.out"
 
@@ -35,7 +35,7 @@ def read(path: Path) -> Iterator[Row]:
             clock["train_s"] = 60 * float(match[3])
             yield {"line": number, "step": int(match[1]), "total_steps": int(match[2])}
         elif BEGINS.match(line):
-            match = whole(VALIDATION.match(line), number, line)
+            match = full_match(VALIDATION.match(line), number, line)
             row: dict[str, Any] = {
                 "line": number,
                 "step": int(match[1]),

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from nocap.sources.formats import Row, Sample, printed, whole
+from nocap.sources.formats import Row, Sample, full_match, printed
 
 PATTERN = "*.log *.txt *.out"
 
@@ -24,7 +24,7 @@ def recognises(sample: Sample) -> bool:
 def read(path: Path) -> Iterator[Row]:
     for number, line in printed(path):
         if line.startswith("step ") and ": train loss " in line:
-            step, train, val = whole(VALIDATION.match(line), number, line).groups()
+            step, train, val = full_match(VALIDATION.match(line), number, line).groups()
             yield {
                 "line": number,
                 "step": int(step),

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from nocap.sources.formats import Row, Sample, printed, whole
+from nocap.sources.formats import Row, Sample, full_match, printed
 
 PATTERN = "*.log *.txt"
 
@@ -37,7 +37,7 @@ def read(path: Path) -> Iterator[Row]:
         if match := SEED.match(line):
             row["seed"] = match[1]
         elif BEGINS.match(line):
-            match = whole(VALIDATION.match(line), number, line)
+            match = full_match(VALIDATION.match(line), number, line)
             row |= {"step": int(match[1]), "total_steps": int(match[2]), "val_bpb": match[4]}
             if match[5]:
                 row["train_s"] = int(match[5]) / 1000

@@ -38,10 +38,10 @@ def read(*paths: Path) -> Iterator[Row]:
 def _of_tag(path: Path, cut: list[str]) -> Iterator[Row]:
     """Return the rows of a table, and add to `cut` what is wrong with its end."""
     match = NAME.fullmatch(path.name)
-    told = {"run": match[1]} if match else {}
+    facts = {"run": match[1]} if match else {}
     tag = match[2] if match else "Value"
     try:
         for row in csv.read(path):
-            yield {tag: row["Value"], "step": row["Step"], **told}
+            yield {tag: row["Value"], "step": row["Step"], **facts}
     except CutError as error:
         cut.append(f"{path.name}: {error}")

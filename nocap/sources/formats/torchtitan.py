@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from nocap.sources.formats import Row, Sample, printed, whole
+from nocap.sources.formats import Row, Sample, full_match, printed
 
 PATTERN = "*.log *.txt *.out"
 
@@ -27,7 +27,7 @@ def recognises(sample: Sample) -> bool:
 def read(path: Path) -> Iterator[Row]:
     for number, line in printed(path):
         if BEGINS.match(line):
-            step, loss = whole(VALIDATION.match(f"{line} "), number, line).groups()
+            step, loss = full_match(VALIDATION.match(f"{line} "), number, line).groups()
             if float(loss) != ELSEWHERE:
                 yield {"line": number, "step": int(step), "val_loss": float(loss)}
         elif match := TRAINING.match(line):

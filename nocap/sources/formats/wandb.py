@@ -46,9 +46,9 @@ def read(*paths: Path) -> Iterator[Row]:
         yield from _of_file(path) if path.is_file() else _of_server(str(path))
 
 
-def _of_server(place: str) -> Iterator[Row]:
-    parts = place.split("/")
-    require(len(parts) in (2, 3), "it", "be ENTITY/PROJECT or ENTITY/PROJECT/GROUP", place)
+def _of_server(server_path: str) -> Iterator[Row]:
+    parts = server_path.split("/")
+    require(len(parts) in (2, 3), "it", "be ENTITY/PROJECT or ENTITY/PROJECT/GROUP", server_path)
     import wandb
 
     group = parts[2:]
@@ -84,12 +84,12 @@ def _of_file(path: Path) -> Iterator[Row]:
         kind = record.WhichOneof("record_type")
         if kind == "run":
             group = {"arm": record.run.run_group} if record.run.run_group else {}
-            told = {
+            facts = {
                 "run": record.run.display_name,
                 "started": record.run.start_time.seconds,
                 **group,
             }
-            yield {**told, **_config(_items(record.run.config.update))}
+            yield {**facts, **_config(_items(record.run.config.update))}
         elif kind == "config":
             yield _config(_items(record.config.update))
         elif kind == "environment" and record.environment.gpu_type:

@@ -19,8 +19,8 @@ def tell() -> None:
     }
     outside = sorted(file for file in files if file.startswith(top) and not file.startswith(tree))
     if outside:
-        with open(os.environ["NOCAP_LOADED"], "a") as told:
-            told.write("\n".join(outside) + "\n")
+        with open(os.environ["NOCAP_LOADED"], "a") as report:
+            report.write("\n".join(outside) + "\n")
 
 
 if "NOCAP_LOADED" in os.environ:

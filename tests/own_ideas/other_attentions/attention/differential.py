@@ -11,7 +11,8 @@ from nocap.options.attention import Attention
 
 def mapped(q_BHTD, k_BHTD):
     T, D = q_BHTD.shape[2:]
-    future_TT = torch.ones(T, T, dtype=torch.bool, device=q_BHTD.device).triu(1)
+    ones_TT = torch.ones(T, T, dtype=torch.bool, device=q_BHTD.device)
+    future_TT = ones_TT.triu(1)
     scores_BHTT = q_BHTD @ k_BHTD.transpose(2, 3) / D**0.5
     return scores_BHTT.masked_fill(future_TT, float("-inf")).softmax(-1)
 
@@ -22,9 +23,8 @@ class Differential(Attention):
 
     def mixer(self, run, layer):
         def mix(q_BHTD, k_BKTD, v_BKTD):
-            first, second = zip(
-                q_BHTD.chunk(2, 3), repeat_heads(q_BHTD, k_BKTD).chunk(2, 3), strict=True
-            )
+            keys = repeat_heads(q_BHTD, k_BKTD)
+            first, second = zip(q_BHTD.chunk(2, 3), keys.chunk(2, 3), strict=True)
             return (mapped(*first) - 0.5 * mapped(*second)) @ repeat_heads(q_BHTD, v_BKTD)
 
         return mix

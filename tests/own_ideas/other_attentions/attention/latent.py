@@ -14,16 +14,21 @@ from nocap.options.attention import Attention
 class Latent(nn.Module):
     def __init__(self, d_model, n_head, rank, shared):
         super().__init__()
-        self.n_head, self.rank, self.d_head, self.shared = n_head, rank, d_model // n_head, shared
+        self.n_head = n_head
+        self.rank = rank
+        self.d_head = d_model // n_head
+        self.shared = shared
         self.query = nn.Linear(d_model, n_head * (self.d_head + shared), bias=False)
         self.shrink = nn.Linear(d_model, rank + shared, bias=False)
         self.grow = nn.Linear(rank, 2 * d_model, bias=False)
         self.out = nn.Linear(d_model, d_model, bias=False)
 
     def forward(self, x_BTC, context):
-        q_BHTD = self.query(x_BTC).unflatten(2, (self.n_head, -1)).transpose(1, 2)
+        query_BTHD = self.query(x_BTC).unflatten(2, (self.n_head, -1))
+        q_BHTD = query_BTHD.transpose(1, 2)
         latent_BTR, shared_BTS = self.shrink(x_BTC).split([self.rank, self.shared], 2)
-        grown = self.grow(latent_BTR).unflatten(2, (self.n_head, -1)).transpose(1, 2)
+        grown_BTHD = self.grow(latent_BTR).unflatten(2, (self.n_head, -1))
+        grown = grown_BTHD.transpose(1, 2)
         k_BHTD, v_BHTD = grown.chunk(2, 3)
         shared_BHTS = shared_BTS[:, None].expand(-1, self.n_head, -1, -1)
         keys = torch.cat([k_BHTD, shared_BHTS], 3)

@@ -19,15 +19,15 @@ class Softcap(Attention):
 
     def mixer(self, run, layer):
         def mix(q_BHTD, k_BKTD, v_BKTD):
-            groups, (T, D) = q_BHTD.shape[1] // k_BKTD.shape[1], q_BHTD.shape[2:]
-            k, v = (x.repeat_interleave(groups, dim=1) for x in (k_BKTD, v_BKTD))
-            scores = self.cap * torch.tanh(q_BHTD @ k.transpose(2, 3) / D**0.5 / self.cap)
-            future = torch.ones(T, T, dtype=torch.bool, device=scores.device).triu(1)
-            return (
-                scores.masked_fill(future, float("-inf"))
-                .softmax(-1, dtype=torch.float32)
-                .type_as(v)
-                @ v
-            )
+            groups = q_BHTD.shape[1] // k_BKTD.shape[1]
+            T, D = q_BHTD.shape[2:]
+            k = k_BKTD.repeat_interleave(groups, dim=1)
+            v = v_BKTD.repeat_interleave(groups, dim=1)
+            raw = q_BHTD @ k.transpose(2, 3) / D**0.5
+            scores = self.cap * torch.tanh(raw / self.cap)
+            ones_TT = torch.ones(T, T, dtype=torch.bool, device=scores.device)
+            future = ones_TT.triu(1)
+            masked = scores.masked_fill(future, float("-inf"))
+            return masked.softmax(-1, dtype=torch.float32).type_as(v) @ v
 
         return mix

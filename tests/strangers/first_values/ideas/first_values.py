@@ -31,8 +31,11 @@ class FirstValues(Idea):
         if "share" not in part:
             context.memory["first_values"] = v_BTKD
             return q_BTHD, k_BTKD, v_BTKD
-        first_BTKD, share = context.memory["first_values"], part["share"].type_as(v_BTKD)
+        first_BTKD = context.memory["first_values"]
+        share = part["share"].type_as(v_BTKD)
         return q_BTHD, k_BTKD, torch.lerp(v_BTKD, first_BTKD, share)
 
     def rates(self, name):
-        return Rate(lr=self.lr) if ".ideas.first_values." in name else Rate()
+        if ".ideas.first_values." in name:
+            return Rate(lr=self.lr)
+        return Rate()

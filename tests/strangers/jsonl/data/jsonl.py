@@ -43,7 +43,8 @@ class Jsonl(Data):
             ) from error
 
         def make(target):
-            encoding, split = tokenizer.load(cache_dir=cache_dir), {"train": [], "val": []}
+            encoding = tokenizer.load(cache_dir=cache_dir)
+            split = {"train": [], "val": []}
             for i, text in enumerate(self.documents(content), start=1):
                 ids = [encoding.eot_token, *encoding.encode_ordinary(text)]
                 split["train" if i % self.val_every else "val"].append(
@@ -56,9 +57,8 @@ class Jsonl(Data):
                 f"have data.val_every={self.val_every} lines",
                 lines,
             )
-            return {"text": True}, {
-                name: write_shards(target, name, rows) for name, rows in split.items()
-            }
+            shards = {name: write_shards(target, name, rows) for name, rows in split.items()}
+            return {"text": True}, shards
 
         keys = {
             "sha256": hashlib.sha256(content).hexdigest(),

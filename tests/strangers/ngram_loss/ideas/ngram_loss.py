@@ -33,6 +33,7 @@ class NgramLoss(Idea):
         return matrix
 
     def loss(self, part, x_BTC, targets_BT, head):
-        y_BTC, T = x_BTC + part(x_BTC), targets_BT.shape[1]
+        y_BTC = x_BTC + part(x_BTC)
+        T = targets_BT.shape[1]
         losses = [head.next_token(y_BTC[:, : T - k], targets_BT[:, k:]) for k in range(self.n)]
         return self.weight / self.n * sum(losses)

@@ -13,7 +13,8 @@ from nocap.options.model import Model
 class ParallelBlock(nn.Module):
     def __init__(self, run, layer, scale):
         super().__init__()
-        self.norm, self.scale = run.norm.build(run.model.d_model), scale
+        self.norm = run.norm.build(run.model.d_model)
+        self.scale = scale
         self.attention, self.mlp = run.attention.build(run, layer), run.mlp.build(run.model.d_model)
         # Ideas that have a part in a block: without this, nocap refuses them beside this model.
         self.ideas, self.joined = joined(
@@ -24,9 +25,11 @@ class ParallelBlock(nn.Module):
         for _, idea, part in self.joined:
             x_BTC = idea.enter(part, x_BTC, context)
         h_BTC = self.norm(x_BTC)
-        ideas = (
-            (self.joined,) if self.joined else ()
-        )  # an attention from outside need not know of them
+        # an attention from outside need not know of them
+        if self.joined:
+            ideas = (self.joined,)
+        else:
+            ideas = ()
         x_BTC = x_BTC + self.scale * (self.attention(h_BTC, context, *ideas) + self.mlp(h_BTC))
         for _, idea, part in self.joined:
             x_BTC = idea.leave(part, x_BTC, context)

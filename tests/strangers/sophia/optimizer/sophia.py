@@ -20,10 +20,11 @@ from nocap.training.optimizer import decayed
 
 class SophiaOptimizer(torch.optim.Optimizer):
     def __init__(self, params, model, option):
-        super().__init__(
-            params, {"lr": option.lr, "weight_decay": 0.0, "steps": 0}
-        )  # saved, with the groups
-        self.model, self.option, self.batch = model, option, None
+        # saved, with the groups
+        super().__init__(params, {"lr": option.lr, "weight_decay": 0.0, "steps": 0})
+        self.model = model
+        self.option = option
+        self.batch = None
 
         def keep(model, inputs):  # not validation's
             if model.training:
@@ -42,8 +43,10 @@ class SophiaOptimizer(torch.optim.Optimizer):
             torch.enable_grad(),
             torch.autocast(tokens_BT.device.type, torch.bfloat16, enabled=autocast),
         ):
-            logits_NV = self.model.logits(tokens_BT).flatten(0, 1).float()
-            labels_N = torch.multinomial(logits_NV.detach().softmax(-1), 1, generator=draw)[:, 0]
+            logits = self.model.logits(tokens_BT)
+            logits_NV = logits.flatten(0, 1).float()
+            probabilities = logits_NV.detach().softmax(-1)
+            labels_N = torch.multinomial(probabilities, 1, generator=draw)[:, 0]
             loss = F.cross_entropy(logits_NV, labels_N)
         # not into p.grad
         grads = torch.autograd.grad(loss, params, allow_unused=True, materialize_grads=True)
@@ -59,10 +62,16 @@ class SophiaOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure=None):
-        option, steps = self.option, self.param_groups[0]["steps"]
-        params = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        option = self.option
+        steps = self.param_groups[0]["steps"]
+        params = []
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    params.append(p)
         for p in (p for p in params if not self.state[p]):
-            self.state[p].update(momentum=torch.zeros_like(p), hessian=torch.zeros_like(p))
+            hessian = torch.zeros_like(p)
+            self.state[p].update(momentum=torch.zeros_like(p), hessian=hessian)
         if (
             steps % option.every == 0 and self.batch is not None
         ):  # None: nocap tries it, without a forward
@@ -73,7 +82,8 @@ class SophiaOptimizer(torch.optim.Optimizer):
                 momentum = self.state[p]["momentum"].lerp_(p.grad, 1 - option.beta1)
                 size = (option.gamma * self.state[p]["hessian"]).clamp_(min=option.eps)
                 p.mul_(1 - group["lr"] * group["weight_decay"])
-                p.sub_((momentum / size).clamp_(-1, 1), alpha=group["lr"])
+                update = (momentum / size).clamp_(-1, 1)
+                p.sub_(update, alpha=group["lr"])
 
 
 @dataclass(kw_only=True)
@@ -86,6 +96,5 @@ class Sophia(Optimizer):
     every: int = key(ge=1, le=10**9)  # steps
 
     def build(self, model):
-        return [
-            SophiaOptimizer(decayed(dict(model.named_parameters()), self.weight_decay), model, self)
-        ]
+        parameters = dict(model.named_parameters())
+        return [SophiaOptimizer(decayed(parameters, self.weight_decay), model, self)]

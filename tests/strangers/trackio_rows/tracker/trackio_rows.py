@@ -39,9 +39,10 @@ class Session(TrackerSession):
 
     def log(self, row):
         self.step = row["step"]
-        values = {
-            name: value for name, value in row.items() if name != "step" and value is not None
-        }
+        values = {}
+        for name, value in row.items():
+            if name != "step" and value is not None:
+                values[name] = value
         self.run.log(values, step=self.step)
 
     def finish(self, *, summary, status):

@@ -1,5 +1,5 @@
 """The types of a study's result as JSON, for programs and for its reader: its schema.
-`study.result` fills and reads them.
+`study.study_result` fills and reads them.
 
 A gain is a ratio (1.25: a quarter more tokens a second), a difference in the metric's unit, or a
 value. A key with a default is not in files of an older nocap.
@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 from nocap.config.hardware import Fact
-from nocap.judge.schema import MeasurementJson
+from nocap.judge.comparison_schema import MeasurementJson
 from nocap.store.metrics import Scale
 
 # --- what an arm is -------------------------------------------------------------------------------

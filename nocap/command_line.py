@@ -128,11 +128,11 @@ def answering(
     yield answers.append
     if path is None or not (answers or lines):
         return
-    with writing("--json", path) as place:
+    with writing("--json", path) as file:
         if lines:
-            write_file(place, "".join(map(_line, answers)).encode())
+            write_file(file, "".join(map(_line, answers)).encode())
         else:
-            write_json(place, answers[0])
+            write_json(file, answers[0])
 
 
 def _line(content: Mapping[str, Any]) -> str:

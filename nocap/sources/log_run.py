@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from nocap.sources.columns import LOSSES
+from nocap.sources.log_columns import LOSSES
 
 AXES = ("step", "epoch", "tokens", "call")  # how far a run is: the first that it has
 PLURALS = {"step": "steps", "epoch": "epochs", "call": "calls of log"}
@@ -17,7 +17,7 @@ SAME = 5e-4  # of two losses of an epoch, one of which was printed with four dig
 
 
 @dataclass(kw_only=True, eq=False)
-class LoggedRun:
+class LogRun:
     """What a log says of one run."""
 
     facts: dict[str, str] = field(default_factory=dict)
@@ -59,12 +59,12 @@ class LoggedRun:
         """Say whether a row begins another run: where steps go back to the first, or where there
         are none, and this one has its loss."""
         if self.axis is None:
-            told = bool(self.facts.keys() & {"run", "seed"}) and bool(self.points)
-            return told and any(key in self.points[-1] for key in numbers if key in LOSSES)
-        there, now = numbers.get(self.axis), self.now.get(self.axis)
-        if there is None or now is None:
+            has_mark = bool(self.facts.keys() & {"run", "seed"}) and bool(self.points)
+            return has_mark and any(key in self.points[-1] for key in numbers if key in LOSSES)
+        start, now = numbers.get(self.axis), self.now.get(self.axis)
+        if start is None or now is None:
             return False
-        return there < now and there <= self.begins[self.axis]
+        return start < now and start <= self.begins[self.axis]
 
     def add(self, numbers: dict[str, float]) -> str | None:
         """Go on; a line where the steps went back."""
@@ -76,11 +76,11 @@ class LoggedRun:
         dropped = self._drop_beyond(axis, at)
         if self.points and self.points[-1].get(axis) == at:  # said in two rows, or again
             most = SAME if axis == "epoch" else 0.0
-            known = self.points.pop()
+            point = self.points.pop()
             for key in LOSSES:
-                if key in known and key in numbers and not dropped:
-                    self.twice |= _other(numbers[key], known[key], most)
-            self.now = known | self.now
+                if key in point and key in numbers and not dropped:
+                    self.twice |= _other(numbers[key], point[key], most)
+            self.now = point | self.now
         self.points.append(self.now)
         if not dropped:
             return None
@@ -91,8 +91,8 @@ class LoggedRun:
         """Take the numbers of a row; a loss stands for its row alone."""
         if numbers.get("train_s", math.inf) < self.now.get("train_s", -math.inf):
             self.clock = False
-        kept = {key: x for key, x in self.now.items() if key not in LOSSES}
-        self.now = kept | numbers
+        rest = {key: x for key, x in self.now.items() if key not in LOSSES}
+        self.now = rest | numbers
         for axis in AXES:
             if axis in numbers:
                 self.begins.setdefault(axis, numbers[axis])
@@ -137,11 +137,11 @@ class LoggedRun:
     def _due(self) -> float | None:
         """Return where the next validation was due; `None`: they do not come regularly, or are rows
         of their own, so that one may be missing."""
-        places = [point.get(self.axis or "", math.nan) for point in self.points]
-        gaps = {round(after - before, 9) for before, after in itertools.pairwise(places)}
+        positions = [point.get(self.axis or "", math.nan) for point in self.points]
+        gaps = {round(after - before, 9) for before, after in itertools.pairwise(positions)}
         if len(gaps) > 1 or self.apart:
             return None
-        return places[-1] + gaps.pop()
+        return positions[-1] + gaps.pop()
 
     def last(self, key: str) -> float | None:
         """Return a key's number in the last row with a loss that has one."""

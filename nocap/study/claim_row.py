@@ -7,16 +7,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from nocap.display import NONE, listed, plural, shorten
 from nocap.judge.cautious import Declared
 from nocap.judge.claim import Claim, Guard, Threshold
 from nocap.judge.verdict import Gain, Missing, Reason, Word
 from nocap.report import words
 from nocap.report.table import one_line
-from nocap.store.formats import NONE, listed, plural, shorten
 from nocap.store.metrics import METRICS, Ending, Metric, Per, Scale, part_title
-from nocap.study.result import JudgedClaim, StudyResult
-from nocap.study.schema import Shape
 from nocap.study.spec import GPU, Study, select_claims
+from nocap.study.study_result import ClaimResult, StudyResult
+from nocap.study.study_schema import Shape
 
 DEVICES = {"cpu": "CPU", "cuda": "GPU"}
 # What a row says about its claim.
@@ -120,7 +120,7 @@ class Row:
     """A claim of a study's result."""
 
     result: StudyResult
-    judged: JudgedClaim
+    claim_result: ClaimResult
     elsewhere: str = ""  # verdicts of the same claim at other shapes that differ
     no_gpu: bool = (
         False  # its study is to be carried out on a GPU too, and no GPU has measured the claim
@@ -128,11 +128,11 @@ class Row:
 
     @property
     def claim(self) -> Claim:
-        return self.judged.claim
+        return self.claim_result.claim
 
     @property
     def word(self) -> str:
-        return self.judged.word
+        return self.claim_result.word
 
     @property
     def about(self) -> str:
@@ -158,7 +158,7 @@ class Row:
     def at(self) -> str:
         """Return `1 × 512 tokens, CPU` of what is timed or counted; of a trained arm its size and
         its tokens; of a curve its lengths."""
-        shapes = [shapes[0] for shapes in self.judged.where.values()]
+        shapes = [shapes[0] for shapes in self.claim_result.where.values()]
         if not shapes:
             return f"scale {self.result.scale}"
         first = shapes[0]
@@ -187,11 +187,13 @@ class Row:
     @property
     def where(self) -> str:
         """Say the claim's shapes, each arm's own, and the baseline's other lengths."""
-        places = [", against ".join(map(_shape, shapes)) for shapes in self.judged.where.values()]
+        places = [
+            ", against ".join(map(_shape, shapes)) for shapes in self.claim_result.where.values()
+        ]
         shapes = "; its loss at ".join(places)
-        if not self.judged.lengths:
+        if not self.claim_result.lengths:
             return shapes
-        steps = listed(f"{length:,}" for length in self.judged.lengths)
+        steps = listed(f"{length:,}" for length in self.claim_result.lengths)
         return f"{shapes}; the baseline's ends after {steps} steps"
 
     @property
@@ -211,7 +213,7 @@ class Row:
 
     def _reason(self) -> str:
         """Say why the verdict is what it is; nothing where it is confirmed or exceeded."""
-        verdict = self.judged.verdict
+        verdict = self.claim_result.verdict
         reason = verdict.reason
         if reason in (Reason.below, Reason.above) and self.claim.scale is Scale.value:
             return f"{reason.value} the stated range"
@@ -231,15 +233,15 @@ class Row:
         """Say which run leaves the claim undecided; where none does, what would decide it."""
         if self.endings:
             return self.endings[0]
-        needed = self.judged.verdict.more() or {}
+        needed = self.claim_result.verdict.more() or {}
         more = " and ".join(plural(n, f"more {unit}") for unit, n in needed.items())
         return f"{more or 'no affordable number of pairs'} would decide"
 
     def _missing(self) -> str:
         """Say which measurements are missing."""
-        missing = self.judged.verdict.missing
+        missing = self.claim_result.verdict.missing
         names = list(dict.fromkeys(map(_lacks, missing)))
-        damaged = sum(map(self.judged.is_damaged, missing))
+        damaged = sum(map(self.claim_result.is_damaged, missing))
         counts = {"damaged": damaged, "missing": len(names) - damaged}
         how_many = ", ".join(f"{n} {word}" for word, n in counts.items() if n)
         return f"{how_many} ({shorten(names, most=2)})"
@@ -247,7 +249,7 @@ class Row:
     @property
     def endings(self) -> list[str]:
         """Name the runs that came to another end than the others."""
-        runs = self.judged.verdict.endings
+        runs = self.claim_result.verdict.endings
         return [
             f"{words}: {shorten(runs[ending])}" for ending, words in ENDINGS.items() if runs[ending]
         ]
@@ -255,12 +257,12 @@ class Row:
     @property
     def guards(self) -> list[tuple[Gain, float]]:
         """List what each guard gained, and its margin."""
-        return list(zip(self.judged.verdict.guards, self.judged.margins, strict=True))
+        return list(zip(self.claim_result.verdict.guards, self.claim_result.margins, strict=True))
 
     @property
     def notes(self) -> list[str]:
         """List what a reader should know beside the verdict."""
-        provenance = self.judged.provenance
+        provenance = self.claim_result.provenance
         notes = list[str]()
         if self.no_gpu and self.stands_in:
             notes.append(NO_GPU)
@@ -268,7 +270,7 @@ class Row:
             notes.append(NOT_EQUAL)
         if self.elsewhere:
             notes.append(f"depends on shape: {self.elsewhere}")
-        if self.judged.verdict.beyond_bound:
+        if self.claim_result.verdict.beyond_bound:
             notes.append(BEYOND)
         notes.append(self.result.study.notes.get(self.claim.id, ""))
         notes += self.endings
@@ -278,18 +280,19 @@ class Row:
         return [note for note in notes if note]
 
     @cached_property
-    def cells(self) -> dict[str, str]:
+    def texts(self) -> dict[str, str]:
         """Return all that a table can say of it, by column."""
         claim = self.claim
+        bound = allowed(claim, self.claim_result.bound)
         guards = list[str]()
         for gain, margin in self.guards:
-            guards.append(guard(gain, margin, self.judged.declared(gain)))
+            guards.append(guard(gain, margin, self.claim_result.declared(gain)))
         return {
             "claim": claim.id,
             "statement": claim.statement,
             "expected": self.expected,
-            "arithmetic allows": f"{allowed(claim, self.judged.bound)} ({claim.mechanism.formula})",
-            "measured": measured(self.judged.verdict.primary),
+            "arithmetic allows": f"{bound} ({claim.mechanism.formula})",
+            "measured": measured(self.claim_result.verdict.primary),
             "guards": "; ".join(guards),
             "verdict": self.verdict,
             "notes": "; ".join(self.notes),
@@ -345,24 +348,27 @@ def rows(every: Iterable[StudyResult]) -> list[Row]:
     measured_on_gpu = set[ClaimName]()
     for result in results:
         if result.on_gpu:
-            measured_on_gpu.update(_name(result, judged) for judged in result.claims)
+            measured_on_gpu.update(_name(result, claim_result) for claim_result in result.claims)
     table = list[Row]()
     for result in results:
         for_a_gpu = _for_a_gpu(result.study)
-        for judged in result.claims:
-            no_gpu = judged.claim.id in for_a_gpu and _name(result, judged) not in measured_on_gpu
-            table.append(Row(result=result, judged=judged, no_gpu=no_gpu))
+        for claim_result in result.claims:
+            no_gpu = (
+                claim_result.claim.id in for_a_gpu
+                and _name(result, claim_result) not in measured_on_gpu
+            )
+            table.append(Row(result=result, claim_result=claim_result, no_gpu=no_gpu))
     by_claim: dict[ClaimName, list[Row]] = {}
     for row in table:
-        by_claim.setdefault(_name(row.result, row.judged), []).append(row)
-    return [_compared(row, by_claim[_name(row.result, row.judged)]) for row in table]
+        by_claim.setdefault(_name(row.result, row.claim_result), []).append(row)
+    return [_compared(row, by_claim[_name(row.result, row.claim_result)]) for row in table]
 
 
 ClaimName = tuple[str, str]  # (study, id): two studies may have claims of one id
 
 
-def _name(result: StudyResult, judged: JudgedClaim) -> ClaimName:
-    return result.study.name, judged.claim.id
+def _name(result: StudyResult, claim_result: ClaimResult) -> ClaimName:
+    return result.study.name, claim_result.claim.id
 
 
 def _for_a_gpu(study: Study) -> set[str]:

@@ -1,5 +1,5 @@
-"""The types of a comparison's JSON, for programs, pages and trackers: its schema. `judge.result`
-fills them.
+"""The types of a comparison's JSON, for programs, pages and trackers: its schema.
+`judge.comparison_json` fills them.
 
 Losses are nats per token, times seconds of training and data wait (`train_s`) or ms, memory MiB.
 Intervals are those that decide: of losses for all arms together (`judge.losses`), of times and

@@ -7,12 +7,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from nocap.judge.arm_mean import ArmMean
 from nocap.judge.arms import Arm
 from nocap.judge.equal_loss import TimeAtEqualLoss
 from nocap.judge.factors import Factors
 from nocap.judge.findings import Findings, JudgedArm, by_effect, findings
 from nocap.judge.losses import Difference
-from nocap.judge.measured import ArmMean
 from nocap.judge.question import BASELINE, PREVIOUS, Question
 from nocap.judge.time_to_target import Reach
 from nocap.store.runs import Found, Record
@@ -113,15 +113,15 @@ class Comparison:
     @property
     def findings(self) -> Findings:
         """Return what was found, the surest and largest first, and what to run next."""
-        judged = list[JudgedArm]()
+        arms = list[JudgedArm]()
         for row in self.arms:
             if row.difference is not None:
-                judged.append(
+                arms.append(
                     JudgedArm(arm=row.arm, difference=row.difference, equal_loss=row.equal_loss)
                 )
         stepwise = self.against == PREVIOUS
         base = self.baseline.arm
-        return findings(judged, self.factors, look=self.look, base=base, stepwise=stepwise)
+        return findings(arms, self.factors, look=self.look, base=base, stepwise=stepwise)
 
     @property
     def imported(self) -> list[Mapping[str, object]]:

@@ -67,7 +67,7 @@ SURE = ("step", "val_loss", "val_bpb", "train_s", "tokens")
 UNSURE = ("total", "epoch", "call")  # which other programs use for something else
 NUMBERS = (*SURE, *UNSURE)
 LOSSES = ("val_loss", "val_bpb")
-TOLD = ("arm", "run", "seed")  # what tells the runs of one file apart
+MARKS = ("arm", "run", "seed")  # what tells the runs of one file apart
 EMPTY = (None, "")  # cells
 CONFIG, FINAL = "config/", "final/"
 # What the end of a column's name says of its unit → how many of it are a second.
@@ -104,7 +104,7 @@ def columns_of(text: str) -> Columns:
     Errors:
         ValueError: it is no such list.
     """
-    chosen: dict[str, Column] = {}
+    columns: dict[str, Column] = {}
     for part in filter(None, text.split(",")):
         key, _, name = part.strip().partition("=")
         require(
@@ -113,22 +113,25 @@ def columns_of(text: str) -> Columns:
             f"be KEY=NAME,… with keys of {', '.join(KEYS)}",
             part,
         )
-        chosen[key] = _column(key, name)
-        divisor = chosen[key].divisor
+        columns[key] = _column(key, name)
+        divisor = columns[key].divisor
         # a program may log the mean log-likelihood, whose sign is the other one
-        turned = divisor == -1 and key in LOSSES
+        turns_sign = divisor == -1 and key in LOSSES
         require(
-            turned or divisor > 0, "--columns", "divide by a number above 0, or a loss by -1", text
+            turns_sign or divisor > 0,
+            "--columns",
+            "divide by a number above 0, or a loss by -1",
+            text,
         )
-    return chosen
+    return columns
 
 
 def _column(key: str, name: str) -> Column:
-    if key in LOSSES and (turned := re.fullmatch(r"(?:log|ln)\((.+)\)", name)):
-        return Column(name=turned[1], is_exponential=True)
-    scaled = re.fullmatch(r"(.+)/(-?\d+(?:\.\d+)?)", name) if key in NUMBERS else None
-    if scaled:
-        return Column(name=scaled[1], divisor=float(scaled[2]))
+    if key in LOSSES and (match := re.fullmatch(r"(?:log|ln)\((.+)\)", name)):
+        return Column(name=match[1], is_exponential=True)
+    ratio = re.fullmatch(r"(.+)/(-?\d+(?:\.\d+)?)", name) if key in NUMBERS else None
+    if ratio:
+        return Column(name=ratio[1], divisor=float(ratio[2]))
     if key in LOSSES:
         rule = f"turn a perplexity into its logarithm, as in {key}=log({name})"
         require(not PERPLEXITY.search(name), "--columns", rule, f"{key}={name}")
@@ -140,10 +143,10 @@ def _unit(name: str) -> float:
     return next((count for end, count in UNITS.items() if name.endswith(end)), 1.0)
 
 
-def parts(name: str, known: Collection[str]) -> list[str]:
+def parts(name: str, every: Collection[str]) -> list[str]:
     """List the columns that a name stands for: `attention+mlp` are two, where no column is called
     so."""
-    if name in known:
+    if name in names:
         return [name]
     return name.split("+")
 
@@ -233,6 +236,6 @@ def number(key: str, value: object, columns: Columns, where: str) -> float:
     if x is None or not (math.isfinite(x) or key in LOSSES):
         raise ValueError(f"{where}: {key} must be a number, got {str(value)[:60]!r}")
     if key in LOSSES and -math.inf < x < 0:
-        turned = f"--columns {key}=NAME/-1 turns the sign of a log-likelihood"
-        raise ValueError(f"{where}: {key} must be 0 or above, got {x:g} ({turned})")
+        hint = f"--columns {key}=NAME/-1 turns the sign of a log-likelihood"
+        raise ValueError(f"{where}: {key} must be 0 or above, got {x:g} ({hint})")
     return x

@@ -1,9 +1,9 @@
 """A study's result at one scale on one machine: its claims with their verdicts, and what these rest
 on.
 
-`to_json` writes it, `read` reads it. Of a file only the measurements are taken, and facts that no
-word rests on. Claims are those of the study as its file has them now; verdicts follow from the
-measurements; labels are those of the study's log.
+`to_json` writes it, `read_result` reads it. Of a file only the measurements are taken, and facts
+that no word rests on. Claims are those of the study as its file has them now; verdicts follow from
+the measurements; labels are those of the study's log.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from msgspec import structs
 
 from nocap.config.hardware import Fact
 from nocap.config.outward import redact
+from nocap.display import listed
 from nocap.judge.cautious import Declared
 from nocap.judge.claim import Claim, Rule
-from nocap.judge.result import measurement_json
+from nocap.judge.comparison_json import measurement_json
 from nocap.judge.verdict import Gain, Missing, Verdict, judge
-from nocap.store.formats import listed
 from nocap.store.metrics import Ending, Measurement, Per, Scale
 from nocap.store.record import SCHEMA_VERSION, read_json, write_json
-from nocap.study.checked import current_claims, sessions_unlike
+from nocap.study.current_claims import current_claims, sessions_unlike
 from nocap.study.log import AnalysisLine, StudyLog
 from nocap.study.registration import Provenance
-from nocap.study.schema import (
+from nocap.study.spec import Study
+from nocap.study.study_schema import (
     ArmFacts,
     ClaimJson,
     GainJson,
@@ -42,7 +43,6 @@ from nocap.study.schema import (
     StudyFile,
     TuningTrial,
 )
-from nocap.study.spec import Study
 
 KIND: Literal["study"] = "study"
 MEASURED = (
@@ -56,7 +56,7 @@ MEASURED = (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class JudgedClaim:
+class ClaimResult:
     """A claim with its verdict."""
 
     claim: Claim
@@ -95,12 +95,14 @@ class StudyResult:
     commit: str | None
     hardware: Mapping[str, Fact]
     seeds: list[int]  # that the analyses needed
-    claims: list[JudgedClaim]
+    claims: list[ClaimResult]
     measurements: Mapping[str, list[Measurement]]  # claim → its rows
     arms: list[ArmFacts]
     trials: list[TuningTrial]
     outdated: list[str] = field(default_factory=list)  # claims that the study asks otherwise now
-    unchecked: str = ""  # why the arms cannot be composed here, so that hashes are the stored ones
+    hash_problem: str = (
+        ""  # why the arms cannot be composed here, so that hashes are the stored ones
+    )
 
     @property
     def limitations(self) -> str:
@@ -122,7 +124,7 @@ class StudyResult:
     @property
     def missing(self) -> bool:
         """Say whether a claim lacks a measurement."""
-        return any(judged.verdict.missing for judged in self.claims)
+        return any(claim_result.verdict.missing for claim_result in self.claims)
 
 
 # --- written --------------------------------------------------------------------------------------
@@ -131,7 +133,7 @@ class StudyResult:
 def file_of(result: StudyResult) -> StudyFile:
     """Return a result as its file has it."""
     study = result.study
-    claims = [_claim_json(judged, scale=result.scale) for judged in result.claims]
+    claims = [_claim_json(claim_result, scale=result.scale) for claim_result in result.claims]
     rows = list[RowJson]()
     for claim, measurements in result.measurements.items():
         for measurement in measurements:
@@ -162,29 +164,29 @@ def to_json(result: StudyResult) -> dict[str, object]:
     return dict(msgspec.to_builtins(file_of(result)))
 
 
-def write(result: StudyResult, folder: Path) -> Path:
+def write_result(result: StudyResult, folder: Path) -> Path:
     """Write a result into its study's folder; return its path."""
     path = folder / f"results.{result.scale}.{result.machine}.json"
     write_json(path, to_json(result))
     return path
 
 
-def _claim_json(judged: JudgedClaim, *, scale: str) -> ClaimJson:
+def _claim_json(claim_result: ClaimResult, *, scale: str) -> ClaimJson:
     """Return a claim with all of its verdict."""
-    claim = judged.claim
+    claim = claim_result.claim
     mechanism = claim.mechanism
-    verdict = judged.verdict
-    provenance = judged.provenance
+    verdict = claim_result.verdict
+    provenance = claim_result.provenance
     reason = None
     if verdict.reason is not None:
         reason = verdict.reason.value
-    gain = _gain_json(verdict.primary, judged)
+    gain = _gain_json(verdict.primary, claim_result)
     return ClaimJson(
         id=claim.id,
         statement=claim.statement,
         source=claim.source,
         arm=claim.arm,
-        baseline=judged.against,
+        baseline=claim_result.against,
         metric=claim.metric,
         parts=claim.parts,
         of=claim.of,
@@ -193,15 +195,15 @@ def _claim_json(judged: JudgedClaim, *, scale: str) -> ClaimJson:
         threshold=claim.threshold.value,
         two_sided=claim.two_sided,
         target=claim.target,
-        bound=judged.bound,
+        bound=claim_result.bound,
         bound_rule=mechanism.rule.value,
         bound_formula=mechanism.formula,
-        word=judged.word,
+        word=claim_result.word,
         reason=reason,
         failed=verdict.failed,
-        guards=_guards_json(judged, scale),
+        guards=_guards_json(claim_result, scale),
         beyond_bound=verdict.beyond_bound,
-        missing=_missing_json(judged),
+        missing=_missing_json(claim_result),
         at_most=verdict.endings[Ending.at_most],
         diverged=verdict.endings[Ending.diverged],
         refused=verdict.refused,
@@ -210,35 +212,35 @@ def _claim_json(judged: JudgedClaim, *, scale: str) -> ClaimJson:
         registered=provenance.at,
         exploratory=provenance.exploratory,
         notes=provenance.notes,
-        where=dict(judged.where),
-        lengths=judged.lengths,
+        where=dict(claim_result.where),
+        lengths=claim_result.lengths,
         **structs.asdict(gain),
     )
 
 
-def _guards_json(judged: JudgedClaim, scale: str) -> list[GuardJson]:
+def _guards_json(claim_result: ClaimResult, scale: str) -> list[GuardJson]:
     """List the guards of a claim, with what was measured of each."""
     guards = list[GuardJson]()
-    for guard, gain in zip(judged.claim.guards, judged.verdict.guards, strict=True):
-        fields = structs.asdict(_gain_json(gain, judged))
+    for guard, gain in zip(claim_result.claim.guards, claim_result.verdict.guards, strict=True):
+        fields = structs.asdict(_gain_json(gain, claim_result))
         margin = guard.margin(scale)
         guards.append(GuardJson(metric=guard.metric, scale=guard.scale, margin=margin, **fields))
     return guards
 
 
-def _missing_json(judged: JudgedClaim) -> list[MissingJson]:
+def _missing_json(claim_result: ClaimResult) -> list[MissingJson]:
     """List the measurements that a claim lacks."""
     rows = list[MissingJson]()
-    for missing in judged.verdict.missing:
-        is_damaged = judged.is_damaged(missing)
+    for missing in claim_result.verdict.missing:
+        is_damaged = claim_result.is_damaged(missing)
         rows.append(MissingJson(**asdict(missing), damaged=is_damaged))
     return rows
 
 
-def _gain_json(gain: Gain, judged: JudgedClaim) -> GainJson:
+def _gain_json(gain: Gain, claim_result: ClaimResult) -> GainJson:
     """Return what was measured of a metric."""
     noise = None
-    declared = judged.declared(gain)
+    declared = claim_result.declared(gain)
     if declared is not None:
         noise = _noise_json(declared)
     measured = None
@@ -266,7 +268,7 @@ def _noise_json(declared: Declared) -> NoiseJson:
 # --- read -----------------------------------------------------------------------------------------
 
 
-def read(path: Path, study: Study, log: StudyLog) -> StudyResult | None:
+def read_result(path: Path, study: Study, log: StudyLog) -> StudyResult | None:
     """Return what a file's measurements say of the claims that the study asks now; `None`: it is of
     a scale that the study has no more.
 
@@ -304,14 +306,14 @@ class _Reader:
     def result(self) -> StudyResult:
         """Return the claims that the study asks as they were asked, each with its verdict, and name
         the others."""
-        judged = list[JudgedClaim]()
+        claim_result = list[ClaimResult]()
         outdated = list[str]()
         for stored in self.file.claims:
             claim = self.current.claims.get(stored.id)
             if claim is None or not _measures_as(stored, claim, compared_with(claim, self.study)):
                 outdated.append(stored.id)
             else:
-                judged.append(self._claim(stored, claim))
+                claim_result.append(self._claim(stored, claim))
         file = self.file
         return StudyResult(
             study=self.study,
@@ -321,15 +323,15 @@ class _Reader:
             commit=file.commit,
             hardware=file.hardware,
             seeds=file.seeds,
-            claims=judged,
-            measurements={each.claim.id: self.rows.get(each.claim.id, []) for each in judged},
+            claims=claim_result,
+            measurements={each.claim.id: self.rows.get(each.claim.id, []) for each in claim_result},
             arms=file.arms,
             trials=file.trials,
             outdated=outdated,
-            unchecked=self.current.problem,
+            hash_problem=self.current.problem,
         )
 
-    def _claim(self, stored: ClaimJson, claim: Claim) -> JudgedClaim:
+    def _claim(self, stored: ClaimJson, claim: Claim) -> ClaimResult:
         """Judge a claim by its stored measurements.
 
         Errors:
@@ -346,7 +348,7 @@ class _Reader:
             claim.bounded(bound), rows, against=self.study.against(claim), at=scale, noise=at.noise
         )
         damaged = {(missing.arm, missing.repeat) for missing in stored.missing if missing.damaged}
-        return JudgedClaim(
+        return ClaimResult(
             claim=claim,
             against=compared_with(claim, self.study),
             verdict=verdict,

@@ -19,9 +19,9 @@ from nocap.judge.verdict import Verdict
 from nocap.sessions.figures import PLACES, place_of
 from nocap.store.metrics import Measurement, moment
 from nocap.study.log import RunLine, SessionLine, StudyLog
-from nocap.study.plan import StudyPlan, more, prepare
 from nocap.study.registration import content_of, registrations
 from nocap.study.spec import Study, select_claims
+from nocap.study.study_plan import StudyPlan, more, prepare
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,15 +8,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from nocap.config.keys import require
-from nocap.sources.columns import (
+from nocap.display import shorten
+from nocap.sources.formats import CutError, Row
+from nocap.sources.log_columns import (
     CONFIG,
     EMPTY,
     FINAL,
     KEYS,
     LOSSES,
+    MARKS,
     NUMBERS,
     PERPLEXITY,
-    TOLD,
     Columns,
     cell,
     levels,
@@ -26,9 +28,7 @@ from nocap.sources.columns import (
     numbers_of,
     parts,
 )
-from nocap.sources.formats import CutError, Row
-from nocap.sources.logged import LoggedRun
-from nocap.store.formats import shorten
+from nocap.sources.log_run import LogRun
 
 NAMES = 1000  # of columns that a message may offer
 FINISHED = {"finished", "completed", "complete", "succeeded", "success", "done", "ok"}
@@ -48,7 +48,7 @@ OTHER_STATES = {
 class LogRead:
     """The runs of one log, and lines about it."""
 
-    runs: Sequence[LoggedRun]
+    runs: Sequence[LogRun]
     lines: Sequence[str]
 
 
@@ -57,9 +57,9 @@ class _Reading:
     """Rows of a log, read until now."""
 
     columns: Columns
-    current: LoggedRun = field(default_factory=LoggedRun)  # that of the last row
-    runs: list[LoggedRun] = field(default_factory=list)
-    by_name: dict[object, LoggedRun] = field(default_factory=dict)
+    current: LogRun = field(default_factory=LogRun)  # that of the last row
+    runs: list[LogRun] = field(default_factory=list)
+    by_name: dict[object, LogRun] = field(default_factory=dict)
     names: dict[str, None] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
 
@@ -93,18 +93,18 @@ class _Reading:
         if losses:
             run.see(is_empty=all(loss in EMPTY for loss in losses))
 
-    def _run_of(self, facts: Mapping[str, str], numbers: Mapping[str, float]) -> LoggedRun:
+    def _run_of(self, facts: Mapping[str, str], numbers: Mapping[str, float]) -> LogRun:
         """Return the run that a row goes on, or another one that it begins."""
-        told = {key: facts[key] for key in TOLD if key in facts}
+        marks = {key: facts[key] for key in MARKS if key in facts}
         run = self.current
         # another run than that of the row before
-        if _is_other(run, told):
-            seedless = _name_of({**told, "seed": ""})
-            known = self.by_name.get(_name_of(told)) or self.by_name.get(seedless)
-            run = LoggedRun() if known is None or _is_other(known, told) else known
+        if _is_other(run, marks):
+            seedless = _name_of({**marks, "seed": ""})
+            namesake = self.by_name.get(_name_of(marks)) or self.by_name.get(seedless)
+            run = LogRun() if namesake is None or _is_other(namesake, marks) else namesake
         if run.is_another(numbers):
-            kept = {key: fact for key, fact in run.facts.items() if key in (*TOLD, "hardware")}
-            run = LoggedRun(facts=kept, config=dict(run.config))
+            facts = {key: fact for key, fact in run.facts.items() if key in (*MARKS, "hardware")}
+            run = LogRun(facts=facts, config=dict(run.config))
         return run
 
 
@@ -123,8 +123,8 @@ def runs_of(rows: Iterable[Row], columns: Columns) -> LogRead:
         reading.lines.append(str(cut))
     names = reading.names
     require(bool(names), "it", "hold rows", "none")
-    shown = [name for name in names if name != "line" and not name.startswith((CONFIG, FINAL))]
-    offered = f"{shorten(shown, most=20)} (--columns KEY=NAME)"
+    own_names = [name for name in names if name != "line" and not name.startswith((CONFIG, FINAL))]
+    offered = f"{shorten(own_names, most=20)} (--columns KEY=NAME)"
     for key, column in columns.items():
         for part in parts(column.name, names) if key == "arm" else [column.name]:
             require(part in names, f"--columns {key}", f"be one of its columns, {offered}", part)
@@ -133,23 +133,23 @@ def runs_of(rows: Iterable[Row], columns: Columns) -> LogRead:
     for run in with_loss:
         run.end()
         _settle_calls(run)
-    rule = f"have a row with {' or '.join(LOSSES)}{_hint(shown)}"
+    rule = f"have a row with {' or '.join(LOSSES)}{_hint(own_names)}"
     require(bool(with_loss), "it", rule, offered)
     return LogRead(runs=with_loss, lines=[*reading.lines, *_lines_about(reading.runs, with_loss)])
 
 
-def _add_lost(runs: Sequence[LoggedRun]) -> None:
+def _add_lost(runs: Sequence[LogRun]) -> None:
     """Add that a run of a table of final losses diverged, where its cell is empty and others have a
     loss."""
     ended = [run for run in runs if run.points]
     if any(run.rows > 1 for run in ended):
         return
-    known = dict.fromkeys(key for run in ended for key in LOSSES if key in run.points[-1])
+    losses = dict.fromkeys(key for run in ended for key in LOSSES if key in run.points[-1])
     for run in runs:
-        is_told = bool(run.facts.keys() & {*TOLD}) and not (run.points or run.finals)
+        is_told = bool(run.facts.keys() & {*MARKS}) and not (run.points or run.finals)
         is_over = run.facts.get("ended", "finished") == "finished"
         if is_told and is_over and run.rows == 1 and run.is_empty:
-            run.points.append({**run.now, **dict.fromkeys(known, math.nan)})
+            run.points.append({**run.now, **dict.fromkeys(losses, math.nan)})
 
 
 def _hint(names: Sequence[str]) -> str:
@@ -162,11 +162,11 @@ def _hint(names: Sequence[str]) -> str:
     return ""
 
 
-def _lines_about(every: Sequence[LoggedRun], with_loss: Sequence[LoggedRun]) -> list[str]:
+def _lines_about(every: Sequence[LogRun], with_loss: Sequence[LogRun]) -> list[str]:
     lines = [
         f"{title(run.facts)}: left out, no row of it has a loss"
         for run in every
-        if not (run.points or run.finals) and run.facts.keys() & {*TOLD}
+        if not (run.points or run.finals) and run.facts.keys() & {*MARKS}
     ]
     for run in with_loss:
         if run.twice:
@@ -188,7 +188,7 @@ def _lines_about(every: Sequence[LoggedRun], with_loss: Sequence[LoggedRun]) -> 
     return lines
 
 
-def _settle_calls(run: LoggedRun) -> None:
+def _settle_calls(run: LogRun) -> None:
     """Take W&B's count as steps where the program gave it: it then goes on by more than one."""
     if run.axis != "call" or run.calls_follow:
         return
@@ -210,20 +210,20 @@ def _settle_state(facts: dict[str, str], row: Row) -> None:
 
 def title(facts: Mapping[str, str]) -> str:
     """Name a run of a file that holds several."""
-    return " ".join(facts[key] for key in TOLD if key in facts)
+    return " ".join(facts[key] for key in MARKS if key in facts)
 
 
-def _name_of(told: Mapping[str, str]) -> object:
+def _name_of(marks: Mapping[str, str]) -> object:
     """Return what tells a run from the others of its file."""
-    return told.get("arm"), told.get("run"), told.get("seed") or None
+    return marks.get("arm"), marks.get("run"), marks.get("seed") or None
 
 
-def _is_other(run: LoggedRun, told: Mapping[str, str]) -> bool:
+def _is_other(run: LogRun, marks: Mapping[str, str]) -> bool:
     """Say whether a row contradicts what is known of a run."""
-    return any(run.facts.get(key, fact) != fact for key, fact in told.items())
+    return any(run.facts.get(key, fact) != fact for key, fact in marks.items())
 
 
-def _keep_named(run: LoggedRun, row: Row, where: str) -> None:
+def _keep_named(run: LogRun, row: Row, where: str) -> None:
     """Keep settings, and what was measured after training."""
     for name, value in row.items():
         text = str(name)
@@ -233,7 +233,7 @@ def _keep_named(run: LoggedRun, row: Row, where: str) -> None:
             run.finals[text.removeprefix(FINAL)] = number("val_bpb", value, {}, where)
 
 
-def _keep_common(run: LoggedRun, row: Row, columns: Columns) -> None:
+def _keep_common(run: LogRun, row: Row, columns: Columns) -> None:
     """Keep what is the same in all rows of a run, and which no key has: it may tell its arm."""
     run.rows += 1
     if run.rows > 1:
@@ -241,7 +241,7 @@ def _keep_common(run: LoggedRun, row: Row, columns: Columns) -> None:
             if str(row.get(name, text)).strip() != text:
                 del run.others[name]
         return
-    taken = {name for key in KEYS for name in names(key, columns)} | {"line"}
+    names_of_keys = {name for key in KEYS for name in names(key, columns)} | {"line"}
     for name, value in row.items():
-        if name not in taken and not str(name).startswith(FINAL) and value not in EMPTY:
+        if name not in names_of_keys and not str(name).startswith(FINAL) and value not in EMPTY:
             run.others[str(name)] = str(value).strip()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from nocap.config.compose import Composed, as_in, composed, parsed
+from nocap.config.choices import parse_override
+from nocap.config.compose import Composed, as_in, composed
 from nocap.config.defaults import ON_CPU
 from nocap.config.keys import flat, require
 from nocap.config.plain import to_plain
@@ -34,7 +35,7 @@ class StudyPlan:
     train: dict[str, Composed] = field(default_factory=dict)  # before tuning
     # with the baselines whose profile bounds a claim
     bench: dict[str, Composed] = field(default_factory=dict)
-    typed: frozenset[str] = frozenset()  # keys of the machine that an override chooses
+    machine_keys: frozenset[str] = frozenset()  # keys of the machine that an override chooses
     datasets: Datasets = field(default_factory=dict)
 
     @property
@@ -59,10 +60,11 @@ class StudyPlan:
         plain = to_plain(arm.run)
         config = arm.run.that_count(what, plain)
         config.pop("seed", None)
-        if what == "identity" and config["data"].keys() < plain["data"].keys():
+        lies_at_a_path = any(f.metadata.get("identity") is False for f in fields(arm.run.data))
+        if what == "identity" and lies_at_a_path:
             config["data"]["fingerprint"] = dataset_of(arm.run, self.datasets).fingerprint
         for name in OF_THE_MACHINE:
-            if name not in self.typed:
+            if name not in self.machine_keys:
                 config["trainer"].pop(name, None)
         for name in AS_ON_A_CPU.keys() & {*arm.defaults}:
             config["trainer"][name] = AS_ON_A_CPU[name]
@@ -91,7 +93,7 @@ def prepare(study: Study, scale: str, *, output_dir: str, steps: int | None = No
         folder=Path(output_dir) / "studies" / study.name / scale,
         train=train,
         bench=bench,
-        typed=_typed(study, at),
+        machine_keys=_machine_keys(study, at),
     )
     _check_text(plan)
     for arm in study.racing_arms:
@@ -100,14 +102,14 @@ def prepare(study: Study, scale: str, *, output_dir: str, steps: int | None = No
     return plan
 
 
-def _typed(study: Study, at: ScaleConfig) -> frozenset[str]:
+def _machine_keys(study: Study, at: ScaleConfig) -> frozenset[str]:
     """Return the keys of the machine that an override of the study chooses."""
     words = list[str]()
     for arm in study.arms:
         words += arm_overrides(study, at, arm, [*at.train, *at.bench])
     for trials in study.tune.trials.values():
         words += chain(*trials)
-    keys = {parsed(word).key_or_group.removeprefix("trainer.") for word in words}
+    keys = {parse_override(word).key_or_group.removeprefix("trainer.") for word in words}
     return frozenset(keys.intersection(OF_THE_MACHINE))
 
 
@@ -169,7 +171,7 @@ def training_overrides(at: ScaleConfig, output_dir: str, steps: int | None) -> l
 
 
 def compose_arms(
-    study: Study, at: ScaleConfig, arms: Sequence[str], place: Sequence[str]
+    study: Study, at: ScaleConfig, arms: Sequence[str], setting: Sequence[str]
 ) -> dict[str, Composed]:
     """Return arm → its composition, the baseline first, whose precision and compilation the others
     have.
@@ -180,7 +182,7 @@ def compose_arms(
     composed: dict[str, Composed] = {}
     first: Composed | None = None
     for arm in sorted(arms, key=lambda name: name != study.baseline):
-        composed[arm] = _named(arm, first, arm_overrides(study, at, arm, place))
+        composed[arm] = _named(arm, first, arm_overrides(study, at, arm, setting))
         if first is None:
             first = composed[arm]
     return composed
@@ -235,7 +237,9 @@ def _of_losses(arm: Composed) -> Iterator[tuple[str, Any]]:
     """Yield what two arms must share for their losses to mean the same."""
     plain = to_plain(arm.run)
     yield from flat(arm.run.that_count("losses", plain))
-    yield from flat(plain["data"], prefix="data.")
+    for key, value in flat(plain["data"], prefix="data."):
+        if key != "data.document_mask":  # how the tokens are read, and not which
+            yield key, value
 
 
 def shorter(plan: StudyPlan, arm: Composed) -> list[Composed]:

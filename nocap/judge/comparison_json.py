@@ -1,4 +1,4 @@
-"""A comparison as `judge.schema` has it. `result_of` alone fills those types."""
+"""A comparison as `judge.comparison_schema` has it. `result_of` alone fills those types."""
 
 from __future__ import annotations
 
@@ -7,16 +7,10 @@ from dataclasses import replace
 
 import msgspec
 
+from nocap.judge.arm_mean import ArmMean
 from nocap.judge.arms import Arm
-from nocap.judge.compared import ComparedArm, Comparison
-from nocap.judge.equal_loss import STEPS, TimeAtEqualLoss
-from nocap.judge.factors import Factor, Factors, Interaction, Level
-from nocap.judge.findings import Finding, Findings
-from nocap.judge.interval import LEAST_PAIRS, Estimate, confidence
-from nocap.judge.losses import Difference
-from nocap.judge.measured import ArmMean
-from nocap.judge.pace import PACE
-from nocap.judge.schema import (
+from nocap.judge.compared_arms import ComparedArm, Comparison
+from nocap.judge.comparison_schema import (
     ArmJson,
     DifferenceJson,
     FactorJson,
@@ -37,6 +31,12 @@ from nocap.judge.schema import (
     TimeAtEqualLossJson,
     TimingJson,
 )
+from nocap.judge.equal_loss import STEPS, TimeAtEqualLoss
+from nocap.judge.factors import Factor, Factors, Interaction, Level
+from nocap.judge.findings import Finding, Findings
+from nocap.judge.interval import LEAST_PAIRS, Estimate, confidence
+from nocap.judge.losses import Difference
+from nocap.judge.pace import TOKEN_US
 from nocap.judge.time_to_target import Reach
 from nocap.store.metrics import Measurement
 from nocap.store.record import SCHEMA_VERSION
@@ -176,7 +176,7 @@ def _arm(row: ComparedArm) -> ArmJson:
         val_loss=row.val_loss,
         val_bpb=row.val_bpb,
         difference=difference,
-        token_us=times[PACE],
+        token_us=times[TOKEN_US],
         tokens_per_s=times["tokens_per_s"],
         step_ms=times["step_ms"],
         model_mib=times["model_mib"],

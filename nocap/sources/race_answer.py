@@ -14,11 +14,12 @@ from typing import Any
 from markupsafe import Markup
 
 from nocap import __version__
+from nocap.display import NONE
+from nocap.judge.arm_mean import ArmMean
+from nocap.judge.comparison_json import interval_json
+from nocap.judge.comparison_schema import to_json
 from nocap.judge.interval import analyses
 from nocap.judge.losses import Outcome
-from nocap.judge.measured import ArmMean
-from nocap.judge.result import interval_json
-from nocap.judge.schema import to_json
 from nocap.judge.turns import RacedArm, RaceResult
 from nocap.judge.verdict import Word
 from nocap.report import forest, page, still
@@ -26,9 +27,9 @@ from nocap.report.page import finite
 from nocap.report.provenance import Fact
 from nocap.report.table import Column, Table, TableCell
 from nocap.report.words import measured, values
-from nocap.sources.command import Command, result
-from nocap.sources.race import Race, Raced
-from nocap.store.formats import NONE
+from nocap.sources.command import Command
+from nocap.sources.race import Race, RaceOutcome
+from nocap.sources.reading import result
 from nocap.store.metrics import METRICS, Better, Measurement, Metric, Scale
 
 START_UP = "Wall-clock includes start-up."
@@ -52,18 +53,18 @@ def reason(result: RaceResult, arm: RacedArm) -> str:
 # --- as JSON --------------------------------------------------------------------------------------
 
 
-def written(race: Race, raced: Raced) -> dict[str, Any]:
+def written(race: Race, outcome: RaceOutcome) -> dict[str, Any]:
     """Write all of it as JSON types: the registration, every verdict, every measurement."""
-    registration = raced.registration
+    registration = outcome.registration
     verdicts = list[dict[str, object]]()
-    for arm in raced.result.arms:
+    for arm in outcome.result.arms:
         verdicts.append(
-            {**_verdict(race, raced.result, arm), "exploratory": registration.exploratory}
+            {**_verdict(race, outcome.result, arm), "exploratory": registration.exploratory}
         )
     return {
-        **race.registered(registration),
+        **race.registration_json(registration),
         "verdicts": verdicts,
-        "measurements": _runs(race, raced.result.n),
+        "measurements": _runs(race, outcome.result.n),
         "paired": race.seeded,
     }
 
@@ -104,13 +105,13 @@ def _named(race: Race, row: Measurement) -> dict[str, object]:
     return {"arm": row.arm, "seed": row.repeat, "session": session}
 
 
-def next_step(race: Race, raced: Raced, words: Sequence[str]) -> dict[str, object]:
+def next_step(race: Race, outcome: RaceOutcome, words: Sequence[str]) -> dict[str, object]:
     """Say what a program does next: the command that goes on with more pairs, null where none would
     change the answer; what it takes, null where no time is known; and how many of the pairs that
     were allowed are left. `words`: those of this race's command."""
-    n = raced.result.n
+    n = outcome.result.n
     more = [size for size in analyses() if size > max(n, race.pairs)]
-    over = raced.result.is_decided or raced.result.ignores_seed or race.sessions > 1
+    over = outcome.result.is_decided or outcome.result.ignores_seed or race.sessions > 1
     pairs = None if over or not more else more[0]
     return {
         "command": None if pairs is None else _with_pairs(words, pairs),
@@ -123,21 +124,21 @@ def next_step(race: Race, raced: Raced, words: Sequence[str]) -> dict[str, objec
 def _with_pairs(words: Sequence[str], pairs: int) -> list[str]:
     """Return the command of a race of so many pairs at most."""
     split = words.index("--") if "--" in words else len(words)
-    kept = list[str]()
+    options = list[str]()
     skips = False
     for word in words[:split]:
         if not skips and word != "--pairs" and not word.startswith("--pairs="):
-            kept.append(word)
+            options.append(word)
         skips = word == "--pairs"
-    return ["python", "-m", "nocap.race", "--pairs", str(pairs), *kept, *words[split:]]
+    return ["python", "-m", "nocap.race", "--pairs", str(pairs), *options, *words[split:]]
 
 
 def _minutes(race: Race, pairs: int) -> float | None:
     """Return what the runs that are missing take, by those that are there."""
     total_s = 0.0
     for arm in race.arms:
-        ended = [result(race.place(arm, repeat)) for repeat in range(pairs)]
-        times = [float(run["wall_s"]) for run in ended if run and "wall_s" in run]
+        results = [result(race.run_folder(arm, repeat)) for repeat in range(pairs)]
+        times = [float(run["wall_s"]) for run in results if run and "wall_s" in run]
         if not times:
             return None
         total_s += (pairs - len(times)) * fmean(times)
@@ -147,11 +148,11 @@ def _minutes(race: Race, pairs: int) -> float | None:
 # --- as tables ------------------------------------------------------------------------------------
 
 
-def tables(race: Race, raced: Raced) -> Iterator[Table]:
+def tables(race: Race, outcome: RaceOutcome) -> Iterator[Table]:
     """Yield the verdicts, what else is read from the command's output, and the costs."""
-    yield _verdicts(race, raced)
-    result = raced.result
-    others = [reading.metric for reading in race.measured[1:]]
+    yield _verdicts(race, outcome)
+    result = outcome.result
+    others = [reading.metric for reading in race.all_readings[1:]]
     if others:
         margins = [
             f"{guard.reading.name} may be worse by {guard.margin:g}" for guard in race.guards
@@ -161,16 +162,16 @@ def tables(race: Race, raced: Raced) -> Iterator[Table]:
     yield _beside(race, result, "Costs", race.costs, Scale.ratio, [_of_times(race)])
 
 
-def _verdicts(race: Race, raced: Raced) -> Table:
-    result = raced.result
+def _verdicts(race: Race, outcome: RaceOutcome) -> Table:
+    result = outcome.result
     metric = race.readings[0].metric
     base = result.baseline[metric.name]
     rows: list[list[object]] = [[race.arms[0].name, result.n, base.mean, None, "baseline"]]
     for arm in result.arms:
-        seen = arm.measured[metric.name]
+        own = arm.measured[metric.name]
         why = reason(result, arm)
         word = f"{arm.word.value} ({why})" if why else arm.word.value
-        rows.append([arm.name, result.n, seen.mean, _drawn(seen, metric, Scale.difference), word])
+        rows.append([arm.name, result.n, own.mean, _drawn(own, metric, Scale.difference), word])
     return Table(
         title=f"{metric.name}: {metric.better.value} is better; the gain with its 95% interval",
         columns=[
@@ -181,7 +182,7 @@ def _verdicts(race: Race, raced: Raced) -> Table:
             Column(title="verdict", keep=True),
         ],
         rows=rows,
-        notes=_notes(race, raced),
+        notes=_notes(race, outcome),
     )
 
 
@@ -209,14 +210,14 @@ def _beside(
     for name, of_arm in arms.items():
         row: list[object] = [name]
         for metric in metrics:
-            seen = of_arm[metric.name]
-            row += [seen.mean, _drawn(seen, metric, scale)]
+            own = of_arm[metric.name]
+            row += [own.mean, _drawn(own, metric, scale)]
         rows.append(row)
     return Table(title=title, columns=columns, rows=rows, notes=[*notes, *unknown])
 
 
-def _drawn(seen: ArmMean, metric: Metric, scale: Scale) -> TableCell | None:
-    return None if seen.estimate is None else measured(seen.estimate, metric, scale)
+def _drawn(own: ArmMean, metric: Metric, scale: Scale) -> TableCell | None:
+    return None if own.estimate is None else measured(own.estimate, metric, scale)
 
 
 def _means(metric: Metric) -> Column:
@@ -234,13 +235,13 @@ def _gains(title: str) -> Column:
     return Column(title=title, show=show, keep=True)
 
 
-def _notes(race: Race, raced: Raced) -> list[str]:
+def _notes(race: Race, outcome: RaceOutcome) -> list[str]:
     """List what a reader must know before the verdicts."""
     notes = list[str]()
     if not race.seeded:
         notes.append("Unpaired (Welch): the commands take no seed ({seed} or --reads-seed).")
-    if raced.registration.exploratory:
-        notes.append(f"exploratory: {raced.registration.exploratory}")
+    if outcome.registration.exploratory:
+        notes.append(f"exploratory: {outcome.registration.exploratory}")
     return notes
 
 
@@ -269,10 +270,10 @@ class _Headline:
     reason: str
 
 
-def render(race: Race, raced: Raced, *, command: str | None = None) -> str:
+def render(race: Race, outcome: RaceOutcome, *, command: str | None = None) -> str:
     """Draw the page: headlines, tables, gains, the registration and every run. `command`: what was
     typed."""
-    result = raced.result
+    result = outcome.result
     metric = race.readings[0].metric
     headlines = list[_Headline]()
     for arm in result.arms:
@@ -292,12 +293,12 @@ def render(race: Race, raced: Raced, *, command: str | None = None) -> str:
         kind="nocap race",
         title=f"{metric.name}, against {race.arms[0].name}",
         answer=_answer(race, result),
-        facts=_facts(raced, command),
+        facts=_facts(outcome, command),
         verdicts=headlines,
-        tables=[page.known(table) for table in tables(race, raced)],
+        tables=[page.known(table) for table in tables(race, outcome)],
         forests=[picture for picture in pictures if picture],
         curves=_curves(race, result.n),
-        when=raced.registration.at,
+        when=outcome.registration.at,
         arms={arm.name: shlex.join(arm.words) for arm in race.arms},
         stated=list(_stated(race)),
         rows=_every_run(_runs(race, result.n)),
@@ -320,10 +321,10 @@ def _answer(race: Race, result: RaceResult) -> str:
     return f"{best.name} against {base}: {metric.name} {_gain(best, metric)}, {best.word.value}"
 
 
-def _facts(raced: Raced, command: str | None) -> list[Fact]:
+def _facts(outcome: RaceOutcome, command: str | None) -> list[Fact]:
     found = [
-        Fact(name="registered", text=raced.registration.at[:10]),
-        Fact(name="repeats", text=str(raced.result.n)),
+        Fact(name="registered", text=outcome.registration.at[:10]),
+        Fact(name="repeats", text=str(outcome.result.n)),
         Fact(name="judged by nocap", text=__version__),
     ]
     return [*found, Fact(name="command", text=command, code=True)] if command else found
@@ -332,8 +333,8 @@ def _facts(raced: Raced, command: str | None) -> list[Fact]:
 def _stated(race: Race) -> Iterator[tuple[str, str]]:
     """Yield what was registered beside the arms, in words."""
     for reading in race.readings:
-        place = f" of {reading.file}" if reading.file else ""
-        yield "metric", f"{reading.what}{place}; {reading.better.value} is better"
+        origin = f" of {reading.file}" if reading.file else ""
+        yield "metric", f"{reading.what}{origin}; {reading.better.value} is better"
     for guard in race.guards:
         yield "guard", f"{guard.reading.what} may be worse by {guard.margin:g} at most"
     if race.expect is not None:
@@ -378,7 +379,7 @@ def _mean_curve(race: Race, arm: Command, n: int) -> list[tuple[float, float]]:
     """Return the mean at the steps that all repeats of an arm printed."""
     values = dict[float, list[float]]()
     for repeat in range(n):
-        points = race.readings[0].curve(race.place(arm, repeat))
+        points = race.readings[0].curve(race.run_folder(arm, repeat))
         for step, value in {step: value for step, value, _ in points if step is not None}.items():
             values.setdefault(step, []).append(value)
     means = [(step, fmean(some)) for step, some in sorted(values.items()) if len(some) == n]

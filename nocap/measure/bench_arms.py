@@ -24,19 +24,16 @@ def compose_arms(base: Sequence[str], arms: Sequence[str]) -> dict[str, Run]:
         ValueError: a wrong override, or two arms with the same training step.
     """
     baseline = compose_arm(base, arms[0])
-    runs = [baseline.run, *(compose_arm(base, overrides, baseline).run for overrides in arms[1:])]
-    composed = [
-        (overrides.strip() or "(no change)", run) for overrides, run in zip(arms, runs, strict=True)
-    ]
-    for (first, run), (label, other) in combinations(composed, 2):
+    runs = [baseline.run]
+    for overrides in arms[1:]:
+        runs.append(compose_arm(base, overrides, baseline).run)
+    labels = [overrides.strip() or "(no change)" for overrides in arms]
+    labelled = list(zip(labels, runs, strict=True))
+    rule = "differ from the others in what a training step executes"
+    for (first, run), (label, other) in combinations(labelled, 2):
         differs = step_config(run) != step_config(other)
-        require(
-            differs,
-            f"--arm {label!r}",
-            "differ from the others in what a training step executes",
-            repr(first),
-        )
-    return dict(composed)
+        require(differs, f"--arm {label!r}", rule, repr(first))
+    return dict(labelled)
 
 
 def compose_arm(base: Sequence[str], overrides: str, baseline: Composed | None = None) -> Composed:
@@ -46,18 +43,14 @@ def compose_arm(base: Sequence[str], overrides: str, baseline: Composed | None =
         ValueError: a wrong override, or more than one device.
     """
     try:
-        made = compose_measured(["tracker=none", *base, *shlex.split(overrides)], baseline)
-        run = made.run
-        require(
-            run.trainer.devices == 1,
-            "trainer.devices",
-            "be 1: one device is timed at a time",
-            run.trainer.devices,
-        )
-        check_compiler(run)
+        arm = compose_measured(["tracker=none", *base, *shlex.split(overrides)], baseline)
+        devices = arm.run.trainer.devices
+        rule = "be 1: one device is timed at a time"
+        require(devices == 1, "trainer.devices", rule, devices)
+        check_compiler(arm.run)
     except ValueError as error:
         raise ValueError(f"--arm {overrides.strip()!r}: {error}") from error
-    return made
+    return arm
 
 
 def step_config(run: Run) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 
 from nocap.config.keys import require
-from nocap.store.formats import shorten
+from nocap.display import shorten
 
 SEED = r"(?<![a-z0-9])(?:seed|s(?=[=_-]?\d{1,3}(?!\d)))[=_-]?(\d{1,18})(?![a-z0-9])"
 # s1440 are steps
@@ -36,13 +36,17 @@ HASH = re.compile(
 NUMBER = re.compile(r"(?:(.*?)(?<!\d[eE])[_-])?(\d{1,6})")  # lr1e-3 ends with no number
 VERSION = re.compile(r"[_-]version_\d+$")
 # settings that name a run or a place, and change no number
-PLACES = re.compile(
+NO_SETTINGS = re.compile(
     r"(?:^|[._/])(?:\w*name|\w*dir|\w*path|\w*_?id|file\w*|folder|host\w*|(?:\w*_)?time(?:stamp)?|date|version|group|notes|tags|"
     r"desc\w*|project|entity|resume\w*)$",
     re.IGNORECASE,
 )
 SEEDS = re.compile(r"(?:^|[._/])(?:\w*_)?seed$", re.IGNORECASE)
 NAMES = "--names"
+# the kinds of names that a run has
+FOLDER_NAMES = "folder names"
+FILE_NAMES = "file names"
+RUN_NAMES = "names of runs"
 LEAST = 2  # runs of an arm, of which numbers may be the seeds
 FLAGS = (
     "--names '{arm}/{seed}' says how paths name them, --columns arm=COLUMN,seed=COLUMN what "
@@ -51,10 +55,10 @@ FLAGS = (
 
 
 @dataclass(kw_only=True)
-class NamedRun:
+class RunNames:
     """A run whose arm and seed are asked for, and what is known of it."""
 
-    shown: str  # its name in messages
+    title: str  # its name in messages
     folders: Sequence[str]  # that it lies in, from the first on in which runs differ
     file: str  # without its ending; "" where the name says nothing
     own: str  # its name in the log
@@ -74,7 +78,7 @@ class NamedRun:
     )  # of folders, file and log: what is left of the names
 
 
-def name(runs: Sequence[NamedRun], template: str = "") -> None:
+def find_arms(runs: Sequence[RunNames], template: str = "") -> None:
     """Fill in arm and seed of each run, and what they are from.
 
     Errors:
@@ -85,17 +89,17 @@ def name(runs: Sequence[NamedRun], template: str = "") -> None:
     _seeds_of_config(runs)
     for run in runs:
         _read_names(run)
-    open_ = [run for run in runs if not run.arm]
-    if not open_:
+    without_arm = [run for run in runs if not run.arm]
+    if not without_arm:
         return
-    counted = not any(run.seed for run in runs) and _numbers_are_seeds(open_)
-    _keep_shared(open_, counted=counted)
-    _by_labels(open_)
+    are_counted = not any(run.seed for run in runs) and _numbers_are_seeds(without_arm)
+    _keep_shared(without_arm, are_counted=are_counted)
+    _by_labels(without_arm)
 
 
-def _by_template(runs: Sequence[NamedRun], template: str) -> None:
+def _by_template(runs: Sequence[RunNames], template: str) -> None:
     """Take arm and seed from the places that the user names."""
-    known = {"{arm}": r"(?P<arm>[^/]+?)", "{seed}": r"(?P<seed>\d+)", "*": "[^/]*"}
+    patterns = {"{arm}": r"(?P<arm>[^/]+?)", "{seed}": r"(?P<seed>\d+)", "*": "[^/]*"}
     pieces = re.split(r"(\{\w*\}|\*)", template)
     require(
         "{arm}" in pieces or "{seed}" in pieces,
@@ -105,85 +109,90 @@ def _by_template(runs: Sequence[NamedRun], template: str) -> None:
     )
     fields = [piece for piece in pieces if piece.startswith("{")]
     for piece in fields:
-        require(piece in known, "--names", "hold {arm}, {seed} and * alone", piece)
+        require(piece in patterns, "--names", "hold {arm}, {seed} and * alone", piece)
         require(fields.count(piece) == 1, "--names", "hold each once", piece)
-    pattern = "".join(known.get(piece, re.escape(piece)) for piece in pieces)
+    pattern = "".join(patterns.get(piece, re.escape(piece)) for piece in pieces)
     for run in runs:
         match = re.search(rf"(?:^|/){pattern}(?:\.[a-z][\w.]*)?$", run.path, re.IGNORECASE)
         require(match is not None, "--names", f"fit each path, as {run.path}", template)
         assert match
-        found = match.groupdict()
-        if "arm" in found:
-            run.arm = found["arm"]
+        groups = match.groupdict()
+        if "arm" in groups:
+            run.arm = groups["arm"]
             run.arm_from = "--names"
-        if "seed" in found:
-            run.seed = found["seed"]
+        if "seed" in groups:
+            run.seed = groups["seed"]
             run.seed_from = NAMES
             _take_out(run, match.span("seed"))
 
 
-def _take_out(run: NamedRun, span: tuple[int, int]) -> None:
+def _take_out(run: RunNames, span: tuple[int, int]) -> None:
     """Take what names the seed out of its path, so that the rest may name the arm."""
     first, end = span
     before = run.path[:first].rpartition("/")[2]
     after = run.path[end:].partition("/")[0]
-    whole = f"{before}{run.path[first:end]}{after}"
-    left = f"{before.rstrip('=_- .')}{after}".strip("=_- .")
-    run.folders = [{whole: left}.get(part, part) for part in run.folders]
-    if run.file == whole:
-        run.file = left
-    if run.own == whole:
-        run.own = left
+    part_with_seed = f"{before}{run.path[first:end]}{after}"
+    rest = f"{before.rstrip('=_- .')}{after}".strip("=_- .")
+    run.folders = [{part_with_seed: rest}.get(part, part) for part in run.folders]
+    if run.file == part_with_seed:
+        run.file = rest
+    if run.own == part_with_seed:
+        run.own = rest
 
 
-def _seeds_of_config(runs: Sequence[NamedRun]) -> None:
+def _seeds_of_config(runs: Sequence[RunNames]) -> None:
     for run in runs:
-        known = [
+        seed_keys = [
             key for key, value in run.config.items() if SEEDS.search(key) and value.isdecimal()
         ]
-        keys = sorted(known, key=len)
+        keys = sorted(seed_keys, key=len)
         if keys and not run.seed:
             run.seed = run.config[keys[0]]
             run.seed_from = run.config_name
 
 
-def _read_names(run: NamedRun) -> None:
+def _read_names(run: RunNames) -> None:
     """Take the seed out of its names, and what is never an arm."""
-    places = {"folder names": run.folders, "file names": [run.file], "names of runs": [run.own]}
-    for place, parts in places.items():
-        left = list[str]()
+    parts_by_kind = {
+        FOLDER_NAMES: run.folders,
+        FILE_NAMES: [run.file],
+        RUN_NAMES: [run.own],
+    }
+    for kind, parts in parts_by_kind.items():
+        rest = list[str]()
         for part in parts:
             seed = OF_THE_SEED.search(part)
             if seed:
                 part = f"{part[: seed.start()].rstrip('=_- .')}{part[seed.end() :]}".strip("=_- .")
-                if not run.seed or run.seed_from in places:
+                if not run.seed or run.seed_from in parts_by_kind:
                     run.seed = seed[1]
-                    run.seed_from = place
+                    run.seed_from = kind
             run.numbered |= bool(VERSION.search(part))
             part = VERSION.sub("", part)
             if NEVER.fullmatch(part) or INDEX.fullmatch(part):
                 run.numbered |= bool(re.search(r"\d", part))
-            elif part and not (place == "file names" and NEVER_OF_FILES.fullmatch(part)):
-                left.append(part)
-        run.labels[place] = "/".join(left)
+            elif part and not (kind == FILE_NAMES and NEVER_OF_FILES.fullmatch(part)):
+                rest.append(part)
+        run.labels[kind] = "/".join(rest)
 
 
-def _numbers_are_seeds(runs: Sequence[NamedRun]) -> bool:
+def _numbers_are_seeds(runs: Sequence[RunNames]) -> bool:
     """Take the last number in the names of each run as its seed, where arms of several runs count
     alike from 0 or 1."""
-    stems, numbers = list[str](), list[str]()
+    stems = list[str]()
+    numbers = list[str]()
     for run in runs:
-        found = _last_number(run)
-        if found is None:
+        number_at_end = _last_number(run)
+        if number_at_end is None:
             return False
-        place, stem, number = found
-        stems.append("/".join(filter(None, ({**run.labels, place: stem}).values())))
+        kind, stem, number = number_at_end
+        stems.append("/".join(filter(None, ({**run.labels, kind: stem}).values())))
         numbers.append(number)
     by_stem: dict[str, list[int]] = {}
     for stem, number in zip(stems, numbers, strict=True):
         by_stem.setdefault(stem, []).append(int(number))
-    counts = [sorted(found) for found in by_stem.values()]
-    alike = all(found == counts[0] for found in counts)
+    counts = [sorted(members) for members in by_stem.values()]
+    alike = all(members == counts[0] for members in counts)
     if (
         len(counts) < LEAST
         or not alike
@@ -192,10 +201,10 @@ def _numbers_are_seeds(runs: Sequence[NamedRun]) -> bool:
     ):
         return False
     for run, number in zip(runs, numbers, strict=True):
-        place, stem, _ = _last_number(run) or ("", "", "")
-        run.labels[place] = stem
+        kind, stem, _ = _last_number(run) or ("", "", "")
+        run.labels[kind] = stem
         run.seed = number
-        run.seed_from = f"numbers in {place}"
+        run.seed_from = f"numbers in {kind}"
     return True
 
 
@@ -203,136 +212,139 @@ def _counting(n: int) -> list[list[int]]:
     return [[*range(n)], [*range(1, n + 1)]]
 
 
-def _last_number(run: NamedRun) -> tuple[str, str, str] | None:
-    """Find the place, what is left there, and the number of the last name that ends with one."""
-    for place in reversed(run.labels):
-        head, slash, last = run.labels[place].rpartition("/")
+def _last_number(run: RunNames) -> tuple[str, str, str] | None:
+    """Find the last kind of names that ends with a number: the kind, what is left of it, and the
+    number."""
+    for kind in reversed(run.labels):
+        head, slash, last = run.labels[kind].rpartition("/")
         match = NUMBER.fullmatch(last)
         if match and not WHEN.search(last):
-            return place, f"{head}{slash}{match[1] or ''}".strip("/"), match[2]
+            return kind, f"{head}{slash}{match[1] or ''}".strip("/"), match[2]
     return None
 
 
-def _keep_shared(runs: Sequence[NamedRun], *, counted: bool) -> None:
+def _keep_shared(runs: Sequence[RunNames], *, are_counted: bool) -> None:
     """Take numbers, hashes and times out of the names of runs, unless several runs share them."""
-    plain = list[dict[str, str]]()
+    bare = list[dict[str, str]]()
     loose = list[str]()
     for run in runs:
         rest: dict[str, str] = {}
-        taken = list[str]()
+        ids = list[str]()
         numbers = list[str]()
-        for place, label in run.labels.items():
-            parts = [_without_ids(part, taken) for part in label.split("/")]
-            if not counted and run.seed_from not in (*run.labels, NAMES):
+        for kind, label in run.labels.items():
+            parts = [_without_ids(part, ids) for part in label.split("/")]
+            if not are_counted and run.seed_from not in (*run.labels, NAMES):
                 parts = [_without_number(part, numbers) for part in parts]
-            rest[place] = "/".join(filter(None, parts))
+            rest[kind] = "/".join(filter(None, parts))
         run.has_number = bool(numbers)
-        taken += numbers
-        plain.append(rest)
-        loose.append("/".join(taken))
+        ids += numbers
+        bare.append(rest)
+        loose.append("/".join(ids))
     groups: dict[str, list[str]] = {}
-    for rest, taken_of in zip(plain, loose, strict=True):
-        groups.setdefault(repr(rest), []).append(taken_of)
-    for run, rest, taken_of in zip(runs, plain, loose, strict=True):
+    for rest, loose_of in zip(bare, loose, strict=True):
+        groups.setdefault(repr(rest), []).append(loose_of)
+    for run, rest, loose_of in zip(runs, bare, loose, strict=True):
         among = groups[repr(rest)]
         if len({*among}) < len(among):
             run.has_number = False
         else:  # each run has its own
             run.labels = rest
-            run.loose = [taken_of] if taken_of and len(among) > 1 else []
+            run.loose = [loose_of] if loose_of and len(among) > 1 else []
             run.has_number &= bool(run.loose)
-            if len(among) == 1 and taken_of and not any(rest.values()):
-                run.labels = {**rest, "file names": taken_of}
+            if len(among) == 1 and loose_of and not any(rest.values()):
+                run.labels = {**rest, FILE_NAMES: loose_of}
 
 
-def _without_ids(part: str, taken: list[str]) -> str:
+def _without_ids(part: str, ids: list[str]) -> str:
     """Return a name without times and hashes."""
     for pattern in (WHEN, HASH):
         match = re.search(rf"(?:^|[_ -])({pattern.pattern})(?:$|(?=[_ -]))", part)
         if match:
-            taken.append(match[1])
+            ids.append(match[1])
             part = f"{part[: match.start()]}{part[match.end() :]}".strip("_- ")
     return part
 
 
-def _without_number(part: str, taken: list[str]) -> str:
+def _without_number(part: str, ids: list[str]) -> str:
     """Return a name without the number at its end."""
     match = NUMBER.fullmatch(part)
     if match is None:
         return part
-    taken.append(match[2])
+    ids.append(match[2])
     return match[1] or ""
 
 
-def _by_labels(runs: Sequence[NamedRun]) -> None:
+def _by_labels(runs: Sequence[RunNames]) -> None:
     """Name the arms by folders; by files where there is one folder, or it has several runs of a
     seed; by settings that vary; by the names that logs give to runs where nothing else tells them
     apart."""
-    folders = [run.labels["folder names"] for run in runs]
-    files = [run.labels["file names"] for run in runs]
-    told: dict[str, list[str]] = {}
+    folders = [run.labels[FOLDER_NAMES] for run in runs]
+    files = [run.labels[FILE_NAMES] for run in runs]
+    by_source: dict[str, list[str]] = {}
     if len({*folders}) > 1:
-        told["folder names"] = folders
-    if len({*files}) > 1 and (not told or _collide(runs, told)):
-        told["file names"] = files
+        by_source[FOLDER_NAMES] = folders
+    if len({*files}) > 1 and (not by_source or _collide(runs, by_source)):
+        by_source[FILE_NAMES] = files
     varying = _varying(runs)
     if varying:
         settings = [_settings(run, varying) for run in runs]
         sources = [run.config_name for run in runs if run.config_name]
-        told[sources[0]] = settings
-    owns = [run.labels["names of runs"] for run in runs]
-    if len({*owns}) > 1 and (not told or _collide(runs, told)):
-        told["names of runs"] = owns
-    told = _least(told)
-    every = [*zip(*told.values(), strict=True)] or [()] * len(runs)
+        by_source[sources[0]] = settings
+    owns = [run.labels[RUN_NAMES] for run in runs]
+    if len({*owns}) > 1 and (not by_source or _collide(runs, by_source)):
+        by_source[RUN_NAMES] = owns
+    by_source = _least(by_source)
+    every = [*zip(*by_source.values(), strict=True)] or [()] * len(runs)
     for run, parts in zip(runs, every, strict=True):
         run.arm = " ".join(filter(None, parts)) or run.home
-        run.arm_from = " and ".join(told) or None
+        run.arm_from = " and ".join(by_source) or None
     if len({run.arm for run in runs}) < len({*every}):  # `a` of a folder, and of a file beside it
         for run, parts in zip(runs, every, strict=True):
             run.arm = "/".join(part or "." for part in parts)
-    if "file names" not in told:
+    if FILE_NAMES not in by_source:
         _check_crossing(runs)
-    _check_loose(runs, told, are_set=bool(varying))
+    _check_loose(runs, by_source, are_set=bool(varying))
 
 
-def _least(told: dict[str, list[str]]) -> dict[str, list[str]]:
+def _least(by_source: dict[str, list[str]]) -> dict[str, list[str]]:
     """Drop what the others tell already, the last first."""
-    for name_ in reversed(list(told)):
-        others = {other: labels for other, labels in told.items() if other != name_}
-        whole = len({*zip(*told.values(), strict=True)})
-        if others and len({*zip(*others.values(), strict=True)}) == whole:
-            told = others
-    return told
+    for source in reversed(list(by_source)):
+        others = {other: labels for other, labels in by_source.items() if other != source}
+        count = len({*zip(*by_source.values(), strict=True)})
+        if others and len({*zip(*others.values(), strict=True)}) == count:
+            by_source = others
+    return by_source
 
 
-def _collide(runs: Sequence[NamedRun], told: Mapping[str, Sequence[str]]) -> bool:
+def _collide(runs: Sequence[RunNames], by_source: Mapping[str, Sequence[str]]) -> bool:
     """Say whether two runs have one arm and seed."""
-    named = [
-        (*labels, run.seed) for run, *labels in zip(runs, *told.values(), strict=True) if run.seed
+    pairs = [
+        (*labels, run.seed)
+        for run, *labels in zip(runs, *by_source.values(), strict=True)
+        if run.seed
     ]
-    return len({*named}) < len(named)
+    return len({*pairs}) < len(pairs)
 
 
-def _varying(runs: Sequence[NamedRun]) -> list[str]:
+def _varying(runs: Sequence[RunNames]) -> list[str]:
     """List the settings that vary, without the seed, what is a function of it, and names of
     places."""
-    known = [run for run in runs if run.config]
-    keys = dict.fromkeys(key for run in known for key in run.config)
+    with_config = [run for run in runs if run.config]
+    keys = dict.fromkeys(key for run in with_config for key in run.config)
     varying = list[str]()
     for key in keys:
-        values = {run.config.get(key, "") for run in known}
+        values = {run.config.get(key, "") for run in with_config}
         if (
             len(values) > 1
             and not SEEDS.search(key)
-            and not PLACES.search(key)
-            and not _is_of_seed(known, key)
+            and not NO_SETTINGS.search(key)
+            and not _is_of_seed(with_config, key)
         ):
             varying.append(key)
     return varying
 
 
-def _is_of_seed(runs: Sequence[NamedRun], key: str) -> bool:
+def _is_of_seed(runs: Sequence[RunNames], key: str) -> bool:
     """Say whether a setting follows from the seed, which several runs have: that of the data's
     order."""
     values: dict[str, set[str]] = {}
@@ -342,29 +354,29 @@ def _is_of_seed(runs: Sequence[NamedRun], key: str) -> bool:
     return (
         "" not in often
         and max(often.values()) > 1
-        and all(len(found) == 1 for found in values.values())
+        and all(len(texts) == 1 for texts in values.values())
     )
 
 
-def _settings(run: NamedRun, keys: Sequence[str]) -> str:
+def _settings(run: RunNames, keys: Sequence[str]) -> str:
     last = [re.split(r"[./]", key)[-1] for key in keys]
-    shown = [
+    names = [
         short if last.count(short) == 1 else key for short, key in zip(last, keys, strict=True)
     ]
     return " ".join(
-        f"{short}={run.config.get(key, '–')}" for short, key in zip(shown, keys, strict=True)
+        f"{short}={run.config.get(key, '–')}" for short, key in zip(names, keys, strict=True)
     )
 
 
-def _check_crossing(runs: Sequence[NamedRun]) -> None:
+def _check_crossing(runs: Sequence[RunNames]) -> None:
     """
     Errors:
         ValueError: an arm has files of several names, which may be arms themselves.
     """
     files: dict[str, dict[str, None]] = {}
     for run in runs:
-        if run.labels["file names"] and not run.seed:
-            files.setdefault(run.arm, {})[run.labels["file names"]] = None
+        if run.labels[FILE_NAMES] and not run.seed:
+            files.setdefault(run.arm, {})[run.labels[FILE_NAMES]] = None
     several = [names for names in files.values() if len(names) > 1]
     if several:
         raise ValueError(
@@ -373,7 +385,9 @@ def _check_crossing(runs: Sequence[NamedRun]) -> None:
         )
 
 
-def _check_loose(runs: Sequence[NamedRun], told: Mapping[str, object], *, are_set: bool) -> None:
+def _check_loose(
+    runs: Sequence[RunNames], by_source: Mapping[str, object], *, are_set: bool
+) -> None:
     """
     Errors:
         ValueError: runs without a seed differ only by numbers, hashes or times, and no name or
@@ -381,16 +395,16 @@ def _check_loose(runs: Sequence[NamedRun], told: Mapping[str, object], *, are_se
     """
     unnamed = [run for run in runs if not run.seed]
     often = Counter(run.arm for run in unnamed)
-    apart = list[NamedRun]()
+    apart = list[RunNames]()
     for run in unnamed:
         has_twin = run.has_number and (not are_set or often[run.arm] > 1)
-        if has_twin or (not told and (run.loose or run.numbered)):
+        if has_twin or (not by_source and (run.loose or run.numbered)):
             apart.append(run)
-    if told and not are_set and _differ_by_numbers(runs, told):
+    if by_source and not are_set and _differ_by_numbers(runs, by_source):
         apart = unnamed
     if len(apart) > 1:
         n = len(apart)
-        names = shorten((run.shown for run in apart), most=4)
+        names = shorten((run.title for run in apart), most=4)
         raise ValueError(
             f"{names} differ only by a number, a hash or a time, which may name {n} arms, or runs "
             f"of one "
@@ -398,10 +412,10 @@ def _check_loose(runs: Sequence[NamedRun], told: Mapping[str, object], *, are_se
         )
 
 
-def _differ_by_numbers(runs: Sequence[NamedRun], told: Mapping[str, object]) -> bool:
+def _differ_by_numbers(runs: Sequence[RunNames], by_source: Mapping[str, object]) -> bool:
     """Say whether each run is an arm of its own, and the names of these differ in nothing but
     digits."""
-    names = {*told} <= {"folder names", "file names", "names of runs"}
+    names = {*by_source} <= {FOLDER_NAMES, FILE_NAMES, RUN_NAMES}
     arms = [run.arm for run in runs]
     bare = {re.sub(r"\d+", "", arm) for arm in arms}
     return names and len({*arms}) == len(arms) and len(bare) == 1

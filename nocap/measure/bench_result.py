@@ -5,14 +5,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from typing import Any
 
 import msgspec
 
+from nocap.judge.comparison_json import measurement_json
 from nocap.judge.interval import CONFIDENCE, LEAST_PAIRS, Estimate
 from nocap.judge.losses import Difference
-from nocap.judge.result import measurement_json
 from nocap.store.metrics import METRICS, Measurement
+
+
+class ArmStatus(StrEnum):
+    """What came of timing an arm."""
+
+    measured = "measured"
+    not_measured = "not measured"  # the time was spent before its turn
+    failed = "failed"
+    does_not_fit = "does not fit"  # into memory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,7 +62,7 @@ class BenchedArm:
     """An arm in the result. None: there is nothing to report."""
 
     label: str
-    status: str  # measured, not measured, failed, does not fit
+    status: ArmStatus
     reason: str | None
     facts: Facts
     speed: (
@@ -144,7 +154,7 @@ def _arm(arm: BenchedArm) -> dict[str, object]:
     return {
         **asdict(arm.facts),
         "label": arm.label,
-        "status": arm.status,
+        "status": arm.status.value,
         "reason": arm.reason,
         "verdict": arm.verdict,
         "speed": _speed(arm.ratio),

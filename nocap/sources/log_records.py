@@ -12,17 +12,16 @@ from typing import Any
 
 from nocap.config.keys import require
 from nocap.config.outward import redact
-from nocap.sources import naming
-from nocap.sources.columns import TOLD
-from nocap.sources.files import LogFile
-from nocap.sources.logged import LoggedRun
-from nocap.sources.naming import NamedRun
-from nocap.store.formats import shorten
-from nocap.store.record import digest
+from nocap.display import shorten
+from nocap.sources import log_names
+from nocap.sources.log_columns import MARKS
+from nocap.sources.log_files import LogFile
+from nocap.sources.log_names import RunNames
+from nocap.sources.log_run import LogRun
+from nocap.store.record import ENDED, RunStatus, digest
 from nocap.store.runs import Curve, Found, Record
 
 SAME_CURVE = 5  # validations that are equal in two runs of an arm by no chance
-ENDS = ("finished", "diverged")  # of runs that are compared
 TIME = "time"  # a budget
 
 
@@ -42,9 +41,9 @@ class ReadRun:
     """A run of a log, on its way to a record."""
 
     log: LogFile
-    run: LoggedRun
+    run: LogRun
     content: str  # what copies share
-    named: NamedRun
+    names: RunNames
     name: str  # from the folder of all logs on
     nth: int  # of the runs that its log tells apart by where they begin alone
     status: str = "finished"
@@ -64,12 +63,12 @@ def make_records(every: Sequence[ReadRun], found: Found, hardware: str | None) -
         try:
             record = _record(each, hardware)
         except ValueError as error:
-            found.unreadable[each.log.shown] = str(error)
+            found.unreadable[each.log.title] = str(error)
             continue
         # a seed which it shares with no other
         own = record if record.seed >= 0 else replace(record, seed=next(seeds))
         if (twin := by_identity.setdefault(own.identity, own)) is not own:
-            found.problems.append(f"{each.log.shown}: left out, it is the same as {twin.name}")
+            found.problems.append(f"{each.log.title}: left out, it is the same as {twin.name}")
         else:
             by_record[own.identity] = each
     found.records = list(by_identity.values())
@@ -86,19 +85,19 @@ def make_records(every: Sequence[ReadRun], found: Found, hardware: str | None) -
 
 
 def _record(each: ReadRun, hardware: str | None) -> Record:
-    run, log, named = each.run, each.log, each.named
-    stated = named.seed
-    is_seed = not stated or bool(re.fullmatch(r"\d{1,18}(\.0)?", stated))
-    require(is_seed, "seed", "be an integer from 0", stated)
+    run, log, names = each.run, each.log, each.names
+    seed = names.seed
+    is_seed = not seed or bool(re.fullmatch(r"\d{1,18}(\.0)?", seed))
+    require(is_seed, "seed", "be an integer from 0", seed)
     machine = run.facts.get("hardware") or hardware
-    lost = each.status == "diverged"
+    lost = each.status == RunStatus.diverged
     loss, bpb = run.last("val_loss"), run.last("val_bpb") if each.final is None else each.final
     steps, tokens = run.last("step"), run.last("tokens")
     seconds = _seconds(run)
     imported = Imported(
         format=log.format,
-        arm=named.arm_from,
-        seed=named.seed_from,
+        arm=names.arm_from,
+        seed=names.seed_from,
         hardware="said" if hardware and machine == hardware else None,
         length=None if run.axis == "step" else each.end,
     )
@@ -111,15 +110,15 @@ def _record(each: ReadRun, hardware: str | None) -> Record:
         "clock_s": {} if seconds is None else {"train": seconds},
         "hardware": {"name": machine, "fingerprint": machine} if machine else {},
     }
-    name, arm, summary = redact((each.name, named.arm, summary))
+    name, arm, summary = redact((each.name, names.arm, summary))
     # short logs are equal by chance, and each file is a run
     source = each.content if len(run.points) >= SAME_CURVE else str(log.path.absolute())
     return Record(
         folder=log.path,
-        identity=digest([source, [run.facts.get(key) for key in TOLD], each.nth]),
+        identity=digest([source, [run.facts.get(key) for key in MARKS], each.nth]),
         name=name,
         arm=arm,
-        seed=int(float(stated)) if stated else -1,
+        seed=int(float(seed)) if seed else -1,
         status=each.status,
         started="",
         config=dict(run.levels) or {"arm": arm},
@@ -130,7 +129,7 @@ def _record(each: ReadRun, hardware: str | None) -> Record:
     )
 
 
-def _seconds(run: LoggedRun) -> float | None:
+def _seconds(run: LogRun) -> float | None:
     """Return its time of training; where a budget of time ended it, that is said after its last
     loss."""
     if not run.clock or not run.points:
@@ -140,7 +139,7 @@ def _seconds(run: LoggedRun) -> float | None:
     return run.points[-1].get("train_s")
 
 
-def _curve(run: LoggedRun) -> Curve:
+def _curve(run: LogRun) -> Curve:
     """Return the curve of the rows that have a loss in nats and a step."""
     points = [
         point
@@ -165,7 +164,7 @@ def _repeats(records: Sequence[Record]) -> list[tuple[Record, Record]]:
     first = dict[object, Record]()
     repeats = list[tuple[Record, Record]]()
     for record in records:
-        if record.status != "finished":
+        if record.status != RunStatus.finished:
             continue
         curve = tuple(record.curve.val_loss)
         key: object = record.identity
@@ -186,7 +185,7 @@ def _check_apart(records: Sequence[Record], runs_: dict[str, ReadRun]) -> None:
     """
     first: dict[tuple[str, int], Record] = {}
     for record in records:
-        if record.status not in ENDS or record.seed < 0:
+        if record.status not in ENDED or record.seed < 0:
             continue
         other = first.setdefault((record.arm, record.seed), record)
         if other is record:
@@ -195,21 +194,21 @@ def _check_apart(records: Sequence[Record], runs_: dict[str, ReadRun]) -> None:
             f"arm {record.arm}, seed {record.seed} has two runs with other losses, {other.name} "
             f"and "
             f"{record.name}: they are never averaged; "
-            f"{_apart(runs_[other.identity].run, runs_[record.identity].run)}{naming.FLAGS}"
+            f"{_apart(runs_[other.identity].run, runs_[record.identity].run)}{log_names.FLAGS}"
         )
 
 
-def _apart(here: LoggedRun, there: LoggedRun) -> str:
+def _apart(one: LogRun, other: LogRun) -> str:
     """Say by which columns and settings, the same in all rows of a run, two runs can be told
     apart."""
     names = list[str]()
-    for name, text in here.others.items():
-        if there.others.get(name, text) != text:
+    for name, text in one.others.items():
+        if other.others.get(name, text) != text:
             names.append(name)
     if not names:
         return ""
     first = names[0]
-    values = f"{here.others[first]} and {there.others[first]}"
+    values = f"{one.others[first]} and {other.others[first]}"
     return (
         f"they differ in {shorten(names)} ({values}), so --columns arm={first} may tell them "
         f"apart; "

@@ -1,0 +1,341 @@
+"""What overrides choose: Hydra composes the options, by its public API, and nothing of it runs what
+a yaml says."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import sys
+import time
+from collections.abc import Collection, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any, cast
+
+import hydra
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, Quote, QuotedString
+from hydra.core.plugins import Plugins
+from hydra.errors import HydraException, OverrideParseException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+
+from nocap import outside
+from nocap.config.bounded import read_text, read_yaml
+from nocap.config.defaults import register_resolver
+from nocap.config.keys import check_text, flat, require
+from nocap.config.paths import conf_dir
+from nocap.config.plain import (
+    explain,
+    explained,
+    suggest,
+    typed,
+)
+from nocap.config.run import Run
+
+# 1.3 warns without it, 1.4 with it
+HYDRA: dict[str, Any] = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
+
+
+# --- overrides ------------------------------------------------------------------------------------
+
+
+def overrides_of(words: Sequence[str], *, grid: bool = False) -> list[Override]:
+    """Return the overrides that words are. Hydra's own keys are refused, but for the launcher of a
+    grid.
+
+    Errors:
+        ValueError: the first wrong one.
+    """
+    overrides = [parse_override(word) for word in words]
+    for override in overrides:
+        own = re.search(r"\bhydra\b", f"{override.key_or_group} {override.package}")
+        require(
+            not own or (grid and is_launcher(override)),
+            override.key_or_group,
+            "be left alone: of Hydra's own keys only a grid's launcher can be chosen, beside "
+            "--multirun",
+            override.input_line,
+        )
+    return overrides
+
+
+@lru_cache(maxsize=4096)  # the words of a study come again with each of its arms, seeds and looks
+def parse_override(word: str) -> Override:
+    """Return an override by Hydra's grammar.
+
+    Errors:
+        ValueError: it cannot be parsed.
+    """
+    key = word.partition("=")[0]
+    check_text(key if key.isprintable() else repr(key)[:80], word)
+    try:
+        (override,) = OverridesParser.create().parse_overrides([word])
+    except (OverrideParseException, RecursionError) as error:
+        reason = next(iter(str(error).splitlines()), "")
+        if reason.startswith("LexerNoViable") or "expecting <EOF>" in reason:
+            value = _in_quotes(word.partition("=")[2])
+            reason = f'put the value in quotes, as in "{key}={value}"'[:200]
+        raise ValueError(f"{word[:80]!a} cannot be read: {reason}") from None
+    return override
+
+
+def _in_quotes(text: str) -> str:
+    """Quote a value, or each element of a list, as Hydra reads it."""
+    if text.startswith("[") and text.endswith("]"):
+        return f"[{','.join(_in_quotes(part.strip()) for part in text[1:-1].split(','))}]"
+    return QuotedString(text=text.strip("'\""), quote=Quote.single).with_quotes()
+
+
+def is_choice(override: Override) -> bool:
+    """Say whether an override is Hydra's to apply: it chooses options."""
+    group, package = override.key_or_group, override.package
+    return (group in _folders() or "/" in group or package is not None) and not isinstance(
+        override.value(), dict
+    )
+
+
+@cache
+def _folders() -> frozenset[str]:
+    return frozenset({"experiment", *map(outside.place, outside.groups())})
+
+
+def is_launcher(override: Override) -> bool:
+    """Say whether an override chooses a grid's launcher, or is one of its keys."""
+    return (
+        re.match(r"hydra[/.]launcher(\.|$)", override.key_or_group) is not None
+        and override.package is None
+    )
+
+
+def of_a_grid(overrides: Sequence[Override]) -> DictConfig:
+    """Return what Hydra composes for a grid: its part has the launcher, and the sweeps of a yaml.
+
+    Errors:
+        ValueError: as for `by_hydra`, or a key of a launcher that is not chosen.
+    """
+    of_launcher = [override for override in overrides if is_launcher(override)]
+    is_chosen = any(override.key_or_group == "hydra/launcher" for override in of_launcher)
+    for override in of_launcher:
+        rule = "stand beside its launcher, as in hydra/launcher=pool"
+        require(is_chosen, override.key_or_group, rule, override.input_line)
+    return by_hydra(
+        [
+            str(override.input_line)
+            for override in overrides
+            if is_launcher(override) or (is_choice(override) and not override.is_sweep_override())
+        ]
+    )
+
+
+def has_sweeps(words: Sequence[str]) -> bool:
+    """Return whether a yaml that these overrides choose sweeps over keys, which makes a grid.
+
+    Errors:
+        ValueError: as for `by_hydra`, or an override that cannot be parsed.
+    """
+    return bool(of_a_grid(overrides_of(words, grid=True)).hydra.sweeper.get("params"))
+
+
+# --- composing ------------------------------------------------------------------------------------
+
+
+def option_config(words: Sequence[str]) -> tuple[DictConfig, dict[str, str | None]]:
+    """Return what the options that these words choose give, typed, and their names. It is
+    remembered while the yamls and the options from outside are the same.
+
+    Errors:
+        ValueError: as for `by_hydra`.
+    """
+    return _option_config(tuple(words), (outside.in_use(), *_yamls()))
+
+
+@lru_cache(maxsize=512)
+def _option_config(
+    words: tuple[str, ...], read_from: tuple[Hashable, ...]
+) -> tuple[DictConfig, dict[str, str | None]]:
+    """Return what these options give, and their names."""
+    config = by_hydra(words)
+    choices = dict(config.hydra.runtime.choices)  # without those that are a list
+    for group in sorted({f.name for f in dataclasses.fields(Run)} & _folders() - {"ideas"}):
+        require(group in choices, group, f"be one option, as in {group}=NAME", "a list or none")
+    plain = cast(dict[str, Any], OmegaConf.to_container(config))
+    del plain["hydra"]
+    return typed(plain), choices
+
+
+@explained()
+def by_hydra(words: Sequence[str]) -> DictConfig:
+    """Return what Hydra composes of these choices, with its own part. It runs nothing of what it
+    reads.
+
+    Errors:
+        ValueError: an unknown option, or a yaml that cannot be composed.
+    """
+    # what Hydra cannot read, or would run, is refused before it composes, in nocap's words
+    yamls = list(_yamls_in(words))
+    for name in yamls:
+        _choose(name)
+    if not outside.folders():
+        return _by_hydra(tuple(words), _yamls())
+    if any(map(_has_defaults, yamls)):
+        for name in _yamls_of(words):
+            _choose(name)
+    config = _by_hydra(tuple(words), _yamls())
+    # a folder may have a yaml of the name of a default, too
+    for group, name in config.hydra.runtime.choices.items():
+        _choose(f"{group}/{name}")
+    return config
+
+
+@lru_cache(maxsize=512)  # a command asks for its sweeps, and then for its config
+def _by_hydra(words: tuple[str, ...], read_from: tuple[Hashable, ...]) -> DictConfig:
+    prepare_hydra()
+    with hydra.initialize_config_dir(str(conf_dir()), **HYDRA), _hydras_errors():
+        config = hydra.compose("train", [*words, *search_path()], return_hydra_config=True)
+    register_resolver("now", _now, replace=True)  # Hydra's own reads the clock for each cell
+    return config
+
+
+def _yamls_in(words: Sequence[str]) -> Iterator[str]:
+    """Yield the yamls that these choices name, such as "attention/mine".
+
+    Errors:
+        ValueError: there is no such option.
+    """
+    for override in map(parse_override, words):
+        if is_choice(override) and not override.is_delete():
+            for name in option_names(override):
+                yield f"{override.key_or_group}/{name}"
+
+
+@contextmanager
+def _hydras_errors() -> Iterator[None]:
+    """Turn the error that Hydra raises about a yaml into a ValueError of one line."""
+    try:
+        yield
+    except HydraException as error:
+        raise ValueError(explain(error.__cause__ or error)) from None
+    except (AssertionError, AttributeError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"a yaml's defaults must be options' names, as in [other]: Hydra's "
+            f"{type(error).__name__}"
+        ) from error
+
+
+def _yamls_of(words: Sequence[str]) -> list[str]:
+    """List the yamls that Hydra reads for these choices, also those that another yaml's defaults
+    name."""
+    prepare_hydra()
+    with hydra.initialize_config_dir(str(conf_dir()), **HYDRA), _hydras_errors():
+        loader = GlobalHydra.instance().config_loader()
+        read = loader.compute_defaults_list("train", [*words, *search_path()], RunMode.RUN).defaults
+    return [row.config_path for row in read if row.config_path]
+
+
+def _choose(name: str) -> None:
+    """Choose the option of a yaml from outside, such as "attention/mine"; do nothing for nocap's
+    own."""
+    for group, option in _group_of(name):
+        path = outside.yaml_of(group, option)
+        if path is None or path.is_relative_to(conf_dir()):
+            continue
+        _check_from_outside(path)
+        if group != "experiment":
+            outside.choose(group, option)
+
+
+def _has_defaults(name: str) -> bool:
+    """Return whether a yaml chooses options of its own."""
+    paths = [outside.yaml_of(group, option) for group, option in _group_of(name)]
+    return any("defaults" in read_yaml(path) for path in paths if path is not None)
+
+
+def _group_of(name: str) -> Iterator[tuple[str, str]]:
+    """Yield the group of a yaml and its name there, if it is of a group or an experiment."""
+    for group in (*outside.groups(), "experiment"):
+        prefix = f"{outside.place(group)}/"
+        if name.startswith(prefix):
+            yield group, name.removeprefix(prefix)
+
+
+@cache
+def _now(form: str) -> str:
+    """Return one ${now:…} for all cells of a grid, and all trials of a search."""
+    return time.strftime(form)
+
+
+def option_names(override: Override) -> list[str]:
+    """Return the options that an override chooses.
+
+    Errors:
+        ValueError: there is no such option.
+    """
+    group, value = override.key_or_group, cast(Any, override.value())
+    names = value if isinstance(value, list) else [value]
+    require(
+        all(isinstance(name, str) for name in names),
+        group,
+        "be given options' names, as in ideas=[NAME]",
+        override.input_line,
+    )
+    yamls = names if "/" in group else outside.yamls(group)
+    unknown = [name for name in names if name not in yamls]
+    if unknown:
+        raise ValueError(f"{group}/{unknown[0]} is no option{_suggestion(unknown[0], yamls)}")
+    return names
+
+
+def _suggestion(name: str, yamls: Collection[str]) -> str:
+    """Return what was probably meant by a name that its group does not have, in parentheses: the
+    experiment of that name, else an option of the group."""
+    if name in outside.yamls("experiment"):
+        return f" (did you mean experiment={name}?)"
+    return suggest(name, yamls)
+
+
+def _check_from_outside(path: Path) -> None:
+    """Refuse a yaml with a part of Hydra's, which would be dropped in silence, but for a grid's
+    sweeps."""
+    plain, text = read_yaml(path), read_text(path)
+    require(isinstance(plain, dict), str(path), "hold keys and values", type(plain).__name__)
+    into = [key for key, _ in flat(plain) if re.match(r"hydra(\.(?!sweeper\.params\.)|$)", key)]
+    into += re.findall(r"@(?:package +)?[\w.]*\bhydra\b[\w.]*", text)
+    require(not into, str(path), "leave Hydra alone, but for hydra.sweeper.params", ", ".join(into))
+
+
+def search_path() -> list[str]:
+    """Return the folders from outside, for Hydra."""
+    quoted = ",".join(
+        QuotedString(text=f"file://{folder}", quote=Quote.single).with_quotes()
+        for folder in outside.folders()
+    )
+    return [f"hydra.searchpath=[{quoted}]"] if quoted else []
+
+
+@cache
+def prepare_hydra() -> None:
+    """Hydra's plugins are all that `hydra_plugins` on the path holds: not those of the working
+    directory, where `python -m` looks first."""
+    path = sys.path[:]
+    sys.path[:] = [folder for folder in path if folder and Path(folder).resolve() != Path.cwd()]
+    Plugins.instance()
+    sys.path[:] = path
+
+
+def _yamls() -> tuple[tuple[Path, int], ...]:
+    """List what Hydra can read, and when each was changed."""
+    folders = [conf_dir(), *outside.folders()]
+    yamls = [path for folder in folders for path in sorted(folder.rglob("*.yaml"))]
+    return tuple((path, _changed_ns(path)) for path in yamls)
+
+
+def _changed_ns(path: Path) -> int:
+    """Return when a yaml was changed; 0 where it is none, as an editor's lock is, or gone by
+    now."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0

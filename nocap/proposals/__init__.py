@@ -1,0 +1,1 @@
+"""A program's proposals to a study: each gets an answer, within one error budget."""
