@@ -15,6 +15,7 @@ from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from nocap import outside
 from nocap.config import flags
 from nocap.config.trainer import Search
 from tests.tools.run_docs import ROOT
@@ -58,7 +59,7 @@ def _sections() -> Iterator[tuple[str, type, dict[str, Any]]]:
 
 def _is_key(f: Field[Any], plain: dict[str, Any]) -> bool:
     """Say whether a field is a key of its own, and no group or option."""
-    groups = (*flags.outside.groups(), "kind", "trainer", "store")
+    groups = (*outside.groups(), "kind", "trainer", "store")
     return f.name not in groups and not isinstance(plain.get(f.name), dict)
 
 
