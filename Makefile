@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 
 .PHONY: train test gate test-slow soak fuzz gpu-day atlas check lint types contract format clean
 
-train: $(VENV)/ready   ## a real GPT learns real text, in a good minute on two cores; ARGS="attention=gqa" for another
+train: $(VENV)/ready   ## a real GPT learns real text, in 2 to 3 minutes on two cores; ARGS="attention=gqa" for another
 	$(BIN)/python -m nocap.train experiment=first_run $(ARGS)
 
 test: $(VENV)/ready    ## the default suite

@@ -27,11 +27,11 @@ for each other says how to compare that.
 A PATH can also be a log of another trainer, or a folder of such: of Hugging Face, Lightning,
 TensorBoard, W&B, MLflow, Keras, nanoGPT, nanochat, modded-nanogpt, parameter-golf, llm.c,
 torchtitan or litgpt; JSON lines, CSV, or a --format of your own. A line says what named arms and
-seeds (docs/logs.md).
+seeds (docs/your-trainer.md).
 
 Or it is a FILE.json that --json wrote: its records are judged again, as the question in it asks,
 and a line says whether what it says follows from them (exit code 1: it does not). Several are
-joined (docs/commands.md)."""
+joined (docs/statistics.md)."""
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -444,7 +444,7 @@ def document(parser: argparse.ArgumentParser, *, answer: str = "") -> None:
         "--config-dir",
         metavar="DIR",
         action="append",
-        help="options from outside: docs/add-an-idea.md; can be repeated",
+        help="options from outside: docs/custom.md; can be repeated",
     )
     if answer:
         about = f"{answer} as JSON; without FILE, or as -, on stdout and all else on stderr"

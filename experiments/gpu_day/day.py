@@ -395,7 +395,7 @@ def outcome(row: dict[str, Any]) -> str:
     return "too long" if row["rc"] is None else "ok" if row["rc"] == 0 else f"exit {row['rc']}"
 
 
-# --- rows for docs/speed.md
+# --- rows for the README
 
 
 def speed_rows(out: Path) -> list[str]:

@@ -35,7 +35,7 @@ from nocap.options.tokenizer import Tokenizer
 # model=tiny`. One EPYC has 3.0e10 in fp32, another 5.2e10 in bf16.
 EAGER_FLOPS = 5e10
 # CPU-seconds to compile with nothing in the cache: those of a run of 4 steps over the same run
-# eager, at nano and tiny (docs/speed.md). The last is a guess.
+# eager, at nano and tiny (experiments/cpu_defaults). The last is a guess.
 COLD_S = {Compile.off: 0.0, Compile.regional: 45.0, Compile.full: 60.0, Compile.max: 600.0}
 SHORT = 10_000_000  # weights of all blocks; below, the calls of regions cost 1 to 6% of a step
 # What compiling saves of an eager step's time, a fifth to a half (LOG.md, 2026-11-22): `python -m
@@ -43,7 +43,7 @@ SHORT = 10_000_000  # weights of all blocks; below, the calls of regions cost 1 
 SAVED = 0.2
 SAVED_BY_HEAD = 0.5  # where the head has more weights than the blocks
 # On a CPU with AMX, bf16's speed over fp32's by channels × channels of a head: 0.59 at 64 × 16,
-# 0.90 at 128 × 16, 1.20 at 128 × 32, 1.70 at 256 × 64 (docs/speed.md).
+# 0.90 at 128 × 16, 1.20 at 128 × 32, 1.70 at 256 × 64 (experiments/cpu_defaults).
 WIDE, WIDE_HEAD = 128, 32
 ON_CPU = 8  # sequences of a micro-batch
 
@@ -82,7 +82,7 @@ def precision(device: Device, model: Model) -> tuple[Precision, str]:
 
     On CPUs with bf16 products and without AMX it depends on CPU and shape: of two of them one
     computed `model=tiny` in bf16 at 0.56 times fp32's speed, the other at 1.55 times
-    (docs/speed.md).
+    (experiments/cpu_defaults).
     """
     if device is Device.cuda:
         return Precision.bf16, "the GPU's tensor cores"

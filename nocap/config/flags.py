@@ -112,7 +112,7 @@ Examples, after python -m nocap.train:
 Flags
   --multirun, -m    a grid: every combination of values with commas between them
   --plan            tell the cells, time and disk of a grid, train nothing
-  --config-dir DIR  options of your own (docs/add-an-idea.md); can be repeated
+  --config-dir DIR  options of your own (docs/custom.md); can be repeated
   --cfg job         print the composed config, train nothing; --resolve works out the rest
   --fit             find the largest micro-batch of this config that fits on this machine
   --info            what Hydra knows: --info defaults-tree and the like
@@ -131,7 +131,7 @@ Grids (--multirun): every combination of what is swept; then a table with interv
   --until-shown 24              more seeds, up to so many, until what is open is shown
   --time 60                     time the arms in turns for a minute when all are trained
   hydra/launcher=pool           several cells at once on this machine; slurm, ray: on a cluster
-The same command goes on where it stopped and trains no finished cell again: docs/grids.md"""
+The same command goes on where it stopped and trains no finished cell again: docs/compare.md"""
 KEYS = "Keys (KEY=VALUE; … follows from other keys)"
 COMMON = (
     *(

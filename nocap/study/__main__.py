@@ -22,7 +22,7 @@ the package and, when it is carried out, written there. After python -m nocap.st
   experiments/gqa --judge                       verdicts of what there is; trains and writes nothing
   --board experiments                           the leaderboard of all studies, and their READMEs
   ideas --propose "attention=gqa" "mlp=swiglu"  answer a program's proposals; without one: so far
-  ideas --propose 'python train.py {seed}'      as commands of your trainer (docs/programs.md)"""
+  ideas --propose 'python train.py {seed}'      as training commands (docs/your-trainer.md)"""
 
 
 def main(argv: list[str] | None = None) -> int:
