@@ -27,7 +27,8 @@ from nocap.config import hardware
 from nocap.config.compose import as_in, compose, overrides_of
 from nocap.config.compose import composed as composed_of
 from nocap.config.defaults import other_precision, reasons
-from nocap.config.flags import COMMON, KEYS, SWEEPS, asked, comments_of, manual
+from nocap.config.flags import parse
+from nocap.config.manual import COMMON, KEYS, SWEEPS, comments_of, manual
 from nocap.config.paths import conf_dir
 from nocap.config.plain import dump, load, to_plain
 from nocap.config.run import Run
@@ -438,13 +439,13 @@ def test_help_is_a_screen_of_every_group_and_option_and_of_the_common_keys() -> 
     assert sorted(shown) == sorted(COMMON)
     start = lines.index("Examples, after python -m nocap.train:") + 1
     for line in lines[start : lines.index("", start)]:
-        given = asked(re.split("  +", line.strip())[0].split())
+        given = parse(re.split("  +", line.strip())[0].split())
         assert compose(
             [
                 f"{override.key_or_group}={next(iter(override.sweep_string_iterator()))}"
                 if override.is_sweep_override()
                 else str(override.input_line)
-                for override in overrides_of(given.overrides, grid=given.grid)
+                for override in overrides_of(given.overrides, grid=given.is_grid)
             ]
         ), line
 
@@ -462,12 +463,12 @@ def test_help_of_options_has_their_keys_and_of_all_every_key() -> None:
     }
     assert max(map(len, every.splitlines())) <= outside.WIDTH
     given = [
-        asked(words.split()).all
+        parse(words.split()).help_all
         for words in ("--help all", "all --help", "--help", "seed=0 -h all")
     ]
     assert given == [True, True, False, True]
     # a lone `all` is refused as any word
-    assert (asked(["--help", "all", "seed=0"]).overrides, asked(["all"]).overrides) == (
+    assert (parse(["--help", "all", "seed=0"]).overrides, parse(["all"]).overrides) == (
         ["seed=0"],
         ["all"],
     )

@@ -340,7 +340,7 @@ def planned(*words: str, swept: tuple[str, ...] = ("attention", "seed")) -> tupl
 def test_the_baseline_gets_whole_schedules_at_its_other_lengths(tmp_path: Path) -> None:
     words = ["trainer.steps=100", "schedule=wsd", f"output_dir={tmp_path}"]
     plain, whole = planned(*words, "schedule.warmup_steps=9", "schedule.decay_steps=30")
-    added = [cell for cell in whole.cells if cell.plan.asked and cell.plan.asked.length_of]
+    added = [cell for cell in whole.cells if cell.plan.request and cell.plan.request.length_of]
     assert len(whole.cells) - len(plain.cells) == len(added) == 4
     runs = [cell.plan.run for cell in added]
     assert [(run.seed, run.trainer.steps) for run in runs] == [(0, 70), (0, 140), (1, 70), (1, 140)]
@@ -348,7 +348,7 @@ def test_the_baseline_gets_whole_schedules_at_its_other_lengths(tmp_path: Path) 
     assert [to_plain(run.schedule)["decay_steps"] for run in runs] == [21, 42, 21, 42]
     assert {run.trainer.compile for run in runs} == {plain.cells[0].plan.run.trainer.compile}
     assert {run.attention.kind for run in runs} == {plain.cells[0].plan.run.attention.kind}
-    assert {cell.plan.asked.length_of for cell in added} == {plain.cells[0].plan.arm}
+    assert {cell.plan.request.length_of for cell in added} == {plain.cells[0].plan.arm}
     assert all(f"trainer.steps={cell.plan.run.trainer.steps}" in cell.label for cell in added)
     assert lengths.cost(plain, whole) == (
         "equal loss: the baseline also trains for 70 and 140 steps: 4 runs more, as much as 2.1 "

@@ -19,7 +19,7 @@ from nocap.config import hardware
 from nocap.config.compose import compose
 from nocap.config.defaults import reasons
 from nocap.config.trainer import Precision
-from nocap.launch.plan import headline
+from nocap.launch.headline import headline
 from nocap.store.formats import duration
 from nocap.store.identity import config_that_counts, digest, identity_parts
 from nocap.training import terminal

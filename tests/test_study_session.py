@@ -53,7 +53,7 @@ def test_arms_with_the_same_step_are_timed_once(monkeypatch: pytest.MonkeyPatch)
         "late": "attention=flash schedule=cosine seed=7",
         "few": "attention=mqa data=synthetic",
     }
-    rows = session.steps(runs(mha="attention=flash", mqa="attention=mqa", **twins), rounds=1)
+    rows = session.time_steps(runs(mha="attention=flash", mqa="attention=mqa", **twins), rounds=1)
     assert asked == [["mha", "mqa"]]
     timed = ("tokens_per_s", "step_ms", "params", "memory_mib", "flops_per_token", "kernel")
     for name, twin in (("mha", "late"), ("mqa", "few")):
@@ -88,7 +88,7 @@ def test_what_is_counted_without_a_clock():
 
 @pytest.mark.slow
 def test_a_step_taken_apart_and_attention_over_lengths():
-    row = session.parts(runs(mha="attention=mha"), repeats=1)["mha"]
+    row = session.profile_parts(runs(mha="attention=mha"), repeats=1)["mha"]
     assert {"qkv", "scores", "attention_out", "mlp_up", "mlp_down", "head", "loss"} <= set(row.ms)
     assert all(math.isfinite(x) and x >= 0 for x in row.ms.values())
     assert row.step_ms > 0
@@ -96,7 +96,9 @@ def test_a_step_taken_apart_and_attention_over_lengths():
     assert set(row.memory_mib) >= {"parameters", "gradients", "optimizer", "activations"}
     assert row.mib["scores"] > 0
     both = runs(mha="attention=mha", near="attention=sliding attention.window=8")
-    for row, window in zip(session.lengths(both, T=[32, 64, 128]).values(), (None, 8), strict=True):
+    for row, window in zip(
+        session.time_lengths(both, T=[32, 64, 128]).values(), (None, 8), strict=True
+    ):
         assert row.T == [32, 64, 128]
         assert row.window == window
         assert all(ms > 0 for ms in row.attention_ms)
@@ -109,7 +111,7 @@ def test_decoding_writes_one_text_with_every_engine_or_refuses(monkeypatch: pyte
 
     engines = {"again": "no cache", "cached": "cache", "mqa": "cache"}
     arms = runs(again="attention=flash", cached="attention=flash", mqa="attention=mqa")
-    rows = session.decoding(arms, engines=engines, prompt=4, new=6, vocab_size=64)
+    rows = session.time_decoding(arms, engines=engines, prompt=4, new=6, vocab_size=64)
     assert {name: row.engine for name, row in rows.items()} == engines
     for row in rows.values():
         assert min(row.decode_tokens_per_s, row.decode_ms, row.decode_mb) > 0
@@ -117,7 +119,7 @@ def test_decoding_writes_one_text_with_every_engine_or_refuses(monkeypatch: pyte
     real = engine.Recompute.prefill
     monkeypatch.setattr(engine.Recompute, "prefill", lambda self, tokens_BT: -real(self, tokens_BT))
     with pytest.raises(AssertionError, match="engines of one model must write the same text"):
-        session.decoding(arms, engines=engines, prompt=4, new=6, vocab_size=64)
+        session.time_decoding(arms, engines=engines, prompt=4, new=6, vocab_size=64)
 
 
 def asked(*overrides: str, place: str = "parts") -> Session:

@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,7 +23,25 @@ from nocap.store import lease
 from nocap.store.files import not_elsewhere, write_file
 
 SCHEMA_VERSION = 1
-ENDED = ("finished", "diverged")  # a non-finite loss is a result; a run that was cut short is none
+
+
+class RunStatus(StrEnum):
+    """How a run ended, as its summary has it; or why it has not, as a command tells it."""
+
+    finished = "finished"
+    preempted = "preempted"  # it was asked to stop, and has saved
+    diverged = "diverged"
+    failed = "failed"
+    # no summary has one of these
+    refused = "refused"  # its input is bad
+    damaged = "damaged"  # its record was changed, and no checkpoint makes it again
+    waiting = "waiting"  # it has not started, or another process trains it
+    open = "open"  # a search's trial that has not ended
+    unfinished = "not finished"  # it has no summary
+
+
+# a non-finite loss is a result; a run that was cut short is none
+ENDED = (RunStatus.finished, RunStatus.diverged)
 MANIFEST = "manifest.json"
 SUMMARY = "summary.json"
 SEAL = "sha256"  # the key of the summary that holds the digests

@@ -19,11 +19,11 @@ from nocap.config.errors import FailedError, StoppedError
 from nocap.judge.claim import Claim
 from nocap.judge.interval import analyses, analysis_of
 from nocap.judge.verdict import Reason, Verdict
-from nocap.launch.plan import DAMAGED, RunResult
+from nocap.launch.plan import RunResult
 from nocap.sessions.figures import PLACES, TRAIN, SessionFile
 from nocap.sessions.session import Session
 from nocap.store.formats import duration
-from nocap.store.record import ENDED
+from nocap.store.record import ENDED, RunStatus
 from nocap.store.runs import Record
 from nocap.store.runs import number as number_of
 from nocap.study.evidence import Evidence, places, verdict_of
@@ -116,7 +116,7 @@ def _failures(runs: Sequence[Training], results: Mapping[str, RunResult]) -> Ite
     """Name each run that came to no end. A damaged one is named where it is read."""
     for run in runs:
         result = results.get(run.plan.identity)
-        if result is not None and result.status not in (*ENDED, DAMAGED):
+        if result is not None and result.status not in (*ENDED, RunStatus.damaged):
             steps = f", {run.short} steps" if run.short else ""
             yield f"{run.arm}, seed {run.seed}{steps}: {result.status}, {result.reason}"
 
@@ -312,7 +312,7 @@ class _Conductor:
             try:
                 record = run.record()
             except ValueError as error:
-                self.problems.append(f"{DAMAGED}: {error}")
+                self.problems.append(f"{RunStatus.damaged}: {error}")
                 self.damaged.add((run.arm, run.seed))
                 continue
             if record is not None:
