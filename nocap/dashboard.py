@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from nocap.command_line import command
 from nocap.config import entry
 from nocap.config.keys import EXIT_CODES, line_of, require
-from nocap.launch.head import born
+from nocap.launch.run_facts import born
 from nocap.options.tracker.wandb import name_there, run_id
 from nocap.store.record import read_json, write_json
 from nocap.training.ledger import LINES

@@ -17,8 +17,8 @@ from nocap.config.paths import shown
 from nocap.config.plain import made, to_plain
 from nocap.display import plural
 from nocap.launch.grid import REPORT
-from nocap.launch.head import run_facts
 from nocap.launch.plan import Plan
+from nocap.launch.run_facts import run_facts
 from nocap.options.tracker import RunFacts, Tracker, TrackerSession
 from nocap.store import lease
 from nocap.store.identity import digest
@@ -44,7 +44,7 @@ def send_run(folder: Path, tracker: Tracker | None = None) -> TrackerSession:
         OSError: the server does not answer.
         ValueError: it does not take the run, or the record cannot be read.
     """
-    with _held(folder):
+    with _lease_of(folder):
         record = read(folder, rows=False)
         config = config_of(record)
         rows = Metrics(folder / "metrics.jsonl").rows()
@@ -52,7 +52,7 @@ def send_run(folder: Path, tracker: Tracker | None = None) -> TrackerSession:
         return send(tracker or tracker_of(config), facts, rows=rows, summary=record.summary)
 
 
-def _held(folder: Path) -> lease.Lease:
+def _lease_of(folder: Path) -> lease.Lease:
     """Take a run's lease.
 
     Errors:
@@ -88,8 +88,8 @@ def tracker_of(config: Mapping[str, Any]) -> Tracker:
     schema = outside.options("tracker").get(str(own.get("kind")))
     if schema is not None and cast(type[Tracker], schema).uploads:
         defaults = to_plain(composed([f"tracker={own['kind']}"]).run)["tracker"]
-        known = {f.name: own.get(f.name, defaults[f.name]) for f in fields(schema)}
-        return cast(Tracker, made(schema, known, "tracker."))
+        values = {f.name: own.get(f.name, defaults[f.name]) for f in fields(schema)}
+        return cast(Tracker, made(schema, values, "tracker."))
     return composed([f"tracker={UPLOADER}"]).run.tracker
 
 
@@ -101,7 +101,7 @@ def send_left(plans: Sequence[Plan], grid: Path) -> Iterator[str]:
     tracker = plans[0].run.tracker
     waiting = [plan.run_dir for plan in plans if left(plan.run.tracker, plan.run_dir)]
     if waiting and tracker.sends_now():
-        waiting = list(_not_taken(waiting))
+        waiting = list(_unsent(waiting))
     lacking = list[str]()
     if waiting:
         lacking.append(f"{len(waiting)} of {plural(len(plans), 'run')}")
@@ -112,20 +112,20 @@ def send_left(plans: Sequence[Plan], grid: Path) -> Iterator[str]:
         yield f"not uploaded: {' and '.join(lacking)}; this sends what is missing: {command}"
 
 
-def _not_taken(waiting: Sequence[Path]) -> Iterator[Path]:
-    """Send these runs, and yield those that a server has not taken."""
+def _unsent(waiting: Sequence[Path]) -> Iterator[Path]:
+    """Send these runs, and yield those that its server does not have then."""
     answers = True
     for folder in waiting:
-        taken = False
+        is_sent = False
         if answers:
             try:
-                taken = send_run(folder).complete
-                answers = taken
+                is_sent = send_run(folder).complete
+                answers = is_sent
             except OSError:
                 answers = False
             except ValueError:  # of this run alone
-                taken = False
-        if not taken:
+                is_sent = False
+        if not is_sent:
             yield folder
 
 
@@ -148,10 +148,10 @@ def send_grid(folder: Path) -> TrackerSession | None:
     found = load([folder])
     require(bool(found.records), str(folder), "have runs that can be read", "none")
     tracker = tracker_of(config_of(found.records[0]))
-    return send_comparison(tracker, **told(folder, compare(found)), report=report)
+    return send_comparison(tracker, **comparison_facts(folder, compare(found)), report=report)
 
 
-def told(folder: Path, comparison: Comparison) -> dict[str, Any]:
+def comparison_facts(folder: Path, comparison: Comparison) -> dict[str, Any]:
     """Return what a tracker gets of a grid's comparison, which is a run of the grid's group."""
     from nocap.report.rows import tables_of
 
