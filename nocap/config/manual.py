@@ -264,19 +264,27 @@ def _types_of(schema: type) -> dict[str, Any]:
 
 @cache
 def comments_of(schema: type) -> dict[str, str]:
-    """Return field or member → the comment on its line, or that on the lines above it."""
+    """Return field or member → the comment beside it, or that on the lines above it."""
     comments: dict[str, str] = {}
     for cls in reversed([cls for cls in schema.__mro__ if cls.__module__.startswith("nocap.")]):
         above = list[str]()
+        last = ""  # the field that a line goes on with
         for line in inspect.getsource(cls).splitlines():
-            code, _, beside = line.partition("  # ")
-            name = re.match(r"    (\w+)(: | = )", code)
-            if name is not None and (beside or above):
-                comments[name[1]] = beside or " ".join(above)
             if line.startswith("    #"):
                 above.append(line.strip(" #"))
-            else:
-                above = []
+                continue
+            code, _, beside = line.partition("  # ")
+            name = re.match(r"    (\w+)(: | = )", code)
+            if name is not None:
+                last = name[1]
+                comment = beside or " ".join(above)
+                if comment:
+                    comments[last] = comment
+            elif re.match(r"    [@a-z]", code):  # a method
+                last = ""
+            elif last and beside:
+                comments.setdefault(last, beside)
+            above = []
     return comments
 
 
