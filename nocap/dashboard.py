@@ -124,9 +124,9 @@ def _of_runs(path: str) -> Shown:
     from nocap.judge.compare import compare
     from nocap.report.arms import all_tables, headline, next_step, notes_on
     from nocap.report.table import one_line, tame
-    from nocap.store.runs import load_runs as load
+    from nocap.store.runs import load_runs
 
-    comparison = compare(load([path]))
+    comparison = compare(load_runs([path]))
     notes = notes_on(comparison)
     for line in notes:
         print(f"nocap: {line}", file=sys.stderr)

@@ -14,8 +14,7 @@ from omegaconf import OmegaConf
 
 from nocap import outside
 from nocap.config.choices import of_a_grid, overrides_of
-from nocap.config.compose import compose
-from nocap.config.compose import raw_config as unchecked
+from nocap.config.compose import compose, raw_config
 from nocap.config.option import Option
 from nocap.config.run import Run
 from nocap.store.tracking import NO_MIRROR
@@ -98,7 +97,7 @@ class OptionTrial:
 
     def missing(self) -> list[str]:
         """Return the keys that have no value in the yaml, and that the user did not give."""
-        config, *_ = unchecked(self._of_the_run())
+        config, *_ = raw_config(self._of_the_run())
         return sorted(OmegaConf.missing_keys(config))
 
     @property

@@ -23,9 +23,7 @@ from nocap.options.tracker import RunFacts, Tracker, TrackerSession
 from nocap.store import lease
 from nocap.store.identity import digest
 from nocap.store.record import Metrics
-from nocap.store.runs import Record
-from nocap.store.runs import load_runs as load
-from nocap.store.runs import read_record as read
+from nocap.store.runs import Record, load_runs, read_record
 from nocap.store.tracking import left, send, send_comparison
 
 if TYPE_CHECKING:
@@ -45,7 +43,7 @@ def send_run(folder: Path, tracker: Tracker | None = None) -> TrackerSession:
         ValueError: it does not take the run, or the record cannot be read.
     """
     with _lease_of(folder):
-        record = read(folder, rows=False)
+        record = read_record(folder, rows=False)
         config = config_of(record)
         rows = Metrics(folder / "metrics.jsonl").rows()
         facts = run_facts(config, folder, record.manifest, params=record.summary["params"])
@@ -145,7 +143,7 @@ def send_grid(folder: Path) -> TrackerSession | None:
     report = folder / REPORT
     if not report.is_file():
         return None
-    found = load([folder])
+    found = load_runs([folder])
     require(bool(found.records), str(folder), "have runs that can be read", "none")
     tracker = tracker_of(config_of(found.records[0]))
     return send_comparison(tracker, **comparison_facts(folder, compare(found)), report=report)

@@ -23,7 +23,7 @@ import numpy as np
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from omegaconf import OmegaConf
 
-from nocap.config.choices import parse_override as parsed
+from nocap.config.choices import parse_override
 from nocap.config.compose import Composed, as_in
 from nocap.config.keys import is_fault, require
 from nocap.config.plain import explained, made
@@ -58,7 +58,11 @@ def options_in(words: Sequence[str]) -> tuple[Search | None, list[str]]:
         HydraException, ValueError: an override that cannot be parsed; a wrong key or value of the
             search.
     """
-    own = [word for word in words if re.match(r"search(\.|=)", str(parsed(word).input_line))]
+    own = list[str]()
+    for word in words:
+        override = parse_override(word)
+        if re.match(r"search(\.|=)", str(override.input_line)):
+            own.append(word)
     if not own:
         return None, list(words)
     keys = [word.replace("search=", "search.sampler=") for word in own]

@@ -18,7 +18,7 @@ from nocap.judge.compare import compare
 from nocap.judge.findings import extended
 from nocap.judge.interval import LEAST_PAIRS
 from nocap.launch.grid import values_of
-from nocap.store.runs import load_runs as load
+from nocap.store.runs import load_runs
 
 
 def looks(overrides: Sequence[Override], most: int) -> list[Sequence[Override]]:
@@ -75,7 +75,7 @@ def plan_of(every: Sequence[Sequence[Override]]) -> str:
 
 def open_in(folder: Path) -> list[str]:
     """Name what a grid's comparison does not show yet."""
-    findings = compare(load([folder])).findings
+    findings = compare(load_runs([folder])).findings
     return [finding.name for finding in findings.found if finding.is_open]
 
 

@@ -22,8 +22,7 @@ from nocap.judge.power import (
 )
 from nocap.launch.grid import Cell, Grid
 from nocap.report.table import Column, Table
-from nocap.store.runs import Record
-from nocap.store.runs import load_runs as load
+from nocap.store.runs import Record, load_runs
 
 TIMES = (1, 2, 4)  # the seeds
 
@@ -89,7 +88,7 @@ def records_in(output_dir: Path) -> list[Record]:
     runs = output_dir / "runs"
     if not any(runs.glob("*/summary.json")):
         return []
-    return load([runs], rows=False).records
+    return load_runs([runs], rows=False).records
 
 
 def _columns(factors: Iterable[str], show: Callable[[float], str]) -> list[Column]:
