@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from nocap.config.keys import require
-from nocap.display import BYTES, NONE, count, duration, shorten, size
-from nocap.display import integer as whole
+from nocap.display import BYTES, NONE, count, duration, shorten, size, whole
 from nocap.judge.arms import spell
 from nocap.judge.labels import has
 from nocap.store import lease
