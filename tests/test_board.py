@@ -226,13 +226,13 @@ def test_a_row_says_what_was_found_and_where(
     shown: dict[str, Row], name: str, verdict: str, measured: str
 ):
     assert shown[name].verdict == verdict
-    assert shown[name].texts["measured"] == measured
+    assert shown[name].cells["measured"] == measured
 
 
 def test_no_effect_is_printed_with_a_sign(shown: dict[str, Row]):
     for name, row in shown.items():
         bound = claim_row.allowed(row.claim, row.claim_result.bound)
-        said = [claim_row.expected(row.claim), bound, row.texts["measured"], row.texts["guards"]]
+        said = [claim_row.expected(row.claim), bound, row.cells["measured"], row.cells["guards"]]
         assert not any(re.search(r"(?<![\w.])[-+−]\d", phrase) for phrase in said), (name, said)
 
 
@@ -324,7 +324,7 @@ def test_expected_in_words(
 
 
 def test_guards_in_words(shown: dict[str, Row]):
-    assert shown["A0"].texts["guards"] == (
+    assert shown["A0"].cells["guards"] == (
         "memory: 24.9% less memory, exact, allowed: no more memory; "
         "validation loss: 0.4% lower loss [4.8% higher loss to 5.4% lower loss], n=3, "
         "allowed: at most 2% higher loss"
@@ -340,7 +340,7 @@ def test_the_page_has_every_row_and_a_plot_for_each_unit_and_is_one_small_file(
     page = written[STUDIES / "board.html"]
     text = text_of(page)
     for row in shown.values():
-        stated, measured = f"{row.measures}: {claim_row.expected(row.claim)}", row.texts["measured"]
+        stated, measured = f"{row.measures}: {claim_row.expected(row.claim)}", row.cells["measured"]
         for said in (f"{row.claim.statement} {row.at}", stated, row.verdict, measured):
             assert said in text
     assert (
@@ -354,7 +354,7 @@ def test_the_page_has_every_row_and_a_plot_for_each_unit_and_is_one_small_file(
     assert page.count("<circle") == len(shown) - len(bounded)
     for row in bounded:
         assert row.claim.statement in text.partition("Without an interval")[2]
-        assert "at least" in row.texts["measured"]
+        assert "at least" in row.cells["measured"]
     assert (
         page.count('<details class="claim"')
         == len(re.findall(r'data-verdict="\w+">', page))
@@ -652,9 +652,9 @@ def test_a_claim_is_planned_until_results_answer_it(tmp_path: Path):
     both = loaded(tmp_path / "made", study(claims=[SPEED, later], notes={"M.later": "asked later"}))
     (planned,) = board.planned([result], {"made": both})
     assert planned.claim.id == "M.later"
-    assert planned.texts["expected"] == "tokens/s: at least 10% faster"
-    assert planned.texts["notes"] == "asked later"
-    assert planned.texts["command"] == f"`python -m nocap.study {tmp_path.name}/made scale=cpu`"
+    assert planned.cells["expected"] == "tokens/s: at least 10% faster"
+    assert planned.cells["notes"] == "asked later"
+    assert planned.cells["command"] == f"`python -m nocap.study {tmp_path.name}/made scale=cpu`"
     assert board.planned([resulted(both, speeds(FAST, SAME))], {"made": both}) == []
     loaded(tmp_path / "made", study(claims=[{**LOSS, "id": "M.speed"}]))
     studies, results = board.read_studies(tmp_path)

@@ -122,7 +122,7 @@ class Planned:
     claim: Claim
 
     @property
-    def texts(self) -> dict[str, str]:
+    def cells(self) -> dict[str, str]:
         """Return what a table can say of it, by column."""
         claim = self.claim
         study = self.study
@@ -449,10 +449,10 @@ def _section(part: Section) -> list[str]:
 
 def _planned(plans: Sequence[Planned]) -> Table:
     """Draw a row for each claim that a study has and no result."""
-    texts = [plan.texts for plan in plans]
-    columns = [Column(title=name) for name in texts[0]]
+    cells = [plan.cells for plan in plans]
+    columns = [Column(title=name) for name in cells[0]]
     lines = list[list[object]]()
-    for row in texts:
+    for row in cells:
         lines.append([text or None for text in row.values()])
     return Table(title="", columns=columns, rows=lines)
 
@@ -463,10 +463,10 @@ def _unstudied(entries: Sequence[Unstudied], level: str) -> list[str]:
     for column, heading in UNSTUDIED.items():
         some = [entry for entry in entries if getattr(entry, column)]
         if some:
-            texts = [_entry(entry, column) for entry in some]
-            columns = [Column(title=name) for name in texts[0]]
+            cells = [_entry(entry, column) for entry in some]
+            columns = [Column(title=name) for name in cells[0]]
             table = Table(
-                title=heading, columns=columns, rows=[list(row.values()) for row in texts]
+                title=heading, columns=columns, rows=[list(row.values()) for row in cells]
             )
             lines += [f"{level} {heading}", "", *table.markdown(), ""]
     return lines

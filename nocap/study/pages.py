@@ -68,10 +68,10 @@ def claims(
     columns = [Column(title=name) for name in names]
     lines = list[list[object]]()
     for row in some:
-        texts = dict(row.texts)
+        cells = dict(row.cells)
         if link is not None:
-            texts["statement"] = link(row)
-        lines.append([texts[name] or None for name in names])
+            cells["statement"] = link(row)
+        lines.append([cells[name] or None for name in names])
     return Table(title="", columns=columns, rows=lines)
 
 
@@ -81,7 +81,7 @@ def render(result: StudyResult) -> str:
     for row in rows([result]):
         lines.append(f"{row.claim.id} {row.verdict}: {row.claim.statement}")
         for name in FACTS:
-            text = row.texts[name]
+            text = row.cells[name]
             if text:
                 lines.append(f"  {name:<18} {text}")
         lines.append("")
@@ -104,8 +104,8 @@ def tables(result: StudyResult) -> Iterator[Table]:
         yield Table(title=title, columns=TRIAL_COLUMNS, rows=trials)
 
 
-def _row(texts: Mapping[str, object], columns: Sequence[Column]) -> list[object]:
-    return [texts[column.title] for column in columns]
+def _row(cells: Mapping[str, object], columns: Sequence[Column]) -> list[object]:
+    return [cells[column.title] for column in columns]
 
 
 def _trial(trial: TuningTrial) -> dict[str, object]:
@@ -306,7 +306,7 @@ def _line(row: Row) -> forest.ForestRow:
     shown = row.claim_result.verdict.primary.shown()
     assert shown is not None
     low, high = claim.expected
-    measured = row.texts["measured"]
+    measured = row.cells["measured"]
     title = f"{claim.statement}: {row.verdict}. Measured: {measured}. Expected: {expected(claim)}."
     return forest.ForestRow(
         label=f"{claim.id} {claim.arm}",
