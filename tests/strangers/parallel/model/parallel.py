@@ -15,7 +15,8 @@ class ParallelBlock(nn.Module):
         super().__init__()
         self.norm = run.norm.build(run.model.d_model)
         self.scale = scale
-        self.attention, self.mlp = run.attention.build(run, layer), run.mlp.build(run.model.d_model)
+        self.attention = run.attention.build(run, layer)
+        self.mlp = run.mlp.build(run.model.d_model)
         # Ideas that have a part in a block: without this, nocap refuses them beside this model.
         self.ideas, self.joined = joined(
             run, f"blocks.{layer}.ideas", lambda idea: idea.build_layer(run, layer)
