@@ -27,10 +27,7 @@ class ParallelBlock(nn.Module):
             x_BTC = idea.enter(part, x_BTC, context)
         h_BTC = self.norm(x_BTC)
         # an attention from outside need not know of them
-        if self.joined:
-            ideas = (self.joined,)
-        else:
-            ideas = ()
+        ideas = (self.joined,) if self.joined else ()
         x_BTC = x_BTC + self.scale * (self.attention(h_BTC, context, *ideas) + self.mlp(h_BTC))
         for _, idea, part in self.joined:
             x_BTC = idea.leave(part, x_BTC, context)
