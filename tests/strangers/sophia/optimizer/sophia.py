@@ -1,8 +1,7 @@
 """Sophia (arXiv:2305.14342): θ ← θ - lr·clip(m / max(γ·h, ε), 1), m the gradient's average, h the
 Hessian's diagonal. Every few steps Gauss-Newton-Bartlett estimates h: n labels are drawn from the
 model's own predictions, and n times the square of their loss's gradient is added to h. That is a
-backward of the optimizer's own, before the update, on the tokens of the step's last micro-batch.
-"""
+backward of the optimizer's own, before the update, on the tokens of the last micro-batch."""
 
 from dataclasses import dataclass
 from random import Random
