@@ -26,6 +26,7 @@ from nocap.measure.profile_schema import (
 )
 from nocap.measure.subject import Of
 from nocap.report.table import Column, Table
+from nocap.report.terminal import prose
 from nocap.store.formats import MINUS, fixed, shorten, three_digits, whole
 from nocap.store.metrics import HELD, PARTS, part_title
 
@@ -51,7 +52,7 @@ def render_profile(profile: ProfileJson, *, ceilings: bool = True) -> str:
         tables.append(_ceilings(profile.ceilings.table, trusted=profile.trusted))
     if profile.layers:
         tables.append(_layers(profile.layers))
-    return "\n\n".join(["\n".join(_head(profile)), *map(str, tables)])
+    return "\n\n".join(["\n".join(map(prose, _head(profile))), *map(str, tables)])
 
 
 def _head(profile: ProfileJson) -> Iterator[str]:
@@ -294,7 +295,7 @@ def _ceilings(ceilings: Sequence[CeilingJson], *, trusted: bool) -> Table:
 
 def _largest(file: ProfileFile) -> Iterator[str]:
     of = file.of.title
-    yield (
+    yield prose(
         f"the largest parts; how much faster the {of} can be at most with options that make the "
         f"part "
         "cheaper; and what measures it"
@@ -302,16 +303,18 @@ def _largest(file: ProfileFile) -> Iterator[str]:
     rest_ms = file.step.unattributed_ms
     if rest_ms > file.largest[0].ms:
         share = _share(rest_ms / file.step.ms)
-        yield f"larger than any part: {three_digits(rest_ms)} ms, {share}, not attributed"
+        yield prose(f"larger than any part: {three_digits(rest_ms)} ms, {share}, not attributed")
     for number, row in enumerate(file.largest, start=1):
         bound = f", {row.of_bound:.0%} of its bound" if row.of_bound else ""
         share = f"{_share(row.share)} of the {of}"
-        yield f"{number}. {part_title(row.part)}: {three_digits(row.ms)} ms, {share}{bound}"
+        yield prose(
+            f"{number}. {part_title(row.part)}: {three_digits(row.ms)} ms, {share}{bound}", hang=3
+        )
         if row.options:
-            yield f"   at most: {', '.join(map(_win, row.options))}"
+            yield prose(f"   at most: {', '.join(map(_win, row.options))}", hang=3)
             yield f"   {row.command}"
         else:
-            yield "   no option of this configuration wins there by arithmetic"
+            yield prose("   no option of this configuration wins there by arithmetic", hang=3)
 
 
 def _win(option: OptionJson) -> str:
@@ -333,7 +336,7 @@ def _difference(difference: ProfileDifference) -> str:
         _changes("what changed", difference.groups),
         _changes("row by row, the largest change first", difference.rows),
     ]
-    head = "\n".join(_about(difference))
+    head = "\n".join(map(prose, _about(difference)))
     return "\n\n".join([head, *map(str, tables), "\n".join(_caution(difference))])
 
 
@@ -404,14 +407,14 @@ def _signed(ms: float) -> str:
 
 def _caution(difference: ProfileDifference) -> Iterator[str]:
     drift = ", ".join(f"{name} {each:.2f}×" for name, each in difference.drift.items())
-    yield (
+    yield prose(
         "A and B are one measurement each, without an interval. Between them the machine itself "
         "changed, by "
         f"its measured peaks: {drift}"
     )
     command = between(difference.before, difference.after)
     if command is None:
-        yield (
+        yield prose(
             "both have the same overrides: what is shown is how much two profiles differ by "
             "themselves"
         )

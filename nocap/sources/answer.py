@@ -22,9 +22,10 @@ from nocap.judge.schema import to_json
 from nocap.judge.turns import RacedArm, RaceResult
 from nocap.judge.verdict import Word
 from nocap.report import forest, page, still
+from nocap.report.looks import HUES
 from nocap.report.page import finite
 from nocap.report.provenance import Fact
-from nocap.report.table import Column, Table, TableCell
+from nocap.report.table import Column, Table, TableCell, as_drawn
 from nocap.report.words import measured, values
 from nocap.sources.command import Command, result
 from nocap.sources.race import Race, Raced
@@ -34,7 +35,6 @@ from nocap.store.metrics import METRICS, Better, Measurement, Metric, Scale
 START_UP = "Wall-clock includes start-up."
 IGNORES_SEED = "n=1: all repeats are equal to rounding, the commands ignore their seed"
 GAINS = (Outcome.better, Word.confirmed, Word.exceeded)
-HUES = 7  # of the page's style
 TEXTS = ("arm", "seed", "session")  # columns of the page's table of runs
 
 
@@ -165,11 +165,13 @@ def _verdicts(race: Race, raced: Raced) -> Table:
     result = raced.result
     metric = race.readings[0].metric
     base = result.baseline[metric.name]
-    rows: list[list[object]] = [[race.arms[0].name, result.n, base.mean, None, "baseline"]]
+    first = TableCell(text="baseline")
+    rows: list[list[object]] = [[race.arms[0].name, result.n, base.mean, None, first]]
     for arm in result.arms:
         seen = arm.measured[metric.name]
         why = reason(result, arm)
-        word = f"{arm.word.value} ({why})" if why else arm.word.value
+        text = f"{arm.word.value} ({why})" if why else arm.word.value
+        word = TableCell(text=text, kind=arm.word.name)
         rows.append([arm.name, result.n, seen.mean, _drawn(seen, metric, Scale.difference), word])
     return Table(
         title=f"{metric.name}: {metric.better.value} is better; the gain with its 95% interval",
@@ -178,7 +180,7 @@ def _verdicts(race: Race, raced: Raced) -> Table:
             Column(title="n"),
             _means(metric),
             _gains("gain"),
-            Column(title="verdict", keep=True),
+            Column(title="verdict", show=as_drawn, keep=True),
         ],
         rows=rows,
         notes=_notes(race, raced),
@@ -222,16 +224,12 @@ def _drawn(seen: ArmMean, metric: Metric, scale: Scale) -> TableCell | None:
 def _means(metric: Metric) -> Column:
     if metric.name in METRICS:
         return values(metric.name, metric.title)
-    return Column(title=metric.title, show="{:.5g}".format)
+    return Column(title=metric.title, show="{:.5g}".format, alike=True)
 
 
 def _gains(title: str) -> Column:
     """Return a column of cells that are drawn already."""
-
-    def show(cell: TableCell) -> TableCell:
-        return cell
-
-    return Column(title=title, show=show, keep=True)
+    return Column(title=title, show=as_drawn, keep=True)
 
 
 def _notes(race: Race, raced: Raced) -> list[str]:
@@ -265,6 +263,7 @@ def _of_times(race: Race) -> str:
 class _Headline:
     arm: str
     word: str
+    kind: str  # by which the page has its mark
     gain: str
     reason: str
 
@@ -279,6 +278,7 @@ def render(race: Race, raced: Raced, *, command: str | None = None) -> str:
         line = _Headline(
             arm=arm.name,
             word=arm.word.value,
+            kind=arm.word.name,
             gain=_gain(arm, metric),
             reason=reason(result, arm),
         )
@@ -404,7 +404,7 @@ def _forest(
                 forest.ForestRow(
                     label=arm.name,
                     title=f"{arm.name}: {measured(gain, metric, Scale.difference)}",
-                    look=arm.word.value.replace(" ", "-"),
+                    look=arm.word.name,
                     mid=-gain.mid if lower else gain.mid,
                     low=-gain.high if lower else gain.low,
                     high=-gain.low if lower else gain.high,
@@ -427,5 +427,7 @@ def _turned(ends: tuple[float | None, float | None]) -> tuple[float | None, floa
 def _every_run(runs: Sequence[Mapping[str, object]]) -> Table:
     columns = list[Column]()
     for name in runs[0]:
-        columns.append(Column(title=name, show=str if name in TEXTS else "{:.6g}".format))
+        is_text = name in TEXTS
+        show = str if is_text else "{:.6g}".format
+        columns.append(Column(title=name, show=show, alike=not is_text))
     return Table(title="Every run", columns=columns, rows=[list(run.values()) for run in runs])
