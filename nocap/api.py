@@ -71,8 +71,8 @@ def train(*what: Run | str, quiet: bool = False) -> dict[str, Any]:
         TrainingError: the run failed.
     """
     from nocap.launch.attempt import train
-    from nocap.launch.head import typed_keys
-    from nocap.launch.plan import plan
+    from nocap.launch.plan import plan, typed_keys
+    from nocap.store.record import RunStatus
 
     started = time.monotonic()
     choices: Mapping[str, str | None]
@@ -90,10 +90,10 @@ def train(*what: Run | str, quiet: bool = False) -> dict[str, Any]:
             print(line)
 
     ended = train(planned, started=started, log=log, quiet=quiet)
-    if ended.status == "refused":
-        raise ValueError(ended.summary["error"])
-    if ended.status == "failed":
-        raise TrainingError(ended.summary["error"])
+    if ended.status is RunStatus.refused:
+        raise ValueError(ended.reason)
+    if ended.status is RunStatus.failed:
+        raise TrainingError(ended.reason)
     return ended.summary
 
 

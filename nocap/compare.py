@@ -44,8 +44,7 @@ def main(argv: list[str] | None = None) -> int:
 def _compare(words: list[str], options: argparse.Namespace) -> int:
     from nocap.judge.question import Question
     from nocap.report.arms import render
-    from nocap.sources.request import LogOptions as Logged
-    from nocap.sources.request import compare_paths as compared
+    from nocap.sources.request import LogOptions, compare_paths
 
     typed = Question(
         baseline=options.baseline,
@@ -54,13 +53,13 @@ def _compare(words: list[str], options: argparse.Namespace) -> int:
         against=options.against,
         cautious=options.cautious,
     )
-    logged = Logged(
+    logged = LogOptions(
         format=options.format,
         columns=options.columns,
         names=options.names,
         hardware=options.hardware,
     )
-    answer = compared(options.paths, typed, group=options.group, logged=logged)
+    answer = compare_paths(options.paths, typed, group=options.group, logged=logged)
     print(render(answer.comparison))
     if answer.lines:
         print("", *answer.lines, sep="\n")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from nocap.command_line import command
 from nocap.config import entry
 from nocap.config.keys import EXIT_CODES, line_of, require
-from nocap.launch.head import born
+from nocap.launch.run_facts import born
 from nocap.options.tracker.wandb import name_there, run_id
 from nocap.store.record import read_json, write_json
 from nocap.training.ledger import LINES
@@ -124,9 +124,9 @@ def _of_runs(path: str) -> Shown:
     from nocap.judge.compare import compare
     from nocap.report.arms import all_tables, headline, next_step, notes_on
     from nocap.report.table import one_line, tame
-    from nocap.store.runs import load_runs as load
+    from nocap.store.runs import load_runs
 
-    comparison = compare(load([path]))
+    comparison = compare(load_runs([path]))
     notes = notes_on(comparison)
     for line in notes:
         print(f"nocap: {line}", file=sys.stderr)

@@ -21,8 +21,7 @@ from nocap.judge.grouping import group
 from nocap.report.drawing import MARKS, DrawnCurve, drawn
 from nocap.store.files import write_file
 from nocap.store.record import Metrics
-from nocap.store.runs import LAST, Record, train_s
-from nocap.store.runs import load_runs as load
+from nocap.store.runs import LAST, Record, load_runs, train_s
 
 # of a picture's lines, which differ without colours: 28 pairs
 DASHES = ("-", "--", "-.", ":")
@@ -37,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _plot(options: argparse.Namespace) -> int:
-    loaded = load(options.runs, outputs=options.output_dir, rows=False)
+    loaded = load_runs(options.runs, outputs=options.output_dir, rows=False)
     unreadable = "; ".join(loaded.unreadable.values())
     require(not loaded.unreadable, "RUN", "have a sound record", unreadable)
     for line in loaded.problems:

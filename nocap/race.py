@@ -23,8 +23,7 @@ from nocap.store.record import write_json
 
 if TYPE_CHECKING:
     from nocap.sources.command import Command
-    from nocap.sources.race import GuardReading as Guarded
-    from nocap.sources.race import Race
+    from nocap.sources.race import GuardReading, Race
     from nocap.sources.reading import Reading
 
 FORMS = """\
@@ -163,7 +162,7 @@ def _add(
 
 def _raced(typed: Sequence[str], asked: argparse.Namespace) -> int:
     from nocap.config.errors import StoppedError
-    from nocap.sources import race_answer as answer
+    from nocap.sources import race_answer
 
     words = typed[typed.index("--") + 1 :] if "--" in typed else []
     try:
@@ -172,13 +171,13 @@ def _raced(typed: Sequence[str], asked: argparse.Namespace) -> int:
             running.folder.mkdir(parents=True, exist_ok=True)
             with lease.acquire(running.folder):
                 raced = running.run()
-                content = answer.written(running, raced)
-                content["next"] = answer.next_step(running, raced, typed)
+                content = race_answer.written(running, raced)
+                content["next"] = race_answer.next_step(running, raced, typed)
                 write_json(running.folder / "result.json", content)
-        for table in answer.tables(running, raced):
+        for table in race_answer.tables(running, raced):
             print(f"\n{table}")
         command_line = f"python -m nocap.race {shlex.join(typed)}"
-        page = answer.render(running, raced, command=command_line)
+        page = race_answer.render(running, raced, command=command_line)
         write_text(running.folder / "result.html", page)
     except KeyboardInterrupt as stop:
         raise StoppedError(
@@ -313,15 +312,14 @@ def _arms(
     )
 
 
-def _readings(asked: argparse.Namespace) -> tuple[list[Reading], list[Guarded]]:
+def _readings(asked: argparse.Namespace) -> tuple[list[Reading], list[GuardReading]]:
     """Return what is compared, and what may not be worse."""
-    from nocap.sources.race import MEASURED
-    from nocap.sources.race import GuardReading as Guarded
+    from nocap.sources.race import MEASURED, GuardReading
     from nocap.sources.reading import Reading, number
     from nocap.store.metrics import Better
 
     readings = list[Reading]()
-    guards = list[Guarded]()
+    guards = list[GuardReading]()
     for metric in asked.metrics:
         what = metric["what"]
         better = Better(metric["better"])
@@ -334,7 +332,7 @@ def _readings(asked: argparse.Namespace) -> tuple[list[Reading], list[Guarded]]:
         margin = number(text, "--guard")
         require(0 <= margin < math.inf, "--guard", "have a margin of 0 or more", text)
         reading = Reading(what=name, better=better, file=asked.file)
-        guards.append(Guarded(reading=reading, margin=margin))
+        guards.append(GuardReading(reading=reading, margin=margin))
     rule = "be given: a pattern with one group, as in 'val loss (\\S+)'"
     require(bool(readings), "--metric", rule, "none")
     every = [*readings, *(guard.reading for guard in guards)]

@@ -11,7 +11,7 @@ from pathlib import Path
 from nocap.config.compose import Composed, composed
 from nocap.launch.head import write_record_head
 from nocap.launch.plan import Plan, plan
-from nocap.launch.worker import _conclude, job_of
+from nocap.launch.worker import conclude, job_of
 from nocap.options.tracker import TrackerSession
 from nocap.store.record import read_json
 from nocap.training.loop import train
@@ -82,5 +82,5 @@ def start(
         heartbeat=heartbeat,
     )
     outcome = train(job)
-    _conclude(job, manifest, outcome, session or TrackerSession())
+    conclude(job, manifest, outcome, session or TrackerSession())
     return outcome

@@ -225,13 +225,13 @@ def test_a_row_says_what_was_found_and_where(
     shown: dict[str, Row], name: str, verdict: str, measured: str
 ):
     assert shown[name].verdict == verdict
-    assert shown[name].texts["measured"] == measured
+    assert shown[name].cells["measured"] == measured
 
 
 def test_no_effect_is_printed_with_a_sign(shown: dict[str, Row]):
     for name, row in shown.items():
         bound = claim_row.allowed(row.claim, row.claim_result.bound)
-        said = [claim_row.expected(row.claim), bound, row.texts["measured"], row.texts["guards"]]
+        said = [claim_row.expected(row.claim), bound, row.cells["measured"], row.cells["guards"]]
         for phrase in said:
             assert not re.search(r"(?<![\w.])[-+−]\d", phrase), (name, said)
 
@@ -326,7 +326,7 @@ def test_what_a_claim_expects_is_said_in_words(
 
 
 def test_guards_are_said_in_words(shown: dict[str, Row]):
-    assert shown["A0"].texts["guards"] == (
+    assert shown["A0"].cells["guards"] == (
         "memory: 24.9% less memory, exact, allowed: no more memory; "
         "validation loss: 0.4% lower loss [4.8% higher loss to 5.4% lower loss], n=3, "
         "allowed: at most 2% higher loss"
@@ -343,7 +343,7 @@ def test_the_page_has_every_row_and_a_plot_for_each_unit_and_is_one_small_file(
     text = text_of(page)
     for row in shown.values():
         stated = f"{row.measures}: {claim_row.expected(row.claim)}"
-        measured = row.texts["measured"]
+        measured = row.cells["measured"]
         for said in (f"{row.claim.statement} {row.at}", stated, row.verdict, measured):
             assert said in text
     assert (
@@ -357,7 +357,7 @@ def test_the_page_has_every_row_and_a_plot_for_each_unit_and_is_one_small_file(
     assert page.count("<circle") == len(shown) - len(bounded)
     for row in bounded:
         assert row.claim.statement in text.partition("Without an interval")[2]
-        assert "at least" in row.texts["measured"]
+        assert "at least" in row.cells["measured"]
     matches = re.findall(r'data-verdict="\w+">', page)
     assert page.count('<details class="claim"') == len(matches) == len(shown)
     assert len(page.encode()) < 300_000
@@ -668,7 +668,7 @@ def test_a_claim_is_planned_until_results_answer_it(tmp_path: Path):
     both = loaded(tmp_path / "made", content)
     (planned,) = board.planned([result], {"made": both})
     assert planned.claim.id == "M.later"
-    assert planned.texts[1:] == [
+    assert planned.cells[1:] == [
         "tokens/s: at least 10% faster",
         None,
         "not measured yet: asked later",

@@ -28,7 +28,8 @@ from nocap.config.choices import overrides_of
 from nocap.config.compose import as_in, compose
 from nocap.config.compose import composed as composed_of
 from nocap.config.defaults import other_precision, reasons
-from nocap.config.flags import COMMON, KEYS, SWEEPS, asked, comments_of, manual
+from nocap.config.flags import parse
+from nocap.config.manual import COMMON, KEYS, SWEEPS, comments_of, manual
 from nocap.config.paths import conf_dir
 from nocap.config.plain import dump, load, to_plain
 from nocap.config.run import Run
@@ -460,8 +461,8 @@ def test_help_is_a_screen_of_every_group_and_option_and_of_the_common_keys() -> 
     start = lines.index("Examples, after python -m nocap.train:") + 1
     for line in lines[start : lines.index("", start)]:
         pattern = re.split("  +", line.strip())
-        given = asked(pattern[0].split())
-        overrides = overrides_of(given.overrides, grid=given.grid)
+        given = parse(pattern[0].split())
+        overrides = overrides_of(given.overrides, grid=given.is_grid)
         typed = []
         for override in overrides:
             if override.is_sweep_override():
@@ -484,12 +485,12 @@ def test_help_of_options_has_their_keys_and_of_all_every_key() -> None:
     assert max(map(len, every.splitlines())) <= outside.WIDTH
     given = []
     for words in ("--help all", "all --help", "--help", "seed=0 -h all"):
-        given.append(asked(words.split()).all)
+        given.append(parse(words.split()).help_all)
     assert given == [True, True, False, True]
     # a lone `all` is refused as any word
-    overrides = asked(["--help", "all", "seed=0"]).overrides
+    overrides = parse(["--help", "all", "seed=0"]).overrides
     assert overrides == ["seed=0"]
-    assert asked(["all"]).overrides == ["all"]
+    assert parse(["all"]).overrides == ["all"]
 
 
 def test_help_shows_values_choices_and_comments_of_the_chosen() -> None:

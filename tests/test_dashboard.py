@@ -14,7 +14,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from nocap import dashboard
-from nocap.launch.head import born
+from nocap.launch.run_facts import born
 from nocap.options.tracker.wandb import run_id
 from nocap.store.record import write_summary
 from tests.conftest import REPO

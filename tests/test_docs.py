@@ -21,8 +21,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from nocap.__main__ import COMMANDS
 from nocap.config.compose import compose
-from nocap.config.flags import manual
-from nocap.launch.search import asked, ends, space_of
+from nocap.config.manual import manual
+from nocap.launch.search import ends, options_in, space_of
 from tests.tools import run_docs, settings, slurm
 from tests.tools.run_docs import (
     ROOT,
@@ -119,7 +119,7 @@ def _arms(arguments: list[str]) -> Iterator[list[str]]:
     for last, word in pairs:
         if re.match(r"(?!hydra)[a-z_.]+=", word) and last != "--arm":
             shared.append(word)
-    searched, shared = (None, shared) if arms else asked(shared)
+    searched, shared = (None, shared) if arms else options_in(shared)
     parsed = OverridesParser.create().parse_overrides(shared)
     swept = [o for o in parsed if o.is_sweep_override()]
     fixed = [o.input_line or "" for o in parsed if not o.is_sweep_override()]

@@ -93,7 +93,7 @@ def loss_apart(model: GPT, tokens: Tensor, *, restart: bool) -> Tensor:
     return total / tokens[:, 1:].numel()
 
 
-@pytest.mark.parametrize("position", ["rope", "learned"])
+@pytest.mark.parametrize("position", ["rope", pytest.param("learned", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("restart", [False, True])
 @pytest.mark.parametrize(
     "words",
@@ -304,7 +304,9 @@ class Leaky(Softmax):
 """
 
 
-@pytest.mark.parametrize(("argument", "code"), [("", 2), (", documents", 0)])
+@pytest.mark.parametrize(
+    ("argument", "code"), [("", 2), pytest.param(", documents", 0, marks=pytest.mark.slow)]
+)
 def test_an_attention_from_outside_is_tried(
     argument: str, code: int, texts: str, tmp_path: Path, here: Door
 ) -> None:

@@ -370,7 +370,7 @@ def planned(*words: str, swept: tuple[str, ...] = ("attention", "seed")) -> tupl
 def test_the_baseline_gets_whole_schedules_at_its_other_lengths(tmp_path: Path) -> None:
     words = ["trainer.steps=100", "schedule=wsd", f"output_dir={tmp_path}"]
     plain, whole = planned(*words, "schedule.warmup_steps=9", "schedule.decay_steps=30")
-    added = [cell for cell in whole.cells if cell.plan.asked and cell.plan.asked.length_of]
+    added = [cell for cell in whole.cells if cell.plan.request and cell.plan.request.length_of]
     assert len(whole.cells) - len(plain.cells) == 4
     assert len(added) == 4
     runs = [cell.plan.run for cell in added]
@@ -384,7 +384,7 @@ def test_the_baseline_gets_whole_schedules_at_its_other_lengths(tmp_path: Path) 
     assert compiles == {plain.cells[0].plan.run.trainer.compile}
     kinds = {run.attention.kind for run in runs}
     assert kinds == {plain.cells[0].plan.run.attention.kind}
-    bases = {cell.plan.asked.length_of for cell in added}
+    bases = {cell.plan.request.length_of for cell in added}
     assert bases == {plain.cells[0].plan.arm}
     for cell in added:
         assert f"trainer.steps={cell.plan.run.trainer.steps}" in cell.label

@@ -16,7 +16,8 @@ from nocap.config.compose import Composed, as_in, compose, composed
 from nocap.config.defaults import reasons
 from nocap.config.run import Run
 from nocap.launch.grid import check
-from nocap.launch.plan import Datasets, headline, plan
+from nocap.launch.headline import headline
+from nocap.launch.plan import Datasets, plan
 from nocap.launch.worker import _no_room
 from nocap.measure.bench_arms import compose_arms
 from nocap.model.flops import flops_per_token

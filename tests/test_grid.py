@@ -10,14 +10,14 @@ import signal
 import pytest
 
 from nocap.config.compose import compose, composed
-from nocap.config.flags import asked
+from nocap.config.flags import GridFlags, parse
 from nocap.config.paths import conf_dir
 from nocap.config.plain import load, to_plain
-from nocap.launch.cell import _cell as planned_cell
+from nocap.launch.cell import planned_cell
 from nocap.launch.grid import check
-from nocap.launch.head import run_facts
-from nocap.launch.multirun import multirun
-from tests.attempts import on_a_terminal, processes, wait_until
+from nocap.launch.multirun import multirun, print_plan
+from nocap.launch.run_facts import run_facts
+from tests.attempts import on_a_terminal, processes, sealed, wait_until
 from tests.conftest import EXPLODING, SMALL
 from tests.grids import CELL, Background, records, summaries, trained
 from tests.grids import small_grid as small_grid
@@ -94,7 +94,7 @@ def test_what_is_refused_is_left_out_and_named_and_the_rest_is_the_same_grid(tmp
     words = [*CELL, f"output_dir={tmp_path}", *FITTING, "seed=0,1"]
     seen = []
     look = lambda grid: seen.append(grid) or ""  # noqa: E731
-    assert multirun(words, look=look, skip_refused=True) == 0
+    print_plan(words, GridFlags(skip_refused=True), look)
     said = capsys.readouterr().out
     assert f"left out: model.n_head=2 attention.n_kv_heads=4: {MISFIT}\n" in said
     pairs = ("2 1", "4 1", "4 4")
@@ -119,9 +119,10 @@ def test_what_is_refused_is_left_out_and_named_and_the_rest_is_the_same_grid(tmp
 def test_a_grid_of_which_nothing_fits_is_refused(tmp_path):
     words = [*CELL, f"output_dir={tmp_path}", "model.n_head=2", "attention.n_kv_heads=3,4"]
     with pytest.raises(ValueError, match="2 of 2 cells refused; none was trained"):
-        multirun(words, look=str, skip_refused=True)
+        print_plan(words, GridFlags(skip_refused=True), str)
+    searched = [*words, "search=random", "optimizer.lr=interval(1e-4,1e-2)"]
     with pytest.raises(ValueError, match="--skip-refused must be left out of a search"):
-        multirun([*words, "search=random", "optimizer.lr=interval(1e-4,1e-2)"], skip_refused=True)
+        multirun(searched, GridFlags(skip_refused=True))
 
 
 def test_a_run_that_is_asked_for_twice_is_trained_once_and_that_is_said(tmp_path):
@@ -201,9 +202,9 @@ COMMAND_LINES = [
 
 @pytest.mark.parametrize(("words", "overrides", "grid", "info"), COMMAND_LINES)
 def test_flags_may_stand_anywhere(words, overrides, grid, info):
-    flags = asked(words.split())
+    flags = parse(words.split())
     assert flags.overrides == overrides.split()
-    assert flags.grid == grid
+    assert flags.is_grid == grid
     assert flags.info == info
 
 
@@ -216,7 +217,7 @@ def test_a_yamls_sweeps_are_a_grids_and_the_command_goes_before_them(tmp_path, m
     for module in ("config.choices", "outside"):
         monkeypatch.setattr(f"nocap.{module}.conf_dir", lambda: conf)
     words = [*CELL, "experiment=mine", "seed=0", f"output_dir={tmp_path}"]
-    assert multirun(words, look=lambda grid: grids.append(grid) or "") == 0
+    print_plan(words, GridFlags(), lambda grid: grids.append(grid) or "")
     runs = [cell.plan.run for cell in grids[0].cells]
     assert {run.attention.n_kv_heads for run in runs} == {2, 4}
     assert {run.seed for run in runs} == {0}
@@ -243,17 +244,18 @@ def test_what_is_swept_goes_in_pairs_with_every_seed(tmp_path):
         "seed=range(0,2)",
         f"output_dir={tmp_path}",
     ]
-    assert multirun(words, zipped=True, look=lambda grid: grids.append(grid) or "") == 0
+    print_plan(words, GridFlags(zip=True), lambda grid: grids.append(grid) or "")
     labels = [cell.label for cell in grids[0].cells]
     expected = []
     for seed in (0, 1):
         for arm in ("attention=flash optimizer.lr=0.1", "attention=gqa optimizer.lr=0.2"):
             expected.append(f"seed={seed} {arm}")
     assert labels == expected
+    words = [*CELL, "attention=flash,gqa", "optimizer.lr=0.1,0.2,0.3"]
     with pytest.raises(
         ValueError, match=r"^--zip must be given lists of one length, got \[2, 3\]$"
     ):
-        multirun([*CELL, "attention=flash,gqa", "optimizer.lr=0.1,0.2,0.3"], zipped=True)
+        multirun(words, GridFlags(zip=True))
 
 
 # --- trained, skipped, gone on with ---------------------------------------------------------------
@@ -318,11 +320,11 @@ def test_a_clusters_job_knows_which_seeds_of_its_arm_were_asked_for(tmp_path):
     grid = checked(tmp_path, *cells)
     grid.write()
     jobs = [planned_cell(grid.folder, cell.plan.identity) for cell in grid.cells]
-    expected = [cell.plan.asked for cell in grid.cells]
-    assert [job.asked for job in jobs] == expected
-    seeds = sorted({job.asked.seeds for job in jobs})
+    expected = [cell.plan.request for cell in grid.cells]
+    assert [job.request for job in jobs] == expected
+    seeds = sorted({job.request.seeds for job in jobs})
     assert seeds == [(0, 1), (5,)]
-    assert [job.asked.place for job in jobs] == [0, 0, 1]
+    assert [job.request.position for job in jobs] == [0, 0, 1]
 
 
 def test_finished_cells_are_skipped_whoever_ran_them(small_grid, here):
@@ -342,6 +344,31 @@ def test_finished_cells_are_skipped_whoever_ran_them(small_grid, here):
     single = here(*CELL, "attention=gqa", f"output_dir={small_grid.out}")
     assert single.code == 0
     assert single.out.startswith("already finished")
+
+
+def test_the_page_of_a_finished_grid_is_drawn_again_only_when_its_comparison_changes(
+    small_grid, tmp_path, here
+):
+    out = shutil.copytree(small_grid.out, tmp_path / "out")
+    words = (*CELL, "attention=flash,gqa", "--multirun", "seed=0,1", f"output_dir={out}")
+    assert here(*words).code == 0  # its page has the command of another folder
+    (page,) = out.glob("grids/*/report.html")
+    content = page.read_bytes()
+    drawn = page.stat().st_mtime_ns
+    assert here(*words).code == 0
+    assert page.read_bytes() == content
+    assert page.stat().st_mtime_ns == drawn
+    for run_dir in out.glob("runs/*gqa*"):
+        summary = json.loads((run_dir / "summary.json").read_text())
+        (run_dir / "summary.json").write_text(json.dumps({**summary, "val_loss": 1.2345}))
+        sealed(run_dir)
+    assert here(*words).code == 0
+    changed = page.read_bytes()
+    assert b"1.2345" in changed
+    assert b"1.2345" not in content
+    page.write_bytes(changed.replace(b"1.2345", b"0.1234"))  # as somebody edits it
+    assert here(*words).code == 0
+    assert page.read_bytes() == changed
 
 
 @pytest.mark.slow

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from nocap.config.defaults import COLD_S
+from nocap.config.flags import GridFlags
 from nocap.config.trainer import Compile
 from nocap.display import duration
-from nocap.launch.multirun import multirun
+from nocap.launch.multirun import print_plan
 from nocap.sessions import grid_plan
 from nocap.sessions.figures import SessionFile
 from nocap.sessions.session import Session
@@ -41,7 +42,7 @@ def test_a_grids_plan_is_arithmetic_on_a_measured_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def told(*words: str) -> list[str]:
-        assert multirun([*WORDS, *words], look=grid_plan.of_grid) == 0
+        print_plan([*WORDS, *words], GridFlags(), grid_plan.of_grid)
         return capsys.readouterr().out.splitlines()
 
     monkeypatch.chdir(tmp_path)
@@ -64,10 +65,9 @@ def test_a_grids_plan_is_arithmetic_on_a_measured_step(
     # and a guess at compilation
     cold = f" {duration(30 + COLD_S[Compile.regional])} "
     assert cold in "\n".join(told("trainer.compile=regional", *more))
+    searched = ["search=random", *WORDS, "optimizer.lr=interval(1e-4,1e-2)"]
     with pytest.raises(ValueError, match="--plan must be left out of a search"):
-        multirun(
-            ["search=random", *WORDS, "optimizer.lr=interval(1e-4,1e-2)"], look=grid_plan.of_grid
-        )
+        print_plan(searched, GridFlags(), grid_plan.of_grid)
 
 
 def test_a_studys_plan_has_its_search_its_runs_and_its_shorter_schedules(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from nocap.config.flags import GridFlags
 from nocap.judge.compare import compare
-from nocap.launch import multirun
+from nocap.launch import grid_end, multirun
 from nocap.launch.attempt import clean, hold
 from nocap.launch.grid import Cell, Grid
 from nocap.launch.head import write_record_head
@@ -21,7 +22,7 @@ from nocap.launch.plan import Plan, RunResult, outcome, sound
 from nocap.store.checkpoints import name_of
 from nocap.store.files import append_text
 from nocap.store.identity import identity_parts
-from nocap.store.record import digest, read_json, read_rows, write_summary
+from nocap.store.record import RunStatus, digest, read_json, read_rows, write_summary
 from nocap.store.runs import load_runs, of_identity
 from nocap.training import checkpoint
 from tests.attempts import digests, restamp, stamp, state_of, steady, summary_of
@@ -393,10 +394,10 @@ def test_a_report_that_a_kill_prevented_is_written_by_the_same_command(
     this = copied(whole, tmp_path)
     grid = grid_of_one(this, tmp_path / "out")
     report = grid.folder / "report.html"
-    done = {this.identity: RunResult(summary={"status": "finished"})}
+    done = {this.identity: RunResult(status=RunStatus.finished)}
 
     def written() -> int:
-        assert multirun._report(grid, done, stopped=False) == 0
+        assert grid_end.report(grid, done, stopped=False) == 0
         assert "report: " in capsys.readouterr().out
         return report.stat().st_mtime_ns
 
@@ -424,8 +425,8 @@ def test_a_grid_without_a_finished_run_keeps_no_report_of_before(
 ) -> None:
     this = copied(whole, tmp_path)
     grid = with_report_of_before(this, tmp_path / "out")
-    results = {this.identity: RunResult(summary={"status": status})}
-    multirun._report(grid, results, stopped=False)
+    results = {this.identity: RunResult(status=RunStatus(status))}
+    grid_end.report(grid, results, stopped=False)
     assert "report: " not in capsys.readouterr().out
     assert not (grid.folder / "report.html").exists()
 
@@ -436,8 +437,8 @@ def test_a_comparison_that_fails_keeps_no_report_of_before(
     this = copied(whole, tmp_path)
     grid = with_report_of_before(this, tmp_path / "out")
     (this.run_dir / "metrics.jsonl").write_text("")  # another process has damaged it in between
-    done = {this.identity: RunResult(summary={"status": "finished"})}
-    assert multirun._report(grid, done, stopped=False) == 1
+    done = {this.identity: RunResult(status=RunStatus.finished)}
+    assert grid_end.report(grid, done, stopped=False) == 1
     out, err = capsys.readouterr()
     assert "report: " not in out
     assert err.startswith("nocap: no comparison: ")
@@ -459,8 +460,11 @@ def test_a_report_is_not_there_while_its_grid_trains(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("nocap.launch.multirun.Runner.run", run)
+    command = multirun.Command(
+        overrides=(), launcher=None, search=None, flags=GridFlags(), timer=None
+    )
     with pytest.raises(KeyboardInterrupt):
-        multirun._trained(grid, None, fail_fast=False, detach=False, timed=None)
+        multirun.train_grid(grid, command)
     assert there == [not half_done]
 
 
@@ -471,8 +475,8 @@ def test_a_comparison_that_fails_ends_a_grid_with_1(
     this = copied(whole, tmp_path)
     grid = grid_of_one(this, tmp_path / "out")
     (grid.folder / "report.html").mkdir()
-    done = {this.identity: RunResult(summary={"status": "finished"})}
-    assert multirun._report(grid, done, stopped=False) == 1
+    done = {this.identity: RunResult(status=RunStatus.finished)}
+    assert grid_end.report(grid, done, stopped=False) == 1
     assert "nocap: no comparison: " in capsys.readouterr().err
 
 

@@ -15,15 +15,16 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from optuna.trial import create_trial
 
 from nocap.config.compose import composed
+from nocap.config.flags import GridFlags
 from nocap.config.trainer import Device, Sampler, Search
 from nocap.launch import search as searching
 from nocap.launch.multirun import multirun
 from nocap.launch.runner import Devices, one_at_a_time
 from nocap.launch.search import (
     Searching,
-    asked,
     describe,
     ends,
+    options_in,
     propose,
     space_of,
     words_of,
@@ -47,11 +48,11 @@ def space(*words):
 
 def test_the_words_of_a_search_are_taken_from_a_grids():
     words = ["attention=gqa", "search=random", LR, "search.trials=40", "search.seed=7"]
-    search, others = asked(words)
+    search, others = options_in(words)
     assert search == Search(sampler=Sampler.random, trials=40, seed=7)
     assert others == ["attention=gqa", LR]
-    assert asked(["attention=gqa,mha"]) == (None, ["attention=gqa,mha"])
-    assert asked(["search=tpe"])[0] == Search(sampler=Sampler.tpe)
+    assert options_in(["attention=gqa,mha"]) == (None, ["attention=gqa,mha"])
+    assert options_in(["search=tpe"])[0] == Search(sampler=Sampler.tpe)
 
 
 WRONG_SEARCHES = [
@@ -70,7 +71,7 @@ WRONG_SEARCHES = [
 @pytest.mark.parametrize(("words", "reason"), WRONG_SEARCHES)
 def test_a_wrong_key_or_value_of_a_search(words, reason):
     with pytest.raises(ValueError, match=f"^{re.escape(reason)}$"):
-        asked(words)
+        options_in(words)
 
 
 SWEEPS = [
@@ -475,7 +476,7 @@ def test_one_process_carries_out_a_search_and_its_file_is_its_own(tmp_path, fake
 )
 def test_a_multirun_refuses_what_no_search_takes(words, reason, tmp_path):
     with pytest.raises(ValueError, match=f"^{reason}"):
-        multirun([*TINY, "search=tpe", f"output_dir={tmp_path}", *words])
+        multirun([*TINY, "search=tpe", f"output_dir={tmp_path}", *words], GridFlags())
     assert not list(tmp_path.iterdir())
 
 
@@ -501,7 +502,7 @@ def test_a_search_may_set_what_only_its_trials_make_possible(tmp_path, fake):
     fixed = (*TINY, "model.d_model=18", f"output_dir={tmp_path}")
     with pytest.raises(ValueError, match=r"^model\.d_model must "):
         composed([word for word in fixed if not word.startswith("model.n_head")])
-    multirun([*fixed, "model.n_head=3,9", "search=random", "search.trials=4"])
+    multirun([*fixed, "model.n_head=3,9", "search=random", "search.trials=4"], GridFlags())
     assert len(trainer.trained) == 2
 
 

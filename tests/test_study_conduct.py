@@ -14,6 +14,7 @@ import pytest
 from nocap.config.errors import FailedError, StoppedError
 from nocap.launch.plan import RunResult
 from nocap.sessions.session import Session
+from nocap.store.record import RunStatus
 from nocap.study.__main__ import main
 from nocap.study.log import read_log
 from nocap.study.registration import registrations
@@ -112,8 +113,8 @@ def test_a_run_that_fails_in_a_later_analysis_ends_the_study_with_1(
         fails = [run for run in runs if (run.arm, run.seed) == (arm, seed)]
         rest = [run for run in runs if run not in fails]
         lab.train(rest, label, **more)
-        summary = {"status": "failed", "error": "no room on the disk"}
-        return {run.plan.identity: RunResult(summary=summary) for run in fails}
+        failed = RunResult(status=RunStatus.failed, reason="no room on the disk")
+        return {run.plan.identity: failed for run in fails}
 
     monkeypatch.setattr("nocap.study.conduct.train", train)
     assert main([str(lab.root / "made"), f"output_dir={lab.root / 'out'}"]) == 1

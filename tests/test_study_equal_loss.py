@@ -15,6 +15,7 @@ import pytest
 
 from nocap.judge.compare import compare
 from nocap.launch.plan import RunResult
+from nocap.store.record import RunStatus
 from nocap.store.runs import Found, Record, load_runs
 from nocap.study import actions, pages
 from nocap.study.__main__ import main
@@ -474,8 +475,8 @@ def test_a_length_that_fails_ends_the_study_with_1(
         fails = [run for run in runs if (run.short, run.seed) == (17, 4)]
         rest = [run for run in runs if run not in fails]
         lab.train(rest, label, **more)
-        summary = {"status": "failed", "error": "no room on the disk"}
-        return {run.plan.identity: RunResult(summary=summary) for run in fails}
+        failed = RunResult(status=RunStatus.failed, reason="no room on the disk")
+        return {run.plan.identity: failed for run in fails}
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("nocap.study.conduct.train", train)

@@ -52,94 +52,123 @@ def refused(
     return printed.err.strip()
 
 
-STUDIES: list[tuple[dict[str, Any], str]] = [
+Case = tuple[dict[str, Any], str]
+
+# what the claim about the loss says otherwise
+LOSS_CLAIM: list[Case] = [
+    ({"metric": "val_los"}, "val_los"),
+    ({"metric": "train_s"}, "claim M.loss: metric must be one of val_loss, "),
+    ({"arm": "gqa"}, "claim M.loss: arm must be one of mha, mqa, got gqa"),
+    (
+        {"expected": [0.5, 0.5]},
+        "claim M.loss: expected must hold something: low below high, got [0.5, 0.5]",
+    ),
+    ({"arm": "mha"}, "claim M.loss: arm must not be its own baseline, got mha"),
+    (
+        {"seeds": [0, 1, 7]},
+        "claims[0].seeds must be left out: they are the study's, got [0, 1, 7]",
+    ),
+    ({"threshold": "mine"}, "threshold"),
+    ({"expected": 1.2}, "claims[0].expected must be a list, as in [a, b]"),
+    ({"scale": "rato"}, "claims[0].scale: Invalid value 'rato', expected one of "),
+    ({"expected": [10**400, None]}, "claims[0]: int too large to convert to float"),
+]
+# what the claim about the time at equal loss says otherwise
+EQUAL_CLAIM: list[Case] = [
+    (
+        {"scale": "difference"},
+        "claim M.equal: scale must be ratio for time_at_equal_loss, got difference",
+    ),
+    ({"scale": "value"}, "claim M.equal: scale must be ratio for time_at_equal_loss, got value"),
+    (
+        {"expected": [0.9, None]},
+        "claim M.equal: expected must have a high end, above 1 for what is worse",
+    ),
+    ({"expected": [0.0, 0.9]}, "expected must be above 0 for a ratio"),
+    ({"target": "baseline"}, "target must be baseline for a claim about time or steps"),
+    (
+        {"mechanism": {"rule": "flops", "formula": "f"}},
+        "claim M.equal: mechanism.rule must be given for time_at_equal_loss: arithmetic bounds a "
+        "step",
+    ),
+]
+# what the scale says otherwise
+SCALE: list[Case] = [
+    ({"sessions": 0}, "sessions must be at least 1, got 0"),
+    ({"apart_min": -1}, "apart_min must be at least 0, got -1"),
+    ({"round": 3}, "scales.cpu.round is no key of scaleconfig (did you mean rounds?)"),
+    (
+        {"decode": {"prompt": 0, "new": 1, "vocab_size": 9}},
+        "decode.prompt must be at least 1, got 0",
+    ),
+    ({"rounds": 0}, "rounds must be at least 1, got 0"),
+    ({"lengths": [0.5, 1.0]}, "lengths must be below 1, got 1.0"),
+    ({"own": {"gqa": ["mlp=relu2"]}}, "scales.cpu.own must be one of mha, mqa, got gqa"),
+    ({"claims": ["M.lost"]}, "scales.cpu.claims must be one of M.speed, M.loss, got M.lost"),
+    ({"own": {"mqa": ["engine=warp"]}}, "engine must be one of"),
+    (
+        {"bench": []},
+        "scales.cpu.bench must be given for claim M.speed, about tokens_per_s, got none",
+    ),
+    ({"train": []}, "scales.cpu.train must be given for claim M.speed, about val_loss, got none"),
+    ({"noise": {"speed": {"sd": 0.1, "df": 8, "source": "x"}}}, "noise must be one of val_loss, "),
+    (
+        {"noise": {"val_loss": {"sd": 0.0, "df": 8, "source": "x"}}},
+        "noise.sd must be above 0 and finite, got 0.0",
+    ),
+    ({"noise": {"val_loss": {"sd": 0.1, "df": 8}}}, "source"),
+]
+# words of the arm mqa, which takes part in claims
+MQA: list[tuple[tuple[str, ...], str]] = [
+    (("attention=none",), "arm mqa: "),
+    (("attention=mqa", "engine=warp"), "arm mqa: engine must be one of"),
+    (
+        ("attention=mqa", "data.train_tokens=50000"),
+        "arm mqa: data.train_tokens must be the baseline's (mha: ",
+    ),
+    (
+        ("trainer.val_tokens=2048",),
+        "arm mqa: trainer.val_tokens must be the baseline's (mha: 1024)",
+    ),
+    (
+        ("model.seq_len=64",),
+        "arm mqa: model.seq_len must be the baseline's (mha: 32), or losses mean",
+    ),
+    (("tokenizer=gpt2",), "arm mqa: tokenizer.vocabulary must be the baseline's (mha: "),
+]
+SPEED_GUARD = {"metric": "val_loss", "scale": "ratio", "margins": {"gpu": 1.1}}
+EQUAL_GUARD = {"metric": "time_at_equal_loss", "scale": "difference", "margins": {"cpu": 0.1}}
+STUDIES: list[Case] = [
     (
         {"arms": {"mha": "attention=mha", "mqa": ["attention=mqa"]}},
         "arms.mha must be a list, as in [a, b]",
     ),
-    ({"claims": [claim(LOSS, metric="val_los")]}, "val_los"),
-    ({"claims": [claim(LOSS, metric="train_s")]}, "claim M.loss: metric must be one of val_loss, "),
-    ({"claims": [claim(LOSS, arm="gqa")]}, "claim M.loss: arm must be one of mha, mqa, got gqa"),
-    (
-        {"claims": [claim(LOSS, expected=[0.5, 0.5])]},
-        "claim M.loss: expected must hold something: low below high, got [0.5, 0.5]",
-    ),
-    (
-        {"claims": [claim(LOSS, arm="mha")]},
-        "claim M.loss: arm must not be its own baseline, got mha",
-    ),
-    (
-        {"claims": [claim(LOSS, seeds=[0, 1, 7])]},
-        "claims[0].seeds must be left out: they are the study's, got [0, 1, 7]",
-    ),
     ({"max_seeds": 12}, "max_seeds is no key of study"),
-    ({"scales": at(sessions=0)}, "sessions must be at least 1, got 0"),
-    ({"scales": at(apart_min=-1)}, "apart_min must be at least 0, got -1"),
     ({"claims": [LOSS, LOSS]}, "claims must each have an id of their own, got M.loss, M.loss"),
     ({"claims": []}, "claims must have at least one, unless propose is given, got none"),
     ({"notes": {"M.lost": "no"}}, "notes must be one of M.speed, M.loss, got M.lost"),
-    ({"claims": [claim(LOSS, threshold="mine")]}, "threshold"),
     (amdahl(qkv=0.5), "mechanism.saved must be of scores, got qkv"),
     (
         amdahl(scores=1.0),
         "mechanism.saved must be above 0 and below 1: what is not named is saved whole, got ",
     ),
-    (
-        {
-            "claims": [
-                claim(
-                    SPEED,
-                    guards=[{"metric": "val_loss", "scale": "ratio", "margins": {"gpu": 1.1}}],
-                )
-            ]
-        },
-        "name the scale cpu, got gpu",
-    ),
+    ({"claims": [claim(SPEED, guards=[SPEED_GUARD])]}, "name the scale cpu, got gpu"),
     ({"seeds": [0, 1]}, "seeds must be at least 3: fewer pairs have no verdict, got 2"),
     ({"seeds": []}, "seeds must be at least 3: fewer pairs have no verdict, got 0"),
     ({"question": None}, "question must be given"),
     ({"question": " "}, "question must be given, got ' '"),
     ({"baseline": "gqa"}, "baseline must be one of mha, mqa, got gqa"),
     (arm("gqa", "attention=gqa"), "arms must each be in a claim, got gqa"),
-    (arm("mqa", "attention=none"), "arm mqa: "),
-    (arm("mqa", "attention=mqa", "engine=warp"), "arm mqa: engine must be one of"),
     (
         {"claims": [STEPS_TO_LOSS]},
         "claim M.loss: target must be baseline for a claim about time or steps to target, and null",
     ),
-    (
-        arm("mqa", "attention=mqa", "data.train_tokens=50000"),
-        "arm mqa: data.train_tokens must be the baseline's (mha: ",
-    ),
-    (
-        arm("mqa", "trainer.val_tokens=2048"),
-        "arm mqa: trainer.val_tokens must be the baseline's (mha: 1024)",
-    ),
-    (
-        arm("mqa", "model.seq_len=64"),
-        "arm mqa: model.seq_len must be the baseline's (mha: 32), or losses mean",
-    ),
-    (arm("mqa", "tokenizer=gpt2"), "arm mqa: tokenizer.vocabulary must be the baseline's (mha: "),
     ({"metod": "a slip"}, "metod is no key of study (did you mean method?)"),
-    ({"scales": at(round=3)}, "scales.cpu.round is no key of scaleconfig (did you mean rounds?)"),
     (
         {"claims": [claim(LOSS), claim(LOSS, expcted=[1, 2])]},
         "claims[1].expcted is no key of claim (did you mean expected?)",
     ),
-    ({"claims": [claim(LOSS, expected=1.2)]}, "claims[0].expected must be a list, as in [a, b]"),
-    (
-        {"claims": [claim(LOSS, scale="rato")]},
-        "claims[0].scale: Invalid value 'rato', expected one of ",
-    ),
     ({"claims": [3]}, "claims[0] must hold keys and values, got 3"),
-    (
-        {"claims": [claim(LOSS, expected=[10**400, None])]},
-        "claims[0]: int too large to convert to float",
-    ),
-    (
-        {"scales": at(decode={"prompt": 0, "new": 1, "vocab_size": 9})},
-        "decode.prompt must be at least 1, got 0",
-    ),
     (
         {
             "claims": [LOSS, claim(LOSS, id="M.ms", metric="decode_ms")],
@@ -147,44 +176,16 @@ STUDIES: list[tuple[dict[str, Any], str]] = [
         },
         "scales.cpu.decode must be a text that arm mha has positions for: model.seq_len=32, got 33",
     ),
-    ({"scales": at(rounds=0)}, "rounds must be at least 1, got 0"),
-    ({"scales": at(lengths=[0.5, 1.0])}, "lengths must be below 1, got 1.0"),
     (
         {"claims": [RACE], "scales": at(lengths=[0.99])},
         "scales.cpu.lengths must differ from each other and the whole in steps, of 12, got [0.99]",
     ),
     ({"claims": [RACE], "scales": at(lengths=[0.5, 0.51])}, "scales.cpu.lengths must differ"),
-    ({"scales": at(own={"gqa": ["mlp=relu2"]})}, "scales.cpu.own must be one of mha, mqa, got gqa"),
-    (
-        {"scales": at(claims=["M.lost"])},
-        "scales.cpu.claims must be one of M.speed, M.loss, got M.lost",
-    ),
-    ({"scales": at(own={"mqa": ["engine=warp"]})}, "engine must be one of"),
-    (
-        {"scales": at(bench=[])},
-        "scales.cpu.bench must be given for claim M.speed, about tokens_per_s, got none",
-    ),
-    (
-        {"scales": at(train=[])},
-        "scales.cpu.train must be given for claim M.speed, about val_loss, got none",
-    ),
-    (
-        {"scales": at(noise={"speed": {"sd": 0.1, "df": 8, "source": "x"}})},
-        "noise must be one of val_loss, ",
-    ),
-    (
-        {"scales": at(noise={"val_loss": {"sd": 0.0, "df": 8, "source": "x"}})},
-        "noise.sd must be above 0 and finite, got 0.0",
-    ),
-    ({"scales": at(noise={"val_loss": {"sd": 0.1, "df": 8}})}, "source"),
     ({"question": "${oc.env:HOME}"}, "values must be plain, got the interpolation ${oc.env:HOME}"),
     (
         {"overrides": [*OVERRIDES, "tracker=${oc.env:HOME}"]},
         "values must be plain, got the interpolation",
     ),
-]
-# of the time at equal loss
-STUDIES += [
     (
         {"claims": [EQUAL], **arm("mqa", "attention=mqa", "trainer.steps=24")},
         "arm mqa: trainer.steps must be the baseline's (mha: 12) for a claim about "
@@ -195,42 +196,7 @@ STUDIES += [
         "trainer.steps must be 2 or more with a claim about time_at_equal_loss, got 1",
     ),
     (
-        {"claims": [claim(EQUAL, scale="difference")]},
-        "claim M.equal: scale must be ratio for time_at_equal_loss, got difference",
-    ),
-    (
-        {"claims": [claim(EQUAL, scale="value")]},
-        "claim M.equal: scale must be ratio for time_at_equal_loss, got value",
-    ),
-    (
-        {"claims": [claim(EQUAL, expected=[0.9, None])]},
-        "claim M.equal: expected must have a high end, above 1 for what is worse",
-    ),
-    ({"claims": [claim(EQUAL, expected=[0.0, 0.9])]}, "expected must be above 0 for a ratio"),
-    (
-        {"claims": [claim(EQUAL, target="baseline")]},
-        "target must be baseline for a claim about time or steps",
-    ),
-    (
-        {"claims": [claim(EQUAL, mechanism={"rule": "flops", "formula": "f"})]},
-        "claim M.equal: mechanism.rule must be given for time_at_equal_loss: arithmetic bounds a "
-        "step",
-    ),
-    (
-        {
-            "claims": [
-                claim(
-                    LOSS,
-                    guards=[
-                        {
-                            "metric": "time_at_equal_loss",
-                            "scale": "difference",
-                            "margins": {"cpu": 0.1},
-                        }
-                    ],
-                )
-            ]
-        },
+        {"claims": [claim(LOSS, guards=[EQUAL_GUARD])]},
         "guard time_at_equal_loss.scale must be ratio for time_at_equal_loss, got difference",
     ),
     (
@@ -238,8 +204,12 @@ STUDIES += [
         "scales.cpu.train must be given for claim M.equal, about time_at_equal_loss, got none",
     ),
 ]
+STUDIES += [({"claims": [claim(LOSS, **changed)]}, reason) for changed, reason in LOSS_CLAIM]
+STUDIES += [({"claims": [claim(EQUAL, **changed)]}, reason) for changed, reason in EQUAL_CLAIM]
+STUDIES += [({"scales": at(**changed)}, reason) for changed, reason in SCALE]
+STUDIES += [(arm("mqa", *words), reason) for words, reason in MQA]
 TRIALS = [["optimizer.lr=1e-3"], ["optimizer.lr=3e-3"]]
-SEARCHES: list[tuple[dict[str, Any], str]] = [
+SEARCHES: list[Case] = [
     (
         {"seeds": [2, 3], "trials": {"mha": TRIALS, "mqa": TRIALS}},
         "tune.seeds must not be the study's: a winner chosen on them",

@@ -55,7 +55,7 @@ def test_arms_with_the_same_step_are_timed_once(monkeypatch: pytest.MonkeyPatch)
         "few": "attention=mqa data=synthetic",
     }
     both = runs(mha="attention=flash", mqa="attention=mqa", **twins)
-    rows = session.steps(both, rounds=1)
+    rows = session.time_steps(both, rounds=1)
     assert asked == [["mha", "mqa"]]
     timed = ("tokens_per_s", "step_ms", "params", "memory_mib", "flops_per_token", "kernel")
     for name, twin in (("mha", "late"), ("mqa", "few")):
@@ -92,7 +92,7 @@ def test_what_is_counted_without_a_clock():
 
 @pytest.mark.slow
 def test_a_step_taken_apart_and_attention_over_lengths():
-    row = session.parts(runs(mha="attention=mha"), repeats=1)["mha"]
+    row = session.profile_parts(runs(mha="attention=mha"), repeats=1)["mha"]
     assert {"qkv", "scores", "attention_out", "mlp_up", "mlp_down", "head", "loss"} <= set(row.ms)
     for x in row.ms.values():
         assert math.isfinite(x)
@@ -103,8 +103,8 @@ def test_a_step_taken_apart_and_attention_over_lengths():
     assert set(row.memory_mib) >= {"parameters", "gradients", "optimizer", "activations"}
     assert row.mib["scores"] > 0
     both = runs(mha="attention=mha", near="attention=sliding attention.window=8")
-    lengths = session.lengths(both, T=[32, 64, 128])
-    for row, window in zip(lengths.values(), (None, 8), strict=True):
+    time_lengths = session.time_lengths(both, T=[32, 64, 128])
+    for row, window in zip(time_lengths.values(), (None, 8), strict=True):
         assert row.T == [32, 64, 128]
         assert row.window == window
         for ms in row.attention_ms:
@@ -118,7 +118,7 @@ def test_decoding_writes_one_text_with_every_engine_or_refuses(monkeypatch: pyte
 
     engines = {"again": "no cache", "cached": "cache", "mqa": "cache"}
     arms = runs(again="attention=flash", cached="attention=flash", mqa="attention=mqa")
-    rows = session.decoding(arms, engines=engines, prompt=4, new=6, vocab_size=64)
+    rows = session.time_decoding(arms, engines=engines, prompt=4, new=6, vocab_size=64)
     assert {name: row.engine for name, row in rows.items()} == engines
     for row in rows.values():
         assert min(row.decode_tokens_per_s, row.decode_ms, row.decode_mb) > 0
@@ -126,7 +126,7 @@ def test_decoding_writes_one_text_with_every_engine_or_refuses(monkeypatch: pyte
     real = engine.Recompute.prefill
     monkeypatch.setattr(engine.Recompute, "prefill", lambda self, tokens_BT: -real(self, tokens_BT))
     with pytest.raises(AssertionError, match="engines of one model must write the same text"):
-        session.decoding(arms, engines=engines, prompt=4, new=6, vocab_size=64)
+        session.time_decoding(arms, engines=engines, prompt=4, new=6, vocab_size=64)
 
 
 def asked(*overrides: str, place: str = "parts") -> Session:

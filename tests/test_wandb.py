@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from nocap.config.compose import compose
-from nocap.config.flags import asked
+from nocap.config.flags import parse
 from nocap.launch.plan import without_data
 from nocap.options.tracker.wandb import cut
 from tests.conftest import REPO
@@ -102,7 +102,7 @@ PLAY = """
 import os, signal, sys, time
 from dataclasses import replace
 from pathlib import Path
-from nocap.launch.head import run_facts
+from nocap.launch.run_facts import run_facts
 from nocap.launch.mirror import config_of, tracker_of
 from nocap.options.tracker.wandb import WandbMode
 from nocap.store.record import Metrics
@@ -486,7 +486,7 @@ def test_a_sweeps_words_with_hyphens_are_refused_with_the_form_that_works(tmp_pa
     with pytest.raises(
         ValueError, match=r"a key has no hyphens \(in a W&B sweep: \$\{args_no_hyphens\}\)"
     ):
-        asked(["--attention=gqa"])
+        parse(["--attention=gqa"])
 
 
 # --- the start ------------------------------------------------------------------------------------

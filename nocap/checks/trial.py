@@ -14,8 +14,7 @@ from omegaconf import OmegaConf
 
 from nocap import outside
 from nocap.config.choices import of_a_grid, overrides_of
-from nocap.config.compose import compose
-from nocap.config.compose import raw_config as unchecked
+from nocap.config.compose import compose, raw_config
 from nocap.config.option import Option
 from nocap.config.run import Run
 from nocap.store.tracking import NO_MIRROR
@@ -98,14 +97,14 @@ class OptionTrial:
 
     def missing(self) -> list[str]:
         """Return the keys that have no value in the yaml, and that the user did not give."""
-        config, *_ = unchecked(self._of_the_run())
+        config, *_ = raw_config(self._of_the_run())
         return sorted(OmegaConf.missing_keys(config))
 
     @property
     def options(self) -> list[Option]:
         """Return the option itself, as the run has it."""
         if self.group == "launcher":  # no part of a run: from Hydra's own part of the config
-            from nocap.launch.multirun import launcher_option
+            from nocap.launch.launchers import launcher_option
 
             overrides = overrides_of(self.overrides(), grid=True)
             option = launcher_option(of_a_grid(overrides))

@@ -1,331 +1,282 @@
-"""The command line of `nocap.train`: flags, which may stand anywhere, and overrides; and what is
-answered without a run, as `--help`."""
+"""The flags of `nocap.train`, which may stand anywhere among the overrides. They are listed once:
+the command line is read by this list, and `--help` is written from it."""
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import inspect
-import io
-import json
-import os
-import re
-import sys
-import textwrap
-from collections.abc import Iterator, Sequence
-from contextlib import redirect_stdout, suppress
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
 from enum import Enum
-from functools import cache
-from typing import Any, get_type_hints
+from typing import Any
 
-import hydra
-from hydra.core.config_store import ConfigStore
-from omegaconf import OmegaConf
-
-from nocap import outside
-from nocap.config.bounded import read_yaml
-from nocap.config.choices import HYDRA, is_choice, overrides_of, prepare_hydra, search_path
-from nocap.config.choices import option_names as named
-from nocap.config.compose import raw_config as unchecked
-from nocap.config.guesses import guessed
 from nocap.config.keys import require
-from nocap.config.paths import conf_dir
-from nocap.config.plain import suggest
-from nocap.config.run import Run, Store
-from nocap.config.trainer import Search, Trainer
 
-INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")  # what Hydra tells
+INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")  # what Hydra answers
+FACTS = "flag"  # the key of a field's metadata
+
+# flags that other modules name
+PLAN = "--plan"
+RESOLVE = "--resolve"
+EQUAL_LOSS = "--equal-loss"
+UNTIL_SHOWN = "--until-shown"
+TIME = "--time"
 
 
-def asked(arguments: Sequence[str]) -> argparse.Namespace:
-    """Return what the flags ask for, and the overrides; `grid` says whether it is one, as what only
-    a grid can do makes it.
+class Scope(Enum):
+    """What a flag can be asked of."""
+
+    any = "any"
+    run = "one run"
+    grid = "a grid"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FlagFacts:
+    """How a flag is typed, and what `--help` says of it."""
+
+    names: tuple[str, ...]
+    about: str = ""  # empty: no line of its own
+    example: str = ""  # of its value
+    scope: Scope = Scope.any
+    read: Callable[[str], object] = str
+    parsing: dict[str, Any]  # what argparse needs
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+    @property
+    def usage(self) -> str:
+        """Return the flag as a person types it: `--multirun, -m`, `--time 60`."""
+        if self.parsing.get("action") == "store_true":
+            return ", ".join(self.names)
+        return f"{self.name} {self.example}".rstrip()
+
+
+def _switch(*names: str, about: str = "", scope: Scope = Scope.any) -> Any:
+    """Declare a field that is true where the flag is given."""
+    parsing = {"action": "store_true"}
+    facts = FlagFacts(names=names, about=about, scope=scope, parsing=parsing)
+    return field(default=False, metadata={FACTS: facts})
+
+
+def _option(
+    *names: str,
+    about: str,
+    example: str = "",
+    scope: Scope = Scope.any,
+    read: Callable[[str], object] = str,
+    **parsing: Any,
+) -> Any:
+    """Declare a field with the flag's value; None where it is not given."""
+    facts = FlagFacts(
+        names=names, about=about, example=example, scope=scope, read=read, parsing=parsing
+    )
+    return field(default=None, metadata={FACTS: facts})
+
+
+def flags_of(kind: type) -> Iterator[tuple[str, FlagFacts]]:
+    """Yield the flags of a dataclass, each with its field's name."""
+    for each in fields(kind):
+        if FACTS in each.metadata:
+            yield each.name, each.metadata[FACTS]
+
+
+# --- what can be typed ----------------------------------------------------------------------------
+
+
+def _seeds(text: str) -> int:
+    """Read the most seeds of an arm.
 
     Errors:
-        ValueError: a flag that there is not.
+        ValueError: it is no number of them.
     """
-    parser = argparse.ArgumentParser(
-        prog="python -m nocap.train", add_help=False, allow_abbrev=False
+    rule = f"be the most seeds of an arm, as in {UNTIL_SHOWN} 24"
+    require(text.isdecimal(), UNTIL_SHOWN, rule, text)
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    """Read a time.
+
+    Errors:
+        ValueError: it is none.
+    """
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    require(0 < seconds < math.inf, TIME, f"be seconds above 0, as in {TIME} 60", text)
+    return seconds
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GridFlags:
+    """The flags that make a command a grid."""
+
+    zip: bool = _switch("--zip", about="lists in pairs")
+    fail_fast: bool = _switch("--fail-fast", about="stop at the first failure")
+    detach: bool = _switch("--detach", about="leave the cells to Slurm")
+    skip_refused: bool = _switch(
+        "--skip-refused",
+        about="leave out the combinations that are refused, and train the rest",
     )
-    parser.add_argument("overrides", nargs="*")
-    for names in (
-        ("--help", "-h"),
-        ("--multirun", "-m"),
-        ("--resolve",),
-        ("--plan",),
-        ("--fit",),
-        ("--zip",),
-        ("--fail-fast",),
-        ("--detach",),
-        ("--equal-loss",),
-        ("--skip-refused",),
-    ):
-        parser.add_argument(*names, action="store_true")
-    parser.add_argument("--until-shown", metavar="SEEDS")
-    parser.add_argument("--time", metavar="SECONDS")
-    parser.add_argument("--cfg", "-c", choices=["job"])
-    parser.add_argument("--info", "-i", nargs="?", const="all", choices=INFO)
+    equal_loss: bool = _switch(
+        EQUAL_LOSS,
+        about="the baseline at 0.7 and 1.4 of its steps too: time at equal loss",
+    )
+    until_shown: int | None = _option(
+        UNTIL_SHOWN,
+        example="24",
+        read=_seeds,
+        about="more seeds, up to so many, until what is open is shown",
+    )
+    time: float | None = _option(
+        TIME,
+        example="60",
+        read=_seconds,
+        about="time the arms in turns for a minute when all are trained",
+    )
+
+    @property
+    def names(self) -> list[str]:
+        """List the flags that are given."""
+        return _names_in(self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Flags:
+    """A command line: its overrides and its flags."""
+
+    multirun: bool = _switch(
+        "--multirun",
+        "-m",
+        scope=Scope.grid,
+        about="a grid: every combination of values with commas between them",
+    )
+    plan: bool = _switch(
+        PLAN, scope=Scope.grid, about="tell the cells, time and disk of a grid, train nothing"
+    )
+    config_dir: Sequence[str] | None = _option(
+        "--config-dir",
+        example="DIR",
+        about="options of your own (docs/custom.md); can be repeated",
+        action="append",
+    )
+    cfg: str | None = _option(
+        "--cfg",
+        "-c",
+        example="job",
+        scope=Scope.run,
+        about=f"print the composed config, train nothing; {RESOLVE} works out the rest",
+        choices=["job"],
+    )
+    resolve: bool = _switch(RESOLVE)
+    fit: bool = _switch(
+        "--fit",
+        scope=Scope.run,
+        about="find the largest micro-batch of this config that fits on this machine",
+    )
+    info: str | None = _option(
+        "--info",
+        "-i",
+        scope=Scope.run,
+        about="what Hydra knows: --info defaults-tree and the like",
+        nargs="?",
+        const="all",
+        choices=INFO,
+    )
+    help: bool = _switch(
+        "--help",
+        "-h",
+        about="this page; OPTIONS --help: their keys; --help all: every key, and grids",
+    )
     # `install=bash` and the like stand among the overrides
-    parser.add_argument("--shell-completion", "-sc", action="store_true")
-    flags, unknown = parser.parse_known_intermixed_args(arguments)
+    shell_completion: bool = _switch("--shell-completion", "-sc")
+    help_all: bool = False  # `--help all`
+    grid: GridFlags = field(default_factory=GridFlags)
+    overrides: Sequence[str] = ()
+
+    @property
+    def is_grid(self) -> bool:
+        """Say whether it is a grid: what only a grid can have makes it one."""
+        searches = any(word.startswith(("search=", "search.")) for word in self.overrides)
+        return self.multirun or searches or bool(self.grid.names)
+
+
+def _names_in(flags: Flags | GridFlags, scope: Scope = Scope.any) -> list[str]:
+    """List the flags of a dataclass that are given; of a scope, where it is named."""
+    names = list[str]()
+    for name, facts in flags_of(type(flags)):
+        value = getattr(flags, name)
+        is_given = value is not None and value is not False
+        if is_given and scope in (Scope.any, facts.scope):
+            names.append(facts.name)
+    return names
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+def parse(arguments: Sequence[str]) -> Flags:
+    """Return what a command line asks for.
+
+    Errors:
+        ValueError: a flag that there is not, a value that it cannot have, or flags that exclude
+            each other.
+    """
+    values, unknown = _parser().parse_known_intermixed_args(arguments)
     rule = "be those that --help lists"
     if any("=" in word for word in unknown):
         rule += "; a key has no hyphens (in a W&B sweep: ${args_no_hyphens})"
     require(not unknown, "flags", rule, " ".join(unknown))
-    of_grids = {"--multirun": flags.multirun, "--plan": flags.plan, "--zip": flags.zip}
-    of_grids |= {
-        "--fail-fast": flags.fail_fast,
-        "--detach": flags.detach,
-        "--equal-loss": flags.equal_loss,
-    }
-    of_grids |= {"--until-shown": flags.until_shown, "--time": flags.time}
-    of_grids |= {"--skip-refused": flags.skip_refused}
-    of_one = {"--cfg": flags.cfg, "--info": flags.info, "--fit": flags.fit}
-    asked_of_one = next((name for name, given in of_one.items() if given), None)
-    beside = [name for name, given in of_grids.items() if given and asked_of_one]
-    require(not beside, str(asked_of_one), "be asked of one run", " ".join(beside))
-    require(
-        bool(flags.cfg) or not flags.resolve, "--resolve", "be given beside --cfg job", "it alone"
-    )
-    flags.all = flags.help and "all" in flags.overrides
-    flags.overrides = [word for word in flags.overrides if not (flags.all and word == "all")]
-    searches = any(word.startswith(("search=", "search.")) for word in flags.overrides)
-    makes_one = [given for name, given in of_grids.items() if name != "--plan"]
-    flags.grid = searches or any(makes_one)
+    grid = GridFlags(**_read(GridFlags, values))
+    words: list[str] = values.overrides
+    help_all = values.help and "all" in words
+    if help_all:
+        words = [word for word in words if word != "all"]
+    flags = Flags(**_read(Flags, values), grid=grid, help_all=help_all, overrides=words)
+    _check(flags)
     return flags
 
 
-# --- --help ---------------------------------------------------------------------------------------
-
-HEAD = """\
-usage: python -m nocap.train [FLAG …] [GROUP=OPTION …] [KEY=VALUE …]
-
-Trains one run, or with --multirun a grid. The same command again goes on where it stopped.
-
-Examples, after python -m nocap.train:
-  experiment=first_run                      a small GPT on Python's own source, in about a minute
-  data=text data.path=book.txt model=small  on a text of yours
-  -m attention=flash,gqa seed=0,1,2         a grid: two arms, three seeds, a table with verdicts
-  -m --plan attention=flash,gqa seed=0,1,2  its cells, time and disk; trains nothing
-  optimizer=muon schedule=cosine --help     the keys of these options
-
-Flags
-  --multirun, -m    a grid: every combination of values with commas between them
-  --plan            tell the cells, time and disk of a grid, train nothing
-  --config-dir DIR  options of your own (docs/custom.md); can be repeated
-  --cfg job         print the composed config, train nothing; --resolve works out the rest
-  --fit             find the largest micro-batch of this config that fits on this machine
-  --info            what Hydra knows: --info defaults-tree and the like
-  --help, -h        this page; OPTIONS --help: their keys; --help all: every key, and grids"""
-SWEEPS = """\
-Grids (--multirun): every combination of what is swept; then a table with intervals, and a report
-  seed=0,1,2                    these values, or the options of a group; verdicts take three seeds
-  'model.n_layer=range(2,9,2)'  2, 4, 6, 8
-  'norm=glob(*)'                all options of a group; glob(*,exclude=layernorm) all but one
-  'ideas=[],[x0],[x0,smear]'    lists. Quotes keep brackets and stars from the shell
-  search=tpe 'optimizer.lr=interval(1e-4,1e-2)'  draws trials in place of combinations:
-                                also tag(log,interval(…)), int(interval(…))
-  --zip --fail-fast --detach    lists in pairs; stop at the first failure; leave the cells to Slurm
-  --skip-refused                leave out the combinations that are refused, and train the rest
-  --equal-loss                  the baseline at 0.7 and 1.4 of its steps too: time at equal loss
-  --until-shown 24              more seeds, up to so many, until what is open is shown
-  --time 60                     time the arms in turns for a minute when all are trained
-  hydra/launcher=pool           several cells at once on this machine; slurm, ray: on a cluster
-The same command goes on where it stopped and trains no finished cell again: docs/compare.md"""
-KEYS = "Keys (KEY=VALUE; … follows from other keys)"
-COMMON = (
-    *(
-        "trainer.steps",
-        "trainer.batch_tokens",
-        "trainer.micro_batch",
-        "trainer.devices",
-        "trainer.device",
-        "trainer.precision",
-    ),
-    *(
-        "trainer.compile",
-        "trainer.val_every",
-        "trainer.checkpoint_every",
-        "model.n_layer",
-        "model.d_model",
-        "model.seq_len",
-    ),
-    *("optimizer.lr", "seed", "output_dir"),
-)
-COLUMN = 32  # where what a key means begins
+def _parser() -> argparse.ArgumentParser:
+    """Return the parser of all flags."""
+    parser = argparse.ArgumentParser(
+        prog="python -m nocap.train", add_help=False, allow_abbrev=False
+    )
+    parser.add_argument("overrides", nargs="*")
+    for kind in (Flags, GridFlags):
+        for name, facts in flags_of(kind):
+            parser.add_argument(*facts.names, dest=name, **facts.parsing)
+    return parser
 
 
-def manual(words: Sequence[str], *, everything: bool = False) -> str:
-    """Return what there is to choose, and the common keys, each with its value in the yaml and the
-    comment beside its field; of words the keys of what they choose instead; or with `everything`
-    every key. Nothing is composed.
+def _read(kind: type, values: argparse.Namespace) -> dict[str, Any]:
+    """Return the values of a dataclass's flags.
 
     Errors:
-        ValueError: an unknown option or key, or a malformed override.
+        ValueError: a value that the flag cannot have.
     """
-    lines, whole = [HEAD, "", "Options (GROUP=OPTION)"], everything or bool(words)
-    for group in (*outside.groups(), "experiment"):
-        lines.append(_wrapped(f"  {outside.place(group):<14}  ", ", ".join(outside.yamls(group))))
-    lines += ["", *([SWEEPS, ""] if everything else []), KEYS]
-    given, known = overrides_of(words), list[str]()
-    asked = {re.split(r"[./]", override.key_or_group)[0] for override in given}
-    for title, place, schema, plain in [("search", "search", Search, {}), *_sections(words)]:
-        kinds, comments, rows = get_type_hints(schema), comments_of(schema), list[str]()
-        for f in dataclasses.fields(schema):
-            key = f"{place}.{f.name}".lstrip(".")
-            if f.name not in ("kind", "trainer", "store", *outside.groups()) and not isinstance(
-                plain.get(f.name), dict
-            ):
-                known.append(key)
-                if everything or key.partition(".")[0] in asked or (not words and key in COMMON):
-                    start = f"  {key}={_shown(f, plain)}".ljust(COLUMN)
-                    rows.append(
-                        _wrapped(start, _meaning(kinds[f.name], comments.get(f.name, ""), whole))
-                    )
-        lines += ["", _wrapped(title, _sentence(schema))] if rows and whole else []
-        lines += rows
-    for key in (override.key_or_group for override in given if not is_choice(override)):
-        if not any(
-            f"{name}.".startswith(f"{key}.") or f"{key}.".startswith(f"{name}.") for name in known
-        ):
-            meant = guessed(key.rpartition(".")[2]) or suggest(key, known)
-            raise ValueError(f"{key} is no key{meant}")
-    return "\n".join(lines)
+    found = dict[str, Any]()
+    for name, facts in flags_of(kind):
+        value = getattr(values, name)
+        if isinstance(value, str):
+            value = facts.read(value)
+        found[name] = value
+    return found
 
 
-def _sections(words: Sequence[str]) -> Iterator[tuple[str, str, type, dict[str, Any]]]:
-    """Yield the parts of the config that these words choose, and all launchers: a title, the place,
-    the class and what the yaml says."""
-    train = read_yaml(conf_dir() / "train.yaml")
-    yield "trainer", "trainer", Trainer, train["trainer"]
-    chosen = {
-        group: name
-        for row in train["defaults"]
-        if isinstance(row, dict)
-        for group, name in row.items()
-    }
-    own = sorted((conf_dir() / outside.place("launcher")).glob("*.yaml"))
-    chosen[outside.place("launcher")] = [path.stem for path in own]
-    for override in filter(is_choice, overrides_of(words)):
-        require(
-            override.key_or_group != "experiment",
-            "experiment",
-            "be left out of --help: --cfg job prints what it sets",
-            override.input_line,
-        )
-        chosen[override.key_or_group] = named(override)
-    for group in outside.groups():
-        names = chosen[outside.place(group)]
-        for name in names if isinstance(names, list) else [names]:
-            plain, schema = outside.read(group, name)
-            place = f"ideas.{name}" if group == "ideas" else outside.place(group).replace("/", ".")
-            yield outside.choice(group, name), place, schema, plain
-    yield from (("store", "store", Store, {}), ("run", "", Run, train))
-
-
-def _shown(f: dataclasses.Field[Any], plain: dict[str, Any]) -> str:
-    """Return the key's value in the yaml, or its default."""
-    default = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
-    value = plain.get(f.name, default)
-    if value is dataclasses.MISSING or value == "???":
-        return "…, which must be given"
-    if str(value).startswith("${nocap."):
-        return "…"
-    return (
-        str(value.value)
-        if isinstance(value, Enum)
-        else str(value)
-        if isinstance(value, str | list)
-        else json.dumps(value)
-    )
-
-
-def _sentence(schema: type) -> str:
-    text = inspect.getdoc(schema) or ""
-    return (
-        ""
-        if text.startswith(f"{schema.__name__}(")
-        else text.split("\n\n")[0].replace("\n", " ").partition(". ")[0].rstrip(".")
-    )
-
-
-def _meaning(kind: Any, text: str, whole: bool) -> str:
-    """Return what the comment of a key of this kind says and, of a choice, what there is; the
-    `whole` says what each of that is."""
-    if not (inspect.isclass(kind) and issubclass(kind, Enum)):
-        return text
-    meanings = comments_of(kind)
-    choices = [
-        f"{member.value} ({meanings[member.name]})"
-        if whole and meanings.get(member.name)
-        else str(member.value)
-        for member in kind
-    ]
-    return ": ".join(filter(None, [text, ", ".join(choices)]))
-
-
-@cache
-def comments_of(schema: type) -> dict[str, str]:
-    """Field or member → the comment on its line, or that on the lines above it."""
-    comments: dict[str, str] = {}
-    for cls in reversed([cls for cls in schema.__mro__ if cls.__module__.startswith("nocap.")]):
-        above = list[str]()
-        for line in inspect.getsource(cls).splitlines():
-            code, _, beside = line.partition("  # ")
-            if (name := re.match(r"    (\w+)(: | = )", code)) and (beside or above):
-                comments[name[1]] = beside or " ".join(above)
-            above = [*above, line.strip(" #")] if line.startswith("    #") else []
-    return comments
-
-
-def _wrapped(head: str, text: str) -> str:
-    start = head if head.endswith("  ") else f"{head.rstrip()}  "
-    return (
-        textwrap.fill(
-            text,
-            outside.WIDTH,
-            initial_indent=start,
-            subsequent_indent=" " * min(len(head), COLUMN),
-        )
-        or head.rstrip()
-    )
-
-
-# --- what Hydra itself answers --------------------------------------------------------------------
-
-
-def answer(flags: argparse.Namespace) -> None:
-    """`--info`, and a shell that completes a line.
+def _check(flags: Flags) -> None:
+    """Refuse flags that exclude each other.
 
     Errors:
-        ValueError: as for `unchecked`.
+        ValueError: there are such flags.
     """
-    os.environ["HYDRA_FULL_ERROR"] = (
-        "1"  # its errors come here; else it would print them, and exit with 1
-    )
-    if flags.shell_completion:
-        *typed, last = os.environ.get("COMP_LINE", "").split(" ")
-        config = unchecked([])[0]
-        with suppress(ValueError):
-            config = unchecked(
-                [word for word in typed if "=" in word and not word.startswith("-")]
-            )[0]
-        values = json.dumps(OmegaConf.to_container(config, enum_to_str=True))
-        values = re.sub(
-            r'"[^"]*\$\{[^"]*"', "null", values
-        )  # what follows from other keys is not worked out
-        ConfigStore.instance().store(name="completion", node=json.loads(values))
-        os.environ["COMP_LINE"] = " ".join(["nocap", *search_path(), last])
-        name, sys.argv[1:] = "completion", ["--shell-completion", *flags.overrides]
-    else:
-        choices = [
-            str(override.input_line)
-            for override in overrides_of(flags.overrides)
-            if is_choice(override)
-        ]
-        name, sys.argv[1:] = "train", [f"--info={flags.info}", *choices, *search_path()]
-    prepare_hydra()
-    told = io.StringIO()
-    with redirect_stdout(told):  # else Hydra's logging passes over what cannot be written
-        hydra.main(config_path=str(conf_dir()), config_name=name, **HYDRA)(lambda config: None)()
-    print(told.getvalue(), end="")
+    of_one = _names_in(flags, Scope.run)
+    of_grids = [*_names_in(flags, Scope.grid), *flags.grid.names]
+    if of_one:
+        require(not of_grids, of_one[0], "be asked of one run", " ".join(of_grids))
+    if flags.resolve:
+        require(bool(flags.cfg), RESOLVE, "be given beside --cfg job", "it alone")

@@ -18,19 +18,21 @@ from typing import IO, Any
 from nocap.config.keys import EXIT_CODES
 from nocap.config.trainer import Compile, Device
 from nocap.launch.executor import GOES_ON
-from nocap.launch.head import RANKS, leftovers, surplus_checkpoints, write_record_head
-from nocap.launch.plan import Plan, RunResult, headline, nothing_to_train, sound
+from nocap.launch.head import write_record_head
+from nocap.launch.headline import headline, nothing_to_train
+from nocap.launch.leftovers import RANKS, leftovers, surplus_checkpoints
+from nocap.launch.plan import Plan, RunResult, sound
 from nocap.launch.server import COMPILER, Server, Worker
 from nocap.launch.signals import shielded_child, stop_handler
 from nocap.store import lease
 from nocap.store.checkpoints import delete
 from nocap.store.files import append_text, to_append
-from nocap.store.record import ENDED, SUMMARY, read_json
+from nocap.store.record import ENDED, SUMMARY, RunStatus, read_json
 from nocap.training.heartbeat import Heartbeat
 from nocap.training.summary import cut_short
 from nocap.training.terminal import ending, table
 
-LOOK_S = 0.2  # between looks at the heartbeats
+CHECK_S = 0.2  # between checks of the heartbeats
 WAIT_S = 0.03  # between looks at whether a worker has ended
 GRACE_S = 10.0  # for the others to say what they lost when one has died
 LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
@@ -69,7 +71,7 @@ def start(plan: Plan, *, started: float, wait_s: float = 0.0) -> int:
         if plan.run.tracker.is_awaited():
             _report_to_tracker(plan)
     print(table(result.summary, run_dir=plan.run_dir), flush=True)
-    if result.status == "preempted":
+    if result.status is RunStatus.preempted:
         print(GOES_ON, flush=True)
         if signal.SIGUSR2 in result.signals and callable(signal.getsignal(signal.SIGUSR2)):
             # the handler of before, such as submitit's, may now requeue the job
@@ -105,14 +107,17 @@ def train(
     Errors:
         ValueError: another process is training it, and still is after `wait_s` seconds.
     """
-    if (summary := sound(plan)) is not None:
+    summary = sound(plan)
+    if summary is not None:
         clean(plan)
-        return RunResult(summary=summary)
+        return RunResult.of(summary)
     with hold(plan, wait_s=wait_s) as run_lease:
-        if (summary := sound(plan)) is not None:  # its holder has brought it to its end
-            return RunResult(summary=summary)
+        summary = sound(plan)
+        if summary is not None:  # its holder has brought it to its end
+            return RunResult.of(summary)
         log(headline(plan))
-        attempt, signals = Attempt(plan, run_lease, quiet=quiet), list[int]()
+        attempt = Attempt(plan, run_lease, quiet=quiet)
+        signals = list[int]()
 
         def stop(number: int) -> None:
             signals.append(number)
@@ -121,8 +126,10 @@ def train(
         with stop_handler(stop):
             attempt.start(started)
             result = attempt.wait()
-        refused = {"status": "refused"} if attempt.refused else {}
-        return replace(result, summary={**result.summary, **refused}, signals=tuple(signals))
+        if attempt.refused:
+            summary = {**result.summary, "status": RunStatus.refused}
+            result = replace(result, status=RunStatus.refused, summary=summary)
+        return replace(result, signals=tuple(signals))
 
 
 class Attempt:
@@ -148,58 +155,66 @@ class Attempt:
         GPUs as CUDA_VISIBLE_DEVICES names them, or numbers of CPU cores, that it has to itself;
         none: all of the machine. `server`: forks the workers of a quiet run; without one each is a
         fresh process."""
-        self.plan, self._lease, self.units, self._quiet = plan, run_lease, units, quiet
+        self.plan = plan
+        self.units = units
+        self.over = False
+        self.refused = False
+        self._lease = run_lease
+        self._quiet = quiet
         self._server = server if quiet else None
-        self.over = self.refused = self._stopping = False
+        self._stopping = False
         self._restarts = 0
         self._workers: list[subprocess.Popen[bytes] | Worker] = []
 
     def start(self, started: float) -> None:
         """Write the head of the record, and start the workers. `started` is a
         `time.monotonic()`."""
-        run, run_dir, self._started, self._looked = (
-            self.plan.run,
-            self.plan.run_dir,
-            started,
-            started,
-        )
+        devices = self.plan.run.trainer.devices
+        self._started = started
+        self._checked = started
         self._stage = self._lease.stage()
         write_record_head(self.plan, self._stage)
-        self._heartbeat = Heartbeat.create(run_dir, ranks=run.trainer.devices)
-        self._beats, self._silent_s, self._hang = 0.0, 0.0, ""
-        self._failed_at, self._failed = math.inf, dict[int, int]()  # rank → exit code
+        self._heartbeat = Heartbeat.create(self.plan.run_dir, ranks=devices)
+        self._beats = 0.0
+        self._silent_s = 0.0
+        self._hang = ""
+        self._failed_at = math.inf
+        self._failed = dict[int, int]()  # rank → exit code
         # what the workers say that fail, in their order; it needs no disk, which may be full
-        self._told, told = os.pipe()
-        os.set_blocking(self._told, False)
+        self._reasons, reasons = os.pipe()
+        os.set_blocking(self._reasons, False)
         self._workers = []
         try:
-            for number in range(run.trainer.devices):
-                self._workers.append(self._begin(number, told))
+            for number in range(devices):
+                self._workers.append(self._begin(number, reasons))
         except OSError:  # too few processes or files: those that were started must not go on alone
             self._send(signal.SIGKILL)
             raise
         finally:
-            os.close(told)
+            os.close(reasons)
         if self._stopping:  # the request came when the workers of before were already dead
             self._send(signal.SIGTERM)
 
-    def _begin(self, number: int, told: int) -> subprocess.Popen[bytes] | Worker:
+    def _begin(self, number: int, reasons: int) -> subprocess.Popen[bytes] | Worker:
         """Start the worker with this number."""
-        run, run_dir, env = self.plan.run, self.plan.run_dir, self._env(number, told)
-        cores = [int(core) for core in self.units] if run.trainer.device is Device.cpu else []
-        if self._quiet:
-            with to_append(run_dir / "train.log") as log:
-                if self._server is not None:
-                    return self._server.start(
-                        run_dir,
-                        env=env,
-                        told=told,
-                        log=log.fileno(),
-                        cores=cores,
-                        imports=self._imports(),
-                    )
-                return self._fresh(env, told, cores, output=subprocess.DEVNULL, log=log)
-        return self._fresh(env, told, cores)
+        run_dir = self.plan.run_dir
+        env = self._env(number, reasons)
+        cores = list[int]()
+        if self.plan.run.trainer.device is Device.cpu:
+            cores = [int(core) for core in self.units]
+        if not self._quiet:
+            return self._fresh(env, reasons, cores)
+        with to_append(run_dir / "train.log") as log:
+            if self._server is None:
+                return self._fresh(env, reasons, cores, output=subprocess.DEVNULL, log=log)
+            return self._server.start(
+                run_dir,
+                env=env,
+                reasons=reasons,
+                log=log.fileno(),
+                cores=cores,
+                imports=self._imports(),
+            )
 
     def _imports(self) -> tuple[str, ...]:
         """Name what the worker may need beside torch."""
@@ -211,7 +226,7 @@ class Attempt:
     def _fresh(
         self,
         env: Mapping[str, str],
-        told: int,
+        reasons: int,
         cores: Sequence[int],
         *,
         output: int | None = None,
@@ -222,14 +237,14 @@ class Attempt:
         command = [sys.executable, "-m", "nocap.launch.worker", str(self.plan.run_dir)]
         with shielded_child():
             worker = subprocess.Popen(
-                command, env=env, pass_fds=[told], stdin=output, stdout=output, stderr=log
+                command, env=env, pass_fds=[reasons], stdin=output, stdout=output, stderr=log
             )
         if cores and hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(worker.pid, cores)
         return worker
 
-    def _env(self, number: int, told: int) -> dict[str, str]:
-        """Return the environment of the worker with this number. `told`: where it says why it
+    def _env(self, number: int, reasons: int) -> dict[str, str]:
+        """Return the environment of the worker with this number. `reasons`: where it says why it
         failed. Several workers meet in a file, in a folder that nobody else can enter."""
         t = self.plan.run.trainer
         env = {
@@ -239,7 +254,7 @@ class Attempt:
             "NOCAP_PARENT": str(os.getpid()),
             "NOCAP_STAGE": str(self._stage),
             "NOCAP_STARTED": repr(self._started),
-            "NOCAP_FAILURES": str(told),
+            "NOCAP_FAILURES": str(reasons),
             "OMP_NUM_THREADS": str(t.threads),
         }
         env.pop("HYDRA_FULL_ERROR", None)
@@ -284,7 +299,7 @@ class Attempt:
             summary = self._summary()  # has the reason that `_conclude` found
             # whether a worker was killed before the run's end: the record decides, not the code
             # alone
-            was_killed = code < 0 and summary["status"] == "failed"
+            was_killed = code < 0 and summary["status"] == RunStatus.failed
             limit = self.plan.run.trainer.max_restarts
             may_restart = not self._stopping and not self._lease.lost and self._restarts < limit
             if was_killed and may_restart:
@@ -297,7 +312,8 @@ class Attempt:
             if summary["status"] in ENDED and not self._lease.lost:
                 with suppress(OSError):  # another look at the run tries it again
                     delete(surplus_checkpoints(self.plan))
-        return RunResult(summary=summary, trained=True, taken_over=self._lease.lost)
+        result = RunResult.of(summary, trained=True)
+        return replace(result, taken_over=self._lease.lost)
 
     def _end_others(self, codes: Sequence[int | None]) -> None:
         """End the other workers when one has failed. They have a little time to say what they lost;
@@ -325,7 +341,7 @@ class Attempt:
             code = EXIT_CODES[status]
         else:
             code = max(codes)
-        self.refused = code == EXIT_CODES["refused"]
+        self.refused = code == EXIT_CODES[RunStatus.refused]
         return code
 
     def _first_reason(self) -> tuple[str, str]:
@@ -335,9 +351,9 @@ class Attempt:
         reason = ""
         # a process that a worker started holds the other end, and nobody said anything
         with suppress(BlockingIOError):
-            first = os.read(self._told, 1 << 16).split(b"\0")[0].decode(errors="replace")
+            first = os.read(self._reasons, 1 << 16).split(b"\0")[0].decode(errors="replace")
             status, _, reason = first.partition(" ")
-        os.close(self._told)
+        os.close(self._reasons)
         return status, reason
 
     def _endings(self, codes: Mapping[int, int], *, alone: bool) -> str:
@@ -370,13 +386,13 @@ class Attempt:
     def _check_heartbeat(self) -> None:
         """Kill workers that hang, or that train what another process trains now."""
         now = time.monotonic()
-        since_s = now - self._looked
-        if since_s < LOOK_S:
+        since_s = now - self._checked
+        if since_s < CHECK_S:
             return
         if self._lease.lost:
             self._send(signal.SIGKILL)
             return
-        self._looked = now
+        self._checked = now
         beats = self._heartbeat.count()
         if beats == self._beats:
             self._silent_s += min(since_s, AWAKE_S)
@@ -402,12 +418,14 @@ class Attempt:
         if not holding:
             error = lease.taken(self._stage.parent)
         preempted = self._stopping and not self._hang and not self._said
+        status = RunStatus.preempted
         if not preempted:
+            status = RunStatus.failed
             self._log(error)
         return cut_short(
             self.plan.run,
             self.plan.run_dir,
-            status="preempted" if preempted else "failed",
+            status=status,
             attempt_s=time.monotonic() - self._started,
             error=error,
             stage=self._stage,
@@ -420,8 +438,8 @@ class Attempt:
             with suppress(OSError):  # a full disk: the summary has it, or will not be there
                 append_text(log, f"{text}\n")
             return
-        place = "" if self.refused else f"; see {log}"
-        print(f"nocap: {text}{place}", file=sys.stderr, flush=True)
+        hint = "" if self.refused else f"; see {log}"
+        print(f"nocap: {text}{hint}", file=sys.stderr, flush=True)
 
 
 def _nonzero(codes: Sequence[int | None]) -> dict[int, int]:

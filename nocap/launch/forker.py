@@ -55,19 +55,19 @@ def serve(sock: socket.socket) -> None:
                     )
 
 
-def fork_worker(request: Start, told: int, log: int) -> int:
+def fork_worker(request: Start, reasons: int, log: int) -> int:
     """Fork a worker, and return its pid. In the worker itself this does not return."""
     server = os.getpid()
     if (pid := os.fork()) != 0:
-        os.close(told)
+        os.close(reasons)
         os.close(log)
         return pid
     code = 1
     try:
         die_with_parent(server)
         os.dup2(log, 2)
-        _close_all_but(0, 1, 2, told)
-        _work(request, told, server)
+        _close_all_but(0, 1, 2, reasons)
+        _work(request, reasons, server)
     except SystemExit as error:
         code = int(error.code or 0)
     except BaseException:
@@ -77,7 +77,7 @@ def fork_worker(request: Start, told: int, log: int) -> int:
         os._exit(code)  # never back into the server's loop
 
 
-def _work(request: Start, told: int, server: int) -> NoReturn:
+def _work(request: Start, reasons: int, server: int) -> NoReturn:
     """Be the worker that was asked for."""
     from nocap.launch import worker  # imported by `main`
 
@@ -86,15 +86,15 @@ def _work(request: Start, told: int, server: int) -> NoReturn:
         os.sched_setaffinity(0, request.cores)
     for name in request.removed:
         os.environ.pop(name, None)
-    os.environ.update(request.changed, NOCAP_PARENT=str(server), NOCAP_FAILURES=str(told))
+    os.environ.update(request.changed, NOCAP_PARENT=str(server), NOCAP_FAILURES=str(reasons))
     rename(f"nocap rank {os.environ['RANK']}" if "RANK" in os.environ else "nocap worker")
     sys.argv = [sys.argv[0], request.run_dir]
     worker.begin()
 
 
-def _close_all_but(*kept: int) -> None:
+def _close_all_but(*needed: int) -> None:
     for fd in map(int, os.listdir("/dev/fd")):
-        if fd not in kept:
+        if fd not in needed:
             with suppress(OSError):  # that of the listing itself
                 os.close(fd)
 

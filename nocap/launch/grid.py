@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from hydra.core.override_parser.types import ChoiceSweep, Glob, IntervalSweep, Override, RangeSweep
 
@@ -19,7 +19,8 @@ from nocap.config.compose import Composed, as_baseline, as_in
 from nocap.config.defaults import BEYOND_GRAPHS
 from nocap.config.keys import is_fault, require
 from nocap.config.lexer import texts_of_typed
-from nocap.launch.plan import Datasets, Plan, plan, seeds_asked
+from nocap.judge.equal_loss import STEPS
+from nocap.launch.plan import Datasets, Plan, plan, seed_requests
 from nocap.store.checkpoints import delete, unfinished
 from nocap.store.identity import digest
 from nocap.store.record import write_json
@@ -27,6 +28,8 @@ from nocap.store.runs import GRID
 
 REPORT = "report.html"
 MOST_CELLS = 10_000
+UNFINISHED_S = 60  # after which a file that is half written has no writer any more
+NAME_LENGTH = 60  # characters of a grid's readable name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +39,21 @@ class Cell:
     overrides: tuple[str, ...]  # all of them, as Hydra takes them
     label: str  # those that the grid varies
     plan: Plan
+
+    def json(self) -> dict[str, Any]:
+        """Return the cell's entry in `grid.json`."""
+        request: dict[str, Any] | None = None
+        if self.plan.request is not None:
+            request = self.plan.request.json()
+        return {
+            "identity": self.plan.identity,
+            "run": self.plan.run_dir.name,
+            "arm": self.plan.arm,
+            "seed": self.plan.run.seed,
+            "asked": request,
+            "overrides": self.overrides,
+            "environment": self.plan.parts["environment"],
+        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,23 +77,28 @@ class Grid:
         """Write `grid.json`, where `nocap.compare` finds the grid's runs; `more`: what else it
         holds."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        delete(unfinished(self.folder, older_than_s=60))  # another process may be writing one
-        cells = [
-            {
-                "identity": cell.plan.identity,
-                "run": cell.plan.run_dir.name,
-                "arm": cell.plan.arm,
-                "seed": cell.plan.run.seed,
-                "asked": cell.plan.asked and cell.plan.asked.json(),
-                "overrides": cell.overrides,
-                "environment": cell.plan.parts["environment"],
-            }
-            for cell in self.cells
-        ]
+        # another process may be writing one
+        delete(unfinished(self.folder, older_than_s=UNFINISHED_S))
+        cells = [cell.json() for cell in self.cells]
         content = {"name": self.name, "swept": self.swept, **(more or {}), "cells": cells}
         if self.left_out:
             content["left_out"] = [asdict(each) for each in self.left_out]
         write_json(self.folder / GRID, content, stage=stage)
+
+
+# --- overrides ------------------------------------------------------------------------------------
+
+
+def key_of(override: str) -> str:
+    """Return the key or group that an override sets."""
+    return override.lstrip("+~").partition("=")[0].partition("@")[0]
+
+
+def replaced(overrides: Sequence[str], more: Sequence[str]) -> tuple[str, ...]:
+    """Return overrides of which some are replaced."""
+    keys = {key_of(override) for override in more}
+    others = [override for override in overrides if key_of(override) not in keys]
+    return (*others, *more)
 
 
 # --- what is swept --------------------------------------------------------------------------------
@@ -87,29 +110,21 @@ def values_of(override: Override) -> list[str]:
     Errors:
         ValueError: it has none, or too many.
     """
-    name, swept, line = override.get_key_element(), override.value(), override.input_line
+    name = override.get_key_element()
+    swept = override.value()
+    line = override.input_line
     if isinstance(swept, Glob):
-        require(
-            name in outside.groups(), name, "be a group where its options are chosen by glob", line
-        )
+        is_group = name in outside.groups()
+        require(is_group, name, "be a group where its options are chosen by glob", line)
         return swept.filter(outside.yamls(name))
-    require(
-        not isinstance(swept, IntervalSweep),
-        name,
+    is_interval = isinstance(swept, IntervalSweep)
+    rule = (
         "be swept over values: nocap draws none from an interval but in a search, as with "
-        "search=tpe",
-        line,
+        "search=tpe"
     )
+    require(not is_interval, name, rule, line)
     if isinstance(swept, RangeSweep):
-        numbers = (swept.start or 0, swept.stop or 0, swept.step)
-        require(
-            all(map(math.isfinite, numbers)) and swept.step != 0,
-            name,
-            "be a range of numbers with a step",
-            line,
-        )
-        n = sum(1 for _ in itertools.islice(swept.range(), MOST_CELLS + 1))
-        require(n <= MOST_CELLS, name, f"make at most {MOST_CELLS:,} cells", line)
+        _check_range(name, swept, str(line))
     values = list(override.sweep_string_iterator())
     if not (isinstance(swept, ChoiceSweep) and swept.simple_form):
         return values
@@ -121,6 +136,20 @@ def values_of(override: Override) -> list[str]:
     return values
 
 
+def _check_range(name: str, swept: RangeSweep, line: str) -> None:
+    """Refuse a range that has no end, or too many numbers.
+
+    Errors:
+        ValueError: it is one of these.
+    """
+    start = swept.start or 0
+    stop = swept.stop or 0
+    is_finite = all(map(math.isfinite, (start, stop, swept.step)))
+    require(is_finite and swept.step != 0, name, "be a range of numbers with a step", line)
+    n = sum(1 for _ in itertools.islice(swept.range(), MOST_CELLS + 1))
+    require(n <= MOST_CELLS, name, f"make at most {MOST_CELLS:,} cells", line)
+
+
 def expand(overrides: Sequence[Override], *, zipped: bool) -> list[tuple[str, ...]]:
     """Return the cells' overrides: every combination of what is swept. `zipped`: the first values
     together, the second, and so on, each with every seed.
@@ -128,27 +157,114 @@ def expand(overrides: Sequence[Override], *, zipped: bool) -> list[tuple[str, ..
     Errors:
         ValueError: nothing can be swept so.
     """
-    words = [
-        [f"{override.get_key_element()}={value}" for value in values_of(override)]
-        if override.is_sweep_override()
-        else [str(override.input_line)]
-        for override in overrides
-    ]
-    paired = [
-        zipped and override.is_sweep_override() and override.key_or_group != "seed"
-        for override in overrides
-    ]
-    lists = list(itertools.compress(words, paired))
-    rest = [values for values, pair in zip(words, paired, strict=True) if not pair]
-    lengths = [len(values) for values in lists]
+    in_pairs = list[list[str]]()
+    crossed = list[list[str]]()
+    for override in overrides:
+        if zipped and override.is_sweep_override() and override.key_or_group != "seed":
+            in_pairs.append(_words_of(override))
+        else:
+            crossed.append(_words_of(override))
+    lengths = [len(words) for words in in_pairs]
     require(len({*lengths}) <= 1, "--zip", "be given lists of one length", lengths)
-    rows = list(zip(*lists, strict=True)) if lists else [()]
-    total = len(rows) * math.prod(map(len, rest))
+    rows: list[tuple[str, ...]] = [()]
+    if in_pairs:
+        rows = list(zip(*in_pairs, strict=True))
+    total = len(rows) * math.prod(map(len, crossed))
     require(total <= MOST_CELLS, "a grid", f"have at most {MOST_CELLS:,} cells", f"{total:,}")
-    return [(*combination, *row) for row in rows for combination in itertools.product(*rest)]
+    cells = list[tuple[str, ...]]()
+    for row in rows:
+        for combination in itertools.product(*crossed):
+            cells.append((*combination, *row))
+    return cells
+
+
+def _words_of(override: Override) -> list[str]:
+    """Return the overrides of one value that an override stands for."""
+    if not override.is_sweep_override():
+        return [str(override.input_line)]
+    name = override.get_key_element()
+    return [f"{name}={value}" for value in values_of(override)]
 
 
 # --- checked --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refusal:
+    """A cell that cannot be trained."""
+
+    label: str
+    reason: str
+
+
+class Planner:
+    """Composes and plans the cells of a grid, and collects those that are refused."""
+
+    def __init__(
+        self,
+        *,
+        swept: Sequence[str],
+        labelled: Sequence[str],
+        compose: Callable[[Sequence[str]], Composed],
+        datasets: Datasets,
+        log: Callable[[str], None],
+    ) -> None:
+        """Begin without a cell. `labelled`: the keys that a cell's label shows."""
+        self.refusals = list[Refusal]()
+        self.experiments = set[str | None]()  # of the cells
+        self._swept = swept
+        self._labelled = labelled
+        self._compose = compose
+        self._datasets = datasets
+        self._log = log
+        self._first: Composed | None = None  # decides what follows from the machine for all
+
+    def cells(self, every: Sequence[Sequence[str]]) -> list[Cell]:
+        """Return the cells of these overrides that can be trained."""
+        cells = list[Cell]()
+        for number, overrides in enumerate(every):
+            label = _varied(overrides, self._labelled)
+            try:
+                cells.append(self._cell(overrides, label, others=every[number + 1 :]))
+            except ValueError as error:
+                if is_fault(error):
+                    raise
+                self.refusals.append(Refusal(label=label, reason=str(error)))
+        return cells
+
+    def _cell(
+        self, overrides: Sequence[str], label: str, *, others: Sequence[Sequence[str]]
+    ) -> Cell:
+        """Compose and plan a cell. `others`: those after it, which it decides for where it is the
+        first.
+
+        Errors:
+            ValueError: it is invalid.
+        """
+        composed = as_in(self._first, overrides, self._compose)
+        if self._first is None:
+            composed = self._baseline(composed, others)
+            self._first = composed
+        planned = plan(composed.run, choices=composed.choices, datasets=self._datasets)
+        self.experiments.add(composed.choices.get("experiment"))
+        if not self._swept:
+            label = planned.name
+        return Cell(overrides=composed.overrides, label=label, plan=planned)
+
+    def _baseline(self, first: Composed, others: Sequence[Sequence[str]]) -> Composed:
+        """Return the first cell, without CUDA graphs where it has them by default and another cell
+        cannot have them."""
+        baseline, beyond = as_baseline(first, others, self._compose)
+        if beyond is not None:
+            why = f"in {_varied(beyond, self._swept)} {BEYOND_GRAPHS}"
+            self._log(f"note: trainer.cuda_graphs=false for all arms: {why}")
+        return baseline
+
+
+def _varied(overrides: Sequence[str], keys: Sequence[str]) -> str:
+    """Return those of a cell's overrides that the grid varies."""
+    words = [override for override in overrides if key_of(override) in keys]
+    return " ".join(words) or "the only cell"
 
 
 def check(
@@ -169,118 +285,113 @@ def check(
         ValueError: at least one cell is invalid, or with `skip_refused` all are; a line for each.
             Nothing has been written but the data's cache.
     """
-    valid, experiments, bad = list[Cell](), set[str | None](), list[tuple[str, str]]()
-    first, datasets = cast(Composed | None, None), Datasets() if datasets is None else datasets
-    # by its steps a person tells a length from the arm
-    shown = [*swept, "trainer.steps"] if lengths else swept
-    other_lengths = list[Cell]()
-    for place, overrides in enumerate((*cells, *lengths)):
-        label = _varied(overrides, shown)
-        try:
-            composed = as_in(first, overrides, compose)
-            if first is None:
-                first, beyond = as_baseline(composed, cells[place + 1 :], compose)
-                composed = first
-                if beyond is not None:
-                    why = f"in {_varied(beyond, swept)} {BEYOND_GRAPHS}"
-                    log(f"note: trainer.cuda_graphs=false for all arms: {why}")
-            planned = plan(composed.run, choices=composed.choices, datasets=datasets)
-        except ValueError as error:
-            if is_fault(error):
-                raise
-            bad.append((label, str(error)))
-            continue
-        for notice in planned.notices:
+    if datasets is None:
+        datasets = Datasets()
+    labelled = list(swept)
+    if lengths:
+        labelled.append(STEPS)  # by which a person tells a length from the arm
+    planner = Planner(swept=swept, labelled=labelled, compose=compose, datasets=datasets, log=log)
+    own = planner.cells(cells)
+    of_lengths = planner.cells(lengths)
+    every = [*own, *of_lengths]
+    for cell in every:
+        for notice in cell.plan.notices:
             log(f"note: {notice}")
-        valid.append(
-            Cell(overrides=composed.overrides, label=label if swept else planned.name, plan=planned)
-        )
-        if place >= len(cells):
-            other_lengths.append(valid[-1])
-        experiments.add(composed.choices.get("experiment"))
+    refusals = planner.refusals
     left_out = list[LeftOut]()
-    if skip_refused and valid:
-        left_out = _left_out(bad)
-        bad = []
-        for each in left_out:
-            log(f"left out: {each.arm}: {each.reason}")
-    if len(outputs := {cell.plan.run.output_dir for cell in valid}) > 1:
-        bad.append(
-            (
-                f"output_dir={','.join(sorted(outputs))}",
-                "output_dir must be the same for all cells of a grid",
-            )
-        )
-    if bad:
-        raise ValueError("\n".join(_refusal(bad, len(cells))))
-    seeds = list(dict.fromkeys(cell.plan.run.seed for cell in valid))
-    distinct = dict[str, Cell]()
-    for cell in sorted(valid, key=lambda cell: seeds.index(cell.plan.run.seed)):
-        if (twin := distinct.setdefault(cell.plan.identity, cell)) is not cell:
-            log(f"trained once, it is the same run: {cell.label} and {twin.label}")
-    ordered = list(distinct.values())
-    folder = _folder(
-        ordered, swept=swept, prefix=experiments.pop() if len(experiments) == 1 else None
-    )
-    asked = seeds_asked(cell.plan for cell in ordered)
-    for cell in other_lengths:
-        asked[cell.plan.arm] = replace(asked[cell.plan.arm], length_of=valid[0].plan.arm)
-    named = tuple(
-        replace(
-            cell,
-            plan=replace(
-                cell.plan, grid=folder.name, swept=tuple(swept), asked=asked[cell.plan.arm]
-            ),
-        )
-        for cell in ordered
-    )
+    if skip_refused and every:
+        left_out = _left_out(refusals)
+        refusals = []
+    for arm in left_out:
+        log(f"left out: {arm.arm}: {arm.reason}")
+    _refuse([*refusals, *_several_outputs(every)], len(cells))
+    distinct = _each_once(every, log)
+    folder = _folder(distinct, swept=swept, experiments=planner.experiments)
+    requested = _with_requests(distinct, of_lengths, swept=swept, grid=folder.name)
     return Grid(
-        name=folder.name, folder=folder, swept=tuple(swept), cells=named, left_out=tuple(left_out)
+        name=folder.name,
+        folder=folder,
+        swept=tuple(swept),
+        cells=tuple(requested),
+        left_out=tuple(left_out),
     )
 
 
-def _varied(overrides: Sequence[str], keys: Sequence[str]) -> str:
-    """Return those of a cell's overrides that the grid varies."""
-    words = [override for override in overrides if key_of(override) in keys]
-    return " ".join(words) or "the only cell"
-
-
-def _left_out(bad: Sequence[tuple[str, str]]) -> list[LeftOut]:
+def _left_out(refusals: Sequence[Refusal]) -> list[LeftOut]:
     """Return an arm once, whatever its seeds."""
     counts = Counter[tuple[str, str]]()
-    for label, reason in bad:
-        words = [word for word in label.split() if key_of(word) != "seed"]
-        counts[" ".join(words) or label, reason] += 1
+    for refusal in refusals:
+        words = [word for word in refusal.label.split() if key_of(word) != "seed"]
+        arm = " ".join(words) or refusal.label
+        counts[arm, refusal.reason] += 1
     return [LeftOut(arm=arm, reason=reason, cells=n) for (arm, reason), n in counts.items()]
 
 
-def key_of(override: str) -> str:
-    return override.lstrip("+~").partition("=")[0].partition("@")[0]
+def _several_outputs(cells: Sequence[Cell]) -> list[Refusal]:
+    """Return a refusal where the cells have several output folders."""
+    outputs = sorted({cell.plan.run.output_dir for cell in cells})
+    if len(outputs) <= 1:
+        return []
+    reason = "output_dir must be the same for all cells of a grid"
+    return [Refusal(label=f"output_dir={','.join(outputs)}", reason=reason)]
 
 
-def replaced(overrides: Sequence[str], more: Sequence[str]) -> tuple[str, ...]:
-    """Return overrides of which some are replaced."""
-    given = {key_of(word) for word in more}
-    return (*(word for word in overrides if key_of(word) not in given), *more)
+def _refuse(refusals: Sequence[Refusal], total: int) -> None:
+    """Refuse a grid with refused cells.
+
+    Errors:
+        ValueError: there are some; a line for each. Where all are refused for the same reason, one
+            line.
+    """
+    if not refusals:
+        return
+    reasons = {refusal.reason for refusal in refusals}
+    if len(refusals) == total and len(reasons) == 1:
+        raise ValueError(f"{refusals[0].reason} (all {total} cells; none was trained)")
+    lines = [f"{refusal.label}: {refusal.reason}" for refusal in refusals]
+    lines.append(f"{len(refusals)} of {total} cells refused; none was trained")
+    raise ValueError("\n".join(lines))
 
 
-def _refusal(bad: Sequence[tuple[str, str]], total: int) -> list[str]:
-    """Return a line for each bad cell. Where all are bad in the same way, one line."""
-    if len(bad) == total and len({reason for _, reason in bad}) == 1:
-        return [f"{bad[0][1]} (all {total} cells; none was trained)"]
-    return [
-        *(f"{label}: {reason}" for label, reason in bad),
-        f"{len(bad)} of {total} cells refused; none was trained",
-    ]
+def _each_once(cells: Sequence[Cell], log: Callable[[str], None]) -> list[Cell]:
+    """Return the cells seed by seed, each run once."""
+    seeds = list(dict.fromkeys(cell.plan.run.seed for cell in cells))
+    distinct = dict[str, Cell]()
+    for cell in sorted(cells, key=lambda cell: seeds.index(cell.plan.run.seed)):
+        twin = distinct.setdefault(cell.plan.identity, cell)
+        if twin is not cell:
+            log(f"trained once, it is the same run: {cell.label} and {twin.label}")
+    return list(distinct.values())
 
 
-def _folder(cells: Sequence[Cell], *, swept: Sequence[str], prefix: str | None) -> Path:
+def _folder(cells: Sequence[Cell], *, swept: Sequence[str], experiments: set[str | None]) -> Path:
     """Name a grid by its runs: the same runs are the same grid, in whatever order they were asked
-    for."""
+    for. `experiments`: that the cells choose."""
     root = cells[0].plan.run_dir.parents[1] / "grids"
     hashed = digest({"identities": sorted(cell.plan.identity for cell in cells)})[:8]
-    if existing := sorted(root.glob(f"*-{hashed}")):
+    existing = sorted(root.glob(f"*-{hashed}"))
+    if existing:
         return existing[0]
-    parts = [prefix, *(key.rpartition(".")[2] for key in swept)]
+    parts = list[str | None]()
+    if len(experiments) == 1:
+        parts += experiments
+    parts += [key.rpartition(".")[2] for key in swept]
     readable = "-".join(re.sub(r"[^\w.]+", "_", part) for part in parts if part)
-    return root / f"{readable[:60] or 'grid'}-{hashed}"
+    return root / f"{readable[:NAME_LENGTH] or 'grid'}-{hashed}"
+
+
+def _with_requests(
+    cells: Sequence[Cell], of_lengths: Sequence[Cell], *, swept: Sequence[str], grid: str
+) -> list[Cell]:
+    """Return the cells with the name of their grid, and with what its command asks for."""
+    requests = seed_requests(cell.plan for cell in cells)
+    base = cells[0].plan.arm
+    for cell in of_lengths:
+        arm = cell.plan.arm
+        requests[arm] = replace(requests[arm], length_of=base)
+    planned = list[Cell]()
+    for cell in cells:
+        request = requests[cell.plan.arm]
+        own = replace(cell.plan, grid=grid, swept=tuple(swept), request=request)
+        planned.append(replace(cell, plan=own))
+    return planned

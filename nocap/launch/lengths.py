@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from nocap.config.compose import Composed
+from nocap.config.flags import EQUAL_LOSS
 from nocap.config.keys import require
 from nocap.config.plain import to_plain
 from nocap.config.run import Run
@@ -13,7 +14,6 @@ from nocap.display import plural
 from nocap.judge.equal_loss import SHARES, STEPS
 from nocap.launch.grid import Grid, replaced
 
-FLAG = "--equal-loss"
 Compose = Callable[[Sequence[str]], Composed]
 
 
@@ -26,21 +26,21 @@ def cells_of(grid: Grid, compose: Compose) -> list[tuple[str, ...]]:
     """
     base = grid.cells[0]
     rule = "be left out where trainer.steps is swept, whose values are other lengths"
-    require(STEPS not in grid.swept, FLAG, rule, "given")
-    others = others_of(base.plan.run.trainer.steps, asked=FLAG)
+    require(STEPS not in grid.swept, EQUAL_LOSS, rule, "given")
+    others = others_of(base.plan.run.trainer.steps, requested_by=EQUAL_LOSS)
     words = [words_at(base.overrides, base.plan.run, length, compose) for length in others]
     own = [cell for cell in grid.cells if cell.plan.arm == base.plan.arm]
     return [replaced(cell.overrides, more) for more in words for cell in own]
 
 
-def others_of(steps: int, *, asked: str) -> list[int]:
-    """Return the other lengths of a schedule of so many steps. `asked`: what asks for them.
+def others_of(steps: int, *, requested_by: str) -> list[int]:
+    """Return the other lengths of a schedule of so many steps. `requested_by`: a flag or a key.
 
     Errors:
         ValueError: it is too short to have them.
     """
     others = [round(share * steps) for share in SHARES]
-    require(len({*others, steps}) == 3, STEPS, f"be 2 or more with {asked}", steps)
+    require(len({*others, steps}) == 3, STEPS, f"be 2 or more with {requested_by}", steps)
     return others
 
 
@@ -51,22 +51,24 @@ def words_at(overrides: Sequence[str], run: Run, steps: int, compose: Compose) -
     words = [f"{STEPS}={steps}", f"trainer.compile={run.trainer.compile.value}"]
     follows = to_plain(compose(replaced(overrides, words)).run)["schedule"]
     for key, value in to_plain(run)["schedule"].items():
-        wanted = steps / run.trainer.steps * value if key.endswith("_steps") else None
-        if wanted is not None and abs(follows[key] - wanted) > 1:
+        if not key.endswith("_steps"):
+            continue
+        wanted = steps / run.trainer.steps * value
+        if abs(follows[key] - wanted) > 1:
             words.append(f"schedule.{key}={round(wanted)}")
     return words
 
 
-def cost(grid: Grid, whole: Grid) -> str:
-    """Say before the first run what the other lengths cost."""
-    more = len(whole.cells) - len(grid.cells)
+def cost(grid: Grid, longer: Grid) -> str:
+    """Say before the first run what the other lengths cost. `longer`: the grid with them."""
+    more = len(longer.cells) - len(grid.cells)
     return f"equal loss: {cost_of('the baseline', grid.cells[0].plan.run.trainer.steps, more)}"
 
 
 def cost_of(name: str, steps: int, runs: int) -> str:
     """Say what it costs to train a baseline of so many steps at its other lengths, with so many
     runs."""
-    lengths = " and ".join(f"{length:,}" for length in others_of(steps, asked=FLAG))
+    lengths = " and ".join(f"{length:,}" for length in others_of(steps, requested_by=EQUAL_LOSS))
     return (
         f"{name} also trains for {lengths} steps: {plural(runs, 'run')} more, as much as "
         f"{sum(SHARES):.1f} arms"

@@ -17,15 +17,13 @@ from nocap.config.paths import shown
 from nocap.config.plain import made, to_plain
 from nocap.display import plural
 from nocap.launch.grid import REPORT
-from nocap.launch.head import run_facts
 from nocap.launch.plan import Plan
+from nocap.launch.run_facts import run_facts
 from nocap.options.tracker import RunFacts, Tracker, TrackerSession
 from nocap.store import lease
 from nocap.store.identity import digest
 from nocap.store.record import Metrics
-from nocap.store.runs import Record
-from nocap.store.runs import load_runs as load
-from nocap.store.runs import read_record as read
+from nocap.store.runs import Record, load_runs, read_record
 from nocap.store.tracking import left, send, send_comparison
 
 if TYPE_CHECKING:
@@ -44,15 +42,15 @@ def send_run(folder: Path, tracker: Tracker | None = None) -> TrackerSession:
         OSError: the server does not answer.
         ValueError: it does not take the run, or the record cannot be read.
     """
-    with _held(folder):
-        record = read(folder, rows=False)
+    with _lease_of(folder):
+        record = read_record(folder, rows=False)
         config = config_of(record)
         rows = Metrics(folder / "metrics.jsonl").rows()
         facts = run_facts(config, folder, record.manifest, params=record.summary["params"])
         return send(tracker or tracker_of(config), facts, rows=rows, summary=record.summary)
 
 
-def _held(folder: Path) -> lease.Lease:
+def _lease_of(folder: Path) -> lease.Lease:
     """Take a run's lease.
 
     Errors:
@@ -88,8 +86,8 @@ def tracker_of(config: Mapping[str, Any]) -> Tracker:
     schema = outside.options("tracker").get(str(own.get("kind")))
     if schema is not None and cast(type[Tracker], schema).uploads:
         defaults = to_plain(composed([f"tracker={own['kind']}"]).run)["tracker"]
-        known = {f.name: own.get(f.name, defaults[f.name]) for f in fields(schema)}
-        return cast(Tracker, made(schema, known, "tracker."))
+        values = {f.name: own.get(f.name, defaults[f.name]) for f in fields(schema)}
+        return cast(Tracker, made(schema, values, "tracker."))
     return composed([f"tracker={UPLOADER}"]).run.tracker
 
 
@@ -101,7 +99,7 @@ def send_left(plans: Sequence[Plan], grid: Path) -> Iterator[str]:
     tracker = plans[0].run.tracker
     waiting = [plan.run_dir for plan in plans if left(plan.run.tracker, plan.run_dir)]
     if waiting and tracker.sends_now():
-        waiting = list(_not_taken(waiting))
+        waiting = list(_unsent(waiting))
     lacking = list[str]()
     if waiting:
         lacking.append(f"{len(waiting)} of {plural(len(plans), 'run')}")
@@ -112,20 +110,20 @@ def send_left(plans: Sequence[Plan], grid: Path) -> Iterator[str]:
         yield f"not uploaded: {' and '.join(lacking)}; this sends what is missing: {command}"
 
 
-def _not_taken(waiting: Sequence[Path]) -> Iterator[Path]:
-    """Send these runs, and yield those that a server has not taken."""
+def _unsent(waiting: Sequence[Path]) -> Iterator[Path]:
+    """Send these runs, and yield those that its server does not have then."""
     answers = True
     for folder in waiting:
-        taken = False
+        is_sent = False
         if answers:
             try:
-                taken = send_run(folder).complete
-                answers = taken
+                is_sent = send_run(folder).complete
+                answers = is_sent
             except OSError:
                 answers = False
             except ValueError:  # of this run alone
-                taken = False
-        if not taken:
+                is_sent = False
+        if not is_sent:
             yield folder
 
 
@@ -145,13 +143,13 @@ def send_grid(folder: Path) -> TrackerSession | None:
     report = folder / REPORT
     if not report.is_file():
         return None
-    found = load([folder])
+    found = load_runs([folder])
     require(bool(found.records), str(folder), "have runs that can be read", "none")
     tracker = tracker_of(config_of(found.records[0]))
-    return send_comparison(tracker, **told(folder, compare(found)), report=report)
+    return send_comparison(tracker, **comparison_facts(folder, compare(found)), report=report)
 
 
-def told(folder: Path, comparison: Comparison) -> dict[str, Any]:
+def comparison_facts(folder: Path, comparison: Comparison) -> dict[str, Any]:
     """Return what a tracker gets of a grid's comparison, which is a run of the grid's group."""
     from nocap.report.rows import tables_of
 

@@ -5,48 +5,56 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from nocap.config import hardware
 from nocap.config.bounded import parse_yaml, read_text
-from nocap.config.defaults import other_precision, reasons
-from nocap.config.keys import require
+from nocap.config.keys import flat, require
 from nocap.config.outward import redact
 from nocap.config.paths import cache_root, expanded, private_caches
 from nocap.config.plain import to_plain
 from nocap.config.run import Run
-from nocap.config.trainer import Compile, Device, Precision
+from nocap.config.trainer import Compile
 from nocap.data.batches import train_windows, val_windows
 from nocap.data.prepare import Dataset, prepare
-from nocap.display import plural
-from nocap.launch.sources import Source, checkpoint_of, init_checkpoint, located, teachers
-from nocap.store.checkpoints import any_sound as any_whole
-from nocap.store.checkpoints import saved_steps
+from nocap.launch.earlier_runs import EarlierRun, checkpoint_of, init_checkpoint, located, teachers
+from nocap.store.checkpoints import any_sound, saved_steps
 from nocap.store.identity import differing, digest, identity_parts, uncommitted
 from nocap.store.metrics import now
-from nocap.store.record import read_ended, read_json
+from nocap.store.record import RunStatus, read_ended, read_json
 from nocap.store.runs import of_identity
-
-DAMAGED = (
-    "damaged"  # the status of a run whose record was changed, and which no checkpoint makes again
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
-    """What the command that trains a run asked for: the seeds of the run's arm."""
+class SeedRequest:
+    """The seeds of an arm that the command asks for that trains its runs."""
 
-    at: str  # when it began
+    at: str  # when the command began
     seeds: tuple[int, ...]
-    place: int = 0  # of the arm among those of the command
-    length_of: str | None = (
-        None  # the arm whose loss at another length it is to show; None: it is its own
-    )
+    position: int = 0  # of the arm among those of the command
+    # the arm whose loss at another length it is to show; None: it is its own
+    length_of: str | None = None
+
+    @classmethod
+    def of_json(cls, content: Mapping[str, Any]) -> SeedRequest:
+        """Read what `json` has written."""
+        return cls(
+            at=content["at"],
+            seeds=tuple(content["seeds"]),
+            position=content["place"],
+            length_of=content["length_of"],
+        )
 
     def json(self) -> dict[str, Any]:
-        return {**asdict(self), "seeds": list(self.seeds)}
+        """Return the entry `asked` of a manifest and of `grid.json`."""
+        return {
+            "at": self.at,
+            "seeds": list(self.seeds),
+            "place": self.position,
+            "length_of": self.length_of,
+        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,8 +68,8 @@ class Plan:
     parts: dict[str, Any]
     identity: str
     run_dir: Path
-    init: Source | None = None  # what it begins from
-    teachers: dict[str, Source] = field(
+    init: EarlierRun | None = None  # what it begins from
+    teachers: dict[str, EarlierRun] = field(
         default_factory=dict
     )  # what it learns from, by the option that does
     options: Mapping[str, str] = field(
@@ -69,53 +77,63 @@ class Plan:
     )  # group → the name of the option, for people
     grid: str | None = None  # the grid that starts it
     swept: tuple[str, ...] = ()  # the groups and keys that set it apart from the runs beside it
-    asked: Asked | None = None  # None: a command that asked for this run alone
+    request: SeedRequest | None = None  # None: a command that asked for this run alone
     notices: tuple[str, ...] = ()  # what a person should know before it starts
 
 
-def seeds_asked(plans: Iterable[Plan]) -> dict[str, Asked]:
-    """Arm → what the command that has these plans asks for, as it begins now."""
+def seed_requests(plans: Iterable[Plan]) -> dict[str, SeedRequest]:
+    """Return arm → what the command that has these plans asks for, as it begins now."""
     at = now()
     seeds: dict[str, list[int]] = {}
     for each in plans:
         seeds.setdefault(each.arm, []).append(each.run.seed)
-    return {
-        arm: Asked(at=at, seeds=tuple(dict.fromkeys(of_arm)), place=place)
-        for place, (arm, of_arm) in enumerate(seeds.items())
-    }
+    requests = dict[str, SeedRequest]()
+    for position, (arm, of_arm) in enumerate(seeds.items()):
+        distinct = tuple(dict.fromkeys(of_arm))
+        requests[arm] = SeedRequest(at=at, seeds=distinct, position=position)
+    return requests
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunResult:
     """How a run ended, or that it did not."""
 
-    # its `status`: finished, diverged, failed, preempted, refused, damaged, or waiting: not
-    # started; `error`: why
-    summary: dict[str, Any]
+    status: RunStatus
+    reason: str | None = None  # why it did not end well
+    summary: dict[str, Any] = field(default_factory=dict)  # of its record, where it has one
     trained: bool = False  # by this process, now
     signals: tuple[int, ...] = ()  # the requests to stop that came
     taken_over: bool = False  # while this process did not run: another one trains it
 
-    @property
-    def status(self) -> str:
-        return str(self.summary["status"])
+    @classmethod
+    def of(cls, summary: dict[str, Any], *, trained: bool = False) -> RunResult:
+        """Return how the run of this summary ended.
 
-    @property
-    def reason(self) -> str | None:
-        return self.summary.get("error")
+        Errors:
+            ValueError: the summary has no status that nocap writes.
+        """
+        status = RunStatus(summary["status"])
+        reason = summary.get("error")
+        return cls(status=status, reason=reason, summary=summary, trained=trained)
 
 
 Datasets = dict[str, Dataset | ValueError]  # each source is prepared once, also the one that fails
 
 
 def dataset_of(run: Run, known: Datasets) -> Dataset:
+    """Return a run's data, prepared unless they are known.
+
+    Errors:
+        ValueError: they are invalid.
+    """
     key = repr((run.data, run.tokenizer, run.cache_dir))
     if key not in known:
         try:
             known[key] = prepare(run.data, run.tokenizer, cache_dir=cache_root(run.cache_dir))
         except ValueError as error:
             known[key] = error
-    if isinstance(dataset := known[key], ValueError):
+    dataset = known[key]
+    if isinstance(dataset, ValueError):
         raise dataset
     return dataset
 
@@ -134,13 +152,17 @@ def plan(run: Run, *, choices: Mapping[str, str | None], datasets: Datasets | No
         ValueError: the data, the compiler, the output directory, a teacher or the init checkpoint
             is invalid.
     """
+    if datasets is None:
+        datasets = Datasets()
     run = without_data(run)
-    dataset = dataset_of(run, Datasets() if datasets is None else datasets)
+    dataset = dataset_of(run, datasets)
     _check_tokens(run, dataset)
     parts = identity_parts(run, data_fingerprint=dataset.fingerprint)
-    if teacher_sources := teachers(run):
-        parts["teachers"] = {option: teacher.part for option, teacher in teacher_sources.items()}
-    if (init := init_checkpoint(run, parts)) is not None:
+    finished = teachers(run)
+    if finished:
+        parts["teachers"] = {option: teacher.part for option, teacher in finished.items()}
+    init = init_checkpoint(run, parts)
+    if init is not None:
         parts["init"] = init.part
     identity = digest(parts)
     root = _root(run)
@@ -148,22 +170,25 @@ def plan(run: Run, *, choices: Mapping[str, str | None], datasets: Datasets | No
     if not run_dir.exists():
         run_dir = of_identity(root, identity) or run_dir
     # the same run may have another readable name
-    name = run_dir.name.removesuffix(f"-s{run.seed}-{identity}")
-    arm, name = f"{name}-{digest({**parts['config'], 'seed': None})[:6]}", f"{name}-s{run.seed}"
+    stem = run_dir.name.removesuffix(f"-s{run.seed}-{identity}")
+    name = f"{stem}-s{run.seed}"
+    of_arm = digest({**parts["config"], "seed": None})
+    if run_dir.exists():
+        notices = tuple(_damage(run_dir, identity))
+    else:
+        notices = tuple(_half_done(run, parts, root, name))
     return Plan(
         run=run,
         dataset=dataset,
         name=name,
-        arm=arm,
+        arm=f"{stem}-{of_arm[:6]}",
         parts=parts,
         identity=identity,
         run_dir=run_dir,
         init=init,
-        teachers=teacher_sources,
+        teachers=finished,
         options=_options(run, choices),
-        notices=tuple(
-            _damage(run_dir, identity) if run_dir.exists() else _half_done(run, parts, root, name)
-        ),
+        notices=notices,
     )
 
 
@@ -175,12 +200,9 @@ def without_data(run: Run) -> Run:
             init checkpoint is invalid.
     """
     check_compiler(run)
-    require(
-        not run.store.diff or uncommitted() is not None,
-        "store.diff",
-        "be false where nocap runs from no git checkout",
-        run.store.diff,
-    )
+    has_diff = not run.store.diff or uncommitted() is not None
+    rule = "be false where nocap runs from no git checkout"
+    require(has_diff, "store.diff", rule, run.store.diff)
     run.tracker.check_start()
     located_run = located(run)
     teachers(located_run)
@@ -252,7 +274,7 @@ def _read(folder: Path, identity: str) -> tuple[dict[str, Any] | None, ValueErro
     try:
         return read_ended(folder, identity=identity), None
     except ValueError as error:
-        if not any_whole(folder):
+        if not any_sound(folder):
             raise ValueError(
                 f"{error}; there is no valid checkpoint to mend it from: move that folder to train "
                 "the run again"
@@ -351,74 +373,21 @@ def sound(plan: Plan) -> dict[str, Any] | None:
     return _read(plan.run_dir, plan.identity)[0]
 
 
-def outcome(plan: Plan) -> dict[str, Any] | None:
-    """Return the same of one run among others: in place of the error the status `damaged`."""
+def outcome(plan: Plan) -> RunResult | None:
+    """Return how a run among others has come to its end; None: it has not. One that is damaged, and
+    that no checkpoint makes again, is no error here."""
     try:
-        return sound(plan)
+        summary = sound(plan)
     except ValueError as error:
-        return {"status": DAMAGED, "error": str(error)}
+        return RunResult(status=RunStatus.damaged, reason=str(error))
+    if summary is None:
+        return None
+    return RunResult.of(summary)
 
 
-def nothing_to_train(plan: Plan, summary: Mapping[str, Any]) -> str:
-    """Return a line about a run that has come to its end."""
-    if summary["status"] == "finished":
-        gone = sorted({*plan.run.trainer.keep_steps} - {*saved_steps(plan.run_dir)})
-        return "already finished: nothing to train" + (
-            f"; trainer.keep_steps: it has no checkpoint of {gone}" if gone else ""
-        )
-    return (
-        "already diverged, which it would do again: nothing to train (to see it again, delete "
-        "its folder)"
-    )
-
-
-def overruled(run: Run) -> list[str]:
-    """Say that a variable of the environment does not count where the config has another number of
-    threads: the threads are a part of the run's identity."""
-    t = run.trainer
-    wanted = os.environ.get("OMP_NUM_THREADS", "")
-    if t.device is not Device.cpu or wanted in ("", str(t.threads)):
-        return []
-    return [f"OMP_NUM_THREADS={wanted} does not count: trainer.threads={t.threads} does"]
-
-
-def headline(plan: Plan) -> str:
-    """Return what a person reads before a run begins: notices; what it trains where; precision,
-    compilation and on a GPU micro-batch and CUDA graphs, with the reason, or with what the default
-    would be; and what may be faster."""
-    t = plan.run.trainer
-    where = f"{t.devices} × {hardware.device_name(t.device)}"
-    if t.device is Device.cpu:
-        where += f" with {plural(t.threads, 'thread')}, memory {t.malloc.value}"
-    notes = [f"note: {notice}" for notice in (*plan.notices, *overruled(plan.run))]
-    what = f"{plan.run_dir.name}: {t.steps:,} steps of {t.batch_tokens:,} tokens on {where}"
-    why = reasons(plan.run)
-    precision_line = _chosen("precision", t.precision.value, why["precision"])
-    compile_line = _chosen("compile", t.compile.value, why["compile"])
-    lines = [*notes, what, precision_line, *_to_try(plan.run), compile_line]
-    if t.device is Device.cuda:
-        lines.append(_chosen("micro_batch", str(t.micro_batch), why["micro_batch"]))
-        lines.append(_chosen("cuda_graphs", str(t.cuda_graphs).lower(), why["cuda_graphs"]))
-    return "\n".join(lines)
-
-
-def _chosen(key: str, value: str, default: str) -> str:
-    """Say what a run has of a key, beside the default and its reason, as in "fp32: this CPU has no
-    AMX"."""
-    if default.startswith(f"{value}: "):
-        return f"{key} {default}"
-    return f"{key} {value} (by default {default})"
-
-
-def _to_try(run: Run) -> list[str]:
-    """Say which precision may be faster than the run's, and give the command that measures it."""
-    m = run.model
-    other = other_precision(run.trainer.device, m)
-    if other in (None, run.trainer.precision):
-        return []
-    shape = f"model.n_layer={m.n_layer} model.n_head={m.n_head} model.d_model={m.d_model}"
-    arms = " ".join(f"--arm trainer.precision={each.value}" for each in Precision)
-    return [
-        f"  trainer.precision={other.value} may be faster here; this measures it:",
-        f"  python -m nocap.bench {shape} model.seq_len={m.seq_len} {arms}",
-    ]
+def typed_keys(run: Run, overrides: Iterable[str]) -> tuple[str, ...]:
+    """Return the keys that a command line sets and that make another run, in its order; options are
+    in the run's name already."""
+    counted = dict(flat(run.that_count("identity", to_plain(run))))
+    keys = [override.lstrip("+").partition("=")[0] for override in overrides]
+    return tuple(dict.fromkeys(key for key in keys if "." in key and key in counted))

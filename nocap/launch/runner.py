@@ -22,12 +22,13 @@ from nocap.display import shorten
 from nocap.launch.attempt import Attempt, clean, hold
 from nocap.launch.executor import Executor, Work
 from nocap.launch.grid import Cell, Grid
-from nocap.launch.plan import DAMAGED, RunResult, outcome, overruled
+from nocap.launch.headline import overruled
+from nocap.launch.plan import RunResult, outcome
 from nocap.launch.server import AVAILABLE, Server
 from nocap.launch.signals import stop_handler
 from nocap.store.files import append_text
 from nocap.store.lease import HeldError
-from nocap.store.record import ENDED, SUMMARY, read_json, read_rows
+from nocap.store.record import ENDED, SUMMARY, RunStatus, read_json, read_rows
 from nocap.training.terminal import left
 
 # for each cell that another process is training, between looks at them: a thousand are no load on a
@@ -35,50 +36,57 @@ from nocap.training.terminal import left
 HELD_POLL_S = 0.5
 REFRESH_S = 0.5  # between updates of the bar
 TAIL_BYTES = 4096  # holds the last row of a run's metrics
+EVENTS = {
+    RunStatus.finished: "done",
+    RunStatus.preempted: "saved",
+}  # other statuses name themselves
 
 
 def ended(cell: Cell) -> RunResult | None:
     """Return how some process has brought this run to its end."""
-    if (summary := outcome(cell.plan)) is None:
-        return None
-    if summary["status"] != DAMAGED:
+    result = outcome(cell.plan)
+    if result is not None and result.status is not RunStatus.damaged:
         clean(cell.plan)
-    return RunResult(summary=summary)
+    return result
 
 
 def _left_by(cell: Cell, reason: str) -> RunResult:
     """Return how a cell ended that another machine trained, from its record; `reason`: why it has
     none."""
-    if (result := ended(cell)) is not None:
+    result = ended(cell)
+    if result is not None:
         return replace(result, trained=True)
     try:
-        summary = read_json(cell.plan.run_dir / SUMMARY) or {"status": "waiting", "error": reason}
+        summary = read_json(cell.plan.run_dir / SUMMARY)
+        if not summary:
+            return RunResult(status=RunStatus.waiting, reason=reason, trained=True)
+        result = RunResult.of(summary, trained=True)
     except ValueError as error:
         return _failed(error)
-    # one that has ended is damaged, and the same command mends it
-    status = "failed" if summary["status"] in ENDED else summary["status"]
-    return RunResult(summary={**summary, "status": status}, trained=True)
+    if result.status in ENDED:  # it is damaged, and the same command mends it
+        return replace(result, status=RunStatus.failed)
+    return result
 
 
 def _failed(error: Exception) -> RunResult:
-    return RunResult(summary={"status": "failed", "error": str(error)}, trained=True)
+    return RunResult(status=RunStatus.failed, reason=str(error), trained=True)
 
 
 # --- this machine ---------------------------------------------------------------------------------
 
 
 def _units() -> dict[Device, list[str]]:
-    cores = (
-        sorted(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else list(range(os.cpu_count() or 1))
-    )
-    gpus = len(hardware.cuda_devices())
-    names = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    return {
-        Device.cpu: [str(core) for core in cores],
-        Device.cuda: names[:gpus] if names[0] else [str(gpu) for gpu in range(gpus)],
-    }
+    """List this machine's CPU cores by their numbers, and its GPUs as CUDA_VISIBLE_DEVICES names
+    them."""
+    cores = list(range(os.cpu_count() or 1))
+    if hasattr(os, "sched_getaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+    n_gpus = len(hardware.cuda_devices())
+    gpus = [str(gpu) for gpu in range(n_gpus)]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    if visible.split(",")[0]:
+        gpus = visible.split(",")[:n_gpus]
+    return {Device.cpu: [str(core) for core in cores], Device.cuda: gpus}
 
 
 @dataclass(kw_only=True)
@@ -87,56 +95,69 @@ class Devices(Executor):
     CPU cores; at most `jobs` cells."""
 
     jobs: int | None = None
-    units: dict[Device, list[str]] = field(
-        default_factory=_units
-    )  # none: the whole machine for each
+    # none: the whole machine for each
+    units: dict[Device, list[str]] = field(default_factory=_units)
     attempts: list[Attempt] = field(default_factory=list)  # that were begun
     server: Server | None = field(default_factory=lambda: Server() if AVAILABLE else None)
     event: ClassVar[str] = "start"
     poll_s: ClassVar[float] = 0.03  # nothing beside a cell's seconds
 
     def _need(self, run: Run) -> int:
-        t = run.trainer
-        wanted = t.devices if t.device is Device.cuda else t.devices * t.threads
-        return min(wanted, len(self.units[t.device]))  # more threads than cores: all cores
+        """Count the units that a run takes: where it has more threads than there are cores, all
+        cores."""
+        trainer = run.trainer
+        wanted = trainer.devices
+        if trainer.device is not Device.cuda:
+            wanted = trainer.devices * trainer.threads
+        return min(wanted, len(self.units[trainer.device]))
 
     def free(self, run: Run) -> list[str] | None:
         """Return what of this machine this run can have to itself. None: there is no room."""
         self.attempts = [attempt for attempt in self.attempts if not attempt.over]
-        beside = [
-            other for other in self.attempts if other.plan.run.trainer.device is run.trainer.device
-        ]
-        taken = {unit for other in beside for unit in other.units}
-        free = [unit for unit in self.units[run.trainer.device] if unit not in taken]
+        busy = set[str]()
+        for attempt in self.attempts:
+            if attempt.plan.run.trainer.device is run.trainer.device:
+                busy.update(attempt.units)
+        free = [unit for unit in self.units[run.trainer.device] if unit not in busy]
         need = self._need(run)
-        return None if len(self.attempts) == self.jobs or len(free) < need else free[:need]
+        if len(self.attempts) == self.jobs or len(free) < need:
+            return None
+        return free[:need]
 
     def at_once(self, run: Run) -> int:
         """Return how many runs like this one there is room for."""
+        limits = list[int]()
         need = self._need(run)
-        fit = [len(self.units[run.trainer.device]) // need] if need else []
-        return min([*fit, *([self.jobs] if self.jobs else [])])
+        if need:
+            limits.append(len(self.units[run.trainer.device]) // need)
+        if self.jobs:
+            limits.append(self.jobs)
+        return min(limits)
 
     def describe(self, runs: Sequence[Run]) -> str | None:
         run = min(runs, key=self.at_once)
-        t, n = run.trainer, len(self.units[run.trainer.device])
-        if not n:
+        trainer = run.trainer
+        n_units = len(self.units[trainer.device])
+        if not n_units:
             return None
-        kind = "GPU" if t.device is Device.cuda else "core"
-        text = f"pool: {self.at_once(run)} at once, {self._need(run)} of {n} {kind}s each"
-        if t.device is Device.cpu and t.threads > 1 and self.at_once(run) == 1 and self.jobs != 1:
-            text += (
-                f" (trainer.threads={t.threads}; trainer.threads=1 makes room for "
-                f"{n // t.devices or 1})"
-            )
+        n_at_once = self.at_once(run)
+        unit = "GPU" if trainer.device is Device.cuda else "core"
+        text = f"pool: {n_at_once} at once, {self._need(run)} of {n_units} {unit}s each"
+        is_crowded = n_at_once == 1 and self.jobs != 1
+        if trainer.device is Device.cpu and trainer.threads > 1 and is_crowded:
+            room = n_units // trainer.devices or 1
+            remedy = f"trainer.threads=1 makes room for {room}"
+            text = f"{text} (trainer.threads={trainer.threads}; {remedy})"
         return "; ".join([text, *overruled(run)])
 
     def submit(self, cell: Cell) -> Work | RunResult | None:
-        if (units := self.free(cell.plan.run)) is None:
+        units = self.free(cell.plan.run)
+        if units is None:
             return None
         with ExitStack() as undo:
             lease = undo.enter_context(hold(cell.plan))
-            if (result := ended(cell)) is not None:
+            result = ended(cell)
+            if result is not None:
                 return result
             if self.server is None:
                 note = "a process that imports torch itself: workers are forked on Linux only\n"
@@ -153,6 +174,7 @@ class Devices(Executor):
 
 
 def one_at_a_time() -> Devices:
+    """Return this machine for one cell at a time, which has all of it."""
     return Devices(jobs=1, units={device: [] for device in Device})
 
 
@@ -160,6 +182,8 @@ def one_at_a_time() -> Devices:
 
 
 class Runner:
+    """Carries out the cells of a grid, and tells a terminal how far it is."""
+
     def __init__(
         self,
         grid: Grid,
@@ -171,24 +195,26 @@ class Runner:
         fail_fast: bool = False,
         detach: bool = False,
     ) -> None:
-        """`watch` is told of each cell how it ended. `more`: asked for cells beyond the grid's when
-        those known have ended; with them there may be `total`. `fail_fast`: the first that fails
-        stops the others. `detach`: leave the cluster once it has them."""
-        self._executor, self._watch, self._fail_fast, self._detach = (
-            executor,
-            watch,
-            fail_fast,
-            detach,
-        )
-        self._more, self._total = more, total
+        """Prepare to run. `watch` gets each cell with how it ended. `more`: returns cells beyond
+        the grid's when those known have ended; with them there may be `total`. `fail_fast`: the
+        first that fails stops the others. `detach`: leave the cluster once it has them."""
         self.stopping = False  # whether a request to stop came
+        self._executor = executor
+        self._watch = watch
+        self._more = more
+        self._total = total
+        self._fail_fast = fail_fast
+        self._detach = detach
         self._cells = list(grid.cells)
-        self._waiting, self._elsewhere = deque(self._cells), deque[Cell]()
+        self._waiting = deque(self._cells)
+        self._elsewhere = deque[Cell]()  # that other processes train
+        self._elsewhere_until = 0.0  # when they are looked at again
         self._running: list[tuple[Cell, Work]] = []
         self._results: dict[str, RunResult] = {}
-        self._elsewhere_until = self._drawn = 0.0
-        # steps of the cells that ended here, and those that cells had when they began here
-        self._done, self._before, self._began = 0, 0, time.monotonic()
+        self._done = 0  # steps of the cells that ended here
+        self._before = 0  # steps that cells had when they began here
+        self._began = time.monotonic()
+        self._drawn = 0.0
         self._bar = tqdm(
             desc="steps of all cells",
             unit="step",
@@ -198,67 +224,80 @@ class Runner:
         )  # on a terminal alone
 
     def run(self) -> dict[str, RunResult]:
-        """Identity → how that cell ended."""
+        """Return identity → how that cell ended, once all have, or a request to stop came."""
         with stop_handler(self._stop), self._bar:
-            while self._running or (
-                not self.stopping and (self._waiting or self._elsewhere or self._add(self._more()))
-            ):
+            while self._goes_on():
                 self._start_what_fits()
                 self.stopping = self.stopping or self._detach
                 self._collect()
-                if not self._bar.disable and time.monotonic() > self._drawn + REFRESH_S:
-                    self._drawn = time.monotonic()
-                    self._left()
-                    self._bar.set_postfix_str(
-                        shorten((cell.label for cell, _ in self._running), most=3)
-                    )
+                self._draw()
                 time.sleep(self._executor.poll_s if self._running or self._elsewhere else 0)
+        not_started = RunResult(status=RunStatus.waiting, reason="not started")
         for cell in (*self._waiting, *self._elsewhere):
-            self._results[cell.plan.identity] = RunResult(
-                summary={"status": "waiting", "error": "not started"}
-            )
+            self._results[cell.plan.identity] = not_started
         return self._results
 
     def _stop(self, number: int) -> None:
         self.stopping = True
 
-    def _start_what_fits(self) -> None:
-        if not self._waiting and self._elsewhere and time.monotonic() >= self._elsewhere_until:
-            self._waiting, self._elsewhere = self._elsewhere, deque()
-        while self._waiting and not self.stopping:
-            cell = self._waiting.popleft()
-            try:
-                work = ended(cell) or self._executor.submit(cell)
-                if work is None:
-                    self._waiting.appendleft(cell)
-                    return
-                if isinstance(work, RunResult):
-                    self._results[cell.plan.identity] = work
-                else:
-                    self._running.append((cell, work))
-                    self._before += last_step(cell)
-                    # the bar names what has begun here
-                    if self._bar.disable or self._executor.event != Devices.event:
-                        self._log(cell, self._executor.event)
-            except HeldError as error:
-                self._leave(cell, str(error).partition("and ")[2])
-            except (OSError, ValueError) as error:
-                self._conclude(cell, _failed(error))
+    def _goes_on(self) -> bool:
+        """Say whether a cell runs or can begin."""
+        if self._running:
+            return True
+        if self.stopping:
+            return False
+        return bool(self._waiting or self._elsewhere or self._add(self._more()))
 
     def _add(self, cells: Sequence[Cell]) -> bool:
         self._cells.extend(cells)
         self._waiting.extend(cells)
         return bool(cells)
 
+    # --- cells begin and end
+
+    def _start_what_fits(self) -> None:
+        """Begin cells, in their order, as long as there is room."""
+        if not self._waiting and self._elsewhere and time.monotonic() >= self._elsewhere_until:
+            self._waiting = self._elsewhere
+            self._elsewhere = deque()
+        while self._waiting and not self.stopping:
+            cell = self._waiting.popleft()
+            if not self._start(cell):
+                self._waiting.appendleft(cell)
+                return
+
+    def _start(self, cell: Cell) -> bool:
+        """Begin a cell, unless it has ended already, and say whether there was room."""
+        try:
+            work = ended(cell) or self._executor.submit(cell)
+        except HeldError as error:
+            self._leave(cell, str(error).partition("and ")[2])
+            return True
+        except (OSError, ValueError) as error:
+            self._conclude(cell, _failed(error))
+            return True
+        if work is None:
+            return False
+        if isinstance(work, RunResult):
+            self._results[cell.plan.identity] = work
+            return True
+        self._running.append((cell, work))
+        self._before += last_step(cell)
+        # the bar names what has begun here
+        if self._bar.disable or self._executor.event != Devices.event:
+            self._log(cell, self._executor.event)
+        return True
+
     def _leave(self, cell: Cell, why: str | None) -> None:
         """Come back later to a cell that another process trains."""
         if cell.plan.identity not in self._results:
             self._log(cell, "later", why)
-            self._results[cell.plan.identity] = RunResult(summary={"status": "waiting"})
+            self._results[cell.plan.identity] = RunResult(status=RunStatus.waiting)
         self._elsewhere.append(cell)
         self._elsewhere_until = time.monotonic() + HELD_POLL_S * len(self._elsewhere)
 
     def _collect(self) -> None:
+        """Take the results of cells that have ended."""
         for cell, work in list(self._running):
             if self.stopping:
                 work.stop()
@@ -269,64 +308,73 @@ class Runner:
             if result is None:
                 continue
             self._running.remove((cell, work))
-            if isinstance(result, RunResult) and result.taken_over:
+            if isinstance(result, str):
+                result = _left_by(cell, result)
+            if result.taken_over:
                 self._leave(cell, result.reason)
             else:
-                self._conclude(cell, _left_by(cell, result) if isinstance(result, str) else result)
+                self._conclude(cell, result)
 
     def _conclude(self, cell: Cell, result: RunResult) -> None:
+        """Note and print how a cell ended."""
         self._results[cell.plan.identity] = result
         self._done += result.summary.get("steps") or 0
-        event = {"finished": "done", "preempted": "saved"}.get(result.status, result.status)
-        self._log(
-            cell,
-            event,
-            _figures(result) if result.status == "finished" else result.reason,
-            self._left(),
-        )
+        about = result.reason
+        if result.status is RunStatus.finished:
+            about = _figures(result)
+        self._log(cell, EVENTS.get(result.status, result.status), about, self._left())
         self._watch(cell, result.status)
-        self.stopping = self.stopping or (self._fail_fast and result.status == "failed")
+        self.stopping = self.stopping or (self._fail_fast and result.status is RunStatus.failed)
+
+    # --- what a terminal shows
+
+    def _draw(self) -> None:
+        """Draw the bar again, where the last time is long ago."""
+        if self._bar.disable or time.monotonic() <= self._drawn + REFRESH_S:
+            return
+        self._drawn = time.monotonic()
+        self._left()
+        self._bar.set_postfix_str(shorten((cell.label for cell, _ in self._running), most=3))
 
     def _left(self) -> str:
-        """Return the time that is left at the pace so far. The bar gets the steps of all cells."""
+        """Return the time that is left at the speed so far. The bar gets the steps of all cells."""
         running = [cell for cell, _ in self._running]
         steps = self._done + sum(map(last_step, running))
+        unfinished = (*running, *self._waiting, *self._elsewhere)
+        todo = sum(cell.plan.run.trainer.steps for cell in unfinished)
         self._bar.n = steps
-        todo = sum(
-            cell.plan.run.trainer.steps for cell in (*running, *self._waiting, *self._elsewhere)
-        )
         self._bar.total = self._done + todo
         return left(steps - self._before, self._bar.total - steps, time.monotonic() - self._began)
 
     def _log(self, cell: Cell, event: str, *more: str | None) -> None:
-        place, n = self._cells.index(cell) + 1, max(self._total, len(self._cells))
-        wide = max(len(each.label) for each in self._cells)
+        """Print a line about a cell."""
+        number = self._cells.index(cell) + 1
+        n = max(self._total, len(self._cells))
+        width = max(len(each.label) for each in self._cells)
+        head = f"[{number:>{len(str(n))}}/{n}] {event:<8} {cell.label:<{width}}"
         self._bar.clear()
-        print(
-            "  ".join(
-                [
-                    f"[{place:>{len(str(n))}}/{n}] {event:<8} {cell.label:<{wide}}",
-                    *filter(None, more),
-                ]
-            ).rstrip(),
-            flush=True,
-        )
+        print("  ".join([head, *filter(None, more)]).rstrip(), flush=True)
 
 
 def _figures(result: RunResult) -> str:
     """Return a finished run in half a line."""
     summary = result.summary
-    parts = [f"val {summary['val_loss']:.4f}"] if summary.get("val_loss") is not None else []
-    parts += [f"{summary['tokens_per_s']:,.0f} tokens/s"] if summary.get("tokens_per_s") else []
-    return "  ".join([*parts, f"{summary['clock_s']['wall']:.1f} s"])
+    parts = list[str]()
+    if summary.get("val_loss") is not None:
+        parts.append(f"val {summary['val_loss']:.4f}")
+    if summary.get("tokens_per_s"):
+        parts.append(f"{summary['tokens_per_s']:,.0f} tokens/s")
+    parts.append(f"{summary['clock_s']['wall']:.1f} s")
+    return "  ".join(parts)
 
 
 def last_step(cell: Cell) -> int:
     """Return the step of the last whole row; 0: there is none."""
     try:
         with (cell.plan.run_dir / "metrics.jsonl").open("rb") as file:
-            file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - TAIL_BYTES))
             rows = read_rows(file.read().partition(b"\n")[2])
-        return int(rows[-1]["step"]) if rows else 0
     except OSError:
         return 0
+    return int(rows[-1]["step"]) if rows else 0

@@ -23,7 +23,7 @@ import numpy as np
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from omegaconf import OmegaConf
 
-from nocap.config.choices import parse_override as parsed
+from nocap.config.choices import parse_override
 from nocap.config.compose import Composed, as_in
 from nocap.config.keys import is_fault, require
 from nocap.config.plain import explained, made
@@ -35,7 +35,7 @@ from nocap.launch.runner import Devices, Runner
 from nocap.report.table import Column, Table
 from nocap.store import lease
 from nocap.store.identity import digest
-from nocap.store.record import read_json
+from nocap.store.record import RunStatus, read_json
 from nocap.store.runs import GRID
 
 if TYPE_CHECKING:
@@ -51,20 +51,24 @@ Params = Mapping[str, Any]  # key or group → a value of it
 
 
 @explained()
-def asked(words: Sequence[str]) -> tuple[Search | None, list[str]]:
+def options_in(words: Sequence[str]) -> tuple[Search | None, list[str]]:
     """Return the search that a command's overrides ask for, and the other overrides.
 
     Errors:
         HydraException, ValueError: an override that cannot be parsed; a wrong key or value of the
             search.
     """
-    own = [word for word in words if re.match(r"search(\.|=)", str(parsed(word).input_line))]
+    own = list[str]()
+    for word in words:
+        override = parse_override(word)
+        if re.match(r"search(\.|=)", str(override.input_line)):
+            own.append(word)
     if not own:
         return None, list(words)
     keys = [word.replace("search=", "search.sampler=") for word in own]
-    given: Any = OmegaConf.from_dotlist(keys)
+    tree: Any = OmegaConf.from_dotlist(keys)
     others = [word for word in words if word not in own]
-    return made(Search, given.search, "search."), others
+    return made(Search, tree.search, "search."), others
 
 
 # --- what is searched -----------------------------------------------------------------------------
@@ -152,10 +156,10 @@ def words_of(space: Space, params: Params) -> tuple[str, ...]:
 
 def params_of(space: Space, words: Sequence[str]) -> Params:
     """Return the values that these overrides set: the opposite of `words_of`."""
-    given = dict(word.split("=", 1) for word in words)
+    texts = dict(word.split("=", 1) for word in words)
     # a number has the type of its distribution's ends, and a choice is a text
     kinds: dict[str, Any] = {name: type(getattr(each, "low", "")) for name, each in space.items()}
-    return {name: kinds[name](given[name]) for name in space}
+    return {name: kinds[name](texts[name]) for name in space}
 
 
 def describe(distribution: BaseDistribution) -> str:
@@ -231,21 +235,23 @@ class SearchTrial:
     number: int  # from 1
     words: tuple[str, ...]
     cell: Cell | None = None
-    status: str = "open"  # not finished; later finished, diverged, or refused: it cannot be trained
+    status: RunStatus = RunStatus.open  # later finished, diverged, or refused: it cannot be trained
     val_loss: float | None = None
     reason: str | None = None  # why it is refused
 
     @property
     def loss(self) -> float | None:
-        """Return what the sampler is told; None: the trial has not ended."""
-        return math.inf if self.status in ("diverged", "refused") else self.val_loss
+        """Return the loss that the sampler gets; None: the trial has not ended."""
+        if self.status in (RunStatus.diverged, RunStatus.refused):
+            return math.inf
+        return self.val_loss
 
     @property
     def rank(self) -> tuple[bool, float, int]:
         """Return what trials are sorted by: those that can be trained first, then by loss, then by
         number."""
         loss = math.inf if self.loss is None else self.loss
-        return self.status == "refused", loss, self.number
+        return self.status is RunStatus.refused, loss, self.number
 
     def json(self) -> dict[str, Any]:
         """Return the trial's entry in `grid.json`."""
@@ -261,12 +267,17 @@ class SearchTrial:
         """Return the trial's row of the table: number, loss, a value a key, and what a reader must
         know."""
         values = [word.partition("=")[2] for word in self.words]
-        notes = {
-            "finished": "",
-            "open": "not finished",
-            "refused": f"cannot be trained: {self.reason}",
-        }
-        return [str(self.number), loss(self.val_loss), *values, notes.get(self.status, self.status)]
+        return [str(self.number), loss(self.val_loss), *values, self._note()]
+
+    def _note(self) -> str:
+        """Return what a reader must know beside the loss."""
+        if self.status is RunStatus.finished:
+            return ""
+        if self.status is RunStatus.open:
+            return "not finished"
+        if self.status is RunStatus.refused:
+            return f"cannot be trained: {self.reason}"
+        return self.status
 
 
 class Searching:
@@ -305,11 +316,11 @@ class Searching:
             datasets=self._datasets,
         )
         own = len(self.fixed) + len(space)
-        kept = {cell.overrides[:own] for cell in grid.cells}
-        same = [" ".join(words[len(self.fixed) :]) for words in at_ends if words not in kept]
+        distinct = {cell.overrides[:own] for cell in grid.cells}
+        same = [" ".join(words[len(self.fixed) :]) for words in at_ends if words not in distinct]
         require(not same, "search", "be over keys and values that change the run", ", ".join(same))
         self._described = {name: describe(distribution) for name, distribution in space.items()}
-        self._asked = {**asdict(search), "sampler": search.sampler.name, "seeds": [search.seed]}
+        self._options = {**asdict(search), "sampler": search.sampler.name, "seeds": [search.seed]}
         name = self._name(sorted(cell.plan.identity for cell in grid.cells))
         self.grid = Grid(
             name=name, folder=grid.folder.with_name(name), swept=tuple(space), cells=()
@@ -323,7 +334,7 @@ class Searching:
     def _name(self, identities: Sequence[str]) -> str:
         """Return the name of the folder: equal for the same question, however many trials it has.
         `identities`: of the runs at the space's ends."""
-        content = {**self._asked, "trials": None, "space": self._described, "ends": identities}
+        content = {**self._options, "trials": None, "space": self._described, "ends": identities}
         last_words = [name.rpartition(".")[2] for name in self.space]
         keys = "-".join(re.sub(r"[^\w.]+", "_", word) for word in last_words)
         return f"search-{keys[:50]}-{digest(content)}"
@@ -382,7 +393,9 @@ class Searching:
         except ValueError as error:
             if is_fault(error):
                 raise
-            return SearchTrial(number=number, words=words, status="refused", reason=str(error))
+            return SearchTrial(
+                number=number, words=words, status=RunStatus.refused, reason=str(error)
+            )
         planned = replace(planned, grid=self.grid.name, swept=self.grid.swept)
         label = f"trial {number}: {' '.join(words)}"
         cell = Cell(overrides=composed.overrides, label=label, plan=planned)
@@ -394,9 +407,9 @@ class Searching:
         Errors:
             ValueError: what lists them, or a run's record, is damaged.
         """
-        kept = None if self._trials else read_json(self.grid.folder / GRID)
-        if kept is not None:
-            listed = sorted(kept["trials"], key=lambda trial: trial["trial"])
+        written = None if self._trials else read_json(self.grid.folder / GRID)
+        if written is not None:
+            listed = sorted(written["trials"], key=lambda trial: trial["trial"])
             self._trials = [
                 self.trial(n, tuple(trial["overrides"])) for n, trial in enumerate(listed, 1)
             ]
@@ -413,7 +426,7 @@ class Searching:
     def _write(self, stage: Path) -> None:
         """Write `grid.json`."""
         trials = [trial.json() for trial in self.trials()]
-        more = {"search": self._asked, "space": self._described, "trials": trials}
+        more = {"search": self._options, "space": self._described, "trials": trials}
         self.of_trials().write(more=more, stage=stage)
 
     def table(self) -> str:
@@ -432,7 +445,7 @@ class Searching:
 
 
 def _lines(trial: SearchTrial) -> list[str]:
-    """Return what a reader is told of a trial before it begins."""
+    """Return the lines that are printed of a trial before it begins."""
     if trial.cell is not None:
         return [f"note: {notice}" for notice in trial.cell.plan.notices]
     words = " ".join(trial.words)
@@ -445,11 +458,13 @@ def _read_end(trial: SearchTrial) -> None:
     Errors:
         ValueError: the run's record is damaged.
     """
-    if trial.cell is None or trial.status != "open":
+    if trial.cell is None or trial.status is not RunStatus.open:
         return
     end = sound(trial.cell.plan)
     if end is None:
         return
-    if end["status"] == "finished":
+    trial.status = RunStatus.diverged
+    if end["status"] == RunStatus.finished:
         trial.val_loss = end.get("val_loss")
-    trial.status = "diverged" if trial.val_loss is None else "finished"
+    if trial.val_loss is not None:
+        trial.status = RunStatus.finished

@@ -20,24 +20,25 @@ def catch_stops(handler: Callable[[int], None]) -> dict[signal.Signals, Any]:
 
     A SIGHUP that is ignored stays so: that is what nohup asks for.
     """
-    caught = [
-        number
-        for number in _STOPS
-        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
-    ]
-    return {
-        number: signal.signal(number, lambda number, frame: handler(number)) for number in caught
-    }
+    caught = list[signal.Signals]()
+    for number in _STOPS:
+        is_ignored = signal.getsignal(number) == signal.SIG_IGN
+        if number != signal.SIGHUP or not is_ignored:
+            caught.append(number)
+    before = dict[signal.Signals, Any]()
+    for number in caught:
+        before[number] = signal.signal(number, lambda number, frame: handler(number))
+    return before
 
 
 @contextmanager
 def stop_handler(handler: Callable[[int], None]) -> Iterator[None]:
-    """`catch_stops` inside the block. After a request, more of them are ignored: they must not
-    change the exit code of what now ends."""
-    came = list[int]()
+    """Catch requests to stop inside the block. After a request, more of them are ignored: they must
+    not change the exit code of what now ends."""
+    requests = list[int]()
 
     def stop(number: int) -> None:
-        came.append(number)
+        requests.append(number)
         handler(number)
 
     before = catch_stops(stop)
@@ -45,12 +46,10 @@ def stop_handler(handler: Callable[[int], None]) -> Iterator[None]:
         yield
     finally:
         for number, old in before.items():
-            signal.signal(
-                number,
-                signal.SIG_IGN
-                if came and old in (signal.SIG_DFL, signal.default_int_handler)
-                else old,
-            )
+            is_default = old in (signal.SIG_DFL, signal.default_int_handler)
+            if requests and is_default:
+                old = signal.SIG_IGN
+            signal.signal(number, old)
 
 
 @contextmanager
@@ -76,19 +75,30 @@ class Stops:
     elsewhere the step in progress ends first."""
 
     def __init__(self) -> None:
-        self.asked = self._at_once = False
+        self.requested = False
+        self._at_once = False
 
-    def came(self, number: int) -> None:
-        self.asked = True
+    def request(self, number: int) -> None:
+        """Note a request to stop.
+
+        Errors:
+            StopNow: it came in the block of `at_once`.
+        """
+        self.requested = True
         if self._at_once:
             self._at_once = False
             raise StopNow
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
+        """Stop at once inside the block.
+
+        Errors:
+            StopNow: there is a request to stop, or it comes.
+        """
         try:
             self._at_once = True
-            if self.asked:
+            if self.requested:
                 raise StopNow
             yield
         finally:

@@ -31,7 +31,8 @@ from nocap.config.plain import load, to_plain
 from nocap.config.run import Run
 from nocap.config.trainer import Device
 from nocap.data.tokens import Shard
-from nocap.launch.head import keeps_last, run_facts
+from nocap.launch.leftovers import keeps_last
+from nocap.launch.run_facts import run_facts
 from nocap.launch.signals import StopNow, Stops, catch_stops, unblock
 from nocap.model.compiled import compiler_failed
 from nocap.model.gpt import build_model, count_parameters
@@ -39,7 +40,7 @@ from nocap.options.tracker import TrackerSession
 from nocap.store.files import append_text
 from nocap.store.identity import check_source
 from nocap.store.lease import LostError
-from nocap.store.record import Metrics, Row, read_json, write_summary
+from nocap.store.record import MANIFEST, Metrics, Row, RunStatus, read_json, write_summary
 from nocap.store.tracking import has_mirror, open_tracker
 from nocap.training import allocator, memory
 from nocap.training.heartbeat import START_UP, Heartbeat
@@ -60,85 +61,116 @@ def main() -> NoReturn:
     try:
         run = load(run_dir / "config.yaml")
     except ValueError as error:  # an option from outside that changed since the command began
-        if not _tell("refused", str(error)):
+        if not _tell_parent(RunStatus.refused, str(error)):
             print(f"nocap: {error}", file=sys.stderr)
-        leave(EXIT_CODES["refused"])
+        leave(EXIT_CODES[RunStatus.refused])
     allocator.use(run.trainer.malloc)
     status = work(run, run_dir, started=float(os.environ["NOCAP_STARTED"]))
     # A rank that wrote its record has succeeded: any other code would end the rest.
-    leave(EXIT_CODES[status] if status in ("failed", "refused") or run.trainer.devices == 1 else 0)
+    is_alone = run.trainer.devices == 1
+    if is_alone or status in (RunStatus.failed, RunStatus.refused):
+        leave(EXIT_CODES[status])
+    leave(0)
 
 
-def work(run: Run, run_dir: Path, *, started: float) -> str:
+def work(run: Run, run_dir: Path, *, started: float) -> RunStatus:
     """Train as this process's rank and write the record. Returns the status, or `refused`."""
-    stops = Stops()
-    catch_stops(stops.came)
-    manifest = read_json(run_dir / "manifest.json")
-    assert manifest is not None
-    world = place(run.trainer.device)
-    heartbeat = Heartbeat(run_dir)
-    heartbeat.beat(world.rank, START_UP)
-    reporter = Reporter(
-        log_path=run_dir / "train.log" if world.is_main else None, steps=run.trainer.steps
-    )
-    session = TrackerSession()  # mirrors nothing, until training starts
-
-    def on_start(rows: list[Row]) -> None:
-        nonlocal session
-        if has_mirror(run.tracker):
-            params = _parameters(run, manifest["data"]["vocab_size"], reporter.log)
-            facts = run_facts(to_plain(run), run_dir, manifest, params=params)
-            session = open_tracker(run.tracker, facts, rows=rows)
-        if session.link is not None:
-            reporter.log(f"tracker: {session.link}")
-        reporter.start(rows[-1]["step"] + 1 if rows else (manifest["init"] or {"step": 0})["step"])
-
-    def on_row(row: Row) -> None:
-        reporter.row(row)
-        session.log(row)
-
-    @contextmanager
-    def starting() -> Iterator[None]:
-        """Around the first forward and backward. A rank that left alone would be missed by the
-        others."""
-        with stops.at_once() if world.size == 1 else nullcontext():
-            yield
-        if manifest["outside"]:
-            check_source(run, manifest["parts"]["source"])
-
-    job = job_of(
-        run,
-        run_dir,
-        manifest,
-        stage=Path(os.environ["NOCAP_STAGE"])
-        if world.is_main
-        else None,  # the only rank that writes
-        world=world,
-        started=started,
-        on_start=on_start,
-        on_row=on_row,
-        log=reporter.log,
-        stop_asked=lambda: stops.asked,
-        stop_at_once=starting,
-        heartbeat=lambda step: heartbeat.beat(world.rank, step),
-    )
+    rank = Rank(run, run_dir, started=started)
     try:
         join(run.trainer.device, timeout_s=run.trainer.hang_timeout_s)
-        outcome = train(job)
-        reporter.close()
-        if world.is_main:
-            _conclude(job, manifest, outcome, session)
+        outcome = train(rank.job)
+        rank.reporter.close()
+        if rank.world.is_main:
+            conclude(rank.job, rank.manifest, outcome, rank.session)
     except (Exception, StopNow) as error:
-        # Ctrl-C and `timeout` reach the C++ compiler too, and it dies.
-        preempted = isinstance(error, StopNow) or (stops.asked and compiler_failed(error))
-        status = "preempted" if preempted else "failed"
-        session.finish(summary={"status": status}, status=status)
-        if preempted or not isinstance(error, Exception):
-            return _stopped_in_compilation(job)
-        return _report_failure(job, error, behind=heartbeat.behind())
+        return rank.report(error)
     finally:
-        reporter.close()
-    return outcome.status
+        rank.reporter.close()
+    return RunStatus(outcome.status)
+
+
+class Rank:
+    """This process's rank of a run: what it trains, and whom it tells of it."""
+
+    def __init__(self, run: Run, run_dir: Path, *, started: float) -> None:
+        """Listen to requests to stop, and send the first heartbeat."""
+        self._stops = Stops()
+        catch_stops(self._stops.request)
+        manifest = read_json(run_dir / MANIFEST)
+        assert manifest is not None
+        self.run = run
+        self.run_dir = run_dir
+        self.manifest = manifest
+        self.world = place(run.trainer.device)
+        self._heartbeat = Heartbeat(run_dir)
+        self._beat(START_UP)
+        log_path: Path | None = None
+        stage: Path | None = None
+        if self.world.is_main:  # the only rank that writes
+            log_path = run_dir / "train.log"
+            stage = Path(os.environ["NOCAP_STAGE"])
+        self.reporter = Reporter(log_path=log_path, steps=run.trainer.steps)
+        self.session = TrackerSession()  # mirrors nothing, until training starts
+        self.job = job_of(
+            run,
+            run_dir,
+            manifest,
+            stage=stage,
+            world=self.world,
+            started=started,
+            on_start=self._start,
+            on_row=self._log_row,
+            log=self.reporter.log,
+            stop_asked=lambda: self._stops.requested,
+            stop_at_once=self._starting,
+            heartbeat=self._beat,
+        )
+
+    def _beat(self, step: int) -> None:
+        self._heartbeat.beat(self.world.rank, step)
+
+    def _start(self, rows: list[Row]) -> None:
+        """Open the tracker's session before the first step. `rows`: of the attempts before."""
+        if has_mirror(self.run.tracker):
+            vocab_size = self.manifest["data"]["vocab_size"]
+            params = _parameters(self.run, vocab_size, self.reporter.log)
+            facts = run_facts(to_plain(self.run), self.run_dir, self.manifest, params=params)
+            self.session = open_tracker(self.run.tracker, facts, rows=rows)
+        if self.session.link is not None:
+            self.reporter.log(f"tracker: {self.session.link}")
+        self.reporter.start(self._first_step(rows))
+
+    def _first_step(self, rows: list[Row]) -> int:
+        """Return the step at which this attempt begins."""
+        if rows:
+            return int(rows[-1]["step"]) + 1
+        init = self.manifest["init"] or {"step": 0}
+        return int(init["step"])
+
+    def _log_row(self, row: Row) -> None:
+        self.reporter.row(row)
+        self.session.log(row)
+
+    @contextmanager
+    def _starting(self) -> Iterator[None]:
+        """Stop at once inside the block, which is the first forward and backward. A rank that left
+        alone would be missed by the others."""
+        is_alone = self.world.size == 1
+        with self._stops.at_once() if is_alone else nullcontext():
+            yield
+        if self.manifest["outside"]:
+            check_source(self.run, self.manifest["parts"]["source"])
+
+    def report(self, error: Exception | StopNow) -> RunStatus:
+        """End the tracker's session of a run that has no end, write the reason, and return the
+        status."""
+        # Ctrl-C and `timeout` reach the C++ compiler too, and it dies.
+        preempted = isinstance(error, StopNow) or (self._stops.requested and compiler_failed(error))
+        status = RunStatus.preempted if preempted else RunStatus.failed
+        self.session.finish(summary={"status": status}, status=status)
+        if preempted or isinstance(error, StopNow):
+            return _stopped_in_compilation(self.job)
+        return _report_failure(self.job, error, behind=self._heartbeat.behind())
 
 
 def _parameters(run: Run, vocab_size: int, log: Callable[[str], None]) -> dict[str, int]:
@@ -171,9 +203,7 @@ def job_of(run: Run, run_dir: Path, manifest: dict[str, Any], **around: Any) -> 
     )
 
 
-def _conclude(
-    job: Job, manifest: dict[str, Any], outcome: Outcome, session: TrackerSession
-) -> None:
+def conclude(job: Job, manifest: dict[str, Any], outcome: Outcome, session: TrackerSession) -> None:
     """Write the summary, and once more when the tracker has ended: so its clock holds that as
     well."""
     rows = Metrics(job.run_dir / "metrics.jsonl").rows()
@@ -217,14 +247,16 @@ def _beating(beat: Callable[[], None], *, longest_s: float) -> Iterator[None]:
         ended.set()
 
 
-def _stopped_in_compilation(job: Job) -> str:
-    """Nothing is lost: compilation comes before an attempt's first step."""
+def _stopped_in_compilation(job: Job) -> RunStatus:
+    """Write that the run stopped before its first step. Nothing is lost: compilation comes before
+    it."""
     if job.world.is_main:
-        _cut_short(job, "preempted", "asked to stop before its first step")
-    return "preempted"
+        _cut_short(job, RunStatus.preempted, "asked to stop before its first step")
+    return RunStatus.preempted
 
 
-def _cut_short(job: Job, status: str, error: str) -> None:
+def _cut_short(job: Job, status: RunStatus, error: str) -> None:
+    """Write the summary of an attempt that did not come to its end."""
     cut_short(
         job.run,
         job.run_dir,
@@ -245,50 +277,60 @@ def _no_room(run: Run, error: Exception) -> InputError:
     return InputError(f"trainer.micro_batch must {rule}, got {run.trainer.micro_batch}")
 
 
-def _report_failure(job: Job, error: Exception, *, behind: str) -> str:
-    """Return the traceback into the log, a line on stderr, the status into the summary."""
+def _report_failure(job: Job, error: Exception, *, behind: str) -> RunStatus:
+    """Write the traceback into the log, a line on stderr or to the parent, and the status into the
+    summary. `behind`: the rank that is furthest behind."""
     if job.run.trainer.device is Device.cuda and memory.ran_out(error):
         error = _no_room(job.run, error)
-    world, log, refused = job.world, job.run_dir / "train.log", isinstance(error, InputError)
-    line = (
-        str(error)
-        if refused or isinstance(error, OSError | LostError)
-        else f"{type(error).__name__}: {error}".splitlines()[0]
-    )
-    line += _place_outside(error)
-    # from a collective, as a rule: which rank did not come?
-    if world.size > 1 and isinstance(error, RuntimeError):
-        line += f" (furthest behind: {behind})"
+    world = job.world
+    log = job.run_dir / "train.log"
     with suppress(OSError):  # a full disk may be what failed
         append_text(log, f"rank {world.rank} failed\n{traceback.format_exc()}")
+    refused = isinstance(error, InputError)
+    status = RunStatus.refused if refused else RunStatus.failed
+    line = _failure_line(error) + _place_outside(error)
+    # from a collective, as a rule: which rank did not come?
+    if world.size > 1 and isinstance(error, RuntimeError):
+        line = f"{line} (furthest behind: {behind})"
     if world.size > 1 and not refused:  # all ranks refuse for the same reason
         line = f"rank {world.rank}: {line}"
-    status = "refused" if refused else "failed"
-    if _tell(status, line):
+    if _tell_parent(status, line):
         return status
     if world.is_main:
-        _cut_short(job, "failed", line)
-    if world.is_main or not refused:
-        print(f"nocap: {line}" + ("" if refused else f"; see {log}"), file=sys.stderr)
+        _cut_short(job, RunStatus.failed, line)
+    if refused and world.is_main:
+        print(f"nocap: {line}", file=sys.stderr)
+    if not refused:
+        print(f"nocap: {line}; see {log}", file=sys.stderr)
     return status
 
 
-def _tell(status: str, line: str) -> bool:
-    """Tell the parent, if it listens. It reports the first failure: the others only say that they
-    lost a rank."""
-    told = os.environ.get("NOCAP_FAILURES")
-    if told is not None:
-        os.write(int(told), f"{status} {line}".encode(errors="replace")[:FAILURE_BYTES] + b"\0")
-    return told is not None
+def _failure_line(error: Exception) -> str:
+    """Return an error in a line, with its kind where that says more."""
+    if isinstance(error, InputError | OSError | LostError):
+        return str(error)
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def _tell_parent(status: RunStatus, line: str) -> bool:
+    """Tell the parent how this rank failed, and say whether it listens. It reports the first
+    failure: the others only say that they lost a rank."""
+    pipe = os.environ.get("NOCAP_FAILURES")
+    if pipe is None:
+        return False
+    content = f"{status} {line}".encode(errors="replace")
+    os.write(int(pipe), content[:FAILURE_BYTES] + b"\0")
+    return True
 
 
 def _place_outside(error: Exception) -> str:
     """Return the line of a file from outside that the error came from, if it did."""
     paths = {str(file.path) for file in outside.files()}
-    places = [
-        frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in paths
-    ]
-    return f" ({places[-1].filename}, line {places[-1].lineno})" if places else ""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename in paths]
+    if not own:
+        return ""
+    return f" ({own[-1].filename}, line {own[-1].lineno})"
 
 
 def begin() -> NoReturn:

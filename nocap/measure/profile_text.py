@@ -10,8 +10,7 @@ from typing import Any
 import msgspec
 
 from nocap.config.keys import flat
-from nocap.display import MINUS, fixed, shorten, three_digits
-from nocap.display import integer as whole
+from nocap.display import MINUS, fixed, shorten, three_digits, whole
 from nocap.measure.difference import Change, ProfileDifference
 from nocap.measure.groups import GROUPS, title_of
 from nocap.measure.largest import between

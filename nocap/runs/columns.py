@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from nocap.config.keys import require
-from nocap.display import BYTES, NONE, count, duration, shorten, size
-from nocap.display import integer as whole
+from nocap.display import BYTES, NONE, count, duration, shorten, size, whole
 from nocap.judge.arms import spell
 from nocap.judge.labels import has
 from nocap.store import lease
 from nocap.store.metrics import METRICS, OF_A_RUN, moment
+from nocap.store.record import RunStatus
 from nocap.store.runs import Record
 
 DAY_S = 86_400.0
@@ -49,7 +49,7 @@ RUNNING = "running"
 
 def status(run: Record) -> str:
     """Return a run's status as its summary has it; without one, a process may be training it."""
-    if run.status == "not finished" and lease.is_held(run.folder):
+    if run.status == RunStatus.unfinished and lease.is_held(run.folder):
         return RUNNING
     return run.status
 

@@ -32,9 +32,7 @@ from nocap.runs.columns import (
 from nocap.store import lease
 from nocap.store.checkpoints import FOLDER, delete, is_folder, saved_steps
 from nocap.store.record import MANIFEST
-from nocap.store.runs import GRID, Record, dig, find_one, run_folders
-from nocap.store.runs import load_runs as load
-from nocap.store.runs import read_record as read
+from nocap.store.runs import GRID, Record, dig, find_one, load_runs, read_record, run_folders
 from nocap.study import log
 from nocap.training.terminal import table
 
@@ -152,7 +150,7 @@ def _chosen(words: Sequence[str], outputs: Path) -> Chosen:
     names = [word for word in words if word not in filters]
     if not names:
         names = [str(folder) for folder in run_folders(outputs / "runs")]
-    loaded = load(names, outputs=outputs, rows=False)
+    loaded = load_runs(names, outputs=outputs, rows=False)
     runs = loaded.records
     for word in filters:
         runs = matching(word, runs, named=loaded.records)
@@ -171,7 +169,7 @@ def _tell(lines: Iterable[str]) -> None:
 
 def show(options: argparse.Namespace) -> int:
     """Print all that is known of a run. Return the exit code."""
-    run = read(find_one(options.words, outputs=options.output_dir), rows=False)
+    run = read_record(find_one(options.words, outputs=options.output_dir), rows=False)
     used_by = _used_by(options).get(run.identity, [])
     if "status" in run.summary:  # it has its objects, though empty, before there is one
         print(table(run.summary, run_dir=run.folder))
@@ -301,7 +299,7 @@ def remove_run(run: Record, *, root: Path) -> str | None:
         return f"it is no folder of its own right in {root}"
     try:
         with lease.acquire(folder):
-            now = read(folder, rows=False)
+            now = read_record(folder, rows=False)
             if now.manifest != run.manifest or now.summary != run.summary:
                 return "it has gone on since it was listed"
             # deleted after the lease, whose file is open

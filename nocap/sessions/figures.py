@@ -140,8 +140,8 @@ def setting_of(metric: Metric) -> str:
     return PLACES[place].setting if place in PLACES else place
 
 
-class AskedSession(msgspec.Struct, frozen=True, kw_only=True):
-    """A session that is asked for."""
+class SessionRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A session that is to be held."""
 
     kind: str
     place: str
@@ -156,7 +156,7 @@ class _Measured(msgspec.Struct, frozen=True, kw_only=True):
     arms: dict[str, dict[str, object] | None]
 
 
-class SessionFile(AskedSession, frozen=True, kw_only=True, dict=True):
+class SessionFile(SessionRequest, frozen=True, kw_only=True, dict=True):
     """A session that has ended."""
 
     ended: str

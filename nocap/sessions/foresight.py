@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from nocap.config.flags import EQUAL_LOSS
 from nocap.config.keys import flat
 from nocap.display import NONE
 from nocap.judge.equal_loss import STEPS
@@ -20,10 +21,8 @@ from nocap.judge.power import (
     noise_of,
 )
 from nocap.launch.grid import Cell, Grid
-from nocap.launch.lengths import FLAG
 from nocap.report.table import Column, Table
-from nocap.store.runs import Record
-from nocap.store.runs import load_runs as load
+from nocap.store.runs import Record, load_runs
 
 TIMES = (1, 2, 4)  # the seeds
 
@@ -36,7 +35,7 @@ class Crossed:
     others: int  # combinations of the other keys, over which each level is a mean
 
 
-def foreseen(grid: Grid, *, lengths_by: str | None = FLAG) -> Iterator[str]:
+def foreseen(grid: Grid, *, lengths_by: str | None = EQUAL_LOSS) -> Iterator[str]:
     """Say what the grid can show with its seeds and with more, and with longer runs in the same
     time. `lengths_by`: what trains the baseline at its other lengths; `None`: nobody asked for
     these."""
@@ -78,8 +77,8 @@ def _own_cells(grid: Grid) -> list[Cell]:
     """List the cells without those that show an arm's loss at another length."""
     cells = list[Cell]()
     for cell in grid.cells:
-        asked = cell.plan.asked
-        if asked is None or asked.length_of is None:
+        request = cell.plan.request
+        if request is None or request.length_of is None:
             cells.append(cell)
     return cells
 
@@ -89,7 +88,7 @@ def records_in(output_dir: Path) -> list[Record]:
     runs = output_dir / "runs"
     if not any(runs.glob("*/summary.json")):
         return []
-    return load([runs], rows=False).records
+    return load_runs([runs], rows=False).records
 
 
 def _columns(factors: Iterable[str], show: Callable[[float], str]) -> list[Column]:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from nocap.config.compose import Composed
 from nocap.config.defaults import COLD_S
+from nocap.config.flags import EQUAL_LOSS
 from nocap.config.run import Run
 from nocap.display import BYTES, duration, size, three_digits
 from nocap.launch.grid import Cell, Grid, key_of
-from nocap.launch.lengths import FLAG
 from nocap.launch.plan import outcome
 from nocap.report.table import Column, Table
 from nocap.sessions.figures import PACE, StepFigures
@@ -51,7 +51,7 @@ class ArmCost:
     checkpoint_bytes: float
 
 
-def of_grid(grid: Grid, *, lengths_by: str | None = FLAG) -> str:
+def of_grid(grid: Grid, *, lengths_by: str | None = EQUAL_LOSS) -> str:
     """Return a text with a row for each arm, the sum, and what the grid can show. `lengths_by`: see
     `foreseen`.
 

@@ -4,17 +4,16 @@ thread, unless their threads are what differs."""
 
 from __future__ import annotations
 
-import math
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from nocap.config.compose import Composed, composed
+from nocap.config.flags import TIME
 from nocap.config.keys import require
 from nocap.config.trainer import Device
 from nocap.display import plural
 from nocap.launch.grid import Cell, Grid, replaced
-from nocap.launch.multirun import TIME
 from nocap.sessions.session import Session
 
 
@@ -23,22 +22,6 @@ class InTurns:
     """A timing of all arms of a grid, in turns."""
 
     seconds: float  # of rounds, without the warm-up
-
-    @classmethod
-    def of(cls, text: str | None) -> InTurns | None:
-        """Return what `--time` asks for; `None`: nothing.
-
-        Errors:
-            ValueError: it is no time.
-        """
-        if text is None:
-            return None
-        try:
-            seconds = float(text)
-        except ValueError:
-            seconds = math.nan
-        require(0 < seconds < math.inf, TIME, "be seconds above 0, as in --time 60", text)
-        return cls(seconds=seconds)
 
     def plan(self, grid: Grid) -> str:
         """Say before the first run what will be timed.
@@ -82,7 +65,8 @@ def arms_of(grid: Grid) -> dict[str, Composed]:
     """Return the arms by their ids, without those that show another arm's lengths."""
     cells: dict[str, Cell] = {}
     for cell in grid.cells:
-        if cell.plan.asked is None or cell.plan.asked.length_of is None:
+        request = cell.plan.request
+        if request is None or request.length_of is None:
             cells.setdefault(cell.plan.arm, cell)
     trainers = [cell.plan.run.trainer for cell in cells.values()]
     same_threads = len({trainer.threads for trainer in trainers}) == 1

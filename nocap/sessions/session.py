@@ -24,7 +24,7 @@ from nocap.config.errors import FailedError
 from nocap.config.paths import cache_root
 from nocap.config.plain import to_plain
 from nocap.config.trainer import Device, Trainer
-from nocap.sessions.figures import PLACES, AskedSession, SessionFile
+from nocap.sessions.figures import PLACES, SessionFile, SessionRequest
 from nocap.sessions.figures import read as read_session
 from nocap.store.files import not_elsewhere
 from nocap.store.identity import digest, source_hashes
@@ -35,9 +35,8 @@ WORKER = "nocap.sessions.worker"
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """A measurement in a process of its own, all its arms interleaved; it may be repeated, under
-    numbers from
-    1."""
+    """A measurement in a process of its own, all its arms interleaved; it may be repeated,
+    under numbers from 1."""
 
     place: str  # a key of PLACES
     arms: Mapping[str, Composed]
@@ -103,7 +102,7 @@ class Session:
                 worker = subprocess.run(
                     [sys.executable, "-m", WORKER, str(path)],
                     env=self._environment(),
-                    input=msgspec.json.encode(self._question(number)).decode(),
+                    input=msgspec.json.encode(self._request(number)).decode(),
                     text=True,
                     stdout=file,
                     stderr=file,
@@ -127,9 +126,9 @@ class Session:
             env["CUDA_VISIBLE_DEVICES"] = ""
         return env
 
-    def _question(self, number: int) -> AskedSession:
-        """Return what the process is asked to measure."""
-        return AskedSession(
+    def _request(self, number: int) -> SessionRequest:
+        """Return what the process is to measure."""
+        return SessionRequest(
             kind=PLACES[self.place].kind,
             place=self.place,
             key=self.key,
@@ -142,7 +141,7 @@ class Session:
 
 @contextmanager
 def timing() -> Iterator[None]:
-    """Wait until no other study times on this machine: two timings at once would slow each other
+    """Wait until nothing else is timed on this machine: two timings at once would slow each other
     down."""
     path = cache_root() / f"timing-{socket.gethostname()}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,10 @@
-"""One measurement of a study, in a process of its own: `python -m nocap.sessions.worker RESULT`,
-which reads its question from stdin.
+"""A session, in a process of its own: `python -m nocap.sessions.worker RESULT` reads from stdin
+what it is to measure, and writes the file. Studies hold sessions, and grids for `--plan` and
+`--time`.
 
-A session is what a seed means for everything but training: the same arms again, in a fresh process.
-Steps are timed interleaved by `nocap.measure`, and profiled. Decoding takes turns, too.
+Where training is repeated by a seed, all else is repeated by a session: the same arms again, in a
+fresh process. Steps are timed interleaved by `nocap.measure`, and profiled. Decoding takes turns,
+too.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, pairwise
 from pathlib import Path
 from statistics import median
@@ -47,30 +50,30 @@ from nocap.model.language_model import LanguageModel
 from nocap.options.attention import first_window, kernel_name
 from nocap.sessions.figures import (
     UNSET,
-    AskedSession,
     DecodingFigures,
     Figures,
     LengthFigures,
     PartFigures,
     RoundFigures,
+    SessionRequest,
     StepFigures,
 )
 from nocap.store.metrics import HELD, now
 from nocap.store.record import write_json
 from nocap.training import allocator
 
-Seen = Mapping[str, Figures]  # what was measured of each arm
+FiguresByArm = Mapping[str, Figures]
 
 
 def main(path: Path) -> None:
     """Measure what stdin asks for, and write it to the path."""
-    question = msgspec.json.decode(sys.stdin.read(), type=AskedSession)
-    runs = {name: compose(overrides) for name, overrides in question.arms.items()}
+    request = msgspec.json.decode(sys.stdin.read(), type=SessionRequest)
+    runs = {name: compose(overrides) for name, overrides in request.arms.items()}
     first = next(iter(runs.values()))
     trainer = first.trainer
     allocator.use(trainer.malloc)
-    measured = KINDS[question.kind](runs, **question.how)
-    session = msgspec.to_builtins(question)
+    measured = KINDS[request.kind](runs, **request.how)
+    session = msgspec.to_builtins(request)
     session["ended"] = now()
     session["hardware"] = hardware.describe(trainer.device, trainer.threads)
     session["measured"] = {"arms": msgspec.to_builtins(measured)}
@@ -80,7 +83,7 @@ def main(path: Path) -> None:
 # --- timed steps ----------------------------------------------------------------------------------
 
 
-def steps(runs: Mapping[str, Run], *, rounds: int) -> Seen:
+def time_steps(runs: Mapping[str, Run], *, rounds: int) -> FiguresByArm:
     """Measure speed, memory and work of each arm, the first of them the baseline. Arms whose step
     is the same are timed once.
 
@@ -130,7 +133,7 @@ def _twins(runs: Mapping[str, Run]) -> dict[str, str]:
     return {name: first.setdefault(repr(step_config(run)), name) for name, run in runs.items()}
 
 
-def rounds(runs: Mapping[str, Run], *, seconds: float) -> Seen:
+def time_rounds(runs: Mapping[str, Run], *, seconds: float) -> FiguresByArm:
     """Measure the seconds a token of each arm in rounds, for so long. Arms whose step is the same
     are timed once."""
     twins = _twins(runs)
@@ -163,7 +166,7 @@ def kv_bytes(run: Run) -> int | None:
 # --- parts of a step ------------------------------------------------------------------------------
 
 
-def parts(runs: Mapping[str, Run], *, repeats: int) -> Seen:
+def profile_parts(runs: Mapping[str, Run], *, repeats: int) -> FiguresByArm:
     """Measure the milliseconds, the MiB kept for the backward, and the parameters of each part of
     each arm's step."""
     figures = dict[str, PartFigures]()
@@ -199,7 +202,7 @@ def part_params(run: Run) -> dict[str, int]:
     return params
 
 
-def lengths(runs: Mapping[str, Run], *, T: Sequence[int]) -> Seen:
+def time_lengths(runs: Mapping[str, Run], *, T: Sequence[int]) -> FiguresByArm:
     """Measure the exponent of each arm's attention in T: scores and weighted sum of one layer,
     forward and backward. A window does not grow."""
     figures = dict[str, LengthFigures]()
@@ -222,9 +225,9 @@ def lengths(runs: Mapping[str, Run], *, T: Sequence[int]) -> Seen:
 TEXTS = 3  # each engine writes so many in a session, in turns
 
 
-def decoding(
+def time_decoding(
     runs: Mapping[str, Run], *, engines: Mapping[str, str], prompt: int, new: int, vocab_size: int
-) -> Seen:
+) -> FiguresByArm:
     """Measure the speed and allocations of decoding. Weights are random, and the engines must write
     the same text."""
     first = next(iter(runs.values()))
@@ -235,46 +238,52 @@ def decoding(
     built = dict[str, Engine]()
     for name, model in models.items():
         built[name] = _engine(engines[name], model, runs[name], capacity=prompt + new)
-
-    def write(engine: Engine, text: int, n: int = new) -> Text:
-        """Write a token and n more."""
-        before = _collections()
-        sampler = TokenSampler(temperature=1.0, top_k=0, seed=text, sequences=1, max_tokens=n + 1)
-        tokens = list[int]()
-        moments = list[float]()
-        for token in generate(engine, prompt_1T, sampler, max_tokens=n + 1):
-            tokens.append(int(token))  # waits for the device, as a reader of the text would
-            moments.append(time.perf_counter())
-        seconds = [end - begin for begin, end in pairwise(moments)]
-        collections = _collections() - before
-        return Text(tokens=tokens, seconds=seconds, collections=collections)
-
     for engine in built.values():
-        write(engine, 0, 2)
+        _write(engine, prompt_1T, seed=0, new=2)
     texts: dict[str, list[Text]] = {name: [] for name in built}
-    for number in range(TEXTS):
+    for seed in range(TEXTS):
         for name, engine in built.items():
-            texts[name].append(write(engine, number))
+            texts[name].append(_write(engine, prompt_1T, seed=seed, new=new))
+    _check_texts(runs, texts)
     figures = dict[str, DecodingFigures]()
-    for name, engine in built.items():
+    for name, own in texts.items():
         run = runs[name]
-        own = texts[name]
-        for other in built:
-            if repr(runs[other]) == repr(run):
-                same = [text.tokens for text in texts[other]] == [text.tokens for text in own]
-                assert same, "engines of one model must write the same text"
+        allocated = allocated_bytes(partial(_write, seed=0, new=new), built[name], prompt_1T)
         text_s = median(sum(text.seconds) for text in own)
         token_s = median(chain(*(text.seconds for text in own)))
         figures[name] = DecodingFigures(
             decode_tokens_per_s=new / text_s,
             decode_ms=token_s * 1e3,
-            decode_mb=allocated_bytes(write, engine, 0) / (new + 1) / 1e6,
+            decode_mb=allocated / (new + 1) / 1e6,
             collections=median(text.collections for text in own),
             engine=engines[name],
             params=sum(parameter.numel() for parameter in models[name].parameters()),
             kernel=kernel_name(run, run.trainer.precision),
         )
     return figures
+
+
+def _write(engine: Engine, prompt_1T: torch.Tensor, *, seed: int, new: int) -> Text:
+    """Write a token, and `new` more that are timed."""
+    collections_before = _collections()
+    sampler = TokenSampler(temperature=1.0, top_k=0, seed=seed, sequences=1, max_tokens=new + 1)
+    tokens = list[int]()
+    moments = list[float]()
+    for token in generate(engine, prompt_1T, sampler, max_tokens=new + 1):
+        tokens.append(int(token))  # waits for the device, as a reader of the text would
+        moments.append(time.perf_counter())
+    seconds = [end - begin for begin, end in pairwise(moments)]
+    collections = _collections() - collections_before
+    return Text(tokens=tokens, seconds=seconds, collections=collections)
+
+
+def _check_texts(runs: Mapping[str, Run], texts: Mapping[str, Sequence[Text]]) -> None:
+    """Check that engines of one model wrote the same texts."""
+    first = dict[str, list[list[int]]]()
+    for name, of_arm in texts.items():
+        tokens = [text.tokens for text in of_arm]
+        same = tokens == first.setdefault(repr(runs[name]), tokens)
+        assert same, "engines of one model must write the same text"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -298,12 +307,12 @@ def _collections() -> int:
     return sum(generation["collections"] for generation in gc.get_stats())
 
 
-KINDS: dict[str, Callable[..., Seen]] = {
-    "steps": steps,
-    "rounds": rounds,
-    "parts": parts,
-    "lengths": lengths,
-    "decoding": decoding,
+KINDS: dict[str, Callable[..., FiguresByArm]] = {
+    "steps": time_steps,
+    "rounds": time_rounds,
+    "parts": profile_parts,
+    "lengths": time_lengths,
+    "decoding": time_decoding,
 }
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ def identity_parts(run: Run, *, data_fingerprint: str) -> dict[str, Any]:
     """Return the parts, each comparable by itself: `nocap.runs why` shows where two runs part ways.
 
     A run with `trainer.init_from` has one more, `init`, and one that learns from another run has
-    `teachers`: see `nocap.launch.sources`.
+    `teachers`: see `nocap.launch.earlier_runs`.
     """
     return {
         "config": config_that_counts(run),

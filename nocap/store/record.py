@@ -26,12 +26,18 @@ SCHEMA_VERSION = 1
 
 
 class RunStatus(StrEnum):
-    """How a run ended, as its summary has it."""
+    """How a run ended, as its summary has it; or why it has not, as a command tells it."""
 
     finished = "finished"
-    preempted = "preempted"
+    preempted = "preempted"  # it was asked to stop, and has saved
     diverged = "diverged"
     failed = "failed"
+    # no summary has one of these
+    refused = "refused"  # its input is bad
+    damaged = "damaged"  # its record was changed, and no checkpoint makes it again
+    waiting = "waiting"  # it has not started, or another process trains it
+    open = "open"  # a search's trial that has not ended
+    unfinished = "not finished"  # it has no summary
 
 
 # a non-finite loss is a result; a run that was cut short is none

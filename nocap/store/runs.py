@@ -77,7 +77,7 @@ class Record:
     name: str
     arm: str
     seed: int
-    status: str
+    status: str  # a `RunStatus`, or what the log of another trainer says
     started: str  # of the first attempt, as the manifest has it
     config: dict[str, Any]  # flat, without the seed
     parts: Mapping[str, Any]
@@ -310,7 +310,7 @@ def read_record(folder: Path, *, rows: bool = True) -> Record:
     require(type(seed) is int, "the seed of manifest.json", "be an integer", seed)
     attempts = manifest.get("attempts") or []
     require(bool(attempts) and all(attempts), "manifest.json", "list the run's attempts", attempts)
-    status = summary.get("status") or "not finished"
+    status = summary.get("status") or RunStatus.unfinished.value
     curve = Curve()
     if rows and status in ENDED:
         curve = _curve(Metrics(folder / "metrics.jsonl").rows())

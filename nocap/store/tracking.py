@@ -13,6 +13,7 @@ from nocap import outside
 from nocap.config.keys import line_of
 from nocap.config.outward import redact
 from nocap.options.tracker import RunFacts, Tables, Tracker, TrackerSession
+from nocap.store.record import RunStatus
 
 T = TypeVar("T")
 
@@ -136,7 +137,7 @@ def send(
     mirror = Mirrors([(tracker, session)])
     for row in rows:
         mirror.log(row)
-    mirror.finish(summary=summary, status=str(summary.get("status") or "failed"))
+    mirror.finish(summary=summary, status=str(summary.get("status") or RunStatus.failed))
     return session
 
 
@@ -162,7 +163,7 @@ def _log_comparison(
     mirrors: Mirrors, *, tables: Tables, report: Path, summary: Mapping[str, object]
 ) -> None:
     mirrors.log_comparison(tables, report)
-    mirrors.finish(summary=summary, status="finished")
+    mirrors.finish(summary=summary, status=RunStatus.finished)
 
 
 def _clean(facts: T) -> T:

@@ -116,7 +116,7 @@ class Planned:
     claim: Claim
 
     @property
-    def texts(self) -> list[object]:
+    def cells(self) -> list[object]:
         """Return its row of the README: where it would be measured is a command."""
         claim = self.claim
         study = self.study
@@ -445,13 +445,13 @@ def _measured(some: Sequence[Row]) -> Table:
     lines = list[list[object]]()
     for row in some:
         statement = _link(row.claim.statement, row.result.study.name)
-        lines.append([statement, *(row.texts[key] or None for key in COLUMNS.values())])
+        lines.append([statement, *(row.cells[key] or None for key in COLUMNS.values())])
     return _board(lines)
 
 
 def _planned(plans: Sequence[Planned]) -> Table:
     """Draw a row for each claim that a study has and no result."""
-    return _board([plan.texts for plan in plans])
+    return _board([plan.cells for plan in plans])
 
 
 def _board(lines: Sequence[Sequence[object]]) -> Table:
@@ -465,10 +465,10 @@ def _unstudied(entries: Sequence[Unstudied], level: str) -> list[str]:
     for column, heading in UNSTUDIED.items():
         some = [entry for entry in entries if getattr(entry, column)]
         if some:
-            texts = [_entry(entry, column) for entry in some]
-            columns = [Column(title=name) for name in texts[0]]
+            cells = [_entry(entry, column) for entry in some]
+            columns = [Column(title=name) for name in cells[0]]
             table = Table(
-                title=heading, columns=columns, rows=[list(row.values()) for row in texts]
+                title=heading, columns=columns, rows=[list(row.values()) for row in cells]
             )
             lines += [f"{level} {heading}", "", *table.markdown(), ""]
     return lines

@@ -314,7 +314,7 @@ class Row:
         return [note for note in notes if note]
 
     @cached_property
-    def texts(self) -> dict[str, str]:
+    def cells(self) -> dict[str, str]:
         """Return all that a table can say of it, by column."""
         claim = self.claim
         bound = allowed(claim, self.claim_result.bound)

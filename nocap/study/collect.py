@@ -112,7 +112,7 @@ def _lengths(claim: Claim, plan: StudyPlan) -> list[int] | None:
         return None
     base = plan.train[plan.study.against(claim)]
     steps = base.run.trainer.steps
-    lengths = [steps, *others_of(steps, asked=claim.id)]
+    lengths = [steps, *others_of(steps, requested_by=claim.id)]
     lengths.sort()
     return lengths
 

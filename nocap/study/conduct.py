@@ -20,7 +20,7 @@ from nocap.display import duration
 from nocap.judge.claim import Claim
 from nocap.judge.interval import analyses, analysis_of
 from nocap.judge.verdict import Reason, Verdict
-from nocap.launch.plan import DAMAGED, RunResult
+from nocap.launch.plan import RunResult
 from nocap.sessions.figures import PLACES, TRAIN, SessionFile
 from nocap.sessions.session import Session
 from nocap.store.record import ENDED, RunStatus
@@ -123,7 +123,7 @@ def _failures(runs: Sequence[Training], results: Mapping[str, RunResult]) -> Ite
     """Name each run that came to no end. A damaged one is named where it is read."""
     for run in runs:
         result = results.get(run.plan.identity)
-        if result is not None and result.status not in (*ENDED, DAMAGED):
+        if result is not None and result.status not in (*ENDED, RunStatus.damaged):
             steps = f", {run.short} steps" if run.short else ""
             yield f"{run.arm}, seed {run.seed}{steps}: {result.status}, {result.reason}"
 
@@ -337,7 +337,7 @@ class _Conductor:
             try:
                 record = run.record()
             except ValueError as error:
-                self.problems.append(f"{DAMAGED}: {error}")
+                self.problems.append(f"{RunStatus.damaged}: {error}")
                 self.damaged.add((run.arm, run.seed))
                 continue
             if record is not None:

@@ -10,7 +10,7 @@ from statistics import median_high
 from nocap.config.bounded import read_text
 from nocap.config.keys import require
 from nocap.config.outward import redact
-from nocap.display import count, integer, loss
+from nocap.display import count, loss, whole
 from nocap.report import forest
 from nocap.report.table import Column, Table, one_line, tame
 from nocap.report.words import amount
@@ -49,9 +49,9 @@ ARM_COLUMNS = (
     Column(title="tokens", show=count),
     Column(title="trials"),
     Column(title="val loss"),
-    Column(title="tokens/s (train)", show=integer),
-    Column(title="tokens/s (bench)", show=integer),
-    Column(title="MiB", show=integer),
+    Column(title="tokens/s (train)", show=whole),
+    Column(title="tokens/s (bench)", show=whole),
+    Column(title="MiB", show=whole),
     Column(title="overrides"),
 )
 TRIAL_COLUMNS = (
@@ -67,7 +67,7 @@ def claims(some: Sequence[Row]) -> Table:
     columns = [Column(title=name) for name in CLAIM_HEAD]
     lines = list[list[object]]()
     for row in some:
-        lines.append([row.texts[name] or None for name in CLAIM_HEAD])
+        lines.append([row.cells[name] or None for name in CLAIM_HEAD])
     return Table(title="", columns=columns, rows=lines)
 
 
@@ -77,7 +77,7 @@ def render(result: StudyResult) -> str:
     for row in rows([result]):
         lines.append(f"{row.claim.id} {row.verdict}: {row.claim.statement}")
         for name in FACTS:
-            text = row.texts[name]
+            text = row.cells[name]
             if text:
                 lines.append(f"  {name:<18} {text}")
         lines.append("")
@@ -100,8 +100,8 @@ def tables(result: StudyResult) -> Iterator[Table]:
         yield Table(title=title, columns=TRIAL_COLUMNS, rows=trials)
 
 
-def _row(texts: Mapping[str, object], columns: Sequence[Column]) -> list[object]:
-    return [texts[column.title] for column in columns]
+def _row(cells: Mapping[str, object], columns: Sequence[Column]) -> list[object]:
+    return [cells[column.title] for column in columns]
 
 
 def _trial(trial: TuningTrial) -> dict[str, object]:
@@ -302,7 +302,7 @@ def _line(row: Row) -> forest.ForestRow:
     shown = row.claim_result.verdict.primary.shown()
     assert shown is not None
     low, high = claim.expected
-    measured = row.texts["measured"]
+    measured = row.cells["measured"]
     title = f"{claim.statement}: {row.verdict}. Measured: {measured}. Expected: {expected(claim)}."
     return forest.ForestRow(
         label=f"{claim.id} {claim.arm}",

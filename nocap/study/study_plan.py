@@ -272,7 +272,7 @@ def other_lengths(arm: Composed) -> list[Composed]:
         ValueError: it is too short to have them.
     """
     lengths = list[Composed]()
-    for steps in others_of(arm.run.trainer.steps, asked=f"a claim about {AT_EQUAL_LOSS}"):
+    for steps in others_of(arm.run.trainer.steps, requested_by=f"a claim about {AT_EQUAL_LOSS}"):
         words = words_at(arm.overrides, arm.run, steps, composed)
         lengths.append(more(arm, *words))
     return lengths

@@ -12,7 +12,7 @@ from nocap.config.compose import Composed
 from nocap.config.errors import StoppedError
 from nocap.judge.claim import Rule
 from nocap.launch.grid import Cell, Grid, key_of
-from nocap.launch.plan import Datasets, Plan, RunResult, outcome, seeds_asked
+from nocap.launch.plan import Datasets, Plan, RunResult, outcome, seed_requests
 from nocap.launch.plan import plan as planned
 from nocap.launch.runner import Devices, Runner
 from nocap.sessions.figures import PACE
@@ -109,7 +109,7 @@ def grid_of(runs: Sequence[Training], label: str) -> Grid:
     swept = _swept([run.composed.overrides for run in runs])
     distinct = {run.plan.identity: run for run in reversed(runs)}
     name = f"{label}-{digest(sorted(distinct))[:8]}"
-    requests = seeds_asked(run.plan for run in runs)
+    requests = seed_requests(run.plan for run in runs)
     cells = list[Cell]()
     for run in runs:
         if distinct[run.plan.identity] is not run:
@@ -119,7 +119,7 @@ def grid_of(runs: Sequence[Training], label: str) -> Grid:
             words.append(f"steps={run.short}")
         words.append(f"seed={run.seed}")
         own = replace(requests[run.plan.arm], length_of=run.length_of)
-        plan = replace(run.plan, grid=name, swept=swept, asked=own)
+        plan = replace(run.plan, grid=name, swept=swept, request=own)
         cells.append(Cell(overrides=run.composed.overrides, label=" ".join(words), plan=plan))
     folder = runs[0].plan.run_dir.parents[1] / "grids" / name
     return Grid(name=name, folder=folder, swept=swept, cells=tuple(cells))

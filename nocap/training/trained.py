@@ -28,7 +28,7 @@ from nocap.model.language_model import LanguageModel
 from nocap.store.files import write_file
 from nocap.store.identity import config_that_counts
 from nocap.store.record import Metrics, check_record, read_json
-from nocap.store.runs import read_record as read
+from nocap.store.runs import read_record
 from nocap.training import checkpoint
 from nocap.training.state import difference, put_weights, weights
 from nocap.training.step import enter_step
@@ -127,7 +127,7 @@ def export(run_dir: Path, path: Path, *, log: Log) -> dict[str, Any]:
         OSError: it cannot be written.
     """
     run, model, step = trained(run_dir, log=log)
-    record = read(run_dir, rows=False)
+    record = read_record(run_dir, rows=False)
     val_loss = None
     for row in Metrics(run_dir / "metrics.jsonl").rows():
         if row["step"] == step:

@@ -390,10 +390,9 @@ def _put(tree: Any, rng: random.Random, raws: tuple[str, ...]) -> tuple[Any, str
         parent[key] = other[place]
         other[place] = old
     else:
+        near: tuple[Any, ...] = (old,)
         if type(old) in (int, float):
             near = (old * 0.9, old + 1, -old, old * 1e9, float(old), str(old))
-        else:
-            near = (old,)
         values = (
             rng.choice(VALUES),
             rng.choice(HOSTILE),

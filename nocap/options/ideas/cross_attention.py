@@ -33,10 +33,12 @@ class CrossAttention(Idea):
 
         width = run.model.d_model
         part: Any = nn.Module()
-        part.norm, part.n_head = run.norm.build(width), run.model.n_head
-        part.q_proj, part.k_proj, part.v_proj, part.out_proj = (
-            nn.Linear(width, width, bias=False) for _ in range(4)
-        )
+        part.norm = run.norm.build(width)
+        part.n_head = run.model.n_head
+        part.q_proj = nn.Linear(width, width, bias=False)
+        part.k_proj = nn.Linear(width, width, bias=False)
+        part.v_proj = nn.Linear(width, width, bias=False)
+        part.out_proj = nn.Linear(width, width, bias=False)
         part.register_buffer("memory_1MC", torch.zeros(1, self.tokens, width), persistent=False)
         return part
 
@@ -44,8 +46,15 @@ class CrossAttention(Idea):
         from torch.nn.functional import scaled_dot_product_attention
 
         memory_BMC = part.memory_1MC.expand(x_BTC.shape[0], -1, -1)
-        made = part.q_proj(part.norm(x_BTC)), part.k_proj(memory_BMC), part.v_proj(memory_BMC)
-        y_BHTD = scaled_dot_product_attention(
-            *(y.unflatten(2, (part.n_head, -1)).transpose(1, 2) for y in made)
-        )
+        q_BTC = part.q_proj(part.norm(x_BTC))
+        k_BMC = part.k_proj(memory_BMC)
+        v_BMC = part.v_proj(memory_BMC)
+        q_BHTD = _by_head(q_BTC, part.n_head)
+        k_BHMD = _by_head(k_BMC, part.n_head)
+        v_BHMD = _by_head(v_BMC, part.n_head)
+        y_BHTD = scaled_dot_product_attention(q_BHTD, k_BHMD, v_BHMD)
         return x_BTC + part.out_proj(y_BHTD.transpose(1, 2).flatten(2))
+
+
+def _by_head(y: Tensor, n_head: int) -> Tensor:
+    return y.unflatten(2, (n_head, -1)).transpose(1, 2)

@@ -30,21 +30,16 @@ class MultiToken(Idea):
 
     def check(self, run: Run) -> None:
         rule = f"be of at least 1 and fewer than model.seq_len={run.model.seq_len} tokens"
-        require(
-            0 < len(self.weights) < run.model.seq_len,
-            "ideas.multi_token.weights",
-            rule,
-            self.weights,
-        )
+        fits = 0 < len(self.weights) < run.model.seq_len
+        require(fits, "ideas.multi_token.weights", rule, self.weights)
 
     def build(self, run: Run, *, vocab_size: int) -> nn.Module:
         import torch
         from torch import nn
 
         part: Any = nn.Module()
-        part.heads = nn.ModuleList(
-            nn.Linear(run.model.d_model, run.model.d_model, bias=False) for _ in self.weights
-        )
+        width = run.model.d_model
+        part.heads = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in self.weights)
         for own in part.heads:
             nn.init.zeros_(own.weight)
         part.register_buffer("decay", torch.ones(()), persistent=False)
@@ -55,9 +50,8 @@ class MultiToken(Idea):
         part.decay.fill_(1 - (1 - self.final) * step / part.steps)
 
     def loss(self, part: Any, x_BTC: Tensor, targets_BT: Tensor, head: Head) -> Any:
-        heads = enumerate(zip(self.weights, part.heads, strict=True), start=1)
-        ahead = [
-            weight * head.next_token((x_BTC + own(x_BTC))[:, :-k], targets_BT[:, k:])
-            for k, (weight, own) in heads
-        ]
-        return part.decay * sum(ahead)
+        losses = []
+        for k, (weight, own) in enumerate(zip(self.weights, part.heads, strict=True), start=1):
+            ahead_BTC = (x_BTC + own(x_BTC))[:, :-k]
+            losses.append(weight * head.next_token(ahead_BTC, targets_BT[:, k:]))
+        return part.decay * sum(losses)

@@ -27,12 +27,8 @@ class PartialKeyOffset(Idea):
 
     def check(self, run: Run) -> None:
         d_head = run.model.d_model // run.model.n_head
-        require(
-            d_head % 4 == 0,
-            "model.d_model / model.n_head",
-            "be divisible by 4 for ideas.partial_key_offset",
-            d_head,
-        )
+        rule = "be divisible by 4 for ideas.partial_key_offset"
+        require(d_head % 4 == 0, "model.d_model / model.n_head", rule, d_head)
 
     def flops_per_token(self, run: Run, *, vocab_size: int) -> float:
         return 0.0
@@ -48,13 +44,9 @@ class PartialKeyOffset(Idea):
         import torch
 
         before_BTKD = torch.cat([k_BTKD[:, :1], k_BTKD[:, :-1]], dim=1)
-        quarters = zip(k_BTKD.chunk(4, dim=3), before_BTKD.chunk(4, dim=3), strict=True)
+        own = k_BTKD.chunk(4, dim=3)
+        before = before_BTKD.chunk(4, dim=3)
         # Rotary pairs channel i with i + D/2, the lower i turning faster: the second and the last
         # quarter are the slow pairs.
-        return (
-            q_BTHD,
-            torch.cat(
-                [before if i % 2 else own for i, (own, before) in enumerate(quarters)], dim=3
-            ),
-            v_BTKD,
-        )
+        mixed_BTKD = torch.cat([own[0], before[1], own[2], before[3]], dim=3)
+        return q_BTHD, mixed_BTKD, v_BTKD

@@ -12,6 +12,11 @@ from nocap.config.keys import InputError, key, require
 from nocap.options.ideas import Idea
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import torch
+    from torch import nn
+
     from nocap.config.run import Run
 
 
@@ -23,23 +28,16 @@ class SharedLayers(Idea):
 
     def check(self, run: Run) -> None:
         n_layer = run.model.n_layer
-        require(
-            self.repeat <= n_layer,
-            "ideas.shared_layers.repeat",
-            f"be at most model.n_layer={n_layer}",
-            self.repeat,
-        )
+        rule = f"be at most model.n_layer={n_layer}"
+        require(self.repeat <= n_layer, "ideas.shared_layers.repeat", rule, self.repeat)
 
     def flops_per_token(self, run: Run, *, vocab_size: int) -> float:
         return 0.0
 
     def built(self, run: Run, model: Any) -> None:
         blocks = list(getattr(model, "blocks", ()))
-        own = [
-            {name: p for name, p in block.named_parameters() if not name.startswith("ideas.")}
-            for block in blocks
-        ]
-        shapes = [{name: p.shape for name, p in weights.items()} for weights in own]
+        own = [_weights(block) for block in blocks]
+        shapes = [_shapes(weights) for weights in own]
         if not shapes or any(block_shapes != shapes[0] for block_shapes in shapes):
             raise InputError(
                 f"model.kind={run.model.kind} must have blocks with weights of the same shapes for "
@@ -49,3 +47,13 @@ class SharedLayers(Idea):
             for name, weight in own[layer - layer % self.repeat].items():
                 place, _, last = name.rpartition(".")
                 setattr(block.get_submodule(place), last, weight)
+
+
+def _weights(block: nn.Module) -> dict[str, nn.Parameter]:
+    """Return a block's parameters but for those of ideas."""
+    named = block.named_parameters()
+    return {name: p for name, p in named if not name.startswith("ideas.")}
+
+
+def _shapes(weights: Mapping[str, nn.Parameter]) -> dict[str, torch.Size]:
+    return {name: p.shape for name, p in weights.items()}

@@ -160,6 +160,7 @@ class SlurmCell:
             ValueError: Slurm has refused the job.
         """
         from nocap.launch.plan import RunResult
+        from nocap.store.record import RunStatus
 
         self._jobs.send()
         if self.reason is None and self.sent.done():
@@ -167,8 +168,8 @@ class SlurmCell:
         if self.reason is not None and self.sent is None:
             raise ValueError(self.reason)
         if self.reason is None and self._stopping:
-            left = f"goes on as Slurm's job {self.sent.job_id}"
-            return RunResult(summary={"status": "waiting", "error": left}, trained=True)
+            reason = f"goes on as Slurm's job {self.sent.job_id}"
+            return RunResult(status=RunStatus.waiting, reason=reason, trained=True)
         return self.reason
 
     def _why_over(self) -> str:

@@ -36,7 +36,9 @@ class Feedforward(Mlp):
     def hidden(self, d_model: int) -> int:
         """Hidden channels; from a thousand up a multiple of 8, for tensor cores."""
         exact = self.expansion * d_model * (2 / 3 if self.gated else 1)
-        return 8 * round(exact / 8) if exact >= 1000 else max(1, round(exact))
+        if exact >= 1000:
+            return 8 * round(exact / 8)
+        return max(1, round(exact))
 
     def build(self, d_model: int) -> nn.Module:
         from nocap.model.mlp import PlainMlp, SwiGLU
@@ -44,12 +46,12 @@ class Feedforward(Mlp):
         hidden = self.hidden(d_model)
         if self.gated:
             return SwiGLU(d_model=d_model, hidden=hidden)
-        return PlainMlp(
-            d_model=d_model, hidden=hidden, squared_relu=self.activation is Activation.relu2
-        )
+        squared_relu = self.activation is Activation.relu2
+        return PlainMlp(d_model=d_model, hidden=hidden, squared_relu=squared_relu)
 
     def rows(self) -> dict[str, str]:
         return {"": "activation", "gate": "mlp_up", "up": "mlp_up", "down": "mlp_down"}
 
     def flops_per_token(self, d_model: int) -> float:
-        return 6.0 * (3 if self.gated else 2) * d_model * self.hidden(d_model)
+        matrices = 3 if self.gated else 2
+        return 6.0 * matrices * d_model * self.hidden(d_model)

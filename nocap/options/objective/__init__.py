@@ -33,7 +33,8 @@ class Objective(Option):
     loss_chunks: int = key(ge=0, le=2**40, default=1)
 
     def check(self, run: Run) -> None:
-        size, T = run.trainer.micro_batch, run.model.seq_len
+        size = run.trainer.micro_batch
+        T = run.model.seq_len
         rule = f"be at most trainer.micro_batch × model.seq_len = {size} × {T} = {size * T}"
         require(self.loss_chunks <= size * T, "objective.loss_chunks", rule, self.loss_chunks)
 

@@ -71,11 +71,9 @@ class ScheduleFree(AdamW):
 
         from nocap.training.optimizer import kept
 
-        y, z, squares = (
-            params,
-            kept(states, "z", params, first=torch.clone),
-            kept(states, "exp_avg_sq", params),
-        )
+        y = params
+        z = kept(states, "z", params, first=torch.clone)
+        squares = kept(states, "exp_avg_sq", params)
         rate = group["lr"] * math.sqrt(1 - self.beta2 ** group["step"])
         group["sum"] += rate**2
         c = rate**2 / group["sum"]
@@ -96,10 +94,8 @@ class ScheduleFree(AdamW):
 
         from nocap.model.language_model import lent
 
-        return lent(
-            [
-                (p, torch.lerp(state["z"], p.detach(), 1 / self.beta1))
-                for each in optimizers
-                for p, state in each.state.items()
-            ]
-        )
+        averages = []
+        for optimizer in optimizers:
+            for p, state in optimizer.state.items():
+                averages.append((p, torch.lerp(state["z"], p.detach(), 1 / self.beta1)))
+        return lent(averages)

@@ -59,22 +59,16 @@ class Wsd(Linear):
         Schedule.check(self, run)
         steps = run.trainer.steps
         rule = f"leave room for schedule.warmup_steps={self.warmup_steps} in trainer.steps={steps}"
-        require(
-            self.warmup_steps + self.decay_steps <= steps,
-            "schedule.decay_steps",
-            rule,
-            self.decay_steps,
-        )
+        fits = self.warmup_steps + self.decay_steps <= steps
+        require(fits, "schedule.decay_steps", rule, self.decay_steps)
 
     def shape(self, *, step: int, steps: int) -> float:
         # Not `steps - decay_steps` in the divisor: the challenge's decay reaches 1/decay_steps,
         # never 0, at its last update.
         left = steps - step
-        return (
-            1.0
-            if left > self.decay_steps
-            else self.final + (1 - self.final) * left / self.decay_steps
-        )
+        if left > self.decay_steps:
+            return 1.0
+        return self.final + (1 - self.final) * left / self.decay_steps
 
     def free_until(self, steps: int) -> int:
         return steps - self.decay_steps

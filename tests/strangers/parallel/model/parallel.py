@@ -15,7 +15,8 @@ class ParallelBlock(nn.Module):
         super().__init__()
         self.norm = run.norm.build(run.model.d_model)
         self.scale = scale
-        self.attention, self.mlp = run.attention.build(run, layer), run.mlp.build(run.model.d_model)
+        self.attention = run.attention.build(run, layer)
+        self.mlp = run.mlp.build(run.model.d_model)
         # Ideas that have a part in a block: without this, nocap refuses them beside this model.
         self.ideas, self.joined = joined(
             run, f"blocks.{layer}.ideas", lambda idea: idea.build_layer(run, layer)
@@ -26,10 +27,7 @@ class ParallelBlock(nn.Module):
             x_BTC = idea.enter(part, x_BTC, context)
         h_BTC = self.norm(x_BTC)
         # an attention from outside need not know of them
-        if self.joined:
-            ideas = (self.joined,)
-        else:
-            ideas = ()
+        ideas = (self.joined,) if self.joined else ()
         x_BTC = x_BTC + self.scale * (self.attention(h_BTC, context, *ideas) + self.mlp(h_BTC))
         for _, idea, part in self.joined:
             x_BTC = idea.leave(part, x_BTC, context)

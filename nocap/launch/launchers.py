@@ -1,0 +1,134 @@
+"""The launcher that a grid's command chooses: which flags it can carry out, and the machine that it
+composes the cells for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from enum import Enum
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from nocap import outside
+from nocap.config import hardware
+from nocap.config.compose import Composed, composed
+from nocap.config.flags import TIME, GridFlags
+from nocap.config.keys import check_keys, require
+from nocap.config.plain import explained, made
+from nocap.config.trainer import Trainer
+from nocap.launch.grid import Cell, Grid, check
+from nocap.options.launcher import Launcher, OfCluster, Target
+from nocap.options.launcher.slurm import Slurm
+
+MACHINE = ("device", "precision", "compile", "threads")  # of the trainer: follow from the machine
+
+
+@explained()
+def launcher_option(config: DictConfig) -> Launcher | None:
+    """Return the launcher that `config.hydra.launcher` is. None: none was chosen.
+
+    Errors:
+        ValueError: an unknown kind or key, or a wrong value.
+    """
+    keys: Any = OmegaConf.to_container(config.hydra.launcher, resolve=True)
+    chosen = config.hydra.runtime.choices["hydra/launcher"]
+    if chosen == "basic":
+        # what Hydra has where none is chosen
+        is_bare = keys.keys() == {"_target_"} and keys["_target_"].endswith(".BasicLauncher")
+        rule = "be chosen before its keys, as in hydra/launcher=pool"
+        require(is_bare, "hydra.launcher", rule, keys)
+        return None
+    rule = "be basic, pool, slurm or ray, or from outside: Hydra's are not run"
+    require("_target_" not in keys, "hydra/launcher", rule, chosen)
+    schema = outside.option("launcher", "hydra.launcher", keys)
+    option: Launcher = made(schema, keys, "hydra.launcher.")
+    check_keys("hydra.launcher", option)
+    return option
+
+
+def check_flags(launcher: Launcher | None, flags: GridFlags) -> None:
+    """Refuse flags that this launcher cannot carry out.
+
+    Errors:
+        ValueError: there is such a flag.
+    """
+    in_queue = isinstance(launcher, Slurm)
+    rule = "be given with hydra/launcher=slurm"
+    require(in_queue or not flags.detach, "--detach", rule, "another launcher")
+    rule = "be left out of hydra/launcher=slurm, whose queue starts the cells"
+    require(not (flags.fail_fast and in_queue), "--fail-fast", rule, "given")
+    is_here = not isinstance(launcher, OfCluster)
+    rule = "be left out on a cluster: arms are timed on this machine"
+    require(is_here or flags.time is None, TIME, rule, "given")
+
+
+def checked_grid(
+    cells: Sequence[Sequence[str]],
+    swept: Sequence[str],
+    launcher: Launcher | None,
+    *,
+    lengths: Sequence[Sequence[str]] = (),
+    skip_refused: bool = False,
+) -> Grid:
+    """Return the grid of these cells, on the machine of the launcher. `lengths`, `skip_refused`:
+    see `grid.check`.
+
+    Errors:
+        ValueError: as for `grid.check`.
+    """
+    if isinstance(launcher, OfCluster):
+        return _on_cluster(cells, swept, launcher, lengths=lengths, skip_refused=skip_refused)
+    return check(
+        cells,
+        swept=swept,
+        compose=composed,
+        log=print,
+        lengths=lengths,
+        skip_refused=skip_refused,
+    )
+
+
+def _on_cluster(
+    cells: Sequence[Sequence[str]],
+    swept: Sequence[str],
+    launcher: OfCluster,
+    *,
+    lengths: Sequence[Sequence[str]],
+    skip_refused: bool,
+) -> Grid:
+    """Return the grid as runs on the machines of a cluster."""
+    target = launcher.target
+
+    def compose(words: Sequence[str]) -> Composed:
+        here = composed(words)
+        keys = [key for key in here.defaults if key in MACHINE]
+        of_target = _of_machine(target, keys)
+        return composed([*words, *of_target]) if of_target else here
+
+    with hardware.target(target.name, target.torch):
+        grid = check(
+            cells,
+            swept=swept,
+            compose=compose,
+            log=print,
+            lengths=lengths,
+            skip_refused=skip_refused,
+        )
+    cells_there = list[Cell]()
+    for cell in grid.cells:
+        of_machine = _of_machine(cell.plan.run.trainer, MACHINE)
+        cells_there.append(replace(cell, overrides=(*cell.overrides, *of_machine)))
+    return replace(grid, cells=tuple(cells_there))
+
+
+def _of_machine(facts: Target | Trainer, keys: Iterable[str]) -> list[str]:
+    """Return what a machine or a trainer has of these keys, as overrides."""
+    overrides = list[str]()
+    for key in keys:
+        value = getattr(facts, key)
+        if isinstance(value, Enum):
+            value = value.name
+        if value is not None:
+            overrides.append(f"trainer.{key}={value}")
+    return overrides
