@@ -122,7 +122,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _of_runs(path: str) -> Shown:
     from nocap.judge.compare import compare
-    from nocap.report.arms import all_tables, headline, next_step, notes_on
+    from nocap.report.arms import all_tables, notes_on
+    from nocap.report.headline import headline, next_step
     from nocap.report.table import one_line, tame
     from nocap.store.runs import load_runs
 

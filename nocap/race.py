@@ -224,10 +224,16 @@ def _race(asked: argparse.Namespace, words: Sequence[str], undo: ExitStack) -> R
         apart_s=apart_s,
         jobs=asked.jobs,
         begin=lambda arm, seed, place: begin(arm, seed, place, stop=racing.stop, **how),
-        log=partial(print, flush=True),
+        log=_say,
     )
     undo.callback(racing.stop.set)  # before the worktrees go
     return racing
+
+
+def _say(line: str) -> None:
+    from nocap.report.terminal import prose
+
+    print(prose(line), flush=True)
 
 
 def _check(asked: argparse.Namespace, words: Sequence[str]) -> None:

@@ -425,7 +425,7 @@ def test_the_notes_nocaps_own_and_another_engines_are_counted_apart(
     for part in (notes, own):
         source_row = words_of(part.rows).items()
         counted = ", ".join(f"{n} {word}" for word, n in source_row if n)
-        assert f"{part.group.whose} claims: {counted}, " in head.replace("The", "the")
+        assert f"of {part.group.whose} {counted}, " in head
     assert "engine" not in head
     errors = board.errors([*notes.rows, *own.rows])
     assert errors in " ".join(written[STUDIES / "README.md"].split())
@@ -735,7 +735,8 @@ def test_groups_are_by_the_longest_beginning_of_a_source(folder: Path):
     (folder / "not_built.yaml").write_text(ENTRIES)
     files = board.board(folder)
     lines = files[folder / "README.md"].splitlines()
-    assert lines[0] == "# The paper's claims: 1 confirmed; 1 more answered without a study"
+    subject = "# Claims about GPT training: "
+    assert lines[0] == f"{subject}of the paper's 1 confirmed; 1 more answered without a study"
     assert "Mind the gap." in lines
     headings = [line for line in lines if line.startswith("#")][1:]
     assert headings == [
@@ -755,7 +756,7 @@ def test_without_groups_all_are_counted_together(folder: Path):
     lines = board.board(folder)[folder / "README.md"].splitlines()
     headings = [line for line in lines if line.startswith("#")]
     assert headings == [
-        "# 2 claims: 2 confirmed",
+        "# Claims about GPT training: 2 confirmed",
         "## 2 on the machine they are about, or counted on any",
     ]
 

@@ -20,7 +20,8 @@ from nocap.judge.comparison_schema import to_json
 from nocap.judge.interval import of_arms, of_pairs, of_samples, seeds_to_show
 from nocap.report import comparison as page
 from nocap.report import markdown, result
-from nocap.report.arms import headline, next_step, render
+from nocap.report.arms import render
+from nocap.report.headline import headline, next_step
 from nocap.store.runs import load_runs
 from tests.test_compare import write_run
 from tests.test_factors import drawn, judged
@@ -167,8 +168,9 @@ def test_a_difference_that_is_not_shown_asks_for_the_seeds_that_would_show_it(
     shown = " ".join(words)
     assert line in shown
     assert shown.startswith(headline(comparison))
-    assert "Nothing is shown to be better than base." in shown
+    assert "Nothing is shown to be better than base in validation loss." in shown
     assert shown.count(headline(comparison)) == 2  # the title, and below the answer
+    assert f"{headline(comparison)} nats/token" in shown
 
 
 def test_a_page_in_markdown_has_both(tmp_path: Path) -> None:
@@ -183,6 +185,14 @@ def test_what_four_times_the_seeds_would_not_show_asks_for_longer_runs(tmp_path:
     more = comparison.findings.next
     assert more is not None
     assert more.override == "trainer.steps=1600"
+    (found,) = comparison.findings.found
+    reason = "more seeds than are planned for would show what is open: longer runs need fewer"
+    if found.seeds is not None:
+        reason = (
+            f"some {found.seeds} seeds would show what is open, more than 4 times those that are "
+            "there: longer runs need fewer"
+        )
+    assert next_step(comparison) == f"next: the same command with {more.override} ({reason})"
 
 
 def test_what_is_equal_to_rounding_asks_for_nothing(tmp_path: Path) -> None:

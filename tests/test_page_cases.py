@@ -192,9 +192,9 @@ def test_a_double_click_copies_a_whole_cell(opened: Callable[..., Tab], cases: P
 def test_rows_are_found_and_sorted(opened: Callable[..., Tab], tmp_path: Path) -> None:
     report.write(made(2), tmp_path / "report.html")
     tab = opened(tmp_path / "report.html")
-    tab.page.fill("nav input", "swiglu")
+    tab.page.fill("#arms .search input", "swiglu")
     assert len(tab.each("#arms tbody tr:not(.unfound)", "0")) == 4
-    tab.page.fill("nav input", "")
+    tab.page.fill("#arms .search input", "")
     tab.page.click("#arms th >> text=val loss")
     losses = tab.each("#arms tbody tr", "Number(at.cells[2].dataset.v)")
     assert losses == sorted(losses)
@@ -284,3 +284,215 @@ def test_claims_are_found_by_a_word(opened: Callable[..., Tab]) -> None:
     tab.page.fill("input[type=search]", "gqa")
     found = tab.page.locator(".claim >> visible=true")
     assert 0 < found.count() < every
+
+
+# --- what is at hand ------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_legend_of_twelve_arms_is_seen_at_once(
+    opened: Callable[..., Tab], tmp_path: Path
+) -> None:
+    report.write(made(3), tmp_path / "report.html")
+    tab = opened(tmp_path / "report.html")
+    for width in (700, 1000, 1280, 2560):
+        tab.page.set_viewport_size({"width": width, "height": 800})
+        tab.settle()
+        ((_, _, _, bottom),) = tab.boxes("nav")
+        names = tab.boxes("nav .arm")
+        assert len(names) == 12
+        assert max(box[3] for box in names) <= bottom
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [320, 390, 768])
+def test_a_card_begins_with_its_verdict_and_the_picture_comes_before_the_cards(
+    opened: Callable[..., Tab], tmp_path: Path, width: int
+) -> None:
+    report.write(made(3), tmp_path / "report.html", command="python -m nocap.compare outputs")
+    tab = opened(tmp_path / "report.html", width=width)
+    card = "#arms tr[data-arm='1']"
+    ((_, name, *_),) = tab.boxes(f"{card} th")
+    ((_, verdict, *_),) = tab.boxes(f"{card} td.verdict")
+    others = [box[1] for box in tab.boxes(f"{card} td:not(.verdict)")]
+    assert name < verdict < min(others)
+    ((_, _, _, picture),) = tab.boxes("#arms figure")
+    ((_, table, *_),) = tab.boxes("#arms table")
+    assert picture <= table
+
+
+@pytest.mark.slow
+def test_cards_are_sorted_by_a_list(opened: Callable[..., Tab], tmp_path: Path) -> None:
+    report.write(made(3), tmp_path / "report.html")
+    tab = opened(tmp_path / "report.html", width=390)
+    first = tab.each("#arms tbody tr", "at.dataset.arm")
+    chosen = tab.page.locator("#arms .sort select")
+    chosen.select_option("val loss, falling")
+    losses = tab.each("#arms tbody tr", "Number(at.cells[2].dataset.v)")
+    assert losses == sorted(losses, reverse=True)
+    chosen.select_option("the page's order")
+    assert tab.each("#arms tbody tr", "at.dataset.arm") == first
+    tab.page.set_viewport_size({"width": 1280, "height": 800})
+    assert not chosen.is_visible()  # there the heads of the columns sort
+
+
+@pytest.mark.slow
+def test_provenance_is_one_line_that_opens(opened: Callable[..., Tab], tmp_path: Path) -> None:
+    def known(record: Record) -> Record:
+        versions = {"nocap": "1.0", "torch": "2.13"}
+        git = {"commit": "c0ffee", "diff_sha256": None}
+        manifest = {**record.manifest, "versions": versions, "git": git}
+        return replace(record, started="2026-11-29T10:00:00", manifest=manifest)
+
+    report.write(made(3, known), tmp_path / "report.html", command="python -m nocap.compare x")
+    tab = opened(tmp_path / "report.html", width=390)
+    line = tab.page.locator("details.provenance summary")
+    assert line.inner_text() == "runs of 2026-11-29 nocap 1.0 on AMD EPYC 9B14"
+    command = tab.page.locator("details.provenance code")
+    assert not command.is_visible()
+    line.click()
+    assert command.inner_text() == "python -m nocap.compare x"
+
+
+@pytest.mark.slow
+def test_keys_hide_an_arm_zoom_and_list_themselves(
+    opened: Callable[..., Tab], tmp_path: Path
+) -> None:
+    report.write(made(2), tmp_path / "report.html")
+    tab = opened(tmp_path / "report.html")
+    assert "double-click" in tab.page.locator(".hint").inner_text()
+    tab.page.focus("#curves")
+    tab.page.keyboard.press("ArrowRight")
+    name = tab.page.locator("#curves .tip").inner_text().split(",")[0]
+    drawn = tab.line()
+    tab.page.keyboard.press("+")
+    zoomed = tab.line()
+    assert zoomed[21][0] - zoomed[20][0] > 1.9 * (drawn[21][0] - drawn[20][0])
+    tab.page.keyboard.press("0")
+    assert tab.line() == drawn
+    tab.page.keyboard.press("ArrowRight")
+    tab.page.keyboard.press("h")
+    assert name not in tab.plotted("curves")
+    assert len(tab.plotted("times")) == 11
+    tab.page.keyboard.press("a")
+    assert len(tab.plotted("times")) == 12
+    tab.page.keyboard.press("?")
+    keys = tab.page.locator("#keys")
+    assert "hides the arm that is read" in keys.inner_text()
+    tab.page.keyboard.press("Escape")
+    assert not keys.is_visible()
+    tab.page.click("#help")
+    assert keys.is_visible()
+
+
+@pytest.mark.slow
+def test_a_switch_that_is_off_says_why(opened: Callable[..., Tab], tmp_path: Path) -> None:
+    def without_bytes(record: Record) -> Record:
+        ends = {key: getattr(record.curve, key)[::40] for key in record.curve.__dataclass_fields__}
+        ends["val_bpb"] = [None, None]
+        return with_summary(replace(record, curve=type(record.curve)(**ends)), val_bpb=None)
+
+    report.write(made(2, without_bytes), tmp_path / "report.html")
+    tab = opened(tmp_path / "report.html")
+    off = tab.page.locator(".switch button:disabled")
+    assert off.all_inner_texts() == ["bits per byte", "after 10%", "last quarter"]
+    reasons = tab.each(".switch button:disabled", "at.title")
+    assert reasons[0] == "no run's curve has it"
+    assert set(reasons[1:]) == {"an arm has fewer than two validations there"}
+    assert set(tab.each(".switch button:disabled", "at.ariaDescribedByElements[0].id")) == {
+        "absent"
+    }
+    said = tab.page.locator("#absent").inner_text()
+    assert "bits per byte, because no run's curve has it" in said
+
+
+@pytest.mark.slow
+def test_each_verdict_has_a_mark_in_each_table(opened: Callable[..., Tab], tmp_path: Path) -> None:
+    report.write(made(4, broken=False), tmp_path / "report.html")
+    raced = made_race(tmp_path, random.Random(3), gain=30.0, pairs=3)
+    (tmp_path / "race.html").write_text(race_answer.render(raced, raced.run()))
+    for page, last in (("report.html", "times"), ("race.html", None)):
+        tab = opened(tmp_path / page, last=last)
+        words = tab.each("td[data-head='verdict']", "at.innerText.trim()")
+        marked = tab.each("td[data-head='verdict'] .mark", "at.innerText")
+        assert len(marked) == len([word for word in words if word != "baseline"])
+        assert "" not in marked
+
+
+@pytest.mark.slow
+def test_a_name_in_a_forest_plot_is_nearest_to_its_own_line(
+    opened: Callable[..., Tab], tmp_path: Path
+) -> None:
+    report.write(made(3), tmp_path / "report.html")
+    tab = opened(tmp_path / "report.html")
+    names = tab.boxes("#arms .forest .name")
+    lines = [(box[1] + box[3]) / 2 for box in tab.boxes("#arms .forest circle")]
+    assert len(lines) == len(names) > 6
+    for (_, _, _, foot), own in zip(names, lines, strict=True):
+        assert 0 < own - foot < 9
+    for (_, top, _, _), above in zip(names[1:], lines, strict=False):
+        assert top - above > 9
+
+
+@pytest.mark.slow
+def test_the_rows_of_a_board_open_and_its_groups_are_jumped_to(
+    opened: Callable[..., Tab],
+) -> None:
+    tab = opened(REPO / "experiments" / "board.html", last=None)
+    assert tab.page.locator("h1").inner_text().startswith("Claims about GPT training: ")
+    marks = tab.each(".claim summary", "getComputedStyle(at, '::before').content")
+    assert set(marks) == {'"▸"'}
+    assert tab.each(".claim summary", "getComputedStyle(at).cursor")[0] == "pointer"
+    tab.page.click(".claim summary >> nth=0")
+    assert "▾" in tab.each(".claim[open] summary", "getComputedStyle(at, '::before').content")[0]
+    groups = tab.each(".claims h2", "at.id")
+    assert len(groups) > 1
+    targets = tab.each(".links a", "at.hash.slice(1)")
+    assert targets == ["first", *groups, "plots"]
+
+
+# --- runs that ended otherwise --------------------------------------------------------------------
+
+
+def with_diverged(record: Record) -> Record:
+    """Let all seeds of one arm diverge, and one of another's."""
+    diverges = record.arm == "gqa-gelu4x" or (record.arm == "flash-gelu3x" and record.seed == 0)
+    return replace(record, status="diverged") if diverges else record
+
+
+def shorter(record: Record) -> Record:
+    """Train one arm for half the steps."""
+    if record.arm != "gqa-gelu4x":
+        return record
+    half = {name: getattr(record.curve, name)[:21] for name in record.curve.__dataclass_fields__}
+    curve = type(record.curve)(**half)
+    loss = curve.val_loss[-1]
+    halved = with_summary(record, steps=1000, tokens=1000 * 4096, val_loss=loss)
+    return replace(halved, curve=curve)
+
+
+def one_arm() -> Comparison:
+    return compare(Found(records=[record_of("flash", "gelu4x", seed) for seed in range(3)]))
+
+
+ENDS: dict[str, tuple[Callable[[], Comparison], str]] = {
+    "diverged": (lambda: made(3, with_diverged), "diverged (3 of 3 seeds)"),
+    "one arm": (one_arm, "one arm, flash-gelu4x, and none to compare it with."),
+    "unequal lengths": (lambda: made(3, shorter), "confounded (steps)"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ENDS)
+def test_runs_that_ended_otherwise_are_said_and_break_no_rule(
+    opened: Callable[..., Tab], tmp_path: Path, case: str
+) -> None:
+    comparison, says = ENDS[case]
+    report.write(comparison(), tmp_path / "report.html")
+    tab = opened(tmp_path / "report.html")
+    assert says in tab.page.inner_text("body")
+    for width in (320, 390, 768, 1280):
+        tab.page.set_viewport_size({"width": width, "height": 800})
+        tab.settle()
+        assert tab.scrolls() <= width
+        assert tab.page.evaluate(RULES) == []

@@ -89,3 +89,15 @@ def test_a_studys_plan_has_its_search_its_runs_and_its_shorter_schedules(tmp_pat
     assert "3 pairs in analysis 1; claims that it does not decide go on, to 2 analyses" in out
     assert "M.loss: val_loss of mqa, expected" in out[-1]
     assert not (tmp_path / "out" / "runs").exists()
+
+
+@pytest.mark.parametrize("width", [60, 80, 127])
+def test_a_plan_fits_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    plan = prepare(loaded(tmp_path / "made", study()), "cpu", output_dir=str(tmp_path / "out"))
+    text = preview.render(plan)
+    long = [line for line in text.splitlines() if len(line) > width]
+    assert [line for line in long if " " in line] == []  # a folder's name is not broken
+    assert "M.loss: val_loss of mqa, expected" in " ".join(text.split())

@@ -11,7 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from nocap.display import three_digits
 from nocap.report import comparison as report
+from nocap.report.table import Column, Table
 from nocap.store.runs import Curve, Record
 from tests.made_grid import ATTENTION, EVIL, MLP, made, poisoned, with_summary
 
@@ -50,6 +52,30 @@ def test_shows_what_was_compared_and_each_verdict() -> None:
     assert "; params (−12.3%); FLOPs/token (−12.3%)" in shown
     assert "sliding-swiglu-s1 failed" in shown
     assert "1 corrupt line skipped (line 17)" in shown
+
+
+def headline_of(text: str) -> str:
+    (heading,) = re.findall(r"<h1>(.*?)</h1>", text)
+    return html.unescape(heading)
+
+
+def test_the_heading_says_what_is_better_than_what_in_which_unit_and_how_fast() -> None:
+    assert re.fullmatch(
+        r"flash swiglu: lower loss by 0\.02\d\d ± 0\.00\d\d nats/token, 3\.\d% slower "
+        r"\[3\.\d% to 4\.\d% slower\], against flash gelu4x\.",
+        headline_of(report.render(made(seeds=4))),
+    )
+    factors = headline_of(report.render(made(seeds=4, broken=False)))
+    says = r" nats/token, .* slower \[.*\], against \S+=activation=gelu expansion=4\.$"
+    assert re.search(says, factors)
+
+
+def test_a_column_has_equal_decimals() -> None:
+    of_arms = Column(title="ms", show=three_digits, alike=True)
+    table = Table(title="", columns=[of_arms], rows=[[98.21], [101.4], [1050.0], [None]])
+    assert [cell.text for (cell,) in table.cells] == ["98.2", "101.4", "1,050.0", "–"]
+    far = Table(title="", columns=[of_arms], rows=[[0.123], [1234.0]])
+    assert [cell.text for (cell,) in far.cells] == ["0.123", "1,234"]
 
 
 def on_another_machine(record: Record) -> Record:

@@ -278,7 +278,10 @@ def test_a_report_keeps_its_authors_text(tmp_path: Path):
     assert pages.write(made_study, folder, confirmed) == expected
     first = readme.read_text()
     assert first.startswith(
-        "# made: M.speed confirmed (cpu, a CPU)\n\n**Question.** Does one key/value head "
+        "# made: tokens/s, claimed 20% to 30% faster, came to 25.1% faster "
+        "[24.0% to 26.2% faster], n=3 sessions: confirmed (cpu, a CPU)\n\n"
+        "**Verdicts.** M.speed confirmed (cpu, a CPU)\n\n"
+        "**Question.** Does one key/value head "
         "do?\n\n**Method.** Made for a test.\n"
     )
     assert first.endswith("## What was learnt\n\nNothing is written here yet.\n")
@@ -289,15 +292,15 @@ def test_a_report_keeps_its_authors_text(tmp_path: Path):
     readme.write_text(first.replace("Nothing is written here yet.\n", lessons))
     pages.write(made_study, folder, refuted)
     second = readme.read_text()
-    assert second.startswith("# made: M.speed refuted (cpu, a CPU)\n")
+    assert second.splitlines()[0].endswith("n=3 sessions: refuted (cpu, a CPU)")
     assert second.endswith(f"## What was learnt\n\n{lessons}")
     pages.write(made_study, folder, refuted)
     assert readme.read_text() == second
     hardware = {**MACHINE, "name": "another", "fingerprint": "def"}
     other = replace(confirmed, hardware=hardware)
     pages.write(made_study, folder, other)
-    head = "# made: M.speed refuted (cpu, a CPU); M.speed confirmed (cpu, another)\n"
-    assert readme.read_text().startswith(head)
+    both_verdicts = "M.speed refuted (cpu, a CPU); M.speed confirmed (cpu, another)"
+    assert readme.read_text().splitlines()[2] == f"**Verdicts.** {both_verdicts}"
     readme.write_text("my own\n")
     with pytest.raises(ValueError, match="must have the line '## What was learnt'"):
         pages.check_readme(folder)
@@ -321,9 +324,10 @@ def test_the_leaderboard_has_a_row_a_claim(tmp_path: Path):
     assert board.write(tmp_path) == files
     # anew, from its results
     page, _, quick, _ = (path.read_text() for path in files)
-    assert quick.startswith("# quick: M.time confirmed, M.steps confirmed (cpu, a CPU)\n")
+    assert quick.startswith("# quick: time to the target loss, claimed at least 5% faster to the ")
+    assert "\n**Verdicts.** M.time confirmed, M.steps confirmed (cpu, a CPU)\n" in quick
     assert quick.endswith("## What was learnt\n\nMuch.\n")
-    assert page.startswith("# 4 claims: 4 confirmed; 1 not built\n")
+    assert page.startswith("# Claims about GPT training: 4 confirmed; 1 not built\n")
     lines = [line for line in page.splitlines() if line.startswith("| [")]
     expected = ["quick", "quick", "slow", "slow"]
     folders = [row.split("](")[1].split("/")[0] for row in lines]

@@ -100,7 +100,8 @@ def test_a_study_from_its_file_to_its_verdicts(root: Path):
     assert len(rows) == 2 * 3 + 2 * 3
     gains = [rows["val_loss", "mha", seed] - rows["val_loss", "mqa", seed] for seed in range(3)]
     assert loss["measured"]["mid"] == pytest.approx(sum(gains) / 3)
-    assert it.page.startswith(f"# made: M.speed {speed['word']}, M.loss confirmed (cpu, ")
+    assert f"**Verdicts.** M.speed {speed['word']}, M.loss confirmed (cpu, " in it.page
+    assert it.page.startswith("# made: tokens/s, claimed 20% to 30% faster, came to ")
     for said in (f"\n\nM.speed {speed['word']} ", "\n\nM.loss confirmed "):
         assert said in out
 

@@ -27,6 +27,7 @@ from nocap.measure.profile_schema import (
 )
 from nocap.measure.subject import Of
 from nocap.report.table import Column, Table
+from nocap.report.terminal import prose
 from nocap.store.metrics import HELD, PARTS, part_title
 
 BUSY = 0.8  # of a step: below, the GPU waits for the host
@@ -53,7 +54,7 @@ def render_profile(profile: ProfileJson, *, ceilings: bool = True) -> str:
         tables.append(_ceilings(profile.ceilings.table, trusted=profile.trusted))
     if profile.layers:
         tables.append(_layers(profile.layers))
-    return "\n\n".join(["\n".join(_head(profile)), *map(str, tables)])
+    return "\n\n".join(["\n".join(map(prose, _head(profile))), *map(str, tables)])
 
 
 def _head(profile: ProfileJson) -> Iterator[str]:
@@ -311,24 +312,24 @@ def _ceilings(ceilings: Sequence[CeilingJson], *, trusted: bool) -> Table:
 
 def _largest(file: ProfileFile) -> Iterator[str]:
     of = file.of.title
-    yield (
+    yield prose(
         f"the largest parts; how much faster the {of} can be at most with options that make the "
         "part cheaper; and what measures it"
     )
     rest_ms = file.step.unattributed_ms
     if rest_ms > file.largest[0].ms:
         share = _share(rest_ms / file.step.ms)
-        yield f"larger than any part: {three_digits(rest_ms)} ms, {share}, not attributed"
+        yield prose(f"larger than any part: {three_digits(rest_ms)} ms, {share}, not attributed")
     for number, row in enumerate(file.largest, start=1):
         cost = f"{three_digits(row.ms)} ms, {_share(row.share)} of the {of}"
         if row.of_bound:
             cost += f", {row.of_bound:.0%} of its bound"
-        yield f"{number}. {part_title(row.part)}: {cost}"
+        yield prose(f"{number}. {part_title(row.part)}: {cost}", hang=3)
         if row.options:
-            yield f"   at most: {', '.join(map(_win, row.options))}"
+            yield prose(f"   at most: {', '.join(map(_win, row.options))}", hang=3)
             yield f"   {row.command}"
         else:
-            yield "   no option of this configuration wins there by arithmetic"
+            yield prose("   no option of this configuration wins there by arithmetic", hang=3)
 
 
 def _win(option: OptionJson) -> str:
@@ -350,7 +351,7 @@ def _difference(difference: ProfileDifference) -> str:
         _changes("what changed", difference.groups),
         _changes("row by row, the largest change first", difference.rows),
     ]
-    head = "\n".join(_about(difference))
+    head = "\n".join(map(prose, _about(difference)))
     return "\n\n".join([head, *map(str, tables), "\n".join(_caution(difference))])
 
 
@@ -432,13 +433,13 @@ def _signed(ms: float) -> str:
 
 def _caution(difference: ProfileDifference) -> Iterator[str]:
     drift = ", ".join(f"{name} {each:.2f}×" for name, each in difference.drift.items())
-    yield (
+    yield prose(
         "A and B are one measurement each, without an interval. Between them the machine itself "
         f"changed, by its measured peaks: {drift}"
     )
     command = between(difference.before, difference.after)
     if command is None:
-        yield (
+        yield prose(
             "both have the same overrides: what is shown is how much two profiles differ by "
             "themselves"
         )

@@ -41,15 +41,9 @@ def drawn(
     logarithmic, "", "x", "y" or "xy". `width`: of the frame; without it the drawing is as wide as
     the terminal. Between two points a curve is straight in the frame. Where curves meet, the one is
     drawn that is seen least."""
-    scaled = [
-        [
-            np.log10(coordinates) if axis in log else np.array(coordinates)
-            for axis, coordinates in zip("xyyy", curve[1:], strict=True)
-        ]
-        for curve in curves
-    ]
-    xs = np.concatenate([coordinates[0] for coordinates in scaled])
-    ys = np.concatenate([line for coordinates in scaled for line in coordinates[1:]])
+    scaled = [_scaled(curve, log) for curve in curves]
+    xs = np.concatenate([of_x for of_x, *_ in scaled])
+    ys = np.concatenate([np.concatenate(of_y) for _, *of_y in scaled])
     levels = _ticks(ys.min(), ys.max(), most=height // 3, log="y" in log)
     wide = max(map(len, levels.values()))
     if width is None:
@@ -61,12 +55,25 @@ def drawn(
     numbers = {int(frame.rows(level)): text for level, text in levels.items()}
     lines = [f"{numbers.get(row, ''):>{wide}} ┤{text}" for row, text in enumerate(rows)]
     places = _ticks(frame.left, frame.right, most=width // APART, log="x" in log)
-    axis, below = _axis({int(frame.columns(place)): text for place, text in places.items()}, width)
+    ticks = {int(frame.columns(place)): text for place, text in places.items()}
+    axis, below = _axis(ticks, width)
     foot = [f"{'':{wide}} └{axis}", f"{'':{wide}}  {below}"]
-    key = [
-        prose(f"{mark} {visible(curve.label)}") for mark, curve in zip(MARKS, curves, strict=False)
-    ]
+    key = list[str]()
+    for mark, curve in zip(MARKS, curves, strict=False):
+        key.append(prose(f"{mark} {visible(curve.label)}"))
     return plain("\n".join([f"{y} over {x}", *lines, *foot, *key]))
+
+
+def _scaled(curve: DrawnCurve, log: str) -> list[Any]:
+    """Return a curve's columns as places: logarithms where the axis is logarithmic."""
+    _, *columns = curve
+    places = list[Any]()
+    for axis, column in zip("xyyy", columns, strict=True):
+        place = np.array(column)
+        if axis in log:
+            place = np.log10(place)
+        places.append(place)
+    return places
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,14 +88,12 @@ class _Frame:
     height: int
 
     def columns(self, at: Any) -> Any:
-        return np.rint(
-            (at - self.left) / (self.right - self.left or 1.0) * (self.width - 1)
-        ).astype(int)
+        share = (at - self.left) / (self.right - self.left or 1.0)
+        return np.rint(share * (self.width - 1)).astype(int)
 
     def rows(self, at: Any) -> Any:
-        return np.rint((self.high - at) / (self.high - self.low or 1.0) * (self.height - 1)).astype(
-            int
-        )
+        share = (self.high - at) / (self.high - self.low or 1.0)
+        return np.rint(share * (self.height - 1)).astype(int)
 
     def filled(self, curves: Sequence[Sequence[Any]]) -> list[str]:
         """Return the rows with the curves, above their bands."""
@@ -125,11 +130,14 @@ def _ticks(low: float, high: float, *, most: int, log: bool) -> dict[float, str]
     if log:
         decades = range(math.floor(low), math.ceil(high) + 1)
         for digits in ((1, 2, 5), (1,)):
-            values = [digit * 10.0**decade for decade in decades for digit in digits]
+            values = list[float]()
+            for decade in decades:
+                values += [digit * 10.0**decade for digit in digits]
             inside = [value for value in values if low - NEAR <= math.log10(value) <= high + NEAR]
             if 2 <= len(inside) <= most:
                 return dict(zip(map(math.log10, inside), _written(inside), strict=True))
-        low, high = 10**low, 10**high
+        low = 10**low
+        high = 10**high
     values = _round_numbers(low, high, most)
     places = list(map(math.log10, values)) if log else values
     return dict(zip(places, _written(values), strict=True))
@@ -140,10 +148,12 @@ def _round_numbers(low: float, high: float, most: int) -> list[float]:
     rough = (high - low) / max(most, 1)
     if rough > 0:
         power = 10.0 ** math.floor(math.log10(rough))
-        step = next(
-            digit * power for digit in (1, 2, 5, 10, 20) if digit * power >= rough * (1 - NEAR)
-        )
-        numbers = range(math.ceil(low / step - NEAR), math.floor(high / step + NEAR) + 1)
+        steps = [digit * power for digit in (1, 2, 5, 10, 20)]
+        least = rough * (1 - NEAR)
+        step = next(size for size in steps if size >= least)
+        first = math.ceil(low / step - NEAR)
+        last = math.floor(high / step + NEAR)
+        numbers = range(first, last + 1)
         if len(numbers) > 1:
             return [min(max(number * step, low), high) for number in numbers]
     return [low, high] if low < high else [low]

@@ -17,8 +17,14 @@ from nocap.config.outward import redact, visible
 from nocap.display import MINUS
 from nocap.report.names import fitted
 
-WIDTH, ROW, FOOT = 720, 30, 40  # px: a file's width, a row, the axis below
-LEFT, SHARE = 3, 94  # % of the width: where the axis begins, and how long it is
+WIDTH = 720  # px of a file
+ROW = 34  # px
+LINE = 22  # px: of a row, where its line lies
+ABOVE = 8  # px from a line up to the foot of its name: nearer than the next name
+FOOT = 40  # px: the axis below
+LEFT = 3  # % of the width: where the axis begins
+SHARE = 94  # % of the width: how long it is
+MARGIN = 0.04  # of the axis, at each end
 NAME = 40  # letters of a name that have room
 MOST_TICKS = 5
 FAR = 4  # times the median of the ends: what reaches further has an arrow, where far ends are cut
@@ -52,11 +58,8 @@ class ForestRow:
 
     @property
     def ends(self) -> list[float]:
-        return [
-            x
-            for x in (self.mid, self.low, self.high, self.bound, *self.stated)
-            if x is not None and math.isfinite(x)
-        ]
+        every = (self.mid, self.low, self.high, self.bound, *self.stated)
+        return [x for x in every if x is not None and math.isfinite(x)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,11 +73,10 @@ class Axis:
 
     def x(self, value: float) -> float:
         """Return how far along the axis a value lies, in percent; beyond an end at that end."""
-        value = min(max(value, self.low), self.high)
-        low, high, value = (
-            math.log(end) if self.logarithmic else end for end in (self.low, self.high, value)
-        )
-        return 100 * (value - low) / (high - low)
+        inside = min(max(value, self.low), self.high)
+        if self.logarithmic:
+            return 100 * math.log(inside / self.low) / math.log(self.high / self.low)
+        return 100 * (inside - self.low) / (self.high - self.low)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,62 +104,81 @@ class Forest:
         return f"{self._drawn(size, STYLE)}\n"
 
 
+# --- the axis -------------------------------------------------------------------------------------
+
+
 def axis(
     values: Iterable[float], *, ratio: bool = False, cut: bool = False, zero: bool = False
 ) -> Axis:
-    """Return that holds them all with a margin; of ratios logarithmic, with 1 on it. `zero`: with
-    0. `cut`: with 0, and without the few that run far out, which would press the others into one
-    point."""
-    covered = [*values, *([1.0] if ratio else []), *([0.0] if zero else [])]
+    """Return one that holds them all with a margin; of ratios logarithmic, with 1 on it. `zero`:
+    with 0. `cut`: with 0, and without the few that run far out, which would press the others into
+    one point."""
+    covered = list(values)
+    if ratio:
+        covered.append(1.0)
+    if zero:
+        covered.append(0.0)
     if cut:
-        far = sorted(map(abs, covered))
-        covered = [0.0, *(x for x in covered if abs(x) <= FAR * far[len(far) // 2])]
-    low, high = min(covered), max(covered)
-    logarithmic = low > 0 and (ratio or math.log10(high / low) > DECADES)
+        covered = [0.0, *_near(covered)]
+    low = min(covered)
+    high = max(covered)
+    logarithmic = low > 0 and (ratio or _is_wide(low, high))
     if logarithmic:
-        margin = max((high / low) ** 0.04, 1.01)
-        low, high = low / margin, high * margin
+        margin = max((high / low) ** MARGIN, 1.01)
+        low /= margin
+        high *= margin
     else:
-        margin = 0.04 * (high - low) or abs(high) * 0.04 or 1.0
-        low, high = low - margin, high + margin
-    ticks = (
-        _decades(low, high)
-        if logarithmic and math.log10(high / low) > DECADES
-        else _even(low, high)
-    )
-    return Axis(
-        low=low, high=high, logarithmic=logarithmic, ticks=sorted({*ticks, 1.0}) if ratio else ticks
-    )
+        margin = MARGIN * (high - low) or abs(high) * MARGIN or 1.0
+        low -= margin
+        high += margin
+    ticks = _even(low, high)
+    if logarithmic and _is_wide(low, high):
+        ticks = _decades(low, high)
+    if ratio:
+        ticks = sorted({*ticks, 1.0})
+    return Axis(low=low, high=high, logarithmic=logarithmic, ticks=ticks)
+
+
+def _near(values: Sequence[float]) -> list[float]:
+    """Return those that lie within a few times the median of all."""
+    sizes = sorted(map(abs, values))
+    most = FAR * sizes[len(sizes) // 2]
+    return [x for x in values if abs(x) <= most]
+
+
+def _is_wide(low: float, high: float) -> bool:
+    """Say whether numbers above 0 lie so far apart that only their powers of ten tell."""
+    return math.log10(high / low) > DECADES
 
 
 def _even(low: float, high: float) -> list[float]:
-    """Multiples of 1, 2 or 5 times a power of ten, as many as there is room for."""
+    """Return multiples of 1, 2 or 5 times a power of ten, as many as there is room for."""
     least = (high - low) / MOST_TICKS
     power = 10.0 ** math.floor(math.log10(least))
     step = next(size * power for size in (1, 2, 5, 10) if size * power >= least)
     digits = max(0, 1 - math.floor(math.log10(step)))
-    return [
-        round(i * step, digits) for i in range(math.ceil(low / step), math.floor(high / step) + 1)
-    ]
+    numbers = range(math.ceil(low / step), math.floor(high / step) + 1)
+    return [round(i * step, digits) for i in numbers]
 
 
 def _decades(low: float, high: float) -> list[float]:
-    """1, 2 and 5 times powers of ten; the powers alone where these are too many."""
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    ticks = [
-        x
-        for x in (size * 10.0**power for power in powers for size in (1, 2, 5))
-        if low <= x <= high
-    ]
-    return (
-        ticks
-        if len(ticks) <= MOST_TICKS + 4
-        else [10.0**power for power in powers if low <= 10.0**power <= high]
-    )
+    """Return 1, 2 and 5 times powers of ten; the powers alone where these are too many."""
+    first = math.floor(math.log10(low))
+    powers = [10.0**power for power in range(first, math.ceil(math.log10(high)) + 1)]
+    ticks = list[float]()
+    for power in powers:
+        ticks += [power, 2 * power, 5 * power]
+    inside = [x for x in ticks if low <= x <= high]
+    if len(inside) <= MOST_TICKS + 4:
+        return inside
+    return [power for power in powers if low <= power <= high]
 
 
 def number(x: float) -> str:
     return f"{x:g}".replace("-", MINUS)
+
+
+# --- the picture ----------------------------------------------------------------------------------
 
 
 def svg(
@@ -171,54 +192,67 @@ def svg(
 ) -> Forest:
     """Return the picture. `tick` writes a tick's number; no change has a stronger line. `cut`: of
     many rows, those that run far out end in an arrow."""
-    far = cut and len(lines) > FEW
-    scale = axis(
-        [end for line in lines for end in line.ends], ratio=ratio, cut=far, zero=zero or cut
-    )
-    below, no_change = ROW * len(lines) + 4, 1.0 if ratio else 0.0
+    ends = list[float]()
+    for line in lines:
+        ends += line.ends
+    scale = axis(ends, ratio=ratio, cut=cut and len(lines) > FEW, zero=zero or cut)
+    below = ROW * len(lines) + 4
+    no_change = 1.0 if ratio else 0.0
     parts = [f'<line class="base" x2="100%" y1="{below}" y2="{below}"/>']
     for x in scale.ticks:
-        at = f"{scale.x(x):.2f}%"
         look = "base" if x == no_change else "grid"
-        parts.append(f'<line class="{look}" x1="{at}" x2="{at}" y2="{below}"/>')
-        parts.append(f'<text class="tick" x="{at}" y="{below + 15}">{escape(tick(x))}</text>')
-    names = fitted([visible(redact(line.label)) for line in lines], NAME)
+        parts.append(_tick(scale.x(x), tick(x), look, below))
+    names = fitted([_shown(line.label) for line in lines], NAME)
     for i, (line, name) in enumerate(zip(lines, names, strict=True)):
-        parts.append(_row(line, name, scale, y=ROW * i + 21))
-    parts.append(
-        f'<text class="axis" x="50%" y="{below + FOOT - 8}">{escape(visible(redact(title)))}</text>'
+        parts.append(_row(line, name, scale, y=ROW * i + LINE))
+    shown = _shown(title)
+    parts.append(f'<text class="axis" x="50%" y="{below + FOOT - 8}">{escape(shown)}</text>')
+    return Forest(title=shown, height=below + FOOT, content="\n".join(parts))
+
+
+def _shown(text: str) -> str:
+    return visible(redact(text))
+
+
+def _tick(x: float, text: str, look: str, below: int) -> str:
+    """Return a line from the top to the axis, and the number below."""
+    at = f"{x:.2f}%"
+    return (
+        f'<line class="{look}" x1="{at}" x2="{at}" y2="{below}"/>\n'
+        f'<text class="tick" x="{at}" y="{below + 15}">{escape(text)}</text>'
     )
-    return Forest(title=visible(redact(title)), height=below + FOOT, content="\n".join(parts))
 
 
 def _row(line: ForestRow, name: str, scale: Axis, *, y: int) -> str:
-    """Stated range, bound, interval, middle, name; in this order, so that the measured lies
+    """Return stated range, bound, interval, middle, name; in this order, so that the measured lies
     above."""
-    left, right = scale.low, scale.high
-    parts = list[str]()
+    parts = [f"<title>{escape(_shown(line.title))}</title>"]
     if line.stated != (None, None):
-        start, end = (
-            scale.x(side if side is not None else far)
-            for side, far in zip(line.stated, (left, right), strict=True)
-        )
-        width = max(end - start, 0.3)
-        parts.append(
-            f'<rect class="stated" x="{start:.2f}%" y="{y - 7}" width="{width:.2f}%" height="14"/>'
-        )
+        parts.append(_stated(line, scale, y))
     if line.bound is not None:
         at = f"{scale.x(line.bound):.2f}%"
         parts.append(f'<line class="bound" x1="{at}" x2="{at}" y1="{y - 8}" y2="{y + 8}"/>')
-    low, high = scale.x(line.low), scale.x(line.high)
+    low = scale.x(line.low)
+    high = scale.x(line.high)
     if low != high:
         parts.append(f'<line class="interval" x1="{low:.2f}%" x2="{high:.2f}%" y1="{y}" y2="{y}"/>')
-        parts.append(_end(low, y, 5 * (line.low < left)))
-        parts.append(_end(high, y, -5 * (line.high > right)))
-    if left <= line.mid <= right:
+        parts.append(_end(low, y, 5 * (line.low < scale.low)))
+        parts.append(_end(high, y, -5 * (line.high > scale.high)))
+    if scale.low <= line.mid <= scale.high:
         parts.append(f'<circle cx="{scale.x(line.mid):.2f}%" cy="{y}" r="4"/>')
-    parts.append(f'<text class="name" x="0" y="{y - 10}">{escape(name)}</text>')
+    parts.append(f'<text class="name" x="0" y="{y - ABOVE}">{escape(name)}</text>')
     arm = "" if line.arm is None else f' data-arm="{line.arm}"'
-    title = f"<title>{escape(visible(redact(line.title)))}</title>"
-    return f'<g class="{escape(line.look)}"{arm}>{title}{"".join(parts)}</g>'
+    return f'<g class="{escape(line.look)}"{arm}>{"".join(parts)}</g>'
+
+
+def _stated(line: ForestRow, scale: Axis, y: int) -> str:
+    """Shade what was stated, to the end of the axis where it has none."""
+    low, high = line.stated
+    start = scale.x(scale.low if low is None else low)
+    end = scale.x(scale.high if high is None else high)
+    width = max(end - start, 0.3)
+    place = f'x="{start:.2f}%" y="{y - 7}" width="{width:.2f}%" height="14"'
+    return f'<rect class="stated" {place}/>'
 
 
 def _end(x: float, y: int, arrow: int) -> str:

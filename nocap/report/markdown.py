@@ -6,16 +6,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nocap.judge.compared_arms import Comparison
-from nocap.report import arms
+from nocap.report import arms, headline
 from nocap.report.table import Table, one_line, tame
 
 
 def page(comparison: Comparison, *, judge: str, command: str) -> str:
     """Return the page. `judge` says which nocap judged, `command` what was typed. Nothing that
     people named runs where the page is shown."""
-    lines = [f"# {one_line(arms.headline(comparison))}", ""]
-    lines += [f"* {one_line(line)}" for line in arms.compared(comparison)]
-    if (more := arms.next_step(comparison)) is not None:
+    lines = [f"# {one_line(headline.headline(comparison))}", ""]
+    lines += [f"* {one_line(line)}" for line in headline.compared(comparison)]
+    more = headline.next_step(comparison)
+    if more is not None:
         lines.append(f"* {more}")
     lines.append("")
     for table in arms.all_tables(comparison):

@@ -12,7 +12,11 @@ def fitted(names: Sequence[str], most: int) -> list[str]:
     if all(len(name) <= most for name in names):
         return list(names)
     common = _common(names)
-    return [_cut(f"…{name[common:]}" if common else name, most) for name in names]
+    fitting = list[str]()
+    for name in names:
+        own = f"…{name[common:]}" if common else name
+        fitting.append(_cut(own, most))
+    return fitting
 
 
 def _common(names: Sequence[str]) -> int:

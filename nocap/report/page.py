@@ -10,7 +10,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from markupsafe import Markup
 
 from nocap.config.outward import redact, visible
 from nocap.display import NONE
+from nocap.report import marks
 from nocap.report.table import Table
 
 PAGES = Path(__file__).parent / "pages"
@@ -34,28 +36,50 @@ def render(
     `data` is what the page's own script draws; without it the page has the script that all pages
     share. `values` are the template's.
     """
-    script = _files("page.js") if data is None else _files("page.js", "chart.js", f"{name}.js")
+    script = _script("page.js")
+    if data is not None:
+        script = _script("page.js", "chart.js", f"{name}.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     template = _environment().get_template(f"{name}.html.j2")
-    own = {
-        "css": Markup(_files("page.css", f"{name}.css")),
-        "script": Markup(script),
-        "hash": digest,
-    }
-    return template.render(kind=kind, title=title, data=plain(data), **own, **values)
+    text = template.render(
+        kind=kind,
+        title=title,
+        data=plain(data),
+        css=Markup(_style("page.css", f"{name}.css")),
+        script=Markup(script),
+        hash=digest,
+        **values,
+    )
+    return _dense(text)
 
 
-def _files(*names: str) -> str:
-    """Return scripts or styles as one text, without indents and lines that are comments."""
-    lines = "\n".join((PAGES / name).read_text(encoding="utf-8") for name in names).splitlines()
-    stripped = [line.strip() for line in lines]
-    return "\n".join(line for line in stripped if line and not line.startswith("//"))
+def _read(names: Iterable[str]) -> str:
+    return "\n".join((PAGES / name).read_text(encoding="utf-8") for name in names)
+
+
+def _dense(text: str) -> str:
+    """Return a text without indents and empty lines, which nobody sees on a page."""
+    stripped = [line.strip() for line in text.split("\n")]
+    return "\n".join(line for line in stripped if line)
+
+
+def _script(*names: str) -> str:
+    """Return scripts as one text, without comments that end a line or are one."""
+    return _dense(re.sub(r"(?m)(^| )\s*// .*$", "", _read(names)))
+
+
+def _style(*names: str) -> str:
+    """Return styles as one text, without comments and spaces that mean nothing."""
+    bare = re.sub(r"/\*.*?\*/", "", _read(names), flags=re.DOTALL)
+    return re.sub(r" ?([{};,]) ?", r"\1", _dense(bare))
 
 
 def known(table: Table) -> Table:
     """Return the table without columns that have nothing but dashes."""
-    drawn = table.cells
-    kept = [i for i, _ in enumerate(table.columns) if any(row[i].text != NONE for row in drawn)]
+    kept = list[int]()
+    for i, cells in enumerate(table.by_column):
+        if any(cell.text != NONE for cell in cells):
+            kept.append(i)
     columns = [table.columns[i] for i in kept]
     rows = [[row[i] for i in kept] for row in table.rows]
     return replace(table, columns=columns, rows=rows)
@@ -71,6 +95,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
+    environment.globals["marks"] = marks.by_name()
     return environment
 
 
@@ -78,25 +103,36 @@ def _shown(value: Any) -> Any:
     """Nothing as a dash; texts, but the page's own, without secrets and controls."""
     if isinstance(value, str) and not isinstance(value, Markup):
         return visible(redact(value))
-    return NONE if value is None else value
+    if value is None:
+        return NONE
+    return value
 
 
 def plain(value: Any) -> Any:
     """Return data for a script: its texts as the page shows them, its numbers as JSON can say
     them."""
-    if isinstance(value, str):
-        return _shown(value)
-    if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return finite(value)
+    return _mapped(value, _plain)
 
 
 def finite(value: Any) -> Any:
-    """NaN and infinity, which JSON cannot say, as null."""
+    """Return NaN and infinity, which JSON cannot say, as null."""
+    return _mapped(value, _finite)
+
+
+def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return data with each value in it changed."""
     if isinstance(value, Mapping):
-        return {key: finite(item) for key, item in value.items()}
+        return {key: _mapped(item, change) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
+        return [_mapped(item, change) for item in value]
+    return change(value)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, str):
+        return _shown(value)
+    return _finite(value)
+
+
+def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value

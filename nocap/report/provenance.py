@@ -3,7 +3,7 @@ of which data and code, and what was typed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from nocap.display import shorten
@@ -24,13 +24,15 @@ class Fact:
 
 
 def facts(comparison: Comparison, command: str | None) -> list[Fact]:
-    """Return what is known, in the line's order."""
+    """Return what is known, in the line's order: the first three stand on a page before it is
+    opened."""
     runs = [run for run, _ in comparison.runs]
+    versions = [run.manifest["versions"] for run in runs]
     found = [
         Fact(name="runs of", text=_dates(runs)),
-        Fact(name="nocap", text=_each(run.manifest["versions"].get("nocap") for run in runs)),
-        Fact(name="torch", text=_each(run.manifest["versions"].get("torch") for run in runs)),
+        Fact(name="nocap", text=_each(version.get("nocap") for version in versions)),
         Fact(name="on", text=_each(map(_machine, runs))),
+        Fact(name="torch", text=_each(version.get("torch") for version in versions)),
         Fact(name="data", text=_each(map(_data, runs))),
         Fact(name="commit", text=_each(map(_commit, runs))),
         Fact(name="command", text=command or "", code=True),
@@ -45,7 +47,8 @@ def _each(texts: Iterable[object]) -> str:
 
 def _dates(runs: Iterable[Record]) -> str:
     days = sorted({run.started[:10] for run in runs if run.started})
-    return " to ".join(dict.fromkeys([*days[:1], *days[-1:]]))
+    ends = [*days[:1], *days[-1:]]
+    return " to ".join(dict.fromkeys(ends))
 
 
 def _machine(run: Record) -> str:
@@ -54,20 +57,20 @@ def _machine(run: Record) -> str:
     if not name:
         return ""
     devices = run.machine.devices
-    return f"{devices} × {name}" if devices > 1 else str(name)
+    if devices > 1:
+        return f"{devices} × {name}"
+    return str(name)
 
 
 def _data(run: Record) -> str:
     name = str(run.manifest["options"].get("data", ""))
     tokens = str(run.parts.get("data", ""))[:COMMIT]
-    return " ".join(_there([name, tokens]))
+    return f"{name} {tokens}".strip()
 
 
 def _commit(run: Record) -> str:
-    commit = str(run.manifest["git"].get("commit") or "")[:COMMIT]
-    changed = run.manifest["git"].get("diff_sha256")
-    return f"{commit} with changes" if commit and changed else commit
-
-
-def _there(texts: Iterable[str]) -> Iterator[str]:
-    return (text for text in texts if text)
+    git = run.manifest["git"]
+    commit = str(git.get("commit") or "")[:COMMIT]
+    if commit and git.get("diff_sha256"):
+        return f"{commit} with changes"
+    return commit

@@ -114,14 +114,21 @@ def _difference(of: DifferenceJson | None) -> dict[str, object]:
 def to_csv(table: Sequence[dict[str, object]]) -> str:
     """Return rows as CSV. A null is an empty cell; a text that a spreadsheet would compute begins
     with an apostrophe."""
+    names = list[str]()
+    for row in table[:1]:
+        names += row
     text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(table[0]) if table else [], lineterminator="\n")
+    writer = csv.DictWriter(text, fieldnames=names, lineterminator="\n")
     writer.writeheader()
-    writer.writerows({key: _inert(value) for key, value in row.items()} for row in table)
+    for row in table:
+        writer.writerow({key: _inert(value) for key, value in row.items()})
     return text.getvalue()
 
 
 def _inert(value: object) -> object:
     if not isinstance(value, str):
         return value
-    return f"'{visible(value)}" if value.startswith(FORMULA) else visible(value)
+    shown = visible(value)
+    if value.startswith(FORMULA):
+        return f"'{shown}"
+    return shown

@@ -3,16 +3,18 @@ metric's value, a gain with its interval, a count, a text. Nothing reads a row b
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from nocap.config.outward import redact, visible
-from nocap.display import NONE
+from nocap.display import NONE, fixed
 from nocap.report.terminal import Strip, fitted, is_numeric, prose
 
 WIDEST = 1000  # characters of a cell on a terminal
+FAR = 1000  # times: numbers that lie so far apart have no common decimals
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,6 +23,7 @@ class TableCell:
 
     text: str
     small: str = ""  # beside it: an interval, or how far a cost is from the baseline's
+    kind: str = ""  # of a verdict: the name of its word, by which a page has its mark
 
     def __str__(self) -> str:
         return f"{self.text} {self.small}".rstrip()
@@ -33,10 +36,40 @@ class Column:
     title: str
     show: Callable[[Any], str | TableCell] = str
     keep: bool = False  # on a narrow terminal it is left out last
+    alike: bool = False  # its numbers have equal decimals
 
     def draw(self, value: Any) -> TableCell:
-        drawn = NONE if value is None else self.show(value)
+        if value is None:
+            return TableCell(text=NONE)
+        drawn = self.show(value)
         return drawn if isinstance(drawn, TableCell) else TableCell(text=drawn)
+
+    def draw_all(self, values: Sequence[Any]) -> list[TableCell]:
+        """Draw the values of all rows."""
+        cells = [self.draw(value) for value in values]
+        if not self.alike:
+            return cells
+        numbers = dict[int, float]()
+        for i, value in enumerate(values):
+            if isinstance(value, int | float) and math.isfinite(value):
+                numbers[i] = value
+        texts = [cells[i].text for i in numbers]
+        if _are_far_apart(numbers.values()) or any("e" in text for text in texts):
+            return cells
+        decimals = max((len(text.partition(".")[2]) for text in texts), default=0)
+        for i, number in numbers.items():
+            cells[i] = TableCell(text=fixed(number, decimals))
+        return cells
+
+
+def _are_far_apart(numbers: Iterable[float]) -> bool:
+    sizes = [abs(number) for number in numbers if number]
+    return max(sizes, default=0.0) > FAR * min(sizes, default=0.0)
+
+
+def as_drawn(cell: TableCell) -> TableCell:
+    """Return a cell that is drawn already: what a column of such cells shows."""
+    return cell
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,29 +86,33 @@ class Table:
         return [column.title for column in self.columns]
 
     @property
+    def by_column(self) -> list[list[TableCell]]:
+        """Return the cells of each column, from the top down."""
+        drawn = list[list[TableCell]]()
+        for i, column in enumerate(self.columns):
+            drawn.append(column.draw_all([row[i] for row in self.rows]))
+        return drawn
+
+    @property
     def cells(self) -> list[list[TableCell]]:
-        return [
-            [column.draw(value) for column, value in zip(self.columns, row, strict=True)]
-            for row in self.rows
-        ]
+        return [list(row) for row in zip(*self.by_column, strict=True)]
 
     @property
     def right(self) -> list[bool]:
         """Return which columns stand to the right."""
-        return [
-            is_numeric([cell.text for cell in column]) for column in zip(*self.cells, strict=True)
-        ] or [False] * len(self.columns)
+        return [is_numeric([cell.text for cell in column]) for column in self.by_column]
 
     def __str__(self) -> str:
         """Return the table for a terminal, as wide as that is."""
-        drawn = self.cells
         strips = list[Strip]()
-        for index, column in enumerate(self.columns):
-            texts = [_cell(row[index].text) for row in drawn]
-            smalls = [_cell(row[index].small) for row in drawn]
-            strips.append(
-                Strip(head=_cell(column.title), texts=texts, smalls=smalls, keep=column.keep)
+        for column, cells in zip(self.columns, self.by_column, strict=True):
+            strip = Strip(
+                head=_cell(column.title),
+                texts=[_cell(cell.text) for cell in cells],
+                smalls=[_cell(cell.small) for cell in cells],
+                keep=column.keep,
             )
+            strips.append(strip)
         title = [prose(self.title)] if self.title else []
         return "\n".join([*title, *fitted(strips), *map(prose, self.notes)])
 
@@ -85,7 +122,8 @@ class Table:
 
 def _cell(text: str) -> str:
     """Return a text on one line; a name of a megabyte, which is no name, is cut."""
-    shown = visible(redact(text[: 2 * WIDEST]).replace("\n", " ").replace("\t", " "))
+    flat = redact(text[: 2 * WIDEST]).replace("\n", " ").replace("\t", " ")
+    shown = visible(flat)
     return shown if len(shown) <= WIDEST else f"{shown[:WIDEST]}…"
 
 
@@ -93,9 +131,8 @@ def tame(text: str) -> str:
     """Return a text in Markdown whose author may be anybody: no tag, no link that runs, no secret,
     no terminal control."""
     shown = visible(redact(text)).replace("<", "&lt;")
-    return re.sub(
-        r"(\]\(|\]:)(?=\s*(?!https?:|mailto:)[\w+.&#;-]+:)", r"\1#", shown, flags=re.IGNORECASE
-    )
+    runs = r"(\]\(|\]:)(?=\s*(?!https?:|mailto:)[\w+.&#;-]+:)"
+    return re.sub(runs, r"\1#", shown, flags=re.IGNORECASE)
 
 
 def one_line(text: object) -> str:
@@ -105,8 +142,11 @@ def one_line(text: object) -> str:
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Return the lines of a table; a bar in a cell would end it."""
-    cells = [
-        [re.sub(r"\\*\|", r"\\|", redact(str(cell))).replace("\n", " ") for cell in row]
-        for row in rows
-    ]
-    return [f"| {' | '.join(row)} |" for row in (list(head), ["---"] * len(head), *cells)]
+    lines = [head, ["---"] * len(head)]
+    for row in rows:
+        lines.append([_markdown_cell(cell) for cell in row])
+    return [f"| {' | '.join(line)} |" for line in lines]
+
+
+def _markdown_cell(text: str) -> str:
+    return re.sub(r"\\*\|", r"\\|", redact(str(text))).replace("\n", " ")

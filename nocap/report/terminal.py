@@ -38,11 +38,17 @@ def plain(text: str) -> str:
     return "".join(SIGNS.get(sign, sign) for sign in text)
 
 
-def prose(text: str) -> str:
+def prose(text: str, *, hang: int = 0) -> str:
     """Return a text in lines that fit, broken between words alone, and not before half an
-    interval."""
+    interval. `hang`: letters by which all lines but the first are indented."""
     joined = plain(visible(redact(text)).replace(" ± ", "\xa0±\xa0"))
-    lines = textwrap.fill(joined, terminal_width(), break_long_words=False, break_on_hyphens=False)
+    lines = textwrap.fill(
+        joined,
+        terminal_width(),
+        subsequent_indent=" " * hang,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
     return lines.replace("\xa0", " ")
 
 

@@ -72,18 +72,16 @@ def why(folder_a: Path, folder_b: Path) -> Why:
         ValueError: a folder's record cannot be read.
     """
     try:
-        a, b = (read(folder) for folder in (folder_a, folder_b))
+        a = read(folder_a)
+        b = read(folder_b)
     except ValueError as error:
-        raise ValueError(
-            f"why needs two readable runs: {folder_a.name} and {folder_b.name}: {error}"
-        ) from error
-    parts = [
-        (x, y)
-        for x, y in zip(_parts(a), _parts(b), strict=True)
-        if x[0] != "data" or a.parts.get("data") != b.parts.get("data")
-    ]
+        names = f"{folder_a.name} and {folder_b.name}"
+        raise ValueError(f"why needs two readable runs: {names}: {error}") from error
+    same_data = a.parts.get("data") == b.parts.get("data")
     differences = list[DifferingKey]()
-    for (part, x), (_, y) in parts:
+    for (part, x), (_, y) in zip(_parts(a), _parts(b), strict=True):
+        if part == "data" and same_data:
+            continue
         differences += _differences(part, x, y)
     return Why(
         a=RunName(identity=a.identity, name=a.folder.name, status=a.status),
@@ -97,28 +95,32 @@ def _parts(run: Record) -> Iterator[tuple[str, Mapping[str, object]]]:
     """Yield the parts of the identity, then the facts that are only recorded."""
     for part in ("config", "source", "environment", "teachers", "init"):
         yield part, run.parts.get(part) or {}
-    tokens = {split: run.tokens_hash(split)[:12] for split in ("train", "val")}
-    yield (
-        "data",
-        {"manifest": str(run.parts.get("data"))[:12], **tokens, **run.manifest["data"]["source"]},
-    )
-    versions = {
-        f"version of {name}": version
-        for name, version in run.manifest["versions"].items()
-        if name != "torch"
+    data = {"manifest": str(run.parts.get("data"))[:12]}
+    for split in ("train", "val"):
+        data[split] = run.tokens_hash(split)[:12]
+    yield "data", {**data, **run.manifest["data"]["source"]}
+    recorded = {
+        "hardware": run.machine_name,
+        "git commit": str(run.manifest["git"].get("commit") or ABSENT)[:12],
+        "kernel": run.summary["kernel"].get("train") or ABSENT,
     }
-    commit = str(run.manifest["git"].get("commit") or ABSENT)[:12]
-    kernel = run.summary["kernel"].get("train") or ABSENT
-    yield (
-        RECORDED,
-        {"hardware": run.machine_name, "git commit": commit, "kernel": kernel, **versions},
-    )
+    for name, version in run.manifest["versions"].items():
+        if name != "torch":
+            recorded[f"version of {name}"] = version
+    yield RECORDED, recorded
 
 
 def _differences(
     part: str, a: Mapping[str, object], b: Mapping[str, object]
 ) -> Iterator[DifferingKey]:
-    left, right = ({key: spell(value) for key, value in flat(tree)} for tree in (a, b))
+    left = _flat(a)
+    right = _flat(b)
     for key in dict.fromkeys([*left, *right]):
-        if (x := left.get(key, ABSENT)) != (y := right.get(key, ABSENT)):
+        x = left.get(key, ABSENT)
+        y = right.get(key, ABSENT)
+        if x != y:
             yield DifferingKey(part=part, key=key, a=x, b=y)
+
+
+def _flat(tree: Mapping[str, object]) -> dict[str, str]:
+    return {key: spell(value) for key, value in flat(tree)}

@@ -22,7 +22,9 @@ UNITS = ("MiB", "MB", "ms", "tokens/s", "bytes/token")  # that a value is shown 
 
 def value(x: float, metric: Metric) -> str:
     """Draw a metric's own number with its unit."""
-    return f"{amount(x, metric)} {metric.unit}" if metric.unit in UNITS else amount(x, metric)
+    if metric.unit in UNITS:
+        return f"{amount(x, metric)} {metric.unit}"
+    return amount(x, metric)
 
 
 def amount(x: float, metric: Metric) -> str:
@@ -30,7 +32,9 @@ def amount(x: float, metric: Metric) -> str:
         return f"{x:.1%}"
     if metric.unit == "parameters":
         return count(x)
-    return f"{x:,.0f}" if abs(x) >= 1000 else f"{x:.4g}"
+    if abs(x) >= 1000:
+        return f"{x:,.0f}"
+    return f"{x:.4g}"
 
 
 def is_plain(metric: Metric, scale: Scale) -> bool:
@@ -60,18 +64,25 @@ def _change(x: float, metric: Metric, scale: Scale) -> _Change:
     words = metric.wording
     if words is None:
         raise ValueError(f"{metric.name} is no gain")
+    way = words.better if x >= _no_change(scale) else words.worse
     if scale is Scale.difference:
-        return _Change(size=extent(x, metric), way=words.better if x >= 0 else words.worse)
+        return _Change(size=extent(x, metric), way=way)
     size = x if words.as_speed else 1 / x
     if size >= 2:
         return _Change(size=f"{size:.2f}×", way=words.times)
-    return _Change(size=_share(abs(size - 1)), way=words.better if x >= 1 else words.worse)
+    return _Change(size=_share(abs(size - 1)), way=way)
+
+
+def _no_change(scale: Scale) -> float:
+    return 0.0 if scale is Scale.difference else 1.0
 
 
 def _share(x: float) -> str:
     """Draw a share with one decimal; of less than that one digit, for a word may stand beside
     it."""
-    return f"{100 * x:.1g}%" if ROUNDING < x < 0.0005 else f"{x:.1%}"
+    if ROUNDING < x < 0.0005:
+        return f"{100 * x:.1g}%"
+    return f"{x:.1%}"
 
 
 def extent(x: float, metric: Metric) -> str:
@@ -79,15 +90,11 @@ def extent(x: float, metric: Metric) -> str:
     word may stand beside it; of a raced command's metric, which may be of any size, four digits."""
     if metric.unit and ROUNDING < abs(x) < 0.00005:
         return f"{abs(x):.1g}"
-    return (
-        formats.fixed(abs(x), 4)
-        if metric.unit and abs(x) >= formats.GREAT
-        else _plain(abs(x), metric)
-    )
-
-
-def _plain(size: float, metric: Metric) -> str:
-    return f"{size:.4f}" if metric.unit else f"{size:.4g}"
+    if not metric.unit:
+        return f"{abs(x):.4g}"
+    if abs(x) >= formats.GREAT:
+        return formats.fixed(abs(x), 4)
+    return f"{abs(x):.4f}"
 
 
 def gain(x: float, metric: Metric, scale: Scale) -> str:
@@ -100,9 +107,9 @@ def gain(x: float, metric: Metric, scale: Scale) -> str:
     change = _change(x, metric, scale)
     if change.amount == 0:
         return "the same"
-    return (
-        f"{change.size} {change.way}" if scale is Scale.ratio else f"{change.way} by {change.size}"
-    )
+    if scale is Scale.ratio:
+        return f"{change.size} {change.way}"
+    return f"{change.way} by {change.size}"
 
 
 def _of_baseline(drawn: str, metric: Metric) -> str:
@@ -153,7 +160,9 @@ def ratio(estimate: Estimate) -> TableCell:
         return TableCell(text=NONE)
     if estimate.high > FAR * estimate.low:
         return TableCell(text="not known")
-    digits = 3 if estimate.half_width < NARROW else 2
+    digits = 2
+    if estimate.half_width < NARROW:
+        digits = 3
     if estimate.low == estimate.high:
         return TableCell(text=f"{estimate.mid:.{digits}f}")
     return TableCell(
@@ -181,25 +190,33 @@ def stated(low: float | None, high: float | None, metric: Metric, scale: Scale) 
     """Say what a claim expects: `20% to 30% faster`, `at least 20% faster`, `no higher loss`."""
     if low is None or high is None:
         least = (low is not None) is not metric.relative
-        return limit(high or 0.0 if low is None else low, metric, scale, least=least)
-    unit = f" {metric.unit}" if is_plain(metric, scale) and metric.unit in UNITS else ""
-    return f"{between(low, high, metric, scale)}{unit}".replace(".0%", "%")
+        end = high if low is None else low
+        return limit(end or 0.0, metric, scale, least=least)
+    drawn = between(low, high, metric, scale)
+    if is_plain(metric, scale) and metric.unit in UNITS:
+        drawn += f" {metric.unit}"
+    return drawn.replace(".0%", "%")
 
 
 def limit(x: float, metric: Metric, scale: Scale, *, least: bool) -> str:
     """Say a gain of so much or more (`at least 20% faster`, `at most 33.3% more time`, `no higher
     loss`, `not slower`), or not `least`, or less (`at most 20% faster`, `no gain`)."""
     if metric.relative:
-        return f"{'at most' if least else 'at least'} {gain(x, metric, scale)}"
+        return f"{_at(least=not least)} {gain(x, metric, scale)}"
     plain = is_plain(metric, scale)
-    no_change = 1.0 if scale is Scale.ratio else 0.0
-    if not plain and metric.wording and x == no_change:
-        return metric.wording.no_worse if least else "no gain"
-    how = "at least" if least == (plain or x > no_change) else "at most"
+    if not plain and metric.wording and x == _no_change(scale):
+        if least:
+            return metric.wording.no_worse
+        return "no gain"
+    how = _at(least=least == (plain or x > _no_change(scale)))
     if plain or scale is Scale.ratio:
         return f"{how} {gain(x, metric, scale)}".replace(".0%", "%")
     change = _change(x, metric, scale)
     return f"{change.way} by {how} {change.size}"
+
+
+def _at(*, least: bool) -> str:
+    return "at least" if least else "at most"
 
 
 def counted(said: Iterable[str], words: Iterable[str]) -> str:
@@ -213,7 +230,8 @@ def counted(said: Iterable[str], words: Iterable[str]) -> str:
 
 def values(metric: str, title: str) -> Column:
     """Return a column of a metric's own numbers."""
-    return Column(title=title, show=METRICS[metric].show)
+    show = METRICS[metric].show
+    return Column(title=title, show=show, alike=show is formats.three_digits)
 
 
 def gains(metric: str, scale: Scale, title: str) -> Column:

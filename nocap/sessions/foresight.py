@@ -22,6 +22,7 @@ from nocap.judge.power import (
 )
 from nocap.launch.grid import Cell, Grid
 from nocap.report.table import Column, Table
+from nocap.report.terminal import prose
 from nocap.store.runs import Record, load_runs
 
 TIMES = (1, 2, 4)  # the seeds
@@ -52,12 +53,12 @@ def foreseen(grid: Grid, *, lengths_by: str | None = EQUAL_LOSS) -> Iterator[str
     if steps not in known:
         shape = f"this model, data, batch and {STEPS}={steps}"
         reason = f"no two arms of {shape} share three seeds in {base.run.output_dir}"
-        yield f"what {seeds} seeds can show is not known: {reason}"
+        yield prose(f"what {seeds} seeds can show is not known: {reason}")
         return
     noise = known[steps]
     factors = _crossed(cells)
     yield str(_table(noise, seeds, n_arms, factors))
-    yield (
+    yield prose(
         f"noise: {noise.sd:.4f} nats between two arms of one seed, from {noise.pairs} pairs of "
         f"such runs"
     )
@@ -67,7 +68,7 @@ def foreseen(grid: Grid, *, lengths_by: str | None = EQUAL_LOSS) -> Iterator[str
         yield from _at_equal_loss(at_equal_loss, seeds, n_arms, factors)
     elif lengths_by is not None:
         source = f"{lengths_by} trains and times them"
-        yield (
+        yield prose(
             f"what {seeds} seeds can show of the time at equal loss is not known: {at_equal_loss} "
             f"({source})"
         )
@@ -131,7 +132,7 @@ def _at_equal_loss(
     title = f"gains in the time at equal loss that are shown in {POWER:.0%} of grids"
     yield str(Table(title=title, columns=_columns(factors, _share), rows=rows))
     slope = 1 - 2**noise.slope
-    yield (
+    yield prose(
         f"noise: {noise.pace:.1%} of the time a token between two arms of one seed; twice the "
         f"steps take "
         f"{slope:.1%} off the baseline's loss"
@@ -174,7 +175,7 @@ def _longer(known: Mapping[int, Noise], steps: int, seeds: int, n_arms: int) -> 
         if length <= steps or fewer < 3:
             continue
         least = detectable(noise.sd, fewer, arms=n_arms)
-        yield (
+        yield prose(
             f"in the same time {fewer} seeds of {length:,} steps show {least:.4f} arm by arm; "
             f"effects are "
             "larger there, too (docs/statistics.md)"

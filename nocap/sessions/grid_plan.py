@@ -16,6 +16,7 @@ from nocap.display import BYTES, duration, size, three_digits
 from nocap.launch.grid import Cell, Grid, key_of
 from nocap.launch.plan import outcome
 from nocap.report.table import Column, Table
+from nocap.report.terminal import prose
 from nocap.sessions.figures import PACE, StepFigures
 from nocap.sessions.foresight import foreseen
 from nocap.sessions.session import Session
@@ -61,10 +62,11 @@ def of_grid(grid: Grid, *, lengths_by: str | None = EQUAL_LOSS) -> str:
     arms = _arms(grid)
     costs = _costs(arms, grid.folder.parents[1] / "plans" / grid.name)
     n = sum(len(arm.to_train) for arm in arms)
-    lines = [f"grid {grid.name}: {len(grid.cells)} cells, {len(grid.cells) - n} done, {n} to train"]
+    cells = len(grid.cells)
+    lines = [prose(f"grid {grid.name}: {cells} cells, {cells - n} done, {n} to train")]
     lines.append(str(_table(arms, costs)))
     if n:
-        lines += _sums(costs, grid.folder)
+        lines += map(prose, _sums(costs, grid.folder))
     lines += foreseen(grid, lengths_by=lengths_by)
     return "\n".join(lines)
 

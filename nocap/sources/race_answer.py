@@ -23,9 +23,10 @@ from nocap.judge.losses import Outcome
 from nocap.judge.turns import RacedArm, RaceResult
 from nocap.judge.verdict import Word
 from nocap.report import forest, page, still
+from nocap.report.looks import HUES
 from nocap.report.page import finite
 from nocap.report.provenance import Fact
-from nocap.report.table import Column, Table, TableCell
+from nocap.report.table import Column, Table, TableCell, as_drawn
 from nocap.report.words import measured, values
 from nocap.sources.command import Command
 from nocap.sources.race import Race, RaceOutcome
@@ -35,7 +36,6 @@ from nocap.store.metrics import METRICS, Better, Measurement, Metric, Scale
 START_UP = "Wall-clock includes start-up."
 IGNORES_SEED = "n=1: all repeats are equal to rounding, the commands ignore their seed"
 GAINS = (Outcome.better, Word.confirmed, Word.exceeded)
-HUES = 7  # of the page's style
 TEXTS = ("arm", "seed", "session")  # columns of the page's table of runs
 
 
@@ -166,11 +166,13 @@ def _verdicts(race: Race, outcome: RaceOutcome) -> Table:
     result = outcome.result
     metric = race.readings[0].metric
     base = result.baseline[metric.name]
-    rows: list[list[object]] = [[race.arms[0].name, result.n, base.mean, None, "baseline"]]
+    first = TableCell(text="baseline")
+    rows: list[list[object]] = [[race.arms[0].name, result.n, base.mean, None, first]]
     for arm in result.arms:
         own = arm.measured[metric.name]
         why = reason(result, arm)
-        word = f"{arm.word.value} ({why})" if why else arm.word.value
+        text = f"{arm.word.value} ({why})" if why else arm.word.value
+        word = TableCell(text=text, kind=arm.word.name)
         rows.append([arm.name, result.n, own.mean, _drawn(own, metric, Scale.difference), word])
     return Table(
         title=f"{metric.name}: {metric.better.value} is better; the gain with its 95% interval",
@@ -179,7 +181,7 @@ def _verdicts(race: Race, outcome: RaceOutcome) -> Table:
             Column(title="n"),
             _means(metric),
             _gains("gain"),
-            Column(title="verdict", keep=True),
+            Column(title="verdict", show=as_drawn, keep=True),
         ],
         rows=rows,
         notes=_notes(race, outcome),
@@ -223,16 +225,12 @@ def _drawn(own: ArmMean, metric: Metric, scale: Scale) -> TableCell | None:
 def _means(metric: Metric) -> Column:
     if metric.name in METRICS:
         return values(metric.name, metric.title)
-    return Column(title=metric.title, show="{:.5g}".format)
+    return Column(title=metric.title, show="{:.5g}".format, alike=True)
 
 
 def _gains(title: str) -> Column:
     """Return a column of cells that are drawn already."""
-
-    def show(cell: TableCell) -> TableCell:
-        return cell
-
-    return Column(title=title, show=show, keep=True)
+    return Column(title=title, show=as_drawn, keep=True)
 
 
 def _notes(race: Race, outcome: RaceOutcome) -> list[str]:
@@ -266,6 +264,7 @@ def _of_times(race: Race) -> str:
 class _Headline:
     arm: str
     word: str
+    kind: str  # by which the page has its mark
     gain: str
     reason: str
 
@@ -280,6 +279,7 @@ def render(race: Race, outcome: RaceOutcome, *, command: str | None = None) -> s
         line = _Headline(
             arm=arm.name,
             word=arm.word.value,
+            kind=arm.word.name,
             gain=_gain(arm, metric),
             reason=reason(result, arm),
         )
@@ -405,7 +405,7 @@ def _forest(
                 forest.ForestRow(
                     label=arm.name,
                     title=f"{arm.name}: {measured(gain, metric, Scale.difference)}",
-                    look=arm.word.value.replace(" ", "-"),
+                    look=arm.word.name,
                     mid=-gain.mid if lower else gain.mid,
                     low=-gain.high if lower else gain.low,
                     high=-gain.low if lower else gain.high,
@@ -428,5 +428,7 @@ def _turned(ends: tuple[float | None, float | None]) -> tuple[float | None, floa
 def _every_run(runs: Sequence[Mapping[str, object]]) -> Table:
     columns = list[Column]()
     for name in runs[0]:
-        columns.append(Column(title=name, show=str if name in TEXTS else "{:.6g}".format))
+        is_text = name in TEXTS
+        show = str if is_text else "{:.6g}".format
+        columns.append(Column(title=name, show=show, alike=not is_text))
     return Table(title="Every run", columns=columns, rows=[list(run.values()) for run in runs])

@@ -60,6 +60,7 @@ DETAILS = (
     "command",
 )
 NOT_YET = "not measured yet"
+SUBJECT = "Claims about GPT training"  # what a board is about
 # of `not_built.yaml`: key of an entry → heading of those that have it
 UNSTUDIED = {"answer": "Answered without a study", "why": "Not built, or nothing to measure"}
 FIRST_ROWS, LAST_ROWS = 8, 2  # that a reader sees first
@@ -146,11 +147,10 @@ class Section:
 
     @property
     def headline(self) -> str:
-        """Return `the notes' claims: 16 confirmed, 31 refuted`; of a board without groups `16
-        claims: …`."""
-        if not self.group.whose:
-            return f"{plural(len(self.rows), 'claim')}: {counted(self.rows)}"
-        return f"{self.group.whose} claims: {counted(self.rows)}"
+        """Return `of the notes' 16 confirmed, 31 refuted`; of a board without groups `16 confirmed`
+        alone."""
+        whose = f"of {self.group.whose} " if self.group.whose else ""
+        return f"{whose}{counted(self.rows)}"
 
     @property
     def title(self) -> str:
@@ -368,7 +368,7 @@ def first(every: Sequence[Row]) -> list[Row]:
 
 
 def title(parts: Sequence[Section]) -> str:
-    """Count each group by itself, and what no study measures."""
+    """Say what the claims are about; count each group by itself, and what no study measures."""
     counts = [part.headline for part in parts if part.group.counted and part.rows]
     entries = _counted_entries(parts)
     answered = sum(bool(entry.answer) for entry in entries)
@@ -376,7 +376,7 @@ def title(parts: Sequence[Section]) -> str:
         counts.append(f"{answered} more answered without a study")
     if len(entries) > answered:
         counts.append(f"{len(entries) - answered} not built")
-    return _capital("; ".join(counts))
+    return f"{SUBJECT}: {'; '.join(counts)}"
 
 
 def _capital(text: str) -> str:

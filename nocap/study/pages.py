@@ -13,6 +13,7 @@ from nocap.config.outward import redact
 from nocap.display import count, loss, whole
 from nocap.report import forest
 from nocap.report.table import Column, Table, one_line, tame
+from nocap.report.terminal import prose
 from nocap.report.words import amount
 from nocap.store.files import write_file
 from nocap.store.metrics import METRICS, Scale
@@ -38,6 +39,7 @@ CLAIM_HEAD = (
 )
 # of a claim, for a terminal
 FACTS = ("expected", "arithmetic allows", "measured", "guards", "where", "notes")
+WIDE = 18  # letters of their names
 
 
 # of an arm
@@ -73,16 +75,16 @@ def claims(some: Sequence[Row]) -> Table:
 
 def render(result: StudyResult) -> str:
     """Draw all of it for a terminal."""
-    lines = [f"{result.study.name}, scale {result.scale}: {result.study.question}", ""]
+    lines = [prose(f"{result.study.name}, scale {result.scale}: {result.study.question}"), ""]
     for row in rows([result]):
-        lines.append(f"{row.claim.id} {row.verdict}: {row.claim.statement}")
+        lines.append(prose(f"{row.claim.id} {row.verdict}: {row.claim.statement}", hang=2))
         for name in FACTS:
             text = row.cells[name]
             if text:
-                lines.append(f"  {name:<18} {text}")
+                lines.append(prose(f"  {name:<{WIDE}} {text}", hang=WIDE + 3))
         lines.append("")
     lines += map(str, tables(result))
-    return "\n".join([*lines, "", *_notes(result)])
+    return "\n".join([*lines, "", *map(prose, _notes(result))])
 
 
 def tables(result: StudyResult) -> Iterator[Table]:
@@ -216,13 +218,28 @@ def readme(study: Study, folder: Path, every: Sequence[StudyResult]) -> str:
         of_result = [row for row in of_all if row.result is result]
         heads.append(f"{_verdicts(of_result)} ({result.scale}, {result.machine_name})")
         sections += _section(result, of_result)
-    lines = [f"# {study.name}: {'; '.join(heads) or 'not run yet'}", ""]
+    verdicts = "; ".join(heads) or "not run yet"
+    came_to = _came_to(of_all)
+    lines = [f"# {study.name}: {came_to or verdicts}", ""]
+    if came_to:
+        lines += [f"**Verdicts.** {verdicts}", ""]
     lines += [f"**Question.** {study.question}", ""]
     if study.method:
         lines += [f"**Method.** {study.method.strip()}", ""]
     lines += sections
     lessons = _lessons(folder / "README.md")
     return "\n".join([tame("\n".join(lines)), LEARNT, "", lessons, ""])
+
+
+def _came_to(some: Sequence[Row]) -> str:
+    """Say what the first claim came to; nothing where it has no estimate."""
+    if not some or not is_known(some[0].claim_result.verdict.primary):
+        return ""
+    first = some[0]
+    claim = first.claim
+    what = f"{METRICS[claim.metric].title}, claimed {expected(claim)}"
+    where = f"{first.result.scale}, {first.result.machine_name}"
+    return f"{what}, came to {first.cells['measured']}: {first.word} ({where})"
 
 
 def _verdicts(some: Sequence[Row]) -> str:

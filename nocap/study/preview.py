@@ -21,6 +21,7 @@ from nocap.judge.power import (
 from nocap.judge.verdict import width_of
 from nocap.launch.lengths import cost_of
 from nocap.report.table import Column, Table
+from nocap.report.terminal import prose
 from nocap.sessions.foresight import records_in
 from nocap.sessions.grid_plan import of_grid
 from nocap.store.metrics import METRICS
@@ -45,22 +46,22 @@ def render(plan: StudyPlan) -> str:
     first = up_to(plan, {claim.id: 1 for claim in plan.study.claims})
     study = first.study
     runs = _runs(first)
-    lines = [f"{study.name}, scale {plan.scale}: {study.question}"]
+    lines = [prose(f"{study.name}, scale {plan.scale}: {study.question}")]
     if runs:
         lengths = length_trainings(plan, plan.train, study.seeds_of_lengths)
         lines += [_grid([*runs, *lengths], study), ""]
-    lines += _lengths(plan, study)
+    lines += map(prose, _lengths(plan, study))
     lines += _sessions(first)
-    lines += _analyses(plan, study)
+    lines += map(prose, _analyses(plan, study))
     own = [run for run in runs if run.arm in plan.train]
     noise = sigma(_records(own))
     shown = f"{noise:.4f}, measured" if noise else "not known yet"
-    lines.append(f"\nsigma of one run's final loss: {shown}")
+    lines += ["", prose(f"sigma of one run's final loss: {shown}")]
     others = list[Record]()
     if study.seeds_of_lengths:
         others = records_in(plan.folder.parents[2])
     for claim in plan.study.claims:
-        lines.append(_power(claim, plan, noise, others))
+        lines.append(prose(_power(claim, plan, noise, others), hang=2))
     return "\n".join(lines)
 
 

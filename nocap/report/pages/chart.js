@@ -162,14 +162,21 @@ const page = (() => {
     label(inside, seen.filter((one) => one.label), [ax.start, ay.end, ax.end, ay.start]);
     const tip = Object.assign(document.createElement("div"), { className: "tip", hidden: true });
     tip.setAttribute("role", "status");
-    Object.assign(holder, { tabIndex: 0, ariaLabel: `${y.text} over ${x.text}. Arrow keys read it: left and right along a line, up and down from arm to arm.` });
+    Object.assign(holder, { tabIndex: 0, ariaLabel: `${y.text} over ${x.text}. Arrow keys read it: left and right along a line, up and down from arm to arm. Plus and minus zoom.` });
     holder.setAttribute("role", "group");
     holder.replaceChildren(svg, tip);
-    read(holder, svg, tip, seen.filter((one) => one.hover));
-    zoom(svg, ax, ay, (ranges) => {
+    const change = (ranges) => {
       zoomed[id] = ranges && { key: chosen.key, x: { ...x, range: ranges[0] }, y: { ...y, range: ranges[1] } };
       chart(id, chosen);
-    });
+    };
+    // So many times the ranges, around what is read or the middle.
+    function scale(times, hit) {
+      const part = (axis, px) => [-1, 1].map((side) => axis.value(px + (side * times * (axis.end - axis.start)) / 2));
+      change([part(ax, hit ? hit.px : (ax.start + ax.end) / 2), part(ay, hit ? hit.py : (ay.start + ay.end) / 2)]);
+    }
+    const keys = { "+": (hit) => scale(0.5, hit), "=": (hit) => scale(0.5, hit), "-": (hit) => scale(2, hit), "0": () => change(null), ...chosen.keys };
+    read(holder, svg, tip, seen.filter((one) => one.hover), keys);
+    zoom(svg, ax, ay, change);
   }
 
   function where(svg, event) {
@@ -177,8 +184,8 @@ const page = (() => {
     return [event.clientX - box.left, event.clientY - box.top];
   }
 
-  // The reading of the mark that is nearest: a mouse shows it while it is there, a tap pins it, arrow keys walk on from it.
-  function read(holder, svg, tip, points) {
+  // The reading of the mark that is nearest: a mouse shows it while it is there, a tap pins it, arrow keys walk on from it. `keys`: what other keys do with it.
+  function read(holder, svg, tip, points, keys) {
     let at = null;
     let pinned = false;
     function show(hit, pin) {
@@ -208,6 +215,8 @@ const page = (() => {
       return points.filter((one) => one.of === next).reduce((a, b) => (Math.abs(b.px - at.px) < Math.abs(a.px - at.px) ? b : a));
     }
     holder.onkeydown = (event) => {
+      if (event.ctrlKey || event.metaKey || event.altKey) return;
+      keys[event.key]?.(at);
       if (event.key === "Escape") show(null, false);
       if (!event.key.startsWith("Arrow") || !points.length) return;
       event.preventDefault();

@@ -7,6 +7,7 @@
   const view = { x: "step", y: "val_loss", rel: data.view.relative ? "base" : "own", span: data.view.span };
   const AXIS = { step: "training steps", tokens: "tokens seen", train_s: "training time (s)", val_loss: "validation loss (nats per token)", val_bpb: "validation loss (bits per byte)" };
   const UNIT = { val_loss: "nats/token", val_bpb: "bits/byte" };
+  const KEYS = { h: (hit) => hit && toggle(hit.of), a: () => showAll() }; // on a chart, of what is read
   const each = (selector) => document.querySelectorAll(selector);
   const shown = () => data.arms.filter((_, index) => !hidden.has(index));
 
@@ -92,6 +93,7 @@
     const marks = [...faint, ...strong];
     const [x, y] = fit(marks);
     chart("curves", {
+      keys: KEYS,
       key: [view.x, view.y, view.rel, view.span].join(),
       height: narrow.matches ? 340 : 500,
       x: { text: AXIS[view.x], range: x },
@@ -123,6 +125,7 @@
     const losses = arms.map((arm) => arm[view.y]);
     const air = 0.3 * (most(losses) - least(losses));
     chart("times", {
+      keys: KEYS,
       height: Math.min(900, Math.max(narrow.matches ? 320 : 420, 100 + 28 * arms.length)),
       x: { text: "training time (s)" },
       y: { text: AXIS[view.y], range: arms.length ? [least(losses) - air, most(losses) + air] : undefined },
@@ -147,13 +150,21 @@
     drawAll();
   }
 
+  function toggle(index) {
+    if (!hidden.delete(index)) hidden.add(index);
+    press();
+  }
+
+  function showAll() {
+    hidden.clear();
+    press();
+  }
+
   for (const button of each("button[data-arm]")) {
     const index = Number(button.dataset.arm);
     button.disabled = false;
-    button.addEventListener("click", () => {
-      if (!hidden.delete(index)) hidden.add(index);
-      press();
-    });
+    button.title ||= "Click: hide or show. Double-click: alone.";
+    button.addEventListener("click", () => toggle(index));
     button.addEventListener("dblclick", () => {
       data.arms.forEach((_, other) => (other === index ? hidden.delete(other) : hidden.add(other)));
       press();
@@ -164,14 +175,9 @@
       button.addEventListener("mouseleave", () => focus(null));
     }
   }
-  document.getElementById("all").addEventListener("click", () => {
-    hidden.clear();
-    press();
-  });
+  document.getElementById("all").addEventListener("click", showAll);
   for (const key of ["x", "y", "rel", "span"]) {
     for (const button of each(`[data-${key}]`)) {
-      const there = !(key in { x: 1, y: 1 }) || data.arms.some((arm) => arm.seeds.some((seed) => seed[button.dataset[key]].some(known)));
-      button.disabled = button.disabled || !there;
       button.addEventListener("click", () => {
         view[key] = button.dataset[key];
         for (const other of each(`[data-${key}]`)) other.setAttribute("aria-pressed", String(other === button));
@@ -179,6 +185,12 @@
       });
     }
   }
+
+  const help = document.getElementById("keys");
+  document.getElementById("help").addEventListener("click", () => help.showModal());
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "?" && !help.open && !event.target.closest("input, select")) help.showModal();
+  });
 
   start(drawAll);
 })();

@@ -23,16 +23,28 @@ const start = (() => {
     table.tBodies[0].append(...rows);
   }
   for (const table of all("table.sorted")) {
-    [...table.tHead.rows[0].cells].forEach((cell, column) => {
-      const button = Object.assign(document.createElement("button"), { type: "button", textContent: cell.textContent });
+    const head = [...table.tHead.rows[0].cells];
+    const first = [...table.tBodies[0].rows];
+    // Column −1: as the page had them.
+    function show(column, up) {
+      head.forEach((cell, i) => (i === column ? cell.setAttribute("aria-sort", up ? "ascending" : "descending") : cell.removeAttribute("aria-sort")));
+      if (column < 0) table.tBodies[0].append(...first);
+      else sort(table, column, up);
+    }
+    // Cards have no heads to click: a list of all orders stands above them.
+    const select = document.createElement("select");
+    select.append(new Option("the page's order", "-1"));
+    head.forEach((cell, column) => {
+      const title = cell.textContent;
+      for (const [words, up] of [["rising", 1], ["falling", 0]]) select.append(new Option(`${title}, ${words}`, `${column} ${up}`));
+      const button = Object.assign(document.createElement("button"), { type: "button", title: "Sort by this", textContent: title });
       cell.replaceChildren(button);
-      button.addEventListener("click", () => {
-        const up = cell.getAttribute("aria-sort") !== "ascending";
-        for (const other of table.tHead.rows[0].cells) other.removeAttribute("aria-sort");
-        cell.setAttribute("aria-sort", up ? "ascending" : "descending");
-        sort(table, column, up);
-      });
+      button.addEventListener("click", () => show(column, cell.getAttribute("aria-sort") !== "ascending"));
     });
+    select.addEventListener("change", () => show(...select.value.split(" ").map(Number)));
+    const label = Object.assign(document.createElement("label"), { className: "sort", textContent: "Sort by " });
+    label.append(select);
+    table.closest(".scroll").before(label);
   }
 
   // A double-click takes the whole cell, not the digits up to a point.

@@ -1,0 +1,140 @@
+"""What commands print at 60, 80 and 127 columns: tables and prose of a race, a bench, two profiles,
+a study, runs, and a grid by factor. `tests/tables` has each text."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from nocap.measure.benched import Bench, BenchedArm, Facts, FlopPeak, Mfu
+
+from nocap import profile
+from nocap.judge.interval import Estimate
+from nocap.judge.losses import Difference, Outcome
+from nocap.measure.bench_text import render_bench
+from nocap.report import arms
+from nocap.runs import __main__ as runs
+from nocap.sources import answer
+from nocap.store.runs import Record
+from nocap.study import pages
+from tests import test_profile_difference as profiles
+from tests.made_grid import made
+from tests.studies import SPEED, loaded, study
+from tests.test_compare import write_run
+from tests.test_race import made_race
+from tests.test_study_results import FAST, SAME, resulted, speeds
+
+WIDTHS = (60, 80, 127)
+TABLES = Path(__file__).parent / "tables"
+
+
+def printed(door: Callable[[list[str]], int], *words: str) -> str:
+    """What a door prints."""
+    with redirect_stdout(StringIO()) as out:
+        assert door(list(words)) == 0
+    return out.getvalue()
+
+
+def raced(folder: Path) -> str:
+    race = made_race(folder, random.Random(3), gain=3.0, pairs=3)
+    return "\n\n".join(map(str, answer.tables(race, race.run())))
+
+
+def benched_arm(label: str, tokens_per_s: float, speed: Difference | None) -> BenchedArm:
+    return BenchedArm(
+        label=label,
+        status="measured",
+        reason=None,
+        facts=Facts(tokens_per_step=4096, flops_per_token=1e9, memory_mib={"peak": 1234.5}),
+        speed=speed,
+        tokens_per_s=tokens_per_s,
+        speed_by_flops=1.076,
+        mfu=Mfu(measured=0.41),
+        config={},
+        seconds_per_token=None,
+    )
+
+
+def benched(_: Path) -> str:
+    logarithm = Estimate(mid=0.05, low=0.03, high=0.07, n=6)
+    faster = Difference(estimate=logarithm, outcome=Outcome.better)
+    same = Difference(
+        estimate=Estimate(mid=0.001, low=-0.01, high=0.012, n=6), outcome=Outcome.unclear
+    )
+    bench = Bench(
+        date="2026-11-29",
+        started="2026-11-29T10:00:00+0000",
+        ended="2026-11-29T10:05:00+0000",
+        clock="process CPU time",
+        peaks={"fp32, 1 thread": FlopPeak(nominal=None, nominal_source="none", measured=8e10)},
+        hardware={"device": "cpu", "name": "EPYC", "torch": "2.13", "fingerprint": "abc"},
+        limit=0.005,
+        rounds=6,
+        control=benched_arm("flash", 10_240.0, same),
+        arms=[benched_arm("flash", 10_240.0, None), benched_arm("gqa", 10_765.0, faster)],
+        warm_up_s=12.0,
+        spent_s=300.0,
+    )
+    return render_bench(bench)
+
+
+def profiled(folder: Path) -> str:
+    (folder / "a.json").write_text(json.dumps(profiles.profile()))
+    (folder / "b.json").write_text(json.dumps(profiles.flash()))
+    return printed(profile.main, "a.json", "b.json")
+
+
+def studied(folder: Path) -> str:
+    made_study = loaded(folder / "made", study(claims=[SPEED]))
+    return pages.render(resulted(made_study, speeds(FAST, SAME)))
+
+
+def listed(folder: Path) -> str:
+    for seed in range(2):
+        write_run(folder / "outputs", seed=seed, loss=3.3 - 0.1 * seed)
+    columns = "run,status,steps,val_loss,tokens_per_s,train_s,attention.n_kv_heads"
+    return printed(runs.main, "--columns", columns)
+
+
+def with_options(record: Record) -> Record:
+    attention, _, mlp = record.arm.partition("-")
+    options = {"attention": attention, "mlp": mlp}
+    return replace(record, manifest={**record.manifest, "options": options})
+
+
+def by_factor(_: Path) -> str:
+    factors = made(4, with_options, broken=False).factors
+    assert factors is not None
+    return str(arms.by_factor(factors, "val_loss"))
+
+
+TEXTS = {
+    "race": raced,
+    "bench": benched,
+    "profile": profiled,
+    "study": studied,
+    "runs": listed,
+    "factors": by_factor,
+}
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", TEXTS)
+def test_what_is_printed_fits_and_is_what_it_was(
+    name: str, width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", str(width))
+    text = TEXTS[name](tmp_path)
+    lines = text.splitlines()
+    # a command stays on one line, so that it can be copied
+    long = [line for line in lines if len(line) > width and "python -m" not in line]
+    assert long == []
+    expected = (TABLES / f"{name}-{width}.txt").read_text(encoding="utf-8")
+    assert lines == expected.splitlines()
