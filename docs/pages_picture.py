@@ -1,10 +1,10 @@
-"""Shoots the pictures of pages: those of `docs/pages`, each page as it was beside as it is, and
+"""Shoots the pictures of pages: those of `tests/pages`, each page as it was beside as it is, and
 README's.
 
     git worktree add before 8294a719
     PYTHONPATH=before python docs/pages_picture.py make before/pages
     python docs/pages_picture.py make now
-    python docs/pages_picture.py pair before/pages now docs/pages
+    python docs/pages_picture.py pair before/pages now tests/pages
     python docs/pages_picture.py report outputs/grids/NAME/report.html docs
 
 `make` writes pages of made runs with the nocap that is imported. The rest needs Chromium, and
