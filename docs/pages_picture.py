@@ -83,6 +83,14 @@ def shot(chromium: Any, page: Path, width: int, height: int, scheme: str = "ligh
     return image
 
 
+def save(picture: Any, path: Path) -> None:
+    """Write a picture in 256 colours, chosen so that the few coloured marks keep theirs."""
+    from PIL import Image
+
+    few = picture.quantize(256, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    few.save(path, optimize=True)
+
+
 def pair(before: str, now: str, folder: str) -> None:
     """Write each picture: the page as it was on the left, as it is on the right."""
     from PIL import Image
@@ -93,7 +101,7 @@ def pair(before: str, now: str, folder: str) -> None:
             for place, source in enumerate((before, now)):
                 image = shot(chromium, Path(source) / f"{page}.html", width, height)
                 picture.paste(image, (place * (width + GAP), 0))
-            picture.save(Path(folder) / f"{name}.png", optimize=True)
+            save(picture, Path(folder) / f"{name}.png")
 
 
 def report(page: str, folder: str) -> None:
@@ -101,7 +109,7 @@ def report(page: str, folder: str) -> None:
     with browser() as chromium:
         for scheme in ("light", "dark"):
             image = shot(chromium, Path(page), *REPORT, scheme=scheme)
-            image.save(Path(folder) / f"report-{scheme}.png", optimize=True)
+            save(image, Path(folder) / f"report-{scheme}.png")
 
 
 what, *words = sys.argv[1:]

@@ -12,15 +12,15 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-from nocap.measure.benched import Bench, BenchedArm, Facts, FlopPeak, Mfu
 
 from nocap import profile
 from nocap.judge.interval import Estimate
 from nocap.judge.losses import Difference, Outcome
+from nocap.measure.bench_result import Bench, BenchedArm, Facts, FlopPeak, Mfu
 from nocap.measure.bench_text import render_bench
 from nocap.report import arms
 from nocap.runs import __main__ as runs
-from nocap.sources import answer
+from nocap.sources import race_answer
 from nocap.store.runs import Record
 from nocap.study import pages
 from tests import test_profile_difference as profiles
@@ -43,7 +43,7 @@ def printed(door: Callable[[list[str]], int], *words: str) -> str:
 
 def raced(folder: Path) -> str:
     race = made_race(folder, random.Random(3), gain=3.0, pairs=3)
-    return "\n\n".join(map(str, answer.tables(race, race.run())))
+    return "\n\n".join(map(str, race_answer.tables(race, race.run())))
 
 
 def benched_arm(label: str, tokens_per_s: float, speed: Difference | None) -> BenchedArm:

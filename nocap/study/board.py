@@ -146,6 +146,11 @@ class Section:
     unstudied: list[Unstudied]
 
     @property
+    def name(self) -> str:
+        """Return `The notes'`, of a board without groups `All claims`."""
+        return _capital(self.group.whose or "all claims")
+
+    @property
     def headline(self) -> str:
         """Return `of the notes' 16 confirmed, 31 refuted`; of a board without groups `16 confirmed`
         alone."""
@@ -154,18 +159,16 @@ class Section:
 
     @property
     def title(self) -> str:
-        """Return `the notes' 79 claims, 82 verdicts: 16 confirmed, 31 refuted, 1 not measured yet`.
+        """Return `The notes' 79 claims, 82 verdicts: 16 confirmed, 31 refuted, 1 not measured yet`.
 
         Of a group that is not counted it is the name alone, of a board without groups `all claims`.
         """
         whose = self.group.whose
-        if not whose:
-            return "all claims"
-        if not self.group.counted:
-            return whose
+        if not whose or not self.group.counted:
+            return self.name
         measured = {(row.result.study.name, row.claim.id) for row in self.rows}
         n = len(measured) + len(self.planned)
-        title = f"{whose} {plural(n, 'claim')}"
+        title = f"{self.name} {plural(n, 'claim')}"
         if n != len(self.rows):
             title += f", {plural(len(self.rows), 'verdict')}"
         counts = list[str]()
@@ -423,7 +426,7 @@ def _section(part: Section) -> list[str]:
     lines = list[str]()
     level = "##"
     if part.group.whose and (part.rows or part.planned or not part.group.counted):
-        lines += [f"## {_capital(part.title)}", ""]
+        lines += [f"## {part.title}", ""]
         level = "###"
     for about in (THERE, STAND_IN, PROJECT):
         some = [row for row in part.rows if row.about == about]
@@ -514,7 +517,7 @@ def html(about: str, parts: Sequence[Section]) -> str:
         hidden=Markup("\n".join(hidden)),
         first=first(every),
         words=words,
-        sections=[(_capital(part.title), part.rows) for part in parts if part.rows],
+        sections=[part for part in parts if part.rows],
         details=DETAILS,
         page_of=page_of,
         plots=plots(of_all),
