@@ -27,6 +27,7 @@ from nocap.config.run import Run
 from nocap.config.trainer import Device
 from nocap.data.shards import write_shard
 from nocap.generation.engines import UncachedError, check_cached
+from nocap.judge.arms import setting
 from nocap.launch.plan import plan
 from nocap.model.attention import flex_mask, seen
 from nocap.model.flops import flops_per_token
@@ -218,6 +219,14 @@ def test_the_keys_count_where_they_are_on() -> None:
         added = {"data.document_mask": True, "position.restart": True}
         assert counted(on, what) == {**before, **added}
     assert counted(on, "losses") == counted(plain, "losses")
+
+
+def test_a_key_that_does_not_count_is_its_default_in_a_table() -> None:
+    plain = counted(run_of(), "identity")
+    on = counted(run_of(MASK), "identity")
+    assert setting(plain, "data.document_mask") == "false"
+    assert setting(on, "data.document_mask") == "true"
+    assert setting(plain, "position.restart") == "false"
 
 
 def test_a_study_may_compare_the_mask_with_none() -> None:

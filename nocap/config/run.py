@@ -224,6 +224,17 @@ def _needs_no_keys(option: type[Option]) -> bool:
     return not any(f.default is f.default_factory is MISSING for f in fields(option))
 
 
+def added_keys() -> dict[str, object]:
+    """Return `group.key` of every key of an option that was added later, with its default."""
+    defaults = dict[str, object]()
+    for f in fields(Run):
+        if f.name in outside.groups():
+            for kind in outside.options(f.name).values():
+                added = [key for key in fields(kind) if key.metadata.get("added")]
+                defaults |= {f"{f.name}.{key.name}": key.default for key in added}
+    return defaults
+
+
 def keys_that_count(what: str) -> list[str]:
     """`group.key` of every key that is declared to count for `what`, of all options and the
     trainer."""

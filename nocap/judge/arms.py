@@ -8,6 +8,7 @@ from functools import cached_property
 from statistics import fmean
 from typing import Any
 
+from nocap.config.run import added_keys
 from nocap.store.metrics import OF_A_RUN
 from nocap.store.record import digest
 from nocap.store.runs import Config, Machine, Parts, Record
@@ -84,7 +85,15 @@ def spell(value: object) -> str:
 def setting(config: Config, key: str) -> str:
     """Return a config's value as text; the key may belong to an option that this config does not
     have."""
-    return spell(config.get(key, ABSENT))
+    return spell(_value(config, key))
+
+
+def _value(config: Config, key: str) -> object:
+    """Return a config's value, or `ABSENT`. A key that was added later counts only where it is not
+    its default: where it is absent, it is that."""
+    if key in config:
+        return config[key]
+    return added_keys().get(key, ABSENT)
 
 
 def swept_keys(configs: Iterable[Config]) -> list[str]:
@@ -104,7 +113,7 @@ def _differs(key: str, configs: Sequence[Config]) -> bool:
 def changes(arm: Arm, base: Arm) -> dict[str, object]:
     """Return the config keys in which `arm` differs from `base`, with its own values."""
     keys = swept_keys([base.config, arm.config])
-    return {key: arm.config.get(key, ABSENT) for key in keys}
+    return {key: _value(arm.config, key) for key in keys}
 
 
 def command_keys(arms: Iterable[Arm]) -> Collection[str]:
