@@ -16,7 +16,7 @@ import pytest
 from nocap import profile
 from nocap.judge.interval import Estimate
 from nocap.judge.losses import Difference, Outcome
-from nocap.measure.bench_result import Bench, BenchedArm, Facts, FlopPeak, Mfu
+from nocap.measure.bench_result import ArmStatus, Bench, BenchedArm, Facts, FlopPeak, Mfu
 from nocap.measure.bench_text import render_bench
 from nocap.report import arms
 from nocap.runs import __main__ as runs
@@ -49,7 +49,7 @@ def raced(folder: Path) -> str:
 def benched_arm(label: str, tokens_per_s: float, speed: Difference | None) -> BenchedArm:
     return BenchedArm(
         label=label,
-        status="measured",
+        status=ArmStatus.measured,
         reason=None,
         facts=Facts(tokens_per_step=4096, flops_per_token=1e9, memory_mib={"peak": 1234.5}),
         speed=speed,
