@@ -116,6 +116,11 @@ class RunResult:
         reason = summary.get("error")
         return cls(status=status, reason=reason, summary=summary, trained=trained)
 
+    @classmethod
+    def elsewhere(cls, reason: str) -> RunResult:
+        """Return that a run goes on elsewhere, when this process leaves."""
+        return cls(status=RunStatus.waiting, reason=reason, trained=True)
+
 
 Datasets = dict[str, Dataset | ValueError]  # each source is prepared once, also the one that fails
 

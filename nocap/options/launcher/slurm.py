@@ -160,7 +160,6 @@ class SlurmCell:
             ValueError: Slurm has refused the job.
         """
         from nocap.launch.plan import RunResult
-        from nocap.store.record import RunStatus
 
         self._jobs.send()
         if self.reason is None and self.sent.done():
@@ -169,7 +168,7 @@ class SlurmCell:
             raise ValueError(self.reason)
         if self.reason is None and self._stopping:
             reason = f"goes on as Slurm's job {self.sent.job_id}"
-            return RunResult(status=RunStatus.waiting, reason=reason, trained=True)
+            return RunResult.elsewhere(reason)
         return self.reason
 
     def _why_over(self) -> str:
