@@ -725,7 +725,7 @@ def test_help_leads_from_a_guess_to_the_right_key(ask: Any) -> None:
 
 def test_every_guess_is_of_a_key_that_is_there() -> None:
     """No option has a key of such a name, and what a line names is a key."""
-    known = {f"{place}" for _, place, _, _ in places()}
+    known = {place for _, place, _, _ in places()}
     for guess, line in GUESSES.items():
         assert not [name for name in known if name.rpartition(".")[2] == guess], guess
         named = re.findall(r"\b(?:trainer|model|optimizer)\.\w+", line)
