@@ -428,7 +428,8 @@ def _turned(ends: tuple[float | None, float | None]) -> tuple[float | None, floa
 def _every_run(runs: Sequence[Mapping[str, object]]) -> Table:
     columns = list[Column]()
     for name in runs[0]:
-        is_text = name in TEXTS
-        show = str if is_text else "{:.6g}".format
-        columns.append(Column(title=name, show=show, alike=not is_text))
+        if name in TEXTS:
+            columns.append(Column(title=name))
+        else:
+            columns.append(Column(title=name, show="{:.6g}".format, alike=True))
     return Table(title="Every run", columns=columns, rows=[list(run.values()) for run in runs])
