@@ -79,8 +79,8 @@ def test_nocap_and_plain_torch_read_the_runs_own_logits(
 @pytest.mark.parametrize(
     ("words", "kinds"),
     [
-        (("mlp=own",), "gpt, norm, own, rope, global, pre, None"),
-        (("ideas=[x0]",), "gpt, norm, mlp, rope, global, pre, None, x0"),
+        (("mlp=own",), "gpt, norm, own, rope, global, pre"),
+        (("ideas=[x0]",), "gpt, norm, mlp, rope, global, pre, x0"),
     ],
 )
 def test_the_script_says_which_model_it_does_not_read(
