@@ -131,7 +131,7 @@ def test_a_pause_of_the_parent_is_no_hang(
         _heartbeat=heartbeat,
         _beats=0.0,
         _silent_s=0.0,
-        _looked=now,
+        _checked=now,
     )
     heartbeat.beat(1, 3)
     attempt._check_heartbeat()

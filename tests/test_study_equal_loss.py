@@ -235,7 +235,7 @@ def test_the_terminal_the_page_and_the_board_say_it_in_the_same_words(tmp_path: 
     pages.write(made_study, tmp_path / "made", content)
     assert f"| {words}, n=3 |" in (tmp_path / "made" / "README.md").read_text()
     assert actions.board(tmp_path) == 0
-    assert f"| {words}, n=3 |" in (tmp_path / "README.md").read_text()
+    assert f"| {words} | confirmed; exploratory | 3 |" in (tmp_path / "README.md").read_text()
     board = (tmp_path / "board.html").read_text()
     assert "time over the baseline&#39;s at equal loss; left is less" in board
 

@@ -20,13 +20,12 @@ WORDS = ("tracker=none",)  # of each arm, first
 def compose_arms(base: Sequence[str], arms: Sequence[str]) -> dict[str, Run]:
     """Label → run of each of `arms` (overrides as typed in a shell) on top of `base`; the first is
     the baseline, whose precision, compilation, micro-batch and CUDA graphs are all arms' where
-    nobody chooses them. As in
-    `compose_measured`.
+    nobody chooses them. As in `compose_measured`.
 
     Errors:
         ValueError: a wrong override, or two arms with the same training step.
     """
-    others = [[*WORDS, *base, *shlex.split(overrides)] for overrides in arms[1:]]
+    others = [_words(base, overrides) for overrides in arms[1:]]
     baseline, _ = as_baseline(compose_arm(base, arms[0]), others, compose_measured)
     runs = [baseline.run]
     for overrides in arms[1:]:
@@ -40,14 +39,27 @@ def compose_arms(base: Sequence[str], arms: Sequence[str]) -> dict[str, Run]:
     return dict(labelled)
 
 
+def _words(base: Sequence[str], overrides: str) -> list[str]:
+    """Return an arm's overrides, one by one.
+
+    Errors:
+        ValueError: a quotation that does not end.
+    """
+    try:
+        return [*WORDS, *base, *shlex.split(overrides)]
+    except ValueError as error:
+        raise ValueError(f"--arm {overrides.strip()!r}: {error}") from error
+
+
 def compose_arm(base: Sequence[str], overrides: str, baseline: Composed | None = None) -> Composed:
     """Return one arm.
 
     Errors:
         ValueError: a wrong override, or more than one device.
     """
+    words = _words(base, overrides)
     try:
-        arm = compose_measured([*WORDS, *base, *shlex.split(overrides)], baseline)
+        arm = compose_measured(words, baseline)
         devices = arm.run.trainer.devices
         rule = "be 1: one device is timed at a time"
         require(devices == 1, "trainer.devices", rule, devices)

@@ -7,7 +7,7 @@ from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Self
 
-from nocap.config.keys import require
+from nocap.config.keys import key, require
 from nocap.config.trainer import Device, Precision
 from nocap.options.attention import Attention, causal_keys
 
@@ -76,7 +76,7 @@ class Softmax(Attention):
     kind: str = "global"
     kernel: Kernel  # what computes it; never replaced by another silently
     # the name that data.document_mask had. Records have it, and identities: it stays null
-    document_start: int | None = None
+    document_start: int | None = key(default=None, ge=0, le=2**32)
 
     def __post_init__(self) -> None:
         Attention.__post_init__(self)
