@@ -104,9 +104,9 @@ def _generate(options: argparse.Namespace) -> int:
     change."""
     from nocap.config.compose import from_overrides  # Hydra
 
-    asked = from_overrides(Generate, options.overrides)
-    device = asked.device or defaults.device()
-    if asked.compile:
+    request = from_overrides(Generate, options.overrides)
+    device = request.device or defaults.device()
+    if request.compile:
         hardware.check_compiler("compile=true", device)
     # before torch comes: threads that wait must not hold the cores (LOG.md)
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
@@ -118,41 +118,41 @@ def _generate(options: argparse.Namespace) -> int:
     from nocap.generation.engines import Engine, Recompute, engine_for
     from nocap.generation.text import TokenSampler, load_typed, log, write
 
-    torch.set_num_threads(asked.threads or defaults.threads(device, 1))
+    torch.set_num_threads(request.threads or defaults.threads(device, 1))
     trained = load_typed(
-        asked.run, outputs=Path(asked.output_dir), device=device, allow_code=options.allow_code
+        request.run, outputs=Path(request.output_dir), device=device, allow_code=options.allow_code
     )
-    prompt = trained.encoding.encode_ordinary(asked.prompt) or [trained.encoding.eot_token]
+    prompt = trained.encoding.encode_ordinary(request.prompt) or [trained.encoding.eot_token]
     context = trained.run.model.seq_len
     rule = f"be at most the model's context, model.seq_len={context} tokens"
     require(len(prompt) <= context, "prompt", rule, len(prompt))
     # the last new token needs no place in the context
-    new = min(asked.max_tokens, context - len(prompt) + 1)
-    n = asked.samples
+    new = min(request.max_tokens, context - len(prompt) + 1)
+    n = request.samples
     engine: Engine = Recompute(trained.model)
-    if asked.cache:
+    if request.cache:
         size = {"batch": n, "capacity": len(prompt) + new - 1}
-        engine = engine_for(trained.model, trained.run, **size, compiled=asked.compile, log=log)
+        engine = engine_for(trained.model, trained.run, **size, compiled=request.compile, log=log)
     sampler = TokenSampler(
-        temperature=asked.temperature,
-        top_k=asked.top_k,
-        seed=asked.seed,
+        temperature=request.temperature,
+        top_k=request.top_k,
+        seed=request.seed,
         sequences=n,
         max_tokens=new,
     )
     written = write(trained, engine, prompt, sampler)
-    end = "max_tokens" if new == asked.max_tokens else "context"
+    end = "max_tokens" if new == request.max_tokens else "context"
     samples = list[dict[str, Any]]()
     for tokens in written.texts:
         stopped = end
         if tokens[-1] == trained.encoding.eot_token:
             stopped = "end_of_text"
         samples.append({"text": trained.text(tokens), "tokens": tokens, "stopped": stopped})
-    _print(asked.prompt, samples)
+    _print(request.prompt, samples)
     if any(sample["stopped"] == "context" for sample in samples):
         log(
             f"stopped at the model's context, model.seq_len={context}: {new} new tokens, not "
-            f"max_tokens={asked.max_tokens}"
+            f"max_tokens={request.max_tokens}"
         )
     answer = {
         "run": trained.name,
@@ -163,7 +163,7 @@ def _generate(options: argparse.Namespace) -> int:
         "decode_ms": written.decode_ms,
     }
     for name in ("prompt", "temperature", "top_k", "seed", "cache", "compile"):
-        answer[name] = getattr(asked, name)
+        answer[name] = getattr(request, name)
     answer["samples"] = samples
     options.answer(answer)
     return 0

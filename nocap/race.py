@@ -160,14 +160,14 @@ def _add(
     group.add_argument(flag, metavar=metavar, help=about, **more)
 
 
-def _raced(typed: Sequence[str], asked: argparse.Namespace) -> int:
+def _raced(typed: Sequence[str], options: argparse.Namespace) -> int:
     from nocap.config.errors import StoppedError
     from nocap.sources import race_answer
 
     words = typed[typed.index("--") + 1 :] if "--" in typed else []
     try:
         with ExitStack() as undo:
-            running = _race(asked, words, undo)
+            running = _race(options, words, undo)
             running.folder.mkdir(parents=True, exist_ok=True)
             with lease.acquire(running.folder):
                 raced = running.run()
@@ -184,45 +184,45 @@ def _raced(typed: Sequence[str], asked: argparse.Namespace) -> int:
             "paused; runs that ended are kept, and the same command goes on"
         ) from stop
     print(f"written: {running.folder}: result.json, result.html")
-    asked.answer(content)
+    options.answer(content)
     return 0
 
 
-def _race(asked: argparse.Namespace, words: Sequence[str], undo: ExitStack) -> Race:
+def _race(options: argparse.Namespace, words: Sequence[str], undo: ExitStack) -> Race:
     from nocap.sources.command import duration_s
     from nocap.sources.race import Race
 
-    _check(asked, words)
-    readings, guards = _readings(asked)
-    timeout_s = duration_s(asked.timeout, "--timeout")
-    require(timeout_s > 0, "--timeout", "be above 0", asked.timeout)
+    _check(options, words)
+    readings, guards = _readings(options)
+    timeout_s = duration_s(options.timeout, "--timeout")
+    require(timeout_s > 0, "--timeout", "be above 0", options.timeout)
     from nocap.sources import versions as sides
 
-    prepare = sides.split(asked.prepare, "--prepare")
+    prepare = sides.split(options.prepare, "--prepare")
     how = {
         "prepare": prepare,
         "timeout_s": timeout_s,
-        "keep": [asked.file] if asked.file else [],
-        "alone": asked.jobs == 1,
+        "keep": [options.file] if options.file else [],
+        "alone": options.jobs == 1,
     }
-    apart_s = duration_s(asked.apart or "10m", "--apart")
-    expect = _expected(asked.expect)
-    arms, begin = _arms(asked, words, undo)
+    apart_s = duration_s(options.apart or "10m", "--apart")
+    expect = _expected(options.expect)
+    arms, begin = _arms(options, words, undo)
     if prepare:
         arms = sides.prepared(arms, prepare)
     racing = Race(
         arms=arms,
         readings=readings,
         guards=guards,
-        output_dir=asked.output_dir,
-        pairs=asked.pairs,
+        output_dir=options.output_dir,
+        pairs=options.pairs,
         expect=expect,
-        target=asked.target,
-        first_seed=asked.first_seed,
-        seeded=asked.reads_seed or all(arm.takes_seed for arm in arms),
-        sessions=asked.sessions,
+        target=options.target,
+        first_seed=options.first_seed,
+        seeded=options.reads_seed or all(arm.takes_seed for arm in arms),
+        sessions=options.sessions,
         apart_s=apart_s,
-        jobs=asked.jobs,
+        jobs=options.jobs,
         begin=lambda arm, seed, place: begin(arm, seed, place, stop=racing.stop, **how),
         log=_say,
     )
@@ -236,89 +236,89 @@ def _say(line: str) -> None:
     print(prose(line), flush=True)
 
 
-def _check(asked: argparse.Namespace, words: Sequence[str]) -> None:
+def _check(options: argparse.Namespace, words: Sequence[str]) -> None:
     """
     Errors:
         ValueError: options that do not go together.
     """
-    _check_numbers(asked)
-    if asked.arm:
-        require(not asked.ref, "--arm", EITHER, "both")
-        _check_commands(asked, words)
+    _check_numbers(options)
+    if options.arm:
+        require(not options.ref, "--arm", EITHER, "both")
+        _check_commands(options, words)
     else:
-        require(bool(asked.ref), "--arm", EITHER, "none")
-        is_race = len(asked.ref) >= 2 and bool(words)
+        require(bool(options.ref), "--arm", EITHER, "none")
+        is_race = len(options.ref) >= 2 and bool(words)
         rule = "be two or more, with a command after --"
-        require(is_race, "--ref", rule, " ".join(asked.ref))
+        require(is_race, "--ref", rule, " ".join(options.ref))
 
 
-def _check_numbers(asked: argparse.Namespace) -> None:
+def _check_numbers(options: argparse.Namespace) -> None:
     """
     Errors:
         ValueError: repeats, sessions and jobs that cannot be, or not together.
     """
-    require(asked.pairs >= 1, "--pairs", "be at least 1", asked.pairs)
-    sessions = asked.sessions
+    require(options.pairs >= 1, "--pairs", "be at least 1", options.pairs)
+    sessions = options.sessions
     rule = "be at least 1, and at most --pairs"
-    require(1 <= sessions <= asked.pairs, "--sessions", rule, sessions)
-    jobs = asked.jobs
+    require(1 <= sessions <= options.pairs, "--sessions", rule, sessions)
+    jobs = options.jobs
     require(jobs >= 1, "--jobs", "be at least 1", jobs)
-    is_finite = asked.target is None or math.isfinite(asked.target)
-    require(is_finite, "--target", "be a finite number", asked.target)
+    is_finite = options.target is None or math.isfinite(options.target)
+    require(is_finite, "--target", "be a finite number", options.target)
     rule = "be 1 with --sessions: runs at once share the machine"
     require(jobs == 1 or sessions == 1, "--jobs", rule, jobs)
     rule = "be given with --sessions N, between which it lies"
-    require(asked.apart is None or sessions > 1, "--apart", rule, asked.apart)
+    require(options.apart is None or sessions > 1, "--apart", rule, options.apart)
     rule = "be 1 with --file: runs at once would write the same file"
-    require(jobs == 1 or not asked.file, "--jobs", rule, jobs)
-    is_folder = bool(asked.file) and Path(asked.file).is_dir()
-    require(not is_folder, "--file", "be a file, and no folder", asked.file)
+    require(jobs == 1 or not options.file, "--jobs", rule, jobs)
+    is_folder = bool(options.file) and Path(options.file).is_dir()
+    require(not is_folder, "--file", "be a file, and no folder", options.file)
 
 
-def _check_commands(asked: argparse.Namespace, words: Sequence[str]) -> None:
+def _check_commands(options: argparse.Namespace, words: Sequence[str]) -> None:
     """
     Errors:
         ValueError: arms that are no commands with names.
     """
-    commands = " ".join([*words, *asked.link])
+    commands = " ".join([*words, *options.link])
     rule = "be without a command after -- and without --link"
     require(not commands, "--arm", rule, commands)
-    arms = "; ".join(asked.arm)
-    have_names = all(re.match(r"\s*[^\s=][^=]*=", text) for text in asked.arm)
+    arms = "; ".join(options.arm)
+    have_names = all(re.match(r"\s*[^\s=][^=]*=", text) for text in options.arm)
     require(have_names, "--arm", "be NAME=COMMAND", arms)
-    names = {text.partition("=")[0] for text in asked.arm}
+    names = {text.partition("=")[0] for text in options.arm}
     rule = "be two or more, each NAME=COMMAND with a name of its own"
-    require(len(names) == len(asked.arm) != 1, "--arm", rule, arms)
+    require(len(names) == len(options.arm) != 1, "--arm", rule, arms)
 
 
 def _arms(
-    asked: argparse.Namespace, words: Sequence[str], undo: ExitStack
+    options: argparse.Namespace, words: Sequence[str], undo: ExitStack
 ) -> tuple[list[Command], Callable[..., None]]:
     """Return the arms, and what runs one."""
     from nocap.sources import versions as arms
 
     # what a race makes is no part of an arm
-    apart = [asked.output_dir]
-    if asked.file:
-        apart.append(Path(asked.file.replace("{seed}", "*")))
-    if not asked.ref:
+    apart = [options.output_dir]
+    if options.file:
+        apart.append(Path(options.file.replace("{seed}", "*")))
+    if not options.ref:
         named = []
-        for text in asked.arm:
+        for text in options.arm:
             name, _, line = text.partition("=")
             named.append((name, arms.split(line, f"arm {name}")))
-        return arms.of_commands(named, locked=asked.locked, apart=apart)
+        return arms.of_commands(named, locked=options.locked, apart=apart)
     return arms.of_refs(
-        [(ref, words) for ref in asked.ref],
-        locked=asked.locked,
-        links=asked.link,
-        folder=asked.output_dir / "races" / "trees",
+        [(ref, words) for ref in options.ref],
+        locked=options.locked,
+        links=options.link,
+        folder=options.output_dir / "races" / "trees",
         apart=apart,
         undo=undo,
         say=print,
     )
 
 
-def _readings(asked: argparse.Namespace) -> tuple[list[Reading], list[GuardReading]]:
+def _readings(options: argparse.Namespace) -> tuple[list[Reading], list[GuardReading]]:
     """Return what is compared, and what may not be worse."""
     from nocap.sources.race import MEASURED, GuardReading
     from nocap.sources.reading import Reading, number
@@ -326,18 +326,18 @@ def _readings(asked: argparse.Namespace) -> tuple[list[Reading], list[GuardReadi
 
     readings = list[Reading]()
     guards = list[GuardReading]()
-    for metric in asked.metrics:
+    for metric in options.metrics:
         what = metric["what"]
         better = Better(metric["better"])
         if metric["option"] == "--metric":
-            readings.append(Reading(what=what, better=better, file=asked.file))
+            readings.append(Reading(what=what, better=better, file=options.file))
             continue
         name, _, text = what.rpartition(" ")
         rule = "be a metric and how much worse it may be, as in 'val_loss 0.01'"
         require(bool(name), "--guard", rule, what)
         margin = number(text, "--guard")
         require(0 <= margin < math.inf, "--guard", "have a margin of 0 or more", text)
-        reading = Reading(what=name, better=better, file=asked.file)
+        reading = Reading(what=name, better=better, file=options.file)
         guards.append(GuardReading(reading=reading, margin=margin))
     rule = "be given: a pattern with one group, as in 'val loss (\\S+)'"
     require(bool(readings), "--metric", rule, "none")
@@ -348,9 +348,9 @@ def _readings(asked: argparse.Namespace) -> tuple[list[Reading], list[GuardReadi
         require(reading.name not in MEASURED, "--metric", rule, reading.what)
     names = [reading.name for reading in every]
     require(len({*names}) == len(names), "--metric", "differ in name, guards too", ", ".join(names))
-    has_step = bool(asked.file) or "step" in readings[0].pattern.groupindex
+    has_step = bool(options.file) or "step" in readings[0].pattern.groupindex
     rule = "be given with a metric that has a group step"
-    require(asked.target is None or has_step, "--target", rule, readings[0].what)
+    require(options.target is None or has_step, "--target", rule, readings[0].what)
     return readings, guards
 
 

@@ -31,8 +31,8 @@ def run(main: Callable[[], int | None]) -> NoReturn:
     code: Any
     try:
         code = main()
-    except SystemExit as asked:
-        code = asked.code
+    except SystemExit as ending:
+        code = ending.code
     except KeyboardInterrupt:
         print("nocap: stopped; the same command begins again", file=sys.stderr)
         code = EXIT_CODES["preempted"]

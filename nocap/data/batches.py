@@ -81,10 +81,10 @@ class Windows:
         that training of so many sequences reads, in the order of (1 - noise)·(rank of the score) +
         noise·(place in the shuffled order)."""
         most = max(1, round(keep * self._all))
-        kept = np.argsort(scores, kind="stable")[:most]
+        chosen = np.argsort(scores, kind="stable")[:most]
         rank = np.full(self._all, -1)
-        rank[kept] = np.arange(len(kept))
-        self.n = len(kept)
+        rank[chosen] = np.arange(len(chosen))
+        self.n = len(chosen)
 
         def arranged(order: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
             order = order[rank[order] >= 0]

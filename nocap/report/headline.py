@@ -92,8 +92,8 @@ def _gain(comparison: Comparison, finding: Finding, metric: Metric) -> str:
     if gap.outcome is Outcome.better:
         parts = [loss, side.speed]
     parts.append(_time(finding.equal_loss))
-    said = ", ".join(part for part in parts if part)
-    return f"{_name(finding)}: {said}, against {side.against}"
+    facts = ", ".join(part for part in parts if part)
+    return f"{_name(finding)}: {facts}, against {side.against}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -76,12 +76,12 @@ def _style(*names: str) -> str:
 
 def known(table: Table) -> Table:
     """Return the table without columns that have nothing but dashes."""
-    kept = list[int]()
+    shown = list[int]()
     for i, cells in enumerate(table.by_column):
         if any(cell.text != NONE for cell in cells):
-            kept.append(i)
-    columns = [table.columns[i] for i in kept]
-    rows = [[row[i] for i in kept] for row in table.rows]
+            shown.append(i)
+    columns = [table.columns[i] for i in shown]
+    rows = [[row[i] for i in shown] for row in table.rows]
     return replace(table, columns=columns, rows=rows)
 
 

@@ -277,20 +277,20 @@ def read(path: Path) -> JudgedFile:
         ValueError: it is no such file, or of a newer nocap, or its records cannot be judged; it is
             named.
     """
-    told = read_json(path, dict) or {}
+    stored = read_json(path, dict) or {}
     rule = (
         "be a comparison that nocap.compare --json wrote, with its records "
         "(of an older one, compare its runs again)"
     )
-    kind = told.get("kind", "none")
+    kind = stored.get("kind", "none")
     require(kind == KIND, str(path), rule, f"the kind {_show(kind)}")
     try:
-        file = msgspec.convert(told, ResultFile)
+        file = msgspec.convert(stored, ResultFile)
         for number, record in enumerate(file.records):
             check_shape(record.manifest, SHAPES[MANIFEST], path, f"records[{number}].manifest")
             check_shape(record.summary, SHAPES[SUMMARY], path, f"records[{number}].summary")
         question = Question(**msgspec.structs.asdict(file.question))
-        edits = [part for part in INPUTS if _sha256(told[part]) != getattr(file.sha256, part)]
+        edits = [part for part in INPUTS if _sha256(stored[part]) != getattr(file.sha256, part)]
         lines = [f"{part}: {EDITED}" for part in edits]
         # whoever writes what is made of these records says it too
         edited = [f"{path}: {line}" for line in lines]
@@ -337,8 +337,8 @@ def _identity(row: RecordJson) -> str:
 
 def _changes(file: ResultFile, edited: Sequence[str], again: Result) -> Iterator[str]:
     """Say for each arm and run, and for what else there is, what the file says otherwise."""
-    told = Result(**{name: getattr(file, name) for name in Result.__struct_fields__})
-    before = _parts(told)
+    stored = Result(**{name: getattr(file, name) for name in Result.__struct_fields__})
+    before = _parts(stored)
     after = _parts(again)
     for part in {**after, **before}:
         was = before.get(part, NOTHING)
@@ -346,8 +346,8 @@ def _changes(file: ResultFile, edited: Sequence[str], again: Result) -> Iterator
         differ = sorted(_differ(was.said, now.said), key=_rank)
         if differ:
             yield f"{_show(was.label or now.label)}: {shorten(differ)}"
-    yield from _doubts("problems", [*edited, *told.problems], again.problems)
-    yield from _doubts("not_compared", told.not_compared, again.not_compared)
+    yield from _doubts("problems", [*edited, *stored.problems], again.problems)
+    yield from _doubts("not_compared", stored.not_compared, again.not_compared)
 
 
 def _doubts(key: str, said: Sequence[object], again: Sequence[object]) -> Iterator[str]:
@@ -388,9 +388,9 @@ def _parts(of: Result) -> dict[tuple[str, str], ResultPart]:
     return parts | {("", ""): ResultPart(label=KIND, said=rest)}
 
 
-def _differ(told: Mapping[str, object], again: Mapping[str, object]) -> Iterator[str]:
+def _differ(stored: Mapping[str, object], again: Mapping[str, object]) -> Iterator[str]:
     """Say what is another, but for rounding, by its key."""
-    before = dict(flat(told))
+    before = dict(flat(stored))
     after = dict(flat(again))
     for key in {**after, **before}:
         was = before.get(key)

@@ -219,9 +219,9 @@ def _at(*, least: bool) -> str:
     return "at least" if least else "at most"
 
 
-def counted(said: Iterable[str], words: Iterable[str]) -> str:
+def counted(names: Iterable[str], words: Iterable[str]) -> str:
     """Say how often each of the words stands there: `12 confirmed, 3 refuted`."""
-    times = Counter(said)
+    times = Counter(names)
     return ", ".join(f"{times[word]} {word}" for word in words if times[word])
 
 

@@ -51,13 +51,13 @@ def saved_for_backward(
     `on_save` gets the bytes of each as it is kept.
     """
     own = {p.untyped_storage()._cdata for p in parameters}
-    kept: dict[int, int] = {}
+    sizes: dict[int, int] = {}
     alive: list[Tensor] = []  # a storage's address must not be used twice while we count
 
     def pack(t: Tensor) -> Tensor:
         storage = t.untyped_storage()
-        if storage._cdata not in own and storage._cdata not in kept:
-            kept[storage._cdata] = storage.nbytes()
+        if storage._cdata not in own and storage._cdata not in sizes:
+            sizes[storage._cdata] = storage.nbytes()
             alive.append(t.detach())
             on_save(storage.nbytes())
         # an operation that keeps its own output would keep itself: graphs without a backward would
@@ -65,7 +65,7 @@ def saved_for_backward(
         return t.detach()
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        yield kept
+        yield sizes
 
 
 def peak_mib(device: torch.device) -> float:

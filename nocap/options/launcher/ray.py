@@ -69,22 +69,25 @@ def connected(address: str) -> Any:
     os.environ.setdefault(
         "RAY_USAGE_STATS_ENABLED", "0"
     )  # a cluster of this grid alone reports to nobody
-    asked = os.environ.get("RAY_ADDRESS", address) if address == "auto" else address
-    host, _, port = asked.rpartition(":")
+    target = os.environ.get("RAY_ADDRESS", address) if address == "auto" else address
+    host, _, port = target.rpartition(":")
     try:
         if host:
             socket.create_connection((host, int(port)), timeout=NOBODY_S).close()
         import ray
 
         ray.init(
-            address=asked, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR
+            address=target,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
         )
     except Exception as error:  # Ray's are of no class of their own where it cannot start
         require(
             False,
             "hydra.launcher.address",
             "be a running Ray cluster (ray start --head)",
-            f"{asked} ({str(error).strip()})",
+            f"{target} ({str(error).strip()})",
         )
     return ray
 

@@ -78,7 +78,7 @@ class SlurmJobs(Executor):
         "handed over; the same command without --detach waits for the jobs and reports"
     )
 
-    def __init__(self, folder: Path, asked: Slurm) -> None:
+    def __init__(self, folder: Path, launcher: Slurm) -> None:
         """Check that this machine is one of a cluster.
 
         Errors:
@@ -87,14 +87,14 @@ class SlurmJobs(Executor):
         import submitit
 
         self.folder = folder
-        self.asked = asked
+        self.launcher = launcher
         self.logs = folder / "jobs" / "%j"
         self._new = list[SlurmCell]()
         try:
             self._executor = submitit.AutoExecutor(
-                self.logs, cluster="slurm", slurm_max_num_timeout=asked.max_num_timeout
+                self.logs, cluster="slurm", slurm_max_num_timeout=launcher.max_num_timeout
             )
-            self._executor.update_parameters(**_parameters(asked))
+            self._executor.update_parameters(**_parameters(launcher))
         except (RuntimeError, TypeError, ValueError) as error:
             raise ValueError(
                 f"hydra/launcher=slurm must be given on a machine of a Slurm cluster, got {error}"
@@ -176,7 +176,7 @@ class SlurmCell:
         error = self.sent.exception()
         if error is not None:
             return _last_line(error)
-        printed = self.sent.stdout() if self._jobs.asked.stderr_to_stdout else self.sent.stderr()
+        printed = self.sent.stdout() if self._jobs.launcher.stderr_to_stdout else self.sent.stderr()
         return last_words(printed) or f"see {self.number.parent}"
 
     def stop(self) -> None:
@@ -184,12 +184,12 @@ class SlurmCell:
         self._stopping = True
 
 
-def _parameters(asked: Slurm) -> dict[str, Any]:
+def _parameters(launcher: Slurm) -> dict[str, Any]:
     """Return the keys by the names that submitit has for them."""
     own = ("kind", "target", "max_num_timeout")
-    names = [each.name for each in fields(asked) if each.name not in own]
+    names = [each.name for each in fields(launcher) if each.name not in own]
     called = {name: name if name in EVERY else f"slurm_{name}" for name in names}
-    return {called[name]: getattr(asked, name) for name in names}
+    return {called[name]: getattr(launcher, name) for name in names}
 
 
 def _last_line(error: Exception) -> str:

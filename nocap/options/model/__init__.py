@@ -93,12 +93,12 @@ class Model(Option):
         )
         chunks = run.objective.loss_chunks
         for name in ("pad_logits", "fp8_head"):
-            asked = getattr(self, name)
+            value = getattr(self, name)
             require(
-                not asked or chunks <= 1,
+                not value or chunks <= 1,
                 f"model.{name}",
                 f"be false beside objective.loss_chunks={chunks}",
-                asked,
+                value,
             )
         if self.fp8_head:
             self._check_fp8(run, products)
