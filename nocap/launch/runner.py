@@ -271,7 +271,7 @@ class Runner:
         try:
             work = ended(cell) or self._executor.submit(cell)
         except HeldError as error:
-            self._leave(cell, str(error).partition("and ")[2])
+            self._leave(cell, error.reason)
             return True
         except (OSError, ValueError) as error:
             self._conclude(cell, _failed(error))

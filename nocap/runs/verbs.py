@@ -243,7 +243,7 @@ def _naming(paths: Iterable[Path]) -> dict[str, list[str]]:
     return used_by
 
 
-# --- rm: never a run that a process is training, never through a link, nothing outside `outputs/run
+# --- rm: never a run that a process is training, nor through a link, nor outside outputs/runs -----
 
 
 def remove(options: argparse.Namespace) -> int:

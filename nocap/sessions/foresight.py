@@ -11,6 +11,7 @@ from nocap.config.flags import EQUAL_LOSS
 from nocap.config.keys import flat
 from nocap.display import NONE
 from nocap.judge.equal_loss import STEPS
+from nocap.judge.interval import LEAST_PAIRS
 from nocap.judge.power import (
     POWER,
     Noise,
@@ -172,7 +173,7 @@ def _longer(known: Mapping[int, Noise], steps: int, seeds: int, n_arms: int) -> 
     """Say what the same time shows with runs of another length whose noise is known."""
     for length, noise in known.items():
         fewer = seeds * steps // length
-        if length <= steps or fewer < 3:
+        if length <= steps or fewer < LEAST_PAIRS:
             continue
         least = detectable(noise.sd, fewer, arms=n_arms)
         yield prose(

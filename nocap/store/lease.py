@@ -4,19 +4,17 @@ A holder has a claim: a folder `.lease/TOKEN` with a file `holder`, whose modifi
 last heartbeat.
 
 * Claim, then look: a process first makes its own claim and then looks for others, so of two at once
-  at least one sees the other. It stays
-  only if none is alive. Both may give way, and try again after a random pause.
+  at least one sees the other. It stays only if none is alive. Both may give way, and try again
+  after a random pause.
 * Whether a claim is alive: on the same machine the kernel says so, at once and whatever the process
-  ids, by the lock on the file `holder`.
-  It is freed when the process dies, however it dies; a stopped process keeps it. Of a claim from
-  another machine, and where there are no locks, the heartbeats decide. The last one is compared
-      with a time that the
-  file system gave just now: no machine's clock is read.
-* Fencing: who takes over deletes the dead claim. A holder prepares each file in a folder inside its
-  claim (`Lease.stage`) and brings it to
-  its place by renaming it. A sleeper that wakes has nothing to rename from: its writing fails,
-  whenever it wakes. Lines that are added to a file in place are no renames: `check` comes just
-      before them.
+  ids, by the lock on the file `holder`. It is freed when the process dies, however it dies; a
+  stopped process keeps it. Of a claim from another machine, and where there are no locks, the
+  heartbeats decide. The last one is compared with a time that the file system gave just now: no
+  machine's clock is read.
+* Fencing: a process that takes over deletes the dead claim. A holder prepares each file in a folder
+  inside its claim (`Lease.stage`) and brings it to its place by renaming it. A sleeper that wakes
+  has nothing to rename from: its writing fails, whenever it wakes. Lines that are added to a file
+  in place are no renames: `check` comes just before them.
 
 What must hold of the file system: making a folder, renaming and listing are atomic and seen by
 others at once, and times are the server's. Local disks and NFS 3 and 4 do so, with the usual
@@ -55,10 +53,14 @@ GONE = (errno.ENOENT, errno.ESTALE, errno.ENOTDIR)
 
 
 class HeldError(ValueError):
-    """Another process has the lease; the message names it."""
+    """Another process has the lease; `reason` names it, and the message the folder, too."""
+
+    def __init__(self, folder: Path, *, holder: str) -> None:
+        self.reason = f"{holder} is training there"
+        super().__init__(f"{folder} must have one writer, and {self.reason}")
 
 
-class LostError(HeldError):
+class LostError(ValueError):
     """Another process took the lease over while this one did not run."""
 
 
@@ -151,7 +153,7 @@ def acquire(folder: Path, *, wait_s: float = 0.0) -> Lease:
     root, deadline = folder / NAME, time.monotonic() + wait_s
     while (name := _holder(root)) is not None or (lease := _claim(root)) is None:
         if name is not None and time.monotonic() >= deadline:
-            raise HeldError(f"{folder} must have one writer, and {name} is training there")
+            raise HeldError(folder, holder=name)
         time.sleep(random.uniform(0.01, 0.1 if name is None else 1.0))
     return lease
 
