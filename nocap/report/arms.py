@@ -252,7 +252,7 @@ def _interval(comparison: Comparison) -> str:
     look = ""
     if comparison.look > 1:
         look = f", at look {comparison.look}"
-    methods = ", ".join(comparison.methods) or "none"
+    methods = "; ".join(comparison.methods) or "none"
     return (
         f"±: half of the {interval} that decides, for all arms together{look}. Differences: "
         f"{methods}."

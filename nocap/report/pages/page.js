@@ -16,7 +16,7 @@ const start = (() => {
 
   // Rows by a column: numbers by their size, words by the alphabet; the other way at the next click.
   function sort(table, column, up) {
-    const size = (row) => Number(row.cells[column].dataset.v);
+    const size = (row) => Number(row.cells[column].dataset.v ?? 1e99);
     const words = (row) => row.cells[column].textContent;
     const order = (a, b) => size(a) - size(b) || words(a).localeCompare(words(b), "en", { numeric: true });
     const rows = [...table.tBodies[0].rows].sort((a, b) => (up ? order(a, b) : order(b, a)));
