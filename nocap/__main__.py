@@ -23,7 +23,7 @@ COMMANDS = {
     "study": "a question with claims: run what is missing, judge, report",
     "race": "training commands, or refs of a repository, pair by pair until the answer is safe",
     "bench": "which training step is faster on this machine, interleaved",
-    "export": "a run's model as one safetensors file, or a comparison that others can check",
+    "export": "a run's model, for torch (safetensors) or transformers",
     "new": "write a working option, to begin your own from",
     "check": "test the options in a folder",
 }

@@ -151,7 +151,7 @@ def _add_question(parser: argparse.ArgumentParser) -> None:
     logs.add_argument(
         "--hardware",
         metavar="NAME",
-        help="what all ran on, where the logs do not say: times are then compared",
+        help="the hardware of all runs, if the logs do not name it: times are then compared",
     )
 
 

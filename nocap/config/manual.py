@@ -54,7 +54,7 @@ usage: python -m nocap.train [FLAG …] [GROUP=OPTION …] [KEY=VALUE …]
 Trains one run, or with --multirun a grid. The same command again goes on where it stopped.
 
 Examples, after python -m nocap.train:
-  experiment=first_run                      a small GPT on Python's own source, in about a minute
+  experiment=first_run                      a small GPT on Python's own source, in 2 to 3 minutes
   data=text data.path=book.txt model=small  on a text of yours
   -m attention=flash,gqa seed=0,1,2         a grid: two arms, three seeds, a table with verdicts
   -m --plan attention=flash,gqa seed=0,1,2  its cells, time and disk; trains nothing

@@ -359,13 +359,13 @@ def _check_tokens(run: Run, dataset: Dataset) -> None:
     T = run.model.seq_len
     train_windows(run, dataset.train)
     available = val_windows(run, dataset.val).n * T
-    require(
-        run.trainer.val_tokens <= available,
-        "trainer.val_tokens",
-        f"be at most the {available} that the validation data holds in windows of "
-        f"model.seq_len={T}",
-        run.trainer.val_tokens,
+    micro_batch = run.trainer.micro_batch * T
+    fits = available // micro_batch * micro_batch
+    rule = (
+        f"be at most {fits}: the validation data holds {available} tokens in windows of "
+        f"model.seq_len={T}, and a micro-batch has {micro_batch}"
     )
+    require(run.trainer.val_tokens <= available, "trainer.val_tokens", rule, run.trainer.val_tokens)
 
 
 def sound(plan: Plan) -> dict[str, Any] | None:

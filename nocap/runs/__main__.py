@@ -15,7 +15,7 @@ COLUMNS = "run,status,steps,val_loss,tokens_per_s,train_s,age,size"
 VERBS = {
     "list": "the runs of these names and filters; the same without a verb",
     "show": "one run (default: last): its result, code, machine, disk, and what refers to it",
-    "why": "what makes two runs differ",
+    "why": "say where two runs differ",
     "diff": "the same as why",
     "sync": "send W&B what it lacks of these runs, and of their grids' comparisons",
     "rm": "remove whole runs",
@@ -25,8 +25,8 @@ A WORD is a run (a name, its beginning, an identity, last, a folder, a glob), or
 
   status=failed  run=nano-*  attention=gqa  optimizer.lr=0.003  'val_loss<3.2'  'age>30d'  'size>1G'
 
-Runs of any name that is given, of those that meet all filters. rm prints what would go, and removes
-it with --yes."""
+A run is taken if it has one of the names and meets all filters. rm prints what would go, and
+removes it with --yes."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -64,13 +64,15 @@ def _parser(verb: str) -> argparse.ArgumentParser:
     )
     if verb != "list":
         parser.prog = f"python -m nocap.runs {verb}"
-        parser.description = VERBS[verb].capitalize()
+        parser.description = VERBS[verb][:1].upper() + VERBS[verb][1:]
     parser.set_defaults(verb=verb)
     help_ = "names and filters: see below"
     if verb == "show":
-        parser.add_argument("words", nargs="?", default=LAST, metavar="RUN", help=help_)
+        parser.add_argument(
+            "words", nargs="?", default=LAST, metavar="RUN", help="a run: see below"
+        )
     elif verb in ("why", "diff"):
-        parser.add_argument("words", nargs=2, metavar="RUN", help=help_)
+        parser.add_argument("words", nargs=2, metavar="RUN", help="a run: see below")
     else:
         parser.add_argument("words", nargs="*", metavar="WORD", help=help_)
     add_outputs(parser)

@@ -8,10 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from nocap.config import hardware
 from nocap.config.compose import Composed
 from nocap.config.defaults import COLD_S
-from nocap.config.flags import EQUAL_LOSS
+from nocap.config.flags import EQUAL_LOSS, PLAN
+from nocap.config.keys import require
 from nocap.config.run import Run
+from nocap.config.trainer import Device
 from nocap.display import BYTES, duration, size, three_digits
 from nocap.launch.grid import Cell, Grid, key_of
 from nocap.launch.plan import outcome
@@ -100,6 +103,10 @@ def _time_steps(arms: Sequence[ArmCells], folder: Path) -> dict[str, StepFigures
     for arm in arms:
         first = arm.to_train[0]
         runs[arm.name] = Composed(overrides=first.overrides, run=first.plan.run, choices={})
+    trainer = next(iter(runs.values())).run.trainer
+    is_missing = trainer.device is Device.cuda and not hardware.cuda_devices()
+    rule = "be typed on a machine that has the cells' GPU: it times a step of each arm"
+    require(not is_missing, PLAN, rule, "no GPU")
     session = Session(place=PACE, arms=runs, how={"rounds": 1})
     figures = session.run(folder).figures
     return {name: row for name, row in figures.items() if isinstance(row, StepFigures)}
@@ -154,7 +161,7 @@ def _sums(costs: dict[str, ArmCost], folder: Path) -> list[str]:
     needed = sum(cost.checkpoint_bytes for cost in costs.values())
     disk = next(part for part in folder.parents if part.exists())
     free = shutil.disk_usage(disk).free
-    lines = [f"together {duration(all_s)}, one cell after the other"]
+    lines = [f"together {duration(all_s)}, if one cell follows the other"]
     not_enough = ": not enough" if needed > free else ""
     lines.append(f"checkpoints {size(needed)} at most, free {size(free)}{not_enough}")
     untimed = [name for name, cost in costs.items() if cost.run_s is None]

@@ -25,8 +25,8 @@ EVERY = ("timeout_min", "cpus_per_task", "gpus_per_node", "mem_gb", "name", "std
 
 @dataclass(kw_only=True)
 class Slurm(OfCluster):
-    """`hydra/launcher=slurm`: a job of Slurm for each cell, which saves near its time limit, and is
-    requeued"""
+    """`hydra/launcher=slurm`: a job of Slurm for each cell, which saves near its time limit, and
+    is requeued where max_num_timeout allows it"""
 
     kind: str = "slurm"
     timeout_min: int = key(ge=1, le=10**6, default=60)  # of a job
