@@ -270,7 +270,7 @@ def test_the_readme_counts_the_ideas_as_the_committed_lines_do(
     text = " ".join(words)
 
     assert helping == 9
-    assert f"Each of {len(ideas)} ideas alone" in text
+    assert f"{len(ideas)} ideas were tried, one at a time," in text
     assert "Nine help in time" in text
     assert f"{without} have one seed or two, and no verdict" in text
 

@@ -440,9 +440,9 @@ def test_the_readme_says_what_the_board_counts(parts: dict[str, board.Section]):
     held = n["confirmed"] + n["exceeded"]
     text = " ".join((REPO / "README.md").read_text().split())
     assert (
-        f"Of others' claims on [the board](experiments/README.md) {held} held, {n['refuted']} "
-        f"were refuted, "
-        f"{len(notes) - held - n['refuted']} are open; of nocap's own {len(own)}, "
+        f"[The board](experiments/README.md) has {len(notes)} verdicts on others' claims: {held} "
+        f"held, {n['refuted']} were refuted, {len(notes) - held - n['refuted']} are open. Of "
+        f"{len(own)} verdicts on nocap's own claims, "
         f"{of_own['confirmed'] + of_own['exceeded']} held (CPUs only, so far)."
     ) in text
 
