@@ -131,6 +131,7 @@ def test_one_seed_or_two_have_no_verdict(worth: ModuleType) -> None:
     assert "0 of 2 ideas help" in worth.left_of(worth.worths(few, arms, steps))[0]
 
 
+@pytest.mark.usefixtures("worth")  # it puts the folder on the path
 def test_what_is_left_after_a_correction() -> None:
     from estimate import benjamini_hochberg, holm
 
@@ -143,6 +144,7 @@ def test_what_is_left_after_a_correction() -> None:
     assert benjamini_hochberg({"a": 0.04, "b": 0.045}) == {"a", "b"}  # the first only by the second
 
 
+@pytest.mark.usefixtures("worth")  # it puts the folder on the path
 def test_sums_and_quotients_err_as_often_as_they_say() -> None:
     """An interval of five values each, over what is planted; and p agrees with it."""
     from estimate import interval
