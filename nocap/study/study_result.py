@@ -297,6 +297,7 @@ class _Reader:
         self.file = file
         self.study = study
         self.log = log
+        self.machine = str(file.hardware["fingerprint"])
         self.rows: dict[str, list[Measurement]] = {}
         for row in file.measurements:
             self.rows.setdefault(row.claim, []).append(row.measurement)
@@ -340,7 +341,7 @@ class _Reader:
         scale = self.file.scale
         at = self.study.scales[scale]
         rows = self.rows.get(stored.id, [])
-        self.current.check(claim, rows, self.log, scale=scale)
+        self.current.check(claim, rows, self.log, scale=scale, machine=self.machine)
         bound = stored.bound
         if claim.mechanism.rule is Rule.given:
             bound = claim.mechanism.bound
@@ -365,14 +366,16 @@ class _Reader:
         """Return where a claim stands: its label is the log's, of the last analysis on this
         machine."""
         hash = self._hash(stored, claim)
-        analyses = self.log.of(AnalysisLine, hash=hash, machine=self.file.hardware["fingerprint"])
+        analyses = self.log.of(AnalysisLine, hash=hash, machine=self.machine)
         labels = list[str]()
         if not analyses:
             labels.append(stored.exploratory or "not in its study's log")
         elif analyses[-1].exploratory:
             labels.append(analyses[-1].exploratory)
         rows = self.rows.get(stored.id, [])
-        sessions = sessions_unlike(verdict, rows, self.log, scale=self.file.scale)
+        sessions = sessions_unlike(
+            verdict, rows, self.log, scale=self.file.scale, machine=self.machine
+        )
         if sessions:
             labels.append(f"its log has other figures of {listed(sessions)}")
         label = "; ".join(labels) or None
