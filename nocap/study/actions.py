@@ -168,7 +168,7 @@ def _command(folder: Path, plan: StudyPlan, options: Options, files: Sequence[Pa
 
 def _again(folder: Path, plan: StudyPlan, options: Options) -> list[str]:
     """Return the words of the command that goes on with a study, for a program."""
-    return [*_words(folder, plan, options), f"output_dir='{options.output_dir}'"]
+    return [*_words(folder, plan, options), f"output_dir={options.output_dir}"]
 
 
 def _words(folder: Path, plan: StudyPlan, options: Options) -> list[str]:
