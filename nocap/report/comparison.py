@@ -70,6 +70,7 @@ def render(comparison: Comparison, *, command: str | None = None) -> str:
         target=list(map(page.known, target)),
         speed=page.known(speed),
         costs=page.known(costs),
+        logged=arms.logged_by_modules(comparison),
         charts=charts,
         clock=_clock(rows),
         compared=headline.compared(comparison),

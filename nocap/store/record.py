@@ -112,7 +112,7 @@ SHAPES: dict[str, Shape] = {
     "summary.json": _each(str, "status identity name arm error tracker")
     | _each(int, "schema_version seed steps tokens val_step devices attempts")
     | _each(float, "val_loss val_bpb tokens_per_s token_us epoch_s mfu flops_per_token")
-    | _each(_NUMBERS, "clock_s step_ms memory_mib params")
+    | _each(_NUMBERS, "clock_s step_ms memory_mib params logged")
     | {
         "spikes": [int],
         "kernel": _TEXTS,

@@ -37,9 +37,11 @@ from nocap.study.study_schema import (
     GuardJson,
     IntervalJson,
     MissingJson,
+    NextSessions,
     NoiseJson,
     RowJson,
     Shape,
+    StudyAnswer,
     StudyFile,
     TuningTrial,
 )
@@ -162,6 +164,12 @@ def file_of(result: StudyResult) -> StudyFile:
 def to_json(result: StudyResult) -> dict[str, object]:
     """Return a result as its file has it, in JSON's types."""
     return dict(msgspec.to_builtins(file_of(result)))
+
+
+def answer(result: StudyResult, following: NextSessions | None) -> dict[str, object]:
+    """Return what the command answers: a result, and what a program runs next."""
+    fields = structs.asdict(file_of(result))
+    return dict(msgspec.to_builtins(StudyAnswer(**fields, next=following)))
 
 
 def write_result(result: StudyResult, folder: Path) -> Path:
