@@ -222,7 +222,7 @@ FINDINGS = [
     (
         "A10.head",
         "inconclusive at 4 × 512 tokens, CPU: 9 more sessions would decide",
-        "15.8% [2.7% to 28.9%], n=3 sessions",
+        "14.8% [1.8% to 27.8%], n=3 sessions",
     ),
     (
         "A16.qk",
