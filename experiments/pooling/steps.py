@@ -49,7 +49,7 @@ SEQUENCES = 8  # of a step
 ROUNDS = 4
 ORDER = ("system", "pooled", "pooled", "system")  # of first runs
 PRELOAD = "LD_PRELOAD"
-TURNS = 4  # of each allocator, every second one in the opposite order
+TURNS = 2  # of each allocator, every second one in the opposite order
 
 
 # --- measured -------------------------------------------------------------------------------------
