@@ -23,8 +23,8 @@ from nocap.store.record import write_json
 
 if TYPE_CHECKING:
     from nocap.sources.command import Command
+    from nocap.sources.command_output import Reading
     from nocap.sources.race import GuardReading, Race
-    from nocap.sources.reading import Reading
 
 FORMS = """\
 Arms are commands (--arm) or versions of the repository in which one stands (--ref), the baseline
@@ -162,7 +162,7 @@ def _add(
 
 def _raced(typed: Sequence[str], options: argparse.Namespace) -> int:
     from nocap.config.errors import StoppedError
-    from nocap.sources import race_answer
+    from nocap.sources import race_json, race_page, race_tables
 
     words = typed[typed.index("--") + 1 :] if "--" in typed else []
     try:
@@ -171,13 +171,13 @@ def _raced(typed: Sequence[str], options: argparse.Namespace) -> int:
             running.folder.mkdir(parents=True, exist_ok=True)
             with lease.acquire(running.folder):
                 raced = running.run()
-                content = race_answer.written(running, raced)
-                content["next"] = race_answer.next_step(running, raced, typed)
+                content = race_json.written(running, raced)
+                content["next"] = race_json.next_step(running, raced, typed)
                 write_json(running.folder / "result.json", content)
-        for table in race_answer.tables(running, raced):
+        for table in race_tables.tables(running, raced):
             print(f"\n{table}")
         command_line = f"python -m nocap.race {shlex.join(typed)}"
-        page = race_answer.render(running, raced, command=command_line)
+        page = race_page.render(running, raced, command=command_line)
         write_text(running.folder / "result.html", page)
     except KeyboardInterrupt as stop:
         raise StoppedError(
@@ -196,9 +196,9 @@ def _race(options: argparse.Namespace, words: Sequence[str], undo: ExitStack) ->
     readings, guards = _readings(options)
     timeout_s = duration_s(options.timeout, "--timeout")
     require(timeout_s > 0, "--timeout", "be above 0", options.timeout)
-    from nocap.sources import versions as sides
+    from nocap.sources import race_arms
 
-    prepare = sides.split(options.prepare, "--prepare")
+    prepare = race_arms.split(options.prepare, "--prepare")
     how = {
         "prepare": prepare,
         "timeout_s": timeout_s,
@@ -209,7 +209,7 @@ def _race(options: argparse.Namespace, words: Sequence[str], undo: ExitStack) ->
     expect = _expected(options.expect)
     arms, begin = _arms(options, words, undo)
     if prepare:
-        arms = sides.prepared(arms, prepare)
+        arms = race_arms.prepared(arms, prepare)
     racing = Race(
         arms=arms,
         readings=readings,
@@ -295,7 +295,7 @@ def _arms(
     options: argparse.Namespace, words: Sequence[str], undo: ExitStack
 ) -> tuple[list[Command], Callable[..., None]]:
     """Return the arms, and what runs one."""
-    from nocap.sources import versions as arms
+    from nocap.sources import race_arms
 
     # what a race makes is no part of an arm
     apart = [options.output_dir]
@@ -305,9 +305,9 @@ def _arms(
         named = []
         for text in options.arm:
             name, _, line = text.partition("=")
-            named.append((name, arms.split(line, f"arm {name}")))
-        return arms.of_commands(named, locked=options.locked, apart=apart)
-    return arms.of_refs(
+            named.append((name, race_arms.split(line, f"arm {name}")))
+        return race_arms.of_commands(named, locked=options.locked, apart=apart)
+    return race_arms.of_refs(
         [(ref, words) for ref in options.ref],
         locked=options.locked,
         links=options.link,
@@ -320,8 +320,8 @@ def _arms(
 
 def _readings(options: argparse.Namespace) -> tuple[list[Reading], list[GuardReading]]:
     """Return what is compared, and what may not be worse."""
+    from nocap.sources.command_output import Reading, number
     from nocap.sources.race import MEASURED, GuardReading
-    from nocap.sources.reading import Reading, number
     from nocap.store.metrics import Better
 
     readings = list[Reading]()
@@ -355,7 +355,7 @@ def _readings(options: argparse.Namespace) -> tuple[list[Reading], list[GuardRea
 
 
 def _expected(text: str) -> tuple[float, float] | None:
-    from nocap.sources.reading import number
+    from nocap.sources.command_output import number
 
     if not text:
         return None

@@ -18,7 +18,7 @@ from scipy import stats
 from nocap.judge.verdict import Gain
 from nocap.report.words import stated
 from nocap.store.metrics import METRICS, Per, Scale
-from nocap.study import board, claim_row, current_claims, pages
+from nocap.study import board, claim_row, current_claims, study_pages
 from nocap.study.__main__ import main as command
 from nocap.study.claim_row import PROJECT, STAND_IN, THERE, Row, rows
 from nocap.study.spec import Study, load_study
@@ -349,7 +349,7 @@ def test_the_page_has_every_row_and_a_plot_for_each_unit_and_is_one_small_file(
     assert (
         page.count('<svg class="forest"')
         == page.count("<figcaption>")
-        == len(pages.plots(list(shown.values())))
+        == len(study_pages.plots(list(shown.values())))
     )
     bounded = [
         row for row in shown.values() if not claim_row.is_known(row.claim_result.verdict.primary)
@@ -664,7 +664,7 @@ def test_a_claim_is_planned_until_results_answer_it(tmp_path: Path):
     later = {**SPEED, "id": "M.later", "expected": [1.1, None]}
     first = loaded(tmp_path / "made", study(claims=[SPEED]))
     result = resulted(first, speeds(FAST, SAME))
-    pages.write(first, tmp_path / "made", result)
+    study_pages.write(first, tmp_path / "made", result)
     content = study(claims=[SPEED, later], notes={"M.later": "asked later"})
     both = loaded(tmp_path / "made", content)
     (planned,) = board.planned([result], {"made": both})
@@ -692,16 +692,16 @@ def test_a_rows_words_and_ends_are_its_studys_of_now(tmp_path: Path):
     folder = tmp_path / "made"
     made = loaded(folder, study(claims=[SPEED]))
     result = resulted(made, speeds(FAST, SAME))
-    pages.write(made, folder, result)
+    study_pages.write(made, folder, result)
     claims = [{**SPEED, "statement": "in other words", "source": "elsewhere"}]
     changed = loaded(folder, study(claims=claims))
-    (row,) = rows(pages.all_results(changed, folder))
+    (row,) = rows(study_pages.all_results(changed, folder))
     assert row.claim.statement == "in other words"
     assert row.claim.source == "elsewhere"
     assert row.word == "confirmed"
     claims = [{**SPEED, "expected": [1.3, None]}]
     changed = loaded(folder, study(claims=claims))
-    (row,) = rows(pages.all_results(changed, folder))
+    (row,) = rows(study_pages.all_results(changed, folder))
     assert row.word == "refuted"
     assert row.claim_result.provenance.exploratory == "not in its study's log"
 
@@ -727,7 +727,7 @@ def folder(tmp_path: Path) -> Path:
         content = study(claims=[{**SPEED, "source": source}])
         made = loaded(tmp_path / name, content)
         result = resulted(made, speeds(FAST, SAME))
-        pages.write(made, tmp_path / name, result)
+        study_pages.write(made, tmp_path / name, result)
     return tmp_path
 
 

@@ -211,7 +211,7 @@ IDLE = """
 CHANCE = """
     import os
     import numpy as np
-    from nocap.data.made import made, write_shards
+    from nocap.data.shard_cache import made, write_shards
     from nocap.options.data import Data
 
     @dataclass(kw_only=True)

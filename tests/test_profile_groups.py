@@ -18,14 +18,22 @@ from nocap import profile as command
 from nocap.config.compose import compose, compose_measured, composed
 from nocap.config.trainer import Device
 from nocap.generation.engines import Cached, Recompute
-from nocap.measure import profile_text, roofline, timed
+from nocap.measure import profile_tables, roofline, timed_arm
 from nocap.measure.bench_arms import compose_arms
-from nocap.measure.groups import Row, grouped
-from nocap.measure.largest import Typed, file_of, largest, replaced, without
-from nocap.measure.mixing import AROUND, FUSED, MOMENTS, PRODUCT, SOFTMAX, VALUES
-from nocap.measure.parts import BACKWARD, MARK, Ranges, of_modules, profiler, read, read_moments
+from nocap.measure.largest_parts import Typed, file_of, largest, replaced, without
+from nocap.measure.mixer_moments import AROUND, FUSED, MOMENTS, PRODUCT, SOFTMAX, VALUES
 from nocap.measure.profile import ProfileQuestion, profiles
+from nocap.measure.profile_groups import Row, grouped
 from nocap.measure.profile_schema import CeilingJson, CeilingsJson, Peak
+from nocap.measure.profiler_ranges import (
+    BACKWARD,
+    MARK,
+    Ranges,
+    of_modules,
+    profiler,
+    read,
+    read_moments,
+)
 from nocap.measure.roofline import count
 from nocap.measure.subject import Of, Subject
 from nocap.model.gpt import build_model, count_parameters
@@ -281,7 +289,7 @@ def taken():
     """What is taken apart → its profile, of a materialised and gated model; peaks of small
     products."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(timed, "LEAST_S", 0.001)
+        patch.setattr(timed_arm, "LEAST_S", 0.001)
         patch.setitem(roofline.PRODUCT, Device.cpu, 128)
         patch.setitem(roofline.COPY_BYTES, Device.cpu, 2**20)
         words = [*NANO, "attention=mha", "mlp=swiglu"]
@@ -360,7 +368,7 @@ def test_flops_are_those_of_arithmetic(taken):
 
 
 def test_the_text_has_a_line_for_each_row(taken):
-    said = {of: profile_text.render_profile(profile) for of, profile in taken.items()}
+    said = {of: profile_tables.render_profile(profile) for of, profile in taken.items()}
     rows = [
         "scores, Q·Kᵀ",
         "softmax",
@@ -514,7 +522,7 @@ def test_what_cannot_be_trusted_is_bounded_by_flops_and_folders_are_kept(bounded
     rows = file.largest
     options = list(itertools.chain(*(row.options for row in rows)))
     assert [each.by_step for each in options] == [None] * 3
-    said = list(profile_text._largest(file))
+    said = list(profile_tables._largest(file))
     assert "   at most: attention=mqa 1.298× by FLOPs, attention=sliding 1.198× by FLOPs" in said
     assert said[1:3] == [
         "larger than any part: 45.0 ms, 45.0%, not attributed",
@@ -545,7 +553,7 @@ def test_of_a_forward_the_command_is_another_profile_and_the_difference(bounded)
 def test_the_door_ends_with_the_largest_parts_and_commands_that_can_be_typed(tmp_path, monkeypatch):
     """Of a step, a forward and a text; two of a kind are compared."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(timed, "LEAST_S", 0.001)
+    monkeypatch.setattr(timed_arm, "LEAST_S", 0.001)
     monkeypatch.setitem(roofline.PRODUCT, Device.cpu, 128)
     monkeypatch.setitem(roofline.COPY_BYTES, Device.cpu, 2**20)
     cases = (("step",), ("forward", "--forward"), ("text", "--generate", "--prompt", "8"))

@@ -19,12 +19,12 @@ from scipy import stats
 
 from nocap import race
 from nocap.config.errors import FailedError
-from nocap.sources import command, reading
+from nocap.sources import command, command_output
 from nocap.sources.command import Command
+from nocap.sources.command_output import LOG, RESULT, Reading
 from nocap.sources.race import Race
-from nocap.sources.race_answer import written
-from nocap.sources.reading import LOG, RESULT, Reading
-from nocap.sources.versions import of_commands, of_refs, split
+from nocap.sources.race_arms import of_commands, of_refs, split
+from nocap.sources.race_json import written
 from nocap.store.lease import HeldError
 from nocap.store.metrics import Better
 from tests.attempts import wait_until
@@ -530,7 +530,7 @@ BAD_COMMANDS = [
 def test_what_a_command_does_badly(repo, raced, failed, monkeypatch, extra, code, line):
     """Its arm, seed and log are named, and the same command goes on once the cause is gone."""
     monkeypatch.setenv("EXTRA", extra)
-    monkeypatch.setattr(command, "LOG_BYTES", 2**20 if "65_000" in extra else reading.LOG_BYTES)
+    monkeypatch.setattr(command, "LOG_BYTES", 2**20 if "65_000" in extra else command_output.LOG_BYTES)
     if extra == "time.sleep(1000)":
         timeout = "1s"
     else:

@@ -416,7 +416,7 @@ def test_comparison_is_a_run_with_a_table_and_the_report(run_dir: Path) -> None:
     code = """
 from nocap.judge.comparison_json import result_of
 from nocap.judge.comparison_schema import to_json
-from nocap.report.rows import tables_of
+from nocap.report.flat_rows import tables_of
 from nocap.store.tracking import track_comparison
 from tests.made_grid import made
 comparison = to_json(result_of(made(3, broken=False)))

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from nocap.judge.cautious import CLOCK_BIAS
-from nocap.judge.losses import Outcome
+from nocap.judge.cautious_interval import CLOCK_BIAS
+from nocap.judge.differences import Outcome
+from nocap.judge.races import NOT_REACHED, Limit, RacedArm, RaceQuestion, RaceRows, judge
 from nocap.judge.time_to_target import TargetCrossing
-from nocap.judge.turns import NOT_REACHED, Limit, RacedArm, RaceQuestion, RaceRows, judge
 from nocap.judge.verdict import Reason, Word
 from nocap.store.metrics import METRICS, Better, Kind, Measurement, Metric
 

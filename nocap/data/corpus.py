@@ -18,7 +18,7 @@ import numpy as np
 
 from nocap.config.keys import require
 from nocap.config.paths import expanded
-from nocap.data.made import Made, made, write_shards
+from nocap.data.shard_cache import Made, made, write_shards
 from nocap.data.shards import ShardSet
 from nocap.data.tokens import Tokens
 from nocap.options.tokenizer import Tokenizer

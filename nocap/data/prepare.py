@@ -8,8 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from nocap.data.made import MAKERS
 from nocap.data.overlap import MOST, PASSAGE, share_in_training
+from nocap.data.shard_cache import MAKERS
 from nocap.data.shards import ShardSet, scan, write_json
 from nocap.data.tokens import Shard, os_errors_refused
 from nocap.options.data import Data

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nocap.data.batches import splitmix64
-from nocap.data.made import Made, made, write_shards
+from nocap.data.shard_cache import Made, made, write_shards
 from nocap.data.shards import ShardSet
 from nocap.options.tokenizer import Tokenizer
 

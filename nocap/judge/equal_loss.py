@@ -25,9 +25,9 @@ from statistics import fmean
 import numpy as np
 
 from nocap.judge.arms import Arm, changes
-from nocap.judge.comparable import confounders
+from nocap.judge.confounders import confounders
+from nocap.judge.differences import Outcome, outcome
 from nocap.judge.interval import LEAST_PAIRS, Array, Estimate, of_arms, of_pairs, seeds_to_show
-from nocap.judge.losses import Outcome, outcome
 from nocap.judge.pace import Paces, less
 
 SHARES = (0.7, 1.4)  # of the baseline's steps

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 from nocap.judge.arms import Arm
+from nocap.judge.differences import Difference, Outcome
 from nocap.judge.equal_loss import TimeAtEqualLoss
 from nocap.judge.factors import Factors
 from nocap.judge.interval import ROUNDING, seeds_to_show
-from nocap.judge.losses import Difference, Outcome
 
 FIRST_SEEDS = (
     4  # of a first look: they show three standard deviations of a pair in 97%, three seeds in 74%

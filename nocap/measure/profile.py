@@ -20,9 +20,9 @@ from nocap.config.run import Run
 from nocap.config.trainer import Device
 from nocap.data.batches import microbatches
 from nocap.launch.plan import check_compiler
-from nocap.measure.groups import Row, by_layer, by_part, grouped, rated
-from nocap.measure.mixing import FUSED
-from nocap.measure.parts import Key, of_modules
+from nocap.measure.ceilings import Composer, options_ceilings
+from nocap.measure.mixer_moments import FUSED
+from nocap.measure.profile_groups import Row, by_layer, by_part, grouped, rated
 from nocap.measure.profile_schema import (
     CeilingsJson,
     DoubtsJson,
@@ -35,10 +35,17 @@ from nocap.measure.profile_schema import (
     StepJson,
     TextJson,
 )
-from nocap.measure.profiled import WatchedSteps, log, measure_forward, measure_step, measure_text
-from nocap.measure.roofline import Composer, Count, OpWork, count, measure_peak, options_ceilings
+from nocap.measure.profiler_ranges import Key, of_modules
+from nocap.measure.profiler_timing import (
+    WatchedSteps,
+    log,
+    measure_forward,
+    measure_step,
+    measure_text,
+)
+from nocap.measure.roofline import Count, OpWork, count, measure_peak
 from nocap.measure.subject import Of, Subject
-from nocap.measure.timed import Clock
+from nocap.measure.timed_arm import Clock
 from nocap.model.flops import flops_per_token
 from nocap.options.attention import kernel_name
 from nocap.store.metrics import HELD, PARTS, STEP_PARTS

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from nocap.display import NONE, listed, plural
-from nocap.judge.compared_arms import Comparison
+from nocap.judge.comparison import Comparison
+from nocap.judge.differences import Outcome
 from nocap.judge.equal_loss import TimeAtEqualLoss
 from nocap.judge.factors import Factors
 from nocap.judge.findings import MORE, ORDER, Finding
 from nocap.judge.interval import Estimate
-from nocap.judge.losses import Outcome
 from nocap.judge.pace import TOKEN_US
 from nocap.judge.question import PREVIOUS
 from nocap.report.table import TableCell

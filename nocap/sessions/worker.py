@@ -41,9 +41,9 @@ from nocap.generation.text import TokenSampler, generate
 from nocap.measure.bench import carry_out, clock_of, timed_rounds
 from nocap.measure.bench_arms import step_config
 from nocap.measure.bench_result import BenchedArm
-from nocap.measure.parts import allocated_bytes, part_of
 from nocap.measure.profile import profile
-from nocap.measure.timed import TimedArm, attention_ms, exponent, with_window
+from nocap.measure.profiler_ranges import allocated_bytes, part_of
+from nocap.measure.timed_arm import TimedArm, attention_ms, exponent, with_window
 from nocap.model.flops import component_flops
 from nocap.model.gpt import build_model
 from nocap.model.language_model import LanguageModel

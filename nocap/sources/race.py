@@ -2,7 +2,7 @@
 then the judge's result.
 
 The first arm is the baseline. A repeat runs every arm once with its seed, forwards and backwards in
-turns, so that a machine that drifts favours none. After 3, 6, 12, … repeats `nocap.judge.turns`
+turns, so that a machine that drifts favours none. After 3, 6, 12, … repeats `nocap.judge.races`
 judges the rows, and the race stops where all arms are decided. Its registration, `race.json`, is
 written before the first run.
 """
@@ -19,11 +19,11 @@ from threading import Event
 
 from nocap.judge.claim import TO_TARGET
 from nocap.judge.interval import analyses
+from nocap.judge.races import Limit, RaceQuestion, RaceResult, RaceRows, judge
 from nocap.judge.time_to_target import TargetCrossing, crossing
-from nocap.judge.turns import Limit, RaceQuestion, RaceResult, RaceRows, judge
-from nocap.report.page import finite
+from nocap.report.html_page import finite
 from nocap.sources.command import COSTS, Command, failures_of
-from nocap.sources.reading import Reading, result
+from nocap.sources.command_output import Reading, result
 from nocap.store.metrics import METRICS, Better, Ending, Measurement, Metric, now
 from nocap.store.record import Required, digest, read_json, write_json
 

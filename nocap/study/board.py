@@ -20,7 +20,7 @@ from nocap.config.keys import check_keys, require
 from nocap.config.plain import made
 from nocap.display import plural
 from nocap.judge.claim import Claim
-from nocap.report import page
+from nocap.report import html_page
 from nocap.report.table import Column, Table, tame
 from nocap.study.claim_row import (
     PROJECT,
@@ -34,8 +34,8 @@ from nocap.study.claim_row import (
     measures,
     rows,
 )
-from nocap.study.pages import all_results, files, plots, write_all
 from nocap.study.spec import FILE, Study, load_study, select_claims
+from nocap.study.study_pages import all_results, files, plots, write_all
 from nocap.study.study_result import StudyResult
 
 T = TypeVar("T")
@@ -508,7 +508,7 @@ def html(about: str, parts: Sequence[Section]) -> str:
         rule = f'.claims:has([value="{word}"]:checked) .claim:not([data-verdict="{word}"])'
         hidden.append(f"{rule} {{ display: none; }}")
     bare = [row.claim.statement for row in of_all if not is_known(row.claim_result.verdict.primary)]
-    return page.render(
+    return html_page.render(
         "board",
         kind="nocap leaderboard",
         title=title(parts),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from nocap.display import NONE, listed, plural, shorten
-from nocap.judge.cautious import Declared
+from nocap.judge.cautious_interval import Declared
 from nocap.judge.claim import Claim, Guard, Threshold
 from nocap.judge.verdict import Gain, Missing, Reason, Word
 from nocap.report import words

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from nocap.config.compose import Composed
 from nocap.config.keys import flat
-from nocap.judge.cautious import pooled
+from nocap.judge.cautious_interval import pooled
 from nocap.judge.claim import Claim
 from nocap.judge.equal_loss import SHARES
 from nocap.judge.interval import LEAST_PAIRS, analyses, analysis_of
@@ -27,8 +27,8 @@ from nocap.sessions.grid_plan import of_grid
 from nocap.store.metrics import METRICS
 from nocap.store.record import RunStatus
 from nocap.store.runs import Record
+from nocap.study.carry_out import seeds_of, up_to
 from nocap.study.claim_row import expected
-from nocap.study.conduct import seeds_of, up_to
 from nocap.study.spec import Study
 from nocap.study.study_plan import StudyPlan, compose_trials, shorter
 from nocap.study.tasks import Training, grid_of, length_trainings, sessions, trainings

@@ -20,7 +20,7 @@ from msgspec import structs
 from nocap.config.hardware import Fact
 from nocap.config.outward import redact
 from nocap.display import listed
-from nocap.judge.cautious import Declared
+from nocap.judge.cautious_interval import Declared
 from nocap.judge.claim import Claim, Rule
 from nocap.judge.comparison_json import measurement_json
 from nocap.judge.verdict import Gain, Missing, Verdict, judge

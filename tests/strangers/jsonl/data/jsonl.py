@@ -9,7 +9,7 @@ import numpy as np
 
 from nocap.config.keys import key, require
 from nocap.config.paths import expanded
-from nocap.data.made import made, write_shards
+from nocap.data.shard_cache import made, write_shards
 from nocap.options.data import Data
 
 

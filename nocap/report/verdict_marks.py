@@ -1,0 +1,82 @@
+"""The words of a verdict as a page shows them: a mark that nobody needs a colour for, a name, and
+what it means to somebody who has never seen one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nocap.judge.differences import Outcome
+from nocap.judge.verdict import Word
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Meaning:
+    """A word of a comparison."""
+
+    mark: str
+    name: str
+    text: str
+
+
+OUTCOMES: dict[Outcome, Meaning] = {}  # in the page's order
+CLAIMS = {Word.confirmed: "✓", Word.exceeded: "↑", Word.refuted: "✕", Word.inconclusive: "○"}
+
+
+def _define(outcome: Outcome, mark: str, name: str, text: str) -> None:
+    OUTCOMES[outcome] = Meaning(mark=mark, name=name, text=text)
+
+
+_define(
+    Outcome.better,
+    "✓",
+    "Better",
+    "the loss is lower than the other arm's, beyond what seeds explain",
+)
+_define(
+    Outcome.worse,
+    "✕",
+    "Worse",
+    "the loss is higher than the other arm's, beyond what seeds explain",
+)
+_define(
+    Outcome.unclear,
+    "○",
+    "No difference shown",
+    "the seeds cannot tell them apart; that does not make them equal",
+)
+_define(
+    Outcome.depends,
+    "±",
+    "Depends",
+    "the sign of the difference changes with another key",
+)
+_define(
+    Outcome.undecided,
+    "?",
+    "No verdict",
+    "too few seeds finished to tell a change from luck",
+)
+_define(
+    Outcome.diverged,
+    "∞",
+    "Diverged",
+    "the loss of a seed ran away; a mean over the others flatters",
+)
+_define(
+    Outcome.unfinished,
+    "…",
+    "Unfinished",
+    "a command asked for more seeds than are there",
+)
+_define(
+    Outcome.confounded,
+    "!",
+    "Confounded",
+    "something else differs too, so the difference cannot be put down to the change",
+)
+
+
+def by_name() -> dict[str, str]:
+    """Return the mark of each word, by the name that cells and style classes have."""
+    marks = {outcome.name: meaning.mark for outcome, meaning in OUTCOMES.items()}
+    return marks | {word.name: mark for word, mark in CLAIMS.items()}
