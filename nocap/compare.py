@@ -170,7 +170,9 @@ def _write(comparison: Comparison, options: argparse.Namespace, *, typed: str) -
         bare = result_file.bare(comparison)
         if options.markdown:
             with writing("--markdown", options.markdown) as path:
-                write_text(path, comparison_markdown.page(bare, judge=result_file.judge(), command=typed))
+                write_text(
+                    path, comparison_markdown.page(bare, judge=result_file.judge(), command=typed)
+                )
         options.answer(result_file.content(bare, command=typed))
 
 

@@ -15,7 +15,7 @@ from nocap.command_line import check_writable, command, writing
 from nocap.config import entry
 from nocap.config.keys import require
 from nocap.config.paths import STDOUT
-from nocap.measure.largest_parts import Typed, file_of, without
+from nocap.measure.largest_parts import ProfileCommand, file_of, without
 from nocap.measure.profile_difference import differences, written
 from nocap.measure.subject import prompt_tokens
 
@@ -155,7 +155,7 @@ def _composer(overrides: Sequence[str]) -> tuple[Composed, Callable[[Sequence[st
     return compose_measured(overrides), composed
 
 
-def _typed(options: argparse.Namespace, composed: Composed) -> Typed:
+def _typed(options: argparse.Namespace, composed: Composed) -> ProfileCommand:
     flags = []
     if options.forward:
         flags.append("--forward")
@@ -168,7 +168,7 @@ def _typed(options: argparse.Namespace, composed: Composed) -> Typed:
     file = options.json
     if file == STDOUT:
         file = None
-    return Typed(
+    return ProfileCommand(
         words=options.overrides,
         choices=composed.choices,
         flags=flags,

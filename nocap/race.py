@@ -23,8 +23,8 @@ from nocap.store.record import write_json
 
 if TYPE_CHECKING:
     from nocap.sources.command import Command
-    from nocap.sources.command_output import Reading
-    from nocap.sources.race import GuardReading, Race
+    from nocap.sources.command_output import MetricReader
+    from nocap.sources.race import GuardReader, Race
 
 FORMS = """\
 Arms are commands (--arm) or versions of the repository in which one stands (--ref), the baseline
@@ -193,7 +193,7 @@ def _race(options: argparse.Namespace, words: Sequence[str], undo: ExitStack) ->
     from nocap.sources.race import Race
 
     _check(options, words)
-    readings, guards = _readings(options)
+    readers, guards = _readers(options)
     timeout_s = duration_s(options.timeout, "--timeout")
     require(timeout_s > 0, "--timeout", "be above 0", options.timeout)
     from nocap.sources import race_arms
@@ -212,7 +212,7 @@ def _race(options: argparse.Namespace, words: Sequence[str], undo: ExitStack) ->
         arms = race_arms.prepared(arms, prepare)
     racing = Race(
         arms=arms,
-        readings=readings,
+        readers=readers,
         guards=guards,
         output_dir=options.output_dir,
         pairs=options.pairs,
@@ -318,40 +318,40 @@ def _arms(
     )
 
 
-def _readings(options: argparse.Namespace) -> tuple[list[Reading], list[GuardReading]]:
+def _readers(options: argparse.Namespace) -> tuple[list[MetricReader], list[GuardReader]]:
     """Return what is compared, and what may not be worse."""
-    from nocap.sources.command_output import Reading, number
-    from nocap.sources.race import MEASURED, GuardReading
+    from nocap.sources.command_output import MetricReader, number
+    from nocap.sources.race import COST_NAMES, GuardReader
     from nocap.store.metrics import Better
 
-    readings = list[Reading]()
-    guards = list[GuardReading]()
+    readers = list[MetricReader]()
+    guards = list[GuardReader]()
     for metric in options.metrics:
         what = metric["what"]
         better = Better(metric["better"])
         if metric["option"] == "--metric":
-            readings.append(Reading(what=what, better=better, file=options.file))
+            readers.append(MetricReader(what=what, better=better, file=options.file))
             continue
         name, _, text = what.rpartition(" ")
         rule = "be a metric and how much worse it may be, as in 'val_loss 0.01'"
         require(bool(name), "--guard", rule, what)
         margin = number(text, "--guard")
         require(0 <= margin < math.inf, "--guard", "have a margin of 0 or more", text)
-        reading = Reading(what=name, better=better, file=options.file)
-        guards.append(GuardReading(reading=reading, margin=margin))
+        reader = MetricReader(what=name, better=better, file=options.file)
+        guards.append(GuardReader(reader=reader, margin=margin))
     rule = "be given: a pattern with one group, as in 'val loss (\\S+)'"
-    require(bool(readings), "--metric", rule, "none")
-    every = [*readings, *(guard.reading for guard in guards)]
-    rule = f"have another name than {', '.join(MEASURED)}: of each run"
-    for reading in every:
-        reading.check()
-        require(reading.name not in MEASURED, "--metric", rule, reading.what)
-    names = [reading.name for reading in every]
+    require(bool(readers), "--metric", rule, "none")
+    every = [*readers, *(guard.reader for guard in guards)]
+    rule = f"have another name than {', '.join(COST_NAMES)}: of each run"
+    for reader in every:
+        reader.check()
+        require(reader.name not in COST_NAMES, "--metric", rule, reader.what)
+    names = [reader.name for reader in every]
     require(len({*names}) == len(names), "--metric", "differ in name, guards too", ", ".join(names))
-    has_step = bool(options.file) or "step" in readings[0].pattern.groupindex
+    has_step = bool(options.file) or "step" in readers[0].pattern.groupindex
     rule = "be given with a metric that has a group step"
-    require(options.target is None or has_step, "--target", rule, readings[0].what)
-    return readings, guards
+    require(options.target is None or has_step, "--target", rule, readers[0].what)
+    return readers, guards
 
 
 def _expected(text: str) -> tuple[float, float] | None:

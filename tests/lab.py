@@ -28,7 +28,7 @@ from nocap.store.runs import Record
 from nocap.study.carry_out import StudyOutcome, carry_out
 from nocap.study.log import FILE, RunLine, SessionLine, read_log
 from nocap.study.registration import name_of
-from nocap.study.result_of_outcome import collect
+from nocap.study.result_of_outcome import result_of
 from nocap.study.study_plan import StudyPlan, prepare
 from nocap.study.study_result import to_json
 from nocap.study.tasks import Training
@@ -81,7 +81,7 @@ class Lab:
         done = self.done(out, folder, run=run, **changed)
         t = done.plan.trainer
         machine = hardware.describe(t.device, t.threads)
-        result = collect(done, hardware=machine, command="made")
+        result = result_of(done, hardware=machine, command="made")
         content = json.loads(json.dumps(to_json(result)))
         return {claim["id"]: claim for claim in content["claims"]}
 

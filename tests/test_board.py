@@ -20,7 +20,7 @@ from nocap.report.words import stated
 from nocap.store.metrics import METRICS, Per, Scale
 from nocap.study import board, claim_row, current_claims, study_pages
 from nocap.study.__main__ import main as command
-from nocap.study.claim_row import PROJECT, STAND_IN, THERE, Row, rows
+from nocap.study.claim_row import PROJECT, STAND_IN, THERE, ClaimRow, rows
 from nocap.study.spec import Study, load_study
 from nocap.study.study_plan import StudyPlan
 from nocap.study.study_result import StudyResult
@@ -60,10 +60,10 @@ def every(committed: tuple[dict[str, Study], dict[str, list[StudyResult]]]) -> l
 
 
 @pytest.fixture(scope="module")
-def shown(every: list[StudyResult]) -> dict[str, Row]:
+def shown(every: list[StudyResult]) -> dict[str, ClaimRow]:
     """Return the board's rows by claim, with the scale where it is not the CPU's, and the machine
     where a row of the claim came before."""
-    named = dict[str, Row]()
+    named = dict[str, ClaimRow]()
     for row in board.in_order(rows(every)):
         name = row.claim.id
         if row.result.scale != "cpu":
@@ -222,13 +222,13 @@ FINDINGS = [
 
 @pytest.mark.parametrize(("name", "verdict", "measured"), FINDINGS)
 def test_a_row_says_what_was_found_and_where(
-    shown: dict[str, Row], name: str, verdict: str, measured: str
+    shown: dict[str, ClaimRow], name: str, verdict: str, measured: str
 ):
     assert shown[name].verdict == verdict
     assert shown[name].cells["measured"] == measured
 
 
-def test_no_effect_is_printed_with_a_sign(shown: dict[str, Row]):
+def test_no_effect_is_printed_with_a_sign(shown: dict[str, ClaimRow]):
     for name, row in shown.items():
         bound = claim_row.allowed(row.claim, row.claim_result.bound)
         said = [claim_row.expected(row.claim), bound, row.cells["measured"], row.cells["guards"]]
@@ -248,7 +248,7 @@ def test_results_name_both_shapes(tmp_path: Path):
     assert re.match(f"{shape.format(32, 256)}, .*, against {shape.format(64, 512)}", timed)
 
 
-def test_what_is_counted_apart(shown: dict[str, Row]):
+def test_what_is_counted_apart(shown: dict[str, ClaimRow]):
     ids = {}
     for about in (THERE, STAND_IN, PROJECT):
         ids[about] = {row.claim.id for row in shown.values() if row.about == about}
@@ -257,7 +257,7 @@ def test_what_is_counted_apart(shown: dict[str, Row]):
     assert {"A17.time", "B3.loss", "D2.stack_better"} <= ids[PROJECT]
 
 
-def test_false_verdicts_to_expect(shown: dict[str, Row]):
+def test_false_verdicts_to_expect(shown: dict[str, ClaimRow]):
     every = list(shown.values())
     exact = {row.claim.id for row in every if claim_row.is_exact(row.claim_result.verdict.primary)}
     assert {"A1.kv", "A6.memory"} <= exact
@@ -269,7 +269,7 @@ def test_false_verdicts_to_expect(shown: dict[str, Row]):
     assert "Up to 1.0 false verdicts are to be expected" in board.errors(every[:1] * 20)
 
 
-def test_bounds_that_were_passed_are_explained(shown: dict[str, Row]):
+def test_bounds_that_were_passed_are_explained(shown: dict[str, ClaimRow]):
     beyond = {name for name, row in shown.items() if claim_row.BEYOND in row.notes}
     older = {"A18.long.sliding, 89696c6b7cea", "A18.long.flash, 89696c6b7cea"}
     assert beyond == {*older, "B1.speed", "B5.wide_speed"}
@@ -325,7 +325,7 @@ def test_what_a_claim_expects_is_said_in_words(
     assert stated(low, high, METRICS[metric], Scale(scale)) == text
 
 
-def test_guards_are_said_in_words(shown: dict[str, Row]):
+def test_guards_are_said_in_words(shown: dict[str, ClaimRow]):
     assert shown["A0"].cells["guards"] == (
         "memory: 24.9% less memory, exact, allowed: no more memory; "
         "validation loss: 0.4% lower loss [4.8% higher loss to 5.4% lower loss], n=3, "
@@ -337,7 +337,7 @@ def test_guards_are_said_in_words(shown: dict[str, Row]):
 
 
 def test_the_page_has_every_row_and_a_plot_for_each_unit_and_is_one_small_file(
-    written: dict[Path, str], shown: dict[str, Row]
+    written: dict[Path, str], shown: dict[str, ClaimRow]
 ):
     page = written[STUDIES / "board.html"]
     text = text_of(page)
@@ -397,7 +397,7 @@ def parts(every: list[StudyResult], studies: dict[str, Study]) -> dict[str, boar
     return {part.group.whose: part for part in found}
 
 
-def words_of(some: list[Row]) -> dict[str, int]:
+def words_of(some: list[ClaimRow]) -> dict[str, int]:
     values: dict[str, int] = {}
     for word in ("confirmed", "exceeded", "refuted"):
         values[word] = [row.word for row in some].count(word)
@@ -405,7 +405,7 @@ def words_of(some: list[Row]) -> dict[str, int]:
 
 
 def test_the_notes_nocaps_own_and_another_engines_are_counted_apart(
-    parts: dict[str, board.Section], shown: dict[str, Row], written: dict[Path, str]
+    parts: dict[str, board.Section], shown: dict[str, ClaimRow], written: dict[Path, str]
 ):
     """Every row is in one group; the .NET engine's are in no count."""
     notes = parts["the notes'"]
@@ -469,7 +469,7 @@ SOURCES = {
 }
 
 
-def test_a_claim_names_the_note_that_states_it(shown: dict[str, Row]):
+def test_a_claim_names_the_note_that_states_it(shown: dict[str, ClaimRow]):
     for source, claims in SOURCES.items():
         sources = {name: shown[name].claim.source for name in claims}
         assert sources == dict.fromkeys(claims, source)
@@ -550,7 +550,7 @@ def test_the_shares_of_a_forward_are_the_profiles(parts: dict[str, board.Section
 
 
 def test_what_a_profile_keeps_of_the_scores_and_norms(
-    parts: dict[str, board.Section], shown: dict[str, Row]
+    parts: dict[str, board.Section], shown: dict[str, ClaimRow]
 ):
     entries = {entry.id: entry for entry in parts["the notes'"].unstudied}
     scores = shown["A12.scores"].claim_result.verdict.primary.shown()
@@ -591,14 +591,14 @@ def test_an_answer_of_the_atlas_is_its_tables(
     assert verdict in entry.answer or "n=3" in entry.answer
 
 
-def test_a_claim_about_a_gpu_says_that_none_has_measured_it(shown: dict[str, Row]):
+def test_a_claim_about_a_gpu_says_that_none_has_measured_it(shown: dict[str, ClaimRow]):
     waiting = {name for name, row in shown.items() if "no GPU yet" in row.notes}
     assert {"A0", "A1.speed", "A1.speed, cpu_bytes", "A4.memory", "A17.time", "B6"} <= waiting
     # counted on any machine, of a CPU's engine, of nocap's own small models
     assert waiting.isdisjoint({"A1.kv", "A12.adamw", "C1.speed", "B5.deep", "D2.stack, docs"})
 
 
-def test_equal_quality_is_shown_or_said_not_to_be(shown: dict[str, Row]):
+def test_equal_quality_is_shown_or_said_not_to_be(shown: dict[str, ClaimRow]):
     """Of A1 the loss is at most 1.6% higher, where 1% is allowed; of A4 it is the same."""
     unsettled = {name for name, row in shown.items() if "equal quality not shown" in row.notes}
     assert {"A0", "A1.speed", "A2.attention", "A5.speed", "A6.speed"} <= unsettled

@@ -175,7 +175,9 @@ def test_a_difference_that_is_not_shown_asks_for_the_seeds_that_would_show_it(
 
 def test_a_page_in_markdown_has_both(tmp_path: Path) -> None:
     comparison = runs(tmp_path, {"base": FLAT, "noisy": NOISY})
-    text = comparison_markdown.page(comparison, judge=result_file.judge(), command="python -m nocap.compare runs")
+    text = comparison_markdown.page(
+        comparison, judge=result_file.judge(), command="python -m nocap.compare runs"
+    )
     assert f"# {headline(comparison)}" in text
     assert f"* {next_step(comparison)}" in text
 

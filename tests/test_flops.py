@@ -22,7 +22,7 @@ from nocap.measure.roofline import count
 from nocap.measure.timed_arm import TimedArm
 from nocap.model.flops import component_flops, flops_per_token
 from nocap.model.gpt import GPT
-from nocap.proposals.campaign_of_overrides import check_flops
+from nocap.proposals.override_proposals import check_flops
 from nocap.report.comparison_tables import render
 from nocap.store.record import Metrics, read_json
 from nocap.store.runs import load_runs

@@ -20,7 +20,7 @@ from nocap.judge.cautious_interval import CLOCK_BIAS
 from nocap.judge.compare import compare
 from nocap.judge.comparison_json import result_of
 from nocap.judge.comparison_schema import to_json
-from nocap.judge.differences import Outcome
+from nocap.judge.differences import DifferenceWord
 from nocap.report import comparison_page as page
 from nocap.report.comparison_tables import render
 from nocap.sources.formats import LONGEST
@@ -127,7 +127,7 @@ def test_false_alarms_without_seeds_are_as_rare_as_said(tmp_path):
         table.write_text("arm,run,val_loss\n" + "".join(rows))
         comparison = compare(load_logs([str(table)]))
         (gap,) = [row.difference for row in comparison.arms if row.difference]
-        alarms += gap.outcome in (Outcome.better, Outcome.worse)
+        alarms += gap.outcome in (DifferenceWord.better, DifferenceWord.worse)
     assert alarms <= 30  # 7.5%: one in twenty, and chance
 
 

@@ -20,7 +20,7 @@ from nocap.config.trainer import Device
 from nocap.generation.engines import Cached, Recompute
 from nocap.measure import profile_tables, roofline, timed_arm
 from nocap.measure.bench_arms import compose_arms
-from nocap.measure.largest_parts import Typed, file_of, largest, replaced, without
+from nocap.measure.largest_parts import ProfileCommand, file_of, largest, replaced, without
 from nocap.measure.mixer_moments import AROUND, FUSED, MOMENTS, PRODUCT, SOFTMAX, VALUES
 from nocap.measure.profile import ProfileQuestion, profiles
 from nocap.measure.profile_groups import Row, grouped
@@ -35,7 +35,7 @@ from nocap.measure.profiler_ranges import (
     read_moments,
 )
 from nocap.measure.roofline import count
-from nocap.measure.subject import Of, Subject
+from nocap.measure.subject import Subject, SubjectKind
 from nocap.model.gpt import build_model, count_parameters
 from tests.conftest import REPO
 from tests.fuzz.process import answer
@@ -406,10 +406,12 @@ def test_a_cache_that_is_rewound_gives_the_same_token_again():
 def test_an_option_without_a_cache_is_counted_over_its_whole_prefix():
     """Its products are a prompt's of one token more, whatever the attention that stands in for
     counting."""
-    run = Subject(of=Of.token).run(compose([*NANO, "attention=mha", "data.document_mask=true"]))
-    subject = Subject(of=Of.token, prompt=8)
+    run = Subject(of=SubjectKind.token).run(
+        compose([*NANO, "attention=mha", "data.document_mask=true"])
+    )
+    subject = Subject(of=SubjectKind.token, prompt=8)
     token = count(run, vocab_size=70, subject=subject)
-    subject = Subject(of=Of.prefill, prompt=9, cached=False)
+    subject = Subject(of=SubjectKind.prefill, prompt=9, cached=False)
     prefill = count(run, vocab_size=70, subject=subject)
     flops = []
     for counted in (token, prefill):
@@ -440,7 +442,7 @@ def test_words_give_way_to_the_same_key_and_to_another_option_of_their_group():
 def bounded(taken):
     """Return a profile of these parts with these ceilings, and what its words compose to."""
 
-    def make(words, table, *, trusted=True, of=Of.step):
+    def make(words, table, *, trusted=True, of=SubjectKind.step):
         example = taken["step"].parts[0]
         parts = []
         for part, ms in (("scores", 40.0), ("mlp_up", 30.0), ("norm", 20.0), ("head", 10.0)):
@@ -492,7 +494,7 @@ def test_the_command_is_a_bench_of_the_same_runs(words, bounded):
     """Its words compose to the run that was profiled and to those that were bounded."""
     words = ["model=nano", *words, "trainer.device=cpu"]
     profile, made = bounded(words, TABLE)
-    rows = largest(profile, Typed(words=words, choices=made.choices))
+    rows = largest(profile, ProfileCommand(words=words, choices=made.choices))
     parts = [each.part for each in rows]
     assert parts == ["scores", "mlp_up", "norm"]
     labels = [[each.label for each in row.options] for row in rows]
@@ -517,7 +519,7 @@ def test_the_command_is_a_bench_of_the_same_runs(words, bounded):
 def test_what_cannot_be_trusted_is_bounded_by_flops_and_folders_are_kept(bounded):
     words = ["model=nano", "attention=mha"]
     profile, made = bounded(words, TABLE, trusted=False)
-    typed_words = Typed(words=words, choices=made.choices, folders=[REPO / "a folder"])
+    typed_words = ProfileCommand(words=words, choices=made.choices, folders=[REPO / "a folder"])
     file = file_of(profile, typed_words)
     rows = file.largest
     options = list(itertools.chain(*(row.options for row in rows)))
@@ -536,8 +538,8 @@ def test_what_cannot_be_trusted_is_bounded_by_flops_and_folders_are_kept(bounded
 
 def test_of_a_forward_the_command_is_another_profile_and_the_difference(bounded):
     words = ["model=nano", "attention=mha"]
-    profile, made = bounded(words, TABLE, of=Of.forward)
-    typed = Typed(words=words, choices=made.choices, flags=["--forward"])
+    profile, made = bounded(words, TABLE, of=SubjectKind.forward)
+    typed = ProfileCommand(words=words, choices=made.choices, flags=["--forward"])
     assert largest(profile, typed)[0].command == (
         "python -m nocap.profile --forward model=nano attention=mha --json before.json && "
         "python -m nocap.profile --forward model=nano attention=mqa --json after.json && "

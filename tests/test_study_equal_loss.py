@@ -23,7 +23,7 @@ from nocap.study.carry_out import StudyOutcome
 from nocap.study.claim_measurements import measurements
 from nocap.study.evidence import Evidence
 from nocap.study.registration import Provenance, registrations
-from nocap.study.result_of_outcome import collect
+from nocap.study.result_of_outcome import result_of
 from nocap.study.study_plan import StudyPlan, prepare
 from nocap.study.study_result import StudyResult, to_json
 from nocap.study.tasks import Training
@@ -91,7 +91,7 @@ def resulted(tmp_path: Path, evidence: Evidence, *claims: Json, seeds: int = 3) 
     plan = planned(tmp_path / "made", claims or [EQUAL], seeds)
     stands = {each.id: STANDS for each in plan.study.claims}
     outcome = StudyOutcome(plan=plan, evidence=evidence, provenances=stands)
-    result = collect(outcome, hardware=MACHINE, command="made")
+    result = result_of(outcome, hardware=MACHINE, command="made")
     json.dumps(to_json(result), allow_nan=False)
     return result
 
@@ -216,7 +216,9 @@ def test_a_guard_holds_the_time_at_equal_loss(
     assert claimed["reason"] == reason
     mid = claimed["guards"][0]["measured"]["mid"]
     assert mid == pytest.approx(pace / 1.2, rel=0.01)
-    assert "allowed: at most 1.01 of the baseline's time at equal loss" in study_pages.render(content)
+    assert "allowed: at most 1.01 of the baseline's time at equal loss" in study_pages.render(
+        content
+    )
 
 
 # --- how it is told -------------------------------------------------------------------------------
@@ -228,8 +230,9 @@ def test_the_terminal_the_page_and_the_board_say_it_in_the_same_words(tmp_path: 
     mid, low, high = (f"{measured[key]:.2f}" for key in ("mid", "low", "high"))
     words = f"{mid} of the baseline's time at equal loss [{low}, {high}]"
     assert f"measured           {words}, n=3" in study_pages.render(content)
-    assert "expected           at most 0.98 of the baseline's time at equal loss" in study_pages.render(
-        content
+    assert (
+        "expected           at most 0.98 of the baseline's time at equal loss"
+        in study_pages.render(content)
     )
     assert "; the baseline's ends after 8, 12 and 17 steps" in study_pages.render(content)
     made_study = loaded(tmp_path / "made", study(claims=[EQUAL]))

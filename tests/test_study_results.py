@@ -26,9 +26,9 @@ from nocap.study.carry_out import StudyOutcome
 from nocap.study.claim_measurements import measurements
 from nocap.study.evidence import Evidence
 from nocap.study.log import StudyLog
-from nocap.study.preview import sigma
+from nocap.study.plan_preview import sigma
 from nocap.study.registration import Provenance
-from nocap.study.result_of_outcome import collect
+from nocap.study.result_of_outcome import result_of
 from nocap.study.spec import STUDIES, Study
 from nocap.study.study_plan import prepare, shorter
 from nocap.study.study_result import StudyResult, read_result, to_json, write_result
@@ -64,7 +64,7 @@ def resulted(made_study: Study, evidence: Evidence, *, stands: Provenance = STAN
     plan = prepare(made_study, "cpu", output_dir="outputs")
     provenances = {claim.id: stands for claim in made_study.claims}
     done = StudyOutcome(plan=plan, evidence=evidence, provenances=provenances)
-    result = collect(done, hardware=MACHINE, command="made")
+    result = result_of(done, hardware=MACHINE, command="made")
     assert "host" not in result.hardware
     return result
 

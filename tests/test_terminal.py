@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from nocap.judge.comparison import Comparison
-from nocap.judge.differences import Outcome
+from nocap.judge.differences import DifferenceWord
 from nocap.judge.proposal import ProposalWord
 from nocap.judge.verdict import Word
 from nocap.report import comparison_tables
@@ -182,7 +182,7 @@ def table(*rows: Sequence[object], heads: Sequence[str], keep: str = "") -> str:
 
 def test_a_word_of_a_verdict_fits_the_narrowest_column() -> None:
     words = []
-    for kind in (Outcome, Word, ProposalWord):
+    for kind in (DifferenceWord, Word, ProposalWord):
         for word in kind:
             words.append(word.value)
     assert [word for word in words if len(word) > PHRASE] == []

@@ -124,7 +124,9 @@ def interval(values: Array, noise: str, *, analysis: int = 1) -> tuple[Array, Ar
         half, _ = cautious_interval.half_width(sd, n, analysis=analysis)
     else:
         own = half_width(1.0, n, analysis) * sd
-        half, _ = cautious_interval.narrowed(own, sd, n, declared=declared(noise), share=analysis**2)
+        half, _ = cautious_interval.narrowed(
+            own, sd, n, declared=declared(noise), share=analysis**2
+        )
     return mid - half, mid + half
 
 

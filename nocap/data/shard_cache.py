@@ -1,9 +1,8 @@
-"""Sets of shards made in the cache, once.
+"""Sets of shards that are made once and kept in the cache.
 
 A set is a folder `cache_dir/corpora/<kind>-<vocabulary>-<key>`, its key a hash of everything that
 the shards depend on, the code that makes them included. The folder appears by a rename, so neither
-a killed process nor a racing one leaves half a set behind.
-"""
+a killed process nor a racing one leaves half a set behind."""
 
 from __future__ import annotations
 
@@ -27,20 +26,20 @@ SHARD_TOKENS = 100_000_000  # a shard is closed once it has as many
 FORMAT = 1  # of the shards' content; a change makes every set anew
 
 # of the source, for the record; shards by split
-Made = tuple[dict[str, object], dict[str, list[dict[str, object]]]]
+NewSet = tuple[dict[str, object], dict[str, list[dict[str, object]]]]
 
 # The options that make the tokens at hand, set where they are asked for them. Their code, with what
 # it imports, is in the key of what is made.
 MAKERS: ContextVar[tuple[object, ...]] = ContextVar("MAKERS", default=())
 
 
-def made(
+def cached_set(
     kind: str,
     vocabulary: str,
     key: dict[str, Any],
     *,
     cache_dir: Path,
-    make: Callable[[Path], Made],
+    make: Callable[[Path], NewSet],
 ) -> ShardSet:
     """Return the set with this key, made first if it is not in the cache."""
     modules = [make.__module__]
@@ -69,7 +68,7 @@ def _sums(folder: Path, rows: list[dict[str, Any]]) -> dict[Path, str]:
     return {folder / row["name"]: row["sha256"] for row in rows}
 
 
-def _make(folder: Path, kind: str, vocabulary: str, make: Callable[[Path], Made]) -> None:
+def _make(folder: Path, kind: str, vocabulary: str, make: Callable[[Path], NewSet]) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (folder.parent / f".{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # freed with its process, however that ends

@@ -1,10 +1,9 @@
-"""Arms whose steps were timed in turns: rounds in, a speed and a word for each arm out.
+"""The judge of a bench: rounds in, a speed and a word for each arm out.
 
 A round has the time of every instance, and gives one log ratio an arm, to the baseline's second
 instance: what is built and timed first has come out 0.5 to 1% slow. The first instance, the
-control, is only there to show it. The interval is that of all clocks (`nocap.judge.cautious_interval`), over
-rounds, wider by what the baseline differs from itself.
-"""
+control, is only there to show it. The interval is that of all clocks
+(`nocap.judge.cautious_interval`), over rounds, wider by what the baseline differs from itself."""
 
 from __future__ import annotations
 

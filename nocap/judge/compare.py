@@ -1,6 +1,6 @@
-"""The comparison: arms against a baseline, with intervals, verdicts, and what should be doubted. As
-JSON it is a `judge.comparison_schema.Result`. `--json` writes it with the question and the records
-(`nocap.report.result_file`), from which it is judged again."""
+"""Make the comparison: arms against a baseline, with intervals, verdicts, and what should be doubted.
+As JSON it is a `judge.comparison_schema.Result`. `--json` writes it with the question and the
+records (`nocap.report.result_file`), from which it is judged again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nocap.judge.confounders import confounders, declaring, is_noisy
 from nocap.judge.differences import (
     Difference,
     Differences,
-    Outcome,
+    DifferenceWord,
     Pair,
     difference,
     pair_of,
@@ -353,8 +353,10 @@ class _Rows:
         """Return an arm's means and differences, over the same seeds."""
         seeds = self._seeds(arm, base)
         pace = _mean(arm, TOKEN_US, seeds)
-        means = {TOKEN_US: times_and_memory.of_pace(arm, base, pace, self.paces, self.ratios.get(arm.id))}
-        for name in times_and_memory.TIMES:
+        means = {
+            TOKEN_US: times_and_memory.of_pace(arm, base, pace, self.paces, self.ratios.get(arm.id))
+        }
+        for name in times_and_memory.SHOWN_METRICS:
             mean = _mean(arm, name, seeds)
             means[name] = times_and_memory.of_metric(arm, base, self.sides.others, name, mean)
         against = None
@@ -403,7 +405,7 @@ def _word(arm: Arm, base: Arm, gap: Difference, *, allow: Collection[str]) -> Di
     """Return the difference; what confounds it goes before any other word."""
     reasons = confounders(arm, base, allowed=allow)
     if reasons:
-        return replace(gap, outcome=Outcome.confounded, reason=", ".join(reasons))
+        return replace(gap, outcome=DifferenceWord.confounded, reason=", ".join(reasons))
     return gap
 
 

@@ -1,5 +1,5 @@
-"""What a comparison found: its arms, each with its differences, and what they rest on.
-`judge.compare` makes it."""
+"""A comparison as `judge.compare` makes it: its arms, each with its differences, and what they rest
+on."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from nocap.judge.looks import Looks, looks_at
 from nocap.store.metrics import METRICS, Better, Kind
 
 
-class Outcome(Enum):
+class DifferenceWord(Enum):
     better = "better"
     worse = "worse"
     unclear = "no difference shown"
@@ -47,13 +47,13 @@ class Difference:
 
     # of the metric less the baseline's; whoever races or benches says a ratio or a gain
     estimate: Estimate
-    outcome: Outcome
+    outcome: DifferenceWord
     reason: str = ""  # why there is no verdict, what confounds it, or on what it depends
 
     @property
     def verdict(self) -> str:
         """Return the word with its reason."""
-        if self.outcome is Outcome.depends:
+        if self.outcome is DifferenceWord.depends:
             return f"depends on {self.reason}"
         if self.reason:
             return f"{self.outcome.value} ({self.reason})"
@@ -62,23 +62,23 @@ class Difference:
 
 def outcome(
     estimate: Estimate, *, better: Better = Better.higher, tie: float = ROUNDING
-) -> Outcome:
+) -> DifferenceWord:
     """Return what an interval shows of a gain, or of a number of which less is better: better or
     worse where it lies wholly beyond the `tie`."""
     if not math.isfinite(estimate.high):
-        return Outcome.undecided
+        return DifferenceWord.undecided
     position = estimate.position(0.0, 0.0, tie=tie)
     if position not in (1, -1):
-        return Outcome.unclear
+        return DifferenceWord.unclear
     is_above = position == 1
     more_is_better = better is Better.higher
-    return Outcome.better if is_above == more_is_better else Outcome.worse
+    return DifferenceWord.better if is_above == more_is_better else DifferenceWord.worse
 
 
 def difference(estimate: Estimate, *, metric: str, floor: float = ROUNDING) -> Difference:
     """Return what an interval shows of an arm's number less the baseline's."""
     word = outcome(estimate, better=METRICS[metric].better, tie=floor)
-    reason = f"n={estimate.n}" if word is Outcome.undecided else ""
+    reason = f"n={estimate.n}" if word is DifferenceWord.undecided else ""
     return Difference(estimate=estimate, outcome=word, reason=reason)
 
 
@@ -124,13 +124,15 @@ class Pair:
         """Return why this arm is in no table, with its own estimate; `None`: it is in one."""
         estimate = self._alone()
         if self.arm.diverged or self.base.diverged:
-            return Difference(estimate=estimate, outcome=Outcome.diverged, reason=self._diverged())
+            return Difference(
+                estimate=estimate, outcome=DifferenceWord.diverged, reason=self._diverged()
+            )
         reason = self._unfinished()
         if reason:
-            return Difference(estimate=estimate, outcome=Outcome.unfinished, reason=reason)
+            return Difference(estimate=estimate, outcome=DifferenceWord.unfinished, reason=reason)
         if not math.isfinite(estimate.high):
             return Difference(
-                estimate=estimate, outcome=Outcome.undecided, reason=f"n={estimate.n}"
+                estimate=estimate, outcome=DifferenceWord.undecided, reason=f"n={estimate.n}"
             )
         return None
 

@@ -1,10 +1,10 @@
-"""Arms of anybody's commands that took turns: rows and a question in, a word for each arm out.
+"""The judge of a race: rows of anybody's commands and a question in, a word for each arm out.
 
 Each repeat ran every arm once, with one seed. The arms are judged after 3, 6, 12, … repeats and at
 no other number. What the commands print has the textbook's interval for all arms together
 (`nocap.judge.interval`). What they cost is compared as a ratio and has the cautious interval
-(`nocap.judge.cautious_interval`); where the repeats lie in several sessions, a session is what repeats it.
-"""
+(`nocap.judge.cautious_interval`); where the repeats lie in several sessions, a session is what
+repeats it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nocap.judge import cautious_interval
 from nocap.judge.arm_mean import ArmMean
 from nocap.judge.cautious_interval import CLOCK_BIAS
 from nocap.judge.claim import TO_TARGET
-from nocap.judge.differences import Difference, Outcome, outcome
+from nocap.judge.differences import Difference, DifferenceWord, outcome
 from nocap.judge.interval import (
     LEAST_PAIRS,
     ROUNDING,
@@ -35,8 +35,8 @@ from nocap.store.metrics import METRICS, Better, Kind, Measurement, Metric
 
 NOT_REACHED = "a run never came to the target, or began at it"
 OPEN = (
-    Outcome.unclear,
-    Outcome.undecided,
+    DifferenceWord.unclear,
+    DifferenceWord.undecided,
     Word.inconclusive,
 )  # more repeats may change these words
 
@@ -115,7 +115,7 @@ class RacedArm:
     """An arm beside the baseline."""
 
     name: str
-    word: Outcome | Word
+    word: DifferenceWord | Word
     reason: Reason | None  # None: the interval of the gain says it all
     guard: str  # the first metric that is beyond its limit, or else that may be; "": none
     gain: Estimate  # in the first metric, over all repeats of the last analysis
@@ -192,11 +192,11 @@ def _judge_arm(name: str, full: _Repeats, independent: _Repeats) -> RacedArm:
 # --- the word -------------------------------------------------------------------------------------
 
 # a word, its reason, and the metric that is beyond its limit
-_Judgement = tuple[Outcome | Word, Reason | None, str]
+_Judgement = tuple[DifferenceWord | Word, Reason | None, str]
 
 
 def _without_interval() -> _Judgement:
-    return Outcome.undecided, None, ""
+    return DifferenceWord.undecided, None, ""
 
 
 def _word(
@@ -213,10 +213,10 @@ def _word(
         word, reason = decide(gain.position(*question.expect, tie=tie), positions)
         return word, reason, guard
     if -1 in positions:
-        return Outcome.worse, Reason.guard, guard
+        return DifferenceWord.worse, Reason.guard, guard
     way = outcome(gain, tie=tie)
-    if guard and way is Outcome.better:
-        return Outcome.unclear, Reason.guard, guard
+    if guard and way is DifferenceWord.better:
+        return DifferenceWord.unclear, Reason.guard, guard
     return way, None, ""
 
 
@@ -263,7 +263,7 @@ class _Repeats:
     def judged_cost(self, arm: str, cost: Metric) -> Difference:
         """Return the ratio of a cost with its word."""
         gain = self.cost(arm, cost)
-        word = outcome(gain) if self.question.has_verdict(cost) else Outcome.undecided
+        word = outcome(gain) if self.question.has_verdict(cost) else DifferenceWord.undecided
         return Difference(estimate=gain.exp(), outcome=word)
 
     def cost(self, arm: str, cost: Metric) -> Estimate:

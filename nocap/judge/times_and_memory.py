@@ -16,7 +16,7 @@ from nocap.judge.pace import Paces
 from nocap.store.metrics import METRICS, Kind
 
 # of one machine only; a run's wall clock has no ratio, for it holds what else the machine did
-TIMES = ("tokens_per_s", "step_ms", "model_mib", "train_s")
+SHOWN_METRICS = ("tokens_per_s", "step_ms", "model_mib", "train_s")
 PEAK_ONLY = "a record has no figure of the model's memory, or only the peak of its process"
 
 

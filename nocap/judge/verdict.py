@@ -200,7 +200,9 @@ def _width(
     spread = np.float64(sd)
     if metric.kind is Kind.seed:
         own = np.float64(half_width(sd, n, analysis))
-        half, used = cautious_interval.narrowed(own, spread, n, declared=declared, share=analysis**2)
+        half, used = cautious_interval.narrowed(
+            own, spread, n, declared=declared, share=analysis**2
+        )
     else:
         half, used = cautious_interval.half_width(spread, n, declared=declared, analysis=analysis)
     return float(half), bool(used)

@@ -30,7 +30,7 @@ LEAST_SHARE = 0.005  # of the whole, in the part
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Typed:
+class ProfileCommand:
     """The words of the profile's command."""
 
     words: Sequence[str]  # overrides
@@ -40,7 +40,7 @@ class Typed:
     json: Path | None = None  # the file that has the profile
 
 
-def file_of(profile: ProfileJson, typed: Typed) -> ProfileFile:
+def file_of(profile: ProfileJson, typed: ProfileCommand) -> ProfileFile:
     """Return the profile as its command writes it: with the folders of its options, and what to
     try."""
     return ProfileFile(
@@ -50,7 +50,7 @@ def file_of(profile: ProfileJson, typed: Typed) -> ProfileFile:
     )
 
 
-def largest(profile: ProfileJson, typed: Typed) -> list[LargestJson]:
+def largest(profile: ProfileJson, typed: ProfileCommand) -> list[LargestJson]:
     """Return the largest parts, each with the options that can win most there, and a command. Where
     the times are not to be trusted, what can be won is by FLOPs alone."""
     assert profile.ceilings is not None, "a profile of the command has ceilings"
@@ -94,7 +94,7 @@ def _option(row: CeilingJson, part: str, profile: ProfileJson) -> OptionJson:
     )
 
 
-def command(profile: ProfileJson, typed: Typed, options: Sequence[str]) -> str:
+def command(profile: ProfileJson, typed: ProfileCommand, options: Sequence[str]) -> str:
     """Return what measures these options against the profile's own: a bench of training steps; of
     anything else a profile of the first option, and what it changes."""
     if profile.of.trains:
@@ -121,7 +121,7 @@ def without(words: Sequence[str], by: Sequence[str]) -> list[str]:
     return [word for word in words if word not in gone]
 
 
-def _bench(config: Mapping[str, Any], typed: Typed, options: Sequence[str]) -> str:
+def _bench(config: Mapping[str, Any], typed: ProfileCommand, options: Sequence[str]) -> str:
     own = replaced(typed.words, options)
     baseline = list[str]()
     for option in options:
@@ -147,7 +147,7 @@ def _now(config: Mapping[str, Any], choices: Mapping[str, str | None], option: s
     return f"{key}={value}"
 
 
-def _profiles(typed: Typed, option: str) -> str:
+def _profiles(typed: ProfileCommand, option: str) -> str:
     options = [*_config_dirs(typed.folders), *typed.flags]
     before = str(typed.json or "before.json")
     after = "after.json"

@@ -1,7 +1,6 @@
-"""What a mixer does from moment to moment: the scores, their softmax, the weighted sum; or one
-fused kernel.
+"""The moments of a mixer: the scores, their softmax, the weighted sum; or one fused kernel.
 
-It is told by the operations that the mixer calls, whichever option it is of: by their names as
+They are told by the operations that the mixer calls, whichever option it is of: by their names as
 torch's profiler and dispatcher have them. Where the operations are another pattern, the mixer is
 not taken apart.
 """

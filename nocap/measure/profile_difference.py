@@ -1,4 +1,4 @@
-"""Two profiles that were written as JSON, part by part: what changed. No torch.
+"""The difference of two profiles that were written as JSON, part by part: what changed. No torch.
 
 Milliseconds are compared where both are of the same machine, device, precision and threads;
 elsewhere the comparison is refused, with what arithmetic counted in both, which does not depend on
@@ -16,7 +16,7 @@ import msgspec
 
 from nocap.config.keys import flat, require
 from nocap.display import count
-from nocap.measure.profile_groups import Place
+from nocap.measure.profile_groups import RowKey
 from nocap.measure.profile_schema import (
     KIND,
     GroupJson,
@@ -25,7 +25,7 @@ from nocap.measure.profile_schema import (
     ProfileFile,
     TextFile,
 )
-from nocap.measure.subject import Of
+from nocap.measure.subject import SubjectKind
 from nocap.store.record import read_json
 
 # Keys that no measured time depends on; and those that a text's own facts stand for.
@@ -46,7 +46,7 @@ class ProfileSide:
     """A profile of the two, as its file has it."""
 
     path: Path
-    of: Of
+    of: SubjectKind
     words: Sequence[str]
     config_dirs: Sequence[str]
     config: Mapping[str, Any]  # flat
@@ -62,7 +62,7 @@ class ProfileSide:
     flops: float
     bytes: float
     groups: Mapping[str, Figure]
-    rows: Mapping[Place, Figure]
+    rows: Mapping[RowKey, Figure]
 
     @property
     def precision(self) -> str:
@@ -85,7 +85,7 @@ class ProfileSide:
 class Change:
     """The time of a group or a row before and after; None: it was not there."""
 
-    place: Place
+    place: RowKey
     before: Figure | None
     after: Figure | None
 
@@ -136,7 +136,7 @@ class ProfileDifference:
     rows: Sequence[Change]
 
     @property
-    def of(self) -> Of:
+    def of(self) -> SubjectKind:
         """Return what both are profiles of."""
         return self.before.of
 
@@ -203,7 +203,7 @@ def written(files: Mapping[str, ProfileFile]) -> dict[str, Any]:
     if len(files) == 1:
         (file,) = files.values()
         return dict(msgspec.to_builtins(file))
-    both = TextFile(prefill=files[Of.prefill.value], token=files[Of.token.value])
+    both = TextFile(prefill=files[SubjectKind.prefill.value], token=files[SubjectKind.token.value])
     return dict(msgspec.to_builtins(both))
 
 
@@ -224,8 +224,8 @@ def sides(path: Path) -> list[ProfileSide]:
     try:
         if of == GENERATE:
             text = msgspec.convert(content, TextFile)
-            prefill = _side(path, text.prefill, Of.prefill)
-            token = _side(path, text.token, Of.token)
+            prefill = _side(path, text.prefill, SubjectKind.prefill)
+            token = _side(path, text.token, SubjectKind.token)
             return [prefill, token]
         file = msgspec.convert(content, ProfileFile)
         return [_side(path, file, file.of)]
@@ -237,16 +237,16 @@ GENERATE = "generate"  # `of` in a file with a profile of the prompt, and one of
 RULE = "a file that nocap.profile --json wrote"
 
 
-def _side(path: Path, file: ProfileFile, of: Of) -> ProfileSide:
+def _side(path: Path, file: ProfileFile, of: SubjectKind) -> ProfileSide:
     require(file.of is of, f"{path}: {of.value}.of", f"be {of.value}", file.of.value)
     config = dict(flat(file.config))
     require("trainer.precision" in config, f"{path}: config", "have trainer.precision", "none")
     groups = dict[str, Figure]()
-    rows = dict[Place, Figure]()
+    rows = dict[RowKey, Figure]()
     for group in file.groups:
         groups[group.group] = _figure(group)
         for leaf in group.parts:
-            place = Place(group=group.group, part=leaf.part, detail=leaf.detail)
+            place = RowKey(group=group.group, part=leaf.part, detail=leaf.detail)
             rows[place] = _figure(leaf)
     text: dict[str, Any] = {}
     if file.text:
@@ -351,13 +351,13 @@ def _counted(before: ProfileSide, after: ProfileSide) -> str:
     return f"what was counted does: {', '.join(figures)}"
 
 
-def _as_rows(groups: Mapping[str, Figure]) -> dict[Place, Figure]:
-    return {Place(group=name, part="", detail=None): figure for name, figure in groups.items()}
+def _as_rows(groups: Mapping[str, Figure]) -> dict[RowKey, Figure]:
+    return {RowKey(group=name, part="", detail=None): figure for name, figure in groups.items()}
 
 
 def _alike(
-    before: Mapping[Place, Figure], after: Mapping[Place, Figure]
-) -> tuple[dict[Place, Figure], dict[Place, Figure]]:
+    before: Mapping[RowKey, Figure], after: Mapping[RowKey, Figure]
+) -> tuple[dict[RowKey, Figure], dict[RowKey, Figure]]:
     """Return the rows of both. A part is one row where its details are others, as those of another
     kernel are."""
     parts_before = {_part(place) for place in before}
@@ -367,12 +367,12 @@ def _alike(
     return _merged(before, parts), _merged(after, parts)
 
 
-def _part(place: Place) -> Place:
-    return Place(group=place.group, part=place.part, detail=None)
+def _part(place: RowKey) -> RowKey:
+    return RowKey(group=place.group, part=place.part, detail=None)
 
 
-def _merged(rows: Mapping[Place, Figure], parts: set[Place]) -> dict[Place, Figure]:
-    merged = dict[Place, Figure]()
+def _merged(rows: Mapping[RowKey, Figure], parts: set[RowKey]) -> dict[RowKey, Figure]:
+    merged = dict[RowKey, Figure]()
     for place, figure in rows.items():
         part = _part(place)
         to = part if part in parts else place
@@ -384,7 +384,7 @@ def _merged(rows: Mapping[Place, Figure], parts: set[Place]) -> dict[Place, Figu
     return merged
 
 
-def _changes(before: Mapping[Place, Figure], after: Mapping[Place, Figure]) -> Iterator[Change]:
+def _changes(before: Mapping[RowKey, Figure], after: Mapping[RowKey, Figure]) -> Iterator[Change]:
     for place in dict.fromkeys([*before, *after]):
         yield Change(place=place, before=before.get(place), after=after.get(place))
 

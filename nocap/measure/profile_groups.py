@@ -59,7 +59,7 @@ _BY_NAME = ("mlp_up", "mlp_down")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
+class ProfileRow:
     """The cost of a module in one direction; of a mixer, in one of its moments."""
 
     path: str
@@ -75,7 +75,7 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class RowKey:
     """Where a row stands in the groups; a group's own place has no part."""
 
     group: str
@@ -127,7 +127,7 @@ class Total:
     forward_ms: float = 0
     backward_ms: float = 0
 
-    def add(self, row: Row) -> None:
+    def add(self, row: ProfileRow) -> None:
         """Add a row."""
         self.ms += row.ms
         self.flops += row.flops
@@ -144,7 +144,7 @@ class Total:
         return {**asdict(self), **rates(self, whole_ms)}
 
 
-def rates(cost: Row | Total, whole_ms: float) -> dict[str, Any]:
+def rates(cost: ProfileRow | Total, whole_ms: float) -> dict[str, Any]:
     """Return the fields that say how large a cost is beside the whole, and how close to the
     roofline."""
     fields: dict[str, Any] = {"share": cost.ms / whole_ms, "flop_s": None, "of_bound": None}
@@ -154,14 +154,14 @@ def rates(cost: Row | Total, whole_ms: float) -> dict[str, Any]:
     return fields
 
 
-def rated(row: Row, whole_ms: float) -> RowJson:
+def rated(row: ProfileRow, whole_ms: float) -> RowJson:
     """Return a row as a profile has it."""
     fields = asdict(row)
     del fields["detail"]
     return RowJson(**fields, **rates(row, whole_ms))
 
 
-def summed(rows: Iterable[Row], key: Callable[[Row], K]) -> defaultdict[K, Total]:
+def summed(rows: Iterable[ProfileRow], key: Callable[[ProfileRow], K]) -> defaultdict[K, Total]:
     """Return the sum of the rows of each key."""
     totals = defaultdict[K, Total](Total)
     for row in rows:
@@ -169,7 +169,7 @@ def summed(rows: Iterable[Row], key: Callable[[Row], K]) -> defaultdict[K, Total
     return totals
 
 
-def by_part(rows: Iterable[Row], whole_ms: float) -> list[PartJson]:
+def by_part(rows: Iterable[ProfileRow], whole_ms: float) -> list[PartJson]:
     """Return each part's sum, in the order of a table."""
     totals = summed(rows, lambda row: row.part)
     parts = list[PartJson]()
@@ -178,7 +178,7 @@ def by_part(rows: Iterable[Row], whole_ms: float) -> list[PartJson]:
     return parts
 
 
-def by_layer(rows: Iterable[Row], whole_ms: float) -> list[LayerJson]:
+def by_layer(rows: Iterable[ProfileRow], whole_ms: float) -> list[LayerJson]:
     """Return the sum of each part of each layer, in the order of a table."""
     in_blocks = (row for row in rows if row.layer is not None)
     totals = summed(in_blocks, lambda row: (row.layer or 0, row.part))
@@ -220,7 +220,7 @@ class Wholes:
         return figures
 
 
-def grouped(rows: Sequence[Row], whole_ms: float) -> list[GroupJson]:
+def grouped(rows: Sequence[ProfileRow], whole_ms: float) -> list[GroupJson]:
     """Return the groups, each with its sum, its share of the whole, of all modules' forward and of
     the blocks, and its rows with the same figures in `parts`. A sum is that of its rows."""
     rows = _detailed(rows)
@@ -231,8 +231,8 @@ def grouped(rows: Sequence[Row], whole_ms: float) -> list[GroupJson]:
         forward_ms=sum(row.ms for row in in_forward),
         blocks_ms=sum(row.ms for row in in_blocks),
     )
-    leaves = summed(rows, _place_of)
-    leaves_inside = summed(in_blocks, _place_of)
+    leaves = summed(rows, _key_of)
+    leaves_inside = summed(in_blocks, _key_of)
     groups_inside = summed(in_blocks, _group_of)
     places = sorted(leaves, key=_rank)
     groups = list[GroupJson]()
@@ -250,15 +250,15 @@ def grouped(rows: Sequence[Row], whole_ms: float) -> list[GroupJson]:
     return sorted(groups, key=_group_rank)
 
 
-def _group_of(row: Row) -> str:
+def _group_of(row: ProfileRow) -> str:
     return group_of(row.part, row.path)
 
 
-def _place_of(row: Row) -> Place:
-    return Place(group=_group_of(row), part=row.part, detail=row.detail)
+def _key_of(row: ProfileRow) -> RowKey:
+    return RowKey(group=_group_of(row), part=row.part, detail=row.detail)
 
 
-def _rank(place: Place) -> tuple[float, int]:
+def _rank(place: RowKey) -> tuple[float, int]:
     """Return where a table has a row of a group."""
     details = [detail for _, detail in DETAILS]
     rank = len(details)
@@ -275,12 +275,12 @@ def _group_rank(group: GroupJson) -> float:
     return order.index(group.group)
 
 
-def _detailed(rows: Sequence[Row]) -> list[Row]:
+def _detailed(rows: Sequence[ProfileRow]) -> list[ProfileRow]:
     """Return the rows with the details of parts other than a mixer."""
     names = defaultdict[str, set[str]](set)
     for row in rows:
         names[row.part].add(_name(row))
-    detailed = list[Row]()
+    detailed = list[ProfileRow]()
     for row in rows:
         detail = row.detail
         if row.part == "embedding":
@@ -293,6 +293,6 @@ def _detailed(rows: Sequence[Row]) -> list[Row]:
     return detailed
 
 
-def _name(row: Row) -> str:
+def _name(row: ProfileRow) -> str:
     """Return the module's own name."""
     return row.path.rpartition(".")[2]

@@ -22,7 +22,7 @@ from nocap.measure.profile_schema import (
     ProfileFile,
     ProfileJson,
 )
-from nocap.measure.subject import Of
+from nocap.measure.subject import SubjectKind
 from nocap.report.table import Column, Table
 from nocap.report.terminal import prose
 from nocap.store.metrics import HELD, PARTS, part_title
@@ -37,7 +37,7 @@ def render_profiles(files: Mapping[str, ProfileFile], *, ceilings: bool) -> str:
     for of, file in files.items():
         text = render_profile(file, ceilings=ceilings)
         if len(files) > 1:
-            text = f"=== {Of(of).title}\n{text}"
+            text = f"=== {SubjectKind(of).title}\n{text}"
         largest = "\n".join(_largest(file))
         texts.append(f"{text}\n\n{largest}")
     return "\n\n".join(texts)
@@ -92,7 +92,7 @@ def _size(profile: ProfileJson, config: Mapping[str, Any]) -> str:
     cache = "no cache, the prefix again"
     if text.cached:
         cache = f"a cache of {context} tokens"
-    if profile.of is Of.prefill:
+    if profile.of is SubjectKind.prefill:
         return f"a prompt of {text.prompt} tokens in one pass, {cache}"
     return f"one token of {text.texts} text(s) after {text.prompt} tokens, {cache}"
 
@@ -136,7 +136,7 @@ def _lines(profile: ProfileJson) -> Iterator[Line]:
 # --- the tables -----------------------------------------------------------------------------------
 
 # key of a row → title, format
-TIMES: dict[str, tuple[str, Callable[[Any], str]]] = {
+TIME_COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "ms": ("ms", three_digits),
     "share": ("share", percent),
     "of_forward": ("of forward", percent),
@@ -147,7 +147,7 @@ TIMES: dict[str, tuple[str, Callable[[Any], str]]] = {
 }
 OF_TRAINING = ("of_forward", "forward_ms", "backward_ms")
 # what is 0 of arithmetic is a dash
-COUNTED: dict[str, tuple[str, Callable[[Any], str]]] = {
+COUNT_COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "flops": ("GFLOP", _in(1e9)),
     "of_flops": ("share of FLOPs", percent),
     "flop_s": ("GFLOP/s", _per(1e9)),
@@ -159,10 +159,10 @@ SMALL = {"flops": ("MFLOP", _in(1e6))}  # of less than a GFLOP
 
 
 def _times(profile: ProfileJson) -> Table:
-    keys = [key for key in TIMES if profile.of.trains or key not in OF_TRAINING]
+    keys = [key for key in TIME_COLUMNS if profile.of.trains or key not in OF_TRAINING]
     columns = [Column(title="part")]
     for key in keys:
-        title, show = TIMES[key]
+        title, show = TIME_COLUMNS[key]
         columns.append(Column(title=title, show=show))
     rows = list[list[Any]]()
     for line in _lines(profile):
@@ -216,7 +216,7 @@ def _clocks(profile: ProfileJson, what: str, clocks: ClocksJson) -> Iterator[str
         yield _waiting(profile.of)
 
 
-def _waiting(of: Of) -> str:
+def _waiting(of: SubjectKind) -> str:
     if of.trains:
         return (
             "there the GPU waits for the host: trainer.cuda_graphs=true has one launch a "
@@ -227,9 +227,9 @@ def _waiting(of: Of) -> str:
 
 def _arithmetic(profile: ProfileJson) -> Table:
     all_flops = sum(group.flops for group in profile.groups)
-    shown = COUNTED
+    shown = COUNT_COLUMNS
     if all_flops < 1e9:
-        shown = COUNTED | SMALL
+        shown = COUNT_COLUMNS | SMALL
     columns = [Column(title="part")]
     for title, show in shown.values():
         columns.append(Column(title=title, show=show))
@@ -240,7 +240,7 @@ def _arithmetic(profile: ProfileJson) -> Table:
             continue
         figures = msgspec.structs.asdict(row)
         figures["of_flops"] = row.flops / all_flops if all_flops else 0.0
-        rows.append([line.title, *(figures[key] or None for key in COUNTED)])
+        rows.append([line.title, *(figures[key] or None for key in COUNT_COLUMNS)])
     note = (
         "bound: per operation the larger of its FLOPs at the measured peak and its bytes at "
         "the measured bandwidth"

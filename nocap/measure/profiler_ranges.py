@@ -1,4 +1,4 @@
-"""The parts of a step: which module is running, and what the profiler saw of each.
+"""Ranges for torch's profiler: which module runs when, and the time that the profiler saw of each.
 
 Ranges stand around the model's modules, forward by hooks, backward by autograd's sequence numbers.
 Nothing in the model knows of this: hooks are put on its modules, and its mixers wrapped, for as

@@ -1,5 +1,5 @@
-"""Time what is taken apart, plain and under the profiler: a training step, a forward, a prompt, a
-token."""
+"""Time what a profile is of, plain and under torch's profiler: a training step, a forward, a prompt,
+a token."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from nocap.measure.profiler_ranges import (
     profiler,
     read_moments,
 )
-from nocap.measure.subject import Of, Subject
+from nocap.measure.subject import Subject, SubjectKind
 from nocap.measure.timed_arm import Clock, TimedArm, random_tokens
 from nocap.model.gpt import build_model
 from nocap.store.metrics import HELD
@@ -235,7 +235,7 @@ def measure_forward(run: Run, *, repeats: int, trace: Path | None) -> WatchedSte
         with _forward(at_compile(run, run.trainer.compile)) as (action, _):
             compiled = compiled_step(action, repeats=repeats, on_cuda=on_cuda)
     return WatchedSteps(
-        subject=Subject(of=Of.forward),
+        subject=Subject(of=SubjectKind.forward),
         seen=seen,
         compiled=compiled,
         ranges=ranges,
@@ -292,9 +292,9 @@ def measure_text(
     draws = torch.Generator().manual_seed(run.seed)
     tokens_1T = torch.randint(run.tokenizer.vocab_size, (1, prompt), generator=draws).to(device)
     tokens_B = tokens_1T[0, -1].expand(texts).clone()
-    calls: dict[Of, Callable[[], object]] = {
-        Of.prefill: lambda: engine.prefill(tokens_1T),
-        Of.token: lambda: engine.decode(tokens_B),
+    calls: dict[SubjectKind, Callable[[], object]] = {
+        SubjectKind.prefill: lambda: engine.prefill(tokens_1T),
+        SubjectKind.token: lambda: engine.decode(tokens_B),
     }
     cached = isinstance(engine, Cached)
     held = _held(memory.n_bytes(model.parameters()) / memory.MIB, engine.cache_bytes)
@@ -303,7 +303,7 @@ def measure_text(
         subject = Subject(of=of, prompt=prompt, texts=texts, cached=cached)
         action = _text(engine, call, of, prompt=prompt, device=device)
         ranges = Ranges(run)
-        times = repeats * TOKEN_REPEATS if of is Of.token else repeats
+        times = repeats * TOKEN_REPEATS if of is SubjectKind.token else repeats
 
         def around(ranges: Ranges = ranges) -> AbstractContextManager[object]:
             stack = ExitStack()
@@ -311,7 +311,9 @@ def measure_text(
             stack.enter_context(ranges.around_engine(engine))
             return stack
 
-        seen = watch(action, ranges, around, repeats=times, trace=trace if of is Of.token else None)
+        seen = watch(
+            action, ranges, around, repeats=times, trace=trace if of is SubjectKind.token else None
+        )
         measured.append(
             WatchedSteps(subject=subject, seen=seen, compiled=None, ranges=ranges, memory_mib=held)
         )
@@ -319,7 +321,12 @@ def measure_text(
 
 
 def _text(
-    engine: Engine, call: Callable[[], object], of: Of, *, prompt: int, device: torch.device
+    engine: Engine,
+    call: Callable[[], object],
+    of: SubjectKind,
+    *,
+    prompt: int,
+    device: torch.device,
 ) -> Action:
     """Return a prompt or a token, warm."""
 
@@ -332,7 +339,9 @@ def _text(
             torch.cuda.synchronize(device)
 
     rewind = partial(engine.rewind, prompt)
-    action = Action(call=marked, synchronize=synchronize, ready=rewind if of is Of.token else idle)
+    action = Action(
+        call=marked, synchronize=synchronize, ready=rewind if of is SubjectKind.token else idle
+    )
     for _ in range(WARM):
         action.clock()
     return action

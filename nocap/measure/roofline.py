@@ -1,10 +1,9 @@
-"""The roofline: what a step must do (counted, not computed), how fast this machine can do it
-(measured peaks), and what each option could win at most.
+"""The roofline: what a step must do (counted, not computed), and how fast this machine can do it
+(measured peaks).
 
 The step runs on fake tensors, which have shapes, dtypes and a device, and no memory: torch's own
 dispatcher decides which operations there are, in the run's precision, with its kernels.
-`nocap.model.flops` has the formulas of the FLOPs.
-"""
+`nocap.model.flops` has the formulas of the FLOPs."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ from nocap.generation.engines import Cached, Engine, Recompute, UncachedError
 from nocap.measure.mixer_moments import Call, Nodes
 from nocap.measure.profile_schema import Peak
 from nocap.measure.profiler_ranges import MIXER, STEP, Key, Ranges
-from nocap.measure.subject import Of, Subject
+from nocap.measure.subject import Subject, SubjectKind
 from nocap.measure.timed_arm import Clock
 from nocap.model.flops import (
     NotCountedError,
@@ -278,10 +277,10 @@ def _count_text(counted: Count, model: LanguageModel) -> None:
         with suppress(UncachedError):
             engine = Cached(model, run, batch=subject.texts, capacity=run.model.seq_len)
     counted.cache = engine.cache_bytes
-    if subject.of is Of.token:
+    if subject.of is SubjectKind.token:
         engine.prefill(prompt)
     with counted.ranges.around(model), counted.ranges.around_engine(engine), counted:
-        if subject.of is Of.prefill:
+        if subject.of is SubjectKind.prefill:
             engine.prefill(prompt)
         else:
             engine.decode(torch.zeros(subject.texts, dtype=torch.long, device=device))

@@ -1,4 +1,4 @@
-"""An arm of a bench, from its run to what is known of its step: the trainer's own
+"""One arm whose step is timed, from its run to what is known of its step: the trainer's own
 (`nocap.training.step.take_step`), on random tokens; and the one clock for all that is compared."""
 
 from __future__ import annotations

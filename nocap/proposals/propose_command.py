@@ -13,8 +13,8 @@ from nocap.config.errors import EXIT_CODES, StoppedError
 from nocap.config.keys import require
 from nocap.judge.comparison_schema import to_json as answer_json
 from nocap.proposals.campaign import AnswerJson, Proposals, answer
-from nocap.proposals.campaign_of_commands import of_commands
-from nocap.proposals.campaign_of_overrides import of_overrides
+from nocap.proposals.command_proposals import of_commands
+from nocap.proposals.override_proposals import of_overrides
 from nocap.store import lease
 from nocap.study import spec
 from nocap.study.spec import Propose, Study

@@ -12,7 +12,7 @@ HUES = 7  # --hue-0 … --hue-6 in page.css; 0 is the text's colour
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Look:
+class ArmStyle:
     """Numbers of a colour, a dash and a mark."""
 
     hue: int
@@ -20,7 +20,7 @@ class Look:
     symbol: int
 
 
-def looks(arms: Sequence[Arm], swept: Sequence[str]) -> list[Look]:
+def styles_of(arms: Sequence[Arm], swept: Sequence[str]) -> list[ArmStyle]:
     """Return the look of each arm.
 
     In a grid one factor (`attention`, with all its keys) is the colour and the rest is the dash, so
@@ -48,26 +48,26 @@ def _factors(swept: Sequence[str]) -> Iterator[list[str]]:
         yield [key]
 
 
-def _split(arms: Sequence[Arm], swept: Sequence[str], factor: Sequence[str]) -> list[Look]:
+def _split(arms: Sequence[Arm], swept: Sequence[str], factor: Sequence[str]) -> list[ArmStyle]:
     """Return the arms with a factor as their colour, and the other keys as their dash."""
     hues = _numbered(arms, factor)
     dashes = _numbered(arms, [key for key in swept if key not in factor])
     pairs = zip(hues, dashes, strict=True)
-    return [Look(hue=hue, dash=dash, symbol=dash) for hue, dash in pairs]
+    return [ArmStyle(hue=hue, dash=dash, symbol=dash) for hue, dash in pairs]
 
 
-def _fits(split: Sequence[Look]) -> bool:
+def _fits(split: Sequence[ArmStyle]) -> bool:
     """Say whether there are so many colours and dashes, and no look comes twice."""
     hues = max(look.hue for look in split)
     dashes = max(look.dash for look in split)
     return hues < HUES and dashes < len(DASHES) and len(set(split)) == len(split)
 
 
-def _counted(index: int) -> Look:
+def _counted(index: int) -> ArmStyle:
     """Return the look of an arm by its place; none comes twice among 252."""
     turn, hue = divmod(index, HUES)
     shift, dash = divmod(turn, len(DASHES))
-    return Look(hue=hue, dash=dash, symbol=(dash + shift) % len(SYMBOLS))
+    return ArmStyle(hue=hue, dash=dash, symbol=(dash + shift) % len(SYMBOLS))
 
 
 def _numbered(arms: Sequence[Arm], keys: Sequence[str]) -> list[int]:

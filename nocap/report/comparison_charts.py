@@ -11,9 +11,9 @@ from typing import Any
 from markupsafe import Markup
 
 from nocap.judge.comparison import ComparedArm
-from nocap.judge.differences import Outcome
+from nocap.judge.differences import DifferenceWord
 from nocap.report import html_page, svg_chart
-from nocap.report.arm_styles import Look, looks
+from nocap.report.arm_styles import ArmStyle, styles_of
 from nocap.report.comparison_tables import ARM
 from nocap.report.short_names import fitted
 from nocap.report.table import Table
@@ -25,11 +25,11 @@ AXES = ("tokens", "train_s", "val_loss", "val_bpb")  # of a curve, beside its st
 # digits of a plotted number: more than a screen shows, and half of the file's size saved
 RESOLUTION = 6
 SPANS = {"all": 0.0, "most": 0.1, "end": 0.75}  # the share of a run that is left out of sight
-NEAR = 0.1  # of the range of the losses: ends that lie so close are not told apart
+CLOSE_ENDS = 0.1  # of the range of the losses: ends that lie so close are not told apart
 LEAST_POINTS = 2  # of a curve that is drawn
 SAMPLES = 6  # steps in the table of a chart's data
 SHORT = 24  # letters of a name in a chart
-DECIDED = (Outcome.better, Outcome.worse)  # whose marks are filled
+DECIDED = (DifferenceWord.better, DifferenceWord.worse)  # whose marks are filled
 
 Columns = dict[str, list[Any]]  # of a curve, by axis
 Points = list[tuple[float, float]]
@@ -41,7 +41,7 @@ class PlottedArm:
 
     label: str
     short: str
-    look: Look
+    look: ArmStyle
     hollow: bool
     seeds: list[dict[str, object]]
     mean: Columns
@@ -114,13 +114,13 @@ class Charts:
 
 def charts(rows: Sequence[ComparedArm], swept: Sequence[str]) -> Charts:
     """Return the charts of these arms. `swept`: the keys in which a grid's arms differ."""
-    of_arms = looks([row.arm for row in rows], swept)
+    of_arms = styles_of([row.arm for row in rows], swept)
     names = fitted([row.label for row in rows], SHORT)
     arms = list(map(_plotted, rows, of_arms, names))
     return Charts(arms=arms, view=_view(arms))
 
 
-def _plotted(row: ComparedArm, look: Look, short: str) -> PlottedArm:
+def _plotted(row: ComparedArm, look: ArmStyle, short: str) -> PlottedArm:
     """Return an arm as it is drawn."""
     finished = [run.curve for run in row.arm.runs if run.curve.step]
     mean = _rounded(_mean_curve(finished))
@@ -206,7 +206,7 @@ def _view(arms: Sequence[PlottedArm]) -> View:
     for points in drawn:
         first = SPANS[span] * points[-1][0]
         inside += [loss for step, loss in points if step >= first]
-    close = len(ends) > 1 and _range(ends) < NEAR * _range(inside)
+    close = len(ends) > 1 and _range(ends) < CLOSE_ENDS * _range(inside)
     return View(relative=close and bool(arms[0].losses), span=span, absent=absent)
 
 

@@ -21,7 +21,7 @@ from nocap.report import (
     svg_chart,
     verdict_marks,
 )
-from nocap.report.arm_styles import Look
+from nocap.report.arm_styles import ArmStyle
 from nocap.report.table import Column, Table
 from nocap.report.words import gains
 from nocap.store.files import write_file
@@ -36,7 +36,7 @@ class PageArm:
     """An arm as the template names it."""
 
     label: str
-    look: Look
+    look: ArmStyle
     kind: str | None  # its outcome; None: it is the baseline
     besides: str  # its speed, and what it had more or less of
 
@@ -123,7 +123,9 @@ def _meanings(comparison: Comparison) -> dict[str, verdict_marks.Meaning]:
     """Return what the words on this page mean."""
     used = {each.difference.outcome for each in comparison.findings.found}
     used |= {row.difference.outcome for row in comparison.arms if row.difference is not None}
-    return {outcome.name: text for outcome, text in verdict_marks.OUTCOMES.items() if outcome in used}
+    return {
+        outcome.name: text for outcome, text in verdict_marks.OUTCOMES.items() if outcome in used
+    }
 
 
 def _clock(rows: Sequence[ComparedArm]) -> Clock:
@@ -180,7 +182,9 @@ def _intervals(comparison: Comparison) -> forest.Forest | None:
             lines += _line(row.label, row.difference, comparison.metric, arm)
     if not lines:
         return None
-    return forest.svg(lines, title=AXIS.format(comparison.metric, comparison_tables.other(comparison)), cut=True)
+    return forest.svg(
+        lines, title=AXIS.format(comparison.metric, comparison_tables.other(comparison)), cut=True
+    )
 
 
 def _line(

@@ -44,10 +44,10 @@ OF_TARGET = "In mid-schedule a crossing misleads: compare runs that end at the t
 DIFFERENCE = "difference"
 # Times and memory: metric → the title of its mean, and of its ratio to the baseline's. The page
 # shows the first ratio beside a verdict.
-MEASURED = {TOKEN_US: ("µs a token", "speed"), "model_mib": ("model MiB", "memory")}
-LOGGED = {"train_s": ("training", "speed")}  # of imported runs
-COSTS = {"params": "params", "flops_per_token": "FLOPs/token", "tokens": "tokens"}
-LOGGED_COSTS = {"steps": "steps", "tokens": "tokens"}
+SPEED_COLUMNS = {TOKEN_US: ("µs a token", "speed"), "model_mib": ("model MiB", "memory")}
+LOGGED_SPEED_COLUMNS = {"train_s": ("training", "speed")}  # of imported runs
+COST_COLUMNS = {"params": "params", "flops_per_token": "FLOPs/token", "tokens": "tokens"}
+LOGGED_COST_COLUMNS = {"steps": "steps", "tokens": "tokens"}
 # of the wall clock, which holds what else the machine did
 CLOCKED = {"train_s": "training", "tokens_per_s": "mean tokens/s"}
 
@@ -276,7 +276,7 @@ def _speed(comparison: Comparison) -> Table:
     """Draw times and memory; a reason stands where a ratio would be a lie. A log has at most the
     seconds of training."""
     imported = bool(comparison.imported)
-    shown = LOGGED if imported else MEASURED
+    shown = LOGGED_SPEED_COLUMNS if imported else SPEED_COLUMNS
     columns = [ARM]
     for metric, (mean, gain) in shown.items():
         columns += [values(metric, mean), gains(metric, Scale.ratio, gain)]
@@ -330,7 +330,7 @@ def _costs(comparison: Comparison) -> Table:
     """Return what an arm had that the other one had not. Of a log, steps and tokens are all that is
     known."""
     imported = bool(comparison.imported)
-    counts = LOGGED_COSTS if imported else COSTS
+    counts = LOGGED_COST_COLUMNS if imported else COST_COLUMNS
     before = {row.arm.id: row.costs for row in comparison.rows}
     columns = [ARM, *(Column(title=title, show=as_drawn) for title in counts.values())]
     if not imported:

@@ -40,11 +40,11 @@ from nocap.store.timing import Timing
 KIND = "comparison"
 ALIKE = ROUNDING**2  # beside 0, as a spread of equal losses is on another machine
 # of a manifest; `imported` says that it is of another trainer's log
-KEPT = ("options", "measured", "git", "versions", "imported")
-NAMES = ("source", "versions")  # whose keys are names
+RECORD_KEYS = ("options", "measured", "git", "versions", "imported")
+NAMED_PARTS = ("source", "versions")  # whose keys are names
 IDENTITY = re.compile(r"[\w-]+")
 EDITED = "its digest is of something else: a part of it was changed, added or taken out"
-SHOWN = 80  # characters of a value in a line
+VALUE_LENGTH = 80  # characters of a value in a line
 
 
 class QuestionJson(Schema, frozen=True, kw_only=True):
@@ -149,7 +149,7 @@ def _row(record: Record) -> RecordJson:
     parts = {
         key: part for key, part in record.parts.items() if key != "config"
     }  # it is there, flat
-    kept = {key: manifest[key] for key in KEPT if manifest[key]}
+    kept = {key: manifest[key] for key in RECORD_KEYS if manifest[key]}
     ended = {key: value for key, value in record.summary.items() if key not in ("error", "tracker")}
     hardware = {key: value for key, value in record.hardware.items() if key != "host"}
     row = RecordJson(
@@ -186,7 +186,7 @@ def _tame(facts: Mapping[str, object]) -> dict[str, object]:
     """Return facts whose names of modules and packages have no secret either: somebody else named
     them."""
     tamed = dict(facts)
-    for key in NAMES:
+    for key in NAMED_PARTS:
         named = facts.get(key)
         if isinstance(named, Mapping) and named:
             names = redact(list(named))
@@ -413,4 +413,4 @@ def _same(was: object, now: object) -> bool:
 def _show(value: object) -> str:
     """Return a value on one line, of a length that a person reads."""
     text = one_line(value)
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
+    return text if len(text) <= VALUE_LENGTH else f"{text[:VALUE_LENGTH]}…"

@@ -14,7 +14,7 @@ from nocap.config.outward import redact, visible
 from nocap.report.forest import Axis, axis, number
 
 HEIGHT, FOOT = 340, 40  # px: the plot, and the axis below it
-MOST = 60  # points of a line
+MOST_POINTS = 60  # points of a line
 UNIT = 1000  # what a line's own frame is wide and high
 
 DASHES = (
@@ -102,7 +102,7 @@ def _within(line: StillLine, ends: tuple[float, float] | None) -> list[tuple[flo
 
 def _thinned(places: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
     """Return so many of the points that a screen shows no difference, the last one too."""
-    step = -(-len(places) // MOST)
+    step = -(-len(places) // MOST_POINTS)
     return [*places[:-1:step], places[-1]]
 
 

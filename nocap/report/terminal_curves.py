@@ -17,7 +17,7 @@ MARKS = "•+×○▲□◆※"
 BAND = "·"
 NARROWEST = 20  # columns of a frame
 APART = 10  # columns from one number of an axis to the next, at least
-NEAR = 1e-9  # of rounding
+ROUNDING = 1e-9  # of rounding
 
 
 class DrawnCurve(NamedTuple):
@@ -133,7 +133,9 @@ def _ticks(low: float, high: float, *, most: int, log: bool) -> dict[float, str]
             values = list[float]()
             for decade in decades:
                 values += [digit * 10.0**decade for digit in digits]
-            inside = [value for value in values if low - NEAR <= math.log10(value) <= high + NEAR]
+            inside = [
+                value for value in values if low - ROUNDING <= math.log10(value) <= high + ROUNDING
+            ]
             if 2 <= len(inside) <= most:
                 return dict(zip(map(math.log10, inside), _written(inside), strict=True))
         low = 10**low
@@ -149,10 +151,10 @@ def _round_numbers(low: float, high: float, most: int) -> list[float]:
     if rough > 0:
         power = 10.0 ** math.floor(math.log10(rough))
         steps = [digit * power for digit in (1, 2, 5, 10, 20)]
-        least = rough * (1 - NEAR)
+        least = rough * (1 - ROUNDING)
         step = next(size for size in steps if size >= least)
-        first = math.ceil(low / step - NEAR)
-        last = math.floor(high / step + NEAR)
+        first = math.ceil(low / step - ROUNDING)
+        last = math.floor(high / step + ROUNDING)
         numbers = range(first, last + 1)
         if len(numbers) > 1:
             return [min(max(number * step, low), high) for number in numbers]

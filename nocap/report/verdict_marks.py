@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nocap.judge.differences import Outcome
+from nocap.judge.differences import DifferenceWord
 from nocap.judge.verdict import Word
 
 
@@ -18,58 +18,58 @@ class Meaning:
     text: str
 
 
-OUTCOMES: dict[Outcome, Meaning] = {}  # in the page's order
+OUTCOMES: dict[DifferenceWord, Meaning] = {}  # in the page's order
 CLAIMS = {Word.confirmed: "✓", Word.exceeded: "↑", Word.refuted: "✕", Word.inconclusive: "○"}
 
 
-def _define(outcome: Outcome, mark: str, name: str, text: str) -> None:
+def _define(outcome: DifferenceWord, mark: str, name: str, text: str) -> None:
     OUTCOMES[outcome] = Meaning(mark=mark, name=name, text=text)
 
 
 _define(
-    Outcome.better,
+    DifferenceWord.better,
     "✓",
     "Better",
     "the loss is lower than the other arm's, beyond what seeds explain",
 )
 _define(
-    Outcome.worse,
+    DifferenceWord.worse,
     "✕",
     "Worse",
     "the loss is higher than the other arm's, beyond what seeds explain",
 )
 _define(
-    Outcome.unclear,
+    DifferenceWord.unclear,
     "○",
     "No difference shown",
     "the seeds cannot tell them apart; that does not make them equal",
 )
 _define(
-    Outcome.depends,
+    DifferenceWord.depends,
     "±",
     "Depends",
     "the sign of the difference changes with another key",
 )
 _define(
-    Outcome.undecided,
+    DifferenceWord.undecided,
     "?",
     "No verdict",
     "too few seeds finished to tell a change from luck",
 )
 _define(
-    Outcome.diverged,
+    DifferenceWord.diverged,
     "∞",
     "Diverged",
     "the loss of a seed ran away; a mean over the others flatters",
 )
 _define(
-    Outcome.unfinished,
+    DifferenceWord.unfinished,
     "…",
     "Unfinished",
     "a command asked for more seeds than are there",
 )
 _define(
-    Outcome.confounded,
+    DifferenceWord.confounded,
     "!",
     "Confounded",
     "something else differs too, so the difference cannot be put down to the change",

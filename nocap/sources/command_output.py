@@ -30,7 +30,7 @@ NO_NAME = re.compile(r"[*?{}\[\]]")  # what a glob or {seed} has and a name shou
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class MetricReader:
     """Where a metric stands in what a command leaves: a pattern over its lines, or a name in
     `METRIC name=number` lines or in a file."""
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from nocap.judge.comparison_json import interval_json
 from nocap.judge.comparison_schema import to_json
-from nocap.judge.differences import Outcome
+from nocap.judge.differences import DifferenceWord
 from nocap.judge.interval import analyses
 from nocap.judge.races import RacedArm, RaceResult
 from nocap.sources.command_output import result
@@ -38,7 +38,7 @@ def written(race: Race, outcome: RaceOutcome) -> dict[str, Any]:
 def _verdict(race: Race, result: RaceResult, arm: RacedArm) -> dict[str, object]:
     guards = list[dict[str, object]]()
     for guard in race.guards:
-        name = guard.reading.name
+        name = guard.reader.name
         guards.append(
             {"metric": name, "margin": guard.margin, **to_json(interval_json(arm.guards[name]))}
         )
@@ -115,7 +115,7 @@ def reason(result: RaceResult, arm: RacedArm) -> str:
     """Say why an arm has its word; nothing where its gain says it."""
     if result.ignores_seed:
         return IGNORES_SEED
-    if arm.word is Outcome.undecided:
+    if arm.word is DifferenceWord.undecided:
         return f"n={arm.gain.n}"
     if arm.guard:
         return f"guard {arm.guard}"

@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from nocap import __version__
 from nocap.display import NONE
-from nocap.judge.differences import Outcome
+from nocap.judge.differences import DifferenceWord
 from nocap.judge.races import RacedArm, RaceResult
 from nocap.judge.verdict import Word
 from nocap.report import forest, html_page, svg_chart
@@ -27,7 +27,7 @@ from nocap.sources.race_json import reason, run_objects
 from nocap.sources.race_tables import every_run, gain_cell, tables
 from nocap.store.metrics import Better, Metric, Scale
 
-GAINS = (Outcome.better, Word.confirmed, Word.exceeded)
+GAIN_WORDS = (DifferenceWord.better, Word.confirmed, Word.exceeded)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +43,7 @@ def render(race: Race, outcome: RaceOutcome, *, command: str | None = None) -> s
     """Draw the page: headlines, tables, gains, the registration and every run. `command`: what was
     typed."""
     result = outcome.result
-    metric = race.readings[0].metric
+    metric = race.readers[0].metric
     headlines = list[_Headline]()
     for arm in result.arms:
         line = _Headline(
@@ -57,7 +57,7 @@ def render(race: Race, outcome: RaceOutcome, *, command: str | None = None) -> s
     low, high = race.expect or (None, None)
     pictures = [_forest(race, result, metric, stated=(finite(low), finite(high)))]
     for guard in race.guards:
-        pictures.append(_forest(race, result, guard.reading.metric, bound=-guard.margin))
+        pictures.append(_forest(race, result, guard.reader.metric, bound=-guard.margin))
     return html_page.render(
         "race",
         kind="nocap race",
@@ -82,9 +82,9 @@ def _gain(arm: RacedArm, metric: Metric) -> str:
 
 def _answer(race: Race, result: RaceResult) -> str:
     """Name the best of the arms that gain, and its gain; or say that none does."""
-    metric = race.readings[0].metric
+    metric = race.readers[0].metric
     base = race.arms[0].name
-    better = [arm for arm in result.arms if arm.word in GAINS]
+    better = [arm for arm in result.arms if arm.word in GAIN_WORDS]
     if not better:
         return f"Nothing is shown to be better than {base} in {metric.name}"
     best = max(better, key=lambda arm: arm.gain.mid)
@@ -102,11 +102,11 @@ def _facts(outcome: RaceOutcome, command: str | None) -> list[Fact]:
 
 def _stated(race: Race) -> Iterator[tuple[str, str]]:
     """Yield what was registered beside the arms, in words."""
-    for reading in race.readings:
-        origin = f" of {reading.file}" if reading.file else ""
-        yield "metric", f"{reading.what}{origin}; {reading.better.value} is better"
+    for reader in race.readers:
+        origin = f" of {reader.file}" if reader.file else ""
+        yield "metric", f"{reader.what}{origin}; {reader.better.value} is better"
     for guard in race.guards:
-        yield "guard", f"{guard.reading.what} may be worse by {guard.margin:g} at most"
+        yield "guard", f"{guard.reader.what} may be worse by {guard.margin:g} at most"
     if race.expect is not None:
         yield "expected gain", _between(*race.expect)
     if race.target is not None:
@@ -142,14 +142,14 @@ def _curves(race: Race, n: int) -> Markup | None:
         lines.append(line)
     if not any(len(line.points) > 1 for line in lines):
         return None
-    return svg_chart.chart(lines, x="steps", y=race.readings[0].name, named=True)
+    return svg_chart.chart(lines, x="steps", y=race.readers[0].name, named=True)
 
 
 def _mean_curve(race: Race, arm: Command, n: int) -> list[tuple[float, float]]:
     """Return the mean at the steps that all repeats of an arm printed."""
     values = dict[float, list[float]]()
     for repeat in range(n):
-        points = race.readings[0].curve(race.run_folder(arm, repeat))
+        points = race.readers[0].curve(race.run_folder(arm, repeat))
         for step, value in {step: value for step, value, _ in points if step is not None}.items():
             values.setdefault(step, []).append(value)
     means = [(step, fmean(some)) for step, some in sorted(values.items()) if len(some) == n]

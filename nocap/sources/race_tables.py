@@ -14,18 +14,16 @@ from nocap.sources.race_json import reason
 from nocap.store.metrics import METRICS, Metric, Scale
 
 START_UP = "Wall-clock includes start-up."
-TEXTS = ("arm", "seed", "session")  # columns of the table of runs that hold no number
+TEXT_COLUMNS = ("arm", "seed", "session")  # columns of the table of runs that hold no number
 
 
 def tables(race: Race, outcome: RaceOutcome) -> Iterator[Table]:
     """Yield the verdicts, what else is read from the command's output, and the costs."""
     yield _verdicts(race, outcome)
     result = outcome.result
-    others = [reading.metric for reading in race.all_readings[1:]]
+    others = [reader.metric for reader in race.all_readers[1:]]
     if others:
-        margins = [
-            f"{guard.reading.name} may be worse by {guard.margin:g}" for guard in race.guards
-        ]
+        margins = [f"{guard.reader.name} may be worse by {guard.margin:g}" for guard in race.guards]
         notes = ["; ".join(margins)] if margins else []
         yield _beside(race, result, "What else was read", others, Scale.difference, notes)
     yield _beside(race, result, "Costs", race.costs, Scale.ratio, [_of_times(race)])
@@ -33,7 +31,7 @@ def tables(race: Race, outcome: RaceOutcome) -> Iterator[Table]:
 
 def _verdicts(race: Race, outcome: RaceOutcome) -> Table:
     result = outcome.result
-    metric = race.readings[0].metric
+    metric = race.readers[0].metric
     base = result.baseline[metric.name]
     first = TableCell(text="baseline")
     rows: list[list[object]] = [[race.arms[0].name, result.n, base.mean, None, first]]
@@ -129,7 +127,7 @@ def _of_times(race: Race) -> str:
 def every_run(runs: Sequence[Mapping[str, object]]) -> Table:
     columns = list[Column]()
     for name in runs[0]:
-        if name in TEXTS:
+        if name in TEXT_COLUMNS:
             columns.append(Column(title=name))
         else:
             columns.append(Column(title=name, show="{:.6g}".format, alike=True))

@@ -28,10 +28,10 @@ from nocap.study.evidence import places
 from nocap.study.study_plan import StudyPlan
 
 FLAG = "--sessions-from"
-PLACE = "bench"
+BENCH_PLACE = "bench"
 
 
-class TimedArm(StepFigures, frozen=True, kw_only=True):
+class BenchFileArm(StepFigures, frozen=True, kw_only=True):
     """An arm of a bench's file."""
 
     config: dict[str, dict[str, Any]]  # what its step executes
@@ -45,7 +45,7 @@ class BenchFile(msgspec.Struct, frozen=True, kw_only=True):
     ended: str
     rounds: int
     hardware: dict[str, Fact]
-    arms: list[TimedArm]
+    arms: list[BenchFileArm]
 
 
 def read(path: Path) -> BenchFile:
@@ -104,9 +104,9 @@ def _check_apart(plan: StudyPlan, files: Sequence[SessionFile]) -> None:
         require(minutes >= plan.at.apart_min, FLAG, rule, f"{minutes:.1f}")
 
 
-def _arms_of(plan: StudyPlan, bench: BenchFile) -> dict[str, TimedArm]:
+def _arms_of(plan: StudyPlan, bench: BenchFile) -> dict[str, BenchFileArm]:
     """Return the arms of a study that a file has, by the study's names."""
-    found = dict[str, TimedArm]()
+    found = dict[str, BenchFileArm]()
     for name, composed in plan.bench.items():
         content = plan.content(composed, "step")
         for arm in bench.arms:
@@ -124,7 +124,7 @@ def _content(plan: StudyPlan, config: Mapping[str, dict[str, Any]]) -> dict[str,
     return content
 
 
-def _on_machine(arm: Composed, timed: TimedArm) -> Composed:
+def _on_machine(arm: Composed, timed: BenchFileArm) -> Composed:
     """Return an arm with the device and the precision that it was timed with."""
     keys = timed.config["trainer"]
     trainer = replace(
@@ -134,15 +134,15 @@ def _on_machine(arm: Composed, timed: TimedArm) -> Composed:
 
 
 def _session(
-    plan: StudyPlan, bench: BenchFile, arms: Mapping[str, TimedArm], number: int
+    plan: StudyPlan, bench: BenchFile, arms: Mapping[str, BenchFileArm], number: int
 ) -> SessionFile:
     """Return a file as a session of the study."""
     measured = dict[str, object]()
     for name, arm in arms.items():
         measured[name] = msgspec.to_builtins(_figures(plan.bench[name], arm))
     content = {
-        "kind": PLACES[PLACE].kind,
-        "place": PLACE,
+        "kind": PLACES[BENCH_PLACE].kind,
+        "place": BENCH_PLACE,
         "key": digest({"started": bench.started, "machine": bench.hardware["fingerprint"]}),
         "number": number,
         "how": {"rounds": bench.rounds},
@@ -155,7 +155,7 @@ def _session(
     return msgspec.convert(content, SessionFile)
 
 
-def _figures(composed: Composed, arm: TimedArm) -> TimedArm:
+def _figures(composed: Composed, arm: BenchFileArm) -> BenchFileArm:
     """Return the figures of an arm with what is counted of its run."""
     from nocap.model.flops import component_flops  # torch
     from nocap.sessions.worker import kv_bytes
@@ -167,7 +167,7 @@ def _figures(composed: Composed, arm: TimedArm) -> TimedArm:
 
 def _has_sides(plan: StudyPlan, claim: Claim, files: Sequence[SessionFile]) -> bool:
     """Say whether a file has all arms of a claim about timed steps."""
-    if PLACE not in places(claim):
+    if BENCH_PLACE not in places(claim):
         return False
     sides = set(plan.study.sides(claim))
     return any(sides <= file.figures.keys() for file in files)

@@ -26,7 +26,7 @@ from nocap.study.claim_row import (
     PROJECT,
     STAND_IN,
     THERE,
-    Row,
+    ClaimRow,
     counted,
     expected,
     is_exact,
@@ -141,7 +141,7 @@ class Section:
     """What a board has of a group."""
 
     group: Group
-    rows: list[Row]
+    rows: list[ClaimRow]
     planned: list[Planned]
     unstudied: list[Unstudied]
 
@@ -345,12 +345,12 @@ def _group(claim: str, source: str, config: Board, folder: Path) -> int:
     return numbers[max(fitting, key=len)]
 
 
-def in_order(some: Iterable[Row]) -> list[Row]:
+def in_order(some: Iterable[ClaimRow]) -> list[ClaimRow]:
     """Sort the rows: A2 before A10, and what begins alike as it was."""
     return sorted(some, key=_by_number)
 
 
-def _by_number(row: Row) -> list[int | str]:
+def _by_number(row: ClaimRow) -> list[int | str]:
     """Return what sorts a claim, its numbers as numbers."""
     begin, _, _ = row.claim.id.partition(".")
     words = list[int | str]()
@@ -359,7 +359,7 @@ def _by_number(row: Row) -> list[int | str]:
     return words
 
 
-def first(every: Sequence[Row]) -> list[Row]:
+def first(every: Sequence[ClaimRow]) -> list[ClaimRow]:
     """Return the rows for a quick reader: the first claim of each study, the first of these and the
     last."""
     firsts = {row.result.study.name: row for row in reversed(every)}
@@ -386,7 +386,7 @@ def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def counted_rows(parts: Iterable[Section]) -> list[Row]:
+def counted_rows(parts: Iterable[Section]) -> list[ClaimRow]:
     """Return the rows of the groups that are counted."""
     return list(chain(*(part.rows for part in parts if part.group.counted)))
 
@@ -396,7 +396,7 @@ def _counted_entries(parts: Iterable[Section]) -> list[Unstudied]:
     return list(chain(*(part.unstudied for part in parts if part.group.counted)))
 
 
-def errors(every: Sequence[Row]) -> str:
+def errors(every: Sequence[ClaimRow]) -> str:
     """Say how many false verdicts are to be expected."""
     noisy = sum(not is_exact(row.claim_result.verdict.primary) for row in every)
     return (
@@ -443,7 +443,7 @@ def _section(part: Section) -> list[str]:
     return lines
 
 
-def _measured(some: Sequence[Row]) -> Table:
+def _measured(some: Sequence[ClaimRow]) -> Table:
     """Draw a row for each claim that was measured."""
     lines = list[list[object]]()
     for row in some:

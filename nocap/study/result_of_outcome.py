@@ -34,7 +34,7 @@ from nocap.study.study_result import ClaimResult, StudyResult, compared_with
 from nocap.study.study_schema import ArmFacts, FinalLosses, Shape, Speed
 
 
-def collect(outcome: StudyOutcome, *, hardware: Mapping[str, Fact], command: str) -> StudyResult:
+def result_of(outcome: StudyOutcome, *, hardware: Mapping[str, Fact], command: str) -> StudyResult:
     """Return everything that a report shows. No name of a machine is in it."""
     plan = outcome.plan
     study = plan.study

@@ -17,9 +17,9 @@ from nocap.config.keys import require
 from nocap.config.trainer import Device
 from nocap.sessions.figures import SessionFile
 from nocap.store.files import write_file
-from nocap.study import bench_sessions, carry_out, log, preview, spec, study_pages
+from nocap.study import bench_sessions, carry_out, log, plan_preview, spec, study_pages
 from nocap.study import board as leaderboard
-from nocap.study.result_of_outcome import collect
+from nocap.study.result_of_outcome import result_of
 from nocap.study.spec import Study
 from nocap.study.study_plan import StudyPlan, prepare
 from nocap.study.study_result import to_json
@@ -83,7 +83,7 @@ def studies(arguments: argparse.Namespace) -> int:
     code = EXIT_CODES["finished"]
     for folder, plan in plans:
         if arguments.plan:
-            print(preview.render(plan))
+            print(plan_preview.render(plan))
             continue
         try:
             code = max(code, _carry_out(folder, plan, arguments, options))
@@ -136,7 +136,7 @@ def _carry_out(
     if arguments.sessions_from:
         plan, files = bench_sessions.sessions_of(plan, arguments.sessions_from)
     outcome = carry_out.carry_out(plan, run=run, files=files)
-    result = collect(
+    result = result_of(
         outcome,
         hardware=carry_out.machine_of(plan, files),
         command=_command(folder, plan, options, arguments.sessions_from),

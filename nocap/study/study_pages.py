@@ -18,7 +18,7 @@ from nocap.report.words import amount
 from nocap.store.files import write_file
 from nocap.store.metrics import METRICS, Scale
 from nocap.study import log
-from nocap.study.claim_row import Row, counted, expected, is_known, rows
+from nocap.study.claim_row import ClaimRow, counted, expected, is_known, rows
 from nocap.study.spec import Study
 from nocap.study.study_result import StudyResult, read_result, write_result
 from nocap.study.study_schema import ArmFacts, Speed, TuningTrial
@@ -64,7 +64,7 @@ TRIAL_COLUMNS = (
 )
 
 
-def claims(some: Sequence[Row]) -> Table:
+def claims(some: Sequence[ClaimRow]) -> Table:
     """Draw a row for each claim, with all that is known of it."""
     columns = [Column(title=name) for name in CLAIM_HEAD]
     lines = list[list[object]]()
@@ -231,7 +231,7 @@ def readme(study: Study, folder: Path, every: Sequence[StudyResult]) -> str:
     return "\n".join([tame("\n".join(lines)), LEARNT, "", lessons, ""])
 
 
-def _came_to(some: Sequence[Row]) -> str:
+def _came_to(some: Sequence[ClaimRow]) -> str:
     """Say what the first claim came to; nothing where it has no estimate."""
     if not some or not is_known(some[0].claim_result.verdict.primary):
         return ""
@@ -242,7 +242,7 @@ def _came_to(some: Sequence[Row]) -> str:
     return f"{what}, came to {first.cells['measured']}: {first.word} ({where})"
 
 
-def _verdicts(some: Sequence[Row]) -> str:
+def _verdicts(some: Sequence[ClaimRow]) -> str:
     """Name the verdicts one by one; of many claims, how many there are of each."""
     if len(some) > HEADLINE:
         return counted(some)
@@ -256,7 +256,7 @@ def _lessons(path: Path) -> str:
     return lessons.strip("\n") or NOTHING_YET
 
 
-def _section(result: StudyResult, some: Sequence[Row]) -> list[str]:
+def _section(result: StudyResult, some: Sequence[ClaimRow]) -> list[str]:
     """Draw a scale on a machine."""
     hardware = result.hardware
     machine = f"{result.machine_name}, {hardware['cores']} cores, torch {hardware['torch']}"
@@ -277,16 +277,16 @@ def _section(result: StudyResult, some: Sequence[Row]) -> list[str]:
 # --- forest plots ---------------------------------------------------------------------------------
 
 
-def plots(every: Sequence[Row]) -> list[tuple[str, forest.Forest]]:
+def plots(every: Sequence[ClaimRow]) -> list[tuple[str, forest.Forest]]:
     """Return the title and the picture of each unit's rows, in the rows' order."""
-    units: dict[str, list[Row]] = {}
+    units: dict[str, list[ClaimRow]] = {}
     for row in every:
         if is_known(row.claim_result.verdict.primary):
             units.setdefault(_unit(row), []).append(row)
     return [(title, _plot(title, some)) for title, some in units.items()]
 
 
-def _unit(row: Row) -> str:
+def _unit(row: ClaimRow) -> str:
     """Say what an axis counts, and which way is better. Rows of one unit share a plot."""
     metric = METRICS[row.claim.metric]
     scale = row.claim.scale
@@ -303,7 +303,7 @@ def _unit(row: Row) -> str:
     return "the baseline's use over the arm's; right is less"
 
 
-def _plot(title: str, some: Sequence[Row]) -> forest.Forest:
+def _plot(title: str, some: Sequence[ClaimRow]) -> forest.Forest:
     """Draw the rows of one unit."""
     claim = some[0].claim
     metric = METRICS[claim.metric]
@@ -313,7 +313,7 @@ def _plot(title: str, some: Sequence[Row]) -> forest.Forest:
     return forest.svg(lines, title=title, ratio=claim.scale is Scale.ratio)
 
 
-def _line(row: Row) -> forest.ForestRow:
+def _line(row: ClaimRow) -> forest.ForestRow:
     """Return a claim's line of a plot."""
     claim = row.claim
     shown = row.claim_result.verdict.primary.shown()

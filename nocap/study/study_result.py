@@ -45,7 +45,7 @@ from nocap.study.study_schema import (
 )
 
 KIND: Literal["study"] = "study"
-MEASURED = (
+MEASURED_FIELDS = (
     "arm",
     "metric",
     "parts",
@@ -387,7 +387,7 @@ class _Reader:
 
 def _measures_as(stored: ClaimJson, claim: Claim, against: str | None) -> bool:
     """Say whether the measurements of a stored claim are those that a claim of a study needs."""
-    same = all(getattr(stored, key) == getattr(claim, key) for key in MEASURED)
+    same = all(getattr(stored, key) == getattr(claim, key) for key in MEASURED_FIELDS)
     return same and stored.baseline == against
 
 

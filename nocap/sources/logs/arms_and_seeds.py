@@ -1,6 +1,6 @@
-"""What arm and seed a run of somebody's log is: what the log says, then the settings beside it,
-then the names of folders, files and runs. Two runs are never taken for one: what is not known is
-refused, with what settles it."""
+"""Find the arm and the seed of each run of a log: by what the log says, then by the settings beside
+it, then by the names of folders, files and runs. Two runs are never taken for one: what is not
+known is refused, with what settles it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ SEED = r"(?<![a-z0-9])(?:seed|s(?=[=_-]?\d{1,3}(?!\d)))[=_-]?(\d{1,18})(?![a-z0-
 # s1440 are steps
 OF_THE_SEED = re.compile(SEED, re.IGNORECASE)
 # parts of names that are never an arm
-NEVER = re.compile(
+NO_NAME = re.compile(
     r"version_\d+|lightning_logs|logs?|csv(?:_logs)?|tb(?:_logs)?|tensorboard|runs?|checkpoint-\d+|checkpoints?|"
     r"wandb|mlruns|mlflow|multirun|outputs?|out|results?|metrics|events\.out\.tfevents.*|(?:offline-)?run-\d.*|run-.*\.wandb|files|artifacts|"
     r"[A-Z][a-z]{2}\d\d_\d\d-\d\d-\d\d_.*",
     re.IGNORECASE,
 )
 # names of files that are never an arm; a folder may be called so by its arm
-NEVER_OF_FILES = re.compile(
+NO_FILE_NAME = re.compile(
     r"train(?:ing)?|main|trainer_state|history|stdout|console|meta|export", re.IGNORECASE
 )
 INDEX = re.compile(r"(?:run|trial|rep|repeat|try|attempt|job)s?[=_-]?\d*", re.IGNORECASE)
@@ -42,12 +42,12 @@ NO_SETTINGS = re.compile(
     re.IGNORECASE,
 )
 SEEDS = re.compile(r"(?:^|[._/])(?:\w*_)?seed$", re.IGNORECASE)
-NAMES = "--names"
+NAMES_FLAG = "--names"
 # the kinds of names that a run has
 FOLDER_NAMES = "folder names"
 FILE_NAMES = "file names"
 RUN_NAMES = "names of runs"
-LEAST = 2  # runs of an arm, of which numbers may be the seeds
+LEAST_RUNS = 2  # runs of an arm, of which numbers may be the seeds
 FLAGS = (
     "--names '{arm}/{seed}' says how paths name them, --columns arm=COLUMN,seed=COLUMN what "
     "in the log does"
@@ -122,7 +122,7 @@ def _by_template(runs: Sequence[RunNames], template: str) -> None:
             run.arm_from = "--names"
         if "seed" in groups:
             run.seed = groups["seed"]
-            run.seed_from = NAMES
+            run.seed_from = NAMES_FLAG
             _take_out(run, match.span("seed"))
 
 
@@ -169,9 +169,9 @@ def _read_names(run: RunNames) -> None:
                     run.seed_from = kind
             run.numbered |= bool(VERSION.search(part))
             part = VERSION.sub("", part)
-            if NEVER.fullmatch(part) or INDEX.fullmatch(part):
+            if NO_NAME.fullmatch(part) or INDEX.fullmatch(part):
                 run.numbered |= bool(re.search(r"\d", part))
-            elif part and not (kind == FILE_NAMES and NEVER_OF_FILES.fullmatch(part)):
+            elif part and not (kind == FILE_NAMES and NO_FILE_NAME.fullmatch(part)):
                 rest.append(part)
         run.labels[kind] = "/".join(rest)
 
@@ -194,10 +194,10 @@ def _numbers_are_seeds(runs: Sequence[RunNames]) -> bool:
     counts = [sorted(members) for members in by_stem.values()]
     alike = all(members == counts[0] for members in counts)
     if (
-        len(counts) < LEAST
+        len(counts) < LEAST_RUNS
         or not alike
         or counts[0] not in _counting(len(counts[0]))
-        or len(counts[0]) < LEAST
+        or len(counts[0]) < LEAST_RUNS
     ):
         return False
     for run, number in zip(runs, numbers, strict=True):
@@ -233,7 +233,7 @@ def _keep_shared(runs: Sequence[RunNames], *, are_counted: bool) -> None:
         numbers = list[str]()
         for kind, label in run.labels.items():
             parts = [_without_ids(part, ids) for part in label.split("/")]
-            if not are_counted and run.seed_from not in (*run.labels, NAMES):
+            if not are_counted and run.seed_from not in (*run.labels, NAMES_FLAG):
                 parts = [_without_number(part, numbers) for part in parts]
             rest[kind] = "/".join(filter(None, parts))
         run.has_number = bool(numbers)

@@ -1,11 +1,8 @@
-"""Logs that somebody else's trainer wrote, as records with less in them, so that they are compared
-as nocap's own runs are.
+"""From paths to records: logs that somebody else's trainer wrote become records with less in them, so
+that they are compared as nocap's own runs are.
 
-A format (`nocap.sources.formats`) gives rows; here they become runs, and `nocap.sources.logs.arms_and_seeds`
-says which arm and seed each is. A run's last row with a loss is its end. What such a record lacks
-(code, data, config) nobody can check: it says that it is imported, and its comparison is
-exploratory.
-"""
+A run's last row with a loss is its end. What such a record lacks (code, data, config) nobody can
+check: it says that it is imported, and its comparison is exploratory."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ from nocap.sources.logs import arms_and_seeds
 from nocap.sources.logs.arms_and_seeds import RunNames
 from nocap.sources.logs.columns import Columns
 from nocap.sources.logs.files import LogFile, of_paths
-from nocap.sources.logs.records import TIME, ReadRun, make_records
+from nocap.sources.logs.records import TIME, ImportedRun, make_records
 from nocap.sources.logs.rows import runs_of, title
 from nocap.sources.logs.run import LogRun
 from nocap.store import runs
@@ -38,11 +35,11 @@ CONFIGS = ("hparams.yaml", ".hydra/overrides.yaml")  # beside a log, or above it
 
 
 @dataclass(kw_only=True)
-class _Reading:
+class _LoadedLogs:
     """What was read of all logs."""
 
     found: Found = field(default_factory=Found)
-    runs: list[ReadRun] = field(default_factory=list)
+    runs: list[ImportedRun] = field(default_factory=list)
     configs: Counter[Path | None] = field(default_factory=Counter)  # how many logs each is beside
 
 
@@ -70,21 +67,21 @@ def load_logs(
         require(not has_options, shorten(paths), rule, "some")
         return runs.load_runs(paths)
     logs, lines = of_paths(paths, format)
-    reading = _Reading()
-    reading.found.problems += lines
+    loaded = _LoadedLogs()
+    loaded.found.problems += lines
     root = arms_and_seeds.common_parts([log.folders for log in logs])
-    reading.configs.update(_config_beside(log, root) for log in logs)
+    loaded.configs.update(_config_beside(log, root) for log in logs)
     for log in logs:
-        _read(log, root, reading, columns or {})
-    every = _in_time(reading.runs)
+        _read(log, root, loaded, columns or {})
+    every = _in_time(loaded.runs)
     _find_arms(every, names)
     for run in every:
         run.status = _status(run.run)
-    reading.found.problems += _settle_finals(every)
+    loaded.found.problems += _settle_finals(every)
     if lengths:
         _settle_lengths(every)
-    make_records(every, reading.found, hardware)
-    return reading.found
+    make_records(every, loaded.found, hardware)
+    return loaded.found
 
 
 def _may_be_logs(path: str) -> bool:
@@ -98,20 +95,20 @@ def _may_be_logs(path: str) -> bool:
     return file.exists()
 
 
-def _read(log: LogFile, root: int, reading: _Reading, columns: Columns) -> None:
+def _read(log: LogFile, root: int, loaded: _LoadedLogs, columns: Columns) -> None:
     """Add the runs of a log, or why there are none."""
     try:
         log_read = runs_of(log.rows(), columns)
     except ValueError as error:
-        reading.found.unreadable[log.title] = str(error)
+        loaded.found.unreadable[log.title] = str(error)
         return
     except Exception as error:  # the format may be anybody's
-        reading.found.unreadable[log.title] = (
+        loaded.found.unreadable[log.title] = (
             f"{type(error).__name__}: {' '.join(str(error).split())}"
         )
         return
-    reading.found.problems += [f"{log.title}: {line}" for line in log_read.lines]
-    settings, config_name = _settings_beside(log, root, reading)
+    loaded.found.problems += [f"{log.title}: {line}" for line in log_read.lines]
+    settings, config_name = _settings_beside(log, root, loaded)
     content = _content(log)
     alone = len(log_read.runs) == 1
     often = Counter[str]()
@@ -143,13 +140,13 @@ def _read(log: LogFile, root: int, reading: _Reading, columns: Columns) -> None:
             run_names.path = f"{run_names.path}/{own}"
         nth = often[title(run.facts)]
         often[title(run.facts)] += 1
-        one = ReadRun(
+        one = ImportedRun(
             log=log, run=run, content=content, names=run_names, name=run_names.title, nth=nth
         )
-        reading.runs.append(one)
+        loaded.runs.append(one)
 
 
-def _settings_beside(log: LogFile, root: int, reading: _Reading) -> tuple[dict[str, str], str]:
+def _settings_beside(log: LogFile, root: int, loaded: _LoadedLogs) -> tuple[dict[str, str], str]:
     """Return the settings of a log and the name of their file, whose seed is of no run where
     several logs share it."""
     path = _config_beside(log, root)
@@ -158,9 +155,9 @@ def _settings_beside(log: LogFile, root: int, reading: _Reading) -> tuple[dict[s
     try:
         settings = _settings(path)
     except ValueError as error:
-        reading.found.problems.append(f"{log.title}: the settings beside it are not read: {error}")
+        loaded.found.problems.append(f"{log.title}: the settings beside it are not read: {error}")
         return {}, ""
-    if reading.configs[path] > 1:
+    if loaded.configs[path] > 1:
         settings = {
             key: value for key, value in settings.items() if not arms_and_seeds.SEEDS.search(key)
         }
@@ -212,7 +209,7 @@ def _home(log: LogFile) -> str:
     for part in reversed(log.folders):
         rest = arms_and_seeds.OF_THE_SEED.sub("", part).strip("=_- .")
         is_repeat = (
-            arms_and_seeds.NEVER.fullmatch(part)
+            arms_and_seeds.NO_NAME.fullmatch(part)
             or arms_and_seeds.WHEN.fullmatch(part)
             or arms_and_seeds.HASH.fullmatch(part)
         )
@@ -221,7 +218,7 @@ def _home(log: LogFile) -> str:
     return log.folders[-1] if log.folders else log.title
 
 
-def _in_time(every: Sequence[ReadRun]) -> list[ReadRun]:
+def _in_time(every: Sequence[ImportedRun]) -> list[ImportedRun]:
     """Sort runs by their start, where all logs say it."""
     starts = [each.run.facts.get("started") for each in every]
     if not all(starts) or len({len(str(start)) for start in starts}) > 1:
@@ -229,7 +226,7 @@ def _in_time(every: Sequence[ReadRun]) -> list[ReadRun]:
     return sorted(every, key=lambda each: each.run.facts["started"])
 
 
-def _find_arms(every: Sequence[ReadRun], template: str) -> None:
+def _find_arms(every: Sequence[ImportedRun], template: str) -> None:
     """
     Errors:
         ValueError: a seed that is none, or names that do not say which runs are of one arm.
@@ -259,9 +256,9 @@ def _status(run: LogRun) -> str:
     return ended
 
 
-def _settle_lengths(every: Sequence[ReadRun]) -> None:
+def _settle_lengths(every: Sequence[ImportedRun]) -> None:
     """Call runs unfinished whose last loss stands before that of the longest run of their arm."""
-    by_arm: dict[tuple[str, str | None], list[ReadRun]] = {}
+    by_arm: dict[tuple[str, str | None], list[ImportedRun]] = {}
     for each in every:
         if (
             each.status == RunStatus.finished
@@ -285,7 +282,7 @@ def _settle_lengths(every: Sequence[ReadRun]) -> None:
                 )
 
 
-def _settle_finals(every: Sequence[ReadRun]) -> Iterator[str]:
+def _settle_finals(every: Sequence[ImportedRun]) -> Iterator[str]:
     """Take of the losses that were measured after training the last one that all runs have."""
     ended = [each for each in every if each.status == RunStatus.finished]
     names = dict.fromkeys(name for each in ended for name in each.run.finals)

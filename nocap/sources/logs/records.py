@@ -1,5 +1,5 @@
-"""Runs of logs as records: what such a record has and lacks, which of them count once, and which
-are refused as they may be two arms."""
+"""Turn runs of logs into records: what such a record has and lacks, which of them count once, and
+which are refused as they may be two arms."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Imported:
 
 
 @dataclass(kw_only=True)
-class ReadRun:
+class ImportedRun:
     """A run of a log, on its way to a record."""
 
     log: LogFile
@@ -55,10 +55,10 @@ class ReadRun:
         return self.run.last(self.run.axis) if self.run.axis else None
 
 
-def make_records(every: Sequence[ReadRun], found: Found, hardware: str | None) -> None:
+def make_records(every: Sequence[ImportedRun], found: Found, hardware: str | None) -> None:
     by_identity = dict[str, Record]()
     seeds = count(-1, -1)
-    by_record = dict[str, ReadRun]()
+    by_record = dict[str, ImportedRun]()
     for each in every:
         try:
             record = _record(each, hardware)
@@ -84,7 +84,7 @@ def make_records(every: Sequence[ReadRun], found: Found, hardware: str | None) -
     _check_apart(found.records, by_record)
 
 
-def _record(each: ReadRun, hardware: str | None) -> Record:
+def _record(each: ImportedRun, hardware: str | None) -> Record:
     run, log, names = each.run, each.log, each.names
     seed = names.seed
     is_seed = not seed or bool(re.fullmatch(r"\d{1,18}(\.0)?", seed))
@@ -178,7 +178,7 @@ def _repeats(records: Sequence[Record]) -> list[tuple[Record, Record]]:
     return repeats
 
 
-def _check_apart(records: Sequence[Record], runs_: dict[str, ReadRun]) -> None:
+def _check_apart(records: Sequence[Record], runs_: dict[str, ImportedRun]) -> None:
     """
     Errors:
         ValueError: two runs of one arm and seed have other losses.

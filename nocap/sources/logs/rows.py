@@ -1,4 +1,4 @@
-"""Rows of somebody else's log as runs: of which run a row is, and what is wrong with them."""
+"""Sort the rows of a log into runs: of which run a row is, and what is wrong with them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from nocap.sources.logs.columns import (
 )
 from nocap.sources.logs.run import LogRun
 
-NAMES = 1000  # of columns that a message may offer
+MOST_NAMES = 1000  # of columns that a message may offer
 FINISHED = {"finished", "completed", "complete", "succeeded", "success", "done", "ok"}
 OTHER_STATES = {
     "running",
@@ -45,7 +45,7 @@ OTHER_STATES = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LogRead:
+class LogContent:
     """The runs of one log, and lines about it."""
 
     runs: Sequence[LogRun]
@@ -53,7 +53,7 @@ class LogRead:
 
 
 @dataclass(kw_only=True)
-class _Reading:
+class _RunSorter:
     """Rows of a log, read until now."""
 
     columns: Columns
@@ -65,7 +65,7 @@ class _Reading:
 
     def take(self, row: Row, where: str) -> None:
         """Take a row to the run that it is of."""
-        if len(self.names) < NAMES:
+        if len(self.names) < MOST_NAMES:
             self.names |= dict.fromkeys(map(str, row))
         cells = {key: cell(row, key, self.columns) for key in KEYS}
         values = {key: value for key, value in cells.items() if value not in EMPTY}
@@ -108,34 +108,34 @@ class _Reading:
         return run
 
 
-def runs_of(rows: Iterable[Row], columns: Columns) -> LogRead:
+def runs_of(rows: Iterable[Row], columns: Columns) -> LogContent:
     """Return the runs of one log, and lines about it.
 
     Errors:
         ValueError: a cell that should be a number, no loss, two losses of a step, or no such
             column.
     """
-    reading = _Reading(columns=columns)
+    sorter = _RunSorter(columns=columns)
     try:
         for index, row in enumerate(rows, start=1):
-            reading.take(row, f"line {row['line']}" if "line" in row else f"row {index}")
+            sorter.take(row, f"line {row['line']}" if "line" in row else f"row {index}")
     except CutError as cut:
-        reading.lines.append(str(cut))
-    names = reading.names
+        sorter.lines.append(str(cut))
+    names = sorter.names
     require(bool(names), "it", "hold rows", "none")
     own_names = [name for name in names if name != "line" and not name.startswith((CONFIG, FINAL))]
     offered = f"{shorten(own_names, most=20)} (--columns KEY=NAME)"
     for key, column in columns.items():
         for part in parts(column.name, names) if key == "arm" else [column.name]:
             require(part in names, f"--columns {key}", f"be one of its columns, {offered}", part)
-    _add_lost(reading.runs)
-    with_loss = [run for run in reading.runs if run.points or run.finals]
+    _add_lost(sorter.runs)
+    with_loss = [run for run in sorter.runs if run.points or run.finals]
     for run in with_loss:
         run.end()
         _settle_calls(run)
     rule = f"have a row with {' or '.join(LOSSES)}{_hint(own_names)}"
     require(bool(with_loss), "it", rule, offered)
-    return LogRead(runs=with_loss, lines=[*reading.lines, *_lines_about(reading.runs, with_loss)])
+    return LogContent(runs=with_loss, lines=[*sorter.lines, *_lines_about(sorter.runs, with_loss)])
 
 
 def _add_lost(runs: Sequence[LogRun]) -> None:

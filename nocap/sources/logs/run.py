@@ -1,4 +1,4 @@
-"""What a log says of one run: its rows with a loss, in which steps may go back, and where it
+"""One run of a log, made row by row: its rows with a loss, in which steps may go back, and where it
 ended."""
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from nocap.judge.interval import alike
 from nocap.proposals.campaign import Losses, Proposal, Proposals
 from nocap.sources import race_arms
 from nocap.sources.command import Command, duration_s, failures_of
-from nocap.sources.command_output import Reading
+from nocap.sources.command_output import MetricReader
 from nocap.sources.repository import HERE
 from nocap.store import lease
 from nocap.store.metrics import Better
@@ -39,8 +39,8 @@ def of_commands(
         ValueError: a command that is not there or takes no seed, a ref that is none, files that are
             locked and differ.
     """
-    reading = Reading(what=rules.metric, better=rules.better, file=rules.file)
-    reading.check("propose.metric")
+    reader = MetricReader(what=rules.metric, better=rules.better, file=rules.file)
+    reader.check("propose.metric")
     how = {"timeout_s": duration_s(rules.timeout, "propose.timeout"), "keep": []}
     if rules.file:
         how["keep"] = [rules.file]
@@ -51,7 +51,7 @@ def of_commands(
         require(rules.reads_seed or "{seed}" in text, name, rule, text)
         words.append(race_arms.split(text, name))
     (baseline, *sides), begin = _sides(study, rules, words, output_dir, undo)
-    measure = partial(_run, reading, output_dir / "commands", partial(begin, **how), baseline)
+    measure = partial(_run, reader, output_dir / "commands", partial(begin, **how), baseline)
     proposals = list[Proposal]()
     for side in sides:
         proposals.append(
@@ -101,7 +101,7 @@ def _sides(
 
 
 def _run(
-    reading: Reading,
+    reader: MetricReader,
     runs: Path,
     begin: Callable[[Command, int, Path], None],
     baseline: Command,
@@ -116,15 +116,15 @@ def _run(
         ValueError: a side that ignores its seed: each of its runs is the same one.
     """
     losses = dict[tuple[str, int], float]()
-    sign = -1 if reading.better is Better.higher else 1
+    sign = -1 if reader.better is Better.higher else 1
     turns = [(baseline, proposal), (proposal, baseline)]
     for i, seed in enumerate(seeds):
         for side in turns[i % 2]:
             folder = runs / f"{side.content}-{seed}"
-            if not reading.is_in(folder):
+            if not reader.is_in(folder):
                 with failures_of(side, seed):
                     begin(side, seed, folder)
-            value = reading.value(folder, finite=False)
+            value = reader.value(folder, finite=False)
             losses[side.content, seed] = sign * value if math.isfinite(value) else math.inf
     for side in (baseline, proposal):
         of_side = [losses[side.content, seed] for seed in seeds]
