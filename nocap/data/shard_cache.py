@@ -2,7 +2,8 @@
 
 A set is a folder `cache_dir/corpora/<kind>-<vocabulary>-<key>`, its key a hash of everything that
 the shards depend on, the code that makes them included. The folder appears by a rename, so neither
-a killed process nor a racing one leaves half a set behind."""
+a killed process nor a racing one leaves half a set behind.
+"""
 
 from __future__ import annotations
 

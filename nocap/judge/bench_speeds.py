@@ -3,7 +3,8 @@
 A round has the time of every instance, and gives one log ratio an arm, to the baseline's second
 instance: what is built and timed first has come out 0.5 to 1% slow. The first instance, the
 control, is only there to show it. The interval is that of all clocks
-(`nocap.judge.cautious_interval`), over rounds, wider by what the baseline differs from itself."""
+(`nocap.judge.cautious_interval`), over rounds, wider by what the baseline differs from itself.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Make the comparison: arms against a baseline, with intervals, verdicts, and what should be doubted.
-As JSON it is a `judge.comparison_schema.Result`. `--json` writes it with the question and the
-records (`nocap.report.result_file`), from which it is judged again."""
+"""Make the comparison: arms against a baseline, with intervals, verdicts, and what should be
+doubted. As JSON it is a `judge.comparison_schema.Result`. `--json` writes it with the question and
+the records (`nocap.report.result_file`), from which it is judged again."""
 
 from __future__ import annotations
 

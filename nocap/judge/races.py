@@ -4,7 +4,8 @@ Each repeat ran every arm once, with one seed. The arms are judged after 3, 6, 1
 no other number. What the commands print has the textbook's interval for all arms together
 (`nocap.judge.interval`). What they cost is compared as a ratio and has the cautious interval
 (`nocap.judge.cautious_interval`); where the repeats lie in several sessions, a session is what
-repeats it."""
+repeats it.
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@ time is spent, ask the judge.
 A round has two blocks of each arm, there and back. `nocap.judge.bench_speeds` compares the arms;
 all of it is of one session. Rounds go on until the intervals are narrow enough. Their width does
 not depend on where they lie, so that stopping on it keeps the level (`tests/test_speed.py`
-simulates it)."""
+simulates it).
+"""
 
 from __future__ import annotations
 

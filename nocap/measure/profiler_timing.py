@@ -1,5 +1,5 @@
-"""Time what a profile is of, plain and under torch's profiler: a training step, a forward, a prompt,
-a token."""
+"""Time what a profile is of, plain and under torch's profiler: a training step, a forward, a
+prompt, a token."""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@
 
 The step runs on fake tensors, which have shapes, dtypes and a device, and no memory: torch's own
 dispatcher decides which operations there are, in the run's precision, with its kernels.
-`nocap.model.flops` has the formulas of the FLOPs."""
+`nocap.model.flops` has the formulas of the FLOPs.
+"""
 
 from __future__ import annotations
 

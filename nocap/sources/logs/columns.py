@@ -1,5 +1,5 @@
-"""What the columns of a log mean: which key of nocap's each has, by its usual names or by `--columns`,
-and the number in a cell."""
+"""What the columns of a log mean: which key of nocap's each has, by its usual names or by
+`--columns`, and the number in a cell."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Find the logs below some paths: which files are logs, in which format, and which of them are pieces
-of one run. A format knows its logs by what is in them."""
+"""Find the logs below some paths: which files are logs, in which format, and which of them are
+pieces of one run. A format knows its logs by what is in them."""
 
 from __future__ import annotations
 

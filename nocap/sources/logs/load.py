@@ -1,8 +1,9 @@
-"""From paths to records: logs that somebody else's trainer wrote become records with less in them, so
-that they are compared as nocap's own runs are.
+"""From paths to records: logs that somebody else's trainer wrote become records with less in them,
+so that they are compared as nocap's own runs are.
 
 A run's last row with a loss is its end. What such a record lacks (code, data, config) nobody can
-check: it says that it is imported, and its comparison is exploratory."""
+check: it says that it is imported, and its comparison is exploratory.
+"""
 
 from __future__ import annotations
 
