@@ -31,6 +31,8 @@ from nocap.store.metrics import METRICS, Better, Kind
 
 
 class DifferenceWord(Enum):
+    """The word for a difference between an arm and the baseline."""
+
     better = "better"
     worse = "worse"
     unclear = "no difference shown"
@@ -39,6 +41,9 @@ class DifferenceWord(Enum):
     diverged = "diverged"
     unfinished = "unfinished"
     confounded = "confounded"
+
+
+SHOWN_WORDS = (DifferenceWord.better, DifferenceWord.worse)  # those of a difference that is shown
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Any
 from markupsafe import Markup
 
 from nocap.judge.comparison import ComparedArm
-from nocap.judge.differences import DifferenceWord
+from nocap.judge.differences import SHOWN_WORDS
 from nocap.report import html_page, svg_chart
 from nocap.report.arm_styles import ArmStyle, styles_of
 from nocap.report.comparison_tables import ARM
@@ -29,7 +29,6 @@ CLOSE_ENDS = 0.1  # of the range of the losses: ends that lie so close are not t
 LEAST_POINTS = 2  # of a curve that is drawn
 SAMPLES = 6  # steps in the table of a chart's data
 SHORT = 24  # letters of a name in a chart
-DECIDED = (DifferenceWord.better, DifferenceWord.worse)  # whose marks are filled
 
 Columns = dict[str, list[Any]]  # of a curve, by axis
 Points = list[tuple[float, float]]
@@ -42,7 +41,7 @@ class PlottedArm:
     label: str
     short: str
     look: ArmStyle
-    hollow: bool
+    hollow: bool  # its mark, where no difference is shown
     seeds: list[dict[str, object]]
     mean: Columns
     averaged: int  # seeds
@@ -124,7 +123,7 @@ def _plotted(row: ComparedArm, look: ArmStyle, short: str) -> PlottedArm:
     """Return an arm as it is drawn."""
     finished = [run.curve for run in row.arm.runs if run.curve.step]
     mean = _rounded(_mean_curve(finished))
-    hollow = row.difference is not None and row.difference.outcome not in DECIDED
+    hollow = row.difference is not None and row.difference.outcome not in SHOWN_WORDS
     return PlottedArm(
         label=row.arm.label,
         short=short,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from nocap.display import NONE, listed, plural
 from nocap.judge.comparison import Comparison
-from nocap.judge.differences import DifferenceWord
+from nocap.judge.differences import SHOWN_WORDS, DifferenceWord
 from nocap.judge.equal_loss import TimeAtEqualLoss
 from nocap.judge.factors import Factors
 from nocap.judge.findings import MORE, ORDER, Finding
@@ -20,7 +20,6 @@ from nocap.report.words import counted, extent, gains, ratio
 from nocap.store.metrics import METRICS, Metric, Scale
 
 NAMED = 3  # findings in a headline; the others are counted
-SHOWN_WORDS = (DifferenceWord.better, DifferenceWord.worse)
 
 
 def headline(comparison: Comparison) -> str:
