@@ -378,7 +378,7 @@ def test_names_and_values_stay_text(every: list[StudyResult]):
     claims = [replace(result.claims[0], claim=claim)]
     evil = replace(result, study=study, date=EVIL, claims=claims)
     group = board.Group(whose=EVIL)
-    section = board.Section(group=group, rows=rows([evil]), planned=[], unstudied=[])
+    section = board.BoardSection(group=group, rows=rows([evil]), planned=[], unstudied=[])
     page = board.html(EVIL, [section])
 
     for bad in (EVIL, "<img"):
@@ -391,7 +391,7 @@ def test_names_and_values_stay_text(every: list[StudyResult]):
 
 
 @pytest.fixture(scope="module")
-def parts(every: list[StudyResult], studies: dict[str, Study]) -> dict[str, board.Section]:
+def parts(every: list[StudyResult], studies: dict[str, Study]) -> dict[str, board.BoardSection]:
     """The sections of the committed board by their groups' names."""
     _, found = board.sections(STUDIES, every, studies)
     return {part.group.whose: part for part in found}
@@ -405,7 +405,7 @@ def words_of(some: list[ClaimRow]) -> dict[str, int]:
 
 
 def test_the_notes_nocaps_own_and_another_engines_are_counted_apart(
-    parts: dict[str, board.Section], shown: dict[str, ClaimRow], written: dict[Path, str]
+    parts: dict[str, board.BoardSection], shown: dict[str, ClaimRow], written: dict[Path, str]
 ):
     """Every row is in one group; the .NET engine's are in no count."""
     notes = parts["the notes'"]
@@ -432,7 +432,7 @@ def test_the_notes_nocaps_own_and_another_engines_are_counted_apart(
     assert errors in " ".join(written[STUDIES / "README.md"].split())
 
 
-def test_the_readme_says_what_the_board_counts(parts: dict[str, board.Section]):
+def test_the_readme_says_what_the_board_counts(parts: dict[str, board.BoardSection]):
     notes = parts["the notes'"].rows
     own = parts["nocap's own"].rows
     n = words_of(notes)
@@ -485,7 +485,7 @@ def test_committed_results_have_their_studies_words(studies: dict[str, Study]):
 
 
 def test_a_statement_of_the_notes_that_nobody_measures_has_an_answer_or_a_reason(
-    parts: dict[str, board.Section], written: dict[Path, str]
+    parts: dict[str, board.BoardSection], written: dict[Path, str]
 ):
     entries = {}
     for part in parts.values():
@@ -507,7 +507,7 @@ def test_a_statement_of_the_notes_that_nobody_measures_has_an_answer_or_a_reason
         assert f"| {name} | {entry.statement} |" in text
 
 
-def test_the_table_of_operations_by_arithmetic(parts: dict[str, board.Section]):
+def test_the_table_of_operations_by_arithmetic(parts: dict[str, board.BoardSection]):
     """768 channels in 12 heads of 64, 1,024 tokens; the profile's figures from its committed
     JSON."""
     (entry,) = [entry for entry in parts["the notes'"].unstudied if entry.id == "A10.operations"]
@@ -529,7 +529,7 @@ def profiled(length: int) -> dict[str, Json]:
     return {part["part"]: part for part in profile["parts"]}
 
 
-def test_the_shares_of_a_forward_are_the_profiles(parts: dict[str, board.Section]):
+def test_the_shares_of_a_forward_are_the_profiles(parts: dict[str, board.BoardSection]):
     (entry,) = [entry for entry in parts["the notes'"].unstudied if entry.id == "A10.forward"]
     claims = load_study(STUDIES / "anatomy").claims
     (blocks,) = [claim.parts for claim in claims if claim.id == "A11.blocks"]
@@ -550,7 +550,7 @@ def test_the_shares_of_a_forward_are_the_profiles(parts: dict[str, board.Section
 
 
 def test_what_a_profile_keeps_of_the_scores_and_norms(
-    parts: dict[str, board.Section], shown: dict[str, ClaimRow]
+    parts: dict[str, board.BoardSection], shown: dict[str, ClaimRow]
 ):
     entries = {entry.id: entry for entry in parts["the notes'"].unstudied}
     scores = shown["A12.scores"].claim_result.verdict.primary.shown()
@@ -579,7 +579,7 @@ def test_what_a_profile_keeps_of_the_scores_and_norms(
     ],
 )
 def test_an_answer_of_the_atlas_is_its_tables(
-    parts: dict[str, board.Section], claim: str, idea: str
+    parts: dict[str, board.BoardSection], claim: str, idea: str
 ):
     (entry,) = [entry for entry in parts["the notes'"].unstudied if entry.id == claim]
     table = (STUDIES / "atlas" / "README.md").read_text()

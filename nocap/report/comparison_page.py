@@ -42,7 +42,7 @@ class PageArm:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Clock:
+class ClockShares:
     """Where the seconds of each arm's runs went, in the mean."""
 
     parts: list[str]
@@ -128,7 +128,7 @@ def _meanings(comparison: Comparison) -> dict[str, verdict_marks.Meaning]:
     }
 
 
-def _clock(rows: Sequence[ComparedArm]) -> Clock:
+def _clock(rows: Sequence[ComparedArm]) -> ClockShares:
     """Return the clock of each arm, line by line, without lines that no arm has."""
     # without `wall`, which would count twice
     used = list[str]()
@@ -147,7 +147,7 @@ def _clock(rows: Sequence[ComparedArm]) -> Clock:
         shares.append([100 * part / longest for part in seconds[:-1]])
         lines.append([row.label, *seconds])
     table = Table(title="Seconds by part", columns=columns, rows=lines)
-    return Clock(parts=parts, shares=shares, seconds=table)
+    return ClockShares(parts=parts, shares=shares, seconds=table)
 
 
 def _seconds(row: ComparedArm, lines: Sequence[str]) -> list[float]:

@@ -240,7 +240,7 @@ def time_decoding(
         built[name] = _engine(engines[name], model, runs[name], capacity=prompt + new)
     for engine in built.values():
         _write(engine, prompt_1T, seed=0, new=2)
-    texts: dict[str, list[Text]] = {name: [] for name in built}
+    texts: dict[str, list[DecodedText]] = {name: [] for name in built}
     for seed in range(TEXTS):
         for name, engine in built.items():
             texts[name].append(_write(engine, prompt_1T, seed=seed, new=new))
@@ -263,7 +263,7 @@ def time_decoding(
     return figures
 
 
-def _write(engine: Engine, prompt_1T: torch.Tensor, *, seed: int, new: int) -> Text:
+def _write(engine: Engine, prompt_1T: torch.Tensor, *, seed: int, new: int) -> DecodedText:
     """Write a token, and `new` more that are timed."""
     collections_before = _collections()
     sampler = TokenSampler(temperature=1.0, top_k=0, seed=seed, sequences=1, max_tokens=new + 1)
@@ -274,10 +274,10 @@ def _write(engine: Engine, prompt_1T: torch.Tensor, *, seed: int, new: int) -> T
         moments.append(time.perf_counter())
     seconds = [end - begin for begin, end in pairwise(moments)]
     collections = _collections() - collections_before
-    return Text(tokens=tokens, seconds=seconds, collections=collections)
+    return DecodedText(tokens=tokens, seconds=seconds, collections=collections)
 
 
-def _check_texts(runs: Mapping[str, Run], texts: Mapping[str, Sequence[Text]]) -> None:
+def _check_texts(runs: Mapping[str, Run], texts: Mapping[str, Sequence[DecodedText]]) -> None:
     """Check that engines of one model wrote the same texts."""
     first = dict[str, list[list[int]]]()
     for name, of_arm in texts.items():
@@ -287,7 +287,7 @@ def _check_texts(runs: Mapping[str, Run], texts: Mapping[str, Sequence[Text]]) -
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Text:
+class DecodedText:
     """A text that an engine wrote."""
 
     tokens: list[int]

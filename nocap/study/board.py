@@ -137,7 +137,7 @@ class Planned:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Section:
+class BoardSection:
     """What a board has of a group."""
 
     group: Group
@@ -245,7 +245,7 @@ def files_of(
 
 def sections(
     folder: Path, every: Sequence[StudyResult], studies: Mapping[str, Study]
-) -> tuple[str, list[Section]]:
+) -> tuple[str, list[BoardSection]]:
     """Return what a reader should know of a folder's claims, and what there is of each group, the
     groups that are counted first.
 
@@ -255,9 +255,11 @@ def sections(
     config = _config(folder / BOARD)
     entries = unstudied(folder / NOT_BUILT)
     shown = in_order(rows(every))
-    parts = [Section(group=group, rows=[], planned=[], unstudied=[]) for group in config.groups]
+    parts = [
+        BoardSection(group=group, rows=[], planned=[], unstudied=[]) for group in config.groups
+    ]
 
-    def of(claim: str, source: str) -> Section:
+    def of(claim: str, source: str) -> BoardSection:
         return parts[_group(claim, source, config, folder)]
 
     for row in shown:
@@ -370,7 +372,7 @@ def first(every: Sequence[ClaimRow]) -> list[ClaimRow]:
 # --- what it says ---------------------------------------------------------------------------------
 
 
-def title(parts: Sequence[Section]) -> str:
+def title(parts: Sequence[BoardSection]) -> str:
     """Say what the claims are about; count each group by itself, and what no study measures."""
     counts = [part.headline for part in parts if part.group.counted and part.rows]
     entries = _counted_entries(parts)
@@ -386,12 +388,12 @@ def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def counted_rows(parts: Iterable[Section]) -> list[ClaimRow]:
+def counted_rows(parts: Iterable[BoardSection]) -> list[ClaimRow]:
     """Return the rows of the groups that are counted."""
     return list(chain(*(part.rows for part in parts if part.group.counted)))
 
 
-def _counted_entries(parts: Iterable[Section]) -> list[Unstudied]:
+def _counted_entries(parts: Iterable[BoardSection]) -> list[Unstudied]:
     """Return the claims of these groups that no study measures."""
     return list(chain(*(part.unstudied for part in parts if part.group.counted)))
 
@@ -407,7 +409,7 @@ def errors(every: Sequence[ClaimRow]) -> str:
     )
 
 
-def markdown(about: str, parts: Sequence[Section]) -> str:
+def markdown(about: str, parts: Sequence[BoardSection]) -> str:
     """Return the board's `README.md`."""
     lines = [f"# {title(parts)}", ""]
     for text in filter(None, (INTRO, about, errors(counted_rows(parts)))):
@@ -418,7 +420,7 @@ def markdown(about: str, parts: Sequence[Section]) -> str:
     return "\n".join(lines)
 
 
-def _section(part: Section) -> list[str]:
+def _section(part: BoardSection) -> list[str]:
     """Return a group's rows by what they are about, and the claims that are planned; of a group
     that is in no count also what no study measures."""
     if not (part.rows or part.planned or part.unstudied):
@@ -498,7 +500,7 @@ def page_of(study: str) -> str:
     return f"{quote(study, errors='replace')}/README.md"
 
 
-def html(about: str, parts: Sequence[Section]) -> str:
+def html(about: str, parts: Sequence[BoardSection]) -> str:
     """Return the page. CSS hides the verdicts that the filter leaves out; a script finds words."""
     every = counted_rows(parts)
     of_all = list(chain(*(part.rows for part in parts)))

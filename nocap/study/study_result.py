@@ -281,7 +281,7 @@ def read_result(path: Path, study: Study, log: StudyLog) -> StudyResult | None:
         file = msgspec.convert(plain, StudyFile)
         if file.scale not in study.scales:
             return None
-        return _Reader(file, study, log).result()
+        return _ResultReader(file, study, log).result()
     except KeyError as error:
         raise ValueError(
             f"{path} must be results that nocap.study wrote, got KeyError: {error}"
@@ -290,7 +290,7 @@ def read_result(path: Path, study: Study, log: StudyLog) -> StudyResult | None:
         raise ValueError(f"{path} must be results that nocap.study wrote, got {error}") from error
 
 
-class _Reader:
+class _ResultReader:
     """What reads a file, by the study and its log as they are now."""
 
     def __init__(self, file: StudyFile, study: Study, log: StudyLog) -> None:

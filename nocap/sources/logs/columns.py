@@ -79,7 +79,7 @@ VALIDATION = {"val", "valid", "validation", "eval", "dev"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Column:
+class LogColumn:
     """Where a key's numbers stand in somebody's log."""
 
     name: str
@@ -95,7 +95,7 @@ class Column:
         return math.nan
 
 
-Columns = Mapping[str, Column]  # by key
+Columns = Mapping[str, LogColumn]  # by key
 
 
 def columns_of(text: str) -> Columns:
@@ -104,7 +104,7 @@ def columns_of(text: str) -> Columns:
     Errors:
         ValueError: it is no such list.
     """
-    columns: dict[str, Column] = {}
+    columns: dict[str, LogColumn] = {}
     for part in filter(None, text.split(",")):
         key, _, name = part.strip().partition("=")
         require(
@@ -126,16 +126,16 @@ def columns_of(text: str) -> Columns:
     return columns
 
 
-def _column(key: str, name: str) -> Column:
+def _column(key: str, name: str) -> LogColumn:
     if key in LOSSES and (match := re.fullmatch(r"(?:log|ln)\((.+)\)", name)):
-        return Column(name=match[1], is_exponential=True)
+        return LogColumn(name=match[1], is_exponential=True)
     ratio = re.fullmatch(r"(.+)/(-?\d+(?:\.\d+)?)", name) if key in NUMBERS else None
     if ratio:
-        return Column(name=ratio[1], divisor=float(ratio[2]))
+        return LogColumn(name=ratio[1], divisor=float(ratio[2]))
     if key in LOSSES:
         rule = f"turn a perplexity into its logarithm, as in {key}=log({name})"
         require(not PERPLEXITY.search(name), "--columns", rule, f"{key}={name}")
-    return Column(name=name, divisor=_unit(name) if key == "train_s" else 1.0)
+    return LogColumn(name=name, divisor=_unit(name) if key == "train_s" else 1.0)
 
 
 def _unit(name: str) -> float:
