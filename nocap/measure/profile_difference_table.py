@@ -10,7 +10,7 @@ from nocap.display import MINUS, shorten, three_digits
 from nocap.measure.largest_parts import between
 from nocap.measure.profile_difference import Change, ProfileDifference
 from nocap.measure.profile_groups import GROUPS, title_of
-from nocap.measure.profile_tables import percent
+from nocap.measure.profile_tables import in_percent
 from nocap.report.table import Column, Table
 from nocap.report.terminal import prose
 from nocap.store.metrics import part_title
@@ -65,8 +65,8 @@ def _changes(title: str, changes: Sequence[Change]) -> Table:
         Column(title="B ms", show=three_digits),
         Column(title="change ms", show=_signed),
         Column(title="B/A", show="{:.2f}×".format),
-        Column(title="A share", show=percent),
-        Column(title="B share", show=percent),
+        Column(title="A share", show=in_percent),
+        Column(title="B share", show=in_percent),
     ]
     rows = list[list[Any]]()
     for change in changes:

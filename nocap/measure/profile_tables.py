@@ -101,7 +101,7 @@ def _per(unit: float, digits: int = 1) -> Callable[[float], str]:
     return lambda x: fixed(x / unit, digits)
 
 
-def percent(x: float) -> str:
+def in_percent(x: float) -> str:
     return f"{fixed(100 * x, 1)}%"
 
 
@@ -138,9 +138,9 @@ def _lines(profile: ProfileJson) -> Iterator[Line]:
 # key of a row → title, format
 TIME_COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "ms": ("ms", three_digits),
-    "share": ("share", percent),
-    "of_forward": ("of forward", percent),
-    "of_block": ("of block", percent),
+    "share": ("share", in_percent),
+    "of_forward": ("of forward", in_percent),
+    "of_block": ("of block", in_percent),
     "forward_ms": ("forward", three_digits),
     "backward_ms": ("backward", three_digits),
     "calls": ("calls", whole),
@@ -149,7 +149,7 @@ OF_TRAINING = ("of_forward", "forward_ms", "backward_ms")
 # what is 0 of arithmetic is a dash
 COUNT_COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "flops": ("GFLOP", _in(1e9)),
-    "of_flops": ("share of FLOPs", percent),
+    "of_flops": ("share of FLOPs", in_percent),
     "flop_s": ("GFLOP/s", _per(1e9)),
     "bytes": ("MiB moved", _in(2**20)),
     "bound_ms": ("bound ms", three_digits),
@@ -292,7 +292,7 @@ def _ceilings(ceilings: Sequence[CeilingJson], *, trusted: bool) -> Table:
         Column(title="by FLOPs", show="{:.3f}×".format),
         Column(title="by the measured step", show="{:.2f}×".format),
         Column(title="MiB saved", show=whole),
-        Column(title="of memory", show=percent),
+        Column(title="of memory", show=in_percent),
     ]
     order = list(ceilings)
     if not trusted:
@@ -315,10 +315,10 @@ def _largest(file: ProfileFile) -> Iterator[str]:
     )
     rest_ms = file.step.unattributed_ms
     if rest_ms > file.largest[0].ms:
-        share = percent(rest_ms / file.step.ms)
+        share = in_percent(rest_ms / file.step.ms)
         yield prose(f"larger than any part: {three_digits(rest_ms)} ms, {share}, not attributed")
     for number, row in enumerate(file.largest, start=1):
-        cost = f"{three_digits(row.ms)} ms, {percent(row.share)} of the {of}"
+        cost = f"{three_digits(row.ms)} ms, {in_percent(row.share)} of the {of}"
         if row.of_bound:
             cost += f", {row.of_bound:.0%} of its bound"
         yield prose(f"{number}. {part_title(row.part)}: {cost}", hang=3)
