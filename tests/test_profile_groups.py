@@ -23,7 +23,7 @@ from nocap.measure.bench_arms import compose_arms
 from nocap.measure.largest_parts import ProfileCommand, file_of, largest, replaced, without
 from nocap.measure.mixer_moments import AROUND, FUSED, MOMENTS, PRODUCT, SOFTMAX, VALUES
 from nocap.measure.profile import ProfileQuestion, profiles
-from nocap.measure.profile_groups import Row, grouped
+from nocap.measure.profile_groups import ProfileRow, grouped
 from nocap.measure.profile_schema import CeilingJson, CeilingsJson, Peak
 from nocap.measure.profiler_ranges import (
     BACKWARD,
@@ -203,7 +203,9 @@ def row(path, part, direction, ms, *, detail=None):
         number = int(layer[1])
     else:
         number = None
-    return Row(path=path, part=part, layer=number, direction=direction, detail=detail, **figures)
+    return ProfileRow(
+        path=path, part=part, layer=number, direction=direction, detail=detail, **figures
+    )
 
 
 ROWS = [
