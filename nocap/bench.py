@@ -72,7 +72,7 @@ def _bench(options: argparse.Namespace) -> int:
     reason than memory has failed. A file gets the result after each round."""
     from nocap.judge.interval import LEAST_PAIRS
     from nocap.measure.bench_arms import compose_arms
-    from nocap.measure.bench_text import render_bench
+    from nocap.measure.bench_table import render_bench
 
     seconds = options.seconds
     if seconds is None:
@@ -90,7 +90,7 @@ def _bench(options: argparse.Namespace) -> int:
     runs = compose_arms(base, overrides)
     from nocap.measure.bench import carry_out  # torch, once the arms are known to be right
     from nocap.measure.bench_result import written
-    from nocap.measure.timed import TimedArm
+    from nocap.measure.timed_arm import TimedArm
 
     try:
         with redirect_stdout(sys.stderr):  # what an option prints is not the result

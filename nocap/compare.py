@@ -15,7 +15,7 @@ from nocap.config.keys import EXIT_CODES
 from nocap.store.files import write_text
 
 if TYPE_CHECKING:
-    from nocap.judge.compared_arms import Comparison
+    from nocap.judge.comparison import Comparison
 
 FORMS = """\
 A PATH is a run's folder, a folder of runs, a grid's folder, a glob, or a name: of a run, of an arm,
@@ -43,8 +43,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def _compare(words: list[str], options: argparse.Namespace) -> int:
     from nocap.judge.question import Question
-    from nocap.report.arms import render
-    from nocap.sources.request import LogOptions, compare_paths
+    from nocap.report.comparison_tables import render
+    from nocap.sources.compare_paths import LogOptions, compare_paths
 
     typed = Question(
         baseline=options.baseline,
@@ -156,9 +156,9 @@ def _add_question(parser: argparse.ArgumentParser) -> None:
 
 
 def _write(comparison: Comparison, options: argparse.Namespace, *, typed: str) -> None:
-    from nocap.report import comparison as report
-    from nocap.report import markdown, result
-    from nocap.report.rows import rows, to_csv
+    from nocap.report import comparison_markdown, result_file
+    from nocap.report import comparison_page as report
+    from nocap.report.flat_rows import rows, to_csv
 
     if options.csv:
         with writing("--csv", options.csv) as path:
@@ -167,11 +167,13 @@ def _write(comparison: Comparison, options: argparse.Namespace, *, typed: str) -
         with writing("--html", options.html) as path:
             report.write(comparison, path, command=typed)
     if options.markdown or options.json:
-        bare = result.bare(comparison)
+        bare = result_file.bare(comparison)
         if options.markdown:
             with writing("--markdown", options.markdown) as path:
-                write_text(path, markdown.page(bare, judge=result.judge(), command=typed))
-        options.answer(result.content(bare, command=typed))
+                write_text(
+                    path, comparison_markdown.page(bare, judge=result_file.judge(), command=typed)
+                )
+        options.answer(result_file.content(bare, command=typed))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from nocap.config.keys import require
 from nocap.config.outward import redact, visible
 from nocap.display import plural
 from nocap.judge.grouping import group
-from nocap.report.drawing import MARKS, DrawnCurve, drawn
+from nocap.report.terminal_curves import MARKS, DrawnCurve, drawn
 from nocap.store.files import write_file
 from nocap.store.record import Metrics
 from nocap.store.runs import LAST, Record, load_runs, train_s

@@ -15,8 +15,8 @@ from nocap.command_line import check_writable, command, writing
 from nocap.config import entry
 from nocap.config.keys import require
 from nocap.config.paths import STDOUT
-from nocap.measure.difference import differences, written
-from nocap.measure.largest import Typed, file_of, without
+from nocap.measure.largest_parts import ProfileCommand, file_of, without
+from nocap.measure.profile_difference import differences, written
 from nocap.measure.subject import prompt_tokens
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def _profile(options: argparse.Namespace) -> int:
     # before torch: the profiler's library would write on stderr
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     from nocap.measure.profile import ProfileQuestion, profiles
-    from nocap.measure.profile_text import render_profiles
+    from nocap.measure.profile_tables import render_profiles
 
     with writing("--trace", options.trace) if options.trace else nullcontext() as trace:
         question = ProfileQuestion(
@@ -155,7 +155,7 @@ def _composer(overrides: Sequence[str]) -> tuple[Composed, Callable[[Sequence[st
     return compose_measured(overrides), composed
 
 
-def _typed(options: argparse.Namespace, composed: Composed) -> Typed:
+def _typed(options: argparse.Namespace, composed: Composed) -> ProfileCommand:
     flags = []
     if options.forward:
         flags.append("--forward")
@@ -168,7 +168,7 @@ def _typed(options: argparse.Namespace, composed: Composed) -> Typed:
     file = options.json
     if file == STDOUT:
         file = None
-    return Typed(
+    return ProfileCommand(
         words=options.overrides,
         choices=composed.choices,
         flags=flags,
@@ -185,7 +185,7 @@ def _is_override(word: str) -> bool:
 
 
 def _compare(files: Sequence[Path], options: argparse.Namespace) -> int:
-    from nocap.measure.profile_text import render_differences
+    from nocap.measure.profile_difference_table import render_differences
 
     given = ", ".join(str(path) for path in files)
     require(len(files) == 2, "profiles", "be two files to compare, or key=value overrides", given)

@@ -23,8 +23,8 @@ from nocap.store.record import write_json
 
 if TYPE_CHECKING:
     from nocap.sources.command import Command
-    from nocap.sources.race import GuardReading, Race
-    from nocap.sources.reading import Reading
+    from nocap.sources.command_output import MetricReader
+    from nocap.sources.race import GuardReader, Race
 
 FORMS = """\
 Arms are commands (--arm) or versions of the repository in which one stands (--ref), the baseline
@@ -162,7 +162,7 @@ def _add(
 
 def _raced(typed: Sequence[str], options: argparse.Namespace) -> int:
     from nocap.config.errors import StoppedError
-    from nocap.sources import race_answer
+    from nocap.sources import race_json, race_page, race_tables
 
     words = typed[typed.index("--") + 1 :] if "--" in typed else []
     try:
@@ -171,13 +171,13 @@ def _raced(typed: Sequence[str], options: argparse.Namespace) -> int:
             running.folder.mkdir(parents=True, exist_ok=True)
             with lease.acquire(running.folder):
                 raced = running.run()
-                content = race_answer.written(running, raced)
-                content["next"] = race_answer.next_step(running, raced, typed)
+                content = race_json.written(running, raced)
+                content["next"] = race_json.next_step(running, raced, typed)
                 write_json(running.folder / "result.json", content)
-        for table in race_answer.tables(running, raced):
+        for table in race_tables.tables(running, raced):
             print(f"\n{table}")
         command_line = f"python -m nocap.race {shlex.join(typed)}"
-        page = race_answer.render(running, raced, command=command_line)
+        page = race_page.render(running, raced, command=command_line)
         write_text(running.folder / "result.html", page)
     except KeyboardInterrupt as stop:
         raise StoppedError(
@@ -193,12 +193,12 @@ def _race(options: argparse.Namespace, words: Sequence[str], undo: ExitStack) ->
     from nocap.sources.race import Race
 
     _check(options, words)
-    readings, guards = _readings(options)
+    readers, guards = _readers(options)
     timeout_s = duration_s(options.timeout, "--timeout")
     require(timeout_s > 0, "--timeout", "be above 0", options.timeout)
-    from nocap.sources import versions as sides
+    from nocap.sources import race_arms
 
-    prepare = sides.split(options.prepare, "--prepare")
+    prepare = race_arms.split(options.prepare, "--prepare")
     how = {
         "prepare": prepare,
         "timeout_s": timeout_s,
@@ -209,10 +209,10 @@ def _race(options: argparse.Namespace, words: Sequence[str], undo: ExitStack) ->
     expect = _expected(options.expect)
     arms, begin = _arms(options, words, undo)
     if prepare:
-        arms = sides.prepared(arms, prepare)
+        arms = race_arms.prepared(arms, prepare)
     racing = Race(
         arms=arms,
-        readings=readings,
+        readers=readers,
         guards=guards,
         output_dir=options.output_dir,
         pairs=options.pairs,
@@ -295,7 +295,7 @@ def _arms(
     options: argparse.Namespace, words: Sequence[str], undo: ExitStack
 ) -> tuple[list[Command], Callable[..., None]]:
     """Return the arms, and what runs one."""
-    from nocap.sources import versions as arms
+    from nocap.sources import race_arms
 
     # what a race makes is no part of an arm
     apart = [options.output_dir]
@@ -305,9 +305,9 @@ def _arms(
         named = []
         for text in options.arm:
             name, _, line = text.partition("=")
-            named.append((name, arms.split(line, f"arm {name}")))
-        return arms.of_commands(named, locked=options.locked, apart=apart)
-    return arms.of_refs(
+            named.append((name, race_arms.split(line, f"arm {name}")))
+        return race_arms.of_commands(named, locked=options.locked, apart=apart)
+    return race_arms.of_refs(
         [(ref, words) for ref in options.ref],
         locked=options.locked,
         links=options.link,
@@ -318,44 +318,44 @@ def _arms(
     )
 
 
-def _readings(options: argparse.Namespace) -> tuple[list[Reading], list[GuardReading]]:
+def _readers(options: argparse.Namespace) -> tuple[list[MetricReader], list[GuardReader]]:
     """Return what is compared, and what may not be worse."""
-    from nocap.sources.race import MEASURED, GuardReading
-    from nocap.sources.reading import Reading, number
+    from nocap.sources.command_output import MetricReader, number
+    from nocap.sources.race import COST_NAMES, GuardReader
     from nocap.store.metrics import Better
 
-    readings = list[Reading]()
-    guards = list[GuardReading]()
+    readers = list[MetricReader]()
+    guards = list[GuardReader]()
     for metric in options.metrics:
         what = metric["what"]
         better = Better(metric["better"])
         if metric["option"] == "--metric":
-            readings.append(Reading(what=what, better=better, file=options.file))
+            readers.append(MetricReader(what=what, better=better, file=options.file))
             continue
         name, _, text = what.rpartition(" ")
         rule = "be a metric and how much worse it may be, as in 'val_loss 0.01'"
         require(bool(name), "--guard", rule, what)
         margin = number(text, "--guard")
         require(0 <= margin < math.inf, "--guard", "have a margin of 0 or more", text)
-        reading = Reading(what=name, better=better, file=options.file)
-        guards.append(GuardReading(reading=reading, margin=margin))
+        reader = MetricReader(what=name, better=better, file=options.file)
+        guards.append(GuardReader(reader=reader, margin=margin))
     rule = "be given: a pattern with one group, as in 'val loss (\\S+)'"
-    require(bool(readings), "--metric", rule, "none")
-    every = [*readings, *(guard.reading for guard in guards)]
-    rule = f"have another name than {', '.join(MEASURED)}: of each run"
-    for reading in every:
-        reading.check()
-        require(reading.name not in MEASURED, "--metric", rule, reading.what)
-    names = [reading.name for reading in every]
+    require(bool(readers), "--metric", rule, "none")
+    every = [*readers, *(guard.reader for guard in guards)]
+    rule = f"have another name than {', '.join(COST_NAMES)}: of each run"
+    for reader in every:
+        reader.check()
+        require(reader.name not in COST_NAMES, "--metric", rule, reader.what)
+    names = [reader.name for reader in every]
     require(len({*names}) == len(names), "--metric", "differ in name, guards too", ", ".join(names))
-    has_step = bool(options.file) or "step" in readings[0].pattern.groupindex
+    has_step = bool(options.file) or "step" in readers[0].pattern.groupindex
     rule = "be given with a metric that has a group step"
-    require(options.target is None or has_step, "--target", rule, readings[0].what)
-    return readings, guards
+    require(options.target is None or has_step, "--target", rule, readers[0].what)
+    return readers, guards
 
 
 def _expected(text: str) -> tuple[float, float] | None:
-    from nocap.sources.reading import number
+    from nocap.sources.command_output import number
 
     if not text:
         return None

@@ -273,7 +273,7 @@ STARTS = {
     "bench": ["measure.bench.carry_out"],
     "profile": ["measure.profile.profiles"],
     "generate": ["generation.text.load"],
-    "study": ["study.conduct.carry_out", "study.preview.render"],
+    "study": ["study.carry_out.carry_out", "study.plan_preview.render"],
     "compare": [],
     "data": ["data.prepare.prepare", "data.prepare.verify"],
     "check": ["checks.contract.results"],

@@ -39,6 +39,18 @@ from tests.tools.run_docs import (
 ALL = list(itertools.chain.from_iterable(map(blocks, pages())))
 DEVELOPERS = ROOT / "docs" / "architecture.md"
 READERS = [page for page in pages() if page != DEVELOPERS]
+# whose `__init__.py` says what each file does
+ROOMS = (
+    "data",
+    "judge",
+    "measure",
+    "proposals",
+    "report",
+    "sessions",
+    "sources",
+    "sources/logs",
+    "study",
+)
 EVIDENCE = [
     *sorted((ROOT / "experiments").glob("*/README.md")),
     *sorted((ROOT / "tests").glob("**/README.md")),
@@ -253,7 +265,7 @@ def words(page: Path) -> int:
     return sum(bool(re.search(r"\w", word)) for word in visible.split())
 
 
-@pytest.mark.parametrize("page", READERS, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
 def test_a_page_has_at_most_1200_words(page: Path) -> None:
     assert words(page) <= 1200
 
@@ -261,6 +273,16 @@ def test_a_page_has_at_most_1200_words(page: Path) -> None:
 def test_all_pages_are_few_and_short() -> None:
     assert len(pages()) <= 16
     assert sum(map(words, READERS)) <= 12_500
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_says_what_each_of_its_files_does(room: str) -> None:
+    folder = ROOT / "nocap" / room
+    text = (folder / "__init__.py").read_text()
+    listed = re.findall(r"^ {4}(\w+) {2,}\S", text, re.MULTILINE)
+    files = {path.stem for path in folder.glob("*.py")} - {"__init__"}
+    folders = {path.parent.name for path in folder.glob("*/*.py")}
+    assert sorted(listed) == sorted(files | folders)
 
 
 # --- plain sentences ------------------------------------------------------------------------------
@@ -290,7 +312,7 @@ def test_sentences_are_found_in_paragraphs_and_items_and_not_in_code() -> None:
     assert sentences(page) == ["One Code two.", "Three four?", "Seven eight."]
 
 
-@pytest.mark.parametrize("page", READERS, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
 def test_sentences_are_short_and_name_their_subject(page: Path) -> None:
     found = sentences(page.read_text())
     assert [sentence for sentence in found if len(sentence.split()) > 35] == []

@@ -21,7 +21,7 @@ from nocap.config.errors import refusals
 from nocap.config.keys import require
 from nocap.store.files import append_text
 from nocap.study import __main__ as study
-from nocap.study.pages import check_readme
+from nocap.study.study_pages import check_readme
 from tests.conftest import REPO
 from tests.fuzz.doors import RUNS
 from tests.fuzz.judge import FAULTS, Bench, Case, Wound

@@ -120,14 +120,6 @@ def test_it_is_logged_however_it_trains_and_changes_no_loss(
 
 def test_the_summary_has_the_last_value(door: Door, tmp_path: Path) -> None:
     rows = trained(door, tmp_path, ["trainer.compile=off", "trainer.steps=3"], LOG)
-    summary = summary_of(the_run(tmp_path / "out"))
-    gates = [row["log/gate"] for row in rows if "log/gate" in row]
-    assert len(gates) == 3
-    assert summary["logged"] == {"gate": gates[-1]}
-
-
-def test_the_summary_has_the_last_value(door: Door, tmp_path: Path) -> None:
-    rows = trained(door, tmp_path, ["trainer.compile=off", "trainer.steps=3"], LOG)
     summary = json.loads((the_run(tmp_path / "out") / "summary.json").read_text())
     gates = [row["log/gate"] for row in rows if "log/gate" in row]
     assert len(gates) == 3

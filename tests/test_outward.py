@@ -26,8 +26,8 @@ from nocap.launch import plan as planning
 from nocap.launch.grid import Cell, Grid
 from nocap.launch.plan import Plan
 from nocap.options.tracker import RunFacts, Tracker, TrackerSession
-from nocap.report import comparison as report
-from nocap.report.rows import rows, to_csv
+from nocap.report import comparison_page as report
+from nocap.report.flat_rows import rows, to_csv
 from nocap.report.table import Column, Table, markdown, tame
 from nocap.runs import __main__ as runs
 from nocap.store.files import append_text, write_text

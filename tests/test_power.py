@@ -12,7 +12,7 @@ import pytest
 from scipy import stats
 
 from nocap.judge import interval
-from nocap.judge.cautious import Declared
+from nocap.judge.cautious_interval import Declared
 from nocap.judge.interval import of_arms
 from nocap.judge.power import (
     NoiseAtEqualLoss,

@@ -97,7 +97,7 @@ BENCH = """
 import sys, torch
 from nocap.measure.bench_arms import compose_arms
 from nocap.measure.bench import bench
-from nocap.measure.timed import TimedArm
+from nocap.measure.timed_arm import TimedArm
 from nocap.training import memory
 base = ["model=tiny", "tokenizer=bytes", "tracker=none", "trainer.device=cuda",
     "trainer.compile=off", "trainer.val_tokens=524288"]
@@ -132,7 +132,7 @@ sys.path.insert(0, sys.argv[1])
 import peer_arm
 from nocap.measure.bench_arms import compose_arm, compose_arms
 from nocap.measure.bench import bench
-from nocap.measure.timed import TimedArm
+from nocap.measure.timed_arm import TimedArm
 from nocap.training import memory
 ticks = itertools.count()
 peer_arm._bits = lambda p: next(ticks)  # nothing computes here, so no update can be seen
@@ -163,7 +163,7 @@ def test_a_peers_arm_that_does_not_fit_stops_no_other_and_leaves_nothing(pretend
 SLIDING = """
 import sys, yaml
 from nocap.config.compose import compose
-from nocap.measure.timed import at_length, attention_ms
+from nocap.measure.timed_arm import at_length, attention_ms
 study = yaml.safe_load(open(sys.argv[1]))
 scale = study["scales"]["gpu"]
 for arm in study["arms"].values():
@@ -225,7 +225,7 @@ FLEX = """
 import torch
 from torch._dynamo.utils import counters
 from nocap.config.compose import compose
-from nocap.measure.timed import at_length
+from nocap.measure.timed_arm import at_length
 base = compose(["model=nano", "attention=sliding", "attention.window=64", "trainer.device=cuda",
     "tracker=none"])
 for n in range(1, 11):
@@ -249,7 +249,7 @@ STEPS = (
 import json, sys, time, torch
 from torch._dynamo.utils import counters as dynamo
 from nocap.config.compose import compose
-from nocap.measure.timed import random_tokens
+from nocap.measure.timed_arm import random_tokens
 from nocap.training.ledger import Ledger
 from nocap.training.loop import warm_up
 from nocap.training.step import build, configure_numerics, take_step
@@ -398,7 +398,7 @@ def test_a_run_with_cuda_graphs_validates_in_fp32_and_goes_on_from_its_checkpoin
 READS = """
 from nocap.measure.bench_arms import compose_arms
 from nocap.measure.bench import bench
-from nocap.measure.timed import TimedArm
+from nocap.measure.timed_arm import TimedArm
 from nocap.model.gpt import Head
 forward = Head.forward
 Head.forward = lambda self, *args: (args[0].sum().item(), forward(self, *args))[1]
@@ -424,7 +424,7 @@ def test_a_forward_that_reads_from_the_device_is_refused_in_a_cuda_graph(pretend
 LOGS = """
 import sys, time
 from nocap.config.compose import compose
-from nocap.measure.timed import random_tokens
+from nocap.measure.timed_arm import random_tokens
 from nocap.model.gpt import Head
 from nocap.model.logged import log
 from nocap.training.ledger import Ledger
@@ -455,7 +455,7 @@ RANKS = """
 import dataclasses, os, sys, tempfile, torch, torch.distributed as dist
 from torch._dynamo.utils import counters
 from nocap.config.compose import compose
-from nocap.measure.timed import random_tokens
+from nocap.measure.timed_arm import random_tokens
 from nocap.training.step import build
 run = compose(["model=small", "trainer.device=cuda", "trainer.compile=regional", "data=synthetic",
     "trainer.micro_batch=1", "tracker=none"])

@@ -19,7 +19,7 @@ import pytest
 from scipy import stats
 
 from nocap.judge.proposal import BatchQuestion, LossPair, ProposalWord, batches_above, judge
-from nocap.proposals.campaign import MOST, Campaign
+from nocap.proposals.campaign import MOST_PROPOSALS, Campaign
 from nocap.study.__main__ import main
 from nocap.study.log import FILE, AnswerLine, LogLine, PairLine, ProposalLine
 from nocap.study.spec import Propose
@@ -193,7 +193,7 @@ def test_a_diverged_proposal_is_never_accepted_and_a_diverged_baseline_is_no_gai
 
 def test_no_more_proposals_than_the_error_budget_was_simulated_for():
     lines = list[LogLine]()
-    for number in range(MOST):
+    for number in range(MOST_PROPOSALS):
         propose(f"arm {number}", Trainer(0.0, seed=number), lines)
     with pytest.raises(ValueError, match="proposal 201"):
         propose("another", Trainer(1.0), lines)

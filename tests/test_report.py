@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from nocap.display import three_digits
-from nocap.report import comparison as report
+from nocap.report import comparison_page as report
 from nocap.report.table import Column, Table
 from nocap.store.runs import Curve, Record
 from tests.made_grid import ATTENTION, EVIL, MLP, made, poisoned, with_summary

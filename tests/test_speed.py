@@ -15,13 +15,13 @@ from nocap import bench as command
 from nocap import outside
 from nocap.config import hardware
 from nocap.config.trainer import Compile, Device, Precision
-from nocap.judge import speeds
-from nocap.judge.cautious import of_pairs
+from nocap.judge import bench_speeds
+from nocap.judge.cautious_interval import of_pairs
 from nocap.measure import bench as measure
 from nocap.measure.bench import LIMIT, bench, interleave, order
 from nocap.measure.bench_arms import compose_arm, compose_arms
 from nocap.measure.bench_result import Facts
-from nocap.measure.timed import Clock, DivergedError, TimedArm, block_steps
+from nocap.measure.timed_arm import Clock, DivergedError, TimedArm, block_steps
 from nocap.options.optimizer import soap
 from nocap.training import memory
 from tests.conftest import EXPLODING
@@ -38,7 +38,7 @@ NANO = (
 def judged(times):
     """What the judge says of rounds × instances × blocks: the control, then the arms after the
     baseline."""
-    return speeds.judge(times.mean(axis=2))
+    return bench_speeds.judge(times.mean(axis=2))
 
 
 def words(times):

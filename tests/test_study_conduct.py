@@ -116,7 +116,7 @@ def test_a_run_that_fails_in_a_later_analysis_ends_the_study_with_1(
         failed = RunResult(status=RunStatus.failed, reason="no room on the disk")
         return {run.plan.identity: failed for run in fails}
 
-    monkeypatch.setattr("nocap.study.conduct.train", train)
+    monkeypatch.setattr("nocap.study.carry_out.train", train)
     assert main([str(lab.root / "made"), f"output_dir={lab.root / 'out'}"]) == 1
     out, err = capsys.readouterr()
     assert f"nocap: {arm}, seed {seed}: failed, no room on the disk" in err

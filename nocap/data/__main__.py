@@ -74,7 +74,7 @@ def _list(run: Run, cache_dir: Path) -> dict[str, Any]:
 
 def _described(folder: Path) -> str:
     """Return a line about a made set."""
-    from nocap.data.made import read_manifest
+    from nocap.data.shard_cache import read_manifest
 
     try:
         rows = read_manifest(folder)["shards"]

@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from nocap.display import plural, shorten
 from nocap.judge.arms import Arm, setting
-from nocap.judge.comparable import (
+from nocap.judge.comparison import ComparedArm
+from nocap.judge.confounders import (
     confounders,
     covers,
     equal_time,
@@ -14,10 +15,9 @@ from nocap.judge.comparable import (
     kernels,
     machines_differ,
 )
-from nocap.judge.compared_arms import ComparedArm
+from nocap.judge.differences import Differences, Pair
 from nocap.judge.factors import crossing
 from nocap.judge.interval import LEAST_PAIRS
-from nocap.judge.losses import Differences, Pair
 from nocap.judge.pace import Paces
 from nocap.store.metrics import moment
 from nocap.store.timing import Timing

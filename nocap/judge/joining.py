@@ -20,7 +20,7 @@ from nocap.judge.arms import (
     spell,
     swept_keys,
 )
-from nocap.judge.comparable import (
+from nocap.judge.confounders import (
     confounders,
     is_declared,
     kernels,

@@ -30,8 +30,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nocap.judge.arms import Arm
-from nocap.judge.cautious import CLOCK_BIAS, between
-from nocap.judge.comparable import machines_differ
+from nocap.judge.cautious_interval import CLOCK_BIAS, between
+from nocap.judge.confounders import machines_differ
 from nocap.judge.interval import Estimate
 from nocap.store.metrics import Ending
 from nocap.store.record import RunStatus

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 # digits of a number that is proposed, and of one of a range: what is trained can be typed
 DIGITS = 6
 STEP_DIGITS = 12
-MOST = 10  # trials of the table on a terminal
+MOST_TRIALS = 10  # trials of the table on a terminal
 Space = dict[str, "BaseDistribution"]  # key or group → what it may be
 Params = Mapping[str, Any]  # key or group → a value of it
 
@@ -432,7 +432,7 @@ class Searching:
     def table(self) -> str:
         """Return the trials with the lowest losses as a table for a terminal, and what they are
         worth."""
-        rows = [trial.row() for trial in self.trials()[:MOST]]
+        rows = [trial.row() for trial in self.trials()[:MOST_TRIALS]]
         columns = [
             Column(title="trial"),
             Column(title="val loss", keep=True),

@@ -29,7 +29,7 @@ FIXED = (
     "be what its proposals began with (files too, unless propose.ref is given); another "
     "baseline, gain or limit is another study"
 )
-MOST = 200  # proposals of one study: for so many the error budget was simulated
+MOST_PROPOSALS = 200  # proposals of one study: for so many the error budget was simulated
 # seed → the proposal's and the baseline's; infinite where a run diverged
 Losses = Mapping[int, tuple[float, float]]
 
@@ -103,8 +103,8 @@ class Campaign:
             ValueError: it is one too many.
         """
         number = len(self.proposals) + 1
-        rule = f"be one of {MOST} at most: more wear the error budget out"
-        require(number <= MOST, "--propose", rule, f"proposal {number}")
+        rule = f"be one of {MOST_PROPOSALS} at most: more wear the error budget out"
+        require(number <= MOST_PROPOSALS, "--propose", rule, f"proposal {number}")
         self._add(ProposalLine(arm=arm, overrides=list(overrides), number=number))
 
     def _keep(self, arm: str, against: str, losses: Losses) -> None:

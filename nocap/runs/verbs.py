@@ -17,8 +17,8 @@ from nocap.display import NONE, plural, shorten, size
 from nocap.judge.comparison_schema import to_json
 from nocap.launch.mirror import send_grid, send_run
 from nocap.options.tracker import NoLoginError, TrackerSession
+from nocap.report.run_differences import render, why
 from nocap.report.table import Column, Table
-from nocap.report.why import render, why
 from nocap.runs.columns import (
     COLUMNS,
     FILTER,

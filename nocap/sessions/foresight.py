@@ -26,7 +26,7 @@ from nocap.report.table import Column, Table
 from nocap.report.terminal import prose
 from nocap.store.runs import Record, load_runs
 
-TIMES = (1, 2, 4)  # the seeds
+SEED_FACTORS = (1, 2, 4)  # the seeds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,7 +104,7 @@ def _columns(factors: Iterable[str], show: Callable[[float], str]) -> list[Colum
 def _table(noise: Noise, seeds: int, n_arms: int, factors: Mapping[str, Crossed]) -> Table:
     """Draw the least difference in loss that is shown, a row a number of seeds."""
     rows = list[list[float]]()
-    for times in TIMES:
+    for times in SEED_FACTORS:
         n = seeds * times
         row = [n, detectable(noise.sd, n, arms=n_arms)]
         for factor in factors.values():
@@ -124,7 +124,7 @@ def _at_equal_loss(
 ) -> Iterator[str]:
     """Say which gains in the time at equal loss are shown."""
     rows = list[list[float]]()
-    for times in TIMES:
+    for times in SEED_FACTORS:
         n = seeds * times
         row = [n, detectable_time(noise, n, levels=n_arms)]
         for factor in factors.values():

@@ -41,9 +41,9 @@ from nocap.generation.text import TokenSampler, generate
 from nocap.measure.bench import carry_out, clock_of, timed_rounds
 from nocap.measure.bench_arms import step_config
 from nocap.measure.bench_result import BenchedArm
-from nocap.measure.parts import allocated_bytes, part_of
 from nocap.measure.profile import profile
-from nocap.measure.timed import TimedArm, attention_ms, exponent, with_window
+from nocap.measure.profiler_ranges import allocated_bytes, part_of
+from nocap.measure.timed_arm import TimedArm, attention_ms, exponent, with_window
 from nocap.model.flops import component_flops
 from nocap.model.gpt import build_model
 from nocap.model.language_model import LanguageModel
@@ -240,7 +240,7 @@ def time_decoding(
         built[name] = _engine(engines[name], model, runs[name], capacity=prompt + new)
     for engine in built.values():
         _write(engine, prompt_1T, seed=0, new=2)
-    texts: dict[str, list[Text]] = {name: [] for name in built}
+    texts: dict[str, list[DecodedText]] = {name: [] for name in built}
     for seed in range(TEXTS):
         for name, engine in built.items():
             texts[name].append(_write(engine, prompt_1T, seed=seed, new=new))
@@ -263,7 +263,7 @@ def time_decoding(
     return figures
 
 
-def _write(engine: Engine, prompt_1T: torch.Tensor, *, seed: int, new: int) -> Text:
+def _write(engine: Engine, prompt_1T: torch.Tensor, *, seed: int, new: int) -> DecodedText:
     """Write a token, and `new` more that are timed."""
     collections_before = _collections()
     sampler = TokenSampler(temperature=1.0, top_k=0, seed=seed, sequences=1, max_tokens=new + 1)
@@ -274,10 +274,10 @@ def _write(engine: Engine, prompt_1T: torch.Tensor, *, seed: int, new: int) -> T
         moments.append(time.perf_counter())
     seconds = [end - begin for begin, end in pairwise(moments)]
     collections = _collections() - collections_before
-    return Text(tokens=tokens, seconds=seconds, collections=collections)
+    return DecodedText(tokens=tokens, seconds=seconds, collections=collections)
 
 
-def _check_texts(runs: Mapping[str, Run], texts: Mapping[str, Sequence[Text]]) -> None:
+def _check_texts(runs: Mapping[str, Run], texts: Mapping[str, Sequence[DecodedText]]) -> None:
     """Check that engines of one model wrote the same texts."""
     first = dict[str, list[list[int]]]()
     for name, of_arm in texts.items():
@@ -287,7 +287,7 @@ def _check_texts(runs: Mapping[str, Run], texts: Mapping[str, Sequence[Text]]) -
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Text:
+class DecodedText:
     """A text that an engine wrote."""
 
     tokens: list[int]

@@ -126,7 +126,7 @@ QUIET = (
     "nocap.training.state",
 )
 # Groups whose options compute no number but the tokens, whose content is hashed. The code that
-# makes tokens is in the key by which `nocap.data.made` keeps them.
+# makes tokens is in the key by which `nocap.data.shard_cache` keeps them.
 HASHED_OTHERWISE = ("data", "tokenizer", "tracker")
 
 

@@ -57,15 +57,15 @@ def _study(options: argparse.Namespace) -> int:
         "be given where a study is carried out, and only there",
         "it",
     )
-    from nocap.study import actions
+    from nocap.study import study_command
 
     if options.board:
-        return actions.board(options.board)
+        return study_command.board(options.board)
     if options.propose is not None:
-        from nocap.proposals.door import propose
+        from nocap.proposals.propose_command import propose
 
         return propose(options)
-    return actions.studies(options)
+    return study_command.studies(options)
 
 
 def _parser() -> argparse.ArgumentParser:

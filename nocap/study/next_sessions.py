@@ -8,7 +8,7 @@ from itertools import chain
 
 from nocap.sessions.figures import SessionFile
 from nocap.store.metrics import Per
-from nocap.study.conduct import StudyOutcome
+from nocap.study.carry_out import StudyOutcome
 from nocap.study.study_result import StudyResult
 from nocap.study.study_schema import NextSessions
 

@@ -20,7 +20,7 @@ from msgspec import structs
 from nocap.config.hardware import Fact
 from nocap.config.outward import redact
 from nocap.display import listed
-from nocap.judge.cautious import Declared
+from nocap.judge.cautious_interval import Declared
 from nocap.judge.claim import Claim, Rule
 from nocap.judge.comparison_json import measurement_json
 from nocap.judge.verdict import Gain, Missing, Verdict, judge
@@ -47,7 +47,7 @@ from nocap.study.study_schema import (
 )
 
 KIND: Literal["study"] = "study"
-MEASURED = (
+MEASURED_FIELDS = (
     "arm",
     "metric",
     "parts",
@@ -289,7 +289,7 @@ def read_result(path: Path, study: Study, log: StudyLog) -> StudyResult | None:
         file = msgspec.convert(plain, StudyFile)
         if file.scale not in study.scales:
             return None
-        return _Reader(file, study, log).result()
+        return _ResultReader(file, study, log).result()
     except KeyError as error:
         raise ValueError(
             f"{path} must be results that nocap.study wrote, got KeyError: {error}"
@@ -298,7 +298,7 @@ def read_result(path: Path, study: Study, log: StudyLog) -> StudyResult | None:
         raise ValueError(f"{path} must be results that nocap.study wrote, got {error}") from error
 
 
-class _Reader:
+class _ResultReader:
     """What reads a file, by the study and its log as they are now."""
 
     def __init__(self, file: StudyFile, study: Study, log: StudyLog) -> None:
@@ -398,7 +398,7 @@ class _Reader:
 
 def _measures_as(stored: ClaimJson, claim: Claim, against: str | None) -> bool:
     """Say whether the measurements of a stored claim are those that a claim of a study needs."""
-    same = all(getattr(stored, key) == getattr(claim, key) for key in MEASURED)
+    same = all(getattr(stored, key) == getattr(claim, key) for key in MEASURED_FIELDS)
     return same and stored.baseline == against
 
 

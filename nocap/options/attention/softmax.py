@@ -68,7 +68,9 @@ def sdpa_kernels(
 @dataclass(kw_only=True, slots=True)
 class Softmax(Attention):
     """Causal attention over all earlier tokens; fewer key/value heads make it grouped-query or
-    multi-query."""
+    multi-query. `attention=mha`, `flash`, `gqa` and `mqa` choose it, by a yaml each, and differ in
+    `kernel` and `n_kv_heads` alone: all heads, a part of them (`gqa`) or one (`mqa`). The `kind` of
+    all four is `global`."""
 
     # key → kernels that it may name
     KERNELS: ClassVar[dict[str, tuple[Kernel, ...]]] = {"kernel": GLOBAL_KERNELS}

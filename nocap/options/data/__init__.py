@@ -47,6 +47,6 @@ class Data(Option):
 
     def locate(self, tokenizer: Tokenizer, *, cache_dir: Path) -> ShardSet:
         """Return the shards, made or fetched if they are missing, not yet read.
-        `nocap.data.made.made` keeps what is made in the cache, until the code that makes it is
-        another. `ValueError` in one line for whatever a user can put right."""
+        `nocap.data.shard_cache.cached_set` keeps what is made in the cache, until the code
+        that makes it is another. `ValueError` in one line for whatever a user can put right."""
         raise NotImplementedError(f"data.kind={self.kind} must define locate")

@@ -192,7 +192,7 @@ class Wandb(Tracker):
 
     @classmethod
     def left(cls, folder: Path) -> bool:
-        place = Place.read(folder)
+        place = MirrorPlace.read(folder)
         return place is not None and not place.complete
 
 
@@ -200,7 +200,7 @@ class Wandb(Tracker):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class MirrorPlace:
     """Says where a folder's mirror is, and whether the server has all of it."""
 
     id: str = ""
@@ -214,7 +214,7 @@ class Place:
     end: str = ""  # the status whose checkpoint or alert the server got
 
     @classmethod
-    def read(cls, folder: Path) -> Place | None:
+    def read(cls, folder: Path) -> MirrorPlace | None:
         """Return the place that a folder's file has; None: it has no sound one."""
         try:
             return cls(**json.loads((folder / "wandb" / PLACE).read_text()))
@@ -231,7 +231,7 @@ class Place:
 
 def run_id(folder: Path, *, identity: str, born: str) -> str:
     """Return the id of a run in W&B: the one that it was sent under, else its own."""
-    place = Place.read(folder)
+    place = MirrorPlace.read(folder)
     return place.id if place is not None else own_id(identity, born)
 
 
@@ -327,7 +327,7 @@ def _ask(
     return dict(answer.get("data") or {})
 
 
-def _rows_there(settings: Any, place: Place, *, timeout_s: float) -> int | None:
+def _rows_there(settings: Any, place: MirrorPlace, *, timeout_s: float) -> int | None:
     """Return how many rows the server has of a run; None: it has no such run.
 
     Errors:
@@ -350,7 +350,7 @@ class WandbSession(TrackerSession):
     """
 
     def __init__(
-        self, tracker: Wandb, run: Any, place: Place, facts: RunFacts, *, resent: bool = False
+        self, tracker: Wandb, run: Any, place: MirrorPlace, facts: RunFacts, *, resent: bool = False
     ) -> None:
         """Begin to send. `resent`: nothing trains, and the session may take its time."""
         self._tracker, self._run, self._place, self._facts = tracker, run, place, facts
@@ -640,17 +640,19 @@ def _opened_online(
     return WandbSession(tracker, run, place, facts, resent=resent)
 
 
-def _place_of(facts: RunFacts) -> Place:
+def _place_of(facts: RunFacts) -> MirrorPlace:
     """Return where a run's mirror is, or the id that it will have. W&B's agent knows a run by the
     id that it gave."""
-    place = Place.read(facts.run_dir)
+    place = MirrorPlace.read(facts.run_dir)
     agents = _agents_id()
     if place is None or agents not in ("", place.id):
-        return Place(id=agents or own_id(facts.identity, facts.born))
+        return MirrorPlace(id=agents or own_id(facts.identity, facts.born))
     return replace(place, complete=False, rows=0)
 
 
-def _place_there(tracker: Wandb, facts: RunFacts, settings: Any, *, timeout_s: float) -> Place:
+def _place_there(
+    tracker: Wandb, facts: RunFacts, settings: Any, *, timeout_s: float
+) -> MirrorPlace:
     """Return where a run is sent, with the rows that the server has of it. One that was deleted
     there has another id: a server does not take the old one.
 
@@ -680,7 +682,7 @@ def _agents_id() -> str:
 def _init(
     tracker: Wandb,
     facts: RunFacts,
-    place: Place,
+    place: MirrorPlace,
     *,
     mode: str,
     timeout_s: float,
