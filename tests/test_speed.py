@@ -514,7 +514,7 @@ def test_a_block_of_soap_has_the_update_of_its_bases(monkeypatch):
     arm.warm(Clock.cpu)
     updates = []
     monkeypatch.setattr(
-        soap, "_followed", lambda average, basis: updates.append(1) or basis.float()
+        soap, "follow", lambda average, basis: updates.append(1) or basis.float()
     )
     arm.block()
     assert arm.facts.steps_per_block % 4 == 0

@@ -63,9 +63,8 @@ class Model(Option):
     d_model: int = key(ge=1, le=2**20)  # channels of the residual stream
     seq_len: int = key(ge=1, le=2**24, losses=True)  # tokens
     norm_placement: NormPlacement = NormPlacement.pre  # where a branch f has its norm
-    residual_scale: ResidualScale = (
-        ResidualScale.attention
-    )  # which branches are multiplied by 1/√(2·n_layer)
+    # which branches are multiplied by 1/√(2·n_layer)
+    residual_scale: ResidualScale = ResidualScale.attention
     # bf16: half the traffic of the residual stream, rounded after each branch
     residual_precision: Precision = Precision.fp32
     qk_norm: bool = False  # RMS-normalise queries and keys per head, before the rotation
@@ -77,29 +76,18 @@ class Model(Option):
     logit_softcap: float | None = key(gt=0, le=1e6, default=None)  # cap·tanh(logits/cap)
 
     def check(self, run: Run) -> None:
-        require(
-            self.d_model % self.n_head == 0,
-            "model.d_model",
-            f"be divisible by model.n_head={self.n_head}",
-            self.d_model,
-        )
-        own, products = self.residual_precision, run.trainer.precision
-        fits = own is Precision.fp32 or products is Precision.bf16
-        require(
-            fits,
-            "model.residual_precision",
-            f"be fp32 beside trainer.precision={products.value}",
-            own.value,
-        )
+        divides = self.d_model % self.n_head == 0
+        rule = f"be divisible by model.n_head={self.n_head}"
+        require(divides, "model.d_model", rule, self.d_model)
+        residual = self.residual_precision
+        products = run.trainer.precision
+        fits = residual is Precision.fp32 or products is Precision.bf16
+        rule = f"be fp32 beside trainer.precision={products.value}"
+        require(fits, "model.residual_precision", rule, residual.value)
         chunks = run.objective.loss_chunks
-        for name in ("pad_logits", "fp8_head"):
-            value = getattr(self, name)
-            require(
-                not value or chunks <= 1,
-                f"model.{name}",
-                f"be false beside objective.loss_chunks={chunks}",
-                value,
-            )
+        rule = f"be false beside objective.loss_chunks={chunks}"
+        require(not self.pad_logits or chunks <= 1, "model.pad_logits", rule, self.pad_logits)
+        require(not self.fp8_head or chunks <= 1, "model.fp8_head", rule, self.fp8_head)
         if self.fp8_head:
             self._check_fp8(run, products)
 
@@ -112,15 +100,16 @@ class Model(Option):
         tokens = run.trainer.micro_batch * self.seq_len
         refuse_unless(products is Precision.bf16, f"beside trainer.precision={products.value}")
         refuse_unless(not self.pad_logits, "beside model.pad_logits=true, which it does too")
-        refuse_unless(
-            self.d_model % 16 == 0 and tokens % 16 == 0,
-            "where model.d_model or a micro-batch's tokens are no multiple of 16",
-        )
-        there = capability() if run.trainer.device is Device.cuda else None
-        refuse_unless(
-            there is None or there >= (8, 9),
-            f"on a GPU before capability 8.9, as this of {there and '.'.join(map(str, there))}",
-        )
+        are_multiples = self.d_model % 16 == 0 and tokens % 16 == 0
+        where = "where model.d_model or a micro-batch's tokens are no multiple of 16"
+        refuse_unless(are_multiples, where)
+        if run.trainer.device is not Device.cuda:
+            return
+        gpu = capability()
+        if gpu is not None:
+            major, minor = gpu
+            where = f"on a GPU before capability 8.9, as this of {major}.{minor}"
+            refuse_unless(gpu >= (8, 9), where)
 
     def build(self, run: Run, *, vocab_size: int) -> LanguageModel:
         from nocap.model.gpt import GPT
