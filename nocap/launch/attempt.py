@@ -416,7 +416,7 @@ class Attempt:
             return written
         error = self._hang or self._said or self._error
         if not holding:
-            error = lease.taken(self._stage.parent)
+            error = lease.loss_line(self._stage.parent)
         preempted = self._stopping and not self._hang and not self._said
         status = RunStatus.preempted
         if not preempted:
