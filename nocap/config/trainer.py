@@ -23,9 +23,8 @@ class Compile(Enum):
     off = "off"
     regional = "regional"  # the block and the head with its loss, each as one region
     full = "full"  # the whole model as one graph
-    max = (
-        "max"  # regional, its kernels chosen and tuned by timing them, which may take many minutes
-    )
+    # regional, its kernels chosen and tuned by timing them, which may take many minutes
+    max = "max"
 
 
 class Malloc(Enum):
@@ -73,50 +72,40 @@ class Trainer:
     val_tokens: int = key(ge=1, le=2**40, step=False, losses=True)  # tokens that a validation reads
     # steps between checkpoints; 0 saves only after the last
     checkpoint_every: int = key(ge=0, le=10**9, identity=False, step=False)
-    keep_checkpoints: int = key(
-        ge=1, le=10**9, identity=False, step=False
-    )  # the newest so many stay
+    # the newest so many stay
+    keep_checkpoints: int = key(ge=1, le=10**9, identity=False, step=False)
     # steps whose checkpoint stays, also after the run
     keep_steps: list[int] = key(identity=False, step=False, default_factory=list)
     # Another run's checkpoint: this run goes on from it as if it had got there itself. Which one,
     # is a part of the identity by itself.
     init_from: str | None = key(identity=False, step=False, default=None)
     log_every: int = key(ge=1, le=10**9, identity=False, step=False)  # steps between rows
-    max_restarts: int = key(
-        ge=0, le=10**6, identity=False, step=False
-    )  # restarts of a lost worker or rank
+    # restarts of a lost worker or rank
+    max_restarts: int = key(ge=0, le=10**6, identity=False, step=False)
     # seconds for a micro-batch, or it is lost
     hang_timeout_s: float = key(gt=0, le=1e7, identity=False, step=False)
 
     def __post_init__(self) -> None:
-        kept = self.keep_steps
-        require(
-            all(1 <= step <= self.steps for step in kept),
-            "trainer.keep_steps",
-            f"be steps from 1 to trainer.steps={self.steps}",
-            kept,
-        )
-        require(len(set(kept)) == len(kept), "trainer.keep_steps", "name each step once", kept)
+        steps = self.keep_steps
+        name = "trainer.keep_steps"
+        are_of_run = all(1 <= step <= self.steps for step in steps)
+        require(are_of_run, name, f"be steps from 1 to trainer.steps={self.steps}", steps)
+        require(len(set(steps)) == len(steps), name, "name each step once", steps)
         if self.cuda_graphs:
-            require(
-                self.device is Device.cuda,
-                "trainer.cuda_graphs",
-                f"be false on trainer.device={self.device.value}",
-                True,
-            )
-            require(
-                self.devices == 1,
-                "trainer.cuda_graphs",
-                f"be false beside trainer.devices={self.devices}: ranks exchange gradients in a "
-                f"backward",
-                True,
-            )
-        require(
-            self.init_from != "",
-            "trainer.init_from",
-            "be a checkpoint's folder, or null for a run from its start",
-            repr(self.init_from),
+            self._check_graphs()
+        rule = "be a checkpoint's folder, or null for a run from its start"
+        require(self.init_from != "", "trainer.init_from", rule, repr(self.init_from))
+
+    def _check_graphs(self) -> None:
+        """Refuse CUDA graphs without a GPU, and with more than one rank."""
+        name = "trainer.cuda_graphs"
+        rule = f"be false on trainer.device={self.device.value}"
+        require(self.device is Device.cuda, name, rule, True)
+        rule = (
+            f"be false beside trainer.devices={self.devices}: ranks exchange gradients in a "
+            f"backward"
         )
+        require(self.devices == 1, name, rule, True)
 
 
 class Sampler(Enum):
@@ -130,9 +119,8 @@ class Search:
     """`search=SAMPLER search.KEY=VALUE`, beside `--multirun`."""
 
     sampler: Sampler
-    trials: int = key(
-        ge=1, le=10_000, default=20
-    )  # how many; the same search with more of them goes on
+    # how many; the same search with more of them goes on
+    trials: int = key(ge=1, le=10_000, default=20)
     # of the proposals and of the trials' runs: not one that a claim will use
     seed: int = key(ge=0, lt=2**63, default=100)
 
