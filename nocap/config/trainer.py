@@ -23,8 +23,9 @@ class Compile(Enum):
     off = "off"
     regional = "regional"  # the block and the head with its loss, each as one region
     full = "full"  # the whole model as one graph
-    # regional, its kernels chosen and tuned by timing them, which may take many minutes
-    max = "max"
+    max = (
+        "max"  # regional, its kernels chosen and tuned by timing them, which may take many minutes
+    )
 
 
 class Malloc(Enum):
@@ -72,16 +73,18 @@ class Trainer:
     val_tokens: int = key(ge=1, le=2**40, step=False, losses=True)  # tokens that a validation reads
     # steps between checkpoints; 0 saves only after the last
     checkpoint_every: int = key(ge=0, le=10**9, identity=False, step=False)
-    # the newest so many stay
-    keep_checkpoints: int = key(ge=1, le=10**9, identity=False, step=False)
+    keep_checkpoints: int = key(
+        ge=1, le=10**9, identity=False, step=False
+    )  # the newest so many stay
     # steps whose checkpoint stays, also after the run
     keep_steps: list[int] = key(identity=False, step=False, default_factory=list)
     # Another run's checkpoint: this run goes on from it as if it had got there itself. Which one,
     # is a part of the identity by itself.
     init_from: str | None = key(identity=False, step=False, default=None)
     log_every: int = key(ge=1, le=10**9, identity=False, step=False)  # steps between rows
-    # restarts of a lost worker or rank
-    max_restarts: int = key(ge=0, le=10**6, identity=False, step=False)
+    max_restarts: int = key(
+        ge=0, le=10**6, identity=False, step=False
+    )  # restarts of a lost worker or rank
     # seconds for a micro-batch, or it is lost
     hang_timeout_s: float = key(gt=0, le=1e7, identity=False, step=False)
 
@@ -119,8 +122,9 @@ class Search:
     """`search=SAMPLER search.KEY=VALUE`, beside `--multirun`."""
 
     sampler: Sampler
-    # how many; the same search with more of them goes on
-    trials: int = key(ge=1, le=10_000, default=20)
+    trials: int = key(
+        ge=1, le=10_000, default=20
+    )  # how many; the same search with more of them goes on
     # of the proposals and of the trials' runs: not one that a claim will use
     seed: int = key(ge=0, lt=2**63, default=100)
 

@@ -317,7 +317,7 @@ class Searching:
         self.fixed = (*fixed, f"seed={search.seed}")
         self._datasets = Datasets()
         self._trials = list[SearchTrial]()
-        at_ends = [(*self.fixed, *words) for words in ends(space)]
+        at_ends = [(*self.fixed, *end) for end in ends(space)]
         self.base = compose(at_ends[0])  # what all trials have besides what is searched
         self._compose = partial(as_in, self.base, compose=compose)
         grid = check(

@@ -201,21 +201,19 @@ class Head(nn.Module):
     def cross_entropy(
         self, x_BTC: Tensor, targets_BT: Tensor, *, z_loss: float
     ) -> tuple[Tensor, Tensor]:
-        """Return the mean of cross-entropy + z_loss·logsumexp², and that of the cross-entropy
-        alone."""
-        targets_N = targets_BT.flatten()
+        """Mean of cross-entropy + z_loss·logsumexp², and of the cross-entropy alone."""
         if self.chunks > 1:
             return chunked_cross_entropy(
                 self.normed(x_BTC).flatten(0, 1),
                 self.unembed.weight,
-                targets_N,
+                targets_BT.flatten(),
                 chunks=self.chunks,
                 softcap=self.softcap,
                 z_loss=z_loss,
                 step=self.chunk_step,
             )
         logits_NV = wide(self.logits(x_BTC).flatten(0, 1))
-        plain = F.cross_entropy(logits_NV, targets_N)
+        plain = F.cross_entropy(logits_NV, targets_BT.flatten())
         if z_loss <= 0:
             return plain, plain
         log_z_N = logits_NV.logsumexp(-1)

@@ -149,7 +149,7 @@ def _row(record: Record) -> RecordJson:
     parts = {
         key: part for key, part in record.parts.items() if key != "config"
     }  # it is there, flat
-    facts = {key: manifest[key] for key in KEPT if manifest[key]}
+    kept = {key: manifest[key] for key in KEPT if manifest[key]}
     ended = {key: value for key, value in record.summary.items() if key not in ("error", "tracker")}
     hardware = {key: value for key, value in record.hardware.items() if key != "host"}
     row = RecordJson(
@@ -163,7 +163,7 @@ def _row(record: Record) -> RecordJson:
         config=record.config,
         parts=_tame(parts),
         manifest={
-            **_tame(facts),
+            **_tame(kept),
             "data": {split: _cut(manifest["data"][split], SEAL) for split in ("train", "val")},
             "attempts": _cut(manifest["attempts"], "started", "swept", "asked"),
         },

@@ -100,6 +100,7 @@ class Softmax(Attention):
         masked = run.data.document_mask
         if masked and Kernel.flex not in allowed:
             allowed = (*allowed, Kernel.flex)
+        takes = DOCUMENT_KERNELS[device]
         rule = f"be one of {_names(allowed)} for this option"
         require(kernel in allowed, key, rule, kernel.value)
 
@@ -118,10 +119,9 @@ class Softmax(Attention):
         require(has_bf16 or not needs_bf16, key, rule, kernel.value)
 
         if masked:
-            with_documents = DOCUMENT_KERNELS[device]
             beside = f"beside data.document_mask=true on trainer.device={device.value}"
-            rule = f"be one of {_names(with_documents)} {beside}"
-            require(kernel in with_documents, key, rule, kernel.value)
+            rule = f"be one of {_names(takes)} {beside}"
+            require(kernel in takes, key, rule, kernel.value)
 
     def mixer(self, run: Run, layer: int) -> Mixer:
         from nocap.model.attention import flex, fused, materialized

@@ -46,10 +46,12 @@ class Slurm(OfCluster):
     mem_per_gpu: str | None = None  # as 80G
     mem_per_cpu: str | None = None  # as 4G
     account: str | None = None  # that is charged
-    # before the time limit, when the job saves
-    signal_delay_s: int = key(ge=0, le=10**6, default=120)
-    # times that a job is requeued at its time limit
-    max_num_timeout: int = key(ge=0, le=10**4, default=0)
+    signal_delay_s: int = key(
+        ge=0, le=10**6, default=120
+    )  # before the time limit, when the job saves
+    max_num_timeout: int = key(
+        ge=0, le=10**4, default=0
+    )  # times that a job is requeued at its time limit
     additional_parameters: dict[str, Any] = field(default_factory=dict)  # of sbatch
     array_parallelism: int = key(ge=1, le=10**6, default=256)  # jobs at once, at most
     setup: list[str] = field(default_factory=list)  # commands before srun

@@ -63,8 +63,9 @@ class Model(Option):
     d_model: int = key(ge=1, le=2**20)  # channels of the residual stream
     seq_len: int = key(ge=1, le=2**24, losses=True)  # tokens
     norm_placement: NormPlacement = NormPlacement.pre  # where a branch f has its norm
-    # which branches are multiplied by 1/√(2·n_layer)
-    residual_scale: ResidualScale = ResidualScale.attention
+    residual_scale: ResidualScale = (
+        ResidualScale.attention
+    )  # which branches are multiplied by 1/√(2·n_layer)
     # bf16: half the traffic of the residual stream, rounded after each branch
     residual_precision: Precision = Precision.fp32
     qk_norm: bool = False  # RMS-normalise queries and keys per head, before the rotation
@@ -79,15 +80,24 @@ class Model(Option):
         divides = self.d_model % self.n_head == 0
         rule = f"be divisible by model.n_head={self.n_head}"
         require(divides, "model.d_model", rule, self.d_model)
-        residual = self.residual_precision
+        own = self.residual_precision
         products = run.trainer.precision
-        fits = residual is Precision.fp32 or products is Precision.bf16
-        rule = f"be fp32 beside trainer.precision={products.value}"
-        require(fits, "model.residual_precision", rule, residual.value)
+        fits = own is Precision.fp32 or products is Precision.bf16
+        require(
+            fits,
+            "model.residual_precision",
+            f"be fp32 beside trainer.precision={products.value}",
+            own.value,
+        )
         chunks = run.objective.loss_chunks
-        rule = f"be false beside objective.loss_chunks={chunks}"
-        require(not self.pad_logits or chunks <= 1, "model.pad_logits", rule, self.pad_logits)
-        require(not self.fp8_head or chunks <= 1, "model.fp8_head", rule, self.fp8_head)
+        for name in ("pad_logits", "fp8_head"):
+            value = getattr(self, name)
+            require(
+                not value or chunks <= 1,
+                f"model.{name}",
+                f"be false beside objective.loss_chunks={chunks}",
+                value,
+            )
         if self.fp8_head:
             self._check_fp8(run, products)
 

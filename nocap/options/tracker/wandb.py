@@ -87,8 +87,9 @@ class Wandb(Tracker):
     # WANDB_JOB_TYPE, or null for the run's arm
     job_type: str | None = key(longest=LONGEST_NAME, default=None)
     notes: str | None = key(free=True, default=None)  # a text on the run's page: WANDB_NOTES
-    # labels of the run: WANDB_TAGS
-    tags: list[str] = key(longest=LONGEST_TAG, default_factory=list)
+    tags: list[str] = key(
+        longest=LONGEST_TAG, default_factory=list
+    )  # labels of the run: WANDB_TAGS
     mode: WandbMode  # whether rows are sent while it trains; WANDB_MODE has it too
     init_timeout_s: int = key(ge=1, le=300)  # seconds that training waits for a server at the start
     system: bool | None = None  # the machine's own metrics, as a GPU's load; null: on a GPU
@@ -216,10 +217,8 @@ class Place:
     @classmethod
     def read(cls, folder: Path) -> Place | None:
         """Return the place that a folder's file has; None: it has no sound one."""
-        path = folder / "wandb" / PLACE
         try:
-            facts = json.loads(path.read_text())
-            return cls(**facts)
+            return cls(**json.loads((folder / "wandb" / PLACE).read_text()))
         except (OSError, ValueError, TypeError):
             return None
 
@@ -234,9 +233,7 @@ class Place:
 def run_id(folder: Path, *, identity: str, born: str) -> str:
     """Return the id of a run in W&B: the one that it was sent under, else its own."""
     place = Place.read(folder)
-    if place is None:
-        return own_id(identity, born)
-    return place.id
+    return place.id if place is not None else own_id(identity, born)
 
 
 def own_id(identity: str, born: str) -> str:
@@ -338,7 +335,7 @@ def _ask(
     return dict(answer.get("data") or {})
 
 
-def _rows_on_server(settings: Any, place: Place, *, timeout_s: float) -> int | None:
+def _rows_there(settings: Any, place: Place, *, timeout_s: float) -> int | None:
     """Return how many rows the server has of a run; None: it has no such run.
 
     Errors:
@@ -573,7 +570,7 @@ class WandbSession(TrackerSession):
         expected = self._place.rows + self.sent
         while True:
             try:
-                n_rows = _rows_on_server(settings, self._place, timeout_s=ASK_S) or 0
+                n_rows = _rows_there(settings, self._place, timeout_s=ASK_S) or 0
             except OSError as error:
                 return f"the server does not say what it has: {line_of(error)}"
             if n_rows >= expected:
@@ -674,7 +671,7 @@ def _opened_online(
     tracker: Wandb, facts: RunFacts, settings: Any, *, timeout_s: float, resent: bool = False
 ) -> WandbSession:
     deadline = time.monotonic() + timeout_s
-    place = _place_on_server(tracker, facts, settings, timeout_s=timeout_s)
+    place = _place_there(tracker, facts, settings, timeout_s=timeout_s)
     place.write(facts.run_dir)
     left_s = max(1.0, deadline - time.monotonic())
     run = _init(tracker, facts, place, mode="online", timeout_s=left_s, resent=resent)
@@ -687,14 +684,13 @@ def _place_of(facts: RunFacts) -> Place:
     """Return where a run's mirror is, or the id that it will have. W&B's agent knows a run by the
     id that it gave."""
     place = Place.read(facts.run_dir)
-    agents_id = _agents_id()
-    is_agents = agents_id != "" and place is not None and agents_id != place.id
-    if place is None or is_agents:
-        return Place(id=agents_id or own_id(facts.identity, facts.born))
+    agents = _agents_id()
+    if place is None or agents not in ("", place.id):
+        return Place(id=agents or own_id(facts.identity, facts.born))
     return replace(place, complete=False, rows=0)
 
 
-def _place_on_server(tracker: Wandb, facts: RunFacts, settings: Any, *, timeout_s: float) -> Place:
+def _place_there(tracker: Wandb, facts: RunFacts, settings: Any, *, timeout_s: float) -> Place:
     """Return where a run is sent, with the rows that the server has of it. One that was deleted
     there has another id: a server does not take the old one.
 
@@ -706,7 +702,7 @@ def _place_on_server(tracker: Wandb, facts: RunFacts, settings: Any, *, timeout_
         return before
     entity = tracker.entity or before.entity
     place = replace(before, server=settings.base_url, project=tracker.project, entity=entity)
-    rows = _rows_on_server(settings, place, timeout_s=timeout_s)
+    rows = _rows_there(settings, place, timeout_s=timeout_s)
     if place != before:
         return replace(place, rows=rows or 0, report="", end="")
     if rows is not None:
