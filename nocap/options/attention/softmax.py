@@ -94,8 +94,8 @@ class Softmax(Attention):
     def _check_kernel(
         self, run: Run, key: str, kernel: Kernel, allowed: tuple[Kernel, ...]
     ) -> None:
-        """Refuse a kernel that this key, the device, the precision or documents do not take.
-        `allowed`: those that the key may name."""
+        """Refuse a kernel that the key, the device, the precision or documents do not take. `key`:
+        names it. `allowed`: the kernels that the key may name."""
         device = run.trainer.device
         masked = run.data.document_mask
         if masked and Kernel.flex not in allowed:
