@@ -29,7 +29,7 @@ def powers(value: float) -> str:
 
 
 loss = partial(fixed, digits=4)
-integer = partial(fixed, digits=0)
+whole = partial(fixed, digits=0)
 
 
 def percent(share: float | None, digits: int = 1) -> str:
@@ -53,7 +53,7 @@ def count(value: float | None) -> str:
             if abs(value) >= 10 * size:
                 digits = 1
             return f"{value / size:.{digits}f}{unit}"
-    return integer(value)
+    return whole(value)
 
 
 def three_digits(value: float | None) -> str:

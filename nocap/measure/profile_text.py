@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from nocap.config.keys import flat
-from nocap.display import MINUS, fixed, integer, shorten, three_digits
+from nocap.display import MINUS, fixed, shorten, three_digits, whole
 from nocap.measure.difference import Change, ProfileDifference
 from nocap.measure.groups import GROUPS, title_of
 from nocap.measure.largest import between
@@ -294,7 +294,7 @@ def _ceilings(ceilings: Sequence[CeilingJson], *, trusted: bool) -> Table:
         Column(title="option"),
         Column(title="by FLOPs", show="{:.3f}×".format),
         Column(title="by the measured step", show="{:.2f}×".format),
-        Column(title="MiB saved", show=integer),
+        Column(title="MiB saved", show=whole),
         Column(title="of memory", show=_share),
     ]
     order = list(ceilings)
