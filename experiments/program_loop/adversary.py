@@ -156,19 +156,19 @@ def played(
     """Counts over campaigns: in how many something false was accepted, and of the good proposals
     how many were accepted."""
     n_false = 0  # campaigns that accept something without an effect
-    n_accepted = 0  # good proposals
-    n_good = 0
+    accepted = 0  # good proposals
+    good = 0
     pairs = 0
     for number in range(campaigns):
         rng = np.random.default_rng([number, round(10 * effect)])
         adversary = Adversary(KINDS[kind], rng, quiet=quiet, effect=effect, share=share)
         adversary.play()
         answers = adversary.campaign.answers.values()
-        accepted = {line.arm for line in answers if line.word == ProposalWord.accepted.value}
-        if accepted - adversary.good:
+        arms = {line.arm for line in answers if line.word == ProposalWord.accepted.value}
+        if arms - adversary.good:
             n_false += 1
-        n_accepted += len(accepted & adversary.good)
-        n_good += len(adversary.good)
+        accepted += len(arms & adversary.good)
+        good += len(adversary.good)
         pairs += sum(isinstance(line, PairLine) for line in adversary.lines)
     low, high = interval(n_false, campaigns)
     return {
@@ -177,7 +177,7 @@ def played(
         "campaigns": campaigns,
         "effect_in_sd": effect,
         "with_a_false_acceptance": {"share": n_false / campaigns, "low": low, "high": high},
-        "found": n_accepted / n_good if n_good else None,
+        "found": accepted / good if good else None,
         "pairs_a_proposal": pairs / campaigns / MOST,
     }
 

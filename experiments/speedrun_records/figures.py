@@ -139,9 +139,8 @@ class Checkout:
         with tempfile.NamedTemporaryFile() as file:
             file.write(self.git("show", f"HEAD:{name}"))
             file.flush()
-            rows = read(Path(file.name))
             try:
-                groups = groupby(rows, key=lambda row: row.get("run"))
+                groups = groupby(read(Path(file.name)), key=lambda row: row.get("run"))
                 return [list(of_run) for _, of_run in groups]
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from None
