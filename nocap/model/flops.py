@@ -97,7 +97,9 @@ class _Tally:
             self._position()
             self._head()
             self._ideas()
-        elif formula := self._formula(m, "flops_per_token", "build", "build_block"):
+            return self
+        formula = self._formula(m, "flops_per_token", "build", "build_block")
+        if formula:
             self.components["model"] = formula(self.run, vocab_size=self.vocab_size)
             self._ideas()
         else:  # its ideas are counted with it

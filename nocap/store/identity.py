@@ -265,7 +265,8 @@ def is_quiet(module: str) -> bool:
 def module_path(module: str, beside: Path = PACKAGE) -> Path | None:
     """Return the file of a module, looked for in `beside` and the folder above, too. None for
     Python's own, torch's, and those without a file."""
-    if path := outside.path_of(module):
+    path = outside.path_of(module)
+    if path is not None:
         return path
     root, *rest = module.split(".")
     spec = _spec(root, beside)
@@ -325,7 +326,8 @@ _distributions = cache(packages_distributions)
 def _read(module: str, path: Path, changed_ns: int) -> tuple[dict[str, str], list[tuple[int, str]]]:
     """Return what a module's file counts by, and what it imports, as dots and names. A package that
     was installed from a folder counts by content: that can change at the same version."""
-    if versions := _versions(path):
+    versions = _versions(path)
+    if versions:
         return versions, []
     content = path.read_bytes()
     try:
