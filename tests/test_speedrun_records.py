@@ -250,7 +250,7 @@ def test_seeds_that_both_name_are_pairs(records: ModuleType) -> None:
         assert e.method == method
         assert e.n == n
         assert records.word(e) == word
-        assert step.judged == (n > 2)
+        assert step.has_verdict == (n > 2)
     again = record(records, 2, 100, twice, seeds="01230")
     expected = {0: new[0] + 0.0001, 1: new[1], 2: new[2], 3: new[3]}
     assert again.values("loss") == pytest.approx(expected)

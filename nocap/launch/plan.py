@@ -311,22 +311,24 @@ def _half_done(run: Run, parts: Mapping[str, Any], root: Path, name: str) -> Ite
         half = _half_run(folder, list(paths))
         if half is None or half.paths != redact(paths):
             continue
-        differences = differing(half.parts, parts)
+        steps = half.steps
+        others = half.parts
+        differences = differing(others, parts)
         if "config" in differences:
             continue
         if {*differences} <= {"data", "code"} and "data" in differences:
             remedy = "put it back to resume, or move that folder to start from scratch"
             raise ValueError(
-                f"data must be what {folder} began with ({half.parts['data'][:12]}…), got "
+                f"data must be what {folder} began with ({others['data'][:12]}…), got "
                 f"{parts['data'][:12]}…; {remedy}"
             )
-        put_back = "put that back"
+        back = ""
         if half.commit and "code" in differences:
-            put_back = f"{put_back} (git checkout {half.commit})"
+            back = f" (git checkout {half.commit})"
         yield (
-            f"{folder} is half done, at step {half.step}, and another run: what differs is "
+            f"{folder} is half done, at step {steps[0]}, and another run: what differs is "
             f"{', '.join(differences.values())}; "
-            f"this command starts from scratch, and to go on with that run {put_back} "
+            f"this command starts from scratch, and to go on with that run put that back{back} "
             "and give the command again"
         )
 
@@ -345,7 +347,7 @@ def _of_same_name(root: Path, name: str) -> list[Path]:
 class HalfRun:
     """A run that has a checkpoint, and has not ended."""
 
-    step: int  # of its newest checkpoint
+    steps: Sequence[int]  # of its checkpoints, the newest first
     parts: Mapping[str, Any]  # of its identity
     paths: Mapping[str, Any]  # of its data, by their keys
     commit: str  # of its code, 12 digits; empty: it is not known
@@ -368,7 +370,7 @@ def _half_run(folder: Path, path_keys: Sequence[str]) -> HalfRun | None:
         return None
     git = manifest.get("git") or {}
     commit = (git.get("commit") or "")[:12]
-    return HalfRun(step=steps[0], parts=parts, paths=paths, commit=commit)
+    return HalfRun(steps=steps, parts=parts, paths=paths, commit=commit)
 
 
 def check_compiler(run: Run) -> None:

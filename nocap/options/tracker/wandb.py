@@ -570,13 +570,13 @@ class WandbSession(TrackerSession):
         expected = self._place.rows + self.sent
         while True:
             try:
-                n_rows = _rows_there(settings, self._place, timeout_s=ASK_S) or 0
+                there = _rows_there(settings, self._place, timeout_s=ASK_S) or 0
             except OSError as error:
                 return f"the server does not say what it has: {line_of(error)}"
-            if n_rows >= expected:
+            if there >= expected:
                 return ""
             if time.monotonic() > deadline:
-                return f"the server has {n_rows} of {expected} rows"
+                return f"the server has {there} of {expected} rows"
             time.sleep(0.2)
 
     def _not_sent(self, reason: str) -> None:
