@@ -71,8 +71,8 @@ def _check(group: str, name: str, folder: Path) -> None:
         return
     outside.use([folder] if folder.is_dir() else [])
     for place in (conf_dir(), *outside.folders()):
-        taken = place / outside.place(group) / f"{name}.yaml"
-        require(not taken.exists(), "NAME", f"be new: {taken} is {group}={name} already", name)
+        yaml = place / outside.place(group) / f"{name}.yaml"
+        require(not yaml.exists(), "NAME", f"be new: {yaml} is {group}={name} already", name)
     rule = f"be new: an option of {group} has this kind already"
     require(name not in outside.all_options(group), "NAME", rule, name)
 

@@ -294,14 +294,15 @@ def path_of(module: str) -> Path | None:
 
 def _only(paths: Iterable[Path], choice: str) -> Path | None:
     """Return the one of these files that is there, or None."""
-    there = [path for path in paths if path.is_file()]
-    for path in there[1:]:
-        raise InputError(
-            f"{path} must have another name: {there[0]} is {choice} already, got {path.name}"
-        )
-    if not there:
+    existing = [path for path in paths if path.is_file()]
+    if not existing:
         return None
-    return there[0]
+    first, *others = existing
+    for path in others:
+        raise InputError(
+            f"{path} must have another name: {first} is {choice} already, got {path.name}"
+        )
+    return first
 
 
 def _load(group: str, name: str) -> None:
@@ -364,7 +365,7 @@ def folders() -> list[Path]:
     return [Path(folder) for folder in json.loads(state())["folders"]]
 
 
-def given() -> list[Path]:
+def config_dirs() -> list[Path]:
     """List the folders that --config-dir names, without those of installed packages."""
     return [folder for folder in folders() if folder not in _installed()]
 

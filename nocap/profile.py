@@ -139,10 +139,10 @@ def _check_precision(composed: Composed) -> None:
     Errors:
         ValueError: it is bf16, by an override or a yaml.
     """
-    asked = "precision" not in composed.defaults
+    is_default = "precision" in composed.defaults
     precision = composed.run.trainer.precision.value
     rule = "be fp32, or left out, beside --generate: nocap.generate computes in fp32"
-    require(not asked or precision == "fp32", "trainer.precision", rule, precision)
+    require(is_default or precision == "fp32", "trainer.precision", rule, precision)
 
 
 def _composer(overrides: Sequence[str]) -> tuple[Composed, Callable[[Sequence[str]], Run]]:
@@ -172,7 +172,7 @@ def _typed(options: argparse.Namespace, composed: Composed) -> ProfileCommand:
         words=options.overrides,
         choices=composed.choices,
         flags=flags,
-        folders=outside.given(),
+        folders=outside.config_dirs(),
         json=file,
     )
 
@@ -187,8 +187,8 @@ def _is_override(word: str) -> bool:
 def _compare(files: Sequence[Path], options: argparse.Namespace) -> int:
     from nocap.measure.profile_difference_table import render_differences
 
-    given = ", ".join(str(path) for path in files)
-    require(len(files) == 2, "profiles", "be two files to compare, or key=value overrides", given)
+    rule = "be two files to compare, or key=value overrides"
+    require(len(files) == 2, "profiles", rule, ", ".join(map(str, files)))
     words = [word for word in options.overrides if _is_override(word)]
     require(not words, "overrides", "be left out beside two profiles", " ".join(words))
     for name in ("forward", "generate", "prompt", "texts", "trace", "ceilings", "repeats"):

@@ -49,16 +49,17 @@ class _Metric(argparse.Action):
     def __call__(
         self,
         parser: argparse.ArgumentParser,
-        given: argparse.Namespace,
+        namespace: argparse.Namespace,
         value: Any,
         option: str | None = None,
     ) -> None:
+        metrics = namespace.metrics
         if option in ("--metric", "--guard"):
-            given.metrics.append({"option": option, "what": value, "better": "lower"})
-        elif not given.metrics:
+            metrics.append({"option": option, "what": value, "better": "lower"})
+        elif not metrics:
             parser.error(f"{option} must come after the --metric or --guard that it is about")
         else:
-            given.metrics[-1]["better"] = str(option)[2:]
+            metrics[-1]["better"] = str(option)[2:]
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -269,7 +269,7 @@ for step in range(6):
     take_step(job, trainee, ledger, step=step)
     assert last == [counts()[0]]  # the update is launched before the wait
     seen.append([now - then for now, then in zip(counts(), before)])
-    assert trainee.ahead[0] == step + 1  # read before the wait
+    assert trainee.next_batch.step == step + 1  # read before the wait
     graphs = dynamo["stats"]["unique_graphs"]
     if step == 1:
         warm = graphs

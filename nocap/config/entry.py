@@ -87,10 +87,12 @@ class _Lasting(io.FileIO):
 
     def write(self, content: Any, /) -> int:
         try:
-            # somebody made it non-blocking, and it is full
-            while (written := super().write(content)) is None:
+            while True:
+                n_bytes = super().write(content)
+                if n_bytes is not None:
+                    return n_bytes
+                # somebody made it non-blocking, and it is full
                 select.select([], [self], [])
-            return written
         except OSError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
             return len(content)

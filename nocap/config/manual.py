@@ -37,12 +37,15 @@ def _flag_lines(kind: type, column: int) -> str:
     for _, flag in flags_of(kind):
         if not flag.about:
             continue
-        usage, about = flag.usage, flag.about
+        usage = flag.usage
+        about = flag.about
         if lines:
-            both = f"{lines[-1][0]} {usage}"
-            abouts = f"{lines[-1][1]}; {about}"
-            if len(both) + 2 * GAP <= column and column + len(abouts) <= outside.WIDTH:
-                usage, about = both, abouts
+            usage_before, about_before = lines[-1]
+            usages = f"{usage_before} {usage}"
+            abouts = f"{about_before}; {about}"
+            if len(usages) + 2 * GAP <= column and column + len(abouts) <= outside.WIDTH:
+                usage = usages
+                about = abouts
                 lines.pop()
         lines.append((usage, about))
     return "\n".join(f"  {usage}".ljust(column) + about for usage, about in lines)
@@ -173,7 +176,9 @@ def _sections(overrides: Sequence[Override]) -> Iterator[Section]:
     chosen = _chosen(train, overrides)
     for group in outside.groups():
         names = chosen[outside.place(group)]
-        for name in names if isinstance(names, list) else [names]:
+        if not isinstance(names, list):
+            names = [names]
+        for name in names:
             values, schema = outside.read(group, name)
             prefix = outside.place(group).replace("/", ".")
             if group == "ideas":

@@ -89,34 +89,26 @@ class Trainer:
     hang_timeout_s: float = key(gt=0, le=1e7, identity=False, step=False)
 
     def __post_init__(self) -> None:
-        kept = self.keep_steps
-        require(
-            all(1 <= step <= self.steps for step in kept),
-            "trainer.keep_steps",
-            f"be steps from 1 to trainer.steps={self.steps}",
-            kept,
-        )
-        require(len(set(kept)) == len(kept), "trainer.keep_steps", "name each step once", kept)
+        steps = self.keep_steps
+        name = "trainer.keep_steps"
+        are_of_run = all(1 <= step <= self.steps for step in steps)
+        require(are_of_run, name, f"be steps from 1 to trainer.steps={self.steps}", steps)
+        require(len(set(steps)) == len(steps), name, "name each step once", steps)
         if self.cuda_graphs:
-            require(
-                self.device is Device.cuda,
-                "trainer.cuda_graphs",
-                f"be false on trainer.device={self.device.value}",
-                True,
-            )
-            require(
-                self.devices == 1,
-                "trainer.cuda_graphs",
-                f"be false beside trainer.devices={self.devices}: ranks exchange gradients in a "
-                f"backward",
-                True,
-            )
-        require(
-            self.init_from != "",
-            "trainer.init_from",
-            "be a checkpoint's folder, or null for a run from its start",
-            repr(self.init_from),
+            self._check_graphs()
+        rule = "be a checkpoint's folder, or null for a run from its start"
+        require(self.init_from != "", "trainer.init_from", rule, repr(self.init_from))
+
+    def _check_graphs(self) -> None:
+        """Refuse CUDA graphs without a GPU, and with more than one rank."""
+        name = "trainer.cuda_graphs"
+        rule = f"be false on trainer.device={self.device.value}"
+        require(self.device is Device.cuda, name, rule, True)
+        rule = (
+            f"be false beside trainer.devices={self.devices}: ranks exchange gradients in a "
+            f"backward"
         )
+        require(self.devices == 1, name, rule, True)
 
 
 class Sampler(Enum):

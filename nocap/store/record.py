@@ -66,12 +66,12 @@ def _each(shape: Shape, keys: str) -> dict[str, Shape]:
 _NUMBERS = {...: float}
 _TEXTS = {...: str}
 _HARDWARE = _each(str, "fingerprint name host malloc")
-_ASKED = {"at": str, "seeds": [int], "place": int, "length_of": str}
+_REQUEST = {"at": str, "seeds": [int], "place": int, "length_of": str}
 _ATTEMPT = (
     _each(str, "started host grid")
     | _each(int, "devices threads")
     | {"spent_s": float, "swept": [str]}
-    | {"asked": _ASKED}
+    | {"asked": _REQUEST}
 )
 _PARTS = {
     "config": dict,
@@ -122,7 +122,7 @@ SHAPES: dict[str, Shape] = {
     },
     "grid.json": {
         "name": str,
-        "cells": [_each(str, "identity run arm") | {"seed": int, "asked": _ASKED}],
+        "cells": [_each(str, "identity run arm") | {"seed": int, "asked": _REQUEST}],
     },
     "state.json": {
         "step": int,
@@ -204,7 +204,9 @@ def _kind(shape: Shape) -> type:
     """Return the type of JSON that a shape is of."""
     if isinstance(shape, type):
         return shape
-    return dict if isinstance(shape, dict) else list
+    if isinstance(shape, dict):
+        return dict
+    return list
 
 
 def _is_of(value: object, kind: type) -> bool:
@@ -225,7 +227,9 @@ def _check_object(value: Json, shape: dict[Any, Shape], path: Path, key: str) ->
     if isinstance(shape, Required):
         for name, inner in shape.items():
             is_number = inner in (int, float)
-            if name not in value or (value[name] is None and not is_number):
+            is_missing = name not in value
+            is_null = not is_missing and value[name] is None
+            if is_missing or (is_null and not is_number):
                 raise ValueError(f"{path}: {key or 'it'} must have {name}")
     for name in value:
         inner = shape.get(name, shape.get(...))
@@ -259,14 +263,18 @@ def read_rows(content: bytes) -> list[Row]:
     for line in content.splitlines():
         with suppress(AttributeError, KeyError, ValueError):
             row = parse_json(line.decode())
-            has_numbers = all(
-                value is None or type(value) in (int, float) for value in row.values()
-            )
+            has_numbers = _has_numbers(row)
             step = row["step"]
             if has_numbers and type(step) is int and step > last:
                 rows.append(row)
                 last = step
     return rows
+
+
+def _has_numbers(row: Row) -> bool:
+    """Say whether every value of a row is a number or null; a boolean is none."""
+    types = set(map(type, row.values()))
+    return types <= {int, float, type(None)}
 
 
 class Metrics:

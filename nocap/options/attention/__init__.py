@@ -56,12 +56,9 @@ class Attention(Option):
 
     def check(self, run: Run) -> None:
         n_head = run.model.n_head
-        require(
-            n_head % self.n_kv_heads == 0,
-            "attention.n_kv_heads",
-            f"divide model.n_head={n_head}",
-            self.n_kv_heads,
-        )
+        divides = n_head % self.n_kv_heads == 0
+        rule = f"divide model.n_head={n_head}"
+        require(divides, "attention.n_kv_heads", rule, self.n_kv_heads)
 
     def build(self, run: Run, layer: int) -> nn.Module:
         """Return a layer's attention: a module from x_BTC and the forward's
@@ -112,17 +109,16 @@ def causal_keys(window: int | None, T: int) -> float:
 
 def first_window(run: Run) -> int | None:
     """Return the window in tokens of the first layer that has one."""
-    return next(
-        (
-            w
-            for layer in range(run.model.n_layer)
-            if (w := run.attention.window_of(layer)) is not None
-        ),
-        None,
-    )
+    for layer in range(run.model.n_layer):
+        window = run.attention.window_of(layer)
+        if window is not None:
+            return window
+    return None
 
 
 def kernel_name(run: Run, precision: Precision) -> str:
     """Return the attention kernel that runs, for the record."""
-    named = declared(run.attention, "kernel_name", of=("build", "mixer"))
-    return str(named(run, precision)) if named else run.attention.kind
+    name_of = declared(run.attention, "kernel_name", of=("build", "mixer"))
+    if name_of is None:
+        return run.attention.kind
+    return str(name_of(run, precision))

@@ -39,5 +39,7 @@ class Smear(WithRate):
     def embed(self, part: Any, x_BTC: Tensor, context: Context) -> Tensor:
         from torch.nn.functional import pad
 
-        gate_BT1 = (x_BTC[..., : self.channels] * part["gate"]).sum(2, keepdim=True).sigmoid()
-        return x_BTC + part["share"] * gate_BT1 * pad(x_BTC, (0, 0, 1, 0))[:, :-1]
+        gated_BTG = x_BTC[..., : self.channels] * part["gate"]
+        gate_BT1 = gated_BTG.sum(2, keepdim=True).sigmoid()
+        before_BTC = pad(x_BTC, (0, 0, 1, 0))[:, :-1]
+        return x_BTC + part["share"] * gate_BT1 * before_BTC

@@ -29,18 +29,12 @@ class Target:
     torch: str | None = None  # its version
 
     def __post_init__(self) -> None:
-        words = (self.precision, self.compile, self.threads)
-        ok = (
-            self.name is None
-            or self.device is Device.cuda
-            or (self.device is Device.cpu and None not in words)
-        )
-        require(
-            ok,
-            "hydra.launcher.target",
-            "state the device of another machine, of a CPU precision, compile and threads too",
-            self.name,
-        )
+        is_here = self.name is None
+        is_gpu = self.device is Device.cuda
+        is_cpu = self.device is Device.cpu
+        is_whole_cpu = is_cpu and None not in (self.precision, self.compile, self.threads)
+        rule = "state the device of another machine, of a CPU precision, compile and threads too"
+        require(is_here or is_gpu or is_whole_cpu, "hydra.launcher.target", rule, self.name)
 
 
 @dataclass(kw_only=True)

@@ -105,9 +105,9 @@ class SlurmJobs(Executor):
         from nocap.launch.cell import CellJob
 
         job = CellJob(str(self.folder), cell.plan.identity)
-        made = SlurmCell(self, job)
-        self._new.append(made)
-        return made
+        slurm_cell = SlurmCell(self, job)
+        self._new.append(slurm_cell)
+        return slurm_cell
 
     def send(self) -> None:
         """Hand over what is new, unless a job of an earlier command still has it."""
@@ -116,23 +116,23 @@ class SlurmJobs(Executor):
         new = self._new
         self._new = []
         # all are known before the first is asked for: then one call of sacct answers for all
-        for made in new:
-            if made.number.is_file():
-                made.sent = submitit.SlurmJob(self.logs, made.number.read_text())
-        todo = [made for made in new if made.is_over]
-        for first in range(0, len(todo), MOST_JOBS):
-            self._send_array(todo[first : first + MOST_JOBS])
+        for cell in new:
+            if cell.number_file.is_file():
+                cell.sent = submitit.SlurmJob(self.logs, cell.number_file.read_text())
+        without_job = [cell for cell in new if cell.is_over]
+        for first in range(0, len(without_job), MOST_JOBS):
+            self._send_array(without_job[first : first + MOST_JOBS])
 
     def _send_array(self, cells: Sequence[SlurmCell]) -> None:
         """Hand over an array of jobs; where `sbatch` refuses it, every cell has the reason."""
         try:
-            jobs = self._executor.submit_array([made.job for made in cells])
-            for made, sent in zip(cells, jobs, strict=True):
-                made.sent = sent
-                made.number.write_text(sent.job_id)
+            jobs = self._executor.submit_array([cell.job for cell in cells])
+            for cell, sent in zip(cells, jobs, strict=True):
+                cell.sent = sent
+                cell.number_file.write_text(sent.job_id)
         except Exception as error:  # submitit's, of no class of their own
-            for made in cells:
-                made.reason = _last_line(error)
+            for cell in cells:
+                cell.reason = _last_line(error)
 
 
 class SlurmCell:
@@ -140,9 +140,8 @@ class SlurmCell:
 
     def __init__(self, jobs: SlurmJobs, job: CellJob) -> None:
         self.job = job
-        self.number = job.log.with_suffix(
-            ".job"
-        )  # holds Slurm's number, so that a later command finds it
+        # holds Slurm's number, so that a later command finds it
+        self.number_file = job.log.with_suffix(".job")
         self.sent: Any = None  # submitit's job
         self.reason: str | None = None  # why there is no record to come
         self._jobs = jobs
@@ -176,8 +175,11 @@ class SlurmCell:
         error = self.sent.exception()
         if error is not None:
             return _last_line(error)
-        printed = self.sent.stdout() if self._jobs.launcher.stderr_to_stdout else self.sent.stderr()
-        return last_words(printed) or f"see {self.number.parent}"
+        if self._jobs.launcher.stderr_to_stdout:
+            printed = self.sent.stdout()
+        else:
+            printed = self.sent.stderr()
+        return last_words(printed) or f"see {self.number_file.parent}"
 
     def stop(self) -> None:
         """Leave it as it is: Slurm's jobs outlive the command that handed them over."""
@@ -187,12 +189,20 @@ class SlurmCell:
 def _parameters(launcher: Slurm) -> dict[str, Any]:
     """Return the keys by the names that submitit has for them."""
     own = ("kind", "target", "max_num_timeout")
-    names = [each.name for each in fields(launcher) if each.name not in own]
-    called = {name: name if name in EVERY else f"slurm_{name}" for name in names}
-    return {called[name]: getattr(launcher, name) for name in names}
+    parameters = dict[str, Any]()
+    for each in fields(launcher):
+        if each.name in own:
+            continue
+        parameter = f"slurm_{each.name}"
+        if each.name in EVERY:
+            parameter = each.name
+        parameters[parameter] = getattr(launcher, each.name)
+    return parameters
 
 
 def _last_line(error: Exception) -> str:
     """Return the error's kind and the last line of what it says."""
-    lines = re.findall(r"\S.*", str(error))
-    return f"{type(error).__name__}: {lines[-1].strip() if lines else ''}"
+    last = ""
+    for line in re.findall(r"\S.*", str(error)):
+        last = line.strip()
+    return f"{type(error).__name__}: {last}"

@@ -77,13 +77,11 @@ class Model(Option):
     logit_softcap: float | None = key(gt=0, le=1e6, default=None)  # cap·tanh(logits/cap)
 
     def check(self, run: Run) -> None:
-        require(
-            self.d_model % self.n_head == 0,
-            "model.d_model",
-            f"be divisible by model.n_head={self.n_head}",
-            self.d_model,
-        )
-        own, products = self.residual_precision, run.trainer.precision
+        divides = self.d_model % self.n_head == 0
+        rule = f"be divisible by model.n_head={self.n_head}"
+        require(divides, "model.d_model", rule, self.d_model)
+        own = self.residual_precision
+        products = run.trainer.precision
         fits = own is Precision.fp32 or products is Precision.bf16
         require(
             fits,
@@ -112,15 +110,16 @@ class Model(Option):
         tokens = run.trainer.micro_batch * self.seq_len
         refuse_unless(products is Precision.bf16, f"beside trainer.precision={products.value}")
         refuse_unless(not self.pad_logits, "beside model.pad_logits=true, which it does too")
-        refuse_unless(
-            self.d_model % 16 == 0 and tokens % 16 == 0,
-            "where model.d_model or a micro-batch's tokens are no multiple of 16",
-        )
-        there = capability() if run.trainer.device is Device.cuda else None
-        refuse_unless(
-            there is None or there >= (8, 9),
-            f"on a GPU before capability 8.9, as this of {there and '.'.join(map(str, there))}",
-        )
+        are_multiples = self.d_model % 16 == 0 and tokens % 16 == 0
+        where = "where model.d_model or a micro-batch's tokens are no multiple of 16"
+        refuse_unless(are_multiples, where)
+        if run.trainer.device is not Device.cuda:
+            return
+        gpu = capability()
+        if gpu is not None:
+            major, minor = gpu
+            where = f"on a GPU before capability 8.9, as this of {major}.{minor}"
+            refuse_unless(gpu >= (8, 9), where)
 
     def build(self, run: Run, *, vocab_size: int) -> LanguageModel:
         from nocap.model.gpt import GPT

@@ -30,13 +30,10 @@ class Optimizer(Option):
     cautious_decay: bool = False
 
     def __post_init__(self) -> None:
+        has_decay = self.weight_decay > 0
         rule = "be false beside optimizer.weight_decay=0"
-        require(
-            not self.cautious_decay or self.weight_decay > 0,
-            "optimizer.cautious_decay",
-            rule,
-            self.cautious_decay,
-        )
+        fits = has_decay or not self.cautious_decay
+        require(fits, "optimizer.cautious_decay", rule, self.cautious_decay)
 
     def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
         """Optimizers that share out all of the model's parameters. `nocap.training.optimizer` has

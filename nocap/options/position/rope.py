@@ -24,9 +24,8 @@ class Rope(Position):
 
     def check(self, run: Run) -> None:
         d_head = run.model.d_model // run.model.n_head
-        require(
-            d_head % 2 == 0, "model.d_model / model.n_head", "be even for position=rope", d_head
-        )
+        rule = "be even for position=rope"
+        require(d_head % 2 == 0, "model.d_model / model.n_head", rule, d_head)
 
     def flops_per_token(self, run: Run) -> float:
         return 0.0
