@@ -222,7 +222,7 @@ def _value(each: dataclasses.Field[Any], values: Mapping[str, Any]) -> str:
         default = each.default_factory()
     value = values.get(each.name, default)
     if value is dataclasses.MISSING or value == "???":
-        return "…, which must be given"
+        return "… (required)"
     if str(value).startswith("${nocap."):
         return "…"
     if isinstance(value, Enum):

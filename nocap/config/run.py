@@ -29,7 +29,7 @@ from nocap.options.tracker import Tracker
 class Store:
     """What a run's folder keeps beside its record."""
 
-    # uncommitted changes of nocap's own code, as uncommitted.diff, for its owner's eyes
+    # store the uncommitted changes of nocap's code as uncommitted.diff; they may hold secrets
     diff: bool = False
 
 
@@ -55,11 +55,11 @@ class Run:
     tracker: Tracker = key(identity=False, step=False)
     # what is kept beside the record
     store: Store = key(identity=False, step=False, default_factory=Store)
-    # of the weights at the start and of the order of the data
+    # seed of the first weights and of the order of the data
     seed: int = key(ge=0, lt=2**63, step=False)
-    # folder; runs are in its runs/, grids in its grids/
+    # folder of the results; its folder runs has the runs, its folder grids the grids
     output_dir: str = key(identity=False, step=False)
-    # null: $NOCAP_CACHE, else nocap under the user's cache folder
+    # folder of prepared data and compiled code; null: $NOCAP_CACHE, or nocap in your cache folder
     cache_dir: str | None = key(identity=False, step=False)
 
     def __post_init__(self) -> None:
