@@ -55,7 +55,7 @@ def add_outputs(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=OUTPUTS,
         metavar="DIR",
-        help=f"where the runs are (default: {OUTPUTS})",
+        help=f"folder of the runs (default: {OUTPUTS})",
     )
 
 
@@ -64,7 +64,7 @@ def add_allow_code(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow-code",
         action="store_true",
-        help="run the copy of its options that the record of the run holds",
+        help="run the code of options that the run's record holds",
     )
 
 

@@ -444,10 +444,10 @@ def document(parser: argparse.ArgumentParser, *, answer: str = "") -> None:
         "--config-dir",
         metavar="DIR",
         action="append",
-        help="options from outside: docs/custom.md; can be repeated",
+        help="use options of your own (docs/custom.md); it can be repeated",
     )
     if answer:
-        about = f"{answer} as JSON; without FILE, or as -, on stdout and all else on stderr"
+        about = f"write {answer} as JSON; without FILE, to stdout, and all else to stderr"
         parser.add_argument(
             "--json", type=Path, nargs="?", const=STDOUT, metavar="FILE", help=about
         )
