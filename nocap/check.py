@@ -119,7 +119,7 @@ def _check_words(words: Sequence[str], chosen: Sequence[str]) -> None:
             checked[choice.partition("=")[0]] = choice
     for word in words:
         key = word.partition("=")[0]
-        rule = f"be left out, where {checked.get(key)} is what is checked"
+        rule = f"be left out: the command checks {checked.get(key)}"
         require(key not in checked, key, rule, word)
 
 

@@ -70,7 +70,7 @@ class Generate:
             rule = "stay 0 beside temperature=0, which draws nothing"
             require(self.top_k == 0, "top_k", rule, self.top_k)
             require(self.seed == 0, "seed", rule, self.seed)
-        rule = "be false with cache=false, for what is compiled has one"
+        rule = "be false with cache=false: only decoding with the cache can be compiled"
         require(self.cache or not self.compile, "compile", rule, self.compile)
 
 

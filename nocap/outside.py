@@ -495,7 +495,7 @@ class _Finder(MetaPathFinder, Loader):
         chosen = used([module.__name__])
         for file in chosen:
             if sha256 != file.sha256:
-                rule = f"be what this command began with, sha256 {file.sha256[:12]}…"
+                rule = f"stay as this command found it, sha256 {file.sha256[:12]}…"
                 raise ChangedError(f"{path} must {rule}, got {sha256[:12]}…")
         exec(compile(source, str(path), "exec", dont_inherit=True), vars(module))
         if not chosen:

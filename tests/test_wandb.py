@@ -609,7 +609,7 @@ def test_an_unreachable_server_is_asked_once_a_grid_and_sync_sends_all(
     (folder,) = (tmp_path / "out" / "grids").iterdir()
     command = f"python -m nocap.runs sync out/grids/{folder.name}"
     line = (
-        f"tracker: not uploaded: 2 of 2 runs and the comparison; this sends what is missing: "
+        f"tracker: not uploaded: 2 of 2 runs and the comparison; this command sends the rest: "
         f"{command}\n"
     )
     assert line in done.stdout

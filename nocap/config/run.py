@@ -73,7 +73,7 @@ class Run:
         for name, option in self.options():
             group = name.partition(".")[0]
             chosen = outside.options(group).get(option.kind)
-            rule = f"stay what the option set (choose another option with {group}=…)"
+            rule = f"keep the option's value (choose another option with {group}=…)"
             require(chosen is type(option), f"{name}.kind", rule, repr(option.kind))
             option.check(self)
         self._refuse_unread()
@@ -155,7 +155,7 @@ class Run:
         self._require_documents(name)
         kind = self.attention.kind
         takes = declared(self.attention, "documents", of=("build", "mixer")) is not None
-        rule = f"be false beside attention.kind={kind}, which has no documents for what it builds"
+        rule = f"be false beside attention.kind={kind}, which does not support documents"
         require(takes, name, rule, True)
         for idea, option in self.ideas.items():
             rule = f"be false beside ideas.{idea}, which does not take each token by itself"

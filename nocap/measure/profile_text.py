@@ -304,7 +304,7 @@ def _ceilings(ceilings: Sequence[CeilingJson], *, trusted: bool) -> Table:
     for row in order:
         by_step = row.by_step if trusted else None
         rows.append([row.label, row.by_flops, by_step, row.saved_mib, row.saved])
-    return Table(title="what an option can win at most", columns=columns, rows=rows)
+    return Table(title="the most that an option can win", columns=columns, rows=rows)
 
 
 # --- what to try ----------------------------------------------------------------------------------
@@ -440,8 +440,8 @@ def _caution(difference: ProfileDifference) -> Iterator[str]:
     command = between(difference.before, difference.after)
     if command is None:
         yield prose(
-            "both have the same overrides: what is shown is how much two profiles differ by "
-            "themselves"
+            "both have the same overrides: the differences show how much two profiles of one step "
+            "differ"
         )
     elif command:
         yield f"with an interval: {command}"

@@ -47,7 +47,9 @@ GRACE_S = 5.0  # for wandb to keep to these times, before its thread is left beh
 LONGEST_NAME, LONGEST_TAG = 128, 64  # characters
 SHORTEST_KEY = 40
 IDENTITY_TOKEN = "WANDB_IDENTITY_TOKEN_FILE"
-NEEDS_KEY = "be left out: W&B is asked what it has by an API key (WANDB_API_KEY or wandb login)"
+NEEDS_KEY = (
+    "be left out: nocap asks W&B for its rows with an API key (WANDB_API_KEY or wandb login)"
+)
 SERVICE = "WANDB_SERVICE"  # has the address of wandb's own process, which children would share
 PLACE = "mirror.json"  # in the folder `wandb` of a run or a grid: where its mirror is
 UNREACHABLE = (
@@ -537,7 +539,7 @@ class WandbSession(TrackerSession):
             try:
                 there = _rows_there(settings, self._place, timeout_s=ASK_S) or 0
             except OSError as error:
-                return f"the server does not say what it has: {line_of(error)}"
+                return f"the server does not answer which rows it has: {line_of(error)}"
             if there >= expected:
                 return ""
             if time.monotonic() > deadline:
