@@ -24,14 +24,15 @@ if TYPE_CHECKING:
     from nocap.config.run import Run
 
 USAGE = "python -m nocap.profile [flags] [key=value … | A.json B.json]"
-ABOUT = """Take a training step of this configuration apart, on random tokens: no data and no run
-folder are needed. OVERRIDES are those of nocap.train, whose --help lists them. On a CPU one thread
-is used unless trainer.threads is given. Two files that --json wrote are compared, part by part."""
+ABOUT = """Measure each part of a training step of this configuration, on random tokens. It needs no
+data and no run folder. OVERRIDES are those of nocap.train, whose --help lists them. The step has
+one thread unless you set trainer.threads. With two files of --json it compares them, part by
+part."""
 REPEATS = 3
 
 
 def main(argv: list[str] | None = None) -> int:
-    return command(_parser(), _profile, argv, answer="the profile, or what changed,")
+    return command(_parser(), _profile, argv, answer="the profile, or the difference,")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -43,42 +44,42 @@ def _parser() -> argparse.ArgumentParser:
         "overrides",
         nargs="*",
         metavar="OVERRIDES",
-        help="the configuration; or two files to compare",
+        help="the configuration, or two files to compare",
     )
-    add("--forward", action="store_true", help="a forward to the loss alone, without gradients")
+    add("--forward", action="store_true", help="profile a forward pass, without gradients")
     add(
         "--generate",
         action="store_true",
-        help="generating text: a prompt in one pass (prefill), and one token after it",
+        help="profile a prompt in one pass (prefill), and one token after it",
     )
     add(
         "--prompt",
         type=int,
         metavar="N",
-        help="beside --generate: tokens (default: half of model.seq_len)",
+        help="tokens of the prompt of --generate (default: half of model.seq_len)",
     )
     add(
         "--texts",
         type=int,
         metavar="N",
-        help="beside --generate: texts decoded together (default: 1)",
+        help="number of texts that --generate decodes together (default: 1)",
     )
     add(
         "--trace",
         type=Path,
         metavar="FILE",
-        help="write what was profiled (of a text: the token) for Perfetto or chrome://tracing",
+        help="write the profiled step or token for Perfetto or chrome://tracing",
     )
     add(
         "--ceilings",
         action="store_true",
-        help="also: a table of what each option could win at most",
+        help="also print the most that each option could win",
     )
     add(
         "--repeats",
         type=int,
         metavar="N",
-        help=f"steps timed with and without profiler (default: {REPEATS})",
+        help=f"number of steps with and without profiler (default: {REPEATS})",
     )
     return parser
 

@@ -266,7 +266,7 @@ FALSE = "data.document_mask must be false beside"
         (f"ideas=[bigram] {MASK}", f"{FALSE} ideas.bigram,"),
         (f"ideas=[x0,ngrams] {MASK}", f"{FALSE} ideas.ngrams,"),
         (f"ideas=[partial_key_offset] {MASK}", f"{FALSE} ideas.partial_key_offset,"),
-        (f"attention=softcap {MASK}", f"{FALSE} attention.kind=softcap, which has no documents"),
+        (f"attention=softcap {MASK}", f"{FALSE} attention.kind=softcap, which does not support"),
         (
             f"position=none {RESTART}",
             "position.restart must stay False beside position=none, which has no positions",

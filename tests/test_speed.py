@@ -372,11 +372,11 @@ REFUSED = [
     (("--arm", "", "--arm", "'"), '--arm "\'": No closing quotation'),
     (
         ("--arm", "", "--arm", "attention=flash"),
-        "--arm 'attention=flash' must differ from the others in what a training step executes",
+        "--arm 'attention=flash' must execute another training step than the other arms",
     ),
     (
         ("--arm", "seed=0", "--arm", "seed=1 trainer.steps=9"),
-        "must differ from the others in what a training step executes, got 'seed=0'",
+        "must execute another training step than the other arms, got 'seed=0'",
     ),
     (
         ("--arm", "", "--arm", "trainer.devices=2 trainer.micro_batch=1"),

@@ -371,7 +371,7 @@ def test_a_request_to_stop_while_waiting_keeps_what_there_is(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(lab, "sleep", Mock(side_effect=KeyboardInterrupt))
-    with pytest.raises(StoppedError, match="stopped; what was trained and timed is kept"):
+    with pytest.raises(StoppedError, match="stopped; finished runs and sessions are kept"):
         lab.carry(scales=at(apart_min=5))
     tasks = [task for task in lab.tasks if "session" in task]
     assert tasks == ["bench session 1"]

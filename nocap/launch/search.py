@@ -469,7 +469,7 @@ class Searching:
             Column(title="", keep=True),
         ]
         table = Table(title="", columns=columns, rows=rows)
-        note = f"chosen on seed {self.search.seed}: what the settings are worth, other seeds tell"
+        note = f"chosen on seed {self.search.seed} alone: judge the best settings by other seeds"
         return f"{table}\n\n{note}"
 
 

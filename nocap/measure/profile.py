@@ -142,7 +142,7 @@ def _profiles(
             counted = count(run, vocab_size=run.tokenizer.vocab_size, subject=measured.subject)
         result = record(overrides, counted=counted, peak=peak, measured=measured)
         if question.ceilings:
-            log("counting what each option would do")
+            log("counting the work of each option")
             result = with_ceilings(result, counted, compose)
         results[measured.subject.of.value] = result
     return results

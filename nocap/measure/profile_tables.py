@@ -301,7 +301,7 @@ def _ceilings(ceilings: Sequence[CeilingJson], *, trusted: bool) -> Table:
     for row in order:
         by_step = row.by_step if trusted else None
         rows.append([row.label, row.by_flops, by_step, row.saved_mib, row.saved])
-    return Table(title="what an option can win at most", columns=columns, rows=rows)
+    return Table(title="the most that an option can win", columns=columns, rows=rows)
 
 
 # --- what to try ----------------------------------------------------------------------------------

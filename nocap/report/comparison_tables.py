@@ -30,7 +30,7 @@ ERRORS = (
     "two keys some 11% have one somewhere."
 )
 ONE_SESSION = (
-    "Of one session: what holds on other days takes a study, in three sessions that lie apart."
+    "This is one session: only a study, in three sessions that lie apart, speaks for other days."
 )
 OF_PACE = (
     "µs a token: the median step's, on a CPU in CPU time, which other work changes less than a "

@@ -163,7 +163,7 @@ def check_source(run: Run, source: dict[str, str]) -> None:
     rules = dict[str, str]()
     for name in {**source, **now}:
         if source.get(name) != now.get(name):
-            rules[name] = "be what this command began with"
+            rules[name] = "stay as this command found it"
     for name, path in _uncounted():
         rules[f"{name} ({path})"] = (
             "be an installed package, or in an import statement: by those nocap finds what makes "

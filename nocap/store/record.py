@@ -427,7 +427,7 @@ def _changed(folder: Path, summary: Json) -> Iterator[str]:
     seal = summary.get(SEAL) or {}
     for name in (SUMMARY, *SEALED):
         if sums.get(name) != seal.get(name):
-            yield f"{name} is not what its digest in {SUMMARY} says"
+            yield f"{name} does not match its digest in {SUMMARY}"
 
 
 def read_ended(folder: Path, *, identity: str | None = None) -> Json | None:

@@ -28,13 +28,12 @@ class Kernel(Enum):
     materialized = "materialized"  # softmax over a T×T matrix that exists in memory
     # torch's own choice of a fused kernel for the device and dtype; on the CPU that is flash
     fused = "fused"
-    # one named kernel, or an error; products in fp32, which flash and cudnn do not take on CUDA,
-    # are efficient's
+    # this kernel or an error; flash and cudnn take no products in fp32 on CUDA
     flash = "flash"
     efficient = "efficient"
     cudnn = "cudnn"
-    flex = "flex"  # FlexAttention, CUDA only (its CPU version has no backward)
-    blocks = "blocks"  # chunks of at least one window, each looking at itself and the chunk before
+    flex = "flex"  # FlexAttention, on CUDA only: its CPU version has no backward
+    blocks = "blocks"  # chunks of a window or more; each attends to itself and the chunk before it
 
 
 # Those that take documents. On CUDA `fused` is efficient then, which alone takes a mask of all
@@ -78,8 +77,8 @@ class Softmax(Attention):
     KERNELS: ClassVar[dict[str, tuple[Kernel, ...]]] = {"kernel": GLOBAL_KERNELS}
 
     kind: str = "global"
-    kernel: Kernel  # what computes it; never replaced by another silently
-    # the name that data.document_mask had. Records have it, and identities: it stays null
+    kernel: Kernel  # kernel of the attention; nocap never replaces it by another in silence
+    # old name of data.document_mask, in records and identities; it must stay null
     document_start: int | None = key(default=None, ge=0, le=2**32)
 
     def __post_init__(self) -> None:
