@@ -25,7 +25,6 @@ LENGTH = ("trainer.val_every=0", "trainer.checkpoint_every=0")
 D12 = ("model=d12", "tokenizer=gpt2", "trainer.steps=120", "trainer.batch_tokens=32768")
 D12 += ("data.train_tokens=4000000", "trainer.val_tokens=65536")
 FIGURES = ("status", "arm", "seed", "tokens_per_s", "val_loss", "clock_s")
-FIGURES = ("status", "arm", "seed", "tokens_per_s", "val_loss", "clock_s")
 NANO = ("model=nano", "tokenizer=bytes", "trainer.steps=10", "trainer.threads=1")
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Kernel(Enum):
-    """How attention is computed: global layers by one of the first five, sliding windows by one of
+    """How attention is computed: global layers by one of the first six, sliding windows by one of
     the last two."""
 
     materialized = "materialized"  # softmax over a T×T matrix that exists in memory
@@ -50,7 +50,7 @@ DOCUMENT_KERNELS = {
     ),
 }
 LOCAL_KERNELS = (Kernel.flex, Kernel.blocks)
-GLOBAL_KERNELS = tuple(kernel for kernel in Kernel if kernel not in LOCAL_KERNELS)
+GLOBAL_KERNELS = tuple(kernel for kernel in Kernel if kernel is not Kernel.blocks)
 
 
 def sdpa_kernels(
@@ -95,8 +95,6 @@ class Softmax(Attention):
         """Return what a kernel must be, and whether it is that. `allowed`: those of the option."""
         device = run.trainer.device
         masked = run.data.document_mask
-        if masked and Kernel.flex not in allowed:
-            allowed = (*allowed, Kernel.flex)
         takes = DOCUMENT_KERNELS[device]
         on_cpu = device is Device.cpu
         cuda_only = kernel in (Kernel.efficient, Kernel.cudnn, Kernel.flex)
