@@ -143,6 +143,21 @@ def test_the_clock_of_a_grids_cells_is_there(tmp_path: Path, day: ModuleType) ->
     assert day.STEPS["grid"].figure(found).startswith("beside training ")
 
 
+@pytest.mark.slow
+def test_a_grid_that_is_stopped_leaves_what_its_cells_took(tmp_path: Path) -> None:
+    """As by a step's time limit."""
+    words = ["trainer.steps=10,100000", "--json", "grid.json"]
+    command = [sys.executable, str(FOLDER / "grid.py"), *words, "--device", "cpu", "--small"]
+    env = {**os.environ, "PYTHONPATH": str(REPO)}
+    running = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.DEVNULL)
+    wait_until(lambda: list(tmp_path.glob("*/runs/*/summary.json")), "a cell")
+    running.terminate()
+    assert running.wait() != 0
+    found = json.loads((tmp_path / "grid.json").read_text())
+    assert "finished" in [cell["status"] for cell in found["cells"]]
+    assert found["rc"] == running.returncode
+
+
 # --- sessions of several days ---------------------------------------------------------------------
 
 H200 = FOLDER / "h200-2026-11-27"
