@@ -90,6 +90,29 @@ def test_a_profile_takes_a_mixer_apart_or_says_that_it_is_one_kernel(pretended, 
         assert profile["not_counted"] is None
 
 
+# --- decoding
+
+DECODING = (
+    COUNTS
+    + """
+from nocap.config.compose import compose
+from nocap.sessions.worker import time_decoding
+base = ["model=nano", "tracker=none", "trainer.device=cuda"]
+runs = {name: compose([*base, name]) for name in ("attention=flash", "attention=sliding")}
+before = counts()
+figures = time_decoding(runs, engines=dict.fromkeys(runs, "cache"), prompt=4, new=6, vocab_size=64)
+launches, waits, copies = (now - then for now, then in zip(counts(), before))
+print(*figures, launches > 1000, copies > 40)
+"""
+)
+
+
+def test_a_session_times_decoding_on_the_gpu(pretended):
+    """Also of an attention whose training kernel takes no single query."""
+    done = pretended.python("-c", DECODING)
+    assert done.out == "attention=flash attention=sliding True True\n", done.err
+
+
 # --- memory
 
 
