@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 
-from nocap.training.process import die_with_parent
+from nocap.training.process import die_with_parent, leave
 
 if __name__ == "__main__":
     # before the imports below, which take seconds
@@ -322,3 +322,4 @@ KINDS: dict[str, Callable[..., FiguresByArm]] = {
 if __name__ == "__main__":
     with guarded():
         main(Path(sys.argv[1]))
+    leave(0)  # as `nocap.config.entry` does where a GPU was used
