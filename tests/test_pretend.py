@@ -490,7 +490,9 @@ base = ["model=nano", "tracker=none", "data=stdlib", "trainer.device=cuda",
     "trainer.compile=off", "trainer.cuda_graphs=true"]
 arms = [f"{group}={name}" for group in ("attention", "mlp", "norm", "position", "optimizer")
     for name in outside.yamls(group)]
-arms = [arm + " schedule=constant" if "schedule_free" in arm else arm for arm in arms]
+arms.remove("optimizer=soap")  # needs cuSOLVER, which is not pretended
+arms.remove("optimizer=schedule_free")
+arms.append("optimizer=schedule_free schedule=constant")
 arms += [f"ideas=[{name}]" for name in outside.yamls("ideas") if name != "multi_token"]
 for arm in (*arms, *sys.argv[1:]):
     run = compose([*base, *arm.split()])
