@@ -278,8 +278,8 @@ FALSE = "data.document_mask must be false beside"
         ),
         (f"{MASK} attention.kernel=flex", "be one that trains on the CPU"),
         (
-            "attention.kernel=flex trainer.device=cuda",
-            "fused, flash, efficient, cudnn for this option, got flex",
+            "attention.kernel=blocks trainer.device=cuda",
+            "fused, flash, efficient, cudnn, flex for this option, got blocks",
         ),
         (f"{MASK[:-4]}maybe", "data.document_mask must be true or false"),
     ],

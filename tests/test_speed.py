@@ -283,6 +283,28 @@ def test_an_arm_that_runs_out_in_its_warm_up_leaves_nothing_behind(monkeypatch):
     assert [graph() for graph in graphs] == [None]
 
 
+class Ring:
+    """Refers to itself, as a compiled module does."""
+
+    def __init__(self):
+        self.itself = self
+
+
+def test_an_arm_that_runs_out_in_a_round_leaves_nothing_to_the_next(monkeypatch):
+    arm, other = TimedArm("", nano()), TimedArm("", nano())
+    arm.built = Ring()
+    built = weakref.ref(arm.built)
+
+    def run_out():
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(arm, "block", run_out)
+    monkeypatch.setattr(other, "block", lambda: float(built() is None))
+    times = measure.in_turns([arm, other], enough=lambda times: True)
+    assert arm.status == "does not fit"
+    assert times[0, 1].tolist() == [1.0, 1.0]
+
+
 @pytest.mark.slow
 def test_a_lost_baseline_loses_no_other_arm(raced):
     code, result = raced(still, fails={"mlp=gelu4x": (3, MemoryError("no more"))})

@@ -220,9 +220,14 @@ def as_baseline(
             arm = compose(overrides)
         except ValueError:
             continue  # refused where it is composed beside the baseline
-        if "cuda_graphs" in arm.defaults and not fits_a_graph(arm.run):
+        if is_beyond_graphs(arm):
             return compose((*baseline.overrides, "trainer.cuda_graphs=false")), overrides
     return baseline, None
+
+
+def is_beyond_graphs(arm: Composed) -> bool:
+    """Return whether an arm chooses no CUDA graph, and none is known to hold what it does."""
+    return "cuda_graphs" in arm.defaults and not fits_a_graph(arm.run)
 
 
 def compose_measured(overrides: Sequence[str], baseline: Composed | None = None) -> Composed:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Kernel(Enum):
-    """How attention is computed: global layers by one of the first five, sliding windows by one of
+    """How attention is computed: global layers by one of the first six, sliding windows by one of
     the last two."""
 
     materialized = "materialized"  # softmax over a T×T matrix that exists in memory
@@ -49,7 +49,7 @@ DOCUMENT_KERNELS = {
     ),
 }
 LOCAL_KERNELS = (Kernel.flex, Kernel.blocks)
-GLOBAL_KERNELS = tuple(kernel for kernel in Kernel if kernel not in LOCAL_KERNELS)
+GLOBAL_KERNELS = tuple(kernel for kernel in Kernel if kernel is not Kernel.blocks)
 
 
 def sdpa_kernels(
@@ -99,8 +99,6 @@ class Softmax(Attention):
         names it. `allowed`: the kernels that the key may name."""
         device = run.trainer.device
         masked = run.data.document_mask
-        if masked and Kernel.flex not in allowed:
-            allowed = (*allowed, Kernel.flex)
         takes = DOCUMENT_KERNELS[device]
         rule = f"be one of {_names(allowed)} for this option"
         require(kernel in allowed, key, rule, kernel.value)

@@ -92,15 +92,6 @@ class Model(Option):
             f"be fp32 beside trainer.precision={products.value}",
             own.value,
         )
-        chunks = run.objective.loss_chunks
-        for name in ("pad_logits", "fp8_head"):
-            value = getattr(self, name)
-            require(
-                not value or chunks <= 1,
-                f"model.{name}",
-                f"be false beside objective.loss_chunks={chunks}",
-                value,
-            )
         if self.fp8_head:
             self._check_fp8(run, products)
 
@@ -111,6 +102,8 @@ class Model(Option):
             require(ok, "model.fp8_head", f"be false {where}", self.fp8_head)
 
         tokens = run.trainer.micro_batch * self.seq_len
+        chunks = run.objective.loss_chunks
+        refuse_unless(chunks <= 1, f"beside objective.loss_chunks={chunks}")
         refuse_unless(products is Precision.bf16, f"beside trainer.precision={products.value}")
         refuse_unless(not self.pad_logits, "beside model.pad_logits=true, which it does too")
         are_multiples = self.d_model % 16 == 0 and tokens % 16 == 0
