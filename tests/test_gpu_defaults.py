@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from nocap.proposals.overrides import of_overrides
 
 from nocap.config import entry, gpu, hardware
 from nocap.config.compose import Composed, as_in, compose, composed
@@ -25,7 +26,6 @@ from nocap.launch.worker import _no_room
 from nocap.measure.bench_arms import compose_arms
 from nocap.model.flops import flops_per_token
 from nocap.proposals.campaign import Proposals
-from nocap.proposals.overrides import of_overrides
 from nocap.study.study_plan import compose_arms as compose_study
 from tests.conftest import REPO, Door
 from tests.studies import LOSS, loaded, study
