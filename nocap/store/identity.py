@@ -244,6 +244,18 @@ def module_path(module: str, beside: Path = PACKAGE) -> Path | None:
     Python's own, torch's, and those without a file."""
     if path := outside.path_of(module):
         return path
+    if module.startswith("nocap."):
+        return _own_path(module)
+    return _found(module, beside)
+
+
+@cache  # nocap's own modules stay where they are, and each cell of a grid looks for all of them
+def _own_path(module: str) -> Path | None:
+    return _found(module, PACKAGE)
+
+
+def _found(module: str, beside: Path) -> Path | None:
+    """Find the file of a module where Python would."""
     root, *rest = module.split(".")
     spec = _spec(root, beside)
     if spec is None:
