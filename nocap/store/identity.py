@@ -18,6 +18,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from fnmatch import fnmatchcase
@@ -339,20 +340,34 @@ def _versions(path: Path) -> dict[str, str]:
     return versions
 
 
+BLOCKS = ("body", "cases", "handlers", "orelse", "finalbody")  # of statements, in their order
+
+
 def code_digest(tree: ast.Module) -> str:
     """Hash a source without docstrings and comments."""
-    for node in ast.walk(tree):
+    for node in _statements(tree):
         if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             continue
-        if ast.get_docstring(node) is not None:
+        if ast.get_docstring(node, clean=False) is not None:
             del node.body[0]
     return hashlib.sha256(ast.unparse(tree).encode()).hexdigest()[:12]
+
+
+def _statements(tree: ast.Module) -> Iterator[ast.AST]:
+    """Yield a module and its statements, in the order of `ast.walk`, which looks at expressions
+    too: they are nine of ten nodes."""
+    waiting = deque[ast.AST]([tree])
+    while waiting:
+        node = waiting.popleft()
+        yield node
+        for block in BLOCKS:
+            waiting.extend(getattr(node, block, ()))
 
 
 def _imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Yield dots and names of a file's import statements; those that are no module are dropped
     later."""
-    for node in ast.walk(tree):
+    for node in _statements(tree):
         match node:
             case ast.Import(names=names):
                 for alias in names:
