@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
@@ -377,9 +377,18 @@ def check_record(
     """
     manifest = read_json(folder / MANIFEST) or {}
     summary = read_json(folder / SUMMARY) or {}
-    for problem in _problems(folder, manifest, summary, identity=identity, config=config):
-        raise InputError(f"{folder}: {problem}")
+    _refuse(folder, _problems(folder, manifest, summary, identity=identity, config=config))
     return manifest, summary
+
+
+def _refuse(folder: Path, problems: Iterable[str]) -> None:
+    """Refuse a record with a problem.
+
+    Errors:
+        InputError: the first of them.
+    """
+    for problem in problems:
+        raise InputError(f"{folder}: {problem}")
 
 
 def _problems(
@@ -388,7 +397,7 @@ def _problems(
     summary: Json,
     *,
     identity: str | None,
-    config: Mapping[str, Any] | None,
+    config: Mapping[str, Any] | None = None,
 ) -> Iterator[str]:
     """Yield what is wrong with a record.
 
@@ -441,5 +450,6 @@ def read_ended(folder: Path, *, identity: str | None = None) -> Json | None:
     summary = read_json(folder / SUMMARY) or {}
     if summary.get("status") not in ENDED:
         return None
-    _, checked = check_record(folder, identity=identity)
-    return checked
+    manifest = read_json(folder / MANIFEST) or {}
+    _refuse(folder, _problems(folder, manifest, summary, identity=identity))
+    return summary
