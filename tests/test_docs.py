@@ -41,15 +41,23 @@ DEVELOPERS = ROOT / "docs" / "architecture.md"
 READERS = [page for page in pages() if page != DEVELOPERS]
 # whose `__init__.py` says what each file does
 ROOMS = (
+    "checks",
+    "config",
     "data",
+    "generation",
     "judge",
+    "launch",
     "measure",
+    "model",
     "proposals",
     "report",
+    "runs",
     "sessions",
     "sources",
     "sources/logs",
+    "store",
     "study",
+    "training",
 )
 EVIDENCE = [
     *sorted((ROOT / "experiments").glob("*/README.md")),

@@ -18,8 +18,8 @@ from nocap.config.compose import Composed, as_in, compose, composed
 from nocap.config.defaults import reasons
 from nocap.config.run import Run
 from nocap.config.trainer import Sampler, Search
+from nocap.launch.first_screen import headline
 from nocap.launch.grid import check
-from nocap.launch.headline import headline
 from nocap.launch.plan import Datasets, plan
 from nocap.launch.search import Searching
 from nocap.launch.worker import _no_room

@@ -13,7 +13,7 @@ from nocap.config.compose import compose, composed
 from nocap.config.flags import GridFlags, parse
 from nocap.config.paths import conf_dir
 from nocap.config.plain import load, to_plain
-from nocap.launch.cell import planned_cell
+from nocap.launch.cluster_cell import planned_cell
 from nocap.launch.grid import check
 from nocap.launch.multirun import multirun, print_plan
 from nocap.launch.run_facts import run_facts

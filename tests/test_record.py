@@ -17,8 +17,8 @@ from nocap.judge.compare import compare
 from nocap.launch import grid_end, multirun
 from nocap.launch.attempt import clean, hold
 from nocap.launch.grid import Cell, Grid
-from nocap.launch.head import write_record_head
 from nocap.launch.plan import Plan, RunResult, outcome, sound
+from nocap.launch.record_head import write_record_head
 from nocap.store.checkpoints import name_of
 from nocap.store.files import append_text
 from nocap.store.identity import identity_parts

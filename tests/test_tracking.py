@@ -30,9 +30,9 @@ from nocap.config.outward import redact
 from nocap.config.plain import to_plain
 from nocap.launch import worker
 from nocap.launch.grid import check
-from nocap.launch.head import manifest, write_record_head
 from nocap.launch.mirror import send_left
 from nocap.launch.plan import Plan, typed_keys
+from nocap.launch.record_head import manifest, write_record_head
 from nocap.launch.run_facts import run_facts
 from nocap.launch.signals import StopNow
 from nocap.options.tracker import RunFacts, TrackerSession

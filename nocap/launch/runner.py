@@ -19,8 +19,8 @@ from nocap.config.trainer import Device
 from nocap.display import shorten
 from nocap.launch.attempt import Attempt, clean, hold
 from nocap.launch.executor import Executor, Work
+from nocap.launch.first_screen import overruled
 from nocap.launch.grid import Cell, Grid
-from nocap.launch.headline import overruled
 from nocap.launch.plan import RunResult, outcome
 from nocap.launch.server import AVAILABLE, Server
 from nocap.launch.signals import stop_handler

@@ -140,7 +140,7 @@ class RayTasks(Executor):
 
 class RayTask:
     def __init__(self, tasks: RayTasks, cell: Cell) -> None:
-        from nocap.launch.cell import CellJob
+        from nocap.launch.cluster_cell import CellJob
 
         self._cell = cell
         self._tasks = tasks

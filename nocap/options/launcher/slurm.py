@@ -14,7 +14,7 @@ from nocap.launch.executor import Executor, last_words
 from nocap.options.launcher import OfCluster
 
 if TYPE_CHECKING:
-    from nocap.launch.cell import CellJob
+    from nocap.launch.cluster_cell import CellJob
     from nocap.launch.grid import Cell
     from nocap.launch.plan import RunResult
 
@@ -100,7 +100,7 @@ class SlurmJobs(Executor):
 
     def submit(self, cell: Cell) -> SlurmCell:
         """Return the cell as a job, which is handed over at the next look."""
-        from nocap.launch.cell import CellJob
+        from nocap.launch.cluster_cell import CellJob
 
         job = CellJob(str(self.folder), cell.plan.identity)
         slurm_cell = SlurmCell(self, job)

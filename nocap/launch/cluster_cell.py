@@ -1,5 +1,7 @@
-"""A cell of a grid as a cluster's job: `python -m nocap.launch.cell FOLDER IDENTITY`. A cluster's
-launcher imports the job by this module's name."""
+"""A cell of a grid as a cluster's job: `python -m nocap.launch.cluster_cell FOLDER IDENTITY`.
+
+A cluster's launcher imports the job by this module's name.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ class CellJob:
     @property
     def words(self) -> list[str]:
         """Return what follows `python` in a command that does the same."""
-        return ["-m", "nocap.launch.cell", self.folder, self.identity]
+        return ["-m", "nocap.launch.cluster_cell", self.folder, self.identity]
 
     def __call__(self) -> int:
         """Return its exit code. A SystemExit passes: with it submitit ends a job that is
