@@ -40,7 +40,7 @@ class Shown:
 
 
 def main(argv: list[str] | None = None) -> int:
-    answer = "what would be made (and make nothing, which needs no login)"
+    answer = "both pages (and send nothing, which needs no login)"
     return command(_parser(), _make, argv, answer=answer)
 
 
@@ -100,19 +100,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser = argparse.ArgumentParser(prog="python -m nocap.dashboard", description=about)
     parser.add_argument(
-        "path", type=Path, metavar="GRID|STUDY", help="a folder of a grid or a study, or any runs"
+        "path", type=Path, metavar="GRID|STUDY", help="folder of a grid or a study, or of any runs"
     )
     parser.add_argument(
         "--project",
         default=os.environ.get("WANDB_PROJECT") or "nocap",
         metavar="NAME",
-        help="where the runs are (default: WANDB_PROJECT, or nocap)",
+        help="project of the runs (default: WANDB_PROJECT, or nocap)",
     )
     parser.add_argument(
         "--entity",
         default=os.environ.get("WANDB_ENTITY"),
         metavar="NAME",
-        help="the account or team (default: WANDB_ENTITY, or the login's)",
+        help="user or team (default: WANDB_ENTITY, or that of the login)",
     )
     return parser
 

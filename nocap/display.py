@@ -49,7 +49,9 @@ def count(value: float | None) -> str:
         return NONE
     for unit, size in COUNTS.items():
         if abs(value) >= size:
-            digits = 1 if abs(value) >= 10 * size else 2
+            digits = 2
+            if abs(value) >= 10 * size:
+                digits = 1
             return f"{value / size:.{digits}f}{unit}"
     return whole(value)
 
@@ -90,7 +92,9 @@ def duration(seconds: float | None) -> str:
 
 def plural(n: int, noun: str) -> str:
     """Return `1 run`, `2 runs`."""
-    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+    if n == 1:
+        return f"{n} {noun}"
+    return f"{n} {noun}s"
 
 
 def listed(items: Iterable[str]) -> str:
@@ -103,8 +107,8 @@ def listed(items: Iterable[str]) -> str:
 
 def shorten(items: Iterable[str], *, most: int = 4) -> str:
     """Return `a, b, c and 21 more`."""
-    every = list(items)
-    if len(every) <= most:
-        return ", ".join(every)
-    first = every[: most - 1]
-    return f"{', '.join(first)} and {len(every) - len(first)} more"
+    texts = list(items)
+    if len(texts) <= most:
+        return ", ".join(texts)
+    first = texts[: most - 1]
+    return f"{', '.join(first)} and {len(texts) - len(first)} more"

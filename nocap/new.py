@@ -49,12 +49,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("group", metavar="GROUP", help=", ".join((*outside.groups(), STUDY)))
     parser.add_argument(
-        "name", metavar="NAME", help="the option's or the study's name: letters, digits and _"
+        "name", metavar="NAME", help="name of the option or the study, in letters, digits and _"
     )
     parser.add_argument(
         "--dir",
         metavar="DIR",
-        help="the folder for --config-dir, or that of the study (default: ./NAME)",
+        help="folder for --config-dir, or folder of the study (default: ./NAME)",
     )
     return parser
 
@@ -71,8 +71,8 @@ def _check(group: str, name: str, folder: Path) -> None:
         return
     outside.use([folder] if folder.is_dir() else [])
     for place in (conf_dir(), *outside.folders()):
-        taken = place / outside.place(group) / f"{name}.yaml"
-        require(not taken.exists(), "NAME", f"be new: {taken} is {group}={name} already", name)
+        yaml = place / outside.place(group) / f"{name}.yaml"
+        require(not yaml.exists(), "NAME", f"be new: {yaml} is {group}={name} already", name)
     rule = f"be new: an option of {group} has this kind already"
     require(name not in outside.all_options(group), "NAME", rule, name)
 

@@ -294,14 +294,15 @@ def path_of(module: str) -> Path | None:
 
 def _only(paths: Iterable[Path], choice: str) -> Path | None:
     """Return the one of these files that is there, or None."""
-    there = [path for path in paths if path.is_file()]
-    for path in there[1:]:
-        raise InputError(
-            f"{path} must have another name: {there[0]} is {choice} already, got {path.name}"
-        )
-    if not there:
+    existing = [path for path in paths if path.is_file()]
+    if not existing:
         return None
-    return there[0]
+    first, *others = existing
+    for path in others:
+        raise InputError(
+            f"{path} must have another name: {first} is {choice} already, got {path.name}"
+        )
+    return first
 
 
 def _load(group: str, name: str) -> None:
@@ -364,7 +365,7 @@ def folders() -> list[Path]:
     return [Path(folder) for folder in json.loads(state())["folders"]]
 
 
-def given() -> list[Path]:
+def config_dirs() -> list[Path]:
     """List the folders that --config-dir names, without those of installed packages."""
     return [folder for folder in folders() if folder not in _installed()]
 
@@ -444,10 +445,10 @@ def document(parser: argparse.ArgumentParser, *, answer: str = "") -> None:
         "--config-dir",
         metavar="DIR",
         action="append",
-        help="options from outside: docs/custom.md; can be repeated",
+        help="use options of your own (docs/custom.md); it can be repeated",
     )
     if answer:
-        about = f"{answer} as JSON; without FILE, or as -, on stdout and all else on stderr"
+        about = f"write {answer} as JSON; without FILE, to stdout, and all else to stderr"
         parser.add_argument(
             "--json", type=Path, nargs="?", const=STDOUT, metavar="FILE", help=about
         )
@@ -495,7 +496,7 @@ class _Finder(MetaPathFinder, Loader):
         chosen = used([module.__name__])
         for file in chosen:
             if sha256 != file.sha256:
-                rule = f"be what this command began with, sha256 {file.sha256[:12]}…"
+                rule = f"stay as this command found it, sha256 {file.sha256[:12]}…"
                 raise ChangedError(f"{path} must {rule}, got {sha256[:12]}…")
         exec(compile(source, str(path), "exec", dont_inherit=True), vars(module))
         if not chosen:

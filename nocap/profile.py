@@ -24,14 +24,15 @@ if TYPE_CHECKING:
     from nocap.config.run import Run
 
 USAGE = "python -m nocap.profile [flags] [key=value … | A.json B.json]"
-ABOUT = """Take a training step of this configuration apart, on random tokens: no data and no run
-folder are needed. OVERRIDES are those of nocap.train, whose --help lists them. On a CPU one thread
-is used unless trainer.threads is given. Two files that --json wrote are compared, part by part."""
+ABOUT = """Measure each part of a training step of this configuration, on random tokens. It needs no
+data and no run folder. OVERRIDES are those of nocap.train, whose --help lists them. The step has
+one thread unless you set trainer.threads. With two files of --json it compares them, part by
+part."""
 REPEATS = 3
 
 
 def main(argv: list[str] | None = None) -> int:
-    return command(_parser(), _profile, argv, answer="the profile, or what changed,")
+    return command(_parser(), _profile, argv, answer="the profile, or the difference,")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -43,42 +44,42 @@ def _parser() -> argparse.ArgumentParser:
         "overrides",
         nargs="*",
         metavar="OVERRIDES",
-        help="the configuration; or two files to compare",
+        help="the configuration, or two files to compare",
     )
-    add("--forward", action="store_true", help="a forward to the loss alone, without gradients")
+    add("--forward", action="store_true", help="profile a forward pass, without gradients")
     add(
         "--generate",
         action="store_true",
-        help="generating text: a prompt in one pass (prefill), and one token after it",
+        help="profile a prompt in one pass (prefill), and one token after it",
     )
     add(
         "--prompt",
         type=int,
         metavar="N",
-        help="beside --generate: tokens (default: half of model.seq_len)",
+        help="tokens of the prompt of --generate (default: half of model.seq_len)",
     )
     add(
         "--texts",
         type=int,
         metavar="N",
-        help="beside --generate: texts decoded together (default: 1)",
+        help="number of texts that --generate decodes together (default: 1)",
     )
     add(
         "--trace",
         type=Path,
         metavar="FILE",
-        help="write what was profiled (of a text: the token) for Perfetto or chrome://tracing",
+        help="write the profiled step or token for Perfetto or chrome://tracing",
     )
     add(
         "--ceilings",
         action="store_true",
-        help="also: a table of what each option could win at most",
+        help="also print the most that each option could win",
     )
     add(
         "--repeats",
         type=int,
         metavar="N",
-        help=f"steps timed with and without profiler (default: {REPEATS})",
+        help=f"number of steps with and without profiler (default: {REPEATS})",
     )
     return parser
 
@@ -139,10 +140,10 @@ def _check_precision(composed: Composed) -> None:
     Errors:
         ValueError: it is bf16, by an override or a yaml.
     """
-    asked = "precision" not in composed.defaults
+    is_default = "precision" in composed.defaults
     precision = composed.run.trainer.precision.value
     rule = "be fp32, or left out, beside --generate: nocap.generate computes in fp32"
-    require(not asked or precision == "fp32", "trainer.precision", rule, precision)
+    require(is_default or precision == "fp32", "trainer.precision", rule, precision)
 
 
 def _composer(overrides: Sequence[str]) -> tuple[Composed, Callable[[Sequence[str]], Run]]:
@@ -172,7 +173,7 @@ def _typed(options: argparse.Namespace, composed: Composed) -> ProfileCommand:
         words=options.overrides,
         choices=composed.choices,
         flags=flags,
-        folders=outside.given(),
+        folders=outside.config_dirs(),
         json=file,
     )
 
@@ -187,8 +188,8 @@ def _is_override(word: str) -> bool:
 def _compare(files: Sequence[Path], options: argparse.Namespace) -> int:
     from nocap.measure.profile_difference_table import render_differences
 
-    given = ", ".join(str(path) for path in files)
-    require(len(files) == 2, "profiles", "be two files to compare, or key=value overrides", given)
+    rule = "be two files to compare, or key=value overrides"
+    require(len(files) == 2, "profiles", rule, ", ".join(map(str, files)))
     words = [word for word in options.overrides if _is_override(word)]
     require(not words, "overrides", "be left out beside two profiles", " ".join(words))
     for name in ("forward", "generate", "prompt", "texts", "trace", "ceilings", "repeats"):

@@ -27,18 +27,18 @@ if TYPE_CHECKING:
     from nocap.sources.race import GuardReader, Race
 
 FORMS = """\
-Arms are commands (--arm) or versions of the repository in which one stands (--ref), the baseline
-first. {seed} in a command, or $NOCAP_SEED, is the repeat's seed. A metric is a regular expression
-with one group, matched over the output (the last match counts), or a name: of lines METRIC
-name=number, or in a JSON or CSV file that the command writes (--file). The same command goes on
-where it was.
+An arm is a command (--arm), or a version of the repository that you are in (--ref). The first arm
+is the baseline. {seed} in a command, or $NOCAP_SEED, is the repeat's seed. A metric is a regular
+expression with one group, whose last match in the output counts. Or it is a name: that of lines
+METRIC name=number, or of a key in a JSON or CSV file that the command writes (--file). The same
+command continues where it stopped.
 
   python -m nocap.race --arm base='python train.py --seed {seed}' \\
       --arm idea='python train.py --lr 3e-4 --seed {seed}' --metric 'val loss (\\S+)'
   python -m nocap.race --ref main --ref my-idea --locked 'data/**' --locked eval.py \\
       --metric 'val loss (\\S+)' -- python train.py --seed {seed}
 
-Exit codes: 0 an answer, 1 a run failed, 2 bad input, 75 paused."""
+The exit code is 0 for an answer, 1 if a run failed, 2 for bad input, 75 if the race is paused."""
 
 EITHER = "be given, or --ref with a command after --; not both"
 
@@ -49,16 +49,17 @@ class _Metric(argparse.Action):
     def __call__(
         self,
         parser: argparse.ArgumentParser,
-        given: argparse.Namespace,
+        namespace: argparse.Namespace,
         value: Any,
         option: str | None = None,
     ) -> None:
+        metrics = namespace.metrics
         if option in ("--metric", "--guard"):
-            given.metrics.append({"option": option, "what": value, "better": "lower"})
-        elif not given.metrics:
+            metrics.append({"option": option, "what": value, "better": "lower"})
+        elif not metrics:
             parser.error(f"{option} must come after the --metric or --guard that it is about")
         else:
-            given.metrics[-1]["better"] = str(option)[2:]
+            metrics[-1]["better"] = str(option)[2:]
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -71,50 +72,50 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m nocap.race",
         usage="%(prog)s (--arm NAME=COMMAND … | --ref REF … -- COMMAND) --metric PATTERN [flags]",
-        description="Race training commands, pair by pair.",
+        description="Run training commands in turns, pair by pair, until the answer is safe.",
         epilog=FORMS,
     )
     parser.set_defaults(metrics=[])
     _add_arms(parser.add_argument_group("arms"))
-    _add_question(parser.add_argument_group("what is compared"))
-    _add_runs(parser.add_argument_group("how it is run"))
+    _add_question(parser.add_argument_group("question"))
+    _add_runs(parser.add_argument_group("runs"))
     return parser
 
 
 def _add_arms(group: argparse._ArgumentGroup) -> None:
     add = partial(_add, group, action="append", default=[])
-    add("--arm", "NAME=COMMAND", "an arm; sh -c '…' for a shell's own words")
+    add("--arm", "NAME=COMMAND", "an arm; for a shell line write sh -c '…'")
     add("--ref", "REF", "a commit, branch or tag in a worktree of its own; . is the working tree")
-    add("--locked", "GLOB", "files that must be equal in all refs: the evaluation, the data")
-    add("--link", "PATH", "what git ignores and the command needs, linked into each worktree")
+    add("--locked", "GLOB", "files that must be equal in all refs, such as evaluation and data")
+    add(
+        "--link", "PATH", "a path that git ignores and the command needs; each worktree gets a link"
+    )
 
 
 def _add_question(group: argparse._ArgumentGroup) -> None:
     add = partial(_add, group)
     of_metric = partial(_add, group, action=_Metric)
-    of_metric("--metric", "PATTERN", "what is compared; the first one decides; can be repeated")
-    of_metric(
-        "--lower", None, "lower is better of the metric or guard before it (the default)", nargs=0
-    )
-    of_metric("--higher", None, "higher is better of the metric or guard before it", nargs=0)
+    of_metric("--metric", "PATTERN", "the metric to compare; of several the first one decides")
+    of_metric("--lower", None, "for the metric or guard before it, lower is better", nargs=0)
+    of_metric("--higher", None, "for the metric or guard before it, higher is better", nargs=0)
     add(
         "--file",
         "FILE",
-        "JSON, JSON lines or CSV that the command writes; the metrics are its names. It may hold "
-        "{seed}, or be a glob, of which the file counts that was written last",
+        "a JSON, JSON lines or CSV file that the command writes, with the metrics as its names. It "
+        "may hold {seed}, or be a glob: then the newest file counts",
         default="",
     )
     of_metric("--guard", "'METRIC MARGIN'", "a metric that may be worse by MARGIN at most")
     add(
         "--expect",
         "LOW..HIGH",
-        "the stated gain, such as 0.01.. : is it confirmed or refuted?",
+        "the gain that you expect, such as 0.01.. ; the race confirms or refutes it",
         default="",
     )
     add(
         "--target",
         "VALUE",
-        "also compare steps and seconds to this value of a metric with a group step",
+        "also compare the steps and seconds to this value; the metric needs a group step",
         type=float,
     )
 
@@ -123,32 +124,32 @@ def _add_runs(group: argparse._ArgumentGroup) -> None:
     add = partial(_add, group)
     number = partial(_add, group, type=int)
     number(
-        "--pairs", "N", "repeats at most (default: 12); arms are judged at 3, 6, 12, 24", default=12
+        "--pairs", "N", "most repeats (default: 12); nocap judges after 3, 6, 12, 24", default=12
     )
     number("--first-seed", "N", "seed of the first repeat (default: 0)", default=0)
     group.add_argument(
-        "--reads-seed", action="store_true", help="the command reads $NOCAP_SEED: its repeats pair"
+        "--reads-seed", action="store_true", help="the command reads $NOCAP_SEED, so repeats pair"
     )
     number(
         "--sessions",
         "N",
-        "of timing; three or more that lie --apart give times a verdict",
+        "number of sessions of timing (default: 1); times need three for a verdict",
         default=1,
     )
-    add("--apart", "TIME", "between sessions: 30s, 10m, 2h (default: 10m)")
-    add("--timeout", "TIME", "of a run (default: 12h)", default="12h")
-    about = "a command before each run, outside its clock; {arm} and {seed} are the run's"
+    add("--apart", "TIME", "time between sessions, such as 30s, 10m, 2h (default: 10m)")
+    add("--timeout", "TIME", "longest time of a run (default: 12h)", default="12h")
+    about = "a command to run before each run, outside its clock; it may hold {arm} and {seed}"
     add("--prepare", "COMMAND", about, default="")
     number(
         "--jobs",
         "N",
-        "runs at once on this machine (default: 1); of more no time is known",
+        "number of runs at once (default: 1); with more than one, times are not compared",
         default=1,
     )
     add(
         "--output-dir",
         "FOLDER",
-        "where runs and races lie (default: outputs)",
+        "folder of runs and races (default: outputs)",
         type=Path,
         default=Path("outputs"),
     )

@@ -159,10 +159,9 @@ class Lab:
                     self._begin()
                     steps = run.composed.run.trainer.steps
                     machine = hardware.describe(run.composed.run.trainer.device, 1)
+                    more: Json = {}
                     if self.pace:
                         more = {"token_us": self.pace(run), "tokens": 512 * steps}
-                    else:
-                        more = {}
                     trained = record(
                         run.arm,
                         seed,

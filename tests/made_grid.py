@@ -73,8 +73,8 @@ def record_of(attention: str, mlp: str, seed: int, *, status: str = "finished") 
         "clock_s": clock,
         "hardware": {"name": "AMD EPYC 9B14", "fingerprint": "0a1b2c"},
     }
-    tokens = [4096 * s for s in step]
-    curve = Curve(step=step, tokens=tokens, train_s=train_s, val_loss=val_loss, val_bpb=val_bpb)
+    tokens: list[int | None] = [4096 * s for s in step]
+    curve = Curve(step=step, tokens=tokens, train_s=[*train_s], val_loss=val_loss, val_bpb=val_bpb)
     config = {**CONFIG[attention], **CONFIG[mlp]}
     return Record(
         folder=Path(name),

@@ -67,8 +67,9 @@ class Pretended:
         graphs = self.folder / "pretend_graphs.so"
         if not graphs.exists():
             source = REPO / "tests" / "pretend_graphs.c"
-            command = ["gcc", "-O1", "-shared", "-fPIC", "-Wall", source, "-o", graphs, "-ldl"]
-            subprocess.run(command, check=True, timeout=60)
+            compiler = ["gcc", "-O1", "-shared", "-fPIC", "-Wall"]
+            files = [str(source), "-o", str(graphs)]
+            subprocess.run([*compiler, *files, "-ldl"], check=True, timeout=60)
         env = {
             "PRETEND_CC": str(cc),
             "PRETEND_NAME": name,
@@ -81,7 +82,7 @@ class Pretended:
             "-c",
             '. "$0" && LD_PRELOAD="$1:$LD_PRELOAD" exec "${@:2}"',
             ENV,
-            graphs,
+            str(graphs),
             PYTHON,
             *words,
         ]

@@ -138,9 +138,12 @@ def start(words: list[str], root: Path) -> subprocess.Popen[bytes]:
     """In the folder `root`, which tells its processes from all others; stderr goes into a file
     beside it."""
     env = {**os.environ, "PYTHONPATH": str(REPO), "NOCAP_CACHE": str(root / "cache")}
+    command = [sys.executable, *words]
+    nowhere = subprocess.DEVNULL
     with root.with_suffix(".err").open("a") as err:
-        quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": err}
-        return subprocess.Popen([sys.executable, *words], cwd=root, env=env, **quiet)
+        return subprocess.Popen(
+            command, cwd=root, env=env, stdin=nowhere, stdout=nowhere, stderr=err
+        )
 
 
 def processes(root: Path) -> dict[int, str]:

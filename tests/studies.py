@@ -150,7 +150,7 @@ def made_arm(name: str, *, params: float | None = None, step_ms: Sequence[float]
 
 
 def made_verdict(word: Word, gain: Gain) -> Verdict:
-    endings = {ending: [] for ending in Ending}
+    endings: dict[Ending, list[str]] = {ending: [] for ending in Ending}
     return Verdict(
         word=word,
         reason=None,
@@ -314,9 +314,9 @@ def by_law(
 
 def both(arm: dict[str, Any], baseline: dict[str, Any], **sessions: list[SessionFile]) -> Evidence:
     """`sessions`: by their place."""
-    return Evidence(
-        **{key: {**baseline[key], **arm[key]} for key in ("runs", "shorter")}, sessions=sessions
-    )
+    runs = {**baseline["runs"], **arm["runs"]}
+    shorter = {**baseline["shorter"], **arm["shorter"]}
+    return Evidence(runs=runs, shorter=shorter, sessions=sessions)
 
 
 def pace(

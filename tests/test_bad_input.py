@@ -443,10 +443,8 @@ REFUSED = {
         ("trainer.steps=1,2", "trainer.steps=1,2", "--multirun"),
         # where two keys meet
         (
-            "model.pad_logits=true objective.loss_chunks=2",
-            "model.pad_logits",
-            "objective.loss_chunks=2",
-            "True",
+            FP8 + "bf16 objective.loss_chunks=2",
+            *("model.fp8_head", "objective.loss_chunks=2", "True"),
         ),
         (FP8 + "fp32", "model.fp8_head", "false", "trainer.precision=fp32", "True"),
         (FP8 + "bf16 model.pad_logits=true", "model.fp8_head", "model.pad_logits=true", "True"),

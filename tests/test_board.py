@@ -132,6 +132,23 @@ def test_a_loss_that_the_log_has_not_is_refused(tmp_path: Path):
         board.board(tmp_path)
 
 
+def test_losses_of_another_machine_are_not_asked_of_a_file(
+    tmp_path: Path, written: dict[Path, str]
+):
+    """The same arm reads another text there, such as another Python's own library."""
+    copied("norms", tmp_path)
+    log = tmp_path / "norms" / "log.jsonl"
+    runs = [line for line in log.read_text().splitlines() if '"event": "run"' in line]
+    with log.open("a") as file:
+        for line in runs:
+            run = json.loads(line)
+            run["machine"] = "0123456789ab"
+            run["val_loss"] = 9.0
+            file.write(json.dumps(run) + "\n")
+    page = tmp_path / "norms" / "README.md"
+    assert board.board(tmp_path)[page] == written[STUDIES / "norms" / "README.md"]
+
+
 def test_a_figure_that_the_log_has_not_is_labelled(tmp_path: Path):
     """As somebody writes it whose arm is to be faster."""
     results = copied("norms", tmp_path)
@@ -205,7 +222,7 @@ FINDINGS = [
     (
         "A10.head",
         "inconclusive at 4 × 512 tokens, CPU: 9 more sessions would decide",
-        "15.8% [2.7% to 28.9%], n=3 sessions",
+        "14.8% [1.8% to 27.8%], n=3 sessions",
     ),
     (
         "A16.qk",

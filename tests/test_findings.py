@@ -188,11 +188,11 @@ def test_what_four_times_the_seeds_would_not_show_asks_for_longer_runs(tmp_path:
     assert more is not None
     assert more.override == "trainer.steps=1600"
     (found,) = comparison.findings.found
-    reason = "more seeds than are planned for would show what is open: longer runs need fewer"
+    reason = "no planned number of seeds would be enough: longer runs need fewer seeds"
     if found.seeds is not None:
         reason = (
-            f"some {found.seeds} seeds would show what is open, more than 4 times those that are "
-            "there: longer runs need fewer"
+            f"about {found.seeds} seeds would be needed, more than 4 times as many: longer runs "
+            "need fewer seeds"
         )
     assert next_step(comparison) == f"next: the same command with {more.override} ({reason})"
 

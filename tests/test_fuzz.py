@@ -194,7 +194,7 @@ def test_a_finished_run_whose_rows_and_checkpoint_are_gone_is_refused_by_name(co
     (copied["done"] / "metrics.jsonl").write_text("")
     paths = copied["done"].glob("checkpoints/step-*/state.json")
     next(paths).write_text("{}")
-    line = "metrics.jsonl is not what its digest in summary.json says; there is no valid"
+    line = "metrics.jsonl does not match its digest in summary.json; there is no valid"
     assert f"{copied['done'].name}: {line}" in refusal(lambda: train(*DONE))
 
 

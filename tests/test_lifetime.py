@@ -140,7 +140,7 @@ def test_a_pause_of_the_parent_is_no_hang(
         attempt._check_heartbeat()
     assert killed[0] - 1000.0 == pytest.approx(hung_after_s, abs=1.01 * look_s)
     assert (
-        attempt._hang
+        attempt._hang_reason
         == "rank 0 in its start-up hung: no heartbeat for 10 s (trainer.hang_timeout_s)"
     )
 

@@ -360,7 +360,7 @@ CHECK_REFUSED = [
     ([POWER_LAW, "--only", "nothing"], "nocap: --only must be a check's name (composes, "),
     (
         [POWER_LAW, "schedule=wsd"],
-        "nocap: schedule must be left out, where schedule=power_law is what is checked",
+        "nocap: schedule must be left out: the command checks schedule=power_law",
     ),
 ]
 

@@ -319,7 +319,7 @@ def test_proposals_from_the_first_to_rules_that_changed(
     (folder / "study.yaml").write_text(text)
     refused = study_door(folder, "--propose", "attention=gqa")
     assert refused.code == 2
-    assert "must be what its proposals began with" in refused.err
+    assert "must stay as its first proposal found it" in refused.err
 
 
 # --- commands -------------------------------------------------------------------------------------
@@ -488,7 +488,7 @@ def test_files_that_change_need_a_ref_of_the_baseline(study_door: Door, beside: 
     refused = study_door(beside, "--propose", command(0.1))
     assert refused.code == 2
     assert (
-        "must be what its proposals began with (files too, unless propose.ref is given)"
+        "must stay as its first proposal found it (files too, unless propose.ref is given)"
         in refused.err
     )
 

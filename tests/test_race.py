@@ -218,7 +218,7 @@ def test_what_git_ignores_is_linked_in_and_may_not_be_written(repo, raced, faile
     monkeypatch.setenv("EXTRA", "open('data/tokens.bin', 'a').write('more')")
     code, said = failed(*words)
     assert code == 1
-    assert "changed what --link names" in said
+    assert "changed a path of --link" in said
 
 
 def test_a_module_from_another_copy_ends_the_race(repo, failed, monkeypatch):

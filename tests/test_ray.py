@@ -17,7 +17,7 @@ from nocap.config.compose import compose
 from nocap.config.trainer import Device
 from nocap.launch.cell import CellJob
 from nocap.launch.runner import Runner
-from nocap.options.launcher.ray import Ray, RayTasks, _task, connected, needs
+from nocap.options.launcher.ray import Ray, RayTasks, _task, connected, need_of
 from tests.attempts import processes, wait_until
 from tests.conftest import FAULTS, SMALL, rows_of
 from tests.grids import CELL, Background, grid_of, summaries
@@ -26,14 +26,16 @@ WHY = "ray is not installed: pip install 'nocap[ray]'"
 
 
 @pytest.mark.parametrize(
-    ("device", "threads", "devices", "cpus_and_gpus"),
-    [("cpu", 2, 2, (4, 0)), ("cuda", 1, 2, (2, 2))],
+    ("device", "threads", "devices", "cpus", "gpus"),
+    [("cpu", 2, 2, 4, 0), ("cuda", 1, 2, 2, 2)],
 )
-def test_what_a_cell_has_set_aside(device, threads, devices, cpus_and_gpus):
+def test_what_a_cell_has_set_aside(device, threads, devices, cpus, gpus):
     run = compose([*SMALL, f"trainer.threads={threads}"])
     run.trainer.device = Device[device]
     run.trainer.devices = devices
-    assert tuple(needs(run).values()) == cpus_and_gpus
+    need = need_of(run)
+    assert need.cpus == cpus
+    assert need.gpus == gpus
 
 
 @pytest.mark.parametrize(

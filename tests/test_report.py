@@ -78,6 +78,19 @@ def test_a_column_has_equal_decimals() -> None:
     assert [cell.text for (cell,) in far.cells] == ["0.123", "1,234"]
 
 
+def test_values_that_modules_log_are_a_table_of_means() -> None:
+    def logs(record: Record) -> Record:
+        if record.arm != "gqa-swiglu":
+            return record
+        return with_summary(record, logged={"gate": 0.25 + 0.5 * record.seed, "lost": None})
+
+    shown = text_of(report.render(made(2, logs)))
+    assert "Logged by modules" in shown
+    assert re.search(r"arm gate flash gelu4x – ", shown)
+    assert re.search(r"gqa swiglu 0\.5 ", shown.partition("Logged by modules")[2])
+    assert "Logged by modules" not in text_of(report.render(made(2)))
+
+
 def on_another_machine(record: Record) -> Record:
     other = {"name": "RTX 4090", "fingerprint": "9f9f9f"}
     if record.arm == "gqa-swiglu":

@@ -134,7 +134,7 @@ def judge(*words: object) -> tuple[int, list[str]]:
 
 
 def follows(path: Path, rows: int) -> str:
-    return f"{path}: what it says follows from its {rows} rows"
+    return f"{path}: its words follow from its {rows} rows"
 
 
 # --- the same -------------------------------------------------------------------------------------
@@ -408,7 +408,7 @@ def test_a_file_of_records_that_logs_are_made_into(tmp_path: Path) -> None:
 
 
 def test_what_people_name_does_nothing_on_a_page(tmp_path: Path) -> None:
-    hostile = f"{EVIL}\x1b[2J\nwhat it says follows"
+    hostile = f"{EVIL}\x1b[2J\nits words follow"
     records = [replace(run, name=f"{hostile}{run.name}") for run in made(1).records]
     comparison = compared(Found(records=records))
     page = comparison_markdown.page(comparison, judge=result_file.judge(), command=f"x {hostile}")
@@ -420,7 +420,7 @@ def test_what_people_name_does_nothing_on_a_page(tmp_path: Path) -> None:
     written(content, path)
     code, lines = judge(path)
     assert code == 1
-    assert [line for line in lines if line.startswith("what it says follows")] == []
+    assert [line for line in lines if line.startswith("its words follow")] == []
 
 
 # --- another question -----------------------------------------------------------------------------
@@ -431,7 +431,7 @@ def test_a_typed_question_is_asked_anew_and_nothing_is_checked(file: Path, outpu
     arm["difference"].update(BETTER)
     written(content, file)
     words = ["--target=3.31", "--baseline=gqa gelu4x"]
-    anew = f"{file}: asked anew (--baseline, --target): what it says is not checked"
+    anew = f"{file}: judged by a new question (--baseline, --target): its own words are not checked"
     again = file.parent / "again.json"
     assert judge(file, *words, f"--json={again}") == (0, [anew])
     expected = api.compare(outputs, target=3.31, baseline="gqa gelu4x")
@@ -1021,7 +1021,7 @@ def test_different_questions_are_refused_by_name_unless_typed(
         compared_to(files[-1], two_arms(tmp_path / name, seeds), *words)
     code, lines = judge(*files)
     assert code == 2
-    rule = f"must ask what {files[0]} asks, or the command line must say it"
+    rule = f"must have the question of {files[0]}, or the command line must state one"
     assert lines == [f"nocap: {files[1]} {rule}, got {why}"]
     if question != "baseline":
         typed = (one or other)[0]
@@ -1030,7 +1030,10 @@ def test_different_questions_are_refused_by_name_unless_typed(
     code, lines = judge(*files, typed)
     assert code == 0
     part = typed.partition("=")[0]
-    assert lines == [f"{file}: asked anew ({part}): what it says is not checked" for file in files]
+    assert lines == [
+        f"{file}: judged by a new question ({part}): its own words are not checked"
+        for file in files
+    ]
 
 
 def test_an_edited_file_is_named_among_those_that_are_joined(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def part(model: Any, name: str, layer: int | None = None) -> Any:
 
 def context_of(model: Any, x0_BTC: Tensor) -> Context:
     positions = slice(0, TOKENS_BT.shape[1])
-    tables = model.positions.tables(model.position, positions)
+    tables = model.position_option.tables(model.position, positions)
     return Context(TOKENS_BT, x0_BTC, tables, None)
 
 

@@ -283,6 +283,28 @@ def test_an_arm_that_runs_out_in_its_warm_up_leaves_nothing_behind(monkeypatch):
     assert [graph() for graph in graphs] == [None]
 
 
+class Ring:
+    """Refers to itself, as a compiled module does."""
+
+    def __init__(self):
+        self.itself = self
+
+
+def test_an_arm_that_runs_out_in_a_round_leaves_nothing_to_the_next(monkeypatch):
+    arm, other = TimedArm("", nano()), TimedArm("", nano())
+    arm.built = Ring()
+    built = weakref.ref(arm.built)
+
+    def run_out():
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(arm, "block", run_out)
+    monkeypatch.setattr(other, "block", lambda: float(built() is None))
+    times = measure.in_turns([arm, other], enough=lambda times: True)
+    assert arm.status == "does not fit"
+    assert times[0, 1].tolist() == [1.0, 1.0]
+
+
 @pytest.mark.slow
 def test_a_lost_baseline_loses_no_other_arm(raced):
     code, result = raced(still, fails={"mlp=gelu4x": (3, MemoryError("no more"))})
@@ -372,11 +394,11 @@ REFUSED = [
     (("--arm", "", "--arm", "'"), '--arm "\'": No closing quotation'),
     (
         ("--arm", "", "--arm", "attention=flash"),
-        "--arm 'attention=flash' must differ from the others in what a training step executes",
+        "--arm 'attention=flash' must execute another training step than the other arms",
     ),
     (
         ("--arm", "seed=0", "--arm", "seed=1 trainer.steps=9"),
-        "must differ from the others in what a training step executes, got 'seed=0'",
+        "must execute another training step than the other arms, got 'seed=0'",
     ),
     (
         ("--arm", "", "--arm", "trainer.devices=2 trainer.micro_batch=1"),
@@ -513,9 +535,7 @@ def test_a_block_of_soap_has_the_update_of_its_bases(monkeypatch):
     arm = TimedArm("soap", nano("optimizer=soap optimizer.basis_every=4"))
     arm.warm(Clock.cpu)
     updates = []
-    monkeypatch.setattr(
-        soap, "_followed", lambda average, basis: updates.append(1) or basis.float()
-    )
+    monkeypatch.setattr(soap, "follow", lambda average, basis: updates.append(1) or basis.float())
     arm.block()
     assert arm.facts.steps_per_block % 4 == 0
     parameters = arm.built.model.blocks.parameters()

@@ -250,7 +250,7 @@ def test_seeds_that_both_name_are_pairs(records: ModuleType) -> None:
         assert e.method == method
         assert e.n == n
         assert records.word(e) == word
-        assert step.judged == (n > 2)
+        assert step.has_verdict == (n > 2)
     again = record(records, 2, 100, twice, seeds="01230")
     expected = {0: new[0] + 0.0001, 1: new[1], 2: new[2], 3: new[3]}
     assert again.values("loss") == pytest.approx(expected)
@@ -339,9 +339,9 @@ def test_the_page_and_its_pictures_follow_from_the_committed_figures(records: Mo
     assert len(words) == 17
     assert words.count("p < .001") == 7
     assert words.count("p < .05") == 2
-    numbers = {each.number for each in records.known("3") if not records.whole(each)}
+    numbers = {each.number for each in records.known("3") if not records.has_all_logs(each)}
     assert numbers == {"41"}
     for each in records.known("3"):
-        if records.whole(each):
+        if records.has_all_logs(each):
             expected = float(each.stated["stated"])
             assert statistics.fmean(each.losses()) == pytest.approx(expected, abs=1.01e-4)

@@ -118,7 +118,7 @@ def test_to_read_a_study_imports_nothing_of_it(tmp_path: Path) -> None:
     folder = made(tmp_path / "first", "softer")
     (folder / "own" / "ideas" / "softer.py").write_text("raise RuntimeError\n")
     assert load_study(folder).config_dir == "own"
-    assert outside.given() == []
+    assert outside.config_dirs() == []
 
 
 def test_the_files_of_a_study_are_its_yaml_and_its_options() -> None:

@@ -25,22 +25,25 @@ from nocap.store.record import read_json
 outside.use([HERE / "ideas", HERE.parent / "objectives" / "options"])
 RUNS = HERE / "runs.jsonl"
 SCALE = "experiment=atlas_cpu", "trainer.precision=bf16"  # of every line of runs.jsonl
-WHOLE, SCREEN, SHORT = 1.0, 0.5, 0.25
+# shares of the scale's steps
+WHOLE = 1.0
+SCREEN = 0.5
+SHORT = 0.25
 LARGES = (0.125, SHORT)  # lengths of the larger size
 # nats that an idea has to gain on the seeds before this one, on average, to be trained on it too
 GOES_ON = {1: -0.04, 2: 0.01}
 IDEAS = "ideas=["
 
-LARGE, SEARCHED, BATCH = (
-    "large",
-    "searched",
-    "batch",
-)  # before ideas' names: six times the arithmetic; the recipe's; without its batch
+# before ideas' names
+LARGE = "large"  # six times the arithmetic
+SEARCHED = "searched"  # the recipe's
+BATCH = "batch"  # without the recipe's batch
 # of the baseline's, after LARGE: a wider model may want a lower one
 RATES = {"rate": 1.0, "half_rate": 0.5, "quarter_rate": 0.25}
-STEPS, TUNED, STACK, RECIPE = (
-    HERE / f"{name}.json" for name in ("steps", "tuned", "stack", "recipe")
-)
+STEPS = HERE / "steps.json"
+TUNED = HERE / "tuned.json"
+STACK = HERE / "stack.json"
+RECIPE = HERE / "recipe.json"
 RACED = 0.6  # of the tokens: the recipe's in its race
 
 Job = tuple[int, float, str]  # seed, share of the scale's steps, arm
@@ -84,19 +87,23 @@ def recipe() -> str:
 
 def left_out() -> dict[str, str]:
     """Each part of the recipe → the recipe without it."""
-    without = {
-        idea: joined(SEARCHED, *(other for other in stack() if other != idea)) for idea in stack()
-    }
-    return without | {"its smaller batch": joined(SEARCHED, BATCH, *stack())}
+    arms_without = dict[str, str]()
+    for idea in stack():
+        others = [other for other in stack() if other != idea]
+        arms_without[idea] = joined(SEARCHED, *others)
+    arms_without["its smaller batch"] = joined(SEARCHED, BATCH, *stack())
+    return arms_without
 
 
 def large(*ideas: str) -> str:
     """At the best of the rates on a seed that nothing is compared on."""
     loss_by_job = losses()
-    return min(
-        (joined(LARGE, rate, *ideas) for rate in RATES),
-        key=lambda arm: loss_by_job.get((TUNED_ON, SHORT, arm)) or math.inf,
-    )
+
+    def loss_of(arm: str) -> float:
+        return loss_by_job.get((TUNED_ON, SHORT, arm)) or math.inf
+
+    candidates = [joined(LARGE, rate, *ideas) for rate in RATES]
+    return min(candidates, key=loss_of)
 
 
 def losses() -> dict[Job, float | None]:
@@ -117,84 +124,88 @@ def goes_on(arm: str, seed: int) -> bool:
     """Whether the screening has this seed of an idea, by those before it. The baseline has all."""
     if arm == BASELINE or seed == 0:
         return True
-    both = [
-        by_arm
-        for (_, other), by_arm in Blocks(SCREEN, known()).losses.items()
-        if other < seed and {BASELINE, arm} <= by_arm.keys()
-    ]
-    return (
-        len(both) >= seed
-        and sum(by_arm[BASELINE] - by_arm[arm] for by_arm in both) / len(both) > GOES_ON[seed]
-    )
+    gains = list[float]()
+    for (_, other), by_arm in Blocks(SCREEN, known()).losses.items():
+        if other < seed and {BASELINE, arm} <= by_arm.keys():
+            gains.append(by_arm[BASELINE] - by_arm[arm])
+    if len(gains) < seed:
+        return False
+    return sum(gains) / len(gains) > GOES_ON[seed]
 
 
 def phases() -> dict[str, list[Job]]:
     """Seed by seed, the baseline first: what is done of a phase is balanced."""
-    return {
-        "noise": [(seed, WHOLE, BASELINE) for seed in range(8)],
-        "lengths": [
-            (seed, share, BASELINE) for seed in range(3) for share in LENGTHS if share < WHOLE
-        ],
-        "screen": [
-            (seed, SCREEN, arm) for seed in range(3) for arm in runnable() if goes_on(arm, seed)
-        ],
-        "parts": [
-            (seed, RACED, arm) for seed in range(3) for arm in (recipe(), *left_out().values())
-        ],
-        "large": [
-            *(
-                rates := [
-                    (TUNED_ON, SHORT, joined(LARGE, rate, *ideas))
-                    for rate in RATES
-                    for ideas in ((), stack())
-                ]
-            ),
-            *(
-                (seed, LARGES[1], arm)
-                for seed in range(3)
-                if ended(rates)
-                for arm in (large(), large(*stack()))
-            ),
-            *((seed, LARGES[0], large()) for seed in range(3) if ended(rates)),
-        ],
-        "whole": [(seed, WHOLE, arm) for seed in range(3) for arm in runnable()],
-    }
+    seeds = range(3)
+    shorter = [share for share in LENGTHS if share < WHOLE]
+    parts = [recipe(), *left_out().values()]
+    by_phase: dict[str, list[Job]] = {}
+    by_phase["noise"] = [(seed, WHOLE, BASELINE) for seed in range(8)]
+    by_phase["lengths"] = [(seed, share, BASELINE) for seed in seeds for share in shorter]
+    by_phase["screen"] = list[Job]()
+    for seed in seeds:
+        screened = [arm for arm in runnable() if goes_on(arm, seed)]
+        by_phase["screen"] += [(seed, SCREEN, arm) for arm in screened]
+    by_phase["parts"] = [(seed, RACED, arm) for seed in seeds for arm in parts]
+    by_phase["large"] = larger_jobs(seeds)
+    by_phase["whole"] = [(seed, WHOLE, arm) for seed in seeds for arm in runnable()]
+    return by_phase
+
+
+def larger_jobs(seeds: Sequence[int]) -> list[Job]:
+    """The rates of the larger size; then, when all have ended, the arms at the best of them."""
+    jobs = list[Job]()
+    for rate in RATES:
+        jobs.append((TUNED_ON, SHORT, joined(LARGE, rate)))
+        jobs.append((TUNED_ON, SHORT, joined(LARGE, rate, *stack())))
+    if not ended(jobs):
+        return jobs
+    baseline = large()
+    together_arm = large(*stack())
+    shortest, short = LARGES
+    for seed in seeds:
+        jobs.append((seed, short, baseline))
+        jobs.append((seed, short, together_arm))
+    jobs += [(seed, shortest, baseline) for seed in seeds]
+    return jobs
 
 
 def known() -> list[dict[str, Any]]:
-    return [json.loads(line) for line in RUNS.read_text().splitlines()] if RUNS.exists() else []
+    if not RUNS.exists():
+        return []
+    return [json.loads(line) for line in RUNS.read_text().splitlines()]
 
 
-def missing(asked: Sequence[Job], *, here: str) -> list[Job]:
+def missing(jobs: Sequence[Job], *, here: str) -> list[Job]:
     """What no machine has run, with the baselines of their blocks that this machine lacks, before
     them."""
-    done = {
-        (run["seed"], run["share"], run["arm"])
-        for run in known()
-        if run["arm"] != BASELINE or run["machine"] == here
-    }
-    left = [job for job in asked if job not in done]
-    with_baselines = [
-        job for seed, share, arm in left for job in ((seed, share, BASELINE), (seed, share, arm))
-    ]
+    done = set[Job]()
+    for run in known():
+        if run["arm"] != BASELINE or run["machine"] == here:
+            done.add((run["seed"], run["share"], run["arm"]))
+    with_baselines = list[Job]()
+    for job in jobs:
+        if job in done:
+            continue
+        seed, share, _ = job
+        with_baselines += [(seed, share, BASELINE), job]
     return [job for job in dict.fromkeys(with_baselines) if job not in done]
 
 
 def words_of(arm: str) -> list[str]:
     """Its overrides; of several ideas joined by + those of all, where a later one wins."""
-    words = list(
-        dict.fromkeys(
-            word for part in arm.split("+") for word in settings_of(part) or arms()[part]["with"]
-        )
-    )
-    ideas = [
-        idea
-        for word in words
-        if word.startswith(IDEAS)
-        for idea in word[len(IDEAS) : -1].split(",")
-    ]
-    others = {word.partition("=")[0]: word for word in words if not word.startswith(IDEAS)}
-    return [*([f"{IDEAS}{','.join(ideas)}]"] if ideas else []), *others.values()]
+    words = dict[str, None]()
+    for part in arm.split("+"):
+        words |= dict.fromkeys(settings_of(part) or arms()[part]["with"])
+    ideas = list[str]()
+    others = dict[str, str]()
+    for word in words:
+        if word.startswith(IDEAS):
+            ideas += word[len(IDEAS) : -1].split(",")
+        else:
+            others[word.partition("=")[0]] = word
+    if not ideas:
+        return list(others.values())
+    return [f"{IDEAS}{','.join(ideas)}]", *others.values()]
 
 
 @cache
@@ -207,4 +218,6 @@ def settings_of(part: str) -> list[str]:
     baseline = composed(SCALE).run
     if part in RATES:
         return [f"optimizer.lr={baseline.optimizer.lr * RATES[part]}"]
-    return [f"trainer.batch_tokens={baseline.trainer.batch_tokens}"] if part == BATCH else []
+    if part == BATCH:
+        return [f"trainer.batch_tokens={baseline.trainer.batch_tokens}"]
+    return []

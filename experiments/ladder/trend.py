@@ -31,15 +31,16 @@ class Trend:
 
     def at(self, x: float) -> Estimate:
         """The mean gain there."""
-        return self._estimate(
-            self.mid + self.rise * (x - self.x), 1 / self.n + (x - self.x) ** 2 / self.spread
-        )
+        distance = x - self.x
+        share = 1 / self.n + distance**2 / self.spread
+        return self._estimate(self.mid + self.rise * distance, share)
 
     def _estimate(self, mid: float, share: float) -> Estimate:
-        half = quantile(self.n - 2, (1 - CONFIDENCE) / 2) * self.sd * share**0.5
-        return Estimate(
-            mid=mid, low=mid - half, high=mid + half, n=self.n, sd=self.sd, method="least squares"
-        )
+        reach = quantile(self.n - 2, (1 - CONFIDENCE) / 2)
+        half = reach * self.sd * share**0.5
+        low = mid - half
+        high = mid + half
+        return Estimate(mid=mid, low=low, high=high, n=self.n, sd=self.sd, method="least squares")
 
 
 def trend(points: Sequence[tuple[float, Sequence[float]]]) -> Trend:
@@ -50,21 +51,34 @@ def trend(points: Sequence[tuple[float, Sequence[float]]]) -> Trend:
     """
     from scipy import special
 
-    x = np.array([at for at, gains in points for _ in gains], dtype=np.float64)
-    y = np.array([gain for _, gains in points for gain in gains], dtype=np.float64)
-    spread = float(((x - x.mean()) ** 2).sum())
-    rise = float(((x - x.mean()) * y).sum()) / spread
-    residual = float(((y - y.mean() - rise * (x - x.mean())) ** 2).sum())
-    noise = sum(float(((np.array(gains) - np.mean(gains)) ** 2).sum()) for _, gains in points)
-    freedom = len(points) - 2, len(x) - len(points)
-    ratio = (residual - noise) / freedom[0] / (noise / freedom[1]) if noise else np.inf
-    straight = residual <= 1e-18 or float(special.fdtrc(*freedom, max(ratio, 0.0))) >= CROOKED
+    places = list[float]()
+    values = list[float]()
+    noise = 0.0  # of the pairs around the mean of their size
+    for place, gains in points:
+        places += [place] * len(gains)
+        values += gains
+        around_mean = np.array(gains) - np.mean(gains)
+        noise += float((around_mean**2).sum())
+    x = np.array(places, dtype=np.float64)
+    y = np.array(values, dtype=np.float64)
+    n = len(x)
+    distances = x - x.mean()
+    spread = float((distances**2).sum())
+    rise = float((distances * y).sum()) / spread
+    around_line = y - y.mean() - rise * distances
+    residual = float((around_line**2).sum())
+    df_of_fit = len(points) - 2
+    df_of_noise = n - len(points)
+    ratio = np.inf
+    if noise:
+        ratio = (residual - noise) / df_of_fit / (noise / df_of_noise)
+    p = float(special.fdtrc(df_of_fit, df_of_noise, max(ratio, 0.0)))
     return Trend(
         mid=float(y.mean()),
         rise=rise,
         x=float(x.mean()),
         spread=spread,
-        sd=(residual / (len(x) - 2)) ** 0.5,
-        n=len(x),
-        straight=straight,
+        sd=(residual / (n - 2)) ** 0.5,
+        n=n,
+        straight=residual <= 1e-18 or p >= CROOKED,
     )

@@ -16,29 +16,34 @@ from peer import Loop, autocast, flops_per_token, folder, load
 
 def build(request: SimpleNamespace) -> Loop:
     peer = load(folder("NANOGPT", "model.py") / "model.py")
-    vocab = 50304 if request.vocab_size == 50257 else request.vocab_size
-    sizes = {
-        "n_layer": request.n_layer,
-        "n_head": request.n_head,
-        "n_embd": request.d_model,
-        "block_size": request.seq_len,
-    }
-    model = peer.GPT(peer.GPTConfig(**sizes, vocab_size=vocab, bias=False, dropout=0.0)).to(
-        request.device
-    )
+    vocab_size = request.vocab_size
+    if vocab_size == 50257:
+        vocab_size = 50304
+    sizes = {"n_layer": request.n_layer, "n_head": request.n_head, "n_embd": request.d_model}
+    sizes["block_size"] = request.seq_len
+    config = peer.GPTConfig(**sizes, vocab_size=vocab_size, bias=False, dropout=0.0)
+    model = peer.GPT(config)
+    model = model.to(request.device)
     optimizer = model.configure_optimizers(0.1, 6e-4, (0.9, 0.95), request.device)
-    forward = model if request.compile == "off" else torch.compile(model)
-    matrices = (
-        sum(p.numel() for p in model.parameters() if p.ndim == 2)
-        - model.transformer.wpe.weight.numel()
-    )
+    forward = model
+    if request.compile != "off":
+        forward = torch.compile(model)
+
+    def loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        _, value = forward(x, y)
+        return value
+
+    matrices = [p.numel() for p in model.parameters() if p.ndim == 2]
+    positions = model.transformer.wpe.weight
+    n_weights = sum(matrices) - positions.numel()
+    settings = {"model": "nanoGPT", "vocabulary": vocab_size, "optimizer": "AdamW", "clip": 1.0}
     return Loop(
         request,
         model,
         optimizer,
-        loss=lambda x, y: forward(x, y)[1],
+        loss=loss,
         context=autocast(request),
         clip=1.0,
-        flops=flops_per_token(request, matrices),
-        settings={"model": "nanoGPT", "vocabulary": vocab, "optimizer": "AdamW", "clip": 1.0},
+        flops=flops_per_token(request, n_weights),
+        settings=settings,
     )

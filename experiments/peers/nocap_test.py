@@ -21,23 +21,30 @@ def build(request: SimpleNamespace) -> Loop:
         n_head=request.n_head,
         n_embd=request.d_model,
     )
-    model = peer.GPT(config).train().to(request.device)
+    model = peer.GPT(config)
+    model = model.train().to(request.device)
     optimizer = model.configure_optimizers(
         weight_decay=0.1, learning_rate=1e-4, betas=(0.9, 0.95), device_type=request.device
     )
-    options = {"coordinate_descent_tuning": request.device == "cuda"}
-    forward = model if request.compile == "off" else torch.compile(model, options=options)
+    forward = model
+    if request.compile != "off":
+        options = {"coordinate_descent_tuning": request.device == "cuda"}
+        forward = torch.compile(model, options=options)
+
+    def loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        _, value = forward(x, y, return_logits=False)
+        return value
+
+    n_weights = sum(p.numel() for p in model.parameters())
+    settings = {"model": "NoCap-Test", "vocabulary": request.vocab_size}
+    settings["optimizer"] = "AdamW"
+    settings["clip"] = None
     return Loop(
         request,
         model,
         optimizer,
-        loss=lambda x, y: forward(x, y, return_logits=False)[1],
+        loss=loss,
         context=autocast(request),
-        flops=flops_per_token(request, sum(p.numel() for p in model.parameters())),
-        settings={
-            "model": "NoCap-Test",
-            "vocabulary": request.vocab_size,
-            "optimizer": "AdamW",
-            "clip": None,
-        },
+        flops=flops_per_token(request, n_weights),
+        settings=settings,
     )

@@ -32,13 +32,21 @@ Kind = Callable[[np.random.Generator], Array]
 
 
 def lognormal(sigma: float) -> Kind:
-    mean, sd = math.exp(sigma**2 / 2), math.sqrt((math.exp(sigma**2) - 1) * math.exp(sigma**2))
+    square = math.exp(sigma**2)
+    mean = math.exp(sigma**2 / 2)
+    sd = math.sqrt((square - 1) * square)
     return lambda rng: (rng.lognormal(0, sigma, SEEDS) - mean) / sd
 
 
 def outliers(share: float) -> Kind:
     """Eight standard deviations up."""
-    return lambda rng: rng.normal(size=SEEDS) + 8 * ((rng.random(SEEDS) < share) - share)
+
+    def draw(rng: np.random.Generator) -> Array:
+        normal = rng.normal(size=SEEDS)
+        is_outlier = rng.random(SEEDS) < share
+        return normal + 8 * (is_outlier - share)
+
+    return draw
 
 
 def correlated(rng: np.random.Generator) -> Array:
@@ -64,7 +72,9 @@ BAR = 0.05
 
 def _gain(line: AnswerLine) -> float:
     """Return an answer's gain; a run that diverged has the least."""
-    return -math.inf if line.gain is None else line.gain
+    if line.gain is None:
+        return -math.inf
+    return line.gain
 
 
 class Adversary:
@@ -82,8 +92,14 @@ class Adversary:
     ) -> None:
         self.lines: list[LogLine] = []
         self.campaign = Campaign(Propose(), lines=(), write=self.lines.append)
-        self._kind, self._rng, self._quiet = kind, rng, quiet
-        self._effect, self._share = effect * (1 if quiet else math.sqrt(2)), share
+        self._kind = kind
+        self._rng = rng
+        self._quiet = quiet
+        self._share = share
+        sd_of_pair = 1.0
+        if not quiet:
+            sd_of_pair = math.sqrt(2)
+        self._effect = effect * sd_of_pair
         self._runs: dict[str, Array] = {}
         self.good: set[str] = set()
         self._arms: list[str] = []
@@ -114,17 +130,17 @@ class Adversary:
 
     def _propose(self, arm: str) -> None:
         def measure(seeds: Sequence[int]) -> dict[int, tuple[float, float]]:
-            arm_losses, baseline_losses = (
-                self._losses(arm),
-                self._losses("baseline") * (not self._quiet),
-            )
-            return {
-                seed: (
-                    float(arm_losses[seed]) - (arm in self.good) * self._effect,
-                    float(baseline_losses[seed]),
-                )
-                for seed in seeds
-            }
+            own = self._losses(arm)
+            baseline = self._losses("baseline")
+            if self._quiet:
+                baseline = np.zeros(SEEDS)
+            gain = 0.0
+            if arm in self.good:
+                gain = self._effect
+            pairs = dict[int, tuple[float, float]]()
+            for seed in seeds:
+                pairs[seed] = (float(own[seed]) - gain, float(baseline[seed]))
+            return pairs
 
         self.campaign.propose(arm, ["another name"], measure, against="baseline")
 
@@ -139,23 +155,28 @@ def played(
 ) -> dict[str, Any]:
     """Counts over campaigns: in how many something false was accepted, and of the good proposals
     how many were accepted."""
-    false, accepted, good, pairs = 0, 0, 0, 0
+    n_false = 0  # campaigns that accept something without an effect
+    accepted = 0  # good proposals
+    good = 0
+    pairs = 0
     for number in range(campaigns):
         rng = np.random.default_rng([number, round(10 * effect)])
         adversary = Adversary(KINDS[kind], rng, quiet=quiet, effect=effect, share=share)
         adversary.play()
         answers = adversary.campaign.answers.values()
-        taken = {line.arm for line in answers if line.word == ProposalWord.accepted.value}
-        false += bool(taken - adversary.good)
-        accepted, good = accepted + len(taken & adversary.good), good + len(adversary.good)
+        arms = {line.arm for line in answers if line.word == ProposalWord.accepted.value}
+        if arms - adversary.good:
+            n_false += 1
+        accepted += len(arms & adversary.good)
+        good += len(adversary.good)
         pairs += sum(isinstance(line, PairLine) for line in adversary.lines)
-    low, high = interval(false, campaigns)
+    low, high = interval(n_false, campaigns)
     return {
         "noise": kind,
         "quiet_baseline": quiet,
         "campaigns": campaigns,
         "effect_in_sd": effect,
-        "with_a_false_acceptance": {"share": false / campaigns, "low": low, "high": high},
+        "with_a_false_acceptance": {"share": n_false / campaigns, "low": low, "high": high},
         "found": accepted / good if good else None,
         "pairs_a_proposal": pairs / campaigns / MOST_PROPOSALS,
     }
@@ -165,24 +186,31 @@ def interval(count: int, trials: int) -> tuple[float, float]:
     """Clopper and Pearson's, 95%."""
     from scipy import special
 
-    low = float(special.betaincinv(count, trials - count + 1, 0.025)) if count else 0.0
-    high = float(special.betaincinv(count + 1, trials - count, 0.975)) if count < trials else 1.0
+    low = 0.0
+    high = 1.0
+    if count > 0:
+        low = float(special.betaincinv(count, trials - count + 1, 0.025))
+    if count < trials:
+        high = float(special.betaincinv(count + 1, trials - count, 0.975))
     return low, high
 
 
 def in_words(row: dict[str, Any]) -> str:
-    share, accepted = (
-        row["with_a_false_acceptance"],
-        "–" if row["found"] is None else f"{row['found']:.0%}",
-    )
-    noise = row["noise"] + " (no bar)" * (row["noise"] in SHOWN)
-    false = f"{share['share']:.1%} [{share['low']:.1%}, {share['high']:.1%}]"
-    effect = f"{row['effect_in_sd']:g} sd" if row["effect_in_sd"] else "none"
+    noise = row["noise"]
+    if noise in SHOWN:
+        noise = f"{noise} (no bar)"
     baseline = "quiet" if row["quiet_baseline"] else "alike"
-    return (
-        f"| {noise} | {baseline} | {effect} | {false} | {row['campaigns']:,} | {accepted} | "
-        f"{row['pairs_a_proposal']:.1f} |"
-    )
+    effect = "none"
+    if row["effect_in_sd"]:
+        effect = f"{row['effect_in_sd']:g} sd"
+    share = row["with_a_false_acceptance"]
+    false = f"{share['share']:.1%} [{share['low']:.1%}, {share['high']:.1%}]"
+    accepted = "–"
+    if row["found"] is not None:
+        accepted = f"{row['found']:.0%}"
+    pairs = f"{row['pairs_a_proposal']:.1f}"
+    cells = [noise, baseline, effect, false, f"{row['campaigns']:,}", accepted, pairs]
+    return f"| {' | '.join(cells)} |"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -192,22 +220,22 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--campaigns", type=int, default=1000, metavar="N")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args(argv)
-    rows = [
-        played(kind, options.campaigns, quiet=quiet) for kind in KINDS for quiet in (False, True)
-    ]
-    rows += [
-        played("normal", max(4, options.campaigns // 20), effect=effect, share=0.1)
-        for effect in (2.0, 3.0)
-    ]
+    rows = list[dict[str, Any]]()
+    for kind in KINDS:
+        for quiet in (False, True):
+            rows.append(played(kind, options.campaigns, quiet=quiet))
+    n_with_effect = max(4, options.campaigns // 20)
+    for effect in (2.0, 3.0):
+        rows.append(played("normal", n_with_effect, effect=effect, share=0.1))
     print(*map(in_words, rows), sep="\n")
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")
-    within_bar = all(
-        row["with_a_false_acceptance"]["low"] <= BAR
-        for row in rows
-        if not row["effect_in_sd"] and row["noise"] not in SHOWN
-    )
-    return int(not within_bar)
+    is_within_bar = True
+    for row in rows:
+        has_bar = not row["effect_in_sd"] and row["noise"] not in SHOWN
+        if has_bar and row["with_a_false_acceptance"]["low"] > BAR:
+            is_within_bar = False
+    return int(not is_within_bar)
 
 
 if __name__ == "__main__":

@@ -27,13 +27,17 @@ from scipy import stats
 from nocap import api
 from nocap.judge.interval import Array, Estimate, of_arms, of_pairs
 from nocap.report.table import markdown
+from nocap.store.runs import Record
 
 HERE = Path(__file__).resolve().parent
-START, END = "<!-- tables: written by noise.py -->", "<!-- end of tables -->"
+START = "<!-- tables: written by noise.py -->"
+END = "<!-- end of tables -->"
 DRAWN = (3, 4, 6, 8, 12)  # seeds
 DRAWS = 2000
 SEED = 20261128
-BAR_AT, BAR = 6, 6.3  # of a kind of pair: at six seeds, per cent of draws with a false word
+# of a kind of pair: at so many seeds, per cent of draws with a false word
+BAR_AT = 6
+BAR = 6.3
 
 MODEL = [
     "model=nano",
@@ -99,26 +103,31 @@ def run(name: str) -> None:
 
 def write_rows(name: str, place: Path) -> None:
     """Write the rows of a grid's runs."""
-    grid = GRIDS[name]
-    rows = [
-        {
-            **{key: _setting(record.manifest["options"], record.config, key) for key in grid.keys},
-            "seed": record.seed,
-            "status": record.status,
-            "val_loss": record.val_loss,
-            "train_s": round(record.train_s or 0.0, 3),
-        }
-        for record in api.load(place)
-    ]
-    rows.sort(key=lambda row: [*(str(row[key]) for key in grid.keys), row["seed"]])
+    keys = GRIDS[name].keys
+    rows = [_row(record, keys) for record in api.load(place)]
+
+    def place_of(row: Mapping[str, Any]) -> list[Any]:
+        levels = [str(row[key]) for key in keys]
+        return [*levels, row["seed"]]
+
+    rows.sort(key=place_of)
     with (HERE / f"{name}.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
 
 
-def _setting(options: Mapping[str, str], config: Mapping[str, Any], key: str) -> Any:
-    return options[key] if key in options else config[key]
+def _row(record: Record, keys: Sequence[str]) -> dict[str, Any]:
+    """Return the row of a run: its levels of the keys, and what it ended at."""
+    options = record.manifest["options"]
+    row = dict[str, Any]()
+    for key in keys:
+        row[key] = options[key] if key in options else record.config[key]
+    row["seed"] = record.seed
+    row["status"] = record.status
+    row["val_loss"] = record.val_loss
+    row["train_s"] = round(record.train_s or 0.0, 3)
+    return row
 
 
 # --- what they say --------------------------------------------------------------------------------
@@ -140,8 +149,10 @@ class Losses:
 
     def by_level(self, key: int) -> list[list[int]]:
         """List the arms of each level of a key, the baseline's level first."""
-        levels = dict.fromkeys(arm[key] for arm in self.arms)
-        return [[i for i, arm in enumerate(self.arms) if arm[key] == level] for level in levels]
+        by_level = dict[str, list[int]]()
+        for i, arm in enumerate(self.arms):
+            by_level.setdefault(arm[key], []).append(i)
+        return list(by_level.values())
 
 
 def losses(name: str) -> Losses:
@@ -157,12 +168,13 @@ def losses(name: str) -> Losses:
         for row in csv.DictReader(file):
             arm = tuple(row[key] for key in grid.keys)
             if row["status"] == "finished":
-                ends.setdefault(arm, {})[int(row["seed"])] = float(row["val_loss"])
+                of_arm = ends.setdefault(arm, {})
+                of_arm[int(row["seed"])] = float(row["val_loss"])
             else:
                 lost[arm] = lost.get(arm, 0) + 1
     seeds = sorted(set.intersection(*map(set, ends.values())))
-    values = np.array([[of_arm[seed] for seed in seeds] for of_arm in ends.values()])
-    return Losses(arms=[*ends], values=values, lost=lost)
+    rows = [[of_arm[seed] for seed in seeds] for of_arm in ends.values()]
+    return Losses(arms=[*ends], values=np.array(rows), lost=lost)
 
 
 def differences(values: Array) -> Array:
@@ -175,34 +187,37 @@ def table_of(all_arms: Losses, values: Array, key: int | None) -> Array:
     """Return the differences of one table: of the arms, or of a key's levels over all others."""
     if key is None:
         return differences(values)
-    return differences(np.array([values[level].mean(axis=0) for level in all_arms.by_level(key)]))
+    means = [values[arms].mean(axis=0) for arms in all_arms.by_level(key)]
+    return differences(np.array(means))
 
 
 def shown(estimates: Sequence[Estimate], narrowed: float) -> list[int]:
     """Say of each estimate what it shows: -1 lower, 1 higher, 0 neither."""
-    return [
-        int(np.sign(each.mid)) * (abs(each.mid) > narrowed * each.half_width) for each in estimates
-    ]
+    words = list[int]()
+    for each in estimates:
+        is_shown = abs(each.mid) > narrowed * each.half_width
+        words.append(int(np.sign(each.mid)) if is_shown else 0)
+    return words
 
 
 def shape(grid: str) -> list[list[str]]:
     """Describe the differences of each arm from the baseline: a row an arm."""
-    there = losses(grid)
-    rows = []
-    for arm, pairs in zip(there.arms[1:], differences(there.values), strict=True):
+    of_grid = losses(grid)
+    rows = list[list[str]]()
+    for arm, pairs in zip(of_grid.arms[1:], differences(of_grid.values), strict=True):
+        mean = pairs.mean()
         sd = float(pairs.std(ddof=1))
-        rows.append(
-            [
-                _named(grid, arm),
-                str(len(pairs)),
-                f"{pairs.mean():+.4f}",
-                f"{sd:.4f}",
-                f"{pairs.mean() / sd:+.2f}",
-                f"{stats.skew(pairs):+.2f}",
-                f"{stats.kurtosis(pairs):+.2f}",
-                f"{stats.shapiro(pairs).pvalue:.2f}",
-            ]
-        )
+        row = [
+            _named(grid, arm),
+            str(len(pairs)),
+            f"{mean:+.4f}",
+            f"{sd:.4f}",
+            f"{mean / sd:+.2f}",
+            f"{stats.skew(pairs):+.2f}",
+            f"{stats.kurtosis(pairs):+.2f}",
+            f"{stats.shapiro(pairs).pvalue:.2f}",
+        ]
+        rows.append(row)
     return rows
 
 
@@ -219,88 +234,105 @@ def words(
     """Return, for each number of seeds, the share of draws in which each difference of a table is
     shown; and as the last of a row, that in which any is. `effect`: as the arms are, else less
     their means."""
-    there = losses(grid)
-    values = there.values if effect else there.noise
-    table = table_of(there, values, key)
+    of_grid = losses(grid)
+    values = of_grid.values if effect else of_grid.noise
+    table = table_of(of_grid, values, key)
     total = table.shape[1]
-    shares = {}
+    shares = dict[int, list[float]]()
     for n in DRAWN:
         narrowed = 1.0 if effect else float(np.sqrt(1 - n / total))
-        found = []
+        draws = list[list[int]]()
         for _ in range(DRAWS):
-            drawn = rng.permutation(total)[:n]
-            said = shown(of_arms(table[:, drawn].tolist()), narrowed)
-            found.append([*said, max(said, key=abs)])
-        shares[n] = (np.abs(np.array(found)).mean(axis=0)).tolist()
+            seeds = rng.permutation(total)[:n]
+            of_draw = shown(of_arms(table[:, seeds].tolist()), narrowed)
+            draws.append([*of_draw, max(of_draw, key=abs)])
+        is_shown = np.abs(np.array(draws))
+        shares[n] = is_shown.mean(axis=0).tolist()
     return shares
 
 
 def alone(grid: str, rng: np.random.Generator) -> dict[str, dict[int, float]]:
     """Return, for each arm as if it were the only one, the share of draws with a false word."""
-    there = losses(grid)
+    of_grid = losses(grid)
     shares: dict[str, dict[int, float]] = {}
-    for arm, pairs in zip(there.arms[1:], differences(there.noise), strict=True):
+    for arm, pairs in zip(of_grid.arms[1:], differences(of_grid.noise), strict=True):
         of_arm = shares.setdefault(_named(grid, arm), {})
         for n in DRAWN:
-            narrowed = float(np.sqrt(1 - n / len(pairs)))
-            draws = [pairs[rng.permutation(len(pairs))[:n]].tolist() for _ in range(DRAWS)]
-            of_arm[n] = float(
-                np.mean([abs(shown([of_pairs(drawn)], narrowed)[0]) for drawn in draws])
-            )
+            of_arm[n] = _share_shown(pairs, n, rng)
     return shares
+
+
+def _share_shown(pairs: Array, n: int, rng: np.random.Generator) -> float:
+    """Return the share of draws of so many pairs in which a difference is shown."""
+    total = len(pairs)
+    narrowed = float(np.sqrt(1 - n / total))
+    is_shown = list[int]()
+    for _ in range(DRAWS):
+        draw = pairs[rng.permutation(total)[:n]]
+        (word,) = shown([of_pairs(draw.tolist())], narrowed)
+        is_shown.append(abs(word))
+    return float(np.mean(is_shown))
+
+
+Percents = dict[str, dict[int, float]]  # name → number of seeds → per cent of draws
 
 
 def tell() -> None:
     """Write results.json and the tables of README.md from the rows that are there."""
     rng = np.random.default_rng(SEED)
-    there = [name for name in GRIDS if (HERE / f"{name}.csv").exists()]
-    kinds = {kind: shares for name in there for kind, shares in alone(name, rng).items()}
-    tables: dict[str, dict[int, list[float]]] = {}
-    found: dict[str, dict[int, float]] = {}
-    for name in there:
-        crossed = name == "attention_mlp"
-        keys: list[int | None] = [None, 0, 1] if crossed else [None]
-        for key in keys:
-            title = f"{name}, {'arm by arm' if key is None else GRIDS[name].keys[key]}"
-            tables[title] = words(name, key, effect=False, rng=rng)
-            shares = words(name, key, effect=True, rng=rng)
+    names = [name for name in GRIDS if (HERE / f"{name}.csv").exists()]
+    false_alone: Percents = {}
+    for name in names:
+        for arm, shares in alone(name, rng).items():
+            false_alone[arm] = {n: 100 * share for n, share in shares.items()}
+    false_together: Percents = {}
+    shown_in: Percents = {}
+    for name in names:
+        for key in _tables_of(name):
+            by_seeds = words(name, key, effect=False, rng=rng)
+            title = "arm by arm" if key is None else GRIDS[name].keys[key]
+            of_any = {n: 100 * row[-1] for n, row in by_seeds.items()}
+            false_together[f"{name}, {title}"] = of_any
+            by_seeds = words(name, key, effect=True, rng=rng)
+            kind = "arm by arm" if key is None else "by factor"
             for i, level in enumerate(_levels(name, key)):
-                found[f"{level}, {'arm by arm' if key is None else 'by factor'}"] = {
-                    n: share[i] for n, share in shares.items()
-                }
-    false = {
-        kind: {n: 100 * share for n, share in of_kind.items()} for kind, of_kind in kinds.items()
-    }
-    together = {
-        title: {n: 100 * each[-1] for n, each in row.items()} for title, row in tables.items()
-    }
+                of_level = {n: 100 * row[i] for n, row in by_seeds.items()}
+                shown_in[f"{level}, {kind}"] = of_level
     results = {
         "seed": SEED,
         "draws": DRAWS,
-        "false_alone": false,
-        "false_together": together,
-        "shown": {
-            title: {n: 100 * share for n, share in row.items()} for title, row in found.items()
-        },
-        "lost": {
-            name: {_named(name, arm): k for arm, k in losses(name).lost.items()} for name in there
-        },
-        "over_the_bar": [kind for kind, of_kind in false.items() if of_kind[BAR_AT] > BAR],
+        "false_alone": false_alone,
+        "false_together": false_together,
+        "shown": shown_in,
+        "lost": {name: _lost(name) for name in names},
+        "over_the_bar": [arm for arm, of_arm in false_alone.items() if of_arm[BAR_AT] > BAR],
     }
     (HERE / "results.json").write_text(json.dumps(results, indent=1) + "\n")
-    _write_tables(there, results)
+    _write_tables(names, results)
+
+
+def _tables_of(name: str) -> list[int | None]:
+    """List the tables of a grid: arm by arm (None), and of a crossing by each of its keys."""
+    if name == "attention_mlp":
+        return [None, 0, 1]
+    return [None]
+
+
+def _lost(name: str) -> dict[str, int]:
+    """Return arm → its runs that diverged."""
+    return {_named(name, arm): n for arm, n in losses(name).lost.items()}
 
 
 def _levels(name: str, key: int | None) -> list[str]:
     """Name the rows of a table."""
-    there = losses(name)
+    of_grid = losses(name)
     if key is None:
-        return [_named(name, arm) for arm in there.arms[1:]]
-    levels = dict.fromkeys(arm[key] for arm in there.arms)
-    return [f"{GRIDS[name].keys[key]}={level}" for level in [*levels][1:]]
+        return [_named(name, arm) for arm in of_grid.arms[1:]]
+    _, *levels = dict.fromkeys(arm[key] for arm in of_grid.arms)
+    return [f"{GRIDS[name].keys[key]}={level}" for level in levels]
 
 
-def _write_tables(there: Sequence[str], results: Mapping[str, Any]) -> None:
+def _write_tables(names: Sequence[str], results: Mapping[str, Any]) -> None:
     head = [
         "arm, against the baseline",
         "seeds",
@@ -311,15 +343,13 @@ def _write_tables(there: Sequence[str], results: Mapping[str, Any]) -> None:
         "kurtosis",
         "p",
     ]
-    lines = [*markdown(head, [row for name in there for row in shape(name)]), ""]
-    seeds = [f"{n} seeds" for n in DRAWN]
-    for title, rows in (
-        ("false words, one arm alone, %", results["false_alone"]),
-        ("false words, any of a table, %", results["false_together"]),
-        ("shown, %", results["shown"]),
-    ):
-        cells = [[name, *(f"{row[n]:.1f}" for n in DRAWN)] for name, row in rows.items()]
-        lines += [*markdown([title, *seeds], cells), ""]
+    shapes = list[list[str]]()
+    for name in names:
+        shapes += shape(name)
+    lines = [*markdown(head, shapes), ""]
+    lines += _table("false words, one arm alone, %", results["false_alone"])
+    lines += _table("false words, any of a table, %", results["false_together"])
+    lines += _table("shown, %", results["shown"])
     lines.append(
         f"{DRAWS:,} draws a cell, seed {SEED}. p: Shapiro and Wilk's. Kurtosis: beyond the normal "
         f"one."
@@ -330,14 +360,24 @@ def _write_tables(there: Sequence[str], results: Mapping[str, Any]) -> None:
     page.write_text("\n".join([before + START, "", *lines, "", END]) + after)
 
 
+def _table(title: str, rows: Percents) -> list[str]:
+    """Return a table of Markdown with a column for each number of seeds."""
+    seeds = [f"{n} seeds" for n in DRAWN]
+    cells = list[list[str]]()
+    for name, row in rows.items():
+        percents = [f"{row[n]:.1f}" for n in DRAWN]
+        cells.append([name, *percents])
+    return [*markdown([title, *seeds], cells), ""]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     verbs = parser.add_subparsers(dest="verb", required=True)
     verbs.add_parser("run").add_argument("grid", choices=[*GRIDS])
     verbs.add_parser("tell")
-    asked = parser.parse_args()
-    if asked.verb == "run":
-        run(asked.grid)
+    options = parser.parse_args()
+    if options.verb == "run":
+        run(options.grid)
     else:
         tell()
 

@@ -140,91 +140,124 @@ class Checkout:
             file.write(self.git("show", f"HEAD:{name}"))
             file.flush()
             try:
-                return [
-                    list(rows)
-                    for _, rows in groupby(read(Path(file.name)), key=lambda row: row.get("run"))
-                ]
+                groups = groupby(read(Path(file.name)), key=lambda row: row.get("run"))
+                return [list(of_run) for _, of_run in groups]
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from None
 
 
 def record_of(track: str, board: re.Match[str], checkout: Checkout) -> Iterator[dict[str, object]]:
     """The rows of one record; a row without a path where it has no log."""
-    key, folder = (track, int(board["record"])), FOLDERS[track]
-    stated = dict(
-        zip(BOARD, (*key, board["date"], board["stated"], board["n"], board["steps"]), strict=True)
-    )
+    key = (track, int(board["record"]))
+    stated: dict[str, object] = {
+        "track": track,
+        "record": int(board["record"]),
+        "date": board["date"],
+        "stated": board["stated"],
+        "stated_n": board["n"],
+        "steps": board["steps"],
+    }
     link = LINK.search(board["logs"])
-    linked = f"{folder}/{link[1].rstrip('/')}" if link else ""
-    arms = {
-        arm: checkout.like(f"{folder}/{glob}")
-        for arm, glob in zip(("record", "baseline"), BESIDE.get(key, ()), strict=False)
-        if glob
-    }
-    if not arms and linked:
-        # beside it lie other results
-        alone = linked in checkout.names and linked.count("/") == 3 and track == "3"
-        homes = {linked} if alone else {linked, str(PurePosixPath(linked).parent)}
-        arms = {
-            "record": [
-                name for name in checkout.names if homes & {name, str(PurePosixPath(name).parent)}
-            ]
-        }
-    rows = [
-        {**stated, "arm": arm, **row}
-        for arm, names in arms.items()
-        for row in rows_of(
-            checkout,
-            names,
-            linked if key not in BESIDE else "",
-            int(board["steps"] or 0),
-            LOSS.get(key, "val_loss"),
-        )
-    ]
-    yield from rows or [{**stated, "arm": "record"}]
+    linked = ""
+    if link:
+        linked = f"{FOLDERS[track]}/{link[1].rstrip('/')}"
+    reader = Reader(
+        checkout=checkout,
+        linked="" if key in BESIDE else linked,
+        step=int(board["steps"] or 0),
+        loss=LOSS.get(key, "val_loss"),
+    )
+    has_logs = False
+    for arm, names in logs_of(key, linked, checkout).items():
+        for row in reader.rows(names):
+            has_logs = True
+            yield {**stated, "arm": arm, **row}
+    if not has_logs:
+        yield {**stated, "arm": "record"}
 
 
-def rows_of(
-    checkout: Checkout, names: Sequence[str], linked: str, at: int, loss: str
-) -> Iterator[dict[str, object]]:
-    """Of each run the row that counts: at this step, or its last, where the linked log's run has as
-    many steps. The same curve twice is a copy of a log."""
-    read = {
-        name: checkout.runs(name, modded.read) for name in names if name.endswith((".txt", ".log"))
-    }
-    length = read[linked][0][-1]["step"] if read.get(linked) else None
-    curves = set[tuple[object, ...]]()
-    for name, runs in read.items():
-        for rows in runs:
-            row = next((row for row in rows if row["step"] == at), None) if at else rows[-1]
-            curve = tuple((row["step"], row["val_loss"], row["train_s"]) for row in rows)
-            if row is None or curve in curves or (not at and length not in (None, row["step"])):
-                continue
-            curves.add(curve)
-            yield figures(row, loss, name, checkout)
+def logs_of(key: tuple[str, int], linked: str, checkout: Checkout) -> dict[str, list[str]]:
+    """Arm → the paths of its logs. `linked`: what the board's table links."""
+    track, _ = key
+    arms = dict[str, list[str]]()
+    for arm, glob in zip(("record", "baseline"), BESIDE.get(key, ()), strict=False):
+        if glob:
+            arms[arm] = checkout.like(f"{FOLDERS[track]}/{glob}")
+    if arms or not linked:
+        return arms
+    places = {linked, parent_of(linked)}
+    # beside it lie other results
+    is_alone = linked in checkout.names and linked.count("/") == 3 and track == "3"
+    if is_alone:
+        places = {linked}
+    return {"record": [name for name in checkout.names if places & {name, parent_of(name)}]}
+
+
+def parent_of(path: str) -> str:
+    return str(PurePosixPath(path).parent)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reader:
+    """Takes of each run of a record the row that counts."""
+
+    checkout: Checkout
+    linked: str  # the log whose run has as many steps as all that count; empty: any number
+    step: int  # of the row that counts; 0: a run's last
+    loss: str  # the loss that the board states
+
+    def rows(self, names: Sequence[str]) -> Iterator[dict[str, object]]:
+        """The same curve twice is a copy of a log."""
+        runs_by_log = dict[str, list[list[Row]]]()
+        for name in names:
+            if name.endswith((".txt", ".log")):
+                runs_by_log[name] = self.checkout.runs(name, modded.read)
+        n_steps: object = None
+        if runs_by_log.get(self.linked):
+            n_steps = runs_by_log[self.linked][0][-1]["step"]
+        curves = set[tuple[object, ...]]()
+        for name, runs in runs_by_log.items():
+            for rows in runs:
+                row = self.row_that_counts(rows)
+                curve = tuple((row["step"], row["val_loss"], row["train_s"]) for row in rows)
+                if row is None or curve in curves:
+                    continue
+                is_other_length = n_steps is not None and row["step"] != n_steps
+                if self.step == 0 and is_other_length:
+                    continue
+                curves.add(curve)
+                yield figures(row, self.loss, name, self.checkout)
+
+    def row_that_counts(self, rows: Sequence[Row]) -> Row | None:
+        if self.step == 0:
+            return rows[-1]
+        for row in rows:
+            if row["step"] == self.step:
+                return row
+        return None
 
 
 def figures(row: Row, loss: str, name: str, checkout: Checkout) -> dict[str, object]:
-    kept = {key: row.get(key, "") for key in ("run", "seed", "hardware", "step")}
-    path = name.removeprefix("records/")
-    return {
-        **kept,
-        "loss": row[loss],
-        "train_s": round(row["train_s"], 3),
-        "path": path,
-        "commit": checkout.commit,
-    }
+    values: dict[str, object] = {}
+    for key in ("run", "seed", "hardware", "step"):
+        values[key] = row.get(key, "")
+    values["loss"] = row[loss]
+    values["train_s"] = round(row["train_s"], 3)
+    values["path"] = name.removeprefix("records/")
+    values["commit"] = checkout.commit
+    return values
 
 
 def boards(checkout: Checkout) -> Iterator[dict[str, object]]:
     """All records of track 1, and of track 3 those that were a best."""
     pages = {"1": (TRACK_1, "README.md"), "3": (TRACK_3, f"{FOLDERS['3']}/README.md")}
-    for track, (line, page) in pages.items():
-        text = checkout.git("show", f"HEAD:{page}").decode().split("## Speedrun track 2")[0]
-        met = [match for match in map(line.match, text.splitlines()) if match]
-        require(bool(met), page, "have a table of records", "none")
+    for track, (pattern, page) in pages.items():
+        content = checkout.git("show", f"HEAD:{page}").decode()
+        table, *_ = content.split("## Speedrun track 2")
+        matches = [match for match in map(pattern.match, table.splitlines()) if match]
+        require(bool(matches), page, "have a table of records", "none")
         # a record that was timed again has further lines
-        for number, lines in groupby(met, key=lambda match: match["record"]):
+        for number, lines in groupby(matches, key=lambda match: match["record"]):
             print(f"track {track}, record {number}", file=sys.stderr)
             yield from record_of(track, next(lines), checkout)
 
@@ -235,13 +268,9 @@ def nocap_test(checkout: Checkout) -> Iterator[dict[str, object]]:
     import nocap_board as log
 
     for name in checkout.like("wandb/*/output.log"):
-        last = checkout.runs(name, log.read)[0][-1]
-        yield {
-            "track": "nocap",
-            "record": 1,
-            "arm": "record",
-            **figures(last, "val_loss", name, checkout),
-        }
+        run, *_ = checkout.runs(name, log.read)
+        about = {"track": "nocap", "record": 1, "arm": "record"}
+        yield {**about, **figures(run[-1], "val_loss", name, checkout)}
 
 
 def write(rows: Iterable[dict[str, object]]) -> None:
@@ -258,7 +287,9 @@ def main(words: Sequence[str] | None = None) -> int:
     options = parser.parse_args(words)
     with refusals():
         rows = list(boards(Checkout(options.modded_nanogpt)))
-        write([*rows, *(nocap_test(Checkout(options.nocap_test)) if options.nocap_test else ())])
+        if options.nocap_test:
+            rows += nocap_test(Checkout(options.nocap_test))
+        write(rows)
     return 0
 
 

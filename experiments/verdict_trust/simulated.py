@@ -31,30 +31,41 @@ from nocap.report.table import markdown
 from nocap.store.metrics import METRICS, Measurement, Scale
 
 HERE = Path(__file__).resolve().parent
-START, END = "<!-- tables: written by simulated.py -->", "<!-- end of tables -->"
-SEED, STUDIES, JUDGED = 20261123, 40_000, 5
-FIXED, ANALYSES, POWER = (3, 5, 8), (3, 6, 12, 24), (3, 4, 5, 6, 8)  # numbers of pairs
-LOSSES = (
-    "of losses"  # Student's interval; the others are of clocks, or have a noise that was declared
-)
+START = "<!-- tables: written by simulated.py -->"
+END = "<!-- end of tables -->"
+SEED = 20261123
+STUDIES = 40_000
+JUDGED = 5
+# numbers of pairs
+FIXED = (3, 5, 8)
+ANALYSES = (3, 6, 12, 24)
+POWER = (3, 4, 5, 6, 8)
+# Student's interval; the others are of clocks, or have a noise that was declared
+LOSSES = "of losses"
 CLOCKS = "of clocks"
-DECLARED, AT_HALF = "declared", "declared at half its size"  # of losses
+DECLARED = "declared"  # of losses, as is the next
+AT_HALF = "declared at half its size"
 NOISES = (LOSSES, CLOCKS, DECLARED, AT_HALF)
 
 Kind = Callable[[np.random.Generator, tuple[int, int]], Array]
 
 
 def lognormal(sigma: float) -> Kind:
-    mean, sd = math.exp(sigma**2 / 2), math.exp(sigma**2 / 2) * math.sqrt(math.expm1(sigma**2))
+    mean = math.exp(sigma**2 / 2)
+    sd = mean * math.sqrt(math.expm1(sigma**2))
     return lambda rng, shape: (mean - np.exp(sigma * rng.normal(size=shape))) / sd
 
 
 def outliers(share: float) -> Kind:
     """One-sided, of eight standard deviations of the others."""
     sd = math.sqrt(1 + 64 * share * (1 - share))
-    return lambda rng, shape: (
-        (rng.normal(size=shape) - 8 * ((rng.random(shape) < share) - share)) / sd
-    )
+
+    def draw(rng: np.random.Generator, shape: tuple[int, int]) -> Array:
+        normal = rng.normal(size=shape)
+        is_outlier = rng.random(shape) < share
+        return (normal - 8 * (is_outlier - share)) / sd
+
+    return draw
 
 
 def correlated(rng: np.random.Generator, shape: tuple[int, int]) -> Array:
@@ -112,14 +123,18 @@ LEAST_POWER = {
 
 
 def declared(noise: str) -> Declared | None:
-    size = {DECLARED: 1.0, AT_HALF: 0.5}.get(noise)
-    return None if size is None else Declared(sd=size, df=8, source="simulated")
+    if noise == DECLARED:
+        return Declared(sd=1.0, df=8, source="simulated")
+    if noise == AT_HALF:
+        return Declared(sd=0.5, df=8, source="simulated")
+    return None
 
 
 def interval(values: Array, noise: str, *, analysis: int = 1) -> tuple[Array, Array]:
     """Low and high ends, (studies,), of values of shape (studies, pairs)."""
-    mid, n = values.mean(axis=1), values.shape[1]
+    mid = values.mean(axis=1)
     sd = values.std(axis=1, ddof=1)
+    n = values.shape[1]
     if noise == CLOCKS:
         half, _ = cautious_interval.half_width(sd, n, analysis=analysis)
     else:
@@ -132,54 +147,71 @@ def interval(values: Array, noise: str, *, analysis: int = 1) -> tuple[Array, Ar
 
 def first(values: Array, noise: str) -> tuple[Array, Array]:
     """Over the analyses: 1 confirmed, -1 refuted, 0 neither; and at which, (studies,)."""
-    said, when = np.zeros(len(values)), np.full(len(values), len(ANALYSES))
+    verdicts = np.zeros(len(values))
+    analyses = np.full(len(values), len(ANALYSES))
     for k, n in enumerate(ANALYSES, start=1):
         low, high = interval(values[:, :n], noise, analysis=k)
-        new = (said == 0) & ((low >= 0) | (high < 0))
-        said, when = np.where(new, np.where(low >= 0, 1, -1), said), np.where(new, k, when)
-    return said, when
+        is_confirmed = low >= 0
+        is_refuted = high < 0
+        is_new = (verdicts == 0) & (is_confirmed | is_refuted)
+        verdicts = np.where(is_new, np.where(is_confirmed, 1, -1), verdicts)
+        analyses = np.where(is_new, k, analyses)
+    return verdicts, analyses
 
 
 def words(values: Array, noise: str) -> list[Word]:
     """By the judge itself, of each study that goes on until it is decided."""
-    metric = METRICS["share" if noise == CLOCKS else "val_loss"]
-    made: dict[str, Any] = {
-        "id": "s",
-        "statement": "any gain",
-        "source": "made",
-        "arm": "arm",
-        "metric": metric.name,
-        "parts": ["scores"] if noise == CLOCKS else [],
-    }
-    claim = Claim(
-        **made,
-        scale=Scale.value if noise == CLOCKS else Scale.difference,
-        expected=[0.0, None],
-        mechanism=Mechanism(formula="none"),
-        seeds=[*range(24)],
-    )
+    claim = claim_of(noise)
     known = declared(noise)
-    verdicts = []
-    for study in values:
+    noises = known and {"val_loss": known}
+    last_words = list[Word]()
+    for gains in values:
         for n in ANALYSES:
-            losses = [("arm", i, 100 - gain) for i, gain in enumerate(study[:n])]
-            losses += [("base", i, 100.0) for i in range(n)]
-            values = (
-                losses
-                if noise != CLOCKS
-                else [("arm", i, gain) for i, gain in enumerate(study[:n])]
-            )
-            rows = [
-                Measurement(arm=arm, repeat=i, metric=metric, value=float(x))
-                for arm, i, x in values
-            ]
-            word = judge(
-                claim, rows, against="base", at="", noise=known and {"val_loss": known}
-            ).word
+            rows = measurements(gains[:n], noise)
+            word = judge(claim, rows, against="base", at="", noise=noises).word
             if word is not Word.inconclusive:
                 break
-        verdicts.append(word)
-    return verdicts
+        last_words.append(word)
+    return last_words
+
+
+def claim_of(noise: str) -> Claim:
+    of_clocks = noise == CLOCKS
+    scale = Scale.difference
+    metric = "val_loss"
+    parts = list[str]()
+    if of_clocks:
+        scale = Scale.value
+        metric = "share"
+        parts = ["scores"]
+    return Claim(
+        id="s",
+        statement="any gain",
+        source="made",
+        arm="arm",
+        metric=metric,
+        parts=parts,
+        scale=scale,
+        expected=[0.0, None],
+        mechanism=Mechanism(formula="none"),
+        seeds=list(range(24)),
+    )
+
+
+def measurements(gains: Array, noise: str) -> list[Measurement]:
+    """What a study measured that has these gains."""
+    rows = list[Measurement]()
+    if noise == CLOCKS:
+        share = METRICS["share"]
+        for i, gain in enumerate(gains):
+            rows.append(Measurement(arm="arm", repeat=i, metric=share, value=float(gain)))
+        return rows
+    val_loss = METRICS["val_loss"]
+    for i, gain in enumerate(gains):
+        rows.append(Measurement(arm="arm", repeat=i, metric=val_loss, value=float(100 - gain)))
+    for i in range(len(gains)):
+        rows.append(Measurement(arm="base", repeat=i, metric=val_loss, value=100.0))
+    return rows
 
 
 def percent(x: Array) -> float:
@@ -188,43 +220,60 @@ def percent(x: Array) -> float:
 
 def calibrate(studies: int) -> dict[str, Any]:
     """Every cell, in percent."""
-    rows, power = [], []
+    rows = list[dict[str, Any]]()
+    power = list[dict[str, Any]]()
     for noise in NOISES:
-        for name, kind in KINDS.items():
-            rng = np.random.default_rng(SEED)
-            values = kind(rng, (studies, ANALYSES[-1]))
-            ends = [interval(values[:, :n], noise) for n in FIXED]
-            said, _ = first(values, noise)
-            judged = [
-                {Word.confirmed: 1, Word.refuted: -1}.get(word, 0)
-                for word in words(values[:JUDGED], noise)
-            ]
-            assert judged == said[:JUDGED].tolist(), (noise, name)
-            rows.append(
-                {
-                    "noise": noise,
-                    "kind": name,
-                    "false": [percent(low >= 0) for low, _ in ends],
-                    "over_analyses": percent(said == 1),
-                    "refuted": [percent(high < 0) for _, high in ends],
-                    "holds": [percent((low <= 0) & (high >= 0)) for low, high in ends],
-                }
-            )
-        values = np.random.default_rng(SEED).normal(size=(studies, ANALYSES[-1]))
-        for effect in (2, 3) if noise != AT_HALF else ():
-            confirmed = {n: percent(interval(effect + values[:, :n], noise)[0] >= 0) for n in POWER}
-            said, when = first(effect + values, noise)
-            pairs = round(float(np.mean(np.array(ANALYSES)[when - 1])), 1)
-            power.append(
-                {
-                    "noise": noise,
-                    "effect": effect,
-                    "seen": confirmed,
-                    "over_analyses": percent(said == 1),
-                    "pairs": pairs,
-                }
-            )
+        rows += [false_words(noise, kind, studies) for kind in KINDS]
+        if noise != AT_HALF:
+            power += [power_of(noise, effect, studies) for effect in (2, 3)]
     return {"studies": studies, "seed": SEED, "rows": rows, "power": power}
+
+
+SIGNS = {Word.confirmed: 1, Word.refuted: -1}
+
+
+def false_words(noise: str, kind: str, studies: int) -> dict[str, Any]:
+    """How often claims without an effect get a word."""
+    rng = np.random.default_rng(SEED)
+    values = KINDS[kind](rng, (studies, ANALYSES[-1]))
+    verdicts, _ = first(values, noise)
+    judged = [SIGNS.get(word, 0) for word in words(values[:JUDGED], noise)]
+    assert judged == verdicts[:JUDGED].tolist(), (noise, kind)
+    confirmed = list[float]()
+    refuted = list[float]()
+    holds = list[float]()
+    for n in FIXED:
+        low, high = interval(values[:, :n], noise)
+        confirmed.append(percent(low >= 0))
+        refuted.append(percent(high < 0))
+        holds.append(percent((low <= 0) & (high >= 0)))
+    return {
+        "noise": noise,
+        "kind": kind,
+        "false": confirmed,
+        "over_analyses": percent(verdicts == 1),
+        "refuted": refuted,
+        "holds": holds,
+    }
+
+
+def power_of(noise: str, effect: int, studies: int) -> dict[str, Any]:
+    """How often claims with an effect, in standard deviations, are confirmed."""
+    rng = np.random.default_rng(SEED)
+    values = effect + rng.normal(size=(studies, ANALYSES[-1]))
+    confirmed = dict[int, float]()
+    for n in POWER:
+        low, _ = interval(values[:, :n], noise)
+        confirmed[n] = percent(low >= 0)
+    verdicts, analyses = first(values, noise)
+    n_pairs = np.array(ANALYSES)[analyses - 1]
+    return {
+        "noise": noise,
+        "effect": effect,
+        "seen": confirmed,
+        "over_analyses": percent(verdicts == 1),
+        "pairs": round(float(np.mean(n_pairs)), 1),
+    }
 
 
 def broken(result: Mapping[str, Any], *, errors: float = 0.0) -> list[str]:
@@ -233,27 +282,26 @@ def broken(result: Mapping[str, Any], *, errors: float = 0.0) -> list[str]:
     def room(bar: float) -> float:
         return errors * math.sqrt(bar * (100 - bar) / result["studies"])
 
-    cells = []
+    cells = list[str]()
     for row in result["rows"]:
-        if (bars := BARS[row["noise"]].get(row["kind"])) is not None:
-            at, over, holds = bars
-            ok = max(row["false"]) <= at + room(at) and row["over_analyses"] <= over + room(over)
-            ok = ok and (holds is None or min(row["holds"]) >= holds - room(holds))
-            cells += (
-                []
-                if ok
-                else [
-                    f"{row['noise']}, {row['kind']}: {row['false']}, {row['over_analyses']}, "
-                    f"{row['holds']}"
-                ]
-            )
+        bars = BARS[row["noise"]].get(row["kind"])
+        if bars is None:
+            continue
+        at, over, holds = bars
+        is_false = max(row["false"]) > at + room(at)
+        is_false_over_analyses = row["over_analyses"] > over + room(over)
+        misses = holds is not None and min(row["holds"]) < holds - room(holds)
+        if is_false or is_false_over_analyses or misses:
+            figures = f"{row['false']}, {row['over_analyses']}, {row['holds']}"
+            cells.append(f"{row['noise']}, {row['kind']}: {figures}")
     for row in result["power"]:
-        least = LEAST_POWER.get(row["noise"], {}) if row["effect"] == 3 else {}
-        cells += [
-            f"{row['noise']}, power at {n}: {row['seen'][n]}"
-            for n, bar in least.items()
-            if row["seen"][n] < bar - room(bar)
-        ]
+        if row["effect"] != 3:
+            continue
+        least = LEAST_POWER.get(row["noise"], {})
+        for n, bar in least.items():
+            power = row["seen"][n]
+            if power < bar - room(bar):
+                cells.append(f"{row['noise']}, power at {n}: {power}")
     return cells
 
 
@@ -271,17 +319,15 @@ def tables(result: Mapping[str, Any]) -> str:
         "falsely refuted",
         "holds the truth",
     )
-    rows = [
-        [
-            r["noise"],
-            r["kind"] + " (no bar)" * (r["kind"] not in BARS[r["noise"]]),
-            several(r["false"]),
-            f"{r['over_analyses']:.1f}",
-            several(r["refuted"]),
-            several(r["holds"]),
-        ]
-        for r in result["rows"]
-    ]
+    rows = list[list[str]]()
+    for row in result["rows"]:
+        kind = row["kind"]
+        if kind not in BARS[row["noise"]]:
+            kind = f"{kind} (no bar)"
+        false = several(row["false"])
+        over_analyses = f"{row['over_analyses']:.1f}"
+        refuted = several(row["refuted"])
+        rows.append([row["noise"], kind, false, over_analyses, refuted, several(row["holds"])])
     power_head = (
         "noise",
         "true gain",
@@ -289,25 +335,14 @@ def tables(result: Mapping[str, Any]) -> str:
         "over four analyses",
         "pairs on average",
     )
-    gains = [
-        [
-            r["noise"],
-            f"{r['effect']}σ",
-            several(list(r["seen"].values())),
-            f"{r['over_analyses']:.1f}",
-            f"{r['pairs']:.1f}",
-        ]
-        for r in result["power"]
-    ]
-    return "\n".join(
-        [
-            *markdown(head, rows),
-            "",
-            *markdown(power_head, gains),
-            "",
-            f"{result['studies']:,} studies a cell, seed {SEED}.",
-        ]
-    )
+    gains = list[list[str]]()
+    for row in result["power"]:
+        effect = f"{row['effect']}σ"
+        confirmed = several(list(row["seen"].values()))
+        over_analyses = f"{row['over_analyses']:.1f}"
+        gains.append([row["noise"], effect, confirmed, over_analyses, f"{row['pairs']:.1f}"])
+    note = f"{result['studies']:,} studies a cell, seed {SEED}."
+    return "\n".join([*markdown(head, rows), "", *markdown(power_head, gains), "", note])
 
 
 def main(argv: list[str]) -> int:
@@ -323,15 +358,19 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     result = calibrate(options.studies)
     (options.into / "results.json").write_text(json.dumps(result, indent=1) + "\n")
-    before, _, rest = (options.into / "README.md").read_text().partition(START)
-    (options.into / "README.md").write_text(
-        f"{before}{START}\n\n{tables(result)}\n\n{END}{rest.partition(END)[2]}"
-    )
-    print(tables(result))
+    text = tables(result)
+    page = options.into / "README.md"
+    before, _, rest = page.read_text().partition(START)
+    _, _, after = rest.partition(END)
+    page.write_text(f"{before}{START}\n\n{text}\n\n{END}{after}")
+    print(text)
     # the bars are for the whole count
-    beyond = broken(result, errors=0.0 if options.studies >= STUDIES else 3.0)
-    print(*(f"beyond its bar: {line}" for line in beyond), sep="\n")
-    return int(bool(beyond))
+    errors = 3.0
+    if options.studies >= STUDIES:
+        errors = 0.0
+    lines = [f"beyond its bar: {line}" for line in broken(result, errors=errors)]
+    print(*lines, sep="\n")
+    return int(bool(lines))
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ from nocap.model.gpt import build_model, count_parameters
 from nocap.model.language_model import LanguageModel
 from nocap.options.attention import Attention
 from nocap.options.ideas import Idea
+from nocap.store.checkpoints import step_of
 from nocap.store.record import Metrics, Row
 from nocap.training import memory
 from nocap.training.ledger import Ledger
@@ -223,27 +224,30 @@ def counts(trial: OptionTrial) -> str:
     expect(flops is None or flops > 0, f"{flops} FLOPs a token, by {basis}")
     _check_formulas(run, vocab_size)
     step = count(run, vocab_size=vocab_size)
-    kept_mib = sum(step.ranges.kept.values()) / memory.MIB
-    known = basis
+    activations = "not counted"
+    if not step.not_counted:
+        activations_mib = sum(step.ranges.kept.values()) / memory.MIB
+        activations = f"{activations_mib:.2f} MiB"
+    work = basis
     if flops is not None:
-        known = f"{flops / 1e6:.3f} MFLOPs a token ({basis})"
-    activations = "not counted" if step.not_counted else f"{kept_mib:.2f} MiB"
-    return f"{known}; activations {activations}"
+        work = f"{flops / 1e6:.3f} MFLOPs a token ({basis})"
+    return f"{work}; activations {activations}"
 
 
 def _check_formulas(run: Run, vocab_size: int) -> None:
     """Hold what the options say of their FLOPs against what is counted, where it can be. Attention
     may say less: counting does not see a window that lies in a mask."""
-    claims = component_flops(run, vocab_size=vocab_size)
-    counted = component_flops(run, vocab_size=vocab_size, formulas=False)
-    for name, really in counted.items():
-        claim = claims.get(name, 0.0)
-        if claim is None or really is None:
+    by_formulas = component_flops(run, vocab_size=vocab_size)
+    by_counting = component_flops(run, vocab_size=vocab_size, formulas=False)
+    for name, counted in by_counting.items():
+        claim = by_formulas.get(name, 0.0)
+        if claim is None or counted is None:
             continue
-        less = name == "scores" and claim < really
+        has_window = name == "scores" and claim < counted
+        is_right = math.isclose(claim, counted, rel_tol=0.01, abs_tol=0.5)
         expect(
-            less or math.isclose(claim, really, rel_tol=0.01, abs_tol=0.5),
-            f"a formula says {claim:,.0f} FLOPs a token for {name}, and {really:,.0f} are counted",
+            has_window or is_right,
+            f"a formula says {claim:,.0f} FLOPs a token for {name}, and {counted:,.0f} are counted",
         )
 
 
@@ -255,11 +259,11 @@ def compiles(trial: OptionTrial) -> str:
     except ValueError as error:
         raise SkippedError(str(error)) from None
     torch._dynamo.reset()
-    plain = _steps(trial.compose("trainer.compile=off"), 2)[1]
+    _, eager_losses = _steps(trial.compose("trainer.compile=off"), 2)
     with torch._inductor.config.patch(fallback_random=True):  # an option that draws, draws the same
-        whole = _steps(run, 2)[1]
-    losses = zip(plain, whole, strict=True)
-    for step, (eager, compiled) in enumerate(losses):
+        _, compiled_losses = _steps(run, 2)
+    pairs = zip(eager_losses, compiled_losses, strict=True)
+    for step, (eager, compiled) in enumerate(pairs):
         expect(
             math.isclose(eager, compiled, rel_tol=1e-4),
             f"the loss of step {step} is {compiled:.6f} compiled, and {eager:.6f} eager",
@@ -300,29 +304,36 @@ def learns(trial: OptionTrial) -> str:
 def resumes(trial: OptionTrial) -> str:
     """Resume from what a kill past the first checkpoint leaves. The run must end as if undisturbed,
     bit for bit."""
-    left = shutil.copytree(trial.clean, trial.folder / "killed" / "runs" / trial.clean.name)
-    first, *later = sorted((left / "checkpoints").iterdir())
+    killed = trial.folder / "killed" / "runs" / trial.clean.name
+    shutil.copytree(trial.clean, killed)
+    first_checkpoint, *later = sorted((killed / "checkpoints").iterdir())
     for path in later:
         shutil.rmtree(path)
-    (left / "summary.json").unlink()
+    (killed / "summary.json").unlink()
     trial.train("killed")
-    went_on = f"resuming from step {int(first.name[5:])}"
-    expect(
-        went_on in (left / "train.log").read_text(),
-        "started again, it did not go on from its checkpoint",
-    )
-    for a, b in zip(_rows(trial.clean), _rows(left), strict=True):
-        for key in sorted({*a, *b}):
-            expect(
-                a.get(key) == b.get(key) or key.startswith(NOISE),
-                f"step {a['step']}: {key} is {b.get(key)}, and undisturbed {a.get(key)}",
-            )
-    for file in sorted(max((trial.clean / "checkpoints").iterdir()).glob("*.safetensors")):
+    line = f"resuming from step {step_of(first_checkpoint)}"
+    log = (killed / "train.log").read_text()
+    expect(line in log, "started again, it did not go on from its checkpoint")
+    rows = _rows(killed)
+    for row, clean_row in zip(rows, _rows(trial.clean), strict=True):
+        _check_rows(row, clean_row)
+    last_checkpoint = max((trial.clean / "checkpoints").iterdir())
+    for file in sorted(last_checkpoint.glob("*.safetensors")):
+        resumed = killed / file.relative_to(trial.clean)
+        is_same = resumed.read_bytes() == file.read_bytes()
+        expect(is_same, f"the last {file.name} differs from the undisturbed run's")
+    return f"{line}; weights, optimizer and {len(rows)} rows are equal"
+
+
+def _check_rows(row: Row, clean_row: Row) -> None:
+    """Refuse a row of a resumed run that is not the undisturbed run's, speed and memory apart."""
+    for key in sorted({*row, *clean_row}):
+        value = row.get(key)
+        clean_value = clean_row.get(key)
         expect(
-            file.read_bytes() == (left / file.relative_to(trial.clean)).read_bytes(),
-            f"the last {file.name} differs from the undisturbed run's",
+            value == clean_value or key.startswith(NOISE),
+            f"step {clean_row['step']}: {key} is {value}, and undisturbed {clean_value}",
         )
-    return f"{went_on}; weights, optimizer and {len(_rows(left))} rows are equal"
 
 
 def ranks(trial: OptionTrial) -> str:
@@ -331,14 +342,12 @@ def ranks(trial: OptionTrial) -> str:
         compose(trial.overrides("trainer.devices=2"))
     except ValueError as error:
         raise SkippedError(str(error)) from None
-    one = _rows(trial.clean)
-    two = _rows(trial.train("ranks", "trainer.devices=2")[0])
-    for a, b in zip(one, two, strict=True):
-        for key in a.keys() & {"val/loss", "train/loss"}:
-            expect(
-                math.isclose(a[key], b[key], rel_tol=RELATIVE),
-                f"step {a['step']}: {key} is {b[key]:.6f} on two ranks and {a[key]:.6f} on one",
-            )
+    (run_dir,) = trial.train("ranks", "trainer.devices=2")
+    for one, two in zip(_rows(trial.clean), _rows(run_dir), strict=True):
+        for key in one.keys() & {"val/loss", "train/loss"}:
+            is_close = math.isclose(one[key], two[key], rel_tol=RELATIVE)
+            losses = f"{two[key]:.6f} on two ranks and {one[key]:.6f} on one"
+            expect(is_close, f"step {one['step']}: {key} is {losses}")
     return f"losses are equal within {RELATIVE:.0e}"
 
 
@@ -377,12 +386,13 @@ FIRST = ("composes", "learns")
 
 
 def results(trial: OptionTrial, only: str = "") -> Iterator[tuple[str, str, str]]:
-    """Run the checks one after the other, or `only` the one of this name, after `composes`: ok,
-    FAIL or skip, the check's name, and what it says. A failure's traceback, with what the training
-    said, is kept in the trial's folder."""
+    """Run the checks one after the other, or `only` the one of this name, after `composes`. Yield
+    of each its status (ok, FAIL or skip), its name, and what it measured or why it failed. The
+    trial's folder gets a failure's traceback, with what the training printed."""
     for check in CHECKS[trial.group]:
         name = check.__name__
-        if name not in ("composes", only or name):
+        is_chosen = only in ("", name)
+        if not is_chosen and name != "composes":
             continue
         began = time.monotonic()
         log = ""
@@ -401,7 +411,7 @@ def results(trial: OptionTrial, only: str = "") -> Iterator[tuple[str, str, str]
                 detail = f"{type(error).__name__}: {error}"
             log = f"  (see {trial.folder / name}.log)"
             (trial.folder / f"{name}.log").write_text(traceback.format_exc())
-        if name == (only or name) or status != "ok":
+        if is_chosen or status != "ok":
             words = " ".join(detail.split())
             seconds = time.monotonic() - began
             yield status, name, f"{words:.400}{log}  {seconds:.1f} s"

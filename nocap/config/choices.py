@@ -4,6 +4,7 @@ a yaml says."""
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import sys
 import time
@@ -51,15 +52,14 @@ def overrides_of(words: Sequence[str], *, grid: bool = False) -> list[Override]:
         ValueError: the first wrong one.
     """
     overrides = [parse_override(word) for word in words]
+    rule = (
+        "be left alone: of Hydra's own keys only a grid's launcher can be chosen, beside --multirun"
+    )
     for override in overrides:
-        own = re.search(r"\bhydra\b", f"{override.key_or_group} {override.package}")
-        require(
-            not own or (grid and is_launcher(override)),
-            override.key_or_group,
-            "be left alone: of Hydra's own keys only a grid's launcher can be chosen, beside "
-            "--multirun",
-            override.input_line,
-        )
+        key = override.key_or_group
+        is_hydras = re.search(r"\bhydra\b", f"{key} {override.package}") is not None
+        may_choose = grid and is_launcher(override)
+        require(may_choose or not is_hydras, key, rule, override.input_line)
     return overrides
 
 
@@ -86,16 +86,17 @@ def parse_override(word: str) -> Override:
 def _in_quotes(text: str) -> str:
     """Quote a value, or each element of a list, as Hydra reads it."""
     if text.startswith("[") and text.endswith("]"):
-        return f"[{','.join(_in_quotes(part.strip()) for part in text[1:-1].split(','))}]"
+        elements = [_in_quotes(part.strip()) for part in text[1:-1].split(",")]
+        return f"[{','.join(elements)}]"
     return QuotedString(text=text.strip("'\""), quote=Quote.single).with_quotes()
 
 
 def is_choice(override: Override) -> bool:
     """Say whether an override is Hydra's to apply: it chooses options."""
-    group, package = override.key_or_group, override.package
-    return (group in _folders() or "/" in group or package is not None) and not isinstance(
-        override.value(), dict
-    )
+    group = override.key_or_group
+    names_group = group in _folders() or "/" in group or override.package is not None
+    sets_keys = isinstance(override.value(), dict)
+    return names_group and not sets_keys
 
 
 @cache
@@ -105,10 +106,8 @@ def _folders() -> frozenset[str]:
 
 def is_launcher(override: Override) -> bool:
     """Say whether an override chooses a grid's launcher, or is one of its keys."""
-    return (
-        re.match(r"hydra[/.]launcher(\.|$)", override.key_or_group) is not None
-        and override.package is None
-    )
+    match = re.match(r"hydra[/.]launcher(\.|$)", override.key_or_group)
+    return match is not None and override.package is None
 
 
 def of_a_grid(overrides: Sequence[Override]) -> DictConfig:
@@ -122,13 +121,12 @@ def of_a_grid(overrides: Sequence[Override]) -> DictConfig:
     for override in of_launcher:
         rule = "stand beside its launcher, as in hydra/launcher=pool"
         require(is_chosen, override.key_or_group, rule, override.input_line)
-    return by_hydra(
-        [
-            str(override.input_line)
-            for override in overrides
-            if is_launcher(override) or (is_choice(override) and not override.is_sweep_override())
-        ]
-    )
+    words = list[str]()
+    for override in overrides:
+        is_one_choice = is_choice(override) and not override.is_sweep_override()
+        if is_launcher(override) or is_one_choice:
+            words.append(str(override.input_line))
+    return by_hydra(words)
 
 
 def has_sweeps(words: Sequence[str]) -> bool:
@@ -160,7 +158,9 @@ def _option_config(
     """Return what these options give, and their names."""
     config = by_hydra(words)
     choices = dict(config.hydra.runtime.choices)  # without those that are a list
-    for group in sorted({f.name for f in dataclasses.fields(Run)} & _folders() - {"ideas"}):
+    parts = {f.name for f in dataclasses.fields(Run)}
+    groups = (parts & _folders()) - {"ideas"}
+    for group in sorted(groups):
         require(group in choices, group, f"be one option, as in {group}=NAME", "a list or none")
     plain = cast(dict[str, Any], OmegaConf.to_container(config))
     del plain["hydra"]
@@ -232,8 +232,9 @@ def _yamls_of(words: Sequence[str]) -> list[str]:
     prepare_hydra()
     with hydra.initialize_config_dir(str(conf_dir()), **HYDRA), _hydras_errors():
         loader = GlobalHydra.instance().config_loader()
-        read = loader.compute_defaults_list("train", [*words, *search_path()], RunMode.RUN).defaults
-    return [row.config_path for row in read if row.config_path]
+        words_and_path = [*words, *search_path()]
+        rows = loader.compute_defaults_list("train", words_and_path, RunMode.RUN).defaults
+    return [row.config_path for row in rows if row.config_path]
 
 
 def _choose(name: str) -> None:
@@ -274,18 +275,18 @@ def option_names(override: Override) -> list[str]:
     Errors:
         ValueError: there is no such option.
     """
-    group, value = override.key_or_group, cast(Any, override.value())
+    group = override.key_or_group
+    value: Any = override.value()
     names = value if isinstance(value, list) else [value]
-    require(
-        all(isinstance(name, str) for name in names),
-        group,
-        "be given options' names, as in ideas=[NAME]",
-        override.input_line,
-    )
-    yamls = names if "/" in group else outside.yamls(group)
-    unknown = [name for name in names if name not in yamls]
-    if unknown:
-        raise ValueError(f"{group}/{unknown[0]} is no option{_suggestion(unknown[0], yamls)}")
+    are_texts = all(isinstance(name, str) for name in names)
+    rule = "be given options' names, as in ideas=[NAME]"
+    require(are_texts, group, rule, override.input_line)
+    if "/" in group:  # Hydra's own, such as the launcher's: it refuses what it does not know
+        return names
+    yamls = outside.yamls(group)
+    for name in names:
+        if name not in yamls:
+            raise ValueError(f"{group}/{name} is no option{_suggestion(name, yamls)}")
     return names
 
 
@@ -300,20 +301,24 @@ def _suggestion(name: str, yamls: Collection[str]) -> str:
 def _check_from_outside(path: Path) -> None:
     """Refuse a yaml with a part of Hydra's, which would be dropped in silence, but for a grid's
     sweeps."""
-    plain, text = read_yaml(path), read_text(path)
+    plain = read_yaml(path)
+    text = read_text(path)
     require(isinstance(plain, dict), str(path), "hold keys and values", type(plain).__name__)
-    into = [key for key, _ in flat(plain) if re.match(r"hydra(\.(?!sweeper\.params\.)|$)", key)]
-    into += re.findall(r"@(?:package +)?[\w.]*\bhydra\b[\w.]*", text)
-    require(not into, str(path), "leave Hydra alone, but for hydra.sweeper.params", ", ".join(into))
+    hydras = [key for key, _ in flat(plain) if re.match(r"hydra(\.(?!sweeper\.params\.)|$)", key)]
+    hydras += re.findall(r"@(?:package +)?[\w.]*\bhydra\b[\w.]*", text)
+    rule = "leave Hydra alone, but for hydra.sweeper.params"
+    require(not hydras, str(path), rule, ", ".join(hydras))
 
 
 def search_path() -> list[str]:
     """Return the folders from outside, for Hydra."""
-    quoted = ",".join(
-        QuotedString(text=f"file://{folder}", quote=Quote.single).with_quotes()
-        for folder in outside.folders()
-    )
-    return [f"hydra.searchpath=[{quoted}]"] if quoted else []
+    urls = list[str]()
+    for folder in outside.folders():
+        url = QuotedString(text=f"file://{folder}", quote=Quote.single)
+        urls.append(url.with_quotes())
+    if not urls:
+        return []
+    return [f"hydra.searchpath=[{','.join(urls)}]"]
 
 
 @cache
@@ -326,17 +331,20 @@ def prepare_hydra() -> None:
     sys.path[:] = path
 
 
-def _yamls() -> tuple[tuple[Path, int], ...]:
-    """List what Hydra can read, and when each was changed."""
-    folders = [conf_dir(), *outside.folders()]
-    yamls = [path for folder in folders for path in sorted(folder.rglob("*.yaml"))]
-    return tuple((path, _changed_ns(path)) for path in yamls)
+def _yamls() -> tuple[tuple[str, int], ...]:
+    """List what Hydra can read, and when each was changed. Each cell of a grid asks for it."""
+    yamls = list[tuple[str, int]]()
+    for top in (conf_dir(), *outside.folders()):
+        for folder, _, names in os.walk(top):
+            paths = [os.path.join(folder, name) for name in names if name.endswith(".yaml")]
+            yamls += [(path, _changed_ns(path)) for path in paths]
+    return tuple(sorted(yamls))
 
 
-def _changed_ns(path: Path) -> int:
+def _changed_ns(path: str) -> int:
     """Return when a yaml was changed; 0 where it is none, as an editor's lock is, or gone by
     now."""
     try:
-        return path.stat().st_mtime_ns
+        return os.stat(path).st_mtime_ns
     except OSError:
         return 0

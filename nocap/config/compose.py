@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from types import NoneType
 from typing import Any, TypeVar, cast
 
+from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
 from nocap.config import hardware
@@ -29,14 +30,13 @@ from nocap.config.run import Run
 from nocap.config.trainer import Device
 
 T = TypeVar("T")
-OF_ARMS = (
-    "precision",
-    "compile",
-    "micro_batch",
-    "cuda_graphs",
-)  # what the baseline's shape decides for all
+# what the baseline's shape decides for all
+OF_ARMS = ("precision", "compile", "micro_batch", "cuda_graphs")
 # of `trainer`: what follows from the machine and the shape
 DEFAULTS = (*OF_ARMS, "device", "threads")
+# of `trainer`: what other defaults name. OmegaConf would parse and resolve it for each of them: a
+# sixth of the time that a cell of a grid takes to compose.
+NAMED = ("device", "batch_tokens")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -82,25 +82,30 @@ def checked(words: Sequence[str]) -> tuple[DictConfig, Run]:
         ValueError: as for `compose`.
     """
     config, _ = raw_config(words)
-    return config, _run(config)
+    return config, _run(copy.deepcopy(config))
 
 
 @explained()
 def _run(config: DictConfig) -> Run:
+    """Return the run of a config, in which `NAMED` are resolved."""
+    for name in NAMED:
+        config.trainer[name] = config.trainer[name]
     run = cast(Run, OmegaConf.to_object(config))
-    plain = to_plain(run)
-    for (key, value), (_, shown) in zip(flat(plain), flat(redact(plain)), strict=True):
-        # a tracker's texts are redacted where they are written; the run needs the others as they
-        # are, as a path
-        require(
-            key.startswith("tracker.") or shown == value,
-            key,
-            "hold no secret, which the run's record would show",
-            shown,
-        )
+    _check_secrets(run)
     hardware.check_device(run.trainer.device, run.trainer.devices)
     hardware.check_malloc(run.trainer.malloc)
     return run
+
+
+def _check_secrets(run: Run) -> None:
+    """Refuse a value that holds a secret. A tracker's texts are redacted where they are written;
+    the run needs the others as they are, as a path."""
+    plain = to_plain(run)
+    rule = "hold no secret, which the run's record would show"
+    pairs = zip(flat(plain), flat(redact(plain)), strict=True)
+    for (key, value), (_, redacted) in pairs:
+        if not key.startswith("tracker."):
+            require(redacted == value, key, rule, redacted)
 
 
 @explained()
@@ -122,35 +127,33 @@ def raw_config(words: Sequence[str]) -> tuple[DictConfig, dict[str, str | None]]
         ValueError: an unknown option or key, a value of a wrong type, or a malformed override.
     """
     overrides = overrides_of(words)
+    rule = "be one value: --multirun sweeps over several, [a,b] is a list, and quotes make a text"
     for override in overrides:
-        require(
-            not override.is_sweep_override(),
-            override.key_or_group,
-            "be one value: --multirun sweeps over several, [a,b] is a list, and quotes make a text",
-            override.input_line,
-        )
+        is_one = not override.is_sweep_override()
+        require(is_one, override.key_or_group, rule, override.input_line)
     choosing = [str(override.input_line) for override in overrides if is_choice(override)]
     options, choices = option_config(choosing)
     config = copy.deepcopy(options)
     for override in overrides:
         if not is_choice(override):
-            key = override.key_or_group
-            text = as_text(str(override.input_line))
-            value = _value_of(config, key, override.value(), text)
-            require(
-                not override.is_delete(),
-                key,
-                "stay: a key cannot be taken out",
-                override.input_line,
-            )
-            require(
-                not isinstance(value, int) or abs(value) < 2**1023,
-                key,
-                "be a number that a float holds",
-                value,
-            )
-            OmegaConf.update(config, key, value, merge=True)
+            _set_key(config, override)
     return config, choices
+
+
+def _set_key(config: DictConfig, override: Override) -> None:
+    """Set the key of an override in the config.
+
+    Errors:
+        ValueError: a value that it cannot have, or the override takes it out.
+    """
+    key = override.key_or_group
+    text = as_text(str(override.input_line))
+    value = _value_of(config, key, override.value(), text)
+    rule = "stay: a key cannot be taken out"
+    require(not override.is_delete(), key, rule, override.input_line)
+    is_too_large = isinstance(value, int) and abs(value) >= 2**1023
+    require(not is_too_large, key, "be a number that a float holds", value)
+    OmegaConf.update(config, key, value, merge=True)
 
 
 def _value_of(config: DictConfig, key: str, value: Any, text: Any) -> Any:
@@ -167,14 +170,19 @@ def _value_of(config: DictConfig, key: str, value: Any, text: Any) -> Any:
             values[name] = _value_of(config, f"{key}.{name}", item, text[name])
         return values
     parent_key, _, name = key.rpartition(".")
-    parent = OmegaConf.select(config, parent_key) if parent_key else config
+    parent: Any = config
+    if parent_key:
+        parent = OmegaConf.select(config, parent_key)
     schema = OmegaConf.get_type(parent)
-    types = types_of(schema).get(name, ()) if dataclasses.is_dataclass(schema) else ()
+    types: tuple[Any, ...] = ()
+    if dataclasses.is_dataclass(schema):
+        types = types_of(schema).get(name, ())
     if value is None and NoneType in types:
         return None
-    own = text if str in types or list[str] in types else value
-    check_type(types, own, key)
-    return own
+    if str in types or list[str] in types:
+        value = text
+    check_type(types, value, key)
+    return value
 
 
 def as_in(
@@ -188,16 +196,19 @@ def as_in(
     Errors:
         ValueError: as for `compose`.
     """
-    if baseline is None:
-        return compose(overrides)
     arm = compose(overrides)
-    own, of_baseline = arm.run.trainer, baseline.run.trainer
-    defaults = [key for key in OF_ARMS if key in arm.defaults]
-    keys = [key for key in defaults if getattr(own, key) != getattr(of_baseline, key)]
-    if not keys:
+    if baseline is None:
         return arm
-    plain = to_plain(baseline.run)["trainer"]
-    return compose((*overrides, *(f"trainer.{key}={str(plain[key]).lower()}" for key in keys)))
+    differing = list[str]()
+    for key in OF_ARMS:
+        own = getattr(arm.run.trainer, key)
+        if key in arm.defaults and own != getattr(baseline.run.trainer, key):
+            differing.append(key)
+    if not differing:
+        return arm
+    of_baseline = to_plain(baseline.run)["trainer"]
+    more = [f"trainer.{key}={str(of_baseline[key]).lower()}" for key in differing]
+    return compose((*overrides, *more))
 
 
 def as_baseline(
@@ -215,9 +226,14 @@ def as_baseline(
             arm = compose(overrides)
         except ValueError:
             continue  # refused where it is composed beside the baseline
-        if "cuda_graphs" in arm.defaults and not fits_a_graph(arm.run):
+        if is_beyond_graphs(arm):
             return compose((*baseline.overrides, "trainer.cuda_graphs=false")), overrides
     return baseline, None
+
+
+def is_beyond_graphs(arm: Composed) -> bool:
+    """Return whether an arm chooses no CUDA graph, and none is known to hold what it does."""
+    return "cuda_graphs" in arm.defaults and not fits_a_graph(arm.run)
 
 
 def compose_measured(overrides: Sequence[str], baseline: Composed | None = None) -> Composed:
@@ -231,10 +247,13 @@ def compose_measured(overrides: Sequence[str], baseline: Composed | None = None)
     """
     words = ("trainer.threads=1", *overrides)
     arm = as_in(baseline, words)
-    if baseline or arm.run.trainer.device is not Device.cpu or "compile" not in arm.defaults:
+    on_cpu = arm.run.trainer.device is Device.cpu
+    if baseline is not None or not on_cpu or "compile" not in arm.defaults:
         return arm
     has_length = any(word.startswith("trainer.steps=") for word in overrides)
-    return arm if has_length else composed([*words, "trainer.compile=off"])
+    if has_length:
+        return arm
+    return composed([*words, "trainer.compile=off"])
 
 
 # --- other requests -------------------------------------------------------------------------------

@@ -52,7 +52,8 @@ def _leave_gpu(code: int) -> None:
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return
-    torch.cuda.synchronize()
+    with suppress(RuntimeError):  # of a GPU that has failed, which the command has said
+        torch.cuda.synchronize()
     with suppress(OSError):  # of a reader that has left, Python tells in its own way
         sys.stdout.flush()
         sys.stderr.flush()
@@ -87,10 +88,12 @@ class _Lasting(io.FileIO):
 
     def write(self, content: Any, /) -> int:
         try:
-            # somebody made it non-blocking, and it is full
-            while (written := super().write(content)) is None:
+            while True:
+                n_bytes = super().write(content)
+                if n_bytes is not None:
+                    return n_bytes
+                # somebody made it non-blocking, and it is full
                 select.select([], [self], [])
-            return written
         except OSError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
             return len(content)

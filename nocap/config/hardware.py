@@ -149,14 +149,14 @@ def cpp_compiler() -> str | None:
     return shutil.which(os.environ.get("CXX", "g++"))
 
 
-def check_compiler(asked: str, device: Device) -> None:
+def check_compiler(user: str, device: Device) -> None:
     """Refuse compilation on a CPU without a C++ compiler, or with a path that torch would split: it
-    writes the compiler's command as one text."""
+    writes the compiler's command as one text. `user`: what compiles, for the message."""
     if device is not Device.cpu or not is_here():
         return
     compiler = os.environ.get("CXX", "g++")
     if not cpp_compiler():
-        raise ValueError(f"{asked} on the CPU needs a C++ compiler, and there is no {compiler}")
+        raise ValueError(f"{user} on the CPU needs a C++ compiler, and there is no {compiler}")
     paths = {
         "CXX": compiler,
         "TORCHINDUCTOR_CACHE_DIR": private_caches()["TORCHINDUCTOR_CACHE_DIR"],
@@ -165,7 +165,7 @@ def check_compiler(asked: str, device: Device) -> None:
     for variable, path in paths.items():
         rule = (
             "be a path without blanks, quotes and backslashes, where torch would split it, "
-            f"for {asked}"
+            f"for {user}"
         )
         require(_is_one_word(path), variable, rule, path)
 
@@ -194,9 +194,10 @@ def has_glibc() -> bool:
 
 
 def check_malloc(malloc: Malloc) -> None:
-    """
+    """Refuse a pool that this machine does not have.
+
     Errors:
-        ValueError: this machine has no such pool.
+        ValueError: it is such a pool.
     """
     fits = malloc is Malloc.system or has_glibc() or not is_here()
     require(fits, "trainer.malloc", "be system where the C library is not glibc", malloc.value)

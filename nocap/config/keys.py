@@ -150,24 +150,28 @@ def counting(
     counted: dict[str, Any] = {}
     for f in fields(option):
         value = getattr(option, f.name)
-        stated = f.metadata.get(what)
-        counts = default if stated is None else stated
-        if stated is not True and is_dataclass(value):
-            part = counting(value, what, plain[f.name], default=counts)
+        plain_value = plain[f.name]
+        declares: bool | None = f.metadata.get(what)  # None: the key does not say
+        counts = default if declares is None else declares
+        if declares is not True and is_dataclass(value):
+            part = counting(value, what, plain_value, default=counts)
             if part or counts:
                 counted[f.name] = part
-            continue
-        if stated is None and isinstance(value, dict) and all(map(is_dataclass, value.values())):
-            forms = plain[f.name]
+        elif declares is None and _holds_options(value):
             parts = {}
             for name, part in value.items():
-                parts[name] = counting(part, what, forms[name], default=counts)
+                parts[name] = counting(part, what, plain_value[name], default=counts)
             counted[f.name] = parts
-            continue
-        is_new_default = f.metadata.get("added") and value == f.default
-        if counts and not is_new_default:
-            counted[f.name] = plain[f.name]
+        elif counts:
+            is_new_default = f.metadata.get("added") and value == f.default
+            if not is_new_default:
+                counted[f.name] = plain_value
     return counted
+
+
+def _holds_options(value: object) -> bool:
+    """Say whether a value maps names to options, as that of `ideas` does."""
+    return isinstance(value, dict) and all(map(is_dataclass, value.values()))
 
 
 def flat(tree: Mapping[str, Any], joint: str = ".", prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -61,7 +61,7 @@ def cache_root(configured: str | None = None) -> Path:
 def private_caches() -> dict[str, str]:
     """Have what torch.compile keeps, and runs when it finds it again, in a folder of the cache
     where no other user can write. torch's own place is the folder for temporary files. What the
-    user has set stays. The variables of the environment that say so.
+    user has set stays. Return the variables of the environment that say so.
 
     Errors:
         ValueError: the folder is another user's, or others can write in it.
@@ -69,12 +69,13 @@ def private_caches() -> dict[str, str]:
     """
     folder = cache_root() / "compiled"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    there = folder.lstat()  # a link's own mode is 777
-    mode = there.st_mode & 0o777
-    is_private = there.st_uid == os.getuid() and not mode & 0o022
+    status = folder.lstat()  # a link's own mode is 777
+    mode = status.st_mode & 0o777
+    others_can_write = bool(mode & 0o022)
+    is_private = status.st_uid == os.getuid() and not others_can_write
     key = f"{folder}, from which code is run,"
     rule = "be a folder that is yours and that nobody else can write in"
-    require(is_private, key, rule, f"mode {mode:o} and user {there.st_uid}")
+    require(is_private, key, rule, f"mode {mode:o} and user {status.st_uid}")
     own = {
         "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",
         "TRITON_CACHE_DIR": f"{folder}/triton",

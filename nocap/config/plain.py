@@ -274,31 +274,32 @@ def _no_key(name: str, owner: Any) -> str:
     # such as the dict that Hydra's own part is
     if not (isinstance(owner, type) and dataclasses.is_dataclass(owner)):
         return f"{name} is no key"
-    own = {f.name: f.default for f in dataclasses.fields(owner)}
-    title = own.pop("kind", owner.__name__.lower())
-    last = name.rpartition(".")[2]
-    others: dict[str, list[str]] = {}
+    own_keys = {f.name: f.default for f in dataclasses.fields(owner)}
+    title = own_keys.pop("kind", owner.__name__.lower())
+    last_word = name.rpartition(".")[2]
+    owners: dict[str, list[str]] = {}  # of every key of a run, where it is about one
     if owner in (Run, Trainer) or issubclass(owner, Option):
-        others = _keys_of_all()
-    if name in others:
-        return f"{name} is a key of {' or '.join(others[name])}, not of {title}"
-    meant = [key for key in others if key.endswith(f".{last}")]
-    end = suggest(last, own)
-    if meant:
-        end = f" (did you mean {' or '.join(meant)}?)"
-    elif others and guessed(last):
-        end = guessed(last)
-    return f"{name} is no key of {title}{end}"
+        owners = _owners_of_keys()
+    if name in owners:
+        return f"{name} is a key of {' or '.join(owners[name])}, not of {title}"
+    same_word = [key for key in owners if key.endswith(f".{last_word}")]
+    hint = suggest(last_word, own_keys)
+    if same_word:
+        hint = f" (did you mean {' or '.join(same_word)}?)"
+    elif owners and guessed(last_word):
+        hint = guessed(last_word)
+    return f"{name} is no key of {title}{hint}"
 
 
-def _keys_of_all() -> dict[str, list[str]]:
+def _owners_of_keys() -> dict[str, list[str]]:
     """Return every key of trainer and options → whose it is."""
-    known = {f"trainer.{f.name}": ["trainer"] for f in dataclasses.fields(Trainer)}
+    owners = {f"trainer.{f.name}": ["trainer"] for f in dataclasses.fields(Trainer)}
     for group in {*outside.groups()} - {"ideas", "launcher"}:
         for kind, schema in outside.options(group).items():
             for f in dataclasses.fields(schema):
-                known.setdefault(f"{group}.{f.name}", []).append(f"{group}={kind}")
-    return known
+                of_key = owners.setdefault(f"{group}.{f.name}", [])
+                of_key.append(f"{group}={kind}")
+    return owners
 
 
 def suggest(name: str, known: Collection[str]) -> str:

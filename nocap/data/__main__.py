@@ -25,10 +25,10 @@ def main(argv: list[str] | None = None) -> int:
     )
     verbs = parser.add_subparsers(dest="verb", metavar="list | prepare | verify")
     for verb, text in (
-        ("list", "the sources there are, and the sets in the cache"),
+        ("list", "list the sources, and the sets in the cache"),
         (
             "prepare",
-            "make or download what these overrides need, and check it: prepare data=stdlib "
+            "make or download the data of these overrides, and check them: prepare data=stdlib "
             "tokenizer=gpt2",
         ),
         ("verify", "read every byte again and name each bad file"),

@@ -91,7 +91,7 @@ class Cached:
         self, model: LanguageModel, run: Run, *, batch: int, capacity: int, compiled: bool = False
     ) -> None:
         assert capacity <= run.model.seq_len, "the model has no positions beyond its context"
-        self.model, parts = _parts(model, run, capacity)
+        self.model = _cacheable(model, run)
         self.capacity = capacity
         self.length = 0
         weight = self.model.embedding.weight
@@ -100,7 +100,9 @@ class Cached:
         d_head = run.model.d_model // run.model.n_head
         shape = (batch, run.attention.n_kv_heads, capacity, d_head)
         self.layers = list[LayerCache]()
-        for mixer, window in parts:
+        blocks: list[Any] = list(self.model.blocks)
+        for block, window in zip(blocks, _windows(run, capacity), strict=True):
+            mixer: Mixer = block.attention.f.mixer
             # Zeros: hidden slots are multiplied by 0, and 0 × uninitialised memory may be NaN.
             k_BKSD = weight.new_zeros(shape).detach()
             v_BKSD = weight.new_zeros(shape).detach()
@@ -217,29 +219,47 @@ def knows_documents(run: Run) -> bool:
 def windows(run: Run, capacity: int) -> list[int] | None:
     """Return how many of the last keys a query of each layer sees, at most `capacity`. None: the
     attention does not say that it is softmax over these alone, and has no cache."""
-    last_keys = declared(run.attention, "cache_slots", of=("build", "mixer"))
-    if last_keys is None or knows_documents(run):
+    cache_slots = declared(run.attention, "cache_slots", of=("build", "mixer"))
+    if cache_slots is None or knows_documents(run):
         return None
-    found = [last_keys(layer, capacity) for layer in range(run.model.n_layer)]
-    return None if None in found else found
+    slots = list[int]()
+    for layer in range(run.model.n_layer):
+        of_layer = cache_slots(layer, capacity)
+        if of_layer is None:
+            return None
+        slots.append(of_layer)
+    return slots
 
 
-def _parts(model: LanguageModel, run: Run, capacity: int) -> tuple[GPT, list[tuple[Mixer, int]]]:
-    """Return the model, and its layers' mixers with their windows, where it is made of the blocks
-    that a cache can enter and no idea in them looks across tokens.
+def _windows(run: Run, capacity: int) -> list[int]:
+    """Return `windows`.
 
     Errors:
-        UncachedError: it is not, or the attention has no cache.
+        UncachedError: the attention has none.
+    """
+    slots = windows(run, capacity)
+    if slots is None:
+        attention = f"attention.kind={run.attention.kind}"
+        raise UncachedError(f"{attention} defines no cache_slots of its mixer with these keys")
+    return slots
+
+
+def _cacheable(model: LanguageModel, run: Run) -> GPT:
+    """Return the model, where it is made of the blocks that a cache can enter and no idea in them
+    looks across tokens.
+
+    Errors:
+        UncachedError: it is not.
     """
     attention = f"attention.kind={run.attention.kind}"
-    own = f"model.kind={run.model.kind} with {attention} has layers of its own"
+    has_own_layers = f"model.kind={run.model.kind} with {attention} has layers of its own"
     if type(model) is not GPT:
-        raise UncachedError(own)
+        raise UncachedError(has_own_layers)
     blocks: list[Any] = list(model.blocks)
     joined = list(model.joined)
     for block in blocks:
         if type(block) is not Block or type(block.attention.f) is not CausalSelfAttention:
-            raise UncachedError(own)
+            raise UncachedError(has_own_layers)
         joined += block.joined
     for name, idea, _ in joined:
         if not idea.PER_TOKEN:
@@ -248,11 +268,7 @@ def _parts(model: LanguageModel, run: Run, capacity: int) -> tuple[GPT, list[tup
     if knows_documents(run):
         keys = "data.document_mask, position.restart"
         raise UncachedError(f"a cache does not keep where a document began ({keys})")
-    of_layers = windows(run, capacity)
-    if of_layers is None:
-        raise UncachedError(f"{attention} defines no cache_slots of its mixer with these keys")
-    mixers = [block.attention.f.mixer for block in blocks]
-    return model, list(zip(mixers, of_layers, strict=True))
+    return model
 
 
 @torch.no_grad()
@@ -265,13 +281,17 @@ def check_cached(model: LanguageModel, run: Run, *, most: int = PROBED) -> None:
     """
     T = min(most, run.model.seq_len)
     cached = Cached(model, run, batch=1, capacity=T)
-    again = Recompute(model)
+    reference = Recompute(model)
     places_1T = torch.arange(T, device=cached.position.device)[None]
     tokens_1T = (places_1T * 31 + 7) % run.tokenizer.vocab_size
     for t in range(1, T):
-        logits = cached.decode(tokens_1T[:, t - 1]) if t > 1 else cached.prefill(tokens_1T[:, :1])
-        expected = again.prefill(tokens_1T[:, :t])
-        if not torch.allclose(logits, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max())):
+        if t == 1:
+            logits = cached.prefill(tokens_1T[:, :1])
+        else:
+            logits = cached.decode(tokens_1T[:, t - 1])
+        expected = reference.prefill(tokens_1T[:, :t])
+        limit = 1e-3 * float(expected.abs().max())
+        if not torch.allclose(logits, expected, rtol=1e-3, atol=limit):
             raise UncachedError(
                 f"its logits differ from the whole prefix's at token {t}: some option looks "
                 f"across tokens"

@@ -47,7 +47,8 @@ class Trained:
 
     def text(self, tokens: list[int]) -> str:
         """Return the text without an end-of-text; invalid UTF-8 becomes U+FFFD."""
-        return self.encoding.decode([token for token in tokens if token != self.encoding.eot_token])
+        end = self.encoding.eot_token
+        return self.encoding.decode([token for token in tokens if token != end])
 
 
 def load(run_dir: Path, *, device: torch.device, log: Callable[[str], None]) -> Trained:
@@ -58,22 +59,26 @@ def load(run_dir: Path, *, device: torch.device, log: Callable[[str], None]) -> 
         ValueError: no config, no checkpoint, none that is valid, or one that is another model's or
             whose weights are not finite.
     """
-    read = trained if run_dir.is_dir() else exported
-    run, model, step = read(run_dir, log=log)
+    if run_dir.is_dir():
+        run, model, step = trained(run_dir, log=log)
+    else:
+        run, model, step = exported(run_dir, log=log)
     encoding = run.tokenizer.load(cache_dir=cache_root(run.cache_dir))
     return Trained(name=run_dir.name, run=run, model=model.to(device), encoding=encoding, step=step)
 
 
 def load_typed(source: str, *, outputs: Path, device: Device | None, allow_code: bool) -> Trained:
-    """Return what a command names: a run's folder, name or identity, or an exported file; on a GPU
-    where there is one, unless told otherwise.
+    """Return what a command names: a run's folder, name or identity, or an exported file.
+    `device`: None for a GPU where there is one.
 
     Errors:
         ValueError: as for `load`; no such run, or no such device.
     """
     device = device or defaults.device()
     hardware.check_device(device, 1, key="device")
-    path = Path(source) if Path(source).is_file() else find_one(source, outputs=outputs)
+    path = Path(source)
+    if not path.is_file():
+        path = find_one(source, outputs=outputs)
     if allow_code:
         use_copies(path)
     return load(path, device=torch.device(device.value), log=log)
@@ -140,35 +145,34 @@ class Written:
 
     texts: list[list[int]]
     first_token_ms: float  # from the prompt to the first token of each text
-    decode_ms: (
-        float | None
-    )  # from one token to the next, the median; None where each text has one token
-    tokens_per_s: (
-        float | None
-    )  # of all texts from the second token on; None where each text has one token
+    # from one token to the next, the median; None where each text has one token
+    decode_ms: float | None
+    # of all texts from the second token on; None where each text has one token
+    tokens_per_s: float | None
 
 
 def write(trained: Trained, engine: Engine, prompt: list[int], sampler: TokenSampler) -> Written:
     """Write as many tokens a sequence as the sampler has draws for, or up to its end-of-text."""
     end = trained.encoding.eot_token
     prompt_1T = torch.tensor([prompt], device=trained.device)
-    rows = list[list[int]]()
-    ended = set[int]()
-    marks = [time.perf_counter()]
+    rows = list[list[int]]()  # a token of each text
+    ended_texts = set[int]()
+    moments = [time.perf_counter()]
     for tokens_B in generate(engine, prompt_1T, sampler, max_tokens=sampler.draws_BN.shape[1]):
         row = tokens_B.tolist()  # waits for the device
-        marks.append(time.perf_counter())
+        moments.append(time.perf_counter())
         rows.append(row)
-        ended.update(i for i, token in enumerate(row) if token == end)
-        if len(ended) == len(row):
+        ended_texts.update(i for i, token in enumerate(row) if token == end)
+        if len(ended_texts) == len(row):
             break
-    texts = [_up_to(end, list(text)) for text in zip(*rows, strict=True)]
-    first_s, *more_s = [after - before for before, after in pairwise(marks)]
+    columns = zip(*rows, strict=True)
+    texts = [_up_to(end, list(column)) for column in columns]
+    first_s, *next_s = [after - before for before, after in pairwise(moments)]
     decode_ms = None
     tokens_per_s = None
-    if more_s:
-        decode_ms = median(more_s) * 1e3
-        tokens_per_s = len(texts) * len(more_s) / sum(more_s)
+    if next_s:
+        decode_ms = median(next_s) * 1e3
+        tokens_per_s = len(texts) * len(next_s) / sum(next_s)
     return Written(
         texts=texts, first_token_ms=first_s * 1e3, decode_ms=decode_ms, tokens_per_s=tokens_per_s
     )

@@ -65,6 +65,21 @@ class ComparedArm:
             means[line] = fmean(clock.get(line) or 0.0 for clock in clocks)
         return means
 
+    @property
+    def logged(self) -> dict[str, float]:
+        """Return the mean over the runs of each value that modules logged last; without a value
+        that is not finite in one of them."""
+        values = dict[str, list[float | None]]()
+        for run in self.arm.runs:
+            for name, value in (run.summary.get("logged") or {}).items():
+                values.setdefault(name, []).append(value)
+        means = dict[str, float]()
+        for name, of_runs in values.items():
+            finite = [value for value in of_runs if value is not None]
+            if len(finite) == len(of_runs):
+                means[name] = fmean(finite)
+        return means
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:

@@ -192,6 +192,7 @@ def _arm(row: ComparedArm) -> ArmJson:
         to_target=to_target,
         clock_s=row.clock_s,
         runs=identities,
+        logged=row.logged,
     )
 
 

@@ -99,6 +99,7 @@ class ArmJson(Schema, frozen=True, kw_only=True):
     to_target: dict[str, ReachJson] | None  # by what is counted: steps, train_s
     clock_s: dict[str, float]
     runs: list[str]  # identities
+    logged: dict[str, float] = {}  # name → the last value that modules logged, mean over the runs
 
 
 class RunJson(Schema, frozen=True, kw_only=True):

@@ -35,9 +35,8 @@ def of_rows(rows: Sequence[ComparedArm], *, allow: Collection[str]) -> Iterator[
         arm = row.arm
         for spoilt in confounders(arm, row.against or arm, allowed=allow):
             yield (
-                f"{arm.label}: differs from what it is compared with in its {spoilt} too; no "
-                f"verdict unless "
-                f"declared (--allow {spoilt})"
+                f"{arm.label}: its {spoilt} differs from the other arm's too; no verdict unless "
+                f"you accept the difference (--allow {spoilt})"
             )
         yield from _came_along(arm, row.against or arm)
         if arm.diverged and arm.runs:

@@ -241,7 +241,7 @@ def too_coarse(
     if uncertainty > width:
         return (
             f"validated every {cadence:,.4g} steps there, and the other every {base_cadence:,.4g}: "
-            "the answer would be narrower than what lies between"
+            "the answer would be narrower than the steps between two validations"
         )
     return None
 

@@ -177,7 +177,10 @@ class Attempt:
         self._heartbeat = Heartbeat.create(self.plan.run_dir, ranks=devices)
         self._beats = 0.0
         self._silent_s = 0.0
-        self._hang = ""
+        # why there is no summary: the first of these that is not empty
+        self._hang_reason = ""
+        self._worker_reason = ""  # in the words of a worker
+        self._endings = ""  # with what the workers ended
         self._failed_at = math.inf
         self._failed = dict[int, int]()  # rank → exit code
         # what the workers say that fail, in their order; it needs no disk, which may be full
@@ -295,8 +298,8 @@ class Attempt:
         self.over = True
         with ExitStack() as undo:
             undo.enter_context(self._lease)
-            code = self._conclude([code for code in codes if code is not None])
-            summary = self._summary()  # has the reason that `_conclude` found
+            code = self._exit_code([code for code in codes if code is not None])
+            summary = self._summary()  # has the reasons that `_exit_code` found
             # whether a worker was killed before the run's end: the record decides, not the code
             # alone
             was_killed = code < 0 and summary["status"] == RunStatus.failed
@@ -323,21 +326,21 @@ class Attempt:
             self._failed = self._failed or _nonzero(codes)
             self._send(signal.SIGKILL)
 
-    def _conclude(self, codes: Sequence[int]) -> int:
-        """Return one exit code for all workers, and keep why they failed: which were killed, or
-        what the first one said that failed. The others only lost it."""
+    def _exit_code(self, codes: Sequence[int]) -> int:
+        """Return one exit code for all workers, and note why they failed: which were killed, or
+        the reason of the first one that failed. The others only lost it."""
         shutil.rmtree(self.plan.run_dir / RANKS, ignore_errors=True)
         failed = self._failed or _nonzero(codes)
         killed = {rank: code for rank, code in failed.items() if code < 0}
         status, reason = self._first_reason()
-        is_silent = killed or (self._stopping and len(codes) > 1)
-        self._said = "" if is_silent else reason
-        self._error = self._endings(
-            killed or failed or dict(enumerate(codes)), alone=len(codes) == 1
-        )
+        lost_each_other = self._stopping and len(codes) > 1
+        if not killed and not lost_each_other:
+            self._worker_reason = reason
+        to_name = killed or failed or dict(enumerate(codes))
+        self._endings = self._ending_line(to_name, alone=len(codes) == 1)
         if killed:
             code = min(killed.values())
-        elif self._said:
+        elif self._worker_reason:
             code = EXIT_CODES[status]
         else:
             code = max(codes)
@@ -356,14 +359,16 @@ class Attempt:
         os.close(self._reasons)
         return status, reason
 
-    def _endings(self, codes: Mapping[int, int], *, alone: bool) -> str:
+    def _ending_line(self, codes: Mapping[int, int], *, alone: bool) -> str:
         """Say with what each of these ranks ended, and where it was."""
         endings = list[str]()
         for rank, code in codes.items():
             worker = "the worker" if alone else f"rank {rank}"
             endings.append(f"{worker} ended with {ending(code)} {self._heartbeat.where(rank)}")
         line = ", ".join(endings)
-        return f"{line} and left no summary" if alone else line
+        if alone:
+            return f"{line} and left no summary"
+        return line
 
     def wait(self) -> RunResult:
         """Wait for the run's end, and return it."""
@@ -399,10 +404,10 @@ class Attempt:
         else:
             self._silent_s = 0.0
         self._beats = beats
-        limit = self.plan.run.trainer.hang_timeout_s
-        if self._silent_s > limit:
-            self._hang = (
-                f"{self._heartbeat.behind()} hung: no heartbeat for {limit:g} s "
+        limit_s = self.plan.run.trainer.hang_timeout_s
+        if self._silent_s > limit_s:
+            self._hang_reason = (
+                f"{self._heartbeat.behind()} hung: no heartbeat for {limit_s:g} s "
                 f"(trainer.hang_timeout_s)"
             )
             self._send(signal.SIGKILL)
@@ -410,16 +415,17 @@ class Attempt:
     def _summary(self) -> dict[str, Any]:
         """Read the ended run's summary, or write one with the reason where there is none. A run
         that was stopped in its start-up lost nothing."""
-        holding = self._lease.beat()
-        written = read_json(self.plan.run_dir / SUMMARY) if holding else None
-        if written is not None:
-            return written
-        error = self._hang or self._said or self._error
-        if not holding:
-            error = lease.taken(self._stage.parent)
-        preempted = self._stopping and not self._hang and not self._said
+        has_lease = self._lease.beat()
+        if has_lease:
+            summary = read_json(self.plan.run_dir / SUMMARY)
+            if summary is not None:
+                return summary
+        error = self._hang_reason or self._worker_reason or self._endings
+        if not has_lease:
+            error = lease.loss_line(self._stage.parent)
+        has_failed = bool(self._hang_reason or self._worker_reason)
         status = RunStatus.preempted
-        if not preempted:
+        if has_failed or not self._stopping:
             status = RunStatus.failed
             self._log(error)
         return cut_short(
@@ -438,8 +444,10 @@ class Attempt:
             with suppress(OSError):  # a full disk: the summary has it, or will not be there
                 append_text(log, f"{text}\n")
             return
-        hint = "" if self.refused else f"; see {log}"
-        print(f"nocap: {text}{hint}", file=sys.stderr, flush=True)
+        line = f"nocap: {text}"
+        if not self.refused:
+            line = f"{line}; see {log}"
+        print(line, file=sys.stderr, flush=True)
 
 
 def _nonzero(codes: Sequence[int | None]) -> dict[int, int]:

@@ -89,10 +89,10 @@ def planned_cell(folder: Path, identity: str) -> Plan:
     own = composed(cell["overrides"])
     swept = tuple(grid.get("swept") or ())
     planned = plan(own.run, choices=own.choices)
-    here = _in_words(planned.parts["environment"])
-    there = _in_words(cell["environment"])
-    rule = f"be the machine where the job runs ({here})"
-    require(here == there, "hydra.launcher.target", rule, there)
+    own_machine = _in_words(planned.parts["environment"])
+    target = _in_words(cell["environment"])
+    rule = f"be the machine where the job runs ({own_machine})"
+    require(own_machine == target, "hydra.launcher.target", rule, target)
     is_same = planned.identity == identity
     require(is_same, str(path), "be planned with this code and data", "others")
     return replace(planned, grid=folder.name, swept=swept, request=request)

@@ -38,27 +38,27 @@ def serve(sock: socket.socket) -> None:
         selector.register(sock, selectors.EVENT_READ)
         while True:
             for key, _ in selector.select():
-                if key.fileobj is sock:
-                    content, files, _, _ = socket.recv_fds(sock, MESSAGE_BYTES, 2)
-                    if not content:
-                        return
-                    pid = fork_worker(Start(**json.loads(content)), *files)
-                    pidfd = os.pidfd_open(pid)
-                    selector.register(pidfd, selectors.EVENT_READ, data=pid)
-                    socket.send_fds(sock, [ServerReply(pid=pid).packed()], [pidfd])
-                else:
+                if key.fileobj is not sock:  # a worker has ended
                     selector.unregister(key.fd)
                     os.close(key.fd)
                     _, status = os.waitpid(key.data, 0)
-                    sock.send(
-                        ServerReply(pid=key.data, code=os.waitstatus_to_exitcode(status)).packed()
-                    )
+                    code = os.waitstatus_to_exitcode(status)
+                    sock.send(ServerReply(pid=key.data, code=code).packed())
+                    continue
+                content, files, _, _ = socket.recv_fds(sock, MESSAGE_BYTES, 2)
+                if not content:
+                    return
+                pid = fork_worker(Start(**json.loads(content)), *files)
+                pidfd = os.pidfd_open(pid)
+                selector.register(pidfd, selectors.EVENT_READ, data=pid)
+                socket.send_fds(sock, [ServerReply(pid=pid).packed()], [pidfd])
 
 
 def fork_worker(request: Start, reasons: int, log: int) -> int:
     """Fork a worker, and return its pid. In the worker itself this does not return."""
     server = os.getpid()
-    if (pid := os.fork()) != 0:
+    pid = os.fork()
+    if pid != 0:  # the server itself
         os.close(reasons)
         os.close(log)
         return pid
@@ -87,7 +87,10 @@ def _work(request: Start, reasons: int, server: int) -> NoReturn:
     for name in request.removed:
         os.environ.pop(name, None)
     os.environ.update(request.changed, NOCAP_PARENT=str(server), NOCAP_FAILURES=str(reasons))
-    rename(f"nocap rank {os.environ['RANK']}" if "RANK" in os.environ else "nocap worker")
+    name = "nocap worker"
+    if "RANK" in os.environ:
+        name = f"nocap rank {os.environ['RANK']}"
+    rename(name)
     sys.argv = [sys.argv[0], request.run_dir]
     worker.begin()
 

@@ -107,7 +107,7 @@ def send_left(plans: Sequence[Plan], grid: Path) -> Iterator[str]:
         lacking.append("the comparison")
     if lacking:
         command = f"python -m nocap.runs sync {shlex.quote(shown(grid))}"
-        yield f"not uploaded: {' and '.join(lacking)}; this sends what is missing: {command}"
+        yield f"not uploaded: {' and '.join(lacking)}; this command sends the rest: {command}"
 
 
 def _unsent(waiting: Sequence[Path]) -> Iterator[Path]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -69,12 +69,10 @@ class Plan:
     identity: str
     run_dir: Path
     init: EarlierRun | None = None  # what it begins from
-    teachers: dict[str, EarlierRun] = field(
-        default_factory=dict
-    )  # what it learns from, by the option that does
-    options: Mapping[str, str] = field(
-        default_factory=dict
-    )  # group → the name of the option, for people
+    # what it learns from, by the option that does
+    teachers: dict[str, EarlierRun] = field(default_factory=dict)
+    # group → the name of the option, for people
+    options: Mapping[str, str] = field(default_factory=dict)
     grid: str | None = None  # the grid that starts it
     swept: tuple[str, ...] = ()  # the groups and keys that set it apart from the runs beside it
     request: SeedRequest | None = None  # None: a command that asked for this run alone
@@ -243,16 +241,22 @@ def _name(run: Run, choices: Mapping[str, str | None]) -> str:
 def _options(run: Run, choices: Mapping[str, str | None]) -> dict[str, str]:
     """Return the chosen options by name, those that change no number left out; ideas have commas
     between them."""
-    groups = ["experiment", *(f.name for f in fields(run) if f.metadata.get("identity", True))]
-    options = {group: name for group in groups if (name := choices.get(group))}
-    return {**options, "ideas": ",".join(run.ideas) or "none"}
+    groups = ["experiment"]
+    groups += [f.name for f in fields(run) if f.metadata.get("identity", True)]
+    options = dict[str, str]()
+    for group in groups:
+        name = choices.get(group)
+        if name:
+            options[group] = name
+    options["ideas"] = ",".join(run.ideas) or "none"
+    return options
 
 
 def _damage(folder: Path, identity: str) -> Iterator[str]:
     """Yield a notice where the folder has an ended run's record that is not believed, and the last
     checkpoint makes it again."""
     try:
-        damage = _read(folder, identity)[1]
+        damage = _read(folder, identity).damage
     except ValueError:
         return  # it is this run's outcome
     if damage is not None:
@@ -262,29 +266,34 @@ def _damage(folder: Path, identity: str) -> Iterator[str]:
         )
 
 
-def _read(folder: Path, identity: str) -> tuple[dict[str, Any] | None, ValueError | None]:
-    """Return the summary of a run that has ended, or why it is not believed.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class End:
+    """How a run has ended, as its folder has it: neither, where it has not."""
+
+    summary: dict[str, Any] | None = None
+    damage: ValueError | None = None  # why the summary is not believed
+
+
+def _read(folder: Path, identity: str) -> End:
+    """Return how the run in a folder has ended.
 
     Errors:
         ValueError: it is not believed, and there is no checkpoint that could make it again; or the
             folder is another run's.
     """
-    recorded = (read_json(folder / "manifest.json") or {}).get("identity", identity)
-    require(
-        recorded == identity,
-        f"{folder}/manifest.json",
-        f"be of the run in the folder's name, {identity}",
-        recorded,
-    )
+    manifest = read_json(folder / "manifest.json") or {}
+    recorded = manifest.get("identity", identity)
+    rule = f"be of the run in the folder's name, {identity}"
+    require(recorded == identity, f"{folder}/manifest.json", rule, recorded)
     try:
-        return read_ended(folder, identity=identity), None
+        return End(summary=read_ended(folder, identity=identity))
     except ValueError as error:
         if not any_sound(folder):
             raise ValueError(
                 f"{error}; there is no valid checkpoint to mend it from: move that folder to train "
                 "the run again"
             ) from error
-        return None, error
+        return End(damage=error)
 
 
 def _half_done(run: Run, parts: Mapping[str, Any], root: Path, name: str) -> Iterator[str]:
@@ -295,43 +304,73 @@ def _half_done(run: Run, parts: Mapping[str, Any], root: Path, name: str) -> Ite
         ValueError: it has other data: this run would start from scratch, and half a run would be
             lost unnoticed.
     """
-    paths = {
-        key: value
-        for key, value in to_plain(run)["data"].items()
-        if key not in parts["config"]["data"]
-    }
-    of_it = re.compile(rf"{re.escape(name)}-[0-9a-f]{{12}}")
-    # unlike Path.glob, it does not pass over a folder that cannot be read
-    names = os.listdir(root) if root.is_dir() else ()
-    for folder in sorted(root / other for other in names if of_it.fullmatch(other)):
-        if not (steps := saved_steps(folder)):
+    data = to_plain(run)["data"]
+    counted_data = parts["config"]["data"]
+    paths = {key: value for key, value in data.items() if key not in counted_data}
+    for folder in _of_same_name(root, name):
+        half = _half_run(folder, list(paths))
+        if half is None or half.paths != redact(paths):
             continue
-        try:
-            manifest, config = (
-                read_json(folder / "manifest.json") or {},
-                parse_yaml(read_text(folder / "config.yaml")),
-            )
-            others, ended = manifest["parts"], read_ended(folder)
-            same_paths = redact(paths) == {key: config["data"][key] for key in paths}
-        except (OSError, ValueError, KeyError, TypeError):
-            continue  # not a record: nothing can be gone on with there
+        steps = half.steps
+        others = half.parts
         differences = differing(others, parts)
-        if ended is not None or not same_paths or "config" in differences:
+        if "config" in differences:
             continue
         if {*differences} <= {"data", "code"} and "data" in differences:
             remedy = "put it back to resume, or move that folder to start from scratch"
             raise ValueError(
-                f"data must be what {folder} began with ({others['data'][:12]}…), got "
+                f"data must be those that {folder} began with ({others['data'][:12]}…), got "
                 f"{parts['data'][:12]}…; {remedy}"
             )
-        commit = ((manifest.get("git") or {}).get("commit") or "")[:12]
-        back = f" (git checkout {commit})" if commit and "code" in differences else ""
+        back = ""
+        if half.commit and "code" in differences:
+            back = f" (git checkout {half.commit})"
         yield (
-            f"{folder} is half done, at step {steps[0]}, and another run: what differs is "
+            f"{folder} is half done, at step {steps[0]}, and is another run: they differ in "
             f"{', '.join(differences.values())}; "
-            f"this command starts from scratch, and to go on with that run put that back{back} "
-            "and give the command again"
+            f"this command starts from scratch; to continue that run, put that back{back} and type "
+            "the command again"
         )
+
+
+def _of_same_name(root: Path, name: str) -> list[Path]:
+    """List the folders of all runs with this readable name."""
+    if not root.is_dir():
+        return []
+    pattern = re.compile(rf"{re.escape(name)}-[0-9a-f]{{12}}")
+    # unlike Path.glob, it does not pass over a folder that cannot be read
+    names = [other for other in os.listdir(root) if pattern.fullmatch(other)]
+    return sorted(root / other for other in names)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HalfRun:
+    """A run that has a checkpoint, and has not ended."""
+
+    steps: Sequence[int]  # of its checkpoints, the newest first
+    parts: Mapping[str, Any]  # of its identity
+    paths: Mapping[str, Any]  # of its data, by their keys
+    commit: str  # of its code, 12 digits; empty: it is not known
+
+
+def _half_run(folder: Path, path_keys: Sequence[str]) -> HalfRun | None:
+    """Read the half-done run in a folder; None: it has ended, or nothing can be gone on with."""
+    steps = saved_steps(folder)
+    if not steps:
+        return None
+    try:
+        manifest = read_json(folder / "manifest.json") or {}
+        config = parse_yaml(read_text(folder / "config.yaml"))
+        parts = manifest["parts"]
+        has_ended = read_ended(folder) is not None
+        paths = {key: config["data"][key] for key in path_keys}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # not a record
+    if has_ended:
+        return None
+    git = manifest.get("git") or {}
+    commit = (git.get("commit") or "")[:12]
+    return HalfRun(steps=steps, parts=parts, paths=paths, commit=commit)
 
 
 def check_compiler(run: Run) -> None:
@@ -375,7 +414,7 @@ def sound(plan: Plan) -> dict[str, Any] | None:
     Errors:
         ValueError: it is damaged, and there is none.
     """
-    return _read(plan.run_dir, plan.identity)[0]
+    return _read(plan.run_dir, plan.identity).summary
 
 
 def outcome(plan: Plan) -> RunResult | None:

@@ -7,12 +7,10 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
-
-from tqdm import tqdm
 
 from nocap.config import hardware
 from nocap.config.outward import trusted
@@ -36,10 +34,8 @@ from nocap.training.terminal import left
 HELD_POLL_S = 0.5
 REFRESH_S = 0.5  # between updates of the bar
 TAIL_BYTES = 4096  # holds the last row of a run's metrics
-EVENTS = {
-    RunStatus.finished: "done",
-    RunStatus.preempted: "saved",
-}  # other statuses name themselves
+# other statuses name themselves
+EVENTS = {RunStatus.finished: "done", RunStatus.preempted: "saved"}
 
 
 def ended(cell: Cell) -> RunResult | None:
@@ -50,7 +46,21 @@ def ended(cell: Cell) -> RunResult | None:
     return result
 
 
-def _left_by(cell: Cell, reason: str) -> RunResult:
+def ended_before(cells: Iterable[Cell]) -> dict[str, RunResult]:
+    """Return identity → how that cell ended, of those that some process has brought to their
+    end."""
+    results = dict[str, RunResult]()
+    for cell in cells:
+        try:
+            result = ended(cell)
+        except OSError as error:  # what a kill left of it cannot be deleted
+            result = _failed(error)
+        if result is not None:
+            results[cell.plan.identity] = result
+    return results
+
+
+def _result_elsewhere(cell: Cell, *, reason: str) -> RunResult:
     """Return how a cell ended that another machine trained, from its record; `reason`: why it has
     none."""
     result = ended(cell)
@@ -194,10 +204,15 @@ class Runner:
         total: int = 0,
         fail_fast: bool = False,
         detach: bool = False,
+        results: Mapping[str, RunResult] | None = None,
     ) -> None:
         """Prepare to run. `watch` gets each cell with how it ended. `more`: returns cells beyond
         the grid's when those known have ended; with them there may be `total`. `fail_fast`: the
-        first that fails stops the others. `detach`: leave the cluster once it has them."""
+        first that fails stops the others. `detach`: leave the cluster once it has them. `results`:
+        of cells that have ended already, see `ended_before`."""
+        # a fiftieth of a second, which a grid that has ended need not pay
+        from tqdm import tqdm
+
         self.stopping = False  # whether a request to stop came
         self._executor = executor
         self._watch = watch
@@ -206,32 +221,34 @@ class Runner:
         self._fail_fast = fail_fast
         self._detach = detach
         self._cells = list(grid.cells)
-        self._waiting = deque(self._cells)
+        self._results = dict(results or {})
+        todo = [cell for cell in self._cells if cell.plan.identity not in self._results]
+        self._waiting = deque(todo)
         self._elsewhere = deque[Cell]()  # that other processes train
         self._elsewhere_until = 0.0  # when they are looked at again
         self._running: list[tuple[Cell, Work]] = []
-        self._results: dict[str, RunResult] = {}
-        self._done = 0  # steps of the cells that ended here
-        self._before = 0  # steps that cells had when they began here
-        self._began = time.monotonic()
-        self._drawn = 0.0
+        self._end_steps = 0  # of the cells that ended here, all that they have
+        self._first_steps = 0  # that cells had when they began here
+        self._start_time = time.monotonic()
+        self._draw_time = 0.0  # of the bar, the last
         self._bar = tqdm(
             desc="steps of all cells",
             unit="step",
-            disable=None,
+            disable=None,  # but on a terminal
             leave=False,
             file=trusted(sys.stdout),
-        )  # on a terminal alone
+        )
 
     def run(self) -> dict[str, RunResult]:
         """Return identity → how that cell ended, once all have, or a request to stop came."""
         with stop_handler(self._stop), self._bar:
-            while self._goes_on():
+            while self._has_work():
                 self._start_what_fits()
                 self.stopping = self.stopping or self._detach
                 self._collect()
                 self._draw()
-                time.sleep(self._executor.poll_s if self._running or self._elsewhere else 0)
+                if self._running or self._elsewhere:
+                    time.sleep(self._executor.poll_s)
         not_started = RunResult(status=RunStatus.waiting, reason="not started")
         for cell in (*self._waiting, *self._elsewhere):
             self._results[cell.plan.identity] = not_started
@@ -240,15 +257,15 @@ class Runner:
     def _stop(self, number: int) -> None:
         self.stopping = True
 
-    def _goes_on(self) -> bool:
-        """Say whether a cell runs or can begin."""
+    def _has_work(self) -> bool:
+        """Say whether a cell runs or can begin; where none of those known can, ask for more."""
         if self._running:
             return True
         if self.stopping:
             return False
-        return bool(self._waiting or self._elsewhere or self._add(self._more()))
-
-    def _add(self, cells: Sequence[Cell]) -> bool:
+        if self._waiting or self._elsewhere:
+            return True
+        cells = self._more()
         self._cells.extend(cells)
         self._waiting.extend(cells)
         return bool(cells)
@@ -271,7 +288,7 @@ class Runner:
         try:
             work = ended(cell) or self._executor.submit(cell)
         except HeldError as error:
-            self._leave(cell, error.reason)
+            self._put_off(cell, error.reason)
             return True
         except (OSError, ValueError) as error:
             self._conclude(cell, _failed(error))
@@ -282,16 +299,16 @@ class Runner:
             self._results[cell.plan.identity] = work
             return True
         self._running.append((cell, work))
-        self._before += last_step(cell)
+        self._first_steps += last_step(cell)
         # the bar names what has begun here
         if self._bar.disable or self._executor.event != Devices.event:
             self._log(cell, self._executor.event)
         return True
 
-    def _leave(self, cell: Cell, why: str | None) -> None:
+    def _put_off(self, cell: Cell, reason: str | None) -> None:
         """Come back later to a cell that another process trains."""
         if cell.plan.identity not in self._results:
-            self._log(cell, "later", why)
+            self._log(cell, "later", reason)
             self._results[cell.plan.identity] = RunResult(status=RunStatus.waiting)
         self._elsewhere.append(cell)
         self._elsewhere_until = time.monotonic() + HELD_POLL_S * len(self._elsewhere)
@@ -309,42 +326,46 @@ class Runner:
                 continue
             self._running.remove((cell, work))
             if isinstance(result, str):
-                result = _left_by(cell, result)
+                result = _result_elsewhere(cell, reason=result)
             if result.taken_over:
-                self._leave(cell, result.reason)
+                self._put_off(cell, result.reason)
             else:
                 self._conclude(cell, result)
 
     def _conclude(self, cell: Cell, result: RunResult) -> None:
         """Note and print how a cell ended."""
         self._results[cell.plan.identity] = result
-        self._done += result.summary.get("steps") or 0
+        self._end_steps += result.summary.get("steps") or 0
         about = result.reason
         if result.status is RunStatus.finished:
             about = _figures(result)
-        self._log(cell, EVENTS.get(result.status, result.status), about, self._left())
+        event = EVENTS.get(result.status, result.status)
+        self._log(cell, event, about, self._time_left())
         self._watch(cell, result.status)
-        self.stopping = self.stopping or (self._fail_fast and result.status is RunStatus.failed)
+        if self._fail_fast and result.status is RunStatus.failed:
+            self.stopping = True
 
     # --- what a terminal shows
 
     def _draw(self) -> None:
         """Draw the bar again, where the last time is long ago."""
-        if self._bar.disable or time.monotonic() <= self._drawn + REFRESH_S:
+        if self._bar.disable or time.monotonic() <= self._draw_time + REFRESH_S:
             return
-        self._drawn = time.monotonic()
-        self._left()
-        self._bar.set_postfix_str(shorten((cell.label for cell, _ in self._running), most=3))
+        self._draw_time = time.monotonic()
+        self._time_left()
+        labels = [cell.label for cell, _ in self._running]
+        self._bar.set_postfix_str(shorten(labels, most=3))
 
-    def _left(self) -> str:
+    def _time_left(self) -> str:
         """Return the time that is left at the speed so far. The bar gets the steps of all cells."""
         running = [cell for cell, _ in self._running]
-        steps = self._done + sum(map(last_step, running))
+        steps = self._end_steps + sum(map(last_step, running))
         unfinished = (*running, *self._waiting, *self._elsewhere)
-        todo = sum(cell.plan.run.trainer.steps for cell in unfinished)
+        total = self._end_steps + sum(cell.plan.run.trainer.steps for cell in unfinished)
         self._bar.n = steps
-        self._bar.total = self._done + todo
-        return left(steps - self._before, self._bar.total - steps, time.monotonic() - self._began)
+        self._bar.total = total
+        spent_s = time.monotonic() - self._start_time
+        return left(steps - self._first_steps, total - steps, spent_s)
 
     def _log(self, cell: Cell, event: str, *more: str | None) -> None:
         """Print a line about a cell."""
@@ -377,4 +398,6 @@ def last_step(cell: Cell) -> int:
             rows = read_rows(file.read().partition(b"\n")[2])
     except OSError:
         return 0
-    return int(rows[-1]["step"]) if rows else 0
+    if not rows:
+        return 0
+    return int(rows[-1]["step"])

@@ -24,7 +24,8 @@ from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from omegaconf import OmegaConf
 
 from nocap.config.choices import parse_override
-from nocap.config.compose import Composed, as_in
+from nocap.config.compose import Composed, as_baseline, as_in
+from nocap.config.defaults import BEYOND_GRAPHS
 from nocap.config.keys import is_fault, require
 from nocap.config.plain import explained, made
 from nocap.config.trainer import Sampler, Search
@@ -58,16 +59,18 @@ def options_in(words: Sequence[str]) -> tuple[Search | None, list[str]]:
         HydraException, ValueError: an override that cannot be parsed; a wrong key or value of the
             search.
     """
-    own = list[str]()
+    of_search = list[str]()
+    others = list[str]()
     for word in words:
         override = parse_override(word)
         if re.match(r"search(\.|=)", str(override.input_line)):
-            own.append(word)
-    if not own:
-        return None, list(words)
-    keys = [word.replace("search=", "search.sampler=") for word in own]
+            of_search.append(word)
+        else:
+            others.append(word)
+    if not of_search:
+        return None, others
+    keys = [word.replace("search=", "search.sampler=") for word in of_search]
     tree: Any = OmegaConf.from_dotlist(keys)
-    others = [word for word in words if word not in own]
     return made(Search, tree.search, "search."), others
 
 
@@ -172,20 +175,30 @@ def describe(distribution: BaseDistribution) -> str:
         text += f", in steps of {d.step}"
     elif isinstance(d.low, int):
         text += ", whole numbers"
-    return f"{text}, log" if d.log else text
+    if d.log:
+        text += ", log"
+    return text
 
 
 def ends(space: Space) -> list[tuple[str, ...]]:
     """Return the overrides at the space's ends, which can be tried before the first trial: of each
     key in turn each choice or both ends, and the others at their first."""
-    kinds: dict[str, Any] = dict(space)  # each kind of distribution has what it needs
-    values = {name: getattr(d, "choices", None) or (d.low, d.high) for name, d in kinds.items()}
+    values = {name: _end_values(distribution) for name, distribution in space.items()}
     first = {name: of_key[0] for name, of_key in values.items()}
-    found = dict[tuple[str, ...], None]()
+    distinct = dict[tuple[str, ...], None]()
     for name, of_key in values.items():
         for value in of_key:
-            found[words_of(space, {**first, name: value})] = None
-    return list(found)
+            words = words_of(space, {**first, name: value})
+            distinct[words] = None
+    return list(distinct)
+
+
+def _end_values(distribution: BaseDistribution) -> Sequence[Any]:
+    """Return each choice, or both ends."""
+    d: Any = distribution
+    if hasattr(d, "choices"):
+        return list(d.choices)
+    return [d.low, d.high]
 
 
 def propose(search: Search, space: Space, before: Sequence[tuple[Params, float | None]]) -> Params:
@@ -202,8 +215,8 @@ def propose(search: Search, space: Space, before: Sequence[tuple[Params, float |
         state = TrialState.RUNNING if value is None else TrialState.COMPLETE
         trial = create_trial(params=dict(params), distributions=space, value=value, state=state)
         study.add_trial(trial)
-    drawn = study.ask(space).params
-    return {name: _typed(distribution, drawn[name]) for name, distribution in space.items()}
+    params = study.ask(space).params
+    return {name: _rounded(distribution, params[name]) for name, distribution in space.items()}
 
 
 def _sampler(sampler: Sampler, seed: int) -> BaseSampler:
@@ -215,7 +228,7 @@ def _sampler(sampler: Sampler, seed: int) -> BaseSampler:
     return TPESampler(seed=seed, constant_liar=True)
 
 
-def _typed(distribution: BaseDistribution, value: Any) -> Any:
+def _rounded(distribution: BaseDistribution, value: Any) -> Any:
     """Return a value that can be typed: a number has few digits, and stays within its ends."""
     d: Any = distribution
     if not isinstance(value, float):
@@ -297,7 +310,7 @@ class Searching:
         compose: Callable[[Sequence[str]], Composed],
     ) -> None:
         """Check the space. `fixed`: the overrides of every trial. The space's first end decides the
-        precision and compilation of all."""
+        precision, compilation, micro-batch and CUDA graphs of all."""
         rule = "have something to search, as in 'optimizer.lr=tag(log, interval(1e-4, 1e-2))'"
         require(bool(space), "search", rule, "no such override")
         self.search = search
@@ -306,7 +319,8 @@ class Searching:
         self._datasets = Datasets()
         self._trials = list[SearchTrial]()
         at_ends = [(*self.fixed, *end) for end in ends(space)]
-        self.base = compose(at_ends[0])  # what all trials have besides what is searched
+        # what all trials have besides what is searched
+        self.base, beyond = as_baseline(compose(at_ends[0]), at_ends[1:], compose)
         self._compose = partial(as_in, self.base, compose=compose)
         grid = check(
             at_ends,
@@ -315,11 +329,8 @@ class Searching:
             log=lambda line: None,
             datasets=self._datasets,
         )
-        own = len(self.fixed) + len(space)
-        distinct = {cell.overrides[:own] for cell in grid.cells}
-        same = [" ".join(words[len(self.fixed) :]) for words in at_ends if words not in distinct]
-        require(not same, "search", "be over keys and values that change the run", ", ".join(same))
-        self._described = {name: describe(distribution) for name, distribution in space.items()}
+        self._check_ends(at_ends, grid)
+        self._ranges = {name: describe(distribution) for name, distribution in space.items()}
         self._options = {**asdict(search), "sampler": search.sampler.name, "seeds": [search.seed]}
         name = self._name(sorted(cell.plan.identity for cell in grid.cells))
         self.grid = Grid(
@@ -328,13 +339,30 @@ class Searching:
         line = (
             f"{name}: {search.sampler.name}, {plural(search.trials, 'trial')} on seed {search.seed}"
         )
-        axes = [f"  {axis}: {text}" for axis, text in self._described.items()]
+        axes = [f"  {axis}: {text}" for axis, text in self._ranges.items()]
         self.head = [line, *axes]
+        if beyond is not None:
+            words = " ".join(beyond[len(self.fixed) :])
+            why = f"in {words} {BEYOND_GRAPHS}"
+            self.head.append(f"  note: trainer.cuda_graphs=false for all trials: {why}")
+
+    def _check_ends(self, at_ends: Sequence[tuple[str, ...]], grid: Grid) -> None:
+        """Refuse a space of which two ends are the same run. `grid`: has each run of them once.
+
+        Errors:
+            ValueError: there are such ends.
+        """
+        n_fixed = len(self.fixed)
+        n_own = n_fixed + len(self.space)  # beyond these are what the baseline decides for all
+        distinct = {cell.overrides[:n_own] for cell in grid.cells}
+        twins = [" ".join(words[n_fixed:]) for words in at_ends if words not in distinct]
+        rule = "be over keys and values that change the run"
+        require(not twins, "search", rule, ", ".join(twins))
 
     def _name(self, identities: Sequence[str]) -> str:
         """Return the name of the folder: equal for the same question, however many trials it has.
         `identities`: of the runs at the space's ends."""
-        content = {**self._options, "trials": None, "space": self._described, "ends": identities}
+        content = {**self._options, "trials": None, "space": self._ranges, "ends": identities}
         last_words = [name.rpartition(".")[2] for name in self.space]
         keys = "-".join(re.sub(r"[^\w.]+", "_", word) for word in last_words)
         return f"search-{keys[:50]}-{digest(content)}"
@@ -363,11 +391,11 @@ class Searching:
         cells = list[Cell]()
         while not cells and len(self._trials) < self.search.trials:
             self.trials()  # which reads how those before ended
-            known = len(self._trials)
-            begin = known // room * room
-            last = min(begin + room, self.search.trials)
-            for number in range(known + 1, last + 1):
-                trial = self._next(number, begin)
+            n_trials = len(self._trials)
+            n_before_batch = n_trials // room * room
+            last = min(n_before_batch + room, self.search.trials)
+            for number in range(n_trials + 1, last + 1):
+                trial = self._next(number, n_before_batch)
                 self._trials.append(trial)
                 self._write(stage)
                 if trial.cell is not None:
@@ -376,14 +404,14 @@ class Searching:
                     log(line)
         return cells
 
-    def _next(self, number: int, begin: int) -> SearchTrial:
-        """Return the trial of this number. It knows the losses of the trials up to number
-        `begin`."""
+    def _next(self, number: int, n_known: int) -> SearchTrial:
+        """Return the trial of this number. It knows the losses of the first trials, so many."""
         before = list[tuple[Params, float | None]]()
         for trial in self._trials:
-            known_loss = trial.loss if trial.number <= begin else None
+            known_loss = trial.loss if trial.number <= n_known else None
             before.append((params_of(self.space, trial.words), known_loss))
-        return self.trial(number, words_of(self.space, propose(self.search, self.space, before)))
+        params = propose(self.search, self.space, before)
+        return self.trial(number, words_of(self.space, params))
 
     def trial(self, number: int, words: tuple[str, ...]) -> SearchTrial:
         """Return a trial, composed and planned, or refused with the reason."""
@@ -407,15 +435,22 @@ class Searching:
         Errors:
             ValueError: what lists them, or a run's record, is damaged.
         """
-        written = None if self._trials else read_json(self.grid.folder / GRID)
-        if written is not None:
-            listed = sorted(written["trials"], key=lambda trial: trial["trial"])
-            self._trials = [
-                self.trial(n, tuple(trial["overrides"])) for n, trial in enumerate(listed, 1)
-            ]
+        if not self._trials:
+            self._trials = self._trials_on_disk()
         for trial in self._trials:
             _read_end(trial)
         return sorted(self._trials, key=lambda trial: trial.rank)
+
+    def _trials_on_disk(self) -> list[SearchTrial]:
+        """Return the trials that `grid.json` lists, by their numbers."""
+        content = read_json(self.grid.folder / GRID)
+        if content is None:
+            return []
+        rows = sorted(content["trials"], key=lambda row: row["trial"])
+        trials = list[SearchTrial]()
+        for number, row in enumerate(rows, start=1):
+            trials.append(self.trial(number, tuple(row["overrides"])))
+        return trials
 
     def of_trials(self) -> Grid:
         """Return the grid of all runs that there are."""
@@ -426,7 +461,7 @@ class Searching:
     def _write(self, stage: Path) -> None:
         """Write `grid.json`."""
         trials = [trial.json() for trial in self.trials()]
-        more = {"search": self._options, "space": self._described, "trials": trials}
+        more = {"search": self._options, "space": self._ranges, "trials": trials}
         self.of_trials().write(more=more, stage=stage)
 
     def table(self) -> str:
@@ -440,7 +475,7 @@ class Searching:
             Column(title="", keep=True),
         ]
         table = Table(title="", columns=columns, rows=rows)
-        note = f"chosen on seed {self.search.seed}: what the settings are worth, other seeds tell"
+        note = f"chosen on seed {self.search.seed} alone: judge the best settings by other seeds"
         return f"{table}\n\n{note}"
 
 

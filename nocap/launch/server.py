@@ -152,9 +152,11 @@ class Server:
             cores=list(cores),
         )
         socket.send_fds(sock, [request.packed()], files)
-        while (worker := self._read(sock)) is None:
-            pass  # another one has ended
-        return worker
+        while True:
+            worker = self._read(sock)
+            if worker is not None:
+                return worker
+            # another one has ended
 
     def _begin(self, env: Mapping[str, str], imports: Collection[str]) -> socket.socket:
         """Start the server, and wait until it has imported what it needs."""
@@ -185,17 +187,18 @@ class Server:
         content, files, _, _ = socket.recv_fds(sock, MESSAGE_BYTES, 1)
         if not content:
             raise ConnectionError("the server of workers was killed")
-        answer = ServerReply(**json.loads(content))
-        if answer.failed:
+        reply = ServerReply(**json.loads(content))
+        if reply.failed:
             self._lose()
-            raise OSError(f"the server of workers cannot begin: {answer.failed}")
-        if answer.pid is None:
+            raise OSError(f"the server of workers cannot begin: {reply.failed}")
+        if reply.pid is None:
             return None
-        if answer.code is None:
-            self._workers[answer.pid] = Worker(self, answer.pid, files[0])
-            return self._workers[answer.pid]
-        self._workers.pop(answer.pid).end(answer.code)
-        return None
+        if reply.code is not None:
+            self._workers.pop(reply.pid).end(reply.code)
+            return None
+        worker = Worker(self, reply.pid, files[0])
+        self._workers[reply.pid] = worker
+        return worker
 
     def _lose(self) -> None:
         """Kill the server, and note that its workers have been killed with it."""

@@ -58,8 +58,13 @@ def _seeds(overrides: Sequence[Override]) -> list[int]:
 
 def _with_seeds(overrides: Sequence[Override], seeds: Sequence[int]) -> list[Override]:
     """Return the same overrides with these seeds."""
-    (own,) = overrides_of([f"seed={','.join(map(str, seeds))}"])
-    return [own if each.key_or_group == "seed" else each for each in overrides]
+    (with_seeds,) = overrides_of([f"seed={','.join(map(str, seeds))}"])
+    replaced = list[Override]()
+    for override in overrides:
+        if override.key_or_group == "seed":
+            override = with_seeds
+        replaced.append(override)
+    return replaced
 
 
 def seeds_in(overrides: Sequence[Override]) -> int:

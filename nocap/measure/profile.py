@@ -142,7 +142,7 @@ def _profiles(
             counted = count(run, vocab_size=run.tokenizer.vocab_size, subject=measured.subject)
         result = record(overrides, counted=counted, peak=peak, measured=measured)
         if question.ceilings:
-            log("counting what each option would do")
+            log("counting the work of each option")
             result = with_ceilings(result, counted, compose)
         results[measured.subject.of.value] = result
     return results
@@ -262,8 +262,9 @@ def _step(run: Run, measured: WatchedSteps, step_ms: float, attributed_ms: float
 
 def _memory(measured: WatchedSteps) -> MemoryJson:
     held = {part: measured.memory_mib[part] for part in HELD}
-    kept = {part: n / memory.MIB for part, n in measured.ranges.kept.items()}
-    return MemoryJson(measured=HeldJson(**held, kept=kept), cache=measured.memory_mib["cache"])
+    mib_by_part = {part: n / memory.MIB for part, n in measured.ranges.kept.items()}
+    in_memory = HeldJson(**held, kept=mib_by_part)
+    return MemoryJson(measured=in_memory, cache=measured.memory_mib["cache"])
 
 
 def _flops_per_token(counted: Count, subject: Subject) -> tuple[float | None, str]:

@@ -115,8 +115,8 @@ def _caution(difference: ProfileDifference) -> Iterator[str]:
     command = between(difference.before, difference.after)
     if command is None:
         yield prose(
-            "both have the same overrides: what is shown is how much two profiles differ by "
-            "themselves"
+            "both have the same overrides: the differences show how much two profiles of one step "
+            "differ"
         )
     elif command:
         yield f"with an interval: {command}"

@@ -266,14 +266,14 @@ def _layers(timings: Sequence[LayerJson]) -> Table:
 
 def _memory(memory: MemoryJson) -> Table:
     held = msgspec.structs.asdict(memory.measured)
-    kept = memory.measured.kept
+    mib_by_part = memory.measured.kept
     trains = memory.measured.gradients > 0
     rows = [[part, held[part]] for part in HELD if trains or held[part]]
     if memory.cache:
         rows.append(["cached keys and values", memory.cache])
-    for part in dict.fromkeys([*PARTS, *kept]):
-        if part in kept:
-            rows.append([f"  {part_title(part)}", kept[part]])
+    for part in dict.fromkeys([*PARTS, *mib_by_part]):
+        if part in mib_by_part:
+            rows.append([f"  {part_title(part)}", mib_by_part[part]])
     columns = [Column(title="memory"), Column(title="MiB", show=_per(1))]
     notes = list[str]()
     if trains:
@@ -301,7 +301,7 @@ def _ceilings(ceilings: Sequence[CeilingJson], *, trusted: bool) -> Table:
     for row in order:
         by_step = row.by_step if trusted else None
         rows.append([row.label, row.by_flops, by_step, row.saved_mib, row.saved])
-    return Table(title="what an option can win at most", columns=columns, rows=rows)
+    return Table(title="the most that an option can win", columns=columns, rows=rows)
 
 
 # --- what to try ----------------------------------------------------------------------------------

@@ -198,9 +198,10 @@ def measure_step(run: Run, *, repeats: int, trace: Path | None) -> WatchedSteps:
     compiled = None
     if run.trainer.compile is not Compile.off or run.trainer.cuda_graphs:
         t = replace(eager.trainer, compile=run.trainer.compile, cuda_graphs=run.trainer.cuda_graphs)
-        whole = _warm(replace(eager, trainer=t))
-        compiled = compiled_step(_step(whole), repeats=repeats, on_cuda=t.device is Device.cuda)
-        whole.close()  # a CUDA graph goes before the context that it is of
+        compiled_arm = _warm(replace(eager, trainer=t))
+        on_cuda = t.device is Device.cuda
+        compiled = compiled_step(_step(compiled_arm), repeats=repeats, on_cuda=on_cuda)
+        compiled_arm.close()  # a CUDA graph goes before the context that it is of
     memory_mib = {**held, "cache": 0.0}
     return WatchedSteps(
         subject=Subject(), seen=seen, compiled=compiled, ranges=ranges, memory_mib=memory_mib

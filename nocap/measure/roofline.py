@@ -215,8 +215,8 @@ class Count(TorchDispatchMode):
 
     def held_mib(self) -> float:
         copies = HELD if self.subject.of.trains else 1
-        kept = sum(self.ranges.kept.values())
-        return (copies * self.parameters + kept + self.cache) / memory.MIB
+        activations = sum(self.ranges.kept.values())
+        return (copies * self.parameters + activations + self.cache) / memory.MIB
 
 
 def count(run: Run, *, vocab_size: int, subject: Subject | None = None) -> Count:
@@ -237,8 +237,7 @@ def count(run: Run, *, vocab_size: int, subject: Subject | None = None) -> Count
 def _count(counted: Count, device: str, *, vocab_size: int) -> None:
     run = counted.run
     # FlexAttention compiles itself and cannot be faked
-    whole = without_documents(run)
-    countable = whole.varied(attention=run.attention.countable())
+    countable = without_documents(run).varied(attention=run.attention.countable())
     counted.as_run = countable.attention == run.attention and not run.data.document_mask
     with FakeTensorMode():
         with torch.device(device):

@@ -273,18 +273,18 @@ class CausalSelfAttention(nn.Module):
         q_BTHD, k_BTKD = self.position.turn(q_BTHD, k_BTKD, context.tables)
         for _, idea, part in ideas:
             q_BTHD, k_BTKD, v_BTKD = idea.qkv(part, q_BTHD, k_BTKD, v_BTKD, context)
-        heads = [x.transpose(1, 2) for x in (q_BTHD, k_BTKD, v_BTKD)]
+        arguments = [x.transpose(1, 2) for x in (q_BTHD, k_BTKD, v_BTKD)]
         if context.documents is not None:
-            heads.append(context.documents)
-        y_BHTD = mix(*heads)
+            arguments.append(context.documents)
+        y_BHTD = mix(*arguments)
         return self.out_proj(y_BHTD.transpose(1, 2).flatten(2))
 
     def _heads(self, x_BTC: Tensor) -> list[Tensor]:
         """Return queries, keys and values, head by head."""
-        maps = (self.q_proj, self.k_proj, self.v_proj)
+        projections = (self.q_proj, self.k_proj, self.v_proj)
         if self.merged is None:
-            made = [projection(x_BTC) for projection in maps]
+            qkv = [projection(x_BTC) for projection in projections]
         else:
-            weights = [projection.weight for projection in maps]
-            made = self.merged(x_BTC, *weights)
-        return [y.unflatten(2, (-1, self.d_head)) for y in made]
+            weights = [projection.weight for projection in projections]
+            qkv = self.merged(x_BTC, *weights)
+        return [y.unflatten(2, (-1, self.d_head)) for y in qkv]

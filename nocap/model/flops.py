@@ -88,6 +88,7 @@ class _Tally:
         return "; ".join(parts)
 
     def filled(self) -> Self:
+        """Add every component, and return the tally itself."""
         m = self.run.model
         if _has_nocaps_parts(m):
             self._attention()
@@ -96,7 +97,9 @@ class _Tally:
             self._position()
             self._head()
             self._ideas()
-        elif formula := self._formula(m, "flops_per_token", "build", "build_block"):
+            return self
+        formula = self._formula(m, "flops_per_token", "build", "build_block")
+        if formula:
             self.components["model"] = formula(self.run, vocab_size=self.vocab_size)
             self._ideas()
         else:  # its ideas are counted with it
@@ -150,22 +153,23 @@ class _Tally:
         if formula:
             self.components["mlp"] = n_layer * formula(self.run.model.d_model)
         else:
-            self._count("mlp", "mlp", lambda: n_layer * self._one(option.build))
+            self._count("mlp", "mlp", lambda: n_layer * self._of_module(option.build))
 
     def _norm(self) -> None:
         """Add the norms: before or after each branch, or both, and before the head."""
         m = self.run.model
         option = self.run.norm
-        of_branch = 2 if m.norm_placement is NormPlacement.both else 1
-        n = 2 * m.n_layer * of_branch + 1
+        per_branch = 2 if m.norm_placement is NormPlacement.both else 1
+        n_branches = 2 * m.n_layer
+        n_norms = n_branches * per_branch + 1
         formula = self._formula(option, "flops_per_token", "build")
         if formula:
-            self.components["norm"] = n * formula(m.d_model)
+            self.components["norm"] = n_norms * formula(m.d_model)
         else:
-            self._count("norm", "norm", lambda: n * self._one(option.build))
+            self._count("norm", "norm", lambda: n_norms * self._of_module(option.build))
 
-    def _one(self, build: Callable[[int], nn.Module]) -> float:
-        """Count one module that reads the residual stream alone."""
+    def _of_module(self, build: Callable[[int], nn.Module]) -> float:
+        """Count a module that reads the residual stream alone, once."""
         C = self.run.model.d_model
 
         def make() -> Forward:
@@ -192,11 +196,11 @@ class _Tally:
             return
         make = partial(_head, countable(run), self.vocab_size)
 
-        def flops() -> float:
+        def count_without_norm() -> float:
             # its norm is counted with the others
-            return self._per_token(_cost(make)) - self._one(run.norm.build)
+            return self._per_token(_cost(make)) - self._of_module(run.norm.build)
 
-        self._count("head", "objective", flops)
+        self._count("head", "objective", count_without_norm)
 
     def _ideas(self) -> None:
         """Add the ideas: formulas, the model's cost with the others less its cost without, other
@@ -205,25 +209,27 @@ class _Tally:
         if not run.ideas:
             return
         known: list[float] = []
-        others: list[str] = []
+        ideas_with_formula: dict[str, Idea] = {}
+        without_formula: list[str] = []
         for name, idea in run.ideas.items():
-            formula = self._of_idea(idea)
+            formula = self._idea_formula(idea)
             if formula is None:
-                others.append(name)
+                without_formula.append(name)
             else:
+                ideas_with_formula[name] = idea
                 known.append(formula(run, vocab_size=self.vocab_size))
-        known.append(self._beside())
-        if not others:
+        known.append(self._of_other_models())
+        if not without_formula:
             self.components["ideas"] = sum(known)
             return
 
-        def flops() -> float:
-            rest = {name: idea for name, idea in run.ideas.items() if name not in others}
-            dear = _cost(partial(_model, countable(run), self.vocab_size))
-            cheap = self._cost_of(countable(run.varied(ideas=rest)))
-            return self._per_token(lambda n: dear(n) - cheap(n)) + sum(known)
+        def count_the_others() -> float:
+            full_cost = _cost(partial(_model, countable(run), self.vocab_size))
+            cost_without = self._cost_of(countable(run.varied(ideas=ideas_with_formula)))
+            counted = self._per_token(lambda n: full_cost(n) - cost_without(n))
+            return counted + sum(known)
 
-        self._count("ideas", "ideas", flops, kind="+".join(others))
+        self._count("ideas", "ideas", count_the_others, kind="+".join(without_formula))
 
     def _cost_of(self, run: Run) -> Cost:
         """Return a countable model's cost: by arithmetic where all of it has a formula, else
@@ -251,16 +257,16 @@ class _Tally:
             return None
         return n * per_token
 
-    def _of_idea(self, idea: Idea) -> Callable[..., float] | None:
+    def _idea_formula(self, idea: Idea) -> Callable[..., float] | None:
         joints = (*MODEL_JOINTS, "build", "build_layer", "built")
         return self._formula(idea, "flops_per_token", *joints)
 
     def _whole_model(self) -> float:
         keys = fmean(map(self._keys, range(self.run.model.n_layer)))
         cost = _cost(partial(_model, countable(self.run), self.vocab_size))
-        return self._per_token(cost, keys) + self._beside()
+        return self._per_token(cost, keys) + self._of_other_models()
 
-    def _beside(self) -> float:
+    def _of_other_models(self) -> float:
         """Sum over the other models that ideas run."""
         ideas = self.run.ideas.values()
         return sum(idea.flops_beside(self.run, vocab_size=self.vocab_size) for idea in ideas)
@@ -301,9 +307,12 @@ class _Tally:
         """Return FLOPs a token where a query meets so many keys, by default those under the causal
         mask."""
         T = self.run.model.seq_len
-        if keys is None:
-            keys = causal_keys(None, T) if self.causal else T
-        return cost(T) / T - _by_pair(cost, T) * (T - keys)
+        if keys is None and self.causal:
+            keys = causal_keys(None, T)
+        elif keys is None:
+            keys = T
+        hidden_keys = T - keys
+        return cost(T) / T - _by_pair(cost, T) * hidden_keys
 
 
 def _has_nocaps_parts(model: Model) -> bool:
@@ -317,11 +326,12 @@ def _by_pair(cost: Cost, T: int) -> float:
     long = T
     middle = T // 2
     short = T // 4
-    if middle == 0 or cost(middle) * long == cost(long) * middle:
+    is_linear = cost(middle) * long == cost(long) * middle
+    if middle == 0 or is_linear:
         return 0.0
-    upper = (cost(long) - cost(middle)) / (long - middle)
-    lower = (cost(middle) - cost(short)) / (middle - short)
-    return max(0.0, (upper - lower) / (long - short))
+    upper_slope = (cost(long) - cost(middle)) / (long - middle)
+    lower_slope = (cost(middle) - cost(short)) / (middle - short)
+    return max(0.0, (upper_slope - lower_slope) / (long - short))
 
 
 # --- what is counted ------------------------------------------------------------------------------
@@ -435,20 +445,21 @@ def _cost(make: Callable[[], Forward]) -> Cost:
     Errors:
         NotCountedError: see there; also of the cost itself.
     """
-    fake = FakeTensorMode()
-    known = {0: 0.0}
-    with uncounted_explained(), fake, torch.device("cpu"):
+    without_memory = FakeTensorMode()
+    by_length = {0: 0.0}
+    with uncounted_explained(), without_memory, torch.device("cpu"):
         forward = make()
 
     def cost(n: int) -> float:
-        if n not in known:
+        if n not in by_length:
             counter = _FlopCounter()
-            with uncounted_explained(), fake, torch.device("cpu"), counter:
+            with uncounted_explained(), without_memory, torch.device("cpu"), counter:
                 leaves = [t for t in tree_leaves(forward(n)) if isinstance(t, Tensor)]
                 outputs = [t for t in leaves if t.requires_grad]
-                torch.autograd.backward(outputs, [torch.ones_like(t) for t in outputs])
-            known[n] = counter.flops
-        return known[n]
+                gradients = [torch.ones_like(t) for t in outputs]
+                torch.autograd.backward(outputs, gradients)
+            by_length[n] = counter.flops
+        return by_length[n]
 
     return cost
 

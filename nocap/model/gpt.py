@@ -85,10 +85,13 @@ class Block(nn.Module):
     def __init__(self, run: Run, layer: int) -> None:
         super().__init__()
         m = run.model
-        scaled = m.residual_scale
+        attention_scale = 1.0
+        mlp_scale = 1.0
         small = 1 / math.sqrt(2 * m.n_layer)
-        attention_scale = 1.0 if scaled is ResidualScale.none else small
-        mlp_scale = small if scaled is ResidualScale.both else 1.0
+        if m.residual_scale is not ResidualScale.none:
+            attention_scale = small
+        if m.residual_scale is ResidualScale.both:
+            mlp_scale = small
         attention = run.attention.build(run, layer)
         self.attention = Branch(attention, norm=run.norm, model=m, scale=attention_scale)
         mlp = run.mlp.build(m.d_model)
@@ -131,9 +134,13 @@ class Padded(nn.Linear):
     them; the columns of zeros are cut off."""
 
     def forward(self, x: Tensor) -> Tensor:
-        missing = -self.out_features % 64
-        weight = F.pad(self.weight, (0, 0, 0, missing))
-        return F.linear(x, weight)[..., : self.out_features]
+        return F.linear(x, padded(self.weight))[..., : self.out_features]
+
+
+def padded(weight_VC: Tensor) -> Tensor:
+    """Return the matrix with rows of zeros up to a multiple of 64."""
+    missing = -len(weight_VC) % 64
+    return F.pad(weight_VC, (0, 0, 0, missing))
 
 
 class Head(nn.Module):
@@ -149,6 +156,7 @@ class Head(nn.Module):
         elif run.model.pad_logits:
             product = Padded
         self.unembed = product(run.model.d_model, vocab_size, bias=False)
+        self.pads = run.model.pad_logits
         self.softcap = run.model.logit_softcap
         self.objective = run.objective
         self.chunks = run.objective.loss_chunks
@@ -182,37 +190,41 @@ class Head(nn.Module):
         next-token loss."""
         if not self.training:
             return Loss(self.next_token(x_BTC, targets_BT))
-        added = {}
+        of_ideas = {}
         for name, idea, part in self.joined:
             loss = idea.loss(part, x_BTC, targets_BT, self)
             if loss is not None:
-                added[name] = loss
-        return self.objective.loss(self, x_BTC, targets_BT).plus(added)
+                of_ideas[name] = loss
+        of_objective: Loss = self.objective.loss(self, x_BTC, targets_BT)
+        return of_objective.plus(of_ideas)
 
     def next_token(self, x_BTC: Tensor, targets_BT: Tensor) -> Tensor:
         """Mean cross-entropy in nats per token, fp32."""
-        return self.cross_entropy(x_BTC, targets_BT, z_loss=0.0)[0]
+        loss, _ = self.cross_entropy(x_BTC, targets_BT, z_loss=0.0)
+        return loss
 
     def cross_entropy(
         self, x_BTC: Tensor, targets_BT: Tensor, *, z_loss: float
     ) -> tuple[Tensor, Tensor]:
         """Mean of cross-entropy + z_loss·logsumexp², and of the cross-entropy alone."""
         if self.chunks > 1:
+            weight_VC = self.unembed.weight
             return chunked_cross_entropy(
                 self.normed(x_BTC).flatten(0, 1),
-                self.unembed.weight,
+                padded(weight_VC) if self.pads else weight_VC,
                 targets_BT.flatten(),
                 chunks=self.chunks,
                 softcap=self.softcap,
                 z_loss=z_loss,
+                vocab_size=len(weight_VC),
                 step=self.chunk_step,
             )
         logits_NV = wide(self.logits(x_BTC).flatten(0, 1))
         plain = F.cross_entropy(logits_NV, targets_BT.flatten())
         if z_loss <= 0:
             return plain, plain
-        square = logits_NV.logsumexp(-1).square()
-        return plain + z_loss * square.mean(), plain
+        log_z_N = logits_NV.logsumexp(-1)
+        return plain + z_loss * log_z_N.square().mean(), plain
 
 
 class GPT(LanguageModel):
@@ -232,7 +244,7 @@ class GPT(LanguageModel):
         self.documents = documents_of(run)
         # the token with which positions begin anew
         self.restart = run.document_start if run.position.restart else None
-        self.positions = run.position
+        self.position_option = run.position
         self.position = run.position.build(m)
         limit = 1 / math.sqrt(m.d_model)
         for table in (self.embedding, self.position):
@@ -257,11 +269,12 @@ class GPT(LanguageModel):
         positions; default: `places`."""
         if where is None:
             where = self.places(tokens_BT)
-        x_BTC = self.positions.embed(self.position, self.embedding(tokens_BT), where)
+        option = self.position_option
+        x_BTC = option.embed(self.position, self.embedding(tokens_BT), where)
         x_BTC = self.carried(x_BTC)
-        tables = self.positions.tables(self.position, where)
-        own_mixers = None if mixers is None else iter(mixers)
-        context = Context(tokens_BT, x_BTC, tables, own_mixers)
+        tables = option.tables(self.position, where)
+        next_mixers = None if mixers is None else iter(mixers)
+        context = Context(tokens_BT, x_BTC, tables, next_mixers)
         if self.documents is not None:
             context.documents = self.documents(tokens_BT)
         for _, idea, part in self.joined:
@@ -305,14 +318,14 @@ class GPT(LanguageModel):
 
 
 def documents_of(run: Run) -> Callable[[Tensor], Any] | None:
-    """Return what makes the fourth argument of the mixers, where attention stays inside a
-    document."""
+    """Return the function from tokens to the fourth argument of the mixers, where attention stays
+    inside a document."""
     if not run.data.document_mask:
         return None
     documents = declared(run.attention, "documents", of=("build", "mixer"))
     assert documents is not None, "Run refuses the mask beside attention without documents"
-    made: Callable[[Tensor], Any] = documents(run)
-    return made
+    of_tokens: Callable[[Tensor], Any] = documents(run)
+    return of_tokens
 
 
 def build_model(run: Run, *, vocab_size: int) -> LanguageModel:
@@ -335,20 +348,20 @@ def check_plugged_in(run: Run, model: LanguageModel) -> None:
     silence."""
     places = {path for path, _ in model.named_modules()}
     for name, idea in run.ideas.items():
-        plugged = {
+        has_part = {
             "build": f"ideas.{name}" in places,
             "build_layer": any(path.endswith(f".ideas.{name}") for path in places),
             "build_around": f"around.{name}" in places,
         }
         for builder, joints in JOINTS.items():
-            own = [joint for joint in joints if overrides(idea, joint)]
-            if own and not plugged[builder]:
+            own_joints = [joint for joint in joints if overrides(idea, joint)]
+            if own_joints and not has_part[builder]:
                 rule = (
-                    f"have a part for its {own[0]}: from its {builder}, in "
+                    f"have a part for its {own_joints[0]}: from its {builder}, in "
                     f"model.kind={run.model.kind}"
                 )
                 raise InputError(f"ideas.{name} must {rule}, and has none")
-            if plugged[builder] and not own:
+            if has_part[builder] and not own_joints:
                 raise InputError(
                     f"ideas.{name} must have a joint for what its {builder} made: one of "
                     f"{', '.join(joints)}"

@@ -75,8 +75,8 @@ def joined(
             part = build(idea)
         if part is not None:
             parts[name] = part
-    plugged = tuple((name, run.ideas[name], part) for name, part in parts.items())
-    return nn.ModuleDict(parts), plugged
+    with_parts = tuple((name, run.ideas[name], part) for name, part in parts.items())
+    return nn.ModuleDict(parts), with_parts
 
 
 class LanguageModel(nn.Module):
@@ -135,21 +135,27 @@ def lent(weights: Iterable[tuple[Tensor, Tensor]]) -> Iterator[None]:
     Errors:
         InputError: one of them has another's already, which this would undo.
     """
-    pairs = [(p, p.detach().clone(), tensor) for p, tensor in weights]
-    now = {id(p) for p, _, _ in pairs}
-    if now & _LENT:
+    borrowers = list[Tensor]()
+    loans = list[Tensor]()
+    own_numbers = list[Tensor]()
+    for p, tensor in weights:
+        borrowers.append(p)
+        loans.append(tensor)
+        own_numbers.append(p.detach().clone())
+    ids = set(map(id, borrowers))
+    if ids & _LENT:
         raise InputError(
             "ideas must hold one at most that chooses the weights that are validated, got more"
         )
-    for p, _, tensor in pairs:
+    for p, tensor in zip(borrowers, loans, strict=True):
         p.data.copy_(tensor)
-    _LENT.update(now)
+    _LENT.update(ids)
     try:
         yield
     finally:
-        _LENT.difference_update(now)
-        for p, own, _ in pairs:
-            p.data.copy_(own)
+        _LENT.difference_update(ids)
+        for p, tensor in zip(borrowers, own_numbers, strict=True):
+            p.data.copy_(tensor)
 
 
 _LENT: set[int] = set()  # the ids of parameters that have another's numbers now

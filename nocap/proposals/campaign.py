@@ -26,7 +26,7 @@ from nocap.study.log import AnswerLine, LogLine, PairLine, ProposalLine, RulesLi
 from nocap.study.spec import Propose
 
 FIXED = (
-    "be what its proposals began with (files too, unless propose.ref is given); another "
+    "stay as its first proposal found it (files too, unless propose.ref is given); another "
     "baseline, gain or limit is another study"
 )
 MOST_PROPOSALS = 200  # proposals of one study: for so many the error budget was simulated
@@ -103,7 +103,9 @@ class Campaign:
             ValueError: it is one too many.
         """
         number = len(self.proposals) + 1
-        rule = f"be one of {MOST_PROPOSALS} at most: more wear the error budget out"
+        rule = (
+            f"stay within {MOST_PROPOSALS} proposals of a study, for which its error budget holds"
+        )
         require(number <= MOST_PROPOSALS, "--propose", rule, f"proposal {number}")
         self._add(ProposalLine(arm=arm, overrides=list(overrides), number=number))
 

@@ -8,7 +8,7 @@ from typing import cast
 
 from nocap.config import hardware
 from nocap.config.choices import parse_override
-from nocap.config.compose import Composed, as_in
+from nocap.config.compose import Composed, as_in, composed, is_beyond_graphs
 from nocap.config.errors import FailedError
 from nocap.config.keys import require
 from nocap.config.run import Run
@@ -84,14 +84,13 @@ def _config(side: Composed) -> dict[str, object]:
 
 
 def _compose(rules: Propose, baseline: Composed, words: Sequence[str]) -> Composed:
-    """Compose the proposal's overrides on top of the baseline's, with its precision and
-    compilation."""
+    """Compose the proposal's overrides on top of the baseline's, and check them."""
     for word in words:
         name = parse_override(word).key_or_group
         require(
             not name.startswith(OURS), name, "be left out of a proposal: the study sets it", word
         )
-    proposal = as_in(baseline, [*baseline.overrides, *words])
+    proposal = _beside(baseline, [*baseline.overrides, *words])
     check_fair({BASELINE: baseline, PROPOSAL: proposal})
     sides = (proposal.run, baseline.run)
     tokens, most = (run.tokens_before(run.trainer.steps) for run in sides)
@@ -100,6 +99,15 @@ def _compose(rules: Propose, baseline: Composed, words: Sequence[str]) -> Compos
     if rules.flops is not None:
         check_flops(sides, most=rules.flops)
     return proposal
+
+
+def _beside(baseline: Composed, overrides: Sequence[str]) -> Composed:
+    """Return a proposal with the baseline's precision, compilation and micro-batch. It has the
+    baseline's CUDA graphs too, unless none is known to hold what it does: proposals come one by one
+    to a baseline that stays as it is, losses alone are compared, and a graph changes none."""
+    if baseline.run.trainer.cuda_graphs and is_beyond_graphs(composed(overrides)):
+        return as_in(baseline, [*overrides, "trainer.cuda_graphs=false"])
+    return as_in(baseline, overrides)
 
 
 def check_flops(sides: Sequence[Run], *, most: float) -> None:

@@ -79,6 +79,7 @@ def render(comparison: Comparison, *, command: str | None = None) -> str:
         target=list(map(html_page.known, target)),
         speed=html_page.known(speed),
         costs=html_page.known(costs),
+        logged=comparison_tables.logged_by_modules(comparison),
         charts=charts,
         clock=_clock(rows),
         compared=headline.compared(comparison),

@@ -30,7 +30,7 @@ ERRORS = (
     "two keys some 11% have one somewhere."
 )
 ONE_SESSION = (
-    "Of one session: what holds on other days takes a study, in three sessions that lie apart."
+    "This is one session: only a study, in three sessions that lie apart, speaks for other days."
 )
 OF_PACE = (
     "µs a token: the median step's, on a CPU in CPU time, which other work changes less than a "
@@ -41,6 +41,7 @@ OF_LOGS = (
     "or --hardware does."
 )
 OF_TARGET = "In mid-schedule a crossing misleads: compare runs that end at the target."
+OF_LOGGED = "The last value that was logged, mean over the runs: no verdict is about it."
 DIFFERENCE = "difference"
 # Times and memory: metric → the title of its mean, and of its ratio to the baseline's. The page
 # shows the first ratio beside a verdict.
@@ -93,6 +94,9 @@ def all_tables(comparison: Comparison) -> Iterator[Table]:
     if paces is not None:
         yield paces
     yield from rest
+    logged = logged_by_modules(comparison)
+    if logged is not None:
+        yield logged
 
 
 def tables(comparison: Comparison) -> Iterator[Table]:
@@ -374,6 +378,20 @@ def _uncounted(rows: Sequence[ComparedArm]) -> Iterator[str]:
         basis = row.arm.summary("flops_basis")
         if row.costs["flops_per_token"] is None and basis:
             yield f"{row.label}: FLOPs {basis}"
+
+
+def logged_by_modules(comparison: Comparison) -> Table | None:
+    """Draw what the modules of the arms logged last; `None`: none of them logs."""
+    names = dict[str, None]()
+    for row in comparison.rows:
+        names |= dict.fromkeys(row.logged)
+    if not names:
+        return None
+    columns = [ARM, *(Column(title=name, show="{:.4g}".format, alike=True) for name in names)]
+    rows = list[list[object]]()
+    for row in comparison.rows:
+        rows.append([row.label, *map(row.logged.get, names)])
+    return Table(title="Logged by modules", columns=columns, rows=rows, notes=[OF_LOGGED])
 
 
 # --- to a loss ------------------------------------------------------------------------------------

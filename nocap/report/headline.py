@@ -198,10 +198,10 @@ def _reason_for_steps(found: Iterable[Finding]) -> str:
     """Say why longer runs come next, by the seeds that the findings name."""
     sizes = [finding.seeds for finding in found if finding.seeds is not None]
     if not sizes:
-        return "more seeds than are planned for would show what is open: longer runs need fewer"
+        return "no planned number of seeds would be enough: longer runs need fewer seeds"
     return (
-        f"some {min(sizes)} seeds would show what is open, more than {MORE} times those that are "
-        f"there: longer runs need fewer"
+        f"about {min(sizes)} seeds would be needed, more than {MORE} times as many: longer runs "
+        "need fewer seeds"
     )
 
 

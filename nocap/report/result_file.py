@@ -128,7 +128,7 @@ class JudgedFile:
         lines = [*self.edits, *self.changes]
         if not lines:
             rows = plural(len(self.comparison.records), "row")
-            return [f"{self.path}: what it says follows from its {rows}"]
+            return [f"{self.path}: its words follow from its {rows}"]
         if self.judge != judge():
             lines.append(f"judged by {_show(self.judge)}, now by {judge()}")
         return [f"{self.path}: {line}" for line in lines]
@@ -213,7 +213,7 @@ def _record(row: RecordJson) -> Record:
 def content(comparison: Comparison, *, command: str) -> dict[str, object]:
     """Return what a file has of a comparison of `bare` records."""
     question = comparison.question
-    asked = QuestionJson(
+    question_json = QuestionJson(
         baseline=question.baseline or "",
         target=question.target,
         allow=list(question.allow or ()),
@@ -222,7 +222,7 @@ def content(comparison: Comparison, *, command: str) -> dict[str, object]:
     )
     found = comparison.found
     inputs = {
-        "question": asked,
+        "question": question_json,
         "records": [_row(record) for record in comparison.records],
         "timings": found.timings,
         "reading": ReadingJson(problems=found.problems, unreadable=found.unreadable),
@@ -350,12 +350,12 @@ def _changes(file: ResultFile, edited: Sequence[str], again: Result) -> Iterator
     yield from _doubts("not_compared", stored.not_compared, again.not_compared)
 
 
-def _doubts(key: str, said: Sequence[object], again: Sequence[object]) -> Iterator[str]:
+def _doubts(key: str, stored: Sequence[object], again: Sequence[object]) -> Iterator[str]:
     """Say which lines the file leaves out, and which its rows do not say."""
     for each in again:
-        if each not in said:
+        if each not in stored:
             yield f"{key}: the file leaves out {_show(msgspec.to_builtins(each))}"
-    for each in said:
+    for each in stored:
         if each not in again:
             yield f"{key}: its rows do not say {_show(msgspec.to_builtins(each))}"
 

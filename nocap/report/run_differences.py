@@ -53,7 +53,7 @@ def render(answer: Why) -> str:
         a, b = answer.a, answer.b
         lines = [f"{a.text} and {b.text} are the same run (identity {a.identity})"]
     else:
-        because = f"are two runs because of (what is only {RECORDED} is not part of the identity):"
+        because = f"are two runs, and differ in (a part only {RECORDED} is not in the identity):"
         lines = [answer.a.text, answer.b.text, because]
     rows = [[each.part, each.key, f"{each.a} → {each.b}"] for each in answer.differences]
     if rows:

@@ -107,9 +107,9 @@ def fitted(strips: Sequence[Strip]) -> Iterator[str]:
     between words. Then columns are left out from the right, and a line names them. Only then words
     are broken.
     """
-    whole = [_in_one_line(strip) for strip in strips]
-    if _excess(whole) <= 0:
-        yield from _drawn(whole, [column.width for column in whole])
+    in_one_line = [_in_one_line(strip) for strip in strips]
+    if _excess(in_one_line) <= 0:
+        yield from _drawn(in_one_line, [column.width for column in in_one_line])
         return
     every = [_stacked(strip) for strip in strips]
     for shown, breaks in _choices(every):

@@ -30,13 +30,13 @@ _define(
     DifferenceWord.better,
     "✓",
     "Better",
-    "the loss is lower than the other arm's, beyond what seeds explain",
+    "the loss is lower than the other arm's, by more than seeds explain",
 )
 _define(
     DifferenceWord.worse,
     "✕",
     "Worse",
-    "the loss is higher than the other arm's, beyond what seeds explain",
+    "the loss is higher than the other arm's, by more than seeds explain",
 )
 _define(
     DifferenceWord.unclear,

@@ -152,13 +152,12 @@ def column(name: str, runs: Sequence[Record]) -> RunColumn:
     if name in COLUMNS:
         return COLUMNS[name]
     _check_key(name, runs)
-    every: dict[str, None] = {}
+    keys: dict[str, None] = {}
     for run in runs:
-        every |= dict.fromkeys(run.config)
-    ends = [key for key in every if key.endswith(f".{name}")]
-    require(
-        name in every or len(ends) < 2, name, f"be one key, as {shorten(ends, most=4)}", "several"
-    )
+        keys |= dict.fromkeys(run.config)
+    same_end = [key for key in keys if key.endswith(f".{name}")]
+    is_one = name in keys or len(same_end) < 2
+    require(is_one, name, f"be one key, as {shorten(same_end, most=4)}", "several")
     return RunColumn(name=name, of=partial(_configured, name))
 
 
@@ -198,43 +197,45 @@ def matching(word: str, runs: Sequence[Record], *, named: Sequence[Record]) -> l
     Errors:
         ValueError: no such key, or no number where one is compared.
     """
-    key, sign, wanted = FILTER.findall(word)[0]
-    require(not wanted.startswith("="), word, "be KEY=VALUE, KEY<NUMBER or KEY>NUMBER", "two signs")
+    key, sign, text = FILTER.findall(word)[0]
+    require(not text.startswith("="), word, "be KEY=VALUE, KEY<NUMBER or KEY>NUMBER", "two signs")
     if sign == "=" and key not in COLUMNS:
         _check_key(key, named, group=True)
         return [run for run in runs if has(run, word)]
-    shown = column(key, named)
+    of_key = column(key, named)
     if sign == "=":
-        return [run for run in runs if _equals(shown.of(run), wanted)]
-    units = UNITS | BYTES if shown.name == "size" else UNITS
-    limit = amount(word, wanted, units)
-    example = _first_value(shown, named, default=limit)
+        return [run for run in runs if _equals(of_key.of(run), text)]
+    units = UNITS
+    if of_key.name == "size":
+        units = UNITS | BYTES
+    limit = amount(word, text, units)
+    example = _first_value(of_key, named, default=limit)
     is_number = isinstance(example, int | float) and not isinstance(example, bool)
     require(is_number, word, f"compare numbers; {key}=VALUE compares other values", spell(example))
     matches = list[Record]()
     for run in runs:
-        value = shown.of(run)
+        value = of_key.of(run)
         if isinstance(value, int | float) and ORDER[sign](value, limit):
             matches.append(run)
     return matches
 
 
-def _first_value(shown: RunColumn, runs: Sequence[Record], *, default: float) -> Any:
-    """Return what the first run that has a value in a column has there."""
+def _first_value(of_key: RunColumn, runs: Sequence[Record], *, default: float) -> Any:
+    """Return the value of the first run that has one in a column."""
     for run in runs:
-        value = shown.of(run)
+        value = of_key.of(run)
         if value is not None:
             return value
     return default
 
 
-def _equals(value: Any, wanted: str) -> bool:
+def _equals(value: Any, text: str) -> bool:
     """Say whether a value is the one that a person typed: a number, or text with `*`."""
     if value is None:
         return False
     if isinstance(value, int | float):
-        return math.isclose(value, amount(wanted, wanted))
-    return fnmatchcase(str(value), wanted)
+        return math.isclose(value, amount(text, text))
+    return fnmatchcase(str(value), text)
 
 
 def amount(key: str, word: str, units: Mapping[str, float] = UNITS) -> float:

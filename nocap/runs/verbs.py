@@ -83,28 +83,40 @@ def sync(options: argparse.Namespace) -> int:
         NoLoginError: there is no login.
     """
     chosen = _chosen(options.words, options.output_dir)
-    roots = {run.folder.absolute().parents[1] for run in chosen.runs}
-    grids = _naming(sorted(path for root in roots for path in root.glob(f"grids/[!.]*/{GRID}")))
-    listing = {folder for run in chosen.runs for folder in grids.get(run.identity, ())}
+    grids = _grids_of(chosen.runs)
     problems = list(chosen.problems)
     runs = list[TrackerSession]()
     comparisons = list[TrackerSession]()
     try:
         for run in chosen.runs:
             runs += _sent(run.folder.name, partial(send_run, run.folder), problems)
-        for folder in map(Path, sorted(listing)):
+        for folder in grids:
             comparisons += _sent(f"comparison {folder.name}", partial(send_grid, folder), problems)
     except OSError as error:  # a server that fails is not asked for each run
         problems.append(str(error))
-    whole = sum(session.complete for session in runs)
-    rows = sum(session.sent for session in runs)
-    print(
-        f"on the server: {whole} of {plural(len(chosen.runs), 'run')}, {plural(rows, 'row')} sent "
-        f"now"
-    )
+    n_complete = sum(session.complete for session in runs)
+    n_rows = sum(session.sent for session in runs)
+    total = plural(len(chosen.runs), "run")
+    print(f"on the server: {n_complete} of {total}, {plural(n_rows, 'row')} sent now")
     _tell(problems)
-    is_whole = whole == len(chosen.runs) and all(session.complete for session in comparisons)
-    return 0 if is_whole and not problems else 1
+    has_runs = n_complete == len(chosen.runs)
+    has_comparisons = all(session.complete for session in comparisons)
+    if has_runs and has_comparisons and not problems:
+        return 0
+    return 1
+
+
+def _grids_of(runs: Sequence[Record]) -> list[Path]:
+    """List the folders of the grids that have these runs as cells."""
+    roots = {run.folder.absolute().parents[1] for run in runs}
+    paths = list[Path]()
+    for root in roots:
+        paths += root.glob(f"grids/[!.]*/{GRID}")
+    folders_by_identity = _naming(sorted(paths))
+    folders = set[str]()
+    for run in runs:
+        folders.update(folders_by_identity.get(run.identity, ()))
+    return [Path(folder) for folder in sorted(folders)]
 
 
 def _sent(
@@ -211,8 +223,8 @@ def _disk(run: Record) -> str:
     steps = [str(step) for step in sorted(saved_steps(run.folder))]
     if not steps:
         return text
-    kept = size(size_of(run.folder / FOLDER))
-    return f"{text}, of that {kept} in checkpoints of steps {shorten(steps, most=8)}"
+    in_checkpoints = size(size_of(run.folder / FOLDER))
+    return f"{text}, of that {in_checkpoints} in checkpoints of steps {shorten(steps, most=8)}"
 
 
 def _used_by(options: argparse.Namespace) -> dict[str, list[str]]:
@@ -235,7 +247,7 @@ def _naming(paths: Iterable[Path]) -> dict[str, list[str]]:
         try:
             identities = {*re.findall(r'"identity": "([0-9a-f]{12})"', read_text(path))}
         except (OSError, ValueError) as error:
-            _tell([f"what refers to a run is not all known: {error}"])
+            _tell([f"a file that may refer to a run cannot be read: {error}"])
             continue
         for identity in identities:
             if not path.parent.name.endswith(identity):  # the run itself
@@ -253,35 +265,42 @@ def remove(options: argparse.Namespace) -> int:
     root = options.output_dir / "runs"
     chosen = _chosen(options.words, options.output_dir)
     runs = sorted(chosen.runs, key=COLUMNS["started"].sorts)
-    frees = {run.folder: size_of(run.folder) for run in runs}
+    sizes = {run.folder: size_of(run.folder) for run in runs}
     if runs:
-        print(_what_goes(runs, frees, used_by=_used_by(options)))
-    stayed = list[str]()
-    if options.yes:
-        reasons = {run.folder: remove_run(run, root=root) for run in runs}
-        _delete_removed(root)
-        for folder, reason in reasons.items():
-            if reason is not None:
-                stayed.append(f"not removed: {folder.name}: {reason}")
-        runs = [run for run in runs if reasons[run.folder] is None]
-    total = f"{plural(len(runs), 'run')}, {size(sum(frees[run.folder] for run in runs))}"
-    print(f"removed: {total}" if options.yes else f"{total}: nothing was removed; --yes removes")
-    _tell([*chosen.problems, *stayed])
-    is_left = bool(stayed) or (options.yes and bool(chosen.problems))
-    return int(is_left)
+        print(_what_goes(runs, sizes, used_by=_used_by(options)))
+    if not options.yes:
+        print(f"{_total(runs, sizes)}: nothing was removed; --yes removes")
+        _tell(chosen.problems)
+        return 0
+    reasons_to_stay = {run.folder: remove_run(run, root=root) for run in runs}
+    _delete_removed(root)
+    problems = list(chosen.problems)
+    for folder, reason in reasons_to_stay.items():
+        if reason is not None:
+            problems.append(f"not removed: {folder.name}: {reason}")
+    removed = [run for run in runs if reasons_to_stay[run.folder] is None]
+    print(f"removed: {_total(removed, sizes)}")
+    _tell(problems)
+    return 1 if problems else 0
+
+
+def _total(runs: Sequence[Record], sizes: Mapping[Path, int]) -> str:
+    """Say how many runs these are, and what they take on the disk together."""
+    n_bytes = sum(sizes[run.folder] for run in runs)
+    return f"{plural(len(runs), 'run')}, {size(n_bytes)}"
 
 
 def _what_goes(
-    runs: Sequence[Record], frees: Mapping[Path, int], *, used_by: Mapping[str, Sequence[str]]
+    runs: Sequence[Record], sizes: Mapping[Path, int], *, used_by: Mapping[str, Sequence[str]]
 ) -> str:
-    """Return a table of the runs that would go. `frees`: bytes, by their folders. `used_by`: what
+    """Return a table of the runs that would go. `sizes`: bytes, by their folders. `used_by`: what
     refers to them, by their identities."""
     shown = [COLUMNS[name] for name in ("run", "status", "steps", "val_loss", "age")]
     rows = list[list[str]]()
     for run in runs:
         values = [each.text(run) for each in shown]
         refers = shorten(used_by.get(run.identity) or [NONE], most=3)
-        rows.append([*values, size(frees[run.folder]), refers])
+        rows.append([*values, size(sizes[run.folder]), refers])
     columns = [*(Column(title=each.name) for each in shown), Column(title="frees"), USED_BY]
     return str(Table(title="", columns=columns, rows=rows))
 
@@ -304,9 +323,7 @@ def remove_run(run: Record, *, root: Path) -> str | None:
                 return "it has gone on since it was listed"
             # deleted after the lease, whose file is open
             folder.rename(folder.with_name(f".{folder.name}.removed"))
-    except (
-        OSError,
-        ValueError,
-    ) as error:  # held by another process, another user's, or no folder of leases
+    # held by another process, another user's, or no folder of leases
+    except (OSError, ValueError) as error:
         return str(error)
     return None

@@ -54,7 +54,7 @@ def foreseen(grid: Grid, *, lengths_by: str | None = EQUAL_LOSS) -> Iterator[str
     if steps not in known:
         shape = f"this model, data, batch and {STEPS}={steps}"
         reason = f"no two arms of {shape} share three seeds in {base.run.output_dir}"
-        yield prose(f"what {seeds} seeds can show is not known: {reason}")
+        yield prose(f"the difference that {seeds} seeds can show is not known: {reason}")
         return
     noise = known[steps]
     factors = _crossed(cells)
@@ -70,8 +70,8 @@ def foreseen(grid: Grid, *, lengths_by: str | None = EQUAL_LOSS) -> Iterator[str
     elif lengths_by is not None:
         source = f"{lengths_by} trains and times them"
         yield prose(
-            f"what {seeds} seeds can show of the time at equal loss is not known: {at_equal_loss} "
-            f"({source})"
+            f"the gain in time at equal loss that {seeds} seeds can show is not known: "
+            f"{at_equal_loss} ({source})"
         )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 
-from nocap.training.process import die_with_parent
+from nocap.training.process import die_with_parent, leave
 
 if __name__ == "__main__":
     # before the imports below, which take seconds
@@ -228,13 +228,17 @@ TEXTS = 3  # each engine writes so many in a session, in turns
 def time_decoding(
     runs: Mapping[str, Run], *, engines: Mapping[str, str], prompt: int, new: int, vocab_size: int
 ) -> FiguresByArm:
-    """Measure the speed and allocations of decoding. Weights are random, and the engines must write
-    the same text."""
+    """Measure the speed and allocations of decoding on the arms' device, by the kernels that
+    `nocap.generate` has. Weights are random, and the engines must write the same text."""
+    runs = {name: run.varied(attention=run.attention.portable()) for name, run in runs.items()}
     first = next(iter(runs.values()))
     torch.set_num_threads(first.trainer.threads)
+    device = torch.device(first.trainer.device.value)
     generator = torch.Generator().manual_seed(0)
-    prompt_1T = torch.randint(vocab_size, (1, prompt), generator=generator)
-    models = {name: build_model(run, vocab_size=vocab_size).eval() for name, run in runs.items()}
+    prompt_1T = torch.randint(vocab_size, (1, prompt), generator=generator).to(device)
+    models = dict[str, LanguageModel]()
+    for name, run in runs.items():
+        models[name] = build_model(run, vocab_size=vocab_size).to(device).eval()
     built = dict[str, Engine]()
     for name, model in models.items():
         built[name] = _engine(engines[name], model, runs[name], capacity=prompt + new)
@@ -318,3 +322,4 @@ KINDS: dict[str, Callable[..., FiguresByArm]] = {
 if __name__ == "__main__":
     with guarded():
         main(Path(sys.argv[1]))
+    leave(0)  # as `nocap.config.entry` does where a GPU was used

@@ -62,7 +62,7 @@ class Answer:
     def _fresh_lines(self, of: JudgedFile) -> list[str]:
         """Say that a result was asked anew, and whether its records were edited."""
         options = ", ".join(f"--{part}" for part in self.parts)
-        notice = f"asked anew ({options}): what it says is not checked"
+        notice = f"judged by a new question ({options}): its own words are not checked"
         return [f"{of.path}: {line}" for line in (*of.edits, notice)]
 
 

@@ -264,7 +264,7 @@ def _begin_version(
         what = (
             f"loaded {foreign[0]}, which is not of its worktree (an editable install?)"
             if foreign
-            else "changed what --link names"
+            else "changed a path of --link"
         )
         raise FailedError(f"it {what}")
 

@@ -25,7 +25,7 @@ def tables(race: Race, outcome: RaceOutcome) -> Iterator[Table]:
     if others:
         margins = [f"{guard.reader.name} may be worse by {guard.margin:g}" for guard in race.guards]
         notes = ["; ".join(margins)] if margins else []
-        yield _beside(race, result, "What else was read", others, Scale.difference, notes)
+        yield _beside(race, result, "Other metrics", others, Scale.difference, notes)
     yield _beside(race, result, "Costs", race.costs, Scale.ratio, [_of_times(race)])
 
 

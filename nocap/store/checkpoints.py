@@ -29,7 +29,9 @@ def step_of(path: Path) -> int | None:
     if match is None:
         return None
     step = int(match[1])
-    return step if path.name == name_of(step) else None
+    if path.name != name_of(step):
+        return None
+    return step
 
 
 def newest_first(root: Path) -> list[Path]:
@@ -76,7 +78,8 @@ def unfinished(folder: Path, *, older_than_s: float = 0.0) -> list[Path]:
         if match is None or path.is_symlink():
             continue
         is_checkpoint = match[1] is not None
-        if path.is_dir() == is_checkpoint and time.time() - path.stat().st_mtime >= older_than_s:
+        age_s = time.time() - path.stat().st_mtime
+        if path.is_dir() == is_checkpoint and age_s >= older_than_s:
             paths.append(path)
     return paths
 
@@ -97,17 +100,20 @@ def delete(paths: Iterable[Path]) -> None:
 
 def _inside(folder: Path) -> list[Path]:
     """List what a folder holds; nothing where there is no folder."""
-    return list(folder.iterdir()) if folder.is_dir() else []
+    if not folder.is_dir():
+        return []
+    return list(folder.iterdir())
 
 
 def _is_sound(path: Path) -> bool:
     """Say whether a checkpoint's files match its checksums."""
     try:
         sums = parse_json(read_text(path / MANIFEST))
-        # a pipe would be waited for
-        return all(
-            (path / name).is_file() and sha256(path / name) == digest
-            for name, digest in sums.items()
-        )
+        for name, checksum in sums.items():
+            file = path / name
+            # a pipe would be waited for
+            if not file.is_file() or sha256(file) != checksum:
+                return False
     except (OSError, ValueError, AttributeError):
         return False
+    return True

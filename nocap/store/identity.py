@@ -18,8 +18,9 @@ import os
 import re
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, PathFinder
@@ -51,9 +52,16 @@ def identity_parts(run: Run, *, data_fingerprint: str) -> dict[str, Any]:
         "environment": {
             "torch": hardware.torch_build()["version"],
             "device": hardware.device_name(run.trainer.device),
-            "threads": run.trainer.threads if run.trainer.device is Device.cpu else None,
+            "threads": _threads_that_count(run),
         },
     }
+
+
+def _threads_that_count(run: Run) -> int | None:
+    """Return the threads on a CPU; on a GPU they change no number."""
+    if run.trainer.device is Device.cpu:
+        return run.trainer.threads
+    return None
 
 
 def config_that_counts(run: Run) -> dict[str, Any]:
@@ -72,26 +80,25 @@ OF_THE_MACHINE = ("threads", "malloc", "device", "precision", "val_precision", "
 def differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
     """Return what makes two runs differ, each in words: a setting of the machine, `code`, `data`,
     and `config` where it is more than these."""
-    a = dict(flat(was))
-    b = dict(flat(now))
-    keys = [key for key in dict.fromkeys([*a, *b]) if a.get(key) != b.get(key)]
+    before = dict(flat(was))
+    after = dict(flat(now))
+    keys = [key for key in dict.fromkeys([*before, *after]) if before.get(key) != after.get(key)]
     reasons = dict[str, str]()
-    config = list[str]()
-    code = list[str]()
+    config_keys = list[str]()
+    modules = list[str]()
     for key in keys:
+        of_machine = key.removeprefix("config.trainer.") in OF_THE_MACHINE
         if key.startswith("source."):
-            code.append(key.removeprefix("source."))
-        elif (
-            key.startswith("environment.") or key.removeprefix("config.trainer.") in OF_THE_MACHINE
-        ):
+            modules.append(key.removeprefix("source."))
+        elif key.startswith("environment.") or of_machine:
             name = key.rpartition(".")[2]
-            reasons[name] = f"{name} ({a.get(key)}, now {b.get(key)})"
+            reasons[name] = f"{name} ({before.get(key)}, now {after.get(key)})"
         elif key != "data":
-            config.append(key)
-    if config:
-        reasons["config"] = ", ".join(config)
-    if code:
-        reasons["code"] = f"code ({shorten(code)})"
+            config_keys.append(key)
+    if config_keys:
+        reasons["config"] = ", ".join(config_keys)
+    if modules:
+        reasons["code"] = f"code ({shorten(modules)})"
     if "data" in keys:
         reasons["data"] = "data"
     return reasons
@@ -141,7 +148,7 @@ def hashes(modules: Iterable[str]) -> dict[str, str]:
     what computes no number; installed package → version, for those that code from outside
     imports."""
     closure = _closure(modules)
-    return {name: closure[name][0] for name in sorted(closure)}
+    return {name: closure[name].fingerprint for name in sorted(closure)}
 
 
 def check_source(run: Run, source: dict[str, str]) -> None:
@@ -157,7 +164,7 @@ def check_source(run: Run, source: dict[str, str]) -> None:
     rules = dict[str, str]()
     for name in {**source, **now}:
         if source.get(name) != now.get(name):
-            rules[name] = "be what this command began with"
+            rules[name] = "stay as this command found it"
     for name, path in _uncounted():
         rules[f"{name} ({path})"] = (
             "be an installed package, or in an import statement: by those nocap finds what makes "
@@ -174,12 +181,15 @@ def check_source(run: Run, source: dict[str, str]) -> None:
 def _uncounted() -> Iterator[tuple[str, Path]]:
     """Yield name and file of each module that came from a file, after the first option from
     outside, and counts for no identity."""
-    counted = {path for _, path in _closure(file.module for file in _loaded()).values()}
+    closure = _closure(file.module for file in _loaded())
+    counted = {source.path for source in closure.values()}
     for name in sorted(sys.modules.keys() - outside.LOADED):
         path = Path(str(getattr(sys.modules[name], "__file__", None)))
-        if not path.is_file() or path in counted or path.is_relative_to(PACKAGE):
+        is_counted = path in counted or path.is_relative_to(PACKAGE)
+        if is_counted or not path.is_file():
             continue
-        if not (_package(path) or _is_known(name, path)):
+        is_installed = _package(path) is not None
+        if not is_installed and not _is_known(name, path):
             yield name, path
 
 
@@ -189,31 +199,40 @@ def _loaded() -> list[outside.File]:
     return [file for file in outside.files() if file.module in sys.modules]
 
 
-def _closure(modules: Iterable[str]) -> dict[str, tuple[str, Path]]:
-    """Return module → hash, installed package → version, each with its file."""
-    closure = dict[str, tuple[str, Path]]()
-    reached = {""}
-    waiting = [
-        (module, PACKAGE) for module in modules
-    ]  # each with the folder of the file that imports it
-    while waiting:
-        module, beside = waiting.pop()
-        if module in reached:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceFile:
+    """A file that counts for an identity."""
+
+    path: Path
+    fingerprint: str  # hash of a module's code, or the version of an installed package
+
+
+def _closure(modules: Iterable[str]) -> dict[str, SourceFile]:
+    """Return these modules and all that they import, by the names of modules and of installed
+    packages."""
+    closure = dict[str, SourceFile]()
+    visited = {""}
+    # each with the folder of the file that imports it
+    to_visit = [(module, PACKAGE) for module in modules]
+    while to_visit:
+        module, beside = to_visit.pop()
+        if module in visited:
             continue
-        reached.add(module)
+        visited.add(module)
         if not module.startswith("nocap."):
-            waiting.append(
-                (module.rpartition(".")[0], beside)
-            )  # importing a module runs its packages
-        path = None if is_quiet(module) else module_path(module, beside)
+            package = module.rpartition(".")[0]
+            to_visit.append((package, beside))  # importing a module runs its packages
+        if is_quiet(module):
+            continue
+        path = module_path(module, beside)
         if path is None:
             continue
-        entries, imports = _read(module, path, path.stat().st_mtime_ns)
-        for name, text in entries.items():
-            closure[name] = (text, path)
+        fingerprints, imports = _read(module, path, path.stat().st_mtime_ns)
+        for name, fingerprint in fingerprints.items():
+            closure[name] = SourceFile(path=path, fingerprint=fingerprint)
         for name in _absolute(module, path, imports):
             if name.startswith("nocap.") or not path.is_relative_to(PACKAGE):
-                waiting.append((name, path.parent))
+                to_visit.append((name, path.parent))
     return closure
 
 
@@ -227,11 +246,16 @@ def _absolute(module: str, path: Path, imports: Iterable[tuple[int, str]]) -> It
 
 
 def _of_options(run: Run, what: str) -> list[str]:
-    without = {*HASHED_OTHERWISE, *(f.name for f in fields(Run) if f.metadata.get(what) is False)}
-    chosen = [option for name, option in run.options() if name.partition(".")[0] not in without]
-    return [
-        cls.__module__ for option in chosen for cls in type(option).__mro__ if cls is not object
-    ]
+    """List the modules that define the options that count for `what`, and their parents."""
+    uncounted = [f.name for f in fields(Run) if f.metadata.get(what) is False]
+    modules = list[str]()
+    for name, option in run.options():
+        group = name.partition(".")[0]
+        if group in HASHED_OTHERWISE or group in uncounted:
+            continue
+        parents = type(option).__mro__
+        modules += [cls.__module__ for cls in parents if cls is not object]
+    return modules
 
 
 @cache
@@ -242,8 +266,21 @@ def is_quiet(module: str) -> bool:
 def module_path(module: str, beside: Path = PACKAGE) -> Path | None:
     """Return the file of a module, looked for in `beside` and the folder above, too. None for
     Python's own, torch's, and those without a file."""
-    if path := outside.path_of(module):
+    path = outside.path_of(module)
+    if path is not None:
         return path
+    if module.startswith("nocap."):
+        return _own_path(module)
+    return _found(module, beside)
+
+
+@cache  # nocap's own modules stay where they are, and each cell of a grid looks for all of them
+def _own_path(module: str) -> Path | None:
+    return _found(module, PACKAGE)
+
+
+def _found(module: str, beside: Path) -> Path | None:
+    """Find the file of a module where Python would."""
     root, *rest = module.split(".")
     spec = _spec(root, beside)
     if spec is None:
@@ -278,8 +315,9 @@ def _spec(root: str, beside: Path) -> ModuleSpec | None:
 
 def _is_known(module: str, path: Path) -> bool:
     """Say whether a file is of Python itself or of torch, or written by torch's compilers."""
-    compiled = os.environ.get("TORCHINDUCTOR_CACHE_DIR", os.devnull)
-    return bool(re.match(_KNOWN, f"{module} {path}")) or path.is_relative_to(compiled)
+    compiled_folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR", os.devnull)
+    is_of_python_or_torch = re.match(_KNOWN, f"{module} {path}") is not None
+    return is_of_python_or_torch or path.is_relative_to(compiled_folder)
 
 
 def _package(path: Path) -> str | None:
@@ -301,7 +339,8 @@ _distributions = cache(packages_distributions)
 def _read(module: str, path: Path, changed_ns: int) -> tuple[dict[str, str], list[tuple[int, str]]]:
     """Return what a module's file counts by, and what it imports, as dots and names. A package that
     was installed from a folder counts by content: that can change at the same version."""
-    if versions := _versions(path):
+    versions = _versions(path)
+    if versions:
         return versions, []
     content = path.read_bytes()
     try:
@@ -327,20 +366,34 @@ def _versions(path: Path) -> dict[str, str]:
     return versions
 
 
+BLOCKS = ("body", "cases", "handlers", "orelse", "finalbody")  # of statements, in their order
+
+
 def code_digest(tree: ast.Module) -> str:
     """Hash a source without docstrings and comments."""
-    for node in ast.walk(tree):
+    for node in _statements(tree):
         if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             continue
-        if ast.get_docstring(node) is not None:
+        if ast.get_docstring(node, clean=False) is not None:
             del node.body[0]
     return hashlib.sha256(ast.unparse(tree).encode()).hexdigest()[:12]
+
+
+def _statements(tree: ast.Module) -> Iterator[ast.AST]:
+    """Yield a module and its statements, in the order of `ast.walk`, which looks at expressions
+    too: they are nine of ten nodes."""
+    waiting = deque[ast.AST]([tree])
+    while waiting:
+        node = waiting.popleft()
+        yield node
+        for block in BLOCKS:
+            waiting.extend(getattr(node, block, ()))
 
 
 def _imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Yield dots and names of a file's import statements; those that are no module are dropped
     later."""
-    for node in ast.walk(tree):
+    for node in _statements(tree):
         match node:
             case ast.Import(names=names):
                 for alias in names:
@@ -364,20 +417,34 @@ def uncommitted() -> tuple[str, bytes] | None:
     if not (CHECKOUT / ".git").exists():
         return None
     try:
-        commit, diff = (
-            subprocess.run(
-                ["git", "-C", str(CHECKOUT), *command], capture_output=True, check=True, timeout=10
-            ).stdout
-            for command in (["rev-parse", "HEAD"], ["diff", "HEAD", "--", "nocap", "conf"])
-        )
+        commit = _git("rev-parse", "HEAD")
+        diff = _git("diff", "HEAD", "--", "nocap", "conf")
     except (OSError, subprocess.SubprocessError):
         return None
     return commit.decode().strip(), diff
 
 
+def _git(*arguments: str) -> bytes:
+    """Return what git prints about the checkout.
+
+    Errors:
+        OSError, SubprocessError: there is no git, or it fails.
+    """
+    command = ["git", "-C", str(CHECKOUT), *arguments]
+    process = subprocess.run(command, capture_output=True, check=True, timeout=10)
+    return process.stdout
+
+
 def git_state() -> dict[str, str | None] | None:
     """Return what a record says of it: the commit, and the SHA-256 of the diff, null where nothing
     was changed. A diff may hold any secret: it is not stored unless asked for (`store.diff`)."""
-    commit, diff = uncommitted() or ("", b"")
-    digest = hashlib.sha256(diff).hexdigest() if diff else None
-    return {"commit": commit, "diff_sha256": digest} if commit else None
+    changes = uncommitted()
+    if changes is None:
+        return None
+    commit, diff = changes
+    if not commit:
+        return None
+    diff_sha256: str | None = None
+    if diff:
+        diff_sha256 = hashlib.sha256(diff).hexdigest()
+    return {"commit": commit, "diff_sha256": diff_sha256}

@@ -43,7 +43,8 @@ from pathlib import Path
 from nocap.config.keys import require
 from nocap.store.files import not_elsewhere
 
-NAME, HOLDER = ".lease", "holder"
+NAME = ".lease"
+HOLDER = "holder"
 # between heartbeats: a thousand cells are seventy small requests a second to a file server
 BEAT_S = 15.0
 # without one, a claim of another machine is dead: more than the minute for which NFS may show old
@@ -73,16 +74,16 @@ class Lease(AbstractContextManager["Lease"]):
             FileNotFoundError: another process has cleared the place.
         """
         claim.mkdir()
-        self.claim, self._closed = claim, threading.Event()
+        self.claim = claim
+        self._closed = threading.Event()
         # open as long as the lease is held
         self._holder = open(claim / HOLDER, "x", encoding="utf-8")  # noqa: SIM115
         self.lost = False  # at the last heartbeat
         with suppress(OSError):  # a file system without locks: heartbeats decide
             fcntl.flock(self._holder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        self._holder.write(
-            f"process {os.getpid()} on {platform.node()} since "
-            f"{time.strftime('%Y-%m-%d %H:%M:%S')}\n{machine()}\n"
-        )
+        since = time.strftime("%Y-%m-%d %H:%M:%S")
+        self._holder.write(f"process {os.getpid()} on {platform.node()} since {since}\n")
+        self._holder.write(f"{machine()}\n")
         self._holder.flush()
         threading.Thread(target=self._beat_on, name="lease", daemon=True).start()
 
@@ -95,14 +96,14 @@ class Lease(AbstractContextManager["Lease"]):
         return not self.lost
 
     def stage(self) -> Path:
-        """Return a new folder for what a worker prepares, told to `check`. The worker before can
-        bring nothing more to its place.
+        """Return a new folder for what a worker prepares, which it gives to `check`. The worker
+        before can bring nothing more to its place.
 
         Errors:
             LostError: another process has taken over.
         """
         if not self.beat():
-            raise LostError(taken(self.claim))
+            raise LostError(loss_line(self.claim))
         for old in self.claim.glob("stage-*"):
             _remove(old)
         stage_folder = self.claim / f"stage-{secrets.token_hex(6)}"
@@ -132,15 +133,13 @@ def check(stage: Path | None) -> None:
         LostError: another process has taken over.
     """
     if stage is not None and not _touch(stage):
-        raise LostError(taken(stage.parent))
+        raise LostError(loss_line(stage.parent))
 
 
-def taken(claim: Path) -> str:
-    """Return what is said of a lost lease."""
-    return (
-        f"another process took {claim.parents[1]} over while this one did not run, and goes on "
-        f"there"
-    )
+def loss_line(claim: Path) -> str:
+    """Say that the lease of this claim is lost."""
+    folder = claim.parents[1]
+    return f"another process took {folder} over while this one did not run, and goes on there"
 
 
 def acquire(folder: Path, *, wait_s: float = 0.0) -> Lease:
@@ -150,17 +149,25 @@ def acquire(folder: Path, *, wait_s: float = 0.0) -> Lease:
         HeldError: another process holds it, and still does after `wait_s`.
         ValueError: something else is in the place of its leases.
     """
-    root, deadline = folder / NAME, time.monotonic() + wait_s
-    while (name := _holder(root)) is not None or (lease := _claim(root)) is None:
-        if name is not None and time.monotonic() >= deadline:
-            raise HeldError(folder, holder=name)
-        time.sleep(random.uniform(0.01, 0.1 if name is None else 1.0))
-    return lease
+    root = folder / NAME
+    deadline = time.monotonic() + wait_s
+    while True:
+        holder = _holder(root)
+        longest_pause_s = 1.0
+        if holder is None:
+            lease = _claim(root)
+            if lease is not None:
+                return lease
+            longest_pause_s = 0.1  # another process claims it at this moment
+        elif time.monotonic() >= deadline:
+            raise HeldError(folder, holder=holder)
+        time.sleep(random.uniform(0.01, longest_pause_s))
 
 
 def abandoned(folder: Path) -> bool:
     """Say whether there are claims, of which those who died are to be cleared away by `acquire`."""
-    return (folder / NAME).is_dir() and not (folder / NAME).is_symlink()
+    claims = folder / NAME
+    return claims.is_dir() and not claims.is_symlink()
 
 
 def is_held(folder: Path) -> bool:
@@ -194,9 +201,8 @@ def _claim(root: Path) -> Lease | None:
             for other in root.iterdir():
                 if other != lease.claim:
                     _remove(other)
-            os.utime(
-                lease.claim / HOLDER
-            )  # whoever looked while this process slept may have cleared it away
+            # whoever looked while this process slept may have cleared it away
+            os.utime(lease.claim / HOLDER)
             undo.pop_all()
             return lease
     return None
@@ -209,40 +215,44 @@ def _holder(root: Path, own: Path | None = None) -> str | None:
         ValueError: something else is in the place of the claims.
     """
     with suppress(FileNotFoundError):
-        require(
-            stat.S_ISDIR(root.lstat().st_mode),
-            str(root),
-            "be a folder of leases, or not be there",
-            "something else",
-        )
-        if claims := [
-            path for path in root.iterdir() if path != own and not path.name.startswith(".")
-        ]:
-            os.utime(root)  # by the file system's own clock
-            now = root.stat().st_mtime
-            return next(filter(None, (_alive(claim, now) for claim in claims)), None)
+        is_folder = stat.S_ISDIR(root.lstat().st_mode)
+        rule = "be a folder of leases, or not be there"
+        require(is_folder, str(root), rule, "something else")
+        claims = [path for path in root.iterdir() if not path.name.startswith(".")]
+        others = [claim for claim in claims if claim != own]
+        if not others:
+            return None
+        os.utime(root)  # by the file system's own clock
+        now = root.stat().st_mtime
+        for claim in others:
+            holder = _alive(claim, now)
+            if holder is not None:
+                return holder
     return None
 
 
 def _alive(claim: Path, now: float) -> str | None:
-    """Return who holds a claim that is alive."""
+    """Return who holds a claim that is alive; None: it is dead, or no claim. `now`: by the file
+    system's clock."""
     with (
         # given back now, or nothing that nocap made
         suppress(FileNotFoundError, NotADirectoryError, ValueError),
         # asks the file server for the times of now
         open(claim / HOLDER, "r+", encoding="utf-8", opener=not_elsewhere) as file,
     ):
-        name, where, *_ = [*file.read().splitlines(), "", ""]
-        if where == machine():
+        name, machine_name, *_ = [*file.read().splitlines(), "", ""]
+        if machine_name == machine():
             try:
                 # shared: two that look do not take each other for the holder
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 return None
             except BlockingIOError:
                 return name
-            except OSError:  # a file system without locks
+            except OSError:  # a file system without locks: the heartbeats decide
                 pass
-        return (name or "a process") if now - os.fstat(file.fileno()).st_mtime < LEASE_S else None
+        since_beat_s = now - os.fstat(file.fileno()).st_mtime
+        if since_beat_s < LEASE_S:
+            return name or "a process"
     return None
 
 
@@ -251,9 +261,8 @@ def _touch(path: Path) -> bool:
     path is gone, for another took over."""
     try:
         os.utime(path)
-    except (
-        OSError
-    ) as error:  # any other is the file server's trouble: the next one may come through
+    except OSError as error:
+        # any other is the file server's trouble: the next one may come through
         return error.errno not in GONE
     return True
 

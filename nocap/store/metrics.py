@@ -42,7 +42,7 @@ OF_BASELINE = "of the baseline's"  # a unit
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wording:
-    """How a metric's gains and losses are said."""
+    """How a text says a metric's gains and losses."""
 
     better: str  # of an arm that is better: 7.4% `faster`
     worse: str
@@ -475,9 +475,8 @@ def part_title(part: str) -> str:
 
 class Ending(Enum):
     measured = "measured"
-    at_most = (
-        "at_most"  # reached its target in its shortest schedule: the value is more than was needed
-    )
+    # reached its target in its shortest schedule: the value is more than was needed
+    at_most = "at_most"
     diverged = "diverged"
     refused = "refused"  # there is a value, but it says nothing: `why`
 

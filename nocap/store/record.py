@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
@@ -66,12 +66,12 @@ def _each(shape: Shape, keys: str) -> dict[str, Shape]:
 _NUMBERS = {...: float}
 _TEXTS = {...: str}
 _HARDWARE = _each(str, "fingerprint name host malloc")
-_ASKED = {"at": str, "seeds": [int], "place": int, "length_of": str}
+_REQUEST = {"at": str, "seeds": [int], "place": int, "length_of": str}
 _ATTEMPT = (
     _each(str, "started host grid")
     | _each(int, "devices threads")
     | {"spent_s": float, "swept": [str]}
-    | {"asked": _ASKED}
+    | {"asked": _REQUEST}
 )
 _PARTS = {
     "config": dict,
@@ -112,7 +112,7 @@ SHAPES: dict[str, Shape] = {
     "summary.json": _each(str, "status identity name arm error tracker")
     | _each(int, "schema_version seed steps tokens val_step devices attempts")
     | _each(float, "val_loss val_bpb tokens_per_s token_us epoch_s mfu flops_per_token")
-    | _each(_NUMBERS, "clock_s step_ms memory_mib params")
+    | _each(_NUMBERS, "clock_s step_ms memory_mib params logged")
     | {
         "spikes": [int],
         "kernel": _TEXTS,
@@ -122,7 +122,7 @@ SHAPES: dict[str, Shape] = {
     },
     "grid.json": {
         "name": str,
-        "cells": [_each(str, "identity run arm") | {"seed": int, "asked": _ASKED}],
+        "cells": [_each(str, "identity run arm") | {"seed": int, "asked": _REQUEST}],
     },
     "state.json": {
         "step": int,
@@ -204,7 +204,9 @@ def _kind(shape: Shape) -> type:
     """Return the type of JSON that a shape is of."""
     if isinstance(shape, type):
         return shape
-    return dict if isinstance(shape, dict) else list
+    if isinstance(shape, dict):
+        return dict
+    return list
 
 
 def _is_of(value: object, kind: type) -> bool:
@@ -225,7 +227,9 @@ def _check_object(value: Json, shape: dict[Any, Shape], path: Path, key: str) ->
     if isinstance(shape, Required):
         for name, inner in shape.items():
             is_number = inner in (int, float)
-            if name not in value or (value[name] is None and not is_number):
+            is_missing = name not in value
+            is_null = not is_missing and value[name] is None
+            if is_missing or (is_null and not is_number):
                 raise ValueError(f"{path}: {key or 'it'} must have {name}")
     for name in value:
         inner = shape.get(name, shape.get(...))
@@ -259,14 +263,18 @@ def read_rows(content: bytes) -> list[Row]:
     for line in content.splitlines():
         with suppress(AttributeError, KeyError, ValueError):
             row = parse_json(line.decode())
-            has_numbers = all(
-                value is None or type(value) in (int, float) for value in row.values()
-            )
+            has_numbers = _has_numbers(row)
             step = row["step"]
             if has_numbers and type(step) is int and step > last:
                 rows.append(row)
                 last = step
     return rows
+
+
+def _has_numbers(row: Row) -> bool:
+    """Say whether every value of a row is a number or null; a boolean is none."""
+    types = set(map(type, row.values()))
+    return types <= {int, float, type(None)}
 
 
 class Metrics:
@@ -369,9 +377,18 @@ def check_record(
     """
     manifest = read_json(folder / MANIFEST) or {}
     summary = read_json(folder / SUMMARY) or {}
-    for problem in _problems(folder, manifest, summary, identity=identity, config=config):
-        raise InputError(f"{folder}: {problem}")
+    _refuse(folder, _problems(folder, manifest, summary, identity=identity, config=config))
     return manifest, summary
+
+
+def _refuse(folder: Path, problems: Iterable[str]) -> None:
+    """Refuse a record with a problem.
+
+    Errors:
+        InputError: the first of them.
+    """
+    for problem in problems:
+        raise InputError(f"{folder}: {problem}")
 
 
 def _problems(
@@ -380,7 +397,7 @@ def _problems(
     summary: Json,
     *,
     identity: str | None,
-    config: Mapping[str, Any] | None,
+    config: Mapping[str, Any] | None = None,
 ) -> Iterator[str]:
     """Yield what is wrong with a record.
 
@@ -419,7 +436,7 @@ def _changed(folder: Path, summary: Json) -> Iterator[str]:
     seal = summary.get(SEAL) or {}
     for name in (SUMMARY, *SEALED):
         if sums.get(name) != seal.get(name):
-            yield f"{name} is not what its digest in {SUMMARY} says"
+            yield f"{name} does not match its digest in {SUMMARY}"
 
 
 def read_ended(folder: Path, *, identity: str | None = None) -> Json | None:
@@ -433,5 +450,6 @@ def read_ended(folder: Path, *, identity: str | None = None) -> Json | None:
     summary = read_json(folder / SUMMARY) or {}
     if summary.get("status") not in ENDED:
         return None
-    _, checked = check_record(folder, identity=identity)
-    return checked
+    manifest = read_json(folder / MANIFEST) or {}
+    _refuse(folder, _problems(folder, manifest, summary, identity=identity))
+    return summary

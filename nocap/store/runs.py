@@ -157,10 +157,14 @@ class Record:
         machine = self.machine
         if self.imported:
             return machine.fingerprint
-        host = f" on {self.hardware['host']}" if "host" in self.hardware else ""
-        malloc = "" if machine.malloc == SYSTEM else f", {machine.malloc}"
         name = self.hardware.get("name", "unknown")
-        return f"{machine.devices} × {name}{host} ({machine.fingerprint}{malloc})"
+        text = f"{machine.devices} × {name}"
+        if "host" in self.hardware:
+            text = f"{text} on {self.hardware['host']}"
+        details = machine.fingerprint
+        if machine.malloc != SYSTEM:
+            details = f"{details}, {machine.malloc}"
+        return f"{text} ({details})"
 
     def tokens_hash(self, split: str) -> str:
         """Return the shards' hashes, which say what tokens a split has. A record that does not list
@@ -202,9 +206,7 @@ class Found:
     records: list[Record] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     unreadable: dict[str, str] = field(default_factory=dict)  # folder's name → why
-    timings: list[Timing] = field(
-        default_factory=list
-    )  # of the grids that they are, the newest first
+    timings: list[Timing] = field(default_factory=list)  # of grids among them, the newest first
 
 
 def dig(tree: Any, *keys: str) -> Any:
@@ -220,7 +222,9 @@ def number(value: object) -> float | None:
     """Return a finite number, and None for any other value."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value) if math.isfinite(value) else None
+    if not math.isfinite(value):
+        return None
+    return float(value)
 
 
 def load_runs(paths: Iterable[str | Path], *, outputs: Path = OUTPUTS, rows: bool = True) -> Found:
@@ -290,8 +294,11 @@ def _grids(arguments: Sequence[str]) -> list[Path]:
 def _lengths(grids: Sequence[Path]) -> dict[str, str | None]:
     """Return the arm whose other length each cell of these grids shows, whoever trained the cell
     first."""
-    cells = [cell for grid in grids for cell in _cells(grid)]
-    return {cell["identity"]: (cell.get("asked") or {}).get("length_of") for cell in cells}
+    lengths = dict[str, str | None]()
+    for grid in grids:
+        for cell in _cells(grid):
+            lengths[cell.identity] = cell.length_of
+    return lengths
 
 
 def read_record(folder: Path, *, rows: bool = True) -> Record:
@@ -453,27 +460,44 @@ def _below(target: Path) -> list[Path]:
     if _is_run(target):
         return [target]
     if (target / GRID).is_file():
-        return [cell["folder"] for cell in _cells(target) if cell["folder"] is not None]
+        return [cell.folder for cell in _cells(target) if cell.folder is not None]
     inner = target / "runs"
     if inner.is_dir():
         target = inner
     return _in_order(run_folders(target))
 
 
-def _cells(grid: Path) -> list[dict[str, Any]]:
-    """Return a grid's cells, each with the `folder` of its run, which lies beside all others in
-    `runs/`: None where nobody started it. A damaged run is known by the name that it was given."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GridCell:
+    """A cell as the file of its grid lists it."""
+
+    identity: str
+    name: str  # of its run's folder, as the grid has planned it
+    length_of: str | None  # the arm whose other length it shows
+    folder: Path | None  # of its run; None: nobody started it
+
+
+def _cells(grid: Path) -> list[GridCell]:
+    """Return a grid's cells. Their runs lie beside all others in `runs/`. A damaged run is known by
+    the name that it was given."""
     root = grid.absolute().parents[1] / "runs"
     content = read_json(grid / GRID) or {}
-    cells = list[dict[str, Any]]()
-    for cell in content.get("cells") or ():
-        identity = cell and cell.get("identity")
+    cells = list[GridCell]()
+    for row in content.get("cells") or ():
+        identity = row and row.get("identity")
         if not identity:
             continue
+        name = row.get("run") or identity
         folder = of_identity(root, identity)
         if folder is None:
-            folder = root / Path(cell.get("run") or identity).name  # never outside
-        cell["folder"] = folder if _is_run(folder) else None
+            folder = root / Path(name).name  # never outside
+        request = row.get("asked") or {}
+        cell = GridCell(
+            identity=identity,
+            name=name,
+            length_of=request.get("length_of"),
+            folder=folder if _is_run(folder) else None,
+        )
         cells.append(cell)
     return cells
 
@@ -484,12 +508,13 @@ def without_record(target: Path) -> Iterator[str]:
     if _is_run(target) or not (target / GRID).is_file():
         return
     cells = _cells(target)
-    missing = [cell.get("run") or cell["identity"] for cell in cells if cell["folder"] is None]
+    missing = [cell.name for cell in cells if cell.folder is None]
     if missing:
         yield f"{target}: {plural(len(missing), 'cell')} without a record ({shorten(missing)})"
-    in_name = re.search(r"-([0-9a-f]{8})$", target.absolute().name)
-    identities = sorted(cell["identity"] for cell in cells)
-    if in_name and in_name[1] != digest({"identities": identities})[:8]:
+    digest_in_name = re.search(r"-([0-9a-f]{8})$", target.absolute().name)
+    identities = sorted(cell.identity for cell in cells)
+    own_digest = digest({"identities": identities})[:8]
+    if digest_in_name and digest_in_name[1] != own_digest:
         yield f"{target / GRID}: it lists other cells than those that made the folder's name"
 
 
@@ -502,8 +527,10 @@ def of_identity(root: Path, identity: str) -> Path | None:
     names = [name for name in os.listdir(root) if name.endswith(f"-{identity}")]
     for name in sorted(names):
         folder = root / name
+        if not folder.is_dir():
+            continue
         with suppress(ValueError):
-            manifest = read_json(folder / MANIFEST) if folder.is_dir() else {}
+            manifest = read_json(folder / MANIFEST)
             if manifest is None or name == f"{manifest.get('name')}-{manifest.get('identity')}":
                 return folder
     return None
@@ -519,13 +546,14 @@ def _runs_named(name: str, root: Path) -> list[Path]:
     if name == LAST:
         return _in_order(folders, attempt=-1)[-1:]
     exact = list[Path]()
-    begun = list[Path]()
+    by_beginning = list[Path]()
     for folder in folders:
         identity = folder.name.rpartition("-")[2]
         if name in (folder.name, identity) or folder.name.startswith(f"{name}-"):
             exact.append(folder)
         elif folder.name.startswith(name) or identity.startswith(name):
-            begun.append(folder)
-    if not exact:
-        _refuse_several(name, begun)
-    return _in_order(exact or begun)
+            by_beginning.append(folder)
+    if exact:
+        return _in_order(exact)
+    _refuse_several(name, by_beginning)
+    return by_beginning

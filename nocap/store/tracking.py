@@ -30,11 +30,13 @@ class Mirrors(TrackerSession):
 
     @property
     def url_or_hint(self) -> str | None:  # type: ignore[override]
-        return "; ".join(hint for session in self._all if (hint := session.url_or_hint)) or None
+        hints = [session.url_or_hint for session in self._all]
+        return "; ".join(filter(None, hints)) or None
 
     @property
     def link(self) -> str | None:  # type: ignore[override]
-        return "; ".join(link for session in self._all if (link := session.link)) or None
+        links = [session.link for session in self._all]
+        return "; ".join(filter(None, links)) or None
 
     @property
     def finish_s(self) -> float:  # type: ignore[override]
@@ -59,17 +61,18 @@ class Mirrors(TrackerSession):
                 _warn(tracker, error)
 
 
-def _each(tracker: Tracker) -> list[Tracker]:
+def _with_others(tracker: Tracker) -> list[Tracker]:
     """Return the chosen tracker and those beside it, without secrets in their keys."""
-    others = (
-        cast(type[Tracker], outside.options("tracker")[kind])(kind=kind) for kind in tracker.also
-    )
-    return [_clean(chosen) for chosen in (tracker, *others)]
+    trackers = [_without_secrets(tracker)]
+    for kind in tracker.also:
+        option = cast(type[Tracker], outside.options("tracker")[kind])
+        trackers.append(_without_secrets(option(kind=kind)))
+    return trackers
 
 
 def has_mirror(tracker: Tracker) -> bool:
     """Say whether the rows go anywhere besides the record."""
-    return any(each.mirrors for each in _each(tracker))
+    return any(each.mirrors for each in _with_others(tracker))
 
 
 def open_tracker(
@@ -77,14 +80,16 @@ def open_tracker(
 ) -> TrackerSession:
     """Open what the config asks for and log the rows that a resumed run already has."""
     sessions = list[tuple[Tracker, TrackerSession]]()
-    for each in _each(tracker):
+    for each in _with_others(tracker):
         try:
-            sessions.append((each, each.open(_clean(facts))))
+            session = each.open(_without_secrets(facts))
         except Exception as error:
             _warn(each, error)
-    mirrors = Mirrors(
-        [(each, session) for each, session in sessions if type(session) is not TrackerSession]
-    )
+            continue
+        mirrors_nothing = type(session) is TrackerSession
+        if not mirrors_nothing:
+            sessions.append((each, session))
+    mirrors = Mirrors(sessions)
     for row in rows:
         mirrors.log(row)
     return mirrors
@@ -92,7 +97,8 @@ def open_tracker(
 
 def gathered(tracker: Tracker, folder: Path, runs: Mapping[str, Path]) -> list[str]:
     """Return the commands that show a grid's runs together."""
-    return [*filter(None, (each.gathered(folder, runs) for each in _each(tracker)))]
+    commands = [each.gathered(folder, runs) for each in _with_others(tracker)]
+    return list(filter(None, commands))
 
 
 def track_comparison(
@@ -105,20 +111,19 @@ def track_comparison(
 ) -> str | None:
     """Mirror a grid's comparison and report, where a tracker has a place for them. Return their
     address, or how to sync them."""
-    mirrors = Mirrors(
-        [
-            (each, session)
-            for each in _each(tracker)
-            if (session := each.open_comparison(_clean(facts))) is not None
-        ]
-    )
+    sessions = list[tuple[Tracker, TrackerSession]]()
+    for each in _with_others(tracker):
+        session = each.open_comparison(_without_secrets(facts))
+        if session is not None:
+            sessions.append((each, session))
+    mirrors = Mirrors(sessions)
     _log_comparison(mirrors, tables=tables, report=report, summary=summary)
     return mirrors.url_or_hint
 
 
 def left(tracker: Tracker, folder: Path) -> bool:
     """Say whether a server lacks something of the mirror in a run's or a grid's folder."""
-    return any(each.left(folder) for each in _each(tracker))
+    return any(each.left(folder) for each in _with_others(tracker))
 
 
 def send(
@@ -133,7 +138,7 @@ def send(
     Errors:
         NoLoginError, OSError, ValueError: as for `Tracker.resend`.
     """
-    session = _clean(tracker).resend(_clean(facts))
+    session = _without_secrets(tracker).resend(_without_secrets(facts))
     mirror = Mirrors([(tracker, session)])
     for row in rows:
         mirror.log(row)
@@ -154,7 +159,7 @@ def send_comparison(
     Errors:
         NoLoginError, OSError, ValueError: as for `send`.
     """
-    session = _clean(tracker).resend(_clean(facts))
+    session = _without_secrets(tracker).resend(_without_secrets(facts))
     _log_comparison(Mirrors([(tracker, session)]), tables=tables, report=report, summary=summary)
     return session
 
@@ -166,15 +171,13 @@ def _log_comparison(
     mirrors.finish(summary=summary, status=RunStatus.finished)
 
 
-def _clean(facts: T) -> T:
+def _without_secrets(facts: T) -> T:
     """Return a copy of a dataclass whose texts have no secrets."""
-    return replace(
-        cast(Any, facts),
-        **{f.name: redact(getattr(facts, f.name)) for f in fields(cast(Any, facts))},
-    )
+    dataclass: Any = facts
+    values = {f.name: redact(getattr(facts, f.name)) for f in fields(dataclass)}
+    return cast(T, replace(dataclass, **values))
 
 
 def _warn(tracker: Tracker, error: Exception) -> None:
-    print(
-        f"nocap: tracker={tracker.kind}: {NO_MIRROR}{line_of(error)}", file=sys.stderr, flush=True
-    )
+    line = f"nocap: tracker={tracker.kind}: {NO_MIRROR}{line_of(error)}"
+    print(line, file=sys.stderr, flush=True)

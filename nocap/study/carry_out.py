@@ -453,7 +453,7 @@ class _Conductor:
                 self.failed.add(session.place)
             except KeyboardInterrupt as stop:
                 raise StoppedError(
-                    "stopped; what was trained and timed is kept, and the same command goes on"
+                    "stopped; finished runs and sessions are kept, and the same command goes on"
                 ) from stop
 
     def _wait(self, due_in_s: float) -> None:

@@ -19,10 +19,11 @@ from nocap.sessions.figures import SessionFile
 from nocap.store.files import write_file
 from nocap.study import bench_sessions, carry_out, log, plan_preview, spec, study_pages
 from nocap.study import board as leaderboard
+from nocap.study.next_sessions import next_sessions
 from nocap.study.result_of_outcome import result_of
 from nocap.study.spec import Study
 from nocap.study.study_plan import StudyPlan, prepare
-from nocap.study.study_result import to_json
+from nocap.study.study_result import answer
 
 
 @dataclass(kw_only=True)
@@ -147,7 +148,10 @@ def _carry_out(
             print(f"written: {path}")
     for problem in outcome.problems:
         print(f"nocap: {problem}", file=sys.stderr)
-    arguments.answer(to_json(result))
+    following = None
+    if not files:  # else a day elsewhere brings the next one
+        following = next_sessions(result, outcome, _again(folder, plan, options))
+    arguments.answer(answer(result, following))
     # of sessions from elsewhere the next day brings more
     is_complete = not (outcome.problems or (result.missing and not files))
     return EXIT_CODES["finished" if is_complete else "failed"]
@@ -156,11 +160,22 @@ def _carry_out(
 def _command(folder: Path, plan: StudyPlan, options: Options, files: Sequence[Path]) -> str:
     """Return the command that carries a study out as it was. `files`: of sessions from
     elsewhere."""
-    words = ["python -m nocap.study", str(folder), f"scale={plan.scale}"]
+    words = _words(folder, plan, options)
+    if files:
+        words += [bench_sessions.FLAG, *map(str, files)]
+    return " ".join(words)
+
+
+def _again(folder: Path, plan: StudyPlan, options: Options) -> list[str]:
+    """Return the words of the command that goes on with a study, for a program."""
+    return [*_words(folder, plan, options), f"output_dir={options.output_dir}"]
+
+
+def _words(folder: Path, plan: StudyPlan, options: Options) -> list[str]:
+    """Return the words that say which study is carried out, of what length."""
+    words = ["python", "-m", "nocap.study", str(folder), f"scale={plan.scale}"]
     if options.steps is not None:
         words.append(f"steps={options.steps}")
     if plan.study.config_dir:
         words.append("--allow-code")
-    if files:
-        words += [bench_sessions.FLAG, *map(str, files)]
-    return " ".join(words)
+    return words

@@ -37,9 +37,11 @@ from nocap.study.study_schema import (
     GuardJson,
     IntervalJson,
     MissingJson,
+    NextSessions,
     NoiseJson,
     RowJson,
     Shape,
+    StudyAnswer,
     StudyFile,
     TuningTrial,
 )
@@ -162,6 +164,12 @@ def file_of(result: StudyResult) -> StudyFile:
 def to_json(result: StudyResult) -> dict[str, object]:
     """Return a result as its file has it, in JSON's types."""
     return dict(msgspec.to_builtins(file_of(result)))
+
+
+def answer(result: StudyResult, following: NextSessions | None) -> dict[str, object]:
+    """Return what the command answers: a result, and what a program runs next."""
+    fields = structs.asdict(file_of(result))
+    return dict(msgspec.to_builtins(StudyAnswer(**fields, next=following)))
 
 
 def write_result(result: StudyResult, folder: Path) -> Path:
@@ -297,6 +305,7 @@ class _ResultReader:
         self.file = file
         self.study = study
         self.log = log
+        self.machine = str(file.hardware["fingerprint"])
         self.rows: dict[str, list[Measurement]] = {}
         for row in file.measurements:
             self.rows.setdefault(row.claim, []).append(row.measurement)
@@ -340,7 +349,7 @@ class _ResultReader:
         scale = self.file.scale
         at = self.study.scales[scale]
         rows = self.rows.get(stored.id, [])
-        self.current.check(claim, rows, self.log, scale=scale)
+        self.current.check(claim, rows, self.log, scale=scale, machine=self.machine)
         bound = stored.bound
         if claim.mechanism.rule is Rule.given:
             bound = claim.mechanism.bound
@@ -365,14 +374,16 @@ class _ResultReader:
         """Return where a claim stands: its label is the log's, of the last analysis on this
         machine."""
         hash = self._hash(stored, claim)
-        analyses = self.log.of(AnalysisLine, hash=hash, machine=self.file.hardware["fingerprint"])
+        analyses = self.log.of(AnalysisLine, hash=hash, machine=self.machine)
         labels = list[str]()
         if not analyses:
             labels.append(stored.exploratory or "not in its study's log")
         elif analyses[-1].exploratory:
             labels.append(analyses[-1].exploratory)
         rows = self.rows.get(stored.id, [])
-        sessions = sessions_unlike(verdict, rows, self.log, scale=self.file.scale)
+        sessions = sessions_unlike(
+            verdict, rows, self.log, scale=self.file.scale, machine=self.machine
+        )
         if sessions:
             labels.append(f"its log has other figures of {listed(sessions)}")
         label = "; ".join(labels) or None

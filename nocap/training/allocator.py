@@ -39,8 +39,9 @@ def use(malloc: Malloc) -> None:
         return
     libc = ctypes.CDLL(None)
     if malloc is Malloc.pooled:
-        _set(libc, M_MMAP_THRESHOLD, min(POOL, _most()))
-        _set(libc, M_TRIM_THRESHOLD, min(KEEP, _most()))
+        limit = _most()
+        _set(libc, M_MMAP_THRESHOLD, min(POOL, limit))
+        _set(libc, M_TRIM_THRESHOLD, min(KEEP, limit))
     else:
         _set(libc, M_MMAP_THRESHOLD, SYSTEM_POOL)
         _set(libc, M_TRIM_THRESHOLD, SYSTEM_KEEP)
@@ -54,8 +55,11 @@ def _most() -> int:
         lines = Path("/proc/meminfo").read_text()
     except OSError:
         return SYSTEM_KEEP
-    known = re.search(r"^MemAvailable:\s+(\d+) kB$", lines, re.M)
-    return max(SYSTEM_KEEP, 1024 * int(known[1]) // SHARE) if known else SYSTEM_KEEP
+    available = re.search(r"^MemAvailable:\s+(\d+) kB$", lines, re.M)
+    if available is None:
+        return SYSTEM_KEEP
+    available_bytes = 1024 * int(available[1])
+    return max(SYSTEM_KEEP, available_bytes // SHARE)
 
 
 def _set(libc: ctypes.CDLL, parameter: int, value: int) -> None:

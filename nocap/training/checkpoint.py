@@ -134,22 +134,22 @@ def prune(root: Path, *, keep: int, always: Collection[int] = ()) -> list[str]:
     """Delete all but the newest `keep` valid checkpoints, every checksum read again, and those of
     the steps in `always`.
 
-    Invalid ones do not count, and go when they are older than a kept one. Returns a line for each
-    that stays. What is no folder was made by somebody else, and stays.
+    Invalid ones do not count, and go when they are older than one that stays. Returns a line for
+    each of them that stays. What is no folder was made by somebody else, and stays.
     """
-    kept = 0
+    n_valid = 0
     lines = []
-    spared = {name_of(step) for step in always}
+    names_to_keep = {name_of(step) for step in always}
     for path in newest_first(root):
-        if kept >= keep:
-            if path.name not in spared and is_folder(path):
+        if n_valid >= keep:
+            if path.name not in names_to_keep and is_folder(path):
                 shutil.rmtree(path)
             continue
         problem = _problem(path)
         if problem:
             lines.append(f"checkpoint not counted: {path}: {problem}")
         else:
-            kept += 1
+            n_valid += 1
     return lines
 
 
@@ -223,6 +223,8 @@ def find(
 
 
 def first_valid(paths: Iterable[Path], *, misfit: Callable[[Path], str | None]) -> ValidCheckpoint:
+    """Return the first of these checkpoints that is whole. `misfit`: says why a whole one is not of
+    the run, or None."""
     invalid: list[str] = []
     for path in paths:
         problem = _problem(path) or misfit(path)
@@ -250,23 +252,24 @@ def load(path: Path, *, model: nn.Module, optimizers: Optimizers) -> dict[str, A
     # its checksums are right: somebody made them so
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise InputError(
-            f"{path} must hold what this run's optimizers keep, got {type(error).__name__}: {error}"
+            f"{path} must hold this run's optimizer state, got {type(error).__name__}: {error}"
         ) from error
     return state
 
 
 def load_validated(path: Path, model: LanguageModel, run: Run) -> None:
-    """Put those weights of a checkpoint into the model, which it must fit, that its run validates,
-    for good."""
+    """Put the weights into the model with which a checkpoint's run validates. The model must be of
+    that run."""
     optimizers: Optimizers = []
-    if type(run.optimizer).validating is not Optimizer.validating:  # they depend on its state
+    needs_state = type(run.optimizer).validating is not Optimizer.validating
+    if needs_state:
         optimizers = build_optimizers(run, model)
         load(path, model=model, optimizers=optimizers)
     else:
         put_weights(model, load_file(path / MODEL))
     with run.optimizer.validating(optimizers), model.validating():
-        chosen = [(p, p.detach().clone()) for p in model.parameters()]
-    for p, tensor in chosen:
+        validated = [p.detach().clone() for p in model.parameters()]
+    for p, tensor in zip(model.parameters(), validated, strict=True):
         p.data.copy_(tensor)
 
 

@@ -43,7 +43,9 @@ class Heartbeat:
 
     def where(self, rank: int) -> str:
         step = float(self._rows[rank, 1])
-        return "in its start-up" if step == START_UP else f"at step {step:.0f}"
+        if step == START_UP:
+            return "in its start-up"
+        return f"at step {step:.0f}"
 
     def behind(self) -> str:
         """Return the ranks with the fewest heartbeats and their steps: all ranks, if they stopped

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,10 @@ def export_hf(run_dir: Path, folder: Path, *, log: Log) -> dict[str, Any]:
     kind = architecture(run)
     if run.data.document_mask or run.position.restart:
         log("transformers sees no ends of documents: its logits are the run's in a single document")
-    write = _gpt2 if kind == "gpt2" else _llama
-    config, tensors = write(run, model)
+    if kind == "gpt2":
+        config, tensors = _gpt2(run, model)
+    else:
+        config, tensors = _llama(run, model)
     vocab_size = run.tokenizer.vocab_size
     end = None
     if run.tokenizer.kind == "tokenizer":
@@ -61,6 +64,22 @@ def export_hf(run_dir: Path, folder: Path, *, log: Log) -> dict[str, Any]:
     return {"name": run_dir.name, "step": step, "model_type": kind, "folder": str(folder)}
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Counterpart:
+    """A model of transformers, and the parts that it has."""
+
+    model_type: str
+    norm: str
+    activation: str
+
+
+# by the position embedding, which they do not share
+COUNTERPARTS = {
+    "learned": Counterpart(model_type="gpt2", norm="layer", activation="gelu"),
+    "rope": Counterpart(model_type="llama", norm="rms", activation="swiglu"),
+}
+
+
 def architecture(run: Run) -> str:
     """Return the model of transformers that computes what the run's does: `gpt2` or `llama`.
 
@@ -68,37 +87,38 @@ def architecture(run: Run) -> str:
         ValueError: there is none; it names the option.
     """
     m = run.model
-    for group, kind in OWN_KINDS.items():
-        chosen = getattr(run, group).kind
-        require(chosen == kind, f"{group}.kind", f"be {kind} {WITHOUT}", chosen)
+    for group, own_kind in OWN_KINDS.items():
+        kind = getattr(run, group).kind
+        require(kind == own_kind, f"{group}.kind", f"be {own_kind} {WITHOUT}", kind)
     ideas = ", ".join(run.ideas)
     require(not run.ideas, "ideas", f"be empty {WITHOUT}", ideas)
-    placed = m.norm_placement
-    require(placed is NormPlacement.pre, "model.norm_placement", f"be pre {WITHOUT}", placed.value)
+    placement = m.norm_placement
+    is_pre = placement is NormPlacement.pre
+    require(is_pre, "model.norm_placement", f"be pre {WITHOUT}", placement.value)
     require(not m.qk_norm, "model.qk_norm", f"be false {WITHOUT}", m.qk_norm)
     require(m.logit_softcap is None, "model.logit_softcap", f"be null {WITHOUT}", m.logit_softcap)
     position = run.position.kind
-    positions = "be rope (as Llama) or learned (as GPT-2) with --hf"
-    require(position in PARTS, "position", positions, position)
-    kind, norm, activation = PARTS[position]
-    beside = f"with --hf beside position={position}, as {kind} has"
-    got_norm: str = run.norm.norm.value  # type: ignore[attr-defined]  # of this kind
-    require(got_norm == norm, "norm.norm", f"be {norm} {beside}", got_norm)
-    got: str = run.mlp.activation.value  # type: ignore[attr-defined]  # of this kind
-    require(got == activation, "mlp.activation", f"be {activation} {beside}", got)
+    rule = "be rope (as Llama) or learned (as GPT-2) with --hf"
+    require(position in COUNTERPARTS, "position", rule, position)
+    theirs = COUNTERPARTS[position]
+    beside = f"with --hf beside position={position}, as {theirs.model_type} has"
+    norm: str = run.norm.norm.value  # type: ignore[attr-defined]  # of this kind
+    require(norm == theirs.norm, "norm.norm", f"be {theirs.norm} {beside}", norm)
+    activation: str = run.mlp.activation.value  # type: ignore[attr-defined]  # of this kind
+    rule = f"be {theirs.activation} {beside}"
+    require(activation == theirs.activation, "mlp.activation", rule, activation)
+    groups_heads = theirs.model_type == "llama"
     heads = run.attention.n_kv_heads
     rule = f"be model.n_head={m.n_head} {beside}"
-    require(kind == "llama" or heads == m.n_head, "attention.n_kv_heads", rule, heads)
-    return kind
+    require(groups_heads or heads == m.n_head, "attention.n_kv_heads", rule, heads)
+    return theirs.model_type
 
 
-# position → model, its norm, its activation
-PARTS = {"learned": ("gpt2", "layer", "gelu"), "rope": ("llama", "rms", "swiglu")}
-
-Written = tuple[dict[str, Any], dict[str, Tensor]]
+# the content of `config.json`, and the tensors by their names
+Exported = tuple[dict[str, Any], dict[str, Tensor]]
 
 
-def _gpt2(run: Run, model: LanguageModel) -> Written:
+def _gpt2(run: Run, model: LanguageModel) -> Exported:
     m = run.model
     tensors: dict[str, Tensor] = {
         "transformer.wte.weight": model.get_parameter("embedding.weight"),
@@ -153,7 +173,7 @@ def _layer_norm(norm: nn.Module, d_model: int) -> Iterator[tuple[str, Tensor]]:
     yield "bias", own.get("bias", torch.zeros(d_model))
 
 
-def _llama(run: Run, model: LanguageModel) -> Written:
+def _llama(run: Run, model: LanguageModel) -> Exported:
     m = run.model
     d_head = m.d_model // m.n_head
     tensors: dict[str, Tensor] = {
@@ -195,8 +215,8 @@ def _llama_block(block: nn.Module, d_model: int, d_head: int) -> dict[str, Tenso
     out = attention.get_parameter("f.out_proj.weight")
     down = mlp.get_parameter("f.down.weight")
     return {
-        "self_attn.q_proj": _turned(q, d_head),
-        "self_attn.k_proj": _turned(k, d_head),
+        "self_attn.q_proj": _with_halves_swapped(q, d_head),
+        "self_attn.k_proj": _with_halves_swapped(k, d_head),
         "self_attn.v_proj": attention.get_parameter("f.v_proj.weight"),
         "self_attn.o_proj": out * attention.scale,
         "mlp.gate_proj": mlp.get_parameter("f.gate.weight"),
@@ -207,7 +227,7 @@ def _llama_block(block: nn.Module, d_model: int, d_head: int) -> dict[str, Tenso
     }
 
 
-def _turned(weight: Tensor, d_head: int) -> Tensor:
+def _with_halves_swapped(weight: Tensor, d_head: int) -> Tensor:
     """Swap the halves of each head: nocap turns a pair clockwise, Llama the other way."""
     first, second = weight.unflatten(0, (-1, 2, d_head // 2)).unbind(1)
     return torch.stack([second, first], dim=1).flatten(0, 2)

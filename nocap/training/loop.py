@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -13,9 +14,10 @@ from torch import nn
 
 from nocap.config.keys import InputError
 from nocap.config.paths import expanded
-from nocap.store.checkpoints import name_of, newest_first, step_of
+from nocap.store.checkpoints import name_of, newest_first
 from nocap.store.record import Row
 from nocap.training import checkpoint, memory
+from nocap.training.checkpoint import ValidCheckpoint
 from nocap.training.graphed import Graphed
 from nocap.training.ledger import Ledger
 from nocap.training.recorder import Outcome, Recorder
@@ -58,8 +60,8 @@ def train(job: Job) -> Outcome:
         if "val/loss" in row or "train/spike" in row or _due(step, t.log_every):
             recorder.write(row)
         if not update.finite:
-            where = recorder.diverged(update, step=step)
-            return recorder.close(status="diverged", step=step, diverged=where)
+            divergence = recorder.diverged(update, step=step)
+            return recorder.close(status="diverged", step=step, diverged=divergence)
         if update.stop and step + 1 < t.steps:
             recorder.save(step=step + 1, last=True)
             return recorder.close(status="preempted", step=step + 1)
@@ -72,8 +74,8 @@ def train(job: Job) -> Outcome:
     recorder.write(last)
     if not math.isfinite(loss):
         job.log("diverged: the last validation loss is not finite")
-        where = {"step": t.steps, "loss": "validation"}
-        return recorder.close(status="diverged", step=t.steps, diverged=where)
+        divergence = {"step": t.steps, "loss": "validation"}
+        return recorder.close(status="diverged", step=t.steps, diverged=divergence)
     return recorder.close(status="finished", step=t.steps)
 
 
@@ -112,42 +114,60 @@ def resume(job: Job, trainee: Trainee) -> tuple[int, Recorder]:
     root = job.run_dir / "checkpoints"
     init_from = job.run.trainer.init_from
     own = newest_first(root)
-    paths = own
-    if not own and init_from:
+    identity: str | None = None
+    paths = list[Path]()
+    if own:
+        identity = job.run_dir.name.rpartition("-")[2]
+        paths = own
+    elif init_from:
         paths = [expanded(init_from).absolute()]
-    identity = job.run_dir.name.rpartition("-")[2] if own else None
-    misfit = partial(checkpoint.misfit, model=trainee.model, identity=identity)
-    newest = checkpoint.first_valid(paths if job.world.is_main else [], misfit=misfit)
-    name = newest.path and str(newest.path)
-    name, invalid = job.world.from_main([name, newest.invalid])
-    if name is None and invalid and not own:
-        raise InputError(f"trainer.init_from must be a valid checkpoint, got {invalid[0]}")
-    for problem in invalid:
+    newest = _newest_valid(job, trainee, paths, identity)
+    if newest.path is None and newest.invalid and not own:
+        raise InputError(f"trainer.init_from must be a valid checkpoint, got {newest.invalid[0]}")
+    for problem in newest.invalid:
         job.log(f"checkpoint not used: {problem}")
-    if name is None and invalid:
+    if newest.path is None and newest.invalid:
         raise InputError(
             f"{root} must hold a valid checkpoint to resume from, got none; delete the folder to "
             "start over"
         )
-    path = None
-    first = 0
+    first = newest.step
     state = dict[str, Any]()
-    if name is not None:
-        path = Path(name)
-        first = step_of(path) or 0
-        state = checkpoint.load(path, model=trainee.model, optimizers=trainee.optimizers)
-        resuming = f"resuming from step {first}"
-        job.log(resuming if own else f"beginning from step {first} of {path}")
+    if newest.path is not None:
+        state = checkpoint.load(newest.path, model=trainee.model, optimizers=trainee.optimizers)
+        line = f"beginning from step {first} of {newest.path}"
+        if own:
+            line = f"resuming from step {first}"
+        job.log(line)
     passed = [step for step in job.run.trainer.keep_steps if step <= first]
-    gone = [step for step in passed if not (root / name_of(step)).exists()]
-    if gone:
-        job.log(f"trainer.keep_steps: no checkpoint of {gone}: this attempt begins at step {first}")
+    missing = [step for step in passed if not (root / name_of(step)).exists()]
+    if missing:
+        job.log(
+            f"trainer.keep_steps: no checkpoint of {missing}: this attempt begins at step {first}"
+        )
     clock_s = state.get("clock_s", {})
     losses = state.get("losses", [])
     recorder = Recorder(job, trainee, clock_s=clock_s, losses=losses)
     if job.world.is_main:
-        job.on_start(recorder.resume(path if own else None))
+        own_path = newest.path if own else None
+        job.on_start(recorder.resume(own_path))
     return first, recorder
+
+
+def _newest_valid(
+    job: Job, trainee: Trainee, paths: Sequence[Path], identity: str | None
+) -> ValidCheckpoint:
+    """Return the first valid one of these checkpoints, as rank 0 finds it, on every rank."""
+    found: list[Any] = [None, []]
+    if job.world.is_main:
+        misfit = partial(checkpoint.misfit, model=trainee.model, identity=identity)
+        newest = checkpoint.first_valid(paths, misfit=misfit)
+        found = [newest.path and str(newest.path), newest.invalid]
+    name, invalid = job.world.from_main(found)
+    path: Path | None = None
+    if name is not None:
+        path = Path(name)
+    return ValidCheckpoint(path=path, invalid=invalid)
 
 
 def warm_up(
@@ -166,15 +186,16 @@ def warm_up(
         dummy = torch.zeros(shape, dtype=torch.long, device=job.world.device)
         parameters = list(trainee.model.parameters())
         saved_mib = _forward_backward_once(job, trainee, dummy, parameters, step=step)
+        if t.cuda_graphs:
+            once = partial(forward_backward, job, trainee, step=0)
+            trainee.graphed = Graphed(once, dummy, parameters)
+        # after the graph, whose memory no validation can have: so both are in a peak
         if validates:
             trainee.model.eval()
             with trainee.model.validating(), torch.no_grad(), autocast(run, t.val_precision):
                 # with a batch's strides: compiled graphs are made for those
                 trainee.model(dummy[:, :-1], dummy[:, 1:])
             trainee.model.train()
-        if t.cuda_graphs:
-            once = partial(forward_backward, job, trainee, step=0)
-            trainee.graphed = Graphed(once, dummy, parameters)
         job.world.synchronize()
     return saved_mib
 
@@ -185,18 +206,19 @@ def _forward_backward_once(
     """Compute a micro-batch's forward and backward as in this step, and drop the gradients. Return
     the MiB that the forward keeps."""
     enter_step(job.run, trainee.model, step)
-    saved_mib = 0.0
-    # the second time without the hooks, with which a compiled graph may be another
-    for counting in (True, False):
-        hooks: AbstractContextManager[dict[int, int]] = nullcontext({})
-        if counting:
-            hooks = memory.saved_for_backward(parameters)
+
+    def compute(hooks: AbstractContextManager[dict[int, int]]) -> float:
         trainee.logs.clear()
-        with no_sync(trainee), hooks as kept:
+        with no_sync(trainee), hooks as saved_bytes:
             with autocast(job.run, job.run.trainer.precision):
                 loss = trainee.forward(*forward_of(trainee, tokens, step=step))
-            saved_mib += sum(kept.values()) / memory.MIB
+            saved_mib = sum(saved_bytes.values()) / memory.MIB
             loss.total.backward()
         for p in parameters:
             p.grad = None
+        return saved_mib
+
+    saved_mib = compute(memory.saved_for_backward(parameters))
+    # once more without the hooks, with which a compiled graph may be another
+    compute(nullcontext({}))
     return saved_mib

@@ -50,14 +50,15 @@ def saved_for_backward(
 
     `on_save` gets the bytes of each as it is kept.
     """
-    own = {p.untyped_storage()._cdata for p in parameters}
+    of_parameters = {p.untyped_storage()._cdata for p in parameters}
     sizes: dict[int, int] = {}
     alive: list[Tensor] = []  # a storage's address must not be used twice while we count
 
     def pack(t: Tensor) -> Tensor:
         storage = t.untyped_storage()
-        if storage._cdata not in own and storage._cdata not in sizes:
-            sizes[storage._cdata] = storage.nbytes()
+        address = storage._cdata
+        if address not in of_parameters and address not in sizes:
+            sizes[address] = storage.nbytes()
             alive.append(t.detach())
             on_save(storage.nbytes())
         # an operation that keeps its own output would keep itself: graphs without a backward would
@@ -108,10 +109,10 @@ def ran_out(error: BaseException) -> bool:
     allocator has no type of its own for it."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return (
-        isinstance(error, RuntimeError)
-        and re.search(r"can't allocate memory|not enough memory|bad_alloc", str(error)) is not None
-    )
+    if not isinstance(error, RuntimeError):
+        return False
+    match = re.search(r"can't allocate memory|not enough memory|bad_alloc", str(error))
+    return match is not None
 
 
 @contextmanager

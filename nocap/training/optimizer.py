@@ -95,15 +95,15 @@ class ByRule(undecorated(torch.optim.Optimizer)):  # type: ignore[misc]  # a cla
             self.option.update(group, params, grads, states)
 
 
-def kept(
+def buffers(
     states: list[dict[str, Tensor]],
     name: str,
     params: list[Tensor],
     *,
     first: Callable[[Tensor], Tensor] = torch.zeros_like,
 ) -> list[Tensor]:
-    """Return what is kept of each parameter by this name; at first, the function of the
-    parameter."""
+    """Return the tensor of this name in each parameter's state. `first`: makes it of the parameter
+    where the state has none yet."""
     for state, p in zip(states, params, strict=True):
         if name not in state:
             state[name] = first(p.detach())
@@ -191,37 +191,52 @@ def _decay_cautiously(run: Run, optimizers: Optimizers) -> None:
     Errors:
         InputError: no group has a weight decay that the optimizer does not keep to itself.
     """
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    if not any(group.get("weight_decay") for group in groups):
+    has_decay = False
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            has_decay = has_decay or bool(group.get("weight_decay"))
+    if not has_decay:
         kind = run.optimizer.kind
         raise InputError(
             f"optimizer.cautious_decay must be false beside optimizer.kind={kind}, whose groups "
             "have no weight_decay"
         )
-    waiting: list[tuple[Group, float, list[tuple[nn.Parameter, Tensor]]]] = []
+    pending: list[PendingDecay] = []  # of the step in progress
 
-    def keep(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    def put_off(optimizer: torch.optim.Optimizer, *_: object) -> None:
         for group in optimizer.param_groups:
-            weight_decay = group.get("weight_decay")
-            if not weight_decay:
-                continue
-            params = [p for p in group["params"] if p.grad is not None]
-            before = [(p, p.detach().clone()) for p in params]
-            waiting.append((group, weight_decay, before))
-            group["weight_decay"] = 0.0  # so that the step makes the update alone
+            if group.get("weight_decay"):
+                pending.append(PendingDecay(group))
 
     @torch.no_grad()
-    def decay(*_: object) -> None:
-        for group, weight_decay, pairs in waiting:
-            group["weight_decay"] = weight_decay
-            for p, before in pairs:
-                shrinks = (before - p).mul_(before) >= 0
-                p.sub_(before.mul_(shrinks), alpha=group["lr"] * weight_decay)
-        waiting.clear()
+    def make_up(*_: object) -> None:
+        for decay in pending:
+            decay.apply()
+        pending.clear()
 
     for optimizer in optimizers:
-        optimizer.register_step_pre_hook(keep)
-        optimizer.register_step_post_hook(decay)
+        optimizer.register_step_pre_hook(put_off)
+        optimizer.register_step_post_hook(make_up)
+
+
+class PendingDecay:
+    """A group's weight decay, which waits until the step has made its update alone."""
+
+    def __init__(self, group: Group) -> None:
+        """Take the decay out of the group, and keep its weights of before the step."""
+        self.group = group
+        self.weight_decay: float = group["weight_decay"]
+        self.params = [p for p in group["params"] if p.grad is not None]
+        self.before = [p.detach().clone() for p in self.params]
+        group["weight_decay"] = 0.0
+
+    def apply(self) -> None:
+        """Give the decay back to the group, and take it off the numbers that the update did not
+        move away from zero."""
+        self.group["weight_decay"] = self.weight_decay
+        for p, before in zip(self.params, self.before, strict=True):
+            shrinks = (before - p).mul_(before) >= 0
+            p.sub_(before.mul_(shrinks), alpha=self.group["lr"] * self.weight_decay)
 
 
 def set_lr(optimizers: Optimizers, factor: float) -> None:
@@ -235,17 +250,24 @@ def rates(optimizers: Optimizers) -> dict[str, float]:
     for another group with a peak of its own."""
     by_name: dict[str, float] = {}
     for optimizer in optimizers:
-        if isinstance(optimizer, ByRule):
-            kind = optimizer.option.kind
-        else:
-            kind = type(optimizer).__name__.lower()
-        prefix = "lr" if optimizer is optimizers[0] else f"lr_{kind}"
+        prefix = "lr"
+        if optimizer is not optimizers[0]:
+            prefix = f"lr_{_kind(optimizer)}"
         by_peak: dict[float, float] = {}
         for group in optimizer.param_groups:
             by_peak.setdefault(group["peak_lr"], group["lr"])
         for number, lr in enumerate(by_peak.values(), start=1):
-            name = prefix if number == 1 else f"{prefix}_{number}"
-            while name in by_name:
+            name = prefix
+            if number > 1:
+                name = f"{prefix}_{number}"
+            while name in by_name:  # two optimizers of one kind
                 name += "_again"
             by_name[name] = lr
     return by_name
+
+
+def _kind(optimizer: torch.optim.Optimizer) -> str:
+    """Name an optimizer: by its option where it steps by that one's rule, else by its class."""
+    if isinstance(optimizer, ByRule):
+        return str(optimizer.option.kind)
+    return type(optimizer).__name__.lower()

@@ -21,6 +21,7 @@ from nocap.training import checkpoint, memory
 from nocap.training.ledger import Ledger
 from nocap.training.probe import probe
 from nocap.training.step import Job, Trainee, Update, settle
+from nocap.training.summary import LOGGED
 
 WINDOW = 128  # steps, whose losses a new one is held against
 ENOUGH = 32  # steps before the first verdict
@@ -133,7 +134,9 @@ class Recorder:
         # killed after its last save: perhaps before it had deleted the older ones
         if own and step_of(own) == t.steps:
             checkpoint.prune(own.parent, keep=1, always=t.keep_steps)
-        content = (own / checkpoint.ROWS).read_bytes() if own else b""
+        content = b""
+        if own:
+            content = (own / checkpoint.ROWS).read_bytes()
         self._log(self.metrics.put_back(content, source=str(own)))
         return self.metrics.rows()
 
@@ -158,14 +161,16 @@ class Recorder:
         self.busy_s = self._busy_s()
         self.paces.append(1e6 * (self.busy_s - before_s) / t.batch_tokens)
         tokens_per_s = t.batch_tokens / (update.step_ms / 1e3)
-        flops_per_s = None if self.flops is None else tokens_per_s * self.flops
+        flops_per_s: float | None = None
+        if self.flops is not None:
+            flops_per_s = tokens_per_s * self.flops
         world_size = self.job.world.size
         row: Row = {"train/loss": _finite(update.parts.get("next_token", update.loss))}
         for name, loss in update.parts.items():
             if name != "next_token":
                 row[f"train/loss_{name}"] = _finite(loss)
         for name, value in update.logged.items():
-            row[f"log/{name}"] = _finite(value)
+            row[f"{LOGGED}{name}"] = _finite(value)
         row["train/grad_norm"] = _finite(update.grad_norm)
         for name, lr in update.lrs.items():
             row[f"train/{name}"] = lr
@@ -215,14 +220,14 @@ class Recorder:
 
     def diverged(self, update: Update, *, step: int) -> dict[str, Any]:
         """Log where and how the run diverged, and return it for the summary."""
-        where = {
+        divergence = {
             "step": step,
             "loss": repr(update.loss),
             "grad_norm": repr(update.grad_norm),
             **self._batch(step),
         }
-        self.job.log(f"diverged: {where}")
-        return where
+        self.job.log(f"diverged: {divergence}")
+        return divergence
 
     def close(self, *, status: str, step: int, **more: Any) -> Outcome:
         """Wait for the last checkpoint; return the run's sizes, work, and memory in parts. `more`
@@ -233,12 +238,11 @@ class Recorder:
                 self._log(self.metrics.put_back(self.metrics.content, source="this process"))
         t = self.job.run.trainer
         model = self.trainee.model
-        held = self._memory()
         totals = {
             "params": count_parameters(model),
             "flops_per_token": self.flops,
             "flops_basis": self.flops_basis,
-            **held,
+            **self._memory(),
             "kernel": {
                 "train": kernel_name(self.job.run, t.precision),
                 "val": kernel_name(self.job.run, t.val_precision),

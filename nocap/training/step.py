@@ -75,10 +75,17 @@ class Trainee:
     scores_now_s: float = 0.0  # when the trainee was built
     # a micro-batch, where `trainer.cuda_graphs`: `nocap.training.loop.warm_up` makes it
     graphed: Graphed | None = None
-    # a step and its batch, read while the GPU computed
-    ahead: tuple[int, torch.Tensor] | None = None
-    # time.perf_counter() of the last wait for the GPU, where it has computed ever since
-    waited: float | None = None
+    next_batch: NextBatch | None = None
+    # time.perf_counter() when the last wait for the GPU ended, where it has computed ever since
+    wait_end: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NextBatch:
+    """A step's batch, read while the GPU computed the step before."""
+
+    step: int
+    batch: torch.Tensor
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,12 +125,12 @@ def build(job: Job) -> Trainee:
     run.attention.prepare(run, world.device)
     for _, idea, part in model.joined:
         idea.prepare(part, run=run, device=world.device)
-    how = run.trainer.compile
-    if how is not Compile.off:
+    mode = run.trainer.compile
+    if mode is not Compile.off:
         modules = list(model.regions())
-        if how is Compile.full:
+        if mode is Compile.full:
             modules = [model]
-        compile_in_place(modules, tuned=how is Compile.max)
+        compile_in_place(modules, tuned=mode is Compile.max)
     forward: nn.Module = model
     if world.size > 1:
         # Every rank computes the same buffers: without this, every forward would broadcast them.
@@ -132,7 +139,12 @@ def build(job: Job) -> Trainee:
         forward = DistributedDataParallel(model, gradient_as_bucket_view=True)
     train = train_windows(run, job.train_shards)
     val = val_windows(run, job.val_shards)
-    arranged = [idea.arrange(train, job) for idea in run.ideas.values()]
+    scores_s = 0.0
+    scores_now_s = 0.0
+    for idea in run.ideas.values():
+        seconds, seconds_now = idea.arrange(train, job)
+        scores_s += seconds
+        scores_now_s += seconds_now
     return Trainee(
         model=model,
         parameters=list(model.parameters()),
@@ -141,8 +153,8 @@ def build(job: Job) -> Trainee:
         logs=logs,
         train=train,
         val=val,
-        scores_s=sum(seconds for seconds, _ in arranged),
-        scores_now_s=sum(now for _, now in arranged),
+        scores_s=scores_s,
+        scores_now_s=scores_now_s,
     )
 
 
@@ -164,75 +176,97 @@ def take_step(job: Job, trainee: Trainee, ledger: Ledger, *, step: int) -> Updat
     world = job.world
     on_gpu = world.device.type == "cuda"
     with ledger.charge("train"):
-        began = trainee.waited or time.perf_counter()
+        begin = trainee.wait_end or time.perf_counter()
         job.heartbeat(step)
         set_lr(trainee.optimizers, run.schedule.multiplier(step=step, steps=run.trainer.steps))
         batch = _batch_of(job, trainee, ledger, step=step)
         enter_step(run, trainee.model, step)
-        n = microbatches(run)
-        losses = torch.zeros((), dtype=torch.float64, device=world.device)
-        parts: dict[str, torch.Tensor] = {}
-        logged: dict[str, torch.Tensor] = {}
-        for i, tokens in enumerate(batch.split(run.trainer.micro_batch)):
-            seed_draws(run, step=step, microbatch=i * world.size + world.rank)
-            with nullcontext() if i == n - 1 else no_sync(trainee):
-                if trainee.graphed:
-                    loss = trainee.graphed(tokens)
-                else:
-                    loss = forward_backward(job, trainee, tokens.long(), step=step)
-            losses += loss.total
-            _add(parts, loss.parts)
-            if i > 0:
-                _check_names(loss.logged, logged)
-            _add(logged, loss.logged)
-            job.heartbeat(step)
+        sums = _accumulate(job, trainee, batch, step=step)
         seed_draws(run, step=step, microbatch="update")
         for _, idea, part in trainee.model.joined_around:
             idea.before_clip(part, trainee.model, step=step)
         norms = torch._foreach_norm([p.grad for p in trainee.parameters if p.grad is not None])
         # as torch's get_total_norm, which also looks for several devices
         norm = torch.linalg.vector_norm(torch.stack(norms))
-        summed = [losses, *parts.values(), *logged.values()]
-        means = [each / (n * world.size) for each in summed]
-        stop_asked = losses.new_full((), float(job.stop_asked()))
-        sums = world.sum(torch.stack([*means, stop_asked]))
+        means = sums.means(microbatches(run) * world.size)
+        stop_request = sums.loss.new_full((), float(job.stop_asked()))
+        of_all_ranks = world.sum(torch.stack([*means, stop_request]))
         if on_gpu and step + 1 < run.trainer.steps:
-            trainee.ahead = (step + 1, fetch(job, trainee, step=step + 1))
-        read = reading(torch.cat([sums, norm.double()[None]]))
+            next_batch = fetch(job, trainee, step=step + 1)
+            trainee.next_batch = NextBatch(step=step + 1, batch=next_batch)
+        wait_for_numbers = begin_copy(torch.cat([of_all_ranks, norm.double()[None]]))
         if on_gpu:
             # launched before its numbers are known: a run that ends with them keeps nothing of it
             update(run, trainee, norm, step=step)
-        mean, *other_means, stops, norm_value = read()  # the step's one wait for the device
-        ended = time.perf_counter()
+        # the step's one wait for the device
+        loss, *other_means, stop_requests, norm_value = wait_for_numbers()
+        end = time.perf_counter()
         if not on_gpu:
-            if math.isfinite(mean) and math.isfinite(norm_value):
+            if math.isfinite(loss) and math.isfinite(norm_value):
                 update(run, trainee, norm, step=step)
-            ended = time.perf_counter()
-    trainee.waited = ended if on_gpu else None
+            end = time.perf_counter()
+    trainee.wait_end = end if on_gpu else None
+    n_parts = len(sums.parts)
     return Update(
-        loss=mean,
-        parts=dict(zip(parts, other_means[: len(parts)], strict=True)),
-        logged=dict(zip(logged, other_means[len(parts) :], strict=True)),
+        loss=loss,
+        parts=dict(zip(sums.parts, other_means[:n_parts], strict=True)),
+        logged=dict(zip(sums.logged, other_means[n_parts:], strict=True)),
         grad_norm=norm_value,
         lrs=rates(trainee.optimizers),
-        stop=stops >= 1,
-        step_ms=(ended - began) * 1e3,
+        stop=stop_requests >= 1,
+        step_ms=(end - begin) * 1e3,
     )
 
 
 def _batch_of(job: Job, trainee: Trainee, ledger: Ledger, *, step: int) -> torch.Tensor:
-    """Return the step's batch: the one that was read ahead, or read now."""
-    if trainee.ahead is not None:
-        step_ahead, batch = trainee.ahead
-        if step_ahead == step:
-            return batch
+    """Return the step's batch: the one that was read during the step before, or read now."""
+    if trainee.next_batch is not None and trainee.next_batch.step == step:
+        return trainee.next_batch.batch
     with ledger.charge("data"):
         return fetch(job, trainee, step=step)
 
 
-def _add(sums: dict[str, torch.Tensor], values: Mapping[str, torch.Tensor]) -> None:
-    for name, value in values.items():
-        sums[name] = sums.get(name, 0.0) + value.double()
+class LossSums:
+    """What the micro-batches of a step sum up to on this rank, in fp64: the loss, its parts, and
+    what modules log."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.loss = torch.zeros((), dtype=torch.float64, device=device)
+        self.parts: dict[str, torch.Tensor] = {}
+        self.logged: dict[str, torch.Tensor] = {}
+
+    def add(self, loss: Loss) -> None:
+        """Add the loss of a micro-batch."""
+        self.loss += loss.total
+        for name, value in loss.parts.items():
+            self.parts[name] = self.parts.get(name, 0.0) + value.double()
+        for name, value in loss.logged.items():
+            self.logged[name] = self.logged.get(name, 0.0) + value.double()
+
+    def means(self, n: int) -> list[torch.Tensor]:
+        """Return the sums over n, the loss first, then the parts, then what was logged."""
+        return [each / n for each in (self.loss, *self.parts.values(), *self.logged.values())]
+
+
+def _accumulate(job: Job, trainee: Trainee, batch: torch.Tensor, *, step: int) -> LossSums:
+    """Compute forward and backward of each micro-batch. Ranks exchange gradients in the last."""
+    run = job.run
+    world = job.world
+    last = microbatches(run) - 1
+    sums = LossSums(world.device)
+    for i, tokens in enumerate(batch.split(run.trainer.micro_batch)):
+        seed_draws(run, step=step, microbatch=i * world.size + world.rank)
+        exchange = nullcontext() if i == last else no_sync(trainee)
+        with exchange:
+            if trainee.graphed:
+                loss = trainee.graphed(tokens)
+            else:
+                loss = forward_backward(job, trainee, tokens.long(), step=step)
+        if i > 0:
+            _check_names(loss.logged, sums.logged)
+        sums.add(loss)
+        job.heartbeat(step)
+    return sums
 
 
 def _check_names(logged: Mapping[str, torch.Tensor], before: Mapping[str, torch.Tensor]) -> None:
@@ -241,10 +275,11 @@ def _check_names(logged: Mapping[str, torch.Tensor], before: Mapping[str, torch.
     Errors:
         InputError: they do.
     """
-    if logged.keys() != before.keys():
+    differing = logged.keys() ^ before.keys()
+    if differing:
+        names = ", ".join(sorted(differing))
         raise InputError(
-            "modules must log the same names in each training forward, got "
-            f"{', '.join(sorted(logged.keys() ^ before.keys()))} in some"
+            f"modules must log the same names in each training forward, got {names} in some"
         )
 
 
@@ -300,21 +335,21 @@ def forward_of(
     return tokens_BT, targets_BT
 
 
-def reading(numbers: torch.Tensor) -> Callable[[], list[float]]:
-    """Begin to copy them to the host; what waits for the copy, but not for what is launched after
-    it."""
+def begin_copy(numbers: torch.Tensor) -> Callable[[], list[float]]:
+    """Begin to copy numbers to the host. Return a function that waits for the copy, but not for
+    what is launched after it, and returns them."""
     if numbers.device.type != "cuda":
         return numbers.tolist
-    host = torch.empty_like(numbers, device="cpu", pin_memory=True)
-    copied = torch.cuda.Event()
-    host.copy_(numbers, non_blocking=True)
-    copied.record()
+    host_numbers = torch.empty_like(numbers, device="cpu", pin_memory=True)
+    copy_end = torch.cuda.Event()
+    host_numbers.copy_(numbers, non_blocking=True)
+    copy_end.record()
 
-    def read() -> list[float]:
-        copied.synchronize()
-        return host.tolist()
+    def wait_for_numbers() -> list[float]:
+        copy_end.synchronize()
+        return host_numbers.tolist()
 
-    return read
+    return wait_for_numbers
 
 
 def update(run: Run, trainee: Trainee, norm: torch.Tensor, *, step: int) -> None:
@@ -345,7 +380,7 @@ def settle(job: Job, trainee: Trainee, ledger: Ledger) -> None:
     time alone."""
     with ledger.charge("train"):
         job.world.synchronize()
-    trainee.waited = None
+    trainee.wait_end = None
 
 
 def fetch(job: Job, trainee: Trainee, *, step: int) -> torch.Tensor:
@@ -389,14 +424,14 @@ def validate(
     The losses of all ranks' micro-batches are summed in one order, so that the result does not
     depend on the number of ranks.
     """
-    size = run.trainer.micro_batch
-    n_batch = run.trainer.val_tokens // (size * run.model.seq_len)
-    losses = torch.zeros(n_batch, dtype=torch.float64, device=world.device)
+    micro_batch = run.trainer.micro_batch
+    n_microbatches = run.trainer.val_tokens // (micro_batch * run.model.seq_len)
+    losses = torch.zeros(n_microbatches, dtype=torch.float64, device=world.device)
     model.eval()
     with model.validating():
-        for i in range(world.rank, n_batch, world.size):
+        for i in range(world.rank, n_microbatches, world.size):
             seed_draws(run, step="validation", microbatch=i)
-            rows = range(i * size, (i + 1) * size)
+            rows = range(i * micro_batch, (i + 1) * micro_batch)
             tokens = torch.from_numpy(windows.read(rows)).to(world.device).long()
             with autocast(run, run.trainer.val_precision):
                 losses[i] = model(tokens[:, :-1], tokens[:, 1:]).total

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -20,6 +21,14 @@ from nocap.store.record import Row
 QUIET_S = 5.0  # at most one plain line in this time, validation apart
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FirstRow:
+    """The first row of this process with a training loss."""
+
+    time: float  # by time.monotonic()
+    step: int
+
+
 class Reporter:
     """Progress of one run, on stdout and in `train.log`. Without a `log_path`, as in all ranks but
     the first, it is silent."""
@@ -29,7 +38,7 @@ class Reporter:
         self._steps = steps
         self._bar: Any = None
         self._last_line = 0.0
-        self._began = (0.0, 0)  # when the first row came, and its step
+        self._first_row: FirstRow | None = None
         self._val = ""
 
     def log(self, text: str, *, drawn: bool = False) -> None:
@@ -71,14 +80,14 @@ class Reporter:
             parts.append(self._val + bpb)
         if "train/loss" in row:
             speed = f"{row['perf/tokens_per_s']:,.0f}"
-            if not self._began[0]:
-                self._began = (now, step)
+            if self._first_row is None:
+                self._first_row = FirstRow(time=now, step=step)
             if self._bar is not None:
                 self._bar.update(step + 1 - self._bar.n)
                 self._bar.set_postfix_str(f"loss {loss} {self._val} {speed} tok/s", refresh=False)
             parts.append(f"{speed} tokens/s")
-            began, first = self._began
-            rest = left(step - first, self._steps - step, now - began)
+            first = self._first_row
+            rest = left(step - first.step, self._steps - step, now - first.time)
             if rest:
                 parts.append(rest)
         if "val/loss" in row or (self._bar is None and now - self._last_line >= QUIET_S):
@@ -100,12 +109,16 @@ def left(done: int, to_do: int, spent_s: float) -> str:
 
 
 def _number(value: float | None) -> str:
-    return "not a number" if value is None else f"{value:.4f}"
+    if value is None:
+        return "not a number"
+    return f"{value:.4f}"
 
 
 def ending(code: int) -> str:
     """Return a process's exit code as `subprocess` gives it, as text."""
-    return f"signal {-code}" if code < 0 else f"exit code {code}"
+    if code < 0:
+        return f"signal {-code}"
+    return f"exit code {code}"
 
 
 def table(summary: Mapping[str, Any], *, run_dir: Path) -> str:

@@ -35,9 +35,10 @@ class World:
             dist.all_reduce(values)
         return values
 
-    def all(self, mine: bool) -> bool:
+    def all(self, holds: bool) -> bool:
         """Say whether it is true on every rank."""
-        return int(self.sum(torch.tensor(int(mine), device=self.device))) == self.size
+        n_true = self.sum(torch.tensor(int(holds), device=self.device))
+        return int(n_true) == self.size
 
     def from_main(self, value: Any) -> Any:
         """Rank 0's value on every rank: plain JSON, because what comes over a socket must never be
@@ -83,18 +84,20 @@ def join(device: Device, *, timeout_s: float = 600) -> World:
     world = place(device)
     if device is Device.cuda:
         torch.cuda.set_device(world.device)
-    if world.size > 1 and not dist.is_initialized():
-        backend = "nccl" if device is Device.cuda else "gloo"
-        if path := os.environ.get("NOCAP_STORE"):
-            # torch exports it without saying so
-            store = dist.FileStore(path, world.size)  # type: ignore[attr-defined]
-            dist.init_process_group(
-                backend, timeout=WATCHED, store=store, rank=world.rank, world_size=world.size
-            )
-            if backend == "gloo":
-                close_listeners()
-        else:
-            dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+    if world.size == 1 or dist.is_initialized():
+        return world
+    backend = "nccl" if device is Device.cuda else "gloo"
+    store_path = os.environ.get("NOCAP_STORE")
+    if not store_path:  # torchrun's ranks, which meet as it says
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+        return world
+    # torch exports it without saying so
+    store = dist.FileStore(store_path, world.size)  # type: ignore[attr-defined]
+    dist.init_process_group(
+        backend, timeout=WATCHED, store=store, rank=world.rank, world_size=world.size
+    )
+    if backend == "gloo":
+        close_listeners()
     return world
 
 

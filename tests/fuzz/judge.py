@@ -74,10 +74,10 @@ class Bench:
 
     def _targets(self, door: Door) -> list[str]:
         """Paths to damage; those that every door reads, several times."""
-        roots = set()
+        roots = set[Path]()
         for glob in door.focus:
             roots.update(self.library.glob(glob))
-        below = set()
+        below = set[Path]()
         for root in roots:
             below.update((root,) if root.name in PARENTS else (root, *root.rglob("*")))
         paths: list[str] = []
@@ -200,8 +200,8 @@ class Judge:
         free = [*self.door.writes, "outside/moved"]
         allowed = set()
         for glob in free:
-            for path in Path().glob(glob):
-                allowed.add(str(path))
+            for match in Path().glob(glob):
+                allowed.add(str(match))
         # new files where a person's link leads; those that are there stay
         if any(wound.how == "link" for wound in self.wounds):
             outside = {path for path in changed if path.startswith("outside/")}

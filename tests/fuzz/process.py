@@ -12,7 +12,13 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from contextlib import (
+    AbstractContextManager,
+    contextmanager,
+    nullcontext,
+    redirect_stderr,
+    redirect_stdout,
+)
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +27,7 @@ from unittest.mock import patch
 
 import torch
 
+from nocap import outside
 from nocap.launch import worker
 from nocap.outside import LOADED
 from nocap.sessions import worker as session
@@ -154,10 +161,9 @@ class Worker:
     def __init__(
         self, command: Sequence[str], *, env: Mapping[str, str], stdout: Any = None, **ignored: Any
     ) -> None:
-        if stdout is None:
-            quiet = nullcontext()
-            errors = nullcontext()
-        else:
+        quiet: AbstractContextManager[object] = nullcontext()
+        errors: AbstractContextManager[object] = nullcontext()
+        if stdout is not None:
             quiet = redirect_stdout(io.StringIO())
             errors = redirect_stderr(io.StringIO())
         state = torch.get_rng_state()
@@ -174,7 +180,7 @@ class Worker:
             patch.object(worker, "catch_stops", lambda handler: None),
             patch.object(worker, "Job", _job),
             patch.object(
-                worker.outside,
+                outside,
                 "LOADED",
                 {name for name, module in sys.modules.items() if _of_tests(module)} | LOADED,
             ),

@@ -49,19 +49,16 @@ class Attention(Option):
         "build": ("attention.merge_qkv", "model.qk_norm")
     }
 
-    n_kv_heads: int = key(ge=1, le=65536)  # key/value heads; a divisor of model.n_head
-    # queries, keys and values in one product: its gradient by the input is rounded once instead of
-    # three times
+    n_kv_heads: int = key(ge=1, le=65536)  # number of key/value heads; it must divide model.n_head
+    # compute queries, keys and values in one product; its input gradient is then rounded once
+    # instead of three times
     merge_qkv: bool = False
 
     def check(self, run: Run) -> None:
         n_head = run.model.n_head
-        require(
-            n_head % self.n_kv_heads == 0,
-            "attention.n_kv_heads",
-            f"divide model.n_head={n_head}",
-            self.n_kv_heads,
-        )
+        divides = n_head % self.n_kv_heads == 0
+        rule = f"divide model.n_head={n_head}"
+        require(divides, "attention.n_kv_heads", rule, self.n_kv_heads)
 
     def build(self, run: Run, layer: int) -> nn.Module:
         """Return a layer's attention: a module from x_BTC and the forward's
@@ -112,17 +109,16 @@ def causal_keys(window: int | None, T: int) -> float:
 
 def first_window(run: Run) -> int | None:
     """Return the window in tokens of the first layer that has one."""
-    return next(
-        (
-            w
-            for layer in range(run.model.n_layer)
-            if (w := run.attention.window_of(layer)) is not None
-        ),
-        None,
-    )
+    for layer in range(run.model.n_layer):
+        window = run.attention.window_of(layer)
+        if window is not None:
+            return window
+    return None
 
 
 def kernel_name(run: Run, precision: Precision) -> str:
     """Return the attention kernel that runs, for the record."""
-    named = declared(run.attention, "kernel_name", of=("build", "mixer"))
-    return str(named(run, precision)) if named else run.attention.kind
+    name_of = declared(run.attention, "kernel_name", of=("build", "mixer"))
+    if name_of is None:
+        return run.attention.kind
+    return str(name_of(run, precision))

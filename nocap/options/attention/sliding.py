@@ -22,7 +22,7 @@ class Sliding(Softmax):
     KERNELS: ClassVar[dict[str, tuple[Kernel, ...]]] = {"kernel": LOCAL_KERNELS}
 
     kind: str = "sliding"
-    window: int = key(ge=1, le=2**24)  # tokens
+    window: int = key(ge=1, le=2**24)  # number of tokens that a query sees, its own among them
 
     @property
     def window_kernel(self) -> Kernel:
@@ -35,10 +35,14 @@ class Sliding(Softmax):
 
         if self.window_of(layer) is None:
             return Softmax.mixer(self, run, layer)
-        return flex(self.window) if self.window_kernel is Kernel.flex else blocks(self.window)
+        if self.window_kernel is Kernel.flex:
+            return flex(self.window)
+        return blocks(self.window)
 
     def kernel_of(self, layer: int) -> Kernel:
-        return self.kernel if self.window_of(layer) is None else self.window_kernel
+        if self.window_of(layer) is None:
+            return self.kernel
+        return self.window_kernel
 
     def window_of(self, layer: int) -> int | None:
         return self.window
@@ -84,23 +88,25 @@ class Hybrid(Sliding):
     def check(self, run: Run) -> None:
         Sliding.check(self, run)
         n_layer = run.model.n_layer
-        require(
-            n_layer >= self.pattern.index("G") + 1 and n_layer >= self.pattern.index("L") + 1,
-            "attention.pattern",
-            f"have both letters in the first model.n_layer={n_layer}: else all layers are alike",
-            self.pattern,
-        )
+        letters = set(self.pattern[:n_layer])
+        rule = f"have both letters in the first model.n_layer={n_layer}: else all layers are alike"
+        require(letters == {"L", "G"}, "attention.pattern", rule, self.pattern)
 
     @property
     def window_kernel(self) -> Kernel:
         return self.local_kernel
 
     def window_of(self, layer: int) -> int | None:
-        return self.window if self.pattern[layer % len(self.pattern)] == "L" else None
+        letter = self.pattern[layer % len(self.pattern)]
+        if letter == "G":
+            return None
+        return self.window
 
     def kernel_name(self, run: Run, precision: Precision) -> str:
         return f"{self.local_kernel.value}+{Softmax.kernel_name(self, run, precision)}"
 
     def portable(self) -> Self:
-        whole = self.kernel if self.kernel is Kernel.materialized else Kernel.fused
-        return replace(self, kernel=whole, local_kernel=Kernel.blocks)
+        kernel = self.kernel
+        if kernel is not Kernel.materialized:
+            kernel = Kernel.fused
+        return replace(self, kernel=kernel, local_kernel=Kernel.blocks)

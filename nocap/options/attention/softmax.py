@@ -22,19 +22,18 @@ if TYPE_CHECKING:
 
 
 class Kernel(Enum):
-    """How attention is computed: global layers by one of the first five, sliding windows by one of
+    """How attention is computed: global layers by one of the first six, sliding windows by one of
     the last two."""
 
     materialized = "materialized"  # softmax over a T×T matrix that exists in memory
     # torch's own choice of a fused kernel for the device and dtype; on the CPU that is flash
     fused = "fused"
-    # one named kernel, or an error; products in fp32, which flash and cudnn do not take on CUDA,
-    # are efficient's
+    # this kernel or an error; flash and cudnn take no products in fp32 on CUDA
     flash = "flash"
     efficient = "efficient"
     cudnn = "cudnn"
-    flex = "flex"  # FlexAttention, CUDA only (its CPU version has no backward)
-    blocks = "blocks"  # chunks of at least one window, each looking at itself and the chunk before
+    flex = "flex"  # FlexAttention, on CUDA only: its CPU version has no backward
+    blocks = "blocks"  # chunks of a window or more; each attends to itself and the chunk before it
 
 
 # Those that take documents. On CUDA `fused` is efficient then, which alone takes a mask of all
@@ -50,7 +49,7 @@ DOCUMENT_KERNELS = {
     ),
 }
 LOCAL_KERNELS = (Kernel.flex, Kernel.blocks)
-GLOBAL_KERNELS = tuple(kernel for kernel in Kernel if kernel not in LOCAL_KERNELS)
+GLOBAL_KERNELS = tuple(kernel for kernel in Kernel if kernel is not Kernel.blocks)
 
 
 def sdpa_kernels(
@@ -62,7 +61,9 @@ def sdpa_kernels(
         return (Kernel.flash,)
     if precision is Precision.fp32 or masked:
         return (Kernel.efficient,)
-    return (Kernel.cudnn, Kernel.flash, Kernel.efficient) if kernel is Kernel.fused else (kernel,)
+    if kernel is Kernel.fused:
+        return (Kernel.cudnn, Kernel.flash, Kernel.efficient)
+    return (kernel,)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -76,8 +77,8 @@ class Softmax(Attention):
     KERNELS: ClassVar[dict[str, tuple[Kernel, ...]]] = {"kernel": GLOBAL_KERNELS}
 
     kind: str = "global"
-    kernel: Kernel  # what computes it; never replaced by another silently
-    # the name that data.document_mask had. Records have it, and identities: it stays null
+    kernel: Kernel  # kernel of the attention; nocap never replaces it by another in silence
+    # old name of data.document_mask, in records and identities; it must stay null
     document_start: int | None = key(default=None, ge=0, le=2**32)
 
     def __post_init__(self) -> None:
@@ -89,38 +90,46 @@ class Softmax(Attention):
     def check(self, run: Run) -> None:
         Attention.check(self, run)
         for name, allowed in self.KERNELS.items():
-            kernel: Kernel = getattr(self, name)
-            for rule, holds in self._rules(run, kernel, allowed).items():
-                require(holds, f"attention.{name}", rule, kernel.value)
+            self._check_kernel(run, f"attention.{name}", getattr(self, name), allowed)
 
-    def _rules(self, run: Run, kernel: Kernel, allowed: tuple[Kernel, ...]) -> dict[str, bool]:
-        """Return what a kernel must be, and whether it is that. `allowed`: those of the option."""
+    def _check_kernel(
+        self, run: Run, key: str, kernel: Kernel, allowed: tuple[Kernel, ...]
+    ) -> None:
+        """Refuse a kernel that the key, the device, the precision or documents do not take. `key`:
+        names it. `allowed`: the kernels that the key may name."""
         device = run.trainer.device
         masked = run.data.document_mask
-        if masked and Kernel.flex not in allowed:
-            allowed = (*allowed, Kernel.flex)
         takes = DOCUMENT_KERNELS[device]
-        on_cpu = device is Device.cpu
-        cuda_only = kernel in (Kernel.efficient, Kernel.cudnn, Kernel.flex)
-        half_only = kernel in (Kernel.flash, Kernel.cudnn)
-        in_fp32 = run.trainer.precision is Precision.fp32
-        on_device = f"beside data.document_mask=true on trainer.device={device.value}"
-        return {
-            f"be one of {_names(allowed)} for this option": kernel in allowed,
-            "be one that trains on the CPU (materialized, flash; blocks for a window)": (
-                not (on_cpu and cuda_only)
-            ),
+        rule = f"be one of {_names(allowed)} for this option"
+        require(kernel in allowed, key, rule, kernel.value)
+
+        needs_cuda = kernel in (Kernel.efficient, Kernel.cudnn, Kernel.flex)
+        has_cuda = device is Device.cuda
+        rule = "be one that trains on the CPU (materialized, flash; blocks for a window)"
+        require(has_cuda or not needs_cuda, key, rule, kernel.value)
+
+        # on CUDA; on a CPU flash takes fp32
+        needs_bf16 = has_cuda and kernel in (Kernel.flash, Kernel.cudnn)
+        has_bf16 = run.trainer.precision is Precision.bf16
+        rule = (
             "be fused or efficient on CUDA where trainer.precision is fp32, which this kernel "
-            "does not take": on_cpu or not (in_fp32 and half_only),
-            f"be one of {_names(takes)} {on_device}": not masked or kernel in takes,
-        }
+            "does not take"
+        )
+        require(has_bf16 or not needs_bf16, key, rule, kernel.value)
+
+        if masked:
+            beside = f"beside data.document_mask=true on trainer.device={device.value}"
+            rule = f"be one of {_names(takes)} {beside}"
+            require(kernel in takes, key, rule, kernel.value)
 
     def mixer(self, run: Run, layer: int) -> Mixer:
         from nocap.model.attention import flex, fused, materialized
 
         if self.kernel is Kernel.flex:
             return flex(None)
-        return materialized if self.kernel is Kernel.materialized else fused(self.kernel)
+        if self.kernel is Kernel.materialized:
+            return materialized
+        return fused(self.kernel)
 
     def documents(self, run: Run) -> Callable[[Tensor], Documents]:
         """Return what makes, from a forward's tokens (B, T), the mixers' fourth argument."""
@@ -154,7 +163,10 @@ class Softmax(Attention):
         return causal_keys(self.window_of(layer), T)
 
     def cache_slots(self, layer: int, capacity: int) -> int:
-        return min(self.window_of(layer) or capacity, capacity)
+        window = self.window_of(layer)
+        if window is None:
+            return capacity
+        return min(window, capacity)
 
     def kernel_name(self, run: Run, precision: Precision) -> str:
         if self.kernel in (Kernel.materialized, Kernel.flex):
@@ -168,10 +180,14 @@ class Softmax(Attention):
         return torchs_choice(run, self.n_kv_heads, kernels).value
 
     def portable(self) -> Self:
-        return self if self.kernel is Kernel.materialized else replace(self, kernel=Kernel.fused)
+        if self.kernel is Kernel.materialized:
+            return self
+        return replace(self, kernel=Kernel.fused)
 
     def countable(self) -> Self:
-        return self.portable() if self.kernel is Kernel.flex else self
+        if self.kernel is Kernel.flex:
+            return self.portable()
+        return self
 
 
 def _names(kernels: tuple[Kernel, ...]) -> str:

@@ -30,9 +30,9 @@ HEAD_TIMEOUT_S = 10.0
 class Fineweb(Data):
     has_documents: ClassVar[bool] = True
     kind: str = "fineweb"
-    repo: str  # on the Hugging Face hub
-    revision: str  # branch, tag or commit
-    train_shards: int = key(ge=1, le=103)  # files of 100M tokens
+    repo: str  # repository on the Hugging Face hub
+    revision: str  # branch, tag or commit of the repository
+    train_shards: int = key(ge=1, le=103)  # number of training files, of 100M tokens each
 
     def locate(self, tokenizer: Tokenizer, *, cache_dir: Path) -> ShardSet:
         """Download what is missing, file by file, so that a failure keeps what came before it."""
@@ -49,7 +49,8 @@ class Fineweb(Data):
             "fineweb_val_000000.bin",
             *(f"fineweb_train_{index:06d}.bin" for index in range(1, self.train_shards + 1)),
         ]
-        expected, commit = dict[Path, str](), self.revision
+        expected = dict[Path, str]()
+        commit = self.revision
         for name in names:
             path = self._fetch(name, commit)
             expected[path] = _sha256(path)
@@ -79,60 +80,69 @@ class Fineweb(Data):
         Errors:
             ValueError: the hub has it not, or cannot be reached.
         """
-        from huggingface_hub import errors, get_hf_file_metadata, hf_hub_download, hf_hub_url
+        from huggingface_hub import errors
 
-        where, shards = f"{self.repo} at {self.revision}", self.train_shards
-        messages: dict[type[Exception], str] = {
-            errors.RepositoryNotFoundError: "data.repo must be a dataset that the hub shows you, "
-            "got "
-            f"{self.repo!r}",
-            errors.RevisionNotFoundError: "data.revision must be a branch, a tag or a commit of "
-            f"{self.repo}, got {self.revision!r}",
-            errors.RemoteEntryNotFoundError: f"data.train_shards must not ask for more than "
-            f"{where} has: no "
-            f"{name}, got {shards}",
-            errors.HFValidationError: f"data.repo must be a name on the hub, got {self.repo!r}",
-        }
         # of whichever HTTP library this hub client uses
         http_error: type[Exception] = errors.HTTPError  # type: ignore[attr-defined]
+        try:
+            return self._from_cache_or_hub(name, revision)
         # RuntimeError: the hub's transfer library
-        known: tuple[type[Exception], ...] = (*messages, http_error, OSError, RuntimeError)
+        except (errors.HFValidationError, http_error, OSError, RuntimeError) as error:
+            raise ValueError(self._refusal(error, name)) from error
+
+    def _from_cache_or_hub(self, name: str, revision: str) -> Path:
+        """Return the file as `_fetch` does, with the hub client's own errors."""
+        from huggingface_hub import errors, get_hf_file_metadata, hf_hub_download, hf_hub_url
+
+        def download(*, from_cache: bool) -> Path:
+            path = hf_hub_download(
+                self.repo,
+                name,
+                repo_type="dataset",
+                revision=revision,
+                local_files_only=from_cache,
+            )
+            return Path(path)
+
         try:
             # first the cache alone: else the hub would be asked each time what the branch is now
-            try:
-                return Path(
-                    hf_hub_download(
-                        self.repo,
-                        name,
-                        repo_type="dataset",
-                        revision=revision,
-                        local_files_only=True,
-                    )
-                )
-            except errors.LocalEntryNotFoundError:
-                # One question, whose answer has the reason: the download asks for half a minute,
-                # and says of a network that is not there only that there is none.
-                url = hf_hub_url(self.repo, name, repo_type="dataset", revision=revision)
-                get_hf_file_metadata(url, timeout=HEAD_TIMEOUT_S)
-                return Path(
-                    hf_hub_download(self.repo, name, repo_type="dataset", revision=revision)
-                )
-        except known as error:
-            reason = next(iter(str(error).splitlines()), "") or type(error).__name__
-            other = f"data=fineweb: {name} of {where} cannot be fetched from the hub: {reason}"
-            raise ValueError(
-                next((text for kind, text in messages.items() if isinstance(error, kind)), other)
-            ) from error
+            return download(from_cache=True)
+        except errors.LocalEntryNotFoundError:
+            # One question, whose answer has the reason: the download asks for half a minute,
+            # and says of a network that is not there only that there is none.
+            url = hf_hub_url(self.repo, name, repo_type="dataset", revision=revision)
+            get_hf_file_metadata(url, timeout=HEAD_TIMEOUT_S)
+            return download(from_cache=False)
+
+    def _refusal(self, error: Exception, name: str) -> str:
+        """Say why the hub has no file of this name for us: which key is wrong, or what failed."""
+        from huggingface_hub import errors
+
+        where = f"{self.repo} at {self.revision}"
+        if isinstance(error, errors.RepositoryNotFoundError):
+            return f"data.repo must be a dataset that the hub shows you, got {self.repo!r}"
+        if isinstance(error, errors.RevisionNotFoundError):
+            rule = f"be a branch, a tag or a commit of {self.repo}"
+            return f"data.revision must {rule}, got {self.revision!r}"
+        if isinstance(error, errors.RemoteEntryNotFoundError):
+            rule = f"not ask for more than {where} has: no {name}"
+            return f"data.train_shards must {rule}, got {self.train_shards}"
+        if isinstance(error, errors.HFValidationError):
+            return f"data.repo must be a name on the hub, got {self.repo!r}"
+        first_line = next(iter(str(error).splitlines()), "")
+        reason = first_line or type(error).__name__
+        return f"data=fineweb: {name} of {where} cannot be fetched from the hub: {reason}"
 
 
 def _sha256(path: Path) -> str:
     """Return the hash by which the hub's cache names the file that this link leads to."""
-    name = os.path.basename(os.readlink(path)) if path.is_symlink() else "none"
+    name = "none"
+    if path.is_symlink():
+        name = os.path.basename(os.readlink(path))
+    is_sha256 = re.fullmatch("[0-9a-f]{64}", name) is not None
     rule = (
         "be on a hub that gives each file's sha256, with a cache on a disk that has links "
         "(or use data=shards)"
     )
-    require(
-        re.fullmatch("[0-9a-f]{64}", name) is not None, "data.repo", rule, f"{name} for {path.name}"
-    )
+    require(is_sha256, "data.repo", rule, f"{name} for {path.name}")
     return name

@@ -22,33 +22,26 @@ if TYPE_CHECKING:
 class Shards(Data):
     has_documents: ClassVar[bool] = True
     kind: str = "shards"
-    train: str = key(identity=False)  # glob of its files
-    val: str = key(identity=False)  # glob of its files
-    # of files without a header: uint16 or uint32. null: they have a header. It is in the data's
-    # hash
+    train: str = key(identity=False)  # glob of the training files
+    val: str = key(identity=False)  # glob of the validation files
+    # type of the tokens in files without a header, uint16 or uint32; null: the files have a header.
+    # The hash of the data includes it
     dtype: TokenType | None = key(identity=False, default=None)
 
     def __post_init__(self) -> None:
         Data.__post_init__(self)
-        for name in ("train", "val"):
-            require(
-                bool(getattr(self, name)),
-                f"data.{name}",
-                "be a path or a glob",
-                repr(getattr(self, name)),
-            )
+        rule = "be a path or a glob"
+        require(self.train != "", "data.train", rule, repr(self.train))
+        require(self.val != "", "data.val", rule, repr(self.val))
 
     def locate(self, tokenizer: Tokenizer, *, cache_dir: Path) -> ShardSet:
         from nocap.data.shards import ShardSet
 
-        train, val = _matches("data.train", self.train), _matches("data.val", self.val)
-        both = {os.path.realpath(path) for path in train} & {os.path.realpath(path) for path in val}
-        require(
-            not both,
-            "data.val",
-            "not match a shard of data.train",
-            f"{min(both, default='')} in both",
-        )
+        train = _matches("data.train", self.train)
+        val = _matches("data.val", self.val)
+        shared = set(map(os.path.realpath, train)) & set(map(os.path.realpath, val))
+        first = min(shared, default="")
+        require(not shared, "data.val", "not match a shard of data.train", f"{first} in both")
         source: dict[str, object] = {
             "kind": "shards",
             "text": True,

@@ -183,21 +183,20 @@ class WithRate(Idea):
 
     LEAST_LAYERS: ClassVar[int] = 1  # that it makes sense in
 
-    lr: float = key(gt=0, le=1e6)  # a factor on the learning rate of what the idea itself learns
+    lr: float = key(gt=0, le=1e6)  # factor on the learning rate of the idea's own parameters
 
     def check(self, run: Run) -> None:
         name = next(name for name, idea in run.ideas.items() if idea is self)
-        require(
-            name == self.kind,
-            f"ideas.{name}",
-            f"be named {self.kind}, as its kind is: so lr finds its parameters",
-            name,
-        )
+        rule = f"be named {self.kind}, as its kind is: so lr finds its parameters"
+        require(name == self.kind, f"ideas.{name}", rule, name)
         rule = f"be at least {self.LEAST_LAYERS} beside ideas.{self.kind}"
         require(run.model.n_layer >= self.LEAST_LAYERS, "model.n_layer", rule, run.model.n_layer)
 
     def rates(self, name: str) -> Rate:
-        return Rate(lr=self.lr) if f"ideas.{self.kind}." in name else Rate()
+        is_own = f"ideas.{self.kind}." in name
+        if is_own:
+            return Rate(lr=self.lr)
+        return Rate()
 
 
 def learned(**starts: float | list[float]) -> nn.ParameterDict:
@@ -205,9 +204,8 @@ def learned(**starts: float | list[float]) -> nn.ParameterDict:
     import torch
     from torch import nn
 
-    return nn.ParameterDict(
-        {name: nn.Parameter(torch.tensor(start)) for name, start in starts.items()}
-    )
+    parameters = {name: nn.Parameter(torch.tensor(start)) for name, start in starts.items()}
+    return nn.ParameterDict(parameters)
 
 
 def overrides(idea: Idea, *joints: str) -> bool:

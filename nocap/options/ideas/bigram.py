@@ -8,8 +8,6 @@ the model is the one without. A step updates the whole table: of bytes, 2.1 mill
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import reduce
-from operator import mul, xor
 from typing import TYPE_CHECKING, Any
 
 from nocap.config.keys import key
@@ -17,6 +15,8 @@ from nocap.config.option import require_default
 from nocap.options.ideas import WithRate
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor, nn
 
     from nocap.config.run import Run
@@ -29,9 +29,10 @@ FACTORS = 2_654_435_761, 2_246_822_519, 3_266_489_917, 668_265_263, 374_761_393,
 @dataclass(kw_only=True, slots=True)
 class Bigram(WithRate):
     kind: str = "bigram"
-    channels: int = key(ge=1, le=2**20)  # of the pairs' embeddings
-    exact: int = key(ge=0, le=2**32)  # pairs, at most, for which each has a row of its own
-    rows: int = key(ge=1, le=2**32, default=65_536)  # that more pairs are hashed to
+    channels: int = key(ge=1, le=2**20)  # width of the embeddings of the pairs
+    # largest number of pairs for which each pair has a row of its own
+    exact: int = key(ge=0, le=2**32)
+    rows: int = key(ge=1, le=2**32, default=65_536)  # number of rows that more pairs are hashed to
 
     def check(self, run: Run) -> None:
         WithRate.check(self, run)
@@ -58,21 +59,42 @@ class Bigram(WithRate):
         from torch import nn
 
         part: Any = nn.Module()
-        part.base = vocab_size if vocab_size**n <= self.exact else 0
-        part.table = nn.Embedding(part.base**n or self.rows, self.channels)
+        part.base = 0  # of a row's number, whose digits are ids; 0: the number is a hash
+        n_rows = self.rows
+        if vocab_size**n <= self.exact:
+            part.base = vocab_size
+            n_rows = vocab_size**n
+        part.table = nn.Embedding(n_rows, self.channels)
         nn.init.zeros_(part.table.weight)
         part.project = nn.Linear(self.channels, run.model.d_model, bias=False)
         return part
 
     def rows_of(self, part: Any, n: int, context: Context) -> Tensor:
-        """(B, T, C): each token's, projected; the first n - 1 have none."""
+        """Return each token's row, projected, (B, T, C); the first n - 1 have none."""
         from torch.nn.functional import pad
 
         length = context.tokens_BT.shape[1]
-        ends = max(0, length - n + 1)
-        ids = [context.tokens_BT[:, i : i + ends] for i in range(n)]
+        n_ends = max(0, length - n + 1)  # tokens that end n of them
+        ids = [context.tokens_BT[:, i : i + n_ends] for i in range(n)]
         if part.base:
-            row_BT = reduce(lambda row_BT, id_BT: row_BT * part.base + id_BT, ids)
+            row_BT = numbers(ids, part.base)
         else:
-            row_BT = reduce(xor, map(mul, ids, FACTORS)) % self.rows
-        return pad(part.project(part.table(row_BT)), (0, 0, length - ends, 0))
+            row_BT = hashes(ids) % self.rows
+        rows_BTC = part.project(part.table(row_BT))
+        return pad(rows_BTC, (0, 0, length - n_ends, 0))
+
+
+def numbers(ids: Sequence[Tensor], base: int) -> Tensor:
+    """Return the number whose digits in this base are the ids, the first of them the highest."""
+    number_BT = ids[0]
+    for id_BT in ids[1:]:
+        number_BT = number_BT * base + id_BT
+    return number_BT
+
+
+def hashes(ids: Sequence[Tensor]) -> Tensor:
+    """Return a hash of the ids, in which each place has a factor of its own."""
+    hash_BT = ids[0] * FACTORS[0]
+    for id_BT, factor in zip(ids[1:], FACTORS[1:], strict=False):
+        hash_BT = hash_BT ^ (id_BT * factor)
+    return hash_BT

@@ -19,16 +19,14 @@ if TYPE_CHECKING:
 @dataclass(kw_only=True, slots=True)
 class Ngrams(Bigram):
     kind: str = "ngrams"
-    sizes: list[int]  # a table each: the tokens that a row stands for, the current one among them
+    sizes: list[int]  # lengths of the n-grams, the current token among them; each has a table
 
     def check(self, run: Run) -> None:
-        known = set(range(2, len(FACTORS) + 1))
-        require(
-            0 < len(self.sizes) == len(known & {*self.sizes}),
-            "ideas.ngrams.sizes",
-            f"be of {sorted(known)}, each once",
-            self.sizes,
-        )
+        known = range(2, len(FACTORS) + 1)
+        distinct = set(self.sizes)
+        is_once = len(distinct) == len(self.sizes) > 0
+        rule = f"be of {list(known)}, each once"
+        require(is_once and distinct <= set(known), "ideas.ngrams.sizes", rule, self.sizes)
         Bigram.check(self, run)
 
     def longest(self) -> int:

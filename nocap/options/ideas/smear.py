@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 @dataclass(kw_only=True, slots=True)
 class Smear(WithRate):
     kind: str = "smear"
-    channels: int = key(ge=1, le=2**20)  # of the token's embedding that decide how much it gets
-    start: float = key(ge=-1e3, le=1e3)  # the share at the start
+    # number of channels that decide how much of the token before is added
+    channels: int = key(ge=1, le=2**20)
+    start: float = key(ge=-1e3, le=1e3)  # factor on that share at the start of training
 
     def check(self, run: Run) -> None:
         WithRate.check(self, run)
@@ -39,5 +40,7 @@ class Smear(WithRate):
     def embed(self, part: Any, x_BTC: Tensor, context: Context) -> Tensor:
         from torch.nn.functional import pad
 
-        gate_BT1 = (x_BTC[..., : self.channels] * part["gate"]).sum(2, keepdim=True).sigmoid()
-        return x_BTC + part["share"] * gate_BT1 * pad(x_BTC, (0, 0, 1, 0))[:, :-1]
+        gated_BTG = x_BTC[..., : self.channels] * part["gate"]
+        gate_BT1 = gated_BTG.sum(2, keepdim=True).sigmoid()
+        before_BTC = pad(x_BTC, (0, 0, 1, 0))[:, :-1]
+        return x_BTC + part["share"] * gate_BT1 * before_BTC

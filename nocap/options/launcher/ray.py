@@ -6,7 +6,7 @@ import logging
 import os
 import re
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,11 +25,8 @@ if TYPE_CHECKING:
 # until an address that does not answer is nobody's: Ray itself tries for minutes, and then ends the
 # process
 NOBODY_S = 10.0
-PASSED_ON = (
-    outside.VARIABLE,
-    "NOCAP_CACHE",
-    "PYTHONPATH",
-)  # no secrets: Ray shows what it is given
+# of the environment, for a cell; no secrets: Ray shows what it is given
+VARIABLES = (outside.VARIABLE, "NOCAP_CACHE", "PYTHONPATH")
 
 
 @dataclass(kw_only=True)
@@ -38,17 +35,15 @@ class Ray(OfCluster):
     its CPU cores"""
 
     kind: str = "ray"
-    # of the cluster, HOST:PORT; auto: the one that this machine is in; local: one of this machine
-    # alone, for this grid
+    # address of the cluster, HOST:PORT; auto: the cluster that this machine is in; local: a cluster
+    # of this machine alone, for this grid
     address: str
-    restarts: int = key(ge=0, le=1000)  # of a cell whose node was lost
+    restarts: int = key(ge=0, le=1000)  # how often a cell starts again after its node was lost
 
     def __post_init__(self) -> None:
-        ok = (
-            self.address in ("auto", "local")
-            or re.fullmatch(r"[\w.-]+:\d{1,5}", self.address) is not None
-        )
-        require(ok, "hydra.launcher.address", "be auto, local or HOST:PORT", self.address)
+        has_port = re.fullmatch(r"[\w.-]+:\d{1,5}", self.address) is not None
+        is_address = has_port or self.address in ("auto", "local")
+        require(is_address, "hydra.launcher.address", "be auto, local or HOST:PORT", self.address)
 
     def executor(self, folder: Path) -> RayTasks:
         require(
@@ -66,10 +61,11 @@ def connected(address: str) -> Any:
     Errors:
         ValueError: nobody answers there.
     """
-    os.environ.setdefault(
-        "RAY_USAGE_STATS_ENABLED", "0"
-    )  # a cluster of this grid alone reports to nobody
-    target = os.environ.get("RAY_ADDRESS", address) if address == "auto" else address
+    # a cluster of this grid alone reports to nobody
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    target = address
+    if address == "auto":
+        target = os.environ.get("RAY_ADDRESS", address)
     host, _, port = target.rpartition(":")
     try:
         if host:
@@ -92,13 +88,26 @@ def connected(address: str) -> Any:
     return ray
 
 
-def needs(run: Run) -> dict[str, int]:
+@dataclass(frozen=True, kw_only=True, slots=True, order=True)
+class Need:
+    """What Ray sets aside for a run. The greater need has more GPUs, or as many and more cores."""
+
+    gpus: int
+    cpus: int
+
+    def fits(self, resources: Mapping[str, float]) -> bool:
+        """Say whether a node with these resources, by Ray's names, has enough of both."""
+        has_cpus = resources.get("CPU", 0) >= self.cpus
+        return has_cpus and resources.get("GPU", 0) >= self.gpus
+
+
+def need_of(run: Run) -> Need:
     """Return what Ray sets aside for a run."""
     t = run.trainer
-    return {
-        "num_cpus": t.devices * t.threads,
-        "num_gpus": t.devices if t.device is Device.cuda else 0,
-    }
+    gpus = 0
+    if t.device is Device.cuda:
+        gpus = t.devices
+    return Need(gpus=gpus, cpus=t.devices * t.threads)
 
 
 @dataclass(kw_only=True)
@@ -111,17 +120,16 @@ class RayTasks(Executor):
     restarts: int
 
     def describe(self, runs: Sequence[Run]) -> str:
-        need = max(map(needs, runs), key=lambda need: (need["num_gpus"], need["num_cpus"]))
+        greatest = max(map(need_of, runs))
         nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
-        fit = sum(
-            node.get("CPU", 0) >= need["num_cpus"] and node.get("GPU", 0) >= need["num_gpus"]
-            for node in nodes
+        n_fit = sum(map(greatest.fits, nodes))
+        line = (
+            f"ray: {n_fit} of {len(nodes)} nodes have the {greatest.cpus} CPUs and "
+            f"{greatest.gpus} GPUs of a cell"
         )
-        waits = "" if fit else ": it waits for one that has"
-        return (
-            f"ray: {fit} of {len(nodes)} nodes have the {need['num_cpus']} CPUs and "
-            f"{need['num_gpus']} GPUs of a cell{waits}"
-        )
+        if n_fit == 0:
+            line = f"{line}: it waits for one that has"
+        return line
 
     def submit(self, cell: Cell) -> RayTask:
         return RayTask(self, cell)
@@ -134,34 +142,40 @@ class RayTask:
     def __init__(self, tasks: RayTasks, cell: Cell) -> None:
         from nocap.launch.cell import CellJob
 
-        self._cell, self._tasks, self._losses, self._stopping = cell, tasks, 0, False
+        self._cell = cell
+        self._tasks = tasks
+        self._losses = 0  # of the node that ran it
+        self._stopping = False
         self._job = CellJob(str(tasks.folder), cell.plan.identity)
         self._job.log.parent.mkdir(exist_ok=True)
         self._submit()
 
     def _submit(self) -> None:
-        ray, need = self._tasks.ray, needs(self._cell.plan.run)
-        env = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
-        # what Ray gave to nobody, the cell must not take
-        hidden = {} if need["num_gpus"] else {"CUDA_VISIBLE_DEVICES": ""}
-        task = ray.remote(max_retries=0)(_task()).options(name=self._job.identity, **need)
-        self._reference = task.remote(
-            self._job.words, env | hidden, os.getcwd(), str(self._job.log)
-        )
+        """Hand the cell over to Ray."""
+        need = need_of(self._cell.plan.run)
+        env = {name: os.environ[name] for name in VARIABLES if name in os.environ}
+        if need.gpus == 0:
+            env["CUDA_VISIBLE_DEVICES"] = ""  # what Ray gave to nobody, the cell must not take
+        remote = self._tasks.ray.remote(max_retries=0)(_task())
+        task = remote.options(name=self._job.identity, num_cpus=need.cpus, num_gpus=need.gpus)
+        self._reference = task.remote(self._job.words, env, os.getcwd(), str(self._job.log))
 
     def poll(self) -> str | None:
         ray = self._tasks.ray
-        if not ray.wait([self._reference], timeout=0)[0]:
+        ready, _ = ray.wait([self._reference], timeout=0)
+        if not ready:
             return None
         try:
             ray.get(self._reference)
-            return last_words(self._job.log.read_text(errors="replace")) or f"see {self._job.log}"
+            printed = self._job.log.read_text(errors="replace")
+            return last_words(printed) or f"see {self._job.log}"
         except ray.exceptions.TaskCancelledError:
             return "not started"
         except ray.exceptions.RayTaskError as error:  # such as a folder that is not there
             return str(error.cause)
-        except ray.exceptions.RayError as error:
-            reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]:.200}"
+        except ray.exceptions.RayError as error:  # its node was lost
+            first_line = next(iter(str(error).splitlines()), "")
+            reason = f"{type(error).__name__}: {first_line:.200}"
         if self._losses == self._tasks.restarts or self._stopping:
             return reason
         self._losses += 1

@@ -25,35 +25,33 @@ EVERY = ("timeout_min", "cpus_per_task", "gpus_per_node", "mem_gb", "name", "std
 
 @dataclass(kw_only=True)
 class Slurm(OfCluster):
-    """`hydra/launcher=slurm`: a job of Slurm for each cell, which saves near its time limit, and
-    is requeued where max_num_timeout allows it"""
+    """`hydra/launcher=slurm`: each cell is a job of Slurm, which saves near its time limit, and is
+    requeued if max_num_timeout allows it"""
 
     kind: str = "slurm"
-    timeout_min: int = key(ge=1, le=10**6, default=60)  # of a job
+    timeout_min: int = key(ge=1, le=10**6, default=60)  # time limit of a job in minutes
     cpus_per_task: int | None = key(ge=1, le=10**4, default=None)  # cores of a job
     gpus_per_node: int | None = key(ge=0, le=10**3, default=None)  # GPUs of a job
-    mem_gb: int | None = key(ge=1, le=10**6, default=None)  # memory of a job
-    name: str = "nocap"  # of the jobs
-    stderr_to_stdout: bool = False  # one log a job
-    partition: str | None = None  # of the nodes
+    mem_gb: int | None = key(ge=1, le=10**6, default=None)  # memory of a job in GB
+    name: str = "nocap"  # name of the jobs
+    stderr_to_stdout: bool = False  # write one log for each job, not two
+    partition: str | None = None  # partition of the nodes
     qos: str | None = None  # quality of service
-    comment: str | None = None  # kept with the jobs
+    comment: str | None = None  # comment that Slurm keeps with the jobs
     constraint: str | None = None  # features that the nodes must have
-    exclude: str | None = None  # nodes that are left out
-    gres: str | None = None  # generic resources, as gpu:h100:1
-    cpus_per_gpu: int | None = key(ge=1, le=10**4, default=None)  # cores
+    exclude: str | None = None  # nodes that the jobs must not use
+    gres: str | None = None  # generic resources, such as gpu:h100:1
+    cpus_per_gpu: int | None = key(ge=1, le=10**4, default=None)  # cores for each GPU
     gpus_per_task: int | None = key(ge=0, le=10**3, default=None)  # GPUs of a job
-    mem_per_gpu: str | None = None  # as 80G
-    mem_per_cpu: str | None = None  # as 4G
-    account: str | None = None  # that is charged
-    signal_delay_s: int = key(
-        ge=0, le=10**6, default=120
-    )  # before the time limit, when the job saves
-    max_num_timeout: int = key(
-        ge=0, le=10**4, default=0
-    )  # times that a job is requeued at its time limit
-    additional_parameters: dict[str, Any] = field(default_factory=dict)  # of sbatch
-    array_parallelism: int = key(ge=1, le=10**6, default=256)  # jobs at once, at most
+    mem_per_gpu: str | None = None  # memory for each GPU, such as 80G
+    mem_per_cpu: str | None = None  # memory for each core, such as 4G
+    account: str | None = None  # account that Slurm charges
+    # seconds before the time limit at which a job saves
+    signal_delay_s: int = key(ge=0, le=10**6, default=120)
+    # how often Slurm requeues a job at its time limit
+    max_num_timeout: int = key(ge=0, le=10**4, default=0)
+    additional_parameters: dict[str, Any] = field(default_factory=dict)  # more options of sbatch
+    array_parallelism: int = key(ge=1, le=10**6, default=256)  # most jobs at once
     setup: list[str] = field(default_factory=list)  # commands before srun
 
     def executor(self, folder: Path) -> SlurmJobs:
@@ -105,9 +103,9 @@ class SlurmJobs(Executor):
         from nocap.launch.cell import CellJob
 
         job = CellJob(str(self.folder), cell.plan.identity)
-        made = SlurmCell(self, job)
-        self._new.append(made)
-        return made
+        slurm_cell = SlurmCell(self, job)
+        self._new.append(slurm_cell)
+        return slurm_cell
 
     def send(self) -> None:
         """Hand over what is new, unless a job of an earlier command still has it."""
@@ -116,23 +114,23 @@ class SlurmJobs(Executor):
         new = self._new
         self._new = []
         # all are known before the first is asked for: then one call of sacct answers for all
-        for made in new:
-            if made.number.is_file():
-                made.sent = submitit.SlurmJob(self.logs, made.number.read_text())
-        todo = [made for made in new if made.is_over]
-        for first in range(0, len(todo), MOST_JOBS):
-            self._send_array(todo[first : first + MOST_JOBS])
+        for cell in new:
+            if cell.number_file.is_file():
+                cell.sent = submitit.SlurmJob(self.logs, cell.number_file.read_text())
+        without_job = [cell for cell in new if cell.is_over]
+        for first in range(0, len(without_job), MOST_JOBS):
+            self._send_array(without_job[first : first + MOST_JOBS])
 
     def _send_array(self, cells: Sequence[SlurmCell]) -> None:
         """Hand over an array of jobs; where `sbatch` refuses it, every cell has the reason."""
         try:
-            jobs = self._executor.submit_array([made.job for made in cells])
-            for made, sent in zip(cells, jobs, strict=True):
-                made.sent = sent
-                made.number.write_text(sent.job_id)
+            jobs = self._executor.submit_array([cell.job for cell in cells])
+            for cell, sent in zip(cells, jobs, strict=True):
+                cell.sent = sent
+                cell.number_file.write_text(sent.job_id)
         except Exception as error:  # submitit's, of no class of their own
-            for made in cells:
-                made.reason = _last_line(error)
+            for cell in cells:
+                cell.reason = _last_line(error)
 
 
 class SlurmCell:
@@ -140,9 +138,8 @@ class SlurmCell:
 
     def __init__(self, jobs: SlurmJobs, job: CellJob) -> None:
         self.job = job
-        self.number = job.log.with_suffix(
-            ".job"
-        )  # holds Slurm's number, so that a later command finds it
+        # holds Slurm's number, so that a later command finds it
+        self.number_file = job.log.with_suffix(".job")
         self.sent: Any = None  # submitit's job
         self.reason: str | None = None  # why there is no record to come
         self._jobs = jobs
@@ -176,8 +173,11 @@ class SlurmCell:
         error = self.sent.exception()
         if error is not None:
             return _last_line(error)
-        printed = self.sent.stdout() if self._jobs.launcher.stderr_to_stdout else self.sent.stderr()
-        return last_words(printed) or f"see {self.number.parent}"
+        if self._jobs.launcher.stderr_to_stdout:
+            printed = self.sent.stdout()
+        else:
+            printed = self.sent.stderr()
+        return last_words(printed) or f"see {self.number_file.parent}"
 
     def stop(self) -> None:
         """Leave it as it is: Slurm's jobs outlive the command that handed them over."""
@@ -187,12 +187,20 @@ class SlurmCell:
 def _parameters(launcher: Slurm) -> dict[str, Any]:
     """Return the keys by the names that submitit has for them."""
     own = ("kind", "target", "max_num_timeout")
-    names = [each.name for each in fields(launcher) if each.name not in own]
-    called = {name: name if name in EVERY else f"slurm_{name}" for name in names}
-    return {called[name]: getattr(launcher, name) for name in names}
+    parameters = dict[str, Any]()
+    for each in fields(launcher):
+        if each.name in own:
+            continue
+        parameter = f"slurm_{each.name}"
+        if each.name in EVERY:
+            parameter = each.name
+        parameters[parameter] = getattr(launcher, each.name)
+    return parameters
 
 
 def _last_line(error: Exception) -> str:
     """Return the error's kind and the last line of what it says."""
-    lines = re.findall(r"\S.*", str(error))
-    return f"{type(error).__name__}: {lines[-1].strip() if lines else ''}"
+    last = ""
+    for line in re.findall(r"\S.*", str(error)):
+        last = line.strip()
+    return f"{type(error).__name__}: {last}"

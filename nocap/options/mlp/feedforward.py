@@ -27,7 +27,7 @@ class Feedforward(Mlp):
 
     kind: str = "mlp"
     activation: Activation  # between the two matrices
-    expansion: float = key(gt=0, le=1000)  # width inside, in multiples of model.d_model
+    expansion: float = key(gt=0, le=1000)  # width inside the MLP, as a multiple of model.d_model
 
     @property
     def gated(self) -> bool:
@@ -35,7 +35,10 @@ class Feedforward(Mlp):
 
     def hidden(self, d_model: int) -> int:
         """Hidden channels; from a thousand up a multiple of 8, for tensor cores."""
-        exact = self.expansion * d_model * (2 / 3 if self.gated else 1)
+        share = 1.0  # a gated MLP has three matrices for two
+        if self.gated:
+            share = 2 / 3
+        exact = self.expansion * d_model * share
         if exact >= 1000:
             return 8 * round(exact / 8)
         return max(1, round(exact))

@@ -22,20 +22,16 @@ class NormKind(Enum):
 class ChannelNorm(Norm):
     kind: str = "norm"
     norm: NormKind  # which norm
-    eps: float = key(gt=0, le=1)  # added under the root
+    eps: float = key(gt=0, le=1)  # number that is added under the root
     gain: bool  # a learned scale per channel
     bias: bool  # a learned shift per channel; LayerNorm only
 
     def __post_init__(self) -> None:
-        require(
-            not self.bias or self.norm is NormKind.layer,
-            "norm.bias",
-            "be false for RMSNorm, which has none",
-            self.bias,
-        )
-        require(
-            not self.bias or self.gain, "norm.bias", "be false where norm.gain is false", self.bias
-        )
+        is_layer_norm = self.norm is NormKind.layer
+        rule = "be false for RMSNorm, which has none"
+        require(is_layer_norm or not self.bias, "norm.bias", rule, self.bias)
+        rule = "be false where norm.gain is false"
+        require(self.gain or not self.bias, "norm.bias", rule, self.bias)
 
     def flops_per_token(self, d_model: int) -> float:
         return 0.0

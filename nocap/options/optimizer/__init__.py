@@ -24,19 +24,16 @@ class Optimizer(Option):
     """
 
     lr: float = key(gt=0, le=1000)  # peak learning rate
-    # of AdamW's kind: share of a weight that a step of learning rate 1 takes away
+    # weight decay as in AdamW: each step takes away this share of a weight, times the learning rate
     weight_decay: float = key(ge=0, le=1000)
-    # decay only the numbers that the update does not move away from zero (arXiv:2510.12402)
+    # do not decay a number that the update moves away from zero (arXiv:2510.12402)
     cautious_decay: bool = False
 
     def __post_init__(self) -> None:
+        has_decay = self.weight_decay > 0
         rule = "be false beside optimizer.weight_decay=0"
-        require(
-            not self.cautious_decay or self.weight_decay > 0,
-            "optimizer.cautious_decay",
-            rule,
-            self.cautious_decay,
-        )
+        fits = has_decay or not self.cautious_decay
+        require(fits, "optimizer.cautious_decay", rule, self.cautious_decay)
 
     def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
         """Optimizers that share out all of the model's parameters. `nocap.training.optimizer` has

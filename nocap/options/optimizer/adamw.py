@@ -34,26 +34,28 @@ class Decay(Enum):
 @dataclass(kw_only=True, slots=True)
 class AdamW(Optimizer):
     kind: str = "adamw"
-    beta1: float = key(ge=0, lt=1)  # of the gradient's average
-    beta2: float = key(ge=0, lt=1)  # of the average of its squares
-    # in place of beta2, which is recorded as what follows
+    beta1: float = key(ge=0, lt=1)  # decay rate of the average of the gradients
+    beta2: float = key(ge=0, lt=1)  # decay rate of the average of the squared gradients
+    # tokens after which the average of beta2 has halved; nocap then computes beta2 from them
     beta2_half_life_tokens: float | None = key(gt=0, le=1e12, default=None)
-    eps: float = key(gt=0, le=1)  # added to the root in the update's divisor
-    decay: Decay  # which parameters decay
+    eps: float = key(gt=0, le=1)  # number that is added to the root in the update's divisor
+    decay: Decay  # parameters that the weight decay applies to
 
     def check(self, run: Run) -> None:
-        if self.beta2_half_life_tokens is not None:
-            follows = beta2_of(self.beta2_half_life_tokens, run.trainer.batch_tokens)
+        half_life = self.beta2_half_life_tokens
+        if half_life is not None:
+            beta2 = beta2_of(half_life, run.trainer.batch_tokens)
             rule = (
-                f"be left to optimizer.beta2_half_life_tokens={self.beta2_half_life_tokens:g}, "
-                f"from "
-                f"which {follows:.6g} follows"
+                f"be left to optimizer.beta2_half_life_tokens={half_life:g}, from which "
+                f"{beta2:.6g} follows"
             )
-            require(self.beta2 == follows, "optimizer.beta2", rule, self.beta2)
+            require(self.beta2 == beta2, "optimizer.beta2", rule, self.beta2)
 
     def at_batch(self, tokens: int) -> AdamW:
         half_life = self.beta2_half_life_tokens
-        return self if half_life is None else replace(self, beta2=beta2_of(half_life, tokens))
+        if half_life is None:
+            return self
+        return replace(self, beta2=beta2_of(half_life, tokens))
 
     def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
         return [self.adamw(dict(model.named_parameters()))]

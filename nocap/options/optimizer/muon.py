@@ -41,8 +41,8 @@ POLAR_EXPRESS = (
     (1.8750014808534479, -1.2500016453999487, 0.3750001645474248),
     (1.875, -1.25, 0.375),  # and for all after it
 )
-# each but the last is used of x / 1.01, as there: a singular value that rounding puts beyond the
-# interval still converges
+# each but the last is used of x / 1.01, as in the paper: a singular value that rounding puts beyond
+# the interval still converges
 SAFETY = 1.01
 
 
@@ -68,17 +68,18 @@ class Muon(AdamW):
     and vectors."""
 
     kind: str = "muon"
-    # peak learning rate of the matrices inside the blocks; lr is of the rest
+    # peak learning rate of the matrices inside the blocks; optimizer.lr is for the other parameters
     muon_lr: float = key(gt=0, le=1000)
-    momentum: float = key(ge=0, lt=1)  # of the matrices' updates
-    momentum_start: float = key(ge=0, lt=1, default=0.85)  # where a warm-up of the momentum begins
-    # from `momentum_start` to `momentum` in a straight line
+    momentum: float = key(ge=0, lt=1)  # momentum of the matrices' updates
+    # momentum at the beginning of its warm-up
+    momentum_start: float = key(ge=0, lt=1, default=0.85)
+    # steps in which the momentum rises in a straight line from its start
     momentum_warmup_steps: int = key(ge=0, le=10**9, default=0)
-    ns_steps: int = key(ge=1, le=99)  # iterations
-    iteration: Iteration = Iteration.newton_schulz  # the polynomials of the orthogonalisation
-    # NorMuon (arXiv:2510.05491): of the rows' second moments; it has 0.95
+    ns_steps: int = key(ge=1, le=99)  # number of iterations of the orthogonalisation
+    iteration: Iteration = Iteration.newton_schulz  # polynomials of the orthogonalisation
+    # decay rate of the rows' second moments, as in NorMuon with 0.95 (arXiv:2510.05491); null: none
     row_beta2: float | None = key(ge=0, lt=1, default=None)
-    scale: MuonScale  # how a step follows a matrix's shape
+    scale: MuonScale  # factor on a step that depends on the shape of the matrix
 
     def __post_init__(self) -> None:
         AdamW.__post_init__(self)
@@ -101,25 +102,25 @@ class Muon(AdamW):
         for i, p in enumerate(params):
             by_shape.setdefault(p.shape, []).append(i)
         at_once = AT_ONCE[params[0].device.type]
-        for shape, alike in by_shape.items():
-            n = max(1, at_once // shape.numel())
-            for first in range(0, len(alike), n):
-                chosen = alike[first : first + n]
-                self._update(
+        for shape, indices in by_shape.items():
+            stack_size = max(1, at_once // shape.numel())
+            for first in range(0, len(indices), stack_size):
+                stack = indices[first : first + stack_size]
+                self._update_stack(
                     group,
-                    [params[i] for i in chosen],
-                    [grads[i] for i in chosen],
-                    [states[i] for i in chosen],
+                    [params[i] for i in stack],
+                    [grads[i] for i in stack],
+                    [states[i] for i in stack],
                 )
 
-    def _update(self, group: Group, params: Tensors, grads: Tensors, states: States) -> None:
+    def _update_stack(self, group: Group, params: Tensors, grads: Tensors, states: States) -> None:
         """Update parameters that have one shape."""
         import torch
         from torch.optim._muon import _adjust_lr, _zeropower_via_newtonschulz
 
-        from nocap.training.optimizer import kept, matmul_dtype
+        from nocap.training.optimizer import buffers, matmul_dtype
 
-        momenta = kept(states, "momentum_buffer", params)
+        momenta = buffers(states, "momentum_buffer", params)
         momentum = self.momentum_at(group["step"])
         torch._foreach_lerp_(momenta, grads, 1 - momentum)
         # Nesterov's look ahead
@@ -131,8 +132,8 @@ class Muon(AdamW):
         else:
             updates = orthogonalized(torch.stack(list(updates)), self.polynomials(), dtype)
         if self.row_beta2 is not None:
-            columns = [p[:, :1] for p in params]
-            moments = kept(states, "row_second_moment", columns)
+            first_columns = [p[:, :1] for p in params]  # which have a number a row
+            moments = buffers(states, "row_second_moment", first_columns)
             updates = _even_rows(updates, moments, self.row_beta2)
         torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
         lr = _adjust_lr(group["lr"], self.scale.value, params[0].shape)

@@ -30,12 +30,8 @@ class ScheduleFree(AdamW):
 
     def __post_init__(self) -> None:
         Optimizer.__post_init__(self)
-        require(
-            self.beta1 > 0,
-            "optimizer.beta1",
-            "be above 0: else nothing of the average is in the weights",
-            self.beta1,
-        )
+        rule = "be above 0: else nothing of the average is in the weights"
+        require(self.beta1 > 0, "optimizer.beta1", rule, self.beta1)
         rule = (
             "be false beside optimizer=schedule_free, whose decay acts on another copy of the "
             "weights"
@@ -44,13 +40,10 @@ class ScheduleFree(AdamW):
 
     def check(self, run: Run) -> None:
         AdamW.check(self, run)
-        last = run.schedule.multiplier(step=run.trainer.steps - 1, steps=run.trainer.steps)
-        require(
-            last == 1.0,
-            "schedule",
-            "stay at its peak beside optimizer=schedule_free, as schedule=constant does",
-            run.schedule.kind,
-        )
+        steps = run.trainer.steps
+        last_rate = run.schedule.multiplier(step=steps - 1, steps=steps)
+        rule = "stay at its peak beside optimizer=schedule_free, as schedule=constant does"
+        require(last_rate == 1.0, "schedule", rule, run.schedule.kind)
         for name, idea in run.ideas.items():
             rule = (
                 f"leave out {name} beside optimizer=schedule_free: both choose the weights "
@@ -69,11 +62,11 @@ class ScheduleFree(AdamW):
         are kept."""
         import torch
 
-        from nocap.training.optimizer import kept
+        from nocap.training.optimizer import buffers
 
         y = params
-        z = kept(states, "z", params, first=torch.clone)
-        squares = kept(states, "exp_avg_sq", params)
+        z = buffers(states, "z", params, first=torch.clone)
+        squares = buffers(states, "exp_avg_sq", params)
         rate = group["lr"] * math.sqrt(1 - self.beta2 ** group["step"])
         group["sum"] += rate**2
         c = rate**2 / group["sum"]

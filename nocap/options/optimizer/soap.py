@@ -72,32 +72,51 @@ class Soap(AdamW):
         return state
 
     def _update(self, group: Group, p: Tensor, grad: Tensor, state: dict[str, Tensor]) -> None:
+        """Take Adam's step in the eigenbases, then let these follow."""
         lr = group["lr"]
         step = group["step"] - 1  # the first one made the bases
-        left = state["left_basis"]
-        right = state["right_basis"]
+        left_basis = state["left_basis"]
+        right_basis = state["right_basis"]
         mean = state["exp_avg"]
         mean_sq = state["exp_avg_sq"]
-        low = grad.to(left.dtype)
-        turned = (left @ (low @ right.mT)).to(grad.dtype)
-        mean.lerp_(turned, 1 - self.beta1)
-        mean_sq.mul_(self.beta2).addcmul_(turned, turned, value=1 - self.beta2)
-        unbiased = math.sqrt(1 - self.beta2**step)
-        scale = mean_sq.sqrt().div_(unbiased).add_(self.eps)
-        update = left.mT @ ((mean / scale).to(left.dtype) @ right)
+        basis_dtype = left_basis.dtype
+
+        low_grad = grad.to(basis_dtype)
+        low_in_basis = left_basis @ (low_grad @ right_basis.mT)
+        grad_in_basis = low_in_basis.to(grad.dtype)
+        mean.lerp_(grad_in_basis, 1 - self.beta1)
+        mean_sq.mul_(self.beta2).addcmul_(grad_in_basis, grad_in_basis, value=1 - self.beta2)
+
+        mean_sq_bias = math.sqrt(1 - self.beta2**step)
+        scale = mean_sq.sqrt().div_(mean_sq_bias).add_(self.eps)
+        update_in_basis = (mean / scale).to(basis_dtype)
+        update = left_basis.mT @ (update_in_basis @ right_basis)
+        mean_bias = 1 - self.beta1**step
         p.mul_(1 - lr * group["weight_decay"])
-        p.add_(update, alpha=-lr / (1 - self.beta1**step))
-        for side, product in (("left", low @ low.mT), ("right", low.mT @ low)):
-            state[side].mul_(self.beta2).add_(product, alpha=1 - self.beta2)
+        p.add_(update, alpha=-lr / mean_bias)
+
+        left_product = low_grad @ low_grad.mT
+        right_product = low_grad.mT @ low_grad
+        state["left"].mul_(self.beta2).add_(left_product, alpha=1 - self.beta2)
+        state["right"].mul_(self.beta2).add_(right_product, alpha=1 - self.beta2)
         if step % self.basis_every == 0:
-            plain = left.mT.to(mean.dtype) @ (mean @ right.to(mean.dtype))
-            left = _followed(state["left"], left)
-            right = _followed(state["right"], right)
-            mean.copy_(left @ (plain @ right.mT))
+            turn_bases(state)
 
 
-def _followed(average: Tensor, basis: Tensor) -> Tensor:
-    """Return the basis, (A, A) by rows, after one step of orthogonal iteration, in place; returned
+def turn_bases(state: dict[str, Tensor]) -> None:
+    """Let both bases follow their averages by one step, and take the gradient's mean along."""
+    left_basis = state["left_basis"]
+    right_basis = state["right_basis"]
+    mean_in_basis = state["exp_avg"]
+    dtype = mean_in_basis.dtype
+    mean = left_basis.mT.to(dtype) @ (mean_in_basis @ right_basis.to(dtype))
+    new_left = follow(state["left"], left_basis)
+    new_right = follow(state["right"], right_basis)
+    mean_in_basis.copy_(new_left @ (mean @ new_right.mT))
+
+
+def follow(average: Tensor, basis: Tensor) -> Tensor:
+    """Take the basis, (A, A) by rows, one step of orthogonal iteration further, in place. Return it
     in the average's precision."""
     import torch
 

@@ -20,13 +20,12 @@ if TYPE_CHECKING:
 class Rope(Position):
     READS: ClassVar[tuple[str, ...]] = ("position.restart",)
     kind: str = "rope"
-    base: float = key(gt=1, le=1e12)  # of the wavelengths; a larger one turns more slowly
+    base: float = key(gt=1, le=1e12)  # base of the wavelengths; a larger base turns more slowly
 
     def check(self, run: Run) -> None:
         d_head = run.model.d_model // run.model.n_head
-        require(
-            d_head % 2 == 0, "model.d_model / model.n_head", "be even for position=rope", d_head
-        )
+        rule = "be even for position=rope"
+        require(d_head % 2 == 0, "model.d_model / model.n_head", rule, d_head)
 
     def flops_per_token(self, run: Run) -> float:
         return 0.0

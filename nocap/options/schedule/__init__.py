@@ -20,19 +20,16 @@ class Schedule(Option):
     warmup_steps: int = key(ge=0, le=10**9)  # steps in which the learning rate rises to its peak
 
     def check(self, run: Run) -> None:
-        rule = f"be at most trainer.steps={run.trainer.steps}"
-        require(
-            self.warmup_steps <= run.trainer.steps, "schedule.warmup_steps", rule, self.warmup_steps
-        )
+        steps = run.trainer.steps
+        rule = f"be at most trainer.steps={steps}"
+        require(self.warmup_steps <= steps, "schedule.warmup_steps", rule, self.warmup_steps)
 
     def multiplier(self, *, step: int, steps: int) -> float:
         """Return the factor on the peak learning rate for update `step` of `steps`, 0 ≤ step <
         steps."""
-        return (
-            (step + 1) / self.warmup_steps
-            if step < self.warmup_steps
-            else self.shape(step=step, steps=steps)
-        )
+        if step < self.warmup_steps:
+            return (step + 1) / self.warmup_steps
+        return self.shape(step=step, steps=steps)
 
     def shape(self, *, step: int, steps: int) -> float:
         """`multiplier` after the warm-up."""

@@ -18,6 +18,9 @@ class Vocabulary(Enum):
     gpt2 = "gpt2"  # tiktoken's GPT-2 encoding, 50,257 tokens
 
 
+SIZES = {Vocabulary.bytes: 257, Vocabulary.gpt2: 50257}
+
+
 @dataclass(kw_only=True, slots=True)
 class BuiltIn(Tokenizer):
     kind: str = "tokenizer"
@@ -29,7 +32,7 @@ class BuiltIn(Tokenizer):
 
     @property
     def vocab_size(self) -> int:
-        return {Vocabulary.bytes: 257, Vocabulary.gpt2: 50257}[self.vocabulary]
+        return SIZES[self.vocabulary]
 
     @property
     def end_of_text(self) -> int | None:
@@ -38,8 +41,6 @@ class BuiltIn(Tokenizer):
     def load(self, *, cache_dir: Path) -> tiktoken.Encoding:
         from nocap.data import tokenizer
 
-        return (
-            tokenizer.bytes_encoding()
-            if self.vocabulary is Vocabulary.bytes
-            else tokenizer.gpt2(cache_dir / "tiktoken")
-        )
+        if self.vocabulary is Vocabulary.bytes:
+            return tokenizer.bytes_encoding()
+        return tokenizer.gpt2(cache_dir / "tiktoken")

@@ -25,17 +25,15 @@ class RunFacts:
     config: Mapping[str, object]  # resolved, plain
     group: str | None = None
     tags: tuple[str, ...] = ()
-    options: Mapping[str, str] = field(
-        default_factory=dict
-    )  # group → the name of the option that was chosen
+    # group → the name of the option that was chosen
+    options: Mapping[str, str] = field(default_factory=dict)
     # what sets the run apart, by short names, with its values
     swept: Mapping[str, object] = field(default_factory=dict)
     # the keys of the config that make the run what it is, flat: without its paths and what changes
     # no number
     counted: Mapping[str, object] = field(default_factory=dict)
-    about: Mapping[str, object] = field(
-        default_factory=dict
-    )  # commit, machine and parameters, flat
+    # commit, machine and parameters, flat
+    about: Mapping[str, object] = field(default_factory=dict)
     born: str = ""  # when and where its first attempt started
     # of each attempt: seconds since the epoch when it started, and what the run had spent before
     attempts: tuple[tuple[float, float], ...] = ()
@@ -46,8 +44,13 @@ class RunFacts:
         wall_s = row.get("clock/wall_s")
         if not isinstance(wall_s, int | float):
             return None
-        begun = [started - spent_s for started, spent_s in self.attempts if spent_s <= wall_s]
-        return begun[-1] + wall_s if begun else None
+        zero: float | None = None  # when the run's clock stood at 0, by the attempt of the row
+        for started, spent_s in self.attempts:
+            if spent_s <= wall_s:
+                zero = started - spent_s
+        if zero is None:
+            return None
+        return zero + wall_s
 
 
 # name of a table → its rows, each by the same columns
@@ -61,13 +64,17 @@ def at_the_end(summary: Mapping[str, Any]) -> dict[str, Any]:
     that a dashboard shows it once, as it is at the end; what the config says is left out."""
     from nocap.store.metrics import METRICS
 
-    names = {"/".join(metric.path): metric.curve for metric in METRICS.values() if metric.curve}
-    names |= {"mfu": "perf/mfu", "memory_mib/peak": "memory/peak_mib", "steps": "step"}
+    curves = {"/".join(metric.path): metric.curve for metric in METRICS.values() if metric.curve}
+    curves |= {"mfu": "perf/mfu", "memory_mib/peak": "memory/peak_mib", "steps": "step"}
     values = {}
     for key, value in flat(summary, "/"):
+        if value is None or key in _IN_CONFIG:
+            continue
         head, _, line = key.partition("/")
-        if value is not None and key not in _IN_CONFIG:
-            values[f"clock/{line}_s" if head == "clock_s" else names.get(key, key)] = value
+        name = curves.get(key, key)
+        if head == "clock_s":
+            name = f"clock/{line}_s"
+        values[name] = value
     return values
 
 
@@ -78,9 +85,8 @@ class NoLoginError(ValueError):
 class TrackerSession:
     """One open mirror of a run. This one mirrors nothing."""
 
-    url_or_hint: str | None = (
-        None  # the run's address, or the command that uploads what is missing there
-    )
+    # the run's address, or the command that uploads what is missing there
+    url_or_hint: str | None = None
     link: str | None = None  # the run's address, where rows go there while it trains
     sent = 0  # rows
     complete = False  # the server has said that it has all rows
@@ -105,7 +111,7 @@ class Tracker(Option):
     uploads: ClassVar[bool] = False  # to a server, which `nocap.runs sync` can send a record later
     # modules that take long to import: the runs of a grid share one import of them
     imports: ClassVar[tuple[str, ...]] = ()
-    # more trackers that get the same rows: those that need no keys
+    # more trackers that get the same rows; they must need no keys
     also: list[str] = field(default_factory=list)
 
     def check_start(self) -> None:

@@ -33,9 +33,9 @@ class TensorBoard(Tracker):
                 link = root / label.replace(os.sep, "_")[:200]
                 link.parent.mkdir(exist_ok=True)
                 link.symlink_to(os.path.relpath(run_dir / "tensorboard", root))
-        return (
-            f"tensorboard --logdir {shlex.quote(os.path.relpath(root))}" if root.is_dir() else None
-        )
+        if not root.is_dir():
+            return None
+        return f"tensorboard --logdir {shlex.quote(os.path.relpath(root))}"
 
 
 def _remove(folder: Path) -> None:
@@ -65,15 +65,16 @@ class _Session(TrackerSession):
 
     def finish(self, *, summary: Mapping[str, object], status: str) -> None:
         """Write the options, and the results at the end, for the tab that compares runs."""
-        settings = {
-            key: value if isinstance(value, bool | int | float) else str(value)
-            for key, value in self._settings.items()
-        }
-        ends = {
-            f"summary/{name}": value
-            for name, value in at_the_end(summary).items()
-            if isinstance(value, int | float)
-        }
+        settings = dict[str, bool | float | str]()
+        for key, value in self._settings.items():
+            if isinstance(value, bool | int | float):
+                settings[key] = value
+            else:
+                settings[key] = str(value)
+        ends = dict[str, float]()
+        for name, value in at_the_end(summary).items():
+            if isinstance(value, int | float):
+                ends[f"summary/{name}"] = value
         if ends:
             self._writer.add_hparams(settings, ends, run_name=".")
         self._writer.close()

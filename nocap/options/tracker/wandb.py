@@ -44,15 +44,18 @@ RESEND_FINISH_S = 600.0  # of a record that is sent later, which no training wai
 FINISH_TIMEOUT_S = 10.0  # what is not sent by then is left to `nocap.runs sync`
 ASK_S = 10.0  # for the server to say that it has all rows, which it may count a little later
 GRACE_S = 5.0  # for wandb to keep to these times, before its thread is left behind
-LONGEST_NAME, LONGEST_TAG = 128, 64  # characters
+# characters
+LONGEST_NAME = 128
+LONGEST_TAG = 64
 SHORTEST_KEY = 40
 IDENTITY_TOKEN = "WANDB_IDENTITY_TOKEN_FILE"
-NEEDS_KEY = "be left out: W&B is asked what it has by an API key (WANDB_API_KEY or wandb login)"
+NEEDS_KEY = (
+    "be left out: nocap asks W&B for its rows with an API key (WANDB_API_KEY or wandb login)"
+)
 SERVICE = "WANDB_SERVICE"  # has the address of wandb's own process, which children would share
 PLACE = "mirror.json"  # in the folder `wandb` of a run or a grid: where its mirror is
-UNREACHABLE = (
-    "NOCAP_WANDB_UNREACHABLE"  # set by the process that starts a grid: its runs do not ask again
-)
+# set by the process that starts a grid: its runs do not ask again
+UNREACHABLE = "NOCAP_WANDB_UNREACHABLE"
 
 # wandb's error telemetry goes to the same server: on one that accepts and never answers, it held
 # the process for 20 s at exit. Read when wandb is imported.
@@ -76,26 +79,28 @@ class Wandb(Tracker):
     imports: ClassVar[tuple[str, ...]] = ("wandb", "wandb.sdk.launch.inputs.internal")
     # Texts as a server takes them: for a project W&B's client has the limit, as for tags; for the
     # others it has none, and 128 is what a page shows.
-    project: str = key(longest=LONGEST_NAME)  # where the run is shown: WANDB_PROJECT, or nocap
-    # user or team: WANDB_ENTITY, or null for the login's own
+    # project that shows the run; the default is WANDB_PROJECT, or nocap
+    project: str = key(longest=LONGEST_NAME)
+    # user or team; the default is WANDB_ENTITY, or null for the login's own
     entity: str | None = key(longest=LONGEST_NAME)
-    # under which the dashboard gathers runs: WANDB_RUN_GROUP, or null for the grid's name
+    # group of the run; the default is WANDB_RUN_GROUP, or null for the grid's name
     group: str | None = key(longest=LONGEST_NAME)
-    # of the run: WANDB_NAME, or null for what sets it apart
+    # name of the run; null: WANDB_NAME, or the settings that set the run apart
     name: str | None = key(longest=LONGEST_NAME, default=None)
-    # WANDB_JOB_TYPE, or null for the run's arm
+    # job type of the run; null: WANDB_JOB_TYPE, or the run's arm
     job_type: str | None = key(longest=LONGEST_NAME, default=None)
-    notes: str | None = key(free=True, default=None)  # a text on the run's page: WANDB_NOTES
-    tags: list[str] = key(
-        longest=LONGEST_TAG, default_factory=list
-    )  # labels of the run: WANDB_TAGS
-    mode: WandbMode  # whether rows are sent while it trains; WANDB_MODE has it too
-    init_timeout_s: int = key(ge=1, le=300)  # seconds that training waits for a server at the start
-    system: bool | None = None  # the machine's own metrics, as a GPU's load; null: on a GPU
-    # a loss: the summary has the step of the first validation at it or below
+    # text on the run's page; null: WANDB_NOTES
+    notes: str | None = key(free=True, default=None)
+    # labels of the run; WANDB_TAGS sets them too
+    tags: list[str] = key(longest=LONGEST_TAG, default_factory=list)
+    mode: WandbMode  # whether nocap sends rows while the run trains; WANDB_MODE sets it too
+    init_timeout_s: int = key(ge=1, le=300)  # longest wait for the server at the start, in seconds
+    # send the machine's own metrics, such as a GPU's load; null: only on a GPU
+    system: bool | None = None
+    # loss whose first step is in the summary: the first validation at or below it
     target: float | None = key(gt=0, le=1e3, default=None)
     checkpoint: bool = False  # send the last checkpoint as an artifact
-    alert: bool = False  # have W&B tell you that the run has diverged
+    alert: bool = False  # let W&B send an alert if the run diverges
 
     def __post_init__(self) -> None:
         fits = self.project and not re.search(r"[/\\#?%:]", self.project)
@@ -238,7 +243,9 @@ def run_id(folder: Path, *, identity: str, born: str) -> str:
 def own_id(identity: str, born: str) -> str:
     """Make an id of a run's identity and its first start, so that the same config trained again
     elsewhere is another run."""
-    return f"{identity}-{_digits(born)}" if born else identity
+    if not born:
+        return identity
+    return f"{identity}-{_digits(born)}"
 
 
 def _digest(path: Path) -> str:
@@ -251,7 +258,10 @@ def _digits(text: str) -> str:
 
 def cut(text: str, longest: int) -> str:
     """Return the text, or its beginning and six digits that tell it from others that begin so."""
-    return text if len(text) <= longest else f"{text[: longest - 7]}-{_digits(text)}"
+    if len(text) <= longest:
+        return text
+    beginning = text[: longest - 7]
+    return f"{beginning}-{_digits(text)}"
 
 
 # --- names ----------------------------------------------------------------------------------------
@@ -271,9 +281,9 @@ OF_COMPARISONS = ("arms", "runs")
 
 def name_there(name: str) -> str:
     """Return the name that a curve of the record has in W&B."""
-    for own, there in SECTIONS.items():
-        if name.startswith(own):
-            return there + name.removeprefix(own)
+    for prefix, section in SECTIONS.items():
+        if name.startswith(prefix):
+            return section + name.removeprefix(prefix)
     return name
 
 
@@ -282,7 +292,9 @@ def ends_of(summary: Mapping[str, object]) -> dict[str, object]:
     config, and lines of the clock that are zero."""
     ends = dict[str, object]()
     for name, value in at_the_end(summary).items():
-        if name in (*SHOWN, *OF_COMPARISONS) or (name.startswith("clock/") and value):
+        is_column = name in (*SHOWN, *OF_COMPARISONS)
+        is_spent = name.startswith("clock/") and bool(value)
+        if is_column or is_spent:
             ends[name_there(name)] = value
     return ends
 
@@ -335,8 +347,11 @@ def _rows_there(settings: Any, place: MirrorPlace, *, timeout_s: float) -> int |
     """
     variables = {"project": place.project, "entity": place.entity or None, "name": place.id}
     data = _ask(settings, PROGRESS, variables, timeout_s=timeout_s)
-    run = (data.get("project") or {}).get("run")
-    return None if run is None else int(run["historyLineCount"] or 0)
+    project = data.get("project") or {}
+    run = project.get("run")
+    if run is None:
+        return None
+    return int(run["historyLineCount"] or 0)
 
 
 # --- a session ------------------------------------------------------------------------------------
@@ -353,8 +368,12 @@ class WandbSession(TrackerSession):
         self, tracker: Wandb, run: Any, place: MirrorPlace, facts: RunFacts, *, resent: bool = False
     ) -> None:
         """Begin to send. `resent`: nothing trains, and the session may take its time."""
-        self._tracker, self._run, self._place, self._facts = tracker, run, place, facts
-        self._silenced, self._hidden = False, set[str]()
+        self._tracker = tracker
+        self._run = run
+        self._place = place
+        self._facts = facts
+        self._is_quiet = False  # after a failure, or the end
+        self._hidden = set[str]()  # curves that have no panel of their own
         self._ends = dict[str, object]()  # what only all rows together tell
         self._resent = resent
         self._report = place.report  # that the server has when all is there
@@ -366,18 +385,23 @@ class WandbSession(TrackerSession):
         self._hint = f"python -m nocap.runs sync {shlex.quote(shown(facts.run_dir))}"
         self.link = None if run.offline else run.url
         self.url_or_hint: str | None = self.link or self._hint
-        self._calls: queue.SimpleQueue[Callable[[], None] | None] = (
-            queue.SimpleQueue()
-        )  # None: the last
+        # None: the last
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         threading.Thread(target=self._serve, name="wandb mirror", daemon=True).start()
 
     def _serve(self) -> None:
-        while (call := self._calls.get()) is not None:
+        """Make the calls, one after another, up to the last."""
+        while True:
+            call = self._calls.get()
+            if call is None:
+                return
             call()
 
     def _submit(self, failure: str, call: Callable[[], object]) -> None:
+        """Have the thread make a call of wandb. `failure`: how the warning begins if it raises."""
+
         def guarded() -> None:
-            if self._silenced:
+            if self._is_quiet:
                 return
             try:
                 call()
@@ -391,30 +415,39 @@ class WandbSession(TrackerSession):
         if not isinstance(step, int):
             return
         self._note_best(row)
-        if self._silenced or step < self._first_step:
+        if self._is_quiet or step < self._first_step:
             return
         self.sent += 1
         failure = f"stopped mirroring at step {step}"
         # a curve has no point there
         values = {name_there(name): value for name, value in row.items() if value is not None}
-        for name in sorted(name for name in values if name.startswith("clock/")):
-            if name not in self._hidden:
-                # ten panels of seconds would come before the loss; the dashboard has them in a
-                # folded section
-                self._hidden.add(name)
-                hide = partial(
-                    self._run.define_metric, name, step_metric="step", summary="none", hidden=True
-                )
-                self._submit(failure, hide)
-        if isinstance(train_s := row.get("clock/train_s"), int | float):
+        clocks = [name for name in values if name.startswith("clock/")]
+        for name in sorted(clocks):
+            self._hide(name, failure)
+        train_s = row.get("clock/train_s")
+        if isinstance(train_s, int | float):
             values["hours"] = train_s / 3600
-        if (at := self._facts.time_of(row)) is not None:
-            values["_timestamp"] = at
+        row_time = self._facts.time_of(row)
+        if row_time is not None:
+            values["_timestamp"] = row_time
         self._submit(failure, partial(self._run.log, values, step=step, commit=True))
+
+    def _hide(self, name: str, failure: str) -> None:
+        """Give a curve no panel of its own: ten panels of seconds would come before the loss. The
+        dashboard has them in a folded section."""
+        if name in self._hidden:
+            return
+        self._hidden.add(name)
+        hide = partial(
+            self._run.define_metric, name, step_metric="step", summary="none", hidden=True
+        )
+        self._submit(failure, hide)
 
     def _note_best(self, row: Mapping[str, object]) -> None:
         """Keep the lowest validation loss, and the first step at the target or below it."""
-        loss, target, best = row.get("val/loss"), self._tracker.target, self._ends.get(BEST)
+        loss = row.get("val/loss")
+        target = self._tracker.target
+        best = self._ends.get(BEST)
         if not isinstance(loss, int | float):
             return
         if not isinstance(best, int | float) or loss < best:
@@ -428,22 +461,23 @@ class WandbSession(TrackerSession):
         def send() -> None:
             import wandb
 
-            drawn = {
-                name: wandb.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows])
-                for name, rows in tables.items()
-                if rows
-            }
-            self._run.log({**drawn, "report": wandb.Html(str(report), inject=False)})
+            content = dict[str, object]()
+            for name, rows in tables.items():
+                if rows:
+                    cells = [list(row.values()) for row in rows]
+                    content[name] = wandb.Table(columns=list(rows[0]), data=cells)
+            content["report"] = wandb.Html(str(report), inject=False)
+            self._run.log(content)
             if self._run.offline:  # its client would keep a copy outside of the run's folder
                 return
             artifact = wandb.Artifact(f"report-{self._run.id}", type="report")
             artifact.add_file(str(report), name="report.html")
             self._run.log_artifact(artifact)
 
-        content = _digest(report)
-        if content == self._place.report and self._first_step:  # the server has it
+        report_digest = _digest(report)
+        if report_digest == self._place.report and self._first_step:  # the server has it
             return
-        self._report = content
+        self._report = report_digest
         self.sent += 1
         self._submit("the comparison is not mirrored", send)
 
@@ -454,51 +488,57 @@ class WandbSession(TrackerSession):
         longest_s = self._upload_s
         if status != "finished" and not self._resent:  # it has no checkpoint to send
             longest_s = FINISH_TIMEOUT_S
-        if not done.wait(longest_s + ASK_S + GRACE_S):
+        has_answered = done.wait(longest_s + ASK_S + GRACE_S)
+        if not has_answered:
             self._not_sent("wandb does not answer")
 
     def _finish(self, summary: Mapping[str, object], status: str, done: threading.Event) -> None:
         offline = self._run.offline
-        failed = self._silenced
+        has_failed = self._is_quiet
         try:
-            lacks = self._end(summary, status)
+            lack = self._end(summary, status)
         except Exception as error:
-            lacks = line_of(error)
+            lack = line_of(error)
             # wandb's own process is gone: without this, its hook prints a traceback at exit
             if not isinstance(error, TimeoutError):
                 _teardown()
-        if lacks or (failed and not offline):
-            self._not_sent(lacks)
+        if lack or (has_failed and not offline):
+            self._not_sent(lack)
         elif not offline:
             self.complete = True
-        self._silenced = True
+        self._is_quiet = True
         done.set()
 
     def _end(self, summary: Mapping[str, object], status: str) -> str:
         """End the run, and return what the server lacks of it, in words; empty: nothing, or it is
         offline."""
         settings = self._run.settings
-        failed = self._silenced
+        has_failed = self._is_quiet
         self._run.summary.update(ends_of(summary) | self._ends)
         problem = self._send_end(status)
-        self._run.finish(exit_code=0 if status == "finished" else 1)
+        exit_code = 0 if status == "finished" else 1
+        self._run.finish(exit_code=exit_code)
         if self._run.offline:
             return ""
         place = self._place
-        if self._wants(status) and not problem:
+        if self._has_end_to_send(status) and not problem:
             place = replace(place, end=status)
         place.write(self._facts.run_dir)
-        if failed:
+        if has_failed:
             return problem
-        lacks = problem or self._lacking(settings)
-        if not lacks:
+        lack = problem or self._lack(settings)
+        if not lack:
             replace(place, complete=True, report=self._report).write(self._facts.run_dir)
-        return lacks
+        return lack
 
-    def _wants(self, status: str) -> bool:
-        """Say whether something is to be sent at this end, which the server has not got before."""
-        wants = {"diverged": self._tracker.alert, "finished": self._tracker.checkpoint}
-        return wants.get(status, False) and not self._run.offline and self._place.end != status
+    def _has_end_to_send(self, status: str) -> bool:
+        """Say whether an alert or a checkpoint is to be sent at this end, which the server has not
+        got before."""
+        if self._run.offline or self._place.end == status:
+            return False
+        if status == "diverged":
+            return self._tracker.alert
+        return status == "finished" and self._tracker.checkpoint
 
     def _send_end(self, status: str) -> str:
         """Mark a run that was stopped from outside, and send what is to be sent at an end. Return
@@ -506,9 +546,10 @@ class WandbSession(TrackerSession):
         try:
             if status == "preempted":
                 self._run.mark_preempting()
-            if status == "diverged" and self._wants(status):
+            has_end = self._has_end_to_send(status)
+            if has_end and status == "diverged":
                 self._run.alert(title="diverged", text=f"{self._facts.name}: {self.url_or_hint}")
-            if status == "finished" and self._wants(status):
+            if has_end and status == "finished":
                 self._send_checkpoint()
         except Exception as error:  # whatever its client raises
             return line_of(error)
@@ -517,15 +558,15 @@ class WandbSession(TrackerSession):
     def _send_checkpoint(self) -> None:
         import wandb
 
-        saved = sorted(self._facts.run_dir.glob("checkpoints/step-*/"))
-        if not saved:
+        checkpoints = sorted(self._facts.run_dir.glob("checkpoints/step-*/"))
+        if not checkpoints:
             _warn("no checkpoint to send: the run keeps none (trainer.keep_steps)")
             return
         artifact = wandb.Artifact(f"checkpoint-{self._run.id}", type="model")
-        artifact.add_dir(str(saved[-1]))
+        artifact.add_dir(str(checkpoints[-1]))
         self._run.log_artifact(artifact)
 
-    def _lacking(self, settings: Any) -> str:
+    def _lack(self, settings: Any) -> str:
         """Return what the server lacks, in words; empty: nothing. It is to have what it had when
         the session began, and what the session has sent. Its client ends without an error where the
         server has refused rows."""
@@ -535,7 +576,7 @@ class WandbSession(TrackerSession):
             try:
                 there = _rows_there(settings, self._place, timeout_s=ASK_S) or 0
             except OSError as error:
-                return f"the server does not say what it has: {line_of(error)}"
+                return f"the server does not answer which rows it has: {line_of(error)}"
             if there >= expected:
                 return ""
             if time.monotonic() > deadline:
@@ -547,8 +588,8 @@ class WandbSession(TrackerSession):
         self._silence(f"not everything was uploaded ({reason}); this sends it: {self._hint}")
 
     def _silence(self, reason: str) -> None:
-        if not self._silenced:
-            self._silenced = True
+        if not self._is_quiet:
+            self._is_quiet = True
             _warn(reason)
 
 
@@ -558,9 +599,11 @@ def _may_send(tracker: Wandb) -> bool:
 
 def _may_have_login() -> bool:
     """Say whether it is worth importing wandb to look for a login."""
+    if os.environ.get("WANDB_API_KEY"):
+        return True
     home = Path.home()
-    files = (os.environ.get("NETRC") or home / ".netrc", home / "_netrc")
-    return bool(os.environ.get("WANDB_API_KEY")) or any(map(os.path.exists, files))
+    netrc = os.environ.get("NETRC") or home / ".netrc"
+    return os.path.exists(netrc) or os.path.exists(home / "_netrc")
 
 
 def _login(*, online: bool) -> Any:
@@ -577,9 +620,8 @@ def _login(*, online: bool) -> Any:
     # Silent before the login: a login that may print asks the server for the user's name, 5 s
     # without a network. `online` only lets it look for credentials where `WANDB_MODE` says offline
     # and the config says online.
-    setup = wandb.setup(
-        settings=wandb.Settings(silent=True, mode="online" if online else "offline")
-    )
+    mode: Any = "online" if online else "offline"
+    setup = wandb.setup(settings=wandb.Settings(silent=True, mode=mode))
     os.environ.pop(SERVICE, None)
     if not online or not wandb.login(prompt=False, verify=False):
         return None
@@ -624,7 +666,9 @@ def _upload_s(tracker: Wandb, *, resent: bool) -> float:
     """Return how long the end of a run may take."""
     if tracker.checkpoint:
         return SLOW_FINISH_S
-    return RESEND_FINISH_S if resent else FINISH_TIMEOUT_S
+    if resent:
+        return RESEND_FINISH_S
+    return FINISH_TIMEOUT_S
 
 
 def _opened_online(
@@ -669,14 +713,18 @@ def _place_there(
         return replace(place, rows=rows or 0, report="", end="")
     if rows is not None:
         return replace(place, rows=rows)
-    times = place.deleted + 1
-    new = f"{own_id(facts.identity, facts.born)}-{times + 1}"
-    _warn(f"run {place.id} was deleted on the server: it is sent anew as {new}")
-    return replace(place, id=new, deleted=times, server="", report="", end="")  # it is nowhere yet
+    n_deleted = place.deleted + 1
+    new_id = f"{own_id(facts.identity, facts.born)}-{n_deleted + 1}"
+    _warn(f"run {place.id} was deleted on the server: it is sent anew as {new_id}")
+    # it is nowhere yet
+    return replace(place, id=new_id, deleted=n_deleted, server="", report="", end="")
 
 
 def _agents_id() -> str:
-    return os.environ.get("WANDB_RUN_ID", "") if os.environ.get("WANDB_SWEEP_ID") else ""
+    """Return the id that W&B's agent gave this run; empty: no agent has started it."""
+    if not os.environ.get("WANDB_SWEEP_ID"):
+        return ""
+    return os.environ.get("WANDB_RUN_ID", "")
 
 
 def _init(
@@ -691,14 +739,13 @@ def _init(
     import wandb
 
     _forget_attempts(facts)
-    name = (
-        " ".join(filter(None, (tracker.name, facts.name)))
-        if facts.group
-        else tracker.name or facts.name
-    )
     group = tracker.group or facts.group
+    if group:
+        group = cut(group, LONGEST_NAME)
     tags = [cut(tag, LONGEST_TAG) for tag in (*tracker.tags, *facts.tags) if tag]
-    on_gpu = dict(flat(facts.config)).get("trainer.device") == "cuda"
+    measures_system = tracker.system
+    if measures_system is None:
+        measures_system = dict(flat(facts.config)).get("trainer.device") == "cuda"
     settings = wandb.Settings(
         init_timeout=timeout_s,
         finish_timeout=_upload_s(tracker, resent=resent),
@@ -711,13 +758,13 @@ def _init(
         disable_code=True,
         disable_git=True,
         x_disable_meta=True,
-        x_disable_stats=not (on_gpu if tracker.system is None else tracker.system),
+        x_disable_stats=not measures_system,
         x_save_requirements=False,
     )
     init: Any = wandb.init
     run = init(
-        name=cut(name, LONGEST_NAME),
-        group=group and cut(group, LONGEST_NAME),
+        name=cut(_name(tracker, facts), LONGEST_NAME),
+        group=group,
         job_type=cut(tracker.job_type or facts.arm, LONGEST_NAME),
         notes=tracker.notes,
         tags=list(dict.fromkeys(tags)),
@@ -739,12 +786,25 @@ def _init(
     return run
 
 
+def _name(tracker: Wandb, facts: RunFacts) -> str:
+    """Name a run: as the tracker says, and among the runs of a grid by what sets it apart, too."""
+    if not tracker.name:
+        return facts.name
+    if not facts.group:
+        return tracker.name
+    return f"{tracker.name} {facts.name}"
+
+
 def _config(facts: RunFacts) -> dict[str, object]:
     """Return the keys that make the run what it is, under the names that a command line has for
     them: an option's name is its group's value, as a sweep's agent has it."""
-    arm = {"arm": facts.arm, "arm_id": facts.arm_id, "identity": facts.identity}
-    swept = {"swept": ", ".join(facts.swept)} if facts.swept else {}
-    return {**facts.counted, **facts.options, **facts.about, **arm, **swept}
+    config = {**facts.counted, **facts.options, **facts.about}
+    config["arm"] = facts.arm
+    config["arm_id"] = facts.arm_id
+    config["identity"] = facts.identity
+    if facts.swept:
+        config["swept"] = ", ".join(facts.swept)
+    return config
 
 
 def _forget_attempts(facts: RunFacts) -> None:

@@ -233,10 +233,13 @@ def _seen(path: str) -> str:
     if not files:
         return "no file"
     names = shorten((file.name for file in files), most=MOST_SEEN)
-    takers = dict.fromkeys(
-        form.name
-        for file in files
-        if (form := _format_of(file, [*map(_format, BUILT_IN)], is_argument=False))
-    )
-    taken = f", which --format {' or '.join(takers)} reads" if takers else ", none of which is such"
-    return f"{plural(len(files), 'file')} ({names}){taken}"
+    built_in = list(map(_format, BUILT_IN))
+    formats = dict[str, None]()
+    for file in files:
+        form = _format_of(file, built_in, is_argument=False)
+        if form:
+            formats[form.name] = None
+    readers = "none of which is such"
+    if formats:
+        readers = f"which --format {' or '.join(formats)} reads"
+    return f"{plural(len(files), 'file')} ({names}), {readers}"

@@ -45,10 +45,10 @@ class AdEMAMix(AdamW):
         by β₁, β₃ and β₂; m₂ has no bias correction. α rises from 0 and β₃ from β₁."""
         import torch
 
-        from nocap.training.optimizer import kept
+        from nocap.training.optimizer import buffers
 
         fast, slow, squares = (
-            kept(states, name, params) for name in ("exp_avg", "exp_avg_slow", "exp_avg_sq")
+            buffers(states, name, params) for name in ("exp_avg", "exp_avg_slow", "exp_avg_sq")
         )
         step, lr = group["step"], group["lr"]
         alpha, beta3 = self.ramped(step)

@@ -35,9 +35,9 @@ class Lion(Optimizer):
         """p ← p - lr·(sign(β₁·m + (1-β₁)·g) + λ·p), then m ← β₂·m + (1-β₂)·g."""
         import torch
 
-        from nocap.training.optimizer import kept
+        from nocap.training.optimizer import buffers
 
-        momenta = kept(states, "momentum", params)
+        momenta = buffers(states, "momentum", params)
         updates = torch._foreach_lerp(momenta, grads, 1 - self.beta1)
         torch._foreach_sign_(updates)
         torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
