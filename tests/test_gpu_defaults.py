@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from nocap.proposals.overrides import of_overrides
 
 from nocap.config import entry, gpu, hardware
 from nocap.config.compose import Composed, as_in, compose, composed
@@ -26,6 +25,7 @@ from nocap.launch.worker import _no_room
 from nocap.measure.bench_arms import compose_arms
 from nocap.model.flops import flops_per_token
 from nocap.proposals.campaign import Proposals
+from nocap.proposals.override_proposals import of_overrides
 from nocap.study.study_plan import compose_arms as compose_study
 from tests.conftest import REPO, Door
 from tests.studies import LOSS, loaded, study
@@ -257,8 +257,8 @@ def test_a_proposal_beyond_graphs_has_none_and_its_baseline_keeps_them(
         graphs.append([side.run.trainer.cuda_graphs for side in sides.values()])
         return []
 
-    monkeypatch.setattr("nocap.proposals.overrides.trainings", trainings)
-    monkeypatch.setattr("nocap.proposals.overrides.train", lambda *given: {})
+    monkeypatch.setattr("nocap.proposals.override_proposals.trainings", trainings)
+    monkeypatch.setattr("nocap.proposals.override_proposals.train", lambda *given: {})
     for proposal in proposed(tmp_path, SHORT, BETWEEN, "attention=gqa").proposals:
         proposal.measure([])
     assert graphs == [[False, True], [True, True]]  # each proposal before its baseline

@@ -481,7 +481,7 @@ import json, sys, time
 from nocap import outside
 from nocap.config.compose import compose
 from nocap.config.defaults import fits_a_graph
-from nocap.measure.timed import random_tokens
+from nocap.measure.timed_arm import random_tokens
 from nocap.training import memory
 from nocap.training.ledger import Ledger
 from nocap.training.loop import warm_up
