@@ -49,9 +49,7 @@ def count(value: float | None) -> str:
         return NONE
     for unit, size in COUNTS.items():
         if abs(value) >= size:
-            digits = 2
-            if abs(value) >= 10 * size:
-                digits = 1
+            digits = 1 if abs(value) >= 10 * size else 2
             return f"{value / size:.{digits}f}{unit}"
     return whole(value)
 

@@ -140,7 +140,8 @@ class Checkout:
             file.write(self.git("show", f"HEAD:{name}"))
             file.flush()
             try:
-                groups = groupby(read(Path(file.name)), key=lambda row: row.get("run"))
+                validations = [row for row in read(Path(file.name)) if "val_loss" in row]
+                groups = groupby(validations, key=lambda row: row.get("run"))
                 return [list(of_run) for _, of_run in groups]
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from None
