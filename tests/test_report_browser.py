@@ -165,7 +165,7 @@ def test_clicks_hide_an_arm_everywhere_and_switch_axes_and_units(
     assert tab.page.locator(".plot .faded").count() == 0
     tab.page.click("tr.off td.besides", click_count=2)  # a number is copied, and hides nothing
     assert tab.page.locator("tr.off").count() == 6
-    tab.page.click(f"tbody button[data-arm='{place}'] >> nth=0")  # back, by its name
+    tab.page.click(f"nav button[data-arm='{place}']")  # back, by its name
     assert len(tab.plotted("curves")) == 12 + 22
     place = [row.label for row in grid.rows].index("mha gelu3x")
     tab.page.dblclick(f"nav button[data-arm='{place}']")

@@ -16,10 +16,8 @@ from nocap.report.looks import Look
 from nocap.report.table import Column, Table
 from nocap.report.words import gains
 from nocap.store.files import write_file
-from nocap.store.metrics import Scale
+from nocap.store.metrics import METRICS, Scale
 from nocap.training.ledger import LINES
-
-AXIS = "{} less {}'s; left is better"  # of the differences
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,8 +69,11 @@ def render(comparison: Comparison, *, command: str | None = None) -> str:
         speed=page.known(speed),
         costs=page.known(costs),
         charts=charts,
+        banded=curves.BANDED,
+        few=curves.FEW,
         clock=_clock(rows),
-        compared=headline.compared(comparison),
+        compared=headline.sides(comparison),
+        imported=headline.imported(comparison),
         next=headline.next_step(comparison),
         unplaced=[row.label for row in rows if row.times["tokens_per_s"].refused],
         dashes=still.DASHES,
@@ -127,7 +128,7 @@ def _clock(rows: Sequence[ComparedArm]) -> Clock:
     parts = [LINES[line] for line in used]
     columns = [arms.ARM]
     for title in (*parts, "all"):
-        columns.append(Column(title=title, show=display.three_digits, alike=True))
+        columns.append(Column(title=title, show=display.three_digits, units=display.ONE))
     longest = max(_seconds(row, used)[-1] for row in rows) or 1.0
     shares = list[list[float]]()
     lines = list[list[object]]()
@@ -155,12 +156,12 @@ def _effects(comparison: Comparison) -> forest.Forest | None:
     lines = list[forest.ForestRow]()
     for factor in comparison.factors.factors:
         for level in factor.levels:
-            label = f"{factor.key}={level.name}"
+            label = factor.label(level.name)
             lines += _line(label, level.difference, comparison.metric)
     if not lines:
         return None
     lines.sort(key=lambda line: line.mid)
-    return forest.svg(lines, title=AXIS.format(comparison.metric, "the baseline"), zero=True)
+    return forest.svg(lines, title=_axis(comparison, "the baseline"), zero=True)
 
 
 def _intervals(comparison: Comparison) -> forest.Forest | None:
@@ -171,7 +172,12 @@ def _intervals(comparison: Comparison) -> forest.Forest | None:
             lines += _line(row.label, row.difference, comparison.metric, arm)
     if not lines:
         return None
-    return forest.svg(lines, title=AXIS.format(comparison.metric, arms.other(comparison)), cut=True)
+    return forest.svg(lines, title=_axis(comparison, arms.other(comparison)), cut=True)
+
+
+def _axis(comparison: Comparison, other: str) -> str:
+    """Say what an axis counts: `validation loss less the baseline's; left is better`."""
+    return f"{METRICS[comparison.metric].title} less {other}'s; left is better"
 
 
 def _line(

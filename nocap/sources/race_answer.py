@@ -14,7 +14,7 @@ from typing import Any
 from markupsafe import Markup
 
 from nocap import __version__
-from nocap.display import NONE
+from nocap.display import NONE, ONE
 from nocap.judge.arm_mean import ArmMean
 from nocap.judge.comparison_json import interval_json
 from nocap.judge.comparison_schema import to_json
@@ -225,7 +225,7 @@ def _drawn(own: ArmMean, metric: Metric, scale: Scale) -> TableCell | None:
 def _means(metric: Metric) -> Column:
     if metric.name in METRICS:
         return values(metric.name, metric.title)
-    return Column(title=metric.title, show="{:.5g}".format, alike=True)
+    return Column(title=metric.title, show="{:.5g}".format, units=ONE)
 
 
 def _gains(title: str) -> Column:
@@ -274,16 +274,8 @@ def render(race: Race, outcome: RaceOutcome, *, command: str | None = None) -> s
     typed."""
     result = outcome.result
     metric = race.readings[0].metric
-    headlines = list[_Headline]()
-    for arm in result.arms:
-        line = _Headline(
-            arm=arm.name,
-            word=arm.word.value,
-            kind=arm.word.name,
-            gain=_gain(arm, metric),
-            reason=reason(result, arm),
-        )
-        headlines.append(line)
+    first = _first(result)
+    others = [arm for arm in result.arms if arm is not first]
     low, high = race.expect or (None, None)
     pictures = [_forest(race, result, metric, stated=(finite(low), finite(high)))]
     for guard in race.guards:
@@ -292,16 +284,16 @@ def render(race: Race, outcome: RaceOutcome, *, command: str | None = None) -> s
         "race",
         kind="nocap race",
         title=f"{metric.name}, against {race.arms[0].name}",
-        answer=_answer(race, result),
+        answer=_answer(race, result, first),
+        others=[_headline(result, arm, metric) for arm in others],
         facts=_facts(outcome, command),
-        verdicts=headlines,
         tables=[page.known(table) for table in tables(race, outcome)],
         forests=[picture for picture in pictures if picture],
         curves=_curves(race, result.n),
         when=outcome.registration.at,
         arms={arm.name: shlex.join(arm.words) for arm in race.arms},
         stated=list(_stated(race)),
-        rows=_every_run(_runs(race, result.n)),
+        rows=_every_run(_runs(race, result.n), race.costs),
     )
 
 
@@ -310,15 +302,42 @@ def _gain(arm: RacedArm, metric: Metric) -> str:
     return "" if cell is None or cell.text == NONE else str(cell)
 
 
-def _answer(race: Race, result: RaceResult) -> str:
-    """Name the best of the arms that gain, and its gain; or say that none does."""
+def _headline(result: RaceResult, arm: RacedArm, metric: Metric) -> _Headline:
+    return _Headline(
+        arm=arm.name,
+        word=arm.word.value,
+        kind=arm.word.name,
+        gain=_gain(arm, metric),
+        reason=reason(result, arm),
+    )
+
+
+def _first(result: RaceResult) -> RacedArm | None:
+    """Return the arm that the heading is about: the best of those that gain, or the only one;
+    `None`: several raced, and none gains."""
+    better = [arm for arm in result.arms if arm.word in GAINS]
+    if better:
+        return max(better, key=lambda arm: arm.gain.mid)
+    if len(result.arms) == 1:
+        return result.arms[0]
+    return None
+
+
+def _answer(race: Race, result: RaceResult, first: RacedArm | None) -> str:
+    """Say the word of the first arm, and its gain; of no arm, that none is shown to be better."""
     metric = race.readings[0].metric
     base = race.arms[0].name
-    better = [arm for arm in result.arms if arm.word in GAINS]
-    if not better:
+    if first is None:
         return f"Nothing is shown to be better than {base} in {metric.name}"
-    best = max(better, key=lambda arm: arm.gain.mid)
-    return f"{best.name} against {base}: {metric.name} {_gain(best, metric)}, {best.word.value}"
+    word = first.word.value
+    why = reason(result, first)
+    if why:
+        word += f" ({why})"
+    facts = [word]
+    gain = _gain(first, metric)
+    if gain:
+        facts.append(f"{metric.name} {gain}")
+    return f"{first.name}: {', '.join(facts)}, against {base}"
 
 
 def _facts(outcome: RaceOutcome, command: str | None) -> list[Fact]:
@@ -425,11 +444,14 @@ def _turned(ends: tuple[float | None, float | None]) -> tuple[float | None, floa
     return (None if high is None else -high, None if low is None else -low)
 
 
-def _every_run(runs: Sequence[Mapping[str, object]]) -> Table:
+def _every_run(runs: Sequence[Mapping[str, object]], costs: Sequence[Metric]) -> Table:
+    titles = {cost.name: cost.title for cost in costs}
     columns = list[Column]()
     for name in runs[0]:
         if name in TEXTS:
             columns.append(Column(title=name))
+        elif name in titles:
+            columns.append(values(name, titles[name]))
         else:
-            columns.append(Column(title=name, show="{:.6g}".format, alike=True))
+            columns.append(Column(title=name, show="{:.6g}".format, units=ONE))
     return Table(title="Every run", columns=columns, rows=[list(run.values()) for run in runs])
