@@ -48,7 +48,7 @@ def ended(cell: Cell) -> RunResult | None:
     return result
 
 
-def _left_by(cell: Cell, reason: str) -> RunResult:
+def _result_elsewhere(cell: Cell, *, reason: str) -> RunResult:
     """Return how a cell ended that another machine trained, from its record; `reason`: why it has
     none."""
     result = ended(cell)
@@ -209,8 +209,8 @@ class Runner:
         self._elsewhere_until = 0.0  # when they are looked at again
         self._running: list[tuple[Cell, Work]] = []
         self._results: dict[str, RunResult] = {}
-        self._done = 0  # steps of the cells that ended here
-        self._first_steps = 0  # steps that cells had when they began here
+        self._end_steps = 0  # of the cells that ended here, all that they have
+        self._first_steps = 0  # that cells had when they began here
         self._start_time = time.monotonic()
         self._draw_time = 0.0  # of the bar, the last
         self._bar = tqdm(
@@ -308,7 +308,7 @@ class Runner:
                 continue
             self._running.remove((cell, work))
             if isinstance(result, str):
-                result = _left_by(cell, result)
+                result = _result_elsewhere(cell, reason=result)
             if result.taken_over:
                 self._put_off(cell, result.reason)
             else:
@@ -317,7 +317,7 @@ class Runner:
     def _conclude(self, cell: Cell, result: RunResult) -> None:
         """Note and print how a cell ended."""
         self._results[cell.plan.identity] = result
-        self._done += result.summary.get("steps") or 0
+        self._end_steps += result.summary.get("steps") or 0
         about = result.reason
         if result.status is RunStatus.finished:
             about = _figures(result)
@@ -341,9 +341,9 @@ class Runner:
     def _time_left(self) -> str:
         """Return the time that is left at the speed so far. The bar gets the steps of all cells."""
         running = [cell for cell, _ in self._running]
-        steps = self._done + sum(map(last_step, running))
+        steps = self._end_steps + sum(map(last_step, running))
         unfinished = (*running, *self._waiting, *self._elsewhere)
-        total = self._done + sum(cell.plan.run.trainer.steps for cell in unfinished)
+        total = self._end_steps + sum(cell.plan.run.trainer.steps for cell in unfinished)
         self._bar.n = steps
         self._bar.total = total
         spent_s = time.monotonic() - self._start_time
