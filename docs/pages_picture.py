@@ -41,22 +41,22 @@ def make(folder: str) -> None:
     """Write the pages of made runs, and the board that is beside the code."""
     import tests
     from nocap.judge.compare import compare
-    from nocap.report import comparison
-    from nocap.sources import race_answer
+    from nocap.report import comparison_page
+    from nocap.sources import race_page
     from nocap.store.runs import Found
     from tests.made_grid import made, record_of
     from tests.test_race import made_race
 
     pages = Path(folder)
     pages.mkdir(parents=True, exist_ok=True)
-    comparison.write(made(4), pages / "grid.html")
+    comparison_page.write(made(4), pages / "grid.html")
     records = list[Any]()
     for attention, mlp in (("flash", "gelu4x"), ("gqa", "gelu4x"), ("flash", "swiglu")):
         records += [record_of(attention, mlp, seed) for seed in range(4)]
-    comparison.write(compare(Found(records=records)), pages / "arms.html")
+    comparison_page.write(compare(Found(records=records)), pages / "arms.html")
     with tempfile.TemporaryDirectory() as place:
         race = made_race(Path(place), random.Random(3), gain=30.0, pairs=3)
-        (pages / "race.html").write_text(race_answer.render(race, race.run()))
+        (pages / "race.html").write_text(race_page.render(race, race.run()))
     repository = Path(str(tests.__file__)).parents[1]
     shutil.copy(repository / "experiments" / "board.html", pages / "board.html")
 

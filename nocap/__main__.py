@@ -12,19 +12,19 @@ from nocap import __version__
 from nocap.config import entry
 
 COMMANDS = {
-    "train": "one run, or a grid with --multirun",
+    "train": "train one run, or a grid with --multirun",
     "data": "list, prepare and verify token shards",
-    "compare": "runs against a baseline, with intervals and verdicts",
-    "dashboard": "a workspace and a report in Weights & Biases for a grid or a study",
+    "compare": "compare runs with a baseline: intervals and verdicts",
+    "dashboard": "make a workspace and a report in Weights & Biases for a grid or a study",
     "runs": "list, show, upload and remove runs",
-    "plot": "curves of runs, in the terminal or as a picture",
-    "generate": "text from a checkpoint",
-    "profile": "where the time and memory of a step or a text go; two are compared",
-    "study": "a question with claims: run what is missing, judge, report",
-    "race": "training commands, or refs of a repository, pair by pair until the answer is safe",
-    "bench": "which training step is faster on this machine, interleaved",
-    "export": "a run's model, for torch (safetensors) or transformers",
-    "new": "write a working option, to begin your own from",
+    "plot": "draw curves of runs, in the terminal or as a picture",
+    "generate": "write text from a checkpoint",
+    "profile": "show where the time and memory of a step or a text go; compare two profiles",
+    "study": "answer a question with claims: run what is missing, judge, report",
+    "race": "race training commands, or refs of a repository, until the answer is safe",
+    "bench": "time the training steps of several arms on this machine, in turns",
+    "export": "write a run's model for torch (safetensors) or transformers",
+    "new": "write an option that works, for you to change",
     "check": "test the options in a folder",
 }
 
@@ -33,8 +33,8 @@ usage: nocap COMMAND …    (python -m nocap.COMMAND … is the same)
 
 {commands}
 
-  nocap COMMAND --help    its flags; of train, every option and key
-  nocap --version         the version
+  nocap COMMAND --help    print its flags; for train, its options and keys
+  nocap --version         print the version
 tab completion: eval "$(nocap train -sc install=bash)\""""
 
 

@@ -25,7 +25,7 @@ from nocap.config.outward import visible
 from nocap.config.paths import expanded
 from nocap.config.run import Run
 from nocap.judge.question import Question
-from nocap.report.rows import rows
+from nocap.report.flat_rows import rows
 from nocap.store import runs
 from nocap.store.runs import find_one
 
@@ -186,7 +186,7 @@ def compare(
 
     from nocap.judge.comparison_json import result_of
     from nocap.judge.comparison_schema import to_json
-    from nocap.sources.request import LogOptions, compare_paths
+    from nocap.sources.compare_paths import LogOptions, compare_paths
 
     question = Question(
         baseline=baseline,

@@ -24,13 +24,14 @@ if TYPE_CHECKING:
 
 SECONDS = 120.0
 FORMS = """\
-OVERRIDES are as nocap.train takes them. Every arm gets them, and its own on top; the first arm is
-the baseline, and runs twice. Tokens are random; on a CPU an arm has one thread unless its overrides
-say otherwise, and is compiled where a run of trainer.steps would be.
+OVERRIDES are as nocap.train takes them. Every arm gets them, and its own on top. The first arm is
+the baseline, and runs twice. Tokens are random. An arm has one thread unless you set
+trainer.threads. On a CPU it compiles nothing unless you set trainer.compile, or a trainer.steps
+for which a run would compile.
 
   python -m nocap.bench model=small --arm attention=mha --arm attention=flash --arm "mlp=gelu3x"
 
-Two training commands of your own are raced by nocap.race."""
+For two training commands of your own use nocap.race."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -40,29 +41,29 @@ def main(argv: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m nocap.bench",
-        description="Time training steps of several arms, interleaved.",
+        description="Time the training steps of several arms in turns.",
         epilog=FORMS,
     )
     add = parser.add_argument
-    add("overrides", nargs="*", metavar="OVERRIDES", help="what all arms share")
+    add("overrides", nargs="*", metavar="OVERRIDES", help="overrides for all arms")
     add(
         "--arm",
         action="append",
         default=[],
         metavar="OVERRIDES",
-        help="an arm: its overrides, in quotes; at least two",
+        help="overrides of an arm, in quotes; a bench needs two arms",
     )
     add(
         "--rounds",
         type=int,
         metavar="N",
-        help="this many rounds (default: until the intervals are narrow enough)",
+        help="number of rounds (default: until the intervals are narrow enough)",
     )
     add(
         "--seconds",
         type=float,
         metavar="S",
-        help=f"stop after so long, warm-up included (default: {SECONDS:g})",
+        help=f"stop after so many seconds, warm-up included (default: {SECONDS:g})",
     )
     return parser
 
@@ -72,7 +73,7 @@ def _bench(options: argparse.Namespace) -> int:
     reason than memory has failed. A file gets the result after each round."""
     from nocap.judge.interval import LEAST_PAIRS
     from nocap.measure.bench_arms import compose_arms
-    from nocap.measure.bench_text import render_bench
+    from nocap.measure.bench_table import render_bench
 
     seconds = options.seconds
     if seconds is None:
@@ -90,7 +91,7 @@ def _bench(options: argparse.Namespace) -> int:
     runs = compose_arms(base, overrides)
     from nocap.measure.bench import carry_out  # torch, once the arms are known to be right
     from nocap.measure.bench_result import written
-    from nocap.measure.timed import TimedArm
+    from nocap.measure.timed_arm import TimedArm
 
     try:
         with redirect_stdout(sys.stderr):  # what an option prints is not the result

@@ -19,22 +19,22 @@ from nocap.config.paths import expanded
 
 FORMS = """\
 DIR is a folder as --config-dir takes it: DIR/GROUP/NAME.py beside DIR/GROUP/NAME.yaml. Overrides
-are those of nocap.train and hold for every run; ideas=[…] are companions, nocap's own or those of a
---config-dir. The runs are small, on made-up tokens. What a failed check leaves stays, where its
-line says; the rest is deleted. An option takes a minute or two.
+are those of nocap.train and hold for every run; ideas=[…] adds ideas, nocap's own or those of a
+--config-dir. The runs are small, on synthetic tokens. The files of a failed check stay in the
+folder that its line names; all others are deleted. An option takes a minute or two.
 
   python -m nocap.check softcap
   python -m nocap.check softcap --only causal attention.cap=30 'ideas=[smear]'"""
 
 
 def main(argv: list[str] | None = None) -> int:
-    return command(_parser(), _check, argv, answer="each check's end")
+    return command(_parser(), _check, argv, answer="the end of each check")
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m nocap.check",
-        description="Run on each option of a folder what the suite runs on nocap's own.",
+        description="Test each option of a folder as nocap's own options are tested.",
         epilog=FORMS,
     )
     parser.add_argument("folder", metavar="DIR", help="a folder with options")
@@ -43,7 +43,7 @@ def _parser() -> argparse.ArgumentParser:
         "--only",
         default="",
         metavar="NAME",
-        help="only the check of this name, or all checks of this option",
+        help="run only the check of this name, or all checks of this option",
     )
     return parser
 
@@ -119,7 +119,7 @@ def _check_words(words: Sequence[str], chosen: Sequence[str]) -> None:
             checked[choice.partition("=")[0]] = choice
     for word in words:
         key = word.partition("=")[0]
-        rule = f"be left out, where {checked.get(key)} is what is checked"
+        rule = f"be left out: the command checks {checked.get(key)}"
         require(key not in checked, key, rule, word)
 
 

@@ -55,7 +55,7 @@ def add_outputs(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=OUTPUTS,
         metavar="DIR",
-        help=f"where the runs are (default: {OUTPUTS})",
+        help=f"folder of the runs (default: {OUTPUTS})",
     )
 
 
@@ -64,7 +64,7 @@ def add_allow_code(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow-code",
         action="store_true",
-        help="run the copy of its options that the record of the run holds",
+        help="run the code of options that the run's record holds",
     )
 
 
@@ -121,7 +121,7 @@ def answering(
         with redirect_stdout(sys.stderr):
             yield lambda content: print(_line(content), end="", file=out, flush=True)
         return
-    rule = "be a file, or - before what is no file's name"
+    rule = "be a file; write - for stdout before an override"
     require(path is None or "=" not in path.name, "--json", rule, path)
     check_writable("--json", path)
     answers = list[Mapping[str, Any]]()

@@ -15,23 +15,23 @@ from nocap.config.keys import EXIT_CODES
 from nocap.store.files import write_text
 
 if TYPE_CHECKING:
-    from nocap.judge.compared_arms import Comparison
+    from nocap.judge.comparison import Comparison
 
 FORMS = """\
-A PATH is a run's folder, a folder of runs, a grid's folder, a glob, or a name: of a run, of an arm,
-an identity, the beginning of one run's name or identity, or last, looked for in outputs/runs.
-Several can be given; a run counts once. Runs are compared where their losses measure the same: same
-validation data, vocabulary and settings. Of several such groups the largest is compared, and a line
-for each other says how to compare that.
+A PATH is a run's folder, a folder of runs, a grid's folder, a glob, or a name in outputs/runs: that
+of a run or an arm, an identity, the beginning of one, or last. You can give several; a run counts
+once. Losses are comparable if runs have the same validation data, vocabulary and validation
+settings. If the runs form several such groups, nocap compares the largest, and a line for each
+other group says how to compare it.
 
-A PATH can also be a log of another trainer, or a folder of such: of Hugging Face, Lightning,
+A PATH can also be a log of another trainer, or a folder of such logs: Hugging Face, Lightning,
 TensorBoard, W&B, MLflow, Keras, nanoGPT, nanochat, modded-nanogpt, parameter-golf, llm.c,
-torchtitan or litgpt; JSON lines, CSV, or a --format of your own. A line says what named arms and
+torchtitan, litgpt, JSON lines, CSV, or a --format of your own. A line says how nocap found arms and
 seeds (docs/your-trainer.md).
 
-Or it is a FILE.json that --json wrote: its records are judged again, as the question in it asks,
-and a line says whether what it says follows from them (exit code 1: it does not). Several are
-joined (docs/statistics.md)."""
+Or PATH is a FILE.json that --json wrote. nocap then judges its records again by the question in it,
+and a line says whether its words follow from them (if not, the exit code is 1). nocap joins several
+such files (docs/statistics.md)."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -43,8 +43,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def _compare(words: list[str], options: argparse.Namespace) -> int:
     from nocap.judge.question import Question
-    from nocap.report.arms import render
-    from nocap.sources.request import LogOptions, compare_paths
+    from nocap.report.comparison_tables import render
+    from nocap.sources.compare_paths import LogOptions, compare_paths
 
     typed = Question(
         baseline=options.baseline,
@@ -70,7 +70,7 @@ def _compare(words: list[str], options: argparse.Namespace) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m nocap.compare",
-        description="Compare runs, arm by arm, with intervals.",
+        description="Compare runs with a baseline, arm by arm, with intervals and verdicts.",
         epilog=FORMS,
     )
     _add_question(parser)
@@ -94,7 +94,7 @@ def _add_question(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         metavar="PATH",
         default=["outputs"],
-        help="runs to compare (default: outputs)",
+        help="runs or logs to compare (default: outputs)",
     )
     parser.add_argument(
         "--baseline",
@@ -104,9 +104,8 @@ def _add_question(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--against",
         choices=("baseline", "previous"),
-        help="compare each arm with the baseline (the default), or with the one before it in "
-        "time, as on a "
-        "board",
+        help="compare each arm with the baseline (the default), or with the arm before it in time, "
+        "as on a board of records",
     )
     parser.add_argument(
         "--target",
@@ -115,50 +114,50 @@ def _add_question(parser: argparse.ArgumentParser) -> None:
         help="also compare the time and steps to this validation loss",
     )
     allow = (
-        "declare a difference, so that it is compared across: kernel, data, source, torch, "
-        "steps or a validation key; can be repeated"
+        "compare in spite of this difference: kernel, data, source, torch, steps or a validation "
+        "key; it can be repeated"
     )
     parser.add_argument("--allow", action="append", metavar="KEY", help=allow)
     parser.add_argument(
         "--group",
         metavar="ID",
-        help="compare this group of runs, as the line that left it out names it",
+        help="compare this group of runs; the line that leaves a group out has its ID",
     )
     parser.add_argument(
         "--cautious",
         action=argparse.BooleanOptionalAction,
-        help="the wide interval for losses too, which holds under skewed noise and outliers",
+        help="give losses the wide interval, which holds under skewed noise and outliers",
     )
     logs = parser.add_argument_group("logs of another trainer")
     logs.add_argument(
         "--format",
         metavar="NAME",
-        help="which format, or a Python file with one of your own (default: by what is in the "
-        "files)",
+        help="the format of the logs, or a Python file with a format of your own (default: nocap "
+        "recognises it by the content)",
     )
     logs.add_argument(
         "--columns",
         default="",
         metavar="KEY=NAME,…",
-        help="names in the log, as in step=iter,train_s=time_ms/1000",
+        help="names of columns in the log, as in step=iter,train_s=time_ms/1000",
     )
     logs.add_argument(
         "--names",
         default="",
         metavar="TEMPLATE",
-        help="how paths name arm and seed, as in '{arm}/{seed}' or '{arm}_{seed}/*'",
+        help="place of arm and seed in a path, as in '{arm}/{seed}' or '{arm}_{seed}/*'",
     )
     logs.add_argument(
         "--hardware",
         metavar="NAME",
-        help="the hardware of all runs, if the logs do not name it: times are then compared",
+        help="hardware of all runs, if the logs do not name it; nocap then compares times",
     )
 
 
 def _write(comparison: Comparison, options: argparse.Namespace, *, typed: str) -> None:
-    from nocap.report import comparison as report
-    from nocap.report import markdown, result
-    from nocap.report.rows import rows, to_csv
+    from nocap.report import comparison_markdown, result_file
+    from nocap.report import comparison_page as report
+    from nocap.report.flat_rows import rows, to_csv
 
     if options.csv:
         with writing("--csv", options.csv) as path:
@@ -167,11 +166,13 @@ def _write(comparison: Comparison, options: argparse.Namespace, *, typed: str) -
         with writing("--html", options.html) as path:
             report.write(comparison, path, command=typed)
     if options.markdown or options.json:
-        bare = result.bare(comparison)
+        bare = result_file.bare(comparison)
         if options.markdown:
             with writing("--markdown", options.markdown) as path:
-                write_text(path, markdown.page(bare, judge=result.judge(), command=typed))
-        options.answer(result.content(bare, command=typed))
+                write_text(
+                    path, comparison_markdown.page(bare, judge=result_file.judge(), command=typed)
+                )
+        options.answer(result_file.content(bare, command=typed))
 
 
 if __name__ == "__main__":

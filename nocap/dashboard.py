@@ -22,7 +22,7 @@ from nocap.store.record import read_json, write_json
 from nocap.training.ledger import LINES
 
 if TYPE_CHECKING:
-    from nocap.judge.compared_arms import Comparison
+    from nocap.judge.comparison import Comparison
     from nocap.store.runs import Curve, Record
 
 SAVED = "dashboard.json"  # in a grid's or a study's folder: what was made of it in W&B
@@ -40,7 +40,7 @@ class Shown:
 
 
 def main(argv: list[str] | None = None) -> int:
-    answer = "what would be made (and make nothing, which needs no login)"
+    answer = "both pages (and send nothing, which needs no login)"
     return command(_parser(), _make, argv, answer=answer)
 
 
@@ -100,19 +100,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser = argparse.ArgumentParser(prog="python -m nocap.dashboard", description=about)
     parser.add_argument(
-        "path", type=Path, metavar="GRID|STUDY", help="a folder of a grid or a study, or any runs"
+        "path", type=Path, metavar="GRID|STUDY", help="folder of a grid or a study, or of any runs"
     )
     parser.add_argument(
         "--project",
         default=os.environ.get("WANDB_PROJECT") or "nocap",
         metavar="NAME",
-        help="where the runs are (default: WANDB_PROJECT, or nocap)",
+        help="project of the runs (default: WANDB_PROJECT, or nocap)",
     )
     parser.add_argument(
         "--entity",
         default=os.environ.get("WANDB_ENTITY"),
         metavar="NAME",
-        help="the account or team (default: WANDB_ENTITY, or the login's)",
+        help="user or team (default: WANDB_ENTITY, or that of the login)",
     )
     return parser
 
@@ -122,7 +122,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _of_runs(path: str) -> Shown:
     from nocap.judge.compare import compare
-    from nocap.report.arms import all_tables, notes_on
+    from nocap.report.comparison_tables import all_tables, notes_on
     from nocap.report.headline import headline, next_step
     from nocap.report.table import one_line, tame
     from nocap.store.runs import load_runs
@@ -158,7 +158,7 @@ def _of_study(folder: Path) -> Shown:
     from nocap.config.bounded import read_text
     from nocap.report.table import tame
     from nocap.study import log
-    from nocap.study.pages import LEARNT
+    from nocap.study.study_pages import LEARNT
 
     lines = log.read_log(folder / log.FILE).of(log.RunLine, short=0)
     ended = dict.fromkeys(line.identity for line in lines)

@@ -10,12 +10,12 @@ from pathlib import Path
 from nocap.command_line import add_allow_code, add_outputs, check_writable, command, writing
 from nocap.config import entry
 from nocap.config.keys import require
-from nocap.launch.head import use_copies
+from nocap.launch.record_head import use_copies
 from nocap.store.runs import LAST, find_one
 
 
 def main(argv: list[str] | None = None) -> int:
-    return command(_parser(), _export, argv, answer="what the file says of the run")
+    return command(_parser(), _export, argv, answer="the facts of the run in that file")
 
 
 def _export(options: argparse.Namespace) -> int:
@@ -69,9 +69,9 @@ def _parser() -> argparse.ArgumentParser:
         help="a name, its beginning, an identity, last (the default), or a folder",
     )
     parser.add_argument(
-        "file", nargs="?", metavar="FILE", type=Path, help="what to write, as in model.safetensors"
+        "file", nargs="?", metavar="FILE", type=Path, help="file to write, as in model.safetensors"
     )
-    about = "write a new folder in its place, which transformers reads: GPT-2 or Llama"
+    about = "write a new folder for transformers instead, as a GPT-2 or a Llama"
     parser.add_argument("--hf", metavar="FOLDER", type=Path, help=about)
     add_outputs(parser)
     add_allow_code(parser)

@@ -24,43 +24,43 @@ class Generate:
 
     run: str = field(
         default=LAST,
-        metadata={"help": "a name, its beginning, identity, a folder, or a file of nocap.export"},
+        metadata={"help": "a run's name, identity or folder, or a file of nocap.export"},
     )
     prompt: str = key(
-        free=True, default="", help="the text to continue; empty: the beginning of a document"
+        free=True, default="", help="text to continue; an empty prompt begins a document"
     )
     max_tokens: int = key(
         ge=1,
         le=2**24,
         default=200,
-        help="new tokens a sample; fewer where the model's context ends",
+        help="most new tokens of a text; the model's context may end before",
     )
-    samples: int = key(ge=1, le=4096, default=1, help="texts, decoded in one batch")
-    temperature: float = key(ge=0, le=1e6, default=1.0, help="0 takes the most probable token")
+    samples: int = key(ge=1, le=4096, default=1, help="number of texts, decoded in one batch")
+    temperature: float = key(
+        ge=0, le=1e6, default=1.0, help="temperature of the draws; 0 takes the most probable token"
+    )
     top_k: int = key(
-        ge=0, le=2**24, default=0, help="draw among the k most probable tokens; 0: among all"
+        ge=0, le=2**24, default=0, help="draw from the k most probable tokens; 0 draws from all"
     )
     seed: int = key(
         ge=0,
         lt=2**63,
         default=0,
-        help="of the draws; a sample is the same however many are drawn beside it",
+        help="seed of the draws; the number of samples does not change a sample",
     )
     cache: bool = field(
         default=True,
-        metadata={"help": "over cached keys and values; false: the prefix again for each token"},
+        metadata={"help": "keep keys and values; false computes the prefix again for each token"},
     )
     compile: bool = field(
-        default=False, metadata={"help": "decode from the cache through torch.compile"}
+        default=False, metadata={"help": "compile decoding with torch.compile; needs the cache"}
     )
     device: Device | None = field(
-        default=None, metadata={"help": "cpu or cuda (default: a GPU where there is one)"}
+        default=None, metadata={"help": "cpu or cuda (default: cuda if there is a GPU)"}
     )
-    threads: int | None = key(
-        ge=1, le=4096, default=None, help="CPU threads (default: the cores there are)"
-    )
+    threads: int | None = key(ge=1, le=4096, default=None, help="CPU threads (default: all cores)")
     output_dir: str = field(
-        default="outputs", metadata={"help": "its runs are searched for names and identities"}
+        default="outputs", metadata={"help": "folder of the runs that a name may mean"}
     )
 
     def __post_init__(self) -> None:
@@ -70,7 +70,7 @@ class Generate:
             rule = "stay 0 beside temperature=0, which draws nothing"
             require(self.top_k == 0, "top_k", rule, self.top_k)
             require(self.seed == 0, "seed", rule, self.seed)
-        rule = "be false with cache=false, for what is compiled has one"
+        rule = "be false with cache=false: only decoding with the cache can be compiled"
         require(self.cache or not self.compile, "compile", rule, self.compile)
 
 
@@ -87,13 +87,13 @@ def _parser() -> argparse.ArgumentParser:
         keys += f"  {f.name:<12} {about}\n"
     parser = argparse.ArgumentParser(
         prog="python -m nocap.generate",
-        description="Text from the newest valid checkpoint of a run, over a cache of keys and "
-        "values.",
+        description="Write text from the newest valid checkpoint of a run, with a cache of keys "
+        "and values.",
         epilog=f"keys:\n{keys}\nexample:\n  python -m nocap.generate run=3f2a9c prompt='def main' "
         "temperature=0.8 top_k=50 samples=3",
     )
     parser.add_argument(
-        "overrides", nargs="*", metavar="key=value", help="what to generate: see keys"
+        "overrides", nargs="*", metavar="key=value", help="settings of the text; keys are below"
     )
     add_allow_code(parser)
     return parser

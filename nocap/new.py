@@ -49,12 +49,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("group", metavar="GROUP", help=", ".join((*outside.groups(), STUDY)))
     parser.add_argument(
-        "name", metavar="NAME", help="the option's or the study's name: letters, digits and _"
+        "name", metavar="NAME", help="name of the option or the study, in letters, digits and _"
     )
     parser.add_argument(
         "--dir",
         metavar="DIR",
-        help="the folder for --config-dir, or that of the study (default: ./NAME)",
+        help="folder for --config-dir, or folder of the study (default: ./NAME)",
     )
     return parser
 

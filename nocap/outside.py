@@ -445,10 +445,10 @@ def document(parser: argparse.ArgumentParser, *, answer: str = "") -> None:
         "--config-dir",
         metavar="DIR",
         action="append",
-        help="options from outside: docs/custom.md; can be repeated",
+        help="use options of your own (docs/custom.md); it can be repeated",
     )
     if answer:
-        about = f"{answer} as JSON; without FILE, or as -, on stdout and all else on stderr"
+        about = f"write {answer} as JSON; without FILE, to stdout, and all else to stderr"
         parser.add_argument(
             "--json", type=Path, nargs="?", const=STDOUT, metavar="FILE", help=about
         )
@@ -496,7 +496,7 @@ class _Finder(MetaPathFinder, Loader):
         chosen = used([module.__name__])
         for file in chosen:
             if sha256 != file.sha256:
-                rule = f"be what this command began with, sha256 {file.sha256[:12]}…"
+                rule = f"stay as this command found it, sha256 {file.sha256[:12]}…"
                 raise ChangedError(f"{path} must {rule}, got {sha256[:12]}…")
         exec(compile(source, str(path), "exec", dont_inherit=True), vars(module))
         if not chosen:

@@ -18,7 +18,7 @@ from nocap.config.keys import require
 from nocap.config.outward import redact, visible
 from nocap.display import plural
 from nocap.judge.grouping import group
-from nocap.report.drawing import MARKS, DrawnCurve, drawn
+from nocap.report.terminal_curves import MARKS, DrawnCurve, drawn
 from nocap.store.files import write_file
 from nocap.store.record import Metrics
 from nocap.store.runs import LAST, Record, load_runs, train_s
@@ -86,8 +86,8 @@ def _draw(curves: Sequence[DrawnCurve], options: argparse.Namespace, after: int)
 
 def _parser() -> argparse.ArgumentParser:
     about = (
-        "Curves of runs, finished or not. Several are drawn by arm: the mean over its seeds, "
-        "in a band from lowest to highest."
+        "Draw curves of runs, finished or not. Several runs are drawn by arm: the mean over its "
+        "seeds, in a band from lowest to highest."
     )
     epilog = (
         "--y takes any key of metrics.jsonl: val/loss, train/loss, val/bpb, "
@@ -100,13 +100,13 @@ def _parser() -> argparse.ArgumentParser:
         "--x", choices=list(X), default="step", help="the axis (default: %(default)s)"
     )
     parser.add_argument(
-        "--y", metavar="KEY", default="val/loss", help="what is drawn (default: %(default)s)"
+        "--y", metavar="KEY", default="val/loss", help="the curve to draw (default: %(default)s)"
     )
     parser.add_argument(
         "--log",
         choices=("x", "y", "xy"),
         default="",
-        help="which axes are logarithmic; x begins above 0",
+        help="logarithmic axes; x then begins above 0",
     )
     after = (
         "leave out the steps before this one (default: of several runs the first tenth, "
@@ -117,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
         "--png",
         type=Path,
         metavar="FILE",
-        help="write a picture, with matplotlib, and draw nothing",
+        help="write a picture with matplotlib, and draw nothing in the terminal",
     )
     add_outputs(parser)
     return parser

@@ -15,8 +15,8 @@ from nocap.command_line import check_writable, command, writing
 from nocap.config import entry
 from nocap.config.keys import require
 from nocap.config.paths import STDOUT
-from nocap.measure.difference import differences, written
-from nocap.measure.largest import Typed, file_of, without
+from nocap.measure.largest_parts import ProfileCommand, file_of, without
+from nocap.measure.profile_difference import differences, written
 from nocap.measure.subject import prompt_tokens
 
 if TYPE_CHECKING:
@@ -24,14 +24,15 @@ if TYPE_CHECKING:
     from nocap.config.run import Run
 
 USAGE = "python -m nocap.profile [flags] [key=value … | A.json B.json]"
-ABOUT = """Take a training step of this configuration apart, on random tokens: no data and no run
-folder are needed. OVERRIDES are those of nocap.train, whose --help lists them. On a CPU one thread
-is used unless trainer.threads is given. Two files that --json wrote are compared, part by part."""
+ABOUT = """Measure each part of a training step of this configuration, on random tokens. It needs no
+data and no run folder. OVERRIDES are those of nocap.train, whose --help lists them. The step has
+one thread unless you set trainer.threads. With two files of --json it compares them, part by
+part."""
 REPEATS = 3
 
 
 def main(argv: list[str] | None = None) -> int:
-    return command(_parser(), _profile, argv, answer="the profile, or what changed,")
+    return command(_parser(), _profile, argv, answer="the profile, or the difference,")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -43,42 +44,42 @@ def _parser() -> argparse.ArgumentParser:
         "overrides",
         nargs="*",
         metavar="OVERRIDES",
-        help="the configuration; or two files to compare",
+        help="the configuration, or two files to compare",
     )
-    add("--forward", action="store_true", help="a forward to the loss alone, without gradients")
+    add("--forward", action="store_true", help="profile a forward pass, without gradients")
     add(
         "--generate",
         action="store_true",
-        help="generating text: a prompt in one pass (prefill), and one token after it",
+        help="profile a prompt in one pass (prefill), and one token after it",
     )
     add(
         "--prompt",
         type=int,
         metavar="N",
-        help="beside --generate: tokens (default: half of model.seq_len)",
+        help="tokens of the prompt of --generate (default: half of model.seq_len)",
     )
     add(
         "--texts",
         type=int,
         metavar="N",
-        help="beside --generate: texts decoded together (default: 1)",
+        help="number of texts that --generate decodes together (default: 1)",
     )
     add(
         "--trace",
         type=Path,
         metavar="FILE",
-        help="write what was profiled (of a text: the token) for Perfetto or chrome://tracing",
+        help="write the profiled step or token for Perfetto or chrome://tracing",
     )
     add(
         "--ceilings",
         action="store_true",
-        help="also: a table of what each option could win at most",
+        help="also print the most that each option could win",
     )
     add(
         "--repeats",
         type=int,
         metavar="N",
-        help=f"steps timed with and without profiler (default: {REPEATS})",
+        help=f"number of steps with and without profiler (default: {REPEATS})",
     )
     return parser
 
@@ -113,7 +114,7 @@ def _profile(options: argparse.Namespace) -> int:
     # before torch: the profiler's library would write on stderr
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     from nocap.measure.profile import ProfileQuestion, profiles
-    from nocap.measure.profile_text import render_profiles
+    from nocap.measure.profile_tables import render_profiles
 
     with writing("--trace", options.trace) if options.trace else nullcontext() as trace:
         question = ProfileQuestion(
@@ -155,7 +156,7 @@ def _composer(overrides: Sequence[str]) -> tuple[Composed, Callable[[Sequence[st
     return compose_measured(overrides), composed
 
 
-def _typed(options: argparse.Namespace, composed: Composed) -> Typed:
+def _typed(options: argparse.Namespace, composed: Composed) -> ProfileCommand:
     flags = []
     if options.forward:
         flags.append("--forward")
@@ -168,7 +169,7 @@ def _typed(options: argparse.Namespace, composed: Composed) -> Typed:
     file = options.json
     if file == STDOUT:
         file = None
-    return Typed(
+    return ProfileCommand(
         words=options.overrides,
         choices=composed.choices,
         flags=flags,
@@ -185,7 +186,7 @@ def _is_override(word: str) -> bool:
 
 
 def _compare(files: Sequence[Path], options: argparse.Namespace) -> int:
-    from nocap.measure.profile_text import render_differences
+    from nocap.measure.profile_difference_table import render_differences
 
     rule = "be two files to compare, or key=value overrides"
     require(len(files) == 2, "profiles", rule, ", ".join(map(str, files)))

@@ -23,22 +23,22 @@ from nocap.store.record import write_json
 
 if TYPE_CHECKING:
     from nocap.sources.command import Command
-    from nocap.sources.race import GuardReading, Race
-    from nocap.sources.reading import Reading
+    from nocap.sources.command_output import MetricReader
+    from nocap.sources.race import GuardReader, Race
 
 FORMS = """\
-Arms are commands (--arm) or versions of the repository in which one stands (--ref), the baseline
-first. {seed} in a command, or $NOCAP_SEED, is the repeat's seed. A metric is a regular expression
-with one group, matched over the output (the last match counts), or a name: of lines METRIC
-name=number, or in a JSON or CSV file that the command writes (--file). The same command goes on
-where it was.
+An arm is a command (--arm), or a version of the repository that you are in (--ref). The first arm
+is the baseline. {seed} in a command, or $NOCAP_SEED, is the repeat's seed. A metric is a regular
+expression with one group, whose last match in the output counts. Or it is a name: that of lines
+METRIC name=number, or of a key in a JSON or CSV file that the command writes (--file). The same
+command continues where it stopped.
 
   python -m nocap.race --arm base='python train.py --seed {seed}' \\
       --arm idea='python train.py --lr 3e-4 --seed {seed}' --metric 'val loss (\\S+)'
   python -m nocap.race --ref main --ref my-idea --locked 'data/**' --locked eval.py \\
       --metric 'val loss (\\S+)' -- python train.py --seed {seed}
 
-Exit codes: 0 an answer, 1 a run failed, 2 bad input, 75 paused."""
+The exit code is 0 for an answer, 1 if a run failed, 2 for bad input, 75 if the race is paused."""
 
 EITHER = "be given, or --ref with a command after --; not both"
 
@@ -72,50 +72,50 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m nocap.race",
         usage="%(prog)s (--arm NAME=COMMAND … | --ref REF … -- COMMAND) --metric PATTERN [flags]",
-        description="Race training commands, pair by pair.",
+        description="Run training commands in turns, pair by pair, until the answer is safe.",
         epilog=FORMS,
     )
     parser.set_defaults(metrics=[])
     _add_arms(parser.add_argument_group("arms"))
-    _add_question(parser.add_argument_group("what is compared"))
-    _add_runs(parser.add_argument_group("how it is run"))
+    _add_question(parser.add_argument_group("question"))
+    _add_runs(parser.add_argument_group("runs"))
     return parser
 
 
 def _add_arms(group: argparse._ArgumentGroup) -> None:
     add = partial(_add, group, action="append", default=[])
-    add("--arm", "NAME=COMMAND", "an arm; sh -c '…' for a shell's own words")
+    add("--arm", "NAME=COMMAND", "an arm; for a shell line write sh -c '…'")
     add("--ref", "REF", "a commit, branch or tag in a worktree of its own; . is the working tree")
-    add("--locked", "GLOB", "files that must be equal in all refs: the evaluation, the data")
-    add("--link", "PATH", "what git ignores and the command needs, linked into each worktree")
+    add("--locked", "GLOB", "files that must be equal in all refs, such as evaluation and data")
+    add(
+        "--link", "PATH", "a path that git ignores and the command needs; each worktree gets a link"
+    )
 
 
 def _add_question(group: argparse._ArgumentGroup) -> None:
     add = partial(_add, group)
     of_metric = partial(_add, group, action=_Metric)
-    of_metric("--metric", "PATTERN", "what is compared; the first one decides; can be repeated")
-    of_metric(
-        "--lower", None, "lower is better of the metric or guard before it (the default)", nargs=0
-    )
-    of_metric("--higher", None, "higher is better of the metric or guard before it", nargs=0)
+    of_metric("--metric", "PATTERN", "the metric to compare; of several the first one decides")
+    of_metric("--lower", None, "for the metric or guard before it, lower is better", nargs=0)
+    of_metric("--higher", None, "for the metric or guard before it, higher is better", nargs=0)
     add(
         "--file",
         "FILE",
-        "JSON, JSON lines or CSV that the command writes; the metrics are its names. It may hold "
-        "{seed}, or be a glob, of which the file counts that was written last",
+        "a JSON, JSON lines or CSV file that the command writes, with the metrics as its names. It "
+        "may hold {seed}, or be a glob: then the newest file counts",
         default="",
     )
     of_metric("--guard", "'METRIC MARGIN'", "a metric that may be worse by MARGIN at most")
     add(
         "--expect",
         "LOW..HIGH",
-        "the stated gain, such as 0.01.. : is it confirmed or refuted?",
+        "the gain that you expect, such as 0.01.. ; the race confirms or refutes it",
         default="",
     )
     add(
         "--target",
         "VALUE",
-        "also compare steps and seconds to this value of a metric with a group step",
+        "also compare the steps and seconds to this value; the metric needs a group step",
         type=float,
     )
 
@@ -124,32 +124,32 @@ def _add_runs(group: argparse._ArgumentGroup) -> None:
     add = partial(_add, group)
     number = partial(_add, group, type=int)
     number(
-        "--pairs", "N", "repeats at most (default: 12); arms are judged at 3, 6, 12, 24", default=12
+        "--pairs", "N", "most repeats (default: 12); nocap judges after 3, 6, 12, 24", default=12
     )
     number("--first-seed", "N", "seed of the first repeat (default: 0)", default=0)
     group.add_argument(
-        "--reads-seed", action="store_true", help="the command reads $NOCAP_SEED: its repeats pair"
+        "--reads-seed", action="store_true", help="the command reads $NOCAP_SEED, so repeats pair"
     )
     number(
         "--sessions",
         "N",
-        "of timing; three or more that lie --apart give times a verdict",
+        "number of sessions of timing (default: 1); times need three for a verdict",
         default=1,
     )
-    add("--apart", "TIME", "between sessions: 30s, 10m, 2h (default: 10m)")
-    add("--timeout", "TIME", "of a run (default: 12h)", default="12h")
-    about = "a command before each run, outside its clock; {arm} and {seed} are the run's"
+    add("--apart", "TIME", "time between sessions, such as 30s, 10m, 2h (default: 10m)")
+    add("--timeout", "TIME", "longest time of a run (default: 12h)", default="12h")
+    about = "a command to run before each run, outside its clock; it may hold {arm} and {seed}"
     add("--prepare", "COMMAND", about, default="")
     number(
         "--jobs",
         "N",
-        "runs at once on this machine (default: 1); of more no time is known",
+        "number of runs at once (default: 1); with more than one, times are not compared",
         default=1,
     )
     add(
         "--output-dir",
         "FOLDER",
-        "where runs and races lie (default: outputs)",
+        "folder of runs and races (default: outputs)",
         type=Path,
         default=Path("outputs"),
     )
@@ -163,7 +163,7 @@ def _add(
 
 def _raced(typed: Sequence[str], options: argparse.Namespace) -> int:
     from nocap.config.errors import StoppedError
-    from nocap.sources import race_answer
+    from nocap.sources import race_json, race_page, race_tables
 
     words = typed[typed.index("--") + 1 :] if "--" in typed else []
     try:
@@ -172,13 +172,13 @@ def _raced(typed: Sequence[str], options: argparse.Namespace) -> int:
             running.folder.mkdir(parents=True, exist_ok=True)
             with lease.acquire(running.folder):
                 raced = running.run()
-                content = race_answer.written(running, raced)
-                content["next"] = race_answer.next_step(running, raced, typed)
+                content = race_json.written(running, raced)
+                content["next"] = race_json.next_step(running, raced, typed)
                 write_json(running.folder / "result.json", content)
-        for table in race_answer.tables(running, raced):
+        for table in race_tables.tables(running, raced):
             print(f"\n{table}")
         command_line = f"python -m nocap.race {shlex.join(typed)}"
-        page = race_answer.render(running, raced, command=command_line)
+        page = race_page.render(running, raced, command=command_line)
         write_text(running.folder / "result.html", page)
     except KeyboardInterrupt as stop:
         raise StoppedError(
@@ -194,12 +194,12 @@ def _race(options: argparse.Namespace, words: Sequence[str], undo: ExitStack) ->
     from nocap.sources.race import Race
 
     _check(options, words)
-    readings, guards = _readings(options)
+    readers, guards = _readers(options)
     timeout_s = duration_s(options.timeout, "--timeout")
     require(timeout_s > 0, "--timeout", "be above 0", options.timeout)
-    from nocap.sources import versions as sides
+    from nocap.sources import race_arms
 
-    prepare = sides.split(options.prepare, "--prepare")
+    prepare = race_arms.split(options.prepare, "--prepare")
     how = {
         "prepare": prepare,
         "timeout_s": timeout_s,
@@ -210,10 +210,10 @@ def _race(options: argparse.Namespace, words: Sequence[str], undo: ExitStack) ->
     expect = _expected(options.expect)
     arms, begin = _arms(options, words, undo)
     if prepare:
-        arms = sides.prepared(arms, prepare)
+        arms = race_arms.prepared(arms, prepare)
     racing = Race(
         arms=arms,
-        readings=readings,
+        readers=readers,
         guards=guards,
         output_dir=options.output_dir,
         pairs=options.pairs,
@@ -296,7 +296,7 @@ def _arms(
     options: argparse.Namespace, words: Sequence[str], undo: ExitStack
 ) -> tuple[list[Command], Callable[..., None]]:
     """Return the arms, and what runs one."""
-    from nocap.sources import versions as arms
+    from nocap.sources import race_arms
 
     # what a race makes is no part of an arm
     apart = [options.output_dir]
@@ -306,9 +306,9 @@ def _arms(
         named = []
         for text in options.arm:
             name, _, line = text.partition("=")
-            named.append((name, arms.split(line, f"arm {name}")))
-        return arms.of_commands(named, locked=options.locked, apart=apart)
-    return arms.of_refs(
+            named.append((name, race_arms.split(line, f"arm {name}")))
+        return race_arms.of_commands(named, locked=options.locked, apart=apart)
+    return race_arms.of_refs(
         [(ref, words) for ref in options.ref],
         locked=options.locked,
         links=options.link,
@@ -319,44 +319,44 @@ def _arms(
     )
 
 
-def _readings(options: argparse.Namespace) -> tuple[list[Reading], list[GuardReading]]:
+def _readers(options: argparse.Namespace) -> tuple[list[MetricReader], list[GuardReader]]:
     """Return what is compared, and what may not be worse."""
-    from nocap.sources.race import MEASURED, GuardReading
-    from nocap.sources.reading import Reading, number
+    from nocap.sources.command_output import MetricReader, number
+    from nocap.sources.race import COST_NAMES, GuardReader
     from nocap.store.metrics import Better
 
-    readings = list[Reading]()
-    guards = list[GuardReading]()
+    readers = list[MetricReader]()
+    guards = list[GuardReader]()
     for metric in options.metrics:
         what = metric["what"]
         better = Better(metric["better"])
         if metric["option"] == "--metric":
-            readings.append(Reading(what=what, better=better, file=options.file))
+            readers.append(MetricReader(what=what, better=better, file=options.file))
             continue
         name, _, text = what.rpartition(" ")
         rule = "be a metric and how much worse it may be, as in 'val_loss 0.01'"
         require(bool(name), "--guard", rule, what)
         margin = number(text, "--guard")
         require(0 <= margin < math.inf, "--guard", "have a margin of 0 or more", text)
-        reading = Reading(what=name, better=better, file=options.file)
-        guards.append(GuardReading(reading=reading, margin=margin))
+        reader = MetricReader(what=name, better=better, file=options.file)
+        guards.append(GuardReader(reader=reader, margin=margin))
     rule = "be given: a pattern with one group, as in 'val loss (\\S+)'"
-    require(bool(readings), "--metric", rule, "none")
-    every = [*readings, *(guard.reading for guard in guards)]
-    rule = f"have another name than {', '.join(MEASURED)}: of each run"
-    for reading in every:
-        reading.check()
-        require(reading.name not in MEASURED, "--metric", rule, reading.what)
-    names = [reading.name for reading in every]
+    require(bool(readers), "--metric", rule, "none")
+    every = [*readers, *(guard.reader for guard in guards)]
+    rule = f"have another name than {', '.join(COST_NAMES)}: of each run"
+    for reader in every:
+        reader.check()
+        require(reader.name not in COST_NAMES, "--metric", rule, reader.what)
+    names = [reader.name for reader in every]
     require(len({*names}) == len(names), "--metric", "differ in name, guards too", ", ".join(names))
-    has_step = bool(options.file) or "step" in readings[0].pattern.groupindex
+    has_step = bool(options.file) or "step" in readers[0].pattern.groupindex
     rule = "be given with a metric that has a group step"
-    require(options.target is None or has_step, "--target", rule, readings[0].what)
-    return readings, guards
+    require(options.target is None or has_step, "--target", rule, readers[0].what)
+    return readers, guards
 
 
 def _expected(text: str) -> tuple[float, float] | None:
-    from nocap.sources.reading import number
+    from nocap.sources.command_output import number
 
     if not text:
         return None

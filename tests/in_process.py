@@ -9,8 +9,8 @@ from functools import cache
 from pathlib import Path
 
 from nocap.config.compose import Composed, composed
-from nocap.launch.head import write_record_head
 from nocap.launch.plan import Plan, plan
+from nocap.launch.record_head import write_record_head
 from nocap.launch.worker import conclude, job_of
 from nocap.options.tracker import TrackerSession
 from nocap.store.record import read_json

@@ -25,10 +25,10 @@ from nocap.sessions.figures import read as read_session
 from nocap.sessions.session import Session
 from nocap.store.record import write_json
 from nocap.store.runs import Record
-from nocap.study.collect import collect
-from nocap.study.conduct import StudyOutcome, carry_out
+from nocap.study.carry_out import StudyOutcome, carry_out
 from nocap.study.log import FILE, RunLine, SessionLine, read_log
 from nocap.study.registration import name_of
+from nocap.study.result_of_outcome import result_of
 from nocap.study.study_plan import StudyPlan, prepare
 from nocap.study.study_result import to_json
 from nocap.study.tasks import Training
@@ -81,7 +81,7 @@ class Lab:
         done = self.done(out, folder, run=run, **changed)
         t = done.plan.trainer
         machine = hardware.describe(t.device, t.threads)
-        result = collect(done, hardware=machine, command="made")
+        result = result_of(done, hardware=machine, command="made")
         content = json.loads(json.dumps(to_json(result)))
         return {claim["id"]: claim for claim in content["claims"]}
 
@@ -226,16 +226,16 @@ def record_of(run: Training) -> Record | None:
 @pytest.fixture
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
     made = Lab(tmp_path)
-    monkeypatch.setattr("nocap.study.conduct.train", made.train)
+    monkeypatch.setattr("nocap.study.carry_out.train", made.train)
     monkeypatch.setattr(Training, "record", record_of)
     monkeypatch.setattr(
         Session, "run", lambda session, folder, number: made.time(session, folder, number)
     )
     monkeypatch.setattr("nocap.study.log.now", made.now)
     datetimes = SimpleNamespace(now=made.clock, fromisoformat=datetime.fromisoformat)
-    monkeypatch.setattr("nocap.study.conduct.datetime", datetimes)
+    monkeypatch.setattr("nocap.study.carry_out.datetime", datetimes)
     clock = SimpleNamespace(sleep=lambda s: made.sleep(s), monotonic=lambda: 0.0)
-    monkeypatch.setattr("nocap.study.conduct.time", clock)
+    monkeypatch.setattr("nocap.study.carry_out.time", clock)
     monkeypatch.setattr(platform, "node", lambda: made.host)
     # a third of the time; what comes out is the same
     for place in ("nocap.sessions.session", "nocap.store.identity"):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from nocap.judge.compare import compare
-from nocap.judge.compared_arms import Comparison
+from nocap.judge.comparison import Comparison
 from nocap.store.runs import Curve, Found, Record
 
 EVIL = "</script><img src=x onerror=alert(1)>"

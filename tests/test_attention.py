@@ -5,15 +5,18 @@ B: batch, T: tokens, H: query heads, K: key/value heads, D: channels of a head.
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 from torch import Tensor
+from torch._functorch._aot_autograd.autograd_cache import check_cacheable
+from torch.fx import GraphModule
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nocap.config.compose import compose
 from nocap.model.attention import flex, fused, materialized, prepare_flex
+from nocap.model.compiled import compiled
 from nocap.model.sliding import blocks
 from nocap.options.attention.softmax import Kernel
 
@@ -212,3 +215,20 @@ def test_slidings_cost_is_linear_in_the_length(window: int):
     assert 1.9 < costs[1][0] / costs[0][0] < 2.1
     assert costs[1][1] / costs[0][1] < 2.1
     assert costs[1][1] < (2 * T) ** 2 / 100, "a tensor near T×T was made"
+
+
+def test_a_compiled_region_with_a_fused_kernel_is_one_that_torch_caches():
+    """Else each process traces it anew. The backend stands in for the compiler, which asks this
+    before it looks into its cache."""
+    compiled(len)  # which sets torch's compiler up
+    graphs = list[GraphModule]()
+
+    def backend(graph: GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Tensor]:
+        check_cacheable(graph)
+        graphs.append(graph)
+        return graph.forward
+
+    q, k, v = qkv(16, 2, 1)
+    mix = torch.compile(fused(Kernel.flash), backend=backend, fullgraph=True)
+    torch.testing.assert_close(mix(q, k, v), fused(Kernel.flash)(q, k, v), atol=0, rtol=0)
+    assert len(graphs) == 1

@@ -273,7 +273,7 @@ STARTS = {
     "bench": ["measure.bench.carry_out"],
     "profile": ["measure.profile.profiles"],
     "generate": ["generation.text.load"],
-    "study": ["study.conduct.carry_out", "study.preview.render"],
+    "study": ["study.carry_out.carry_out", "study.plan_preview.render"],
     "compare": [],
     "data": ["data.prepare.prepare", "data.prepare.verify"],
     "check": ["checks.contract.results"],
@@ -443,10 +443,8 @@ REFUSED = {
         ("trainer.steps=1,2", "trainer.steps=1,2", "--multirun"),
         # where two keys meet
         (
-            "model.pad_logits=true objective.loss_chunks=2",
-            "model.pad_logits",
-            "objective.loss_chunks=2",
-            "True",
+            FP8 + "bf16 objective.loss_chunks=2",
+            *("model.fp8_head", "objective.loss_chunks=2", "True"),
         ),
         (FP8 + "fp32", "model.fp8_head", "false", "trainer.precision=fp32", "True"),
         (FP8 + "bf16 model.pad_logits=true", "model.fp8_head", "model.pad_logits=true", "True"),

@@ -18,9 +18,9 @@ from scipy import stats
 from nocap.judge.verdict import Gain
 from nocap.report.words import stated
 from nocap.store.metrics import METRICS, Per, Scale
-from nocap.study import board, claim_row, current_claims, pages
+from nocap.study import board, claim_row, current_claims, study_pages
 from nocap.study.__main__ import main as command
-from nocap.study.claim_row import PROJECT, STAND_IN, THERE, Row, rows
+from nocap.study.claim_row import PROJECT, STAND_IN, THERE, ClaimRow, rows
 from nocap.study.spec import Study, load_study
 from nocap.study.study_plan import StudyPlan
 from nocap.study.study_result import StudyResult
@@ -60,10 +60,10 @@ def every(committed: tuple[dict[str, Study], dict[str, list[StudyResult]]]) -> l
 
 
 @pytest.fixture(scope="module")
-def shown(every: list[StudyResult]) -> dict[str, Row]:
+def shown(every: list[StudyResult]) -> dict[str, ClaimRow]:
     """Return the board's rows by claim, with the scale where it is not the CPU's, and the machine
     where a row of the claim came before."""
-    named = dict[str, Row]()
+    named = dict[str, ClaimRow]()
     for row in board.in_order(rows(every)):
         name = row.claim.id
         if row.result.scale != "cpu":
@@ -130,6 +130,23 @@ def test_a_loss_that_the_log_has_not_is_refused(tmp_path: Path):
     results.write_text(json.dumps(content))
     with pytest.raises(ValueError, match=r"claim A16.qk must have the losses of its study's log, "):
         board.board(tmp_path)
+
+
+def test_losses_of_another_machine_are_not_asked_of_a_file(
+    tmp_path: Path, written: dict[Path, str]
+):
+    """The same arm reads another text there, such as another Python's own library."""
+    copied("norms", tmp_path)
+    log = tmp_path / "norms" / "log.jsonl"
+    runs = [line for line in log.read_text().splitlines() if '"event": "run"' in line]
+    with log.open("a") as file:
+        for line in runs:
+            run = json.loads(line)
+            run["machine"] = "0123456789ab"
+            run["val_loss"] = 9.0
+            file.write(json.dumps(run) + "\n")
+    page = tmp_path / "norms" / "README.md"
+    assert board.board(tmp_path)[page] == written[STUDIES / "norms" / "README.md"]
 
 
 def test_a_figure_that_the_log_has_not_is_labelled(tmp_path: Path):
@@ -205,7 +222,7 @@ FINDINGS = [
     (
         "A10.head",
         "inconclusive at 4 × 512 tokens, CPU: 9 more sessions would decide",
-        "15.8% [2.7% to 28.9%], n=3 sessions",
+        "14.8% [1.8% to 27.8%], n=3 sessions",
     ),
     (
         "A16.qk",
@@ -222,13 +239,13 @@ FINDINGS = [
 
 @pytest.mark.parametrize(("name", "verdict", "measured"), FINDINGS)
 def test_a_row_says_what_was_found_and_where(
-    shown: dict[str, Row], name: str, verdict: str, measured: str
+    shown: dict[str, ClaimRow], name: str, verdict: str, measured: str
 ):
     assert shown[name].verdict == verdict
     assert shown[name].cells["measured"] == measured
 
 
-def test_no_effect_is_printed_with_a_sign(shown: dict[str, Row]):
+def test_no_effect_is_printed_with_a_sign(shown: dict[str, ClaimRow]):
     for name, row in shown.items():
         bound = claim_row.allowed(row.claim, row.claim_result.bound)
         said = [claim_row.expected(row.claim), bound, row.cells["measured"], row.cells["guards"]]
@@ -248,7 +265,7 @@ def test_results_name_both_shapes(tmp_path: Path):
     assert re.match(f"{shape.format(32, 256)}, .*, against {shape.format(64, 512)}", timed)
 
 
-def test_what_is_counted_apart(shown: dict[str, Row]):
+def test_what_is_counted_apart(shown: dict[str, ClaimRow]):
     ids = {}
     for about in (THERE, STAND_IN, PROJECT):
         ids[about] = {row.claim.id for row in shown.values() if row.about == about}
@@ -257,7 +274,7 @@ def test_what_is_counted_apart(shown: dict[str, Row]):
     assert {"A17.time", "B3.loss", "D2.stack_better"} <= ids[PROJECT]
 
 
-def test_false_verdicts_to_expect(shown: dict[str, Row]):
+def test_false_verdicts_to_expect(shown: dict[str, ClaimRow]):
     every = list(shown.values())
     exact = {row.claim.id for row in every if claim_row.is_exact(row.claim_result.verdict.primary)}
     assert {"A1.kv", "A6.memory"} <= exact
@@ -269,7 +286,7 @@ def test_false_verdicts_to_expect(shown: dict[str, Row]):
     assert "Up to 1.0 false verdicts are to be expected" in board.errors(every[:1] * 20)
 
 
-def test_bounds_that_were_passed_are_explained(shown: dict[str, Row]):
+def test_bounds_that_were_passed_are_explained(shown: dict[str, ClaimRow]):
     beyond = {name for name, row in shown.items() if claim_row.BEYOND in row.notes}
     older = {"A18.long.sliding, 89696c6b7cea", "A18.long.flash, 89696c6b7cea"}
     assert beyond == {*older, "B1.speed", "B5.wide_speed"}
@@ -325,7 +342,7 @@ def test_what_a_claim_expects_is_said_in_words(
     assert stated(low, high, METRICS[metric], Scale(scale)) == text
 
 
-def test_guards_are_said_in_words(shown: dict[str, Row]):
+def test_guards_are_said_in_words(shown: dict[str, ClaimRow]):
     assert shown["A0"].cells["guards"] == (
         "memory: 24.9% less memory, exact, allowed: no more memory; "
         "validation loss: 0.4% lower loss [4.8% higher loss to 5.4% lower loss], n=3, "
@@ -337,7 +354,7 @@ def test_guards_are_said_in_words(shown: dict[str, Row]):
 
 
 def test_the_page_has_every_row_and_a_plot_for_each_unit_and_is_one_small_file(
-    written: dict[Path, str], shown: dict[str, Row]
+    written: dict[Path, str], shown: dict[str, ClaimRow]
 ):
     page = written[STUDIES / "board.html"]
     text = text_of(page)
@@ -349,7 +366,7 @@ def test_the_page_has_every_row_and_a_plot_for_each_unit_and_is_one_small_file(
     assert (
         page.count('<svg class="forest"')
         == page.count("<figcaption>")
-        == len(pages.plots(list(shown.values())))
+        == len(study_pages.plots(list(shown.values())))
     )
     bounded = [
         row for row in shown.values() if not claim_row.is_known(row.claim_result.verdict.primary)
@@ -378,7 +395,7 @@ def test_names_and_values_stay_text(every: list[StudyResult]):
     claims = [replace(result.claims[0], claim=claim)]
     evil = replace(result, study=study, date=EVIL, claims=claims)
     group = board.Group(whose=EVIL)
-    section = board.Section(group=group, rows=rows([evil]), planned=[], unstudied=[])
+    section = board.BoardSection(group=group, rows=rows([evil]), planned=[], unstudied=[])
     page = board.html(EVIL, [section])
 
     for bad in (EVIL, "<img"):
@@ -391,13 +408,13 @@ def test_names_and_values_stay_text(every: list[StudyResult]):
 
 
 @pytest.fixture(scope="module")
-def parts(every: list[StudyResult], studies: dict[str, Study]) -> dict[str, board.Section]:
+def parts(every: list[StudyResult], studies: dict[str, Study]) -> dict[str, board.BoardSection]:
     """The sections of the committed board by their groups' names."""
     _, found = board.sections(STUDIES, every, studies)
     return {part.group.whose: part for part in found}
 
 
-def words_of(some: list[Row]) -> dict[str, int]:
+def words_of(some: list[ClaimRow]) -> dict[str, int]:
     values: dict[str, int] = {}
     for word in ("confirmed", "exceeded", "refuted"):
         values[word] = [row.word for row in some].count(word)
@@ -405,7 +422,7 @@ def words_of(some: list[Row]) -> dict[str, int]:
 
 
 def test_the_notes_nocaps_own_and_another_engines_are_counted_apart(
-    parts: dict[str, board.Section], shown: dict[str, Row], written: dict[Path, str]
+    parts: dict[str, board.BoardSection], shown: dict[str, ClaimRow], written: dict[Path, str]
 ):
     """Every row is in one group; the .NET engine's are in no count."""
     notes = parts["the notes'"]
@@ -432,7 +449,7 @@ def test_the_notes_nocaps_own_and_another_engines_are_counted_apart(
     assert errors in " ".join(written[STUDIES / "README.md"].split())
 
 
-def test_the_readme_says_what_the_board_counts(parts: dict[str, board.Section]):
+def test_the_readme_says_what_the_board_counts(parts: dict[str, board.BoardSection]):
     notes = parts["the notes'"].rows
     own = parts["nocap's own"].rows
     n = words_of(notes)
@@ -469,7 +486,7 @@ SOURCES = {
 }
 
 
-def test_a_claim_names_the_note_that_states_it(shown: dict[str, Row]):
+def test_a_claim_names_the_note_that_states_it(shown: dict[str, ClaimRow]):
     for source, claims in SOURCES.items():
         sources = {name: shown[name].claim.source for name in claims}
         assert sources == dict.fromkeys(claims, source)
@@ -485,7 +502,7 @@ def test_committed_results_have_their_studies_words(studies: dict[str, Study]):
 
 
 def test_a_statement_of_the_notes_that_nobody_measures_has_an_answer_or_a_reason(
-    parts: dict[str, board.Section], written: dict[Path, str]
+    parts: dict[str, board.BoardSection], written: dict[Path, str]
 ):
     entries = {}
     for part in parts.values():
@@ -507,7 +524,7 @@ def test_a_statement_of_the_notes_that_nobody_measures_has_an_answer_or_a_reason
         assert f"| {name} | {entry.statement} |" in text
 
 
-def test_the_table_of_operations_by_arithmetic(parts: dict[str, board.Section]):
+def test_the_table_of_operations_by_arithmetic(parts: dict[str, board.BoardSection]):
     """768 channels in 12 heads of 64, 1,024 tokens; the profile's figures from its committed
     JSON."""
     (entry,) = [entry for entry in parts["the notes'"].unstudied if entry.id == "A10.operations"]
@@ -529,7 +546,7 @@ def profiled(length: int) -> dict[str, Json]:
     return {part["part"]: part for part in profile["parts"]}
 
 
-def test_the_shares_of_a_forward_are_the_profiles(parts: dict[str, board.Section]):
+def test_the_shares_of_a_forward_are_the_profiles(parts: dict[str, board.BoardSection]):
     (entry,) = [entry for entry in parts["the notes'"].unstudied if entry.id == "A10.forward"]
     claims = load_study(STUDIES / "anatomy").claims
     (blocks,) = [claim.parts for claim in claims if claim.id == "A11.blocks"]
@@ -550,7 +567,7 @@ def test_the_shares_of_a_forward_are_the_profiles(parts: dict[str, board.Section
 
 
 def test_what_a_profile_keeps_of_the_scores_and_norms(
-    parts: dict[str, board.Section], shown: dict[str, Row]
+    parts: dict[str, board.BoardSection], shown: dict[str, ClaimRow]
 ):
     entries = {entry.id: entry for entry in parts["the notes'"].unstudied}
     scores = shown["A12.scores"].claim_result.verdict.primary.shown()
@@ -579,7 +596,7 @@ def test_what_a_profile_keeps_of_the_scores_and_norms(
     ],
 )
 def test_an_answer_of_the_atlas_is_its_tables(
-    parts: dict[str, board.Section], claim: str, idea: str
+    parts: dict[str, board.BoardSection], claim: str, idea: str
 ):
     (entry,) = [entry for entry in parts["the notes'"].unstudied if entry.id == claim]
     table = (STUDIES / "atlas" / "README.md").read_text()
@@ -591,14 +608,14 @@ def test_an_answer_of_the_atlas_is_its_tables(
     assert verdict in entry.answer or "n=3" in entry.answer
 
 
-def test_a_claim_about_a_gpu_says_that_none_has_measured_it(shown: dict[str, Row]):
+def test_a_claim_about_a_gpu_says_that_none_has_measured_it(shown: dict[str, ClaimRow]):
     waiting = {name for name, row in shown.items() if "no GPU yet" in row.notes}
     assert {"A0", "A1.speed", "A1.speed, cpu_bytes", "A4.memory", "A17.time", "B6"} <= waiting
     # counted on any machine, of a CPU's engine, of nocap's own small models
     assert waiting.isdisjoint({"A1.kv", "A12.adamw", "C1.speed", "B5.deep", "D2.stack, docs"})
 
 
-def test_equal_quality_is_shown_or_said_not_to_be(shown: dict[str, Row]):
+def test_equal_quality_is_shown_or_said_not_to_be(shown: dict[str, ClaimRow]):
     """Of A1 the loss is at most 1.6% higher, where 1% is allowed; of A4 it is the same."""
     unsettled = {name for name, row in shown.items() if "equal quality not shown" in row.notes}
     assert {"A0", "A1.speed", "A2.attention", "A5.speed", "A6.speed"} <= unsettled
@@ -664,7 +681,7 @@ def test_a_claim_is_planned_until_results_answer_it(tmp_path: Path):
     later = {**SPEED, "id": "M.later", "expected": [1.1, None]}
     first = loaded(tmp_path / "made", study(claims=[SPEED]))
     result = resulted(first, speeds(FAST, SAME))
-    pages.write(first, tmp_path / "made", result)
+    study_pages.write(first, tmp_path / "made", result)
     content = study(claims=[SPEED, later], notes={"M.later": "asked later"})
     both = loaded(tmp_path / "made", content)
     (planned,) = board.planned([result], {"made": both})
@@ -692,16 +709,16 @@ def test_a_rows_words_and_ends_are_its_studys_of_now(tmp_path: Path):
     folder = tmp_path / "made"
     made = loaded(folder, study(claims=[SPEED]))
     result = resulted(made, speeds(FAST, SAME))
-    pages.write(made, folder, result)
+    study_pages.write(made, folder, result)
     claims = [{**SPEED, "statement": "in other words", "source": "elsewhere"}]
     changed = loaded(folder, study(claims=claims))
-    (row,) = rows(pages.all_results(changed, folder))
+    (row,) = rows(study_pages.all_results(changed, folder))
     assert row.claim.statement == "in other words"
     assert row.claim.source == "elsewhere"
     assert row.word == "confirmed"
     claims = [{**SPEED, "expected": [1.3, None]}]
     changed = loaded(folder, study(claims=claims))
-    (row,) = rows(pages.all_results(changed, folder))
+    (row,) = rows(study_pages.all_results(changed, folder))
     assert row.word == "refuted"
     assert row.claim_result.provenance.exploratory == "not in its study's log"
 
@@ -727,7 +744,7 @@ def folder(tmp_path: Path) -> Path:
         content = study(claims=[{**SPEED, "source": source}])
         made = loaded(tmp_path / name, content)
         result = resulted(made, speeds(FAST, SAME))
-        pages.write(made, tmp_path / name, result)
+        study_pages.write(made, tmp_path / name, result)
     return tmp_path
 
 

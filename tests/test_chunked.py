@@ -80,6 +80,21 @@ def test_in_fp64_loss_and_gradients_are_those_of_all_logits_at_once(
     torch.testing.assert_close(next_token, without_z, atol=0, rtol=1e-14)
 
 
+def test_rows_that_are_no_tokens_change_nothing_and_get_no_gradient() -> None:
+    """Whatever stands in them."""
+    x, weight, targets = inputs(13)
+    more = torch.cat([weight.detach(), torch.full((3, 9), 7.0)]).requires_grad_()
+    options = {"chunks": 4, "softcap": 0.7, "z_loss": 0.03}
+    want, _ = chunked_cross_entropy(x, weight, targets, **options)
+    got, _ = chunked_cross_entropy(x, more, targets, vocab_size=31, **options)
+    torch.testing.assert_close(got, want, atol=0, rtol=1e-14)
+    by_x, by_weight = torch.autograd.grad(want, (x, weight))
+    got_by_x, by_more = torch.autograd.grad(got, (x, more))
+    torch.testing.assert_close(got_by_x, by_x, atol=1e-14, rtol=1e-13)
+    torch.testing.assert_close(by_more[:31], by_weight, atol=1e-14, rtol=1e-13)
+    assert not by_more[31:].any()
+
+
 def test_logits_too_large_for_exp_are_no_trouble() -> None:
     x, weight, targets = inputs(8, dtype=torch.float32)
     x.data.mul_(300)
@@ -129,7 +144,12 @@ def backward(model: GPT, tokens: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(
     "overrides",
-    ["model.tie_head=true", "model.tie_head=false model.logit_softcap=2 objective.z_loss=0.01"],
+    [
+        "model.tie_head=true",
+        "model.tie_head=false model.logit_softcap=2 objective.z_loss=0.01",
+        "model.pad_logits=true",
+        "model.pad_logits=true model.tie_head=false model.logit_softcap=2 objective.z_loss=0.01",
+    ],
 )
 def test_a_chunked_model_accumulates_the_gradients_of_the_plain_one(overrides: str) -> None:
     run = nano("norm=layernorm", *overrides.split())  # LayerNorm, unlike rms_norm, computes in fp64

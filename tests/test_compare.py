@@ -21,7 +21,7 @@ from nocap import compare as door
 from nocap.judge.compare import compare
 from nocap.judge.comparison_json import result_of
 from nocap.judge.comparison_schema import to_json
-from nocap.report.arms import render
+from nocap.report.comparison_tables import render
 from nocap.runs import __main__ as runs
 from nocap.store.record import write_summary
 from nocap.store.runs import find, find_one, load_runs
@@ -1137,6 +1137,6 @@ def test_why_names_every_difference_of_two_runs(tmp_path, capsys, monkeypatch):
 
 def test_the_door_imports_neither_torch_nor_scipy():
     modules = "{'torch', 'scipy', 'hydra'} & set(sys.modules)"
-    code = f"import sys, nocap.report.arms, nocap.judge.compare; print({modules})"
+    code = f"import sys, nocap.report.comparison_tables, nocap.judge.compare; print({modules})"
     printed = subprocess.check_output([sys.executable, "-c", code], cwd=REPO, text=True)
     assert printed == "set()\n"

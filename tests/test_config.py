@@ -500,12 +500,12 @@ def test_help_shows_values_choices_and_comments_of_the_chosen() -> None:
         r"  attention  +flash, gqa, hybrid",
         r"  attention\.n_kv_heads=\$\{model\.n_head\}  ",
         r"attention=hybrid  Layers take their kind from `pattern`",
-        r"  trainer\.device=…  +where it trains: cpu, cuda$",
-        r"  data\.path=…, which must be given  ",
+        r"  trainer\.device=…  +device that trains the run: cpu, cuda$",
+        r"  data\.path=… \(required\)  ",
         r"  ideas\.x0\.x0=0\.0  +λ₂ at the start$",
-        r"  search\.sampler=…, which must be given  +tpe \(tree-structured",
-        r"  search\.trials=20  +how many; ",
-        r"  hydra\.launcher\.jobs=null  +cells at once, ",
+        r"  search\.sampler=… \(required\)  +sampler of the trials, set by ",
+        r"  search\.trials=20  +number of trials; ",
+        r"  hydra\.launcher\.jobs=null  +most cells at once; ",
     )
     for line in cases:
         assert re.search(f"^{line}", shown, re.M), line

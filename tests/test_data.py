@@ -24,7 +24,7 @@ import tiktoken.load
 import tiktoken.registry
 
 from nocap.config.compose import compose
-from nocap.data import batches, corpus, made, overlap, shards, synthetic, tokenizer
+from nocap.data import batches, corpus, overlap, shard_cache, shards, synthetic, tokenizer
 from nocap.data.__main__ import main
 from nocap.data.prepare import Dataset, prepare
 from nocap.data.shards import scan, write_shard
@@ -143,7 +143,7 @@ def test_a_made_set_is_made_once_and_follows_its_files(
     paths = folder.glob("*.bin")
     hashes = {path.name: path.read_bytes() for path in paths}
     with monkeypatch.context() as patch:
-        patch.setattr(made, "_make", None)
+        patch.setattr(shard_cache, "_make", None)
         assert stdlib() == first
     folder.rename(folder.parent / f".{folder.name}.tmp")  # where a killed process left it
     (folder.parent / f".{folder.name}.tmp" / "train_000000.bin").write_bytes(b"half")
@@ -369,7 +369,7 @@ def test_gpt2_text_decodes_to_the_same_text_as_bytes(text, tmp_path, monkeypatch
 
 def test_long_text_fills_several_shards(text, monkeypatch):
     (single,) = text({"a.txt": lines(20_000, "a")}, cache="one").train
-    monkeypatch.setattr(made, "SHARD_TOKENS", 50_000)
+    monkeypatch.setattr(shard_cache, "SHARD_TOKENS", 50_000)
     train = text({}, "a.txt", cache="many").train
     many = [map_tokens(shard.path) for shard in train]
     assert len(many) > 1

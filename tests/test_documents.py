@@ -266,7 +266,7 @@ FALSE = "data.document_mask must be false beside"
         (f"ideas=[bigram] {MASK}", f"{FALSE} ideas.bigram,"),
         (f"ideas=[x0,ngrams] {MASK}", f"{FALSE} ideas.ngrams,"),
         (f"ideas=[partial_key_offset] {MASK}", f"{FALSE} ideas.partial_key_offset,"),
-        (f"attention=softcap {MASK}", f"{FALSE} attention.kind=softcap, which has no documents"),
+        (f"attention=softcap {MASK}", f"{FALSE} attention.kind=softcap, which does not support"),
         (
             f"position=none {RESTART}",
             "position.restart must stay False beside position=none, which has no positions",
@@ -278,8 +278,8 @@ FALSE = "data.document_mask must be false beside"
         ),
         (f"{MASK} attention.kernel=flex", "be one that trains on the CPU"),
         (
-            "attention.kernel=flex trainer.device=cuda",
-            "fused, flash, efficient, cudnn for this option, got flex",
+            "attention.kernel=blocks trainer.device=cuda",
+            "fused, flash, efficient, cudnn, flex for this option, got blocks",
         ),
         (f"{MASK[:-4]}maybe", "data.document_mask must be true or false"),
     ],

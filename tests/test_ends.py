@@ -43,7 +43,8 @@ import json, os, runpy, sys
 from pathlib import Path
 
 # what takes them a second each
-import nocap.launch.multirun, nocap.runs.verbs, nocap.sources.logs, nocap.study.preview, rich.table
+import nocap.launch.multirun, nocap.runs.verbs, nocap.sources.logs.load, nocap.study.plan_preview
+import rich.table
 
 doors, before = json.loads(sys.argv[1]), sys.argv[2]
 for door, (module, words) in doors.items():

@@ -18,15 +18,15 @@ import pytest
 from nocap.config.compose import composed
 from nocap.config.plain import to_plain
 from nocap.judge.compare import compare
-from nocap.judge.compared_arms import Comparison
+from nocap.judge.comparison import Comparison
 from nocap.judge.comparison_json import result_of
 from nocap.judge.comparison_schema import to_json
 from nocap.judge.equal_loss import slopes, times
 from nocap.judge.interval import of_pairs
 from nocap.launch import lengths
 from nocap.launch.grid import Grid, check
-from nocap.report import comparison as page
-from nocap.report.arms import render
+from nocap.report import comparison_page as page
+from nocap.report.comparison_tables import render
 from nocap.store.record import digest
 from nocap.store.runs import Curve, Found, Record, load_runs
 from tests.conftest import REPO, Door

@@ -18,8 +18,8 @@ from nocap import compare as door
 from nocap.judge.compare import compare
 from nocap.judge.comparison_json import result_of
 from nocap.judge.comparison_schema import to_json
-from nocap.report import comparison as page
-from nocap.report.arms import render
+from nocap.report import comparison_page as page
+from nocap.report.comparison_tables import render
 from nocap.store.runs import load_runs
 from tests.test_compare import told, write_run
 from tests.test_interval import of_a_mixed_model

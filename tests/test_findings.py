@@ -14,13 +14,13 @@ import pytest
 from scipy import stats
 
 from nocap.judge.compare import compare
-from nocap.judge.compared_arms import Comparison
+from nocap.judge.comparison import Comparison
 from nocap.judge.comparison_json import result_of
 from nocap.judge.comparison_schema import to_json
 from nocap.judge.interval import of_arms, of_pairs, of_samples, seeds_to_show
-from nocap.report import comparison as page
-from nocap.report import markdown, result
-from nocap.report.arms import render
+from nocap.report import comparison_markdown, result_file
+from nocap.report import comparison_page as page
+from nocap.report.comparison_tables import render
 from nocap.report.headline import headline, next_step
 from nocap.store.runs import load_runs
 from tests.test_compare import write_run
@@ -175,7 +175,9 @@ def test_a_difference_that_is_not_shown_asks_for_the_seeds_that_would_show_it(
 
 def test_a_page_in_markdown_has_both(tmp_path: Path) -> None:
     comparison = runs(tmp_path, {"base": FLAT, "noisy": NOISY})
-    text = markdown.page(comparison, judge=result.judge(), command="python -m nocap.compare runs")
+    text = comparison_markdown.page(
+        comparison, judge=result_file.judge(), command="python -m nocap.compare runs"
+    )
     assert f"# {headline(comparison)}" in text
     assert f"* {next_step(comparison)}" in text
 
@@ -186,11 +188,11 @@ def test_what_four_times_the_seeds_would_not_show_asks_for_longer_runs(tmp_path:
     assert more is not None
     assert more.override == "trainer.steps=1600"
     (found,) = comparison.findings.found
-    reason = "more seeds than are planned for would show what is open: longer runs need fewer"
+    reason = "no planned number of seeds would be enough: longer runs need fewer seeds"
     if found.seeds is not None:
         reason = (
-            f"some {found.seeds} seeds would show what is open, more than 4 times those that are "
-            "there: longer runs need fewer"
+            f"about {found.seeds} seeds would be needed, more than 4 times as many: longer runs "
+            "need fewer seeds"
         )
     assert next_step(comparison) == f"next: the same command with {more.override} ({reason})"
 

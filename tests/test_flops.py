@@ -15,18 +15,18 @@ from nocap.config.compose import compose
 from nocap.config.run import Run
 from nocap.judge.compare import compare
 from nocap.measure.bench import carry_out
-from nocap.measure.bench_text import render_bench
+from nocap.measure.bench_table import render_bench
 from nocap.measure.profile import profile
-from nocap.measure.profile_text import render_profile
+from nocap.measure.profile_tables import render_profile
 from nocap.measure.roofline import count
-from nocap.measure.timed import TimedArm
+from nocap.measure.timed_arm import TimedArm
 from nocap.model.flops import component_flops, flops_per_token
 from nocap.model.gpt import GPT
-from nocap.proposals.overrides import check_flops
-from nocap.report.arms import render
+from nocap.proposals.override_proposals import check_flops
+from nocap.report.comparison_tables import render
 from nocap.store.record import Metrics, read_json
 from nocap.store.runs import load_runs
-from nocap.study.evidence import _flops
+from nocap.study.bounds import _flops
 from tests.conftest import REPO
 from tests.in_process import TINY, planned, start
 

@@ -17,8 +17,8 @@ import pytest
 
 from nocap import compare as door
 from nocap.judge.compare import compare
-from nocap.sources import logs
-from nocap.sources.log_columns import columns_of
+from nocap.sources.logs.columns import columns_of
+from nocap.sources.logs.load import load_logs
 from tests.conftest import REPO
 from tests.test_compare import refusal
 from tests.test_logs import _child, arms
@@ -193,7 +193,7 @@ COATS = {
 
 
 def judged(path, **options):
-    return compare(logs.load_logs([str(path)], **options))
+    return compare(load_logs([str(path)], **options))
 
 
 def words(comparison):
@@ -255,7 +255,7 @@ def test_a_coat_has_the_word_of_the_plain_sample(tmp_path, name):
 
 def the_run(path, **options):
     """Return the one record of a path."""
-    (record,) = logs.load_logs([str(path)], **options).records
+    (record,) = load_logs([str(path)], **options).records
     return record
 
 
@@ -272,7 +272,7 @@ def test_a_run_that_was_resumed_is_one(tmp_path):
 
 @needs_samples
 def test_two_runs_in_a_file_are_two(tmp_path):
-    found = logs.load_logs([str(VARIANTS / "tworuns")])
+    found = load_logs([str(VARIANTS / "tworuns")])
     expected = [("base", 3.1975), ("base", 3.2105), ("idea", 2.1975), ("idea", 2.2105)]
     losses = sorted((run.arm, run.val_loss) for run in found.records)
     assert losses == expected
@@ -286,7 +286,7 @@ def test_an_arm_that_diverged_never_wins(name):
     """Whether its NaN is a NaN, null or an empty cell, and whichever arm is the baseline."""
     idea = words(judged(VARIANTS / name))[0]["idea"]
     assert idea[0] == "diverged (3 of 3 seeds)"
-    content = logs.load_logs([str(VARIANTS / name)])
+    content = load_logs([str(VARIANTS / name)])
     turned = compare(content, baseline="idea")
     base = words(turned)[0]["base"]
     assert base[0] == "diverged (3 of 3 seeds of idea)"
@@ -310,7 +310,7 @@ def test_a_board_s_records_are_told_apart(capsys):
         "they differ in record (2026-03-19a and 2026-03-19b), so --columns arm=record"
         in refusal([board], capsys)
     )
-    found = logs.load_logs([str(board)], columns=columns_of("arm=record"))
+    found = load_logs([str(board)], columns=columns_of("arm=record"))
     rows = list(csv.DictReader(io.StringIO(board.read_text())))
     assert len(found.records) == len(rows)
     records = {row["record"] for row in rows}
@@ -322,7 +322,7 @@ def test_a_budget_of_time_ends_a_run_that_is_finished():
     """Its siblings have other steps, and it is short of its own total; only a score that all have
     counts."""
     golf = SAMPLES / "parameter_golf_logs"
-    found = logs.load_logs([str(golf / "colons")])
+    found = load_logs([str(golf / "colons")])
     statuses = {run.status for run in found.records}
     assert statuses == {"finished"}
     steps = {run.summary["steps"] for run in found.records}
@@ -342,7 +342,7 @@ def test_only_a_score_that_all_runs_have_is_compared(tmp_path):
         lines = path.read_text().splitlines(keepends=True)
         text = "".join(lines[:-1] if number == 0 else lines)
         copy.write_text(text)
-    found = logs.load_logs([str(tmp_path)])
+    found = load_logs([str(tmp_path)])
     assert "compared: final_int6_roundtrip" in found.problems[0]
     assert "not all have final_int6_sliding_window" in found.problems[0]
     first = min(found.records, key=lambda run: run.name)
@@ -385,7 +385,7 @@ TEMPLATES = [
 @pytest.mark.parametrize(("template", "arm_from", "seed_from"), TEMPLATES)
 def test_names_say_arm_and_seed(tmp_path, template, arm_from, seed_from):
     crossed(tmp_path, template)
-    found = logs.load_logs([str(tmp_path)])
+    found = load_logs([str(tmp_path)])
     assert [run.arm for run in found.records].count("base") == 3
     assert [run.arm for run in found.records].count("idea") == 3
     assert {run.imported["arm"] for run in found.records} == {arm_from}
@@ -409,7 +409,7 @@ def test_settings_beside_a_log_say_arm_and_seed(tmp_path):
         (job / ".hydra").mkdir()
         (job / ".hydra" / "overrides.yaml").write_text(f"- model.width={width}\n- seed={seed}\n")
     for place, source in (("lightning", "hparams.yaml"), ("multirun", ".hydra/overrides.yaml")):
-        found = logs.load_logs([str(tmp_path / place)])
+        found = load_logs([str(tmp_path / place)])
         expected = {("width=32", 0), ("width=32", 1), ("width=32", 2)}
         expected |= {("width=64", 0), ("width=64", 1), ("width=64", 2)}
         assert {(run.arm, run.seed) for run in found.records} == expected
@@ -421,7 +421,7 @@ def test_settings_beside_a_log_say_arm_and_seed(tmp_path):
 def test_settings_that_cannot_be_read_are_named(tmp_path):
     curve(tmp_path / "version_0" / "metrics.csv", 3.0)
     (tmp_path / "version_0" / "hparams.yaml").write_text("a: [\n")
-    found = logs.load_logs([str(tmp_path)])
+    found = load_logs([str(tmp_path)])
     assert len(found.records) == 1
     assert "the settings beside it are not read: hparams.yaml must be yaml" in found.problems[0]
 
@@ -453,10 +453,10 @@ def test_names_that_differ_by_a_number_alone_are_refused_with_the_flag(tmp_path,
     assert "may name 3 arms, or runs of one arm, which is the guess" in said
     assert "--names '{arm}/{seed}'" in said
     names = template.format(seed="{seed}").rpartition(".")[0]
-    records = logs.load_logs([str(tmp_path)], names=names).records
+    records = load_logs([str(tmp_path)], names=names).records
     seeds = {run.seed for run in records}
     assert seeds <= {0, 1, 2}
-    apart = logs.load_logs([str(tmp_path)], names=names.replace("{seed}", "{arm}"))
+    apart = load_logs([str(tmp_path)], names=names.replace("{seed}", "{arm}"))
     assert len({run.arm for run in apart.records}) == 3
 
 
@@ -477,7 +477,7 @@ def test_a_template_that_does_not_fit_is_refused(tmp_path, capsys, template, sai
 def test_files_that_are_given_are_arms(tmp_path):
     for number, arm in enumerate(("base", "idea")):
         curve(tmp_path / f"{arm}.csv", 3 - number)
-    content = logs.load_logs([str(tmp_path / f"{arm}.csv") for arm in ("base", "idea")])
+    content = load_logs([str(tmp_path / f"{arm}.csv") for arm in ("base", "idea")])
     told, _, labels = words(compare(content))
     assert labels == ["base", "idea"]
     assert told["idea"][0] == "no verdict (n=1)"
@@ -486,7 +486,7 @@ def test_files_that_are_given_are_arms(tmp_path):
 def test_a_folder_and_a_file_of_one_name_are_two_arms(tmp_path):
     for number, name in enumerate(("a/log.csv", "b/log.csv", "a.csv")):
         curve(tmp_path / name, 3.0 - number / 100)
-    found = logs.load_logs([str(tmp_path)])
+    found = load_logs([str(tmp_path)])
     assert len({run.arm for run in found.records}) == 3
 
 
@@ -496,7 +496,7 @@ def test_folders_and_files_that_cross_are_refused(tmp_path, capsys):
             curve(tmp_path / repeat / f"{arm}.csv", loss + number / 100)
     said = refusal([tmp_path], capsys)
     assert "--names '{arm}/*' or --names '*/{arm}' says which" in said
-    found = logs.load_logs([str(tmp_path)], names="*/{arm}")
+    found = load_logs([str(tmp_path)], names="*/{arm}")
     assert {run.arm for run in found.records} == {"base", "idea"}
 
 
@@ -553,7 +553,7 @@ def test_a_program_that_printed_twice_into_a_file_made_two_runs(tmp_path, capsys
     assert "arm base, seed 0 has two runs with other losses" in refusal([tmp_path], capsys)
     lines = whole.splitlines(keepends=True)[:2]
     path.write_text("".join(lines) + whole)
-    records = logs.load_logs([str(tmp_path)]).records
+    records = load_logs([str(tmp_path)]).records
     statuses = [run.status for run in records]
     assert statuses == ["unfinished: 100 of 200 steps, as others of its arm have", "finished"]
 
@@ -589,10 +589,10 @@ def test_a_run_short_of_its_own_total_is_unfinished(tmp_path, capsys):
 def test_a_run_shorter_than_the_others_of_its_arm_is_unfinished(tmp_path):
     crossed(tmp_path, "{arm}/seed{seed}.csv")
     curve(tmp_path / "idea" / "seed1.csv", 2.9, steps=100)
-    found = logs.load_logs([str(tmp_path)])
+    found = load_logs([str(tmp_path)])
     statuses = {run.name: run.status for run in found.records if run.status != "finished"}
     assert statuses == {"idea/seed1.csv": "unfinished: 100 of 200 steps, as others of its arm have"}
-    every = logs.load_logs([str(tmp_path)], lengths=False)
+    every = load_logs([str(tmp_path)], lengths=False)
     assert {run.status for run in every.records} == {"finished"}
 
 
@@ -623,7 +623,7 @@ def test_calls_of_log_are_no_steps(tmp_path):
                     loss = ""
                 rows.append(f"{call},{call},1.5,{loss},{step}\n")
             path.write_text(f",_step,_timestamp,eval/loss,train/global_step\n{''.join(rows)}")
-    found = logs.load_logs([str(tmp_path / "calls")])
+    found = load_logs([str(tmp_path / "calls")])
     steps = {tuple(run.curve.step) for run in found.records}
     assert steps == {(0, 50, 100, 150, 200)}
     own = tmp_path / "own.csv"
@@ -670,7 +670,7 @@ def test_wandb_s_table_counts_the_runs_that_finished(tmp_path):
     rows += ["base-seed1,finished,2026-11-01,1,3.0"]
     text = "\n".join(["Name,State,Created,seed,val/loss", *rows]) + "\n"
     (tmp_path / "t.csv").write_text(text)
-    found = logs.load_logs([str(tmp_path / "t.csv")])
+    found = load_logs([str(tmp_path / "t.csv")])
     expected = [("base", "finished", 3.0), ("idea", "crashed", 3.9), ("idea", "finished", 2.9)]
     assert [(run.arm, run.status, run.val_loss) for run in found.records] == expected
 
@@ -715,7 +715,7 @@ def test_an_empty_cell_where_a_loss_was_due_is_a_divergence(tmp_path, losses):
 )
 def test_a_last_line_that_is_cut_is_left_out_with_a_note(tmp_path, cut):
     (tmp_path / "t.csv").write_text(cut)
-    found = logs.load_logs([str(tmp_path / "t.csv")])
+    found = load_logs([str(tmp_path / "t.csv")])
     assert found.records[0].val_loss == 3
     assert "line 4 is cut" in found.problems[0]
 
@@ -749,7 +749,7 @@ def test_event_files_are_read_as_tensorboard_reads_them(tmp_path):
     assert run.curve.step == [0, 50, 100]
     assert run.curve.val_loss == [4, 3.5, 3]
     path.write_bytes(path.read_bytes()[:-9])
-    found = logs.load_logs([str(path)])
+    found = load_logs([str(path)])
     assert found.records[0].curve.step == [0, 50]
     assert "its last event is cut" in found.problems[0]
 
@@ -786,7 +786,7 @@ def test_mlflow_s_database_is_read(tmp_path):
             )
             base.executemany(f"INSERT INTO metrics VALUES (?, ?, 1, 'r{number}', ?, ?)", points)
         base.commit()
-    found = logs.load_logs([str(tmp_path)])
+    found = load_logs([str(tmp_path)])
     statuses = {(run.arm, run.seed): run.status for run in found.records}
     expected = {
         ("width=32", 0): "finished",
@@ -850,7 +850,7 @@ for arm in ("base", "idea"):
 def test_a_resumed_run_of_wandb_is_one(tmp_path):
     """Two offline folders of one id, the first of which failed."""
     _child(WANDB, tmp_path, WANDB_SILENT="true")
-    found = logs.load_logs([str(tmp_path)])
+    found = load_logs([str(tmp_path)])
     expected = set()
     for arm in ("width=32", "width=64"):
         for seed in range(3):
@@ -886,7 +886,7 @@ def final(path, loss):
 
 
 def told_arms(path, **options):
-    records = logs.load_logs([str(path)], **options).records
+    records = load_logs([str(path)], **options).records
     return {(run.arm, run.seed) for run in records}
 
 
@@ -896,7 +896,7 @@ def test_differently_named_logs_of_a_folder_are_never_averaged(tmp_path, capsys)
         for number, name in enumerate(names):
             final(tmp_path / group / f"{name}.csv", 3 + number / 100)
     assert "--names '{arm}/*' or --names '*/{arm}' says which" in refusal([tmp_path], capsys)
-    found = logs.load_logs([str(tmp_path)], names="*/{arm}")
+    found = load_logs([str(tmp_path)], names="*/{arm}")
     expected = {*kinds["attention"], *kinds["mlp"]}
     assert {run.arm for run in found.records} == expected
 
@@ -917,7 +917,7 @@ def test_mlflow_s_runs_of_one_name_are_two(tmp_path):
             f"{number}b7c6c03846f4dc89809dcb1e4249001,1,FINISHED,x,{3 + number / 10},{arm}\n"
         )
     text = head + "".join(rows)
-    found = logs.load_logs([str(table(tmp_path / "t.csv", text))])
+    found = load_logs([str(table(tmp_path / "t.csv", text))])
     expected = [("base", 3.0), ("base", 3.1), ("idea", 3.2), ("idea", 3.3)]
     losses = sorted((run.arm, run.val_loss) for run in found.records)
     assert losses == expected
@@ -937,7 +937,7 @@ def test_settings_in_names_stay(tmp_path, names, arms_):
     for number, name in enumerate(names):
         path = tmp_path / name
         final(path if path.suffix == ".csv" else path / "log.csv", 3 + number / 100)
-    found = logs.load_logs([str(tmp_path)])
+    found = load_logs([str(tmp_path)])
     assert sorted(run.arm for run in found.records) == sorted(arms_ or names)
 
 
@@ -947,19 +947,19 @@ def test_a_dot_in_a_name_is_no_ending(tmp_path):
             tmp_path / f"run-{name}-tag-val_loss.csv",
             f"Wall time,Step,Value\n1,0,4\n1,9,3.{number}\n",
         )
-    found = logs.load_logs([str(tmp_path)])
+    found = load_logs([str(tmp_path)])
     assert {run.arm for run in found.records} == {"a_lr0.1", "a_lr0.2", "b_lr0.1"}
 
 
 def test_an_empty_cell_in_a_table_of_last_losses_is_a_divergence(tmp_path):
     rows = "base,1,3.1\nbase,2,3.2\nidea,1,3.1\nidea,2,3.2\n"
     path = table(tmp_path / "t.csv", f"arm,seed,val_loss\nbase,0,3\n{rows}idea,0,\n")
-    records = logs.load_logs([str(path)]).records
+    records = load_logs([str(path)]).records
     statuses = {(run.arm, run.seed): run.status for run in records}
     assert statuses["idea", 0] == "diverged"
     assert statuses["idea", 1] == "finished"
     path = table(tmp_path / "states.csv", "arm,seed,state,val_loss\na,0,finished,3\na,1,running,\n")
-    content = logs.load_logs([str(path)])
+    content = load_logs([str(path)])
     assert len(content.records) == 1
 
 
@@ -1044,7 +1044,7 @@ def test_settings_beside_all_logs_are_of_no_run(tmp_path):
 def test_the_seed_of_a_template_leaves_the_name(tmp_path):
     for seed in range(3):
         final(tmp_path / f"exp{seed}.csv", 3 + seed / 100)
-    found = logs.load_logs([str(tmp_path)], names="exp{seed}")
+    found = load_logs([str(tmp_path)], names="exp{seed}")
     assert len({run.arm for run in found.records}) == 1
     seeds = {run.seed for run in found.records}
     assert seeds == {0, 1, 2}
@@ -1071,7 +1071,7 @@ def test_readers_lose_no_rows(tmp_path):
     (tmp_path / "pandas.csv").write_bytes(f"epoch,step,val_loss\r\n{lost}".encode())
     assert the_run(tmp_path / "pandas.csv").status == "diverged"
     path = table(tmp_path / "w.csv", "Name,State,seed,val/loss\na,finished,1,3.1\na,finished,0,3.0")
-    content = logs.load_logs([str(path)])
+    content = load_logs([str(path)])
     assert len(content.records) == 2
     table(tmp_path / "b" / "run-a-tag-lr.csv", "Wall time,Step,Value\n1,0,1\n1,1,")
     table(
@@ -1084,7 +1084,7 @@ def test_readers_lose_no_rows(tmp_path):
     losses = "{'eval_loss': '2.2', 'epoch': '1'}\n{'eval_loss': '2.1', 'epoch': '2'}\n"
     rows = "{'loss': '3', 'epoch': '0.5'}\n" + losses
     path = table(tmp_path / "p" / "a.log", f"{rows}{ends}{rows}")
-    records = logs.load_logs([str(path)]).records
+    records = load_logs([str(path)]).records
     statuses = {run.status for run in records}
     assert statuses == {"finished", "not finished"}
 
@@ -1094,7 +1094,7 @@ def test_an_unfinished_run_displaces_no_finished_one(tmp_path):
     for seed, state in enumerate(("crashed", "finished")):
         text = rows.replace("\n", f",{state}\n")
         table(tmp_path / f"a_s{seed}.csv", f"step,val_loss,state\n{text}")
-    records = logs.load_logs([str(tmp_path)]).records
+    records = load_logs([str(tmp_path)]).records
     statuses = {run.status for run in records}
     assert statuses == {"crashed", "finished"}
 

@@ -21,7 +21,7 @@ from nocap.config.errors import refusals
 from nocap.config.keys import require
 from nocap.store.files import append_text
 from nocap.study import __main__ as study
-from nocap.study.pages import check_readme
+from nocap.study.study_pages import check_readme
 from tests.conftest import REPO
 from tests.fuzz.doors import RUNS
 from tests.fuzz.judge import FAULTS, Bench, Case, Wound
@@ -194,7 +194,7 @@ def test_a_finished_run_whose_rows_and_checkpoint_are_gone_is_refused_by_name(co
     (copied["done"] / "metrics.jsonl").write_text("")
     paths = copied["done"].glob("checkpoints/step-*/state.json")
     next(paths).write_text("{}")
-    line = "metrics.jsonl is not what its digest in summary.json says; there is no valid"
+    line = "metrics.jsonl does not match its digest in summary.json; there is no valid"
     assert f"{copied['done'].name}: {line}" in refusal(lambda: train(*DONE))
 
 

@@ -215,7 +215,7 @@ def test_what_is_no_trained_run_is_refused(trained: Path, say: Say):
     words = (f"run={trained}", "max_tokens=2")
     code, _, err, _ = say(*words)
     assert code == 2
-    assert "must hold what this run's model has, and differs in blocks.2" in err
+    assert "must hold the tensors of this run's model, and differs in blocks.2" in err
     shutil.rmtree(trained / "checkpoints")
     assert say(*words)[::2] == (2, f"nocap: {trained} must hold a checkpoint, got none\n")
     (trained / "config.yaml").unlink()

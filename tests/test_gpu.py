@@ -1,7 +1,11 @@
 """What only a GPU shows: kernels by name, losses that agree with the CPU's, compilation, memory as
-its allocator counts it."""
+its allocator counts it.
+
+On a pretended GPU (tests/pretend.py) the same runs go to their ends, and no number is compared."""
 
 import json
+import os
+from collections.abc import Sequence
 from functools import partial
 
 import pytest
@@ -14,10 +18,15 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
 ]
 
+# where nothing computes: see tests/pretend.py
+PRETENDED = "PRETEND_CC" in os.environ
+computed = pytest.mark.skipif(PRETENDED, reason="needs a GPU that computes")
+
 KERNELS = {
     "mha": {"kernel": "materialized"},
     "flash": {"kernel": "flash"},
     "gqa": {"kernel": "flash"},
+    "flash attention.kernel=flex": {"kernel": "flex"},
     "sliding": {"kernel": "flex"},
     "hybrid": {"kernel": "flash", "local_kernel": "flex"},
 }
@@ -35,16 +44,24 @@ def losses(run_dir, key="val/loss"):
     return [row[key] for row in rows_of(run_dir) if key in row]
 
 
+def assert_near(losses: Sequence[float], others: Sequence[float], *, within: float) -> None:
+    """Assert that both are as many, and near to each other where a GPU computes them."""
+    assert len(losses) == len(others) > 0
+    if not PRETENDED:
+        assert losses == pytest.approx(others, abs=within)
+
+
 @pytest.mark.parametrize("compiled", ["off", "regional"])
 @pytest.mark.parametrize("attention", KERNELS)
 def test_gpu_learns_what_the_cpu_learns(tmp_path, door, attention, compiled):
-    words = (*CUDA, f"attention={attention}")
-    bf16 = ("trainer.device=cuda", "trainer.precision=bf16", "trainer.val_precision=bf16")
+    option, *more = f"attention={attention}".split()
+    words = (*CUDA, option)
+    bf16 = (*more, "trainer.device=cuda", "trainer.precision=bf16", "trainer.val_precision=bf16")
     _, on_gpu = trained(door, tmp_path / "gpu", *words, *bf16, f"trainer.compile={compiled}")
     _, on_cpu = trained(
         door, tmp_path / "cpu", *words, "trainer.device=cpu", "trainer.precision=fp32"
     )
-    assert losses(on_gpu) == pytest.approx(losses(on_cpu), abs=0.03)  # bf16 has three digits
+    assert_near(losses(on_gpu), losses(on_cpu), within=0.03)  # bf16 has three digits
     summary = json.loads((on_gpu / "summary.json").read_text())
     config = (on_gpu / "config.yaml").read_text()
     assert summary["memory_notes"]["peak"] == "allocated on the GPU after warm-up"
@@ -71,7 +88,7 @@ def test_documents_on_a_gpu_are_those_on_the_cpu(tmp_path, door, words):
     _, on_cpu = trained(
         door, tmp_path / "cpu", *plain, "trainer.device=cpu", "trainer.precision=fp32"
     )
-    assert losses(on_gpu) == pytest.approx(losses(on_cpu), abs=0.03)
+    assert_near(losses(on_gpu), losses(on_cpu), within=0.03)
 
 
 def test_killed_on_a_gpu_it_ends_within_tolerance(tmp_path, door):
@@ -87,11 +104,10 @@ def test_killed_on_a_gpu_it_ends_within_tolerance(tmp_path, door):
     }
     said, killed = trained(door, tmp_path / "out", *words, env=env)
     assert "resuming from step 8" in said or "resuming from step 4" in said
-    final = losses(killed)[-1]
-    expected = losses(clean)[-1]
-    assert final == pytest.approx(expected, abs=1e-3)
+    assert_near(losses(killed)[-1:], losses(clean)[-1:], within=1e-3)
 
 
+@computed
 @pytest.mark.parametrize("shape", [(768, 768), (3072, 768), (768, 3072)])
 def test_muon_in_stacks_is_torchs_own_within_rounding(shape):
     """A product of a stack may be summed in another order than that of a matrix, and each of its 15
@@ -128,5 +144,5 @@ def test_with_cuda_graphs_the_losses_are_the_same(tmp_path, door):
         runs.append(trained(door, tmp_path / on, *words, f"trainer.cuda_graphs={on}")[1])
     plain, graphed = (losses(run, "train/loss") for run in runs)
     peaks = [json.loads((run / "summary.json").read_text())["memory_mib"]["peak"] for run in runs]
-    assert graphed == pytest.approx(plain, abs=5e-3)
+    assert_near(graphed, plain, within=5e-3)
     assert peaks[1] > 0.8 * peaks[0]

@@ -64,7 +64,7 @@ def test_all_steps_take_35_minutes_and_the_readmes_commands_ten(day: ModuleType)
     commands = [re.split(r" --", line)[0].split() for line in matches]
     assert [*itertools.chain(*commands)] == list(limits)
     for command in commands:
-        assert sum(limits[name] for name in command) <= 9 * 60
+        assert sum(limits[name] + day.GRACE_S for name in command) <= 9 * 60
     matches = re.findall(r"^\| `(\w+)` \| (\d+) s", text, re.M)
     expected = [(name, str(limit)) for name, limit in limits.items()]
     assert matches == expected
@@ -141,6 +141,21 @@ def test_the_clock_of_a_grids_cells_is_there(tmp_path: Path, day: ModuleType) ->
         clock_s = dict(cell["clock_s"])
         assert clock_s.pop("wall") == pytest.approx(sum(clock_s.values()))
     assert day.STEPS["grid"].figure(found).startswith("beside training ")
+
+
+@pytest.mark.slow
+def test_a_grid_that_is_stopped_leaves_what_its_cells_took(tmp_path: Path) -> None:
+    """As by a step's time limit."""
+    words = ["trainer.steps=10,100000", "--json", "grid.json"]
+    command = [sys.executable, str(FOLDER / "grid.py"), *words, "--device", "cpu", "--small"]
+    env = {**os.environ, "PYTHONPATH": str(REPO)}
+    running = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.DEVNULL)
+    wait_until(lambda: list(tmp_path.glob("*/runs/*/summary.json")), "a cell")
+    running.terminate()
+    assert running.wait() != 0
+    found = json.loads((tmp_path / "grid.json").read_text())
+    assert "finished" in [cell["status"] for cell in found["cells"]]
+    assert found["rc"] == running.returncode
 
 
 # --- sessions of several days ---------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,16 @@ from nocap.config import entry, gpu, hardware
 from nocap.config.compose import Composed, as_in, compose, composed
 from nocap.config.defaults import reasons
 from nocap.config.run import Run
+from nocap.config.trainer import Sampler, Search
+from nocap.launch.first_screen import headline
 from nocap.launch.grid import check
-from nocap.launch.headline import headline
 from nocap.launch.plan import Datasets, plan
+from nocap.launch.search import Searching
 from nocap.launch.worker import _no_room
 from nocap.measure.bench_arms import compose_arms
 from nocap.model.flops import flops_per_token
+from nocap.proposals.campaign import Proposals
+from nocap.proposals.override_proposals import of_overrides
 from nocap.study.study_plan import compose_arms as compose_study
 from tests.conftest import REPO, Door
 from tests.studies import LOSS, loaded, study
@@ -233,6 +238,54 @@ def test_no_arm_of_a_study_has_graphs_where_one_is_beyond_them(tmp_path: Path) -
     assert [arm.run.trainer.cuda_graphs for arm in both.values()] == [False, False]
 
 
+def proposed(folder: Path, overrides: Sequence[str], *texts: str) -> Proposals:
+    """Return proposals to a study with these overrides."""
+    arms = {"mha": ["attention=flash"]}
+    content = study(arms=arms, overrides=[*overrides], claims=None, propose={"gain": 0.1})
+    made = loaded(folder / "made", content)
+    assert made.propose is not None
+    return of_overrides(made, made.propose, "cpu", texts, output_dir=str(folder), steps=None)
+
+
+def test_a_proposal_beyond_graphs_has_none_and_its_baseline_keeps_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Losses alone are compared. A baseline that changed with its proposals would be another."""
+    graphs = list[list[bool]]()
+
+    def trainings(sides: dict[str, Composed], seeds: object) -> list[object]:
+        graphs.append([side.run.trainer.cuda_graphs for side in sides.values()])
+        return []
+
+    monkeypatch.setattr("nocap.proposals.override_proposals.trainings", trainings)
+    monkeypatch.setattr("nocap.proposals.override_proposals.train", lambda *given: {})
+    for proposal in proposed(tmp_path, SHORT, BETWEEN, "attention=gqa").proposals:
+        proposal.measure([])
+    assert graphs == [[False, True], [True, True]]  # each proposal before its baseline
+
+
+def test_a_proposal_beside_chosen_graphs_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"trainer\.cuda_graphs must be false beside ideas\.multi_token"
+    ):
+        proposed(tmp_path, [*SHORT, "trainer.cuda_graphs=true"], BETWEEN)
+
+
+def test_no_trial_of_a_search_has_graphs_where_a_choice_is_beyond_them(tmp_path: Path) -> None:
+    optuna = pytest.importorskip("optuna")
+    for choices, graphs in ((["[]", "[multi_token]"], False), (["[]", "[x0]"], True)):
+        made = Searching(
+            Search(sampler=Sampler.random),
+            {"ideas": optuna.distributions.CategoricalDistribution(choices)},
+            fixed=[*SHORT, f"output_dir={tmp_path}"],
+            compose=composed,
+        )
+        cells = [made.trial(1, (f"ideas={choice}",)).cell for choice in choices]
+        assert [cell and cell.plan.run.trainer.cuda_graphs for cell in cells] == [graphs] * 2
+        notes = [line for line in made.head if "cuda_graphs" in line]
+        assert len(notes) == (not graphs)
+
+
 def test_the_challenges_baseline_stays_to_the_letter() -> None:
     """Its own micro-batch, its own model compiled whole, as its script does; no graph."""
     t = compose(["experiment=nocap_baseline", "tracker=none", "trainer.device=cuda"]).trainer
@@ -308,6 +361,22 @@ def test_a_command_that_has_used_a_gpu_ends_without_pythons_own_end(
         entry.run(lambda: 3)
     assert ended.value.code == 3
     assert ends == [3] * used
+
+
+def test_a_command_whose_gpu_has_failed_ends_with_its_own_code(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ends = list[int]()
+
+    def fail() -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", fail)
+    monkeypatch.setattr("nocap.config.entry.os._exit", ends.append)
+    with pytest.raises(SystemExit):
+        entry.run(lambda: 4)
+    assert ends == [4]
 
 
 def test_the_first_screen_says_what_a_gpu_gets_and_why() -> None:

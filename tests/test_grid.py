@@ -6,6 +6,8 @@ import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -13,15 +15,22 @@ from nocap.config.compose import compose, composed
 from nocap.config.flags import GridFlags, parse
 from nocap.config.paths import conf_dir
 from nocap.config.plain import load, to_plain
-from nocap.launch.cell import planned_cell
+from nocap.launch.cluster_cell import planned_cell
 from nocap.launch.grid import check
 from nocap.launch.multirun import multirun, print_plan
 from nocap.launch.run_facts import run_facts
 from tests.attempts import on_a_terminal, processes, sealed, wait_until
-from tests.conftest import EXPLODING, SMALL
+from tests.conftest import EXPLODING, REPO, SMALL, called
 from tests.grids import CELL, Background, records, summaries, trained
 from tests.grids import small_grid as small_grid
 from tests.test_tracking import inspect
+
+# What the command of a finished grid does without.
+TRAINING = ("torch", "wandb", "tqdm", "optuna", "submitit", "ray", "tiktoken", "safetensors")
+DRAWING = ("jinja2", "markupsafe", "matplotlib", "pandas")
+ROOMS = ("nocap.sessions", "nocap.sources", "nocap.study", "nocap.measure", "nocap.model")
+OF_PAGES = ("nocap.report.comparison", "nocap.report.page", "nocap.report.curves")
+OF_CLAIMS = ("nocap.judge.claim", "nocap.judge.verdict", "nocap.judge.turns", "nocap.judge.power")
 
 # --- the whole grid, checked ----------------------------------------------------------------------
 
@@ -344,6 +353,31 @@ def test_finished_cells_are_skipped_whoever_ran_them(small_grid, here):
     single = here(*CELL, "attention=gqa", f"output_dir={small_grid.out}")
     assert single.code == 0
     assert single.out.startswith("already finished")
+
+
+@pytest.mark.slow
+def test_a_finished_grid_imports_neither_what_trains_nor_what_draws_pages(small_grid):
+    words = (*CELL, "--multirun", "seed=0,1", "attention=flash,gqa", f"output_dir={small_grid.out}")
+    called(*words, cwd=small_grid.out.parent)  # whose page has the command of this folder
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "nocap.train", *words],
+        cwd=small_grid.out.parent,
+        env={**os.environ, "PYTHONPATH": str(REPO)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "4 finished; 0 trained now" in done.stdout
+    assert "compare: python -m nocap.compare" in done.stdout
+    lines = [line for line in done.stderr.splitlines() if line.startswith("import time:")]
+    imported = {line.rpartition("|")[2].strip() for line in lines}
+    assert "nocap.judge.compare" in imported
+    assert "nocap.report.arms" in imported
+    tops = {name.partition(".")[0] for name in imported}
+    assert not tops & {*TRAINING, *DRAWING}
+    rooms = {".".join(name.split(".")[:2]) for name in imported}
+    assert not rooms & {*ROOMS}
+    assert not imported & {*OF_PAGES, *OF_CLAIMS}
 
 
 def test_the_page_of_a_finished_grid_is_drawn_again_only_when_its_comparison_changes(

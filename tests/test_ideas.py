@@ -20,7 +20,7 @@ from nocap.config.plain import to_plain
 from nocap.config.run import Run
 from nocap.data.prepare import prepare
 from nocap.generation.engines import UncachedError, check_cached
-from nocap.launch.head import manifest
+from nocap.launch.record_head import manifest
 from nocap.model.flops import flops_per_token
 from nocap.model.gpt import build_model
 from nocap.store.identity import digest, identity_parts

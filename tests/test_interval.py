@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from nocap.judge import cautious, interval
-from nocap.judge.cautious import Declared, between, half_width, pooled
+from nocap.judge import cautious_interval, interval
+from nocap.judge.cautious_interval import Declared, between, half_width, pooled
 from nocap.judge.comparison_json import interval_json
 from nocap.judge.interval import of_arms, of_arms_apart, of_pairs, of_samples, of_steps
 from tests.conftest import REPO
@@ -170,8 +170,8 @@ def test_fewer_than_three_have_no_interval():
         of_samples(DRUG_1, [0.5, 0.6]),
         of_arms([[1.0, 1.1], [1.0, 1.2]])[0],
         of_arms_apart(DRUG_1, [[0.5, 0.6], DRUG_2])[0],
-        cautious.of_pairs([1.0, 1.1]),
-        cautious.of_samples(DRUG_1, [0.5, 0.6]),
+        cautious_interval.of_pairs([1.0, 1.1]),
+        cautious_interval.of_samples(DRUG_1, [0.5, 0.6]),
     )
     for estimate in cases:
         assert estimate.low == -math.inf
@@ -184,14 +184,14 @@ def test_fewer_than_three_have_no_interval():
 
 
 def test_runs_that_agree_to_the_last_bit_have_no_width():
-    pairs = cautious.of_pairs([0.5] * 3, declared=KNOWN)
+    pairs = cautious_interval.of_pairs([0.5] * 3, declared=KNOWN)
     cases = (
         of_pairs([0.5] * 3),
         of_samples([0.5] * 3, [0.0] * 4),
         *of_arms([[0.5] * 3] * 2),
         *of_arms_apart([0.0] * 3, [[0.5] * 3] * 2),
-        cautious.of_pairs([0.5] * 3),
-        cautious.of_samples([0.5] * 3, [0.0] * 4),
+        cautious_interval.of_pairs([0.5] * 3),
+        cautious_interval.of_samples([0.5] * 3, [0.0] * 4),
         pairs,  # nor has a noise that was declared
     )
     for estimate in cases:
@@ -215,7 +215,7 @@ def test_clocks_pairs_have_the_cautious_interval(analysis: int, comparisons: int
     share = analysis**2 * comparisons
     how = {"analysis": analysis, "comparisons": comparisons}
     sem = stats.sem(SLEEP)
-    estimate = cautious.of_pairs(SLEEP, bias=0.1, **how)
+    estimate = cautious_interval.of_pairs(SLEEP, bias=0.1, **how)
     quantile = stats.t.isf(0.05 / share, 9)
     half = (1 + 3.3 / math.sqrt(10)) * quantile * sem + 0.1
     assert estimate.mid == pytest.approx(-1.58)
@@ -225,7 +225,7 @@ def test_clocks_pairs_have_the_cautious_interval(analysis: int, comparisons: int
     deviation = SLEEP.std(ddof=1)
     assert estimate.sd == pytest.approx(deviation)
     assert estimate.method == "pairs, cautious"
-    narrowed = cautious.of_pairs(SLEEP, declared=KNOWN, **how)
+    narrowed = cautious_interval.of_pairs(SLEEP, declared=KNOWN, **how)
     # 8 of 20 degrees count; and its own spread is wider
     quantile = stats.t.isf(0.005 / share, 8 + 9)
     deviation = SLEEP.std(ddof=1)
@@ -235,7 +235,7 @@ def test_clocks_pairs_have_the_cautious_interval(analysis: int, comparisons: int
     quantile = stats.t.isf(0.005, 12)
     expected = quantile * 2 / math.sqrt(10)
     declared = Declared(sd=2.0, df=3, source="x")
-    pairs = cautious.of_pairs(SLEEP, declared=declared)
+    pairs = cautious_interval.of_pairs(SLEEP, declared=declared)
     assert pairs.half_width == pytest.approx(expected)
 
 
@@ -265,8 +265,8 @@ def test_two_sides_are_paired_where_they_share_seeds():
         estimate = between(a, b)
         return estimate and (estimate.mid, estimate.low, estimate.high, estimate.n, estimate.method)
 
-    pairs = cautious.of_pairs(SLEEP)
-    samples = cautious.of_samples(DRUG_1, DRUG_2)
+    pairs = cautious_interval.of_pairs(SLEEP)
+    samples = cautious_interval.of_samples(DRUG_1, DRUG_2)
     expected = (pairs.mid, pairs.low, pairs.high, 10, "pairs, cautious")
     assert shown(a, b) == expected
     shown_apart = shown(a, apart)
@@ -292,7 +292,7 @@ def test_ratios_are_geometric_and_their_inverse_agrees():
     assert there is not None
     assert back is not None
     halves = [x / 2 for x in a.values()]
-    expected = cautious.of_pairs(np.log(halves), bias=0.005).exp()
+    expected = cautious_interval.of_pairs(np.log(halves), bias=0.005).exp()
     assert there.mid == pytest.approx(expected.mid)
     assert there.low == pytest.approx(expected.low)
     assert there.high == pytest.approx(expected.high)
@@ -373,7 +373,7 @@ def test_noises_have_mean_0_and_variance_1(name: str):
 def test_a_narrower_interval_breaks_the_bars(
     monkeypatch: pytest.MonkeyPatch, caution: float, tail: float
 ):
-    monkeypatch.setattr(cautious, "CAUTION", caution)
-    monkeypatch.setattr(cautious, "TAIL", tail)
+    monkeypatch.setattr(cautious_interval, "CAUTION", caution)
+    monkeypatch.setattr(cautious_interval, "TAIL", tail)
     broken = simulated.broken(simulated.calibrate(4000), errors=4)
     assert {line.partition(",")[0] for line in broken} >= {"of clocks"}

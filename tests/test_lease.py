@@ -19,7 +19,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from nocap.launch.head import write_record_head
+from nocap.launch.record_head import write_record_head
 from nocap.store import lease
 from nocap.store.files import write_file
 from nocap.store.record import read_ended

@@ -281,7 +281,7 @@ def stalled(module: str, folder: Path) -> str:
 
 @linux
 @pytest.mark.parametrize(
-    "module", ["nocap.launch.worker", "nocap.launch.cell", "nocap.sessions.worker"]
+    "module", ["nocap.launch.worker", "nocap.launch.cluster_cell", "nocap.sessions.worker"]
 )
 def test_a_process_whose_parent_died_before_it_began_imports_nothing(
     tmp_path: Path, module: str

@@ -3,6 +3,7 @@ changes."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,14 @@ def test_it_is_logged_however_it_trains_and_changes_no_loss(
     logged = [row["log/gate"] for row in eager if "train/loss" in row]
     assert gates == pytest.approx(logged, rel=1e-4)
     assert len(gates) == 12
+
+
+def test_the_summary_has_the_last_value(door: Door, tmp_path: Path) -> None:
+    rows = trained(door, tmp_path, ["trainer.compile=off", "trainer.steps=3"], LOG)
+    summary = json.loads((the_run(tmp_path / "out") / "summary.json").read_text())
+    gates = [row["log/gate"] for row in rows if "log/gate" in row]
+    assert len(gates) == 3
+    assert summary["logged"] == {"gate": gates[-1]}
 
 
 @pytest.mark.parametrize(

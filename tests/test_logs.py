@@ -16,16 +16,16 @@ import pytest
 from scipy import stats
 
 from nocap import compare as door
-from nocap.judge.cautious import CLOCK_BIAS
+from nocap.judge.cautious_interval import CLOCK_BIAS
 from nocap.judge.compare import compare
 from nocap.judge.comparison_json import result_of
 from nocap.judge.comparison_schema import to_json
-from nocap.judge.losses import Outcome
-from nocap.report import comparison as page
-from nocap.report.arms import render
-from nocap.sources import logs
+from nocap.judge.differences import DifferenceWord
+from nocap.report import comparison_page as page
+from nocap.report.comparison_tables import render
 from nocap.sources.formats import LONGEST
-from nocap.sources.log_columns import columns_of
+from nocap.sources.logs.columns import columns_of
+from nocap.sources.logs.load import load_logs
 from tests.test_compare import refusal, write_run
 from tests.test_interval import of_a_mixed_model
 from tests.test_tracking import environment
@@ -61,7 +61,7 @@ def two_arms(root, name="seed{}.jsonl", *, gain=0.05, runs=4, **facts):
 
 
 def compared(*paths, target=None, **options):
-    content = logs.load_logs([str(path) for path in paths], **options)
+    content = load_logs([str(path) for path in paths], **options)
     comparison = compare(content, target_loss=target)
     json.dumps(to_json(result_of(comparison)), allow_nan=False)
     render(comparison)
@@ -125,9 +125,9 @@ def test_false_alarms_without_seeds_are_as_rare_as_said(tmp_path):
             for i in range(4):
                 rows.append(f"{arm},{i},{rng.normal(3, 0.01)}\n")
         table.write_text("arm,run,val_loss\n" + "".join(rows))
-        comparison = compare(logs.load_logs([str(table)]))
+        comparison = compare(load_logs([str(table)]))
         (gap,) = [row.difference for row in comparison.arms if row.difference]
-        alarms += gap.outcome in (Outcome.better, Outcome.worse)
+        alarms += gap.outcome in (DifferenceWord.better, DifferenceWord.worse)
     assert alarms <= 30  # 7.5%: one in twenty, and chance
 
 
@@ -781,7 +781,7 @@ def test_a_large_log_is_not_held_in_memory(tmp_path):
             content = {"step": step, **row, **loss}
             file.write(json.dumps(content) + "\n")
     tracemalloc.start()
-    loaded = logs.load_logs([str(path)])
+    loaded = load_logs([str(path)])
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert len(loaded.records[0].curve.step) == 20

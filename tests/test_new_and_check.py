@@ -211,7 +211,7 @@ IDLE = """
 CHANCE = """
     import os
     import numpy as np
-    from nocap.data.made import made, write_shards
+    from nocap.data.shard_cache import cached_set, write_shards
     from nocap.options.data import Data
 
     @dataclass(kw_only=True)
@@ -223,7 +223,7 @@ CHANCE = """
                 draw = lambda: np.frombuffer(os.urandom(20000), dtype=np.uint8).astype(np.uint16)
                 splits = ("train", "val")
                 return {}, {split: write_shards(target, split, [draw()]) for split in splits}
-            return made("broken", tokenizer.name, {}, cache_dir=cache_dir, make=make)
+            return cached_set("broken", tokenizer.name, {}, cache_dir=cache_dir, make=make)
     """
 UNTYPED = """
     from typing import Any
@@ -360,7 +360,7 @@ CHECK_REFUSED = [
     ([POWER_LAW, "--only", "nothing"], "nocap: --only must be a check's name (composes, "),
     (
         [POWER_LAW, "schedule=wsd"],
-        "nocap: schedule must be left out, where schedule=power_law is what is checked",
+        "nocap: schedule must be left out: the command checks schedule=power_law",
     ),
 ]
 

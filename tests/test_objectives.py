@@ -334,8 +334,8 @@ REFUSED = [
         "ideas.distill.run must be a run of model.seq_len=256 or more, got 128",
     ),
     (
-        "attention.kernel=flex trainer.device=cuda",
-        "fused, flash, efficient, cudnn for this option, got flex",
+        "attention.kernel=blocks trainer.device=cuda",
+        "fused, flash, efficient, cudnn, flex for this option, got blocks",
     ),
     (
         "ideas=[untie] trainer.device=cuda trainer.cuda_graphs=true",

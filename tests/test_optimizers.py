@@ -24,7 +24,7 @@ from nocap.config.plain import dump, to_plain
 from nocap.config.plain import load as load_config
 from nocap.config.run import Run
 from nocap.generation.text import load
-from nocap.measure.profiled import measurable
+from nocap.measure.profiler_timing import measurable
 from nocap.model.gpt import GPT, build_model
 from nocap.options.optimizer.muon import AT_ONCE, POLAR_EXPRESS
 from nocap.training import memory

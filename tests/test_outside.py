@@ -209,7 +209,7 @@ def test_a_record_brings_no_code_along(here: Door, tmp_path: Path, undisturbed: 
     refused = here(str(run_dir), module="nocap.compare")
     assert refused.code == 2
     assert not mark.exists()
-    assert "config.yaml is not what its digest in summary.json says" in refused.err
+    assert "config.yaml does not match its digest in summary.json" in refused.err
 
 
 def test_experiments_of_a_folder_may_lie_deeper_and_its_name_be_odd(tmp_path: Path):
@@ -261,7 +261,7 @@ def test_bad_files_are_one_line(tmp_path: Path, name: str, source: str, says: st
         ("attention.start=abc", "attention.start"),
         ("attention.start=-1", "attention.start must be above 0, got -1.0"),
         ("attention.start=inf", "attention.start must be a finite number"),
-        ("attention.kind=global", "attention.kind must stay what the option set"),
+        ("attention.kind=global", "attention.kind must keep the option's value"),
     ],
 )
 def test_wrong_keys_are_refused_like_built_in_ones(word: str, says: str):
@@ -276,7 +276,7 @@ def test_a_file_that_changed_since_the_command_began_is_refused(tmp_path: Path):
         source.write("\n")
     in_another_process()
     with pytest.raises(
-        ValueError, match=r"head_temperature\.py must be what this command began with, sha256"
+        ValueError, match=r"head_temperature\.py must stay as this command found it, sha256"
     ):
         from_plain(to_plain(run), "it")
 
@@ -342,7 +342,7 @@ def test_a_process_reads_no_file_of_another_cell(tmp_path: Path, text: str):
     attention = from_plain(to_plain(runs["first"]), "it").attention
     assert attention.kind == "first"
     assert "nocap.outside.attention.second" not in sys.modules
-    with pytest.raises(ValueError, match=r"second\.py must be what this command began with"):
+    with pytest.raises(ValueError, match=r"second\.py must stay as this command found it"):
         from_plain(to_plain(runs["second"]), "it")
 
 
@@ -444,7 +444,7 @@ def test_saving_files_while_a_grid_runs_stops_only_their_own_cells(door: Door, t
     assert done.code == 1
     matches = re.findall(r"done +attention=first", done.out)
     assert len(matches) == 2
-    changed = r"failed +attention=second .*second\.py must be what this command began with, sha256"
+    changed = r"failed +attention=second .*second\.py must stay as this command found it, sha256"
     matches = re.findall(changed, done.out)
     assert len(matches) == 2
 

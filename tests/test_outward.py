@@ -21,13 +21,13 @@ import yaml
 from nocap import compare
 from nocap.config.compose import compose, composed
 from nocap.config.outward import guarded, is_secret_name, redact, visible
-from nocap.launch import head
 from nocap.launch import plan as planning
+from nocap.launch import record_head
 from nocap.launch.grid import Cell, Grid
 from nocap.launch.plan import Plan
 from nocap.options.tracker import RunFacts, Tracker, TrackerSession
-from nocap.report import comparison as report
-from nocap.report.rows import rows, to_csv
+from nocap.report import comparison_page as report
+from nocap.report.flat_rows import rows, to_csv
 from nocap.report.table import Column, Table, markdown, tame
 from nocap.runs import __main__ as runs
 from nocap.store.files import append_text, write_text
@@ -123,7 +123,7 @@ def record(folder: Path, planned: Plan) -> None:
     init = type("Init", (), members)()
     run = replace(planned.run, tracker=tagged)
     hostile_plan = replace(planned, run_dir=folder, run=run, init=init, name=TEXTS[1])
-    head.write_record_head(hostile_plan)
+    record_head.write_record_head(hostile_plan)
     config = yaml.safe_load((folder / "config.yaml").read_text())
     assert config["data"]["kind"] == "synthetic"
     assert config["tracker"]["kind"] == "wandb"

@@ -18,9 +18,9 @@ import torch
 from nocap.config.run import Run
 from nocap.config.trainer import Device
 from nocap.measure import bench as measure
-from nocap.measure import timed
+from nocap.measure import timed_arm
 from nocap.measure.bench_arms import compose_arm
-from nocap.measure.timed import Clock, TimedArm
+from nocap.measure.timed_arm import Clock, TimedArm
 from tests.conftest import REPO
 
 HERE = REPO / "experiments" / "peers"
@@ -163,7 +163,7 @@ def test_the_race_times_peers_as_nocaps_own_and_reads_its_file(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """One whose loss is not finite after a while fails, and stops no other."""
-    monkeypatch.setattr(timed, "BLOCK_S", dict.fromkeys(Device, 0.005))
+    monkeypatch.setattr(timed_arm, "BLOCK_S", dict.fromkeys(Device, 0.005))
     monkeypatch.setattr(measure, "matmul_flops", lambda device, precision: 1e12)
     (peers / "a_bigram.py").write_text(BIGRAM)
     late = "if len(self.seen) < 9: return loss.detach()\n        return float('nan')"

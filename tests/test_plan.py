@@ -14,7 +14,7 @@ from nocap.launch.multirun import print_plan
 from nocap.sessions import grid_plan
 from nocap.sessions.figures import SessionFile
 from nocap.sessions.session import Session
-from nocap.study import preview
+from nocap.study import plan_preview
 from nocap.study.study_plan import prepare
 from tests.studies import LOSS, RACE, at, loaded, study
 from tests.studies import session as made_session
@@ -78,7 +78,7 @@ def test_a_studys_plan_has_its_search_its_runs_and_its_shorter_schedules(tmp_pat
     raced = study(claims=[RACE, LOSS], scales=scales, tune=tune, seeds=seeds)
     output_dir = str(tmp_path / "out")
     plan = prepare(loaded(tmp_path / "made", raced), "cpu", output_dir=output_dir)
-    out = preview.render(plan).splitlines()
+    out = plan_preview.render(plan).splitlines()
     # 2 × 2 trials, 2 × 3 runs, each at 2 lengths, too
     assert out[1].endswith(": 22 cells, 0 done, 22 to train")
     rows = {row.split("  ")[0]: row.split() for row in out[3:]}
@@ -97,7 +97,7 @@ def test_a_plan_fits_the_terminal(
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     plan = prepare(loaded(tmp_path / "made", study()), "cpu", output_dir=str(tmp_path / "out"))
-    text = preview.render(plan)
+    text = plan_preview.render(plan)
     long = [line for line in text.splitlines() if len(line) > width]
     assert [line for line in long if " " in line] == []  # a folder's name is not broken
     assert "M.loss: val_loss of mqa, expected" in " ".join(text.split())

@@ -12,7 +12,7 @@ import pytest
 from scipy import stats
 
 from nocap.judge import interval
-from nocap.judge.cautious import Declared
+from nocap.judge.cautious_interval import Declared
 from nocap.judge.interval import of_arms
 from nocap.judge.power import (
     NoiseAtEqualLoss,
@@ -249,12 +249,13 @@ def test_plan_says_what_the_grid_can_show(here: Door) -> None:
     grid = [*CELL, "attention=flash,gqa", "seed=0,1,2"]
     before = here("--multirun", "--plan", *grid)
     assert (
-        "what 3 seeds can show is not known: no two arms of this model, data, batch" in before.out
+        "the difference that 3 seeds can show is not known: no two arms of this model, data, batch"
+        in before.out
     )
     assert here("--multirun", *grid).code == 0
     between = here("--multirun", "--plan", *grid)
     assert (
-        "what 3 seeds can show of the time at equal loss is not known: the baseline is"
+        "the gain in time at equal loss that 3 seeds can show is not known: the baseline is"
         in between.out
     )
     assert "at a shorter and a longer length (--equal-loss trains and times them)" in between.out

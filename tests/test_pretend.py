@@ -90,6 +90,29 @@ def test_a_profile_takes_a_mixer_apart_or_says_that_it_is_one_kernel(pretended, 
         assert profile["not_counted"] is None
 
 
+# --- decoding
+
+DECODING = (
+    COUNTS
+    + """
+from nocap.config.compose import compose
+from nocap.sessions.worker import time_decoding
+base = ["model=nano", "tracker=none", "trainer.device=cuda"]
+runs = {name: compose([*base, name]) for name in ("attention=flash", "attention=sliding")}
+before = counts()
+figures = time_decoding(runs, engines=dict.fromkeys(runs, "cache"), prompt=4, new=6, vocab_size=64)
+launches, waits, copies = (now - then for now, then in zip(counts(), before))
+print(*figures, launches > 1000, copies > 40)
+"""
+)
+
+
+def test_a_session_times_decoding_on_the_gpu(pretended):
+    """Also of an attention whose training kernel takes no single query."""
+    done = pretended.python("-c", DECODING)
+    assert done.out == "attention=flash attention=sliding True True\n", done.err
+
+
 # --- memory
 
 
@@ -97,7 +120,7 @@ BENCH = """
 import sys, torch
 from nocap.measure.bench_arms import compose_arms
 from nocap.measure.bench import bench
-from nocap.measure.timed import TimedArm
+from nocap.measure.timed_arm import TimedArm
 from nocap.training import memory
 base = ["model=tiny", "tokenizer=bytes", "tracker=none", "trainer.device=cuda",
     "trainer.compile=off", "trainer.val_tokens=524288"]
@@ -132,7 +155,7 @@ sys.path.insert(0, sys.argv[1])
 import peer_arm
 from nocap.measure.bench_arms import compose_arm, compose_arms
 from nocap.measure.bench import bench
-from nocap.measure.timed import TimedArm
+from nocap.measure.timed_arm import TimedArm
 from nocap.training import memory
 ticks = itertools.count()
 peer_arm._bits = lambda p: next(ticks)  # nothing computes here, so no update can be seen
@@ -163,7 +186,7 @@ def test_a_peers_arm_that_does_not_fit_stops_no_other_and_leaves_nothing(pretend
 SLIDING = """
 import sys, yaml
 from nocap.config.compose import compose
-from nocap.measure.timed import at_length, attention_ms
+from nocap.measure.timed_arm import at_length, attention_ms
 study = yaml.safe_load(open(sys.argv[1]))
 scale = study["scales"]["gpu"]
 for arm in study["arms"].values():
@@ -225,7 +248,7 @@ FLEX = """
 import torch
 from torch._dynamo.utils import counters
 from nocap.config.compose import compose
-from nocap.measure.timed import at_length
+from nocap.measure.timed_arm import at_length
 base = compose(["model=nano", "attention=sliding", "attention.window=64", "trainer.device=cuda",
     "tracker=none"])
 for n in range(1, 11):
@@ -249,7 +272,7 @@ STEPS = (
 import json, sys, time, torch
 from torch._dynamo.utils import counters as dynamo
 from nocap.config.compose import compose
-from nocap.measure.timed import random_tokens
+from nocap.measure.timed_arm import random_tokens
 from nocap.training.ledger import Ledger
 from nocap.training.loop import warm_up
 from nocap.training.step import build, configure_numerics, take_step
@@ -398,7 +421,7 @@ def test_a_run_with_cuda_graphs_validates_in_fp32_and_goes_on_from_its_checkpoin
 READS = """
 from nocap.measure.bench_arms import compose_arms
 from nocap.measure.bench import bench
-from nocap.measure.timed import TimedArm
+from nocap.measure.timed_arm import TimedArm
 from nocap.model.gpt import Head
 forward = Head.forward
 Head.forward = lambda self, *args: (args[0].sum().item(), forward(self, *args))[1]
@@ -424,7 +447,7 @@ def test_a_forward_that_reads_from_the_device_is_refused_in_a_cuda_graph(pretend
 LOGS = """
 import sys, time
 from nocap.config.compose import compose
-from nocap.measure.timed import random_tokens
+from nocap.measure.timed_arm import random_tokens
 from nocap.model.gpt import Head
 from nocap.model.logged import log
 from nocap.training.ledger import Ledger
@@ -451,11 +474,148 @@ def test_what_a_module_logs_is_in_each_row_of_a_graphed_step(pretended, compile_
     assert done.out.splitlines()[-1] == "[['gate'], ['gate'], ['gate']]", done.err
 
 
+EVERY = (
+    COUNTS
+    + """
+import json, sys, time
+from nocap import outside
+from nocap.config.compose import compose
+from nocap.config.defaults import fits_a_graph
+from nocap.measure.timed_arm import random_tokens
+from nocap.training import memory
+from nocap.training.ledger import Ledger
+from nocap.training.loop import warm_up
+from nocap.training.step import build, configure_numerics, take_step
+base = ["model=nano", "tracker=none", "data=stdlib", "trainer.device=cuda",
+    "trainer.compile=off", "trainer.cuda_graphs=true"]
+arms = [f"{group}={name}" for group in ("attention", "mlp", "norm", "position", "optimizer")
+    for name in outside.yamls(group)]
+arms.remove("optimizer=soap")  # needs cuSOLVER, which is not pretended
+arms.remove("optimizer=schedule_free")
+arms.append("optimizer=schedule_free schedule=constant")
+arms += [f"ideas=[{name}]" for name in outside.yamls("ideas") if name != "multi_token"]
+for arm in (*arms, *sys.argv[1:]):
+    run = compose([*base, *arm.split()])
+    assert fits_a_graph(run)
+    configure_numerics(run)
+    with random_tokens(run) as job:
+        trainee, ledger = build(job), Ledger(started=time.monotonic())
+        before = graph_counts()
+        warm_up(job, trainee, ledger)
+        for step in range(2):
+            take_step(job, trainee, ledger, step=step)
+    done = [now - then for now, then in zip(graph_counts(), before)]
+    print(json.dumps([arm, *done]), flush=True)
+    trainee = None
+    memory.give_back(job.world.device)
+"""
+)
+MORE = (
+    "attention.kernel=flex",
+    "attention=sliding attention.kernel=blocks",
+    "attention=gqa attention.merge_qkv=true model.qk_norm=true",
+    "data.document_mask=true position.restart=true",
+    "attention=mha data.document_mask=true",
+    "attention=sliding data.document_mask=true",
+    "objective.loss_chunks=4",
+    "objective.loss_chunks=4 model.pad_logits=true objective.z_loss=0.01",
+    "model.logit_softcap=15 model.tie_head=false model.residual_precision=bf16",
+    "trainer.activation_checkpointing=block",
+    "optimizer.cautious_decay=true trainer.grad_clip=null",
+)
+
+
+@pytest.mark.timeout(600)
+def test_a_cuda_graph_holds_each_option_that_a_run_may_have_by_default(pretended):
+    """A graph is captured once, and replayed in each of two steps."""
+    done = pretended.python("-c", EVERY, *MORE, timeout=600)
+    assert done.code == 0, done.err
+    rows = [json.loads(line) for line in done.out.splitlines()]
+    assert len(rows) > len(MORE) + 20
+    wrong = [arm for arm, *counts in rows if counts != [1, 2]]
+    assert wrong == []
+
+
+GRID = (
+    "-m",
+    "nocap.train",
+    "--multirun",
+    *SHORT[:-1],
+    "trainer.batch_tokens=1024",
+    "trainer.val_tokens=1024",
+    "trainer.checkpoint_every=0",
+    "trainer.val_every=0",
+)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("ideas", "graphs"), [("[],[multi_token]", False), ("[],[x0]", True)])
+def test_all_arms_of_a_grid_have_cuda_graphs_or_none_has(tmp_path, pretended, ideas, graphs):
+    done = pretended.python(*GRID, f"ideas={ideas}", "output_dir=out", timeout=600)
+    assert done.code == 0, done.err
+    paths = (tmp_path / "out").glob("runs/*/manifest.json")
+    configs = [json.loads(path.read_text())["parts"]["config"] for path in paths]
+    assert [config["trainer"]["cuda_graphs"] for config in configs] == [graphs] * 2
+    assert ("note: trainer.cuda_graphs=false for all arms" in done.out) != graphs
+
+
+@pytest.mark.timeout(900)
+def test_a_proposal_that_acts_between_steps_is_answered(tmp_path, pretended):
+    """Its baseline keeps the CUDA graph."""
+    study = {
+        "question": "does anything help?",
+        "arms": {"base": []},
+        "scales": {"gpu": {"train": [*SHORT[:-1], "trainer.steps=2", "trainer.val_every=0"]}},
+        "propose": {"gain": 0.1},
+    }
+    (tmp_path / "ideas").mkdir()
+    (tmp_path / "ideas" / "study.yaml").write_text(json.dumps(study))
+    words = ("-m", "nocap.study", "ideas", "scale=gpu", "output_dir=out", "--json")
+    done = pretended.python(*words, "--propose", "ideas=[multi_token]", timeout=900)
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["overrides"] == ["ideas=[multi_token]"]
+    paths = (tmp_path / "out").glob("runs/*/manifest.json")
+    configs = [json.loads(path.read_text())["parts"]["config"] for path in paths]
+    chosen = {("multi_token" in each["ideas"], each["trainer"]["cuda_graphs"]) for each in configs}
+    assert chosen == {(True, False), (False, True)}
+
+
+FITS = (
+    *SHORT,
+    "tokenizer=gpt2",  # whose logits in fp32 are a third of the peak
+    "trainer.batch_tokens=1024",
+    "trainer.val_tokens=1024",
+    "trainer.micro_batch=8",
+    "trainer.checkpoint_every=0",
+)
+
+
+def test_the_largest_that_fits_counts_a_graph_beside_its_validation(tmp_path, pretended):
+    """As a run has both: the graph keeps its memory while the run validates."""
+    done = pretended.python("-m", "nocap.train", "--fit", *FITS)
+    assert done.code == 0, done.err
+    (line,) = [line for line in done.out.splitlines() if line.startswith("trainer.micro_batch=8:")]
+    fitted_mib = float(line.removesuffix(" MiB").rpartition(" ")[2])
+    done = pretended.python("-m", "nocap.train", *FITS, "output_dir=out")
+    assert done.code == 0, done.err
+    path = next((tmp_path / "out").glob("runs/*/summary.json"))
+    peak_mib = json.loads(path.read_text())["memory_mib"]["peak"]
+    assert fitted_mib == pytest.approx(peak_mib, rel=0.1)
+
+
+@pytest.mark.timeout(1500)
+def test_the_tests_of_a_gpu_run_to_their_ends(pretended):
+    words = ("-m", "pytest", "-c", str(REPO / "pyproject.toml"), "-q", "-m", "gpu", "-n", "0")
+    words += ("-p", "no:cacheprovider", str(REPO / "tests" / "test_gpu.py"))
+    done = pretended.python(*words, timeout=1500)
+    assert done.code == 0, done.out
+
+
 RANKS = """
 import dataclasses, os, sys, tempfile, torch, torch.distributed as dist
 from torch._dynamo.utils import counters
 from nocap.config.compose import compose
-from nocap.measure.timed import random_tokens
+from nocap.measure.timed_arm import random_tokens
 from nocap.training.step import build
 run = compose(["model=small", "trainer.device=cuda", "trainer.compile=regional", "data=synthetic",
     "trainer.micro_batch=1", "tracker=none"])

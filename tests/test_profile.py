@@ -22,12 +22,12 @@ from nocap.config.compose import compose
 from nocap.config.paths import conf_dir
 from nocap.config.trainer import Device, Precision
 from nocap.data.batches import microbatches
-from nocap.measure import profile, profile_text, roofline
-from nocap.measure.parts import MARK, Ranges, busy_ms, profiler, read
+from nocap.measure import ceilings, profile, profile_tables, roofline
 from nocap.measure.profile_schema import CeilingJson, CeilingsJson, ClocksJson, Peak, ProfileFile
-from nocap.measure.profiled import Observation, busy, measure_step
+from nocap.measure.profiler_ranges import MARK, Ranges, busy_ms, profiler, read
+from nocap.measure.profiler_timing import Observation, busy, measure_step
 from nocap.measure.roofline import OpWork, count
-from nocap.measure.timed import attention_ms, exponent, with_window
+from nocap.measure.timed_arm import attention_ms, exponent, with_window
 from nocap.model.flops import component_flops, flops_per_token
 from nocap.model.gpt import GPT, build_model
 from nocap.model.language_model import Loss
@@ -151,7 +151,7 @@ def test_ceilings_of_d12_are_those_of_the_arithmetic():
     rows = []
     for words in (["attention=gqa"], ["mlp=gelu3x"], ["attention=gqa", "mlp=gelu3x"]):
         work_of_both = counted(*D12, *words, vocab_size=GPT2)
-        rows.append(roofline.ceiling(" ".join(words), base, work_of_both[1], PEAK, times, 0.0))
+        rows.append(ceilings.ceiling(" ".join(words), base, work_of_both[1], PEAK, times, 0.0))
     assert [f"{row.by_flops:.3f}" for row in rows] == ["1.076", "1.119", "1.216"]
     gqa, mlp, both = (1 / row.by_step for row in rows)  # shares of the step
     assert gqa < 1 > mlp
@@ -162,7 +162,7 @@ def test_ceilings_of_d12_are_those_of_the_arithmetic():
 def test_another_kernel_goes_to_its_bound_and_the_same_one_by_its_ratio():
     run, old = counted(*NANO, "attention=mha", vocab_size=257)
     _, flash = counted(*NANO, "attention=flash", vocab_size=257)
-    ms = roofline.changed(old, flash, PEAK, dict.fromkeys(MODEL_PARTS, 1000.0))
+    ms = ceilings.changed(old, flash, PEAK, dict.fromkeys(MODEL_PARTS, 1000.0))
     scores = flash.by_part()["scores"]
     expected = scores.bound_ms(PEAK) * microbatches(run)
     assert ms["scores"] == pytest.approx(expected)
@@ -370,7 +370,7 @@ def profiled(tmp_path_factory):
     flags = ["--json", "new/p.json", "--trace", "t.json", "--repeats", "1"]
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr("nocap.measure.timed.LEAST_S", 0.01)
+        patch.setattr("nocap.measure.timed_arm.LEAST_S", 0.01)
         patch.setitem(roofline.PRODUCT, Device.cpu, 512)
         patch.setitem(roofline.COPY_BYTES, Device.cpu, 2**26)
         done = answer(lambda: command.main([*words, *flags]), limit_s=240)
@@ -434,7 +434,7 @@ def test_ceilings_and_a_busy_gpu_are_told(profiled):
         plain_step = replace(file.step.plain, gpu_busy=share)
         step = replace(file.step, plain=plain_step)
         made = replace(file, step=step, ceilings=CeilingsJson(table=[row]))
-        said = profile_text.render_profile(made)
+        said = profile_tables.render_profile(made)
         assert f"the GPU busy {share:.0%} of it" in said
         assert ("trainer.cuda_graphs=true" in said) == hint
         assert re.search(r"attention=gqa +1\.076× +1\.09× +3 +10\.0%", said)

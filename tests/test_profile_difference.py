@@ -319,7 +319,7 @@ def test_times_that_do_not_compare_are_refused_with_what_does(
     done = compared(profile(), flash(flops_per_token=6e5, **changed))
     refused(done, said, "their times do not compare", lines=2)
     counted = done.err.splitlines()[1]
-    assert "what was counted does: FLOPs a token 800,000 and 600,000 (0.750×)" in counted
+    assert "the counts differ: FLOPs a token 800,000 and 600,000 (0.750×)" in counted
     assert ("bytes moved" in counted) == ("hardware" in changed)
 
 

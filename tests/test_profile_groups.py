@@ -18,16 +18,24 @@ from nocap import profile as command
 from nocap.config.compose import compose, compose_measured, composed
 from nocap.config.trainer import Device
 from nocap.generation.engines import Cached, Recompute
-from nocap.measure import profile_text, roofline, timed
+from nocap.measure import profile_tables, roofline, timed_arm
 from nocap.measure.bench_arms import compose_arms
-from nocap.measure.groups import Row, grouped
-from nocap.measure.largest import Typed, file_of, largest, replaced, without
-from nocap.measure.mixing import AROUND, FUSED, MOMENTS, PRODUCT, SOFTMAX, VALUES
-from nocap.measure.parts import BACKWARD, MARK, Ranges, of_modules, profiler, read, read_moments
+from nocap.measure.largest_parts import ProfileCommand, file_of, largest, replaced, without
+from nocap.measure.mixer_moments import AROUND, FUSED, MOMENTS, PRODUCT, SOFTMAX, VALUES
 from nocap.measure.profile import ProfileQuestion, profiles
+from nocap.measure.profile_groups import ProfileRow, grouped
 from nocap.measure.profile_schema import CeilingJson, CeilingsJson, Peak
+from nocap.measure.profiler_ranges import (
+    BACKWARD,
+    MARK,
+    Ranges,
+    of_modules,
+    profiler,
+    read,
+    read_moments,
+)
 from nocap.measure.roofline import count
-from nocap.measure.subject import Of, Subject
+from nocap.measure.subject import Subject, SubjectKind
 from nocap.model.gpt import build_model, count_parameters
 from tests.conftest import REPO
 from tests.fuzz.process import answer
@@ -195,7 +203,9 @@ def row(path, part, direction, ms, *, detail=None):
         number = int(layer[1])
     else:
         number = None
-    return Row(path=path, part=part, layer=number, direction=direction, detail=detail, **figures)
+    return ProfileRow(
+        path=path, part=part, layer=number, direction=direction, detail=detail, **figures
+    )
 
 
 ROWS = [
@@ -281,7 +291,7 @@ def taken():
     """What is taken apart → its profile, of a materialised and gated model; peaks of small
     products."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(timed, "LEAST_S", 0.001)
+        patch.setattr(timed_arm, "LEAST_S", 0.001)
         patch.setitem(roofline.PRODUCT, Device.cpu, 128)
         patch.setitem(roofline.COPY_BYTES, Device.cpu, 2**20)
         words = [*NANO, "attention=mha", "mlp=swiglu"]
@@ -360,7 +370,7 @@ def test_flops_are_those_of_arithmetic(taken):
 
 
 def test_the_text_has_a_line_for_each_row(taken):
-    said = {of: profile_text.render_profile(profile) for of, profile in taken.items()}
+    said = {of: profile_tables.render_profile(profile) for of, profile in taken.items()}
     rows = [
         "scores, Q·Kᵀ",
         "softmax",
@@ -398,10 +408,12 @@ def test_a_cache_that_is_rewound_gives_the_same_token_again():
 def test_an_option_without_a_cache_is_counted_over_its_whole_prefix():
     """Its products are a prompt's of one token more, whatever the attention that stands in for
     counting."""
-    run = Subject(of=Of.token).run(compose([*NANO, "attention=mha", "data.document_mask=true"]))
-    subject = Subject(of=Of.token, prompt=8)
+    run = Subject(of=SubjectKind.token).run(
+        compose([*NANO, "attention=mha", "data.document_mask=true"])
+    )
+    subject = Subject(of=SubjectKind.token, prompt=8)
     token = count(run, vocab_size=70, subject=subject)
-    subject = Subject(of=Of.prefill, prompt=9, cached=False)
+    subject = Subject(of=SubjectKind.prefill, prompt=9, cached=False)
     prefill = count(run, vocab_size=70, subject=subject)
     flops = []
     for counted in (token, prefill):
@@ -432,7 +444,7 @@ def test_words_give_way_to_the_same_key_and_to_another_option_of_their_group():
 def bounded(taken):
     """Return a profile of these parts with these ceilings, and what its words compose to."""
 
-    def make(words, table, *, trusted=True, of=Of.step):
+    def make(words, table, *, trusted=True, of=SubjectKind.step):
         example = taken["step"].parts[0]
         parts = []
         for part, ms in (("scores", 40.0), ("mlp_up", 30.0), ("norm", 20.0), ("head", 10.0)):
@@ -484,7 +496,7 @@ def test_the_command_is_a_bench_of_the_same_runs(words, bounded):
     """Its words compose to the run that was profiled and to those that were bounded."""
     words = ["model=nano", *words, "trainer.device=cpu"]
     profile, made = bounded(words, TABLE)
-    rows = largest(profile, Typed(words=words, choices=made.choices))
+    rows = largest(profile, ProfileCommand(words=words, choices=made.choices))
     parts = [each.part for each in rows]
     assert parts == ["scores", "mlp_up", "norm"]
     labels = [[each.label for each in row.options] for row in rows]
@@ -509,12 +521,12 @@ def test_the_command_is_a_bench_of_the_same_runs(words, bounded):
 def test_what_cannot_be_trusted_is_bounded_by_flops_and_folders_are_kept(bounded):
     words = ["model=nano", "attention=mha"]
     profile, made = bounded(words, TABLE, trusted=False)
-    typed_words = Typed(words=words, choices=made.choices, folders=[REPO / "a folder"])
+    typed_words = ProfileCommand(words=words, choices=made.choices, folders=[REPO / "a folder"])
     file = file_of(profile, typed_words)
     rows = file.largest
     options = list(itertools.chain(*(row.options for row in rows)))
     assert [each.by_step for each in options] == [None] * 3
-    said = list(profile_text._largest(file))
+    said = list(profile_tables._largest(file))
     assert "   at most: attention=mqa 1.298× by FLOPs, attention=sliding 1.198× by FLOPs" in said
     assert said[1:3] == [
         "larger than any part: 45.0 ms, 45.0%, not attributed",
@@ -528,8 +540,8 @@ def test_what_cannot_be_trusted_is_bounded_by_flops_and_folders_are_kept(bounded
 
 def test_of_a_forward_the_command_is_another_profile_and_the_difference(bounded):
     words = ["model=nano", "attention=mha"]
-    profile, made = bounded(words, TABLE, of=Of.forward)
-    typed = Typed(words=words, choices=made.choices, flags=["--forward"])
+    profile, made = bounded(words, TABLE, of=SubjectKind.forward)
+    typed = ProfileCommand(words=words, choices=made.choices, flags=["--forward"])
     assert largest(profile, typed)[0].command == (
         "python -m nocap.profile --forward model=nano attention=mha --json before.json && "
         "python -m nocap.profile --forward model=nano attention=mqa --json after.json && "
@@ -545,7 +557,7 @@ def test_of_a_forward_the_command_is_another_profile_and_the_difference(bounded)
 def test_the_door_ends_with_the_largest_parts_and_commands_that_can_be_typed(tmp_path, monkeypatch):
     """Of a step, a forward and a text; two of a kind are compared."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(timed, "LEAST_S", 0.001)
+    monkeypatch.setattr(timed_arm, "LEAST_S", 0.001)
     monkeypatch.setitem(roofline.PRODUCT, Device.cpu, 128)
     monkeypatch.setitem(roofline.COPY_BYTES, Device.cpu, 2**20)
     cases = (("step",), ("forward", "--forward"), ("text", "--generate", "--prompt", "8"))

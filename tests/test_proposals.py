@@ -19,7 +19,7 @@ import pytest
 from scipy import stats
 
 from nocap.judge.proposal import BatchQuestion, LossPair, ProposalWord, batches_above, judge
-from nocap.proposals.campaign import MOST, Campaign
+from nocap.proposals.campaign import MOST_PROPOSALS, Campaign
 from nocap.study.__main__ import main
 from nocap.study.log import FILE, AnswerLine, LogLine, PairLine, ProposalLine
 from nocap.study.spec import Propose
@@ -193,7 +193,7 @@ def test_a_diverged_proposal_is_never_accepted_and_a_diverged_baseline_is_no_gai
 
 def test_no_more_proposals_than_the_error_budget_was_simulated_for():
     lines = list[LogLine]()
-    for number in range(MOST):
+    for number in range(MOST_PROPOSALS):
         propose(f"arm {number}", Trainer(0.0, seed=number), lines)
     with pytest.raises(ValueError, match="proposal 201"):
         propose("another", Trainer(1.0), lines)
@@ -319,7 +319,7 @@ def test_proposals_from_the_first_to_rules_that_changed(
     (folder / "study.yaml").write_text(text)
     refused = study_door(folder, "--propose", "attention=gqa")
     assert refused.code == 2
-    assert "must be what its proposals began with" in refused.err
+    assert "must stay as its first proposal found it" in refused.err
 
 
 # --- commands -------------------------------------------------------------------------------------
@@ -488,7 +488,7 @@ def test_files_that_change_need_a_ref_of_the_baseline(study_door: Door, beside: 
     refused = study_door(beside, "--propose", command(0.1))
     assert refused.code == 2
     assert (
-        "must be what its proposals began with (files too, unless propose.ref is given)"
+        "must stay as its first proposal found it (files too, unless propose.ref is given)"
         in refused.err
     )
 

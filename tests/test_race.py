@@ -19,12 +19,12 @@ from scipy import stats
 
 from nocap import race
 from nocap.config.errors import FailedError
-from nocap.sources import command, reading
+from nocap.sources import command, command_output
 from nocap.sources.command import Command
+from nocap.sources.command_output import LOG, RESULT, MetricReader
 from nocap.sources.race import Race
-from nocap.sources.race_answer import written
-from nocap.sources.reading import LOG, RESULT, Reading
-from nocap.sources.versions import of_commands, of_refs, split
+from nocap.sources.race_arms import of_commands, of_refs, split
+from nocap.sources.race_json import written
 from nocap.store.lease import HeldError
 from nocap.store.metrics import Better
 from tests.attempts import wait_until
@@ -218,7 +218,7 @@ def test_what_git_ignores_is_linked_in_and_may_not_be_written(repo, raced, faile
     monkeypatch.setenv("EXTRA", "open('data/tokens.bin', 'a').write('more')")
     code, said = failed(*words)
     assert code == 1
-    assert "changed what --link names" in said
+    assert "changed a path of --link" in said
 
 
 def test_a_module_from_another_copy_ends_the_race(repo, failed, monkeypatch):
@@ -530,7 +530,9 @@ BAD_COMMANDS = [
 def test_what_a_command_does_badly(repo, raced, failed, monkeypatch, extra, code, line):
     """Its arm, seed and log are named, and the same command goes on once the cause is gone."""
     monkeypatch.setenv("EXTRA", extra)
-    monkeypatch.setattr(command, "LOG_BYTES", 2**20 if "65_000" in extra else reading.LOG_BYTES)
+    monkeypatch.setattr(
+        command, "LOG_BYTES", 2**20 if "65_000" in extra else command_output.LOG_BYTES
+    )
     if extra == "time.sleep(1000)":
         timeout = "1s"
     else:
@@ -583,7 +585,7 @@ NOT_FINITE = [
 def test_a_pattern_of_digits_does_not_pass_over_a_loss_that_is_not_finite(
     tmp_path, pattern, lines, value
 ):
-    read = Reading(what=pattern).value(printed(tmp_path / "run", *lines), finite=False)
+    read = MetricReader(what=pattern).value(printed(tmp_path / "run", *lines), finite=False)
     assert str(read) == value
 
 
@@ -600,7 +602,7 @@ def test_a_pattern_that_takes_a_part_of_a_number_is_refused(tmp_path, pattern, l
     with pytest.raises(
         FailedError, match=f"must be all of the number {re.escape(whole)}, got {part}; see"
     ):
-        Reading(what=pattern).value(printed(tmp_path / "run", line))
+        MetricReader(what=pattern).value(printed(tmp_path / "run", line))
 
 
 ENDING_NUMBERS = [
@@ -616,8 +618,8 @@ ENDING_NUMBERS = [
 def test_a_file_whose_numbers_end_is_of_a_run_that_diverged(tmp_path, name, text, value):
     folder = printed(tmp_path / "run")
     (folder / f"kept-{name}").write_text(text)
-    reading = Reading(what="loss", file=name)
-    assert str(reading.value(folder, finite=False)) == value
+    reader = MetricReader(what="loss", file=name)
+    assert str(reader.value(folder, finite=False)) == value
 
 
 def carried_out(folder, program, **how):
@@ -630,7 +632,7 @@ def carried_out(folder, program, **how):
 def test_a_long_line_is_one_line(tmp_path):
     """A number may stand anywhere in it."""
     folder = carried_out(tmp_path, "print('x' * (2**16 - 12) + ' val loss 3.14159', 'x' * 2**16)")
-    assert Reading(what=PATTERN).value(folder) == 3.14159
+    assert MetricReader(what=PATTERN).value(folder) == 3.14159
     assert len(list(command.lines(folder))) == 1
 
 
@@ -639,7 +641,7 @@ def test_a_file_that_was_there_before_is_there_afterwards(tmp_path):
     write = "import sys; open('out.csv', 'a').write('loss\\n2.5\\n')"
     folder = carried_out(tmp_path, write, keep=["out.csv"])
     assert (tmp_path / "out.csv").read_text() == "mine"
-    assert Reading(what="loss", file="out.csv").value(folder) == 2.5
+    assert MetricReader(what="loss", file="out.csv").value(folder) == 2.5
     with pytest.raises(FailedError, match="exit code 5"):
         carried_out(tmp_path, f"{write}; sys.exit(5)", keep=["out.csv"])
     assert (tmp_path / "out.csv").read_text() == "mine"
@@ -651,7 +653,7 @@ def test_a_file_that_a_killed_race_had_set_aside_is_put_back(tmp_path):
     (tmp_path / "out.csv").write_text("half of a r")
     folder = carried_out(tmp_path, "open('out.csv', 'w').write('loss\\n2.5\\n')", keep=["out.csv"])
     assert (tmp_path / "out.csv").read_text() == "mine"
-    assert Reading(what="loss", file="out.csv").value(folder) == 2.5
+    assert MetricReader(what="loss", file="out.csv").value(folder) == 2.5
 
 
 SHELL_SYNTAX = [
@@ -992,10 +994,10 @@ def made_race(folder, chance, *, gain, pairs, skewed=False):
     for name in ("base", "idea"):
         arm_command = Command(name=name, words=("{seed}",), cwd=folder, content=name)
         both.append(arm_command)
-    reading = Reading(what=PATTERN, better=Better.lower)
+    reader = MetricReader(what=PATTERN, better=Better.lower)
     return Race(
         arms=both,
-        readings=[reading],
+        readers=[reader],
         output_dir=folder,
         pairs=pairs,
         begin=begin,
@@ -1019,9 +1021,9 @@ def test_what_several_arms_print_has_one_interval_and_what_they_cost_the_cautiou
         (place / RESULT).write_text(json.dumps(costs))
 
     arms = [Command(name=name, words=("{seed}",), cwd=tmp_path, content=name) for name in losses]
-    reading = Reading(what=PATTERN, better=Better.lower)
+    reader = MetricReader(what=PATTERN, better=Better.lower)
     racing = Race(
-        arms=arms, readings=[reading], output_dir=tmp_path, pairs=pairs, seeded=seeded, begin=begin
+        arms=arms, readers=[reader], output_dir=tmp_path, pairs=pairs, seeded=seeded, begin=begin
     )
     verdicts = written(racing, racing.run())["verdicts"]
     base = losses["base"]

@@ -15,7 +15,7 @@ import pytest
 
 from nocap.config.compose import compose
 from nocap.config.trainer import Device
-from nocap.launch.cell import CellJob
+from nocap.launch.cluster_cell import CellJob
 from nocap.launch.runner import Runner
 from nocap.options.launcher.ray import Ray, RayTasks, _task, connected, need_of
 from tests.attempts import processes, wait_until

@@ -17,8 +17,8 @@ from nocap.judge.compare import compare
 from nocap.launch import grid_end, multirun
 from nocap.launch.attempt import clean, hold
 from nocap.launch.grid import Cell, Grid
-from nocap.launch.head import write_record_head
 from nocap.launch.plan import Plan, RunResult, outcome, sound
+from nocap.launch.record_head import write_record_head
 from nocap.store.checkpoints import name_of
 from nocap.store.files import append_text
 from nocap.store.identity import identity_parts
@@ -253,7 +253,7 @@ def test_copies_count_once_and_forged_ones_not_at_all(whole: Path, tmp_path: Pat
     assert len(loaded.records) == 4  # whoever recomputes every digest is not caught
     assert sum("left out, it is the same run as" in line for line in loaded.problems) == 1
     assert (
-        sum("summary.json is not what its digest" in line for line in loaded.unreadable.values())
+        sum("summary.json does not match its digest" in line for line in loaded.unreadable.values())
         == 3
     )
     assert len(compare(loaded).not_compared) == 3
@@ -360,12 +360,12 @@ def test_a_half_done_run_under_other_threads_cpu_or_code_is_named(
         return "".join(plan.notices)
 
     begins = (
-        f"{this.run_dir} is half done, at step 5, and another run: what differs is threads "
+        f"{this.run_dir} is half done, at step 5, and is another run: they differ in threads "
         f"(1, now 2); "
     )
     assert notices(SEED, "trainer.threads=2").startswith(begins)
     monkeypatch.setattr("nocap.config.hardware.device_name", lambda device: "Another CPU")
-    assert re.search(r"what differs is device \(.*, now Another CPU\)", notices(SEED))
+    assert re.search(r"they differ in device \(.*, now Another CPU\)", notices(SEED))
     assert notices("seed=4") == ""
     assert notices(SEED, "optimizer.lr=0.5") == ""
     monkeypatch.setattr("nocap.launch.plan.identity_parts", other_code)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from nocap.display import three_digits
-from nocap.report import comparison as report
+from nocap.report import comparison_page as report
 from nocap.report.table import Column, Table
 from nocap.store.runs import Curve, Record
 from tests.made_grid import ATTENTION, EVIL, MLP, made, poisoned, with_summary
@@ -76,6 +76,19 @@ def test_a_column_has_equal_decimals() -> None:
     assert [cell.text for (cell,) in table.cells] == ["98.2", "101.4", "1,050.0", "–"]
     far = Table(title="", columns=[of_arms], rows=[[0.123], [1234.0]])
     assert [cell.text for (cell,) in far.cells] == ["0.123", "1,234"]
+
+
+def test_values_that_modules_log_are_a_table_of_means() -> None:
+    def logs(record: Record) -> Record:
+        if record.arm != "gqa-swiglu":
+            return record
+        return with_summary(record, logged={"gate": 0.25 + 0.5 * record.seed, "lost": None})
+
+    shown = text_of(report.render(made(2, logs)))
+    assert "Logged by modules" in shown
+    assert re.search(r"arm gate flash gelu4x – ", shown)
+    assert re.search(r"gqa swiglu 0\.5 ", shown.partition("Logged by modules")[2])
+    assert "Logged by modules" not in text_of(report.render(made(2)))
 
 
 def on_another_machine(record: Record) -> Record:

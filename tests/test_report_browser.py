@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from nocap.judge.compare import compare
-from nocap.judge.compared_arms import Comparison
-from nocap.report import comparison as report
-from nocap.sources import race_answer
+from nocap.judge.comparison import Comparison
+from nocap.report import comparison_page as report
+from nocap.sources import race_page
 from nocap.store.runs import Found, Record
 from tests.conftest import REPO
 from tests.made_grid import ATTENTION, EVIL, MLP, made, poisoned, record_of, with_summary
@@ -324,7 +324,7 @@ def test_the_page_of_a_race_fits_a_phone_and_asks_for_nothing(
 ) -> None:
     chance = random.Random(3)
     raced = made_race(tmp_path, chance, gain=30.0, pairs=3)
-    text = race_answer.render(raced, raced.run())
+    text = race_page.render(raced, raced.run())
     (tmp_path / "race.html").write_text(text)
     for scheme, colour in (("light", "rgb(252, 252, 250)"), ("dark", "rgb(21, 23, 27)")):
         tab = opened(tmp_path / "race.html", width=390, scheme=scheme, last=None)

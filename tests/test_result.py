@@ -20,10 +20,10 @@ import pytest
 
 from nocap import api, compare
 from nocap.judge.compare import compare as compared
-from nocap.judge.compared_arms import Comparison
+from nocap.judge.comparison import Comparison
 from nocap.judge.comparison_json import result_of
 from nocap.judge.comparison_schema import Result, to_json
-from nocap.report import markdown, result
+from nocap.report import comparison_markdown, result_file
 from nocap.store.record import write_json, write_summary
 from nocap.store.runs import Curve, Found, Record, load_runs
 from tests.fuzz.damage import NOT_DONE, OPERATORS
@@ -35,9 +35,9 @@ from tests.test_equal_loss import grid as grid_with_lengths
 from tests.test_timing import timed, timing
 
 Json = dict[str, Any]
-SCHEMA = Path(result.__file__).with_name("comparison.schema.json")
+SCHEMA = Path(result_file.__file__).with_name("comparison.schema.json")
 ANEW = (
-    "write it anew: python -c 'import json; from nocap.report.result import schema; "
+    "write it anew: python -c 'import json; from nocap.report.result_file import schema; "
     "print(json.dumps(schema(), indent=1))' > nocap/report/comparison.schema.json"
 )
 
@@ -102,8 +102,8 @@ def written(content: Json | str, path: Path) -> Path:
 
 def file_of(comparison: Comparison, path: Path) -> Path:
     """Write a comparison's file, as the command does."""
-    bare = result.bare(comparison)
-    write_json(path, result.content(bare, command="python -m nocap.compare runs"))
+    bare = result_file.bare(comparison)
+    write_json(path, result_file.content(bare, command="python -m nocap.compare runs"))
     return path
 
 
@@ -134,7 +134,7 @@ def judge(*words: object) -> tuple[int, list[str]]:
 
 
 def follows(path: Path, rows: int) -> str:
-    return f"{path}: what it says follows from its {rows} rows"
+    return f"{path}: its words follow from its {rows} rows"
 
 
 # --- the same -------------------------------------------------------------------------------------
@@ -275,7 +275,7 @@ def _check_same(fresh: Comparison, path: Path) -> None:
     expected = json.loads(json.dumps(to_json(result_of(fresh))))
     for key, value in expected.items():
         assert content[key] == value
-    again = result.read(path)
+    again = result_file.read(path)
     assert again.follows() == [follows(path, len(fresh.records))]
     text = json.dumps(to_json(result_of(again.comparison)))
     assert json.loads(text) == expected
@@ -300,15 +300,15 @@ def test_what_a_file_holds(original: Path, outputs: Path) -> None:
 
 def test_what_is_written_of_what_was_read_is_the_same(original: Path) -> None:
     content = content_of(original)
-    comparison = result.read(original).comparison
-    again = result.content(comparison, command=content["command"])
+    comparison = result_file.read(original).comparison
+    again = result_file.content(comparison, command=content["command"])
     expected = {**content, "date": again["date"]}
     assert json.loads(json.dumps(again)) == expected
 
 
 def test_a_file_fits_its_schema(original: Path) -> None:
     schema = json.loads(SCHEMA.read_text())
-    assert schema == result.schema(), ANEW
+    assert schema == result_file.schema(), ANEW
     jsonschema = pytest.importorskip("jsonschema")
     jsonschema.validate(content_of(original), schema)
 
@@ -397,7 +397,7 @@ TWO = (("base", 3.3), ("idea", 3.2))
 
 def test_a_file_of_records_that_logs_are_made_into(tmp_path: Path) -> None:
     comparison = compared(of_logs(TWO, range(4)))
-    again = result.read(file_of(comparison, tmp_path / "result.json"))
+    again = result_file.read(file_of(comparison, tmp_path / "result.json"))
     assert again.follows() == [follows(tmp_path / "result.json", 8)]
     content = to_json(result_of(again.comparison))
     assert content == to_json(result_of(comparison))
@@ -408,10 +408,10 @@ def test_a_file_of_records_that_logs_are_made_into(tmp_path: Path) -> None:
 
 
 def test_what_people_name_does_nothing_on_a_page(tmp_path: Path) -> None:
-    hostile = f"{EVIL}\x1b[2J\nwhat it says follows"
+    hostile = f"{EVIL}\x1b[2J\nits words follow"
     records = [replace(run, name=f"{hostile}{run.name}") for run in made(1).records]
     comparison = compared(Found(records=records))
-    page = markdown.page(comparison, judge=result.judge(), command=f"x {hostile}")
+    page = comparison_markdown.page(comparison, judge=result_file.judge(), command=f"x {hostile}")
     assert not re.search("<img|\x1b", page)
     path = file_of(comparison, tmp_path / "result.json")
     assert judge(path)[0] == 0
@@ -420,7 +420,7 @@ def test_what_people_name_does_nothing_on_a_page(tmp_path: Path) -> None:
     written(content, path)
     code, lines = judge(path)
     assert code == 1
-    assert [line for line in lines if line.startswith("what it says follows")] == []
+    assert [line for line in lines if line.startswith("its words follow")] == []
 
 
 # --- another question -----------------------------------------------------------------------------
@@ -431,7 +431,7 @@ def test_a_typed_question_is_asked_anew_and_nothing_is_checked(file: Path, outpu
     arm["difference"].update(BETTER)
     written(content, file)
     words = ["--target=3.31", "--baseline=gqa gelu4x"]
-    anew = f"{file}: asked anew (--baseline, --target): what it says is not checked"
+    anew = f"{file}: judged by a new question (--baseline, --target): its own words are not checked"
     again = file.parent / "again.json"
     assert judge(file, *words, f"--json={again}") == (0, [anew])
     expected = api.compare(outputs, target=3.31, baseline="gqa gelu4x")
@@ -833,7 +833,7 @@ def test_two_halves_of_a_grid_by_seeds_are_the_grid(tmp_path: Path) -> None:
         assert {**other, "runs": runs} == {**arm, "runs": sorted(arm["runs"])}
     for key in ("by_factor", "findings", "look", "metric", "baseline", "swept", "confidence"):
         assert again[key] == expected[key]
-    joined = result.read(tmp_path / "joined.json")
+    joined = result_file.read(tmp_path / "joined.json")
     assert joined.follows() == [follows(tmp_path / "joined.json", 36)]
 
 
@@ -1021,7 +1021,7 @@ def test_different_questions_are_refused_by_name_unless_typed(
         compared_to(files[-1], two_arms(tmp_path / name, seeds), *words)
     code, lines = judge(*files)
     assert code == 2
-    rule = f"must ask what {files[0]} asks, or the command line must say it"
+    rule = f"must have the question of {files[0]}, or the command line must state one"
     assert lines == [f"nocap: {files[1]} {rule}, got {why}"]
     if question != "baseline":
         typed = (one or other)[0]
@@ -1030,7 +1030,10 @@ def test_different_questions_are_refused_by_name_unless_typed(
     code, lines = judge(*files, typed)
     assert code == 0
     part = typed.partition("=")[0]
-    assert lines == [f"{file}: asked anew ({part}): what it says is not checked" for file in files]
+    assert lines == [
+        f"{file}: judged by a new question ({part}): its own words are not checked"
+        for file in files
+    ]
 
 
 def test_an_edited_file_is_named_among_those_that_are_joined(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from nocap.config.compose import compose
 from nocap.config.defaults import reasons
 from nocap.config.trainer import Precision
 from nocap.display import duration
-from nocap.launch.headline import headline
+from nocap.launch.first_screen import headline
 from nocap.store.identity import config_that_counts, digest, identity_parts
 from nocap.training import terminal
 from nocap.training.ledger import LINES

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from nocap import api, plot
-from nocap.report.drawing import DrawnCurve, drawn
+from nocap.report.terminal_curves import DrawnCurve, drawn
 from nocap.runs import __main__ as command
 from nocap.runs.__main__ import main
 from nocap.runs.verbs import remove_run

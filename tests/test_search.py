@@ -407,7 +407,7 @@ def test_the_table_has_the_ten_lowest_losses(tmp_path, fake):
     expected = [f"{lowest.val_loss:.4f}", lowest.words[0].partition("=")[2]]
     assert words == expected
     assert empty == ""
-    assert note == "chosen on seed 100: what the settings are worth, other seeds tell"
+    assert note == "chosen on seed 100 alone: judge the best settings by other seeds"
 
 
 def test_a_pool_asks_for_batches_and_a_kill_changes_none(tmp_path, fake):
@@ -551,7 +551,7 @@ def test_a_search_in_a_pool(tmp_path, here):
     assert again.code == 0
     assert len(trained(again.out)) == 1
     assert "3 finished; 1 trained now" in again.out
-    assert "chosen on seed 100: what the settings are worth, other seeds tell" in again.out
+    assert "chosen on seed 100 alone: judge the best settings by other seeds" in again.out
     states = {(each["seed"], each["status"]) for each in summaries(tmp_path / "out").values()}
     assert states == {(100, "finished")}
     compared = here(str(file.parent), module="nocap.compare")

@@ -15,13 +15,13 @@ from nocap import bench as command
 from nocap import outside
 from nocap.config import hardware
 from nocap.config.trainer import Compile, Device, Precision
-from nocap.judge import speeds
-from nocap.judge.cautious import of_pairs
+from nocap.judge import bench_speeds
+from nocap.judge.cautious_interval import of_pairs
 from nocap.measure import bench as measure
 from nocap.measure.bench import LIMIT, bench, interleave, order
 from nocap.measure.bench_arms import compose_arm, compose_arms
 from nocap.measure.bench_result import Facts
-from nocap.measure.timed import Clock, DivergedError, TimedArm, block_steps
+from nocap.measure.timed_arm import Clock, DivergedError, TimedArm, block_steps
 from nocap.options.optimizer import soap
 from nocap.training import memory
 from tests.conftest import EXPLODING
@@ -38,7 +38,7 @@ NANO = (
 def judged(times):
     """What the judge says of rounds × instances × blocks: the control, then the arms after the
     baseline."""
-    return speeds.judge(times.mean(axis=2))
+    return bench_speeds.judge(times.mean(axis=2))
 
 
 def words(times):
@@ -283,6 +283,28 @@ def test_an_arm_that_runs_out_in_its_warm_up_leaves_nothing_behind(monkeypatch):
     assert [graph() for graph in graphs] == [None]
 
 
+class Ring:
+    """Refers to itself, as a compiled module does."""
+
+    def __init__(self):
+        self.itself = self
+
+
+def test_an_arm_that_runs_out_in_a_round_leaves_nothing_to_the_next(monkeypatch):
+    arm, other = TimedArm("", nano()), TimedArm("", nano())
+    arm.built = Ring()
+    built = weakref.ref(arm.built)
+
+    def run_out():
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(arm, "block", run_out)
+    monkeypatch.setattr(other, "block", lambda: float(built() is None))
+    times = measure.in_turns([arm, other], enough=lambda times: True)
+    assert arm.status == "does not fit"
+    assert times[0, 1].tolist() == [1.0, 1.0]
+
+
 @pytest.mark.slow
 def test_a_lost_baseline_loses_no_other_arm(raced):
     code, result = raced(still, fails={"mlp=gelu4x": (3, MemoryError("no more"))})
@@ -372,11 +394,11 @@ REFUSED = [
     (("--arm", "", "--arm", "'"), '--arm "\'": No closing quotation'),
     (
         ("--arm", "", "--arm", "attention=flash"),
-        "--arm 'attention=flash' must differ from the others in what a training step executes",
+        "--arm 'attention=flash' must execute another training step than the other arms",
     ),
     (
         ("--arm", "seed=0", "--arm", "seed=1 trainer.steps=9"),
-        "must differ from the others in what a training step executes, got 'seed=0'",
+        "must execute another training step than the other arms, got 'seed=0'",
     ),
     (
         ("--arm", "", "--arm", "trainer.devices=2 trainer.micro_batch=1"),

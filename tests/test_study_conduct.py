@@ -116,7 +116,7 @@ def test_a_run_that_fails_in_a_later_analysis_ends_the_study_with_1(
         failed = RunResult(status=RunStatus.failed, reason="no room on the disk")
         return {run.plan.identity: failed for run in fails}
 
-    monkeypatch.setattr("nocap.study.conduct.train", train)
+    monkeypatch.setattr("nocap.study.carry_out.train", train)
     assert main([str(lab.root / "made"), f"output_dir={lab.root / 'out'}"]) == 1
     out, err = capsys.readouterr()
     assert f"nocap: {arm}, seed {seed}: failed, no room on the disk" in err
@@ -306,6 +306,48 @@ def test_sessions_on_another_day_are_added(lab: Lab):
     assert tasks == [f"bench session {n}" for n in range(1, 7)]
 
 
+def answered(capsys: pytest.CaptureFixture[str], *words: str) -> Json:
+    """The JSON that the command answers."""
+    assert main([*words]) == 0
+    answer: Json = json.loads(capsys.readouterr().out)
+    return answer
+
+
+def test_a_program_adds_the_sessions_that_would_decide(
+    lab: Lab, capsys: pytest.CaptureFixture[str]
+):
+    """It reads the command and what it takes from JSON, until none is left."""
+    speedup = [1.24, 1.26, 1.23]
+    lab.speed = lambda arm, number: 1000 * (speedup[number % 3] if arm == "mqa" else 1)
+    written(lab.root / "made", study(claims=[SPEED], scales=at(apart_min=5)))
+    out = f"output_dir={lab.root / 'out'}"
+    first = answered(capsys, str(lab.root / "made"), out, "--json")
+    (claim,) = first["claims"]
+    assert claim["word"] == "inconclusive"
+    more = claim["more"]["session"]
+    assert first["next"]["sessions"] == 3 + more
+    assert first["next"]["minutes"] == pytest.approx(more * (5 + 61 / 60))
+    command = first["next"]["command"]
+    assert command[:3] == ["python", "-m", "nocap.study"]
+    last = answered(capsys, *command[3:])
+    (decided,) = last["claims"]
+    assert decided["n"] == 3 + more
+    assert decided["word"] != "inconclusive"
+    assert last["next"] is None
+
+
+def test_no_sessions_are_next_where_seeds_are_missing_too(
+    lab: Lab, capsys: pytest.CaptureFixture[str]
+):
+    lab.loss = lambda run: 3.0 + (run.arm == "mqa") * [0.5, 0.1, 0.3][run.seed]
+    written(lab.root / "made", study(claims=[LOSS, SPEED]))
+    out = f"output_dir={lab.root / 'out'}"
+    answer = answered(capsys, str(lab.root / "made"), out, "--json")
+    words = [claim["word"] for claim in answer["claims"]]
+    assert "inconclusive" in words
+    assert answer["next"] is None
+
+
 def test_a_session_that_fails_is_named_and_its_place_has_no_more(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ):
@@ -329,7 +371,7 @@ def test_a_request_to_stop_while_waiting_keeps_what_there_is(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(lab, "sleep", Mock(side_effect=KeyboardInterrupt))
-    with pytest.raises(StoppedError, match="stopped; what was trained and timed is kept"):
+    with pytest.raises(StoppedError, match="stopped; finished runs and sessions are kept"):
         lab.carry(scales=at(apart_min=5))
     tasks = [task for task in lab.tasks if "session" in task]
     assert tasks == ["bench session 1"]

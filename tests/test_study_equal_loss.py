@@ -17,12 +17,13 @@ from nocap.judge.compare import compare
 from nocap.launch.plan import RunResult
 from nocap.store.record import RunStatus
 from nocap.store.runs import Found, Record, load_runs
-from nocap.study import actions, pages
+from nocap.study import study_command, study_pages
 from nocap.study.__main__ import main
-from nocap.study.collect import collect
-from nocap.study.conduct import StudyOutcome
-from nocap.study.evidence import Evidence, measurements
+from nocap.study.carry_out import StudyOutcome
+from nocap.study.claim_measurements import measurements
+from nocap.study.evidence import Evidence
 from nocap.study.registration import Provenance, registrations
+from nocap.study.result_of_outcome import result_of
 from nocap.study.study_plan import StudyPlan, prepare
 from nocap.study.study_result import StudyResult, to_json
 from nocap.study.tasks import Training
@@ -90,7 +91,7 @@ def resulted(tmp_path: Path, evidence: Evidence, *claims: Json, seeds: int = 3) 
     plan = planned(tmp_path / "made", claims or [EQUAL], seeds)
     stands = {each.id: STANDS for each in plan.study.claims}
     outcome = StudyOutcome(plan=plan, evidence=evidence, provenances=stands)
-    result = collect(outcome, hardware=MACHINE, command="made")
+    result = result_of(outcome, hardware=MACHINE, command="made")
     json.dumps(to_json(result), allow_nan=False)
     return result
 
@@ -191,7 +192,7 @@ def test_a_bound_and_two_sides_are_of_the_ratio_too(tmp_path: Path) -> None:
     assert claimed["word"] == "refuted"
     assert claimed["reason"] == "above"
     assert claimed["beyond_bound"]
-    said = pages.render(content)
+    said = study_pages.render(content)
     assert (
         "arithmetic allows  at best 0.95 of the baseline's time at equal loss (what was meant)"
         in said
@@ -215,7 +216,9 @@ def test_a_guard_holds_the_time_at_equal_loss(
     assert claimed["reason"] == reason
     mid = claimed["guards"][0]["measured"]["mid"]
     assert mid == pytest.approx(pace / 1.2, rel=0.01)
-    assert "allowed: at most 1.01 of the baseline's time at equal loss" in pages.render(content)
+    assert "allowed: at most 1.01 of the baseline's time at equal loss" in study_pages.render(
+        content
+    )
 
 
 # --- how it is told -------------------------------------------------------------------------------
@@ -226,15 +229,16 @@ def test_the_terminal_the_page_and_the_board_say_it_in_the_same_words(tmp_path: 
     measured = claims_of(content)[0]["measured"]
     mid, low, high = (f"{measured[key]:.2f}" for key in ("mid", "low", "high"))
     words = f"{mid} of the baseline's time at equal loss [{low}, {high}]"
-    assert f"measured           {words}, n=3" in pages.render(content)
-    assert "expected           at most 0.98 of the baseline's time at equal loss" in pages.render(
-        content
+    assert f"measured           {words}, n=3" in study_pages.render(content)
+    assert (
+        "expected           at most 0.98 of the baseline's time at equal loss"
+        in study_pages.render(content)
     )
-    assert "; the baseline's ends after 8, 12 and 17 steps" in pages.render(content)
+    assert "; the baseline's ends after 8, 12 and 17 steps" in study_pages.render(content)
     made_study = loaded(tmp_path / "made", study(claims=[EQUAL]))
-    pages.write(made_study, tmp_path / "made", content)
+    study_pages.write(made_study, tmp_path / "made", content)
     assert f"| {words}, n=3 |" in (tmp_path / "made" / "README.md").read_text()
-    assert actions.board(tmp_path) == 0
+    assert study_command.board(tmp_path) == 0
     assert f"| {words} | confirmed; exploratory | 3 |" in (tmp_path / "README.md").read_text()
     board = (tmp_path / "board.html").read_text()
     assert "time over the baseline&#39;s at equal loss; left is less" in board
@@ -312,7 +316,7 @@ def test_what_it_cannot_say_is_refused_with_the_reason(
     figure = claimed["measured"]
     assert figure is None
     assert claimed["refused"] == why
-    page = pages.render(content)
+    page = study_pages.render(content)
     assert re.search(
         rf"^M\.equal inconclusive at .*: {re.escape(claimed['refused'])}: ", page, re.M
     )
@@ -480,7 +484,7 @@ def test_a_length_that_fails_ends_the_study_with_1(
         return {run.plan.identity: failed for run in fails}
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("nocap.study.conduct.train", train)
+        patch.setattr("nocap.study.carry_out.train", train)
         assert main([str(folder), f"output_dir={lab.root / 'out'}"]) == 1
     out, err = capsys.readouterr()
 

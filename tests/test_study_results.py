@@ -15,18 +15,20 @@ import pytest
 from scipy import stats
 
 from nocap.config.compose import compose
-from nocap.judge.cautious import of_pairs
+from nocap.judge.cautious_interval import of_pairs
 from nocap.judge.claim import Claim
 from nocap.model.flops import component_flops
 from nocap.sessions.figures import SessionFile
 from nocap.store.metrics import HELD, METRICS, Ending, Per
-from nocap.study import board, claim_row, pages, study_schema
-from nocap.study.collect import collect
-from nocap.study.conduct import StudyOutcome
-from nocap.study.evidence import Evidence, bound, measurements
+from nocap.study import board, claim_row, study_pages, study_schema
+from nocap.study.bounds import bound
+from nocap.study.carry_out import StudyOutcome
+from nocap.study.claim_measurements import measurements
+from nocap.study.evidence import Evidence
 from nocap.study.log import StudyLog
-from nocap.study.preview import sigma
+from nocap.study.plan_preview import sigma
 from nocap.study.registration import Provenance
+from nocap.study.result_of_outcome import result_of
 from nocap.study.spec import STUDIES, Study
 from nocap.study.study_plan import prepare, shorter
 from nocap.study.study_result import StudyResult, read_result, to_json, write_result
@@ -62,7 +64,7 @@ def resulted(made_study: Study, evidence: Evidence, *, stands: Provenance = STAN
     plan = prepare(made_study, "cpu", output_dir="outputs")
     provenances = {claim.id: stands for claim in made_study.claims}
     done = StudyOutcome(plan=plan, evidence=evidence, provenances=provenances)
-    result = collect(done, hardware=MACHINE, command="made")
+    result = result_of(done, hardware=MACHINE, command="made")
     assert "host" not in result.hardware
     return result
 
@@ -117,7 +119,7 @@ def test_what_is_said_of_each_verdict(
 ):
     made_study = loaded(tmp_path / "made", study(claims=[SPEED]))
     stands_late = resulted(made_study, speeds(ratios, losses), stands=LATE)
-    said = pages.render(stands_late)
+    said = study_pages.render(stands_late)
     head, facts = said.split("\n\n")[1].split("\n", 1)
     assert head.startswith("M.speed ")
     assert start in head
@@ -149,7 +151,7 @@ def test_an_arms_loss_is_of_the_runs_that_finished(tmp_path: Path):
     finished = [law(400) + NOISE[0], law(400) + NOISE[2]]
     assert mqa.val_loss.all == finished
     assert mqa.diverged == [1]
-    page = pages.render(result)
+    page = study_pages.render(result)
     assert re.search("^mqa .*, 1 diverged", page, re.M)
 
 
@@ -275,7 +277,7 @@ def test_a_report_keeps_its_authors_text(tmp_path: Path):
     confirmed = resulted(made_study, speeds(FAST, SAME), stands=LATE)
     refuted = resulted(made_study, speeds(SLOW, SAME), stands=LATE)
     expected = [folder / "results.cpu.abc.json", readme]
-    assert pages.write(made_study, folder, confirmed) == expected
+    assert study_pages.write(made_study, folder, confirmed) == expected
     first = readme.read_text()
     assert first.startswith(
         "# made: tokens/s, claimed 20% to 30% faster, came to 25.1% faster "
@@ -292,20 +294,20 @@ def test_a_report_keeps_its_authors_text(tmp_path: Path):
 
     lessons = "It was fun.\n\n### Really\n\n| a | table |\n"
     readme.write_text(first.replace("Nothing is written here yet.\n", lessons))
-    pages.write(made_study, folder, refuted)
+    study_pages.write(made_study, folder, refuted)
     second = readme.read_text()
     assert second.splitlines()[0].endswith("n=3 sessions: refuted (cpu, a CPU)")
     assert second.endswith(f"## What was learnt\n\n{lessons}")
-    pages.write(made_study, folder, refuted)
+    study_pages.write(made_study, folder, refuted)
     assert readme.read_text() == second
     hardware = {**MACHINE, "name": "another", "fingerprint": "def"}
     other = replace(confirmed, hardware=hardware)
-    pages.write(made_study, folder, other)
+    study_pages.write(made_study, folder, other)
     both_verdicts = "M.speed refuted (cpu, a CPU); M.speed confirmed (cpu, another)"
     assert readme.read_text().splitlines()[2] == f"**Verdicts.** {both_verdicts}"
     readme.write_text("my own\n")
     with pytest.raises(ValueError, match="must have the line '## What was learnt'"):
-        pages.check_readme(folder)
+        study_pages.check_readme(folder)
 
 
 def test_the_leaderboard_has_a_row_a_claim(tmp_path: Path):
@@ -315,7 +317,7 @@ def test_the_leaderboard_has_a_row_a_claim(tmp_path: Path):
         made_study = loaded(tmp_path / name, content)
         evidence = both(by_law("mqa", worse=worse), by_law("mha"), pace=pace(1.1))
         result = resulted(made_study, evidence)
-        pages.write(made_study, tmp_path / name, result)
+        study_pages.write(made_study, tmp_path / name, result)
     (tmp_path / "empty").mkdir()
     missing = "- {id: Z9, statement: it flies, expected: 2×, why: no wings}\n"
     (tmp_path / "not_built.yaml").write_text(missing)

@@ -114,7 +114,7 @@ def test_a_step_taken_apart_and_attention_over_lengths():
 
 @pytest.mark.slow
 def test_decoding_writes_one_text_with_every_engine_or_refuses(monkeypatch: pytest.MonkeyPatch):
-    from nocap.measure import generation as engine
+    from nocap.generation import engines as engine
 
     engines = {"again": "no cache", "cached": "cache", "mqa": "cache"}
     arms = runs(again="attention=flash", cached="attention=flash", mqa="attention=mqa")

@@ -26,8 +26,10 @@ def plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[StudyPlan]:
         raise FailedError("not carried out in this test")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("nocap.study.preview.render", lambda plan: made.append(plan) or "planned")
-    monkeypatch.setattr("nocap.study.conduct.carry_out", carry_out)
+    monkeypatch.setattr(
+        "nocap.study.plan_preview.render", lambda plan: made.append(plan) or "planned"
+    )
+    monkeypatch.setattr("nocap.study.carry_out.carry_out", carry_out)
     return made
 
 

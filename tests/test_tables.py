@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 
 from nocap import profile
+from nocap.judge.differences import Difference, DifferenceWord
 from nocap.judge.interval import Estimate
-from nocap.judge.losses import Difference, Outcome
 from nocap.measure.bench_result import ArmStatus, Bench, BenchedArm, Facts, FlopPeak, Mfu
-from nocap.measure.bench_text import render_bench
-from nocap.report import arms
+from nocap.measure.bench_table import render_bench
+from nocap.report import comparison_tables
 from nocap.runs import __main__ as runs
-from nocap.sources import race_answer
+from nocap.sources import race_tables
 from nocap.store.runs import Record
-from nocap.study import pages
+from nocap.study import study_pages
 from tests import test_profile_difference as profiles
 from tests.made_grid import made
 from tests.studies import SPEED, loaded, study
@@ -43,7 +43,7 @@ def printed(door: Callable[[list[str]], int], *words: str) -> str:
 
 def raced(folder: Path) -> str:
     race = made_race(folder, random.Random(3), gain=3.0, pairs=3)
-    return "\n\n".join(map(str, race_answer.tables(race, race.run())))
+    return "\n\n".join(map(str, race_tables.tables(race, race.run())))
 
 
 def benched_arm(label: str, tokens_per_s: float, speed: Difference | None) -> BenchedArm:
@@ -63,9 +63,9 @@ def benched_arm(label: str, tokens_per_s: float, speed: Difference | None) -> Be
 
 def benched(_: Path) -> str:
     logarithm = Estimate(mid=0.05, low=0.03, high=0.07, n=6)
-    faster = Difference(estimate=logarithm, outcome=Outcome.better)
+    faster = Difference(estimate=logarithm, outcome=DifferenceWord.better)
     same = Difference(
-        estimate=Estimate(mid=0.001, low=-0.01, high=0.012, n=6), outcome=Outcome.unclear
+        estimate=Estimate(mid=0.001, low=-0.01, high=0.012, n=6), outcome=DifferenceWord.unclear
     )
     bench = Bench(
         date="2026-11-29",
@@ -92,7 +92,7 @@ def profiled(folder: Path) -> str:
 
 def studied(folder: Path) -> str:
     made_study = loaded(folder / "made", study(claims=[SPEED]))
-    return pages.render(resulted(made_study, speeds(FAST, SAME)))
+    return study_pages.render(resulted(made_study, speeds(FAST, SAME)))
 
 
 def listed(folder: Path) -> str:
@@ -111,7 +111,7 @@ def with_options(record: Record) -> Record:
 def by_factor(_: Path) -> str:
     factors = made(4, with_options, broken=False).factors
     assert factors is not None
-    return str(arms.by_factor(factors, "val_loss"))
+    return str(comparison_tables.by_factor(factors, "val_loss"))
 
 
 TEXTS = {

@@ -15,14 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from nocap.judge.compared_arms import Comparison
-from nocap.judge.losses import Outcome
+from nocap.judge.comparison import Comparison
+from nocap.judge.differences import DifferenceWord
 from nocap.judge.proposal import ProposalWord
 from nocap.judge.verdict import Word
-from nocap.report import arms
-from nocap.report.drawing import MARKS, DrawnCurve, drawn
+from nocap.report import comparison_tables
 from nocap.report.table import Column, Table, TableCell
 from nocap.report.terminal import PHRASE, SIGNS
+from nocap.report.terminal_curves import MARKS, DrawnCurve, drawn
 from nocap.store.runs import Record
 from tests.conftest import REPO
 from tests.made_grid import made
@@ -30,10 +30,10 @@ from tests.made_grid import made
 WIDTHS = (60, 80, 100, 127, 200)
 STYLE = re.compile(r"\x1b\[[0-9;]*m")
 RENDER = """
-from nocap.report import arms
+from nocap.report import comparison_tables
 from tests.test_terminal import compared
 
-print(arms.render(compared()))
+print(comparison_tables.render(compared()))
 """
 
 
@@ -44,7 +44,7 @@ def compared() -> Comparison:
 
 def rendered(width: int, patch: pytest.MonkeyPatch) -> str:
     patch.setenv("COLUMNS", str(width))
-    return arms.render(compared())
+    return comparison_tables.render(compared())
 
 
 def long_lines(text: str, width: int) -> list[str]:
@@ -137,7 +137,7 @@ def in_a_terminal(width: int, patch: pytest.MonkeyPatch, **environment: str) -> 
     with os.fdopen(follower, "w", encoding="utf-8") as screen:
         patch.setattr(sys, "stdout", screen)
         patch.setattr(sys, "__stdout__", screen)
-        text = arms.render(compared())
+        text = comparison_tables.render(compared())
         patch.undo()
     os.close(leader)
     return text
@@ -182,7 +182,7 @@ def table(*rows: Sequence[object], heads: Sequence[str], keep: str = "") -> str:
 
 def test_a_word_of_a_verdict_fits_the_narrowest_column() -> None:
     words = []
-    for kind in (Outcome, Word, ProposalWord):
+    for kind in (DifferenceWord, Word, ProposalWord):
         for word in kind:
             words.append(word.value)
     assert [word for word in words if len(word) > PHRASE] == []
@@ -225,7 +225,7 @@ def test_hostile_names_obey_the_width(monkeypatch: pytest.MonkeyPatch) -> None:
         return replace(record, arm=f"\x1b[1;31m{record.arm}\t{'x' * 120}")
 
     monkeypatch.setenv("COLUMNS", "80")
-    text = arms.render(made(2, named))
+    text = comparison_tables.render(made(2, named))
     assert "\x1b" not in text
 
 
@@ -274,7 +274,7 @@ def test_where_the_encoding_is_ascii_all_is_drawn_in_ascii(monkeypatch: pytest.M
     curves = [level(f"arm {index}", 3.0 + index) for index in range(len(MARKS))]
     monkeypatch.setattr(sys, "stdout", Ascii())
     plot = drawn(curves, x="steps", y="loss")
-    text = arms.render(compared())
+    text = comparison_tables.render(compared())
     monkeypatch.undo()
     assert plot.isascii()
     assert text.isascii()

@@ -15,12 +15,12 @@ from scipy import stats
 
 from nocap.config.compose import composed
 from nocap.judge.compare import compare
-from nocap.judge.compared_arms import Comparison
+from nocap.judge.comparison import Comparison
 from nocap.judge.comparison_json import result_of
 from nocap.judge.comparison_schema import to_json
 from nocap.judge.interval import of_arms, of_pairs
 from nocap.launch.grid import check
-from nocap.report.arms import render
+from nocap.report.comparison_tables import render
 from nocap.sessions.in_turns import InTurns, arms_of
 from nocap.sessions.session import Session
 from nocap.store.runs import Found

@@ -30,14 +30,14 @@ from nocap.config.outward import redact
 from nocap.config.plain import to_plain
 from nocap.launch import worker
 from nocap.launch.grid import check
-from nocap.launch.head import manifest, write_record_head
 from nocap.launch.mirror import send_left
 from nocap.launch.plan import Plan, typed_keys
+from nocap.launch.record_head import manifest, write_record_head
 from nocap.launch.run_facts import run_facts
 from nocap.launch.signals import StopNow
 from nocap.options.tracker import RunFacts, TrackerSession
 from nocap.options.tracker.none import NoTracker
-from nocap.options.tracker.wandb import Place, name_there
+from nocap.options.tracker.wandb import MirrorPlace, name_there
 from nocap.store.record import Metrics, read_json
 from nocap.store.tracking import gathered, open_tracker
 from nocap.training.heartbeat import Heartbeat
@@ -254,20 +254,20 @@ def test_cells_are_told_apart_by_what_their_grid_sweeps(
     trackers = [tag for tag in (*told[0].tags, *told[0].options) if tag.startswith("tracker")]
     assert not trackers
     for plan in plans:
-        Place(id=plan.identity).write(made_folder(plan.run_dir))
+        MirrorPlace(id=plan.identity).write(made_folder(plan.run_dir))
     (line,) = send_left(plans, grid.folder)
     command = f"python -m nocap.runs sync out/grids/{grid.name}"
-    assert line == f"not uploaded: 2 of 2 runs; this sends what is missing: {command}"
-    Place(id="grid").write(made_folder(grid.folder))
+    assert line == f"not uploaded: 2 of 2 runs; this command sends the rest: {command}"
+    MirrorPlace(id="grid").write(made_folder(grid.folder))
     (line,) = send_left(plans, grid.folder)
     assert (
         line
-        == f"not uploaded: 2 of 2 runs and the comparison; this sends what is missing: {command}"
+        == f"not uploaded: 2 of 2 runs and the comparison; this command sends the rest: {command}"
     )
     for plan in plans:
-        Place(id=plan.identity, complete=True).write(plan.run_dir)
+        MirrorPlace(id=plan.identity, complete=True).write(plan.run_dir)
     (line,) = send_left(plans, grid.folder)
-    assert line == f"not uploaded: the comparison; this sends what is missing: {command}"
+    assert line == f"not uploaded: the comparison; this command sends the rest: {command}"
 
 
 def made_folder(path: Path) -> Path:
@@ -416,7 +416,7 @@ def test_comparison_is_a_run_with_a_table_and_the_report(run_dir: Path) -> None:
     code = """
 from nocap.judge.comparison_json import result_of
 from nocap.judge.comparison_schema import to_json
-from nocap.report.rows import tables_of
+from nocap.report.flat_rows import tables_of
 from nocap.store.tracking import track_comparison
 from tests.made_grid import made
 comparison = to_json(result_of(made(3, broken=False)))

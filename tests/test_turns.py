@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from nocap.judge.cautious import CLOCK_BIAS
-from nocap.judge.losses import Outcome
+from nocap.judge.cautious_interval import CLOCK_BIAS
+from nocap.judge.differences import DifferenceWord
+from nocap.judge.races import NOT_REACHED, Limit, RacedArm, RaceQuestion, RaceRows, judge
 from nocap.judge.time_to_target import TargetCrossing
-from nocap.judge.turns import NOT_REACHED, Limit, RacedArm, RaceQuestion, RaceRows, judge
 from nocap.judge.verdict import Reason, Word
 from nocap.store.metrics import METRICS, Better, Kind, Measurement, Metric
 
@@ -71,7 +71,7 @@ def test_a_gain_is_that_of_pairs():
     made = losses(0.05, 3)
     arm = only({LOSS: made}, question(3))
     interval = stats.ttest_rel(made["base"], made["idea"]).confidence_interval(0.95)
-    assert arm.word is Outcome.better
+    assert arm.word is DifferenceWord.better
     assert arm.is_decided
     assert arm.gain.low == pytest.approx(interval.low)
     assert arm.gain.high == pytest.approx(interval.high)
@@ -84,14 +84,14 @@ def test_a_gain_is_that_of_two_samples_where_no_seed_is_shared():
     interval = apart.confidence_interval(0.95)
 
     assert arm.gain.low == pytest.approx(interval.low)
-    assert arm.word is Outcome.unclear
+    assert arm.word is DifferenceWord.unclear
     assert not arm.is_decided
 
 
 def test_more_is_better_where_it_is_said():
     made = losses(0.05, 3)
     word = only({ACCURACY: made}, question(3, metrics=[ACCURACY])).word
-    assert word is Outcome.worse
+    assert word is DifferenceWord.worse
 
 
 @pytest.mark.parametrize(("there", "analysed"), [(1, 1), (2, 2), (3, 3), (5, 3), (8, 6), (12, 12)])
@@ -105,14 +105,14 @@ def test_repeats_are_judged_at_the_analyses_alone(there: int, analysed: int):
     expected = fmean(made["base"][:analysed])
     assert result.baseline["loss"].mean == pytest.approx(expected)
     assert arm.measured["loss"].estimate == arm.gain
-    assert (arm.word is Outcome.undecided) == (there < 3)
+    assert (arm.word is DifferenceWord.undecided) == (there < 3)
 
 
 def test_equal_arms_show_no_difference():
     made = losses(0.0, 3)
     alike = {"base": made["base"], "idea": made["base"]}
     word = only({LOSS: alike}, question(3)).word
-    assert word is Outcome.unclear
+    assert word is DifferenceWord.unclear
 
 
 TIES = [
@@ -133,7 +133,7 @@ def test_commands_that_ignore_their_seed_count_once():
     (arm,) = result.arms
     assert result.ignores_seed
     assert result.n == 1
-    assert arm.word is Outcome.undecided
+    assert arm.word is DifferenceWord.undecided
     assert not result.is_decided
     assert arm.measured["loss"].mean == 2.0
     shown = arm.measured["loss"].estimate
@@ -167,17 +167,17 @@ OPEN = {"base": [1.0, 1.1, 1.2], "idea": [1.0, 1.4, 0.9]}  # nobody knows
 
 
 LIMITS = [
-    ({MEMORY: 1.0}, Outcome.better, ""),
-    ({MEMORY: 0.1}, Outcome.worse, "memory"),
-    ({ACCURACY: 0.1}, Outcome.unclear, "accuracy"),
+    ({MEMORY: 1.0}, DifferenceWord.better, ""),
+    ({MEMORY: 0.1}, DifferenceWord.worse, "memory"),
+    ({ACCURACY: 0.1}, DifferenceWord.unclear, "accuracy"),
     # the one that is broken is named, and not the one before it
-    ({ACCURACY: 0.1, MEMORY: 0.1}, Outcome.worse, "memory"),
+    ({ACCURACY: 0.1, MEMORY: 0.1}, DifferenceWord.worse, "memory"),
 ]
 
 
 @pytest.mark.parametrize(("margins", "word", "guard"), LIMITS)
 def test_a_gain_counts_where_each_limit_is_kept(
-    margins: dict[Metric, float], word: Outcome, guard: str
+    margins: dict[Metric, float], word: DifferenceWord, guard: str
 ):
     values = {LOSS: losses(0.05, 3), MEMORY: SURE, ACCURACY: OPEN}
     limits = [Limit(metric=metric, margin=margin) for metric, margin in margins.items()]
@@ -195,7 +195,7 @@ WALLS = {"base": [10.0, 11.0, 12.0, 10.5, 11.5, 10.2], "idea": [5.0, 5.6, 5.9, 5
 def test_times_of_one_session_have_a_ratio_and_no_word():
     made = {LOSS: losses(0.05, 6), WALL: WALLS}
     arm = only(made, question(6, costs=[WALL]))
-    assert arm.costs["wall_s"].outcome is Outcome.undecided
+    assert arm.costs["wall_s"].outcome is DifferenceWord.undecided
     estimate = arm.costs["wall_s"].estimate
     assert estimate.mid == pytest.approx(2.0, abs=0.1)
     expected = fmean(WALLS["idea"])
@@ -212,7 +212,7 @@ def test_a_session_is_what_repeats_a_time():
     caution = 1 + 3.3 / math.sqrt(3)
     reach = caution * quantile * stats.sem(logs) + CLOCK_BIAS
     cost = arm.costs["wall_s"]
-    assert cost.outcome is Outcome.better
+    assert cost.outcome is DifferenceWord.better
     expected = math.exp(logs.mean() - reach)
     assert cost.estimate.low == pytest.approx(expected)
     assert arm.measured["wall_s"].estimate == cost.estimate
@@ -244,7 +244,7 @@ def test_steps_to_a_target_are_a_ratio():
     ratio = arm.measured[STEPS.name].estimate
     assert ratio is not None
     assert ratio.mid == pytest.approx(2.0, abs=0.05)
-    assert arm.costs[STEPS.name].outcome is Outcome.better
+    assert arm.costs[STEPS.name].outcome is DifferenceWord.better
 
 
 def test_a_run_that_begins_at_the_target_tells_no_ratio():
@@ -252,5 +252,5 @@ def test_a_run_that_begins_at_the_target_tells_no_ratio():
     start = TargetCrossing(at=0.0, before=0.0, after=0.0)
     arm = to_target([start, *met(51, 52)], met(100, 101, 103))
     for name in (STEPS.name, SECONDS.name):
-        assert arm.costs[name].outcome is Outcome.undecided
+        assert arm.costs[name].outcome is DifferenceWord.undecided
         assert arm.measured[name].refused == NOT_REACHED

@@ -8,7 +8,7 @@ import pytest
 
 from nocap.config.choices import overrides_of
 from nocap.judge.compare import compare
-from nocap.judge.compared_arms import Comparison
+from nocap.judge.comparison import Comparison
 from nocap.launch import until
 from nocap.store.runs import load_runs
 from tests.conftest import Door

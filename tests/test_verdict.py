@@ -12,7 +12,7 @@ import pytest
 from scipy import stats
 
 from nocap.judge import verdict
-from nocap.judge.cautious import Declared
+from nocap.judge.cautious_interval import Declared
 from nocap.judge.claim import Claim, Guard, Mechanism
 from nocap.judge.interval import Estimate
 from nocap.judge.verdict import Missing, Reason, Verdict, Word

@@ -493,9 +493,8 @@ def test_a_sweeps_words_with_hyphens_are_refused_with_the_form_that_works(tmp_pa
 
 REFUSED = {
     "WANDB_API_KEY=short": "WANDB_API_KEY must have at least 40 characters, got 5",
-    "WANDB_IDENTITY_TOKEN_FILE=token.jwt": "WANDB_IDENTITY_TOKEN_FILE must be left out: W&B is "
-    "asked what it "
-    "has by an API key (WANDB_API_KEY or wandb login), got token.jwt",
+    "WANDB_IDENTITY_TOKEN_FILE=token.jwt": "WANDB_IDENTITY_TOKEN_FILE must be left out: "
+    "nocap asks W&B for its rows with an API key (WANDB_API_KEY or wandb login), got token.jwt",
     "WANDB_BASE_URL=notaurl": "WANDB_BASE_URL must be a server's address, as "
     "https://api.wandb.ai, got "
     "notaurl",
@@ -609,7 +608,7 @@ def test_an_unreachable_server_is_asked_once_a_grid_and_sync_sends_all(
     (folder,) = (tmp_path / "out" / "grids").iterdir()
     command = f"python -m nocap.runs sync out/grids/{folder.name}"
     line = (
-        f"tracker: not uploaded: 2 of 2 runs and the comparison; this sends what is missing: "
+        f"tracker: not uploaded: 2 of 2 runs and the comparison; this command sends the rest: "
         f"{command}\n"
     )
     assert line in done.stdout

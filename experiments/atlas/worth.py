@@ -21,8 +21,8 @@ from typing import Any
 from estimate import Estimate, Noise, benjamini_hochberg, holm, interval, pooled, quantile
 
 from nocap.config.keys import require
-from nocap.judge.cautious import CAP, CLOCK_BIAS, Declared, of_pairs
-from nocap.judge.cautious import pooled as declared_by
+from nocap.judge.cautious_interval import CAP, CLOCK_BIAS, Declared, of_pairs
+from nocap.judge.cautious_interval import pooled as declared_by
 from nocap.judge.interval import LEAST_PAIRS
 from nocap.report.table import markdown
 

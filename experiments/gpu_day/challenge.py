@@ -34,7 +34,7 @@ from nocap.data.synthetic import tokens
 from nocap.store.record import write_json
 
 # each turn with the seconds that it may take
-ORDER = (("nocap", 110.0), ("challenge", 230.0), ("challenge", 130.0), ("nocap", 60.0))
+ORDER = (("nocap", 105.0), ("challenge", 220.0), ("challenge", 130.0), ("nocap", 60.0))
 # at the challenge's 0.0018 after so short a warm-up, two runs of one loop ended 0.9 nats apart
 # (H200)
 LR = 0.0003

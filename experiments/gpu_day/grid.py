@@ -4,12 +4,13 @@
 
     python experiments/gpu_day/grid.py [OVERRIDES …] [--device cuda] [--small] [--json FILE]
 
-OVERRIDES are nocap's. The JSON has the clock ledger of each cell. The first cell of an arm
-compiles.
+OVERRIDES are nocap's. The JSON has the clock ledger of each cell; after a request to stop, of those
+that there are. The first cell of an arm compiles.
 """
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import tempfile
@@ -24,7 +25,6 @@ GRID = ("--multirun", "attention=flash,gqa", "seed=0,1,2", "data=synthetic", "tr
 LENGTH = ("trainer.val_every=0", "trainer.checkpoint_every=0")
 D12 = ("model=d12", "tokenizer=gpt2", "trainer.steps=120", "trainer.batch_tokens=32768")
 D12 += ("data.train_tokens=4000000", "trainer.val_tokens=65536")
-FIGURES = ("status", "arm", "seed", "tokens_per_s", "val_loss", "clock_s")
 FIGURES = ("status", "arm", "seed", "tokens_per_s", "val_loss", "clock_s")
 NANO = ("model=nano", "tokenizer=bytes", "trainer.steps=10", "trainer.threads=1")
 
@@ -54,14 +54,23 @@ def main() -> int:
     words = [*shape, f"trainer.device={options.device.value}"]
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as scratch:
         command = [sys.executable, "-m", "nocap.train", *words, f"output_dir={scratch}"]
-        done = subprocess.run(command, check=False)
-        rows = cells(Path(scratch))
-    if options.json:
-        write_json(
-            options.json,
-            report("grid", options.device, words=words, rc=done.returncode, cells=rows),
-        )
-    return done.returncode
+        grid = subprocess.Popen(command)
+
+        def write() -> None:
+            """Write what the cells have left so far."""
+            if options.json:
+                found = {"rc": grid.poll(), "cells": cells(Path(scratch))}
+                write_json(options.json, report("grid", options.device, words=words, **found))
+
+        def stop(number: int, _: object) -> None:
+            """Pass the request on. A grid that saves may outlast what is left of a time limit."""
+            write()
+            grid.send_signal(number)
+
+        signal.signal(signal.SIGTERM, stop)
+        code = grid.wait()
+        write()
+    return code
 
 
 if __name__ == "__main__":

@@ -22,8 +22,8 @@ from nocap.report.table import Column, Table
 from nocap.report.words import measured as in_words
 from nocap.store.metrics import METRICS, Metric, Scale
 from nocap.study.claim_row import is_known
-from nocap.study.pages import all_results
 from nocap.study.spec import load_study
+from nocap.study.study_pages import all_results
 from nocap.study.study_result import ClaimResult, StudyResult
 
 HOLDS = 1.1  # times, at ten times the parameters: what changes less holds

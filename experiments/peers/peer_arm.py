@@ -31,7 +31,7 @@ from nocap.config.keys import InputError
 from nocap.config.run import Run
 from nocap.data.batches import microbatches, train_windows
 from nocap.measure.bench_result import Facts
-from nocap.measure.timed import DivergedError, TimedArm
+from nocap.measure.timed_arm import DivergedError, TimedArm
 from nocap.training import memory
 from nocap.training.step import Trainee, fetch
 

@@ -24,13 +24,13 @@ from typing import Any
 import numpy as np
 from peer_arm import PeerArm
 
-from nocap.judge.cautious import of_pairs
+from nocap.judge.cautious_interval import of_pairs
 from nocap.judge.interval import Estimate
 from nocap.measure.bench import carry_out
 from nocap.measure.bench_arms import compose_arm, compose_arms
 from nocap.measure.bench_result import Bench, written
-from nocap.measure.bench_text import render_bench
-from nocap.measure.timed import TimedArm
+from nocap.measure.bench_table import render_bench
+from nocap.measure.timed_arm import TimedArm
 from nocap.store.record import write_json
 
 HERE = Path(__file__).resolve().parent

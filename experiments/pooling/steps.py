@@ -1,10 +1,12 @@
 """What memory pooling does to a step of each attention and MLP, and to a first run.
 
     python experiments/pooling/steps.py run     # steps.json, in some 15 minutes on two idle cores
+    python experiments/pooling/steps.py libraries libjemalloc.so.2 libmimalloc.so.2
     python experiments/pooling/steps.py tell    # the tables of README.md
 
 A step of both settings is timed in one process, in turns (A B B A), on one thread. The memory of a
-process is the most that it has had resident, of one that runs these steps alone.
+process is the most that it has had resident, of one that runs these steps alone. Another allocator
+is loaded before a process of its own, so that processes are timed in turns there.
 """
 
 from __future__ import annotations
@@ -12,11 +14,13 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from nocap import api
@@ -44,6 +48,8 @@ SHAPE = ("model=nano", "trainer.precision=fp32", "trainer.device=cpu", "trainer.
 SEQUENCES = 8  # of a step
 ROUNDS = 4
 ORDER = ("system", "pooled", "pooled", "system")  # of first runs
+PRELOAD = "LD_PRELOAD"
+TURNS = 2  # of each allocator, every second one in the opposite order
 
 
 # --- measured -------------------------------------------------------------------------------------
@@ -66,6 +72,46 @@ def run() -> None:
     for malloc in ORDER[len(first_runs) :]:
         first_runs.append(_first_run(malloc))
         _write(measured)
+
+
+def libraries(names: Sequence[str]) -> None:
+    """Time steps of materialised scores with each allocator, in turns, and add them to
+    steps.json."""
+    measured = json.loads(FILE.read_text())
+    allocators = {"system": "", "pooled": ""}
+    for name in names:
+        allocators[Path(name).name.partition(".")[0]] = name
+    turns = [*allocators]
+    rows: dict[str, list[Record]] = {name: [] for name in allocators}
+    for turn in range(TURNS):
+        order = turns if turn % 2 == 0 else turns[::-1]
+        for name in order:
+            record = _few_steps(name, allocators[name])
+            rows[name].append(record)
+            print(f"{name}: {record.number('token_us')} µs a token", flush=True)
+    measured["libraries"] = [_library(name, records) for name, records in rows.items()]
+    _write(measured)
+
+
+def _few_steps(name: str, library: str) -> Record:
+    """Train a few steps with an allocator."""
+    length = LENGTHS[-1]
+    words = [*SHAPE, "attention=mha", "data=synthetic", "tracker=none", "trainer.threads=1"]
+    words += [f"model.seq_len={length}", f"trainer.micro_batch={SEQUENCES}"]
+    words += [f"trainer.batch_tokens={SEQUENCES * length}", "trainer.val_tokens=8192"]
+    malloc = name if name in SETTINGS else "system"
+    return _trained([*words, "trainer.steps=10", f"trainer.malloc={malloc}"], library)
+
+
+def _library(name: str, records: Sequence[Record]) -> dict[str, Any]:
+    machine = records[0].hardware["name"]
+    return {
+        "allocator": name,
+        "token_us": [record.number("token_us") for record in records],
+        "peak_mib": [record.number("memory_mib", "peak") for record in records],
+        "val_loss": records[0].val_loss,
+        "machine": machine,
+    }
 
 
 def _write(measured: Mapping[str, Any]) -> None:
@@ -132,10 +178,12 @@ def _first_run(malloc: str) -> dict[str, Any]:
     }
 
 
-def _trained(words: Sequence[str]) -> Record:
+def _trained(words: Sequence[str], library: str = "") -> Record:
+    """Train a run; return its record. `library`: an allocator that is loaded first."""
+    env = {**os.environ, PRELOAD: library}
     with tempfile.TemporaryDirectory() as place:
         command = [sys.executable, "-m", "nocap.train", *words, f"output_dir={place}"]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=env)
         (record,) = api.load(place)
     return record
 
@@ -162,6 +210,11 @@ def tell() -> None:
         for run in measured["first_runs"]
     ]
     lines += markdown(["first run", "training, s", "peak, MiB", "loss, nats"], runs)
+    others = measured.get("libraries", [])
+    if others:
+        title = f"{LENGTHS[-1]} tokens, attention=mha: allocator"
+        head = [title, "µs a token", "least", "peak, MiB", "loss, nats"]
+        lines += ["", *markdown(head, [_allocator(row) for row in others])]
     before, _, rest = PAGE.read_text().partition(START)
     after = rest.partition(END)[2]
     PAGE.write_text("\n".join([before + START, "", *lines, "", END]) + after)
@@ -181,12 +234,27 @@ def _row(step: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def _allocator(row: Mapping[str, Any]) -> list[str]:
+    """Return the table's row of an allocator."""
+    times = row["token_us"]
+    return [
+        row["allocator"],
+        f"{fmean(times):.2f}",
+        f"{min(times):.2f}",
+        f"{max(row['peak_mib']):.0f}",
+        f"{row['val_loss']!r}",
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("verb", choices=["run", "tell"])
+    parser.add_argument("verb", choices=["run", "libraries", "tell"])
+    parser.add_argument("library", nargs="*", help="an allocator's shared library")
     asked = parser.parse_args()
     if asked.verb == "run":
         run()
+    elif asked.verb == "libraries":
+        libraries(asked.library)
     else:
         tell()
 

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nocap.judge.proposal import ProposalWord
-from nocap.proposals.campaign import MOST, Campaign
+from nocap.proposals.campaign import MOST_PROPOSALS, Campaign
 from nocap.study.log import AnswerLine, LogLine, PairLine
 from nocap.study.spec import Propose
 
@@ -105,7 +105,7 @@ class Adversary:
         self._arms: list[str] = []
 
     def play(self) -> None:
-        while len(self._arms) < MOST:
+        while len(self._arms) < MOST_PROPOSALS:
             move = self._rng.random()
             if move < 0.7 or not self._arms:
                 self._new()
@@ -178,7 +178,7 @@ def played(
         "effect_in_sd": effect,
         "with_a_false_acceptance": {"share": n_false / campaigns, "low": low, "high": high},
         "found": accepted / good if good else None,
-        "pairs_a_proposal": pairs / campaigns / MOST,
+        "pairs_a_proposal": pairs / campaigns / MOST_PROPOSALS,
     }
 
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from statistics import fmean
 
 from nocap.display import MINUS
-from nocap.judge import cautious
-from nocap.judge.cautious import CLOCK_BIAS
+from nocap.judge import cautious_interval
+from nocap.judge.cautious_interval import CLOCK_BIAS
 from nocap.judge.interval import LEAST_PAIRS, Estimate, of_pairs, of_seeds, of_steps
 from nocap.report import forest
 from nocap.report.table import markdown
@@ -245,7 +245,7 @@ class Faster:
     def time(self) -> Estimate:
         """How many times as fast; a clock's bias is in it."""
         sides = (self.record.values("train_s", arm) for arm in ("baseline", "record"))
-        estimate = cautious.between(*sides, log=True, bias=CLOCK_BIAS)
+        estimate = cautious_interval.between(*sides, log=True, bias=CLOCK_BIAS)
         assert estimate is not None
         return estimate
 

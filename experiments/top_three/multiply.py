@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from nocap.judge.cautious import of_pairs
+from nocap.judge.cautious_interval import of_pairs
 from nocap.study.log import FILE, SessionLine, read_log
 
 HERE = Path(__file__).resolve().parent

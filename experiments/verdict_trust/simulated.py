@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from nocap.judge import cautious
-from nocap.judge.cautious import Declared
+from nocap.judge import cautious_interval
+from nocap.judge.cautious_interval import Declared
 from nocap.judge.claim import Claim, Mechanism
 from nocap.judge.interval import Array, half_width
 from nocap.judge.verdict import Word, judge
@@ -136,10 +136,12 @@ def interval(values: Array, noise: str, *, analysis: int = 1) -> tuple[Array, Ar
     sd = values.std(axis=1, ddof=1)
     n = values.shape[1]
     if noise == CLOCKS:
-        half, _ = cautious.half_width(sd, n, analysis=analysis)
+        half, _ = cautious_interval.half_width(sd, n, analysis=analysis)
     else:
         own = half_width(1.0, n, analysis) * sd
-        half, _ = cautious.narrowed(own, sd, n, declared=declared(noise), share=analysis**2)
+        half, _ = cautious_interval.narrowed(
+            own, sd, n, declared=declared(noise), share=analysis**2
+        )
     return mid - half, mid + half
 
 

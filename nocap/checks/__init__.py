@@ -1,1 +1,7 @@
-"""What the suite runs on built-in options, run on options from outside: behind `nocap check`."""
+"""The checks of an option, which the suite runs on nocap's own and `nocap check` on yours.
+
+Its files:
+
+    contract  what an option of each group must pass
+    trial     an option on trial: its small run and its processes
+"""

@@ -4,6 +4,7 @@ a yaml says."""
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import sys
 import time
@@ -330,17 +331,20 @@ def prepare_hydra() -> None:
     sys.path[:] = path
 
 
-def _yamls() -> tuple[tuple[Path, int], ...]:
-    """List what Hydra can read, and when each was changed."""
-    folders = [conf_dir(), *outside.folders()]
-    yamls = [path for folder in folders for path in sorted(folder.rglob("*.yaml"))]
-    return tuple((path, _changed_ns(path)) for path in yamls)
+def _yamls() -> tuple[tuple[str, int], ...]:
+    """List what Hydra can read, and when each was changed. Each cell of a grid asks for it."""
+    yamls = list[tuple[str, int]]()
+    for top in (conf_dir(), *outside.folders()):
+        for folder, _, names in os.walk(top):
+            paths = [os.path.join(folder, name) for name in names if name.endswith(".yaml")]
+            yamls += [(path, _changed_ns(path)) for path in paths]
+    return tuple(sorted(yamls))
 
 
-def _changed_ns(path: Path) -> int:
+def _changed_ns(path: str) -> int:
     """Return when a yaml was changed; 0 where it is none, as an editor's lock is, or gone by
     now."""
     try:
-        return path.stat().st_mtime_ns
+        return os.stat(path).st_mtime_ns
     except OSError:
         return 0

@@ -52,7 +52,8 @@ def _leave_gpu(code: int) -> None:
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return
-    torch.cuda.synchronize()
+    with suppress(RuntimeError):  # of a GPU that has failed, which the command has said
+        torch.cuda.synchronize()
     with suppress(OSError):  # of a reader that has left, Python tells in its own way
         sys.stdout.flush()
         sys.stderr.flush()

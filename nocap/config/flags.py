@@ -115,28 +115,28 @@ def _seconds(text: str) -> float:
 class GridFlags:
     """The flags that make a command a grid."""
 
-    zip: bool = _switch("--zip", about="lists in pairs")
+    zip: bool = _switch("--zip", about="pair the values")
     fail_fast: bool = _switch("--fail-fast", about="stop at the first failure")
     detach: bool = _switch("--detach", about="leave the cells to Slurm")
     skip_refused: bool = _switch(
         "--skip-refused",
-        about="leave out the combinations that are refused, and train the rest",
+        about="leave out combinations that nocap refuses, and train the others",
     )
     equal_loss: bool = _switch(
         EQUAL_LOSS,
-        about="the baseline at 0.7 and 1.4 of its steps too: time at equal loss",
+        about="show the time at equal loss, by two more lengths of the baseline",
     )
     until_shown: int | None = _option(
         UNTIL_SHOWN,
         example="24",
         read=_seeds,
-        about="more seeds, up to so many, until what is open is shown",
+        about="add seeds, at most so many, until every difference is shown",
     )
     time: float | None = _option(
         TIME,
         example="60",
         read=_seconds,
-        about="time the arms in turns for a minute when all are trained",
+        about="time the arms in turns for a minute after the training",
     )
 
     @property
@@ -153,15 +153,15 @@ class Flags:
         "--multirun",
         "-m",
         scope=Scope.grid,
-        about="a grid: every combination of values with commas between them",
+        about="train a grid: every combination of values with commas between them",
     )
     plan: bool = _switch(
-        PLAN, scope=Scope.grid, about="tell the cells, time and disk of a grid, train nothing"
+        PLAN, scope=Scope.grid, about="print the cells, time and disk of a grid; train nothing"
     )
     config_dir: Sequence[str] | None = _option(
         "--config-dir",
         example="DIR",
-        about="options of your own (docs/custom.md); can be repeated",
+        about="use options of your own (docs/custom.md); it can be repeated",
         action="append",
     )
     cfg: str | None = _option(
@@ -169,7 +169,7 @@ class Flags:
         "-c",
         example="job",
         scope=Scope.run,
-        about=f"print the composed config, train nothing; {RESOLVE} works out the rest",
+        about=f"print the composed config; {RESOLVE} also works out values that follow",
         choices=["job"],
     )
     resolve: bool = _switch(RESOLVE)
@@ -182,7 +182,7 @@ class Flags:
         "--info",
         "-i",
         scope=Scope.run,
-        about="what Hydra knows: --info defaults-tree and the like",
+        about="print how Hydra composed the config, as in --info defaults-tree",
         nargs="?",
         const="all",
         choices=INFO,
@@ -190,7 +190,7 @@ class Flags:
     help: bool = _switch(
         "--help",
         "-h",
-        about="this page; OPTIONS --help: their keys; --help all: every key, and grids",
+        about="print this page; OPTIONS --help: their keys; --help all: every key, and grids",
     )
     # `install=bash` and the like stand among the overrides
     shell_completion: bool = _switch("--shell-completion", "-sc")

@@ -54,20 +54,20 @@ def _flag_lines(kind: type, column: int) -> str:
 HEAD = f"""\
 usage: python -m nocap.train [FLAG …] [GROUP=OPTION …] [KEY=VALUE …]
 
-Trains one run, or with --multirun a grid. The same command again goes on where it stopped.
+Train one run, or a grid with --multirun. The same command continues where it stopped.
 
 Examples, after python -m nocap.train:
   experiment=first_run                      a small GPT on Python's own source, in 2 to 3 minutes
-  data=text data.path=book.txt model=small  on a text of yours
+  data=text data.path=book.txt model=small  a GPT on a text of yours
   -m attention=flash,gqa seed=0,1,2         a grid: two arms, three seeds, a table with verdicts
-  -m --plan attention=flash,gqa seed=0,1,2  its cells, time and disk; trains nothing
+  -m --plan attention=flash,gqa seed=0,1,2  the cells, time and disk of this grid; trains nothing
   optimizer=muon schedule=cosine --help     the keys of these options
 
 Flags
 {_flag_lines(Flags, 20)}"""
 SWEEPS = f"""\
-Grids (--multirun): every combination of what is swept; then a table with intervals, and a report
-  seed=0,1,2                    these values, or the options of a group; verdicts take three seeds
+A grid (--multirun) trains every combination, prints a table with intervals, and writes a report
+  seed=0,1,2                    these values, or options of a group; a verdict needs three seeds
   'model.n_layer=range(2,9,2)'  2, 4, 6, 8
   'norm=glob(*)'                all options of a group; glob(*,exclude=layernorm) all but one
   'ideas=[],[x0],[x0,smear]'    lists. Quotes keep brackets and stars from the shell
@@ -75,7 +75,7 @@ Grids (--multirun): every combination of what is swept; then a table with interv
                                 also tag(log,interval(…)), int(interval(…))
 {_flag_lines(GridFlags, 32)}
   hydra/launcher=pool           several cells at once on this machine; slurm, ray: on a cluster
-The same command goes on where it stopped and trains no finished cell again: docs/compare.md"""
+The same command continues where it stopped, and trains no finished cell again: docs/compare.md"""
 KEYS = "Keys (KEY=VALUE; … follows from other keys)"
 COMMON = (
     "trainer.steps",
@@ -227,7 +227,7 @@ def _value(each: dataclasses.Field[Any], values: Mapping[str, Any]) -> str:
         default = each.default_factory()
     value = values.get(each.name, default)
     if value is dataclasses.MISSING or value == "???":
-        return "…, which must be given"
+        return "… (required)"
     if str(value).startswith("${nocap."):
         return "…"
     if isinstance(value, Enum):

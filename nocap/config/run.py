@@ -29,7 +29,7 @@ from nocap.options.tracker import Tracker
 class Store:
     """What a run's folder keeps beside its record."""
 
-    # uncommitted changes of nocap's own code, as uncommitted.diff, for its owner's eyes
+    # store the uncommitted changes of nocap's code as uncommitted.diff; they may hold secrets
     diff: bool = False
 
 
@@ -55,11 +55,11 @@ class Run:
     tracker: Tracker = key(identity=False, step=False)
     # what is kept beside the record
     store: Store = key(identity=False, step=False, default_factory=Store)
-    # of the weights at the start and of the order of the data
+    # seed of the first weights and of the order of the data
     seed: int = key(ge=0, lt=2**63, step=False)
-    # folder; runs are in its runs/, grids in its grids/
+    # folder of the results; its folder runs has the runs, its folder grids the grids
     output_dir: str = key(identity=False, step=False)
-    # null: $NOCAP_CACHE, else nocap under the user's cache folder
+    # folder of prepared data and compiled code; null: $NOCAP_CACHE, or nocap in your cache folder
     cache_dir: str | None = key(identity=False, step=False)
 
     def __post_init__(self) -> None:
@@ -73,7 +73,7 @@ class Run:
         for name, option in self.options():
             group = name.partition(".")[0]
             chosen = outside.options(group).get(option.kind)
-            rule = f"stay what the option set (choose another option with {group}=…)"
+            rule = f"keep the option's value (choose another option with {group}=…)"
             require(chosen is type(option), f"{name}.kind", rule, repr(option.kind))
             option.check(self)
         self._refuse_unread()
@@ -155,7 +155,7 @@ class Run:
         self._require_documents(name)
         kind = self.attention.kind
         takes = declared(self.attention, "documents", of=("build", "mixer")) is not None
-        rule = f"be false beside attention.kind={kind}, which has no documents for what it builds"
+        rule = f"be false beside attention.kind={kind}, which does not support documents"
         require(takes, name, rule, True)
         for idea, option in self.ideas.items():
             rule = f"be false beside ideas.{idea}, which does not take each token by itself"

@@ -23,16 +23,14 @@ class Compile(Enum):
     off = "off"
     regional = "regional"  # the block and the head with its loss, each as one region
     full = "full"  # the whole model as one graph
-    max = (
-        "max"  # regional, its kernels chosen and tuned by timing them, which may take many minutes
-    )
+    max = "max"  # regional; torch also times and tunes its kernels, which may take many minutes
 
 
 class Malloc(Enum):
     """How a process takes memory for its tensors on a CPU."""
 
-    pooled = "pooled"  # what a step has given back is kept for the next one (glibc)
-    system = "system"  # as the C library does by itself
+    pooled = "pooled"  # memory that a step gives back is kept for the next step (glibc)
+    system = "system"  # the C library decides
 
 
 class ActivationCheckpointing(Enum):
@@ -47,45 +45,45 @@ class ActivationCheckpointing(Enum):
 
 @dataclass(kw_only=True, slots=True)
 class Trainer:
-    steps: int = key(ge=1, le=10**9, step=False)  # optimizer updates
-    batch_tokens: int = key(ge=1, le=2**40)  # tokens an optimizer step, over all devices
-    micro_batch: int = key(ge=1, le=2**24)  # sequences per device and forward
-    # ranks, each on a device of its own; cpu ranks share the cores
+    steps: int = key(ge=1, le=10**9, step=False)  # number of optimizer updates
+    batch_tokens: int = key(ge=1, le=2**40)  # tokens of one optimizer step, over all devices
+    micro_batch: int = key(ge=1, le=2**24)  # sequences in one forward pass on one device
+    # number of ranks; each trains on a GPU of its own, or with a share of the CPU's cores
     devices: int = key(ge=1, le=4096, identity=False)
-    device: Device  # where it trains
-    # of the products in forward and backward; by default bf16 on a GPU and, for wide models, on a
-    # CPU with AMX
+    device: Device  # device that trains the run
+    # number format of the products in forward and backward; the default is bf16 on a GPU, and on a
+    # CPU with AMX for wide models
     precision: Precision
-    val_precision: Precision = key(step=False, losses=True)  # the same, in validation
-    threads: int = key(ge=1, le=4096)  # CPU threads per worker
-    # of memory on the CPU: it changes speed, and no number. Records of before this key have what
-    # was then
+    val_precision: Precision = key(step=False, losses=True)  # number format in validation
+    threads: int = key(ge=1, le=4096)  # CPU threads of each worker
+    # how a process takes memory on a CPU; this changes the speed, and no result. An older record
+    # without this key means system
     malloc: Malloc = key(identity=False, default=Malloc.system)
-    compile: Compile  # by torch.compile
-    # a micro-batch's forward and backward as one launch: for steps whose host is slower than their
-    # GPU
+    compile: Compile  # part of the model that torch.compile compiles
+    # launch the forward and backward of a micro-batch as one CUDA graph; this helps where the GPU
+    # waits for its host
     cuda_graphs: bool = False
-    # what the backward pass computes again instead of keeping it
+    # part of the model that the backward pass computes again; this saves memory
     activation_checkpointing: ActivationCheckpointing = ActivationCheckpointing.off
-    grad_clip: float | None = key(gt=0, le=1e9)  # largest global gradient norm
-    # steps between validations; 0 validates only before the first and after the last
+    grad_clip: float | None = key(gt=0, le=1e9)  # largest global gradient norm; null: no limit
+    # steps between validations; 0 validates only before the first step and after the last
     val_every: int = key(ge=0, le=10**9, step=False)
-    val_tokens: int = key(ge=1, le=2**40, step=False, losses=True)  # tokens that a validation reads
-    # steps between checkpoints; 0 saves only after the last
+    val_tokens: int = key(ge=1, le=2**40, step=False, losses=True)  # tokens of each validation
+    # steps between checkpoints; 0 saves only after the last step
     checkpoint_every: int = key(ge=0, le=10**9, identity=False, step=False)
     keep_checkpoints: int = key(
         ge=1, le=10**9, identity=False, step=False
-    )  # the newest so many stay
-    # steps whose checkpoint stays, also after the run
+    )  # number of newest checkpoints that stay on the disk
+    # steps whose checkpoints stay, also after the run has ended
     keep_steps: list[int] = key(identity=False, step=False, default_factory=list)
-    # Another run's checkpoint: this run goes on from it as if it had got there itself. Which one,
-    # is a part of the identity by itself.
+    # checkpoint of another run, as RUN@STEP or a folder; this run continues from it as if it had
+    # trained to there itself. The identity includes the checkpoint, but not its path
     init_from: str | None = key(identity=False, step=False, default=None)
-    log_every: int = key(ge=1, le=10**9, identity=False, step=False)  # steps between rows
-    max_restarts: int = key(
-        ge=0, le=10**6, identity=False, step=False
-    )  # restarts of a lost worker or rank
-    # seconds for a micro-batch, or it is lost
+    # steps between two rows of metrics.jsonl
+    log_every: int = key(ge=1, le=10**9, identity=False, step=False)
+    # how often nocap restarts a worker that died or hung
+    max_restarts: int = key(ge=0, le=10**6, identity=False, step=False)
+    # seconds that a micro-batch may take; after that its worker counts as hung
     hang_timeout_s: float = key(gt=0, le=1e7, identity=False, step=False)
 
     def __post_init__(self) -> None:
@@ -121,11 +119,10 @@ class Sampler(Enum):
 class Search:
     """`search=SAMPLER search.KEY=VALUE`, beside `--multirun`."""
 
-    sampler: Sampler
-    trials: int = key(
-        ge=1, le=10_000, default=20
-    )  # how many; the same search with more of them goes on
-    # of the proposals and of the trials' runs: not one that a claim will use
+    sampler: Sampler  # sampler of the trials, set by `search=tpe` or `search=random`
+    # number of trials; the same search with more trials continues
+    trials: int = key(ge=1, le=10_000, default=20)
+    # seed of the proposals and of every trial's run; a claim needs other seeds
     seed: int = key(ge=0, lt=2**63, default=100)
 
     def __post_init__(self) -> None:

@@ -25,10 +25,10 @@ def main(argv: list[str] | None = None) -> int:
     )
     verbs = parser.add_subparsers(dest="verb", metavar="list | prepare | verify")
     for verb, text in (
-        ("list", "the sources there are, and the sets in the cache"),
+        ("list", "list the sources, and the sets in the cache"),
         (
             "prepare",
-            "make or download what these overrides need, and check it: prepare data=stdlib "
+            "make or download the data of these overrides, and check them: prepare data=stdlib "
             "tokenizer=gpt2",
         ),
         ("verify", "read every byte again and name each bad file"),
@@ -74,7 +74,7 @@ def _list(run: Run, cache_dir: Path) -> dict[str, Any]:
 
 def _described(folder: Path) -> str:
     """Return a line about a made set."""
-    from nocap.data.made import read_manifest
+    from nocap.data.shard_cache import read_manifest
 
     try:
         rows = read_manifest(folder)["shards"]

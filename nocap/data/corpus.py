@@ -18,7 +18,7 @@ import numpy as np
 
 from nocap.config.keys import require
 from nocap.config.paths import expanded
-from nocap.data.made import Made, made, write_shards
+from nocap.data.shard_cache import NewSet, cached_set, write_shards
 from nocap.data.shards import ShardSet
 from nocap.data.tokens import Tokens
 from nocap.options.tokenizer import Tokenizer
@@ -60,7 +60,7 @@ def stdlib(
     paths = [path for _, path in files]
     key = _text_key(paths, tokenizer, val_fraction) | {"python": python, "folder": str(folder)}
 
-    def make(target: Path) -> Made:
+    def make(target: Path) -> NewSet:
         pieces = []
         skipped = []
         for name, path in files:
@@ -76,7 +76,7 @@ def stdlib(
         source, shards = _write_text(target, pieces, val_fraction, tokenizer, cache_dir)
         return source | {"python": python, "skipped": skipped}, shards
 
-    return made("stdlib", tokenizer.name, key, cache_dir=cache_dir, make=make)
+    return cached_set("stdlib", tokenizer.name, key, cache_dir=cache_dir, make=make)
 
 
 def text(
@@ -87,7 +87,7 @@ def text(
     files = _text_files(paths)
     key = _text_key(files, tokenizer, val_fraction)
 
-    def make(target: Path) -> Made:
+    def make(target: Path) -> NewSet:
         pieces = [piece for path in files for piece in _cut(path)]
         different = {piece.sha256: piece.stop - piece.start for piece in pieces}
         rule = (
@@ -99,7 +99,7 @@ def text(
         source, shards = _write_text(target, pieces, val_fraction, tokenizer, cache_dir)
         return source | {"files": len(files)}, shards
 
-    return made("text", tokenizer.name, key, cache_dir=cache_dir, make=make)
+    return cached_set("text", tokenizer.name, key, cache_dir=cache_dir, make=make)
 
 
 # --- files and pieces -----------------------------------------------------------------------------
@@ -215,7 +215,7 @@ def _validation(pieces: list[Piece], fraction: float) -> set[str]:
 
 def _write_text(
     target: Path, pieces: list[Piece], fraction: float, tokenizer: Tokenizer, cache_dir: Path
-) -> Made:
+) -> NewSet:
     encoding = tokenizer.load(cache_dir=cache_dir)
     validation = _validation(pieces, fraction)
     sides = {

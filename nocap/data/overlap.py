@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from nocap.data.tokens import Shard
 
 PASSAGE = 64  # tokens
-LEAST = 32  # passages that a share is made of
+LEAST_PASSAGES = 32  # passages that a share is made of
 CHUNK = 1 << 16  # passages hashed at once, which fit a core's cache
 SAMPLED_BITS = 4  # of a hash, which are 0 where its passage is looked at
 MULTIPLIER = 0x9E3779B97F4A7C15  # odd, so that its powers can be divided by modulo 2^64
 # the most of it that a share may be: licences and tables stand in many files of a text
-MOST = 0.5
+MOST_IN_TRAINING = 0.5
 
 Hashes = NDArray[np.uint64]
 
@@ -31,7 +31,7 @@ def share_in_training(train: Sequence[Shard], val: Sequence[Shard]) -> float | N
     for bits in (SAMPLED_BITS, 0):
         looked_at = [hashes for shard in val for hashes in _hashes(shard, bits)]
         different, counts = np.unique(np.concatenate(looked_at), return_counts=True)
-        if counts.sum() >= LEAST:
+        if counts.sum() >= LEAST_PASSAGES:
             break
     else:
         return None

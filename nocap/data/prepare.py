@@ -8,8 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from nocap.data.made import MAKERS
-from nocap.data.overlap import MOST, PASSAGE, share_in_training
+from nocap.data.overlap import MOST_IN_TRAINING, PASSAGE, share_in_training
+from nocap.data.shard_cache import MAKERS
 from nocap.data.shards import ShardSet, scan, write_json
 from nocap.data.tokens import Shard, os_errors_refused
 from nocap.options.data import Data
@@ -63,7 +63,7 @@ def prepare(data: Data, tokenizer: Tokenizer, *, cache_dir: Path) -> Dataset:
     if shard_set.published or not shard_set.source.get("text"):
         return dataset
     share = _share_in_training(dataset, cache_dir)
-    if share is not None and share > MOST:
+    if share is not None and share > MOST_IN_TRAINING:
         raise ValueError(
             f"data={data.kind} must validate on text that is not in training, got {share:.0%} of "
             f"its "

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nocap.data.batches import splitmix64
-from nocap.data.made import Made, made, write_shards
+from nocap.data.shard_cache import NewSet, cached_set, write_shards
 from nocap.data.shards import ShardSet
 from nocap.options.tokenizer import Tokenizer
 
@@ -32,7 +32,7 @@ def synthetic(
     text."""
     size = tokenizer.vocab_size
 
-    def make(target: Path) -> Made:
+    def make(target: Path) -> NewSet:
         shards = {}
         for stream, (split, count) in enumerate(lengths.items()):
             chain = tokens(count, vocab_size=size, seed=source_seed, stream=stream)
@@ -40,7 +40,7 @@ def synthetic(
         return {"text": False}, shards
 
     key = {"lengths": lengths, "source_seed": source_seed, "vocab_size": size}
-    return made("synthetic", tokenizer.name, key, cache_dir=cache_dir, make=make)
+    return cached_set("synthetic", tokenizer.name, key, cache_dir=cache_dir, make=make)
 
 
 def _draw(numbers: npt.NDArray[np.uint64], *, seed: int, purpose: int) -> npt.NDArray[np.uint64]:

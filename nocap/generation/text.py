@@ -24,7 +24,7 @@ from nocap.config.paths import cache_root
 from nocap.config.run import Run
 from nocap.config.trainer import Device
 from nocap.generation.engines import Engine
-from nocap.launch.head import use_copies
+from nocap.launch.record_head import use_copies
 from nocap.model.language_model import LanguageModel
 from nocap.store.runs import find_one
 from nocap.training.trained import exported, trained

@@ -1,6 +1,6 @@
-"""The comparison: arms against a baseline, with intervals, verdicts, and what should be doubted. As
-JSON it is a `judge.comparison_schema.Result`. `--json` writes it with the question and the records
-(`nocap.report.result`), from which it is judged again."""
+"""Make the comparison: arms against a baseline, with intervals, verdicts, and what should be
+doubted. As JSON it is a `judge.comparison_schema.Result`. `--json` writes it with the question and
+the records (`nocap.report.result_file`), from which it is judged again."""
 
 from __future__ import annotations
 
@@ -11,15 +11,23 @@ from statistics import fmean
 
 from nocap.config.keys import require
 from nocap.display import shorten
-from nocap.judge import doubts, grouping, time_to_target, times
+from nocap.judge import doubts, grouping, time_to_target, times_and_memory
+from nocap.judge.arm_labels import choose_baseline, labelled
 from nocap.judge.arms import Arm, changes, swept_keys
-from nocap.judge.comparable import confounders, declaring, is_noisy
-from nocap.judge.compared_arms import ComparedArm, Comparison
+from nocap.judge.comparison import ComparedArm, Comparison
+from nocap.judge.confounders import confounders, declaring, is_noisy
+from nocap.judge.differences import (
+    Difference,
+    Differences,
+    DifferenceWord,
+    Pair,
+    difference,
+    pair_of,
+    together,
+)
 from nocap.judge.equal_loss import EqualLoss, TimeAtEqualLoss, around, judge_rows, shows_a_length
 from nocap.judge.factors import Factors, by_factor
 from nocap.judge.interval import Estimate, shared
-from nocap.judge.labels import choose_baseline, labelled
-from nocap.judge.losses import Difference, Differences, Outcome, Pair, difference, pair_of, together
 from nocap.judge.pace import TOKEN_US, Paces
 from nocap.judge.question import BASELINE, PREVIOUS, Question
 from nocap.store.record import RunStatus
@@ -345,10 +353,12 @@ class _Rows:
         """Return an arm's means and differences, over the same seeds."""
         seeds = self._seeds(arm, base)
         pace = _mean(arm, TOKEN_US, seeds)
-        means = {TOKEN_US: times.of_pace(arm, base, pace, self.paces, self.ratios.get(arm.id))}
-        for name in times.TIMES:
+        means = {
+            TOKEN_US: times_and_memory.of_pace(arm, base, pace, self.paces, self.ratios.get(arm.id))
+        }
+        for name in times_and_memory.SHOWN_METRICS:
             mean = _mean(arm, name, seeds)
-            means[name] = times.of_metric(arm, base, self.sides.others, name, mean)
+            means[name] = times_and_memory.of_metric(arm, base, self.sides.others, name, mean)
         against = None
         difference = None
         if arm is not base:
@@ -395,7 +405,7 @@ def _word(arm: Arm, base: Arm, gap: Difference, *, allow: Collection[str]) -> Di
     """Return the difference; what confounds it goes before any other word."""
     reasons = confounders(arm, base, allowed=allow)
     if reasons:
-        return replace(gap, outcome=Outcome.confounded, reason=", ".join(reasons))
+        return replace(gap, outcome=DifferenceWord.confounded, reason=", ".join(reasons))
     return gap
 
 
@@ -407,7 +417,7 @@ def _cautious(table: Differences, pairs: Mapping[str, Pair], wide: Collection[st
         if name not in wide:
             continue
         pair = pairs[name]
-        estimate = times.gain(pair.arm, pair.base, others, pair.metric, log=False)
+        estimate = times_and_memory.gain(pair.arm, pair.base, others, pair.metric, log=False)
         if estimate is not None:
             differences[name] = difference(estimate, metric=pair.metric, floor=pair.floor)
     return replace(table, differences=differences)

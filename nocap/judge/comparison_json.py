@@ -9,7 +9,7 @@ import msgspec
 
 from nocap.judge.arm_mean import ArmMean
 from nocap.judge.arms import Arm
-from nocap.judge.compared_arms import ComparedArm, Comparison
+from nocap.judge.comparison import ComparedArm, Comparison
 from nocap.judge.comparison_schema import (
     ArmJson,
     DifferenceJson,
@@ -31,11 +31,11 @@ from nocap.judge.comparison_schema import (
     TimeAtEqualLossJson,
     TimingJson,
 )
+from nocap.judge.differences import Difference
 from nocap.judge.equal_loss import STEPS, TimeAtEqualLoss
 from nocap.judge.factors import Factor, Factors, Interaction, Level
 from nocap.judge.findings import Finding, Findings
 from nocap.judge.interval import LEAST_PAIRS, Estimate, confidence
-from nocap.judge.losses import Difference
 from nocap.judge.pace import TOKEN_US
 from nocap.judge.time_to_target import Reach
 from nocap.store.metrics import Measurement
@@ -192,6 +192,7 @@ def _arm(row: ComparedArm) -> ArmJson:
         to_target=to_target,
         clock_s=row.clock_s,
         runs=identities,
+        logged=row.logged,
     )
 
 

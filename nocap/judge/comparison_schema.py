@@ -2,8 +2,8 @@
 `judge.comparison_json` fills them.
 
 Losses are nats per token, times seconds of training and data wait (`train_s`) or ms, memory MiB.
-Intervals are those that decide: of losses for all arms together (`judge.losses`), of times and
-memory the cautious one (`judge.cautious`). Nothing of it was registered.
+Intervals are those that decide: of losses for all arms together (`judge.differences`), of times and
+memory the cautious one (`judge.cautious_interval`). Nothing of it was registered.
 """
 
 from __future__ import annotations
@@ -99,6 +99,7 @@ class ArmJson(Schema, frozen=True, kw_only=True):
     to_target: dict[str, ReachJson] | None  # by what is counted: steps, train_s
     clock_s: dict[str, float]
     runs: list[str]  # identities
+    logged: dict[str, float] = {}  # name → the last value that modules logged, mean over the runs
 
 
 class RunJson(Schema, frozen=True, kw_only=True):

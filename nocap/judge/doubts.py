@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from nocap.display import plural, shorten
 from nocap.judge.arms import Arm, setting
-from nocap.judge.comparable import (
+from nocap.judge.comparison import ComparedArm
+from nocap.judge.confounders import (
     confounders,
     covers,
     equal_time,
@@ -14,10 +15,9 @@ from nocap.judge.comparable import (
     kernels,
     machines_differ,
 )
-from nocap.judge.compared_arms import ComparedArm
+from nocap.judge.differences import Differences, Pair
 from nocap.judge.factors import crossing
 from nocap.judge.interval import LEAST_PAIRS
-from nocap.judge.losses import Differences, Pair
 from nocap.judge.pace import Paces
 from nocap.store.metrics import moment
 from nocap.store.timing import Timing
@@ -35,9 +35,8 @@ def of_rows(rows: Sequence[ComparedArm], *, allow: Collection[str]) -> Iterator[
         arm = row.arm
         for spoilt in confounders(arm, row.against or arm, allowed=allow):
             yield (
-                f"{arm.label}: differs from what it is compared with in its {spoilt} too; no "
-                f"verdict unless "
-                f"declared (--allow {spoilt})"
+                f"{arm.label}: its {spoilt} differs from the other arm's too; no verdict unless "
+                f"you accept the difference (--allow {spoilt})"
             )
         yield from _came_along(arm, row.against or arm)
         if arm.diverged and arm.runs:

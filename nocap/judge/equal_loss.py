@@ -25,9 +25,9 @@ from statistics import fmean
 import numpy as np
 
 from nocap.judge.arms import Arm, changes
-from nocap.judge.comparable import confounders
+from nocap.judge.confounders import confounders
+from nocap.judge.differences import DifferenceWord, outcome
 from nocap.judge.interval import LEAST_PAIRS, Array, Estimate, of_arms, of_pairs, seeds_to_show
-from nocap.judge.losses import Outcome, outcome
 from nocap.judge.pace import Paces, less
 
 SHARES = (0.7, 1.4)  # of the baseline's steps
@@ -49,17 +49,19 @@ class TimeAtEqualLoss:
     @classmethod
     def of(cls, logarithm: Estimate, *, look: int) -> TimeAtEqualLoss:
         seeds = None
-        if outcome(logarithm) is Outcome.unclear:
+        if outcome(logarithm) is DifferenceWord.unclear:
             seeds = seeds_to_show(logarithm, look=look)
         return cls(ratio=logarithm.exp(), seeds=seeds)
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> DifferenceWord:
         """Say whether the arm takes less time for its loss, or more."""
         if self.ratio is None or self.ratio.low <= 0 or not math.isfinite(self.ratio.high):
-            return Outcome.undecided
+            return DifferenceWord.undecided
         position = self.ratio.position(1.0, 1.0)
-        return {-1: Outcome.better, 1: Outcome.worse}.get(position, Outcome.unclear)
+        return {-1: DifferenceWord.better, 1: DifferenceWord.worse}.get(
+            position, DifferenceWord.unclear
+        )
 
 
 # --- the baseline's lengths -----------------------------------------------------------------------

@@ -16,13 +16,13 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from statistics import fmean
 
-from nocap.judge import cautious
+from nocap.judge import cautious_interval
+from nocap.judge.arm_labels import short_keys
 from nocap.judge.arms import Arm, chosen, command_keys, setting, swept_keys
-from nocap.judge.comparable import confounders, is_noisy
+from nocap.judge.confounders import confounders, is_noisy
+from nocap.judge.differences import Difference, Differences, DifferenceWord, difference
 from nocap.judge.equal_loss import EqualLoss, Logarithms, TimeAtEqualLoss, judge_rows, mean_of
 from nocap.judge.interval import ROUNDING, Estimate, of_arms
-from nocap.judge.labels import short_keys
-from nocap.judge.losses import Difference, Differences, Outcome, difference
 from nocap.judge.pace import TOKEN_US, Paces, less
 from nocap.store.metrics import METRICS, Kind
 
@@ -211,7 +211,8 @@ class _Reader:
         interval."""
         if wide or self.wide:
             return [
-                cautious.of_pairs(row, analysis=self.look, comparisons=len(rows)) for row in rows
+                cautious_interval.of_pairs(row, analysis=self.look, comparisons=len(rows))
+                for row in rows
             ]
         return of_arms(rows, look=self.look)
 
@@ -391,7 +392,7 @@ def _word(
             confounders(crossed.arms[point], crossed.arms[beside], allowed=allow)
         )
     if reasons:
-        return replace(gap, outcome=Outcome.confounded, reason=", ".join(reasons))
+        return replace(gap, outcome=DifferenceWord.confounded, reason=", ".join(reasons))
     means = [fmean(row) for row in reader.effects(axis, level)]
     labels = {arm.label for point, arm in crossed.arms.items() if point[axis] == level}
     keys: dict[str, None] = {}
@@ -400,5 +401,5 @@ def _word(
             keys |= dict.fromkeys(interaction.keys)
     keys.pop(crossed.keys[axis], None)
     if keys and min(means) < 0 < max(means):
-        return replace(gap, outcome=Outcome.depends, reason=", ".join(keys))
+        return replace(gap, outcome=DifferenceWord.depends, reason=", ".join(keys))
     return gap

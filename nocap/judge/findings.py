@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 from nocap.judge.arms import Arm
+from nocap.judge.differences import Difference, DifferenceWord
 from nocap.judge.equal_loss import TimeAtEqualLoss
 from nocap.judge.factors import Factors
 from nocap.judge.interval import ROUNDING, seeds_to_show
-from nocap.judge.losses import Difference, Outcome
 
 FIRST_SEEDS = (
     4  # of a first look: they show three standard deviations of a pair in 97%, three seeds in 74%
@@ -26,14 +26,14 @@ MORE = 4  # times the seeds at most; beyond that, times the steps
 
 # The order in which outcomes are told.
 ORDER = (
-    Outcome.better,
-    Outcome.worse,
-    Outcome.depends,
-    Outcome.unclear,
-    Outcome.diverged,
-    Outcome.unfinished,
-    Outcome.undecided,
-    Outcome.confounded,
+    DifferenceWord.better,
+    DifferenceWord.worse,
+    DifferenceWord.depends,
+    DifferenceWord.unclear,
+    DifferenceWord.diverged,
+    DifferenceWord.unfinished,
+    DifferenceWord.undecided,
+    DifferenceWord.confounded,
 )
 
 
@@ -55,10 +55,14 @@ class Finding:
     def is_open(self) -> bool:
         """Say whether more runs may show something: of the time at equal loss where that is known,
         else of the loss."""
-        if self.difference.outcome not in (Outcome.better, Outcome.worse, Outcome.unclear):
+        if self.difference.outcome not in (
+            DifferenceWord.better,
+            DifferenceWord.worse,
+            DifferenceWord.unclear,
+        ):
             return False
         if self.equal_loss is not None and self.equal_loss.ratio is not None:
-            return self.equal_loss.outcome is Outcome.unclear
+            return self.equal_loss.outcome is DifferenceWord.unclear
         return _is_open(self.difference)
 
 
@@ -148,7 +152,7 @@ def _arms(arms: Sequence[JudgedArm], look: int) -> list[Finding]:
 
 def _seeds(difference: Difference, look: int) -> int | None:
     """Return how many seeds would show a difference; `None`: it is shown, or too small."""
-    if difference.outcome is not Outcome.unclear:
+    if difference.outcome is not DifferenceWord.unclear:
         return None
     return seeds_to_show(difference.estimate, look=look)
 
@@ -160,7 +164,7 @@ def _rank(finding: Finding) -> tuple[bool, int, float]:
     outcomes = [finding.difference.outcome]
     if finding.equal_loss is not None:
         outcomes.append(finding.equal_loss.outcome)
-    is_shown = Outcome.better in outcomes or Outcome.worse in outcomes
+    is_shown = DifferenceWord.better in outcomes or DifferenceWord.worse in outcomes
     rank = ORDER.index(finding.difference.outcome)
     size = 0.0 if math.isnan(mid) else abs(mid)
     return not is_shown, rank, -size
@@ -179,9 +183,9 @@ def _next(found: Sequence[Finding], arms: Sequence[Arm]) -> Next | None:
         trained |= {run.seed for run in arm.all}
         commanded |= _seeds_of_commands(arm)
     seeds = sorted(trained)
-    if Outcome.unfinished in outcomes:
+    if DifferenceWord.unfinished in outcomes:
         return _seeds_next(arms, sorted(commanded | trained))
-    if Outcome.undecided in outcomes:
+    if DifferenceWord.undecided in outcomes:
         return _seeds_next(arms, extended(seeds, FIRST_SEEDS))
     unclear = [finding for finding in found if _is_open(finding.difference)]
     if not unclear:
@@ -237,7 +241,7 @@ def _longer(arms: Sequence[Arm]) -> Next | None:
 def _is_open(difference: Difference) -> bool:
     """Say whether a difference is there and not shown. What is equal to rounding, as by two kernels
     of one attention, needs no more runs."""
-    return difference.outcome is Outcome.unclear and abs(difference.estimate.mid) > ROUNDING
+    return difference.outcome is DifferenceWord.unclear and abs(difference.estimate.mid) > ROUNDING
 
 
 def _seeds_of_commands(arm: Arm) -> set[int]:

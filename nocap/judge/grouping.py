@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from nocap.config.keys import require
 from nocap.display import plural, shorten
+from nocap.judge.arm_labels import choose_baseline, labelled
 from nocap.judge.arms import ABSENT, Arm, arm_key
-from nocap.judge.comparable import declarable, is_declared, is_declaring, validation_keys, value_of
-from nocap.judge.labels import choose_baseline, labelled
+from nocap.judge.confounders import declarable, is_declared, is_declaring, validation_keys, value_of
 from nocap.store.record import RunStatus, digest
 from nocap.store.runs import Found, Record
 

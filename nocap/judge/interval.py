@@ -5,7 +5,7 @@ not shared. Several arms: one interval for all of them together. The variance of
 baseline's noise, counted once, and the arms' noise, pooled; its degrees of freedom are
 Satterthwaite's (1946); Bonferroni shares the error. No arm's interval is narrower than its own, as
 it would stand alone. The k-th look at more seeds errs in 5%/k². What a clock measures has another
-interval: `judge.cautious`. scipy is imported where it is used: it takes a second to load.
+interval: `judge.cautious_interval`. scipy is imported where it is used: it takes a second to load.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from nocap.judge.arms import (
     spell,
     swept_keys,
 )
-from nocap.judge.comparable import (
+from nocap.judge.confounders import (
     confounders,
     is_declared,
     kernels,
@@ -80,7 +80,7 @@ def common_question(sides: Sequence[Side], command: Question) -> Question:
     question = command.over(first.question)
     for other in asking[1:]:
         differ = list(_differences(first, other, command, in_chain=question.against == PREVIOUS))
-        rule = f"ask what {first.name} asks, or the command line must say it"
+        rule = f"have the question of {first.name}, or the command line must state one"
         require(not differ, other.name, rule, "; ".join(differ))
     return question
 

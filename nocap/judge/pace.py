@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from nocap.judge.arms import Arm
-from nocap.judge.comparable import machines_differ
+from nocap.judge.confounders import machines_differ
+from nocap.judge.differences import Differences, Pair, common, estimates
 from nocap.judge.interval import Estimate, of_arms
-from nocap.judge.losses import Differences, Pair, common, estimates
 from nocap.store.timing import Timing
 
 TOKEN_US = "token_us"

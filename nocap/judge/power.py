@@ -18,7 +18,8 @@ from itertools import combinations
 import numpy as np
 
 from nocap.judge.arms import Arm, swept_keys
-from nocap.judge.comparable import machines_differ
+from nocap.judge.confounders import machines_differ
+from nocap.judge.differences import scaled
 from nocap.judge.equal_loss import SHARES, STEPS, around, is_between, is_known, slopes, times
 from nocap.judge.grouping import group
 from nocap.judge.interval import (
@@ -30,7 +31,6 @@ from nocap.judge.interval import (
     half_width,
     of_arms,
 )
-from nocap.judge.losses import scaled
 from nocap.judge.pace import TOKEN_US
 from nocap.store.record import RunStatus
 from nocap.store.runs import Config, Record

@@ -30,8 +30,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nocap.judge.arms import Arm
-from nocap.judge.cautious import CLOCK_BIAS, between
-from nocap.judge.comparable import machines_differ
+from nocap.judge.cautious_interval import CLOCK_BIAS, between
+from nocap.judge.confounders import machines_differ
 from nocap.judge.interval import Estimate
 from nocap.store.metrics import Ending
 from nocap.store.record import RunStatus
@@ -241,7 +241,7 @@ def too_coarse(
     if uncertainty > width:
         return (
             f"validated every {cadence:,.4g} steps there, and the other every {base_cadence:,.4g}: "
-            "the answer would be narrower than what lies between"
+            "the answer would be narrower than the steps between two validations"
         )
     return None
 

@@ -23,8 +23,8 @@ from statistics import fmean
 import numpy as np
 
 from nocap.config.keys import require
-from nocap.judge import cautious
-from nocap.judge.cautious import CLOCK_BIAS, Declared
+from nocap.judge import cautious_interval
+from nocap.judge.cautious_interval import CLOCK_BIAS, Declared
 from nocap.judge.claim import TO_TARGET, Claim
 from nocap.judge.equal_loss import NO_SLOPE
 from nocap.judge.interval import (
@@ -153,7 +153,7 @@ class Gain:
         """Return the interval of these values: Student's where a seed repeats them, else the
         cautious one. A declared noise narrows either."""
         if self.metric.kind is not Kind.seed:
-            return cautious.of_pairs(
+            return cautious_interval.of_pairs(
                 values, declared=self.declared, bias=self.bias, analysis=self.analysis
             )
         alone = of_pairs(values, look=self.analysis)
@@ -200,9 +200,11 @@ def _width(
     spread = np.float64(sd)
     if metric.kind is Kind.seed:
         own = np.float64(half_width(sd, n, analysis))
-        half, used = cautious.narrowed(own, spread, n, declared=declared, share=analysis**2)
+        half, used = cautious_interval.narrowed(
+            own, spread, n, declared=declared, share=analysis**2
+        )
     else:
-        half, used = cautious.half_width(spread, n, declared=declared, analysis=analysis)
+        half, used = cautious_interval.half_width(spread, n, declared=declared, analysis=analysis)
     return float(half), bool(used)
 
 

@@ -18,10 +18,10 @@ from typing import IO, Any
 from nocap.config.keys import EXIT_CODES
 from nocap.config.trainer import Compile, Device
 from nocap.launch.executor import GOES_ON
-from nocap.launch.head import write_record_head
-from nocap.launch.headline import headline, nothing_to_train
+from nocap.launch.first_screen import headline, nothing_to_train
 from nocap.launch.leftovers import RANKS, leftovers, surplus_checkpoints
 from nocap.launch.plan import Plan, RunResult, sound
+from nocap.launch.record_head import write_record_head
 from nocap.launch.server import COMPILER, Server, Worker
 from nocap.launch.signals import shielded_child, stop_handler
 from nocap.store import lease

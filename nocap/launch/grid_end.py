@@ -17,7 +17,7 @@ from nocap.launch.grid import REPORT, Cell, Grid
 from nocap.launch.grid_page import drop_page, write_page
 from nocap.launch.mirror import comparison_facts, send_left
 from nocap.launch.plan import RunResult
-from nocap.report.arms import render
+from nocap.report.comparison_tables import render
 from nocap.store.record import RunStatus
 from nocap.store.runs import load_runs
 from nocap.store.tracking import gathered, left, track_comparison

@@ -13,7 +13,7 @@ import msgspec
 from nocap import __version__
 from nocap.config.outward import redact
 from nocap.config.paths import shown
-from nocap.judge.compared_arms import Comparison
+from nocap.judge.comparison import Comparison
 from nocap.judge.comparison_json import result_of
 from nocap.launch.grid import REPORT
 from nocap.report import provenance
@@ -35,7 +35,7 @@ def write_page(folder: Path, comparison: Comparison) -> bool:
     source = _source(comparison, command)
     if path.is_file() and _is_of(path.read_bytes(), source):
         return False
-    from nocap.report.comparison import render  # with its templates, which take longest
+    from nocap.report.comparison_page import render  # with its templates, which take longest
 
     page = render(comparison, command=command).encode()
     write_file(path, _marked(page, source))

@@ -27,7 +27,7 @@ from nocap.store.runs import Record, load_runs, read_record
 from nocap.store.tracking import left, send, send_comparison
 
 if TYPE_CHECKING:
-    from nocap.judge.compared_arms import Comparison
+    from nocap.judge.comparison import Comparison
 
 UPLOADER = "wandb"  # the tracker of a run that was trained without one that uploads
 
@@ -107,7 +107,7 @@ def send_left(plans: Sequence[Plan], grid: Path) -> Iterator[str]:
         lacking.append("the comparison")
     if lacking:
         command = f"python -m nocap.runs sync {shlex.quote(shown(grid))}"
-        yield f"not uploaded: {' and '.join(lacking)}; this sends what is missing: {command}"
+        yield f"not uploaded: {' and '.join(lacking)}; this command sends the rest: {command}"
 
 
 def _unsent(waiting: Sequence[Path]) -> Iterator[Path]:
@@ -151,7 +151,7 @@ def send_grid(folder: Path) -> TrackerSession | None:
 
 def comparison_facts(folder: Path, comparison: Comparison) -> dict[str, Any]:
     """Return what a tracker gets of a grid's comparison, which is a run of the grid's group."""
-    from nocap.report.rows import tables_of
+    from nocap.report.flat_rows import tables_of
 
     facts = RunFacts(
         identity=digest({"grid": folder.name}),

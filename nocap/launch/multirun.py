@@ -29,8 +29,7 @@ from nocap.launch.grid import Grid, expand
 from nocap.launch.grid_end import report
 from nocap.launch.grid_page import drop_page
 from nocap.launch.launchers import check_flags, checked_grid, launcher_option
-from nocap.launch.plan import outcome
-from nocap.launch.runner import Devices, Runner, one_at_a_time
+from nocap.launch.runner import Devices, Runner, ended_before, one_at_a_time
 from nocap.options.launcher import Launcher
 from nocap.options.launcher.pool import Pool
 from nocap.store.record import RunStatus
@@ -240,16 +239,22 @@ def train_grid(grid: Grid, command: Command, *, before: Path | None = None) -> i
     """Carry out the cells of a grid, report how it ended, and return the exit code. `before`: see
     `Timer.measure`."""
     flags = command.flags
-    todo = [cell.plan.run for cell in grid.cells if outcome(cell.plan) is None]
+    results = ended_before(grid.cells)
+    todo = [cell.plan.run for cell in grid.cells if cell.plan.identity not in results]
     executor = _begin(grid, command.launcher, todo)
-    runner = Runner(grid, executor, fail_fast=flags.fail_fast, detach=flags.detach)
-    try:
-        results = runner.run()
-    finally:
-        executor.close()
+    stopped = False
+    if todo:
+        runner = Runner(
+            grid, executor, fail_fast=flags.fail_fast, detach=flags.detach, results=results
+        )
+        try:
+            results = runner.run()
+        finally:
+            executor.close()
+        stopped = runner.stopping
     statuses = {result.status for result in results.values()}
     # one that had no job to leave has come to its end
-    stopped = runner.stopping and (not flags.detach or RunStatus.waiting in statuses)
+    stopped = stopped and (not flags.detach or RunStatus.waiting in statuses)
     has_times = True
     if command.timer is not None and not stopped:
         has_times = _measure(command.timer, grid, before)

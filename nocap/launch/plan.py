@@ -319,17 +319,17 @@ def _half_done(run: Run, parts: Mapping[str, Any], root: Path, name: str) -> Ite
         if {*differences} <= {"data", "code"} and "data" in differences:
             remedy = "put it back to resume, or move that folder to start from scratch"
             raise ValueError(
-                f"data must be what {folder} began with ({others['data'][:12]}…), got "
+                f"data must be those that {folder} began with ({others['data'][:12]}…), got "
                 f"{parts['data'][:12]}…; {remedy}"
             )
         back = ""
         if half.commit and "code" in differences:
             back = f" (git checkout {half.commit})"
         yield (
-            f"{folder} is half done, at step {steps[0]}, and another run: what differs is "
+            f"{folder} is half done, at step {steps[0]}, and is another run: they differ in "
             f"{', '.join(differences.values())}; "
-            f"this command starts from scratch, and to go on with that run put that back{back} "
-            "and give the command again"
+            f"this command starts from scratch; to continue that run, put that back{back} and type "
+            "the command again"
         )
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from nocap.config.keys import flat
 from nocap.config.outward import redact
+from nocap.judge.arm_labels import short_keys
 from nocap.judge.arms import arm_key, spell
-from nocap.judge.labels import short_keys
 from nocap.options.tracker import RunFacts
 from nocap.store.metrics import moment
 

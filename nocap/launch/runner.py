@@ -7,12 +7,10 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
-
-from tqdm import tqdm
 
 from nocap.config import hardware
 from nocap.config.outward import trusted
@@ -21,8 +19,8 @@ from nocap.config.trainer import Device
 from nocap.display import shorten
 from nocap.launch.attempt import Attempt, clean, hold
 from nocap.launch.executor import Executor, Work
+from nocap.launch.first_screen import overruled
 from nocap.launch.grid import Cell, Grid
-from nocap.launch.headline import overruled
 from nocap.launch.plan import RunResult, outcome
 from nocap.launch.server import AVAILABLE, Server
 from nocap.launch.signals import stop_handler
@@ -46,6 +44,20 @@ def ended(cell: Cell) -> RunResult | None:
     if result is not None and result.status is not RunStatus.damaged:
         clean(cell.plan)
     return result
+
+
+def ended_before(cells: Iterable[Cell]) -> dict[str, RunResult]:
+    """Return identity → how that cell ended, of those that some process has brought to their
+    end."""
+    results = dict[str, RunResult]()
+    for cell in cells:
+        try:
+            result = ended(cell)
+        except OSError as error:  # what a kill left of it cannot be deleted
+            result = _failed(error)
+        if result is not None:
+            results[cell.plan.identity] = result
+    return results
 
 
 def _result_elsewhere(cell: Cell, *, reason: str) -> RunResult:
@@ -192,10 +204,15 @@ class Runner:
         total: int = 0,
         fail_fast: bool = False,
         detach: bool = False,
+        results: Mapping[str, RunResult] | None = None,
     ) -> None:
         """Prepare to run. `watch` gets each cell with how it ended. `more`: returns cells beyond
         the grid's when those known have ended; with them there may be `total`. `fail_fast`: the
-        first that fails stops the others. `detach`: leave the cluster once it has them."""
+        first that fails stops the others. `detach`: leave the cluster once it has them. `results`:
+        of cells that have ended already, see `ended_before`."""
+        # a fiftieth of a second, which a grid that has ended need not pay
+        from tqdm import tqdm
+
         self.stopping = False  # whether a request to stop came
         self._executor = executor
         self._watch = watch
@@ -204,11 +221,12 @@ class Runner:
         self._fail_fast = fail_fast
         self._detach = detach
         self._cells = list(grid.cells)
-        self._waiting = deque(self._cells)
+        self._results = dict(results or {})
+        todo = [cell for cell in self._cells if cell.plan.identity not in self._results]
+        self._waiting = deque(todo)
         self._elsewhere = deque[Cell]()  # that other processes train
         self._elsewhere_until = 0.0  # when they are looked at again
         self._running: list[tuple[Cell, Work]] = []
-        self._results: dict[str, RunResult] = {}
         self._end_steps = 0  # of the cells that ended here, all that they have
         self._first_steps = 0  # that cells had when they began here
         self._start_time = time.monotonic()

@@ -24,7 +24,8 @@ from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from omegaconf import OmegaConf
 
 from nocap.config.choices import parse_override
-from nocap.config.compose import Composed, as_in
+from nocap.config.compose import Composed, as_baseline, as_in
+from nocap.config.defaults import BEYOND_GRAPHS
 from nocap.config.keys import is_fault, require
 from nocap.config.plain import explained, made
 from nocap.config.trainer import Sampler, Search
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 # digits of a number that is proposed, and of one of a range: what is trained can be typed
 DIGITS = 6
 STEP_DIGITS = 12
-MOST = 10  # trials of the table on a terminal
+MOST_TRIALS = 10  # trials of the table on a terminal
 Space = dict[str, "BaseDistribution"]  # key or group → what it may be
 Params = Mapping[str, Any]  # key or group → a value of it
 
@@ -309,7 +310,7 @@ class Searching:
         compose: Callable[[Sequence[str]], Composed],
     ) -> None:
         """Check the space. `fixed`: the overrides of every trial. The space's first end decides the
-        precision and compilation of all."""
+        precision, compilation, micro-batch and CUDA graphs of all."""
         rule = "have something to search, as in 'optimizer.lr=tag(log, interval(1e-4, 1e-2))'"
         require(bool(space), "search", rule, "no such override")
         self.search = search
@@ -318,7 +319,8 @@ class Searching:
         self._datasets = Datasets()
         self._trials = list[SearchTrial]()
         at_ends = [(*self.fixed, *end) for end in ends(space)]
-        self.base = compose(at_ends[0])  # what all trials have besides what is searched
+        # what all trials have besides what is searched
+        self.base, beyond = as_baseline(compose(at_ends[0]), at_ends[1:], compose)
         self._compose = partial(as_in, self.base, compose=compose)
         grid = check(
             at_ends,
@@ -339,6 +341,10 @@ class Searching:
         )
         axes = [f"  {axis}: {text}" for axis, text in self._ranges.items()]
         self.head = [line, *axes]
+        if beyond is not None:
+            words = " ".join(beyond[len(self.fixed) :])
+            why = f"in {words} {BEYOND_GRAPHS}"
+            self.head.append(f"  note: trainer.cuda_graphs=false for all trials: {why}")
 
     def _check_ends(self, at_ends: Sequence[tuple[str, ...]], grid: Grid) -> None:
         """Refuse a space of which two ends are the same run. `grid`: has each run of them once.
@@ -461,7 +467,7 @@ class Searching:
     def table(self) -> str:
         """Return the trials with the lowest losses as a table for a terminal, and what they are
         worth."""
-        rows = [trial.row() for trial in self.trials()[:MOST]]
+        rows = [trial.row() for trial in self.trials()[:MOST_TRIALS]]
         columns = [
             Column(title="trial"),
             Column(title="val loss", keep=True),
@@ -469,7 +475,7 @@ class Searching:
             Column(title="", keep=True),
         ]
         table = Table(title="", columns=columns, rows=rows)
-        note = f"chosen on seed {self.search.seed}: what the settings are worth, other seeds tell"
+        note = f"chosen on seed {self.search.seed} alone: judge the best settings by other seeds"
         return f"{table}\n\n{note}"
 
 

@@ -1,2 +1,29 @@
 """What training costs: steps timed side by side, and a step, a forward or a text profiled part by
-part."""
+part.
+
+A bench times the steps of several arms:
+
+    bench_arms                 compose the arms that were typed
+    timed_arm                  one arm whose step is timed, and the clock for all of them
+    bench                      the bench: warm up, take turns, ask the judge
+    bench_result               its result, and that as JSON
+    bench_table                its result as a table
+
+A profile takes one step, forward or text apart:
+
+    subject                    what a profile can be of
+    roofline                   count what the subject computes; measure the peaks of the machine
+    profiler_timing            time the subject, plain and under torch's profiler
+    profiler_ranges            mark modules for the profiler, and read the time of each
+    mixer_moments              tell what a mixer computes, by its operations
+    profile                    the profile: count, time, bound
+    profile_groups             its rows added up by part, layer and group
+    ceilings                   what each option could win at most
+    largest_parts              its largest parts, and the command that measures a gain there
+    profile_schema             its types as JSON
+    profile_tables             it as tables
+    profile_difference         two profiles compared
+    profile_difference_table   what changed between two, as tables
+
+    fit                        the largest micro-batch that fits, for `nocap.train --fit`
+"""

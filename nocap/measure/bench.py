@@ -1,10 +1,10 @@
 """A bench from its arms to its result: warm up, take turns until the intervals are narrow or the
 time is spent, ask the judge.
 
-A round has two blocks of each arm, there and back. `nocap.judge.speeds` compares the arms; all of
-it is of one session. Rounds go on until the intervals are narrow enough. Their width does not
-depend on where they lie, so that stopping on it keeps the level (`tests/test_speed.py` simulates
-it).
+A round has two blocks of each arm, there and back. `nocap.judge.bench_speeds` compares the arms;
+all of it is of one session. Rounds go on until the intervals are narrow enough. Their width does
+not depend on where they lie, so that stopping on it keeps the level (`tests/test_speed.py`
+simulates it).
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from numpy.typing import NDArray
 from nocap.config import hardware
 from nocap.config.keys import require
 from nocap.config.trainer import Device, Trainer
-from nocap.judge import speeds
+from nocap.judge import bench_speeds
+from nocap.judge.differences import Difference
 from nocap.judge.interval import LEAST_PAIRS
-from nocap.judge.losses import Difference
 from nocap.measure.bench_result import ArmStatus, Bench, BenchedArm, FlopPeak, Mfu, written
 from nocap.measure.roofline import matmul_flops
-from nocap.measure.timed import Clock, TimedArm
+from nocap.measure.timed_arm import Clock, TimedArm
 from nocap.store.metrics import now
 from nocap.training import memory
 
@@ -245,9 +245,9 @@ def interleave(blocks: Sequence[Callable[[], float]], *, enough: Callable[[Times
     return np.array(rounds)
 
 
-def _compared(times: Times) -> speeds.Speeds:
+def _compared(times: Times) -> bench_speeds.Speeds:
     """Return how fast the instances are beside the baseline, by the means of their two blocks."""
-    return speeds.judge(times.mean(axis=2))
+    return bench_speeds.judge(times.mean(axis=2))
 
 
 def _peaks(arms: Sequence[TimedArm]) -> dict[str, FlopPeak]:

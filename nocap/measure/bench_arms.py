@@ -32,7 +32,7 @@ def compose_arms(base: Sequence[str], arms: Sequence[str]) -> dict[str, Run]:
         runs.append(compose_arm(base, overrides, baseline).run)
     labels = [overrides.strip() or "(no change)" for overrides in arms]
     labelled = list(zip(labels, runs, strict=True))
-    rule = "differ from the others in what a training step executes"
+    rule = "execute another training step than the other arms"
     for (first, run), (label, other) in combinations(labelled, 2):
         differs = step_config(run) != step_config(other)
         require(differs, f"--arm {label!r}", rule, repr(first))

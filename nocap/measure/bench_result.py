@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from nocap.judge.comparison_json import measurement_json
+from nocap.judge.differences import Difference
 from nocap.judge.interval import CONFIDENCE, LEAST_PAIRS, Estimate
-from nocap.judge.losses import Difference
 from nocap.store.metrics import METRICS, Measurement
 
 

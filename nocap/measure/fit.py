@@ -15,7 +15,7 @@ from nocap.config.keys import require
 from nocap.config.run import Run
 from nocap.config.trainer import Device
 from nocap.launch.plan import check_compiler
-from nocap.measure.timed import Clock, TimedArm
+from nocap.measure.timed_arm import Clock, TimedArm
 from nocap.training import memory
 
 

@@ -20,9 +20,9 @@ from nocap.config.run import Run
 from nocap.config.trainer import Device
 from nocap.data.batches import microbatches
 from nocap.launch.plan import check_compiler
-from nocap.measure.groups import Row, by_layer, by_part, grouped, rated
-from nocap.measure.mixing import FUSED
-from nocap.measure.parts import Key, of_modules
+from nocap.measure.ceilings import Composer, options_ceilings
+from nocap.measure.mixer_moments import FUSED
+from nocap.measure.profile_groups import ProfileRow, by_layer, by_part, grouped, rated
 from nocap.measure.profile_schema import (
     CeilingsJson,
     DoubtsJson,
@@ -35,10 +35,17 @@ from nocap.measure.profile_schema import (
     StepJson,
     TextJson,
 )
-from nocap.measure.profiled import WatchedSteps, log, measure_forward, measure_step, measure_text
-from nocap.measure.roofline import Composer, Count, OpWork, count, measure_peak, options_ceilings
-from nocap.measure.subject import Of, Subject
-from nocap.measure.timed import Clock
+from nocap.measure.profiler_ranges import Key, of_modules
+from nocap.measure.profiler_timing import (
+    WatchedSteps,
+    log,
+    measure_forward,
+    measure_step,
+    measure_text,
+)
+from nocap.measure.roofline import Count, OpWork, count, measure_peak
+from nocap.measure.subject import Subject, SubjectKind
+from nocap.measure.timed_arm import Clock
 from nocap.model.flops import flops_per_token
 from nocap.options.attention import kernel_name
 from nocap.store.metrics import HELD, PARTS, STEP_PARTS
@@ -64,13 +71,13 @@ class ProfileQuestion:
     ceilings: bool = False
 
     @property
-    def first(self) -> Of:
+    def first(self) -> SubjectKind:
         """Return what is taken apart, of a text the first of both."""
         if self.generate:
-            return Of.prefill
+            return SubjectKind.prefill
         if self.forward:
-            return Of.forward
-        return Of.step
+            return SubjectKind.forward
+        return SubjectKind.step
 
 
 def profile(
@@ -135,7 +142,7 @@ def _profiles(
             counted = count(run, vocab_size=run.tokenizer.vocab_size, subject=measured.subject)
         result = record(overrides, counted=counted, peak=peak, measured=measured)
         if question.ceilings:
-            log("counting what each option would do")
+            log("counting the work of each option")
             result = with_ceilings(result, counted, compose)
         results[measured.subject.of.value] = result
     return results
@@ -307,7 +314,7 @@ def _clock(run: Run, share: float) -> str:
     )
 
 
-def _rows(counted: Count, peak: Peak, measured: WatchedSteps, share: float) -> Iterator[Row]:
+def _rows(counted: Count, peak: Peak, measured: WatchedSteps, share: float) -> Iterator[ProfileRow]:
     ranges = measured.ranges
     n = microbatches(counted.run)
     m = microbatches(ranges.run)
@@ -326,7 +333,7 @@ def _rows(counted: Count, peak: Peak, measured: WatchedSteps, share: float) -> I
         part = ranges.part.get(path, path if path in PARTS else "other")
         times = _times(part, n, m)
         calls = ranges.calls.get(path, int(ms > 0))
-        yield Row(
+        yield ProfileRow(
             path=path,
             part=part,
             layer=_layer(path),
@@ -347,8 +354,8 @@ def _layer(path: str) -> int | None:
 
 
 def _of_moments(
-    rows: Iterable[Row], counted: Count, peak: Peak, measured: WatchedSteps
-) -> Iterator[Row]:
+    rows: Iterable[ProfileRow], counted: Count, peak: Peak, measured: WatchedSteps
+) -> Iterator[ProfileRow]:
     """Give the same rows, a mixer's by its moments, where it was taken apart."""
     n = microbatches(counted.run)
     moments = defaultdict[Key, dict[str | None, float]](dict)

@@ -1,6 +1,6 @@
 """The types of a profile's JSON, for programs and for the reader of two profiles: its schema.
-`profile.record` fills them, `difference.written` writes and `difference.sides` reads them. No
-torch.
+`profile.record` fills them, `profile_difference.written` writes and
+`profile_difference.sides` reads them. No torch.
 
 Times are ms, memory is MiB. A row is what a module cost in one direction of a whole optimizer step;
 of a forward, a prompt or a token the same.
@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from nocap.measure.subject import Of
+from nocap.measure.subject import SubjectKind
 
 KIND: Final = "profile"
 Count = int | float  # of FLOPs or bytes
@@ -244,7 +244,7 @@ class ProfileJson(Object, frozen=True, kw_only=True):
     """What was measured and counted."""
 
     kind: Literal["profile"] = KIND
-    of: Of
+    of: SubjectKind
     date: str
     words: list[str]  # overrides
     config: dict[str, Any]

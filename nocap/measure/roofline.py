@@ -1,5 +1,5 @@
-"""The roofline: what a step must do (counted, not computed), how fast this machine can do it
-(measured peaks), and what each option could win at most.
+"""The roofline: what a step must do (counted, not computed), and how fast this machine can do it
+(measured peaks).
 
 The step runs on fake tensors, which have shapes, dtypes and a device, and no memory: torch's own
 dispatcher decides which operations there are, in the run's precision, with its kernels.
@@ -9,9 +9,8 @@ dispatcher decides which operations there are, in the run's precision, with its 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -20,17 +19,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from nocap import outside
 from nocap.config.run import Run
 from nocap.config.trainer import Device, Precision
-from nocap.data.batches import microbatches
 from nocap.generation.engines import Cached, Engine, Recompute, UncachedError
-from nocap.launch.plan import check_compiler
-from nocap.measure.mixing import Call, Nodes
-from nocap.measure.parts import MIXER, STEP, Key, Ranges
-from nocap.measure.profile_schema import CeilingJson, Peak
-from nocap.measure.subject import Of, Subject
-from nocap.measure.timed import Clock
+from nocap.measure.mixer_moments import Call, Nodes
+from nocap.measure.profile_schema import Peak
+from nocap.measure.profiler_ranges import MIXER, STEP, Key, Ranges
+from nocap.measure.subject import Subject, SubjectKind
+from nocap.measure.timed_arm import Clock
 from nocap.model.flops import (
     NotCountedError,
     component_flops,
@@ -41,7 +37,6 @@ from nocap.model.flops import (
 from nocap.model.gpt import build_model
 from nocap.model.language_model import LanguageModel
 from nocap.options.attention import first_window
-from nocap.store.metrics import MODEL_PARTS, STEP_PARTS
 from nocap.training import memory
 from nocap.training.step import autocast
 
@@ -95,7 +90,7 @@ class Op(NamedTuple):
 
     @property
     def moment(self) -> str | None:
-        """Return the moment of a mixer: see `nocap.measure.mixing`."""
+        """Return the moment of a mixer: see `nocap.measure.mixer_moments`."""
         if self.mixing is None:
             return None
         call, added = self.mixing
@@ -282,10 +277,10 @@ def _count_text(counted: Count, model: LanguageModel) -> None:
         with suppress(UncachedError):
             engine = Cached(model, run, batch=subject.texts, capacity=run.model.seq_len)
     counted.cache = engine.cache_bytes
-    if subject.of is Of.token:
+    if subject.of is SubjectKind.token:
         engine.prefill(prompt)
     with counted.ranges.around(model), counted.ranges.around_engine(engine), counted:
-        if subject.of is Of.prefill:
+        if subject.of is SubjectKind.prefill:
             engine.prefill(prompt)
         else:
             engine.decode(torch.zeros(subject.texts, dtype=torch.long, device=device))
@@ -338,103 +333,3 @@ def _tensors(tree: Any) -> Iterable[Tensor]:
 def _size(t: Tensor) -> int:
     """Bytes behind a tensor; an expanded one has fewer than elements."""
     return min(t.numel() * t.element_size(), t.untyped_storage().nbytes())
-
-
-# --- what each option could win at most
-
-Composer = Callable[[Sequence[str]], Run]  # overrides after the user's own → the run they make
-
-
-def options_ceilings(
-    old: Count, compose: Composer, peak: Peak, ms: dict[str, float], rest_ms: float
-) -> list[CeilingJson]:
-    """Everything that the configuration tree offers and that can be counted, the largest win first:
-    by FLOPs and by the step, whose parts took these `ms`."""
-    rows = list[CeilingJson]()
-    subject = replace(old.subject, cached=True)
-    for override, run in options(old, compose).items():
-        new = count(run, vocab_size=run.tokenizer.vocab_size, subject=subject)
-        if old.not_counted is None and new.not_counted is None:
-            rows.append(ceiling(override, old, new, peak, ms, rest_ms))
-    return sorted(rows, key=lambda row: (-row.by_step, -row.by_flops))
-
-
-def options(old: Count, compose: Composer) -> dict[str, Run]:
-    """Everything that this configuration tree offers for the subject, and the run does not already
-    have: the override, and the run with it."""
-    run = old.run
-    subject = old.subject
-    runs: dict[str, Run] = {}
-    overrides = []
-    for group in ("attention", "mlp"):
-        overrides += [f"{group}={name}" for name in outside.yamls(group)]
-    untied = "false" if run.model.tie_head else "true"
-    overrides.append(f"model.tie_head={untied}")
-    if not subject.of.generates:
-        overrides += OF_A_FORWARD
-    if subject.of.trains:
-        overrides += OF_A_STEP
-    for override in overrides:
-        try:
-            other = subject.run(compose([override]))
-            check_compiler(other)
-        except ValueError:  # another part of the run does not take it
-            continue
-        if other not in [run, *runs.values()]:
-            runs[override] = other
-    return runs
-
-
-# beside the options of the groups
-OF_A_FORWARD = ["trainer.precision=bf16", "trainer.compile=regional", "objective.loss_chunks=8"]
-OF_A_STEP = ["trainer.activation_checkpointing=block"]
-
-
-def ceiling(
-    override: str, old: Count, new: Count, peak: Peak, ms: dict[str, float], rest_ms: float
-) -> CeilingJson:
-    """Return what another run could win at most: speedups by FLOPs (matrix products alone, at the
-    peak in their precision) and by the measured step (Amdahl's law), the milliseconds that it saves
-    in each part, and the MiB saved with their share of the memory."""
-    new_ms = changed(old, new, peak, ms)
-    saved_ms = {}
-    for part, before in ms.items():
-        saved = before - new_ms.get(part, 0.0)
-        if saved:
-            saved_ms[part] = saved
-    return CeilingJson(
-        label=override,
-        by_flops=old.product_ms(peak) / new.product_ms(peak),
-        by_step=(sum(ms.values()) + rest_ms) / (sum(new_ms.values()) + rest_ms),
-        saved_ms=saved_ms,
-        saved_mib=old.held_mib() - new.held_mib(),
-        saved=1 - new.held_mib() / old.held_mib(),
-    )
-
-
-def changed(old: Count, new: Count, peak: Peak, ms: dict[str, float]) -> dict[str, float]:
-    """Return the parts of the other run's step, as fast as arithmetic allows. A part's time goes
-    down with its roofline bound; where another kernel or precision computes it, whose efficiency is
-    unknown, to that bound. Everything else stays."""
-    before = old.by_part()
-    after = new.by_part()
-    n = microbatches(new.run)
-    fuses = new.run.trainer.compile is not old.run.trainer.compile
-    new_ms = dict(ms)
-    for part in {*MODEL_PARTS, *before, *after} - {*STEP_PARTS}:  # a replaced block's own too
-        first = before[part]
-        second = after[part]
-        if fuses and not second.flops and part != "embedding":
-            new_ms[part] = 0.0  # fused into a neighbour, at best for nothing
-            continue
-        second_ms = second.bound_ms(peak)
-        if first.kinds != second.kinds or not first:
-            new_ms[part] = second_ms * n
-            continue
-        first_ms = first.bound_ms(peak)
-        if first_ms:
-            new_ms[part] = ms.get(part, 0.0) * second_ms / first_ms
-    new_ms["scores"] *= new.needed() / old.needed()
-    for part in ("accumulate", "clip", "optimizer"):
-        new_ms[part] = ms.get(part, 0.0) * new.parameters / old.parameters
-    return new_ms

@@ -11,7 +11,7 @@ from nocap.config.run import Run
 from nocap.config.trainer import Compile, Precision
 
 
-class Of(Enum):
+class SubjectKind(Enum):
     """What is taken apart."""
 
     step = "step"
@@ -22,24 +22,24 @@ class Of(Enum):
     @property
     def title(self) -> str:
         """Return a noun for a sentence."""
-        if self is Of.token:
+        if self is SubjectKind.token:
             return "decoded token"
         return self.value
 
     @property
     def trains(self) -> bool:
-        return self is Of.step
+        return self is SubjectKind.step
 
     @property
     def generates(self) -> bool:
-        return self in (Of.prefill, Of.token)
+        return self in (SubjectKind.prefill, SubjectKind.token)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Subject:
     """What is taken apart, and of what size: the keys of the run say the rest."""
 
-    of: Of = Of.step
+    of: SubjectKind = SubjectKind.step
     prompt: int = 0  # tokens, where text is generated
     texts: int = 1  # decoded together
     cached: bool = True  # over keys and values that are kept; else the prefix again for each token
@@ -48,10 +48,10 @@ class Subject:
         """Return the tokens that one device works on."""
         t = run.trainer
         sizes = {
-            Of.step: t.batch_tokens // t.devices,
-            Of.forward: t.micro_batch * run.model.seq_len,
-            Of.prefill: self.prompt,
-            Of.token: self.texts,
+            SubjectKind.step: t.batch_tokens // t.devices,
+            SubjectKind.forward: t.micro_batch * run.model.seq_len,
+            SubjectKind.prefill: self.prompt,
+            SubjectKind.token: self.texts,
         }
         return sizes[self.of]
 

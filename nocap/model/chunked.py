@@ -31,12 +31,14 @@ def chunk_step(
     weight_VC: Tensor,
     targets_N: Tensor,
     *,
+    vocab_size: int,
     softcap: float | None,
     z_loss: float,
     gradient: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return one chunk's loss in nats, summed over its tokens (at least fp32), the same without
-    z-loss, and the gradient of the first by the product h = x·weightᵀ, (N, V), or None.
+    z-loss, and the gradient of the first by the product h = x·weightᵀ, (N, V), or None. Columns
+    from `vocab_size` on are no tokens.
 
     With l = cap·tanh(h/cap) and z = logsumexp(l), it is (softmax(l)·(1 + 2·z_loss·z) -
     onehot(target))·(1 - (l/cap)²).
@@ -49,6 +51,8 @@ def chunk_step(
         if gradient:
             slope_NV = wide(tanh_NV).square().neg_().add_(1)
     logits_NV = wide(logits_NV)
+    if vocab_size < logits_NV.shape[1]:
+        logits_NV[:, vocab_size:] = -torch.inf
     wanted_N1 = logits_NV.gather(1, targets_N[:, None])
     top_N1 = logits_NV.amax(1, keepdim=True)
     # in place: torch's logsumexp would hold two more of this size
@@ -76,12 +80,14 @@ def chunked_cross_entropy(
     chunks: int,
     softcap: float | None,
     z_loss: float,
+    vocab_size: int | None = None,
     step: ChunkStep = chunk_step,
 ) -> tuple[Tensor, Tensor]:
     """Mean over the tokens of cross-entropy + z_loss·logsumexp² of the (capped) logits x·weightᵀ,
     in nats, at least fp32; and the mean of the cross-entropy alone, which has no gradient.
 
-    Every target is a token: there is no ignored index. The products run in autocast's dtype where
+    Every target is a token: there is no ignored index. `vocab_size`: where the weights have rows
+    more, which are no tokens and get no gradient. The products run in autocast's dtype where
     it is on. The gradient of the weights is summed over chunks in the weights' own dtype. There is
     no second backward pass. `step` may be `chunk_step` compiled.
     """
@@ -90,10 +96,12 @@ def chunked_cross_entropy(
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
 
+    how = {"vocab_size": vocab_size or len(weight_VC), "softcap": softcap, "z_loss": z_loss}
+
     def one(
         x: Tensor, weight: Tensor, targets: Tensor, gradient: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        return step(x, weight, targets, softcap=softcap, z_loss=z_loss, gradient=gradient)
+        return step(x, weight, targets, gradient=gradient, **how)
 
     if torch.is_grad_enabled():
         both: tuple[Tensor, Tensor] = _ChunkedCrossEntropy.apply(

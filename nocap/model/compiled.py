@@ -13,6 +13,8 @@ from torch import nn
 from nocap.config.paths import HEADERS, private_caches
 
 VERSIONS = 256  # of one piece of code: a model's layers, and the arms of a bench, live side by side
+# What a compiled region calls to choose the kernels of its attention, by their names.
+CHOOSING = ("torch.nn.attention._backend_from_string", "torch.nn.attention._sdpa_kernel")
 
 TUNED: dict[str, Any] = {"max_autotune": True, "coordinate_descent_tuning": True}  # Inductor's
 
@@ -47,6 +49,11 @@ def _prepare() -> None:
     codecache._HEADER_DIR = headers
     codecache._HEADER_LOCK_DIR = f"{headers}/locks"
     config.cpp_cache_precompile_headers = places[HEADERS] != "0"
+    # All that these depend on is in the code of a graph. torch does not know it, and traced each
+    # block again in each process, though its kernels were in the cache.
+    chosen = dict.fromkeys(CHOOSING, torch.__version__)
+    marked = config.unsafe_marked_cacheable_functions | chosen
+    config.unsafe_marked_cacheable_functions = marked
     dynamo = torch._dynamo.config
     dynamo.recompile_limit = max(dynamo.recompile_limit, VERSIONS)
     dynamo.accumulated_recompile_limit = max(dynamo.accumulated_recompile_limit, 4 * VERSIONS)

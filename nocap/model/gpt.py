@@ -134,9 +134,13 @@ class Padded(nn.Linear):
     them; the columns of zeros are cut off."""
 
     def forward(self, x: Tensor) -> Tensor:
-        missing = -self.out_features % 64
-        weight = F.pad(self.weight, (0, 0, 0, missing))
-        return F.linear(x, weight)[..., : self.out_features]
+        return F.linear(x, padded(self.weight))[..., : self.out_features]
+
+
+def padded(weight_VC: Tensor) -> Tensor:
+    """Return the matrix with rows of zeros up to a multiple of 64."""
+    missing = -len(weight_VC) % 64
+    return F.pad(weight_VC, (0, 0, 0, missing))
 
 
 class Head(nn.Module):
@@ -152,6 +156,7 @@ class Head(nn.Module):
         elif run.model.pad_logits:
             product = Padded
         self.unembed = product(run.model.d_model, vocab_size, bias=False)
+        self.pads = run.model.pad_logits
         self.softcap = run.model.logit_softcap
         self.objective = run.objective
         self.chunks = run.objective.loss_chunks
@@ -203,13 +208,15 @@ class Head(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Mean of cross-entropy + z_loss·logsumexp², and of the cross-entropy alone."""
         if self.chunks > 1:
+            weight_VC = self.unembed.weight
             return chunked_cross_entropy(
                 self.normed(x_BTC).flatten(0, 1),
-                self.unembed.weight,
+                padded(weight_VC) if self.pads else weight_VC,
                 targets_BT.flatten(),
                 chunks=self.chunks,
                 softcap=self.softcap,
                 z_loss=z_loss,
+                vocab_size=len(weight_VC),
                 step=self.chunk_step,
             )
         logits_NV = wide(self.logits(x_BTC).flatten(0, 1))

@@ -26,10 +26,10 @@ from nocap.study.log import AnswerLine, LogLine, PairLine, ProposalLine, RulesLi
 from nocap.study.spec import Propose
 
 FIXED = (
-    "be what its proposals began with (files too, unless propose.ref is given); another "
+    "stay as its first proposal found it (files too, unless propose.ref is given); another "
     "baseline, gain or limit is another study"
 )
-MOST = 200  # proposals of one study: for so many the error budget was simulated
+MOST_PROPOSALS = 200  # proposals of one study: for so many the error budget was simulated
 # seed → the proposal's and the baseline's; infinite where a run diverged
 Losses = Mapping[int, tuple[float, float]]
 
@@ -103,8 +103,10 @@ class Campaign:
             ValueError: it is one too many.
         """
         number = len(self.proposals) + 1
-        rule = f"be one of {MOST} at most: more wear the error budget out"
-        require(number <= MOST, "--propose", rule, f"proposal {number}")
+        rule = (
+            f"stay within {MOST_PROPOSALS} proposals of a study, for which its error budget holds"
+        )
+        require(number <= MOST_PROPOSALS, "--propose", rule, f"proposal {number}")
         self._add(ProposalLine(arm=arm, overrides=list(overrides), number=number))
 
     def _keep(self, arm: str, against: str, losses: Losses) -> None:

@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 
 from nocap.config.outward import redact, visible
 from nocap.display import MINUS
-from nocap.report.names import fitted
+from nocap.report.short_names import fitted
 
 WIDTH = 720  # px of a file
 ROW = 34  # px

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from nocap.display import NONE, listed, plural
-from nocap.judge.compared_arms import Comparison
+from nocap.judge.comparison import Comparison
+from nocap.judge.differences import SHOWN_WORDS, DifferenceWord
 from nocap.judge.equal_loss import TimeAtEqualLoss
 from nocap.judge.factors import Factors
 from nocap.judge.findings import MORE, ORDER, Finding
 from nocap.judge.interval import Estimate
-from nocap.judge.losses import Outcome
 from nocap.judge.pace import TOKEN_US
 from nocap.judge.question import PREVIOUS
 from nocap.report.table import TableCell
@@ -20,7 +20,6 @@ from nocap.report.words import counted, extent, gains, ratio
 from nocap.store.metrics import METRICS, Metric, Scale
 
 NAMED = 3  # findings in a headline; the others are counted
-SHOWN = (Outcome.better, Outcome.worse)
 
 
 def headline(comparison: Comparison) -> str:
@@ -73,8 +72,8 @@ def _against(comparison: Comparison) -> str:
 def _is_gain(finding: Finding) -> bool:
     """Say whether it is shown that the loss is lower, or that equal loss takes less time."""
     at = finding.equal_loss
-    takes_less = at is not None and at.outcome is Outcome.better
-    return takes_less or finding.difference.outcome is Outcome.better
+    takes_less = at is not None and at.outcome is DifferenceWord.better
+    return takes_less or finding.difference.outcome is DifferenceWord.better
 
 
 def _gain(comparison: Comparison, finding: Finding, metric: Metric) -> str:
@@ -86,10 +85,10 @@ def _gain(comparison: Comparison, finding: Finding, metric: Metric) -> str:
     drawn = gains(metric.name, Scale.difference, "").draw(gap.estimate)
     if drawn.text != NONE:
         loss = f"{drawn} {metric.unit}"
-    if gap.outcome not in SHOWN:
+    if gap.outcome not in SHOWN_WORDS:
         loss += f" ({gap.verdict})"
     parts = [side.speed, loss]
-    if gap.outcome is Outcome.better:
+    if gap.outcome is DifferenceWord.better:
         parts = [loss, side.speed]
     parts.append(_time(finding.equal_loss))
     facts = ", ".join(part for part in parts if part)
@@ -144,12 +143,12 @@ def _finding(finding: Finding, metric: Metric, unit: str) -> str:
     gap = finding.difference
     size = extent(gap.estimate.mid, metric)
     at = _time_with_seeds(finding.equal_loss)
-    if gap.outcome in SHOWN:
+    if gap.outcome in SHOWN_WORDS:
         if gap.estimate.half_width:
             size += f" ± {extent(gap.estimate.half_width, metric)}"
         time = f", {at}" if at else ""
         return f"{finding.name} {gap.verdict} by {size}{unit}{time}"
-    if at and gap.outcome is Outcome.unclear:
+    if at and gap.outcome is DifferenceWord.unclear:
         return f"{_name(finding)}: {at}"
     text = f"{_name(finding)}: {gap.verdict}"
     if finding.seeds:
@@ -164,13 +163,13 @@ def _time(at: TimeAtEqualLoss | None) -> str:
         return ""
     drawn: TableCell = ratio(at.ratio)
     text = f"{drawn.text} of the time at equal loss {drawn.small}".rstrip()
-    return text if at.outcome in SHOWN else f"{text}, not shown"
+    return text if at.outcome in SHOWN_WORDS else f"{text}, not shown"
 
 
 def _time_with_seeds(at: TimeAtEqualLoss | None) -> str:
     """Say that, and how many seeds would show it: `…, not shown; some 14 seeds would show 3%`."""
     text = _time(at)
-    if at is None or at.ratio is None or not at.seeds or at.outcome in SHOWN:
+    if at is None or at.ratio is None or not at.seeds or at.outcome in SHOWN_WORDS:
         return text
     return f"{text}; some {at.seeds} seeds would show {abs(at.ratio.mid - 1):.1%}"
 
@@ -199,10 +198,10 @@ def _reason_for_steps(found: Iterable[Finding]) -> str:
     """Say why longer runs come next, by the seeds that the findings name."""
     sizes = [finding.seeds for finding in found if finding.seeds is not None]
     if not sizes:
-        return "more seeds than are planned for would show what is open: longer runs need fewer"
+        return "no planned number of seeds would be enough: longer runs need fewer seeds"
     return (
-        f"some {min(sizes)} seeds would show what is open, more than {MORE} times those that are "
-        f"there: longer runs need fewer"
+        f"about {min(sizes)} seeds would be needed, more than {MORE} times as many: longer runs "
+        "need fewer seeds"
     )
 
 
@@ -227,7 +226,7 @@ def compared(comparison: Comparison) -> list[str]:
 def _counts(comparison: Comparison) -> str:
     """Return `11 arms against flash gelu4x: 2 better, 5 worse, 4 no verdict`."""
     words = [row.difference.outcome.value for row in comparison.arms if row.difference]
-    times = counted(words, [outcome.value for outcome in Outcome])
+    times = counted(words, [outcome.value for outcome in DifferenceWord])
     other = comparison.baseline.label
     if comparison.against == PREVIOUS:
         other = "the one before"

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from nocap.display import shorten
-from nocap.judge.compared_arms import Comparison
+from nocap.judge.comparison import Comparison
 from nocap.store.runs import Record
 
 COMMIT = 12  # letters of a hash
-MOST = 3  # machines, or versions, that are named
+MOST_NAMES = 3  # machines, or versions, that are named
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +42,7 @@ def facts(comparison: Comparison, command: str | None) -> list[Fact]:
 
 def _each(texts: Iterable[object]) -> str:
     """Return what the runs have, each text once."""
-    return shorten(dict.fromkeys(str(text) for text in texts if text), most=MOST)
+    return shorten(dict.fromkeys(str(text) for text in texts if text), most=MOST_NAMES)
 
 
 def _dates(runs: Iterable[Record]) -> str:

@@ -1,2 +1,8 @@
-"""A life with many runs: which there are, what one is, what they hold on the disk, and what may
-go."""
+"""A life with many runs: list them, show one, and remove what may go.
+
+Its files:
+
+    __main__  the command and its arguments
+    verbs     what it does: a function a verb
+    columns   what a list can show, sort by and filter
+"""

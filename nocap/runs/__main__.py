@@ -13,20 +13,20 @@ from nocap.store.runs import LAST
 
 COLUMNS = "run,status,steps,val_loss,tokens_per_s,train_s,age,size"
 VERBS = {
-    "list": "the runs of these names and filters; the same without a verb",
-    "show": "one run (default: last): its result, code, machine, disk, and what refers to it",
+    "list": "list the runs of these names and filters; this is the default",
+    "show": "show one run (default: last): result, code, machine, disk, and the grids that have it",
     "why": "say where two runs differ",
-    "diff": "the same as why",
-    "sync": "send W&B what it lacks of these runs, and of their grids' comparisons",
-    "rm": "remove whole runs",
+    "diff": "do the same as why",
+    "sync": "send W&B the missing rows of these runs, and the comparisons of their grids",
+    "rm": "remove runs with their folders",
 }
 FORMS = """\
 A WORD is a run (a name, its beginning, an identity, last, a folder, a glob), or a filter:
 
   status=failed  run=nano-*  attention=gqa  optimizer.lr=0.003  'val_loss<3.2'  'age>30d'  'size>1G'
 
-A run is taken if it has one of the names and meets all filters. rm prints what would go, and
-removes it with --yes."""
+The command takes a run that has one of the names and meets all filters. rm prints the runs that it
+would remove, and removes them with --yes."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -56,8 +56,8 @@ def _call(options: argparse.Namespace) -> int:
 def _parser(verb: str) -> argparse.ArgumentParser:
     verbs = "\n".join(f"  {name:<5} {what}" for name, what in VERBS.items())
     about = (
-        "Runs on the disk. A verb goes first, and each has its own "
-        f"--help:\n\n{verbs}\n\nThe flags here are those of list."
+        "List, show, upload and remove runs. A verb goes first, and each verb has its own "
+        f"--help:\n\n{verbs}\n\nThe flags below are those of list."
     )
     parser = argparse.ArgumentParser(
         prog="python -m nocap.runs [VERB]", description=about, epilog=FORMS
@@ -66,13 +66,13 @@ def _parser(verb: str) -> argparse.ArgumentParser:
         parser.prog = f"python -m nocap.runs {verb}"
         parser.description = VERBS[verb][:1].upper() + VERBS[verb][1:]
     parser.set_defaults(verb=verb)
-    help_ = "names and filters: see below"
+    help_ = "a name or a filter, as explained below"
     if verb == "show":
         parser.add_argument(
-            "words", nargs="?", default=LAST, metavar="RUN", help="a run: see below"
+            "words", nargs="?", default=LAST, metavar="RUN", help="a run, as explained below"
         )
     elif verb in ("why", "diff"):
-        parser.add_argument("words", nargs=2, metavar="RUN", help="a run: see below")
+        parser.add_argument("words", nargs=2, metavar="RUN", help="a run, as explained below")
     else:
         parser.add_argument("words", nargs="*", metavar="WORD", help=help_)
     add_outputs(parser)
@@ -81,13 +81,13 @@ def _parser(verb: str) -> argparse.ArgumentParser:
             "--columns",
             metavar="A,B",
             default=COLUMNS,
-            help="columns or config keys (default: %(default)s)",
+            help="show these columns or config keys (default: %(default)s)",
         )
         parser.add_argument(
             "--sort",
             metavar="COLUMN",
             default="started",
-            help="the column to sort by (default: %(default)s)",
+            help="sort by this column (default: %(default)s)",
         )
     if verb in ("show", "rm"):
         parser.add_argument(
@@ -95,11 +95,11 @@ def _parser(verb: str) -> argparse.ArgumentParser:
             type=Path,
             default=Path("experiments"),
             metavar="DIR",
-            help="whose logs may refer to a run (default: %(default)s)",
+            help="folder of the studies that may refer to a run (default: %(default)s)",
         )
     if verb == "rm":
         parser.add_argument(
-            "--yes", action="store_true", help="do it; without this, nothing is removed"
+            "--yes", action="store_true", help="remove the runs; without it, only print them"
         )
     return parser
 

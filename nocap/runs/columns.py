@@ -21,8 +21,8 @@ from typing import Any
 
 from nocap.config.keys import require
 from nocap.display import BYTES, NONE, count, duration, shorten, size, whole
+from nocap.judge.arm_labels import has
 from nocap.judge.arms import spell
-from nocap.judge.labels import has
 from nocap.store import lease
 from nocap.store.metrics import METRICS, OF_A_RUN, moment
 from nocap.store.record import RunStatus

@@ -17,8 +17,8 @@ from nocap.display import NONE, plural, shorten, size
 from nocap.judge.comparison_schema import to_json
 from nocap.launch.mirror import send_grid, send_run
 from nocap.options.tracker import NoLoginError, TrackerSession
+from nocap.report.run_differences import render, why
 from nocap.report.table import Column, Table
-from nocap.report.why import render, why
 from nocap.runs.columns import (
     COLUMNS,
     FILTER,
@@ -247,7 +247,7 @@ def _naming(paths: Iterable[Path]) -> dict[str, list[str]]:
         try:
             identities = {*re.findall(r'"identity": "([0-9a-f]{12})"', read_text(path))}
         except (OSError, ValueError) as error:
-            _tell([f"what refers to a run is not all known: {error}"])
+            _tell([f"a file that may refer to a run cannot be read: {error}"])
             continue
         for identity in identities:
             if not path.parent.name.endswith(identity):  # the run itself

@@ -1,1 +1,11 @@
-"""Arms timed in turns, each session in a process of its own; and what a grid costs and can show."""
+"""Arms timed in turns, each session in a process of its own; and what a grid costs and can show.
+
+Its files:
+
+    session      one session: start its process, and wait while another is timed
+    worker       the process of a session: time and profile its arms
+    figures      the file of a session: its question, and the figures of each arm
+    in_turns     the sessions of a grid, for `--time`
+    grid_plan    what a grid would cost, for `--plan`
+    foresight    what a grid can show, for `--plan`
+"""

@@ -26,7 +26,7 @@ from nocap.report.table import Column, Table
 from nocap.report.terminal import prose
 from nocap.store.runs import Record, load_runs
 
-TIMES = (1, 2, 4)  # the seeds
+SEED_FACTORS = (1, 2, 4)  # the seeds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +54,7 @@ def foreseen(grid: Grid, *, lengths_by: str | None = EQUAL_LOSS) -> Iterator[str
     if steps not in known:
         shape = f"this model, data, batch and {STEPS}={steps}"
         reason = f"no two arms of {shape} share three seeds in {base.run.output_dir}"
-        yield prose(f"what {seeds} seeds can show is not known: {reason}")
+        yield prose(f"the difference that {seeds} seeds can show is not known: {reason}")
         return
     noise = known[steps]
     factors = _crossed(cells)
@@ -70,8 +70,8 @@ def foreseen(grid: Grid, *, lengths_by: str | None = EQUAL_LOSS) -> Iterator[str
     elif lengths_by is not None:
         source = f"{lengths_by} trains and times them"
         yield prose(
-            f"what {seeds} seeds can show of the time at equal loss is not known: {at_equal_loss} "
-            f"({source})"
+            f"the gain in time at equal loss that {seeds} seeds can show is not known: "
+            f"{at_equal_loss} ({source})"
         )
 
 
@@ -104,7 +104,7 @@ def _columns(factors: Iterable[str], show: Callable[[float], str]) -> list[Colum
 def _table(noise: Noise, seeds: int, n_arms: int, factors: Mapping[str, Crossed]) -> Table:
     """Draw the least difference in loss that is shown, a row a number of seeds."""
     rows = list[list[float]]()
-    for times in TIMES:
+    for times in SEED_FACTORS:
         n = seeds * times
         row = [n, detectable(noise.sd, n, arms=n_arms)]
         for factor in factors.values():
@@ -124,7 +124,7 @@ def _at_equal_loss(
 ) -> Iterator[str]:
     """Say which gains in the time at equal loss are shown."""
     rows = list[list[float]]()
-    for times in TIMES:
+    for times in SEED_FACTORS:
         n = seeds * times
         row = [n, detectable_time(noise, n, levels=n_arms)]
         for factor in factors.values():

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 
-from nocap.training.process import die_with_parent
+from nocap.training.process import die_with_parent, leave
 
 if __name__ == "__main__":
     # before the imports below, which take seconds
@@ -41,9 +41,9 @@ from nocap.generation.text import TokenSampler, generate
 from nocap.measure.bench import carry_out, clock_of, timed_rounds
 from nocap.measure.bench_arms import step_config
 from nocap.measure.bench_result import BenchedArm
-from nocap.measure.parts import allocated_bytes, part_of
 from nocap.measure.profile import profile
-from nocap.measure.timed import TimedArm, attention_ms, exponent, with_window
+from nocap.measure.profiler_ranges import allocated_bytes, part_of
+from nocap.measure.timed_arm import TimedArm, attention_ms, exponent, with_window
 from nocap.model.flops import component_flops
 from nocap.model.gpt import build_model
 from nocap.model.language_model import LanguageModel
@@ -228,19 +228,23 @@ TEXTS = 3  # each engine writes so many in a session, in turns
 def time_decoding(
     runs: Mapping[str, Run], *, engines: Mapping[str, str], prompt: int, new: int, vocab_size: int
 ) -> FiguresByArm:
-    """Measure the speed and allocations of decoding. Weights are random, and the engines must write
-    the same text."""
+    """Measure the speed and allocations of decoding on the arms' device, by the kernels that
+    `nocap.generate` has. Weights are random, and the engines must write the same text."""
+    runs = {name: run.varied(attention=run.attention.portable()) for name, run in runs.items()}
     first = next(iter(runs.values()))
     torch.set_num_threads(first.trainer.threads)
+    device = torch.device(first.trainer.device.value)
     generator = torch.Generator().manual_seed(0)
-    prompt_1T = torch.randint(vocab_size, (1, prompt), generator=generator)
-    models = {name: build_model(run, vocab_size=vocab_size).eval() for name, run in runs.items()}
+    prompt_1T = torch.randint(vocab_size, (1, prompt), generator=generator).to(device)
+    models = dict[str, LanguageModel]()
+    for name, run in runs.items():
+        models[name] = build_model(run, vocab_size=vocab_size).to(device).eval()
     built = dict[str, Engine]()
     for name, model in models.items():
         built[name] = _engine(engines[name], model, runs[name], capacity=prompt + new)
     for engine in built.values():
         _write(engine, prompt_1T, seed=0, new=2)
-    texts: dict[str, list[Text]] = {name: [] for name in built}
+    texts: dict[str, list[DecodedText]] = {name: [] for name in built}
     for seed in range(TEXTS):
         for name, engine in built.items():
             texts[name].append(_write(engine, prompt_1T, seed=seed, new=new))
@@ -263,7 +267,7 @@ def time_decoding(
     return figures
 
 
-def _write(engine: Engine, prompt_1T: torch.Tensor, *, seed: int, new: int) -> Text:
+def _write(engine: Engine, prompt_1T: torch.Tensor, *, seed: int, new: int) -> DecodedText:
     """Write a token, and `new` more that are timed."""
     collections_before = _collections()
     sampler = TokenSampler(temperature=1.0, top_k=0, seed=seed, sequences=1, max_tokens=new + 1)
@@ -274,10 +278,10 @@ def _write(engine: Engine, prompt_1T: torch.Tensor, *, seed: int, new: int) -> T
         moments.append(time.perf_counter())
     seconds = [end - begin for begin, end in pairwise(moments)]
     collections = _collections() - collections_before
-    return Text(tokens=tokens, seconds=seconds, collections=collections)
+    return DecodedText(tokens=tokens, seconds=seconds, collections=collections)
 
 
-def _check_texts(runs: Mapping[str, Run], texts: Mapping[str, Sequence[Text]]) -> None:
+def _check_texts(runs: Mapping[str, Run], texts: Mapping[str, Sequence[DecodedText]]) -> None:
     """Check that engines of one model wrote the same texts."""
     first = dict[str, list[list[int]]]()
     for name, of_arm in texts.items():
@@ -287,7 +291,7 @@ def _check_texts(runs: Mapping[str, Run], texts: Mapping[str, Sequence[Text]]) -
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Text:
+class DecodedText:
     """A text that an engine wrote."""
 
     tokens: list[int]
@@ -318,3 +322,4 @@ KINDS: dict[str, Callable[..., FiguresByArm]] = {
 if __name__ == "__main__":
     with guarded():
         main(Path(sys.argv[1]))
+    leave(0)  # as `nocap.config.entry` does where a GPU was used

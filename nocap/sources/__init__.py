@@ -1,1 +1,17 @@
-"""Measurements from elsewhere: of anybody's command, and of what other trainers wrote."""
+"""Measurements from elsewhere: of anybody's command, and of what other trainers wrote.
+
+Its files:
+
+    logs             logs of other trainers as records
+    formats          the formats of logs, a file each
+    compare_paths    the comparison of paths: runs, logs or results, with the question in these
+    race             the race: which arm runs when, and when it stops
+    race_arms        the arms of a race, from commands or from git refs
+    repository       the git repository of a raced command, a worktree for each version
+    command          one run of a command, its time and its memory
+    command_output   what a run printed or wrote, and the metrics in it
+    race_json        the result of a race as JSON, and what to type next
+    race_tables      the result of a race as tables
+    race_page        the result of a race as a page
+    loaded           says which files a raced Python has loaded
+"""

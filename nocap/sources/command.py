@@ -29,8 +29,8 @@ import psutil
 from nocap.config.errors import FailedError
 from nocap.config.keys import require
 from nocap.config.outward import redact, visible
+from nocap.sources.command_output import CUT, LOG, LOG_BYTES, RESULT, copy_path, lines
 from nocap.sources.formats import COLOUR
-from nocap.sources.reading import CUT, LOG, LOG_BYTES, RESULT, copy_path, lines
 from nocap.store.metrics import METRICS, now
 from nocap.store.record import write_json
 

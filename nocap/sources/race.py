@@ -2,7 +2,7 @@
 then the judge's result.
 
 The first arm is the baseline. A repeat runs every arm once with its seed, forwards and backwards in
-turns, so that a machine that drifts favours none. After 3, 6, 12, … repeats `nocap.judge.turns`
+turns, so that a machine that drifts favours none. After 3, 6, 12, … repeats `nocap.judge.races`
 judges the rows, and the race stops where all arms are decided. Its registration, `race.json`, is
 written before the first run.
 """
@@ -19,32 +19,32 @@ from threading import Event
 
 from nocap.judge.claim import TO_TARGET
 from nocap.judge.interval import analyses
+from nocap.judge.races import Limit, RaceQuestion, RaceResult, RaceRows, judge
 from nocap.judge.time_to_target import TargetCrossing, crossing
-from nocap.judge.turns import Limit, RaceQuestion, RaceResult, RaceRows, judge
-from nocap.report.page import finite
+from nocap.report.html_page import finite
 from nocap.sources.command import COSTS, Command, failures_of
-from nocap.sources.reading import Reading, result
+from nocap.sources.command_output import MetricReader, result
 from nocap.store.metrics import METRICS, Better, Ending, Measurement, Metric, now
 from nocap.store.record import Required, digest, read_json, write_json
 
 FILE = "race.json"
-MEASURED = (*COSTS, *TO_TARGET)  # whatever the command prints
-NEVER = "it never came to the target"
+COST_NAMES = (*COSTS, *TO_TARGET)  # whatever the command prints
+NOT_REACHED = "it never came to the target"
 _REGISTERED = Required(
     {"at": str, "exploratory": str, "arms": dict}
 )  # what is read of a registration
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GuardReading:
+class GuardReader:
     """A metric that may be no worse than by `margin`, and how it is read."""
 
-    reading: Reading
+    reader: MetricReader
     margin: float
 
     @property
     def limit(self) -> Limit:
-        return Limit(metric=self.reading.metric, margin=self.margin)
+        return Limit(metric=self.reader.metric, margin=self.margin)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,10 +74,10 @@ class _Run:
 @dataclass(kw_only=True)
 class Race:
     arms: Sequence[Command]  # the baseline first
-    readings: Sequence[Reading]  # the one that decides first
+    readers: Sequence[MetricReader]  # the one that decides first
     output_dir: Path
     pairs: int
-    guards: Sequence[GuardReading] = ()
+    guards: Sequence[GuardReader] = ()
     expect: tuple[float, float] | None = None  # what the arms' gain is said to be
     target: float | None = None  # of the first metric
     first_seed: int = 0
@@ -99,11 +99,9 @@ class Race:
         timed = self.sessions > 1
         return {
             "arms": self._arms_json(),
-            "metrics": [
-                [reading.what, reading.file, reading.better.value] for reading in self.readings
-            ],
+            "metrics": [[reader.what, reader.file, reader.better.value] for reader in self.readers],
             "guards": [
-                [guard.reading.what, guard.margin, guard.reading.better.value]
+                [guard.reader.what, guard.margin, guard.reader.better.value]
                 for guard in self.guards
             ],
             "expect": self._ends_json(),
@@ -238,19 +236,19 @@ class Race:
         try:
             with failures_of(arm, seed):
                 self.begin(arm, seed, folder)
-            values = [reading.value(folder) for reading in self.all_readings]
+            values = [reader.value(folder) for reader in self.all_readers]
         except Exception:
             self.failed.set()
             raise
         spent_s = time.monotonic() - began
-        self.log(f"{arm.name}, seed {seed}: {self.readings[0].name} {values[0]:g}  {spent_s:.1f} s")
+        self.log(f"{arm.name}, seed {seed}: {self.readers[0].name} {values[0]:g}  {spent_s:.1f} s")
 
     def _is_complete(self, folder: Path) -> bool:
         """Say whether a run ended well with all that is read from it, and alone where its times are
         asked for."""
         known = result(folder) or {}
         costs = {metric.name for metric in self.costs} - {*TO_TARGET}
-        return costs <= known.keys() and all(reading.is_in(folder) for reading in self.all_readings)
+        return costs <= known.keys() and all(reader.is_in(folder) for reader in self.all_readers)
 
     def _wait(self, repeat: int) -> None:
         """Wait until the next session of timing may begin."""
@@ -265,15 +263,15 @@ class Race:
     # --- rows and question ------------------------------------------------------------------------
 
     @property
-    def all_readings(self) -> list[Reading]:
+    def all_readers(self) -> list[MetricReader]:
         """List what is read: what is compared, and what may not be worse."""
-        return [*self.readings, *(guard.reading for guard in self.guards)]
+        return [*self.readers, *(guard.reader for guard in self.guards)]
 
     @property
     def costs(self) -> list[Metric]:
         """List what is compared beside that, as ratios. Runs that share the machine have no
         times."""
-        names = MEASURED if self.target is not None else COSTS
+        names = COST_NAMES if self.target is not None else COSTS
         metrics = [METRICS[name] for name in names]
         return [metric for metric in metrics if self.jobs == 1 or metric.unit != "s"]
 
@@ -281,7 +279,7 @@ class Race:
     def question(self) -> RaceQuestion:
         return RaceQuestion(
             arms=[arm.name for arm in self.arms],
-            metrics=[reading.metric for reading in self.readings],
+            metrics=[reader.metric for reader in self.readers],
             limits=[guard.limit for guard in self.guards],
             costs=self.costs,
             expect=self.expect,
@@ -314,7 +312,7 @@ class Race:
         crossings = dict[str, TargetCrossing]()
         if self.target is not None:
             crossings = self._to_target(folder, self.target)
-        values = {reading.metric: reading.value(folder) for reading in self.all_readings}
+        values = {reader.metric: reader.value(folder) for reader in self.all_readers}
         for cost in self.costs:
             point = crossings.get(cost.name)
             values[cost] = float(content[cost.name]) if point is None else point.at
@@ -327,12 +325,12 @@ class Race:
         are those at which it printed that it was there."""
         points = [
             (step, value, at)
-            for step, value, at in self.readings[0].curve(folder)
+            for step, value, at in self.readers[0].curve(folder)
             if step is not None
         ]
         steps = [step for step, _, _ in points]
         seconds = [at for _, _, at in points]
-        sign = -1 if self.readings[0].better is Better.higher else 1  # the curve that is read falls
+        sign = -1 if self.readers[0].better is Better.higher else 1  # the curve that is read falls
         values = [sign * value for _, value, _ in points]
         point = crossing(steps, values, target=sign * target) if points else None
         if point is None:
@@ -350,6 +348,12 @@ def _row(arm: str, seed: int, metric: Metric, value: float, when: str) -> Measur
     if math.isinf(value):
         ending = Ending.refused
         return Measurement(
-            arm=arm, repeat=seed, metric=metric, value=None, ending=ending, when=when, why=NEVER
+            arm=arm,
+            repeat=seed,
+            metric=metric,
+            value=None,
+            ending=ending,
+            when=when,
+            why=NOT_REACHED,
         )
     return Measurement(arm=arm, repeat=seed, metric=metric, value=value, when=when)

@@ -1,1 +1,14 @@
-"""A run on disk: its identity, its record, its trackers."""
+"""A run on disk: its identity, its record, its trackers.
+
+Its files:
+
+    identity     what makes two runs the same run
+    record       a run's files: names, shapes, digests; reading and writing them
+    runs         find runs, and read each as a `Record`, with its measurements
+    metrics      the registry of metrics; a `Measurement` is a value of one
+    timing       times of a grid's arms in turns, as `--time` keeps them
+    checkpoints  name checkpoints, and find them (`training.checkpoint` reads them)
+    lease        one holder of a folder, among all machines
+    files        write a file whole or not at all
+    tracking     trackers mirror the record; one that fails costs a warning
+"""

@@ -18,6 +18,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
@@ -132,7 +133,7 @@ QUIET = (
     "nocap.training.state",
 )
 # Groups whose options compute no number but the tokens, whose content is hashed. The code that
-# makes tokens is in the key by which `nocap.data.made` keeps them.
+# makes tokens is in the key by which `nocap.data.shard_cache` keeps them.
 HASHED_OTHERWISE = ("data", "tokenizer", "tracker")
 
 
@@ -163,7 +164,7 @@ def check_source(run: Run, source: dict[str, str]) -> None:
     rules = dict[str, str]()
     for name in {**source, **now}:
         if source.get(name) != now.get(name):
-            rules[name] = "be what this command began with"
+            rules[name] = "stay as this command found it"
     for name, path in _uncounted():
         rules[f"{name} ({path})"] = (
             "be an installed package, or in an import statement: by those nocap finds what makes "
@@ -268,6 +269,18 @@ def module_path(module: str, beside: Path = PACKAGE) -> Path | None:
     path = outside.path_of(module)
     if path is not None:
         return path
+    if module.startswith("nocap."):
+        return _own_path(module)
+    return _found(module, beside)
+
+
+@cache  # nocap's own modules stay where they are, and each cell of a grid looks for all of them
+def _own_path(module: str) -> Path | None:
+    return _found(module, PACKAGE)
+
+
+def _found(module: str, beside: Path) -> Path | None:
+    """Find the file of a module where Python would."""
     root, *rest = module.split(".")
     spec = _spec(root, beside)
     if spec is None:
@@ -353,20 +366,34 @@ def _versions(path: Path) -> dict[str, str]:
     return versions
 
 
+BLOCKS = ("body", "cases", "handlers", "orelse", "finalbody")  # of statements, in their order
+
+
 def code_digest(tree: ast.Module) -> str:
     """Hash a source without docstrings and comments."""
-    for node in ast.walk(tree):
+    for node in _statements(tree):
         if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             continue
-        if ast.get_docstring(node) is not None:
+        if ast.get_docstring(node, clean=False) is not None:
             del node.body[0]
     return hashlib.sha256(ast.unparse(tree).encode()).hexdigest()[:12]
+
+
+def _statements(tree: ast.Module) -> Iterator[ast.AST]:
+    """Yield a module and its statements, in the order of `ast.walk`, which looks at expressions
+    too: they are nine of ten nodes."""
+    waiting = deque[ast.AST]([tree])
+    while waiting:
+        node = waiting.popleft()
+        yield node
+        for block in BLOCKS:
+            waiting.extend(getattr(node, block, ()))
 
 
 def _imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Yield dots and names of a file's import statements; those that are no module are dropped
     later."""
-    for node in ast.walk(tree):
+    for node in _statements(tree):
         match node:
             case ast.Import(names=names):
                 for alias in names:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
@@ -112,7 +112,7 @@ SHAPES: dict[str, Shape] = {
     "summary.json": _each(str, "status identity name arm error tracker")
     | _each(int, "schema_version seed steps tokens val_step devices attempts")
     | _each(float, "val_loss val_bpb tokens_per_s token_us epoch_s mfu flops_per_token")
-    | _each(_NUMBERS, "clock_s step_ms memory_mib params")
+    | _each(_NUMBERS, "clock_s step_ms memory_mib params logged")
     | {
         "spikes": [int],
         "kernel": _TEXTS,
@@ -377,9 +377,18 @@ def check_record(
     """
     manifest = read_json(folder / MANIFEST) or {}
     summary = read_json(folder / SUMMARY) or {}
-    for problem in _problems(folder, manifest, summary, identity=identity, config=config):
-        raise InputError(f"{folder}: {problem}")
+    _refuse(folder, _problems(folder, manifest, summary, identity=identity, config=config))
     return manifest, summary
+
+
+def _refuse(folder: Path, problems: Iterable[str]) -> None:
+    """Refuse a record with a problem.
+
+    Errors:
+        InputError: the first of them.
+    """
+    for problem in problems:
+        raise InputError(f"{folder}: {problem}")
 
 
 def _problems(
@@ -388,7 +397,7 @@ def _problems(
     summary: Json,
     *,
     identity: str | None,
-    config: Mapping[str, Any] | None,
+    config: Mapping[str, Any] | None = None,
 ) -> Iterator[str]:
     """Yield what is wrong with a record.
 
@@ -427,7 +436,7 @@ def _changed(folder: Path, summary: Json) -> Iterator[str]:
     seal = summary.get(SEAL) or {}
     for name in (SUMMARY, *SEALED):
         if sums.get(name) != seal.get(name):
-            yield f"{name} is not what its digest in {SUMMARY} says"
+            yield f"{name} does not match its digest in {SUMMARY}"
 
 
 def read_ended(folder: Path, *, identity: str | None = None) -> Json | None:
@@ -441,5 +450,6 @@ def read_ended(folder: Path, *, identity: str | None = None) -> Json | None:
     summary = read_json(folder / SUMMARY) or {}
     if summary.get("status") not in ENDED:
         return None
-    _, checked = check_record(folder, identity=identity)
-    return checked
+    manifest = read_json(folder / MANIFEST) or {}
+    _refuse(folder, _problems(folder, manifest, summary, identity=identity))
+    return summary

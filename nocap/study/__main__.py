@@ -11,18 +11,19 @@ from nocap.config.keys import require
 
 FORMS = """\
 A FOLDER holds a study.yaml: a question, arms, scales, claims, and with config_dir a folder of
-options of its own. What is missing is trained and timed. A second time nothing runs. nocap's own
-studies need no checkout: a NAME such as gqa is experiments/gqa, and what is not there is read from
-the package and, when it is carried out, written there. After python -m nocap.study:
+options of its own. The command trains and times what is missing; a second time nothing runs.
+nocap's own studies need no checkout: a NAME such as gqa means experiments/gqa. If that folder is
+missing, the study is read from the package, and written there when it runs. After python -m
+nocap.study:
 
-  experiments/gqa scale=cpu                     carry it out: verdicts, README and results
-  experiments/gqa scale=gpu steps=4000 --plan   what it would run and cost, before anything runs
-  experiments/gqa sessions=5                    timed in five sessions, not three: also later
-  experiments/options scale=gpu --sessions-from DAY/options.json  timed elsewhere, a file a session
-  experiments/gqa --judge                       verdicts of what there is; trains and writes nothing
-  --board experiments                           the leaderboard of all studies, and their READMEs
-  ideas --propose "attention=gqa" "mlp=swiglu"  answer a program's proposals; without one: so far
-  ideas --propose 'python train.py {seed}'      as training commands (docs/your-trainer.md)"""
+  experiments/gqa scale=cpu                     run it: verdicts, README and results
+  experiments/gqa scale=gpu steps=4000 --plan   print what it would run and cost; run nothing
+  experiments/gqa sessions=5                    time it in five sessions, not three; also later
+  experiments/options scale=gpu --sessions-from DAY/options.json  take timings of other days
+  experiments/gqa --judge                       judge the runs so far; train and write nothing
+  --board experiments                           write the leaderboard of all studies
+  ideas --propose "attention=gqa" "mlp=swiglu"  answer a program's proposals; alone: those so far
+  ideas --propose 'python train.py {seed}'      answer training commands (docs/your-trainer.md)"""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -57,33 +58,33 @@ def _study(options: argparse.Namespace) -> int:
         "be given where a study is carried out, and only there",
         "it",
     )
-    from nocap.study import actions
+    from nocap.study import study_command
 
     if options.board:
-        return actions.board(options.board)
+        return study_command.board(options.board)
     if options.propose is not None:
-        from nocap.proposals.door import propose
+        from nocap.proposals.propose_command import propose
 
         return propose(options)
-    return actions.studies(options)
+    return study_command.studies(options)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m nocap.study",
-        description="Carry out a study and judge its claims.",
+        description="Run a study and judge its claims.",
         epilog=FORMS,
     )
     parser.add_argument(
         "overrides",
         nargs="*",
         metavar="FOLDER, key=value",
-        help="studies; scale=, steps=, sessions=, output_dir= for all",
+        help="studies to run; scale=, steps=, sessions= and output_dir= hold for all of them",
     )
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--plan", action="store_true", help="print what a study would run, and stop")
     what.add_argument(
-        "--judge", action="store_true", help="judge what there is: train, time and write nothing"
+        "--judge", action="store_true", help="judge the runs so far; train, time and write nothing"
     )
     what.add_argument(
         "--board", type=Path, metavar="FOLDER", help="write the leaderboard of a folder of studies"
@@ -92,19 +93,19 @@ def _parser() -> argparse.ArgumentParser:
         "--propose",
         nargs="*",
         metavar="PROPOSAL",
-        help="train arms beside the baseline, each given as overrides or a command, and answer",
+        help="train proposals (overrides or commands) beside the baseline, and answer each",
     )
     parser.add_argument(
         "--sessions-from",
         nargs="+",
         type=Path,
         metavar="BENCH.json",
-        help="take what nocap.bench wrote on other days as the sessions: a file is one",
+        help="take files that nocap.bench wrote on other days as sessions, one for each file",
     )
     parser.add_argument(
         "--allow-code",
         action="store_true",
-        help="import the options in the folder that a study's config_dir names: they run as code",
+        help="import the options in a study's config_dir, which runs their code",
     )
     return parser
 

@@ -20,13 +20,13 @@ from nocap.config.keys import check_keys, require
 from nocap.config.plain import made
 from nocap.display import plural
 from nocap.judge.claim import Claim
-from nocap.report import page
+from nocap.report import html_page
 from nocap.report.table import Column, Table, tame
 from nocap.study.claim_row import (
     PROJECT,
     STAND_IN,
     THERE,
-    Row,
+    ClaimRow,
     counted,
     expected,
     is_exact,
@@ -34,8 +34,8 @@ from nocap.study.claim_row import (
     measures,
     rows,
 )
-from nocap.study.pages import all_results, files, plots, write_all
 from nocap.study.spec import FILE, Study, load_study, select_claims
+from nocap.study.study_pages import all_results, files, plots, write_all
 from nocap.study.study_result import StudyResult
 
 T = TypeVar("T")
@@ -137,11 +137,11 @@ class Planned:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Section:
+class BoardSection:
     """What a board has of a group."""
 
     group: Group
-    rows: list[Row]
+    rows: list[ClaimRow]
     planned: list[Planned]
     unstudied: list[Unstudied]
 
@@ -245,7 +245,7 @@ def files_of(
 
 def sections(
     folder: Path, every: Sequence[StudyResult], studies: Mapping[str, Study]
-) -> tuple[str, list[Section]]:
+) -> tuple[str, list[BoardSection]]:
     """Return what a reader should know of a folder's claims, and what there is of each group, the
     groups that are counted first.
 
@@ -255,9 +255,11 @@ def sections(
     config = _config(folder / BOARD)
     entries = unstudied(folder / NOT_BUILT)
     shown = in_order(rows(every))
-    parts = [Section(group=group, rows=[], planned=[], unstudied=[]) for group in config.groups]
+    parts = [
+        BoardSection(group=group, rows=[], planned=[], unstudied=[]) for group in config.groups
+    ]
 
-    def of(claim: str, source: str) -> Section:
+    def of(claim: str, source: str) -> BoardSection:
         return parts[_group(claim, source, config, folder)]
 
     for row in shown:
@@ -345,12 +347,12 @@ def _group(claim: str, source: str, config: Board, folder: Path) -> int:
     return numbers[max(fitting, key=len)]
 
 
-def in_order(some: Iterable[Row]) -> list[Row]:
+def in_order(some: Iterable[ClaimRow]) -> list[ClaimRow]:
     """Sort the rows: A2 before A10, and what begins alike as it was."""
     return sorted(some, key=_by_number)
 
 
-def _by_number(row: Row) -> list[int | str]:
+def _by_number(row: ClaimRow) -> list[int | str]:
     """Return what sorts a claim, its numbers as numbers."""
     begin, _, _ = row.claim.id.partition(".")
     words = list[int | str]()
@@ -359,7 +361,7 @@ def _by_number(row: Row) -> list[int | str]:
     return words
 
 
-def first(every: Sequence[Row]) -> list[Row]:
+def first(every: Sequence[ClaimRow]) -> list[ClaimRow]:
     """Return the rows for a quick reader: the first claim of each study, the first of these and the
     last."""
     firsts = {row.result.study.name: row for row in reversed(every)}
@@ -370,7 +372,7 @@ def first(every: Sequence[Row]) -> list[Row]:
 # --- what it says ---------------------------------------------------------------------------------
 
 
-def title(parts: Sequence[Section]) -> str:
+def title(parts: Sequence[BoardSection]) -> str:
     """Say what the claims are about; count each group by itself, and what no study measures."""
     counts = [part.headline for part in parts if part.group.counted and part.rows]
     entries = _counted_entries(parts)
@@ -386,17 +388,17 @@ def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def counted_rows(parts: Iterable[Section]) -> list[Row]:
+def counted_rows(parts: Iterable[BoardSection]) -> list[ClaimRow]:
     """Return the rows of the groups that are counted."""
     return list(chain(*(part.rows for part in parts if part.group.counted)))
 
 
-def _counted_entries(parts: Iterable[Section]) -> list[Unstudied]:
+def _counted_entries(parts: Iterable[BoardSection]) -> list[Unstudied]:
     """Return the claims of these groups that no study measures."""
     return list(chain(*(part.unstudied for part in parts if part.group.counted)))
 
 
-def errors(every: Sequence[Row]) -> str:
+def errors(every: Sequence[ClaimRow]) -> str:
     """Say how many false verdicts are to be expected."""
     noisy = sum(not is_exact(row.claim_result.verdict.primary) for row in every)
     return (
@@ -407,7 +409,7 @@ def errors(every: Sequence[Row]) -> str:
     )
 
 
-def markdown(about: str, parts: Sequence[Section]) -> str:
+def markdown(about: str, parts: Sequence[BoardSection]) -> str:
     """Return the board's `README.md`."""
     lines = [f"# {title(parts)}", ""]
     for text in filter(None, (INTRO, about, errors(counted_rows(parts)))):
@@ -418,7 +420,7 @@ def markdown(about: str, parts: Sequence[Section]) -> str:
     return "\n".join(lines)
 
 
-def _section(part: Section) -> list[str]:
+def _section(part: BoardSection) -> list[str]:
     """Return a group's rows by what they are about, and the claims that are planned; of a group
     that is in no count also what no study measures."""
     if not (part.rows or part.planned or part.unstudied):
@@ -443,7 +445,7 @@ def _section(part: Section) -> list[str]:
     return lines
 
 
-def _measured(some: Sequence[Row]) -> Table:
+def _measured(some: Sequence[ClaimRow]) -> Table:
     """Draw a row for each claim that was measured."""
     lines = list[list[object]]()
     for row in some:
@@ -498,7 +500,7 @@ def page_of(study: str) -> str:
     return f"{quote(study, errors='replace')}/README.md"
 
 
-def html(about: str, parts: Sequence[Section]) -> str:
+def html(about: str, parts: Sequence[BoardSection]) -> str:
     """Return the page. CSS hides the verdicts that the filter leaves out; a script finds words."""
     every = counted_rows(parts)
     of_all = list(chain(*(part.rows for part in parts)))
@@ -508,7 +510,7 @@ def html(about: str, parts: Sequence[Section]) -> str:
         rule = f'.claims:has([value="{word}"]:checked) .claim:not([data-verdict="{word}"])'
         hidden.append(f"{rule} {{ display: none; }}")
     bare = [row.claim.statement for row in of_all if not is_known(row.claim_result.verdict.primary)]
-    return page.render(
+    return html_page.render(
         "board",
         kind="nocap leaderboard",
         title=title(parts),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from nocap.display import NONE, listed, plural, shorten
-from nocap.judge.cautious import Declared
+from nocap.judge.cautious_interval import Declared
 from nocap.judge.claim import Claim, Guard, Threshold
 from nocap.judge.verdict import Gain, Missing, Reason, Word
 from nocap.report import words
@@ -128,7 +128,7 @@ def _of(claim: Claim | Guard) -> tuple[Metric, Scale]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class ClaimRow:
     """A claim of a study's result."""
 
     result: StudyResult
@@ -381,14 +381,14 @@ def _shape(shape: Shape) -> str:
     return ", ".join([*parts, shape.device])
 
 
-def rows(every: Iterable[StudyResult]) -> list[Row]:
+def rows(every: Iterable[StudyResult]) -> list[ClaimRow]:
     """Return a row for every claim of these results, in their order."""
     results = list(every)
     measured_on_gpu = set[ClaimName]()
     for result in results:
         if result.on_gpu:
             measured_on_gpu.update(_name(result, claim_result) for claim_result in result.claims)
-    table = list[Row]()
+    table = list[ClaimRow]()
     for result in results:
         for_a_gpu = _for_a_gpu(result.study)
         for claim_result in result.claims:
@@ -396,8 +396,8 @@ def rows(every: Iterable[StudyResult]) -> list[Row]:
                 claim_result.claim.id in for_a_gpu
                 and _name(result, claim_result) not in measured_on_gpu
             )
-            table.append(Row(result=result, claim_result=claim_result, no_gpu=no_gpu))
-    by_claim: dict[ClaimName, list[Row]] = {}
+            table.append(ClaimRow(result=result, claim_result=claim_result, no_gpu=no_gpu))
+    by_claim: dict[ClaimName, list[ClaimRow]] = {}
     for row in table:
         by_claim.setdefault(_name(row.result, row.claim_result), []).append(row)
     return [_compared(row, by_claim[_name(row.result, row.claim_result)]) for row in table]
@@ -417,7 +417,7 @@ def _for_a_gpu(study: Study) -> set[str]:
     return {claim.id for claim in select_claims(study, GPU).claims}
 
 
-def _compared(row: Row, rows_of_claim: Iterable[Row]) -> Row:
+def _compared(row: ClaimRow, rows_of_claim: Iterable[ClaimRow]) -> ClaimRow:
     """Return the row with the verdicts of its claim at other shapes, where they differ."""
     others = list[str]()
     for other in rows_of_claim:
@@ -426,6 +426,6 @@ def _compared(row: Row, rows_of_claim: Iterable[Row]) -> Row:
     return replace(row, elsewhere=", ".join(others))
 
 
-def counted(some: Iterable[Row]) -> str:
+def counted(some: Iterable[ClaimRow]) -> str:
     """Return `12 confirmed, 3 refuted`."""
     return words.counted((row.word for row in some), [word.value for word in Word])

@@ -34,9 +34,16 @@ class CurrentClaims:
     problem: str = ""  # why they cannot be composed
 
     def check(
-        self, claim: Claim, rows: Iterable[Measurement], log: StudyLog, *, scale: str
+        self,
+        claim: Claim,
+        rows: Iterable[Measurement],
+        log: StudyLog,
+        *,
+        scale: str,
+        machine: str,
     ) -> None:
-        """Refuse losses that the study's log has otherwise.
+        """Refuse losses that the study's log has otherwise of the machine on which they were
+        measured: the same arm may have read another text elsewhere.
 
         Errors:
             ValueError: the first such loss.
@@ -44,7 +51,7 @@ class CurrentClaims:
         for row in rows:
             if row.metric.name != "val_loss" or row.value is None:
                 continue
-            lines = log.of(RunLine, scale=scale, short=0, seed=row.repeat)
+            lines = log.of(RunLine, machine=machine, scale=scale, short=0, seed=row.repeat)
             losses = [line.val_loss for line in lines if self._is_of(row.arm, line)]
             rule = f"have the losses of its study's log, {losses}"
             require(not losses or row.value in losses, f"claim {claim.id}", rule, row.value)
@@ -78,10 +85,10 @@ def _contents(plan: StudyPlan, picked: Mapping[str, Sequence[str]]) -> dict[str,
 
 
 def sessions_unlike(
-    verdict: Verdict, rows: Iterable[Measurement], log: StudyLog, *, scale: str
+    verdict: Verdict, rows: Iterable[Measurement], log: StudyLog, *, scale: str, machine: str
 ) -> list[str]:
-    """Name the sessions of which the study's log has another figure than a measurement that a
-    verdict rests on."""
+    """Name the sessions on a machine of which the study's log has another figure than a measurement
+    that a verdict rests on."""
     n_used = {gain.metric: len(gain.least) for gain in (verdict.primary, *verdict.guards)}
     names = dict[str, None]()
     for row in rows:
@@ -90,7 +97,7 @@ def sessions_unlike(
         is_logged = place is not None and place.logged == row.metric.name
         if not is_logged or row.repeat > n_used.get(row.metric, 0):
             continue
-        sessions = log.of(SessionLine, scale=scale, place=name)
+        sessions = log.of(SessionLine, machine=machine, scale=scale, place=name)
         lines = [line for line in sessions if _has(line, row)]
         if lines and not _agree(lines, row):
             names[f"{name} session {lines[0].number}"] = None

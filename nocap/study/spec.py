@@ -16,7 +16,7 @@ from nocap.config.choices import parse_override
 from nocap.config.keys import check_keys, key, require
 from nocap.config.paths import PACKAGE
 from nocap.config.plain import made, refuse_interpolations
-from nocap.judge.cautious import Declared
+from nocap.judge.cautious_interval import Declared
 from nocap.judge.claim import CLAIMABLE, Claim
 from nocap.judge.interval import BATCH, BATCHES, LEAST_PAIRS
 from nocap.sessions.figures import setting_of

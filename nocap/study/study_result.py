@@ -20,7 +20,7 @@ from msgspec import structs
 from nocap.config.hardware import Fact
 from nocap.config.outward import redact
 from nocap.display import listed
-from nocap.judge.cautious import Declared
+from nocap.judge.cautious_interval import Declared
 from nocap.judge.claim import Claim, Rule
 from nocap.judge.comparison_json import measurement_json
 from nocap.judge.verdict import Gain, Missing, Verdict, judge
@@ -37,15 +37,17 @@ from nocap.study.study_schema import (
     GuardJson,
     IntervalJson,
     MissingJson,
+    NextSessions,
     NoiseJson,
     RowJson,
     Shape,
+    StudyAnswer,
     StudyFile,
     TuningTrial,
 )
 
 KIND: Literal["study"] = "study"
-MEASURED = (
+MEASURED_FIELDS = (
     "arm",
     "metric",
     "parts",
@@ -162,6 +164,12 @@ def file_of(result: StudyResult) -> StudyFile:
 def to_json(result: StudyResult) -> dict[str, object]:
     """Return a result as its file has it, in JSON's types."""
     return dict(msgspec.to_builtins(file_of(result)))
+
+
+def answer(result: StudyResult, following: NextSessions | None) -> dict[str, object]:
+    """Return what the command answers: a result, and what a program runs next."""
+    fields = structs.asdict(file_of(result))
+    return dict(msgspec.to_builtins(StudyAnswer(**fields, next=following)))
 
 
 def write_result(result: StudyResult, folder: Path) -> Path:
@@ -281,7 +289,7 @@ def read_result(path: Path, study: Study, log: StudyLog) -> StudyResult | None:
         file = msgspec.convert(plain, StudyFile)
         if file.scale not in study.scales:
             return None
-        return _Reader(file, study, log).result()
+        return _ResultReader(file, study, log).result()
     except KeyError as error:
         raise ValueError(
             f"{path} must be results that nocap.study wrote, got KeyError: {error}"
@@ -290,13 +298,14 @@ def read_result(path: Path, study: Study, log: StudyLog) -> StudyResult | None:
         raise ValueError(f"{path} must be results that nocap.study wrote, got {error}") from error
 
 
-class _Reader:
+class _ResultReader:
     """What reads a file, by the study and its log as they are now."""
 
     def __init__(self, file: StudyFile, study: Study, log: StudyLog) -> None:
         self.file = file
         self.study = study
         self.log = log
+        self.machine = str(file.hardware["fingerprint"])
         self.rows: dict[str, list[Measurement]] = {}
         for row in file.measurements:
             self.rows.setdefault(row.claim, []).append(row.measurement)
@@ -340,7 +349,7 @@ class _Reader:
         scale = self.file.scale
         at = self.study.scales[scale]
         rows = self.rows.get(stored.id, [])
-        self.current.check(claim, rows, self.log, scale=scale)
+        self.current.check(claim, rows, self.log, scale=scale, machine=self.machine)
         bound = stored.bound
         if claim.mechanism.rule is Rule.given:
             bound = claim.mechanism.bound
@@ -365,14 +374,16 @@ class _Reader:
         """Return where a claim stands: its label is the log's, of the last analysis on this
         machine."""
         hash = self._hash(stored, claim)
-        analyses = self.log.of(AnalysisLine, hash=hash, machine=self.file.hardware["fingerprint"])
+        analyses = self.log.of(AnalysisLine, hash=hash, machine=self.machine)
         labels = list[str]()
         if not analyses:
             labels.append(stored.exploratory or "not in its study's log")
         elif analyses[-1].exploratory:
             labels.append(analyses[-1].exploratory)
         rows = self.rows.get(stored.id, [])
-        sessions = sessions_unlike(verdict, rows, self.log, scale=self.file.scale)
+        sessions = sessions_unlike(
+            verdict, rows, self.log, scale=self.file.scale, machine=self.machine
+        )
         if sessions:
             labels.append(f"its log has other figures of {listed(sessions)}")
         label = "; ".join(labels) or None
@@ -387,7 +398,7 @@ class _Reader:
 
 def _measures_as(stored: ClaimJson, claim: Claim, against: str | None) -> bool:
     """Say whether the measurements of a stored claim are those that a claim of a study needs."""
-    same = all(getattr(stored, key) == getattr(claim, key) for key in MEASURED)
+    same = all(getattr(stored, key) == getattr(claim, key) for key in MEASURED_FIELDS)
     return same and stored.baseline == against
 
 

@@ -176,6 +176,14 @@ class RowJson(MeasurementJson, frozen=True, kw_only=True):
     claim: str
 
 
+class NextSessions(msgspec.Struct, frozen=True, kw_only=True):
+    """The command that times further sessions, which may decide what is open."""
+
+    command: list[str]
+    sessions: int  # in all
+    minutes: float  # at most, with the time between sessions
+
+
 class StudyFile(msgspec.Struct, frozen=True, kw_only=True):
     """A study's result at one scale on one machine."""
 
@@ -195,6 +203,12 @@ class StudyFile(msgspec.Struct, frozen=True, kw_only=True):
     measurements: list[RowJson]
     arms: list[ArmFacts]
     trials: list[TuningTrial]
+
+
+class StudyAnswer(StudyFile, frozen=True, kw_only=True):
+    """A study's result, as the command answers it."""
+
+    next: NextSessions | None  # null: no number of sessions would decide more
 
 
 def schema() -> dict[str, object]:

@@ -162,9 +162,7 @@ def train(
             runner = Runner(replace(grid, cells=cells), devices, watch=watch)
             results |= runner.run()
             if runner.stopping:
-                raise StoppedError(
-                    "stopped; what was trained is saved, and the same command goes on"
-                )
+                raise StoppedError("stopped; finished runs are kept, and the same command goes on")
     return results
 
 

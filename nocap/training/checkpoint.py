@@ -252,7 +252,7 @@ def load(path: Path, *, model: nn.Module, optimizers: Optimizers) -> dict[str, A
     # its checksums are right: somebody made them so
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise InputError(
-            f"{path} must hold what this run's optimizers keep, got {type(error).__name__}: {error}"
+            f"{path} must hold this run's optimizer state, got {type(error).__name__}: {error}"
         ) from error
     return state
 

@@ -186,15 +186,16 @@ def warm_up(
         dummy = torch.zeros(shape, dtype=torch.long, device=job.world.device)
         parameters = list(trainee.model.parameters())
         saved_mib = _forward_backward_once(job, trainee, dummy, parameters, step=step)
+        if t.cuda_graphs:
+            once = partial(forward_backward, job, trainee, step=0)
+            trainee.graphed = Graphed(once, dummy, parameters)
+        # after the graph, whose memory no validation can have: so both are in a peak
         if validates:
             trainee.model.eval()
             with trainee.model.validating(), torch.no_grad(), autocast(run, t.val_precision):
                 # with a batch's strides: compiled graphs are made for those
                 trainee.model(dummy[:, :-1], dummy[:, 1:])
             trainee.model.train()
-        if t.cuda_graphs:
-            once = partial(forward_backward, job, trainee, step=0)
-            trainee.graphed = Graphed(once, dummy, parameters)
         job.world.synchronize()
     return saved_mib
 

@@ -21,6 +21,7 @@ from nocap.training import checkpoint, memory
 from nocap.training.ledger import Ledger
 from nocap.training.probe import probe
 from nocap.training.step import Job, Trainee, Update, settle
+from nocap.training.summary import LOGGED
 
 WINDOW = 128  # steps, whose losses a new one is held against
 ENOUGH = 32  # steps before the first verdict
@@ -169,7 +170,7 @@ class Recorder:
             if name != "next_token":
                 row[f"train/loss_{name}"] = _finite(loss)
         for name, value in update.logged.items():
-            row[f"log/{name}"] = _finite(value)
+            row[f"{LOGGED}{name}"] = _finite(value)
         row["train/grad_norm"] = _finite(update.grad_norm)
         for name, lr in update.lrs.items():
             row[f"train/{name}"] = lr

@@ -129,7 +129,7 @@ def difference(shapes: Mapping[str, list[int]], model: nn.Module) -> str | None:
     names = shapes.keys() | expected.keys()
     for name in sorted(names):
         if shapes.get(name) != expected.get(name):
-            return f"{MODEL} must hold what this run's model has, and differs in {name}"
+            return f"{MODEL} must hold the tensors of this run's model, and differs in {name}"
     return None
 
 

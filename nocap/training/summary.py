@@ -16,6 +16,7 @@ from nocap.store.record import Metrics, Row, read_json, write_summary
 from nocap.training.ledger import LINES
 
 QUANTILES = {"median": 50, "p10": 10, "p90": 90}
+LOGGED = "log/"  # begins the keys of what modules log: `nocap.model.logged`
 
 
 def summarize(
@@ -68,6 +69,7 @@ def summarize(
         "step_ms": _quantiles(rows, "perf/step_ms"),
         "token_us": _median(rows, "perf/token_us"),
         **_mfu(run, tokens_per_s, totals),
+        "logged": _logged(rows),
     }
     machine = {
         "flops_per_token": None,
@@ -97,6 +99,16 @@ def _median(rows: Sequence[Row], key: str) -> float | None:
     if not values:
         return None
     return float(np.median(values))
+
+
+def _logged(rows: Sequence[Row]) -> dict[str, float | None]:
+    """Return the last value of each name that a module logged."""
+    values = dict[str, float | None]()
+    for row in rows:
+        for key, value in row.items():
+            if key.startswith(LOGGED):
+                values[key.removeprefix(LOGGED)] = value
+    return values
 
 
 def cut_short(

@@ -158,7 +158,7 @@ def test_a_changed_config_generates_nothing_and_deletes_nothing(here: Door, reco
     what was deleted."""
     edit(record / "config.yaml", "activation: gelu", "activation: relu2")
     for call in doors(here, record).values():
-        refused(call(), "config.yaml is not what its digest", record.name)
+        refused(call(), "config.yaml does not match its digest", record.name)
     assert not (record.parents[2] / "model.safetensors").exists()
     rows = len(json.loads((record / "summary.json").read_text()))
     edit(record / "summary.json", '"val_loss": ', '"val_loss": 1')  # 4.1 → 14.1

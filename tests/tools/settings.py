@@ -49,13 +49,14 @@ def rows(place: str) -> Iterator[str]:
 
 
 def _default(field: Field[object], section: manual.Section) -> str:
-    """Return the default as one types it; nothing where it follows from the machine."""
+    """Return the default as one types it, `required` where there is none, and nothing where it
+    follows from the machine."""
     written = str(section.values.get(field.name, ""))
     for pattern, said in FOLLOWS.items():
         if match := re.fullmatch(pattern, written):
             return match.expand(said)
     if not written and field.default is MISSING and field.default_factory is MISSING:
-        return ""
+        return "required"
     value = manual._value(field, section.values)
     if value.startswith("…"):
         return ""

@@ -49,9 +49,9 @@ class Attention(Option):
         "build": ("attention.merge_qkv", "model.qk_norm")
     }
 
-    n_kv_heads: int = key(ge=1, le=65536)  # key/value heads; a divisor of model.n_head
-    # queries, keys and values in one product: its gradient by the input is rounded once instead of
-    # three times
+    n_kv_heads: int = key(ge=1, le=65536)  # number of key/value heads; it must divide model.n_head
+    # compute queries, keys and values in one product; its input gradient is then rounded once
+    # instead of three times
     merge_qkv: bool = False
 
     def check(self, run: Run) -> None:

@@ -22,7 +22,7 @@ class Sliding(Softmax):
     KERNELS: ClassVar[dict[str, tuple[Kernel, ...]]] = {"kernel": LOCAL_KERNELS}
 
     kind: str = "sliding"
-    window: int = key(ge=1, le=2**24)  # tokens
+    window: int = key(ge=1, le=2**24)  # number of tokens that a query sees, its own among them
 
     @property
     def window_kernel(self) -> Kernel:

@@ -22,19 +22,18 @@ if TYPE_CHECKING:
 
 
 class Kernel(Enum):
-    """How attention is computed: global layers by one of the first five, sliding windows by one of
+    """How attention is computed: global layers by one of the first six, sliding windows by one of
     the last two."""
 
     materialized = "materialized"  # softmax over a T×T matrix that exists in memory
     # torch's own choice of a fused kernel for the device and dtype; on the CPU that is flash
     fused = "fused"
-    # one named kernel, or an error; products in fp32, which flash and cudnn do not take on CUDA,
-    # are efficient's
+    # this kernel or an error; flash and cudnn take no products in fp32 on CUDA
     flash = "flash"
     efficient = "efficient"
     cudnn = "cudnn"
-    flex = "flex"  # FlexAttention, CUDA only (its CPU version has no backward)
-    blocks = "blocks"  # chunks of at least one window, each looking at itself and the chunk before
+    flex = "flex"  # FlexAttention, on CUDA only: its CPU version has no backward
+    blocks = "blocks"  # chunks of a window or more; each attends to itself and the chunk before it
 
 
 # Those that take documents. On CUDA `fused` is efficient then, which alone takes a mask of all
@@ -50,7 +49,7 @@ DOCUMENT_KERNELS = {
     ),
 }
 LOCAL_KERNELS = (Kernel.flex, Kernel.blocks)
-GLOBAL_KERNELS = tuple(kernel for kernel in Kernel if kernel not in LOCAL_KERNELS)
+GLOBAL_KERNELS = tuple(kernel for kernel in Kernel if kernel is not Kernel.blocks)
 
 
 def sdpa_kernels(
@@ -70,14 +69,16 @@ def sdpa_kernels(
 @dataclass(kw_only=True, slots=True)
 class Softmax(Attention):
     """Causal attention over all earlier tokens; fewer key/value heads make it grouped-query or
-    multi-query."""
+    multi-query. `attention=mha`, `flash`, `gqa` and `mqa` choose it, by a yaml each, and differ in
+    `kernel` and `n_kv_heads` alone: all heads, a part of them (`gqa`) or one (`mqa`). The `kind` of
+    all four is `global`."""
 
     # key → kernels that it may name
     KERNELS: ClassVar[dict[str, tuple[Kernel, ...]]] = {"kernel": GLOBAL_KERNELS}
 
     kind: str = "global"
-    kernel: Kernel  # what computes it; never replaced by another silently
-    # the name that data.document_mask had. Records have it, and identities: it stays null
+    kernel: Kernel  # kernel of the attention; nocap never replaces it by another in silence
+    # old name of data.document_mask, in records and identities; it must stay null
     document_start: int | None = key(default=None, ge=0, le=2**32)
 
     def __post_init__(self) -> None:
@@ -98,8 +99,6 @@ class Softmax(Attention):
         names it. `allowed`: the kernels that the key may name."""
         device = run.trainer.device
         masked = run.data.document_mask
-        if masked and Kernel.flex not in allowed:
-            allowed = (*allowed, Kernel.flex)
         takes = DOCUMENT_KERNELS[device]
         rule = f"be one of {_names(allowed)} for this option"
         require(kernel in allowed, key, rule, kernel.value)

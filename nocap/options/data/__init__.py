@@ -34,8 +34,8 @@ class Data(Option):
 
     has_documents: ClassVar[bool] = False  # True: each begins with the tokenizer's end-of-text
 
-    order: Order  # in which windows of the text are read
-    # that the sequential order reads at once; a shard's tail that is shorter is left out
+    order: Order  # order in which training reads the windows of the text
+    # sequences that the sequential order reads at once; it leaves out a shard's shorter rest
     read_sequences: int = key(ge=1, le=2**31, default=16)
     # attention stops where a document ends
     document_mask: bool = key(default=False, added=True, step=True)
@@ -47,6 +47,6 @@ class Data(Option):
 
     def locate(self, tokenizer: Tokenizer, *, cache_dir: Path) -> ShardSet:
         """Return the shards, made or fetched if they are missing, not yet read.
-        `nocap.data.made.made` keeps what is made in the cache, until the code that makes it is
-        another. `ValueError` in one line for whatever a user can put right."""
+        `nocap.data.shard_cache.cached_set` keeps what is made in the cache, until the code
+        that makes it is another. `ValueError` in one line for whatever a user can put right."""
         raise NotImplementedError(f"data.kind={self.kind} must define locate")

@@ -30,9 +30,9 @@ HEAD_TIMEOUT_S = 10.0
 class Fineweb(Data):
     has_documents: ClassVar[bool] = True
     kind: str = "fineweb"
-    repo: str  # on the Hugging Face hub
-    revision: str  # branch, tag or commit
-    train_shards: int = key(ge=1, le=103)  # files of 100M tokens
+    repo: str  # repository on the Hugging Face hub
+    revision: str  # branch, tag or commit of the repository
+    train_shards: int = key(ge=1, le=103)  # number of training files, of 100M tokens each
 
     def locate(self, tokenizer: Tokenizer, *, cache_dir: Path) -> ShardSet:
         """Download what is missing, file by file, so that a failure keeps what came before it."""

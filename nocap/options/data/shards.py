@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 class Shards(Data):
     has_documents: ClassVar[bool] = True
     kind: str = "shards"
-    train: str = key(identity=False)  # glob of its files
-    val: str = key(identity=False)  # glob of its files
-    # of files without a header: uint16 or uint32. null: they have a header. It is in the data's
-    # hash
+    train: str = key(identity=False)  # glob of the training files
+    val: str = key(identity=False)  # glob of the validation files
+    # type of the tokens in files without a header, uint16 or uint32; null: the files have a header.
+    # The hash of the data includes it
     dtype: TokenType | None = key(identity=False, default=None)
 
     def __post_init__(self) -> None:

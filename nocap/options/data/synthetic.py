@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 @dataclass(kw_only=True, slots=True)
 class Synthetic(Data):
     kind: str = "synthetic"
-    train_tokens: int = key(ge=1, le=10**9)  # to train on; the most take 100 s and 2 GB to make
-    val_tokens: int = key(ge=1, le=10**9)  # to validate on
-    source_seed: int = key(ge=0, lt=2**63)  # of the made-up text
+    train_tokens: int = key(ge=1, le=10**9)  # tokens for training; 10⁹ take 100 s and 2 GB to make
+    val_tokens: int = key(ge=1, le=10**9)  # tokens for validation
+    source_seed: int = key(ge=0, lt=2**63)  # seed of the synthetic text
 
     def locate(self, tokenizer: Tokenizer, *, cache_dir: Path) -> ShardSet:
         from nocap.data.synthetic import synthetic

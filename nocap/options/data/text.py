@@ -20,7 +20,7 @@ class Stdlib(Data):
 
     has_documents: ClassVar[bool] = True
     kind: str = "stdlib"
-    val_fraction: float = key(gt=0, lt=1)  # of the documents, chosen by hash
+    val_fraction: float = key(gt=0, lt=1)  # share of the documents for validation, chosen by hash
 
     def locate(self, tokenizer: Tokenizer, *, cache_dir: Path) -> ShardSet:
         from nocap.data.corpus import stdlib
@@ -33,7 +33,7 @@ class Text(Stdlib):
     """The user's own UTF-8 text: a file, a folder, a glob, or a list of them."""
 
     kind: str = "text"
-    path: Any = key(identity=False, text=True)  # a text file, or a list of them
+    path: Any = key(identity=False, text=True)  # a text file, a folder, a glob, or a list of these
 
     def __post_init__(self) -> None:
         Stdlib.__post_init__(self)

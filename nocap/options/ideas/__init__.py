@@ -183,7 +183,7 @@ class WithRate(Idea):
 
     LEAST_LAYERS: ClassVar[int] = 1  # that it makes sense in
 
-    lr: float = key(gt=0, le=1e6)  # a factor on the learning rate of what the idea itself learns
+    lr: float = key(gt=0, le=1e6)  # factor on the learning rate of the idea's own parameters
 
     def check(self, run: Run) -> None:
         name = next(name for name, idea in run.ideas.items() if idea is self)

@@ -29,9 +29,10 @@ FACTORS = 2_654_435_761, 2_246_822_519, 3_266_489_917, 668_265_263, 374_761_393,
 @dataclass(kw_only=True, slots=True)
 class Bigram(WithRate):
     kind: str = "bigram"
-    channels: int = key(ge=1, le=2**20)  # of the pairs' embeddings
-    exact: int = key(ge=0, le=2**32)  # pairs, at most, for which each has a row of its own
-    rows: int = key(ge=1, le=2**32, default=65_536)  # that more pairs are hashed to
+    channels: int = key(ge=1, le=2**20)  # width of the embeddings of the pairs
+    # largest number of pairs for which each pair has a row of its own
+    exact: int = key(ge=0, le=2**32)
+    rows: int = key(ge=1, le=2**32, default=65_536)  # number of rows that more pairs are hashed to
 
     def check(self, run: Run) -> None:
         WithRate.check(self, run)

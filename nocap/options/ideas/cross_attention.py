@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class CrossAttention(Idea):
     PER_TOKEN = True
     kind: str = "cross_attention"
-    tokens: int = key(ge=1, le=2**24)  # zeros that it looks at
+    tokens: int = key(ge=1, le=2**24)  # number of zero vectors that the branch attends to
 
     def build_layer(self, run: Run, layer: int) -> nn.Module:
         import torch

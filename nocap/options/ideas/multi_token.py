@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 class MultiToken(Idea):
     PER_TOKEN: ClassVar[bool] = True
     kind: str = "multi_token"
-    weights: list[float] = key(ge=0, le=1000)  # of the tokens 2, 3, … ahead: a head each
-    final: float = key(ge=0, le=1)  # what is left of the weights in the end; 1: they stay
+    # weights of the losses of the tokens 2, 3, … ahead; each token has a head
+    weights: list[float] = key(ge=0, le=1000)
+    # share of these weights at the end of training; 1: they stay
+    final: float = key(ge=0, le=1)
 
     def check(self, run: Run) -> None:
         rule = f"be of at least 1 and fewer than model.seq_len={run.model.seq_len} tokens"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class SharedLayers(Idea):
     PER_TOKEN = True
     kind: str = "shared_layers"
-    repeat: int = key(ge=2, le=4096)  # layers in a row with one set of weights
+    repeat: int = key(ge=2, le=4096)  # number of layers in a row that share one set of weights
 
     def check(self, run: Run) -> None:
         n_layer = run.model.n_layer

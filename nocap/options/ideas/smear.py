@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 @dataclass(kw_only=True, slots=True)
 class Smear(WithRate):
     kind: str = "smear"
-    channels: int = key(ge=1, le=2**20)  # of the token's embedding that decide how much it gets
-    start: float = key(ge=-1e3, le=1e3)  # the share at the start
+    # number of channels that decide how much of the token before is added
+    channels: int = key(ge=1, le=2**20)
+    start: float = key(ge=-1e3, le=1e3)  # factor on that share at the start of training
 
     def check(self, run: Run) -> None:
         WithRate.check(self, run)

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True, slots=True)
 class Target:
-    """The machines that a cluster's jobs run on. What is null is as on the machine where the
-    command is given, or by the device's default. It decides which runs the cells are, so a job that
-    lands on another machine ends with exit code 2."""
+    """The machines that a cluster's jobs run on. A key that is null has the value of the machine
+    where you type the command, or the default of the device. The target decides which runs the
+    cells are, so a job that lands on another machine ends with exit code 2."""
 
     device: Device | None = None
     name: str | None = None  # of the GPU as the driver has it, or of the CPU
@@ -54,5 +54,5 @@ class Launcher(Option):
 class OfCluster(Launcher):
     """A launcher of other machines."""
 
-    # the machines that the jobs run on, as target.device, target.name
+    # description of the machines that the jobs run on, as in target.device and target.name
     target: Target = field(default_factory=Target)

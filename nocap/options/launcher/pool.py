@@ -19,7 +19,7 @@ class Pool(Launcher):
     `trainer.devices` CPU cores"""
 
     kind: str = "pool"
-    # cells at once, at most; null: as many as the devices hold
+    # most cells at once; null: as many as the devices hold
     jobs: int | None = key(ge=1, le=4096, default=None)
 
     def executor(self, folder: Path) -> Devices:

@@ -35,10 +35,10 @@ class Ray(OfCluster):
     its CPU cores"""
 
     kind: str = "ray"
-    # of the cluster, HOST:PORT; auto: the one that this machine is in; local: one of this machine
-    # alone, for this grid
+    # address of the cluster, HOST:PORT; auto: the cluster that this machine is in; local: a cluster
+    # of this machine alone, for this grid
     address: str
-    restarts: int = key(ge=0, le=1000)  # of a cell whose node was lost
+    restarts: int = key(ge=0, le=1000)  # how often a cell starts again after its node was lost
 
     def __post_init__(self) -> None:
         has_port = re.fullmatch(r"[\w.-]+:\d{1,5}", self.address) is not None
@@ -140,7 +140,7 @@ class RayTasks(Executor):
 
 class RayTask:
     def __init__(self, tasks: RayTasks, cell: Cell) -> None:
-        from nocap.launch.cell import CellJob
+        from nocap.launch.cluster_cell import CellJob
 
         self._cell = cell
         self._tasks = tasks

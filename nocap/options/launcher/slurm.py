@@ -14,7 +14,7 @@ from nocap.launch.executor import Executor, last_words
 from nocap.options.launcher import OfCluster
 
 if TYPE_CHECKING:
-    from nocap.launch.cell import CellJob
+    from nocap.launch.cluster_cell import CellJob
     from nocap.launch.grid import Cell
     from nocap.launch.plan import RunResult
 
@@ -25,35 +25,33 @@ EVERY = ("timeout_min", "cpus_per_task", "gpus_per_node", "mem_gb", "name", "std
 
 @dataclass(kw_only=True)
 class Slurm(OfCluster):
-    """`hydra/launcher=slurm`: a job of Slurm for each cell, which saves near its time limit, and
-    is requeued where max_num_timeout allows it"""
+    """`hydra/launcher=slurm`: each cell is a job of Slurm, which saves near its time limit, and is
+    requeued if max_num_timeout allows it"""
 
     kind: str = "slurm"
-    timeout_min: int = key(ge=1, le=10**6, default=60)  # of a job
+    timeout_min: int = key(ge=1, le=10**6, default=60)  # time limit of a job in minutes
     cpus_per_task: int | None = key(ge=1, le=10**4, default=None)  # cores of a job
     gpus_per_node: int | None = key(ge=0, le=10**3, default=None)  # GPUs of a job
-    mem_gb: int | None = key(ge=1, le=10**6, default=None)  # memory of a job
-    name: str = "nocap"  # of the jobs
-    stderr_to_stdout: bool = False  # one log a job
-    partition: str | None = None  # of the nodes
+    mem_gb: int | None = key(ge=1, le=10**6, default=None)  # memory of a job in GB
+    name: str = "nocap"  # name of the jobs
+    stderr_to_stdout: bool = False  # write one log for each job, not two
+    partition: str | None = None  # partition of the nodes
     qos: str | None = None  # quality of service
-    comment: str | None = None  # kept with the jobs
+    comment: str | None = None  # comment that Slurm keeps with the jobs
     constraint: str | None = None  # features that the nodes must have
-    exclude: str | None = None  # nodes that are left out
-    gres: str | None = None  # generic resources, as gpu:h100:1
-    cpus_per_gpu: int | None = key(ge=1, le=10**4, default=None)  # cores
+    exclude: str | None = None  # nodes that the jobs must not use
+    gres: str | None = None  # generic resources, such as gpu:h100:1
+    cpus_per_gpu: int | None = key(ge=1, le=10**4, default=None)  # cores for each GPU
     gpus_per_task: int | None = key(ge=0, le=10**3, default=None)  # GPUs of a job
-    mem_per_gpu: str | None = None  # as 80G
-    mem_per_cpu: str | None = None  # as 4G
-    account: str | None = None  # that is charged
-    signal_delay_s: int = key(
-        ge=0, le=10**6, default=120
-    )  # before the time limit, when the job saves
-    max_num_timeout: int = key(
-        ge=0, le=10**4, default=0
-    )  # times that a job is requeued at its time limit
-    additional_parameters: dict[str, Any] = field(default_factory=dict)  # of sbatch
-    array_parallelism: int = key(ge=1, le=10**6, default=256)  # jobs at once, at most
+    mem_per_gpu: str | None = None  # memory for each GPU, such as 80G
+    mem_per_cpu: str | None = None  # memory for each core, such as 4G
+    account: str | None = None  # account that Slurm charges
+    # seconds before the time limit at which a job saves
+    signal_delay_s: int = key(ge=0, le=10**6, default=120)
+    # how often Slurm requeues a job at its time limit
+    max_num_timeout: int = key(ge=0, le=10**4, default=0)
+    additional_parameters: dict[str, Any] = field(default_factory=dict)  # more options of sbatch
+    array_parallelism: int = key(ge=1, le=10**6, default=256)  # most jobs at once
     setup: list[str] = field(default_factory=list)  # commands before srun
 
     def executor(self, folder: Path) -> SlurmJobs:
@@ -102,7 +100,7 @@ class SlurmJobs(Executor):
 
     def submit(self, cell: Cell) -> SlurmCell:
         """Return the cell as a job, which is handed over at the next look."""
-        from nocap.launch.cell import CellJob
+        from nocap.launch.cluster_cell import CellJob
 
         job = CellJob(str(self.folder), cell.plan.identity)
         slurm_cell = SlurmCell(self, job)

@@ -27,7 +27,7 @@ class Feedforward(Mlp):
 
     kind: str = "mlp"
     activation: Activation  # between the two matrices
-    expansion: float = key(gt=0, le=1000)  # width inside, in multiples of model.d_model
+    expansion: float = key(gt=0, le=1000)  # width inside the MLP, as a multiple of model.d_model
 
     @property
     def gated(self) -> bool:

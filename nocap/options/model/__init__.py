@@ -58,23 +58,26 @@ class Model(Option):
         "build": (*BLOCK_KEYS, *WHOLE_KEYS),
     }
 
-    n_layer: int = key(ge=1, le=4096)  # blocks
-    n_head: int = key(ge=1, le=65536)  # query heads in each layer
-    d_model: int = key(ge=1, le=2**20)  # channels of the residual stream
-    seq_len: int = key(ge=1, le=2**24, losses=True)  # tokens
-    norm_placement: NormPlacement = NormPlacement.pre  # where a branch f has its norm
-    residual_scale: ResidualScale = (
-        ResidualScale.attention
-    )  # which branches are multiplied by 1/√(2·n_layer)
-    # bf16: half the traffic of the residual stream, rounded after each branch
+    n_layer: int = key(ge=1, le=4096)  # number of blocks
+    n_head: int = key(ge=1, le=65536)  # number of query heads in each layer
+    d_model: int = key(ge=1, le=2**20)  # width: channels of the residual stream
+    seq_len: int = key(ge=1, le=2**24, losses=True)  # context length: tokens of one sequence
+    norm_placement: NormPlacement = NormPlacement.pre  # place of the norm of a branch f
+    # branches whose output is multiplied by 1/√(2·n_layer)
+    residual_scale: ResidualScale = ResidualScale.attention
+    # number format of the residual stream; bf16 halves its traffic, and rounds after each branch
     residual_precision: Precision = Precision.fp32
-    qk_norm: bool = False  # RMS-normalise queries and keys per head, before the rotation
-    tie_head: bool = True  # the head shares the embedding's matrix
-    # the head's product has a multiple of 64 columns: another kernel on CUDA, and other roundings
+    # normalise the queries and keys of each head by their RMS, before the rotation
+    qk_norm: bool = False
+    tie_head: bool = True  # the head shares the matrix of the embedding
+    # pad the head's product to a multiple of 64 columns; CUDA then uses another kernel, and rounds
+    # differently
     pad_logits: bool = False
-    # the head's products in fp8 while training: GPUs of capability 8.9 and newer, and slowly CPUs
+    # compute the head's products in fp8 while training; this needs a GPU of capability 8.9 or
+    # newer, and is slow on a CPU
     fp8_head: bool = False
-    logit_softcap: float | None = key(gt=0, le=1e6, default=None)  # cap·tanh(logits/cap)
+    # limit c of the logits: they become c·tanh(logits/c); null: no limit
+    logit_softcap: float | None = key(gt=0, le=1e6, default=None)
 
     def check(self, run: Run) -> None:
         divides = self.d_model % self.n_head == 0
@@ -89,15 +92,6 @@ class Model(Option):
             f"be fp32 beside trainer.precision={products.value}",
             own.value,
         )
-        chunks = run.objective.loss_chunks
-        for name in ("pad_logits", "fp8_head"):
-            value = getattr(self, name)
-            require(
-                not value or chunks <= 1,
-                f"model.{name}",
-                f"be false beside objective.loss_chunks={chunks}",
-                value,
-            )
         if self.fp8_head:
             self._check_fp8(run, products)
 
@@ -108,6 +102,8 @@ class Model(Option):
             require(ok, "model.fp8_head", f"be false {where}", self.fp8_head)
 
         tokens = run.trainer.micro_batch * self.seq_len
+        chunks = run.objective.loss_chunks
+        refuse_unless(chunks <= 1, f"beside objective.loss_chunks={chunks}")
         refuse_unless(products is Precision.bf16, f"beside trainer.precision={products.value}")
         refuse_unless(not self.pad_logits, "beside model.pad_logits=true, which it does too")
         are_multiples = self.d_model % 16 == 0 and tokens % 16 == 0

@@ -22,7 +22,7 @@ class NormKind(Enum):
 class ChannelNorm(Norm):
     kind: str = "norm"
     norm: NormKind  # which norm
-    eps: float = key(gt=0, le=1)  # added under the root
+    eps: float = key(gt=0, le=1)  # number that is added under the root
     gain: bool  # a learned scale per channel
     bias: bool  # a learned shift per channel; LayerNorm only
 

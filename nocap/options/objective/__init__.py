@@ -28,8 +28,7 @@ class Objective(Option):
 
     READ_BY: ClassVar[dict[str, tuple[str, ...]]] = {"loss": ("objective.loss_chunks",)}
 
-    # Parts of a micro-batch's tokens whose logits exist one part after the other; 0 or 1: all at
-    # once.
+    # number of chunks of a micro-batch; the logits of one chunk exist at a time. 0 and 1: no chunks
     loss_chunks: int = key(ge=0, le=2**40, default=1)
 
     def check(self, run: Run) -> None:

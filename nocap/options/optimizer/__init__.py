@@ -24,9 +24,9 @@ class Optimizer(Option):
     """
 
     lr: float = key(gt=0, le=1000)  # peak learning rate
-    # of AdamW's kind: share of a weight that a step of learning rate 1 takes away
+    # weight decay as in AdamW: each step takes away this share of a weight, times the learning rate
     weight_decay: float = key(ge=0, le=1000)
-    # decay only the numbers that the update does not move away from zero (arXiv:2510.12402)
+    # do not decay a number that the update moves away from zero (arXiv:2510.12402)
     cautious_decay: bool = False
 
     def __post_init__(self) -> None:

@@ -34,12 +34,12 @@ class Decay(Enum):
 @dataclass(kw_only=True, slots=True)
 class AdamW(Optimizer):
     kind: str = "adamw"
-    beta1: float = key(ge=0, lt=1)  # of the gradient's average
-    beta2: float = key(ge=0, lt=1)  # of the average of its squares
-    # in place of beta2, which is recorded as what follows
+    beta1: float = key(ge=0, lt=1)  # decay rate of the average of the gradients
+    beta2: float = key(ge=0, lt=1)  # decay rate of the average of the squared gradients
+    # tokens after which the average of beta2 has halved; nocap then computes beta2 from them
     beta2_half_life_tokens: float | None = key(gt=0, le=1e12, default=None)
-    eps: float = key(gt=0, le=1)  # added to the root in the update's divisor
-    decay: Decay  # which parameters decay
+    eps: float = key(gt=0, le=1)  # number that is added to the root in the update's divisor
+    decay: Decay  # parameters that the weight decay applies to
 
     def check(self, run: Run) -> None:
         half_life = self.beta2_half_life_tokens

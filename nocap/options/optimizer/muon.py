@@ -68,17 +68,18 @@ class Muon(AdamW):
     and vectors."""
 
     kind: str = "muon"
-    # peak learning rate of the matrices inside the blocks; lr is of the rest
+    # peak learning rate of the matrices inside the blocks; optimizer.lr is for the other parameters
     muon_lr: float = key(gt=0, le=1000)
-    momentum: float = key(ge=0, lt=1)  # of the matrices' updates
-    momentum_start: float = key(ge=0, lt=1, default=0.85)  # where a warm-up of the momentum begins
-    # from `momentum_start` to `momentum` in a straight line
+    momentum: float = key(ge=0, lt=1)  # momentum of the matrices' updates
+    # momentum at the beginning of its warm-up
+    momentum_start: float = key(ge=0, lt=1, default=0.85)
+    # steps in which the momentum rises in a straight line from its start
     momentum_warmup_steps: int = key(ge=0, le=10**9, default=0)
-    ns_steps: int = key(ge=1, le=99)  # iterations
-    iteration: Iteration = Iteration.newton_schulz  # the polynomials of the orthogonalisation
-    # NorMuon (arXiv:2510.05491): of the rows' second moments; it has 0.95
+    ns_steps: int = key(ge=1, le=99)  # number of iterations of the orthogonalisation
+    iteration: Iteration = Iteration.newton_schulz  # polynomials of the orthogonalisation
+    # decay rate of the rows' second moments, as in NorMuon with 0.95 (arXiv:2510.05491); null: none
     row_beta2: float | None = key(ge=0, lt=1, default=None)
-    scale: MuonScale  # how a step follows a matrix's shape
+    scale: MuonScale  # factor on a step that depends on the shape of the matrix
 
     def __post_init__(self) -> None:
         AdamW.__post_init__(self)

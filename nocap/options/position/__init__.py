@@ -28,7 +28,7 @@ class Position(Option):
         "turn": ("position.restart",),
     }
 
-    # positions begin anew in each document; attention goes on across them without
+    # positions begin at 0 in each document; attention still crosses documents without
     # data.document_mask
     restart: bool = key(default=False, added=True)
 

@@ -28,7 +28,7 @@ class Linear(Schedule):
     """Warm-up, then a straight line that would reach `final` × the peak after the last update."""
 
     kind: str = "linear"
-    final: float = key(ge=0, le=1)  # share of the peak that the decay ends at
+    final: float = key(ge=0, le=1)  # share of the peak at the end of the decay
 
     def shape(self, *, step: int, steps: int) -> float:
         return self.final + (1 - self.final) * self.remaining(step=step, steps=steps)
@@ -53,7 +53,7 @@ class Wsd(Linear):
     """Warm-up, stable, then a straight line over the last `decay_steps` (arXiv:2404.06395)."""
 
     kind: str = "wsd"
-    decay_steps: int = key(ge=0, le=10**9)  # steps of the decay, the last ones
+    decay_steps: int = key(ge=0, le=10**9)  # number of last steps in which the learning rate falls
 
     def check(self, run: Run) -> None:
         Schedule.check(self, run)

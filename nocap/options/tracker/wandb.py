@@ -49,7 +49,9 @@ LONGEST_NAME = 128
 LONGEST_TAG = 64
 SHORTEST_KEY = 40
 IDENTITY_TOKEN = "WANDB_IDENTITY_TOKEN_FILE"
-NEEDS_KEY = "be left out: W&B is asked what it has by an API key (WANDB_API_KEY or wandb login)"
+NEEDS_KEY = (
+    "be left out: nocap asks W&B for its rows with an API key (WANDB_API_KEY or wandb login)"
+)
 SERVICE = "WANDB_SERVICE"  # has the address of wandb's own process, which children would share
 PLACE = "mirror.json"  # in the folder `wandb` of a run or a grid: where its mirror is
 # set by the process that starts a grid: its runs do not ask again
@@ -77,26 +79,28 @@ class Wandb(Tracker):
     imports: ClassVar[tuple[str, ...]] = ("wandb", "wandb.sdk.launch.inputs.internal")
     # Texts as a server takes them: for a project W&B's client has the limit, as for tags; for the
     # others it has none, and 128 is what a page shows.
-    project: str = key(longest=LONGEST_NAME)  # where the run is shown: WANDB_PROJECT, or nocap
-    # user or team: WANDB_ENTITY, or null for the login's own
+    # project that shows the run; the default is WANDB_PROJECT, or nocap
+    project: str = key(longest=LONGEST_NAME)
+    # user or team; the default is WANDB_ENTITY, or null for the login's own
     entity: str | None = key(longest=LONGEST_NAME)
-    # under which the dashboard gathers runs: WANDB_RUN_GROUP, or null for the grid's name
+    # group of the run; the default is WANDB_RUN_GROUP, or null for the grid's name
     group: str | None = key(longest=LONGEST_NAME)
-    # of the run: WANDB_NAME, or null for what sets it apart
+    # name of the run; null: WANDB_NAME, or the settings that set the run apart
     name: str | None = key(longest=LONGEST_NAME, default=None)
-    # WANDB_JOB_TYPE, or null for the run's arm
+    # job type of the run; null: WANDB_JOB_TYPE, or the run's arm
     job_type: str | None = key(longest=LONGEST_NAME, default=None)
-    notes: str | None = key(free=True, default=None)  # a text on the run's page: WANDB_NOTES
-    tags: list[str] = key(
-        longest=LONGEST_TAG, default_factory=list
-    )  # labels of the run: WANDB_TAGS
-    mode: WandbMode  # whether rows are sent while it trains; WANDB_MODE has it too
-    init_timeout_s: int = key(ge=1, le=300)  # seconds that training waits for a server at the start
-    system: bool | None = None  # the machine's own metrics, as a GPU's load; null: on a GPU
-    # a loss: the summary has the step of the first validation at it or below
+    # text on the run's page; null: WANDB_NOTES
+    notes: str | None = key(free=True, default=None)
+    # labels of the run; WANDB_TAGS sets them too
+    tags: list[str] = key(longest=LONGEST_TAG, default_factory=list)
+    mode: WandbMode  # whether nocap sends rows while the run trains; WANDB_MODE sets it too
+    init_timeout_s: int = key(ge=1, le=300)  # longest wait for the server at the start, in seconds
+    # send the machine's own metrics, such as a GPU's load; null: only on a GPU
+    system: bool | None = None
+    # loss whose first step is in the summary: the first validation at or below it
     target: float | None = key(gt=0, le=1e3, default=None)
     checkpoint: bool = False  # send the last checkpoint as an artifact
-    alert: bool = False  # have W&B tell you that the run has diverged
+    alert: bool = False  # let W&B send an alert if the run diverges
 
     def __post_init__(self) -> None:
         fits = self.project and not re.search(r"[/\\#?%:]", self.project)
@@ -193,7 +197,7 @@ class Wandb(Tracker):
 
     @classmethod
     def left(cls, folder: Path) -> bool:
-        place = Place.read(folder)
+        place = MirrorPlace.read(folder)
         return place is not None and not place.complete
 
 
@@ -201,7 +205,7 @@ class Wandb(Tracker):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class MirrorPlace:
     """Says where a folder's mirror is, and whether the server has all of it."""
 
     id: str = ""
@@ -215,7 +219,7 @@ class Place:
     end: str = ""  # the status whose checkpoint or alert the server got
 
     @classmethod
-    def read(cls, folder: Path) -> Place | None:
+    def read(cls, folder: Path) -> MirrorPlace | None:
         """Return the place that a folder's file has; None: it has no sound one."""
         try:
             return cls(**json.loads((folder / "wandb" / PLACE).read_text()))
@@ -232,7 +236,7 @@ class Place:
 
 def run_id(folder: Path, *, identity: str, born: str) -> str:
     """Return the id of a run in W&B: the one that it was sent under, else its own."""
-    place = Place.read(folder)
+    place = MirrorPlace.read(folder)
     return place.id if place is not None else own_id(identity, born)
 
 
@@ -335,7 +339,7 @@ def _ask(
     return dict(answer.get("data") or {})
 
 
-def _rows_there(settings: Any, place: Place, *, timeout_s: float) -> int | None:
+def _rows_there(settings: Any, place: MirrorPlace, *, timeout_s: float) -> int | None:
     """Return how many rows the server has of a run; None: it has no such run.
 
     Errors:
@@ -361,7 +365,7 @@ class WandbSession(TrackerSession):
     """
 
     def __init__(
-        self, tracker: Wandb, run: Any, place: Place, facts: RunFacts, *, resent: bool = False
+        self, tracker: Wandb, run: Any, place: MirrorPlace, facts: RunFacts, *, resent: bool = False
     ) -> None:
         """Begin to send. `resent`: nothing trains, and the session may take its time."""
         self._tracker = tracker
@@ -572,7 +576,7 @@ class WandbSession(TrackerSession):
             try:
                 there = _rows_there(settings, self._place, timeout_s=ASK_S) or 0
             except OSError as error:
-                return f"the server does not say what it has: {line_of(error)}"
+                return f"the server does not answer which rows it has: {line_of(error)}"
             if there >= expected:
                 return ""
             if time.monotonic() > deadline:
@@ -680,17 +684,19 @@ def _opened_online(
     return WandbSession(tracker, run, place, facts, resent=resent)
 
 
-def _place_of(facts: RunFacts) -> Place:
+def _place_of(facts: RunFacts) -> MirrorPlace:
     """Return where a run's mirror is, or the id that it will have. W&B's agent knows a run by the
     id that it gave."""
-    place = Place.read(facts.run_dir)
+    place = MirrorPlace.read(facts.run_dir)
     agents = _agents_id()
     if place is None or agents not in ("", place.id):
-        return Place(id=agents or own_id(facts.identity, facts.born))
+        return MirrorPlace(id=agents or own_id(facts.identity, facts.born))
     return replace(place, complete=False, rows=0)
 
 
-def _place_there(tracker: Wandb, facts: RunFacts, settings: Any, *, timeout_s: float) -> Place:
+def _place_there(
+    tracker: Wandb, facts: RunFacts, settings: Any, *, timeout_s: float
+) -> MirrorPlace:
     """Return where a run is sent, with the rows that the server has of it. One that was deleted
     there has another id: a server does not take the old one.
 
@@ -724,7 +730,7 @@ def _agents_id() -> str:
 def _init(
     tracker: Wandb,
     facts: RunFacts,
-    place: Place,
+    place: MirrorPlace,
     *,
     mode: str,
     timeout_s: float,

@@ -13,11 +13,11 @@ and may define
     GENERAL = True       a file that another format recognises is that format's
     REMOTE = True        a path that is no file is a name on a server
 
-Names that count are those of `nocap.sources.log_columns.KEYS`, in the units there; `config/NAME` is
-a setting of the run, `final/NAME` a loss that was measured after training. Other names are offered
-to `--columns`. `line` is where a row stands, for messages. What is wrong with a log is a ValueError
-that begins with its line; where its end alone was cut, a `CutError` after the rows before that. A
-log may be larger than the memory.
+Names that count are those of `nocap.sources.logs.columns.KEYS`, in the units there; `config/NAME`
+is a setting of the run, `final/NAME` a loss that was measured after training. Other names are
+offered to `--columns`. `line` is where a row stands, for messages. What is wrong with a log is a
+ValueError that begins with its line; where its end alone was cut, a `CutError` after the rows
+before that. A log may be larger than the memory.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import numpy as np
 
 from nocap.config.keys import key, require
 from nocap.config.paths import expanded
-from nocap.data.made import made, write_shards
+from nocap.data.shard_cache import cached_set, write_shards
 from nocap.options.data import Data
 
 
@@ -65,4 +65,4 @@ class Jsonl(Data):
             "field": self.field,
             "val_every": self.val_every,
         }
-        return made("jsonl", tokenizer.name, keys, cache_dir=cache_dir, make=make)
+        return cached_set("jsonl", tokenizer.name, keys, cache_dir=cache_dir, make=make)

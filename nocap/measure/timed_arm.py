@@ -1,0 +1,345 @@
+"""One arm whose step is timed, from its run to what is known of its step: the trainer's own
+(`nocap.training.step.take_step`), on random tokens; and the one clock for all that is compared."""
+
+from __future__ import annotations
+
+import gc
+import math
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from enum import Enum
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from nocap.config.keys import require
+from nocap.config.run import Run
+from nocap.config.trainer import Device, Precision
+from nocap.data.shards import write_shard
+from nocap.data.tokens import Shard
+from nocap.measure.bench_arms import step_config
+from nocap.measure.bench_result import Facts
+from nocap.model.flops import flops_per_token
+from nocap.model.gpt import count_parameters
+from nocap.options.attention import kernel_name
+from nocap.training import allocator, memory
+from nocap.training.ledger import Ledger
+from nocap.training.loop import warm_up
+from nocap.training.step import Job, autocast, build, configure_numerics, take_step
+from nocap.training.world import join
+
+# of work behind a figure of `least_ms`; figures, of which the least counts: others can only add
+# time
+LEAST_S = 0.2
+REPEATS = 3
+WARM_STEPS = 3  # the first makes the optimizer's state, the last sets the length of a block
+# of one block; on a busy CPU many short blocks give narrower intervals than few long ones
+BLOCK_S = {Device.cpu: 0.05, Device.cuda: 0.3}
+LONGEST_PERIOD = 100  # steps of an optimizer's whole period: a block of more would take minutes
+
+
+class Clock(Enum):
+    """How work is timed."""
+
+    cuda = "CUDA events"
+    cpu = "process CPU time, one thread"  # what other processes take of the core does not count
+    wall = "wall clock"  # CPU time would count threads that wait for each other
+
+    @classmethod
+    def of(cls, device: Device, threads: int) -> Clock:
+        if device is Device.cuda:
+            return cls.cuda
+        if threads == 1:
+            return cls.cpu
+        return cls.wall
+
+    def seconds(self, work: Callable[[], object]) -> float:
+        """Return how long `work` takes. On CUDA: between two events in the stream, with one wait at
+        the end."""
+        if self is Clock.cuda:
+            begin = torch.cuda.Event(enable_timing=True)
+            end = torch.cuda.Event(enable_timing=True)
+            begin.record()
+            work()
+            end.record()
+            end.synchronize()
+            return float(begin.elapsed_time(end)) / 1e3
+        read = time.process_time if self is Clock.cpu else time.perf_counter
+        began = read()
+        work()
+        return read() - began
+
+    def least_ms(self, work: Callable[[], object]) -> float:
+        """Milliseconds of a call: the least of REPEATS figures, each over enough calls, after one
+        call that is not counted."""
+        work()
+        calls = 1
+        while self.seconds(partial(repeat, work, calls)) < LEAST_S and calls < 4096:
+            calls *= 2
+        many = partial(repeat, work, calls)
+        seconds = [self.seconds(many) for _ in range(REPEATS)]
+        return min(seconds) / calls * 1e3
+
+
+def repeat(work: Callable[[], object], n: int) -> None:
+    for _ in range(n):
+        work()
+
+
+def block_steps(wanted: float, *, period: int) -> int:
+    """Return how many steps a block has: about so many as are wanted, in whole periods of the
+    optimizer.
+
+    Errors:
+        ValueError: a period is longer than a block may be.
+    """
+    rule = f"be at most {LONGEST_PERIOD} steps"
+    require(period <= LONGEST_PERIOD, "the optimizer's period", rule, period)
+    return max(1, round(wanted / period)) * period
+
+
+@contextmanager
+def random_tokens(run: Run) -> Iterator[Job]:
+    """Yield a job on random tokens, in a shard that the loop's own reader maps. Build inside the
+    block: a mapped file may be deleted."""
+    with tempfile.TemporaryDirectory() as folder:
+        size = run.tokenizer.vocab_size
+        path = Path(folder) / "random.bin"
+        n = run.trainer.batch_tokens + run.model.seq_len * run.data.read_sequences + 1
+        draw = np.random.default_rng(run.seed)
+        write_shard(path, draw.integers(0, size, n, dtype=np.uint16))
+        shards = (Shard(path=str(path), tokens=n, sha256="", max_id=size - 1),)
+        yield Job(
+            run=run,
+            train_shards=shards,
+            val_shards=shards,
+            vocab_size=size,
+            run_dir=Path(folder),
+            world=join(run.trainer.device),
+            started=time.monotonic(),
+        )
+
+
+class DivergedError(ValueError):
+    """A loss that is not finite: the optimizer's part of the step is skipped, and the time is not a
+    step's."""
+
+
+class TimedArm:
+    """What is timed under one name. It fails by itself: `status` and `reason` say how, and its
+    blocks take NaN seconds from then on."""
+
+    validates = False  # also once, before the first step
+
+    def __init__(self, label: str, run: Run) -> None:
+        self.label = label
+        self.config = step_config(run)
+        self.run = run.in_the_end()
+        self.device = torch.device(run.trainer.device.value)
+        self.status = "measured"  # or not measured, failed, does not fit
+        self.reason: str | None = None
+        self.facts = Facts()
+        self.built: Any = None  # what holds its tensors
+        self.at = 0  # the next step
+        self.steps = 0  # of a block
+        self.unseen_mib = 0.0
+
+    # --- what an arm that is not nocap's does in its own way (experiments/peers)
+
+    def build(self) -> float:
+        """Build, and run what a first step would compile; the MiB that a forward keeps for its
+        backward."""
+        self.ledger = Ledger(started=time.monotonic())
+        self.built = build(self.job)
+        saved_mib = warm_up(self.job, self.built, self.ledger, validates=self.validates)
+        if self.built.graphed is not None:
+            self.unseen_mib = self.built.graphed.unseen_mib
+        return saved_mib
+
+    def step(self) -> float:
+        """Return the loss of one optimizer step on the next random batch; after its last step the
+        schedule begins anew.
+
+        Errors:
+            DivergedError: it is not finite.
+            torch.OutOfMemoryError, RuntimeError: the arm does not fit (see `memory.ran_out`).
+        """
+        step = self.at % self.run.trainer.steps
+        update = take_step(self.job, self.built, self.ledger, step=step)
+        self.at += 1
+        if not update.finite:
+            raise DivergedError(
+                f"a step must have a finite loss and gradient, got a loss of {update.loss!r} and "
+                f"a gradient of norm {update.grad_norm!r} after {self.at} steps"
+            )
+        return update.loss
+
+    def describe(self) -> Facts:
+        """Return the facts that depend on what was built; MiB without the peak and the
+        activations."""
+        run = self.run
+        model = self.built.model
+        flops, basis = flops_per_token(run, vocab_size=self.job.vocab_size)
+        parts = memory.parts_mib(model.parameters(), self.built.optimizers, model.kept_around())
+        return Facts(
+            flops_per_token=flops,
+            flops_basis=basis,
+            params=count_parameters(model)["total"],
+            kernel=kernel_name(run, run.trainer.precision),
+            memory_mib=parts,
+        )
+
+    # --- what all have in common
+
+    def warm(self, clock: Clock) -> None:
+        """Build, take the first steps, and note the facts. The peak of memory is counted on the
+        CPU, and measured on CUDA."""
+        self.clock = clock
+        began = time.perf_counter()
+        before = torch.cuda.memory_allocated()
+        allocator.use(self.run.trainer.malloc)
+        configure_numerics(self.run)
+        with random_tokens(self.run) as self.job:
+            saved_mib = self.build()
+        warm_s = [clock.seconds(self.step) for _ in range(WARM_STEPS)]
+        wanted = BLOCK_S[self.run.trainer.device] / warm_s[-1]
+        self.steps = block_steps(wanted, period=self.run.optimizer.period())
+        self.held = torch.cuda.memory_allocated() - before
+        known = self.describe()
+        mib = {**(known.memory_mib or {}), "activations": saved_mib}
+        mib["peak"] = 0.0 if self.device.type == "cuda" else sum(mib.values())
+        self.facts = replace(
+            known,
+            tokens_per_step=self.run.trainer.batch_tokens,
+            steps_per_block=self.steps,
+            warm_up_s=time.perf_counter() - began,
+            memory_mib=mib,
+        )
+
+    def block(self) -> float:
+        """Seconds a token over some steps. On CUDA a step before them does not count: the allocator
+        takes back what other arms left."""
+        allocator.use(self.run.trainer.malloc)
+        configure_numerics(self.run)
+        on_cuda = self.device.type == "cuda"
+        if on_cuda:
+            others_mib = (torch.cuda.memory_allocated() - self.held) / memory.MIB
+            memory.reset_peak(self.device)
+            self.step()
+        seconds = self.clock.seconds(partial(repeat, self.step, self.steps))
+        if on_cuda:
+            peak_mib = memory.peak_mib(self.device) - others_mib + self.unseen_mib
+            mib = dict(self.facts.memory_mib or {})
+            mib["peak"] = max(mib["peak"], peak_mib)
+            self.facts = replace(self.facts, memory_mib=mib)
+        return seconds / (self.steps * self.run.trainer.batch_tokens)
+
+    def tried(self, work: Callable[[], float | None]) -> float:
+        """Return what `work`, a method of this arm, returns; NaN from the moment the arm fails,
+        which stops no other."""
+        if self.status != "measured":
+            return math.nan
+        try:
+            return work() or 0.0
+        except (Exception, SystemExit) as error:  # an option from outside may raise anything
+            if memory.ran_out(error):
+                self.status = "does not fit"
+                self.reason = _first_line(error)
+            else:
+                self.status = "failed"
+                self.reason = _named_line(error)
+            error.__traceback__ = None  # its frames hold the arm's tensors
+            self.close()
+            return math.nan
+
+    def close(self) -> None:
+        """Give the memory back, also in the middle of rounds, where the collector looks at no arm
+        (`nocap.measure.bench.in_turns`): what is compiled refers to itself."""
+        self.built = None
+        is_frozen = gc.get_freeze_count() > 0
+        gc.unfreeze()
+        memory.give_back(self.device)
+        if is_frozen:
+            gc.freeze()
+
+
+def _first_line(error: BaseException) -> str:
+    """Return the first line of what an error says; of a compiler's, which ends with a colon, also
+    what it passes on."""
+    first, _, rest = str(error).strip().partition("\n")
+    if first.endswith(":"):
+        first += " " + rest.strip().partition("\n")[0]
+    return first
+
+
+def _named_line(error: BaseException) -> str:
+    """Return the error's kind before its first line."""
+    return f"{type(error).__name__}: {_first_line(error)}"
+
+
+# --- a layer's attention by itself, and what it costs against the sequence length ------------
+
+
+def exponent(lengths: Sequence[float], costs: Sequence[float]) -> float:
+    """Return of the power law of cost in T: the slope of log cost on log T by least squares."""
+    return float(np.polyfit(np.log(lengths), np.log(costs), 1)[0])
+
+
+def attention_ms(run: Run) -> float:
+    """Forward and backward of a layer's mixer on random queries, keys and values of the run's
+    shape; a hybrid's, on average."""
+    windows = [run.attention.window_of(layer) for layer in range(run.model.n_layer)]
+    alike_ms = [_mixer_ms(run, windows.index(w)) * windows.count(w) for w in set(windows)]
+    return sum(alike_ms) / len(windows)
+
+
+def _mixer_ms(run: Run, layer: int) -> float:
+    device = run.trainer.device
+    m = run.model
+    torch.set_num_threads(run.trainer.threads)
+    run.attention.prepare(run, torch.device(device.value))
+    mixer = run.attention.mixer(run, layer)
+    B = run.trainer.micro_batch
+    T = m.seq_len
+    D = m.d_model // m.n_head
+
+    def random(heads: int) -> torch.Tensor:
+        # As the projections leave them: (B, T, H, D) in memory.
+        x_BTHD = torch.randn(B, T, heads, D, device=device.value)
+        return x_BTHD.transpose(1, 2).requires_grad_()
+
+    q = random(m.n_head)
+    k = random(run.attention.n_kv_heads)
+    v = random(run.attention.n_kv_heads)
+    if run.trainer.precision is Precision.bf16:
+        v = v.detach().bfloat16().requires_grad_()
+
+    def mixed() -> torch.Tensor:
+        with autocast(run, run.trainer.precision):
+            return mixer(q, k, v)
+
+    grad = torch.ones_like(mixed())
+    clock = Clock.of(device, run.trainer.threads)
+    return clock.least_ms(lambda: torch.autograd.grad(mixed(), (q, k, v), grad))
+
+
+def at_length(run: Run, T: int) -> Run:
+    """Return the run with sequences of T tokens, one micro-batch a step, and nothing else
+    changed."""
+    tokens = run.trainer.micro_batch * T
+    trainer = replace(run.trainer, batch_tokens=tokens * run.trainer.devices, val_tokens=tokens)
+    model = replace(run.model, seq_len=T)
+    optimizer = run.optimizer.at_batch(trainer.batch_tokens)
+    return replace(run, model=model, trainer=trainer, optimizer=optimizer)
+
+
+def with_window(run: Run, T: int, *, window: int) -> Run:
+    """Return the run with sequences of T tokens, and a window that does not grow with them."""
+    attention = run.attention.at_window(window)
+    return at_length(replace(run, attention=attention), T)

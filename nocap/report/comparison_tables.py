@@ -1,0 +1,432 @@
+"""A comparison as tables, for the terminal and for the page. What is missing (one seed, another
+machine, no bytes) is a dash."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from nocap.display import count, percent, plural, shorten
+from nocap.judge.arms import ABSENT, spell
+from nocap.judge.comparison import ComparedArm, Comparison
+from nocap.judge.differences import Difference
+from nocap.judge.equal_loss import STEPS, TimeAtEqualLoss
+from nocap.judge.factors import Factor, Factors, Level
+from nocap.judge.interval import Estimate, confidence
+from nocap.judge.pace import TOKEN_US
+from nocap.judge.question import PREVIOUS
+from nocap.judge.time_to_target import Reach
+from nocap.report.headline import compared, crossed, headline, next_step
+from nocap.report.table import Column, Table, TableCell, as_drawn
+from nocap.report.terminal import prose
+from nocap.report.words import gains, ratio, values
+from nocap.store.metrics import METRICS, Metric, Scale
+from nocap.store.timing import Timing
+
+ARM = Column(title="arm")
+VERDICT = Column(title="verdict", show=as_drawn, keep=True)
+AT_EQUAL_LOSS = Column(title="time at equal loss", show=as_drawn, keep=True)
+ERRORS = (
+    "Each key's table has a false word in 5% of grids, and so has the arms' table. Of grids with "
+    "two keys some 11% have one somewhere."
+)
+ONE_SESSION = (
+    "This is one session: only a study, in three sessions that lie apart, speaks for other days."
+)
+OF_PACE = (
+    "µs a token: the median step's, on a CPU in CPU time, which other work changes less than a "
+    f"clock. {ONE_SESSION}"
+)
+OF_LOGS = (
+    "Times are as the logs state them, compared where the hardware is the same: a log names it, "
+    "or --hardware does."
+)
+OF_TARGET = "In mid-schedule a crossing misleads: compare runs that end at the target."
+OF_LOGGED = "The last value that was logged, mean over the runs: no verdict is about it."
+DIFFERENCE = "difference"
+# Times and memory: metric → the title of its mean, and of its ratio to the baseline's. The page
+# shows the first ratio beside a verdict.
+SPEED_COLUMNS = {TOKEN_US: ("µs a token", "speed"), "model_mib": ("model MiB", "memory")}
+LOGGED_SPEED_COLUMNS = {"train_s": ("training", "speed")}  # of imported runs
+COST_COLUMNS = {"params": "params", "flops_per_token": "FLOPs/token", "tokens": "tokens"}
+LOGGED_COST_COLUMNS = {"steps": "steps", "tokens": "tokens"}
+# of the wall clock, which holds what else the machine did
+CLOCKED = {"train_s": "training", "tokens_per_s": "mean tokens/s"}
+
+
+def render(comparison: Comparison) -> str:
+    """Draw the whole comparison for a terminal."""
+    head = [f"found: {headline(comparison)}", *compared(comparison)]
+    notes = notes_on(comparison)
+    more = next_step(comparison)
+    if more is not None:
+        notes.append(more)
+    parts = ["\n".join(map(prose, head))]
+    parts += [str(table) for table in all_tables(comparison) if _has_figures(table)]
+    parts.append("\n".join(map(prose, notes)))
+    return "\n\n".join(part for part in parts if part)
+
+
+def _has_figures(table: Table) -> bool:
+    """Say whether a table has more than dashes."""
+    figures = list[object]()
+    for row in table.rows:
+        figures += row[1:]
+    return any(value is not None for value in figures)
+
+
+def notes_on(comparison: Comparison) -> list[str]:
+    """List what should be doubted, and the runs that are not compared."""
+    notes = [f"note: {line}" for line in comparison.problems]
+    left = [f"{name} ({status})" for name, status in comparison.not_compared]
+    if left:
+        notes.append(f"not compared: {shorten(left, most=6)}")
+    return notes
+
+
+def all_tables(comparison: Comparison) -> Iterator[Table]:
+    """List every table, in the order in which they are read: by factor, then arm by arm."""
+    verdicts, speed, *rest = tables(comparison)
+    if comparison.factors is not None:
+        yield by_factor(comparison.factors, comparison.metric)
+    yield verdicts
+    yield speed
+    paces = paces_by_factor(comparison)
+    if paces is not None:
+        yield paces
+    yield from rest
+    logged = logged_by_modules(comparison)
+    if logged is not None:
+        yield logged
+
+
+def tables(comparison: Comparison) -> Iterator[Table]:
+    """Yield a row an arm, the baseline first."""
+    yield _verdicts(comparison)
+    yield _speed(comparison)
+    yield _costs(comparison)
+    if comparison.target is not None:
+        yield _target(comparison, comparison.target)
+
+
+def other(comparison: Comparison) -> str:
+    """Say what each arm is compared with."""
+    return "the arm before" if comparison.against == PREVIOUS else "the baseline"
+
+
+def word(difference: Difference | None) -> TableCell:
+    """Draw a verdict. `None`: it is the baseline's."""
+    if difference is None:
+        return TableCell(text="baseline")
+    return TableCell(text=difference.verdict, kind=difference.outcome.name)
+
+
+# --- by factor ------------------------------------------------------------------------------------
+
+
+def by_factor(factors: Factors, metric: str) -> Table:
+    """Draw a row a level of each key, the keys in the order in which the grid has them."""
+    at = _AtEqualLoss([level.equal_loss for _, level in _levels(factors)])
+    columns = [
+        Column(title="level"),
+        Column(title="against"),
+        Column(title="over"),
+        Column(title="seeds"),
+        gains(metric, Scale.difference, DIFFERENCE),
+        VERDICT,
+        *at.columns,
+    ]
+    rows = list[list[object]]()
+    for factor, level in _levels(factors):
+        row: list[object] = [f"{factor.key}={level.name}", factor.baseline, crossed(factor.over)]
+        row += [len(factors.seeds), level.difference.estimate, word(level.difference)]
+        rows.append([*row, *at.cells(level.equal_loss)])
+    notes = [_interactions(factors, metric), ERRORS, *at.notes]
+    return Table(title="By factor", columns=columns, rows=rows, notes=notes)
+
+
+def _levels(factors: Factors) -> Iterator[tuple[Factor, Level]]:
+    for factor in factors.factors:
+        for level in factor.levels:
+            yield factor, level
+
+
+def paces_by_factor(comparison: Comparison) -> Table | None:
+    """Draw the ratio of the time a token of each level to that of the baseline's; `None`: it is not
+    known."""
+    if comparison.factors is None:
+        return None
+    columns = [
+        Column(title="level"),
+        Column(title="against"),
+        Column(title="over"),
+        gains(TOKEN_US, Scale.ratio, "speed"),
+    ]
+    rows = list[list[object]]()
+    for factor, level in _levels(comparison.factors):
+        if level.speed is not None:
+            name = f"{factor.key}={level.name}"
+            rows.append([name, factor.baseline, crossed(factor.over), level.speed])
+    if not rows:
+        return None
+    return Table(title="Speed by factor", columns=columns, rows=rows)
+
+
+def _interactions(factors: Factors, metric: str) -> str:
+    """Say which arms end elsewhere than their single changes add up to."""
+    shown = [each for each in factors.interactions if each.shown]
+    number = plural(len(factors.interactions), "interaction")
+    if not shown:
+        return f"None of {number} is shown: the gains may add up."
+    drawn = gains(metric, Scale.difference, "")
+    sizes = "; ".join(f"{each.arm}: {drawn.draw(each.estimate)}" for each in shown)
+    return f"Of {number}, {len(shown)} shown. Beyond the sum of the single changes: {sizes}."
+
+
+class _AtEqualLoss:
+    """The column of times at equal loss of a table; none, where the baseline has no other
+    lengths."""
+
+    def __init__(self, every: Sequence[TimeAtEqualLoss | None]) -> None:
+        self.columns = [AT_EQUAL_LOSS] if any(every) else []
+        self.reasons = _Reasons([each.refused for each in every if each is not None])
+
+    def cells(self, at: TimeAtEqualLoss | None) -> list[TableCell | None]:
+        if not self.columns:
+            return []
+        if at is None:
+            return [None]
+        if at.refused is not None:
+            return [TableCell(text=self.reasons.mark(at.refused))]
+        return [None if at.ratio is None else ratio(at.ratio)]
+
+    @property
+    def notes(self) -> list[str]:
+        return self.reasons.notes
+
+
+class _Reasons:
+    """Why something is refused, each reason once, with a number in the table and a note below."""
+
+    def __init__(self, every: Sequence[str | None]) -> None:
+        self.each = list(dict.fromkeys(reason for reason in every if reason))
+
+    def mark(self, reason: str) -> str:
+        return f"refused [{self.each.index(reason) + 1}]"
+
+    @property
+    def notes(self) -> list[str]:
+        return [f"[{number}] {reason}" for number, reason in enumerate(self.each, start=1)]
+
+
+# --- arm by arm -----------------------------------------------------------------------------------
+
+
+def _verdicts(comparison: Comparison) -> Table:
+    has_bpb = any(row.val_bpb for row in comparison.arms)
+    at = _AtEqualLoss([row.equal_loss for row in comparison.arms])
+    columns = [ARM, Column(title="n"), values("val_loss", "val loss")]
+    if has_bpb:
+        columns.append(values("val_bpb", "bits/byte"))
+    columns += [gains(comparison.metric, Scale.difference, DIFFERENCE), VERDICT, *at.columns]
+    rows = list[list[object]]()
+    for row in comparison.rows:
+        cells: list[object] = [row.label, _seeds(row), row.val_loss]
+        if has_bpb:
+            cells.append(row.val_bpb)
+        gap = row.difference
+        cells += [gap and gap.estimate, word(gap), *at.cells(row.equal_loss)]
+        rows.append(cells)
+    notes = [_interval(comparison), *_lengths(comparison), *at.notes]
+    return Table(title="Verdicts", columns=columns, rows=rows, notes=notes)
+
+
+def _seeds(row: ComparedArm) -> int | str:
+    """Return over how many seeds a row is, and how many of its arm's diverged."""
+    diverged = len(row.arm.diverged)
+    if diverged:
+        return f"{len(row.seeds)} ({diverged} diverged)"
+    return len(row.seeds)
+
+
+def _interval(comparison: Comparison) -> str:
+    """Say what `±` is, and how the differences were estimated."""
+    interval = f"{100 * confidence(comparison.look):.4g}% interval"
+    if comparison.cautious:
+        interval = "cautious interval"
+    look = ""
+    if comparison.look > 1:
+        look = f", at look {comparison.look}"
+    methods = "; ".join(comparison.methods) or "none"
+    return (
+        f"±: half of the {interval} that decides, for all arms together{look}. Differences: "
+        f"{methods}."
+    )
+
+
+def _lengths(comparison: Comparison) -> Iterator[str]:
+    """Say how times at equal loss were worked out."""
+    if not comparison.lengths:
+        return
+    short, long = (f"{arm.config[STEPS]:,}" for arm in comparison.lengths)
+    own = f"{comparison.baseline.arm.config[STEPS]:,}"
+    yield (
+        f"Time at equal loss: of that which {comparison.baseline.label} takes for the loss that "
+        f"the arm reaches, by its ends after {short}, {own} and {long} steps (whole schedules, "
+        "rates unchanged). Of other lengths it says nothing."
+    )
+
+
+def _speed(comparison: Comparison) -> Table:
+    """Draw times and memory; a reason stands where a ratio would be a lie. A log has at most the
+    seconds of training."""
+    imported = bool(comparison.imported)
+    shown = LOGGED_SPEED_COLUMNS if imported else SPEED_COLUMNS
+    columns = [ARM]
+    for metric, (mean, gain) in shown.items():
+        columns += [values(metric, mean), gains(metric, Scale.ratio, gain)]
+    refusals = list[str | None]()
+    for row in comparison.rows:
+        refusals += [_refusal(row, metric, imported) for metric in shown]
+    reasons = _Reasons(refusals)
+    rows = list[list[object]]()
+    for row in comparison.rows:
+        cells: list[object] = [row.label]
+        for metric in shown:
+            timed = row.times[metric]
+            refusal = _refusal(row, metric, imported)
+            cells += [timed.mean, reasons.mark(refusal) if refusal else timed.estimate]
+        rows.append(cells)
+    title = "Speed and memory"
+    note = OF_PACE
+    if imported:
+        title = "Training time"
+        note = OF_LOGS
+    elif comparison.timing is not None:
+        note = _in_turns(comparison.timing)
+    return Table(
+        title=f"{title}, against {other(comparison)}",
+        columns=columns,
+        rows=rows,
+        notes=[*reasons.notes, note],
+    )
+
+
+def _refusal(row: ComparedArm, metric: str, imported: bool) -> str | None:
+    """Say why a ratio is refused; of a log that has no such time nothing is said."""
+    if imported and not row.arm.values[metric]:
+        return None
+    return row.times[metric].refused
+
+
+def _in_turns(timing: Timing) -> str:
+    """Say how the arms were timed beside each other."""
+    rounds = plural(timing.rounds, "round")
+    return (
+        f"µs a token and speed: the arms timed in turns, {rounds} by {timing.clock}, on "
+        f"{timing.machine_name}, {timing.started[:10]}. {ONE_SESSION}"
+    )
+
+
+# --- what each arm is -----------------------------------------------------------------------------
+
+
+def _costs(comparison: Comparison) -> Table:
+    """Return what an arm had that the other one had not. Of a log, steps and tokens are all that is
+    known."""
+    imported = bool(comparison.imported)
+    counts = LOGGED_COST_COLUMNS if imported else COST_COLUMNS
+    before = {row.arm.id: row.costs for row in comparison.rows}
+    columns = [ARM, *(Column(title=title, show=as_drawn) for title in counts.values())]
+    if not imported:
+        columns += [values(metric, title) for metric, title in CLOCKED.items()]
+        columns += [Column(title="kernel"), Column(title=f"differs from {other(comparison)} in")]
+    rows = list[list[object]]()
+    for row in comparison.rows:
+        base = before[(row.against or row.arm).id]
+        cells: list[object] = [row.label]
+        cells += [_cost(row.costs[name], base[name]) for name in counts]
+        if not imported:
+            cells += [row.times[metric].mean for metric in CLOCKED]
+            cells += [_kernels(row) or None, _changes(row) or None]
+        rows.append(cells)
+    notes = list(_uncounted(comparison.rows))
+    return Table(title="What each arm is", columns=columns, rows=rows, notes=notes)
+
+
+def _cost(x: float | None, before: float | None) -> TableCell | None:
+    """Draw a cost, and how far it is from the baseline's."""
+    if x is None:
+        return None
+    if not before or x == before:
+        return TableCell(text=count(x))
+    return TableCell(text=count(x), small=f"({percent(x / before - 1)})")
+
+
+def _kernels(row: ComparedArm) -> str:
+    kernels = row.arm.summary("kernel") or {}
+    return " / ".join(dict.fromkeys(map(str, kernels.values())))
+
+
+def _changes(row: ComparedArm) -> str:
+    changes = {key: value for key, value in row.changes.items() if value != ABSENT}
+    return ", ".join(f"{key}={spell(value)}" for key, value in changes.items())
+
+
+def _uncounted(rows: Sequence[ComparedArm]) -> Iterator[str]:
+    """Say of which arms no FLOPs are counted, and why."""
+    for row in rows:
+        basis = row.arm.summary("flops_basis")
+        if row.costs["flops_per_token"] is None and basis:
+            yield f"{row.label}: FLOPs {basis}"
+
+
+def logged_by_modules(comparison: Comparison) -> Table | None:
+    """Draw what the modules of the arms logged last; `None`: none of them logs."""
+    names = dict[str, None]()
+    for row in comparison.rows:
+        names |= dict.fromkeys(row.logged)
+    if not names:
+        return None
+    columns = [ARM, *(Column(title=name, show="{:.4g}".format, alike=True) for name in names)]
+    rows = list[list[object]]()
+    for row in comparison.rows:
+        rows.append([row.label, *map(row.logged.get, names)])
+    return Table(title="Logged by modules", columns=columns, rows=rows, notes=[OF_LOGGED])
+
+
+# --- to a loss ------------------------------------------------------------------------------------
+
+
+def _target(comparison: Comparison, target: float) -> Table:
+    axes = {"steps": METRICS["steps_to_target"], "train_s": METRICS["train_s"]}
+    columns = [ARM]
+    for axis, metric in axes.items():
+        title = f"{axis} against {other(comparison)}"
+        columns += [Column(title=axis), gains(metric.name, Scale.ratio, title)]
+    columns.append(Column(title="reached it"))
+    rows = list[list[object]]()
+    refusals: dict[str, None] = {}
+    for row in comparison.rows:
+        reaches = row.to_target or {}
+        cells: list[object] = [row.label]
+        for axis, metric in axes.items():
+            cells += _reach(reaches[axis], metric)
+            refusals |= dict.fromkeys(filter(None, [reaches[axis].refused]))
+        steps = reaches["steps"]
+        rows.append([*cells, f"{steps.reached} of {steps.n}"])
+    notes = [*(f"refused: {reason}" for reason in refusals), OF_TARGET]
+    title = f"To val loss {target:g}, medians over seeds"
+    return Table(title=title, columns=columns, rows=rows, notes=notes)
+
+
+def _reach(reach: Reach, metric: Metric) -> tuple[str, Estimate | str | None]:
+    """Return where an arm came to the target, and the ratio to the baseline's."""
+    if reach.median is not None:
+        at = metric.show(reach.median)
+    elif reach.refused:
+        return "refused", reach.ratio
+    elif reach.budget:
+        at = f"> {metric.show(reach.budget)}"
+    else:
+        at = "never"
+    return at, "refused" if reach.refused else reach.ratio

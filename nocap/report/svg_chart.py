@@ -1,0 +1,153 @@
+"""A chart that needs no script: lines or marks over two axes, as SVG. The page's script draws over
+it what can be pointed at. Places are shares of the width, so that letters keep their size on any
+screen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup, escape
+
+from nocap.config.outward import redact, visible
+from nocap.report.forest import Axis, axis, number
+
+HEIGHT, FOOT = 340, 40  # px: the plot, and the axis below it
+MOST_POINTS = 60  # points of a line
+UNIT = 1000  # what a line's own frame is wide and high
+
+DASHES = (
+    "",
+    "7,4",
+    "2,3",
+    "9,3,2,3",
+    "14,4",
+    "14,3,2,3",
+)  # SVG's stroke-dasharray; "" is a solid line
+# Shapes around 0, for marks and for samples of a look.
+SYMBOLS = (
+    "M-1 0A1 1 0 1 0 1 0A1 1 0 1 0-1 0Z",
+    "M-.9-.9H.9V.9H-.9Z",
+    "M0-1.3 1.3 0 0 1.3-1.3 0Z",
+    "M0-1.2 1.1.8H-1.1Z",
+    "M0 1.2 1.1-.8H-1.1Z",
+    "M0-1.2 1.14-.37.7.97H-.7L-1.14-.37Z",
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StillLine:
+    """The points of an arm: a line where there are several, a mark where there is one."""
+
+    name: str
+    color: str
+    dash: str
+    symbol: int
+    hollow: bool
+    points: Sequence[tuple[float, float]]
+
+
+def known(x: Sequence[float | None], y: Sequence[float | None]) -> list[tuple[float, float]]:
+    """Return the points whose places are numbers."""
+    found = list[tuple[float, float]]()
+    for left, right in zip(x, y, strict=True):
+        if left is not None and right is not None and math.isfinite(left + right):
+            found.append((left, right))
+    return found
+
+
+def chart(
+    lines: Sequence[StillLine],
+    *,
+    x: str,
+    y: str,
+    ends: tuple[float, float] | None = None,
+    named: bool = False,
+) -> Markup | None:
+    """Draw the lines; `None` where there is no point. `ends` of the horizontal axis leave out what
+    is outside. `named`: a line has its name where it ends."""
+    inside = [_within(line, ends) for line in lines]
+    every = [point for points in inside for point in points]
+    if not every:
+        return None
+    across = axis([point[0] for point in every])
+    up = axis([point[1] for point in every])
+    parts = [*_grid(across, up)]
+    for line, points in zip(lines, inside, strict=True):
+        places = [(across.x(left), 100 - up.x(right)) for left, right in points]
+        if len(places) > 1:
+            parts.append(_path(line, _thinned(places)))
+            if named:
+                parts.append(_name(line, places[-1]))
+        elif places:
+            parts.append(_mark(line, places[0]))
+    title = escape(f"{y} over {x}")
+    words = f'<text x="0" y="14">{escape(y)}</text>'
+    below = f'<text class="tick" x="50%" y="{HEIGHT + FOOT + 12}">{escape(x)}</text>'
+    return Markup(
+        f'<svg class="still" height="{HEIGHT + FOOT + 20}" role="img" '
+        f'aria-label="{title}">{words}{below}'
+        f'<svg class="frame" x="1.5%" y="24" width="97%" height="{HEIGHT}" overflow="visible">\n'
+        + "\n".join(parts)
+        + "\n</svg></svg>"
+    )
+
+
+def _within(line: StillLine, ends: tuple[float, float] | None) -> list[tuple[float, float]]:
+    if ends is None:
+        return list(line.points)
+    return [point for point in line.points if ends[0] <= point[0] <= ends[1]]
+
+
+def _thinned(places: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
+    """Return so many of the points that a screen shows no difference, the last one too."""
+    step = -(-len(places) // MOST_POINTS)
+    return [*places[:-1:step], places[-1]]
+
+
+def _grid(across: Axis, up: Axis) -> list[str]:
+    parts = list[str]()
+    for value in across.ticks:
+        at = f"{across.x(value):.2f}%"
+        parts.append(f'<line class="grid" x1="{at}" x2="{at}" y2="100%"/>')
+        parts.append(f'<text class="tick" x="{at}" y="{HEIGHT + 16}">{number(value)}</text>')
+    for value in up.ticks:
+        at = f"{100 - up.x(value):.2f}%"
+        parts.append(f'<line class="grid" x2="100%" y1="{at}" y2="{at}"/>')
+        parts.append(f'<text x="2" y="{at}" dy="-3">{number(value)}</text>')
+    return parts
+
+
+def _path(line: StillLine, places: Sequence[tuple[float, float]]) -> str:
+    scale = UNIT / 100
+    drawn = "L".join(f"{left * scale:.0f} {top * scale:.0f}" for left, top in places)
+    dash = f' stroke-dasharray="{line.dash}"' if line.dash else ""
+    return (
+        f'<svg viewBox="0 0 {UNIT} {UNIT}" preserveAspectRatio="none" overflow="visible">'
+        f"<title>{_text(line.name)}</title>"
+        f'<path d="M{drawn}" fill="none" vector-effect="non-scaling-stroke" stroke="{line.color}" '
+        f'stroke-width="2"{dash}/></svg>'
+    )
+
+
+def _name(line: StillLine, place: tuple[float, float]) -> str:
+    left, top = place
+    at = f'x="{left:.2f}%" y="{top:.2f}%" dy="-5"'
+    return f'<text class="end" {at} fill="{line.color}">{_text(line.name)}</text>'
+
+
+def _mark(line: StillLine, place: tuple[float, float]) -> str:
+    left, top = place
+    fill = "var(--card)" if line.hollow else line.color
+    shape = (
+        f'<path d="{SYMBOLS[line.symbol]}" fill="{fill}" stroke="{line.color}" transform="scale(6)"'
+    )
+    return (
+        f'<svg x="{left:.2f}%" y="{top:.2f}%" overflow="visible"><title>{_text(line.name)}</title>'
+        f'{shape} stroke-width=".3"/><text x="10" y="4">{_text(line.name)}</text></svg>'
+    )
+
+
+def _text(name: str) -> str:
+    return escape(visible(redact(name)))

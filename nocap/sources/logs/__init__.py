@@ -1,0 +1,12 @@
+"""Logs of other trainers as records.
+
+Its files, in the order of the steps:
+
+    load             take all steps: from paths to records
+    files            find the logs below some paths; `nocap.sources.formats` read their rows
+    columns          say which key of nocap's a column has, and the number in a cell
+    rows             sort the rows of a log into runs
+    run              hold one run, and see where its steps go back and where it ended
+    arms_and_seeds   find the arm and the seed of each run
+    records          make the records, and leave out copies
+"""

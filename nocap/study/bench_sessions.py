@@ -1,0 +1,173 @@
+"""Benches of other days as sessions of a study: each file that `nocap.bench --json` wrote is one.
+
+An arm is found in a file by what its step executes, whatever its label. So a study need not be
+carried out where its sessions were: a rented machine leaves a file a day, and the third tells.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from nocap.config.compose import Composed
+from nocap.config.hardware import Fact
+from nocap.config.keys import require
+from nocap.config.trainer import Device, Precision
+from nocap.judge.claim import Claim
+from nocap.sessions.figures import PLACES, SessionFile, StepFigures
+from nocap.store.identity import OF_THE_MACHINE, digest
+from nocap.store.metrics import moment
+from nocap.store.record import read_json
+from nocap.study.evidence import places
+from nocap.study.study_plan import StudyPlan
+
+FLAG = "--sessions-from"
+BENCH_PLACE = "bench"
+
+
+class BenchFileArm(StepFigures, frozen=True, kw_only=True):
+    """An arm of a bench's file."""
+
+    config: dict[str, dict[str, Any]]  # what its step executes
+
+
+class BenchFile(msgspec.Struct, frozen=True, kw_only=True):
+    """What a study takes of a bench's file."""
+
+    kind: Literal["bench"]
+    started: str
+    ended: str
+    rounds: int
+    hardware: dict[str, Fact]
+    arms: list[BenchFileArm]
+
+
+def read(path: Path) -> BenchFile:
+    """Read a bench's file.
+
+    Errors:
+        ValueError: it is none.
+    """
+    try:
+        return msgspec.convert(read_json(path), BenchFile)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{path} must be the JSON of nocap.bench, got {error}") from error
+
+
+def sessions_of(plan: StudyPlan, paths: Sequence[Path]) -> tuple[StudyPlan, list[SessionFile]]:
+    """Return the sessions that these files are, in order of time, and the plan of the claims that
+    they say something about, with the arms as they were timed.
+
+    Errors:
+        ValueError: files of several chips or versions of torch, two that are not apart, or no claim
+            whose arms one file has.
+    """
+    benches = [read(path) for path in paths]
+    benches.sort(key=lambda bench: bench.started)
+    _check_alike(benches)
+    arms = dict(plan.bench)
+    files = list[SessionFile]()
+    for number, bench in enumerate(benches, start=1):
+        found = _arms_of(plan, bench)
+        for name, arm in found.items():
+            arms[name] = _on_machine(plan.bench[name], arm)
+        files.append(_session(plan, bench, found, number))
+    claims = [claim for claim in plan.study.claims if _has_sides(plan, claim, files)]
+    rule = "have the arms of a claim in one file, each as it is at this scale"
+    require(bool(claims), FLAG, rule, ", ".join(map(str, paths)))
+    _check_apart(plan, files)
+    return replace(plan, study=replace(plan.study, claims=claims), bench=arms), files
+
+
+def _check_alike(benches: Sequence[BenchFile]) -> None:
+    """Refuse files of several chips or versions of torch."""
+    for fact in ("name", "torch"):
+        values = list(dict.fromkeys(str(bench.hardware.get(fact)) for bench in benches))
+        require(len(values) == 1, FLAG, f"be given files of one {fact}", ", ".join(values))
+
+
+def _check_apart(plan: StudyPlan, files: Sequence[SessionFile]) -> None:
+    """Refuse sessions that share an arm and do not lie apart as the study's own do."""
+    for before, after in pairwise(files):
+        ended = moment(before.ended)
+        began = moment(after.started)
+        if ended is None or began is None or not before.figures.keys() & after.figures.keys():
+            continue
+        minutes = (began - ended) / 60
+        rule = f"be given sessions that are {plan.at.apart_min:g} minutes apart"
+        require(minutes >= plan.at.apart_min, FLAG, rule, f"{minutes:.1f}")
+
+
+def _arms_of(plan: StudyPlan, bench: BenchFile) -> dict[str, BenchFileArm]:
+    """Return the arms of a study that a file has, by the study's names."""
+    found = dict[str, BenchFileArm]()
+    for name, composed in plan.bench.items():
+        content = plan.content(composed, "step")
+        for arm in bench.arms:
+            if _content(plan, arm.config) == content:
+                found[name] = arm
+    return found
+
+
+def _content(plan: StudyPlan, config: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return what counts of a file's arm: as `StudyPlan.content`."""
+    content = copy.deepcopy(dict(config))
+    for name in OF_THE_MACHINE:
+        if name not in plan.machine_keys:
+            content["trainer"].pop(name, None)
+    return content
+
+
+def _on_machine(arm: Composed, timed: BenchFileArm) -> Composed:
+    """Return an arm with the device and the precision that it was timed with."""
+    keys = timed.config["trainer"]
+    trainer = replace(
+        arm.run.trainer, device=Device[keys["device"]], precision=Precision[keys["precision"]]
+    )
+    return replace(arm, run=arm.run.varied(trainer=trainer))
+
+
+def _session(
+    plan: StudyPlan, bench: BenchFile, arms: Mapping[str, BenchFileArm], number: int
+) -> SessionFile:
+    """Return a file as a session of the study."""
+    measured = dict[str, object]()
+    for name, arm in arms.items():
+        measured[name] = msgspec.to_builtins(_figures(plan.bench[name], arm))
+    content = {
+        "kind": PLACES[BENCH_PLACE].kind,
+        "place": BENCH_PLACE,
+        "key": digest({"started": bench.started, "machine": bench.hardware["fingerprint"]}),
+        "number": number,
+        "how": {"rounds": bench.rounds},
+        "started": bench.started,
+        "ended": bench.ended,
+        "hardware": bench.hardware,
+        "arms": {name: list(plan.bench[name].overrides) for name in arms},
+        "measured": {"arms": measured},
+    }
+    return msgspec.convert(content, SessionFile)
+
+
+def _figures(composed: Composed, arm: BenchFileArm) -> BenchFileArm:
+    """Return the figures of an arm with what is counted of its run."""
+    from nocap.model.flops import component_flops  # torch
+    from nocap.sessions.worker import kv_bytes
+
+    run = composed.run
+    flops: dict[str, float | None] = dict(component_flops(run, vocab_size=run.tokenizer.vocab_size))
+    return msgspec.structs.replace(arm, component_flops=flops, kv_bytes=kv_bytes(run))
+
+
+def _has_sides(plan: StudyPlan, claim: Claim, files: Sequence[SessionFile]) -> bool:
+    """Say whether a file has all arms of a claim about timed steps."""
+    if BENCH_PLACE not in places(claim):
+        return False
+    sides = set(plan.study.sides(claim))
+    return any(sides <= file.figures.keys() for file in files)
