@@ -4,10 +4,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import partial
 
 NONE = "–"
 MINUS = "−"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unit:
+    """What a column of numbers is counted in, where its largest is at least so great."""
+
+    name: str
+    size: float = 1.0
+    least: float = 0.0
+
+
+ONE = (Unit(name=""),)
+COUNTS = (
+    Unit(name="T", size=1e12, least=1e12),
+    Unit(name="B", size=1e9, least=1e9),
+    Unit(name="M", size=1e6, least=1e6),
+)
+DURATIONS = (
+    Unit(name=" h", size=3600, least=7200),
+    Unit(name=" min", size=60, least=120),
+    Unit(name=" s"),
+)
 
 
 GREAT = 1e6  # from here on a number with decimals has a power of ten
@@ -40,17 +63,14 @@ def percent(share: float | None, digits: int = 1) -> str:
     return f"{rounded:+,.{digits}f}%".replace("-", MINUS)
 
 
-COUNTS = {"T": 1e12, "B": 1e9, "M": 1e6}
-
-
 def count(value: float | None) -> str:
     """Return `114,752`; of 124,439,808 `124.4M`."""
     if value is None:
         return NONE
-    for unit, size in COUNTS.items():
-        if abs(value) >= size:
-            digits = 1 if abs(value) >= 10 * size else 2
-            return f"{value / size:.{digits}f}{unit}"
+    for unit in COUNTS:
+        if abs(value) >= unit.least:
+            digits = 1 if abs(value) >= 10 * unit.size else 2
+            return f"{value / unit.size:.{digits}f}{unit.name}"
     return whole(value)
 
 

@@ -765,6 +765,9 @@ def test_groups_are_by_the_longest_beginning_of_a_source(folder: Path):
         "## Answered without a study",
     ]
     page = text_of(files[folder / "board.html"])
+    assert "<h1>Of the paper's decided claims all held.</h1>" in html.unescape(
+        files[folder / "board.html"]
+    )
     assert "Mind the gap." in page
     assert "confirmed (1)" in page
     assert files[folder / "board.html"].count('<details class="claim"') == 2

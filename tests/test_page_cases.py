@@ -26,7 +26,7 @@ __all__ = ["browser", "opened"]  # fixtures
 WIDTHS = (320, 390, 768, 1280, 2560)
 LONG = "a_name_that_no_screen_holds_" * 11
 HUGE = 1e30
-LIGHTEST = 120_000  # bytes of a page of six arms
+LIGHTEST = 117_000  # bytes of a page of six arms
 
 # The rules of axe that a page of ours can break, written small. Each returns what breaks it.
 RULES = """
@@ -71,6 +71,9 @@ RULES = """
     drawn.filter((at) => contrast(rgb(getComputedStyle(at).stroke), behind(at)) < 3));
   say("12 px",
     all("body *").filter(hasText).filter((at) => parseFloat(getComputedStyle(at).fontSize) < 12));
+  const targets = "button, summary, select, input, .links a, dd > a";
+  const sizes = (at) => at.getBoundingClientRect();
+  say("24 px", all(targets).filter((at) => sizes(at).width < 24 || sizes(at).height < 24));
   say("numbers", all("svg [d*=NaN], svg [x*=NaN], svg [y*=NaN], svg [d*=Infinity]"));
   return wrong;
 }
@@ -210,10 +213,11 @@ def test_without_javascript_there_are_pictures_tables_and_a_word_in_their_place(
     for plot in ("curves", "times"):
         assert tab.page.locator(f"#{plot} .still").bounding_box()["height"] > 300
     assert tab.page.locator("noscript p").count() == 2
-    assert not tab.page.locator(".controls").is_visible()
+    assert tab.page.locator(".controls >> visible=true").count() == 0
     assert tab.page.locator("nav button:enabled").count() == 0
     assert tab.page.locator("#clock .bar").count() == 12
-    assert tab.page.locator("label.search >> visible=true").count() == 0
+    assert tab.page.locator(".search >> visible=true").count() == 0
+    assert tab.page.locator(".fold:not([open])").count() == 0
 
 
 @pytest.mark.slow
@@ -236,7 +240,7 @@ def test_paper_has_no_controls_and_cuts_nothing_off(
     tab = opened(cases, width=1040)
     tab.page.emulate_media(media="print")
     assert tab.scrolls() <= 1040
-    assert not tab.page.locator(".controls").is_visible()
+    assert tab.page.locator(".controls >> visible=true").count() == 0
     assert tab.each("#arms thead", "getComputedStyle(at).display") == ["table-header-group"]
     assert set(tab.each("#arms tbody tr", "getComputedStyle(at).breakInside")) == {"avoid"}
 
@@ -249,6 +253,13 @@ def test_sixty_arms_are_told_apart(opened: Callable[..., Tab], tmp_path: Path) -
     assert len(set(looks)) == 60
     assert tab.page.locator("nav").bounding_box()["height"] <= 90
     assert tab.page.locator("#curves .label").count() == 0  # they would not tell apart
+    tab.page.click("[data-rel='own']")
+    assert len(tab.plotted("curves")) == 60  # no seeds, for the same reason
+    tab.page.click("[data-rel='base']")
+    assert tab.page.locator("#curves .band").count() == 0
+    for arm in range(52):
+        tab.page.evaluate(f"document.querySelector('nav [data-arm=\"{arm}\"]').click()")
+    assert tab.page.locator("#curves .band").count() == 8
 
 
 @pytest.mark.slow
@@ -284,6 +295,8 @@ def test_claims_are_found_by_a_word(opened: Callable[..., Tab]) -> None:
     tab.page.fill("input[type=search]", "gqa")
     found = tab.page.locator(".claim >> visible=true")
     assert 0 < found.count() < every
+    count = f"{found.count()} of {every} match"
+    assert tab.page.locator("output").inner_text() == count
 
 
 # --- what is at hand ------------------------------------------------------------------------------
@@ -304,6 +317,13 @@ def test_the_legend_of_twelve_arms_is_seen_at_once(
         assert max(box[3] for box in names) <= bottom
 
 
+def unfolded(tab: Tab, section: str) -> None:
+    """Open a table that a phone has shut."""
+    fold = tab.page.locator(f"{section} .fold")
+    if fold.get_attribute("open") is None:
+        fold.locator("> summary").click()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [320, 390, 768])
 def test_a_card_begins_with_its_verdict_and_the_picture_comes_before_the_cards(
@@ -311,6 +331,7 @@ def test_a_card_begins_with_its_verdict_and_the_picture_comes_before_the_cards(
 ) -> None:
     report.write(made(3), tmp_path / "report.html", command="python -m nocap.compare outputs")
     tab = opened(tmp_path / "report.html", width=width)
+    unfolded(tab, "#arms")
     card = "#arms tr[data-arm='1']"
     ((_, name, *_),) = tab.boxes(f"{card} th")
     ((_, verdict, *_),) = tab.boxes(f"{card} td.verdict")
@@ -325,6 +346,7 @@ def test_a_card_begins_with_its_verdict_and_the_picture_comes_before_the_cards(
 def test_cards_are_sorted_by_a_list(opened: Callable[..., Tab], tmp_path: Path) -> None:
     report.write(made(3), tmp_path / "report.html")
     tab = opened(tmp_path / "report.html", width=390)
+    unfolded(tab, "#arms")
     first = tab.each("#arms tbody tr", "at.dataset.arm")
     chosen = tab.page.locator("#arms .sort select")
     chosen.select_option("val loss, falling")
@@ -420,18 +442,29 @@ def test_each_verdict_has_a_mark_in_each_table(opened: Callable[..., Tab], tmp_p
 
 
 @pytest.mark.slow
-def test_a_name_in_a_forest_plot_is_nearest_to_its_own_line(
-    opened: Callable[..., Tab], tmp_path: Path
+def test_a_name_in_a_forest_plot_lies_over_no_line(
+    opened: Callable[..., Tab], tmp_path: Path, cases: Path
 ) -> None:
+    """It stands left of its own line; a long one on a phone stands above that, where no other line
+    is drawn."""
     report.write(made(3), tmp_path / "report.html")
-    tab = opened(tmp_path / "report.html")
-    names = tab.boxes("#arms .forest .name")
-    lines = [(box[1] + box[3]) / 2 for box in tab.boxes("#arms .forest circle")]
-    assert len(lines) == len(names) > 6
-    for (_, _, _, foot), own in zip(names, lines, strict=True):
-        assert 0 < own - foot < 9
-    for (_, top, _, _), above in zip(names[1:], lines, strict=False):
-        assert top - above > 9
+    for page, width in ((tmp_path / "report.html", 390), (cases, 1280)):
+        tab = opened(page, width=width)
+        names = tab.boxes("#arms .forest g:has(circle) .name")
+        lines = tab.boxes("#arms .forest circle")
+        ((axis, _, _, _), _) = tab.boxes("#arms .forest line.base")
+        assert len(lines) == len(names) > 6
+        for (left, top, right, foot), own in zip(names, lines, strict=True):
+            assert 0 < left < right < axis
+            assert top < (own[1] + own[3]) / 2 < foot
+    tab = opened(cases, width=390)
+    names = tab.boxes("#arms .forest g:has(circle) .name")
+    lines = tab.boxes("#arms .forest circle")
+    for (left, top, right, foot), own in zip(names, lines, strict=True):
+        assert 0 < left < right < 390
+        assert own[1] - 18 < top < foot < own[1] + 1
+    gaps = tab.each("#arms .forest line.grid", "getComputedStyle(at).strokeDasharray")
+    assert set(gaps) == {"15px, 15px"}
 
 
 @pytest.mark.slow
@@ -439,7 +472,8 @@ def test_the_rows_of_a_board_open_and_its_groups_are_jumped_to(
     opened: Callable[..., Tab],
 ) -> None:
     tab = opened(REPO / "experiments" / "board.html", last=None)
-    assert tab.page.locator("h1").inner_text().startswith("Claims about GPT training: ")
+    assert tab.page.locator("h1").inner_text().startswith("Of the notes' decided claims ")
+    assert tab.page.locator("h1 + p").inner_text().startswith("Claims about GPT training: of ")
     marks = tab.each(".claim summary", "getComputedStyle(at, '::before').content")
     assert set(marks) == {'"▸"'}
     assert tab.each(".claim summary", "getComputedStyle(at).cursor")[0] == "pointer"
@@ -449,6 +483,99 @@ def test_the_rows_of_a_board_open_and_its_groups_are_jumped_to(
     assert len(groups) > 1
     targets = tab.each(".links a", "at.hash.slice(1)")
     assert targets == ["first", *groups, "plots"]
+
+
+# --- one stop of the Tab key for a widget --------------------------------------------------------
+
+STOPS = """
+() => [...document.querySelectorAll("a, button, input, select, summary, [tabindex]")]
+  .filter((at) => at.tabIndex >= 0 && !at.disabled && at.checkVisibility()).length
+"""
+
+
+@pytest.mark.slow
+def test_a_widget_is_one_stop_and_arrow_keys_go_on_inside(
+    opened: Callable[..., Tab], tmp_path: Path
+) -> None:
+    report.write(made(3), tmp_path / "report.html", command="python -m nocap.compare outputs")
+    tab = opened(tmp_path / "report.html")
+    assert tab.page.evaluate(STOPS) <= 30
+    assert tab.page.locator("[role=application]").count() == 0
+    for widget, size in (("nav", 12), (".controls >> nth=0", 13), ("#arms thead", 7)):
+        stops = tab.page.locator(f"{widget} >> button[tabindex='0']")
+        assert stops.count() == 1
+        stops.focus()
+        words = list[str]()
+        for key in ("ArrowRight", "End", "ArrowRight", "ArrowLeft"):
+            tab.page.keyboard.press(key)
+            words.append(tab.page.evaluate("document.activeElement.textContent"))
+        buttons = tab.page.locator(f"{widget} >> button:enabled").all_inner_texts()
+        assert len(buttons) == size
+        spoken = [text.replace("\n", "") for text in buttons]
+        assert words == [spoken[1], spoken[-1], spoken[0], spoken[-1]]
+        assert stops.count() == 1
+
+
+@pytest.mark.slow
+def test_the_keyboard_keeps_its_place_when_a_chart_is_drawn_anew(
+    opened: Callable[..., Tab], tmp_path: Path
+) -> None:
+    report.write(made(2), tmp_path / "report.html")
+    tab = opened(tmp_path / "report.html")
+    tip = tab.page.locator("#curves .tip")
+    tab.page.focus("#curves")
+    for _ in range(5):
+        tab.page.keyboard.press("ArrowRight")
+    said = tip.inner_text()
+    for key in ("+", "-", "0"):
+        tab.page.keyboard.press(key)
+        assert tip.inner_text() == said
+    tab.page.keyboard.press("h")  # of an arm that is gone: what is nearest
+    assert tip.is_visible()
+    assert tip.inner_text().split(",")[0] != said.split(",")[0]
+    assert tab.page.evaluate("document.activeElement.id") == "curves"
+    tab.page.focus("#all")
+    tab.page.keyboard.press("Enter")
+    assert tab.page.evaluate("document.activeElement.dataset.arm") == "0"
+
+
+# --- a phone --------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_finger_zooms_by_buttons(opened: Callable[..., Tab], tmp_path: Path) -> None:
+    report.write(made(2), tmp_path / "report.html")
+    tab = opened(tmp_path / "report.html", width=390, has_touch=True)
+    drawn = tab.line()
+    tab.page.tap("[data-chart=curves][data-key='+']")
+    zoomed = tab.line()
+    assert zoomed[21][0] - zoomed[20][0] > 1.9 * (drawn[21][0] - drawn[20][0])
+    tab.page.tap("[data-chart=curves][data-key='-']")
+    assert tab.line()[21][0] - tab.line()[20][0] < 0.6 * (zoomed[21][0] - zoomed[20][0])
+    tab.page.tap("[data-chart=curves][data-key='0']")
+    assert tab.line() == drawn
+
+
+@pytest.mark.slow
+def test_a_phone_shuts_long_tables_and_paper_and_a_search_open_them(
+    opened: Callable[..., Tab], tmp_path: Path
+) -> None:
+    report.write(made(3), tmp_path / "report.html")
+    tab = opened(tmp_path / "report.html", width=390)
+    rows = tab.page.locator("#arms tbody tr >> visible=true")
+    assert rows.count() == 0
+    assert "Verdicts, 12 rows" in tab.page.locator("#arms .fold > summary").inner_text()
+    height = "document.documentElement.scrollHeight"
+    short = tab.page.evaluate(height)
+    tab.page.emulate_media(media="print")
+    assert rows.count() == 12
+    tab.page.emulate_media(media="screen")
+    tab.page.fill("#arms .search input", "gqa")
+    assert rows.count() == 3
+    assert tab.page.locator("#arms output").inner_text() == "3 of 12 match"
+    assert tab.page.evaluate(height) > short
+    tab.page.set_viewport_size({"width": 1280, "height": 800})
+    assert not tab.page.locator("#arms .fold > summary").is_visible()
 
 
 # --- runs that ended otherwise --------------------------------------------------------------------

@@ -370,6 +370,7 @@ def test_the_page_of_a_race(repo, raced):
     assert [page.count(mark) for mark in marks] == expected
     for text in ("<b>idea</b>: confirmed", f"{PYTHON} other.py", first["at"], "0.05 to 0.2"):
         assert text in shown
+    assert shown.count("<b>idea</b>: confirmed") == 1
     assert "exploratory" not in shown
     assert "exploratory: 6 of its runs were there before it was registered" in again
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from nocap.display import three_digits
+from nocap.display import DURATIONS, ONE, duration, three_digits
 from nocap.report import comparison_page as report
 from nocap.report.table import Column, Table
 from nocap.store.runs import Curve, Record
@@ -66,14 +66,25 @@ def test_the_heading_says_what_is_better_than_what_in_which_unit_and_how_fast() 
         headline_of(report.render(made(seeds=4))),
     )
     factors = headline_of(report.render(made(seeds=4, broken=False)))
-    says = r" nats/token, .* slower \[.*\], against \S+=activation=gelu expansion=4\.$"
+    says = r" nats/token, .* slower \[.*\], against activation=gelu expansion=4\.$"
     assert re.search(says, factors)
 
 
+def test_a_level_of_several_keys_has_beside_it_what_sets_them() -> None:
+    shown = text_of(report.render(made(seeds=4, broken=False)))
+    assert "activation=swiglu expansion=4 (mlp.activation=swiglu mlp.expansion=4)" in shown
+    assert "activation+expansion=" not in shown
+
+
 def test_a_column_has_equal_decimals() -> None:
-    of_arms = Column(title="ms", show=three_digits, alike=True)
+    of_arms = Column(title="ms", show=three_digits, units=ONE)
     table = Table(title="", columns=[of_arms], rows=[[98.21], [101.4], [1050.0], [None]])
     assert [cell.text for (cell,) in table.cells] == ["98.2", "101.4", "1,050.0", "–"]
+    times = Column(title="training", show=duration, units=DURATIONS)
+    short = Table(title="", columns=[times], rows=[[60.2], [101.0], [None]])
+    assert [cell.text for (cell,) in short.cells] == ["60.2 s", "101.0 s", "–"]
+    long = Table(title="", columns=[times], rows=[[98.2], [130.0]])
+    assert [cell.text for (cell,) in long.cells] == ["1.6 min", "2.2 min"]
     far = Table(title="", columns=[of_arms], rows=[[0.123], [1234.0]])
     assert [cell.text for (cell,) in far.cells] == ["0.123", "1,234"]
 

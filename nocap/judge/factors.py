@@ -18,7 +18,7 @@ from statistics import fmean
 
 from nocap.judge import cautious_interval
 from nocap.judge.arm_labels import short_keys
-from nocap.judge.arms import Arm, chosen, command_keys, setting, swept_keys
+from nocap.judge.arms import ABSENT, Arm, chosen, command_keys, setting, swept_keys
 from nocap.judge.confounders import confounders, is_noisy
 from nocap.judge.differences import Difference, Differences, DifferenceWord, difference
 from nocap.judge.equal_loss import EqualLoss, Logarithms, TimeAtEqualLoss, judge_rows, mean_of
@@ -47,6 +47,11 @@ class Factor:
     baseline: str
     over: Mapping[str, int]  # the other keys → how many levels each has
     levels: Sequence[Level]
+    overrides: Mapping[str, str]  # level → what sets it; empty where the key is one alone
+
+    def label(self, level: str) -> str:
+        """Return `mlp=swiglu`. A level of keys that vary together names each of them already."""
+        return level if self.overrides else f"{self.key}={level}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,6 +83,7 @@ class Crossing:
     keys: Sequence[str]
     base: Point
     arms: Mapping[Point, Arm]
+    overrides: Sequence[Mapping[str, str]]  # of each key: level → what sets it, as Factor has it
 
     def levels(self, axis: int) -> list[str]:
         """List the levels of a key, the baseline's first."""
@@ -108,7 +114,12 @@ def crossing(arms: Sequence[Arm], base: Arm) -> Crossing | None:
         return None
     by_point = dict(zip(points, arms, strict=True))
     base_point = points[[arm.id for arm in arms].index(base.id)]
-    return Crossing(keys=["+".join(group) for group in groups], base=base_point, arms=by_point)
+    return Crossing(
+        keys=["+".join(group) for group in groups],
+        base=base_point,
+        arms=by_point,
+        overrides=[_overrides(group, columns, arms) for group in groups],
+    )
 
 
 def _columns(arms: Sequence[Arm]) -> dict[str, list[str]] | None:
@@ -137,6 +148,35 @@ def _options(arms: Sequence[Arm]) -> dict[str, list[str]]:
         if len(set(column)) > 1:
             columns[group] = column
     return columns
+
+
+def _overrides(
+    group: Sequence[str], columns: Mapping[str, Sequence[str]], arms: Sequence[Arm]
+) -> dict[str, str]:
+    """Return what sets each level of keys that vary together, by whole keys; of a key alone
+    nothing."""
+    if len(group) == 1:
+        return {}
+    whole = _whole_keys(arms)
+    overrides = dict[str, str]()
+    for i in range(len(arms)):
+        words = list[str]()
+        for name in group:
+            value = columns[name][i]
+            if value != ABSENT:
+                words.append(f"{whole.get(name, name)}={value}")
+        overrides[_level(group, columns, i)] = " ".join(words)
+    return overrides
+
+
+def _whole_keys(arms: Sequence[Arm]) -> dict[str, str]:
+    """Map the name of a column of settings to its key."""
+    differing = swept_keys(arm.config for arm in arms)
+    in_commands = command_keys(arms)
+    whole = dict[str, str]()
+    for keys in (differing, [key for key in differing if key in in_commands]):
+        whole |= {name: key for key, name in short_keys(keys).items()}
+    return whole
 
 
 def _settings(arms: Sequence[Arm], keys: Sequence[str]) -> dict[str, list[str]]:
@@ -372,7 +412,13 @@ def _factor(
     for other, key in enumerate(crossed.keys):
         if other != axis:
             over[key] = len(crossed.levels(other))
-    return Factor(key=crossed.keys[axis], baseline=crossed.base[axis], over=over, levels=levels)
+    return Factor(
+        key=crossed.keys[axis],
+        baseline=crossed.base[axis],
+        over=over,
+        levels=levels,
+        overrides=crossed.overrides[axis],
+    )
 
 
 def _word(

@@ -127,7 +127,7 @@ def _levels(factors: Factors, look: int) -> list[Finding]:
     for factor in factors.factors:
         for level in factor.levels:
             finding = Finding(
-                name=f"{factor.key}={level.name}",
+                name=factor.label(level.name),
                 over=factor.over,
                 difference=level.difference,
                 seeds=_seeds(level.difference, look),

@@ -4,8 +4,9 @@ there before, and without, the script."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from statistics import fmean
 from typing import Any
 
 from markupsafe import Markup
@@ -24,11 +25,14 @@ from nocap.store.runs import Curve, Record
 AXES = ("tokens", "train_s", "val_loss", "val_bpb")  # of a curve, beside its steps
 # digits of a plotted number: more than a screen shows, and half of the file's size saved
 RESOLUTION = 6
+EQUAL = 4e-5  # of ratios of two such numbers of five digits or more
 SPANS = {"all": 0.0, "most": 0.1, "end": 0.75}  # the share of a run that is left out of sight
 CLOSE_ENDS = 0.1  # of the range of the losses: ends that lie so close are not told apart
 LEAST_POINTS = 2  # of a curve that is drawn
 SAMPLES = 6  # steps in the table of a chart's data
 SHORT = 24  # letters of a name in a chart
+BANDED = 8  # arms whose bands can be told apart
+FEW = 12  # arms whose seeds can
 
 Columns = dict[str, list[Any]]  # of a curve, by axis
 Points = list[tuple[float, float]]
@@ -42,7 +46,7 @@ class PlottedArm:
     short: str
     look: ArmStyle
     hollow: bool  # its mark, where no difference is shown
-    seeds: list[dict[str, object]]
+    seeds: list[dict[str, Any]]
     mean: Columns
     averaged: int  # seeds
     val_loss: float | None
@@ -51,10 +55,13 @@ class PlottedArm:
     model_mib: float | None
     placed: bool  # whether it ran where the baseline did
 
-    def data(self) -> dict[str, object]:
-        """Return it for the script."""
+    def data(self, base: Columns, spare: Collection[str]) -> dict[str, object]:
+        """Return it for the script, without the columns of its mean that `base` has too, and
+        without those that are `spare`."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         values.pop("look")
+        values["mean"] = _without(_own(self.mean, base), spare)
+        values["seeds"] = [_without(seed, spare) for seed in self.seeds]
         return values | asdict(self.look)
 
     @property
@@ -99,10 +106,33 @@ class Charts:
         """Return the data of loss against time."""
         return _ends(self.arms)
 
+    @property
+    def bits(self) -> float | None:
+        """Return the bits per byte that a nat per token is; `None`: not the same everywhere, as by
+        two tokenizers, or not known."""
+        ratios = list[float]()
+        for arm in self.arms:
+            for curve in (arm.mean, *(arm.mean | seed for seed in arm.seeds)):
+                for loss, bpb in zip(curve["val_loss"], curve["val_bpb"], strict=True):
+                    if loss and bpb:
+                        ratios.append(bpb / loss)
+                    elif loss != bpb:
+                        return None
+        if not ratios or max(ratios) > (1 + EQUAL) * min(ratios):
+            return None
+        return fmean(ratios)
+
     def data(self, target: float | None) -> dict[str, object]:
-        """Return all of it for the script. `target`: a loss that the curves are to show."""
+        """Return all of it for the script, a column that is the baseline's too once, and no bits
+        per byte that follow from the loss. `target`: a loss that the curves are to show."""
+        base, *others = self.arms
+        bits = self.bits
+        spare = () if bits is None else ("val_bpb",)
         return {
-            "arms": [arm.data() for arm in self.arms],
+            "arms": [base.data({}, spare), *(arm.data(base.mean, spare) for arm in others)],
+            "bits": bits,
+            "banded": BANDED,
+            "few": FEW,
             "target": target,
             "dashes": svg_chart.DASHES,
             "symbols": svg_chart.SYMBOLS,
@@ -140,11 +170,19 @@ def _plotted(row: ComparedArm, look: ArmStyle, short: str) -> PlottedArm:
     )
 
 
-def _seed(run: Record, mean: Columns) -> dict[str, object]:
+def _seed(run: Record, mean: Columns) -> dict[str, Any]:
     """Return a run's curve; a column that is its arm's mean is left out, such as the steps."""
-    columns = _rounded(asdict(run.curve))
-    own = {key: column for key, column in columns.items() if column != mean[key]}
+    own = _own(_rounded(asdict(run.curve)), mean)
     return {"seed": run.seed, "status": run.status, **own}
+
+
+def _without(columns: Mapping[str, object], names: Collection[str]) -> dict[str, object]:
+    return {key: column for key, column in columns.items() if key not in names}
+
+
+def _own(columns: Columns, base: Columns) -> Columns:
+    """Return the columns that `base` has not."""
+    return {key: column for key, column in columns.items() if column != base.get(key)}
 
 
 def _rounded(columns: Columns) -> Columns:

@@ -25,10 +25,8 @@ from nocap.report.arm_styles import ArmStyle
 from nocap.report.table import Column, Table
 from nocap.report.words import gains
 from nocap.store.files import write_file
-from nocap.store.metrics import Scale
+from nocap.store.metrics import METRICS, Scale
 from nocap.training.ledger import LINES
-
-AXIS = "{} less {}'s; left is better"  # of the differences
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,8 +79,11 @@ def render(comparison: Comparison, *, command: str | None = None) -> str:
         costs=html_page.known(costs),
         logged=comparison_tables.logged_by_modules(comparison),
         charts=charts,
+        banded=comparison_charts.BANDED,
+        few=comparison_charts.FEW,
         clock=_clock(rows),
-        compared=headline.compared(comparison),
+        compared=headline.sides(comparison),
+        imported=headline.imported(comparison),
         next=headline.next_step(comparison),
         unplaced=[row.label for row in rows if row.times["tokens_per_s"].refused],
         dashes=svg_chart.DASHES,
@@ -139,7 +140,7 @@ def _clock(rows: Sequence[ComparedArm]) -> ClockShares:
     parts = [LINES[line] for line in used]
     columns = [comparison_tables.ARM]
     for title in (*parts, "all"):
-        columns.append(Column(title=title, show=display.three_digits, alike=True))
+        columns.append(Column(title=title, show=display.three_digits, units=display.ONE))
     longest = max(_seconds(row, used)[-1] for row in rows) or 1.0
     shares = list[list[float]]()
     lines = list[list[object]]()
@@ -167,12 +168,12 @@ def _effects(comparison: Comparison) -> forest.Forest | None:
     lines = list[forest.ForestRow]()
     for factor in comparison.factors.factors:
         for level in factor.levels:
-            label = f"{factor.key}={level.name}"
+            label = factor.label(level.name)
             lines += _line(label, level.difference, comparison.metric)
     if not lines:
         return None
     lines.sort(key=lambda line: line.mid)
-    return forest.svg(lines, title=AXIS.format(comparison.metric, "the baseline"), zero=True)
+    return forest.svg(lines, title=_axis(comparison, "the baseline"), zero=True)
 
 
 def _intervals(comparison: Comparison) -> forest.Forest | None:
@@ -183,9 +184,12 @@ def _intervals(comparison: Comparison) -> forest.Forest | None:
             lines += _line(row.label, row.difference, comparison.metric, arm)
     if not lines:
         return None
-    return forest.svg(
-        lines, title=AXIS.format(comparison.metric, comparison_tables.other(comparison)), cut=True
-    )
+    return forest.svg(lines, title=_axis(comparison, comparison_tables.other(comparison)), cut=True)
+
+
+def _axis(comparison: Comparison, other: str) -> str:
+    """Say what an axis counts: `validation loss less the baseline's; left is better`."""
+    return f"{METRICS[comparison.metric].title} less {other}'s; left is better"
 
 
 def _line(

@@ -4,8 +4,9 @@ machine, no bytes) is a dash."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from nocap.display import count, percent, plural, shorten
+from nocap.display import COUNTS, ONE, count, percent, plural, shorten
 from nocap.judge.arms import ABSENT, spell
 from nocap.judge.comparison import ComparedArm, Comparison
 from nocap.judge.differences import Difference
@@ -18,11 +19,12 @@ from nocap.judge.time_to_target import Reach
 from nocap.report.headline import compared, crossed, headline, next_step
 from nocap.report.table import Column, Table, TableCell, as_drawn
 from nocap.report.terminal import prose
-from nocap.report.words import gains, ratio, values
+from nocap.report.words import gains, ratio, ratio_digits, values
 from nocap.store.metrics import METRICS, Metric, Scale
 from nocap.store.timing import Timing
 
 ARM = Column(title="arm")
+LEVEL = Column(title="level", show=as_drawn)
 VERDICT = Column(title="verdict", show=as_drawn, keep=True)
 AT_EQUAL_LOSS = Column(title="time at equal loss", show=as_drawn, keep=True)
 ERRORS = (
@@ -43,6 +45,7 @@ OF_LOGS = (
 OF_TARGET = "In mid-schedule a crossing misleads: compare runs that end at the target."
 OF_LOGGED = "The last value that was logged, mean over the runs: no verdict is about it."
 DIFFERENCE = "difference"
+AXES = {"steps": "steps", "train_s": "training"}  # to a target → its columns
 # Times and memory: metric → the title of its mean, and of its ratio to the baseline's. The page
 # shows the first ratio beside a verdict.
 SPEED_COLUMNS = {TOKEN_US: ("µs a token", "speed"), "model_mib": ("model MiB", "memory")}
@@ -127,7 +130,7 @@ def by_factor(factors: Factors, metric: str) -> Table:
     """Draw a row a level of each key, the keys in the order in which the grid has them."""
     at = _AtEqualLoss([level.equal_loss for _, level in _levels(factors)])
     columns = [
-        Column(title="level"),
+        LEVEL,
         Column(title="against"),
         Column(title="over"),
         Column(title="seeds"),
@@ -137,11 +140,17 @@ def by_factor(factors: Factors, metric: str) -> Table:
     ]
     rows = list[list[object]]()
     for factor, level in _levels(factors):
-        row: list[object] = [f"{factor.key}={level.name}", factor.baseline, crossed(factor.over)]
+        row: list[object] = [_name(factor, level), factor.baseline, crossed(factor.over)]
         row += [len(factors.seeds), level.difference.estimate, word(level.difference)]
         rows.append([*row, *at.cells(level.equal_loss)])
     notes = [_interactions(factors, metric), ERRORS, *at.notes]
     return Table(title="By factor", columns=columns, rows=rows, notes=notes)
+
+
+def _name(factor: Factor, level: Level) -> TableCell:
+    """Name a level; where several keys make it, with what sets them."""
+    overrides = factor.overrides.get(level.name)
+    return TableCell(text=factor.label(level.name), small=f"({overrides})" if overrides else "")
 
 
 def _levels(factors: Factors) -> Iterator[tuple[Factor, Level]]:
@@ -156,7 +165,7 @@ def paces_by_factor(comparison: Comparison) -> Table | None:
     if comparison.factors is None:
         return None
     columns = [
-        Column(title="level"),
+        LEVEL,
         Column(title="against"),
         Column(title="over"),
         gains(TOKEN_US, Scale.ratio, "speed"),
@@ -164,7 +173,7 @@ def paces_by_factor(comparison: Comparison) -> Table | None:
     rows = list[list[object]]()
     for factor, level in _levels(comparison.factors):
         if level.speed is not None:
-            name = f"{factor.key}={level.name}"
+            name = _name(factor, level)
             rows.append([name, factor.baseline, crossed(factor.over), level.speed])
     if not rows:
         return None
@@ -188,7 +197,9 @@ class _AtEqualLoss:
 
     def __init__(self, every: Sequence[TimeAtEqualLoss | None]) -> None:
         self.columns = [AT_EQUAL_LOSS] if any(every) else []
-        self.reasons = _Reasons([each.refused for each in every if each is not None])
+        known = [each for each in every if each is not None]
+        self.reasons = _Reasons([each.refused for each in known])
+        self.digits = max((ratio_digits(each.ratio) for each in known if each.ratio), default=0)
 
     def cells(self, at: TimeAtEqualLoss | None) -> list[TableCell | None]:
         if not self.columns:
@@ -197,7 +208,7 @@ class _AtEqualLoss:
             return [None]
         if at.refused is not None:
             return [TableCell(text=self.reasons.mark(at.refused))]
-        return [None if at.ratio is None else ratio(at.ratio)]
+        return [None if at.ratio is None else ratio(at.ratio, least=self.digits)]
 
     @property
     def notes(self) -> list[str]:
@@ -340,11 +351,15 @@ def _costs(comparison: Comparison) -> Table:
     if not imported:
         columns += [values(metric, title) for metric, title in CLOCKED.items()]
         columns += [Column(title="kernel"), Column(title=f"differs from {other(comparison)} in")]
+    drawn = dict[str, list[TableCell]]()
+    for name, title in counts.items():
+        column = Column(title=title, show=count, units=COUNTS)
+        drawn[name] = column.draw_all([row.costs[name] for row in comparison.rows])
     rows = list[list[object]]()
-    for row in comparison.rows:
+    for i, row in enumerate(comparison.rows):
         base = before[(row.against or row.arm).id]
         cells: list[object] = [row.label]
-        cells += [_cost(row.costs[name], base[name]) for name in counts]
+        cells += [_cost(drawn[name][i], row.costs[name], base[name]) for name in counts]
         if not imported:
             cells += [row.times[metric].mean for metric in CLOCKED]
             cells += [_kernels(row) or None, _changes(row) or None]
@@ -353,13 +368,11 @@ def _costs(comparison: Comparison) -> Table:
     return Table(title="What each arm is", columns=columns, rows=rows, notes=notes)
 
 
-def _cost(x: float | None, before: float | None) -> TableCell | None:
-    """Draw a cost, and how far it is from the baseline's."""
-    if x is None:
-        return None
-    if not before or x == before:
-        return TableCell(text=count(x))
-    return TableCell(text=count(x), small=f"({percent(x / before - 1)})")
+def _cost(cell: TableCell, x: float | None, before: float | None) -> TableCell:
+    """Draw beside a cost how far it is from the baseline's."""
+    if x is None or not before or x == before:
+        return cell
+    return replace(cell, small=f"({percent(x / before - 1)})")
 
 
 def _kernels(row: ComparedArm) -> str:
@@ -387,7 +400,7 @@ def logged_by_modules(comparison: Comparison) -> Table | None:
         names |= dict.fromkeys(row.logged)
     if not names:
         return None
-    columns = [ARM, *(Column(title=name, show="{:.4g}".format, alike=True) for name in names)]
+    columns = [ARM, *(Column(title=name, show="{:.4g}".format, units=ONE) for name in names)]
     rows = list[list[object]]()
     for row in comparison.rows:
         rows.append([row.label, *map(row.logged.get, names)])
@@ -401,8 +414,9 @@ def _target(comparison: Comparison, target: float) -> Table:
     axes = {"steps": METRICS["steps_to_target"], "train_s": METRICS["train_s"]}
     columns = [ARM]
     for axis, metric in axes.items():
-        title = f"{axis} against {other(comparison)}"
-        columns += [Column(title=axis), gains(metric.name, Scale.ratio, title)]
+        name = AXES[axis]
+        title = f"{name} against {other(comparison)}"
+        columns += [Column(title=name), gains(metric.name, Scale.ratio, title)]
     columns.append(Column(title="reached it"))
     rows = list[list[object]]()
     refusals: dict[str, None] = {}

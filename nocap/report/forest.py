@@ -1,8 +1,9 @@
 """A forest plot as SVG: a line per row with its interval, the stated range behind it and the bound,
 over one axis with round ticks.
 
-On a page it has no viewBox: places are shares of the width and letters keep their size, with a name
-above its line, so that it fits any screen. As a file it scales as a whole.
+Names stand left of the axis. On a page it has no viewBox: places are shares of the width and
+letters keep their size; where the screen is narrow and the names are long, the style puts each name
+above its line. As a file it scales as a whole.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ from nocap.display import MINUS
 from nocap.report.short_names import fitted
 
 WIDTH = 720  # px of a file
-ROW = 34  # px
-LINE = 22  # px: of a row, where its line lies
-ABOVE = 8  # px from a line up to the foot of its name: nearer than the next name
-FOOT = 40  # px: the axis below
-LEFT = 3  # % of the width: where the axis begins
-SHARE = 94  # % of the width: how long it is
+ROW = 30  # px, half of it a name's where names are above
+LINE = 21  # px: of a row, where its line lies
+FOOT = 20  # px: the numbers of the axis
+WORDS = 20  # px: what it counts
+LETTER = 6.8  # px: about a letter of a name
+BESIDE = 12  # px between a name and the axis
+EDGE = 24  # px right of the axis: half a number has room
+SHORT = 110  # px of names beside which a phone has room for an axis
 MARGIN = 0.04  # of the axis, at each end
 NAME = 40  # letters of a name that have room
 MOST_TICKS = 5
@@ -31,7 +34,7 @@ FAR = 4  # times the median of the ends: what reaches further has an arrow, wher
 FEW = 6  # rows up to which nothing is cut: each of them matters
 STYLE = """<style>
 text{font:12px system-ui,sans-serif;fill:#333}
-.tick,.axis{text-anchor:middle}.tick{fill:#666}
+.tick,.axis{text-anchor:middle}.tick{fill:#666}.name{text-anchor:end}
 path,line{fill:none}.grid{stroke:#e4e8ec}.base{stroke:#7a858f}.bound{stroke:#333;stroke-width:2}
 .interval{stroke:#7a858f;stroke-width:2}circle{fill:#fff;stroke:#7a858f;stroke-width:1.6}
 .stated{fill:#7a858f;opacity:0.2}
@@ -84,24 +87,29 @@ class Forest:
     """A picture, drawn on a page where a template names it."""
 
     title: str  # what the axis counts
-    height: int  # px
+    height: int  # px, without the words of the axis, which a page has below the picture
+    gutter: int  # px: the names' room
     content: str
 
-    def _drawn(self, attributes: str, style: str = "") -> str:
+    def _drawn(self, attributes: str, place: str = "", style: str = "") -> str:
         return (
             f'<svg class="forest" {attributes} role="img" aria-label="{escape(self.title)}">{style}'
-            f'<svg class="area" x="{LEFT}%" width="{SHARE}%" overflow="visible">\n{self.content}\n'
-            "</svg></svg>"
+            f'<svg class="area"{place} overflow="visible">\n{self.content}\n</svg></svg>'
         )
 
     def __html__(self) -> str:
-        return Markup(self._drawn(f'height="{self.height}"'))
+        size = f'height="{self.height}" style="--gutter:{self.gutter}px"'
+        names = " data-names" if self.gutter > SHORT else ""
+        return Markup(self._drawn(size + names))
 
     @property
     def file(self) -> str:
         """Return the picture as a file that stands by itself: its style is in it."""
-        size = f'viewBox="0 0 {WIDTH} {self.height}" xmlns="http://www.w3.org/2000/svg"'
-        return f"{self._drawn(size, STYLE)}\n"
+        height = self.height + WORDS
+        size = f'viewBox="0 0 {WIDTH} {height}" xmlns="http://www.w3.org/2000/svg"'
+        width = WIDTH - self.gutter - EDGE
+        place = f' x="{self.gutter}" width="{width}"'
+        return f"{self._drawn(size, place, STYLE)}\n"
 
 
 # --- the axis -------------------------------------------------------------------------------------
@@ -206,8 +214,11 @@ def svg(
     for i, (line, name) in enumerate(zip(lines, names, strict=True)):
         parts.append(_row(line, name, scale, y=ROW * i + LINE))
     shown = _shown(title)
-    parts.append(f'<text class="axis" x="50%" y="{below + FOOT - 8}">{escape(shown)}</text>')
-    return Forest(title=shown, height=below + FOOT, content="\n".join(parts))
+    parts.append(
+        f'<text class="axis" x="50%" y="{below + FOOT + WORDS - 8}">{escape(shown)}</text>'
+    )
+    gutter = round(LETTER * max(map(len, names))) + BESIDE
+    return Forest(title=shown, height=below + FOOT, gutter=gutter, content="\n".join(parts))
 
 
 def _shown(text: str) -> str:
@@ -240,7 +251,7 @@ def _row(line: ForestRow, name: str, scale: Axis, *, y: int) -> str:
         parts.append(_end(high, y, -5 * (line.high > scale.high)))
     if scale.low <= line.mid <= scale.high:
         parts.append(f'<circle cx="{scale.x(line.mid):.2f}%" cy="{y}" r="4"/>')
-    parts.append(f'<text class="name" x="0" y="{y - ABOVE}">{escape(name)}</text>')
+    parts.append(f'<text class="name" x="{-BESIDE}" y="{y + 4}">{escape(name)}</text>')
     arm = "" if line.arm is None else f' data-arm="{line.arm}"'
     return f'<g class="{escape(line.look)}"{arm}>{"".join(parts)}</g>'
 

@@ -119,10 +119,10 @@ def _sides(comparison: Comparison) -> dict[str, _Side]:
 
 def _levels(factors: Factors) -> Iterator[tuple[str, _Side]]:
     for factor in factors.factors:
-        against = f"{factor.key}={factor.baseline}"
+        against = factor.label(factor.baseline)
         for level in factor.levels:
             speed = _speed(level.speed, TOKEN_US)
-            yield f"{factor.key}={level.name}", _Side(against=against, speed=speed)
+            yield factor.label(level.name), _Side(against=against, speed=speed)
 
 
 def _speed(estimate: Estimate | None, metric: str) -> str:
@@ -206,6 +206,11 @@ def _reason_for_steps(found: Iterable[Finding]) -> str:
 
 
 def compared(comparison: Comparison) -> list[str]:
+    """Return what was compared with what, and of logs what nobody can check."""
+    return [*sides(comparison), *imported(comparison)]
+
+
+def sides(comparison: Comparison) -> list[str]:
     """Return what was compared with what."""
     arms = plural(len(comparison.arms), "arm")
     runs = plural(len(comparison.runs), "run")
@@ -216,9 +221,7 @@ def compared(comparison: Comparison) -> list[str]:
     lines = [head]
     if comparison.factors is not None or len(comparison.findings.found) > NAMED:
         lines.append(_counts(comparison))  # the headline does not name each arm
-    if comparison.imported:
-        lines.append(_imported(comparison))
-    elif comparison.swept:
+    if comparison.swept and not comparison.imported:
         lines.append(f"swept: {', '.join(comparison.swept)}")
     return lines
 
@@ -233,9 +236,11 @@ def _counts(comparison: Comparison) -> str:
     return f"{plural(len(words), 'arm')} against {other}: {times}"
 
 
-def _imported(comparison: Comparison) -> str:
-    """Return what nobody can check, on every page."""
+def imported(comparison: Comparison) -> list[str]:
+    """Return what nobody can check, on every page; of nocap's own runs nothing."""
     logs = comparison.imported
+    if not logs:
+        return []
     formats = listed(dict.fromkeys(str(log["format"]) for log in logs))
     arms = [f"arms from {source}" for source in _sources(logs, "arm")]
     seeds = [f"seeds from {source}" for source in _sources(logs, "seed")]
@@ -248,7 +253,7 @@ def _imported(comparison: Comparison) -> str:
         ", ".join([*arms, *seeds]),
     ]
     parts += [f"--hardware says that they ran on {name}" for name in machines]
-    return "; ".join(parts)
+    return ["; ".join(parts)]
 
 
 def _sources(logs: Sequence[Mapping[str, object]], key: str) -> list[str]:

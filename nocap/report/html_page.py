@@ -71,7 +71,8 @@ def _script(*names: str) -> str:
 def _style(*names: str) -> str:
     """Return styles as one text, without comments and spaces that mean nothing."""
     bare = re.sub(r"/\*.*?\*/", "", _read(names), flags=re.DOTALL)
-    return re.sub(r" ?([{};,]) ?", r"\1", _dense(bare))
+    dense = re.sub(r" ?([{};,]) ?", r"\1", _dense(bare))
+    return dense.replace(": ", ":").replace(";}", "}")
 
 
 def known(table: Table) -> Table:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nocap.config.outward import redact, visible
-from nocap.display import NONE, fixed
+from nocap.display import NONE, ONE, Unit, fixed
 from nocap.report.terminal import Strip, fitted, is_numeric, prose
 
 WIDEST = 1000  # characters of a cell on a terminal
@@ -36,7 +36,7 @@ class Column:
     title: str
     show: Callable[[Any], str | TableCell] = str
     keep: bool = False  # on a narrow terminal it is left out last
-    alike: bool = False  # its numbers have equal decimals
+    units: Sequence[Unit] = ()  # its numbers have one of these, and equal decimals
 
     def draw(self, value: Any) -> TableCell:
         if value is None:
@@ -47,7 +47,7 @@ class Column:
     def draw_all(self, values: Sequence[Any]) -> list[TableCell]:
         """Draw the values of all rows."""
         cells = [self.draw(value) for value in values]
-        if not self.alike:
+        if not self.units:
             return cells
         numbers = dict[int, float]()
         for i, value in enumerate(values):
@@ -56,10 +56,22 @@ class Column:
         texts = [cells[i].text for i in numbers]
         if _are_far_apart(numbers.values()) or any("e" in text for text in texts):
             return cells
-        decimals = max((len(text.partition(".")[2]) for text in texts), default=0)
+        decimals = max(map(_decimals, texts), default=0)
+        unit = _unit(self.units, numbers.values())
         for i, number in numbers.items():
-            cells[i] = TableCell(text=fixed(number, decimals))
+            cells[i] = TableCell(text=f"{fixed(number / unit.size, decimals)}{unit.name}")
         return cells
+
+
+def _decimals(text: str) -> int:
+    """Return how many digits a number has after its point; a unit may follow."""
+    return sum(map(str.isdigit, text.partition(".")[2]))
+
+
+def _unit(units: Sequence[Unit], numbers: Iterable[float]) -> Unit:
+    """Return what the largest number is counted in, and so all are."""
+    largest = max(map(abs, numbers), default=0.0)
+    return next(unit for unit in (*units, *ONE) if largest >= unit.least)
 
 
 def _are_far_apart(numbers: Iterable[float]) -> bool:

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from nocap import display as formats
-from nocap.display import NONE, count
+from nocap.display import NONE, Unit, count
 from nocap.judge.interval import ROUNDING, Estimate
 from nocap.report.table import Column, TableCell
 from nocap.store.metrics import METRICS, Better, Metric, Scale
@@ -18,6 +18,12 @@ from nocap.store.metrics import METRICS, Better, Metric, Scale
 FAR = 10.0  # between the ends of a ratio: it is not known
 NARROW = 0.02  # half width of a ratio, below which two digits hide its interval
 UNITS = ("MiB", "MB", "ms", "tokens/s", "bytes/token")  # that a value is shown with
+# how a metric is shown → what its column counts in
+IN_COLUMNS: dict[Callable[[float | None], str], Sequence[Unit]] = {
+    formats.three_digits: formats.ONE,
+    formats.duration: formats.DURATIONS,
+    formats.count: formats.COUNTS,
+}
 
 
 def value(x: float, metric: Metric) -> str:
@@ -153,16 +159,19 @@ def measured(estimate: Estimate, metric: Metric, scale: Scale) -> TableCell:
     return TableCell(text=text, small=f"[{between(estimate.low, estimate.high, metric, scale)}]")
 
 
-def ratio(estimate: Estimate) -> TableCell:
-    """Draw a ratio as it is: `0.94 [0.88, 1.01]`; with a digit more where its interval is
-    narrow."""
+def ratio_digits(estimate: Estimate) -> int:
+    """Return the decimals that show a ratio's interval."""
+    return 3 if estimate.half_width < NARROW else 2
+
+
+def ratio(estimate: Estimate, *, least: int = 0) -> TableCell:
+    """Draw a ratio as it is: `0.94 [0.88, 1.01]`; with a digit more where its interval is narrow.
+    `least`: the decimals of others beside it."""
     if not math.isfinite(estimate.high - estimate.low):
         return TableCell(text=NONE)
     if estimate.high > FAR * estimate.low:
         return TableCell(text="not known")
-    digits = 2
-    if estimate.half_width < NARROW:
-        digits = 3
+    digits = max(least, ratio_digits(estimate))
     if estimate.low == estimate.high:
         return TableCell(text=f"{estimate.mid:.{digits}f}")
     return TableCell(
@@ -231,7 +240,7 @@ def counted(names: Iterable[str], words: Iterable[str]) -> str:
 def values(metric: str, title: str) -> Column:
     """Return a column of a metric's own numbers."""
     show = METRICS[metric].show
-    return Column(title=title, show=show, alike=show is formats.three_digits)
+    return Column(title=title, show=show, units=IN_COLUMNS.get(show, ()))
 
 
 def gains(metric: str, scale: Scale, title: str) -> Column:

@@ -44,16 +44,8 @@ def render(race: Race, outcome: RaceOutcome, *, command: str | None = None) -> s
     typed."""
     result = outcome.result
     metric = race.readers[0].metric
-    headlines = list[_Headline]()
-    for arm in result.arms:
-        line = _Headline(
-            arm=arm.name,
-            word=arm.word.value,
-            kind=arm.word.name,
-            gain=_gain(arm, metric),
-            reason=reason(result, arm),
-        )
-        headlines.append(line)
+    first = _first(result)
+    others = [arm for arm in result.arms if arm is not first]
     low, high = race.expect or (None, None)
     pictures = [_forest(race, result, metric, stated=(finite(low), finite(high)))]
     for guard in race.guards:
@@ -62,16 +54,16 @@ def render(race: Race, outcome: RaceOutcome, *, command: str | None = None) -> s
         "race",
         kind="nocap race",
         title=f"{metric.name}, against {race.arms[0].name}",
-        answer=_answer(race, result),
+        answer=_answer(race, result, first),
+        others=[_headline(result, arm, metric) for arm in others],
         facts=_facts(outcome, command),
-        verdicts=headlines,
         tables=[html_page.known(table) for table in tables(race, outcome)],
         forests=[picture for picture in pictures if picture],
         curves=_curves(race, result.n),
         when=outcome.registration.at,
         arms={arm.name: shlex.join(arm.words) for arm in race.arms},
         stated=list(_stated(race)),
-        rows=every_run(run_objects(race, result.n)),
+        rows=every_run(run_objects(race, result.n), race.costs),
     )
 
 
@@ -80,15 +72,42 @@ def _gain(arm: RacedArm, metric: Metric) -> str:
     return "" if cell is None or cell.text == NONE else str(cell)
 
 
-def _answer(race: Race, result: RaceResult) -> str:
-    """Name the best of the arms that gain, and its gain; or say that none does."""
+def _headline(result: RaceResult, arm: RacedArm, metric: Metric) -> _Headline:
+    return _Headline(
+        arm=arm.name,
+        word=arm.word.value,
+        kind=arm.word.name,
+        gain=_gain(arm, metric),
+        reason=reason(result, arm),
+    )
+
+
+def _first(result: RaceResult) -> RacedArm | None:
+    """Return the arm that the heading is about: the best of those that gain, or the only one;
+    `None`: several raced, and none gains."""
+    better = [arm for arm in result.arms if arm.word in GAIN_WORDS]
+    if better:
+        return max(better, key=lambda arm: arm.gain.mid)
+    if len(result.arms) == 1:
+        return result.arms[0]
+    return None
+
+
+def _answer(race: Race, result: RaceResult, first: RacedArm | None) -> str:
+    """Say the word of the first arm, and its gain; of no arm, that none is shown to be better."""
     metric = race.readers[0].metric
     base = race.arms[0].name
-    better = [arm for arm in result.arms if arm.word in GAIN_WORDS]
-    if not better:
+    if first is None:
         return f"Nothing is shown to be better than {base} in {metric.name}"
-    best = max(better, key=lambda arm: arm.gain.mid)
-    return f"{best.name} against {base}: {metric.name} {_gain(best, metric)}, {best.word.value}"
+    word = first.word.value
+    why = reason(result, first)
+    if why:
+        word += f" ({why})"
+    facts = [word]
+    gain = _gain(first, metric)
+    if gain:
+        facts.append(f"{metric.name} {gain}")
+    return f"{first.name}: {', '.join(facts)}, against {base}"
 
 
 def _facts(outcome: RaceOutcome, command: str | None) -> list[Fact]:

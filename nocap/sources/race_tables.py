@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from nocap.display import ONE
 from nocap.judge.arm_mean import ArmMean
 from nocap.judge.races import RaceResult
 from nocap.report.table import Column, Table, TableCell, as_drawn
@@ -92,7 +93,7 @@ def gain_cell(own: ArmMean, metric: Metric, scale: Scale) -> TableCell | None:
 def _means(metric: Metric) -> Column:
     if metric.name in METRICS:
         return values(metric.name, metric.title)
-    return Column(title=metric.title, show="{:.5g}".format, alike=True)
+    return Column(title=metric.title, show="{:.5g}".format, units=ONE)
 
 
 def _gains(title: str) -> Column:
@@ -124,11 +125,14 @@ def _of_times(race: Race) -> str:
     return f"Times and memory are of {sessions}: no verdict; --sessions 3 makes one. {START_UP}"
 
 
-def every_run(runs: Sequence[Mapping[str, object]]) -> Table:
+def every_run(runs: Sequence[Mapping[str, object]], costs: Sequence[Metric]) -> Table:
+    titles = {cost.name: cost.title for cost in costs}
     columns = list[Column]()
     for name in runs[0]:
         if name in TEXT_COLUMNS:
             columns.append(Column(title=name))
+        elif name in titles:
+            columns.append(values(name, titles[name]))
         else:
-            columns.append(Column(title=name, show="{:.6g}".format, alike=True))
+            columns.append(Column(title=name, show="{:.6g}".format, units=ONE))
     return Table(title="Every run", columns=columns, rows=[list(run.values()) for run in runs])

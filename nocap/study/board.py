@@ -20,6 +20,7 @@ from nocap.config.keys import check_keys, require
 from nocap.config.plain import made
 from nocap.display import plural
 from nocap.judge.claim import Claim
+from nocap.judge.verdict import Word
 from nocap.report import html_page
 from nocap.report.table import Column, Table, tame
 from nocap.study.claim_row import (
@@ -158,6 +159,17 @@ class BoardSection:
         return f"{whose}{counted(self.rows)}"
 
     @property
+    def found(self) -> str:
+        """Return `of the notes' decided claims most were refuted`."""
+        whose = self.group.whose or "the"
+        times = Counter(row.word for row in self.rows)
+        held = times[Word.confirmed.value] + times[Word.exceeded.value]
+        refuted = times[Word.refuted.value]
+        if not held and not refuted:
+            return f"of {whose} claims none is decided"
+        return f"of {whose} decided claims {_most(held, refuted)}"
+
+    @property
     def title(self) -> str:
         """Return `The notes' 79 claims, 82 verdicts: 16 confirmed, 31 refuted, 1 not measured yet`.
 
@@ -177,6 +189,19 @@ class BoardSection:
         if self.planned:
             counts.append(f"{len(self.planned)} {NOT_YET}")
         return f"{title}: {', '.join(counts)}"
+
+
+def _most(held: int, refuted: int) -> str:
+    """Say in words which of the two is more."""
+    if not refuted:
+        return "all held"
+    if not held:
+        return "all were refuted"
+    if held == refuted:
+        return "as many held as were refuted"
+    if held > refuted:
+        return "most held"
+    return "most were refuted"
 
 
 # --- what there is --------------------------------------------------------------------------------
@@ -384,6 +409,12 @@ def title(parts: Sequence[BoardSection]) -> str:
     return f"{SUBJECT}: {'; '.join(counts)}"
 
 
+def found(parts: Sequence[BoardSection]) -> str:
+    """Say what was found of the claims of each group that is counted."""
+    measured = [part.found for part in parts if part.group.counted and part.rows]
+    return _capital("; ".join(measured) or "no claim that is counted is measured yet")
+
+
 def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
@@ -514,6 +545,7 @@ def html(about: str, parts: Sequence[BoardSection]) -> str:
         "board",
         kind="nocap leaderboard",
         title=title(parts),
+        found=found(parts),
         about=about,
         note=errors(every),
         hidden=Markup("\n".join(hidden)),

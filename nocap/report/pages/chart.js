@@ -82,7 +82,7 @@ const page = (() => {
       if (!known(x) || !known(mark.y[i])) return [];
       const [px, py] = at(x, mark.y[i]);
       if (r) group.append(node("path", { class: "point", d: data.symbols[mark.symbol], transform: `translate(${px.toFixed(1)} ${py.toFixed(1)}) scale(${r.toFixed(1)})`, fill: mark.hollow ? "var(--card)" : mark.color }));
-      return [{ px, py, r, of: mark.of, label: mark.label, hover: mark.hover && (() => mark.hover(i)) }];
+      return [{ px, py, r, mark, of: mark.of, key: `${mark.of} ${mark.who} ${i}`, label: mark.label, hover: mark.hover && (() => mark.hover(i)) }];
     });
   }
 
@@ -129,6 +129,8 @@ const page = (() => {
   // --- a chart --------------------------------------------------------------------------------------------------------------------------
 
   const zoomed = {}; // chart → the ranges that were dragged out, while `key` stays what it was
+  const places = {}; // chart → the mark whose reading stays
+  const pressed = {}; // chart → what each key does with that mark
 
   // In `id`: marks (draw) over two axes { text, range }. `rule` is a level with its words.
   function chart(id, chosen) {
@@ -160,11 +162,12 @@ const page = (() => {
     ends(svg, named, ax.end);
     const seen = points.filter(({ px, py }) => px >= ax.start - 1 && px <= ax.end + 1 && py <= ay.start + 1 && py >= ay.end - 1);
     label(inside, seen.filter((one) => one.label), [ax.start, ay.end, ax.end, ay.start]);
-    const tip = Object.assign(document.createElement("div"), { className: "tip", hidden: true });
-    tip.setAttribute("role", "status");
+    // What says a reading stays in the page, so that it is heard.
+    const tip = holder.querySelector(".tip") ?? Object.assign(document.createElement("div"), { className: "tip", role: "status" });
     Object.assign(holder, { tabIndex: 0, ariaLabel: `${y.text} over ${x.text}. Arrow keys read it: left and right along a line, up and down from arm to arm. Plus and minus zoom.` });
     holder.setAttribute("role", "group");
-    holder.replaceChildren(svg, tip);
+    if (tip.isConnected) holder.firstChild.replaceWith(svg);
+    else holder.replaceChildren(svg, tip);
     const change = (ranges) => {
       zoomed[id] = ranges && { key: chosen.key, x: { ...x, range: ranges[0] }, y: { ...y, range: ranges[1] } };
       chart(id, chosen);
@@ -174,8 +177,8 @@ const page = (() => {
       const part = (axis, px) => [-1, 1].map((side) => axis.value(px + (side * times * (axis.end - axis.start)) / 2));
       change([part(ax, hit ? hit.px : (ax.start + ax.end) / 2), part(ay, hit ? hit.py : (ay.start + ay.end) / 2)]);
     }
-    const keys = { "+": (hit) => scale(0.5, hit), "=": (hit) => scale(0.5, hit), "-": (hit) => scale(2, hit), "0": () => change(null), ...chosen.keys };
-    read(holder, svg, tip, seen.filter((one) => one.hover), keys);
+    pressed[id] = { "+": (hit) => scale(0.5, hit), "=": (hit) => scale(0.5, hit), "-": (hit) => scale(2, hit), "0": () => change(null), ...chosen.keys };
+    read(id, holder, svg, tip, seen.filter((one) => one.hover));
     zoom(svg, ax, ay, change);
   }
 
@@ -184,30 +187,31 @@ const page = (() => {
     return [event.clientX - box.left, event.clientY - box.top];
   }
 
-  // The reading of the mark that is nearest: a mouse shows it while it is there, a tap pins it, arrow keys walk on from it. `keys`: what other keys do with it.
-  function read(holder, svg, tip, points, keys) {
+  // The reading of the mark that is nearest: a mouse shows it while it is there, a tap pins it, arrow keys walk on from it. What is drawn anew keeps its place.
+  function read(id, holder, svg, tip, points) {
     let at = null;
     let pinned = false;
     function show(hit, pin) {
       [at, pinned, tip.hidden] = [hit, pin && Boolean(hit), !hit];
+      places[id] = pinned ? hit : null;
       if (!hit) return;
       tip.textContent = hit.hover();
       tip.style.left = `${Math.max(0, Math.min(hit.px + 12, svg.clientWidth - tip.offsetWidth))}px`;
       tip.style.top = `${Math.max(0, hit.py - tip.offsetHeight - 10)}px`;
     }
-    function nearest(event) {
-      const [px, py] = where(svg, event);
+    function nearest([px, py], within) {
       const far = (one) => Math.hypot(one.px - px, one.py - py);
       const near = points.reduce((a, b) => (a && far(a) <= far(b) ? a : b), null);
-      return near && far(near) < 40 ? near : null;
+      return near && far(near) < within ? near : null;
     }
-    svg.addEventListener("pointermove", (event) => pinned || event.pointerType === "touch" || show(nearest(event), false));
+    const pointed = (event) => nearest(where(svg, event), 40);
+    svg.addEventListener("pointermove", (event) => pinned || event.pointerType === "touch" || show(pointed(event), false));
     svg.addEventListener("pointerleave", (event) => pinned || event.pointerType === "touch" || show(null, false));
-    svg.addEventListener("click", (event) => show(nearest(event), true));
+    svg.addEventListener("click", (event) => show(pointed(event), true));
     const arms = [...new Set(points.map((one) => one.of))];
     function step(key) {
       if (!at) return points[0];
-      const own = points.filter((one) => one.of === at.of);
+      const own = points.filter((one) => one.mark === at.mark);
       const place = own.indexOf(at);
       if (key === "ArrowRight") return own[Math.min(place + 1, own.length - 1)];
       if (key === "ArrowLeft") return own[Math.max(place - 1, 0)];
@@ -216,12 +220,15 @@ const page = (() => {
     }
     holder.onkeydown = (event) => {
       if (event.ctrlKey || event.metaKey || event.altKey) return;
-      keys[event.key]?.(at);
+      pressed[id][event.key]?.(at);
       if (event.key === "Escape") show(null, false);
       if (!event.key.startsWith("Arrow") || !points.length) return;
       event.preventDefault();
       show(step(event.key), true);
     };
+    const last = places[id];
+    const beside = () => (document.activeElement === holder ? nearest([last.px, last.py], Infinity) : null);
+    show(last && (points.find((one) => one.key === last.key) ?? beside()), true);
   }
 
   // A mouse drags out a part to see it larger; a double-click returns. On a phone a drag scrolls the page.
@@ -236,6 +243,11 @@ const page = (() => {
       from = null;
     });
     svg.addEventListener("dblclick", () => change(null));
+  }
+
+  for (const button of document.querySelectorAll("[data-key]")) {
+    const { chart: id, key } = button.dataset;
+    button.addEventListener("click", () => pressed[id]?.[key](places[id]));
   }
 
   return { data, narrow, number, known, least, most, chart };

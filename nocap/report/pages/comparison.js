@@ -1,8 +1,15 @@
 // Draws the comparison's plots and keeps them in step with the page: which arms are shown, which axes.
 (() => {
   const { data, narrow, number, known, least, most, chart } = page;
-  // A seed's column that is its arm's mean is not in the data twice.
-  for (const arm of data.arms) for (const seed of arm.seeds) for (const key in arm.mean) seed[key] ??= arm.mean[key];
+  // A column that is the baseline's, as the steps are, is there once; and so is one of a seed that is its arm's mean.
+  // Bits per byte that are everywhere so many times the loss are not there at all.
+  const base = data.arms[0].mean;
+  for (const { mean, seeds } of data.arms) {
+    for (const curve of [mean, ...seeds]) {
+      for (const key in base) curve[key] ??= (curve === mean ? base : mean)[key];
+      curve.val_bpb ??= curve.val_loss.map((loss) => known(loss) ? loss * data.bits : null);
+    }
+  }
   const hidden = new Set();
   const view = { x: "step", y: "val_loss", rel: data.view.relative ? "base" : "own", span: data.view.span };
   const AXIS = { step: "training steps", tokens: "tokens seen", train_s: "training time (s)", val_loss: "validation loss (nats per token)", val_bpb: "validation loss (bits per byte)" };
@@ -51,6 +58,7 @@
 
   function line(arm, curve, who, strong) {
     const y = height(curve);
+    const thin = shown().length > data.few ? 1.2 : 2;
     return {
       x: curve[view.x],
       y,
@@ -59,11 +67,12 @@
       symbol: arm.symbol,
       hollow: arm.hollow,
       color: `var(--hue-${arm.hue})`,
-      width: strong ? (arm === data.arms[0] ? 3 : 2) : 1,
+      width: strong ? (arm === data.arms[0] ? 3 : thin) : 1,
       dash: data.dashes[arm.dash],
       opacity: strong ? null : 0.4,
-      band: strong && view.rel === "base" ? band(arm) : null,
+      band: strong && view.rel === "base" && shown().length <= data.banded ? band(arm) : null,
       name: arm.label,
+      who,
       of: data.arms.indexOf(arm),
       end: strong ? arm.short : undefined,
     };
@@ -86,7 +95,7 @@
   }
 
   function drawCurves() {
-    const seeds = (arm) => (arm.seeds.length > 1 && view.rel === "own" ? arm.seeds : []);
+    const seeds = (arm) => (arm.seeds.length > 1 && view.rel === "own" && shown().length <= data.few ? arm.seeds : []);
     const who = (seed) => `${seed.seed < 0 ? "one run" : `seed ${seed.seed}`}${seed.status === "finished" ? "" : `, ${seed.status}`}`;
     const faint = shown().flatMap((arm) => seeds(arm).map((seed) => line(arm, seed, who(seed), false)));
     const strong = shown().map((arm) => line(arm, arm.mean, arm.averaged > 1 ? `mean of ${arm.averaged} seeds` : "one seed", true)).reverse();
@@ -163,7 +172,6 @@
   for (const button of each("button[data-arm]")) {
     const index = Number(button.dataset.arm);
     button.disabled = false;
-    button.title ||= "Click: hide or show. Double-click: alone.";
     button.addEventListener("click", () => toggle(index));
     button.addEventListener("dblclick", () => {
       data.arms.forEach((_, other) => (other === index ? hidden.delete(other) : hidden.add(other)));
@@ -175,7 +183,11 @@
       button.addEventListener("mouseleave", () => focus(null));
     }
   }
-  document.getElementById("all").addEventListener("click", showAll);
+  // What shows all arms is off then: the keyboard's place is the first name.
+  document.getElementById("all").addEventListener("click", () => {
+    showAll();
+    document.querySelector(".legend .arm").focus();
+  });
   for (const key of ["x", "y", "rel", "span"]) {
     for (const button of each(`[data-${key}]`)) {
       button.addEventListener("click", () => {
@@ -189,7 +201,7 @@
   const help = document.getElementById("keys");
   document.getElementById("help").addEventListener("click", () => help.showModal());
   document.addEventListener("keydown", (event) => {
-    if (event.key === "?" && !help.open && !event.target.closest("input, select")) help.showModal();
+    if (event.key === "?" && !help.open && !event.target.closest("input")) help.showModal();
   });
 
   start(drawAll);

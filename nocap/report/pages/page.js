@@ -1,16 +1,29 @@
-// What every page of ours does: light and dark, find, sort, and copy a cell.
+// What every page of ours does: light and dark, find, sort, fold, copy a cell, and one stop of the Tab key for a widget.
 "use strict";
 document.documentElement.className = "live";
 
 const start = (() => {
   const all = (selector) => [...document.querySelectorAll(selector)];
 
-  // A text that is typed leaves what holds it; what is found stays a table or a list.
+  // On a phone long tables are shut until somebody opens them, or looks for a word in them.
+  const folds = all(".fold");
+  const phone = matchMedia("(max-width: 600px)");
+  const fold = (open) => folds.forEach((one) => (one.open = open));
+  phone.addEventListener("change", () => fold(!phone.matches));
+  fold(!phone.matches);
+  document.addEventListener("input", ({ target }) => target.closest("select") || fold(true));
+
+  // A text that is typed leaves what holds it: an arm where any of its rows does. What is found stays a table or a list, and is counted.
   for (const input of all("input[data-find]")) {
-    input.closest("label").hidden = false;
+    const box = input.closest(".search");
+    const key = (one) => one.dataset.arm ?? one;
+    box.hidden = false;
     input.addEventListener("input", () => {
       const wanted = input.value.trim().toLowerCase();
-      for (const one of all(input.dataset.find)) one.classList.toggle("unfound", !one.textContent.toLowerCase().includes(wanted));
+      const every = all(input.dataset.find);
+      const found = new Set(every.filter((one) => one.textContent.toLowerCase().includes(wanted)).map(key));
+      for (const one of every) one.classList.toggle("unfound", !found.has(key(one)));
+      box.querySelector("output").textContent = wanted && `${found.size} of ${new Set(every.map(key)).size} match`;
     });
   }
 
@@ -55,6 +68,25 @@ const start = (() => {
     document.execCommand("copy");
   });
 
+  // The Tab key stops at one button of a widget, the one that was last in use; arrow keys, Home and End go on from it.
+  function rove(widget) {
+    const buttons = () => [...widget.querySelectorAll("button:enabled")];
+    const seen = () => buttons().filter((one) => one.checkVisibility());
+    const stop = (at) => buttons().forEach((one) => (one.tabIndex = one === at ? 0 : -1));
+    const begin = () => stop(seen()[0] ?? buttons()[0]);
+    widget.addEventListener("focusin", ({ target }) => stop(target));
+    widget.addEventListener("keydown", (event) => {
+      const every = seen();
+      const at = every.indexOf(event.target);
+      const next = { ArrowRight: at + 1, ArrowDown: at + 1, ArrowLeft: at - 1, ArrowUp: at - 1, Home: 0, End: -1 }[event.key];
+      if (next === undefined) return;
+      event.preventDefault();
+      every.at(next % every.length).focus();
+    });
+    document.addEventListener("input", begin);
+    begin();
+  }
+
   // Draw everything now, and again whenever the width changes. Colours are the style's own.
   return (drawAll) => {
     const theme = document.getElementById("theme");
@@ -70,6 +102,7 @@ const start = (() => {
     dark.addEventListener("change", () => paint(""));
     let width = innerWidth;
     addEventListener("resize", () => innerWidth === width || ((width = innerWidth), drawAll()));
+    all("[role=toolbar], .sorted thead").forEach(rove);
     paint("");
     drawAll();
   };
