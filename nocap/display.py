@@ -52,7 +52,7 @@ def powers(value: float) -> str:
 
 
 loss = partial(fixed, digits=4)
-whole = partial(fixed, digits=0)
+integer = partial(fixed, digits=0)
 
 
 def percent(share: float | None, digits: int = 1) -> str:
@@ -71,7 +71,7 @@ def count(value: float | None) -> str:
         if abs(value) >= unit.least:
             digits = 1 if abs(value) >= 10 * unit.size else 2
             return f"{value / unit.size:.{digits}f}{unit.name}"
-    return whole(value)
+    return integer(value)
 
 
 def three_digits(value: float | None) -> str:

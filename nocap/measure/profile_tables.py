@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from nocap.config.keys import flat
-from nocap.display import fixed, three_digits, whole
+from nocap.display import fixed, integer, three_digits
 from nocap.measure.profile_groups import GROUPS, title_of
 from nocap.measure.profile_schema import (
     CeilingJson,
@@ -143,7 +143,7 @@ TIME_COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "of_block": ("of block", in_percent),
     "forward_ms": ("forward", three_digits),
     "backward_ms": ("backward", three_digits),
-    "calls": ("calls", whole),
+    "calls": ("calls", integer),
 }
 OF_TRAINING = ("of_forward", "forward_ms", "backward_ms")
 # what is 0 of arithmetic is a dash
@@ -291,7 +291,7 @@ def _ceilings(ceilings: Sequence[CeilingJson], *, trusted: bool) -> Table:
         Column(title="option"),
         Column(title="by FLOPs", show="{:.3f}×".format),
         Column(title="by the measured step", show="{:.2f}×".format),
-        Column(title="MiB saved", show=whole),
+        Column(title="MiB saved", show=integer),
         Column(title="of memory", show=in_percent),
     ]
     order = list(ceilings)

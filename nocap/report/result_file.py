@@ -149,7 +149,7 @@ def _row(record: Record) -> RecordJson:
     parts = {
         key: part for key, part in record.parts.items() if key != "config"
     }  # it is there, flat
-    kept = {key: manifest[key] for key in RECORD_KEYS if manifest[key]}
+    facts = {key: manifest[key] for key in RECORD_KEYS if manifest[key]}
     ended = {key: value for key, value in record.summary.items() if key not in ("error", "tracker")}
     hardware = {key: value for key, value in record.hardware.items() if key != "host"}
     row = RecordJson(
@@ -163,7 +163,7 @@ def _row(record: Record) -> RecordJson:
         config=record.config,
         parts=_tame(parts),
         manifest={
-            **_tame(kept),
+            **_tame(facts),
             "data": {split: _cut(manifest["data"][split], SEAL) for split in ("train", "val")},
             "attempts": _cut(manifest["attempts"], "started", "swept", "asked"),
         },
@@ -343,7 +343,7 @@ def _changes(file: ResultFile, edited: Sequence[str], again: Result) -> Iterator
     for part in {**after, **before}:
         was = before.get(part, NOTHING)
         now = after.get(part, NOTHING)
-        differ = sorted(_differ(was.said, now.said), key=_rank)
+        differ = sorted(_differ(was.values, now.values), key=_rank)
         if differ:
             yield f"{_show(was.label or now.label)}: {shorten(differ)}"
     yield from _doubts("problems", [*edited, *stored.problems], again.problems)
@@ -362,13 +362,13 @@ def _doubts(key: str, stored: Sequence[object], again: Sequence[object]) -> Iter
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResultPart:
-    """What is said of an arm or of a run, or all else that is said."""
+    """The values of an arm or of a run, or all other values."""
 
     label: str
-    said: Mapping[str, object]
+    values: Mapping[str, object]
 
 
-NOTHING = ResultPart(label="", said={})
+NOTHING = ResultPart(label="", values={})
 
 
 def _rank(line: str) -> bool:
@@ -378,14 +378,14 @@ def _rank(line: str) -> bool:
 
 def _parts(of: Result) -> dict[tuple[str, str], ResultPart]:
     """Return the arms by their ids, the runs by their identities, and all else but the doubts."""
-    parts = {("arm", arm.arm): ResultPart(label=arm.label, said=to_json(arm)) for arm in of.arms}
+    parts = {("arm", arm.arm): ResultPart(label=arm.label, values=to_json(arm)) for arm in of.arms}
     parts |= {
-        ("run", run.identity): ResultPart(label=run.name, said=to_json(run)) for run in of.runs
+        ("run", run.identity): ResultPart(label=run.name, values=to_json(run)) for run in of.runs
     }
     rest = to_json(msgspec.structs.replace(of, arms=[], runs=[], problems=[], not_compared=[]))
     rest["arms"] = [arm.arm for arm in of.arms]
     rest["runs"] = [run.identity for run in of.runs]
-    return parts | {("", ""): ResultPart(label=KIND, said=rest)}
+    return parts | {("", ""): ResultPart(label=KIND, values=rest)}
 
 
 def _differ(stored: Mapping[str, object], again: Mapping[str, object]) -> Iterator[str]:

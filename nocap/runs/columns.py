@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from nocap.config.keys import require
-from nocap.display import BYTES, NONE, count, duration, shorten, size, whole
+from nocap.display import BYTES, NONE, count, duration, integer, shorten, size
 from nocap.judge.arm_labels import has
 from nocap.judge.arms import spell
 from nocap.store import lease
@@ -136,7 +136,7 @@ _define(RunColumn(name="machine", of=lambda run: run.machine_name))
 _define(RunColumn(name="started", of=lambda run: run.attempt.get("started"), order=moment))
 _define(RunColumn(name="age", of=age_s, show=age))
 _define(RunColumn(name="size", of=lambda run: size_of(run.folder), show=size))
-_define(RunColumn(name="steps", of=lambda run: run.number("steps"), show=whole))
+_define(RunColumn(name="steps", of=lambda run: run.number("steps"), show=integer))
 _define(RunColumn(name="tokens", of=lambda run: run.number("tokens"), show=count))
 _define(RunColumn(name="wall_s", of=lambda run: run.number("clock_s", "wall"), show=duration))
 for _name in OF_A_RUN:

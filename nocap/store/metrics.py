@@ -12,7 +12,7 @@ from datetime import datetime
 from enum import Enum
 
 from nocap.config.keys import require
-from nocap.display import count, duration, loss, three_digits, whole
+from nocap.display import count, duration, integer, loss, three_digits
 
 
 class Better(Enum):
@@ -153,7 +153,7 @@ _define(
         kind=Kind.seed,
         made_by="train",
         wording=_fewer("steps"),
-        show=whole,
+        show=integer,
     )
 )
 _define(
@@ -210,7 +210,7 @@ _define(
         kind=Kind.exact,
         made_by="clock",
         wording=_less("memory"),
-        show=whole,
+        show=integer,
         path=("memory_mib", "model"),
         curve="memory/model_mib",
     )
@@ -246,7 +246,7 @@ _define(
         kind=Kind.clock,
         made_by="command",
         wording=_less("memory"),
-        show=whole,
+        show=integer,
     )
 )
 # Of steps.
@@ -259,7 +259,7 @@ _define(
         kind=Kind.clock,
         made_by="steps",
         wording=FASTER,
-        show=whole,
+        show=integer,
         path=("tokens_per_s",),
         curve="perf/tokens_per_s",
     )
@@ -284,7 +284,7 @@ _define(
         kind=Kind.exact,
         made_by="steps",
         wording=_less("memory"),
-        show=whole,
+        show=integer,
     )
 )
 _define(
@@ -307,7 +307,7 @@ _define(
         kind=Kind.exact,
         made_by="steps",
         wording=_less("cache"),
-        show=whole,
+        show=integer,
     )
 )
 # Over the `parts` of a claim.
@@ -383,7 +383,7 @@ _define(
         kind=Kind.clock,
         made_by="decoding",
         wording=FASTER,
-        show=whole,
+        show=integer,
     )
 )
 _define(

@@ -10,7 +10,7 @@ from statistics import median_high
 from nocap.config.bounded import read_text
 from nocap.config.keys import require
 from nocap.config.outward import redact
-from nocap.display import count, loss, whole
+from nocap.display import count, integer, loss
 from nocap.report import forest
 from nocap.report.table import Column, Table, one_line, tame
 from nocap.report.terminal import prose
@@ -51,9 +51,9 @@ ARM_COLUMNS = (
     Column(title="tokens", show=count),
     Column(title="trials"),
     Column(title="val loss"),
-    Column(title="tokens/s (train)", show=whole),
-    Column(title="tokens/s (bench)", show=whole),
-    Column(title="MiB", show=whole),
+    Column(title="tokens/s (train)", show=integer),
+    Column(title="tokens/s (bench)", show=integer),
+    Column(title="MiB", show=integer),
     Column(title="overrides"),
 )
 TRIAL_COLUMNS = (

@@ -339,7 +339,7 @@ def _ask(
     return dict(answer.get("data") or {})
 
 
-def _rows_there(settings: Any, place: MirrorPlace, *, timeout_s: float) -> int | None:
+def _rows_on_server(settings: Any, place: MirrorPlace, *, timeout_s: float) -> int | None:
     """Return how many rows the server has of a run; None: it has no such run.
 
     Errors:
@@ -574,13 +574,13 @@ class WandbSession(TrackerSession):
         expected = self._place.rows + self.sent
         while True:
             try:
-                there = _rows_there(settings, self._place, timeout_s=ASK_S) or 0
+                n_rows = _rows_on_server(settings, self._place, timeout_s=ASK_S) or 0
             except OSError as error:
                 return f"the server does not answer which rows it has: {line_of(error)}"
-            if there >= expected:
+            if n_rows >= expected:
                 return ""
             if time.monotonic() > deadline:
-                return f"the server has {there} of {expected} rows"
+                return f"the server has {n_rows} of {expected} rows"
             time.sleep(0.2)
 
     def _not_sent(self, reason: str) -> None:
@@ -675,7 +675,7 @@ def _opened_online(
     tracker: Wandb, facts: RunFacts, settings: Any, *, timeout_s: float, resent: bool = False
 ) -> WandbSession:
     deadline = time.monotonic() + timeout_s
-    place = _place_there(tracker, facts, settings, timeout_s=timeout_s)
+    place = _place_on_server(tracker, facts, settings, timeout_s=timeout_s)
     place.write(facts.run_dir)
     left_s = max(1.0, deadline - time.monotonic())
     run = _init(tracker, facts, place, mode="online", timeout_s=left_s, resent=resent)
@@ -694,7 +694,7 @@ def _place_of(facts: RunFacts) -> MirrorPlace:
     return replace(place, complete=False, rows=0)
 
 
-def _place_there(
+def _place_on_server(
     tracker: Wandb, facts: RunFacts, settings: Any, *, timeout_s: float
 ) -> MirrorPlace:
     """Return where a run is sent, with the rows that the server has of it. One that was deleted
@@ -708,7 +708,7 @@ def _place_there(
         return before
     entity = tracker.entity or before.entity
     place = replace(before, server=settings.base_url, project=tracker.project, entity=entity)
-    rows = _rows_there(settings, place, timeout_s=timeout_s)
+    rows = _rows_on_server(settings, place, timeout_s=timeout_s)
     if place != before:
         return replace(place, rows=rows or 0, report="", end="")
     if rows is not None:
