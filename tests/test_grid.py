@@ -29,8 +29,12 @@ from tests.test_tracking import inspect
 TRAINING = ("torch", "wandb", "tqdm", "optuna", "submitit", "ray", "tiktoken", "safetensors")
 DRAWING = ("jinja2", "markupsafe", "matplotlib", "pandas")
 ROOMS = ("nocap.sessions", "nocap.sources", "nocap.study", "nocap.measure", "nocap.model")
-OF_PAGES = ("nocap.report.comparison", "nocap.report.page", "nocap.report.curves")
-OF_CLAIMS = ("nocap.judge.claim", "nocap.judge.verdict", "nocap.judge.turns", "nocap.judge.power")
+OF_PAGES = (
+    "nocap.report.comparison_page",
+    "nocap.report.html_page",
+    "nocap.report.comparison_charts",
+)
+OF_CLAIMS = ("nocap.judge.claim", "nocap.judge.verdict", "nocap.judge.races", "nocap.judge.power")
 
 # --- the whole grid, checked ----------------------------------------------------------------------
 
@@ -372,7 +376,7 @@ def test_a_finished_grid_imports_neither_what_trains_nor_what_draws_pages(small_
     lines = [line for line in done.stderr.splitlines() if line.startswith("import time:")]
     imported = {line.rpartition("|")[2].strip() for line in lines}
     assert "nocap.judge.compare" in imported
-    assert "nocap.report.arms" in imported
+    assert "nocap.report.comparison_tables" in imported
     tops = {name.partition(".")[0] for name in imported}
     assert not tops & {*TRAINING, *DRAWING}
     rooms = {".".join(name.split(".")[:2]) for name in imported}
