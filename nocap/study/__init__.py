@@ -23,7 +23,6 @@ From what was measured to the pages:
     study_schema         the types of the result as JSON
     study_result         the result: written and read
     current_claims       what a study asks now; stored results are checked against it
-    next_sessions        the sessions that would decide what is left open
     claim_row            a claim in words, as a row of a table
     study_pages          tables for a terminal, the study's README, forest plots
     board                the leaderboard of a folder of studies
