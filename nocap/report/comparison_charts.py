@@ -112,7 +112,8 @@ class Charts:
         two tokenizers, or not known."""
         ratios = list[float]()
         for arm in self.arms:
-            for curve in (arm.mean, *(arm.mean | seed for seed in arm.seeds)):
+            for own in ({}, *arm.seeds):
+                curve: Mapping[str, Any] = {**arm.mean, **own}
                 for loss, bpb in zip(curve["val_loss"], curve["val_bpb"], strict=True):
                     if loss and bpb:
                         ratios.append(bpb / loss)
