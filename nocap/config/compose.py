@@ -35,7 +35,7 @@ OF_ARMS = ("precision", "compile", "micro_batch", "cuda_graphs")
 # of `trainer`: what follows from the machine and the shape
 DEFAULTS = (*OF_ARMS, "device", "threads")
 # of `trainer`: what other defaults name. OmegaConf would parse and resolve it for each of them: a
-# sixth of the time that a cell of a grid takes to compose.
+# seventh of the time that a cell of a grid takes to compose.
 NAMED = ("device", "batch_tokens")
 
 
