@@ -461,10 +461,17 @@ def _below(target: Path) -> list[Path]:
         return [target]
     if (target / GRID).is_file():
         return [cell.folder for cell in _cells(target) if cell.folder is not None]
+    return _in_order(run_folders(_place_of_runs(target)))
+
+
+def _place_of_runs(target: Path) -> Path:
     inner = target / "runs"
-    if inner.is_dir():
-        target = inner
-    return _in_order(run_folders(target))
+    return inner if inner.is_dir() else target
+
+
+def holds_runs(folder: Path) -> bool:
+    """Say whether a folder is a run's, or has runs in it. None of them is read."""
+    return _is_run(folder) or bool(run_folders(_place_of_runs(folder)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,7 +11,6 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -91,8 +90,7 @@ def _may_be_logs(path: str) -> bool:
     if (file / runs.GRID).is_file():
         return False
     if file.is_dir():
-        with suppress(ValueError):
-            return not runs.find(path)
+        return not runs.holds_runs(file)
     return file.exists()
 
 
