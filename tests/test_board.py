@@ -345,7 +345,7 @@ def test_what_a_claim_expects_is_said_in_words(
 def test_guards_are_said_in_words(shown: dict[str, ClaimRow]):
     assert shown["A0"].cells["guards"] == (
         "memory: 24.9% less memory, exact, allowed: no more memory; "
-        "validation loss: 0.4% lower loss [4.8% higher loss to 5.4% lower loss], n=3, "
+        "validation loss: 0.6% lower loss [1.6% higher loss to 2.6% lower loss], n=3, "
         "allowed: at most 2% higher loss"
     )
 
@@ -618,7 +618,8 @@ def test_a_claim_about_a_gpu_says_that_none_has_measured_it(shown: dict[str, Cla
 def test_equal_quality_is_shown_or_said_not_to_be(shown: dict[str, ClaimRow]):
     """Of A1 the loss is at most 1.6% higher, where 1% is allowed; of A4 it is the same."""
     unsettled = {name for name, row in shown.items() if "equal quality not shown" in row.notes}
-    assert {"A0", "A1.speed", "A2.attention", "A5.speed", "A6.speed"} <= unsettled
+    claims = {name.partition(",")[0] for name in unsettled}  # on either machine
+    assert {"A0", "A1.speed", "A2.attention", "A5.speed", "A6.speed"} <= claims
     assert unsettled.isdisjoint({"A4.speed", "A8.speed", "A17.memory", "A1.attention", "A5.mlp"})
 
 

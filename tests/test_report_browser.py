@@ -4,7 +4,9 @@ for anything."""
 from __future__ import annotations
 
 import itertools
+import math
 import random
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -218,6 +220,42 @@ def test_hover_reads_a_value_and_a_drag_zooms(
     mouse.dblclick(x, y)
     tab.settle()
     assert tab.line() == whole
+
+
+@pytest.mark.slow
+def test_each_arm_is_read_with_its_own_bits_per_byte(
+    page_of: Callable[..., Tab], grid: Comparison
+) -> None:
+    """The page leaves them out where they follow from the loss, and works them out again."""
+    tab = page_of(grid)
+    tab.page.focus("#curves")
+    losses = set()
+    for _ in grid.arms:
+        tab.page.keyboard.press("ArrowDown")
+        said = tab.page.wait_for_selector("#curves .tip:not([hidden])").text_content()
+        nats, bits = re.search(r"([\d.]+) nats/token, ([\d.]+) bits/byte", said).groups()
+        assert float(bits) == pytest.approx(float(nats) / math.log(2), abs=2e-4)
+        losses.add(nats)
+    assert len(losses) > 3
+    tab.page.click("[data-y='val_bpb']")
+    tab.page.click("[data-rel='base']")
+    tab.settle()
+    lines = tab.each("#curves .mark .line", "at.getAttribute('d')")
+    assert len(set(lines)) == len(lines)
+
+
+@pytest.mark.slow
+def test_zooming_shows_nothing_beyond_the_data(
+    page_of: Callable[..., Tab], grid: Comparison
+) -> None:
+    tab = page_of(grid)
+    tab.page.focus("#curves")
+    for key in ("Home", "ArrowRight", "+", "+", "-", "-", "-"):
+        tab.page.keyboard.press(key)
+    tab.settle()
+    ticks = tab.each("#curves > svg > text", "at.textContent")
+    assert ticks
+    assert not [tick for tick in ticks if re.fullmatch(r"[-−]\d[\d,]*", tick)]
 
 
 def crowded(record: Record) -> Record:

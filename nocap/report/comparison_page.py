@@ -105,10 +105,11 @@ def _arms(
 
 
 def _besides(speed: Table, costs: Table) -> Iterator[str]:
-    """Say of each arm its speed, the first ratio of that table, and the costs that are not the
-    baseline's."""
+    """Say of each arm its speed and memory, the ratios of that table, and the costs that are not
+    the baseline's."""
     for timed, cost in zip(speed.cells, costs.cells, strict=True):
-        parts = [str(cell) for cell in timed[2:3] if cell.text != display.NONE]
+        ratios = timed[2::2]
+        parts = [str(cell) for cell in ratios if cell.text != display.NONE]
         for title, cell in zip(costs.head, cost, strict=True):
             if cell.small:
                 parts.append(f"{title} {cell.small}")

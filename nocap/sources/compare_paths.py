@@ -122,4 +122,6 @@ def _is_result(path: str) -> bool:
     file = expanded(path)
     if file.suffix != ".json" or not file.exists() or file.is_dir():
         return False
+    if not file.is_file():  # a pipe, which would never end: who reads a result refuses it
+        return True
     return not hf.recognises(sample(file))

@@ -172,10 +172,13 @@ const page = (() => {
       zoomed[id] = ranges && { key: chosen.key, x: { ...x, range: ranges[0] }, y: { ...y, range: ranges[1] } };
       chart(id, chosen);
     };
-    // So many times the ranges, around what is read or the middle.
+    // So many times the ranges, around what is read or the middle, and never beyond the data.
     function scale(times, hit) {
-      const part = (axis, px) => [-1, 1].map((side) => axis.value(px + (side * times * (axis.end - axis.start)) / 2));
-      change([part(ax, hit ? hit.px : (ax.start + ax.end) / 2), part(ay, hit ? hit.py : (ay.start + ay.end) / 2)]);
+      const part = (axis, px, key) => {
+        const values = marks.flatMap((mark) => mark[key].filter(known));
+        return [-1, 1].map((side) => Math.max(least(values), Math.min(most(values), axis.value(px + (side * times * (axis.end - axis.start)) / 2))));
+      };
+      change([part(ax, hit ? hit.px : (ax.start + ax.end) / 2, "x"), part(ay, hit ? hit.py : (ay.start + ay.end) / 2, "y")]);
     }
     pressed[id] = { "+": (hit) => scale(0.5, hit), "=": (hit) => scale(0.5, hit), "-": (hit) => scale(2, hit), "0": () => change(null), ...chosen.keys };
     read(id, holder, svg, tip, seen.filter((one) => one.hover));

@@ -4,9 +4,10 @@
   // A column that is the baseline's, as the steps are, is there once; and so is one of a seed that is its arm's mean.
   // Bits per byte that are everywhere so many times the loss are not there at all.
   const base = data.arms[0].mean;
+  const columns = Object.keys(base);
   for (const { mean, seeds } of data.arms) {
     for (const curve of [mean, ...seeds]) {
-      for (const key in base) curve[key] ??= (curve === mean ? base : mean)[key];
+      for (const key of columns) curve[key] ??= (curve === mean ? base : mean)[key];
       curve.val_bpb ??= curve.val_loss.map((loss) => known(loss) ? loss * data.bits : null);
     }
   }
