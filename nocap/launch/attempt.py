@@ -220,9 +220,11 @@ class Attempt:
             )
 
     def _imports(self) -> tuple[str, ...]:
-        """Name what the worker may need beside torch."""
+        """Name what the worker may need beside torch. On a GPU it imports the compiler itself: the
+        compiler's import counts the devices, and no process that was forked after that can use
+        one."""
         run = self.plan.run
-        if run.trainer.compile is Compile.off:
+        if run.trainer.compile is Compile.off or run.trainer.device is Device.cuda:
             return run.tracker.imports
         return (*run.tracker.imports, COMPILER)
 
