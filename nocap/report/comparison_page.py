@@ -109,7 +109,8 @@ def _besides(speed: Table, costs: Table) -> Iterator[str]:
     the baseline's."""
     for timed, cost in zip(speed.cells, costs.cells, strict=True):
         ratios = timed[2::2]
-        parts = [str(cell) for cell in ratios if cell.text != display.NONE]
+        texts = [str(cell) for cell in ratios if cell.text != display.NONE]
+        parts = list(dict.fromkeys(texts))  # one reason may refuse both
         for title, cell in zip(costs.head, cost, strict=True):
             if cell.small:
                 parts.append(f"{title} {cell.small}")
