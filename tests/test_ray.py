@@ -234,7 +234,9 @@ def test_a_grid_outlives_a_node(cluster, tmp_path):
     wait_until(lambda: found.append(stopped(out)) or found[-1], "a run in the middle", limit_s=600)
     lost, worker = found[-1]
     task = status_of(status_of(worker)[1])[1]  # what started the command that started the worker
-    cluster.remove_node(cluster.raylets[status_of(task)[1]], allow_graceful=False)
+    node = cluster.raylets[status_of(task)[1]]
+    os.kill(task, signal.SIGKILL)  # as all processes of a node end with it
+    cluster.remove_node(node, allow_graceful=False)
     done = running.end()
     assert done.code == 0, done
     assert done.err == "", done
