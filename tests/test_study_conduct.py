@@ -336,6 +336,21 @@ def test_a_program_adds_the_sessions_that_would_decide(
     assert last["next"] is None
 
 
+def test_the_next_sessions_are_beyond_all_that_were_held(
+    lab: Lab, capsys: pytest.CaptureFixture[str]
+):
+    """Also where this command asks for fewer of them than one before."""
+    speedup = [1.21, 1.28, 1.235]
+    lab.speed = lambda arm, number: 1000 * (speedup[number % 3] if arm == "mqa" else 1)
+    written(lab.root / "made", study(claims=[SPEED]))
+    words = [str(lab.root / "made"), f"output_dir={lab.root / 'out'}"]
+    answered(capsys, *words, "sessions=6", "--json")
+    again = answered(capsys, *words, "--json")
+    (claim,) = again["claims"]
+    assert claim["n"] == 6
+    assert again["next"]["sessions"] == 6 + claim["more"]["session"]
+
+
 def test_no_sessions_are_next_where_seeds_are_missing_too(
     lab: Lab, capsys: pytest.CaptureFixture[str]
 ):

@@ -30,10 +30,10 @@ def next_sessions(
     if not needed:
         return None
     more_sessions = max(needed)
-    at = outcome.plan.at
-    count = at.sessions + more_sessions
     files = [*chain(*outcome.evidence.sessions.values())]
-    minutes = more_sessions * (at.apart_min + _minutes_of_one(files))
+    # an earlier command may have asked for more sessions than this one
+    count = max(file.number for file in files) + more_sessions
+    minutes = more_sessions * (outcome.plan.at.apart_min + _minutes_of_one(files))
     words = [*command, f"sessions={count}", "--json"]
     return NextSessions(command=words, sessions=count, minutes=round(minutes, 3))
 

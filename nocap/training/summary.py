@@ -38,14 +38,11 @@ def summarize(
             last = row
     spikes = [row["step"] for row in rows if "train/spike" in row]
     tokens = run.tokens_before(step)
+    epoch_tokens = totals.pop("train_windows", 0) * run.model.seq_len
     tokens_per_s = None
     training_s = clock_s["train"] + clock_s["data"]
     if step and training_s:
         tokens_per_s = tokens / training_s
-    epoch_s = None
-    epoch_tokens = totals.pop("train_windows", 0) * run.model.seq_len
-    if tokens_per_s and epoch_tokens:
-        epoch_s = epoch_tokens / tokens_per_s
     data = manifest["data"]
     identified = {
         "status": status,
@@ -62,14 +59,13 @@ def summarize(
         "steps": step,
         "tokens": tokens,
     }
+    noticed = {"spikes": spikes, "logged": _logged(rows)}
     speed = {
         "tokens_per_s": tokens_per_s,
-        "epoch_s": epoch_s,
-        "spikes": spikes,
+        "epoch_s": _epoch_s(epoch_tokens, tokens_per_s),
         "step_ms": _quantiles(rows, "perf/step_ms"),
         "token_us": _median(rows, "perf/token_us"),
         **_mfu(run, tokens_per_s, totals),
-        "logged": _logged(rows),
     }
     machine = {
         "flops_per_token": None,
@@ -82,7 +78,14 @@ def summarize(
         "devices": run.trainer.devices,
         "attempts": len(manifest["attempts"]),
     }
-    return {**identified, **reached, **speed, **machine, **totals}
+    return {**identified, **reached, **noticed, **speed, **machine, **totals}
+
+
+def _epoch_s(epoch_tokens: int, tokens_per_s: float | None) -> float | None:
+    """Return the seconds that an epoch takes; `None`: it is not known."""
+    if not tokens_per_s or not epoch_tokens:
+        return None
+    return epoch_tokens / tokens_per_s
 
 
 def _quantiles(rows: Sequence[Row], key: str) -> dict[str, float] | None:
