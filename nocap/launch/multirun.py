@@ -243,15 +243,13 @@ def train_grid(grid: Grid, command: Command, *, before: Path | None = None) -> i
     todo = [cell.plan.run for cell in grid.cells if cell.plan.identity not in results]
     executor = _begin(grid, command.launcher, todo)
     stopped = False
-    if todo:
-        runner = Runner(
-            grid, executor, fail_fast=flags.fail_fast, detach=flags.detach, results=results
-        )
-        try:
+    with closing(executor):
+        if todo:
+            runner = Runner(
+                grid, executor, fail_fast=flags.fail_fast, detach=flags.detach, results=results
+            )
             results = runner.run()
-        finally:
-            executor.close()
-        stopped = runner.stopping
+            stopped = runner.stopping
     statuses = {result.status for result in results.values()}
     # one that had no job to leave has come to its end
     stopped = stopped and (not flags.detach or RunStatus.waiting in statuses)
