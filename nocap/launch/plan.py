@@ -268,7 +268,7 @@ def _damage(folder: Path, identity: str) -> Iterator[str]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class End:
-    """How a run has ended, as its folder has it: neither, where it has not."""
+    """The end of a run, as its folder shows it. A run that has not ended has neither part."""
 
     summary: dict[str, Any] | None = None
     damage: ValueError | None = None  # why the summary is not believed
