@@ -14,7 +14,7 @@ import yaml
 
 from nocap.config.plain import made
 from nocap.judge.claim import Claim
-from nocap.judge.verdict import Gain, Verdict, Word
+from nocap.judge.verdict import ClaimWord, Gain, Verdict
 from nocap.sessions.figures import PLACES, SessionFile
 from nocap.store.metrics import Ending
 from nocap.store.runs import Curve, Record
@@ -149,7 +149,7 @@ def made_arm(name: str, *, params: float | None = None, step_ms: Sequence[float]
     )
 
 
-def made_verdict(word: Word, gain: Gain) -> Verdict:
+def made_verdict(word: ClaimWord, gain: Gain) -> Verdict:
     endings: dict[Ending, list[str]] = {ending: [] for ending in Ending}
     return Verdict(
         word=word,

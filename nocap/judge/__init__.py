@@ -37,4 +37,9 @@ A judge for each kind of question:
 
     comparison_schema   the types of a comparison as JSON
     comparison_json     a comparison as these types
+
+Each judgement has a `word`: a `DifferenceWord` of an arm beside the baseline (`differences`), a
+`ClaimWord` of a claim (`verdict`), a `ProposalWord` of a proposal (`proposal`). `word_with_reason`
+is the text that a person reads. In JSON a difference has the word as `outcome` and that text as
+`verdict`.
 """

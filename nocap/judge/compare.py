@@ -363,7 +363,8 @@ class _Rows:
         difference = None
         if arm is not base:
             against = base
-            difference = _word(arm, base, self.table.differences[arm.id], allow=self.allow)
+            gap = self.table.differences[arm.id]
+            difference = _confounded_or_same(gap, arm, base, allow=self.allow)
         to_target = None
         if self.target_loss is not None:
             to_target = time_to_target.reach(
@@ -401,11 +402,14 @@ def _mean(arm: Arm, metric: str, seeds: Collection[int]) -> float | None:
     return fmean(known) if known else None
 
 
-def _word(arm: Arm, base: Arm, gap: Difference, *, allow: Collection[str]) -> Difference:
-    """Return the difference; what confounds it goes before any other word."""
+def _confounded_or_same(
+    gap: Difference, arm: Arm, base: Arm, *, allow: Collection[str]
+) -> Difference:
+    """Return the difference with the word *confounded* where something confounds the two arms, else
+    as it is."""
     reasons = confounders(arm, base, allowed=allow)
     if reasons:
-        return replace(gap, outcome=DifferenceWord.confounded, reason=", ".join(reasons))
+        return replace(gap, word=DifferenceWord.confounded, reason=", ".join(reasons))
     return gap
 
 

@@ -35,8 +35,8 @@ class IntervalJson(Schema, frozen=True, kw_only=True):
 class DifferenceJson(IntervalJson, frozen=True, kw_only=True):
     """An arm's or a level's loss less the baseline's, with its word."""
 
-    outcome: str
-    verdict: str  # the outcome with its reason
+    outcome: str  # the word
+    verdict: str  # the word with its reason
 
 
 class TimeAtEqualLossJson(Schema, frozen=True, kw_only=True):

@@ -52,20 +52,20 @@ class Difference:
 
     # of the metric less the baseline's; whoever races or benches says a ratio or a gain
     estimate: Estimate
-    outcome: DifferenceWord
+    word: DifferenceWord
     reason: str = ""  # why there is no verdict, what confounds it, or on what it depends
 
     @property
-    def verdict(self) -> str:
+    def word_with_reason(self) -> str:
         """Return the word with its reason."""
-        if self.outcome is DifferenceWord.depends:
+        if self.word is DifferenceWord.depends:
             return f"depends on {self.reason}"
         if self.reason:
-            return f"{self.outcome.value} ({self.reason})"
-        return self.outcome.value
+            return f"{self.word.value} ({self.reason})"
+        return self.word.value
 
 
-def outcome(
+def word_of_interval(
     estimate: Estimate, *, better: Better = Better.higher, tie: float = ROUNDING
 ) -> DifferenceWord:
     """Return what an interval shows of a gain, or of a number of which less is better: better or
@@ -82,9 +82,9 @@ def outcome(
 
 def difference(estimate: Estimate, *, metric: str, floor: float = ROUNDING) -> Difference:
     """Return what an interval shows of an arm's number less the baseline's."""
-    word = outcome(estimate, better=METRICS[metric].better, tie=floor)
+    word = word_of_interval(estimate, better=METRICS[metric].better, tie=floor)
     reason = f"n={estimate.n}" if word is DifferenceWord.undecided else ""
-    return Difference(estimate=estimate, outcome=word, reason=reason)
+    return Difference(estimate=estimate, word=word, reason=reason)
 
 
 # --- which arms, which seeds ----------------------------------------------------------------------
@@ -130,14 +130,14 @@ class Pair:
         estimate = self._alone()
         if self.arm.diverged or self.base.diverged:
             return Difference(
-                estimate=estimate, outcome=DifferenceWord.diverged, reason=self._diverged()
+                estimate=estimate, word=DifferenceWord.diverged, reason=self._diverged()
             )
         reason = self._unfinished()
         if reason:
-            return Difference(estimate=estimate, outcome=DifferenceWord.unfinished, reason=reason)
+            return Difference(estimate=estimate, word=DifferenceWord.unfinished, reason=reason)
         if not math.isfinite(estimate.high):
             return Difference(
-                estimate=estimate, outcome=DifferenceWord.undecided, reason=f"n={estimate.n}"
+                estimate=estimate, word=DifferenceWord.undecided, reason=f"n={estimate.n}"
             )
         return None
 

@@ -129,7 +129,7 @@ def holes(arms: Sequence[Arm], base: Arm, table: Differences) -> Iterator[str]:
     """Say which arms keep a full crossing from being read by factor."""
     apart = [arm for arm in arms if arm is not base and arm.id not in table.members]
     if apart and table.members and crossing(arms, base) is not None:
-        why = (f"{arm.label} ({table.differences[arm.id].verdict})" for arm in apart)
+        why = (f"{arm.label} ({table.differences[arm.id].word_with_reason})" for arm in apart)
         yield f"not read by factor: without {shorten(why)} the grid has holes"
 
 

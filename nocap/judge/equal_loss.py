@@ -26,7 +26,7 @@ import numpy as np
 
 from nocap.judge.arms import Arm, changes
 from nocap.judge.confounders import confounders
-from nocap.judge.differences import DifferenceWord, outcome
+from nocap.judge.differences import DifferenceWord, word_of_interval
 from nocap.judge.interval import LEAST_PAIRS, Array, Estimate, of_arms, of_pairs, seeds_to_show
 from nocap.judge.pace import Paces, less
 
@@ -49,12 +49,12 @@ class TimeAtEqualLoss:
     @classmethod
     def of(cls, logarithm: Estimate, *, look: int) -> TimeAtEqualLoss:
         seeds = None
-        if outcome(logarithm) is DifferenceWord.unclear:
+        if word_of_interval(logarithm) is DifferenceWord.unclear:
             seeds = seeds_to_show(logarithm, look=look)
         return cls(ratio=logarithm.exp(), seeds=seeds)
 
     @property
-    def outcome(self) -> DifferenceWord:
+    def word(self) -> DifferenceWord:
         """Say whether the arm takes less time for its loss, or more."""
         if self.ratio is None or self.ratio.low <= 0 or not math.isfinite(self.ratio.high):
             return DifferenceWord.undecided

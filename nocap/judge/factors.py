@@ -405,9 +405,9 @@ def _factor(
     levels = list[Level]()
     for level, estimate in reader.levels(axis).items():
         gap = difference(estimate, metric=reader.metric, floor=reader.floor)
-        word = _word(reader, axis, level, gap, shown, allow)
+        gap = _confounded_depends_or_same(gap, reader, axis, level, shown, allow)
         speed = speeds[level].exp() if level in speeds else None
-        levels.append(Level(name=level, difference=word, speed=speed))
+        levels.append(Level(name=level, difference=gap, speed=speed))
     over = dict[str, int]()
     for other, key in enumerate(crossed.keys):
         if other != axis:
@@ -421,31 +421,49 @@ def _factor(
     )
 
 
-def _word(
+def _confounded_depends_or_same(
+    gap: Difference,
     reader: _Reader,
     axis: int,
     level: str,
-    gap: Difference,
     shown: Sequence[Interaction],
     allow: Collection[str],
 ) -> Difference:
-    """Return the difference; what confounds an arm of the level goes before its word, and so does a
-    key on which the sign depends."""
-    crossed = reader.crossed
+    """Return a level's difference with the word *confounded* where something confounds an arm of
+    the level, else with *depends* where its sign depends on another key, else as it is."""
+    reasons = _confounders_of_level(reader.crossed, axis, level, allow)
+    if reasons:
+        return replace(gap, word=DifferenceWord.confounded, reason=", ".join(reasons))
+    keys = _keys_that_decide_the_sign(reader, axis, level, shown)
+    if keys:
+        return replace(gap, word=DifferenceWord.depends, reason=", ".join(keys))
+    return gap
+
+
+def _confounders_of_level(
+    crossed: Crossing, axis: int, level: str, allow: Collection[str]
+) -> list[str]:
+    """List what confounds the arms that have a level, each beside the arm with the baseline's."""
     reasons: dict[str, None] = {}
     for point, beside in crossed.others(axis, level):
-        reasons |= dict.fromkeys(
-            confounders(crossed.arms[point], crossed.arms[beside], allowed=allow)
-        )
-    if reasons:
-        return replace(gap, outcome=DifferenceWord.confounded, reason=", ".join(reasons))
+        of_pair = confounders(crossed.arms[point], crossed.arms[beside], allowed=allow)
+        reasons |= dict.fromkeys(of_pair)
+    return list(reasons)
+
+
+def _keys_that_decide_the_sign(
+    reader: _Reader, axis: int, level: str, shown: Sequence[Interaction]
+) -> list[str]:
+    """List the other keys of the shown interactions that have this level, where it is a gain beside
+    some of their levels and a loss beside others; else none."""
     means = [fmean(row) for row in reader.effects(axis, level)]
+    if not min(means) < 0 < max(means):
+        return []
+    crossed = reader.crossed
     labels = {arm.label for point, arm in crossed.arms.items() if point[axis] == level}
     keys: dict[str, None] = {}
     for interaction in shown:
         if interaction.arm in labels:
             keys |= dict.fromkeys(interaction.keys)
     keys.pop(crossed.keys[axis], None)
-    if keys and min(means) < 0 < max(means):
-        return replace(gap, outcome=DifferenceWord.depends, reason=", ".join(keys))
-    return gap
+    return list(keys)

@@ -55,7 +55,7 @@ from nocap.store.metrics import (
 VERSION = 4  # of these rules: another number, other verdicts
 
 
-class Word(Enum):
+class ClaimWord(Enum):
     confirmed = "confirmed"
     exceeded = "exceeded"
     refuted = "refuted"
@@ -231,7 +231,7 @@ class Missing:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    word: Word
+    word: ClaimWord
     reason: Reason | None  # null where confirmed or exceeded
     primary: Gain
     guards: list[Gain]  # in the claim's order: the gain, which may be as far below 0 as the margin
@@ -263,7 +263,7 @@ class Verdict:
     def more(self) -> dict[str, int] | None:
         """Return how many more seeds, sessions or both would decide; `None`: it is decided, or no
         number would."""
-        if self.word is not Word.inconclusive:
+        if self.word is not ClaimWord.inconclusive:
             return None
         by_unit: dict[str, int] = {}
         for gain in (self.primary, *self.guards):
@@ -330,7 +330,7 @@ def judge(
             used += row
     primary, *guards = gains
     why = _why_refused(used)
-    word, reason = _word(claim, primary, guards)
+    word, reason = _word_of_gains(claim, primary, guards)
     if why is not None and reason is Reason.undecided:
         reason = Reason.refused
     return Verdict(
@@ -370,32 +370,34 @@ def _why_refused(used: Sequence[Measurement]) -> str | None:
     return None
 
 
-def _word(claim: Claim, primary: Gain, guards: Sequence[Gain]) -> tuple[Word, Reason | None]:
+def _word_of_gains(
+    claim: Claim, primary: Gain, guards: Sequence[Gain]
+) -> tuple[ClaimWord, Reason | None]:
     if not all(gain.enough for gain in (primary, *guards)):
-        return Word.inconclusive, Reason.missing
+        return ClaimWord.inconclusive, Reason.missing
     more_is_better = claim.scale is not Scale.value or METRICS[claim.metric].better is Better.higher
     positions = [guard.position() for guard in guards]
-    return decide(
+    return word_of_positions(
         primary.position(), positions, above_refutes=claim.two_sided or not more_is_better
     )
 
 
-def decide(
+def word_of_positions(
     position: int, guards: Sequence[int], *, above_refutes: bool = False
-) -> tuple[Word, Reason | None]:
+) -> tuple[ClaimWord, Reason | None]:
     """Return the word for where an interval lies to what was stated (`Estimate.position`), and each
     guard's to its margin."""
     if -1 in guards:
-        return Word.refuted, Reason.guard
+        return ClaimWord.refuted, Reason.guard
     if position == -1:
-        return Word.refuted, Reason.below
+        return ClaimWord.refuted, Reason.below
     if position == 1 and above_refutes:
-        return Word.refuted, Reason.above
+        return ClaimWord.refuted, Reason.above
     if position == 2 or 2 in guards:
-        return Word.inconclusive, Reason.undecided
+        return ClaimWord.inconclusive, Reason.undecided
     if position == 1:
-        return Word.exceeded, None
-    return Word.confirmed, None
+        return ClaimWord.exceeded, None
+    return ClaimWord.confirmed, None
 
 
 def _is_beyond_bound(claim: Claim, primary: Gain) -> bool:
