@@ -14,7 +14,8 @@ import yaml
 
 from nocap.config.plain import made
 from nocap.judge.claim import Claim
-from nocap.judge.verdict import ClaimWord, Gain, Verdict
+from nocap.judge.gain import Gain
+from nocap.judge.verdict import ClaimWord, Verdict
 from nocap.sessions.figures import PLACES, SessionFile
 from nocap.store.metrics import Ending
 from nocap.store.runs import Curve, Record

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from nocap.judge.verdict import Gain
+from nocap.judge.gain import Gain
 from nocap.report.words import stated
 from nocap.store.metrics import METRICS, Per, Scale
 from nocap.study import board, claim_row, current_claims, study_pages

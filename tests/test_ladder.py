@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from nocap.judge.verdict import ClaimWord, Gain
+from nocap.judge.gain import Gain
+from nocap.judge.verdict import ClaimWord
 from nocap.store.metrics import METRICS, Per, Scale
 from nocap.study.study_result import StudyResult
 from tests.conftest import REPO

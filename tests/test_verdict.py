@@ -14,8 +14,9 @@ from scipy import stats
 from nocap.judge import verdict
 from nocap.judge.cautious_interval import Declared
 from nocap.judge.claim import Claim, Guard, Mechanism
+from nocap.judge.claim_gains import Missing
 from nocap.judge.interval import Estimate
-from nocap.judge.verdict import ClaimWord, Missing, Reason, Verdict
+from nocap.judge.verdict import ClaimWord, Reason, Verdict
 from nocap.report import words as words_of
 from nocap.store.metrics import METRICS, Ending, Measurement, Per, Scale
 

@@ -16,7 +16,7 @@ from trend import LEAST_SIZES, Trend, trend
 
 from nocap.display import NONE, count
 from nocap.judge.claim import TO_TARGET
-from nocap.judge.interval import Estimate
+from nocap.judge.interval import Estimate, Position
 from nocap.report import forest
 from nocap.report.table import Column, Table
 from nocap.report.words import measured as in_words
@@ -71,9 +71,10 @@ class Ladder:
             return f"cannot be told: fewer than {LEAST_SIZES} sizes were measured"
         if self.trend and not self.trend.straight:
             return "cannot be told: not the same from size to size"
-        if self.decade.position(1 / HOLDS, HOLDS) == 0:
+        if self.decade.position(1 / HOLDS, HOLDS) is Position.within:
             return "holds"
-        return {1: "grows", -1: "shrinks"}.get(self.decade.position(1.0, 1.0), "cannot be told")
+        words = {Position.above: "grows", Position.below: "shrinks"}
+        return words.get(self.decade.position(1.0, 1.0), "cannot be told")
 
     @property
     def far(self) -> Estimate | None:

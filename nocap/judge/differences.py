@@ -19,6 +19,7 @@ from nocap.judge.interval import (
     ROUNDING,
     BySeed,
     Estimate,
+    Position,
     logarithms,
     of_arms,
     of_arms_apart,
@@ -73,9 +74,9 @@ def word_of_interval(
     if not math.isfinite(estimate.high):
         return DifferenceWord.undecided
     position = estimate.position(0.0, 0.0, tie=tie)
-    if position not in (1, -1):
+    if position not in (Position.above, Position.below):
         return DifferenceWord.unclear
-    is_above = position == 1
+    is_above = position is Position.above
     more_is_better = better is Better.higher
     return DifferenceWord.better if is_above == more_is_better else DifferenceWord.worse
 

@@ -27,7 +27,15 @@ import numpy as np
 from nocap.judge.arms import Arm, changes
 from nocap.judge.confounders import confounders
 from nocap.judge.differences import DifferenceWord, word_of_interval
-from nocap.judge.interval import LEAST_PAIRS, Array, Estimate, of_arms, of_pairs, seeds_to_show
+from nocap.judge.interval import (
+    LEAST_PAIRS,
+    Array,
+    Estimate,
+    Position,
+    of_arms,
+    of_pairs,
+    seeds_to_show,
+)
 from nocap.judge.pace import Paces, less
 
 SHARES = (0.7, 1.4)  # of the baseline's steps
@@ -59,9 +67,11 @@ class TimeAtEqualLoss:
         if self.ratio is None or self.ratio.low <= 0 or not math.isfinite(self.ratio.high):
             return DifferenceWord.undecided
         position = self.ratio.position(1.0, 1.0)
-        return {-1: DifferenceWord.better, 1: DifferenceWord.worse}.get(
-            position, DifferenceWord.unclear
-        )
+        if position is Position.below:
+            return DifferenceWord.better
+        if position is Position.above:
+            return DifferenceWord.worse
+        return DifferenceWord.unclear
 
 
 # --- the baseline's lengths -----------------------------------------------------------------------

@@ -22,7 +22,7 @@ from nocap.judge.arms import ABSENT, Arm, chosen, command_keys, setting, swept_k
 from nocap.judge.confounders import confounders, is_noisy
 from nocap.judge.differences import Difference, Differences, DifferenceWord, difference
 from nocap.judge.equal_loss import EqualLoss, Logarithms, TimeAtEqualLoss, judge_rows, mean_of
-from nocap.judge.interval import ROUNDING, Estimate, of_arms
+from nocap.judge.interval import ROUNDING, Estimate, Position, of_arms
 from nocap.judge.pace import TOKEN_US, Paces, less
 from nocap.store.metrics import METRICS, Kind
 
@@ -296,7 +296,8 @@ class _Reader:
         for point, estimate in zip(several, estimates, strict=True):
             label = self.crossed.arms[point].label
             keys = [self.crossed.keys[axis] for axis in changed[point]]
-            is_shown = estimate.position(0.0, 0.0, tie=self.floor) in (-1, 1)
+            position = estimate.position(0.0, 0.0, tie=self.floor)
+            is_shown = position in (Position.below, Position.above)
             interactions.append(
                 Interaction(arm=label, keys=keys, estimate=estimate, shown=is_shown)
             )

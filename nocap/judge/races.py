@@ -23,6 +23,7 @@ from nocap.judge.interval import (
     LEAST_PAIRS,
     ROUNDING,
     Estimate,
+    Position,
     alike,
     analyses,
     analysis_of,
@@ -209,11 +210,14 @@ def _word_of_gain(
     positions = [
         guards[limit.metric.name].position(-limit.margin, math.inf) for limit in question.limits
     ]
-    guard = _first_at(question.limits, positions, -1) or _first_at(question.limits, positions, 2)
+    guard = _first_at(question.limits, positions, Position.below) or _first_at(
+        question.limits, positions, Position.across
+    )
     if question.expect is not None:
-        word, reason = word_of_positions(gain.position(*question.expect, tie=tie), positions)
-        return word, reason, guard
-    if -1 in positions:
+        position = gain.position(*question.expect, tie=tie)
+        claim_word, reason = word_of_positions(position, positions)
+        return claim_word, reason, guard
+    if Position.below in positions:
         return DifferenceWord.worse, Reason.guard, guard
     word = word_of_interval(gain, tie=tie)
     if guard and word is DifferenceWord.better:
@@ -221,10 +225,10 @@ def _word_of_gain(
     return word, None, ""
 
 
-def _first_at(limits: Sequence[Limit], positions: Sequence[int], side: int) -> str:
+def _first_at(limits: Sequence[Limit], positions: Sequence[Position], side: Position) -> str:
     """Name the first metric whose gain lies there to its limit; nothing where none does."""
     for limit, position in zip(limits, positions, strict=True):
-        if position == side:
+        if position is side:
             return limit.metric.name
     return ""
 

@@ -10,7 +10,9 @@ from functools import cached_property
 from nocap.display import NONE, listed, plural, shorten
 from nocap.judge.cautious_interval import Declared
 from nocap.judge.claim import Claim, Guard, Threshold
-from nocap.judge.verdict import ClaimWord, Gain, Missing, Reason
+from nocap.judge.claim_gains import Missing
+from nocap.judge.gain import Gain
+from nocap.judge.verdict import ClaimWord, Reason
 from nocap.report import words
 from nocap.report.table import one_line
 from nocap.store.metrics import METRICS, Ending, Metric, Per, Scale, part_title
