@@ -191,34 +191,34 @@ def scaled(arm: Arm, metric: str) -> BySeed:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Differences:
-    """The differences of arms, each with its word."""
+class DifferenceTable:
+    """The differences of the arms of a comparison, each with its word."""
 
-    differences: Mapping[str, Difference]  # arm's id → its own
+    by_arm: Mapping[str, Difference]  # by the arm's id
     seeds: list[int]  # that all its rows are over; none: they share too few
     members: frozenset[str]  # ids of the arms that are judged together
     look: int
 
 
-def together(pairs: Sequence[Pair]) -> Differences:
+def judge_together(pairs: Sequence[Pair]) -> DifferenceTable:
     """Judge arms together: each against one baseline, or each against the arm before it."""
     members = list[Pair]()
-    differences = dict[str, Difference]()
+    by_arm = dict[str, Difference]()
     for pair in pairs:
         own = pair.own_difference()
         if own is None:
             members.append(pair)
         else:
-            differences[pair.arm.id] = own
+            by_arm[pair.arm.id] = own
     look = max((pair.looks.count for pair in members), default=1)
-    seeds = common(members)
+    seeds = common_seeds(members)
     for pair, estimate in zip(members, estimates(members, seeds, look), strict=True):
-        differences[pair.arm.id] = difference(estimate, metric=pair.metric, floor=pair.floor)
+        by_arm[pair.arm.id] = difference(estimate, metric=pair.metric, floor=pair.floor)
     names = frozenset(pair.arm.id for pair in members)
-    return Differences(differences=differences, seeds=seeds, members=names, look=look)
+    return DifferenceTable(by_arm=by_arm, seeds=seeds, members=names, look=look)
 
 
-def common(members: Sequence[Pair]) -> list[int]:
+def common_seeds(members: Sequence[Pair]) -> list[int]:
     """List the seeds that all sides of these pairs share; none where they are too few for pairs."""
     if not members:
         return []

@@ -36,7 +36,7 @@ from nocap.judge.interval import (
     of_pairs,
     seeds_to_show,
 )
-from nocap.judge.pace import Paces, less
+from nocap.judge.pace import Paces, subtract
 
 SHARES = (0.7, 1.4)  # of the baseline's steps
 STEPS = "trainer.steps"
@@ -148,10 +148,11 @@ class Logarithms:
         float
     ]  # what rounds of a timing add; none, where the times are those of the runs
 
-    def less(self, other: Logarithms) -> Logarithms:
+    def minus(self, other: Logarithms) -> Logarithms:
         """Return what these have beyond others."""
         return Logarithms(
-            by_seed=less(self.by_seed, other.by_seed), by_round=less(self.by_round, other.by_round)
+            by_seed=subtract(self.by_seed, other.by_seed),
+            by_round=subtract(self.by_round, other.by_round),
         )
 
 
@@ -164,7 +165,7 @@ def mean_of(rows: Sequence[Logarithms]) -> Logarithms:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EqualLoss:
+class BaselineLengths:
     """What the baseline's lengths say of the arms beside it."""
 
     base: Arm
@@ -195,7 +196,7 @@ class EqualLoss:
         if not is_between(own, self._losses(self.short), self._losses(self.long)):
             steps = " to ".join(f"{steps:,}" for steps in (self.lengths[0], self.lengths[-1]))
             return f"its loss lies beyond what the baseline reaches in {steps} steps"
-        pace = less(self._times(arm), self._times(self.base))
+        pace = subtract(self._times(arm), self._times(self.base))
         in_turns = self.paces.timing is not None
         z = times(
             own,

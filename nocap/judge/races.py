@@ -30,7 +30,7 @@ from nocap.judge.interval import (
     of_arms,
     of_arms_apart,
 )
-from nocap.judge.pace import less
+from nocap.judge.pace import subtract
 from nocap.judge.time_to_target import TargetCrossing, too_coarse, widening
 from nocap.judge.verdict import ClaimWord, Reason, word_of_positions
 from nocap.store.metrics import METRICS, Better, Kind, Measurement, Metric
@@ -255,7 +255,7 @@ class _Repeats:
         own = [self._ascending(name, metric) for name in others]
         look = max(1, analysis_of(self.n))
         if self.question.paired:
-            estimates = of_arms([less(row, base) for row in own], look=look)
+            estimates = of_arms([subtract(row, base) for row in own], look=look)
         else:
             estimates = of_arms_apart(base, own, look=look)
         return estimates[others.index(arm)]
@@ -306,7 +306,7 @@ class _Repeats:
     ) -> Estimate:
         """Return the logarithm of the ratio of two sides, above 0 where the arm's is better."""
         sign = _sign(cost)
-        differences = less(self._by_session(own), self._by_session(base))
+        differences = subtract(self._by_session(own), self._by_session(base))
         pairs = [sign * each for each in differences]
         return cautious_interval.of_pairs(
             pairs,
