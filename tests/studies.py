@@ -16,7 +16,8 @@ from nocap.config.plain import made
 from nocap.judge.claim import Claim
 from nocap.judge.gain import Gain
 from nocap.judge.verdict import ClaimWord, Verdict
-from nocap.sessions.figures import PLACES, SessionFile
+from nocap.sessions.places import PLACES
+from nocap.sessions.session_file import SessionFile
 from nocap.store.metrics import Ending
 from nocap.store.runs import Curve, Record
 from nocap.study.evidence import Evidence

@@ -18,7 +18,7 @@ from nocap.config.compose import compose
 from nocap.judge.cautious_interval import of_pairs
 from nocap.judge.claim import Claim
 from nocap.model.flops import component_flops
-from nocap.sessions.figures import SessionFile
+from nocap.sessions.session_file import SessionFile
 from nocap.store.metrics import HELD, METRICS, Ending, Per
 from nocap.study import board, claim_row, study_pages, study_schema
 from nocap.study.bounds import bound

@@ -24,8 +24,8 @@ from nocap.config.errors import FailedError
 from nocap.config.paths import cache_root
 from nocap.config.plain import to_plain
 from nocap.config.trainer import Device, Trainer
-from nocap.sessions.figures import PLACES, SessionFile, SessionRequest
-from nocap.sessions.figures import read as read_session
+from nocap.sessions.places import PLACES
+from nocap.sessions.session_file import SessionFile, SessionRequest, read_session
 from nocap.store.files import not_elsewhere
 from nocap.store.identity import digest, source_hashes
 from nocap.store.metrics import now
@@ -40,7 +40,7 @@ class Session:
 
     place: str  # a key of PLACES
     arms: Mapping[str, Composed]
-    how: Mapping[str, object] = field(default_factory=dict)
+    how: Mapping[str, object] = field(default_factory=dict)  # arguments of the place's kind
 
     @cached_property
     def key(self) -> str:

@@ -17,15 +17,9 @@ from nocap.judge.interval import LEAST_PAIRS, analyses, analysis_of
 from nocap.judge.pace import Paces
 from nocap.judge.time_to_target import race
 from nocap.judge.verdict import Verdict, judge
-from nocap.sessions.figures import (
-    PACE,
-    TRAIN,
-    Figures,
-    PartFigures,
-    SessionFile,
-    StepFigures,
-    place_of,
-)
+from nocap.sessions.figures import Figures, PartFigures, StepFigures
+from nocap.sessions.places import PACE, TRAIN, place_of
+from nocap.sessions.session_file import SessionFile
 from nocap.store.metrics import METRICS, Ending, Measurement, Metric, Per, is_count
 from nocap.store.record import RunStatus
 from nocap.store.runs import Record

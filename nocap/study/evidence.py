@@ -10,15 +10,9 @@ from typing import NamedTuple
 from nocap.config.compose import Composed
 from nocap.judge.claim import Claim
 from nocap.judge.equal_loss import SHARES
-from nocap.sessions.figures import (
-    PACE,
-    TRAIN,
-    Figures,
-    PartFigures,
-    SessionFile,
-    StepFigures,
-    place_of,
-)
+from nocap.sessions.figures import Figures, PartFigures, StepFigures
+from nocap.sessions.places import PACE, TRAIN, place_of
+from nocap.sessions.session_file import SessionFile
 from nocap.store.runs import Record
 from nocap.study.spec import Study
 

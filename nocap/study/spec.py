@@ -19,7 +19,7 @@ from nocap.config.plain import made, refuse_interpolations
 from nocap.judge.cautious_interval import Declared
 from nocap.judge.claim import CLAIMABLE, Claim
 from nocap.judge.interval import BATCH, BATCHES, LEAST_PAIRS
-from nocap.sessions.figures import setting_of
+from nocap.sessions.places import scale_key_of
 from nocap.store.metrics import Better, Metric
 
 FILE = "study.yaml"
@@ -440,7 +440,7 @@ def _check_scale(study: Study, name: str) -> None:
     is_curve = not at.curve or len({*at.curve}) >= 3
     require(is_curve, f"{key}.curve", "be at least 3 lengths, in tokens", at.curve)
     for claim in select_claims(study, name).claims:
-        needed = {setting_of(metric): f", about {metric.name}" for metric in claim.metrics}
+        needed = {scale_key_of(metric): f", about {metric.name}" for metric in claim.metrics}
         if claim.races:
             needed["lengths"] = ": the shortest schedule that ends there"
         for setting, why in needed.items():

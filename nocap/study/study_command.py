@@ -15,7 +15,7 @@ from nocap.config.compose import from_overrides
 from nocap.config.errors import EXIT_CODES, FailedError
 from nocap.config.keys import require
 from nocap.config.trainer import Device
-from nocap.sessions.figures import SessionFile
+from nocap.sessions.session_file import SessionFile
 from nocap.store.files import write_file
 from nocap.study import bench_sessions, carry_out, log, plan_preview, spec, study_pages
 from nocap.study import board as leaderboard

@@ -15,7 +15,7 @@ from nocap.launch.grid import Cell, Grid, key_of
 from nocap.launch.plan import Datasets, Plan, RunResult, outcome, seed_requests
 from nocap.launch.plan import plan as planned
 from nocap.launch.runner import Devices, Runner
-from nocap.sessions.figures import PACE
+from nocap.sessions.places import PACE
 from nocap.sessions.session import Session
 from nocap.store.identity import digest
 from nocap.store.record import RunStatus, read_ended
