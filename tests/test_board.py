@@ -21,7 +21,8 @@ from nocap.store.metrics import METRICS, Per, Scale
 from nocap.study import board, claim_row, current_claims, study_pages
 from nocap.study.__main__ import main as command
 from nocap.study.claim_row import PROJECT, STAND_IN, THERE, ClaimRow, rows
-from nocap.study.spec import Study, load_study
+from nocap.study.spec import Study
+from nocap.study.study_folder import load_study
 from nocap.study.study_plan import StudyPlan
 from nocap.study.study_result import StudyResult
 from tests.made_grid import EVIL

@@ -29,7 +29,8 @@ from nocap.study.log import StudyLog
 from nocap.study.plan_preview import sigma
 from nocap.study.registration import Provenance
 from nocap.study.result_of_outcome import result_of
-from nocap.study.spec import STUDIES, Study
+from nocap.study.spec import Study
+from nocap.study.study_folder import STUDIES
 from nocap.study.study_plan import prepare, shorter
 from nocap.study.study_result import StudyResult, read_result, to_json, write_result
 from tests.studies import (

@@ -144,9 +144,8 @@ class Logarithms:
     """Values whose mean is the logarithm of a time at equal loss."""
 
     by_seed: list[float]
-    by_round: list[
-        float
-    ]  # what rounds of a timing add; none, where the times are those of the runs
+    # what rounds of a timing add; none, where the times are those of the runs
+    by_round: list[float]
 
     def minus(self, other: Logarithms) -> Logarithms:
         """Return what these have beyond others."""

@@ -43,9 +43,8 @@ class Finding:
 
     name: str  # the arm's label, or KEY=LEVEL
     difference: Difference
-    over: Mapping[str, int] = field(
-        default_factory=dict
-    )  # of a level: other keys → how many levels
+    # of a level: other keys → how many levels
+    over: Mapping[str, int] = field(default_factory=dict)
     seeds: int | None = (
         None  # that would show a difference as large; None: it is shown, or too small
     )

@@ -122,12 +122,10 @@ class RacedArm:
     guard: str  # the first metric that is beyond its limit, or else that may be; "": none
     gain: Estimate  # in the first metric, over all repeats of the last analysis
     guards: Mapping[str, Estimate]  # metric that has a limit → gain in it, over the same repeats
-    costs: Mapping[
-        str, Difference
-    ]  # metric → ratio, over the same repeats; above 1 the arm costs less
-    measured: Mapping[
-        str, ArmMean
-    ]  # metric → over the repeats that count: a gain, of a cost such a ratio
+    # metric → ratio, over the same repeats; above 1 the arm costs less
+    costs: Mapping[str, Difference]
+    # metric → over the repeats that count: a gain, of a cost such a ratio
+    measured: Mapping[str, ArmMean]
 
     @property
     def is_decided(self) -> bool:

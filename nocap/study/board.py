@@ -35,7 +35,8 @@ from nocap.study.claim_row import (
     measures,
     rows,
 )
-from nocap.study.spec import FILE, Study, load_study, select_claims
+from nocap.study.spec import Study, select_claims
+from nocap.study.study_folder import FILE, load_study
 from nocap.study.study_pages import all_results, files, plots, write_all
 from nocap.study.study_result import StudyResult
 

@@ -41,8 +41,8 @@ from nocap.study.log import (
     writable,
 )
 from nocap.study.registration import Provenance, content_of, provenance_of, registrations
-from nocap.study.spec import FILE as STUDY
 from nocap.study.spec import Study
+from nocap.study.study_folder import FILE as STUDY
 from nocap.study.study_plan import StudyPlan, compose_trials, more, shorter, trials_of
 from nocap.study.study_schema import TuningTrial
 from nocap.study.tasks import Training, length_trainings, loss_of, sessions, train, trainings

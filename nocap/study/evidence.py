@@ -30,9 +30,8 @@ class Evidence:
     sessions: Mapping[str, Sequence[SessionFile]] = field(default_factory=dict)
     # place → arm → as it was composed, shorter ones too
     arms: Mapping[str, Mapping[str, Sequence[Composed]]] = field(default_factory=dict)
-    damaged: frozenset[tuple[str, int]] = (
-        frozenset()
-    )  # (arm, seed) of runs whose record was changed
+    # (arm, seed) of runs whose record was changed
+    damaged: frozenset[tuple[str, int]] = frozenset()
 
     def of_arm(self, place: str, arm: str) -> list[tuple[SessionFile, Figures]]:
         """Return the sessions of a place that have the arm, each with what it measured of it."""
