@@ -18,9 +18,9 @@ From what was measured to the pages:
     evidence             all that runs and sessions measured
     bounds               the gain that arithmetic allows a claim
     claim_measurements   the measurements of one claim, and its verdict
-    result_of_outcome    make the result of a study that was carried out
+    result_maker    make the result of a study that was carried out
     next_sessions        the sessions that would decide more, for a program
-    study_schema         the types of the result as JSON
+    result_schema         the types of the result as JSON
     study_result         the result: written and read
     current_claims       what a study asks now; stored results are checked against it
     claim_row            a claim in words, as a row of a table
