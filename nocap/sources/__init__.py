@@ -6,6 +6,7 @@ Its files:
     formats          the formats of logs, a file each
     compare_paths    the comparison of paths: runs, logs or results, with the question in these
     race             the race: which arm runs when, and when it stops
+    race_rows        what a raced run measured, read from its folder
     race_arms        the arms of a race, from commands or from git refs
     repository       the git repository of a raced command, a worktree for each version
     command          one run of a command, its time and its memory
