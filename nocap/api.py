@@ -72,7 +72,7 @@ def train(*what: Run | str, quiet: bool = False) -> dict[str, Any]:
     """
     from nocap.launch.attempt import train
     from nocap.launch.plan import plan, typed_keys
-    from nocap.store.record import RunStatus
+    from nocap.store.record_files import RunStatus
 
     started = time.monotonic()
     choices: Mapping[str, str | None]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from nocap import outside
 from nocap.command_line import command, writing
 from nocap.config import entry
-from nocap.config.keys import EXIT_CODES
+from nocap.config.errors import EXIT_CODES
 from nocap.store.files import write_text
 
 if TYPE_CHECKING:

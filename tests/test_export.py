@@ -21,7 +21,7 @@ from nocap import api, export, outside
 from nocap.config.bounded import parse_yaml
 from nocap.config.compose import compose
 from nocap.config.plain import dump, to_plain
-from nocap.store.record import digest
+from nocap.store.record_files import digest
 from nocap.training.hf import architecture
 from nocap.training.trained import exported, trained
 from tests.conftest import REPO, SMALL, Undisturbed

@@ -15,7 +15,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import IO, Any
 
-from nocap.config.keys import EXIT_CODES
+from nocap.config.errors import EXIT_CODES
 from nocap.config.trainer import Compile, Device
 from nocap.launch.executor import GOES_ON
 from nocap.launch.first_screen import headline, nothing_to_train
@@ -27,7 +27,7 @@ from nocap.launch.signals import shielded_child, stop_handler
 from nocap.store import lease
 from nocap.store.checkpoints import delete
 from nocap.store.files import append_text, to_append
-from nocap.store.record import ENDED, SUMMARY, RunStatus, read_json
+from nocap.store.record_files import ENDED, SUMMARY, RunStatus, read_json
 from nocap.training.heartbeat import Heartbeat
 from nocap.training.summary import cut_short
 from nocap.training.terminal import ending, table

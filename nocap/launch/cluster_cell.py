@@ -23,11 +23,12 @@ from pathlib import Path
 from typing import Any
 
 from nocap.config.compose import composed
-from nocap.config.keys import EXIT_CODES, require
+from nocap.config.errors import EXIT_CODES
+from nocap.config.keys import require
 from nocap.config.outward import guarded
 from nocap.launch import attempt
 from nocap.launch.plan import Plan, SeedRequest, plan
-from nocap.store.record import RunStatus, read_json
+from nocap.store.record_files import RunStatus, read_json
 from nocap.store.runs import GRID
 
 

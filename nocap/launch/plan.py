@@ -23,7 +23,7 @@ from nocap.launch.earlier_runs import EarlierRun, checkpoint_of, init_checkpoint
 from nocap.store.checkpoints import any_sound, saved_steps
 from nocap.store.identity import differing, digest, identity_parts, uncommitted
 from nocap.store.metrics import now
-from nocap.store.record import RunStatus, read_ended, read_json
+from nocap.store.record_files import RunStatus, read_ended, read_json
 from nocap.store.runs import of_identity
 
 

@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import NoReturn
 
 from nocap import outside
-from nocap.config.keys import EXIT_CODES, require
+from nocap.config.errors import EXIT_CODES
+from nocap.config.keys import require
 from nocap.launch.attempt import hold
 from nocap.launch.first_screen import headline, nothing_to_train
 from nocap.launch.plan import Plan, sound
 from nocap.launch.record_head import write_record_head
 from nocap.launch.worker import work
 from nocap.store import lease
-from nocap.store.record import MANIFEST, SUMMARY, Json, RunStatus, read_json
+from nocap.store.record_files import MANIFEST, SUMMARY, Json, RunStatus, read_json
 from nocap.training.heartbeat import Heartbeat
 from nocap.training.process import leave
 from nocap.training.terminal import table

@@ -26,7 +26,7 @@ from nocap.launch.server import AVAILABLE, Server
 from nocap.launch.signals import stop_handler
 from nocap.store.files import append_text
 from nocap.store.lease import HeldError
-from nocap.store.record import ENDED, SUMMARY, RunStatus, read_json, read_rows
+from nocap.store.record_files import ENDED, SUMMARY, RunStatus, read_json, read_rows
 from nocap.training.terminal import left
 
 # for each cell that another process is training, between looks at them: a thousand are no load on a

@@ -25,7 +25,8 @@ import torch
 
 from nocap import outside
 from nocap.config import entry
-from nocap.config.keys import EXIT_CODES, InputError
+from nocap.config.errors import EXIT_CODES
+from nocap.config.keys import InputError
 from nocap.config.outward import guarded
 from nocap.config.plain import load, to_plain
 from nocap.config.run import Run
@@ -40,7 +41,7 @@ from nocap.options.tracker import TrackerSession
 from nocap.store.files import append_text
 from nocap.store.identity import check_source
 from nocap.store.lease import LostError
-from nocap.store.record import MANIFEST, Metrics, Row, RunStatus, read_json, write_summary
+from nocap.store.record_files import MANIFEST, Metrics, Row, RunStatus, read_json, write_summary
 from nocap.store.tracking import has_mirror, open_tracker
 from nocap.training import allocator, memory
 from nocap.training.heartbeat import START_UP, Heartbeat

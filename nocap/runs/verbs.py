@@ -31,8 +31,9 @@ from nocap.runs.columns import (
 )
 from nocap.store import lease
 from nocap.store.checkpoints import FOLDER, delete, is_folder, saved_steps
-from nocap.store.record import MANIFEST
-from nocap.store.runs import GRID, Record, dig, find_one, load_runs, read_record, run_folders
+from nocap.store.record import Record, dig, read_record
+from nocap.store.record_files import MANIFEST
+from nocap.store.runs import GRID, find_one, load_runs, run_folders
 from nocap.study import log
 from nocap.training.terminal import table
 

@@ -59,7 +59,7 @@ from nocap.sessions.figures import (
     StepFigures,
 )
 from nocap.store.metrics import HELD, now
-from nocap.store.record import write_json
+from nocap.store.record_files import write_json
 from nocap.training import allocator
 
 FiguresByArm = Mapping[str, Figures]

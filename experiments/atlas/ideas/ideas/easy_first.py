@@ -120,7 +120,7 @@ def _key(folder: Path, model: LanguageModel, job: Job) -> str:
     """Of what the losses depend on: the run and its weights, the tokens, the length of a window."""
     import torch
 
-    from nocap.store.record import read_json
+    from nocap.store.record_files import read_json
 
     hasher = hashlib.sha256(
         str((read_json(folder / "manifest.json") or {}).get("identity")).encode()
