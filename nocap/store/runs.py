@@ -209,12 +209,12 @@ def _started(folder: Path, attempt: int) -> float:
 
 
 def _below(target: Path) -> list[Path]:
-    """List the run folders of a run, a grid or a folder of runs."""
+    """List the run folders of a run, of a grid in the order of its cells, or of a folder by name."""
     if _is_run(target):
         return [target]
     if (target / GRID).is_file():
         return [cell.folder for cell in _cells(target) if cell.folder is not None]
-    return _in_order(run_folders(_place_of_runs(target)))
+    return run_folders(_place_of_runs(target))
 
 
 def _place_of_runs(target: Path) -> Path:
