@@ -209,7 +209,7 @@ def _started(folder: Path, attempt: int) -> float:
 
 
 def _below(target: Path) -> list[Path]:
-    """List the run folders of a run, of a grid in the order of its cells, or of a folder by name."""
+    """List the run folders of a run, of a grid in its cells' order, or of a folder by name."""
     if _is_run(target):
         return [target]
     if (target / GRID).is_file():
