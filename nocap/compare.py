@@ -12,7 +12,7 @@ from nocap import outside
 from nocap.command_line import command, writing
 from nocap.config import entry
 from nocap.config.errors import EXIT_CODES
-from nocap.store.files import write_text
+from nocap.store.file_writing import write_text
 
 if TYPE_CHECKING:
     from nocap.judge.comparison import Comparison

@@ -20,7 +20,7 @@ from nocap.launch.grid import Cell, Grid
 from nocap.launch.plan import Plan, RunResult, outcome, sound
 from nocap.launch.record_head import write_record_head
 from nocap.store.checkpoints import name_of
-from nocap.store.files import append_text
+from nocap.store.file_writing import append_text
 from nocap.store.identity import identity_parts
 from nocap.store.record_files import RunStatus, digest, read_json, read_rows, write_summary
 from nocap.store.runs import load_runs, of_identity

@@ -26,7 +26,7 @@ from nocap.launch.server import COMPILER, Server, Worker
 from nocap.launch.signals import shielded_child, stop_handler
 from nocap.store import lease
 from nocap.store.checkpoints import delete
-from nocap.store.files import append_text, to_append
+from nocap.store.file_writing import append_text, to_append
 from nocap.store.record_files import ENDED, SUMMARY, RunStatus, read_json
 from nocap.training.heartbeat import Heartbeat
 from nocap.training.summary import cut_short

@@ -27,7 +27,7 @@ from nocap.launch.leftovers import leftovers
 from nocap.launch.plan import Plan, SeedRequest
 from nocap.store import lease
 from nocap.store.checkpoints import delete
-from nocap.store.files import write_file, write_text
+from nocap.store.file_writing import write_file, write_text
 from nocap.store.identity import git_state, uncommitted
 from nocap.store.metrics import now
 from nocap.store.record_files import MANIFEST, SUMMARY, Metrics, read_json, write_json

@@ -24,7 +24,7 @@ from nocap.launch.grid import Cell, Grid
 from nocap.launch.plan import RunResult, outcome
 from nocap.launch.server import AVAILABLE, Server
 from nocap.launch.signals import stop_handler
-from nocap.store.files import append_text
+from nocap.store.file_writing import append_text
 from nocap.store.lease import HeldError
 from nocap.store.record_files import ENDED, SUMMARY, RunStatus, read_json, read_rows
 from nocap.training.terminal import left

@@ -38,7 +38,7 @@ from nocap.launch.signals import StopNow, Stops, catch_stops, unblock
 from nocap.model.compiled import compiler_failed
 from nocap.model.gpt import build_model, count_parameters
 from nocap.options.tracker import TrackerSession
-from nocap.store.files import append_text
+from nocap.store.file_writing import append_text
 from nocap.store.identity import check_source
 from nocap.store.lease import LostError
 from nocap.store.record_files import MANIFEST, Metrics, Row, RunStatus, read_json, write_summary

@@ -19,7 +19,7 @@ from nocap.launch.mirror import send_grid, send_run
 from nocap.options.tracker import NoLoginError, TrackerSession
 from nocap.report.run_differences import render, why
 from nocap.report.table import Column, Table
-from nocap.runs.columns import (
+from nocap.runs.list_columns import (
     COLUMNS,
     FILTER,
     RunColumn,

@@ -10,6 +10,6 @@ Its files:
     timing        times of a grid's arms in turns, as `--time` keeps them
     checkpoints   name checkpoints, and find them (`training.checkpoint` reads them)
     lease         one holder of a folder, among all machines
-    files         write a file whole or not at all
+    file_writing  write a file whole or not at all
     tracking      trackers mirror the record; one that fails costs a warning
 """

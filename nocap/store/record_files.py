@@ -21,7 +21,7 @@ from nocap.config.bounded import parse_json, read_bytes, read_text
 from nocap.config.keys import InputError, require
 from nocap.config.outward import redact
 from nocap.store import lease
-from nocap.store.files import not_elsewhere, write_file
+from nocap.store.file_writing import not_elsewhere, write_file
 
 SCHEMA_VERSION = 1
 

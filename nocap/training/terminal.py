@@ -15,7 +15,7 @@ from typing import Any
 
 from nocap.config.outward import redact, trusted, visible
 from nocap.display import duration
-from nocap.store.files import append_text
+from nocap.store.file_writing import append_text
 from nocap.store.record_files import Row
 
 QUIET_S = 5.0  # at most one plain line in this time, validation apart

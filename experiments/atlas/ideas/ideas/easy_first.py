@@ -70,7 +70,7 @@ def _window_losses(
     """
     import torch
 
-    from nocap.store.files import write_file
+    from nocap.store.file_writing import write_file
     from nocap.training.heartbeat import START_UP
     from nocap.training.trained import teacher_of
 
