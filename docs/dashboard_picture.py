@@ -20,7 +20,7 @@ import matplotlib
 
 from nocap import api
 from nocap.options.tracker import at_the_end
-from nocap.options.tracker.wandb import name_there
+from nocap.options.tracker.wandb.names import name_there
 from nocap.store.record import Metrics
 
 matplotlib.use("agg")

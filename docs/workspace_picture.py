@@ -13,7 +13,7 @@ import sys
 import matplotlib
 
 from nocap import api
-from nocap.options.tracker.wandb import AXES, name_there
+from nocap.options.tracker.wandb.names import AXES, name_there
 from nocap.store.record import Metrics, Row
 
 matplotlib.use("agg")

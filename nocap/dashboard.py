@@ -17,7 +17,8 @@ from nocap.command_line import command
 from nocap.config import entry
 from nocap.config.keys import EXIT_CODES, line_of, require
 from nocap.launch.run_facts import born
-from nocap.options.tracker.wandb import name_there, run_id
+from nocap.options.tracker.wandb.mirror_place import run_id
+from nocap.options.tracker.wandb.names import name_there
 from nocap.store.record import read_json, write_json
 from nocap.training.ledger import LINES
 

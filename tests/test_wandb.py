@@ -19,7 +19,7 @@ import pytest
 from nocap.config.compose import compose
 from nocap.config.flags import parse
 from nocap.launch.plan import without_data
-from nocap.options.tracker.wandb import cut
+from nocap.options.tracker.wandb.names import cut
 from tests.conftest import REPO
 from tests.test_faults import FAULTS
 from tests.test_tracking import environment, history, recorded
