@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from nocap.judge.compare import compare
-from nocap.launch.plan import RunResult
+from nocap.launch.run_result import RunResult
 from nocap.store.record import RunStatus
 from nocap.store.runs import Found, Record, load_runs
 from nocap.study import study_command, study_pages

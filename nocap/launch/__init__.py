@@ -4,6 +4,9 @@ A run, in the process of the command:
 
     single        the command that trains one run
     plan          from a checked config to a plan: data, identity, folder
+    run_folder    what lies in a run's folder: its end, damage, half-done runs beside it
+    run_result    how a run ended, as its processes tell each other
+    seed_request  the seeds of each arm that a command asks for
     earlier_runs  the run that this one begins from, and its teachers
     first_screen  the lines that a person reads before a run begins
     attempt       bring a planned run to its end: lease, worker, restarts, summary

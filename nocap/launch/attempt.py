@@ -20,8 +20,10 @@ from nocap.config.trainer import Compile, Device
 from nocap.launch.executor import GOES_ON
 from nocap.launch.first_screen import headline, nothing_to_train
 from nocap.launch.leftovers import RANKS, leftovers, surplus_checkpoints
-from nocap.launch.plan import Plan, RunResult, sound
+from nocap.launch.plan import Plan
 from nocap.launch.record_head import write_record_head
+from nocap.launch.run_folder import sound
+from nocap.launch.run_result import RunResult
 from nocap.launch.server import COMPILER, Server, Worker
 from nocap.launch.signals import shielded_child, stop_handler
 from nocap.store import lease

@@ -26,7 +26,8 @@ from nocap.config.compose import composed
 from nocap.config.keys import EXIT_CODES, require
 from nocap.config.outward import guarded
 from nocap.launch import attempt
-from nocap.launch.plan import Plan, SeedRequest, plan
+from nocap.launch.plan import Plan, plan
+from nocap.launch.seed_request import SeedRequest
 from nocap.store.record import RunStatus, read_json
 from nocap.store.runs import GRID
 

@@ -15,8 +15,9 @@ from nocap import outside
 from nocap.config.keys import EXIT_CODES, require
 from nocap.launch.attempt import hold
 from nocap.launch.first_screen import headline, nothing_to_train
-from nocap.launch.plan import Plan, sound
+from nocap.launch.plan import Plan
 from nocap.launch.record_head import write_record_head
+from nocap.launch.run_folder import sound
 from nocap.launch.worker import work
 from nocap.store import lease
 from nocap.store.record import MANIFEST, SUMMARY, Json, RunStatus, read_json

@@ -21,7 +21,8 @@ from nocap.launch.attempt import Attempt, clean, hold
 from nocap.launch.executor import Executor, Work
 from nocap.launch.first_screen import overruled
 from nocap.launch.grid import Cell, Grid
-from nocap.launch.plan import RunResult, outcome
+from nocap.launch.run_folder import outcome
+from nocap.launch.run_result import RunResult
 from nocap.launch.server import AVAILABLE, Server
 from nocap.launch.signals import stop_handler
 from nocap.store.files import append_text
