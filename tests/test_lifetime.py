@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 from nocap.launch import attempt as launch
-from nocap.training.heartbeat import Heartbeat
+from nocap.launch.heartbeat import Heartbeat
 from tests.attempts import attempt, linux, processes, state_of, summary_of, wait_until
 from tests.conftest import MEDIUM, REPO, Door, Undisturbed, the_run
 from tests.in_process import TINY, planned

@@ -19,12 +19,12 @@ from nocap.config import hardware
 from nocap.config.compose import compose
 from nocap.config.defaults import reasons
 from nocap.config.trainer import Precision
-from nocap.display import duration
+from nocap.display import duration, time_left
 from nocap.launch.first_screen import headline
+from nocap.launch.progress import Reporter
 from nocap.store.identity import config_that_counts, digest, identity_parts
 from nocap.training import terminal
 from nocap.training.ledger import LINES
-from nocap.training.terminal import Reporter, left
 from tests.attempts import digests, on_a_terminal, summary_of
 from tests.conftest import MEDIUM, REPO, SMALL, Door, Undisturbed, rows_of, the_run
 from tests.in_process import TINY, planned
@@ -316,7 +316,7 @@ PACES = [
 def test_what_is_left_follows_the_pace_so_far(
     done: int, to_do: int, spent_s: float, says: str
 ) -> None:
-    assert left(done, to_do, spent_s) == says
+    assert time_left(done, to_do, spent_s) == says
 
 
 def test_a_log_has_a_line_a_validation_and_one_in_five_seconds_with_what_is_left(

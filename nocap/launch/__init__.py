@@ -14,6 +14,7 @@ A run, in the process of the command:
     run_facts     the facts of a run that trackers get
     leftovers     files of a killed attempt that may be deleted
     signals       requests to stop, passed on once
+    run_table     the run in a few lines, at its end
 
 Its workers, each a process (`attempt` asks `server`, which starts `forker`, which forks `worker`):
 
@@ -21,6 +22,9 @@ Its workers, each a process (`attempt` asks `server`, which starts `forker`, whi
     forker        that process: it has imported torch, and waits
     worker        one rank of a run: it calls `nocap.training.loop`
     rank          one rank of a torchrun that somebody else started
+    process       the name of a process, and its end with its parent's
+    heartbeat     signs of life that ranks send, and where they stopped
+    progress      progress on a terminal and in `train.log`
 
 A grid:
 

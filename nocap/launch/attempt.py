@@ -17,22 +17,23 @@ from typing import IO, Any
 
 from nocap.config.keys import EXIT_CODES
 from nocap.config.trainer import Compile, Device
+from nocap.display import ending
 from nocap.launch.executor import GOES_ON
 from nocap.launch.first_screen import headline, nothing_to_train
+from nocap.launch.heartbeat import Heartbeat
 from nocap.launch.leftovers import RANKS, leftovers, surplus_checkpoints
 from nocap.launch.plan import Plan
 from nocap.launch.record_head import write_record_head
 from nocap.launch.run_folder import sound
 from nocap.launch.run_result import RunResult
+from nocap.launch.run_table import table
 from nocap.launch.server import COMPILER, Server, Worker
 from nocap.launch.signals import shielded_child, stop_handler
 from nocap.store import lease
 from nocap.store.checkpoints import delete
 from nocap.store.files import append_text, to_append
 from nocap.store.record import ENDED, SUMMARY, RunStatus, read_json
-from nocap.training.heartbeat import Heartbeat
 from nocap.training.summary import cut_short
-from nocap.training.terminal import ending, table
 
 CHECK_S = 0.2  # between checks of the heartbeats
 WAIT_S = 0.03  # between looks at whether a worker has ended

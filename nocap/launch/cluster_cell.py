@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from nocap.training.process import watch_parent
+from nocap.launch.process import watch_parent
 
 if __name__ == "__main__":
     # before the imports below, which take seconds

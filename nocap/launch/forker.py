@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from nocap.training.process import die_with_parent, rename
+from nocap.launch.process import die_with_parent, rename
 
 if __name__ == "__main__":
     # before the imports below, which take seconds

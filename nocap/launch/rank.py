@@ -15,15 +15,15 @@ from nocap import outside
 from nocap.config.keys import EXIT_CODES, require
 from nocap.launch.attempt import hold
 from nocap.launch.first_screen import headline, nothing_to_train
+from nocap.launch.heartbeat import Heartbeat
 from nocap.launch.plan import Plan
+from nocap.launch.process import leave
 from nocap.launch.record_head import write_record_head
 from nocap.launch.run_folder import sound
+from nocap.launch.run_table import table
 from nocap.launch.worker import work
 from nocap.store import lease
 from nocap.store.record import MANIFEST, SUMMARY, Json, RunStatus, read_json
-from nocap.training.heartbeat import Heartbeat
-from nocap.training.process import leave
-from nocap.training.terminal import table
 from nocap.training.world import World, join
 
 SHARED_S = 10.0  # that a shared file system may take to show a file to another node

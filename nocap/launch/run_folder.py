@@ -1,5 +1,5 @@
-"""Read what lies in a planned run's folder: its end, or the damage to its record; and find half-done
-runs. No torch here."""
+"""Read what lies in a planned run's folder: its end, or the damage to its record; and find
+half-done runs. No torch here."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from nocap.config import hardware
 from nocap.config.outward import trusted
 from nocap.config.run import Run
 from nocap.config.trainer import Device
-from nocap.display import shorten
+from nocap.display import shorten, time_left
 from nocap.launch.attempt import Attempt, clean, hold
 from nocap.launch.executor import Executor, Work
 from nocap.launch.first_screen import overruled
@@ -28,7 +28,6 @@ from nocap.launch.signals import stop_handler
 from nocap.store.files import append_text
 from nocap.store.lease import HeldError
 from nocap.store.record import ENDED, SUMMARY, RunStatus, read_json, read_rows
-from nocap.training.terminal import left
 
 # for each cell that another process is training, between looks at them: a thousand are no load on a
 # file server
@@ -364,7 +363,7 @@ class Runner:
         self._bar.n = steps
         self._bar.total = total
         spent_s = time.monotonic() - self._start_time
-        return left(steps - self._first_steps, total - steps, spent_s)
+        return time_left(steps - self._first_steps, total - steps, spent_s)
 
     def _log(self, cell: Cell, event: str, *more: str | None) -> None:
         """Print a line about a cell."""

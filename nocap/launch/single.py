@@ -12,7 +12,7 @@ from nocap.config.compose import Composed, composed
 from nocap.config.keys import require
 from nocap.launch import attempt
 from nocap.launch.plan import Plan, plan, typed_keys
-from nocap.training.process import watch_parent
+from nocap.launch.process import watch_parent
 
 
 def single(overrides: Sequence[str], *, started: float) -> NoReturn:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 
-from nocap.training.process import die_with_parent, leave
+from nocap.launch.process import die_with_parent, leave
 
 if __name__ == "__main__":
     # before the imports below, which take seconds
@@ -31,7 +31,9 @@ from nocap.config.plain import load, to_plain
 from nocap.config.run import Run
 from nocap.config.trainer import Device
 from nocap.data.tokens import Shard
+from nocap.launch.heartbeat import START_UP, Heartbeat
 from nocap.launch.leftovers import keeps_last
+from nocap.launch.progress import Reporter
 from nocap.launch.run_facts import run_facts
 from nocap.launch.signals import StopNow, Stops, catch_stops, unblock
 from nocap.model.compiled import compiler_failed
@@ -43,12 +45,10 @@ from nocap.store.lease import LostError
 from nocap.store.record import MANIFEST, Metrics, Row, RunStatus, read_json, write_summary
 from nocap.store.tracking import has_mirror, open_tracker
 from nocap.training import allocator, memory
-from nocap.training.heartbeat import START_UP, Heartbeat
 from nocap.training.loop import train
 from nocap.training.recorder import Outcome
 from nocap.training.step import Job
 from nocap.training.summary import cut_short, summarize
-from nocap.training.terminal import Reporter
 from nocap.training.world import join, place
 
 FAILURE_BYTES = 4000  # of a rank's failure: what goes into a pipe in one piece

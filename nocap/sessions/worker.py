@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 
-from nocap.training.process import die_with_parent, leave
+from nocap.launch.process import die_with_parent, leave
 
 if __name__ == "__main__":
     # before the imports below, which take seconds
