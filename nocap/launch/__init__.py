@@ -16,12 +16,12 @@ A run, in the process of the command:
     signals       requests to stop, passed on once
     run_table     the run in a few lines, at its end
 
-Its workers, each a process (`attempt` asks `server`, which starts `forker`, which forks `worker`):
+Its workers, each a process (in a grid `forker` forks them, elsewhere each is a fresh one):
 
-    server        start the process that forks, and talk to it
-    forker        that process: it has imported torch, and waits
-    worker        one rank of a run: it calls `nocap.training.loop`
-    rank          one rank of a torchrun that somebody else started
+    fork_server    start the process that forks, and talk to it
+    forker         that process: it has imported torch, and waits
+    worker         one rank of a run: it calls `nocap.training.loop`
+    torchrun_rank  one rank of a torchrun that somebody else started
     process       the name of a process, and its end with its parent's
     heartbeat     signs of life that ranks send, and where they stopped
     progress      progress on a terminal and in `train.log`

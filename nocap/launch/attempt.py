@@ -20,6 +20,7 @@ from nocap.config.trainer import Compile, Device
 from nocap.display import ending
 from nocap.launch.executor import GOES_ON
 from nocap.launch.first_screen import headline, nothing_to_train
+from nocap.launch.fork_server import COMPILER, ForkedProcess, ForkServer
 from nocap.launch.heartbeat import Heartbeat
 from nocap.launch.leftovers import RANKS, leftovers, surplus_checkpoints
 from nocap.launch.plan import Plan
@@ -27,7 +28,6 @@ from nocap.launch.record_head import write_record_head
 from nocap.launch.run_folder import sound
 from nocap.launch.run_result import RunResult
 from nocap.launch.run_table import table
-from nocap.launch.server import COMPILER, Server, Worker
 from nocap.launch.signals import shielded_child, stop_handler
 from nocap.store import lease
 from nocap.store.checkpoints import delete
@@ -152,7 +152,7 @@ class Attempt:
         *,
         quiet: bool = False,
         units: Sequence[str] = (),
-        server: Server | None = None,
+        server: ForkServer | None = None,
     ) -> None:
         """Prepare an attempt, whose output goes to `train.log` only where it is `quiet`. `units`:
         GPUs as CUDA_VISIBLE_DEVICES names them, or numbers of CPU cores, that it has to itself;
@@ -167,7 +167,7 @@ class Attempt:
         self._server = server if quiet else None
         self._stopping = False
         self._restarts = 0
-        self._workers: list[subprocess.Popen[bytes] | Worker] = []
+        self._workers: list[subprocess.Popen[bytes] | ForkedProcess] = []
 
     def start(self, started: float) -> None:
         """Write the head of the record, and start the workers. `started` is a
@@ -201,7 +201,7 @@ class Attempt:
         if self._stopping:  # the request came when the workers of before were already dead
             self._send(signal.SIGTERM)
 
-    def _begin(self, number: int, reasons: int) -> subprocess.Popen[bytes] | Worker:
+    def _begin(self, number: int, reasons: int) -> subprocess.Popen[bytes] | ForkedProcess:
         """Start the worker with this number."""
         run_dir = self.plan.run_dir
         env = self._env(number, reasons)

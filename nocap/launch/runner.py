@@ -20,10 +20,10 @@ from nocap.display import shorten, time_left
 from nocap.launch.attempt import Attempt, clean, hold
 from nocap.launch.executor import Executor, Work
 from nocap.launch.first_screen import overruled
+from nocap.launch.fork_server import AVAILABLE, ForkServer
 from nocap.launch.grid import Cell, Grid
 from nocap.launch.run_folder import outcome
 from nocap.launch.run_result import RunResult
-from nocap.launch.server import AVAILABLE, Server
 from nocap.launch.signals import stop_handler
 from nocap.store.files import append_text
 from nocap.store.lease import HeldError
@@ -106,7 +106,7 @@ class Devices(Executor):
     # none: the whole machine for each
     units: dict[Device, list[str]] = field(default_factory=_units)
     attempts: list[Attempt] = field(default_factory=list)  # that were begun
-    server: Server | None = field(default_factory=lambda: Server() if AVAILABLE else None)
+    server: ForkServer | None = field(default_factory=lambda: ForkServer() if AVAILABLE else None)
     event: ClassVar[str] = "start"
     poll_s: ClassVar[float] = 0.03  # nothing beside a cell's seconds
 

@@ -39,7 +39,7 @@ def _as_rank(overrides: Sequence[str], *, started: float) -> NoReturn:
     watch_parent(os.getppid())
     devices = one.run.trainer.devices
     require(devices == ranks, "trainer.devices", f"be torchrun's {ranks} ranks", devices)
-    from nocap.launch.rank import train_as_rank  # torch
+    from nocap.launch.torchrun_rank import train_as_rank  # torch
 
     train_as_rank(_planned(one, overrides), started=started)
 

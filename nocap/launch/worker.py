@@ -75,21 +75,21 @@ def main() -> NoReturn:
 
 def work(run: Run, run_dir: Path, *, started: float) -> RunStatus:
     """Train as this process's rank and write the record. Returns the status, or `refused`."""
-    rank = Rank(run, run_dir, started=started)
+    process = WorkerProcess(run, run_dir, started=started)
     try:
         join(run.trainer.device, timeout_s=run.trainer.hang_timeout_s)
-        outcome = train(rank.job)
-        rank.reporter.close()
-        if rank.world.is_main:
-            conclude(rank.job, rank.manifest, outcome, rank.session)
+        outcome = train(process.job)
+        process.reporter.close()
+        if process.world.is_main:
+            conclude(process.job, process.manifest, outcome, process.session)
     except (Exception, StopNow) as error:
-        return rank.report(error)
+        return process.report(error)
     finally:
-        rank.reporter.close()
+        process.reporter.close()
     return RunStatus(outcome.status)
 
 
-class Rank:
+class WorkerProcess:
     """This process's rank of a run: what it trains, and whom it tells of it."""
 
     def __init__(self, run: Run, run_dir: Path, *, started: float) -> None:
