@@ -5,13 +5,12 @@ A cluster's launcher imports the job by this module's name.
 
 from __future__ import annotations
 
-import os
-
+from nocap.launch import environment
 from nocap.launch.process import watch_parent
 
 if __name__ == "__main__":
     # before the imports below, which take seconds
-    watch_parent(int(os.environ["NOCAP_PARENT"]))
+    watch_parent(environment.parent())
 
 import math
 import sys
@@ -57,7 +56,7 @@ class CellJob:
                 planned = planned_cell(Path(self.folder), self.identity)
                 # A cell that another process trains is waited for: then there is nothing left to
                 # do, or all of it.
-                return attempt.start(planned, started=time.monotonic(), wait_s=math.inf)
+                return attempt.run_and_report(planned, started=time.monotonic(), wait_s=math.inf)
             except ValueError as error:
                 print(f"nocap: {error}", file=sys.stderr)
                 return EXIT_CODES[RunStatus.refused]

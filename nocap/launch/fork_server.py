@@ -23,6 +23,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from nocap.launch import environment
 from nocap.launch.signals import shielded_child
 
 AVAILABLE = sys.platform == "linux"
@@ -161,7 +162,7 @@ class ForkServer:
     def _begin(self, env: Mapping[str, str], imports: Collection[str]) -> socket.socket:
         """Start the server, and wait until it has imported what it needs."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._env = {**env, **ONE_THREAD, "NOCAP_PARENT": str(os.getpid())}
+        self._env = {**env, **ONE_THREAD, environment.PARENT: str(os.getpid())}
         command = [sys.executable, "-m", "nocap.launch.forker", str(theirs.fileno()), *imports]
         nowhere = subprocess.DEVNULL
         with shielded_child(), theirs:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 
+from nocap.launch import environment
 from nocap.launch.process import die_with_parent, rename
 
 if __name__ == "__main__":
     # before the imports below, which take seconds
-    die_with_parent(int(os.environ["NOCAP_PARENT"]))
+    die_with_parent(environment.parent())
 
 import gc
 import importlib
@@ -86,7 +87,9 @@ def _work(request: ForkRequest, reasons: int, server: int) -> NoReturn:
         os.sched_setaffinity(0, request.cores)
     for name in request.removed:
         os.environ.pop(name, None)
-    os.environ.update(request.changed, NOCAP_PARENT=str(server), NOCAP_FAILURES=str(reasons))
+    os.environ.update(request.changed)
+    os.environ[environment.PARENT] = str(server)
+    os.environ[environment.FAILURES] = str(reasons)
     name = "nocap worker"
     if "RANK" in os.environ:
         name = f"nocap rank {os.environ['RANK']}"

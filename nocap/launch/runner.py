@@ -171,7 +171,7 @@ class Devices(Executor):
                 note = "a process that imports torch itself: workers are forked on Linux only\n"
                 append_text(cell.plan.run_dir / "train.log", note)
             attempt = Attempt(cell.plan, lease, quiet=True, units=units, server=self.server)
-            attempt.start(time.monotonic())
+            attempt.start_workers(time.monotonic())
             self.attempts.append(attempt)
             undo.pop_all()
             return attempt

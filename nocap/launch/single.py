@@ -25,7 +25,7 @@ def single(overrides: Sequence[str], *, started: float) -> NoReturn:
     if "RANK" in os.environ:
         _as_rank(overrides, started=started)
     one = composed(overrides)
-    raise SystemExit(attempt.start(_planned(one, overrides), started=started))
+    raise SystemExit(attempt.run_and_report(_planned(one, overrides), started=started))
 
 
 def _as_rank(overrides: Sequence[str], *, started: float) -> NoReturn:

@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from nocap import outside
 from nocap.config.keys import EXIT_CODES, require
+from nocap.launch import environment
 from nocap.launch.attempt import hold
 from nocap.launch.first_screen import headline, nothing_to_train
 from nocap.launch.heartbeat import Heartbeat
@@ -89,7 +90,7 @@ def _begin(plan: Plan, *, ranks: int) -> lease.Lease:
     """
     run_lease = hold(plan)
     stage = run_lease.stage()
-    os.environ["NOCAP_STAGE"] = str(stage)
+    os.environ[environment.STAGE] = str(stage)
     write_record_head(plan, stage)
     Heartbeat.create(plan.run_dir, ranks=ranks)
     return run_lease

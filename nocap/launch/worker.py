@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import os
 
+from nocap.launch import environment
 from nocap.launch.process import die_with_parent, leave
 
 if __name__ == "__main__":
     # before the imports below, which take seconds
-    die_with_parent(int(os.environ["NOCAP_PARENT"]))
+    die_with_parent(environment.parent())
 
 import sys
 import threading
@@ -65,7 +66,7 @@ def main() -> NoReturn:
             print(f"nocap: {error}", file=sys.stderr)
         leave(EXIT_CODES[RunStatus.refused])
     allocator.use(run.trainer.malloc)
-    status = work(run, run_dir, started=float(os.environ["NOCAP_STARTED"]))
+    status = work(run, run_dir, started=float(os.environ[environment.STARTED]))
     # A rank that wrote its record has succeeded: any other code would end the rest.
     is_alone = run.trainer.devices == 1
     if is_alone or status in (RunStatus.failed, RunStatus.refused):
@@ -77,7 +78,9 @@ def work(run: Run, run_dir: Path, *, started: float) -> RunStatus:
     """Train as this process's rank and write the record. Returns the status, or `refused`."""
     process = WorkerProcess(run, run_dir, started=started)
     try:
-        join(run.trainer.device, timeout_s=run.trainer.hang_timeout_s)
+        timeout_s = run.trainer.hang_timeout_s
+        store_path = os.environ.get(environment.STORE)
+        join(run.trainer.device, timeout_s=timeout_s, store_path=store_path)
         outcome = train(process.job)
         process.reporter.close()
         if process.world.is_main:
@@ -108,7 +111,7 @@ class WorkerProcess:
         stage: Path | None = None
         if self.world.is_main:  # the only rank that writes
             log_path = run_dir / "train.log"
-            stage = Path(os.environ["NOCAP_STAGE"])
+            stage = Path(os.environ[environment.STAGE])
         self.reporter = Reporter(log_path=log_path, steps=run.trainer.steps)
         self.session = TrackerSession()  # mirrors nothing, until training starts
         self.job = job_of(
@@ -315,7 +318,7 @@ def _failure_line(error: Exception) -> str:
 def _tell_parent(status: RunStatus, line: str) -> bool:
     """Tell the parent how this rank failed, and say whether it listens. It reports the first
     failure: the others only say that they lost a rank."""
-    pipe = os.environ.get("NOCAP_FAILURES")
+    pipe = os.environ.get(environment.FAILURES)
     if pipe is None:
         return False
     content = f"{status} {line}".encode(errors="replace")
