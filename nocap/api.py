@@ -32,7 +32,7 @@ from nocap.store.runs import find_one
 if TYPE_CHECKING:
     import pandas as pd
 
-    from nocap.generation.text import Trained
+    from nocap.generation.sampling import Trained
 
 __all__ = ["compare", "compose", "frame", "load", "load_model", "train"]
 
@@ -72,7 +72,7 @@ def train(*what: Run | str, quiet: bool = False) -> dict[str, Any]:
     """
     from nocap.launch.attempt import bring_to_end
     from nocap.launch.plan import plan, typed_keys
-    from nocap.store.record import RunStatus
+    from nocap.store.record_files import RunStatus
 
     started = time.monotonic()
     choices: Mapping[str, str | None]
@@ -138,7 +138,7 @@ def load_model(source: str | Path, *, device: str = "cpu") -> Trained:
     """
     import torch
 
-    from nocap.generation.text import load
+    from nocap.generation.sampling import load
 
     path = expanded(source)
     on_device = torch.device(device)

@@ -17,7 +17,7 @@ from nocap.judge.claim import Claim
 from nocap.judge.verdict import Gain, Verdict, Word
 from nocap.sessions.figures import PLACES, SessionFile
 from nocap.store.metrics import Ending
-from nocap.store.runs import Curve, Record
+from nocap.store.record import Curve, Record
 from nocap.study.evidence import Evidence
 from nocap.study.registration import Provenance
 from nocap.study.spec import Study, load_study

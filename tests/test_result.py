@@ -25,8 +25,9 @@ from nocap.judge.comparison import Comparison
 from nocap.judge.comparison_json import result_of
 from nocap.judge.comparison_schema import Result, to_json
 from nocap.report import comparison_markdown, result_file
-from nocap.store.record import write_json, write_summary
-from nocap.store.runs import Curve, Found, Record, load_runs
+from nocap.store.record import Curve, Record
+from nocap.store.record_files import write_json, write_summary
+from nocap.store.runs import Found, load_runs
 from tests.fuzz.damage import NOT_DONE, OPERATORS
 from tests.fuzz.judge import CONTROL
 from tests.fuzz.process import answer

@@ -40,7 +40,7 @@ from nocap.options.tracker import RunFacts, TrackerSession
 from nocap.options.tracker.none import NoTracker
 from nocap.options.tracker.wandb.mirror_place import MirrorPlace
 from nocap.options.tracker.wandb.names import name_there
-from nocap.store.record import Metrics, read_json
+from nocap.store.record_files import Metrics, read_json
 from nocap.store.tracking import gathered, open_tracker
 from nocap.training.step import Job
 from tests.attempts import on_a_terminal

@@ -105,8 +105,8 @@ from pathlib import Path
 from nocap.launch.run_facts import run_facts
 from nocap.launch.mirror import config_of, tracker_of
 from nocap.options.tracker.wandb import WandbMode
-from nocap.store.record import Metrics
-from nocap.store.runs import read_record
+from nocap.store.record_files import Metrics
+from nocap.store.record import read_record
 from nocap.store.tracking import open_tracker
 
 folder, mode, how = Path(sys.argv[1]), *sys.argv[2:4]

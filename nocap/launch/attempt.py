@@ -11,7 +11,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
-from nocap.config.keys import EXIT_CODES
+from nocap.config.errors import EXIT_CODES
 from nocap.launch.executor import GOES_ON
 from nocap.launch.first_screen import headline, nothing_to_train
 from nocap.launch.fork_server import ForkServer
@@ -25,8 +25,8 @@ from nocap.launch.signals import stop_handler
 from nocap.launch.workers import Workers, WorkersEnd
 from nocap.store import lease
 from nocap.store.checkpoints import delete
-from nocap.store.files import append_text
-from nocap.store.record import ENDED, SUMMARY, RunStatus, read_json
+from nocap.store.file_writing import append_text
+from nocap.store.record_files import ENDED, SUMMARY, RunStatus, read_json
 from nocap.training.summary import cut_short
 
 WAIT_S = 0.03  # between looks at whether a worker has ended

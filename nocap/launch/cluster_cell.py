@@ -22,12 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from nocap.config.compose import composed
-from nocap.config.keys import EXIT_CODES, require
+from nocap.config.errors import EXIT_CODES
+from nocap.config.keys import require
 from nocap.config.outward import guarded
 from nocap.launch import attempt
 from nocap.launch.plan import Plan, plan
 from nocap.launch.seed_request import SeedRequest
-from nocap.store.record import RunStatus, read_json
+from nocap.store.record_files import RunStatus, read_json
 from nocap.store.runs import GRID
 
 

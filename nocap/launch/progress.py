@@ -12,8 +12,8 @@ from typing import Any
 
 from nocap.config.outward import redact, trusted, visible
 from nocap.display import time_left
-from nocap.store.files import append_text
-from nocap.store.record import Row
+from nocap.store.file_writing import append_text
+from nocap.store.record_files import Row
 
 LINE_EVERY_S = 5.0  # at most one plain line in this time, validation apart
 

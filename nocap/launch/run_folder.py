@@ -18,7 +18,7 @@ from nocap.config.run import Run
 from nocap.launch.run_result import RunResult
 from nocap.store.checkpoints import any_sound, saved_steps
 from nocap.store.identity import differing
-from nocap.store.record import RunStatus, read_ended, read_json
+from nocap.store.record_files import RunStatus, read_ended, read_json
 
 if TYPE_CHECKING:
     from nocap.launch.plan import Plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from nocap.store.record import RunStatus
+from nocap.store.record_files import RunStatus
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

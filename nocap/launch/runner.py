@@ -25,9 +25,9 @@ from nocap.launch.grid import Cell, Grid
 from nocap.launch.run_folder import outcome
 from nocap.launch.run_result import RunResult
 from nocap.launch.signals import stop_handler
-from nocap.store.files import append_text
+from nocap.store.file_writing import append_text
 from nocap.store.lease import HeldError
-from nocap.store.record import ENDED, SUMMARY, RunStatus, read_json, read_rows
+from nocap.store.record_files import ENDED, SUMMARY, RunStatus, read_json, read_rows
 
 # for each cell that another process is training, between looks at them: a thousand are no load on a
 # file server

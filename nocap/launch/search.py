@@ -38,7 +38,7 @@ from nocap.launch.runner import Devices, Runner
 from nocap.report.table import Column, Table
 from nocap.store import lease
 from nocap.store.identity import digest
-from nocap.store.record import RunStatus, read_json
+from nocap.store.record_files import RunStatus, read_json
 from nocap.store.runs import GRID
 
 if TYPE_CHECKING:

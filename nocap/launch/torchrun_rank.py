@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from nocap import outside
-from nocap.config.keys import EXIT_CODES, require
+from nocap.config.errors import EXIT_CODES
+from nocap.config.keys import require
 from nocap.launch import environment
 from nocap.launch.attempt import hold
 from nocap.launch.first_screen import headline, nothing_to_train
@@ -24,7 +25,7 @@ from nocap.launch.run_folder import sound
 from nocap.launch.run_table import table
 from nocap.launch.worker import work
 from nocap.store import lease
-from nocap.store.record import MANIFEST, SUMMARY, Json, RunStatus, read_json
+from nocap.store.record_files import MANIFEST, SUMMARY, Json, RunStatus, read_json
 from nocap.training.world import World, join
 
 SHARED_S = 10.0  # that a shared file system may take to show a file to another node

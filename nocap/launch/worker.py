@@ -26,7 +26,8 @@ import torch
 
 from nocap import outside
 from nocap.config import entry
-from nocap.config.keys import EXIT_CODES, InputError
+from nocap.config.errors import EXIT_CODES
+from nocap.config.keys import InputError
 from nocap.config.outward import guarded
 from nocap.config.plain import load, to_plain
 from nocap.config.run import Run
@@ -40,10 +41,10 @@ from nocap.launch.signals import StopNow, Stops, catch_stops, unblock
 from nocap.model.compiled import compiler_failed
 from nocap.model.gpt import build_model, count_parameters
 from nocap.options.tracker import TrackerSession
-from nocap.store.files import append_text
+from nocap.store.file_writing import append_text
 from nocap.store.identity import check_source
 from nocap.store.lease import LostError
-from nocap.store.record import MANIFEST, Metrics, Row, RunStatus, read_json, write_summary
+from nocap.store.record_files import MANIFEST, Metrics, Row, RunStatus, read_json, write_summary
 from nocap.store.tracking import has_mirror, open_tracker
 from nocap.training import allocator, memory
 from nocap.training.loop import train

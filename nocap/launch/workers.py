@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from nocap.config.keys import EXIT_CODES
+from nocap.config.errors import EXIT_CODES
 from nocap.config.trainer import Compile, Device
 from nocap.display import ending
 from nocap.launch import environment
@@ -24,8 +24,8 @@ from nocap.launch.heartbeat import HangWatch, Heartbeat
 from nocap.launch.leftovers import RANKS
 from nocap.launch.plan import Plan
 from nocap.launch.signals import shielded_child
-from nocap.store.files import to_append
-from nocap.store.record import RunStatus
+from nocap.store.file_writing import to_append
+from nocap.store.record_files import RunStatus
 
 GRACE_S = 10.0  # for the others to say what they lost when one has died
 LOOPBACK = "lo" if sys.platform == "linux" else "lo0"

@@ -13,7 +13,7 @@ import msgspec
 from nocap.config.hardware import Fact
 from nocap.config.keys import require
 from nocap.store.metrics import Metric
-from nocap.store.record import read_json
+from nocap.store.record_files import read_json
 
 UNSET = msgspec.UNSET
 

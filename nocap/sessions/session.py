@@ -27,7 +27,7 @@ from nocap.config.trainer import Device, Trainer
 from nocap.launch import environment
 from nocap.sessions.figures import PLACES, SessionFile, SessionRequest
 from nocap.sessions.figures import read as read_session
-from nocap.store.files import not_elsewhere
+from nocap.store.file_writing import not_elsewhere
 from nocap.store.identity import digest, source_hashes
 from nocap.store.metrics import now
 

@@ -36,7 +36,7 @@ from nocap.config.errors import FailedError
 from nocap.config.outward import guarded
 from nocap.config.run import Run
 from nocap.generation.engines import Cached, Engine, Recompute, windows
-from nocap.generation.text import TokenSampler, generate
+from nocap.generation.sampling import TokenSampler, generate
 from nocap.measure.bench import carry_out, clock_of, timed_rounds
 from nocap.measure.bench_arms import step_config
 from nocap.measure.bench_result import BenchedArm
@@ -58,7 +58,7 @@ from nocap.sessions.figures import (
     StepFigures,
 )
 from nocap.store.metrics import HELD, now
-from nocap.store.record import write_json
+from nocap.store.record_files import write_json
 from nocap.training import allocator
 
 FiguresByArm = Mapping[str, Figures]

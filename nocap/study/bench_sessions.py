@@ -23,7 +23,7 @@ from nocap.judge.claim import Claim
 from nocap.sessions.figures import PLACES, SessionFile, StepFigures
 from nocap.store.identity import OF_THE_MACHINE, digest
 from nocap.store.metrics import moment
-from nocap.store.record import read_json
+from nocap.store.record_files import read_json
 from nocap.study.evidence import places
 from nocap.study.study_plan import StudyPlan
 

@@ -23,9 +23,9 @@ from nocap.judge.verdict import Reason, Verdict
 from nocap.launch.run_result import RunResult
 from nocap.sessions.figures import PLACES, TRAIN, SessionFile
 from nocap.sessions.session import Session
-from nocap.store.record import ENDED, RunStatus
-from nocap.store.runs import Record
-from nocap.store.runs import number as number_of
+from nocap.store.record import Record
+from nocap.store.record import number as number_of
+from nocap.store.record_files import ENDED, RunStatus
 from nocap.study.claim_measurements import verdict_of
 from nocap.study.evidence import Evidence, places
 from nocap.study.log import (

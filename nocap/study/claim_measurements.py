@@ -27,9 +27,9 @@ from nocap.sessions.figures import (
     place_of,
 )
 from nocap.store.metrics import METRICS, Ending, Measurement, Metric, Per, is_count
-from nocap.store.record import RunStatus
-from nocap.store.runs import Record
-from nocap.store.runs import measurements as of_run
+from nocap.store.record import Record
+from nocap.store.record import measurements as of_run
+from nocap.store.record_files import RunStatus
 from nocap.study.bounds import bound
 from nocap.study.evidence import Evidence
 from nocap.study.spec import Study

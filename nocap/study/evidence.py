@@ -19,7 +19,7 @@ from nocap.sessions.figures import (
     StepFigures,
     place_of,
 )
-from nocap.store.runs import Record
+from nocap.store.record import Record
 from nocap.study.spec import Study
 
 

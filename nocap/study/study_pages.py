@@ -15,7 +15,7 @@ from nocap.report import forest
 from nocap.report.table import Column, Table, one_line, tame
 from nocap.report.terminal import prose
 from nocap.report.words import amount
-from nocap.store.files import write_file
+from nocap.store.file_writing import write_file
 from nocap.store.metrics import METRICS, Scale
 from nocap.study import log
 from nocap.study.claim_row import ClaimRow, counted, expected, is_known, rows

@@ -25,7 +25,7 @@ from nocap.judge.claim import Claim, Rule
 from nocap.judge.comparison_json import measurement_json
 from nocap.judge.verdict import Gain, Missing, Verdict, judge
 from nocap.store.metrics import Ending, Measurement, Per, Scale
-from nocap.store.record import SCHEMA_VERSION, read_json, write_json
+from nocap.store.record_files import SCHEMA_VERSION, read_json, write_json
 from nocap.study.current_claims import current_claims, sessions_unlike
 from nocap.study.log import AnalysisLine, StudyLog
 from nocap.study.registration import Provenance

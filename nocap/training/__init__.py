@@ -21,6 +21,6 @@ The record that it leaves:
 
 After the training:
 
-    trained     a run's model, to generate from or to learn from
-    hf          a run's model as `transformers` reads it
+    trained              a run's model, to generate from or to learn from
+    transformers_export  a run's model as `transformers` reads it
 """

@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import quote, urlsplit
 
-from nocap.config.keys import key, line_of, require
+from nocap.config.errors import line_of
+from nocap.config.keys import key, require
 from nocap.options.tracker import NoLoginError, RunFacts, Tracker, TrackerSession
 from nocap.options.tracker.wandb.login import NEEDS_KEY, login, may_have_login, teardown
 from nocap.options.tracker.wandb.mirror_place import MirrorPlace, agents_id

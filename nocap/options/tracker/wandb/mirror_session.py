@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nocap.config.keys import line_of
+from nocap.config.errors import line_of
 from nocap.config.paths import shown
 from nocap.options.tracker import RunFacts, Tables, TrackerSession
 from nocap.options.tracker.wandb.login import teardown

@@ -8,7 +8,8 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from nocap.config.keys import flat, line_of
+from nocap.config.errors import line_of
+from nocap.config.keys import flat
 from nocap.options.tracker import RunFacts
 from nocap.options.tracker.wandb.login import login, teardown
 from nocap.options.tracker.wandb.mirror_place import MirrorPlace, agents_id, own_id, place_of

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from nocap.config.keys import line_of
+from nocap.config.errors import line_of
 from nocap.options.tracker.wandb.mirror_place import MirrorPlace
 
 VIEWER = "query Viewer { viewer { entity } }"
