@@ -70,7 +70,7 @@ def train(*what: Run | str, quiet: bool = False) -> dict[str, Any]:
         ValueError: the input is invalid, or another process is training this run.
         TrainingError: the run failed.
     """
-    from nocap.launch.attempt import train
+    from nocap.launch.attempt import bring_to_end
     from nocap.launch.plan import plan, typed_keys
     from nocap.store.record_files import RunStatus
 
@@ -89,7 +89,7 @@ def train(*what: Run | str, quiet: bool = False) -> dict[str, Any]:
         if not quiet:
             print(line)
 
-    ended = train(planned, started=started, log=log, quiet=quiet)
+    ended = bring_to_end(planned, started=started, log=log, quiet=quiet)
     if ended.status is RunStatus.refused:
         raise ValueError(ended.reason)
     if ended.status is RunStatus.failed:

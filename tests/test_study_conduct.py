@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import pytest
 
 from nocap.config.errors import FailedError, StoppedError
-from nocap.launch.plan import RunResult
+from nocap.launch.run_result import RunResult
 from nocap.sessions.session import Session
 from nocap.store.record_files import RunStatus
 from nocap.study.__main__ import main

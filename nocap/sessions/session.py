@@ -24,6 +24,7 @@ from nocap.config.errors import FailedError
 from nocap.config.paths import cache_root
 from nocap.config.plain import to_plain
 from nocap.config.trainer import Device, Trainer
+from nocap.launch import environment
 from nocap.sessions.figures import PLACES, SessionFile, SessionRequest
 from nocap.sessions.figures import read as read_session
 from nocap.store.file_writing import not_elsewhere
@@ -121,7 +122,7 @@ class Session:
         trainer = self._trainer
         env = {"GOMP_SPINCOUNT": "1000", "KINETO_LOG_LEVEL": "99", **os.environ}
         env["OMP_NUM_THREADS"] = str(trainer.threads)
-        env["NOCAP_PARENT"] = str(os.getpid())
+        env[environment.PARENT] = str(os.getpid())
         if trainer.device is Device.cpu:
             env["CUDA_VISIBLE_DEVICES"] = ""
         return env

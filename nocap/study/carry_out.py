@@ -20,7 +20,7 @@ from nocap.display import duration
 from nocap.judge.claim import Claim
 from nocap.judge.interval import analyses, analysis_of
 from nocap.judge.verdict import Reason, Verdict
-from nocap.launch.plan import RunResult
+from nocap.launch.run_result import RunResult
 from nocap.sessions.figures import PLACES, TRAIN, SessionFile
 from nocap.sessions.session import Session
 from nocap.store.record import Record
