@@ -183,7 +183,7 @@ def test_words_by_factor_and_at_equal_loss_are_those_of_a_fresh_comparison(
     """Of the records as they are, which are not cut."""
     fresh = compared(grid_with_lengths().found, baseline="flash gelu4x", **how)
     assert fresh.factors is not None
-    values = {row.equal_loss.outcome.value for row in fresh.arms if row.equal_loss}
+    values = {row.equal_loss.word.value for row in fresh.arms if row.equal_loss}
     assert values >= {"better"}
     _check_same(fresh, tmp_path / "result.json")
 
@@ -267,7 +267,7 @@ def test_what_was_swept_and_what_is_measured_counts_in_a_file_too(tmp_path: Path
                 loss=loss,
             )
     fresh = compared(load_runs([tmp_path]))
-    verdicts = [row.difference.verdict for row in fresh.arms if row.difference]
+    verdicts = [row.difference.word_with_reason for row in fresh.arms if row.difference]
     assert verdicts == ["worse"]
     _check_same(fresh, tmp_path / "result.json")
 
@@ -405,7 +405,7 @@ def test_a_file_of_records_that_logs_are_made_into(tmp_path: Path) -> None:
     assert content == to_json(result_of(comparison))
     formats = [run.manifest["imported"]["format"] for run in again.comparison.records]
     assert formats == ["csv"] * 8
-    values = [row.difference.outcome.value for row in again.comparison.arms if row.difference]
+    values = [row.difference.word.value for row in again.comparison.arms if row.difference]
     assert values == ["better"]
 
 

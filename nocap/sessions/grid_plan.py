@@ -20,8 +20,9 @@ from nocap.launch.grid import Cell, Grid, key_of
 from nocap.launch.run_folder import outcome
 from nocap.report.table import Column, Table
 from nocap.report.terminal import prose
-from nocap.sessions.figures import PACE, StepFigures
+from nocap.sessions.figures import StepFigures
 from nocap.sessions.foresight import foreseen
+from nocap.sessions.places import PACE
 from nocap.sessions.session import Session
 
 OVERHEAD = 1.15  # validation and checkpoints beside the steps

@@ -54,9 +54,9 @@ from nocap.sessions.figures import (
     LengthFigures,
     PartFigures,
     RoundFigures,
-    SessionRequest,
     StepFigures,
 )
+from nocap.sessions.session_file import SessionRequest
 from nocap.store.metrics import HELD, now
 from nocap.store.record_files import write_json
 from nocap.training import allocator

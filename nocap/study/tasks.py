@@ -18,7 +18,7 @@ from nocap.launch.run_folder import outcome
 from nocap.launch.run_result import RunResult
 from nocap.launch.runner import Devices, Runner
 from nocap.launch.seed_request import seed_requests
-from nocap.sessions.figures import PACE
+from nocap.sessions.places import PACE
 from nocap.sessions.session import Session
 from nocap.store.identity import digest
 from nocap.store.record import Record, read_record
