@@ -136,7 +136,7 @@ def judge(*words: object) -> tuple[int, list[str]]:
 
 
 def follows(path: Path, rows: int) -> str:
-    return f"{path}: its words follow from its {rows} rows"
+    return f"{path}: its verdicts follow from its {rows} rows"
 
 
 # --- the same -------------------------------------------------------------------------------------
@@ -410,7 +410,7 @@ def test_a_file_of_records_that_logs_are_made_into(tmp_path: Path) -> None:
 
 
 def test_what_people_name_does_nothing_on_a_page(tmp_path: Path) -> None:
-    hostile = f"{EVIL}\x1b[2J\nits words follow"
+    hostile = f"{EVIL}\x1b[2J\nits verdicts follow"
     records = [replace(run, name=f"{hostile}{run.name}") for run in made(1).records]
     comparison = compared(Found(records=records))
     page = comparison_markdown.page(comparison, judge=result_file.judge(), command=f"x {hostile}")
@@ -422,7 +422,7 @@ def test_what_people_name_does_nothing_on_a_page(tmp_path: Path) -> None:
     written(content, path)
     code, lines = judge(path)
     assert code == 1
-    assert [line for line in lines if line.startswith("its words follow")] == []
+    assert [line for line in lines if line.startswith("its verdicts follow")] == []
 
 
 # --- another question -----------------------------------------------------------------------------
