@@ -473,10 +473,10 @@ def test_the_readme_says_what_the_board_counts(parts: dict[str, board_sections.B
     held = n["confirmed"] + n["exceeded"]
     text = " ".join((REPO / "README.md").read_text().split())
     assert (
-        f"[The board](experiments/README.md) has {len(notes)} verdicts on others' claims: {held} "
-        f"held, {n['refuted']} were refuted, {len(notes) - held - n['refuted']} are open. Of "
-        f"{len(own)} verdicts on nocap's own claims, "
-        f"{of_own['confirmed'] + of_own['exceeded']} held (CPUs only, so far)."
+        f"[The board](experiments/README.md) has {len(notes)} verdicts on claims of others: {held} "
+        f"confirm the claim, {n['refuted']} refute it, {len(notes) - held - n['refuted']} leave it "
+        f"open. Of {len(own)} verdicts on nocap's own claims, "
+        f"{of_own['confirmed'] + of_own['exceeded']} confirm the claim."
     ) in text
 
 

@@ -24,7 +24,8 @@ from nocap.judge.power import (
     noise_of,
 )
 from nocap.store.metrics import METRICS
-from nocap.store.runs import Record, load_runs
+from nocap.store.record import Record
+from nocap.store.runs import load_runs
 from tests.conftest import Door
 from tests.grids import CELL
 from tests.test_compare import gelu3x, write_run

@@ -25,8 +25,9 @@ from nocap.judge.comparison import Comparison
 from nocap.judge.comparison_json import result_of
 from nocap.judge.comparison_schema import Result, to_json
 from nocap.report import comparison_markdown, result_file
-from nocap.store.record import write_json, write_summary
-from nocap.store.runs import Curve, Found, Record, load_runs
+from nocap.store.record import Curve, Record
+from nocap.store.record_files import write_json, write_summary
+from nocap.store.runs import Found, load_runs
 from tests.fuzz.damage import NOT_DONE, OPERATORS
 from tests.fuzz.judge import CONTROL
 from tests.fuzz.process import answer
@@ -135,7 +136,7 @@ def judge(*words: object) -> tuple[int, list[str]]:
 
 
 def follows(path: Path, rows: int) -> str:
-    return f"{path}: its words follow from its {rows} rows"
+    return f"{path}: its verdicts follow from its {rows} rows"
 
 
 # --- the same -------------------------------------------------------------------------------------
@@ -409,7 +410,7 @@ def test_a_file_of_records_that_logs_are_made_into(tmp_path: Path) -> None:
 
 
 def test_what_people_name_does_nothing_on_a_page(tmp_path: Path) -> None:
-    hostile = f"{EVIL}\x1b[2J\nits words follow"
+    hostile = f"{EVIL}\x1b[2J\nits verdicts follow"
     records = [replace(run, name=f"{hostile}{run.name}") for run in made(1).records]
     comparison = compared(Found(records=records))
     page = comparison_markdown.page(comparison, judge=result_file.judge(), command=f"x {hostile}")
@@ -421,7 +422,7 @@ def test_what_people_name_does_nothing_on_a_page(tmp_path: Path) -> None:
     written(content, path)
     code, lines = judge(path)
     assert code == 1
-    assert [line for line in lines if line.startswith("its words follow")] == []
+    assert [line for line in lines if line.startswith("its verdicts follow")] == []
 
 
 # --- another question -----------------------------------------------------------------------------

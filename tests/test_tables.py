@@ -21,7 +21,7 @@ from nocap.measure.bench_table import render_bench
 from nocap.report import comparison_tables
 from nocap.runs import __main__ as runs
 from nocap.sources import race_tables
-from nocap.store.runs import Record
+from nocap.store.record import Record
 from nocap.study import study_pages
 from tests import test_profile_difference as profiles
 from tests.made_grid import made

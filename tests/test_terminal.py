@@ -23,7 +23,7 @@ from nocap.report import comparison_tables
 from nocap.report.table import Column, Table, TableCell
 from nocap.report.terminal import PHRASE, SIGNS
 from nocap.report.terminal_curves import MARKS, DrawnCurve, drawn
-from nocap.store.runs import Record
+from nocap.store.record import Record
 from tests.conftest import REPO
 from tests.made_grid import made
 

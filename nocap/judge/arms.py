@@ -10,8 +10,8 @@ from typing import Any
 
 from nocap.config.run import added_keys
 from nocap.store.metrics import OF_A_RUN, moment
-from nocap.store.record import digest
-from nocap.store.runs import Config, Machine, Parts, Record
+from nocap.store.record import Config, Machine, Parts, Record
+from nocap.store.record_files import digest
 
 ABSENT = "—"  # a key that the other option has and this one does not
 

@@ -31,8 +31,9 @@ from nocap.judge.interval import Estimate
 from nocap.judge.pace import TOKEN_US, Paces
 from nocap.judge.pairing import Pairing, pair_arms
 from nocap.judge.question import BASELINE, PREVIOUS, Question
-from nocap.store.record import RunStatus
-from nocap.store.runs import Found, Record
+from nocap.store.record import Record
+from nocap.store.record_files import RunStatus
+from nocap.store.runs import Found
 
 
 def compare(

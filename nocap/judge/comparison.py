@@ -15,7 +15,8 @@ from nocap.judge.factors import Factors
 from nocap.judge.findings import Findings, JudgedArm, by_effect, findings
 from nocap.judge.question import BASELINE, PREVIOUS, Question
 from nocap.judge.time_to_target import Reach
-from nocap.store.runs import Found, Record
+from nocap.store.record import Record
+from nocap.store.runs import Found
 from nocap.store.timing import Timing
 
 

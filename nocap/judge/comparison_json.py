@@ -39,8 +39,8 @@ from nocap.judge.interval import LEAST_PAIRS, Estimate, confidence
 from nocap.judge.pace import TOKEN_US
 from nocap.judge.time_to_target import Reach
 from nocap.store.metrics import Measurement
-from nocap.store.record import SCHEMA_VERSION
-from nocap.store.runs import Record, measurements
+from nocap.store.record import Record, measurements
+from nocap.store.record_files import SCHEMA_VERSION
 from nocap.store.timing import Timing
 
 

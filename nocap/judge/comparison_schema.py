@@ -14,7 +14,7 @@ import msgspec
 
 from nocap.config.hardware import Fact
 from nocap.store.metrics import METRICS, Better, Ending, Measurement, Per
-from nocap.store.runs import Curve
+from nocap.store.record import Curve
 
 
 class Schema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -25,7 +25,8 @@ from nocap.judge.grouping import group
 from nocap.judge.interval import ROUNDING
 from nocap.judge.question import PREVIOUS, Question
 from nocap.store.metrics import moment
-from nocap.store.runs import Found, Record
+from nocap.store.record import Record
+from nocap.store.runs import Found
 from nocap.store.timing import Timing
 
 PRECISION = "trainer.precision"

@@ -20,7 +20,7 @@ from nocap.report.short_names import fitted
 from nocap.report.table import Table
 from nocap.report.words import values
 from nocap.store.metrics import METRICS
-from nocap.store.runs import Curve, Record
+from nocap.store.record import Curve, Record
 
 AXES = ("tokens", "train_s", "val_loss", "val_bpb")  # of a curve, beside its steps
 # digits of a plotted number: more than a screen shows, and half of the file's size saved

@@ -24,7 +24,7 @@ from nocap.report import (
 from nocap.report.arm_styles import ArmStyle
 from nocap.report.table import Column, Table
 from nocap.report.words import gains
-from nocap.store.files import write_file
+from nocap.store.file_writing import write_file
 from nocap.store.metrics import METRICS, Scale
 from nocap.training.ledger import LINES
 

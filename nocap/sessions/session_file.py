@@ -11,7 +11,7 @@ from nocap.config.hardware import Fact
 from nocap.config.keys import require
 from nocap.sessions.figures import Figures
 from nocap.sessions.places import PLACES
-from nocap.store.record import read_json
+from nocap.store.record_files import read_json
 
 
 class SessionRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from nocap.config.errors import FailedError
 from nocap.config.keys import require
-from nocap.store.record import digest
+from nocap.store.record_files import digest
 
 # The folder in which one stands is no part of a script's path, and a random.py there would be run.
 PACKAGES = """import sys

@@ -41,7 +41,7 @@ from nocap.sources.repository import (
     worktree,
 )
 from nocap.store import lease
-from nocap.store.record import digest
+from nocap.store.record_files import digest
 
 Begin = Callable[..., None]  # runs an arm with a seed in a folder, `how` as for `run`
 

@@ -21,9 +21,9 @@ from nocap.sessions.figures import Figures, PartFigures, StepFigures
 from nocap.sessions.places import PACE, TRAIN, place_of
 from nocap.sessions.session_file import SessionFile
 from nocap.store.metrics import METRICS, Ending, Measurement, Metric, Per, is_count
-from nocap.store.record import RunStatus
-from nocap.store.runs import Record
-from nocap.store.runs import measurements as of_run
+from nocap.store.record import Record
+from nocap.store.record import measurements as of_run
+from nocap.store.record_files import RunStatus
 from nocap.study.bounds import bound
 from nocap.study.evidence import Evidence
 from nocap.study.spec import Study

@@ -13,7 +13,7 @@ from nocap.judge.equal_loss import SHARES
 from nocap.sessions.figures import Figures, PartFigures, StepFigures
 from nocap.sessions.places import PACE, TRAIN, place_of
 from nocap.sessions.session_file import SessionFile
-from nocap.store.runs import Record
+from nocap.store.record import Record
 from nocap.study.spec import Study
 
 

@@ -25,8 +25,8 @@ from nocap.report.terminal import prose
 from nocap.sessions.foresight import records_in
 from nocap.sessions.grid_plan import of_grid
 from nocap.store.metrics import METRICS
-from nocap.store.record import RunStatus
-from nocap.store.runs import Record
+from nocap.store.record import Record
+from nocap.store.record_files import RunStatus
 from nocap.study.carry_out import up_to
 from nocap.study.claim_words import expected
 from nocap.study.conductor import seeds_of

@@ -13,7 +13,7 @@ from nocap.display import listed
 from nocap.judge.claim import Claim, Rule
 from nocap.judge.verdict import Verdict, judge
 from nocap.store.metrics import Measurement
-from nocap.store.record import read_json
+from nocap.store.record_files import read_json
 from nocap.study.current_claims import current_claims, sessions_unlike
 from nocap.study.log import AnalysisLine, StudyLog
 from nocap.study.registration import Provenance

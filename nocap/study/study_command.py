@@ -16,7 +16,7 @@ from nocap.config.errors import EXIT_CODES, FailedError
 from nocap.config.keys import require
 from nocap.config.trainer import Device
 from nocap.sessions.session_file import SessionFile
-from nocap.store.files import write_file
+from nocap.store.file_writing import write_file
 from nocap.study import bench_sessions, carry_out, log, plan_preview, study_pages
 from nocap.study import board as leaderboard
 from nocap.study.next_sessions import next_sessions

@@ -13,7 +13,7 @@ from nocap.config.outward import redact
 from nocap.display import count, integer, loss
 from nocap.report.table import Column, Table, one_line, tame
 from nocap.report.terminal import prose
-from nocap.store.files import write_file
+from nocap.store.file_writing import write_file
 from nocap.store.metrics import METRICS
 from nocap.study import log
 from nocap.study.claim_row import ClaimRow, counted, rows

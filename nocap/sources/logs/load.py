@@ -17,7 +17,8 @@ from pathlib import Path
 
 import yaml
 
-from nocap.config.keys import flat, line_of, require
+from nocap.config.errors import line_of
+from nocap.config.keys import flat, require
 from nocap.config.paths import expanded
 from nocap.display import shorten
 from nocap.judge.confounders import EQUAL_TIME, one_budget
@@ -30,7 +31,7 @@ from nocap.sources.logs.rows import runs_of, title
 from nocap.sources.logs.run import LogRun
 from nocap.sources.logs.run_names import RunNames
 from nocap.store import runs
-from nocap.store.record import RunStatus
+from nocap.store.record_files import RunStatus
 from nocap.store.runs import Found
 
 CONFIGS = ("hparams.yaml", ".hydra/overrides.yaml")  # beside a log, or above it
