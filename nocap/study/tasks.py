@@ -20,8 +20,8 @@ from nocap.launch.runner import Devices, Runner
 from nocap.launch.seed_request import seed_requests
 from nocap.sessions.places import PACE
 from nocap.sessions.session import Session
-from nocap.store.record import Record, read_record
 from nocap.store.identity import digest
+from nocap.store.record import Record, read_record
 from nocap.store.record_files import RunStatus, read_ended
 from nocap.study.spec import Study, engine_of
 from nocap.study.study_plan import StudyPlan, other_lengths
