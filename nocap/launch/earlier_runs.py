@@ -22,16 +22,22 @@ from nocap.config.keys import flat, require
 from nocap.config.paths import expanded
 from nocap.config.plain import load
 from nocap.config.run import Run
-from nocap.store.checkpoints import FOLDER, MANIFEST, name_of, newest_first, step_of
+from nocap.store.checkpoints import (
+    CHECKSUMS,
+    FOLDER,
+    MODEL,
+    OPTIMIZER,
+    STATE,
+    name_of,
+    newest_first,
+    step_of,
+)
 from nocap.store.identity import config_that_counts, digest
 from nocap.store.record import read_record
 from nocap.store.record_files import SHAPES, RunStatus, check_shape, read_json
 from nocap.store.runs import LAST, find_one
 
 INIT = "trainer.init_from"
-MODEL = "model.safetensors"
-OPTIMIZER = "optimizer.safetensors"
-STATE = "state.json"
 # Keys in which the base run may differ. So may its schedule: that the learning rates are the same
 # up to the branch is checked step by step.
 FREE = re.compile(
@@ -127,7 +133,7 @@ def _teacher(key: str, path: str) -> EarlierRun:
         record = read_record(folder)
         saved = newest_first(folder / FOLDER)
         if saved:
-            sums = read_json(saved[0] / MANIFEST) or {}
+            sums = read_json(saved[0] / CHECKSUMS) or {}
     except ValueError as error:
         reason = f"{key} must be the folder of a finished run, got {path} ({error})"
         raise ValueError(reason) from error
@@ -182,7 +188,7 @@ def checkpoint_of(run: Run) -> Checkpoint | None:
         return None
     path = expanded(run.trainer.init_from).absolute()
     step = step_of(path)
-    sums = read_json(path / MANIFEST) if step is not None and path.is_dir() else None
+    sums = read_json(path / CHECKSUMS) if step is not None and path.is_dir() else None
     if step is None or sums is None:
         rule = "be the folder of a checkpoint, as …/runs/RUN/checkpoints/step-00000080, or RUN@80"
         raise ValueError(f"{INIT} must {rule}, got {path}")

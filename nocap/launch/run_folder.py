@@ -16,7 +16,7 @@ from nocap.config.outward import redact
 from nocap.config.plain import to_plain
 from nocap.config.run import Run
 from nocap.launch.run_result import RunResult
-from nocap.store.checkpoints import any_sound, saved_steps
+from nocap.store.checkpoints import any_valid, saved_steps
 from nocap.store.identity import differing
 from nocap.store.record_files import RunStatus, read_ended, read_json
 
@@ -68,7 +68,7 @@ def _read(folder: Path, identity: str) -> End:
     try:
         return End(summary=read_ended(folder, identity=identity))
     except ValueError as error:
-        if not any_sound(folder):
+        if not any_valid(folder):
             raise ValueError(
                 f"{error}; there is no valid checkpoint to mend it from: move that folder to train "
                 "the run again"

@@ -8,7 +8,7 @@ Its files:
     runs          find runs by folder, grid or name, and load the record of each
     metrics       the registry of metrics; a `Measurement` is a value of one
     timing        times of a grid's arms in turns, as `--time` keeps them
-    checkpoints   name checkpoints, and find them (`training.checkpoint` reads them)
+    checkpoints   name checkpoints, find them, and say what is wrong with one
     lease         one holder of a folder, among all machines
     file_writing  write a file whole or not at all
     tracking      trackers mirror the record; one that fails costs a warning

@@ -125,11 +125,12 @@ QUIET = (
     "nocap.data.shards",  # its content is in the data's hash
     "nocap.model.flops",
     "nocap.training",  # the package; below it, what saves, measures and reports
-    "nocap.training.checkpoint",
     "nocap.training.ledger",
+    "nocap.training.loading",
     "nocap.training.memory",
     "nocap.training.probe",
     "nocap.training.recorder",
+    "nocap.training.saving",
     "nocap.training.state",
 )
 # Groups whose options compute no number but the tokens, whose content is hashed. The code that

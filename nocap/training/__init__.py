@@ -13,8 +13,9 @@ The loop:
 The record that it leaves:
 
     recorder    rows, checkpoints, loss spikes, totals
-    checkpoint  write a checkpoint whole, and load it (`store.checkpoints` finds it)
-    state       the state of model and optimizers as files have it
+    saving      write checkpoints, each whole, and delete old ones
+    loading     find the newest valid checkpoint, and put it into model and optimizers
+    state       the state of model and optimizers as a checkpoint has it
     ledger      where the wall-clock time went
     summary     `summary.json`, a run in one object
     allocator   how glibc keeps the memory of a process that trains on a CPU

@@ -14,12 +14,12 @@ from torch import nn
 
 from nocap.config.keys import InputError
 from nocap.config.paths import expanded
-from nocap.store.checkpoints import name_of, newest_first
+from nocap.store.checkpoints import FOLDER, name_of, newest_first
 from nocap.store.record_files import Row
-from nocap.training import checkpoint, memory
-from nocap.training.checkpoint import ValidCheckpoint
+from nocap.training import memory
 from nocap.training.graphed import Graphed
 from nocap.training.ledger import Ledger
+from nocap.training.loading import ValidCheckpoint, first_valid, load_checkpoint, misfit
 from nocap.training.recorder import Outcome, Recorder
 from nocap.training.step import (
     Job,
@@ -111,7 +111,7 @@ def resume(job: Job, trainee: Trainee) -> tuple[int, Recorder]:
         InputError: there are checkpoints and none is valid (starting over would hide the loss), or
             it is of another optimizer.
     """
-    root = job.run_dir / "checkpoints"
+    root = job.run_dir / FOLDER
     init_from = job.run.trainer.init_from
     own = newest_first(root)
     identity: str | None = None
@@ -134,7 +134,7 @@ def resume(job: Job, trainee: Trainee) -> tuple[int, Recorder]:
     first = newest.step
     state = dict[str, Any]()
     if newest.path is not None:
-        state = checkpoint.load(newest.path, model=trainee.model, optimizers=trainee.optimizers)
+        state = load_checkpoint(newest.path, model=trainee.model, optimizers=trainee.optimizers)
         line = f"beginning from step {first} of {newest.path}"
         if own:
             line = f"resuming from step {first}"
@@ -160,8 +160,8 @@ def _newest_valid(
     """Return the first valid one of these checkpoints, as rank 0 finds it, on every rank."""
     found: list[Any] = [None, []]
     if job.world.is_main:
-        misfit = partial(checkpoint.misfit, model=trainee.model, identity=identity)
-        newest = checkpoint.first_valid(paths, misfit=misfit)
+        of_run = partial(misfit, model=trainee.model, identity=identity)
+        newest = first_valid(paths, misfit=of_run)
         found = [newest.path and str(newest.path), newest.invalid]
     name, invalid = job.world.from_main(found)
     path: Path | None = None

@@ -15,11 +15,12 @@ from nocap.config import hardware
 from nocap.model.flops import flops_per_token
 from nocap.model.gpt import count_parameters
 from nocap.options.attention import kernel_name
-from nocap.store.checkpoints import step_of
+from nocap.store.checkpoints import FOLDER, ROWS, step_of
 from nocap.store.record_files import Metrics, Row
-from nocap.training import checkpoint, memory
+from nocap.training import memory
 from nocap.training.ledger import Ledger
 from nocap.training.probe import probe
+from nocap.training.saving import CheckpointWriter, prune
 from nocap.training.step import Job, Trainee, Update, settle
 from nocap.training.summary import LOGGED
 
@@ -59,8 +60,8 @@ class Recorder:
         self.ledger = Ledger(started=job.started, before=before, lost_s=lost_s)
         self.metrics = Metrics(job.run_dir / "metrics.jsonl", stage=job.stage)
         self.on_gpu = job.world.device.type == "cuda"
-        self.checkpoints = checkpoint.Writer(
-            job.run_dir / "checkpoints",
+        self.checkpoints = CheckpointWriter(
+            job.run_dir / FOLDER,
             background=self.on_gpu,
             always=job.run.trainer.keep_steps,
             stage=job.stage,
@@ -133,10 +134,10 @@ class Recorder:
         t = self.job.run.trainer
         # killed after its last save: perhaps before it had deleted the older ones
         if own and step_of(own) == t.steps:
-            checkpoint.prune(own.parent, keep=1, always=t.keep_steps)
+            prune(own.parent, keep=1, always=t.keep_steps)
         content = b""
         if own:
-            content = (own / checkpoint.ROWS).read_bytes()
+            content = (own / ROWS).read_bytes()
         self._log(self.metrics.put_back(content, source=str(own)))
         return self.metrics.rows()
 

@@ -16,10 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from nocap.config.keys import InputError
+from nocap.store.checkpoints import MODEL, OPTIMIZER
 from nocap.training.optimizer import Optimizers
 
-MODEL = "model.safetensors"
-OPTIMIZER = "optimizer.safetensors"
 PLAIN = (bool, int, float, str, type(None))
 
 Tensors = dict[str, dict[str, Tensor]]  # file → name → tensor

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from nocap.config.bounded import parse_json, parse_yaml, read_text
@@ -25,11 +25,12 @@ from nocap.config.plain import from_plain, load, to_plain
 from nocap.config.run import Run
 from nocap.model.gpt import build_model
 from nocap.model.language_model import LanguageModel
+from nocap.store.checkpoints import FOLDER, UNREADABLE
 from nocap.store.file_writing import write_file
 from nocap.store.identity import config_that_counts
 from nocap.store.record import read_record
 from nocap.store.record_files import Metrics, check_record, read_json
-from nocap.training import checkpoint
+from nocap.training.loading import load_validated, misfit, newest_valid
 from nocap.training.state import difference, put_weights, weights
 from nocap.training.step import enter_step
 
@@ -78,8 +79,8 @@ def trained(run_dir: Path, *, log: Log = no_log) -> tuple[Run, LanguageModel, in
     manifest = read_json(run_dir / "manifest.json") or {}
     identity = manifest.get("identity")
     _log_other_code(run, _code(manifest), log)
-    misfit = partial(checkpoint.misfit, model=model, identity=identity)
-    newest = checkpoint.find(run_dir / "checkpoints", misfit=misfit)
+    of_run = partial(misfit, model=model, identity=identity)
+    newest = newest_valid(run_dir / FOLDER, misfit=of_run)
     for problem in newest.invalid:
         log(f"checkpoint not used: {problem}")
     if newest.path is None:
@@ -89,7 +90,7 @@ def trained(run_dir: Path, *, log: Log = no_log) -> tuple[Run, LanguageModel, in
             why = "; of a grid's cells only those of trainer.keep_steps stay"
         kind = "valid checkpoint" if newest.invalid else "checkpoint"
         raise InputError(f"{run_dir} must hold a {kind}, got none{why}")
-    checkpoint.load_validated(newest.path, model, run)
+    load_validated(newest.path, model, run)
     enter_step(run, model, max(newest.step - 1, 0))
     _check_finite(newest.path, model.parameters())
     return run, model.eval(), newest.step
@@ -166,7 +167,7 @@ def exported(path: Path, *, log: Log = no_log) -> tuple[Run, LanguageModel, int]
         about = parse_json(metadata["run"])
         step = int(about["step"])
         code = _code(about)
-    except (KeyError, *checkpoint.UNREADABLE) as error:
+    except (KeyError, SafetensorError, *UNREADABLE) as error:
         raise ValueError(f"{rule}, got {type(error).__name__}: {error}") from error
     run = from_plain(config, rule)
     _log_other_code(run, code, log)
