@@ -18,8 +18,7 @@ from nocap.config.keys import check_keys, require
 from nocap.config.plain import explained, made
 from nocap.config.trainer import Trainer
 from nocap.launch.grid import Cell, Grid, check
-from nocap.options.launcher import Launcher, OfCluster, Target
-from nocap.options.launcher.slurm import Slurm
+from nocap.options.launcher import Launcher, Target
 
 MACHINE = ("device", "precision", "compile", "threads")  # of the trainer: follow from the machine
 
@@ -53,14 +52,21 @@ def check_flags(launcher: Launcher | None, flags: GridFlags) -> None:
     Errors:
         ValueError: there is such a flag.
     """
-    in_queue = isinstance(launcher, Slurm)
+    in_queue = launcher is not None and launcher.has_queue
     rule = "be given with hydra/launcher=slurm"
     require(in_queue or not flags.detach, "--detach", rule, "another launcher")
     rule = "be left out of hydra/launcher=slurm, whose queue starts the cells"
     require(not (flags.fail_fast and in_queue), "--fail-fast", rule, "given")
-    is_here = not isinstance(launcher, OfCluster)
+    is_here = _machines(launcher) is None
     rule = "be left out on a cluster: arms are timed on this machine"
     require(is_here or flags.time is None, TIME, rule, "given")
+
+
+def _machines(launcher: Launcher | None) -> Target | None:
+    """Return the machines of a cluster that the cells run on; None: they run on this one."""
+    if launcher is None:
+        return None
+    return launcher.machines()
 
 
 def checked_grid(
@@ -77,8 +83,9 @@ def checked_grid(
     Errors:
         ValueError: as for `grid.check`.
     """
-    if isinstance(launcher, OfCluster):
-        return _on_cluster(cells, swept, launcher, lengths=lengths, skip_refused=skip_refused)
+    target = _machines(launcher)
+    if target is not None:
+        return _on_cluster(cells, swept, target, lengths=lengths, skip_refused=skip_refused)
     return check(
         cells,
         swept=swept,
@@ -92,13 +99,12 @@ def checked_grid(
 def _on_cluster(
     cells: Sequence[Sequence[str]],
     swept: Sequence[str],
-    launcher: OfCluster,
+    target: Target,
     *,
     lengths: Sequence[Sequence[str]],
     skip_refused: bool,
 ) -> Grid:
     """Return the grid as runs on the machines of a cluster."""
-    target = launcher.target
 
     def compose(words: Sequence[str]) -> Composed:
         here = composed(words)

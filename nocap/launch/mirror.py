@@ -30,8 +30,6 @@ from nocap.store.tracking import left, send, send_comparison
 if TYPE_CHECKING:
     from nocap.judge.comparison import Comparison
 
-UPLOADER = "wandb"  # the tracker of a run that was trained without one that uploads
-
 
 def send_run(folder: Path, tracker: Tracker | None = None) -> TrackerSession:
     """Send what the server lacks of a run, as this tracker or its own has it. Nobody trains it
@@ -81,15 +79,15 @@ def config_of(record: Record) -> dict[str, Any]:
 
 
 def tracker_of(config: Mapping[str, Any]) -> Tracker:
-    """Return the tracker of a run's config, where it uploads; else W&B as this command's
-    environment has it."""
+    """Return the tracker of a run's config, where it uploads; else the default one, W&B, as
+    this command's environment has it."""
     own = dict(config.get("tracker") or {})
     schema = outside.options("tracker").get(str(own.get("kind")))
     if schema is not None and cast(type[Tracker], schema).uploads:
         defaults = to_plain(composed([f"tracker={own['kind']}"]).run)["tracker"]
         values = {f.name: own.get(f.name, defaults[f.name]) for f in fields(schema)}
         return cast(Tracker, made(schema, values, "tracker."))
-    return composed([f"tracker={UPLOADER}"]).run.tracker
+    return composed([]).run.tracker
 
 
 def send_left(plans: Sequence[Plan], grid: Path) -> Iterator[str]:

@@ -31,7 +31,6 @@ from nocap.launch.grid_page import drop_page
 from nocap.launch.launchers import check_flags, checked_grid, launcher_option
 from nocap.launch.runner import Devices, Runner, ended_before, one_at_a_time
 from nocap.options.launcher import Launcher
-from nocap.options.launcher.pool import Pool
 from nocap.store.record_files import RunStatus
 
 
@@ -150,6 +149,12 @@ class Command:
         if self.timer is not None:
             print(self.timer.plan(grid), flush=True)
 
+    def devices(self) -> Devices | None:
+        """Return this machine's devices, which the launcher shares out; None: it has others."""
+        if self.launcher is None:
+            return one_at_a_time()
+        return self.launcher.devices()
+
     def check_search(self, options: Search, names: Sequence[str]) -> None:
         """Refuse what no search takes. `names`: of the flags that are given.
 
@@ -158,11 +163,10 @@ class Command:
         """
         flags = ", ".join(names)
         require(not flags, flags, "be left out of a search", f"search={options.sampler.name}")
-        is_here = self.launcher is None or isinstance(self.launcher, Pool)
         rule = (
             "be basic or pool in a search, which begins a trial on this machine when another ends"
         )
-        require(is_here, "hydra/launcher", rule, "another")
+        require(self.devices() is not None, "hydra/launcher", rule, "another")
         has_seed = any(each.key_or_group == "seed" for each in self.overrides)
         rule = f"be left to search.seed={options.seed} in a search"
         require(not has_seed, "seed", rule, "seed=…")
@@ -311,9 +315,8 @@ def _train_search(options: Search, command: Command) -> int:
     searching = search.Searching(options, space, fixed=fixed, compose=composed)
     print("\n".join(searching.head), flush=True)
     _begin_tracking(searching.base.run, searching.grid.name)
-    devices = one_at_a_time()
-    if isinstance(command.launcher, Pool):
-        devices = Devices(jobs=command.launcher.jobs)
+    devices = command.devices()
+    assert devices is not None  # as `check_search` requires
     with closing(devices):
         results, stopped = searching.run(devices)
     return report(

@@ -23,6 +23,9 @@ class Pool(Launcher):
     jobs: int | None = key(ge=1, le=4096, default=None)
 
     def executor(self, folder: Path) -> Devices:
+        return self.devices()
+
+    def devices(self) -> Devices:
         from nocap.launch.runner import Devices
 
         return Devices(jobs=self.jobs)
