@@ -24,7 +24,7 @@ from nocap.judge.comparison_schema import to_json
 from nocap.judge.equal_loss import slopes, times
 from nocap.judge.interval import of_pairs
 from nocap.launch import lengths
-from nocap.launch.grid import Grid, check
+from nocap.launch.grid import Grid, plan_grid
 from nocap.report import comparison_page as page
 from nocap.report.comparison_tables import render
 from nocap.store.record import Curve, Record
@@ -362,9 +362,9 @@ def planned(*words: str, swept: tuple[str, ...] = ("attention", "seed")) -> tupl
     for seed in (0, 1):
         for attention in ("flash", "gqa"):
             cells.append((*CELL, *words, f"attention={attention}", f"seed={seed}"))
-    plain = check(cells, swept=swept, compose=composed, log=print)
+    plain = plan_grid(cells, swept=swept, compose=composed, log=print)
     more = lengths.cells_of(plain, composed)
-    return plain, check(cells, swept=swept, compose=composed, log=print, lengths=more)
+    return plain, plan_grid(cells, swept=swept, compose=composed, log=print, lengths=more)
 
 
 @pytest.mark.slow

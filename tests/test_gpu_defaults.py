@@ -18,7 +18,7 @@ from nocap.config.defaults import reasons
 from nocap.config.run import Run
 from nocap.config.trainer import Sampler, Search
 from nocap.launch.first_screen import headline
-from nocap.launch.grid import check
+from nocap.launch.grid import plan_grid
 from nocap.launch.plan import Datasets, plan
 from nocap.launch.search import Searching
 from nocap.launch.worker import _no_room
@@ -191,7 +191,7 @@ def grid(*cells: str) -> tuple[list[bool], list[str]]:
     """Return whether each cell of a grid of short steps has CUDA graphs, and its notes."""
     notes = list[str]()
     words = [[*SHORT, *shlex.split(cell)] for cell in cells]
-    checked = check(words, swept=["attention", "ideas"], compose=composed, log=notes.append)
+    checked = plan_grid(words, swept=["attention", "ideas"], compose=composed, log=notes.append)
     return [cell.plan.run.trainer.cuda_graphs for cell in checked.cells], notes
 
 

@@ -29,7 +29,7 @@ from nocap.config.compose import compose, composed
 from nocap.config.outward import redact
 from nocap.config.plain import to_plain
 from nocap.launch import worker
-from nocap.launch.grid import check
+from nocap.launch.grid import plan_grid
 from nocap.launch.heartbeat import Heartbeat
 from nocap.launch.mirror import send_left
 from nocap.launch.plan import Plan, typed_keys
@@ -233,7 +233,7 @@ def test_cells_are_told_apart_by_what_their_grid_sweeps(
     arms = (("optimizer.lr=1e-3", "ideas=[x0,smear]"), ("optimizer.lr=3e-3", "ideas=[]"))
     swept = ("optimizer.lr", "ideas", "seed")
     cells = [[*words, *arm] for arm in arms]
-    grid = check(cells, swept=swept, compose=composed, log=print)
+    grid = plan_grid(cells, swept=swept, compose=composed, log=print)
     plans = [cell.plan for cell in grid.cells]
     told = [run_facts(to_plain(plan.run), plan.run_dir, manifest(plan, [])) for plan in plans]
     names = [facts.name for facts in told]

@@ -32,7 +32,8 @@ A grid:
 
     multirun      read the command, check all cells, train what is missing
     launchers     the launcher that the command chooses, and its machine
-    grid          the cells, in the order in which they run, and their file
+    sweep         the values that are swept, and the cells that they make together
+    grid          the cells, planned, in the order in which they run, and their file
     lengths       the baseline at other lengths, for `--equal-loss`
     until         more seeds, look by look, for `--until-shown`
     search        a search: ask Optuna, train, tell it the losses

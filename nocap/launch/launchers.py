@@ -17,7 +17,7 @@ from nocap.config.flags import TIME, GridFlags
 from nocap.config.keys import check_keys, require
 from nocap.config.plain import explained, made
 from nocap.config.trainer import Trainer
-from nocap.launch.grid import Cell, Grid, check
+from nocap.launch.grid import Cell, Grid, plan_grid
 from nocap.options.launcher import Launcher, Target
 
 MACHINE = ("device", "precision", "compile", "threads")  # of the trainer: follow from the machine
@@ -69,7 +69,7 @@ def _machines(launcher: Launcher | None) -> Target | None:
     return launcher.machines()
 
 
-def checked_grid(
+def plan_grid_for(
     cells: Sequence[Sequence[str]],
     swept: Sequence[str],
     launcher: Launcher | None,
@@ -78,15 +78,15 @@ def checked_grid(
     skip_refused: bool = False,
 ) -> Grid:
     """Return the grid of these cells, on the machine of the launcher. `lengths`, `skip_refused`:
-    see `grid.check`.
+    see `grid.plan_grid`.
 
     Errors:
-        ValueError: as for `grid.check`.
+        ValueError: as for `grid.plan_grid`.
     """
     target = _machines(launcher)
     if target is not None:
         return _on_cluster(cells, swept, target, lengths=lengths, skip_refused=skip_refused)
-    return check(
+    return plan_grid(
         cells,
         swept=swept,
         compose=composed,
@@ -113,7 +113,7 @@ def _on_cluster(
         return composed([*words, *of_target]) if of_target else here
 
     with hardware.target(target.name, target.torch):
-        grid = check(
+        grid = plan_grid(
             cells,
             swept=swept,
             compose=compose,

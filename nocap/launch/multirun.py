@@ -25,11 +25,12 @@ from nocap.config.run import Run
 from nocap.config.trainer import Search
 from nocap.launch import lengths, search, until
 from nocap.launch.executor import Executor
-from nocap.launch.grid import Grid, expand
+from nocap.launch.grid import Grid
 from nocap.launch.grid_end import report
 from nocap.launch.grid_page import drop_page
-from nocap.launch.launchers import check_flags, checked_grid, launcher_option
+from nocap.launch.launchers import check_flags, launcher_option, plan_grid_for
 from nocap.launch.runner import Devices, Runner, ended_before, one_at_a_time
+from nocap.launch.sweep import expand
 from nocap.options.launcher import Launcher
 from nocap.store.record_files import RunStatus
 
@@ -128,15 +129,15 @@ class Command:
         """Return the checked grid of a look.
 
         Errors:
-            ValueError: as for `grid.check`.
+            ValueError: as for `grid.plan_grid`.
         """
         cells = expand(overrides, zipped=self.flags.zip)
-        grid = checked_grid(cells, self.swept, self.launcher, skip_refused=self.flags.skip_refused)
+        grid = plan_grid_for(cells, self.swept, self.launcher, skip_refused=self.flags.skip_refused)
         if not self.flags.equal_loss:
             return grid
         others = lengths.cells_of(grid, composed)
         valid = [cell.overrides for cell in grid.cells]  # it was printed what is left out
-        longer = checked_grid(valid, self.swept, self.launcher, lengths=others)
+        longer = plan_grid_for(valid, self.swept, self.launcher, lengths=others)
         print(lengths.cost(grid, longer), flush=True)
         return replace(longer, left_out=grid.left_out)
 

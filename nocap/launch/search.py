@@ -30,11 +30,12 @@ from nocap.config.keys import is_fault, require
 from nocap.config.plain import explained, made
 from nocap.config.trainer import Sampler, Search
 from nocap.display import loss, plural
-from nocap.launch.grid import Cell, Grid, check, values_of
+from nocap.launch.grid import Cell, Grid, plan_grid
 from nocap.launch.plan import Datasets, plan
 from nocap.launch.run_folder import sound
 from nocap.launch.run_result import RunResult
 from nocap.launch.runner import Devices, Runner
+from nocap.launch.sweep import values_of
 from nocap.report.table import Column, Table
 from nocap.store import lease
 from nocap.store.identity import digest
@@ -324,7 +325,7 @@ class Searching:
         # what all trials have besides what is searched
         self.base, beyond = as_baseline(compose(at_ends[0]), at_ends[1:], compose)
         self._compose = partial(as_in, self.base, compose=compose)
-        grid = check(
+        grid = plan_grid(
             at_ends,
             swept=tuple(space),
             compose=self._compose,
