@@ -15,7 +15,7 @@ from nocap.config.compose import compose
 from nocap.config.trainer import Device
 from nocap.launch import attempt, workers
 from nocap.launch.plan import plan
-from nocap.launch.runner import Devices, one_at_a_time
+from nocap.launch.this_machine import Devices, one_at_a_time
 from tests.attempts import wait_until
 from tests.conftest import SMALL
 from tests.grids import ARMS, CELL, Background, records, summaries

@@ -19,7 +19,6 @@ from nocap.config.flags import GridFlags
 from nocap.config.trainer import Device, Sampler, Search
 from nocap.launch import search as searching
 from nocap.launch.multirun import multirun
-from nocap.launch.runner import Devices, one_at_a_time
 from nocap.launch.search import (
     Searching,
     describe,
@@ -29,6 +28,7 @@ from nocap.launch.search import (
     space_of,
     words_of,
 )
+from nocap.launch.this_machine import Devices, one_at_a_time
 from nocap.store import lease
 from nocap.store.file_writing import write_file
 from nocap.store.runs import GRID

@@ -39,6 +39,7 @@ A grid:
     search        a search: ask Optuna, train, tell it the losses
     runner        train the cells: hand them to an executor, follow and stop them
     executor      the interface of an executor, which launcher options build
+    this_machine  the executor of this machine: its cores and GPUs, shared out among cells
     cluster_cell  a cell as a job of a cluster
     grid_end      the counts, the comparison, and uploads that are missing
     grid_page     `report.html`, drawn only where its content changed

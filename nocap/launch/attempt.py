@@ -18,7 +18,7 @@ from nocap.launch.fork_server import ForkServer
 from nocap.launch.leftovers import leftovers, surplus_checkpoints
 from nocap.launch.plan import Plan
 from nocap.launch.record_head import write_record_head
-from nocap.launch.run_folder import sound
+from nocap.launch.run_folder import outcome, sound
 from nocap.launch.run_result import RunResult
 from nocap.launch.run_table import table
 from nocap.launch.signals import stop_handler
@@ -48,6 +48,14 @@ def clean(plan: Plan) -> None:
     if leftovers(plan) or surplus_checkpoints(plan) or lease.abandoned(plan.run_dir):
         with suppress(lease.HeldError, OSError), hold(plan):
             delete([*leftovers(plan), *surplus_checkpoints(plan)])
+
+
+def earlier_end(plan: Plan) -> RunResult | None:
+    """Return how some process has brought this run to its end."""
+    result = outcome(plan)
+    if result is not None and result.status is not RunStatus.damaged:
+        clean(plan)
+    return result
 
 
 def run_and_report(plan: Plan, *, started: float, wait_s: float = 0.0) -> int:

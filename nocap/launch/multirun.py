@@ -29,8 +29,9 @@ from nocap.launch.grid import Grid
 from nocap.launch.grid_end import report
 from nocap.launch.grid_page import drop_page
 from nocap.launch.launchers import check_flags, launcher_option, plan_grid_for
-from nocap.launch.runner import Devices, Runner, ended_before, one_at_a_time
+from nocap.launch.runner import Runner, earlier_ends
 from nocap.launch.sweep import expand
+from nocap.launch.this_machine import Devices, one_at_a_time
 from nocap.options.launcher import Launcher
 from nocap.store.record_files import RunStatus
 
@@ -244,7 +245,7 @@ def train_grid(grid: Grid, command: Command, *, before: Path | None = None) -> i
     """Carry out the cells of a grid, report how it ended, and return the exit code. `before`: see
     `Timer.measure`."""
     flags = command.flags
-    results = ended_before(grid.cells)
+    results = earlier_ends(grid.cells)
     todo = [cell.plan.run for cell in grid.cells if cell.plan.identity not in results]
     executor = _begin(grid, command.launcher, todo)
     stopped = False

@@ -34,8 +34,9 @@ from nocap.launch.grid import Cell, Grid, plan_grid
 from nocap.launch.plan import Datasets, plan
 from nocap.launch.run_folder import sound
 from nocap.launch.run_result import RunResult
-from nocap.launch.runner import Devices, Runner
+from nocap.launch.runner import Runner
 from nocap.launch.sweep import values_of
+from nocap.launch.this_machine import Devices
 from nocap.report.table import Column, Table
 from nocap.store import lease
 from nocap.store.identity import digest

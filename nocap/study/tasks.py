@@ -16,9 +16,10 @@ from nocap.launch.plan import Datasets, Plan
 from nocap.launch.plan import plan as planned
 from nocap.launch.run_folder import outcome
 from nocap.launch.run_result import RunResult
-from nocap.launch.runner import Devices, Runner
+from nocap.launch.runner import Runner
 from nocap.launch.seed_request import seed_requests
 from nocap.launch.sweep import key_of
+from nocap.launch.this_machine import Devices
 from nocap.sessions.figures import PACE
 from nocap.sessions.session import Session
 from nocap.store.identity import digest

@@ -248,7 +248,7 @@ def workers_here(session: Callable[..., _Ended] = _session) -> Iterator[None]:
     each time, and slow."""
     with (
         patch("nocap.launch.workers.subprocess", Subprocess),
-        patch("nocap.launch.runner.AVAILABLE", False),
+        patch("nocap.launch.this_machine.AVAILABLE", False),
         patch("nocap.sessions.session.subprocess", SimpleNamespace(run=session)),
         patch("os.fsync", lambda descriptor: None),  # no power is cut here
         patch("nocap.launch.record_head.git_state", lambda: None),

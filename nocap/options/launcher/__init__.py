@@ -13,7 +13,7 @@ from nocap.config.trainer import Compile, Device, Precision
 
 if TYPE_CHECKING:
     from nocap.launch.executor import Executor
-    from nocap.launch.runner import Devices
+    from nocap.launch.this_machine import Devices
 
 
 @dataclass(kw_only=True, slots=True)

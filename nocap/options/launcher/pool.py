@@ -10,7 +10,7 @@ from nocap.config.keys import key
 from nocap.options.launcher import Launcher
 
 if TYPE_CHECKING:
-    from nocap.launch.runner import Devices
+    from nocap.launch.this_machine import Devices
 
 
 @dataclass(kw_only=True)
@@ -26,6 +26,6 @@ class Pool(Launcher):
         return self.devices()
 
     def devices(self) -> Devices:
-        from nocap.launch.runner import Devices
+        from nocap.launch.this_machine import Devices
 
         return Devices(jobs=self.jobs)
