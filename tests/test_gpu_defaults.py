@@ -20,7 +20,7 @@ from nocap.config.trainer import Sampler, Search
 from nocap.launch.first_screen import headline
 from nocap.launch.grid import plan_grid
 from nocap.launch.plan import Datasets, plan
-from nocap.launch.search import Searching
+from nocap.launch.search import plan_search
 from nocap.launch.worker import _no_room
 from nocap.measure.bench_arms import compose_arms
 from nocap.model.flops import flops_per_token
@@ -274,7 +274,7 @@ def test_a_proposal_beside_chosen_graphs_is_refused(tmp_path: Path) -> None:
 def test_no_trial_of_a_search_has_graphs_where_a_choice_is_beyond_them(tmp_path: Path) -> None:
     optuna = pytest.importorskip("optuna")
     for choices, graphs in ((["[]", "[multi_token]"], False), (["[]", "[x0]"], True)):
-        made = Searching(
+        made = plan_search(
             Search(sampler=Sampler.random),
             {"ideas": optuna.distributions.CategoricalDistribution(choices)},
             fixed=[*SHORT, f"output_dir={tmp_path}"],
@@ -282,7 +282,7 @@ def test_no_trial_of_a_search_has_graphs_where_a_choice_is_beyond_them(tmp_path:
         )
         cells = [made.trial(1, (f"ideas={choice}",)).cell for choice in choices]
         assert [cell and cell.plan.run.trainer.cuda_graphs for cell in cells] == [graphs] * 2
-        notes = [line for line in made.head if "cuda_graphs" in line]
+        notes = [line for line in made.head().splitlines() if "cuda_graphs" in line]
         assert len(notes) == (not graphs)
 
 

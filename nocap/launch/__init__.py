@@ -36,7 +36,9 @@ A grid:
     grid          the cells, planned, in the order in which they run, and their file
     lengths       the baseline at other lengths, for `--equal-loss`
     until         more seeds, look by look, for `--until-shown`
-    search        a search: ask Optuna, train, tell it the losses
+    search_space  what each key of a search may be, and what its sampler proposes
+    search_trial  a trial of a search: its settings, its run, its end
+    search        a search: ask for trials, train them, keep their losses
     runner        train the cells: hand them to an executor, follow and stop them
     executor      the interface of an executor, which launcher options build
     this_machine  the executor of this machine: its cores and GPUs, shared out among cells

@@ -30,6 +30,7 @@ from nocap.launch.grid_end import report
 from nocap.launch.grid_page import drop_page
 from nocap.launch.launchers import check_flags, launcher_option, plan_grid_for
 from nocap.launch.runner import Runner, earlier_ends
+from nocap.launch.search_space import space_of
 from nocap.launch.sweep import expand
 from nocap.launch.this_machine import Devices, one_at_a_time
 from nocap.options.launcher import Launcher
@@ -313,17 +314,17 @@ def _train_search(options: Search, command: Command) -> int:
     """Carry out a search, report how it ended, and return the exit code."""
     swept = [each for each in command.overrides if each.is_sweep_override()]
     fixed = [str(each.input_line) for each in command.overrides if not each.is_sweep_override()]
-    space = search.space_of(swept)
-    searching = search.Searching(options, space, fixed=fixed, compose=composed)
-    print("\n".join(searching.head), flush=True)
-    _begin_tracking(searching.base.run, searching.grid.name)
+    space = space_of(swept)
+    run = search.plan_search(options, space, fixed=fixed, compose=composed)
+    print(run.head(), flush=True)
+    _begin_tracking(run.base.run, run.grid.name)
     devices = command.devices()
     assert devices is not None  # as `check_search` requires
     with closing(devices):
-        results, stopped = searching.run(devices)
+        results, stopped = run.run(devices)
     return report(
-        searching.of_trials(),
+        run.of_trials(),
         results,
         stopped=stopped,
-        conclude=lambda: print(f"\n{searching.table()}"),
+        conclude=lambda: print(f"\n{run.table()}"),
     )
