@@ -37,7 +37,7 @@ from nocap.config.trainer import Compile, Device, Precision, Trainer
 from nocap.model.gpt import GPT, build_model
 from nocap.options.attention.softmax import Kernel
 from nocap.options.schedule import Schedule
-from nocap.training.optimizer import build_optimizers, set_lr
+from nocap.training.build_optimizers import build_optimizers, set_lr
 from tests.conftest import REPO
 
 GROUP_FOLDERS = [folder for folder in sorted(conf_dir().iterdir()) if folder.is_dir()]

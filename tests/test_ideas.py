@@ -25,11 +25,14 @@ from nocap.model.flops import flops_per_token
 from nocap.model.gpt import build_model
 from nocap.store.identity import digest, identity_parts
 from nocap.study.study_plan import check_fair
+from nocap.training.build import Trainee, build
+from nocap.training.build_optimizers import rates, set_lr
+from nocap.training.job import Job
 from nocap.training.ledger import Ledger
 from nocap.training.loading import load_checkpoint, misfit, newest_valid
-from nocap.training.optimizer import rates, set_lr
 from nocap.training.saving import CheckpointWriter
-from nocap.training.step import Job, Trainee, Update, build, take_step, validate
+from nocap.training.step import Update, take_step
+from nocap.training.validation import validate
 from nocap.training.world import join
 from tests.conftest import REPO, SMALL
 from tests.in_process import planned

@@ -42,7 +42,7 @@ from nocap.options.tracker.wandb.mirror_place import MirrorPlace
 from nocap.options.tracker.wandb.names import name_there
 from nocap.store.record_files import Metrics, read_json
 from nocap.store.tracking import gathered, open_tracker
-from nocap.training.step import Job
+from nocap.training.job import Job
 from tests.attempts import on_a_terminal
 from tests.conftest import REPO
 from tests.in_process import TINY, planned, start

@@ -46,10 +46,11 @@ from nocap.store.identity import check_source
 from nocap.store.lease import LostError
 from nocap.store.record_files import MANIFEST, Metrics, Row, RunStatus, read_json, write_summary
 from nocap.store.tracking import has_mirror, open_tracker
-from nocap.training import allocator, memory
+from nocap.training import allocator
+from nocap.training.job import Job
 from nocap.training.loop import train
+from nocap.training.memory_limit import ran_out
 from nocap.training.recorder import Outcome
-from nocap.training.step import Job
 from nocap.training.summary import cut_short, summarize
 from nocap.training.world import join, place
 
@@ -90,7 +91,7 @@ def work(run: Run, run_dir: Path, *, started: float) -> RunStatus:
         return process.report(error)
     finally:
         process.reporter.close()
-    return RunStatus(outcome.status)
+    return outcome.status
 
 
 class WorkerProcess:
@@ -284,7 +285,7 @@ def _no_room(run: Run, error: Exception) -> InputError:
 def _report_failure(job: Job, error: Exception, *, behind: str) -> RunStatus:
     """Write the traceback into the log, a line on stderr or to the parent, and the status into the
     summary. `behind`: the rank that is furthest behind."""
-    if job.run.trainer.device is Device.cuda and memory.ran_out(error):
+    if job.run.trainer.device is Device.cuda and ran_out(error):
         error = _no_room(job.run, error)
     world = job.world
     log = job.run_dir / "train.log"

@@ -17,6 +17,7 @@ from nocap.config.trainer import Device
 from nocap.launch.plan import check_compiler
 from nocap.measure.timed_arm import Clock, TimedArm
 from nocap.training import memory
+from nocap.training.memory_limit import within_memory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +50,7 @@ def fit(run: Run) -> Iterator[str]:
     """
     check_compiler(run)
     largest: Size | None = None
-    with memory.bounded() if run.trainer.device is Device.cpu else nullcontext():
+    with within_memory() if run.trainer.device is Device.cpu else nullcontext():
         for sequences in _sizes(run):
             tried = _try(run, sequences)
             yield tried.line

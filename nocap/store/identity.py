@@ -128,6 +128,7 @@ QUIET = (
     "nocap.training.ledger",
     "nocap.training.loading",
     "nocap.training.memory",
+    "nocap.training.memory_limit",
     "nocap.training.probe",
     "nocap.training.recorder",
     "nocap.training.saving",

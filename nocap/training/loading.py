@@ -24,7 +24,7 @@ from nocap.store.checkpoints import (
     step_of,
     tensor_shapes,
 )
-from nocap.training.optimizer import Optimizers, build_optimizers
+from nocap.training.build_optimizers import Optimizers, build_optimizers
 from nocap.training.state import difference, put_weights, restore
 
 

@@ -16,12 +16,13 @@ from nocap.model.flops import flops_per_token
 from nocap.model.gpt import count_parameters
 from nocap.options.attention import kernel_name
 from nocap.store.checkpoints import FOLDER, ROWS, step_of
-from nocap.store.record_files import Metrics, Row
+from nocap.store.record_files import Metrics, Row, RunStatus
 from nocap.training import memory
+from nocap.training.build import Trainee
+from nocap.training.job import Job
 from nocap.training.ledger import Ledger
-from nocap.training.probe import probe
 from nocap.training.saving import CheckpointWriter, prune
-from nocap.training.step import Job, Trainee, Update, settle
+from nocap.training.step import Update, settle
 from nocap.training.summary import LOGGED
 
 WINDOW = 128  # steps, whose losses a new one is held against
@@ -34,7 +35,7 @@ SIGMAS = 6.0  # OLMo-core's threshold for its skip-step optimizer
 class Outcome:
     """How training ended. `totals` are keys of `summary.json` that are measured once a run."""
 
-    status: str  # finished, preempted or diverged
+    status: RunStatus  # finished, preempted or diverged
     step: int
     ledger: Ledger
     totals: dict[str, Any] = field(default_factory=dict)
@@ -71,17 +72,13 @@ class Recorder:
         self.paces = list[float]()  # µs a token of each step since the last row
         self.busy_s = 0.0
 
-    def probe(self, *, step: int) -> None:
-        """See `nocap.training.probe`: called through here, it is in no run's source."""
-        probe(self.job, self.trainee, step=step)
-
     def started(self, *, saved_mib: float) -> None:
         """Begin to measure: the warm-up is over, and has found what a forward saves. A GPU's peak
         is measured from here on, without what compiling takes."""
         self.saved_mib = saved_mib
         self.unseen_mib = 0.0  # of a CUDA graph, in no peak of the allocator's
-        if self.trainee.graphed:
-            self.unseen_mib = self.trainee.graphed.unseen_mib
+        if self.trainee.graph:
+            self.unseen_mib = self.trainee.graph.unseen_mib
         memory.reset_peak(self.job.world.device)
         self.ledger.started_up()
         self.busy_s = self._busy_s()
@@ -230,7 +227,7 @@ class Recorder:
         self.job.log(f"diverged: {divergence}")
         return divergence
 
-    def close(self, *, status: str, step: int, **more: Any) -> Outcome:
+    def close(self, *, status: RunStatus, step: int, **more: Any) -> Outcome:
         """Wait for the last checkpoint; return the run's sizes, work, and memory in parts. `more`
         keys join the totals."""
         with self.ledger.charge("checkpoint"):

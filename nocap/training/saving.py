@@ -30,7 +30,7 @@ from nocap.store.checkpoints import (
     problem_of,
     sha256,
 )
-from nocap.training.optimizer import Optimizers
+from nocap.training.build_optimizers import Optimizers
 from nocap.training.state import Tensors, as_json, snapshot
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from nocap.config.keys import InputError
 from nocap.store.checkpoints import MODEL, OPTIMIZER
-from nocap.training.optimizer import Optimizers
+from nocap.training.build_optimizers import Optimizers
 
 PLAIN = (bool, int, float, str, type(None))
 

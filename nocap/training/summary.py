@@ -12,7 +12,7 @@ import numpy as np
 
 from nocap.config import hardware
 from nocap.config.run import Run
-from nocap.store.record_files import Metrics, Row, read_json, write_summary
+from nocap.store.record_files import Metrics, Row, RunStatus, read_json, write_summary
 from nocap.training.ledger import LINES
 
 QUANTILES = {"median": 50, "p10": 10, "p90": 90}
@@ -24,7 +24,7 @@ def summarize(
     manifest: Mapping[str, Any],
     rows: Sequence[Row],
     *,
-    status: str,
+    status: RunStatus,
     step: int,
     clock_s: Mapping[str, float],
     totals: Mapping[str, Any],
@@ -115,7 +115,7 @@ def _logged(rows: Sequence[Row]) -> dict[str, float | None]:
 
 
 def cut_short(
-    run: Run, run_dir: Path, *, status: str, attempt_s: float, error: str, stage: Path | None
+    run: Run, run_dir: Path, *, status: RunStatus, attempt_s: float, error: str, stage: Path | None
 ) -> dict[str, Any]:
     """Write and return the summary of an attempt that did not come to its end.
 

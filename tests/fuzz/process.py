@@ -31,7 +31,7 @@ from nocap import outside
 from nocap.launch import worker
 from nocap.outside import LOADED
 from nocap.sessions import worker as session
-from nocap.training.step import Job
+from nocap.training.job import Job
 
 REPO = Path(__file__).resolve().parents[2]
 LIMIT_S = 5.0

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from nocap.data.batches import Windows
     from nocap.model.gpt import Context, Head
     from nocap.model.language_model import LanguageModel
-    from nocap.training.step import Job
+    from nocap.training.job import Job
 
 
 # The joints, by what builds the part that they are called with.
