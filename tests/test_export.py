@@ -22,7 +22,8 @@ from nocap.config.bounded import parse_yaml
 from nocap.config.compose import compose
 from nocap.config.plain import dump, to_plain
 from nocap.store.record_files import digest
-from nocap.training.trained import exported, trained
+from nocap.training.export_file import read_export
+from nocap.training.trained import trained
 from nocap.training.transformers_export import architecture
 from tests.conftest import REPO, SMALL, Undisturbed
 from tests.in_process import planned, start
@@ -148,10 +149,10 @@ def test_what_is_no_export_is_refused(undisturbed: Undisturbed, tmp_path: Path) 
     for reason, other, told in cases:
         save_file({**tensors, **other}, file, told)
         with pytest.raises(ValueError, match=reason):
-            exported(file)
+            read_export(file)
     file.write_bytes(b"no safetensors")
     with pytest.raises(ValueError, match=r"must be a file of nocap\.export"):
-        exported(file)
+        read_export(file)
     empty = shutil.copytree(undisturbed.run_dir, tmp_path / "empty")
     shutil.rmtree(empty / "checkpoints")
     with pytest.raises(SystemExit, match="2"):
@@ -268,7 +269,7 @@ def test_other_code_than_the_runs_is_named(
         assert export.main(again) == 0
         said.append(capsys.readouterr().err)
     else:
-        exported(file, log=said.append)
+        read_export(file, log=said.append)
     assert f"{path} is not the code that this run was trained with" in said[0]
     os.environ.pop(outside.VARIABLE)
 

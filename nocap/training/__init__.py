@@ -31,5 +31,6 @@ The record that it leaves:
 After the training:
 
     trained              a run's model, to generate from or to learn from
+    export_file          a run's model in one file, and back
     transformers_export  a run's model as `transformers` reads it
 """
