@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig
 
 from nocap.config import compose as composing
-from nocap.config.outward import visible
+from nocap.config.outgoing_text import visible
 from nocap.config.paths import expanded
 from nocap.config.run import Run
 from nocap.judge.question import Question

@@ -21,7 +21,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from nocap.__main__ import COMMANDS
 from nocap.config.compose import compose
-from nocap.config.manual import manual
+from nocap.config.help_page import manual
 from nocap.launch.search import ends, options_in, space_of
 from tests.tools import run_docs, settings, slurm
 from tests.tools.run_docs import (

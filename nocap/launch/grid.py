@@ -18,7 +18,7 @@ from nocap import outside
 from nocap.config.compose import Composed, as_baseline, as_in
 from nocap.config.defaults import BEYOND_GRAPHS
 from nocap.config.keys import is_fault, require
-from nocap.config.lexer import texts_of_typed
+from nocap.config.override_text import texts_of_typed
 from nocap.judge.equal_loss import STEPS
 from nocap.launch.plan import Datasets, Plan, plan, seed_requests
 from nocap.store.checkpoints import delete, unfinished

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from nocap.config import hardware
-from nocap.config.bounded import parse_yaml, read_text
 from nocap.config.keys import flat, require
-from nocap.config.outward import redact
+from nocap.config.outgoing_text import redact
 from nocap.config.paths import cache_root, expanded, private_caches
 from nocap.config.plain import to_plain
 from nocap.config.run import Run
 from nocap.config.trainer import Compile
+from nocap.config.untrusted_files import parse_yaml, read_text
 from nocap.data.batches import train_windows, val_windows
 from nocap.data.prepare import Dataset, prepare
 from nocap.launch.earlier_runs import EarlierRun, checkpoint_of, init_checkpoint, located, teachers

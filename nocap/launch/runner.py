@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from nocap.config import hardware
-from nocap.config.outward import trusted
+from nocap.config.outgoing_text import trusted
 from nocap.config.run import Run
 from nocap.config.trainer import Device
 from nocap.display import shorten

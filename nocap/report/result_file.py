@@ -19,9 +19,9 @@ from pathlib import Path
 import msgspec
 
 from nocap import __version__
-from nocap.config.bounded import parse_json
 from nocap.config.keys import flat, require
-from nocap.config.outward import redact
+from nocap.config.outgoing_text import redact
+from nocap.config.untrusted_files import parse_json
 from nocap.display import plural, shorten
 from nocap.judge.compare import ask
 from nocap.judge.comparison import Comparison

@@ -34,7 +34,7 @@ import torch
 from nocap.config import hardware
 from nocap.config.compose import compose
 from nocap.config.errors import FailedError
-from nocap.config.outward import guarded
+from nocap.config.outgoing_text import guarded
 from nocap.config.run import Run
 from nocap.generation.engines import Cached, Engine, Recompute, windows
 from nocap.generation.sampling import TokenSampler, generate

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from nocap.config.bounded import parse_json, read_text
+from nocap.config.untrusted_files import parse_json, read_text
 
 FOLDER = "checkpoints"  # in a run's folder
 MANIFEST = "manifest.json"  # in a checkpoint: the files' SHA-256

@@ -15,9 +15,9 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
-from nocap.config.bounded import parse_yaml, read_text
 from nocap.config.keys import check_keys, require
 from nocap.config.plain import made
+from nocap.config.untrusted_files import parse_yaml, read_text
 from nocap.display import plural
 from nocap.judge.claim import Claim
 from nocap.judge.verdict import Word

@@ -11,11 +11,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
-from nocap.config.bounded import parse_yaml, read_text
 from nocap.config.choices import parse_override
 from nocap.config.keys import check_keys, key, require
 from nocap.config.paths import PACKAGE
 from nocap.config.plain import made, refuse_interpolations
+from nocap.config.untrusted_files import parse_yaml, read_text
 from nocap.judge.cautious_interval import Declared
 from nocap.judge.claim import CLAIMABLE, Claim
 from nocap.judge.interval import BATCH, BATCHES, LEAST_PAIRS

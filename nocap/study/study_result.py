@@ -18,7 +18,7 @@ import msgspec
 from msgspec import structs
 
 from nocap.config.hardware import Fact
-from nocap.config.outward import redact
+from nocap.config.outgoing_text import redact
 from nocap.display import listed
 from nocap.judge.cautious_interval import Declared
 from nocap.judge.claim import Claim, Rule

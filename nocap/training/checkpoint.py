@@ -21,9 +21,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from nocap.config.bounded import parse_json, read_text
 from nocap.config.keys import InputError
 from nocap.config.run import Run
+from nocap.config.untrusted_files import parse_json, read_text
 from nocap.model.language_model import LanguageModel
 from nocap.options.optimizer import Optimizer
 from nocap.store import lease

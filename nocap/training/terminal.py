@@ -13,7 +13,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
-from nocap.config.outward import redact, trusted, visible
+from nocap.config.outgoing_text import redact, trusted, visible
 from nocap.display import duration
 from nocap.store.file_writing import append_text
 from nocap.store.record_files import Row

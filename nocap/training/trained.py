@@ -17,12 +17,12 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save
 
-from nocap.config.bounded import parse_json, parse_yaml, read_text
 from nocap.config.keys import InputError
-from nocap.config.outward import redact
+from nocap.config.outgoing_text import redact
 from nocap.config.paths import expanded
 from nocap.config.plain import from_plain, load, to_plain
 from nocap.config.run import Run
+from nocap.config.untrusted_files import parse_json, parse_yaml, read_text
 from nocap.model.gpt import build_model
 from nocap.model.language_model import LanguageModel
 from nocap.store.file_writing import write_file
