@@ -368,7 +368,7 @@ def _write_verdicts(shown: Shown, project: str) -> None:
     if shown.comparison is None:
         return
     for row in shown.comparison.rows:
-        verdict = row.difference.verdict if row.difference else "baseline"
+        verdict = row.difference.word_with_reason if row.difference else "baseline"
         for run in row.arm.runs:
             mirror = wandb.Api().run(f"{project}/{_id_of(run)}")
             mirror.summary["verdict"] = verdict

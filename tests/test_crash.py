@@ -34,7 +34,8 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from nocap.launch.plan import Plan, outcome, sound
+from nocap.launch.plan import Plan
+from nocap.launch.run_folder import outcome, sound
 from nocap.store.checkpoints import unfinished
 from nocap.store.record_files import Metrics
 from nocap.store.runs import load_runs

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from nocap.judge.compare import compare
-from nocap.launch.plan import RunResult
+from nocap.launch.run_result import RunResult
 from nocap.store.record import Record
 from nocap.store.record_files import RunStatus
 from nocap.store.runs import Found, load_runs

@@ -30,6 +30,7 @@ from nocap.config.outgoing_text import redact
 from nocap.config.plain import to_plain
 from nocap.launch import worker
 from nocap.launch.grid import check
+from nocap.launch.heartbeat import Heartbeat
 from nocap.launch.mirror import send_left
 from nocap.launch.plan import Plan, typed_keys
 from nocap.launch.record_head import manifest, write_record_head
@@ -41,7 +42,6 @@ from nocap.options.tracker.wandb.mirror_place import MirrorPlace
 from nocap.options.tracker.wandb.names import name_there
 from nocap.store.record_files import Metrics, read_json
 from nocap.store.tracking import gathered, open_tracker
-from nocap.training.heartbeat import Heartbeat
 from nocap.training.step import Job
 from tests.attempts import on_a_terminal
 from tests.conftest import REPO

@@ -16,7 +16,7 @@ from nocap.launch.executor import GOES_ON
 from nocap.launch.grid import REPORT, Cell, Grid
 from nocap.launch.grid_page import drop_page, write_page
 from nocap.launch.mirror import comparison_facts, send_left
-from nocap.launch.plan import RunResult
+from nocap.launch.run_result import RunResult
 from nocap.report.comparison_tables import render
 from nocap.store.record_files import RunStatus
 from nocap.store.runs import load_runs

@@ -24,7 +24,8 @@ from nocap.data.prepare import Dataset
 from nocap.data.tokenizer import token_bytes
 from nocap.launch.earlier_runs import EarlierRun
 from nocap.launch.leftovers import leftovers
-from nocap.launch.plan import Plan, SeedRequest
+from nocap.launch.plan import Plan
+from nocap.launch.seed_request import SeedRequest
 from nocap.store import lease
 from nocap.store.checkpoints import delete
 from nocap.store.file_writing import write_file, write_text

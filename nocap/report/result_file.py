@@ -129,7 +129,7 @@ class JudgedFile:
         lines = [*self.edits, *self.changes]
         if not lines:
             rows = plural(len(self.comparison.records), "row")
-            return [f"{self.path}: its words follow from its {rows}"]
+            return [f"{self.path}: its verdicts follow from its {rows}"]
         if self.judge != judge():
             lines.append(f"judged by {_show(self.judge)}, now by {judge()}")
         return [f"{self.path}: {line}" for line in lines]

@@ -16,6 +16,7 @@ from nocap.config.untrusted_files import read_text
 from nocap.display import NONE, plural, shorten, size
 from nocap.judge.comparison_schema import to_json
 from nocap.launch.mirror import send_grid, send_run
+from nocap.launch.run_table import table
 from nocap.options.tracker import NoLoginError, TrackerSession
 from nocap.report.run_differences import render, why
 from nocap.report.table import Column, Table
@@ -35,7 +36,6 @@ from nocap.store.record import Record, dig, read_record
 from nocap.store.record_files import MANIFEST
 from nocap.store.runs import GRID, find_one, load_runs, run_folders
 from nocap.study import log
-from nocap.training.terminal import table
 
 USED_BY = Column(title="used by", keep=True)
 

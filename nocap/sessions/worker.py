@@ -9,13 +9,12 @@ too.
 
 from __future__ import annotations
 
-import os
-
-from nocap.training.process import die_with_parent, leave
+from nocap.launch import environment
+from nocap.launch.process import die_with_parent, leave
 
 if __name__ == "__main__":
     # before the imports below, which take seconds
-    die_with_parent(int(os.environ["NOCAP_PARENT"]))
+    die_with_parent(environment.parent())
 
 import gc
 import math
@@ -55,9 +54,9 @@ from nocap.sessions.figures import (
     LengthFigures,
     PartFigures,
     RoundFigures,
-    SessionRequest,
     StepFigures,
 )
+from nocap.sessions.session_file import SessionRequest
 from nocap.store.metrics import HELD, now
 from nocap.store.record_files import write_json
 from nocap.training import allocator

@@ -17,13 +17,7 @@ The record that it leaves:
     state       the state of model and optimizers as files have it
     ledger      where the wall-clock time went
     summary     `summary.json`, a run in one object
-    terminal    progress, `train.log`, and the table at the end
-
-The process:
-
-    process     its name, and its end with its parent's
-    allocator   glibc told to keep its memory
-    heartbeat   signs of life for the parent
+    allocator   how glibc keeps the memory of a process that trains on a CPU
 
 After the training:
 

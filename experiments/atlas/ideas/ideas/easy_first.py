@@ -70,8 +70,8 @@ def _window_losses(
     """
     import torch
 
+    from nocap.launch.heartbeat import START_UP
     from nocap.store.file_writing import write_file
-    from nocap.training.heartbeat import START_UP
     from nocap.training.trained import teacher_of
 
     began, world, folder = time.monotonic(), job.world, expanded(path)
