@@ -21,12 +21,13 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig
 
 from nocap.config import compose as composing
-from nocap.config.outward import visible
+from nocap.config.outgoing_text import visible
 from nocap.config.paths import expanded
 from nocap.config.run import Run
 from nocap.judge.question import Question
 from nocap.report.flat_rows import rows
 from nocap.store import runs
+from nocap.store.record import Record
 from nocap.store.runs import find_one
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def train(*what: Run | str, quiet: bool = False) -> dict[str, Any]:
     return ended.summary
 
 
-def load(paths: Paths = "outputs") -> list[runs.Record]:
+def load(paths: Paths = "outputs") -> list[Record]:
     """Return the records of runs: each with its config, summary, manifest and loss curve. A run
     counts once.
 

@@ -30,8 +30,8 @@ torchtitan, litgpt, JSON lines, CSV, or a --format of your own. A line says how 
 seeds (docs/your-trainer.md).
 
 Or PATH is a FILE.json that --json wrote. nocap then judges its records again by the question in it,
-and a line says whether its words follow from them (if not, the exit code is 1). nocap joins several
-such files (docs/statistics.md)."""
+and a line says whether its verdicts follow from them (if not, the exit code is 1). nocap joins
+several such files (docs/statistics.md)."""
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -157,7 +157,7 @@ def _id_of(record: Record) -> str:
 def _of_study(folder: Path) -> Shown:
     """Return what is shown of a study: the claims of its README's own part, and the runs of its
     log."""
-    from nocap.config.bounded import read_text
+    from nocap.config.untrusted_files import read_text
     from nocap.report.table import tame
     from nocap.study import log
     from nocap.study.study_pages import LEARNT
@@ -368,7 +368,7 @@ def _write_verdicts(shown: Shown, project: str) -> None:
     if shown.comparison is None:
         return
     for row in shown.comparison.rows:
-        verdict = row.difference.verdict if row.difference else "baseline"
+        verdict = row.difference.word_with_reason if row.difference else "baseline"
         for run in row.arm.runs:
             mirror = wandb.Api().run(f"{project}/{_id_of(run)}")
             mirror.summary["verdict"] = verdict

@@ -44,11 +44,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from nocap.config.bounded import read_bytes, read_yaml
 from nocap.config.errors import refusals
 from nocap.config.keys import InputError, require
 from nocap.config.option import Option
 from nocap.config.paths import STDOUT, conf_dir, expanded
+from nocap.config.untrusted_files import read_bytes, read_yaml
 
 PACKAGE = "nocap.options"  # and the entry points' name
 PLACES = {"launcher": "hydra/launcher"}  # of groups whose folder Hydra names otherwise

@@ -60,7 +60,7 @@ def _answer(flags: Flags) -> bool:
 
 def _print_manual(flags: Flags) -> None:
     """Print the help."""
-    from nocap.config.manual import manual
+    from nocap.config.help_page import manual
 
     overrides = flags.overrides
     if flags.is_grid:

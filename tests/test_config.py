@@ -29,7 +29,7 @@ from nocap.config.compose import as_in, compose
 from nocap.config.compose import composed as composed_of
 from nocap.config.defaults import other_precision, reasons
 from nocap.config.flags import parse
-from nocap.config.manual import COMMON, KEYS, SWEEPS, comments_of, manual
+from nocap.config.help_page import COMMON, KEYS, SWEEPS, comments_of, manual
 from nocap.config.paths import conf_dir
 from nocap.config.plain import dump, load, to_plain
 from nocap.config.run import Run

@@ -21,7 +21,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from nocap.__main__ import COMMANDS
 from nocap.config.compose import compose
-from nocap.config.manual import manual
+from nocap.config.help_page import manual
 from nocap.launch.search import options_in
 from nocap.launch.search_space import ends, space_of
 from tests.tools import run_docs, settings, slurm
@@ -232,7 +232,7 @@ def test_the_readme_rounds_a_result_once() -> None:
     content = json.loads(path.read_text())
     measured = content["claims"][0]["measured"]
     assert f"{measured['mid']:.2f} times as fast, on the text where it gained less" in text
-    assert f"Its interval begins at {measured['low']:.2f}, and it is *exploratory*" in text
+    assert f"Its interval begins at {measured['low']:.2f}. The claim was registered after" in text
 
 
 def test_each_block_of_the_readme_is_run_as_its_file_says() -> None:

@@ -18,9 +18,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from nocap import api, export, outside
-from nocap.config.bounded import parse_yaml
 from nocap.config.compose import compose
 from nocap.config.plain import dump, to_plain
+from nocap.config.untrusted_files import parse_yaml
 from nocap.store.record_files import digest
 from nocap.training.export_file import read_export
 from nocap.training.trained import trained

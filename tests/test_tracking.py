@@ -26,7 +26,7 @@ import yaml
 
 from nocap import outside
 from nocap.config.compose import compose, composed
-from nocap.config.outward import redact
+from nocap.config.outgoing_text import redact
 from nocap.config.plain import to_plain
 from nocap.launch import worker
 from nocap.launch.grid import plan_grid
@@ -57,7 +57,7 @@ PRELUDE = f"""
 import json, os, signal, sys, time
 from contextlib import suppress
 from pathlib import Path
-from nocap.config.outward import redact
+from nocap.config.outgoing_text import redact
 from nocap.options.tracker import RunFacts
 from nocap.options.tracker.none import NoTracker
 from nocap.options.tracker.wandb import Wandb, WandbMode

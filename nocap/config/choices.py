@@ -24,10 +24,8 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from nocap import outside
-from nocap.config.bounded import read_text, read_yaml
-from nocap.config.defaults import register_resolver
-from nocap.config.guesses import guessed
 from nocap.config.keys import check_text, flat, require
+from nocap.config.other_trainers import guessed
 from nocap.config.paths import conf_dir
 from nocap.config.plain import (
     explain,
@@ -35,7 +33,9 @@ from nocap.config.plain import (
     suggest,
     typed,
 )
+from nocap.config.resolvers import register_resolver
 from nocap.config.run import Run
+from nocap.config.untrusted_files import read_text, read_yaml
 
 # 1.3 warns without it, 1.4 with it
 HYDRA: dict[str, Any] = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}

@@ -16,8 +16,8 @@ from nocap.config import hardware
 from nocap.config.choices import is_choice, option_config, overrides_of
 from nocap.config.defaults import fits_a_graph
 from nocap.config.keys import check_keys, flat, require
-from nocap.config.lexer import as_text
-from nocap.config.outward import redact
+from nocap.config.outgoing_text import redact
+from nocap.config.override_text import as_text
 from nocap.config.plain import (
     check_type,
     explained,

@@ -20,12 +20,12 @@ from omegaconf import DictConfig, OmegaConf, flag_override
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from nocap import outside
-from nocap.config.bounded import parse_yaml, read_text
-from nocap.config.guesses import guessed
 from nocap.config.keys import require
 from nocap.config.option import Option
+from nocap.config.other_trainers import guessed
 from nocap.config.run import Run
 from nocap.config.trainer import Trainer
+from nocap.config.untrusted_files import parse_yaml, read_text
 
 
 def made(schema: Any, plain: Mapping[str, Any], place: str = "") -> Any:

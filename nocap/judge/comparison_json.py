@@ -109,16 +109,18 @@ def _interval(estimate: Estimate | None) -> IntervalJson | None:
 def _difference(difference: Difference) -> DifferenceJson:
     interval = interval_json(difference.estimate)
     fields = msgspec.structs.asdict(interval)
-    return DifferenceJson(**fields, outcome=difference.outcome.value, verdict=difference.verdict)
+    return DifferenceJson(
+        **fields, outcome=difference.word.value, verdict=difference.word_with_reason
+    )
 
 
 def _equal_loss(at: TimeAtEqualLoss | None) -> TimeAtEqualLossJson | None:
     if at is None:
         return None
     ratio = _interval(at.ratio)
-    outcome = at.outcome.value
+    word = at.word.value
     return TimeAtEqualLossJson(
-        ratio=ratio, refused=at.refused, outcome=outcome, seeds_to_show=at.seeds
+        ratio=ratio, refused=at.refused, outcome=word, seeds_to_show=at.seeds
     )
 
 

@@ -12,14 +12,7 @@ from itertools import combinations, count
 
 from nocap.config.keys import require
 from nocap.display import plural, shorten
-from nocap.judge.arms import (
-    Arm,
-    arm_key,
-    changes,
-    setting,
-    spell,
-    swept_keys,
-)
+from nocap.judge.arms import Arm, arm_key, changes, setting, spell, swept_keys
 from nocap.judge.confounders import (
     confounders,
     is_declared,

@@ -24,7 +24,7 @@ from typing import Any
 from nocap.config.compose import composed
 from nocap.config.errors import EXIT_CODES
 from nocap.config.keys import require
-from nocap.config.outward import guarded
+from nocap.config.outgoing_text import guarded
 from nocap.launch import attempt
 from nocap.launch.plan import Plan, plan
 from nocap.launch.seed_request import SeedRequest

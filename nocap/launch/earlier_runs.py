@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nocap.config.bounded import parse_json, read_bytes
 from nocap.config.keys import flat, require
 from nocap.config.paths import expanded
 from nocap.config.plain import load
 from nocap.config.run import Run
+from nocap.config.untrusted_files import parse_json, read_bytes
 from nocap.store.checkpoints import (
     CHECKSUMS,
     FOLDER,

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from nocap import outside
-from nocap.config.bounded import parse_yaml, read_text
 from nocap.config.compose import composed
 from nocap.config.keys import require
 from nocap.config.paths import shown
 from nocap.config.plain import made, to_plain
+from nocap.config.untrusted_files import parse_yaml, read_text
 from nocap.display import plural
 from nocap.launch.grid import REPORT
 from nocap.launch.plan import Plan

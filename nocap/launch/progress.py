@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nocap.config.outward import redact, trusted, visible
+from nocap.config.outgoing_text import redact, trusted, visible
 from nocap.display import time_left
 from nocap.store.file_writing import append_text
 from nocap.store.record_files import Row

@@ -15,7 +15,7 @@ from nocap import __version__, outside
 from nocap.config import hardware
 from nocap.config.defaults import reasons
 from nocap.config.keys import flat
-from nocap.config.outward import redact
+from nocap.config.outgoing_text import redact
 from nocap.config.paths import cache_root
 from nocap.config.plain import dump, to_plain
 from nocap.config.run import Run

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nocap.config.bounded import parse_yaml, read_text
 from nocap.config.keys import require
-from nocap.config.outward import redact
+from nocap.config.outgoing_text import redact
 from nocap.config.plain import to_plain
 from nocap.config.run import Run
+from nocap.config.untrusted_files import parse_yaml, read_text
 from nocap.launch.run_result import RunResult
 from nocap.store.checkpoints import any_valid, saved_steps
 from nocap.store.identity import differing

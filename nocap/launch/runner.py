@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from nocap.config.outward import trusted
+from nocap.config.outgoing_text import trusted
 from nocap.display import shorten, time_left
 from nocap.launch.attempt import earlier_end
 from nocap.launch.executor import Executor, Work

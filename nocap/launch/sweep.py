@@ -10,7 +10,7 @@ from hydra.core.override_parser.types import ChoiceSweep, Glob, IntervalSweep, O
 
 from nocap import outside
 from nocap.config.keys import require
-from nocap.config.lexer import texts_of_typed
+from nocap.config.override_text import texts_of_typed
 
 MOST_CELLS = 10_000
 

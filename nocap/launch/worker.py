@@ -28,7 +28,7 @@ from nocap import outside
 from nocap.config import entry
 from nocap.config.errors import EXIT_CODES
 from nocap.config.keys import InputError
-from nocap.config.outward import guarded
+from nocap.config.outgoing_text import guarded
 from nocap.config.plain import load, to_plain
 from nocap.config.run import Run
 from nocap.config.trainer import Device

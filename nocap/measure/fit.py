@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
-from nocap.config import gpu
+from nocap.config import gpu_defaults
 from nocap.config.defaults import micro_batch
 from nocap.config.hardware import device_name
 from nocap.config.keys import require
@@ -98,5 +98,7 @@ def _answer(run: Run, largest: Size) -> list[str]:
     if t.device is Device.cuda:
         shape = (run.model, run.tokenizer)
         default, why = micro_batch(t.device, *shape, t.batch_tokens, t.val_tokens, t.devices)
-        lines.append(f"by default: {default}, {why} ({gpu.ROOM_MIB // 1024} GiB on every card)")
+        lines.append(
+            f"by default: {default}, {why} ({gpu_defaults.ROOM_MIB // 1024} GiB on every card)"
+        )
     return [*lines, "give it to all that is compared: micro-batches round differently"]

@@ -154,7 +154,7 @@ def _plotted(row: ComparedArm, look: ArmStyle, short: str) -> PlottedArm:
     """Return an arm as it is drawn."""
     finished = [run.curve for run in row.arm.runs if run.curve.step]
     mean = _rounded(_mean_curve(finished))
-    hollow = row.difference is not None and row.difference.outcome not in SHOWN_WORDS
+    hollow = row.difference is not None and row.difference.word not in SHOWN_WORDS
     return PlottedArm(
         label=row.arm.label,
         short=short,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-from nocap.config.outward import redact, visible
+from nocap.config.outgoing_text import redact, visible
 from nocap.display import MINUS
 from nocap.report.short_names import fitted
 

@@ -19,7 +19,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from nocap.config.outward import redact, visible
+from nocap.config.outgoing_text import redact, visible
 from nocap.display import NONE
 from nocap.report import verdict_marks
 from nocap.report.table import Table

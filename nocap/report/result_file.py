@@ -19,9 +19,9 @@ from pathlib import Path
 import msgspec
 
 from nocap import __version__
-from nocap.config.bounded import parse_json
 from nocap.config.keys import flat, require
-from nocap.config.outward import redact
+from nocap.config.outgoing_text import redact
+from nocap.config.untrusted_files import parse_json
 from nocap.display import plural, shorten
 from nocap.judge.compare import ask
 from nocap.judge.comparison import Comparison
@@ -129,7 +129,7 @@ class JudgedFile:
         lines = [*self.edits, *self.changes]
         if not lines:
             rows = plural(len(self.comparison.records), "row")
-            return [f"{self.path}: its words follow from its {rows}"]
+            return [f"{self.path}: its verdicts follow from its {rows}"]
         if self.judge != judge():
             lines.append(f"judged by {_show(self.judge)}, now by {judge()}")
         return [f"{self.path}: {line}" for line in lines]

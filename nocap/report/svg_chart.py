@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-from nocap.config.outward import redact, visible
+from nocap.config.outgoing_text import redact, visible
 from nocap.report.forest import Axis, axis, number
 
 HEIGHT, FOOT = 340, 40  # px: the plot, and the axis below it

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nocap.config.outward import redact, visible
+from nocap.config.outgoing_text import redact, visible
 from nocap.display import NONE, ONE, Unit, fixed
 from nocap.report.terminal import Strip, fitted, is_numeric, prose
 

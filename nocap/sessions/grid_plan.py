@@ -21,8 +21,9 @@ from nocap.launch.run_folder import outcome
 from nocap.launch.sweep import key_of
 from nocap.report.table import Column, Table
 from nocap.report.terminal import prose
-from nocap.sessions.figures import PACE, StepFigures
+from nocap.sessions.figures import StepFigures
 from nocap.sessions.foresight import foreseen
+from nocap.sessions.places import PACE
 from nocap.sessions.session import Session
 
 OVERHEAD = 1.15  # validation and checkpoints beside the steps

@@ -25,8 +25,8 @@ from nocap.config.paths import cache_root
 from nocap.config.plain import to_plain
 from nocap.config.trainer import Device, Trainer
 from nocap.launch import environment
-from nocap.sessions.figures import PLACES, SessionFile, SessionRequest
-from nocap.sessions.figures import read as read_session
+from nocap.sessions.places import PLACES
+from nocap.sessions.session_file import SessionFile, SessionRequest, read_session
 from nocap.store.file_writing import not_elsewhere
 from nocap.store.identity import digest, source_hashes
 from nocap.store.metrics import now
@@ -41,7 +41,7 @@ class Session:
 
     place: str  # a key of PLACES
     arms: Mapping[str, Composed]
-    how: Mapping[str, object] = field(default_factory=dict)
+    how: Mapping[str, object] = field(default_factory=dict)  # arguments of the place's kind
 
     @cached_property
     def key(self) -> str:

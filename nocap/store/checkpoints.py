@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from nocap.config.bounded import parse_json, read_text
+from nocap.config.untrusted_files import parse_json, read_text
 from nocap.store.record_files import SHAPES, check_shape, read_rows
 
 FOLDER = "checkpoints"  # in a run's folder

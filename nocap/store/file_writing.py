@@ -8,7 +8,7 @@ import secrets
 from pathlib import Path
 from typing import TextIO
 
-from nocap.config.outward import redact, visible
+from nocap.config.outgoing_text import redact, visible
 
 
 def write_file(

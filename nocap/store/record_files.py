@@ -17,9 +17,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, cast
 
-from nocap.config.bounded import parse_json, read_bytes, read_text
 from nocap.config.keys import InputError, require
-from nocap.config.outward import redact
+from nocap.config.outgoing_text import redact
+from nocap.config.untrusted_files import parse_json, read_bytes, read_text
 from nocap.store import lease
 from nocap.store.file_writing import not_elsewhere, write_file
 

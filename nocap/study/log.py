@@ -15,8 +15,8 @@ from typing import TypeVar
 
 import msgspec
 
-from nocap.config.bounded import parse_json, read_text
-from nocap.config.outward import redact
+from nocap.config.outgoing_text import redact
+from nocap.config.untrusted_files import parse_json, read_text
 from nocap.store.file_writing import not_elsewhere
 from nocap.store.metrics import now
 

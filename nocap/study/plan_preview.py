@@ -10,6 +10,7 @@ from nocap.config.keys import flat
 from nocap.judge.cautious_interval import pooled
 from nocap.judge.claim import Claim
 from nocap.judge.equal_loss import SHARES
+from nocap.judge.gain import width_of
 from nocap.judge.interval import LEAST_PAIRS, analyses, analysis_of
 from nocap.judge.power import (
     POWER,
@@ -18,7 +19,6 @@ from nocap.judge.power import (
     detectable_time,
     noise_at_equal_loss,
 )
-from nocap.judge.verdict import width_of
 from nocap.launch.lengths import cost_of
 from nocap.report.table import Column, Table
 from nocap.report.terminal import prose

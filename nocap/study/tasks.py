@@ -20,7 +20,7 @@ from nocap.launch.runner import Runner
 from nocap.launch.seed_request import seed_requests
 from nocap.launch.sweep import key_of
 from nocap.launch.this_machine import Devices
-from nocap.sessions.figures import PACE
+from nocap.sessions.places import PACE
 from nocap.sessions.session import Session
 from nocap.store.identity import digest
 from nocap.store.record import Record, read_record

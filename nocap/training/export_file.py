@@ -11,10 +11,10 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from nocap.config.bounded import parse_json
-from nocap.config.outward import redact
+from nocap.config.outgoing_text import redact
 from nocap.config.plain import from_plain, to_plain
 from nocap.config.run import Run
+from nocap.config.untrusted_files import parse_json
 from nocap.model.gpt import build_model
 from nocap.model.language_model import LanguageModel
 from nocap.store.checkpoints import UNREADABLE

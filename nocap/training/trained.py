@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from nocap.config.bounded import parse_yaml, read_text
 from nocap.config.keys import InputError
 from nocap.config.paths import expanded
 from nocap.config.plain import load
 from nocap.config.run import Run
+from nocap.config.untrusted_files import parse_yaml, read_text
 from nocap.model.gpt import build_model
 from nocap.model.language_model import LanguageModel
 from nocap.store.checkpoints import FOLDER

@@ -17,15 +17,15 @@ from typing import Any, get_type_hints
 from hydra.core.override_parser.types import Override
 
 from nocap import outside
-from nocap.config.bounded import read_yaml
 from nocap.config.choices import is_choice, option_names, overrides_of
 from nocap.config.flags import Flags, GridFlags, flags_of
-from nocap.config.guesses import guessed
 from nocap.config.keys import require
+from nocap.config.other_trainers import guessed
 from nocap.config.paths import conf_dir
 from nocap.config.plain import suggest
 from nocap.config.run import Run, Store
 from nocap.config.trainer import Search, Trainer
+from nocap.config.untrusted_files import read_yaml
 
 GAP = 2  # at least so many spaces between a flag and what it does
 
