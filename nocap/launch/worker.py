@@ -52,7 +52,7 @@ from nocap.training.loop import train
 from nocap.training.memory_limit import ran_out
 from nocap.training.recorder import Outcome
 from nocap.training.summary import cut_short, summarize
-from nocap.training.world import join, place
+from nocap.training.world import join, world_of_environment
 
 FAILURE_BYTES = 4000  # of a rank's failure: what goes into a pipe in one piece
 BEAT_S = 0.5  # between heartbeats while a tracker ends
@@ -106,7 +106,7 @@ class WorkerProcess:
         self.run = run
         self.run_dir = run_dir
         self.manifest = manifest
-        self.world = place(run.trainer.device)
+        self.world = world_of_environment(run.trainer.device)
         self._heartbeat = Heartbeat(run_dir)
         self._beat(START_UP)
         log_path: Path | None = None

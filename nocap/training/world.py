@@ -60,7 +60,7 @@ class World:
             torch.cuda.synchronize(self.device)
 
 
-def place(device: Device) -> World:
+def world_of_environment(device: Device) -> World:
     """Return this process's place among the ranks that the environment describes, as torchrun's
     does; alone without one."""
     rank = int(os.environ.get("RANK", 0))
@@ -83,7 +83,7 @@ def join(device: Device, *, timeout_s: float = 600, store_path: str | None = Non
     Nothing destroys the process group: gloo's teardown aborts the process now and then. `leave`
     ends it once the record is written.
     """
-    world = place(device)
+    world = world_of_environment(device)
     if device is Device.cuda:
         torch.cuda.set_device(world.device)
     if world.size == 1 or dist.is_initialized():
