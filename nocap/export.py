@@ -10,7 +10,7 @@ from pathlib import Path
 from nocap.command_line import add_allow_code, add_outputs, check_writable, command, writing
 from nocap.config import entry
 from nocap.config.keys import require
-from nocap.launch.record_head import use_copies
+from nocap.outside import use_copies
 from nocap.store.runs import LAST, find_one
 
 

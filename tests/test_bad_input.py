@@ -28,7 +28,7 @@ from nocap.config.run import Run, Store
 from nocap.config.trainer import Trainer
 from nocap.data.shards import write_shard
 from nocap.generate import Generate
-from nocap.launch.launchers import launcher_option
+from nocap.launch.chosen_launcher import launcher_option
 from tests.conftest import REPO, SMALL, Door
 from tests.test_config import CHOICES, EXPERIMENTS, MANDATORY, ONE_ROW, OPTIONS
 

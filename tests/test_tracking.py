@@ -31,11 +31,11 @@ from nocap.config.plain import to_plain
 from nocap.launch import worker
 from nocap.launch.grid import plan_grid
 from nocap.launch.heartbeat import Heartbeat
-from nocap.launch.mirror import send_left
 from nocap.launch.plan import Plan, typed_keys
 from nocap.launch.record_head import manifest, write_record_head
 from nocap.launch.run_facts import run_facts
 from nocap.launch.signals import StopNow
+from nocap.launch.upload import send_left
 from nocap.options.tracker import RunFacts, TrackerSession
 from nocap.options.tracker.none import NoTracker
 from nocap.options.tracker.wandb.mirror_place import MirrorPlace

@@ -24,8 +24,8 @@ from nocap.config.paths import cache_root
 from nocap.config.run import Run
 from nocap.config.trainer import Device
 from nocap.generation.engines import Engine
-from nocap.launch.record_head import use_copies
 from nocap.model.language_model import LanguageModel
+from nocap.outside import use_copies
 from nocap.store.runs import find_one
 from nocap.training.export_file import read_export
 from nocap.training.trained import trained

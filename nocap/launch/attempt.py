@@ -82,7 +82,7 @@ def run_and_report(plan: Plan, *, started: float, wait_s: float = 0.0) -> int:
 
 def _report_to_tracker(plan: Plan) -> None:
     """Send the record of an ended run to who waits for it. What fails is a line."""
-    from nocap.launch.mirror import send_run
+    from nocap.launch.upload import send_run
 
     try:
         session = send_run(plan.run_dir, plan.run.tracker)

@@ -15,8 +15,8 @@ from nocap.judge.compare import compare
 from nocap.launch.executor import GOES_ON
 from nocap.launch.grid import REPORT, Cell, Grid
 from nocap.launch.grid_page import drop_page, write_page
-from nocap.launch.mirror import comparison_facts, send_left
 from nocap.launch.run_result import RunResult
+from nocap.launch.upload import comparison_facts, send_left
 from nocap.report.comparison_tables import render
 from nocap.store.record_files import RunStatus
 from nocap.store.runs import load_runs

@@ -23,12 +23,12 @@ from nocap.config.flags import PLAN, UNTIL_SHOWN, GridFlags
 from nocap.config.keys import require
 from nocap.config.run import Run
 from nocap.config.trainer import Search
-from nocap.launch import lengths, search, until
+from nocap.launch import baseline_lengths, search, seed_looks
+from nocap.launch.chosen_launcher import check_flags, launcher_option, plan_grid_for
 from nocap.launch.executor import Executor
 from nocap.launch.grid import Grid
 from nocap.launch.grid_end import report
 from nocap.launch.grid_page import drop_page
-from nocap.launch.launchers import check_flags, launcher_option, plan_grid_for
 from nocap.launch.runner import Runner, earlier_ends
 from nocap.launch.search_space import space_of
 from nocap.launch.sweep import expand
@@ -123,8 +123,8 @@ class Command:
             return [self.overrides]
         rule = "be left out with --detach: each look waits for the one before"
         require(not self.flags.detach, UNTIL_SHOWN, rule, "both")
-        looks = until.looks(self.overrides, most)
-        print(until.plan_of(looks), flush=True)
+        looks = seed_looks.looks(self.overrides, most)
+        print(seed_looks.plan_of(looks), flush=True)
         return looks
 
     def grid(self, overrides: Sequence[Override]) -> Grid:
@@ -137,10 +137,10 @@ class Command:
         grid = plan_grid_for(cells, self.swept, self.launcher, skip_refused=self.flags.skip_refused)
         if not self.flags.equal_loss:
             return grid
-        others = lengths.cells_of(grid, composed)
+        others = baseline_lengths.cells_of(grid, composed)
         valid = [cell.overrides for cell in grid.cells]  # it was printed what is left out
         longer = plan_grid_for(valid, self.swept, self.launcher, lengths=others)
-        print(lengths.cost(grid, longer), flush=True)
+        print(baseline_lengths.cost(grid, longer), flush=True)
         return replace(longer, left_out=grid.left_out)
 
     def print_timing(self, grid: Grid) -> None:
@@ -233,10 +233,10 @@ def _train_looks(command: Command) -> int:
         before = grid.folder
         if code or command.flags.until_shown is None:
             return code
-        still_open = until.open_in(grid.folder)
+        still_open = seed_looks.open_in(grid.folder)
         is_last = overrides is looks[-1]
-        n_seeds = until.seeds_in(overrides)
-        print(until.state_line(still_open, n_seeds, is_last=is_last), flush=True)
+        n_seeds = seed_looks.seeds_in(overrides)
+        print(seed_looks.state_line(still_open, n_seeds, is_last=is_last), flush=True)
         if not still_open:
             break
     return code

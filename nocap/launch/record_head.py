@@ -33,15 +33,7 @@ from nocap.store.identity import git_state, uncommitted
 from nocap.store.metrics import now
 from nocap.store.record_files import MANIFEST, SUMMARY, Metrics, read_json, write_json
 
-COPIES = "options"  # a record's copies of the options from outside, as a folder for --config-dir
 PACKAGES = ("numpy", "hydra-core", "omegaconf", "tiktoken", "safetensors", "wandb")
-
-
-def use_copies(run_dir: Path) -> None:
-    """Run the options from outside of which a run's record holds copies, if it does. It is
-    somebody's code: a person has to allow it."""
-    if (run_dir / COPIES).is_dir():
-        outside.use([run_dir / COPIES])
 
 
 def write_record_head(plan: Plan, stage: Path | None = None) -> None:
@@ -76,7 +68,7 @@ def _write_diff(run_dir: Path, stage: Path | None) -> None:
 def _copy_option(file: outside.File, run_dir: Path) -> None:
     """Copy an option from outside into the record, for a reader. It is imported from there only
     with --allow-code."""
-    folder = run_dir / COPIES / outside.place(file.group)
+    folder = run_dir / outside.COPIES / outside.place(file.group)
     for path in (file.path, file.path.with_suffix(".yaml")):
         if path.is_file():
             write_text(folder / path.name, path.read_text(errors="surrogateescape"))

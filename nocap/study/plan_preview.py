@@ -19,7 +19,7 @@ from nocap.judge.power import (
     detectable_time,
     noise_at_equal_loss,
 )
-from nocap.launch.lengths import cost_of
+from nocap.launch.baseline_lengths import cost_of
 from nocap.report.table import Column, Table
 from nocap.report.terminal import prose
 from nocap.sessions.foresight import records_in
