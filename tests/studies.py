@@ -18,7 +18,7 @@ from nocap.judge.gain import Gain
 from nocap.judge.verdict import ClaimWord, Verdict
 from nocap.sessions.places import PLACES
 from nocap.sessions.session_file import SessionFile
-from nocap.store.metrics import Ending
+from nocap.store.measurement import Ending
 from nocap.store.record import Curve, Record
 from nocap.study.evidence import Evidence
 from nocap.study.registration import Provenance

@@ -17,7 +17,8 @@ from scipy import stats
 
 from nocap.judge.gain import Gain
 from nocap.report.words import stated
-from nocap.store.metrics import METRICS, Per, Scale
+from nocap.store.measurement import Per
+from nocap.store.metrics import METRICS, Scale
 from nocap.study import board, claim_row, current_claims, study_pages
 from nocap.study.__main__ import main as command
 from nocap.study.claim_row import PROJECT, STAND_IN, THERE, ClaimRow, rows

@@ -23,8 +23,8 @@ from nocap.launch.grid import plan_grid
 from nocap.report.comparison_tables import render
 from nocap.sessions.in_turns import InTurns, arms_of
 from nocap.sessions.session import Session
+from nocap.store.grid_timing import Timing
 from nocap.store.runs import Found
-from nocap.store.timing import Timing
 from tests.conftest import Door
 from tests.grids import CELL
 from tests.test_equal_loss import at_equal_loss, grid

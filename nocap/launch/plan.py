@@ -19,7 +19,8 @@ from nocap.data.prepare import Dataset, prepare
 from nocap.launch.earlier_runs import EarlierRun, checkpoint_of, init_checkpoint, located, teachers
 from nocap.launch.run_folder import damage_notices, half_done_notices
 from nocap.launch.seed_request import SeedRequest
-from nocap.store.identity import digest, identity_parts, uncommitted
+from nocap.store.checkout import uncommitted
+from nocap.store.identity import digest, identity_parts
 from nocap.store.runs import of_identity
 
 

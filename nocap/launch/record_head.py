@@ -27,10 +27,10 @@ from nocap.launch.leftovers import leftovers
 from nocap.launch.plan import Plan
 from nocap.launch.seed_request import SeedRequest
 from nocap.store import lease
+from nocap.store.checkout import git_state, uncommitted
 from nocap.store.checkpoints import delete
 from nocap.store.file_writing import write_file, write_text
-from nocap.store.identity import git_state, uncommitted
-from nocap.store.metrics import now
+from nocap.store.measurement import now
 from nocap.store.record_files import MANIFEST, SUMMARY, Metrics, read_json, write_json
 
 PACKAGES = ("numpy", "hydra-core", "omegaconf", "tiktoken", "safetensors", "wandb")

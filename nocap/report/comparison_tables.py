@@ -20,8 +20,8 @@ from nocap.report.headline import compared, crossed, headline, next_step
 from nocap.report.table import Column, Table, TableCell, as_drawn
 from nocap.report.terminal import prose
 from nocap.report.words import gains, ratio, ratio_digits, values
+from nocap.store.grid_timing import Timing
 from nocap.store.metrics import METRICS, Metric, Scale
-from nocap.store.timing import Timing
 
 ARM = Column(title="arm")
 LEVEL = Column(title="level", show=as_drawn)

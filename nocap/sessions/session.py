@@ -29,7 +29,7 @@ from nocap.sessions.places import PLACES
 from nocap.sessions.session_file import SessionFile, SessionRequest, read_session
 from nocap.store.file_writing import not_elsewhere
 from nocap.store.identity import digest, source_hashes
-from nocap.store.metrics import now
+from nocap.store.measurement import now
 
 WORKER = "nocap.sessions.worker"
 

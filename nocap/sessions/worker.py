@@ -57,7 +57,8 @@ from nocap.sessions.figures import (
     StepFigures,
 )
 from nocap.sessions.session_file import SessionRequest
-from nocap.store.metrics import HELD, now
+from nocap.store.measurement import now
+from nocap.store.metrics import HELD
 from nocap.store.record_files import write_json
 from nocap.training import allocator
 

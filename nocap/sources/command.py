@@ -31,7 +31,8 @@ from nocap.config.keys import require
 from nocap.config.outgoing_text import redact, visible
 from nocap.sources.command_output import CUT, LOG, LOG_BYTES, RESULT, copy_path, lines
 from nocap.sources.formats import COLOUR
-from nocap.store.metrics import METRICS, now
+from nocap.store.measurement import now
+from nocap.store.metrics import METRICS
 from nocap.store.record_files import write_json
 
 PREPARED = "prepare.log"

@@ -24,7 +24,8 @@ from nocap.judge.time_to_target import TargetCrossing, crossing
 from nocap.report.html_page import finite
 from nocap.sources.command import COSTS, Command, failures_of
 from nocap.sources.command_output import MetricReader, result
-from nocap.store.metrics import METRICS, Better, Ending, Measurement, Metric, now
+from nocap.store.measurement import Ending, Measurement, now
+from nocap.store.metrics import METRICS, Better, Metric
 from nocap.store.record_files import Required, digest, read_json, write_json
 
 FILE = "race.json"

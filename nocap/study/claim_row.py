@@ -15,7 +15,8 @@ from nocap.judge.gain import Gain
 from nocap.judge.verdict import ClaimWord, Reason
 from nocap.report import words
 from nocap.report.table import one_line
-from nocap.store.metrics import METRICS, Ending, Metric, Per, Scale, part_title
+from nocap.store.measurement import Ending, Per
+from nocap.store.metrics import METRICS, Metric, Scale, part_title
 from nocap.study.spec import GPU, Study, select_claims
 from nocap.study.study_result import ClaimResult, StudyResult
 from nocap.study.study_schema import Shape

@@ -18,7 +18,7 @@ import msgspec
 from nocap.config.outgoing_text import redact
 from nocap.config.untrusted_files import parse_json, read_text
 from nocap.store.file_writing import not_elsewhere
-from nocap.store.metrics import now
+from nocap.store.measurement import now
 
 FILE = "log.jsonl"
 

@@ -26,7 +26,8 @@ from nocap.judge.claim_gains import Missing
 from nocap.judge.comparison_json import measurement_json
 from nocap.judge.gain import Gain
 from nocap.judge.verdict import Verdict, judge
-from nocap.store.metrics import Ending, Measurement, Per, Scale
+from nocap.store.measurement import Ending, Measurement, Per
+from nocap.store.metrics import Scale
 from nocap.store.record_files import SCHEMA_VERSION, read_json, write_json
 from nocap.study.current_claims import current_claims, sessions_unlike
 from nocap.study.log import AnalysisLine, StudyLog
