@@ -26,7 +26,7 @@ from nocap.launch.workers import Workers, WorkersEnd
 from nocap.store import lease
 from nocap.store.checkpoints import delete
 from nocap.store.file_writing import append_text
-from nocap.store.record_files import ENDED, SUMMARY, RunStatus, read_json
+from nocap.store.record_files import ENDED, SUMMARY, TRAIN_LOG, RunStatus, read_json
 from nocap.training.summary import cut_short
 
 WAIT_S = 0.03  # between looks at whether a worker has ended
@@ -272,7 +272,7 @@ class Attempt:
 
     def _log(self, text: str) -> None:
         """Print a line on stderr, or in the log of a quiet run."""
-        log = self.plan.run_dir / "train.log"
+        log = self.plan.run_dir / TRAIN_LOG
         if self._quiet:
             with suppress(OSError):  # a full disk: the summary has it, or will not be there
                 append_text(log, f"{text}\n")

@@ -34,7 +34,7 @@ from nocap.store.checkpoints import (
 )
 from nocap.store.identity import config_that_counts, digest
 from nocap.store.record import read_record
-from nocap.store.record_files import SHAPES, RunStatus, check_shape, read_json
+from nocap.store.record_files import CONFIG, MANIFEST, SHAPES, RunStatus, check_shape, read_json
 from nocap.store.runs import LAST, find_one
 
 INIT = "trainer.init_from"
@@ -227,12 +227,12 @@ def _same_way(run: Run, parts: Mapping[str, Any], checkpoint: Checkpoint) -> dic
         ValueError: it would not, or its run is not there.
     """
     folder = checkpoint.path.parents[1]
-    manifest = read_json(folder / "manifest.json") or {}
+    manifest = read_json(folder / MANIFEST) or {}
     recorded = manifest.get("parts")
     if not isinstance(recorded, dict):
         rule = "be in the folder of its run, with manifest.json and config.yaml"
         raise ValueError(f"{INIT} must {rule}, got {checkpoint.path}")
-    base = load(folder / "config.yaml")
+    base = load(folder / CONFIG)
     _check_parts(parts, {**recorded, "config": config_that_counts(base)}, folder)
     _check_rates(run, base, checkpoint.step, folder)
     identity = str(manifest.get("identity"))

@@ -31,7 +31,7 @@ from nocap.store.checkout import git_state, uncommitted
 from nocap.store.checkpoints import delete
 from nocap.store.file_writing import write_file, write_text
 from nocap.store.measurement import now
-from nocap.store.record_files import MANIFEST, SUMMARY, Metrics, read_json, write_json
+from nocap.store.record_files import CONFIG, MANIFEST, ROWS, SUMMARY, Metrics, read_json, write_json
 
 PACKAGES = ("numpy", "hydra-core", "omegaconf", "tiktoken", "safetensors", "wandb")
 
@@ -50,7 +50,7 @@ def write_record_head(plan: Plan, stage: Path | None = None) -> None:
     (run_dir / SUMMARY).unlink(missing_ok=True)  # its digests are of the head before
     delete(leftovers(plan))
     config = dump(redact(to_plain(plan.run)))
-    write_file(run_dir / "config.yaml", config.encode(), stage=stage)
+    write_file(run_dir / CONFIG, config.encode(), stage=stage)
     write_json(run_dir / MANIFEST, content, stage=stage)
     if plan.run.store.diff:
         _write_diff(run_dir, stage)
@@ -140,7 +140,7 @@ def _spent_s(plan: Plan, attempts: Sequence[Mapping[str, Any]]) -> float:
     else:
         recorded_s = sum(earlier.seconds for earlier in _began_with(plan))
     logged_s = 0.0
-    rows = Metrics(plan.run_dir / "metrics.jsonl").rows()
+    rows = Metrics(plan.run_dir / ROWS).rows()
     if rows:
         logged_s = rows[-1].get("clock/wall_s") or 0.0
     summed_s = 0.0

@@ -18,7 +18,7 @@ from nocap.config.untrusted_files import parse_yaml, read_text
 from nocap.launch.run_result import RunResult
 from nocap.store.checkpoints import any_valid, saved_steps
 from nocap.store.identity import differing
-from nocap.store.record_files import RunStatus, read_ended, read_json
+from nocap.store.record_files import CONFIG, MANIFEST, RunStatus, read_ended, read_json
 
 if TYPE_CHECKING:
     from nocap.launch.plan import Plan
@@ -61,7 +61,7 @@ def _read(folder: Path, identity: str) -> End:
         ValueError: it is not believed, and there is no checkpoint that could make it again; or the
             folder is another run's.
     """
-    manifest = read_json(folder / "manifest.json") or {}
+    manifest = read_json(folder / MANIFEST) or {}
     recorded = manifest.get("identity", identity)
     rule = f"be of the run in the folder's name, {identity}"
     require(recorded == identity, f"{folder}/manifest.json", rule, recorded)
@@ -156,8 +156,8 @@ def _half_run(folder: Path, path_keys: Sequence[str]) -> HalfRun | None:
     if not steps:
         return None
     try:
-        manifest = read_json(folder / "manifest.json") or {}
-        config = parse_yaml(read_text(folder / "config.yaml"))
+        manifest = read_json(folder / MANIFEST) or {}
+        config = parse_yaml(read_text(folder / CONFIG))
         parts = manifest["parts"]
         has_ended = read_ended(folder) is not None
         paths = {key: config["data"][key] for key in path_keys}

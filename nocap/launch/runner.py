@@ -19,7 +19,7 @@ from nocap.launch.grid import Cell, Grid
 from nocap.launch.run_result import RunResult
 from nocap.launch.signals import stop_handler
 from nocap.store.lease import HeldError
-from nocap.store.record_files import ENDED, SUMMARY, RunStatus, read_json, read_rows
+from nocap.store.record_files import ENDED, ROWS, SUMMARY, RunStatus, read_json, read_rows
 
 # for each cell that another process is training, between looks at them: a thousand are no load on a
 # file server
@@ -265,7 +265,7 @@ def _figures(result: RunResult) -> str:
 def last_step(cell: Cell) -> int:
     """Return the step of the last whole row; 0: there is none."""
     try:
-        with (cell.plan.run_dir / "metrics.jsonl").open("rb") as file:
+        with (cell.plan.run_dir / ROWS).open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - TAIL_BYTES))
             rows = read_rows(file.read().partition(b"\n")[2])

@@ -19,6 +19,7 @@ from nocap.launch.fork_server import AVAILABLE, ForkServer
 from nocap.launch.grid import Cell
 from nocap.launch.run_result import RunResult
 from nocap.store.file_writing import append_text
+from nocap.store.record_files import TRAIN_LOG
 
 
 def _units() -> dict[Device, list[str]]:
@@ -108,7 +109,7 @@ class Devices(Executor):
                 return result
             if self.server is None:
                 note = "a process that imports torch itself: workers are forked on Linux only\n"
-                append_text(cell.plan.run_dir / "train.log", note)
+                append_text(cell.plan.run_dir / TRAIN_LOG, note)
             attempt = Attempt(cell.plan, lease, quiet=True, units=units, server=self.server)
             attempt.start_workers(time.monotonic())
             self.attempts.append(attempt)

@@ -23,7 +23,7 @@ from nocap.options.tracker import RunFacts, Tracker, TrackerSession
 from nocap.store import lease
 from nocap.store.identity import digest
 from nocap.store.record import Record, read_record
-from nocap.store.record_files import Metrics
+from nocap.store.record_files import CONFIG, ROWS, Metrics
 from nocap.store.runs import load_runs
 from nocap.store.tracking import left, send, send_comparison
 
@@ -44,7 +44,7 @@ def send_run(folder: Path, tracker: Tracker | None = None) -> TrackerSession:
     with _lease_of(folder):
         record = read_record(folder, rows=False)
         config = config_of(record)
-        rows = Metrics(folder / "metrics.jsonl").rows()
+        rows = Metrics(folder / ROWS).rows()
         facts = run_facts(config, folder, record.manifest, params=record.summary["params"])
         return send(tracker or tracker_of(config), facts, rows=rows, summary=record.summary)
 
@@ -70,7 +70,7 @@ def config_of(record: Record) -> dict[str, Any]:
     Errors:
         ValueError: it cannot be read.
     """
-    path = record.folder / "config.yaml"
+    path = record.folder / CONFIG
     try:
         config = parse_yaml(read_text(path))
         return {**config, "seed": record.seed}

@@ -44,7 +44,17 @@ from nocap.options.tracker import TrackerSession
 from nocap.store.file_writing import append_text
 from nocap.store.identity import check_source
 from nocap.store.lease import LostError
-from nocap.store.record_files import MANIFEST, Metrics, Row, RunStatus, read_json, write_summary
+from nocap.store.record_files import (
+    CONFIG,
+    MANIFEST,
+    ROWS,
+    TRAIN_LOG,
+    Metrics,
+    Row,
+    RunStatus,
+    read_json,
+    write_summary,
+)
 from nocap.store.tracking import has_mirror, open_tracker
 from nocap.training import allocator
 from nocap.training.job import Job
@@ -62,7 +72,7 @@ def main() -> NoReturn:
     run_dir = Path(sys.argv[1])
     unblock()
     try:
-        run = load(run_dir / "config.yaml")
+        run = load(run_dir / CONFIG)
     except ValueError as error:  # an option from outside that changed since the command began
         if not _tell_parent(RunStatus.refused, str(error)):
             print(f"nocap: {error}", file=sys.stderr)
@@ -112,7 +122,7 @@ class WorkerProcess:
         log_path: Path | None = None
         stage: Path | None = None
         if self.world.is_main:  # the only rank that writes
-            log_path = run_dir / "train.log"
+            log_path = run_dir / TRAIN_LOG
             stage = Path(os.environ[environment.STAGE])
         self.reporter = Reporter(log_path=log_path, steps=run.trainer.steps)
         self.session = TrackerSession()  # mirrors nothing, until training starts
@@ -211,7 +221,7 @@ def job_of(run: Run, run_dir: Path, manifest: dict[str, Any], **around: Any) -> 
 def conclude(job: Job, manifest: dict[str, Any], outcome: Outcome, session: TrackerSession) -> None:
     """Write the summary, and once more when the tracker has ended: so its clock holds that as
     well."""
-    rows = Metrics(job.run_dir / "metrics.jsonl").rows()
+    rows = Metrics(job.run_dir / ROWS).rows()
 
     def summary() -> dict[str, Any]:
         clock = outcome.ledger.seconds()
@@ -288,7 +298,7 @@ def _report_failure(job: Job, error: Exception, *, behind: str) -> RunStatus:
     if job.run.trainer.device is Device.cuda and ran_out(error):
         error = _no_room(job.run, error)
     world = job.world
-    log = job.run_dir / "train.log"
+    log = job.run_dir / TRAIN_LOG
     with suppress(OSError):  # a full disk may be what failed
         append_text(log, f"rank {world.rank} failed\n{traceback.format_exc()}")
     refused = isinstance(error, InputError)

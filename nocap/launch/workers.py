@@ -25,7 +25,7 @@ from nocap.launch.leftovers import RANKS
 from nocap.launch.plan import Plan
 from nocap.launch.signals import shielded_child
 from nocap.store.file_writing import to_append
-from nocap.store.record_files import RunStatus
+from nocap.store.record_files import TRAIN_LOG, RunStatus
 
 GRACE_S = 10.0  # for the others to say what they lost when one has died
 LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
@@ -104,7 +104,7 @@ class Workers:
             cores = [int(core) for core in self._units]
         if not self._quiet:
             return self._fresh(env, reasons, cores)
-        with to_append(run_dir / "train.log") as log:
+        with to_append(run_dir / TRAIN_LOG) as log:
             if self._server is None:
                 return self._fresh(env, reasons, cores, output=subprocess.DEVNULL, log=log)
             return self._server.start(

@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from nocap.config.untrusted_files import parse_json, read_text
-from nocap.store.record_files import SHAPES, check_shape, read_rows
+from nocap.store.record_files import ROWS, SHAPES, check_shape, read_rows
 
 FOLDER = "checkpoints"  # in a run's folder
-# in a checkpoint
+# in a checkpoint, beside the rows so far
 MODEL = "model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 STATE = "state.json"
-ROWS = "metrics.jsonl"
 CHECKSUMS = "manifest.json"  # the SHA-256 of the other files
 # what reading a damaged file can raise
 UNREADABLE = (OSError, ValueError, TypeError, RecursionError)

@@ -43,10 +43,13 @@ class RunStatus(StrEnum):
 
 # a non-finite loss is a result; a run that was cut short is none
 ENDED = (RunStatus.finished, RunStatus.diverged)
+CONFIG = "config.yaml"
 MANIFEST = "manifest.json"
+ROWS = "metrics.jsonl"
 SUMMARY = "summary.json"
+TRAIN_LOG = "train.log"
 SEAL = "sha256"  # the key of the summary that holds the digests
-SEALED = ("config.yaml", MANIFEST, "metrics.jsonl")  # what they are of
+SEALED = (CONFIG, MANIFEST, ROWS)  # what they are of
 
 Json = dict[str, Any]
 Row = Json

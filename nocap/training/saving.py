@@ -22,7 +22,6 @@ from torch import nn
 from nocap.store import lease
 from nocap.store.checkpoints import (
     CHECKSUMS,
-    ROWS,
     STATE,
     is_folder,
     name_of,
@@ -30,6 +29,7 @@ from nocap.store.checkpoints import (
     problem_of,
     sha256,
 )
+from nocap.store.record_files import ROWS
 from nocap.training.build_optimizers import Optimizers
 from nocap.training.state import Tensors, as_json, snapshot
 

@@ -12,7 +12,15 @@ import numpy as np
 
 from nocap.config import hardware
 from nocap.config.run import Run
-from nocap.store.record_files import Metrics, Row, RunStatus, read_json, write_summary
+from nocap.store.record_files import (
+    MANIFEST,
+    ROWS,
+    Metrics,
+    Row,
+    RunStatus,
+    read_json,
+    write_summary,
+)
 from nocap.training.ledger import LINES
 
 QUANTILES = {"median": 50, "p10": 10, "p90": 90}
@@ -122,9 +130,9 @@ def cut_short(
     Where its time went is known up to its last row; the rest is `other`. On a full disk or without
     its lease it is returned only: a run without a summary is one that has not ended.
     """
-    manifest = read_json(run_dir / "manifest.json")
+    manifest = read_json(run_dir / MANIFEST)
     assert manifest is not None
-    rows = Metrics(run_dir / "metrics.jsonl").rows()
+    rows = Metrics(run_dir / ROWS).rows()
     last: Row = {"step": 0}
     if rows:
         last = rows[-1]

@@ -19,7 +19,7 @@ from nocap.model.gpt import build_model
 from nocap.model.language_model import LanguageModel
 from nocap.store.checkpoints import FOLDER
 from nocap.store.identity import config_that_counts
-from nocap.store.record_files import check_record, read_json
+from nocap.store.record_files import CONFIG, MANIFEST, check_record, read_json
 from nocap.training.loading import load_validated, misfit, newest_valid
 from nocap.training.step import enter_step
 
@@ -37,8 +37,8 @@ def run_of(path: str | Path) -> Run:
         ValueError: there is none, or its record is not what nocap wrote.
     """
     folder = expanded(path)
-    run = load(folder / "config.yaml")
-    written = parse_yaml(read_text(folder / "config.yaml"))
+    run = load(folder / CONFIG)
+    written = parse_yaml(read_text(folder / CONFIG))
     check_record(folder, config=_shared(config_that_counts(run), written))
     return replace(run, attention=run.attention.portable())
 
@@ -65,7 +65,7 @@ def trained(run_dir: Path, *, log: Log = no_log) -> tuple[Run, LanguageModel, in
     """
     run = run_of(run_dir)
     model = build_model(run, vocab_size=run.tokenizer.vocab_size)
-    manifest = read_json(run_dir / "manifest.json") or {}
+    manifest = read_json(run_dir / MANIFEST) or {}
     identity = manifest.get("identity")
     log_other_code(run, code_of(manifest), log)
     of_run = partial(misfit, model=model, identity=identity)
