@@ -90,7 +90,7 @@ def train(*what: Run | str, quiet: bool = False) -> dict[str, Any]:
         if not quiet:
             print(line)
 
-    ended = bring_to_end(planned, started=started, log=log, quiet=quiet)
+    ended = bring_to_end(planned, started=started, log=log, to_log=quiet)
     if ended.status is RunStatus.refused:
         raise ValueError(ended.reason)
     if ended.status is RunStatus.failed:

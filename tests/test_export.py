@@ -199,9 +199,9 @@ def of_an_older_nocap(out: Path, group: str, key: str) -> Path:
     """Return the folder of a killed run that an older nocap trained, which did not have this
     key."""
     this = planned(out)
-    config = {**this.parts["config"], group: {**this.parts["config"][group]}}
+    config = {**this.identity_parts["config"], group: {**this.identity_parts["config"][group]}}
     del config[group][key]
-    parts = {**this.parts, "config": config}
+    parts = {**this.identity_parts, "config": config}
     run_dir = this.run_dir.with_name(f"{this.run_dir.name[:-12]}{digest(parts)}")
     copy = replace(this, parts=parts, identity=digest(parts), run_dir=run_dir)
     start(copy)

@@ -279,13 +279,15 @@ def made_folder(path: Path) -> Path:
 def test_runs_of_one_arm_alone_have_one_arm_id(tmp_path: Path) -> None:
     """Two arms of two grids may have one name."""
     plan = planned(tmp_path / "out")
-    parts = {**plan.parts, "source": {"nocap.model.gpt": "0" * 12}}
+    parts = {**plan.identity_parts, "source": {"nocap.model.gpt": "0" * 12}}
     others = {
         "a seed": planned(tmp_path / "out", "seed=5"),
         "a key": planned(tmp_path / "out", "optimizer.weight_decay=0.5"),
-        "code": replace(plan, parts=parts),
-        "data": replace(plan, parts={**plan.parts, "data": "0" * 12}),
-        "machine": replace(plan, parts={**plan.parts, "environment": {"device": "Another CPU"}}),
+        "code": replace(plan, identity_parts=parts),
+        "data": replace(plan, identity_parts={**plan.identity_parts, "data": "0" * 12}),
+        "machine": replace(
+            plan, identity_parts={**plan.identity_parts, "environment": {"device": "Another CPU"}}
+        ),
     }
     facts = run_facts(to_plain(plan.run), plan.run_dir, manifest(plan, []))
     told = {}

@@ -97,10 +97,10 @@ def bring_to_end(
     started: float,
     log: Callable[[str], None],
     wait_s: float = 0.0,
-    quiet: bool = False,
+    to_log: bool = False,
 ) -> RunResult:
     """Train the run, unless it has come to its end already. `started` is a `time.monotonic()`. With
-    `quiet`, output goes to `train.log`.
+    `to_log`, output goes to `train.log`.
 
     A request to stop is passed on to the worker. Main thread only. The status is `refused` where
     the worker found bad input.
@@ -117,7 +117,7 @@ def bring_to_end(
         if summary is not None:  # its holder has brought it to its end
             return RunResult.of(summary)
         log(headline(plan))
-        attempt = Attempt(plan, run_lease, quiet=quiet)
+        attempt = Attempt(plan, run_lease, to_log=to_log)
         signals = list[int]()
 
         def stop(number: int) -> None:
@@ -148,21 +148,21 @@ class Attempt:
         plan: Plan,
         run_lease: lease.Lease,
         *,
-        quiet: bool = False,
+        to_log: bool = False,
         units: Sequence[str] = (),
         server: ForkServer | None = None,
     ) -> None:
-        """Prepare an attempt, whose output goes to `train.log` only where it is `quiet`. `units`:
+        """Prepare an attempt, whose output goes to `train.log` only with `to_log`. `units`:
         GPUs as CUDA_VISIBLE_DEVICES names them, or numbers of CPU cores, that it has to itself;
-        none: all of the machine. `server`: forks the workers of a quiet run; without one each is a
+        none: all of the machine. `server`: forks the workers of such a run; without one each is a
         fresh process."""
         self.plan = plan
         self.units = units
         self.over = False
         self.refused = False
         self._lease = run_lease
-        self._quiet = quiet
-        self._server = server if quiet else None
+        self._to_log = to_log
+        self._server = server if to_log else None
         self._stopping = False
         self._restarts = 0
         self._workers: Workers | None = None  # not yet started
@@ -176,7 +176,7 @@ class Attempt:
             self.plan,
             stage,
             started=started,
-            quiet=self._quiet,
+            to_log=self._to_log,
             units=self.units,
             server=self._server,
         )
@@ -271,9 +271,9 @@ class Attempt:
         )
 
     def _log(self, text: str) -> None:
-        """Print a line on stderr, or in the log of a quiet run."""
+        """Print a line on stderr, or in the log of a run whose output goes there."""
         log = self.plan.run_dir / TRAIN_LOG
-        if self._quiet:
+        if self._to_log:
             with suppress(OSError):  # a full disk: the summary has it, or will not be there
                 append_text(log, f"{text}\n")
             return

@@ -92,7 +92,7 @@ def planned_cell(folder: Path, identity: str) -> Plan:
     own = composed(cell["overrides"])
     swept = tuple(grid.get("swept") or ())
     planned = plan(own.run, choices=own.choices)
-    own_machine = _in_words(planned.parts["environment"])
+    own_machine = _in_words(planned.identity_parts["environment"])
     target = _in_words(cell["environment"])
     rule = f"be the machine where the job runs ({own_machine})"
     require(own_machine == target, "hydra.launcher.target", rule, target)

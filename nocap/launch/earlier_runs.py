@@ -49,7 +49,7 @@ FREE = re.compile(
 class EarlierRun:
     """An earlier run, as a run uses it."""
 
-    part: dict[str, Any]  # of the identity
+    identity_part: dict[str, Any]
     record: dict[str, Any]  # in the manifest
     seconds: float  # that its training took
 
@@ -146,7 +146,7 @@ def _teacher(key: str, path: str) -> EarlierRun:
     require(has_weights, key, f"hold the checkpoint of its last step, {steps}", path)
     seconds = record.train_s or 0.0
     return EarlierRun(
-        part={"identity": record.identity, "weights": weights},
+        identity_part={"identity": record.identity, "weights": weights},
         record={"path": str(folder), "identity": record.identity, "train_s": seconds},
         seconds=seconds,
     )
@@ -161,7 +161,7 @@ class Checkpoint:
 
     path: Path
     step: int
-    part: dict[str, Any]  # of the identity
+    identity_part: dict[str, Any]
     seconds: float  # of the training up to it
 
 
@@ -175,7 +175,9 @@ def init_checkpoint(run: Run, parts: Mapping[str, Any]) -> EarlierRun | None:
     if checkpoint is None:
         return None
     record = _same_way(run, parts, checkpoint)
-    return EarlierRun(part=checkpoint.part, record=record, seconds=checkpoint.seconds)
+    return EarlierRun(
+        identity_part=checkpoint.identity_part, record=record, seconds=checkpoint.seconds
+    )
 
 
 def checkpoint_of(run: Run) -> Checkpoint | None:
@@ -202,8 +204,8 @@ def checkpoint_of(run: Run) -> Checkpoint | None:
     rule = f"be of a step before trainer.steps={run.trainer.steps}"
     require(step < run.trainer.steps, INIT, rule, f"step {step}")
     seconds = float(sum(state["clock_s"].values()))
-    part = {"step": step, "tensors": tensors}
-    return Checkpoint(path=path, step=step, part=part, seconds=seconds)
+    identity_part = {"step": step, "tensors": tensors}
+    return Checkpoint(path=path, step=step, identity_part=identity_part, seconds=seconds)
 
 
 def _state(path: Path, sums: Mapping[str, Any]) -> dict[str, Any]:

@@ -47,7 +47,7 @@ class Cell:
             "seed": self.plan.run.seed,
             "asked": request,
             "overrides": self.overrides,
-            "environment": self.plan.parts["environment"],
+            "environment": self.plan.identity_parts["environment"],
         }
 
 

@@ -97,7 +97,7 @@ def manifest(plan: Plan, attempts: Sequence[Mapping[str, Any]]) -> dict[str, Any
         "name": plan.name,
         "arm": plan.arm,
         "options": plan.options,
-        "parts": plan.parts,
+        "parts": plan.identity_parts,
         "defaults": reasons(run),
         "init": init,
         "teachers": teachers,

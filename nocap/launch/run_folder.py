@@ -109,7 +109,7 @@ def half_done_notices(run: Run, parts: Mapping[str, Any], root: Path, name: str)
         if half is None or half.paths != redact(paths):
             continue
         steps = half.steps
-        others = half.parts
+        others = half.identity_parts
         differences = differing(others, parts)
         if "config" in differences:
             continue
@@ -145,7 +145,7 @@ class HalfRun:
     """A run that has a checkpoint, and has not ended."""
 
     steps: Sequence[int]  # of its checkpoints, the newest first
-    parts: Mapping[str, Any]  # of its identity
+    identity_parts: Mapping[str, Any]
     paths: Mapping[str, Any]  # of its data, by their keys
     commit: str  # of its code, 12 digits; empty: it is not known
 
@@ -167,4 +167,4 @@ def _half_run(folder: Path, path_keys: Sequence[str]) -> HalfRun | None:
         return None
     git = manifest.get("git") or {}
     commit = (git.get("commit") or "")[:12]
-    return HalfRun(steps=steps, parts=parts, paths=paths, commit=commit)
+    return HalfRun(steps=steps, identity_parts=parts, paths=paths, commit=commit)

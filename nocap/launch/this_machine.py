@@ -110,7 +110,7 @@ class Devices(Executor):
             if self.server is None:
                 note = "a process that imports torch itself: workers are forked on Linux only\n"
                 append_text(cell.plan.run_dir / TRAIN_LOG, note)
-            attempt = Attempt(cell.plan, lease, quiet=True, units=units, server=self.server)
+            attempt = Attempt(cell.plan, lease, to_log=True, units=units, server=self.server)
             attempt.start_workers(time.monotonic())
             self.attempts.append(attempt)
             undo.pop_all()

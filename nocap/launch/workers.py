@@ -59,7 +59,7 @@ class Workers:
         stage: Path,
         *,
         started: float,
-        quiet: bool,
+        to_log: bool,
         units: Sequence[str],
         server: ForkServer | None,
     ) -> None:
@@ -72,7 +72,7 @@ class Workers:
         self.stage = stage
         self.started = started
         self._plan = plan
-        self._quiet = quiet
+        self._to_log = to_log
         self._units = units
         self._server = server
         devices = plan.run.trainer.devices
@@ -102,7 +102,7 @@ class Workers:
         cores = list[int]()
         if self._plan.run.trainer.device is Device.cpu:
             cores = [int(core) for core in self._units]
-        if not self._quiet:
+        if not self._to_log:
             return self._fresh(env, reasons, cores)
         with to_append(run_dir / TRAIN_LOG) as log:
             if self._server is None:
