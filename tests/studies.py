@@ -22,10 +22,10 @@ from nocap.store.measurement import Ending
 from nocap.store.record import Curve, Record
 from nocap.study.evidence import Evidence
 from nocap.study.registration import Provenance
+from nocap.study.result_schema import ArmFacts, Speed
 from nocap.study.spec import Study
 from nocap.study.study_folder import load_study
 from nocap.study.study_result import ClaimResult, StudyResult
-from nocap.study.study_schema import ArmFacts, Speed
 from tests.conftest import SMALL
 
 Json = dict[str, Any]

@@ -36,7 +36,7 @@ from nocap.store.identity import digest
 from nocap.store.record_files import Metrics, write_json
 from nocap.store.tracking import open_tracker
 from nocap.study import board, log
-from nocap.study.study_result import to_json
+from nocap.study.result_writer import to_json
 from tests.attempts import on_a_terminal
 from tests.conftest import REPO, SMALL
 from tests.made_grid import made, record_of

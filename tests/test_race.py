@@ -22,8 +22,9 @@ from nocap.config.errors import FailedError
 from nocap.sources import command, command_output
 from nocap.sources.command import Command
 from nocap.sources.command_output import LOG, RESULT, MetricReader
+from nocap.sources.command_words import split_words
 from nocap.sources.race import Race
-from nocap.sources.race_arms import of_commands, of_refs, split
+from nocap.sources.race_arms import of_commands, of_refs
 from nocap.sources.race_json import written
 from nocap.store.lease import HeldError
 from nocap.store.metrics import Better
@@ -696,7 +697,7 @@ QUOTED_WORDS = [
 
 @pytest.mark.parametrize(("text", "last"), QUOTED_WORDS)
 def test_what_stands_in_quotes_is_a_word(text, last):
-    assert split(text, "arm a")[-1] == last
+    assert split_words(text, "arm a")[-1] == last
 
 
 def test_a_variable_before_a_command_is_named_with_env(repo, failed, raced):

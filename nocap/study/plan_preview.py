@@ -27,8 +27,9 @@ from nocap.sessions.grid_plan import of_grid
 from nocap.store.metrics import METRICS
 from nocap.store.record import Record
 from nocap.store.record_files import RunStatus
-from nocap.study.carry_out import seeds_of, up_to
-from nocap.study.claim_row import expected
+from nocap.study.carry_out import up_to
+from nocap.study.claim_words import expected
+from nocap.study.conductor import seeds_of
 from nocap.study.spec import Study
 from nocap.study.study_plan import StudyPlan, compose_trials, shorter
 from nocap.study.tasks import Training, grid_of, length_trainings, sessions, trainings

@@ -252,6 +252,6 @@ def workers_here(session: Callable[..., _Ended] = _session) -> Iterator[None]:
         patch("nocap.sessions.session.subprocess", SimpleNamespace(run=session)),
         patch("os.fsync", lambda descriptor: None),  # no power is cut here
         patch("nocap.launch.record_head.git_state", lambda: None),
-        patch("nocap.study.result_of_outcome.git_state", lambda: None),
+        patch("nocap.study.result_maker.git_state", lambda: None),
     ):
         yield
