@@ -33,7 +33,7 @@ class Generate:
         ge=1,
         le=2**24,
         default=200,
-        help="largest number of new tokens in a text; the model's context may end it earlier",
+        help="largest number of new tokens; the model's context may end a text earlier",
     )
     samples: int = key(ge=1, le=4096, default=1, help="number of texts, decoded in one batch")
     temperature: float = key(
