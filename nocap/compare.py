@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from nocap import outside
 from nocap.command_line import command, writing
 from nocap.config import entry
-from nocap.config.keys import EXIT_CODES
-from nocap.store.files import write_text
+from nocap.config.errors import EXIT_CODES
+from nocap.store.file_writing import write_text
 
 if TYPE_CHECKING:
     from nocap.judge.comparison import Comparison

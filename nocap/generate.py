@@ -33,7 +33,7 @@ class Generate:
         ge=1,
         le=2**24,
         default=200,
-        help="largest number of new tokens; the model's context may end a text earlier",
+        help="largest number of new tokens; the context may end a text earlier",
     )
     samples: int = key(ge=1, le=4096, default=1, help="number of texts, decoded in one batch")
     temperature: float = key(
@@ -116,7 +116,7 @@ def _generate(options: argparse.Namespace) -> int:
 
     allocator.use(defaults.malloc(device))
     from nocap.generation.engines import Engine, Recompute, engine_for
-    from nocap.generation.text import TokenSampler, load_typed, log, write
+    from nocap.generation.sampling import TokenSampler, load_typed, log, write
 
     torch.set_num_threads(request.threads or defaults.threads(device, 1))
     trained = load_typed(

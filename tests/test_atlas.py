@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from nocap.config.compose import composed
-from nocap.study.spec import load_study
+from nocap.study.study_folder import load_study
 from tests.conftest import REPO
 
 HERE = REPO / "experiments" / "atlas"

@@ -234,7 +234,7 @@ def test_a_difference_that_has_a_word_is_not_the_same(tmp_path: Path) -> None:
     slightly = [x + 3e-5 for x in FLAT]
     comparison = runs(tmp_path, {"base": FLAT, "worse": slightly})
     (found,) = comparison.findings.found
-    assert found.difference.verdict == "worse"
+    assert found.difference.word_with_reason == "worse"
     assert "worse by 3e-05" in headline(comparison)
     assert "higher loss by 3e-05" in render(comparison)
     equal = [x + 1e-9 for x in FLAT]

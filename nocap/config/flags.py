@@ -124,7 +124,7 @@ class GridFlags:
     )
     equal_loss: bool = _switch(
         EQUAL_LOSS,
-        about="show the time at equal loss; this trains the baseline at two more lengths",
+        about="show the time at equal loss; two more lengths of the baseline train",
     )
     until_shown: int | None = _option(
         UNTIL_SHOWN,
@@ -190,7 +190,7 @@ class Flags:
     help: bool = _switch(
         "--help",
         "-h",
-        about="print this page; with OPTIONS print their keys, with all every key and more flags",
+        about="print this page; with OPTIONS print their keys, with all every key and flag",
     )
     # `install=bash` and the like stand among the overrides
     shell_completion: bool = _switch("--shell-completion", "-sc")

@@ -24,7 +24,7 @@ from nocap.report import (
 from nocap.report.arm_styles import ArmStyle
 from nocap.report.table import Column, Table
 from nocap.report.words import gains
-from nocap.store.files import write_file
+from nocap.store.file_writing import write_file
 from nocap.store.metrics import METRICS, Scale
 from nocap.training.ledger import LINES
 
@@ -125,8 +125,8 @@ def _factors(comparison: Comparison) -> Table | None:
 
 def _meanings(comparison: Comparison) -> dict[str, verdict_marks.Meaning]:
     """Return what the words on this page mean."""
-    used = {each.difference.outcome for each in comparison.findings.found}
-    used |= {row.difference.outcome for row in comparison.arms if row.difference is not None}
+    used = {each.difference.word for each in comparison.findings.found}
+    used |= {row.difference.word for row in comparison.arms if row.difference is not None}
     return {
         outcome.name: text for outcome, text in verdict_marks.OUTCOMES.items() if outcome in used
     }
@@ -210,7 +210,7 @@ def _line(
     row = forest.ForestRow(
         label=label,
         title=f"{label}: {drawn}",
-        look=difference.outcome.name,
+        look=difference.word.name,
         mid=estimate.mid,
         low=low,
         high=high,

@@ -120,7 +120,7 @@ def word(difference: Difference | None) -> TableCell:
     """Draw a verdict. `None`: it is the baseline's."""
     if difference is None:
         return TableCell(text="baseline")
-    return TableCell(text=difference.verdict, kind=difference.outcome.name)
+    return TableCell(text=difference.word_with_reason, kind=difference.word.name)
 
 
 # --- by factor ------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ def _findings(comparison: Comparison, unit: str = "") -> list[str]:
         return [f"one arm, {comparison.baseline.label}, and none to compare it with"]
     metric = METRICS[comparison.metric]
     lines = [_finding(each, metric, unit) for each in found[:NAMED]]
-    rest = [each.difference.outcome.value for each in found[NAMED:]]
+    rest = [each.difference.word.value for each in found[NAMED:]]
     if rest:
         words = counted(rest, [outcome.value for outcome in ORDER])
         lines.append(f"{len(rest)} more: {words}")
@@ -72,8 +72,8 @@ def _against(comparison: Comparison) -> str:
 def _is_gain(finding: Finding) -> bool:
     """Say whether it is shown that the loss is lower, or that equal loss takes less time."""
     at = finding.equal_loss
-    takes_less = at is not None and at.outcome is DifferenceWord.better
-    return takes_less or finding.difference.outcome is DifferenceWord.better
+    takes_less = at is not None and at.word is DifferenceWord.better
+    return takes_less or finding.difference.word is DifferenceWord.better
 
 
 def _gain(comparison: Comparison, finding: Finding, metric: Metric) -> str:
@@ -85,10 +85,10 @@ def _gain(comparison: Comparison, finding: Finding, metric: Metric) -> str:
     drawn = gains(metric.name, Scale.difference, "").draw(gap.estimate)
     if drawn.text != NONE:
         loss = f"{drawn} {metric.unit}"
-    if gap.outcome not in SHOWN_WORDS:
-        loss += f" ({gap.verdict})"
+    if gap.word not in SHOWN_WORDS:
+        loss += f" ({gap.word_with_reason})"
     parts = [side.speed, loss]
-    if gap.outcome is DifferenceWord.better:
+    if gap.word is DifferenceWord.better:
         parts = [loss, side.speed]
     parts.append(_time(finding.equal_loss))
     facts = ", ".join(part for part in parts if part)
@@ -143,14 +143,14 @@ def _finding(finding: Finding, metric: Metric, unit: str) -> str:
     gap = finding.difference
     size = extent(gap.estimate.mid, metric)
     at = _time_with_seeds(finding.equal_loss)
-    if gap.outcome in SHOWN_WORDS:
+    if gap.word in SHOWN_WORDS:
         if gap.estimate.half_width:
             size += f" ± {extent(gap.estimate.half_width, metric)}"
         time = f", {at}" if at else ""
-        return f"{finding.name} {gap.verdict} by {size}{unit}{time}"
-    if at and gap.outcome is DifferenceWord.unclear:
+        return f"{finding.name} {gap.word_with_reason} by {size}{unit}{time}"
+    if at and gap.word is DifferenceWord.unclear:
         return f"{_name(finding)}: {at}"
-    text = f"{_name(finding)}: {gap.verdict}"
+    text = f"{_name(finding)}: {gap.word_with_reason}"
     if finding.seeds:
         text += f", some {finding.seeds} seeds would show {size}{unit}"
     return text
@@ -163,13 +163,13 @@ def _time(at: TimeAtEqualLoss | None) -> str:
         return ""
     drawn: TableCell = ratio(at.ratio)
     text = f"{drawn.text} of the time at equal loss {drawn.small}".rstrip()
-    return text if at.outcome in SHOWN_WORDS else f"{text}, not shown"
+    return text if at.word in SHOWN_WORDS else f"{text}, not shown"
 
 
 def _time_with_seeds(at: TimeAtEqualLoss | None) -> str:
     """Say that, and how many seeds would show it: `…, not shown; some 14 seeds would show 3%`."""
     text = _time(at)
-    if at is None or at.ratio is None or not at.seeds or at.outcome in SHOWN_WORDS:
+    if at is None or at.ratio is None or not at.seeds or at.word in SHOWN_WORDS:
         return text
     return f"{text}; some {at.seeds} seeds would show {abs(at.ratio.mid - 1):.1%}"
 
@@ -228,7 +228,7 @@ def sides(comparison: Comparison) -> list[str]:
 
 def _counts(comparison: Comparison) -> str:
     """Return `11 arms against flash gelu4x: 2 better, 5 worse, 4 no verdict`."""
-    words = [row.difference.outcome.value for row in comparison.arms if row.difference]
+    words = [row.difference.word.value for row in comparison.arms if row.difference]
     times = counted(words, [outcome.value for outcome in DifferenceWord])
     other = comparison.baseline.label
     if comparison.against == PREVIOUS:

@@ -33,8 +33,9 @@ from nocap.report import comparison_tables
 from nocap.report.table import one_line
 from nocap.store.identity import git_state
 from nocap.store.metrics import now as today
-from nocap.store.record import ENDED, MANIFEST, SEAL, SHAPES, SUMMARY, check_shape, read_json
-from nocap.store.runs import Curve, Found, Record
+from nocap.store.record import Curve, Record
+from nocap.store.record_files import ENDED, MANIFEST, SEAL, SHAPES, SUMMARY, check_shape, read_json
+from nocap.store.runs import Found
 from nocap.store.timing import Timing
 
 KIND = "comparison"

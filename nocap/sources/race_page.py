@@ -15,7 +15,7 @@ from nocap import __version__
 from nocap.display import NONE
 from nocap.judge.differences import DifferenceWord
 from nocap.judge.races import RacedArm, RaceResult
-from nocap.judge.verdict import Word
+from nocap.judge.verdict import ClaimWord
 from nocap.report import forest, html_page, svg_chart
 from nocap.report.arm_styles import HUES
 from nocap.report.html_page import finite
@@ -27,7 +27,7 @@ from nocap.sources.race_json import reason, run_objects
 from nocap.sources.race_tables import every_run, gain_cell, tables
 from nocap.store.metrics import Better, Metric, Scale
 
-GAIN_WORDS = (DifferenceWord.better, Word.confirmed, Word.exceeded)
+GAIN_WORDS = (DifferenceWord.better, ClaimWord.confirmed, ClaimWord.exceeded)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
