@@ -42,7 +42,7 @@ class Shown:
 
 
 def main(argv: list[str] | None = None) -> int:
-    answer = "both pages (and send nothing, which needs no login)"
+    answer = "both pages (without a login, and without sending them)"
     return command(_parser(), _make, argv, answer=answer)
 
 

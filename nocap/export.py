@@ -15,7 +15,7 @@ from nocap.store.runs import LAST, find_one
 
 
 def main(argv: list[str] | None = None) -> int:
-    return command(_parser(), _export, argv, answer="the facts of the run in that file")
+    return command(_parser(), _export, argv, answer="the facts of the run")
 
 
 def _export(options: argparse.Namespace) -> int:
@@ -68,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
         "run",
         nargs="?",
         metavar="RUN",
-        help="a name, its beginning, an identity, last (the default), or a folder",
+        help="a name, the beginning of a name, an identity, a folder, or last (default)",
     )
     parser.add_argument(
         "file", nargs="?", metavar="FILE", type=Path, help="file to write, as in model.safetensors"

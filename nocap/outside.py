@@ -456,7 +456,7 @@ def document(parser: argparse.ArgumentParser, *, answer: str = "") -> None:
         help="use options of your own (docs/custom.md); it can be repeated",
     )
     if answer:
-        about = f"write {answer} as JSON; without FILE, to stdout, and all else to stderr"
+        about = f"write {answer} as JSON; without FILE to stdout, and all other lines to stderr"
         parser.add_argument(
             "--json", type=Path, nargs="?", const=STDOUT, metavar="FILE", help=about
         )

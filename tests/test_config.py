@@ -505,7 +505,7 @@ def test_help_shows_values_choices_and_comments_of_the_chosen() -> None:
         r"  ideas\.x0\.x0=0\.0  +λ₂ at the start$",
         r"  search\.sampler=… \(required\)  +sampler of the trials, set by ",
         r"  search\.trials=20  +number of trials; ",
-        r"  hydra\.launcher\.jobs=null  +most cells at once; ",
+        r"  hydra\.launcher\.jobs=null  +largest number of cells at once; ",
     )
     for line in cases:
         assert re.search(f"^{line}", shown, re.M), line

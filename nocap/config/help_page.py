@@ -58,7 +58,7 @@ Train one run, or a grid with --multirun. The same command continues where it st
 
 Examples, after python -m nocap.train:
   experiment=first_run                      a small GPT on Python's own source, in 2 to 3 minutes
-  data=text data.path=book.txt model=small  a GPT on a text of yours
+  data=text data.path=book.txt model=small  a GPT on your own text
   -m attention=flash,gqa seed=0,1,2         a grid: two arms, three seeds, a table with verdicts
   -m --plan attention=flash,gqa seed=0,1,2  the cells, time and disk of this grid; trains nothing
   optimizer=muon schedule=cosine --help     the keys of these options
@@ -70,12 +70,12 @@ A grid (--multirun) trains every combination, prints a table with intervals, and
   seed=0,1,2                    these values, or options of a group; a verdict needs three seeds
   'model.n_layer=range(2,9,2)'  2, 4, 6, 8
   'norm=glob(*)'                all options of a group; glob(*,exclude=layernorm) all but one
-  'ideas=[],[x0],[x0,smear]'    lists. Quotes keep brackets and stars from the shell
-  search=tpe 'optimizer.lr=interval(1e-4,1e-2)'  draws trials in place of combinations:
+  'ideas=[],[x0],[x0,smear]'    three lists; quotes protect brackets and stars from the shell
+  search=tpe 'optimizer.lr=interval(1e-4,1e-2)'  tries values of an interval;
                                 also tag(log,interval(…)), int(interval(…))
 {_flag_lines(GridFlags, 32)}
-  hydra/launcher=pool           several cells at once on this machine; slurm, ray: on a cluster
-The same command continues where it stopped, and trains no finished cell again: docs/compare.md"""
+  hydra/launcher=pool           several runs at once on this machine; slurm and ray use a cluster
+The same command continues where it stopped, and trains no finished run again: docs/compare.md"""
 KEYS = "Keys (KEY=VALUE; … follows from other keys)"
 COMMON = (
     "trainer.steps",

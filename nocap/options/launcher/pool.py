@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class Pool(Launcher):
-    """`hydra/launcher=pool`: a cell for each `trainer.devices` GPUs, or `trainer.threads` ×
+    """`hydra/launcher=pool`: one cell on each `trainer.devices` GPUs, or `trainer.threads` ×
     `trainer.devices` CPU cores"""
 
     kind: str = "pool"
-    # most cells at once; null: as many as the devices hold
+    # largest number of cells at once; null: as many as the devices hold
     jobs: int | None = key(ge=1, le=4096, default=None)
 
     def executor(self, folder: Path) -> Devices:
