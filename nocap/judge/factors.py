@@ -26,6 +26,7 @@ from nocap.judge.interval import ROUNDING, Estimate, of_arms
 from nocap.judge.pace import TOKEN_US, Paces, less
 from nocap.store.metrics import METRICS, Kind
 
+JOINT = "+"  # between keys that vary together
 Point = tuple[str, ...]  # of an arm in the crossing: a level of each factor
 
 
@@ -35,6 +36,7 @@ class Level:
 
     name: str
     difference: Difference
+    pairs: Sequence[tuple[Arm, Arm]]  # an arm with the level, and that with the baseline's level
     speed: Estimate | None = None  # the ratio of its time a token; None: not known of each arm
     equal_loss: TimeAtEqualLoss | None = None  # None: the baseline has no other lengths
 
@@ -115,7 +117,7 @@ def crossing(arms: Sequence[Arm], base: Arm) -> Crossing | None:
     by_point = dict(zip(points, arms, strict=True))
     base_point = points[[arm.id for arm in arms].index(base.id)]
     return Crossing(
-        keys=["+".join(group) for group in groups],
+        keys=[JOINT.join(group) for group in groups],
         base=base_point,
         arms=by_point,
         overrides=[_overrides(group, columns, arms) for group in groups],
@@ -407,7 +409,8 @@ def _factor(
         gap = difference(estimate, metric=reader.metric, floor=reader.floor)
         word = _word(reader, axis, level, gap, shown, allow)
         speed = speeds[level].exp() if level in speeds else None
-        levels.append(Level(name=level, difference=word, speed=speed))
+        pairs = [(crossed.arms[a], crossed.arms[b]) for a, b in crossed.others(axis, level)]
+        levels.append(Level(name=level, difference=word, pairs=pairs, speed=speed))
     over = dict[str, int]()
     for other, key in enumerate(crossed.keys):
         if other != axis:

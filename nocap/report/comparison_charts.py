@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from nocap.judge.comparison import ComparedArm
 from nocap.judge.differences import SHOWN_WORDS
-from nocap.report import html_page, svg_chart
+from nocap.report import svg_chart
 from nocap.report.arm_styles import ArmStyle, styles_of
 from nocap.report.comparison_tables import ARM
 from nocap.report.short_names import fitted
@@ -327,4 +327,4 @@ def _ends(arms: Iterable[PlottedArm]) -> Table:
     for name in ("train_s", "val_loss", "model_mib"):
         columns.append(values(name, METRICS[name].title))
     rows = [[arm.label, arm.train_s, arm.val_loss, arm.model_mib] for arm in arms]
-    return html_page.known(Table(title="Loss, time and memory", columns=columns, rows=rows))
+    return Table(title="Loss, time and memory", columns=columns, rows=rows).known

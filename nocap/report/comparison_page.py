@@ -28,6 +28,8 @@ from nocap.store.files import write_file
 from nocap.store.metrics import METRICS, Scale
 from nocap.training.ledger import LINES
 
+RATIOS = [ratio for _, ratio in comparison_tables.SPEED_COLUMNS.values()]  # of times and memory
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PageArm:
@@ -73,10 +75,10 @@ def render(comparison: Comparison, *, command: str | None = None) -> str:
         effects=_effects(comparison),
         paces=comparison_tables.paces_by_factor(comparison),
         meanings=_meanings(comparison),
-        judged=html_page.known(verdicts),
-        target=list(map(html_page.known, target)),
-        speed=html_page.known(speed),
-        costs=html_page.known(costs),
+        judged=verdicts.known,
+        target=[table.known for table in target],
+        speed=speed.known,
+        costs=costs.known,
         logged=comparison_tables.logged_by_modules(comparison),
         charts=charts,
         banded=comparison_charts.BANDED,
@@ -108,7 +110,7 @@ def _besides(speed: Table, costs: Table) -> Iterator[str]:
     """Say of each arm its speed and memory, the ratios of that table, and the costs that are not
     the baseline's."""
     for timed, cost in zip(speed.cells, costs.cells, strict=True):
-        ratios = timed[2::2]
+        ratios = [cell for title, cell in zip(speed.head, timed, strict=True) if title in RATIOS]
         texts = [str(cell) for cell in ratios if cell.text != display.NONE]
         parts = list(dict.fromkeys(texts))  # one reason may refuse both
         for title, cell in zip(costs.head, cost, strict=True):
@@ -120,7 +122,7 @@ def _besides(speed: Table, costs: Table) -> Iterator[str]:
 def _factors(comparison: Comparison) -> Table | None:
     if comparison.factors is None:
         return None
-    return html_page.known(comparison_tables.by_factor(comparison.factors, comparison.metric))
+    return comparison_tables.by_factor(comparison.factors, comparison.metric).known
 
 
 def _meanings(comparison: Comparison) -> dict[str, verdict_marks.Meaning]:

@@ -12,7 +12,6 @@ import hashlib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from markupsafe import Markup
 from nocap.config.outward import redact, visible
 from nocap.display import NONE
 from nocap.report import verdict_marks
-from nocap.report.table import Table
 
 PAGES = Path(__file__).parent / "pages"
 
@@ -73,17 +71,6 @@ def _style(*names: str) -> str:
     bare = re.sub(r"/\*.*?\*/", "", _read(names), flags=re.DOTALL)
     dense = re.sub(r" ?([{};,]) ?", r"\1", _dense(bare))
     return dense.replace(": ", ":").replace(";}", "}")
-
-
-def known(table: Table) -> Table:
-    """Return the table without columns that have nothing but dashes."""
-    shown = list[int]()
-    for i, cells in enumerate(table.by_column):
-        if any(cell.text != NONE for cell in cells):
-            shown.append(i)
-    columns = [table.columns[i] for i in shown]
-    rows = [[row[i] for i in shown] for row in table.rows]
-    return replace(table, columns=columns, rows=rows)
 
 
 def _environment() -> Environment:
