@@ -20,8 +20,8 @@ import matplotlib
 
 from nocap import api
 from nocap.options.tracker import at_the_end
-from nocap.options.tracker.wandb import name_there
-from nocap.store.record import Metrics
+from nocap.options.tracker.wandb.names import name_there
+from nocap.store.record_files import Metrics
 
 matplotlib.use("agg")
 from matplotlib import pyplot  # after the choice of a backend that needs no screen

@@ -13,8 +13,8 @@ import sys
 import matplotlib
 
 from nocap import api
-from nocap.options.tracker.wandb import AXES, name_there
-from nocap.store.record import Metrics, Row
+from nocap.options.tracker.wandb.names import AXES, name_there
+from nocap.store.record_files import Metrics, Row
 
 matplotlib.use("agg")
 from matplotlib import pyplot  # after the choice of a backend that needs no screen

@@ -27,12 +27,13 @@ from nocap.config.run import Run
 from nocap.judge.question import Question
 from nocap.report.flat_rows import rows
 from nocap.store import runs
+from nocap.store.record import Record
 from nocap.store.runs import find_one
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from nocap.generation.text import Trained
+    from nocap.generation.sampling import Trained
 
 __all__ = ["compare", "compose", "frame", "load", "load_model", "train"]
 
@@ -70,9 +71,9 @@ def train(*what: Run | str, quiet: bool = False) -> dict[str, Any]:
         ValueError: the input is invalid, or another process is training this run.
         TrainingError: the run failed.
     """
-    from nocap.launch.attempt import train
+    from nocap.launch.attempt import bring_to_end
     from nocap.launch.plan import plan, typed_keys
-    from nocap.store.record import RunStatus
+    from nocap.store.record_files import RunStatus
 
     started = time.monotonic()
     choices: Mapping[str, str | None]
@@ -89,7 +90,7 @@ def train(*what: Run | str, quiet: bool = False) -> dict[str, Any]:
         if not quiet:
             print(line)
 
-    ended = train(planned, started=started, log=log, quiet=quiet)
+    ended = bring_to_end(planned, started=started, log=log, quiet=quiet)
     if ended.status is RunStatus.refused:
         raise ValueError(ended.reason)
     if ended.status is RunStatus.failed:
@@ -97,7 +98,7 @@ def train(*what: Run | str, quiet: bool = False) -> dict[str, Any]:
     return ended.summary
 
 
-def load(paths: Paths = "outputs") -> list[runs.Record]:
+def load(paths: Paths = "outputs") -> list[Record]:
     """Return the records of runs: each with its config, summary, manifest and loss curve. A run
     counts once.
 
@@ -138,7 +139,7 @@ def load_model(source: str | Path, *, device: str = "cpu") -> Trained:
     """
     import torch
 
-    from nocap.generation.text import load
+    from nocap.generation.sampling import load
 
     path = expanded(source)
     on_device = torch.device(device)

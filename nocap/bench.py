@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 
 from nocap.command_line import command
 from nocap.config import entry
-from nocap.config.keys import EXIT_CODES, require
+from nocap.config.errors import EXIT_CODES
+from nocap.config.keys import require
 from nocap.config.outward import trusted, visible
 from nocap.config.paths import STDOUT
-from nocap.store.record import write_json
+from nocap.store.record_files import write_json
 
 if TYPE_CHECKING:
     from nocap.measure.bench_result import Bench

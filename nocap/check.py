@@ -14,7 +14,8 @@ from pathlib import Path
 from nocap import outside
 from nocap.command_line import command
 from nocap.config import entry
-from nocap.config.keys import EXIT_CODES, require
+from nocap.config.errors import EXIT_CODES
+from nocap.config.keys import require
 from nocap.config.paths import expanded
 
 FORMS = """\

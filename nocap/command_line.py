@@ -17,8 +17,8 @@ from nocap.config.errors import refusals
 from nocap.config.keys import require
 from nocap.config.outward import redact
 from nocap.config.paths import STDOUT
-from nocap.store.files import write_file
-from nocap.store.record import SCHEMA_VERSION, write_json
+from nocap.store.file_writing import write_file
+from nocap.store.record_files import SCHEMA_VERSION, write_json
 from nocap.store.runs import OUTPUTS
 
 STREAMS = (

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from nocap import outside
 from nocap.command_line import command, writing
 from nocap.config import entry
-from nocap.config.keys import EXIT_CODES
-from nocap.store.files import write_text
+from nocap.config.errors import EXIT_CODES
+from nocap.store.file_writing import write_text
 
 if TYPE_CHECKING:
     from nocap.judge.comparison import Comparison
@@ -30,8 +30,8 @@ torchtitan, litgpt, JSON lines, CSV, or a --format of your own. A line says how 
 seeds (docs/your-trainer.md).
 
 Or PATH is a FILE.json that --json wrote. nocap then judges its records again by the question in it,
-and a line says whether its words follow from them (if not, the exit code is 1). nocap joins several
-such files (docs/statistics.md)."""
+and a line says whether its verdicts follow from them (if not, the exit code is 1). nocap joins
+several such files (docs/statistics.md)."""
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -15,15 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 from nocap.command_line import command
 from nocap.config import entry
-from nocap.config.keys import EXIT_CODES, line_of, require
+from nocap.config.errors import EXIT_CODES, line_of
+from nocap.config.keys import require
 from nocap.launch.run_facts import born
-from nocap.options.tracker.wandb import name_there, run_id
-from nocap.store.record import read_json, write_json
+from nocap.options.tracker.wandb.mirror_place import run_id
+from nocap.options.tracker.wandb.names import name_there
+from nocap.store.record_files import read_json, write_json
 from nocap.training.ledger import LINES
 
 if TYPE_CHECKING:
     from nocap.judge.comparison import Comparison
-    from nocap.store.runs import Curve, Record
+    from nocap.store.record import Curve, Record
 
 SAVED = "dashboard.json"  # in a grid's or a study's folder: what was made of it in W&B
 
@@ -366,7 +368,7 @@ def _write_verdicts(shown: Shown, project: str) -> None:
     if shown.comparison is None:
         return
     for row in shown.comparison.rows:
-        verdict = row.difference.verdict if row.difference else "baseline"
+        verdict = row.difference.word_with_reason if row.difference else "baseline"
         for run in row.arm.runs:
             mirror = wandb.Api().run(f"{project}/{_id_of(run)}")
             mirror.summary["verdict"] = verdict

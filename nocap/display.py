@@ -130,3 +130,18 @@ def shorten(items: Iterable[str], *, most: int = 4) -> str:
         return ", ".join(texts)
     first = texts[: most - 1]
     return f"{', '.join(first)} and {len(texts) - len(first)} more"
+
+
+def time_left(done: int, to_do: int, spent_s: float) -> str:
+    """Return how long the rest will take, at the pace so far; nothing before there is one, or after
+    the last."""
+    if done <= 0 or to_do <= 0:
+        return ""
+    return f"about {duration(round(spent_s / done * to_do))} left"
+
+
+def ending(code: int) -> str:
+    """Return a process's exit code as `subprocess` gives it, as text."""
+    if code < 0:
+        return f"signal {-code}"
+    return f"exit code {code}"

@@ -48,7 +48,7 @@ def _export_hf(options: argparse.Namespace) -> int:
     run_dir = find_one(options.run or LAST, outputs=options.output_dir)
     if options.allow_code:
         use_copies(run_dir)
-    from nocap.training.hf import export_hf  # torch
+    from nocap.training.transformers_export import export_hf  # torch
 
     about = export_hf(run_dir, folder, log=lambda line: print(f"nocap: {line}", file=sys.stderr))
     print(f"{about['name']} at step {about['step']}, as {about['model_type']}: {folder}")

@@ -116,7 +116,7 @@ def _generate(options: argparse.Namespace) -> int:
 
     allocator.use(defaults.malloc(device))
     from nocap.generation.engines import Engine, Recompute, engine_for
-    from nocap.generation.text import TokenSampler, load_typed, log, write
+    from nocap.generation.sampling import TokenSampler, load_typed, log, write
 
     torch.set_num_threads(request.threads or defaults.threads(device, 1))
     trained = load_typed(

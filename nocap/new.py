@@ -14,7 +14,7 @@ from nocap.command_line import command
 from nocap.config import entry
 from nocap.config.keys import require
 from nocap.config.paths import PACKAGE, conf_dir
-from nocap.store.files import write_file
+from nocap.store.file_writing import write_file
 
 TEMPLATES = PACKAGE / "templates"
 STUDY = "study"  # beside the groups: a folder with a study.yaml

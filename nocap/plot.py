@@ -19,9 +19,10 @@ from nocap.config.outward import redact, visible
 from nocap.display import plural
 from nocap.judge.grouping import group
 from nocap.report.terminal_curves import MARKS, DrawnCurve, drawn
-from nocap.store.files import write_file
-from nocap.store.record import Metrics
-from nocap.store.runs import LAST, Record, load_runs, train_s
+from nocap.store.file_writing import write_file
+from nocap.store.record import Record, train_s
+from nocap.store.record_files import Metrics
+from nocap.store.runs import LAST, load_runs
 
 # of a picture's lines, which differ without colours: 28 pairs
 DASHES = ("-", "--", "-.", ":")

@@ -18,8 +18,8 @@ from nocap.command_line import command
 from nocap.config import entry
 from nocap.config.keys import require
 from nocap.store import lease
-from nocap.store.files import write_text
-from nocap.store.record import write_json
+from nocap.store.file_writing import write_text
+from nocap.store.record_files import write_json
 
 if TYPE_CHECKING:
     from nocap.sources.command import Command

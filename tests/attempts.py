@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 
-from nocap.store.record import Metrics
+from nocap.store.record_files import Metrics
 from tests.conftest import MEDIUM, REPO, rows_of
 
 DEADLINE_S = 90.0

@@ -13,7 +13,7 @@ from nocap.launch.plan import Plan, plan
 from nocap.launch.record_head import write_record_head
 from nocap.launch.worker import conclude, job_of
 from nocap.options.tracker import TrackerSession
-from nocap.store.record import read_json
+from nocap.store.record_files import read_json
 from nocap.training.loop import train
 from nocap.training.recorder import Outcome
 from nocap.training.world import join

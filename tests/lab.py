@@ -20,11 +20,11 @@ import pytest
 
 from nocap.config import hardware
 from nocap.launch.plan import Plan
-from nocap.sessions.figures import PLACES, SessionFile
-from nocap.sessions.figures import read as read_session
+from nocap.sessions.places import PLACES
 from nocap.sessions.session import Session
-from nocap.store.record import write_json
-from nocap.store.runs import Record
+from nocap.sessions.session_file import SessionFile, read_session
+from nocap.store.record import Record
+from nocap.store.record_files import write_json
 from nocap.study.carry_out import StudyOutcome, carry_out
 from nocap.study.log import FILE, RunLine, SessionLine, read_log
 from nocap.study.registration import name_of

@@ -13,7 +13,8 @@ from typing import Any
 
 from nocap.judge.compare import compare
 from nocap.judge.comparison import Comparison
-from nocap.store.runs import Curve, Found, Record
+from nocap.store.record import Curve, Record
+from nocap.store.runs import Found
 
 EVIL = "</script><img src=x onerror=alert(1)>"
 

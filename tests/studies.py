@@ -14,13 +14,16 @@ import yaml
 
 from nocap.config.plain import made
 from nocap.judge.claim import Claim
-from nocap.judge.verdict import Gain, Verdict, Word
-from nocap.sessions.figures import PLACES, SessionFile
+from nocap.judge.gain import Gain
+from nocap.judge.verdict import ClaimWord, Verdict
+from nocap.sessions.places import PLACES
+from nocap.sessions.session_file import SessionFile
 from nocap.store.metrics import Ending
-from nocap.store.runs import Curve, Record
+from nocap.store.record import Curve, Record
 from nocap.study.evidence import Evidence
 from nocap.study.registration import Provenance
-from nocap.study.spec import Study, load_study
+from nocap.study.spec import Study
+from nocap.study.study_folder import load_study
 from nocap.study.study_result import ClaimResult, StudyResult
 from nocap.study.study_schema import ArmFacts, Speed
 from tests.conftest import SMALL
@@ -149,7 +152,7 @@ def made_arm(name: str, *, params: float | None = None, step_ms: Sequence[float]
     )
 
 
-def made_verdict(word: Word, gain: Gain) -> Verdict:
+def made_verdict(word: ClaimWord, gain: Gain) -> Verdict:
     endings: dict[Ending, list[str]] = {ending: [] for ending in Ending}
     return Verdict(
         word=word,

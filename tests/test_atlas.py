@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from nocap.config.compose import composed
-from nocap.study.spec import load_study
+from nocap.study.study_folder import load_study
 from tests.conftest import REPO
 
 HERE = REPO / "experiments" / "atlas"
@@ -272,9 +272,9 @@ def test_the_readme_counts_the_ideas_as_the_committed_lines_do(
     text = " ".join(words)
 
     assert helping == 9
-    assert f"{len(ideas)} ideas were tried, one at a time," in text
-    assert "Nine help in time" in text
-    assert f"{without} have one seed or two, and no verdict" in text
+    assert f"nocap tried {len(ideas)} ideas, one at a time," in text
+    assert "Nine save training time" in text
+    assert f"{without} have too few seeds for a verdict" in text
 
 
 def test_an_idea_whose_code_went_keeps_its_row_and_is_not_run_again(

@@ -269,7 +269,11 @@ class StartedError(Exception):
 
 
 STARTS = {
-    "train": ["launch.attempt.start", "launch.runner.Runner.run", "launch.grid.Grid.write"],
+    "train": [
+        "launch.attempt.run_and_report",
+        "launch.runner.Runner.run",
+        "launch.grid.Grid.write",
+    ],
     "bench": ["measure.bench.carry_out"],
     "profile": ["measure.profile.profiles"],
     "generate": ["generation.text.load"],

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from nocap.config import hardware
 from nocap.config.compose import compose
 from nocap.generation.engines import Cached, Engine, Recompute
-from nocap.generation.text import TokenSampler, generate
+from nocap.generation.sampling import TokenSampler, generate
 from nocap.measure.bench_arms import compose_arms
 from nocap.measure.timed_arm import Clock, TimedArm
 from nocap.model.gpt import build_model

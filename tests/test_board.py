@@ -15,13 +15,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from nocap.judge.verdict import Gain
+from nocap.judge.gain import Gain
 from nocap.report.words import stated
 from nocap.store.metrics import METRICS, Per, Scale
 from nocap.study import board, claim_row, current_claims, study_pages
 from nocap.study.__main__ import main as command
 from nocap.study.claim_row import PROJECT, STAND_IN, THERE, ClaimRow, rows
-from nocap.study.spec import Study, load_study
+from nocap.study.spec import Study
+from nocap.study.study_folder import load_study
 from nocap.study.study_plan import StudyPlan
 from nocap.study.study_result import StudyResult
 from tests.made_grid import EVIL
@@ -183,7 +184,7 @@ def test_ends_and_seeds_that_were_not_registered_confirm_nothing(tmp_path: Path)
 
     assert row.claim.expected != [-0.1, None]
     assert row.word == "inconclusive"
-    assert "missing" in row.verdict
+    assert "missing" in row.word_with_place
 
 
 def test_what_is_not_worked_out_again_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -241,7 +242,7 @@ FINDINGS = [
 def test_a_row_says_what_was_found_and_where(
     shown: dict[str, ClaimRow], name: str, verdict: str, measured: str
 ):
-    assert shown[name].verdict == verdict
+    assert shown[name].word_with_place == verdict
     assert shown[name].cells["measured"] == measured
 
 
@@ -361,7 +362,7 @@ def test_the_page_has_every_row_and_a_plot_for_each_unit_and_is_one_small_file(
     for row in shown.values():
         stated = f"{row.measures}: {claim_row.expected(row.claim)}"
         measured = row.cells["measured"]
-        for said in (f"{row.claim.statement} {row.at}", stated, row.verdict, measured):
+        for said in (f"{row.claim.statement} {row.at}", stated, row.word_with_place, measured):
             assert said in text
     assert (
         page.count('<svg class="forest"')
@@ -457,10 +458,10 @@ def test_the_readme_says_what_the_board_counts(parts: dict[str, board.BoardSecti
     held = n["confirmed"] + n["exceeded"]
     text = " ".join((REPO / "README.md").read_text().split())
     assert (
-        f"[The board](experiments/README.md) has {len(notes)} verdicts on others' claims: {held} "
-        f"held, {n['refuted']} were refuted, {len(notes) - held - n['refuted']} are open. Of "
-        f"{len(own)} verdicts on nocap's own claims, "
-        f"{of_own['confirmed'] + of_own['exceeded']} held (CPUs only, so far)."
+        f"[The board](experiments/README.md) has {len(notes)} verdicts on claims of others: {held} "
+        f"confirm the claim, {n['refuted']} refute it, {len(notes) - held - n['refuted']} leave it "
+        f"open. Of {len(own)} verdicts on nocap's own claims, "
+        f"{of_own['confirmed'] + of_own['exceeded']} confirm the claim."
     ) in text
 
 

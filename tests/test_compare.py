@@ -23,7 +23,7 @@ from nocap.judge.comparison_json import result_of
 from nocap.judge.comparison_schema import to_json
 from nocap.report.comparison_tables import render
 from nocap.runs import __main__ as runs
-from nocap.store.record import write_summary
+from nocap.store.record_files import write_summary
 from nocap.store.runs import find, find_one, load_runs
 from tests.conftest import REPO
 from tests.test_interval import of_a_mixed_model

@@ -34,9 +34,10 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from nocap.launch.plan import Plan, outcome, sound
+from nocap.launch.plan import Plan
+from nocap.launch.run_folder import outcome, sound
 from nocap.store.checkpoints import unfinished
-from nocap.store.record import Metrics
+from nocap.store.record_files import Metrics
 from nocap.store.runs import load_runs
 from nocap.training import checkpoint
 from tests.attempts import digests, in_a_child, killed_at, state_of, steady

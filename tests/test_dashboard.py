@@ -15,8 +15,8 @@ import pytest
 
 from nocap import dashboard
 from nocap.launch.run_facts import born
-from nocap.options.tracker.wandb import run_id
-from nocap.store.record import write_summary
+from nocap.options.tracker.wandb.mirror_place import run_id
+from nocap.store.record_files import write_summary
 from tests.conftest import REPO
 from tests.test_compare import STEPS, refusal, write_run
 

@@ -27,8 +27,9 @@ from nocap.launch import lengths
 from nocap.launch.grid import Grid, check
 from nocap.report import comparison_page as page
 from nocap.report.comparison_tables import render
-from nocap.store.record import digest
-from nocap.store.runs import Curve, Found, Record, load_runs
+from nocap.store.record import Curve, Record
+from nocap.store.record_files import digest
+from nocap.store.runs import Found, load_runs
 from tests.conftest import REPO, Door
 from tests.grids import CELL
 

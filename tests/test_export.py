@@ -21,9 +21,9 @@ from nocap import api, export, outside
 from nocap.config.bounded import parse_yaml
 from nocap.config.compose import compose
 from nocap.config.plain import dump, to_plain
-from nocap.store.record import digest
-from nocap.training.hf import architecture
+from nocap.store.record_files import digest
 from nocap.training.trained import exported, trained
+from nocap.training.transformers_export import architecture
 from tests.conftest import REPO, SMALL, Undisturbed
 from tests.in_process import planned, start
 

@@ -23,7 +23,8 @@ from nocap.report import comparison_page as page
 from nocap.report.comparison_tables import render
 from nocap.report.headline import findings as headline_findings
 from nocap.report.headline import headline, next_step
-from nocap.store.runs import Record, load_runs
+from nocap.store.record import Record
+from nocap.store.runs import load_runs
 from tests.made_grid import made, with_summary
 from tests.test_compare import write_run
 from tests.test_factors import drawn, judged
@@ -276,7 +277,7 @@ def test_a_difference_that_has_a_word_is_not_the_same(tmp_path: Path) -> None:
     slightly = [x + 3e-5 for x in FLAT]
     comparison = runs(tmp_path, {"base": FLAT, "worse": slightly})
     (found,) = comparison.findings.found
-    assert found.difference.verdict == "worse"
+    assert found.difference.word_with_reason == "worse"
     assert "worse than base by 3e-05" in headline(comparison)
     assert "higher loss by 3e-05" in render(comparison)
     equal = [x + 1e-9 for x in FLAT]

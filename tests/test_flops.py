@@ -24,7 +24,7 @@ from nocap.model.flops import component_flops, flops_per_token
 from nocap.model.gpt import GPT
 from nocap.proposals.override_proposals import check_flops
 from nocap.report.comparison_tables import render
-from nocap.store.record import Metrics, read_json
+from nocap.store.record_files import Metrics, read_json
 from nocap.store.runs import load_runs
 from nocap.study.bounds import _flops
 from tests.conftest import REPO

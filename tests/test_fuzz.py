@@ -19,7 +19,7 @@ from nocap import api, compare, generate
 from nocap.config.bounded import read_bytes
 from nocap.config.errors import refusals
 from nocap.config.keys import require
-from nocap.store.files import append_text
+from nocap.store.file_writing import append_text
 from nocap.study import __main__ as study
 from nocap.study.study_pages import check_readme
 from tests.conftest import REPO

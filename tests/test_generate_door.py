@@ -14,7 +14,7 @@ import torch
 from nocap import export
 from nocap import generate as command
 from nocap.config.plain import load as load_config
-from nocap.generation.text import load
+from nocap.generation.sampling import load
 from nocap.options.attention.softmax import Kernel
 from tests.attempts import on_a_terminal, sealed, stamp
 from tests.conftest import Undisturbed
@@ -90,7 +90,7 @@ def test_the_answer_says_how_fast_the_tokens_came(
     """By a clock that shows these seconds: the first token took 0.5 s, the others 0.1, 0.3 and 0.1
     s."""
     shown = iter([1.0, 1.5, 1.6, 1.9, 2.0])
-    monkeypatch.setattr("nocap.generation.text.time.perf_counter", lambda: next(shown))
+    monkeypatch.setattr("nocap.generation.sampling.time.perf_counter", lambda: next(shown))
     answer = say(f"run={undisturbed.run_dir}", "prompt=ab", "max_tokens=4", "samples=2")[3]
     assert answer["first_token_ms"] == pytest.approx(500)
     assert answer["decode_ms"] == pytest.approx(100)

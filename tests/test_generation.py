@@ -14,7 +14,7 @@ from nocap.config.compose import compose
 from nocap.config.paths import conf_dir
 from nocap.config.run import Run
 from nocap.generation.engines import Cached, Engine, Recompute
-from nocap.generation.text import TokenSampler, generate
+from nocap.generation.sampling import TokenSampler, generate
 from nocap.model.gpt import GPT, build_model
 
 VOCAB = 50

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from nocap.judge.verdict import Gain, Word
+from nocap.judge.gain import Gain
+from nocap.judge.verdict import ClaimWord
 from nocap.store.metrics import METRICS, Per, Scale
 from nocap.study.study_result import StudyResult
 from tests.conftest import REPO
@@ -39,7 +40,7 @@ def size(
         most = logs
     else:
         most = [math.inf] * len(logs)
-    verdict = made_verdict(Word.confirmed, gain(logs, most))
+    verdict = made_verdict(ClaimWord.confirmed, gain(logs, most))
     verdicts = [made_judged(typed(RACE), verdict, against="mha")]
     parameters = [made_arm("mha", params=params), made_arm("mqa", params=2 * params)]
     return made_result(verdicts, parameters, scale=scale, machine=machine)

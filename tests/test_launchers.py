@@ -13,7 +13,7 @@ import pytest
 from nocap.config import hardware
 from nocap.config.compose import compose
 from nocap.config.trainer import Device
-from nocap.launch import attempt
+from nocap.launch import attempt, workers
 from nocap.launch.plan import plan
 from nocap.launch.runner import Devices, one_at_a_time
 from tests.attempts import wait_until
@@ -93,19 +93,19 @@ def test_workers_stay_on_the_cores_or_gpus_that_their_cell_has(tmp_path, monkeyp
         given.append(env.get("CUDA_VISIBLE_DEVICES"))
         return SimpleNamespace(pid=0)  # this process
 
-    monkeypatch.setattr(attempt, "subprocess", SimpleNamespace(Popen=popen))
+    monkeypatch.setattr(workers, "subprocess", SimpleNamespace(Popen=popen))
     monkeypatch.setattr(attempt, "write_record_head", lambda plan, stage: None)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     with attempt.hold(this) as lease:
         try:
             unit = str(min(before))
-            attempt.Attempt(this, lease, units=[unit]).start(0.0)
+            attempt.Attempt(this, lease, units=[unit]).start_workers(0.0)
             assert os.sched_getaffinity(0) == {min(before)}
         finally:
             os.sched_setaffinity(0, before)
         this.run.trainer.device = Device.cuda
         for units in (["GPU-ab", "7"], []):
-            attempt.Attempt(this, lease, units=units).start(0.0)
+            attempt.Attempt(this, lease, units=units).start_workers(0.0)
     assert os.sched_getaffinity(0) == before
     assert given == [None, "GPU-ab,7", None]
 

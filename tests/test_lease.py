@@ -21,8 +21,8 @@ import pytest
 
 from nocap.launch.record_head import write_record_head
 from nocap.store import lease
-from nocap.store.files import write_file
-from nocap.store.record import read_ended
+from nocap.store.file_writing import write_file
+from nocap.store.record_files import read_ended
 from nocap.training import checkpoint
 from tests.attempts import attempt, digests, processes, state_of, wait_until
 from tests.conftest import MEDIUM, REPO, Door, Undisturbed

@@ -16,7 +16,8 @@ from types import SimpleNamespace
 import pytest
 
 from nocap.launch import attempt as launch
-from nocap.training.heartbeat import Heartbeat
+from nocap.launch import workers
+from nocap.launch.heartbeat import HangWatch, Heartbeat
 from tests.attempts import attempt, linux, processes, state_of, summary_of, wait_until
 from tests.conftest import MEDIUM, REPO, Door, Undisturbed, the_run
 from tests.in_process import TINY, planned
@@ -112,37 +113,21 @@ def test_a_run_whose_terminal_closes_saves_what_it_has(
 
 @pytest.mark.parametrize(("look_s", "hung_after_s"), [(0.25, 10.25), (3600.0, 11 * 3600.0)])
 def test_a_pause_of_the_parent_is_no_hang(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, look_s: float, hung_after_s: float
+    tmp_path: Path, look_s: float, hung_after_s: float
 ) -> None:
     """Each pause counts a second at most. A worker that stays silent while the parent looks hangs
     after the limit."""
     now = 1000.0
-    killed = list[float]()
-    monkeypatch.setattr(launch, "time", SimpleNamespace(monotonic=lambda: now))
-    attempt = launch.Attempt.__new__(launch.Attempt)
     heartbeat = Heartbeat.create(tmp_path, ranks=2)
-    worker = SimpleNamespace(send_signal=lambda number: killed.append(now))
-    plan = SimpleNamespace(run=SimpleNamespace(trainer=SimpleNamespace(hang_timeout_s=10.0)))
-    lease = SimpleNamespace(lost=False)
-    vars(attempt).update(
-        plan=plan,
-        _workers=[worker],
-        _lease=lease,
-        _heartbeat=heartbeat,
-        _beats=0.0,
-        _silent_s=0.0,
-        _checked=now,
-    )
+    watch = HangWatch(heartbeat, limit_s=10.0, begin=now)
     heartbeat.beat(1, 3)
-    attempt._check_heartbeat()
-    while not killed:
+    assert watch.look(now + 0.2) is None
+    reason: str | None = None
+    while reason is None:
         now += look_s
-        attempt._check_heartbeat()
-    assert killed[0] - 1000.0 == pytest.approx(hung_after_s, abs=1.01 * look_s)
-    assert (
-        attempt._hang_reason
-        == "rank 0 in its start-up hung: no heartbeat for 10 s (trainer.hang_timeout_s)"
-    )
+        reason = watch.look(now)
+    assert now - 1000.0 == pytest.approx(hung_after_s, abs=1.01 * look_s)
+    assert reason == "rank 0 in its start-up hung: no heartbeat for 10 s (trainer.hang_timeout_s)"
 
 
 def test_where_a_rank_cannot_be_started_the_others_do_not_go_on(
@@ -156,9 +141,9 @@ def test_where_a_rank_cannot_be_started_the_others_do_not_go_on(
             raise OSError("no more processes")
         return SimpleNamespace(pid=0, send_signal=sent.append)
 
-    monkeypatch.setattr(launch, "subprocess", SimpleNamespace(Popen=start))
+    monkeypatch.setattr(workers, "subprocess", SimpleNamespace(Popen=start))
     with launch.hold(plan) as acquired, pytest.raises(OSError, match="no more processes"):
-        launch.Attempt(plan, acquired).start(0.0)
+        launch.Attempt(plan, acquired).start_workers(0.0)
     assert sent == [signal.SIGKILL]
 
 

@@ -127,7 +127,7 @@ def test_false_alarms_without_seeds_are_as_rare_as_said(tmp_path):
         table.write_text("arm,run,val_loss\n" + "".join(rows))
         comparison = compare(load_logs([str(table)]))
         (gap,) = [row.difference for row in comparison.arms if row.difference]
-        alarms += gap.outcome in (DifferenceWord.better, DifferenceWord.worse)
+        alarms += gap.word in (DifferenceWord.better, DifferenceWord.worse)
     assert alarms <= 30  # 7.5%: one in twenty, and chance
 
 

@@ -15,7 +15,7 @@ import torch
 from nocap import check, new, outside
 from nocap.checks.contract import CHECKS, composes
 from nocap.checks.trial import OptionTrial
-from nocap.study.spec import load_study
+from nocap.study.study_folder import load_study
 from nocap.study.study_plan import prepare
 from tests.conftest import REPO, Door
 

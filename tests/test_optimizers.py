@@ -23,7 +23,7 @@ from nocap.config.keys import InputError
 from nocap.config.plain import dump, to_plain
 from nocap.config.plain import load as load_config
 from nocap.config.run import Run
-from nocap.generation.text import load
+from nocap.generation.sampling import load
 from nocap.measure.profiler_timing import measurable
 from nocap.model.gpt import GPT, build_model
 from nocap.options.optimizer.muon import AT_ONCE, POLAR_EXPRESS

@@ -17,8 +17,8 @@ import torch
 from nocap import compare
 from nocap.command_line import writing
 from nocap.config.errors import refusals
-from nocap.store.files import append_text, write_file, write_text
-from nocap.store.record import Metrics, read_json, write_json
+from nocap.store.file_writing import append_text, write_file, write_text
+from nocap.store.record_files import Metrics, read_json, write_json
 from nocap.training import checkpoint
 from tests.conftest import Door, the_run
 from tests.in_process import TINY

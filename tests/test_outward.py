@@ -25,18 +25,18 @@ from nocap.launch import plan as planning
 from nocap.launch import record_head
 from nocap.launch.grid import Cell, Grid
 from nocap.launch.plan import Plan
+from nocap.launch.progress import Reporter
 from nocap.options.tracker import RunFacts, Tracker, TrackerSession
 from nocap.report import comparison_page as report
 from nocap.report.flat_rows import rows, to_csv
 from nocap.report.table import Column, Table, markdown, tame
 from nocap.runs import __main__ as runs
-from nocap.store.files import append_text, write_text
+from nocap.store.file_writing import append_text, write_text
 from nocap.store.identity import digest
-from nocap.store.record import Metrics, write_json
+from nocap.store.record_files import Metrics, write_json
 from nocap.store.tracking import open_tracker
 from nocap.study import board, log
 from nocap.study.study_result import to_json
-from nocap.training.terminal import Reporter
 from tests.attempts import on_a_terminal
 from tests.conftest import REPO, SMALL
 from tests.made_grid import made, record_of

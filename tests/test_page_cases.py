@@ -15,7 +15,8 @@ from nocap.judge.compare import compare
 from nocap.judge.comparison import Comparison
 from nocap.report import comparison_page as report
 from nocap.sources import race_page
-from nocap.store.runs import Found, Record
+from nocap.store.record import Record
+from nocap.store.runs import Found
 from tests.conftest import REPO
 from tests.made_grid import made, record_of, with_summary
 from tests.test_race import made_race

@@ -12,8 +12,8 @@ from nocap.config.trainer import Compile
 from nocap.display import duration
 from nocap.launch.multirun import print_plan
 from nocap.sessions import grid_plan
-from nocap.sessions.figures import SessionFile
 from nocap.sessions.session import Session
+from nocap.sessions.session_file import SessionFile
 from nocap.study import plan_preview
 from nocap.study.study_plan import prepare
 from tests.studies import LOSS, RACE, at, loaded, study

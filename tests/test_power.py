@@ -13,6 +13,7 @@ from scipy import stats
 
 from nocap.judge import interval
 from nocap.judge.cautious_interval import Declared
+from nocap.judge.gain import width_of
 from nocap.judge.interval import of_arms
 from nocap.judge.power import (
     NoiseAtEqualLoss,
@@ -22,9 +23,9 @@ from nocap.judge.power import (
     noise_at_equal_loss,
     noise_of,
 )
-from nocap.judge.verdict import width_of
 from nocap.store.metrics import METRICS
-from nocap.store.runs import Record, load_runs
+from nocap.store.record import Record
+from nocap.store.runs import load_runs
 from tests.conftest import Door
 from tests.grids import CELL
 from tests.test_compare import gelu3x, write_run

@@ -17,12 +17,14 @@ from nocap.judge.compare import compare
 from nocap.launch import grid_end, multirun
 from nocap.launch.attempt import clean, hold
 from nocap.launch.grid import Cell, Grid
-from nocap.launch.plan import Plan, RunResult, outcome, sound
+from nocap.launch.plan import Plan
 from nocap.launch.record_head import write_record_head
+from nocap.launch.run_folder import outcome, sound
+from nocap.launch.run_result import RunResult
 from nocap.store.checkpoints import name_of
-from nocap.store.files import append_text
+from nocap.store.file_writing import append_text
 from nocap.store.identity import identity_parts
-from nocap.store.record import RunStatus, digest, read_json, read_rows, write_summary
+from nocap.store.record_files import RunStatus, digest, read_json, read_rows, write_summary
 from nocap.store.runs import load_runs, of_identity
 from nocap.training import checkpoint
 from tests.attempts import digests, restamp, stamp, state_of, steady, summary_of

@@ -14,7 +14,7 @@ from typing import Any
 from nocap.display import DURATIONS, ONE, duration, three_digits
 from nocap.report import comparison_page as report
 from nocap.report.table import Column, Table
-from nocap.store.runs import Curve, Record
+from nocap.store.record import Curve, Record
 from tests.made_grid import ATTENTION, EVIL, MLP, made, poisoned, with_summary
 
 

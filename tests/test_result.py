@@ -25,8 +25,9 @@ from nocap.judge.comparison import Comparison
 from nocap.judge.comparison_json import result_of
 from nocap.judge.comparison_schema import Result, to_json
 from nocap.report import comparison_markdown, result_file
-from nocap.store.record import write_json, write_summary
-from nocap.store.runs import Curve, Found, Record, load_runs
+from nocap.store.record import Curve, Record
+from nocap.store.record_files import write_json, write_summary
+from nocap.store.runs import Found, load_runs
 from tests.fuzz.damage import NOT_DONE, OPERATORS
 from tests.fuzz.judge import CONTROL
 from tests.fuzz.process import answer
@@ -135,7 +136,7 @@ def judge(*words: object) -> tuple[int, list[str]]:
 
 
 def follows(path: Path, rows: int) -> str:
-    return f"{path}: its words follow from its {rows} rows"
+    return f"{path}: its verdicts follow from its {rows} rows"
 
 
 # --- the same -------------------------------------------------------------------------------------
@@ -182,7 +183,7 @@ def test_words_by_factor_and_at_equal_loss_are_those_of_a_fresh_comparison(
     """Of the records as they are, which are not cut."""
     fresh = compared(grid_with_lengths().found, baseline="flash gelu4x", **how)
     assert fresh.factors is not None
-    values = {row.equal_loss.outcome.value for row in fresh.arms if row.equal_loss}
+    values = {row.equal_loss.word.value for row in fresh.arms if row.equal_loss}
     assert values >= {"better"}
     _check_same(fresh, tmp_path / "result.json")
 
@@ -266,7 +267,7 @@ def test_what_was_swept_and_what_is_measured_counts_in_a_file_too(tmp_path: Path
                 loss=loss,
             )
     fresh = compared(load_runs([tmp_path]))
-    verdicts = [row.difference.verdict for row in fresh.arms if row.difference]
+    verdicts = [row.difference.word_with_reason for row in fresh.arms if row.difference]
     assert verdicts == ["worse"]
     _check_same(fresh, tmp_path / "result.json")
 
@@ -404,12 +405,12 @@ def test_a_file_of_records_that_logs_are_made_into(tmp_path: Path) -> None:
     assert content == to_json(result_of(comparison))
     formats = [run.manifest["imported"]["format"] for run in again.comparison.records]
     assert formats == ["csv"] * 8
-    values = [row.difference.outcome.value for row in again.comparison.arms if row.difference]
+    values = [row.difference.word.value for row in again.comparison.arms if row.difference]
     assert values == ["better"]
 
 
 def test_what_people_name_does_nothing_on_a_page(tmp_path: Path) -> None:
-    hostile = f"{EVIL}\x1b[2J\nits words follow"
+    hostile = f"{EVIL}\x1b[2J\nits verdicts follow"
     records = [replace(run, name=f"{hostile}{run.name}") for run in made(1).records]
     comparison = compared(Found(records=records))
     page = comparison_markdown.page(comparison, judge=result_file.judge(), command=f"x {hostile}")
@@ -421,7 +422,7 @@ def test_what_people_name_does_nothing_on_a_page(tmp_path: Path) -> None:
     written(content, path)
     code, lines = judge(path)
     assert code == 1
-    assert [line for line in lines if line.startswith("its words follow")] == []
+    assert [line for line in lines if line.startswith("its verdicts follow")] == []
 
 
 # --- another question -----------------------------------------------------------------------------

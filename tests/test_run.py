@@ -19,12 +19,12 @@ from nocap.config import hardware
 from nocap.config.compose import compose
 from nocap.config.defaults import reasons
 from nocap.config.trainer import Precision
-from nocap.display import duration
+from nocap.display import duration, time_left
+from nocap.launch import progress, run_table
 from nocap.launch.first_screen import headline
+from nocap.launch.progress import Reporter
 from nocap.store.identity import config_that_counts, digest, identity_parts
-from nocap.training import terminal
 from nocap.training.ledger import LINES
-from nocap.training.terminal import Reporter, left
 from tests.attempts import digests, on_a_terminal, summary_of
 from tests.conftest import MEDIUM, REPO, SMALL, Door, Undisturbed, rows_of, the_run
 from tests.in_process import TINY, planned
@@ -287,7 +287,7 @@ def test_the_last_screen_says_what_an_epoch_takes(undisturbed: Undisturbed) -> N
         r"^  epoch +(\S+ \S+) for all training data once", undisturbed.process.out, re.M
     )
     assert said == duration(summary["epoch_s"])
-    unknown = terminal.table({**summary, "epoch_s": None}, run_dir=undisturbed.run_dir)
+    unknown = run_table.table({**summary, "epoch_s": None}, run_dir=undisturbed.run_dir)
     assert "epoch" not in unknown
 
 
@@ -316,7 +316,7 @@ PACES = [
 def test_what_is_left_follows_the_pace_so_far(
     done: int, to_do: int, spent_s: float, says: str
 ) -> None:
-    assert left(done, to_do, spent_s) == says
+    assert time_left(done, to_do, spent_s) == says
 
 
 def test_a_log_has_a_line_a_validation_and_one_in_five_seconds_with_what_is_left(
@@ -324,7 +324,7 @@ def test_a_log_has_a_line_a_validation_and_one_in_five_seconds_with_what_is_left
 ) -> None:
     reporter = Reporter(log_path=tmp_path / "train.log", steps=100)
     now = 1000.0
-    monkeypatch.setattr(terminal.time, "monotonic", lambda: now)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
     for step in range(50, 71):  # a resumed run: its pace is of this attempt
         row = {"step": step, "train/loss": 3.0, "perf/tokens_per_s": 1234.0}
         if step == 60:

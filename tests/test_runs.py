@@ -17,7 +17,7 @@ from nocap.runs import __main__ as command
 from nocap.runs.__main__ import main
 from nocap.runs.verbs import remove_run
 from nocap.store import lease
-from nocap.store.runs import read_record
+from nocap.store.record import read_record
 from tests.sealing import seal
 from tests.test_compare import refusal, write_run
 

@@ -30,7 +30,7 @@ from nocap.launch.search import (
     words_of,
 )
 from nocap.store import lease
-from nocap.store.files import write_file
+from nocap.store.file_writing import write_file
 from nocap.store.runs import GRID
 from tests.grids import CELL, summaries, trained
 from tests.in_process import TINY

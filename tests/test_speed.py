@@ -43,7 +43,7 @@ def judged(times):
 
 def words(times):
     found = judged(times)
-    return [each and each.verdict for each in (found.control, *found.arms)]
+    return [each and each.word_with_reason for each in (found.control, *found.arms)]
 
 
 def nano(overrides=""):
@@ -156,7 +156,7 @@ def stopped(rng, noise, *, sd, effect=0.0):
     narrow = (n for n in range(3, 200) if judged(times[:n]).are_narrow(LIMIT[Device.cpu]))
     (arm,) = judged(times[: next(narrow, 200)]).arms
     assert arm is not None
-    return arm.verdict
+    return arm.word_with_reason
 
 
 @pytest.mark.slow

@@ -12,13 +12,13 @@ from unittest.mock import Mock
 import pytest
 
 from nocap.config.errors import FailedError, StoppedError
-from nocap.launch.plan import RunResult
+from nocap.launch.run_result import RunResult
 from nocap.sessions.session import Session
-from nocap.store.record import RunStatus
+from nocap.store.record_files import RunStatus
 from nocap.study.__main__ import main
 from nocap.study.log import read_log
 from nocap.study.registration import registrations
-from nocap.study.spec import load_study
+from nocap.study.study_folder import load_study
 from nocap.study.study_plan import shorter
 from nocap.study.study_result import read_result, to_json
 from nocap.study.tasks import Training

@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 from nocap.judge.compare import compare
-from nocap.launch.plan import RunResult
-from nocap.store.record import RunStatus
-from nocap.store.runs import Found, Record, load_runs
+from nocap.launch.run_result import RunResult
+from nocap.store.record import Record
+from nocap.store.record_files import RunStatus
+from nocap.store.runs import Found, load_runs
 from nocap.study import study_command, study_pages
 from nocap.study.__main__ import main
 from nocap.study.carry_out import StudyOutcome

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nocap import outside
-from nocap.study.spec import files_of, load_study
+from nocap.study.study_folder import files_of, load_study
 from tests.conftest import REPO, Door
 from tests.studies import LOSS, claim, study, written
 

@@ -18,7 +18,7 @@ from nocap.config.compose import compose
 from nocap.judge.cautious_interval import of_pairs
 from nocap.judge.claim import Claim
 from nocap.model.flops import component_flops
-from nocap.sessions.figures import SessionFile
+from nocap.sessions.session_file import SessionFile
 from nocap.store.metrics import HELD, METRICS, Ending, Per
 from nocap.study import board, claim_row, study_pages, study_schema
 from nocap.study.bounds import bound
@@ -29,7 +29,8 @@ from nocap.study.log import StudyLog
 from nocap.study.plan_preview import sigma
 from nocap.study.registration import Provenance
 from nocap.study.result_of_outcome import result_of
-from nocap.study.spec import STUDIES, Study
+from nocap.study.spec import Study
+from nocap.study.study_folder import STUDIES
 from nocap.study.study_plan import prepare, shorter
 from nocap.study.study_result import StudyResult, read_result, to_json, write_result
 from tests.studies import (

@@ -9,7 +9,7 @@ import pytest
 
 from nocap.config.errors import FailedError
 from nocap.study.__main__ import main
-from nocap.study.spec import folder_of, shipped
+from nocap.study.study_folder import folder_of, shipped
 from nocap.study.study_plan import StudyPlan
 from tests.conftest import REPO
 

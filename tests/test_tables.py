@@ -23,7 +23,7 @@ from nocap.report.words import measured
 from nocap.runs import __main__ as runs
 from nocap.sources import race_tables
 from nocap.store.metrics import METRICS, Scale
-from nocap.store.runs import Record
+from nocap.store.record import Record
 from nocap.study import study_pages
 from tests import test_profile_difference as profiles
 from tests.made_grid import made
@@ -83,9 +83,9 @@ def benched_arm(label: str, tokens_per_s: float, speed: Difference | None) -> Be
 
 def benched(_: Path) -> str:
     logarithm = Estimate(mid=0.05, low=0.03, high=0.07, n=6)
-    faster = Difference(estimate=logarithm, outcome=DifferenceWord.better)
+    faster = Difference(estimate=logarithm, word=DifferenceWord.better)
     same = Difference(
-        estimate=Estimate(mid=0.001, low=-0.01, high=0.012, n=6), outcome=DifferenceWord.unclear
+        estimate=Estimate(mid=0.001, low=-0.01, high=0.012, n=6), word=DifferenceWord.unclear
     )
     bench = Bench(
         date="2026-11-29",

@@ -18,12 +18,12 @@ import pytest
 from nocap.judge.comparison import Comparison
 from nocap.judge.differences import DifferenceWord
 from nocap.judge.proposal import ProposalWord
-from nocap.judge.verdict import Word
+from nocap.judge.verdict import ClaimWord
 from nocap.report import comparison_tables
 from nocap.report.table import Column, Table, TableCell
 from nocap.report.terminal import PHRASE, SIGNS
 from nocap.report.terminal_curves import MARKS, DrawnCurve, drawn
-from nocap.store.runs import Record
+from nocap.store.record import Record
 from tests.conftest import REPO
 from tests.made_grid import made
 
@@ -61,7 +61,7 @@ def test_a_comparison_fits_and_breaks_neither_words_nor_names(
     assert long_lines(text, width) == []
     assert [row.label for row in rows if f"\n{row.label}  " not in table] == []
     differences = [row.difference for row in rows if row.difference]
-    verdicts = {each.outcome.value for each in differences}
+    verdicts = {each.word.value for each in differences}
     verdicts |= {f"({each.reason})" for each in differences if each.reason}
     assert [verdict for verdict in verdicts if verdict not in table] == []
 
@@ -185,7 +185,7 @@ def table(*rows: Sequence[object], heads: Sequence[str], keep: str = "") -> str:
 
 def test_a_word_of_a_verdict_fits_the_narrowest_column() -> None:
     words = []
-    for kind in (DifferenceWord, Word, ProposalWord):
+    for kind in (DifferenceWord, ClaimWord, ProposalWord):
         for word in kind:
             words.append(word.value)
     assert [word for word in words if len(word) > PHRASE] == []

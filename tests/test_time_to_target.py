@@ -14,7 +14,7 @@ from scipy import stats
 from nocap.judge.claim import Claim, Mechanism
 from nocap.judge.interval import Estimate
 from nocap.judge.time_to_target import Finish, TargetCrossing, crossing, race, too_coarse, widening
-from nocap.judge.verdict import Verdict, Word, judge
+from nocap.judge.verdict import ClaimWord, Verdict, judge
 from nocap.store.metrics import METRICS, Ending, Measurement, Scale
 
 A = 8.0
@@ -185,24 +185,24 @@ def test_a_race_is_not_refuted_by_its_own_shortest_schedule():
     for _ in range(100):
         finishes = race(*(curve(rng, gain=gain, lengths=(0.75,), sd=0.003) for gain in (2.5, 1.0)))
         verdict = judged(*finishes, low=1.5)
-        assert verdict.word is Word.inconclusive
+        assert verdict.word is ClaimWord.inconclusive
         assert verdict.endings[Ending.at_most] == ["arm, seed 0", "arm, seed 1", "arm, seed 2"]
         word = judged(*finishes, low=1.15).word
-        assert word is Word.confirmed  # at least 1.333, less the noise
+        assert word is ClaimWord.confirmed  # at least 1.333, less the noise
         arm = curve(rng, gain=2.5, lengths=(0.1875, 0.375, 0.75), sd=0.003)
         bracketed = race(arm, curve(rng, gain=1.0, lengths=(0.75,), sd=0.003))
         word = judged(*bracketed, low=1.5).word
-        assert word is Word.confirmed
+        assert word is ClaimWord.confirmed
 
 
 def test_a_baseline_that_is_far_ahead_bounds_the_gain_from_above():
     rng = np.random.default_rng(3)
     finishes = race(*(curve(rng, gain=gain, lengths=(0.75,), sd=0.003) for gain in (0.4, 1.0)))
     verdict = judged(*finishes, low=1.0)
-    assert verdict.word == Word.refuted
+    assert verdict.word == ClaimWord.refuted
     assert verdict.endings[Ending.at_most][0] == "base, seed 0"
     word = judged(*finishes, low=0.5).word
-    assert word is Word.inconclusive
+    assert word is ClaimWord.inconclusive
 
 
 # --- on a curve -----------------------------------------------------------------------------------

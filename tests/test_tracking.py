@@ -30,6 +30,7 @@ from nocap.config.outward import redact
 from nocap.config.plain import to_plain
 from nocap.launch import worker
 from nocap.launch.grid import check
+from nocap.launch.heartbeat import Heartbeat
 from nocap.launch.mirror import send_left
 from nocap.launch.plan import Plan, typed_keys
 from nocap.launch.record_head import manifest, write_record_head
@@ -37,10 +38,10 @@ from nocap.launch.run_facts import run_facts
 from nocap.launch.signals import StopNow
 from nocap.options.tracker import RunFacts, TrackerSession
 from nocap.options.tracker.none import NoTracker
-from nocap.options.tracker.wandb import MirrorPlace, name_there
-from nocap.store.record import Metrics, read_json
+from nocap.options.tracker.wandb.mirror_place import MirrorPlace
+from nocap.options.tracker.wandb.names import name_there
+from nocap.store.record_files import Metrics, read_json
 from nocap.store.tracking import gathered, open_tracker
-from nocap.training.heartbeat import Heartbeat
 from nocap.training.step import Job
 from tests.attempts import on_a_terminal
 from tests.conftest import REPO
@@ -392,8 +393,8 @@ def test_a_mirror_that_dies_or_freezes_is_one_warning(
 ) -> None:
     """It holds up neither a step nor the end."""
     code = f"""
-from nocap.options.tracker import wandb
-wandb.FINISH_TIMEOUT_S = wandb.GRACE_S = 0.5
+from nocap.options.tracker.wandb import mirror_session
+mirror_session.FINISH_TIMEOUT_S = mirror_session.GRACE_S = 0.5
 tracker = mirror()
 send({sent!r})
 row = record(1)[0] | {{f"key{{k}}": "x" * 100 for k in range(100)}}

@@ -15,7 +15,7 @@ from nocap.judge.cautious_interval import CLOCK_BIAS
 from nocap.judge.differences import DifferenceWord
 from nocap.judge.races import NOT_REACHED, Limit, RacedArm, RaceQuestion, RaceRows, judge
 from nocap.judge.time_to_target import TargetCrossing
-from nocap.judge.verdict import Reason, Word
+from nocap.judge.verdict import ClaimWord, Reason
 from nocap.store.metrics import METRICS, Better, Kind, Measurement, Metric
 
 WALL = METRICS["wall_s"]
@@ -145,21 +145,21 @@ def test_commands_that_ignore_their_seed_count_once():
 
 
 STATED_GAINS = [
-    ((0.04, 0.06), Word.confirmed, None),
-    ((0.01, 0.02), Word.exceeded, None),
-    ((0.2, math.inf), Word.refuted, Reason.below),
-    ((0.05, 0.0501), Word.inconclusive, Reason.undecided),
+    ((0.04, 0.06), ClaimWord.confirmed, None),
+    ((0.01, 0.02), ClaimWord.exceeded, None),
+    ((0.2, math.inf), ClaimWord.refuted, Reason.below),
+    ((0.05, 0.0501), ClaimWord.inconclusive, Reason.undecided),
 ]
 
 
 @pytest.mark.parametrize(("ends", "word", "reason"), STATED_GAINS)
 def test_a_gain_is_judged_against_what_was_stated(
-    ends: tuple[float, float], word: Word, reason: Reason | None
+    ends: tuple[float, float], word: ClaimWord, reason: Reason | None
 ):
     arm = only({LOSS: losses(0.05, 3)}, question(3, expect=ends))
     assert arm.word is word
     assert arm.reason is reason
-    assert arm.is_decided == (word is not Word.inconclusive)
+    assert arm.is_decided == (word is not ClaimWord.inconclusive)
 
 
 SURE = {"base": [1.0, 1.1, 1.2], "idea": [1.5, 1.6001, 1.7]}  # worse by 0.5
@@ -195,7 +195,7 @@ WALLS = {"base": [10.0, 11.0, 12.0, 10.5, 11.5, 10.2], "idea": [5.0, 5.6, 5.9, 5
 def test_times_of_one_session_have_a_ratio_and_no_word():
     made = {LOSS: losses(0.05, 6), WALL: WALLS}
     arm = only(made, question(6, costs=[WALL]))
-    assert arm.costs["wall_s"].outcome is DifferenceWord.undecided
+    assert arm.costs["wall_s"].word is DifferenceWord.undecided
     estimate = arm.costs["wall_s"].estimate
     assert estimate.mid == pytest.approx(2.0, abs=0.1)
     expected = fmean(WALLS["idea"])
@@ -212,7 +212,7 @@ def test_a_session_is_what_repeats_a_time():
     caution = 1 + 3.3 / math.sqrt(3)
     reach = caution * quantile * stats.sem(logs) + CLOCK_BIAS
     cost = arm.costs["wall_s"]
-    assert cost.outcome is DifferenceWord.better
+    assert cost.word is DifferenceWord.better
     expected = math.exp(logs.mean() - reach)
     assert cost.estimate.low == pytest.approx(expected)
     assert arm.measured["wall_s"].estimate == cost.estimate
@@ -244,7 +244,7 @@ def test_steps_to_a_target_are_a_ratio():
     ratio = arm.measured[STEPS.name].estimate
     assert ratio is not None
     assert ratio.mid == pytest.approx(2.0, abs=0.05)
-    assert arm.costs[STEPS.name].outcome is DifferenceWord.better
+    assert arm.costs[STEPS.name].word is DifferenceWord.better
 
 
 def test_a_run_that_begins_at_the_target_tells_no_ratio():
@@ -252,5 +252,5 @@ def test_a_run_that_begins_at_the_target_tells_no_ratio():
     start = TargetCrossing(at=0.0, before=0.0, after=0.0)
     arm = to_target([start, *met(51, 52)], met(100, 101, 103))
     for name in (STEPS.name, SECONDS.name):
-        assert arm.costs[name].outcome is DifferenceWord.undecided
+        assert arm.costs[name].word is DifferenceWord.undecided
         assert arm.measured[name].refused == NOT_REACHED

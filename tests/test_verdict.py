@@ -14,8 +14,9 @@ from scipy import stats
 from nocap.judge import verdict
 from nocap.judge.cautious_interval import Declared
 from nocap.judge.claim import Claim, Guard, Mechanism
+from nocap.judge.claim_gains import Missing
 from nocap.judge.interval import Estimate
-from nocap.judge.verdict import Missing, Reason, Verdict, Word
+from nocap.judge.verdict import ClaimWord, Reason, Verdict
 from nocap.report import words as words_of
 from nocap.store.metrics import METRICS, Ending, Measurement, Per, Scale
 
@@ -109,7 +110,7 @@ def around(mid: float, spread: float = 0.0001) -> list[float]:
     return [mid - spread, mid, mid + spread]
 
 
-def shown(judged: Verdict) -> tuple[Word, Reason | None]:
+def shown(judged: Verdict) -> tuple[ClaimWord, Reason | None]:
     return judged.word, judged.reason
 
 
@@ -131,7 +132,7 @@ def wide(values: Any, *, bias: float = 0.0) -> float:
     return float(caution * quantile * stats.sem(values) + bias)
 
 
-CONFIRMED, EXCEEDED, REFUTED, INCONCLUSIVE = Word
+CONFIRMED, EXCEEDED, REFUTED, INCONCLUSIVE = ClaimWord
 
 
 # --- metrics --------------------------------------------------------------------------------------
@@ -271,7 +272,7 @@ def test_the_interval_is_scipys_and_decides(metric: str, two_sided: bool):
         least = better.mean() - half(better)
         most = better.mean() + half(better)
         assert ends(judged.guards[0].interval()) == pytest.approx((least, most))
-        expected: tuple[Word, Reason | None] = (INCONCLUSIVE, Reason.undecided)
+        expected: tuple[ClaimWord, Reason | None] = (INCONCLUSIVE, Reason.undecided)
         if most < -0.01:
             expected = REFUTED, Reason.guard
         elif high < math.log(1.2):
@@ -316,7 +317,7 @@ PLACES = [
 
 @pytest.mark.parametrize(("gains", "guard", "word", "reason"), PLACES)
 def test_each_place_of_a_claim_beside_each_of_its_guard(
-    gains: list[float], guard: list[float], word: Word, reason: Reason | None
+    gains: list[float], guard: list[float], word: ClaimWord, reason: Reason | None
 ):
     made = claim(guards=[LOSS_GUARD])
     judged = judge(made, speeds(gains), losses(*guard))
@@ -345,7 +346,7 @@ VALUES = [
 
 @pytest.mark.parametrize(("about", "values", "word", "reason"), VALUES)
 def test_a_value_needs_no_baseline(
-    about: dict[str, Any], values: Values, word: Word, reason: Reason | None
+    about: dict[str, Any], values: Values, word: ClaimWord, reason: Reason | None
 ):
     judged = judge(claim(**about), (about["metric"], values, []))
     assert judged.word is word
@@ -517,7 +518,7 @@ def test_a_diverged_run_counts_as_worst_and_a_diverged_baseline_says_nothing():
 
 
 def test_a_target_that_the_shortest_schedule_reaches_took_at_most_that():
-    def word(arm: Values, base: Values, low: float = 1.2, high: float | None = None) -> Word:
+    def word(arm: Values, base: Values, low: float = 1.2, high: float | None = None) -> ClaimWord:
         judged = judge(
             claim(expected=[low, high], **RACE), ("time_to_target_s", arm, base), at_most=200.0
         )

@@ -19,7 +19,7 @@ import pytest
 from nocap.config.compose import compose
 from nocap.config.flags import parse
 from nocap.launch.plan import without_data
-from nocap.options.tracker.wandb import cut
+from nocap.options.tracker.wandb.names import cut
 from tests.conftest import REPO
 from tests.test_faults import FAULTS
 from tests.test_tracking import environment, history, recorded
@@ -105,8 +105,8 @@ from pathlib import Path
 from nocap.launch.run_facts import run_facts
 from nocap.launch.mirror import config_of, tracker_of
 from nocap.options.tracker.wandb import WandbMode
-from nocap.store.record import Metrics
-from nocap.store.runs import read_record
+from nocap.store.record_files import Metrics
+from nocap.store.record import read_record
 from nocap.store.tracking import open_tracker
 
 folder, mode, how = Path(sys.argv[1]), *sys.argv[2:4]

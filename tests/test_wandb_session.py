@@ -187,7 +187,7 @@ def test_only_a_run_that_finished_waits_long_for_its_checkpoint(
     stuck = threading.Event()
     monkeypatch.setattr(Run, "finish", lambda run, exit_code: stuck.wait(60))
     for name in ("FINISH_TIMEOUT_S", "ASK_S", "GRACE_S"):
-        monkeypatch.setattr(f"nocap.options.tracker.wandb.{name}", 0.05)
+        monkeypatch.setattr(f"nocap.options.tracker.wandb.mirror_session.{name}", 0.05)
     session = tracker(checkpoint=True).open(facts_of(tmp_path))
     assert session.finish_s > 3600
     session.finish(summary={}, status="failed")
@@ -230,7 +230,7 @@ def test_a_resumed_record_is_not_complete_by_the_rows_of_before(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The server has more rows than the record, and refuses those that are new."""
-    monkeypatch.setattr("nocap.options.tracker.wandb.ASK_S", 2.0)
+    monkeypatch.setattr("nocap.options.tracker.wandb.mirror_session.ASK_S", 2.0)
     first = tracker().open(facts_of(tmp_path))
     for step in range(4):
         first.log({"step": step, **ROW})
@@ -249,7 +249,7 @@ def test_a_resumed_record_is_not_complete_by_the_rows_of_before(
 def test_a_changed_comparison_that_was_refused_is_not_complete(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nocap.options.tracker.wandb.ASK_S", 2.0)
+    monkeypatch.setattr("nocap.options.tracker.wandb.mirror_session.ASK_S", 2.0)
     report = tmp_path / "report.html"
     report.write_text("first")
     assert compared(tmp_path, report).complete
@@ -277,8 +277,8 @@ def test_a_record_that_is_sent_later_may_take_its_time(
 ) -> None:
     """Its upload takes longer than the end of a training may."""
     for name in ("FINISH_TIMEOUT_S", "GRACE_S"):
-        monkeypatch.setattr(f"nocap.options.tracker.wandb.{name}", 0.0)
-    monkeypatch.setattr("nocap.options.tracker.wandb.ASK_S", 2.0)
+        monkeypatch.setattr(f"nocap.options.tracker.wandb.mirror_session.{name}", 0.0)
+    monkeypatch.setattr("nocap.options.tracker.wandb.mirror_session.ASK_S", 2.0)
     monkeypatch.setattr(Run, "finish", lambda run, exit_code: time.sleep(1.0))
     session = tracker().resend(facts_of(tmp_path))
     session.log({"step": 0, **ROW})
@@ -441,7 +441,7 @@ def record(root: Path, *, seed: int, **about: Any) -> Path:
 def outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the folder `outputs` of the current one."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("nocap.options.tracker.wandb.ASK_S", 2.0)
+    monkeypatch.setattr("nocap.options.tracker.wandb.mirror_session.ASK_S", 2.0)
     return tmp_path / "outputs"
 
 

@@ -42,8 +42,8 @@ from nocap.config.plain import to_plain
 from nocap.config.trainer import Device
 from nocap.launch.grid import Cell
 from nocap.report.table import markdown
-from nocap.store.record import read_json, write_json
-from nocap.store.runs import Record, read_record
+from nocap.store.record import Record, read_record
+from nocap.store.record_files import read_json, write_json
 from nocap.study.study_plan import more
 from nocap.study.tasks import Training, train, trainings
 

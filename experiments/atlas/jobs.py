@@ -19,7 +19,7 @@ from worth import BASELINE, HERE, LENGTHS, Blocks
 
 from nocap import outside
 from nocap.config.compose import composed
-from nocap.store.record import read_json
+from nocap.store.record_files import read_json
 
 # those that this atlas does not support are options from outside
 outside.use([HERE / "ideas", HERE.parent / "objectives" / "options"])

@@ -31,7 +31,7 @@ from script import parser, report
 
 from nocap.data.shards import write_shard
 from nocap.data.synthetic import tokens
-from nocap.store.record import write_json
+from nocap.store.record_files import write_json
 
 # each turn with the seconds that it may take
 ORDER = (("nocap", 105.0), ("challenge", 220.0), ("challenge", 130.0), ("nocap", 60.0))

@@ -36,7 +36,7 @@ ROOT = HERE.parents[1]
 sys.path.insert(0, str(ROOT))  # nocap need not be installed
 
 from nocap.config import hardware  # noqa: E402
-from nocap.store.files import write_text  # noqa: E402
+from nocap.store.file_writing import write_text  # noqa: E402
 
 TAIL_LINES = 30
 GRACE_S = 10.0  # between a request to stop and the end

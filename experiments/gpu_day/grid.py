@@ -19,7 +19,7 @@ from typing import Any
 
 from script import parser, report
 
-from nocap.store.record import read_json, write_json
+from nocap.store.record_files import read_json, write_json
 
 GRID = ("--multirun", "attention=flash,gqa", "seed=0,1,2", "data=synthetic", "tracker=none")
 LENGTH = ("trainer.val_every=0", "trainer.checkpoint_every=0")

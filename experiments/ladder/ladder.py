@@ -16,13 +16,13 @@ from trend import LEAST_SIZES, Trend, trend
 
 from nocap.display import NONE, count
 from nocap.judge.claim import TO_TARGET
-from nocap.judge.interval import Estimate
+from nocap.judge.interval import Estimate, Position
 from nocap.report import forest
 from nocap.report.table import Column, Table
 from nocap.report.words import measured as in_words
 from nocap.store.metrics import METRICS, Metric, Scale
 from nocap.study.claim_row import is_known
-from nocap.study.spec import load_study
+from nocap.study.study_folder import load_study
 from nocap.study.study_pages import all_results
 from nocap.study.study_result import ClaimResult, StudyResult
 
@@ -71,9 +71,10 @@ class Ladder:
             return f"cannot be told: fewer than {LEAST_SIZES} sizes were measured"
         if self.trend and not self.trend.straight:
             return "cannot be told: not the same from size to size"
-        if self.decade.position(1 / HOLDS, HOLDS) == 0:
+        if self.decade.position(1 / HOLDS, HOLDS) is Position.within:
             return "holds"
-        return {1: "grows", -1: "shrinks"}.get(self.decade.position(1.0, 1.0), "cannot be told")
+        words = {Position.above: "grows", Position.below: "shrinks"}
+        return words.get(self.decade.position(1.0, 1.0), "cannot be told")
 
     @property
     def far(self) -> Estimate | None:

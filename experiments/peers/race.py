@@ -31,7 +31,7 @@ from nocap.measure.bench_arms import compose_arm, compose_arms
 from nocap.measure.bench_result import Bench, written
 from nocap.measure.bench_table import render_bench
 from nocap.measure.timed_arm import TimedArm
-from nocap.store.record import write_json
+from nocap.store.record_files import write_json
 
 HERE = Path(__file__).resolve().parent
 COMMON = "tracker=none trainer.device=cpu trainer.threads=1 trainer.steps=100000"

@@ -25,7 +25,7 @@ from typing import Any
 
 from nocap import api
 from nocap.report.table import markdown
-from nocap.store.runs import Record
+from nocap.store.record import Record
 
 HERE = Path(__file__).resolve().parent
 FILE = HERE / "steps.json"

@@ -30,7 +30,7 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
 
 from nocap.config.compose import as_in, composed
-from nocap.store.record import read_json
+from nocap.store.record_files import read_json
 from nocap.study.tasks import loss_of, train, trainings
 
 HERE = Path(__file__).parent

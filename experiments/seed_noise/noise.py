@@ -27,7 +27,7 @@ from scipy import stats
 from nocap import api
 from nocap.judge.interval import Array, Estimate, of_arms, of_pairs
 from nocap.report.table import markdown
-from nocap.store.runs import Record
+from nocap.store.record import Record
 
 HERE = Path(__file__).resolve().parent
 START = "<!-- tables: written by noise.py -->"

@@ -19,7 +19,7 @@ from statistics import fmean
 from nocap.display import MINUS
 from nocap.judge import cautious_interval
 from nocap.judge.cautious_interval import CLOCK_BIAS
-from nocap.judge.interval import LEAST_PAIRS, Estimate, of_pairs, of_seeds, of_steps
+from nocap.judge.interval import LEAST_PAIRS, Estimate, Position, of_pairs, of_seeds, of_steps
 from nocap.report import forest
 from nocap.report.table import markdown
 
@@ -32,7 +32,12 @@ SIGMA = 0.0013  # nats between runs, as track 3's page assumes it
 PRECISION = 0.004  # what its rule asks for: SIGMA at p < .001
 Z_05 = 1.645 * SIGMA  # and the same at p < .05
 P_TRACK_1 = 0.01
-SHOWN = {-1: "worse", 0: "not shown", 1: "shown", 2: "not shown"}
+SHOWN = {
+    Position.below: "worse",
+    Position.within: "not shown",
+    Position.above: "shown",
+    Position.across: "not shown",
+}
 
 # karpathy/nanochat 92d63d4e8bb4, dev/LEADERBOARD.md: the only scores of single runs there, of its
 # run 4; then what they should pass.

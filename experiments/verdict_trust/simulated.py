@@ -26,7 +26,7 @@ from nocap.judge import cautious_interval
 from nocap.judge.cautious_interval import Declared
 from nocap.judge.claim import Claim, Mechanism
 from nocap.judge.interval import Array, half_width
-from nocap.judge.verdict import Word, judge
+from nocap.judge.verdict import ClaimWord, judge
 from nocap.report.table import markdown
 from nocap.store.metrics import METRICS, Measurement, Scale
 
@@ -159,17 +159,17 @@ def first(values: Array, noise: str) -> tuple[Array, Array]:
     return verdicts, analyses
 
 
-def words(values: Array, noise: str) -> list[Word]:
+def words(values: Array, noise: str) -> list[ClaimWord]:
     """By the judge itself, of each study that goes on until it is decided."""
     claim = claim_of(noise)
     known = declared(noise)
     noises = known and {"val_loss": known}
-    last_words = list[Word]()
+    last_words = list[ClaimWord]()
     for gains in values:
         for n in ANALYSES:
             rows = measurements(gains[:n], noise)
             word = judge(claim, rows, against="base", at="", noise=noises).word
-            if word is not Word.inconclusive:
+            if word is not ClaimWord.inconclusive:
                 break
         last_words.append(word)
     return last_words
@@ -229,7 +229,7 @@ def calibrate(studies: int) -> dict[str, Any]:
     return {"studies": studies, "seed": SEED, "rows": rows, "power": power}
 
 
-SIGNS = {Word.confirmed: 1, Word.refuted: -1}
+SIGNS = {ClaimWord.confirmed: 1, ClaimWord.refuted: -1}
 
 
 def false_words(noise: str, kind: str, studies: int) -> dict[str, Any]:

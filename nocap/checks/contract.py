@@ -35,7 +35,7 @@ from nocap.model.language_model import LanguageModel
 from nocap.options.attention import Attention
 from nocap.options.ideas import Idea
 from nocap.store.checkpoints import step_of
-from nocap.store.record import Metrics, Row
+from nocap.store.record_files import Metrics, Row
 from nocap.training import memory
 from nocap.training.ledger import Ledger
 from nocap.training.probe import differences, first_difference

@@ -23,7 +23,7 @@ From a command line to a checked `Run`:
 The process around it:
 
     entry          how a command or a worker begins and ends as a process
-    errors         bad input as one line, and the exit code after it
+    errors         the exit codes; an error as one line, and the exit code after it
     bounded        read text that anybody may have written
     outward        take secrets and control characters out of what leaves
     hardware       what this machine is, without torch

@@ -24,8 +24,7 @@ from nocap.config import gpu, hardware
 from nocap.config.option import Option
 from nocap.config.run import Run
 from nocap.config.trainer import Compile, Device, Malloc, Precision
-from nocap.options.attention import gqa
-from nocap.options.attention.softmax import Kernel
+from nocap.options.attention import yaml_defaults as attention
 from nocap.options.ideas import STEP_JOINTS, Idea
 from nocap.options.model import Model
 from nocap.options.optimizer.adamw import beta2_of
@@ -258,11 +257,6 @@ def _beta2(default: float, half_life: float | None, batch: int) -> float:
     return beta2_of(half_life, batch)
 
 
-def _pattern(n_layer: int) -> str:
-    """Return local layers before a global one: both kinds, also of fewer than four layers."""
-    return "L" * min(3, n_layer - 1) + "G"
-
-
 def _precision(device: Device, model: Model) -> Precision:
     return precision(device, model)[0]
 
@@ -303,18 +297,6 @@ def _hang_timeout_s(device: Device) -> float:
     return 600.0
 
 
-def _local_kernel(device: Device) -> Kernel:
-    if device is Device.cpu:
-        return Kernel.blocks
-    return Kernel.flex
-
-
-def _fused_kernel(device: Device, document_mask: bool) -> Kernel:
-    if device is Device.cuda and document_mask:
-        return Kernel.flex
-    return Kernel.fused
-
-
 WANDB_MODES = {"dryrun": "offline", "run": "online"}  # the older names that its client takes
 
 
@@ -336,13 +318,13 @@ def _wandb_list(name: str) -> list[str]:
 # What a yaml may ask for instead of a number. Device, precision and threads are decided here, once,
 # and travel as plain values.
 RESOLVERS: dict[str, Callable[..., object]] = {
-    "gqa_heads": gqa.kv_heads,
+    "gqa_heads": attention.gqa_heads,
     "fraction": _fraction,
     "quotient": _quotient,
     "least": _least,
     "times": _times,
     "beta2": _beta2,
-    "pattern": _pattern,
+    "pattern": attention.pattern,
     "device": device,
     "precision": _precision,
     "threads": threads,
@@ -351,8 +333,8 @@ RESOLVERS: dict[str, Callable[..., object]] = {
     "micro_batch": _micro_batch,
     "cuda_graphs": _cuda_graphs,
     "hang_timeout_s": _hang_timeout_s,
-    "local_kernel": _local_kernel,
-    "fused_kernel": _fused_kernel,
+    "local_kernel": attention.local_kernel,
+    "fused_kernel": attention.fused_kernel,
     "wandb": _wandb,
     "wandb_list": _wandb_list,
 }

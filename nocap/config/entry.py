@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from nocap.config.keys import EXIT_CODES
+from nocap.config.errors import EXIT_CODES
 from nocap.config.outward import guarded
 
 DEFECT = "nocap: the lines above are a defect of nocap, whatever was typed"

@@ -1,4 +1,4 @@
-"""Bad input as one line on stderr, and how a command ends after it."""
+"""The exit codes, and how an error ends a command: as one line on stderr, and with its code."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from nocap.config.keys import EXIT_CODES as EXIT_CODES
 from nocap.config.keys import is_fault
 from nocap.config.outward import guarded
 
+EXIT_CODES = {"finished": 0, "failed": 1, "diverged": 1, "refused": 2, "preempted": 75}
 LONGEST = 1000  # characters of a line: a value in it may be a book
 
 
@@ -67,3 +67,8 @@ def _is_input(error: Exception) -> bool:
     if is_fault(error):
         return False
     return isinstance(error, ValueError) or getattr(error, "filename", None) is not None
+
+
+def line_of(error: BaseException, *, longest: int = 200) -> str:
+    """Return an error of somebody else's code in one line of at most so many characters."""
+    return " ".join(str(error).split())[:longest] or type(error).__name__

@@ -1,5 +1,5 @@
-"""What a key of the config counts for, declared beside it; how a value is refused, and how a
-process ends."""
+"""Declare a key of the config, with its limits and what it counts for, and refuse a value that does
+not fit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,21 @@ COUNTS = {
     "losses": False,  # validation losses are comparable only where it is equal
 }
 
-EXIT_CODES = {"finished": 0, "failed": 1, "diverged": 1, "refused": 2, "preempted": 75}
+
+class InputError(ValueError):
+    """Bad input that only the worker can find. It is refused there as by the command: exit code
+    2."""
+
+
+def require(ok: bool, key: str, rule: str, value: object) -> None:
+    """Refuse a value: `ValueError("trainer.steps must be at least 1, got 0")`."""
+    if ok:
+        return
+    shown = str(value)
+    if not shown.isprintable():
+        shown = ascii(shown)[1:-1]
+    raise ValueError(f"{key} must {rule}, got {shown:.1000}")
+
 
 # What disk and memory do, and no input: an error of this kind ends with exit code 1, not as bad
 # input.
@@ -32,26 +46,6 @@ FAULTS = {
     errno.ENFILE,
     errno.ESTALE,
 }
-
-
-class InputError(ValueError):
-    """Bad input that only the worker can find. It is refused there as by the command: exit code
-    2."""
-
-
-def line_of(error: BaseException, *, longest: int = 200) -> str:
-    """Return an error of somebody else's code in one line of at most so many characters."""
-    return " ".join(str(error).split())[:longest] or type(error).__name__
-
-
-def require(ok: bool, key: str, rule: str, value: object) -> None:
-    """Refuse a value: `ValueError("trainer.steps must be at least 1, got 0")`."""
-    if ok:
-        return
-    shown = str(value)
-    if not shown.isprintable():
-        shown = ascii(shown)[1:-1]
-    raise ValueError(f"{key} must {rule}, got {shown:.1000}")
 
 
 def is_fault(error: BaseException | None) -> bool:

@@ -25,7 +25,7 @@ from nocap.data.tokens import (
     read_count,
 )
 from nocap.options.data import TokenType
-from nocap.store.files import write_file
+from nocap.store.file_writing import write_file
 
 CHUNK_BYTES = 1 << 22  # read at once in a scan; even, so that no token is split
 SCAN_FORMAT = 1

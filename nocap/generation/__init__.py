@@ -2,6 +2,6 @@
 
 Its files:
 
-    text     the text: checkpoint, sampler, tokens and their rate
-    engines  logits of the next token, with a cache or without
+    sampling  from a checkpoint and a prompt to text: the sampler, the tokens and their rate
+    engines   logits of the next token, with a cache or without
 """

@@ -9,7 +9,8 @@ from itertools import zip_longest
 
 from nocap.display import shorten
 from nocap.judge.arms import Arm, chosen, command_keys, setting, spell, swept_keys
-from nocap.store.runs import Record, find_one
+from nocap.store.record import Record
+from nocap.store.runs import find_one
 
 
 def labelled(arms: Sequence[Arm]) -> list[Arm]:

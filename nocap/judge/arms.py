@@ -9,9 +9,9 @@ from statistics import fmean
 from typing import Any
 
 from nocap.config.run import added_keys
-from nocap.store.metrics import OF_A_RUN
-from nocap.store.record import digest
-from nocap.store.runs import Config, Machine, Parts, Record
+from nocap.store.metrics import OF_A_RUN, moment
+from nocap.store.record import Config, Machine, Parts, Record
+from nocap.store.record_files import digest
 
 ABSENT = "—"  # a key that the other option has and this one does not
 
@@ -130,3 +130,15 @@ def chosen(arm: Arm, group: str) -> str | None:
     """Return what was chosen in a group."""
     option: str | None = arm.all[0].manifest["options"].get(group)
     return option
+
+
+def starts(arm: Arm) -> list[float]:
+    """Read when each of its runs began; none, where one of them does not say it."""
+    moments = [moment(run.started) for run in arm.runs]
+    known = [start for start in moments if start is not None]
+    return known if len(known) == len(moments) else []
+
+
+def vocabularies(arms: Sequence[Arm]) -> int:
+    """Count the vocabularies of these arms."""
+    return len({setting(arm.config, "tokenizer.vocabulary") for arm in arms})

@@ -15,7 +15,8 @@ from nocap.judge.factors import Factors
 from nocap.judge.findings import Findings, JudgedArm, by_effect, findings
 from nocap.judge.question import BASELINE, PREVIOUS, Question
 from nocap.judge.time_to_target import Reach
-from nocap.store.runs import Found, Record
+from nocap.store.record import Record
+from nocap.store.runs import Found
 from nocap.store.timing import Timing
 
 
@@ -26,15 +27,13 @@ class ComparedArm:
     arm: Arm
     against: Arm | None  # None: it is the baseline
     seeds: list[int]  # that the row is over
-    changes: Mapping[
-        str, object
-    ]  # config keys in which it differs from the baseline, with its own values
+    # config keys in which it differs from the baseline, with its own values
+    changes: Mapping[str, object]
     val_loss: float | None  # means
     val_bpb: float | None
     difference: Difference | None  # None: it is the baseline
-    times: Mapping[
-        str, ArmMean
-    ]  # means over runs of one machine, and their ratios to the baseline's
+    # means over runs of one machine, and their ratios to the baseline's
+    times: Mapping[str, ArmMean]
     equal_loss: TimeAtEqualLoss | None  # None: it is the baseline, or that has no other lengths
     to_target: Mapping[str, Reach] | None
 

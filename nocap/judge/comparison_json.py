@@ -39,8 +39,8 @@ from nocap.judge.interval import LEAST_PAIRS, Estimate, confidence
 from nocap.judge.pace import TOKEN_US
 from nocap.judge.time_to_target import Reach
 from nocap.store.metrics import Measurement
-from nocap.store.record import SCHEMA_VERSION
-from nocap.store.runs import Record, measurements
+from nocap.store.record import Record, measurements
+from nocap.store.record_files import SCHEMA_VERSION
 from nocap.store.timing import Timing
 
 
@@ -109,16 +109,18 @@ def _interval(estimate: Estimate | None) -> IntervalJson | None:
 def _difference(difference: Difference) -> DifferenceJson:
     interval = interval_json(difference.estimate)
     fields = msgspec.structs.asdict(interval)
-    return DifferenceJson(**fields, outcome=difference.outcome.value, verdict=difference.verdict)
+    return DifferenceJson(
+        **fields, outcome=difference.word.value, verdict=difference.word_with_reason
+    )
 
 
 def _equal_loss(at: TimeAtEqualLoss | None) -> TimeAtEqualLossJson | None:
     if at is None:
         return None
     ratio = _interval(at.ratio)
-    outcome = at.outcome.value
+    word = at.word.value
     return TimeAtEqualLossJson(
-        ratio=ratio, refused=at.refused, outcome=outcome, seeds_to_show=at.seeds
+        ratio=ratio, refused=at.refused, outcome=word, seeds_to_show=at.seeds
     )
 
 

@@ -14,7 +14,7 @@ import msgspec
 
 from nocap.config.hardware import Fact
 from nocap.store.metrics import METRICS, Better, Ending, Measurement, Per
-from nocap.store.runs import Curve
+from nocap.store.record import Curve
 
 
 class Schema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -35,8 +35,8 @@ class IntervalJson(Schema, frozen=True, kw_only=True):
 class DifferenceJson(IntervalJson, frozen=True, kw_only=True):
     """An arm's or a level's loss less the baseline's, with its word."""
 
-    outcome: str
-    verdict: str  # the outcome with its reason
+    outcome: str  # the word
+    verdict: str  # the word with its reason
 
 
 class TimeAtEqualLossJson(Schema, frozen=True, kw_only=True):
@@ -46,9 +46,8 @@ class TimeAtEqualLossJson(Schema, frozen=True, kw_only=True):
     ratio: IntervalJson | None
     refused: str | None  # why there is none
     outcome: str
-    seeds_to_show: (
-        int | None
-    )  # that would show a ratio as far from 1; null: it is shown, or too many
+    # that would show a ratio as far from 1; null: it is shown, or too many
+    seeds_to_show: int | None
 
 
 class MeasuredJson(Schema, frozen=True, kw_only=True):
@@ -120,9 +119,8 @@ class RunJson(Schema, frozen=True, kw_only=True):
     curve: Curve
     clock_s: dict[str, float | None]
     hardware: dict[str, Fact]
-    imported: (
-        dict[str, object] | None
-    )  # of a log that another trainer wrote: its format, what named arm and seed
+    # of a log that another trainer wrote: its format, what named arm and seed
+    imported: dict[str, object] | None
 
 
 class MeasurementJson(msgspec.Struct, frozen=True, kw_only=True):

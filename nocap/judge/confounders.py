@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from nocap.config.run import keys_that_count
 from nocap.display import shorten
 from nocap.judge.arms import ABSENT, Arm, changes, chosen, command_keys, setting, spell, swept_keys
-from nocap.store.runs import UNKNOWN, Record, dig
+from nocap.store.record import UNKNOWN, Record, dig
 
 # Groups whose change errs more often than pairs of a normal sample do, so that its losses have the
 # cautious interval: experiments/seed_noise.

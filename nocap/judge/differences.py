@@ -19,6 +19,7 @@ from nocap.judge.interval import (
     ROUNDING,
     BySeed,
     Estimate,
+    Position,
     logarithms,
     of_arms,
     of_arms_apart,
@@ -52,20 +53,20 @@ class Difference:
 
     # of the metric less the baseline's; whoever races or benches says a ratio or a gain
     estimate: Estimate
-    outcome: DifferenceWord
+    word: DifferenceWord
     reason: str = ""  # why there is no verdict, what confounds it, or on what it depends
 
     @property
-    def verdict(self) -> str:
+    def word_with_reason(self) -> str:
         """Return the word with its reason."""
-        if self.outcome is DifferenceWord.depends:
+        if self.word is DifferenceWord.depends:
             return f"depends on {self.reason}"
         if self.reason:
-            return f"{self.outcome.value} ({self.reason})"
-        return self.outcome.value
+            return f"{self.word.value} ({self.reason})"
+        return self.word.value
 
 
-def outcome(
+def word_of_interval(
     estimate: Estimate, *, better: Better = Better.higher, tie: float = ROUNDING
 ) -> DifferenceWord:
     """Return what an interval shows of a gain, or of a number of which less is better: better or
@@ -73,18 +74,18 @@ def outcome(
     if not math.isfinite(estimate.high):
         return DifferenceWord.undecided
     position = estimate.position(0.0, 0.0, tie=tie)
-    if position not in (1, -1):
+    if position not in (Position.above, Position.below):
         return DifferenceWord.unclear
-    is_above = position == 1
+    is_above = position is Position.above
     more_is_better = better is Better.higher
     return DifferenceWord.better if is_above == more_is_better else DifferenceWord.worse
 
 
 def difference(estimate: Estimate, *, metric: str, floor: float = ROUNDING) -> Difference:
     """Return what an interval shows of an arm's number less the baseline's."""
-    word = outcome(estimate, better=METRICS[metric].better, tie=floor)
+    word = word_of_interval(estimate, better=METRICS[metric].better, tie=floor)
     reason = f"n={estimate.n}" if word is DifferenceWord.undecided else ""
-    return Difference(estimate=estimate, outcome=word, reason=reason)
+    return Difference(estimate=estimate, word=word, reason=reason)
 
 
 # --- which arms, which seeds ----------------------------------------------------------------------
@@ -130,14 +131,14 @@ class Pair:
         estimate = self._alone()
         if self.arm.diverged or self.base.diverged:
             return Difference(
-                estimate=estimate, outcome=DifferenceWord.diverged, reason=self._diverged()
+                estimate=estimate, word=DifferenceWord.diverged, reason=self._diverged()
             )
         reason = self._unfinished()
         if reason:
-            return Difference(estimate=estimate, outcome=DifferenceWord.unfinished, reason=reason)
+            return Difference(estimate=estimate, word=DifferenceWord.unfinished, reason=reason)
         if not math.isfinite(estimate.high):
             return Difference(
-                estimate=estimate, outcome=DifferenceWord.undecided, reason=f"n={estimate.n}"
+                estimate=estimate, word=DifferenceWord.undecided, reason=f"n={estimate.n}"
             )
         return None
 
@@ -190,34 +191,34 @@ def scaled(arm: Arm, metric: str) -> BySeed:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Differences:
-    """The differences of arms, each with its word."""
+class DifferenceTable:
+    """The differences of the arms of a comparison, each with its word."""
 
-    differences: Mapping[str, Difference]  # arm's id → its own
+    by_arm: Mapping[str, Difference]  # by the arm's id
     seeds: list[int]  # that all its rows are over; none: they share too few
     members: frozenset[str]  # ids of the arms that are judged together
     look: int
 
 
-def together(pairs: Sequence[Pair]) -> Differences:
+def judge_together(pairs: Sequence[Pair]) -> DifferenceTable:
     """Judge arms together: each against one baseline, or each against the arm before it."""
     members = list[Pair]()
-    differences = dict[str, Difference]()
+    by_arm = dict[str, Difference]()
     for pair in pairs:
         own = pair.own_difference()
         if own is None:
             members.append(pair)
         else:
-            differences[pair.arm.id] = own
+            by_arm[pair.arm.id] = own
     look = max((pair.looks.count for pair in members), default=1)
-    seeds = common(members)
+    seeds = common_seeds(members)
     for pair, estimate in zip(members, estimates(members, seeds, look), strict=True):
-        differences[pair.arm.id] = difference(estimate, metric=pair.metric, floor=pair.floor)
+        by_arm[pair.arm.id] = difference(estimate, metric=pair.metric, floor=pair.floor)
     names = frozenset(pair.arm.id for pair in members)
-    return Differences(differences=differences, seeds=seeds, members=names, look=look)
+    return DifferenceTable(by_arm=by_arm, seeds=seeds, members=names, look=look)
 
 
-def common(members: Sequence[Pair]) -> list[int]:
+def common_seeds(members: Sequence[Pair]) -> list[int]:
     """List the seeds that all sides of these pairs share; none where they are too few for pairs."""
     if not members:
         return []

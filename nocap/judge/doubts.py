@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from nocap.display import plural, shorten
-from nocap.judge.arms import Arm, setting
+from nocap.judge.arms import Arm, starts, vocabularies
 from nocap.judge.comparison import ComparedArm
 from nocap.judge.confounders import (
     confounders,
@@ -15,11 +15,10 @@ from nocap.judge.confounders import (
     kernels,
     machines_differ,
 )
-from nocap.judge.differences import Differences, Pair
-from nocap.judge.factors import crossing
+from nocap.judge.crossing import crossing
+from nocap.judge.differences import DifferenceTable, Pair
 from nocap.judge.interval import LEAST_PAIRS
 from nocap.judge.pace import Paces
-from nocap.store.metrics import moment
 from nocap.store.timing import Timing
 
 
@@ -112,7 +111,7 @@ def _came_along(arm: Arm, base: Arm) -> Iterator[str]:
         )
 
 
-def unpaired(table: Differences, pairs: Mapping[str, Pair]) -> Iterator[str]:
+def unpaired(table: DifferenceTable, pairs: Mapping[str, Pair]) -> Iterator[str]:
     """Say why nothing is paired where the runs name their seeds."""
     members = [pair for name, pair in pairs.items() if name in table.members]
     have_seeds = all(seed >= 0 for pair in members for seed in (*pair.values, *pair.base_values))
@@ -125,11 +124,11 @@ def unpaired(table: Differences, pairs: Mapping[str, Pair]) -> Iterator[str]:
     yield f"nothing is paired, as the arms do not all share {LEAST_PAIRS} seeds{advice}"
 
 
-def holes(arms: Sequence[Arm], base: Arm, table: Differences) -> Iterator[str]:
+def holes(arms: Sequence[Arm], base: Arm, table: DifferenceTable) -> Iterator[str]:
     """Say which arms keep a full crossing from being read by factor."""
     apart = [arm for arm in arms if arm is not base and arm.id not in table.members]
     if apart and table.members and crossing(arms, base) is not None:
-        why = (f"{arm.label} ({table.differences[arm.id].verdict})" for arm in apart)
+        why = (f"{arm.label} ({table.by_arm[arm.id].word_with_reason})" for arm in apart)
         yield f"not read by factor: without {shorten(why)} the grid has holes"
 
 
@@ -141,13 +140,6 @@ def _one_after_the_other(arm: Arm, base: Arm) -> bool:
     if min(len(own), len(others)) < 2 or machines_differ(arm, base):
         return False
     return max(own) < min(others) or max(others) < min(own)
-
-
-def starts(arm: Arm) -> list[float]:
-    """Read when each of its runs began; none, where one of them does not say it."""
-    moments = [moment(run.started) for run in arm.runs]
-    known = [start for start in moments if start is not None]
-    return known if len(known) == len(moments) else []
 
 
 def idle_lengths(lengths: Sequence[Arm], ends: tuple[Arm, Arm] | None, base: Arm) -> Iterator[str]:
@@ -170,7 +162,3 @@ def idle_timings(timings: Sequence[Timing], arms: Sequence[Arm], paces: Paces) -
             f"the timing of {timings[0].started} lacks {shorten(missing)}: speeds are those of "
             f"the runs"
         )
-
-
-def vocabularies(arms: Sequence[Arm]) -> int:
-    return len({setting(arm.config, "tokenizer.vocabulary") for arm in arms})

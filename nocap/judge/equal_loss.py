@@ -26,9 +26,17 @@ import numpy as np
 
 from nocap.judge.arms import Arm, changes
 from nocap.judge.confounders import confounders
-from nocap.judge.differences import DifferenceWord, outcome
-from nocap.judge.interval import LEAST_PAIRS, Array, Estimate, of_arms, of_pairs, seeds_to_show
-from nocap.judge.pace import Paces, less
+from nocap.judge.differences import DifferenceWord, word_of_interval
+from nocap.judge.interval import (
+    LEAST_PAIRS,
+    Array,
+    Estimate,
+    Position,
+    of_arms,
+    of_pairs,
+    seeds_to_show,
+)
+from nocap.judge.pace import Paces, subtract
 
 SHARES = (0.7, 1.4)  # of the baseline's steps
 STEPS = "trainer.steps"
@@ -49,19 +57,21 @@ class TimeAtEqualLoss:
     @classmethod
     def of(cls, logarithm: Estimate, *, look: int) -> TimeAtEqualLoss:
         seeds = None
-        if outcome(logarithm) is DifferenceWord.unclear:
+        if word_of_interval(logarithm) is DifferenceWord.unclear:
             seeds = seeds_to_show(logarithm, look=look)
         return cls(ratio=logarithm.exp(), seeds=seeds)
 
     @property
-    def outcome(self) -> DifferenceWord:
+    def word(self) -> DifferenceWord:
         """Say whether the arm takes less time for its loss, or more."""
         if self.ratio is None or self.ratio.low <= 0 or not math.isfinite(self.ratio.high):
             return DifferenceWord.undecided
         position = self.ratio.position(1.0, 1.0)
-        return {-1: DifferenceWord.better, 1: DifferenceWord.worse}.get(
-            position, DifferenceWord.unclear
-        )
+        if position is Position.below:
+            return DifferenceWord.better
+        if position is Position.above:
+            return DifferenceWord.worse
+        return DifferenceWord.unclear
 
 
 # --- the baseline's lengths -----------------------------------------------------------------------
@@ -134,14 +144,14 @@ class Logarithms:
     """Values whose mean is the logarithm of a time at equal loss."""
 
     by_seed: list[float]
-    by_round: list[
-        float
-    ]  # what rounds of a timing add; none, where the times are those of the runs
+    # what rounds of a timing add; none, where the times are those of the runs
+    by_round: list[float]
 
-    def less(self, other: Logarithms) -> Logarithms:
+    def minus(self, other: Logarithms) -> Logarithms:
         """Return what these have beyond others."""
         return Logarithms(
-            by_seed=less(self.by_seed, other.by_seed), by_round=less(self.by_round, other.by_round)
+            by_seed=subtract(self.by_seed, other.by_seed),
+            by_round=subtract(self.by_round, other.by_round),
         )
 
 
@@ -154,7 +164,7 @@ def mean_of(rows: Sequence[Logarithms]) -> Logarithms:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EqualLoss:
+class BaselineLengths:
     """What the baseline's lengths say of the arms beside it."""
 
     base: Arm
@@ -185,7 +195,7 @@ class EqualLoss:
         if not is_between(own, self._losses(self.short), self._losses(self.long)):
             steps = " to ".join(f"{steps:,}" for steps in (self.lengths[0], self.lengths[-1]))
             return f"its loss lies beyond what the baseline reaches in {steps} steps"
-        pace = less(self._times(arm), self._times(self.base))
+        pace = subtract(self._times(arm), self._times(self.base))
         in_turns = self.paces.timing is not None
         z = times(
             own,

@@ -24,7 +24,7 @@ FIRST_SEEDS = (
 )
 MORE = 4  # times the seeds at most; beyond that, times the steps
 
-# The order in which outcomes are told.
+# The order in which words are told.
 ORDER = (
     DifferenceWord.better,
     DifferenceWord.worse,
@@ -43,9 +43,8 @@ class Finding:
 
     name: str  # the arm's label, or KEY=LEVEL
     difference: Difference
-    over: Mapping[str, int] = field(
-        default_factory=dict
-    )  # of a level: other keys → how many levels
+    # of a level: other keys → how many levels
+    over: Mapping[str, int] = field(default_factory=dict)
     seeds: int | None = (
         None  # that would show a difference as large; None: it is shown, or too small
     )
@@ -55,14 +54,14 @@ class Finding:
     def is_open(self) -> bool:
         """Say whether more runs may show something: of the time at equal loss where that is known,
         else of the loss."""
-        if self.difference.outcome not in (
+        if self.difference.word not in (
             DifferenceWord.better,
             DifferenceWord.worse,
             DifferenceWord.unclear,
         ):
             return False
         if self.equal_loss is not None and self.equal_loss.ratio is not None:
-            return self.equal_loss.outcome is DifferenceWord.unclear
+            return self.equal_loss.word is DifferenceWord.unclear
         return _is_open(self.difference)
 
 
@@ -152,7 +151,7 @@ def _arms(arms: Sequence[JudgedArm], look: int) -> list[Finding]:
 
 def _seeds(difference: Difference, look: int) -> int | None:
     """Return how many seeds would show a difference; `None`: it is shown, or too small."""
-    if difference.outcome is not DifferenceWord.unclear:
+    if difference.word is not DifferenceWord.unclear:
         return None
     return seeds_to_show(difference.estimate, look=look)
 
@@ -161,11 +160,11 @@ def _rank(finding: Finding) -> tuple[bool, int, float]:
     """Put what is shown, of the loss or of the time at equal loss, first, and of each the
     largest."""
     mid = finding.difference.estimate.mid
-    outcomes = [finding.difference.outcome]
+    words = [finding.difference.word]
     if finding.equal_loss is not None:
-        outcomes.append(finding.equal_loss.outcome)
-    is_shown = DifferenceWord.better in outcomes or DifferenceWord.worse in outcomes
-    rank = ORDER.index(finding.difference.outcome)
+        words.append(finding.equal_loss.word)
+    is_shown = DifferenceWord.better in words or DifferenceWord.worse in words
+    rank = ORDER.index(finding.difference.word)
     size = 0.0 if math.isnan(mid) else abs(mid)
     return not is_shown, rank, -size
 
@@ -176,16 +175,16 @@ def _rank(finding: Finding) -> tuple[bool, int, float]:
 def _next(found: Sequence[Finding], arms: Sequence[Arm]) -> Next | None:
     """Return the seeds that were asked for, or enough of them for a first look; where all have
     these, those that would show what is not shown, or longer runs."""
-    outcomes = {finding.difference.outcome for finding in found}
+    words = {finding.difference.word for finding in found}
     trained = set[int]()
     commanded = set[int]()
     for arm in arms:
         trained |= {run.seed for run in arm.all}
         commanded |= _seeds_of_commands(arm)
     seeds = sorted(trained)
-    if DifferenceWord.unfinished in outcomes:
+    if DifferenceWord.unfinished in words:
         return _seeds_next(arms, sorted(commanded | trained))
-    if DifferenceWord.undecided in outcomes:
+    if DifferenceWord.undecided in words:
         return _seeds_next(arms, extended(seeds, FIRST_SEEDS))
     unclear = [finding for finding in found if _is_open(finding.difference)]
     if not unclear:
@@ -241,7 +240,7 @@ def _longer(arms: Sequence[Arm]) -> Next | None:
 def _is_open(difference: Difference) -> bool:
     """Say whether a difference is there and not shown. What is equal to rounding, as by two kernels
     of one attention, needs no more runs."""
-    return difference.outcome is DifferenceWord.unclear and abs(difference.estimate.mid) > ROUNDING
+    return difference.word is DifferenceWord.unclear and abs(difference.estimate.mid) > ROUNDING
 
 
 def _seeds_of_commands(arm: Arm) -> set[int]:

@@ -10,8 +10,9 @@ from nocap.display import plural, shorten
 from nocap.judge.arm_labels import choose_baseline, labelled
 from nocap.judge.arms import ABSENT, Arm, arm_key
 from nocap.judge.confounders import declarable, is_declared, is_declaring, validation_keys, value_of
-from nocap.store.record import RunStatus, digest
-from nocap.store.runs import Found, Record
+from nocap.store.record import Record
+from nocap.store.record_files import RunStatus, digest
+from nocap.store.runs import Found
 
 VARIANTS = ("source", "data")  # parts of a run that part arms of one config
 DIGITS = 6  # of a digest in an id

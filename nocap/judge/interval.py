@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from statistics import NormalDist
 
 import numpy as np
@@ -41,6 +42,15 @@ ALL_PAIRS = "pairs, all arms together"
 ALL_SAMPLES = "unpaired, all arms together"
 
 
+class Position(Enum):
+    """Where an interval lies to two ends."""
+
+    below = "wholly below both"
+    within = "between them, or on one"
+    above = "wholly above both"
+    across = "on both sides of an end: nothing is decided"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
     """A gain, difference or ratio with its interval; endless below three pairs."""
@@ -58,18 +68,18 @@ class Estimate:
     def half_width(self) -> float:
         return (self.high - self.low) / 2
 
-    def position(self, low: float, high: float, *, tie: float | None = None) -> int:
-        """Return where the interval lies: -1: wholly below these ends, 1: wholly above, 0: within,
-        2: not decided. Equal but for `tie`, by default rounding, is within."""
+    def position(self, low: float, high: float, *, tie: float | None = None) -> Position:
+        """Return where the interval lies to two ends. Equal but for `tie`, by default rounding, is
+        within."""
         if tie is None:
             tie = self._rounding()
         if self.high < low - tie:
-            return -1
+            return Position.below
         if self.low > high + tie:
-            return 1
+            return Position.above
         if self.low >= low - tie and self.high <= high + tie:
-            return 0
-        return 2
+            return Position.within
+        return Position.across
 
     def _rounding(self) -> float:
         if not math.isfinite(self.mid):

@@ -12,14 +12,7 @@ from itertools import combinations, count
 
 from nocap.config.keys import require
 from nocap.display import plural, shorten
-from nocap.judge.arms import (
-    Arm,
-    arm_key,
-    changes,
-    setting,
-    spell,
-    swept_keys,
-)
+from nocap.judge.arms import Arm, arm_key, changes, setting, spell, swept_keys
 from nocap.judge.confounders import (
     confounders,
     is_declared,
@@ -32,7 +25,8 @@ from nocap.judge.grouping import group
 from nocap.judge.interval import ROUNDING
 from nocap.judge.question import PREVIOUS, Question
 from nocap.store.metrics import moment
-from nocap.store.runs import Found, Record
+from nocap.store.record import Record
+from nocap.store.runs import Found
 from nocap.store.timing import Timing
 
 PRECISION = "trainer.precision"

@@ -13,7 +13,7 @@ from statistics import fmean
 
 from nocap.judge.arms import Arm
 from nocap.judge.confounders import machines_differ
-from nocap.judge.differences import Differences, Pair, common, estimates
+from nocap.judge.differences import DifferenceTable, Pair, common_seeds, estimates
 from nocap.judge.interval import Estimate, of_arms
 from nocap.store.timing import Timing
 
@@ -69,7 +69,7 @@ class Paces:
         seconds = self.timing.seconds.get(arm.id)
         return 1e6 * fmean(seconds) if seconds else None
 
-    def ratios(self, pairs: Mapping[str, Pair], table: Differences) -> dict[str, Estimate]:
+    def ratios(self, pairs: Mapping[str, Pair], table: DifferenceTable) -> dict[str, Estimate]:
         """Return the ratio of the time a token of each arm of the table, for all of them together.
         `pairs`: by the arm's id, of the metric `TOKEN_US`."""
         members = dict[str, Pair]()
@@ -85,9 +85,9 @@ class Paces:
 
     def _estimates(self, pairs: Sequence[Pair], *, look: int) -> list[Estimate]:
         if self.timing is None:
-            return estimates(pairs, common(pairs), look)
+            return estimates(pairs, common_seeds(pairs), look)
         sides = [(self.logarithms(pair.arm, ()), self.logarithms(pair.base, ())) for pair in pairs]
-        return of_arms([less(arm, base) for arm, base in sides])
+        return of_arms([subtract(arm, base) for arm, base in sides])
 
 
 def _has_times(arm: Arm) -> bool:
@@ -95,6 +95,6 @@ def _has_times(arm: Arm) -> bool:
     return arm.values[TOKEN_US].keys() == {*arm.seeds}
 
 
-def less(a: Sequence[float], b: Sequence[float]) -> list[float]:
+def subtract(a: Sequence[float], b: Sequence[float]) -> list[float]:
     """Return the differences of two rows."""
     return [x - y for x, y in zip(a, b, strict=True)]

@@ -32,8 +32,8 @@ from nocap.judge.interval import (
     of_arms,
 )
 from nocap.judge.pace import TOKEN_US
-from nocap.store.record import RunStatus
-from nocap.store.runs import Config, Record
+from nocap.store.record import Config, Record
+from nocap.store.record_files import RunStatus
 
 POWER = 0.8  # how surely a plan shows what it can show: in four of five cases, as is usual
 TABLES = 1000  # simulated

@@ -18,27 +18,28 @@ from nocap.judge import cautious_interval
 from nocap.judge.arm_mean import ArmMean
 from nocap.judge.cautious_interval import CLOCK_BIAS
 from nocap.judge.claim import TO_TARGET
-from nocap.judge.differences import Difference, DifferenceWord, outcome
+from nocap.judge.differences import Difference, DifferenceWord, word_of_interval
 from nocap.judge.interval import (
     LEAST_PAIRS,
     ROUNDING,
     Estimate,
+    Position,
     alike,
     analyses,
     analysis_of,
     of_arms,
     of_arms_apart,
 )
-from nocap.judge.pace import less
+from nocap.judge.pace import subtract
 from nocap.judge.time_to_target import TargetCrossing, too_coarse, widening
-from nocap.judge.verdict import Reason, Word, decide
+from nocap.judge.verdict import ClaimWord, Reason, word_of_positions
 from nocap.store.metrics import METRICS, Better, Kind, Measurement, Metric
 
 NOT_REACHED = "a run never came to the target, or began at it"
 OPEN = (
     DifferenceWord.unclear,
     DifferenceWord.undecided,
-    Word.inconclusive,
+    ClaimWord.inconclusive,
 )  # more repeats may change these words
 
 
@@ -116,17 +117,15 @@ class RacedArm:
     """An arm beside the baseline."""
 
     name: str
-    word: DifferenceWord | Word
+    word: DifferenceWord | ClaimWord
     reason: Reason | None  # None: the interval of the gain says it all
     guard: str  # the first metric that is beyond its limit, or else that may be; "": none
     gain: Estimate  # in the first metric, over all repeats of the last analysis
     guards: Mapping[str, Estimate]  # metric that has a limit → gain in it, over the same repeats
-    costs: Mapping[
-        str, Difference
-    ]  # metric → ratio, over the same repeats; above 1 the arm costs less
-    measured: Mapping[
-        str, ArmMean
-    ]  # metric → over the repeats that count: a gain, of a cost such a ratio
+    # metric → ratio, over the same repeats; above 1 the arm costs less
+    costs: Mapping[str, Difference]
+    # metric → over the repeats that count: a gain, of a cost such a ratio
+    measured: Mapping[str, ArmMean]
 
     @property
     def is_decided(self) -> bool:
@@ -177,7 +176,7 @@ def _judge_arm(name: str, full: _Repeats, independent: _Repeats) -> RacedArm:
         word, reason, guard = _without_interval()
     else:
         sizes = map(abs, [*full.values(name, metric), *full.values(question.baseline, metric)])
-        word, reason, guard = _word(question, gain, guards, tie=ROUNDING * max(sizes))
+        word, reason, guard = _word_of_gain(question, gain, guards, tie=ROUNDING * max(sizes))
     return RacedArm(
         name=name,
         word=word,
@@ -193,14 +192,14 @@ def _judge_arm(name: str, full: _Repeats, independent: _Repeats) -> RacedArm:
 # --- the word -------------------------------------------------------------------------------------
 
 # a word, its reason, and the metric that is beyond its limit
-_Judgement = tuple[DifferenceWord | Word, Reason | None, str]
+_Judgement = tuple[DifferenceWord | ClaimWord, Reason | None, str]
 
 
 def _without_interval() -> _Judgement:
     return DifferenceWord.undecided, None, ""
 
 
-def _word(
+def _word_of_gain(
     question: RaceQuestion, gain: Estimate, guards: Mapping[str, Estimate], *, tie: float
 ) -> _Judgement:
     """Return the word for a gain. It is *better* only where each guard clears its limit."""
@@ -209,22 +208,25 @@ def _word(
     positions = [
         guards[limit.metric.name].position(-limit.margin, math.inf) for limit in question.limits
     ]
-    guard = _first_at(question.limits, positions, -1) or _first_at(question.limits, positions, 2)
+    guard = _first_at(question.limits, positions, Position.below) or _first_at(
+        question.limits, positions, Position.across
+    )
     if question.expect is not None:
-        word, reason = decide(gain.position(*question.expect, tie=tie), positions)
-        return word, reason, guard
-    if -1 in positions:
+        position = gain.position(*question.expect, tie=tie)
+        claim_word, reason = word_of_positions(position, positions)
+        return claim_word, reason, guard
+    if Position.below in positions:
         return DifferenceWord.worse, Reason.guard, guard
-    way = outcome(gain, tie=tie)
-    if guard and way is DifferenceWord.better:
+    word = word_of_interval(gain, tie=tie)
+    if guard and word is DifferenceWord.better:
         return DifferenceWord.unclear, Reason.guard, guard
-    return way, None, ""
+    return word, None, ""
 
 
-def _first_at(limits: Sequence[Limit], positions: Sequence[int], side: int) -> str:
+def _first_at(limits: Sequence[Limit], positions: Sequence[Position], side: Position) -> str:
     """Name the first metric whose gain lies there to its limit; nothing where none does."""
     for limit, position in zip(limits, positions, strict=True):
-        if position == side:
+        if position is side:
             return limit.metric.name
     return ""
 
@@ -251,7 +253,7 @@ class _Repeats:
         own = [self._ascending(name, metric) for name in others]
         look = max(1, analysis_of(self.n))
         if self.question.paired:
-            estimates = of_arms([less(row, base) for row in own], look=look)
+            estimates = of_arms([subtract(row, base) for row in own], look=look)
         else:
             estimates = of_arms_apart(base, own, look=look)
         return estimates[others.index(arm)]
@@ -264,8 +266,10 @@ class _Repeats:
     def judged_cost(self, arm: str, cost: Metric) -> Difference:
         """Return the ratio of a cost with its word."""
         gain = self.cost(arm, cost)
-        word = outcome(gain) if self.question.has_verdict(cost) else DifferenceWord.undecided
-        return Difference(estimate=gain.exp(), outcome=word)
+        word = (
+            word_of_interval(gain) if self.question.has_verdict(cost) else DifferenceWord.undecided
+        )
+        return Difference(estimate=gain.exp(), word=word)
 
     def cost(self, arm: str, cost: Metric) -> Estimate:
         """Return how much less an arm costs than the baseline: the logarithm of the ratio. It has
@@ -300,7 +304,7 @@ class _Repeats:
     ) -> Estimate:
         """Return the logarithm of the ratio of two sides, above 0 where the arm's is better."""
         sign = _sign(cost)
-        differences = less(self._by_session(own), self._by_session(base))
+        differences = subtract(self._by_session(own), self._by_session(base))
         pairs = [sign * each for each in differences]
         return cautious_interval.of_pairs(
             pairs,

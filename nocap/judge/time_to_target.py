@@ -34,8 +34,8 @@ from nocap.judge.cautious_interval import CLOCK_BIAS, between
 from nocap.judge.confounders import machines_differ
 from nocap.judge.interval import Estimate
 from nocap.store.metrics import Ending
-from nocap.store.record import RunStatus
-from nocap.store.runs import Record
+from nocap.store.record import Record
+from nocap.store.record_files import RunStatus
 
 AXES = {"steps": "step", "train_s": "train_s"}  # what is counted → where a curve has it
 

@@ -4,20 +4,29 @@ A run, in the process of the command:
 
     single        the command that trains one run
     plan          from a checked config to a plan: data, identity, folder
+    run_folder    what lies in a run's folder: its end, damage, half-done runs beside it
+    run_result    how a run ended, as its processes tell each other
+    seed_request  the seeds of each arm that a command asks for
     earlier_runs  the run that this one begins from, and its teachers
     first_screen  the lines that a person reads before a run begins
-    attempt       bring a planned run to its end: lease, worker, restarts, summary
+    attempt       bring a planned run to its end: lease, workers, restarts, summary
     record_head   `config.yaml` and `manifest.json`, before the training
     run_facts     the facts of a run that trackers get
     leftovers     files of a killed attempt that may be deleted
     signals       requests to stop, passed on once
+    run_table     the run in a few lines, at its end
 
-Its workers, each a process (`attempt` asks `server`, which starts `forker`, which forks `worker`):
+Its workers, each a process (in a grid `forker` forks them, elsewhere each is a fresh one):
 
-    server        start the process that forks, and talk to it
-    forker        that process: it has imported torch, and waits
-    worker        one rank of a run: it calls `nocap.training.loop`
-    rank          one rank of a torchrun that somebody else started
+    workers        start a process for each device, watch them, and say how they ended
+    environment    the variables by which a process tells its worker what only it knows
+    fork_server    start the process that forks, and talk to it
+    forker         that process: it has imported torch, and waits
+    worker         one rank of a run: it calls `nocap.training.loop`
+    torchrun_rank  one rank of a torchrun that somebody else started
+    process        the name of a process, and its end with its parent's
+    heartbeat      signs of life that ranks send, and who hangs
+    progress       progress on a terminal and in `train.log`
 
 A grid:
 

@@ -5,13 +5,12 @@ A cluster's launcher imports the job by this module's name.
 
 from __future__ import annotations
 
-import os
-
-from nocap.training.process import watch_parent
+from nocap.launch import environment
+from nocap.launch.process import watch_parent
 
 if __name__ == "__main__":
     # before the imports below, which take seconds
-    watch_parent(int(os.environ["NOCAP_PARENT"]))
+    watch_parent(environment.parent())
 
 import math
 import sys
@@ -23,11 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from nocap.config.compose import composed
-from nocap.config.keys import EXIT_CODES, require
+from nocap.config.errors import EXIT_CODES
+from nocap.config.keys import require
 from nocap.config.outward import guarded
 from nocap.launch import attempt
-from nocap.launch.plan import Plan, SeedRequest, plan
-from nocap.store.record import RunStatus, read_json
+from nocap.launch.plan import Plan, plan
+from nocap.launch.seed_request import SeedRequest
+from nocap.store.record_files import RunStatus, read_json
 from nocap.store.runs import GRID
 
 
@@ -56,7 +57,7 @@ class CellJob:
                 planned = planned_cell(Path(self.folder), self.identity)
                 # A cell that another process trains is waited for: then there is nothing left to
                 # do, or all of it.
-                return attempt.start(planned, started=time.monotonic(), wait_s=math.inf)
+                return attempt.run_and_report(planned, started=time.monotonic(), wait_s=math.inf)
             except ValueError as error:
                 print(f"nocap: {error}", file=sys.stderr)
                 return EXIT_CODES[RunStatus.refused]

@@ -24,8 +24,9 @@ from nocap.config.plain import load
 from nocap.config.run import Run
 from nocap.store.checkpoints import FOLDER, MANIFEST, name_of, newest_first, step_of
 from nocap.store.identity import config_that_counts, digest
-from nocap.store.record import SHAPES, RunStatus, check_shape, read_json
-from nocap.store.runs import LAST, find_one, read_record
+from nocap.store.record import read_record
+from nocap.store.record_files import SHAPES, RunStatus, check_shape, read_json
+from nocap.store.runs import LAST, find_one
 
 INIT = "trainer.init_from"
 MODEL = "model.safetensors"

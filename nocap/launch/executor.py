@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 if TYPE_CHECKING:  # `--help` reads the launchers' keys, and starts in half a second
     from nocap.config.run import Run
     from nocap.launch.grid import Cell
-    from nocap.launch.plan import RunResult
+    from nocap.launch.run_result import RunResult
 
 
 class Work(Protocol):

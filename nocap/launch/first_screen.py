@@ -13,7 +13,7 @@ from nocap.config.trainer import Device, Precision
 from nocap.display import plural
 from nocap.launch.plan import Plan
 from nocap.store.checkpoints import saved_steps
-from nocap.store.record import RunStatus
+from nocap.store.record_files import RunStatus
 
 
 def nothing_to_train(plan: Plan, summary: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""The process that workers are forked from, started by `nocap.launch.server`.
+"""The process that workers are forked from, started by `nocap.launch.fork_server`.
 
 It has imported torch, nocap and the tracker's library, and nothing else: it has no thread, no CUDA,
 and has drawn no random number.
@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 
-from nocap.training.process import die_with_parent, rename
+from nocap.launch import environment
+from nocap.launch.process import die_with_parent, rename
 
 if __name__ == "__main__":
     # before the imports below, which take seconds
-    die_with_parent(int(os.environ["NOCAP_PARENT"]))
+    die_with_parent(environment.parent())
 
 import gc
 import importlib
@@ -24,7 +25,7 @@ import traceback
 from contextlib import suppress
 from typing import NoReturn
 
-from nocap.launch.server import MESSAGE_BYTES, ServerReply, Start
+from nocap.launch.fork_server import MESSAGE_BYTES, ForkReply, ForkRequest
 
 FAILURE_LENGTH = 1000  # characters that say why it could not begin
 
@@ -43,18 +44,18 @@ def serve(sock: socket.socket) -> None:
                     os.close(key.fd)
                     _, status = os.waitpid(key.data, 0)
                     code = os.waitstatus_to_exitcode(status)
-                    sock.send(ServerReply(pid=key.data, code=code).packed())
+                    sock.send(ForkReply(pid=key.data, code=code).packed())
                     continue
                 content, files, _, _ = socket.recv_fds(sock, MESSAGE_BYTES, 2)
                 if not content:
                     return
-                pid = fork_worker(Start(**json.loads(content)), *files)
+                pid = fork_worker(ForkRequest(**json.loads(content)), *files)
                 pidfd = os.pidfd_open(pid)
                 selector.register(pidfd, selectors.EVENT_READ, data=pid)
-                socket.send_fds(sock, [ServerReply(pid=pid).packed()], [pidfd])
+                socket.send_fds(sock, [ForkReply(pid=pid).packed()], [pidfd])
 
 
-def fork_worker(request: Start, reasons: int, log: int) -> int:
+def fork_worker(request: ForkRequest, reasons: int, log: int) -> int:
     """Fork a worker, and return its pid. In the worker itself this does not return."""
     server = os.getpid()
     pid = os.fork()
@@ -77,7 +78,7 @@ def fork_worker(request: Start, reasons: int, log: int) -> int:
         os._exit(code)  # never back into the server's loop
 
 
-def _work(request: Start, reasons: int, server: int) -> NoReturn:
+def _work(request: ForkRequest, reasons: int, server: int) -> NoReturn:
     """Be the worker that was asked for."""
     from nocap.launch import worker  # imported by `main`
 
@@ -86,7 +87,9 @@ def _work(request: Start, reasons: int, server: int) -> NoReturn:
         os.sched_setaffinity(0, request.cores)
     for name in request.removed:
         os.environ.pop(name, None)
-    os.environ.update(request.changed, NOCAP_PARENT=str(server), NOCAP_FAILURES=str(reasons))
+    os.environ.update(request.changed)
+    os.environ[environment.PARENT] = str(server)
+    os.environ[environment.FAILURES] = str(reasons)
     name = "nocap worker"
     if "RANK" in os.environ:
         name = f"nocap rank {os.environ['RANK']}"
@@ -110,12 +113,12 @@ def main() -> None:
 
         import nocap.launch.worker  # noqa: F401
     except Exception as error:  # of whatever is installed
-        sock.send(ServerReply(failed=f"{type(error).__name__}: {error}"[:FAILURE_LENGTH]).packed())
+        sock.send(ForkReply(failed=f"{type(error).__name__}: {error}"[:FAILURE_LENGTH]).packed())
         sys.exit(1)
     for name in sys.argv[2:]:
         with suppress(Exception):  # a worker that needs it says why it does not work
             importlib.import_module(name)
-    sock.send(ServerReply().packed())
+    sock.send(ForkReply().packed())
     serve(sock)
 
 

@@ -20,10 +20,11 @@ from nocap.config.defaults import BEYOND_GRAPHS
 from nocap.config.keys import is_fault, require
 from nocap.config.lexer import texts_of_typed
 from nocap.judge.equal_loss import STEPS
-from nocap.launch.plan import Datasets, Plan, plan, seed_requests
+from nocap.launch.plan import Datasets, Plan, plan
+from nocap.launch.seed_request import seed_requests
 from nocap.store.checkpoints import delete, unfinished
 from nocap.store.identity import digest
-from nocap.store.record import write_json
+from nocap.store.record_files import write_json
 from nocap.store.runs import GRID
 
 REPORT = "report.html"

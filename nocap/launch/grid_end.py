@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from nocap.config.keys import EXIT_CODES
+from nocap.config.errors import EXIT_CODES
 from nocap.config.paths import shown
 from nocap.display import plural
 from nocap.judge.compare import compare
@@ -16,9 +16,9 @@ from nocap.launch.executor import GOES_ON
 from nocap.launch.grid import REPORT, Cell, Grid
 from nocap.launch.grid_page import drop_page, write_page
 from nocap.launch.mirror import comparison_facts, send_left
-from nocap.launch.plan import RunResult
+from nocap.launch.run_result import RunResult
 from nocap.report.comparison_tables import render
-from nocap.store.record import RunStatus
+from nocap.store.record_files import RunStatus
 from nocap.store.runs import load_runs
 from nocap.store.tracking import gathered, left, track_comparison
 

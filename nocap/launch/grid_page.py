@@ -17,7 +17,7 @@ from nocap.judge.comparison import Comparison
 from nocap.judge.comparison_json import result_of
 from nocap.launch.grid import REPORT
 from nocap.report import provenance
-from nocap.store.files import write_file
+from nocap.store.file_writing import write_file
 
 MARK = b"\n<!-- drawn from "  # of the digest, behind the page
 CODE = Path(provenance.__file__).parent  # that draws pages

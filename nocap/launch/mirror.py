@@ -22,8 +22,9 @@ from nocap.launch.run_facts import run_facts
 from nocap.options.tracker import RunFacts, Tracker, TrackerSession
 from nocap.store import lease
 from nocap.store.identity import digest
-from nocap.store.record import Metrics
-from nocap.store.runs import Record, load_runs, read_record
+from nocap.store.record import Record, read_record
+from nocap.store.record_files import Metrics
+from nocap.store.runs import load_runs
 from nocap.store.tracking import left, send, send_comparison
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from nocap.config.choices import is_launcher, of_a_grid, overrides_of
 from nocap.config.compose import composed
-from nocap.config.errors import FailedError
+from nocap.config.errors import EXIT_CODES, FailedError
 from nocap.config.flags import PLAN, UNTIL_SHOWN, GridFlags
-from nocap.config.keys import EXIT_CODES, require
+from nocap.config.keys import require
 from nocap.config.run import Run
 from nocap.config.trainer import Search
 from nocap.launch import lengths, search, until
@@ -32,7 +32,7 @@ from nocap.launch.launchers import check_flags, checked_grid, launcher_option
 from nocap.launch.runner import Devices, Runner, ended_before, one_at_a_time
 from nocap.options.launcher import Launcher
 from nocap.options.launcher.pool import Pool
-from nocap.store.record import RunStatus
+from nocap.store.record_files import RunStatus
 
 
 class Timer(Protocol):

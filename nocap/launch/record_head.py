@@ -24,13 +24,14 @@ from nocap.data.prepare import Dataset
 from nocap.data.tokenizer import token_bytes
 from nocap.launch.earlier_runs import EarlierRun
 from nocap.launch.leftovers import leftovers
-from nocap.launch.plan import Plan, SeedRequest
+from nocap.launch.plan import Plan
+from nocap.launch.seed_request import SeedRequest
 from nocap.store import lease
 from nocap.store.checkpoints import delete
-from nocap.store.files import write_file, write_text
+from nocap.store.file_writing import write_file, write_text
 from nocap.store.identity import git_state, uncommitted
 from nocap.store.metrics import now
-from nocap.store.record import MANIFEST, SUMMARY, Metrics, read_json, write_json
+from nocap.store.record_files import MANIFEST, SUMMARY, Metrics, read_json, write_json
 
 COPIES = "options"  # a record's copies of the options from outside, as a folder for --config-dir
 PACKAGES = ("numpy", "hydra-core", "omegaconf", "tiktoken", "safetensors", "wandb")

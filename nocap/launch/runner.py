@@ -16,18 +16,18 @@ from nocap.config import hardware
 from nocap.config.outward import trusted
 from nocap.config.run import Run
 from nocap.config.trainer import Device
-from nocap.display import shorten
+from nocap.display import shorten, time_left
 from nocap.launch.attempt import Attempt, clean, hold
 from nocap.launch.executor import Executor, Work
 from nocap.launch.first_screen import overruled
+from nocap.launch.fork_server import AVAILABLE, ForkServer
 from nocap.launch.grid import Cell, Grid
-from nocap.launch.plan import RunResult, outcome
-from nocap.launch.server import AVAILABLE, Server
+from nocap.launch.run_folder import outcome
+from nocap.launch.run_result import RunResult
 from nocap.launch.signals import stop_handler
-from nocap.store.files import append_text
+from nocap.store.file_writing import append_text
 from nocap.store.lease import HeldError
-from nocap.store.record import ENDED, SUMMARY, RunStatus, read_json, read_rows
-from nocap.training.terminal import left
+from nocap.store.record_files import ENDED, SUMMARY, RunStatus, read_json, read_rows
 
 # for each cell that another process is training, between looks at them: a thousand are no load on a
 # file server
@@ -106,7 +106,7 @@ class Devices(Executor):
     # none: the whole machine for each
     units: dict[Device, list[str]] = field(default_factory=_units)
     attempts: list[Attempt] = field(default_factory=list)  # that were begun
-    server: Server | None = field(default_factory=lambda: Server() if AVAILABLE else None)
+    server: ForkServer | None = field(default_factory=lambda: ForkServer() if AVAILABLE else None)
     event: ClassVar[str] = "start"
     poll_s: ClassVar[float] = 0.03  # nothing beside a cell's seconds
 
@@ -171,7 +171,7 @@ class Devices(Executor):
                 note = "a process that imports torch itself: workers are forked on Linux only\n"
                 append_text(cell.plan.run_dir / "train.log", note)
             attempt = Attempt(cell.plan, lease, quiet=True, units=units, server=self.server)
-            attempt.start(time.monotonic())
+            attempt.start_workers(time.monotonic())
             self.attempts.append(attempt)
             undo.pop_all()
             return attempt
@@ -363,7 +363,7 @@ class Runner:
         self._bar.n = steps
         self._bar.total = total
         spent_s = time.monotonic() - self._start_time
-        return left(steps - self._first_steps, total - steps, spent_s)
+        return time_left(steps - self._first_steps, total - steps, spent_s)
 
     def _log(self, cell: Cell, event: str, *more: str | None) -> None:
         """Print a line about a cell."""

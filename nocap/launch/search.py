@@ -31,12 +31,14 @@ from nocap.config.plain import explained, made
 from nocap.config.trainer import Sampler, Search
 from nocap.display import loss, plural
 from nocap.launch.grid import Cell, Grid, check, values_of
-from nocap.launch.plan import Datasets, RunResult, plan, sound
+from nocap.launch.plan import Datasets, plan
+from nocap.launch.run_folder import sound
+from nocap.launch.run_result import RunResult
 from nocap.launch.runner import Devices, Runner
 from nocap.report.table import Column, Table
 from nocap.store import lease
 from nocap.store.identity import digest
-from nocap.store.record import RunStatus, read_json
+from nocap.store.record_files import RunStatus, read_json
 from nocap.store.runs import GRID
 
 if TYPE_CHECKING:

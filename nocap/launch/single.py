@@ -12,7 +12,7 @@ from nocap.config.compose import Composed, composed
 from nocap.config.keys import require
 from nocap.launch import attempt
 from nocap.launch.plan import Plan, plan, typed_keys
-from nocap.training.process import watch_parent
+from nocap.launch.process import watch_parent
 
 
 def single(overrides: Sequence[str], *, started: float) -> NoReturn:
@@ -25,7 +25,7 @@ def single(overrides: Sequence[str], *, started: float) -> NoReturn:
     if "RANK" in os.environ:
         _as_rank(overrides, started=started)
     one = composed(overrides)
-    raise SystemExit(attempt.start(_planned(one, overrides), started=started))
+    raise SystemExit(attempt.run_and_report(_planned(one, overrides), started=started))
 
 
 def _as_rank(overrides: Sequence[str], *, started: float) -> NoReturn:
@@ -39,7 +39,7 @@ def _as_rank(overrides: Sequence[str], *, started: float) -> NoReturn:
     watch_parent(os.getppid())
     devices = one.run.trainer.devices
     require(devices == ranks, "trainer.devices", f"be torchrun's {ranks} ranks", devices)
-    from nocap.launch.rank import train_as_rank  # torch
+    from nocap.launch.torchrun_rank import train_as_rank  # torch
 
     train_as_rank(_planned(one, overrides), started=started)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import os
 
-from nocap.training.process import die_with_parent, leave
+from nocap.launch import environment
+from nocap.launch.process import die_with_parent, leave
 
 if __name__ == "__main__":
     # before the imports below, which take seconds
-    die_with_parent(int(os.environ["NOCAP_PARENT"]))
+    die_with_parent(environment.parent())
 
 import sys
 import threading
@@ -25,30 +26,31 @@ import torch
 
 from nocap import outside
 from nocap.config import entry
-from nocap.config.keys import EXIT_CODES, InputError
+from nocap.config.errors import EXIT_CODES
+from nocap.config.keys import InputError
 from nocap.config.outward import guarded
 from nocap.config.plain import load, to_plain
 from nocap.config.run import Run
 from nocap.config.trainer import Device
 from nocap.data.tokens import Shard
+from nocap.launch.heartbeat import START_UP, Heartbeat
 from nocap.launch.leftovers import keeps_last
+from nocap.launch.progress import Reporter
 from nocap.launch.run_facts import run_facts
 from nocap.launch.signals import StopNow, Stops, catch_stops, unblock
 from nocap.model.compiled import compiler_failed
 from nocap.model.gpt import build_model, count_parameters
 from nocap.options.tracker import TrackerSession
-from nocap.store.files import append_text
+from nocap.store.file_writing import append_text
 from nocap.store.identity import check_source
 from nocap.store.lease import LostError
-from nocap.store.record import MANIFEST, Metrics, Row, RunStatus, read_json, write_summary
+from nocap.store.record_files import MANIFEST, Metrics, Row, RunStatus, read_json, write_summary
 from nocap.store.tracking import has_mirror, open_tracker
 from nocap.training import allocator, memory
-from nocap.training.heartbeat import START_UP, Heartbeat
 from nocap.training.loop import train
 from nocap.training.recorder import Outcome
 from nocap.training.step import Job
 from nocap.training.summary import cut_short, summarize
-from nocap.training.terminal import Reporter
 from nocap.training.world import join, place
 
 FAILURE_BYTES = 4000  # of a rank's failure: what goes into a pipe in one piece
@@ -65,7 +67,7 @@ def main() -> NoReturn:
             print(f"nocap: {error}", file=sys.stderr)
         leave(EXIT_CODES[RunStatus.refused])
     allocator.use(run.trainer.malloc)
-    status = work(run, run_dir, started=float(os.environ["NOCAP_STARTED"]))
+    status = work(run, run_dir, started=float(os.environ[environment.STARTED]))
     # A rank that wrote its record has succeeded: any other code would end the rest.
     is_alone = run.trainer.devices == 1
     if is_alone or status in (RunStatus.failed, RunStatus.refused):
@@ -75,21 +77,23 @@ def main() -> NoReturn:
 
 def work(run: Run, run_dir: Path, *, started: float) -> RunStatus:
     """Train as this process's rank and write the record. Returns the status, or `refused`."""
-    rank = Rank(run, run_dir, started=started)
+    process = WorkerProcess(run, run_dir, started=started)
     try:
-        join(run.trainer.device, timeout_s=run.trainer.hang_timeout_s)
-        outcome = train(rank.job)
-        rank.reporter.close()
-        if rank.world.is_main:
-            conclude(rank.job, rank.manifest, outcome, rank.session)
+        timeout_s = run.trainer.hang_timeout_s
+        store_path = os.environ.get(environment.STORE)
+        join(run.trainer.device, timeout_s=timeout_s, store_path=store_path)
+        outcome = train(process.job)
+        process.reporter.close()
+        if process.world.is_main:
+            conclude(process.job, process.manifest, outcome, process.session)
     except (Exception, StopNow) as error:
-        return rank.report(error)
+        return process.report(error)
     finally:
-        rank.reporter.close()
+        process.reporter.close()
     return RunStatus(outcome.status)
 
 
-class Rank:
+class WorkerProcess:
     """This process's rank of a run: what it trains, and whom it tells of it."""
 
     def __init__(self, run: Run, run_dir: Path, *, started: float) -> None:
@@ -108,7 +112,7 @@ class Rank:
         stage: Path | None = None
         if self.world.is_main:  # the only rank that writes
             log_path = run_dir / "train.log"
-            stage = Path(os.environ["NOCAP_STAGE"])
+            stage = Path(os.environ[environment.STAGE])
         self.reporter = Reporter(log_path=log_path, steps=run.trainer.steps)
         self.session = TrackerSession()  # mirrors nothing, until training starts
         self.job = job_of(
@@ -315,7 +319,7 @@ def _failure_line(error: Exception) -> str:
 def _tell_parent(status: RunStatus, line: str) -> bool:
     """Tell the parent how this rank failed, and say whether it listens. It reports the first
     failure: the others only say that they lost a rank."""
-    pipe = os.environ.get("NOCAP_FAILURES")
+    pipe = os.environ.get(environment.FAILURES)
     if pipe is None:
         return False
     content = f"{status} {line}".encode(errors="replace")

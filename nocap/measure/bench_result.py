@@ -88,8 +88,9 @@ class BenchedArm:
         return self.speed.estimate.exp()
 
     @property
-    def verdict(self) -> str | None:
-        return None if self.speed is None else self.speed.verdict
+    def word_with_reason(self) -> str | None:
+        """Return the word for its speed; `None`: it is the baseline."""
+        return None if self.speed is None else self.speed.word_with_reason
 
     def measurements(self, *, where: str, when: str) -> Iterator[Measurement]:
         """Yield its tokens/s round by round: the mean over the two blocks."""
@@ -156,7 +157,7 @@ def _arm(arm: BenchedArm) -> dict[str, object]:
         "label": arm.label,
         "status": arm.status.value,
         "reason": arm.reason,
-        "verdict": arm.verdict,
+        "verdict": arm.word_with_reason,
         "speed": _speed(arm.ratio),
         "tokens_per_s": arm.tokens_per_s,
         "step_ms": arm.step_ms,
@@ -170,7 +171,7 @@ def _arm(arm: BenchedArm) -> dict[str, object]:
 def _control(control: BenchedArm) -> dict[str, object]:
     """Return what differs from the baseline's second instance, which is the same step."""
     return {
-        "verdict": control.verdict,
+        "verdict": control.word_with_reason,
         "speed": _speed(control.ratio),
         "tokens_per_s": control.tokens_per_s,
         "warm_up_s": control.facts.warm_up_s,

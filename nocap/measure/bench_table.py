@@ -22,10 +22,10 @@ def render_bench(bench: Bench) -> str:
     base, *others = bench.arms
     rows = list[list[object]]()
     if base.tokens_per_s:
-        rows.append(_row(base, verdict="baseline"))
+        rows.append(_row(base, word="baseline"))
     if bench.control.tokens_per_s:
         rows.append(_control(bench.control))
-    rows += [_row(arm, verdict=arm.verdict) for arm in others if arm.tokens_per_s]
+    rows += [_row(arm, word=arm.word_with_reason) for arm in others if arm.tokens_per_s]
     columns = [
         Column(title="arm"),
         values("tokens_per_s", "tokens/s"),
@@ -42,7 +42,7 @@ def render_bench(bench: Bench) -> str:
     return str(Table(title=title, columns=columns, rows=rows, notes=list(_notes(bench))))
 
 
-def _row(arm: BenchedArm, *, verdict: str | None) -> list[object]:
+def _row(arm: BenchedArm, *, word: str | None) -> list[object]:
     mib = (arm.facts.memory_mib or {}).get("peak")
     shares = [f"{share:.0%}" for share in (arm.mfu.nominal, arm.mfu.measured) if share]
     return [
@@ -53,14 +53,23 @@ def _row(arm: BenchedArm, *, verdict: str | None) -> list[object]:
         arm.speed_by_flops,
         mib,
         " / ".join(shares) or None,
-        verdict,
+        word,
     ]
 
 
 def _control(arm: BenchedArm) -> list[object]:
     """Return the row of the baseline's first instance: its speed alone, for all else is the
     baseline's."""
-    return ["  again (control)", arm.tokens_per_s, None, arm.ratio, None, None, None, arm.verdict]
+    return [
+        "  again (control)",
+        arm.tokens_per_s,
+        None,
+        arm.ratio,
+        None,
+        None,
+        None,
+        arm.word_with_reason,
+    ]
 
 
 def _speed(ratio: Estimate) -> TableCell:

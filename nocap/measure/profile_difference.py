@@ -26,7 +26,7 @@ from nocap.measure.profile_schema import (
     TextFile,
 )
 from nocap.measure.subject import SubjectKind
-from nocap.store.record import read_json
+from nocap.store.record_files import read_json
 
 # Keys that no measured time depends on; and those that a text's own facts stand for.
 _QUIET = ("output_dir", "cache_dir", "tracker")

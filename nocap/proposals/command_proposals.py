@@ -26,7 +26,8 @@ from nocap.sources.repository import HERE
 from nocap.store import lease
 from nocap.store.metrics import Better
 from nocap.study.log import FILE as LOG
-from nocap.study.spec import FILE, Propose, Study
+from nocap.study.spec import Propose, Study
+from nocap.study.study_folder import FILE
 
 
 def of_commands(

@@ -15,7 +15,8 @@ from nocap.config.run import Run
 from nocap.proposals.campaign import Losses, Proposal, Proposals
 from nocap.sources import race_arms
 from nocap.store.identity import config_that_counts, digest, source_hashes
-from nocap.study.spec import CLOSED, Propose, Study
+from nocap.study.spec import Propose, Study
+from nocap.study.spec_checks import CLOSED
 from nocap.study.study_plan import check_fair, compose_arms, training_overrides
 from nocap.study.tasks import loss_of, train, trainings
 

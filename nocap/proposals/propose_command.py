@@ -16,9 +16,9 @@ from nocap.proposals.campaign import AnswerJson, Proposals, answer
 from nocap.proposals.command_proposals import of_commands
 from nocap.proposals.override_proposals import of_overrides
 from nocap.store import lease
-from nocap.study import spec
 from nocap.study.spec import Propose, Study
 from nocap.study.study_command import Options, read_arguments, scale_of, use_options
+from nocap.study.study_folder import load_study
 
 
 def propose(arguments: argparse.Namespace) -> int:
@@ -28,7 +28,7 @@ def propose(arguments: argparse.Namespace) -> int:
     is_bare = options.sessions is None
     rule = "be left out with --propose: losses are compared"
     require(is_bare, "sessions", rule, options.sessions)
-    study = spec.load_study(folders[0])
+    study = load_study(folders[0])
     use_options([study], allow_code=arguments.allow_code)
     rules = study.propose
     if rules is None:

@@ -20,7 +20,7 @@ from nocap.report.short_names import distinct, fitted
 from nocap.report.table import Table
 from nocap.report.words import values
 from nocap.store.metrics import METRICS
-from nocap.store.runs import Curve, Record
+from nocap.store.record import Curve, Record
 
 AXES = ("tokens", "train_s", "val_loss", "val_bpb")  # of a curve, beside its steps
 # digits of a plotted number: more than a screen shows, and half of the file's size saved
@@ -156,7 +156,7 @@ def _plotted(row: ComparedArm, look: ArmStyle, own: str) -> PlottedArm:
     """Return an arm as it is drawn."""
     finished = [run.curve for run in row.arm.runs if run.curve.step]
     mean = _rounded(_mean_curve(finished))
-    hollow = row.difference is not None and row.difference.outcome not in SHOWN_WORDS
+    hollow = row.difference is not None and row.difference.word not in SHOWN_WORDS
     return PlottedArm(
         label=row.arm.label,
         own=own,

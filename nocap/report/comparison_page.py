@@ -25,7 +25,7 @@ from nocap.report import (
 from nocap.report.arm_styles import ArmStyle
 from nocap.report.table import Column, Table
 from nocap.report.words import gains
-from nocap.store.files import write_file
+from nocap.store.file_writing import write_file
 from nocap.store.metrics import METRICS, Scale
 from nocap.training.ledger import LINES
 
@@ -131,8 +131,8 @@ def _factors(comparison: Comparison) -> Table | None:
 
 def _meanings(comparison: Comparison) -> dict[str, verdict_marks.Meaning]:
     """Return what the words on this page mean."""
-    used = {each.difference.outcome for each in comparison.findings.found}
-    used |= {row.difference.outcome for row in comparison.arms if row.difference is not None}
+    used = {each.difference.word for each in comparison.findings.found}
+    used |= {row.difference.word for row in comparison.arms if row.difference is not None}
     return {
         outcome.name: text for outcome, text in verdict_marks.OUTCOMES.items() if outcome in used
     }
@@ -205,7 +205,7 @@ def _rank(gap: Difference | None) -> tuple[int, float]:
     """Put the better ones first, then the worse ones, then the others; of each the largest."""
     if gap is None or not math.isfinite(gap.estimate.mid):
         return len(ORDER), 0.0
-    return ORDER.index(gap.outcome), -abs(gap.estimate.mid)
+    return ORDER.index(gap.word), -abs(gap.estimate.mid)
 
 
 def _axis(comparison: Comparison, other: str) -> str:
@@ -229,7 +229,7 @@ def _line(
     row = forest.ForestRow(
         label=label,
         title=f"{label}: {drawn}",
-        look=difference.outcome.name,
+        look=difference.word.name,
         mid=estimate.mid,
         low=low,
         high=high,

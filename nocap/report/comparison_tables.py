@@ -124,11 +124,11 @@ def word(difference: Difference | None) -> TableCell:
     """Draw a verdict, a short reason beside it. `None`: it is the baseline's."""
     if difference is None:
         return TableCell(text="baseline")
-    kind = difference.outcome.name
+    kind = difference.word.name
     small = f"({difference.reason})"
-    if difference.outcome is DifferenceWord.depends or not 2 < len(small) <= PHRASE:
-        return TableCell(text=difference.verdict, kind=kind)
-    return TableCell(text=difference.outcome.value, small=small, kind=kind)
+    if difference.word is DifferenceWord.depends or not 2 < len(small) <= PHRASE:
+        return TableCell(text=difference.word_with_reason, kind=kind)
+    return TableCell(text=difference.word.value, small=small, kind=kind)
 
 
 # --- by factor ------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from nocap.judge.comparison import Comparison
 from nocap.judge.comparison_json import result_of
 from nocap.judge.comparison_schema import ArmJson, DifferenceJson, FactorJson, LevelJson
 from nocap.judge.grouping import group
-from nocap.store.runs import Record
+from nocap.store.record import Record
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 

@@ -10,11 +10,12 @@ from statistics import geometric_mean
 from nocap.display import NONE, listed, plural
 from nocap.judge.arms import Arm
 from nocap.judge.comparison import ComparedArm, Comparison
+from nocap.judge.crossing import JOINT
 from nocap.judge.differences import SHOWN_WORDS, DifferenceWord
 from nocap.judge.equal_loss import TimeAtEqualLoss
-from nocap.judge.factors import JOINT, Factors
+from nocap.judge.factors import Factors
 from nocap.judge.findings import MORE, ORDER, Finding
-from nocap.judge.interval import Estimate
+from nocap.judge.interval import Estimate, Position
 from nocap.judge.pace import TOKEN_US
 from nocap.judge.question import PREVIOUS
 from nocap.report.table import TableCell
@@ -22,6 +23,7 @@ from nocap.report.words import cost, counted, extent, gains, ratio
 from nocap.store.metrics import COST_WORDS, METRICS, Metric, Scale
 
 NAMED = 3  # findings in a headline; of more than one other the words are counted
+SIDES = (Position.below, Position.above)  # of an interval whose ratio is shown
 LEAST_COST = 0.0005  # of a ratio: what lies closer to 1 is drawn as the same
 
 
@@ -47,17 +49,17 @@ def findings(comparison: Comparison) -> list[str]:
         side = sides[finding.name]
         lines.append(_finding(finding, metric, side, is_new=side.against != against))
         against = side.against
-    others = [finding.difference.outcome.value for finding in found[len(named) :]]
+    others = [finding.difference.word.value for finding in found[len(named) :]]
     if others:
         lines.append(f"{len(others)} others: {_words(others)}")
     return lines
 
 
-def _words(outcomes: Sequence[str]) -> str:
+def _words(words: Sequence[str]) -> str:
     """Return the words of several arms, with how often each stands there where it is not one."""
-    if len(set(outcomes)) == 1:
-        return outcomes[0]
-    return counted(outcomes, [outcome.value for outcome in ORDER])
+    if len(set(words)) == 1:
+        return words[0]
+    return counted(words, [word.value for word in ORDER])
 
 
 def answer(comparison: Comparison) -> str:
@@ -89,8 +91,8 @@ def _against(comparison: Comparison) -> str:
 def _is_gain(finding: Finding) -> bool:
     """Say whether it is shown that the loss is lower, or that equal loss takes less time."""
     at = finding.equal_loss
-    takes_less = at is not None and at.outcome is DifferenceWord.better
-    return takes_less or finding.difference.outcome is DifferenceWord.better
+    takes_less = at is not None and at.word is DifferenceWord.better
+    return takes_less or finding.difference.word is DifferenceWord.better
 
 
 def _gain(comparison: Comparison, finding: Finding, metric: Metric) -> str:
@@ -102,11 +104,11 @@ def _gain(comparison: Comparison, finding: Finding, metric: Metric) -> str:
     drawn = gains(metric.name, Scale.difference, "").draw(gap.estimate)
     if drawn.text != NONE:
         loss = f"{drawn} {metric.unit}"
-    if gap.outcome not in SHOWN_WORDS:
-        loss += f" ({gap.verdict})"
+    if gap.word not in SHOWN_WORDS:
+        loss += f" ({gap.word_with_reason})"
     speed = str(side.speed or "")
     parts = [speed, loss]
-    if gap.outcome is DifferenceWord.better:
+    if gap.word is DifferenceWord.better:
         parts = [loss, speed]
     parts += [*side.costs, _time(finding.equal_loss)]
     return f"{_name(finding, side.against)}: {', '.join(filter(None, parts))}"
@@ -154,7 +156,7 @@ def _side(against: str, speed: Estimate | None, metric: str, costs: Iterable[str
     return _Side(
         against=against,
         speed=drawn if drawn.small else None,
-        is_speed_shown=speed is not None and speed.position(1.0, 1.0) in (-1, 1),
+        is_speed_shown=speed is not None and speed.position(1.0, 1.0) in SIDES,
         costs=list(costs),
     )
 
@@ -203,18 +205,18 @@ def _finding(finding: Finding, metric: Metric, side: _Side, *, is_new: bool) -> 
     half = gap.estimate.half_width
     size = extent(gap.estimate.mid, metric, half)
     at = _time_with_seeds(finding.equal_loss)
-    if gap.outcome in SHOWN_WORDS:
+    if gap.word in SHOWN_WORDS:
         if half:
             size += f" ± {extent(half, metric, half)}"
         than = f" than {side.against}" if is_new else ""
-        parts = [f"{finding.name} {gap.verdict}{than} by {size} {metric.unit}"]
+        parts = [f"{finding.name} {gap.word_with_reason}{than} by {size} {metric.unit}"]
         if side.speed is not None and side.is_speed_shown:
             parts.append(side.speed.text)
         return ", ".join(filter(None, [*parts, *side.costs, at]))
     name = _name(finding, side.against if is_new else "")
-    if at and gap.outcome is DifferenceWord.unclear:
+    if at and gap.word is DifferenceWord.unclear:
         return f"{name}: {at}"
-    text = f"{name}: {gap.verdict}"
+    text = f"{name}: {gap.word_with_reason}"
     if finding.seeds:
         text += f", some {finding.seeds} seeds would show {size} {metric.unit}"
     return text
@@ -227,13 +229,13 @@ def _time(at: TimeAtEqualLoss | None) -> str:
         return ""
     drawn: TableCell = ratio(at.ratio)
     text = f"{drawn.text} of the time at equal loss {drawn.small}".rstrip()
-    return text if at.outcome in SHOWN_WORDS else f"{text}, not shown"
+    return text if at.word in SHOWN_WORDS else f"{text}, not shown"
 
 
 def _time_with_seeds(at: TimeAtEqualLoss | None) -> str:
     """Say that, and how many seeds would show it: `…, not shown; some 14 seeds would show 3%`."""
     text = _time(at)
-    if at is None or at.ratio is None or not at.seeds or at.outcome in SHOWN_WORDS:
+    if at is None or at.ratio is None or not at.seeds or at.word in SHOWN_WORDS:
         return text
     return f"{text}; some {at.seeds} seeds would show {abs(at.ratio.mid - 1):.1%}"
 
@@ -294,7 +296,7 @@ def sides(comparison: Comparison) -> list[str]:
 
 def _counts(comparison: Comparison) -> str:
     """Return `11 arms against flash gelu4x: 2 better, 5 worse, 4 no verdict`."""
-    words = [row.difference.outcome.value for row in comparison.arms if row.difference]
+    words = [row.difference.word.value for row in comparison.arms if row.difference]
     times = counted(words, [outcome.value for outcome in DifferenceWord])
     other = comparison.baseline.label
     if comparison.against == PREVIOUS:

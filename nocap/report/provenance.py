@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from nocap.display import shorten
 from nocap.judge.comparison import Comparison
-from nocap.store.runs import Record
+from nocap.store.record import Record
 
 COMMIT = 12  # letters of a hash
 MOST_NAMES = 3  # machines, or versions, that are named

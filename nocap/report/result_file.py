@@ -33,8 +33,9 @@ from nocap.report import comparison_tables
 from nocap.report.table import one_line
 from nocap.store.identity import git_state
 from nocap.store.metrics import now as today
-from nocap.store.record import ENDED, MANIFEST, SEAL, SHAPES, SUMMARY, check_shape, read_json
-from nocap.store.runs import Curve, Found, Record
+from nocap.store.record import Curve, Record
+from nocap.store.record_files import ENDED, MANIFEST, SEAL, SHAPES, SUMMARY, check_shape, read_json
+from nocap.store.runs import Found
 from nocap.store.timing import Timing
 
 KIND = "comparison"
@@ -128,7 +129,7 @@ class JudgedFile:
         lines = [*self.edits, *self.changes]
         if not lines:
             rows = plural(len(self.comparison.records), "row")
-            return [f"{self.path}: its words follow from its {rows}"]
+            return [f"{self.path}: its verdicts follow from its {rows}"]
         if self.judge != judge():
             lines.append(f"judged by {_show(self.judge)}, now by {judge()}")
         return [f"{self.path}: {line}" for line in lines]

@@ -9,9 +9,9 @@ from nocap.config.keys import flat
 from nocap.judge.arms import ABSENT, spell
 from nocap.judge.comparison_schema import Schema
 from nocap.report.table import Column, Table
-from nocap.store.record import ENDED
-from nocap.store.runs import Record
-from nocap.store.runs import read_record as read
+from nocap.store.record import Record
+from nocap.store.record import read_record as read
+from nocap.store.record_files import ENDED
 
 COLUMNS = [Column(title="part"), Column(title="key"), Column(title="a → b", keep=True)]
 RECORDED = "recorded"  # and not part of the identity

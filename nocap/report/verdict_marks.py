@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nocap.judge.differences import DifferenceWord
-from nocap.judge.verdict import Word
+from nocap.judge.verdict import ClaimWord
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,7 +19,12 @@ class Meaning:
 
 
 OUTCOMES: dict[DifferenceWord, Meaning] = {}  # in the page's order
-CLAIMS = {Word.confirmed: "✓", Word.exceeded: "↑", Word.refuted: "✕", Word.inconclusive: "○"}
+CLAIMS = {
+    ClaimWord.confirmed: "✓",
+    ClaimWord.exceeded: "↑",
+    ClaimWord.refuted: "✕",
+    ClaimWord.inconclusive: "○",
+}
 
 
 def _define(outcome: DifferenceWord, mark: str, name: str, text: str) -> None:

@@ -2,7 +2,7 @@
 
 Its files:
 
-    __main__  the command and its arguments
-    verbs     what it does: a function a verb
-    columns   what a list can show, sort by and filter
+    __main__      the command and its arguments
+    verbs         what it does: a function a verb
+    list_columns  what a list can show, sort by and filter
 """

@@ -16,10 +16,11 @@ from nocap.config.keys import require
 from nocap.display import NONE, plural, shorten, size
 from nocap.judge.comparison_schema import to_json
 from nocap.launch.mirror import send_grid, send_run
+from nocap.launch.run_table import table
 from nocap.options.tracker import NoLoginError, TrackerSession
 from nocap.report.run_differences import render, why
 from nocap.report.table import Column, Table
-from nocap.runs.columns import (
+from nocap.runs.list_columns import (
     COLUMNS,
     FILTER,
     RunColumn,
@@ -31,10 +32,10 @@ from nocap.runs.columns import (
 )
 from nocap.store import lease
 from nocap.store.checkpoints import FOLDER, delete, is_folder, saved_steps
-from nocap.store.record import MANIFEST
-from nocap.store.runs import GRID, Record, dig, find_one, load_runs, read_record, run_folders
+from nocap.store.record import Record, dig, read_record
+from nocap.store.record_files import MANIFEST
+from nocap.store.runs import GRID, find_one, load_runs, run_folders
 from nocap.study import log
-from nocap.training.terminal import table
 
 USED_BY = Column(title="used by", keep=True)
 

@@ -2,10 +2,12 @@
 
 Its files:
 
-    session      one session: start its process, and wait while another is timed
-    worker       the process of a session: time and profile its arms
-    figures      the file of a session: its question, and the figures of each arm
-    in_turns     the sessions of a grid, for `--time`
-    grid_plan    what a grid would cost, for `--plan`
-    foresight    what a grid can show, for `--plan`
+    session         one session: start its process, and wait while another is timed
+    worker          the process of a session: time and profile its arms
+    places          what sessions measure, at which shape: a table
+    figures         the figures of an arm, by kind of session
+    session_file    the file of a session: what was asked for, and the figures of each arm
+    in_turns        the sessions of a grid, for `--time`
+    grid_plan       what a grid would cost, for `--plan`
+    foresight       what a grid can show, for `--plan`
 """

@@ -24,7 +24,8 @@ from nocap.judge.power import (
 from nocap.launch.grid import Cell, Grid
 from nocap.report.table import Column, Table
 from nocap.report.terminal import prose
-from nocap.store.runs import Record, load_runs
+from nocap.store.record import Record
+from nocap.store.runs import load_runs
 
 SEED_FACTORS = (1, 2, 4)  # the seeds
 

@@ -17,11 +17,12 @@ from nocap.config.run import Run
 from nocap.config.trainer import Device
 from nocap.display import BYTES, duration, size, three_digits
 from nocap.launch.grid import Cell, Grid, key_of
-from nocap.launch.plan import outcome
+from nocap.launch.run_folder import outcome
 from nocap.report.table import Column, Table
 from nocap.report.terminal import prose
-from nocap.sessions.figures import PACE, StepFigures
+from nocap.sessions.figures import StepFigures
 from nocap.sessions.foresight import foreseen
+from nocap.sessions.places import PACE
 from nocap.sessions.session import Session
 
 OVERHEAD = 1.15  # validation and checkpoints beside the steps

@@ -24,9 +24,10 @@ from nocap.config.errors import FailedError
 from nocap.config.paths import cache_root
 from nocap.config.plain import to_plain
 from nocap.config.trainer import Device, Trainer
-from nocap.sessions.figures import PLACES, SessionFile, SessionRequest
-from nocap.sessions.figures import read as read_session
-from nocap.store.files import not_elsewhere
+from nocap.launch import environment
+from nocap.sessions.places import PLACES
+from nocap.sessions.session_file import SessionFile, SessionRequest, read_session
+from nocap.store.file_writing import not_elsewhere
 from nocap.store.identity import digest, source_hashes
 from nocap.store.metrics import now
 
@@ -40,7 +41,7 @@ class Session:
 
     place: str  # a key of PLACES
     arms: Mapping[str, Composed]
-    how: Mapping[str, object] = field(default_factory=dict)
+    how: Mapping[str, object] = field(default_factory=dict)  # arguments of the place's kind
 
     @cached_property
     def key(self) -> str:
@@ -121,7 +122,7 @@ class Session:
         trainer = self._trainer
         env = {"GOMP_SPINCOUNT": "1000", "KINETO_LOG_LEVEL": "99", **os.environ}
         env["OMP_NUM_THREADS"] = str(trainer.threads)
-        env["NOCAP_PARENT"] = str(os.getpid())
+        env[environment.PARENT] = str(os.getpid())
         if trainer.device is Device.cpu:
             env["CUDA_VISIBLE_DEVICES"] = ""
         return env

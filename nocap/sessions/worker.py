@@ -9,13 +9,12 @@ too.
 
 from __future__ import annotations
 
-import os
-
-from nocap.training.process import die_with_parent, leave
+from nocap.launch import environment
+from nocap.launch.process import die_with_parent, leave
 
 if __name__ == "__main__":
     # before the imports below, which take seconds
-    die_with_parent(int(os.environ["NOCAP_PARENT"]))
+    die_with_parent(environment.parent())
 
 import gc
 import math
@@ -37,7 +36,7 @@ from nocap.config.errors import FailedError
 from nocap.config.outward import guarded
 from nocap.config.run import Run
 from nocap.generation.engines import Cached, Engine, Recompute, windows
-from nocap.generation.text import TokenSampler, generate
+from nocap.generation.sampling import TokenSampler, generate
 from nocap.measure.bench import carry_out, clock_of, timed_rounds
 from nocap.measure.bench_arms import step_config
 from nocap.measure.bench_result import BenchedArm
@@ -55,11 +54,11 @@ from nocap.sessions.figures import (
     LengthFigures,
     PartFigures,
     RoundFigures,
-    SessionRequest,
     StepFigures,
 )
+from nocap.sessions.session_file import SessionRequest
 from nocap.store.metrics import HELD, now
-from nocap.store.record import write_json
+from nocap.store.record_files import write_json
 from nocap.training import allocator
 
 FiguresByArm = Mapping[str, Figures]

@@ -32,7 +32,7 @@ from nocap.config.outward import redact, visible
 from nocap.sources.command_output import CUT, LOG, LOG_BYTES, RESULT, copy_path, lines
 from nocap.sources.formats import COLOUR
 from nocap.store.metrics import METRICS, now
-from nocap.store.record import write_json
+from nocap.store.record_files import write_json
 
 PREPARED = "prepare.log"
 LOOK_S = 0.05  # between looks at the processes

@@ -18,7 +18,7 @@ from nocap.sources.formats import Row, jsonl
 from nocap.sources.formats import csv as tables
 from nocap.sources.logs.columns import EMPTY
 from nocap.store.metrics import Better, Kind, Metric, Wording
-from nocap.store.record import read_json
+from nocap.store.record_files import read_json
 
 LOG, RESULT = "output.log", "result.json"
 LOG_BYTES = 2**26  # of a log: what is longer is cut, and the log says so

@@ -25,7 +25,7 @@ from nocap.report.html_page import finite
 from nocap.sources.command import COSTS, Command, failures_of
 from nocap.sources.command_output import MetricReader, result
 from nocap.store.metrics import METRICS, Better, Ending, Measurement, Metric, now
-from nocap.store.record import Required, digest, read_json, write_json
+from nocap.store.record_files import Required, digest, read_json, write_json
 
 FILE = "race.json"
 COST_NAMES = (*COSTS, *TO_TARGET)  # whatever the command prints

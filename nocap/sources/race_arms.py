@@ -37,7 +37,7 @@ from nocap.sources.repository import (
     worktree,
 )
 from nocap.store import lease
-from nocap.store.record import digest
+from nocap.store.record_files import digest
 
 # The folder in which one stands is no part of a script's path, and a random.py there would be run.
 PACKAGES = """import sys

@@ -44,7 +44,7 @@ def _verdict(race: Race, result: RaceResult, arm: RacedArm) -> dict[str, object]
         )
     costs = dict[str, object]()
     for name, cost in arm.costs.items():
-        costs[name] = {**to_json(interval_json(cost.estimate)), "verdict": cost.outcome.value}
+        costs[name] = {**to_json(interval_json(cost.estimate)), "verdict": cost.word.value}
     return {
         "arm": arm.name,
         "n": result.n,

@@ -14,8 +14,9 @@ from markupsafe import Markup
 from nocap import __version__
 from nocap.display import NONE
 from nocap.judge.differences import DifferenceWord
+from nocap.judge.interval import Position
 from nocap.judge.races import RacedArm, RaceResult
-from nocap.judge.verdict import Word
+from nocap.judge.verdict import ClaimWord
 from nocap.report import forest, html_page, svg_chart
 from nocap.report.arm_styles import HUES
 from nocap.report.html_page import finite
@@ -28,7 +29,7 @@ from nocap.sources.race_tables import every_run, gain_cell, tables
 from nocap.store.metrics import Better, Metric, Scale
 
 SAID_COSTS = ("wall_s", "peak_mib")  # of which a heading says the means
-GAIN_WORDS = (DifferenceWord.better, Word.confirmed, Word.exceeded)
+GAIN_WORDS = (DifferenceWord.better, ClaimWord.confirmed, ClaimWord.exceeded)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,7 +121,7 @@ def _costs(race: Race, result: RaceResult, arm: RacedArm) -> Iterator[str]:
         own = arm.measured[metric.name]
         base = result.baseline[metric.name]
         if own.estimate is not None:
-            if own.estimate.position(1.0, 1.0) in (-1, 1):
+            if own.estimate.position(1.0, 1.0) in (Position.below, Position.above):
                 yield measured(own.estimate, metric, Scale.ratio).text
         elif metric.name in SAID_COSTS and own.mean is not None and base.mean is not None:
             means = [metric.show(own.mean), metric.show(base.mean)]

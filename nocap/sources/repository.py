@@ -14,7 +14,7 @@ from glob import has_magic
 from pathlib import Path
 
 from nocap.config.keys import require
-from nocap.store.record import digest
+from nocap.store.record_files import digest
 
 Stamp = tuple[int, int]  # bytes of a file, and when it was written
 HERE = "."  # the working tree with its uncommitted changes

@@ -36,7 +36,7 @@ from nocap.config.plain import to_plain
 from nocap.config.run import Run
 from nocap.config.trainer import Device
 from nocap.display import shorten
-from nocap.store.record import digest as digest
+from nocap.store.record_files import digest as digest
 
 
 def identity_parts(run: Run, *, data_fingerprint: str) -> dict[str, Any]:

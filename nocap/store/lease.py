@@ -41,7 +41,7 @@ from functools import cache
 from pathlib import Path
 
 from nocap.config.keys import require
-from nocap.store.files import not_elsewhere
+from nocap.store.file_writing import not_elsewhere
 
 NAME = ".lease"
 HOLDER = "holder"

@@ -101,7 +101,9 @@ class Metric:
     unit: str
     better: Better = Better.lower
     kind: Kind
-    made_by: str  # train, clock, or the kind of session: steps, parts, lengths, decoding
+    # train, clock (of a run), command (a raced one), or the kind of session: steps, parts, lengths,
+    # decoding
+    made_by: str
     wording: Wording | None = None  # None: claims state its value alone
     show: Callable[[float | None], str] = three_digits
     path: tuple[str, ...] = ()  # in `summary.json`

@@ -1,455 +1,260 @@
-"""The local record of a run: the truth that trackers mirror and comparisons read.
-
-`summary.json` carries the SHA-256 of the files it was made from, and of itself; every reader of
-records checks them. Somebody who recomputes all of it is not caught.
-"""
+"""`Record`: a run as its folder has it, with its settings, validations, machine and measurements.
+The log of another trainer becomes one, too."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-import re
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
-from enum import StrEnum
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from nocap.config.bounded import parse_json, read_bytes, read_text
-from nocap.config.keys import InputError, require
+from nocap.config.keys import flat, require
 from nocap.config.outward import redact
-from nocap.store import lease
-from nocap.store.files import not_elsewhere, write_file
-
-SCHEMA_VERSION = 1
-
-
-class RunStatus(StrEnum):
-    """How a run ended, as its summary has it; or why it has not, as a command tells it."""
-
-    finished = "finished"
-    preempted = "preempted"  # it was asked to stop, and has saved
-    diverged = "diverged"
-    failed = "failed"
-    # no summary has one of these
-    refused = "refused"  # its input is bad
-    damaged = "damaged"  # its record was changed, and no checkpoint makes it again
-    waiting = "waiting"  # it has not started, or another process trains it
-    open = "open"  # a search's trial that has not ended
-    unfinished = "not finished"  # it has no summary
-
-
-# a non-finite loss is a result; a run that was cut short is none
-ENDED = (RunStatus.finished, RunStatus.diverged)
-MANIFEST = "manifest.json"
-SUMMARY = "summary.json"
-SEAL = "sha256"  # the key of the summary that holds the digests
-SEALED = ("config.yaml", MANIFEST, "metrics.jsonl")  # what they are of
-
-Json = dict[str, Any]
-Row = Json
-# a type; [shape], a list of such; {key: shape}, of which any key may be missing or null; {...:
-# shape}, whatever its keys
-Shape = Any
-
-
-class Required(dict[Any, Any]):
-    """Hold the shape of an object that has all these keys; a null stands for a number only."""
-
-
-def _each(shape: Shape, keys: str) -> dict[str, Shape]:
-    """Return this shape for each of the keys, which spaces part."""
-    return dict.fromkeys(keys.split(), shape)
-
-
-_NUMBERS = {...: float}
-_TEXTS = {...: str}
-_HARDWARE = _each(str, "fingerprint name host malloc")
-_REQUEST = {"at": str, "seeds": [int], "place": int, "length_of": str}
-_ATTEMPT = (
-    _each(str, "started host grid")
-    | _each(int, "devices threads")
-    | {"spent_s": float, "swept": [str]}
-    | {"asked": _REQUEST}
+from nocap.store.metrics import METRICS, OF_A_RUN, Ending, Measurement, moment
+from nocap.store.record_files import (
+    ENDED,
+    MANIFEST,
+    SHAPES,
+    SUMMARY,
+    Metrics,
+    RunStatus,
+    check_record,
+    filled,
 )
-_PARTS = {
-    "config": dict,
-    "source": _TEXTS,
-    "data": str,
-    "environment": dict,
-    "init": dict,
-    "teachers": dict,
-}
-_DATA = (
-    _each([dict], "train val")
-    | _each(str, "manifest val_bytes_reason")
-    | _each(int, "vocab_size val_bytes")
-    | {"source": dict}
-)
-# A file's name → what its keys hold, wherever it is read.
-SHAPES: dict[str, Shape] = {
-    "manifest.json": _each(str, "identity name arm")
-    | {
-        "schema_version": int,
-        "parts": _PARTS,
-        "data": _DATA,
-        "hardware": _HARDWARE,
-        "attempts": [_ATTEMPT],
-    }
-    | {
-        "git": {"commit": str},
-        "init": {"step": int},
-        "teachers": {...: {"identity": str, "train_s": float}},
-        "versions": _TEXTS,
-        "options": _TEXTS,
-        "defaults": _TEXTS,
-        "declared": {...: [str]},
-        "measured": [str],
-        "outside": [_each(str, "group name sha256")],
-        "imported": dict,
-    },
-    "summary.json": _each(str, "status identity name arm error tracker")
-    | _each(int, "schema_version seed steps tokens val_step devices attempts")
-    | _each(float, "val_loss val_bpb tokens_per_s token_us epoch_s mfu flops_per_token")
-    | _each(_NUMBERS, "clock_s step_ms memory_mib params logged")
-    | {
-        "spikes": [int],
-        "kernel": _TEXTS,
-        "hardware": _HARDWARE,
-        "data": {"manifest": str},
-        "sha256": _TEXTS,
-    },
-    "grid.json": {
-        "name": str,
-        "cells": [_each(str, "identity run arm") | {"seed": int, "asked": _REQUEST}],
-    },
-    "state.json": {
-        "step": int,
-        "run": str,
-        "clock_s": _NUMBERS,
-        "losses": [float],
-        "optimizer": dict,
-    },
-}
-_WORDS = {
-    str: "text",
-    int: "an integer",
-    float: "a finite number",
-    bool: "true or false",
-    dict: "an object",
-    list: "a list",
-}
+from nocap.store.record_files import Row as Row  # under this name it counts in identities
+
+UNKNOWN = "unknown"  # a machine
+Config = Mapping[str, Any]  # of a run, without the seed: key with dots → a value of YAML
+Parts = Mapping[str, Any]  # of an identity
+SYSTEM = "system"  # trainer.malloc of records that do not have it
+# of the clock: what it takes to train a run, and what it learns from
+TRAIN_LINES = ("train", "data", "teacher")
 
 
-def digest(content: object) -> str:
-    """Return twelve hex digits of the SHA-256 of canonical JSON."""
-    canonical = json.dumps(content, sort_keys=True)
-    return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Curve:
+    """Hold the validations of a run. `train_s` is training, its waits for data and a teacher's
+    training up to that step, nothing else."""
+
+    step: list[int] = field(default_factory=list)
+    tokens: list[int | None] = field(default_factory=list)
+    train_s: list[float | None] = field(default_factory=list)
+    val_loss: list[float] = field(default_factory=list)
+    val_bpb: list[float | None] = field(default_factory=list)
 
 
-def write_json(path: Path, content: Mapping[str, Any], *, stage: Path | None = None) -> None:
-    """Write an object with the version of its schema, and without secrets."""
-    content = redact({"schema_version": SCHEMA_VERSION, **content})
-    text = json.dumps(content, indent=2, allow_nan=False)
-    write_file(path, f"{text}\n".encode(), stage=stage)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """Say where a run was timed, and how its memory was allocated."""
+
+    fingerprint: str  # of the hardware
+    devices: int
+    malloc: str
 
 
-def read_json(path: Path, shape: Shape | None = None) -> dict[str, Any] | None:
-    """Read the object in the file, whose keys hold what the shape says, or `SHAPES` for a file of
-    that name; None where there is no file.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Record:
+    """Hold a run as its folder has it. Manifest and summary have every object and list of `SHAPES`,
+    an empty one where there is none."""
 
-    Errors:
-        ValueError: the file is there and holds no JSON object, a key holds something else, or a
-            newer nocap wrote it.
-    """
-    try:
-        content: Json = parse_json(read_text(path))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} must hold a JSON object: {error}") from error
-    require(isinstance(content, dict), str(path), "hold a JSON object", type(content).__name__)
-    if shape is None:
-        shape = SHAPES.get(path.name, dict)
-    check_shape(content, shape, path)
-    check_shape(content, {"schema_version": int}, path)
-    version = content.get("schema_version") or 0
-    rule = f"be at most {SCHEMA_VERSION} for this nocap"
-    require(version <= SCHEMA_VERSION, f"{path}: schema_version", rule, version)
-    return content
+    folder: Path
+    identity: str
+    name: str
+    arm: str
+    seed: int
+    status: str  # a `RunStatus`, or what the log of another trainer says
+    started: str  # of the first attempt, as the manifest has it
+    config: dict[str, Any]  # flat, without the seed
+    parts: Mapping[str, Any]
+    manifest: Mapping[str, Any]
+    summary: Mapping[str, Any]
+    curve: Curve
+    # the arm whose loss at another length it shows, by the command that asked for it; None: it is
+    # its own
+    length_of: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, file in {"manifest": MANIFEST, "summary": SUMMARY}.items():
+            object.__setattr__(self, name, filled(getattr(self, name), SHAPES[file]))
+
+    def number(self, *keys: str) -> float | None:
+        """Return a number of the summary, by its path; None where it was not measured."""
+        return number(dig(self.summary, *keys))
+
+    def value(self, metric: str) -> float | None:
+        """Return the run's measurement of a metric, in the metric's unit."""
+        if metric == "train_s":
+            return self.train_s
+        return self.number(*METRICS[metric].path)
+
+    @property
+    def val_loss(self) -> float | None:
+        return self.value("val_loss")
+
+    @property
+    def train_s(self) -> float | None:
+        """Return the seconds of training, with its waits for data and a teacher's training."""
+        clock = self.summary["clock_s"]
+        if not clock:
+            return None
+        return sum(clock.get(line) or 0.0 for line in TRAIN_LINES)
+
+    @property
+    def when(self) -> tuple[float, int, float, str]:
+        """Return what sorts runs, in whatever order they are listed: when a command asked for it,
+        where that command had its arm, and when it was started."""
+        request = self.manifest["attempts"][0]["asked"]
+        started = moment(self.started)
+        if started is None:
+            started = -math.inf
+        requested = moment(request.get("at") or "")
+        if requested is None:
+            requested = started
+        return requested, request.get("place") or 0, started, self.folder.name
+
+    @property
+    def attempt(self) -> Mapping[str, Any]:
+        """Return the last attempt."""
+        return cast(Mapping[str, Any], self.manifest["attempts"][-1])
+
+    @property
+    def hardware(self) -> Mapping[str, Any]:
+        """Return the hardware of the end, or of the last start where the run has not ended."""
+        return cast(Mapping[str, Any], self.summary["hardware"] or self.manifest["hardware"])
+
+    @property
+    def imported(self) -> Mapping[str, Any]:
+        """Return the facts of a run whose log another trainer wrote: its format, what named its arm
+        and its seed, whether the user said its hardware, and the length of a log without steps."""
+        return cast(Mapping[str, Any], self.manifest["imported"])
+
+    @property
+    def machine(self) -> Machine:
+        """Return the machine that timed the run: times are comparable where it is equal."""
+        return Machine(
+            fingerprint=str(self.hardware.get("fingerprint", UNKNOWN)),
+            devices=int(self.number("devices") or 1),
+            malloc=str(self.hardware.get("malloc", SYSTEM)),
+        )
+
+    @property
+    def machine_name(self) -> str:
+        machine = self.machine
+        if self.imported:
+            return machine.fingerprint
+        name = self.hardware.get("name", "unknown")
+        text = f"{machine.devices} × {name}"
+        if "host" in self.hardware:
+            text = f"{text} on {self.hardware['host']}"
+        details = machine.fingerprint
+        if machine.malloc != SYSTEM:
+            details = f"{details}, {machine.malloc}"
+        return f"{text} ({details})"
+
+    def tokens_hash(self, split: str) -> str:
+        """Return the shards' hashes, which say what tokens a split has. A record that does not list
+        its shards has the hash of its data."""
+        shards = self.manifest["data"][split]
+        hashes = [str(shard["sha256"]) for shard in shards if shard.get("sha256")]
+        return "+".join(hashes) or str(self.parts.get("data"))
 
 
-def check_shape(value: object, shape: Shape, path: Path, key: str = "") -> None:
-    """Refuse a value of another type than `shape` has, by its key. A null is a value that was not
-    measured.
-
-    Errors:
-        ValueError: it has another type.
-    """
-    kind = _kind(shape)
-    if value is None:
-        return
-    if not _is_of(value, kind):
-        raise ValueError(f"{path}: {key or 'it'} must be {_WORDS[kind]}, got {str(value)[:80]!r}")
-    if isinstance(shape, list):
-        elements = cast(list[object], value)
-        for number, element in enumerate(elements):
-            check_shape(element, shape[0], path, f"{key}[{number}]")
-    elif isinstance(shape, dict):
-        _check_object(cast(Json, value), shape, path, key)
-
-
-def _kind(shape: Shape) -> type:
-    """Return the type of JSON that a shape is of."""
-    if isinstance(shape, type):
-        return shape
-    if isinstance(shape, dict):
-        return dict
-    return list
-
-
-def _is_of(value: object, kind: type) -> bool:
-    """Say whether a value is of a type of JSON, whose booleans are no numbers."""
-    if isinstance(value, bool):
-        return kind is bool
-    if kind is float:
-        return isinstance(value, int | float)
-    return isinstance(value, kind)
-
-
-def _check_object(value: Json, shape: dict[Any, Shape], path: Path, key: str) -> None:
-    """Refuse an object that lacks a key, or has a wrong value.
-
-    Errors:
-        ValueError: that.
-    """
-    if isinstance(shape, Required):
-        for name, inner in shape.items():
-            is_number = inner in (int, float)
-            is_missing = name not in value
-            is_null = not is_missing and value[name] is None
-            if is_missing or (is_null and not is_number):
-                raise ValueError(f"{path}: {key or 'it'} must have {name}")
-    for name in value:
-        inner = shape.get(name, shape.get(...))
-        if inner is not None:
-            name_of_key = f"{key}.{name}" if key else str(name)
-            check_shape(value[name], inner, path, name_of_key)
-
-
-def filled(content: Any, shape: Shape) -> Any:
-    """Return the same with an empty object or list where one is missing or null: a reader has no
-    case for that."""
-    if isinstance(shape, list):
-        return [filled(item, shape[0]) for item in content or ()]
-    if shape is dict:
-        return content or {}
-    if not isinstance(shape, dict):
-        return content
-    full = dict(content or {})
-    for key, inner in shape.items():
-        nests = inner is dict or isinstance(inner, dict | list)
-        if key is not ... and nests:
-            full[key] = filled(full.get(key), inner)
-    return full
-
-
-def read_rows(content: bytes) -> list[Row]:
-    """Return the sound rows of a `metrics.jsonl`: objects of numbers and nulls and of a step. Lines
-    that are none are left out: torn, foreign, or not after the row before."""
-    rows = list[Row]()
-    last = -1
-    for line in content.splitlines():
-        with suppress(AttributeError, KeyError, ValueError):
-            row = parse_json(line.decode())
-            has_numbers = _has_numbers(row)
-            step = row["step"]
-            if has_numbers and type(step) is int and step > last:
-                rows.append(row)
-                last = step
+def measurements(record: Record) -> list[Measurement]:
+    """Return what a run measured at its end. A diverged run has no loss, and says so."""
+    rows = list[Measurement]()
+    for name in OF_A_RUN:
+        metric = METRICS[name]
+        value = record.value(name)
+        ending = Ending.measured
+        if record.status == RunStatus.diverged and metric.made_by == "train":
+            value = None
+            ending = Ending.diverged
+        elif value is None:
+            continue
+        row = Measurement(
+            arm=record.arm,
+            repeat=record.seed,
+            metric=metric,
+            value=value,
+            ending=ending,
+            where=record.machine.fingerprint,
+            when=record.started,
+        )
+        rows.append(row)
     return rows
 
 
-def _has_numbers(row: Row) -> bool:
-    """Say whether every value of a row is a number or null; a boolean is none."""
-    types = set(map(type, row.values()))
-    return types <= {int, float, type(None)}
-
-
-class Metrics:
-    """Write and read `metrics.jsonl`: one object a logged step, each step once. What this process
-    put there it also keeps in memory."""
-
-    def __init__(self, path: Path, *, stage: Path | None = None) -> None:
-        """Take the file, and the `stage` of its writer's lease."""
-        self.path = path
-        self._stage = stage
-        self._known: list[bytes] = []
-
-    @property
-    def content(self) -> bytes:
-        """Return all rows that are to be in the file, as they are there."""
-        return b"".join(self._known)
-
-    def rows(self) -> list[Row]:
-        """Return all sound rows of the file. A kill can tear the last line; it is left out, as are
-        lines that another program put there."""
-        return read_rows(self._read())
-
-    def put_back(self, content: bytes, *, source: str) -> list[str]:
-        """Make the file hold these rows and no more. Return a line where they were not in it as
-        they should be."""
-        on_disk = self._read()
-        self._known = [content]
-        if on_disk != content or self.path.is_symlink():
-            write_file(self.path, content, stage=self._stage)
-        if on_disk.startswith(content):
-            return []
-        return [f"{self.path}: damaged; its rows are put back from {source}"]
-
-    def append(self, row: Row) -> None:
-        """Add a row.
-
-        Errors:
-            LostError: another process writes them now.
-            OSError: the disk does not take it; a part of the line may be there, which a reader
-                leaves out.
-        """
-        content = json.dumps(redact(row), allow_nan=False).encode() + b"\n"
-        lease.check(self._stage)
-        try:
-            with open(self.path, "ab", opener=not_elsewhere) as file:
-                file.write(content)
-        except OSError as error:
-            line = (
-                f"the row of step {row['step']} cannot be written: {error}; training stopped there"
-            )
-            raise OSError(line) from error
-        self._known.append(content)
-
-    def sync(self) -> None:
-        """Make the rows so far survive a power cut."""
-        if self.path.exists():
-            with self.path.open("a") as file:
-                os.fsync(file.fileno())
-
-    def _read(self) -> bytes:
-        try:
-            return read_bytes(self.path)
-        except FileNotFoundError:
-            return b""
-        except (OSError, ValueError) as error:
-            raise ValueError(f"{self.path} must be a run's rows, got {error}") from error
-
-
-# --- digests --------------------------------------------------------------------------------------
-
-
-def write_summary(folder: Path, summary: Mapping[str, Any], *, stage: Path | None = None) -> None:
-    """Write `summary.json` with the digests of all that it sums up."""
-    content = redact({"schema_version": SCHEMA_VERSION, **summary})
-    write_json(folder / SUMMARY, {**content, SEAL: _digests(folder, content)}, stage=stage)
-
-
-def _digests(folder: Path, summary: Mapping[str, Any]) -> Json:
-    """Return file → its SHA-256, the summary's own included; nothing where there is no such
-    file."""
-    unsealed = {key: value for key, value in summary.items() if key != SEAL}
-    contents = {SUMMARY: json.dumps(unsealed, sort_keys=True).encode()}
-    for name in SEALED:
-        path = folder / name
-        if path.exists():
-            contents[name] = read_bytes(path)
-    return {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
-
-
-def check_record(
-    folder: Path, *, identity: str | None = None, config: Mapping[str, Any] | None = None
-) -> tuple[Json, Json]:
-    """Refuse a record that was changed, or is not of this identity. A run that has not ended may
-    have no digest: then `config`, what counts of config.yaml, is compared with its manifest. Return
-    its manifest and its summary, or an empty one.
+def read_record(folder: Path, *, rows: bool = True) -> Record:
+    """Read one run's record; without `rows`, as a list of many runs shows it.
 
     Errors:
-        InputError: that; the message names the file.
-        ValueError: a file cannot be read.
+        ValueError: the folder is no run, its record cannot be read or was changed, or a newer nocap
+            wrote it.
     """
-    manifest = read_json(folder / MANIFEST) or {}
-    summary = read_json(folder / SUMMARY) or {}
-    _refuse(folder, _problems(folder, manifest, summary, identity=identity, config=config))
-    return manifest, summary
+    manifest, summary = check_record(folder)
+    # a nocap of somebody else may have written a secret
+    name = redact(manifest.get("name") or folder.name)
+    arm = redact(manifest.get("arm") or name)
+    config = dict(flat(redact(dig(manifest, "parts", "config") or {})))
+    seed = config.pop("seed", None)
+    require(type(seed) is int, "the seed of manifest.json", "be an integer", seed)
+    attempts = manifest.get("attempts") or []
+    require(bool(attempts) and all(attempts), "manifest.json", "list the run's attempts", attempts)
+    status = summary.get("status") or RunStatus.unfinished.value
+    curve = Curve()
+    if rows and status in ENDED:
+        curve = _curve(Metrics(folder / "metrics.jsonl").rows())
+    return Record(
+        folder=folder,
+        identity=str(manifest.get("identity")),
+        name=name,
+        arm=arm,
+        seed=seed,
+        status=status,
+        started=str(attempts[0].get("started") or ""),
+        config=config,
+        parts=manifest.get("parts") or {},
+        manifest=manifest,
+        summary=summary,
+        curve=curve,
+        length_of=(attempts[0].get("asked") or {}).get("length_of"),
+    )
 
 
-def _refuse(folder: Path, problems: Iterable[str]) -> None:
-    """Refuse a record with a problem.
-
-    Errors:
-        InputError: the first of them.
-    """
-    for problem in problems:
-        raise InputError(f"{folder}: {problem}")
-
-
-def _problems(
-    folder: Path,
-    manifest: Json,
-    summary: Json,
-    *,
-    identity: str | None,
-    config: Mapping[str, Any] | None = None,
-) -> Iterator[str]:
-    """Yield what is wrong with a record.
-
-    Errors:
-        InputError: a file of it cannot be read.
-    """
-    parts = manifest.get("parts") or {}
-    if summary:
-        yield from _changed(folder, summary)
-    elif config is not None and config != parts.get("config"):
-        yield f"config.yaml is not the config of {MANIFEST}, with which it was trained"
-    if not manifest:
-        yield f"{MANIFEST} is missing"
-    own = manifest.get("identity")
-    computed = digest(parts)
-    # A secret, with which the digest was made, may have been redacted.
-    if own != computed and "<redacted:" not in json.dumps(parts):
-        yield f"{MANIFEST} has identity {own}, and its parts make {computed}"
-    in_name = re.search(r"-([0-9a-f]{12})$", folder.name)
-    if in_name is not None and in_name[1] != own:
-        yield f"{MANIFEST} has identity {own}, and the folder's name {in_name[1]}"
-    if identity not in (None, own):
-        yield f"{MANIFEST} has identity {own}, and this run {identity}"
+def _curve(rows: Sequence[Row]) -> Curve:
+    """Return the validations among logged rows."""
+    points = [row for row in rows if row.get("val/loss") is not None]
+    return Curve(
+        step=[row["step"] for row in points],
+        tokens=[row.get("tokens") or 0 for row in points],
+        train_s=[train_s(row) for row in points],
+        val_loss=[row["val/loss"] for row in points],
+        val_bpb=[row.get("val/bpb") for row in points],
+    )
 
 
-def _changed(folder: Path, summary: Json) -> Iterator[str]:
-    """Yield what is wrong with the files that a summary has digests of.
-
-    Errors:
-        InputError: one cannot be read.
-    """
-    try:
-        sums = _digests(folder, summary)
-    except OSError as error:
-        raise InputError(f"{folder}: a file cannot be read: {error}") from error
-    seal = summary.get(SEAL) or {}
-    for name in (SUMMARY, *SEALED):
-        if sums.get(name) != seal.get(name):
-            yield f"{name} does not match its digest in {SUMMARY}"
+def train_s(row: Row) -> float:
+    """Return the seconds of training before this row's validation. Its clock is read after the step
+    that follows the validation."""
+    clock_s = sum(row.get(f"clock/{line}_s") or 0.0 for line in TRAIN_LINES)
+    step_s = (row.get("perf/step_ms") or 0.0) / 1e3
+    return max(0.0, clock_s - step_s)
 
 
-def read_ended(folder: Path, *, identity: str | None = None) -> Json | None:
-    """Read the summary of a run that has come to its end, which is of this identity; None where it
-    has not.
+def dig(tree: Any, *keys: str) -> Any:
+    """Return the value at a path of keys; None where there is none."""
+    for key in keys:
+        if not isinstance(tree, Mapping):
+            return None
+        tree = tree.get(key)
+    return tree
 
-    Errors:
-        InputError: its record was changed.
-        ValueError: a file cannot be read.
-    """
-    summary = read_json(folder / SUMMARY) or {}
-    if summary.get("status") not in ENDED:
+
+def number(value: object) -> float | None:
+    """Return a finite number, and None for any other value."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    manifest = read_json(folder / MANIFEST) or {}
-    _refuse(folder, _problems(folder, manifest, summary, identity=identity))
-    return summary
+    if not math.isfinite(value):
+        return None
+    return float(value)

@@ -1,5 +1,5 @@
-"""Find runs on the disk by folder, grid, glob or name, and read them. A run that cannot be read is
-named, never dropped in silence."""
+"""Find runs on the disk by folder, grid, glob or name, and load their records. A run that cannot be
+read is named, never dropped in silence."""
 
 from __future__ import annotations
 
@@ -8,195 +8,23 @@ import glob
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
 
-from nocap.config.keys import flat, require
-from nocap.config.outward import redact
+from nocap.config.keys import require
 from nocap.config.paths import expanded
 from nocap.display import plural, shorten
-from nocap.store.metrics import METRICS, OF_A_RUN, Ending, Measurement, moment
-from nocap.store.record import (
-    ENDED,
-    MANIFEST,
-    SHAPES,
-    SUMMARY,
-    Metrics,
-    Row,
-    RunStatus,
-    check_record,
-    digest,
-    filled,
-    read_json,
-)
+from nocap.store.metrics import moment
+from nocap.store.record import Record, read_record
+from nocap.store.record_files import MANIFEST, SUMMARY, digest, read_json
 from nocap.store.timing import Timing, timings_in
 
 OUTPUTS = Path("outputs")  # names are looked for here
 LAST = "last"  # the run that was started or gone on with last
 CANDIDATES = 8  # that a message lists
 GRID = "grid.json"  # in a grid's folder: {"cells": [{"identity": …}, …]}
-UNKNOWN = "unknown"  # a machine
-Config = Mapping[str, Any]  # of a run, without the seed: key with dots → a value of YAML
-Parts = Mapping[str, Any]  # of an identity
-SYSTEM = "system"  # trainer.malloc of records that do not have it
-# of the clock: what it takes to train a run, and what it learns from
-TRAIN_LINES = ("train", "data", "teacher")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Curve:
-    """Hold the validations of a run. `train_s` is training, its waits for data and a teacher's
-    training up to that step, nothing else."""
-
-    step: list[int] = field(default_factory=list)
-    tokens: list[int | None] = field(default_factory=list)
-    train_s: list[float | None] = field(default_factory=list)
-    val_loss: list[float] = field(default_factory=list)
-    val_bpb: list[float | None] = field(default_factory=list)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Machine:
-    """Say where a run was timed, and how its memory was allocated."""
-
-    fingerprint: str  # of the hardware
-    devices: int
-    malloc: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Record:
-    """Hold a run as its folder has it. Manifest and summary have every object and list of `SHAPES`,
-    an empty one where there is none."""
-
-    folder: Path
-    identity: str
-    name: str
-    arm: str
-    seed: int
-    status: str  # a `RunStatus`, or what the log of another trainer says
-    started: str  # of the first attempt, as the manifest has it
-    config: dict[str, Any]  # flat, without the seed
-    parts: Mapping[str, Any]
-    manifest: Mapping[str, Any]
-    summary: Mapping[str, Any]
-    curve: Curve
-    # the arm whose loss at another length it shows, by the command that asked for it; None: it is
-    # its own
-    length_of: str | None = None
-
-    def __post_init__(self) -> None:
-        for name, file in {"manifest": MANIFEST, "summary": SUMMARY}.items():
-            object.__setattr__(self, name, filled(getattr(self, name), SHAPES[file]))
-
-    def number(self, *keys: str) -> float | None:
-        """Return a number of the summary, by its path; None where it was not measured."""
-        return number(dig(self.summary, *keys))
-
-    def value(self, metric: str) -> float | None:
-        """Return the run's measurement of a metric, in the metric's unit."""
-        if metric == "train_s":
-            return self.train_s
-        return self.number(*METRICS[metric].path)
-
-    @property
-    def val_loss(self) -> float | None:
-        return self.value("val_loss")
-
-    @property
-    def train_s(self) -> float | None:
-        """Return the seconds of training, with its waits for data and a teacher's training."""
-        clock = self.summary["clock_s"]
-        if not clock:
-            return None
-        return sum(clock.get(line) or 0.0 for line in TRAIN_LINES)
-
-    @property
-    def when(self) -> tuple[float, int, float, str]:
-        """Return what sorts runs, in whatever order they are listed: when a command asked for it,
-        where that command had its arm, and when it was started."""
-        request = self.manifest["attempts"][0]["asked"]
-        started = moment(self.started)
-        if started is None:
-            started = -math.inf
-        requested = moment(request.get("at") or "")
-        if requested is None:
-            requested = started
-        return requested, request.get("place") or 0, started, self.folder.name
-
-    @property
-    def attempt(self) -> Mapping[str, Any]:
-        """Return the last attempt."""
-        return cast(Mapping[str, Any], self.manifest["attempts"][-1])
-
-    @property
-    def hardware(self) -> Mapping[str, Any]:
-        """Return the hardware of the end, or of the last start where the run has not ended."""
-        return cast(Mapping[str, Any], self.summary["hardware"] or self.manifest["hardware"])
-
-    @property
-    def imported(self) -> Mapping[str, Any]:
-        """Return the facts of a run whose log another trainer wrote: its format, what named its arm
-        and its seed, whether the user said its hardware, and the length of a log without steps."""
-        return cast(Mapping[str, Any], self.manifest["imported"])
-
-    @property
-    def machine(self) -> Machine:
-        """Return the machine that timed the run: times are comparable where it is equal."""
-        return Machine(
-            fingerprint=str(self.hardware.get("fingerprint", UNKNOWN)),
-            devices=int(self.number("devices") or 1),
-            malloc=str(self.hardware.get("malloc", SYSTEM)),
-        )
-
-    @property
-    def machine_name(self) -> str:
-        machine = self.machine
-        if self.imported:
-            return machine.fingerprint
-        name = self.hardware.get("name", "unknown")
-        text = f"{machine.devices} × {name}"
-        if "host" in self.hardware:
-            text = f"{text} on {self.hardware['host']}"
-        details = machine.fingerprint
-        if machine.malloc != SYSTEM:
-            details = f"{details}, {machine.malloc}"
-        return f"{text} ({details})"
-
-    def tokens_hash(self, split: str) -> str:
-        """Return the shards' hashes, which say what tokens a split has. A record that does not list
-        its shards has the hash of its data."""
-        shards = self.manifest["data"][split]
-        hashes = [str(shard["sha256"]) for shard in shards if shard.get("sha256")]
-        return "+".join(hashes) or str(self.parts.get("data"))
-
-
-def measurements(record: Record) -> list[Measurement]:
-    """Return what a run measured at its end. A diverged run has no loss, and says so."""
-    rows = list[Measurement]()
-    for name in OF_A_RUN:
-        metric = METRICS[name]
-        value = record.value(name)
-        ending = Ending.measured
-        if record.status == RunStatus.diverged and metric.made_by == "train":
-            value = None
-            ending = Ending.diverged
-        elif value is None:
-            continue
-        row = Measurement(
-            arm=record.arm,
-            repeat=record.seed,
-            metric=metric,
-            value=value,
-            ending=ending,
-            where=record.machine.fingerprint,
-            when=record.started,
-        )
-        rows.append(row)
-    return rows
 
 
 @dataclass(kw_only=True, slots=True)
@@ -207,24 +35,6 @@ class Found:
     problems: list[str] = field(default_factory=list)
     unreadable: dict[str, str] = field(default_factory=dict)  # folder's name → why
     timings: list[Timing] = field(default_factory=list)  # of grids among them, the newest first
-
-
-def dig(tree: Any, *keys: str) -> Any:
-    """Return the value at a path of keys; None where there is none."""
-    for key in keys:
-        if not isinstance(tree, Mapping):
-            return None
-        tree = tree.get(key)
-    return tree
-
-
-def number(value: object) -> float | None:
-    """Return a finite number, and None for any other value."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    if not math.isfinite(value):
-        return None
-    return float(value)
 
 
 def load_runs(paths: Iterable[str | Path], *, outputs: Path = OUTPUTS, rows: bool = True) -> Found:
@@ -299,63 +109,6 @@ def _lengths(grids: Sequence[Path]) -> dict[str, str | None]:
         for cell in _cells(grid):
             lengths[cell.identity] = cell.length_of
     return lengths
-
-
-def read_record(folder: Path, *, rows: bool = True) -> Record:
-    """Read one run's record; without `rows`, as a list of many runs shows it.
-
-    Errors:
-        ValueError: the folder is no run, its record cannot be read or was changed, or a newer nocap
-            wrote it.
-    """
-    manifest, summary = check_record(folder)
-    # a nocap of somebody else may have written a secret
-    name = redact(manifest.get("name") or folder.name)
-    arm = redact(manifest.get("arm") or name)
-    config = dict(flat(redact(dig(manifest, "parts", "config") or {})))
-    seed = config.pop("seed", None)
-    require(type(seed) is int, "the seed of manifest.json", "be an integer", seed)
-    attempts = manifest.get("attempts") or []
-    require(bool(attempts) and all(attempts), "manifest.json", "list the run's attempts", attempts)
-    status = summary.get("status") or RunStatus.unfinished.value
-    curve = Curve()
-    if rows and status in ENDED:
-        curve = _curve(Metrics(folder / "metrics.jsonl").rows())
-    return Record(
-        folder=folder,
-        identity=str(manifest.get("identity")),
-        name=name,
-        arm=arm,
-        seed=seed,
-        status=status,
-        started=str(attempts[0].get("started") or ""),
-        config=config,
-        parts=manifest.get("parts") or {},
-        manifest=manifest,
-        summary=summary,
-        curve=curve,
-        length_of=(attempts[0].get("asked") or {}).get("length_of"),
-    )
-
-
-def _curve(rows: Sequence[Row]) -> Curve:
-    """Return the validations among logged rows."""
-    points = [row for row in rows if row.get("val/loss") is not None]
-    return Curve(
-        step=[row["step"] for row in points],
-        tokens=[row.get("tokens") or 0 for row in points],
-        train_s=[train_s(row) for row in points],
-        val_loss=[row["val/loss"] for row in points],
-        val_bpb=[row.get("val/bpb") for row in points],
-    )
-
-
-def train_s(row: Row) -> float:
-    """Return the seconds of training before this row's validation. Its clock is read after the step
-    that follows the validation."""
-    clock_s = sum(row.get(f"clock/{line}_s") or 0.0 for line in TRAIN_LINES)
-    step_s = (row.get("perf/step_ms") or 0.0) / 1e3
-    return max(0.0, clock_s - step_s)
 
 
 # --- names ----------------------------------------------------------------------------------------
@@ -456,7 +209,7 @@ def _started(folder: Path, attempt: int) -> float:
 
 
 def _below(target: Path) -> list[Path]:
-    """List the run folders of a run, of a grid in the order of its cells, or of a folder by name."""
+    """List the run folders of a run, of a grid in its cells' order, or of a folder by name."""
     if _is_run(target):
         return [target]
     if (target / GRID).is_file():

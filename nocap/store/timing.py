@@ -8,7 +8,7 @@ from pathlib import Path
 
 from nocap.config.keys import require
 from nocap.store.metrics import moment
-from nocap.store.record import Required, check_shape, read_json
+from nocap.store.record_files import Required, check_shape, read_json
 
 FILES = "sessions/rounds-*.json"  # in a grid's folder
 _ARM = {"clock": str, "status": str, "reason": str, "seconds_per_token": [float]}

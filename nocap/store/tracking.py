@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from nocap import outside
-from nocap.config.keys import line_of
+from nocap.config.errors import line_of
 from nocap.config.outward import redact
 from nocap.options.tracker import RunFacts, Tables, Tracker, TrackerSession
-from nocap.store.record import RunStatus
+from nocap.store.record_files import RunStatus
 
 T = TypeVar("T")
 

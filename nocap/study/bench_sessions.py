@@ -20,10 +20,12 @@ from nocap.config.hardware import Fact
 from nocap.config.keys import require
 from nocap.config.trainer import Device, Precision
 from nocap.judge.claim import Claim
-from nocap.sessions.figures import PLACES, SessionFile, StepFigures
+from nocap.sessions.figures import StepFigures
+from nocap.sessions.places import PLACES
+from nocap.sessions.session_file import SessionFile
 from nocap.store.identity import OF_THE_MACHINE, digest
 from nocap.store.metrics import moment
-from nocap.store.record import read_json
+from nocap.store.record_files import read_json
 from nocap.study.evidence import places
 from nocap.study.study_plan import StudyPlan
 

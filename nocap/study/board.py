@@ -20,7 +20,7 @@ from nocap.config.keys import check_keys, require
 from nocap.config.plain import made
 from nocap.display import plural
 from nocap.judge.claim import Claim
-from nocap.judge.verdict import Word
+from nocap.judge.verdict import ClaimWord
 from nocap.report import html_page
 from nocap.report.table import Column, Table, tame
 from nocap.study.claim_row import (
@@ -35,7 +35,8 @@ from nocap.study.claim_row import (
     measures,
     rows,
 )
-from nocap.study.spec import FILE, Study, load_study, select_claims
+from nocap.study.spec import Study, select_claims
+from nocap.study.study_folder import FILE, load_study
 from nocap.study.study_pages import all_results, files, plots, write_all
 from nocap.study.study_result import StudyResult
 
@@ -46,7 +47,7 @@ NOT_BUILT = "not_built.yaml"  # claims that no study measures
 COLUMNS = {
     "expected": "expected",
     "measured": "figure",
-    "verdict": "outcome",
+    "verdict": "short verdict",
     "n": "n",
     "where": "place",
 }
@@ -163,8 +164,8 @@ class BoardSection:
         """Return `of the notes' decided claims most were refuted`."""
         whose = self.group.whose or "the"
         times = Counter(row.word for row in self.rows)
-        held = times[Word.confirmed.value] + times[Word.exceeded.value]
-        refuted = times[Word.refuted.value]
+        held = times[ClaimWord.confirmed.value] + times[ClaimWord.exceeded.value]
+        refuted = times[ClaimWord.refuted.value]
         if not held and not refuted:
             return f"of {whose} claims none is decided"
         return f"of {whose} decided claims {_most(held, refuted)}"

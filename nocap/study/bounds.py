@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from nocap.judge.claim import Claim, Rule
-from nocap.sessions.figures import (
-    PACE,
-    Figures,
-    PartFigures,
-    SessionFile,
-    StepFigures,
-)
+from nocap.sessions.figures import Figures, PartFigures, StepFigures
+from nocap.sessions.places import PACE
+from nocap.sessions.session_file import SessionFile
 from nocap.store.metrics import HELD
 from nocap.study.evidence import Evidence
 from nocap.study.spec import Study

@@ -20,12 +20,13 @@ from nocap.display import duration
 from nocap.judge.claim import Claim
 from nocap.judge.interval import analyses, analysis_of
 from nocap.judge.verdict import Reason, Verdict
-from nocap.launch.plan import RunResult
-from nocap.sessions.figures import PLACES, TRAIN, SessionFile
+from nocap.launch.run_result import RunResult
+from nocap.sessions.places import PLACES, TRAIN
 from nocap.sessions.session import Session
-from nocap.store.record import ENDED, RunStatus
-from nocap.store.runs import Record
-from nocap.store.runs import number as number_of
+from nocap.sessions.session_file import SessionFile
+from nocap.store.record import Record
+from nocap.store.record import number as number_of
+from nocap.store.record_files import ENDED, RunStatus
 from nocap.study.claim_measurements import verdict_of
 from nocap.study.evidence import Evidence, places
 from nocap.study.log import (
@@ -40,18 +41,11 @@ from nocap.study.log import (
     writable,
 )
 from nocap.study.registration import Provenance, content_of, provenance_of, registrations
-from nocap.study.spec import FILE as STUDY
 from nocap.study.spec import Study
+from nocap.study.study_folder import FILE as STUDY
 from nocap.study.study_plan import StudyPlan, compose_trials, more, shorter, trials_of
 from nocap.study.study_schema import TuningTrial
-from nocap.study.tasks import (
-    Training,
-    length_trainings,
-    loss_of,
-    sessions,
-    train,
-    trainings,
-)
+from nocap.study.tasks import Training, length_trainings, loss_of, sessions, train, trainings
 
 PRINT: Callable[[str], None] = partial(print, flush=True)  # a study may then wait for minutes
 Records = list[tuple[Training, Record]]

@@ -12,24 +12,18 @@ from statistics import fmean
 
 from nocap.judge.arms import Arm
 from nocap.judge.claim import AT_EQUAL_LOSS, TO_TARGET, Claim
-from nocap.judge.equal_loss import EqualLoss
+from nocap.judge.equal_loss import BaselineLengths
 from nocap.judge.interval import LEAST_PAIRS, analyses, analysis_of
 from nocap.judge.pace import Paces
 from nocap.judge.time_to_target import race
 from nocap.judge.verdict import Verdict, judge
-from nocap.sessions.figures import (
-    PACE,
-    TRAIN,
-    Figures,
-    PartFigures,
-    SessionFile,
-    StepFigures,
-    place_of,
-)
+from nocap.sessions.figures import Figures, PartFigures, StepFigures
+from nocap.sessions.places import PACE, TRAIN, place_of
+from nocap.sessions.session_file import SessionFile
 from nocap.store.metrics import METRICS, Ending, Measurement, Metric, Per, is_count
-from nocap.store.record import RunStatus
-from nocap.store.runs import Record
-from nocap.store.runs import measurements as of_run
+from nocap.store.record import Record
+from nocap.store.record import measurements as of_run
+from nocap.store.record_files import RunStatus
 from nocap.study.bounds import bound
 from nocap.study.evidence import Evidence
 from nocap.study.spec import Study
@@ -359,7 +353,7 @@ def _at_equal_loss(
     if len(sound) < LEAST_PAIRS:
         return dict.fromkeys(seeds, next(iter(lost.values()), TOO_FEW))
     lengths = [evidence.lengths[base, seed].values() for seed in sound]
-    worth = EqualLoss(
+    lengths_of_base = BaselineLengths(
         base=_arm(base, [evidence.runs[base, seed] for seed in sound]),
         short=_arm(base, [min(runs, key=steps_of) for runs in lengths]),
         long=_arm(base, [max(runs, key=steps_of) for runs in lengths]),
@@ -368,7 +362,7 @@ def _at_equal_loss(
         look=analysis_of(len(seeds)),
         paces=Paces(timing=None),
     )
-    row = worth.row(_arm(arm, [evidence.runs[arm, seed] for seed in sound]))
+    row = lengths_of_base.row(_arm(arm, [evidence.runs[arm, seed] for seed in sound]))
     if isinstance(row, str):
         return dict.fromkeys(sound, row) | lost
     return dict(zip(sound, row.by_seed, strict=True)) | lost

@@ -10,7 +10,9 @@ from functools import cached_property
 from nocap.display import NONE, listed, plural, shorten
 from nocap.judge.cautious_interval import Declared
 from nocap.judge.claim import Claim, Guard, Threshold
-from nocap.judge.verdict import Gain, Missing, Reason, Word
+from nocap.judge.claim_gains import Missing
+from nocap.judge.gain import Gain
+from nocap.judge.verdict import ClaimWord, Reason
 from nocap.report import words
 from nocap.report.table import one_line
 from nocap.store.metrics import METRICS, Ending, Metric, Per, Scale, part_title
@@ -215,12 +217,12 @@ class ClaimRow:
         return expected_of(self.claim)
 
     @property
-    def verdict(self) -> str:
+    def word_with_place(self) -> str:
         """Return `refuted at 1 × 512 tokens, CPU: worse than stated`."""
         return self._with_reason(f"{self.word} at {self.at}")
 
     @property
-    def outcome(self) -> str:
+    def word_with_reason(self) -> str:
         """Return `refuted: worse than stated; exploratory`, for a table with a column of places;
         where sessions are to follow `1 session: no verdict yet`."""
         text = self._with_reason(self.word)
@@ -331,8 +333,8 @@ class ClaimRow:
             "figure": figure(primary),
             "n": repeats(primary),
             "guards": "; ".join(guards),
-            "verdict": self.verdict,
-            "outcome": self.outcome,
+            "verdict": self.word_with_place,
+            "short verdict": self.word_with_reason,
             "notes": "; ".join(self.notes),
             "where": self.where,
             "place": f"{self.at}, {self.result.machine_name}",
@@ -428,4 +430,4 @@ def _compared(row: ClaimRow, rows_of_claim: Iterable[ClaimRow]) -> ClaimRow:
 
 def counted(some: Iterable[ClaimRow]) -> str:
     """Return `12 confirmed, 3 refuted`."""
-    return words.counted((row.word for row in some), [word.value for word in Word])
+    return words.counted((row.word for row in some), [word.value for word in ClaimWord])

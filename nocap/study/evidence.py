@@ -10,16 +10,10 @@ from typing import NamedTuple
 from nocap.config.compose import Composed
 from nocap.judge.claim import Claim
 from nocap.judge.equal_loss import SHARES
-from nocap.sessions.figures import (
-    PACE,
-    TRAIN,
-    Figures,
-    PartFigures,
-    SessionFile,
-    StepFigures,
-    place_of,
-)
-from nocap.store.runs import Record
+from nocap.sessions.figures import Figures, PartFigures, StepFigures
+from nocap.sessions.places import PACE, TRAIN, place_of
+from nocap.sessions.session_file import SessionFile
+from nocap.store.record import Record
 from nocap.study.spec import Study
 
 
@@ -36,9 +30,8 @@ class Evidence:
     sessions: Mapping[str, Sequence[SessionFile]] = field(default_factory=dict)
     # place → arm → as it was composed, shorter ones too
     arms: Mapping[str, Mapping[str, Sequence[Composed]]] = field(default_factory=dict)
-    damaged: frozenset[tuple[str, int]] = (
-        frozenset()
-    )  # (arm, seed) of runs whose record was changed
+    # (arm, seed) of runs whose record was changed
+    damaged: frozenset[tuple[str, int]] = frozenset()
 
     def of_arm(self, place: str, arm: str) -> list[tuple[SessionFile, Figures]]:
         """Return the sessions of a place that have the arm, each with what it measured of it."""

@@ -17,7 +17,7 @@ import msgspec
 
 from nocap.config.bounded import parse_json, read_text
 from nocap.config.outward import redact
-from nocap.store.files import not_elsewhere
+from nocap.store.file_writing import not_elsewhere
 from nocap.store.metrics import now
 
 FILE = "log.jsonl"

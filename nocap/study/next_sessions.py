@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from itertools import chain
 
-from nocap.sessions.figures import SessionFile
+from nocap.sessions.session_file import SessionFile
 from nocap.store.metrics import Per
 from nocap.study.carry_out import StudyOutcome
 from nocap.study.study_result import StudyResult

@@ -10,6 +10,7 @@ from nocap.config.keys import flat
 from nocap.judge.cautious_interval import pooled
 from nocap.judge.claim import Claim
 from nocap.judge.equal_loss import SHARES
+from nocap.judge.gain import width_of
 from nocap.judge.interval import LEAST_PAIRS, analyses, analysis_of
 from nocap.judge.power import (
     POWER,
@@ -18,15 +19,14 @@ from nocap.judge.power import (
     detectable_time,
     noise_at_equal_loss,
 )
-from nocap.judge.verdict import width_of
 from nocap.launch.lengths import cost_of
 from nocap.report.table import Column, Table
 from nocap.report.terminal import prose
 from nocap.sessions.foresight import records_in
 from nocap.sessions.grid_plan import of_grid
 from nocap.store.metrics import METRICS
-from nocap.store.record import RunStatus
-from nocap.store.runs import Record
+from nocap.store.record import Record
+from nocap.store.record_files import RunStatus
 from nocap.study.carry_out import seeds_of, up_to
 from nocap.study.claim_row import expected
 from nocap.study.spec import Study

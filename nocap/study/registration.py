@@ -11,9 +11,9 @@ from nocap.config.compose import Composed
 from nocap.display import listed, plural, shorten
 from nocap.judge.claim import Claim
 from nocap.judge.equal_loss import SHARES
-from nocap.sessions.figures import PACE, TRAIN
+from nocap.sessions.places import PACE, TRAIN
 from nocap.store.metrics import moment
-from nocap.store.record import digest
+from nocap.store.record_files import digest
 from nocap.study.evidence import Evidence, places
 from nocap.study.log import (
     AnalysisLine,

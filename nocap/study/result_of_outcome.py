@@ -13,18 +13,12 @@ from nocap.config.compose import Composed
 from nocap.config.hardware import Fact
 from nocap.judge.claim import Claim
 from nocap.launch.lengths import others_of
-from nocap.sessions.figures import (
-    PACE,
-    TRAIN,
-    DecodingFigures,
-    Figures,
-    LengthFigures,
-    StepFigures,
-)
+from nocap.sessions.figures import DecodingFigures, Figures, LengthFigures, StepFigures
+from nocap.sessions.places import PACE, TRAIN
 from nocap.store.identity import git_state
 from nocap.store.metrics import Measurement
-from nocap.store.record import RunStatus
-from nocap.store.runs import Record, dig
+from nocap.store.record import Record, dig
+from nocap.store.record_files import RunStatus
 from nocap.study.bounds import bound
 from nocap.study.carry_out import StudyOutcome
 from nocap.study.claim_measurements import measurements, verdict_of

@@ -15,13 +15,20 @@ from nocap.config.compose import from_overrides
 from nocap.config.errors import EXIT_CODES, FailedError
 from nocap.config.keys import require
 from nocap.config.trainer import Device
-from nocap.sessions.figures import SessionFile
-from nocap.store.files import write_file
-from nocap.study import bench_sessions, carry_out, log, plan_preview, spec, study_pages
+from nocap.sessions.session_file import SessionFile
+from nocap.store.file_writing import write_file
+from nocap.study import bench_sessions, carry_out, log, plan_preview, study_pages
 from nocap.study import board as leaderboard
 from nocap.study.next_sessions import next_sessions
 from nocap.study.result_of_outcome import result_of
-from nocap.study.spec import Study
+from nocap.study.spec import GPU, Study
+from nocap.study.study_folder import (
+    files_of,
+    folder_of,
+    load_study,
+    options_of,
+    source_of,
+)
 from nocap.study.study_plan import StudyPlan, prepare
 from nocap.study.study_result import answer
 
@@ -55,7 +62,7 @@ def read_arguments(arguments: argparse.Namespace) -> tuple[list[Path], Options]:
         if "=" in word:
             overrides.append(word)
         else:
-            folders.append(spec.folder_of(word))
+            folders.append(folder_of(word))
     require(bool(folders), "FOLDER", "be given: a study's folder, as in experiments/gqa", "none")
     return folders, from_overrides(Options, overrides)
 
@@ -64,8 +71,8 @@ def scale_of(study: Study, options: Options) -> str:
     """Return the scale that is asked for, else the usual one of this machine."""
     if options.scale:
         return options.scale
-    if defaults.device() is Device.cuda and spec.GPU in study.scales:
-        return spec.GPU
+    if defaults.device() is Device.cuda and GPU in study.scales:
+        return GPU
     if "cpu" in study.scales:
         return "cpu"
     return next(iter(study.scales), "")
@@ -78,7 +85,7 @@ def studies(arguments: argparse.Namespace) -> int:
         ValueError: no such folder, an invalid study. All are checked before the first one runs.
     """
     folders, options = read_arguments(arguments)
-    pairs = [(folder, spec.load_study(folder)) for folder in folders]
+    pairs = [(folder, load_study(folder)) for folder in folders]
     use_options([study for _, study in pairs], allow_code=arguments.allow_code)
     plans = [(folder, _prepare(folder, study, options)) for folder, study in pairs]
     code = EXIT_CODES["finished"]
@@ -107,7 +114,7 @@ def use_options(every: Sequence[Study], *, allow_code: bool) -> None:
         require(allow_code, f"{study.folder}: config_dir", rule, study.config_dir)
     rule = "be left out where no study has a config_dir"
     require(bool(foreign) or not allow_code, "--allow-code", rule, "it")
-    outside.use(folder for study in foreign for folder in spec.options_of(study))
+    outside.use(folder for study in foreign for folder in options_of(study))
 
 
 def _prepare(folder: Path, study: Study, options: Options) -> StudyPlan:
@@ -129,8 +136,8 @@ def _carry_out(
 ) -> int:
     """Carry out or judge a study, print and write its results, and return the exit code."""
     run = not arguments.judge
-    if run and spec.source_of(folder) != folder:
-        for name, file in spec.files_of(plan.study).items():
+    if run and source_of(folder) != folder:
+        for name, file in files_of(plan.study).items():
             write_file(folder / name, file)
             print(f"written: {folder / name}, as it comes with nocap")
     files = list[SessionFile]()
@@ -144,7 +151,7 @@ def _carry_out(
     )
     print(study_pages.render(result))
     if run and log.writable(folder / log.FILE):
-        for path in study_pages.write(spec.load_study(folder), folder, result):
+        for path in study_pages.write(load_study(folder), folder, result):
             print(f"written: {path}")
     for problem in outcome.problems:
         print(f"nocap: {problem}", file=sys.stderr)

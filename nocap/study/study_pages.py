@@ -15,7 +15,7 @@ from nocap.report import forest
 from nocap.report.table import Column, Table, one_line, tame
 from nocap.report.terminal import prose
 from nocap.report.words import amount
-from nocap.store.files import write_file
+from nocap.store.file_writing import write_file
 from nocap.store.metrics import METRICS, Scale
 from nocap.study import log
 from nocap.study.claim_row import ClaimRow, counted, expected, is_known, rows
@@ -77,7 +77,7 @@ def render(result: StudyResult) -> str:
     """Draw all of it for a terminal."""
     lines = [prose(f"{result.study.name}, scale {result.scale}: {result.study.question}"), ""]
     for row in rows([result]):
-        lines.append(prose(f"{row.claim.id} {row.verdict}: {row.claim.statement}", hang=2))
+        lines.append(prose(f"{row.claim.id} {row.word_with_place}: {row.claim.statement}", hang=2))
         for name in FACTS:
             text = row.cells[name]
             if text:
@@ -320,7 +320,8 @@ def _line(row: ClaimRow) -> forest.ForestRow:
     assert shown is not None
     low, high = claim.expected
     measured = row.cells["measured"]
-    title = f"{claim.statement}: {row.verdict}. Measured: {measured}. Expected: {expected(claim)}."
+    found = f"{claim.statement}: {row.word_with_place}. Measured: {measured}."
+    title = f"{found} Expected: {expected(claim)}."
     return forest.ForestRow(
         label=f"{claim.id} {claim.arm}",
         title=title,

@@ -22,10 +22,12 @@ from nocap.config.outward import redact
 from nocap.display import listed
 from nocap.judge.cautious_interval import Declared
 from nocap.judge.claim import Claim, Rule
+from nocap.judge.claim_gains import Missing
 from nocap.judge.comparison_json import measurement_json
-from nocap.judge.verdict import Gain, Missing, Verdict, judge
+from nocap.judge.gain import Gain
+from nocap.judge.verdict import Verdict, judge
 from nocap.store.metrics import Ending, Measurement, Per, Scale
-from nocap.store.record import SCHEMA_VERSION, read_json, write_json
+from nocap.store.record_files import SCHEMA_VERSION, read_json, write_json
 from nocap.study.current_claims import current_claims, sessions_unlike
 from nocap.study.log import AnalysisLine, StudyLog
 from nocap.study.registration import Provenance

@@ -12,14 +12,17 @@ from nocap.config.compose import Composed
 from nocap.config.errors import StoppedError
 from nocap.judge.claim import Rule
 from nocap.launch.grid import Cell, Grid, key_of
-from nocap.launch.plan import Datasets, Plan, RunResult, outcome, seed_requests
+from nocap.launch.plan import Datasets, Plan
 from nocap.launch.plan import plan as planned
+from nocap.launch.run_folder import outcome
+from nocap.launch.run_result import RunResult
 from nocap.launch.runner import Devices, Runner
-from nocap.sessions.figures import PACE
+from nocap.launch.seed_request import seed_requests
+from nocap.sessions.places import PACE
 from nocap.sessions.session import Session
 from nocap.store.identity import digest
-from nocap.store.record import RunStatus, read_ended
-from nocap.store.runs import Record, read_record
+from nocap.store.record import Record, read_record
+from nocap.store.record_files import RunStatus, read_ended
 from nocap.study.spec import Study, engine_of
 from nocap.study.study_plan import StudyPlan, other_lengths
 

@@ -17,16 +17,10 @@ The record that it leaves:
     state       the state of model and optimizers as files have it
     ledger      where the wall-clock time went
     summary     `summary.json`, a run in one object
-    terminal    progress, `train.log`, and the table at the end
-
-The process:
-
-    process     its name, and its end with its parent's
-    allocator   glibc told to keep its memory
-    heartbeat   signs of life for the parent
+    allocator   how glibc keeps the memory of a process that trains on a CPU
 
 After the training:
 
-    trained     a run's model, to generate from or to learn from
-    hf          a run's model as `transformers` reads it
+    trained              a run's model, to generate from or to learn from
+    transformers_export  a run's model as `transformers` reads it
 """

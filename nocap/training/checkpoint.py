@@ -28,7 +28,7 @@ from nocap.model.language_model import LanguageModel
 from nocap.options.optimizer import Optimizer
 from nocap.store import lease
 from nocap.store.checkpoints import MANIFEST, is_folder, name_of, newest_first, sha256, step_of
-from nocap.store.record import SHAPES, check_shape, read_rows
+from nocap.store.record_files import SHAPES, check_shape, read_rows
 from nocap.training.optimizer import Optimizers, build_optimizers
 from nocap.training.state import (
     MODEL,

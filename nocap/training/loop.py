@@ -15,7 +15,7 @@ from torch import nn
 from nocap.config.keys import InputError
 from nocap.config.paths import expanded
 from nocap.store.checkpoints import name_of, newest_first
-from nocap.store.record import Row
+from nocap.store.record_files import Row
 from nocap.training import checkpoint, memory
 from nocap.training.checkpoint import ValidCheckpoint
 from nocap.training.graphed import Graphed

@@ -16,7 +16,7 @@ from nocap.model.flops import flops_per_token
 from nocap.model.gpt import count_parameters
 from nocap.options.attention import kernel_name
 from nocap.store.checkpoints import step_of
-from nocap.store.record import Metrics, Row
+from nocap.store.record_files import Metrics, Row
 from nocap.training import checkpoint, memory
 from nocap.training.ledger import Ledger
 from nocap.training.probe import probe

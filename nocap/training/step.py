@@ -25,7 +25,7 @@ from nocap.model.compiled import compile_in_place
 from nocap.model.gpt import build_model
 from nocap.model.language_model import LanguageModel, Loss
 from nocap.model.logged import Logs
-from nocap.store.record import Row
+from nocap.store.record_files import Row
 from nocap.training.graphed import Graphed
 from nocap.training.ledger import Ledger
 from nocap.training.optimizer import Optimizers, build_optimizers, rates, set_lr

@@ -12,7 +12,7 @@ import numpy as np
 
 from nocap.config import hardware
 from nocap.config.run import Run
-from nocap.store.record import Metrics, Row, read_json, write_summary
+from nocap.store.record_files import Metrics, Row, read_json, write_summary
 from nocap.training.ledger import LINES
 
 QUANTILES = {"median": 50, "p10": 10, "p90": 90}

@@ -25,10 +25,10 @@ from nocap.config.plain import from_plain, load, to_plain
 from nocap.config.run import Run
 from nocap.model.gpt import build_model
 from nocap.model.language_model import LanguageModel
-from nocap.store.files import write_file
+from nocap.store.file_writing import write_file
 from nocap.store.identity import config_that_counts
-from nocap.store.record import Metrics, check_record, read_json
-from nocap.store.runs import read_record
+from nocap.store.record import read_record
+from nocap.store.record_files import Metrics, check_record, read_json
 from nocap.training import checkpoint
 from nocap.training.state import difference, put_weights, weights
 from nocap.training.step import enter_step

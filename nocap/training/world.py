@@ -74,9 +74,11 @@ def place(device: Device) -> World:
     return World(rank=rank, size=size, device=torch_device)
 
 
-def join(device: Device, *, timeout_s: float = 600) -> World:
-    """Return this process's place, connected with the other ranks. Safe to call twice. `timeout_s`
-    is for ranks that torchrun started.
+def join(device: Device, *, timeout_s: float = 600, store_path: str | None = None) -> World:
+    """Return this process's place, connected with the other ranks. Safe to call twice.
+
+    `store_path` is the file in which they find each other. Without it torchrun has started them,
+    and they wait for each other for `timeout_s`.
 
     Nothing destroys the process group: gloo's teardown aborts the process now and then. `leave`
     ends it once the record is written.
@@ -87,8 +89,7 @@ def join(device: Device, *, timeout_s: float = 600) -> World:
     if world.size == 1 or dist.is_initialized():
         return world
     backend = "nccl" if device is Device.cuda else "gloo"
-    store_path = os.environ.get("NOCAP_STORE")
-    if not store_path:  # torchrun's ranks, which meet as it says
+    if store_path is None:
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
         return world
     # torch exports it without saying so

@@ -16,7 +16,7 @@ from nocap import api, compare, generate
 from nocap import train as train_door
 from nocap.config.errors import refusals
 from nocap.runs import __main__ as runs_door
-from nocap.store.runs import Record
+from nocap.store.record import Record
 from nocap.study import __main__ as study
 from tests.attempts import steady
 from tests.fuzz.library import DONE, GRID, HALF, STUDY_FOLDER, TINY, train

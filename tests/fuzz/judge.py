@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from nocap.config.keys import flat
-from nocap.store.record import ENDED
-from nocap.store.runs import dig
+from nocap.store.record import dig
+from nocap.store.record_files import ENDED
 from tests.fuzz.damage import FORGED, NOT_DONE, OPERATORS, applicable
 from tests.fuzz.doors import RUNS, Door, Numbers, doors
 from tests.fuzz.library import copy_of

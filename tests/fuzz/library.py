@@ -62,7 +62,7 @@ def train(*words: str) -> int:
     with refusals():
         composition = composed((*TINY, *words))
         composed_plan = plan(composition.run, choices=composition.choices)
-        return attempt.start(composed_plan, started=time.monotonic())
+        return attempt.run_and_report(composed_plan, started=time.monotonic())
 
 
 def make(root: Path, *, whole: bool = True) -> None:

@@ -247,7 +247,7 @@ def workers_here(session: Callable[..., _Ended] = _session) -> Iterator[None]:
     """Inside the block, runs train in this process, and git is not asked: its answer is the same
     each time, and slow."""
     with (
-        patch("nocap.launch.attempt.subprocess", Subprocess),
+        patch("nocap.launch.workers.subprocess", Subprocess),
         patch("nocap.launch.runner.AVAILABLE", False),
         patch("nocap.sessions.session.subprocess", SimpleNamespace(run=session)),
         patch("os.fsync", lambda descriptor: None),  # no power is cut here

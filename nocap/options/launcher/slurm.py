@@ -16,7 +16,7 @@ from nocap.options.launcher import OfCluster
 if TYPE_CHECKING:
     from nocap.launch.cluster_cell import CellJob
     from nocap.launch.grid import Cell
-    from nocap.launch.plan import RunResult
+    from nocap.launch.run_result import RunResult
 
 MOST_JOBS = 1000  # of an array: Slurm takes so many unless its MaxArraySize says otherwise
 # submitit's own names, for any cluster
@@ -156,7 +156,7 @@ class SlurmCell:
         Errors:
             ValueError: Slurm has refused the job.
         """
-        from nocap.launch.plan import RunResult
+        from nocap.launch.run_result import RunResult
 
         self._jobs.send()
         if self.reason is None and self.sent.done():

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import yaml
 
-from nocap.config.keys import flat, line_of, require
+from nocap.config.errors import line_of
+from nocap.config.keys import flat, require
 from nocap.config.paths import expanded
 from nocap.display import shorten
 from nocap.judge.confounders import EQUAL_TIME, one_budget
@@ -28,7 +29,7 @@ from nocap.sources.logs.records import TIME, ImportedRun, make_records
 from nocap.sources.logs.rows import runs_of, title
 from nocap.sources.logs.run import LogRun
 from nocap.store import runs
-from nocap.store.record import RunStatus
+from nocap.store.record_files import RunStatus
 from nocap.store.runs import Found
 
 CONFIGS = ("hparams.yaml", ".hydra/overrides.yaml")  # beside a log, or above it

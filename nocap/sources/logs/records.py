@@ -18,8 +18,9 @@ from nocap.sources.logs.arms_and_seeds import RunNames
 from nocap.sources.logs.columns import MARKS
 from nocap.sources.logs.files import LogFile
 from nocap.sources.logs.run import LogRun
-from nocap.store.record import ENDED, RunStatus, digest
-from nocap.store.runs import Curve, Found, Record
+from nocap.store.record import Curve, Record
+from nocap.store.record_files import ENDED, RunStatus, digest
+from nocap.store.runs import Found
 
 SAME_CURVE = 5  # validations that are equal in two runs of an arm by no chance
 TIME = "time"  # a budget

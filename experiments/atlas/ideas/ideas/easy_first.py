@@ -70,8 +70,8 @@ def _window_losses(
     """
     import torch
 
-    from nocap.store.files import write_file
-    from nocap.training.heartbeat import START_UP
+    from nocap.launch.heartbeat import START_UP
+    from nocap.store.file_writing import write_file
     from nocap.training.trained import teacher_of
 
     began, world, folder = time.monotonic(), job.world, expanded(path)
@@ -120,7 +120,7 @@ def _key(folder: Path, model: LanguageModel, job: Job) -> str:
     """Of what the losses depend on: the run and its weights, the tokens, the length of a window."""
     import torch
 
-    from nocap.store.record import read_json
+    from nocap.store.record_files import read_json
 
     hasher = hashlib.sha256(
         str((read_json(folder / "manifest.json") or {}).get("identity")).encode()

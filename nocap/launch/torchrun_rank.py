@@ -12,17 +12,20 @@ from pathlib import Path
 from typing import NoReturn
 
 from nocap import outside
-from nocap.config.keys import EXIT_CODES, require
+from nocap.config.errors import EXIT_CODES
+from nocap.config.keys import require
+from nocap.launch import environment
 from nocap.launch.attempt import hold
 from nocap.launch.first_screen import headline, nothing_to_train
-from nocap.launch.plan import Plan, sound
+from nocap.launch.heartbeat import Heartbeat
+from nocap.launch.plan import Plan
+from nocap.launch.process import leave
 from nocap.launch.record_head import write_record_head
+from nocap.launch.run_folder import sound
+from nocap.launch.run_table import table
 from nocap.launch.worker import work
 from nocap.store import lease
-from nocap.store.record import MANIFEST, SUMMARY, Json, RunStatus, read_json
-from nocap.training.heartbeat import Heartbeat
-from nocap.training.process import leave
-from nocap.training.terminal import table
+from nocap.store.record_files import MANIFEST, SUMMARY, Json, RunStatus, read_json
 from nocap.training.world import World, join
 
 SHARED_S = 10.0  # that a shared file system may take to show a file to another node
@@ -88,7 +91,7 @@ def _begin(plan: Plan, *, ranks: int) -> lease.Lease:
     """
     run_lease = hold(plan)
     stage = run_lease.stage()
-    os.environ["NOCAP_STAGE"] = str(stage)
+    os.environ[environment.STAGE] = str(stage)
     write_record_head(plan, stage)
     Heartbeat.create(plan.run_dir, ranks=ranks)
     return run_lease

@@ -23,18 +23,19 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from nocap.launch import environment
 from nocap.launch.signals import shielded_child
 
 AVAILABLE = sys.platform == "linux"
 MESSAGE_BYTES = 1 << 16  # the most that a message has
 # Set before the server's imports: a library that starts threads as it is imported could not be
 # forked. A worker sets its own number of threads for torch.
-QUIET = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 COMPILER = "torch._inductor.compile_fx"  # what a worker that compiles imports
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Start:
+class ForkRequest:
     """Asks for a worker. Two files go with it: the one in which the worker says why it failed, and
     its stderr."""
 
@@ -49,7 +50,7 @@ class Start:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ServerReply:
+class ForkReply:
     """Says that a worker was forked, with its pidfd; that it ended, with its exit code; that the
     server has imported what it needs; or why it could not."""
 
@@ -61,10 +62,10 @@ class ServerReply:
         return json.dumps(asdict(self)).encode()
 
 
-class Worker:
+class ForkedProcess:
     """A process that the server forked, as `subprocess.Popen` shows one."""
 
-    def __init__(self, server: Server, pid: int, pidfd: int) -> None:
+    def __init__(self, server: ForkServer, pid: int, pidfd: int) -> None:
         self.pid = pid
         self.code: int | None = None  # once it has ended
         self._server = server
@@ -88,14 +89,14 @@ class Worker:
         os.close(self._pidfd)
 
 
-class Server:
+class ForkServer:
     """Starts workers by `start`. It begins with the first of them, and again where it was lost."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._env: dict[str, str] = {}
-        self._workers: dict[int, Worker] = {}  # that have not ended
+        self._workers: dict[int, ForkedProcess] = {}  # that have not ended
 
     def start(
         self,
@@ -106,7 +107,7 @@ class Server:
         log: int,
         cores: Collection[int] = (),
         imports: Collection[str] = (),
-    ) -> Worker:
+    ) -> ForkedProcess:
         """Fork a worker of the run in this folder. `env`: its environment; `reasons`: the file in
         which it says why it failed; `log`: its stderr; `cores`: the CPU cores that it stays on,
         where it does not have all; `imports`: modules that it may need, for a server that begins
@@ -141,10 +142,10 @@ class Server:
         files: Sequence[int],
         cores: Collection[int],
         imports: Collection[str],
-    ) -> Worker:
+    ) -> ForkedProcess:
         self.look()
         sock = self._socket or self._begin(env, imports)
-        request = Start(
+        request = ForkRequest(
             run_dir=str(run_dir),
             cwd=os.getcwd(),
             changed={name: value for name, value in env.items() if self._env.get(name) != value},
@@ -161,7 +162,7 @@ class Server:
     def _begin(self, env: Mapping[str, str], imports: Collection[str]) -> socket.socket:
         """Start the server, and wait until it has imported what it needs."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._env = {**env, **QUIET, "NOCAP_PARENT": str(os.getpid())}
+        self._env = {**env, **ONE_THREAD, environment.PARENT: str(os.getpid())}
         command = [sys.executable, "-m", "nocap.launch.forker", str(theirs.fileno()), *imports]
         nowhere = subprocess.DEVNULL
         with shielded_child(), theirs:
@@ -177,7 +178,7 @@ class Server:
             selector.register(sock, selectors.EVENT_READ)
             return bool(selector.select(timeout=0))
 
-    def _read(self, sock: socket.socket) -> Worker | None:
+    def _read(self, sock: socket.socket) -> ForkedProcess | None:
         """Read one answer. Returns the worker that was forked, if it tells of one.
 
         Errors:
@@ -187,7 +188,7 @@ class Server:
         content, files, _, _ = socket.recv_fds(sock, MESSAGE_BYTES, 1)
         if not content:
             raise ConnectionError("the server of workers was killed")
-        reply = ServerReply(**json.loads(content))
+        reply = ForkReply(**json.loads(content))
         if reply.failed:
             self._lose()
             raise OSError(f"the server of workers cannot begin: {reply.failed}")
@@ -196,7 +197,7 @@ class Server:
         if reply.code is not None:
             self._workers.pop(reply.pid).end(reply.code)
             return None
-        worker = Worker(self, reply.pid, files[0])
+        worker = ForkedProcess(self, reply.pid, files[0])
         self._workers[reply.pid] = worker
         return worker
 

@@ -25,8 +25,8 @@ from nocap.judge.arm_labels import has
 from nocap.judge.arms import spell
 from nocap.store import lease
 from nocap.store.metrics import METRICS, OF_A_RUN, moment
-from nocap.store.record import RunStatus
-from nocap.store.runs import Record
+from nocap.store.record import Record
+from nocap.store.record_files import RunStatus
 
 DAY_S = 86_400.0
 UNITS = {

@@ -18,7 +18,7 @@ from nocap.config.run import Run
 from nocap.model.gpt import Branch
 from nocap.model.language_model import LanguageModel
 from nocap.options.model import NormPlacement
-from nocap.store.files import write_file
+from nocap.store.file_writing import write_file
 from nocap.training.trained import Log, trained
 
 WITHOUT = "with --hf: no model of transformers has another"

@@ -13,6 +13,10 @@ import numpy as np
 
 NAME = ".heartbeat"
 START_UP = -1  # the step before the first one
+CHECK_S = 0.2  # between checks of the heartbeats
+# the most that counts between two looks: what is longer was a pause of this process, as Ctrl-Z or
+# Slurm's suspend give it
+AWAKE_S = 1.0
 
 
 class Heartbeat:
@@ -53,3 +57,34 @@ class Heartbeat:
         counts = self._rows[:, 0]
         fewest = np.flatnonzero(counts == counts.min())
         return ", ".join(f"rank {rank} {self.where(int(rank))}" for rank in fewest)
+
+
+class HangWatch:
+    """Finds that no rank sends a heartbeat any more. What this process has slept counts little."""
+
+    def __init__(self, heartbeat: Heartbeat, *, limit_s: float, begin: float) -> None:
+        """Watch from `begin` on, a `time.monotonic()`. `limit_s`: `trainer.hang_timeout_s`."""
+        self._heartbeat = heartbeat
+        self._limit_s = limit_s
+        self._last_look = begin
+        self._count = 0.0
+        self._silent_s = 0.0
+
+    def look(self, now: float) -> str | None:
+        """Return which ranks hang; None: none does."""
+        since_s = now - self._last_look
+        if since_s < CHECK_S:
+            return None
+        self._last_look = now
+        count = self._heartbeat.count()
+        if count == self._count:
+            self._silent_s += min(since_s, AWAKE_S)
+        else:
+            self._silent_s = 0.0
+        self._count = count
+        if self._silent_s <= self._limit_s:
+            return None
+        return (
+            f"{self._heartbeat.behind()} hung: no heartbeat for {self._limit_s:g} s "
+            f"(trainer.hang_timeout_s)"
+        )

@@ -1,0 +1,170 @@
+"""Read what lies in a planned run's folder: its end, or the damage to its record; and find
+half-done runs. No torch here."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nocap.config.bounded import parse_yaml, read_text
+from nocap.config.keys import require
+from nocap.config.outward import redact
+from nocap.config.plain import to_plain
+from nocap.config.run import Run
+from nocap.launch.run_result import RunResult
+from nocap.store.checkpoints import any_sound, saved_steps
+from nocap.store.identity import differing
+from nocap.store.record_files import RunStatus, read_ended, read_json
+
+if TYPE_CHECKING:
+    from nocap.launch.plan import Plan
+
+
+def sound(plan: Plan) -> dict[str, Any] | None:
+    """Return the summary of this run if it has come to its end: finished, or diverged, which it
+    would do again. One that is damaged has not, where there is a checkpoint to go on from.
+
+    Errors:
+        ValueError: it is damaged, and there is none.
+    """
+    return _read(plan.run_dir, plan.identity).summary
+
+
+def outcome(plan: Plan) -> RunResult | None:
+    """Return how a run among others has come to its end; None: it has not. One that is damaged, and
+    that no checkpoint makes again, is no error here."""
+    try:
+        summary = sound(plan)
+    except ValueError as error:
+        return RunResult(status=RunStatus.damaged, reason=str(error))
+    if summary is None:
+        return None
+    return RunResult.of(summary)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class End:
+    """The end of a run, as its folder shows it. A run that has not ended has neither part."""
+
+    summary: dict[str, Any] | None = None
+    damage: ValueError | None = None  # why the summary is not believed
+
+
+def _read(folder: Path, identity: str) -> End:
+    """Return how the run in a folder has ended.
+
+    Errors:
+        ValueError: it is not believed, and there is no checkpoint that could make it again; or the
+            folder is another run's.
+    """
+    manifest = read_json(folder / "manifest.json") or {}
+    recorded = manifest.get("identity", identity)
+    rule = f"be of the run in the folder's name, {identity}"
+    require(recorded == identity, f"{folder}/manifest.json", rule, recorded)
+    try:
+        return End(summary=read_ended(folder, identity=identity))
+    except ValueError as error:
+        if not any_sound(folder):
+            raise ValueError(
+                f"{error}; there is no valid checkpoint to mend it from: move that folder to train "
+                "the run again"
+            ) from error
+        return End(damage=error)
+
+
+def damage_notices(folder: Path, identity: str) -> Iterator[str]:
+    """Yield a notice where the folder has an ended run's record that is not believed, and the last
+    checkpoint makes it again."""
+    try:
+        damage = _read(folder, identity).damage
+    except ValueError:
+        return  # it is this run's outcome
+    if damage is not None:
+        yield (
+            f"{damage}: not believed; the run goes on from its last checkpoint, which makes its "
+            f"record again"
+        )
+
+
+# --- half-done runs beside it ---------------------------------------------------------------------
+
+
+def half_done_notices(run: Run, parts: Mapping[str, Any], root: Path, name: str) -> Iterator[str]:
+    """Yield a notice for each half-done run of the same arm, seed and paths that code, machine,
+    threads or torch make another run.
+
+    Errors:
+        ValueError: it has other data: this run would start from scratch, and half a run would be
+            lost unnoticed.
+    """
+    data = to_plain(run)["data"]
+    counted_data = parts["config"]["data"]
+    paths = {key: value for key, value in data.items() if key not in counted_data}
+    for folder in _of_same_name(root, name):
+        half = _half_run(folder, list(paths))
+        if half is None or half.paths != redact(paths):
+            continue
+        steps = half.steps
+        others = half.parts
+        differences = differing(others, parts)
+        if "config" in differences:
+            continue
+        if {*differences} <= {"data", "code"} and "data" in differences:
+            remedy = "put it back to resume, or move that folder to start from scratch"
+            raise ValueError(
+                f"data must be those that {folder} began with ({others['data'][:12]}…), got "
+                f"{parts['data'][:12]}…; {remedy}"
+            )
+        back = ""
+        if half.commit and "code" in differences:
+            back = f" (git checkout {half.commit})"
+        yield (
+            f"{folder} is half done, at step {steps[0]}, and is another run: they differ in "
+            f"{', '.join(differences.values())}; "
+            f"this command starts from scratch; to continue that run, put that back{back} and type "
+            "the command again"
+        )
+
+
+def _of_same_name(root: Path, name: str) -> list[Path]:
+    """List the folders of all runs with this readable name."""
+    if not root.is_dir():
+        return []
+    pattern = re.compile(rf"{re.escape(name)}-[0-9a-f]{{12}}")
+    # unlike Path.glob, it does not pass over a folder that cannot be read
+    names = [other for other in os.listdir(root) if pattern.fullmatch(other)]
+    return sorted(root / other for other in names)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HalfRun:
+    """A run that has a checkpoint, and has not ended."""
+
+    steps: Sequence[int]  # of its checkpoints, the newest first
+    parts: Mapping[str, Any]  # of its identity
+    paths: Mapping[str, Any]  # of its data, by their keys
+    commit: str  # of its code, 12 digits; empty: it is not known
+
+
+def _half_run(folder: Path, path_keys: Sequence[str]) -> HalfRun | None:
+    """Read the half-done run in a folder; None: it has ended, or nothing can be gone on with."""
+    steps = saved_steps(folder)
+    if not steps:
+        return None
+    try:
+        manifest = read_json(folder / "manifest.json") or {}
+        config = parse_yaml(read_text(folder / "config.yaml"))
+        parts = manifest["parts"]
+        has_ended = read_ended(folder) is not None
+        paths = {key: config["data"][key] for key in path_keys}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # not a record
+    if has_ended:
+        return None
+    git = manifest.get("git") or {}
+    commit = (git.get("commit") or "")[:12]
+    return HalfRun(steps=steps, parts=parts, paths=paths, commit=commit)
