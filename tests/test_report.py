@@ -56,7 +56,7 @@ def test_shows_what_was_compared_and_each_verdict() -> None:
 
 def headline_of(text: str) -> str:
     (heading,) = re.findall(r"<h1>(.*?)</h1>", text)
-    return html.unescape(heading)
+    return html.unescape(heading).replace("\xa0", " ")
 
 
 def test_the_heading_says_what_is_better_than_what_in_which_unit_and_how_fast() -> None:

@@ -88,9 +88,10 @@ def _environment() -> Environment:
 
 
 def _shown(value: Any) -> Any:
-    """Nothing as a dash; texts, but the page's own, without secrets and controls."""
+    """Nothing as a dash; texts, but the page's own, without secrets and controls, and not broken
+    before half an interval."""
     if isinstance(value, str) and not isinstance(value, Markup):
-        return visible(redact(value))
+        return visible(redact(value)).replace(" ± ", "\xa0±\xa0")
     if value is None:
         return NONE
     return value
