@@ -242,7 +242,7 @@ def test_a_comparison_shows_it_by_arm_and_by_factor() -> None:
     assert gqa["ratio"]["high"] < ratio["high"]
     shown = render(comparison)
     assert re.search(r"^attention=gqa .* 0\.\d+ \[0\.\d+, 0\.\d+\]$", shown, re.M)
-    assert re.search(r"^found: .*attention=gqa.* of the time at equal loss", shown)
+    assert re.search(r"^found: .*\n +attention=gqa.* of the time at equal loss", shown)
     assert "by its ends after 105, 150 and 210 steps" in shown
     html = page.render(comparison)
     assert "time at equal loss" in html

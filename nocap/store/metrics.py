@@ -81,6 +81,14 @@ def _lower(noun: str) -> Wording:
     return Wording(better=better, worse=worse, times=times, no_worse=no_worse)
 
 
+# What a training takes beside time, as a sentence says it.
+COST_WORDS = {
+    "memory": _less("memory"),
+    "params": _fewer("parameters"),
+    "tokens": _fewer("tokens"),
+}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Metric:
     name: str  # everywhere: in claims, in columns, in JSON
