@@ -17,8 +17,8 @@ from nocap.launch.run_result import RunResult
 from nocap.sessions.places import PLACES, TRAIN
 from nocap.sessions.session import Session
 from nocap.sessions.session_file import SessionFile
-from nocap.store.record import ENDED, RunStatus
-from nocap.store.runs import Record
+from nocap.store.record import Record
+from nocap.store.record_files import ENDED, RunStatus
 from nocap.study.evidence import Evidence, places
 from nocap.study.log_writer import LogWriter
 from nocap.study.result_schema import TuningTrial

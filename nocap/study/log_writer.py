@@ -10,8 +10,8 @@ from nocap.config.compose import Composed
 from nocap.judge.verdict import Reason, Verdict
 from nocap.sessions.places import PLACES
 from nocap.sessions.session_file import SessionFile
+from nocap.store.record import Record
 from nocap.store.record import number as number_of
-from nocap.store.runs import Record
 from nocap.study.evidence import Evidence
 from nocap.study.log import (
     FILE,
