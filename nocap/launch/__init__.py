@@ -21,6 +21,7 @@ Its workers, each a process (in a grid `forker` forks them, elsewhere each is a 
     fork_server       start the process that forks, and talk to it
     forker            that process: it has imported torch, and waits
     worker            one rank of a run: it calls `nocap.training.loop`
+    worker_failure    the line in which a worker says why it failed, and the summary then
     torchrun_rank     one rank of a torchrun that somebody else started
     process           the name of a process, and its end with its parent's
     signals           requests to stop, passed on once
