@@ -72,13 +72,13 @@ def _print_config(flags: Flags) -> None:
     """Print the composed config of a run that could be trained."""
     from omegaconf import OmegaConf
 
-    from nocap.config.compose import checked
-    from nocap.config.plain import explained
+    from nocap.config.compose import compose_with_config
+    from nocap.config.plain import one_line_errors
     from nocap.launch.plan import without_data
 
-    config, run = checked(flags.overrides)
+    config, run = compose_with_config(flags.overrides)
     without_data(run)
-    with explained():
+    with one_line_errors():
         print(OmegaConf.to_yaml(config, resolve=flags.resolve), end="")
 
 

@@ -27,7 +27,7 @@ from nocap.config.choices import parse_override
 from nocap.config.compose import Composed, as_baseline, as_in
 from nocap.config.defaults import BEYOND_GRAPHS
 from nocap.config.keys import is_fault, require
-from nocap.config.plain import explained, made
+from nocap.config.plain import dataclass_from, one_line_errors
 from nocap.config.trainer import Sampler, Search
 from nocap.display import loss, plural
 from nocap.launch.grid import Cell, Grid, check, values_of
@@ -53,7 +53,7 @@ Space = dict[str, "BaseDistribution"]  # key or group → what it may be
 Params = Mapping[str, Any]  # key or group → a value of it
 
 
-@explained()
+@one_line_errors()
 def options_in(words: Sequence[str]) -> tuple[Search | None, list[str]]:
     """Return the search that a command's overrides ask for, and the other overrides.
 
@@ -73,7 +73,7 @@ def options_in(words: Sequence[str]) -> tuple[Search | None, list[str]]:
         return None, others
     keys = [word.replace("search=", "search.sampler=") for word in of_search]
     tree: Any = OmegaConf.from_dotlist(keys)
-    return made(Search, tree.search, "search."), others
+    return dataclass_from(Search, tree.search, "search."), others
 
 
 # --- what is searched -----------------------------------------------------------------------------

@@ -282,4 +282,5 @@ def _digest(path: Path) -> str:
 
 
 def warn(message: str) -> None:
+    """Write a line about the mirror to stderr."""
     print(f"nocap: W&B: {message}", file=sys.stderr, flush=True)
