@@ -60,12 +60,12 @@ def _answer(flags: Flags) -> bool:
 
 def _print_manual(flags: Flags) -> None:
     """Print the help."""
-    from nocap.config.help_page import manual
+    from nocap.config.help_page import help_text
 
     overrides = flags.overrides
     if flags.is_grid:
         overrides = []  # a sweep has no values to show
-    print(manual(overrides, everything=flags.help_all))
+    print(help_text(overrides, everything=flags.help_all))
 
 
 def _print_config(flags: Flags) -> None:

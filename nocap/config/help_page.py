@@ -115,7 +115,7 @@ class Section:
             yield f"{self.prefix}.{each.name}".lstrip("."), each
 
 
-def manual(words: Sequence[str], *, everything: bool = False) -> str:
+def help_text(words: Sequence[str], *, everything: bool = False) -> str:
     """Return what there is to choose, and the common keys, each with its value in the yaml and the
     comment beside its field; of words the keys of what they choose instead; or with `everything`
     every key. Nothing is composed.
