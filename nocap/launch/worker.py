@@ -62,6 +62,7 @@ BEAT_S = 0.5  # between heartbeats while a tracker ends
 
 
 def main() -> NoReturn:
+    """Train one rank of the run in the folder that the command line names, and leave."""
     run_dir = Path(sys.argv[1])
     unblock()
     try:
