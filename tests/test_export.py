@@ -203,7 +203,7 @@ def of_an_older_nocap(out: Path, group: str, key: str) -> Path:
     del config[group][key]
     parts = {**this.identity_parts, "config": config}
     run_dir = this.run_dir.with_name(f"{this.run_dir.name[:-12]}{digest(parts)}")
-    copy = replace(this, parts=parts, identity=digest(parts), run_dir=run_dir)
+    copy = replace(this, identity_parts=parts, identity=digest(parts), run_dir=run_dir)
     start(copy)
     (run_dir / "summary.json").unlink()
     written = parse_yaml((run_dir / "config.yaml").read_text())

@@ -21,7 +21,7 @@ from nocap.launch.first_screen import headline
 from nocap.launch.grid import plan_grid
 from nocap.launch.plan import Datasets, plan
 from nocap.launch.search import plan_search
-from nocap.launch.worker import _no_room
+from nocap.launch.worker_failure import no_room
 from nocap.measure.bench_arms import compose_arms
 from nocap.model.flops import flops_per_token
 from nocap.proposals.campaign import Proposals
@@ -344,7 +344,7 @@ def test_the_largest_micro_batch_is_asked_of_one_run(here: Door) -> None:
 
 def test_a_step_that_has_no_room_is_refused_by_its_micro_batch() -> None:
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 6 GiB\nmore")
-    assert str(_no_room(d12("trainer.batch_tokens=524288"), error)) == (
+    assert str(no_room(d12("trainer.batch_tokens=524288"), error)) == (
         "trainer.micro_batch must be smaller, for all that it is compared with: a step does not "
         "fit into "
         "this memory (CUDA out of memory. Tried to allocate 6 GiB), got 32"

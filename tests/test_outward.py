@@ -35,8 +35,9 @@ from nocap.store.file_writing import append_text, write_text
 from nocap.store.identity import digest
 from nocap.store.record_files import Metrics, write_json
 from nocap.store.tracking import open_tracker
-from nocap.study import board, log
+from nocap.study import log
 from nocap.study.result_writer import to_json
+from nocap.study.study_command import board
 from tests.attempts import on_a_terminal
 from tests.conftest import REPO, SMALL
 from tests.made_grid import made, record_of

@@ -39,7 +39,7 @@ from nocap.launch.upload import send_left
 from nocap.options.tracker import RunFacts, TrackerSession
 from nocap.options.tracker.none import NoTracker
 from nocap.options.tracker.wandb.mirror_place import MirrorPlace
-from nocap.options.tracker.wandb.names import name_there
+from nocap.options.tracker.wandb.names import curve_name
 from nocap.store.record_files import Metrics, read_json
 from nocap.store.tracking import gathered, open_tracker
 from nocap.training.job import Job
@@ -171,7 +171,7 @@ def recorded(folder: Path) -> list[dict[str, Any]]:
     hours."""
     expected = list[dict[str, Any]]()
     for row in Metrics(folder / "metrics.jsonl").rows():
-        values = {name_there(key): value for key, value in row.items() if value is not None}
+        values = {curve_name(key): value for key, value in row.items() if value is not None}
         expected.append({**values, "hours": row["clock/train_s"] / 3600})
     return expected
 

@@ -15,7 +15,7 @@ from nocap.config import hardware
 from nocap.config.compose import Composed, composed
 from nocap.config.flags import TIME, GridFlags
 from nocap.config.keys import check_keys, require
-from nocap.config.plain import explained, made
+from nocap.config.plain import dataclass_from, one_line_errors
 from nocap.config.trainer import Trainer
 from nocap.launch.grid import Cell, Grid, plan_grid
 from nocap.options.launcher import Launcher, Target
@@ -23,7 +23,7 @@ from nocap.options.launcher import Launcher, Target
 MACHINE = ("device", "precision", "compile", "threads")  # of the trainer: follow from the machine
 
 
-@explained()
+@one_line_errors()
 def launcher_option(config: DictConfig) -> Launcher | None:
     """Return the launcher that `config.hydra.launcher` is. None: none was chosen.
 
@@ -41,7 +41,7 @@ def launcher_option(config: DictConfig) -> Launcher | None:
     rule = "be basic, pool, slurm or ray, or from outside: Hydra's are not run"
     require("_target_" not in keys, "hydra/launcher", rule, chosen)
     schema = outside.option("launcher", "hydra.launcher", keys)
-    option: Launcher = made(schema, keys, "hydra.launcher.")
+    option: Launcher = dataclass_from(schema, keys, "hydra.launcher.")
     check_keys("hydra.launcher", option)
     return option
 

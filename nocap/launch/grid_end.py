@@ -35,6 +35,7 @@ class EndedCell:
 
     @property
     def status(self) -> RunStatus:
+        """Return the status of its run."""
         return self.result.status
 
 

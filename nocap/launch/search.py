@@ -5,7 +5,7 @@ It chooses settings and is no evidence for a claim. Its trials are runs like all
 in its folder lists them, and their losses are in their records. A trial follows from the seed, its
 number and the losses of the trials before it alone, so that a search that was killed goes on with
 the trials that it would have had. In a pool, trials are asked for in batches, as many as there is
-room for. No torch here; Optuna is imported only by what needs it.
+room for. No torch here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from omegaconf import OmegaConf
 
@@ -23,7 +23,7 @@ from nocap.config.choices import parse_override
 from nocap.config.compose import Composed, as_baseline, as_in
 from nocap.config.defaults import BEYOND_GRAPHS
 from nocap.config.keys import is_fault, require
-from nocap.config.plain import explained, made
+from nocap.config.plain import dataclass_from, one_line_errors
 from nocap.config.trainer import Search
 from nocap.display import plural
 from nocap.launch.grid import Cell, Grid, plan_grid
@@ -39,13 +39,10 @@ from nocap.store.identity import digest
 from nocap.store.record_files import RunStatus, read_json
 from nocap.store.runs import GRID
 
-if TYPE_CHECKING:
-    pass
-
 MOST_TRIALS = 10  # trials of the table on a terminal
 
 
-@explained()
+@one_line_errors()
 def options_in(words: Sequence[str]) -> tuple[Search | None, list[str]]:
     """Return the search that a command's overrides ask for, and the other overrides.
 
@@ -65,7 +62,7 @@ def options_in(words: Sequence[str]) -> tuple[Search | None, list[str]]:
         return None, others
     keys = [word.replace("search=", "search.sampler=") for word in of_search]
     tree: Any = OmegaConf.from_dotlist(keys)
-    return made(Search, tree.search, "search."), others
+    return dataclass_from(Search, tree.search, "search."), others
 
 
 # --- carried out ----------------------------------------------------------------------------------

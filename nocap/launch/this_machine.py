@@ -117,6 +117,7 @@ class Devices(Executor):
             return attempt
 
     def close(self) -> None:
+        """End the server that forks workers."""
         if self.server is not None:
             self.server.close()
 

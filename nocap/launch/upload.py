@@ -13,7 +13,7 @@ from nocap import outside
 from nocap.config.compose import composed
 from nocap.config.keys import require
 from nocap.config.paths import shown
-from nocap.config.plain import made, to_plain
+from nocap.config.plain import dataclass_from, to_plain
 from nocap.config.untrusted_files import parse_yaml, read_text
 from nocap.display import plural
 from nocap.launch.grid import REPORT
@@ -86,7 +86,7 @@ def tracker_of(config: Mapping[str, Any]) -> Tracker:
     if schema is not None and cast(type[Tracker], schema).uploads:
         defaults = to_plain(composed([f"tracker={own['kind']}"]).run)["tracker"]
         values = {f.name: own.get(f.name, defaults[f.name]) for f in fields(schema)}
-        return cast(Tracker, made(schema, values, "tracker."))
+        return cast(Tracker, dataclass_from(schema, values, "tracker."))
     return composed([]).run.tracker
 
 

@@ -261,6 +261,7 @@ def _of_options(run: Run, what: str) -> list[str]:
 
 @cache
 def is_quiet(module: str) -> bool:
+    """Say whether a module computes no number."""
     return any(fnmatchcase(module, pattern) for pattern in QUIET)
 
 

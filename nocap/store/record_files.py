@@ -21,7 +21,7 @@ from nocap.config.keys import InputError, require
 from nocap.config.outgoing_text import redact
 from nocap.config.untrusted_files import parse_json, read_bytes, read_text
 from nocap.store import lease
-from nocap.store.file_writing import not_elsewhere, write_file
+from nocap.store.file_writing import open_without_link, write_file
 
 SCHEMA_VERSION = 1
 
@@ -323,7 +323,7 @@ class Metrics:
         content = json.dumps(redact(row), allow_nan=False).encode() + b"\n"
         lease.check(self._stage)
         try:
-            with open(self.path, "ab", opener=not_elsewhere) as file:
+            with open(self.path, "ab", opener=open_without_link) as file:
                 file.write(content)
         except OSError as error:
             line = (

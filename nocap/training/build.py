@@ -50,13 +50,15 @@ class NextBatch:
 
 
 def configure_numerics(run: Run) -> None:
-    """Threads as configured; fp32 means fp32, TF32 off."""
+    """Set the number of threads, and let fp32 mean fp32: TF32 is off."""
     torch.set_num_threads(run.trainer.threads)
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
 
 
 def build(job: Job) -> Trainee:
+    """Return the model, its optimizers and its windows, on the device of this rank, compiled where
+    the run is."""
     run = job.run
     world = job.world
     model = build_model(run, vocab_size=job.vocab_size).to(world.device)
@@ -99,8 +101,8 @@ def build(job: Job) -> Trainee:
 
 
 def autocast(run: Run, precision: Precision) -> torch.autocast:
-    """bf16 autocast, or none. Its cache of cast weights is torch's default: on, for the length of
-    the block."""
+    """Return bf16 autocast, or none. Its cache of cast weights is torch's default: on, for the
+    length of the block."""
     return torch.autocast(
         run.trainer.device.value, dtype=torch.bfloat16, enabled=precision is Precision.bf16
     )

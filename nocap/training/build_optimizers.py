@@ -89,7 +89,8 @@ def _split(optimizer: torch.optim.Optimizer, group: Group, factors: Mapping[int,
 
 
 def _decay_cautiously(run: Run, optimizers: Optimizers) -> None:
-    """p ← p - lr·(u + λ·1[u·p ≥ 0]·p), whatever optimizer makes the update u (arXiv:2510.12402).
+    """Decay only what the update u does not move away from zero, whatever optimizer makes it:
+    p ← p - lr·(u + λ·1[u·p ≥ 0]·p) (arXiv:2510.12402).
 
     Errors:
         InputError: no group has a weight decay that the optimizer does not keep to itself.
@@ -143,6 +144,7 @@ class PendingDecay:
 
 
 def set_lr(optimizers: Optimizers, factor: float) -> None:
+    """Set each learning rate to its peak times the schedule's factor."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = group["peak_lr"] * factor

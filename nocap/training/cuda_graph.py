@@ -56,6 +56,7 @@ class MicroBatchGraph:
         memory.reset_peak(tokens.device)
 
     def zero(self) -> None:
+        """Set the gradients to zero, in their place."""
         torch._foreach_zero_(self._gradients)
 
     def __call__(self, tokens: Tensor) -> Loss:

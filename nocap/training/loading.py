@@ -38,6 +38,7 @@ class ValidCheckpoint:
 
     @property
     def step(self) -> int:
+        """Return the step of the checkpoint."""
         if self.path is None:
             return 0
         return step_of(self.path) or 0

@@ -21,8 +21,8 @@ def parts_mib(
     optimizers: Iterable[torch.optim.Optimizer],
     around: Iterable[Tensor] = (),
 ) -> dict[str, float]:
-    """MiB of the parameters, their gradients (as large, in the same dtype) and the optimizer's
-    state, with what ideas keep `around` it."""
+    """Return the MiB of the parameters, their gradients (as large, in the same dtype) and the
+    optimizer's state, with what ideas keep `around` it."""
     parameter_bytes = n_bytes(parameters)
     state_bytes = 0
     for optimizer in optimizers:
@@ -36,6 +36,7 @@ def parts_mib(
 
 
 def n_bytes(tensors: Iterable[Tensor]) -> int:
+    """Return the bytes of these tensors together."""
     return sum(t.numel() * t.element_size() for t in tensors)
 
 
@@ -43,8 +44,8 @@ def n_bytes(tensors: Iterable[Tensor]) -> int:
 def saved_for_backward(
     parameters: Iterable[Tensor], *, on_save: Callable[[int], None] = lambda n: None
 ) -> Iterator[dict[int, int]]:
-    """Storage → bytes of the tensors that a forward inside the block keeps for its backward,
-    parameters left out.
+    """Yield storage → bytes of the tensors that a forward inside the block keeps for its backward,
+    without parameters.
 
     `on_save` gets the bytes of each as it is kept.
     """
@@ -68,8 +69,8 @@ def saved_for_backward(
 
 
 def peak_mib(device: torch.device) -> float:
-    """Most MiB at once: allocated on a GPU; resident in this process, torch's libraries included,
-    on the CPU."""
+    """Return the most MiB at once: allocated on a GPU; on the CPU resident in this process, torch's
+    libraries included."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / MIB
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -84,7 +85,7 @@ def reset_peak(device: torch.device) -> None:
 
 
 def give_back(device: torch.device) -> None:
-    """Memory that nothing holds any more: to the device, so that the next peak is not that of a
+    """Give memory that nothing holds back to the device, so that the next peak is not that of a
     cache."""
     gc.collect()
     if device.type == "cuda":

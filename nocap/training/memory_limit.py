@@ -11,8 +11,8 @@ from pathlib import Path
 
 
 def proc_bytes(path: str) -> dict[str, int]:
-    """Bytes by name, from the lines `Name: 123 kB` of a file in /proc; empty where there is no such
-    file."""
+    """Return bytes by name, from the lines `Name: 123 kB` of a file in /proc; nothing where there
+    is no such file."""
     try:
         text = Path(path).read_text()
     except OSError:
@@ -41,8 +41,8 @@ def ran_out(error: BaseException) -> bool:
 
 @contextmanager
 def within_memory() -> Iterator[None]:
-    """Inside the block this process may not take more than the memory that is available now: an
-    allocation beyond it fails (see `ran_out`).
+    """Limit this process, inside the block, to the memory that is available now: an allocation
+    beyond it fails (see `ran_out`).
 
     Without the limit Linux grants it, and kills the process when the memory is used. Does nothing
     where there is no /proc.

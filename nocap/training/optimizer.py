@@ -23,8 +23,8 @@ AnOptimizer = TypeVar("AnOptimizer", bound=torch.optim.Optimizer)
 
 @functools.cache
 def undecorated(optimizer: type[AnOptimizer]) -> type[AnOptimizer]:
-    """torch's optimizer without the decorators that import all of `torch._dynamo`: a second of the
-    start of a run that compiles nothing."""
+    """Return torch's optimizer without the decorators that import all of `torch._dynamo`: a second
+    of the start of a run that compiles nothing."""
     members: dict[str, Any] = {}
     for name in ("add_param_group", "zero_grad", "step"):
         members[name] = inspect.unwrap(getattr(optimizer, name))

@@ -89,7 +89,7 @@ class Recorder:
         return seconds["train"] + seconds["data"]
 
     def save(self, *, step: int, last: bool = False) -> None:
-        """Rank 0 writes the checkpoint of `step`; the rows before it reach the disk first.
+        """Write the checkpoint of `step`, in rank 0; the rows before it reach the disk first.
 
         Errors:
             OSError: the `last` one of this process cannot be written. An earlier one that fails is
@@ -207,6 +207,7 @@ class Recorder:
         self.job.on_row(row)
 
     def peak_mib(self) -> float:
+        """Return the most memory that this process has taken at once."""
         return memory.peak_mib(self.job.world.device) + self.unseen_mib
 
     def _batch(self, step: int) -> dict[str, Any]:

@@ -103,6 +103,7 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def put_weights(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
+    """Copy these weights into the model."""
     with torch.no_grad():
         for name, tensor in weights(model).items():
             tensor.copy_(saved[name])

@@ -40,6 +40,7 @@ class Update:
 
     @property
     def finite(self) -> bool:
+        """Say whether loss and gradients are finite."""
         return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
 
 
@@ -279,7 +280,7 @@ def fetch(job: Job, trainee: Trainee, *, step: int) -> torch.Tensor:
 
 
 def no_sync(trainee: Trainee) -> Any:
-    """Gradients stay local inside the block; DDP averages them in the backward that follows
+    """Keep gradients local inside the block; DDP averages them in the backward that follows
     outside."""
     if isinstance(trainee.forward, DistributedDataParallel):
         return trainee.forward.no_sync()

@@ -102,6 +102,11 @@ def log_other_code(run: Run, known: Mapping[tuple[str, str], str], log: Log) -> 
 
 
 def check_finite(path: Path, tensors: Iterable[torch.Tensor]) -> None:
+    """Refuse weights that are not finite.
+
+    Errors:
+        ValueError: some are not.
+    """
     if not all(bool(t.isfinite().all()) for t in tensors):
         raise ValueError(
             f"{path} must hold finite weights, got some that are not: the run diverged"

@@ -23,8 +23,8 @@ def validate(
     world: World,
     heartbeat: Callable[[], None] = lambda: None,
 ) -> float:
-    """Mean loss in nats per token over the first `trainer.val_tokens`; a `heartbeat` after each
-    micro-batch.
+    """Return the mean loss in nats per token over the first `trainer.val_tokens`, with a
+    `heartbeat` after each micro-batch.
 
     The losses of all ranks' micro-batches are summed in one order, so that the result does not
     depend on the number of ranks.

@@ -27,6 +27,7 @@ class World:
 
     @property
     def is_main(self) -> bool:
+        """Say whether this is rank 0, which alone writes."""
         return self.rank == 0
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
@@ -41,8 +42,8 @@ class World:
         return int(n_true) == self.size
 
     def from_main(self, value: Any) -> Any:
-        """Rank 0's value on every rank: plain JSON, because what comes over a socket must never be
-        unpickled."""
+        """Return rank 0's value on every rank: plain JSON, because what comes over a socket must
+        never be unpickled."""
         if self.size == 1:
             return value
         text = bytearray(json.dumps(value).encode())
