@@ -32,8 +32,7 @@ from nocap.report.flat_rows import rows, to_csv
 from nocap.report.table import Column, Table, markdown, tame
 from nocap.runs import __main__ as runs
 from nocap.store.file_writing import append_text, write_text
-from nocap.store.identity import digest
-from nocap.store.record_files import Metrics, write_json
+from nocap.store.record_files import Metrics, digest, write_json
 from nocap.store.tracking import open_tracker
 from nocap.study import log
 from nocap.study.result_writer import to_json
