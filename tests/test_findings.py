@@ -24,8 +24,8 @@ from nocap.report.comparison_tables import render
 from nocap.report.headline import findings as headline_findings
 from nocap.report.headline import headline, next_step
 from nocap.store.record import Record
-from nocap.store.runs import load_runs
-from tests.made_grid import made, with_summary
+from nocap.store.runs import Found, load_runs
+from tests.made_grid import made, record_of, with_summary
 from tests.test_compare import write_run
 from tests.test_factors import drawn, judged
 
@@ -113,8 +113,8 @@ def test_the_headline_names_the_level_that_was_shown_and_what_would_show_the_res
     assert re.fullmatch(better, first)
     gap = f"{found[1]['difference']['mean']:.4f}"
     assert second.strip() == (
-        "attention=gqa against attention=flash over 3 levels of mlp: no difference shown, some "
-        f"{seeds} seeds would show {gap} nats/token"
+        "attention=gqa against attention=flash over 3 levels of mlp: no difference shown (some "
+        f"{seeds} seeds would show {gap} nats/token)"
     )
 
 
@@ -168,6 +168,16 @@ def test_the_headline_says_what_an_arm_costs() -> None:
     assert re.fullmatch(rf".* against .* nats/token, 4\.7% faster \[.*\], {costs}\.", heading)
 
 
+def test_what_costs_less_says_so_where_no_difference_is_shown() -> None:
+    records = [record_of("flash", "gelu4x", seed) for seed in range(3)]
+    for seed in range(3):
+        loss = record_of("flash", "gelu4x", seed + 7).summary["val_loss"]
+        records.append(with_summary(record_of("gqa", "gelu4x", seed), val_loss=loss))
+    (gqa,) = headline_findings(compare(Found(records=records)))
+    costs = r"4\.\d% faster, 3\.8% fewer parameters"
+    assert re.fullmatch(rf"gqa against flash: no difference shown.*, {costs}", gqa)
+
+
 def test_an_arm_alone_is_said_to_be_so(tmp_path: Path) -> None:
     assert (
         headline(runs(tmp_path, {"base": FLAT}))
@@ -213,7 +223,7 @@ def test_a_difference_that_is_not_shown_asks_for_the_seeds_that_would_show_it(
     assert shown.startswith(headline(comparison))
     assert "Nothing is shown to be better than base in validation loss." in shown
     assert shown.count(headline(comparison)) == 2  # the title, and below the answer
-    assert headline(comparison).endswith(" nats/token")
+    assert headline(comparison).endswith(" nats/token)")
 
 
 def test_a_page_in_markdown_has_both(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from nocap.store.file_writing import write_file
 from nocap.store.metrics import METRICS, Scale
 from nocap.training.ledger import LINES
 
-MANY = 13  # arms from which on not all differences are seen at once
+MANY = 12  # arms; of more not all differences are seen at once
 MOST_FIRST = 10  # differences that are seen then
 RATIOS = [ratio for _, ratio in comparison_tables.SPEED_COLUMNS.values()]  # of times and memory
 

@@ -128,7 +128,7 @@ def gain(x: float, metric: Metric, scale: Scale, half_width: float = 0.0) -> str
     if is_plain(metric, scale):
         return value(x, metric)
     change = _change(x, metric, scale, half_width)
-    if change.amount == 0 and not half_width:
+    if change.amount == 0:
         return "the same"
     if scale is Scale.ratio:
         return f"{change.size} {change.way}"
