@@ -20,6 +20,7 @@ from nocap.report.words import stated
 from nocap.store.measurement import Per
 from nocap.store.metrics import METRICS, Scale
 from nocap.study import (
+    board,
     board_pages,
     board_sections,
     claim_plots,
@@ -31,7 +32,6 @@ from nocap.study import (
 from nocap.study.__main__ import main as command
 from nocap.study.claim_row import PROJECT, STAND_IN, THERE, ClaimRow, rows
 from nocap.study.spec import Study
-from nocap.study.study_command import board
 from nocap.study.study_folder import load_study
 from nocap.study.study_plan import StudyPlan
 from nocap.study.study_result import StudyResult

@@ -34,9 +34,8 @@ from nocap.runs import __main__ as runs
 from nocap.store.file_writing import append_text, write_text
 from nocap.store.record_files import Metrics, digest, write_json
 from nocap.store.tracking import open_tracker
-from nocap.study import log
+from nocap.study import board, log
 from nocap.study.result_writer import to_json
-from nocap.study.study_command import board
 from tests.attempts import on_a_terminal
 from tests.conftest import REPO, SMALL
 from tests.made_grid import made, record_of

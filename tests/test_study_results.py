@@ -21,7 +21,7 @@ from nocap.model.flops import component_flops
 from nocap.sessions.session_file import SessionFile
 from nocap.store.measurement import Ending, Per
 from nocap.store.metrics import HELD, METRICS
-from nocap.study import claim_row, claim_words, result_schema, study_pages
+from nocap.study import board, claim_row, claim_words, result_schema, study_pages
 from nocap.study.bounds import bound
 from nocap.study.carry_out import StudyOutcome
 from nocap.study.claim_measurements import measurements
@@ -33,7 +33,6 @@ from nocap.study.result_maker import result_of
 from nocap.study.result_reader import read_result
 from nocap.study.result_writer import to_json, write_result
 from nocap.study.spec import Study
-from nocap.study.study_command import board
 from nocap.study.study_folder import STUDIES
 from nocap.study.study_plan import prepare, shorter
 from nocap.study.study_result import StudyResult

@@ -18,11 +18,11 @@ from nocap.config.trainer import Device
 from nocap.sessions.session_file import SessionFile
 from nocap.store.file_writing import write_file
 from nocap.study import bench_sessions, carry_out, log, plan_preview, study_pages
+from nocap.study import board as leaderboard
 from nocap.study.next_sessions import next_sessions
 from nocap.study.result_maker import result_of
 from nocap.study.result_writer import answer
 from nocap.study.spec import GPU, Study
-from nocap.study.study_command import board as leaderboard
 from nocap.study.study_folder import files_of, folder_of, load_study, options_of, source_of
 from nocap.study.study_plan import StudyPlan, prepare
 
