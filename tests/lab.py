@@ -27,7 +27,7 @@ from nocap.store.record import Record
 from nocap.store.record_files import write_json
 from nocap.study.carry_out import StudyOutcome, carry_out
 from nocap.study.log import FILE, RunLine, SessionLine, read_log
-from nocap.study.registration import name_of
+from nocap.study.provenance import name_of
 from nocap.study.result_maker import result_of
 from nocap.study.result_writer import to_json
 from nocap.study.study_plan import StudyPlan, prepare

@@ -21,7 +21,7 @@ from nocap.sessions.session_file import SessionFile
 from nocap.store.measurement import Ending
 from nocap.store.record import Curve, Record
 from nocap.study.evidence import Evidence
-from nocap.study.registration import Provenance
+from nocap.study.provenance import Provenance
 from nocap.study.result_schema import ArmFacts, Speed
 from nocap.study.spec import Study
 from nocap.study.study_folder import load_study

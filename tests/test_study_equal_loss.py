@@ -23,7 +23,8 @@ from nocap.study.__main__ import main
 from nocap.study.carry_out import StudyOutcome
 from nocap.study.claim_measurements import measurements
 from nocap.study.evidence import Evidence
-from nocap.study.registration import Provenance, registrations
+from nocap.study.provenance import Provenance
+from nocap.study.registration import registrations
 from nocap.study.result_maker import result_of
 from nocap.study.result_writer import to_json
 from nocap.study.study_plan import StudyPlan, prepare

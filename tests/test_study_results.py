@@ -28,7 +28,7 @@ from nocap.study.claim_measurements import measurements
 from nocap.study.evidence import Evidence
 from nocap.study.log import StudyLog
 from nocap.study.plan_preview import sigma
-from nocap.study.registration import Provenance
+from nocap.study.provenance import Provenance
 from nocap.study.result_maker import result_of
 from nocap.study.result_reader import read_result
 from nocap.study.result_writer import to_json, write_result

@@ -15,7 +15,8 @@ From the file to the runs:
     conductor            train what is missing, time what is due, and collect what there is
     log                  the file of registrations, runs, sessions and analyses
     log_writer           write into it what a study does
-    registration         the hash of all that decides a claim, and where a claim stands by the log
+    registration         the hash of all that decides a claim
+    provenance           where a claim stands by the log: what was known when it was registered
 
 From what was measured to a result:
 

@@ -18,7 +18,7 @@ from nocap.study.claim_measurements import verdict_of
 from nocap.study.conductor import Conductor
 from nocap.study.evidence import Evidence, places
 from nocap.study.log_writer import LogWriter
-from nocap.study.registration import Provenance
+from nocap.study.provenance import Provenance
 from nocap.study.result_schema import TuningTrial
 from nocap.study.spec import Study
 from nocap.study.study_plan import StudyPlan

@@ -24,7 +24,8 @@ from nocap.study.log import (
     read_log,
     writable,
 )
-from nocap.study.registration import Provenance, content_of, provenance_of, registrations
+from nocap.study.provenance import Provenance, provenance_of
+from nocap.study.registration import content_of, registrations
 from nocap.study.study_folder import FILE as STUDY
 from nocap.study.study_plan import StudyPlan
 from nocap.study.tasks import Training

@@ -16,7 +16,7 @@ from nocap.store.measurement import Measurement
 from nocap.store.record_files import read_json
 from nocap.study.current_claims import current_claims, sessions_unlike
 from nocap.study.log import AnalysisLine, StudyLog
-from nocap.study.registration import Provenance
+from nocap.study.provenance import Provenance
 from nocap.study.result_schema import ClaimJson, StudyFile
 from nocap.study.spec import Study
 from nocap.study.study_result import ClaimResult, StudyResult
