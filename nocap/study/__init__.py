@@ -43,11 +43,13 @@ From results to pages:
 
 A verdict passes through these types, each made from the one before it:
 
-    Evidence        all that was measured         made by `conductor`, read by `claim_measurements`
-    StudyOutcome    and where claims stand        made by `carry_out`, read by `result_maker`
-    StudyResult     the claims with verdicts:     made by `result_maker`, or by `result_reader` from
-                    a `ClaimResult` for each      a file; read by `result_writer` and `claim_row`
-    ClaimRow        a `ClaimResult` in words      made by `claim_row`, read by the pages
+1. `Evidence`: all that was measured. `conductor` makes it, `claim_measurements` judges by it.
+2. `StudyOutcome`: that evidence, its plan, and where each claim stands by the log. `carry_out` makes
+   it, `result_maker` reads it.
+3. `StudyResult`, with a `ClaimResult` for each claim: the verdicts and what they rest on.
+   `result_maker` makes it, and `result_reader` makes it of a file; `result_writer` and `claim_row`
+   read it.
+4. `ClaimRow`: a `ClaimResult` in words. `claim_row` makes it, the pages read it.
 
 The first two live while a study is carried out. A `StudyResult` is what stays, in a file; the board
 and a README are made from such files alone.
