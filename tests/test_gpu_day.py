@@ -24,8 +24,7 @@ import pytest
 from nocap.config import hardware
 from nocap.measure.bench_arms import compose_arms
 from nocap.study.__main__ import main
-from nocap.study.board import read_studies
-from nocap.study.study_folder import files_of
+from nocap.study.board import files_of, read_studies
 from tests.attempts import wait_until
 from tests.conftest import REPO
 
