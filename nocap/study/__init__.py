@@ -44,8 +44,8 @@ From results to pages:
 A verdict passes through these types, each made from the one before it:
 
 1. `Evidence`: all that was measured. `conductor` makes it, `claim_measurements` judges by it.
-2. `StudyOutcome`: that evidence, its plan, and where each claim stands by the log. `carry_out` makes
-   it, `result_maker` reads it.
+2. `StudyOutcome`: that evidence, its plan, and where each claim stands by the log. `carry_out`
+   makes it, `result_maker` reads it.
 3. `StudyResult`, with a `ClaimResult` for each claim: the verdicts and what they rest on.
    `result_maker` makes it, and `result_reader` makes it of a file; `result_writer` and `claim_row`
    read it.
