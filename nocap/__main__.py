@@ -21,7 +21,7 @@ COMMANDS = {
     "generate": "write text from a checkpoint",
     "profile": "show where the time and memory of a step or a text go; compare two profiles",
     "study": "answer a question with claims: run what is missing, judge, report",
-    "race": "race training commands, or refs of a repository, until the answer is safe",
+    "race": "run training commands, or versions of a repository, in turns and judge them",
     "bench": "time the training steps of several arms on this machine, in turns",
     "export": "write a run's model for torch (safetensors) or transformers",
     "new": "write an option that works, for you to change",

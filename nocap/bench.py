@@ -16,7 +16,7 @@ from nocap.command_line import command
 from nocap.config import entry
 from nocap.config.errors import EXIT_CODES
 from nocap.config.keys import require
-from nocap.config.outward import trusted, visible
+from nocap.config.outgoing_text import trusted, visible
 from nocap.config.paths import STDOUT
 from nocap.store.record_files import write_json
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 SECONDS = 120.0
 FORMS = """\
-OVERRIDES are as nocap.train takes them. Every arm gets them, and its own on top. The first arm is
-the baseline, and runs twice. Tokens are random. An arm has one thread unless you set
-trainer.threads. On a CPU it compiles nothing unless you set trainer.compile, or a trainer.steps
-for which a run would compile.
+OVERRIDES are those of nocap.train. They apply to every arm; --arm adds overrides for one arm. The
+first arm is the baseline, and runs twice. The tokens are random. An arm uses one thread, unless you
+set trainer.threads. On a CPU nocap compiles nothing, unless you set trainer.compile, or a
+trainer.steps so large that nocap would compile the run.
 
   python -m nocap.bench model=small --arm attention=mha --arm attention=flash --arm "mlp=gelu3x"
 
-For two training commands of your own use nocap.race."""
+To compare training commands of your own, use nocap.race."""
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -19,17 +19,17 @@ from nocap.config.keys import require
 from nocap.config.paths import expanded
 
 FORMS = """\
-DIR is a folder as --config-dir takes it: DIR/GROUP/NAME.py beside DIR/GROUP/NAME.yaml. Overrides
-are those of nocap.train and hold for every run; ideas=[…] adds ideas, nocap's own or those of a
---config-dir. The runs are small, on synthetic tokens. The files of a failed check stay in the
-folder that its line names; all others are deleted. An option takes a minute or two.
+DIR is a folder for --config-dir, with DIR/GROUP/NAME.py and DIR/GROUP/NAME.yaml. Overrides are
+those of nocap.train, and apply to every run; ideas=[…] adds ideas. The runs are small, on synthetic
+tokens. If a check fails, nocap keeps its files in the folder that the line names. The checks of an
+option take one or two minutes.
 
   python -m nocap.check softcap
   python -m nocap.check softcap --only causal attention.cap=30 'ideas=[smear]'"""
 
 
 def main(argv: list[str] | None = None) -> int:
-    return command(_parser(), _check, argv, answer="the end of each check")
+    return command(_parser(), _check, argv, answer="the result of each check")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from nocap.judge.comparison import Comparison
 
 FORMS = """\
-A PATH is a run's folder, a folder of runs, a grid's folder, a glob, or a name in outputs/runs: that
-of a run or an arm, an identity, the beginning of one, or last. You can give several; a run counts
-once. Losses are comparable if runs have the same validation data, vocabulary and validation
-settings. If the runs form several such groups, nocap compares the largest, and a line for each
-other group says how to compare it.
+A PATH is a run's folder, a folder of runs, a grid's folder, a glob, or a name in outputs/runs: the
+name or identity of a run, the name of an arm, the beginning of one of these, or last. You can name
+several paths; nocap counts each run once. Losses are comparable if runs have the same validation
+data, vocabulary and validation settings. If the runs form several such groups, nocap compares the
+largest group, and says how to compare each other group.
 
 A PATH can also be a log of another trainer, or a folder of such logs: Hugging Face, Lightning,
 TensorBoard, W&B, MLflow, Keras, nanoGPT, nanochat, modded-nanogpt, parameter-golf, llm.c,
 torchtitan, litgpt, JSON lines, CSV, or a --format of your own. A line says how nocap found arms and
 seeds (docs/your-trainer.md).
 
-Or PATH is a FILE.json that --json wrote. nocap then judges its records again by the question in it,
-and a line says whether its verdicts follow from them (if not, the exit code is 1). nocap joins
+A PATH can also be a FILE.json that --json wrote. nocap then judges the records in this file again,
+and says whether the verdicts in the file follow from them. If not, the exit code is 1. nocap joins
 several such files (docs/statistics.md)."""
 
 
@@ -74,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=FORMS,
     )
     _add_question(parser)
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="write one row per run")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write a row for each run")
     parser.add_argument(
         "--html", type=Path, metavar="FILE", help="write the report: one file that opens offline"
     )
@@ -99,7 +99,8 @@ def _add_question(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--baseline",
         metavar="ARM",
-        help="an arm's label or id, one of its runs, or key=value (default: the first started)",
+        help="an arm's label or id, one of its runs, or key=value (default: the arm that started "
+        "first)",
     )
     parser.add_argument(
         "--against",
@@ -114,19 +115,19 @@ def _add_question(parser: argparse.ArgumentParser) -> None:
         help="also compare the time and steps to this validation loss",
     )
     allow = (
-        "compare in spite of this difference: kernel, data, source, torch, steps or a validation "
-        "key; it can be repeated"
+        "compare in spite of this difference: kernel, data, source, torch, steps, or a key of the "
+        "validation; it can be repeated"
     )
     parser.add_argument("--allow", action="append", metavar="KEY", help=allow)
     parser.add_argument(
         "--group",
         metavar="ID",
-        help="compare this group of runs; the line that leaves a group out has its ID",
+        help="compare this group of runs; nocap names the IDs of the groups that it leaves out",
     )
     parser.add_argument(
         "--cautious",
         action=argparse.BooleanOptionalAction,
-        help="give losses the wide interval, which holds under skewed noise and outliers",
+        help="judge losses with the wide interval, which also holds for skewed noise and outliers",
     )
     logs = parser.add_argument_group("logs of another trainer")
     logs.add_argument(
@@ -145,7 +146,7 @@ def _add_question(parser: argparse.ArgumentParser) -> None:
         "--names",
         default="",
         metavar="TEMPLATE",
-        help="place of arm and seed in a path, as in '{arm}/{seed}' or '{arm}_{seed}/*'",
+        help="where arm and seed stand in a path, as in '{arm}/{seed}' or '{arm}_{seed}/*'",
     )
     logs.add_argument(
         "--hardware",

@@ -13,7 +13,7 @@ from typing import Any
 from nocap.command_line import add_allow_code, command
 from nocap.config import defaults, entry, hardware
 from nocap.config.keys import key, require
-from nocap.config.outward import trusted
+from nocap.config.outgoing_text import trusted
 from nocap.config.trainer import Device
 from nocap.store.runs import LAST
 
@@ -33,7 +33,7 @@ class Generate:
         ge=1,
         le=2**24,
         default=200,
-        help="most new tokens of a text; the model's context may end before",
+        help="largest number of new tokens; the context may end a text earlier",
     )
     samples: int = key(ge=1, le=4096, default=1, help="number of texts, decoded in one batch")
     temperature: float = key(
@@ -93,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
         "temperature=0.8 top_k=50 samples=3",
     )
     parser.add_argument(
-        "overrides", nargs="*", metavar="key=value", help="settings of the text; keys are below"
+        "overrides", nargs="*", metavar="key=value", help="settings of the text, listed below"
     )
     add_allow_code(parser)
     return parser

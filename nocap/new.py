@@ -43,9 +43,9 @@ def _write(options: argparse.Namespace) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m nocap.new",
-        description="Write DIR/GROUP/NAME.py, its yaml and DIR/test_NAME.py: an option that "
-        "works, to start from. With study for GROUP, write DIR/study.yaml: a study that runs in "
-        "a few minutes.",
+        description="Write an option that works, for you to change: DIR/GROUP/NAME.py, its yaml "
+        "and DIR/test_NAME.py. If GROUP is study, write DIR/study.yaml, a study that runs in a few "
+        "minutes.",
     )
     parser.add_argument("group", metavar="GROUP", help=", ".join((*outside.groups(), STUDY)))
     parser.add_argument(

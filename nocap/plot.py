@@ -15,7 +15,7 @@ import numpy.typing as npt
 from nocap.command_line import add_outputs, command, writing
 from nocap.config import entry
 from nocap.config.keys import require
-from nocap.config.outward import redact, visible
+from nocap.config.outgoing_text import redact, visible
 from nocap.display import plural
 from nocap.judge.grouping import group
 from nocap.report.terminal_curves import MARKS, DrawnCurve, drawn
@@ -87,18 +87,20 @@ def _draw(curves: Sequence[DrawnCurve], options: argparse.Namespace, after: int)
 
 def _parser() -> argparse.ArgumentParser:
     about = (
-        "Draw curves of runs, finished or not. Several runs are drawn by arm: the mean over its "
-        "seeds, in a band from lowest to highest."
+        "Draw curves of finished or unfinished runs. With several runs, draw a curve for each arm: "
+        "the mean over its seeds, in a band from the lowest seed to the highest."
     )
     epilog = (
         "--y takes any key of metrics.jsonl: val/loss, train/loss, val/bpb, "
         "perf/tokens_per_s, train/grad_norm, …"
     )
     parser = argparse.ArgumentParser(prog="python -m nocap.plot", description=about, epilog=epilog)
-    runs = "a name, its beginning, an identity, last (the default), a folder, a grid, a glob"
+    runs = (
+        "a name, the beginning of a name, an identity, a folder, a grid, a glob, or last (default)"
+    )
     parser.add_argument("runs", nargs="*", default=[LAST], metavar="RUN", help=runs)
     parser.add_argument(
-        "--x", choices=list(X), default="step", help="the axis (default: %(default)s)"
+        "--x", choices=list(X), default="step", help="the x axis (default: %(default)s)"
     )
     parser.add_argument(
         "--y", metavar="KEY", default="val/loss", help="the curve to draw (default: %(default)s)"
@@ -110,8 +112,8 @@ def _parser() -> argparse.ArgumentParser:
         help="logarithmic axes; x then begins above 0",
     )
     after = (
-        "leave out the steps before this one (default: of several runs the first tenth, "
-        "where it squeezes the rest; else 0)"
+        "leave out the steps before this one (default: 0; with several runs, the first tenth, if "
+        "it would flatten the rest of the curves)"
     )
     parser.add_argument("--after", type=int, metavar="STEP", help=after)
     parser.add_argument(

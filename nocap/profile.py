@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 USAGE = "python -m nocap.profile [flags] [key=value … | A.json B.json]"
 ABOUT = """Measure each part of a training step of this configuration, on random tokens. It needs no
-data and no run folder. OVERRIDES are those of nocap.train, whose --help lists them. The step has
-one thread unless you set trainer.threads. With two files of --json it compares them, part by
-part."""
+data and no run folder. OVERRIDES are those of nocap.train, whose --help lists them. The step uses
+one thread, unless you set trainer.threads. If you name two files that --json wrote, nocap compares
+them part by part."""
 REPEATS = 3
 
 
@@ -73,13 +73,13 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--ceilings",
         action="store_true",
-        help="also print the most that each option could win",
+        help="also print by how much each option could speed the step up at most",
     )
     add(
         "--repeats",
         type=int,
         metavar="N",
-        help=f"number of steps with and without profiler (default: {REPEATS})",
+        help=f"number of steps with the profiler, and without it (default: {REPEATS})",
     )
     return parser
 

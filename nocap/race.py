@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 FORMS = """\
 An arm is a command (--arm), or a version of the repository that you are in (--ref). The first arm
-is the baseline. {seed} in a command, or $NOCAP_SEED, is the repeat's seed. A metric is a regular
-expression with one group, whose last match in the output counts. Or it is a name: that of lines
-METRIC name=number, or of a key in a JSON or CSV file that the command writes (--file). The same
-command continues where it stopped.
+is the baseline. {seed} in a command, or $NOCAP_SEED, is the seed of the repeat. A metric is a
+regular expression with one group, whose last match in the output counts. A metric can also be a
+name: the command then prints lines METRIC name=number, or writes a JSON or CSV file with this key
+(--file). If you type the same command again, it continues where it stopped.
 
   python -m nocap.race --arm base='python train.py --seed {seed}' \\
       --arm idea='python train.py --lr 3e-4 --seed {seed}' --metric 'val loss (\\S+)'
@@ -72,7 +72,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m nocap.race",
         usage="%(prog)s (--arm NAME=COMMAND … | --ref REF … -- COMMAND) --metric PATTERN [flags]",
-        description="Run training commands in turns, pair by pair, until the answer is safe.",
+        description="Run training commands in turns, pair by pair, until every arm is better or "
+        "worse than the first, or --pairs ends the race.",
         epilog=FORMS,
     )
     parser.set_defaults(metrics=[])
@@ -95,14 +96,16 @@ def _add_arms(group: argparse._ArgumentGroup) -> None:
 def _add_question(group: argparse._ArgumentGroup) -> None:
     add = partial(_add, group)
     of_metric = partial(_add, group, action=_Metric)
-    of_metric("--metric", "PATTERN", "the metric to compare; of several the first one decides")
+    of_metric(
+        "--metric", "PATTERN", "the metric to compare; of several metrics the first one decides"
+    )
     of_metric("--lower", None, "for the metric or guard before it, lower is better", nargs=0)
     of_metric("--higher", None, "for the metric or guard before it, higher is better", nargs=0)
     add(
         "--file",
         "FILE",
-        "a JSON, JSON lines or CSV file that the command writes, with the metrics as its names. It "
-        "may hold {seed}, or be a glob: then the newest file counts",
+        "a JSON, JSON lines or CSV file that the command writes, with the metrics as its keys. "
+        "FILE may hold {seed}. If it is a glob, the newest file counts",
         default="",
     )
     of_metric("--guard", "'METRIC MARGIN'", "a metric that may be worse by MARGIN at most")
@@ -115,7 +118,7 @@ def _add_question(group: argparse._ArgumentGroup) -> None:
     add(
         "--target",
         "VALUE",
-        "also compare the steps and seconds to this value; the metric needs a group step",
+        "also compare the steps and seconds until this value; the metric then needs a group step",
         type=float,
     )
 
@@ -124,11 +127,16 @@ def _add_runs(group: argparse._ArgumentGroup) -> None:
     add = partial(_add, group)
     number = partial(_add, group, type=int)
     number(
-        "--pairs", "N", "most repeats (default: 12); nocap judges after 3, 6, 12, 24", default=12
+        "--pairs",
+        "N",
+        "largest number of pairs (default: 12); nocap judges after 3, 6, 12, 24",
+        default=12,
     )
     number("--first-seed", "N", "seed of the first repeat (default: 0)", default=0)
     group.add_argument(
-        "--reads-seed", action="store_true", help="the command reads $NOCAP_SEED, so repeats pair"
+        "--reads-seed",
+        action="store_true",
+        help="say that the command reads $NOCAP_SEED; nocap then pairs repeats with the same seed",
     )
     number(
         "--sessions",
@@ -138,12 +146,12 @@ def _add_runs(group: argparse._ArgumentGroup) -> None:
     )
     add("--apart", "TIME", "time between sessions, such as 30s, 10m, 2h (default: 10m)")
     add("--timeout", "TIME", "longest time of a run (default: 12h)", default="12h")
-    about = "a command to run before each run, outside its clock; it may hold {arm} and {seed}"
+    about = "a command before each run, whose time does not count; it may hold {arm} and {seed}"
     add("--prepare", "COMMAND", about, default="")
     number(
         "--jobs",
         "N",
-        "number of runs at once (default: 1); with more than one, times are not compared",
+        "number of runs at once (default: 1); with more than one, nocap compares no times",
         default=1,
     )
     add(

@@ -17,7 +17,8 @@ from scipy import stats
 
 from nocap.judge.gain import Gain
 from nocap.report.words import stated
-from nocap.store.metrics import METRICS, Per, Scale
+from nocap.store.measurement import Per
+from nocap.store.metrics import METRICS, Scale
 from nocap.study import (
     board,
     board_pages,

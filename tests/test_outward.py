@@ -20,7 +20,7 @@ import yaml
 
 from nocap import compare
 from nocap.config.compose import compose, composed
-from nocap.config.outward import guarded, is_secret_name, redact, visible
+from nocap.config.outgoing_text import guarded, is_secret_name, redact, visible
 from nocap.launch import plan as planning
 from nocap.launch import record_head
 from nocap.launch.grid import Cell, Grid

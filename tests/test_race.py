@@ -369,9 +369,14 @@ def test_the_page_of_a_race(repo, raced):
     expected = [2, 1, 1, 0, 1]
 
     assert [page.count(mark) for mark in marks] == expected
-    for text in ("<b>idea</b>: confirmed", f"{PYTHON} other.py", first["at"], "0.05 to 0.2"):
+    for text in (
+        "<b>idea</b> against base: confirmed",
+        f"{PYTHON} other.py",
+        first["at"],
+        "0.05 to 0.2",
+    ):
         assert text in shown
-    assert shown.count("<b>idea</b>: confirmed") == 1
+    assert shown.count("<b>idea</b> against base: confirmed") == 1
     assert "exploratory" not in shown
     assert "exploratory: 6 of its runs were there before it was registered" in again
 

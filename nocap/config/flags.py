@@ -117,20 +117,20 @@ class GridFlags:
 
     zip: bool = _switch("--zip", about="pair the values")
     fail_fast: bool = _switch("--fail-fast", about="stop at the first failure")
-    detach: bool = _switch("--detach", about="leave the cells to Slurm")
+    detach: bool = _switch("--detach", about="send the jobs to Slurm and stop")
     skip_refused: bool = _switch(
         "--skip-refused",
         about="leave out combinations that nocap refuses, and train the others",
     )
     equal_loss: bool = _switch(
         EQUAL_LOSS,
-        about="show the time at equal loss, by two more lengths of the baseline",
+        about="show the time at equal loss; two more lengths of the baseline train",
     )
     until_shown: int | None = _option(
         UNTIL_SHOWN,
         example="24",
         read=_seeds,
-        about="add seeds, at most so many, until every difference is shown",
+        about="add seeds, up to this number, until every difference is shown",
     )
     time: float | None = _option(
         TIME,
@@ -169,7 +169,7 @@ class Flags:
         "-c",
         example="job",
         scope=Scope.run,
-        about=f"print the composed config; {RESOLVE} also works out values that follow",
+        about=f"print the composed config; {RESOLVE} also computes values that depend on others",
         choices=["job"],
     )
     resolve: bool = _switch(RESOLVE)
@@ -190,7 +190,7 @@ class Flags:
     help: bool = _switch(
         "--help",
         "-h",
-        about="print this page; OPTIONS --help: their keys; --help all: every key, and grids",
+        about="print this page; with OPTIONS print their keys, with all every key and flag",
     )
     # `install=bash` and the like stand among the overrides
     shell_completion: bool = _switch("--shell-completion", "-sc")

@@ -27,7 +27,7 @@ from nocap.options.tracker import Tracker
 
 @dataclass(kw_only=True, slots=True)
 class Store:
-    """What a run's folder keeps beside its record."""
+    """More files in a run's folder."""
 
     # store the uncommitted changes of nocap's code as uncommitted.diff; they may hold secrets
     diff: bool = False
@@ -57,7 +57,7 @@ class Run:
     store: Store = key(identity=False, step=False, default_factory=Store)
     # seed of the first weights and of the order of the data
     seed: int = key(ge=0, lt=2**63, step=False)
-    # folder of the results; its folder runs has the runs, its folder grids the grids
+    # folder of the results; the runs are in its folder runs, the grids in its folder grids
     output_dir: str = key(identity=False, step=False)
     # folder of prepared data and compiled code; null: $NOCAP_CACHE, or nocap in your cache folder
     cache_dir: str | None = key(identity=False, step=False)
@@ -236,7 +236,7 @@ def added_keys() -> dict[str, object]:
 
 
 def keys_that_count(what: str) -> list[str]:
-    """`group.key` of every key that is declared to count for `what`, of all options and the
+    """List `group.key` of every key that is declared to count for `what`, of all options and the
     trainer."""
     full_keys = dict[str, None]()
     for f in fields(Run):

@@ -117,7 +117,7 @@ class Sampler(Enum):
 
 @dataclass(kw_only=True, slots=True)
 class Search:
-    """`search=SAMPLER search.KEY=VALUE`, beside `--multirun`."""
+    """`search=SAMPLER search.KEY=VALUE`, with `--multirun`."""
 
     sampler: Sampler  # sampler of the trials, set by `search=tpe` or `search=random`
     # number of trials; the same search with more trials continues

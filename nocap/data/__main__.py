@@ -25,17 +25,17 @@ def main(argv: list[str] | None = None) -> int:
     )
     verbs = parser.add_subparsers(dest="verb", metavar="list | prepare | verify")
     for verb, text in (
-        ("list", "list the sources, and the sets in the cache"),
+        ("list", "list the sources, and the data in the cache"),
         (
             "prepare",
-            "make or download the data of these overrides, and check them: prepare data=stdlib "
+            "make or download the data of these overrides, and check it, as in prepare data=stdlib "
             "tokenizer=gpt2",
         ),
         ("verify", "read every byte again and name each bad file"),
     ):
         of_verb = verbs.add_parser(verb, help=text, description=text)
         of_verb.add_argument("overrides", nargs="*", help="data=… tokenizer=… key=value …")
-        outside.document(of_verb, answer="the same")
+        outside.document(of_verb, answer="the output")
     outside.document(parser)
     arguments = parser.parse_args(outside.arguments(argv))
     if arguments.verb is None:

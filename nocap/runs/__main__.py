@@ -14,7 +14,7 @@ from nocap.store.runs import LAST
 COLUMNS = "run,status,steps,val_loss,tokens_per_s,train_s,age,size"
 VERBS = {
     "list": "list the runs of these names and filters; this is the default",
-    "show": "show one run (default: last): result, code, machine, disk, and the grids that have it",
+    "show": "show one run (default: last): its result, code, machine, disk space and grids",
     "why": "say where two runs differ",
     "diff": "do the same as why",
     "sync": "send W&B the missing rows of these runs, and the comparisons of their grids",
@@ -25,8 +25,8 @@ A WORD is a run (a name, its beginning, an identity, last, a folder, a glob), or
 
   status=failed  run=nano-*  attention=gqa  optimizer.lr=0.003  'val_loss<3.2'  'age>30d'  'size>1G'
 
-The command takes a run that has one of the names and meets all filters. rm prints the runs that it
-would remove, and removes them with --yes."""
+The command takes the runs that have one of the names and fit all filters. rm prints the runs that
+it would remove. With --yes it removes them."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
     if words and words[0] in VERBS:
         verb = words[0]
         words = words[1:]
-    answer = "" if verb in ("sync", "rm") else "the same"
+    answer = "" if verb in ("sync", "rm") else "the output"
     return command(_parser(verb), _call, words, answer=answer)
 
 
@@ -99,7 +99,7 @@ def _parser(verb: str) -> argparse.ArgumentParser:
         )
     if verb == "rm":
         parser.add_argument(
-            "--yes", action="store_true", help="remove the runs; without it, only print them"
+            "--yes", action="store_true", help="remove the runs; without this flag, only print them"
         )
     return parser
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from nocap.judge.claim import TO_TARGET
 from nocap.judge.time_to_target import TargetCrossing, crossing
 from nocap.sources.command_output import MetricReader, result
-from nocap.store.metrics import Better, Ending, Measurement, Metric
+from nocap.store.measurement import Ending, Measurement
+from nocap.store.metrics import Better, Metric
 
 NOT_REACHED = "it never came to the target"
 

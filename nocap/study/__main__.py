@@ -10,25 +10,25 @@ from nocap.config import entry
 from nocap.config.keys import require
 
 FORMS = """\
-A FOLDER holds a study.yaml: a question, arms, scales, claims, and with config_dir a folder of
-options of its own. The command trains and times what is missing; a second time nothing runs.
-nocap's own studies need no checkout: a NAME such as gqa means experiments/gqa. If that folder is
-missing, the study is read from the package, and written there when it runs. After python -m
-nocap.study:
+A FOLDER holds a study.yaml with a question, arms, scales and claims. The command trains and times
+what is missing. If you type it again, nothing runs. A NAME such as gqa means experiments/gqa. If
+you have no such folder, nocap reads the study from its package, and writes it there when it runs.
+Examples, after python -m nocap.study:
 
   experiments/gqa scale=cpu                     run it: verdicts, README and results
   experiments/gqa scale=gpu steps=4000 --plan   print what it would run and cost; run nothing
-  experiments/gqa sessions=5                    time it in five sessions, not three; also later
+  experiments/gqa sessions=5                    time it in five sessions instead of three
   experiments/options scale=gpu --sessions-from DAY/options.json  take timings of other days
   experiments/gqa --judge                       judge the runs so far; train and write nothing
   --board experiments                           write the leaderboard of all studies
-  ideas --propose "attention=gqa" "mlp=swiglu"  answer a program's proposals; alone: those so far
-  ideas --propose 'python train.py {seed}'      answer training commands (docs/your-trainer.md)"""
+  ideas --propose                               print the answers to proposals so far
+  ideas --propose "attention=gqa" "mlp=swiglu"  judge a program's proposals
+  ideas --propose 'python train.py {seed}'      judge training commands (docs/your-trainer.md)"""
 
 
 def main(argv: list[str] | None = None) -> int:
     entry.outlive_readers()  # now: a stream that `refusals` guards it leaves as it is
-    return command(_parser(), _study, argv, answer="each answer or study, a line each,", lines=True)
+    return command(_parser(), _study, argv, answer="a line for each study or proposal", lines=True)
 
 
 def _study(options: argparse.Namespace) -> int:
@@ -79,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
         "overrides",
         nargs="*",
         metavar="FOLDER, key=value",
-        help="studies to run; scale=, steps=, sessions= and output_dir= hold for all of them",
+        help="studies to run; scale=, steps=, sessions= and output_dir= apply to all of them",
     )
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--plan", action="store_true", help="print what a study would run, and stop")
@@ -93,7 +93,8 @@ def _parser() -> argparse.ArgumentParser:
         "--propose",
         nargs="*",
         metavar="PROPOSAL",
-        help="train proposals (overrides or commands) beside the baseline, and answer each",
+        help="train proposals (overrides or commands) and the baseline, and say of each: accepted "
+        "or not shown",
     )
     parser.add_argument(
         "--sessions-from",

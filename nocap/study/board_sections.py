@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from nocap.config.bounded import parse_yaml, read_text
 from nocap.config.keys import check_keys, require
-from nocap.config.plain import made
+from nocap.config.plain import dataclass_from
+from nocap.config.untrusted_files import parse_yaml, read_text
 from nocap.display import plural
 from nocap.judge.claim import Claim
 from nocap.judge.verdict import ClaimWord
@@ -263,7 +263,7 @@ def _read(path: Path) -> Any:
 def _make(schema: type[T], plain: Mapping[str, object], path: Path, prefix: str = "") -> T:
     """Return a part of a file, checked, with the file's name before what is wrong in it."""
     try:
-        part: T = made(schema, plain, prefix)
+        part: T = dataclass_from(schema, plain, prefix)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     return part

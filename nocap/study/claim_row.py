@@ -13,7 +13,8 @@ from nocap.judge.gain import Gain
 from nocap.judge.verdict import ClaimWord, Reason
 from nocap.report import words
 from nocap.report.table import one_line
-from nocap.store.metrics import METRICS, Ending, Per, Scale
+from nocap.store.measurement import Ending, Per
+from nocap.store.metrics import METRICS, Scale
 from nocap.study.claim_words import (
     allowed,
     expected_of,

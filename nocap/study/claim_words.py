@@ -9,7 +9,8 @@ from nocap.judge.cautious_interval import Declared
 from nocap.judge.claim import Claim, Guard
 from nocap.judge.gain import Gain
 from nocap.report import words
-from nocap.store.metrics import METRICS, Metric, Per, Scale, part_title
+from nocap.store.measurement import Per
+from nocap.store.metrics import METRICS, Metric, Scale, part_title
 
 QUALITY = ("val_loss", "val_bpb")  # what a guard of quality is about
 

@@ -19,7 +19,7 @@ from nocap.judge.power import (
     detectable_time,
     noise_at_equal_loss,
 )
-from nocap.launch.lengths import cost_of
+from nocap.launch.baseline_lengths import cost_of
 from nocap.report.table import Column, Table
 from nocap.report.terminal import prose
 from nocap.sessions.foresight import records_in
@@ -159,7 +159,7 @@ def _time_shown(claim: Claim, plan: StudyPlan, others: Sequence[Record]) -> str:
     """Say which time at equal loss a claim can see; nothing where no runs tell its noise."""
     base = plan.study.against(claim)
     (run,) = trainings(plan.train, {claim.seeds[0]: [base]})
-    config = dict(flat(run.plan.parts["config"]))
+    config = dict(flat(run.plan.identity_parts["config"]))
     noise = noise_at_equal_loss(others, config)
     if not isinstance(noise, NoiseAtEqualLoss):
         return ""

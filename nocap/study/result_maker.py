@@ -12,11 +12,11 @@ import msgspec
 from nocap.config.compose import Composed
 from nocap.config.hardware import Fact
 from nocap.judge.claim import Claim
-from nocap.launch.lengths import others_of
+from nocap.launch.baseline_lengths import others_of
 from nocap.sessions.figures import DecodingFigures, Figures, LengthFigures, StepFigures
 from nocap.sessions.places import PACE, TRAIN
-from nocap.store.identity import git_state
-from nocap.store.metrics import Measurement
+from nocap.store.checkout import git_state
+from nocap.store.measurement import Measurement
 from nocap.store.record import Record, dig
 from nocap.store.record_files import RunStatus
 from nocap.study.bounds import bound

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import msgspec
 
-from nocap.config.outward import redact
+from nocap.config.outgoing_text import redact
 from nocap.display import listed
 from nocap.judge.claim import Claim, Rule
 from nocap.judge.verdict import Verdict, judge
-from nocap.store.metrics import Measurement
+from nocap.store.measurement import Measurement
 from nocap.store.record_files import read_json
 from nocap.study.current_claims import current_claims, sessions_unlike
 from nocap.study.log import AnalysisLine, StudyLog

@@ -13,7 +13,7 @@ from msgspec import structs
 from nocap.judge.cautious_interval import Declared
 from nocap.judge.comparison_json import measurement_json
 from nocap.judge.gain import Gain
-from nocap.store.metrics import Ending
+from nocap.store.measurement import Ending
 from nocap.store.record_files import SCHEMA_VERSION, write_json
 from nocap.study.result_schema import (
     ClaimJson,

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median_high
 
-from nocap.config.bounded import read_text
 from nocap.config.keys import require
-from nocap.config.outward import redact
+from nocap.config.outgoing_text import redact
+from nocap.config.untrusted_files import read_text
 from nocap.display import count, integer, loss
 from nocap.report.table import Column, Table, one_line, tame
 from nocap.report.terminal import prose

@@ -13,7 +13,7 @@ from nocap.judge.claim import Claim
 from nocap.judge.claim_gains import Missing
 from nocap.judge.gain import Gain
 from nocap.judge.verdict import Verdict
-from nocap.store.metrics import Measurement, Per
+from nocap.store.measurement import Measurement, Per
 from nocap.study.provenance import Provenance
 from nocap.study.result_schema import ArmFacts, Shape, TuningTrial
 from nocap.study.spec import Study

@@ -77,7 +77,7 @@ class Softmax(Attention):
     KERNELS: ClassVar[dict[str, tuple[Kernel, ...]]] = {"kernel": GLOBAL_KERNELS}
 
     kind: str = "global"
-    kernel: Kernel  # kernel of the attention; nocap never replaces it by another in silence
+    kernel: Kernel  # kernel of the attention; nocap never takes another kernel instead
     # old name of data.document_mask, in records and identities; it must stay null
     document_start: int | None = key(default=None, ge=0, le=2**32)
 

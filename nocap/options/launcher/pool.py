@@ -10,19 +10,22 @@ from nocap.config.keys import key
 from nocap.options.launcher import Launcher
 
 if TYPE_CHECKING:
-    from nocap.launch.runner import Devices
+    from nocap.launch.this_machine import Devices
 
 
 @dataclass(kw_only=True)
 class Pool(Launcher):
-    """`hydra/launcher=pool`: a cell for each `trainer.devices` GPUs, or `trainer.threads` ×
+    """`hydra/launcher=pool`: one cell on each `trainer.devices` GPUs, or `trainer.threads` ×
     `trainer.devices` CPU cores"""
 
     kind: str = "pool"
-    # most cells at once; null: as many as the devices hold
+    # largest number of cells at once; null: as many as the devices hold
     jobs: int | None = key(ge=1, le=4096, default=None)
 
     def executor(self, folder: Path) -> Devices:
-        from nocap.launch.runner import Devices
+        return self.devices()
+
+    def devices(self) -> Devices:
+        from nocap.launch.this_machine import Devices
 
         return Devices(jobs=self.jobs)

@@ -31,7 +31,7 @@ VARIABLES = (outside.VARIABLE, "NOCAP_CACHE", "PYTHONPATH")
 
 @dataclass(kw_only=True)
 class Ray(OfCluster):
-    """`hydra/launcher=ray`: a task of a Ray cluster for each cell, which sets aside its GPUs, or
+    """`hydra/launcher=ray`: a task on a Ray cluster for each cell, which reserves its GPUs, or
     its CPU cores"""
 
     kind: str = "ray"

@@ -26,7 +26,7 @@ class Feedforward(Mlp):
     ⅔·expansion·d."""
 
     kind: str = "mlp"
-    activation: Activation  # between the two matrices
+    activation: Activation  # function between the two matrices
     expansion: float = key(gt=0, le=1000)  # width inside the MLP, as a multiple of model.d_model
 
     @property

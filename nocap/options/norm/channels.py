@@ -23,8 +23,8 @@ class ChannelNorm(Norm):
     kind: str = "norm"
     norm: NormKind  # which norm
     eps: float = key(gt=0, le=1)  # number that is added under the root
-    gain: bool  # a learned scale per channel
-    bias: bool  # a learned shift per channel; LayerNorm only
+    gain: bool  # learn a scale for each channel
+    bias: bool  # learn a shift for each channel; only for LayerNorm
 
     def __post_init__(self) -> None:
         is_layer_norm = self.norm is NormKind.layer

@@ -28,7 +28,7 @@ class Objective(Option):
 
     READ_BY: ClassVar[dict[str, tuple[str, ...]]] = {"loss": ("objective.loss_chunks",)}
 
-    # number of chunks of a micro-batch; the logits of one chunk exist at a time. 0 and 1: no chunks
+    # number of chunks of a micro-batch; nocap holds the logits of one chunk at a time. 0: one chunk
     loss_chunks: int = key(ge=0, le=2**40, default=1)
 
     def check(self, run: Run) -> None:

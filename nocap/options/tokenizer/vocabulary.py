@@ -24,7 +24,7 @@ SIZES = {Vocabulary.bytes: 257, Vocabulary.gpt2: 50257}
 @dataclass(kw_only=True, slots=True)
 class BuiltIn(Tokenizer):
     kind: str = "tokenizer"
-    vocabulary: Vocabulary  # from text to tokens
+    vocabulary: Vocabulary  # vocabulary of the tokens
 
     @property
     def name(self) -> str:

@@ -11,7 +11,7 @@ from itertools import count
 from typing import Any
 
 from nocap.config.keys import require
-from nocap.config.outward import redact
+from nocap.config.outgoing_text import redact
 from nocap.display import shorten
 from nocap.sources.logs.arms_and_seeds import FLAGS
 from nocap.sources.logs.columns import MARKS

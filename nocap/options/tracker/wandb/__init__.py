@@ -62,13 +62,14 @@ class Wandb(Tracker):
     imports: ClassVar[tuple[str, ...]] = ("wandb", "wandb.sdk.launch.inputs.internal")
     # Texts as a server takes them: for a project W&B's client has the limit, as for tags; for the
     # others it has none, and 128 is what a page shows.
+
     # project that shows the run; the default is WANDB_PROJECT, or nocap
     project: str = key(longest=LONGEST_NAME)
     # user or team; the default is WANDB_ENTITY, or null for the login's own
     entity: str | None = key(longest=LONGEST_NAME)
     # group of the run; the default is WANDB_RUN_GROUP, or null for the grid's name
     group: str | None = key(longest=LONGEST_NAME)
-    # name of the run; null: WANDB_NAME, or the settings that set the run apart
+    # name of the run; null: WANDB_NAME, or the settings in which the run differs
     name: str | None = key(longest=LONGEST_NAME, default=None)
     # job type of the run; null: WANDB_JOB_TYPE, or the run's arm
     job_type: str | None = key(longest=LONGEST_NAME, default=None)
@@ -80,7 +81,7 @@ class Wandb(Tracker):
     init_timeout_s: int = key(ge=1, le=300)  # longest wait for the server at the start, in seconds
     # send the machine's own metrics, such as a GPU's load; null: only on a GPU
     system: bool | None = None
-    # loss whose first step is in the summary: the first validation at or below it
+    # a loss; the summary has the step of the first validation at or below it
     target: float | None = key(gt=0, le=1e3, default=None)
     checkpoint: bool = False  # send the last checkpoint as an artifact
     alert: bool = False  # let W&B send an alert if the run diverges

@@ -17,15 +17,15 @@ from typing import Any, get_type_hints
 from hydra.core.override_parser.types import Override
 
 from nocap import outside
-from nocap.config.bounded import read_yaml
 from nocap.config.choices import is_choice, option_names, overrides_of
 from nocap.config.flags import Flags, GridFlags, flags_of
-from nocap.config.guesses import guessed
 from nocap.config.keys import require
+from nocap.config.other_trainers import hint_for
 from nocap.config.paths import conf_dir
 from nocap.config.plain import suggest
 from nocap.config.run import Run, Store
 from nocap.config.trainer import Search, Trainer
+from nocap.config.untrusted_files import read_yaml
 
 GAP = 2  # at least so many spaces between a flag and what it does
 
@@ -58,7 +58,7 @@ Train one run, or a grid with --multirun. The same command continues where it st
 
 Examples, after python -m nocap.train:
   experiment=first_run                      a small GPT on Python's own source, in 2 to 3 minutes
-  data=text data.path=book.txt model=small  a GPT on a text of yours
+  data=text data.path=book.txt model=small  a GPT on your own text
   -m attention=flash,gqa seed=0,1,2         a grid: two arms, three seeds, a table with verdicts
   -m --plan attention=flash,gqa seed=0,1,2  the cells, time and disk of this grid; trains nothing
   optimizer=muon schedule=cosine --help     the keys of these options
@@ -70,12 +70,12 @@ A grid (--multirun) trains every combination, prints a table with intervals, and
   seed=0,1,2                    these values, or options of a group; a verdict needs three seeds
   'model.n_layer=range(2,9,2)'  2, 4, 6, 8
   'norm=glob(*)'                all options of a group; glob(*,exclude=layernorm) all but one
-  'ideas=[],[x0],[x0,smear]'    lists. Quotes keep brackets and stars from the shell
-  search=tpe 'optimizer.lr=interval(1e-4,1e-2)'  draws trials in place of combinations:
+  'ideas=[],[x0],[x0,smear]'    three lists; quotes protect brackets and stars from the shell
+  search=tpe 'optimizer.lr=interval(1e-4,1e-2)'  tries values of an interval;
                                 also tag(log,interval(…)), int(interval(…))
 {_flag_lines(GridFlags, 32)}
-  hydra/launcher=pool           several cells at once on this machine; slurm, ray: on a cluster
-The same command continues where it stopped, and trains no finished cell again: docs/compare.md"""
+  hydra/launcher=pool           several runs at once on this machine; slurm and ray use a cluster
+The same command continues where it stopped, and trains no finished run again: docs/compare.md"""
 KEYS = "Keys (KEY=VALUE; … follows from other keys)"
 COMMON = (
     "trainer.steps",
@@ -115,7 +115,7 @@ class Section:
             yield f"{self.prefix}.{each.name}".lstrip("."), each
 
 
-def manual(words: Sequence[str], *, everything: bool = False) -> str:
+def help_text(words: Sequence[str], *, everything: bool = False) -> str:
     """Return what there is to choose, and the common keys, each with its value in the yaml and the
     comment beside its field; of words the keys of what they choose instead; or with `everything`
     every key. Nothing is composed.
@@ -160,7 +160,7 @@ def _check_known(overrides: Sequence[Override], known: Sequence[str]) -> None:
         key = override.key_or_group
         nested = [f"{name}." for name in known]
         if not any(name.startswith(f"{key}.") or f"{key}.".startswith(name) for name in nested):
-            meant = guessed(key.rpartition(".")[2]) or suggest(key, known)
+            meant = hint_for(key.rpartition(".")[2]) or suggest(key, known)
             raise ValueError(f"{key} is no key{meant}")
 
 
