@@ -23,11 +23,11 @@ from nocap.config.paths import conf_dir
 from nocap.config.trainer import Device, Precision
 from nocap.data.batches import microbatches
 from nocap.measure import ceilings, profile, profile_tables, roofline
+from nocap.measure.attention_lengths import attention_ms, exponent, with_window
 from nocap.measure.profile_schema import CeilingJson, CeilingsJson, ClocksJson, Peak, ProfileFile
 from nocap.measure.profiler_ranges import MARK, Ranges, busy_ms, profiler, read
 from nocap.measure.profiler_timing import Observation, busy, measure_step
 from nocap.measure.roofline import OpWork, count
-from nocap.measure.timed_arm import attention_ms, exponent, with_window
 from nocap.model.flops import component_flops, flops_per_token
 from nocap.model.gpt import GPT, build_model
 from nocap.model.language_model import Loss

@@ -15,6 +15,7 @@ from nocap.config.keys import require
 from nocap.config.run import Run
 from nocap.config.trainer import Device
 from nocap.launch.plan import check_compiler
+from nocap.measure.bench_result import ArmStatus
 from nocap.measure.timed_arm import Clock, TimedArm
 from nocap.training import memory
 from nocap.training.memory_limit import within_memory
@@ -83,9 +84,10 @@ def _try(run: Run, size: int) -> Size:
     status = arm.status
     reason = arm.reason
     arm.close()
-    if status == "measured":
+    if status is ArmStatus.measured:
         return Size(sequences=size, peak_mib=peak_mib)
-    require(status == "does not fit", f"a step of trainer.micro_batch={size}", "be trained", reason)
+    is_too_large = status is ArmStatus.does_not_fit
+    require(is_too_large, f"a step of trainer.micro_batch={size}", "be trained", reason)
     return Size(sequences=size, peak_mib=None, reason=reason)
 
 
