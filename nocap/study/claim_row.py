@@ -13,6 +13,7 @@ from nocap.judge.gain import Gain
 from nocap.judge.verdict import ClaimWord, Reason
 from nocap.report import words
 from nocap.report.table import one_line
+from nocap.sessions.places import TRAIN
 from nocap.store.measurement import Ending, Per
 from nocap.store.metrics import METRICS, Scale
 from nocap.study.claim_words import (
@@ -98,7 +99,7 @@ class ClaimRow:
         device = DEVICES[first.device]
         if len(first.T) > 1:
             return f"{length:,} to {first.T[-1]:,} tokens, {device}"
-        if METRICS[self.claim.metric].made_by == "train":
+        if METRICS[self.claim.metric].made_by == TRAIN:
             return f"{_size(shapes[-1])}, {self._training_length(length)}, {device}"
         if first.batch_tokens:
             return f"{first.batch_tokens // length} × {length:,} tokens, {device}"
@@ -151,7 +152,7 @@ class ClaimRow:
         marks = list[str]()
         if self._leaves_quality_open:
             marks.append(NOT_EQUAL)
-        if self.claim_result.provenance.exploratory:
+        if self.claim_result.standing.exploratory:
             marks.append(EXPLORATORY)
         return "; ".join([text, *marks])
 
@@ -216,7 +217,7 @@ class ClaimRow:
     @property
     def notes(self) -> list[str]:
         """List what a reader should know beside the verdict."""
-        provenance = self.claim_result.provenance
+        standing = self.claim_result.standing
         notes = list[str]()
         if self.no_gpu and self.stands_in:
             notes.append(NO_GPU)
@@ -228,9 +229,9 @@ class ClaimRow:
             notes.append(BEYOND)
         notes.append(self.result.study.notes.get(self.claim.id, ""))
         notes += self.endings
-        if provenance.exploratory:
-            notes.append(f"{EXPLORATORY}: {provenance.exploratory}")
-        notes += provenance.notes
+        if standing.exploratory:
+            notes.append(f"{EXPLORATORY}: {standing.exploratory}")
+        notes += standing.notes
         return [note for note in notes if note]
 
     @cached_property

@@ -10,6 +10,7 @@ from nocap.config.keys import key
 from nocap.judge.cautious_interval import Declared
 from nocap.judge.claim import Claim
 from nocap.judge.interval import BATCH, BATCHES
+from nocap.sessions.places import TRAIN
 from nocap.store.metrics import Better, Metric, Scale
 
 GPU = "gpu"  # the scale of a study that is carried out where there is a GPU
@@ -142,7 +143,7 @@ class Study:
 
     @property
     def trained_arms(self) -> list[str]:
-        return self.arms_needing(lambda metric: metric.made_by == "train")
+        return self.arms_needing(lambda metric: metric.made_by == TRAIN)
 
     @property
     def racing_arms(self) -> list[str]:
