@@ -50,9 +50,8 @@ class TimeAtEqualLoss:
 
     ratio: Estimate | None = None
     refused: str | None = None
-    seeds: int | None = (
-        None  # that would show a ratio as far from 1; None: it is shown, or too many
-    )
+    # that would show a ratio as far from 1; None: it is shown, or too many
+    seeds: int | None = None
 
     @classmethod
     def of(cls, logarithm: Estimate, *, look: int) -> TimeAtEqualLoss:

@@ -19,9 +19,8 @@ from nocap.judge.equal_loss import TimeAtEqualLoss
 from nocap.judge.factors import Factors
 from nocap.judge.interval import ROUNDING, seeds_to_show
 
-FIRST_SEEDS = (
-    4  # of a first look: they show three standard deviations of a pair in 97%, three seeds in 74%
-)
+# of a first look: they show three standard deviations of a pair in 97%, three seeds in 74%
+FIRST_SEEDS = 4
 MORE = 4  # times the seeds at most; beyond that, times the steps
 
 # The order in which words are told.
@@ -45,9 +44,8 @@ class Finding:
     difference: Difference
     # of a level: other keys → how many levels
     over: Mapping[str, int] = field(default_factory=dict)
-    seeds: int | None = (
-        None  # that would show a difference as large; None: it is shown, or too small
-    )
+    # that would show a difference as large; None: it is shown, or too small
+    seeds: int | None = None
     equal_loss: TimeAtEqualLoss | None = None
 
     @property

@@ -24,9 +24,8 @@ BySeed = Mapping[int, float]
 # the half width of a mean of so many pairs with this standard deviation, at this look
 Width = Callable[[float, int, int], float]
 
-LEAST_PAIRS = (
-    3  # fewer give no interval: at two, a t-interval reaches 12.7 standard errors to each side
-)
+# fewer give no interval: at two, a t-interval reaches 12.7 standard errors to each side
+LEAST_PAIRS = 3
 CONFIDENCE = 0.95
 ERROR = 0.05  # of all arms of a table together, to both sides
 ROUNDING = 1e-6  # relative: what lies closer is no difference

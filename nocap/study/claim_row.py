@@ -55,9 +55,8 @@ class ClaimRow:
     result: StudyResult
     claim_result: ClaimResult
     elsewhere: str = ""  # verdicts of the same claim at other shapes that differ
-    no_gpu: bool = (
-        False  # its study is to be carried out on a GPU too, and no GPU has measured the claim
-    )
+    # its study is to be carried out on a GPU too, and no GPU has measured the claim
+    no_gpu: bool = False
 
     @property
     def claim(self) -> Claim:
