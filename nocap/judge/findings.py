@@ -52,11 +52,7 @@ class Finding:
     def is_open(self) -> bool:
         """Say whether more runs may show something: of the time at equal loss where that is known,
         else of the loss."""
-        if self.difference.word not in (
-            DifferenceWord.better,
-            DifferenceWord.worse,
-            DifferenceWord.unclear,
-        ):
+        if not self.difference.word.is_of_interval:
             return False
         if self.equal_loss is not None and self.equal_loss.ratio is not None:
             return self.equal_loss.word is DifferenceWord.unclear
@@ -161,7 +157,7 @@ def _rank(finding: Finding) -> tuple[bool, int, float]:
     words = [finding.difference.word]
     if finding.equal_loss is not None:
         words.append(finding.equal_loss.word)
-    is_shown = DifferenceWord.better in words or DifferenceWord.worse in words
+    is_shown = any(word.is_shown for word in words)
     rank = ORDER.index(finding.difference.word)
     size = 0.0 if math.isnan(mid) else abs(mid)
     return not is_shown, rank, -size

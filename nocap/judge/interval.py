@@ -100,6 +100,16 @@ def logarithms(values: BySeed) -> dict[int, float]:
     return {seed: math.log(value) for seed, value in values.items()}
 
 
+def finite(x: float) -> float | None:
+    """Return a number that JSON has; `None` in place of what is endless or no number."""
+    return x if math.isfinite(x) else None
+
+
+def subtract(a: Sequence[float], b: Sequence[float]) -> list[float]:
+    """Return the differences of two rows."""
+    return [x - y for x, y in zip(a, b, strict=True)]
+
+
 def quantile(df: float, tail: float) -> float:
     """Return the quantile of Student's t above which the share `tail` lies."""
     from scipy import special

@@ -12,7 +12,6 @@ from typing import Any
 from markupsafe import Markup
 
 from nocap.judge.comparison import ComparedArm
-from nocap.judge.differences import SHOWN_WORDS
 from nocap.report import svg_chart
 from nocap.report.arm_styles import ArmStyle, styles_of
 from nocap.report.comparison_tables import ARM
@@ -156,7 +155,7 @@ def _plotted(row: ComparedArm, look: ArmStyle, own: str) -> PlottedArm:
     """Return an arm as it is drawn."""
     finished = [run.curve for run in row.arm.runs if run.curve.step]
     mean = _rounded(_mean_curve(finished))
-    hollow = row.difference is not None and row.difference.word not in SHOWN_WORDS
+    hollow = row.difference is not None and not row.difference.word.is_shown
     return PlottedArm(
         label=row.arm.label,
         own=own,

@@ -11,7 +11,7 @@ from nocap.display import NONE, listed, plural
 from nocap.judge.arms import Arm
 from nocap.judge.comparison import ComparedArm, Comparison
 from nocap.judge.crossing import JOINT
-from nocap.judge.differences import SHOWN_WORDS, DifferenceWord
+from nocap.judge.differences import DifferenceWord
 from nocap.judge.equal_loss import TimeAtEqualLoss
 from nocap.judge.factors import Factors
 from nocap.judge.findings import MORE, ORDER, Finding
@@ -104,7 +104,7 @@ def _gain(comparison: Comparison, finding: Finding, metric: Metric) -> str:
     drawn = gains(metric.name, Scale.difference, "").draw(gap.estimate)
     if drawn.text != NONE:
         loss = f"{drawn} {metric.unit}"
-    if gap.word not in SHOWN_WORDS:
+    if not gap.word.is_shown:
         loss += f" ({gap.word_with_reason})"
     speed = str(side.speed or "")
     parts = [speed, loss]
@@ -206,7 +206,7 @@ def _finding(finding: Finding, metric: Metric, side: _Side, *, is_new: bool) -> 
     if side.speed is not None and side.is_speed_shown:
         costs.insert(0, side.speed.text)
     at = _time_with_seeds(finding.equal_loss)
-    if gap.word in SHOWN_WORDS:
+    if gap.word.is_shown:
         than = f" than {side.against}" if is_new else ""
         size = _size(gap.estimate, metric)
         parts = [f"{finding.name} {gap.word_with_reason}{than} by {size}", *costs, at]
@@ -238,13 +238,13 @@ def _time(at: TimeAtEqualLoss | None) -> str:
         return ""
     drawn: TableCell = ratio(at.ratio)
     text = f"{drawn.text} of the time at equal loss {drawn.small}".rstrip()
-    return text if at.word in SHOWN_WORDS else f"{text}, not shown"
+    return text if at.word.is_shown else f"{text}, not shown"
 
 
 def _time_with_seeds(at: TimeAtEqualLoss | None) -> str:
     """Say that, and how many seeds would show it: `…, not shown; some 14 seeds would show 3%`."""
     text = _time(at)
-    if at is None or at.ratio is None or not at.seeds or at.word in SHOWN_WORDS:
+    if at is None or at.ratio is None or not at.seeds or at.word.is_shown:
         return text
     return f"{text}; some {at.seeds} seeds would show {abs(at.ratio.mid - 1):.1%}"
 
