@@ -18,8 +18,8 @@ from nocap.judge.findings import MORE, ORDER, Finding
 from nocap.judge.interval import Estimate, Position
 from nocap.judge.pace import TOKEN_US
 from nocap.judge.question import PREVIOUS
+from nocap.report.figures_in_words import cost, counted, extent, gains, ratio
 from nocap.report.table import TableCell
-from nocap.report.words import cost, counted, extent, gains, ratio
 from nocap.store.metrics import COST_WORDS, METRICS, Metric, Scale
 
 NAMED = 3  # findings in a headline; of more than one other the words are counted
@@ -35,8 +35,8 @@ def headline(comparison: Comparison) -> str:
 
 
 def findings(comparison: Comparison) -> list[str]:
-    """List what was found, the first of it each by itself. What an arm is compared with is named
-    where it is another one than that of the arm before."""
+    """List what was found: a line for each of the first findings, and one that counts the others.
+    A line names what its arm is compared with where the line before has another."""
     found = comparison.findings.found
     if not found:
         return [f"one arm, {comparison.baseline.label}, and none to compare it with"]
@@ -96,8 +96,9 @@ def _is_gain(finding: Finding) -> bool:
 
 
 def _gain(comparison: Comparison, finding: Finding, metric: Metric) -> str:
-    """Say of a gain what it is of, against what, and at which cost: `gqa against flash: 4.1% faster
-    [3.0% to 5.2% faster], higher loss by 0.0090 ± 0.0012 nats/token, 5.2% fewer parameters`."""
+    """Say which arm gains against which other, how much, and at which cost: `gqa against flash:
+    4.1% faster [3.0% to 5.2% faster], higher loss by 0.0090 ± 0.0012 nats/token, 5.2% fewer
+    parameters`."""
     side = _sides(comparison)[finding.name]
     gap = finding.difference
     loss = ""
@@ -128,7 +129,7 @@ class _Side:
 
 
 def _sides(comparison: Comparison) -> dict[str, _Side]:
-    """Return it for each finding, by that one's name."""
+    """Map the name of each finding to what it is compared with."""
     if comparison.factors is not None:
         return dict(_levels(comparison, comparison.factors))
     metric = "train_s" if comparison.imported else TOKEN_US
@@ -242,7 +243,8 @@ def _time(at: TimeAtEqualLoss | None) -> str:
 
 
 def _time_with_seeds(at: TimeAtEqualLoss | None) -> str:
-    """Say that, and how many seeds would show it: `…, not shown; some 14 seeds would show 3%`."""
+    """Say what an arm's loss and speed make together, and how many seeds would show it: `…, not
+    shown; some 14 seeds would show 3%`."""
     text = _time(at)
     if at is None or at.ratio is None or not at.seeds or at.word.is_shown:
         return text

@@ -17,8 +17,8 @@ from nocap.judge.interval import Position, finite
 from nocap.judge.races import RacedArm, RaceResult
 from nocap.report import forest, html_page, svg_chart
 from nocap.report.arm_styles import HUES
+from nocap.report.figures_in_words import measured
 from nocap.report.provenance import Fact
-from nocap.report.words import measured
 from nocap.sources.command import Command
 from nocap.sources.race import Race, RaceOutcome
 from nocap.sources.race_json import run_objects

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from nocap.display import ONE
 from nocap.judge.arm_mean import ArmMean
 from nocap.judge.races import RaceResult
+from nocap.report.figures_in_words import measured, values
 from nocap.report.table import Column, Table, TableCell, as_drawn
-from nocap.report.words import measured, values
 from nocap.sources.race import Race, RaceOutcome
 from nocap.store.metrics import METRICS, Metric, Scale
 

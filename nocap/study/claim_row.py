@@ -11,7 +11,7 @@ from nocap.judge.claim import Claim, Threshold
 from nocap.judge.claim_gains import Missing
 from nocap.judge.gain import Gain
 from nocap.judge.verdict import ClaimWord, Reason
-from nocap.report import words
+from nocap.report import figures_in_words
 from nocap.report.table import one_line
 from nocap.sessions.places import TRAIN
 from nocap.store.measurement import Ending, Per
@@ -335,4 +335,4 @@ def _compared(row: ClaimRow, rows_of_claim: Iterable[ClaimRow]) -> ClaimRow:
 
 def counted(some: Iterable[ClaimRow]) -> str:
     """Return `12 confirmed, 3 refuted`."""
-    return words.counted((row.word for row in some), [word.value for word in ClaimWord])
+    return figures_in_words.counted((row.word for row in some), [word.value for word in ClaimWord])
