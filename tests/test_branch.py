@@ -118,7 +118,7 @@ def test_branch_is_the_whole_run(
 
     again, _ = train(here, tmp_path / "branch", *BRANCH, begins(trunk), "trainer.keep_steps=[10]")
     assert (
-        "already finished: nothing to train; trainer.keep_steps: it has no checkpoint of [10]"
+        "already finished: nothing to train; the run has no checkpoint of trainer.keep_steps=[10]"
         in again
     )
 
@@ -209,7 +209,7 @@ def test_what_cannot_be_a_trunk_is_refused(tmp_path: Path, trunk: Path) -> None:
         "learning rate before the branch at step 8 (1 of the peak at step 7), got 0.9 in": (
             begins(inside),
         ),
-        "must name its run: with last": (f"{key}last@8",),
+        "must name a run, because last": (f"{key}last@8",),
         "must name a run: nano must be a run": (f"{key}nano@8",),
         "/@8": (f"{key}@8",),
     }

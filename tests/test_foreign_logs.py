@@ -423,7 +423,7 @@ def test_settings_that_cannot_be_read_are_named(tmp_path):
     (tmp_path / "version_0" / "hparams.yaml").write_text("a: [\n")
     found = load_logs([str(tmp_path)])
     assert len(found.records) == 1
-    assert "the settings beside it are not read: hparams.yaml must be yaml" in found.problems[0]
+    assert "nocap cannot read its settings: hparams.yaml must be yaml" in found.problems[0]
 
 
 def test_what_names_arms_and_seeds_is_said_before_the_table(tmp_path, capsys):

@@ -113,16 +113,16 @@ def test_workers_stay_on_the_cores_or_gpus_that_their_cell_has(tmp_path, monkeyp
 REFUSED = [
     (("hydra/launcher=pool", "hydra.launcher.jobs=0"), "hydra.launcher.jobs must be at least 1"),
     (("hydra/launcher=pool", "hydra.launcher.jbs=1"), "hydra.launcher.jbs is no key"),
-    (("hydra.sweeper.max_batch_size=1",), "hydra.sweeper.max_batch_size must be left alone"),
-    (("hydra.sweep.dir=mine",), "hydra.sweep.dir must be left alone"),
-    (("--detach",), "--detach must be given with hydra/launcher=slurm"),
+    (("hydra.sweeper.max_batch_size=1",), "hydra.sweeper.max_batch_size must not be set"),
+    (("hydra.sweep.dir=mine",), "hydra.sweep.dir must not be set"),
+    (("--detach",), "--detach works only with hydra/launcher=slurm"),
     (
         ("--fail-fast", "hydra/launcher=slurm"),
-        "--fail-fast must be left out of hydra/launcher=slurm",
+        "--fail-fast does not work with hydra/launcher=slurm",
     ),
     (
         ("hydra/launcher=ray", "hydra.launcher.target.name=Other", "--plan"),
-        "hydra.launcher.target must state the device of another machine",
+        "hydra.launcher.target must state the other machine's device",
     ),
 ]
 

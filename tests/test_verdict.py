@@ -180,7 +180,7 @@ def measurement(value: float | None, ending: Ending) -> Measurement:
     return Measurement(arm="a", repeat=1, metric=METRICS["val_loss"], value=value, ending=ending)
 
 
-FINITE = "a measurement of val_loss must be a finite number, or null where the run diverged"
+FINITE = "a measurement of val_loss must be a finite number, or null if the run diverged"
 
 
 REFUSED = [
@@ -195,7 +195,11 @@ REFUSED = [
     (claim, {"expected": [0.0, 1.2]}, "be above 0 for a ratio"),
     (claim, {"expected": [1.2, math.inf]}, "be finite numbers or null"),
     (claim, {"expected": [1.2, None], "two_sided": True}, "two_sided must have both ends stated"),
-    (claim, {"seeds": [1, 2]}, "seeds must be at least 3: fewer pairs have no verdict, got 2"),
+    (
+        claim,
+        {"seeds": [1, 2]},
+        "seeds must be at least 3, because fewer pairs have no verdict, got 2",
+    ),
     (claim, {"seeds": [1, 2, 2]}, "seeds must differ"),
     (
         claim,
@@ -215,7 +219,7 @@ REFUSED = [
         "target must be baseline for a claim about time or steps",
     ),
     (claim, {"target": "baseline"}, "and null for others, got baseline"),
-    (claim, {"statement": " "}, "statement must be given"),
+    (claim, {"statement": " "}, "statement must not be empty"),
     (claim, {"guards": [LOSS_GUARD, LOSS_GUARD]}, "guards must each have a metric of their own"),
     (
         claim,

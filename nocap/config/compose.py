@@ -164,7 +164,9 @@ def _value_of(config: DictConfig, key: str, value: Any, text: Any) -> Any:
         ValueError: Hydra's value is of a type that OmegaConf would change in silence.
     """
     if isinstance(value, dict):
-        require(bool(value), key, "be an option's name or hold keys: it changes nothing", "{}")
+        require(
+            bool(value), key, "be an option's name or hold keys, because {} changes nothing", "{}"
+        )
         values = dict[str, Any]()
         for name, item in value.items():
             values[name] = _value_of(config, f"{key}.{name}", item, text[name])

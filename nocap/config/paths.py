@@ -28,7 +28,7 @@ def expanded(path: str | Path) -> Path:
     Errors:
         ValueError: there is no such home folder, or no file can have such a name.
     """
-    require(path != "", "a path", "be given", "''")
+    require(path != "", "a path", "not be empty", "''")
     check_text("a path", str(path))
     try:
         return Path(path).expanduser()

@@ -89,7 +89,7 @@ def _run_folder(key: str, name: str, outputs: Path) -> Path:
     path = expanded(name)
     if path.exists():
         return path
-    rule = "name its run: with last, the same command would mean another run when it is given again"
+    rule = "name a run, because last may be another run when you type the command again"
     require(name != LAST, key, rule, name)
     try:
         return find_one(name, outputs=outputs)

@@ -110,7 +110,7 @@ def _distribution(override: Override) -> BaseDistribution:
     values = list(dict.fromkeys(values_of(override)))  # which refuses a range without a step
     if isinstance(swept, RangeSweep):
         return _range(name, swept, str(line))
-    require(bool(values), name, "be swept over something", line)
+    require(bool(values), name, "be swept over values", line)
     return CategoricalDistribution(values)
 
 
@@ -126,7 +126,7 @@ def _interval(name: str, swept: IntervalSweep, line: str, *, log: bool) -> BaseD
     high = swept.end or 0
     rule = "be an interval from a lower number to a higher"
     require(-math.inf < low < high < math.inf, name, rule, line)
-    require(not log or low > 0, name, "be above 0 to be searched by its logarithm", line)
+    require(not log or low > 0, name, "be above 0, because the search takes its logarithm", line)
     if isinstance(low, int) and isinstance(high, int):
         return IntDistribution(low, high, log=log)
     return FloatDistribution(float(low), float(high), log=log)
@@ -313,8 +313,8 @@ class Searching:
     ) -> None:
         """Check the space. `fixed`: the overrides of every trial. The space's first end decides the
         precision, compilation, micro-batch and CUDA graphs of all."""
-        rule = "have something to search, as in 'optimizer.lr=tag(log, interval(1e-4, 1e-2))'"
-        require(bool(space), "search", rule, "no such override")
+        rule = "have a key to search, as in 'optimizer.lr=tag(log, interval(1e-4, 1e-2))'"
+        require(bool(space), "search", rule, "none")
         self.search = search
         self.space = space
         self.fixed = (*fixed, f"seed={search.seed}")
@@ -358,7 +358,7 @@ class Searching:
         n_own = n_fixed + len(self.space)  # beyond these are what the baseline decides for all
         distinct = {cell.overrides[:n_own] for cell in grid.cells}
         twins = [" ".join(words[n_fixed:]) for words in at_ends if words not in distinct]
-        rule = "be over keys and values that change the run"
+        rule = "have only keys and values that change the run"
         require(not twins, "search", rule, ", ".join(twins))
 
     def _name(self, identities: Sequence[str]) -> str:

@@ -73,7 +73,8 @@ def of_commands(
     """
     here = Path.cwd()
     top = repository(here)
-    require(top is not None or not locked, "--locked", "be given in a git repository", list(locked))
+    if locked and top is None:
+        raise ValueError(f"--locked works only in a git repository, and {here} is in none")
     tree = ""
     equal = ""
     stamps = dict[str, Stamp]()
@@ -171,10 +172,7 @@ def split(text: str, key: str) -> list[str]:
         ):  # a shell that the command starts reads it
             expanded = EXPANDED.search(match["text"])
             own = expanded and expanded[0]
-        rule = (
-            f"be without {own}, which a shell alone reads (sh -c '…' starts one; quotes make "
-            f"it a text)"
-        )
+        rule = f"not have {own}, which only a shell reads (write sh -c '…', or put {own} in quotes)"
         require(own is None, key, rule, text)
     return words
 
@@ -194,7 +192,7 @@ def _check_program(name: str, words: Sequence[str], at: Path) -> None:
     is_program = bool(words) and (
         shutil.which(words[0]) is not None or os.access(at / words[0], os.X_OK)
     )
-    rule = "begin with a program that is there"
+    rule = "begin with a program that exists"
     if words and re.match(r"\w+=", words[0]):
         rule += f" (env {words[0]} PROGRAM sets a variable)"
     require(is_program, name, rule, shlex.join(words[:1]) or "nothing")
@@ -289,8 +287,8 @@ def of_refs(
                 worktrees.
     """
     here, top = Path.cwd(), repository(Path.cwd())
-    require(top is not None, "--ref", "be given in a git repository", here)
-    assert top is not None
+    if top is None:
+        raise ValueError(f"--ref works only in a git repository, and {here} is in none")
     commits = {ref: commit_of(ref, top, apart) for ref in dict.fromkeys(ref for ref, _ in commands)}
     trees = {ref: tree_of(commit, top, apart) for ref, commit in commits.items()}
     first, of_first = commands[0]
@@ -301,7 +299,7 @@ def of_refs(
     ]
     require(not same, "--ref", f"differ from {first} in a file", ", ".join(same))
     if HERE not in commits and is_dirty(top, apart):
-        say("note: the working tree has changes that no --ref . names: they are not raced")
+        say("note: the working tree has uncommitted changes, which only --ref . would race")
     files = {ref: files_of(tree, top) for ref, tree in trees.items()}
     equal = [digest_of_locked(files, locked), digest_of_linked(links, top)]
     arms = list[Command]()

@@ -59,7 +59,7 @@ def load_runs(paths: Iterable[str | Path], *, outputs: Path = OUTPUTS, rows: boo
             is_last = path == arguments[-1]
             if not os.path.lexists(expanded(path)) or (is_last and not folders):
                 raise
-            found.problems.append(f"{path}: left out, it holds no run of nocap's own")
+            found.problems.append(f"{path}: left out, because it holds no run of nocap's own")
     by_identity = _records(folders.values(), found, rows=rows)
     grids = _grids(arguments)
     for grid in grids:
@@ -91,7 +91,7 @@ def _records(folders: Iterable[Path], found: Found, *, rows: bool) -> dict[str, 
         first = by_identity.setdefault(record.identity, record)
         if first is not record:
             same = f"it is the same run as {first.folder} (identity {first.identity})"
-            found.problems.append(f"{folder}: left out, {same}")
+            found.problems.append(f"{folder}: left out: {same}")
     return by_identity
 
 

@@ -237,7 +237,12 @@ def read_studies(folder: Path) -> tuple[dict[str, Study], dict[str, list[StudyRe
     studies = {home.name: load_study(home) for home in folders if (home / FILE).exists()}
     for home in folders:
         for path in home.glob("results.*.*.json"):
-            require(home.name in studies, str(path), f"have its study beside it, {FILE}", "none")
+            require(
+                home.name in studies,
+                str(path),
+                f"lie in the folder of its study, with {FILE}",
+                "none",
+            )
     results = {name: all_results(study, folder / name) for name, study in studies.items()}
     rule = "be a folder of studies that were carried out, as experiments"
     require(any(results.values()), "--board", rule, folder)
@@ -328,7 +333,7 @@ def unstudied(path: Path) -> list[Unstudied]:
         require(isinstance(plain, dict), f"{path}: [{i}]", "hold keys and values", plain)
         entry: Unstudied = _make(Unstudied, plain, path, f"[{i}].")
         keys = [key for key in UNSTUDIED if getattr(entry, key)]
-        rule = "have an answer, or say why there is none"
+        rule = "have either answer or why"
         require(len(keys) == 1, f"{path}: claim {entry.id}", rule, " and ".join(keys) or "neither")
         entries.append(entry)
     return entries
