@@ -957,4 +957,4 @@ def test_wandb_without_a_login_is_one_line(tmp_path):
     done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True)
     (line,) = done.stderr.splitlines()
     assert done.returncode == 2
-    assert "W&B must have a login (wandb login, or WANDB_API_KEY), got none" in line
+    assert "W&B needs a login: type wandb login, or set WANDB_API_KEY" in line

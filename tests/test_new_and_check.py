@@ -96,7 +96,7 @@ LETTERS = (
     "nocap: NAME must be a Python name, in letters, digits and _, that begins with a letter, got "
 )
 OVERWRITTEN = "nocap: NAME must be new, "
-AT = f"nocap: {__file__}/mlp must be a place that can be read or written, got Not a directory"
+AT = f"nocap: {__file__}/mlp cannot be read or written: Not a directory"
 
 
 NEW_REFUSED = [

@@ -540,7 +540,7 @@ def test_a_target_that_the_shortest_schedule_reaches_took_at_most_that():
     assert word(slow, early) is REFUTED  # at most 200/960
     assert word(early, early) is INCONCLUSIVE  # nobody knows
     assert word((200.0, 230.0, 205.0), (200.0, 230.0, 240.0)) is INCONCLUSIVE
-    with pytest.raises(ValueError, match="tokens_per_s must be about a target to have a most"):
+    with pytest.raises(ValueError, match="tokens_per_s must be about a target, because only then"):
         judge(claim(), ("tokens_per_s", [200.0] * 3, [1.0] * 3), at_most=200.0)
     own = {"scale": Scale.value, "expected": [None, 600.0]}
     times = ("time_to_target_s", early, [])

@@ -284,7 +284,7 @@ def test_without_a_login_sync_refuses(lab: Lab) -> None:
     path = str(lab.folder.relative_to(lab.here))
     done = nocap(lab.here, None, "runs", "sync", path)
     assert done.returncode == 2
-    assert done.stderr == "nocap: W&B must have a login (wandb login, or WANDB_API_KEY), got none\n"
+    assert done.stderr == "nocap: W&B needs a login: type wandb login, or set WANDB_API_KEY\n"
     folder = str(lab.folder)
     done = nocap(lab.here, None, "runs", "sync", folder, WANDB_API_KEY="short")
     assert done.returncode == 2

@@ -33,9 +33,7 @@ def expanded(path: str | Path) -> Path:
     try:
         return Path(path).expanduser()
     except RuntimeError:
-        raise ValueError(
-            f"{path} must begin with a user's home folder, and there is none"
-        ) from None
+        raise ValueError(f"{path} begins with a home folder (~) that does not exist") from None
 
 
 def cache_root(configured: str | None = None) -> Path:
