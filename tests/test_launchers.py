@@ -222,11 +222,11 @@ def test_a_command_leaves_its_jobs_to_slurm_and_later_reports(cluster, tmp_path,
     )
     stopped = running.end(signal.SIGINT)
     assert stopped.code == 75, stopped
-    assert "goes on as Slurm's job 1_1" in stopped.out, stopped
+    assert "continues as Slurm's job 1_1" in stopped.out, stopped
     left = door("--multirun", "--detach", *words, f"output_dir={out}")
     assert left.code == 75, left
     assert "2 not started" in left.out, left
-    assert "goes on as Slurm's job 1_0" in left.out
+    assert "continues as Slurm's job 1_0" in left.out
     lines = left.out.splitlines()
     assert lines[-1].startswith("handed over")
     done = door("--multirun", *words, f"output_dir={out}", timeout=300)
@@ -271,7 +271,7 @@ def test_what_is_left_to_slurm_is_handed_over_however_it_ended_before(tmp_path, 
     assert done.code == 75
     assert done.err == ""
     assert "2 not started; 0 trained now" in done.out
-    assert "goes on as Slurm's job 7_0" in done.out
+    assert "continues as Slurm's job 7_0" in done.out
     lines = done.out.splitlines()
     assert lines[-1].startswith("handed over; ")
 

@@ -893,7 +893,7 @@ for group in ("base", "idea"):
     assert statuses == ["failed"]
     runs = to_json(result_of(comparison))["runs"]
     assert runs[0]["train_s"] == 25
-    with pytest.raises(ValueError, match=r"arm 0.1, seed \d has two runs with other losses"):
+    with pytest.raises(ValueError, match=r"arm 0.1, seed \d has two runs with different losses"):
         compared(tmp_path / "wandb", columns=columns_of("arm=config/optimizer/lr"))
     first = sorted(tmp_path.rglob("run-*.wandb"))[0]
     whole = first.read_bytes()

@@ -777,7 +777,7 @@ def test_a_file_of_the_repository_that_is_edited_ends_the_race(repo, failed, rac
     code, said = failed(*SHELL, "--pairs", "1")
     assert code == 1
     assert (
-        "base, seed 0: log.txt was edited while it was raced (--ref keeps each version apart)"
+        "base, seed 0: log.txt was edited during the race (--ref races a copy of each version)"
         in said
     )
     assert not ended(repo)
@@ -788,7 +788,7 @@ def test_a_file_of_the_repository_that_is_edited_ends_the_race(repo, failed, rac
 def test_a_file_of_the_repository_that_goes_ends_the_race(repo, failed):
     code, said = failed("--arm=base=rm helper.py", "--arm=idea=true", *METRIC)
     assert code == 1
-    assert "base, seed 0: helper.py was edited while it was raced" in said
+    assert "base, seed 0: helper.py was edited during the race" in said
 
 
 def test_what_a_race_writes_may_be_a_file_of_the_repository(repo, raced):
@@ -973,7 +973,7 @@ def test_a_program_that_is_edited_is_another_one(repo, raced, failed, form):
     (own / "it.py").write_text(text)
     code, said = failed(*words)
     assert code == 1
-    assert "its program was edited while it was raced" in said
+    assert "its program was edited during the race" in said
 
 
 # --- calibration ----------------------------------------------------------------------------------

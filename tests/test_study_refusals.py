@@ -261,7 +261,7 @@ LONGER = {
 WORDS: list[tuple[tuple[str, ...], str]] = [
     (("scale=gpu",), "nocap: scale must be one of the study's cpu, got gpu"),
     (("scales=cpu",), "nocap: scales is no key of options (did you mean scale?)"),
-    (("sessions=3",), "nocap: sessions must be more than the 3 that scale cpu has, got 3"),
+    (("sessions=3",), "nocap: sessions must be more than the 3 sessions of scale cpu, got 3"),
     (("steps=0",), "trainer.steps must be at least 1, got 0"),
     (("budget_h=1",), "nocap: budget_h is no key of options"),
     (("--plan", "--json"), "--json does not work with --plan"),

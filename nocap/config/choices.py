@@ -304,7 +304,7 @@ def _check_from_outside(path: Path) -> None:
     require(isinstance(plain, dict), str(path), "hold keys and values", type(plain).__name__)
     hydras = [key for key, _ in flat(plain) if re.match(r"hydra(\.(?!sweeper\.params\.)|$)", key)]
     hydras += re.findall(r"@(?:package +)?[\w.]*\bhydra\b[\w.]*", text)
-    rule = "leave Hydra alone, but for hydra.sweeper.params"
+    rule = "set no keys of Hydra except hydra.sweeper.params"
     require(not hydras, str(path), rule, ", ".join(hydras))
 
 

@@ -149,7 +149,7 @@ def _set_key(config: DictConfig, override: Override) -> None:
     key = override.key_or_group
     text = as_text(str(override.input_line))
     value = _value_of(config, key, override.value(), text)
-    rule = "stay: a key cannot be taken out"
+    rule = "not be deleted"
     require(not override.is_delete(), key, rule, override.input_line)
     is_too_large = isinstance(value, int) and abs(value) >= 2**1023
     require(not is_too_large, key, "be a number that a float holds", value)

@@ -33,7 +33,7 @@ def propose(arguments: argparse.Namespace) -> int:
     use_options([study], allow_code=arguments.allow_code)
     rules = study.propose
     if rules is None:
-        raise ValueError("propose must be in study.yaml, as in propose: {gain: 0.01}, got none")
+        raise ValueError("study.yaml must have propose, as in propose: {gain: 0.01}, got none")
     with lease.acquire(folders[0]), ExitStack() as undo:
         questions = _questions(study, rules, arguments.propose, options, undo)
         try:

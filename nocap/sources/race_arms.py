@@ -119,7 +119,7 @@ def _begin_here(
     if changed or _program(arm.words, arm.cwd) != arm.files:
         shutil.rmtree(folder)
         what = changed[0] if changed else "its program"
-        raise FailedError(f"{what} was edited while it was raced (--ref keeps each version apart)")
+        raise FailedError(f"{what} was edited during the race (--ref races a copy of each version)")
 
 
 def _parts(words: Sequence[str]) -> list[str]:

@@ -133,7 +133,7 @@ def find(path: str, *, outputs: Path = OUTPUTS) -> list[Path]:
         folders = _matching(path, target) or _runs_named(path, root)
     if folders:
         return folders
-    rule = "a run, a folder of runs or a grid's folder, and holds no run"
+    rule = "a run, a folder of runs or a grid's folder, but holds no run"
     if not target.is_dir():
         rule = _names_rule(path, root)
     raise ValueError("; ".join([f"{path} must be {rule}", *without_record(target)]))
@@ -153,7 +153,7 @@ def _matching(path: str, target: Path) -> list[Path]:
 
 def _names_rule(path: str, root: Path) -> str:
     """Say what names a run, and which names are near to this one."""
-    rule = f"a run, a folder, a glob, or a run's name or identity in {root}, and no run was found"
+    rule = f"a run, a folder, a glob, or a run's name or identity in {root}, but no run was found"
     names = [folder.name for folder in run_folders(root)]
     if not names:
         return rule

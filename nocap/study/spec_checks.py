@@ -86,7 +86,7 @@ def _check_spelling(names: Iterable[str]) -> None:
     for name in names:
         if not re.fullmatch(r"\w[^/\\]{0,99}", name) or not name.isprintable():
             odd.append(name)
-    rule = "have names of up to 100 characters, without / and first a letter or digit"
+    rule = "have names of at most 100 characters, without /, that begin with a letter or digit"
     require(not odd, "arms and scales", rule, odd[:1])
 
 

@@ -130,7 +130,7 @@ def _prepare(folder: Path, study: Study, options: Options) -> StudyPlan:
     sessions = options.sessions
     if sessions is not None:
         for scale, at in study.scales.items():
-            rule = f"be more than the {at.sessions} that scale {scale} has"
+            rule = f"be more than the {at.sessions} sessions of scale {scale}"
             require(scale != own_scale or sessions > at.sessions, "sessions", rule, sessions)
             at.sessions = max(sessions, at.sessions)
     return prepare(study, own_scale, output_dir=options.output_dir, steps=options.steps)

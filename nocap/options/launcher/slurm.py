@@ -160,7 +160,7 @@ class SlurmCell:
         if self.reason is not None and self.sent is None:
             raise ValueError(self.reason)
         if self.reason is None and self._stopping:
-            reason = f"goes on as Slurm's job {self.sent.job_id}"
+            reason = f"continues as Slurm's job {self.sent.job_id}"
             return RunResult.elsewhere(reason)
         return self.reason
 

@@ -406,9 +406,9 @@ def _check_loose(
         n = len(apart)
         names = shorten((run.title for run in apart), most=4)
         raise ValueError(
-            f"{names} differ only by a number, a hash or a time, which may name {n} arms, or runs "
+            f"{names} differ only by a number, a hash or a time. This may name {n} arms, or runs "
             f"of one "
-            f"arm, which is the guess; {FLAGS}"
+            f"arm, as nocap guesses; {FLAGS}"
         )
 
 

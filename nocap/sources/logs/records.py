@@ -193,7 +193,7 @@ def _check_apart(records: Sequence[Record], runs_: dict[str, ImportedRun]) -> No
         if other is record:
             continue
         raise ValueError(
-            f"arm {record.arm}, seed {record.seed} has two runs with other losses, {other.name} "
+            f"arm {record.arm}, seed {record.seed} has two runs with different losses, {other.name} "
             f"and "
             f"{record.name}: they are never averaged; "
             f"{_apart(runs_[other.identity].run, runs_[record.identity].run)}{arms_and_seeds.FLAGS}"
