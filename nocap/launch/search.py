@@ -101,7 +101,7 @@ def _distribution(override: Override) -> BaseDistribution:
     line = override.input_line
     tags: set[str] = getattr(swept, "tags", set())
     known = {"log"} if isinstance(swept, IntervalSweep) else set[str]()
-    rule = "have no tag but an interval's log, as in tag(log, interval(1e-4, 1e-2))"
+    rule = "have no tag except log of an interval, as in tag(log, interval(1e-4, 1e-2))"
     require(tags <= known, name, rule, line)
     is_shuffled = getattr(swept, "shuffle", False)
     require(not is_shuffled, name, "not be shuffled: a search has an order of its own", line)

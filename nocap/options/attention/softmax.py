@@ -112,8 +112,8 @@ class Softmax(Attention):
         needs_bf16 = has_cuda and kernel in (Kernel.flash, Kernel.cudnn)
         has_bf16 = run.trainer.precision is Precision.bf16
         rule = (
-            "be fused or efficient on CUDA where trainer.precision is fp32, which this kernel "
-            "does not take"
+            "be fused or efficient with trainer.precision=fp32 on CUDA, which flash and cudnn do "
+            "not take"
         )
         require(has_bf16 or not needs_bf16, key, rule, kernel.value)
 
