@@ -20,7 +20,7 @@ import matplotlib
 
 from nocap import api
 from nocap.options.tracker import at_the_end
-from nocap.options.tracker.wandb.names import name_there
+from nocap.options.tracker.wandb.names import curve_name
 from nocap.store.record_files import Metrics
 
 matplotlib.use("agg")
@@ -28,7 +28,7 @@ from matplotlib import pyplot  # after the choice of a backend that needs no scr
 
 # the name of a curve in W&B → in the record
 CURVES = ("val/loss", "train/loss", "perf/tokens_per_s", "perf/step_ms", "memory/model_mib")
-RECORDED = {name_there(name): name for name in CURVES}
+RECORDED = {curve_name(name): name for name in CURVES}
 
 
 def line(axes: Any, seeds: list[list[dict[str, Any]]], x: str, y: str, label: str) -> None:

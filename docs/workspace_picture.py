@@ -13,7 +13,7 @@ import sys
 import matplotlib
 
 from nocap import api
-from nocap.options.tracker.wandb.names import AXES, name_there
+from nocap.options.tracker.wandb.names import AXES, curve_name
 from nocap.store.record_files import Metrics, Row
 
 matplotlib.use("agg")
@@ -22,7 +22,7 @@ from matplotlib import pyplot  # after the choice of a backend that needs no scr
 
 def drawn(row: Row) -> dict[str, float]:
     """The metrics of a row that have a panel, by their names in W&B."""
-    shown = {name_there(name): value for name, value in row.items() if value is not None}
+    shown = {curve_name(name): value for name, value in row.items() if value is not None}
     return {
         name: value for name, value in shown.items() if name not in AXES and name[:6] != "clock/"
     }

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig
 
 from nocap.config import compose as composing
-from nocap.config.outward import visible
+from nocap.config.outgoing_text import visible
 from nocap.config.paths import expanded
 from nocap.config.run import Run
 from nocap.judge.question import Question
@@ -90,7 +90,7 @@ def train(*what: Run | str, quiet: bool = False) -> dict[str, Any]:
         if not quiet:
             print(line)
 
-    ended = bring_to_end(planned, started=started, log=log, quiet=quiet)
+    ended = bring_to_end(planned, started=started, log=log, to_log=quiet)
     if ended.status is RunStatus.refused:
         raise ValueError(ended.reason)
     if ended.status is RunStatus.failed:

@@ -16,7 +16,7 @@ from nocap.command_line import command
 from nocap.config import entry
 from nocap.config.errors import EXIT_CODES
 from nocap.config.keys import require
-from nocap.config.outward import trusted, visible
+from nocap.config.outgoing_text import trusted, visible
 from nocap.config.paths import STDOUT
 from nocap.store.record_files import write_json
 

@@ -15,7 +15,7 @@ from typing import Any
 from nocap import outside
 from nocap.config.errors import refusals
 from nocap.config.keys import require
-from nocap.config.outward import redact
+from nocap.config.outgoing_text import redact
 from nocap.config.paths import STDOUT
 from nocap.store.file_writing import write_file
 from nocap.store.record_files import SCHEMA_VERSION, write_json

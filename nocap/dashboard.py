@@ -19,7 +19,7 @@ from nocap.config.errors import EXIT_CODES, line_of
 from nocap.config.keys import require
 from nocap.launch.run_facts import born
 from nocap.options.tracker.wandb.mirror_place import run_id
-from nocap.options.tracker.wandb.names import name_there
+from nocap.options.tracker.wandb.names import curve_name
 from nocap.store.record_files import read_json, write_json
 from nocap.training.ledger import LINES
 
@@ -157,7 +157,7 @@ def _id_of(record: Record) -> str:
 def _of_study(folder: Path) -> Shown:
     """Return what is shown of a study: the claims of its README's own part, and the runs of its
     log."""
-    from nocap.config.bounded import read_text
+    from nocap.config.untrusted_files import read_text
     from nocap.report.table import tame
     from nocap.study import log
     from nocap.study.study_pages import LEARNT
@@ -236,7 +236,7 @@ AXES = {
     "tokens": ("tokens", "tokens"),
     "seconds of training": ("clock/train_s", "train_s"),
 }
-LOSS = name_there("val/loss")
+LOSS = curve_name("val/loss")
 SPREAD = {"groupby_aggfunc": "mean", "groupby_rangefunc": "stddev", "max_runs_to_show": 100}
 MOST_KEYS = 8  # that stand side by side
 FIRST = 0.1  # of a run: so far the loss falls so much that nothing later could be told apart
@@ -313,7 +313,7 @@ def _of_speed(wr: Any) -> Iterator[Any]:
     metrics = {
         "tokens/s": "perf/tokens_per_s",
         "ms a step": "perf/step_ms",
-        "memory, MiB": name_there("memory/model_mib"),
+        "memory, MiB": curve_name("memory/model_mib"),
     }
     for title, metric in metrics.items():
         yield wr.BarPlot(title=title, metrics=[metric], **SPREAD)

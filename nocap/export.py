@@ -10,7 +10,7 @@ from pathlib import Path
 from nocap.command_line import add_allow_code, add_outputs, check_writable, command, writing
 from nocap.config import entry
 from nocap.config.keys import require
-from nocap.launch.record_head import use_copies
+from nocap.outside import use_copies
 from nocap.store.runs import LAST, find_one
 
 
@@ -32,10 +32,12 @@ def _export(options: argparse.Namespace) -> int:
     run_dir = find_one(options.run, outputs=options.output_dir)
     if options.allow_code:
         use_copies(run_dir)
-    from nocap.training.trained import export  # torch
+    from nocap.training.export_file import write_export  # torch
 
     with writing("FILE", options.file) as path:
-        about = export(run_dir, path, log=lambda line: print(f"nocap: {line}", file=sys.stderr))
+        about = write_export(
+            run_dir, path, log=lambda line: print(f"nocap: {line}", file=sys.stderr)
+        )
     print(f"{about['name']} at step {about['step']}, {options.file.stat().st_size / 2**20:.1f} MiB")
     options.answer({**about, "file": str(options.file)})
     return 0

@@ -13,7 +13,7 @@ from typing import Any
 from nocap.command_line import add_allow_code, command
 from nocap.config import defaults, entry, hardware
 from nocap.config.keys import key, require
-from nocap.config.outward import trusted
+from nocap.config.outgoing_text import trusted
 from nocap.config.trainer import Device
 from nocap.store.runs import LAST
 

@@ -44,15 +44,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from nocap.config.bounded import read_bytes, read_yaml
 from nocap.config.errors import refusals
 from nocap.config.keys import InputError, require
 from nocap.config.option import Option
 from nocap.config.paths import STDOUT, conf_dir, expanded
+from nocap.config.untrusted_files import read_bytes, read_yaml
 
 PACKAGE = "nocap.options"  # and the entry points' name
 PLACES = {"launcher": "hydra/launcher"}  # of groups whose folder Hydra names otherwise
 VARIABLE = "NOCAP_OUTSIDE"
+COPIES = "options"  # a record's copies of the options that it used, as a folder for --config-dir
 WIDTH = 100  # characters of a line of every command's help
 LOADED = set(sys.modules)  # before any option from outside
 _uses = itertools.count(1)
@@ -397,6 +398,13 @@ def use(more: Iterable[str | Path]) -> None:
         require(folder.is_dir(), "--config-dir", "be a folder", folder)
     if added:
         _set(dict.fromkeys([*before, *added]))
+
+
+def use_copies(run_dir: Path) -> None:
+    """Run the options from outside of which a run's record holds copies, if it does. It is
+    somebody's code: a person has to allow it."""
+    if (run_dir / COPIES).is_dir():
+        use([run_dir / COPIES])
 
 
 @cache  # which reads the lists of all that is installed

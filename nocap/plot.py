@@ -15,7 +15,7 @@ import numpy.typing as npt
 from nocap.command_line import add_outputs, command, writing
 from nocap.config import entry
 from nocap.config.keys import require
-from nocap.config.outward import redact, visible
+from nocap.config.outgoing_text import redact, visible
 from nocap.display import plural
 from nocap.judge.grouping import group
 from nocap.report.terminal_curves import MARKS, DrawnCurve, drawn

@@ -206,8 +206,9 @@ def _race(options: argparse.Namespace, words: Sequence[str], undo: ExitStack) ->
     timeout_s = duration_s(options.timeout, "--timeout")
     require(timeout_s > 0, "--timeout", "be above 0", options.timeout)
     from nocap.sources import race_arms
+    from nocap.sources.command_words import split_words
 
-    prepare = race_arms.split(options.prepare, "--prepare")
+    prepare = split_words(options.prepare, "--prepare")
     how = {
         "prepare": prepare,
         "timeout_s": timeout_s,
@@ -306,6 +307,7 @@ def _arms(
 ) -> tuple[list[Command], Callable[..., None]]:
     """Return the arms, and what runs one."""
     from nocap.sources import race_arms
+    from nocap.sources.command_words import split_words
 
     # what a race makes is no part of an arm
     apart = [options.output_dir]
@@ -315,7 +317,7 @@ def _arms(
         named = []
         for text in options.arm:
             name, _, line = text.partition("=")
-            named.append((name, race_arms.split(line, f"arm {name}")))
+            named.append((name, split_words(line, f"arm {name}")))
         return race_arms.of_commands(named, locked=options.locked, apart=apart)
     return race_arms.of_refs(
         [(ref, words) for ref in options.ref],

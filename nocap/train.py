@@ -60,25 +60,25 @@ def _answer(flags: Flags) -> bool:
 
 def _print_manual(flags: Flags) -> None:
     """Print the help."""
-    from nocap.config.manual import manual
+    from nocap.config.help_page import help_text
 
     overrides = flags.overrides
     if flags.is_grid:
         overrides = []  # a sweep has no values to show
-    print(manual(overrides, everything=flags.help_all))
+    print(help_text(overrides, everything=flags.help_all))
 
 
 def _print_config(flags: Flags) -> None:
     """Print the composed config of a run that could be trained."""
     from omegaconf import OmegaConf
 
-    from nocap.config.compose import checked
-    from nocap.config.plain import explained
+    from nocap.config.compose import compose_with_config
+    from nocap.config.plain import one_line_errors
     from nocap.launch.plan import without_data
 
-    config, run = checked(flags.overrides)
+    config, run = compose_with_config(flags.overrides)
     without_data(run)
-    with explained():
+    with one_line_errors():
         print(OmegaConf.to_yaml(config, resolve=flags.resolve), end="")
 
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import pytest
 
 from nocap.config.compose import composed
-from nocap.launch.grid import Grid, check
+from nocap.launch.grid import Grid, plan_grid
 from tests.attempts import spawn, steady
 from tests.conftest import REPO, SMALL, Finished, called
 
@@ -71,7 +71,7 @@ class Trained:
 def grid_of(tmp_path: Path, *cells: tuple[str, ...]) -> Grid:
     """A grid whose cells nobody has trained."""
     words = [[*SMALL, f"output_dir={tmp_path}", *cell] for cell in cells]
-    return check(words, swept=("seed",), compose=composed, log=print)
+    return plan_grid(words, swept=("seed",), compose=composed, log=print)
 
 
 @pytest.fixture(scope="session")

@@ -27,10 +27,10 @@ from nocap.store.record import Record
 from nocap.store.record_files import write_json
 from nocap.study.carry_out import StudyOutcome, carry_out
 from nocap.study.log import FILE, RunLine, SessionLine, read_log
-from nocap.study.registration import name_of
-from nocap.study.result_of_outcome import result_of
+from nocap.study.provenance import name_of
+from nocap.study.result_maker import result_of
+from nocap.study.result_writer import to_json
 from nocap.study.study_plan import StudyPlan, prepare
-from nocap.study.study_result import to_json
 from nocap.study.tasks import Training
 from tests.studies import SEEN, Json, loaded, record, study
 
@@ -72,7 +72,7 @@ class Lab:
     ) -> StudyOutcome:
         self.said.clear()
         study_plan = self.plan(out, folder, **changed)
-        return carry_out(study_plan, run=run, log=self.said.append)
+        return carry_out(study_plan, run=run, say=self.said.append)
 
     def carry(
         self, out: str = "out", folder: str = "made", *, run: bool = True, **changed: Any
@@ -226,16 +226,16 @@ def record_of(run: Training) -> Record | None:
 @pytest.fixture
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
     made = Lab(tmp_path)
-    monkeypatch.setattr("nocap.study.carry_out.train", made.train)
+    monkeypatch.setattr("nocap.study.conductor.train", made.train)
     monkeypatch.setattr(Training, "record", record_of)
     monkeypatch.setattr(
         Session, "run", lambda session, folder, number: made.time(session, folder, number)
     )
     monkeypatch.setattr("nocap.study.log.now", made.now)
     datetimes = SimpleNamespace(now=made.clock, fromisoformat=datetime.fromisoformat)
-    monkeypatch.setattr("nocap.study.carry_out.datetime", datetimes)
+    monkeypatch.setattr("nocap.study.conductor.datetime", datetimes)
     clock = SimpleNamespace(sleep=lambda s: made.sleep(s), monotonic=lambda: 0.0)
-    monkeypatch.setattr("nocap.study.carry_out.time", clock)
+    monkeypatch.setattr("nocap.study.conductor.time", clock)
     monkeypatch.setattr(platform, "node", lambda: made.host)
     # a third of the time; what comes out is the same
     for place in ("nocap.sessions.session", "nocap.store.identity"):

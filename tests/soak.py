@@ -41,7 +41,7 @@ import yaml
 from nocap.config.errors import EXIT_CODES
 from nocap.config.hardware import describe
 from nocap.config.trainer import Device
-from nocap.store.identity import git_state
+from nocap.store.checkout import git_state
 from nocap.study.log import FILE
 from tests.conftest import REPO, SMALL
 from tests.studies import LOSS

@@ -12,20 +12,20 @@ from typing import Any
 import msgspec
 import yaml
 
-from nocap.config.plain import made
+from nocap.config.plain import dataclass_from
 from nocap.judge.claim import Claim
 from nocap.judge.gain import Gain
 from nocap.judge.verdict import ClaimWord, Verdict
 from nocap.sessions.places import PLACES
 from nocap.sessions.session_file import SessionFile
-from nocap.store.metrics import Ending
+from nocap.store.measurement import Ending
 from nocap.store.record import Curve, Record
 from nocap.study.evidence import Evidence
-from nocap.study.registration import Provenance
+from nocap.study.provenance import Provenance
+from nocap.study.result_schema import ArmFacts, Speed
 from nocap.study.spec import Study
 from nocap.study.study_folder import load_study
 from nocap.study.study_result import ClaimResult, StudyResult
-from nocap.study.study_schema import ArmFacts, Speed
 from tests.conftest import SMALL
 
 Json = dict[str, Any]
@@ -129,7 +129,7 @@ def loaded(folder: Path, content: Mapping[str, Any]) -> Study:
 
 def typed(content: Mapping[str, Any]) -> Claim:
     """A claim of a study's file."""
-    stated: Claim = made(Claim, {**content, "seeds": [0, 1, 2]})
+    stated: Claim = dataclass_from(Claim, {**content, "seeds": [0, 1, 2]})
     return stated
 
 

@@ -22,13 +22,13 @@ from nocap import outside
 from nocap.config import hardware
 from nocap.config.choices import of_a_grid, overrides_of
 from nocap.config.compose import composed
-from nocap.config.guesses import GUESSES
 from nocap.config.keys import LIMITS, TEXT
+from nocap.config.other_trainers import GUESSES
 from nocap.config.run import Run, Store
 from nocap.config.trainer import Trainer
 from nocap.data.shards import write_shard
 from nocap.generate import Generate
-from nocap.launch.launchers import launcher_option
+from nocap.launch.chosen_launcher import launcher_option
 from tests.conftest import REPO, SMALL, Door
 from tests.test_config import CHOICES, EXPERIMENTS, MANDATORY, ONE_ROW, OPTIONS
 
@@ -276,7 +276,7 @@ STARTS = {
     ],
     "bench": ["measure.bench.carry_out"],
     "profile": ["measure.profile.profiles"],
-    "generate": ["generation.text.load"],
+    "generate": ["generation.sampling.load"],
     "study": ["study.carry_out.carry_out", "study.plan_preview.render"],
     "compare": [],
     "data": ["data.prepare.prepare", "data.prepare.verify"],

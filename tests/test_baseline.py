@@ -20,8 +20,8 @@ from nocap.config.trainer import Precision
 from nocap.data.batches import microbatches
 from nocap.model.gpt import GPT, build_model, count_parameters
 from nocap.model.language_model import Loss
-from nocap.training.optimizer import build_optimizers
-from nocap.training.step import autocast
+from nocap.training.build import autocast
+from nocap.training.build_optimizers import build_optimizers
 
 VOCAB = 97
 SMALL = [

@@ -17,8 +17,18 @@ from scipy import stats
 
 from nocap.judge.gain import Gain
 from nocap.report.words import stated
-from nocap.store.metrics import METRICS, Per, Scale
-from nocap.study import board, claim_row, current_claims, study_pages
+from nocap.store.measurement import Per
+from nocap.store.metrics import METRICS, Scale
+from nocap.study import (
+    board,
+    board_pages,
+    board_sections,
+    claim_plots,
+    claim_row,
+    claim_words,
+    current_claims,
+    study_pages,
+)
 from nocap.study.__main__ import main as command
 from nocap.study.claim_row import PROJECT, STAND_IN, THERE, ClaimRow, rows
 from nocap.study.spec import Study
@@ -65,7 +75,7 @@ def shown(every: list[StudyResult]) -> dict[str, ClaimRow]:
     """Return the board's rows by claim, with the scale where it is not the CPU's, and the machine
     where a row of the claim came before."""
     named = dict[str, ClaimRow]()
-    for row in board.in_order(rows(every)):
+    for row in board_sections.in_order(rows(every)):
         name = row.claim.id
         if row.result.scale != "cpu":
             name += f", {row.result.scale}"
@@ -250,8 +260,8 @@ def test_a_row_says_what_was_found_and_where(
 
 def test_no_effect_is_printed_with_a_sign(shown: dict[str, ClaimRow]):
     for name, row in shown.items():
-        bound = claim_row.allowed(row.claim, row.claim_result.bound)
-        said = [claim_row.expected(row.claim), bound, row.cells["measured"], row.cells["guards"]]
+        bound = claim_words.allowed(row.claim, row.claim_result.bound)
+        said = [claim_words.expected(row.claim), bound, row.cells["measured"], row.cells["guards"]]
         for phrase in said:
             assert not re.search(r"(?<![\w.])[-+−]\d", phrase), (name, said)
 
@@ -279,14 +289,16 @@ def test_what_is_counted_apart(shown: dict[str, ClaimRow]):
 
 def test_false_verdicts_to_expect(shown: dict[str, ClaimRow]):
     every = list(shown.values())
-    exact = {row.claim.id for row in every if claim_row.is_exact(row.claim_result.verdict.primary)}
+    exact = {
+        row.claim.id for row in every if claim_words.is_exact(row.claim_result.verdict.primary)
+    }
     assert {"A1.kv", "A6.memory"} <= exact
     assert {"A1.speed", "C1.collections", "C4.time", "A16.qk", "A7.steps"}.isdisjoint(exact)
-    noisy = sum(not claim_row.is_exact(row.claim_result.verdict.primary) for row in every)
-    assert board.errors(every).startswith(
+    noisy = sum(not claim_words.is_exact(row.claim_result.verdict.primary) for row in every)
+    assert board_pages.errors(every).startswith(
         f"{noisy} of the {len(every)} rows rest on measurements with noise."
     )
-    assert "Up to 1.0 false verdicts are to be expected" in board.errors(every[:1] * 20)
+    assert "Up to 1.0 false verdicts are to be expected" in board_pages.errors(every[:1] * 20)
 
 
 def test_bounds_that_were_passed_are_explained(shown: dict[str, ClaimRow]):
@@ -362,17 +374,17 @@ def test_the_page_has_every_row_and_a_plot_for_each_unit_and_is_one_small_file(
     page = written[STUDIES / "board.html"]
     text = text_of(page)
     for row in shown.values():
-        stated = f"{row.measures}: {claim_row.expected(row.claim)}"
+        stated = f"{row.measures}: {claim_words.expected(row.claim)}"
         measured = row.cells["measured"]
         for said in (f"{row.claim.statement} {row.at}", stated, row.word_with_place, measured):
             assert said in text
     assert (
         page.count('<svg class="forest"')
         == page.count("<figcaption>")
-        == len(study_pages.plots(list(shown.values())))
+        == len(claim_plots.plots(list(shown.values())))
     )
     bounded = [
-        row for row in shown.values() if not claim_row.is_known(row.claim_result.verdict.primary)
+        row for row in shown.values() if not claim_words.is_known(row.claim_result.verdict.primary)
     ]
     assert page.count("<circle") == len(shown) - len(bounded)
     for row in bounded:
@@ -397,9 +409,9 @@ def test_names_and_values_stay_text(every: list[StudyResult]):
     study = replace(result.study, name=EVIL)
     claims = [replace(result.claims[0], claim=claim)]
     evil = replace(result, study=study, date=EVIL, claims=claims)
-    group = board.Group(whose=EVIL)
-    section = board.BoardSection(group=group, rows=rows([evil]), planned=[], unstudied=[])
-    page = board.html(EVIL, [section])
+    group = board_sections.Group(whose=EVIL)
+    section = board_sections.BoardSection(group=group, rows=rows([evil]), planned=[], unstudied=[])
+    page = board_pages.html(EVIL, [section])
 
     for bad in (EVIL, "<img"):
         assert bad not in page
@@ -411,9 +423,11 @@ def test_names_and_values_stay_text(every: list[StudyResult]):
 
 
 @pytest.fixture(scope="module")
-def parts(every: list[StudyResult], studies: dict[str, Study]) -> dict[str, board.BoardSection]:
+def parts(
+    every: list[StudyResult], studies: dict[str, Study]
+) -> dict[str, board_sections.BoardSection]:
     """The sections of the committed board by their groups' names."""
-    _, found = board.sections(STUDIES, every, studies)
+    _, found = board_sections.sections(STUDIES, every, studies)
     return {part.group.whose: part for part in found}
 
 
@@ -425,7 +439,9 @@ def words_of(some: list[ClaimRow]) -> dict[str, int]:
 
 
 def test_the_notes_nocaps_own_and_another_engines_are_counted_apart(
-    parts: dict[str, board.BoardSection], shown: dict[str, ClaimRow], written: dict[Path, str]
+    parts: dict[str, board_sections.BoardSection],
+    shown: dict[str, ClaimRow],
+    written: dict[Path, str],
 ):
     """Every row is in one group; the .NET engine's are in no count."""
     notes = parts["the notes'"]
@@ -448,11 +464,11 @@ def test_the_notes_nocaps_own_and_another_engines_are_counted_apart(
         counted = ", ".join(f"{n} {word}" for word, n in source_row if n)
         assert f"of {part.group.whose} {counted}, " in head
     assert "engine" not in head
-    errors = board.errors([*notes.rows, *own.rows])
+    errors = board_pages.errors([*notes.rows, *own.rows])
     assert errors in " ".join(written[STUDIES / "README.md"].split())
 
 
-def test_the_readme_says_what_the_board_counts(parts: dict[str, board.BoardSection]):
+def test_the_readme_says_what_the_board_counts(parts: dict[str, board_sections.BoardSection]):
     notes = parts["the notes'"].rows
     own = parts["nocap's own"].rows
     n = words_of(notes)
@@ -505,7 +521,7 @@ def test_committed_results_have_their_studies_words(studies: dict[str, Study]):
 
 
 def test_a_statement_of_the_notes_that_nobody_measures_has_an_answer_or_a_reason(
-    parts: dict[str, board.BoardSection], written: dict[Path, str]
+    parts: dict[str, board_sections.BoardSection], written: dict[Path, str]
 ):
     entries = {}
     for part in parts.values():
@@ -527,7 +543,7 @@ def test_a_statement_of_the_notes_that_nobody_measures_has_an_answer_or_a_reason
         assert f"| {name} | {entry.statement} |" in text
 
 
-def test_the_table_of_operations_by_arithmetic(parts: dict[str, board.BoardSection]):
+def test_the_table_of_operations_by_arithmetic(parts: dict[str, board_sections.BoardSection]):
     """768 channels in 12 heads of 64, 1,024 tokens; the profile's figures from its committed
     JSON."""
     (entry,) = [entry for entry in parts["the notes'"].unstudied if entry.id == "A10.operations"]
@@ -549,7 +565,7 @@ def profiled(length: int) -> dict[str, Json]:
     return {part["part"]: part for part in profile["parts"]}
 
 
-def test_the_shares_of_a_forward_are_the_profiles(parts: dict[str, board.BoardSection]):
+def test_the_shares_of_a_forward_are_the_profiles(parts: dict[str, board_sections.BoardSection]):
     (entry,) = [entry for entry in parts["the notes'"].unstudied if entry.id == "A10.forward"]
     claims = load_study(STUDIES / "anatomy").claims
     (blocks,) = [claim.parts for claim in claims if claim.id == "A11.blocks"]
@@ -570,7 +586,7 @@ def test_the_shares_of_a_forward_are_the_profiles(parts: dict[str, board.BoardSe
 
 
 def test_what_a_profile_keeps_of_the_scores_and_norms(
-    parts: dict[str, board.BoardSection], shown: dict[str, ClaimRow]
+    parts: dict[str, board_sections.BoardSection], shown: dict[str, ClaimRow]
 ):
     entries = {entry.id: entry for entry in parts["the notes'"].unstudied}
     scores = shown["A12.scores"].claim_result.verdict.primary.shown()
@@ -599,7 +615,7 @@ def test_what_a_profile_keeps_of_the_scores_and_norms(
     ],
 )
 def test_an_answer_of_the_atlas_is_its_tables(
-    parts: dict[str, board.BoardSection], claim: str, idea: str
+    parts: dict[str, board_sections.BoardSection], claim: str, idea: str
 ):
     (entry,) = [entry for entry in parts["the notes'"].unstudied if entry.id == claim]
     table = (STUDIES / "atlas" / "README.md").read_text()
@@ -658,8 +674,8 @@ def test_an_interval_that_holds_its_margin_leaves_quality_open(
         most=pairs,
         ends=(0.0, 1.0),
     )
-    assert claim_row.leaves_quality_open(gain, margin) == is_open
-    assert not claim_row.leaves_quality_open(replace(gain, metric=METRICS["memory_mib"]), margin)
+    assert claim_words.leaves_quality_open(gain, margin) == is_open
+    assert not claim_words.leaves_quality_open(replace(gain, metric=METRICS["memory_mib"]), margin)
 
 
 SCALES = {"cpu": study()["scales"]["cpu"], "gpu": study()["scales"]["cpu"]}
@@ -688,9 +704,9 @@ def test_a_claim_is_planned_until_results_answer_it(tmp_path: Path):
     study_pages.write(first, tmp_path / "made", result)
     content = study(claims=[SPEED, later], notes={"M.later": "asked later"})
     both = loaded(tmp_path / "made", content)
-    (planned,) = board.planned([result], {"made": both})
+    (planned,) = board_sections.planned([result], {"made": both})
     assert planned.claim.id == "M.later"
-    assert planned.cells[1:] == [
+    assert board_pages.planned_cells(planned)[1:] == [
         "tokens/s: at least 10% faster",
         None,
         "not measured yet: asked later",
@@ -698,12 +714,12 @@ def test_a_claim_is_planned_until_results_answer_it(tmp_path: Path):
         f"`python -m nocap.study {tmp_path.name}/made scale=cpu`",
     ]
     found = resulted(both, speeds(FAST, SAME))
-    assert board.planned([found], {"made": both}) == []
+    assert board_sections.planned([found], {"made": both}) == []
     content = study(claims=[{**LOSS, "id": "M.speed"}])
     loaded(tmp_path / "made", content)
     studies, results = board.read_studies(tmp_path)
     assert results["made"][0].outdated == ["M.speed"]
-    plan = board.planned(results["made"], studies)
+    plan = board_sections.planned(results["made"], studies)
     ids = [each.claim.id for each in plan]
     assert ids == ["M.speed"]
 

@@ -16,7 +16,9 @@ import torch
 
 from nocap.config.compose import compose
 from nocap.launch.plan import Plan, plan
-from nocap.training import checkpoint
+from nocap.training import saving
+from nocap.training.loading import newest_valid
+from nocap.training.saving import CheckpointWriter
 from tests.attempts import attempt, state_of
 from tests.conftest import SMALL, Door, called, rows_of, the_run
 
@@ -255,14 +257,14 @@ def test_kept_steps_outlive_the_run(trunk: Path) -> None:
     paths = sorted((trunk / "checkpoints").iterdir())
     kept = [int(path.name[5:]) for path in paths]
     assert kept == [3, 8, 16]
-    assert checkpoint.find(trunk / "checkpoints").invalid == []
+    assert newest_valid(trunk / "checkpoints").invalid == []
 
 
 def test_kept_steps_stay_where_the_others_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where a disk that is full gets room."""
-    made = checkpoint.Writer(tmp_path, background=False, always=[2, 5])
+    made = CheckpointWriter(tmp_path, background=False, always=[2, 5])
     model = torch.nn.Linear(7, 5)
     save = partial(made.save, model=model, optimizers=[], state={}, keep=2, must=False)
 
@@ -278,7 +280,7 @@ def test_kept_steps_stay_where_the_others_go(
         raise OSError("No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(checkpoint, "save_file", full)
+        patched.setattr(saving, "save_file", full)
         assert len(save(step=8)) == 1
     assert steps() == [2, 5, 7]
     save(step=9, keep=1, must=True)

@@ -29,7 +29,7 @@ from nocap.config.compose import as_in, compose
 from nocap.config.compose import composed as composed_of
 from nocap.config.defaults import other_precision, reasons
 from nocap.config.flags import parse
-from nocap.config.manual import COMMON, KEYS, SWEEPS, comments_of, manual
+from nocap.config.help_page import COMMON, KEYS, SWEEPS, comments_of, help_text
 from nocap.config.paths import conf_dir
 from nocap.config.plain import dump, load, to_plain
 from nocap.config.run import Run
@@ -37,7 +37,7 @@ from nocap.config.trainer import Compile, Device, Precision, Trainer
 from nocap.model.gpt import GPT, build_model
 from nocap.options.attention.softmax import Kernel
 from nocap.options.schedule import Schedule
-from nocap.training.optimizer import build_optimizers, set_lr
+from nocap.training.build_optimizers import build_optimizers, set_lr
 from tests.conftest import REPO
 
 GROUP_FOLDERS = [folder for folder in sorted(conf_dir().iterdir()) if folder.is_dir()]
@@ -443,7 +443,7 @@ def test_every_key_of_the_shelf_has_a_comment_that_help_shows() -> None:
 
 
 def test_help_is_a_screen_of_every_group_and_option_and_of_the_common_keys() -> None:
-    lines = manual([]).splitlines()
+    lines = help_text([]).splitlines()
     assert len(lines) <= 60
     assert max(map(len, lines)) <= outside.WIDTH
     words = set()
@@ -474,8 +474,8 @@ def test_help_is_a_screen_of_every_group_and_option_and_of_the_common_keys() -> 
 
 
 def test_help_of_options_has_their_keys_and_of_all_every_key() -> None:
-    chosen = manual(["attention=hybrid", "ideas=[x0]", "seed=3"])
-    every = manual([], everything=True)
+    chosen = help_text(["attention=hybrid", "ideas=[x0]", "seed=3"])
+    every = help_text([], everything=True)
     shown_keys = chosen[chosen.index(KEYS) :]
     keys = {*re.findall(r"^  ([\w.]+)=\S", shown_keys, re.M)}
     assert {"attention.window", "ideas.x0.x0"} < keys
@@ -495,7 +495,7 @@ def test_help_of_options_has_their_keys_and_of_all_every_key() -> None:
 
 def test_help_shows_values_choices_and_comments_of_the_chosen() -> None:
     words = ["attention=hybrid", "data=text", "ideas=[x0]", "trainer.steps=3"]
-    shown = manual(words, everything=True)
+    shown = help_text(words, everything=True)
     cases = (
         r"  attention  +flash, gqa, hybrid",
         r"  attention\.n_kv_heads=\$\{model\.n_head\}  ",
@@ -535,7 +535,7 @@ HELP_REFUSED = [
 @pytest.mark.parametrize(("word", "says"), HELP_REFUSED)
 def test_help_refuses_what_it_does_not_know(word: str, says: str) -> None:
     with pytest.raises(ValueError, match=f"^{says}"):
-        manual([word])
+        help_text([word])
 
 
 @pytest.mark.parametrize(

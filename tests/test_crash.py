@@ -39,7 +39,8 @@ from nocap.launch.run_folder import outcome, sound
 from nocap.store.checkpoints import unfinished
 from nocap.store.record_files import Metrics
 from nocap.store.runs import load_runs
-from nocap.training import checkpoint
+from nocap.training import saving
+from nocap.training.loading import newest_valid
 from tests.attempts import digests, in_a_child, killed_at, state_of, steady
 from tests.conftest import rows_of, the_run
 from tests.in_process import STEPS, planned, start
@@ -262,7 +263,7 @@ def check(what: str, at: Path, twin: Twin, *, least: int) -> None:
         assert load_runs([this.run_dir]).unreadable == {}, what
         state = state_of(twin.this.run_dir)
         assert state_of(this.run_dir) == state, what
-    usable = checkpoint.find(this.run_dir / "checkpoints")
+    usable = newest_valid(this.run_dir / "checkpoints")
     assert usable.step >= least, (
         f"{what}: the checkpoint of step {least} was whole; {usable.invalid}"
     )
@@ -325,14 +326,14 @@ def test_a_save_that_is_not_synced_would_be_found_out(
 ) -> None:
     """The checker sees the fault that it is for: a writer that renames before its files are on the
     disk."""
-    monkeypatch.setattr(checkpoint, "_sync", lambda path: None)
+    monkeypatch.setattr(saving, "_sync", lambda path: None)
     with recorded(tmp_path / "out") as made:
         start(planned(tmp_path / "out"), stop_after=4)
     invalid = 0
     for _, tree in states(made, 25):
         put(tree, tmp_path / "state")
         run_dir = planned(tmp_path / "state").run_dir
-        invalid += len(checkpoint.find(run_dir / "checkpoints").invalid)
+        invalid += len(newest_valid(run_dir / "checkpoints").invalid)
     assert invalid > 2
 
 
@@ -438,7 +439,7 @@ class Life(RuleBasedStateMachine):
         damaged."""
         run_dir = the_run(self.out)
         assert steady(run_dir) == self.twin[1]
-        latest = checkpoint.find(run_dir / "checkpoints")
+        latest = newest_valid(run_dir / "checkpoints")
         if latest.step == STEPS and not latest.invalid:
             assert state_of(run_dir) == self.twin
             self.damaged.clear()

@@ -21,8 +21,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from nocap.__main__ import COMMANDS
 from nocap.config.compose import compose
-from nocap.config.manual import manual
-from nocap.launch.search import ends, options_in, space_of
+from nocap.config.help_page import help_text
+from nocap.launch.search import options_in
+from nocap.launch.search_space import ends, space_of
 from tests.tools import run_docs, settings, slurm
 from tests.tools.run_docs import (
     ROOT,
@@ -49,6 +50,8 @@ ROOMS = (
     "launch",
     "measure",
     "model",
+    "options",
+    "options/tracker/wandb",
     "proposals",
     "report",
     "runs",
@@ -88,7 +91,7 @@ def _nocap(block: Block) -> Iterator[tuple[str, list[str]]]:
 def _help(module: str) -> str:
     if module == "nocap.train":
         parsed = get_args_parser()
-        return " ".join([manual([], everything=True), *parsed._option_string_actions])
+        return " ".join([help_text([], everything=True), *parsed._option_string_actions])
     package = bool(importlib.util.find_spec(module).submodule_search_locations)  # type: ignore[union-attr]
     out = io.StringIO()
     door = importlib.import_module(f"{module}{'.__main__' * package}")
@@ -188,7 +191,7 @@ def test_what_is_not_run_is_listed_with_what_tests_do_in_its_place() -> None:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_pages_have_the_flags_of_the_help(name: str) -> None:
     if name == "train":
-        manual_text = manual([])
+        manual_text = help_text([])
     else:
         manual_text = _help(f"nocap.{name}")
     flags = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", manual_text))

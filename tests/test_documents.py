@@ -20,9 +20,9 @@ from torch import Tensor
 
 from nocap.checks.contract import _moved as moved  # none of its weights at its start
 from nocap.config.compose import compose, composed
-from nocap.config.defaults import RESOLVERS
 from nocap.config.keys import flat
 from nocap.config.plain import to_plain
+from nocap.config.resolvers import RESOLVERS
 from nocap.config.run import Run
 from nocap.config.trainer import Device
 from nocap.data.shards import write_shard

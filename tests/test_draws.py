@@ -15,8 +15,8 @@ from nocap.config.keys import InputError
 from nocap.config.paths import cache_root
 from nocap.data.batches import val_windows
 from nocap.data.prepare import prepare
-from nocap.training.step import validate
 from nocap.training.trained import trained
+from nocap.training.validation import validate
 from nocap.training.world import join
 from tests.attempts import state_of
 from tests.conftest import SMALL, Door, rows_of, the_run, used

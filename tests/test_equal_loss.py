@@ -23,8 +23,8 @@ from nocap.judge.comparison_json import result_of
 from nocap.judge.comparison_schema import to_json
 from nocap.judge.equal_loss import slopes, times
 from nocap.judge.interval import of_pairs
-from nocap.launch import lengths
-from nocap.launch.grid import Grid, check
+from nocap.launch import baseline_lengths
+from nocap.launch.grid import Grid, plan_grid
 from nocap.report import comparison_page as page
 from nocap.report.comparison_tables import render
 from nocap.store.record import Curve, Record
@@ -242,7 +242,7 @@ def test_a_comparison_shows_it_by_arm_and_by_factor() -> None:
     assert gqa["ratio"]["high"] < ratio["high"]
     shown = render(comparison)
     assert re.search(r"^attention=gqa .* 0\.\d+ \[0\.\d+, 0\.\d+\]$", shown, re.M)
-    assert re.search(r"^found: .*attention=gqa.* of the time at equal loss", shown)
+    assert re.search(r"^found: .*\n +attention=gqa.* of the time at equal loss", shown)
     assert "by its ends after 105, 150 and 210 steps" in shown
     html = page.render(comparison)
     assert "time at equal loss" in html
@@ -362,9 +362,9 @@ def planned(*words: str, swept: tuple[str, ...] = ("attention", "seed")) -> tupl
     for seed in (0, 1):
         for attention in ("flash", "gqa"):
             cells.append((*CELL, *words, f"attention={attention}", f"seed={seed}"))
-    plain = check(cells, swept=swept, compose=composed, log=print)
-    more = lengths.cells_of(plain, composed)
-    return plain, check(cells, swept=swept, compose=composed, log=print, lengths=more)
+    plain = plan_grid(cells, swept=swept, compose=composed, log=print)
+    more = baseline_lengths.cells_of(plain, composed)
+    return plain, plan_grid(cells, swept=swept, compose=composed, log=print, lengths=more)
 
 
 @pytest.mark.slow
@@ -389,7 +389,7 @@ def test_the_baseline_gets_whole_schedules_at_its_other_lengths(tmp_path: Path) 
     assert bases == {plain.cells[0].plan.arm}
     for cell in added:
         assert f"trainer.steps={cell.plan.run.trainer.steps}" in cell.label
-    assert lengths.cost(plain, whole) == (
+    assert baseline_lengths.cost(plain, whole) == (
         "equal loss: the baseline also trains for 70 and 140 steps: 4 runs more, as much as 2.1 "
         "arms"
     )

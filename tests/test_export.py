@@ -18,11 +18,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from nocap import api, export, outside
-from nocap.config.bounded import parse_yaml
 from nocap.config.compose import compose
 from nocap.config.plain import dump, to_plain
+from nocap.config.untrusted_files import parse_yaml
 from nocap.store.record_files import digest
-from nocap.training.trained import exported, trained
+from nocap.training.export_file import read_export
+from nocap.training.trained import trained
 from nocap.training.transformers_export import architecture
 from tests.conftest import REPO, SMALL, Undisturbed
 from tests.in_process import planned, start
@@ -148,10 +149,10 @@ def test_what_is_no_export_is_refused(undisturbed: Undisturbed, tmp_path: Path) 
     for reason, other, told in cases:
         save_file({**tensors, **other}, file, told)
         with pytest.raises(ValueError, match=reason):
-            exported(file)
+            read_export(file)
     file.write_bytes(b"no safetensors")
     with pytest.raises(ValueError, match=r"must be a file of nocap\.export"):
-        exported(file)
+        read_export(file)
     empty = shutil.copytree(undisturbed.run_dir, tmp_path / "empty")
     shutil.rmtree(empty / "checkpoints")
     with pytest.raises(SystemExit, match="2"):
@@ -198,11 +199,11 @@ def of_an_older_nocap(out: Path, group: str, key: str) -> Path:
     """Return the folder of a killed run that an older nocap trained, which did not have this
     key."""
     this = planned(out)
-    config = {**this.parts["config"], group: {**this.parts["config"][group]}}
+    config = {**this.identity_parts["config"], group: {**this.identity_parts["config"][group]}}
     del config[group][key]
-    parts = {**this.parts, "config": config}
+    parts = {**this.identity_parts, "config": config}
     run_dir = this.run_dir.with_name(f"{this.run_dir.name[:-12]}{digest(parts)}")
-    copy = replace(this, parts=parts, identity=digest(parts), run_dir=run_dir)
+    copy = replace(this, identity_parts=parts, identity=digest(parts), run_dir=run_dir)
     start(copy)
     (run_dir / "summary.json").unlink()
     written = parse_yaml((run_dir / "config.yaml").read_text())
@@ -268,7 +269,7 @@ def test_other_code_than_the_runs_is_named(
         assert export.main(again) == 0
         said.append(capsys.readouterr().err)
     else:
-        exported(file, log=said.append)
+        read_export(file, log=said.append)
     assert f"{path} is not the code that this run was trained with" in said[0]
     os.environ.pop(outside.VARIABLE)
 

@@ -168,8 +168,8 @@ def test_a_gain_that_no_arm_shows_is_shown_by_factor(
     assert flash["difference"]["verdict"] == "no difference shown"
     out = capsys.readouterr().out
     assert re.search(
-        r"mlp=swiglu +gelu4x +3 attentions × 2 positions +4 +lower loss by 0\.0\d+ ± 0\.0\d+ "
-        r"+better",
+        r"mlp=swiglu +3 levels of attention × 2 levels of position +4 +lower loss by 0\.0\d+ ± "
+        r"0\.0\d+ +better",
         out,
     )
     assert out.index("By factor") < out.index("Verdicts")

@@ -35,9 +35,10 @@ from safetensors.torch import load_file, save_file
 from nocap.config.plain import load
 from nocap.data.shards import write_shard
 from nocap.store.checkpoints import delete, name_of, unfinished
-from nocap.training import checkpoint
 from nocap.training.ledger import LINES
+from nocap.training.loading import misfit, newest_valid
 from nocap.training.recorder import ENOUGH, SIGMAS, WINDOW, above
+from nocap.training.saving import CheckpointWriter, prune
 from tests.attempts import (
     attempt,
     digests,
@@ -92,7 +93,7 @@ def flip(path: Path) -> None:
 
 def writer(
     root: Path, *, background: bool = False
-) -> tuple[torch.nn.Module, checkpoint.Writer, Any]:
+) -> tuple[torch.nn.Module, CheckpointWriter, Any]:
     """A small model, a writer of its checkpoints, and the call that saves a step."""
     if background:
         model = torch.nn.Linear(300, 200)
@@ -101,7 +102,7 @@ def writer(
     optimizer = torch.optim.AdamW(model.parameters())
     sum(p.sum() for p in model.parameters()).backward()  # type: ignore[union-attr]
     optimizer.step()
-    its = checkpoint.Writer(root, background=background)
+    its = CheckpointWriter(root, background=background)
     of_it = {"model": model, "optimizers": [optimizer], "keep": 2, "rows": b'{"step": 0}\n'}
     state = {"clock_s": {}}
     return model, its, partial(its.save, must=False, state=state, **of_it)
@@ -153,7 +154,7 @@ def test_02_kill_during_save(tmp_path: Path) -> None:
 
         if in_a_child(saved, tmp_path / "told") == 0:
             break
-        newest = checkpoint.find(root)
+        newest = newest_valid(root)
         assert newest.invalid == []
         paths = root.glob(".step-*.tmp")
         outcomes.add((newest.step, any(paths)))
@@ -222,13 +223,13 @@ def test_03_04_flipped_cut_or_missing_files_are_named(tmp_path: Path) -> None:
         flipped[chance.randrange(len(sound))] ^= 1 << chance.randrange(8)
         for damaged in (bytes(flipped), sound[: len(sound) // 2], None):
             file.unlink() if damaged is None else file.write_bytes(damaged)
-            usable = checkpoint.find(tmp_path)
+            usable = newest_valid(tmp_path)
             assert usable.step == 4, file
             assert len(usable.invalid) == 1, file
             assert usable.invalid[0].startswith(f"{newest}: ")
             assert damaged == bytes(flipped) or file.name in usable.invalid[0]
         file.write_bytes(sound)
-    assert checkpoint.find(tmp_path).step == 8
+    assert newest_valid(tmp_path).step == 8
 
 
 def test_05_only_valid_checkpoints_are_counted(tmp_path: Path) -> None:
@@ -237,7 +238,7 @@ def test_05_only_valid_checkpoints_are_counted(tmp_path: Path) -> None:
         save(step=step, keep=9)
     (tmp_path / name_of(3) / "manifest.json").unlink()
     flip(tmp_path / name_of(4) / "model.safetensors")
-    said = checkpoint.prune(tmp_path, keep=1)
+    said = prune(tmp_path, keep=1)
     steps_said = [line.partition("step-")[2][:8] for line in said]
     assert steps_said == ["00000004", "00000003"]
     names = {name_of(step) for step in (2, 3, 4)}
@@ -327,7 +328,7 @@ def test_07_disk_full_at_a_checkpoint(runs: tuple[Path, Path], tmp_path: Path) -
     assert "File too large" in lines[1]
     names = [path.name for path in checkpoints(this.run_dir)]
     assert names == [name_of(5)]  # room for the second try
-    assert checkpoint.find(this.run_dir / "checkpoints").invalid == []
+    assert newest_valid(this.run_dir / "checkpoints").invalid == []
     start(again(this))
     same_end(this, runs[0])
 
@@ -739,10 +740,10 @@ def test_23_malformed_checkpoints_are_each_one_line(tmp_path: Path) -> None:
         model, its, save = writer(tmp_path / str(case))
         save(step=4)
         path = its.root / name_of(4)
-        misfit = partial(checkpoint.misfit, model=model)
-        assert misfit(path) is None
+        of_run = partial(misfit, model=model)
+        assert of_run(path) is None
         spoil_checkpoint(chance, path, case)
-        usable = checkpoint.find(its.root, misfit=misfit)
+        usable = newest_valid(its.root, misfit=of_run)
         assert usable.path is None, case
         assert len(usable.invalid) == 1, case
         assert usable.invalid[0].startswith(f"{path}: ")

@@ -21,8 +21,11 @@ from nocap.judge.interval import of_arms, of_pairs, of_samples, seeds_to_show
 from nocap.report import comparison_markdown, result_file
 from nocap.report import comparison_page as page
 from nocap.report.comparison_tables import render
+from nocap.report.headline import findings as headline_findings
 from nocap.report.headline import headline, next_step
-from nocap.store.runs import load_runs
+from nocap.store.record import Record
+from nocap.store.runs import Found, load_runs
+from tests.made_grid import made, record_of, with_summary
 from tests.test_compare import write_run
 from tests.test_factors import drawn, judged
 
@@ -105,12 +108,13 @@ def test_the_headline_names_the_level_that_was_shown_and_what_would_show_the_res
     assert seeds > 4
     assert found[0]["seeds_to_show"] is None
     assert content["findings"]["next"] is None  # of a table that another program wrote
-    first = capsys.readouterr().out.splitlines()[0]
-    assert re.match(r"found: mlp=swiglu better by 0\.0\d{3} ± 0\.0\d{3}; ", first)
+    first, second, *_ = capsys.readouterr().out.splitlines()
+    better = r"found: mlp=swiglu better than mlp=gelu4x by 0\.0\d{3} ± 0\.0\d{3} nats/token"
+    assert re.fullmatch(better, first)
     gap = f"{found[1]['difference']['mean']:.4f}"
-    assert (
-        f"; attention=gqa over 3 mlps: no difference shown, some {seeds} seeds would show {gap};"
-        in first
+    assert second.strip() == (
+        "attention=gqa against attention=flash over 3 levels of mlp: no difference shown (some "
+        f"{seeds} seeds would show {gap} nats/token)"
     )
 
 
@@ -120,9 +124,58 @@ def test_the_rest_is_counted(tmp_path: Path) -> None:
         worse[f"m{i}"] = [loss + 0.1 * i for loss in FLAT]
     comparison = runs(tmp_path, {"base": FLAT, **worse, "noisy": NOISY})
     assert re.fullmatch(
-        r"m5 worse by 0\.5000 ± 0\.\d{4}; m4 .*; m3 .*; 3 more: 2 worse, 1 no difference shown",
+        r"m5 worse than base by 0\.5000 ± 0\.\d{4} nats/token; m4 worse by .*; m3 worse by .*; "
+        "3 others: 2 worse, 1 no difference shown",
         headline(comparison),
     )
+
+
+def test_the_only_other_arm_is_named_and_one_word_of_all_others_is_not_counted(
+    tmp_path: Path,
+) -> None:
+    losses = {"base": FLAT}
+    for i in range(1, 6):
+        losses[f"m{i}"] = [loss + 0.1 * i for loss in FLAT]
+    assert headline(runs(tmp_path / "five", losses)).endswith("; 2 others: worse")
+    losses.pop("m5")
+    assert "; m1 worse by 0.1000 " in headline(runs(tmp_path / "four", losses))
+
+
+def test_what_an_arm_is_compared_with_is_named_once(tmp_path: Path) -> None:
+    losses = {"base": FLAT}
+    for i in range(1, 4):
+        losses[f"m{i}"] = [loss + 0.1 * i for loss in FLAT]
+    assert headline(runs(tmp_path, losses)).count("base") == 1
+
+
+def costly(record: Record) -> Record:
+    """Let grouped queries have a lower loss, and take more memory."""
+    if not record.arm.startswith("gqa"):
+        return with_summary(record, memory_mib={"model": 1000.0})
+    loss = record.summary["val_loss"] - 0.05
+    return with_summary(record, val_loss=loss, memory_mib={"model": 1120.0})
+
+
+def test_the_headline_says_what_an_arm_costs() -> None:
+    """Its speed, memory and parameters beside the baseline's, of a level those of its arms."""
+    costs = r"12\.0% more memory, 3\.\d% fewer parameters"
+    arm = headline_findings(made(4, costly))[1]
+    assert re.fullmatch(rf"gqa gelu4x better by .* nats/token, 4\.8% faster, {costs}", arm)
+    by_factor = made(4, costly, broken=False)
+    level = headline_findings(by_factor)[0]
+    assert re.fullmatch(rf".* better than .* nats/token, 4\.7% faster, {costs}", level)
+    (heading,) = re.findall("<h1>(.*)</h1>", page.render(by_factor))
+    assert re.fullmatch(rf".* against .* nats/token, 4\.7% faster \[.*\], {costs}\.", heading)
+
+
+def test_what_costs_less_says_so_where_no_difference_is_shown() -> None:
+    records = [record_of("flash", "gelu4x", seed) for seed in range(3)]
+    for seed in range(3):
+        loss = record_of("flash", "gelu4x", seed + 7).summary["val_loss"]
+        records.append(with_summary(record_of("gqa", "gelu4x", seed), val_loss=loss))
+    (gqa,) = headline_findings(compare(Found(records=records)))
+    costs = r"4\.\d% faster, 3\.8% fewer parameters"
+    assert re.fullmatch(rf"gqa against flash: no difference shown.*, {costs}", gqa)
 
 
 def test_an_arm_alone_is_said_to_be_so(tmp_path: Path) -> None:
@@ -170,7 +223,7 @@ def test_a_difference_that_is_not_shown_asks_for_the_seeds_that_would_show_it(
     assert shown.startswith(headline(comparison))
     assert "Nothing is shown to be better than base in validation loss." in shown
     assert shown.count(headline(comparison)) == 2  # the title, and below the answer
-    assert f"{headline(comparison)} nats/token" in shown
+    assert headline(comparison).endswith(" nats/token)")
 
 
 def test_a_page_in_markdown_has_both(tmp_path: Path) -> None:
@@ -235,7 +288,7 @@ def test_a_difference_that_has_a_word_is_not_the_same(tmp_path: Path) -> None:
     comparison = runs(tmp_path, {"base": FLAT, "worse": slightly})
     (found,) = comparison.findings.found
     assert found.difference.word_with_reason == "worse"
-    assert "worse by 3e-05" in headline(comparison)
+    assert "worse than base by 3e-05" in headline(comparison)
     assert "higher loss by 3e-05" in render(comparison)
     equal = [x + 1e-9 for x in FLAT]
     same = runs(tmp_path / "same", {"base": FLAT, "same": equal})

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from nocap import api, compare, generate
-from nocap.config.bounded import read_bytes
 from nocap.config.errors import refusals
 from nocap.config.keys import require
+from nocap.config.untrusted_files import read_bytes
 from nocap.store.file_writing import append_text
 from nocap.study import __main__ as study
 from nocap.study.study_pages import check_readme

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from nocap.config.bounded import parse_json, parse_yaml, read_text
 from nocap.config.compose import compose
 from nocap.config.paths import cache_root
 from nocap.config.plain import load
+from nocap.config.untrusted_files import parse_json, parse_yaml, read_text
 from nocap.data.prepare import prepare
 from tests.conftest import SMALL
 from tests.studies import STUDY, at, study, written

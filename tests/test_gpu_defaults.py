@@ -1,5 +1,5 @@
-"""What a run gets on a GPU where it does not choose (nocap/config/gpu.py): its figures, and what
-composing makes of them. No GPU is here: it is taken to be there."""
+"""What a run gets on a GPU where it does not choose (nocap/config/gpu_defaults.py): its figures,
+and what composing makes of them. No GPU is here: it is taken to be there."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 import torch
 
-from nocap.config import entry, gpu, hardware
+from nocap.config import entry, gpu_defaults, hardware
 from nocap.config.compose import Composed, as_in, compose, composed
 from nocap.config.defaults import reasons
 from nocap.config.run import Run
 from nocap.config.trainer import Sampler, Search
 from nocap.launch.first_screen import headline
-from nocap.launch.grid import check
+from nocap.launch.grid import plan_grid
 from nocap.launch.plan import Datasets, plan
-from nocap.launch.search import Searching
-from nocap.launch.worker import _no_room
+from nocap.launch.search import plan_search
+from nocap.launch.worker_failure import no_room
 from nocap.measure.bench_arms import compose_arms
 from nocap.model.flops import flops_per_token
 from nocap.proposals.campaign import Proposals
@@ -66,7 +66,7 @@ def test_a_steps_memory_is_counted_within_a_tenth_of_what_was_measured(
     label: str, sequences: int, scores: bool
 ) -> None:
     run = d12()
-    counted_mib = gpu.step_mib(run.model, run.tokenizer, sequences, scores=scores)
+    counted_mib = gpu_defaults.step_mib(run.model, run.tokenizer, sequences, scores=scores)
     peak = arms("options")[label]["memory_mib"]["peak"]
     assert counted_mib == pytest.approx(peak, rel=0.1)
 
@@ -77,21 +77,21 @@ def test_a_steps_memory_is_counted_within_a_tenth_of_what_was_measured(
 def test_the_rules_arithmetic_is_that_of_the_record(shape: str) -> None:
     run = compose(["trainer.device=cuda", *shape.split()])
     counted, _ = flops_per_token(run, vocab_size=run.tokenizer.vocab_size)
-    assert gpu.flops_per_token(run.model, run.tokenizer) == counted
+    assert gpu_defaults.flops_per_token(run.model, run.tokenizer) == counted
 
 
 def test_the_figures_are_those_of_the_day() -> None:
     whole = json.loads((DAY / "compile.json").read_text())
     rates = [arm["tokens_per_s"] for arm in whole["arms"]]
-    assert pytest.approx(1 - rates[0] / rates[1], abs=1e-3) == gpu.SAVED_BY_FULL
+    assert pytest.approx(1 - rates[0] / rates[1], abs=1e-3) == gpu_defaults.SAVED_BY_FULL
     warm_ups_s = [arm["warm_up_s"] for arm in whole["arms"]]
-    assert pytest.approx(warm_ups_s[1], rel=0.01) == 12 * gpu.FULL_S
+    assert pytest.approx(warm_ups_s[1], rel=0.01) == 12 * gpu_defaults.FULL_S
     step_ms = arms("graphs")["trainer.compile=regional"]["step_ms"]
-    assert pytest.approx(step_ms, rel=0.01) == 12 * gpu.LAUNCH_MS
+    assert pytest.approx(step_ms, rel=0.01) == 12 * gpu_defaults.LAUNCH_MS
     measured = whole["peak_flops"]["bf16"]["measured"]
-    assert pytest.approx(measured, rel=0.02) == gpu.PEAK_FLOPS
+    assert pytest.approx(measured, rel=0.02) == gpu_defaults.PEAK_FLOPS
     mfu = arms("options")["attention=flash"]["mfu"]["measured"]
-    expected = gpu.REGIONAL_FLOPS / gpu.PEAK_FLOPS
+    expected = gpu_defaults.REGIONAL_FLOPS / gpu_defaults.PEAK_FLOPS
     assert pytest.approx(mfu, abs=0.01) == expected
 
 
@@ -115,9 +115,9 @@ def test_a_micro_batch_is_the_largest_power_of_two_that_has_room_and_divides(
     run = d12(words)
     assert run.trainer.micro_batch == micro_batch
     shape = (run.model, run.tokenizer)
-    assert gpu.step_mib(*shape, micro_batch) <= gpu.ROOM_MIB
+    assert gpu_defaults.step_mib(*shape, micro_batch) <= gpu_defaults.ROOM_MIB
     sequences = run.trainer.batch_tokens // run.model.seq_len // run.trainer.devices
-    too_large = gpu.step_mib(*shape, 2 * micro_batch) > gpu.ROOM_MIB
+    too_large = gpu_defaults.step_mib(*shape, 2 * micro_batch) > gpu_defaults.ROOM_MIB
     undivided = sequences % (2 * micro_batch) > 0
     assert too_large or undivided or run.trainer.val_tokens < 2 * micro_batch * run.model.seq_len
 
@@ -138,7 +138,9 @@ def test_short_steps_are_launched_as_one(words: str, graphs: bool) -> None:
 
 def test_the_crossing_lies_where_one_step_gained_and_another_could_not() -> None:
     shape = (d12().model, d12().tokenizer)
-    short = [tokens for tokens in range(1024, 40_960, 1024) if gpu.is_short(*shape, tokens)[0]]
+    short = [
+        tokens for tokens in range(1024, 40_960, 1024) if gpu_defaults.is_short(*shape, tokens)[0]
+    ]
     assert 2048 < max(short) < 32_768
 
 
@@ -191,7 +193,7 @@ def grid(*cells: str) -> tuple[list[bool], list[str]]:
     """Return whether each cell of a grid of short steps has CUDA graphs, and its notes."""
     notes = list[str]()
     words = [[*SHORT, *shlex.split(cell)] for cell in cells]
-    checked = check(words, swept=["attention", "ideas"], compose=composed, log=notes.append)
+    checked = plan_grid(words, swept=["attention", "ideas"], compose=composed, log=notes.append)
     return [cell.plan.run.trainer.cuda_graphs for cell in checked.cells], notes
 
 
@@ -274,7 +276,7 @@ def test_a_proposal_beside_chosen_graphs_is_refused(tmp_path: Path) -> None:
 def test_no_trial_of_a_search_has_graphs_where_a_choice_is_beyond_them(tmp_path: Path) -> None:
     optuna = pytest.importorskip("optuna")
     for choices, graphs in ((["[]", "[multi_token]"], False), (["[]", "[x0]"], True)):
-        made = Searching(
+        made = plan_search(
             Search(sampler=Sampler.random),
             {"ideas": optuna.distributions.CategoricalDistribution(choices)},
             fixed=[*SHORT, f"output_dir={tmp_path}"],
@@ -282,7 +284,7 @@ def test_no_trial_of_a_search_has_graphs_where_a_choice_is_beyond_them(tmp_path:
         )
         cells = [made.trial(1, (f"ideas={choice}",)).cell for choice in choices]
         assert [cell and cell.plan.run.trainer.cuda_graphs for cell in cells] == [graphs] * 2
-        notes = [line for line in made.head if "cuda_graphs" in line]
+        notes = [line for line in made.head().splitlines() if "cuda_graphs" in line]
         assert len(notes) == (not graphs)
 
 
@@ -342,9 +344,10 @@ def test_the_largest_micro_batch_is_asked_of_one_run(here: Door) -> None:
 
 def test_a_step_that_has_no_room_is_refused_by_its_micro_batch() -> None:
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 6 GiB\nmore")
-    assert str(_no_room(d12("trainer.batch_tokens=524288"), error)) == (
+    assert str(no_room(d12("trainer.batch_tokens=524288"), error)) == (
         "trainer.micro_batch must be smaller, in all arms that you compare, because a step does "
-        "not fit into this memory (CUDA out of memory. Tried to allocate 6 GiB), got 32"
+        "not fit into "
+        "this memory (CUDA out of memory. Tried to allocate 6 GiB), got 32"
     )
 
 

@@ -16,7 +16,7 @@ from nocap.config.flags import GridFlags, parse
 from nocap.config.paths import conf_dir
 from nocap.config.plain import load, to_plain
 from nocap.launch.cluster_cell import planned_cell
-from nocap.launch.grid import check
+from nocap.launch.grid import plan_grid
 from nocap.launch.multirun import multirun, print_plan
 from nocap.launch.run_facts import run_facts
 from tests.attempts import on_a_terminal, processes, sealed, wait_until
@@ -42,7 +42,7 @@ OF_CLAIMS = ("nocap.judge.claim", "nocap.judge.verdict", "nocap.judge.races", "n
 def checked(out, *cells, swept=("attention", "seed"), said=None):
     words = [[*CELL, f"output_dir={out}", *cell.split()] for cell in cells]
     say = (said if said is not None else []).append
-    return check(words, swept=swept, compose=composed, log=say)
+    return plan_grid(words, swept=swept, compose=composed, log=say)
 
 
 @pytest.mark.slow
@@ -91,7 +91,7 @@ def test_the_first_cell_decides_the_compilation_for_all(tmp_path, monkeypatch):
     second = (*shape, f"output_dir={tmp_path}", "model=small")
     trainer = composed(second).run.trainer
     assert trainer.compile.value == "regional"
-    grid = check([first, second], swept=("model",), compose=composed, log=print)
+    grid = plan_grid([first, second], swept=("model",), compose=composed, log=print)
     values = [cell.plan.run.trainer.compile.value for cell in grid.cells]
     assert values == ["off", "off"]
     again = [composed(cell.overrides).run for cell in grid.cells]  # as a job of its own composes it

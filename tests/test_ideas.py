@@ -25,10 +25,14 @@ from nocap.model.flops import flops_per_token
 from nocap.model.gpt import build_model
 from nocap.store.identity import digest, identity_parts
 from nocap.study.study_plan import check_fair
-from nocap.training import checkpoint
+from nocap.training.build import Trainee, build
+from nocap.training.build_optimizers import rates, set_lr
+from nocap.training.job import Job
 from nocap.training.ledger import Ledger
-from nocap.training.optimizer import rates, set_lr
-from nocap.training.step import Job, Trainee, Update, build, take_step, validate
+from nocap.training.loading import load_checkpoint, misfit, newest_valid
+from nocap.training.saving import CheckpointWriter
+from nocap.training.step import Update, take_step
+from nocap.training.validation import validate
 from nocap.training.world import join
 from tests.conftest import REPO, SMALL
 from tests.in_process import planned
@@ -65,15 +69,15 @@ def advance(job: Job, trainee: Trainee, *steps: int) -> list[Update]:
 
 def saved_and_loaded(trainee: Trainee, run: Run, folder: Path, *, step: int) -> Trainee:
     """Another one, from a checkpoint of this one."""
-    writer = checkpoint.Writer(folder / "checkpoints", background=False)
+    writer = CheckpointWriter(folder / "checkpoints", background=False)
     what = {"model": trainee.model, "optimizers": trainee.optimizers}
     saved = writer.save(step=step, **what, state={}, keep=1, must=True)
     assert saved == []
-    path = checkpoint.find(writer.root).path
+    path = newest_valid(writer.root).path
     assert path is not None
-    assert checkpoint.misfit(path, model=trainee.model) is None
+    assert misfit(path, model=trainee.model) is None
     again = trainee_of(run, folder)[1]
-    checkpoint.load(path, model=again.model, optimizers=again.optimizers)
+    load_checkpoint(path, model=again.model, optimizers=again.optimizers)
     return again
 
 

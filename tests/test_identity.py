@@ -161,7 +161,7 @@ HARMLESS = {
         "GRACE_S = 6.0",
     ),
     "the checkpoint's writer": (
-        "nocap/training/checkpoint.py",
+        "nocap/training/saving.py",
         "for last_try in (False, True)",
         "for last_try in (False, False, True)",
     ),

@@ -15,7 +15,7 @@ from nocap.config.compose import compose
 from nocap.config.trainer import Device
 from nocap.launch import attempt, workers
 from nocap.launch.plan import plan
-from nocap.launch.runner import Devices, one_at_a_time
+from nocap.launch.this_machine import Devices, one_at_a_time
 from tests.attempts import wait_until
 from tests.conftest import SMALL
 from tests.grids import ARMS, CELL, Background, records, summaries
@@ -335,7 +335,7 @@ def test_a_target_plans_for_a_machine_that_is_not_here(tmp_path):
     with hardware.target("NVIDIA H100", "9.9"):
         parts = plan(
             compose([*words, "trainer.device=cuda", f"output_dir={tmp_path}"]), choices={}
-        ).parts
+        ).identity_parts
     assert parts["environment"] == {"torch": "9.9", "device": "NVIDIA H100", "threads": None}
     trainer = parts["config"]["trainer"]
     assert trainer["precision"] == "bf16"

@@ -23,7 +23,8 @@ from nocap.launch.record_head import write_record_head
 from nocap.store import lease
 from nocap.store.file_writing import write_file
 from nocap.store.record_files import read_ended
-from nocap.training import checkpoint
+from nocap.training import saving
+from nocap.training.saving import write_checkpoint
 from tests.attempts import attempt, digests, processes, state_of, wait_until
 from tests.conftest import MEDIUM, REPO, Door, Undisturbed
 from tests.in_process import planned
@@ -149,9 +150,9 @@ def test_a_sleeper_deletes_no_checkpoint_of_the_one_after_it(
     """It slept while it synced, and the other one has saved the same step."""
     (saved := tmp_path / "checkpoints" / "step-00000008").mkdir(parents=True)
     (stage := tmp_path / "stage").mkdir()
-    monkeypatch.setattr(checkpoint, "_sync", lambda path: shutil.rmtree(stage, ignore_errors=True))
+    monkeypatch.setattr(saving, "_sync", lambda path: shutil.rmtree(stage, ignore_errors=True))
     with pytest.raises(FileNotFoundError):
-        checkpoint._write(saved.parent, tensors={}, state={"step": 8}, rows=b"", stage=stage)
+        write_checkpoint(saved.parent, tensors={}, state={"step": 8}, rows=b"", stage=stage)
     assert saved.exists()
 
 

@@ -24,8 +24,10 @@ from nocap.judge.differences import DifferenceWord
 from nocap.report import comparison_page as page
 from nocap.report.comparison_tables import render
 from nocap.sources.formats import LONGEST
+from nocap.sources.logs.arms_and_seeds import find_arms
 from nocap.sources.logs.columns import columns_of
 from nocap.sources.logs.load import load_logs
+from nocap.sources.logs.run_names import RunNames
 from tests.test_compare import refusal, write_run
 from tests.test_interval import of_a_mixed_model
 from tests.test_tracking import environment
@@ -271,6 +273,57 @@ def test_folders_and_names_say_arm_and_seed(tmp_path, place, paths, paired):
     assert counts == expected
     both = {*seeds[0], *seeds[1]}
     assert len(both) == (3 if paired else 6)
+
+
+EXAMPLES = {  # of `RunNames`: files, and the arm and the seed of each
+    "seeds of folders": {
+        "base/seed0/log": ("base", "0"),
+        "base/seed1/log": ("base", "1"),
+        "wide/seed0/log": ("wide", "0"),
+    },
+    "arms that count alike": {
+        "base-0": ("base", "0"),
+        "base-1": ("base", "1"),
+        "wide-0": ("wide", "0"),
+        "wide-1": ("wide", "1"),
+    },
+    "times": {
+        "base/2026-01-01_10-00-00/train": ("base", ""),
+        "base/2026-01-02_10-00-00/train": ("base", ""),
+        "wide/2026-01-03_10-00-00/train": ("wide", ""),
+    },
+}
+
+
+def named(path: str, **settings: str) -> RunNames:
+    *folders, file = path.split("/")
+    return RunNames(
+        title=path,
+        folders=folders,
+        file=file,
+        own="",
+        home="",
+        config=settings,
+        config_name="hparams.yaml",
+    )
+
+
+@pytest.mark.parametrize("expected", EXAMPLES.values(), ids=EXAMPLES)
+def test_the_examples_of_arms_and_seeds(expected: dict[str, tuple[str, str]]) -> None:
+    runs = [named(path) for path in expected]
+    find_arms(runs)
+    assert {run.title: (run.arm, run.seed) for run in runs} == expected
+
+
+def test_settings_name_arms_where_numbers_do_not() -> None:
+    runs = [named("1/log", lr="0.1"), named("2/log", lr="0.2")]
+    find_arms(runs)
+    assert [run.arm for run in runs] == ["lr=0.1", "lr=0.2"]
+
+
+def test_three_versions_are_three_arms_or_three_runs() -> None:
+    with pytest.raises(ValueError, match="which may name 3 arms, or runs of one arm"):
+        find_arms([named("v1/log"), named("v2/log"), named("v3/log")])
 
 
 TABLES = {  # a table, its options, of each arm its seeds and mean loss, and what is said of it

@@ -27,8 +27,9 @@ from nocap.model.gpt import build_model
 from nocap.model.language_model import lent
 from nocap.store.runs import load_runs
 from nocap.training.recorder import Recorder
-from nocap.training.step import Update, fetch, validate
+from nocap.training.step import Update, fetch
 from nocap.training.trained import trained
+from nocap.training.validation import validate
 from tests.attempts import state_of
 from tests.conftest import SMALL, Door, Undisturbed, the_run
 from tests.in_process import planned, start

@@ -28,8 +28,11 @@ from nocap.measure.profiler_timing import measurable
 from nocap.model.gpt import GPT, build_model
 from nocap.options.optimizer.muon import AT_ONCE, POLAR_EXPRESS
 from nocap.training import memory
-from nocap.training.optimizer import ByRule, build_optimizers, undecorated
-from nocap.training.step import Trainee, clip, validate
+from nocap.training.build import Trainee
+from nocap.training.build_optimizers import build_optimizers
+from nocap.training.optimizer import ByRule, undecorated
+from nocap.training.step import clip
+from nocap.training.validation import validate
 from tests.in_process import planned, start
 from tests.test_ideas import V, advance, composed, saved_and_loaded, trainee_of
 
@@ -585,7 +588,7 @@ STEPS = """
 import sys
 import torch
 from nocap.config.compose import compose
-from nocap.training.optimizer import build_optimizers
+from nocap.training.build_optimizers import build_optimizers
 
 model = torch.nn.Module()
 model.blocks, model.head = torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(2, 2, bias=False)

@@ -17,9 +17,11 @@ import torch
 from nocap import compare
 from nocap.command_line import writing
 from nocap.config.errors import refusals
+from nocap.store.checkpoints import MODEL, OPTIMIZER
 from nocap.store.file_writing import append_text, write_file, write_text
 from nocap.store.record_files import Metrics, read_json, write_json
-from nocap.training import checkpoint
+from nocap.training.loading import newest_valid
+from nocap.training.saving import write_checkpoint
 from tests.conftest import Door, the_run
 from tests.in_process import TINY
 from tests.test_compare import write_run
@@ -93,9 +95,9 @@ def test_every_writer_follows_the_umask(tmp_path: Path, umask: int) -> None:
     append_text(root / "train.log", "a\n")
     Metrics(root / "metrics.jsonl").append({"step": 0})
     state = {"step": 4, "optimizer": {}}
-    tensors = {name: {"w": torch.zeros(3)} for name in (checkpoint.MODEL, checkpoint.OPTIMIZER)}
-    checkpoint._write(root / "checkpoints", tensors=tensors, state=state, rows=b"")
-    assert checkpoint.find(root / "checkpoints").step == 4
+    tensors = {name: {"w": torch.zeros(3)} for name in (MODEL, OPTIMIZER)}
+    write_checkpoint(root / "checkpoints", tensors=tensors, state=state, rows=b"")
+    assert newest_valid(root / "checkpoints").step == 4
     paths = list(root.rglob("*"))
     assert len(paths) == 11
     assert modes_in(root, umask) == {}

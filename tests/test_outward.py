@@ -20,7 +20,7 @@ import yaml
 
 from nocap import compare
 from nocap.config.compose import compose, composed
-from nocap.config.outward import guarded, is_secret_name, redact, visible
+from nocap.config.outgoing_text import guarded, is_secret_name, redact, visible
 from nocap.launch import plan as planning
 from nocap.launch import record_head
 from nocap.launch.grid import Cell, Grid
@@ -32,11 +32,10 @@ from nocap.report.flat_rows import rows, to_csv
 from nocap.report.table import Column, Table, markdown, tame
 from nocap.runs import __main__ as runs
 from nocap.store.file_writing import append_text, write_text
-from nocap.store.identity import digest
-from nocap.store.record_files import Metrics, write_json
+from nocap.store.record_files import Metrics, digest, write_json
 from nocap.store.tracking import open_tracker
 from nocap.study import board, log
-from nocap.study.study_result import to_json
+from nocap.study.result_writer import to_json
 from tests.attempts import on_a_terminal
 from tests.conftest import REPO, SMALL
 from tests.made_grid import made, record_of

@@ -264,6 +264,27 @@ def test_sixty_arms_are_told_apart(opened: Callable[..., Tab], tmp_path: Path) -
 
 
 @pytest.mark.slow
+def test_of_sixty_arms_the_ten_largest_differences_come_first(
+    opened: Callable[..., Tab], tmp_path: Path
+) -> None:
+    report.write(crowd(), tmp_path / "report.html")
+    tab = opened(tmp_path / "report.html", width=390)
+    first = tab.page.locator("#arms > figure")
+    expected = [f"lr={0.001 * i:g}" for i in range(60, 50, -1)]
+    assert first.locator(".name").all_text_contents() == expected
+    rest = tab.page.locator("#arms .rest")
+    assert rest.locator("summary").inner_text() == "The other 49 arms"
+    assert rest.locator("g:has(circle)").count() == 49
+    assert not rest.locator("figure").is_visible()
+    ((_, _, _, foot),) = tab.boxes("#arms > figure")
+    assert foot < 850
+    rest.locator("summary").click()
+    assert rest.locator("figure").is_visible()
+    ticks = [each.locator(".tick").all_text_contents() for each in (first, rest)]
+    assert ticks[0] == ticks[1]
+
+
+@pytest.mark.slow
 def test_a_page_of_six_arms_is_light() -> None:
     runs = []
     for attention in ("flash", "gqa"):
@@ -483,7 +504,9 @@ def test_the_rows_of_a_board_open_and_its_groups_are_jumped_to(
     groups = tab.each(".claims h2", "at.id")
     assert len(groups) > 1
     targets = tab.each(".links a", "at.hash.slice(1)")
-    assert targets == ["first", *groups, "plots"]
+    assert targets == ["first", *groups, "guide", "plots"]
+    ((_, _, _, find),) = tab.boxes(".filters")
+    assert 0 < tab.boxes(".claims h2")[0][1] - find < 24  # what finds a claim stands above them
 
 
 # --- one stop of the Tab key for a widget --------------------------------------------------------
@@ -548,6 +571,8 @@ def test_a_finger_zooms_by_buttons(opened: Callable[..., Tab], tmp_path: Path) -
     report.write(made(2), tmp_path / "report.html")
     tab = opened(tmp_path / "report.html", width=390, has_touch=True)
     drawn = tab.line()
+    assert not tab.page.locator("[data-chart=curves]").first.is_visible()
+    tab.page.tap(".more > summary")
     tab.page.tap("[data-chart=curves][data-key='+']")
     zoomed = tab.line()
     assert zoomed[21][0] - zoomed[20][0] > 1.9 * (drawn[21][0] - drawn[20][0])
@@ -555,6 +580,86 @@ def test_a_finger_zooms_by_buttons(opened: Callable[..., Tab], tmp_path: Path) -
     assert tab.line()[21][0] - tab.line()[20][0] < 0.6 * (zoomed[21][0] - zoomed[20][0])
     tab.page.tap("[data-chart=curves][data-key='0']")
     assert tab.line() == drawn
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [320, 390])
+def test_a_phone_shows_all_names_and_two_rows_of_switches(
+    opened: Callable[..., Tab], tmp_path: Path, width: int
+) -> None:
+    report.write(made(3), tmp_path / "report.html")
+    tab = opened(tmp_path / "report.html", width=width)
+    ((left, top, right, foot),) = tab.boxes("nav")
+    names = tab.boxes("nav .arm span")
+    assert len(names) == 12
+    for box in names:
+        assert left <= box[0] < box[2] <= right
+        assert top <= box[1] < box[3] <= foot
+    cut = tab.each("nav .arm span", "at.scrollWidth > at.clientWidth")
+    assert not any(cut)
+    ((_, first, _, last),) = tab.boxes("#curve > .controls")
+    assert last - first < 100
+    assert tab.scrolls() <= width
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("height", [0.05, 0.5, 0.9])
+def test_a_reading_covers_neither_its_point_nor_the_finger(
+    opened: Callable[..., Tab], tmp_path: Path, height: float
+) -> None:
+    report.write(made(3), tmp_path / "report.html")
+    tab = opened(tmp_path / "report.html", width=390, has_touch=True)
+    tab.page.locator("#curves").scroll_into_view_if_needed()
+    tab.settle()
+    ((left, top, right, foot),) = tab.boxes("#curves > svg > svg")
+    marks = tab.each("#curves .mark .line", "at.getAttribute('d').split('L')[20].split(' ')")
+    ((_, origin, *_),) = tab.boxes("#curves > svg")
+    wanted = top + height * (foot - top)
+    finger = min((origin + float(y) for _, y in marks), key=lambda y: abs(y - wanted))
+    tab.page.touchscreen.tap((left + right) / 2, finger + 6)
+    ((_, over, _, under),) = tab.boxes("#curves .tip:not([hidden])")
+    ((_, ring_top, _, ring_foot),) = tab.boxes("#curves .ring")
+    assert under <= min(ring_top, finger) or over >= max(ring_foot, finger)
+
+
+@pytest.mark.slow
+def test_names_at_the_ends_of_lines_are_cut_only_where_no_room_is(
+    opened: Callable[..., Tab], tmp_path: Path
+) -> None:
+    def renamed(record: Record) -> Record:
+        own = record.arm.replace("-", "_")
+        return replace(record, name=f"{own}_in_many_letters-{record.name}")
+
+    comparison = made(3, renamed, broken=False)
+    report.write(comparison, tmp_path / "report.html")
+    tab = opened(tmp_path / "report.html", width=1280)
+    labels = {row.label for row in comparison.rows}
+    assert max(map(len, labels)) > 24
+    assert set(tab.page.locator("#curves .label").all_text_contents()) == labels
+    tab.page.set_viewport_size({"width": 390, "height": 800})
+    tab.settle()
+    names = tab.page.locator("#curves .label").all_text_contents()
+    assert len(set(names)) == 12
+    assert max(map(len, names)) <= 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [320, 390])
+def test_a_picture_that_stands_still_has_its_numbers_on_a_phone(
+    opened: Callable[..., Tab], tmp_path: Path, width: int
+) -> None:
+    report.write(made(3), tmp_path / "report.html")
+    tab = opened(tmp_path / "report.html", width=width, java_script_enabled=False, last=None)
+    for plot in ("curves", "times"):
+        ((_, top, _, foot),) = tab.boxes(f"#{plot} .frame")
+        numbers = tab.boxes(f"#{plot} .up")
+        assert len(numbers) >= 4
+        lines = tab.boxes(f"#{plot} .grid")
+        for left, over, right, under in numbers:
+            assert 0 <= left < right <= min(line[0] for line in lines)
+            assert top - 10 <= over < under <= foot + 10
+        texts = tab.boxes(f"#{plot} text")
+        assert max(box[2] for box in texts) <= width
 
 
 @pytest.mark.slow

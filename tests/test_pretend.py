@@ -275,7 +275,8 @@ from nocap.config.compose import compose
 from nocap.measure.timed_arm import random_tokens
 from nocap.training.ledger import Ledger
 from nocap.training.loop import warm_up
-from nocap.training.step import build, configure_numerics, take_step
+from nocap.training.build import build, configure_numerics
+from nocap.training.step import take_step
 run = compose(["model=nano", "tokenizer=bytes", "tracker=none", "data=stdlib",
     "trainer.device=cuda", *sys.argv[1:]])
 configure_numerics(run)
@@ -296,7 +297,7 @@ for step in range(6):
     graphs = dynamo["stats"]["unique_graphs"]
     if step == 1:
         warm = graphs
-unseen = trainee.graphed.unseen_mib if trainee.graphed else 0.0
+unseen = trainee.graph.unseen_mib if trainee.graph else 0.0
 print(json.dumps({"warm": warm, "graphs": graphs, "steps": seen, "cuda_graphs": graph_counts(),
     "unseen_mib": unseen}))
 """
@@ -452,7 +453,8 @@ from nocap.model.gpt import Head
 from nocap.model.logged import log
 from nocap.training.ledger import Ledger
 from nocap.training.loop import warm_up
-from nocap.training.step import build, take_step
+from nocap.training.build import build
+from nocap.training.step import take_step
 forward = Head.forward
 def logging(self, *args):
     log(self, "gate", args[0])
@@ -485,7 +487,8 @@ from nocap.measure.timed_arm import random_tokens
 from nocap.training import memory
 from nocap.training.ledger import Ledger
 from nocap.training.loop import warm_up
-from nocap.training.step import build, configure_numerics, take_step
+from nocap.training.build import build, configure_numerics
+from nocap.training.step import take_step
 base = ["model=nano", "tracker=none", "data=stdlib", "trainer.device=cuda",
     "trainer.compile=off", "trainer.cuda_graphs=true"]
 arms = [f"{group}={name}" for group in ("attention", "mlp", "norm", "position", "optimizer")
@@ -625,7 +628,7 @@ import dataclasses, os, sys, tempfile, torch, torch.distributed as dist
 from torch._dynamo.utils import counters
 from nocap.config.compose import compose
 from nocap.measure.timed_arm import random_tokens
-from nocap.training.step import build
+from nocap.training.build import build
 run = compose(["model=small", "trainer.device=cuda", "trainer.compile=regional", "data=synthetic",
     "trainer.micro_batch=1", "tracker=none"])
 with tempfile.TemporaryDirectory() as folder, random_tokens(run) as job:

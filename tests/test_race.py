@@ -22,8 +22,9 @@ from nocap.config.errors import FailedError
 from nocap.sources import command, command_output
 from nocap.sources.command import Command
 from nocap.sources.command_output import LOG, RESULT, MetricReader
+from nocap.sources.command_words import split_words
 from nocap.sources.race import Race
-from nocap.sources.race_arms import of_commands, of_refs, split
+from nocap.sources.race_arms import of_commands, of_refs
 from nocap.sources.race_json import written
 from nocap.store.lease import HeldError
 from nocap.store.metrics import Better
@@ -371,9 +372,14 @@ def test_the_page_of_a_race(repo, raced):
     expected = [2, 1, 1, 0, 1]
 
     assert [page.count(mark) for mark in marks] == expected
-    for text in ("<b>idea</b>: confirmed", f"{PYTHON} other.py", first["at"], "0.05 to 0.2"):
+    for text in (
+        "<b>idea</b> against base: confirmed",
+        f"{PYTHON} other.py",
+        first["at"],
+        "0.05 to 0.2",
+    ):
         assert text in shown
-    assert shown.count("<b>idea</b>: confirmed") == 1
+    assert shown.count("<b>idea</b> against base: confirmed") == 1
     assert "exploratory" not in shown
     assert "exploratory: 6 of its runs were there before it was registered" in again
 
@@ -699,7 +705,7 @@ QUOTED_WORDS = [
 
 @pytest.mark.parametrize(("text", "last"), QUOTED_WORDS)
 def test_what_stands_in_quotes_is_a_word(text, last):
-    assert split(text, "arm a")[-1] == last
+    assert split_words(text, "arm a")[-1] == last
 
 
 def test_a_variable_before_a_command_is_named_with_env(repo, failed, raced):

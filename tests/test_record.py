@@ -26,7 +26,8 @@ from nocap.store.file_writing import append_text
 from nocap.store.identity import identity_parts
 from nocap.store.record_files import RunStatus, digest, read_json, read_rows, write_summary
 from nocap.store.runs import load_runs, of_identity
-from nocap.training import checkpoint
+from nocap.training.loading import newest_valid
+from nocap.training.saving import CheckpointWriter
 from tests.attempts import digests, restamp, stamp, state_of, steady, summary_of
 from tests.in_process import STEPS, planned, start
 
@@ -125,14 +126,14 @@ def test_rows_that_are_damaged_while_a_run_trains_are_put_back(whole: Path, tmp_
     this = planned(tmp_path / "out", SEED)
     said = list[str]()
     path = this.run_dir / "metrics.jsonl"
-    original = checkpoint.Writer.save
+    original = CheckpointWriter.save
 
-    def damaging(self: checkpoint.Writer, **named: Any) -> list[str]:
+    def damaging(self: CheckpointWriter, **named: Any) -> list[str]:
         path.write_bytes(path.read_bytes()[3:])
         return original(self, **named)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoint.Writer, "save", damaging)
+        patch.setattr(CheckpointWriter, "save", damaging)
         start(this, log=said.append)
     assert [line for line in said if line.endswith("its rows are put back from this process")]
     same_end(this, whole)
@@ -147,7 +148,7 @@ def test_a_checkpoint_whose_rows_are_not_those_before_it_is_named(
         (newest / "metrics.jsonl").write_bytes(text)
         restamp(newest)
         line = f"{newest}: metrics.jsonl must hold the rows before the step in the folder's name"
-        invalid = checkpoint.find(newest.parent).invalid
+        invalid = newest_valid(newest.parent).invalid
         assert invalid == [line]
 
 
@@ -192,6 +193,20 @@ def test_a_damaged_end_is_named_and_made_again_from_the_last_checkpoint_or_refus
     # a digest is of the content: it may be written in another form
     edit(this.run_dir / "summary.json")
     same_end(this, whole)
+
+
+@pytest.mark.parametrize("checksums", ["{}", '{"model.safetensors": null}', "[]"])
+def test_a_checkpoint_that_no_run_can_go_on_from_mends_no_record(
+    checksums: str, whole: Path, tmp_path: Path
+) -> None:
+    """Who says that a damaged record is made again asks what the training asks."""
+    this = copied(whole, tmp_path)
+    newest = this.run_dir / "checkpoints" / name_of(STEPS)
+    (newest / "manifest.json").write_text(checksums)
+    (this.run_dir / "summary.json").write_text("{")
+    assert len(newest_valid(newest.parent).invalid) == 1
+    with pytest.raises(ValueError, match="there is no valid checkpoint to repair it"):
+        sound(again(this))
 
 
 def test_finished_forged_half_way_is_trained_to_its_end(

@@ -18,17 +18,11 @@ from nocap.config.compose import composed
 from nocap.config.flags import GridFlags
 from nocap.config.trainer import Device, Sampler, Search
 from nocap.launch import search as searching
+from nocap.launch import search_trial
 from nocap.launch.multirun import multirun
-from nocap.launch.runner import Devices, one_at_a_time
-from nocap.launch.search import (
-    Searching,
-    describe,
-    ends,
-    options_in,
-    propose,
-    space_of,
-    words_of,
-)
+from nocap.launch.search import options_in, plan_search
+from nocap.launch.search_space import describe, ends, propose, space_of, words_of
+from nocap.launch.this_machine import Devices, one_at_a_time
 from nocap.store import lease
 from nocap.store.file_writing import write_file
 from nocap.store.runs import GRID
@@ -279,14 +273,14 @@ def fake(monkeypatch):
     def made(loss):
         trainer = Trainer(loss)
         monkeypatch.setattr(searching, "Runner", trainer)
-        monkeypatch.setattr(searching, "sound", trainer.outcome)
+        monkeypatch.setattr(search_trial, "sound", trainer.outcome)
         return trainer
 
     return made
 
 
 def a_search(out, search, *words, fixed=()):
-    return Searching(
+    return plan_search(
         search,
         space(*(words or (LR,))),
         fixed=[*TINY, *fixed, f"output_dir={out}"],
@@ -447,7 +441,7 @@ WRONG_ENDS = [
 def test_the_ends_are_checked_before_the_first_trial(tmp_path, words, reason):
     fixed = [*TINY, f"output_dir={tmp_path}"]
     with pytest.raises(ValueError, match=f"^{re.escape(reason)}$"):
-        Searching(Search(sampler=Sampler.tpe), space(*words), fixed=fixed, compose=composed)
+        plan_search(Search(sampler=Sampler.tpe), space(*words), fixed=fixed, compose=composed)
     assert not list(tmp_path.iterdir())
 
 
@@ -530,7 +524,7 @@ def test_a_search_in_a_pool(tmp_path, here):
     keys = space(LR, ARM)
     fixed = [*kept, f"output_dir={tmp_path / 'out'}"]
     three = Search(sampler=Sampler.random, trials=3)
-    first = Searching(three, keys, fixed=fixed, compose=composed)
+    first = plan_search(three, keys, fixed=fixed, compose=composed)
     first_words = words_of(keys, propose(first.search, keys, []))
     cell = first.trial(1, first_words).cell
     cell.plan.run_dir.mkdir(parents=True)

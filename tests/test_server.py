@@ -14,7 +14,7 @@ from nocap.config.compose import composed
 from nocap.launch.attempt import Attempt
 from nocap.launch.grid import Cell
 from nocap.launch.plan import plan
-from nocap.launch.runner import Devices
+from nocap.launch.this_machine import Devices
 from tests.attempts import linux, steady, wait_until
 from tests.conftest import MEDIUM, REPO, Door, Undisturbed, the_run
 from tests.grids import Background, records, summaries

@@ -24,8 +24,8 @@ from nocap.model.attention import materialized
 from nocap.model.flops import flops_per_token
 from nocap.model.gpt import Context, build_model, count_parameters
 from nocap.options.ideas import Idea
+from nocap.training.build_optimizers import build_optimizers
 from nocap.training.ledger import Ledger
-from nocap.training.optimizer import build_optimizers
 from nocap.training.step import take_step
 from tests.conftest import IDEA_FOLDERS, REPO, SMALL
 from tests.test_ideas import BIGRAM, replaced_model, trainee_of

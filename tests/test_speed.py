@@ -23,7 +23,7 @@ from nocap.measure.bench_arms import compose_arm, compose_arms
 from nocap.measure.bench_result import Facts
 from nocap.measure.timed_arm import Clock, DivergedError, TimedArm, block_steps
 from nocap.options.optimizer import soap
-from nocap.training import memory
+from nocap.training.memory_limit import ran_out, within_memory
 from tests.conftest import EXPLODING
 
 NANO = (
@@ -545,7 +545,7 @@ def test_a_block_of_soap_has_the_update_of_its_bases(monkeypatch):
 
 def test_a_period_that_is_too_long_is_refused():
     with pytest.raises(
-        ValueError, match="the optimizer must repeat its work within 100 steps .*, got 101"
+        ValueError, match=r"the optimizer must repeat its work within 100 steps .*, got 101"
     ):
         block_steps(3, period=101)
 
@@ -571,10 +571,10 @@ def test_a_diverged_step_is_no_step():
 
 
 def test_memory_that_is_not_there_is_refused_at_once():
-    with memory.bounded(), pytest.raises(RuntimeError) as refused:
+    with within_memory(), pytest.raises(RuntimeError) as refused:
         torch.empty(2**45, dtype=torch.uint8)
-    assert memory.ran_out(refused.value)
-    assert not memory.ran_out(RuntimeError("shapes cannot be multiplied"))
+    assert ran_out(refused.value)
+    assert not ran_out(RuntimeError("shapes cannot be multiplied"))
 
 
 # --- peaks ----------------------------------------------------------------------------------------

@@ -18,9 +18,10 @@ from nocap.store.record_files import RunStatus
 from nocap.study.__main__ import main
 from nocap.study.log import read_log
 from nocap.study.registration import registrations
+from nocap.study.result_reader import read_result
+from nocap.study.result_writer import to_json
 from nocap.study.study_folder import load_study
 from nocap.study.study_plan import shorter
-from nocap.study.study_result import read_result, to_json
 from nocap.study.tasks import Training
 from tests.lab import Lab, lab
 from tests.studies import LOSS, RACE, SPEED, STEPS, STUDY, Json, at, claim, study, tree, written
@@ -116,7 +117,7 @@ def test_a_run_that_fails_in_a_later_analysis_ends_the_study_with_1(
         failed = RunResult(status=RunStatus.failed, reason="no room on the disk")
         return {run.plan.identity: failed for run in fails}
 
-    monkeypatch.setattr("nocap.study.carry_out.train", train)
+    monkeypatch.setattr("nocap.study.conductor.train", train)
     assert main([str(lab.root / "made"), f"output_dir={lab.root / 'out'}"]) == 1
     out, err = capsys.readouterr()
     assert f"nocap: {arm}, seed {seed}: failed, no room on the disk" in err

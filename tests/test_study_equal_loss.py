@@ -23,10 +23,12 @@ from nocap.study.__main__ import main
 from nocap.study.carry_out import StudyOutcome
 from nocap.study.claim_measurements import measurements
 from nocap.study.evidence import Evidence
-from nocap.study.registration import Provenance, registrations
-from nocap.study.result_of_outcome import result_of
+from nocap.study.provenance import Provenance
+from nocap.study.registration import registrations
+from nocap.study.result_maker import result_of
+from nocap.study.result_writer import to_json
 from nocap.study.study_plan import StudyPlan, prepare
-from nocap.study.study_result import StudyResult, to_json
+from nocap.study.study_result import StudyResult
 from nocap.study.tasks import Training
 from tests import test_equal_loss
 from tests.conftest import Door
@@ -485,7 +487,7 @@ def test_a_length_that_fails_ends_the_study_with_1(
         return {run.plan.identity: failed for run in fails}
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("nocap.study.carry_out.train", train)
+        patch.setattr("nocap.study.conductor.train", train)
         assert main([str(folder), f"output_dir={lab.root / 'out'}"]) == 1
     out, err = capsys.readouterr()
 

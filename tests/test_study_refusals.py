@@ -30,7 +30,7 @@ def arm(name: str, *words: str) -> dict[str, Any]:
 @pytest.fixture(autouse=True)
 def _nothing_may_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """A refusal that comes too late fails here, not minutes later."""
-    for place in ("carry_out.train", "tasks.Session.run"):
+    for place in ("conductor.train", "tasks.Session.run"):
         monkeypatch.setattr(
             f"nocap.study.{place}", lambda *args, **more: pytest.fail("something was started")
         )

@@ -19,20 +19,23 @@ from nocap.judge.cautious_interval import of_pairs
 from nocap.judge.claim import Claim
 from nocap.model.flops import component_flops
 from nocap.sessions.session_file import SessionFile
-from nocap.store.metrics import HELD, METRICS, Ending, Per
-from nocap.study import board, claim_row, study_pages, study_schema
+from nocap.store.measurement import Ending, Per
+from nocap.store.metrics import HELD, METRICS
+from nocap.study import board, claim_row, claim_words, result_schema, study_pages
 from nocap.study.bounds import bound
 from nocap.study.carry_out import StudyOutcome
 from nocap.study.claim_measurements import measurements
 from nocap.study.evidence import Evidence
 from nocap.study.log import StudyLog
 from nocap.study.plan_preview import sigma
-from nocap.study.registration import Provenance
-from nocap.study.result_of_outcome import result_of
+from nocap.study.provenance import Provenance
+from nocap.study.result_maker import result_of
+from nocap.study.result_reader import read_result
+from nocap.study.result_writer import to_json, write_result
 from nocap.study.spec import Study
 from nocap.study.study_folder import STUDIES
 from nocap.study.study_plan import prepare, shorter
-from nocap.study.study_result import StudyResult, read_result, to_json, write_result
+from nocap.study.study_result import StudyResult
 from tests.studies import (
     LOSS,
     NOISE,
@@ -175,21 +178,21 @@ def test_a_gain_that_is_only_bounded_shows_its_lower_end(tmp_path: Path):
     assert row["least"] == pytest.approx(expected)
     gain = result.claims[0].verdict.primary
     assert (
-        claim_row.measured(gain)
+        claim_words.measured(gain)
         == f"at least {row['least']:.2f}× as fast to the target, n=3 sessions"
     )
     endless = replace(gain, least=[-math.inf] * 3)
-    assert claim_row.measured(endless) == "–, n=3 sessions"
+    assert claim_words.measured(endless) == "–, n=3 sessions"
 
 
 NOISE_OF_A_PAIR = {"sd": 0.02, "df": 4.4, "source": "24 pairs of arms"}
 
 
 def test_results_fit_their_schema(tmp_path: Path) -> None:
-    text = Path(study_schema.__file__).with_name("result.schema.json").read_text()
+    text = Path(result_schema.__file__).with_name("result.schema.json").read_text()
     known = json.loads(text)
-    assert known == study_schema.schema(), (
-        "write it anew: python -c 'import json; from nocap.study.study_schema import schema; "
+    assert known == result_schema.schema(), (
+        "write it anew: python -c 'import json; from nocap.study.result_schema import schema; "
         "print(json.dumps(schema(), indent=1))' > nocap/study/result.schema.json"
     )
     jsonschema = pytest.importorskip("jsonschema")
@@ -246,13 +249,13 @@ def test_a_declared_noise_reaches_the_verdict_and_its_sentence(tmp_path: Path):
         assert {**after, "hash": "made"} == expected
     declared = ", noise of a pair declared as 0.02 with 4.4 degrees of freedom (24 pairs of arms)"
     of_loss = result.claims[0]
-    assert claim_row.noise(of_loss.declared(of_loss.verdict.primary)) == declared
+    assert claim_words.noise(of_loss.declared(of_loss.verdict.primary)) == declared
     # five times as wide: the declared one is dropped, and nothing says that it was used
     content = study(scales=scales, claims=[LOSS])
     loud = loaded(tmp_path / "loud", content)
     (dropped,) = resulted(loud, speeds(FAST, [3.0, 3.1, 2.9])).claims
     assert dropped.declared(dropped.verdict.primary) is None
-    assert claim_row.noise(None) == ""
+    assert claim_words.noise(None) == ""
 
 
 @pytest.mark.parametrize("seeds", [[5, 3, 1, 0, 2], [9, 8, 7, 1], [2, 5, 0, 1, 3]])

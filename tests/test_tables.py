@@ -19,8 +19,10 @@ from nocap.judge.interval import Estimate
 from nocap.measure.bench_result import ArmStatus, Bench, BenchedArm, Facts, FlopPeak, Mfu
 from nocap.measure.bench_table import render_bench
 from nocap.report import comparison_tables
+from nocap.report.words import measured
 from nocap.runs import __main__ as runs
 from nocap.sources import race_tables
+from nocap.store.metrics import METRICS, Scale
 from nocap.store.record import Record
 from nocap.study import study_pages
 from tests import test_profile_difference as profiles
@@ -44,6 +46,24 @@ def printed(door: Callable[[list[str]], int], *words: str) -> str:
 def raced(folder: Path) -> str:
     race = made_race(folder, random.Random(3), gain=3.0, pairs=3)
     return "\n\n".join(map(str, race_tables.tables(race, race.run())))
+
+
+@pytest.mark.parametrize(
+    ("mid", "half_width", "shown"),
+    [
+        (0.3026, 0.03863, "0.303 ± 0.039"),
+        (12345.6, 1234.5, "12,346 ± 1,234"),
+        (0.01, 0.5, "0.01 ± 0.50"),
+        (1.23456789, 0.00012345, "1.23457 ± 0.00012"),
+        (2.5, 0.0, "2.5"),
+    ],
+)
+def test_a_difference_and_its_interval_have_equal_decimals(
+    mid: float, half_width: float, shown: str
+) -> None:
+    metric = replace(METRICS["val_loss"], unit="")  # as that of a raced command
+    gain = Estimate(mid=mid, low=mid - half_width, high=mid + half_width, n=3)
+    assert str(measured(gain, metric, Scale.difference)) == f"lower loss by {shown}"
 
 
 def benched_arm(label: str, tokens_per_s: float, speed: Difference | None) -> BenchedArm:

@@ -60,16 +60,19 @@ def test_a_comparison_fits_and_breaks_neither_words_nor_names(
     rows = compared().rows
     assert long_lines(text, width) == []
     assert [row.label for row in rows if f"\n{row.label}  " not in table] == []
-    verdicts = {row.difference.word_with_reason for row in rows if row.difference}
+    differences = [row.difference for row in rows if row.difference]
+    verdicts = {each.word.value for each in differences}
+    verdicts |= {f"({each.reason})" for each in differences if each.reason}
     assert [verdict for verdict in verdicts if verdict not in table] == []
 
 
 SNAPSHOTS = {
     60: """\
-arm             difference             verdict
-flash gelu4x    –                      baseline
-flash swiglu    lower loss by 0.0213   better
-                ± 0.0033""",
+                      val
+arm             n    loss  difference             verdict
+flash gelu4x    3  1.4906  –                      baseline
+flash swiglu    3  1.4693  lower loss by 0.0213   better
+                           ± 0.0033""",
     80: """\
                       val
 arm             n    loss  bits/byte  difference             verdict
@@ -218,6 +221,24 @@ def test_of_a_cell_the_interval_goes_to_a_line_of_its_own(monkeypatch: pytest.Mo
     wide = Table(title="", columns=columns, rows=[["gqa", cell]])
     lines = str(wide).splitlines()
     assert lines == ["arm  speed", "gqa  7.4% faster", "     [1% to 13%]"]
+
+
+def test_a_column_of_dashes_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    text = table(["gqa", None, 3.25], ["mha", None, 3.5], heads=["arm", "speed", "loss"])
+    assert text.splitlines() == ["arm  loss", "gqa  3.25", "mha   3.5"]
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_what_the_arms_are_compared_with_is_said_at_any_width(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    text = " ".join(comparison_tables.render(made(3, broken=False)).split())
+    against = "against kind=global n_kv_heads=6 window=— and activation=gelu expansion=4"
+    assert f"By factor, {against} level" in text
+    assert f"Speed by factor, {against} level" in text
+    assert "than activation=gelu expansion=4 by 0.0212" in text
 
 
 def test_hostile_names_obey_the_width(monkeypatch: pytest.MonkeyPatch) -> None:

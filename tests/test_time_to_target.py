@@ -15,7 +15,8 @@ from nocap.judge.claim import Claim, Mechanism
 from nocap.judge.interval import Estimate
 from nocap.judge.time_to_target import Finish, TargetCrossing, crossing, race, too_coarse, widening
 from nocap.judge.verdict import ClaimWord, Verdict, judge
-from nocap.store.metrics import METRICS, Ending, Measurement, Scale
+from nocap.store.measurement import Ending, Measurement
+from nocap.store.metrics import METRICS, Scale
 
 A = 8.0
 B = 0.4

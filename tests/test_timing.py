@@ -19,12 +19,12 @@ from nocap.judge.comparison import Comparison
 from nocap.judge.comparison_json import result_of
 from nocap.judge.comparison_schema import to_json
 from nocap.judge.interval import of_arms, of_pairs
-from nocap.launch.grid import check
+from nocap.launch.grid import plan_grid
 from nocap.report.comparison_tables import render
 from nocap.sessions.in_turns import InTurns, arms_of
 from nocap.sessions.session import Session
+from nocap.store.grid_timing import Timing
 from nocap.store.runs import Found
-from nocap.store.timing import Timing
 from tests.conftest import Door
 from tests.grids import CELL
 from tests.test_equal_loss import at_equal_loss, grid
@@ -209,12 +209,12 @@ def test_a_grid_is_timed_once_and_a_damaged_timing_is_named(tmp_path: Path, here
 def test_a_grid_of_the_same_arms_takes_the_timing_of_the_one_before(tmp_path: Path) -> None:
     """As the looks of `--until-shown` do, whose grids differ in their seeds alone."""
     cells = [(*CELL, f"attention={name}", f"output_dir={tmp_path}") for name in ("flash", "gqa")]
-    one = check(cells, swept=["attention"], compose=composed, log=print)
+    one = plan_grid(cells, swept=["attention"], compose=composed, log=print)
     more = []
     for cell in cells:
         for seed in (0, 1):
             more.append((*cell, f"seed={seed}"))
-    two = check(more, swept=["attention", "seed"], compose=composed, log=print)
+    two = plan_grid(more, swept=["attention", "seed"], compose=composed, log=print)
     session = Session(place="rounds", arms=arms_of(one), how={"seconds": 5.0})
     path = session.path(one.folder, 1)
     path.parent.mkdir(parents=True)

@@ -21,7 +21,8 @@ from nocap.config.compose import compose
 from nocap.launch.plan import plan
 from nocap.model.gpt import build_model
 from nocap.training.ledger import Ledger
-from nocap.training.step import take_step, validate
+from nocap.training.step import take_step
+from nocap.training.validation import validate
 from tests.conftest import IDEA_FOLDERS, REPO, SMALL
 from tests.test_ideas import V, saved_and_loaded, trainee_of
 

@@ -26,23 +26,23 @@ import yaml
 
 from nocap import outside
 from nocap.config.compose import compose, composed
-from nocap.config.outward import redact
+from nocap.config.outgoing_text import redact
 from nocap.config.plain import to_plain
 from nocap.launch import worker
-from nocap.launch.grid import check
+from nocap.launch.grid import plan_grid
 from nocap.launch.heartbeat import Heartbeat
-from nocap.launch.mirror import send_left
 from nocap.launch.plan import Plan, typed_keys
 from nocap.launch.record_head import manifest, write_record_head
 from nocap.launch.run_facts import run_facts
 from nocap.launch.signals import StopNow
+from nocap.launch.upload import send_left
 from nocap.options.tracker import RunFacts, TrackerSession
 from nocap.options.tracker.none import NoTracker
 from nocap.options.tracker.wandb.mirror_place import MirrorPlace
-from nocap.options.tracker.wandb.names import name_there
+from nocap.options.tracker.wandb.names import curve_name
 from nocap.store.record_files import Metrics, read_json
 from nocap.store.tracking import gathered, open_tracker
-from nocap.training.step import Job
+from nocap.training.job import Job
 from tests.attempts import on_a_terminal
 from tests.conftest import REPO
 from tests.in_process import TINY, planned, start
@@ -57,7 +57,7 @@ PRELUDE = f"""
 import json, os, signal, sys, time
 from contextlib import suppress
 from pathlib import Path
-from nocap.config.outward import redact
+from nocap.config.outgoing_text import redact
 from nocap.options.tracker import RunFacts
 from nocap.options.tracker.none import NoTracker
 from nocap.options.tracker.wandb import Wandb, WandbMode
@@ -171,7 +171,7 @@ def recorded(folder: Path) -> list[dict[str, Any]]:
     hours."""
     expected = list[dict[str, Any]]()
     for row in Metrics(folder / "metrics.jsonl").rows():
-        values = {name_there(key): value for key, value in row.items() if value is not None}
+        values = {curve_name(key): value for key, value in row.items() if value is not None}
         expected.append({**values, "hours": row["clock/train_s"] / 3600})
     return expected
 
@@ -233,7 +233,7 @@ def test_cells_are_told_apart_by_what_their_grid_sweeps(
     arms = (("optimizer.lr=1e-3", "ideas=[x0,smear]"), ("optimizer.lr=3e-3", "ideas=[]"))
     swept = ("optimizer.lr", "ideas", "seed")
     cells = [[*words, *arm] for arm in arms]
-    grid = check(cells, swept=swept, compose=composed, log=print)
+    grid = plan_grid(cells, swept=swept, compose=composed, log=print)
     plans = [cell.plan for cell in grid.cells]
     told = [run_facts(to_plain(plan.run), plan.run_dir, manifest(plan, [])) for plan in plans]
     names = [facts.name for facts in told]
@@ -279,13 +279,15 @@ def made_folder(path: Path) -> Path:
 def test_runs_of_one_arm_alone_have_one_arm_id(tmp_path: Path) -> None:
     """Two arms of two grids may have one name."""
     plan = planned(tmp_path / "out")
-    parts = {**plan.parts, "source": {"nocap.model.gpt": "0" * 12}}
+    parts = {**plan.identity_parts, "source": {"nocap.model.gpt": "0" * 12}}
     others = {
         "a seed": planned(tmp_path / "out", "seed=5"),
         "a key": planned(tmp_path / "out", "optimizer.weight_decay=0.5"),
-        "code": replace(plan, parts=parts),
-        "data": replace(plan, parts={**plan.parts, "data": "0" * 12}),
-        "machine": replace(plan, parts={**plan.parts, "environment": {"device": "Another CPU"}}),
+        "code": replace(plan, identity_parts=parts),
+        "data": replace(plan, identity_parts={**plan.identity_parts, "data": "0" * 12}),
+        "machine": replace(
+            plan, identity_parts={**plan.identity_parts, "environment": {"device": "Another CPU"}}
+        ),
     }
     facts = run_facts(to_plain(plan.run), plan.run_dir, manifest(plan, []))
     told = {}

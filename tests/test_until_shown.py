@@ -9,7 +9,7 @@ import pytest
 from nocap.config.choices import overrides_of
 from nocap.judge.compare import compare
 from nocap.judge.comparison import Comparison
-from nocap.launch import until
+from nocap.launch import seed_looks
 from nocap.store.runs import load_runs
 from tests.conftest import Door
 from tests.grids import CELL
@@ -27,11 +27,11 @@ def at(folder: Path, seeds: int) -> Comparison | None:
 
 
 def test_looks_double_until_the_budget() -> None:
-    every = until.looks(overrides_of(["attention=flash,gqa", "seed=4,0,1"], grid=True), 20)
+    every = seed_looks.looks(overrides_of(["attention=flash,gqa", "seed=4,0,1"], grid=True), 20)
     expected = [3, 6, 12, 20]
-    assert [until.seeds_in(overrides) for overrides in every] == expected
+    assert [seed_looks.seeds_in(overrides) for overrides in every] == expected
     assert str(every[1][1].input_line) == "seed=0,1,2,3,4,5"
-    assert until.plan_of(every).startswith(
+    assert seed_looks.plan_of(every).startswith(
         "until shown: looks at 3, 6, 12 and 20 seeds of each arm"
     )
 

@@ -18,7 +18,8 @@ from nocap.judge.claim_gains import Missing
 from nocap.judge.interval import Estimate
 from nocap.judge.verdict import ClaimWord, Reason, Verdict
 from nocap.report import words as words_of
-from nocap.store.metrics import METRICS, Ending, Measurement, Per, Scale
+from nocap.store.measurement import Ending, Measurement, Per
+from nocap.store.metrics import METRICS, Scale
 
 Values = Sequence[float | None]
 NO_BOUND = Mechanism(bound=None, formula="none")

@@ -103,7 +103,7 @@ import os, signal, sys, time
 from dataclasses import replace
 from pathlib import Path
 from nocap.launch.run_facts import run_facts
-from nocap.launch.mirror import config_of, tracker_of
+from nocap.launch.upload import config_of, tracker_of
 from nocap.options.tracker.wandb import WandbMode
 from nocap.store.record_files import Metrics
 from nocap.store.record import read_record

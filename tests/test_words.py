@@ -12,7 +12,7 @@ import yaml
 from nocap.config.choices import overrides_of
 from nocap.config.compose import compose, raw_config
 from nocap.config.plain import from_plain, to_plain
-from nocap.launch.grid import expand
+from nocap.launch.sweep import expand
 from tests.conftest import SMALL, Door
 
 WITHOUT_DATA = [word for word in SMALL if not word.startswith("data")]

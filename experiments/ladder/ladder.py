@@ -21,7 +21,7 @@ from nocap.report import forest
 from nocap.report.table import Column, Table
 from nocap.report.words import measured as in_words
 from nocap.store.metrics import METRICS, Metric, Scale
-from nocap.study.claim_row import is_known
+from nocap.study.claim_words import is_known
 from nocap.study.study_folder import load_study
 from nocap.study.study_pages import all_results
 from nocap.study.study_result import ClaimResult, StudyResult

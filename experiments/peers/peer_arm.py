@@ -33,7 +33,8 @@ from nocap.data.batches import microbatches, train_windows
 from nocap.measure.bench_result import Facts
 from nocap.measure.timed_arm import DivergedError, TimedArm
 from nocap.training import memory
-from nocap.training.step import Trainee, fetch
+from nocap.training.build import Trainee
+from nocap.training.step import fetch
 
 
 def requested(run: Run) -> dict[str, Any]:

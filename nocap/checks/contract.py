@@ -37,9 +37,10 @@ from nocap.options.ideas import Idea
 from nocap.store.checkpoints import step_of
 from nocap.store.record_files import Metrics, Row
 from nocap.training import memory
+from nocap.training.build import Trainee, build, configure_numerics
 from nocap.training.ledger import Ledger
 from nocap.training.probe import differences, first_difference
-from nocap.training.step import Trainee, build, configure_numerics, take_step
+from nocap.training.step import take_step
 
 TEXT = "Über 12 naïve cafés, 東京\n\tdef f(x): return x  # 😀\r\n\x00end"
 DECODED = 128  # tokens

@@ -104,7 +104,7 @@ class OptionTrial:
     def options(self) -> list[Option]:
         """Return the option itself, as the run has it."""
         if self.group == "launcher":  # no part of a run: from Hydra's own part of the config
-            from nocap.launch.launchers import launcher_option
+            from nocap.launch.chosen_launcher import launcher_option
 
             overrides = overrides_of(self.overrides(), grid=True)
             option = launcher_option(of_a_grid(overrides))

@@ -24,18 +24,18 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from nocap import outside
-from nocap.config.bounded import read_text, read_yaml
-from nocap.config.defaults import register_resolver
-from nocap.config.guesses import guessed
 from nocap.config.keys import check_text, flat, require
+from nocap.config.other_trainers import hint_for
 from nocap.config.paths import conf_dir
 from nocap.config.plain import (
     explain,
-    explained,
+    one_line_errors,
+    run_tree,
     suggest,
-    typed,
 )
+from nocap.config.resolvers import register_resolver
 from nocap.config.run import Run
+from nocap.config.untrusted_files import read_text, read_yaml
 
 # 1.3 warns without it, 1.4 with it
 HYDRA: dict[str, Any] = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
@@ -162,10 +162,10 @@ def _option_config(
         require(group in choices, group, f"be one option, as in {group}=NAME", "a list or none")
     plain = cast(dict[str, Any], OmegaConf.to_container(config))
     del plain["hydra"]
-    return typed(plain), choices
+    return run_tree(plain), choices
 
 
-@explained()
+@one_line_errors()
 def by_hydra(words: Sequence[str]) -> DictConfig:
     """Return what Hydra composes of these choices, with its own part. It runs nothing of what it
     reads.
@@ -293,7 +293,7 @@ def _suggestion(name: str, yamls: Collection[str]) -> str:
     experiment of that name, what is known of such a guess, else an option of the group."""
     if name in outside.yamls("experiment"):
         return f" (did you mean experiment={name}?)"
-    return guessed(name) or suggest(name, yamls)
+    return hint_for(name) or suggest(name, yamls)
 
 
 def _check_from_outside(path: Path) -> None:

@@ -16,14 +16,14 @@ from nocap.config import hardware
 from nocap.config.choices import is_choice, option_config, overrides_of
 from nocap.config.defaults import fits_a_graph
 from nocap.config.keys import check_keys, flat, require
-from nocap.config.lexer import as_text
-from nocap.config.outward import redact
+from nocap.config.outgoing_text import redact
+from nocap.config.override_text import as_text
 from nocap.config.plain import (
     check_type,
-    explained,
-    made,
+    dataclass_from,
+    one_line_errors,
+    run_tree,
     to_plain,
-    typed,
     types_of,
 )
 from nocap.config.run import Run
@@ -75,7 +75,7 @@ def composed(overrides: Iterable[str]) -> Composed:
     return Composed(overrides=words, run=_run(config), choices=choices, defaults=defaults)
 
 
-def checked(words: Sequence[str]) -> tuple[DictConfig, Run]:
+def compose_with_config(words: Sequence[str]) -> tuple[DictConfig, Run]:
     """Compose the config of these overrides as it is printed, and the run that it makes.
 
     Errors:
@@ -85,7 +85,7 @@ def checked(words: Sequence[str]) -> tuple[DictConfig, Run]:
     return config, _run(copy.deepcopy(config))
 
 
-@explained()
+@one_line_errors()
 def _run(config: DictConfig) -> Run:
     """Return the run of a config, in which `NAMED` are resolved."""
     for name in NAMED:
@@ -108,17 +108,17 @@ def _check_secrets(run: Run) -> None:
             require(redacted == value, key, rule, redacted)
 
 
-@explained()
+@one_line_errors()
 def of_config(config: DictConfig) -> Run:
     """Return the `Run` in a whole config that somebody else composed.
 
     Errors:
         ValueError: as for `compose`.
     """
-    return _run(typed(OmegaConf.to_container(config)))
+    return _run(run_tree(OmegaConf.to_container(config)))
 
 
-@explained()
+@one_line_errors()
 def raw_config(words: Sequence[str]) -> tuple[DictConfig, dict[str, str | None]]:
     """Return the config of these overrides, typed, whose values nobody has looked at, and the
     options that were chosen.
@@ -262,8 +262,9 @@ def compose_measured(overrides: Sequence[str], baseline: Composed | None = None)
 
 
 def from_overrides(schema: type[T], overrides: Iterable[str]) -> T:
-    """`key=value …` as a checked dataclass that is no part of a `Run`. Text is taken as it stands:
-    a prompt may hold what Hydra's grammar, yaml or an interpolation would read as something else.
+    """Return a checked dataclass, which is no part of a `Run`, of `key=value …`. Text is taken as
+    it stands: a prompt may hold what Hydra's grammar, yaml or an interpolation would read as
+    something else.
 
     Errors:
         ValueError: a wrong or missing key, type or value; one line with key, rule and value.
@@ -281,7 +282,7 @@ def from_overrides(schema: type[T], overrides: Iterable[str]) -> T:
         elif str in types.get(key, ()):
             texts[key] = text
     # what stands for a text is checked for its type alone
-    request = made(schema, values | dict.fromkeys(texts, "text"))
+    request = dataclass_from(schema, values | dict.fromkeys(texts, "text"))
     request = dataclasses.replace(request, **texts)
     check_keys("", request)
     return cast(T, request)

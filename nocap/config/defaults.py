@@ -1,33 +1,26 @@
-"""What a yaml may ask for in place of a value, as in `${nocap.fraction:0.05,${trainer.steps}}`; and
-what a run gets that does not choose device, precision, compilation, threads, micro-batch or CUDA
+"""What a run gets that does not choose device, precision, compilation, threads, micro-batch or CUDA
 graphs.
 
 These defaults follow from the command line and from what the machine is. Nothing is measured to
 find them. The figures behind the rules were measured (LOG.md, 2026-11-22, 2026-11-25), and stand
-beside them; those of a GPU are in `nocap.config.gpu`. The rules look at the model's shape, the
-vocabulary and how much there is to compute, never at an option that is compared. In a grid or study
-the baseline decides for all arms: `Composed.defaults`.
+beside them; those of a GPU are in `nocap.config.gpu_defaults`. The rules look at the model's shape,
+the vocabulary and how much there is to compute, never at an option that is compared. In a grid or
+study the baseline decides for all arms: `Composed.defaults`.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable
-from typing import Any, cast
-
-import omegaconf
-from omegaconf import DictConfig, OmegaConf
+from collections.abc import Iterable
 
 from nocap import outside
-from nocap.config import gpu, hardware
+from nocap.config import gpu_defaults, hardware
 from nocap.config.option import Option
 from nocap.config.run import Run
 from nocap.config.trainer import Compile, Device, Malloc, Precision
-from nocap.options.attention import yaml_defaults as attention
 from nocap.options.ideas import STEP_JOINTS, Idea
 from nocap.options.model import Model
-from nocap.options.optimizer.adamw import beta2_of
 from nocap.options.tokenizer import Tokenizer
 
 # FLOP/s of a thread in an eager step: 6 × weights × the tokens/s of `python -m nocap.bench
@@ -121,11 +114,13 @@ def compilation(
     model where that takes less time than it saves within the run. On a CPU: those, or the whole of
     a small model, where compiling takes less time, with nothing in its cache, than it saves."""
     if device is Device.cuda:
-        is_full, why = gpu.compiles_whole(model, tokenizer, steps * batch_tokens // max(1, devices))
+        is_full, why = gpu_defaults.compiles_whole(
+            model, tokenizer, steps * batch_tokens // max(1, devices)
+        )
         if is_full:
             return Compile.full, why
         return Compile.regional, why
-    blocks, head = gpu.weights(model, tokenizer)
+    blocks, head = gpu_defaults.weights(model, tokenizer)
     tokens = steps * batch_tokens // max(1, threads * devices)  # of a thread
     share = SAVED
     if head > blocks:
@@ -159,7 +154,7 @@ def micro_batch(
     length = max(1, model.seq_len)  # a wrong one is refused where it is read
     of_batch = batch_tokens // (length * max(1, devices))
     sequences = math.gcd(of_batch, val_tokens // length)
-    return gpu.micro_batch(model, tokenizer, max(1, sequences))
+    return gpu_defaults.micro_batch(model, tokenizer, max(1, sequences))
 
 
 def cuda_graphs(
@@ -174,7 +169,7 @@ def cuda_graphs(
     step takes longer than computing it, and a graph can hold what these options do."""
     if device is Device.cpu:
         return False, "a CPU"
-    is_short, why = gpu.is_short(model, tokenizer, batch_tokens)
+    is_short, why = gpu_defaults.is_short(model, tokenizer, batch_tokens)
     if not is_short:
         return False, why
     if devices > 1:
@@ -222,126 +217,3 @@ def reasons(run: Run) -> dict[str, str]:
     why["micro_batch"] = f"{size}: {size_why}"
     why["cuda_graphs"] = f"{str(graphs).lower()}: {graphs_why}"
     return why
-
-
-# --- what a yaml may ask for ----------------------------------------------------------------------
-
-
-def _fraction(share: float, total: int) -> int:
-    return math.floor(share * total)
-
-
-def _quotient(total: float, part: float) -> int:
-    """Return how often the part is in the total, at least once. A wrong part is refused where it is
-    read."""
-    if part <= 0:
-        return 1
-    return max(1, math.floor(total / part))
-
-
-def _least(a: float, b: float) -> float:
-    """Return the smaller one. OmegaConf 2.4 inspects what it is given, and a builtin says
-    nothing."""
-    return min(a, b)
-
-
-def _times(a: float, b: float) -> float:
-    return a * b
-
-
-def _beta2(default: float, half_life: float | None, batch: int) -> float:
-    """Return β2 of a half-life in tokens, or the default. One that is no positive number is refused
-    where it is read."""
-    if half_life is None or half_life <= 0:
-        return default
-    return beta2_of(half_life, batch)
-
-
-def _precision(device: Device, model: Model) -> Precision:
-    return precision(device, model)[0]
-
-
-def _tokenizer(tokenizer: DictConfig) -> Tokenizer:
-    return cast(Tokenizer, OmegaConf.to_object(tokenizer))
-
-
-def _compile(device: Device, model: Model, tokenizer: DictConfig, *run: int) -> Compile:
-    return compilation(device, model, _tokenizer(tokenizer), *run)[0]
-
-
-def _micro_batch(device: Device, model: Model, tokenizer: DictConfig, *run: int) -> int:
-    return micro_batch(device, model, _tokenizer(tokenizer), *run)[0]
-
-
-def _cuda_graphs(
-    device: Device,
-    model: Model,
-    tokenizer: DictConfig,
-    batch_tokens: int,
-    devices: int,
-    *,
-    _root_: Any,
-) -> bool:
-    places = [(_root_, name) for name in _root_ if name not in ("trainer", "ideas")]
-    places += [(_root_.ideas, name) for name in _root_.ideas]
-    kinds = [OmegaConf.get_type(parent, name) for parent, name in places]
-    options = [kind for kind in kinds if kind is not None and issubclass(kind, Option)]
-    return cuda_graphs(device, model, _tokenizer(tokenizer), batch_tokens, devices, options)[0]
-
-
-def _hang_timeout_s(device: Device) -> float:
-    """Return ten minutes, and an hour on a CPU, where one micro-batch of d48 takes a core so
-    long."""
-    if device is Device.cpu:
-        return 3600.0
-    return 600.0
-
-
-WANDB_MODES = {"dryrun": "offline", "run": "online"}  # the older names that its client takes
-
-
-def _wandb(name: str, default: str | None) -> str | None:
-    """Return what a variable of W&B's says, as WANDB_PROJECT, or the default where it is not
-    set."""
-    text = os.environ.get(f"WANDB_{name}") or default
-    if name == "MODE" and text is not None:
-        return WANDB_MODES.get(text, text)
-    return text
-
-
-def _wandb_list(name: str) -> list[str]:
-    """Return the texts of a variable that has commas between them."""
-    texts = os.environ.get(f"WANDB_{name}", "").split(",")
-    return [text.strip() for text in texts if text.strip()]
-
-
-# What a yaml may ask for instead of a number. Device, precision and threads are decided here, once,
-# and travel as plain values.
-RESOLVERS: dict[str, Callable[..., object]] = {
-    "gqa_heads": attention.gqa_heads,
-    "fraction": _fraction,
-    "quotient": _quotient,
-    "least": _least,
-    "times": _times,
-    "beta2": _beta2,
-    "pattern": attention.pattern,
-    "device": device,
-    "precision": _precision,
-    "threads": threads,
-    "malloc": malloc,
-    "compile": _compile,
-    "micro_batch": _micro_batch,
-    "cuda_graphs": _cuda_graphs,
-    "hang_timeout_s": _hang_timeout_s,
-    "local_kernel": attention.local_kernel,
-    "fused_kernel": attention.fused_kernel,
-    "wandb": _wandb,
-    "wandb_list": _wandb_list,
-}
-OLD = omegaconf.__version__.startswith("2.3.")
-# what 2.4 calls the same
-register_resolver: Callable[..., None] = (
-    OmegaConf.register_new_resolver if OLD else OmegaConf.register_resolver
-)
-for _name, _resolver in RESOLVERS.items():
-    register_resolver(f"nocap.{_name}", _resolver, replace=True)

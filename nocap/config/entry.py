@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from nocap.config.errors import EXIT_CODES
-from nocap.config.outward import guarded
+from nocap.config.outgoing_text import guarded
 
 DEFECT = "nocap: the lines above are a defect of nocap, whatever was typed"
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from nocap.config.keys import is_fault
-from nocap.config.outward import guarded
+from nocap.config.outgoing_text import guarded
 
 EXIT_CODES = {"finished": 0, "failed": 1, "diverged": 1, "refused": 2, "preempted": 75}
 LONGEST = 1000  # characters of a line: a value in it may be a book

@@ -74,8 +74,8 @@ def is_here() -> bool:
 
 @cache
 def cuda_devices() -> tuple[str, ...]:
-    """Names of the GPUs that torch will see, from the CUDA driver; `CUDA_VISIBLE_DEVICES` is
-    respected. Empty: none, or no driver."""
+    """Return the names of the GPUs that torch will see, from the CUDA driver;
+    `CUDA_VISIBLE_DEVICES` is respected. Empty: none, or no driver."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -93,8 +93,8 @@ def cuda_devices() -> tuple[str, ...]:
 
 @cache
 def capability() -> tuple[int, int] | None:
-    """Compute capability of the first GPU, from the CUDA driver; `None`: it is not here, or the
-    driver does not say."""
+    """Return the compute capability of the first GPU, from the CUDA driver; `None`: it is not here,
+    or the driver does not say."""
     if not is_here() or not cuda_devices():
         return None
     driver = ctypes.CDLL("libcuda.so.1")
@@ -204,6 +204,7 @@ def check_malloc(malloc: Malloc) -> None:
 
 
 def device_name(device: Device) -> str:
+    """Return the name of the GPU or CPU that a run is for."""
     machine = _TARGET.get()
     if machine is not None:
         name, _ = machine
@@ -261,8 +262,8 @@ def describe(device: Device, threads: int) -> dict[str, Fact]:
 
 
 def peak_flops(device: Device, precision: Precision) -> tuple[float | None, str]:
-    """FLOP/s that the chip could do at most, and where the figure is from; `None`, and why, where
-    it is not known."""
+    """Return the FLOP/s that the chip could do at most, and where the figure is from; `None`, and
+    why, where it is not known."""
     name = device_name(device)
     if device is Device.cuda:
         for pattern, (bf16, fp32) in PEAK_TFLOPS.items():
@@ -276,7 +277,8 @@ def peak_flops(device: Device, precision: Precision) -> tuple[float | None, str]
 def utilization(
     flops: float | None, device: Device, precision: Precision, devices: int
 ) -> float | None:
-    """MFU: model FLOP/s over what the devices could do at most; `None` where that is not known."""
+    """Return the MFU, model FLOP/s over what the devices could do at most; `None` where that is not
+    known."""
     peak, _ = peak_flops(device, precision)
     if flops is None or not peak:
         return None

@@ -169,7 +169,7 @@ def _holds_options(value: object) -> bool:
 
 
 def flat(tree: Mapping[str, Any], joint: str = ".", prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """`attention.n_kv_heads` for what the config nests."""
+    """Yield each value of nested mappings by its full key, as in `attention.n_kv_heads`."""
     for key, value in tree.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping):

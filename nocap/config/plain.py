@@ -20,15 +20,15 @@ from omegaconf import DictConfig, OmegaConf, flag_override
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from nocap import outside
-from nocap.config.bounded import parse_yaml, read_text
-from nocap.config.guesses import guessed
 from nocap.config.keys import require
 from nocap.config.option import Option
+from nocap.config.other_trainers import hint_for
 from nocap.config.run import Run
 from nocap.config.trainer import Trainer
+from nocap.config.untrusted_files import parse_yaml, read_text
 
 
-def made(schema: Any, plain: Mapping[str, Any], place: str = "") -> Any:
+def dataclass_from(schema: Any, plain: Mapping[str, Any], place: str = "") -> Any:
     """Return a dataclass, checked, of plain values. `place`: of the keys, where a message names
     them.
 
@@ -36,7 +36,7 @@ def made(schema: Any, plain: Mapping[str, Any], place: str = "") -> Any:
         ValueError: a wrong or missing key, type or value.
     """
     check_types(schema, plain, place)
-    with explained(place):
+    with one_line_errors(place):
         return OmegaConf.to_object(OmegaConf.unsafe_merge(_structured(schema), plain))
 
 
@@ -108,7 +108,7 @@ def check_type(types: tuple[Any, ...], value: Any, name: str) -> None:
 # --- a run ----------------------------------------------------------------------------------------
 
 
-def typed(plain: Any) -> DictConfig:
+def run_tree(plain: Any) -> DictConfig:
     """Return the tree of a `Run` with each part in the class that its `kind` names, which adds what
     it has by default. Interpolations stay.
 
@@ -170,8 +170,8 @@ def from_plain(plain: Any, rule: str) -> Run:
     """
     try:
         refuse_interpolations(plain)
-        with explained():
-            return cast(Run, OmegaConf.to_object(typed(plain)))
+        with one_line_errors():
+            return cast(Run, OmegaConf.to_object(run_tree(plain)))
     except ValueError as error:
         raise ValueError(f"{rule}: {error}") from error
 
@@ -196,7 +196,8 @@ def to_plain(run: Run) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Also where an option's key holds a list or a mapping of names."""
+    """Return a value as JSON has it, also where an option's key holds a list or a mapping of
+    names."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -207,6 +208,7 @@ def _plain(value: Any) -> Any:
 
 
 def dump(plain: Mapping[str, Any]) -> str:
+    """Return a run's plain form as the text of its `config.yaml`."""
     return yaml.safe_dump(dict(plain), sort_keys=False, allow_unicode=True)
 
 
@@ -214,7 +216,7 @@ def dump(plain: Mapping[str, Any]) -> str:
 
 
 @contextmanager
-def explained(place: str = "") -> Iterator[None]:
+def one_line_errors(place: str = "") -> Iterator[None]:
     """Turn what OmegaConf and yaml say of bad input into a ValueError of one line, which begins
     with `place`. An option that exits would end the command as if nothing were wrong with its
     input."""
@@ -286,8 +288,8 @@ def _no_key(name: str, owner: Any) -> str:
     hint = suggest(last_word, own_keys)
     if same_word:
         hint = f" (did you mean {' or '.join(same_word)}?)"
-    elif owners and guessed(last_word):
-        hint = guessed(last_word)
+    elif owners and hint_for(last_word):
+        hint = hint_for(last_word)
     return f"{name} is no key of {title}{hint}"
 
 

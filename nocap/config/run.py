@@ -236,7 +236,7 @@ def added_keys() -> dict[str, object]:
 
 
 def keys_that_count(what: str) -> list[str]:
-    """`group.key` of every key that is declared to count for `what`, of all options and the
+    """List `group.key` of every key that is declared to count for `what`, of all options and the
     trainer."""
     full_keys = dict[str, None]()
     for f in fields(Run):

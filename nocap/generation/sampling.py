@@ -24,10 +24,11 @@ from nocap.config.paths import cache_root
 from nocap.config.run import Run
 from nocap.config.trainer import Device
 from nocap.generation.engines import Engine
-from nocap.launch.record_head import use_copies
 from nocap.model.language_model import LanguageModel
+from nocap.outside import use_copies
 from nocap.store.runs import find_one
-from nocap.training.trained import exported, trained
+from nocap.training.export_file import read_export
+from nocap.training.trained import trained
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,7 +63,7 @@ def load(run_dir: Path, *, device: torch.device, log: Callable[[str], None]) -> 
     if run_dir.is_dir():
         run, model, step = trained(run_dir, log=log)
     else:
-        run, model, step = exported(run_dir, log=log)
+        run, model, step = read_export(run_dir, log=log)
     encoding = run.tokenizer.load(cache_dir=cache_root(run.cache_dir))
     return Trained(name=run_dir.name, run=run, model=model.to(device), encoding=encoding, step=step)
 

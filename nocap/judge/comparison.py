@@ -15,9 +15,9 @@ from nocap.judge.factors import Factors
 from nocap.judge.findings import Findings, JudgedArm, by_effect, findings
 from nocap.judge.question import BASELINE, PREVIOUS, Question
 from nocap.judge.time_to_target import Reach
+from nocap.store.grid_timing import Timing
 from nocap.store.record import Record
 from nocap.store.runs import Found
-from nocap.store.timing import Timing
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -38,10 +38,10 @@ from nocap.judge.findings import Finding, Findings
 from nocap.judge.interval import LEAST_PAIRS, Estimate, confidence
 from nocap.judge.pace import TOKEN_US
 from nocap.judge.time_to_target import Reach
-from nocap.store.metrics import Measurement
+from nocap.store.grid_timing import Timing
+from nocap.store.measurement import Measurement
 from nocap.store.record import Record, measurements
 from nocap.store.record_files import SCHEMA_VERSION
-from nocap.store.timing import Timing
 
 
 def result_of(comparison: Comparison) -> Result:

@@ -15,6 +15,7 @@ from itertools import combinations
 from nocap.judge.arm_labels import short_keys
 from nocap.judge.arms import ABSENT, Arm, chosen, command_keys, setting, swept_keys
 
+JOINT = "+"  # between keys that vary together
 Point = tuple[str, ...]  # of an arm: its level of each key
 
 
@@ -59,7 +60,7 @@ def crossing(arms: Sequence[Arm], base: Arm) -> Crossing | None:
     by_point = dict(zip(points, arms, strict=True))
     base_point = points[[arm.id for arm in arms].index(base.id)]
     return Crossing(
-        keys=["+".join(group) for group in groups],
+        keys=[JOINT.join(group) for group in groups],
         base=base_point,
         arms=by_point,
         overrides=[_overrides(group, columns, arms) for group in groups],

@@ -19,7 +19,7 @@ from nocap.judge.crossing import crossing
 from nocap.judge.differences import DifferenceTable, Pair
 from nocap.judge.interval import LEAST_PAIRS
 from nocap.judge.pace import Paces
-from nocap.store.timing import Timing
+from nocap.store.grid_timing import Timing
 
 
 def of_rows(rows: Sequence[ComparedArm], *, allow: Collection[str]) -> Iterator[str]:

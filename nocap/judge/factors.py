@@ -31,6 +31,7 @@ class Level:
 
     name: str
     difference: Difference
+    pairs: Sequence[tuple[Arm, Arm]]  # an arm with the level, and that with the baseline's level
     speed: Estimate | None = None  # the ratio of its time a token; None: not known of each arm
     equal_loss: TimeAtEqualLoss | None = None  # None: the baseline has no other lengths
 
@@ -162,7 +163,8 @@ def _factor(
         gap = difference(estimate, metric=losses.metric, floor=losses.floor)
         gap = _confounded_depends_or_same(gap, losses, axis, level, shown, allow)
         speed = speeds[level].exp() if level in speeds else None
-        levels.append(Level(name=level, difference=gap, speed=speed))
+        pairs = [(crossed.arms[a], crossed.arms[b]) for a, b in crossed.pairs(axis, level)]
+        levels.append(Level(name=level, difference=gap, pairs=pairs, speed=speed))
     over = dict[str, int]()
     for other, key in enumerate(crossed.keys):
         if other != axis:

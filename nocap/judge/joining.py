@@ -24,10 +24,10 @@ from nocap.judge.confounders import (
 from nocap.judge.grouping import group
 from nocap.judge.interval import ROUNDING
 from nocap.judge.question import PREVIOUS, Question
-from nocap.store.metrics import moment
+from nocap.store.grid_timing import Timing
+from nocap.store.measurement import moment
 from nocap.store.record import Record
 from nocap.store.runs import Found
-from nocap.store.timing import Timing
 
 PRECISION = "trainer.precision"
 HASH = 12  # characters of a hash in a message

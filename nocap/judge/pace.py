@@ -15,7 +15,7 @@ from nocap.judge.arms import Arm
 from nocap.judge.confounders import machines_differ
 from nocap.judge.differences import DifferenceTable, Pair, common_seeds, estimates
 from nocap.judge.interval import Estimate, of_arms
-from nocap.store.timing import Timing
+from nocap.store.grid_timing import Timing
 
 TOKEN_US = "token_us"
 NO_TIMES = "a record has no time a token"

@@ -33,7 +33,8 @@ from nocap.judge.interval import (
 from nocap.judge.pace import subtract
 from nocap.judge.time_to_target import TargetCrossing, too_coarse, widening
 from nocap.judge.verdict import ClaimWord, Reason, word_of_positions
-from nocap.store.metrics import METRICS, Better, Kind, Measurement, Metric
+from nocap.store.measurement import Measurement
+from nocap.store.metrics import METRICS, Better, Kind, Metric
 
 NOT_REACHED = "a run never came to the target, or began at it"
 OPEN = (
@@ -154,6 +155,7 @@ def judge(rows: RaceRows, question: RaceQuestion) -> RaceResult:
     n_judged = analyses()[look - 1] if look else repeats
     ignores_seed = rows.ignores_seed(question)
     full = _Repeats(rows=rows, question=question, n=n_judged)
+    # equal repeats are one value: means and gains are then shown of the first alone
     independent = _Repeats(rows=rows, question=question, n=1) if ignores_seed else full
     arms = list[RacedArm]()
     for name in question.arms[1:]:
@@ -167,6 +169,7 @@ def judge(rows: RaceRows, question: RaceQuestion) -> RaceResult:
 
 
 def _judge_arm(name: str, full: _Repeats, independent: _Repeats) -> RacedArm:
+    """Judge an arm. `full`: the repeats of the analysis; `independent`: those that count."""
     question = full.question
     metric = question.metrics[0]
     gain = full.gain(name, metric)

@@ -33,7 +33,7 @@ from nocap.judge.arms import Arm
 from nocap.judge.cautious_interval import CLOCK_BIAS, between
 from nocap.judge.confounders import machines_differ
 from nocap.judge.interval import Estimate
-from nocap.store.metrics import Ending
+from nocap.store.measurement import Ending
 from nocap.store.record import Record
 from nocap.store.record_files import RunStatus
 

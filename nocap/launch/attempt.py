@@ -18,7 +18,7 @@ from nocap.launch.fork_server import ForkServer
 from nocap.launch.leftovers import leftovers, surplus_checkpoints
 from nocap.launch.plan import Plan
 from nocap.launch.record_head import write_record_head
-from nocap.launch.run_folder import sound
+from nocap.launch.run_folder import outcome, sound
 from nocap.launch.run_result import RunResult
 from nocap.launch.run_table import table
 from nocap.launch.signals import stop_handler
@@ -26,7 +26,7 @@ from nocap.launch.workers import Workers, WorkersEnd
 from nocap.store import lease
 from nocap.store.checkpoints import delete
 from nocap.store.file_writing import append_text
-from nocap.store.record_files import ENDED, SUMMARY, RunStatus, read_json
+from nocap.store.record_files import ENDED, SUMMARY, TRAIN_LOG, RunStatus, read_json
 from nocap.training.summary import cut_short
 
 WAIT_S = 0.03  # between looks at whether a worker has ended
@@ -48,6 +48,14 @@ def clean(plan: Plan) -> None:
     if leftovers(plan) or surplus_checkpoints(plan) or lease.abandoned(plan.run_dir):
         with suppress(lease.HeldError, OSError), hold(plan):
             delete([*leftovers(plan), *surplus_checkpoints(plan)])
+
+
+def earlier_end(plan: Plan) -> RunResult | None:
+    """Return how some process has brought this run to its end."""
+    result = outcome(plan)
+    if result is not None and result.status is not RunStatus.damaged:
+        clean(plan)
+    return result
 
 
 def run_and_report(plan: Plan, *, started: float, wait_s: float = 0.0) -> int:
@@ -74,7 +82,7 @@ def run_and_report(plan: Plan, *, started: float, wait_s: float = 0.0) -> int:
 
 def _report_to_tracker(plan: Plan) -> None:
     """Send the record of an ended run to who waits for it. What fails is a line."""
-    from nocap.launch.mirror import send_run
+    from nocap.launch.upload import send_run
 
     try:
         session = send_run(plan.run_dir, plan.run.tracker)
@@ -89,10 +97,10 @@ def bring_to_end(
     started: float,
     log: Callable[[str], None],
     wait_s: float = 0.0,
-    quiet: bool = False,
+    to_log: bool = False,
 ) -> RunResult:
     """Train the run, unless it has come to its end already. `started` is a `time.monotonic()`. With
-    `quiet`, output goes to `train.log`.
+    `to_log`, output goes to `train.log`.
 
     A request to stop is passed on to the worker. Main thread only. The status is `refused` where
     the worker found bad input.
@@ -109,7 +117,7 @@ def bring_to_end(
         if summary is not None:  # its holder has brought it to its end
             return RunResult.of(summary)
         log(headline(plan))
-        attempt = Attempt(plan, run_lease, quiet=quiet)
+        attempt = Attempt(plan, run_lease, to_log=to_log)
         signals = list[int]()
 
         def stop(number: int) -> None:
@@ -140,21 +148,21 @@ class Attempt:
         plan: Plan,
         run_lease: lease.Lease,
         *,
-        quiet: bool = False,
+        to_log: bool = False,
         units: Sequence[str] = (),
         server: ForkServer | None = None,
     ) -> None:
-        """Prepare an attempt, whose output goes to `train.log` only where it is `quiet`. `units`:
+        """Prepare an attempt, whose output goes to `train.log` only with `to_log`. `units`:
         GPUs as CUDA_VISIBLE_DEVICES names them, or numbers of CPU cores, that it has to itself;
-        none: all of the machine. `server`: forks the workers of a quiet run; without one each is a
+        none: all of the machine. `server`: forks the workers of such a run; without one each is a
         fresh process."""
         self.plan = plan
         self.units = units
         self.over = False
         self.refused = False
         self._lease = run_lease
-        self._quiet = quiet
-        self._server = server if quiet else None
+        self._to_log = to_log
+        self._server = server if to_log else None
         self._stopping = False
         self._restarts = 0
         self._workers: Workers | None = None  # not yet started
@@ -168,7 +176,7 @@ class Attempt:
             self.plan,
             stage,
             started=started,
-            quiet=self._quiet,
+            to_log=self._to_log,
             units=self.units,
             server=self._server,
         )
@@ -263,9 +271,9 @@ class Attempt:
         )
 
     def _log(self, text: str) -> None:
-        """Print a line on stderr, or in the log of a quiet run."""
-        log = self.plan.run_dir / "train.log"
-        if self._quiet:
+        """Print a line on stderr, or in the log of a run whose output goes there."""
+        log = self.plan.run_dir / TRAIN_LOG
+        if self._to_log:
             with suppress(OSError):  # a full disk: the summary has it, or will not be there
                 append_text(log, f"{text}\n")
             return

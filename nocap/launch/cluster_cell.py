@@ -24,7 +24,7 @@ from typing import Any
 from nocap.config.compose import composed
 from nocap.config.errors import EXIT_CODES
 from nocap.config.keys import require
-from nocap.config.outward import guarded
+from nocap.config.outgoing_text import guarded
 from nocap.launch import attempt
 from nocap.launch.plan import Plan, plan
 from nocap.launch.seed_request import SeedRequest
@@ -92,7 +92,7 @@ def planned_cell(folder: Path, identity: str) -> Plan:
     own = composed(cell["overrides"])
     swept = tuple(grid.get("swept") or ())
     planned = plan(own.run, choices=own.choices)
-    own_machine = _in_words(planned.parts["environment"])
+    own_machine = _in_words(planned.identity_parts["environment"])
     target = _in_words(cell["environment"])
     rule = f"be the machine where the job runs ({own_machine})"
     require(own_machine == target, "hydra.launcher.target", rule, target)

@@ -17,21 +17,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nocap.config.bounded import parse_json, read_bytes
 from nocap.config.keys import flat, require
 from nocap.config.paths import expanded
 from nocap.config.plain import load
 from nocap.config.run import Run
-from nocap.store.checkpoints import FOLDER, MANIFEST, name_of, newest_first, step_of
+from nocap.config.untrusted_files import parse_json, read_bytes
+from nocap.store.checkpoints import (
+    CHECKSUMS,
+    FOLDER,
+    MODEL,
+    OPTIMIZER,
+    STATE,
+    name_of,
+    newest_first,
+    step_of,
+)
 from nocap.store.identity import config_that_counts, digest
 from nocap.store.record import read_record
-from nocap.store.record_files import SHAPES, RunStatus, check_shape, read_json
+from nocap.store.record_files import CONFIG, MANIFEST, SHAPES, RunStatus, check_shape, read_json
 from nocap.store.runs import LAST, find_one
 
 INIT = "trainer.init_from"
-MODEL = "model.safetensors"
-OPTIMIZER = "optimizer.safetensors"
-STATE = "state.json"
 # Keys in which the base run may differ. So may its schedule: that the learning rates are the same
 # up to the branch is checked step by step.
 FREE = re.compile(
@@ -43,7 +49,7 @@ FREE = re.compile(
 class EarlierRun:
     """An earlier run, as a run uses it."""
 
-    part: dict[str, Any]  # of the identity
+    identity_part: dict[str, Any]
     record: dict[str, Any]  # in the manifest
     seconds: float  # that its training took
 
@@ -127,7 +133,7 @@ def _teacher(key: str, path: str) -> EarlierRun:
         record = read_record(folder)
         saved = newest_first(folder / FOLDER)
         if saved:
-            sums = read_json(saved[0] / MANIFEST) or {}
+            sums = read_json(saved[0] / CHECKSUMS) or {}
     except ValueError as error:
         reason = f"{key} must be the folder of a finished run, got {path} ({error})"
         raise ValueError(reason) from error
@@ -140,7 +146,7 @@ def _teacher(key: str, path: str) -> EarlierRun:
     require(has_weights, key, f"hold the checkpoint of its last step, {steps}", path)
     seconds = record.train_s or 0.0
     return EarlierRun(
-        part={"identity": record.identity, "weights": weights},
+        identity_part={"identity": record.identity, "weights": weights},
         record={"path": str(folder), "identity": record.identity, "train_s": seconds},
         seconds=seconds,
     )
@@ -155,7 +161,7 @@ class Checkpoint:
 
     path: Path
     step: int
-    part: dict[str, Any]  # of the identity
+    identity_part: dict[str, Any]
     seconds: float  # of the training up to it
 
 
@@ -169,7 +175,9 @@ def init_checkpoint(run: Run, parts: Mapping[str, Any]) -> EarlierRun | None:
     if checkpoint is None:
         return None
     record = _same_way(run, parts, checkpoint)
-    return EarlierRun(part=checkpoint.part, record=record, seconds=checkpoint.seconds)
+    return EarlierRun(
+        identity_part=checkpoint.identity_part, record=record, seconds=checkpoint.seconds
+    )
 
 
 def checkpoint_of(run: Run) -> Checkpoint | None:
@@ -182,7 +190,7 @@ def checkpoint_of(run: Run) -> Checkpoint | None:
         return None
     path = expanded(run.trainer.init_from).absolute()
     step = step_of(path)
-    sums = read_json(path / MANIFEST) if step is not None and path.is_dir() else None
+    sums = read_json(path / CHECKSUMS) if step is not None and path.is_dir() else None
     if step is None or sums is None:
         rule = "be the folder of a checkpoint, as …/runs/RUN/checkpoints/step-00000080, or RUN@80"
         raise ValueError(f"{INIT} must {rule}, got {path}")
@@ -196,8 +204,8 @@ def checkpoint_of(run: Run) -> Checkpoint | None:
     rule = f"be of a step before trainer.steps={run.trainer.steps}"
     require(step < run.trainer.steps, INIT, rule, f"step {step}")
     seconds = float(sum(state["clock_s"].values()))
-    part = {"step": step, "tensors": tensors}
-    return Checkpoint(path=path, step=step, part=part, seconds=seconds)
+    identity_part = {"step": step, "tensors": tensors}
+    return Checkpoint(path=path, step=step, identity_part=identity_part, seconds=seconds)
 
 
 def _state(path: Path, sums: Mapping[str, Any]) -> dict[str, Any]:
@@ -221,12 +229,12 @@ def _same_way(run: Run, parts: Mapping[str, Any], checkpoint: Checkpoint) -> dic
         ValueError: it would not, or its run is not there.
     """
     folder = checkpoint.path.parents[1]
-    manifest = read_json(folder / "manifest.json") or {}
+    manifest = read_json(folder / MANIFEST) or {}
     recorded = manifest.get("parts")
     if not isinstance(recorded, dict):
         rule = "be in the folder of its run, with manifest.json and config.yaml"
         raise ValueError(f"{INIT} must {rule}, got {checkpoint.path}")
-    base = load(folder / "config.yaml")
+    base = load(folder / CONFIG)
     _check_parts(parts, {**recorded, "config": config_that_counts(base)}, folder)
     _check_rates(run, base, checkpoint.step, folder)
     identity = str(manifest.get("identity"))

@@ -35,6 +35,7 @@ class Executor:
     """Where cells run; what is written here is a cluster's."""
 
     event: ClassVar[str] = "sent"  # what is said of a cell that it has begun
+    is_here: ClassVar[bool] = False  # cells run on this machine, where a bar names them
     goes_on: ClassVar[str] = GOES_ON  # what is said once nothing more is waited for
     poll_s: ClassVar[float] = 0.5
 

@@ -46,6 +46,7 @@ class ForkRequest:
     cores: Sequence[int]  # that the worker stays on; none: it has all
 
     def packed(self) -> bytes:
+        """Return the message."""
         return json.dumps(asdict(self)).encode()
 
 
@@ -59,6 +60,7 @@ class ForkReply:
     failed: str = ""
 
     def packed(self) -> bytes:
+        """Return the message."""
         return json.dumps(asdict(self)).encode()
 
 

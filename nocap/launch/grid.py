@@ -1,10 +1,8 @@
-"""A grid: what is swept, its cells, all checked before the first starts, in the order in which they
-run, and the file that names them."""
+"""A grid: its cells, all checked before the first starts, in the order in which they run, and the
+file that names them."""
 
 from __future__ import annotations
 
-import itertools
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -12,23 +10,19 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hydra.core.override_parser.types import ChoiceSweep, Glob, IntervalSweep, Override, RangeSweep
-
-from nocap import outside
 from nocap.config.compose import Composed, as_baseline, as_in
 from nocap.config.defaults import BEYOND_GRAPHS
-from nocap.config.keys import is_fault, require
-from nocap.config.lexer import texts_of_typed
+from nocap.config.keys import is_fault
 from nocap.judge.equal_loss import STEPS
 from nocap.launch.plan import Datasets, Plan, plan
 from nocap.launch.seed_request import seed_requests
+from nocap.launch.sweep import key_of
 from nocap.store.checkpoints import delete, unfinished
 from nocap.store.identity import digest
 from nocap.store.record_files import write_json
 from nocap.store.runs import GRID
 
 REPORT = "report.html"
-MOST_CELLS = 10_000
 UNFINISHED_S = 60  # after which a file that is half written has no writer any more
 NAME_LENGTH = 60  # characters of a grid's readable name
 
@@ -53,7 +47,7 @@ class Cell:
             "seed": self.plan.run.seed,
             "asked": request,
             "overrides": self.overrides,
-            "environment": self.plan.parts["environment"],
+            "environment": self.plan.identity_parts["environment"],
         }
 
 
@@ -87,104 +81,7 @@ class Grid:
         write_json(self.folder / GRID, content, stage=stage)
 
 
-# --- overrides ------------------------------------------------------------------------------------
-
-
-def key_of(override: str) -> str:
-    """Return the key or group that an override sets."""
-    return override.lstrip("+~").partition("=")[0].partition("@")[0]
-
-
-def replaced(overrides: Sequence[str], more: Sequence[str]) -> tuple[str, ...]:
-    """Return overrides of which some are replaced."""
-    keys = {key_of(override) for override in more}
-    others = [override for override in overrides if key_of(override) not in keys]
-    return (*others, *more)
-
-
-# --- what is swept --------------------------------------------------------------------------------
-
-
-def values_of(override: Override) -> list[str]:
-    """Return the values that an override sweeps over.
-
-    Errors:
-        ValueError: it has none, or too many.
-    """
-    name = override.get_key_element()
-    swept = override.value()
-    line = override.input_line
-    if isinstance(swept, Glob):
-        is_group = name in outside.groups()
-        require(is_group, name, "be a group if a glob chooses its options", line)
-        return swept.filter(outside.yamls(name))
-    is_interval = isinstance(swept, IntervalSweep)
-    rule = "be swept over values; only a search, as with search=tpe, draws values from an interval"
-    require(not is_interval, name, rule, line)
-    if isinstance(swept, RangeSweep):
-        _check_range(name, swept, str(line))
-    values = list(override.sweep_string_iterator())
-    if not (isinstance(swept, ChoiceSweep) and swept.simple_form):
-        return values
-    # the characters that were typed, for a key of text: Hydra writes 1_000 as 1000
-    typed = texts_of_typed(str(line))
-    for i, value in enumerate(swept.list):
-        if value is None or isinstance(value, int | float):
-            values[i] = next(typed)
-    return values
-
-
-def _check_range(name: str, swept: RangeSweep, line: str) -> None:
-    """Refuse a range that has no end, or too many numbers.
-
-    Errors:
-        ValueError: it is one of these.
-    """
-    start = swept.start or 0
-    stop = swept.stop or 0
-    is_finite = all(map(math.isfinite, (start, stop, swept.step)))
-    require(is_finite and swept.step != 0, name, "be a range of numbers with a step", line)
-    n = sum(1 for _ in itertools.islice(swept.range(), MOST_CELLS + 1))
-    require(n <= MOST_CELLS, name, f"make at most {MOST_CELLS:,} cells", line)
-
-
-def expand(overrides: Sequence[Override], *, zipped: bool) -> list[tuple[str, ...]]:
-    """Return the cells' overrides: every combination of what is swept. `zipped`: the first values
-    together, the second, and so on, each with every seed.
-
-    Errors:
-        ValueError: nothing can be swept so.
-    """
-    in_pairs = list[list[str]]()
-    crossed = list[list[str]]()
-    for override in overrides:
-        if zipped and override.is_sweep_override() and override.key_or_group != "seed":
-            in_pairs.append(_words_of(override))
-        else:
-            crossed.append(_words_of(override))
-    lengths = [len(words) for words in in_pairs]
-    require(len({*lengths}) <= 1, "--zip", "have lists of one length", lengths)
-    rows: list[tuple[str, ...]] = [()]
-    if in_pairs:
-        rows = list(zip(*in_pairs, strict=True))
-    total = len(rows) * math.prod(map(len, crossed))
-    require(total <= MOST_CELLS, "a grid", f"have at most {MOST_CELLS:,} cells", f"{total:,}")
-    cells = list[tuple[str, ...]]()
-    for row in rows:
-        for combination in itertools.product(*crossed):
-            cells.append((*combination, *row))
-    return cells
-
-
-def _words_of(override: Override) -> list[str]:
-    """Return the overrides of one value that an override stands for."""
-    if not override.is_sweep_override():
-        return [str(override.input_line)]
-    name = override.get_key_element()
-    return [f"{name}={value}" for value in values_of(override)]
-
-
-# --- checked --------------------------------------------------------------------------------------
+# --- planned -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -265,7 +162,7 @@ def _varied(overrides: Sequence[str], keys: Sequence[str]) -> str:
     return " ".join(words) or "the only cell"
 
 
-def check(
+def plan_grid(
     cells: Sequence[Sequence[str]],
     *,
     swept: Sequence[str],

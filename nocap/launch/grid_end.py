@@ -15,10 +15,10 @@ from nocap.judge.compare import compare
 from nocap.launch.executor import GOES_ON
 from nocap.launch.grid import REPORT, Cell, Grid
 from nocap.launch.grid_page import drop_page, write_page
-from nocap.launch.mirror import comparison_facts, send_left
 from nocap.launch.run_result import RunResult
+from nocap.launch.upload import comparison_facts, send_left
 from nocap.report.comparison_tables import render
-from nocap.store.record_files import RunStatus
+from nocap.store.record_files import TRAIN_LOG, RunStatus
 from nocap.store.runs import load_runs
 from nocap.store.tracking import gathered, left, track_comparison
 
@@ -35,6 +35,7 @@ class EndedCell:
 
     @property
     def status(self) -> RunStatus:
+        """Return the status of its run."""
         return self.result.status
 
 
@@ -96,7 +97,7 @@ def _print_counts(grid: Grid, cells: Sequence[EndedCell], counts: Mapping[RunSta
 def _print_reason(ended: EndedCell) -> None:
     """Print on stderr, in a line, why a cell is not finished."""
     reason = ended.result.reason or MEANINGS.get(ended.status, ended.status)
-    log = ended.cell.plan.run_dir / "train.log"
+    log = ended.cell.plan.run_dir / TRAIN_LOG
     if log.exists():
         reason = f"{reason}; see {log}"
     what = "not finished"

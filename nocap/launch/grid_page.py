@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from nocap import __version__
-from nocap.config.outward import redact
+from nocap.config.outgoing_text import redact
 from nocap.config.paths import shown
 from nocap.judge.comparison import Comparison
 from nocap.judge.comparison_json import result_of

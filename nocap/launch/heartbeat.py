@@ -37,15 +37,17 @@ class Heartbeat:
         return Heartbeat(run_dir)
 
     def beat(self, rank: int, step: int) -> None:
+        """Count a heartbeat of this rank, at this step."""
         self._rows[rank, 0] += 1
         self._rows[rank, 1] = step
 
     def count(self) -> float:
-        """Heartbeats of all ranks so far: where one hangs, the others soon wait for it and send
-        none, too."""
+        """Count the heartbeats of all ranks so far: where one hangs, the others soon wait for it
+        and send none, too."""
         return float(self._rows[:, 0].sum())
 
     def where(self, rank: int) -> str:
+        """Say at which step a rank is."""
         step = float(self._rows[rank, 1])
         if step == START_UP:
             return "in its start-up"

@@ -23,15 +23,17 @@ from nocap.config.flags import PLAN, UNTIL_SHOWN, GridFlags
 from nocap.config.keys import require
 from nocap.config.run import Run
 from nocap.config.trainer import Search
-from nocap.launch import lengths, search, until
+from nocap.launch import baseline_lengths, search, seed_looks
+from nocap.launch.chosen_launcher import check_flags, launcher_option, plan_grid_for
 from nocap.launch.executor import Executor
-from nocap.launch.grid import Grid, expand
+from nocap.launch.grid import Grid
 from nocap.launch.grid_end import report
 from nocap.launch.grid_page import drop_page
-from nocap.launch.launchers import check_flags, checked_grid, launcher_option
-from nocap.launch.runner import Devices, Runner, ended_before, one_at_a_time
+from nocap.launch.runner import Runner, earlier_ends
+from nocap.launch.search_space import space_of
+from nocap.launch.sweep import expand
+from nocap.launch.this_machine import Devices, one_at_a_time
 from nocap.options.launcher import Launcher
-from nocap.options.launcher.pool import Pool
 from nocap.store.record_files import RunStatus
 
 
@@ -122,24 +124,24 @@ class Command:
         if self.flags.detach:
             line = f"{UNTIL_SHOWN} does not work with --detach: each look waits for the look before"
             raise ValueError(line)
-        looks = until.looks(self.overrides, most)
-        print(until.plan_of(looks), flush=True)
+        looks = seed_looks.looks(self.overrides, most)
+        print(seed_looks.plan_of(looks), flush=True)
         return looks
 
     def grid(self, overrides: Sequence[Override]) -> Grid:
         """Return the checked grid of a look.
 
         Errors:
-            ValueError: as for `grid.check`.
+            ValueError: as for `grid.plan_grid`.
         """
         cells = expand(overrides, zipped=self.flags.zip)
-        grid = checked_grid(cells, self.swept, self.launcher, skip_refused=self.flags.skip_refused)
+        grid = plan_grid_for(cells, self.swept, self.launcher, skip_refused=self.flags.skip_refused)
         if not self.flags.equal_loss:
             return grid
-        others = lengths.cells_of(grid, composed)
+        others = baseline_lengths.cells_of(grid, composed)
         valid = [cell.overrides for cell in grid.cells]  # it was printed what is left out
-        longer = checked_grid(valid, self.swept, self.launcher, lengths=others)
-        print(lengths.cost(grid, longer), flush=True)
+        longer = plan_grid_for(valid, self.swept, self.launcher, lengths=others)
+        print(baseline_lengths.cost(grid, longer), flush=True)
         return replace(longer, left_out=grid.left_out)
 
     def print_timing(self, grid: Grid) -> None:
@@ -151,6 +153,12 @@ class Command:
         if self.timer is not None:
             print(self.timer.plan(grid), flush=True)
 
+    def devices(self) -> Devices | None:
+        """Return this machine's devices, which the launcher shares out; None: it has others."""
+        if self.launcher is None:
+            return one_at_a_time()
+        return self.launcher.devices()
+
     def check_search(self, options: Search, names: Sequence[str]) -> None:
         """Refuse what no search takes. `names`: of the flags that are given.
 
@@ -159,11 +167,10 @@ class Command:
         """
         if names:
             raise ValueError(f"{names[0]} does not work with search={options.sampler.name}")
-        is_here = self.launcher is None or isinstance(self.launcher, Pool)
         rule = (
             "be basic or pool in a search, which starts a trial on this machine when another ends"
         )
-        require(is_here, "hydra/launcher", rule, "another launcher")
+        require(self.devices() is not None, "hydra/launcher", rule, "another launcher")
         if any(each.key_or_group == "seed" for each in self.overrides):
             raise ValueError("seed does not work in a search: set search.seed")
 
@@ -226,10 +233,10 @@ def _train_looks(command: Command) -> int:
         before = grid.folder
         if code or command.flags.until_shown is None:
             return code
-        still_open = until.open_in(grid.folder)
+        still_open = seed_looks.open_in(grid.folder)
         is_last = overrides is looks[-1]
-        n_seeds = until.seeds_in(overrides)
-        print(until.state_line(still_open, n_seeds, is_last=is_last), flush=True)
+        n_seeds = seed_looks.seeds_in(overrides)
+        print(seed_looks.state_line(still_open, n_seeds, is_last=is_last), flush=True)
         if not still_open:
             break
     return code
@@ -239,7 +246,7 @@ def train_grid(grid: Grid, command: Command, *, before: Path | None = None) -> i
     """Carry out the cells of a grid, report how it ended, and return the exit code. `before`: see
     `Timer.measure`."""
     flags = command.flags
-    results = ended_before(grid.cells)
+    results = earlier_ends(grid.cells)
     todo = [cell.plan.run for cell in grid.cells if cell.plan.identity not in results]
     executor = _begin(grid, command.launcher, todo)
     stopped = False
@@ -307,18 +314,17 @@ def _train_search(options: Search, command: Command) -> int:
     """Carry out a search, report how it ended, and return the exit code."""
     swept = [each for each in command.overrides if each.is_sweep_override()]
     fixed = [str(each.input_line) for each in command.overrides if not each.is_sweep_override()]
-    space = search.space_of(swept)
-    searching = search.Searching(options, space, fixed=fixed, compose=composed)
-    print("\n".join(searching.head), flush=True)
-    _begin_tracking(searching.base.run, searching.grid.name)
-    devices = one_at_a_time()
-    if isinstance(command.launcher, Pool):
-        devices = Devices(jobs=command.launcher.jobs)
+    space = space_of(swept)
+    run = search.plan_search(options, space, fixed=fixed, compose=composed)
+    print(run.head(), flush=True)
+    _begin_tracking(run.base.run, run.grid.name)
+    devices = command.devices()
+    assert devices is not None  # as `check_search` requires
     with closing(devices):
-        results, stopped = searching.run(devices)
+        results, stopped = run.run(devices)
     return report(
-        searching.of_trials(),
+        run.of_trials(),
         results,
         stopped=stopped,
-        conclude=lambda: print(f"\n{searching.table()}"),
+        conclude=lambda: print(f"\n{run.table()}"),
     )

@@ -19,7 +19,8 @@ from nocap.data.prepare import Dataset, prepare
 from nocap.launch.earlier_runs import EarlierRun, checkpoint_of, init_checkpoint, located, teachers
 from nocap.launch.run_folder import damage_notices, half_done_notices
 from nocap.launch.seed_request import SeedRequest
-from nocap.store.identity import digest, identity_parts, uncommitted
+from nocap.store.checkout import uncommitted
+from nocap.store.identity import digest, identity_parts
 from nocap.store.runs import of_identity
 
 
@@ -31,7 +32,7 @@ class Plan:
     dataset: Dataset
     name: str
     arm: str
-    parts: dict[str, Any]
+    identity_parts: dict[str, Any]  # what the identity is made of
     identity: str
     run_dir: Path
     init: EarlierRun | None = None  # what it begins from
@@ -88,10 +89,10 @@ def plan(run: Run, *, choices: Mapping[str, str | None], datasets: Datasets | No
     parts = identity_parts(run, data_fingerprint=dataset.fingerprint)
     finished = teachers(run)
     if finished:
-        parts["teachers"] = {option: teacher.part for option, teacher in finished.items()}
+        parts["teachers"] = {option: teacher.identity_part for option, teacher in finished.items()}
     init = init_checkpoint(run, parts)
     if init is not None:
-        parts["init"] = init.part
+        parts["init"] = init.identity_part
     identity = digest(parts)
     root = _root(run)
     run_dir = root / f"{_name(run, choices)}-s{run.seed}-{identity}"
@@ -110,7 +111,7 @@ def plan(run: Run, *, choices: Mapping[str, str | None], datasets: Datasets | No
         dataset=dataset,
         name=name,
         arm=f"{stem}-{of_arm[:6]}",
-        parts=parts,
+        identity_parts=parts,
         identity=identity,
         run_dir=run_dir,
         init=init,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nocap.config.outward import redact, trusted, visible
+from nocap.config.outgoing_text import redact, trusted, visible
 from nocap.display import time_left
 from nocap.store.file_writing import append_text
 from nocap.store.record_files import Row
@@ -39,7 +39,7 @@ class Reporter:
         self._val = ""
 
     def log(self, text: str, *, drawn: bool = False) -> None:
-        """`drawn`: the bar has it, where there is one."""
+        """Print a line, and append it to the log. `drawn`: a bar, where there is one, has it."""
         if self._log_path is None:
             return
         with suppress(OSError):  # on a full disk, the next row stops the run, not this line
@@ -50,6 +50,7 @@ class Reporter:
             self._bar.write(visible(redact(text)), file=trusted(sys.stdout))
 
     def start(self, step: int) -> None:
+        """Draw a bar from this step on, on a terminal."""
         if self._log_path is not None and sys.stdout.isatty():
             from tqdm import tqdm
 
@@ -63,6 +64,7 @@ class Reporter:
             )
 
     def row(self, row: Row) -> None:
+        """Show a row: with the bar, or in a line now and then."""
         now = time.monotonic()
         step = row["step"]
         parts = [f"step {step:>6}/{self._steps}"]
@@ -92,6 +94,7 @@ class Reporter:
             self.log("  ".join(parts), drawn=True)
 
     def close(self) -> None:
+        """Take the bar away."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None

@@ -15,7 +15,7 @@ from nocap import __version__, outside
 from nocap.config import hardware
 from nocap.config.defaults import reasons
 from nocap.config.keys import flat
-from nocap.config.outward import redact
+from nocap.config.outgoing_text import redact
 from nocap.config.paths import cache_root
 from nocap.config.plain import dump, to_plain
 from nocap.config.run import Run
@@ -27,21 +27,13 @@ from nocap.launch.leftovers import leftovers
 from nocap.launch.plan import Plan
 from nocap.launch.seed_request import SeedRequest
 from nocap.store import lease
+from nocap.store.checkout import git_state, uncommitted
 from nocap.store.checkpoints import delete
 from nocap.store.file_writing import write_file, write_text
-from nocap.store.identity import git_state, uncommitted
-from nocap.store.metrics import now
-from nocap.store.record_files import MANIFEST, SUMMARY, Metrics, read_json, write_json
+from nocap.store.measurement import now
+from nocap.store.record_files import CONFIG, MANIFEST, ROWS, SUMMARY, Metrics, read_json, write_json
 
-COPIES = "options"  # a record's copies of the options from outside, as a folder for --config-dir
 PACKAGES = ("numpy", "hydra-core", "omegaconf", "tiktoken", "safetensors", "wandb")
-
-
-def use_copies(run_dir: Path) -> None:
-    """Run the options from outside of which a run's record holds copies, if it does. It is
-    somebody's code: a person has to allow it."""
-    if (run_dir / COPIES).is_dir():
-        outside.use([run_dir / COPIES])
 
 
 def write_record_head(plan: Plan, stage: Path | None = None) -> None:
@@ -58,7 +50,7 @@ def write_record_head(plan: Plan, stage: Path | None = None) -> None:
     (run_dir / SUMMARY).unlink(missing_ok=True)  # its digests are of the head before
     delete(leftovers(plan))
     config = dump(redact(to_plain(plan.run)))
-    write_file(run_dir / "config.yaml", config.encode(), stage=stage)
+    write_file(run_dir / CONFIG, config.encode(), stage=stage)
     write_json(run_dir / MANIFEST, content, stage=stage)
     if plan.run.store.diff:
         _write_diff(run_dir, stage)
@@ -76,7 +68,7 @@ def _write_diff(run_dir: Path, stage: Path | None) -> None:
 def _copy_option(file: outside.File, run_dir: Path) -> None:
     """Copy an option from outside into the record, for a reader. It is imported from there only
     with --allow-code."""
-    folder = run_dir / COPIES / outside.place(file.group)
+    folder = run_dir / outside.COPIES / outside.place(file.group)
     for path in (file.path, file.path.with_suffix(".yaml")):
         if path.is_file():
             write_text(folder / path.name, path.read_text(errors="surrogateescape"))
@@ -105,7 +97,7 @@ def manifest(plan: Plan, attempts: Sequence[Mapping[str, Any]]) -> dict[str, Any
         "name": plan.name,
         "arm": plan.arm,
         "options": plan.options,
-        "parts": plan.parts,
+        "parts": plan.identity_parts,
         "defaults": reasons(run),
         "init": init,
         "teachers": teachers,
@@ -148,7 +140,7 @@ def _spent_s(plan: Plan, attempts: Sequence[Mapping[str, Any]]) -> float:
     else:
         recorded_s = sum(earlier.seconds for earlier in _began_with(plan))
     logged_s = 0.0
-    rows = Metrics(plan.run_dir / "metrics.jsonl").rows()
+    rows = Metrics(plan.run_dir / ROWS).rows()
     if rows:
         logged_s = rows[-1].get("clock/wall_s") or 0.0
     summed_s = 0.0

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from nocap.config.keys import flat
-from nocap.config.outward import redact
+from nocap.config.outgoing_text import redact
 from nocap.judge.arm_labels import short_keys
 from nocap.judge.arms import arm_key, spell
 from nocap.options.tracker import RunFacts
-from nocap.store.metrics import moment
+from nocap.store.measurement import moment
 
 
 def run_facts(

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nocap.config.bounded import parse_yaml, read_text
 from nocap.config.keys import require
-from nocap.config.outward import redact
+from nocap.config.outgoing_text import redact
 from nocap.config.plain import to_plain
 from nocap.config.run import Run
+from nocap.config.untrusted_files import parse_yaml, read_text
 from nocap.launch.run_result import RunResult
-from nocap.store.checkpoints import any_sound, saved_steps
+from nocap.store.checkpoints import any_valid, saved_steps
 from nocap.store.identity import differing
-from nocap.store.record_files import RunStatus, read_ended, read_json
+from nocap.store.record_files import CONFIG, MANIFEST, RunStatus, read_ended, read_json
 
 if TYPE_CHECKING:
     from nocap.launch.plan import Plan
@@ -61,14 +61,14 @@ def _read(folder: Path, identity: str) -> End:
         ValueError: it is not believed, and there is no checkpoint that could make it again; or the
             folder is another run's.
     """
-    manifest = read_json(folder / "manifest.json") or {}
+    manifest = read_json(folder / MANIFEST) or {}
     recorded = manifest.get("identity", identity)
     rule = f"be of the run in the folder's name, {identity}"
     require(recorded == identity, f"{folder}/manifest.json", rule, recorded)
     try:
         return End(summary=read_ended(folder, identity=identity))
     except ValueError as error:
-        if not any_sound(folder):
+        if not any_valid(folder):
             raise ValueError(
                 f"{error}; there is no valid checkpoint to repair it; move that folder to train "
                 "the run again"
@@ -109,7 +109,7 @@ def half_done_notices(run: Run, parts: Mapping[str, Any], root: Path, name: str)
         if half is None or half.paths != redact(paths):
             continue
         steps = half.steps
-        others = half.parts
+        others = half.identity_parts
         differences = differing(others, parts)
         if "config" in differences:
             continue
@@ -145,7 +145,7 @@ class HalfRun:
     """A run that has a checkpoint, and has not ended."""
 
     steps: Sequence[int]  # of its checkpoints, the newest first
-    parts: Mapping[str, Any]  # of its identity
+    identity_parts: Mapping[str, Any]
     paths: Mapping[str, Any]  # of its data, by their keys
     commit: str  # of its code, 12 digits; empty: it is not known
 
@@ -156,8 +156,8 @@ def _half_run(folder: Path, path_keys: Sequence[str]) -> HalfRun | None:
     if not steps:
         return None
     try:
-        manifest = read_json(folder / "manifest.json") or {}
-        config = parse_yaml(read_text(folder / "config.yaml"))
+        manifest = read_json(folder / MANIFEST) or {}
+        config = parse_yaml(read_text(folder / CONFIG))
         parts = manifest["parts"]
         has_ended = read_ended(folder) is not None
         paths = {key: config["data"][key] for key in path_keys}
@@ -167,4 +167,4 @@ def _half_run(folder: Path, path_keys: Sequence[str]) -> HalfRun | None:
         return None
     git = manifest.get("git") or {}
     commit = (git.get("commit") or "")[:12]
-    return HalfRun(steps=steps, parts=parts, paths=paths, commit=commit)
+    return HalfRun(steps=steps, identity_parts=parts, paths=paths, commit=commit)

@@ -1,5 +1,5 @@
-"""Train a grid's cells, each by one process at a time. An executor takes a cell, its work is polled
-and stopped; here is this machine's."""
+"""Train a grid's cells: hand them to an executor, follow them and stop them, and print how far they
+are."""
 
 from __future__ import annotations
 
@@ -8,26 +8,18 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from contextlib import suppress
+from dataclasses import replace
 
-from nocap.config import hardware
-from nocap.config.outward import trusted
-from nocap.config.run import Run
-from nocap.config.trainer import Device
+from nocap.config.outgoing_text import trusted
 from nocap.display import shorten, time_left
-from nocap.launch.attempt import Attempt, clean, hold
+from nocap.launch.attempt import earlier_end
 from nocap.launch.executor import Executor, Work
-from nocap.launch.first_screen import overruled
-from nocap.launch.fork_server import AVAILABLE, ForkServer
 from nocap.launch.grid import Cell, Grid
-from nocap.launch.run_folder import outcome
 from nocap.launch.run_result import RunResult
 from nocap.launch.signals import stop_handler
-from nocap.store.file_writing import append_text
 from nocap.store.lease import HeldError
-from nocap.store.record_files import ENDED, SUMMARY, RunStatus, read_json, read_rows
+from nocap.store.record_files import ENDED, ROWS, SUMMARY, RunStatus, read_json, read_rows
 
 # for each cell that another process is training, between looks at them: a thousand are no load on a
 # file server
@@ -38,21 +30,13 @@ TAIL_BYTES = 4096  # holds the last row of a run's metrics
 EVENTS = {RunStatus.finished: "done", RunStatus.preempted: "saved"}
 
 
-def ended(cell: Cell) -> RunResult | None:
-    """Return how some process has brought this run to its end."""
-    result = outcome(cell.plan)
-    if result is not None and result.status is not RunStatus.damaged:
-        clean(cell.plan)
-    return result
-
-
-def ended_before(cells: Iterable[Cell]) -> dict[str, RunResult]:
+def earlier_ends(cells: Iterable[Cell]) -> dict[str, RunResult]:
     """Return identity → how that cell ended, of those that some process has brought to their
     end."""
     results = dict[str, RunResult]()
     for cell in cells:
         with suppress(OSError):  # the runner meets it again, and says so
-            result = ended(cell)
+            result = earlier_end(cell.plan)
             if result is not None:
                 results[cell.plan.identity] = result
     return results
@@ -61,7 +45,7 @@ def ended_before(cells: Iterable[Cell]) -> dict[str, RunResult]:
 def _result_elsewhere(cell: Cell, *, reason: str) -> RunResult:
     """Return how a cell ended that another machine trained, from its record; `reason`: why it has
     none."""
-    result = ended(cell)
+    result = earlier_end(cell.plan)
     if result is not None:
         return replace(result, trained=True)
     try:
@@ -78,115 +62,6 @@ def _result_elsewhere(cell: Cell, *, reason: str) -> RunResult:
 
 def _failed(error: Exception) -> RunResult:
     return RunResult(status=RunStatus.failed, reason=str(error), trained=True)
-
-
-# --- this machine ---------------------------------------------------------------------------------
-
-
-def _units() -> dict[Device, list[str]]:
-    """List this machine's CPU cores by their numbers, and its GPUs as CUDA_VISIBLE_DEVICES names
-    them."""
-    cores = list(range(os.cpu_count() or 1))
-    if hasattr(os, "sched_getaffinity"):
-        cores = sorted(os.sched_getaffinity(0))
-    n_gpus = len(hardware.cuda_devices())
-    gpus = [str(gpu) for gpu in range(n_gpus)]
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    if visible.split(",")[0]:
-        gpus = visible.split(",")[:n_gpus]
-    return {Device.cpu: [str(core) for core in cores], Device.cuda: gpus}
-
-
-@dataclass(kw_only=True)
-class Devices(Executor):
-    """A worker for each cell, on `trainer.devices` GPUs or `trainer.threads` × `trainer.devices`
-    CPU cores; at most `jobs` cells."""
-
-    jobs: int | None = None
-    # none: the whole machine for each
-    units: dict[Device, list[str]] = field(default_factory=_units)
-    attempts: list[Attempt] = field(default_factory=list)  # that were begun
-    server: ForkServer | None = field(default_factory=lambda: ForkServer() if AVAILABLE else None)
-    event: ClassVar[str] = "start"
-    poll_s: ClassVar[float] = 0.03  # nothing beside a cell's seconds
-
-    def _need(self, run: Run) -> int:
-        """Count the units that a run takes: where it has more threads than there are cores, all
-        cores."""
-        trainer = run.trainer
-        wanted = trainer.devices
-        if trainer.device is not Device.cuda:
-            wanted = trainer.devices * trainer.threads
-        return min(wanted, len(self.units[trainer.device]))
-
-    def free(self, run: Run) -> list[str] | None:
-        """Return what of this machine this run can have to itself. None: there is no room."""
-        self.attempts = [attempt for attempt in self.attempts if not attempt.over]
-        busy = set[str]()
-        for attempt in self.attempts:
-            if attempt.plan.run.trainer.device is run.trainer.device:
-                busy.update(attempt.units)
-        free = [unit for unit in self.units[run.trainer.device] if unit not in busy]
-        need = self._need(run)
-        if len(self.attempts) == self.jobs or len(free) < need:
-            return None
-        return free[:need]
-
-    def at_once(self, run: Run) -> int:
-        """Return how many runs like this one there is room for."""
-        limits = list[int]()
-        need = self._need(run)
-        if need:
-            limits.append(len(self.units[run.trainer.device]) // need)
-        if self.jobs:
-            limits.append(self.jobs)
-        return min(limits)
-
-    def describe(self, runs: Sequence[Run]) -> str | None:
-        run = min(runs, key=self.at_once)
-        trainer = run.trainer
-        n_units = len(self.units[trainer.device])
-        if not n_units:
-            return None
-        n_at_once = self.at_once(run)
-        unit = "GPU" if trainer.device is Device.cuda else "core"
-        text = f"pool: {n_at_once} at once, {self._need(run)} of {n_units} {unit}s each"
-        is_crowded = n_at_once == 1 and self.jobs != 1
-        if trainer.device is Device.cpu and trainer.threads > 1 and is_crowded:
-            room = n_units // trainer.devices or 1
-            remedy = f"trainer.threads=1 makes room for {room}"
-            text = f"{text} (trainer.threads={trainer.threads}; {remedy})"
-        return "; ".join([text, *overruled(run)])
-
-    def submit(self, cell: Cell) -> Work | RunResult | None:
-        units = self.free(cell.plan.run)
-        if units is None:
-            return None
-        with ExitStack() as undo:
-            lease = undo.enter_context(hold(cell.plan))
-            result = ended(cell)
-            if result is not None:
-                return result
-            if self.server is None:
-                note = "a process that imports torch itself: workers are forked on Linux only\n"
-                append_text(cell.plan.run_dir / "train.log", note)
-            attempt = Attempt(cell.plan, lease, quiet=True, units=units, server=self.server)
-            attempt.start_workers(time.monotonic())
-            self.attempts.append(attempt)
-            undo.pop_all()
-            return attempt
-
-    def close(self) -> None:
-        if self.server is not None:
-            self.server.close()
-
-
-def one_at_a_time() -> Devices:
-    """Return this machine for one cell at a time, which has all of it."""
-    return Devices(jobs=1, units={device: [] for device in Device})
-
-
-# --- a grid ---------------------------------------------------------------------------------------
 
 
 class Runner:
@@ -207,7 +82,7 @@ class Runner:
         """Prepare to run. `watch` gets each cell with how it ended. `more`: returns cells beyond
         the grid's when those known have ended; with them there may be `total`. `fail_fast`: the
         first that fails stops the others. `detach`: leave the cluster once it has them. `results`:
-        of cells that have ended already, see `ended_before`."""
+        of cells that have ended already, see `earlier_ends`."""
         # a fiftieth of a second, which a grid that has ended need not pay
         from tqdm import tqdm
 
@@ -284,7 +159,7 @@ class Runner:
     def _start(self, cell: Cell) -> bool:
         """Begin a cell, unless it has ended already, and say whether there was room."""
         try:
-            work = ended(cell) or self._executor.submit(cell)
+            work = earlier_end(cell.plan) or self._executor.submit(cell)
         except HeldError as error:
             self._put_off(cell, error.reason)
             return True
@@ -298,8 +173,8 @@ class Runner:
             return True
         self._running.append((cell, work))
         self._first_steps += last_step(cell)
-        # the bar names what has begun here
-        if self._bar.disable or self._executor.event != Devices.event:
+        # the bar names what runs here
+        if self._bar.disable or not self._executor.is_here:
             self._log(cell, self._executor.event)
         return True
 
@@ -390,7 +265,7 @@ def _figures(result: RunResult) -> str:
 def last_step(cell: Cell) -> int:
     """Return the step of the last whole row; 0: there is none."""
     try:
-        with (cell.plan.run_dir / "metrics.jsonl").open("rb") as file:
+        with (cell.plan.run_dir / ROWS).open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - TAIL_BYTES))
             rows = read_rows(file.read().partition(b"\n")[2])

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nocap.store.metrics import now
+from nocap.store.measurement import now
 
 if TYPE_CHECKING:
     from nocap.launch.plan import Plan

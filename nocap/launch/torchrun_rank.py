@@ -78,7 +78,7 @@ def _check_code(plan: Plan, world: World) -> None:
     Errors:
         ValueError: they are not.
     """
-    code = [outside.state(), plan.parts["source"]]
+    code = [outside.state(), plan.identity_parts["source"]]
     rule = "hold the same files on every rank"
     require(world.from_main(code) == code, "--config-dir", rule, outside.state())
 

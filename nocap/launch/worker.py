@@ -15,7 +15,6 @@ if __name__ == "__main__":
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
@@ -24,46 +23,52 @@ from typing import Any, NoReturn
 
 import torch
 
-from nocap import outside
 from nocap.config import entry
 from nocap.config.errors import EXIT_CODES
-from nocap.config.keys import InputError
-from nocap.config.outward import guarded
+from nocap.config.outgoing_text import guarded
 from nocap.config.plain import load, to_plain
 from nocap.config.run import Run
-from nocap.config.trainer import Device
 from nocap.data.tokens import Shard
 from nocap.launch.heartbeat import START_UP, Heartbeat
 from nocap.launch.leftovers import keeps_last
 from nocap.launch.progress import Reporter
 from nocap.launch.run_facts import run_facts
 from nocap.launch.signals import StopNow, Stops, catch_stops, unblock
+from nocap.launch.worker_failure import cut_attempt_short, report_failure, tell_parent
 from nocap.model.compiled import compiler_failed
 from nocap.model.gpt import build_model, count_parameters
 from nocap.options.tracker import TrackerSession
-from nocap.store.file_writing import append_text
 from nocap.store.identity import check_source
-from nocap.store.lease import LostError
-from nocap.store.record_files import MANIFEST, Metrics, Row, RunStatus, read_json, write_summary
+from nocap.store.record_files import (
+    CONFIG,
+    MANIFEST,
+    ROWS,
+    TRAIN_LOG,
+    Metrics,
+    Row,
+    RunStatus,
+    read_json,
+    write_summary,
+)
 from nocap.store.tracking import has_mirror, open_tracker
-from nocap.training import allocator, memory
+from nocap.training import allocator
+from nocap.training.job import Job
 from nocap.training.loop import train
 from nocap.training.recorder import Outcome
-from nocap.training.step import Job
-from nocap.training.summary import cut_short, summarize
-from nocap.training.world import join, place
+from nocap.training.summary import summarize
+from nocap.training.world import join, world_of_environment
 
-FAILURE_BYTES = 4000  # of a rank's failure: what goes into a pipe in one piece
 BEAT_S = 0.5  # between heartbeats while a tracker ends
 
 
 def main() -> NoReturn:
+    """Train one rank of the run in the folder that the command line names, and leave."""
     run_dir = Path(sys.argv[1])
     unblock()
     try:
-        run = load(run_dir / "config.yaml")
+        run = load(run_dir / CONFIG)
     except ValueError as error:  # an option from outside that changed since the command began
-        if not _tell_parent(RunStatus.refused, str(error)):
+        if not tell_parent(RunStatus.refused, str(error)):
             print(f"nocap: {error}", file=sys.stderr)
         leave(EXIT_CODES[RunStatus.refused])
     allocator.use(run.trainer.malloc)
@@ -90,7 +95,7 @@ def work(run: Run, run_dir: Path, *, started: float) -> RunStatus:
         return process.report(error)
     finally:
         process.reporter.close()
-    return RunStatus(outcome.status)
+    return outcome.status
 
 
 class WorkerProcess:
@@ -105,13 +110,13 @@ class WorkerProcess:
         self.run = run
         self.run_dir = run_dir
         self.manifest = manifest
-        self.world = place(run.trainer.device)
+        self.world = world_of_environment(run.trainer.device)
         self._heartbeat = Heartbeat(run_dir)
         self._beat(START_UP)
         log_path: Path | None = None
         stage: Path | None = None
         if self.world.is_main:  # the only rank that writes
-            log_path = run_dir / "train.log"
+            log_path = run_dir / TRAIN_LOG
             stage = Path(os.environ[environment.STAGE])
         self.reporter = Reporter(log_path=log_path, steps=run.trainer.steps)
         self.session = TrackerSession()  # mirrors nothing, until training starts
@@ -174,7 +179,7 @@ class WorkerProcess:
         self.session.finish(summary={"status": status}, status=status)
         if preempted or isinstance(error, StopNow):
             return _stopped_in_compilation(self.job)
-        return _report_failure(self.job, error, behind=self._heartbeat.behind())
+        return report_failure(self.job, error, behind=self._heartbeat.behind())
 
 
 def _parameters(run: Run, vocab_size: int, log: Callable[[str], None]) -> dict[str, int]:
@@ -210,7 +215,7 @@ def job_of(run: Run, run_dir: Path, manifest: dict[str, Any], **around: Any) -> 
 def conclude(job: Job, manifest: dict[str, Any], outcome: Outcome, session: TrackerSession) -> None:
     """Write the summary, and once more when the tracker has ended: so its clock holds that as
     well."""
-    rows = Metrics(job.run_dir / "metrics.jsonl").rows()
+    rows = Metrics(job.run_dir / ROWS).rows()
 
     def summary() -> dict[str, Any]:
         clock = outcome.ledger.seconds()
@@ -255,86 +260,8 @@ def _stopped_in_compilation(job: Job) -> RunStatus:
     """Write that the run stopped before its first step. Nothing is lost: compilation comes before
     it."""
     if job.world.is_main:
-        _cut_short(job, RunStatus.preempted, "asked to stop before its first step")
+        cut_attempt_short(job, RunStatus.preempted, "asked to stop before its first step")
     return RunStatus.preempted
-
-
-def _cut_short(job: Job, status: RunStatus, error: str) -> None:
-    """Write the summary of an attempt that did not come to its end."""
-    cut_short(
-        job.run,
-        job.run_dir,
-        status=status,
-        attempt_s=time.monotonic() - job.started,
-        error=error,
-        stage=job.stage,
-    )
-
-
-def _no_room(run: Run, error: Exception) -> InputError:
-    """Say which micro-batch did not fit, and what to do."""
-    cause = str(error).partition("\n")[0]
-    rule = (
-        f"be smaller, in all arms that you compare, because a step does not fit into this memory "
-        f"({cause})"
-    )
-    return InputError(f"trainer.micro_batch must {rule}, got {run.trainer.micro_batch}")
-
-
-def _report_failure(job: Job, error: Exception, *, behind: str) -> RunStatus:
-    """Write the traceback into the log, a line on stderr or to the parent, and the status into the
-    summary. `behind`: the rank that is furthest behind."""
-    if job.run.trainer.device is Device.cuda and memory.ran_out(error):
-        error = _no_room(job.run, error)
-    world = job.world
-    log = job.run_dir / "train.log"
-    with suppress(OSError):  # a full disk may be what failed
-        append_text(log, f"rank {world.rank} failed\n{traceback.format_exc()}")
-    refused = isinstance(error, InputError)
-    status = RunStatus.refused if refused else RunStatus.failed
-    line = _failure_line(error) + _place_outside(error)
-    # from a collective, as a rule: which rank did not come?
-    if world.size > 1 and isinstance(error, RuntimeError):
-        line = f"{line} (furthest behind: {behind})"
-    if world.size > 1 and not refused:  # all ranks refuse for the same reason
-        line = f"rank {world.rank}: {line}"
-    if _tell_parent(status, line):
-        return status
-    if world.is_main:
-        _cut_short(job, RunStatus.failed, line)
-    if refused and world.is_main:
-        print(f"nocap: {line}", file=sys.stderr)
-    if not refused:
-        print(f"nocap: {line}; see {log}", file=sys.stderr)
-    return status
-
-
-def _failure_line(error: Exception) -> str:
-    """Return an error in a line, with its kind where that says more."""
-    if isinstance(error, InputError | OSError | LostError):
-        return str(error)
-    return f"{type(error).__name__}: {error}".splitlines()[0]
-
-
-def _tell_parent(status: RunStatus, line: str) -> bool:
-    """Tell the parent how this rank failed, and say whether it listens. It reports the first
-    failure: the others only say that they lost a rank."""
-    pipe = os.environ.get(environment.FAILURES)
-    if pipe is None:
-        return False
-    content = f"{status} {line}".encode(errors="replace")
-    os.write(int(pipe), content[:FAILURE_BYTES] + b"\0")
-    return True
-
-
-def _place_outside(error: Exception) -> str:
-    """Return the line of a file from outside that the error came from, if it did."""
-    paths = {str(file.path) for file in outside.files()}
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if frame.filename in paths]
-    if not own:
-        return ""
-    return f" ({own[-1].filename}, line {own[-1].lineno})"
 
 
 def begin() -> NoReturn:

@@ -25,7 +25,7 @@ from nocap.launch.leftovers import RANKS
 from nocap.launch.plan import Plan
 from nocap.launch.signals import shielded_child
 from nocap.store.file_writing import to_append
-from nocap.store.record_files import RunStatus
+from nocap.store.record_files import TRAIN_LOG, RunStatus
 
 GRACE_S = 10.0  # for the others to say what they lost when one has died
 LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
@@ -59,7 +59,7 @@ class Workers:
         stage: Path,
         *,
         started: float,
-        quiet: bool,
+        to_log: bool,
         units: Sequence[str],
         server: ForkServer | None,
     ) -> None:
@@ -72,7 +72,7 @@ class Workers:
         self.stage = stage
         self.started = started
         self._plan = plan
-        self._quiet = quiet
+        self._to_log = to_log
         self._units = units
         self._server = server
         devices = plan.run.trainer.devices
@@ -102,9 +102,9 @@ class Workers:
         cores = list[int]()
         if self._plan.run.trainer.device is Device.cpu:
             cores = [int(core) for core in self._units]
-        if not self._quiet:
+        if not self._to_log:
             return self._fresh(env, reasons, cores)
-        with to_append(run_dir / "train.log") as log:
+        with to_append(run_dir / TRAIN_LOG) as log:
             if self._server is None:
                 return self._fresh(env, reasons, cores, output=subprocess.DEVNULL, log=log)
             return self._server.start(

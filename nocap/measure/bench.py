@@ -33,8 +33,8 @@ from nocap.judge.interval import LEAST_PAIRS
 from nocap.measure.bench_result import ArmStatus, Bench, BenchedArm, FlopPeak, Mfu, written
 from nocap.measure.roofline import matmul_flops
 from nocap.measure.timed_arm import Clock, TimedArm
-from nocap.store.metrics import now
-from nocap.training import memory
+from nocap.store.measurement import now
+from nocap.training.memory_limit import within_memory
 
 # (rounds, instances, 2): seconds a token in the two blocks of each; NaN from where it failed
 Times = NDArray[np.float64]
@@ -191,7 +191,7 @@ def clock_of(arms: Sequence[TimedArm]) -> Clock:
 
 def _room(device: Device) -> AbstractContextManager[None]:
     """Bound the memory of the process; not on CUDA, which reserves addresses by the terabyte."""
-    return memory.bounded() if device is Device.cpu else nullcontext()
+    return within_memory() if device is Device.cpu else nullcontext()
 
 
 def warm_up(

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
-from nocap.config import gpu
+from nocap.config import gpu_defaults
 from nocap.config.defaults import micro_batch
 from nocap.config.hardware import device_name
 from nocap.config.run import Run
@@ -16,6 +16,7 @@ from nocap.config.trainer import Device
 from nocap.launch.plan import check_compiler
 from nocap.measure.timed_arm import Clock, TimedArm
 from nocap.training import memory
+from nocap.training.memory_limit import within_memory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +49,7 @@ def fit(run: Run) -> Iterator[str]:
     """
     check_compiler(run)
     largest: Size | None = None
-    with memory.bounded() if run.trainer.device is Device.cpu else nullcontext():
+    with within_memory() if run.trainer.device is Device.cpu else nullcontext():
         for sequences in _sizes(run):
             tried = _try(run, sequences)
             yield tried.line
@@ -97,5 +98,7 @@ def _answer(run: Run, largest: Size) -> list[str]:
     if t.device is Device.cuda:
         shape = (run.model, run.tokenizer)
         default, why = micro_batch(t.device, *shape, t.batch_tokens, t.val_tokens, t.devices)
-        lines.append(f"by default: {default}, {why} ({gpu.ROOM_MIB // 1024} GiB on every card)")
+        lines.append(
+            f"by default: {default}, {why} ({gpu_defaults.ROOM_MIB // 1024} GiB on every card)"
+        )
     return [*lines, "give it to all that is compared: micro-batches round differently"]

@@ -50,7 +50,8 @@ from nocap.model.flops import flops_per_token
 from nocap.options.attention import kernel_name
 from nocap.store.metrics import HELD, PARTS, STEP_PARTS
 from nocap.training import allocator, memory
-from nocap.training.step import configure_numerics
+from nocap.training.build import configure_numerics
+from nocap.training.memory_limit import ran_out, within_memory
 
 # Beyond these limits a CPU was busy: on a quiet one a process had 1.00 of its core, products came
 # to 0.92 of the peak at most.
@@ -111,11 +112,11 @@ def profiles(
     check_compiler(run)
     try:
         # CUDA reserves addresses by the terabyte
-        with memory.bounded() if run.trainer.device is Device.cpu else nullcontext():
+        with within_memory() if run.trainer.device is Device.cpu else nullcontext():
             allocator.use(run.trainer.malloc)
             return _profiles(run, overrides, compose, question)
     except (RuntimeError, MemoryError) as error:
-        if not memory.ran_out(error):
+        if not ran_out(error):
             raise
         cause = str(error).partition("\n")[0]
         what = question.first.title

@@ -36,8 +36,9 @@ from nocap.measure.timed_arm import Clock, TimedArm, random_tokens
 from nocap.model.gpt import build_model
 from nocap.store.metrics import HELD
 from nocap.training import memory
+from nocap.training.build import autocast, build, configure_numerics
 from nocap.training.ledger import Ledger
-from nocap.training.step import autocast, build, configure_numerics, enter_step, fetch, forward_of
+from nocap.training.step import enter_step, fetch, forward_of
 
 MOST_MICROBATCHES = (
     2  # the second one shows what accumulating gradients costs; more would show nothing new

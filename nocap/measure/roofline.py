@@ -38,7 +38,7 @@ from nocap.model.gpt import build_model
 from nocap.model.language_model import LanguageModel
 from nocap.options.attention import first_window
 from nocap.training import memory
-from nocap.training.step import autocast
+from nocap.training.build import autocast
 
 PRODUCT = {Device.cpu: 2048, Device.cuda: 8192}  # rows and columns
 COPY_BYTES = {Device.cpu: 2**28, Device.cuda: 2**31}  # far beyond any cache

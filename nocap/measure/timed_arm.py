@@ -29,9 +29,12 @@ from nocap.model.flops import flops_per_token
 from nocap.model.gpt import count_parameters
 from nocap.options.attention import kernel_name
 from nocap.training import allocator, memory
+from nocap.training.build import autocast, build, configure_numerics
+from nocap.training.job import Job
 from nocap.training.ledger import Ledger
 from nocap.training.loop import warm_up
-from nocap.training.step import Job, autocast, build, configure_numerics, take_step
+from nocap.training.memory_limit import ran_out
+from nocap.training.step import take_step
 from nocap.training.world import join
 
 # of work behind a figure of `least_ms`; figures, of which the least counts: others can only add
@@ -158,8 +161,8 @@ class TimedArm:
         self.ledger = Ledger(started=time.monotonic())
         self.built = build(self.job)
         saved_mib = warm_up(self.job, self.built, self.ledger, validates=self.validates)
-        if self.built.graphed is not None:
-            self.unseen_mib = self.built.graphed.unseen_mib
+        if self.built.graph is not None:
+            self.unseen_mib = self.built.graph.unseen_mib
         return saved_mib
 
     def step(self) -> float:
@@ -168,7 +171,7 @@ class TimedArm:
 
         Errors:
             DivergedError: it is not finite.
-            torch.OutOfMemoryError, RuntimeError: the arm does not fit (see `memory.ran_out`).
+            torch.OutOfMemoryError, RuntimeError: the arm does not fit (see `memory_limit.ran_out`).
         """
         step = self.at % self.run.trainer.steps
         update = take_step(self.job, self.built, self.ledger, step=step)
@@ -248,7 +251,7 @@ class TimedArm:
         try:
             return work() or 0.0
         except (Exception, SystemExit) as error:  # an option from outside may raise anything
-            if memory.ran_out(error):
+            if ran_out(error):
                 self.status = "does not fit"
                 self.reason = _first_line(error)
             else:

@@ -22,6 +22,7 @@ from nocap.proposals.campaign import Losses, Proposal, Proposals
 from nocap.sources import race_arms
 from nocap.sources.command import Command, duration_s, failures_of
 from nocap.sources.command_output import MetricReader
+from nocap.sources.command_words import split_words
 from nocap.sources.repository import HERE
 from nocap.store import lease
 from nocap.store.metrics import Better
@@ -50,7 +51,7 @@ def of_commands(
     for text in (rules.command, *dict.fromkeys(texts)):
         name = "--propose" if words else "propose.command"
         require(rules.reads_seed or "{seed}" in text, name, rule, text)
-        words.append(race_arms.split(text, name))
+        words.append(split_words(text, name))
     (baseline, *sides), begin = _sides(study, rules, words, output_dir, undo)
     measure = partial(_run, reader, output_dir / "commands", partial(begin, **how), baseline)
     proposals = list[Proposal]()

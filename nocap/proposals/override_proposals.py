@@ -13,7 +13,7 @@ from nocap.config.errors import FailedError
 from nocap.config.keys import require
 from nocap.config.run import Run
 from nocap.proposals.campaign import Losses, Proposal, Proposals
-from nocap.sources import race_arms
+from nocap.sources.command_words import split_words
 from nocap.store.identity import config_that_counts, digest, source_hashes
 from nocap.study.spec import Propose, Study
 from nocap.study.spec_checks import CLOSED
@@ -50,7 +50,7 @@ def of_overrides(
     baseline = compose_arms(study, at, [study.baseline], overrides)[study.baseline]
     proposals = list[Proposal]()
     for text in texts:
-        words = race_arms.split(text, "--propose")
+        words = split_words(text, "--propose")
         side = _compose(rules, baseline, words)
         measure = partial(_train, study.name, {PROPOSAL: side, BASELINE: baseline})
         proposals.append(Proposal(words=words, arm=_digest(side), measure=measure))

@@ -13,10 +13,10 @@ from markupsafe import Markup
 
 from nocap.judge.comparison import ComparedArm
 from nocap.judge.differences import SHOWN_WORDS
-from nocap.report import html_page, svg_chart
+from nocap.report import svg_chart
 from nocap.report.arm_styles import ArmStyle, styles_of
 from nocap.report.comparison_tables import ARM
-from nocap.report.short_names import fitted
+from nocap.report.short_names import distinct, fitted
 from nocap.report.table import Table
 from nocap.report.words import values
 from nocap.store.metrics import METRICS
@@ -43,7 +43,7 @@ class PlottedArm:
     """An arm as the page's script draws it."""
 
     label: str
-    short: str
+    own: str  # its name without what all arms' names begin with
     look: ArmStyle
     hollow: bool  # its mark, where no difference is shown
     seeds: list[dict[str, Any]]
@@ -60,6 +60,8 @@ class PlottedArm:
         without those that are `spare`."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         values.pop("look")
+        if self.own == self.label:
+            values.pop("own")
         values["mean"] = _without(_own(self.mean, base), spare)
         values["seeds"] = [_without(seed, spare) for seed in self.seeds]
         return values | asdict(self.look)
@@ -145,19 +147,19 @@ class Charts:
 def charts(rows: Sequence[ComparedArm], swept: Sequence[str]) -> Charts:
     """Return the charts of these arms. `swept`: the keys in which a grid's arms differ."""
     of_arms = styles_of([row.arm for row in rows], swept)
-    names = fitted([row.label for row in rows], SHORT)
+    names = distinct([row.label for row in rows])
     arms = list(map(_plotted, rows, of_arms, names))
     return Charts(arms=arms, view=_view(arms))
 
 
-def _plotted(row: ComparedArm, look: ArmStyle, short: str) -> PlottedArm:
+def _plotted(row: ComparedArm, look: ArmStyle, own: str) -> PlottedArm:
     """Return an arm as it is drawn."""
     finished = [run.curve for run in row.arm.runs if run.curve.step]
     mean = _rounded(_mean_curve(finished))
     hollow = row.difference is not None and row.difference.word not in SHOWN_WORDS
     return PlottedArm(
         label=row.arm.label,
-        short=short,
+        own=own,
         look=look,
         hollow=hollow,
         seeds=[_seed(run, mean) for run in row.arm.all if run.curve.step],
@@ -277,28 +279,32 @@ def _range(numbers: Sequence[float]) -> float:
 def _still_curves(arms: Sequence[PlottedArm], shown: View) -> Markup | None:
     base = dict(arms[0].losses)
     lines = list[svg_chart.StillLine]()
-    for arm in arms:
+    for arm, name in zip(arms, _names(arms), strict=True):
         points = arm.losses
         if shown.relative:
             points = [(step, loss - base[step]) for step, loss in points if step in base]
-        lines.append(_line(arm, points))
+        lines.append(_line(arm, name, points))
     last = max((step for line in lines for step, _ in line.points), default=0.0)
     title = "loss less the baseline's" if shown.relative else "validation loss"
     ends = (SPANS[shown.span] * last, last)
     return svg_chart.chart(lines, x="training steps", y=title, ends=ends)
 
 
-def _still_times(arms: Iterable[PlottedArm]) -> Markup | None:
+def _still_times(arms: Sequence[PlottedArm]) -> Markup | None:
     lines = list[svg_chart.StillLine]()
-    for arm in arms:
+    for arm, name in zip(arms, _names(arms), strict=True):
         if arm.placed:
-            lines.append(_line(arm, svg_chart.known([arm.train_s], [arm.val_loss])))
+            lines.append(_line(arm, name, svg_chart.known([arm.train_s], [arm.val_loss])))
     return svg_chart.chart(lines, x="training time (s)", y="validation loss (nats per token)")
 
 
-def _line(arm: PlottedArm, points: Points) -> svg_chart.StillLine:
+def _names(arms: Sequence[PlottedArm]) -> list[str]:
+    return fitted([arm.label for arm in arms], SHORT)
+
+
+def _line(arm: PlottedArm, name: str, points: Points) -> svg_chart.StillLine:
     return svg_chart.StillLine(
-        name=arm.short,
+        name=name,
         color=f"var(--hue-{arm.look.hue})",
         dash=svg_chart.DASHES[arm.look.dash],
         symbol=arm.look.symbol,
@@ -327,4 +333,4 @@ def _ends(arms: Iterable[PlottedArm]) -> Table:
     for name in ("train_s", "val_loss", "model_mib"):
         columns.append(values(name, METRICS[name].title))
     rows = [[arm.label, arm.train_s, arm.val_loss, arm.model_mib] for arm in arms]
-    return html_page.known(Table(title="Loss, time and memory", columns=columns, rows=rows))
+    return Table(title="Loss, time and memory", columns=columns, rows=rows).known

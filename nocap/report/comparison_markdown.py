@@ -30,7 +30,7 @@ def page(comparison: Comparison, *, judge: str, command: str) -> str:
 
 
 def _section(table: Table) -> list[str]:
-    lines = [f"## {table.title}", "", *table.markdown(), ""]
+    lines = [f"## {table.title}", "", *table.known.markdown(), ""]
     for note in table.notes:
         lines += [note, ""]
     return lines

@@ -10,6 +10,7 @@ from pathlib import Path
 from nocap import display
 from nocap.judge.comparison import ComparedArm, Comparison
 from nocap.judge.differences import Difference
+from nocap.judge.findings import ORDER
 from nocap.judge.interval import LEAST_PAIRS, confidence
 from nocap.report import (
     comparison_charts,
@@ -27,6 +28,10 @@ from nocap.report.words import gains
 from nocap.store.file_writing import write_file
 from nocap.store.metrics import METRICS, Scale
 from nocap.training.ledger import LINES
+
+MANY = 12  # arms; of more not all differences are seen at once
+MOST_FIRST = 10  # differences that are seen then
+RATIOS = [ratio for _, ratio in comparison_tables.SPEED_COLUMNS.values()]  # of times and memory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,10 +78,10 @@ def render(comparison: Comparison, *, command: str | None = None) -> str:
         effects=_effects(comparison),
         paces=comparison_tables.paces_by_factor(comparison),
         meanings=_meanings(comparison),
-        judged=html_page.known(verdicts),
-        target=list(map(html_page.known, target)),
-        speed=html_page.known(speed),
-        costs=html_page.known(costs),
+        judged=verdicts.known,
+        target=[table.known for table in target],
+        speed=speed.known,
+        costs=costs.known,
         logged=comparison_tables.logged_by_modules(comparison),
         charts=charts,
         banded=comparison_charts.BANDED,
@@ -88,6 +93,7 @@ def render(comparison: Comparison, *, command: str | None = None) -> str:
         unplaced=[row.label for row in rows if row.times["tokens_per_s"].refused],
         dashes=svg_chart.DASHES,
         symbols=svg_chart.SYMBOLS,
+        most=MOST_FIRST,
         interval=f"{100 * confidence(comparison.look):.4g}%",
         least_seeds=LEAST_PAIRS,
         f=display,
@@ -108,7 +114,7 @@ def _besides(speed: Table, costs: Table) -> Iterator[str]:
     """Say of each arm its speed and memory, the ratios of that table, and the costs that are not
     the baseline's."""
     for timed, cost in zip(speed.cells, costs.cells, strict=True):
-        ratios = timed[2::2]
+        ratios = [cell for title, cell in zip(speed.head, timed, strict=True) if title in RATIOS]
         texts = [str(cell) for cell in ratios if cell.text != display.NONE]
         parts = list(dict.fromkeys(texts))  # one reason may refuse both
         for title, cell in zip(costs.head, cost, strict=True):
@@ -120,7 +126,7 @@ def _besides(speed: Table, costs: Table) -> Iterator[str]:
 def _factors(comparison: Comparison) -> Table | None:
     if comparison.factors is None:
         return None
-    return html_page.known(comparison_tables.by_factor(comparison.factors, comparison.metric))
+    return comparison_tables.by_factor(comparison.factors, comparison.metric).known
 
 
 def _meanings(comparison: Comparison) -> dict[str, verdict_marks.Meaning]:
@@ -178,15 +184,28 @@ def _effects(comparison: Comparison) -> forest.Forest | None:
     return forest.svg(lines, title=_axis(comparison, "the baseline"), zero=True)
 
 
-def _intervals(comparison: Comparison) -> forest.Forest | None:
-    """Draw the differences of the arms."""
+def _intervals(comparison: Comparison) -> list[forest.Forest]:
+    """Draw the differences of the arms: of many the first ones, and the others in a picture of
+    their own, over the same axis."""
+    rows = list(enumerate(comparison.rows))
+    if len(rows) > MANY:
+        rows.sort(key=lambda numbered: _rank(numbered[1].difference))
     lines = list[forest.ForestRow]()
-    for arm, row in enumerate(comparison.rows):
+    for arm, row in rows:
         if row.difference is not None:
             lines += _line(row.label, row.difference, comparison.metric, arm)
-    if not lines:
-        return None
-    return forest.svg(lines, title=_axis(comparison, comparison_tables.other(comparison)), cut=True)
+    title = _axis(comparison, comparison_tables.other(comparison))
+    first = lines if len(rows) <= MANY else lines[:MOST_FIRST]
+    rest = lines[len(first) :]
+    parts = [(first, rest), (rest, first)]
+    return [forest.svg(own, title=title, cut=True, beside=other) for own, other in parts if own]
+
+
+def _rank(gap: Difference | None) -> tuple[int, float]:
+    """Put the better ones first, then the worse ones, then the others; of each the largest."""
+    if gap is None or not math.isfinite(gap.estimate.mid):
+        return len(ORDER), 0.0
+    return ORDER.index(gap.word), -abs(gap.estimate.mid)
 
 
 def _axis(comparison: Comparison, other: str) -> str:

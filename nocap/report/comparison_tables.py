@@ -6,22 +6,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from nocap.display import COUNTS, ONE, count, percent, plural, shorten
+from nocap.display import COUNTS, ONE, count, listed, percent, plural, shorten
 from nocap.judge.arms import ABSENT, spell
 from nocap.judge.comparison import ComparedArm, Comparison
-from nocap.judge.differences import Difference
+from nocap.judge.differences import Difference, DifferenceWord
 from nocap.judge.equal_loss import STEPS, TimeAtEqualLoss
 from nocap.judge.factors import Factor, Factors, Level
 from nocap.judge.interval import Estimate, confidence
 from nocap.judge.pace import TOKEN_US
 from nocap.judge.question import PREVIOUS
 from nocap.judge.time_to_target import Reach
-from nocap.report.headline import compared, crossed, headline, next_step
+from nocap.report.headline import compared, crossed, findings, next_step
 from nocap.report.table import Column, Table, TableCell, as_drawn
-from nocap.report.terminal import prose
+from nocap.report.terminal import PHRASE, prose
 from nocap.report.words import gains, ratio, ratio_digits, values
+from nocap.store.grid_timing import Timing
 from nocap.store.metrics import METRICS, Metric, Scale
-from nocap.store.timing import Timing
 
 ARM = Column(title="arm")
 LEVEL = Column(title="level", show=as_drawn)
@@ -45,6 +45,7 @@ OF_LOGS = (
 OF_TARGET = "In mid-schedule a crossing misleads: compare runs that end at the target."
 OF_LOGGED = "The last value that was logged, mean over the runs: no verdict is about it."
 DIFFERENCE = "difference"
+FOUND = "found: "
 AXES = {"steps": "steps", "train_s": "training"}  # to a target → its columns
 # Times and memory: metric → the title of its mean, and of its ratio to the baseline's. The page
 # shows the first ratio beside a verdict.
@@ -58,12 +59,15 @@ CLOCKED = {"train_s": "training", "tokens_per_s": "mean tokens/s"}
 
 def render(comparison: Comparison) -> str:
     """Draw the whole comparison for a terminal."""
-    head = [f"found: {headline(comparison)}", *compared(comparison)]
+    first, *others = findings(comparison)
+    head = [prose(f"{FOUND}{first}", hang=len(FOUND))]
+    head += [prose(" " * len(FOUND) + line, hang=len(FOUND)) for line in others]
+    head += map(prose, compared(comparison))
     notes = notes_on(comparison)
     more = next_step(comparison)
     if more is not None:
         notes.append(more)
-    parts = ["\n".join(map(prose, head))]
+    parts = ["\n".join(head)]
     parts += [str(table) for table in all_tables(comparison) if _has_figures(table)]
     parts.append("\n".join(map(prose, notes)))
     return "\n\n".join(part for part in parts if part)
@@ -117,10 +121,14 @@ def other(comparison: Comparison) -> str:
 
 
 def word(difference: Difference | None) -> TableCell:
-    """Draw a verdict. `None`: it is the baseline's."""
+    """Draw a verdict, a short reason beside it. `None`: it is the baseline's."""
     if difference is None:
         return TableCell(text="baseline")
-    return TableCell(text=difference.word_with_reason, kind=difference.word.name)
+    kind = difference.word.name
+    small = f"({difference.reason})"
+    if difference.word is DifferenceWord.depends or not 2 < len(small) <= PHRASE:
+        return TableCell(text=difference.word_with_reason, kind=kind)
+    return TableCell(text=difference.word.value, small=small, kind=kind)
 
 
 # --- by factor ------------------------------------------------------------------------------------
@@ -131,7 +139,6 @@ def by_factor(factors: Factors, metric: str) -> Table:
     at = _AtEqualLoss([level.equal_loss for _, level in _levels(factors)])
     columns = [
         LEVEL,
-        Column(title="against"),
         Column(title="over"),
         Column(title="seeds"),
         gains(metric, Scale.difference, DIFFERENCE),
@@ -140,11 +147,17 @@ def by_factor(factors: Factors, metric: str) -> Table:
     ]
     rows = list[list[object]]()
     for factor, level in _levels(factors):
-        row: list[object] = [_name(factor, level), factor.baseline, crossed(factor.over)]
+        row: list[object] = [_name(factor, level), crossed(factor.over)]
         row += [len(factors.seeds), level.difference.estimate, word(level.difference)]
         rows.append([*row, *at.cells(level.equal_loss)])
     notes = [_interactions(factors, metric), ERRORS, *at.notes]
-    return Table(title="By factor", columns=columns, rows=rows, notes=notes)
+    title = f"By factor, against {_baselines(factors)}"
+    return Table(title=title, columns=columns, rows=rows, notes=notes)
+
+
+def _baselines(factors: Factors) -> str:
+    """Name what the levels of each key are compared with: `attention=flash and mlp=gelu4x`."""
+    return listed(factor.label(factor.baseline) for factor in factors.factors)
 
 
 def _name(factor: Factor, level: Level) -> TableCell:
@@ -164,20 +177,16 @@ def paces_by_factor(comparison: Comparison) -> Table | None:
     known."""
     if comparison.factors is None:
         return None
-    columns = [
-        LEVEL,
-        Column(title="against"),
-        Column(title="over"),
-        gains(TOKEN_US, Scale.ratio, "speed"),
-    ]
+    columns = [LEVEL, Column(title="over"), gains(TOKEN_US, Scale.ratio, "speed")]
     rows = list[list[object]]()
     for factor, level in _levels(comparison.factors):
         if level.speed is not None:
             name = _name(factor, level)
-            rows.append([name, factor.baseline, crossed(factor.over), level.speed])
+            rows.append([name, crossed(factor.over), level.speed])
     if not rows:
         return None
-    return Table(title="Speed by factor", columns=columns, rows=rows)
+    title = f"Speed by factor, against {_baselines(comparison.factors)}"
+    return Table(title=title, columns=columns, rows=rows)
 
 
 def _interactions(factors: Factors, metric: str) -> str:
@@ -293,19 +302,27 @@ def _speed(comparison: Comparison) -> Table:
     imported = bool(comparison.imported)
     shown = LOGGED_SPEED_COLUMNS if imported else SPEED_COLUMNS
     columns = [ARM]
+    notes = list[str]()
+    refusals = dict[str, list[str | None]]()  # of the metrics that are compared
     for metric, (mean, gain) in shown.items():
-        columns += [values(metric, mean), gains(metric, Scale.ratio, gain)]
-    refusals = list[str | None]()
-    for row in comparison.rows:
-        refusals += [_refusal(row, metric, imported) for metric in shown]
-    reasons = _Reasons(refusals)
+        columns.append(values(metric, mean))
+        of_rows = [_refusal(row, metric, imported) for row in comparison.rows]
+        if all(of_rows):
+            why = "; ".join(dict.fromkeys(filter(None, of_rows)))
+            notes.append(f"{gain.capitalize()} is not compared: {why}.")
+        else:
+            columns.append(gains(metric, Scale.ratio, gain))
+            refusals[metric] = of_rows
+    reasons = _Reasons([why for of_rows in refusals.values() for why in of_rows])
     rows = list[list[object]]()
-    for row in comparison.rows:
+    for i, row in enumerate(comparison.rows):
         cells: list[object] = [row.label]
         for metric in shown:
             timed = row.times[metric]
-            refusal = _refusal(row, metric, imported)
-            cells += [timed.mean, reasons.mark(refusal) if refusal else timed.estimate]
+            cells.append(timed.mean)
+            if metric in refusals:
+                refusal = refusals[metric][i]
+                cells.append(reasons.mark(refusal) if refusal else timed.estimate)
         rows.append(cells)
     title = "Speed and memory"
     note = OF_PACE
@@ -318,7 +335,7 @@ def _speed(comparison: Comparison) -> Table:
         title=f"{title}, against {other(comparison)}",
         columns=columns,
         rows=rows,
-        notes=[*reasons.notes, note],
+        notes=[*reasons.notes, *notes, note],
     )
 
 

@@ -7,7 +7,7 @@ import csv
 import io
 from collections.abc import Sequence
 
-from nocap.config.outward import visible
+from nocap.config.outgoing_text import visible
 from nocap.judge.arms import swept_keys
 from nocap.judge.comparison import Comparison
 from nocap.judge.comparison_json import result_of

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-from nocap.config.outward import redact, visible
+from nocap.config.outgoing_text import redact, visible
 from nocap.display import MINUS
 from nocap.report.short_names import fitted
 
@@ -116,11 +116,16 @@ class Forest:
 
 
 def axis(
-    values: Iterable[float], *, ratio: bool = False, cut: bool = False, zero: bool = False
+    values: Iterable[float],
+    *,
+    ratio: bool = False,
+    cut: bool = False,
+    zero: bool = False,
+    most: int = MOST_TICKS,
 ) -> Axis:
     """Return one that holds them all with a margin; of ratios logarithmic, with 1 on it. `zero`:
     with 0. `cut`: with 0, and without the few that run far out, which would press the others into
-    one point."""
+    one point. `most`: ticks."""
     covered = list(values)
     if ratio:
         covered.append(1.0)
@@ -139,7 +144,7 @@ def axis(
         margin = MARGIN * (high - low) or abs(high) * MARGIN or 1.0
         low -= margin
         high += margin
-    ticks = _even(low, high)
+    ticks = _even(low, high, most)
     if logarithmic and _is_wide(low, high):
         ticks = _decades(low, high)
     if ratio:
@@ -159,9 +164,9 @@ def _is_wide(low: float, high: float) -> bool:
     return math.log10(high / low) > DECADES
 
 
-def _even(low: float, high: float) -> list[float]:
-    """Return multiples of 1, 2 or 5 times a power of ten, as many as there is room for."""
-    least = (high - low) / MOST_TICKS
+def _even(low: float, high: float, most: int) -> list[float]:
+    """Return multiples of 1, 2 or 5 times a power of ten, at most so many."""
+    least = (high - low) / most
     power = 10.0 ** math.floor(math.log10(least))
     step = next(size * power for size in (1, 2, 5, 10) if size * power >= least)
     digits = max(0, 1 - math.floor(math.log10(step)))
@@ -197,21 +202,24 @@ def svg(
     cut: bool = False,
     zero: bool = False,
     tick: Callable[[float], str] = number,
+    beside: Sequence[ForestRow] = (),
 ) -> Forest:
     """Return the picture. `tick` writes a tick's number; no change has a stronger line. `cut`: of
-    many rows, those that run far out end in an arrow."""
+    many rows, those that run far out end in an arrow. `beside`: rows of other pictures, with which
+    its axis and its names' room are the same."""
+    every = [*lines, *beside]
     ends = list[float]()
-    for line in lines:
+    for line in every:
         ends += line.ends
-    scale = axis(ends, ratio=ratio, cut=cut and len(lines) > FEW, zero=zero or cut)
+    scale = axis(ends, ratio=ratio, cut=cut and len(every) > FEW, zero=zero or cut)
     below = ROW * len(lines) + 4
     no_change = 1.0 if ratio else 0.0
     parts = [f'<line class="base" x2="100%" y1="{below}" y2="{below}"/>']
     for x in scale.ticks:
         look = "base" if x == no_change else "grid"
         parts.append(_tick(scale.x(x), tick(x), look, below))
-    names = fitted([_shown(line.label) for line in lines], NAME)
-    for i, (line, name) in enumerate(zip(lines, names, strict=True)):
+    names = fitted([_shown(line.label) for line in every], NAME)
+    for i, (line, name) in enumerate(zip(lines, names, strict=False)):
         parts.append(_row(line, name, scale, y=ROW * i + LINE))
     shown = _shown(title)
     parts.append(

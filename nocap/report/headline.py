@@ -5,41 +5,61 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import geometric_mean
 
 from nocap.display import NONE, listed, plural
-from nocap.judge.comparison import Comparison
+from nocap.judge.arms import Arm
+from nocap.judge.comparison import ComparedArm, Comparison
+from nocap.judge.crossing import JOINT
 from nocap.judge.differences import SHOWN_WORDS, DifferenceWord
 from nocap.judge.equal_loss import TimeAtEqualLoss
 from nocap.judge.factors import Factors
 from nocap.judge.findings import MORE, ORDER, Finding
-from nocap.judge.interval import Estimate
+from nocap.judge.interval import Estimate, Position
 from nocap.judge.pace import TOKEN_US
 from nocap.judge.question import PREVIOUS
 from nocap.report.table import TableCell
-from nocap.report.words import counted, extent, gains, ratio
-from nocap.store.metrics import METRICS, Metric, Scale
+from nocap.report.words import cost, counted, extent, gains, ratio
+from nocap.store.metrics import COST_WORDS, METRICS, Metric, Scale
 
-NAMED = 3  # findings in a headline; the others are counted
+NAMED = 3  # findings in a headline; of more than one other the words are counted
+SIDES = (Position.below, Position.above)  # of an interval whose ratio is shown
+LEAST_COST = 0.0005  # of a ratio: what lies closer to 1 is drawn as the same
 
 
 def headline(comparison: Comparison) -> str:
-    """Name what was found: `mlp=swiglu better by 0.0530 ± 0.0330; attention=gqa over 3 mlps: no
-    difference shown, some 12 seeds would show 0.0200`."""
-    return "; ".join(_findings(comparison))
+    """Name what was found: `mlp=swiglu better than mlp=gelu4x by 0.0530 ± 0.0330 nats/token, 0.1%
+    more parameters; attention=gqa against attention=flash over 3 levels of mlp: no difference
+    shown (some 12 seeds would show 0.0200 nats/token), 5.2% fewer parameters`."""
+    return "; ".join(findings(comparison))
 
 
-def _findings(comparison: Comparison, unit: str = "") -> list[str]:
-    """List what was found, the first of it each by itself. `unit`: of the losses."""
+def findings(comparison: Comparison) -> list[str]:
+    """List what was found, the first of it each by itself. What an arm is compared with is named
+    where it is another one than that of the arm before."""
     found = comparison.findings.found
     if not found:
         return [f"one arm, {comparison.baseline.label}, and none to compare it with"]
     metric = METRICS[comparison.metric]
-    lines = [_finding(each, metric, unit) for each in found[:NAMED]]
-    rest = [each.difference.word.value for each in found[NAMED:]]
-    if rest:
-        words = counted(rest, [outcome.value for outcome in ORDER])
-        lines.append(f"{len(rest)} more: {words}")
+    sides = _sides(comparison)
+    named = found if len(found) == NAMED + 1 else found[:NAMED]
+    lines = list[str]()
+    against = ""
+    for finding in named:
+        side = sides[finding.name]
+        lines.append(_finding(finding, metric, side, is_new=side.against != against))
+        against = side.against
+    others = [finding.difference.word.value for finding in found[len(named) :]]
+    if others:
+        lines.append(f"{len(others)} others: {_words(others)}")
     return lines
+
+
+def _words(words: Sequence[str]) -> str:
+    """Return the words of several arms, with how often each stands there where it is not one."""
+    if len(set(words)) == 1:
+        return words[0]
+    return counted(words, [word.value for word in ORDER])
 
 
 def answer(comparison: Comparison) -> str:
@@ -55,12 +75,11 @@ def answer(comparison: Comparison) -> str:
 
 
 def other_findings(comparison: Comparison) -> list[str]:
-    """List what was found beside the answer, as the headline has it, in the unit of the loss."""
+    """List what was found beside the answer, as the headline has it."""
     found = comparison.findings.found
-    lines = _findings(comparison, f" {METRICS[comparison.metric].unit}")
     if not found or _is_gain(found[0]):
-        return lines[1:]
-    return lines
+        return findings(comparison)[1:]
+    return findings(comparison)
 
 
 def _against(comparison: Comparison) -> str:
@@ -77,8 +96,8 @@ def _is_gain(finding: Finding) -> bool:
 
 
 def _gain(comparison: Comparison, finding: Finding, metric: Metric) -> str:
-    """Say of a gain what it is of, and against what: `gqa: 4.1% faster [3.0% to 5.2% faster],
-    higher loss by 0.0090 ± 0.0012 nats/token, against gelu4x`."""
+    """Say of a gain what it is of, against what, and at which cost: `gqa against flash: 4.1% faster
+    [3.0% to 5.2% faster], higher loss by 0.0090 ± 0.0012 nats/token, 5.2% fewer parameters`."""
     side = _sides(comparison)[finding.name]
     gap = finding.difference
     loss = ""
@@ -87,73 +106,129 @@ def _gain(comparison: Comparison, finding: Finding, metric: Metric) -> str:
         loss = f"{drawn} {metric.unit}"
     if gap.word not in SHOWN_WORDS:
         loss += f" ({gap.word_with_reason})"
-    parts = [side.speed, loss]
+    speed = str(side.speed or "")
+    parts = [speed, loss]
     if gap.word is DifferenceWord.better:
-        parts = [loss, side.speed]
-    parts.append(_time(finding.equal_loss))
-    facts = ", ".join(part for part in parts if part)
-    return f"{_name(finding)}: {facts}, against {side.against}"
+        parts = [loss, speed]
+    parts += [*side.costs, _time(finding.equal_loss)]
+    return f"{_name(finding, side.against)}: {', '.join(filter(None, parts))}"
+
+
+# --- what an arm, or a level, costs ---------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Side:
-    """What an arm, or a level, is compared with, and its speed beside that."""
+    """What an arm, or a level, is compared with, and what it takes beside that."""
 
     against: str
-    speed: str  # "": not known
+    speed: TableCell | None  # None: not known
+    is_speed_shown: bool  # its interval lies on one side
+    costs: Sequence[str]
 
 
 def _sides(comparison: Comparison) -> dict[str, _Side]:
     """Return it for each finding, by that one's name."""
     if comparison.factors is not None:
-        return dict(_levels(comparison.factors))
+        return dict(_levels(comparison, comparison.factors))
     metric = "train_s" if comparison.imported else TOKEN_US
     sides = dict[str, _Side]()
     for row in comparison.rows:
         if row.against is not None:
             timed = row.times[metric]
-            estimate = None if timed.refused else timed.estimate
-            sides[row.label] = _Side(against=row.against.label, speed=_speed(estimate, metric))
+            speed = None if timed.refused else timed.estimate
+            costs = _costs(comparison, [(row.arm, row.against)])
+            sides[row.label] = _side(row.against.label, speed, metric, costs)
     return sides
 
 
-def _levels(factors: Factors) -> Iterator[tuple[str, _Side]]:
+def _levels(comparison: Comparison, factors: Factors) -> Iterator[tuple[str, _Side]]:
     for factor in factors.factors:
         against = factor.label(factor.baseline)
         for level in factor.levels:
-            speed = _speed(level.speed, TOKEN_US)
-            yield factor.label(level.name), _Side(against=against, speed=speed)
+            costs = _costs(comparison, level.pairs)
+            yield factor.label(level.name), _side(against, level.speed, TOKEN_US, costs)
 
 
-def _speed(estimate: Estimate | None, metric: str) -> str:
-    """Draw a speed that has an interval; nothing, where there is none."""
-    drawn = gains(metric, Scale.ratio, "").draw(estimate)
-    return str(drawn) if drawn.small else ""
+def _side(against: str, speed: Estimate | None, metric: str, costs: Iterable[str]) -> _Side:
+    """Return a side; a speed without an interval is not known."""
+    drawn = gains(metric, Scale.ratio, "").draw(speed)
+    return _Side(
+        against=against,
+        speed=drawn if drawn.small else None,
+        is_speed_shown=speed is not None and speed.position(1.0, 1.0) in SIDES,
+        costs=list(costs),
+    )
 
 
-def _name(finding: Finding) -> str:
-    """Return `attention=gqa over 3 mlps`."""
-    if not finding.over:
-        return finding.name
-    return f"{finding.name} over {crossed(finding.over)}"
+def _costs(comparison: Comparison, pairs: Sequence[tuple[Arm, Arm]]) -> Iterator[str]:
+    """Say what arms take more or less of than those beside them, in the geometric mean; nothing of
+    what is the same or not known."""
+    amounts = {row.arm.id: _amounts(row) for row in comparison.rows}
+    for name, wording in COST_WORDS.items():
+        ratios = list[float]()
+        for arm, other in pairs:
+            own = amounts[arm.id][name]
+            base = amounts[other.id][name]
+            if own and base:
+                ratios.append(own / base)
+        if len(ratios) == len(pairs):
+            ratio = geometric_mean(ratios)
+            if abs(ratio - 1) >= LEAST_COST:
+                yield cost(ratio, wording)
 
 
-def _finding(finding: Finding, metric: Metric, unit: str) -> str:
-    """Say in a few words what was found of one arm, or of one level."""
+def _amounts(row: ComparedArm) -> dict[str, float | None]:
+    """Return what a training of an arm takes, of memory only where that is compared."""
+    memory = row.times["model_mib"]
+    return {**row.costs, "memory": None if memory.refused else memory.mean}
+
+
+# --- a finding in words ---------------------------------------------------------------------------
+
+
+def _name(finding: Finding, against: str) -> str:
+    """Return `attention=gqa against attention=flash over 3 levels of mlp`. `against`: "" where it
+    is known."""
+    parts = [finding.name]
+    if against:
+        parts.append(f"against {against}")
+    if finding.over:
+        parts.append(f"over {crossed(finding.over)}")
+    return " ".join(parts)
+
+
+def _finding(finding: Finding, metric: Metric, side: _Side, *, is_new: bool) -> str:
+    """Say in a few words what was found of one arm, or of one level. `is_new`: what it is compared
+    with is to be named."""
     gap = finding.difference
-    size = extent(gap.estimate.mid, metric)
+    costs = list(side.costs)
+    if side.speed is not None and side.is_speed_shown:
+        costs.insert(0, side.speed.text)
     at = _time_with_seeds(finding.equal_loss)
     if gap.word in SHOWN_WORDS:
-        if gap.estimate.half_width:
-            size += f" ± {extent(gap.estimate.half_width, metric)}"
-        time = f", {at}" if at else ""
-        return f"{finding.name} {gap.word_with_reason} by {size}{unit}{time}"
+        than = f" than {side.against}" if is_new else ""
+        size = _size(gap.estimate, metric)
+        parts = [f"{finding.name} {gap.word_with_reason}{than} by {size}", *costs, at]
+        return ", ".join(filter(None, parts))
+    parts = [gap.word_with_reason]
     if at and gap.word is DifferenceWord.unclear:
-        return f"{_name(finding)}: {at}"
-    text = f"{_name(finding)}: {gap.word_with_reason}"
-    if finding.seeds:
-        text += f", some {finding.seeds} seeds would show {size}{unit}"
-    return text
+        parts = [*side.costs, at]
+    elif gap.word is DifferenceWord.unclear:
+        if finding.seeds:
+            size = extent(gap.estimate.mid, metric, gap.estimate.half_width)
+            parts[0] += f" (some {finding.seeds} seeds would show {size} {metric.unit})"
+        parts += costs
+    return f"{_name(finding, side.against if is_new else '')}: {', '.join(parts)}"
+
+
+def _size(estimate: Estimate, metric: Metric) -> str:
+    """Return `0.0530 ± 0.0330 nats/token`, of what has no noise `0.0530 nats/token`."""
+    half = estimate.half_width
+    size = extent(estimate.mid, metric, half)
+    if half:
+        size += f" ± {extent(half, metric, half)}"
+    return f"{size} {metric.unit}"
 
 
 def _time(at: TimeAtEqualLoss | None) -> str:
@@ -175,8 +250,10 @@ def _time_with_seeds(at: TimeAtEqualLoss | None) -> str:
 
 
 def crossed(keys: Mapping[str, int]) -> str:
-    """Return `3 mlps × 2 positions`."""
-    return " × ".join(plural(count, key) for key, count in keys.items())
+    """Return `3 levels of mlp × 2 levels of kind and window`."""
+    return " × ".join(
+        f"{count} levels of {listed(key.split(JOINT))}" for key, count in keys.items()
+    )
 
 
 # --- what was compared, and what comes next -------------------------------------------------------

@@ -12,17 +12,15 @@ import hashlib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from nocap.config.outward import redact, visible
+from nocap.config.outgoing_text import redact, visible
 from nocap.display import NONE
 from nocap.report import verdict_marks
-from nocap.report.table import Table
 
 PAGES = Path(__file__).parent / "pages"
 
@@ -75,17 +73,6 @@ def _style(*names: str) -> str:
     return dense.replace(": ", ":").replace(";}", "}")
 
 
-def known(table: Table) -> Table:
-    """Return the table without columns that have nothing but dashes."""
-    shown = list[int]()
-    for i, cells in enumerate(table.by_column):
-        if any(cell.text != NONE for cell in cells):
-            shown.append(i)
-    columns = [table.columns[i] for i in shown]
-    rows = [[row[i] for i in shown] for row in table.rows]
-    return replace(table, columns=columns, rows=rows)
-
-
 def _environment() -> Environment:
     environment = Environment(
         loader=FileSystemLoader(PAGES),
@@ -101,9 +88,10 @@ def _environment() -> Environment:
 
 
 def _shown(value: Any) -> Any:
-    """Nothing as a dash; texts, but the page's own, without secrets and controls."""
+    """Nothing as a dash; texts, but the page's own, without secrets and controls, and not broken
+    before half an interval."""
     if isinstance(value, str) and not isinstance(value, Markup):
-        return visible(redact(value))
+        return visible(redact(value)).replace(" ± ", "\xa0±\xa0")
     if value is None:
         return NONE
     return value

@@ -19,9 +19,9 @@ from pathlib import Path
 import msgspec
 
 from nocap import __version__
-from nocap.config.bounded import parse_json
 from nocap.config.keys import flat, require
-from nocap.config.outward import redact
+from nocap.config.outgoing_text import redact
+from nocap.config.untrusted_files import parse_json
 from nocap.display import plural, shorten
 from nocap.judge.compare import ask
 from nocap.judge.comparison import Comparison
@@ -31,12 +31,12 @@ from nocap.judge.interval import ROUNDING
 from nocap.judge.question import Question
 from nocap.report import comparison_tables
 from nocap.report.table import one_line
-from nocap.store.identity import git_state
-from nocap.store.metrics import now as today
+from nocap.store.checkout import git_state
+from nocap.store.grid_timing import Timing
+from nocap.store.measurement import now as today
 from nocap.store.record import Curve, Record
 from nocap.store.record_files import ENDED, MANIFEST, SEAL, SHAPES, SUMMARY, check_shape, read_json
 from nocap.store.runs import Found
-from nocap.store.timing import Timing
 
 KIND = "comparison"
 ALIKE = ROUNDING**2  # beside 0, as a spread of equal losses is on another machine

@@ -11,12 +11,13 @@ def fitted(names: Sequence[str], most: int) -> list[str]:
     """Return the names with at most `most` letters each. All are as they were where all fit."""
     if all(len(name) <= most for name in names):
         return list(names)
+    return [_cut(name, most) for name in distinct(names)]
+
+
+def distinct(names: Sequence[str]) -> list[str]:
+    """Return the names without what all of them begin with."""
     common = _common(names)
-    fitting = list[str]()
-    for name in names:
-        own = f"…{name[common:]}" if common else name
-        fitting.append(_cut(own, most))
-    return fitting
+    return [f"…{name[common:]}" if common else name for name in names]
 
 
 def _common(names: Sequence[str]) -> int:

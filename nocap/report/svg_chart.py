@@ -10,9 +10,11 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-from nocap.config.outward import redact, visible
+from nocap.config.outgoing_text import redact, visible
 from nocap.report.forest import Axis, axis, number
 
+MOST_TICKS = 8  # of the height
+LETTER = 7  # px: about a letter of a number
 HEIGHT, FOOT = 340, 40  # px: the plot, and the axis below it
 MOST_POINTS = 60  # points of a line
 UNIT = 1000  # what a line's own frame is wide and high
@@ -72,7 +74,8 @@ def chart(
     if not every:
         return None
     across = axis([point[0] for point in every])
-    up = axis([point[1] for point in every])
+    up = axis([point[1] for point in every], most=MOST_TICKS)
+    gutter = LETTER * max(len(number(tick)) for tick in up.ticks) + 10
     parts = [*_grid(across, up)]
     for line, points in zip(lines, inside, strict=True):
         places = [(across.x(left), 100 - up.x(right)) for left, right in points]
@@ -83,12 +86,12 @@ def chart(
         elif places:
             parts.append(_mark(line, places[0]))
     title = escape(f"{y} over {x}")
-    words = f'<text x="0" y="14">{escape(y)}</text>'
-    below = f'<text class="tick" x="50%" y="{HEIGHT + FOOT + 12}">{escape(x)}</text>'
+    words = f'<text x="{-gutter}" y="14">{escape(y)}</text>'
+    below = f'<text class="tick" x="50%" y="{HEIGHT + FOOT + 16}">{escape(x)}</text>'
     return Markup(
-        f'<svg class="still" height="{HEIGHT + FOOT + 20}" role="img" '
-        f'aria-label="{title}">{words}{below}'
-        f'<svg class="frame" x="1.5%" y="24" width="97%" height="{HEIGHT}" overflow="visible">\n'
+        f'<svg class="still" height="{HEIGHT + FOOT + 24}" role="img" '
+        f'aria-label="{title}" style="--gutter:{gutter}px">{words}{below}'
+        f'<svg class="frame" y="24" height="{HEIGHT}" overflow="visible">\n'
         + "\n".join(parts)
         + "\n</svg></svg>"
     )
@@ -115,7 +118,7 @@ def _grid(across: Axis, up: Axis) -> list[str]:
     for value in up.ticks:
         at = f"{100 - up.x(value):.2f}%"
         parts.append(f'<line class="grid" x2="100%" y1="{at}" y2="{at}"/>')
-        parts.append(f'<text x="2" y="{at}" dy="-3">{number(value)}</text>')
+        parts.append(f'<text class="up" x="-7" y="{at}" dy="4">{number(value)}</text>')
     return parts
 
 
@@ -134,7 +137,7 @@ def _path(line: StillLine, places: Sequence[tuple[float, float]]) -> str:
 def _name(line: StillLine, place: tuple[float, float]) -> str:
     left, top = place
     at = f'x="{left:.2f}%" y="{top:.2f}%" dy="-5"'
-    return f'<text class="end" {at} fill="{line.color}">{_text(line.name)}</text>'
+    return f'<text class="name" {at} style="--tone:{line.color}">{_text(line.name)}</text>'
 
 
 def _mark(line: StillLine, place: tuple[float, float]) -> str:
@@ -143,9 +146,10 @@ def _mark(line: StillLine, place: tuple[float, float]) -> str:
     shape = (
         f'<path d="{SYMBOLS[line.symbol]}" fill="{fill}" stroke="{line.color}" transform="scale(6)"'
     )
+    beside = 'class="left" x="-10"' if left > 50 else 'x="10"'  # where more room is
     return (
         f'<svg x="{left:.2f}%" y="{top:.2f}%" overflow="visible"><title>{_text(line.name)}</title>'
-        f'{shape} stroke-width=".3"/><text x="10" y="4">{_text(line.name)}</text></svg>'
+        f'{shape} stroke-width=".3"/><text {beside} y="4">{_text(line.name)}</text></svg>'
     )
 
 

@@ -6,10 +6,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from nocap.config.outward import redact, visible
+from nocap.config.outgoing_text import redact, visible
 from nocap.display import NONE, ONE, Unit, fixed
 from nocap.report.terminal import Strip, fitted, is_numeric, prose
 
@@ -94,6 +94,17 @@ class Table:
     notes: Sequence[str] = ()
 
     @property
+    def known(self) -> Table:
+        """Return the table without columns that have nothing but dashes."""
+        shown = list[int]()
+        for i, cells in enumerate(self.by_column):
+            if not cells or any(cell.text != NONE for cell in cells):
+                shown.append(i)
+        columns = [self.columns[i] for i in shown]
+        rows = [[row[i] for i in shown] for row in self.rows]
+        return replace(self, columns=columns, rows=rows)
+
+    @property
     def head(self) -> list[str]:
         return [column.title for column in self.columns]
 
@@ -115,9 +126,10 @@ class Table:
         return [is_numeric([cell.text for cell in column]) for column in self.by_column]
 
     def __str__(self) -> str:
-        """Return the table for a terminal, as wide as that is."""
+        """Return the table for a terminal, as wide as that is, without columns of dashes."""
         strips = list[Strip]()
-        for column, cells in zip(self.columns, self.by_column, strict=True):
+        known = self.known
+        for column, cells in zip(known.columns, known.by_column, strict=True):
             strip = Strip(
                 head=_cell(column.title),
                 texts=[_cell(cell.text) for cell in cells],

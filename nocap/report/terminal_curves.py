@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nocap.config.outward import visible
+from nocap.config.outgoing_text import visible
 from nocap.report.terminal import plain, prose, terminal_width
 
 MARKS = "•+×○▲□◆※"

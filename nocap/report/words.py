@@ -13,9 +13,10 @@ from nocap import display as formats
 from nocap.display import NONE, Unit, count
 from nocap.judge.interval import ROUNDING, Estimate
 from nocap.report.table import Column, TableCell
-from nocap.store.metrics import METRICS, Better, Metric, Scale
+from nocap.store.metrics import METRICS, Better, Metric, Scale, Wording
 
 FAR = 10.0  # between the ends of a ratio: it is not known
+MOST_DECIMALS = 8  # of a difference: what is narrower is rounding
 NARROW = 0.02  # half width of a ratio, below which two digits hide its interval
 UNITS = ("MiB", "MB", "ms", "tokens/s", "bytes/token")  # that a value is shown with
 # how a metric is shown → what its column counts in
@@ -58,11 +59,11 @@ class _Change:
     @property
     def amount(self) -> float:
         """Return the size that is drawn, without its sign."""
-        return float(self.size.rstrip("×%"))
+        return float(self.size.rstrip("×%").replace(",", ""))
 
 
-def _change(x: float, metric: Metric, scale: Scale) -> _Change:
-    """Return a gain as a change.
+def _change(x: float, metric: Metric, scale: Scale, half_width: float = 0.0) -> _Change:
+    """Return a gain as a change. `half_width`: of the interval that stands beside a difference.
 
     Errors:
         ValueError: the metric has no better and worse.
@@ -72,7 +73,7 @@ def _change(x: float, metric: Metric, scale: Scale) -> _Change:
         raise ValueError(f"{metric.name} is no gain")
     way = words.better if x >= _no_change(scale) else words.worse
     if scale is Scale.difference:
-        return _Change(size=extent(x, metric), way=way)
+        return _Change(size=extent(x, metric, half_width), way=way)
     size = x if words.as_speed else 1 / x
     if size >= 2:
         return _Change(size=f"{size:.2f}×", way=words.times)
@@ -91,9 +92,14 @@ def _share(x: float) -> str:
     return f"{x:.1%}"
 
 
-def extent(x: float, metric: Metric) -> str:
-    """Draw the size of a difference: of a loss four decimals, or of less than that one digit, for a
-    word may stand beside it; of a raced command's metric, which may be of any size, four digits."""
+def extent(x: float, metric: Metric, half_width: float = 0.0) -> str:
+    """Draw the size of a difference, with the decimals that its interval needs: of a loss four, or
+    one digit of a narrower interval; of a raced command's metric, which may be of any size, two
+    digits of the interval. Without an interval a loss has four decimals, or one digit of less than
+    that, for a word may stand beside it; a raced metric has four digits."""
+    decimals = _decimals(half_width, metric)
+    if decimals is not None and abs(x) < formats.GREAT:
+        return f"{abs(x):,.{decimals}f}"
     if metric.unit and ROUNDING < abs(x) < 0.00005:
         return f"{abs(x):.1g}"
     if not metric.unit:
@@ -103,14 +109,25 @@ def extent(x: float, metric: Metric) -> str:
     return f"{abs(x):.4f}"
 
 
-def gain(x: float, metric: Metric, scale: Scale) -> str:
+def _decimals(half_width: float, metric: Metric) -> int | None:
+    """Return the decimals of a difference and its half width; `None`: no interval says how many, or
+    it is rounding alone."""
+    if not half_width or not math.isfinite(half_width):
+        return None
+    first = -math.floor(math.log10(half_width))  # the decimal of its first digit
+    decimals = max(4, first) if metric.unit else max(0, first + 1)
+    return decimals if decimals <= MOST_DECIMALS else None
+
+
+def gain(x: float, metric: Metric, scale: Scale, half_width: float = 0.0) -> str:
     """Draw a gain as a change, such as `7.4% faster`, `3.59× as fast`, `lower loss by 0.0098` or
-    `0.94 of the baseline's time at equal loss`; a value as it is."""
+    `0.94 of the baseline's time at equal loss`; a value as it is. `half_width`: of the interval
+    that stands beside a difference."""
     if metric.relative:
         return _of_baseline(f"{x:.4g}", metric)
     if is_plain(metric, scale):
         return value(x, metric)
-    change = _change(x, metric, scale)
+    change = _change(x, metric, scale, half_width)
     if change.amount == 0:
         return "the same"
     if scale is Scale.ratio:
@@ -151,11 +168,13 @@ def measured(estimate: Estimate, metric: Metric, scale: Scale) -> TableCell:
     if metric.relative:
         drawn = ratio(estimate)
         return replace(drawn, text=_of_baseline(drawn.text, metric))
+    if scale is Scale.difference and estimate.half_width:
+        half = estimate.half_width
+        text = gain(estimate.mid, metric, scale, half)
+        return TableCell(text=text, small=f"± {extent(half, metric, half)}")
     text = gain(estimate.mid, metric, scale)
     if estimate.low == estimate.high:
         return TableCell(text=text)
-    if scale is Scale.difference:
-        return TableCell(text=text, small=f"± {extent(estimate.half_width, metric)}")
     return TableCell(text=text, small=f"[{between(estimate.low, estimate.high, metric, scale)}]")
 
 
@@ -232,6 +251,15 @@ def counted(names: Iterable[str], words: Iterable[str]) -> str:
     """Say how often each of the words stands there: `12 confirmed, 3 refuted`."""
     times = Counter(names)
     return ", ".join(f"{times[word]} {word}" for word in words if times[word])
+
+
+def cost(ratio: float, wording: Wording) -> str:
+    """Draw what an arm takes over what the baseline takes: `12.0% more memory`, `3.00× the
+    tokens`."""
+    if ratio >= 2:
+        return f"{ratio:.2f}× {wording.times}"
+    way = wording.worse if ratio > 1 else wording.better
+    return f"{_share(abs(ratio - 1))} {way}"
 
 
 # --- columns of a table ---------------------------------------------------------------------------

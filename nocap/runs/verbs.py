@@ -11,11 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from nocap.config.bounded import read_text
+from nocap.config.untrusted_files import read_text
 from nocap.display import NONE, plural, shorten, size
 from nocap.judge.comparison_schema import to_json
-from nocap.launch.mirror import send_grid, send_run
 from nocap.launch.run_table import table
+from nocap.launch.upload import send_grid, send_run
 from nocap.options.tracker import NoLoginError, TrackerSession
 from nocap.report.run_differences import render, why
 from nocap.report.table import Column, Table

@@ -49,7 +49,7 @@ def foreseen(grid: Grid, *, lengths_by: str | None = EQUAL_LOSS) -> Iterator[str
     if n_arms < 1:
         return
     records = records_in(grid.folder.parents[1])
-    config = dict(flat(base.parts["config"]))
+    config = dict(flat(base.identity_parts["config"]))
     known = noise_of(records, config)
     steps = base.run.trainer.steps
     if steps not in known:

@@ -15,8 +15,9 @@ from nocap.config.flags import EQUAL_LOSS, PLAN
 from nocap.config.run import Run
 from nocap.config.trainer import Device
 from nocap.display import BYTES, duration, size, three_digits
-from nocap.launch.grid import Cell, Grid, key_of
+from nocap.launch.grid import Cell, Grid
 from nocap.launch.run_folder import outcome
+from nocap.launch.sweep import key_of
 from nocap.report.table import Column, Table
 from nocap.report.terminal import prose
 from nocap.sessions.figures import StepFigures

@@ -13,7 +13,8 @@ from nocap.config.flags import TIME
 from nocap.config.keys import require
 from nocap.config.trainer import Device
 from nocap.display import plural
-from nocap.launch.grid import Cell, Grid, replaced
+from nocap.launch.grid import Cell, Grid
+from nocap.launch.sweep import replaced
 from nocap.sessions.session import Session
 
 

@@ -27,9 +27,9 @@ from nocap.config.trainer import Device, Trainer
 from nocap.launch import environment
 from nocap.sessions.places import PLACES
 from nocap.sessions.session_file import SessionFile, SessionRequest, read_session
-from nocap.store.file_writing import not_elsewhere
+from nocap.store.file_writing import open_without_link
 from nocap.store.identity import digest, source_hashes
-from nocap.store.metrics import now
+from nocap.store.measurement import now
 
 WORKER = "nocap.sessions.worker"
 
@@ -99,7 +99,7 @@ class Session:
                 return result
             log = path.with_suffix(".log")
             log.parent.mkdir(parents=True, exist_ok=True)
-            with open(log, "w", opener=not_elsewhere) as file:
+            with open(log, "w", opener=open_without_link) as file:
                 worker = subprocess.run(
                     [sys.executable, "-m", WORKER, str(path)],
                     env=self._environment(),

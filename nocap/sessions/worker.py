@@ -33,7 +33,7 @@ import torch
 from nocap.config import hardware
 from nocap.config.compose import compose
 from nocap.config.errors import FailedError
-from nocap.config.outward import guarded
+from nocap.config.outgoing_text import guarded
 from nocap.config.run import Run
 from nocap.generation.engines import Cached, Engine, Recompute, windows
 from nocap.generation.sampling import TokenSampler, generate
@@ -57,7 +57,8 @@ from nocap.sessions.figures import (
     StepFigures,
 )
 from nocap.sessions.session_file import SessionRequest
-from nocap.store.metrics import HELD, now
+from nocap.store.measurement import now
+from nocap.store.metrics import HELD
 from nocap.store.record_files import write_json
 from nocap.training import allocator
 

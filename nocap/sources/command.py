@@ -28,10 +28,11 @@ import psutil
 
 from nocap.config.errors import FailedError
 from nocap.config.keys import require
-from nocap.config.outward import redact, visible
+from nocap.config.outgoing_text import redact, visible
 from nocap.sources.command_output import CUT, LOG, LOG_BYTES, RESULT, copy_path, lines
 from nocap.sources.formats import COLOUR
-from nocap.store.metrics import METRICS, now
+from nocap.store.measurement import now
+from nocap.store.metrics import METRICS
 from nocap.store.record_files import write_json
 
 PREPARED = "prepare.log"

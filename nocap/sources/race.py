@@ -9,9 +9,8 @@ written before the first run.
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,19 +19,19 @@ from threading import Event
 from nocap.judge.claim import TO_TARGET
 from nocap.judge.interval import analyses
 from nocap.judge.races import Limit, RaceQuestion, RaceResult, RaceRows, judge
-from nocap.judge.time_to_target import TargetCrossing, crossing
+from nocap.judge.time_to_target import TargetCrossing
 from nocap.report.html_page import finite
 from nocap.sources.command import COSTS, Command, failures_of
 from nocap.sources.command_output import MetricReader, result
-from nocap.store.metrics import METRICS, Better, Ending, Measurement, Metric, now
+from nocap.sources.race_rows import RunRows, read_rows
+from nocap.store.measurement import Measurement, now
+from nocap.store.metrics import METRICS, Metric
 from nocap.store.record_files import Required, digest, read_json, write_json
 
 FILE = "race.json"
 COST_NAMES = (*COSTS, *TO_TARGET)  # whatever the command prints
-NOT_REACHED = "it never came to the target"
-_REGISTERED = Required(
-    {"at": str, "exploratory": str, "arms": dict}
-)  # what is read of a registration
+# what is read of a registration
+_REGISTERED = Required({"at": str, "exploratory": str, "arms": dict})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,16 +62,10 @@ class RaceOutcome:
     result: RaceResult
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Run:
-    """What is known of a run that ended."""
-
-    measurements: Sequence[Measurement]
-    crossings: Mapping[str, TargetCrossing]  # by the names of `TO_TARGET`; empty without a target
-
-
 @dataclass(kw_only=True)
 class Race:
+    """A race: what is compared, and how its runs are begun, ended and read."""
+
     arms: Sequence[Command]  # the baseline first
     readers: Sequence[MetricReader]  # the one that decides first
     output_dir: Path
@@ -85,11 +78,11 @@ class Race:
     sessions: int = 1
     apart_s: float = 0.0
     jobs: int = 1  # runs at once; of more than one no time is known
-    begin: Callable[[Command, int, Path], None]  # runs one
+    begin: Callable[[Command, int, Path], None]  # runs an arm with a seed in a folder
     stop: Event = field(default_factory=Event)  # ends what runs
     failed: Event = field(default_factory=Event)  # begins nothing more
     log: Callable[[str], None] = print
-    _runs: dict[Path, _Run] = field(default_factory=dict, init=False)  # each is read once
+    _rows: dict[Path, RunRows] = field(default_factory=dict, init=False)  # of each run's folder
 
     # --- what it is -------------------------------------------------------------------------------
 
@@ -300,60 +293,16 @@ class Race:
                     crossings.setdefault((arm.name, name), []).append(point)
         return RaceRows(measurements=measurements, crossings=crossings)
 
-    def _read(self, arm: Command, repeat: int) -> _Run:
+    def _read(self, arm: Command, repeat: int) -> RunRows:
+        """Return the rows of a run, which is read once."""
         folder = self.run_folder(arm, repeat)
-        if folder not in self._runs:
-            self._runs[folder] = self._parse_run(arm, repeat, folder)
-        return self._runs[folder]
-
-    def _parse_run(self, arm: Command, repeat: int, folder: Path) -> _Run:
-        content = result(folder) or {}
-        when = str(content.get("started", ""))
-        crossings = dict[str, TargetCrossing]()
-        if self.target is not None:
-            crossings = self._to_target(folder, self.target)
-        values = {reader.metric: reader.value(folder) for reader in self.all_readers}
-        for cost in self.costs:
-            point = crossings.get(cost.name)
-            values[cost] = float(content[cost.name]) if point is None else point.at
-        seed = self.first_seed + repeat
-        measurements = [_row(arm.name, seed, metric, x, when) for metric, x in values.items()]
-        return _Run(measurements=measurements, crossings=crossings)
-
-    def _to_target(self, folder: Path, target: float) -> dict[str, TargetCrossing]:
-        """Return where the run came to the target, on the curve of the first metric. Its seconds
-        are those at which it printed that it was there."""
-        points = [
-            (step, value, at)
-            for step, value, at in self.readers[0].curve(folder)
-            if step is not None
-        ]
-        steps = [step for step, _, _ in points]
-        seconds = [at for _, _, at in points]
-        sign = -1 if self.readers[0].better is Better.higher else 1  # the curve that is read falls
-        values = [sign * value for _, value, _ in points]
-        point = crossing(steps, values, target=sign * target) if points else None
-        if point is None:
-            return dict.fromkeys(TO_TARGET, TargetCrossing.never(math.inf))
-        after = next(i for i, step in enumerate(steps) if step >= point.at)
-        seconds_at = TargetCrossing(
-            at=seconds[after], before=seconds[max(after - 1, 0)], after=seconds[after]
-        )
-        return dict(zip(TO_TARGET, (seconds_at, point), strict=True))
-
-
-def _row(arm: str, seed: int, metric: Metric, value: float, when: str) -> Measurement:
-    """Return a measurement of a run; refused where the value is endless, as of a target that was
-    not met."""
-    if math.isinf(value):
-        ending = Ending.refused
-        return Measurement(
-            arm=arm,
-            repeat=seed,
-            metric=metric,
-            value=None,
-            ending=ending,
-            when=when,
-            why=NOT_REACHED,
-        )
-    return Measurement(arm=arm, repeat=seed, metric=metric, value=value, when=when)
+        if folder not in self._rows:
+            self._rows[folder] = read_rows(
+                folder,
+                arm=arm.name,
+                seed=self.first_seed + repeat,
+                readers=self.all_readers,
+                costs=self.costs,
+                target=self.target,
+            )
+        return self._rows[folder]

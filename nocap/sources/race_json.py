@@ -14,7 +14,7 @@ from nocap.judge.interval import analyses
 from nocap.judge.races import RacedArm, RaceResult
 from nocap.sources.command_output import result
 from nocap.sources.race import Race, RaceOutcome
-from nocap.store.metrics import Measurement
+from nocap.store.measurement import Measurement
 
 IGNORES_SEED = "n=1: all repeats are equal to rounding, the commands ignore their seed"
 

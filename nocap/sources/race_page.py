@@ -14,6 +14,7 @@ from markupsafe import Markup
 from nocap import __version__
 from nocap.display import NONE
 from nocap.judge.differences import DifferenceWord
+from nocap.judge.interval import Position
 from nocap.judge.races import RacedArm, RaceResult
 from nocap.judge.verdict import ClaimWord
 from nocap.report import forest, html_page, svg_chart
@@ -27,6 +28,7 @@ from nocap.sources.race_json import reason, run_objects
 from nocap.sources.race_tables import every_run, gain_cell, tables
 from nocap.store.metrics import Better, Metric, Scale
 
+SAID_COSTS = ("wall_s", "peak_mib")  # of which a heading says the means
 GAIN_WORDS = (DifferenceWord.better, ClaimWord.confirmed, ClaimWord.exceeded)
 
 
@@ -55,9 +57,9 @@ def render(race: Race, outcome: RaceOutcome, *, command: str | None = None) -> s
         kind="nocap race",
         title=f"{metric.name}, against {race.arms[0].name}",
         answer=_answer(race, result, first),
-        others=[_headline(result, arm, metric) for arm in others],
+        others=[_headline(race, result, arm) for arm in others],
         facts=_facts(outcome, command),
-        tables=[html_page.known(table) for table in tables(race, outcome)],
+        tables=[table.known for table in tables(race, outcome)],
         forests=[picture for picture in pictures if picture],
         curves=_curves(race, result.n),
         when=outcome.registration.at,
@@ -72,12 +74,13 @@ def _gain(arm: RacedArm, metric: Metric) -> str:
     return "" if cell is None or cell.text == NONE else str(cell)
 
 
-def _headline(result: RaceResult, arm: RacedArm, metric: Metric) -> _Headline:
+def _headline(race: Race, result: RaceResult, arm: RacedArm) -> _Headline:
+    facts = [_gain(arm, race.readers[0].metric), *_costs(race, result, arm)]
     return _Headline(
         arm=arm.name,
         word=arm.word.value,
         kind=arm.word.name,
-        gain=_gain(arm, metric),
+        gain=", ".join(filter(None, facts)),
         reason=reason(result, arm),
     )
 
@@ -107,7 +110,23 @@ def _answer(race: Race, result: RaceResult, first: RacedArm | None) -> str:
     gain = _gain(first, metric)
     if gain:
         facts.append(f"{metric.name} {gain}")
-    return f"{first.name}: {', '.join(facts)}, against {base}"
+    facts += _costs(race, result, first)
+    return f"{first.name} against {base}: {', '.join(facts)}"
+
+
+def _costs(race: Race, result: RaceResult, arm: RacedArm) -> Iterator[str]:
+    """Say what an arm takes more or less of, where its interval lies on one side; of one session,
+    which has no intervals, both means where they differ."""
+    for metric in race.costs:
+        own = arm.measured[metric.name]
+        base = result.baseline[metric.name]
+        if own.estimate is not None:
+            if own.estimate.position(1.0, 1.0) in (Position.below, Position.above):
+                yield measured(own.estimate, metric, Scale.ratio).text
+        elif metric.name in SAID_COSTS and own.mean is not None and base.mean is not None:
+            means = [metric.show(own.mean), metric.show(base.mean)]
+            if means[0] != means[1]:
+                yield f"{metric.title} {means[0]} against {means[1]}"
 
 
 def _facts(outcome: RaceOutcome, command: str | None) -> list[Fact]:

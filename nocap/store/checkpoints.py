@@ -1,5 +1,9 @@
-"""Name checkpoints, and find what a killed process left. Only names that nocap makes are ever
-touched. No torch."""
+"""Name checkpoints, find them, and say what is wrong with one. Only names that nocap makes are ever
+touched. No torch.
+
+A folder `step-00000200` holds `model.safetensors`, `optimizer.safetensors`, `state.json`, the run's
+rows so far as `metrics.jsonl`, and `manifest.json`, the files' SHA-256.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,19 @@ import shutil
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
-from nocap.config.bounded import parse_json, read_text
+from nocap.config.untrusted_files import parse_json, read_text
+from nocap.store.record_files import ROWS, SHAPES, check_shape, read_rows
 
 FOLDER = "checkpoints"  # in a run's folder
-MANIFEST = "manifest.json"  # in a checkpoint: the files' SHA-256
+# in a checkpoint, beside the rows so far
+MODEL = "model.safetensors"
+OPTIMIZER = "optimizer.safetensors"
+STATE = "state.json"
+CHECKSUMS = "manifest.json"  # the SHA-256 of the other files
+# what reading a damaged file can raise
+UNREADABLE = (OSError, ValueError, TypeError, RecursionError)
 # a file of `write_file`, or a checkpoint's folder
 UNFINISHED = re.compile(r"\..+\.[0-9a-f]{12}\.tmp|(\.step-\d{8,18}\.tmp)")
 
@@ -66,6 +78,84 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+# --- what is wrong with one -----------------------------------------------------------------------
+
+
+def any_valid(run_dir: Path) -> bool:
+    """Say whether a run has a checkpoint that it can go on from."""
+    return any(problem_of(path) is None for path in newest_first(run_dir / FOLDER))
+
+
+def problem_of(path: Path) -> str | None:
+    """Return why the checkpoint cannot be used, or `None`."""
+    if not is_folder(path):
+        return "it must be a folder, and no link to one"
+    try:
+        sums = dict[str, str](parse_json(read_text(path / CHECKSUMS)))
+        if set(sums) != {MODEL, OPTIMIZER, STATE, ROWS}:
+            own = sorted((MODEL, OPTIMIZER, STATE, ROWS))
+            return f"{CHECKSUMS} names {sorted(sums)}, not {own}"
+    except UNREADABLE as error:
+        return f"{CHECKSUMS} cannot be read ({error})"
+    for name in sorted(sums):
+        problem = _file_problem(path / name, sums[name])
+        if problem:
+            return problem
+    return None
+
+
+def _file_problem(file: Path, expected: str) -> str | None:
+    try:
+        if not file.is_file():
+            return f"{file.name} is missing"
+        if sha256(file) != expected:
+            return f"{file.name} does not match its checksum"
+        if file.name == ROWS:
+            if not _has_all_rows(file):
+                return f"{ROWS} must hold the rows before the step in the folder's name"
+        elif file.name == STATE:
+            if state_of(file.parent)["step"] != step_of(file.parent):
+                return f"{file.name} must be of the step in the folder's name"
+        else:
+            tensor_shapes(file)
+        return None
+    except UNREADABLE as error:
+        return f"{file.name} cannot be read ({error})"
+
+
+def _has_all_rows(file: Path) -> bool:
+    """Say whether each line of a checkpoint's rows can be read, and the last is before its step."""
+    content = file.read_bytes()
+    rows = read_rows(content)
+    if len(rows) != len(content.splitlines()):
+        return False
+    return not rows or rows[-1]["step"] < (step_of(file.parent) or 0)
+
+
+def state_of(path: Path) -> dict[str, Any]:
+    """Read what a checkpoint keeps beside its tensors and rows."""
+    file = path / STATE
+    state: dict[str, Any] = parse_json(read_text(file))
+    check_shape(state, SHAPES[STATE], file)
+    return {"step": -1, **state}
+
+
+def tensor_shapes(path: Path) -> dict[str, list[int]]:
+    """Return the name and shape of each tensor in a file; reads no tensor.
+
+    Errors:
+        OSError, ValueError: it cannot be read.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as file:
+            # it is no dict
+            return {key: file.get_slice(key).get_shape() for key in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(str(error)) from error
+
+
 # --- what a killed process leaves -----------------------------------------------------------------
 
 
@@ -84,11 +174,6 @@ def unfinished(folder: Path, *, older_than_s: float = 0.0) -> list[Path]:
     return paths
 
 
-def any_sound(run_dir: Path) -> bool:
-    """Say whether a run has a checkpoint that matches its checksums."""
-    return any(is_folder(path) and _is_sound(path) for path in newest_first(run_dir / FOLDER))
-
-
 def delete(paths: Iterable[Path]) -> None:
     """Remove files, and folders with all that they hold."""
     for path in paths:
@@ -103,17 +188,3 @@ def _inside(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     return list(folder.iterdir())
-
-
-def _is_sound(path: Path) -> bool:
-    """Say whether a checkpoint's files match its checksums."""
-    try:
-        sums = parse_json(read_text(path / MANIFEST))
-        for name, checksum in sums.items():
-            file = path / name
-            # a pipe would be waited for
-            if not file.is_file() or sha256(file) != checksum:
-                return False
-    except (OSError, ValueError, AttributeError):
-        return False
-    return True

@@ -8,7 +8,7 @@ import secrets
 from pathlib import Path
 from typing import TextIO
 
-from nocap.config.outward import redact, visible
+from nocap.config.outgoing_text import redact, visible
 
 
 def write_file(
@@ -56,10 +56,10 @@ def to_append(path: Path) -> TextIO:
     error, not a hang."""
     if path.is_symlink():
         path.unlink()
-    return open(path, "a", encoding="utf-8", opener=not_elsewhere)
+    return open(path, "a", encoding="utf-8", opener=open_without_link)
 
 
-def not_elsewhere(name: str, flags: int) -> int:
+def open_without_link(name: str, flags: int) -> int:
     """Open a file to write to it. A link is an error: it is not followed to a place that somebody
     else chose."""
     return os.open(name, flags | os.O_NONBLOCK | os.O_NOFOLLOW, 0o666)

@@ -16,7 +16,6 @@ import ast
 import hashlib
 import os
 import re
-import subprocess
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -125,11 +124,13 @@ QUIET = (
     "nocap.data.shards",  # its content is in the data's hash
     "nocap.model.flops",
     "nocap.training",  # the package; below it, what saves, measures and reports
-    "nocap.training.checkpoint",
     "nocap.training.ledger",
+    "nocap.training.loading",
     "nocap.training.memory",
+    "nocap.training.memory_limit",
     "nocap.training.probe",
     "nocap.training.recorder",
+    "nocap.training.saving",
     "nocap.training.state",
 )
 # Groups whose options compute no number but the tokens, whose content is hashed. The code that
@@ -260,6 +261,7 @@ def _of_options(run: Run, what: str) -> list[str]:
 
 @cache
 def is_quiet(module: str) -> bool:
+    """Say whether a module computes no number."""
     return any(fnmatchcase(module, pattern) for pattern in QUIET)
 
 
@@ -403,48 +405,3 @@ def _imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
                 yield node.level, package
                 for alias in names:
                     yield node.level, f"{package}.{alias.name}".lstrip(".")
-
-
-# --- git ------------------------------------------------------------------------------------------
-
-
-CHECKOUT = PACKAGE.parent
-
-
-def uncommitted() -> tuple[str, bytes] | None:
-    """Return the commit of the checkout that nocap runs from, and the diff of its code since;
-    `None` without one."""
-    if not (CHECKOUT / ".git").exists():
-        return None
-    try:
-        commit = _git("rev-parse", "HEAD")
-        diff = _git("diff", "HEAD", "--", "nocap", "conf")
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return commit.decode().strip(), diff
-
-
-def _git(*arguments: str) -> bytes:
-    """Return what git prints about the checkout.
-
-    Errors:
-        OSError, SubprocessError: there is no git, or it fails.
-    """
-    command = ["git", "-C", str(CHECKOUT), *arguments]
-    process = subprocess.run(command, capture_output=True, check=True, timeout=10)
-    return process.stdout
-
-
-def git_state() -> dict[str, str | None] | None:
-    """Return what a record says of it: the commit, and the SHA-256 of the diff, null where nothing
-    was changed. A diff may hold any secret: it is not stored unless asked for (`store.diff`)."""
-    changes = uncommitted()
-    if changes is None:
-        return None
-    commit, diff = changes
-    if not commit:
-        return None
-    diff_sha256: str | None = None
-    if diff:
-        diff_sha256 = hashlib.sha256(diff).hexdigest()
-    return {"commit": commit, "diff_sha256": diff_sha256}

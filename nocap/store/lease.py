@@ -41,7 +41,7 @@ from functools import cache
 from pathlib import Path
 
 from nocap.config.keys import require
-from nocap.store.file_writing import not_elsewhere
+from nocap.store.file_writing import open_without_link
 
 NAME = ".lease"
 HOLDER = "holder"
@@ -69,7 +69,8 @@ class Lease(AbstractContextManager["Lease"]):
     """A claim on a folder, which this process holds until `close` or its death."""
 
     def __init__(self, claim: Path) -> None:
-        """
+        """Make the claim's folder, and say in it who holds it.
+
         Errors:
             FileNotFoundError: another process has cleared the place.
         """
@@ -238,7 +239,7 @@ def _alive(claim: Path, now: float) -> str | None:
         # given back now, or nothing that nocap made
         suppress(FileNotFoundError, NotADirectoryError, ValueError),
         # asks the file server for the times of now
-        open(claim / HOLDER, "r+", encoding="utf-8", opener=not_elsewhere) as file,
+        open(claim / HOLDER, "r+", encoding="utf-8", opener=open_without_link) as file,
     ):
         name, machine_name, *_ = [*file.read().splitlines(), "", ""]
         if machine_name == machine():

@@ -1,17 +1,12 @@
 """The registry of metrics: what is measured, its unit, which way is better, where its noise comes
-from, how it is shown and where a run's record has it. There is no other table of metrics. A
-`Measurement` is a value of one of them, whoever made it: train, bench, profile, generate or
-study."""
+from, how it is shown and where a run's record has it. There is no other table of metrics."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import datetime
 from enum import Enum
 
-from nocap.config.keys import require
 from nocap.display import count, duration, integer, loss, three_digits
 
 
@@ -84,6 +79,14 @@ def _lower(noun: str) -> Wording:
     times = f"the {noun}"
     no_worse = f"no higher {noun}"
     return Wording(better=better, worse=worse, times=times, no_worse=no_worse)
+
+
+# What a training takes beside time, as a sentence says it.
+COST_WORDS = {
+    "memory": _less("memory"),
+    "params": _fewer("parameters"),
+    "tokens": _fewer("tokens"),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -470,64 +473,3 @@ HELD = ("parameters", "gradients", "optimizer", "activations")  # parts of memor
 def part_title(part: str) -> str:
     """Return a part as a table calls it; one of a replaced block is called by its module's path."""
     return PARTS.get(part, part)
-
-
-# --- measurements ---------------------------------------------------------------------------------
-
-
-class Ending(Enum):
-    measured = "measured"
-    # reached its target in its shortest schedule: the value is more than was needed
-    at_most = "at_most"
-    diverged = "diverged"
-    refused = "refused"  # there is a value, but it says nothing: `why`
-
-
-class Per(Enum):
-    """What repeats a measurement."""
-
-    seed = "seed"
-    session = "session"  # of timing, apart from the others in time and in process
-    exact = "exact"  # a count: any session has it
-
-
-def now() -> str:
-    """Return the time to the second, as records have their start."""
-    local = datetime.now().astimezone()
-    return local.isoformat(timespec="seconds")
-
-
-def moment(text: str) -> float | None:
-    """Read a time of ISO 8601 as seconds since the epoch, so that times of two zones are in their
-    order.
-
-    One without a zone is of this machine's. None: the text is no time.
-    """
-    try:
-        return datetime.fromisoformat(text).timestamp()
-    except (OverflowError, ValueError):
-        return None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Measurement:
-    """What one arm did in one metric, once."""
-
-    arm: str
-    repeat: int  # the seed of a run, the number of a session, or the round of a bench
-    metric: Metric
-    value: float | None  # in the metric's unit; None where the run diverged, or it is refused
-    ending: Ending = Ending.measured
-    where: str = ""  # the hardware's fingerprint
-    when: str = ""  # ISO 8601
-    part: str = ""  # of the step, where a profile measured only that
-    per: Per = Per.seed
-    why: str = ""  # it is refused
-
-    def __post_init__(self) -> None:
-        needs_none = self.ending in (Ending.diverged, Ending.refused)
-        has_none = self.value is None
-        is_finite = math.isfinite(self.value or 0.0)
-        rule = "be a finite number, or null if the run diverged or was refused"
-        name = f"a measurement of {self.metric.name}"
-        require(has_none == needs_none and is_finite, name, rule, self.value)

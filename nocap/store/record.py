@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from nocap.config.keys import flat, require
-from nocap.config.outward import redact
-from nocap.store.metrics import METRICS, OF_A_RUN, Ending, Measurement, moment
+from nocap.config.outgoing_text import redact
+from nocap.store.measurement import Ending, Measurement, moment
+from nocap.store.metrics import METRICS, OF_A_RUN
 from nocap.store.record_files import (
     ENDED,
     MANIFEST,

@@ -17,11 +17,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, cast
 
-from nocap.config.bounded import parse_json, read_bytes, read_text
 from nocap.config.keys import InputError, require
-from nocap.config.outward import redact
+from nocap.config.outgoing_text import redact
+from nocap.config.untrusted_files import parse_json, read_bytes, read_text
 from nocap.store import lease
-from nocap.store.file_writing import not_elsewhere, write_file
+from nocap.store.file_writing import open_without_link, write_file
 
 SCHEMA_VERSION = 1
 
@@ -43,10 +43,13 @@ class RunStatus(StrEnum):
 
 # a non-finite loss is a result; a run that was cut short is none
 ENDED = (RunStatus.finished, RunStatus.diverged)
+CONFIG = "config.yaml"
 MANIFEST = "manifest.json"
+ROWS = "metrics.jsonl"
 SUMMARY = "summary.json"
+TRAIN_LOG = "train.log"
 SEAL = "sha256"  # the key of the summary that holds the digests
-SEALED = ("config.yaml", MANIFEST, "metrics.jsonl")  # what they are of
+SEALED = (CONFIG, MANIFEST, ROWS)  # what they are of
 
 Json = dict[str, Any]
 Row = Json
@@ -320,7 +323,7 @@ class Metrics:
         content = json.dumps(redact(row), allow_nan=False).encode() + b"\n"
         lease.check(self._stage)
         try:
-            with open(self.path, "ab", opener=not_elsewhere) as file:
+            with open(self.path, "ab", opener=open_without_link) as file:
                 file.write(content)
         except OSError as error:
             line = (

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 
 from nocap import outside
 from nocap.config.errors import line_of
-from nocap.config.outward import redact
+from nocap.config.outgoing_text import redact
 from nocap.options.tracker import RunFacts, Tables, Tracker, TrackerSession
 from nocap.store.record_files import RunStatus
 

@@ -23,9 +23,9 @@ from nocap.judge.claim import Claim
 from nocap.sessions.figures import StepFigures
 from nocap.sessions.places import PLACES
 from nocap.sessions.session_file import SessionFile
-from nocap.store.identity import OF_THE_MACHINE, digest
-from nocap.store.metrics import moment
-from nocap.store.record_files import read_json
+from nocap.store.identity import OF_THE_MACHINE
+from nocap.store.measurement import moment
+from nocap.store.record_files import digest, read_json
 from nocap.study.evidence import places
 from nocap.study.study_plan import StudyPlan
 

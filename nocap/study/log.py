@@ -1,6 +1,6 @@
 """A study's log: its registrations, results and verdicts. It is a file in the study's own folder,
 committed with its results. Lines are only added; git shows if one was edited or taken out.
-`nocap.study.registration` says from the lines where a claim stands."""
+`nocap.study.provenance` says from the lines where a claim stands."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from typing import TypeVar
 
 import msgspec
 
-from nocap.config.bounded import parse_json, read_text
-from nocap.config.outward import redact
-from nocap.store.file_writing import not_elsewhere
-from nocap.store.metrics import now
+from nocap.config.outgoing_text import redact
+from nocap.config.untrusted_files import parse_json, read_text
+from nocap.store.file_writing import open_without_link
+from nocap.store.measurement import now
 
 FILE = "log.jsonl"
 
@@ -198,7 +198,7 @@ def append(
     """
     if not lines:
         return
-    with open(path, "a", encoding="utf-8", opener=not_elsewhere) as file:
+    with open(path, "a", encoding="utf-8", opener=open_without_link) as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # freed with the file
         log = read_log(path)
         at = now()

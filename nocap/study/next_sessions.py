@@ -7,10 +7,10 @@ from datetime import datetime
 from itertools import chain
 
 from nocap.sessions.session_file import SessionFile
-from nocap.store.metrics import Per
+from nocap.store.measurement import Per
 from nocap.study.carry_out import StudyOutcome
+from nocap.study.result_schema import NextSessions
 from nocap.study.study_result import StudyResult
-from nocap.study.study_schema import NextSessions
 
 
 def next_sessions(

@@ -19,7 +19,7 @@ from nocap.judge.power import (
     detectable_time,
     noise_at_equal_loss,
 )
-from nocap.launch.lengths import cost_of
+from nocap.launch.baseline_lengths import cost_of
 from nocap.report.table import Column, Table
 from nocap.report.terminal import prose
 from nocap.sessions.foresight import records_in
@@ -27,8 +27,9 @@ from nocap.sessions.grid_plan import of_grid
 from nocap.store.metrics import METRICS
 from nocap.store.record import Record
 from nocap.store.record_files import RunStatus
-from nocap.study.carry_out import seeds_of, up_to
-from nocap.study.claim_row import expected
+from nocap.study.carry_out import up_to
+from nocap.study.claim_words import expected
+from nocap.study.conductor import seeds_of
 from nocap.study.spec import Study
 from nocap.study.study_plan import StudyPlan, compose_trials, shorter
 from nocap.study.tasks import Training, grid_of, length_trainings, sessions, trainings
@@ -158,7 +159,7 @@ def _time_shown(claim: Claim, plan: StudyPlan, others: Sequence[Record]) -> str:
     """Say which time at equal loss a claim can see; nothing where no runs tell its noise."""
     base = plan.study.against(claim)
     (run,) = trainings(plan.train, {claim.seeds[0]: [base]})
-    config = dict(flat(run.plan.parts["config"]))
+    config = dict(flat(run.plan.identity_parts["config"]))
     noise = noise_at_equal_loss(others, config)
     if not isinstance(noise, NoiseAtEqualLoss):
         return ""

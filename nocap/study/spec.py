@@ -10,7 +10,7 @@ from nocap.config.keys import key
 from nocap.judge.cautious_interval import Declared
 from nocap.judge.claim import Claim
 from nocap.judge.interval import BATCH, BATCHES
-from nocap.store.metrics import Better, Metric
+from nocap.store.metrics import Better, Metric, Scale
 
 GPU = "gpu"  # the scale of a study that is carried out where there is a GPU
 ENGINE = "engine="  # an override of a study, not of a config
@@ -119,6 +119,10 @@ class Study:
     def against(self, claim: Claim) -> str:
         """Return the arm that a claim's gains and guards are measured against."""
         return claim.baseline or self.baseline
+
+    def compared_with(self, claim: Claim) -> str | None:
+        """Return the arm that a claim is compared with; `None`: it is about a value."""
+        return None if claim.scale is Scale.value else self.against(claim)
 
     def sides(self, claim: Claim) -> list[str]:
         """List the arms whose measurements a claim needs, its own first."""

@@ -20,17 +20,11 @@ from nocap.store.file_writing import write_file
 from nocap.study import bench_sessions, carry_out, log, plan_preview, study_pages
 from nocap.study import board as leaderboard
 from nocap.study.next_sessions import next_sessions
-from nocap.study.result_of_outcome import result_of
+from nocap.study.result_maker import result_of
+from nocap.study.result_writer import answer
 from nocap.study.spec import GPU, Study
-from nocap.study.study_folder import (
-    files_of,
-    folder_of,
-    load_study,
-    options_of,
-    source_of,
-)
+from nocap.study.study_folder import files_of, folder_of, load_study, options_of, source_of
 from nocap.study.study_plan import StudyPlan, prepare
-from nocap.study.study_result import answer
 
 
 @dataclass(kw_only=True)

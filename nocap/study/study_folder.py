@@ -7,10 +7,10 @@ import os
 from pathlib import Path
 from typing import Any, cast
 
-from nocap.config.bounded import parse_yaml, read_text
 from nocap.config.keys import require
 from nocap.config.paths import PACKAGE
-from nocap.config.plain import made, refuse_interpolations
+from nocap.config.plain import dataclass_from, refuse_interpolations
+from nocap.config.untrusted_files import parse_yaml, read_text
 from nocap.judge.claim import Claim
 from nocap.study.spec import Study
 from nocap.study.spec_checks import check
@@ -52,7 +52,7 @@ def _study_of(plain: object, folder: Path) -> Study:
     refuse_interpolations(content)
     own = [name for name in ("name", "folder") if name in content]
     require(not own, " and ".join(own), "be unset, because the folder gives them", "a value")
-    study: Study = made(Study, {**content, "claims": []})
+    study: Study = dataclass_from(Study, {**content, "claims": []})
     study.name = folder.name
     study.folder = str(folder)
     claims = content.get("claims", [])
@@ -68,7 +68,7 @@ def _claim_of(plain: object, seeds: list[int], key: str) -> Claim:
     content = cast(dict[str, Any], plain)
     is_bare = "seeds" not in content
     require(is_bare, f"{key}.seeds", "be unset: set the study's seeds", content.get("seeds"))
-    claim: Claim = made(Claim, {**content, "seeds": seeds}, f"{key}.")
+    claim: Claim = dataclass_from(Claim, {**content, "seeds": seeds}, f"{key}.")
     return claim
 
 

@@ -7,21 +7,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median_high
 
-from nocap.config.bounded import read_text
 from nocap.config.keys import require
-from nocap.config.outward import redact
+from nocap.config.outgoing_text import redact
+from nocap.config.untrusted_files import read_text
 from nocap.display import count, integer, loss
-from nocap.report import forest
 from nocap.report.table import Column, Table, one_line, tame
 from nocap.report.terminal import prose
-from nocap.report.words import amount
 from nocap.store.file_writing import write_file
-from nocap.store.metrics import METRICS, Scale
+from nocap.store.metrics import METRICS
 from nocap.study import log
-from nocap.study.claim_row import ClaimRow, counted, expected, is_known, rows
+from nocap.study.claim_row import ClaimRow, counted, rows
+from nocap.study.claim_words import expected, is_known
+from nocap.study.result_reader import read_result
+from nocap.study.result_schema import ArmFacts, Speed, TuningTrial
+from nocap.study.result_writer import write_result
 from nocap.study.spec import Study
-from nocap.study.study_result import StudyResult, read_result, write_result
-from nocap.study.study_schema import ArmFacts, Speed, TuningTrial
+from nocap.study.study_result import StudyResult
 
 LEARNT = "## What was learnt"  # from here on a README is its author's
 HEADLINE = 6  # claims that a heading names one by one
@@ -40,8 +41,6 @@ CLAIM_HEAD = (
 # of a claim, for a terminal
 FACTS = ("expected", "arithmetic allows", "measured", "guards", "where", "notes")
 WIDE = 18  # letters of their names
-
-
 # of an arm
 ARM_COLUMNS = (
     Column(title="arm"),
@@ -272,63 +271,3 @@ def _section(result: StudyResult, some: Sequence[ClaimRow]) -> list[str]:
     lines += [f"{line}  " for line in _notes(result)]
     lines.append("")
     return lines
-
-
-# --- forest plots ---------------------------------------------------------------------------------
-
-
-def plots(every: Sequence[ClaimRow]) -> list[tuple[str, forest.Forest]]:
-    """Return the title and the picture of each unit's rows, in the rows' order."""
-    units: dict[str, list[ClaimRow]] = {}
-    for row in every:
-        if is_known(row.claim_result.verdict.primary):
-            units.setdefault(_unit(row), []).append(row)
-    return [(title, _plot(title, some)) for title, some in units.items()]
-
-
-def _unit(row: ClaimRow) -> str:
-    """Say what an axis counts, and which way is better. Rows of one unit share a plot."""
-    metric = METRICS[row.claim.metric]
-    scale = row.claim.scale
-    if scale is Scale.value or metric.wording is None:
-        if metric.unit in metric.title:
-            return metric.title
-        return f"{metric.title}, {metric.unit}"
-    if scale is Scale.difference:
-        return f"{metric.title}: {metric.wording.better}, {metric.unit}; right is better"
-    if metric.relative:
-        return "time over the baseline's at equal loss; left is less"
-    if metric.is_pace:
-        return "times as fast as the baseline; right is faster"
-    return "the baseline's use over the arm's; right is less"
-
-
-def _plot(title: str, some: Sequence[ClaimRow]) -> forest.Forest:
-    """Draw the rows of one unit."""
-    claim = some[0].claim
-    metric = METRICS[claim.metric]
-    lines = list(map(_line, some))
-    if claim.scale is Scale.value:
-        return forest.svg(lines, title=title, tick=lambda x: amount(x, metric))
-    return forest.svg(lines, title=title, ratio=claim.scale is Scale.ratio)
-
-
-def _line(row: ClaimRow) -> forest.ForestRow:
-    """Return a claim's line of a plot."""
-    claim = row.claim
-    shown = row.claim_result.verdict.primary.shown()
-    assert shown is not None
-    low, high = claim.expected
-    measured = row.cells["measured"]
-    found = f"{claim.statement}: {row.word_with_place}. Measured: {measured}."
-    title = f"{found} Expected: {expected(claim)}."
-    return forest.ForestRow(
-        label=f"{claim.id} {claim.arm}",
-        title=title,
-        look=row.word,
-        mid=shown.mid,
-        low=shown.low,
-        high=shown.high,
-        stated=(low, high),
-        bound=row.claim_result.bound,
-    )

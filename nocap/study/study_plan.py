@@ -16,7 +16,7 @@ from nocap.config.plain import to_plain
 from nocap.config.trainer import Trainer
 from nocap.judge.claim import AT_EQUAL_LOSS
 from nocap.judge.equal_loss import STEPS
-from nocap.launch.lengths import others_of, words_at
+from nocap.launch.baseline_lengths import others_of, words_at
 from nocap.launch.plan import Datasets, dataset_of
 from nocap.store.identity import OF_THE_MACHINE
 from nocap.study.spec import ScaleConfig, Study, arm_overrides, select_claims

@@ -11,13 +11,15 @@ from dataclasses import asdict, dataclass, replace
 from nocap.config.compose import Composed
 from nocap.config.errors import StoppedError
 from nocap.judge.claim import Rule
-from nocap.launch.grid import Cell, Grid, key_of
+from nocap.launch.grid import Cell, Grid
 from nocap.launch.plan import Datasets, Plan
 from nocap.launch.plan import plan as planned
 from nocap.launch.run_folder import outcome
 from nocap.launch.run_result import RunResult
-from nocap.launch.runner import Devices, Runner
+from nocap.launch.runner import Runner
 from nocap.launch.seed_request import seed_requests
+from nocap.launch.sweep import key_of
+from nocap.launch.this_machine import Devices
 from nocap.sessions.places import PACE
 from nocap.sessions.session import Session
 from nocap.store.identity import digest

@@ -8,10 +8,9 @@ torch has a pool of its own for CUDA, and none for a CPU.
 from __future__ import annotations
 
 import ctypes
-import re
-from pathlib import Path
 
 from nocap.config.trainer import Malloc
+from nocap.training.memory_limit import available_bytes
 
 # of malloc.h: above how many free bytes at the end of the heap they are given back; from how many
 # bytes on a block is mapped by itself, and unmapped when it is free
@@ -51,15 +50,10 @@ def use(malloc: Malloc) -> None:
 
 def _most() -> int:
     """Return how many bytes the heap may keep."""
-    try:
-        lines = Path("/proc/meminfo").read_text()
-    except OSError:
-        return SYSTEM_KEEP
-    available = re.search(r"^MemAvailable:\s+(\d+) kB$", lines, re.M)
+    available = available_bytes()
     if available is None:
         return SYSTEM_KEEP
-    available_bytes = 1024 * int(available[1])
-    return max(SYSTEM_KEEP, available_bytes // SHARE)
+    return max(SYSTEM_KEEP, available // SHARE)
 
 
 def _set(libc: ctypes.CDLL, parameter: int, value: int) -> None:

@@ -14,27 +14,18 @@ from torch import nn
 
 from nocap.config.keys import InputError
 from nocap.config.paths import expanded
-from nocap.store.checkpoints import name_of, newest_first
-from nocap.store.record_files import Row
-from nocap.training import checkpoint, memory
-from nocap.training.checkpoint import ValidCheckpoint
-from nocap.training.graphed import Graphed
+from nocap.store.checkpoints import FOLDER, name_of, newest_first
+from nocap.store.record_files import Row, RunStatus
+from nocap.training import memory
+from nocap.training.build import Trainee, autocast, build, configure_numerics
+from nocap.training.cuda_graph import MicroBatchGraph
+from nocap.training.job import Job
 from nocap.training.ledger import Ledger
+from nocap.training.loading import ValidCheckpoint, first_valid, load_checkpoint, misfit
+from nocap.training.probe import probe
 from nocap.training.recorder import Outcome, Recorder
-from nocap.training.step import (
-    Job,
-    Trainee,
-    autocast,
-    build,
-    configure_numerics,
-    enter_step,
-    forward_backward,
-    forward_of,
-    no_sync,
-    settle,
-    take_step,
-    validate,
-)
+from nocap.training.step import enter_step, forward_backward, forward_of, no_sync, settle, take_step
+from nocap.training.validation import validate
 
 
 def train(job: Job) -> Outcome:
@@ -44,7 +35,7 @@ def train(job: Job) -> Outcome:
     configure_numerics(job.run)
     trainee = build(job)
     first, recorder = resume(job, trainee)
-    recorder.probe(step=first)
+    probe(job, trainee, step=first)
     with job.stop_at_once():  # compiling may take a minute, and no step is lost
         saved_mib = warm_up(job, trainee, recorder.ledger, step=first)
     recorder.started(saved_mib=saved_mib)
@@ -61,10 +52,10 @@ def train(job: Job) -> Outcome:
             recorder.write(row)
         if not update.finite:
             divergence = recorder.diverged(update, step=step)
-            return recorder.close(status="diverged", step=step, diverged=divergence)
+            return recorder.close(status=RunStatus.diverged, step=step, diverged=divergence)
         if update.stop and step + 1 < t.steps:
             recorder.save(step=step + 1, last=True)
-            return recorder.close(status="preempted", step=step + 1)
+            return recorder.close(status=RunStatus.preempted, step=step + 1)
 
     if first < t.steps:
         recorder.save_end()
@@ -75,8 +66,8 @@ def train(job: Job) -> Outcome:
     if not math.isfinite(loss):
         job.log("diverged: the last validation loss is not finite")
         divergence = {"step": t.steps, "loss": "validation"}
-        return recorder.close(status="diverged", step=t.steps, diverged=divergence)
-    return recorder.close(status="finished", step=t.steps)
+        return recorder.close(status=RunStatus.diverged, step=t.steps, diverged=divergence)
+    return recorder.close(status=RunStatus.finished, step=t.steps)
 
 
 def val_loss(job: Job, trainee: Trainee, ledger: Ledger, *, step: int) -> float:
@@ -111,7 +102,7 @@ def resume(job: Job, trainee: Trainee) -> tuple[int, Recorder]:
         InputError: there are checkpoints and none is valid (starting over would hide the loss), or
             it is of another optimizer.
     """
-    root = job.run_dir / "checkpoints"
+    root = job.run_dir / FOLDER
     init_from = job.run.trainer.init_from
     own = newest_first(root)
     identity: str | None = None
@@ -134,7 +125,7 @@ def resume(job: Job, trainee: Trainee) -> tuple[int, Recorder]:
     first = newest.step
     state = dict[str, Any]()
     if newest.path is not None:
-        state = checkpoint.load(newest.path, model=trainee.model, optimizers=trainee.optimizers)
+        state = load_checkpoint(newest.path, model=trainee.model, optimizers=trainee.optimizers)
         line = f"beginning from step {first} of {newest.path}"
         if own:
             line = f"resuming from step {first}"
@@ -160,8 +151,8 @@ def _newest_valid(
     """Return the first valid one of these checkpoints, as rank 0 finds it, on every rank."""
     found: list[Any] = [None, []]
     if job.world.is_main:
-        misfit = partial(checkpoint.misfit, model=trainee.model, identity=identity)
-        newest = checkpoint.first_valid(paths, misfit=misfit)
+        of_run = partial(misfit, model=trainee.model, identity=identity)
+        newest = first_valid(paths, misfit=of_run)
         found = [newest.path and str(newest.path), newest.invalid]
     name, invalid = job.world.from_main(found)
     path: Path | None = None
@@ -188,7 +179,7 @@ def warm_up(
         saved_mib = _forward_backward_once(job, trainee, dummy, parameters, step=step)
         if t.cuda_graphs:
             once = partial(forward_backward, job, trainee, step=0)
-            trainee.graphed = Graphed(once, dummy, parameters)
+            trainee.graph = MicroBatchGraph(once, dummy, parameters)
         # after the graph, whose memory no validation can have: so both are in a peak
         if validates:
             trainee.model.eval()

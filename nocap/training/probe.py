@@ -17,7 +17,9 @@ from nocap import outside
 from nocap.config.keys import InputError
 from nocap.config.option import Option
 from nocap.config.run import Run
-from nocap.training.step import Job, Trainee, autocast, enter_step, forward_of
+from nocap.training.build import Trainee, autocast
+from nocap.training.job import Job
+from nocap.training.step import enter_step, forward_of
 
 CLOSE = 1e-5  # of the largest logit
 # the parts that a forward calls

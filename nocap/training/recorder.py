@@ -15,12 +15,14 @@ from nocap.config import hardware
 from nocap.model.flops import flops_per_token
 from nocap.model.gpt import count_parameters
 from nocap.options.attention import kernel_name
-from nocap.store.checkpoints import step_of
-from nocap.store.record_files import Metrics, Row
-from nocap.training import checkpoint, memory
+from nocap.store.checkpoints import FOLDER, step_of
+from nocap.store.record_files import ROWS, Metrics, Row, RunStatus
+from nocap.training import memory
+from nocap.training.build import Trainee
+from nocap.training.job import Job
 from nocap.training.ledger import Ledger
-from nocap.training.probe import probe
-from nocap.training.step import Job, Trainee, Update, settle
+from nocap.training.saving import CheckpointWriter, prune
+from nocap.training.step import Update, settle
 from nocap.training.summary import LOGGED
 
 WINDOW = 128  # steps, whose losses a new one is held against
@@ -33,7 +35,7 @@ SIGMAS = 6.0  # OLMo-core's threshold for its skip-step optimizer
 class Outcome:
     """How training ended. `totals` are keys of `summary.json` that are measured once a run."""
 
-    status: str  # finished, preempted or diverged
+    status: RunStatus  # finished, preempted or diverged
     step: int
     ledger: Ledger
     totals: dict[str, Any] = field(default_factory=dict)
@@ -57,10 +59,10 @@ class Recorder:
         }
         lost_s = max(0.0, job.spent_s - sum(before.values()))
         self.ledger = Ledger(started=job.started, before=before, lost_s=lost_s)
-        self.metrics = Metrics(job.run_dir / "metrics.jsonl", stage=job.stage)
+        self.metrics = Metrics(job.run_dir / ROWS, stage=job.stage)
         self.on_gpu = job.world.device.type == "cuda"
-        self.checkpoints = checkpoint.Writer(
-            job.run_dir / "checkpoints",
+        self.checkpoints = CheckpointWriter(
+            job.run_dir / FOLDER,
             background=self.on_gpu,
             always=job.run.trainer.keep_steps,
             stage=job.stage,
@@ -70,17 +72,13 @@ class Recorder:
         self.paces = list[float]()  # µs a token of each step since the last row
         self.busy_s = 0.0
 
-    def probe(self, *, step: int) -> None:
-        """See `nocap.training.probe`: called through here, it is in no run's source."""
-        probe(self.job, self.trainee, step=step)
-
     def started(self, *, saved_mib: float) -> None:
         """Begin to measure: the warm-up is over, and has found what a forward saves. A GPU's peak
         is measured from here on, without what compiling takes."""
         self.saved_mib = saved_mib
         self.unseen_mib = 0.0  # of a CUDA graph, in no peak of the allocator's
-        if self.trainee.graphed:
-            self.unseen_mib = self.trainee.graphed.unseen_mib
+        if self.trainee.graph:
+            self.unseen_mib = self.trainee.graph.unseen_mib
         memory.reset_peak(self.job.world.device)
         self.ledger.started_up()
         self.busy_s = self._busy_s()
@@ -91,7 +89,7 @@ class Recorder:
         return seconds["train"] + seconds["data"]
 
     def save(self, *, step: int, last: bool = False) -> None:
-        """Rank 0 writes the checkpoint of `step`; the rows before it reach the disk first.
+        """Write the checkpoint of `step`, in rank 0; the rows before it reach the disk first.
 
         Errors:
             OSError: the `last` one of this process cannot be written. An earlier one that fails is
@@ -133,10 +131,10 @@ class Recorder:
         t = self.job.run.trainer
         # killed after its last save: perhaps before it had deleted the older ones
         if own and step_of(own) == t.steps:
-            checkpoint.prune(own.parent, keep=1, always=t.keep_steps)
+            prune(own.parent, keep=1, always=t.keep_steps)
         content = b""
         if own:
-            content = (own / checkpoint.ROWS).read_bytes()
+            content = (own / ROWS).read_bytes()
         self._log(self.metrics.put_back(content, source=str(own)))
         return self.metrics.rows()
 
@@ -209,6 +207,7 @@ class Recorder:
         self.job.on_row(row)
 
     def peak_mib(self) -> float:
+        """Return the most memory that this process has taken at once."""
         return memory.peak_mib(self.job.world.device) + self.unseen_mib
 
     def _batch(self, step: int) -> dict[str, Any]:
@@ -229,7 +228,7 @@ class Recorder:
         self.job.log(f"diverged: {divergence}")
         return divergence
 
-    def close(self, *, status: str, step: int, **more: Any) -> Outcome:
+    def close(self, *, status: RunStatus, step: int, **more: Any) -> Outcome:
         """Wait for the last checkpoint; return the run's sizes, work, and memory in parts. `more`
         keys join the totals."""
         with self.ledger.charge("checkpoint"):

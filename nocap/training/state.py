@@ -16,10 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from nocap.config.keys import InputError
-from nocap.training.optimizer import Optimizers
+from nocap.store.checkpoints import MODEL, OPTIMIZER
+from nocap.training.build_optimizers import Optimizers
 
-MODEL = "model.safetensors"
-OPTIMIZER = "optimizer.safetensors"
 PLAIN = (bool, int, float, str, type(None))
 
 Tensors = dict[str, dict[str, Tensor]]  # file → name → tensor
@@ -104,6 +103,7 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def put_weights(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
+    """Copy these weights into the model."""
     with torch.no_grad():
         for name, tensor in weights(model).items():
             tensor.copy_(saved[name])

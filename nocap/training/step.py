@@ -1,5 +1,4 @@
-"""The training step: what is built before it, what it reads, how it updates the weights. All
-numbers of a run come from here or below."""
+"""The training step: what it reads, and how it updates the weights."""
 
 from __future__ import annotations
 
@@ -7,9 +6,8 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,74 +16,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from nocap.config.keys import InputError
 from nocap.config.run import Run
-from nocap.config.trainer import Compile, Device, Precision
-from nocap.data.batches import Windows, microbatches, sequences_of, train_windows, val_windows
-from nocap.data.tokens import Shard
-from nocap.model.compiled import compile_in_place
-from nocap.model.gpt import build_model
+from nocap.config.trainer import Device
+from nocap.data.batches import microbatches, sequences_of
 from nocap.model.language_model import LanguageModel, Loss
-from nocap.model.logged import Logs
-from nocap.store.record_files import Row
-from nocap.training.graphed import Graphed
+from nocap.training.build import NextBatch, Trainee, autocast
+from nocap.training.build_optimizers import rates, set_lr
+from nocap.training.job import Job
 from nocap.training.ledger import Ledger
-from nocap.training.optimizer import Optimizers, build_optimizers, rates, set_lr
-from nocap.training.world import World
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """A run, its tokens, its place among the ranks, and callbacks to the process around it."""
-
-    run: Run
-    train_shards: tuple[Shard, ...]
-    val_shards: tuple[Shard, ...]
-    vocab_size: int
-    val_bytes: int | None = None  # of text behind the validation targets; None where unknown
-    run_dir: Path
-    keeps_last: bool = True  # whether the weights of the last step stay
-    # where files are prepared, in the lease of the run's folder; None: nobody else writes there
-    stage: Path | None = None
-    world: World
-    started: float  # time.monotonic() of this attempt's first moment
-    spent_s: float = 0.0  # wall-clock of the attempts before
-    teacher_s: float = 0.0  # training of the runs that it learns from
-    # with the earlier attempts' rows, before the first step
-    on_start: Callable[[list[Row]], None] = lambda rows: None
-    on_row: Callable[[Row], None] = lambda row: None
-    log: Callable[[str], None] = print
-    stop_asked: Callable[[], bool] = lambda: False
-    # in this block a request to stop is not waited with
-    stop_at_once: Callable[[], AbstractContextManager[None]] = nullcontext
-    # with the step, at least once a micro-batch
-    heartbeat: Callable[[int], None] = lambda step: None
-
-
-@dataclass(kw_only=True)
-class Trainee:
-    """What a step updates, and what it reads."""
-
-    model: LanguageModel
-    parameters: list[nn.Parameter]
-    optimizers: Optimizers
-    forward: nn.Module  # the model, behind DDP where there are ranks
-    logs: Logs  # what the model's modules log in a forward
-    train: Windows
-    val: Windows
-    scores_s: float = 0.0  # what scores of the training windows took
-    scores_now_s: float = 0.0  # when the trainee was built
-    # a micro-batch, where `trainer.cuda_graphs`: `nocap.training.loop.warm_up` makes it
-    graphed: Graphed | None = None
-    next_batch: NextBatch | None = None
-    # time.perf_counter() when the last wait for the GPU ended, where it has computed ever since
-    wait_end: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NextBatch:
-    """A step's batch, read while the GPU computed the step before."""
-
-    step: int
-    batch: torch.Tensor
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,67 +40,8 @@ class Update:
 
     @property
     def finite(self) -> bool:
+        """Say whether loss and gradients are finite."""
         return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
-
-
-# --- setup ----------------------------------------------------------------------------------------
-
-
-def configure_numerics(run: Run) -> None:
-    """Threads as configured; fp32 means fp32, TF32 off."""
-    torch.set_num_threads(run.trainer.threads)
-    torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.allow_tf32 = False
-
-
-def build(job: Job) -> Trainee:
-    run = job.run
-    world = job.world
-    model = build_model(run, vocab_size=job.vocab_size).to(world.device)
-    logs = Logs(model)
-    optimizers = build_optimizers(run, model)
-    run.attention.prepare(run, world.device)
-    for _, idea, part in model.joined:
-        idea.prepare(part, run=run, device=world.device)
-    mode = run.trainer.compile
-    if mode is not Compile.off:
-        modules = list(model.regions())
-        if mode is Compile.full:
-            modules = [model]
-        compile_in_place(modules, tuned=mode is Compile.max)
-    forward: nn.Module = model
-    if world.size > 1:
-        # Every rank computes the same buffers: without this, every forward would broadcast them.
-        buffers = [name for name, _ in model.named_buffers()]
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, buffers)
-        forward = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    train = train_windows(run, job.train_shards)
-    val = val_windows(run, job.val_shards)
-    scores_s = 0.0
-    scores_now_s = 0.0
-    for idea in run.ideas.values():
-        seconds, seconds_now = idea.arrange(train, job)
-        scores_s += seconds
-        scores_now_s += seconds_now
-    return Trainee(
-        model=model,
-        parameters=list(model.parameters()),
-        optimizers=optimizers,
-        forward=forward,
-        logs=logs,
-        train=train,
-        val=val,
-        scores_s=scores_s,
-        scores_now_s=scores_now_s,
-    )
-
-
-def autocast(run: Run, precision: Precision) -> torch.autocast:
-    """bf16 autocast, or none. Its cache of cast weights is torch's default: on, for the length of
-    the block."""
-    return torch.autocast(
-        run.trainer.device.value, dtype=torch.bfloat16, enabled=precision is Precision.bf16
-    )
 
 
 # --- the step -------------------------------------------------------------------------------------
@@ -258,8 +136,8 @@ def _accumulate(job: Job, trainee: Trainee, batch: torch.Tensor, *, step: int) -
         seed_draws(run, step=step, microbatch=i * world.size + world.rank)
         exchange = nullcontext() if i == last else no_sync(trainee)
         with exchange:
-            if trainee.graphed:
-                loss = trainee.graphed(tokens)
+            if trainee.graph:
+                loss = trainee.graph(tokens)
             else:
                 loss = forward_backward(job, trainee, tokens.long(), step=step)
         if i > 0:
@@ -360,10 +238,10 @@ def update(run: Run, trainee: Trainee, norm: torch.Tensor, *, step: int) -> None
         idea.before_step(part, trainee.model, step=step)
     for optimizer in trainee.optimizers:
         optimizer.step()
-        if trainee.graphed is None:
+        if trainee.graph is None:
             optimizer.zero_grad(set_to_none=True)
-    if trainee.graphed is not None:
-        trainee.graphed.zero()
+    if trainee.graph is not None:
+        trainee.graph.zero()
     for _, idea, part in trainee.model.joined_around:
         idea.after_step(part, trainee.model, step=step)
 
@@ -402,39 +280,8 @@ def fetch(job: Job, trainee: Trainee, *, step: int) -> torch.Tensor:
 
 
 def no_sync(trainee: Trainee) -> Any:
-    """Gradients stay local inside the block; DDP averages them in the backward that follows
+    """Keep gradients local inside the block; DDP averages them in the backward that follows
     outside."""
     if isinstance(trainee.forward, DistributedDataParallel):
         return trainee.forward.no_sync()
     return nullcontext()
-
-
-@torch.no_grad()
-def validate(
-    model: LanguageModel,
-    windows: Windows,
-    *,
-    run: Run,
-    world: World,
-    heartbeat: Callable[[], None] = lambda: None,
-) -> float:
-    """Mean loss in nats per token over the first `trainer.val_tokens`; a `heartbeat` after each
-    micro-batch.
-
-    The losses of all ranks' micro-batches are summed in one order, so that the result does not
-    depend on the number of ranks.
-    """
-    micro_batch = run.trainer.micro_batch
-    n_microbatches = run.trainer.val_tokens // (micro_batch * run.model.seq_len)
-    losses = torch.zeros(n_microbatches, dtype=torch.float64, device=world.device)
-    model.eval()
-    with model.validating():
-        for i in range(world.rank, n_microbatches, world.size):
-            seed_draws(run, step="validation", microbatch=i)
-            rows = range(i * micro_batch, (i + 1) * micro_batch)
-            tokens = torch.from_numpy(windows.read(rows)).to(world.device).long()
-            with autocast(run, run.trainer.val_precision):
-                losses[i] = model(tokens[:, :-1], tokens[:, 1:]).total
-            heartbeat()
-    model.train()
-    return float(world.sum(losses).mean())

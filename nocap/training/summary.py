@@ -12,7 +12,15 @@ import numpy as np
 
 from nocap.config import hardware
 from nocap.config.run import Run
-from nocap.store.record_files import Metrics, Row, read_json, write_summary
+from nocap.store.record_files import (
+    MANIFEST,
+    ROWS,
+    Metrics,
+    Row,
+    RunStatus,
+    read_json,
+    write_summary,
+)
 from nocap.training.ledger import LINES
 
 QUANTILES = {"median": 50, "p10": 10, "p90": 90}
@@ -24,7 +32,7 @@ def summarize(
     manifest: Mapping[str, Any],
     rows: Sequence[Row],
     *,
-    status: str,
+    status: RunStatus,
     step: int,
     clock_s: Mapping[str, float],
     totals: Mapping[str, Any],
@@ -115,16 +123,16 @@ def _logged(rows: Sequence[Row]) -> dict[str, float | None]:
 
 
 def cut_short(
-    run: Run, run_dir: Path, *, status: str, attempt_s: float, error: str, stage: Path | None
+    run: Run, run_dir: Path, *, status: RunStatus, attempt_s: float, error: str, stage: Path | None
 ) -> dict[str, Any]:
     """Write and return the summary of an attempt that did not come to its end.
 
     Where its time went is known up to its last row; the rest is `other`. On a full disk or without
     its lease it is returned only: a run without a summary is one that has not ended.
     """
-    manifest = read_json(run_dir / "manifest.json")
+    manifest = read_json(run_dir / MANIFEST)
     assert manifest is not None
-    rows = Metrics(run_dir / "metrics.jsonl").rows()
+    rows = Metrics(run_dir / ROWS).rows()
     last: Row = {"step": 0}
     if rows:
         last = rows[-1]

@@ -1,12 +1,7 @@
-"""A trained run's model, read from its newest checkpoint or from a file of `nocap.export`: to
-generate from, or to learn from.
-
-That file is safetensors: the weights, and as metadata the config and what the run was.
-"""
+"""A trained run's model, read from its newest checkpoint: to generate from, or to learn from."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -14,23 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save
 
-from nocap.config.bounded import parse_json, parse_yaml, read_text
 from nocap.config.keys import InputError
-from nocap.config.outward import redact
 from nocap.config.paths import expanded
-from nocap.config.plain import from_plain, load, to_plain
+from nocap.config.plain import load
 from nocap.config.run import Run
+from nocap.config.untrusted_files import parse_yaml, read_text
 from nocap.model.gpt import build_model
 from nocap.model.language_model import LanguageModel
-from nocap.store.file_writing import write_file
+from nocap.store.checkpoints import FOLDER
 from nocap.store.identity import config_that_counts
-from nocap.store.record import read_record
-from nocap.store.record_files import Metrics, check_record, read_json
-from nocap.training import checkpoint
-from nocap.training.state import difference, put_weights, weights
+from nocap.store.record_files import CONFIG, MANIFEST, check_record, read_json
+from nocap.training.loading import load_validated, misfit, newest_valid
 from nocap.training.step import enter_step
 
 Log = Callable[[str], None]
@@ -47,8 +37,8 @@ def run_of(path: str | Path) -> Run:
         ValueError: there is none, or its record is not what nocap wrote.
     """
     folder = expanded(path)
-    run = load(folder / "config.yaml")
-    written = parse_yaml(read_text(folder / "config.yaml"))
+    run = load(folder / CONFIG)
+    written = parse_yaml(read_text(folder / CONFIG))
     check_record(folder, config=_shared(config_that_counts(run), written))
     return replace(run, attention=run.attention.portable())
 
@@ -75,11 +65,11 @@ def trained(run_dir: Path, *, log: Log = no_log) -> tuple[Run, LanguageModel, in
     """
     run = run_of(run_dir)
     model = build_model(run, vocab_size=run.tokenizer.vocab_size)
-    manifest = read_json(run_dir / "manifest.json") or {}
+    manifest = read_json(run_dir / MANIFEST) or {}
     identity = manifest.get("identity")
-    _log_other_code(run, _code(manifest), log)
-    misfit = partial(checkpoint.misfit, model=model, identity=identity)
-    newest = checkpoint.find(run_dir / "checkpoints", misfit=misfit)
+    log_other_code(run, code_of(manifest), log)
+    of_run = partial(misfit, model=model, identity=identity)
+    newest = newest_valid(run_dir / FOLDER, misfit=of_run)
     for problem in newest.invalid:
         log(f"checkpoint not used: {problem}")
     if newest.path is None:
@@ -89,18 +79,18 @@ def trained(run_dir: Path, *, log: Log = no_log) -> tuple[Run, LanguageModel, in
             why = "; of a grid's cells only those of trainer.keep_steps stay"
         kind = "valid checkpoint" if newest.invalid else "checkpoint"
         raise InputError(f"{run_dir} must hold a {kind}, got none{why}")
-    checkpoint.load_validated(newest.path, model, run)
+    load_validated(newest.path, model, run)
     enter_step(run, model, max(newest.step - 1, 0))
-    _check_finite(newest.path, model.parameters())
+    check_finite(newest.path, model.parameters())
     return run, model.eval(), newest.step
 
 
-def _code(manifest: Mapping[str, Any]) -> dict[tuple[str, str], str]:
+def code_of(manifest: Mapping[str, Any]) -> dict[tuple[str, str], str]:
     """Map group and name to the SHA-256 of the options from outside that a run was trained with."""
     return {(row["group"], row["name"]): row["sha256"] for row in manifest.get("outside") or ()}
 
 
-def _log_other_code(run: Run, known: Mapping[tuple[str, str], str], log: Log) -> None:
+def log_other_code(run: Run, known: Mapping[tuple[str, str], str], log: Log) -> None:
     """Write a line for each option from outside that is not, byte for byte, the one that the run
     was trained with."""
     for file in run.outside_files():
@@ -111,75 +101,16 @@ def _log_other_code(run: Run, known: Mapping[tuple[str, str], str], log: Log) ->
             )
 
 
-def _check_finite(path: Path, tensors: Iterable[torch.Tensor]) -> None:
+def check_finite(path: Path, tensors: Iterable[torch.Tensor]) -> None:
+    """Refuse weights that are not finite.
+
+    Errors:
+        ValueError: some are not.
+    """
     if not all(bool(t.isfinite().all()) for t in tensors):
         raise ValueError(
             f"{path} must hold finite weights, got some that are not: the run diverged"
         )
-
-
-def export(run_dir: Path, path: Path, *, log: Log) -> dict[str, Any]:
-    """Write the model of the run's newest valid checkpoint, and return what the file says of the
-    run: its `val_loss` is of that checkpoint, or None where that was not validated.
-
-    Errors:
-        ValueError: as for `trained`.
-        OSError: it cannot be written.
-    """
-    run, model, step = trained(run_dir, log=log)
-    record = read_record(run_dir, rows=False)
-    val_loss = None
-    for row in Metrics(run_dir / "metrics.jsonl").rows():
-        if row["step"] == step:
-            val_loss = row.get("val/loss")
-            break
-    about = {
-        "name": record.name,
-        "identity": record.identity,
-        "step": step,
-        "val_loss": val_loss,
-        "outside": record.manifest.get("outside") or [],
-    }
-    config = to_plain(replace(run, output_dir="outputs", cache_dir=None))  # places on this machine
-    metadata = {
-        "format": "pt",
-        "config": json.dumps(redact(config)),
-        "run": json.dumps(redact(about), allow_nan=False),
-    }
-    tensors = {name: t.detach().contiguous() for name, t in weights(model).items()}
-    write_file(path, save(tensors, metadata))
-    return about
-
-
-def exported(path: Path, *, log: Log = no_log) -> tuple[Run, LanguageModel, int]:
-    """Return the run of an exported file, its model on the CPU in evaluation, and the step.
-
-    Errors:
-        ValueError: the file is no export, of another nocap's model, or its weights are not finite.
-    """
-    rule = f"{path} must be a file of nocap.export"
-    try:
-        with safe_open(path, "pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        config = parse_json(metadata["config"])
-        about = parse_json(metadata["run"])
-        step = int(about["step"])
-        code = _code(about)
-    except (KeyError, *checkpoint.UNREADABLE) as error:
-        raise ValueError(f"{rule}, got {type(error).__name__}: {error}") from error
-    run = from_plain(config, rule)
-    _log_other_code(run, code, log)
-    run = replace(run, attention=run.attention.portable())
-    model = build_model(run, vocab_size=run.tokenizer.vocab_size)
-    shapes = {name: list(t.shape) for name, t in tensors.items()}
-    problem = difference(shapes, model)
-    if problem:
-        raise ValueError(f"{path}: {problem}")
-    _check_finite(path, tensors.values())
-    put_weights(model, tensors)
-    enter_step(run, model, max(step - 1, 0))
-    return run, model.eval(), step
 
 
 def teacher_of(path: str, key: str, *, run: Run, device: torch.device) -> LanguageModel:

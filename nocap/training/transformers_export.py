@@ -42,9 +42,7 @@ def export_hf(run_dir: Path, folder: Path, *, log: Log) -> dict[str, Any]:
     else:
         config, tensors = _llama(run, model)
     vocab_size = run.tokenizer.vocab_size
-    end = None
-    if run.tokenizer.kind == "tokenizer":
-        end = vocab_size - 1  # nocap's own end with it
+    end = run.tokenizer.end_of_text
     config |= {
         "model_type": kind,
         "vocab_size": vocab_size,

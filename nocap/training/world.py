@@ -27,6 +27,7 @@ class World:
 
     @property
     def is_main(self) -> bool:
+        """Say whether this is rank 0, which alone writes."""
         return self.rank == 0
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
@@ -41,8 +42,8 @@ class World:
         return int(n_true) == self.size
 
     def from_main(self, value: Any) -> Any:
-        """Rank 0's value on every rank: plain JSON, because what comes over a socket must never be
-        unpickled."""
+        """Return rank 0's value on every rank: plain JSON, because what comes over a socket must
+        never be unpickled."""
         if self.size == 1:
             return value
         text = bytearray(json.dumps(value).encode())
@@ -60,7 +61,7 @@ class World:
             torch.cuda.synchronize(self.device)
 
 
-def place(device: Device) -> World:
+def world_of_environment(device: Device) -> World:
     """Return this process's place among the ranks that the environment describes, as torchrun's
     does; alone without one."""
     rank = int(os.environ.get("RANK", 0))
@@ -83,7 +84,7 @@ def join(device: Device, *, timeout_s: float = 600, store_path: str | None = Non
     Nothing destroys the process group: gloo's teardown aborts the process now and then. `leave`
     ends it once the record is written.
     """
-    world = place(device)
+    world = world_of_environment(device)
     if device is Device.cuda:
         torch.cuda.set_device(world.device)
     if world.size == 1 or dist.is_initialized():

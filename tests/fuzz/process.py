@@ -31,7 +31,7 @@ from nocap import outside
 from nocap.launch import worker
 from nocap.outside import LOADED
 from nocap.sessions import worker as session
-from nocap.training.step import Job
+from nocap.training.job import Job
 
 REPO = Path(__file__).resolve().parents[2]
 LIMIT_S = 5.0
@@ -248,10 +248,10 @@ def workers_here(session: Callable[..., _Ended] = _session) -> Iterator[None]:
     each time, and slow."""
     with (
         patch("nocap.launch.workers.subprocess", Subprocess),
-        patch("nocap.launch.runner.AVAILABLE", False),
+        patch("nocap.launch.this_machine.AVAILABLE", False),
         patch("nocap.sessions.session.subprocess", SimpleNamespace(run=session)),
         patch("os.fsync", lambda descriptor: None),  # no power is cut here
         patch("nocap.launch.record_head.git_state", lambda: None),
-        patch("nocap.study.result_of_outcome.git_state", lambda: None),
+        patch("nocap.study.result_maker.git_state", lambda: None),
     ):
         yield

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from nocap.store import identity
+from nocap.store import checkout as git_checkout
 from tests.conftest import ATLAS_IDEAS, REPO, SMALL, Door, Finished, Undisturbed
 from tests.in_process import planned, start
 
@@ -199,7 +199,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         command = ["git", "-C", str(folder), *words.split()]
         subprocess.run(command, check=True)
     (folder / "nocap" / "a.py").write_text("a = 'correct horse battery staple'\n")
-    monkeypatch.setattr(identity, "CHECKOUT", folder)
+    monkeypatch.setattr(git_checkout, "CHECKOUT", folder)
     return folder
 
 

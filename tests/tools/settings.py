@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import MISSING, Field
 from pathlib import Path
 
-from nocap.config import manual
+from nocap.config import help_page
 from tests.tools.run_docs import ROOT
 
 PAGE = ROOT / "docs" / "settings.md"
@@ -38,17 +38,17 @@ def table(places: list[str]) -> str:
 
 def rows(place: str) -> Iterator[str]:
     """Yield a row for each key of a place, with the options that are the default."""
-    for section in manual._sections([]):
+    for section in help_page._sections([]):
         if section.prefix != place.removeprefix("run"):
             continue
-        comments = manual.comments_of(section.schema)
+        comments = help_page.comments_of(section.schema)
         for key, field in section.own_keys():
-            kind = manual._types_of(section.schema)[field.name]
-            meaning = manual._meaning(kind, comments.get(field.name, ""), in_full=False)
+            kind = help_page._types_of(section.schema)[field.name]
+            meaning = help_page._meaning(kind, comments.get(field.name, ""), in_full=False)
             yield f"| `{key}` | {_default(field, section)} | {meaning} |"
 
 
-def _default(field: Field[object], section: manual.Section) -> str:
+def _default(field: Field[object], section: help_page.Section) -> str:
     """Return the default as one types it, `required` where there is none, and nothing where it
     follows from the machine."""
     written = str(section.values.get(field.name, ""))
@@ -57,7 +57,7 @@ def _default(field: Field[object], section: manual.Section) -> str:
             return match.expand(said)
     if not written and field.default is MISSING and field.default_factory is MISSING:
         return "required"
-    value = manual._value(field, section.values)
+    value = help_page._value(field, section.values)
     if value.startswith("…"):
         return ""
     return f"`{value}`"

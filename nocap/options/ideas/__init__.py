@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from nocap.data.batches import Windows
     from nocap.model.gpt import Context, Head
     from nocap.model.language_model import LanguageModel
-    from nocap.training.step import Job
+    from nocap.training.job import Job
 
 
 # The joints, by what builds the part that they are called with.
@@ -94,8 +94,8 @@ class Idea(Option):
         return 0.0
 
     def flops_beside(self, run: Run, *, vocab_size: int) -> float:
-        """FLOPs of a training token that counting the model does not find: those of another
-        model."""
+        """Return the FLOPs of a training token that counting the model does not find: those of
+        another model."""
         return 0.0
 
     def in_the_end(self) -> Idea | None:
@@ -163,16 +163,17 @@ class Idea(Option):
         return Rate()
 
     def before_clip(self, part: Any, model: LanguageModel, *, step: int) -> None:
-        """Gradients are there, summed over ranks. Of those that are None here, no norm is taken."""
+        """Act on gradients that are summed over ranks. Of those that are None here, no norm is
+        taken."""
 
     def before_step(self, part: Any, model: LanguageModel, *, step: int) -> None:
-        """Gradients are there, summed over ranks and clipped; weights are those of before."""
+        """Act on gradients that are summed over ranks and clipped; weights are those of before."""
 
     def after_step(self, part: Any, model: LanguageModel, *, step: int) -> None:
-        """Weights are updated, gradients are gone."""
+        """Act on updated weights; gradients are gone."""
 
     def validating(self, part: Any, model: LanguageModel) -> AbstractContextManager[object]:
-        """Inside, the model has the weights that are validated, and generated from."""
+        """Give the model, inside the block, the weights that are validated, and generated from."""
         return nullcontext()
 
 

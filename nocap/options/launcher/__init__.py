@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from nocap.config.keys import key, require
 from nocap.config.option import Option
@@ -13,6 +13,7 @@ from nocap.config.trainer import Compile, Device, Precision
 
 if TYPE_CHECKING:
     from nocap.launch.executor import Executor
+    from nocap.launch.this_machine import Devices
 
 
 @dataclass(kw_only=True, slots=True)
@@ -41,6 +42,9 @@ class Target:
 class Launcher(Option):
     """Where cells run, and how many at once."""
 
+    # a queue starts the cells, also once the command has ended
+    has_queue: ClassVar[bool] = False
+
     def executor(self, folder: Path) -> Executor:
         """Return what runs the cells of the grid in this folder.
 
@@ -49,6 +53,15 @@ class Launcher(Option):
         """
         raise NotImplementedError(f"hydra.launcher.kind={self.kind} must define executor")
 
+    def devices(self) -> Devices | None:
+        """Return this machine's devices where cells run on these alone, as those of a search must;
+        None: they do not."""
+        return None
+
+    def machines(self) -> Target | None:
+        """Return the machines of a cluster that cells run on; None: they run on this one."""
+        return None
+
 
 @dataclass(kw_only=True)
 class OfCluster(Launcher):
@@ -56,3 +69,6 @@ class OfCluster(Launcher):
 
     # description of the machines that the jobs run on, as in target.device and target.name
     target: Target = field(default_factory=Target)
+
+    def machines(self) -> Target:
+        return self.target

@@ -10,7 +10,7 @@ from nocap.config.keys import key
 from nocap.options.launcher import Launcher
 
 if TYPE_CHECKING:
-    from nocap.launch.runner import Devices
+    from nocap.launch.this_machine import Devices
 
 
 @dataclass(kw_only=True)
@@ -23,6 +23,9 @@ class Pool(Launcher):
     jobs: int | None = key(ge=1, le=4096, default=None)
 
     def executor(self, folder: Path) -> Devices:
-        from nocap.launch.runner import Devices
+        return self.devices()
+
+    def devices(self) -> Devices:
+        from nocap.launch.this_machine import Devices
 
         return Devices(jobs=self.jobs)

@@ -29,6 +29,7 @@ class Slurm(OfCluster):
     requeued if max_num_timeout allows it"""
 
     kind: str = "slurm"
+    has_queue: ClassVar[bool] = True
     timeout_min: int = key(ge=1, le=10**6, default=60)  # time limit of a job in minutes
     cpus_per_task: int | None = key(ge=1, le=10**4, default=None)  # cores of a job
     gpus_per_node: int | None = key(ge=0, le=10**3, default=None)  # GPUs of a job

@@ -1,4 +1,4 @@
-"""The normalisation options."""
+"""The normalisation options: what keeps the scale of activations."""
 
 from __future__ import annotations
 

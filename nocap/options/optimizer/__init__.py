@@ -1,4 +1,4 @@
-"""The optimizer options."""
+"""The optimizer options: how gradients change the weights."""
 
 from __future__ import annotations
 
@@ -36,12 +36,13 @@ class Optimizer(Option):
         require(fits, "optimizer.cautious_decay", rule, self.cautious_decay)
 
     def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
-        """Optimizers that share out all of the model's parameters. `nocap.training.optimizer` has
-        the usual groups."""
+        """Return optimizers that share out all of the model's parameters.
+        `nocap.training.optimizer` has the usual groups."""
         raise NotImplementedError(f"optimizer.kind={self.kind} must define build")
 
     def validating(self, optimizers: list[torch.optim.Optimizer]) -> AbstractContextManager[object]:
-        """Inside, the parameters have the weights that are validated, and generated from."""
+        """Give the parameters, inside the block, the weights that are validated, and generated
+        from."""
         return nullcontext()
 
     def period(self) -> int:

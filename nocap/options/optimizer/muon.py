@@ -96,8 +96,9 @@ class Muon(AdamW):
         return [self.adamw(rest), by_rule]
 
     def update(self, group: Group, params: Tensors, grads: Tensors, states: States) -> None:
-        """torch's: the same bits on a CPU with bf16 products. On one without, fp32 in place of
-        bf16. On CUDA a product of a stack may be summed in another order than that of a matrix."""
+        """Update as torch's Muon does: the same bits on a CPU with bf16 products. On one without,
+        fp32 in place of bf16. On CUDA a product of a stack may be summed in another order than that
+        of a matrix."""
         by_shape: dict[torch.Size, list[int]] = {}
         for i, p in enumerate(params):
             by_shape.setdefault(p.shape, []).append(i)
@@ -164,8 +165,8 @@ class Muon(AdamW):
 def orthogonalized(
     x_NAB: Tensor, polynomials: list[tuple[float, float, float]], dtype: torch.dtype
 ) -> list[Tensor]:
-    """N matrices with singular values near 1, by an iteration for each polynomial: X ← a·X + (b·G +
-    c·G²)·X with G = X·Xᵀ. `x_NAB` may be lost."""
+    """Return N matrices with singular values near 1, by an iteration for each polynomial: X ← a·X +
+    (b·G + c·G²)·X with G = X·Xᵀ. `x_NAB` may be lost."""
     import torch
 
     x = x_NAB.to(dtype)

@@ -56,9 +56,9 @@ class ScheduleFree(AdamW):
         return [ByRule(self, self.groups(dict(model.named_parameters())), sum=0.0)]
 
     def update(self, group: Group, params: Tensors, grads: Tensors, states: States) -> None:
-        """z ← z - γ·(g / (√v + ε) + λ·y) and x ← (1-c)·x + c·z, with γ = lr·√(1-β₂ᵗ), v the average
-        of g² by β₂, and c = γ² / Σγ² over all steps so far. As x follows from y and z, only z and v
-        are kept."""
+        """Update by z ← z - γ·(g / (√v + ε) + λ·y) and x ← (1-c)·x + c·z, with γ = lr·√(1-β₂ᵗ), v
+        the average of g² by β₂, and c = γ² / Σγ² over all steps so far. As x follows from y and z,
+        only z and v are kept."""
         import torch
 
         from nocap.training.optimizer import buffers

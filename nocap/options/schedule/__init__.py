@@ -32,7 +32,7 @@ class Schedule(Option):
         return self.shape(step=step, steps=steps)
 
     def shape(self, *, step: int, steps: int) -> float:
-        """`multiplier` after the warm-up."""
+        """Return `multiplier` after the warm-up."""
         raise NotImplementedError(f"schedule.kind={self.kind} must define shape")
 
     def free_until(self, steps: int) -> int:

@@ -24,7 +24,7 @@ class Tokenizer(Option):
 
     @property
     def vocab_size(self) -> int:
-        """Tokens, end-of-text included, without loading anything."""
+        """Return the number of tokens, end-of-text included, without loading anything."""
         raise NotImplementedError(f"tokenizer.kind={self.kind} must define vocab_size")
 
     @property

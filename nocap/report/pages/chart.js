@@ -4,6 +4,7 @@ const page = (() => {
   const narrow = matchMedia("(max-width: 640px)");
   const TEXT = 16; // px: a label's line
   const LETTER = 6.8; // px: about a label's letter
+  const NAMES = 0.42; // of the width: the names of lines have room at the most
   const FAR = 4 * TEXT; // px: a name that lies farther from its line's end tells nobody which line it is
   const GREAT = 1e6; // from here on a number is written with a power of ten
 
@@ -19,6 +20,14 @@ const page = (() => {
   // Of arrays that are too long for arguments of a call.
   const least = (values) => values.reduce((a, b) => (b < a ? b : a), Infinity);
   const most = (values) => values.reduce((a, b) => (b > a ? b : a), -Infinity);
+
+  // Names in room for so many letters: as they are where all fit, else without what all begin with, and cut in the middle.
+  function fitted(arms, most) {
+    const cut = (text) => (text.length <= most ? text : `${text.slice(0, most >> 1)}…${text.slice(text.length + 1 - ((most + 1) >> 1))}`);
+    const fit = arms.every(({ label }) => label.length <= most);
+    return arms.map(({ label, own }) => (fit ? label : cut(own ?? label)));
+  }
+  const room = (id) => Math.floor((NAMES * (document.getElementById(id).clientWidth || 600) - 23) / LETTER);
 
   // A text is set as text: a name is never read as markup.
   function node(name, attributes, text) {
@@ -144,8 +153,8 @@ const page = (() => {
     Object.assign(ay, { start: height - 42, end: 24 });
     const at = (vx, vy) => [ax.at(vx), ay.at(vy)];
     const room = LETTER * most([0, ...marks.map((mark) => mark.end?.length ?? 0)]) + 22;
-    if (room < 0.4 * width) ax.end = width - room;
-    const named = room < 0.4 * width ? placed(marks, at, { left: ax.start, right: ax.end, top: ay.end, bottom: ay.start }) : [];
+    if (room < NAMES * width) ax.end = width - room;
+    const named = room < NAMES * width ? placed(marks, at, { left: ax.start, right: ax.end, top: ay.end, bottom: ay.start }) : [];
     if (!named.length) ax.end = width - 14;
     const svg = node("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${y.text} over ${x.text}` });
     for (const [px, words] of ax.ticks.map(([value, words]) => [ax.at(value), words]).filter(([px]) => px >= ax.start - 1 && px <= ax.end + 1)) {
@@ -194,13 +203,23 @@ const page = (() => {
   function read(id, holder, svg, tip, points) {
     let at = null;
     let pinned = false;
-    function show(hit, pin) {
+    const ring = svg.appendChild(node("circle", { class: "ring", r: 0 }));
+    // A reading stands above its mark, or below where there is no room, and covers neither that nor the finger.
+    function place(hit, finger) {
+      const heights = [hit.py, finger ?? hit.py];
+      const top = least(heights) - hit.r - 10 - tip.offsetHeight;
+      tip.style.left = `${Math.max(0, Math.min(hit.px + 12, svg.clientWidth - tip.offsetWidth))}px`;
+      tip.style.top = `${top < 0 ? most(heights) + hit.r + 14 : top}px`;
+    }
+    function show(hit, pin, finger) {
       [at, pinned, tip.hidden] = [hit, pin && Boolean(hit), !hit];
       places[id] = pinned ? hit : null;
+      ring.setAttribute("r", hit ? hit.r + 4 : 0);
       if (!hit) return;
+      ring.setAttribute("cx", hit.px);
+      ring.setAttribute("cy", hit.py);
       tip.textContent = hit.hover();
-      tip.style.left = `${Math.max(0, Math.min(hit.px + 12, svg.clientWidth - tip.offsetWidth))}px`;
-      tip.style.top = `${Math.max(0, hit.py - tip.offsetHeight - 10)}px`;
+      place(hit, finger);
     }
     function nearest([px, py], within) {
       const far = (one) => Math.hypot(one.px - px, one.py - py);
@@ -210,7 +229,7 @@ const page = (() => {
     const pointed = (event) => nearest(where(svg, event), 40);
     svg.addEventListener("pointermove", (event) => pinned || event.pointerType === "touch" || show(pointed(event), false));
     svg.addEventListener("pointerleave", (event) => pinned || event.pointerType === "touch" || show(null, false));
-    svg.addEventListener("click", (event) => show(pointed(event), true));
+    svg.addEventListener("click", (event) => show(pointed(event), true, where(svg, event)[1]));
     const arms = [...new Set(points.map((one) => one.of))];
     function step(key) {
       if (!at) return points[0];
@@ -253,5 +272,5 @@ const page = (() => {
     button.addEventListener("click", () => pressed[id]?.[key](places[id]));
   }
 
-  return { data, narrow, number, known, least, most, chart };
+  return { data, narrow, number, known, least, most, fitted, room, chart };
 })();

@@ -1,6 +1,6 @@
 // Draws the comparison's plots and keeps them in step with the page: which arms are shown, which axes.
 (() => {
-  const { data, narrow, number, known, least, most, chart } = page;
+  const { data, narrow, number, known, least, most, fitted, room, chart } = page;
   // A column that is the baseline's, as the steps are, is there once; and so is one of a seed that is its arm's mean.
   // Bits per byte that are everywhere so many times the loss are not there at all.
   const base = data.arms[0].mean;
@@ -75,7 +75,6 @@
       name: arm.label,
       who,
       of: data.arms.indexOf(arm),
-      end: strong ? arm.short : undefined,
     };
   }
 
@@ -96,10 +95,12 @@
   }
 
   function drawCurves() {
+    const names = fitted(data.arms, room("curves"));
     const seeds = (arm) => (arm.seeds.length > 1 && view.rel === "own" && shown().length <= data.few ? arm.seeds : []);
     const who = (seed) => `${seed.seed < 0 ? "one run" : `seed ${seed.seed}`}${seed.status === "finished" ? "" : `, ${seed.status}`}`;
     const faint = shown().flatMap((arm) => seeds(arm).map((seed) => line(arm, seed, who(seed), false)));
-    const strong = shown().map((arm) => line(arm, arm.mean, arm.averaged > 1 ? `mean of ${arm.averaged} seeds` : "one seed", true)).reverse();
+    const mean = (arm) => line(arm, arm.mean, arm.averaged > 1 ? `mean of ${arm.averaged} seeds` : "one seed", true);
+    const strong = shown().map((arm) => ({ ...mean(arm), end: names[data.arms.indexOf(arm)] })).reverse();
     const marks = [...faint, ...strong];
     const [x, y] = fit(marks);
     chart("curves", {
@@ -113,12 +114,12 @@
     });
   }
 
-  function disc(arm, size) {
+  function disc(arm, label, size) {
     const memory = known(arm.model_mib) ? `\n${number(arm.model_mib)} MiB` : "";
     return {
       x: [arm.train_s],
       y: [arm[view.y]],
-      label: arm.short,
+      label,
       size,
       symbol: arm.symbol,
       hollow: arm.hollow,
@@ -130,6 +131,7 @@
   }
 
   function drawTimes() {
+    const names = fitted(data.arms, room("times"));
     const arms = shown().filter((arm) => arm.placed && known(arm.train_s) && known(arm[view.y]));
     const largest = most([0, ...arms.map((arm) => arm.model_mib || 0)]);
     const losses = arms.map((arm) => arm[view.y]);
@@ -139,7 +141,7 @@
       height: Math.min(900, Math.max(narrow.matches ? 320 : 420, 100 + 28 * arms.length)),
       x: { text: "training time (s)" },
       y: { text: AXIS[view.y], range: arms.length ? [least(losses) - air, most(losses) + air] : undefined },
-      marks: arms.map((arm) => disc(arm, largest && arm.model_mib ? 20 * Math.sqrt(arm.model_mib / largest) : 12)),
+      marks: arms.map((arm) => disc(arm, names[data.arms.indexOf(arm)], largest && arm.model_mib ? 20 * Math.sqrt(arm.model_mib / largest) : 12)),
     });
   }
 

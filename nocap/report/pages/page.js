@@ -5,12 +5,12 @@ document.documentElement.className = "live";
 const start = (() => {
   const all = (selector) => [...document.querySelectorAll(selector)];
 
-  // On a phone long tables are shut until somebody opens them, or looks for a word in them.
+  // Where rows are cards, long tables are shut until somebody opens them, or looks for a word in them.
   const folds = all(".fold");
-  const phone = matchMedia("(max-width: 600px)");
+  const cards = matchMedia("(max-width: 860px)");
   const fold = (open) => folds.forEach((one) => (one.open = open));
-  phone.addEventListener("change", () => fold(!phone.matches));
-  fold(!phone.matches);
+  cards.addEventListener("change", () => fold(!cards.matches));
+  fold(!cards.matches);
   document.addEventListener("input", ({ target }) => target.closest("select") || fold(true));
 
   // A text that is typed leaves what holds it: an arm where any of its rows does. What is found stays a table or a list, and is counted.

@@ -7,6 +7,9 @@ Its files, in the order of the steps:
     columns          say which key of nocap's a column has, and the number in a cell
     rows             sort the rows of a log into runs
     run              hold one run, and see where its steps go back and where it ended
-    arms_and_seeds   find the arm and the seed of each run
+    run_names        what names a run, with examples of the arm and the seed that follow
+    arms_and_seeds   find the arm and the seed of each run, step by step
+    name_patterns    what stands in names besides an arm: seeds, times, hashes, numbers
+    names_flag       read arm and seed at the places that `--names` says
     records          make the records, and leave out copies
 """

@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 
 import yaml
@@ -21,13 +22,14 @@ from nocap.config.keys import flat, require
 from nocap.config.paths import expanded
 from nocap.display import shorten
 from nocap.judge.confounders import EQUAL_TIME, one_budget
-from nocap.sources.logs import arms_and_seeds
-from nocap.sources.logs.arms_and_seeds import RunNames
+from nocap.sources.logs.arms_and_seeds import find_arms
 from nocap.sources.logs.columns import Columns
 from nocap.sources.logs.files import LogFile, of_paths
+from nocap.sources.logs.name_patterns import SEEDS, may_repeat
 from nocap.sources.logs.records import TIME, ImportedRun, make_records
 from nocap.sources.logs.rows import runs_of, title
 from nocap.sources.logs.run import LogRun
+from nocap.sources.logs.run_names import RunNames
 from nocap.store import runs
 from nocap.store.record_files import RunStatus
 from nocap.store.runs import Found
@@ -70,7 +72,7 @@ def load_logs(
     logs, lines = of_paths(paths, format)
     loaded = _LoadedLogs()
     loaded.found.problems += lines
-    root = arms_and_seeds.common_parts([log.folders for log in logs])
+    root = _common_parts([log.folders for log in logs])
     loaded.configs.update(_config_beside(log, root) for log in logs)
     for log in logs:
         _read(log, root, loaded, columns or {})
@@ -83,6 +85,12 @@ def load_logs(
         _settle_lengths(every)
     make_records(every, loaded.found, hardware)
     return loaded.found
+
+
+def _common_parts(every: Sequence[Sequence[str]]) -> int:
+    """Count the parts that all paths begin with."""
+    pairs = zip(*every, strict=False)
+    return len(list(takewhile(lambda parts: len({*parts}) == 1, pairs)))
 
 
 def _may_be_logs(path: str) -> bool:
@@ -132,7 +140,7 @@ def _read(log: LogFile, root: int, loaded: _LoadedLogs, columns: Columns) -> Non
             run_names.home = log.stem
         if own.isdecimal():  # counts runs, and names none
             run_names.own = ""
-            run_names.numbered = not alone
+            run_names.has_numbered_name = not alone
         if run.config:
             run_names.config = run.config
             run_names.config_name = "settings in the logs"
@@ -158,9 +166,7 @@ def _settings_beside(log: LogFile, root: int, loaded: _LoadedLogs) -> tuple[dict
         loaded.found.problems.append(f"{log.title}: nocap cannot read its settings: {error}")
         return {}, ""
     if loaded.configs[path] > 1:
-        settings = {
-            key: value for key, value in settings.items() if not arms_and_seeds.SEEDS.search(key)
-        }
+        settings = {key: value for key, value in settings.items() if not SEEDS.search(key)}
     return settings, next(name for name in CONFIGS if path.as_posix().endswith(name))
 
 
@@ -207,13 +213,7 @@ def _content(log: LogFile) -> str:
 def _home(log: LogFile) -> str:
     """Return the folder that is the arm of a log where names say nothing."""
     for part in reversed(log.folders):
-        rest = arms_and_seeds.OF_THE_SEED.sub("", part).strip("=_- .")
-        is_repeat = (
-            arms_and_seeds.NO_NAME.fullmatch(part)
-            or arms_and_seeds.WHEN.fullmatch(part)
-            or arms_and_seeds.HASH.fullmatch(part)
-        )
-        if rest and not is_repeat and not arms_and_seeds.NUMBER.fullmatch(rest):
+        if not may_repeat(part):
             return part
     return log.folders[-1] if log.folders else log.title
 
@@ -239,7 +239,7 @@ def _find_arms(every: Sequence[ImportedRun], template: str) -> None:
         if facts.get("seed"):
             each.names.seed = facts["seed"]
             each.names.seed_from = "the logs"
-    arms_and_seeds.find_arms([each.names for each in every], template)
+    find_arms([each.names for each in every], template)
 
 
 def _status(run: LogRun) -> str:

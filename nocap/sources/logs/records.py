@@ -11,13 +11,13 @@ from itertools import count
 from typing import Any
 
 from nocap.config.keys import require
-from nocap.config.outward import redact
+from nocap.config.outgoing_text import redact
 from nocap.display import shorten
-from nocap.sources.logs import arms_and_seeds
-from nocap.sources.logs.arms_and_seeds import RunNames
+from nocap.sources.logs.arms_and_seeds import FLAGS
 from nocap.sources.logs.columns import MARKS
 from nocap.sources.logs.files import LogFile
 from nocap.sources.logs.run import LogRun
+from nocap.sources.logs.run_names import RunNames
 from nocap.store.record import Curve, Record
 from nocap.store.record_files import ENDED, RunStatus, digest
 from nocap.store.runs import Found
@@ -193,10 +193,9 @@ def _check_apart(records: Sequence[Record], runs_: dict[str, ImportedRun]) -> No
         if other is record:
             continue
         raise ValueError(
-            f"arm {record.arm}, seed {record.seed} has two runs with different losses, {other.name} "
-            f"and "
-            f"{record.name}: they are never averaged; "
-            f"{_apart(runs_[other.identity].run, runs_[record.identity].run)}{arms_and_seeds.FLAGS}"
+            f"arm {record.arm}, seed {record.seed} has two runs with different losses, "
+            f"{other.name} and {record.name}: they are never averaged; "
+            f"{_apart(runs_[other.identity].run, runs_[record.identity].run)}{FLAGS}"
         )
 
 

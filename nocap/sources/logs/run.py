@@ -22,15 +22,13 @@ class LogRun:
 
     facts: dict[str, str] = field(default_factory=dict)
     config: dict[str, str] = field(default_factory=dict)  # its settings
-    others: dict[str, str] = field(
-        default_factory=dict
-    )  # texts of columns that are the same in each row
+    # texts of columns that are the same in each row
+    others: dict[str, str] = field(default_factory=dict)
     now: dict[str, float] = field(default_factory=dict)  # the last number of each key
     points: list[dict[str, float]] = field(default_factory=list)  # rows with a loss
     finals: dict[str, float] = field(default_factory=dict)  # what was measured after training
-    levels: dict[str, str] = field(
-        default_factory=dict
-    )  # of its arm, where several columns name it
+    # of its arm, where several columns name it
+    levels: dict[str, str] = field(default_factory=dict)
     reached: dict[str, float] = field(default_factory=dict)  # the furthest on each axis
     begins: dict[str, float] = field(default_factory=dict)  # the first on each axis
     rows: int = 0

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from nocap.config.run import Run
     from nocap.data.batches import Windows
     from nocap.model.language_model import LanguageModel
-    from nocap.training.step import Job
+    from nocap.training.job import Job
 
 AT_ONCE = 8  # windows
 

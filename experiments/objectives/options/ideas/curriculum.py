@@ -21,7 +21,7 @@ from nocap.options.ideas import Idea
 if TYPE_CHECKING:
     from nocap.config.run import Run
     from nocap.data.batches import Windows
-    from nocap.training.step import Job
+    from nocap.training.job import Job
 
 
 @dataclass(kw_only=True, slots=True)

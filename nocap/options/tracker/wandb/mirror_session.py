@@ -19,7 +19,7 @@ from nocap.config.paths import shown
 from nocap.options.tracker import RunFacts, Tables, TrackerSession
 from nocap.options.tracker.wandb.login import teardown
 from nocap.options.tracker.wandb.mirror_place import MirrorPlace
-from nocap.options.tracker.wandb.names import BEST, ends_of, name_there
+from nocap.options.tracker.wandb.names import BEST, curve_name, ends_of
 from nocap.options.tracker.wandb.queries import rows_on_server
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class WandbSession(TrackerSession):
         self.sent += 1
         failure = f"stopped mirroring at step {step}"
         # a curve has no point there
-        values = {name_there(name): value for name, value in row.items() if value is not None}
+        values = {curve_name(name): value for name, value in row.items() if value is not None}
         clocks = [name for name in values if name.startswith("clock/")]
         for name in sorted(clocks):
             self._hide(name, failure)
@@ -282,4 +282,5 @@ def _digest(path: Path) -> str:
 
 
 def warn(message: str) -> None:
+    """Write a line about the mirror to stderr."""
     print(f"nocap: W&B: {message}", file=sys.stderr, flush=True)

@@ -24,7 +24,7 @@ SHOWN = (
 OF_COMPARISONS = ("arms", "runs")
 
 
-def name_there(name: str) -> str:
+def curve_name(name: str) -> str:
     """Return the name that a curve of the record has in W&B."""
     for prefix, section in SECTIONS.items():
         if name.startswith(prefix):
@@ -40,7 +40,7 @@ def ends_of(summary: Mapping[str, object]) -> dict[str, object]:
         is_column = name in (*SHOWN, *OF_COMPARISONS)
         is_spent = name.startswith("clock/") and bool(value)
         if is_column or is_spent:
-            ends[name_there(name)] = value
+            ends[curve_name(name)] = value
     return ends
 
 

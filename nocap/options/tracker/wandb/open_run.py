@@ -19,8 +19,8 @@ from nocap.options.tracker.wandb.names import (
     LONGEST_NAME,
     LONGEST_TAG,
     SHOWN,
+    curve_name,
     cut,
-    name_there,
 )
 from nocap.options.tracker.wandb.queries import rows_on_server
 
@@ -147,7 +147,7 @@ def _init(
     for axis in AXES:
         run.define_metric(axis, hidden=True, summary="none")  # no panel of its own
     for name in SHOWN:
-        run.define_metric(name_there(name), step_metric="step")
+        run.define_metric(curve_name(name), step_metric="step")
     run.define_metric("*", step_metric="step", summary="none")
     return run
 

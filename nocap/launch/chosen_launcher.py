@@ -15,16 +15,15 @@ from nocap.config import hardware
 from nocap.config.compose import Composed, composed
 from nocap.config.flags import TIME, GridFlags
 from nocap.config.keys import check_keys, require
-from nocap.config.plain import explained, made
+from nocap.config.plain import dataclass_from, one_line_errors
 from nocap.config.trainer import Trainer
-from nocap.launch.grid import Cell, Grid, check
-from nocap.options.launcher import Launcher, OfCluster, Target
-from nocap.options.launcher.slurm import Slurm
+from nocap.launch.grid import Cell, Grid, plan_grid
+from nocap.options.launcher import Launcher, Target
 
 MACHINE = ("device", "precision", "compile", "threads")  # of the trainer: follow from the machine
 
 
-@explained()
+@one_line_errors()
 def launcher_option(config: DictConfig) -> Launcher | None:
     """Return the launcher that `config.hydra.launcher` is. None: none was chosen.
 
@@ -42,7 +41,7 @@ def launcher_option(config: DictConfig) -> Launcher | None:
     rule = "be basic, pool, slurm, ray or an option of your own; nocap runs none of Hydra's"
     require("_target_" not in keys, "hydra/launcher", rule, chosen)
     schema = outside.option("launcher", "hydra.launcher", keys)
-    option: Launcher = made(schema, keys, "hydra.launcher.")
+    option: Launcher = dataclass_from(schema, keys, "hydra.launcher.")
     check_keys("hydra.launcher", option)
     return option
 
@@ -53,18 +52,24 @@ def check_flags(launcher: Launcher | None, flags: GridFlags) -> None:
     Errors:
         ValueError: there is such a flag.
     """
-    in_queue = isinstance(launcher, Slurm)
+    in_queue = launcher is not None and launcher.has_queue
     if flags.detach and not in_queue:
         raise ValueError("--detach works only with hydra/launcher=slurm")
     if flags.fail_fast and in_queue:
         line = "--fail-fast does not work with hydra/launcher=slurm: Slurm's queue starts the cells"
         raise ValueError(line)
-    is_here = not isinstance(launcher, OfCluster)
-    if flags.time is not None and not is_here:
+    if flags.time is not None and _machines(launcher) is not None:
         raise ValueError(f"{TIME} does not work on a cluster: it times the arms on this machine")
 
 
-def checked_grid(
+def _machines(launcher: Launcher | None) -> Target | None:
+    """Return the machines of a cluster that the cells run on; None: they run on this one."""
+    if launcher is None:
+        return None
+    return launcher.machines()
+
+
+def plan_grid_for(
     cells: Sequence[Sequence[str]],
     swept: Sequence[str],
     launcher: Launcher | None,
@@ -73,14 +78,15 @@ def checked_grid(
     skip_refused: bool = False,
 ) -> Grid:
     """Return the grid of these cells, on the machine of the launcher. `lengths`, `skip_refused`:
-    see `grid.check`.
+    see `grid.plan_grid`.
 
     Errors:
-        ValueError: as for `grid.check`.
+        ValueError: as for `grid.plan_grid`.
     """
-    if isinstance(launcher, OfCluster):
-        return _on_cluster(cells, swept, launcher, lengths=lengths, skip_refused=skip_refused)
-    return check(
+    target = _machines(launcher)
+    if target is not None:
+        return _on_cluster(cells, swept, target, lengths=lengths, skip_refused=skip_refused)
+    return plan_grid(
         cells,
         swept=swept,
         compose=composed,
@@ -93,13 +99,12 @@ def checked_grid(
 def _on_cluster(
     cells: Sequence[Sequence[str]],
     swept: Sequence[str],
-    launcher: OfCluster,
+    target: Target,
     *,
     lengths: Sequence[Sequence[str]],
     skip_refused: bool,
 ) -> Grid:
     """Return the grid as runs on the machines of a cluster."""
-    target = launcher.target
 
     def compose(words: Sequence[str]) -> Composed:
         here = composed(words)
@@ -108,7 +113,7 @@ def _on_cluster(
         return composed([*words, *of_target]) if of_target else here
 
     with hardware.target(target.name, target.torch):
-        grid = check(
+        grid = plan_grid(
             cells,
             swept=swept,
             compose=compose,

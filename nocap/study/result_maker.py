@@ -1,4 +1,4 @@
-"""What came out of a study that was carried out, as its result."""
+"""Make the result of a study that was carried out."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ import msgspec
 from nocap.config.compose import Composed
 from nocap.config.hardware import Fact
 from nocap.judge.claim import Claim
-from nocap.launch.lengths import others_of
+from nocap.launch.baseline_lengths import others_of
 from nocap.sessions.figures import DecodingFigures, Figures, LengthFigures, StepFigures
 from nocap.sessions.places import PACE, TRAIN
-from nocap.store.identity import git_state
-from nocap.store.metrics import Measurement
+from nocap.store.checkout import git_state
+from nocap.store.measurement import Measurement
 from nocap.store.record import Record, dig
 from nocap.store.record_files import RunStatus
 from nocap.study.bounds import bound
 from nocap.study.carry_out import StudyOutcome
 from nocap.study.claim_measurements import measurements, verdict_of
 from nocap.study.evidence import Evidence
+from nocap.study.result_schema import ArmFacts, FinalLosses, Shape, Speed
 from nocap.study.study_plan import StudyPlan
-from nocap.study.study_result import ClaimResult, StudyResult, compared_with
-from nocap.study.study_schema import ArmFacts, FinalLosses, Shape, Speed
+from nocap.study.study_result import ClaimResult, StudyResult
 
 
 def result_of(outcome: StudyOutcome, *, hardware: Mapping[str, Fact], command: str) -> StudyResult:
     """Return everything that a report shows. No name of a machine is in it."""
     plan = outcome.plan
     study = plan.study
-    claim_result = list[ClaimResult]()
+    claim_results = list[ClaimResult]()
     rows = dict[str, list[Measurement]]()
     for claim in study.claims:
-        claim_result.append(_claim(claim, outcome))
+        claim_results.append(_claim(claim, outcome))
         rows[claim.id] = measurements(claim, study, outcome.evidence)
     n_seeds = max(len(claim.seeds) for claim in study.claims)
     facts = dict(hardware)
@@ -48,7 +48,7 @@ def result_of(outcome: StudyOutcome, *, hardware: Mapping[str, Fact], command: s
         commit=_commit(),
         hardware=facts,
         seeds=study.seeds[:n_seeds],
-        claims=claim_result,
+        claims=claim_results,
         measurements=rows,
         arms=[_arm(name, outcome) for name in study.arms],
         trials=outcome.trials,
@@ -90,7 +90,7 @@ def _claim(claim: Claim, outcome: StudyOutcome) -> ClaimResult:
     margins = [guard.margin(plan.scale) for guard in claim.guards]
     return ClaimResult(
         claim=claim,
-        against=compared_with(claim, study),
+        against=study.compared_with(claim),
         verdict=verdict_of(claim, study, plan.scale, evidence),
         margins=margins,
         noise=plan.at.noise,

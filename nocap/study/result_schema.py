@@ -1,5 +1,5 @@
 """The types of a study's result as JSON, for programs and for its reader: its schema.
-`study.study_result` fills and reads them.
+`result_writer` fills them, `result_reader` reads them.
 
 A gain is a ratio (1.25: a quarter more tokens a second), a difference in the metric's unit, or a
 value. A key with a default is not in files of an older nocap.

@@ -42,7 +42,7 @@ GUESSES = {
 }
 
 
-def guessed(name: str) -> str:
+def hint_for(name: str) -> str:
     """Return how the line ends that refuses this key or value; empty: nobody is known to guess
     it."""
     known = GUESSES.get(name)

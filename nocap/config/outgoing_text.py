@@ -85,6 +85,7 @@ def _of_environment() -> list[tuple[str, str]]:
 
 @cache
 def is_secret_name(name: str) -> bool:
+    """Say whether a variable of this name has a secret."""
     return bool(SECRET_NAME.search(name)) and not HARMLESS_NAME.search(name)
 
 
@@ -147,7 +148,7 @@ class _Guard:
 
 @contextmanager
 def guarded() -> Iterator[None]:
-    """stdout and stderr go through `redact` and `visible` inside the block."""
+    """Clean what the block writes to stdout and stderr by `redact` and `visible`."""
     out = cast(TextIO, _Guard(trusted(sys.stdout)))
     err = cast(TextIO, _Guard(trusted(sys.stderr)))
     with redirect_stdout(out), redirect_stderr(err):

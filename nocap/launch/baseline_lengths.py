@@ -12,7 +12,8 @@ from nocap.config.plain import to_plain
 from nocap.config.run import Run
 from nocap.display import plural
 from nocap.judge.equal_loss import SHARES, STEPS
-from nocap.launch.grid import Grid, replaced
+from nocap.launch.grid import Grid
+from nocap.launch.sweep import replaced
 
 Compose = Callable[[Sequence[str]], Composed]
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from nocap import outside
-from nocap.config.bounded import parse_yaml, read_text
 from nocap.config.compose import composed
 from nocap.config.keys import require
 from nocap.config.paths import shown
-from nocap.config.plain import made, to_plain
+from nocap.config.plain import dataclass_from, to_plain
+from nocap.config.untrusted_files import parse_yaml, read_text
 from nocap.display import plural
 from nocap.launch.grid import REPORT
 from nocap.launch.plan import Plan
@@ -23,14 +23,12 @@ from nocap.options.tracker import RunFacts, Tracker, TrackerSession
 from nocap.store import lease
 from nocap.store.identity import digest
 from nocap.store.record import Record, read_record
-from nocap.store.record_files import Metrics
+from nocap.store.record_files import CONFIG, ROWS, Metrics
 from nocap.store.runs import load_runs
 from nocap.store.tracking import left, send, send_comparison
 
 if TYPE_CHECKING:
     from nocap.judge.comparison import Comparison
-
-UPLOADER = "wandb"  # the tracker of a run that was trained without one that uploads
 
 
 def send_run(folder: Path, tracker: Tracker | None = None) -> TrackerSession:
@@ -46,7 +44,7 @@ def send_run(folder: Path, tracker: Tracker | None = None) -> TrackerSession:
     with _lease_of(folder):
         record = read_record(folder, rows=False)
         config = config_of(record)
-        rows = Metrics(folder / "metrics.jsonl").rows()
+        rows = Metrics(folder / ROWS).rows()
         facts = run_facts(config, folder, record.manifest, params=record.summary["params"])
         return send(tracker or tracker_of(config), facts, rows=rows, summary=record.summary)
 
@@ -70,7 +68,7 @@ def config_of(record: Record) -> dict[str, Any]:
     Errors:
         ValueError: it cannot be read.
     """
-    path = record.folder / "config.yaml"
+    path = record.folder / CONFIG
     try:
         config = parse_yaml(read_text(path))
         return {**config, "seed": record.seed}
@@ -79,15 +77,15 @@ def config_of(record: Record) -> dict[str, Any]:
 
 
 def tracker_of(config: Mapping[str, Any]) -> Tracker:
-    """Return the tracker of a run's config, where it uploads; else W&B as this command's
-    environment has it."""
+    """Return the tracker of a run's config, where it uploads; else the default one, W&B, as
+    this command's environment has it."""
     own = dict(config.get("tracker") or {})
     schema = outside.options("tracker").get(str(own.get("kind")))
     if schema is not None and cast(type[Tracker], schema).uploads:
         defaults = to_plain(composed([f"tracker={own['kind']}"]).run)["tracker"]
         values = {f.name: own.get(f.name, defaults[f.name]) for f in fields(schema)}
-        return cast(Tracker, made(schema, values, "tracker."))
-    return composed([f"tracker={UPLOADER}"]).run.tracker
+        return cast(Tracker, dataclass_from(schema, values, "tracker."))
+    return composed([]).run.tracker
 
 
 def send_left(plans: Sequence[Plan], grid: Path) -> Iterator[str]:

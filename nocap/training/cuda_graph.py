@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from nocap.config.keys import InputError
 from nocap.model.language_model import Loss
 from nocap.training import memory
+from nocap.training.memory_limit import ran_out
 
 
-class Graphed:
+class MicroBatchGraph:
     """`work`, whose launches are recorded once and replayed on each later micro-batch's tokens.
 
     Gradients are added up in the tensors that they have here: `zero` them, never replace them. The
@@ -43,7 +44,7 @@ class Graphed:
                 allocated_bytes = torch.cuda.memory_allocated()
                 self._loss = work(tokens)
         except RuntimeError as error:
-            if memory.ran_out(error):
+            if ran_out(error):
                 raise
             cause = next(iter(str(error).splitlines()), "")
             rule = (
@@ -55,6 +56,7 @@ class Graphed:
         memory.reset_peak(tokens.device)
 
     def zero(self) -> None:
+        """Set the gradients to zero, in their place."""
         torch._foreach_zero_(self._gradients)
 
     def __call__(self, tokens: Tensor) -> Loss:

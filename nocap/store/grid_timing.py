@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nocap.config.keys import require
-from nocap.store.metrics import moment
+from nocap.store.measurement import moment
 from nocap.store.record_files import Required, check_shape, read_json
 
 FILES = "sessions/rounds-*.json"  # in a grid's folder

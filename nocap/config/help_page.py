@@ -17,14 +17,14 @@ from typing import Any, get_type_hints
 from hydra.core.override_parser.types import Override
 
 from nocap import outside
-from nocap.config.bounded import read_yaml
 from nocap.config.choices import is_choice, option_names, overrides_of
 from nocap.config.flags import Flags, GridFlags, flags_of
-from nocap.config.guesses import guessed
+from nocap.config.other_trainers import hint_for
 from nocap.config.paths import conf_dir
 from nocap.config.plain import suggest
 from nocap.config.run import Run, Store
 from nocap.config.trainer import Search, Trainer
+from nocap.config.untrusted_files import read_yaml
 
 GAP = 2  # at least so many spaces between a flag and what it does
 
@@ -114,7 +114,7 @@ class Section:
             yield f"{self.prefix}.{each.name}".lstrip("."), each
 
 
-def manual(words: Sequence[str], *, everything: bool = False) -> str:
+def help_text(words: Sequence[str], *, everything: bool = False) -> str:
     """Return what there is to choose, and the common keys, each with its value in the yaml and the
     comment beside its field; of words the keys of what they choose instead; or with `everything`
     every key. Nothing is composed.
@@ -159,7 +159,7 @@ def _check_known(overrides: Sequence[Override], known: Sequence[str]) -> None:
         key = override.key_or_group
         nested = [f"{name}." for name in known]
         if not any(name.startswith(f"{key}.") or f"{key}.".startswith(name) for name in nested):
-            meant = guessed(key.rpartition(".")[2]) or suggest(key, known)
+            meant = hint_for(key.rpartition(".")[2]) or suggest(key, known)
             raise ValueError(f"{key} is no key{meant}")
 
 

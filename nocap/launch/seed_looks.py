@@ -17,7 +17,7 @@ from nocap.display import listed, shorten
 from nocap.judge.compare import compare
 from nocap.judge.findings import extended
 from nocap.judge.interval import LEAST_PAIRS
-from nocap.launch.grid import values_of
+from nocap.launch.sweep import values_of
 from nocap.store.runs import load_runs
 
 

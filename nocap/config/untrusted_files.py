@@ -41,7 +41,8 @@ def read_text(path: Path) -> str:
 
 
 def parse_json(text: str) -> Any:
-    """
+    """Return what a text of JSON holds.
+
     Errors:
         ValueError: it is no JSON, or has a number that is not finite, or that no float holds.
     """
@@ -56,14 +57,15 @@ def _infinite(text: str) -> NoReturn:
 
 
 def _integer(text: str) -> int:
-    """Whoever reads it may compute with it as a float."""
+    """Read an integer, with which whoever reads it may compute as a float."""
     if len(text) > DIGITS:
         raise ValueError(f"numbers must have at most {DIGITS} digits, got {len(text)}")
     return int(text)
 
 
 def parse_yaml(text: str) -> Any:
-    """
+    """Return what a text of YAML holds, in plain types.
+
     Errors:
         ValueError: it is no YAML, gives a key twice, or holds itself.
     """
@@ -76,7 +78,8 @@ def parse_yaml(text: str) -> Any:
 
 
 def read_yaml(path: Path) -> Any:
-    """
+    """Return what a file of YAML holds, in plain types.
+
     Errors:
         OSError: it is not there, or cannot be read.
         ValueError: as for `read_text` and `parse_yaml`, with the path.
