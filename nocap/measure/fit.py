@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from nocap.config import gpu_defaults
 from nocap.config.defaults import micro_batch
 from nocap.config.hardware import device_name
-from nocap.config.keys import require
 from nocap.config.run import Run
 from nocap.config.trainer import Device
 from nocap.launch.plan import check_compiler
@@ -86,8 +85,8 @@ def _try(run: Run, size: int) -> Size:
     arm.close()
     if status is ArmStatus.measured:
         return Size(sequences=size, peak_mib=peak_mib)
-    is_too_large = status is ArmStatus.does_not_fit
-    require(is_too_large, f"a step of trainer.micro_batch={size}", "be trained", reason)
+    if status is not ArmStatus.does_not_fit:
+        raise ValueError(f"a step with trainer.micro_batch={size} cannot be trained: {reason}")
     return Size(sequences=size, peak_mib=None, reason=reason)
 
 

@@ -57,7 +57,8 @@ def read_arguments(arguments: argparse.Namespace) -> tuple[list[Path], Options]:
             overrides.append(word)
         else:
             folders.append(folder_of(word))
-    require(bool(folders), "FOLDER", "be given: a study's folder, as in experiments/gqa", "none")
+    if not folders:
+        raise ValueError("nocap.study needs a study's folder, as in experiments/gqa")
     return folders, from_overrides(Options, overrides)
 
 
@@ -104,17 +105,21 @@ def use_options(every: Sequence[Study], *, allow_code: bool) -> None:
     """
     foreign = [study for study in every if study.config_dir]
     for study in foreign:
-        rule = "be allowed by --allow-code: it is code that this command would run"
-        require(allow_code, f"{study.folder}: config_dir", rule, study.config_dir)
-    rule = "be left out where no study has a config_dir"
-    require(bool(foreign) or not allow_code, "--allow-code", rule, "it")
+        if not allow_code:
+            raise ValueError(
+                f"{study.folder}: config_dir={study.config_dir} holds code that this command runs "
+                "only with --allow-code"
+            )
+    if allow_code and not foreign:
+        raise ValueError("--allow-code works only for a study with a config_dir")
     outside.use(folder for study in foreign for folder in options_of(study))
 
 
 def _prepare(folder: Path, study: Study, options: Options) -> StudyPlan:
     """Return the plan of a study, with the sessions that the command line asks for."""
     study_pages.check_readme(folder)
-    require(bool(study.claims), "--propose", "be given for a study without claims", "none")
+    if not study.claims:
+        raise ValueError(f"{study.folder} has no claims: add --propose")
     own_scale = scale_of(study, options)
     if options.sessions is not None:
         study = _with_sessions(study, own_scale, options.sessions)
@@ -129,7 +134,7 @@ def _with_sessions(study: Study, own_scale: str, sessions: int) -> Study:
     """
     scales = dict[str, ScaleConfig]()
     for name, at in study.scales.items():
-        rule = f"be more than the {at.sessions} that scale {name} has"
+        rule = f"be more than the {at.sessions} sessions of scale {name}"
         require(name != own_scale or sessions > at.sessions, "sessions", rule, sessions)
         scales[name] = replace(at, sessions=max(sessions, at.sessions))
     return replace(study, scales=scales)
