@@ -37,7 +37,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from nocap.launch.plan import Plan
 from nocap.launch.run_folder import outcome, sound
 from nocap.store.checkpoints import unfinished
-from nocap.store.record_files import Metrics
+from nocap.store.rows_file import RowsFile
 from nocap.store.runs import load_runs
 from nocap.training import saving
 from nocap.training.loading import newest_valid
@@ -269,7 +269,7 @@ def check(what: str, at: Path, twin: Twin, *, least: int) -> None:
     )
     assert not usable.invalid or usable.path is not None, f"{what}: {usable.invalid}"
     if usable.path is not None:
-        rows = Metrics(this.run_dir / "metrics.jsonl")
+        rows = RowsFile(this.run_dir / "metrics.jsonl")
         content = (usable.path / "metrics.jsonl").read_bytes()
         rows.put_back(content, source="it")
         losses = []

@@ -24,7 +24,8 @@ from nocap.launch.run_result import RunResult
 from nocap.store.checkpoints import name_of
 from nocap.store.file_writing import append_text
 from nocap.store.identity import identity_parts
-from nocap.store.record_files import RunStatus, digest, read_json, read_rows, write_summary
+from nocap.store.record_files import RunStatus, digest, read_json, write_summary
+from nocap.store.rows_file import read_rows
 from nocap.store.runs import load_runs, of_identity
 from nocap.training.loading import newest_valid
 from nocap.training.saving import CheckpointWriter

@@ -105,14 +105,14 @@ from pathlib import Path
 from nocap.launch.run_facts import run_facts
 from nocap.launch.upload import config_of, tracker_of
 from nocap.options.tracker.wandb import WandbMode
-from nocap.store.record_files import Metrics
+from nocap.store.rows_file import RowsFile
 from nocap.store.record import read_record
 from nocap.store.tracking import open_tracker
 
 folder, mode, how = Path(sys.argv[1]), *sys.argv[2:4]
 first, last = map(int, sys.argv[4:])
 record = read_record(folder)
-rows = Metrics(folder / "metrics.jsonl").rows()
+rows = RowsFile(folder / "metrics.jsonl").rows()
 config = config_of(record)
 tracker = replace(tracker_of(config), mode=WandbMode(mode), init_timeout_s=4)
 session = open_tracker(tracker, run_facts(config, folder, record.manifest), rows=rows[:first])

@@ -25,7 +25,8 @@ from nocap.launch.run_folder import sound
 from nocap.launch.run_table import table
 from nocap.launch.worker import work
 from nocap.store import lease
-from nocap.store.record_files import MANIFEST, SUMMARY, Json, RunStatus, read_json
+from nocap.store.json_shapes import Json
+from nocap.store.record_files import MANIFEST, SUMMARY, RunStatus, read_json
 from nocap.training.world import World, join
 
 SHARED_S = 10.0  # that a shared file system may take to show a file to another node

@@ -23,7 +23,8 @@ from nocap.options.tracker import RunFacts, Tracker, TrackerSession
 from nocap.store import lease
 from nocap.store.identity import digest
 from nocap.store.record import Record, read_record
-from nocap.store.record_files import CONFIG, ROWS, Metrics
+from nocap.store.record_files import CONFIG, ROWS
+from nocap.store.rows_file import RowsFile
 from nocap.store.runs import load_runs
 from nocap.store.tracking import left, send, send_comparison
 
@@ -44,7 +45,7 @@ def send_run(folder: Path, tracker: Tracker | None = None) -> TrackerSession:
     with _lease_of(folder):
         record = read_record(folder, rows=False)
         config = config_of(record)
-        rows = Metrics(folder / ROWS).rows()
+        rows = RowsFile(folder / ROWS).rows()
         facts = run_facts(config, folder, record.manifest, params=record.summary["params"])
         return send(tracker or tracker_of(config), facts, rows=rows, summary=record.summary)
 

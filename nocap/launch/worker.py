@@ -44,12 +44,11 @@ from nocap.store.record_files import (
     MANIFEST,
     ROWS,
     TRAIN_LOG,
-    Metrics,
-    Row,
     RunStatus,
     read_json,
     write_summary,
 )
+from nocap.store.rows_file import Row, RowsFile
 from nocap.store.tracking import has_mirror, open_tracker
 from nocap.training import allocator
 from nocap.training.job import Job
@@ -215,7 +214,7 @@ def job_of(run: Run, run_dir: Path, manifest: dict[str, Any], **around: Any) -> 
 def conclude(job: Job, manifest: dict[str, Any], outcome: Outcome, session: TrackerSession) -> None:
     """Write the summary, and once more when the tracker has ended: so its clock holds that as
     well."""
-    rows = Metrics(job.run_dir / ROWS).rows()
+    rows = RowsFile(job.run_dir / ROWS).rows()
 
     def summary() -> dict[str, Any]:
         clock = outcome.ledger.seconds()

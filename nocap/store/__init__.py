@@ -5,6 +5,8 @@ Its files:
     identity      what makes two runs the same run
     checkout      the git checkout that nocap runs from
     record_files  the files of a run: names, shapes, digests; write, read and check them
+    rows_file     the rows of a run, `metrics.jsonl`
+    json_shapes   what a file of JSON may hold
     record        a run as its folder has it, as one `Record`, with its measurements
     runs          find runs by folder, grid or name, and load the record of each
     metrics       the registry of metrics: unit, noise, words, place in a record

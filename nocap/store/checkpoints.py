@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from nocap.config.untrusted_files import parse_json, read_text
-from nocap.store.record_files import ROWS, SHAPES, check_shape, read_rows
+from nocap.store.json_shapes import check_shape
+from nocap.store.record_files import ROWS, SHAPES
+from nocap.store.rows_file import read_rows
 
 FOLDER = "checkpoints"  # in a run's folder
 # in a checkpoint, beside the rows so far

@@ -15,7 +15,8 @@ from torch import nn
 from nocap.config.keys import InputError
 from nocap.config.paths import expanded
 from nocap.store.checkpoints import FOLDER, name_of, newest_first
-from nocap.store.record_files import Row, RunStatus
+from nocap.store.record_files import RunStatus
+from nocap.store.rows_file import Row
 from nocap.training import memory
 from nocap.training.build import Trainee, autocast, build, configure_numerics
 from nocap.training.cuda_graph import MicroBatchGraph

@@ -16,7 +16,8 @@ from nocap.model.flops import flops_per_token
 from nocap.model.gpt import count_parameters
 from nocap.options.attention import kernel_name
 from nocap.store.checkpoints import FOLDER, step_of
-from nocap.store.record_files import ROWS, Metrics, Row, RunStatus
+from nocap.store.record_files import ROWS, RunStatus
+from nocap.store.rows_file import Row, RowsFile
 from nocap.training import memory
 from nocap.training.build import Trainee
 from nocap.training.job import Job
@@ -59,7 +60,7 @@ class Recorder:
         }
         lost_s = max(0.0, job.spent_s - sum(before.values()))
         self.ledger = Ledger(started=job.started, before=before, lost_s=lost_s)
-        self.metrics = Metrics(job.run_dir / ROWS, stage=job.stage)
+        self.metrics = RowsFile(job.run_dir / ROWS, stage=job.stage)
         self.on_gpu = job.world.device.type == "cuda"
         self.checkpoints = CheckpointWriter(
             job.run_dir / FOLDER,

@@ -12,15 +12,8 @@ import numpy as np
 
 from nocap.config import hardware
 from nocap.config.run import Run
-from nocap.store.record_files import (
-    MANIFEST,
-    ROWS,
-    Metrics,
-    Row,
-    RunStatus,
-    read_json,
-    write_summary,
-)
+from nocap.store.record_files import MANIFEST, ROWS, RunStatus, read_json, write_summary
+from nocap.store.rows_file import Row, RowsFile
 from nocap.training.ledger import LINES
 
 QUANTILES = {"median": 50, "p10": 10, "p90": 90}
@@ -132,7 +125,7 @@ def cut_short(
     """
     manifest = read_json(run_dir / MANIFEST)
     assert manifest is not None
-    rows = Metrics(run_dir / ROWS).rows()
+    rows = RowsFile(run_dir / ROWS).rows()
     last: Row = {"step": 0}
     if rows:
         last = rows[-1]
