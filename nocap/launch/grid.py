@@ -18,8 +18,7 @@ from nocap.launch.plan import Datasets, Plan, plan
 from nocap.launch.seed_request import seed_requests
 from nocap.launch.sweep import key_of
 from nocap.store.checkpoints import delete, unfinished
-from nocap.store.identity import digest
-from nocap.store.record_files import write_json
+from nocap.store.record_files import digest, write_json
 from nocap.store.runs import GRID
 
 REPORT = "report.html"

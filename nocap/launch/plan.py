@@ -20,7 +20,8 @@ from nocap.launch.earlier_runs import EarlierRun, checkpoint_of, init_checkpoint
 from nocap.launch.run_folder import damage_notices, half_done_notices
 from nocap.launch.seed_request import SeedRequest
 from nocap.store.checkout import uncommitted
-from nocap.store.identity import digest, identity_parts
+from nocap.store.identity import identity_parts
+from nocap.store.record_files import digest
 from nocap.store.runs import of_identity
 
 

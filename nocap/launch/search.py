@@ -35,8 +35,7 @@ from nocap.launch.search_trial import SearchTrial
 from nocap.launch.this_machine import Devices
 from nocap.report.table import Column, Table
 from nocap.store import lease
-from nocap.store.identity import digest
-from nocap.store.record_files import RunStatus, read_json
+from nocap.store.record_files import RunStatus, digest, read_json
 from nocap.store.runs import GRID
 
 MOST_TRIALS = 10  # trials of the table on a terminal

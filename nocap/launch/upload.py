@@ -21,9 +21,8 @@ from nocap.launch.plan import Plan
 from nocap.launch.run_facts import run_facts
 from nocap.options.tracker import RunFacts, Tracker, TrackerSession
 from nocap.store import lease
-from nocap.store.identity import digest
 from nocap.store.record import Record, read_record
-from nocap.store.record_files import CONFIG, ROWS
+from nocap.store.record_files import CONFIG, ROWS, digest
 from nocap.store.rows_file import RowsFile
 from nocap.store.runs import load_runs
 from nocap.store.tracking import left, send, send_comparison

@@ -38,7 +38,6 @@ from nocap.launch.worker_failure import cut_attempt_short, report_failure, tell_
 from nocap.model.compiled import compiler_failed
 from nocap.model.gpt import build_model, count_parameters
 from nocap.options.tracker import TrackerSession
-from nocap.store.identity import check_source
 from nocap.store.record_files import (
     CONFIG,
     MANIFEST,
@@ -49,6 +48,7 @@ from nocap.store.record_files import (
     write_summary,
 )
 from nocap.store.rows_file import Row, RowsFile
+from nocap.store.source_hashes import check_source
 from nocap.store.tracking import has_mirror, open_tracker
 from nocap.training import allocator
 from nocap.training.job import Job

@@ -3,6 +3,7 @@
 Its files:
 
     identity      what makes two runs the same run
+    source_hashes the source of what computes a run's numbers, a hash for each module
     checkout      the git checkout that nocap runs from
     record_files  the files of a run: names, shapes, digests; write, read and check them
     rows_file     the rows of a run, `metrics.jsonl`

@@ -22,9 +22,8 @@ from nocap.launch.sweep import key_of
 from nocap.launch.this_machine import Devices
 from nocap.sessions.places import PACE
 from nocap.sessions.session import Session
-from nocap.store.identity import digest
 from nocap.store.record import Record, read_record
-from nocap.store.record_files import RunStatus, read_ended
+from nocap.store.record_files import RunStatus, digest, read_ended
 from nocap.study.spec import Study, engine_of
 from nocap.study.study_plan import StudyPlan, other_lengths
 
