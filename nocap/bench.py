@@ -80,15 +80,15 @@ def _bench(options: argparse.Namespace) -> int:
     if seconds is None:
         seconds = SECONDS
     require(0 < seconds < math.inf, "--seconds", "be above 0", seconds)
-    alone = options.seconds is None or options.rounds is None
-    require(alone, "--seconds", "be left out beside --rounds, which says when it ends", seconds)
+    if options.seconds is not None and options.rounds is not None:
+        raise ValueError("--seconds does not work with --rounds: each of them ends the bench")
     rounds = options.rounds
     rule = f"be at least {LEAST_PAIRS}"
     require(rounds is None or rounds >= LEAST_PAIRS, "--rounds", rule, rounds)
     base = options.overrides
     overrides = options.arm
-    rule = "be given at least twice, the baseline first"
-    require(len(overrides) >= 2, "--arm", rule, f"{len(overrides)} of them")
+    rule = "appear at least twice, with the baseline first"
+    require(len(overrides) >= 2, "--arm", rule, len(overrides))
     runs = compose_arms(base, overrides)
     from nocap.measure.bench import carry_out  # torch, once the arms are known to be right
     from nocap.measure.bench_result import written

@@ -120,8 +120,8 @@ def _check_words(words: Sequence[str], chosen: Sequence[str]) -> None:
             checked[choice.partition("=")[0]] = choice
     for word in words:
         key = word.partition("=")[0]
-        rule = f"be left out: the command checks {checked.get(key)}"
-        require(key not in checked, key, rule, word)
+        if key in checked:
+            raise ValueError(f"{word} does not work here: the command checks {checked[key]}")
 
 
 if __name__ == "__main__":

@@ -402,8 +402,7 @@ def _login() -> str:
         raise ValueError(f"W&B: no login: {line_of(error)}") from error
     if not logged_in:
         raise ValueError(
-            "a dashboard is made in a W&B account, and there is no login: wandb login (--json "
-            "FILE needs none)"
+            "a dashboard needs a W&B login: type wandb login (--json FILE needs no login)"
         )
     try:
         return str(wandb.Api().default_entity)

@@ -24,7 +24,8 @@ def _export(options: argparse.Namespace) -> int:
     if options.file is None:  # one word alone is the file
         options.file = options.run and Path(options.run)
         options.run = LAST
-    require(options.file is not None, "FILE", "be given, or --hf FOLDER", "none")
+    if options.file is None:
+        raise ValueError("nocap.export needs FILE, as in model.safetensors, or --hf FOLDER")
     options.run = options.run or LAST
     require(options.file.suffix == ".safetensors", "FILE", "end in .safetensors", options.file)
     check_writable("FILE", options.file)
@@ -44,7 +45,8 @@ def _export(options: argparse.Namespace) -> int:
 
 def _export_hf(options: argparse.Namespace) -> int:
     folder = options.hf
-    require(options.file is None, "FILE", "be left out with --hf", options.file)
+    if options.file is not None:
+        raise ValueError(f"--hf does not work with a second file, {options.file}")
     is_free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
     require(is_free, "--hf", "be a new or empty folder", folder)
     run_dir = find_one(options.run or LAST, outputs=options.output_dir)

@@ -67,10 +67,10 @@ class Generate:
         has_surrogate = any("\ud800" <= c <= "\udfff" for c in self.prompt)
         require(not has_surrogate, "prompt", "be UTF-8", repr(self.prompt))
         if self.temperature == 0:
-            rule = "stay 0 beside temperature=0, which draws nothing"
+            rule = "be 0 with temperature=0, which draws no random numbers"
             require(self.top_k == 0, "top_k", rule, self.top_k)
             require(self.seed == 0, "seed", rule, self.seed)
-        rule = "be false with cache=false: only decoding with the cache can be compiled"
+        rule = "be false with cache=false, because nocap compiles only decoding with the cache"
         require(self.cache or not self.compile, "compile", rule, self.compile)
 
 

@@ -72,8 +72,8 @@ def _check(group: str, name: str, folder: Path) -> None:
     outside.use([folder] if folder.is_dir() else [])
     for place in (conf_dir(), *outside.folders()):
         yaml = place / outside.place(group) / f"{name}.yaml"
-        require(not yaml.exists(), "NAME", f"be new: {yaml} is {group}={name} already", name)
-    rule = f"be new: an option of {group} has this kind already"
+        require(not yaml.exists(), "NAME", f"be new, but {yaml} exists already", name)
+    rule = f"be new, but an option of {group} has this kind already"
     require(name not in outside.all_options(group), "NAME", rule, name)
 
 
@@ -94,7 +94,7 @@ def _files(group: str, name: str, folder: Path) -> dict[Path, str]:
         paths = {"yaml": folder / "study.yaml"}
     files = {}
     for kind, path in paths.items():
-        require(not path.exists(), "NAME", "be new: the file must not be there", path)
+        require(not path.exists(), "NAME", "be new, but its file exists already", path)
         text = (TEMPLATES / f"{group}.{kind}.txt").read_text()
         if kind == "test":  # what every option's has, and the group's own
             head = (TEMPLATES / "test.txt").read_text()

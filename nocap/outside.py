@@ -134,8 +134,8 @@ def option(group: str, place: str, plain: Any) -> type[Option]:
     if found is not None:
         return found
     rule = (
-        f"be one of {', '.join(options(group))}, or of an option that --config-dir brings "
-        "(--allow-code takes the record's own copy)"
+        f"be one of {', '.join(options(group))}, or an option in --config-dir "
+        "(--allow-code takes the copy in the record)"
     )
     unread = ", ".join(str(path) for path in _sources(group) if _kinds_in(path) is None)
     if unread:

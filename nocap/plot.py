@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
 def _plot(options: argparse.Namespace) -> int:
     loaded = load_runs(options.runs, outputs=options.output_dir, rows=False)
     unreadable = "; ".join(loaded.unreadable.values())
-    require(not loaded.unreadable, "RUN", "have a sound record", unreadable)
+    require(not loaded.unreadable, "RUN", "have a readable record", unreadable)
     for line in loaded.problems:
         print(f"nocap: {line}", file=sys.stderr)
     runs = loaded.records
@@ -52,14 +52,13 @@ def _plot(options: argparse.Namespace) -> int:
     if after is None:
         after = _parting(points) if len(points) > 1 else 0
     curves = list(_curves(runs, points, after))
-    rule = "be in the rows of these runs as a number"
+    rule = "be a number in the rows of these runs"
     if after:
         rule += f" after step {after}"
     require(bool(curves), "--y", rule, options.y)
     if "y" in options.log:
         least = min(min(curve.low) for curve in curves)
-        rule = "be left out for y, which is not above 0 everywhere"
-        require(least > 0, "--log", rule, least)
+        require(least > 0, "--log y", "have values above 0", least)
     _draw(curves, options, after)
     answer = {
         "x": options.x,

@@ -93,11 +93,11 @@ def _profile(options: argparse.Namespace) -> int:
     if repeats is None:
         repeats = REPEATS
     require(repeats >= 1, "--repeats", "be at least 1", repeats)
-    both = options.forward and options.generate
-    require(not both, "--forward", "be left out beside --generate", True)
+    if options.forward and options.generate:
+        raise ValueError("--forward does not work with --generate")
     for name in ("prompt", "texts"):
-        value = getattr(options, name)
-        require(options.generate or value is None, f"--{name}", "stand beside --generate", value)
+        if getattr(options, name) is not None and not options.generate:
+            raise ValueError(f"--{name} works only with --generate")
     texts = options.texts
     if texts is None:
         texts = 1
@@ -105,7 +105,7 @@ def _profile(options: argparse.Namespace) -> int:
     check_writable("--trace", options.trace)
     composed, compose = _composer(options.overrides)
     run = composed.run
-    rule = "be 1 for nocap.profile, which takes the step of one rank apart"
+    rule = "be 1, because nocap.profile measures the step of one rank"
     require(run.trainer.devices == 1, "trainer.devices", rule, run.trainer.devices)
     prompt = 0
     if options.generate:
@@ -142,7 +142,7 @@ def _check_precision(composed: Composed) -> None:
     """
     is_default = "precision" in composed.defaults
     precision = composed.run.trainer.precision.value
-    rule = "be fp32, or left out, beside --generate: nocap.generate computes in fp32"
+    rule = "be fp32 or unset with --generate, because nocap.generate computes in fp32"
     require(is_default or precision == "fp32", "trainer.precision", rule, precision)
 
 
@@ -191,10 +191,11 @@ def _compare(files: Sequence[Path], options: argparse.Namespace) -> int:
     rule = "be two files to compare, or key=value overrides"
     require(len(files) == 2, "profiles", rule, ", ".join(map(str, files)))
     words = [word for word in options.overrides if _is_override(word)]
-    require(not words, "overrides", "be left out beside two profiles", " ".join(words))
+    if words:
+        raise ValueError(f"{words[0]} does not work with two profiles")
     for name in ("forward", "generate", "prompt", "texts", "trace", "ceilings", "repeats"):
-        value = getattr(options, name)
-        require(value in (None, False), f"--{name}", "be left out beside two profiles", value)
+        if getattr(options, name) not in (None, False):
+            raise ValueError(f"--{name} does not work with two profiles")
     found = differences(*files)
     print(render_differences(found))
     changes = {difference.of.value: difference.json() for difference in found}

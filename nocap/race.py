@@ -40,7 +40,7 @@ name: the command then prints lines METRIC name=number, or writes a JSON or CSV 
 
 The exit code is 0 for an answer, 1 if a run failed, 2 for bad input, 75 if the race is paused."""
 
-EITHER = "be given, or --ref with a command after --; not both"
+EITHER = "nocap.race needs two or more --arm, or two or more --ref with a command after --"
 
 
 class _Metric(argparse.Action):
@@ -253,10 +253,12 @@ def _check(options: argparse.Namespace, words: Sequence[str]) -> None:
     """
     _check_numbers(options)
     if options.arm:
-        require(not options.ref, "--arm", EITHER, "both")
+        if options.ref:
+            raise ValueError(f"{EITHER}, and not both")
         _check_commands(options, words)
     else:
-        require(bool(options.ref), "--arm", EITHER, "none")
+        if not options.ref:
+            raise ValueError(EITHER)
         is_race = len(options.ref) >= 2 and bool(words)
         rule = "be two or more, with a command after --"
         require(is_race, "--ref", rule, " ".join(options.ref))
@@ -275,11 +277,11 @@ def _check_numbers(options: argparse.Namespace) -> None:
     require(jobs >= 1, "--jobs", "be at least 1", jobs)
     is_finite = options.target is None or math.isfinite(options.target)
     require(is_finite, "--target", "be a finite number", options.target)
-    rule = "be 1 with --sessions: runs at once share the machine"
+    rule = "be 1 with --sessions, because runs at once share the machine"
     require(jobs == 1 or sessions == 1, "--jobs", rule, jobs)
-    rule = "be given with --sessions N, between which it lies"
-    require(options.apart is None or sessions > 1, "--apart", rule, options.apart)
-    rule = "be 1 with --file: runs at once would write the same file"
+    if options.apart is not None and sessions == 1:
+        raise ValueError("--apart works only with two or more --sessions")
+    rule = "be 1 with --file, because runs at once would write the same file"
     require(jobs == 1 or not options.file, "--jobs", rule, jobs)
     is_folder = bool(options.file) and Path(options.file).is_dir()
     require(not is_folder, "--file", "be a file, and no folder", options.file)
@@ -290,9 +292,8 @@ def _check_commands(options: argparse.Namespace, words: Sequence[str]) -> None:
     Errors:
         ValueError: arms that are no commands with names.
     """
-    commands = " ".join([*words, *options.link])
-    rule = "be without a command after -- and without --link"
-    require(not commands, "--arm", rule, commands)
+    if words or options.link:
+        raise ValueError("--arm does not work with a command after --, or with --link")
     arms = "; ".join(options.arm)
     have_names = all(re.match(r"\s*[^\s=][^=]*=", text) for text in options.arm)
     require(have_names, "--arm", "be NAME=COMMAND", arms)
@@ -344,24 +345,29 @@ def _readers(options: argparse.Namespace) -> tuple[list[MetricReader], list[Guar
             readers.append(MetricReader(what=what, better=better, file=options.file))
             continue
         name, _, text = what.rpartition(" ")
-        rule = "be a metric and how much worse it may be, as in 'val_loss 0.01'"
+        rule = "be a metric and a margin, as in 'val_loss 0.01'"
         require(bool(name), "--guard", rule, what)
         margin = number(text, "--guard")
         require(0 <= margin < math.inf, "--guard", "have a margin of 0 or more", text)
         reader = MetricReader(what=name, better=better, file=options.file)
         guards.append(GuardReader(reader=reader, margin=margin))
-    rule = "be given: a pattern with one group, as in 'val loss (\\S+)'"
-    require(bool(readers), "--metric", rule, "none")
+    if not readers:
+        raise ValueError("nocap.race needs --metric, as in --metric 'val loss (\\S+)'")
     every = [*readers, *(guard.reader for guard in guards)]
-    rule = f"have another name than {', '.join(COST_NAMES)}: of each run"
+    rule = f"have another name than {', '.join(COST_NAMES)}, which nocap measures itself"
     for reader in every:
         reader.check()
         require(reader.name not in COST_NAMES, "--metric", rule, reader.what)
     names = [reader.name for reader in every]
-    require(len({*names}) == len(names), "--metric", "differ in name, guards too", ", ".join(names))
+    require(
+        len({*names}) == len(names),
+        "--metric",
+        "have different names, also in guards",
+        ", ".join(names),
+    )
     has_step = bool(options.file) or "step" in readers[0].pattern.groupindex
-    rule = "be given with a metric that has a group step"
-    require(options.target is None or has_step, "--target", rule, readers[0].what)
+    if options.target is not None and not has_step:
+        raise ValueError(f"--target needs a metric with a group step, got {readers[0].what}")
     return readers, guards
 
 
@@ -374,7 +380,7 @@ def _expected(text: str) -> tuple[float, float] | None:
     require(bool(dots and low), "--expect", "be LOW.. or LOW..HIGH, as in 0.01..0.05", text)
     lowest = number(low, "--expect")
     highest = number(high, "--expect") if high else math.inf
-    require(lowest < highest, "--expect", "hold something: LOW below HIGH", text)
+    require(lowest < highest, "--expect", "have LOW below HIGH", text)
     return lowest, highest
 
 

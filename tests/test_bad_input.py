@@ -368,8 +368,8 @@ REFUSED = {
         ("experiment=xyz", "experiment/xyz", *EXPERIMENTS),
         ("model=" + "x" * 400, "model/xxx"),
         ("model=[nano,tiny]", "model must be one option"),
-        ("model=[1]", "model must be given options' names"),
-        ("ideas=[[a]]", "ideas must be given options' names"),
+        ("model=[1]", "model must name options"),
+        ("ideas=[[a]]", "ideas must name options"),
         ("attention.kind=sliding", "attention.kind", "sliding"),  # an option's kind is the option
         # types and values
         *((f"trainer.steps={value}", "trainer.steps", value) for value in ("many", "1.5")),
@@ -404,30 +404,31 @@ REFUSED = {
         *(
             (
                 f"{key}={{}}",
-                f"{key} must be an option's name or hold keys: it changes nothing, got {{}}",
+                f"{key} must be an option's name or hold keys, because {{}} changes nothing, "
+                "got {}",
             )
             for key in ("mlp", "optimizer", "ideas", "trainer")
         ),
         (
             "--config-dir OWN objective=own_loss objective.loss_chunks=8",
-            "objective.loss_chunks must stay 1 beside objective.kind=own_loss, which does not "
-            "read it",
+            "objective.loss_chunks must stay 1 with objective.kind=own_loss, which does not "
+            "read this key",
             "got 8",
         ),
         (
             "attention=hybrid attention.pattern=LLLG",
-            "both letters in the first model.n_layer=2",
+            "have an L and a G among its first 2 letters (model.n_layer=2)",
             "LLLG",
         ),
         ("attention=hybrid model.n_layer=1", "attention.pattern must mix the letters", "'G'"),
         (
             "optimizer=muon optimizer.momentum_start=0.6",
-            "optimizer.momentum_start must stay 0.85 beside optimizer.momentum_warmup_steps=0",
+            "optimizer.momentum_start must stay 0.85 with optimizer.momentum_warmup_steps=0",
             "0.6",
         ),
         (
             "ideas=[bigram] ideas.bigram.rows=1000",
-            "ideas.bigram.rows must stay 65536 where each of 66,049 has a row of its own",
+            "ideas.bigram.rows must stay 65536 if each of 66,049 pairs has its own row",
             "1000",
         ),
         (
@@ -560,10 +561,13 @@ REFUSED = {
         ("--config-name evil",),
         ("--config-di .",),
         ("--run seed=0",),
-        ("--resolve", "--resolve must be given beside --cfg job"),
-        ("--cfg job --multirun seed=0,1", "--cfg must be asked of one run, got --multirun"),
-        ("--info --plan", "--info must be asked of one run, got --plan"),
-        ("data.read_sequences=8", "data.read_sequences must stay 16 beside data.order=shuffled"),
+        ("--resolve", "--resolve works only with --cfg job"),
+        (
+            "--cfg job --multirun seed=0,1",
+            "--cfg is for one run, and does not work with --multirun",
+        ),
+        ("--info --plan", "--info is for one run, and does not work with --plan"),
+        ("data.read_sequences=8", "data.read_sequences must stay 16 with data.order=shuffled"),
         ("--experimental-rerun run.pickle",),  # which Hydra would load
     ],
     "train --multirun": [
@@ -576,20 +580,23 @@ REFUSED = {
         ("seed=range(0,200) trainer.steps=range(1,200)", "at most 10,000 cells"),
         ("seed=range(0,5,0)", "with a step"),
         ("seed=glob(*)", "seed must be a group"),
-        ("seed=interval(0,1)", "nocap draws none from an interval but in a search"),
+        ("seed=interval(0,1)", "draws values from an interval"),
         (
             "+hydra.sweeper.params.seed=range(0,1000000000)",
-            "hydra.sweeper.params.seed must be left alone",
+            "hydra.sweeper.params.seed must not be set",
         ),
         (
             "seed=0 hydra.launcher._target_=os.system",
-            "hydra.launcher._target_ must stand beside its",
+            "hydra.launcher._target_ must be set together with its",
         ),
         (
             "seed=0 hydra.launcher.jobs=2",
-            "hydra.launcher.jobs must stand beside its launcher, as in hydra/",
+            "hydra.launcher.jobs must be set together with its launcher, as in hydra/",
         ),
-        ("seed=0 hydra/launcher=pool ++hydra.launcher._target_=os.system", "Hydra's are not run"),
+        (
+            "seed=0 hydra/launcher=pool ++hydra.launcher._target_=os.system",
+            "nocap runs none of Hydra's",
+        ),
         (f"seed=0 hydra/launcher=pool ++hydra.launcher.jobs={CALLED}",),
         (f"seed=0 ++hydra.launcher.x={CALLED}",),
         ("seed=0 hydra.sweeper._target_=os.system",),
@@ -599,14 +606,14 @@ REFUSED = {
     "generate run=x": [
         ("samples=100000000", "samples must be at most 4096"),
         ("max_tokens=" + "9" * 30, "max_tokens must be at most"),
-        ("temperature=0 top_k=5", "top_k must stay 0 beside temperature=0"),
-        ("temperature=0 seed=5", "seed must stay 0 beside temperature=0"),
+        ("temperature=0 top_k=5", "top_k must be 0 with temperature=0"),
+        ("temperature=0 seed=5", "seed must be 0 with temperature=0"),
     ],
     "race": [
         NOWHERE,
         (
             f"{RACED}python␣t.py␣{{seed}}␣&&␣true",
-            "arm base must be without &&, which a shell alone reads",
+            "arm base must not have &&, which only a shell reads",
         ),
         (
             f"{RACED}X=1␣python␣t.py",
@@ -704,7 +711,7 @@ GPT2 = "GPT-2 of 124M parameters is model=d12 tokenizer=gpt2"
         ("epochs=2", f"epochs is no key of run: a run has no epochs; {UPDATES}"),
         ("dropout=0.1", "dropout is no key of run: nocap's models have none"),
         ("model.dropout=0.1", "model.dropout is no key of gpt: nocap's models have none"),
-        ("seeds=3", "seeds is no key of run: a run has one seed; seed=0,1,2 beside --multirun"),
+        ("seeds=3", "seeds is no key of run: a run has one seed; seed=0,1,2 with --multirun"),
         ("n_layers=4", f"n_layers is no key of run: {BLOCKS}"),
         ("model.n_layers=4", "model.n_layers is no key of gpt: "),
         ("n_embd=64", "n_embd is no key of run: the model's width is model.d_model"),

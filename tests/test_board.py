@@ -139,7 +139,9 @@ def test_a_loss_that_the_log_has_not_is_refused(tmp_path: Path):
     row = next(row for row in of_claim if row["repeat"] == 11)
     row["value"] += 1e-9  # no word and no figure that is shown changes
     results.write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=r"claim A16.qk must have the losses of its study's log, "):
+    with pytest.raises(
+        ValueError, match=r"claim A16.qk must have a loss that stands in the study's log "
+    ):
         board.board(tmp_path)
 
 
@@ -816,12 +818,12 @@ WRONG_FILES = [
     (
         "not_built.yaml",
         "- {id: Z, statement: x, expected: y}",
-        r"\S+: claim Z must have an answer, or say",
+        r"\S+: claim Z must have either answer or why",
     ),
     (
         "not_built.yaml",
         "- {id: Z, statement: x, expected: y, why: a, answer: b}",
-        r"\S+: claim Z must have an answer, or say why there is none, got answer and why$",
+        r"\S+: claim Z must have either answer or why, got answer and why$",
     ),
     ("not_built.yaml", "- {id: Z, statement: x, why: a}", r"\S+not_built.yaml: \[0\].expected"),
 ]

@@ -72,7 +72,7 @@ COMBINATIONS = [
 def test_what_takes_the_place_of_a_decay_is_refused_beside_one() -> None:
     for schedule in {*NAMES[2]} - {"constant"}:
         with pytest.raises(
-            ValueError, match="schedule must stay at its peak beside optimizer=schedule_free"
+            ValueError, match="schedule must stay at its peak with optimizer=schedule_free"
         ):
             small(f"schedule={schedule}", "optimizer=schedule_free", "trainer.steps=100")
 

@@ -964,14 +964,14 @@ def test_what_cannot_be_compared_is_refused(tmp_path, capsys, monkeypatch):
         (["whole", "--json", "multirun.yaml/x.json"], "--json must be a file that can be written"),
         (["whole", "--html", "-"], "--html must be a file, not -"),
         (["whole", "--csv", "-"], "--csv must be a file, not -"),
-        ([""], "a path must be given"),
+        ([""], "a path must not be empty"),
     )
     for words, rule in cases:
         assert rule in refusal(words, capsys)
     assert door.main(["empty", "multirun.yaml", "whole"]) == 0
     out = capsys.readouterr().out
     for path in ("empty", "multirun.yaml"):
-        assert f"{path}: left out, it holds no run" in out
+        assert f"{path}: left out, because it holds no run" in out
 
 
 def test_a_baseline_by_any_of_its_names(tmp_path):

@@ -527,7 +527,7 @@ HELP_REFUSED = [
     ("model=d12_fast", r"model/d12_fast is no option \(did you mean experiment=d12_fast\?\)"),
     (
         "experiment=first_run",
-        r"experiment must be left out of --help: --cfg job prints what it sets, got ",
+        r"experiment does not work with --help: --cfg job prints its settings",
     ),
 ]
 

@@ -175,7 +175,7 @@ def test_without_a_login_the_library_or_a_server_one_line_says_so(
     assert capsys.readouterr().err == "nocap: W&B: not written: no such project\n"
     monkeypatch.setattr("wandb.login", lambda **settings: False)
     said = refusal([grid], capsys, command=dashboard)
-    assert "there is no login: wandb login (--json FILE needs none)" in said
+    assert "a dashboard needs a W&B login: type wandb login (--json FILE needs no login)" in said
     monkeypatch.setitem(sys.modules, "wandb_workspaces.reports.v2", None)
     said = refusal([grid, "--json", tmp_path / "made.json"], capsys, command=dashboard)
     assert (

@@ -1091,7 +1091,7 @@ HUB_REFUSALS = [
     (
         ["data.train_shards=3"],
         *({}, ""),
-        "data.train_shards must not ask for more than .* has: no fineweb_train_000003.bin, got 3",
+        "data.train_shards must be smaller, because .* has no fineweb_train_000003.bin, got 3",
     ),
     (
         ["data.repo=no/body"],

@@ -148,7 +148,7 @@ def test_cuda_graphs_are_refused_beside_it(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("nocap.config.hardware.check_device", lambda *device: None)
     words = [*SMALL, "mlp=dropped", "trainer.device=cuda", "trainer.cuda_graphs=true"]
     with pytest.raises(
-        ValueError, match=r"trainer\.cuda_graphs must be false beside an option that draws"
+        ValueError, match=r"trainer\.cuda_graphs must be false with an option that draws"
     ):
         compose(words)
 
@@ -307,5 +307,5 @@ def test_an_update_on_two_ranks_draws_what_one_draws(
 
 @pytest.mark.usefixtures("noisy")
 def test_a_schedule_that_draws_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"schedule.kind=jitter must follow from the step alone"):
+    with pytest.raises(InputError, match=r"schedule.kind=jitter must depend only on the step"):
         start(planned(tmp_path / "out", "schedule=jitter"))

@@ -127,8 +127,8 @@ def test_each_door_ends_as_ever_without_stderr(outputs: Path, script: str) -> No
 def test_each_door_refuses_a_python_without_assertions(outputs: Path) -> None:
     codes, out, err = ended(outputs, "optimized", flags=("-O",))
     rule = (
-        "nocap: PYTHONOPTIMIZE must be off: Hydra reads a command line inside of Python's "
-        "assertions, got 1"
+        "nocap: PYTHONOPTIMIZE must be off, because Hydra reads the command line in assertions, "
+        "got 1"
     )
     assert set(codes.values()) == {2}
     assert out == ""

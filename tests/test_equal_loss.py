@@ -399,8 +399,8 @@ def test_the_baseline_gets_whole_schedules_at_its_other_lengths(tmp_path: Path) 
     ("words", "why"),
     [
         (["trainer.steps=1"], "trainer.steps must be 2 or more with --equal-loss, got 1"),
-        (["--zip", "search=random"], "must be left out of a search"),
-        (["trainer.steps=10,20"], "--equal-loss must be left out where trainer.steps is swept"),
+        (["--zip", "search=random"], "--zip does not work with search=random"),
+        (["trainer.steps=10,20"], "--equal-loss does not work if you sweep trainer.steps"),
     ],
 )
 def test_where_there_are_no_other_lengths_it_is_refused(

@@ -322,8 +322,8 @@ def test_transformers_computes_the_runs_own_logits(words: tuple[str, ...], tmp_p
 
 
 NO_COUNTERPARTS = [
-    ((), "mlp.activation must be swiglu with --hf beside position=rope, as llama has, got gelu"),
-    (("mlp=swiglu", "norm=layernorm"), "norm.norm must be rms with --hf beside position=rope"),
+    ((), "mlp.activation must be swiglu with --hf and position=rope, as in llama, got gelu"),
+    (("mlp=swiglu", "norm=layernorm"), "norm.norm must be rms with --hf and position=rope"),
     (("mlp=swiglu", "position=none"), "position must be rope (as Llama) or learned (as GPT-2)"),
     (("mlp=swiglu", "ideas=[x0]"), "ideas must be empty with --hf"),
     (("mlp=swiglu", "model.qk_norm=true"), "model.qk_norm must be false with --hf"),
@@ -331,8 +331,7 @@ NO_COUNTERPARTS = [
     (("mlp=swiglu", "attention=sliding"), "attention.kind must be global with --hf"),
     (
         ("position=learned", "norm=layernorm", "model.n_head=4", "attention=mqa"),
-        "attention.n_kv_heads must be model.n_head=4 with --hf beside position=learned, as "
-        "gpt2 has",
+        "attention.n_kv_heads must be model.n_head=4 with --hf and position=learned, as in gpt2",
     ),
 ]
 

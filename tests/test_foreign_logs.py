@@ -423,7 +423,7 @@ def test_settings_that_cannot_be_read_are_named(tmp_path):
     (tmp_path / "version_0" / "hparams.yaml").write_text("a: [\n")
     found = load_logs([str(tmp_path)])
     assert len(found.records) == 1
-    assert "the settings beside it are not read: hparams.yaml must be yaml" in found.problems[0]
+    assert "nocap cannot read its settings: hparams.yaml must be yaml" in found.problems[0]
 
 
 def test_what_names_arms_and_seeds_is_said_before_the_table(tmp_path, capsys):
@@ -450,7 +450,7 @@ def test_names_that_differ_by_a_number_alone_are_refused_with_the_flag(tmp_path,
     for seed in range(3):
         curve(tmp_path / template.format(seed=seed), 3 - 0.01 * seed)
     said = refusal([tmp_path], capsys)
-    assert "may name 3 arms, or runs of one arm, which is the guess" in said
+    assert "may name 3 arms, or runs of one arm, as nocap guesses" in said
     assert "--names '{arm}/{seed}'" in said
     names = template.format(seed="{seed}").rpartition(".")[0]
     records = load_logs([str(tmp_path)], names=names).records
@@ -550,7 +550,7 @@ def test_a_program_that_printed_twice_into_a_file_made_two_runs(tmp_path, capsys
     path = tmp_path / "base" / "seed0.log"
     path.parent.mkdir()
     path.write_text(whole + whole.replace("2.0000", "2.1000"))
-    assert "arm base, seed 0 has two runs with other losses" in refusal([tmp_path], capsys)
+    assert "arm base, seed 0 has two runs with different losses" in refusal([tmp_path], capsys)
     lines = whole.splitlines(keepends=True)[:2]
     path.write_text("".join(lines) + whole)
     records = load_logs([str(tmp_path)]).records

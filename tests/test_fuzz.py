@@ -184,7 +184,7 @@ def test_results_of_another_form_are_refused_by_name(tmp_path):
     content = {"kind": "study", "schema_version": 1, "claims": [], "arms": 5}
     results.write_text(json.dumps(content))
     alone = refusal(lambda: study.main(["--board", str(tmp_path)]))
-    assert f"{results} must have its study beside it, study.yaml, got none" in alone
+    assert f"{results} must lie in the folder of its study, with study.yaml, got none" in alone
     shutil.copy(REPO / "experiments" / "norms" / "study.yaml", results.parent)
     assert str(results) in refusal(lambda: study.main(["--board", str(tmp_path)]))
 

@@ -131,7 +131,7 @@ BOMBS = {
     "deep": ("[" * 900, "must not be so deep"),
     "deeper": ("[" * 1_100, ".yaml"),  # PyYAML 6.0.4 refuses it itself, in words of its own
     "deep keys": ("? " * 100_000, "must not be so deep"),
-    "twice": ("a: 1\na: 2\n", "a must be given once"),
+    "twice": ("a: 1\na: 2\n", "a must appear once"),
     "no text": ("a: \x00\n", "not allowed"),
 }
 
@@ -194,27 +194,35 @@ def test_only_regular_files_are_read(name: str, ask: Any, tmp_path: Path) -> Non
 
 OTHER_PLACES = [
     *(
-        ({"overrides": [*STUDY["overrides"], *more]}, f"{key} must be left {how}")
+        ({"overrides": [*STUDY["overrides"], *more]}, f"{how.format(key)}")
         for more, key, how in (
-            (["cache_dir=elsewhere"], "cache_dir", "out: the command says where things lie"),
-            (["++output_dir=elsewhere"], "output_dir", "out"),
-            (["tracker=wandb", "tracker.entity=elsewhere"], "tracker.entity", "out"),
-            (["hydra.run.dir=elsewhere"], "hydra.run.dir", "alone"),
+            (
+                ["cache_dir=elsewhere"],
+                "cache_dir",
+                "a study must not set {}: the command sets the folders",
+            ),
+            (["++output_dir=elsewhere"], "output_dir", "a study must not set {}"),
+            (
+                ["tracker=wandb", "tracker.entity=elsewhere"],
+                "tracker.entity",
+                "a study must not set {}",
+            ),
+            (["hydra.run.dir=elsewhere"], "hydra.run.dir", "{} must not be set"),
         )
     ),
     *(
         ({"arms": {**STUDY["arms"], name: ["attention=mqa", *more]}}, says)
         for name, more, says in (
-            ("mqa", ["+cache_dir='elsewhere'"], "cache_dir must be left out"),
-            ("mqa", ["~cache_dir"], "cache_dir must be left out"),
+            ("mqa", ["+cache_dir='elsewhere'"], "a study must not set cache_dir"),
+            ("mqa", ["~cache_dir"], "a study must not set cache_dir"),
             ("../elsewhere", [], "arms and scales must have names"),
             ("\x1b[31m", [], "arms and scales must have names"),
         )
     ),
-    ({"scales": at(train=["output_dir=elsewhere"])}, "output_dir must be left out"),
+    ({"scales": at(train=["output_dir=elsewhere"])}, "a study must not set output_dir"),
     (
         {"scales": at(own={"mqa": ["trainer.init_from=elsewhere"]})},
-        "trainer.init_from must be left out",
+        "a study must not set trainer.init_from",
     ),
     ({"scales": {"../../elsewhere": STUDY["scales"]["cpu"]}}, "arms and scales must have names"),
     ({"overrides": [["attention=mqa"]]}, "overrides"),

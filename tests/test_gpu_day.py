@@ -236,7 +236,7 @@ def test_sessions_of_two_chips_are_refused(
     other = of_day("2026-12-01")
     other["hardware"]["name"] = "NVIDIA H100 80GB HBM3"
     assert refused(options, capsys, of_day("2026-11-27"), other) == (
-        "nocap: --sessions-from must be given files of one name, got NVIDIA H200, NVIDIA H100 80GB "
+        "nocap: --sessions-from must have files of one name, got NVIDIA H200, NVIDIA H100 80GB "
         "HBM3\n"
     )
 
@@ -247,7 +247,7 @@ def test_a_session_that_is_given_twice_is_refused(
     first = of_day("2026-11-27")
     err = refused(options, capsys, first, first)
     assert err.startswith(
-        "nocap: --sessions-from must be given sessions that are 5 minutes apart, got -4"
+        "nocap: --sessions-from must have sessions that lie 5 minutes apart, got -4"
     )
 
 
@@ -256,7 +256,7 @@ def test_a_bench_of_another_step_is_refused(
 ) -> None:
     other = json.loads((H200 / "graphs.json").read_text())
     err = refused(options, capsys, other)
-    assert "--sessions-from must have the arms of a claim in one file" in err
+    assert "--sessions-from must have all arms of a claim in one file" in err
 
 
 def test_what_is_no_bench_is_refused(options: Path, capsys: pytest.CaptureFixture[str]) -> None:

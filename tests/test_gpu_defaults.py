@@ -180,7 +180,7 @@ def test_an_arm_that_a_graph_cannot_hold_is_refused_by_name() -> None:
     first = composed([*D12, "trainer.batch_tokens=2048", "trainer.val_tokens=2048"])
     words = [*D12, "trainer.batch_tokens=2048", "trainer.val_tokens=2048", "ideas=[multi_token]"]
     with pytest.raises(
-        ValueError, match=r"trainer\.cuda_graphs must be false beside ideas\.multi_token"
+        ValueError, match=r"trainer\.cuda_graphs must be false with ideas\.multi_token"
     ):
         as_in(first, words)
 
@@ -214,7 +214,7 @@ def test_graphs_that_were_chosen_are_refused_beside_such_an_arm() -> None:
     chosen = "trainer.cuda_graphs=true"
     with pytest.raises(
         ValueError,
-        match=rf"{BETWEEN[:5]}.*trainer\.cuda_graphs must be false beside ideas\.multi_token",
+        match=rf"{BETWEEN[:5]}.*trainer\.cuda_graphs must be false with ideas\.multi_token",
     ):
         grid(chosen, f"{chosen} {BETWEEN}")
 
@@ -268,7 +268,7 @@ def test_a_proposal_beyond_graphs_has_none_and_its_baseline_keeps_them(
 
 def test_a_proposal_beside_chosen_graphs_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
-        ValueError, match=r"trainer\.cuda_graphs must be false beside ideas\.multi_token"
+        ValueError, match=r"trainer\.cuda_graphs must be false with ideas\.multi_token"
     ):
         proposed(tmp_path, [*SHORT, "trainer.cuda_graphs=true"], BETWEEN)
 
@@ -336,7 +336,7 @@ def test_the_largest_micro_batch_is_found_by_training_a_step_of_each(
 def test_the_largest_micro_batch_is_asked_of_one_run(here: Door) -> None:
     refused = here("--fit", "--multirun", "model=nano", "seed=0,1")
     assert refused.code == 2
-    assert refused.err == "nocap: --fit must be asked of one run, got --multirun\n"
+    assert refused.err == "nocap: --fit is for one run, and does not work with --multirun\n"
 
 
 # --- what a GPU's memory and end do ---------------------------------------------------------------
@@ -345,8 +345,8 @@ def test_the_largest_micro_batch_is_asked_of_one_run(here: Door) -> None:
 def test_a_step_that_has_no_room_is_refused_by_its_micro_batch() -> None:
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 6 GiB\nmore")
     assert str(no_room(d12("trainer.batch_tokens=524288"), error)) == (
-        "trainer.micro_batch must be smaller, for all that it is compared with: a step does not "
-        "fit into "
+        "trainer.micro_batch must be smaller, in all arms that you compare, because a step does "
+        "not fit into "
         "this memory (CUDA out of memory. Tried to allocate 6 GiB), got 32"
     )
 

@@ -134,7 +134,7 @@ def test_a_grid_of_which_nothing_fits_is_refused(tmp_path):
     with pytest.raises(ValueError, match="2 of 2 cells refused; none was trained"):
         print_plan(words, GridFlags(skip_refused=True), str)
     searched = [*words, "search=random", "optimizer.lr=interval(1e-4,1e-2)"]
-    with pytest.raises(ValueError, match="--skip-refused must be left out of a search"):
+    with pytest.raises(ValueError, match="--skip-refused does not work with search="):
         multirun(searched, GridFlags(skip_refused=True))
 
 
@@ -149,7 +149,7 @@ def test_a_run_that_is_asked_for_twice_is_trained_once_and_that_is_said(tmp_path
     )
     labels = [cell.label for cell in grid.cells]
     assert labels == ["attention=mqa", "attention=gqa"]
-    assert said == ["trained once, it is the same run: attention=gqa and attention=mqa"]
+    assert said == ["trained once, because they are the same run: attention=gqa and attention=mqa"]
 
 
 def test_the_same_runs_are_the_same_grid(tmp_path):
@@ -180,7 +180,7 @@ def test_every_bad_cell_is_named(tmp_path):
         checked(tmp_path, "attention=gqa", "attention=gqq", "attention=gqa seed=-1")
     # two factors of which not each pair fits
     pairs = [f"optimizer=schedule_free schedule={name}" for name in ("constant", "cosine")]
-    bad = rf"^{pairs[1]}: schedule must stay at its peak beside .* got cosine\n1 of 2 cells refused"
+    bad = rf"^{pairs[1]}: schedule must stay at its peak with .* got cosine\n1 of 2 cells refused"
     with pytest.raises(ValueError, match=bad):
         checked(tmp_path, *pairs, swept=("optimizer", "schedule"))
     with pytest.raises(ValueError, match="output_dir must be the same for all cells"):
@@ -265,9 +265,7 @@ def test_what_is_swept_goes_in_pairs_with_every_seed(tmp_path):
             expected.append(f"seed={seed} {arm}")
     assert labels == expected
     words = [*CELL, "attention=flash,gqa", "optimizer.lr=0.1,0.2,0.3"]
-    with pytest.raises(
-        ValueError, match=r"^--zip must be given lists of one length, got \[2, 3\]$"
-    ):
+    with pytest.raises(ValueError, match=r"^--zip must have lists of one length, got \[2, 3\]$"):
         multirun(words, GridFlags(zip=True))
 
 

@@ -267,16 +267,16 @@ NO_BUILD = ("build(self, run, *, vocab_size)", "nothing(self)")
 
 
 BROKEN_IDEAS = [
-    ((NO_BUILD,), "have a part for its embed: from its build"),
-    ((NO_BUILD, ("embed", "enter")), "have a part for its enter: from its build_layer"),
-    ((NO_BUILD, ("embed", "readout")), "have a part for its readout: from its build"),
+    ((NO_BUILD,), "make a part for its joint embed in build"),
+    ((NO_BUILD, ("embed", "enter")), "make a part for its joint enter in build_layer"),
+    ((NO_BUILD, ("embed", "readout")), "make a part for its joint readout in build"),
     (
         (NO_BUILD, ("embed", "after_step"), ("x_BTC, context)", "model, *, step)")),
-        "have a part for its after_step: from its build_around",
+        "make a part for its joint after_step in build_around",
     ),
     (
         (("def embed(", "def embedd("),),
-        "have a joint for what its build made: one of embed, readout, unembed, loss",
+        "have a joint for the part that its build made: one of embed, readout, unembed, loss",
     ),
 ]
 
@@ -445,7 +445,7 @@ def test_keys_that_a_replaced_block_or_model_may_not_read_are_refused(
     key, _, value = word.partition("=")
     with pytest.raises(
         ValueError,
-        match=f"^{key} must stay .* beside model.kind={name}, which does not read it .* got "
+        match=f"^{key} must stay .* with model.kind={name}, which does not read this key .* got "
         f"{value}",
     ):
         replaced_model(tmp_path, name, source, word)
@@ -491,7 +491,7 @@ def test_keys_that_a_method_of_its_own_may_not_read_are_refused(
 ):
     """What the class that it extends reads is about that class's method."""
     key, _, value = word.partition("=")
-    rule = f"^{key} must stay .* beside {group}.kind=own, which does not read it .* got {value}"
+    rule = f"^{key} must stay .* with {group}.kind=own, which does not read this key .* got {value}"
     with pytest.raises(ValueError, match=re.compile(rule, re.I)):
         from_outside(tmp_path, group, "own", source, word, keys=keys)
     assert getattr(composed(f"{group}=own"), group).kind == "own"
@@ -521,6 +521,8 @@ def test_a_block_or_a_model_can_be_replaced(tmp_path: Path, name: str, source: s
 
 def test_a_model_of_its_own_refuses_an_idea_that_it_has_no_place_for(tmp_path: Path):
     run = replaced_model(tmp_path, "bigram", BIGRAM, "ideas=[x0]")
-    rule = r"ideas.x0 must have a part for its enter: from its build_layer, in model.kind=bigram"
+    rule = (
+        r"ideas.x0 must make a part for its joint enter in build_layer, but made none in .*bigram"
+    )
     with pytest.raises(InputError, match=rule):
         build_model(run, vocab_size=V)

@@ -113,16 +113,16 @@ def test_workers_stay_on_the_cores_or_gpus_that_their_cell_has(tmp_path, monkeyp
 REFUSED = [
     (("hydra/launcher=pool", "hydra.launcher.jobs=0"), "hydra.launcher.jobs must be at least 1"),
     (("hydra/launcher=pool", "hydra.launcher.jbs=1"), "hydra.launcher.jbs is no key"),
-    (("hydra.sweeper.max_batch_size=1",), "hydra.sweeper.max_batch_size must be left alone"),
-    (("hydra.sweep.dir=mine",), "hydra.sweep.dir must be left alone"),
-    (("--detach",), "--detach must be given with hydra/launcher=slurm"),
+    (("hydra.sweeper.max_batch_size=1",), "hydra.sweeper.max_batch_size must not be set"),
+    (("hydra.sweep.dir=mine",), "hydra.sweep.dir must not be set"),
+    (("--detach",), "--detach works only with hydra/launcher=slurm"),
     (
         ("--fail-fast", "hydra/launcher=slurm"),
-        "--fail-fast must be left out of hydra/launcher=slurm",
+        "--fail-fast does not work with hydra/launcher=slurm",
     ),
     (
         ("hydra/launcher=ray", "hydra.launcher.target.name=Other", "--plan"),
-        "hydra.launcher.target must state the device of another machine",
+        "hydra.launcher.target must state the other machine's device",
     ),
 ]
 
@@ -222,11 +222,11 @@ def test_a_command_leaves_its_jobs_to_slurm_and_later_reports(cluster, tmp_path,
     )
     stopped = running.end(signal.SIGINT)
     assert stopped.code == 75, stopped
-    assert "goes on as Slurm's job 1_1" in stopped.out, stopped
+    assert "continues as Slurm's job 1_1" in stopped.out, stopped
     left = door("--multirun", "--detach", *words, f"output_dir={out}")
     assert left.code == 75, left
     assert "2 not started" in left.out, left
-    assert "goes on as Slurm's job 1_0" in left.out
+    assert "continues as Slurm's job 1_0" in left.out
     lines = left.out.splitlines()
     assert lines[-1].startswith("handed over")
     done = door("--multirun", *words, f"output_dir={out}", timeout=300)
@@ -271,7 +271,7 @@ def test_what_is_left_to_slurm_is_handed_over_however_it_ended_before(tmp_path, 
     assert done.code == 75
     assert done.err == ""
     assert "2 not started; 0 trained now" in done.out
-    assert "goes on as Slurm's job 7_0" in done.out
+    assert "continues as Slurm's job 7_0" in done.out
     lines = done.out.splitlines()
     assert lines[-1].startswith("handed over; ")
 

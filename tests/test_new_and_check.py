@@ -95,13 +95,13 @@ def test_new_option_composes_and_computes_its_formula(
 LETTERS = (
     "nocap: NAME must be a Python name, in letters, digits and _, that begins with a letter, got "
 )
-OVERWRITTEN = "nocap: NAME must be new: "
-AT = f"nocap: {__file__}/mlp must be a place that can be read or written, got Not a directory"
+OVERWRITTEN = "nocap: NAME must be new, "
+AT = f"nocap: {__file__}/mlp cannot be read or written: Not a directory"
 
 
 NEW_REFUSED = [
     ("attention gqa", OVERWRITTEN),
-    ("mlp mlp", "nocap: NAME must be new: an option of mlp has this kind already, got mlp"),
+    ("mlp mlp", "nocap: NAME must be new, but an option of mlp has this kind already, got mlp"),
     ("mlp mine --dir there", OVERWRITTEN),
     ("study there --dir there", OVERWRITTEN),
     ("mlp 2x", f"{LETTERS}2x"),
@@ -329,8 +329,8 @@ def test_an_option_that_draws_is_told_to_say_so(
     assert check.main([option, "--only", "learns"]) == 1
     lines = capfd.readouterr().out.splitlines()
     (line,) = [row for row in lines if row.startswith("FAIL")]
-    assert "mlp.kind=broken must compute the same again" in line
-    assert "a class that is meant to says random = True" in line
+    assert "mlp.kind=broken must give the same numbers" in line
+    assert "set random = True in its class" in line
 
 
 @pytest.mark.slow
@@ -360,7 +360,7 @@ CHECK_REFUSED = [
     ([POWER_LAW, "--only", "nothing"], "nocap: --only must be a check's name (composes, "),
     (
         [POWER_LAW, "schedule=wsd"],
-        "nocap: schedule must be left out: the command checks schedule=power_law",
+        "nocap: schedule=wsd does not work here: the command checks schedule=power_law",
     ),
 ]
 
@@ -392,7 +392,7 @@ def test_a_key_that_must_be_given_is_named_and_the_rest_of_the_folder_is_checked
     shutil.copytree(ideas, tmp_path / "ideas", ignore=wanted)
     assert check.main([str(tmp_path), "--only", "composes", "attention=sliding"]) == 0
     told = capsys.readouterr().out
-    assert "skip ideas=[distill] composes  ideas.distill.run must be given  " in told
+    assert "skip ideas=[distill] composes  ideas.distill.run must have a value  " in told
     assert told.endswith("all passed, 1 skipped\n")
     trial = OptionTrial(group="ideas", name="distill", more=(given,), folder=tmp_path)
     assert "run=outputs/runs/mine" in composes(trial)

@@ -218,11 +218,11 @@ def test_a_teachers_time_is_in_the_record(teacher: str, teacher_s: float, tmp_pa
     [
         (
             "ideas=[curriculum,easy_first] ideas.easy_first.run=x",
-            "hold one at most that arranges the training data, got curriculum, easy_first",
+            "hold at most one idea that arranges the training data, got curriculum, easy_first",
         ),
         (
             "ideas=[easy_first,x0,curriculum] ideas.easy_first.run=x",
-            "hold one at most that arranges the training data, got curriculum, easy_first",
+            "hold at most one idea that arranges the training data, got curriculum, easy_first",
         ),
         (
             "ideas=[tail_average,averaged_weights]",
@@ -238,7 +238,7 @@ def test_two_ideas_of_which_one_would_undo_the_other_are_refused(words: str, rul
 def test_weights_are_lent_once():
     p = torch.nn.Parameter(torch.zeros(1))
     with lent([(p, torch.ones(1))]):
-        rule = r"^ideas must hold one at most that chooses the weights"
+        rule = r"^ideas must hold at most one idea that chooses the weights"
         with pytest.raises(InputError, match=rule), lent([(p, torch.full((1,), 2.0))]):
             pass
         assert p.item() == 1.0
@@ -324,7 +324,7 @@ REFUSED = [
         "DISTILL ideas.distill.run=/nowhere",
         "ideas.distill.run must name a run: /nowhere must be a run, a",
     ),
-    ("DISTILL ideas.distill.run=last", "ideas.distill.run must name its run: with last"),
+    ("DISTILL ideas.distill.run=last", "ideas.distill.run must name a run, because last"),
     (
         "DISTILL objective.loss_chunks=4",
         "objective.loss_chunks must be 0 or 1 beside ideas.distill",
@@ -340,7 +340,7 @@ REFUSED = [
     ),
     (
         "ideas=[untie] trainer.device=cuda trainer.cuda_graphs=true",
-        "trainer.cuda_graphs must be false beside ideas.untie, which acts between steps",
+        "trainer.cuda_graphs must be false with ideas.untie, which runs code between steps",
     ),
     ("ideas=[short_sequences]", "ideas/short_sequences is no option"),
     ("ideas=[curriculum] ideas.curriculum.keep=0", "ideas.curriculum.keep must be above 0"),

@@ -426,7 +426,7 @@ def test_cautious_decay_needs_a_decay_that_it_can_see(monkeypatch: pytest.Monkey
         "build",
         lambda self, model: [torch.optim.Adagrad(model.parameters(), lr=0.1)],
     )
-    rule = r"optimizer.cautious_decay must be false beside optimizer.kind=adamw"
+    rule = r"optimizer.cautious_decay must be false with optimizer.kind=adamw"
     with pytest.raises(InputError, match=rule):
         build_optimizers(run, build_model(run, vocab_size=V))
 
@@ -440,7 +440,7 @@ def test_cautious_decay_needs_a_decay_that_it_can_see(monkeypatch: pytest.Monkey
         ),
         (
             ("optimizer=schedule_free", "schedule=constant", "ideas=[averaged_weights]"),
-            "ideas must leave out averaged_weights beside optimizer=schedule_free",
+            "ideas must not hold averaged_weights with optimizer=schedule_free",
         ),
     ],
 )

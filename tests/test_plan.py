@@ -59,14 +59,14 @@ def test_a_grids_plan_is_arithmetic_on_a_measured_step(
     assert out[4] == "together 2.0 min, if one cell follows the other"
     assert out[5].startswith("checkpoints 2.3 GiB at most, free ")
     assert not (tmp_path / "outputs" / "runs").exists()
-    assert "not in it, for its step could not be timed: " in "\n".join(
+    assert "not in this sum, because the step could not be timed: " in "\n".join(
         told("attention=mqa", "seed=0,1")
     )
     # and a guess at compilation
     cold = f" {duration(30 + COLD_S[Compile.regional])} "
     assert cold in "\n".join(told("trainer.compile=regional", *more))
     searched = ["search=random", *WORDS, "optimizer.lr=interval(1e-4,1e-2)"]
-    with pytest.raises(ValueError, match="--plan must be left out of a search"):
+    with pytest.raises(ValueError, match="--plan does not work with search="):
         print_plan(searched, GridFlags(), grid_plan.of_grid)
 
 

@@ -289,7 +289,7 @@ def test_both_parts_of_a_text_are_compared(compared: Any) -> None:
     assert "config: cached true → false" in done.out.splitlines()
     refused(
         compared(profile(), whole),
-        "be profiles of the same, got step, and prefill and decoded token",
+        "must be profiles of one kind, got step, and prefill and decoded token",
     )
 
 
@@ -397,7 +397,7 @@ def test_an_older_nocaps_profile_is_refused_by_what_it_lacks(compared: Any) -> N
     old = {key: value for key, value in profile().items() if key not in ("of", "groups")}
     refused(
         compared(old, profile()),
-        "a.json must have subtotals: profile again, got a profile of an older nocap",
+        "a.json must have subtotals; profile again, got a profile of an older nocap",
     )
 
 
@@ -406,13 +406,13 @@ OTHER_WORDS = [
     (["a.json", "b.json", "c.json"], "profiles must be two files to compare"),
     (
         ["a.json", "b.json", "attention=gqa"],
-        "overrides must be left out beside two profiles, got attention=gqa",
+        "attention=gqa does not work with two profiles",
     ),
     (
         ["a.json", "b.json", "--repeats", "1"],
-        "--repeats must be left out beside two profiles, got 1",
+        "--repeats does not work with two profiles",
     ),
-    (["a.json", "b.json", "--forward"], "--forward must be left out beside two profiles"),
+    (["a.json", "b.json", "--forward"], "--forward does not work with two profiles"),
     (
         ["a.json", "nothing.json"],
         "nothing.json must be a file that nocap.profile --json wrote, got no file",

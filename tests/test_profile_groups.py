@@ -590,15 +590,15 @@ def test_the_door_ends_with_the_largest_parts_and_commands_that_can_be_typed(tmp
 
 
 WHOLE_MIXERS = [
-    (["--forward", "--generate"], "--forward must be left out beside --generate"),
-    (["--prompt", "3"], "--prompt must stand beside --generate, got 3"),
-    (["--texts", "2", "--forward"], "--texts must stand beside --generate, got 2"),
+    (["--forward", "--generate"], "--forward does not work with --generate"),
+    (["--prompt", "3"], "--prompt works only with --generate"),
+    (["--texts", "2", "--forward"], "--texts works only with --generate"),
     (["--generate", "--texts", "0"], "--texts must be from 1 to 4096, got 0"),
     (["--generate", "--prompt", "0", "model=nano"], "--prompt must be from 1 to 127"),
     (["--generate", "--prompt", "128", "model=nano"], "--prompt must be from 1 to 127"),
     (
         ["--generate", "model=nano", "trainer.precision=bf16"],
-        "trainer.precision must be fp32, or left out, beside --generate",
+        "trainer.precision must be fp32 or unset with --generate",
     ),
 ]
 

@@ -249,8 +249,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 UNFAIR = [
-    ({}, ["attention=mqa", "seed=3"], "seed must be left out of a proposal"),
-    ({}, ["trainer.init_from=x"], "trainer.init_from must be left out of a proposal"),
+    ({}, ["attention=mqa", "seed=3"], "a proposal must not set seed"),
+    ({}, ["trainer.init_from=x"], "a proposal must not set trainer.init_from"),
     (
         {},
         ["trainer.steps=8"],
@@ -259,7 +259,7 @@ UNFAIR = [
     ({}, ["model.seq_len=16"], "model.seq_len"),
     ({}, ["attention=nothing"], "attention"),
     ({}, ["'attention=mqa"], "quotes in pairs"),
-    ({}, None, "--propose must be given"),
+    ({}, None, "has no claims: add --propose"),
     ({"propose": {"gain": -1}}, [], "propose.gain must be"),
     ({"propose": {"lucky": 1}}, [], "lucky"),
     ({"propose": None}, [], "claims must have"),
@@ -393,16 +393,16 @@ def test_a_gain_is_accepted_and_nothing_is_not(study_door: Door, beside: Path):
 
 NO_PROPOSALS = [
     (command(1, seed=""), {}, "--propose must have {seed}"),
-    ("/no/such/program {seed}", {}, "arm proposal 1 must begin with a program that is there"),
+    ("/no/such/program {seed}", {}, "arm proposal 1 must begin with a program that exists"),
     ("'train.py {seed}", {}, "--propose must be a command, with quotes in pairs"),
     (command(1), {"command": "python train.py"}, "propose.command must have {seed}"),
     (command(1), {"metric": "("}, "propose.metric must be a regular expression"),
-    (command(1), {"metric": ""}, "propose.metric must be given with propose.command"),
-    (command(1), {"command": "", "metric": "", "ref": "main"}, "arms must be given"),
-    (command(1), {"flops": 2.0}, "propose.command must be without what is nocap's own trainer's"),
+    (command(1), {"metric": ""}, "propose.command and propose.metric must both be set"),
+    (command(1), {"command": "", "metric": "", "ref": "main"}, "arms must have at least one arm"),
+    (command(1), {"flops": 2.0}, "propose.command does not work with propose.flops"),
     (command(1), {"timeout": "soon"}, "propose.timeout must be a time"),
-    (command(1), {"ref": "main"}, "--ref must be given in a git repository"),
-    (command(1), {"link": ["data"]}, "propose.link must be given with propose.ref"),
+    (command(1), {"ref": "main"}, "--ref works only in a git repository"),
+    (command(1), {"link": ["data"]}, "propose.link works only with propose.ref"),
 ]
 
 
@@ -432,7 +432,8 @@ def test_a_run_that_fails_or_ignores_its_seed_says_so_and_a_mended_command_is_an
     refused = study_door(beside, "--propose", f"{sys.executable} lucky.py {{seed}}")
     assert refused.code == 2
     assert (
-        "must use its seed: losses of other seeds are equal to rounding, got [1.0]" in refused.err
+        "must use its seed, but losses of different seeds are equal to rounding, got [1.0]"
+        in refused.err
     )
     done = study_door(beside, "--json", "--propose", command("0.00"))
     assert answers(done)[0]["number"] == 3

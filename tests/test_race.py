@@ -204,7 +204,10 @@ def test_a_race_leaves_the_worktrees_of_another(repo):
 
 def test_the_working_tree_is_an_arm(repo, raced):
     (repo / "helper.py").write_text("GAIN = 0.2\n")
-    assert "changes that no --ref . names" in raced(*refs("main", "idea", pairs=1))["said"]
+    assert (
+        "uncommitted changes, which only --ref . would race"
+        in raced(*refs("main", "idea", pairs=1))["said"]
+    )
     answer = raced(*refs("idea", "."))
     assert verdict(answer) == ("better", 3)
     assert "changes" not in answer["said"]
@@ -328,9 +331,9 @@ def test_what_prepares_a_run_comes_before_each_and_counts_in_no_time(repo, raced
         (
             "no_such_program x",
             2,
-            "--prepare must begin with a program that is there, got no_such_program",
+            "--prepare must begin with a program that exists, got no_such_program",
         ),
-        ("make && make", 2, "--prepare must be without &&"),
+        ("make && make", 2, "--prepare must not have &&"),
         (
             f"{PYTHON} -c 'print(7); raise SystemExit(3)'",
             1,
@@ -607,7 +610,7 @@ PARTS_OF_NUMBERS = [
 @pytest.mark.parametrize(("pattern", "line", "whole", "part"), PARTS_OF_NUMBERS)
 def test_a_pattern_that_takes_a_part_of_a_number_is_refused(tmp_path, pattern, line, whole, part):
     with pytest.raises(
-        FailedError, match=f"must be all of the number {re.escape(whole)}, got {part}; see"
+        FailedError, match=f"must be the whole number {re.escape(whole)}, got {part}; see"
     ):
         MetricReader(what=pattern).value(printed(tmp_path / "run", line))
 
@@ -682,7 +685,7 @@ def test_what_a_shell_alone_reads_is_refused(repo, failed, text, own):
     code, said = failed(*arms(base=f"train.py {text}", idea="train.py"), *METRIC)
     assert code == 2
     assert (
-        f"arm base must be without {own}, which a shell alone reads (sh -c '…' starts one" in said
+        f"arm base must not have {own}, which only a shell reads (write sh -c '…', or put" in said
     )
 
 
@@ -714,7 +717,7 @@ def test_a_variable_before_a_command_is_named_with_env(repo, failed, raced):
     code, said = failed(*words)
     assert code == 2
     assert (
-        "arm base must begin with a program that is there (env X=1 PROGRAM sets a variable), got "
+        "arm base must begin with a program that exists (env X=1 PROGRAM sets a variable), got "
         "X=1" in said
     )
     first_word = words[0].replace("X=1", "env X=1")
@@ -780,7 +783,7 @@ def test_a_file_of_the_repository_that_is_edited_ends_the_race(repo, failed, rac
     code, said = failed(*SHELL, "--pairs", "1")
     assert code == 1
     assert (
-        "base, seed 0: log.txt was edited while it was raced (--ref keeps each version apart)"
+        "base, seed 0: log.txt was edited during the race (--ref races a copy of each version)"
         in said
     )
     assert not ended(repo)
@@ -791,7 +794,7 @@ def test_a_file_of_the_repository_that_is_edited_ends_the_race(repo, failed, rac
 def test_a_file_of_the_repository_that_goes_ends_the_race(repo, failed):
     code, said = failed("--arm=base=rm helper.py", "--arm=idea=true", *METRIC)
     assert code == 1
-    assert "base, seed 0: helper.py was edited while it was raced" in said
+    assert "base, seed 0: helper.py was edited during the race" in said
 
 
 def test_what_a_race_writes_may_be_a_file_of_the_repository(repo, raced):
@@ -830,28 +833,28 @@ REFUSALS = (  # words, and what the line begins with
     (["--metric", ""], "--metric must be a pattern with a group, or a name"),
     (["--metric", "loss", "--file", "data"], "--file must be a file, and no folder"),
     (["--metric", r"(\d+) (\d+)"], "--metric must have one group"),
-    ([*METRIC, "--metric", r"^.*val loss (\S+)"], "--metric must differ in name"),
-    ([], "--metric must be given"),
+    ([*METRIC, "--metric", r"^.*val loss (\S+)"], "--metric must have different names"),
+    ([], "nocap.race needs --metric"),
     (
         [*METRIC, "--arm", "third=/no/such/program"],
-        "arm third must begin with a program that is there",
+        "arm third must begin with a program that exists",
     ),
     ([*METRIC, "--arm", "base=true"], "--arm must be two or more"),
     ([*METRIC, "--arm", "train.py"], "--arm must be NAME=COMMAND"),
     ([*METRIC, "--arm", "=true"], "--arm must be NAME=COMMAND"),
     ([*METRIC, "--apart", "soon", "--sessions", "3"], "--apart must be a time"),
-    ([*METRIC, "--apart", "5m"], "--apart must be given with --sessions"),
+    ([*METRIC, "--apart", "5m"], "--apart works only with two or more --sessions"),
     ([*METRIC, "--timeout", "0"], "--timeout must be above 0"),
-    ([*METRIC, "--expect", "0.2..0.1"], "--expect must hold something"),
-    ([*METRIC, "--guard", "loss"], "--guard must be a metric and how much worse"),
+    ([*METRIC, "--expect", "0.2..0.1"], "--expect must have LOW below HIGH"),
+    ([*METRIC, "--guard", "loss"], "--guard must be a metric and a margin"),
     ([*METRIC, "--guard", "loss -1"], "--guard must have a margin of 0 or more"),
     (["--metric", "wall_s"], "--metric must have another name than wall_s"),
     ([*METRIC, "--target", "nan"], "--target must be a finite number"),
-    ([*METRIC, "--target", "3"], "--target must be given with a metric that has a group step"),
+    ([*METRIC, "--target", "3"], "--target needs a metric with a group step"),
     ([*METRIC, "--pairs", "0"], "--pairs must be at least 1"),
-    ([*METRIC, "--ref", "main"], "--arm must be given, or --ref"),
+    ([*METRIC, "--ref", "main"], "nocap.race needs two or more --arm"),
     ([*METRIC, "--locked", "nothing*"], "--locked must match a file"),
-    ([*METRIC, "--link", "data"], "--arm must be without"),
+    ([*METRIC, "--link", "data"], "--arm does not work with"),
     ([*METRIC, "--arm", "third='x"], "arm third must be a command, with quotes in pairs"),
     ([*METRIC, "--jobs", "0"], "--jobs must be at least 1"),
     ([*METRIC, "--jobs", "2", "--sessions", "3"], "--jobs must be 1 with --sessions"),
@@ -951,7 +954,7 @@ def test_what_a_race_writes_is_no_part_of_its_arms(repo, raced):
     words = [*both, "--metric", "val_loss", "--file", "out.json", "--pairs", "1"]
     counts = [raced(*words)["said"].count(", seed ") for _ in range(2)]
     assert counts == [2, 0]
-    assert "changes that no --ref" not in raced(*refs("main", "idea", pairs=1))["said"]
+    assert "uncommitted changes" not in raced(*refs("main", "idea", pairs=1))["said"]
 
 
 @pytest.mark.slow
@@ -976,7 +979,7 @@ def test_a_program_that_is_edited_is_another_one(repo, raced, failed, form):
     (own / "it.py").write_text(text)
     code, said = failed(*words)
     assert code == 1
-    assert "its program was edited while it was raced" in said
+    assert "its program was edited during the race" in said
 
 
 # --- calibration ----------------------------------------------------------------------------------

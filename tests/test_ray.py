@@ -40,7 +40,7 @@ def test_what_a_cell_has_set_aside(device, threads, devices, cpus, gpus):
 
 @pytest.mark.parametrize(
     ("threads", "told"),
-    [(2, "2 of 3 nodes have the 2 CPUs and 0 GPUs of a cell"), (9, "0 of 3 nodes")],
+    [(2, "2 of 3 nodes can run a cell (CPUs: 2, GPUs: 0)"), (9, "0 of 3 nodes")],
 )
 def test_which_nodes_have_room_for_a_cell(threads, told):
     have = [{"CPU": 8.0, "GPU": 2.0}, {"CPU": 3.0}, {"memory": 1e9}, {"CPU": 9.0}]
@@ -49,7 +49,7 @@ def test_which_nodes_have_room_for_a_cell(threads, told):
     tasks = RayTasks(ray=ray, folder=Path(), restarts=0)
     said = tasks.describe([compose([*SMALL, f"trainer.threads={threads}"])])
     assert said.startswith(f"ray: {told}")
-    assert said.endswith("it waits for one that has") is (threads == 9)
+    assert said.endswith("the grid waits for such a node") is (threads == 9)
 
 
 def test_a_wrong_address_is_refused(monkeypatch):
@@ -67,7 +67,7 @@ def test_a_wrong_address_is_refused(monkeypatch):
 def test_without_ray_the_command_that_installs_it_is_named(here, monkeypatch):
     monkeypatch.setattr("nocap.options.launcher.ray.find_spec", lambda name: None)
     done = here("--multirun", *CELL, "seed=0", "hydra/launcher=ray")
-    line = "nocap: hydra/launcher=ray must find Ray installed: pip install 'nocap[ray]', got none\n"
+    line = "nocap: hydra/launcher=ray needs Ray: pip install 'nocap[ray]'\n"
     assert done.code == 2
     assert done.err == line
 
@@ -131,7 +131,7 @@ def test_a_lost_cell_goes_on_elsewhere_a_few_times(tmp_path, capsys):
         assert result.status == "waiting"
         assert result.reason == reason
     out = capsys.readouterr().out
-    assert re.search(r"lost .* RayError: its node died; goes on elsewhere \(2 of 3\)", out)
+    assert re.search(r"lost .* RayError: its node died; continues on another node \(2 of 3\)", out)
 
 
 def test_a_request_to_stop_reaches_the_cluster_once_and_starts_nothing_again(tmp_path):
@@ -241,7 +241,7 @@ def test_a_grid_outlives_a_node(cluster, tmp_path):
     assert done.code == 0, done
     assert done.err == "", done
     assert "6 finished; 6 trained now" in done.out
-    assert re.search(r"^lost .* goes on elsewhere \(1 of 3\)$", done.out, re.M), done.out
+    assert re.search(r"^lost .* continues on another node \(1 of 3\)$", done.out, re.M), done.out
     attempts = {name: summary["attempts"] for name, summary in summaries(out).items()}
     # a worker that its node's end lets go on may have ended before it is killed: then it is not
     # trained again

@@ -186,7 +186,7 @@ def test_a_damaged_end_is_named_and_made_again_from_the_last_checkpoint_or_refus
     assert "not believed; the run goes on from its last checkpoint" in notice
     kept = weights.rename(tmp_path / "kept")
     before = digests(this.run_dir)
-    with pytest.raises(ValueError, match=rf"{name}.* there is no valid checkpoint to mend it from"):
+    with pytest.raises(ValueError, match=rf"{name}.* there is no valid checkpoint to repair it"):
         sound(again(this))
     assert digests(this.run_dir) == before
     kept.rename(weights)
@@ -206,7 +206,7 @@ def test_a_checkpoint_that_no_run_can_go_on_from_mends_no_record(
     (newest / "manifest.json").write_text(checksums)
     (this.run_dir / "summary.json").write_text("{")
     assert len(newest_valid(newest.parent).invalid) == 1
-    with pytest.raises(ValueError, match="there is no valid checkpoint to mend it from"):
+    with pytest.raises(ValueError, match="there is no valid checkpoint to repair it"):
         sound(again(this))
 
 
@@ -269,7 +269,7 @@ def test_copies_count_once_and_forged_ones_not_at_all(whole: Path, tmp_path: Pat
     loaded = load_runs([this.run_dir.parent])
 
     assert len(loaded.records) == 4  # whoever recomputes every digest is not caught
-    assert sum("left out, it is the same run as" in line for line in loaded.problems) == 1
+    assert sum("left out: it is the same run as" in line for line in loaded.problems) == 1
     assert (
         sum("summary.json does not match its digest" in line for line in loaded.unreadable.values())
         == 3
@@ -356,7 +356,7 @@ def test_what_is_no_folder_in_a_leases_place_is_refused(tmp_path: Path) -> None:
     place = this.run_dir / ".lease"
     for wrong in (lambda: place.symlink_to(precious), lambda: place.write_text("x")):
         wrong()
-        with pytest.raises(ValueError, match="must be a folder of leases, or not be there"):
+        with pytest.raises(ValueError, match="must be a folder of leases, or not exist"):
             hold(this)
         place.unlink()
     place.mkdir()

@@ -349,7 +349,7 @@ def test_plot_in_the_terminal_and_as_a_picture(
     out, err = capsys.readouterr()
     assert out.startswith("val/loss over steps\n5.0 ┤•")
     assert run.name in out
-    assert err == "nocap: empty: left out, it holds no run of nocap's own\n"
+    assert err == "nocap: empty: left out, because it holds no run of nocap's own\n"
     pytest.importorskip("matplotlib")
     assert plot.main(["last", "--png", "new/curve.png"]) == 0
     content = (here / "new" / "curve.png").read_bytes()
@@ -358,9 +358,11 @@ def test_plot_in_the_terminal_and_as_a_picture(
 
 def test_what_cannot_be_drawn_is_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(here / "outputs", curve=(5.0, 4.0, 3.5, 3.2, 0.0))
-    assert "--y must be in the rows" in refusal(["last", "--y", "nothing"], capsys, command=plot)
+    assert "--y must be a number in the rows" in refusal(
+        ["last", "--y", "nothing"], capsys, command=plot
+    )
     said = refusal(["last", "--log", "y"], capsys, command=plot)
-    assert "--log must be left out for y, which is not above 0 everywhere, got 0.0" in said
+    assert "--log y must have values above 0, got 0.0" in said
 
 
 LOSSES = {0: (5.5, 3.4, 3.3, 3.2, 3.1), 1: (5.7, 3.6, 3.4, 3.2, 3.0)}

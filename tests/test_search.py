@@ -51,7 +51,7 @@ def test_the_words_of_a_search_are_taken_from_a_grids():
 
 WRONG_SEARCHES = [
     (["search=sobol"], "search.sampler: Invalid value 'sobol', expected one of [tpe, random]"),
-    (["search.trials=3"], "search.sampler must be given"),
+    (["search.trials=3"], "search.sampler must have a value"),
     (["search=tpe", "search.trialz=3"], "search.trialz is no key of search (did you mean trials?)"),
     (["search=tpe", "search.trials=0"], "search.trials must be at least 1, got 0"),
     (
@@ -91,9 +91,9 @@ def test_hydras_sweeps_are_a_space(word, described):
 EMPTY_SPACES = [
     ("a=interval(2, 1)", "a must be an interval from a lower number to a higher"),
     ("a=interval(0, inf)", "a must be an interval from a lower number to a higher"),
-    ("a=tag(log, interval(0, 1))", "a must be above 0 to be searched by its logarithm"),
-    ("a=tag(linear, interval(0, 1))", "a must have no tag but an interval's log"),
-    ("a=tag(log, range(1, 9))", "a must have no tag but an interval's log"),
+    ("a=tag(log, interval(0, 1))", "a must be above 0, because the search takes its logarithm"),
+    ("a=tag(linear, interval(0, 1))", "a must have no tag except log of an interval"),
+    ("a=tag(log, range(1, 9))", "a must have no tag except log of an interval"),
     ("a=shuffle(1, 2)", "a must not be shuffled"),
     ("a=range(1, 2)", "a must be a range of at least two"),
     ("a=range(1, 2, 0)", "a must be a range of numbers with a step"),
@@ -427,12 +427,12 @@ WRONG_ENDS = [
     ),
     (
         ("trainer.log_every=1,2",),
-        "search must be over keys and values that change the run, got trainer.log_every=2",
+        "search must have only keys and values that change the run, got trainer.log_every=2",
     ),
     (
         (),
-        "search must have something to search, as in 'optimizer.lr=tag(log, interval(1e-4, "
-        "1e-2))', got no such override",
+        "search must have a key to search, as in 'optimizer.lr=tag(log, interval(1e-4, "
+        "1e-2))', got none",
     ),
 ]
 
@@ -461,7 +461,7 @@ def test_one_process_carries_out_a_search_and_its_file_is_its_own(tmp_path, fake
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (("seed=0,1", "optimizer.lr=0.1,0.2"), "seed must be left to search.seed=100"),
+        (("seed=0,1", "optimizer.lr=0.1,0.2"), "seed does not work in a search: set search.seed"),
         (
             ("attention=gqa", "hydra/launcher=ray"),
             "hydra/launcher must be basic or pool in a search",

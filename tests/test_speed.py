@@ -381,10 +381,10 @@ def test_the_result_has_one_schema(raced, capsys):
 
 
 REFUSED = [
-    ((), "--arm must be given at least twice, the baseline first, got 0 of them"),
+    ((), "--arm must appear at least twice, with the baseline first, got 0"),
     (
         ("--arm", "mlp=gelu3x"),
-        "--arm must be given at least twice, the baseline first, got 1 of them",
+        "--arm must appear at least twice, with the baseline first, got 1",
     ),
     (
         ("--arm", "", "--arm", "attention=nope"),
@@ -394,20 +394,20 @@ REFUSED = [
     (("--arm", "", "--arm", "'"), '--arm "\'": No closing quotation'),
     (
         ("--arm", "", "--arm", "attention=flash"),
-        "--arm 'attention=flash' must execute another training step than the other arms",
+        "--arm 'attention=flash' must change the training step",
     ),
     (
         ("--arm", "seed=0", "--arm", "seed=1 trainer.steps=9"),
-        "must execute another training step than the other arms, got 'seed=0'",
+        "must change the training step, got the same step as --arm 'seed=0'",
     ),
     (
         ("--arm", "", "--arm", "trainer.devices=2 trainer.micro_batch=1"),
-        "trainer.devices must be 1: one device is timed at a time, got 2",
+        "trainer.devices must be 1, because a bench times one device, got 2",
     ),
     (("--arm", "", "--arm", "mlp=gelu3x", "--rounds", "2"), "--rounds must be at least 3, got 2"),
     (
         ("--arm", "", "--arm", "mlp=gelu3x", "--rounds", "3", "--seconds", "9"),
-        "--seconds must be left out beside --rounds, which says when it ends, got 9.0",
+        "--seconds does not work with --rounds: each of them ends the bench",
     ),
     (
         ("--arm", "", "--arm", "mlp=gelu3x", "--seconds", "nan"),
@@ -545,7 +545,7 @@ def test_a_block_of_soap_has_the_update_of_its_bases(monkeypatch):
 
 def test_a_period_that_is_too_long_is_refused():
     with pytest.raises(
-        ValueError, match="the optimizer's period must be at most 100 steps, got 101"
+        ValueError, match=r"the optimizer must repeat its work within 100 steps .*, got 101"
     ):
         block_steps(3, period=101)
 

@@ -78,7 +78,7 @@ def test_code_that_nobody_allowed_is_not_run(flag: str, here: Door, tmp_path: Pa
 
     assert done.code == 2
     assert done.err.count("\n") == 1
-    assert "config_dir must be allowed by --allow-code" in done.err
+    assert "holds code that this command runs only with --allow-code" in done.err
     assert not ran.exists()
 
 
@@ -87,10 +87,10 @@ def test_leave_to_run_code_is_refused_where_there_is_none(here: Door, tmp_path: 
     written(tmp_path / "plain", content)
     done = here("plain", "--judge", "--allow-code", module="nocap.study")
     assert done.code == 2
-    assert "--allow-code must be left out where no study has a config_dir" in done.err
+    assert "--allow-code works only for a study with a config_dir" in done.err
     done = here("--board", ".", "--allow-code", module="nocap.study")
     assert done.code == 2
-    assert "--allow-code must be left out beside --board" in done.err
+    assert "--allow-code does not work with --board" in done.err
 
 
 def test_the_options_of_a_study_are_no_other_commands(here: Door, tmp_path: Path) -> None:

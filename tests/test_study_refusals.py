@@ -66,7 +66,7 @@ LOSS_CLAIM: list[Case] = [
     ({"arm": "mha"}, "claim M.loss: arm must not be its own baseline, got mha"),
     (
         {"seeds": [0, 1, 7]},
-        "claims[0].seeds must be left out: they are the study's, got [0, 1, 7]",
+        "claims[0].seeds must be unset: set the study's seeds, got [0, 1, 7]",
     ),
     ({"threshold": "mine"}, "threshold"),
     ({"expected": 1.2}, "claims[0].expected must be a list, as in [a, b]"),
@@ -88,8 +88,7 @@ EQUAL_CLAIM: list[Case] = [
     ({"target": "baseline"}, "target must be baseline for a claim about time or steps"),
     (
         {"mechanism": {"rule": "flops", "formula": "f"}},
-        "claim M.equal: mechanism.rule must be given for time_at_equal_loss: arithmetic bounds a "
-        "step",
+        "claim M.equal: mechanism.rule must be given for time_at_equal_loss, because arithmetic",
     ),
 ]
 # what the scale says otherwise
@@ -108,9 +107,12 @@ SCALE: list[Case] = [
     ({"own": {"mqa": ["engine=warp"]}}, "engine must be one of"),
     (
         {"bench": []},
-        "scales.cpu.bench must be given for claim M.speed, about tokens_per_s, got none",
+        "scales.cpu.bench must be set, because claim M.speed is about tokens_per_s, got none",
     ),
-    ({"train": []}, "scales.cpu.train must be given for claim M.speed, about val_loss, got none"),
+    (
+        {"train": []},
+        "scales.cpu.train must be set, because claim M.speed is about val_loss, got none",
+    ),
     ({"noise": {"speed": {"sd": 0.1, "df": 8, "source": "x"}}}, "noise must be one of val_loss, "),
     (
         {"noise": {"val_loss": {"sd": 0.0, "df": 8, "source": "x"}}},
@@ -144,8 +146,8 @@ STUDIES: list[Case] = [
         "arms.mha must be a list, as in [a, b]",
     ),
     ({"max_seeds": 12}, "max_seeds is no key of study"),
-    ({"claims": [LOSS, LOSS]}, "claims must each have an id of their own, got M.loss, M.loss"),
-    ({"claims": []}, "claims must have at least one, unless propose is given, got none"),
+    ({"claims": [LOSS, LOSS]}, "claims must each have their own id, got M.loss, M.loss"),
+    ({"claims": []}, "claims must have at least one claim, unless the study has propose, got none"),
     ({"notes": {"M.lost": "no"}}, "notes must be one of M.speed, M.loss, got M.lost"),
     (amdahl(qkv=0.5), "mechanism.saved must be of scores, got qkv"),
     (
@@ -153,10 +155,10 @@ STUDIES: list[Case] = [
         "mechanism.saved must be above 0 and below 1: what is not named is saved whole, got ",
     ),
     ({"claims": [claim(SPEED, guards=[SPEED_GUARD])]}, "name the scale cpu, got gpu"),
-    ({"seeds": [0, 1]}, "seeds must be at least 3: fewer pairs have no verdict, got 2"),
-    ({"seeds": []}, "seeds must be at least 3: fewer pairs have no verdict, got 0"),
-    ({"question": None}, "question must be given"),
-    ({"question": " "}, "question must be given, got ' '"),
+    ({"seeds": [0, 1]}, "seeds must be at least 3, because fewer pairs have no verdict, got 2"),
+    ({"seeds": []}, "seeds must be at least 3, because fewer pairs have no verdict, got 0"),
+    ({"question": None}, "question must"),
+    ({"question": " "}, "question must not be empty, got ' '"),
     ({"baseline": "gqa"}, "baseline must be one of mha, mqa, got gqa"),
     (arm("gqa", "attention=gqa"), "arms must each be in a claim, got gqa"),
     (
@@ -174,13 +176,16 @@ STUDIES: list[Case] = [
             "claims": [LOSS, claim(LOSS, id="M.ms", metric="decode_ms")],
             "scales": at(decode={"prompt": 30, "new": 3, "vocab_size": 9}),
         },
-        "scales.cpu.decode must be a text that arm mha has positions for: model.seq_len=32, got 33",
+        "scales.cpu.decode must fit into model.seq_len=32 of arm mha, got 33",
     ),
     (
         {"claims": [RACE], "scales": at(lengths=[0.99])},
-        "scales.cpu.lengths must differ from each other and the whole in steps, of 12, got [0.99]",
+        "scales.cpu.lengths must give different numbers of steps, none of them 12, got [0.99]",
     ),
-    ({"claims": [RACE], "scales": at(lengths=[0.5, 0.51])}, "scales.cpu.lengths must differ"),
+    (
+        {"claims": [RACE], "scales": at(lengths=[0.5, 0.51])},
+        "scales.cpu.lengths must give different",
+    ),
     ({"question": "${oc.env:HOME}"}, "values must be plain, got the interpolation ${oc.env:HOME}"),
     (
         {"overrides": [*OVERRIDES, "tracker=${oc.env:HOME}"]},
@@ -201,7 +206,7 @@ STUDIES: list[Case] = [
     ),
     (
         {"claims": [EQUAL], "scales": at(train=[])},
-        "scales.cpu.train must be given for claim M.equal, about time_at_equal_loss, got none",
+        "scales.cpu.train must be set, because claim M.equal is about time_at_equal_loss, got none",
     ),
 ]
 STUDIES += [({"claims": [claim(LOSS, **changed)]}, reason) for changed, reason in LOSS_CLAIM]
@@ -212,20 +217,23 @@ TRIALS = [["optimizer.lr=1e-3"], ["optimizer.lr=3e-3"]]
 SEARCHES: list[Case] = [
     (
         {"seeds": [2, 3], "trials": {"mha": TRIALS, "mqa": TRIALS}},
-        "tune.seeds must not be the study's: a winner chosen on them",
+        "tune.seeds must not be seeds of the study",
     ),
     (
         {"seeds": [3], "trials": {"mha": TRIALS, "mqa": [*TRIALS, ["optimizer.lr=1e-2"]]}},
-        "tune.trials must give every arm as many trials",
+        "tune.trials must give every arm equally many trials",
     ),
     (
         {"seeds": [3], "trials": {"mha": TRIALS[:1], "mqa": TRIALS[:1]}},
-        "at least two: an arm that was searched less is handicapped",
+        "at least two: fewer trials are a handicap",
     ),
-    ({"seeds": [], "trials": {"mha": TRIALS, "mqa": TRIALS}}, "tune.seeds must have at least one"),
+    (
+        {"seeds": [], "trials": {"mha": TRIALS, "mqa": TRIALS}},
+        "tune.seeds must have at least one seed",
+    ),
     (
         {"seeds": [3], "trials": {"mha": TRIALS}},
-        "tune.trials must be for every trained arm, got mqa",
+        "tune.trials must name every trained arm, got mqa",
     ),
     (
         {"seeds": [3], "trials": {"mha": TRIALS, "gqa": TRIALS}},
@@ -253,10 +261,10 @@ LONGER = {
 WORDS: list[tuple[tuple[str, ...], str]] = [
     (("scale=gpu",), "nocap: scale must be one of the study's cpu, got gpu"),
     (("scales=cpu",), "nocap: scales is no key of options (did you mean scale?)"),
-    (("sessions=3",), "nocap: sessions must be more than the 3 that scale cpu has, got 3"),
+    (("sessions=3",), "nocap: sessions must be more than the 3 sessions of scale cpu, got 3"),
     (("steps=0",), "trainer.steps must be at least 1, got 0"),
     (("budget_h=1",), "nocap: budget_h is no key of options"),
-    (("--plan", "--json"), "--json must be given where a study is judged"),
+    (("--plan", "--json"), "--json does not work with --plan"),
 ]
 CASES: list[tuple[dict[str, Any], tuple[str, ...], str]] = [
     *((changed, (), reason) for changed, reason in STUDIES),
@@ -302,7 +310,7 @@ def test_a_folder_without_a_study(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "study.yaml: a study must hold keys and values, got ['a', 'list']" in refused(
         tmp_path, capsys
     )
-    assert "FOLDER must be given: a study's folder" in refused(
+    assert "nocap.study needs a study's folder" in refused(
         tmp_path, capsys, folder=Path("scale=cpu")
     )
 
@@ -312,7 +320,7 @@ WITHOUT_STUDY = [
     (("--board", "nowhere"), "--board must be a folder of studies that were carried out"),
     (("made", "--plan", "--judge"), "not allowed with argument"),
     (("--board", "made", "--judge"), "not allowed with argument"),
-    (("--judge",), "must be given"),
+    (("--judge",), "nocap.study needs FOLDER"),
 ]
 
 

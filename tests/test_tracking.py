@@ -632,7 +632,7 @@ def test_a_missing_package_costs_one_line_and_no_other_tracker(
 def test_only_other_trackers_without_keys_stand_beside_one(also: str) -> None:
     with pytest.raises(
         ValueError,
-        match=r"^tracker.also must hold trackers beside tracker=none that need no keys: ",
+        match=r"^tracker.also must hold other trackers than tracker=none that need no keys: ",
     ):
         compose(["tracker=none", f"tracker.also={also}"])
     beside = ["none", "tensorboard"]

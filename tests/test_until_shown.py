@@ -76,14 +76,14 @@ def test_it_ends_at_the_first_look_where_all_is_shown(tmp_path: Path, here: Door
 
 
 REFUSED = [
-    (["6", ARMS], "seed must list 3 or more with --until-shown, as in seed=0,1,2, got none"),
+    (["6", ARMS], "seed must list 3 or more seeds with --until-shown, as in seed=0,1,2, got none"),
     (
         ["6", ARMS, "seed=1"],
-        "seed must list 3 or more with --until-shown, as in seed=0,1,2, got seed=1",
+        "seed must list 3 or more seeds with --until-shown, as in seed=0,1,2, got seed=1",
     ),
     (
         ["3", ARMS, "seed=0,1,2"],
-        "--until-shown must be more than the 3 seeds that are given, got 3",
+        "--until-shown must be more than the 3 seeds of the command, got 3",
     ),
     (
         ["many", ARMS, "seed=0,1,2"],
@@ -91,11 +91,11 @@ REFUSED = [
     ),
     (
         ["6", "search=random", "optimizer.lr=interval(1e-4,1e-2)"],
-        "--until-shown must be left out of a search",
+        "--until-shown does not work with search=",
     ),
     (
         ["6", "--detach", "hydra/launcher=slurm", ARMS, "seed=0,1,2"],
-        "--until-shown must be left out with --detach",
+        "--until-shown does not work with --detach",
     ),
 ]
 

@@ -181,7 +181,7 @@ def measurement(value: float | None, ending: Ending) -> Measurement:
     return Measurement(arm="a", repeat=1, metric=METRICS["val_loss"], value=value, ending=ending)
 
 
-FINITE = "a measurement of val_loss must be a finite number, or null where the run diverged"
+FINITE = "a measurement of val_loss must be a finite number, or null if the run diverged"
 
 
 REFUSED = [
@@ -196,7 +196,11 @@ REFUSED = [
     (claim, {"expected": [0.0, 1.2]}, "be above 0 for a ratio"),
     (claim, {"expected": [1.2, math.inf]}, "be finite numbers or null"),
     (claim, {"expected": [1.2, None], "two_sided": True}, "two_sided must have both ends stated"),
-    (claim, {"seeds": [1, 2]}, "seeds must be at least 3: fewer pairs have no verdict, got 2"),
+    (
+        claim,
+        {"seeds": [1, 2]},
+        "seeds must be at least 3, because fewer pairs have no verdict, got 2",
+    ),
     (claim, {"seeds": [1, 2, 2]}, "seeds must differ"),
     (
         claim,
@@ -216,7 +220,7 @@ REFUSED = [
         "target must be baseline for a claim about time or steps",
     ),
     (claim, {"target": "baseline"}, "and null for others, got baseline"),
-    (claim, {"statement": " "}, "statement must be given"),
+    (claim, {"statement": " "}, "statement must not be empty"),
     (claim, {"guards": [LOSS_GUARD, LOSS_GUARD]}, "guards must each have a metric of their own"),
     (
         claim,
@@ -537,7 +541,7 @@ def test_a_target_that_the_shortest_schedule_reaches_took_at_most_that():
     assert word(slow, early) is REFUTED  # at most 200/960
     assert word(early, early) is INCONCLUSIVE  # nobody knows
     assert word((200.0, 230.0, 205.0), (200.0, 230.0, 240.0)) is INCONCLUSIVE
-    with pytest.raises(ValueError, match="tokens_per_s must be about a target to have a most"):
+    with pytest.raises(ValueError, match="tokens_per_s must be about a target, because only then"):
         judge(claim(), ("tokens_per_s", [200.0] * 3, [1.0] * 3), at_most=200.0)
     own = {"scale": Scale.value, "expected": [None, 600.0]}
     times = ("time_to_target_s", early, [])

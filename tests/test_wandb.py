@@ -233,7 +233,7 @@ def test_a_run_that_was_deleted_on_the_server_is_sent_anew(lab: Lab, server: Wan
     again = lab.sync(server)
     assert (
         again.stderr
-        == f"nocap: W&B: run {old} was deleted on the server: it is sent anew as {old}-2\n"
+        == f"nocap: W&B: run {old} was deleted on the server, so nocap sends it again as {old}-2\n"
     )
     assert only(server).id == f"{old}-2"
     has_record(server, lab)
@@ -284,7 +284,7 @@ def test_without_a_login_sync_refuses(lab: Lab) -> None:
     path = str(lab.folder.relative_to(lab.here))
     done = nocap(lab.here, None, "runs", "sync", path)
     assert done.returncode == 2
-    assert done.stderr == "nocap: W&B must have a login (wandb login, or WANDB_API_KEY), got none\n"
+    assert done.stderr == "nocap: W&B needs a login: type wandb login, or set WANDB_API_KEY\n"
     folder = str(lab.folder)
     done = nocap(lab.here, None, "runs", "sync", folder, WANDB_API_KEY="short")
     assert done.returncode == 2
@@ -493,7 +493,7 @@ def test_a_sweeps_words_with_hyphens_are_refused_with_the_form_that_works(tmp_pa
 
 REFUSED = {
     "WANDB_API_KEY=short": "WANDB_API_KEY must have at least 40 characters, got 5",
-    "WANDB_IDENTITY_TOKEN_FILE=token.jwt": "WANDB_IDENTITY_TOKEN_FILE must be left out: "
+    "WANDB_IDENTITY_TOKEN_FILE=token.jwt": "WANDB_IDENTITY_TOKEN_FILE must be unset: "
     "nocap asks W&B for its rows with an API key (WANDB_API_KEY or wandb login), got token.jwt",
     "WANDB_BASE_URL=notaurl": "WANDB_BASE_URL must be a server's address, as "
     "https://api.wandb.ai, got "

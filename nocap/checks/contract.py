@@ -55,7 +55,7 @@ def composes(trial: OptionTrial) -> str:
     """Compose the option with its keys' values."""
     missing = trial.missing()
     if missing:
-        raise SkippedError(f"{', '.join(missing)} must be given")
+        raise SkippedError(f"{', '.join(missing)} must have a value")
     expect(trial.options, f"its yaml must begin with '# @package ideas.{trial.name}'")
     values: dict[str, object] = {}
     for option in trial.options:

@@ -52,9 +52,7 @@ def overrides_of(words: Sequence[str], *, grid: bool = False) -> list[Override]:
         ValueError: the first wrong one.
     """
     overrides = [parse_override(word) for word in words]
-    rule = (
-        "be left alone: of Hydra's own keys only a grid's launcher can be chosen, beside --multirun"
-    )
+    rule = "not be set: of Hydra's keys nocap takes only hydra/launcher, with --multirun"
     for override in overrides:
         key = override.key_or_group
         is_hydras = re.search(r"\bhydra\b", f"{key} {override.package}") is not None
@@ -119,7 +117,7 @@ def of_a_grid(overrides: Sequence[Override]) -> DictConfig:
     of_launcher = [override for override in overrides if is_launcher(override)]
     is_chosen = any(override.key_or_group == "hydra/launcher" for override in of_launcher)
     for override in of_launcher:
-        rule = "stand beside its launcher, as in hydra/launcher=pool"
+        rule = "be set together with its launcher, as in hydra/launcher=pool"
         require(is_chosen, override.key_or_group, rule, override.input_line)
     words = list[str]()
     for override in overrides:
@@ -279,7 +277,7 @@ def option_names(override: Override) -> list[str]:
     value: Any = override.value()
     names = value if isinstance(value, list) else [value]
     are_texts = all(isinstance(name, str) for name in names)
-    rule = "be given options' names, as in ideas=[NAME]"
+    rule = "name options, as in ideas=[NAME]"
     require(are_texts, group, rule, override.input_line)
     if "/" in group:  # Hydra's own, such as the launcher's: it refuses what it does not know
         return names
@@ -306,7 +304,7 @@ def _check_from_outside(path: Path) -> None:
     require(isinstance(plain, dict), str(path), "hold keys and values", type(plain).__name__)
     hydras = [key for key, _ in flat(plain) if re.match(r"hydra(\.(?!sweeper\.params\.)|$)", key)]
     hydras += re.findall(r"@(?:package +)?[\w.]*\bhydra\b[\w.]*", text)
-    rule = "leave Hydra alone, but for hydra.sweeper.params"
+    rule = "set no keys of Hydra except hydra.sweeper.params"
     require(not hydras, str(path), rule, ", ".join(hydras))
 
 

@@ -149,7 +149,7 @@ def _set_key(config: DictConfig, override: Override) -> None:
     key = override.key_or_group
     text = as_text(str(override.input_line))
     value = _value_of(config, key, override.value(), text)
-    rule = "stay: a key cannot be taken out"
+    rule = "not be deleted"
     require(not override.is_delete(), key, rule, override.input_line)
     is_too_large = isinstance(value, int) and abs(value) >= 2**1023
     require(not is_too_large, key, "be a number that a float holds", value)
@@ -164,7 +164,9 @@ def _value_of(config: DictConfig, key: str, value: Any, text: Any) -> Any:
         ValueError: Hydra's value is of a type that OmegaConf would change in silence.
     """
     if isinstance(value, dict):
-        require(bool(value), key, "be an option's name or hold keys: it changes nothing", "{}")
+        require(
+            bool(value), key, "be an option's name or hold keys, because {} changes nothing", "{}"
+        )
         values = dict[str, Any]()
         for name, item in value.items():
             values[name] = _value_of(config, f"{key}.{name}", item, text[name])

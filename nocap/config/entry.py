@@ -25,7 +25,7 @@ def run(main: Callable[[], int | None]) -> NoReturn:
     """
     open_streams()
     if sys.flags.optimize:
-        rule = "be off: Hydra reads a command line inside of Python's assertions"
+        rule = "be off, because Hydra reads the command line in assertions"
         print(f"nocap: PYTHONOPTIMIZE must {rule}, got {sys.flags.optimize}", file=sys.stderr)
         raise SystemExit(EXIT_CODES["refused"])
     code: Any

@@ -51,10 +51,7 @@ def refusals() -> Iterator[None]:
             if _is_input(error):
                 code = EXIT_CODES["refused"]
                 if isinstance(error, OSError):
-                    text = (
-                        f"{error.filename} must be a place that can be read or written, got "
-                        f"{error.strerror}"
-                    )
+                    text = f"{error.filename} cannot be read or written: {error.strerror}"
             for line in text.splitlines():
                 if len(line) > LONGEST:
                     line = f"{line[:LONGEST]}…"

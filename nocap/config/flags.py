@@ -276,7 +276,7 @@ def _check(flags: Flags) -> None:
     """
     of_one = _names_in(flags, Scope.run)
     of_grids = [*_names_in(flags, Scope.grid), *flags.grid.names]
-    if of_one:
-        require(not of_grids, of_one[0], "be asked of one run", " ".join(of_grids))
-    if flags.resolve:
-        require(bool(flags.cfg), RESOLVE, "be given beside --cfg job", "it alone")
+    if of_one and of_grids:
+        raise ValueError(f"{of_one[0]} is for one run, and does not work with {of_grids[0]}")
+    if flags.resolve and not flags.cfg:
+        raise ValueError(f"{RESOLVE} works only with --cfg job")

@@ -164,8 +164,8 @@ def check_compiler(user: str, device: Device) -> None:
     }
     for variable, path in paths.items():
         rule = (
-            "be a path without blanks, quotes and backslashes, where torch would split it, "
-            f"for {user}"
+            f"be a path without blanks, quotes and backslashes for {user}, because torch would "
+            "split the path"
         )
         require(_is_one_word(path), variable, rule, path)
 

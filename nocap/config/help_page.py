@@ -19,7 +19,6 @@ from hydra.core.override_parser.types import Override
 from nocap import outside
 from nocap.config.choices import is_choice, option_names, overrides_of
 from nocap.config.flags import Flags, GridFlags, flags_of
-from nocap.config.keys import require
 from nocap.config.other_trainers import hint_for
 from nocap.config.paths import conf_dir
 from nocap.config.plain import suggest
@@ -201,10 +200,9 @@ def _chosen(train: Mapping[str, Any], overrides: Sequence[Override]) -> dict[str
             chosen |= row
     launchers = outside.place("launcher")
     chosen[launchers] = [path.stem for path in sorted((conf_dir() / launchers).glob("*.yaml"))]
-    rule = "be left out of --help: --cfg job prints what it sets"
     for override in filter(is_choice, overrides):
-        is_experiment = override.key_or_group == "experiment"
-        require(not is_experiment, "experiment", rule, override.input_line)
+        if override.key_or_group == "experiment":
+            raise ValueError("experiment does not work with --help: --cfg job prints its settings")
         chosen[override.key_or_group] = option_names(override)
     return chosen
 

@@ -24,7 +24,7 @@ GUESSES = {
     "max_steps": STEPS,
     "num_iterations": STEPS,
     "dropout": DROPOUT,
-    "seeds": "a run has one seed; seed=0,1,2 beside --multirun trains one with each",
+    "seeds": "a run has one seed; seed=0,1,2 with --multirun trains a run for each seed",
     "n_layers": LAYERS,
     "num_layers": LAYERS,
     "depth": LAYERS,

@@ -28,14 +28,12 @@ def expanded(path: str | Path) -> Path:
     Errors:
         ValueError: there is no such home folder, or no file can have such a name.
     """
-    require(path != "", "a path", "be given", "''")
+    require(path != "", "a path", "not be empty", "''")
     check_text("a path", str(path))
     try:
         return Path(path).expanduser()
     except RuntimeError:
-        raise ValueError(
-            f"{path} must begin with a user's home folder, and there is none"
-        ) from None
+        raise ValueError(f"{path} begins with a home folder (~) that does not exist") from None
 
 
 def cache_root(configured: str | None = None) -> Path:

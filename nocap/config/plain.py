@@ -132,7 +132,7 @@ def run_tree(plain: Any) -> DictConfig:
     require(are_ideas, "ideas", rule, ideas)
     for name, idea in ideas.items():
         # an experiment may give keys of one that the command leaves out
-        rule = f"be chosen beside its keys, as in ideas=[{name}]"
+        rule = f"be chosen together with its keys, as in ideas=[{name}]"
         require("kind" in idea, f"ideas.{name}", rule, idea)
     parts["ideas"] = {name: _option("ideas", f"ideas.{name}", idea) for name, idea in ideas.items()}
     config = _structured(Run)
@@ -267,7 +267,7 @@ RULES = {
     "ideas=[{0}]",
     r"Invalid value assigned: \w+ is not a ListConfig|hint 'typing\.List": "{0} must be a list, "
     "as in [a, b]",
-    r"missing mandatory value": "{0} must be given",
+    r"missing mandatory value": "{0} must have a value",
 }
 
 

@@ -140,8 +140,8 @@ class Run:
             for full_key in unread(option):
                 part = getattr(self, full_key.partition(".")[0])
                 why = (
-                    f"beside {name}.kind={option.kind}, which does not read it (one that does "
-                    "names it in READS)"
+                    f"with {name}.kind={option.kind}, which does not read this key (an option that "
+                    "reads it names it in READS)"
                 )
                 require_default(part, full_key, why)
 
@@ -155,26 +155,26 @@ class Run:
         self._require_documents(name)
         kind = self.attention.kind
         takes = declared(self.attention, "documents", of=("build", "mixer")) is not None
-        rule = f"be false beside attention.kind={kind}, which does not support documents"
+        rule = f"be false with attention.kind={kind}, which does not support documents"
         require(takes, name, rule, True)
         for idea, option in self.ideas.items():
-            rule = f"be false beside ideas.{idea}, which does not take each token by itself"
+            rule = f"be false with ideas.{idea}, which does not take each token by itself"
             is_own = option.PER_TOKEN or not overrides(option, *STREAM_JOINTS)
             require(is_own, name, rule, True)
 
     def _require_documents(self, name: str) -> None:
         """Refuse a key that is about documents where nothing says how one begins."""
         data = self.data
-        rule = f"be false beside data.kind={data.kind}, which does not say that it has documents"
+        rule = f"be false with data.kind={data.kind}, which does not declare documents"
         require(data.has_documents, name, rule, True)
         kind = self.tokenizer.kind
-        rule = f"be false beside tokenizer.kind={kind}, which has no end_of_text"
+        rule = f"be false with tokenizer.kind={kind}, which has no end_of_text"
         require(self.tokenizer.end_of_text is not None, name, rule, True)
 
     def _check_arranged(self) -> None:
         """Refuse two ideas that order the training data: the second would undo the first."""
         arranging = [name for name, idea in self.ideas.items() if overrides(idea, "arrange")]
-        rule = "hold one at most that arranges the training data"
+        rule = "hold at most one idea that arranges the training data"
         require(len(arranging) <= 1, "ideas", rule, ", ".join(arranging))
 
     def _check_batch(self) -> None:
@@ -195,9 +195,9 @@ class Run:
         if not self.trainer.cuda_graphs:
             return
         key = "trainer.cuda_graphs"
-        require(not self.draws, key, "be false beside an option that draws", True)
+        require(not self.draws, key, "be false with an option that draws random numbers", True)
         for name, idea in self.ideas.items():
-            rule = f"be false beside ideas.{name}, which acts between steps"
+            rule = f"be false with ideas.{name}, which runs code between steps"
             require(not overrides(idea, *STEP_JOINTS), key, rule, True)
 
     def _check_trackers(self) -> None:
@@ -210,7 +210,7 @@ class Run:
             for other, cls in outside.options("tracker").items():
                 if other != own and _needs_no_keys(cls):
                     able.append(other)
-            rule = f"hold trackers beside tracker={own} that need no keys: {', '.join(able)}"
+            rule = f"hold other trackers than tracker={own} that need no keys: {', '.join(able)}"
             is_once = self.tracker.also.count(kind) == 1
             require(fits and is_once, "tracker.also", rule, kind)
 

@@ -103,8 +103,8 @@ class Trainer:
         rule = f"be false on trainer.device={self.device.value}"
         require(self.device is Device.cuda, name, rule, True)
         rule = (
-            f"be false beside trainer.devices={self.devices}: ranks exchange gradients in a "
-            f"backward"
+            f"be false with trainer.devices={self.devices}, because ranks exchange gradients in "
+            f"the backward pass"
         )
         require(self.devices == 1, name, rule, True)
 

@@ -104,7 +104,7 @@ class _Loader(yaml.SafeLoader):
         names = [name.value for name, _ in node.value]
         for name in {name for name in names if names.count(name) > 1}:
             raise yaml.MarkedYAMLError(
-                problem=f"{name} must be given once", problem_mark=node.start_mark
+                problem=f"{name} must appear once", problem_mark=node.start_mark
             )
         mapping: dict[Any, Any] = super().construct_mapping(node, deep=True)
         return mapping

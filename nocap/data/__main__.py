@@ -99,7 +99,7 @@ def _prepare(run: Run, cache_dir: Path) -> dict[str, Any]:
     print(", ".join([f"{run.data.kind}: {size}", *_describe_source(dataset.source)]))
     if dataset.in_training:
         share = f"{dataset.in_training:.0%} of validation's passages of {PASSAGE} tokens"
-        print(f"{share} stand in training, too")
+        print(f"{share} also stand in training")
     print(f"fingerprint {dataset.fingerprint}")
     made = {split: list(map(_plain, getattr(dataset, split))) for split in ("train", "val")}
     return {

@@ -130,7 +130,7 @@ def _walk(
 
 
 def _refuse_links(folders: Iterable[str]) -> None:
-    rule = "hold no link to a folder: name that folder beside it"
+    rule = "hold no link to a folder; add that folder to data.path"
     for folder in folders:
         require(not os.path.islink(folder), "data.path", rule, folder)
 

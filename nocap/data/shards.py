@@ -110,7 +110,7 @@ def scan(
         scanned = _read_whole(absolute, stamp, raw)
         if known is not None and known != scanned:
             raise ValueError(
-                f"{absolute}: its bytes changed under the same size and time: sha256 must be "
+                f"{absolute}: its bytes changed, but not its size and time: sha256 must be "
                 f"{known['sha256']}, got {scanned['sha256']}"
             )
         write_json(record, {"format": SCAN_FORMAT, "path": real, "stamp": stamp, "found": scanned})

@@ -71,6 +71,7 @@ def gpt2(default_folder: Path) -> tiktoken.Encoding:
     cause = f"no answer in {FETCH_TIMEOUT_S:g} s" if fetched is None else type(fetched).__name__
     files = " and ".join(f"{name} as {sha1}" for sha1, name in GPT2_FILES.items())
     raise ValueError(
-        f"tokenizer=gpt2: its vocabulary must be in TIKTOKEN_CACHE_DIR or be fetched, got {cause}; "
-        f"put GPT-2's {files} into {folder}, run once with a network, or use tokenizer=bytes"
+        "tokenizer=gpt2: the vocabulary is not in TIKTOKEN_CACHE_DIR, and could not be fetched "
+        f"({cause}). Do one of these: run once with a network; put {files} into {folder}; use "
+        "tokenizer=bytes"
     ) from fetched

@@ -87,9 +87,8 @@ def raw_count(path: str, head: bytes, size: int, raw: TokenType) -> int:
     first = np.frombuffer(head[: len(head) // 4 * 4], dtype="<i4", count=min(2, len(head) // 4))
     if first.tolist() == [MAGIC, VERSION]:
         raise ValueError(
-            f"data.dtype must be null for a shard with a header, which says how its tokens are "
-            f"held, got "
-            f"{raw.value} for {path}"
+            f"data.dtype must be null for a shard with a header, because the header states the "
+            f"type, got {raw.value} for {path}"
         )
     width = dtype_of(raw).itemsize
     if size == 0 or size % width != 0:

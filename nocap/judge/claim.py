@@ -105,11 +105,11 @@ class Mechanism:
             bound is None or math.isfinite(bound), "bound", "be a finite number or null", bound
         )
         fits = bound is None or self.rule is Rule.given
-        self._require(fits, "bound", f"be left to the rule {self.rule.value}", bound)
+        self._require(fits, "bound", f"be null with the rule {self.rule.value}", bound)
         has_parts = bool(self.parts)
         needs_parts = self.rule is Rule.amdahl
         self._require(
-            has_parts == needs_parts, "parts", "be given for amdahl, and only there", self.parts
+            has_parts == needs_parts, "parts", "be set for amdahl, and only there", self.parts
         )
         _require_known("mechanism.parts", self.parts, PARTS)
         _require_known("mechanism.saved", self.saved, self.parts)
@@ -191,7 +191,7 @@ class Claim:
     def _check_texts(self) -> None:
         for key in TEXTS:
             text = getattr(self, key)
-            self._require(bool(text.strip()), key, "be given", repr(text))
+            self._require(bool(text.strip()), key, "not be empty", repr(text))
 
     def _check_scale_and_baseline(self) -> None:
         metric = METRICS[self.metric]
@@ -202,7 +202,7 @@ class Claim:
         fits = scale is Scale.ratio or not metric.relative
         self._require(fits, "scale", f"be ratio for {self.metric}", scale.value)
         fits = not is_value or not self.baseline
-        self._require(fits, "baseline", "be left out for a value", self.baseline)
+        self._require(fits, "baseline", "be empty for a value", self.baseline)
         self._require(self.baseline != self.arm, "baseline", "be another arm", self.baseline)
 
     def _check_parts(self) -> None:
@@ -211,10 +211,10 @@ class Claim:
         profiled = [name for name in CLAIMABLE if METRICS[name].made_by == "parts"]
         has_parts = bool(self.parts)
         needs_parts = self.metric in profiled
-        only = f"be given for {', '.join(profiled)} only"
+        only = f"be set for {', '.join(profiled)}, and only there"
         self._require(has_parts == needs_parts, "parts", only, self.parts)
         fits = not self.of or self.metric == "share"
-        self._require(fits, "of", "be given for a share only", self.of)
+        self._require(fits, "of", "be set only for a share", self.of)
         known = HELD if self.metric == "held_mib" else PARTS
         _require_known(f"claim {self.id}: parts", [*self.parts, *self.of], known)
 
@@ -222,9 +222,9 @@ class Claim:
         rule = self.mechanism.rule
         is_given = rule is Rule.given
         fits = is_given or self.scale is Scale.ratio
-        self._require(fits, "mechanism.rule", "be given but for a ratio", rule.value)
+        self._require(fits, "mechanism.rule", "be given, if the scale is no ratio", rule.value)
         fits = is_given or not METRICS[self.metric].relative
-        why = f"be given for {self.metric}: arithmetic bounds a step, not what it learns"
+        why = f"be given for {self.metric}, because arithmetic bounds only the cost of a step"
         self._require(fits, "mechanism.rule", why, rule.value)
 
     def _check_target(self) -> None:
@@ -240,7 +240,7 @@ class Claim:
 
     def _check_seeds(self) -> None:
         count = len(self.seeds)
-        rule = f"be at least {LEAST_PAIRS}: fewer pairs have no verdict"
+        rule = f"be at least {LEAST_PAIRS}, because fewer pairs have no verdict"
         self._require(count >= LEAST_PAIRS, "seeds", rule, count)
         self._require(len(set(self.seeds)) == count, "seeds", "differ", self.seeds)
 

@@ -251,7 +251,12 @@ def _range(
     is_at_most = arm.ending is Ending.at_most
     is_base_at_most = baseline is not None and baseline.ending is Ending.at_most
     fits = metric.name in TO_TARGET or not (is_at_most or is_base_at_most)
-    require(fits, metric.name, "be about a target to have a most", arm.value)
+    require(
+        fits,
+        metric.name,
+        "be about a target, because only then a value can be an upper limit",
+        arm.value,
+    )
     if baseline is None:
         return _range_of_value(metric, scale, arm)
     if baseline.value is None:

@@ -110,8 +110,8 @@ def _check_question(*, baseline: str | None, target_loss: float | None, against:
     require(against in (BASELINE, PREVIOUS), "--against", f"be {BASELINE} or {PREVIOUS}", against)
     is_loss = target_loss is None or 0 < target_loss < math.inf
     require(is_loss, "--target", "be a loss above 0", target_loss)
-    fits = against == BASELINE or baseline is None
-    require(fits, "--baseline", "be left out with --against previous", repr(baseline))
+    if against == PREVIOUS and baseline is not None:
+        raise ValueError("--baseline does not work with --against previous")
 
 
 # --- differences and times ------------------------------------------------------------------------

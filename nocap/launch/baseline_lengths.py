@@ -26,8 +26,9 @@ def cells_of(grid: Grid, compose: Compose) -> list[tuple[str, ...]]:
         ValueError: its steps are too few, or swept.
     """
     base = grid.cells[0]
-    rule = "be left out where trainer.steps is swept, whose values are other lengths"
-    require(STEPS not in grid.swept, EQUAL_LOSS, rule, "given")
+    if STEPS in grid.swept:
+        line = f"{EQUAL_LOSS} does not work if you sweep {STEPS}, whose values are other lengths"
+        raise ValueError(line)
     others = others_of(base.plan.run.trainer.steps, requested_by=EQUAL_LOSS)
     words = [words_at(base.overrides, base.plan.run, length, compose) for length in others]
     own = [cell for cell in grid.cells if cell.plan.arm == base.plan.arm]

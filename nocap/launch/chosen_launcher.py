@@ -38,7 +38,7 @@ def launcher_option(config: DictConfig) -> Launcher | None:
         rule = "be chosen before its keys, as in hydra/launcher=pool"
         require(is_bare, "hydra.launcher", rule, keys)
         return None
-    rule = "be basic, pool, slurm or ray, or from outside: Hydra's are not run"
+    rule = "be basic, pool, slurm, ray or an option of your own; nocap runs none of Hydra's"
     require("_target_" not in keys, "hydra/launcher", rule, chosen)
     schema = outside.option("launcher", "hydra.launcher", keys)
     option: Launcher = dataclass_from(schema, keys, "hydra.launcher.")
@@ -53,13 +53,13 @@ def check_flags(launcher: Launcher | None, flags: GridFlags) -> None:
         ValueError: there is such a flag.
     """
     in_queue = launcher is not None and launcher.has_queue
-    rule = "be given with hydra/launcher=slurm"
-    require(in_queue or not flags.detach, "--detach", rule, "another launcher")
-    rule = "be left out of hydra/launcher=slurm, whose queue starts the cells"
-    require(not (flags.fail_fast and in_queue), "--fail-fast", rule, "given")
-    is_here = _machines(launcher) is None
-    rule = "be left out on a cluster: arms are timed on this machine"
-    require(is_here or flags.time is None, TIME, rule, "given")
+    if flags.detach and not in_queue:
+        raise ValueError("--detach works only with hydra/launcher=slurm")
+    if flags.fail_fast and in_queue:
+        line = "--fail-fast does not work with hydra/launcher=slurm: Slurm's queue starts the cells"
+        raise ValueError(line)
+    if flags.time is not None and _machines(launcher) is not None:
+        raise ValueError(f"{TIME} does not work on a cluster: it times the arms on this machine")
 
 
 def _machines(launcher: Launcher | None) -> Target | None:

@@ -22,10 +22,10 @@ def nothing_to_train(plan: Plan, summary: Mapping[str, Any]) -> str:
         line = "already finished: nothing to train"
         gone = sorted({*plan.run.trainer.keep_steps} - {*saved_steps(plan.run_dir)})
         if gone:
-            line = f"{line}; trainer.keep_steps: it has no checkpoint of {gone}"
+            line = f"{line}; the run has no checkpoint of trainer.keep_steps={gone}"
         return line
     return (
-        "already diverged, which it would do again: nothing to train (to see it again, delete "
+        "already diverged, and would diverge again: nothing to train (to train it again, delete "
         "its folder)"
     )
 

@@ -254,7 +254,7 @@ def _each_once(cells: Sequence[Cell], log: Callable[[str], None]) -> list[Cell]:
     for cell in sorted(cells, key=lambda cell: seeds.index(cell.plan.run.seed)):
         twin = distinct.setdefault(cell.plan.identity, cell)
         if twin is not cell:
-            log(f"trained once, it is the same run: {cell.label} and {twin.label}")
+            log(f"trained once, because they are the same run: {cell.label} and {twin.label}")
     return list(distinct.values())
 
 

@@ -121,8 +121,9 @@ class Command:
         most = self.flags.until_shown
         if most is None:
             return [self.overrides]
-        rule = "be left out with --detach: each look waits for the one before"
-        require(not self.flags.detach, UNTIL_SHOWN, rule, "both")
+        if self.flags.detach:
+            line = f"{UNTIL_SHOWN} does not work with --detach: each look waits for the look before"
+            raise ValueError(line)
         looks = seed_looks.looks(self.overrides, most)
         print(seed_looks.plan_of(looks), flush=True)
         return looks
@@ -164,15 +165,14 @@ class Command:
         Errors:
             ValueError: there is such a flag, or another launcher, or a seed.
         """
-        flags = ", ".join(names)
-        require(not flags, flags, "be left out of a search", f"search={options.sampler.name}")
+        if names:
+            raise ValueError(f"{names[0]} does not work with search={options.sampler.name}")
         rule = (
-            "be basic or pool in a search, which begins a trial on this machine when another ends"
+            "be basic or pool in a search, which starts a trial on this machine when another ends"
         )
-        require(self.devices() is not None, "hydra/launcher", rule, "another")
-        has_seed = any(each.key_or_group == "seed" for each in self.overrides)
-        rule = f"be left to search.seed={options.seed} in a search"
-        require(not has_seed, "seed", rule, "seed=…")
+        require(self.devices() is not None, "hydra/launcher", rule, "another launcher")
+        if any(each.key_or_group == "seed" for each in self.overrides):
+            raise ValueError("seed does not work in a search: set search.seed")
 
 
 def _command(overrides: Sequence[str], flags: GridFlags, timer: Timer | None) -> Command:
@@ -206,7 +206,7 @@ def _of_cells(config: DictConfig, typed: Sequence[Override]) -> list[Override]:
         ValueError: another sweeper is chosen.
     """
     chosen = config.hydra.runtime.choices["hydra/sweeper"]
-    rule = "stay basic: nocap itself checks, skips and resumes the cells of a grid"
+    rule = "be basic, because nocap itself checks, skips and resumes the cells of a grid"
     require(chosen == "basic", "hydra/sweeper", rule, chosen)
     sweeper: Any = OmegaConf.to_container(config.hydra.sweeper)
     sweeps = sweeper.get("params") or {}

@@ -131,7 +131,7 @@ def without_data(run: Run) -> Run:
     """
     check_compiler(run)
     has_diff = not run.store.diff or uncommitted() is not None
-    rule = "be false where nocap runs from no git checkout"
+    rule = "be false if nocap does not run from a git checkout"
     require(has_diff, "store.diff", rule, run.store.diff)
     run.tracker.check_start()
     located_run = located(run)

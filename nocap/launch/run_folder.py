@@ -70,7 +70,7 @@ def _read(folder: Path, identity: str) -> End:
     except ValueError as error:
         if not any_valid(folder):
             raise ValueError(
-                f"{error}; there is no valid checkpoint to mend it from: move that folder to train "
+                f"{error}; there is no valid checkpoint to repair it; move that folder to train "
                 "the run again"
             ) from error
         return End(damage=error)

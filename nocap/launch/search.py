@@ -81,8 +81,8 @@ def plan_search(
         ValueError: the space's ends cannot be trained. Nothing has been written but the data's
             cache.
     """
-    rule = "have something to search, as in 'optimizer.lr=tag(log, interval(1e-4, 1e-2))'"
-    require(bool(space), "search", rule, "no such override")
+    rule = "have a key to search, as in 'optimizer.lr=tag(log, interval(1e-4, 1e-2))'"
+    require(bool(space), "search", rule, "none")
     fixed = (*fixed, f"seed={search.seed}")
     datasets = Datasets()
     at_ends = [(*fixed, *end) for end in ends(space)]
@@ -125,7 +125,7 @@ def _check_ends(
     n_own = n_fixed + len(space)  # beyond these are what the baseline decides for all
     distinct = {cell.overrides[:n_own] for cell in grid.cells}
     twins = [" ".join(words[n_fixed:]) for words in at_ends if words not in distinct]
-    rule = "be over keys and values that change the run"
+    rule = "have only keys and values that change the run"
     require(not twins, "search", rule, ", ".join(twins))
 
 

@@ -48,7 +48,7 @@ def _distribution(override: Override) -> BaseDistribution:
     line = override.input_line
     tags: set[str] = getattr(swept, "tags", set())
     known = {"log"} if isinstance(swept, IntervalSweep) else set[str]()
-    rule = "have no tag but an interval's log, as in tag(log, interval(1e-4, 1e-2))"
+    rule = "have no tag except log of an interval, as in tag(log, interval(1e-4, 1e-2))"
     require(tags <= known, name, rule, line)
     is_shuffled = getattr(swept, "shuffle", False)
     require(not is_shuffled, name, "not be shuffled: a search has an order of its own", line)
@@ -57,7 +57,7 @@ def _distribution(override: Override) -> BaseDistribution:
     values = list(dict.fromkeys(values_of(override)))  # which refuses a range without a step
     if isinstance(swept, RangeSweep):
         return _range(name, swept, str(line))
-    require(bool(values), name, "be swept over something", line)
+    require(bool(values), name, "be swept over values", line)
     return CategoricalDistribution(values)
 
 
@@ -73,7 +73,7 @@ def _interval(name: str, swept: IntervalSweep, line: str, *, log: bool) -> BaseD
     high = swept.end or 0
     rule = "be an interval from a lower number to a higher"
     require(-math.inf < low < high < math.inf, name, rule, line)
-    require(not log or low > 0, name, "be above 0 to be searched by its logarithm", line)
+    require(not log or low > 0, name, "be above 0, because the search takes its logarithm", line)
     if isinstance(low, int) and isinstance(high, int):
         return IntDistribution(low, high, log=log)
     return FloatDistribution(float(low), float(high), log=log)

@@ -38,7 +38,7 @@ def _as_rank(overrides: Sequence[str], *, started: float) -> NoReturn:
     one = composed([f"trainer.devices={ranks}", *overrides])
     watch_parent(os.getppid())
     devices = one.run.trainer.devices
-    require(devices == ranks, "trainer.devices", f"be torchrun's {ranks} ranks", devices)
+    require(devices == ranks, "trainer.devices", f"equal torchrun's {ranks} ranks", devices)
     from nocap.launch.torchrun_rank import train_as_rank  # torch
 
     train_as_rank(_planned(one, overrides), started=started)

@@ -38,13 +38,10 @@ def values_of(override: Override) -> list[str]:
     line = override.input_line
     if isinstance(swept, Glob):
         is_group = name in outside.groups()
-        require(is_group, name, "be a group where its options are chosen by glob", line)
+        require(is_group, name, "be a group if a glob chooses its options", line)
         return swept.filter(outside.yamls(name))
     is_interval = isinstance(swept, IntervalSweep)
-    rule = (
-        "be swept over values: nocap draws none from an interval but in a search, as with "
-        "search=tpe"
-    )
+    rule = "be swept over values; only a search, as with search=tpe, draws values from an interval"
     require(not is_interval, name, rule, line)
     if isinstance(swept, RangeSweep):
         _check_range(name, swept, str(line))
@@ -88,7 +85,7 @@ def expand(overrides: Sequence[Override], *, zipped: bool) -> list[tuple[str, ..
         else:
             crossed.append(_words_of(override))
     lengths = [len(words) for words in in_pairs]
-    require(len({*lengths}) <= 1, "--zip", "be given lists of one length", lengths)
+    require(len({*lengths}) <= 1, "--zip", "have lists of one length", lengths)
     rows: list[tuple[str, ...]] = [()]
     if in_pairs:
         rows = list(zip(*in_pairs, strict=True))

@@ -80,7 +80,7 @@ def _check_code(plan: Plan, world: World) -> None:
         ValueError: they are not.
     """
     code = [outside.state(), plan.identity_parts["source"]]
-    rule = "hold the same files, which import the same, on every rank"
+    rule = "hold the same files on every rank"
     require(world.from_main(code) == code, "--config-dir", rule, outside.state())
 
 

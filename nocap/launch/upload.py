@@ -59,9 +59,7 @@ def _lease_of(folder: Path) -> lease.Lease:
     try:
         return lease.acquire(folder)
     except OSError as error:
-        raise ValueError(
-            f"{folder} must be a place that can be written, got {error.strerror}"
-        ) from error
+        raise ValueError(f"{folder} cannot be written: {error.strerror}") from error
 
 
 def config_of(record: Record) -> dict[str, Any]:

@@ -91,7 +91,7 @@ def _device_of(arms: Sequence[TimedArm]) -> Device:
         ValueError: there is more than one.
     """
     devices = sorted({arm.run.trainer.device.value for arm in arms})
-    rule = "be the same in all arms: they share a clock"
+    rule = "be the same in all arms, because they share a clock"
     require(len(devices) == 1, "trainer.device", rule, " and ".join(devices))
     return arms[0].run.trainer.device
 

@@ -32,10 +32,12 @@ def compose_arms(base: Sequence[str], arms: Sequence[str]) -> dict[str, Run]:
         runs.append(compose_arm(base, overrides, baseline).run)
     labels = [overrides.strip() or "(no change)" for overrides in arms]
     labelled = list(zip(labels, runs, strict=True))
-    rule = "execute another training step than the other arms"
     for (first, run), (label, other) in combinations(labelled, 2):
-        differs = step_config(run) != step_config(other)
-        require(differs, f"--arm {label!r}", rule, repr(first))
+        if step_config(run) == step_config(other):
+            raise ValueError(
+                f"--arm {label!r} must change the training step, got the same step as --arm "
+                f"{first!r}"
+            )
     return dict(labelled)
 
 
@@ -61,7 +63,7 @@ def compose_arm(base: Sequence[str], overrides: str, baseline: Composed | None =
     try:
         arm = compose_measured(words, baseline)
         devices = arm.run.trainer.devices
-        rule = "be 1: one device is timed at a time"
+        rule = "be 1, because a bench times one device"
         require(devices == 1, "trainer.devices", rule, devices)
         check_compiler(arm.run)
     except ValueError as error:

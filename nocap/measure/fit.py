@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from nocap.config import gpu_defaults
 from nocap.config.defaults import micro_batch
 from nocap.config.hardware import device_name
-from nocap.config.keys import require
 from nocap.config.run import Run
 from nocap.config.trainer import Device
 from nocap.launch.plan import check_compiler
@@ -85,7 +84,8 @@ def _try(run: Run, size: int) -> Size:
     arm.close()
     if status == "measured":
         return Size(sequences=size, peak_mib=peak_mib)
-    require(status == "does not fit", f"a step of trainer.micro_batch={size}", "be trained", reason)
+    if status != "does not fit":
+        raise ValueError(f"a step with trainer.micro_batch={size} cannot be trained: {reason}")
     return Size(sequences=size, peak_mib=None, reason=reason)
 
 

@@ -194,7 +194,8 @@ def differences(first: Path, second: Path) -> list[ProfileDifference]:
     first_of = " and ".join(side.of.title for side in before)
     second_of = " and ".join(side.of.title for side in after)
     name = f"{first} and {second}"
-    require(first_of == second_of, name, "be profiles of the same", f"{first_of}, and {second_of}")
+    if first_of != second_of:
+        raise ValueError(f"{name} must be profiles of one kind, got {first_of}, and {second_of}")
     return [_difference(*pair) for pair in zip(before, after, strict=True)]
 
 
@@ -219,7 +220,7 @@ def sides(path: Path) -> list[ProfileSide]:
     kind = content.get("kind")
     require(kind == KIND, str(path), f"be {RULE}", f"kind {kind!r}")
     of = content.get("of")
-    rule = "have subtotals: profile again"
+    rule = "have subtotals; profile again"
     require(of is not None, str(path), rule, "a profile of an older nocap")
     try:
         if of == GENERATE:

@@ -310,8 +310,8 @@ def _ceilings(ceilings: Sequence[CeilingJson], *, trusted: bool) -> Table:
 def _largest(file: ProfileFile) -> Iterator[str]:
     of = file.of.title
     yield prose(
-        f"the largest parts; how much faster the {of} can be at most with options that make the "
-        "part cheaper; and what measures it"
+        f"the largest parts, by how much options can speed up the {of} at most, and the commands "
+        "that measure it"
     )
     rest_ms = file.step.unattributed_ms
     if rest_ms > file.largest[0].ms:
@@ -326,7 +326,9 @@ def _largest(file: ProfileFile) -> Iterator[str]:
             yield prose(f"   at most: {', '.join(map(_win, row.options))}", hang=3)
             yield f"   {row.command}"
         else:
-            yield prose("   no option of this configuration wins there by arithmetic", hang=3)
+            yield prose(
+                "   by arithmetic, no option of this configuration makes this part cheaper", hang=3
+            )
 
 
 def _win(option: OptionJson) -> str:

@@ -84,13 +84,11 @@ def prompt_tokens(run: Run, asked: int | None) -> int:
         ValueError: it leaves no place for a token after it.
     """
     context = run.model.seq_len
-    rule = "be at least 2 for --generate: a prompt, and a token after it"
+    rule = "be at least 2 with --generate, for a prompt and a token after it"
     require(context >= 2, "model.seq_len", rule, context)
     prompt = asked
     if prompt is None:
         prompt = context // 2
-    rule = (
-        f"be from 1 to {context - 1}, so that a token has place after it in model.seq_len={context}"
-    )
+    rule = f"be from 1 to {context - 1}, so that one more token fits into model.seq_len={context}"
     require(1 <= prompt < context, "--prompt", rule, prompt)
     return prompt

@@ -102,8 +102,8 @@ def block_steps(wanted: float, *, period: int) -> int:
     Errors:
         ValueError: a period is longer than a block may be.
     """
-    rule = f"be at most {LONGEST_PERIOD} steps"
-    require(period <= LONGEST_PERIOD, "the optimizer's period", rule, period)
+    rule = f"repeat its work within {LONGEST_PERIOD} steps (in SOAP: optimizer.basis_every)"
+    require(period <= LONGEST_PERIOD, "the optimizer", rule, period)
     return max(1, round(wanted / period)) * period
 
 

@@ -356,14 +356,13 @@ def check_plugged_in(run: Run, model: LanguageModel) -> None:
         for builder, joints in JOINTS.items():
             own_joints = [joint for joint in joints if overrides(idea, joint)]
             if own_joints and not has_part[builder]:
-                rule = (
-                    f"have a part for its {own_joints[0]}: from its {builder}, in "
-                    f"model.kind={run.model.kind}"
+                raise InputError(
+                    f"ideas.{name} must make a part for its joint {own_joints[0]} in {builder}, "
+                    f"but made none in model.kind={run.model.kind}"
                 )
-                raise InputError(f"ideas.{name} must {rule}, and has none")
             if has_part[builder] and not own_joints:
                 raise InputError(
-                    f"ideas.{name} must have a joint for what its {builder} made: one of "
+                    f"ideas.{name} must have a joint for the part that its {builder} made: one of "
                     f"{', '.join(joints)}"
                 )
 

@@ -145,7 +145,7 @@ def lent(weights: Iterable[tuple[Tensor, Tensor]]) -> Iterator[None]:
     ids = set(map(id, borrowers))
     if ids & _LENT:
         raise InputError(
-            "ideas must hold one at most that chooses the weights that are validated, got more"
+            "ideas must hold at most one idea that chooses the weights for validation, got more"
         )
     for p, tensor in zip(borrowers, loans, strict=True):
         p.data.copy_(tensor)

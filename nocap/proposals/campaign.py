@@ -104,7 +104,7 @@ class Campaign:
         """
         number = len(self.proposals) + 1
         rule = (
-            f"stay within {MOST_PROPOSALS} proposals of a study, for which its error budget holds"
+            f"be at most {MOST_PROPOSALS} proposals of a study, because its error budget ends there"
         )
         require(number <= MOST_PROPOSALS, "--propose", rule, f"proposal {number}")
         self._add(ProposalLine(arm=arm, overrides=list(overrides), number=number))

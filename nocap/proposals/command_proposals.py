@@ -86,7 +86,8 @@ def _sides(
     if rules.file:
         apart.append(Path(rules.file))
     if not rules.ref:
-        require(not rules.link, "propose.link", "be given with propose.ref", rules.link)
+        if rules.link:
+            raise ValueError("propose.link works only with propose.ref")
         names = ["the baseline", *(f"proposal {i}" for i in range(1, len(words)))]
         commands = list(zip(names, words, strict=True))
         return race_arms.of_commands(commands, locked=rules.locked, apart=apart)
@@ -131,7 +132,7 @@ def _run(
     for side in (baseline, proposal):
         of_side = [losses[side.content, seed] for seed in seeds]
         known = [loss for loss in of_side if math.isfinite(loss)]
-        rule = "use its seed: losses of other seeds are equal to rounding"
+        rule = "use its seed, but losses of different seeds are equal to rounding"
         require(not alike(known), side.name, rule, f"{known[:1]}")
     return {
         seed: (losses[proposal.content, seed], losses[baseline.content, seed]) for seed in seeds

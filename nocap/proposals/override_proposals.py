@@ -45,12 +45,8 @@ def of_overrides(
     require(
         scale in study.scales, "scale", f"be one of the study's {', '.join(study.scales)}", scale
     )
-    require(
-        not study.tune.trials,
-        "tune",
-        "be left out of a study with propose: nothing is searched",
-        "one",
-    )
+    if study.tune.trials:
+        raise ValueError("tune does not work with propose, which searches nothing")
     at = study.scales[scale]
     overrides = training_overrides(at, output_dir, steps)
     baseline = compose_arms(study, at, [study.baseline], overrides)[study.baseline]
@@ -90,9 +86,8 @@ def _compose(rules: Propose, baseline: Composed, words: Sequence[str]) -> Compos
     """Compose the proposal's overrides on top of the baseline's, and check them."""
     for word in words:
         name = parse_override(word).key_or_group
-        require(
-            not name.startswith(OURS), name, "be left out of a proposal: the study sets it", word
-        )
+        if name.startswith(OURS):
+            raise ValueError(f"a proposal must not set {name}: the study sets it")
     proposal = _beside(baseline, [*baseline.overrides, *words])
     check_fair({BASELINE: baseline, PROPOSAL: proposal})
     sides = (proposal.run, baseline.run)

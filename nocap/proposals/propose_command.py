@@ -24,15 +24,16 @@ from nocap.study.study_folder import load_study
 def propose(arguments: argparse.Namespace) -> int:
     """Answer proposals. Return exit code 0 where all were answered, whatever the answer is."""
     folders, options = read_arguments(arguments)
-    require(len(folders) == 1, "FOLDER", "be one with --propose", ", ".join(map(str, folders)))
-    is_bare = options.sessions is None
-    rule = "be left out with --propose: losses are compared"
-    require(is_bare, "sessions", rule, options.sessions)
+    require(
+        len(folders) == 1, "FOLDER", "be one folder with --propose", ", ".join(map(str, folders))
+    )
+    if options.sessions is not None:
+        raise ValueError("sessions does not work with --propose, which compares losses")
     study = load_study(folders[0])
     use_options([study], allow_code=arguments.allow_code)
     rules = study.propose
     if rules is None:
-        raise ValueError("propose must be in study.yaml, as in propose: {gain: 0.01}, got none")
+        raise ValueError("study.yaml must have propose, as in propose: {gain: 0.01}, got none")
     with lease.acquire(folders[0]), ExitStack() as undo:
         questions = _questions(study, rules, arguments.propose, options, undo)
         try:
@@ -52,8 +53,8 @@ def _questions(
     """Return the proposals of a command line, as commands or as overrides."""
     if rules.command:
         for name in ("scale", "steps"):
-            value = getattr(options, name)
-            require(not value, name, "be left out of commands: it is nocap's own trainer's", value)
+            if getattr(options, name):
+                raise ValueError(f"{name} works only with proposals of settings, not of commands")
         return of_commands(study, rules, texts, output_dir=Path(options.output_dir), undo=undo)
     scale = scale_of(study, options)
     return of_overrides(

@@ -317,7 +317,7 @@ def _found(file: ResultFile, edited: Sequence[str]) -> Found:
     """Return the runs of a file. `edited`: what is to be said of it."""
     records = {_identity(row): _record(row) for row in file.records}
     count = f"{len(file.records)} of {len(records)} identities"
-    require(len(records) == len(file.records), "records", "be there once each", count)
+    require(len(records) == len(file.records), "records", "appear once each", count)
     base = file.question.baseline
     ended = [name for name, record in records.items() if record.status in ENDED]
     require(base in ended, "question.baseline", "be the identity of a run that has ended", base)

@@ -76,7 +76,7 @@ def why(folder_a: Path, folder_b: Path) -> Why:
         b = read(folder_b)
     except ValueError as error:
         names = f"{folder_a.name} and {folder_b.name}"
-        raise ValueError(f"why needs two readable runs: {names}: {error}") from error
+        raise ValueError(f"runs why needs two readable runs, got {names}: {error}") from error
     same_data = a.parts.get("data") == b.parts.get("data")
     differences = list[DifferingKey]()
     for (part, x), (_, y) in zip(_parts(a), _parts(b), strict=True):

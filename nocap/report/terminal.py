@@ -123,7 +123,7 @@ def fitted(strips: Sequence[Strip]) -> Iterator[str]:
             terminal_width() + _excess(every) - sum(column.width - column.least for column in every)
         )
         yield prose(
-            f"left out at {terminal_width()} columns: {', '.join(out)} (COLUMNS={enough} has all)"
+            f"not shown at {terminal_width()} columns: {', '.join(out)} (all: COLUMNS={enough})"
         )
 
 

@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from nocap.config.keys import require
 from nocap.config.untrusted_files import read_text
 from nocap.display import NONE, plural, shorten, size
 from nocap.judge.comparison_schema import to_json
@@ -262,7 +261,8 @@ def _naming(paths: Iterable[Path]) -> dict[str, list[str]]:
 def remove(options: argparse.Namespace) -> int:
     """Print what would go, how much that frees, and what refers to it; with --yes remove it. Return
     the exit code."""
-    require(bool(options.words), "rm", "be given runs or filters, as in rm status=failed", "none")
+    if not options.words:
+        raise ValueError("rm needs runs or filters, as in rm status=failed")
     root = options.output_dir / "runs"
     chosen = _chosen(options.words, options.output_dir)
     runs = sorted(chosen.runs, key=COLUMNS["started"].sorts)

@@ -178,7 +178,6 @@ def _longer(known: Mapping[int, Noise], steps: int, seeds: int, n_arms: int) -> 
             continue
         least = detectable(noise.sd, fewer, arms=n_arms)
         yield prose(
-            f"in the same time {fewer} seeds of {length:,} steps show {least:.4f} arm by arm; "
-            f"effects are "
-            "larger there, too (docs/statistics.md)"
+            f"in the same time, {fewer} seeds of {length:,} steps show {least:.4f} for each arm; "
+            "with more steps effects are larger, too (docs/statistics.md)"
         )

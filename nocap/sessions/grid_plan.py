@@ -12,7 +12,6 @@ from nocap.config import hardware
 from nocap.config.compose import Composed
 from nocap.config.defaults import COLD_S
 from nocap.config.flags import EQUAL_LOSS, PLAN
-from nocap.config.keys import require
 from nocap.config.run import Run
 from nocap.config.trainer import Device
 from nocap.display import BYTES, duration, size, three_digits
@@ -107,8 +106,8 @@ def _time_steps(arms: Sequence[ArmCells], folder: Path) -> dict[str, StepFigures
         runs[arm.name] = Composed(overrides=first.overrides, run=first.plan.run, choices={})
     trainer = next(iter(runs.values())).run.trainer
     is_missing = trainer.device is Device.cuda and not hardware.cuda_devices()
-    rule = "be typed on a machine that has the cells' GPU: it times a step of each arm"
-    require(not is_missing, PLAN, rule, "no GPU")
+    if is_missing:
+        raise ValueError(f"{PLAN} needs a machine with a GPU, because it times a step of each arm")
     session = Session(place=PACE, arms=runs, how={"rounds": 1})
     figures = session.run(folder).figures
     return {name: row for name, row in figures.items() if isinstance(row, StepFigures)}
@@ -168,6 +167,6 @@ def _sums(costs: dict[str, ArmCost], folder: Path) -> list[str]:
     lines.append(f"checkpoints {size(needed)} at most, free {size(free)}{not_enough}")
     untimed = [name for name, cost in costs.items() if cost.run_s is None]
     if untimed:
-        lines.append(f"not in it, for its step could not be timed: {', '.join(untimed)}")
+        lines.append(f"not in this sum, because the step could not be timed: {', '.join(untimed)}")
     lines.append("measured: a step of each arm on this machine; nothing was trained")
     return lines

@@ -32,7 +32,9 @@ class InTurns:
         """
         trainers = [cell.plan.run.trainer for cell in grid.cells]
         several = max(trainer.devices for trainer in trainers)
-        require(several == 1, "trainer.devices", f"be 1 with {TIME}: one device is timed", several)
+        require(
+            several == 1, "trainer.devices", f"be 1 with {TIME}, which times one device", several
+        )
         kinds = sorted({trainer.device.value for trainer in trainers})
         require(
             len(kinds) == 1,

@@ -104,8 +104,8 @@ class MetricReader:
         for seconds, line in lines(folder):
             require(
                 line != CUT,
-                f"{self.name} in what it printed",
-                f"be in {LOG_BYTES >> 20} MiB of it (or --file)",
+                f"the output for {self.name}",
+                f"have at most {LOG_BYTES >> 20} MiB (--file takes more)",
                 "more",
             )
             for step, text in self._matches(line, like):
@@ -199,7 +199,7 @@ def _check_match(match: re.Match[str], group: str | int, name: str) -> None:
             return
         if token.start() <= start and end <= token.end():
             require(
-                token.span() == (start, end), name, f"be all of the number {token[0]}", match[group]
+                token.span() == (start, end), name, f"be the whole number {token[0]}", match[group]
             )
 
 

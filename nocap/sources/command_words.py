@@ -36,7 +36,6 @@ def split_words(text: str, key: str) -> list[str]:
         if own is None and match["text"] and not is_shells:
             expanded = EXPANDED.search(match["text"])
             own = expanded and expanded[0]
-        advice = "sh -c '…' starts one; quotes make it a text"
-        rule = f"be without {own}, which a shell alone reads ({advice})"
+        rule = f"not have {own}, which only a shell reads (write sh -c '…', or put {own} in quotes)"
         require(own is None, key, rule, text)
     return words

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nocap.config.keys import require
 from nocap.config.paths import expanded
 from nocap.display import shorten
 from nocap.judge.compare import ask
@@ -84,12 +83,9 @@ def compare_paths(
     others = [path for path in paths if path not in files]
     if not files:
         return Answer(comparison=ask(_load(others, logged, question), question, group=group))
-    require(
-        not logged.parts or bool(others),
-        ", ".join(f"--{name}" for name in logged.parts),
-        "be of logs, and stand beside some",
-        shorten(files),
-    )
+    if logged.parts and not others:
+        flags = ", ".join(f"--{name}" for name in logged.parts)
+        raise ValueError(f"{flags}: only for logs, got {shorten(files)}")
     results = [result_file.read(path) for path in dict.fromkeys(map(expanded, files))]
     parts = question.parts
     if group is not None:

@@ -64,7 +64,8 @@ def of_commands(
     """
     here = Path.cwd()
     top = repository(here)
-    require(top is not None or not locked, "--locked", "be given in a git repository", list(locked))
+    if locked and top is None:
+        raise ValueError(f"--locked works only in a git repository, and {here} is in none")
     tree = ""
     equal = ""
     stamps = dict[str, Stamp]()
@@ -109,7 +110,7 @@ def _begin_here(
     if changed or program_of(arm.words, arm.cwd) != arm.files:
         shutil.rmtree(folder)
         what = changed[0] if changed else "its program"
-        raise FailedError(f"{what} was edited while it was raced (--ref keeps each version apart)")
+        raise FailedError(f"{what} was edited during the race (--ref races a copy of each version)")
 
 
 def prepared(arms: Sequence[Command], words: Sequence[str]) -> list[Command]:
@@ -147,14 +148,14 @@ def of_refs(
     """
     here = Path.cwd()
     top = repository(here)
-    require(top is not None, "--ref", "be given in a git repository", here)
-    assert top is not None
+    if top is None:
+        raise ValueError(f"--ref works only in a git repository, and {here} is in none")
     refs = dict.fromkeys(ref for ref, _ in commands)
     commits = {ref: commit_of(ref, top, apart) for ref in refs}
     trees = {ref: tree_of(commit, top, apart) for ref, commit in commits.items()}
     _check_differ(commands, trees)
     if HERE not in commits and is_dirty(top, apart):
-        say("note: the working tree has changes that no --ref . names: they are not raced")
+        say("note: the working tree has uncommitted changes, which only --ref . would race")
     files = {ref: files_of(tree, top) for ref, tree in trees.items()}
     equal = [digest_of_locked(files, locked), digest_of_linked(links, top)]
     arms = list[Command]()

@@ -76,7 +76,7 @@ def commit_of(ref: str, top: Path, apart: Sequence[Path] = ()) -> str:
         return git("rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}", at=top)
     except ValueError as error:
         raise ValueError(
-            f"--ref must be a commit, branch or tag of {top}, or . for its working tree, got "
+            f"--ref must be a commit, branch or tag of {top}, or . for the working tree, got "
             f"{ref!r}"
         ) from error
 

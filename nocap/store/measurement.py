@@ -47,7 +47,7 @@ class Measurement:
         needs_none = self.ending in (Ending.diverged, Ending.refused)
         has_none = self.value is None
         is_finite = math.isfinite(self.value or 0.0)
-        rule = "be a finite number, or null where the run diverged or it is refused"
+        rule = "be a finite number, or null if the run diverged or was refused"
         name = f"a measurement of {self.metric.name}"
         require(has_none == needs_none and is_finite, name, rule, self.value)
 

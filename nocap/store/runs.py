@@ -59,7 +59,7 @@ def load_runs(paths: Iterable[str | Path], *, outputs: Path = OUTPUTS, rows: boo
             is_last = path == arguments[-1]
             if not os.path.lexists(expanded(path)) or (is_last and not folders):
                 raise
-            found.problems.append(f"{path}: left out, it holds no run of nocap's own")
+            found.problems.append(f"{path}: left out, because it holds no run of nocap's own")
     by_identity = _records(folders.values(), found, rows=rows)
     grids = _grids(arguments)
     for grid in grids:
@@ -91,7 +91,7 @@ def _records(folders: Iterable[Path], found: Found, *, rows: bool) -> dict[str, 
         first = by_identity.setdefault(record.identity, record)
         if first is not record:
             same = f"it is the same run as {first.folder} (identity {first.identity})"
-            found.problems.append(f"{folder}: left out, {same}")
+            found.problems.append(f"{folder}: left out: {same}")
     return by_identity
 
 
@@ -133,7 +133,7 @@ def find(path: str, *, outputs: Path = OUTPUTS) -> list[Path]:
         folders = _matching(path, target) or _runs_named(path, root)
     if folders:
         return folders
-    rule = "a run, a folder of runs or a grid's folder, and holds no run"
+    rule = "a run, a folder of runs or a grid's folder, but holds no run"
     if not target.is_dir():
         rule = _names_rule(path, root)
     raise ValueError("; ".join([f"{path} must be {rule}", *without_record(target)]))
@@ -153,7 +153,7 @@ def _matching(path: str, target: Path) -> list[Path]:
 
 def _names_rule(path: str, root: Path) -> str:
     """Say what names a run, and which names are near to this one."""
-    rule = f"a run, a folder, a glob, or a run's name or identity in {root}, and no run was found"
+    rule = f"a run, a folder, a glob, or a run's name or identity in {root}, but no run was found"
     names = [folder.name for folder in run_folders(root)]
     if not names:
         return rule

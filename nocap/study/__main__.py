@@ -7,7 +7,6 @@ from pathlib import Path
 
 from nocap.command_line import command
 from nocap.config import entry
-from nocap.config.keys import require
 
 FORMS = """\
 A FOLDER holds a study.yaml with a question, arms, scales and claims. The command trains and times
@@ -32,32 +31,17 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _study(options: argparse.Namespace) -> int:
-    require(
-        bool(options.board) != bool(options.overrides),
-        "FOLDER",
-        "be given, or --board, and not both",
-        " ".join(options.overrides) or "none",
-    )
+    if bool(options.board) == bool(options.overrides):
+        raise ValueError("nocap.study needs FOLDER, or --board, and not both")
     has_verdicts = bool(options.overrides) and not options.plan
-    require(
-        has_verdicts or not options.json,
-        "--json",
-        "be given where a study is judged, and only there",
-        options.json,
-    )
-    require(
-        bool(options.overrides) or not options.allow_code,
-        "--allow-code",
-        "be left out beside --board",
-        "it",
-    )
+    if options.json and not has_verdicts:
+        raise ValueError("--json does not work with --plan or --board, which judge no study")
+    if options.allow_code and not options.overrides:
+        raise ValueError("--allow-code does not work with --board")
     is_carried_out = has_verdicts and not options.judge and options.propose is None
-    require(
-        not options.sessions_from or is_carried_out,
-        "--sessions-from",
-        "be given where a study is carried out, and only there",
-        "it",
-    )
+    if options.sessions_from and not is_carried_out:
+        line = "--sessions-from does not work with --plan, --judge, --board or --propose"
+        raise ValueError(line)
     from nocap.study import study_command
 
     if options.board:

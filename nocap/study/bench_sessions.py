@@ -81,7 +81,7 @@ def sessions_of(plan: StudyPlan, paths: Sequence[Path]) -> tuple[StudyPlan, list
             arms[name] = _on_machine(plan.bench[name], arm)
         files.append(_session(plan, bench, found, number))
     claims = [claim for claim in plan.study.claims if _has_sides(plan, claim, files)]
-    rule = "have the arms of a claim in one file, each as it is at this scale"
+    rule = "have all arms of a claim in one file, with the settings of this scale"
     require(bool(claims), FLAG, rule, ", ".join(map(str, paths)))
     _check_apart(plan, files)
     return replace(plan, study=replace(plan.study, claims=claims), bench=arms), files
@@ -91,7 +91,7 @@ def _check_alike(benches: Sequence[BenchFile]) -> None:
     """Refuse files of several chips or versions of torch."""
     for fact in ("name", "torch"):
         values = list(dict.fromkeys(str(bench.hardware.get(fact)) for bench in benches))
-        require(len(values) == 1, FLAG, f"be given files of one {fact}", ", ".join(values))
+        require(len(values) == 1, FLAG, f"have files of one {fact}", ", ".join(values))
 
 
 def _check_apart(plan: StudyPlan, files: Sequence[SessionFile]) -> None:
@@ -102,7 +102,7 @@ def _check_apart(plan: StudyPlan, files: Sequence[SessionFile]) -> None:
         if ended is None or began is None or not before.figures.keys() & after.figures.keys():
             continue
         minutes = (began - ended) / 60
-        rule = f"be given sessions that are {plan.at.apart_min:g} minutes apart"
+        rule = f"have sessions that lie {plan.at.apart_min:g} minutes apart"
         require(minutes >= plan.at.apart_min, FLAG, rule, f"{minutes:.1f}")
 
 

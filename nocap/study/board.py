@@ -45,7 +45,12 @@ def read_studies(folder: Path) -> tuple[dict[str, Study], dict[str, list[StudyRe
     studies = {home.name: load_study(home) for home in folders if (home / FILE).exists()}
     for home in folders:
         for path in home.glob("results.*.*.json"):
-            require(home.name in studies, str(path), f"have its study beside it, {FILE}", "none")
+            require(
+                home.name in studies,
+                str(path),
+                f"lie in the folder of its study, with {FILE}",
+                "none",
+            )
     results = {name: all_results(study, folder / name) for name, study in studies.items()}
     rule = "be a folder of studies that were carried out, as experiments"
     require(any(results.values()), "--board", rule, folder)

@@ -82,8 +82,8 @@ class Conductor:
         is_complete = not any(map(math.isnan, means.values()))
         picks = is_complete and math.isfinite(means[best])
         if self.run and not picks:
-            why = "a run of it failed, or all its trials diverged"
-            raise FailedError(f"the search of {arm} picks nothing: {why}")
+            why = "one of its runs failed, or all its trials diverged"
+            raise FailedError(f"the search of {arm} has no result: {why}")
         trials = list[TuningTrial]()
         for name, words in listed.items():
             mean = means[name]

@@ -173,9 +173,8 @@ def _parse(raw: str, path: Path, number: int) -> AnyLine:
         is_sound = False
     if not is_sound:
         raise ValueError(
-            f"{path}: line {number} must be whole, as it was written (git has it; a last one that "
-            f"a crash "
-            f"cut off may go: the next command writes what it said), got {raw[:80]!r}"
+            f"{path}: line {number} must be as nocap wrote it, got {raw[:80]!r}: take the line "
+            "from git, or delete it if it is the last line and a crash cut it off"
         )
     return line
 

@@ -28,7 +28,7 @@ def check(study: Study) -> None:
     _check_limits(study)
     study.baseline = study.baseline or next(iter(study.arms), "")
     _check_names(study)
-    require(bool(study.question.strip()), "question", "be given", repr(study.question))
+    require(bool(study.question.strip()), "question", "not be empty", repr(study.question))
     _check_propose(study)
     _check_spelling([*study.arms, *study.scales])
     _check_claims(study)
@@ -86,7 +86,7 @@ def _check_spelling(names: Iterable[str]) -> None:
     for name in names:
         if not re.fullmatch(r"\w[^/\\]{0,99}", name) or not name.isprintable():
             odd.append(name)
-    rule = "have names of up to 100 characters, without / and first a letter or digit"
+    rule = "have names of at most 100 characters, without /, that begin with a letter or digit"
     require(not odd, "arms and scales", rule, odd[:1])
 
 
@@ -98,12 +98,12 @@ def _check_claims(study: Study) -> None:
     require(
         bool(claims or study.propose),
         "claims",
-        "have at least one, unless propose is given",
+        "have at least one claim, unless the study has propose",
         "none",
     )
-    rule = f"be at least {LEAST_PAIRS}: fewer pairs have no verdict"
+    rule = f"be at least {LEAST_PAIRS}, because fewer pairs have no verdict"
     require(not claims or n_seeds >= LEAST_PAIRS, "seeds", rule, n_seeds)
-    require(len({*ids}) == len(ids), "claims", "each have an id of their own", ", ".join(ids))
+    require(len({*ids}) == len(ids), "claims", "each have their own id", ", ".join(ids))
     used = {study.baseline}
     for claim in claims:
         is_own = claim.compares and study.against(claim) == claim.arm
@@ -117,19 +117,17 @@ def _check_tune(study: Study) -> None:
     """Refuse a search that favours an arm, or the study's own seeds."""
     tune = study.tune
     is_searched = tune != Tune()
-    require(not is_searched or bool(tune.seeds), "tune.seeds", "have at least one", "none")
+    require(not is_searched or bool(tune.seeds), "tune.seeds", "have at least one seed", "none")
     shared = [seed for seed in tune.seeds if seed in study.seeds]
-    rule = "not be the study's: a winner chosen on them would be flattered"
+    rule = "not be seeds of the study, because they would favour the arm that they chose"
     require(not shared, "tune.seeds", rule, shared)
     if not is_searched:
         return
     bare = [arm for arm in study.trained_arms if arm not in tune.trials]
-    require(not bare, "tune.trials", "be for every trained arm", ", ".join(bare))
+    require(not bare, "tune.trials", "name every trained arm", ", ".join(bare))
     sizes = {len(trials) for trials in tune.trials.values()}
     is_even = len(sizes) == 1 and min(sizes) >= 2
-    rule = (
-        "give every arm as many trials, at least two: an arm that was searched less is handicapped"
-    )
+    rule = "give every arm equally many trials, at least two: fewer trials are a handicap"
     require(is_even, "tune.trials", rule, sizes)
 
 
@@ -137,18 +135,18 @@ def _check_propose(study: Study) -> None:
     """Refuse proposals that are not either overrides of arms or commands."""
     rules = study.propose or Propose()
     is_command = bool(rules.command)
-    require(is_command or bool(study.arms), "arms", "be given", "none")
-    require(is_command or bool(study.scales), "scales", "be given", "none")
+    require(is_command or bool(study.arms), "arms", "have at least one arm", "none")
+    require(is_command or bool(study.scales), "scales", "have at least one scale", "none")
     settings = {"arms": study.arms, "scales": study.scales, "propose.flops": rules.flops}
     own = [name for name, value in settings.items() if value]
-    rule = "be without what is nocap's own trainer's"
-    require(not (is_command and own), "propose.command", rule, ", ".join(own))
-    rule = "be given with propose.command"
-    require(is_command == bool(rules.metric), "propose.metric", rule, repr(rules.metric))
+    if is_command and own:
+        raise ValueError(f"propose.command does not work with {', '.join(own)}")
+    if is_command != bool(rules.metric):
+        raise ValueError("propose.command and propose.metric must both be set, or neither")
     of_commands = ("metric", "file", "ref", "locked", "link", "reads_seed")
     set_keys = [name for name in of_commands if getattr(rules, name)]
-    rule = f"be given with {', '.join(set_keys)}"
-    require(is_command or not set_keys, "propose.command", rule, "none")
+    if set_keys and not is_command:
+        raise ValueError(f"propose.{set_keys[0]} works only with propose.command")
 
 
 def _check_margins(study: Study) -> None:
@@ -166,11 +164,11 @@ def _check_scale(study: Study, name: str) -> None:
     is_curve = not at.curve or len({*at.curve}) >= 3
     require(is_curve, f"{key}.curve", "be at least 3 lengths, in tokens", at.curve)
     for claim in select_claims(study, name).claims:
-        needed = {scale_key_of(metric): f", about {metric.name}" for metric in claim.metrics}
+        needed = {scale_key_of(metric): f"is about {metric.name}" for metric in claim.metrics}
         if claim.races:
-            needed["lengths"] = ": the shortest schedule that ends there"
+            needed["lengths"] = "has a target"
         for setting, why in needed.items():
-            rule = f"be given for claim {claim.id}{why}"
+            rule = f"be set, because claim {claim.id} {why}"
             require(bool(getattr(at, setting)), f"{key}.{setting}", rule, "none")
 
 
@@ -190,9 +188,5 @@ def _check_override(override: str) -> None:
     require(isinstance(override, str), "overrides", "be words, as in [attention=gqa]", override)
     if not override.startswith(ENGINE):
         name = parse_override(override).key_or_group
-        require(
-            not name.startswith(CLOSED),
-            name,
-            "be left out: the command says where things lie",
-            override,
-        )
+        if name.startswith(CLOSED):
+            raise ValueError(f"a study must not set {name}: the command sets the folders")

@@ -57,7 +57,8 @@ def read_arguments(arguments: argparse.Namespace) -> tuple[list[Path], Options]:
             overrides.append(word)
         else:
             folders.append(folder_of(word))
-    require(bool(folders), "FOLDER", "be given: a study's folder, as in experiments/gqa", "none")
+    if not folders:
+        raise ValueError("nocap.study needs a study's folder, as in experiments/gqa")
     return folders, from_overrides(Options, overrides)
 
 
@@ -104,22 +105,26 @@ def use_options(every: Sequence[Study], *, allow_code: bool) -> None:
     """
     foreign = [study for study in every if study.config_dir]
     for study in foreign:
-        rule = "be allowed by --allow-code: it is code that this command would run"
-        require(allow_code, f"{study.folder}: config_dir", rule, study.config_dir)
-    rule = "be left out where no study has a config_dir"
-    require(bool(foreign) or not allow_code, "--allow-code", rule, "it")
+        if not allow_code:
+            raise ValueError(
+                f"{study.folder}: config_dir={study.config_dir} holds code that this command runs "
+                "only with --allow-code"
+            )
+    if allow_code and not foreign:
+        raise ValueError("--allow-code works only for a study with a config_dir")
     outside.use(folder for study in foreign for folder in options_of(study))
 
 
 def _prepare(folder: Path, study: Study, options: Options) -> StudyPlan:
     """Return the plan of a study, with the sessions that the command line asks for."""
     study_pages.check_readme(folder)
-    require(bool(study.claims), "--propose", "be given for a study without claims", "none")
+    if not study.claims:
+        raise ValueError(f"{study.folder} has no claims: add --propose")
     own_scale = scale_of(study, options)
     sessions = options.sessions
     if sessions is not None:
         for scale, at in study.scales.items():
-            rule = f"be more than the {at.sessions} that scale {scale} has"
+            rule = f"be more than the {at.sessions} sessions of scale {scale}"
             require(scale != own_scale or sessions > at.sessions, "sessions", rule, sessions)
             at.sessions = max(sessions, at.sessions)
     return prepare(study, own_scale, output_dir=options.output_dir, steps=options.steps)

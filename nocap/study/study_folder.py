@@ -51,7 +51,7 @@ def _study_of(plain: object, folder: Path) -> Study:
     content = cast(dict[str, Any], plain)
     refuse_interpolations(content)
     own = [name for name in ("name", "folder") if name in content]
-    require(not own, " and ".join(own), "be left out: they are the folder's", "one")
+    require(not own, " and ".join(own), "be unset, because the folder gives them", "a value")
     study: Study = dataclass_from(Study, {**content, "claims": []})
     study.name = folder.name
     study.folder = str(folder)
@@ -67,7 +67,7 @@ def _claim_of(plain: object, seeds: list[int], key: str) -> Claim:
     require(isinstance(plain, dict), key, "hold keys and values", plain)
     content = cast(dict[str, Any], plain)
     is_bare = "seeds" not in content
-    require(is_bare, f"{key}.seeds", "be left out: they are the study's", content.get("seeds"))
+    require(is_bare, f"{key}.seeds", "be unset: set the study's seeds", content.get("seeds"))
     claim: Claim = dataclass_from(Claim, {**content, "seeds": seeds}, f"{key}.")
     return claim
 

@@ -123,7 +123,7 @@ def _check_text(plan: StudyPlan) -> None:
     text = decode.prompt + decode.new if decode else 0
     for arm in plan.study.arms_needing(lambda metric: metric.made_by == "decoding"):
         seq_len = plan.bench[arm].run.model.seq_len
-        rule = f"be a text that arm {arm} has positions for: model.seq_len={seq_len}"
+        rule = f"fit into model.seq_len={seq_len} of arm {arm}"
         require(text <= seq_len, f"scales.{plan.scale}.decode", rule, text)
 
 
@@ -256,7 +256,7 @@ def shorter(plan: StudyPlan, arm: Composed) -> list[Composed]:
     warmup = arm.run.schedule.warmup_steps
     counts = [max(1, round(share * steps)) for share in plan.at.lengths]
     is_distinct = len({*counts, steps}) == len(counts) + 1
-    rule = f"differ from each other and the whole in steps, of {steps}"
+    rule = f"give different numbers of steps, none of them {steps}"
     require(is_distinct, f"scales.{plan.scale}.lengths", rule, plan.at.lengths)
     schedules = list[Composed]()
     for n in counts:

@@ -59,5 +59,6 @@ def _most() -> int:
 def _set(libc: ctypes.CDLL, parameter: int, value: int) -> None:
     if libc.mallopt(parameter, value) != 1:
         raise OSError(
-            f"mallopt({parameter}, {value}) failed: trainer.malloc=system allocates without it"
+            f"mallopt({parameter}, {value}) failed; set trainer.malloc=system, which does "
+            "not use it"
         )

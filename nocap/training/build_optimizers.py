@@ -54,7 +54,7 @@ def _check_shares(run: Run, model: nn.Module, optimizers: Optimizers) -> None:
     rule = "must have each of the model's parameters in one group of one optimizer"
     for name, p in model.named_parameters():
         if p.requires_grad and groups[id(p)] != 1:
-            raise InputError(f"optimizer.kind={run.optimizer.kind} {rule}, and has not: {name}")
+            raise InputError(f"optimizer.kind={run.optimizer.kind} {rule}, but not {name}")
 
 
 def _scale(run: Run, model: nn.Module, optimizers: Optimizers) -> None:
@@ -102,7 +102,7 @@ def _decay_cautiously(run: Run, optimizers: Optimizers) -> None:
     if not has_decay:
         kind = run.optimizer.kind
         raise InputError(
-            f"optimizer.cautious_decay must be false beside optimizer.kind={kind}, whose groups "
+            f"optimizer.cautious_decay must be false with optimizer.kind={kind}, whose groups "
             "have no weight_decay"
         )
     pending: list[PendingDecay] = []  # of the step in progress

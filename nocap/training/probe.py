@@ -121,12 +121,12 @@ def _check_repeats(trial: _Trial, names: str, *, is_random: bool) -> None:
         return
     if is_random:
         raise InputError(
-            f"{names} must draw from torch's own generator, as F.dropout and torch.rand do, which "
-            "nocap seeds for each micro-batch: two forwards of one seed differ"
+            f"{names} must draw from torch's own generator, as F.dropout and torch.rand do, but "
+            "two forwards with one seed differ; nocap seeds this generator for each micro-batch"
         )
     raise InputError(
-        f"{names} must compute the same again from the same tokens, and two forwards differ; "
-        "a class that is meant to says random = True"
+        f"{names} must give the same numbers for the same tokens, but two forwards differ; if the "
+        "code is meant to be random, set random = True in its class"
     )
 
 
@@ -144,8 +144,8 @@ def _check_causal(trial: _Trial, names: str) -> None:
     for t, changed, _ in differences(trial.logits, inputs_BT, trial.vocab_size):
         if changed is not None:
             raise InputError(
-                f"{names} must see no later token, and the logits of token {changed} change "
-                f"with the tokens from {t} on; a class that is meant to says causal = False"
+                f"{names} must not see later tokens, but the logits of token {changed} depend on "
+                f"tokens from {t} on; if this is intended, set causal = False in the class"
             )
 
 
@@ -168,9 +168,8 @@ def _check_documents(trial: _Trial, names: str) -> None:
     leak = first_difference(logits, other_logits)
     if leak is not None:
         raise InputError(
-            f"{names} must see no token of another document beside data.document_mask, and the "
-            f"logits of token {begin + leak} change with those before {begin}, where its document "
-            "begins"
+            f"with data.document_mask, {names} must not see other documents, but the logits of "
+            f"token {begin + leak} depend on tokens before {begin}, where its document begins"
         )
 
 
@@ -186,8 +185,8 @@ def _check_rates(run: Run) -> None:
         again = run.schedule.multiplier(step=step, steps=steps)
         if first < again or first > again:
             raise InputError(
-                f"schedule.kind={run.schedule.kind} must follow from the step alone, and asked "
-                f"twice for step {step} it gives {first:g} and {again:g}"
+                f"schedule.kind={run.schedule.kind} must depend only on the step, but for step "
+                f"{step} it gave {first:g} and then {again:g}"
             )
 
 

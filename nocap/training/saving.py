@@ -107,9 +107,8 @@ class CheckpointWriter:
                 temporary = _temporary(self.root / name_of(state["step"]), self._stage)
                 shutil.rmtree(temporary, ignore_errors=True)
                 lease.check(self._stage)
-                line = (
-                    f"checkpoint of step {state['step']} not saved: {error}; those before it stand"
-                )
+                step = state["step"]
+                line = f"checkpoint of step {step} not saved: {error}; earlier checkpoints stay"
                 if last_try and must:
                     raise OSError(line) from error
                 prune(self.root, keep=1, always=self._always)

@@ -99,7 +99,7 @@ def architecture(run: Run) -> str:
     rule = "be rope (as Llama) or learned (as GPT-2) with --hf"
     require(position in COUNTERPARTS, "position", rule, position)
     theirs = COUNTERPARTS[position]
-    beside = f"with --hf beside position={position}, as {theirs.model_type} has"
+    beside = f"with --hf and position={position}, as in {theirs.model_type}"
     norm: str = run.norm.norm.value  # type: ignore[attr-defined]  # of this kind
     require(norm == theirs.norm, "norm.norm", f"be {theirs.norm} {beside}", norm)
     activation: str = run.mlp.activation.value  # type: ignore[attr-defined]  # of this kind

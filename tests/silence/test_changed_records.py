@@ -239,5 +239,5 @@ def test_without_changes_there_is_no_digest_and_without_a_checkout_no_diff(
     assert git["diff_sha256"] is None
     shutil.rmtree(checkout / ".git")
     done = here(*SMALL, "output_dir=other", "store.diff=true")
-    refused(done, "store.diff must be false where nocap runs from no git checkout")
+    refused(done, "store.diff must be false if nocap does not run from a git checkout")
     assert not (tmp_path / "other" / "runs").exists()

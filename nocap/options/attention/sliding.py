@@ -89,7 +89,7 @@ class Hybrid(Sliding):
         Sliding.check(self, run)
         n_layer = run.model.n_layer
         letters = set(self.pattern[:n_layer])
-        rule = f"have both letters in the first model.n_layer={n_layer}: else all layers are alike"
+        rule = f"have an L and a G among its first {n_layer} letters (model.n_layer={n_layer})"
         require(letters == {"L", "G"}, "attention.pattern", rule, self.pattern)
 
     @property

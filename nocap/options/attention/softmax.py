@@ -83,7 +83,7 @@ class Softmax(Attention):
 
     def __post_init__(self) -> None:
         Attention.__post_init__(self)
-        rule = "be left out: data.document_mask=true is its successor"
+        rule = "be null: set data.document_mask=true instead"
         is_null = self.document_start is None
         require(is_null, "attention.document_start", rule, self.document_start)
 
@@ -112,13 +112,13 @@ class Softmax(Attention):
         needs_bf16 = has_cuda and kernel in (Kernel.flash, Kernel.cudnn)
         has_bf16 = run.trainer.precision is Precision.bf16
         rule = (
-            "be fused or efficient on CUDA where trainer.precision is fp32, which this kernel "
-            "does not take"
+            "be fused or efficient with trainer.precision=fp32 on CUDA, which flash and cudnn do "
+            "not take"
         )
         require(has_bf16 or not needs_bf16, key, rule, kernel.value)
 
         if masked:
-            beside = f"beside data.document_mask=true on trainer.device={device.value}"
+            beside = f"with data.document_mask=true on trainer.device={device.value}"
             rule = f"be one of {_names(takes)} {beside}"
             require(kernel in takes, key, rule, kernel.value)
 

@@ -42,7 +42,7 @@ class Data(Option):
 
     def __post_init__(self) -> None:
         if self.order is not Order.sequential:
-            why = f"beside data.order={self.order.value}, which reads it nowhere"
+            why = f"with data.order={self.order.value}, which does not read this key"
             require_default(self, "data.read_sequences", why)
 
     def locate(self, tokenizer: Tokenizer, *, cache_dir: Path) -> ShardSet:

@@ -125,7 +125,7 @@ class Fineweb(Data):
             rule = f"be a branch, a tag or a commit of {self.repo}"
             return f"data.revision must {rule}, got {self.revision!r}"
         if isinstance(error, errors.RemoteEntryNotFoundError):
-            rule = f"not ask for more than {where} has: no {name}"
+            rule = f"be smaller, because {where} has no {name}"
             return f"data.train_shards must {rule}, got {self.train_shards}"
         if isinstance(error, errors.HFValidationError):
             return f"data.repo must be a name on the hub, got {self.repo!r}"

@@ -188,9 +188,9 @@ class WithRate(Idea):
 
     def check(self, run: Run) -> None:
         name = next(name for name, idea in run.ideas.items() if idea is self)
-        rule = f"be named {self.kind}, as its kind is: so lr finds its parameters"
+        rule = f"be named {self.kind} like its kind, so that lr finds its parameters"
         require(name == self.kind, f"ideas.{name}", rule, name)
-        rule = f"be at least {self.LEAST_LAYERS} beside ideas.{self.kind}"
+        rule = f"be at least {self.LEAST_LAYERS} with ideas.{self.kind}"
         require(run.model.n_layer >= self.LEAST_LAYERS, "model.n_layer", rule, run.model.n_layer)
 
     def rates(self, name: str) -> Rate:

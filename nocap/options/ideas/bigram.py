@@ -39,8 +39,8 @@ class Bigram(WithRate):
         pairs = run.tokenizer.vocab_size ** self.longest()
         if pairs <= self.exact:
             why = (
-                f"where each of {pairs:,} has a row of its own, by "
-                f"ideas.{self.kind}.exact={self.exact:,}"
+                f"if each of {pairs:,} pairs has its own row "
+                f"(ideas.{self.kind}.exact={self.exact:,})"
             )
             require_default(self, f"ideas.{self.kind}.rows", why)
 

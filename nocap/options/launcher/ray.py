@@ -35,8 +35,8 @@ class Ray(OfCluster):
     its CPU cores"""
 
     kind: str = "ray"
-    # address of the cluster, HOST:PORT; auto: the cluster that this machine is in; local: a cluster
-    # of this machine alone, for this grid
+    # address of the cluster, HOST:PORT; auto: the cluster to which this machine belongs;
+    # local: a new cluster on this machine only, for this grid
     address: str
     restarts: int = key(ge=0, le=1000)  # how often a cell starts again after its node was lost
 
@@ -46,12 +46,8 @@ class Ray(OfCluster):
         require(is_address, "hydra.launcher.address", "be auto, local or HOST:PORT", self.address)
 
     def executor(self, folder: Path) -> RayTasks:
-        require(
-            find_spec("ray") is not None,
-            "hydra/launcher=ray",
-            "find Ray installed: pip install 'nocap[ray]'",
-            "none",
-        )
+        if find_spec("ray") is None:
+            raise ValueError("hydra/launcher=ray needs Ray: pip install 'nocap[ray]'")
         return RayTasks(ray=connected(self.address), folder=folder, restarts=self.restarts)
 
 
@@ -124,11 +120,11 @@ class RayTasks(Executor):
         nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
         n_fit = sum(map(greatest.fits, nodes))
         line = (
-            f"ray: {n_fit} of {len(nodes)} nodes have the {greatest.cpus} CPUs and "
-            f"{greatest.gpus} GPUs of a cell"
+            f"ray: {n_fit} of {len(nodes)} nodes can run a cell (CPUs: {greatest.cpus}, GPUs: "
+            f"{greatest.gpus})"
         )
         if n_fit == 0:
-            line = f"{line}: it waits for one that has"
+            line = f"{line}; the grid waits for such a node"
         return line
 
     def submit(self, cell: Cell) -> RayTask:
@@ -180,7 +176,7 @@ class RayTask:
             return reason
         self._losses += 1
         print(
-            f"lost     {self._cell.label}  {reason}; goes on elsewhere ({self._losses} of "
+            f"lost     {self._cell.label}  {reason}; continues on another node ({self._losses} of "
             f"{self._tasks.restarts})",
             flush=True,
         )

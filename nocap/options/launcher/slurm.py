@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from nocap.config.keys import key, require
+from nocap.config.keys import key
 from nocap.launch.executor import Executor, last_words
 from nocap.options.launcher import OfCluster
 
@@ -61,12 +61,8 @@ class Slurm(OfCluster):
         Errors:
             ValueError: submitit is not installed, or there is no cluster.
         """
-        require(
-            find_spec("submitit") is not None,
-            "hydra/launcher=slurm",
-            "find submitit installed: pip install 'nocap[slurm]'",
-            "none",
-        )
+        if find_spec("submitit") is None:
+            raise ValueError("hydra/launcher=slurm needs submitit: pip install 'nocap[slurm]'")
         return SlurmJobs(folder, self)
 
 
@@ -96,7 +92,7 @@ class SlurmJobs(Executor):
             self._executor.update_parameters(**_parameters(launcher))
         except (RuntimeError, TypeError, ValueError) as error:
             raise ValueError(
-                f"hydra/launcher=slurm must be given on a machine of a Slurm cluster, got {error}"
+                f"hydra/launcher=slurm works only on a machine of a Slurm cluster: {error}"
             ) from error
 
     def submit(self, cell: Cell) -> SlurmCell:
@@ -165,7 +161,7 @@ class SlurmCell:
         if self.reason is not None and self.sent is None:
             raise ValueError(self.reason)
         if self.reason is None and self._stopping:
-            reason = f"goes on as Slurm's job {self.sent.job_id}"
+            reason = f"continues as Slurm's job {self.sent.job_id}"
             return RunResult.elsewhere(reason)
         return self.reason
 

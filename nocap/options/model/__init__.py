@@ -89,7 +89,7 @@ class Model(Option):
         require(
             fits,
             "model.residual_precision",
-            f"be fp32 beside trainer.precision={products.value}",
+            f"be fp32 with trainer.precision={products.value}",
             own.value,
         )
         if self.fp8_head:
@@ -103,11 +103,13 @@ class Model(Option):
 
         tokens = run.trainer.micro_batch * self.seq_len
         chunks = run.objective.loss_chunks
-        refuse_unless(chunks <= 1, f"beside objective.loss_chunks={chunks}")
-        refuse_unless(products is Precision.bf16, f"beside trainer.precision={products.value}")
-        refuse_unless(not self.pad_logits, "beside model.pad_logits=true, which it does too")
+        refuse_unless(chunks <= 1, f"with objective.loss_chunks={chunks}")
+        refuse_unless(products is Precision.bf16, f"with trainer.precision={products.value}")
+        refuse_unless(
+            not self.pad_logits, "with model.pad_logits=true, because the fp8 head pads too"
+        )
         are_multiples = self.d_model % 16 == 0 and tokens % 16 == 0
-        where = "where model.d_model or a micro-batch's tokens are no multiple of 16"
+        where = "if model.d_model or a micro-batch's tokens are no multiple of 16"
         refuse_unless(are_multiples, where)
         if run.trainer.device is not Device.cuda:
             return

@@ -28,9 +28,9 @@ class ChannelNorm(Norm):
 
     def __post_init__(self) -> None:
         is_layer_norm = self.norm is NormKind.layer
-        rule = "be false for RMSNorm, which has none"
+        rule = "be false for RMSNorm, which has no shift"
         require(is_layer_norm or not self.bias, "norm.bias", rule, self.bias)
-        rule = "be false where norm.gain is false"
+        rule = "be false if norm.gain is false"
         require(self.gain or not self.bias, "norm.bias", rule, self.bias)
 
     def flops_per_token(self, d_model: int) -> float:

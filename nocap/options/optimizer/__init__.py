@@ -31,7 +31,7 @@ class Optimizer(Option):
 
     def __post_init__(self) -> None:
         has_decay = self.weight_decay > 0
-        rule = "be false beside optimizer.weight_decay=0"
+        rule = "be false with optimizer.weight_decay=0"
         fits = has_decay or not self.cautious_decay
         require(fits, "optimizer.cautious_decay", rule, self.cautious_decay)
 

@@ -46,8 +46,8 @@ class AdamW(Optimizer):
         if half_life is not None:
             beta2 = beta2_of(half_life, run.trainer.batch_tokens)
             rule = (
-                f"be left to optimizer.beta2_half_life_tokens={half_life:g}, from which "
-                f"{beta2:.6g} follows"
+                f"be unset, or {beta2:.6g}, which follows from "
+                f"optimizer.beta2_half_life_tokens={half_life:g}"
             )
             require(self.beta2 == beta2, "optimizer.beta2", rule, self.beta2)
 

@@ -30,11 +30,10 @@ class ScheduleFree(AdamW):
 
     def __post_init__(self) -> None:
         Optimizer.__post_init__(self)
-        rule = "be above 0: else nothing of the average is in the weights"
+        rule = "be above 0, because otherwise the weights hold nothing of the average"
         require(self.beta1 > 0, "optimizer.beta1", rule, self.beta1)
         rule = (
-            "be false beside optimizer=schedule_free, whose decay acts on another copy of the "
-            "weights"
+            "be false with optimizer=schedule_free, whose decay acts on another copy of the weights"
         )
         require(not self.cautious_decay, "optimizer.cautious_decay", rule, self.cautious_decay)
 
@@ -42,12 +41,12 @@ class ScheduleFree(AdamW):
         AdamW.check(self, run)
         steps = run.trainer.steps
         last_rate = run.schedule.multiplier(step=steps - 1, steps=steps)
-        rule = "stay at its peak beside optimizer=schedule_free, as schedule=constant does"
+        rule = "stay at its peak with optimizer=schedule_free, as schedule=constant does"
         require(last_rate == 1.0, "schedule", rule, run.schedule.kind)
         for name, idea in run.ideas.items():
             rule = (
-                f"leave out {name} beside optimizer=schedule_free: both choose the weights "
-                f"that are validated"
+                f"not hold {name} with optimizer=schedule_free, because both choose the weights "
+                f"for validation"
             )
             require(not overrides(idea, "validating"), "ideas", rule, ", ".join(run.ideas))
 

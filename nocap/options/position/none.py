@@ -17,4 +17,4 @@ class NoPosition(Position):
     kind: str = "none"
 
     def check(self, run: Run) -> None:
-        require_default(self, "position.restart", "beside position=none, which has no positions")
+        require_default(self, "position.restart", "with position=none, which has no positions")

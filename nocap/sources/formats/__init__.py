@@ -166,7 +166,7 @@ def printed(path: Path) -> Iterator[tuple[int, str]]:
     for number, text in lines(path):
         if not text.endswith("\n"):
             raise CutError(
-                f"line {number} is cut, for it has no end, and is left out: {text.strip()[:60]!r}"
+                f"line {number} has no end, so nocap leaves it out: {text.strip()[:60]!r}"
             )
         yield number, _past_bars(COLOUR.sub("", text))
 

@@ -80,11 +80,9 @@ def read(path: Path, *, cut: bool = True) -> Iterator[Row]:
         raise ValueError(f"line {rows.line_num} must be a line of a table ({error})") from None
     if short is not None:
         require(cut and short[2] < len(names), *short)
-        raise CutError(
-            f"{short[0]} is cut, for it has {short[2]} cells of {len(names)}, and is left out"
-        )
+        raise CutError(f"{short[0]} has {short[2]} cells of {len(names)}, so nocap leaves it out")
     if full_lines.lost:
-        raise CutError(f"line {full_lines.lost} is cut, for it has no end, and is left out")
+        raise CutError(f"line {full_lines.lost} has no end, so nocap leaves it out")
 
 
 class _Lines:

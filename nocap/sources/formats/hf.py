@@ -56,7 +56,9 @@ def _state(path: Path) -> dict[str, Any]:
             raise ValueError(f"it must be whole JSON ({error})") from None
     keys = {"global_step": int, "max_steps": int, "log_history": list}
     for key, kind in keys.items():
-        require(isinstance(state.get(key), kind), key, f"be there, {kind.__name__}", state.get(key))
+        require(
+            isinstance(state.get(key), kind), key, f"have the type {kind.__name__}", state.get(key)
+        )
     require(
         all(isinstance(row, dict) for row in state["log_history"]),
         "log_history",

@@ -34,6 +34,8 @@ def read(path: Path) -> Iterator[Row]:
             except (ValueError, RecursionError):
                 shown = repr(text.strip()[:60])
                 if number > 1 and not text.endswith("\n"):
-                    raise CutError(f"line {number} is cut, and is left out: {shown}") from None
+                    raise CutError(
+                        f"line {number} is incomplete, so nocap leaves it out: {shown}"
+                    ) from None
                 raise ValueError(f"line {number} must be a JSON object, got {shown}") from None
             yield {**row, "line": number}

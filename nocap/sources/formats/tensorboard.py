@@ -53,10 +53,10 @@ def _events(path: Path) -> Iterator[bytes]:
     with opened(path) as file:
         while head := file.read(LENGTH.size + CRC):
             size = LENGTH.unpack(head[: LENGTH.size])[0] if len(head) == LENGTH.size + CRC else 0
-            require(size < 2**30, "it", "hold events of less than a gigabyte", size)
+            require(size < 2**30, "an event", "have less than a gigabyte", size)
             event = file.read(size + CRC)
             if len(head) < LENGTH.size + CRC or len(event) < size + CRC:
-                raise CutError("its last event is cut, and is left out")
+                raise CutError("its last event is incomplete, so nocap leaves it out")
             yield event[:size]
 
 

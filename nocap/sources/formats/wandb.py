@@ -53,12 +53,8 @@ def _of_server(server_path: str) -> Iterator[Row]:
 
     group = parts[2:]
     wandb.setup(settings=wandb.Settings(silent=True))
-    require(
-        wandb.login(prompt=False, verify=False),
-        "W&B",
-        "have a login (wandb login, or WANDB_API_KEY)",
-        "none",
-    )
+    if not wandb.login(prompt=False, verify=False):
+        raise ValueError("W&B needs a login: type wandb login, or set WANDB_API_KEY")
     filters = {"group": group[0]} if group else {}
     for run in wandb.Api().runs(
         "/".join(parts[:2]), filters=filters, order="+created_at", lazy=False

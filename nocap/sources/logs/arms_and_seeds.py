@@ -344,8 +344,8 @@ def _check_ids(runs: Sequence[RunNames], sources: Mapping[str, object], *, are_s
     if len(apart) > 1:
         names = shorten((run.title for run in apart), most=4)
         raise ValueError(
-            f"{names} differ only by a number, a hash or a time, which may name {len(apart)} "
-            f"arms, or runs of one arm, which is the guess; {FLAGS}"
+            f"{names} differ only by a number, a hash or a time. This may name {len(apart)} arms, "
+            f"or runs of one arm, as nocap guesses; {FLAGS}"
         )
 
 

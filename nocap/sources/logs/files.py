@@ -123,7 +123,7 @@ def of_paths(paths: Sequence[str], format_name: str | None) -> tuple[list[LogFil
                 is_argument=is_argument,
             )
         )
-    return logs, [f"{path}: left out, it holds no log" for path in without]
+    return logs, [f"{path}: left out, because it holds no log" for path in without]
 
 
 def _format(name: str) -> Format:

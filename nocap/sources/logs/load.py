@@ -163,7 +163,7 @@ def _settings_beside(log: LogFile, root: int, loaded: _LoadedLogs) -> tuple[dict
     try:
         settings = _settings(path)
     except ValueError as error:
-        loaded.found.problems.append(f"{log.title}: the settings beside it are not read: {error}")
+        loaded.found.problems.append(f"{log.title}: nocap cannot read its settings: {error}")
         return {}, ""
     if loaded.configs[path] > 1:
         settings = {key: value for key, value in settings.items() if not SEEDS.search(key)}

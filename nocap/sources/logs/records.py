@@ -69,7 +69,9 @@ def make_records(every: Sequence[ImportedRun], found: Found, hardware: str | Non
         # a seed which it shares with no other
         own = record if record.seed >= 0 else replace(record, seed=next(seeds))
         if (twin := by_identity.setdefault(own.identity, own)) is not own:
-            found.problems.append(f"{each.log.title}: left out, it is the same as {twin.name}")
+            found.problems.append(
+                f"{each.log.title}: left out, because it is the same as {twin.name}"
+            )
         else:
             by_record[own.identity] = each
     found.records = list(by_identity.values())
@@ -78,9 +80,8 @@ def make_records(every: Sequence[ImportedRun], found: Found, hardware: str | Non
     found.records = [record for record in found.records if record.identity not in repeated]
     for repeat, first in repeats:
         found.problems.append(
-            f"{repeat.name}: left out, its losses are those of {first.name}: a copy, or a trainer "
-            f"that takes "
-            "no seed"
+            f"{repeat.name}: left out, because its losses are those of {first.name}: it is a copy, "
+            "or its trainer reads no seed"
         )
     _check_apart(found.records, by_record)
 
@@ -192,9 +193,8 @@ def _check_apart(records: Sequence[Record], runs_: dict[str, ImportedRun]) -> No
         if other is record:
             continue
         raise ValueError(
-            f"arm {record.arm}, seed {record.seed} has two runs with other losses, {other.name} "
-            f"and "
-            f"{record.name}: they are never averaged; "
+            f"arm {record.arm}, seed {record.seed} has two runs with different losses, "
+            f"{other.name} and {record.name}: they are never averaged; "
             f"{_apart(runs_[other.identity].run, runs_[record.identity].run)}{FLAGS}"
         )
 

@@ -164,7 +164,7 @@ def _hint(names: Sequence[str]) -> str:
 
 def _lines_about(every: Sequence[LogRun], with_loss: Sequence[LogRun]) -> list[str]:
     lines = [
-        f"{title(run.facts)}: left out, no row of it has a loss"
+        f"{title(run.facts)}: left out, because none of its rows has a loss"
         for run in every
         if not (run.points or run.finals) and run.facts.keys() & {*MARKS}
     ]
@@ -177,14 +177,14 @@ def _lines_about(every: Sequence[LogRun], with_loss: Sequence[LogRun]) -> list[s
                 f"same in all its rows: {columns}); --columns arm=NAME or run=NAME tells runs apart"
             )
     if any(not run.clock for run in with_loss):
-        lines.append("its seconds go back, as where a run was resumed: they are not compared")
+        lines.append("its seconds go back, as after a resume, so nocap does not compare them")
     if any(len(run.points) > 1 and run.axis is None for run in with_loss):
         lines.append(
-            "of several rows without a step the last is a run's end; a table of runs needs a "
-            "column seed or run (--columns)"
+            "its rows have no step, so nocap takes the last row as the end of the run; a table of "
+            "runs needs a column seed or run (--columns)"
         )
     if any(run.axis == "call" for run in with_loss):
-        lines.append("W&B's count is of calls of log, and no step (--columns step=NAME, if it is)")
+        lines.append("W&B counts calls of log, not steps (if it is the step: --columns step=NAME)")
     return lines
 
 

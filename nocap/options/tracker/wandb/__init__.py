@@ -173,9 +173,8 @@ class Wandb(Tracker):
         try:
             replace(self, mode=WandbMode.online).check_start()
             settings = login(online=True)
-            require(
-                settings is not None, "W&B", "have a login (wandb login, or WANDB_API_KEY)", "none"
-            )
+            if settings is None:
+                raise ValueError("W&B needs a login: type wandb login, or set WANDB_API_KEY")
         except ValueError as error:
             raise NoLoginError(line_of(error)) from error
         except Exception as error:  # whatever its client raises

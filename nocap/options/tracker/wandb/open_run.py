@@ -88,7 +88,7 @@ def _place_on_server(
         return replace(place, rows=rows)
     n_deleted = place.deleted + 1
     new_id = f"{own_id(facts.identity, facts.born)}-{n_deleted + 1}"
-    warn(f"run {place.id} was deleted on the server: it is sent anew as {new_id}")
+    warn(f"run {place.id} was deleted on the server, so nocap sends it again as {new_id}")
     # it is nowhere yet
     return replace(place, id=new_id, deleted=n_deleted, server="", report="", end="")
 
