@@ -36,7 +36,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from nocap.launch.plan import Plan
 from nocap.launch.run_folder import outcome, sound
-from nocap.store.checkpoints import unfinished
+from nocap.store.file_writing import unfinished
 from nocap.store.rows_file import RowsFile
 from nocap.store.runs import load_runs
 from nocap.training import saving

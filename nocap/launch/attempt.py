@@ -24,8 +24,7 @@ from nocap.launch.run_table import table
 from nocap.launch.signals import stop_handler
 from nocap.launch.workers import Workers, WorkersEnd
 from nocap.store import lease
-from nocap.store.checkpoints import delete
-from nocap.store.file_writing import append_text
+from nocap.store.file_writing import append_text, delete
 from nocap.store.record_files import ENDED, SUMMARY, TRAIN_LOG, RunStatus, read_json
 from nocap.training.summary import cut_short
 

@@ -17,7 +17,7 @@ from nocap.judge.equal_loss import STEPS
 from nocap.launch.plan import Datasets, Plan, plan
 from nocap.launch.seed_request import seed_requests
 from nocap.launch.sweep import key_of
-from nocap.store.checkpoints import delete, unfinished
+from nocap.store.file_writing import delete, unfinished
 from nocap.store.record_files import digest, write_json
 from nocap.store.runs import GRID
 

@@ -28,11 +28,10 @@ from nocap.launch.plan import Plan
 from nocap.launch.seed_request import SeedRequest
 from nocap.store import lease
 from nocap.store.checkout import git_state, uncommitted
-from nocap.store.checkpoints import delete
-from nocap.store.file_writing import write_file, write_text
-from nocap.store.measurement import now
+from nocap.store.file_writing import delete, write_file, write_text
 from nocap.store.record_files import CONFIG, MANIFEST, ROWS, SUMMARY, read_json, write_json
 from nocap.store.rows_file import RowsFile
+from nocap.store.times import now
 
 PACKAGES = ("numpy", "hydra-core", "omegaconf", "tiktoken", "safetensors", "wandb")
 

@@ -25,7 +25,7 @@ from nocap.store.record import Record, read_record
 from nocap.store.record_files import CONFIG, ROWS, digest
 from nocap.store.rows_file import RowsFile
 from nocap.store.runs import load_runs
-from nocap.store.tracking import left, send, send_comparison
+from nocap.store.tracking import has_unsent, send, send_comparison
 
 if TYPE_CHECKING:
     from nocap.judge.comparison import Comparison
@@ -94,13 +94,13 @@ def send_left(plans: Sequence[Plan], grid: Path) -> Iterator[str]:
     if not plans:
         return
     tracker = plans[0].run.tracker
-    waiting = [plan.run_dir for plan in plans if left(plan.run.tracker, plan.run_dir)]
+    waiting = [plan.run_dir for plan in plans if has_unsent(plan.run.tracker, plan.run_dir)]
     if waiting and tracker.sends_now():
         waiting = list(_unsent(waiting))
     lacking = list[str]()
     if waiting:
         lacking.append(f"{len(waiting)} of {plural(len(plans), 'run')}")
-    if left(tracker, grid):
+    if has_unsent(tracker, grid):
         lacking.append("the comparison")
     if lacking:
         command = f"python -m nocap.runs sync {shlex.quote(shown(grid))}"

@@ -12,9 +12,10 @@ Its files:
     runs          find runs by folder, grid or name, and load the record of each
     metrics       the registry of metrics: unit, noise, words, place in a record
     measurement   a value of a metric, of one arm in one repeat
+    times         times as records have them, in ISO 8601
     grid_timing   times of a grid's arms in turns, as `--time` keeps them
     checkpoints   name checkpoints, find them, and say what is wrong with one
     lease         one holder of a folder, among all machines
-    file_writing  write a file whole or not at all
+    file_writing  write a file whole or not at all; remove what killed writers left
     tracking      trackers mirror the record; one that fails costs a warning
 """
