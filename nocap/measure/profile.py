@@ -48,7 +48,7 @@ from nocap.measure.subject import Subject, SubjectKind
 from nocap.measure.timed_arm import Clock
 from nocap.model.flops import flops_per_token
 from nocap.options.attention import kernel_name
-from nocap.store.metrics import HELD, PARTS, STEP_PARTS
+from nocap.store.step_parts import HELD, PARTS, STEP_PARTS
 from nocap.training import allocator, memory
 from nocap.training.build import configure_numerics
 from nocap.training.memory_limit import ran_out, within_memory
