@@ -55,6 +55,7 @@ QUIET = (
     "nocap.training.probe",
     "nocap.training.recorder",
     "nocap.training.saving",
+    "nocap.training.spikes",
     "nocap.training.state",
 )
 # Groups whose options compute no number but the tokens, whose content is hashed. The code that

@@ -24,6 +24,7 @@ Its memory:
 The record that it leaves:
 
     recorder    rows, checkpoints, loss spikes, totals
+    spikes      how far a loss lies above those before it
     saving      write checkpoints, each whole, and delete old ones
     loading     find the newest valid checkpoint, and put it into model and optimizers
     state       the state of model and optimizers as a checkpoint has it

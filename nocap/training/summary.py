@@ -68,18 +68,20 @@ def summarize(
         "token_us": _median(rows, "perf/token_us"),
         **_mfu(run, tokens_per_s, totals),
     }
-    machine = {
+    costs = {
         "flops_per_token": None,
         "params": {},
         "memory_mib": {},
         "clock_s": dict(clock_s),
+    }
+    conditions = {
         "kernel": {},
         "hardware": manifest["hardware"],
         "data": {"manifest": data["manifest"], "name": run.data.kind},
         "devices": run.trainer.devices,
         "attempts": len(manifest["attempts"]),
     }
-    return {**identified, **reached, **noticed, **speed, **machine, **totals}
+    return {**identified, **reached, **noticed, **speed, **costs, **conditions, **totals}
 
 
 def _epoch_s(epoch_tokens: int, tokens_per_s: float | None) -> float | None:
