@@ -24,8 +24,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from nocap import outside
 from nocap.config import hardware
+from nocap.config.arm_defaults import as_in
 from nocap.config.choices import overrides_of
-from nocap.config.compose import as_in, compose
+from nocap.config.compose import compose
 from nocap.config.compose import composed as composed_of
 from nocap.config.defaults import other_precision, reasons
 from nocap.config.flags import parse

@@ -13,6 +13,7 @@ From a command line to a checked `Run`:
     override_text    the characters of an override's value, as they were typed
     choices          the options that overrides choose, composed by Hydra
     compose          from overrides to a `Run`
+    arm_defaults     compose arms with the defaults of their baseline
     plain            plain values as a checked dataclass, and back: the one door
     resolvers        what a yaml may ask for in place of a value, as in `${nocap.fraction:…}`
     defaults         device, precision, compilation and so on where a run does not choose them

@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from nocap.config.compose import Composed, as_baseline, as_in
+from nocap.config.arm_defaults import as_baseline, as_in
+from nocap.config.compose import Composed
 from nocap.config.defaults import BEYOND_GRAPHS
 from nocap.config.keys import is_fault
 from nocap.judge.equal_loss import STEPS

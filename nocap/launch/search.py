@@ -19,8 +19,9 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from nocap.config.arm_defaults import as_baseline, as_in
 from nocap.config.choices import parse_override
-from nocap.config.compose import Composed, as_baseline, as_in
+from nocap.config.compose import Composed
 from nocap.config.defaults import BEYOND_GRAPHS
 from nocap.config.keys import is_fault, require
 from nocap.config.plain import dataclass_from, one_line_errors

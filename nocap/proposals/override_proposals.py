@@ -7,8 +7,9 @@ from functools import partial
 from typing import cast
 
 from nocap.config import hardware
+from nocap.config.arm_defaults import as_in, is_beyond_graphs
 from nocap.config.choices import parse_override
-from nocap.config.compose import Composed, as_in, composed, is_beyond_graphs
+from nocap.config.compose import Composed, composed
 from nocap.config.errors import FailedError
 from nocap.config.keys import require
 from nocap.config.run import Run
