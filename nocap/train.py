@@ -73,7 +73,7 @@ def _print_config(flags: Flags) -> None:
     from omegaconf import OmegaConf
 
     from nocap.config.compose import compose_with_config
-    from nocap.config.plain import one_line_errors
+    from nocap.config.explain import one_line_errors
     from nocap.launch.plan import without_data
 
     config, run = compose_with_config(flags.overrides)

@@ -24,15 +24,11 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from nocap import outside
+from nocap.config.explain import explain, one_line_errors, suggest
 from nocap.config.keys import check_text, flat, require
 from nocap.config.other_trainers import hint_for
 from nocap.config.paths import conf_dir
-from nocap.config.plain import (
-    explain,
-    one_line_errors,
-    run_tree,
-    suggest,
-)
+from nocap.config.plain import run_tree
 from nocap.config.resolvers import register_resolver
 from nocap.config.run import Run
 from nocap.config.untrusted_files import read_text, read_yaml

@@ -14,17 +14,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from nocap.config import hardware
 from nocap.config.choices import is_choice, option_config, overrides_of
+from nocap.config.explain import one_line_errors
 from nocap.config.keys import check_keys, flat, require
 from nocap.config.outgoing_text import redact
 from nocap.config.override_text import as_text
-from nocap.config.plain import (
-    check_type,
-    dataclass_from,
-    one_line_errors,
-    run_tree,
-    to_plain,
-    types_of,
-)
+from nocap.config.plain import check_type, dataclass_from, run_tree, to_plain, types_of
 from nocap.config.run import Run
 
 T = TypeVar("T")

@@ -23,8 +23,9 @@ from nocap.config.arm_defaults import as_baseline, as_in
 from nocap.config.choices import parse_override
 from nocap.config.compose import Composed
 from nocap.config.defaults import BEYOND_GRAPHS
+from nocap.config.explain import one_line_errors
 from nocap.config.keys import is_fault, require
-from nocap.config.plain import dataclass_from, one_line_errors
+from nocap.config.plain import dataclass_from
 from nocap.config.trainer import Search
 from nocap.display import plural
 from nocap.launch.grid import Cell, Grid, plan_grid
@@ -88,7 +89,7 @@ def plan_search(
     datasets = Datasets()
     at_ends = [(*fixed, *end) for end in ends(space)]
     base, beyond = as_baseline(compose(at_ends[0]), at_ends[1:], compose)
-    compose_trial = partial(as_in, base, compose=compose)
+    compose_trial = partial(as_in, base, compose_arm=compose)
     grid = plan_grid(
         at_ends,
         swept=tuple(space),
