@@ -13,11 +13,12 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
 from nocap.config import hardware
-from nocap.config.choices import is_choice, option_config, overrides_of
+from nocap.config.choices import option_config
 from nocap.config.explain import one_line_errors
 from nocap.config.keys import check_keys, flat, require
 from nocap.config.outgoing_text import redact
 from nocap.config.override_text import as_text
+from nocap.config.overrides import is_choice, overrides_of
 from nocap.config.plain import check_type, dataclass_from, run_tree, to_plain, types_of
 from nocap.config.run import Run
 

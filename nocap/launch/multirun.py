@@ -16,11 +16,12 @@ from typing import Any, Protocol
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
-from nocap.config.choices import is_launcher, of_a_grid, overrides_of
+from nocap.config.choices import of_a_grid
 from nocap.config.compose import composed
 from nocap.config.errors import EXIT_CODES, FailedError
 from nocap.config.flags import PLAN, UNTIL_SHOWN, GridFlags
 from nocap.config.keys import require
+from nocap.config.overrides import is_launcher, overrides_of
 from nocap.config.run import Run
 from nocap.config.trainer import Search
 from nocap.launch import baseline_lengths, search, seed_looks

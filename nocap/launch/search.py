@@ -20,11 +20,11 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from nocap.config.arm_defaults import as_baseline, as_in
-from nocap.config.choices import parse_override
 from nocap.config.compose import Composed
 from nocap.config.defaults import BEYOND_GRAPHS
 from nocap.config.explain import one_line_errors
 from nocap.config.keys import is_fault, require
+from nocap.config.overrides import parse_override
 from nocap.config.plain import dataclass_from
 from nocap.config.trainer import Search
 from nocap.display import plural

@@ -8,10 +8,10 @@ from typing import cast
 
 from nocap.config import hardware
 from nocap.config.arm_defaults import as_in, is_beyond_graphs
-from nocap.config.choices import parse_override
 from nocap.config.compose import Composed, composed
 from nocap.config.errors import FailedError
 from nocap.config.keys import require
+from nocap.config.overrides import parse_override
 from nocap.config.run import Run
 from nocap.proposals.campaign import Losses, Proposal, Proposals
 from nocap.sources.command_words import split_words
