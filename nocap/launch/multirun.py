@@ -33,7 +33,7 @@ from nocap.launch.grid_page import drop_page
 from nocap.launch.runner import Runner, earlier_ends
 from nocap.launch.search_space import space_of
 from nocap.launch.sweep import expand
-from nocap.launch.this_machine import Devices, one_at_a_time
+from nocap.launch.this_machine import ThisMachine, one_at_a_time
 from nocap.options.launcher import Launcher
 from nocap.store.record_files import RunStatus
 
@@ -154,7 +154,7 @@ class Command:
         if self.timer is not None:
             print(self.timer.plan(grid), flush=True)
 
-    def devices(self) -> Devices | None:
+    def devices(self) -> ThisMachine | None:
         """Return this machine's devices, which the launcher shares out; None: it has others."""
         if self.launcher is None:
             return one_at_a_time()

@@ -34,7 +34,7 @@ from nocap.launch.run_result import RunResult
 from nocap.launch.runner import Runner
 from nocap.launch.search_space import Params, Space, describe, ends, params_of, propose, words_of
 from nocap.launch.search_trial import SearchTrial
-from nocap.launch.this_machine import Devices
+from nocap.launch.this_machine import ThisMachine
 from nocap.report.table import Column, Table
 from nocap.store import lease
 from nocap.store.record_files import RunStatus, digest, read_json
@@ -179,7 +179,7 @@ class SearchRun:
         return "\n".join(lines)
 
     def run(
-        self, devices: Devices, *, log: Callable[[str], None] = print
+        self, devices: ThisMachine, *, log: Callable[[str], None] = print
     ) -> tuple[dict[str, RunResult], bool]:
         """Train what is missing, as many trials at once as there is room for. Return how each run
         of this process ended, by identity, and whether a request to stop came.

@@ -19,7 +19,7 @@ from nocap.launch.run_result import RunResult
 from nocap.launch.runner import Runner
 from nocap.launch.seed_request import seed_requests
 from nocap.launch.sweep import key_of
-from nocap.launch.this_machine import Devices
+from nocap.launch.this_machine import ThisMachine
 from nocap.sessions.places import PACE
 from nocap.sessions.session import Session
 from nocap.store.record import Record, read_record
@@ -159,7 +159,7 @@ def train(
         return results
     grid = grid_of(runs, label)
     grid.write()
-    with closing(Devices()) as devices:
+    with closing(ThisMachine()) as devices:
         for seed in dict.fromkeys(run.seed for run in runs):
             between()
             cells = tuple(cell for cell in grid.cells if cell.plan.run.seed == seed)
