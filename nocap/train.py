@@ -74,10 +74,10 @@ def _print_config(flags: Flags) -> None:
 
     from nocap.config.compose import compose_with_config
     from nocap.config.explain import one_line_errors
-    from nocap.launch.plan import without_data
+    from nocap.launch.plan import located_and_checked
 
     config, run = compose_with_config(flags.overrides)
-    without_data(run)
+    located_and_checked(run)
     with one_line_errors():
         print(OmegaConf.to_yaml(config, resolve=flags.resolve), end="")
 

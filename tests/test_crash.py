@@ -35,7 +35,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from nocap.launch.plan import Plan
-from nocap.launch.run_folder import outcome, sound
+from nocap.launch.run_folder import ended_summary, outcome
 from nocap.store.file_writing import unfinished
 from nocap.store.rows_file import RowsFile
 from nocap.store.runs import load_runs
@@ -361,7 +361,7 @@ def trained(
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (full_at, resource.RLIM_INFINITY))
     this = planned(out, *words)
-    if sound(this) is not None:
+    if ended_summary(this) is not None:
         return 0
     return CODES[start(this, **how).status]
 

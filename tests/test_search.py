@@ -273,7 +273,7 @@ def fake(monkeypatch):
     def made(loss):
         trainer = Trainer(loss)
         monkeypatch.setattr(searching, "Runner", trainer)
-        monkeypatch.setattr(search_trial, "sound", trainer.outcome)
+        monkeypatch.setattr(search_trial, "ended_summary", trainer.outcome)
         return trainer
 
     return made

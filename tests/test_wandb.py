@@ -18,7 +18,7 @@ import pytest
 
 from nocap.config.compose import compose
 from nocap.config.flags import parse
-from nocap.launch.plan import without_data
+from nocap.launch.plan import located_and_checked
 from nocap.options.tracker.wandb.names import cut
 from tests.conftest import REPO
 from tests.test_faults import FAULTS
@@ -514,7 +514,7 @@ def test_a_setting_that_cannot_work_is_refused_before_the_start(
     name, _, value = setting.partition("=")
     monkeypatch.setenv(name, value)
     with pytest.raises(ValueError) as refused:
-        without_data(compose(["model=nano", "data=synthetic", "tracker=wandb"]))
+        located_and_checked(compose(["model=nano", "data=synthetic", "tracker=wandb"]))
     assert str(refused.value) == REFUSED[setting]
 
 

@@ -84,7 +84,7 @@ def plan(run: Run, *, choices: Mapping[str, str | None], datasets: Datasets | No
     """
     if datasets is None:
         datasets = Datasets()
-    run = without_data(run)
+    run = located_and_checked(run)
     dataset = dataset_of(run, datasets)
     _check_tokens(run, dataset)
     parts = identity_parts(run, data_fingerprint=dataset.fingerprint)
@@ -122,7 +122,7 @@ def plan(run: Run, *, choices: Mapping[str, str | None], datasets: Datasets | No
     )
 
 
-def without_data(run: Run) -> Run:
+def located_and_checked(run: Run) -> Run:
     """Locate the runs that a run names, and refuse what is refused whatever its data are.
 
     Errors:
