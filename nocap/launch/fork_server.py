@@ -110,7 +110,7 @@ class ForkServer:
         cores: Collection[int] = (),
         imports: Collection[str] = (),
     ) -> ForkedProcess:
-        """Fork a worker of the run in this folder. `env`: its environment; `failure_fd`: of the file
+        """Fork a worker of the run in this folder. `env`: its environment; `failure_fd`: the file
         in which it says why it failed; `log`: its stderr; `cores`: the CPU cores that it stays on,
         where it does not have all; `imports`: modules that it may need, for a server that begins
         now.
