@@ -25,7 +25,9 @@ SECONDS = METRICS["time_to_target_s"]
 
 
 def printed(name: str, better: Better = Better.lower) -> Metric:
-    return Metric(name=name, title=name, unit="", better=better, kind=Kind.seed, made_by=MadeBy.command)
+    return Metric(
+        name=name, title=name, unit="", better=better, kind=Kind.seed, made_by=MadeBy.command
+    )
 
 
 LOSS = printed("loss")
