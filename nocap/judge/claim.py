@@ -17,7 +17,8 @@ from enum import Enum
 
 from nocap.config.keys import require
 from nocap.judge.interval import LEAST_PAIRS
-from nocap.store.metrics import HELD, METRICS, PARTS, Better, Metric, Scale, is_log
+from nocap.store.metrics import METRICS, Better, Metric, Scale, is_log
+from nocap.store.step_parts import HELD, PARTS
 
 TO_TARGET = ("time_to_target_s", "steps_to_target")
 AT_EQUAL_LOSS = "time_at_equal_loss"

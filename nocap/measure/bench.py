@@ -33,7 +33,7 @@ from nocap.judge.interval import LEAST_PAIRS
 from nocap.measure.bench_result import ArmStatus, Bench, BenchedArm, FlopPeak, Mfu, written
 from nocap.measure.roofline import matmul_flops
 from nocap.measure.timed_arm import Clock, TimedArm
-from nocap.store.measurement import now
+from nocap.store.times import now
 from nocap.training.memory_limit import within_memory
 
 # (rounds, instances, 2): seconds a token in the two blocks of each; NaN from where it failed

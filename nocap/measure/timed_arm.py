@@ -32,9 +32,9 @@ from nocap.training import allocator, memory
 from nocap.training.build import build, configure_numerics
 from nocap.training.job import Job
 from nocap.training.ledger import Ledger
-from nocap.training.loop import warm_up
 from nocap.training.memory_limit import ran_out
 from nocap.training.step import take_step
+from nocap.training.warm_up import warm_up
 from nocap.training.world import join
 
 # of work behind a figure of `least_ms`; figures, of which the least counts: others can only add

@@ -28,8 +28,9 @@ from nocap.launch import environment
 from nocap.sessions.places import PARTS, PLACES
 from nocap.sessions.session_file import SessionFile, SessionRequest, read_session
 from nocap.store.file_writing import open_without_link
-from nocap.store.identity import digest, source_hashes
-from nocap.store.measurement import now
+from nocap.store.record_files import digest
+from nocap.store.source_hashes import source_hashes
+from nocap.store.times import now
 
 WORKER = "nocap.sessions.worker"
 

@@ -58,9 +58,9 @@ from nocap.sessions.figures import (
     StepFigures,
 )
 from nocap.sessions.session_file import SessionRequest
-from nocap.store.measurement import now
-from nocap.store.metrics import HELD
 from nocap.store.record_files import write_json
+from nocap.store.step_parts import HELD
+from nocap.store.times import now
 from nocap.training import allocator
 
 FiguresByArm = Mapping[str, Figures]

@@ -18,7 +18,7 @@ from nocap.sources.formats import csv as tables
 from nocap.sources.formats import jsonl
 from nocap.sources.log_reading import Row
 from nocap.sources.logs.columns import EMPTY
-from nocap.store.metrics import Better, Kind, Metric, Wording
+from nocap.store.metrics import Better, Kind, MadeBy, Metric, Wording
 from nocap.store.record_files import read_json
 
 LOG, RESULT = "output.log", "result.json"
@@ -64,7 +64,7 @@ class MetricReader:
             unit="",
             better=self.better,
             kind=Kind.seed,
-            made_by="command",
+            made_by=MadeBy.command,
             wording=lower if self.better is Better.lower else higher,
         )
 

@@ -24,8 +24,8 @@ from nocap.sessions.figures import StepFigures
 from nocap.sessions.places import BENCH, PLACES
 from nocap.sessions.session_file import SessionFile
 from nocap.store.identity import OF_THE_MACHINE
-from nocap.store.measurement import moment
 from nocap.store.record_files import digest, read_json
+from nocap.store.times import moment
 from nocap.study.evidence import places
 from nocap.study.study_plan import StudyPlan
 

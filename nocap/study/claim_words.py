@@ -10,7 +10,8 @@ from nocap.judge.claim import Claim, Guard
 from nocap.judge.gain import Gain
 from nocap.report import figures_in_words
 from nocap.store.measurement import Per
-from nocap.store.metrics import METRICS, Metric, Scale, part_title
+from nocap.store.metrics import METRICS, Metric, Scale
+from nocap.store.step_parts import part_title
 
 QUALITY = ("val_loss", "val_bpb")  # what a guard of quality is about
 

@@ -17,7 +17,8 @@ from nocap.judge.claim import Claim
 from nocap.judge.interval import ROUNDING
 from nocap.judge.verdict import Verdict
 from nocap.sessions.places import PLACES, TRAIN, place_of
-from nocap.store.measurement import Measurement, moment
+from nocap.store.measurement import Measurement
+from nocap.store.times import moment
 from nocap.study.log import RunLine, SessionLine, StudyLog
 from nocap.study.registration import content_of, registrations
 from nocap.study.spec import Study, select_claims

@@ -18,7 +18,7 @@ import msgspec
 from nocap.config.outgoing_text import redact
 from nocap.config.untrusted_files import parse_json, read_text
 from nocap.store.file_writing import open_without_link
-from nocap.store.measurement import now
+from nocap.store.times import now
 
 FILE = "log.jsonl"
 

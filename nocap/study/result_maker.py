@@ -116,7 +116,7 @@ def _lengths(claim: Claim, plan: StudyPlan) -> list[int] | None:
 def _where(claim: Claim, plan: StudyPlan) -> dict[str, list[Shape]]:
     """Return the shapes that a verdict rests on, of what is timed and of what is trained: of the
     claim's arm, and of the one that it is compared with where that is another."""
-    kinds = {metric.made_by for metric in claim.metrics}
+    kinds = set[str](metric.made_by for metric in claim.metrics)
     where = dict[str, list[Shape]]()
     if kinds - {TRAIN}:
         where["timed"] = _distinct(_timed_shapes(claim, plan, kinds))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from nocap.display import listed, plural, shorten
 from nocap.judge.claim import Claim
 from nocap.sessions.places import TRAIN
-from nocap.store.measurement import moment
+from nocap.store.times import moment
 from nocap.study.evidence import Evidence, places
 from nocap.study.log import (
     AnalysisLine,

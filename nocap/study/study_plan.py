@@ -8,10 +8,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from nocap.config.choices import parse_override
-from nocap.config.compose import Composed, as_baseline, as_in, composed
+from nocap.config.arm_defaults import as_baseline, as_in
+from nocap.config.compose import Composed, composed
 from nocap.config.defaults import ON_CPU
 from nocap.config.keys import flat, require
+from nocap.config.overrides import parse_override
 from nocap.config.plain import to_plain
 from nocap.config.trainer import Trainer
 from nocap.judge.claim import AT_EQUAL_LOSS

@@ -19,12 +19,11 @@ from nocap.launch.run_result import RunResult
 from nocap.launch.runner import Runner
 from nocap.launch.seed_request import seed_requests
 from nocap.launch.sweep import key_of
-from nocap.launch.this_machine import Devices
+from nocap.launch.this_machine import ThisMachine
 from nocap.sessions.places import BENCH, CURVE, DECODING, PACE, PARTS, PLACES
 from nocap.sessions.session import Session
-from nocap.store.identity import digest
 from nocap.store.record import Record, read_record
-from nocap.store.record_files import RunStatus, read_ended
+from nocap.store.record_files import RunStatus, digest, read_ended
 from nocap.study.spec import Study, engine_of
 from nocap.study.study_plan import StudyPlan, other_lengths
 
@@ -166,7 +165,7 @@ def train(
         return results
     grid = grid_of(runs, label)
     grid.write()
-    with closing(Devices()) as devices:
+    with closing(ThisMachine()) as devices:
         for seed in dict.fromkeys(run.seed for run in runs):
             between()
             cells = tuple(cell for cell in grid.cells if cell.plan.run.seed == seed)
