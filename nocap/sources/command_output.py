@@ -105,8 +105,8 @@ class MetricReader:
         for seconds, line in lines(folder):
             require(
                 line != CUT,
-                f"the output for {self.name}",
-                f"have at most {LOG_BYTES >> 20} MiB (--file takes more)",
+                "the output of the command",
+                f"have at most {LOG_BYTES >> 20} MiB (--file FILE searches a larger file)",
                 "more",
             )
             for step, text in self._matches(line, like):
