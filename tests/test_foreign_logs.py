@@ -709,15 +709,18 @@ def test_an_empty_cell_where_a_loss_was_due_is_a_divergence(tmp_path, losses):
 
 
 @pytest.mark.parametrize(
-    "cut",
-    ["step,val_loss\n0,4\n50,3\n100,2.", "step,val_loss\n0,4\n50,3\n100\n"],
+    ("cut", "problem"),
+    [
+        ("step,val_loss\n0,4\n50,3\n100,2.", "line 4 has no end"),
+        ("step,val_loss\n0,4\n50,3\n100\n", "line 4 has 1 cells of 2"),
+    ],
     ids=["without an end", "without its cells"],
 )
-def test_a_last_line_that_is_cut_is_left_out_with_a_note(tmp_path, cut):
+def test_a_last_line_that_is_cut_is_left_out_with_a_note(tmp_path, cut, problem):
     (tmp_path / "t.csv").write_text(cut)
     found = load_logs([str(tmp_path / "t.csv")])
     assert found.records[0].val_loss == 3
-    assert "line 4 is cut" in found.problems[0]
+    assert problem in found.problems[0]
 
 
 # --- what libraries write -------------------------------------------------------------------------
@@ -751,7 +754,7 @@ def test_event_files_are_read_as_tensorboard_reads_them(tmp_path):
     path.write_bytes(path.read_bytes()[:-9])
     found = load_logs([str(path)])
     assert found.records[0].curve.step == [0, 50]
-    assert "its last event is cut" in found.problems[0]
+    assert "its last event is incomplete" in found.problems[0]
 
 
 DATABASE = """

@@ -322,7 +322,7 @@ def test_settings_name_arms_where_numbers_do_not() -> None:
 
 
 def test_three_versions_are_three_arms_or_three_runs() -> None:
-    with pytest.raises(ValueError, match="which may name 3 arms, or runs of one arm"):
+    with pytest.raises(ValueError, match="This may name 3 arms, or runs of one arm"):
         find_arms([named("v1/log"), named("v2/log"), named("v3/log")])
 
 
