@@ -186,7 +186,7 @@ def test_a_peers_arm_that_does_not_fit_stops_no_other_and_leaves_nothing(pretend
 SLIDING = """
 import sys, yaml
 from nocap.config.compose import compose
-from nocap.measure.timed_arm import at_length, attention_ms
+from nocap.measure.attention_lengths import at_length, attention_ms
 study = yaml.safe_load(open(sys.argv[1]))
 scale = study["scales"]["gpu"]
 for arm in study["arms"].values():
@@ -248,7 +248,7 @@ FLEX = """
 import torch
 from torch._dynamo.utils import counters
 from nocap.config.compose import compose
-from nocap.measure.timed_arm import at_length
+from nocap.measure.attention_lengths import at_length
 base = compose(["model=nano", "attention=sliding", "attention.window=64", "trainer.device=cuda",
     "tracker=none"])
 for n in range(1, 11):

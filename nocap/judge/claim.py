@@ -92,9 +92,8 @@ class Mechanism:
     how that is computed."""
 
     rule: Rule = Rule.given
-    bound: float | None = (
-        None  # for `given`; null where arithmetic sets no bound, and the formula says why
-    )
+    # for `given`; null where arithmetic sets no bound, and the formula says why
+    bound: float | None = None
     parts: list[str] = field(default_factory=list)  # for `amdahl`
     # of these parts: how much of one is saved, where it is not all of it
     saved: dict[str, float] = field(default_factory=dict)

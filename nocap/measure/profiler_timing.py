@@ -40,9 +40,8 @@ from nocap.training.build import autocast, build, configure_numerics
 from nocap.training.ledger import Ledger
 from nocap.training.step import enter_step, fetch, forward_of
 
-MOST_MICROBATCHES = (
-    2  # the second one shows what accumulating gradients costs; more would show nothing new
-)
+# the second one shows what accumulating gradients costs; more would show nothing new
+MOST_MICROBATCHES = 2
 WARM = 2  # calls before the first that counts
 TOKEN_REPEATS = 10  # times as many of a decoded token, which takes milliseconds
 

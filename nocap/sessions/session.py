@@ -25,7 +25,7 @@ from nocap.config.paths import cache_root
 from nocap.config.plain import to_plain
 from nocap.config.trainer import Device, Trainer
 from nocap.launch import environment
-from nocap.sessions.places import PLACES
+from nocap.sessions.places import PARTS, PLACES
 from nocap.sessions.session_file import SessionFile, SessionRequest, read_session
 from nocap.store.file_writing import open_without_link
 from nocap.store.record_files import digest
@@ -68,7 +68,7 @@ class Session:
 
     @property
     def name(self) -> str:
-        if self.place == "parts":
+        if self.place == PARTS:
             return f"{self.place}-{next(iter(self.arms))}"
         return self.place
 

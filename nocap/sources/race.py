@@ -17,10 +17,9 @@ from pathlib import Path
 from threading import Event
 
 from nocap.judge.claim import TO_TARGET
-from nocap.judge.interval import analyses
+from nocap.judge.interval import analyses, finite
 from nocap.judge.races import Limit, RaceQuestion, RaceResult, RaceRows, judge
 from nocap.judge.time_to_target import TargetCrossing
-from nocap.report.html_page import finite
 from nocap.sources.command import COSTS, Command, failures_of
 from nocap.sources.command_output import MetricReader, result
 from nocap.sources.race_rows import RunRows, read_rows

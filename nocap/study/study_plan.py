@@ -19,6 +19,7 @@ from nocap.judge.claim import AT_EQUAL_LOSS
 from nocap.judge.equal_loss import STEPS
 from nocap.launch.baseline_lengths import others_of, words_at
 from nocap.launch.plan import Datasets, dataset_of
+from nocap.sessions.places import DECODING, PLACES, TRAIN
 from nocap.store.identity import OF_THE_MACHINE
 from nocap.study.spec import ScaleConfig, Study, arm_overrides, select_claims
 
@@ -84,7 +85,7 @@ def prepare(study: Study, scale: str, *, output_dir: str, steps: int | None = No
     )
     study = select_claims(study, scale)
     at = study.scales[scale]
-    timed_arms = study.arms_needing(lambda metric: metric.made_by != "train")
+    timed_arms = study.arms_needing(lambda metric: metric.made_by != TRAIN)
     train = compose_arms(study, at, study.trained_arms, training_overrides(at, output_dir, steps))
     bench = compose_arms(study, at, timed_arms, at.bench)
     check_fair({**train, **compose_trials(study, train)})
@@ -122,7 +123,7 @@ def _check_text(plan: StudyPlan) -> None:
     """
     decode = plan.at.decode
     text = decode.prompt + decode.new if decode else 0
-    for arm in plan.study.arms_needing(lambda metric: metric.made_by == "decoding"):
+    for arm in plan.study.arms_needing(lambda metric: metric.made_by == PLACES[DECODING].kind):
         seq_len = plan.bench[arm].run.model.seq_len
         rule = f"fit into model.seq_len={seq_len} of arm {arm}"
         require(text <= seq_len, f"scales.{plan.scale}.decode", rule, text)
