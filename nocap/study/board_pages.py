@@ -181,6 +181,7 @@ def html(about: str, parts: Sequence[BoardSection]) -> str:
         found=found(parts),
         about=about,
         note=errors(every),
+        stand_in=stand_in(every),
         hidden=Markup("\n".join(hidden)),
         first=first(every),
         words=words,
@@ -230,6 +231,14 @@ def errors(every: Sequence[ClaimRow]) -> str:
         "among them: reached if every true value lay at the edge of what is stated and the "
         "noise of each were as skewed as the rule for clocks allows for."
     )
+
+
+def stand_in(every: Sequence[ClaimRow]) -> str:
+    """Say how many verdicts a CPU gave in place of another machine; nothing where none did."""
+    n = sum(row.about == STAND_IN for row in every)
+    if not n:
+        return ""
+    return f"{n} of these {len(every)} verdicts were measured {STAND_IN}"
 
 
 def counted_rows(parts: Iterable[BoardSection]) -> list[ClaimRow]:
