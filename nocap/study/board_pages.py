@@ -171,8 +171,12 @@ def html(about: str, parts: Sequence[BoardSection]) -> str:
     words = Counter(row.word for row in every)
     hidden = list[str]()
     for word in words:
-        rule = f'.claims:has([value="{word}"]:checked) .claim:not([data-verdict="{word}"])'
-        hidden.append(f"{rule} {{ display: none; }}")
+        chosen = f'.claims:has([value="{word}"]:checked)'
+        own = f'[data-verdict="{word}"]'
+        hidden.append(f"{chosen} .claim:not({own}) {{ display: none; }}")
+        hidden.append(
+            f"{chosen} .part:not(:has({own} > summary:not(.unfound))) {{ display: none; }}"
+        )
     bare = [row.claim.statement for row in of_all if not is_known(row.claim_result.verdict.primary)]
     return html_page.render(
         "board",
