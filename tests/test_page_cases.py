@@ -347,7 +347,7 @@ def unfolded(tab: Tab, section: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("width", [320, 390, 768])
+@pytest.mark.parametrize("width", [320, 390, 700])
 def test_a_card_begins_with_its_verdict_and_the_picture_comes_before_the_cards(
     opened: Callable[..., Tab], tmp_path: Path, width: int
 ) -> None:
@@ -362,6 +362,14 @@ def test_a_card_begins_with_its_verdict_and_the_picture_comes_before_the_cards(
     ((_, _, _, picture),) = tab.boxes("#arms figure")
     ((_, table, *_),) = tab.boxes("#arms table")
     assert picture <= table
+
+
+@pytest.mark.slow
+def test_a_table_stays_one_where_it_has_room(opened: Callable[..., Tab], tmp_path: Path) -> None:
+    report.write(made(3), tmp_path / "report.html", command="python -m nocap.compare outputs")
+    tab = opened(tmp_path / "report.html", width=768)
+    assert tab.page.locator("#arms thead").is_visible()
+    assert tab.page.locator("#arms tbody tr >> visible=true").count() == 12
 
 
 @pytest.mark.slow

@@ -379,7 +379,7 @@ def test_the_page_of_a_race(repo, raced):
         "0.05 to 0.2",
     ):
         assert text in shown
-    assert shown.count("<b>idea</b> against base: confirmed") == 1
+    assert shown.count("<b>idea</b> against base: confirmed") == 2  # the title and the heading
     assert "exploratory" not in shown
     assert "exploratory: 6 of its runs were there before it was registered" in again
 

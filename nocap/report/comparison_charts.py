@@ -302,7 +302,7 @@ def _still_curves(arms: Sequence[PlottedArm], shown: View) -> Markup | None:
     last = max((step for line in lines for step, _ in line.points), default=0.0)
     title = "loss less the baseline's" if shown.relative else "validation loss"
     ends = (SPANS[shown.span] * last, last)
-    return svg_chart.chart(lines, x="training steps", y=title, ends=ends)
+    return svg_chart.chart(lines, x="training steps", y=title, ends=ends, named=True)
 
 
 def _still_times(arms: Sequence[PlottedArm]) -> Markup | None:

@@ -1,9 +1,9 @@
-"""Names of arms that fit: without what all of them have in common, then cut in the middle, where
-two names differ least."""
+"""Names of arms that fit: without keys that their values tell and without what all of them have in
+common, then cut in the middle, where two names differ least."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 
 
@@ -15,9 +15,28 @@ def fitted(names: Sequence[str], most: int) -> list[str]:
 
 
 def distinct(names: Sequence[str]) -> list[str]:
-    """Return the names without what all of them begin with."""
-    common = _common(names)
-    return [f"…{name[common:]}" if common else name for name in names]
+    """Return the names without keys that their values tell, and without what all of them begin
+    with."""
+    bare = _without_keys(names)
+    common = _common(bare)
+    return [f"…{name[common:]}" if common else name for name in bare]
+
+
+def _without_keys(names: Sequence[str]) -> list[str]:
+    """Return `gelu3x none` of `gelu3x position=none`, where no other key has the value. A number,
+    true and false tell nothing without their key."""
+    keys = dict[str, set[str]]()
+    for name in names:
+        for word in name.split(" "):
+            key, _, value = word.rpartition("=")
+            keys.setdefault(value, set()).add(key)
+    return [" ".join(_value(word, keys) for word in name.split(" ")) for name in names]
+
+
+def _value(word: str, keys: Mapping[str, set[str]]) -> str:
+    _, _, value = word.rpartition("=")
+    tells = value[:1].isalpha() and value not in ("true", "false")
+    return value if tells and len(keys[value]) == 1 else word
 
 
 def _common(names: Sequence[str]) -> int:

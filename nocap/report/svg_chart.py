@@ -17,6 +17,8 @@ MOST_TICKS = 8  # of the height
 LETTER = 7  # px: about a letter of a number
 HEIGHT, FOOT = 340, 40  # px: the plot, and the axis below it
 MOST_POINTS = 60  # points of a line
+NAME = 14  # px: a name's line
+MOST_NAMES = HEIGHT // NAME
 UNIT = 1000  # what a line's own frame is wide and high
 
 DASHES = (
@@ -68,7 +70,7 @@ def chart(
     named: bool = False,
 ) -> Markup | None:
     """Draw the lines; `None` where there is no point. `ends` of the horizontal axis leave out what
-    is outside. `named`: a line has its name where it ends."""
+    is outside. `named`: a line has its name where it ends, where all names have room."""
     inside = [_within(line, ends) for line in lines]
     every = [point for points in inside for point in points]
     if not every:
@@ -77,14 +79,20 @@ def chart(
     up = axis([point[1] for point in every], most=MOST_TICKS)
     gutter = LETTER * max(len(number(tick)) for tick in up.ticks) + 10
     parts = [*_grid(across, up)]
+    drawn = list[tuple[StillLine, list[tuple[float, float]]]]()
     for line, points in zip(lines, inside, strict=True):
         places = [(across.x(left), 100 - up.x(right)) for left, right in points]
+        if places:
+            drawn.append((line, places))
+    shifts = _shifts([places[-1][1] for _, places in drawn])
+    for (line, places), shift in zip(drawn, shifts, strict=True):
         if len(places) > 1:
             parts.append(_path(line, _thinned(places)))
-            if named:
-                parts.append(_name(line, places[-1]))
-        elif places:
-            parts.append(_mark(line, places[0]))
+        else:
+            parts.append(_mark(line, places[0], shift))
+    for (line, places), shift in zip(drawn, shifts, strict=True):
+        if named and shift is not None and len(places) > 1:
+            parts.append(_name(line, places[-1], shift))
     title = escape(f"{y} over {x}")
     words = f'<text x="{-gutter}" y="14">{escape(y)}</text>'
     below = f'<text class="tick" x="50%" y="{HEIGHT + FOOT + 16}">{escape(x)}</text>'
@@ -101,6 +109,26 @@ def _within(line: StillLine, ends: tuple[float, float] | None) -> list[tuple[flo
     if ends is None:
         return list(line.points)
     return [point for point in line.points if ends[0] <= point[0] <= ends[1]]
+
+
+def _shifts(tops: Sequence[float]) -> list[float | None]:
+    """Return how far down each name goes, in px, so that none lies over another; `None`: there are
+    more names than have room. `tops`: where they would lie, in percent of the height."""
+    if len(tops) > MOST_NAMES:
+        return [None] * len(tops)
+    order = sorted(range(len(tops)), key=lambda i: tops[i])
+    wanted = [tops[i] / 100 * HEIGHT for i in order]
+    found = list[float]()
+    for y in wanted:
+        found.append(max(y, found[-1] + NAME) if found else y)
+    low = float(HEIGHT)
+    for place in reversed(range(len(found))):
+        found[place] = min(found[place], low)
+        low = found[place] - NAME
+    shifts: list[float | None] = [None] * len(tops)
+    for i, y, own in zip(order, found, wanted, strict=True):
+        shifts[i] = y - own
+    return shifts
 
 
 def _thinned(places: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
@@ -134,22 +162,25 @@ def _path(line: StillLine, places: Sequence[tuple[float, float]]) -> str:
     )
 
 
-def _name(line: StillLine, place: tuple[float, float]) -> str:
+def _name(line: StillLine, place: tuple[float, float], shift: float) -> str:
     left, top = place
-    at = f'x="{left:.2f}%" y="{top:.2f}%" dy="-5"'
+    at = f'x="{left:.2f}%" y="{top:.2f}%" dy="{shift - 5:.0f}"'
     return f'<text class="name" {at} style="--tone:{line.color}">{_text(line.name)}</text>'
 
 
-def _mark(line: StillLine, place: tuple[float, float]) -> str:
+def _mark(line: StillLine, place: tuple[float, float], shift: float | None) -> str:
     left, top = place
     fill = "var(--card)" if line.hollow else line.color
     shape = (
         f'<path d="{SYMBOLS[line.symbol]}" fill="{fill}" stroke="{line.color}" transform="scale(6)"'
     )
     beside = 'class="left" x="-10"' if left > 50 else 'x="10"'  # where more room is
+    name = ""
+    if shift is not None:
+        name = f'<text {beside} y="{shift + 4:.0f}">{_text(line.name)}</text>'
     return (
         f'<svg x="{left:.2f}%" y="{top:.2f}%" overflow="visible"><title>{_text(line.name)}</title>'
-        f'{shape} stroke-width=".3"/><text {beside} y="4">{_text(line.name)}</text></svg>'
+        f'{shape} stroke-width=".3"/>{name}</svg>'
     )
 
 

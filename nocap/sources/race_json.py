@@ -72,16 +72,20 @@ def next_step(race: Race, outcome: RaceOutcome, words: Sequence[str]) -> dict[st
     """Say what a program does next: the command that goes on with more pairs, null where none would
     change the answer; what it takes, null where no time is known; and how many of the pairs that
     were allowed are left. `words`: those of this race's command."""
-    n = outcome.result.n
-    more = [size for size in analyses() if size > max(n, race.pairs)]
-    over = outcome.result.is_decided or outcome.result.ignores_seed or race.sessions > 1
-    pairs = None if over or not more else more[0]
+    pairs = more_pairs(race, outcome)
     return {
         "command": None if pairs is None else _with_pairs(words, pairs),
         "minutes": None if pairs is None else _minutes(race, pairs),
         "pairs": pairs,
-        "pairs_left": max(race.pairs - n, 0),
+        "pairs_left": max(race.pairs - outcome.result.n, 0),
     }
+
+
+def more_pairs(race: Race, outcome: RaceOutcome) -> int | None:
+    """Return how many pairs in all may change the answer; `None`: no number would."""
+    more = [size for size in analyses() if size > max(outcome.result.n, race.pairs)]
+    over = outcome.result.is_decided or outcome.result.ignores_seed or race.sessions > 1
+    return None if over or not more else more[0]
 
 
 def _with_pairs(words: Sequence[str], pairs: int) -> list[str]:

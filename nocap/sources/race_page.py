@@ -21,7 +21,7 @@ from nocap.report.figures_in_words import measured
 from nocap.report.provenance import Fact
 from nocap.sources.command import Command
 from nocap.sources.race import Race, RaceOutcome
-from nocap.sources.race_json import run_objects
+from nocap.sources.race_json import more_pairs, run_objects
 from nocap.sources.race_tables import every_run, gain_cell, tables
 from nocap.store.metrics import Better, Metric, Scale
 
@@ -48,15 +48,19 @@ def render(race: Race, outcome: RaceOutcome, *, command: str | None = None) -> s
     pictures = [_forest(race, result, metric, stated=(finite(low), finite(high)))]
     for guard in race.guards:
         pictures.append(_forest(race, result, guard.reader.metric, bound=-guard.margin))
+    answer = _answer(race, result, first)
     return html_page.render(
         "race",
         kind="nocap race",
-        title=f"{metric.name}, against {race.arms[0].name}",
-        answer=_answer(race, result, first),
+        title=answer,
+        answer=answer,
         others=[_headline(race, result, arm) for arm in others],
         facts=_facts(outcome, command),
         tables=[table.known for table in tables(race, outcome)],
         forests=[picture for picture in pictures if picture],
+        more=more_pairs(race, outcome),
+        shaded=race.expect is not None,
+        guarded=bool(race.guards),
         curves=_curves(race, result.n),
         when=outcome.registration.at,
         arms={arm.name: shlex.join(arm.words) for arm in race.arms},

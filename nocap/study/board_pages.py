@@ -171,8 +171,12 @@ def html(about: str, parts: Sequence[BoardSection]) -> str:
     words = Counter(row.word for row in every)
     hidden = list[str]()
     for word in words:
-        rule = f'.claims:has([value="{word}"]:checked) .claim:not([data-verdict="{word}"])'
-        hidden.append(f"{rule} {{ display: none; }}")
+        chosen = f'.claims:has([value="{word}"]:checked)'
+        own = f'[data-verdict="{word}"]'
+        hidden.append(f"{chosen} .claim:not({own}) {{ display: none; }}")
+        hidden.append(
+            f"{chosen} .part:not(:has({own} > summary:not(.unfound))) {{ display: none; }}"
+        )
     bare = [row.claim.statement for row in of_all if not is_known(row.claim_result.verdict.primary)]
     return html_page.render(
         "board",
@@ -181,6 +185,7 @@ def html(about: str, parts: Sequence[BoardSection]) -> str:
         found=found(parts),
         about=about,
         note=errors(every),
+        stand_in=stand_in(every),
         hidden=Markup("\n".join(hidden)),
         first=first(every),
         words=words,
@@ -230,6 +235,14 @@ def errors(every: Sequence[ClaimRow]) -> str:
         "among them: reached if every true value lay at the edge of what is stated and the "
         "noise of each were as skewed as the rule for clocks allows for."
     )
+
+
+def stand_in(every: Sequence[ClaimRow]) -> str:
+    """Say how many verdicts a CPU gave in place of another machine; nothing where none did."""
+    n = sum(row.about == STAND_IN for row in every)
+    if not n:
+        return ""
+    return f"{n} of these {len(every)} verdicts were measured {STAND_IN}"
 
 
 def counted_rows(parts: Iterable[BoardSection]) -> list[ClaimRow]:

@@ -57,7 +57,7 @@ def _line(row: ClaimRow) -> forest.ForestRow:
     found = f"{claim.statement}: {row.word_with_place}. Measured: {measured}."
     title = f"{found} Expected: {expected(claim)}."
     return forest.ForestRow(
-        label=f"{claim.id} {claim.arm}",
+        label=claim.statement,
         title=title,
         look=row.word,
         mid=shown.mid,

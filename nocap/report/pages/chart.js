@@ -4,7 +4,9 @@ const page = (() => {
   const narrow = matchMedia("(max-width: 640px)");
   const TEXT = 16; // px: a label's line
   const LETTER = 6.8; // px: about a label's letter
-  const NAMES = 0.42; // of the width: the names of lines have room at the most
+  const SPARE = 22; // px: between a line's end and its name
+  const NAMES = 0.42; // of the width: the names of lines are cut to this room
+  const MOST = 0.5; // of the width: names whose letters are wide have this room at the most
   const FAR = 4 * TEXT; // px: a name that lies farther from its line's end tells nobody which line it is
   const GREAT = 1e6; // from here on a number is written with a power of ten
 
@@ -35,6 +37,14 @@ const page = (() => {
     for (const key in attributes) if (known(attributes[key])) made.setAttribute(key, attributes[key]);
     if (text !== undefined) made.textContent = text;
     return made;
+  }
+
+  // The widest of these texts, in px, as a chart draws them.
+  function widest(holder, texts) {
+    const svg = holder.appendChild(node("svg", {}));
+    const widths = texts.map((text) => svg.appendChild(node("text", {}, text)).getComputedTextLength());
+    svg.remove();
+    return most([0, ...widths]);
   }
 
   // --- axes ---------------------------------------------------------------------------------------------------------------------------
@@ -152,9 +162,9 @@ const page = (() => {
     Object.assign(ax, { start: Math.min(0.45 * width, 7.5 * wide + 12), end: width - 14 });
     Object.assign(ay, { start: height - 42, end: 24 });
     const at = (vx, vy) => [ax.at(vx), ay.at(vy)];
-    const room = LETTER * most([0, ...marks.map((mark) => mark.end?.length ?? 0)]) + 22;
-    if (room < NAMES * width) ax.end = width - room;
-    const named = room < NAMES * width ? placed(marks, at, { left: ax.start, right: ax.end, top: ay.end, bottom: ay.start }) : [];
+    const room = widest(holder, marks.flatMap((mark) => mark.end ?? [])) + SPARE;
+    if (room < MOST * width) ax.end = width - room;
+    const named = room < MOST * width ? placed(marks, at, { left: ax.start, right: ax.end, top: ay.end, bottom: ay.start }) : [];
     if (!named.length) ax.end = width - 14;
     const svg = node("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${y.text} over ${x.text}` });
     for (const [px, words] of ax.ticks.map(([value, words]) => [ax.at(value), words]).filter(([px]) => px >= ax.start - 1 && px <= ax.end + 1)) {

@@ -7,7 +7,7 @@ const start = (() => {
 
   // Where rows are cards, long tables are shut until somebody opens them, or looks for a word in them.
   const folds = all(".fold");
-  const cards = matchMedia("(max-width: 860px)");
+  const cards = matchMedia("(max-width: 740px)");
   const fold = (open) => folds.forEach((one) => (one.open = open));
   cards.addEventListener("change", () => fold(!cards.matches));
   fold(!cards.matches);
