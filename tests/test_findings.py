@@ -124,8 +124,8 @@ def test_the_rest_is_counted(tmp_path: Path) -> None:
         worse[f"m{i}"] = [loss + 0.1 * i for loss in FLAT]
     comparison = runs(tmp_path, {"base": FLAT, **worse, "noisy": NOISY})
     assert re.fullmatch(
-        r"m5 worse than base by 0\.5000 ± 0\.\d{4} nats/token; m4 worse by .*; m3 worse by .*; "
-        "3 others: 2 worse, 1 no difference shown",
+        r"m5 worse than base by 0\.5000 ± 0\.\d{4} nats/token.*; m4 worse than base by .*; "
+        "m3 worse than base by .*; 3 others: 2 worse, 1 no difference shown",
         headline(comparison),
     )
 
@@ -138,14 +138,14 @@ def test_the_only_other_arm_is_named_and_one_word_of_all_others_is_not_counted(
         losses[f"m{i}"] = [loss + 0.1 * i for loss in FLAT]
     assert headline(runs(tmp_path / "five", losses)).endswith("; 2 others: worse")
     losses.pop("m5")
-    assert "; m1 worse by 0.1000 " in headline(runs(tmp_path / "four", losses))
+    assert "; m1 worse than base by 0.1000 " in headline(runs(tmp_path / "four", losses))
 
 
-def test_what_an_arm_is_compared_with_is_named_once(tmp_path: Path) -> None:
+def test_what_an_arm_is_compared_with_is_always_named(tmp_path: Path) -> None:
     losses = {"base": FLAT}
     for i in range(1, 4):
         losses[f"m{i}"] = [loss + 0.1 * i for loss in FLAT]
-    assert headline(runs(tmp_path, losses)).count("base") == 1
+    assert headline(runs(tmp_path, losses)).count(" worse than base by ") == 3
 
 
 def costly(record: Record) -> Record:
@@ -160,12 +160,16 @@ def test_the_headline_says_what_an_arm_costs() -> None:
     """Its speed, memory and parameters beside the baseline's, of a level those of its arms."""
     costs = r"12\.0% more memory, 3\.\d% fewer parameters"
     arm = headline_findings(made(4, costly))[1]
-    assert re.fullmatch(rf"gqa gelu4x better by .* nats/token, 4\.8% faster, {costs}", arm)
+    assert re.fullmatch(
+        rf"gqa gelu4x better than flash gelu4x by .* nats/token, 4\.8% faster, {costs}", arm
+    )
     by_factor = made(4, costly, broken=False)
     level = headline_findings(by_factor)[0]
     assert re.fullmatch(rf".* better than .* nats/token, 4\.7% faster, {costs}", level)
     (heading,) = re.findall("<h1>(.*)</h1>", page.render(by_factor))
-    assert re.fullmatch(rf".* against .* nats/token, 4\.7% faster \[.*\], {costs}\.", heading)
+    assert re.fullmatch(
+        rf".* better than .* nats/token \(95% interval\), 4\.7% faster \[.*\], {costs}\.", heading
+    )
 
 
 def test_what_costs_less_says_so_where_no_difference_is_shown() -> None:
@@ -176,6 +180,19 @@ def test_what_costs_less_says_so_where_no_difference_is_shown() -> None:
     (gqa,) = headline_findings(compare(Found(records=records)))
     costs = r"4\.\d% faster, 3\.8% fewer parameters"
     assert re.fullmatch(rf"gqa against flash: no difference shown.*, {costs}", gqa)
+
+
+def test_a_speed_that_is_not_shown_is_said_beside_a_gain(tmp_path: Path) -> None:
+    """In the first lines of the terminal, of Markdown and of the page."""
+    comparison = runs(tmp_path, {"base": FLAT, "best": [x - 0.2 for x in FLAT]})
+    (found,) = headline_findings(comparison)
+    gain = r"best better than base by 0\.2000 ± 0\.\d{4} nats/token"
+    assert re.fullmatch(rf"{gain}, no difference shown in speed", found)
+    assert " ".join(render(comparison).split()).startswith(f"found: {found}")
+    text = comparison_markdown.page(comparison, judge=result_file.judge(), command="compare")
+    assert text.startswith(f"# {found}\n")
+    (heading,) = re.findall("<h1>(.*)</h1>", page.render(comparison))
+    assert heading.endswith("(95% interval), no difference shown in speed.")
 
 
 def test_an_arm_alone_is_said_to_be_so(tmp_path: Path) -> None:
@@ -223,7 +240,7 @@ def test_a_difference_that_is_not_shown_asks_for_the_seeds_that_would_show_it(
     assert shown.startswith(headline(comparison))
     assert "Nothing is shown to be better than base in validation loss." in shown
     assert shown.count(headline(comparison)) == 2  # the title, and below the answer
-    assert headline(comparison).endswith(" nats/token)")
+    assert headline(comparison).endswith(" nats/token), no difference shown in speed")
 
 
 def test_a_page_in_markdown_has_both(tmp_path: Path) -> None:

@@ -92,9 +92,9 @@ def test_verdicts_at_each_width(width: int, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 COSTS = {
-    60: "left out at 60 columns: mean tokens/s, kernel, differs from\nthe baseline in (COLUMNS=99 "
-    "has all)",
-    80: "left out at 80 columns: differs from the baseline in (COLUMNS=99 has all)",
+    60: "not shown at 60 columns: mean tokens/s, kernel, differs from\nthe baseline in (all: "
+    "COLUMNS=99)",
+    80: "not shown at 80 columns: differs from the baseline in (all: COLUMNS=99)",
 }
 
 
@@ -102,13 +102,13 @@ COSTS = {
 def test_what_is_left_out_is_named(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     words = rendered(width, monkeypatch).partition("\nWhat each arm is\n")
     costs = words[2].partition("\n\n")[0]
-    expected = COSTS.get(width, "").removeprefix("left out")
-    assert costs.partition("\nleft out")[2] == expected
+    expected = COSTS.get(width, "").removeprefix("not shown")
+    assert costs.partition("\nnot shown")[2] == expected
 
 
 def test_at_the_width_that_is_named_nothing_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "left out" in rendered(98, monkeypatch)
-    assert "left out" not in rendered(99, monkeypatch)
+    assert "not shown at" in rendered(98, monkeypatch)
+    assert "not shown at" not in rendered(99, monkeypatch)
 
 
 def piped(**environment: str) -> str:
@@ -200,7 +200,7 @@ def test_the_column_to_keep_stays_and_the_others_go_from_the_right(
     lines = text.splitlines()[:2]
     assert lines == ["arm         verdict", "aaaaaaaaaa  no difference"]
     lines = text.splitlines()[2:]
-    assert " ".join(lines) == "left out at 30 columns: first, second (COLUMNS=43 has all)"
+    assert " ".join(lines) == "not shown at 30 columns: first, second (all: COLUMNS=43)"
 
 
 def test_a_name_of_300_letters_is_broken_and_nothing_of_it_is_lost(

@@ -12,11 +12,11 @@ from nocap.judge.comparison import ComparedArm, Comparison
 from nocap.judge.differences import Difference, DifferenceWord
 from nocap.judge.equal_loss import STEPS, TimeAtEqualLoss
 from nocap.judge.factors import Factor, Factors, Level
-from nocap.judge.interval import Estimate, confidence
+from nocap.judge.interval import Estimate
 from nocap.judge.pace import TOKEN_US
 from nocap.judge.question import PREVIOUS
 from nocap.judge.time_to_target import Reach
-from nocap.report.headline import compared, crossed, findings, next_step
+from nocap.report.headline import compared, crossed, findings, interval_name, next_step
 from nocap.report.table import Column, Table, TableCell, as_drawn
 from nocap.report.terminal import PHRASE, prose
 from nocap.report.words import gains, ratio, ratio_digits, values
@@ -270,16 +270,13 @@ def _seeds(row: ComparedArm) -> int | str:
 
 def _interval(comparison: Comparison) -> str:
     """Say what `±` is, and how the differences were estimated."""
-    interval = f"{100 * confidence(comparison.look):.4g}% interval"
-    if comparison.cautious:
-        interval = "cautious interval"
     look = ""
     if comparison.look > 1:
         look = f", at look {comparison.look}"
     methods = "; ".join(comparison.methods) or "none"
     return (
-        f"±: half of the {interval} that decides, for all arms together{look}. Differences: "
-        f"{methods}."
+        f"±: half of the {interval_name(comparison)} that decides, for all arms together{look}. "
+        f"Differences: {methods}."
     )
 
 
