@@ -184,9 +184,10 @@ def test_what_costs_less_says_so_where_no_difference_is_shown() -> None:
 
 def test_a_speed_that_is_not_shown_is_said_beside_a_gain(tmp_path: Path) -> None:
     """In the first lines of the terminal, of Markdown and of the page."""
-    comparison = runs(tmp_path, {"base": FLAT, "best": [x - 0.2 for x in FLAT]})
+    best = [x - 0.2 + d for x, d in zip(FLAT, DRIFT, strict=True)]
+    comparison = runs(tmp_path, {"base": FLAT, "best": best})
     (found,) = headline_findings(comparison)
-    gain = r"best better than base by 0\.2000 ± 0\.\d{4} nats/token"
+    gain = r"best better than base by 0\.\d{4} ± 0\.\d{4} nats/token"
     assert re.fullmatch(rf"{gain}, no difference shown in speed", found)
     assert " ".join(render(comparison).split()).startswith(f"found: {found}")
     text = comparison_markdown.page(comparison, judge=result_file.judge(), command="compare")
@@ -289,11 +290,39 @@ def test_what_was_asked_for_and_is_not_there_is_asked_for_again(tmp_path: Path) 
     assert more.override == "seed=0,1,2,3,7"
 
 
-def test_where_all_is_shown_nothing_is_asked(tmp_path: Path) -> None:
+def test_where_all_losses_are_shown_the_speed_is_next(tmp_path: Path) -> None:
     worse = [x + 0.2 for x in FLAT]
     comparison = runs(tmp_path, {"base": FLAT, "worse": worse})
     assert comparison.findings.next is None
-    assert "next:" not in render(comparison)
+    line = (
+        "next: nothing is left to add for the loss; for the speed the same command with --time 60, "
+        "which times the arms in turns"
+    )
+    assert next_step(comparison) == line
+    assert " ".join(render(comparison).split()).endswith(line)
+
+
+def test_where_all_is_shown_nothing_is_asked() -> None:
+    records = [record_of("flash", "gelu4x", seed) for seed in range(3)]
+    for seed in range(3):
+        loss = record_of("flash", "gelu4x", seed).summary["val_loss"] + 0.2
+        records.append(with_summary(record_of("gqa", "gelu4x", seed), val_loss=loss))
+    comparison = compare(Found(records=records))
+    assert next_step(comparison) == "next: nothing is left to add for the loss"
+
+
+def test_one_arm_asks_for_another(tmp_path: Path) -> None:
+    alone = runs(tmp_path, {"base": FLAT})
+    assert next_step(alone) == "next: another arm, to compare this one with"
+
+
+def test_a_chain_asks_for_more_without_a_command(tmp_path: Path) -> None:
+    """There is no one command that adds to all of its arms."""
+    runs(tmp_path, {"base": FLAT, "noisy": NOISY})
+    chain = compare(load_runs([tmp_path]), against="previous")
+    assert next_step(chain) == (
+        "next: more seeds, or longer runs, by the commands that started these runs"
+    )
 
 
 # --- figures beside a word ------------------------------------------------------------------------

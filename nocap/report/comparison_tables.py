@@ -63,10 +63,7 @@ def render(comparison: Comparison) -> str:
     head = [prose(f"{FOUND}{first}", hang=len(FOUND))]
     head += [prose(" " * len(FOUND) + line, hang=len(FOUND)) for line in others]
     head += map(prose, compared(comparison))
-    notes = notes_on(comparison)
-    more = next_step(comparison)
-    if more is not None:
-        notes.append(more)
+    notes = [*notes_on(comparison), next_step(comparison)]
     parts = ["\n".join(head)]
     parts += [str(table) for table in all_tables(comparison) if _has_figures(table)]
     parts.append("\n".join(map(prose, notes)))

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import geometric_mean
 
+from nocap.config.flags import TIME
 from nocap.display import NONE, listed, plural
 from nocap.judge.arms import Arm
 from nocap.judge.comparison import ComparedArm, Comparison
@@ -261,16 +262,33 @@ def crossed(keys: Mapping[str, int]) -> str:
 # --- what was compared, and what comes next -------------------------------------------------------
 
 
-def next_step(comparison: Comparison) -> str | None:
-    """Return what to type for what is not shown yet; `None`: nothing, or it is not known which
-    command that is."""
+def next_step(comparison: Comparison) -> str:
+    """Return what to type for what is not shown yet, or say that nothing is left to add."""
     more = comparison.findings.next
     if more is None:
-        return None
+        return f"next: {_without_runs(comparison)}"
     reason = "finished runs are kept"
     if more.key != "seed":
         reason = _reason_for_steps(comparison.findings.found)
     return f"next: the same command with {more.override} ({reason})"
+
+
+def _without_runs(comparison: Comparison) -> str:
+    """Say what is left where no command is known that adds runs."""
+    found = comparison.findings.found
+    if not found:
+        return "another arm, to compare this one with"
+    if any(finding.needs_runs for finding in found):
+        return "more seeds, or longer runs, by the commands that started these runs"
+    text = "nothing is left to add for the loss"
+    is_speed_open = any(side.is_speed_open for side in _sides(comparison).values())
+    if comparison.imported or comparison.against == PREVIOUS or not is_speed_open:
+        return text
+    if comparison.timing is None:
+        return (
+            f"{text}; for the speed the same command with {TIME} 60, which times the arms in turns"
+        )
+    return f"{text}; for the speed a study, in sessions on other days"
 
 
 def _reason_for_steps(found: Iterable[Finding]) -> str:
