@@ -21,7 +21,7 @@ from nocap.judge.proposal import ProposalWord
 from nocap.judge.verdict import ClaimWord
 from nocap.report import comparison_tables
 from nocap.report.table import Column, Table, TableCell
-from nocap.report.terminal import PHRASE, SIGNS
+from nocap.report.terminal import PHRASE, SIGNS, Strip, fitted
 from nocap.report.terminal_curves import MARKS, DrawnCurve, drawn
 from nocap.store.record import Record
 from tests.conftest import REPO
@@ -221,6 +221,27 @@ def test_of_a_cell_the_interval_goes_to_a_line_of_its_own(monkeypatch: pytest.Mo
     wide = Table(title="", columns=columns, rows=[["gqa", cell]])
     lines = str(wide).splitlines()
     assert lines == ["arm  speed", "gqa  7.4% faster", "     [1% to 13%]"]
+
+
+def test_a_verdict_stays_beside_long_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The names are broken between words, and what is left out is not the verdict."""
+    monkeypatch.setenv("COLUMNS", "60")
+    columns = {
+        "arm": ("gelu3x position=learned", ""),
+        "n": ("3", ""),
+        "difference": ("higher loss by 0.0172", "± 0.0230"),
+        "verdict": ("no difference shown", ""),
+    }
+    strips = list[Strip]()
+    for head, (text, small) in columns.items():
+        keep = head in ("difference", "verdict")
+        strips.append(Strip(head=head, texts=[text], smalls=[small], keep=keep))
+    assert list(fitted(strips)) == [
+        "arm               difference             verdict",
+        "gelu3x            higher loss by 0.0172  no difference shown",
+        "position=learned  ± 0.0230",
+        "not shown at 60 columns: n (all: COLUMNS=70)",
+    ]
 
 
 def test_a_column_of_dashes_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
