@@ -12,6 +12,7 @@ from nocap.judge.comparison import ComparedArm, Comparison
 from nocap.judge.differences import Difference, DifferenceWord
 from nocap.judge.equal_loss import STEPS, TimeAtEqualLoss
 from nocap.judge.factors import Factor, Factors, Level
+from nocap.judge.findings import by_effect
 from nocap.judge.interval import Estimate
 from nocap.judge.pace import TOKEN_US
 from nocap.judge.question import PREVIOUS
@@ -132,7 +133,7 @@ def word(difference: Difference | None) -> TableCell:
 
 
 def by_factor(factors: Factors, metric: str) -> Table:
-    """Draw a row a level of each key, the keys in the order in which the grid has them."""
+    """Draw a row a level of each key, the lowest loss first."""
     at = _AtEqualLoss([level.equal_loss for _, level in _levels(factors)])
     columns = [
         LEVEL,
@@ -163,10 +164,12 @@ def _name(factor: Factor, level: Level) -> TableCell:
     return TableCell(text=factor.label(level.name), small=f"({overrides})" if overrides else "")
 
 
-def _levels(factors: Factors) -> Iterator[tuple[Factor, Level]]:
+def _levels(factors: Factors) -> list[tuple[Factor, Level]]:
+    """List the levels of all keys, the lowest loss first, as the picture of them has them."""
+    levels = list[tuple[Factor, Level]]()
     for factor in factors.factors:
-        for level in factor.levels:
-            yield factor, level
+        levels += [(factor, level) for level in factor.levels]
+    return sorted(levels, key=lambda pair: by_effect(pair[1].difference))
 
 
 def paces_by_factor(comparison: Comparison) -> Table | None:
