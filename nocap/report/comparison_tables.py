@@ -13,7 +13,7 @@ from nocap.judge.differences import Difference, DifferenceWord
 from nocap.judge.equal_loss import STEPS, TimeAtEqualLoss
 from nocap.judge.factors import Factor, Factors, Level
 from nocap.judge.findings import by_effect
-from nocap.judge.interval import Estimate
+from nocap.judge.interval import ALL_PAIRS, ALL_SAMPLES, PAIRS, SAMPLES, Estimate
 from nocap.judge.pace import TOKEN_US
 from nocap.judge.question import PREVIOUS
 from nocap.judge.time_to_target import Reach
@@ -29,8 +29,8 @@ LEVEL = Column(title="level", show=as_drawn)
 VERDICT = Column(title="verdict", show=as_drawn, keep=True)
 AT_EQUAL_LOSS = Column(title="time at equal loss", show=as_drawn, keep=True)
 ERRORS = (
-    "Each key's table has a false word in 5% of grids, and so has the arms' table. Of grids with "
-    "two keys some 11% have one somewhere."
+    "In 5% of grids some verdict of a key is wrong, and in 5% some verdict of an arm. With two keys "
+    "some 11% of grids have a wrong verdict somewhere."
 )
 ONE_SESSION = (
     "This is one session: only a study, in three sessions that lie apart, speaks for other days."
@@ -45,6 +45,13 @@ OF_LOGS = (
 )
 OF_TARGET = "In mid-schedule a crossing misleads: compare runs that end at the target."
 OF_LOGGED = "The last value that was logged, mean over the runs: no verdict is about it."
+# method of an estimate → how its differences are taken
+WAYS = {
+    PAIRS: "seed by seed",
+    ALL_PAIRS: "seed by seed",
+    SAMPLES: "between the means of the arms",
+    ALL_SAMPLES: "between the means of the arms",
+}
 DIFFERENCE = "difference"
 FOUND = "found: "
 AXES = {"steps": "steps", "train_s": "training"}  # to a target → its columns
@@ -273,7 +280,8 @@ def _interval(comparison: Comparison) -> str:
     look = ""
     if comparison.look > 1:
         look = f", at look {comparison.look}"
-    methods = "; ".join(comparison.methods) or "none"
+    ways = dict.fromkeys(WAYS.get(method, method) for method in comparison.methods)
+    methods = "; ".join(ways) or "none"
     return (
         f"±: half of the {interval_name(comparison)} that decides, for all arms together{look}. "
         f"Differences: {methods}."
