@@ -35,13 +35,14 @@ ERRORS = (
 ONE_SESSION = (
     "This is one session: only a study, in three sessions that lie apart, speaks for other days."
 )
+OF_SPEED = "Speed is in tokens/s: twice the time a token is 50% slower."
 OF_PACE = (
     "µs a token: the median step's, on a CPU in CPU time, which other work changes less than a "
-    f"clock. {ONE_SESSION}"
+    f"clock. {OF_SPEED} {ONE_SESSION}"
 )
 OF_LOGS = (
     "Times are as the logs state them, compared where the hardware is the same: a log names it, "
-    "or --hardware does."
+    "or --hardware does. Twice the time is 50% slower."
 )
 OF_TARGET = "In mid-schedule a crossing misleads: compare runs that end at the target."
 OF_LOGGED = "The last value that was logged, mean over the runs: no verdict is about it."
@@ -356,7 +357,7 @@ def _in_turns(timing: Timing) -> str:
     rounds = plural(timing.rounds, "round")
     return (
         f"µs a token and speed: the arms timed in turns, {rounds} by {timing.clock}, on "
-        f"{timing.machine_name}, {timing.started[:10]}. {ONE_SESSION}"
+        f"{timing.machine_name}, {timing.started[:10]}. {OF_SPEED} {ONE_SESSION}"
     )
 
 
