@@ -29,8 +29,8 @@ LEVEL = Column(title="level", show=as_drawn)
 VERDICT = Column(title="verdict", show=as_drawn, keep=True)
 AT_EQUAL_LOSS = Column(title="time at equal loss", show=as_drawn, keep=True)
 ERRORS = (
-    "In 5% of grids some verdict of a key is wrong, and in 5% some verdict of an arm. With two keys "
-    "some 11% of grids have a wrong verdict somewhere."
+    "In 5% of grids some verdict of a key is wrong, and in 5% some verdict of an arm. With two "
+    "keys, some 11% of grids have a wrong verdict somewhere."
 )
 ONE_SESSION = (
     "This is one session: only a study, in three sessions that lie apart, speaks for other days."
@@ -63,7 +63,8 @@ LOGGED_SPEED_COLUMNS = {"train_s": ("training", "speed")}  # of imported runs
 COST_COLUMNS = {"params": "params", "flops_per_token": "FLOPs/token", "tokens": "tokens"}
 LOGGED_COST_COLUMNS = {"steps": "steps", "tokens": "tokens"}
 # of the wall clock, which holds what else the machine did
-CLOCKED = {"train_s": "training", "tokens_per_s": "mean tokens/s"}
+CLOCKED = {"train_s": "training", "tokens_per_s": "tokens/s"}
+OF_CLOCK = "Training: the mean over the runs. tokens/s: the tokens over that time."
 
 
 def render(comparison: Comparison) -> str:
@@ -384,11 +385,21 @@ def _costs(comparison: Comparison) -> Table:
         cells: list[object] = [row.label]
         cells += [_cost(drawn[name][i], row.costs[name], base[name]) for name in counts]
         if not imported:
-            cells += [row.times[metric].mean for metric in CLOCKED]
+            seconds = row.times["train_s"].mean
+            cells += [seconds, _rate(row.costs["tokens"], seconds)]
             cells += [_kernels(row) or None, _changes(row) or None]
         rows.append(cells)
     notes = list(_uncounted(comparison.rows))
+    if not imported:
+        notes.append(OF_CLOCK)
     return Table(title="What each arm is", columns=columns, rows=rows, notes=notes)
+
+
+def _rate(tokens: float | None, seconds: float | None) -> float | None:
+    """Return the tokens a second."""
+    if not tokens or not seconds:
+        return None
+    return tokens / seconds
 
 
 def _cost(cell: TableCell, x: float | None, before: float | None) -> TableCell:
