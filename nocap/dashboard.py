@@ -137,10 +137,7 @@ def _of_runs(path: str) -> Shown:
     first = 3 if comparison.factors else 2
     for table in islice(all_tables(comparison), first):
         lines += [f"### {table.title}", "", *table.markdown(), "", *table.notes, ""]
-    more = next_step(comparison)
-    if more is not None:
-        notes.append(more)
-    for line in notes:
+    for line in [*notes, next_step(comparison)]:
         lines.append(f"* {one_line(line)}")
     return Shown(
         title=Path(path).absolute().name,

@@ -124,8 +124,8 @@ def test_the_rest_is_counted(tmp_path: Path) -> None:
         worse[f"m{i}"] = [loss + 0.1 * i for loss in FLAT]
     comparison = runs(tmp_path, {"base": FLAT, **worse, "noisy": NOISY})
     assert re.fullmatch(
-        r"m5 worse than base by 0\.5000 ± 0\.\d{4} nats/token; m4 worse by .*; m3 worse by .*; "
-        "3 others: 2 worse, 1 no difference shown",
+        r"m5 worse than base by 0\.5000 ± 0\.\d{4} nats/token.*; m4 worse than base by .*; "
+        "m3 worse than base by .*; 3 others: 2 worse, 1 no difference shown",
         headline(comparison),
     )
 
@@ -138,14 +138,14 @@ def test_the_only_other_arm_is_named_and_one_word_of_all_others_is_not_counted(
         losses[f"m{i}"] = [loss + 0.1 * i for loss in FLAT]
     assert headline(runs(tmp_path / "five", losses)).endswith("; 2 others: worse")
     losses.pop("m5")
-    assert "; m1 worse by 0.1000 " in headline(runs(tmp_path / "four", losses))
+    assert "; m1 worse than base by 0.1000 " in headline(runs(tmp_path / "four", losses))
 
 
-def test_what_an_arm_is_compared_with_is_named_once(tmp_path: Path) -> None:
+def test_what_an_arm_is_compared_with_is_always_named(tmp_path: Path) -> None:
     losses = {"base": FLAT}
     for i in range(1, 4):
         losses[f"m{i}"] = [loss + 0.1 * i for loss in FLAT]
-    assert headline(runs(tmp_path, losses)).count("base") == 1
+    assert headline(runs(tmp_path, losses)).count(" worse than base by ") == 3
 
 
 def costly(record: Record) -> Record:
@@ -160,12 +160,16 @@ def test_the_headline_says_what_an_arm_costs() -> None:
     """Its speed, memory and parameters beside the baseline's, of a level those of its arms."""
     costs = r"12\.0% more memory, 3\.\d% fewer parameters"
     arm = headline_findings(made(4, costly))[1]
-    assert re.fullmatch(rf"gqa gelu4x better by .* nats/token, 4\.8% faster, {costs}", arm)
+    assert re.fullmatch(
+        rf"gqa gelu4x better than flash gelu4x by .* nats/token, 4\.8% faster, {costs}", arm
+    )
     by_factor = made(4, costly, broken=False)
     level = headline_findings(by_factor)[0]
     assert re.fullmatch(rf".* better than .* nats/token, 4\.7% faster, {costs}", level)
     (heading,) = re.findall("<h1>(.*)</h1>", page.render(by_factor))
-    assert re.fullmatch(rf".* against .* nats/token, 4\.7% faster \[.*\], {costs}\.", heading)
+    assert re.fullmatch(
+        rf".* better than .* nats/token \(95% interval\), 4\.7% faster \[.*\], {costs}\.", heading
+    )
 
 
 def test_what_costs_less_says_so_where_no_difference_is_shown() -> None:
@@ -176,6 +180,20 @@ def test_what_costs_less_says_so_where_no_difference_is_shown() -> None:
     (gqa,) = headline_findings(compare(Found(records=records)))
     costs = r"4\.\d% faster, 3\.8% fewer parameters"
     assert re.fullmatch(rf"gqa against flash: no difference shown.*, {costs}", gqa)
+
+
+def test_a_speed_that_is_not_shown_is_said_beside_a_gain(tmp_path: Path) -> None:
+    """In the first lines of the terminal, of Markdown and of the page."""
+    best = [x - 0.2 + d for x, d in zip(FLAT, DRIFT, strict=True)]
+    comparison = runs(tmp_path, {"base": FLAT, "best": best})
+    (found,) = headline_findings(comparison)
+    gain = r"best better than base by 0\.\d{4} ± 0\.\d{4} nats/token"
+    assert re.fullmatch(rf"{gain}, no difference shown in speed", found)
+    assert " ".join(render(comparison).split()).startswith(f"found: {found}")
+    text = comparison_markdown.page(comparison, judge=result_file.judge(), command="compare")
+    assert text.startswith(f"# {found}\n")
+    (heading,) = re.findall("<h1>(.*)</h1>", page.render(comparison))
+    assert heading.endswith("(95% interval), no difference shown in speed.")
 
 
 def test_an_arm_alone_is_said_to_be_so(tmp_path: Path) -> None:
@@ -223,7 +241,7 @@ def test_a_difference_that_is_not_shown_asks_for_the_seeds_that_would_show_it(
     assert shown.startswith(headline(comparison))
     assert "Nothing is shown to be better than base in validation loss." in shown
     assert shown.count(headline(comparison)) == 2  # the title, and below the answer
-    assert headline(comparison).endswith(" nats/token)")
+    assert headline(comparison).endswith(" nats/token), no difference shown in speed")
 
 
 def test_a_page_in_markdown_has_both(tmp_path: Path) -> None:
@@ -272,11 +290,39 @@ def test_what_was_asked_for_and_is_not_there_is_asked_for_again(tmp_path: Path) 
     assert more.override == "seed=0,1,2,3,7"
 
 
-def test_where_all_is_shown_nothing_is_asked(tmp_path: Path) -> None:
+def test_where_all_losses_are_shown_the_speed_is_next(tmp_path: Path) -> None:
     worse = [x + 0.2 for x in FLAT]
     comparison = runs(tmp_path, {"base": FLAT, "worse": worse})
     assert comparison.findings.next is None
-    assert "next:" not in render(comparison)
+    line = (
+        "next: nothing is left to add for the loss; for the speed the same command with --time 60, "
+        "which times the arms in turns"
+    )
+    assert next_step(comparison) == line
+    assert " ".join(render(comparison).split()).endswith(line)
+
+
+def test_where_all_is_shown_nothing_is_asked() -> None:
+    records = [record_of("flash", "gelu4x", seed) for seed in range(3)]
+    for seed in range(3):
+        loss = record_of("flash", "gelu4x", seed).summary["val_loss"] + 0.2
+        records.append(with_summary(record_of("gqa", "gelu4x", seed), val_loss=loss))
+    comparison = compare(Found(records=records))
+    assert next_step(comparison) == "next: nothing is left to add for the loss"
+
+
+def test_one_arm_asks_for_another(tmp_path: Path) -> None:
+    alone = runs(tmp_path, {"base": FLAT})
+    assert next_step(alone) == "next: another arm, to compare this one with"
+
+
+def test_a_chain_asks_for_more_without_a_command(tmp_path: Path) -> None:
+    """There is no one command that adds to all of its arms."""
+    runs(tmp_path, {"base": FLAT, "noisy": NOISY})
+    chain = compare(load_runs([tmp_path]), against="previous")
+    assert next_step(chain) == (
+        "next: more seeds, or longer runs, by the commands that started these runs"
+    )
 
 
 # --- figures beside a word ------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from nocap.judge.proposal import ProposalWord
 from nocap.judge.verdict import ClaimWord
 from nocap.report import comparison_tables
 from nocap.report.table import Column, Table, TableCell
-from nocap.report.terminal import PHRASE, SIGNS
+from nocap.report.terminal import PHRASE, SIGNS, Strip, fitted
 from nocap.report.terminal_curves import MARKS, DrawnCurve, drawn
 from nocap.store.record import Record
 from tests.conftest import REPO
@@ -92,23 +92,22 @@ def test_verdicts_at_each_width(width: int, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 COSTS = {
-    60: "left out at 60 columns: mean tokens/s, kernel, differs from\nthe baseline in (COLUMNS=99 "
-    "has all)",
-    80: "left out at 80 columns: differs from the baseline in (COLUMNS=99 has all)",
+    60: "not shown at 60 columns: tokens/s, kernel, differs from the\nbaseline in (all: COLUMNS=99)",
+    80: "not shown at 80 columns: differs from the baseline in (all: COLUMNS=99)",
 }
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_what_is_left_out_is_named(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     words = rendered(width, monkeypatch).partition("\nWhat each arm is\n")
-    costs = words[2].partition("\n\n")[0]
-    expected = COSTS.get(width, "").removeprefix("left out")
-    assert costs.partition("\nleft out")[2] == expected
+    costs = words[2].partition("\nTraining: ")[0]
+    expected = COSTS.get(width, "").removeprefix("not shown")
+    assert costs.partition("\nnot shown")[2] == expected
 
 
 def test_at_the_width_that_is_named_nothing_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "left out" in rendered(98, monkeypatch)
-    assert "left out" not in rendered(99, monkeypatch)
+    assert "not shown at" in rendered(98, monkeypatch)
+    assert "not shown at" not in rendered(99, monkeypatch)
 
 
 def piped(**environment: str) -> str:
@@ -200,7 +199,7 @@ def test_the_column_to_keep_stays_and_the_others_go_from_the_right(
     lines = text.splitlines()[:2]
     assert lines == ["arm         verdict", "aaaaaaaaaa  no difference"]
     lines = text.splitlines()[2:]
-    assert " ".join(lines) == "left out at 30 columns: first, second (COLUMNS=43 has all)"
+    assert " ".join(lines) == "not shown at 30 columns: first, second (all: COLUMNS=43)"
 
 
 def test_a_name_of_300_letters_is_broken_and_nothing_of_it_is_lost(
@@ -221,6 +220,27 @@ def test_of_a_cell_the_interval_goes_to_a_line_of_its_own(monkeypatch: pytest.Mo
     wide = Table(title="", columns=columns, rows=[["gqa", cell]])
     lines = str(wide).splitlines()
     assert lines == ["arm  speed", "gqa  7.4% faster", "     [1% to 13%]"]
+
+
+def test_a_verdict_stays_beside_long_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The names are broken between words, and what is left out is not the verdict."""
+    monkeypatch.setenv("COLUMNS", "60")
+    columns = {
+        "arm": ("gelu3x position=learned", ""),
+        "n": ("3", ""),
+        "difference": ("higher loss by 0.0172", "± 0.0230"),
+        "verdict": ("no difference shown", ""),
+    }
+    strips = list[Strip]()
+    for head, (text, small) in columns.items():
+        keep = head in ("difference", "verdict")
+        strips.append(Strip(head=head, texts=[text], smalls=[small], keep=keep))
+    assert list(fitted(strips)) == [
+        "arm               difference             verdict",
+        "gelu3x            higher loss by 0.0172  no difference shown",
+        "position=learned  ± 0.0230",
+        "not shown at 60 columns: n (all: COLUMNS=70)",
+    ]
 
 
 def test_a_column_of_dashes_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

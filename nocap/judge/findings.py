@@ -58,6 +58,12 @@ class Finding:
             return self.equal_loss.word is DifferenceWord.unclear
         return _is_open(self.difference)
 
+    @property
+    def needs_runs(self) -> bool:
+        """Say whether more runs may show something of the loss."""
+        unfinished = (DifferenceWord.unfinished, DifferenceWord.undecided)
+        return self.difference.word in unfinished or _is_open(self.difference)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Next:

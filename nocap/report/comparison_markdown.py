@@ -15,10 +15,7 @@ def page(comparison: Comparison, *, judge: str, command: str) -> str:
     people named runs where the page is shown."""
     lines = [f"# {one_line(headline.headline(comparison))}", ""]
     lines += [f"* {one_line(line)}" for line in headline.compared(comparison)]
-    more = headline.next_step(comparison)
-    if more is not None:
-        lines.append(f"* {more}")
-    lines.append("")
+    lines += [f"* {headline.next_step(comparison)}", ""]
     for table in comparison_tables.all_tables(comparison):
         lines += _section(table)
     lines += ["## What should be doubted", ""]

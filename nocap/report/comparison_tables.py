@@ -12,12 +12,13 @@ from nocap.judge.comparison import ComparedArm, Comparison
 from nocap.judge.differences import Difference, DifferenceWord
 from nocap.judge.equal_loss import STEPS, TimeAtEqualLoss
 from nocap.judge.factors import Factor, Factors, Level
-from nocap.judge.interval import Estimate, confidence
+from nocap.judge.findings import by_effect
+from nocap.judge.interval import ALL_PAIRS, ALL_SAMPLES, PAIRS, SAMPLES, Estimate
 from nocap.judge.pace import TOKEN_US
 from nocap.judge.question import PREVIOUS
 from nocap.judge.time_to_target import Reach
 from nocap.report.figures_in_words import gains, ratio, ratio_digits, values
-from nocap.report.headline import compared, crossed, findings, next_step
+from nocap.report.headline import compared, crossed, findings, interval_name, next_step
 from nocap.report.table import Column, Table, TableCell, as_drawn
 from nocap.report.terminal import PHRASE, prose
 from nocap.store.grid_timing import Timing
@@ -28,22 +29,30 @@ LEVEL = Column(title="level", show=as_drawn)
 VERDICT = Column(title="verdict", show=as_drawn, keep=True)
 AT_EQUAL_LOSS = Column(title="time at equal loss", show=as_drawn, keep=True)
 ERRORS = (
-    "Each key's table has a false word in 5% of grids, and so has the arms' table. Of grids with "
-    "two keys some 11% have one somewhere."
+    "In 5% of grids some verdict of a key is wrong, and in 5% some verdict of an arm. With two "
+    "keys, some 11% of grids have a wrong verdict somewhere."
 )
 ONE_SESSION = (
     "This is one session: only a study, in three sessions that lie apart, speaks for other days."
 )
+OF_SPEED = "Speed is in tokens/s: twice the time a token is 50% slower."
 OF_PACE = (
     "µs a token: the median step's, on a CPU in CPU time, which other work changes less than a "
-    f"clock. {ONE_SESSION}"
+    f"clock. {OF_SPEED} {ONE_SESSION}"
 )
 OF_LOGS = (
     "Times are as the logs state them, compared where the hardware is the same: a log names it, "
-    "or --hardware does."
+    "or --hardware does. Twice the time is 50% slower."
 )
 OF_TARGET = "In mid-schedule a crossing misleads: compare runs that end at the target."
 OF_LOGGED = "The last value that was logged, mean over the runs: no verdict is about it."
+# method of an estimate → how its differences are taken
+WAYS = {
+    PAIRS: "seed by seed",
+    ALL_PAIRS: "seed by seed",
+    SAMPLES: "between the means of the arms",
+    ALL_SAMPLES: "between the means of the arms",
+}
 DIFFERENCE = "difference"
 FOUND = "found: "
 AXES = {"steps": "steps", "train_s": "training"}  # to a target → its columns
@@ -54,7 +63,8 @@ LOGGED_SPEED_COLUMNS = {"train_s": ("training", "speed")}  # of imported runs
 COST_COLUMNS = {"params": "params", "flops_per_token": "FLOPs/token", "tokens": "tokens"}
 LOGGED_COST_COLUMNS = {"steps": "steps", "tokens": "tokens"}
 # of the wall clock, which holds what else the machine did
-CLOCKED = {"train_s": "training", "tokens_per_s": "mean tokens/s"}
+CLOCKED = {"train_s": "training", "tokens_per_s": "tokens/s"}
+OF_CLOCK = "Training: the mean over the runs. tokens/s: the tokens over that time."
 
 
 def render(comparison: Comparison) -> str:
@@ -63,10 +73,7 @@ def render(comparison: Comparison) -> str:
     head = [prose(f"{FOUND}{first}", hang=len(FOUND))]
     head += [prose(" " * len(FOUND) + line, hang=len(FOUND)) for line in others]
     head += map(prose, compared(comparison))
-    notes = notes_on(comparison)
-    more = next_step(comparison)
-    if more is not None:
-        notes.append(more)
+    notes = [*notes_on(comparison), next_step(comparison)]
     parts = ["\n".join(head)]
     parts += [str(table) for table in all_tables(comparison) if _has_figures(table)]
     parts.append("\n".join(map(prose, notes)))
@@ -135,7 +142,7 @@ def word(difference: Difference | None) -> TableCell:
 
 
 def by_factor(factors: Factors, metric: str) -> Table:
-    """Draw a row a level of each key, the keys in the order in which the grid has them."""
+    """Draw a row a level of each key, the lowest loss first."""
     at = _AtEqualLoss([level.equal_loss for _, level in _levels(factors)])
     columns = [
         LEVEL,
@@ -166,10 +173,12 @@ def _name(factor: Factor, level: Level) -> TableCell:
     return TableCell(text=factor.label(level.name), small=f"({overrides})" if overrides else "")
 
 
-def _levels(factors: Factors) -> Iterator[tuple[Factor, Level]]:
+def _levels(factors: Factors) -> list[tuple[Factor, Level]]:
+    """List the levels of all keys, the lowest loss first, as the picture of them has them."""
+    levels = list[tuple[Factor, Level]]()
     for factor in factors.factors:
-        for level in factor.levels:
-            yield factor, level
+        levels += [(factor, level) for level in factor.levels]
+    return sorted(levels, key=lambda pair: by_effect(pair[1].difference))
 
 
 def paces_by_factor(comparison: Comparison) -> Table | None:
@@ -270,16 +279,14 @@ def _seeds(row: ComparedArm) -> int | str:
 
 def _interval(comparison: Comparison) -> str:
     """Say what `±` is, and how the differences were estimated."""
-    interval = f"{100 * confidence(comparison.look):.4g}% interval"
-    if comparison.cautious:
-        interval = "cautious interval"
     look = ""
     if comparison.look > 1:
         look = f", at look {comparison.look}"
-    methods = "; ".join(comparison.methods) or "none"
+    ways = dict.fromkeys(WAYS.get(method, method) for method in comparison.methods)
+    methods = "; ".join(ways) or "none"
     return (
-        f"±: half of the {interval} that decides, for all arms together{look}. Differences: "
-        f"{methods}."
+        f"±: half of the {interval_name(comparison)} that decides, for all arms together{look}. "
+        f"Differences: {methods}."
     )
 
 
@@ -351,7 +358,7 @@ def _in_turns(timing: Timing) -> str:
     rounds = plural(timing.rounds, "round")
     return (
         f"µs a token and speed: the arms timed in turns, {rounds} by {timing.clock}, on "
-        f"{timing.machine_name}, {timing.started[:10]}. {ONE_SESSION}"
+        f"{timing.machine_name}, {timing.started[:10]}. {OF_SPEED} {ONE_SESSION}"
     )
 
 
@@ -378,11 +385,21 @@ def _costs(comparison: Comparison) -> Table:
         cells: list[object] = [row.label]
         cells += [_cost(drawn[name][i], row.costs[name], base[name]) for name in counts]
         if not imported:
-            cells += [row.times[metric].mean for metric in CLOCKED]
+            seconds = row.times["train_s"].mean
+            cells += [seconds, _rate(row.costs["tokens"], seconds)]
             cells += [_kernels(row) or None, _changes(row) or None]
         rows.append(cells)
     notes = list(_uncounted(comparison.rows))
+    if not imported:
+        notes.append(OF_CLOCK)
     return Table(title="What each arm is", columns=columns, rows=rows, notes=notes)
+
+
+def _rate(tokens: float | None, seconds: float | None) -> float | None:
+    """Return the tokens a second."""
+    if not tokens or not seconds:
+        return None
+    return tokens / seconds
 
 
 def _cost(cell: TableCell, x: float | None, before: float | None) -> TableCell:

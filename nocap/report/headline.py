@@ -3,10 +3,12 @@ Markdown, and what to type next."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import geometric_mean
 
+from nocap.config.flags import TIME
 from nocap.display import NONE, listed, plural
 from nocap.judge.arms import Arm
 from nocap.judge.comparison import ComparedArm, Comparison
@@ -15,7 +17,7 @@ from nocap.judge.differences import DifferenceWord
 from nocap.judge.equal_loss import TimeAtEqualLoss
 from nocap.judge.factors import Factors
 from nocap.judge.findings import MORE, ORDER, Finding
-from nocap.judge.interval import Estimate, Position
+from nocap.judge.interval import Estimate, Position, confidence
 from nocap.judge.pace import TOKEN_US
 from nocap.judge.question import PREVIOUS
 from nocap.report.figures_in_words import cost, counted, extent, gains, ratio
@@ -24,31 +26,27 @@ from nocap.store.metrics import COST_WORDS, METRICS, Metric, Scale
 
 NAMED = 3  # findings in a headline; of more than one other the words are counted
 SIDES = (Position.below, Position.above)  # of an interval whose ratio is shown
+SPEED_IS_OPEN = "no difference shown in speed"
 LEAST_COST = 0.0005  # of a ratio: what lies closer to 1 is drawn as the same
 
 
 def headline(comparison: Comparison) -> str:
-    """Name what was found: `mlp=swiglu better than mlp=gelu4x by 0.0530 ± 0.0330 nats/token, 0.1%
-    more parameters; attention=gqa against attention=flash over 3 levels of mlp: no difference
-    shown (some 12 seeds would show 0.0200 nats/token), 5.2% fewer parameters`."""
+    """Name what was found: `mlp=swiglu better than mlp=gelu4x by 0.0530 ± 0.0330 nats/token, no
+    difference shown in speed, 0.1% more parameters; attention=gqa against attention=flash over 3
+    levels of mlp: no difference shown (some 12 seeds would show 0.0200 nats/token), 4.1% faster,
+    5.2% fewer parameters`."""
     return "; ".join(findings(comparison))
 
 
 def findings(comparison: Comparison) -> list[str]:
-    """List what was found: a line for each of the first findings, and one that counts the others.
-    A line names what its arm is compared with where the line before has another."""
+    """List what was found, the first of it each by itself, with what it is compared with."""
     found = comparison.findings.found
     if not found:
         return [f"one arm, {comparison.baseline.label}, and none to compare it with"]
     metric = METRICS[comparison.metric]
     sides = _sides(comparison)
     named = found if len(found) == NAMED + 1 else found[:NAMED]
-    lines = list[str]()
-    against = ""
-    for finding in named:
-        side = sides[finding.name]
-        lines.append(_finding(finding, metric, side, is_new=side.against != against))
-        against = side.against
+    lines = [_finding(finding, metric, sides[finding.name]) for finding in named]
     others = [finding.difference.word.value for finding in found[len(named) :]]
     if others:
         lines.append(f"{len(others)} others: {_words(others)}")
@@ -96,23 +94,33 @@ def _is_gain(finding: Finding) -> bool:
 
 
 def _gain(comparison: Comparison, finding: Finding, metric: Metric) -> str:
-    """Say which arm gains against which other, how much, and at which cost: `gqa against flash:
-    4.1% faster [3.0% to 5.2% faster], higher loss by 0.0090 ± 0.0012 nats/token, 5.2% fewer
-    parameters`."""
+    """Say which arm gains, over which other, and at which cost: `gqa better than
+    flash: lower loss by 0.0090 ± 0.0012 nats/token (95% interval), 4.1% faster [3.0% to 5.2%
+    faster], 5.2% fewer parameters`."""
     side = _sides(comparison)[finding.name]
     gap = finding.difference
     loss = ""
     drawn = gains(metric.name, Scale.difference, "").draw(gap.estimate)
     if drawn.text != NONE:
         loss = f"{drawn} {metric.unit}"
+    if drawn.small:
+        loss += f" ({interval_name(comparison)})"
     if not gap.word.is_shown:
         loss += f" ({gap.word_with_reason})"
-    speed = str(side.speed or "")
-    parts = [speed, loss]
-    if gap.word is DifferenceWord.better:
-        parts = [loss, speed]
-    parts += [*side.costs, _time(finding.equal_loss)]
-    return f"{_name(finding, side.against)}: {', '.join(filter(None, parts))}"
+    head = f"{finding.name} better than {side.against}{_over(finding)}"
+    parts = [loss, str(side.speed or ""), *side.costs]
+    time = _time(finding.equal_loss)
+    if gap.word is not DifferenceWord.better:
+        head += " in time at equal loss"
+        return f"{head}: {', '.join(filter(None, [time, *parts]))}"
+    return f"{head}: {', '.join(filter(None, [*parts, time]))}"
+
+
+def interval_name(comparison: Comparison) -> str:
+    """Name the interval that decides about the losses: `95% interval`."""
+    if comparison.cautious:
+        return "cautious interval"
+    return f"{100 * confidence(comparison.look):.4g}% interval"
 
 
 # --- what an arm, or a level, costs ---------------------------------------------------------------
@@ -123,8 +131,8 @@ class _Side:
     """What an arm, or a level, is compared with, and what it takes beside that."""
 
     against: str
-    speed: TableCell | None  # None: not known
-    is_speed_shown: bool  # its interval lies on one side
+    speed: TableCell | None  # where no difference is shown, these words; None: not known
+    is_speed_open: bool  # no difference is shown
     costs: Sequence[str]
 
 
@@ -153,13 +161,14 @@ def _levels(comparison: Comparison, factors: Factors) -> Iterator[tuple[str, _Si
 
 def _side(against: str, speed: Estimate | None, metric: str, costs: Iterable[str]) -> _Side:
     """Return a side; a speed without an interval is not known."""
-    drawn = gains(metric, Scale.ratio, "").draw(speed)
-    return _Side(
-        against=against,
-        speed=drawn if drawn.small else None,
-        is_speed_shown=speed is not None and speed.position(1.0, 1.0) in SIDES,
-        costs=list(costs),
-    )
+    is_known = speed is not None and math.isfinite(speed.high - speed.low)
+    is_open = speed is not None and is_known and speed.position(1.0, 1.0) not in SIDES
+    drawn = None
+    if is_open:
+        drawn = TableCell(text=SPEED_IS_OPEN)
+    elif is_known:
+        drawn = gains(metric, Scale.ratio, "").draw(speed)
+    return _Side(against=against, speed=drawn, is_speed_open=is_open, costs=list(costs))
 
 
 def _costs(comparison: Comparison, pairs: Sequence[tuple[Arm, Arm]]) -> Iterator[str]:
@@ -188,29 +197,22 @@ def _amounts(row: ComparedArm) -> dict[str, float | None]:
 # --- a finding in words ---------------------------------------------------------------------------
 
 
-def _name(finding: Finding, against: str) -> str:
-    """Return `attention=gqa against attention=flash over 3 levels of mlp`. `against`: "" where it
-    is known."""
-    parts = [finding.name]
-    if against:
-        parts.append(f"against {against}")
-    if finding.over:
-        parts.append(f"over {crossed(finding.over)}")
-    return " ".join(parts)
+def _over(finding: Finding) -> str:
+    """Return ` over 3 levels of mlp`; of an arm nothing."""
+    return f" over {crossed(finding.over)}" if finding.over else ""
 
 
-def _finding(finding: Finding, metric: Metric, side: _Side, *, is_new: bool) -> str:
-    """Say in a few words what was found of one arm, or of one level. `is_new`: what it is compared
-    with is to be named."""
+def _finding(finding: Finding, metric: Metric, side: _Side) -> str:
+    """Say in a few words what was found of one arm, or of one level."""
     gap = finding.difference
     costs = list(side.costs)
-    if side.speed is not None and side.is_speed_shown:
+    if side.speed is not None:
         costs.insert(0, side.speed.text)
     at = _time_with_seeds(finding.equal_loss)
     if gap.word.is_shown:
-        than = f" than {side.against}" if is_new else ""
         size = _size(gap.estimate, metric)
-        parts = [f"{finding.name} {gap.word_with_reason}{than} by {size}", *costs, at]
+        head = f"{finding.name} {gap.word_with_reason} than {side.against} by {size}"
+        parts = [head, *costs, at]
         return ", ".join(filter(None, parts))
     parts = [gap.word_with_reason]
     if at and gap.word is DifferenceWord.unclear:
@@ -220,7 +222,7 @@ def _finding(finding: Finding, metric: Metric, side: _Side, *, is_new: bool) -> 
             size = extent(gap.estimate.mid, metric, gap.estimate.half_width)
             parts[0] += f" (some {finding.seeds} seeds would show {size} {metric.unit})"
         parts += costs
-    return f"{_name(finding, side.against if is_new else '')}: {', '.join(parts)}"
+    return f"{finding.name} against {side.against}{_over(finding)}: {', '.join(parts)}"
 
 
 def _size(estimate: Estimate, metric: Metric) -> str:
@@ -261,16 +263,33 @@ def crossed(keys: Mapping[str, int]) -> str:
 # --- what was compared, and what comes next -------------------------------------------------------
 
 
-def next_step(comparison: Comparison) -> str | None:
-    """Return what to type for what is not shown yet; `None`: nothing, or it is not known which
-    command that is."""
+def next_step(comparison: Comparison) -> str:
+    """Return what to type for what is not shown yet, or say that nothing is left to add."""
     more = comparison.findings.next
     if more is None:
-        return None
+        return f"next: {_without_runs(comparison)}"
     reason = "finished runs are kept"
     if more.key != "seed":
         reason = _reason_for_steps(comparison.findings.found)
     return f"next: the same command with {more.override} ({reason})"
+
+
+def _without_runs(comparison: Comparison) -> str:
+    """Say what is left where no command is known that adds runs."""
+    found = comparison.findings.found
+    if not found:
+        return "another arm, to compare this one with"
+    if any(finding.needs_runs for finding in found):
+        return "more seeds, or longer runs, by the commands that started these runs"
+    text = "nothing is left to add for the loss"
+    is_speed_open = any(side.is_speed_open for side in _sides(comparison).values())
+    if comparison.imported or comparison.against == PREVIOUS or not is_speed_open:
+        return text
+    if comparison.timing is None:
+        return (
+            f"{text}; for the speed the same command with {TIME} 60, which times the arms in turns"
+        )
+    return f"{text}; for the speed a study, in sessions on other days"
 
 
 def _reason_for_steps(found: Iterable[Finding]) -> str:

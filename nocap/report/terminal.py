@@ -84,13 +84,15 @@ class Breaks(Enum):
     """What may be broken so that a table fits."""
 
     nothing = "nothing"  # but between words
+    names = "names"  # of rows, between words
     words = "words"
-    names = "names"  # of rows, too
+    figures = "figures"  # too, between words
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Placed:
-    """A column with the space that it takes, and the least that it takes without a broken word."""
+    """A column with the space that it takes, the least that it should take, and the least without
+    a broken word or a broken small text."""
 
     head: str
     cells: Sequence[str]
@@ -98,14 +100,15 @@ class _Placed:
     keep: bool
     width: int
     least: int
+    unbroken: int
 
 
 def fitted(strips: Sequence[Strip]) -> Iterator[str]:
     """Yield a table's lines, columns two spaces apart.
 
     What is too wide has its small texts on lines of their own, and the columns of words broken
-    between words. Then columns are left out from the right, and a line names them. Only then words
-    are broken.
+    between words. Then columns are left out from the right, and a line names them. Only then names
+    of rows are broken between words, then other words, and last figures.
     """
     in_one_line = [_in_one_line(strip) for strip in strips]
     if _excess(in_one_line) <= 0:
@@ -132,7 +135,15 @@ def _in_one_line(strip: Strip) -> _Placed:
     head = plain(strip.head)
     width = _widest([head, *cells])
     right = strip.is_numeric
-    return _Placed(head=head, cells=cells, right=right, keep=strip.keep, width=width, least=width)
+    return _Placed(
+        head=head,
+        cells=cells,
+        right=right,
+        keep=strip.keep,
+        width=width,
+        least=width,
+        unbroken=width,
+    )
 
 
 def _stacked(strip: Strip) -> _Placed:
@@ -144,11 +155,19 @@ def _stacked(strip: Strip) -> _Placed:
     head = _widest(title.split())
     width = max(head, _widest([*texts, *smalls]))
     right = strip.is_numeric
-    least = width
+    unbroken = width
     if not right:
         words = [word for text in texts for word in text.split()]
-        least = min(width, max(PHRASE, head, _widest([*words, *smalls])))
-    return _Placed(head=title, cells=cells, right=right, keep=strip.keep, width=width, least=least)
+        unbroken = max(head, _widest([*words, *smalls]))
+    return _Placed(
+        head=title,
+        cells=cells,
+        right=right,
+        keep=strip.keep,
+        width=width,
+        least=min(width, max(PHRASE, unbroken)),
+        unbroken=unbroken,
+    )
 
 
 def _widest(texts: Iterable[str]) -> int:
@@ -171,11 +190,12 @@ def _choices(every: Sequence[_Placed]) -> Iterator[tuple[list[_Placed], Breaks]]
     if not last:
         last = spare[:1]
         spare = spare[1:]
-    first = spare[::-1]
-    orders = {Breaks.nothing: first, Breaks.words: first, Breaks.names: [*first, *last[::-1]]}
-    for breaks, order in orders.items():
-        for n in range(len(order) + 1):
-            yield [names, *(column for column in others if column not in order[:n])], breaks
+    for breaks in (Breaks.nothing, Breaks.names, Breaks.words):
+        for n in range(len(spare) + 1):
+            out = spare[len(spare) - n :]
+            yield [names, *(column for column in others if column not in out)], breaks
+    for n in range(len(last) + 1):
+        yield [names, *last[: len(last) - n]], Breaks.figures
 
 
 def _widths(columns: Sequence[_Placed], breaks: Breaks) -> list[int] | None:
@@ -183,10 +203,15 @@ def _widths(columns: Sequence[_Placed], breaks: Breaks) -> list[int] | None:
     `None`: there is no room for them."""
     widths = [column.width for column in columns]
     least = [column.least for column in columns]
-    if breaks is not Breaks.nothing:
+    if breaks is Breaks.words:
         least = [min(width, PHRASE) for width in widths]
-    if breaks is not Breaks.names:
-        least[0] = widths[0]
+    elif breaks is Breaks.figures:
+        least = [min(column.unbroken, PHRASE) for column in columns]
+    least[0] = widths[0]
+    if breaks is Breaks.names:
+        least[0] = columns[0].unbroken
+    elif breaks is not Breaks.nothing:
+        least[0] = min(columns[0].unbroken, PHRASE)
     excess = _excess(columns)
     for index in sorted(range(len(columns)), key=lambda index: -widths[index]):
         less = max(0, min(excess, widths[index] - least[index]))
