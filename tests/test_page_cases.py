@@ -319,6 +319,11 @@ def test_claims_are_found_by_a_word(opened: Callable[..., Tab]) -> None:
     assert 0 < found.count() < every
     count = f"{found.count()} of {every} match"
     assert tab.page.locator("output").inner_text() == count
+    assert all("gqa" in text.lower() for text in found.all_inner_texts())
+    parts = tab.page.locator(".part >> visible=true")
+    assert parts.count() == tab.page.locator(".part:has(.claim summary:not(.unfound))").count()
+    tab.page.fill("input[type=search]", "no claim says this")
+    assert parts.count() == 0
 
 
 # --- what is at hand ------------------------------------------------------------------------------

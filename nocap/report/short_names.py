@@ -41,7 +41,7 @@ def _value(word: str, keys: Mapping[str, set[str]]) -> str:
 
 def _common(names: Sequence[str]) -> int:
     """Return how many letters all names begin with, up to the end of a word."""
-    if len(names) < 2:
+    if len(set(names)) < 2:
         return 0
     columns = zip(*names, strict=False)
     same = len(list(takewhile(lambda letters: len(set(letters)) == 1, columns)))
