@@ -370,7 +370,7 @@ def test_a_tracker_beside_another_is_found_by_its_kind(tmp_path: Path):
     (tmp_path / "tracker" / "some.py").write_text(TRACKER)
     tracker = composed(tmp_path, "tracker.also=[mine]").tracker
     assert tracker.also == ["mine"]
-    with pytest.raises(ValueError, match=r"tracker\.also must hold trackers .*, got nowhere"):
+    with pytest.raises(ValueError, match=r"tracker\.also must hold other trackers .*, got nowhere"):
         composed(tmp_path, "tracker.also=[nowhere]")
 
 

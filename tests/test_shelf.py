@@ -463,7 +463,7 @@ REFUSED = [
     (
         ("model.n_layer=1",),
         {"value_residual": {}},
-        "model.n_layer must be at least 2 beside ideas.value_residual, got 1",
+        "model.n_layer must be at least 2 with ideas.value_residual, got 1",
     ),
     (
         ("trainer.activation_checkpointing=attention", "trainer.compile=regional"),
@@ -471,7 +471,7 @@ REFUSED = [
         "trainer.activation_checkpointing must be off or mlp beside ideas.value_residual "
         "where trainer.compile is on: ",
     ),
-    ((), {"ngrams": {"sizes": [7]}}, "ideas.ngrams.sizes must be of "),
+    ((), {"ngrams": {"sizes": [7]}}, "ideas.ngrams.sizes must hold numbers of "),
     ((), {"backout": {"layer": 3}}, "ideas.backout.layer must be below the last, 3, got 3"),
     (
         (),
