@@ -1109,7 +1109,7 @@ def test_a_refusal_names_the_files_that_were_seen(tmp_path, capsys):
     (tmp_path / "notes.md").write_text("nothing here\n")
     (tmp_path / "model.bin").write_bytes(b"\0" * 100)
     said = refusal([tmp_path], capsys)
-    assert "got 2 files (model.bin, notes.md), none of which is such" in said
+    assert "got 2 files (model.bin, notes.md), none in a format that nocap knows" in said
     crossed(tmp_path / "runs", "{arm}/seed{seed}.csv")
     said = refusal([tmp_path / "runs", "--format", "hf"], capsys)
     assert "which --format csv reads" in said

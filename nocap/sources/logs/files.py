@@ -239,7 +239,10 @@ def _seen(path: str) -> str:
         form = _format_of(file, built_in, is_argument=False)
         if form:
             formats[form.name] = None
-    readers = "none of which is such"
+    readers = (
+        "none in a format that nocap knows; write CSV with arm,seed,step,val_loss, or add "
+        "--format FILE.py"
+    )
     if formats:
         readers = f"which --format {' or '.join(formats)} reads"
     return f"{plural(len(files), 'file')} ({names}), {readers}"
