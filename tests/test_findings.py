@@ -37,7 +37,7 @@ def runs(root: Path, losses: dict[str, list[float]], **more: Any) -> Comparison:
     for seed, (name, of_seed) in itertools.product(range(9), losses.items()):
         if seed < len(of_seed):
             place = [*losses].index(name)
-            about = {
+            about: Json = {
                 "config": {"mlp.expansion": float(4 + place)},
                 "started": f"2026-01-01T00:0{seed}:0{place}",
             }

@@ -92,9 +92,8 @@ def test_verdicts_at_each_width(width: int, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 COSTS = {
-    60: (
-        "not shown at 60 columns: tokens/s, kernel, differs from the\nbaseline in (all: COLUMNS=99)"
-    ),
+    60: "not shown at 60 columns: tokens/s, kernel, differs from the\nbaseline in (all: "
+    "COLUMNS=99)",
     80: "not shown at 80 columns: differs from the baseline in (all: COLUMNS=99)",
 }
 
