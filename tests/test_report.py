@@ -13,6 +13,7 @@ from typing import Any
 
 from nocap.display import DURATIONS, ONE, duration, three_digits
 from nocap.report import comparison_page as report
+from nocap.report.short_names import distinct
 from nocap.report.table import Column, Table
 from nocap.store.record import Curve, Record
 from tests.made_grid import ATTENTION, EVIL, MLP, made, poisoned, with_summary
@@ -231,3 +232,10 @@ def test_the_longest_clock_fills_its_row() -> None:
     rows = re.findall(r'<td class="bar">(.*?)</td>', page)
     shares = [sum(map(float, re.findall(r"width:([\d.]+)%", row))) for row in rows]
     assert round(max(shares)) == 100
+
+
+def test_short_names_lose_keys_that_their_values_tell() -> None:
+    names = ["gelu4x position=none", "gelu3x position=rope", "gelu3x lr=0.01 tied=true"]
+    expected = ["gelu4x none", "gelu3x rope", "gelu3x lr=0.01 tied=true"]
+    assert distinct(names) == expected
+    assert distinct(["a=none", "b=none"]) == ["a=none", "b=none"]
