@@ -21,7 +21,7 @@ import matplotlib
 from nocap import api
 from nocap.options.tracker import at_the_end
 from nocap.options.tracker.wandb.names import curve_name
-from nocap.store.record_files import Metrics
+from nocap.store.rows_file import RowsFile
 
 matplotlib.use("agg")
 from matplotlib import pyplot  # after the choice of a backend that needs no screen
@@ -67,7 +67,7 @@ def main(dashboard: str, grid: str, picture: str) -> None:
         axes.set_title(panel["chartTitle"], fontsize="medium")
         for i, (label, runs) in enumerate(arms):
             if "xAxis" in panel:
-                rows = [list(Metrics(run.folder / "metrics.jsonl").rows()) for run in runs]
+                rows = [list(RowsFile(run.folder / "metrics.jsonl").rows()) for run in runs]
                 line(axes, rows, panel["xAxis"], metric, label)
             else:
                 ends = [at_the_end(run.summary)[metric] for run in runs]

@@ -14,7 +14,7 @@ import matplotlib
 
 from nocap import api
 from nocap.options.tracker.wandb.names import AXES, curve_name
-from nocap.store.record_files import Metrics, Row
+from nocap.store.rows_file import Row, RowsFile
 
 matplotlib.use("agg")
 from matplotlib import pyplot  # after the choice of a backend that needs no screen
@@ -31,7 +31,7 @@ def drawn(row: Row) -> dict[str, float]:
 def main(grid: str, picture: str) -> None:
     curves = dict[str, dict[str, list[tuple[int, float]]]]()  # metric → run → points
     for record in api.load(grid):
-        for row in Metrics(record.folder / "metrics.jsonl").rows():
+        for row in RowsFile(record.folder / "metrics.jsonl").rows():
             for name, value in drawn(row).items():
                 points = curves.setdefault(name, {}).setdefault(record.identity, [])
                 points.append((row["step"], value))

@@ -91,7 +91,7 @@ def _bench(options: argparse.Namespace) -> int:
     require(len(overrides) >= 2, "--arm", rule, len(overrides))
     runs = compose_arms(base, overrides)
     from nocap.measure.bench import carry_out  # torch, once the arms are known to be right
-    from nocap.measure.bench_result import written
+    from nocap.measure.bench_result import ArmStatus, written
     from nocap.measure.timed_arm import TimedArm
 
     try:
@@ -103,8 +103,8 @@ def _bench(options: argparse.Namespace) -> int:
         _progress("")
     print(render_bench(result))
     options.answer({"words": base, **written(result)})
-    lost = result.arms[0].status != "measured"
-    failed = lost or any(arm.status == "failed" for arm in result.arms)
+    lost = result.arms[0].status is not ArmStatus.measured
+    failed = lost or any(arm.status is ArmStatus.failed for arm in result.arms)
     return EXIT_CODES["failed" if failed else "finished"]
 
 

@@ -21,7 +21,7 @@ from nocap.judge.grouping import group
 from nocap.report.terminal_curves import MARKS, DrawnCurve, drawn
 from nocap.store.file_writing import write_file
 from nocap.store.record import Record, train_s
-from nocap.store.record_files import Metrics
+from nocap.store.rows_file import RowsFile
 from nocap.store.runs import LAST, load_runs
 
 # of a picture's lines, which differ without colours: 28 pairs
@@ -128,7 +128,7 @@ def _parser() -> argparse.ArgumentParser:
 def _points(run: Record, options: argparse.Namespace) -> list[tuple[int, float, float]]:
     """Step, x and y of the rows that have them."""
     points = []
-    for row in Metrics(run.folder / "metrics.jsonl").rows():
+    for row in RowsFile(run.folder / "metrics.jsonl").rows():
         x = train_s(row) if options.x == "train_s" else row.get(options.x)
         y = row.get(options.y)
         if x is None or y is None:

@@ -73,11 +73,11 @@ def _print_config(flags: Flags) -> None:
     from omegaconf import OmegaConf
 
     from nocap.config.compose import compose_with_config
-    from nocap.config.plain import one_line_errors
-    from nocap.launch.plan import without_data
+    from nocap.config.explain import one_line_errors
+    from nocap.launch.plan import located_and_checked
 
     config, run = compose_with_config(flags.overrides)
-    without_data(run)
+    located_and_checked(run)
     with one_line_errors():
         print(OmegaConf.to_yaml(config, resolve=flags.resolve), end="")
 

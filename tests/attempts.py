@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 
-from nocap.store.record_files import Metrics
+from nocap.store.rows_file import RowsFile
 from tests.conftest import MEDIUM, REPO, rows_of
 
 DEADLINE_S = 90.0
@@ -113,7 +113,7 @@ class Attempt:
         checkpoint are cut back first."""
         self.wait_for_file("metrics.jsonl")
         began = self.run_dir / "manifest.json"
-        metrics = Metrics(self.run_dir / "metrics.jsonl")
+        metrics = RowsFile(self.run_dir / "metrics.jsonl")
 
         def there() -> bool:
             # After this attempt's manifest: before that, the rows are an earlier attempt's.

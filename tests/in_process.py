@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -71,12 +72,8 @@ def start(
         beat(step)
 
     world = join(this.run.trainer.device)
-    job = job_of(
-        this.run,
-        this.run_dir,
-        manifest,
-        world=world,
-        started=began,
+    job = replace(
+        job_of(this.run, this.run_dir, manifest, world=world, started=began),
         log=log,
         stop_asked=lambda: bool(done) and done[-1] == stop_after,
         heartbeat=heartbeat,

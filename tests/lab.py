@@ -27,9 +27,9 @@ from nocap.store.record import Record
 from nocap.store.record_files import write_json
 from nocap.study.carry_out import StudyOutcome, carry_out
 from nocap.study.log import FILE, RunLine, SessionLine, read_log
-from nocap.study.provenance import name_of
 from nocap.study.result_maker import result_of
 from nocap.study.result_writer import to_json
+from nocap.study.standing import name_of
 from nocap.study.study_plan import StudyPlan, prepare
 from nocap.study.tasks import Training
 from tests.studies import SEEN, Json, loaded, record, study
@@ -176,7 +176,8 @@ class Lab:
                     content = replace(trained, folder=made.run_dir, identity=made.identity)
                     (made.run_dir / RECORD).write_bytes(pickle.dumps(content))
                     self._end(
-                        f"{run.arm}, seed {seed}" + (f", {run.short} steps" if run.short else "")
+                        f"{run.arm}, seed {seed}"
+                        + (f", {run.other_steps} steps" if run.other_steps else "")
                     )
         return {}
 

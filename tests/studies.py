@@ -21,9 +21,9 @@ from nocap.sessions.session_file import SessionFile
 from nocap.store.measurement import Ending
 from nocap.store.record import Curve, Record
 from nocap.study.evidence import Evidence
-from nocap.study.provenance import Provenance
 from nocap.study.result_schema import ArmFacts, Speed
 from nocap.study.spec import Study
+from nocap.study.standing import Standing
 from nocap.study.study_folder import load_study
 from nocap.study.study_result import ClaimResult, StudyResult
 from tests.conftest import SMALL
@@ -166,7 +166,7 @@ def made_verdict(word: ClaimWord, gain: Gain) -> Verdict:
 
 
 def made_judged(claim: Claim, verdict: Verdict, *, against: str) -> ClaimResult:
-    provenance = Provenance(hash="made", at=None, exploratory=None, notes=[])
+    standing = Standing(hash="made", at=None, exploratory=None, notes=[])
     return ClaimResult(
         claim=claim,
         against=against,
@@ -174,7 +174,7 @@ def made_judged(claim: Claim, verdict: Verdict, *, against: str) -> ClaimResult:
         margins=[],
         noise={},
         bound=None,
-        provenance=provenance,
+        standing=standing,
         where={},
         lengths=None,
         damaged=frozenset(),

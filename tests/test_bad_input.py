@@ -20,10 +20,11 @@ import pytest
 
 from nocap import outside
 from nocap.config import hardware
-from nocap.config.choices import of_a_grid, overrides_of
+from nocap.config.choices import of_a_grid
 from nocap.config.compose import composed
 from nocap.config.keys import LIMITS, TEXT
 from nocap.config.other_trainers import GUESSES
+from nocap.config.overrides import overrides_of
 from nocap.config.run import Run, Store
 from nocap.config.trainer import Trainer
 from nocap.data.shards import write_shard

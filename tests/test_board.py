@@ -16,7 +16,7 @@ import pytest
 from scipy import stats
 
 from nocap.judge.gain import Gain
-from nocap.report.words import stated
+from nocap.report.figures_in_words import stated
 from nocap.store.measurement import Per
 from nocap.store.metrics import METRICS, Scale
 from nocap.study import (
@@ -177,7 +177,7 @@ def test_a_figure_that_the_log_has_not_is_labelled(tmp_path: Path):
     norms = rows(board.read_studies(tmp_path)[1]["norms"])
     (row,) = [row for row in norms if row.claim.id == "B3.speed"]
     assert "its log has other figures of bench session 1" in str(
-        row.claim_result.provenance.exploratory
+        row.claim_result.standing.exploratory
     )
 
 
@@ -740,7 +740,7 @@ def test_a_rows_words_and_ends_are_its_studys_of_now(tmp_path: Path):
     changed = loaded(folder, study(claims=claims))
     (row,) = rows(study_pages.all_results(changed, folder))
     assert row.word == "refuted"
-    assert row.claim_result.provenance.exploratory == "not in its study's log"
+    assert row.claim_result.standing.exploratory == "not in its study's log"
 
 
 # --- a board of one's own -------------------------------------------------------------------------

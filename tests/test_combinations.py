@@ -15,7 +15,7 @@ from nocap.config.compose import compose
 from nocap.config.run import Run
 from nocap.training.build import configure_numerics
 from nocap.training.ledger import Ledger
-from nocap.training.loop import warm_up
+from nocap.training.warm_up import warm_up
 from tests.conftest import REPO
 from tests.test_ideas import advance, trainee_of
 

@@ -35,9 +35,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from nocap.launch.plan import Plan
-from nocap.launch.run_folder import outcome, sound
-from nocap.store.checkpoints import unfinished
-from nocap.store.record_files import Metrics
+from nocap.launch.run_folder import ended_summary, outcome
+from nocap.store.file_writing import unfinished
+from nocap.store.rows_file import RowsFile
 from nocap.store.runs import load_runs
 from nocap.training import saving
 from nocap.training.loading import newest_valid
@@ -269,7 +269,7 @@ def check(what: str, at: Path, twin: Twin, *, least: int) -> None:
     )
     assert not usable.invalid or usable.path is not None, f"{what}: {usable.invalid}"
     if usable.path is not None:
-        rows = Metrics(this.run_dir / "metrics.jsonl")
+        rows = RowsFile(this.run_dir / "metrics.jsonl")
         content = (usable.path / "metrics.jsonl").read_bytes()
         rows.put_back(content, source="it")
         losses = []
@@ -361,7 +361,7 @@ def trained(
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (full_at, resource.RLIM_INFINITY))
     this = planned(out, *words)
-    if sound(this) is not None:
+    if ended_summary(this) is not None:
         return 0
     return CODES[start(this, **how).status]
 

@@ -24,7 +24,8 @@ from nocap.model.flops import component_flops, flops_per_token
 from nocap.model.gpt import GPT
 from nocap.proposals.override_proposals import check_flops
 from nocap.report.comparison_tables import render
-from nocap.store.record_files import Metrics, read_json
+from nocap.store.record_files import read_json
+from nocap.store.rows_file import RowsFile
 from nocap.store.runs import load_runs
 from nocap.study.bounds import _flops
 from tests.conftest import REPO
@@ -368,7 +369,7 @@ def test_what_cannot_be_counted_trains_and_says_so(
     assert summary["flops_basis"].startswith(f"not counted ({WHY}")
     assert summary["mfu"] is None
     assert summary["mfu_basis"] == f"FLOPs {summary['flops_basis']}"
-    rows = Metrics(this.run_dir / "metrics.jsonl").rows()
+    rows = RowsFile(this.run_dir / "metrics.jsonl").rows()
     assert {row.get("perf/mfu") for row in rows} == {None}
 
 

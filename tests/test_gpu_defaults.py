@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from nocap.config import entry, gpu_defaults, hardware
-from nocap.config.compose import Composed, as_in, compose, composed
+from nocap.config.arm_defaults import as_in
+from nocap.config.compose import Composed, compose, composed
 from nocap.config.defaults import reasons
 from nocap.config.run import Run
 from nocap.config.trainer import Sampler, Search

@@ -23,7 +23,8 @@ from nocap.generation.engines import UncachedError, check_cached
 from nocap.launch.record_head import manifest
 from nocap.model.flops import flops_per_token
 from nocap.model.gpt import build_model
-from nocap.store.identity import digest, identity_parts
+from nocap.store.identity import identity_parts
+from nocap.store.record_files import digest
 from nocap.study.study_plan import check_fair
 from nocap.training.build import Trainee, build
 from nocap.training.build_optimizers import rates, set_lr

@@ -22,13 +22,8 @@ from nocap.config.compose import compose
 from nocap.config.keys import counting, flat
 from nocap.config.plain import to_plain
 from nocap.measure.bench_arms import step_config
-from nocap.store.identity import (
-    code_digest,
-    config_that_counts,
-    is_quiet,
-    module_path,
-    source_hashes,
-)
+from nocap.store.identity import config_that_counts
+from nocap.store.source_hashes import code_digest, is_quiet, module_path, source_hashes
 from nocap.training.loop import train
 from tests.attempts import attempt, wait_until
 from tests.conftest import REPO, SMALL

@@ -15,7 +15,7 @@ from nocap.config.compose import compose
 from nocap.config.trainer import Device
 from nocap.launch import attempt, workers
 from nocap.launch.plan import plan
-from nocap.launch.this_machine import Devices, one_at_a_time
+from nocap.launch.this_machine import ThisMachine, one_at_a_time
 from tests.attempts import wait_until
 from tests.conftest import SMALL
 from tests.grids import ARMS, CELL, Background, records, summaries
@@ -50,7 +50,7 @@ def test_a_pool_gives_each_cell_devices_of_its_own():
     on_gpus.trainer.device = Device.cuda
     on_gpus.trainer.devices = 2
     units = {Device.cpu: ["0", "1", "2", "5", "6"], Device.cuda: ["3", "4", "GPU-ab", "7", "8"]}
-    pool = Devices(units=units)
+    pool = ThisMachine(units=units)
     expected = [["0", "1"], ["2", "5"], None, ["6"]]
     assert taken(pool, two, two, two, single) == expected
     pool.attempts[0].over = True
@@ -66,7 +66,7 @@ def test_a_pool_has_room_for_so_many_jobs(jobs, cores, n, monkeypatch):
     """And says why it is a pool of one."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     units = {Device.cpu: [str(core) for core in range(cores)], Device.cuda: []}
-    pool = Devices(jobs=jobs, units=units)
+    pool = ThisMachine(jobs=jobs, units=units)
     assert pool.at_once(run()) == n
     expected = [False] * n + [True] * (4 - n)
     free = [units is None for units in taken(pool, *[run()] * 4)]
@@ -74,7 +74,7 @@ def test_a_pool_has_room_for_so_many_jobs(jobs, cores, n, monkeypatch):
     assert taken(serial := one_at_a_time(), run(), run()) == [[], None]
     assert serial.describe([run()]) is None
     two_units = {Device.cpu: ["0", "1"], Device.cuda: []}
-    two = Devices(jobs=None, units=two_units)
+    two = ThisMachine(jobs=None, units=two_units)
     hint = "(trainer.threads=2; trainer.threads=1 makes room for 2)"
     hint += "; OMP_NUM_THREADS=1 does not count: trainer.threads=2 does"
     assert two.describe([run("trainer.threads=2")]) == f"pool: 1 at once, 2 of 2 cores each {hint}"

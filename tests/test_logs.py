@@ -23,7 +23,7 @@ from nocap.judge.comparison_schema import to_json
 from nocap.judge.differences import DifferenceWord
 from nocap.report import comparison_page as page
 from nocap.report.comparison_tables import render
-from nocap.sources.formats import LONGEST
+from nocap.sources.log_reading import LONGEST
 from nocap.sources.logs.arms_and_seeds import find_arms
 from nocap.sources.logs.columns import columns_of
 from nocap.sources.logs.load import load_logs

@@ -19,7 +19,8 @@ from nocap.command_line import writing
 from nocap.config.errors import refusals
 from nocap.store.checkpoints import MODEL, OPTIMIZER
 from nocap.store.file_writing import append_text, write_file, write_text
-from nocap.store.record_files import Metrics, read_json, write_json
+from nocap.store.record_files import read_json, write_json
+from nocap.store.rows_file import RowsFile
 from nocap.training.loading import newest_valid
 from nocap.training.saving import write_checkpoint
 from tests.conftest import Door, the_run
@@ -93,7 +94,7 @@ def test_every_writer_follows_the_umask(tmp_path: Path, umask: int) -> None:
     write_json(root / "summary.json", {"a": 1})
     write_text(root / "runs.csv", "a\n")
     append_text(root / "train.log", "a\n")
-    Metrics(root / "metrics.jsonl").append({"step": 0})
+    RowsFile(root / "metrics.jsonl").append({"step": 0})
     state = {"step": 4, "optimizer": {}}
     tensors = {name: {"w": torch.zeros(3)} for name in (MODEL, OPTIMIZER)}
     write_checkpoint(root / "checkpoints", tensors=tensors, state=state, rows=b"")

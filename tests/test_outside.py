@@ -18,7 +18,7 @@ from nocap import outside
 from nocap.config.compose import compose
 from nocap.config.plain import from_plain, to_plain
 from nocap.config.run import Run
-from nocap.store.identity import source_hashes
+from nocap.store.source_hashes import source_hashes
 from tests.attempts import state_of
 from tests.conftest import FAULTS, REPO, SMALL, Door, Undisturbed, rows_of, the_run
 

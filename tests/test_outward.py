@@ -32,7 +32,8 @@ from nocap.report.flat_rows import rows, to_csv
 from nocap.report.table import Column, Table, markdown, tame
 from nocap.runs import __main__ as runs
 from nocap.store.file_writing import append_text, write_text
-from nocap.store.record_files import Metrics, digest, write_json
+from nocap.store.record_files import digest, write_json
+from nocap.store.rows_file import RowsFile
 from nocap.store.tracking import open_tracker
 from nocap.study import board, log
 from nocap.study.result_writer import to_json
@@ -129,7 +130,7 @@ def record(folder: Path, planned: Plan) -> None:
     overrides = tuple(f"tracker.tags=[{text}]" for text in TEXTS)
     cell = Cell(overrides=overrides, label=TEXTS[0], plan=planned)
     Grid(name="g", folder=folder, swept=("seed",), cells=(cell,)).write()
-    Metrics(folder / "metrics.jsonl").append({"step": 0, "note": TEXTS, "train/loss": 1.5})
+    RowsFile(folder / "metrics.jsonl").append({"step": 0, "note": TEXTS, "train/loss": 1.5})
     write_json(
         folder / "summary.json", {"status": "finished", "error": TEXTS, "tracker": {"url": TEXTS}}
     )

@@ -186,7 +186,7 @@ def test_a_peers_arm_that_does_not_fit_stops_no_other_and_leaves_nothing(pretend
 SLIDING = """
 import sys, yaml
 from nocap.config.compose import compose
-from nocap.measure.timed_arm import at_length, attention_ms
+from nocap.measure.attention_lengths import at_length, attention_ms
 study = yaml.safe_load(open(sys.argv[1]))
 scale = study["scales"]["gpu"]
 for arm in study["arms"].values():
@@ -248,7 +248,7 @@ FLEX = """
 import torch
 from torch._dynamo.utils import counters
 from nocap.config.compose import compose
-from nocap.measure.timed_arm import at_length
+from nocap.measure.attention_lengths import at_length
 base = compose(["model=nano", "attention=sliding", "attention.window=64", "trainer.device=cuda",
     "tracker=none"])
 for n in range(1, 11):
@@ -274,7 +274,7 @@ from torch._dynamo.utils import counters as dynamo
 from nocap.config.compose import compose
 from nocap.measure.timed_arm import random_tokens
 from nocap.training.ledger import Ledger
-from nocap.training.loop import warm_up
+from nocap.training.warm_up import warm_up
 from nocap.training.build import build, configure_numerics
 from nocap.training.step import take_step
 run = compose(["model=nano", "tokenizer=bytes", "tracker=none", "data=stdlib",
@@ -452,7 +452,7 @@ from nocap.measure.timed_arm import random_tokens
 from nocap.model.gpt import Head
 from nocap.model.logged import log
 from nocap.training.ledger import Ledger
-from nocap.training.loop import warm_up
+from nocap.training.warm_up import warm_up
 from nocap.training.build import build
 from nocap.training.step import take_step
 forward = Head.forward
@@ -486,7 +486,7 @@ from nocap.config.defaults import fits_a_graph
 from nocap.measure.timed_arm import random_tokens
 from nocap.training import memory
 from nocap.training.ledger import Ledger
-from nocap.training.loop import warm_up
+from nocap.training.warm_up import warm_up
 from nocap.training.build import build, configure_numerics
 from nocap.training.step import take_step
 base = ["model=nano", "tracker=none", "data=stdlib", "trainer.device=cuda",

@@ -22,16 +22,16 @@ from nocap.config.compose import compose
 from nocap.config.paths import conf_dir
 from nocap.config.trainer import Device, Precision
 from nocap.data.batches import microbatches
-from nocap.measure import ceilings, profile, profile_tables, roofline
+from nocap.measure import ceilings, profile, profile_record, profile_tables, roofline
+from nocap.measure.attention_lengths import attention_ms, exponent, with_window
 from nocap.measure.profile_schema import CeilingJson, CeilingsJson, ClocksJson, Peak, ProfileFile
 from nocap.measure.profiler_ranges import MARK, Ranges, busy_ms, profiler, read
 from nocap.measure.profiler_timing import Observation, busy, measure_step
 from nocap.measure.roofline import OpWork, count
-from nocap.measure.timed_arm import attention_ms, exponent, with_window
 from nocap.model.flops import component_flops, flops_per_token
 from nocap.model.gpt import GPT, build_model
 from nocap.model.language_model import Loss
-from nocap.store.metrics import MODEL_PARTS, PARTS
+from nocap.store.step_parts import MODEL_PARTS, PARTS
 from tests.conftest import EXPLODING
 from tests.fuzz.process import answer
 
@@ -353,7 +353,7 @@ def test_the_profilers_own_work_is_no_part_of_a_gpus_step():
     clocks = ClocksJson(wall_ms=50.0, cpu_ms=50.0)
     seen = Observation(plain=plain, profiled=clocks, moments={}, between_ms=38.0)
     measured = SimpleNamespace(seen=seen, ranges=SimpleNamespace(run=run))
-    assert profile._unattributed_ms(run, measured, 12.0, 1.0) == pytest.approx(8.0)
+    assert profile_record._unattributed_ms(run, measured, 12.0, 1.0) == pytest.approx(8.0)
     assert busy(plain, 12.0).gpu_busy == pytest.approx(0.6)
 
 

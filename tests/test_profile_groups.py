@@ -15,7 +15,8 @@ from torch.profiler import record_function
 
 from nocap import outside
 from nocap import profile as command
-from nocap.config.compose import compose, compose_measured, composed
+from nocap.config.arm_defaults import compose_measured
+from nocap.config.compose import compose, composed
 from nocap.config.trainer import Device
 from nocap.generation.engines import Cached, Recompute
 from nocap.measure import profile_tables, roofline, timed_arm

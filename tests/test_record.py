@@ -19,12 +19,13 @@ from nocap.launch.attempt import clean, hold
 from nocap.launch.grid import Cell, Grid
 from nocap.launch.plan import Plan
 from nocap.launch.record_head import write_record_head
-from nocap.launch.run_folder import outcome, sound
+from nocap.launch.run_folder import ended_summary, outcome
 from nocap.launch.run_result import RunResult
 from nocap.store.checkpoints import name_of
 from nocap.store.file_writing import append_text
 from nocap.store.identity import identity_parts
-from nocap.store.record_files import RunStatus, digest, read_json, read_rows, write_summary
+from nocap.store.record_files import RunStatus, digest, read_json, write_summary
+from nocap.store.rows_file import read_rows
 from nocap.store.runs import load_runs, of_identity
 from nocap.training.loading import newest_valid
 from nocap.training.saving import CheckpointWriter
@@ -186,7 +187,7 @@ def test_a_damaged_end_is_named_and_made_again_from_the_last_checkpoint_or_refus
     kept = weights.rename(tmp_path / "kept")
     before = digests(this.run_dir)
     with pytest.raises(ValueError, match=rf"{name}.* there is no valid checkpoint to repair it"):
-        sound(again(this))
+        ended_summary(again(this))
     assert digests(this.run_dir) == before
     kept.rename(weights)
     assert start(again(this)).step == STEPS
@@ -206,7 +207,7 @@ def test_a_checkpoint_that_no_run_can_go_on_from_mends_no_record(
     (this.run_dir / "summary.json").write_text("{")
     assert len(newest_valid(newest.parent).invalid) == 1
     with pytest.raises(ValueError, match="there is no valid checkpoint to repair it"):
-        sound(again(this))
+        ended_summary(again(this))
 
 
 def test_finished_forged_half_way_is_trained_to_its_end(
@@ -239,7 +240,7 @@ def test_nothing_of_another_run_is_believed(whole: Path, half: Path, tmp_path: P
     shutil.copy(other.run_dir / "manifest.json", this.run_dir / "manifest.json")
     refusal = f"be of the run in the folder's name, {this.identity}, got {other.identity}"
     with pytest.raises(ValueError, match=refusal):
-        sound(again(this))
+        ended_summary(again(this))
 
 
 # --- compare --------------------------------------------------------------------------------------

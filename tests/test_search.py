@@ -22,7 +22,7 @@ from nocap.launch import search_trial
 from nocap.launch.multirun import multirun
 from nocap.launch.search import options_in, plan_search
 from nocap.launch.search_space import describe, ends, propose, space_of, words_of
-from nocap.launch.this_machine import Devices, one_at_a_time
+from nocap.launch.this_machine import ThisMachine, one_at_a_time
 from nocap.store import lease
 from nocap.store.file_writing import write_file
 from nocap.store.runs import GRID
@@ -273,7 +273,7 @@ def fake(monkeypatch):
     def made(loss):
         trainer = Trainer(loss)
         monkeypatch.setattr(searching, "Runner", trainer)
-        monkeypatch.setattr(search_trial, "sound", trainer.outcome)
+        monkeypatch.setattr(search_trial, "ended_summary", trainer.outcome)
         return trainer
 
     return made
@@ -407,7 +407,7 @@ def test_the_table_has_the_ten_lowest_losses(tmp_path, fake):
 def test_a_pool_asks_for_batches_and_a_kill_changes_none(tmp_path, fake):
     trainer = fake(bowl)
     search = Search(sampler=Sampler.tpe, trials=15)
-    pool = Devices(jobs=4, units={device: [] for device in Device})
+    pool = ThisMachine(jobs=4, units={device: [] for device in Device})
     done = carried(a_search(tmp_path / "whole", search), pool)
     whole = [trial.words for trial in done.trials()]
     assert len(trainer.trained) == 15

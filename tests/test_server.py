@@ -14,7 +14,7 @@ from nocap.config.compose import composed
 from nocap.launch.attempt import Attempt
 from nocap.launch.grid import Cell
 from nocap.launch.plan import plan
-from nocap.launch.this_machine import Devices
+from nocap.launch.this_machine import ThisMachine
 from tests.attempts import linux, steady, wait_until
 from tests.conftest import MEDIUM, REPO, Door, Undisturbed, the_run
 from tests.grids import Background, records, summaries
@@ -28,7 +28,7 @@ def cell(out: Path, *words: str) -> Cell:
     return Cell(overrides=composition.overrides, label="", plan=plan(composition.run, choices={}))
 
 
-def begun(devices: Devices, out: Path, *words: str) -> Attempt:
+def begun(devices: ThisMachine, out: Path, *words: str) -> Attempt:
     work = devices.submit(cell(out, *words))
     assert isinstance(work, Attempt)
     return work
@@ -59,7 +59,7 @@ def all_below(parent: int) -> set[int]:
 def test_a_forked_worker_trains_as_a_fresh_process(
     tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    devices = Devices(jobs=1)
+    devices = ThisMachine(jobs=1)
     work = begun(devices, tmp_path / "out")
     (server,) = servers(os.getpid())
     threads = len([*Path(f"/proc/{server}/task").iterdir()])
@@ -179,7 +179,7 @@ def test_a_killed_process_of_a_grid_loses_nothing(
 def test_forked_workers_of_two_threads_or_ranks_train_as_fresh_processes(
     tmp_path: Path, door: Door, words: tuple[str, ...]
 ) -> None:
-    work = begun(devices := Devices(jobs=1), tmp_path / "out", *words)
+    work = begun(devices := ThisMachine(jobs=1), tmp_path / "out", *words)
     assert work.wait().status == "finished"
     devices.close()
     alone = door(*MEDIUM, *words, f"output_dir={tmp_path / 'alone'}")

@@ -23,10 +23,10 @@ from nocap.study.__main__ import main
 from nocap.study.carry_out import StudyOutcome
 from nocap.study.claim_measurements import measurements
 from nocap.study.evidence import Evidence
-from nocap.study.provenance import Provenance
 from nocap.study.registration import registrations
 from nocap.study.result_maker import result_of
 from nocap.study.result_writer import to_json
+from nocap.study.standing import Standing
 from nocap.study.study_plan import StudyPlan, prepare
 from nocap.study.study_result import StudyResult
 from nocap.study.tasks import Training
@@ -38,7 +38,7 @@ from tests.test_study_results import again, claims_of
 
 __all__ = ["lab"]
 MACHINE = {"name": "a CPU", "cores": 2, "torch": "2.13", "fingerprint": "a"}
-STANDS = Provenance(hash="made", at="2026-11-21T12:00:00+00:00", exploratory=None, notes=[])
+STANDS = Standing(hash="made", at="2026-11-21T12:00:00+00:00", exploratory=None, notes=[])
 STEPS = test_equal_loss.STEPS
 ENDS = (105, 210)
 PLANS: dict[str, StudyPlan] = {}
@@ -93,7 +93,7 @@ def resulted(tmp_path: Path, evidence: Evidence, *claims: Json, seeds: int = 3) 
     """The results of a study with these claims, M.equal by default."""
     plan = planned(tmp_path / "made", claims or [EQUAL], seeds)
     stands = {each.id: STANDS for each in plan.study.claims}
-    outcome = StudyOutcome(plan=plan, evidence=evidence, provenances=stands)
+    outcome = StudyOutcome(plan=plan, evidence=evidence, standings=stands)
     result = result_of(outcome, hardware=MACHINE, command="made")
     json.dumps(to_json(result), allow_nan=False)
     return result
@@ -436,7 +436,7 @@ def test_more_seeds_are_trained_for_a_slope_that_is_not_known_and_for_no_other_r
     lab.pace = paced
 
     def unsteady(run: Training) -> float:
-        if run.short == 17 and run.seed < 3:
+        if run.other_steps == 17 and run.seed < 3:
             wild = 0.08 * (-1) ** run.seed
         else:
             wild = 0.0
@@ -459,7 +459,9 @@ def test_more_seeds_are_trained_for_a_slope_that_is_not_known_and_for_no_other_r
 
 def test_a_baseline_that_diverged_ends_the_study_with_the_reason(lab: Lab) -> None:
     lab.pace = paced
-    lab.loss = lambda run: None if (run.arm, run.seed, run.short) == ("mha", 1, 0) else law(run)
+    lab.loss = lambda run: (
+        None if (run.arm, run.seed, run.other_steps) == ("mha", 1, None) else law(run)
+    )
     claims = lab.carry(claims=[EQUAL], seeds=[0, 1, 2, 3, 4, 5])
     assert claims["M.equal"]["refused"] == "mha diverged, seed 1"
     assert claims["M.equal"]["n"] == 3
@@ -480,7 +482,7 @@ def test_a_length_that_fails_ends_the_study_with_1(
     folder = written(lab.root / "made", content)
 
     def train(runs: Sequence[Training], label: str, **more: Any) -> dict[str, RunResult]:
-        fails = [run for run in runs if (run.short, run.seed) == (17, 4)]
+        fails = [run for run in runs if (run.other_steps, run.seed) == (17, 4)]
         rest = [run for run in runs if run not in fails]
         lab.train(rest, label, **more)
         failed = RunResult(status=RunStatus.failed, reason="no room on the disk")

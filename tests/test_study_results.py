@@ -20,7 +20,8 @@ from nocap.judge.claim import Claim
 from nocap.model.flops import component_flops
 from nocap.sessions.session_file import SessionFile
 from nocap.store.measurement import Ending, Per
-from nocap.store.metrics import HELD, METRICS
+from nocap.store.metrics import METRICS
+from nocap.store.step_parts import HELD
 from nocap.study import board, claim_row, claim_words, result_schema, study_pages
 from nocap.study.bounds import bound
 from nocap.study.carry_out import StudyOutcome
@@ -28,11 +29,11 @@ from nocap.study.claim_measurements import measurements
 from nocap.study.evidence import Evidence
 from nocap.study.log import StudyLog
 from nocap.study.plan_preview import sigma
-from nocap.study.provenance import Provenance
 from nocap.study.result_maker import result_of
 from nocap.study.result_reader import read_result
 from nocap.study.result_writer import to_json, write_result
 from nocap.study.spec import Study
+from nocap.study.standing import Standing
 from nocap.study.study_folder import STUDIES
 from nocap.study.study_plan import prepare, shorter
 from nocap.study.study_result import StudyResult
@@ -60,14 +61,14 @@ from tests.studies import (
 )
 
 MACHINE = {"name": "a CPU", "cores": 2, "torch": "2.13", "fingerprint": "abc", "host": "secret"}
-STANDS = Provenance(hash="made", at="2026-11-21T12:00:00+00:00", exploratory=None, notes=[])
+STANDS = Standing(hash="made", at="2026-11-21T12:00:00+00:00", exploratory=None, notes=[])
 LATE = replace(STANDS, exploratory="registered after 3 runs", notes=["2 analyses"])
 
 
-def resulted(made_study: Study, evidence: Evidence, *, stands: Provenance = STANDS) -> StudyResult:
+def resulted(made_study: Study, evidence: Evidence, *, stands: Standing = STANDS) -> StudyResult:
     plan = prepare(made_study, "cpu", output_dir="outputs")
-    provenances = {claim.id: stands for claim in made_study.claims}
-    done = StudyOutcome(plan=plan, evidence=evidence, provenances=provenances)
+    standings = {claim.id: stands for claim in made_study.claims}
+    done = StudyOutcome(plan=plan, evidence=evidence, standings=standings)
     result = result_of(done, hardware=MACHINE, command="made")
     assert "host" not in result.hardware
     return result

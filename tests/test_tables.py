@@ -19,7 +19,7 @@ from nocap.judge.interval import Estimate
 from nocap.measure.bench_result import ArmStatus, Bench, BenchedArm, Facts, FlopPeak, Mfu
 from nocap.measure.bench_table import render_bench
 from nocap.report import comparison_tables
-from nocap.report.words import measured
+from nocap.report.figures_in_words import measured
 from nocap.runs import __main__ as runs
 from nocap.sources import race_tables
 from nocap.store.metrics import METRICS, Scale

@@ -13,7 +13,14 @@ from scipy import stats
 
 from nocap.judge.claim import Claim, Mechanism
 from nocap.judge.interval import Estimate
-from nocap.judge.time_to_target import Finish, TargetCrossing, crossing, race, too_coarse, widening
+from nocap.judge.time_to_target import (
+    Finish,
+    TargetCrossing,
+    race,
+    target_crossing,
+    too_coarse,
+    widening,
+)
 from nocap.judge.verdict import ClaimWord, Verdict, judge
 from nocap.store.measurement import Ending, Measurement
 from nocap.store.metrics import METRICS, Scale
@@ -221,7 +228,7 @@ CROSSINGS = [
 
 @pytest.mark.parametrize(("y", "expected"), CROSSINGS)
 def test_a_curve_crosses_its_target_between_validations(y: list[float], expected: float | None):
-    there = crossing([0, 100, 200, 300], y, target=3.5)
+    there = target_crossing([0, 100, 200, 300], y, target=3.5)
     if expected is None or there is None:
         assert there is expected
         return

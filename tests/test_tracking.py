@@ -40,7 +40,8 @@ from nocap.options.tracker import RunFacts, TrackerSession
 from nocap.options.tracker.none import NoTracker
 from nocap.options.tracker.wandb.mirror_place import MirrorPlace
 from nocap.options.tracker.wandb.names import curve_name
-from nocap.store.record_files import Metrics, read_json
+from nocap.store.record_files import read_json
+from nocap.store.rows_file import RowsFile
 from nocap.store.tracking import gathered, open_tracker
 from nocap.training.job import Job
 from tests.attempts import on_a_terminal
@@ -170,7 +171,7 @@ def recorded(folder: Path) -> list[dict[str, Any]]:
     """The rows of a record, without their nulls, as W&B has them: under its names, and with
     hours."""
     expected = list[dict[str, Any]]()
-    for row in Metrics(folder / "metrics.jsonl").rows():
+    for row in RowsFile(folder / "metrics.jsonl").rows():
         values = {curve_name(key): value for key, value in row.items() if value is not None}
         expected.append({**values, "hours": row["clock/train_s"] / 3600})
     return expected

@@ -17,7 +17,7 @@ from nocap.judge.races import NOT_REACHED, Limit, RacedArm, RaceQuestion, RaceRo
 from nocap.judge.time_to_target import TargetCrossing
 from nocap.judge.verdict import ClaimWord, Reason
 from nocap.store.measurement import Measurement
-from nocap.store.metrics import METRICS, Better, Kind, Metric
+from nocap.store.metrics import METRICS, Better, Kind, MadeBy, Metric
 
 WALL = METRICS["wall_s"]
 STEPS = METRICS["steps_to_target"]
@@ -25,7 +25,9 @@ SECONDS = METRICS["time_to_target_s"]
 
 
 def printed(name: str, better: Better = Better.lower) -> Metric:
-    return Metric(name=name, title=name, unit="", better=better, kind=Kind.seed, made_by="command")
+    return Metric(
+        name=name, title=name, unit="", better=better, kind=Kind.seed, made_by=MadeBy.command
+    )
 
 
 LOSS = printed("loss")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nocap.config.choices import overrides_of
+from nocap.config.overrides import overrides_of
 from nocap.judge.compare import compare
 from nocap.judge.comparison import Comparison
 from nocap.launch import seed_looks

@@ -17,7 +17,7 @@ from nocap.judge.claim import Claim, Guard, Mechanism
 from nocap.judge.claim_gains import Missing
 from nocap.judge.interval import Estimate
 from nocap.judge.verdict import ClaimWord, Reason, Verdict
-from nocap.report import words as words_of
+from nocap.report import figures_in_words
 from nocap.store.measurement import Ending, Measurement, Per
 from nocap.store.metrics import METRICS, Scale
 
@@ -161,7 +161,7 @@ GAINS_IN_WORDS = [
 
 @pytest.mark.parametrize(("metric", "scale", "gain", "words"), GAINS_IN_WORDS)
 def test_a_gain_in_words(metric: str, scale: Scale, gain: float, words: str):
-    assert words_of.gain(gain, METRICS[metric], scale) == words
+    assert figures_in_words.gain(gain, METRICS[metric], scale) == words
 
 
 # --- refused --------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ import pytest
 
 from nocap.config.compose import compose
 from nocap.config.flags import parse
-from nocap.launch.plan import without_data
+from nocap.launch.plan import located_and_checked
 from nocap.options.tracker.wandb.names import cut
 from tests.conftest import REPO
 from tests.test_faults import FAULTS
@@ -105,14 +105,14 @@ from pathlib import Path
 from nocap.launch.run_facts import run_facts
 from nocap.launch.upload import config_of, tracker_of
 from nocap.options.tracker.wandb import WandbMode
-from nocap.store.record_files import Metrics
+from nocap.store.rows_file import RowsFile
 from nocap.store.record import read_record
 from nocap.store.tracking import open_tracker
 
 folder, mode, how = Path(sys.argv[1]), *sys.argv[2:4]
 first, last = map(int, sys.argv[4:])
 record = read_record(folder)
-rows = Metrics(folder / "metrics.jsonl").rows()
+rows = RowsFile(folder / "metrics.jsonl").rows()
 config = config_of(record)
 tracker = replace(tracker_of(config), mode=WandbMode(mode), init_timeout_s=4)
 session = open_tracker(tracker, run_facts(config, folder, record.manifest), rows=rows[:first])
@@ -514,7 +514,7 @@ def test_a_setting_that_cannot_work_is_refused_before_the_start(
     name, _, value = setting.partition("=")
     monkeypatch.setenv(name, value)
     with pytest.raises(ValueError) as refused:
-        without_data(compose(["model=nano", "data=synthetic", "tracker=wandb"]))
+        located_and_checked(compose(["model=nano", "data=synthetic", "tracker=wandb"]))
     assert str(refused.value) == REFUSED[setting]
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from nocap.config.choices import overrides_of
 from nocap.config.compose import compose, raw_config
+from nocap.config.overrides import overrides_of
 from nocap.config.plain import from_plain, to_plain
 from nocap.launch.sweep import expand
 from tests.conftest import SMALL, Door

@@ -35,7 +35,8 @@ import jobs
 from worth import ADDED, Blocks, Steps, added, put, stages, tell
 
 from nocap.config import hardware
-from nocap.config.compose import Composed, as_in, composed
+from nocap.config.arm_defaults import as_in
+from nocap.config.compose import Composed, composed
 from nocap.config.errors import EXIT_CODES, StoppedError, refusals
 from nocap.config.keys import InputError, flat, require
 from nocap.config.plain import to_plain

@@ -18,8 +18,8 @@ from nocap.display import NONE, count
 from nocap.judge.claim import TO_TARGET
 from nocap.judge.interval import Estimate, Position
 from nocap.report import forest
+from nocap.report.figures_in_words import measured as in_words
 from nocap.report.table import Column, Table
-from nocap.report.words import measured as in_words
 from nocap.store.metrics import METRICS, Metric, Scale
 from nocap.study.claim_words import is_known
 from nocap.study.study_folder import load_study

@@ -28,7 +28,7 @@ from nocap.judge.cautious_interval import of_pairs
 from nocap.judge.interval import Estimate
 from nocap.measure.bench import carry_out
 from nocap.measure.bench_arms import compose_arm, compose_arms
-from nocap.measure.bench_result import Bench, written
+from nocap.measure.bench_result import ArmStatus, Bench, written
 from nocap.measure.bench_table import render_bench
 from nocap.measure.timed_arm import TimedArm
 from nocap.store.record_files import write_json
@@ -87,7 +87,7 @@ def race(
     own_s = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
     compilers_s = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
     print(f"load after: {os.getloadavg()}; CPU {own_s:.0f} s, and {compilers_s:.0f} s of compilers")
-    return int(any(arm.status == "failed" for arm in result.arms))
+    return int(any(arm.status is ArmStatus.failed for arm in result.arms))
 
 
 def arms_of(base: Sequence[str], settings_of: Mapping[str, Sequence[str]]) -> list[TimedArm]:

@@ -29,7 +29,8 @@ from typing import Any
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
 
-from nocap.config.compose import as_in, composed
+from nocap.config.arm_defaults import as_in
+from nocap.config.compose import composed
 from nocap.store.record_files import read_json
 from nocap.study.tasks import loss_of, train, trainings
 

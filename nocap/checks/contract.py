@@ -35,7 +35,7 @@ from nocap.model.language_model import LanguageModel
 from nocap.options.attention import Attention
 from nocap.options.ideas import Idea
 from nocap.store.checkpoints import step_of
-from nocap.store.record_files import Metrics, Row
+from nocap.store.rows_file import Row, RowsFile
 from nocap.training import memory
 from nocap.training.build import Trainee, build, configure_numerics
 from nocap.training.ledger import Ledger
@@ -460,4 +460,4 @@ def _steps(run: Run, n: int) -> tuple[Trainee, list[float]]:
 
 
 def _rows(run_dir: Path) -> list[Row]:
-    return Metrics(run_dir / "metrics.jsonl").rows()
+    return RowsFile(run_dir / "metrics.jsonl").rows()

@@ -13,9 +13,10 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from nocap import outside
-from nocap.config.choices import of_a_grid, overrides_of
+from nocap.config.choices import of_a_grid
 from nocap.config.compose import compose, raw_config
 from nocap.config.option import Option
+from nocap.config.overrides import overrides_of
 from nocap.config.run import Run
 from nocap.store.tracking import NO_MIRROR
 

@@ -11,9 +11,12 @@ From a command line to a checked `Run`:
 
     flags            the flags of `nocap.train`, listed once
     override_text    the characters of an override's value, as they were typed
+    overrides        overrides by Hydra's grammar, and which of them choose options
     choices          the options that overrides choose, composed by Hydra
     compose          from overrides to a `Run`
+    arm_defaults     compose arms with the defaults of their baseline
     plain            plain values as a checked dataclass, and back: the one door
+    explain          what is wrong in one line, and what was probably meant
     resolvers        what a yaml may ask for in place of a value, as in `${nocap.fraction:…}`
     defaults         device, precision, compilation and so on where a run does not choose them
     gpu_defaults     the same on a GPU, each rule beside its figures

@@ -16,96 +16,31 @@ from typing import Any, cast
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.core.plugins import Plugins
-from hydra.errors import HydraException, OverrideParseException
+from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from nocap import outside
-from nocap.config.keys import check_text, flat, require
+from nocap.config.explain import explain, one_line_errors, suggest
+from nocap.config.keys import flat, require
 from nocap.config.other_trainers import hint_for
-from nocap.config.paths import conf_dir
-from nocap.config.plain import (
-    explain,
-    one_line_errors,
-    run_tree,
-    suggest,
+from nocap.config.overrides import (
+    is_choice,
+    is_launcher,
+    option_folders,
+    overrides_of,
+    parse_override,
 )
+from nocap.config.paths import conf_dir
+from nocap.config.plain import run_tree
 from nocap.config.resolvers import register_resolver
 from nocap.config.run import Run
 from nocap.config.untrusted_files import read_text, read_yaml
 
 # 1.3 warns without it, 1.4 with it
 HYDRA: dict[str, Any] = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
-
-
-# --- overrides ------------------------------------------------------------------------------------
-
-
-def overrides_of(words: Sequence[str], *, grid: bool = False) -> list[Override]:
-    """Return the overrides that words are. Hydra's own keys are refused, but for the launcher of a
-    grid.
-
-    Errors:
-        ValueError: the first wrong one.
-    """
-    overrides = [parse_override(word) for word in words]
-    rule = "not be set: of Hydra's keys nocap takes only hydra/launcher, with --multirun"
-    for override in overrides:
-        key = override.key_or_group
-        is_hydras = re.search(r"\bhydra\b", f"{key} {override.package}") is not None
-        may_choose = grid and is_launcher(override)
-        require(may_choose or not is_hydras, key, rule, override.input_line)
-    return overrides
-
-
-@lru_cache(maxsize=4096)  # the words of a study come again with each of its arms, seeds and looks
-def parse_override(word: str) -> Override:
-    """Return an override by Hydra's grammar.
-
-    Errors:
-        ValueError: it cannot be parsed.
-    """
-    key = word.partition("=")[0]
-    check_text(key if key.isprintable() else repr(key)[:80], word)
-    try:
-        (override,) = OverridesParser.create().parse_overrides([word])
-    except (OverrideParseException, RecursionError) as error:
-        reason = next(iter(str(error).splitlines()), "")
-        if reason.startswith("LexerNoViable") or "expecting <EOF>" in reason:
-            value = _in_quotes(word.partition("=")[2])
-            reason = f'put the value in quotes, as in "{key}={value}"'[:200]
-        raise ValueError(f"{word[:80]!a} cannot be read: {reason}") from None
-    return override
-
-
-def _in_quotes(text: str) -> str:
-    """Quote a value, or each element of a list, as Hydra reads it."""
-    if text.startswith("[") and text.endswith("]"):
-        elements = [_in_quotes(part.strip()) for part in text[1:-1].split(",")]
-        return f"[{','.join(elements)}]"
-    return QuotedString(text=text.strip("'\""), quote=Quote.single).with_quotes()
-
-
-def is_choice(override: Override) -> bool:
-    """Say whether an override is Hydra's to apply: it chooses options."""
-    group = override.key_or_group
-    names_group = group in _folders() or "/" in group or override.package is not None
-    sets_keys = isinstance(override.value(), dict)
-    return names_group and not sets_keys
-
-
-@cache
-def _folders() -> frozenset[str]:
-    return frozenset({"experiment", *map(outside.place, outside.groups())})
-
-
-def is_launcher(override: Override) -> bool:
-    """Say whether an override chooses a grid's launcher, or is one of its keys."""
-    match = re.match(r"hydra[/.]launcher(\.|$)", override.key_or_group)
-    return match is not None and override.package is None
 
 
 def of_a_grid(overrides: Sequence[Override]) -> DictConfig:
@@ -136,9 +71,6 @@ def has_sweeps(words: Sequence[str]) -> bool:
     return bool(of_a_grid(overrides_of(words, grid=True)).hydra.sweeper.get("params"))
 
 
-# --- composing ------------------------------------------------------------------------------------
-
-
 def option_config(words: Sequence[str]) -> tuple[DictConfig, dict[str, str | None]]:
     """Return what the options that these words choose give, typed, and their names. It is
     remembered while the yamls and the options from outside are the same.
@@ -146,18 +78,18 @@ def option_config(words: Sequence[str]) -> tuple[DictConfig, dict[str, str | Non
     Errors:
         ValueError: as for `by_hydra`.
     """
-    return _option_config(tuple(words), (outside.in_use(), *_yamls()))
+    return _option_config_cached(tuple(words), (outside.in_use(), *_yamls()))
 
 
-@lru_cache(maxsize=512)
-def _option_config(
+@lru_cache(maxsize=512)  # `read_from` is a part of the key, and nothing else
+def _option_config_cached(
     words: tuple[str, ...], read_from: tuple[Hashable, ...]
 ) -> tuple[DictConfig, dict[str, str | None]]:
     """Return what these options give, and their names."""
     config = by_hydra(words)
     choices = dict(config.hydra.runtime.choices)  # without those that are a list
     parts = {f.name for f in dataclasses.fields(Run)}
-    groups = (parts & _folders()) - {"ideas"}
+    groups = (parts & option_folders()) - {"ideas"}
     for group in sorted(groups):
         require(group in choices, group, f"be one option, as in {group}=NAME", "a list or none")
     plain = cast(dict[str, Any], OmegaConf.to_container(config))
@@ -178,19 +110,21 @@ def by_hydra(words: Sequence[str]) -> DictConfig:
     for name in yamls:
         _choose(name)
     if not outside.folders():
-        return _by_hydra(tuple(words), _yamls())
+        return _by_hydra_cached(tuple(words), _yamls())
     if any(map(_has_defaults, yamls)):
         for name in _yamls_of(words):
             _choose(name)
-    config = _by_hydra(tuple(words), _yamls())
+    config = _by_hydra_cached(tuple(words), _yamls())
     # a folder may have a yaml of the name of a default, too
     for group, name in config.hydra.runtime.choices.items():
         _choose(f"{group}/{name}")
     return config
 
 
-@lru_cache(maxsize=512)  # a command asks for its sweeps, and then for its config
-def _by_hydra(words: tuple[str, ...], read_from: tuple[Hashable, ...]) -> DictConfig:
+# A command asks for its sweeps, and then for its config. `read_from` is a part of the key, and
+# nothing else.
+@lru_cache(maxsize=512)
+def _by_hydra_cached(words: tuple[str, ...], read_from: tuple[Hashable, ...]) -> DictConfig:
     prepare_hydra()
     with hydra.initialize_config_dir(str(conf_dir()), **HYDRA), _hydras_errors():
         config = hydra.compose("train", [*words, *search_path()], return_hydra_config=True)

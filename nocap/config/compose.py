@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from types import NoneType
 from typing import Any, TypeVar, cast
 
@@ -13,21 +13,14 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
 from nocap.config import hardware
-from nocap.config.choices import is_choice, option_config, overrides_of
-from nocap.config.defaults import fits_a_graph
+from nocap.config.choices import option_config
+from nocap.config.explain import one_line_errors
 from nocap.config.keys import check_keys, flat, require
 from nocap.config.outgoing_text import redact
 from nocap.config.override_text import as_text
-from nocap.config.plain import (
-    check_type,
-    dataclass_from,
-    one_line_errors,
-    run_tree,
-    to_plain,
-    types_of,
-)
+from nocap.config.overrides import is_choice, overrides_of
+from nocap.config.plain import check_type, dataclass_from, run_tree, to_plain, types_of
 from nocap.config.run import Run
-from nocap.config.trainer import Device
 
 T = TypeVar("T")
 # what the baseline's shape decides for all
@@ -185,77 +178,6 @@ def _value_of(config: DictConfig, key: str, value: Any, text: Any) -> Any:
         value = text
     check_type(types, value, key)
     return value
-
-
-def as_in(
-    baseline: Composed | None,
-    overrides: Sequence[str],
-    compose: Callable[[Sequence[str]], Composed] = composed,
-) -> Composed:
-    """Return these overrides with the baseline's precision, compilation, micro-batch and CUDA
-    graphs, unless they choose their own: arms differ in nothing else.
-
-    Errors:
-        ValueError: as for `compose`.
-    """
-    arm = compose(overrides)
-    if baseline is None:
-        return arm
-    differing = list[str]()
-    for key in OF_ARMS:
-        own = getattr(arm.run.trainer, key)
-        if key in arm.defaults and own != getattr(baseline.run.trainer, key):
-            differing.append(key)
-    if not differing:
-        return arm
-    of_baseline = to_plain(baseline.run)["trainer"]
-    more = [f"trainer.{key}={str(of_baseline[key]).lower()}" for key in differing]
-    return compose((*overrides, *more))
-
-
-def as_baseline(
-    baseline: Composed,
-    others: Iterable[Sequence[str]],
-    compose: Callable[[Sequence[str]], Composed] = composed,
-) -> tuple[Composed, Sequence[str] | None]:
-    """Return the baseline of these other arms, and the first of them that a CUDA graph is not known
-    to hold. Where there is one, a baseline that would have a graph by default has none, and with it
-    no arm that does not choose."""
-    if not (baseline.run.trainer.cuda_graphs and "cuda_graphs" in baseline.defaults):
-        return baseline, None
-    for overrides in others:
-        try:
-            arm = compose(overrides)
-        except ValueError:
-            continue  # refused where it is composed beside the baseline
-        if is_beyond_graphs(arm):
-            return compose((*baseline.overrides, "trainer.cuda_graphs=false")), overrides
-    return baseline, None
-
-
-def is_beyond_graphs(arm: Composed) -> bool:
-    """Return whether an arm chooses no CUDA graph, and none is known to hold what it does."""
-    return "cuda_graphs" in arm.defaults and not fits_a_graph(arm.run)
-
-
-def compose_measured(overrides: Sequence[str], baseline: Composed | None = None) -> Composed:
-    """Return a run whose step is measured: with one thread, whose process time is a fair clock on a
-    machine that others use, and on a CPU not compiled, which pays in no measurement; unless the
-    overrides choose otherwise or give a length, `trainer.steps`, whose default then is measured.
-    Beside a `baseline`: `as_in` it.
-
-    Errors:
-        ValueError: as for `compose`.
-    """
-    words = ("trainer.threads=1", *overrides)
-    arm = as_in(baseline, words)
-    on_cpu = arm.run.trainer.device is Device.cpu
-    if baseline is not None or not on_cpu or "compile" not in arm.defaults:
-        return arm
-    has_length = any(word.startswith("trainer.steps=") for word in overrides)
-    if has_length:
-        return arm
-    return composed([*words, "trainer.compile=off"])
 
 
 # --- other requests -------------------------------------------------------------------------------

@@ -17,11 +17,12 @@ from typing import Any, get_type_hints
 from hydra.core.override_parser.types import Override
 
 from nocap import outside
-from nocap.config.choices import is_choice, option_names, overrides_of
+from nocap.config.choices import option_names
+from nocap.config.explain import suggest
 from nocap.config.flags import Flags, GridFlags, flags_of
 from nocap.config.other_trainers import hint_for
+from nocap.config.overrides import is_choice, overrides_of
 from nocap.config.paths import conf_dir
-from nocap.config.plain import suggest
 from nocap.config.run import Run, Store
 from nocap.config.trainer import Search, Trainer
 from nocap.config.untrusted_files import read_yaml

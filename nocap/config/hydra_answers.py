@@ -14,9 +14,10 @@ import hydra
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
-from nocap.config.choices import HYDRA, is_choice, overrides_of, prepare_hydra, search_path
+from nocap.config.choices import HYDRA, prepare_hydra, search_path
 from nocap.config.compose import raw_config
 from nocap.config.flags import Flags
+from nocap.config.overrides import is_choice, overrides_of
 from nocap.config.paths import conf_dir
 
 INTERPOLATED = re.compile(r'"[^"]*\$\{[^"]*"')  # a value that follows from other keys, in JSON
@@ -26,7 +27,7 @@ def answer(flags: Flags) -> None:
     """Print what Hydra answers to `--info`, or to a shell that completes a line.
 
     Errors:
-        ValueError: as for `unchecked`.
+        ValueError: as for `raw_config`.
     """
     # its errors come here; else it would print them, and exit with 1
     os.environ["HYDRA_FULL_ERROR"] = "1"

@@ -75,7 +75,8 @@ def key(
     holds an option: False excludes all its keys but those that say True themselves, True includes
     them all, and without either each key decides. `free`: text of any characters. `text`: of a
     field of type Any, a text or a list of texts. `added`: the key came after runs were registered;
-    it counts where it is not its default, so that what counted before stays as it was.
+    it counts where it is not its default, so that what counted before stays as it was. The comment
+    beside a key, or above it, is its text in `--help`.
     """
     known = COUNTS.keys() | LIMITS.keys() | {"help", "free", "text", "longest", "added"}
     assert facts.keys() <= known, facts

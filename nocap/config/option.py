@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from nocap.config.run import Run
 
 
+# With `slots` a dataclass is made anew, and `super()` in it would mean the class before. So a
+# subclass calls its parent by name, as in `Option.check(self, run)`.
 @dataclass(kw_only=True, slots=True)
 class Option:
     """The base of every option of every group. `kind` is the option's own name in its group, as

@@ -43,6 +43,7 @@ class ActivationCheckpointing(Enum):
     mlp = "mlp"  # the inside of the MLP branches
 
 
+# A comment beside a key, or above it, is its text in `--help`: `help_page` reads it from here.
 @dataclass(kw_only=True, slots=True)
 class Trainer:
     steps: int = key(ge=1, le=10**9, step=False)  # number of optimizer updates

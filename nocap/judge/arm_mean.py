@@ -13,7 +13,6 @@ class ArmMean:
     not."""
 
     mean: float | None  # None: not known, or a run never came to the target
-    estimate: Estimate | None = (
-        None  # a ratio or a difference; None: it is the baseline, or is not compared
-    )
+    # a ratio or a difference; None: it is the baseline, or is not compared
+    estimate: Estimate | None = None
     refused: str | None = None  # why it is not compared

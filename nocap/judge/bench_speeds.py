@@ -37,9 +37,8 @@ def judge(seconds_RI: Array) -> Speeds:
     logs_RI = np.log(seconds_RI)
     base_R = logs_RI[:, 1]
     control = of_pairs((base_R - logs_RI[:, 0]).tolist())
-    bias = max(
-        CLOCK_BIAS, abs(control.mid)
-    )  # an arm must differ by more than the baseline does from itself
+    # an arm must differ by more than the baseline does from itself
+    bias = max(CLOCK_BIAS, abs(control.mid))
     others = logs_RI.T[2:]
     comparisons = max(1, len(others))
     arms = [

@@ -17,7 +17,8 @@ from enum import Enum
 
 from nocap.config.keys import require
 from nocap.judge.interval import LEAST_PAIRS
-from nocap.store.metrics import HELD, METRICS, PARTS, Better, Metric, Scale, is_log
+from nocap.store.metrics import METRICS, Better, Metric, Scale, is_log
+from nocap.store.step_parts import HELD, PARTS
 
 TO_TARGET = ("time_to_target_s", "steps_to_target")
 AT_EQUAL_LOSS = "time_at_equal_loss"
@@ -91,9 +92,8 @@ class Mechanism:
     how that is computed."""
 
     rule: Rule = Rule.given
-    bound: float | None = (
-        None  # for `given`; null where arithmetic sets no bound, and the formula says why
-    )
+    # for `given`; null where arithmetic sets no bound, and the formula says why
+    bound: float | None = None
     parts: list[str] = field(default_factory=list)  # for `amdahl`
     # of these parts: how much of one is saved, where it is not all of it
     saved: dict[str, float] = field(default_factory=dict)

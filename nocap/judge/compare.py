@@ -24,7 +24,7 @@ from nocap.judge.arm_rows import RowMaker
 from nocap.judge.arms import Arm, swept_keys
 from nocap.judge.comparison import ComparedArm, Comparison
 from nocap.judge.confounders import declaring, is_noisy
-from nocap.judge.differences import DifferenceTable, Pair, difference, judge_together
+from nocap.judge.differences import ArmPair, DifferenceTable, difference, judge_together
 from nocap.judge.equal_loss import BaselineLengths, TimeAtEqualLoss, judge_rows
 from nocap.judge.factors import Factors, by_factor
 from nocap.judge.interval import Estimate
@@ -128,7 +128,7 @@ def _difference_table(pairing: Pairing, *, cautious: bool) -> DifferenceTable:
 
 
 def _cautious(
-    table: DifferenceTable, pairs: Mapping[str, Pair], arms: Collection[str]
+    table: DifferenceTable, pairs: Mapping[str, ArmPair], arms: Collection[str]
 ) -> DifferenceTable:
     """Return the table with the cautious interval for these of its arms."""
     others = [pair.arm for pair in pairs.values()]
@@ -137,7 +137,9 @@ def _cautious(
         if name not in arms:
             continue
         pair = pairs[name]
-        estimate = times_and_memory.gain(pair.arm, pair.base, others, pair.metric, log=False)
+        estimate = times_and_memory.difference_among(
+            pair.arm, pair.base, others, pair.metric, log=False
+        )
         if estimate is not None:
             by_arm[name] = difference(estimate, metric=pair.metric, floor=pair.floor)
     return replace(table, by_arm=by_arm)

@@ -91,9 +91,8 @@ class Comparison:
     not_compared: list[tuple[str, str]]  # name and status
     found: Found  # all runs of the group, those that are not compared too
     allow: Collection[str] = ()  # differences that were declared
-    against: str = (
-        BASELINE  # what each arm is compared with; of PREVIOUS the baseline is the first arm
-    )
+    # what each arm is compared with; of PREVIOUS the baseline is the first arm
+    against: str = BASELINE
     factors: Factors | None = None  # None: the arms are no full crossing of keys
     look: int = 1  # how often its arms were looked at, this time included
     cautious: bool = False

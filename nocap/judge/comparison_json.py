@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import msgspec
@@ -35,7 +34,7 @@ from nocap.judge.differences import Difference
 from nocap.judge.equal_loss import STEPS, TimeAtEqualLoss
 from nocap.judge.factors import Factor, Factors, Interaction, Level
 from nocap.judge.findings import Finding, Findings
-from nocap.judge.interval import LEAST_PAIRS, Estimate, confidence
+from nocap.judge.interval import LEAST_PAIRS, Estimate, confidence, finite
 from nocap.judge.pace import TOKEN_US
 from nocap.judge.time_to_target import Reach
 from nocap.store.grid_timing import Timing
@@ -86,18 +85,11 @@ def result_of(comparison: Comparison) -> Result:
 
 def interval_json(estimate: Estimate) -> IntervalJson:
     """Return an estimate as JSON has it."""
-    mean = _finite(estimate.mid)
-    low = _finite(estimate.low)
-    high = _finite(estimate.high)
-    sd = _finite(estimate.sd)
+    mean = finite(float(estimate.mid))
+    low = finite(float(estimate.low))
+    high = finite(float(estimate.high))
+    sd = finite(float(estimate.sd))
     return IntervalJson(mean=mean, low=low, high=high, sd=sd, n=estimate.n, method=estimate.method)
-
-
-def _finite(x: float) -> float | None:
-    """Return a number that JSON has; `None` in place of what is endless or no number."""
-    if not math.isfinite(x):
-        return None
-    return float(x)
 
 
 def _interval(estimate: Estimate | None) -> IntervalJson | None:

@@ -43,8 +43,25 @@ class DifferenceWord(Enum):
     unfinished = "unfinished"
     confounded = "confounded"
 
+    @property
+    def is_shown(self) -> bool:
+        """Say whether a difference is shown."""
+        return self in (DifferenceWord.better, DifferenceWord.worse)
 
-SHOWN_WORDS = (DifferenceWord.better, DifferenceWord.worse)  # those of a difference that is shown
+    @property
+    def is_gain(self) -> bool:
+        """Say whether it is shown that the arm is better."""
+        return self is DifferenceWord.better
+
+    @property
+    def is_of_interval(self) -> bool:
+        """Say whether the interval alone makes the word."""
+        return self.is_shown or self is DifferenceWord.unclear
+
+    @property
+    def may_change(self) -> bool:
+        """Say whether more repeats of a race may change the word."""
+        return self in (DifferenceWord.unclear, DifferenceWord.undecided)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,7 +109,7 @@ def difference(estimate: Estimate, *, metric: str, floor: float = ROUNDING) -> D
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Pair:
+class ArmPair:
     """An arm and what it is compared with, by their values of one metric."""
 
     arm: Arm
@@ -200,9 +217,9 @@ class DifferenceTable:
     look: int
 
 
-def judge_together(pairs: Sequence[Pair]) -> DifferenceTable:
+def judge_together(pairs: Sequence[ArmPair]) -> DifferenceTable:
     """Judge arms together: each against one baseline, or each against the arm before it."""
-    members = list[Pair]()
+    members = list[ArmPair]()
     by_arm = dict[str, Difference]()
     for pair in pairs:
         own = pair.own_difference()
@@ -218,7 +235,7 @@ def judge_together(pairs: Sequence[Pair]) -> DifferenceTable:
     return DifferenceTable(by_arm=by_arm, seeds=seeds, members=names, look=look)
 
 
-def common_seeds(members: Sequence[Pair]) -> list[int]:
+def common_seeds(members: Sequence[ArmPair]) -> list[int]:
     """List the seeds that all sides of these pairs share; none where they are too few for pairs."""
     if not members:
         return []
@@ -228,7 +245,7 @@ def common_seeds(members: Sequence[Pair]) -> list[int]:
     return sorted(seeds) if len(seeds) >= LEAST_PAIRS else []
 
 
-def estimates(members: Sequence[Pair], seeds: Sequence[int], look: int) -> list[Estimate]:
+def estimates(members: Sequence[ArmPair], seeds: Sequence[int], look: int) -> list[Estimate]:
     """Return the difference of each pair, for all of them together."""
     if not members:
         return []
@@ -243,6 +260,6 @@ def estimates(members: Sequence[Pair], seeds: Sequence[int], look: int) -> list[
     return of_steps(bases | samples, steps, look=look)
 
 
-def pair_of(arm: Arm, base: Arm, metric: str) -> Pair:
+def pair_of(arm: Arm, base: Arm, metric: str) -> ArmPair:
     """Return a pair with the looks that it had."""
-    return Pair(arm=arm, base=base, metric=metric, looks=looks_at(arm, base))
+    return ArmPair(arm=arm, base=base, metric=metric, looks=looks_at(arm, base))

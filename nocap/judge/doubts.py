@@ -16,7 +16,7 @@ from nocap.judge.confounders import (
     machines_differ,
 )
 from nocap.judge.crossing import crossing
-from nocap.judge.differences import DifferenceTable, Pair
+from nocap.judge.differences import ArmPair, DifferenceTable
 from nocap.judge.interval import LEAST_PAIRS
 from nocap.judge.pace import Paces
 from nocap.store.grid_timing import Timing
@@ -111,7 +111,7 @@ def _came_along(arm: Arm, base: Arm) -> Iterator[str]:
         )
 
 
-def unpaired(table: DifferenceTable, pairs: Mapping[str, Pair]) -> Iterator[str]:
+def unpaired(table: DifferenceTable, pairs: Mapping[str, ArmPair]) -> Iterator[str]:
     """Say why nothing is paired where the runs name their seeds."""
     members = [pair for name, pair in pairs.items() if name in table.members]
     have_seeds = all(seed >= 0 for pair in members for seed in (*pair.values, *pair.base_values))

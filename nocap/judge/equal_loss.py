@@ -35,8 +35,9 @@ from nocap.judge.interval import (
     of_arms,
     of_pairs,
     seeds_to_show,
+    subtract,
 )
-from nocap.judge.pace import Paces, subtract
+from nocap.judge.pace import Paces
 
 SHARES = (0.7, 1.4)  # of the baseline's steps
 STEPS = "trainer.steps"
@@ -50,9 +51,8 @@ class TimeAtEqualLoss:
 
     ratio: Estimate | None = None
     refused: str | None = None
-    seeds: int | None = (
-        None  # that would show a ratio as far from 1; None: it is shown, or too many
-    )
+    # that would show a ratio as far from 1; None: it is shown, or too many
+    seeds: int | None = None
 
     @classmethod
     def of(cls, logarithm: Estimate, *, look: int) -> TimeAtEqualLoss:
@@ -98,7 +98,7 @@ def shows_a_length(arm: Arm) -> bool:
     return all(run.length_of is not None for run in arm.all)
 
 
-def around(base: Arm, arms: Sequence[Arm]) -> tuple[Arm, Arm] | None:
+def lengths_around(base: Arm, arms: Sequence[Arm]) -> tuple[Arm, Arm] | None:
     """Return the baseline's next shorter and next longer length; `None`: one of them is missing."""
     lengths = [arm for arm in arms if arm is not base and arm.runs and is_length(arm, base)]
     lengths.sort(key=lambda arm: arm.config[STEPS])

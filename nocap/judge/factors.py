@@ -20,8 +20,8 @@ from nocap.judge.confounders import confounders, is_noisy
 from nocap.judge.crossing import Crossing, Point, crossing
 from nocap.judge.differences import Difference, DifferenceTable, DifferenceWord, difference
 from nocap.judge.equal_loss import BaselineLengths, Logarithms, TimeAtEqualLoss, judge_rows, mean_of
-from nocap.judge.interval import ROUNDING, Estimate, Position, of_arms
-from nocap.judge.pace import TOKEN_US, Paces, subtract
+from nocap.judge.interval import ROUNDING, Estimate, Position, of_arms, subtract
+from nocap.judge.pace import TOKEN_US, Paces
 from nocap.store.metrics import METRICS, Kind
 
 

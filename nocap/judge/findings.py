@@ -19,9 +19,8 @@ from nocap.judge.equal_loss import TimeAtEqualLoss
 from nocap.judge.factors import Factors
 from nocap.judge.interval import ROUNDING, seeds_to_show
 
-FIRST_SEEDS = (
-    4  # of a first look: they show three standard deviations of a pair in 97%, three seeds in 74%
-)
+# of a first look: they show three standard deviations of a pair in 97%, three seeds in 74%
+FIRST_SEEDS = 4
 MORE = 4  # times the seeds at most; beyond that, times the steps
 
 # The order in which words are told.
@@ -45,20 +44,15 @@ class Finding:
     difference: Difference
     # of a level: other keys → how many levels
     over: Mapping[str, int] = field(default_factory=dict)
-    seeds: int | None = (
-        None  # that would show a difference as large; None: it is shown, or too small
-    )
+    # that would show a difference as large; None: it is shown, or too small
+    seeds: int | None = None
     equal_loss: TimeAtEqualLoss | None = None
 
     @property
     def is_open(self) -> bool:
         """Say whether more runs may show something: of the time at equal loss where that is known,
         else of the loss."""
-        if self.difference.word not in (
-            DifferenceWord.better,
-            DifferenceWord.worse,
-            DifferenceWord.unclear,
-        ):
+        if not self.difference.word.is_of_interval:
             return False
         if self.equal_loss is not None and self.equal_loss.ratio is not None:
             return self.equal_loss.word is DifferenceWord.unclear
@@ -163,7 +157,7 @@ def _rank(finding: Finding) -> tuple[bool, int, float]:
     words = [finding.difference.word]
     if finding.equal_loss is not None:
         words.append(finding.equal_loss.word)
-    is_shown = DifferenceWord.better in words or DifferenceWord.worse in words
+    is_shown = any(word.is_shown for word in words)
     rank = ORDER.index(finding.difference.word)
     size = 0.0 if math.isnan(mid) else abs(mid)
     return not is_shown, rank, -size

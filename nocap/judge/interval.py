@@ -24,9 +24,8 @@ BySeed = Mapping[int, float]
 # the half width of a mean of so many pairs with this standard deviation, at this look
 Width = Callable[[float, int, int], float]
 
-LEAST_PAIRS = (
-    3  # fewer give no interval: at two, a t-interval reaches 12.7 standard errors to each side
-)
+# fewer give no interval: at two, a t-interval reaches 12.7 standard errors to each side
+LEAST_PAIRS = 3
 CONFIDENCE = 0.95
 ERROR = 0.05  # of all arms of a table together, to both sides
 ROUNDING = 1e-6  # relative: what lies closer is no difference
@@ -99,6 +98,16 @@ def _exp(x: float) -> float:
 def logarithms(values: BySeed) -> dict[int, float]:
     """Return the logarithm of each seed's value."""
     return {seed: math.log(value) for seed, value in values.items()}
+
+
+def finite(x: float) -> float | None:
+    """Return a number that JSON has; `None` in place of what is endless or no number."""
+    return x if math.isfinite(x) else None
+
+
+def subtract(a: Sequence[float], b: Sequence[float]) -> list[float]:
+    """Return the differences of two rows."""
+    return [x - y for x, y in zip(a, b, strict=True)]
 
 
 def quantile(df: float, tail: float) -> float:

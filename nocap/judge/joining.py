@@ -25,9 +25,9 @@ from nocap.judge.grouping import group
 from nocap.judge.interval import ROUNDING
 from nocap.judge.question import PREVIOUS, Question
 from nocap.store.grid_timing import Timing
-from nocap.store.measurement import moment
 from nocap.store.record import Record
 from nocap.store.runs import Found
+from nocap.store.times import moment
 
 PRECISION = "trainer.precision"
 HASH = 12  # characters of a hash in a message

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from nocap.judge.arms import Arm
 from nocap.judge.interval import LEAST_PAIRS
-from nocap.store.measurement import moment
+from nocap.store.times import moment
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

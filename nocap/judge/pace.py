@@ -13,8 +13,8 @@ from statistics import fmean
 
 from nocap.judge.arms import Arm
 from nocap.judge.confounders import machines_differ
-from nocap.judge.differences import DifferenceTable, Pair, common_seeds, estimates
-from nocap.judge.interval import Estimate, of_arms
+from nocap.judge.differences import ArmPair, DifferenceTable, common_seeds, estimates
+from nocap.judge.interval import Estimate, of_arms, subtract
 from nocap.store.grid_timing import Timing
 
 TOKEN_US = "token_us"
@@ -69,10 +69,10 @@ class Paces:
         seconds = self.timing.seconds.get(arm.id)
         return 1e6 * fmean(seconds) if seconds else None
 
-    def ratios(self, pairs: Mapping[str, Pair], table: DifferenceTable) -> dict[str, Estimate]:
+    def ratios(self, pairs: Mapping[str, ArmPair], table: DifferenceTable) -> dict[str, Estimate]:
         """Return the ratio of the time a token of each arm of the table, for all of them together.
         `pairs`: by the arm's id, of the metric `TOKEN_US`."""
-        members = dict[str, Pair]()
+        members = dict[str, ArmPair]()
         for name, pair in pairs.items():
             if name in table.members and self.refusal(pair.arm, pair.base) is None:
                 members[name] = pair
@@ -83,7 +83,7 @@ class Paces:
                 ratios[name] = estimate.exp()
         return ratios
 
-    def _estimates(self, pairs: Sequence[Pair], *, look: int) -> list[Estimate]:
+    def _estimates(self, pairs: Sequence[ArmPair], *, look: int) -> list[Estimate]:
         if self.timing is None:
             return estimates(pairs, common_seeds(pairs), look)
         sides = [(self.logarithms(pair.arm, ()), self.logarithms(pair.base, ())) for pair in pairs]
@@ -93,8 +93,3 @@ class Paces:
 def _has_times(arm: Arm) -> bool:
     """Say whether the time a token of each of an arm's seeds is known."""
     return arm.values[TOKEN_US].keys() == {*arm.seeds}
-
-
-def subtract(a: Sequence[float], b: Sequence[float]) -> list[float]:
-    """Return the differences of two rows."""
-    return [x - y for x, y in zip(a, b, strict=True)]

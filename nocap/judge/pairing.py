@@ -11,8 +11,8 @@ from nocap.display import shorten
 from nocap.judge import grouping
 from nocap.judge.arm_labels import choose_baseline, labelled
 from nocap.judge.arms import Arm, starts, vocabularies
-from nocap.judge.differences import Pair, pair_of
-from nocap.judge.equal_loss import around, shows_a_length
+from nocap.judge.differences import ArmPair, pair_of
+from nocap.judge.equal_loss import lengths_around, shows_a_length
 from nocap.judge.question import PREVIOUS
 from nocap.store.runs import Found
 
@@ -23,7 +23,7 @@ class Pairing:
 
     arms: list[Arm]  # in a chain in the order of time
     base: Arm
-    pairs: Mapping[str, Pair]  # by the arm's id, of each arm but the baseline
+    pairs: Mapping[str, ArmPair]  # by the arm's id, of each arm but the baseline
     metric: str  # of all verdicts
     lengths: list[Arm]  # that were only trained to show the baseline at other lengths: no row
     ends: tuple[Arm, Arm] | None  # the baseline's shorter and longer length; None: it has none
@@ -51,7 +51,7 @@ def pair_arms(
     base = choose_baseline(arms, baseline)
     metric = _metric(arms)
     # a chain has no one baseline, which has other lengths
-    ends = None if stepwise else around(base, every)
+    ends = None if stepwise else lengths_around(base, every)
     return Pairing(
         arms=arms,
         base=base,
@@ -72,10 +72,10 @@ def _metric(arms: Sequence[Arm]) -> str:
     return "val_bpb"
 
 
-def _pairs(arms: Sequence[Arm], base: Arm, metric: str, *, stepwise: bool) -> dict[str, Pair]:
+def _pairs(arms: Sequence[Arm], base: Arm, metric: str, *, stepwise: bool) -> dict[str, ArmPair]:
     """Return each arm but the baseline with what it is compared with: that, or the arm before
     it."""
-    pairs = dict[str, Pair]()
+    pairs = dict[str, ArmPair]()
     before = base
     for arm in arms:
         if arm is not base:

@@ -20,7 +20,15 @@ import numpy as np
 from nocap.judge.arms import Arm, swept_keys
 from nocap.judge.confounders import machines_differ
 from nocap.judge.differences import scaled
-from nocap.judge.equal_loss import SHARES, STEPS, around, is_between, is_known, slopes, times
+from nocap.judge.equal_loss import (
+    SHARES,
+    STEPS,
+    is_between,
+    is_known,
+    lengths_around,
+    slopes,
+    times,
+)
 from nocap.judge.grouping import group
 from nocap.judge.interval import (
     LEAST_PAIRS,
@@ -162,7 +170,7 @@ class _Falls:
 
 def _falls(base: Arm, arms: Sequence[Arm]) -> _Falls | None:
     """Return those of a baseline's next lengths; `None`: it has none with three seeds."""
-    ends = around(base, arms)
+    ends = lengths_around(base, arms)
     if ends is None:
         return None
     short, long = ends

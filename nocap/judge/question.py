@@ -14,9 +14,8 @@ PREVIOUS = "previous"
 class Question:
     """Each part as the option of that name has it; `None`: it is not said."""
 
-    baseline: str | None = (
-        None  # an arm, by whatever names it; in a result the identity of one of its runs
-    )
+    # an arm, by whatever names it; in a result the identity of one of its runs
+    baseline: str | None = None
     target: float | None = None  # nats per token
     allow: Collection[str] | None = None
     against: str | None = None

@@ -29,19 +29,15 @@ from nocap.judge.interval import (
     analysis_of,
     of_arms,
     of_arms_apart,
+    subtract,
 )
-from nocap.judge.pace import subtract
 from nocap.judge.time_to_target import TargetCrossing, too_coarse, widening
 from nocap.judge.verdict import ClaimWord, Reason, word_of_positions
 from nocap.store.measurement import Measurement
 from nocap.store.metrics import METRICS, Better, Kind, Metric
 
 NOT_REACHED = "a run never came to the target, or began at it"
-OPEN = (
-    DifferenceWord.unclear,
-    DifferenceWord.undecided,
-    ClaimWord.inconclusive,
-)  # more repeats may change these words
+IGNORES_SEED = "n=1: all repeats are equal to rounding, the commands ignore their seed"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,10 +123,28 @@ class RacedArm:
     costs: Mapping[str, Difference]
     # metric → over the repeats that count: a gain, of a cost such a ratio
     measured: Mapping[str, ArmMean]
+    ignores_seed: bool  # of its repeats only one counts
+
+    @property
+    def reason_text(self) -> str:
+        """Say why it has its word; nothing where its gain says it."""
+        if self.ignores_seed:
+            return IGNORES_SEED
+        if self.word is DifferenceWord.undecided:
+            return f"n={self.gain.n}"
+        if self.guard:
+            return f"guard {self.guard}"
+        return "" if self.reason is None else self.reason.value
+
+    @property
+    def word_with_reason(self) -> str:
+        """Return the word with its reason."""
+        reason = self.reason_text
+        return f"{self.word.value} ({reason})" if reason else self.word.value
 
     @property
     def is_decided(self) -> bool:
-        return self.word not in OPEN
+        return not self.word.may_change
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -175,7 +189,8 @@ def _judge_arm(name: str, full: _Repeats, independent: _Repeats) -> RacedArm:
     gain = full.gain(name, metric)
     guards = {limit.metric.name: full.gain(name, limit.metric) for limit in question.limits}
     costs = {cost.name: full.judged_cost(name, cost) for cost in question.costs}
-    if independent.n < full.n:  # a command ignores its seed
+    ignores_seed = independent.n < full.n
+    if ignores_seed:
         word, reason, guard = _without_interval()
     else:
         sizes = map(abs, [*full.values(name, metric), *full.values(question.baseline, metric)])
@@ -189,6 +204,7 @@ def _judge_arm(name: str, full: _Repeats, independent: _Repeats) -> RacedArm:
         guards=guards,
         costs=costs,
         measured=independent.measured(name),
+        ignores_seed=ignores_seed,
     )
 
 

@@ -270,7 +270,9 @@ def _curve(run: Record, axis: str) -> list[float]:
     return x if len(x) == len(run.curve.val_loss) else []
 
 
-def crossing(x: Sequence[float], y: Sequence[float], *, target: float) -> TargetCrossing | None:
+def target_crossing(
+    x: Sequence[float], y: Sequence[float], *, target: float
+) -> TargetCrossing | None:
     """Return where a falling curve first reaches `target`, interpolated linearly; `None`: it never
     does.
 
@@ -302,7 +304,7 @@ def _crossings(arm: Arm, *, axis: str, goal: float) -> dict[int, TargetCrossing]
     for run in arm.all:
         x = _curve(run, axis)
         if x and run.seed not in by_seed:
-            reached = crossing(x, run.curve.val_loss, target=goal)
+            reached = target_crossing(x, run.curve.val_loss, target=goal)
             by_seed[run.seed] = reached or TargetCrossing.never(max(x))
     # A run that diverged will never reach it: its budget is the arm's. It may have no curve,
     # either.

@@ -20,9 +20,11 @@ SHOWN_METRICS = ("tokens_per_s", "step_ms", "model_mib", "train_s")
 PEAK_ONLY = "a record has no figure of the model's memory, or only the peak of its process"
 
 
-def gain(arm: Arm, base: Arm, others: Sequence[Arm], metric: str, *, log: bool) -> Estimate | None:
-    """Return an arm's gain with an interval for all arms together, which the noise of the other
-    arms narrows."""
+def difference_among(
+    arm: Arm, base: Arm, others: Sequence[Arm], metric: str, *, log: bool
+) -> Estimate | None:
+    """Return an arm's difference from the baseline, of `log` the logarithm of its ratio: with an
+    interval for all arms together, which the noise of the other arms narrows."""
     groups = list[list[float]]()
     for other in others:
         if other is not arm:
@@ -75,7 +77,7 @@ def of_metric(
     refused = _refused(arm, base, metric)
     ratio = None
     if refused is None and arm is not base and _has_ratio(arm, metric):
-        ratio = gain(arm, base, others, metric, log=True)
+        ratio = difference_among(arm, base, others, metric, log=True)
     return ArmMean(mean=mean, estimate=ratio, refused=refused)
 
 

@@ -35,6 +35,16 @@ class ClaimWord(Enum):
     refuted = "refuted"
     inconclusive = "inconclusive"
 
+    @property
+    def is_gain(self) -> bool:
+        """Say whether at least the gain that was stated is shown."""
+        return self in (ClaimWord.confirmed, ClaimWord.exceeded)
+
+    @property
+    def may_change(self) -> bool:
+        """Say whether more repeats of a race may change the word."""
+        return self is ClaimWord.inconclusive
+
 
 class Reason(Enum):
     """Why a claim is refuted or inconclusive."""

@@ -18,14 +18,13 @@ from nocap.launch.fork_server import ForkServer
 from nocap.launch.leftovers import leftovers, surplus_checkpoints
 from nocap.launch.plan import Plan
 from nocap.launch.record_head import write_record_head
-from nocap.launch.run_folder import outcome, sound
+from nocap.launch.run_folder import ended_summary, outcome
 from nocap.launch.run_result import RunResult
 from nocap.launch.run_table import table
 from nocap.launch.signals import stop_handler
 from nocap.launch.workers import Workers, WorkersEnd
 from nocap.store import lease
-from nocap.store.checkpoints import delete
-from nocap.store.file_writing import append_text
+from nocap.store.file_writing import append_text, delete
 from nocap.store.record_files import ENDED, SUMMARY, TRAIN_LOG, RunStatus, read_json
 from nocap.training.summary import cut_short
 
@@ -108,12 +107,12 @@ def bring_to_end(
     Errors:
         ValueError: another process is training it, and still is after `wait_s` seconds.
     """
-    summary = sound(plan)
+    summary = ended_summary(plan)
     if summary is not None:
         clean(plan)
         return RunResult.of(summary)
     with hold(plan, wait_s=wait_s) as run_lease:
-        summary = sound(plan)
+        summary = ended_summary(plan)
         if summary is not None:  # its holder has brought it to its end
             return RunResult.of(summary)
         log(headline(plan))

@@ -13,9 +13,10 @@ from omegaconf import DictConfig, OmegaConf
 from nocap import outside
 from nocap.config import hardware
 from nocap.config.compose import Composed, composed
+from nocap.config.explain import one_line_errors
 from nocap.config.flags import TIME, GridFlags
 from nocap.config.keys import check_keys, require
-from nocap.config.plain import dataclass_from, one_line_errors
+from nocap.config.plain import dataclass_from
 from nocap.config.trainer import Trainer
 from nocap.launch.grid import Cell, Grid, plan_grid
 from nocap.options.launcher import Launcher, Target

@@ -32,9 +32,10 @@ from nocap.store.checkpoints import (
     newest_first,
     step_of,
 )
-from nocap.store.identity import config_that_counts, digest
+from nocap.store.identity import config_that_counts
+from nocap.store.json_shapes import check_shape
 from nocap.store.record import read_record
-from nocap.store.record_files import CONFIG, MANIFEST, SHAPES, RunStatus, check_shape, read_json
+from nocap.store.record_files import CONFIG, MANIFEST, SHAPES, RunStatus, digest, read_json
 from nocap.store.runs import LAST, find_one
 
 INIT = "trainer.init_from"

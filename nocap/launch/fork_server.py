@@ -105,13 +105,13 @@ class ForkServer:
         run_dir: Path,
         *,
         env: Mapping[str, str],
-        reasons: int,
+        failure_fd: int,
         log: int,
         cores: Collection[int] = (),
         imports: Collection[str] = (),
     ) -> ForkedProcess:
-        """Fork a worker of the run in this folder. `env`: its environment; `reasons`: the file in
-        which it says why it failed; `log`: its stderr; `cores`: the CPU cores that it stays on,
+        """Fork a worker of the run in this folder. `env`: its environment; `failure_fd`: the file
+        in which it says why it failed; `log`: its stderr; `cores`: the CPU cores that it stays on,
         where it does not have all; `imports`: modules that it may need, for a server that begins
         now.
 
@@ -119,10 +119,10 @@ class ForkServer:
             OSError: the server was killed twice, or it cannot import what a worker needs.
         """
         try:
-            return self._fork(run_dir, env, [reasons, log], cores, imports)
+            return self._fork(run_dir, env, [failure_fd, log], cores, imports)
         except ConnectionError:  # it was killed, and begins again
             self._lose()
-            return self._fork(run_dir, env, [reasons, log], cores, imports)
+            return self._fork(run_dir, env, [failure_fd, log], cores, imports)
 
     def look(self) -> None:
         """Read which workers have ended. A server that was killed has taken its workers with it."""

@@ -55,20 +55,20 @@ def serve(sock: socket.socket) -> None:
                 socket.send_fds(sock, [ForkReply(pid=pid).packed()], [pidfd])
 
 
-def fork_worker(request: ForkRequest, reasons: int, log: int) -> int:
+def fork_worker(request: ForkRequest, failure_fd: int, log: int) -> int:
     """Fork a worker, and return its pid. In the worker itself this does not return."""
     server = os.getpid()
     pid = os.fork()
     if pid != 0:  # the server itself
-        os.close(reasons)
+        os.close(failure_fd)
         os.close(log)
         return pid
     code = 1
     try:
         die_with_parent(server)
         os.dup2(log, 2)
-        _close_all_but(0, 1, 2, reasons)
-        _work(request, reasons, server)
+        _close_all_but(0, 1, 2, failure_fd)
+        _work(request, failure_fd, server)
     except SystemExit as error:
         code = int(error.code or 0)
     except BaseException:
@@ -78,7 +78,7 @@ def fork_worker(request: ForkRequest, reasons: int, log: int) -> int:
         os._exit(code)  # never back into the server's loop
 
 
-def _work(request: ForkRequest, reasons: int, server: int) -> NoReturn:
+def _work(request: ForkRequest, failure_fd: int, server: int) -> NoReturn:
     """Be the worker that was asked for."""
     from nocap.launch import worker  # imported by `main`
 
@@ -89,7 +89,7 @@ def _work(request: ForkRequest, reasons: int, server: int) -> NoReturn:
         os.environ.pop(name, None)
     os.environ.update(request.changed)
     os.environ[environment.PARENT] = str(server)
-    os.environ[environment.FAILURES] = str(reasons)
+    os.environ[environment.FAILURES] = str(failure_fd)
     name = "nocap worker"
     if "RANK" in os.environ:
         name = f"nocap rank {os.environ['RANK']}"

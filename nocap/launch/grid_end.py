@@ -20,7 +20,7 @@ from nocap.launch.upload import comparison_facts, send_left
 from nocap.report.comparison_tables import render
 from nocap.store.record_files import TRAIN_LOG, RunStatus
 from nocap.store.runs import load_runs
-from nocap.store.tracking import gathered, left, track_comparison
+from nocap.store.tracking import gathered, has_unsent, track_comparison
 
 # where the status alone is unclear
 MEANINGS = {RunStatus.preempted: "stopped half-way", RunStatus.waiting: "not started"}
@@ -136,7 +136,7 @@ def _compare(grid: Grid) -> bool:
         if is_new:
             facts = comparison_facts(grid.folder, comparison)
             address = track_comparison(tracker, **facts, report=grid.folder / REPORT)
-            if address and not left(tracker, grid.folder):
+            if address and not has_unsent(tracker, grid.folder):
                 print(f"tracker: {address}")
         folders = {cell.label: cell.plan.run_dir for cell in grid.cells}
         for command in gathered(tracker, grid.folder, folders):

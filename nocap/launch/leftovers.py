@@ -9,7 +9,8 @@ from typing import Any
 
 from nocap.config.trainer import Trainer
 from nocap.launch.plan import Plan
-from nocap.store.checkpoints import FOLDER, is_folder, newest_first, step_of, unfinished
+from nocap.store.checkpoints import FOLDER, is_folder, newest_first, step_of
+from nocap.store.file_writing import unfinished
 from nocap.store.record_files import MANIFEST, read_json
 
 RANKS = ".ranks"  # where a run's ranks find each other: a folder that nobody else can enter

@@ -16,11 +16,12 @@ from typing import Any, Protocol
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
-from nocap.config.choices import is_launcher, of_a_grid, overrides_of
+from nocap.config.choices import of_a_grid
 from nocap.config.compose import composed
 from nocap.config.errors import EXIT_CODES, FailedError
 from nocap.config.flags import PLAN, UNTIL_SHOWN, GridFlags
 from nocap.config.keys import require
+from nocap.config.overrides import is_launcher, overrides_of
 from nocap.config.run import Run
 from nocap.config.trainer import Search
 from nocap.launch import baseline_lengths, search, seed_looks
@@ -32,7 +33,7 @@ from nocap.launch.grid_page import drop_page
 from nocap.launch.runner import Runner, earlier_ends
 from nocap.launch.search_space import space_of
 from nocap.launch.sweep import expand
-from nocap.launch.this_machine import Devices, one_at_a_time
+from nocap.launch.this_machine import ThisMachine, one_at_a_time
 from nocap.options.launcher import Launcher
 from nocap.store.record_files import RunStatus
 
@@ -153,7 +154,7 @@ class Command:
         if self.timer is not None:
             print(self.timer.plan(grid), flush=True)
 
-    def devices(self) -> Devices | None:
+    def devices(self) -> ThisMachine | None:
         """Return this machine's devices, which the launcher shares out; None: it has others."""
         if self.launcher is None:
             return one_at_a_time()

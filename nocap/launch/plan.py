@@ -20,7 +20,8 @@ from nocap.launch.earlier_runs import EarlierRun, checkpoint_of, init_checkpoint
 from nocap.launch.run_folder import damage_notices, half_done_notices
 from nocap.launch.seed_request import SeedRequest
 from nocap.store.checkout import uncommitted
-from nocap.store.identity import digest, identity_parts
+from nocap.store.identity import identity_parts
+from nocap.store.record_files import digest
 from nocap.store.runs import of_identity
 
 
@@ -83,7 +84,7 @@ def plan(run: Run, *, choices: Mapping[str, str | None], datasets: Datasets | No
     """
     if datasets is None:
         datasets = Datasets()
-    run = without_data(run)
+    run = located_and_checked(run)
     dataset = dataset_of(run, datasets)
     _check_tokens(run, dataset)
     parts = identity_parts(run, data_fingerprint=dataset.fingerprint)
@@ -121,7 +122,7 @@ def plan(run: Run, *, choices: Mapping[str, str | None], datasets: Datasets | No
     )
 
 
-def without_data(run: Run) -> Run:
+def located_and_checked(run: Run) -> Run:
     """Locate the runs that a run names, and refuse what is refused whatever its data are.
 
     Errors:

@@ -13,7 +13,7 @@ from typing import Any
 from nocap.config.outgoing_text import redact, trusted, visible
 from nocap.display import time_left
 from nocap.store.file_writing import append_text
-from nocap.store.record_files import Row
+from nocap.store.rows_file import Row
 
 LINE_EVERY_S = 5.0  # at most one plain line in this time, validation apart
 

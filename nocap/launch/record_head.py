@@ -28,10 +28,10 @@ from nocap.launch.plan import Plan
 from nocap.launch.seed_request import SeedRequest
 from nocap.store import lease
 from nocap.store.checkout import git_state, uncommitted
-from nocap.store.checkpoints import delete
-from nocap.store.file_writing import write_file, write_text
-from nocap.store.measurement import now
-from nocap.store.record_files import CONFIG, MANIFEST, ROWS, SUMMARY, Metrics, read_json, write_json
+from nocap.store.file_writing import delete, write_file, write_text
+from nocap.store.record_files import CONFIG, MANIFEST, ROWS, SUMMARY, read_json, write_json
+from nocap.store.rows_file import RowsFile
+from nocap.store.times import now
 
 PACKAGES = ("numpy", "hydra-core", "omegaconf", "tiktoken", "safetensors", "wandb")
 
@@ -140,7 +140,7 @@ def _spent_s(plan: Plan, attempts: Sequence[Mapping[str, Any]]) -> float:
     else:
         recorded_s = sum(earlier.seconds for earlier in _began_with(plan))
     logged_s = 0.0
-    rows = Metrics(plan.run_dir / ROWS).rows()
+    rows = RowsFile(plan.run_dir / ROWS).rows()
     if rows:
         logged_s = rows[-1].get("clock/wall_s") or 0.0
     summed_s = 0.0

@@ -12,7 +12,7 @@ from nocap.config.outgoing_text import redact
 from nocap.judge.arm_labels import short_keys
 from nocap.judge.arms import arm_key, spell
 from nocap.options.tracker import RunFacts
-from nocap.store.measurement import moment
+from nocap.store.times import moment
 
 
 def run_facts(

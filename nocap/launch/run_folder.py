@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from nocap.launch.plan import Plan
 
 
-def sound(plan: Plan) -> dict[str, Any] | None:
+def ended_summary(plan: Plan) -> dict[str, Any] | None:
     """Return the summary of this run if it has come to its end: finished, or diverged, which it
     would do again. One that is damaged has not, where there is a checkpoint to go on from.
 
@@ -38,7 +38,7 @@ def outcome(plan: Plan) -> RunResult | None:
     """Return how a run among others has come to its end; None: it has not. One that is damaged, and
     that no checkpoint makes again, is no error here."""
     try:
-        summary = sound(plan)
+        summary = ended_summary(plan)
     except ValueError as error:
         return RunResult(status=RunStatus.damaged, reason=str(error))
     if summary is None:

@@ -19,7 +19,8 @@ from nocap.launch.grid import Cell, Grid
 from nocap.launch.run_result import RunResult
 from nocap.launch.signals import stop_handler
 from nocap.store.lease import HeldError
-from nocap.store.record_files import ENDED, ROWS, SUMMARY, RunStatus, read_json, read_rows
+from nocap.store.record_files import ENDED, ROWS, SUMMARY, RunStatus, read_json
+from nocap.store.rows_file import read_rows
 
 # for each cell that another process is training, between looks at them: a thousand are no load on a
 # file server

@@ -19,11 +19,13 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from nocap.config.choices import parse_override
-from nocap.config.compose import Composed, as_baseline, as_in
+from nocap.config.arm_defaults import as_baseline, as_in
+from nocap.config.compose import Composed
 from nocap.config.defaults import BEYOND_GRAPHS
+from nocap.config.explain import one_line_errors
 from nocap.config.keys import is_fault, require
-from nocap.config.plain import dataclass_from, one_line_errors
+from nocap.config.overrides import parse_override
+from nocap.config.plain import dataclass_from
 from nocap.config.trainer import Search
 from nocap.display import plural
 from nocap.launch.grid import Cell, Grid, plan_grid
@@ -32,11 +34,10 @@ from nocap.launch.run_result import RunResult
 from nocap.launch.runner import Runner
 from nocap.launch.search_space import Params, Space, describe, ends, params_of, propose, words_of
 from nocap.launch.search_trial import SearchTrial
-from nocap.launch.this_machine import Devices
+from nocap.launch.this_machine import ThisMachine
 from nocap.report.table import Column, Table
 from nocap.store import lease
-from nocap.store.identity import digest
-from nocap.store.record_files import RunStatus, read_json
+from nocap.store.record_files import RunStatus, digest, read_json
 from nocap.store.runs import GRID
 
 MOST_TRIALS = 10  # trials of the table on a terminal
@@ -88,7 +89,7 @@ def plan_search(
     datasets = Datasets()
     at_ends = [(*fixed, *end) for end in ends(space)]
     base, beyond = as_baseline(compose(at_ends[0]), at_ends[1:], compose)
-    compose_trial = partial(as_in, base, compose=compose)
+    compose_trial = partial(as_in, base, compose_arm=compose)
     grid = plan_grid(
         at_ends,
         swept=tuple(space),
@@ -178,7 +179,7 @@ class SearchRun:
         return "\n".join(lines)
 
     def run(
-        self, devices: Devices, *, log: Callable[[str], None] = print
+        self, devices: ThisMachine, *, log: Callable[[str], None] = print
     ) -> tuple[dict[str, RunResult], bool]:
         """Train what is missing, as many trials at once as there is room for. Return how each run
         of this process ended, by identity, and whether a request to stop came.

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from hydra.core.override_parser.types import Override
 
-from nocap.config.choices import overrides_of
 from nocap.config.flags import UNTIL_SHOWN
 from nocap.config.keys import require
+from nocap.config.overrides import overrides_of
 from nocap.display import listed, shorten
 from nocap.judge.compare import compare
 from nocap.judge.findings import extended

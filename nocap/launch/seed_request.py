@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nocap.store.measurement import now
+from nocap.store.times import now
 
 if TYPE_CHECKING:
     from nocap.launch.plan import Plan

@@ -37,7 +37,7 @@ def _units() -> dict[Device, list[str]]:
 
 
 @dataclass(kw_only=True)
-class Devices(Executor):
+class ThisMachine(Executor):
     """A worker for each cell, on `trainer.devices` GPUs or `trainer.threads` × `trainer.devices`
     CPU cores; at most `jobs` cells."""
 
@@ -122,6 +122,6 @@ class Devices(Executor):
             self.server.close()
 
 
-def one_at_a_time() -> Devices:
+def one_at_a_time() -> ThisMachine:
     """Return this machine for one cell at a time, which has all of it."""
-    return Devices(jobs=1, units={device: [] for device in Device})
+    return ThisMachine(jobs=1, units={device: [] for device in Device})

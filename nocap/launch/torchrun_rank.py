@@ -21,11 +21,12 @@ from nocap.launch.heartbeat import Heartbeat
 from nocap.launch.plan import Plan
 from nocap.launch.process import leave
 from nocap.launch.record_head import write_record_head
-from nocap.launch.run_folder import sound
+from nocap.launch.run_folder import ended_summary
 from nocap.launch.run_table import table
 from nocap.launch.worker import work
 from nocap.store import lease
-from nocap.store.record_files import MANIFEST, SUMMARY, Json, RunStatus, read_json
+from nocap.store.json_shapes import Json
+from nocap.store.record_files import MANIFEST, SUMMARY, RunStatus, read_json
 from nocap.training.world import World, join
 
 SHARED_S = 10.0  # that a shared file system may take to show a file to another node
@@ -45,7 +46,7 @@ def train_as_rank(plan: Plan, *, started: float) -> NoReturn:
     summary: Json | None = None
     if world.is_main:
         try:
-            summary = sound(plan)
+            summary = ended_summary(plan)
             if summary is None:
                 run_lease = _begin(plan, ranks=world.size)
         except ValueError as error:

@@ -21,11 +21,11 @@ from nocap.launch.plan import Plan
 from nocap.launch.run_facts import run_facts
 from nocap.options.tracker import RunFacts, Tracker, TrackerSession
 from nocap.store import lease
-from nocap.store.identity import digest
 from nocap.store.record import Record, read_record
-from nocap.store.record_files import CONFIG, ROWS, Metrics
+from nocap.store.record_files import CONFIG, ROWS, digest
+from nocap.store.rows_file import RowsFile
 from nocap.store.runs import load_runs
-from nocap.store.tracking import left, send, send_comparison
+from nocap.store.tracking import has_unsent, send, send_comparison
 
 if TYPE_CHECKING:
     from nocap.judge.comparison import Comparison
@@ -44,7 +44,7 @@ def send_run(folder: Path, tracker: Tracker | None = None) -> TrackerSession:
     with _lease_of(folder):
         record = read_record(folder, rows=False)
         config = config_of(record)
-        rows = Metrics(folder / ROWS).rows()
+        rows = RowsFile(folder / ROWS).rows()
         facts = run_facts(config, folder, record.manifest, params=record.summary["params"])
         return send(tracker or tracker_of(config), facts, rows=rows, summary=record.summary)
 
@@ -94,13 +94,13 @@ def send_left(plans: Sequence[Plan], grid: Path) -> Iterator[str]:
     if not plans:
         return
     tracker = plans[0].run.tracker
-    waiting = [plan.run_dir for plan in plans if left(plan.run.tracker, plan.run_dir)]
+    waiting = [plan.run_dir for plan in plans if has_unsent(plan.run.tracker, plan.run_dir)]
     if waiting and tracker.sends_now():
         waiting = list(_unsent(waiting))
     lacking = list[str]()
     if waiting:
         lacking.append(f"{len(waiting)} of {plural(len(plans), 'run')}")
-    if left(tracker, grid):
+    if has_unsent(tracker, grid):
         lacking.append("the comparison")
     if lacking:
         command = f"python -m nocap.runs sync {shlex.quote(shown(grid))}"

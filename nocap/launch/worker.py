@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -38,25 +39,24 @@ from nocap.launch.worker_failure import cut_attempt_short, report_failure, tell_
 from nocap.model.compiled import compiler_failed
 from nocap.model.gpt import build_model, count_parameters
 from nocap.options.tracker import TrackerSession
-from nocap.store.identity import check_source
 from nocap.store.record_files import (
     CONFIG,
     MANIFEST,
     ROWS,
     TRAIN_LOG,
-    Metrics,
-    Row,
     RunStatus,
     read_json,
     write_summary,
 )
+from nocap.store.rows_file import Row, RowsFile
+from nocap.store.source_hashes import check_source
 from nocap.store.tracking import has_mirror, open_tracker
 from nocap.training import allocator
 from nocap.training.job import Job
 from nocap.training.loop import train
 from nocap.training.recorder import Outcome
 from nocap.training.summary import summarize
-from nocap.training.world import join, world_of_environment
+from nocap.training.world import World, join, world_of_environment
 
 BEAT_S = 0.5  # between heartbeats while a tracker ends
 
@@ -120,13 +120,9 @@ class WorkerProcess:
             stage = Path(os.environ[environment.STAGE])
         self.reporter = Reporter(log_path=log_path, steps=run.trainer.steps)
         self.session = TrackerSession()  # mirrors nothing, until training starts
-        self.job = job_of(
-            run,
-            run_dir,
-            manifest,
+        self.job = replace(
+            job_of(run, run_dir, manifest, world=self.world, started=started),
             stage=stage,
-            world=self.world,
-            started=started,
             on_start=self._start,
             on_row=self._log_row,
             log=self.reporter.log,
@@ -195,8 +191,10 @@ def _parameters(run: Run, vocab_size: int, log: Callable[[str], None]) -> dict[s
         return {}
 
 
-def job_of(run: Run, run_dir: Path, manifest: dict[str, Any], **around: Any) -> Job:
-    """Return a run with what its manifest says; `around`: what is of this process."""
+def job_of(
+    run: Run, run_dir: Path, manifest: dict[str, Any], *, world: World, started: float
+) -> Job:
+    """Return a run with what its manifest says, in this process, without callbacks."""
     data = manifest["data"]
     return Job(
         run=run,
@@ -205,17 +203,18 @@ def job_of(run: Run, run_dir: Path, manifest: dict[str, Any], **around: Any) -> 
         vocab_size=data["vocab_size"],
         val_bytes=data["val_bytes"],
         run_dir=run_dir,
+        world=world,
+        started=started,
         keeps_last=keeps_last(manifest, run.trainer),
         spent_s=manifest["attempts"][-1]["spent_s"],
         teacher_s=sum(teacher["train_s"] for teacher in manifest["teachers"].values()),
-        **around,
     )
 
 
 def conclude(job: Job, manifest: dict[str, Any], outcome: Outcome, session: TrackerSession) -> None:
     """Write the summary, and once more when the tracker has ended: so its clock holds that as
     well."""
-    rows = Metrics(job.run_dir / ROWS).rows()
+    rows = RowsFile(job.run_dir / ROWS).rows()
 
     def summary() -> dict[str, Any]:
         clock = outcome.ledger.seconds()

@@ -83,34 +83,34 @@ class Workers:
         self._failed_at = math.inf
         self._failed = dict[int, int]()  # rank → exit code, of those that failed by themselves
         # what the workers say that fail, in their order; it needs no disk, which may be full
-        self._reasons, reasons = os.pipe()
-        os.set_blocking(self._reasons, False)
+        self._failure_pipe, failure_fd = os.pipe()
+        os.set_blocking(self._failure_pipe, False)
         self._processes: list[subprocess.Popen[bytes] | ForkedProcess] = []
         try:
             for number in range(devices):
-                self._processes.append(self._begin(number, reasons))
+                self._processes.append(self._begin(number, failure_fd))
         except OSError:  # too few processes or files: those that were started must not go on alone
             self.send(signal.SIGKILL)
             raise
         finally:
-            os.close(reasons)
+            os.close(failure_fd)
 
-    def _begin(self, number: int, reasons: int) -> subprocess.Popen[bytes] | ForkedProcess:
+    def _begin(self, number: int, failure_fd: int) -> subprocess.Popen[bytes] | ForkedProcess:
         """Start the worker with this number."""
         run_dir = self._plan.run_dir
-        env = self._env(number, reasons)
+        env = self._env(number, failure_fd)
         cores = list[int]()
         if self._plan.run.trainer.device is Device.cpu:
             cores = [int(core) for core in self._units]
         if not self._to_log:
-            return self._fresh(env, reasons, cores)
+            return self._fresh(env, failure_fd, cores)
         with to_append(run_dir / TRAIN_LOG) as log:
             if self._server is None:
-                return self._fresh(env, reasons, cores, output=subprocess.DEVNULL, log=log)
+                return self._fresh(env, failure_fd, cores, output=subprocess.DEVNULL, log=log)
             return self._server.start(
                 run_dir,
                 env=env,
-                reasons=reasons,
+                failure_fd=failure_fd,
                 log=log.fileno(),
                 cores=cores,
                 imports=self._imports(),
@@ -128,7 +128,7 @@ class Workers:
     def _fresh(
         self,
         env: Mapping[str, str],
-        reasons: int,
+        failure_fd: int,
         cores: Sequence[int],
         *,
         output: int | None = None,
@@ -139,14 +139,14 @@ class Workers:
         command = [sys.executable, "-m", "nocap.launch.worker", str(self._plan.run_dir)]
         with shielded_child():
             worker = subprocess.Popen(
-                command, env=env, pass_fds=[reasons], stdin=output, stdout=output, stderr=log
+                command, env=env, pass_fds=[failure_fd], stdin=output, stdout=output, stderr=log
             )
         if cores and hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(worker.pid, cores)
         return worker
 
-    def _env(self, number: int, reasons: int) -> dict[str, str]:
-        """Return the environment of the worker with this number. `reasons`: where it says why it
+    def _env(self, number: int, failure_fd: int) -> dict[str, str]:
+        """Return the environment of the worker with this number. `failure_fd`: where it says why it
         failed. Several workers meet in a file, in a folder that nobody else can enter."""
         t = self._plan.run.trainer
         env = {
@@ -156,7 +156,7 @@ class Workers:
             environment.PARENT: str(os.getpid()),
             environment.STAGE: str(self.stage),
             environment.STARTED: repr(self.started),
-            environment.FAILURES: str(reasons),
+            environment.FAILURES: str(failure_fd),
             "OMP_NUM_THREADS": str(t.threads),
         }
         env.pop("HYDRA_FULL_ERROR", None)
@@ -237,9 +237,9 @@ class Workers:
         reason = ""
         # a process that a worker started holds the other end, and nobody said anything
         with suppress(BlockingIOError):
-            first = os.read(self._reasons, 1 << 16).split(b"\0")[0].decode(errors="replace")
+            first = os.read(self._failure_pipe, 1 << 16).split(b"\0")[0].decode(errors="replace")
             status, _, reason = first.partition(" ")
-        os.close(self._reasons)
+        os.close(self._failure_pipe)
         return status, reason
 
     def _ending_line(self, codes: Mapping[int, int], *, alone: bool) -> str:

@@ -17,13 +17,20 @@ A profile takes one step, forward or text apart:
     profiler_ranges            mark modules for the profiler, and read the time of each
     mixer_moments              tell what a mixer computes, by its operations
     profile                    the profile: count, time, bound
+
+What a profile shows:
+
+    profile_record             put what was counted and what was timed into one record
+    profile_schema             its types as JSON
     profile_groups             its rows added up by part, layer and group
+    profile_tables             it as tables
     ceilings                   what each option could win at most
     largest_parts              its largest parts, and the command that measures a gain there
-    profile_schema             its types as JSON
-    profile_tables             it as tables
     profile_difference         two profiles compared
     profile_difference_table   what changed between two, as tables
 
+Single questions:
+
+    attention_lengths          a layer's attention by itself, against the sequence length
     fit                        the largest micro-batch that fits, for `nocap.train --fit`
 """

@@ -33,7 +33,7 @@ from nocap.judge.interval import LEAST_PAIRS
 from nocap.measure.bench_result import ArmStatus, Bench, BenchedArm, FlopPeak, Mfu, written
 from nocap.measure.roofline import matmul_flops
 from nocap.measure.timed_arm import Clock, TimedArm
-from nocap.store.measurement import now
+from nocap.store.times import now
 from nocap.training.memory_limit import within_memory
 
 # (rounds, instances, 2): seconds a token in the two blocks of each; NaN from where it failed
@@ -132,7 +132,7 @@ class _Session:
         """Keep the result so far; say whether it needs no more rounds, or has no time for them."""
         self.keep(self.result(times))
         self.log(f"round {len(times)}, {self.spent_s:.0f} s")
-        is_alone = any(arm.status != ArmStatus.measured for arm in self.instances[:2])
+        is_alone = any(arm.status is not ArmStatus.measured for arm in self.instances[:2])
         if self.rounds is not None or is_alone:
             return len(times) >= (self.rounds or LEAST_PAIRS)
         if _compared(times).are_narrow(LIMIT[self.trainer.device]):
@@ -254,7 +254,7 @@ def _peaks(arms: Sequence[TimedArm]) -> dict[str, FlopPeak]:
     """Find the FLOP/s of the arms that were timed, by precision and threads: by the data sheet,
     where there is one, and of a large matrix product here."""
     peaks = dict[str, FlopPeak]()
-    trainers = {_peak_of(arm): arm.run.trainer for arm in arms if arm.status == ArmStatus.measured}
+    trainers = {_peak_of(arm): arm.run.trainer for arm in arms if arm.status is ArmStatus.measured}
     for name, t in trainers.items():
         torch.set_num_threads(t.threads)
         nominal, source = hardware.peak_flops(t.device, t.precision)
@@ -296,7 +296,7 @@ def _arm(
     tokens_per_s = None
     rate = None  # FLOP/s
     by_flops = None
-    if arm.status == ArmStatus.measured:
+    if arm.status is ArmStatus.measured:
         tokens_per_s = math.exp(-np.log(times.mean(axis=1)).mean())
         if facts.flops_per_token:
             rate = facts.flops_per_token * tokens_per_s
@@ -304,7 +304,7 @@ def _arm(
             by_flops = base_flops / facts.flops_per_token if base_flops else None
     return BenchedArm(
         label=arm.label,
-        status=ArmStatus(arm.status),
+        status=arm.status,
         reason=arm.reason,
         facts=facts,
         speed=speed,
@@ -312,7 +312,7 @@ def _arm(
         speed_by_flops=by_flops,
         mfu=_mfu(rate, peaks.get(_peak_of(arm))),
         config=arm.config,
-        seconds_per_token=times.tolist() if arm.status == ArmStatus.measured else None,
+        seconds_per_token=times.tolist() if arm.status is ArmStatus.measured else None,
     )
 
 

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from itertools import combinations
 from typing import Any
 
-from nocap.config.compose import Composed, as_baseline, compose_measured
+from nocap.config.arm_defaults import as_baseline, compose_measured
+from nocap.config.compose import Composed
 from nocap.config.keys import require
 from nocap.config.plain import to_plain
 from nocap.config.run import Run

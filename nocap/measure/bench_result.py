@@ -66,9 +66,8 @@ class BenchedArm:
     status: ArmStatus
     reason: str | None
     facts: Facts
-    speed: (
-        Difference | None
-    )  # the logarithm of its tokens/s over the baseline's; None: it is the baseline
+    # the logarithm of its tokens/s over the baseline's; None: it is the baseline
+    speed: Difference | None
     tokens_per_s: float | None  # the geometric mean over rounds, as its ratio is
     speed_by_flops: float | None  # what arithmetic alone would give
     mfu: Mfu

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from nocap.judge.interval import CONFIDENCE, Estimate
 from nocap.measure.bench_result import Bench, BenchedArm, FlopPeak
+from nocap.report.figures_in_words import measured, values
 from nocap.report.table import Column, Table, TableCell
-from nocap.report.words import measured, values
 from nocap.store.metrics import METRICS, Scale
 
 ONE_SESSION = (

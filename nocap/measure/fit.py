@@ -14,6 +14,7 @@ from nocap.config.hardware import device_name
 from nocap.config.run import Run
 from nocap.config.trainer import Device
 from nocap.launch.plan import check_compiler
+from nocap.measure.bench_result import ArmStatus
 from nocap.measure.timed_arm import Clock, TimedArm
 from nocap.training import memory
 from nocap.training.memory_limit import within_memory
@@ -82,9 +83,9 @@ def _try(run: Run, size: int) -> Size:
     status = arm.status
     reason = arm.reason
     arm.close()
-    if status == "measured":
+    if status is ArmStatus.measured:
         return Size(sequences=size, peak_mib=peak_mib)
-    if status != "does not fit":
+    if status is not ArmStatus.does_not_fit:
         raise ValueError(f"a step with trainer.micro_batch={size} cannot be trained: {reason}")
     return Size(sequences=size, peak_mib=None, reason=reason)
 

@@ -34,15 +34,14 @@ from nocap.measure.profiler_ranges import (
 from nocap.measure.subject import Subject, SubjectKind
 from nocap.measure.timed_arm import Clock, TimedArm, random_tokens
 from nocap.model.gpt import build_model
-from nocap.store.metrics import HELD
+from nocap.store.step_parts import HELD
 from nocap.training import memory
 from nocap.training.build import autocast, build, configure_numerics
 from nocap.training.ledger import Ledger
 from nocap.training.step import enter_step, fetch, forward_of
 
-MOST_MICROBATCHES = (
-    2  # the second one shows what accumulating gradients costs; more would show nothing new
-)
+# the second one shows what accumulating gradients costs; more would show nothing new
+MOST_MICROBATCHES = 2
 WARM = 2  # calls before the first that counts
 TOKEN_REPEATS = 10  # times as many of a decoded token, which takes milliseconds
 

@@ -7,7 +7,7 @@ import gc
 import math
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from enum import Enum
@@ -20,21 +20,21 @@ import torch
 
 from nocap.config.keys import require
 from nocap.config.run import Run
-from nocap.config.trainer import Device, Precision
+from nocap.config.trainer import Device
 from nocap.data.shards import write_shard
 from nocap.data.tokens import Shard
 from nocap.measure.bench_arms import step_config
-from nocap.measure.bench_result import Facts
+from nocap.measure.bench_result import ArmStatus, Facts
 from nocap.model.flops import flops_per_token
 from nocap.model.gpt import count_parameters
 from nocap.options.attention import kernel_name
 from nocap.training import allocator, memory
-from nocap.training.build import autocast, build, configure_numerics
+from nocap.training.build import build, configure_numerics
 from nocap.training.job import Job
 from nocap.training.ledger import Ledger
-from nocap.training.loop import warm_up
 from nocap.training.memory_limit import ran_out
 from nocap.training.step import take_step
+from nocap.training.warm_up import warm_up
 from nocap.training.world import join
 
 # of work behind a figure of `least_ms`; figures, of which the least counts: others can only add
@@ -145,7 +145,7 @@ class TimedArm:
         self.config = step_config(run)
         self.run = run.in_the_end()
         self.device = torch.device(run.trainer.device.value)
-        self.status = "measured"  # or not measured, failed, does not fit
+        self.status = ArmStatus.measured
         self.reason: str | None = None
         self.facts = Facts()
         self.built: Any = None  # what holds its tensors
@@ -246,16 +246,16 @@ class TimedArm:
     def tried(self, work: Callable[[], float | None]) -> float:
         """Return what `work`, a method of this arm, returns; NaN from the moment the arm fails,
         which stops no other."""
-        if self.status != "measured":
+        if self.status is not ArmStatus.measured:
             return math.nan
         try:
             return work() or 0.0
         except (Exception, SystemExit) as error:  # an option from outside may raise anything
             if ran_out(error):
-                self.status = "does not fit"
+                self.status = ArmStatus.does_not_fit
                 self.reason = _first_line(error)
             else:
-                self.status = "failed"
+                self.status = ArmStatus.failed
                 self.reason = _named_line(error)
             error.__traceback__ = None  # its frames hold the arm's tensors
             self.close()
@@ -284,65 +284,3 @@ def _first_line(error: BaseException) -> str:
 def _named_line(error: BaseException) -> str:
     """Return the error's kind before its first line."""
     return f"{type(error).__name__}: {_first_line(error)}"
-
-
-# --- a layer's attention by itself, and what it costs against the sequence length ------------
-
-
-def exponent(lengths: Sequence[float], costs: Sequence[float]) -> float:
-    """Return of the power law of cost in T: the slope of log cost on log T by least squares."""
-    return float(np.polyfit(np.log(lengths), np.log(costs), 1)[0])
-
-
-def attention_ms(run: Run) -> float:
-    """Forward and backward of a layer's mixer on random queries, keys and values of the run's
-    shape; a hybrid's, on average."""
-    windows = [run.attention.window_of(layer) for layer in range(run.model.n_layer)]
-    alike_ms = [_mixer_ms(run, windows.index(w)) * windows.count(w) for w in set(windows)]
-    return sum(alike_ms) / len(windows)
-
-
-def _mixer_ms(run: Run, layer: int) -> float:
-    device = run.trainer.device
-    m = run.model
-    torch.set_num_threads(run.trainer.threads)
-    run.attention.prepare(run, torch.device(device.value))
-    mixer = run.attention.mixer(run, layer)
-    B = run.trainer.micro_batch
-    T = m.seq_len
-    D = m.d_model // m.n_head
-
-    def random(heads: int) -> torch.Tensor:
-        # As the projections leave them: (B, T, H, D) in memory.
-        x_BTHD = torch.randn(B, T, heads, D, device=device.value)
-        return x_BTHD.transpose(1, 2).requires_grad_()
-
-    q = random(m.n_head)
-    k = random(run.attention.n_kv_heads)
-    v = random(run.attention.n_kv_heads)
-    if run.trainer.precision is Precision.bf16:
-        v = v.detach().bfloat16().requires_grad_()
-
-    def mixed() -> torch.Tensor:
-        with autocast(run, run.trainer.precision):
-            return mixer(q, k, v)
-
-    grad = torch.ones_like(mixed())
-    clock = Clock.of(device, run.trainer.threads)
-    return clock.least_ms(lambda: torch.autograd.grad(mixed(), (q, k, v), grad))
-
-
-def at_length(run: Run, T: int) -> Run:
-    """Return the run with sequences of T tokens, one micro-batch a step, and nothing else
-    changed."""
-    tokens = run.trainer.micro_batch * T
-    trainer = replace(run.trainer, batch_tokens=tokens * run.trainer.devices, val_tokens=tokens)
-    model = replace(run.model, seq_len=T)
-    optimizer = run.optimizer.at_batch(trainer.batch_tokens)
-    return replace(run, model=model, trainer=trainer, optimizer=optimizer)
-
-
-def with_window(run: Run, T: int, *, window: int) -> Run:
-    """Return the run with sequences of T tokens, and a window that does not grow with them."""
-    attention = run.attention.at_window(window)
-    return at_length(replace(run, attention=attention), T)

@@ -20,7 +20,7 @@ from pathlib import Path
 from nocap.config.keys import require
 from nocap.judge.comparison_schema import Schema
 from nocap.judge.proposal import BatchQuestion, BatchResult, LossPair, ProposalWord, judge
-from nocap.store.identity import digest
+from nocap.store.record_files import digest
 from nocap.study.log import FILE as LOG
 from nocap.study.log import AnswerLine, LogLine, PairLine, ProposalLine, RulesLine, append, read_log
 from nocap.study.spec import Propose

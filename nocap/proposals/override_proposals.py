@@ -7,14 +7,17 @@ from functools import partial
 from typing import cast
 
 from nocap.config import hardware
-from nocap.config.choices import parse_override
-from nocap.config.compose import Composed, as_in, composed, is_beyond_graphs
+from nocap.config.arm_defaults import as_in, is_beyond_graphs
+from nocap.config.compose import Composed, composed
 from nocap.config.errors import FailedError
 from nocap.config.keys import require
+from nocap.config.overrides import parse_override
 from nocap.config.run import Run
 from nocap.proposals.campaign import Losses, Proposal, Proposals
 from nocap.sources.command_words import split_words
-from nocap.store.identity import config_that_counts, digest, source_hashes
+from nocap.store.identity import config_that_counts
+from nocap.store.record_files import digest
+from nocap.store.source_hashes import source_hashes
 from nocap.study.spec import Propose, Study
 from nocap.study.spec_checks import CLOSED
 from nocap.study.study_plan import check_fair, compose_arms, training_overrides

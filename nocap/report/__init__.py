@@ -15,7 +15,7 @@ What several pages and tables draw with:
 
     html_page              fill a template as one file, whose scripts are named by hash
     table                  a table and its columns: as text, Markdown and HTML
-    words                  figures in words: `7.4% faster`
+    figures_in_words       figures in words: `7.4% faster`
     svg_chart              a chart as SVG, for where no script runs
     arm_styles             a colour, a dash and a mark for each arm
     short_names            names of arms that fit

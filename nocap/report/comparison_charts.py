@@ -12,13 +12,12 @@ from typing import Any
 from markupsafe import Markup
 
 from nocap.judge.comparison import ComparedArm
-from nocap.judge.differences import SHOWN_WORDS
 from nocap.report import svg_chart
 from nocap.report.arm_styles import ArmStyle, styles_of
 from nocap.report.comparison_tables import ARM
+from nocap.report.figures_in_words import values
 from nocap.report.short_names import distinct, fitted
 from nocap.report.table import Table
-from nocap.report.words import values
 from nocap.store.metrics import METRICS
 from nocap.store.record import Curve, Record
 
@@ -39,6 +38,19 @@ Points = list[tuple[float, float]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PlottedSeed:
+    """A run of an arm as the page's script draws it."""
+
+    seed: int
+    status: str
+    own: Columns  # of its curve, those that are not its arm's mean, as the steps are
+
+    def data(self, spare: Collection[str]) -> dict[str, object]:
+        """Return the run for the script, without the columns that are `spare`."""
+        return {"seed": self.seed, "status": self.status, **_without(self.own, spare)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PlottedArm:
     """An arm as the page's script draws it."""
 
@@ -46,7 +58,7 @@ class PlottedArm:
     own: str  # its name without what all arms' names begin with
     look: ArmStyle
     hollow: bool  # its mark, where no difference is shown
-    seeds: list[dict[str, Any]]
+    seeds: list[PlottedSeed]
     mean: Columns
     averaged: int  # seeds
     val_loss: float | None
@@ -56,15 +68,20 @@ class PlottedArm:
     placed: bool  # whether it ran where the baseline did
 
     def data(self, base: Columns, spare: Collection[str]) -> dict[str, object]:
-        """Return it for the script, without the columns of its mean that `base` has too, and
+        """Return the arm for the script, without the columns of its mean that `base` has too, and
         without those that are `spare`."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         values.pop("look")
         if self.own == self.label:
             values.pop("own")
         values["mean"] = _without(_own(self.mean, base), spare)
-        values["seeds"] = [_without(seed, spare) for seed in self.seeds]
+        values["seeds"] = [seed.data(spare) for seed in self.seeds]
         return values | asdict(self.look)
+
+    @property
+    def curves(self) -> list[Columns]:
+        """List the curve of each run with all its columns."""
+        return [{**self.mean, **seed.own} for seed in self.seeds]
 
     @property
     def losses(self) -> Points:
@@ -114,8 +131,7 @@ class Charts:
         two tokenizers, or not known."""
         ratios = list[float]()
         for arm in self.arms:
-            for own in ({}, *arm.seeds):
-                curve: Mapping[str, Any] = {**arm.mean, **own}
+            for curve in (arm.mean, *arm.curves):
                 for loss, bpb in zip(curve["val_loss"], curve["val_bpb"], strict=True):
                     if loss and bpb:
                         ratios.append(bpb / loss)
@@ -156,7 +172,7 @@ def _plotted(row: ComparedArm, look: ArmStyle, own: str) -> PlottedArm:
     """Return an arm as it is drawn."""
     finished = [run.curve for run in row.arm.runs if run.curve.step]
     mean = _rounded(_mean_curve(finished))
-    hollow = row.difference is not None and row.difference.word not in SHOWN_WORDS
+    hollow = row.difference is not None and not row.difference.word.is_shown
     return PlottedArm(
         label=row.arm.label,
         own=own,
@@ -173,10 +189,10 @@ def _plotted(row: ComparedArm, look: ArmStyle, own: str) -> PlottedArm:
     )
 
 
-def _seed(run: Record, mean: Columns) -> dict[str, Any]:
-    """Return a run's curve; a column that is its arm's mean is left out, such as the steps."""
+def _seed(run: Record, mean: Columns) -> PlottedSeed:
+    """Return a run as it is drawn. `mean`: of its arm."""
     own = _own(_rounded(asdict(run.curve)), mean)
-    return {"seed": run.seed, "status": run.status, **own}
+    return PlottedSeed(seed=run.seed, status=run.status, own=own)
 
 
 def _without(columns: Mapping[str, object], names: Collection[str]) -> dict[str, object]:
@@ -254,8 +270,7 @@ def _absent(arms: Iterable[PlottedArm]) -> dict[str, str]:
     """Return the axes of which no curve has a number."""
     absent = dict.fromkeys(AXES, "no run's curve has it")
     for arm in arms:
-        for own in arm.seeds:
-            columns: Mapping[str, Any] = {**arm.mean, **own}
+        for columns in arm.curves:
             for axis in AXES:
                 if any(value is not None for value in columns[axis]):
                     absent.pop(axis, None)

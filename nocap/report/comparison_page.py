@@ -23,8 +23,8 @@ from nocap.report import (
     verdict_marks,
 )
 from nocap.report.arm_styles import ArmStyle
+from nocap.report.figures_in_words import gains
 from nocap.report.table import Column, Table
-from nocap.report.words import gains
 from nocap.store.file_writing import write_file
 from nocap.store.metrics import METRICS, Scale
 from nocap.training.ledger import LINES

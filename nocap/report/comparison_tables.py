@@ -16,10 +16,10 @@ from nocap.judge.interval import Estimate, confidence
 from nocap.judge.pace import TOKEN_US
 from nocap.judge.question import PREVIOUS
 from nocap.judge.time_to_target import Reach
+from nocap.report.figures_in_words import gains, ratio, ratio_digits, values
 from nocap.report.headline import compared, crossed, findings, next_step
 from nocap.report.table import Column, Table, TableCell, as_drawn
 from nocap.report.terminal import PHRASE, prose
-from nocap.report.words import gains, ratio, ratio_digits, values
 from nocap.store.grid_timing import Timing
 from nocap.store.metrics import METRICS, Metric, Scale
 

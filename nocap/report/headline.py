@@ -11,15 +11,15 @@ from nocap.display import NONE, listed, plural
 from nocap.judge.arms import Arm
 from nocap.judge.comparison import ComparedArm, Comparison
 from nocap.judge.crossing import JOINT
-from nocap.judge.differences import SHOWN_WORDS, DifferenceWord
+from nocap.judge.differences import DifferenceWord
 from nocap.judge.equal_loss import TimeAtEqualLoss
 from nocap.judge.factors import Factors
 from nocap.judge.findings import MORE, ORDER, Finding
 from nocap.judge.interval import Estimate, Position
 from nocap.judge.pace import TOKEN_US
 from nocap.judge.question import PREVIOUS
+from nocap.report.figures_in_words import cost, counted, extent, gains, ratio
 from nocap.report.table import TableCell
-from nocap.report.words import cost, counted, extent, gains, ratio
 from nocap.store.metrics import COST_WORDS, METRICS, Metric, Scale
 
 NAMED = 3  # findings in a headline; of more than one other the words are counted
@@ -35,8 +35,8 @@ def headline(comparison: Comparison) -> str:
 
 
 def findings(comparison: Comparison) -> list[str]:
-    """List what was found, the first of it each by itself. What an arm is compared with is named
-    where it is another one than that of the arm before."""
+    """List what was found: a line for each of the first findings, and one that counts the others.
+    A line names what its arm is compared with where the line before has another."""
     found = comparison.findings.found
     if not found:
         return [f"one arm, {comparison.baseline.label}, and none to compare it with"]
@@ -96,15 +96,16 @@ def _is_gain(finding: Finding) -> bool:
 
 
 def _gain(comparison: Comparison, finding: Finding, metric: Metric) -> str:
-    """Say of a gain what it is of, against what, and at which cost: `gqa against flash: 4.1% faster
-    [3.0% to 5.2% faster], higher loss by 0.0090 ± 0.0012 nats/token, 5.2% fewer parameters`."""
+    """Say which arm gains against which other, how much, and at which cost: `gqa against flash:
+    4.1% faster [3.0% to 5.2% faster], higher loss by 0.0090 ± 0.0012 nats/token, 5.2% fewer
+    parameters`."""
     side = _sides(comparison)[finding.name]
     gap = finding.difference
     loss = ""
     drawn = gains(metric.name, Scale.difference, "").draw(gap.estimate)
     if drawn.text != NONE:
         loss = f"{drawn} {metric.unit}"
-    if gap.word not in SHOWN_WORDS:
+    if not gap.word.is_shown:
         loss += f" ({gap.word_with_reason})"
     speed = str(side.speed or "")
     parts = [speed, loss]
@@ -128,7 +129,7 @@ class _Side:
 
 
 def _sides(comparison: Comparison) -> dict[str, _Side]:
-    """Return it for each finding, by that one's name."""
+    """Map the name of each finding to what it is compared with."""
     if comparison.factors is not None:
         return dict(_levels(comparison, comparison.factors))
     metric = "train_s" if comparison.imported else TOKEN_US
@@ -206,7 +207,7 @@ def _finding(finding: Finding, metric: Metric, side: _Side, *, is_new: bool) -> 
     if side.speed is not None and side.is_speed_shown:
         costs.insert(0, side.speed.text)
     at = _time_with_seeds(finding.equal_loss)
-    if gap.word in SHOWN_WORDS:
+    if gap.word.is_shown:
         than = f" than {side.against}" if is_new else ""
         size = _size(gap.estimate, metric)
         parts = [f"{finding.name} {gap.word_with_reason}{than} by {size}", *costs, at]
@@ -238,13 +239,14 @@ def _time(at: TimeAtEqualLoss | None) -> str:
         return ""
     drawn: TableCell = ratio(at.ratio)
     text = f"{drawn.text} of the time at equal loss {drawn.small}".rstrip()
-    return text if at.word in SHOWN_WORDS else f"{text}, not shown"
+    return text if at.word.is_shown else f"{text}, not shown"
 
 
 def _time_with_seeds(at: TimeAtEqualLoss | None) -> str:
-    """Say that, and how many seeds would show it: `…, not shown; some 14 seeds would show 3%`."""
+    """Say what an arm's loss and speed make together, and how many seeds would show it: `…, not
+    shown; some 14 seeds would show 3%`."""
     text = _time(at)
-    if at is None or at.ratio is None or not at.seeds or at.word in SHOWN_WORDS:
+    if at is None or at.ratio is None or not at.seeds or at.word.is_shown:
         return text
     return f"{text}; some {at.seeds} seeds would show {abs(at.ratio.mid - 1):.1%}"
 

@@ -11,7 +11,7 @@ import base64
 import hashlib
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -98,30 +98,12 @@ def _shown(value: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Return data for a script: its texts as the page shows them, its numbers as JSON can say
-    them."""
-    return _mapped(value, _plain)
-
-
-def finite(value: Any) -> Any:
-    """Return NaN and infinity, which JSON cannot say, as null."""
-    return _mapped(value, _finite)
-
-
-def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Return data with each value in it changed."""
+    """Return data for a script: its texts as the page shows them, its numbers as JSON can say them:
+    NaN and infinity as null."""
     if isinstance(value, Mapping):
-        return {key: _mapped(item, change) for key, item in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_mapped(item, change) for item in value]
-    return change(value)
-
-
-def _plain(value: Any) -> Any:
+        return [plain(item) for item in value]
     if isinstance(value, str):
         return _shown(value)
-    return _finite(value)
-
-
-def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value

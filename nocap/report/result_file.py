@@ -33,10 +33,11 @@ from nocap.report import comparison_tables
 from nocap.report.table import one_line
 from nocap.store.checkout import git_state
 from nocap.store.grid_timing import Timing
-from nocap.store.measurement import now as today
+from nocap.store.json_shapes import check_shape
 from nocap.store.record import Curve, Record
-from nocap.store.record_files import ENDED, MANIFEST, SEAL, SHAPES, SUMMARY, check_shape, read_json
+from nocap.store.record_files import ENDED, MANIFEST, SEAL, SHAPES, SUMMARY, read_json
 from nocap.store.runs import Found
+from nocap.store.times import now as today
 
 KIND = "comparison"
 ALIKE = ROUNDING**2  # beside 0, as a spread of equal losses is on another machine

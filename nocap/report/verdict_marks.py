@@ -18,67 +18,55 @@ class Meaning:
     text: str
 
 
-OUTCOMES: dict[DifferenceWord, Meaning] = {}  # in the page's order
+# in the page's order
+OUTCOMES = {
+    DifferenceWord.better: Meaning(
+        mark="✓",
+        name="Better",
+        text="the loss is lower than the other arm's, by more than seeds explain",
+    ),
+    DifferenceWord.worse: Meaning(
+        mark="✕",
+        name="Worse",
+        text="the loss is higher than the other arm's, by more than seeds explain",
+    ),
+    DifferenceWord.unclear: Meaning(
+        mark="○",
+        name="No difference shown",
+        text="the seeds cannot tell them apart; that does not make them equal",
+    ),
+    DifferenceWord.depends: Meaning(
+        mark="±",
+        name="Depends",
+        text="the sign of the difference changes with another key",
+    ),
+    DifferenceWord.undecided: Meaning(
+        mark="?",
+        name="No verdict",
+        text="too few seeds finished to tell a change from luck",
+    ),
+    DifferenceWord.diverged: Meaning(
+        mark="∞",
+        name="Diverged",
+        text="the loss of a seed ran away; a mean over the others flatters",
+    ),
+    DifferenceWord.unfinished: Meaning(
+        mark="…",
+        name="Unfinished",
+        text="a command asked for more seeds than are there",
+    ),
+    DifferenceWord.confounded: Meaning(
+        mark="!",
+        name="Confounded",
+        text="something else differs too, so the difference cannot be put down to the change",
+    ),
+}
 CLAIMS = {
     ClaimWord.confirmed: "✓",
     ClaimWord.exceeded: "↑",
     ClaimWord.refuted: "✕",
     ClaimWord.inconclusive: "○",
 }
-
-
-def _define(outcome: DifferenceWord, mark: str, name: str, text: str) -> None:
-    OUTCOMES[outcome] = Meaning(mark=mark, name=name, text=text)
-
-
-_define(
-    DifferenceWord.better,
-    "✓",
-    "Better",
-    "the loss is lower than the other arm's, by more than seeds explain",
-)
-_define(
-    DifferenceWord.worse,
-    "✕",
-    "Worse",
-    "the loss is higher than the other arm's, by more than seeds explain",
-)
-_define(
-    DifferenceWord.unclear,
-    "○",
-    "No difference shown",
-    "the seeds cannot tell them apart; that does not make them equal",
-)
-_define(
-    DifferenceWord.depends,
-    "±",
-    "Depends",
-    "the sign of the difference changes with another key",
-)
-_define(
-    DifferenceWord.undecided,
-    "?",
-    "No verdict",
-    "too few seeds finished to tell a change from luck",
-)
-_define(
-    DifferenceWord.diverged,
-    "∞",
-    "Diverged",
-    "the loss of a seed ran away; a mean over the others flatters",
-)
-_define(
-    DifferenceWord.unfinished,
-    "…",
-    "Unfinished",
-    "a command asked for more seeds than are there",
-)
-_define(
-    DifferenceWord.confounded,
-    "!",
-    "Confounded",
-    "something else differs too, so the difference cannot be put down to the change",
-)
 
 
 def by_name() -> dict[str, str]:

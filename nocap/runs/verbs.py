@@ -30,7 +30,8 @@ from nocap.runs.list_columns import (
     size_of,
 )
 from nocap.store import lease
-from nocap.store.checkpoints import FOLDER, delete, is_folder, saved_steps
+from nocap.store.checkpoints import FOLDER, is_folder, saved_steps
+from nocap.store.file_writing import delete
 from nocap.store.record import Record, dig, read_record
 from nocap.store.record_files import MANIFEST
 from nocap.store.runs import GRID, find_one, load_runs, run_folders

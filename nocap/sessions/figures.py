@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import msgspec
 
+from nocap.measure.bench_result import ArmStatus
+
 UNSET = msgspec.UNSET
 
 
@@ -20,7 +22,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 class StepFigures(Figures, frozen=True, kw_only=True):
     """The figures of timed steps. None: a figure is not known, or could not be measured."""
 
-    status: str = "measured"
+    status: str = ArmStatus.measured.value
     reason: str | None = None
     tokens_per_s: float | None = None
     step_ms: float | None = None
@@ -35,7 +37,7 @@ class StepFigures(Figures, frozen=True, kw_only=True):
 
     @property
     def is_measured(self) -> bool:
-        return self.status == "measured"
+        return self.status == ArmStatus.measured
 
     @property
     def peak_mib(self) -> float | None:

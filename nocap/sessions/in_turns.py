@@ -15,6 +15,7 @@ from nocap.config.trainer import Device
 from nocap.display import plural
 from nocap.launch.grid import Cell, Grid
 from nocap.launch.sweep import replaced
+from nocap.sessions.places import ROUNDS
 from nocap.sessions.session import Session
 
 
@@ -55,7 +56,7 @@ class InTurns:
         Errors:
             FailedError: nothing was measured.
         """
-        session = Session(place="rounds", arms=arms_of(grid), how={"seconds": self.seconds})
+        session = Session(place=ROUNDS, arms=arms_of(grid), how={"seconds": self.seconds})
         path = session.path(grid.folder, 1)
         known = session.path(before, 1) if before is not None else None
         if known is not None and known.exists() and not path.exists():

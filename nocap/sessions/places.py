@@ -51,14 +51,20 @@ class Place:
 
 # the shape that arms are trained at; of a metric, that training makes it and no session does
 TRAIN = "train"
+# the places
+BENCH = "bench"
 PACE = "pace"
+ROUNDS = "rounds"
+PARTS = "parts"
+CURVE = "curve"
+DECODING = "decoding"
 PLACES: Mapping[str, Place] = {
-    "bench": Place(kind="steps", figures=StepFigures, shape="bench", logged="tokens_per_s"),
+    BENCH: Place(kind="steps", figures=StepFigures, shape="bench", logged="tokens_per_s"),
     PACE: Place(kind="steps", figures=StepFigures, shape=TRAIN, logged="tokens_per_s"),
-    "rounds": Place(kind="rounds", figures=RoundFigures, shape=TRAIN),
-    "parts": Place(kind="parts", figures=PartFigures, shape="bench", logged="step_ms"),
-    "curve": Place(kind="lengths", figures=LengthFigures, shape="curve", logged="exponent"),
-    "decoding": Place(
+    ROUNDS: Place(kind="rounds", figures=RoundFigures, shape=TRAIN),
+    PARTS: Place(kind="parts", figures=PartFigures, shape="bench", logged="step_ms"),
+    CURVE: Place(kind="lengths", figures=LengthFigures, shape="curve", logged="exponent"),
+    DECODING: Place(
         kind="decoding", figures=DecodingFigures, shape="decode", logged="decode_tokens_per_s"
     ),
 }

@@ -25,11 +25,12 @@ from nocap.config.paths import cache_root
 from nocap.config.plain import to_plain
 from nocap.config.trainer import Device, Trainer
 from nocap.launch import environment
-from nocap.sessions.places import PLACES
+from nocap.sessions.places import PARTS, PLACES
 from nocap.sessions.session_file import SessionFile, SessionRequest, read_session
 from nocap.store.file_writing import open_without_link
-from nocap.store.identity import digest, source_hashes
-from nocap.store.measurement import now
+from nocap.store.record_files import digest
+from nocap.store.source_hashes import source_hashes
+from nocap.store.times import now
 
 WORKER = "nocap.sessions.worker"
 
@@ -67,7 +68,7 @@ class Session:
 
     @property
     def name(self) -> str:
-        if self.place == "parts":
+        if self.place == PARTS:
             return f"{self.place}-{next(iter(self.arms))}"
         return self.place
 

@@ -37,12 +37,13 @@ from nocap.config.outgoing_text import guarded
 from nocap.config.run import Run
 from nocap.generation.engines import Cached, Engine, Recompute, windows
 from nocap.generation.sampling import TokenSampler, generate
+from nocap.measure.attention_lengths import attention_ms, exponent, with_window
 from nocap.measure.bench import carry_out, clock_of, timed_rounds
 from nocap.measure.bench_arms import step_config
-from nocap.measure.bench_result import BenchedArm
+from nocap.measure.bench_result import ArmStatus, BenchedArm
 from nocap.measure.profile import profile
 from nocap.measure.profiler_ranges import allocated_bytes, part_of
-from nocap.measure.timed_arm import TimedArm, attention_ms, exponent, with_window
+from nocap.measure.timed_arm import TimedArm
 from nocap.model.flops import component_flops
 from nocap.model.gpt import build_model
 from nocap.model.language_model import LanguageModel
@@ -57,9 +58,9 @@ from nocap.sessions.figures import (
     StepFigures,
 )
 from nocap.sessions.session_file import SessionRequest
-from nocap.store.measurement import now
-from nocap.store.metrics import HELD
 from nocap.store.record_files import write_json
+from nocap.store.step_parts import HELD
+from nocap.store.times import now
 from nocap.training import allocator
 
 FiguresByArm = Mapping[str, Figures]
@@ -95,7 +96,7 @@ def time_steps(runs: Mapping[str, Run], *, rounds: int) -> FiguresByArm:
     arms = [TimedArm(name, runs[name]) for name in distinct]
     result = carry_out(arms, seconds=math.inf, rounds=rounds)
     base = result.arms[0]
-    if base.status != "measured":
+    if base.status is not ArmStatus.measured:
         raise FailedError(f"the baseline, {base.label}: {base.status}: {base.reason}")
     timed = {arm.label: arm for arm in result.arms}
     return {name: _figures(timed[twins[name]], run) for name, run in runs.items()}
@@ -145,7 +146,7 @@ def time_rounds(runs: Mapping[str, Run], *, seconds: float) -> FiguresByArm:
     for name in runs:
         twin = twins[name]
         arm = arms[twin]
-        is_measured = arm.status == "measured"
+        is_measured = arm.status is ArmStatus.measured
         figures[name] = RoundFigures(
             clock=clock.value,
             status=arm.status,

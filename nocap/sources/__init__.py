@@ -1,10 +1,7 @@
 """Measurements from elsewhere: of anybody's command, and of what other trainers wrote.
 
-Its files:
+Commands that take turns:
 
-    logs             logs of other trainers as records
-    formats          the formats of logs, a file each
-    compare_paths    the comparison of paths: runs, logs or results, with the question in these
     race             the race: which arm runs when, and when it stops
     race_rows        what a raced run measured, read from its folder
     race_arms        the arms of a race, from commands or from git refs
@@ -17,4 +14,14 @@ Its files:
     race_tables      the result of a race as tables
     race_page        the result of a race as a page
     loaded           says which files a raced Python has loaded
+
+Logs of other trainers:
+
+    logs             logs of other trainers as records
+    formats          the formats of logs, a file each
+    compare_paths    the comparison of paths: runs, logs or results, with the question in these
+
+Both:
+
+    log_reading      reads the lines of a log, or of what a command printed
 """

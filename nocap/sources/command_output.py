@@ -14,10 +14,11 @@ from typing import Any
 
 from nocap.config.errors import FailedError
 from nocap.config.keys import flat, require
-from nocap.sources.formats import Row, jsonl
 from nocap.sources.formats import csv as tables
+from nocap.sources.formats import jsonl
+from nocap.sources.log_reading import Row
 from nocap.sources.logs.columns import EMPTY
-from nocap.store.metrics import Better, Kind, Metric, Wording
+from nocap.store.metrics import Better, Kind, MadeBy, Metric, Wording
 from nocap.store.record_files import read_json
 
 LOG, RESULT = "output.log", "result.json"
@@ -63,7 +64,7 @@ class MetricReader:
             unit="",
             better=self.better,
             kind=Kind.seed,
-            made_by="command",
+            made_by=MadeBy.command,
             wording=lower if self.better is Better.lower else higher,
         )
 
@@ -104,8 +105,8 @@ class MetricReader:
         for seconds, line in lines(folder):
             require(
                 line != CUT,
-                f"the output for {self.name}",
-                f"have at most {LOG_BYTES >> 20} MiB (--file takes more)",
+                "the output of the command",
+                f"have at most {LOG_BYTES >> 20} MiB (--file FILE searches a larger file)",
                 "more",
             )
             for step, text in self._matches(line, like):

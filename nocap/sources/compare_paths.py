@@ -15,7 +15,8 @@ from nocap.judge.joining import Side, common_question, join_runs
 from nocap.judge.question import Question
 from nocap.report import result_file
 from nocap.report.result_file import JudgedFile
-from nocap.sources.formats import hf, sample
+from nocap.sources.formats import hf
+from nocap.sources.log_reading import sample
 from nocap.sources.logs.columns import columns_of
 from nocap.sources.logs.load import load_logs
 from nocap.store.runs import Found

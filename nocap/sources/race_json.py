@@ -9,14 +9,11 @@ from typing import Any
 
 from nocap.judge.comparison_json import interval_json
 from nocap.judge.comparison_schema import to_json
-from nocap.judge.differences import DifferenceWord
 from nocap.judge.interval import analyses
 from nocap.judge.races import RacedArm, RaceResult
 from nocap.sources.command_output import result
 from nocap.sources.race import Race, RaceOutcome
 from nocap.store.measurement import Measurement
-
-IGNORES_SEED = "n=1: all repeats are equal to rounding, the commands ignore their seed"
 
 
 def written(race: Race, outcome: RaceOutcome) -> dict[str, Any]:
@@ -49,7 +46,7 @@ def _verdict(race: Race, result: RaceResult, arm: RacedArm) -> dict[str, object]
         "arm": arm.name,
         "n": result.n,
         "word": arm.word.value,
-        "reason": reason(result, arm),
+        "reason": arm.reason_text,
         "decided": arm.is_decided,
         "gain": to_json(interval_json(arm.gain)),
         "guards": guards,
@@ -113,14 +110,3 @@ def _minutes(race: Race, pairs: int) -> float | None:
             return None
         total_s += (pairs - len(times)) * fmean(times)
     return round(total_s / 60, 3)
-
-
-def reason(result: RaceResult, arm: RacedArm) -> str:
-    """Say why an arm has its word; nothing where its gain says it."""
-    if result.ignores_seed:
-        return IGNORES_SEED
-    if arm.word is DifferenceWord.undecided:
-        return f"n={arm.gain.n}"
-    if arm.guard:
-        return f"guard {arm.guard}"
-    return "" if arm.reason is None else arm.reason.value

@@ -13,23 +13,19 @@ from markupsafe import Markup
 
 from nocap import __version__
 from nocap.display import NONE
-from nocap.judge.differences import DifferenceWord
-from nocap.judge.interval import Position
+from nocap.judge.interval import Position, finite
 from nocap.judge.races import RacedArm, RaceResult
-from nocap.judge.verdict import ClaimWord
 from nocap.report import forest, html_page, svg_chart
 from nocap.report.arm_styles import HUES
-from nocap.report.html_page import finite
+from nocap.report.figures_in_words import measured
 from nocap.report.provenance import Fact
-from nocap.report.words import measured
 from nocap.sources.command import Command
 from nocap.sources.race import Race, RaceOutcome
-from nocap.sources.race_json import more_pairs, reason, run_objects
+from nocap.sources.race_json import more_pairs, run_objects
 from nocap.sources.race_tables import every_run, gain_cell, tables
 from nocap.store.metrics import Better, Metric, Scale
 
 SAID_COSTS = ("wall_s", "peak_mib")  # of which a heading says the means
-GAIN_WORDS = (DifferenceWord.better, ClaimWord.confirmed, ClaimWord.exceeded)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +44,7 @@ def render(race: Race, outcome: RaceOutcome, *, command: str | None = None) -> s
     metric = race.readers[0].metric
     first = _first(result)
     others = [arm for arm in result.arms if arm is not first]
-    low, high = race.expect or (None, None)
+    low, high = race.expect or (-math.inf, math.inf)
     pictures = [_forest(race, result, metric, stated=(finite(low), finite(high)))]
     for guard in race.guards:
         pictures.append(_forest(race, result, guard.reader.metric, bound=-guard.margin))
@@ -85,14 +81,14 @@ def _headline(race: Race, result: RaceResult, arm: RacedArm) -> _Headline:
         word=arm.word.value,
         kind=arm.word.name,
         gain=", ".join(filter(None, facts)),
-        reason=reason(result, arm),
+        reason=arm.reason_text,
     )
 
 
 def _first(result: RaceResult) -> RacedArm | None:
     """Return the arm that the heading is about: the best of those that gain, or the only one;
     `None`: several raced, and none gains."""
-    better = [arm for arm in result.arms if arm.word in GAIN_WORDS]
+    better = [arm for arm in result.arms if arm.word.is_gain]
     if better:
         return max(better, key=lambda arm: arm.gain.mid)
     if len(result.arms) == 1:
@@ -106,11 +102,7 @@ def _answer(race: Race, result: RaceResult, first: RacedArm | None) -> str:
     base = race.arms[0].name
     if first is None:
         return f"Nothing is shown to be better than {base} in {metric.name}"
-    word = first.word.value
-    why = reason(result, first)
-    if why:
-        word += f" ({why})"
-    facts = [word]
+    facts = [first.word_with_reason]
     gain = _gain(first, metric)
     if gain:
         facts.append(f"{metric.name} {gain}")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nocap.judge.claim import TO_TARGET
-from nocap.judge.time_to_target import TargetCrossing, crossing
+from nocap.judge.time_to_target import TargetCrossing, target_crossing
 from nocap.sources.command_output import MetricReader, result
 from nocap.store.measurement import Ending, Measurement
 from nocap.store.metrics import Better, Metric
@@ -56,7 +56,7 @@ def _to_target(folder: Path, reader: MetricReader, target: float) -> dict[str, T
     seconds = [at for _, _, at in points]
     sign = -1 if reader.better is Better.higher else 1  # the curve that is read falls
     values = [sign * value for _, value, _ in points]
-    point = crossing(steps, values, target=sign * target) if points else None
+    point = target_crossing(steps, values, target=sign * target) if points else None
     if point is None:
         return dict.fromkeys(TO_TARGET, TargetCrossing.never(math.inf))
     after = next(i for i, step in enumerate(steps) if step >= point.at)

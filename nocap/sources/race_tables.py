@@ -8,10 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from nocap.display import ONE
 from nocap.judge.arm_mean import ArmMean
 from nocap.judge.races import RaceResult
+from nocap.report.figures_in_words import measured, values
 from nocap.report.table import Column, Table, TableCell, as_drawn
-from nocap.report.words import measured, values
 from nocap.sources.race import Race, RaceOutcome
-from nocap.sources.race_json import reason
 from nocap.store.metrics import METRICS, Metric, Scale
 
 START_UP = "Wall-clock includes start-up."
@@ -38,9 +37,7 @@ def _verdicts(race: Race, outcome: RaceOutcome) -> Table:
     rows: list[list[object]] = [[race.arms[0].name, result.n, base.mean, None, first]]
     for arm in result.arms:
         own = arm.measured[metric.name]
-        why = reason(result, arm)
-        text = f"{arm.word.value} ({why})" if why else arm.word.value
-        word = TableCell(text=text, kind=arm.word.name)
+        word = TableCell(text=arm.word_with_reason, kind=arm.word.name)
         rows.append([arm.name, result.n, own.mean, gain_cell(own, metric, Scale.difference), word])
     return Table(
         title=f"{metric.name}: {metric.better.value} is better; the gain with its 95% interval",

@@ -7,16 +7,15 @@ rows so far as `metrics.jsonl`, and `manifest.json`, the files' SHA-256.
 
 from __future__ import annotations
 
-import hashlib
 import re
-import shutil
-import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from nocap.config.untrusted_files import parse_json, read_text
-from nocap.store.record_files import ROWS, SHAPES, check_shape, read_rows
+from nocap.store.file_writing import paths_in, sha256
+from nocap.store.json_shapes import check_shape
+from nocap.store.record_files import ROWS, SHAPES
+from nocap.store.rows_file import read_rows
 
 FOLDER = "checkpoints"  # in a run's folder
 # in a checkpoint, beside the rows so far
@@ -26,8 +25,6 @@ STATE = "state.json"
 CHECKSUMS = "manifest.json"  # the SHA-256 of the other files
 # what reading a damaged file can raise
 UNREADABLE = (OSError, ValueError, TypeError, RecursionError)
-# a file of `write_file`, or a checkpoint's folder
-UNFINISHED = re.compile(r"\..+\.[0-9a-f]{12}\.tmp|(\.step-\d{8,18}\.tmp)")
 
 
 def name_of(step: int) -> str:
@@ -50,7 +47,7 @@ def newest_first(root: Path) -> list[Path]:
     """List all paths with a checkpoint's name, also one that is no folder: it is in the way of
     one."""
     steps = dict[Path, int]()
-    for path in _inside(root):
+    for path in paths_in(root):
         step = step_of(path)
         if step is not None:
             steps[path] = step
@@ -70,12 +67,6 @@ def saved_steps(run_dir: Path) -> list[int]:
 def is_folder(path: Path) -> bool:
     """Say whether a path is a folder itself, and no link to one."""
     return path.is_dir() and not path.is_symlink()
-
-
-def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file, in hex digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 # --- what is wrong with one -----------------------------------------------------------------------
@@ -154,37 +145,3 @@ def tensor_shapes(path: Path) -> dict[str, list[int]]:
             return {key: file.get_slice(key).get_shape() for key in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise ValueError(str(error)) from error
-
-
-# --- what a killed process leaves -----------------------------------------------------------------
-
-
-def unfinished(folder: Path, *, older_than_s: float = 0.0) -> list[Path]:
-    """List what killed calls of `write_file` and killed saves left in a folder: `.NAME.….tmp` and
-    `.step-….tmp`."""
-    paths = list[Path]()
-    for path in _inside(folder):
-        match = UNFINISHED.fullmatch(path.name)
-        if match is None or path.is_symlink():
-            continue
-        is_checkpoint = match[1] is not None
-        age_s = time.time() - path.stat().st_mtime
-        if path.is_dir() == is_checkpoint and age_s >= older_than_s:
-            paths.append(path)
-    return paths
-
-
-def delete(paths: Iterable[Path]) -> None:
-    """Remove files, and folders with all that they hold."""
-    for path in paths:
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
-
-
-def _inside(folder: Path) -> list[Path]:
-    """List what a folder holds; nothing where there is no folder."""
-    if not folder.is_dir():
-        return []
-    return list(folder.iterdir())

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nocap.config.keys import require
-from nocap.store.measurement import moment
-from nocap.store.record_files import Required, check_shape, read_json
+from nocap.store.json_shapes import Required, check_shape
+from nocap.store.record_files import read_json
+from nocap.store.times import moment
 
 FILES = "sessions/rounds-*.json"  # in a grid's folder
 _ARM = {"clock": str, "status": str, "reason": str, "seconds_per_token": [float]}

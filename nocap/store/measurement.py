@@ -1,11 +1,10 @@
 """A `Measurement`: a value of a metric, of one arm in one repeat, whoever made it: train, bench,
-profile, generate or study; and its time, as records have it."""
+profile, generate or study."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from datetime import datetime
 from enum import Enum
 
 from nocap.config.keys import require
@@ -50,21 +49,3 @@ class Measurement:
         rule = "be a finite number, or null if the run diverged or was refused"
         name = f"a measurement of {self.metric.name}"
         require(has_none == needs_none and is_finite, name, rule, self.value)
-
-
-def now() -> str:
-    """Return the time to the second, as records have their start."""
-    local = datetime.now().astimezone()
-    return local.isoformat(timespec="seconds")
-
-
-def moment(text: str) -> float | None:
-    """Read a time of ISO 8601 as seconds since the epoch, so that times of two zones are in their
-    order.
-
-    One without a zone is of this machine's. None: the text is no time.
-    """
-    try:
-        return datetime.fromisoformat(text).timestamp()
-    except (OverflowError, ValueError):
-        return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from enum import Enum
+from enum import Enum, StrEnum
 
 from nocap.display import count, duration, integer, loss, three_digits
 
@@ -22,6 +22,18 @@ class Kind(Enum):
     exact = "exact"  # counted
     seed = "seed"
     clock = "clock"
+
+
+class MadeBy(StrEnum):
+    """What makes a metric's values: a training, a command, or a kind of session."""
+
+    train = "train"
+    clock = "clock"  # of a run
+    command = "command"  # a raced one
+    steps = "steps"
+    parts = "parts"
+    lengths = "lengths"
+    decoding = "decoding"
 
 
 class Scale(Enum):
@@ -96,9 +108,7 @@ class Metric:
     unit: str
     better: Better = Better.lower
     kind: Kind
-    # train, clock (of a run), command (a raced one), or the kind of session: steps, parts, lengths,
-    # decoding
-    made_by: str
+    made_by: MadeBy
     wording: Wording | None = None  # None: claims state its value alone
     show: Callable[[float | None], str] = three_digits
     path: tuple[str, ...] = ()  # in `summary.json`
@@ -130,7 +140,7 @@ _define(
         title="validation loss",
         unit="nats/token",
         kind=Kind.seed,
-        made_by="train",
+        made_by=MadeBy.train,
         wording=_lower("loss"),
         show=loss,
         path=("val_loss",),
@@ -143,7 +153,7 @@ _define(
         title="validation bits per byte",
         unit="bits/byte",
         kind=Kind.seed,
-        made_by="train",
+        made_by=MadeBy.train,
         wording=_lower("bits/byte"),
         show=loss,
         path=("val_bpb",),
@@ -156,7 +166,7 @@ _define(
         title="steps to the target loss",
         unit="steps",
         kind=Kind.seed,
-        made_by="train",
+        made_by=MadeBy.train,
         wording=_fewer("steps"),
         show=integer,
     )
@@ -167,7 +177,7 @@ _define(
         title="time to the target loss",
         unit="s",
         kind=Kind.clock,
-        made_by="train",
+        made_by=MadeBy.train,
         wording=FASTER_TO_TARGET,
         show=duration,
     )
@@ -179,7 +189,7 @@ _define(
         title="time at equal loss",
         unit=OF_BASELINE,
         kind=Kind.seed,
-        made_by="train",
+        made_by=MadeBy.train,
         wording=_less("time"),
     )
 )
@@ -190,7 +200,7 @@ _define(
         title="training time",
         unit="s",
         kind=Kind.clock,
-        made_by="clock",
+        made_by=MadeBy.clock,
         wording=FASTER,
         show=duration,
     )
@@ -201,7 +211,7 @@ _define(
         title="time a token",
         unit="µs",
         kind=Kind.clock,
-        made_by="clock",
+        made_by=MadeBy.clock,
         wording=FASTER,
         path=("token_us",),
         curve="perf/token_us",
@@ -213,7 +223,7 @@ _define(
         title="the model's memory",
         unit="MiB",
         kind=Kind.exact,
-        made_by="clock",
+        made_by=MadeBy.clock,
         wording=_less("memory"),
         show=integer,
         path=("memory_mib", "model"),
@@ -227,7 +237,7 @@ _define(
         title="wall-clock",
         unit="s",
         kind=Kind.clock,
-        made_by="command",
+        made_by=MadeBy.command,
         wording=_less("time"),
         show=duration,
     )
@@ -238,7 +248,7 @@ _define(
         title="CPU time",
         unit="s",
         kind=Kind.clock,
-        made_by="command",
+        made_by=MadeBy.command,
         wording=_less("CPU time"),
         show=duration,
     )
@@ -249,7 +259,7 @@ _define(
         title="peak MiB",
         unit="MiB",
         kind=Kind.clock,
-        made_by="command",
+        made_by=MadeBy.command,
         wording=_less("memory"),
         show=integer,
     )
@@ -262,7 +272,7 @@ _define(
         unit="tokens/s",
         better=Better.higher,
         kind=Kind.clock,
-        made_by="steps",
+        made_by=MadeBy.steps,
         wording=FASTER,
         show=integer,
         path=("tokens_per_s",),
@@ -275,7 +285,7 @@ _define(
         title="step time",
         unit="ms",
         kind=Kind.clock,
-        made_by="steps",
+        made_by=MadeBy.steps,
         wording=_less("time"),
         path=("step_ms", "median"),
         curve="perf/step_ms",
@@ -287,7 +297,7 @@ _define(
         title="memory",
         unit="MiB",
         kind=Kind.exact,
-        made_by="steps",
+        made_by=MadeBy.steps,
         wording=_less("memory"),
         show=integer,
     )
@@ -298,7 +308,7 @@ _define(
         title="parameters",
         unit="parameters",
         kind=Kind.exact,
-        made_by="steps",
+        made_by=MadeBy.steps,
         wording=_fewer("parameters"),
         show=count,
         path=("params", "total"),
@@ -310,7 +320,7 @@ _define(
         title="KV cache per token",
         unit="bytes/token",
         kind=Kind.exact,
-        made_by="steps",
+        made_by=MadeBy.steps,
         wording=_less("cache"),
         show=integer,
     )
@@ -323,7 +333,7 @@ _define(
         unit="share",
         better=Better.neither,
         kind=Kind.clock,
-        made_by="parts",
+        made_by=MadeBy.parts,
     )
 )
 _define(
@@ -332,7 +342,7 @@ _define(
         title="time",
         unit="ms",
         kind=Kind.clock,
-        made_by="parts",
+        made_by=MadeBy.parts,
         wording=FASTER,
     )
 )
@@ -342,7 +352,7 @@ _define(
         title="memory kept for the backward",
         unit="MiB",
         kind=Kind.exact,
-        made_by="parts",
+        made_by=MadeBy.parts,
         wording=_less("memory"),
     )
 )
@@ -352,7 +362,7 @@ _define(
         title="parameters",
         unit="parameters",
         kind=Kind.exact,
-        made_by="parts",
+        made_by=MadeBy.parts,
         wording=_fewer("parameters"),
         show=count,
     )
@@ -363,7 +373,7 @@ _define(
         title="MiB held",
         unit="MiB",
         kind=Kind.exact,
-        made_by="parts",
+        made_by=MadeBy.parts,
         wording=_less("memory"),
     )
 )
@@ -375,7 +385,7 @@ _define(
         unit="",
         better=Better.neither,
         kind=Kind.clock,
-        made_by="lengths",
+        made_by=MadeBy.lengths,
     )
 )
 # Of decoding.
@@ -386,7 +396,7 @@ _define(
         unit="tokens/s",
         better=Better.higher,
         kind=Kind.clock,
-        made_by="decoding",
+        made_by=MadeBy.decoding,
         wording=FASTER,
         show=integer,
     )
@@ -397,7 +407,7 @@ _define(
         title="time per decoded token",
         unit="ms",
         kind=Kind.clock,
-        made_by="decoding",
+        made_by=MadeBy.decoding,
         wording=FASTER,
     )
 )
@@ -407,7 +417,7 @@ _define(
         title="memory allocated per token",
         unit="MB",
         kind=Kind.exact,
-        made_by="decoding",
+        made_by=MadeBy.decoding,
         wording=replace(_less("allocated"), times="the memory allocated"),
     )
 )
@@ -417,7 +427,7 @@ _define(
         title="garbage collections in 50 tokens",
         unit="",
         kind=Kind.clock,
-        made_by="decoding",
+        made_by=MadeBy.decoding,
         wording=_fewer("collections"),
     )
 )
@@ -438,38 +448,3 @@ def is_log(metric: Metric, scale: Scale) -> bool:
     if scale is Scale.value:
         return metric.is_pace
     return scale is Scale.ratio
-
-
-# Parts of a training step → what a table calls them.
-PARTS = {
-    "embedding": "embedding",
-    "norm": "norms",
-    "qkv": "QKV projections",
-    "rotary": "rotary, QK norm, head layout",
-    "scores": "scores and weighted sum",
-    "attention_out": "output projection",
-    "mlp_up": "MLP up",
-    "activation": "activation",
-    "mlp_down": "MLP down",
-    "attention": "attention, whole",
-    "mlp": "MLP, whole",
-    "ideas": "ideas",
-    "residual": "residual stream",
-    "head": "head",
-    "loss": "loss",
-    "accumulate": "gradients into .grad",
-    "reduction": "gradient reduction",
-    "clip": "gradient norm, clipping",
-    "optimizer": "optimizer",
-    "data": "data",
-    "other": "rest of the step",
-}
-_FIRST_OF_STEP = list(PARTS).index("accumulate")
-MODEL_PARTS = tuple(PARTS)[:_FIRST_OF_STEP]  # of nocap's own models
-STEP_PARTS = tuple(PARTS)[_FIRST_OF_STEP:]  # of the step around any model
-HELD = ("parameters", "gradients", "optimizer", "activations")  # parts of memory
-
-
-def part_title(part: str) -> str:
-    """Return a part as a table calls it; one of a replaced block is called by its module's path."""
-    return PARTS.get(part, part)

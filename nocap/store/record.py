@@ -11,19 +11,12 @@ from typing import Any, cast
 
 from nocap.config.keys import flat, require
 from nocap.config.outgoing_text import redact
-from nocap.store.measurement import Ending, Measurement, moment
+from nocap.store.json_shapes import filled
+from nocap.store.measurement import Ending, Measurement
 from nocap.store.metrics import METRICS, OF_A_RUN
-from nocap.store.record_files import (
-    ENDED,
-    MANIFEST,
-    SHAPES,
-    SUMMARY,
-    Metrics,
-    RunStatus,
-    check_record,
-    filled,
-)
-from nocap.store.record_files import Row as Row  # under this name it counts in identities
+from nocap.store.record_files import ENDED, MANIFEST, ROWS, SHAPES, SUMMARY, RunStatus, check_record
+from nocap.store.rows_file import Row, RowsFile
+from nocap.store.times import moment
 
 UNKNOWN = "unknown"  # a machine
 Config = Mapping[str, Any]  # of a run, without the seed: key with dots → a value of YAML
@@ -199,13 +192,13 @@ def read_record(folder: Path, *, rows: bool = True) -> Record:
     arm = redact(manifest.get("arm") or name)
     config = dict(flat(redact(dig(manifest, "parts", "config") or {})))
     seed = config.pop("seed", None)
-    require(type(seed) is int, "the seed of manifest.json", "be an integer", seed)
+    require(type(seed) is int, f"the seed of {MANIFEST}", "be an integer", seed)
     attempts = manifest.get("attempts") or []
-    require(bool(attempts) and all(attempts), "manifest.json", "list the run's attempts", attempts)
+    require(bool(attempts) and all(attempts), MANIFEST, "list the run's attempts", attempts)
     status = summary.get("status") or RunStatus.unfinished.value
     curve = Curve()
     if rows and status in ENDED:
-        curve = _curve(Metrics(folder / "metrics.jsonl").rows())
+        curve = _curve(RowsFile(folder / ROWS).rows())
     return Record(
         folder=folder,
         identity=str(manifest.get("identity")),

@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from nocap.config.keys import InputError, require
 from nocap.config.outgoing_text import redact
 from nocap.config.untrusted_files import parse_json, read_bytes, read_text
-from nocap.store import lease
-from nocap.store.file_writing import open_without_link, write_file
+from nocap.store.file_writing import write_file
+from nocap.store.json_shapes import Json, Shape, check_shape
 
 SCHEMA_VERSION = 1
 
@@ -50,16 +48,6 @@ SUMMARY = "summary.json"
 TRAIN_LOG = "train.log"
 SEAL = "sha256"  # the key of the summary that holds the digests
 SEALED = (CONFIG, MANIFEST, ROWS)  # what they are of
-
-Json = dict[str, Any]
-Row = Json
-# a type; [shape], a list of such; {key: shape}, of which any key may be missing or null; {...:
-# shape}, whatever its keys
-Shape = Any
-
-
-class Required(dict[Any, Any]):
-    """Hold the shape of an object that has all these keys; a null stands for a number only."""
 
 
 def _each(shape: Shape, keys: str) -> dict[str, Shape]:
@@ -93,7 +81,7 @@ _DATA = (
 )
 # A file's name → what its keys hold, wherever it is read.
 SHAPES: dict[str, Shape] = {
-    "manifest.json": _each(str, "identity name arm")
+    MANIFEST: _each(str, "identity name arm")
     | {
         "schema_version": int,
         "parts": _PARTS,
@@ -113,7 +101,7 @@ SHAPES: dict[str, Shape] = {
         "outside": [_each(str, "group name sha256")],
         "imported": dict,
     },
-    "summary.json": _each(str, "status identity name arm error tracker")
+    SUMMARY: _each(str, "status identity name arm error tracker")
     | _each(int, "schema_version seed steps tokens val_step devices attempts")
     | _each(float, "val_loss val_bpb tokens_per_s token_us epoch_s mfu flops_per_token")
     | _each(_NUMBERS, "clock_s step_ms memory_mib params logged")
@@ -135,14 +123,6 @@ SHAPES: dict[str, Shape] = {
         "losses": [float],
         "optimizer": dict,
     },
-}
-_WORDS = {
-    str: "text",
-    int: "an integer",
-    float: "a finite number",
-    bool: "true or false",
-    dict: "an object",
-    list: "a list",
 }
 
 
@@ -182,169 +162,6 @@ def read_json(path: Path, shape: Shape | None = None) -> dict[str, Any] | None:
     rule = f"be at most {SCHEMA_VERSION} for this nocap"
     require(version <= SCHEMA_VERSION, f"{path}: schema_version", rule, version)
     return content
-
-
-def check_shape(value: object, shape: Shape, path: Path, key: str = "") -> None:
-    """Refuse a value of another type than `shape` has, by its key. A null is a value that was not
-    measured.
-
-    Errors:
-        ValueError: it has another type.
-    """
-    kind = _kind(shape)
-    if value is None:
-        return
-    if not _is_of(value, kind):
-        raise ValueError(f"{path}: {key or 'it'} must be {_WORDS[kind]}, got {str(value)[:80]!r}")
-    if isinstance(shape, list):
-        elements = cast(list[object], value)
-        for number, element in enumerate(elements):
-            check_shape(element, shape[0], path, f"{key}[{number}]")
-    elif isinstance(shape, dict):
-        _check_object(cast(Json, value), shape, path, key)
-
-
-def _kind(shape: Shape) -> type:
-    """Return the type of JSON that a shape is of."""
-    if isinstance(shape, type):
-        return shape
-    if isinstance(shape, dict):
-        return dict
-    return list
-
-
-def _is_of(value: object, kind: type) -> bool:
-    """Say whether a value is of a type of JSON, whose booleans are no numbers."""
-    if isinstance(value, bool):
-        return kind is bool
-    if kind is float:
-        return isinstance(value, int | float)
-    return isinstance(value, kind)
-
-
-def _check_object(value: Json, shape: dict[Any, Shape], path: Path, key: str) -> None:
-    """Refuse an object that lacks a key, or has a wrong value.
-
-    Errors:
-        ValueError: that.
-    """
-    if isinstance(shape, Required):
-        for name, inner in shape.items():
-            is_number = inner in (int, float)
-            is_missing = name not in value
-            is_null = not is_missing and value[name] is None
-            if is_missing or (is_null and not is_number):
-                raise ValueError(f"{path}: {key or 'it'} must have {name}")
-    for name in value:
-        inner = shape.get(name, shape.get(...))
-        if inner is not None:
-            name_of_key = f"{key}.{name}" if key else str(name)
-            check_shape(value[name], inner, path, name_of_key)
-
-
-def filled(content: Any, shape: Shape) -> Any:
-    """Return the same with an empty object or list where one is missing or null: a reader has no
-    case for that."""
-    if isinstance(shape, list):
-        return [filled(item, shape[0]) for item in content or ()]
-    if shape is dict:
-        return content or {}
-    if not isinstance(shape, dict):
-        return content
-    full = dict(content or {})
-    for key, inner in shape.items():
-        nests = inner is dict or isinstance(inner, dict | list)
-        if key is not ... and nests:
-            full[key] = filled(full.get(key), inner)
-    return full
-
-
-def read_rows(content: bytes) -> list[Row]:
-    """Return the sound rows of a `metrics.jsonl`: objects of numbers and nulls and of a step. Lines
-    that are none are left out: torn, foreign, or not after the row before."""
-    rows = list[Row]()
-    last = -1
-    for line in content.splitlines():
-        with suppress(AttributeError, KeyError, ValueError):
-            row = parse_json(line.decode())
-            has_numbers = _has_numbers(row)
-            step = row["step"]
-            if has_numbers and type(step) is int and step > last:
-                rows.append(row)
-                last = step
-    return rows
-
-
-def _has_numbers(row: Row) -> bool:
-    """Say whether every value of a row is a number or null; a boolean is none."""
-    types = set(map(type, row.values()))
-    return types <= {int, float, type(None)}
-
-
-class Metrics:
-    """Write and read `metrics.jsonl`: one object a logged step, each step once. What this process
-    put there it also keeps in memory."""
-
-    def __init__(self, path: Path, *, stage: Path | None = None) -> None:
-        """Take the file, and the `stage` of its writer's lease."""
-        self.path = path
-        self._stage = stage
-        self._known: list[bytes] = []
-
-    @property
-    def content(self) -> bytes:
-        """Return all rows that are to be in the file, as they are there."""
-        return b"".join(self._known)
-
-    def rows(self) -> list[Row]:
-        """Return all sound rows of the file. A kill can tear the last line; it is left out, as are
-        lines that another program put there."""
-        return read_rows(self._read())
-
-    def put_back(self, content: bytes, *, source: str) -> list[str]:
-        """Make the file hold these rows and no more. Return a line where they were not in it as
-        they should be."""
-        on_disk = self._read()
-        self._known = [content]
-        if on_disk != content or self.path.is_symlink():
-            write_file(self.path, content, stage=self._stage)
-        if on_disk.startswith(content):
-            return []
-        return [f"{self.path}: damaged; its rows are put back from {source}"]
-
-    def append(self, row: Row) -> None:
-        """Add a row.
-
-        Errors:
-            LostError: another process writes them now.
-            OSError: the disk does not take it; a part of the line may be there, which a reader
-                leaves out.
-        """
-        content = json.dumps(redact(row), allow_nan=False).encode() + b"\n"
-        lease.check(self._stage)
-        try:
-            with open(self.path, "ab", opener=open_without_link) as file:
-                file.write(content)
-        except OSError as error:
-            line = (
-                f"the row of step {row['step']} cannot be written: {error}; training stopped there"
-            )
-            raise OSError(line) from error
-        self._known.append(content)
-
-    def sync(self) -> None:
-        """Make the rows so far survive a power cut."""
-        if self.path.exists():
-            with self.path.open("a") as file:
-                os.fsync(file.fileno())
-
-    def _read(self) -> bytes:
-        try:
-            return read_bytes(self.path)
-        except FileNotFoundError:
-            return b""
-        except (OSError, ValueError) as error:
-            raise ValueError(f"{self.path} must be a run's rows, got {error}") from error
 
 
 # --- digests --------------------------------------------------------------------------------------

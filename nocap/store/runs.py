@@ -17,9 +17,9 @@ from nocap.config.keys import require
 from nocap.config.paths import expanded
 from nocap.display import plural, shorten
 from nocap.store.grid_timing import Timing, timings_in
-from nocap.store.measurement import moment
 from nocap.store.record import Record, read_record
 from nocap.store.record_files import MANIFEST, SUMMARY, digest, read_json
+from nocap.store.times import moment
 
 OUTPUTS = Path("outputs")  # names are looked for here
 LAST = "last"  # the run that was started or gone on with last

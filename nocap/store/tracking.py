@@ -121,7 +121,7 @@ def track_comparison(
     return mirrors.url_or_hint
 
 
-def left(tracker: Tracker, folder: Path) -> bool:
+def has_unsent(tracker: Tracker, folder: Path) -> bool:
     """Say whether a server lacks something of the mirror in a run's or a grid's folder."""
     return any(each.left(folder) for each in _with_others(tracker))
 

@@ -16,7 +16,7 @@ From the file to the runs:
     log                  the file of registrations, runs, sessions and analyses
     log_writer           write into it what a study does
     registration         the hash of all that decides a claim
-    provenance           where a claim stands by the log: what was known when it was registered
+    standing             where a claim stands by the log: what was known when it was registered
 
 From what was measured to a result:
 

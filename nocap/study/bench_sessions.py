@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -21,22 +21,23 @@ from nocap.config.keys import require
 from nocap.config.trainer import Device, Precision
 from nocap.judge.claim import Claim
 from nocap.sessions.figures import StepFigures
-from nocap.sessions.places import PLACES
+from nocap.sessions.places import BENCH, PLACES
 from nocap.sessions.session_file import SessionFile
 from nocap.store.identity import OF_THE_MACHINE
-from nocap.store.measurement import moment
 from nocap.store.record_files import digest, read_json
+from nocap.store.times import moment
 from nocap.study.evidence import places
 from nocap.study.study_plan import StudyPlan
 
 FLAG = "--sessions-from"
-BENCH_PLACE = "bench"
+
+StepConfig = dict[str, dict[str, object]]  # what a step executes, part by part
 
 
 class BenchFileArm(StepFigures, frozen=True, kw_only=True):
     """An arm of a bench's file."""
 
-    config: dict[str, dict[str, Any]]  # what its step executes
+    config: StepConfig
 
 
 class BenchFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,9 +118,9 @@ def _arms_of(plan: StudyPlan, bench: BenchFile) -> dict[str, BenchFileArm]:
     return found
 
 
-def _content(plan: StudyPlan, config: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+def _content(plan: StudyPlan, config: StepConfig) -> StepConfig:
     """Return what counts of a file's arm: as `StudyPlan.content`."""
-    content = copy.deepcopy(dict(config))
+    content = copy.deepcopy(config)
     for name in OF_THE_MACHINE:
         if name not in plan.machine_keys:
             content["trainer"].pop(name, None)
@@ -129,9 +130,9 @@ def _content(plan: StudyPlan, config: Mapping[str, dict[str, Any]]) -> dict[str,
 def _on_machine(arm: Composed, timed: BenchFileArm) -> Composed:
     """Return an arm with the device and the precision that it was timed with."""
     keys = timed.config["trainer"]
-    trainer = replace(
-        arm.run.trainer, device=Device[keys["device"]], precision=Precision[keys["precision"]]
-    )
+    device = Device[str(keys["device"])]
+    precision = Precision[str(keys["precision"])]
+    trainer = replace(arm.run.trainer, device=device, precision=precision)
     return replace(arm, run=arm.run.varied(trainer=trainer))
 
 
@@ -143,8 +144,8 @@ def _session(
     for name, arm in arms.items():
         measured[name] = msgspec.to_builtins(_figures(plan.bench[name], arm))
     content = {
-        "kind": PLACES[BENCH_PLACE].kind,
-        "place": BENCH_PLACE,
+        "kind": PLACES[BENCH].kind,
+        "place": BENCH,
         "key": digest({"started": bench.started, "machine": bench.hardware["fingerprint"]}),
         "number": number,
         "how": {"rounds": bench.rounds},
@@ -169,7 +170,7 @@ def _figures(composed: Composed, arm: BenchFileArm) -> BenchFileArm:
 
 def _has_sides(plan: StudyPlan, claim: Claim, files: Sequence[SessionFile]) -> bool:
     """Say whether a file has all arms of a claim about timed steps."""
-    if BENCH_PLACE not in places(claim):
+    if BENCH not in places(claim):
         return False
     sides = set(plan.study.sides(claim))
     return any(sides <= file.figures.keys() for file in files)

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from nocap.judge.claim import Claim, Rule
 from nocap.sessions.figures import Figures, PartFigures, StepFigures
-from nocap.sessions.places import PACE
+from nocap.sessions.places import BENCH, PACE, PARTS
 from nocap.sessions.session_file import SessionFile
-from nocap.store.metrics import HELD
+from nocap.store.step_parts import HELD
 from nocap.study.evidence import Evidence
 from nocap.study.spec import Study
 
@@ -43,9 +43,9 @@ def bound(claim: Claim, study: Study, evidence: Evidence) -> float | None:
 def _counting_place(claim: Claim, evidence: Evidence) -> str:
     """Return the place of the sessions whose counts bound a claim."""
     if claim.mechanism.rule is Rule.flops and claim.parts:
-        return "parts"
-    if evidence.sessions.get("bench"):
-        return "bench"
+        return PARTS
+    if evidence.sessions.get(BENCH):
+        return BENCH
     return PACE
 
 

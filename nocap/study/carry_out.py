@@ -18,9 +18,9 @@ from nocap.study.claim_measurements import verdict_of
 from nocap.study.conductor import Conductor
 from nocap.study.evidence import Evidence, places
 from nocap.study.log_writer import LogWriter
-from nocap.study.provenance import Provenance
 from nocap.study.result_schema import TuningTrial
 from nocap.study.spec import Study
+from nocap.study.standing import Standing
 from nocap.study.study_plan import StudyPlan
 
 PRINT: Callable[[str], None] = partial(print, flush=True)  # a study may then wait for minutes
@@ -32,7 +32,7 @@ class StudyOutcome:
 
     plan: StudyPlan  # of the last analyses
     evidence: Evidence
-    provenances: dict[str, Provenance]  # claim → what its study's log says
+    standings: dict[str, Standing]  # claim → what its study's log says
     trials: list[TuningTrial] = field(default_factory=list)  # of the search
     # sessions that failed, records that cannot be read whole
     problems: list[str] = field(default_factory=list)
@@ -67,7 +67,7 @@ def carry_out(
         verdicts = dict[str, Verdict]()
         for claim in part.study.claims:
             verdicts[claim.id] = verdict_of(claim, part.study, plan.scale, evidence)
-        provenances = writer.analyse(part, evidence, verdicts)
+        standings = writer.analyse(part, evidence, verdicts)
         undecided = list[str]()
         for claim in part.study.claims:
             # more seeds say nothing of what is timed
@@ -83,7 +83,7 @@ def carry_out(
     return StudyOutcome(
         plan=part,
         evidence=evidence,
-        provenances=provenances,
+        standings=standings,
         trials=trials,
         problems=list(dict.fromkeys(conductor.problems)),
     )

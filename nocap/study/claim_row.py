@@ -11,8 +11,9 @@ from nocap.judge.claim import Claim, Threshold
 from nocap.judge.claim_gains import Missing
 from nocap.judge.gain import Gain
 from nocap.judge.verdict import ClaimWord, Reason
-from nocap.report import words
+from nocap.report import figures_in_words
 from nocap.report.table import one_line
+from nocap.sessions.places import TRAIN
 from nocap.store.measurement import Ending, Per
 from nocap.store.metrics import METRICS, Scale
 from nocap.study.claim_words import (
@@ -54,9 +55,8 @@ class ClaimRow:
     result: StudyResult
     claim_result: ClaimResult
     elsewhere: str = ""  # verdicts of the same claim at other shapes that differ
-    no_gpu: bool = (
-        False  # its study is to be carried out on a GPU too, and no GPU has measured the claim
-    )
+    # its study is to be carried out on a GPU too, and no GPU has measured the claim
+    no_gpu: bool = False
 
     @property
     def claim(self) -> Claim:
@@ -98,7 +98,7 @@ class ClaimRow:
         device = DEVICES[first.device]
         if len(first.T) > 1:
             return f"{length:,} to {first.T[-1]:,} tokens, {device}"
-        if METRICS[self.claim.metric].made_by == "train":
+        if METRICS[self.claim.metric].made_by == TRAIN:
             return f"{_size(shapes[-1])}, {self._training_length(length)}, {device}"
         if first.batch_tokens:
             return f"{first.batch_tokens // length} × {length:,} tokens, {device}"
@@ -151,7 +151,7 @@ class ClaimRow:
         marks = list[str]()
         if self._leaves_quality_open:
             marks.append(NOT_EQUAL)
-        if self.claim_result.provenance.exploratory:
+        if self.claim_result.standing.exploratory:
             marks.append(EXPLORATORY)
         return "; ".join([text, *marks])
 
@@ -216,7 +216,7 @@ class ClaimRow:
     @property
     def notes(self) -> list[str]:
         """List what a reader should know beside the verdict."""
-        provenance = self.claim_result.provenance
+        standing = self.claim_result.standing
         notes = list[str]()
         if self.no_gpu and self.stands_in:
             notes.append(NO_GPU)
@@ -228,9 +228,9 @@ class ClaimRow:
             notes.append(BEYOND)
         notes.append(self.result.study.notes.get(self.claim.id, ""))
         notes += self.endings
-        if provenance.exploratory:
-            notes.append(f"{EXPLORATORY}: {provenance.exploratory}")
-        notes += provenance.notes
+        if standing.exploratory:
+            notes.append(f"{EXPLORATORY}: {standing.exploratory}")
+        notes += standing.notes
         return [note for note in notes if note]
 
     @cached_property
@@ -335,4 +335,4 @@ def _compared(row: ClaimRow, rows_of_claim: Iterable[ClaimRow]) -> ClaimRow:
 
 def counted(some: Iterable[ClaimRow]) -> str:
     """Return `12 confirmed, 3 refuted`."""
-    return words.counted((row.word for row in some), [word.value for word in ClaimWord])
+    return figures_in_words.counted((row.word for row in some), [word.value for word in ClaimWord])

@@ -8,9 +8,10 @@ from nocap.display import NONE, plural
 from nocap.judge.cautious_interval import Declared
 from nocap.judge.claim import Claim, Guard
 from nocap.judge.gain import Gain
-from nocap.report import words
+from nocap.report import figures_in_words
 from nocap.store.measurement import Per
-from nocap.store.metrics import METRICS, Metric, Scale, part_title
+from nocap.store.metrics import METRICS, Metric, Scale
+from nocap.store.step_parts import part_title
 
 QUALITY = ("val_loss", "val_bpb")  # what a guard of quality is about
 
@@ -21,7 +22,7 @@ QUALITY = ("val_loss", "val_bpb")  # what a guard of quality is about
 def expected(claim: Claim) -> str:
     """Say what a claim expects: `20% to 30% faster`."""
     low, high = claim.expected
-    return words.stated(low, high, *_of(claim))
+    return figures_in_words.stated(low, high, *_of(claim))
 
 
 def expected_of(claim: Claim) -> str:
@@ -44,7 +45,7 @@ def allowed(claim: Claim, bound: float | None) -> str:
     """Say what arithmetic allows: `at most 7.9% faster`, `no gain`, `at best 4.3% slower`."""
     if bound is None:
         return NONE
-    return words.limit(bound, *_of(claim), least=False).replace("at least", "at best")
+    return figures_in_words.limit(bound, *_of(claim), least=False).replace("at least", "at best")
 
 
 def _of(claim: Claim | Guard) -> tuple[Metric, Scale]:
@@ -64,9 +65,9 @@ def figure(gain: Gain) -> str:
     """Say what was gained, with its interval; where only a lower end is known, that."""
     shown = gain.shown()
     if shown is not None and is_known(gain):
-        return str(words.measured(shown, gain.metric, gain.scale))
+        return str(figures_in_words.measured(shown, gain.metric, gain.scale))
     if shown is not None and math.isfinite(gain.interval().low):
-        return words.limit(shown.low, gain.metric, gain.scale, least=True)
+        return figures_in_words.limit(shown.low, gain.metric, gain.scale, least=True)
     return NONE
 
 
@@ -99,7 +100,7 @@ def guard(gain: Gain, margin: float, declared: Declared | None) -> str:
     """Say how much better or worse the arm is, beside how much worse it may be, and the declared
     noise that this rests on."""
     worst = _worst(gain, margin)
-    limit = words.limit(worst, gain.metric, gain.scale, least=True)
+    limit = figures_in_words.limit(worst, gain.metric, gain.scale, least=True)
     return f"{gain.metric.title}: {measured(gain)}, allowed: {limit}{noise(declared)}"
 
 

@@ -131,7 +131,7 @@ class Conductor:
             if run.length_of is None:
                 runs[run.arm, run.seed] = record
             else:
-                lengths.setdefault((run.arm, run.seed), {})[run.short] = record
+                lengths.setdefault((run.arm, run.seed), {})[run.steps] = record
         return runs, lengths
 
     def _train_shorter(
@@ -154,7 +154,7 @@ class Conductor:
                 if (run.arm, run.seed) in shorts:
                     needed.append(run)
         for run, record in self._train(needed, due):
-            shorts[run.arm, run.seed][run.short] = record
+            shorts[run.arm, run.seed][run.steps] = record
         return shorts
 
     # --- runs -------------------------------------------------------------------------------------
@@ -258,7 +258,7 @@ def _failures(runs: Sequence[Training], results: Mapping[str, RunResult]) -> Ite
     for run in runs:
         result = results.get(run.plan.identity)
         if result is not None and result.status not in (*ENDED, RunStatus.damaged):
-            steps = f", {run.short} steps" if run.short else ""
+            steps = f", {run.other_steps} steps" if run.other_steps is not None else ""
             yield f"{run.arm}, seed {run.seed}{steps}: {result.status}, {result.reason}"
 
 

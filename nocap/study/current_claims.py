@@ -16,8 +16,9 @@ from nocap.config.keys import require
 from nocap.judge.claim import Claim
 from nocap.judge.interval import ROUNDING
 from nocap.judge.verdict import Verdict
-from nocap.sessions.places import PLACES, place_of
-from nocap.store.measurement import Measurement, moment
+from nocap.sessions.places import PLACES, TRAIN, place_of
+from nocap.store.measurement import Measurement
+from nocap.store.times import moment
 from nocap.study.log import RunLine, SessionLine, StudyLog
 from nocap.study.registration import content_of, registrations
 from nocap.study.spec import Study, select_claims
@@ -80,7 +81,7 @@ def _contents(plan: StudyPlan, picked: Mapping[str, Sequence[str]]) -> dict[str,
     contents = dict[str, str]()
     for name, arm in plan.train.items():
         tuned = more(arm, *picked.get(name, ()))
-        contents[name] = content_of(plan, tuned, "train")
+        contents[name] = content_of(plan, tuned, TRAIN)
     return contents
 
 

@@ -11,7 +11,7 @@ from nocap.config.compose import Composed
 from nocap.judge.claim import Claim
 from nocap.judge.equal_loss import SHARES
 from nocap.sessions.figures import Figures, PartFigures, StepFigures
-from nocap.sessions.places import PACE, TRAIN, place_of
+from nocap.sessions.places import PACE, PARTS, TRAIN, place_of
 from nocap.sessions.session_file import SessionFile
 from nocap.store.record import Record
 from nocap.study.spec import Study
@@ -45,7 +45,7 @@ class Evidence:
 
     def parts_of_arm(self, arm: str) -> list[PartFigures]:
         """List the profiles of an arm's step."""
-        rows = [row for _, row in self.of_arm("parts", arm)]
+        rows = [row for _, row in self.of_arm(PARTS, arm)]
         return [row for row in rows if isinstance(row, PartFigures)]
 
     def has_shorter(self, arm: str, seed: int) -> bool:

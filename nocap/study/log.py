@@ -1,6 +1,6 @@
 """A study's log: its registrations, results and verdicts. It is a file in the study's own folder,
 committed with its results. Lines are only added; git shows if one was edited or taken out.
-`nocap.study.provenance` says from the lines where a claim stands."""
+`nocap.study.standing` says from the lines where a claim stands."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import msgspec
 from nocap.config.outgoing_text import redact
 from nocap.config.untrusted_files import parse_json, read_text
 from nocap.store.file_writing import open_without_link
-from nocap.store.measurement import now
+from nocap.store.times import now
 
 FILE = "log.jsonl"
 

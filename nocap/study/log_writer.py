@@ -1,5 +1,5 @@
 """Write into a study's log, each line once: claims before anything runs, runs and sessions as they
-are read, analyses as they are made. By that log a claim has its provenance."""
+are read, analyses as they are made. By that log a claim has its standing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from nocap.config.compose import Composed
 from nocap.judge.verdict import Reason, Verdict
-from nocap.sessions.places import PLACES
+from nocap.sessions.places import PLACES, TRAIN
 from nocap.sessions.session_file import SessionFile
 from nocap.store.record import Record
 from nocap.store.record import number as number_of
@@ -24,8 +24,8 @@ from nocap.study.log import (
     read_log,
     writable,
 )
-from nocap.study.provenance import Provenance, provenance_of
 from nocap.study.registration import content_of, registrations
+from nocap.study.standing import Standing, standing_of
 from nocap.study.study_folder import FILE as STUDY
 from nocap.study.study_plan import StudyPlan
 from nocap.study.tasks import Training
@@ -67,41 +67,41 @@ class LogWriter:
 
     def analyse(
         self, plan: StudyPlan, evidence: Evidence, verdicts: Mapping[str, Verdict]
-    ) -> dict[str, Provenance]:
+    ) -> dict[str, Standing]:
         """Return where each claim stands, and write its verdict where it is new."""
-        provenances = self._provenances(plan, evidence)
+        standings = self._standings(plan, evidence)
         lines = list[AnalysisLine]()
         for name, verdict in verdicts.items():
             if verdict.reason is Reason.missing:
                 continue
-            provenance = provenances[name]
+            standing = standings[name]
             line = AnalysisLine(
                 claim=name,
-                hash=provenance.hash,
+                hash=standing.hash,
                 number=verdict.primary.analysis,
                 n=verdict.n,
                 word=verdict.word.value,
-                exploratory=provenance.exploratory or "",
+                exploratory=standing.exploratory or "",
             )
             lines.append(line)
         self._add(
             lines, once=("hash", "number", "machine"), says=("claim", "n", "word", "exploratory")
         )
         if not self.writes:
-            return provenances
+            return standings
         # now the log has this analysis, too
-        return self._provenances(plan, evidence)
+        return self._standings(plan, evidence)
 
-    def _provenances(self, plan: StudyPlan, evidence: Evidence) -> dict[str, Provenance]:
+    def _standings(self, plan: StudyPlan, evidence: Evidence) -> dict[str, Standing]:
         """Return where each claim stands, by the log and by those of the studies beside it."""
         logs = [read_log(self.path)]
         for path in sorted(self.path.parents[1].glob(f"*/{FILE}")):
             if path != self.path and path.with_name(STUDY).exists():
                 logs.append(read_log(path))
-        provenances = dict[str, Provenance]()
+        standings = dict[str, Standing]()
         for claim in plan.study.claims:
-            provenances[claim.id] = provenance_of(plan, claim, evidence, logs, machine=self.machine)
-        return provenances
+            standings[claim.id] = standing_of(plan, claim, evidence, logs, machine=self.machine)
+        return standings
 
     def _add(
         self, lines: Sequence[LogLine], *, once: Sequence[str], says: Sequence[str] = ()
@@ -121,9 +121,9 @@ class LogWriter:
         """Return the log's line of a run."""
         return RunLine(
             arm=run.arm,
-            content=content_of(self.plan, run.composed, "train"),
+            content=content_of(self.plan, run.composed, TRAIN),
             seed=run.seed,
-            short=run.short,
+            short=run.other_steps or 0,
             identity=record.identity,
             status=record.status,
             started=record.started,

@@ -24,6 +24,7 @@ from nocap.report.table import Column, Table
 from nocap.report.terminal import prose
 from nocap.sessions.foresight import records_in
 from nocap.sessions.grid_plan import of_grid
+from nocap.sessions.places import TRAIN
 from nocap.store.metrics import METRICS
 from nocap.store.record import Record
 from nocap.store.record_files import RunStatus
@@ -144,7 +145,7 @@ def _power(claim: Claim, plan: StudyPlan, noise: float | None, others: Sequence[
     """Say what a claim expects, and what it can see of a loss and of a time at equal loss with all
     its seeds. `others`: runs that may tell the noise of the latter."""
     line = f"{claim.id}: {claim.metric} of {claim.arm}, expected {expected(claim)}"
-    if claim.metrics[0].made_by == "train":  # sessions are in the table
+    if claim.metrics[0].made_by == TRAIN:  # sessions are in the table
         line += f", n={len(claim.seeds)}"
     if noise and any(metric.name == "val_loss" for metric in claim.metrics):
         width = width_of(METRICS["val_loss"], plan.at.noise.get("val_loss"))

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from nocap.config.compose import Composed
 from nocap.judge.claim import Claim
 from nocap.judge.equal_loss import SHARES
-from nocap.sessions.places import PACE, TRAIN
+from nocap.sessions.places import CURVE, DECODING, PACE, TRAIN
 from nocap.store.record_files import digest
 from nocap.study.evidence import places
 from nocap.study.spec import engine_of
@@ -51,9 +51,9 @@ def _subject(plan: StudyPlan, claim: Claim) -> dict[str, object]:
     }
     if claim.races:
         subject["lengths"] = at.lengths
-    if "curve" in used:
+    if CURVE in used:
         subject["curve"] = at.curve
-    if at.decode and "decoding" in used:
+    if at.decode and DECODING in used:
         subject["decode"] = asdict(at.decode)
     if claim.at_equal_loss:
         subject["equal_loss"] = SHARES
@@ -97,7 +97,7 @@ def _side(plan: StudyPlan, arm: str, used: set[str]) -> list[object]:
     if arm in plan.bench and used - AS_TRAINED:
         side.append(plan.content(plan.bench[arm], "step"))
         engine = None
-        if "decoding" in used:
+        if DECODING in used:
             engine = engine_of(plan.study, plan.at, arm)
         side.append(engine)
     return side

@@ -14,7 +14,7 @@ from nocap.config.hardware import Fact
 from nocap.judge.claim import Claim
 from nocap.launch.baseline_lengths import others_of
 from nocap.sessions.figures import DecodingFigures, Figures, LengthFigures, StepFigures
-from nocap.sessions.places import PACE, TRAIN
+from nocap.sessions.places import BENCH, CURVE, DECODING, PACE, PLACES, TRAIN
 from nocap.store.checkout import git_state
 from nocap.store.measurement import Measurement
 from nocap.store.record import Record, dig
@@ -95,7 +95,7 @@ def _claim(claim: Claim, outcome: StudyOutcome) -> ClaimResult:
         margins=margins,
         noise=plan.at.noise,
         bound=bound(claim, study, evidence),
-        provenance=outcome.provenances[claim.id],
+        standing=outcome.standings[claim.id],
         where=_where(claim, plan),
         lengths=_lengths(claim, plan),
         damaged=evidence.damaged,
@@ -116,7 +116,7 @@ def _lengths(claim: Claim, plan: StudyPlan) -> list[int] | None:
 def _where(claim: Claim, plan: StudyPlan) -> dict[str, list[Shape]]:
     """Return the shapes that a verdict rests on, of what is timed and of what is trained: of the
     claim's arm, and of the one that it is compared with where that is another."""
-    kinds = {metric.made_by for metric in claim.metrics}
+    kinds = set[str](metric.made_by for metric in claim.metrics)
     where = dict[str, list[Shape]]()
     if kinds - {TRAIN}:
         where["timed"] = _distinct(_timed_shapes(claim, plan, kinds))
@@ -129,9 +129,9 @@ def _where(claim: Claim, plan: StudyPlan) -> dict[str, list[Shape]]:
 def _timed_shapes(claim: Claim, plan: StudyPlan, kinds: Collection[str]) -> list[Shape]:
     """List the shapes at which the arms of a claim are timed. `kinds`: of its metrics."""
     shapes = [shape(plan.bench[arm]) for arm in plan.study.sides(claim)]
-    if "lengths" in kinds:
+    if PLACES[CURVE].kind in kinds:
         return [replace(shapes[0], layers=1, T=plan.at.curve, batch_tokens=None)]
-    if "decoding" in kinds:
+    if PLACES[DECODING].kind in kinds:
         return [replace(one, batch_tokens=None) for one in shapes]
     return shapes
 
@@ -182,7 +182,7 @@ def _arm(name: str, outcome: StudyOutcome) -> ArmFacts:
         val_loss=_final_losses(runs),
         diverged=[run.seed for run in runs if run.status == RunStatus.diverged],
         pace=_speed(evidence.steps_of_arm(PACE, name)),
-        bench=_speed(evidence.steps_of_arm("bench", name)),
+        bench=_speed(evidence.steps_of_arm(BENCH, name)),
         runs=[run.identity for run in runs],
     )
 
@@ -203,8 +203,8 @@ def _counts(runs: Sequence[Record], name: str, evidence: Evidence) -> StepFigure
     """Return what is counted of an arm: of the one that is trained, else of the one that is
     timed."""
     if not runs:
-        return _counts_of_sessions([PACE, "bench", "curve", "decoding"], name, evidence)
-    step = _counts_of_sessions([PACE, "curve", "decoding"], name, evidence)
+        return _counts_of_sessions([PACE, BENCH, CURVE, DECODING], name, evidence)
+    step = _counts_of_sessions([PACE, CURVE, DECODING], name, evidence)
     run = runs[0]
     return msgspec.structs.replace(
         step,

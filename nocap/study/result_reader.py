@@ -16,9 +16,9 @@ from nocap.store.measurement import Measurement
 from nocap.store.record_files import read_json
 from nocap.study.current_claims import current_claims, sessions_unlike
 from nocap.study.log import AnalysisLine, StudyLog
-from nocap.study.provenance import Provenance
 from nocap.study.result_schema import ClaimJson, StudyFile
 from nocap.study.spec import Study
+from nocap.study.standing import Standing
 from nocap.study.study_result import ClaimResult, StudyResult
 
 # keys of a claim that say what is measured
@@ -115,13 +115,13 @@ class _ResultReader:
             margins=[guard.margin(scale) for guard in claim.guards],
             noise=at.noise,
             bound=bound,
-            provenance=self._provenance(stored, claim, verdict),
+            standing=self._standing(stored, claim, verdict),
             where=stored.where,
             lengths=stored.lengths,
             damaged=frozenset(damaged),
         )
 
-    def _provenance(self, stored: ClaimJson, claim: Claim, verdict: Verdict) -> Provenance:
+    def _standing(self, stored: ClaimJson, claim: Claim, verdict: Verdict) -> Standing:
         """Return where a claim stands: its label is the log's, of the last analysis on this
         machine."""
         hash = self._hash(stored, claim)
@@ -138,7 +138,7 @@ class _ResultReader:
         if sessions:
             labels.append(f"its log has other figures of {listed(sessions)}")
         label = "; ".join(labels) or None
-        return Provenance(hash=hash, at=stored.registered, exploratory=label, notes=stored.notes)
+        return Standing(hash=hash, at=stored.registered, exploratory=label, notes=stored.notes)
 
     def _hash(self, stored: ClaimJson, claim: Claim) -> str:
         """Return the hash of what the claim asks now; where its arms cannot be composed here, the

@@ -162,9 +162,8 @@ class ClaimJson(GainJson, frozen=True, kw_only=True):
     exploratory: str | None
     notes: list[str]
     where: dict[str, list[Shape]]  # timed or trained → the shapes of its sides that differ
-    lengths: list[int] | None = (
-        None  # the baseline's steps, of a claim about the time at equal loss
-    )
+    # the baseline's steps, of a claim about the time at equal loss
+    lengths: list[int] | None = None
 
 
 # --- the file -------------------------------------------------------------------------------------

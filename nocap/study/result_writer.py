@@ -84,7 +84,7 @@ def _claim_json(claim_result: ClaimResult, *, scale: str) -> ClaimJson:
     claim = claim_result.claim
     mechanism = claim.mechanism
     verdict = claim_result.verdict
-    provenance = claim_result.provenance
+    standing = claim_result.standing
     reason = None
     if verdict.reason is not None:
         reason = verdict.reason.value
@@ -116,10 +116,10 @@ def _claim_json(claim_result: ClaimResult, *, scale: str) -> ClaimJson:
         diverged=verdict.endings[Ending.diverged],
         refused=verdict.refused,
         more=verdict.more(),
-        hash=provenance.hash,
-        registered=provenance.at,
-        exploratory=provenance.exploratory,
-        notes=provenance.notes,
+        hash=standing.hash,
+        registered=standing.at,
+        exploratory=standing.exploratory,
+        notes=standing.notes,
         where=dict(claim_result.where),
         lengths=claim_result.lengths,
         **structs.asdict(gain),

@@ -10,6 +10,7 @@ from nocap.config.keys import key
 from nocap.judge.cautious_interval import Declared
 from nocap.judge.claim import Claim
 from nocap.judge.interval import BATCH, BATCHES
+from nocap.sessions.places import TRAIN
 from nocap.store.metrics import Better, Metric, Scale
 
 GPU = "gpu"  # the scale of a study that is carried out where there is a GPU
@@ -48,9 +49,8 @@ class ScaleConfig:
     decode: Decode | None = None
     # metric → of one pair's gain, from earlier studies
     noise: dict[str, Declared] = field(default_factory=dict)
-    limitations: str = (
-        ""  # what its verdicts cannot be about; "" where the scale is the claim's own
-    )
+    # what its verdicts cannot be about; "" where the scale is the claim's own
+    limitations: str = ""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -78,9 +78,8 @@ class Propose:
     metric: str = ""  # of what a command prints: a pattern with one group, or a name
     better: Better = Better.lower
     file: str = ""  # that the command writes, with the metric
-    ref: str = (
-        ""  # of the baseline; then a proposal is the working tree, each in a worktree of its own
-    )
+    # of the baseline; then a proposal is the working tree, each in a worktree of its own
+    ref: str = ""
     locked: list[str] = field(default_factory=list)  # files that must be equal in both
     link: list[str] = field(default_factory=list)  # what git ignores and the command needs
     reads_seed: bool = False  # the command reads $NOCAP_SEED
@@ -102,9 +101,8 @@ class Study:
     question: str
     method: str = ""  # what a reader should know beyond the arms
     overrides: list[str] = field(default_factory=list)  # of all arms at all scales
-    config_dir: str = (
-        ""  # a folder inside the study's own, with options that its arms choose; "": none
-    )
+    # a folder inside the study's own, with options that its arms choose; "": none
+    config_dir: str = ""
     arms: dict[str, list[str]] = field(default_factory=dict)
     baseline: str = ""  # "": the first of the arms
     # all that may be needed, analysis by analysis
@@ -142,7 +140,7 @@ class Study:
 
     @property
     def trained_arms(self) -> list[str]:
-        return self.arms_needing(lambda metric: metric.made_by == "train")
+        return self.arms_needing(lambda metric: metric.made_by == TRAIN)
 
     @property
     def racing_arms(self) -> list[str]:

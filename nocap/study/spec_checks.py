@@ -7,8 +7,8 @@ import re
 from collections.abc import Collection, Iterable
 from itertools import chain
 
-from nocap.config.choices import parse_override
 from nocap.config.keys import check_keys, require
+from nocap.config.overrides import parse_override
 from nocap.judge.claim import CLAIMABLE
 from nocap.judge.interval import LEAST_PAIRS
 from nocap.sessions.places import scale_key_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from nocap.study import board as leaderboard
 from nocap.study.next_sessions import next_sessions
 from nocap.study.result_maker import result_of
 from nocap.study.result_writer import answer
-from nocap.study.spec import GPU, Study
+from nocap.study.spec import GPU, ScaleConfig, Study
 from nocap.study.study_folder import files_of, folder_of, load_study, options_of, source_of
 from nocap.study.study_plan import StudyPlan, prepare
 
@@ -121,13 +121,23 @@ def _prepare(folder: Path, study: Study, options: Options) -> StudyPlan:
     if not study.claims:
         raise ValueError(f"{study.folder} has no claims: add --propose")
     own_scale = scale_of(study, options)
-    sessions = options.sessions
-    if sessions is not None:
-        for scale, at in study.scales.items():
-            rule = f"be more than the {at.sessions} sessions of scale {scale}"
-            require(scale != own_scale or sessions > at.sessions, "sessions", rule, sessions)
-            at.sessions = max(sessions, at.sessions)
+    if options.sessions is not None:
+        study = _with_sessions(study, own_scale, options.sessions)
     return prepare(study, own_scale, output_dir=options.output_dir, steps=options.steps)
+
+
+def _with_sessions(study: Study, own_scale: str, sessions: int) -> Study:
+    """Return a study that has so many sessions at each scale, or more.
+
+    Errors:
+        ValueError: its own scale has as many.
+    """
+    scales = dict[str, ScaleConfig]()
+    for name, at in study.scales.items():
+        rule = f"be more than the {at.sessions} sessions of scale {name}"
+        require(name != own_scale or sessions > at.sessions, "sessions", rule, sessions)
+        scales[name] = replace(at, sessions=max(sessions, at.sessions))
+    return replace(study, scales=scales)
 
 
 def _carry_out(

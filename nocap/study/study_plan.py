@@ -8,16 +8,18 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from nocap.config.choices import parse_override
-from nocap.config.compose import Composed, as_baseline, as_in, composed
+from nocap.config.arm_defaults import as_baseline, as_in
+from nocap.config.compose import Composed, composed
 from nocap.config.defaults import ON_CPU
 from nocap.config.keys import flat, require
+from nocap.config.overrides import parse_override
 from nocap.config.plain import to_plain
 from nocap.config.trainer import Trainer
 from nocap.judge.claim import AT_EQUAL_LOSS
 from nocap.judge.equal_loss import STEPS
 from nocap.launch.baseline_lengths import others_of, words_at
 from nocap.launch.plan import Datasets, dataset_of
+from nocap.sessions.places import DECODING, PLACES, TRAIN
 from nocap.store.identity import OF_THE_MACHINE
 from nocap.study.spec import ScaleConfig, Study, arm_overrides, select_claims
 
@@ -83,7 +85,7 @@ def prepare(study: Study, scale: str, *, output_dir: str, steps: int | None = No
     )
     study = select_claims(study, scale)
     at = study.scales[scale]
-    timed_arms = study.arms_needing(lambda metric: metric.made_by != "train")
+    timed_arms = study.arms_needing(lambda metric: metric.made_by != TRAIN)
     train = compose_arms(study, at, study.trained_arms, training_overrides(at, output_dir, steps))
     bench = compose_arms(study, at, timed_arms, at.bench)
     check_fair({**train, **compose_trials(study, train)})
@@ -121,7 +123,7 @@ def _check_text(plan: StudyPlan) -> None:
     """
     decode = plan.at.decode
     text = decode.prompt + decode.new if decode else 0
-    for arm in plan.study.arms_needing(lambda metric: metric.made_by == "decoding"):
+    for arm in plan.study.arms_needing(lambda metric: metric.made_by == PLACES[DECODING].kind):
         seq_len = plan.bench[arm].run.model.seq_len
         rule = f"fit into model.seq_len={seq_len} of arm {arm}"
         require(text <= seq_len, f"scales.{plan.scale}.decode", rule, text)

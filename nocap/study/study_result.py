@@ -14,9 +14,9 @@ from nocap.judge.claim_gains import Missing
 from nocap.judge.gain import Gain
 from nocap.judge.verdict import Verdict
 from nocap.store.measurement import Measurement, Per
-from nocap.study.provenance import Provenance
 from nocap.study.result_schema import ArmFacts, Shape, TuningTrial
 from nocap.study.spec import Study
+from nocap.study.standing import Standing
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,7 +29,7 @@ class ClaimResult:
     margins: list[float]  # of the guards, at this scale
     noise: Mapping[str, Declared]  # of each metric, as it was declared
     bound: float | None  # what arithmetic allows
-    provenance: Provenance
+    standing: Standing
     where: Mapping[str, list[Shape]]  # timed or trained → the shapes of its sides that differ
     lengths: list[int] | None  # the baseline's steps, of a claim about the time at equal loss
     damaged: frozenset[tuple[str, int]]  # (arm, seed) of runs whose record was changed

@@ -19,12 +19,11 @@ from nocap.launch.run_result import RunResult
 from nocap.launch.runner import Runner
 from nocap.launch.seed_request import seed_requests
 from nocap.launch.sweep import key_of
-from nocap.launch.this_machine import Devices
-from nocap.sessions.places import PACE
+from nocap.launch.this_machine import ThisMachine
+from nocap.sessions.places import BENCH, CURVE, DECODING, PACE, PARTS, PLACES
 from nocap.sessions.session import Session
-from nocap.store.identity import digest
 from nocap.store.record import Record, read_record
-from nocap.store.record_files import RunStatus, read_ended
+from nocap.store.record_files import RunStatus, digest, read_ended
 from nocap.study.spec import Study, engine_of
 from nocap.study.study_plan import StudyPlan, other_lengths
 
@@ -42,10 +41,13 @@ class Training:
     seed: int
     composed: Composed  # with the seed
     plan: Plan
-    short: int = 0  # the steps of a schedule of another length; 0: it has the arm's own
-    length_of: str | None = (
-        None  # the arm, as records name it, whose loss at another length it is to show
-    )
+    other_steps: int | None = None  # of a schedule of another length; None: it has the arm's own
+    # the arm, as records name it, whose loss at another length it is to show
+    length_of: str | None = None
+
+    @property
+    def steps(self) -> int:
+        return self.composed.run.trainer.steps
 
     def record(self) -> Record | None:
         """Return the record of a run that finished or diverged.
@@ -82,8 +84,11 @@ def trainings(
                 continue
             composed = _with_seed(arms[arm], seed)
             plan = planned(composed.run, choices=composed.choices, datasets=datasets)
-            steps = composed.run.trainer.steps if short else 0
-            runs.append(Training(arm=arm, seed=seed, composed=composed, plan=plan, short=steps))
+            other_steps = composed.run.trainer.steps if short else None
+            training = Training(
+                arm=arm, seed=seed, composed=composed, plan=plan, other_steps=other_steps
+            )
+            runs.append(training)
     return runs
 
 
@@ -120,8 +125,8 @@ def grid_of(runs: Sequence[Training], label: str) -> Grid:
         if distinct[run.plan.identity] is not run:
             continue
         words = [label, run.arm]
-        if run.short:
-            words.append(f"steps={run.short}")
+        if run.other_steps is not None:
+            words.append(f"steps={run.other_steps}")
         words.append(f"seed={run.seed}")
         own = replace(requests[run.plan.arm], length_of=run.length_of)
         plan = replace(run.plan, grid=name, swept=swept, request=own)
@@ -160,7 +165,7 @@ def train(
         return results
     grid = grid_of(runs, label)
     grid.write()
-    with closing(Devices()) as devices:
+    with closing(ThisMachine()) as devices:
         for seed in dict.fromkeys(run.seed for run in runs):
             between()
             cells = tuple(cell for cell in grid.cells if cell.plan.run.seed == seed)
@@ -180,25 +185,26 @@ def sessions(plan: StudyPlan, arms: Mapping[str, Composed]) -> list[Session]:
     at = plan.at
     bench = plan.bench
 
-    def of(kind: str) -> list[str]:
+    def of(place: str) -> list[str]:
+        kind = PLACES[place].kind
         return study.arms_needing(lambda metric: metric.made_by == kind)
 
     rounds = {"rounds": at.rounds}
     racing = study.arms_needing(lambda metric: metric.name == "time_to_target_s")
     all_sessions = [
         _session(PACE, arms, racing, rounds),
-        _session("bench", bench, of("steps"), rounds),
+        _session(BENCH, bench, of(BENCH), rounds),
     ]
-    profiled = {*of("parts"), *_bounding(study)}
+    profiled = {*of(PARTS), *_bounding(study)}
     for arm in study.arms:
         if arm in profiled:
-            all_sessions.append(_session("parts", bench, [arm], {"repeats": PROFILE_REPEATS}))
-    all_sessions.append(_session("curve", bench, of("lengths"), {"T": at.curve}))
+            all_sessions.append(_session(PARTS, bench, [arm], {"repeats": PROFILE_REPEATS}))
+    all_sessions.append(_session(CURVE, bench, of(CURVE), {"T": at.curve}))
     text = dict[str, object]()
     if at.decode:
-        engines = {arm: engine_of(study, at, arm) for arm in of("decoding")}
+        engines = {arm: engine_of(study, at, arm) for arm in of(DECODING)}
         text = {**asdict(at.decode), "engines": engines}
-    all_sessions.append(_session("decoding", bench, of("decoding"), text))
+    all_sessions.append(_session(DECODING, bench, of(DECODING), text))
     return [session for session in all_sessions if session.arms]
 
 

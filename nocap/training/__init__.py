@@ -4,6 +4,8 @@ The loop:
 
     loop              set up, then step by step to the end
     job               what one rank trains, and its callbacks to the process around it
+    resume            go on from the newest valid checkpoint
+    warm_up           compile the model and make its CUDA graph before the first step is timed
     build             the model, its optimizers and its windows; how numbers are computed
     step              the training step: batch, losses, gradients, update
     validation        the validation loss
@@ -22,6 +24,7 @@ Its memory:
 The record that it leaves:
 
     recorder    rows, checkpoints, loss spikes, totals
+    spikes      how far a loss lies above those before it
     saving      write checkpoints, each whole, and delete old ones
     loading     find the newest valid checkpoint, and put it into model and optimizers
     state       the state of model and optimizers as a checkpoint has it

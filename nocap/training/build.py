@@ -34,7 +34,7 @@ class Trainee:
     val: Windows
     scores_s: float = 0.0  # what scores of the training windows took
     scores_now_s: float = 0.0  # when the trainee was built
-    # a micro-batch, where `trainer.cuda_graphs`: `nocap.training.loop.warm_up` makes it
+    # a micro-batch, where `trainer.cuda_graphs`: `nocap.training.warm_up` makes it
     graph: MicroBatchGraph | None = None
     next_batch: NextBatch | None = None
     # time.perf_counter() when the last wait for the GPU ended, where it has computed ever since

@@ -20,7 +20,8 @@ from nocap.model.language_model import LanguageModel
 from nocap.store.checkpoints import UNREADABLE
 from nocap.store.file_writing import write_file
 from nocap.store.record import read_record
-from nocap.store.record_files import ROWS, Metrics
+from nocap.store.record_files import ROWS
+from nocap.store.rows_file import RowsFile
 from nocap.training.state import difference, put_weights, weights
 from nocap.training.step import enter_step
 from nocap.training.trained import Log, check_finite, code_of, log_other_code, no_log, trained
@@ -37,7 +38,7 @@ def write_export(run_dir: Path, path: Path, *, log: Log) -> dict[str, Any]:
     run, model, step = trained(run_dir, log=log)
     record = read_record(run_dir, rows=False)
     val_loss = None
-    for row in Metrics(run_dir / ROWS).rows():
+    for row in RowsFile(run_dir / ROWS).rows():
         if row["step"] == step:
             val_loss = row.get("val/loss")
             break

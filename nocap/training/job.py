@@ -10,7 +10,7 @@ from pathlib import Path
 
 from nocap.config.run import Run
 from nocap.data.tokens import Shard
-from nocap.store.record_files import Row
+from nocap.store.rows_file import Row
 from nocap.training.world import World
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -16,19 +16,18 @@ from nocap.model.flops import flops_per_token
 from nocap.model.gpt import count_parameters
 from nocap.options.attention import kernel_name
 from nocap.store.checkpoints import FOLDER, step_of
-from nocap.store.record_files import ROWS, Metrics, Row, RunStatus
+from nocap.store.record_files import ROWS, RunStatus
+from nocap.store.rows_file import Row, RowsFile
 from nocap.training import memory
 from nocap.training.build import Trainee
 from nocap.training.job import Job
 from nocap.training.ledger import Ledger
 from nocap.training.saving import CheckpointWriter, prune
+from nocap.training.spikes import SIGMAS, WINDOW, above
 from nocap.training.step import Update, settle
 from nocap.training.summary import LOGGED
 
-WINDOW = 128  # steps, whose losses a new one is held against
-ENOUGH = 32  # steps before the first verdict
 SHORT_S = 60.0  # of wall clock, that a run may lose to a kill in its last validation
-SIGMAS = 6.0  # OLMo-core's threshold for its skip-step optimizer
 
 
 @dataclass(kw_only=True)
@@ -59,7 +58,7 @@ class Recorder:
         }
         lost_s = max(0.0, job.spent_s - sum(before.values()))
         self.ledger = Ledger(started=job.started, before=before, lost_s=lost_s)
-        self.metrics = Metrics(job.run_dir / ROWS, stage=job.stage)
+        self.metrics = RowsFile(job.run_dir / ROWS, stage=job.stage)
         self.on_gpu = job.world.device.type == "cuda"
         self.checkpoints = CheckpointWriter(
             job.run_dir / FOLDER,
@@ -71,12 +70,14 @@ class Recorder:
         self.losses = deque(losses, maxlen=WINDOW)
         self.paces = list[float]()  # µs a token of each step since the last row
         self.busy_s = 0.0
+        # known once the warm-up is over
+        self.saved_mib = 0.0
+        self.unseen_mib = 0.0  # of a CUDA graph, in no peak of the allocator's
 
     def started(self, *, saved_mib: float) -> None:
         """Begin to measure: the warm-up is over, and has found what a forward saves. A GPU's peak
         is measured from here on, without what compiling takes."""
         self.saved_mib = saved_mib
-        self.unseen_mib = 0.0  # of a CUDA graph, in no peak of the allocator's
         if self.trainee.graph:
             self.unseen_mib = self.trainee.graph.unseen_mib
         memory.reset_peak(self.job.world.device)
@@ -270,16 +271,3 @@ class Recorder:
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
-
-
-def above(losses: Collection[float], loss: float) -> float:
-    """Return how many standard deviations a loss lies above the mean of those before it; 0 before
-    there are enough."""
-    n = len(losses)
-    if n < ENOUGH:
-        return 0.0
-    mean = math.fsum(losses) / n
-    spread = math.dist(losses, [mean] * n) / math.sqrt(n)
-    if not spread:
-        return 0.0
-    return (loss - mean) / spread

@@ -20,15 +20,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from nocap.store import lease
-from nocap.store.checkpoints import (
-    CHECKSUMS,
-    STATE,
-    is_folder,
-    name_of,
-    newest_first,
-    problem_of,
-    sha256,
-)
+from nocap.store.checkpoints import CHECKSUMS, STATE, is_folder, name_of, newest_first, problem_of
+from nocap.store.file_writing import sha256
 from nocap.store.record_files import ROWS
 from nocap.training.build_optimizers import Optimizers
 from nocap.training.state import Tensors, as_json, snapshot

@@ -12,15 +12,8 @@ import numpy as np
 
 from nocap.config import hardware
 from nocap.config.run import Run
-from nocap.store.record_files import (
-    MANIFEST,
-    ROWS,
-    Metrics,
-    Row,
-    RunStatus,
-    read_json,
-    write_summary,
-)
+from nocap.store.record_files import MANIFEST, ROWS, RunStatus, read_json, write_summary
+from nocap.store.rows_file import Row, RowsFile
 from nocap.training.ledger import LINES
 
 QUANTILES = {"median": 50, "p10": 10, "p90": 90}
@@ -75,18 +68,20 @@ def summarize(
         "token_us": _median(rows, "perf/token_us"),
         **_mfu(run, tokens_per_s, totals),
     }
-    machine = {
+    costs = {
         "flops_per_token": None,
         "params": {},
         "memory_mib": {},
         "clock_s": dict(clock_s),
+    }
+    conditions = {
         "kernel": {},
         "hardware": manifest["hardware"],
         "data": {"manifest": data["manifest"], "name": run.data.kind},
         "devices": run.trainer.devices,
         "attempts": len(manifest["attempts"]),
     }
-    return {**identified, **reached, **noticed, **speed, **machine, **totals}
+    return {**identified, **reached, **noticed, **speed, **costs, **conditions, **totals}
 
 
 def _epoch_s(epoch_tokens: int, tokens_per_s: float | None) -> float | None:
@@ -132,7 +127,7 @@ def cut_short(
     """
     manifest = read_json(run_dir / MANIFEST)
     assert manifest is not None
-    rows = Metrics(run_dir / ROWS).rows()
+    rows = RowsFile(run_dir / ROWS).rows()
     last: Row = {"step": 0}
     if rows:
         last = rows[-1]

@@ -13,7 +13,7 @@ from nocap.config.trainer import Compile, Device, Precision
 
 if TYPE_CHECKING:
     from nocap.launch.executor import Executor
-    from nocap.launch.this_machine import Devices
+    from nocap.launch.this_machine import ThisMachine
 
 
 @dataclass(kw_only=True, slots=True)
@@ -53,7 +53,7 @@ class Launcher(Option):
         """
         raise NotImplementedError(f"hydra.launcher.kind={self.kind} must define executor")
 
-    def devices(self) -> Devices | None:
+    def devices(self) -> ThisMachine | None:
         """Return this machine's devices where cells run on these alone, as those of a search must;
         None: they do not."""
         return None

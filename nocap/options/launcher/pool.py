@@ -10,7 +10,7 @@ from nocap.config.keys import key
 from nocap.options.launcher import Launcher
 
 if TYPE_CHECKING:
-    from nocap.launch.this_machine import Devices
+    from nocap.launch.this_machine import ThisMachine
 
 
 @dataclass(kw_only=True)
@@ -22,10 +22,10 @@ class Pool(Launcher):
     # largest number of cells at once; null: as many as the devices hold
     jobs: int | None = key(ge=1, le=4096, default=None)
 
-    def executor(self, folder: Path) -> Devices:
+    def executor(self, folder: Path) -> ThisMachine:
         return self.devices()
 
-    def devices(self) -> Devices:
-        from nocap.launch.this_machine import Devices
+    def devices(self) -> ThisMachine:
+        from nocap.launch.this_machine import ThisMachine
 
-        return Devices(jobs=self.jobs)
+        return ThisMachine(jobs=self.jobs)

@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 
 from nocap.config.keys import require
-from nocap.sources.formats import CutError, Row, Sample, lines
+from nocap.sources.log_reading import CutError, Row, Sample, lines
 
 PATTERN = "*.csv *.tsv *.csv.gz *.tsv.gz"
 GENERAL = True

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nocap.config.keys import require
-from nocap.sources.formats import Row, Sample, opened
+from nocap.sources.log_reading import Row, Sample, opened
 
 PATTERN = "*.json"
 NAME = "trainer_state.json"

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from nocap.config.keys import require
-from nocap.sources.formats import Row, Sample, printed
+from nocap.sources.log_reading import Row, Sample, printed
 
 PATTERN = "*.log *.txt *.out"
 

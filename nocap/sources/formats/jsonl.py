@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from nocap.config.keys import flat, require
-from nocap.sources.formats import CutError, Row, Sample, lines
+from nocap.sources.log_reading import CutError, Row, Sample, lines
 
 PATTERN = "*.jsonl *.ndjson *.jsonl.gz *.ndjson.gz"
 GENERAL = True

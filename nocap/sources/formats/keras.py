@@ -3,7 +3,8 @@ mean over the epoch that trained."""
 
 from __future__ import annotations
 
-from nocap.sources.formats import Sample, csv
+from nocap.sources.formats import csv
+from nocap.sources.log_reading import Sample
 
 PATTERN = csv.PATTERN
 read = csv.read

@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from nocap.sources.formats import Row, Sample, csv, full_match, printed, sample
+from nocap.sources.formats import csv
+from nocap.sources.log_reading import Row, Sample, full_match, printed, sample
 
 PATTERN = "*.csv *.log *.txt *.out"
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from nocap.sources.formats import Row, Sample, full_match, printed
+from nocap.sources.log_reading import Row, Sample, full_match, printed
 
 PATTERN = "*.log *.txt *.out"
 

@@ -15,8 +15,9 @@ from pathlib import Path
 import yaml
 
 from nocap.config.keys import require
-from nocap.sources.formats import Row, Sample, csv, lines
-from nocap.sources.formats import sample as sampled
+from nocap.sources.formats import csv
+from nocap.sources.log_reading import Row, Sample, lines
+from nocap.sources.log_reading import sample as sampled
 
 PATTERN = "meta.yaml *.db *.sqlite *.csv"
 SQLITE = b"SQLite format 3\0"

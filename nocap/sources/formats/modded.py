@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from nocap.sources.formats import Row, Sample, full_match, printed
+from nocap.sources.log_reading import Row, Sample, full_match, printed
 
 PATTERN = "*.txt *.log"
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from nocap.config.keys import require
-from nocap.sources.formats import CutError, Row, Sample, opened
+from nocap.sources.log_reading import CutError, Row, Sample, opened
 
 PATTERN = "*tfevents*"
 SURE = True

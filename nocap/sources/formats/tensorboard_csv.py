@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from heapq import merge
 from pathlib import Path
 
-from nocap.sources.formats import CutError, Row, Sample, csv
+from nocap.sources.formats import csv
+from nocap.sources.log_reading import CutError, Row, Sample
 
 PATTERN = csv.PATTERN
 NAME = re.compile(r"run-(.+)-tag-(.+?)(?: \(\d+\))?\.csv(?:\.gz)?")

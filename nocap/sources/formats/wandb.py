@@ -19,7 +19,7 @@ from typing import Any
 from zlib import crc32
 
 from nocap.config.keys import flat, require
-from nocap.sources.formats import Row, Sample
+from nocap.sources.log_reading import Row, Sample
 
 PATTERN = "run-*.wandb"
 SURE = True

@@ -8,7 +8,8 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from nocap.sources.formats import Row, Sample, csv, sample
+from nocap.sources.formats import csv
+from nocap.sources.log_reading import Row, Sample, sample
 
 PATTERN = csv.PATTERN
 OF_RUNS = {"Name", "State"}

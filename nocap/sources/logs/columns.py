@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from nocap.config.keys import require
-from nocap.sources.formats import Row
+from nocap.sources.log_reading import Row
 
 # What counts in a row → the names that it usually has. The first is the one that formats use.
 KEYS: dict[str, tuple[str, ...]] = {

@@ -17,7 +17,7 @@ from nocap.config.keys import require
 from nocap.config.paths import expanded
 from nocap.display import plural, shorten
 from nocap.sources import formats
-from nocap.sources.formats import Row, Sample, sample
+from nocap.sources.log_reading import Row, Sample, sample
 
 BUILT_IN = sorted(module.name for module in pkgutil.iter_modules(formats.__path__))
 MOST_SEEN = 4  # files that a refusal names

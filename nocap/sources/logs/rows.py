@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from nocap.config.keys import require
 from nocap.display import shorten
-from nocap.sources.formats import CutError, Row
+from nocap.sources.log_reading import CutError, Row
 from nocap.sources.logs.columns import (
     CONFIG,
     EMPTY,

@@ -38,9 +38,8 @@ class LogRun:
     # where cells for a loss are, since the last that has one
     empty: list[float] = field(default_factory=list)
     sparse: bool = False  # a cell was empty before one that is not: losses are in some rows only
-    apart: bool = (
-        False  # a row without a loss stands at a step that has one: losses are rows of their own
-    )
+    # a row without a loss stands at a step that has one: losses are rows of their own
+    apart: bool = False
     calls_follow: bool = False  # W&B's count goes on by one: it is no step
 
     @property

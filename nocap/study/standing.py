@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from nocap.display import listed, plural, shorten
 from nocap.judge.claim import Claim
 from nocap.sessions.places import TRAIN
-from nocap.store.measurement import moment
+from nocap.store.times import moment
 from nocap.study.evidence import Evidence, places
 from nocap.study.log import (
     AnalysisLine,
@@ -24,7 +24,7 @@ from nocap.study.study_plan import StudyPlan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Provenance:
+class Standing:
     """Where a claim stands."""
 
     hash: str
@@ -33,9 +33,9 @@ class Provenance:
     notes: list[str]  # short ones, for people
 
 
-def provenance_of(
+def standing_of(
     plan: StudyPlan, claim: Claim, evidence: Evidence, logs: Sequence[StudyLog], *, machine: str
-) -> Provenance:
+) -> Standing:
     """Return where a claim stands. `logs`: the study's own, then those of the studies beside it."""
     own = logs[0]
     registration = registration_of(plan, claim)
@@ -62,7 +62,7 @@ def provenance_of(
     notes += _repeated(claim, of_machine, contents)
     notes += _analysed(own.of(AnalysisLine, hash=registration.hash), machine)
     exploratory = _exploratory(at, results, others)
-    return Provenance(hash=registration.hash, at=at, exploratory=exploratory, notes=notes)
+    return Standing(hash=registration.hash, at=at, exploratory=exploratory, notes=notes)
 
 
 def _first(lines: Sequence[RegistrationLine]) -> RegistrationLine | None:

@@ -1,0 +1,84 @@
+"""Go on from the newest valid checkpoint of a run, or from the one that it begins with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from nocap.config.keys import InputError
+from nocap.config.paths import expanded
+from nocap.store.checkpoints import FOLDER, name_of, newest_first
+from nocap.training.build import Trainee
+from nocap.training.job import Job
+from nocap.training.loading import ValidCheckpoint, first_valid, load_checkpoint, misfit
+from nocap.training.recorder import Recorder
+
+
+def resume(job: Job, trainee: Trainee) -> tuple[int, Recorder]:
+    """Load the newest valid checkpoint on every rank, and cut the metrics back to it; the step to
+    go on from, and the record.
+
+    Before a run has a checkpoint of its own, that is `trainer.init_from`.
+
+    Errors:
+        InputError: there are checkpoints and none is valid (starting over would hide the loss), or
+            it is of another optimizer.
+    """
+    root = job.run_dir / FOLDER
+    init_from = job.run.trainer.init_from
+    own = newest_first(root)
+    identity: str | None = None
+    paths = list[Path]()
+    if own:
+        identity = job.run_dir.name.rpartition("-")[2]
+        paths = own
+    elif init_from:
+        paths = [expanded(init_from).absolute()]
+    newest = _newest_valid(job, trainee, paths, identity)
+    if newest.path is None and newest.invalid and not own:
+        raise InputError(f"trainer.init_from must be a valid checkpoint, got {newest.invalid[0]}")
+    for problem in newest.invalid:
+        job.log(f"checkpoint not used: {problem}")
+    if newest.path is None and newest.invalid:
+        raise InputError(
+            f"{root} must hold a valid checkpoint to resume from, got none; delete the folder to "
+            "start over"
+        )
+    first = newest.step
+    state = dict[str, Any]()
+    if newest.path is not None:
+        state = load_checkpoint(newest.path, model=trainee.model, optimizers=trainee.optimizers)
+        line = f"beginning from step {first} of {newest.path}"
+        if own:
+            line = f"resuming from step {first}"
+        job.log(line)
+    passed = [step for step in job.run.trainer.keep_steps if step <= first]
+    missing = [step for step in passed if not (root / name_of(step)).exists()]
+    if missing:
+        job.log(
+            f"trainer.keep_steps: no checkpoint of {missing}: this attempt begins at step {first}"
+        )
+    clock_s = state.get("clock_s", {})
+    losses = state.get("losses", [])
+    recorder = Recorder(job, trainee, clock_s=clock_s, losses=losses)
+    if job.world.is_main:
+        own_path = newest.path if own else None
+        job.on_start(recorder.resume(own_path))
+    return first, recorder
+
+
+def _newest_valid(
+    job: Job, trainee: Trainee, paths: Sequence[Path], identity: str | None
+) -> ValidCheckpoint:
+    """Return the first valid one of these checkpoints, as rank 0 finds it, on every rank."""
+    newest = ValidCheckpoint(path=None, invalid=[])
+    if job.world.is_main:
+        of_run = partial(misfit, model=trainee.model, identity=identity)
+        newest = first_valid(paths, misfit=of_run)
+    name, invalid = job.world.from_main([newest.path and str(newest.path), newest.invalid])
+    path: Path | None = None
+    if name is not None:
+        path = Path(name)
+    return ValidCheckpoint(path=path, invalid=invalid)
