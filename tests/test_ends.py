@@ -194,7 +194,7 @@ def test_a_range_under_pythonoptimize_is_refused(tmp_path: Path) -> None:
 
     assert done.returncode == 2
     assert done.stdout == ""
-    assert done.stderr.startswith("nocap: PYTHONOPTIMIZE must be off: ")
+    assert done.stderr.startswith("nocap: PYTHONOPTIMIZE must be off, ")
     assert len(done.stderr.splitlines()) == 1
     assert not list(tmp_path.iterdir())
 

@@ -31,7 +31,7 @@ TORCHRUN = (
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (("trainer.devices=1",), "nocap: trainer.devices must be torchrun's 2 ranks, got 1\n"),
+        (("trainer.devices=1",), "nocap: trainer.devices must equal torchrun's 2 ranks, got 1\n"),
         (("--multirun", "seed=0,1"), "nocap: --multirun must not run under torchrun"),
     ],
 )

@@ -19,7 +19,7 @@ from contextlib import (
     redirect_stderr,
     redirect_stdout,
 )
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -145,10 +145,11 @@ class Stop:
         return self.after <= 0
 
 
-def _job(**parts: Any) -> Job:
-    if Worker.stop_after is None:
-        return Job(**parts)
-    return Job(**{**parts, "stop_asked": Stop(Worker.stop_after)})
+def _replaced(job: Job, **parts: Any) -> Job:
+    """The job as its worker completes it, with a stop where a test asks for one."""
+    if Worker.stop_after is not None:
+        parts["stop_asked"] = Stop(Worker.stop_after)
+    return replace(job, **parts)
 
 
 class Worker:
@@ -178,7 +179,7 @@ class Worker:
             patch.object(worker, "leave", _leave),
             patch.object(worker, "die_with_parent", lambda parent: None),
             patch.object(worker, "catch_stops", lambda handler: None),
-            patch.object(worker, "Job", _job),
+            patch.object(worker, "replace", _replaced),
             patch.object(
                 outside,
                 "LOADED",
