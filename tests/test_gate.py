@@ -128,9 +128,9 @@ def test_nor_does_one_in_hydras_own_places(place: str, text: str, ask: Any, tmp_
 # --- what takes long ------------------------------------------------------------------------------
 
 BOMBS = {
-    "deep": ("[" * 900, "must not be so deep"),
+    "deep": ("[" * 900, "must not be nested so deeply"),
     "deeper": ("[" * 1_100, ".yaml"),  # PyYAML 6.0.4 refuses it itself, in words of its own
-    "deep keys": ("? " * 100_000, "must not be so deep"),
+    "deep keys": ("? " * 100_000, "must not be nested so deeply"),
     "twice": ("a: 1\na: 2\n", "a must appear once"),
     "no text": ("a: \x00\n", "not allowed"),
 }

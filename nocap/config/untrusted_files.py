@@ -49,7 +49,7 @@ def parse_json(text: str) -> Any:
     try:
         return json.loads(text, parse_constant=_infinite, parse_int=_integer)
     except RecursionError:
-        raise ValueError("lists and objects must not be so deep") from None
+        raise ValueError("lists and objects must not be nested so deeply") from None
 
 
 def _infinite(text: str) -> NoReturn:
@@ -72,7 +72,7 @@ def parse_yaml(text: str) -> Any:
     try:
         return yaml.load(text, Loader=_Loader)  # a safe one
     except RecursionError:
-        raise ValueError("lists and mappings must not be so deep") from None
+        raise ValueError("lists and mappings must not be nested so deeply") from None
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that is none, too
         raise ValueError(" ".join(str(error).split())) from None
 

@@ -84,7 +84,7 @@ def planned_cell(folder: Path, identity: str) -> Plan:
     grid = read_json(path) or {}
     matching = [cell for cell in grid.get("cells") or () if cell.get("identity") == identity]
     if not matching:
-        raise ValueError(f"{path} must have the cell {identity}")
+        raise ValueError(f"{path} has no cell {identity}: type the grid's command again")
     cell = matching[0]
     request: SeedRequest | None = None
     if cell.get("asked"):
