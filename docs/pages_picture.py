@@ -1,8 +1,8 @@
 """Shoots the pictures of pages: those of `tests/pages`, each page as it was beside as it is, and
 README's.
 
-    git worktree add before 8294a719
-    PYTHONPATH=before python docs/pages_picture.py make before/pages
+    git worktree add before 4f167adc
+    (cd before && PYTHONPATH=. python docs/pages_picture.py make pages)
     python docs/pages_picture.py make now
     python docs/pages_picture.py pair before/pages now tests/pages
     python docs/pages_picture.py report outputs/grids/NAME/report.html docs
