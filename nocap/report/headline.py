@@ -39,7 +39,7 @@ def headline(comparison: Comparison) -> str:
 
 
 def findings(comparison: Comparison) -> list[str]:
-    """List what was found, the first of it each by itself, with what it is compared with."""
+    """List the first findings, a line each with what its arm is compared with; count the others."""
     found = comparison.findings.found
     if not found:
         return [f"one arm, {comparison.baseline.label}, and none to compare it with"]
@@ -54,7 +54,7 @@ def findings(comparison: Comparison) -> list[str]:
 
 
 def _words(words: Sequence[str]) -> str:
-    """Return the words of several arms, with how often each stands there where it is not one."""
+    """Return the word of several arms, or each of their words with its count."""
     if len(set(words)) == 1:
         return words[0]
     return counted(words, [word.value for word in ORDER])
@@ -87,7 +87,7 @@ def _against(comparison: Comparison) -> str:
 
 
 def _is_gain(finding: Finding) -> bool:
-    """Say whether it is shown that the loss is lower, or that equal loss takes less time."""
+    """Say whether a finding shows a lower loss, or less time at equal loss."""
     at = finding.equal_loss
     takes_less = at is not None and at.word is DifferenceWord.better
     return takes_less or finding.difference.word is DifferenceWord.better
@@ -160,7 +160,7 @@ def _levels(comparison: Comparison, factors: Factors) -> Iterator[tuple[str, _Si
 
 
 def _side(against: str, speed: Estimate | None, metric: str, costs: Iterable[str]) -> _Side:
-    """Return a side; a speed without an interval is not known."""
+    """Return what an arm is compared with; a speed without an interval is not known."""
     is_known = speed is not None and math.isfinite(speed.high - speed.low)
     is_open = speed is not None and is_known and speed.position(1.0, 1.0) not in SIDES
     drawn = None
@@ -172,8 +172,8 @@ def _side(against: str, speed: Estimate | None, metric: str, costs: Iterable[str
 
 
 def _costs(comparison: Comparison, pairs: Sequence[tuple[Arm, Arm]]) -> Iterator[str]:
-    """Say what arms take more or less of than those beside them, in the geometric mean; nothing of
-    what is the same or not known."""
+    """Yield what arms cost more or less than those beside them, in the geometric mean. A cost that
+    is the same or not known is left out."""
     amounts = {row.arm.id: _amounts(row) for row in comparison.rows}
     for name, wording in COST_WORDS.items():
         ratios = list[float]()
@@ -189,7 +189,7 @@ def _costs(comparison: Comparison, pairs: Sequence[tuple[Arm, Arm]]) -> Iterator
 
 
 def _amounts(row: ComparedArm) -> dict[str, float | None]:
-    """Return what a training of an arm takes, of memory only where that is compared."""
+    """Return the costs of an arm's training. Memory is one only where it is compared."""
     memory = row.times["model_mib"]
     return {**row.costs, "memory": None if memory.refused else memory.mean}
 
@@ -198,12 +198,12 @@ def _amounts(row: ComparedArm) -> dict[str, float | None]:
 
 
 def _over(finding: Finding) -> str:
-    """Return ` over 3 levels of mlp`; of an arm nothing."""
+    """Return ` over 3 levels of mlp`; nothing for an arm."""
     return f" over {crossed(finding.over)}" if finding.over else ""
 
 
 def _finding(finding: Finding, metric: Metric, side: _Side) -> str:
-    """Say in a few words what was found of one arm, or of one level."""
+    """Say in a few words what was found of an arm or a level."""
     gap = finding.difference
     costs = list(side.costs)
     if side.speed is not None:
@@ -226,7 +226,7 @@ def _finding(finding: Finding, metric: Metric, side: _Side) -> str:
 
 
 def _size(estimate: Estimate, metric: Metric) -> str:
-    """Return `0.0530 ± 0.0330 nats/token`, of what has no noise `0.0530 nats/token`."""
+    """Return `0.0530 ± 0.0330 nats/token`; without noise `0.0530 nats/token`."""
     half = estimate.half_width
     size = extent(estimate.mid, metric, half)
     if half:
@@ -235,8 +235,8 @@ def _size(estimate: Estimate, metric: Metric) -> str:
 
 
 def _time(at: TimeAtEqualLoss | None) -> str:
-    """Say of an arm what its loss and its speed make together: `1.03 of the time at equal loss
-    [0.97, 1.10], not shown`."""
+    """Return the time that an arm takes for equal loss: `1.03 of the time at equal loss [0.97,
+    1.10], not shown`."""
     if at is None or at.ratio is None:
         return ""
     drawn: TableCell = ratio(at.ratio)
@@ -245,8 +245,8 @@ def _time(at: TimeAtEqualLoss | None) -> str:
 
 
 def _time_with_seeds(at: TimeAtEqualLoss | None) -> str:
-    """Say what an arm's loss and speed make together, and how many seeds would show it: `…, not
-    shown; some 14 seeds would show 3%`."""
+    """Return the time for equal loss, and how many seeds would show it: `…, not shown; some 14
+    seeds would show 3%`."""
     text = _time(at)
     if at is None or at.ratio is None or not at.seeds or at.word.is_shown:
         return text
@@ -304,7 +304,7 @@ def _reason_for_steps(found: Iterable[Finding]) -> str:
 
 
 def compared(comparison: Comparison) -> list[str]:
-    """Return what was compared with what, and of logs what nobody can check."""
+    """Return what was compared with what; for logs also what nobody can check."""
     return [*sides(comparison), *imported(comparison)]
 
 
@@ -335,7 +335,7 @@ def _counts(comparison: Comparison) -> str:
 
 
 def imported(comparison: Comparison) -> list[str]:
-    """Return what nobody can check, on every page; of nocap's own runs nothing."""
+    """Return what nobody can check of logs; nothing for nocap's own runs."""
     logs = comparison.imported
     if not logs:
         return []
