@@ -46,7 +46,7 @@ class Generate:
         ge=0,
         lt=2**63,
         default=0,
-        help="seed of the draws; the first text is the same for samples=1 and samples=8",
+        help="seed of the draws; samples=1 and samples=8 begin with the same text",
     )
     cache: bool = field(
         default=True,
