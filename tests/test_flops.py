@@ -259,7 +259,7 @@ from nocap.options.objective import Objective
 class Other(Objective):
     kind: str = "other"
     def loss(self, head, x_BTC, targets_BT):
-        from nocap.model.language_model import Loss
+        from nocap.model.loss import Loss
         twice = head.next_token(x_BTC, targets_BT) + head.next_token(x_BTC.tanh(), targets_BT)
         return Loss(twice, {"next_token": twice.detach() / 2, "again": twice.detach() / 2})
 """

@@ -4,7 +4,13 @@ Its files:
 
     gpt             embedding, blocks, head; the forward returns the loss
     language_model  the interface of every model, and how ideas plug in
-    attention       projections, and the mixer that an option chooses
+    context         what the layers of one forward share
+    loss            what a forward returns
+    head            final norm, unembedding and cross-entropy
+    first_weights   weights that depend on the seed and on their own place alone
+    self_attention  projections around the mixer that an option chooses
+    attention       the mixers: materialised, fused, FlexAttention
+    attention_facts the kernel and the window of a run's attention
     sliding         a sliding window that runs anywhere, by chunks
     mlp             the feed-forward branch
     norm            normalisation over channels
