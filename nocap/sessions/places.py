@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from nocap.metrics import Metric
 from nocap.sessions.figures import (
     DecodingFigures,
     Figures,
@@ -31,7 +32,6 @@ from nocap.sessions.figures import (
     RoundFigures,
     StepFigures,
 )
-from nocap.store.metrics import Metric
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -41,6 +41,7 @@ QUIET = (
     "nocap",
     "nocap.command_line",
     "nocap.display",
+    "nocap.metrics",
     "nocap.options",  # the package, not its modules
     "nocap.outside",
     "nocap.config*",

@@ -40,7 +40,7 @@ class Attention(Option):
                                             of tokens those that are seen; without it they are
                                             counted
         rows() -> dict                      the row of the profile for each module inside by its
-                                            name (see `nocap.store.metrics`); without it the
+                                            name (see `nocap.metrics`); without it the
                                             module is one row
     """
 
