@@ -1,6 +1,7 @@
 """What can be chosen: a folder a group, a file an option or a family of options. The names that a
-command takes are the yamls of `conf/GROUP`. A group's `__init__` has the interface of its options;
-`run_parts` has what interfaces read of a run.
+command takes are the yamls of `conf/GROUP`. A group's `__init__` has the interface of its options.
+
+    run_parts   what an interface knows of a run
 
 A part of the model:
 

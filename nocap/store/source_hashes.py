@@ -47,6 +47,7 @@ QUIET = (
     "nocap.config*",
     "nocap.store*",
     "nocap.data.shards",  # its content is in the data's hash
+    "nocap.model.attention_facts",
     "nocap.model.flops",
     "nocap.training",  # the package; below it, what saves, measures and reports
     "nocap.training.ledger",
